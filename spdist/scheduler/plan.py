@@ -19,8 +19,11 @@ from spdist.csr import INT32_MAX
 MAX_BLOCK_PRODUCTS = 1 << 26
 """Products of one row block at the most: about a quarter of a second of one core, so that workers stay balanced."""
 
-RESIDENT_SHARE = 0.45
-"""Share of the usable memory that B may take to stay on the worker for the whole run."""
+RESIDENT_SHARE = 0.8
+"""Share of the usable memory that B may take to stay on the worker for the whole run, if that is faster."""
+
+SMALL_SHARE = 0.25
+"""Share of the memory limit below which B stays without another look."""
 
 RATES = {"read": 1.0e9, "write": 0.8e9, "product": 4.0e8, "entry": 2.0e8, "merge": 2.0e8, "block": 5.0e-3}
 """Bytes/s read and written, products/s, entries of C/s, merged entries/s, and seconds a block costs the scheduler."""

@@ -39,10 +39,8 @@ class Install(WorkerPlugin):  # type: ignore[misc]
 
     def setup(self, worker: Worker) -> None:
         """Load what the stages need before the idle worker is weighed."""
-        import numba  # noqa: F401
-        import scipy.sparse  # noqa: F401
-
         PRODUCTS[self.name] = self.product
+        self.product.warm()
         process.reset_peak()
         self.idle = process.resident_memory()
         worker.spdist_idle = self.idle

@@ -18,7 +18,15 @@ from spdist.csr import CSR, Int64Array, check_canonical, index_dtype, result_dty
 from spdist.errors import InputError, MemoryBoundError
 from spdist.kernels import workspace
 from spdist.scheduler import memory
-from spdist.scheduler.plan import MAX_BLOCK_PRODUCTS, RESIDENT_SHARE, Block, Operand, Plan, even_bounds
+from spdist.scheduler.plan import (
+    MAX_BLOCK_PRODUCTS,
+    RESIDENT_SHARE,
+    SMALL_SHARE,
+    Block,
+    Operand,
+    Plan,
+    even_bounds,
+)
 from spdist.storage import CHUNK_LENGTH, READ_CHUNKS, StoredMatrix
 from spdist.text import format_bytes
 
@@ -28,6 +36,9 @@ SAMPLE_ROWS = 512
 SAMPLE_PRODUCTS = 1 << 22
 MAX_PAIRS = 2
 """Block pairs in flight on a worker: one is multiplied while the other waits for its place in C or is written."""
+
+READ_COPIES = 3
+"""Times a Zarr chunk is in memory while it is read: encoded, decoded, and where its entries go."""
 
 REMAP_BYTES = 12
 """Bytes an entry of A takes beside itself while its column is renumbered for the block's rows of B."""
@@ -320,8 +331,8 @@ class _Draft:
         self.oa, self.ob = operand(a), operand(b)
         self.c_entry = index_dtype(b.ncols).itemsize + self.dtype.itemsize
         usable = memory.pair_budget(memory_limit, 0, 1)
-        one_inner = grid is None or grid[1] == grid[2] == 1
-        self.resident = one_inner and self.ob.nbytes <= RESIDENT_SHARE * usable
+        self.can_be_resident = (grid is None or grid[1] == grid[2] == 1) and self.ob.nbytes <= RESIDENT_SHARE * usable
+        self.resident = False
         self.chunk = self._chunk_length(usable)
         self.checked = a.ours
 
@@ -332,7 +343,7 @@ class _Draft:
 
     def reserved(self, pairs: int) -> int:
         """Return the bytes a worker holds throughout: resident B, workspace, read buffers, pieces of Zarr chunks."""
-        reading = 2 * self.oa.read_bytes + (0 if self.resident else READ_CHUNKS * self.ob.read_bytes)
+        reading = READ_COPIES * (self.oa.read_bytes + (0 if self.resident else READ_CHUNKS * self.ob.read_bytes))
         pieces = 2 * pairs * self.chunk * self.c_entry
         resident = self.ob.nbytes if self.resident else 0
         kernel = workspace.cpu_workspace(
@@ -345,26 +356,35 @@ class _Draft:
         return resident + kernel + reading + pieces
 
     def plan(self) -> Plan:
-        needed = 0
+        """Return the plan of least predicted time, with B on the worker for good or its rows read block by block."""
+        plans, refusal = [], None
+        for self.resident in (True, False) if self.can_be_resident else (False,):
+            try:
+                plans.append(self._attempt())
+            except MemoryBoundError as error:
+                refusal = error
+            if plans and self.ob.nbytes <= SMALL_SHARE * self.memory_limit:
+                break
+        if not plans:
+            raise refusal or AssertionError
+        return min(plans, key=lambda plan: plan.seconds(1))
+
+    def _attempt(self) -> Plan:
         for pairs in (MAX_PAIRS, 1):
             reserved = self.reserved(pairs)
             budget = memory.pair_budget(self.memory_limit, reserved, pairs)
-            rows = self._cut(max(budget, 1))
-            plan = self._assemble(rows, pairs, reserved, budget)
-            worst = max((block.needed for block in plan.blocks), default=0)
-            if worst <= budget:
+            plan = self._assemble(self._cut(max(budget, 1)), pairs, reserved, budget)
+            worst = max(plan.blocks, key=lambda block: block.needed, default=None)
+            if worst is None or worst.needed <= budget:
                 return plan
-            needed = memory.limit_for(worst, reserved, pairs)
-            row = next(block for block in plan.blocks if block.needed == worst)
-        what = (
-            f"row {row.start:,} of A expands to {row.products:,} products and needs {format_bytes(worst)}"
-            if row.stop == row.start + 1
-            else f"rows {row.start:,}-{row.stop:,} need {format_bytes(worst)}"
-        )
+        one = worst.stop == worst.start + 1
+        what = f"row {worst.start:,}" if one else f"the block of rows {worst.start:,} to {worst.stop:,}"
         raise MemoryBoundError(
-            f"{what}, but memory_limit={format_bytes(self.memory_limit)} leaves {format_bytes(max(budget, 0))} for a "
-            f"block after {format_bytes(reserved)} of reserved memory: raise memory_limit to at least "
-            f"{needed / 2**20:.0f}MiB" + (", or ask for a finer grid" if self.grid else "")
+            f"{what} of A expands to {worst.products:,} products and needs {format_bytes(worst.needed)}, but "
+            f"memory_limit={format_bytes(self.memory_limit)} leaves {format_bytes(max(budget, 0))} for a block after "
+            f"{format_bytes(reserved)} for buffers and workspace: raise memory_limit to at least "
+            f"{-(-memory.limit_for(worst.needed, reserved, pairs) // 2**20)}MiB"
+            + (", or ask for a finer grid" if self.grid else "")
         )
 
     def _cut(self, budget: int) -> Int64Array:

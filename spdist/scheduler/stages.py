@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from spdist.csr import CSR, Int64Array, ValueArray, check_canonical
+from spdist.csr import CSR, Int64Array, ValueArray, check_canonical, index_dtype
 from spdist.errors import SpdistError
 from spdist.kernels import cpu
 from spdist.kernels.merge import merge
@@ -120,6 +120,18 @@ class Product:
         inner = list(zip(self.inner_bounds[:-1], self.inner_bounds[1:], strict=True))
         columns = list(zip(self.column_bounds[:-1], self.column_bounds[1:], strict=True))
         return tuple((*k, *j) for j in columns for k in inner)
+
+    def warm(self) -> None:
+        """Load and compile what the stages need, on a product of one entry, before the idle worker is weighed."""
+        a, b = (
+            CSR(np.array([0, 1]), np.zeros(1, index_dtype(m.ncols)), np.ones(1, m.dtype), (1, m.ncols))
+            for m in (self.a, self.b)
+        )
+        for engine in ("numba", "scipy") if self.engine == "auto" else (self.engine,):
+            one = CSR(a.indptr, a.indices, a.data, (1, 1))
+            c = cpu.multiply_rows(one, b, 0, 1, engine=engine)  # type: ignore[arg-type]
+        if len(self.pieces) > 1:
+            merge(c, c)
 
     # -- the stages ----------------------------------------------------------------------------------------------------
 
