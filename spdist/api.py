@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
 
 from spdist import storage
-from spdist.csr import CSR, check_dtype, from_scipy, result_dtype
-from spdist.errors import InputError, MatrixError, ResumeError, SpdistError
+from spdist.csr import CSR, from_scipy, result_dtype
+from spdist.errors import InputError, MatrixError, ResumeError
 from spdist.scheduler.plan import Plan
 from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
-from spdist.text import format_bytes, parse_bytes
+from spdist.text import parse_bytes
 
 Engine = Literal["auto", "scipy", "numba"]
 ENGINES = ("auto", "scipy", "numba")
@@ -355,9 +354,7 @@ class _Job:
         local = any(storage.in_process(url) for url in urls)
         if local and scheduler is not None:
             raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
-        with connect(
-            workers=workers, scheduler=scheduler, processes=not local, blocks=len(self.plan.blocks)
-        ) as client:
+        with connect(workers=workers, scheduler=scheduler, processes=not local, blocks=len(self.plan.blocks)) as client:
             callbacks.started(client.dashboard_link)
             name = uuid.uuid4().hex[:8]
             outcome, layout = execute(client, self.plan, self.a, self.b, layout, name, callbacks.progress)
@@ -419,6 +416,41 @@ def _unfinished(target: str) -> tuple[str, dict[str, Any]] | None:
     if storage.exists(target):
         raise InputError(f"{target} exists and is no product of spdist: choose another name or pass --overwrite")
     return None
+
+
+def info(matrix: MatrixLike) -> dict[str, Any]:
+    """Describe a stored matrix.
+
+    Returns
+    -------
+    dict
+        ``shape``, ``dtype``, ``nnz``; ``rows`` with min, mean and max entries of a row and the number of empty rows;
+        ``bytes`` in memory and as stored; ``state``: ``complete``, or ``unfinished`` with what is known of it;
+        ``provenance``.
+    """
+    url = matrix.url if isinstance(matrix, StoredMatrix) else storage.normalise(matrix)
+    facts = storage.read_facts(url)
+    if facts.get("state") == "unfinished":
+        return {"matrix": url, "state": "unfinished", "remedy": "finish it with spdist multiply --resume"}
+    m = _stored(matrix)
+    low, high, empty = m.nnz, 0, 0
+    for _, _, offsets in m.row_blocks(4 * m.indices.chunk):
+        lengths = np.diff(offsets)
+        low, high, empty = (
+            min(low, int(lengths.min())),
+            max(high, int(lengths.max())),
+            empty + int((lengths == 0).sum()),
+        )
+    return {
+        "matrix": url,
+        "shape": list(m.shape),
+        "dtype": str(m.dtype),
+        "nnz": m.nnz,
+        "rows": {"min": low if m.nrows else 0, "mean": m.nnz / max(m.nrows, 1), "max": high, "empty": empty},
+        "bytes": {"memory": m.nbytes, "stored": storage.stored_bytes(url)},
+        "state": "complete",
+        "provenance": {name: value for name, value in facts.items() if name not in ("state", "canonical")},
+    }
 
 
 def verify(a: MatrixLike, b: MatrixLike, c: MatrixLike, **options: Any) -> Any:

@@ -125,6 +125,13 @@ def move(source: str, target: str) -> None:
     fs.mv(fsspec.core.url_to_fs(source)[1], path, recursive=True)
 
 
+def stored_bytes(url: str) -> int:
+    """Return the bytes that lie at `url`."""
+    if is_local(url):
+        return sum(path.stat().st_size for path in local_path(url).rglob("*") if path.is_file())
+    return sync(open_store(url).getsize_prefix(""))
+
+
 # -- one array ---------------------------------------------------------------------------------------------------------
 
 

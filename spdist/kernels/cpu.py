@@ -355,7 +355,9 @@ class _Slices:
             return
         if self.placed == number:
             offset = self.offset
-            place = _Target(self.target.indices[offset:], self.target.data[offset:], ends, self.target.capacity - offset)
+            place = _Target(
+                self.target.indices[offset:], self.target.data[offset:], ends, self.target.capacity - offset
+            )
             rows, needed = fill(first, last, place)
             self._place(first, rows, last, needed)
             ends[:rows] += offset
@@ -392,9 +394,7 @@ def _slice_stop(task: _Task, start: int, stop: int) -> tuple[int, int]:
     """Return the end of a slice of about `SLICE_PRODUCTS` products, one row at least, and its products."""
     a, b = task.a, task.b
     if task.engine == "numba":
-        last, products = _rowwise().slice_stop(
-            a.indptr, a.indices, b.indptr, start, stop, workspace.SLICE_PRODUCTS
-        )
+        last, products = _rowwise().slice_stop(a.indptr, a.indices, b.indptr, start, stop, workspace.SLICE_PRODUCTS)
         return int(last), int(products)
     begin = int(a.indptr[start])
     last = int(np.searchsorted(a.indptr, begin + workspace.SLICE_PRODUCTS, side="right")) - 1
@@ -537,5 +537,3 @@ def _keys(shape: tuple[int, int], indptr: IndexArray, indices: IndexArray) -> In
     rows *= shape[1]
     rows += indices
     return rows
-
-

@@ -371,7 +371,16 @@ def compress(keys: Any, values: Any, n: Any, first: Any, c: Any, at: Any, capaci
 
 @compiled  # type: ignore[untyped-decorator]
 def multiply_strips(
-    a: Any, b: Any, row: Any, first: Any, last: Any, products: Any, work: Any, c: Any, at: Any, capacity: Any,
+    a: Any,
+    b: Any,
+    row: Any,
+    first: Any,
+    last: Any,
+    products: Any,
+    work: Any,
+    c: Any,
+    at: Any,
+    capacity: Any,
     boolean: Any,
 ) -> Any:
     """Make a row strip by strip, each as wide as `SORT_PRODUCTS` products or `WINDOW` columns allow."""
@@ -398,9 +407,7 @@ def multiply_strips(
 
 
 @compiled  # type: ignore[untyped-decorator]
-def multiply_row(
-    a: Any, b: Any, row: Any, extent: Any, work: Any, c: Any, at: Any, capacity: Any, boolean: Any
-) -> Any:
+def multiply_row(a: Any, b: Any, row: Any, extent: Any, work: Any, c: Any, at: Any, capacity: Any, boolean: Any) -> Any:
     """Make one row by the method that suits it; return the next place in C."""
     products, low, high, parts = extent
     if parts == 1:

@@ -82,7 +82,9 @@ def _remote(scheduler: str) -> Iterator[Client]:
     try:
         client = Client(scheduler, timeout=CONNECT_SECONDS)
     except (OSError, ValueError) as error:
-        raise InputError(f"no Dask scheduler answers at {scheduler}: {error}; start one with `dask scheduler`") from error
+        raise InputError(
+            f"no Dask scheduler answers at {scheduler}: {error}; start one with `dask scheduler`"
+        ) from error
     try:
         yield client
     finally:

@@ -40,7 +40,8 @@ class Install(WorkerPlugin):  # type: ignore[misc]
     def setup(self, worker: Worker) -> None:
         """Load what the stages need before the idle worker is weighed."""
         PRODUCTS[self.name] = self.product
-        self.product.warm()
+        if worker.nanny:  # a worker that is a thread of this process compiles when it must
+            self.product.warm()
         process.reset_peak()
         self.idle = process.resident_memory()
         worker.spdist_idle = self.idle

@@ -43,6 +43,9 @@ READ_COPIES = 3
 REMAP_BYTES = 12
 """Bytes an entry of A takes beside itself while its column is renumbered for the block's rows of B."""
 
+SMALL_NNZ, SMALL_PRODUCTS = 1 << 17, 1 << 22
+"""Entries of A and products up to which a product is one block if it fits: a few milliseconds of work."""
+
 MARGIN = 1.08
 """Factor on the estimated nnz(C) of a block, so that few blocks turn out longer than planned."""
 
@@ -394,6 +397,8 @@ class _Draft:
             forced = np.array(even_bounds(self._row_products(), self.grid[0])[1:-1], np.int64)
             if not len(forced):
                 forced = np.array([self.a.nrows], np.int64)
+        elif (one := self._one_block(budget)) is not None:
+            return one
         b_entry = 0 if self.resident else self.ob.entry_bytes
         costs = Costs(
             self.oa.entry_bytes + REMAP_BYTES, b_entry, self.c_entry, self.b.ncols, int(budget / MARGIN), products
@@ -404,6 +409,21 @@ class _Draft:
         if self.resident:
             rows[:, 5] = 0
         return rows
+
+    def _one_block(self, budget: int) -> Int64Array | None:
+        """Return the one block of a small product; None if it is not small. Needs no compiled walk."""
+        if self.a.nnz > SMALL_NNZ or not self.a.nrows or not self.resident:
+            return None
+        a = self.a.rows_indices(0, self.a.nrows)
+        check_canonical(a, self.a.url)
+        places = np.concatenate([[0], np.cumsum(self.lengths[a.indices], dtype=np.int64)])
+        products = np.diff(places[a.indptr])
+        ratio = self.estimate.ratio[np.log2(np.maximum(products, 1)).astype(np.int64)]
+        nnz = int(np.minimum(np.minimum(np.ceil(products * ratio), products), self.b.ncols).sum())
+        a_bytes = a.nnz * (self.oa.entry_bytes + REMAP_BYTES) + 16 * a.nrows
+        if int(products.sum()) > SMALL_PRODUCTS or (a_bytes + nnz * self.c_entry) * MARGIN > budget:
+            return None
+        return np.array([[0, a.nrows, products.sum(), nnz, a_bytes, 0]], np.int64)
 
     def _row_products(self) -> Int64Array:
         """Return the products of every row; only a forced grid needs them all at once."""

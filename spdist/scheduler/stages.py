@@ -211,7 +211,7 @@ class Product:
             if first < last:
                 body = slice(first * layout.chunk - at, last * layout.chunk - at)
                 layout.write_entries(first, c.indices[body], c.data[body])
-            done(c.nbytes)
+                done((body.stop - body.start) * (c.indices.itemsize + c.data.itemsize))
         parts = [
             Part(at + low, c.indices[low:high].copy(), c.data[low:high].copy())
             for low, high in shared_slices(at, c.nnz, layout.chunk)
