@@ -1,7 +1,8 @@
 """Matrices of any size, written row block by row block: what the benchmarks and the tests multiply.
 
-The same call gives the same matrix on every machine (with one release of NumPy): values come from a hash of the seed, row and column, random
-patterns from counter-based generators, one for each fixed range of rows; no block size of ours enters.
+The same call gives the same matrix on every machine that has the same release of NumPy: values come from a hash of the
+seed, row and column, random patterns from counter-based generators, one for each fixed range of rows or edges. No
+block size that a caller or a memory bound chooses enters.
 """
 
 from __future__ import annotations
@@ -193,7 +194,8 @@ def _uniform(bits: npt.NDArray[np.uint64], dtype: np.dtype[Any]) -> ValueArray:
         high, low = _uniform(bits, part), _uniform(bits << np.uint64(32), part)
         return (high + 1j * low).astype(dtype)
     digits = 24 if dtype.itemsize == 4 else 53  # so that no value rounds up to 1
-    return (bits >> np.uint64(64 - digits)).astype(dtype) * dtype.type(0.5**digits)
+    fractions: ValueArray = (bits >> np.uint64(64 - digits)).astype(dtype) * dtype.type(0.5**digits)
+    return fractions
 
 
 # -- stencils on grids -------------------------------------------------------------------------------------------------
