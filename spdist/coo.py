@@ -40,7 +40,7 @@ class Entries(NamedTuple):
 class RowSorter:
     """Collects entries in any order, then gives them out as canonical rows, in bounded memory.
 
-    The bound is about ten times `bucket_bytes`, or the longest row where that is more.
+    The bound is about ten times `bucket_bytes`, or seven times the longest row (duplicates counted) where that is more.
 
     Parameters
     ----------

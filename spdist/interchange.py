@@ -9,8 +9,9 @@ Format       import  export  What it is
 binsparse            yes     a Zarr group as GraphBLAS' Binsparse specification 0.1 lays it out
 ===========  ======  ======  =======================================================================
 
-Whatever is not stored by rows goes through `spdist.coo`'s external sort. The bound is 512 MiB beside the interpreter,
-or the longest row where that is more; the disk must hold the matrix twice while it is sorted.
+Whatever is not stored by rows goes through `spdist.coo`'s external sort. The bound is 512 MiB, the interpreter and its
+libraries included, or seven times the longest row (or column, of CSC) where that is more. While it sorts, the disk
+holds 12 to 32 bytes an entry beside the matrix.
 """
 
 from __future__ import annotations

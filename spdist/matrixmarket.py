@@ -112,7 +112,7 @@ def read_header(file: BinaryIO, name: str) -> Header:
 def _read_sizes(header: Header, text: bytes) -> Header:
     words = text.split()
     expected = ["rows", "columns"] if header.dense else ["rows", "columns", "entries"]
-    if len(words) != len(expected) or not all(word.isdigit() for word in words):
+    if len(words) != len(expected) or not all(map(_is_whole, words)):
         raise header.error(header.lines, f"expected the numbers of {', '.join(expected)}, got '{_excerpt(text)}'")
     nrows, ncols, *rest = map(int, words)
     if max(nrows, ncols) >= 1 << 63:
@@ -200,12 +200,11 @@ def _convert(text: bytes, header: Header, count: int) -> Entries:
     layout, (nrows, ncols) = ("array", (count, 1)) if header.dense else ("coordinate", header.shape)
     size = f"{nrows} {ncols}" if header.dense else f"{nrows} {ncols} {count}"
     top = f"%%MatrixMarket matrix {layout} {header.field} general\n{size}\n"
-    matrix = scipy.io.mmread(io.BytesIO(top.encode() + text), spmatrix=False)
+    matrix = cast(Any, scipy.io.mmread(io.BytesIO(top.encode() + text)))
     if header.dense:
         nowhere = np.empty(count, np.int64)
-        return Entries(nowhere, nowhere, cast(Any, matrix)[:, 0])
-    rows, columns = cast(Any, matrix).coords
-    return Entries(rows, columns, cast(Any, matrix).data)
+        return Entries(nowhere, nowhere, matrix[:, 0])
+    return Entries(matrix.row, matrix.col, matrix.data)
 
 
 def _parse_lines(lines: list[bytes], header: Header, line: int) -> Entries:
@@ -228,7 +227,7 @@ def _place_of(words: list[bytes], header: Header, number: int) -> tuple[int, int
     place = []
     for word, limit, what in zip(words, header.shape, ("row", "column"), strict=False):
         digits = word.removeprefix(b"+")
-        if not digits.removeprefix(b"-").isdigit():
+        if not _is_whole(digits.removeprefix(b"-")):
             raise header.error(number, f"'{_excerpt(word)}' is not a {what} number")
         if not 1 <= int(digits) <= limit:
             raise header.error(number, f"{what} {int(digits):,} is outside 1 to {limit:,} (indices are 1-based)")
@@ -284,6 +283,11 @@ def _line_of_entry(text: bytes, number: int) -> int:
                 return line
             number -= 1
     return 0
+
+
+def _is_whole(word: bytes) -> bool:
+    """Whether `word` is digits only, and not so many that Python refuses to convert them."""
+    return word.isdigit() and len(word) < 100
 
 
 def _excerpt(text: bytes) -> str:

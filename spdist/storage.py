@@ -105,8 +105,14 @@ def move(source: str, target: str) -> None:
         old = local_path(target)
         if old.exists():
             aside = old.with_name(old.name + ".spdist-old")
+            if aside.exists():  # somebody was killed right here
+                shutil.rmtree(aside)
             old.rename(aside)
-            local_path(source).rename(old)
+            try:
+                local_path(source).rename(old)
+            except BaseException:
+                aside.rename(old)
+                raise
             shutil.rmtree(aside)
         else:
             local_path(source).rename(old)

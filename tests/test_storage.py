@@ -285,6 +285,17 @@ def test_move_replaces_whole(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["old.zarr"]
 
 
+def test_move_clears_what_a_killed_one_left_and_fails_without_harm(tmp_path):
+    old = write(tmp_path / "old.zarr", random_csr(10, 10, 20))
+    (tmp_path / "old.zarr.spdist-old" / "x").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError):
+        storage.move(str(tmp_path / "none.zarr"), old.url)
+    assert open_matrix(old.url).nrows == 10
+    storage.move(write(tmp_path / "new.zarr", random_csr(20, 10, 50)).url, old.url)
+    assert open_matrix(old.url).nrows == 20
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["old.zarr"]
+
+
 def test_chunk_buffer_holds_less_than_a_chunk(tmp_path):
     url = str(tmp_path / "a.zarr")
     storage.begin(url, {})
