@@ -458,8 +458,8 @@ def _check_range(job: _Job, block: _Range) -> _Found:
         first = np.flatnonzero(thin | wrong)[:1]
         again = np.union1d(np.flatnonzero(strange), first)
         message = _recompute(job, block, again) if len(again) else None
-        if message is None and len(first):  # many errors, each below the bound of one entry
-            message = sums.explain(int(first[0]), bool(thin[first[0]]))
+        if message is None and len(first):  # not to be expected: a row's bound is wider than those of its entries
+            message = f"row {block.start + int(first[0]):,} of C: C x is not A (B x), or its length cannot be right"
     return _Found(message or "", smallest, int(np.count_nonzero(strange)))
 
 
@@ -502,15 +502,6 @@ class _RowSums:
     def pattern_errors(self, ncols: int) -> BoolArray:
         """Whether C's row is shorter than a row of B it holds, or longer than its products allow."""
         return (self.c_lengths < self.longest) | (self.c_lengths > np.minimum(self.products, ncols))
-
-    def explain(self, row: int, thin: bool) -> str:
-        """Say what is wrong with a row in which no single entry is."""
-        if thin:
-            return (
-                f"row {self.start + row:,} of C holds {self.c_lengths[row]:,} entries, but {self.products[row]:,} "
-                f"products and rows of B of up to {self.longest[row]:,} entries lead into it"
-            )
-        return f"row {self.start + row:,} of C: C x differs from A (B x) by more than rounding"
 
 
 def _lengths(job: _Job, a: CSR) -> Int64Array:
@@ -710,10 +701,11 @@ def _expand(job: _Job, a: CSR) -> _Terms:
 
 
 def _float_table(left: ValueArray, right: ValueArray) -> ValueArray:
-    """Return what must be known of each product: columns NAN, PLUS, MINUS, COUNT, SUM, SIZE, SCALED, SCALED_SIZE.
+    """Return what must be known of each product, one row for each fact, so that sums of them tell what an entry may be.
 
-    The first three count products with a NaN or Inf among the operands, by what comes out; such products are zero in
-    the last four: the product, its absolute value, and both again with the operands scaled so that nothing overflows.
+    Rows 0 to 2 count NaN, Inf and -Inf that come of operands which are not finite; such products are zero below. Row 3
+    is one; 4 and 5 are the product and its absolute value; 6 and 7 tell what may overflow, from operands scaled so that
+    they do not: the positive and the negative part of the product, or, complex, the product and its absolute value.
     """
     finite = np.isfinite(left) & np.isfinite(right)
     product = left * right
@@ -721,9 +713,10 @@ def _float_table(left: ValueArray, right: ValueArray) -> ValueArray:
     plus, minus = (~finite & real & (product.real == sign * np.inf) for sign in (1, -1))
     left, right = np.where(finite, left, 0), np.where(finite, right, 0)
     near, far = np.abs(left), np.abs(right)
-    scaled, scaled_size = (left * _SCALE) * (right * _SCALE), (near * _SCALE) * (far * _SCALE)
+    scaled = (left * _SCALE) * (right * _SCALE)
+    parts = (np.maximum(scaled, 0), np.maximum(-scaled, 0)) if real else (scaled, near * _SCALE * (far * _SCALE))
     nan = ~finite & ~plus & ~minus
-    return np.stack([nan, plus, minus, np.ones(len(left)), left * right, near * far, scaled, scaled_size])
+    return np.stack([nan, plus, minus, np.ones(len(left)), left * right, near * far, *parts])
 
 
 def _compress(keys: Int64Array, table: ValueArray, op: np.ufunc) -> _Terms:
@@ -760,9 +753,9 @@ def _judge(dtype: np.dtype[Any], table: ValueArray, values: ValueArray) -> tuple
     them, or both signs of the former. Of complex values that are not finite only that is compared: their parts differ
     between ways to multiply.
     """
-    nan, plus, minus, count, size, scaled_size = (table[k].real for k in (0, 1, 2, 3, 5, 7))
-    total, scaled = table[4], table[6]
-    info, complex_ = np.finfo(dtype), dtype.kind == "c"
+    nan, plus, minus, count, size = (table[k].real for k in (0, 1, 2, 3, 5))
+    total, info, complex_ = table[4], np.finfo(dtype), dtype.kind == "c"
+    scaled, scaled_size = (table[6], table[7].real) if complex_ else (table[6] - table[7], table[6] + table[7])
     factor = _SLACK * (3.0 if complex_ else 1.0) * (count + 2) * (float(info.eps) / 2 + _V)
     within = np.abs(values - total) <= factor * size + 4 * float(info.tiny) * count
     within_scaled = np.abs(values * _SCALE * _SCALE - scaled) <= factor * scaled_size
@@ -772,8 +765,7 @@ def _judge(dtype: np.dtype[Any], table: ValueArray, values: ValueArray) -> tuple
     if complex_:
         wanted = np.where(regular, total, np.nan)
         return wanted, ~np.where(np.isfinite(values), finite_ok, ~regular | (scaled_size >= limit / 4))
-    up = (plus > 0) | ((scaled_size + scaled) / 2 >= limit)
-    down = (minus > 0) | ((scaled_size - scaled) / 2 >= limit)
+    up, down = (plus > 0) | (table[6] >= limit), (minus > 0) | (table[7] >= limit)
     no_number = (nan > 0) | ((plus > 0) & (minus > 0))
     right = np.where(np.isnan(values), no_number | (up & down), finite_ok)
     right = np.where(values == np.inf, ~no_number & up & (minus == 0), right)
