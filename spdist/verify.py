@@ -7,7 +7,8 @@ bounded number of products at a time, and compared entry by entry.
 
 Memory: matrices are read `ENTRIES` entries at a time and thread. The only whole-length arrays are the random vectors
 (``ncols(B)`` each), their products with B and the size of these (``nrows(B)`` each), and the offsets of B's rows. A row
-of any length is summed in pieces; only where it must be computed again is one row of C held.
+of any length is summed in pieces; only where it must be computed again is one row of C held, at about 100 bytes an
+entry.
 
 References
 ----------
@@ -48,6 +49,9 @@ PRODUCTS = 1 << 18
 
 BOOL_PRODUCTS = 1 << 20
 """The same for bools, which SciPy multiplies unexpanded: about 30 MB."""
+
+NAMED_PRODUCTS = 1 << 24
+"""Products up to which a row found wrong is recomputed to name the entry."""
 
 _TRUE = 1 << 21  # a True counts as this, a stored False as 1: BOOL_PRODUCTS terms with a False stay below True * True
 _V = 2.0**-53  # unit roundoff of the checking arithmetic, float64 or complex128 whatever C's dtype
@@ -456,10 +460,11 @@ def _check_range(job: _Job, block: _Range) -> _Found:
         thin = sums.pattern_errors(job.ncols)
         wrong, strange, smallest = _compare_exact(job, cx, sums) if job.work.kind == "u" else _compare(job, cx, sums)
         first = np.flatnonzero(thin | wrong)[:1]
-        again = np.union1d(np.flatnonzero(strange), first)
+        named = first[sums.products[first] <= NAMED_PRODUCTS]  # recomputed only to name the entry
+        again = np.union1d(np.flatnonzero(strange), named)
         message = _recompute(job, block, again) if len(again) else None
-        if message is None and len(first):  # not to be expected: a row's bound is wider than those of its entries
-            message = f"row {block.start + int(first[0]):,} of C: C x is not A (B x), or its length cannot be right"
+        if message is None and len(first):
+            message = f"row {block.start + int(first[0]):,} of C: " + sums.explain(int(first[0]), bool(thin[first[0]]))
     return _Found(message or "", smallest, int(np.count_nonzero(strange)))
 
 
@@ -498,6 +503,15 @@ class _RowSums:
         if len(filled):
             most = np.maximum.reduceat(lengths, piece.indptr[filled])
             self.longest[filled] = np.maximum(self.longest[filled], most)
+
+    def explain(self, row: int, thin: bool) -> str:
+        """Say what is wrong with a row that is too long to look for the entry."""
+        if not thin:
+            return "C x differs from A (B x) by more than rounding"
+        return (
+            f"{self.c_lengths[row]:,} entries, but {self.products[row]:,} products and rows of B of up to "
+            f"{self.longest[row]:,} entries lead to them"
+        )
 
     def pattern_errors(self, ncols: int) -> BoolArray:
         """Whether C's row is shorter than a row of B it holds, or longer than its products allow."""
