@@ -134,7 +134,7 @@ def test_right_products_of_all_dtypes_pass(folder, left):
 @pytest.mark.parametrize("chunk", [None, 16])
 def test_blocks_shorter_than_rows(folder, dtype, chunk):
     rng = np.random.default_rng(2)
-    a, b = random_csr(rng, (40, 90), 0.1, dtype), random_csr(rng, (90, 300), 0.1, dtype)
+    a, b = random_csr(rng, (20, 90), 0.05, dtype), random_csr(rng, (90, 300), 0.03, dtype)
     c = shuffled_product(rng, a, b)
     assert np.diff(a.indptr).max() > 80
     stored = [store(folder, m, chunk) for m in (a, b, c)]
@@ -149,9 +149,9 @@ def test_blocks_shorter_than_rows(folder, dtype, chunk):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
-@pytest.mark.parametrize("scale", [0, 3, 30, 300])
+@pytest.mark.parametrize("scale", [0, 30, 300])
 @given(seed=st.integers(0, 2**32 - 1), sizes=st.tuples(*[st.integers(0, 25)] * 3), density=st.floats(0, 0.6))
-@settings(FAST, max_examples=12)
+@settings(FAST, max_examples=8)
 def test_no_false_alarm(folder, dtype, scale, seed, sizes, density):
     """Values as wide as their dtype: overflow, underflow and cancellation are no errors."""
     scale = min(scale, 30) if dtype in ("float32", "complex64") else scale
