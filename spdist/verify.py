@@ -121,7 +121,7 @@ def verify(
     many as there are products; and ``C x = A (B x)`` for random x with ``0.5 <= |x_j| <= 1``. Integers are compared
     modulo 2^w, exactly, by odd and uniform x. Bools, and rows with NaN, Inf or overflow, are recomputed.
 
-    Products summed in any order pass; see `_bound` for what a rounding error may be. Not seen are values that are wrong
+    Products summed in any order pass; see `_factor` for what a rounding error may be. Not seen are values that are wrong
     by less than `Verification.smallest_error`, a missing or additional entry of such a value (of zero, say) among them.
 
     Parameters
@@ -536,17 +536,18 @@ def _compare_exact(job: _Job, cx: ValueArray, sums: _RowSums) -> tuple[BoolArray
 
 def _compare(job: _Job, cx: ValueArray, sums: _RowSums) -> tuple[BoolArray, BoolArray, float]:
     """Compare floats: which rows are wrong, which cannot be told through vectors, and the smallest error caught."""
-    bound = _bound(job.dtype, sums)
+    factor = _factor(job.dtype, sums)
+    bound = factor * sums.guarded + 4 * float(np.finfo(job.dtype).tiny) * sums.products
     strange = ~(np.isfinite(cx).all(axis=0) & np.isfinite(sums.product).all(axis=0) & np.isfinite(bound))
     wrong = (np.abs(cx - sums.product) > bound).any(axis=0) & ~strange
     told = ~strange & (sums.size > 0)
     # An error e adds e x_j with |x_j| >= 1/2 to what rounding may have left, and that is at most the bound.
-    smallest = float(np.max(4 * bound[told] / sums.size[told], initial=0.0))
-    return wrong, strange, smallest
+    caught = np.where(strange, factor, np.divide(bound, sums.size, out=np.zeros_like(bound), where=told))
+    return wrong, strange, float(4 * np.max(caught, initial=0.0))
 
 
-def _bound(dtype: np.dtype[Any], sums: _RowSums) -> FloatArray:
-    """Bound ``|C x - A (B x)|`` per row for a right C, as computed.
+def _factor(dtype: np.dtype[Any], sums: _RowSums) -> FloatArray:
+    """Bound ``|C x - A (B x)|`` of a right C, as computed, per row and in units of ``|A||B||x|``.
 
     With u the unit roundoff of C's dtype, v = 2^-53 that of the check, s = ``|A||B||x|`` and, per row, n the products
     of an entry, k and r the entries of A's and C's row, m those of the longest row of B touched:
@@ -555,18 +556,17 @@ def _bound(dtype: np.dtype[Any], sums: _RowSums) -> FloatArray:
       at most ``products - r + 1``, since each other entry takes a product. 64-bit integers become floats first: 2 more.
     * ``C x`` as computed is wrong by at most ``r v |C||x|``, and ``|C| <= (1 + n u) |A||B|``.
     * ``A (B x)`` as computed is wrong by at most ``(k + m) v s``.
-    * What underflows is wrong by at most the smallest normal number for each product, flushed to zero or not.
+    * What underflows, which the caller adds, is wrong by at most the smallest normal number for each product, flushed
+      to zero or not, and four times that where it is complex.
 
     A complex sum of n products is two real ones of 2 n products of size ``|a||b|`` together: ``2 sqrt(2) n u``, taken
     as 3. All of this is worst case: a statistical bound, about the root of it, would at times accuse a right product.
     """
-    info, weight = np.finfo(dtype), 3.0 if dtype.kind == "c" else 1.0
-    u = float(info.eps) / 2
+    u, weight = float(np.finfo(dtype).eps) / 2, 3.0 if dtype.kind == "c" else 1.0
     n = np.minimum(sums.a_lengths, np.maximum(sums.products - sums.c_lengths + 1, 1)) + 2.0
     own = weight * n * u
     check = weight * (sums.c_lengths * (1 + own) + sums.a_lengths + sums.longest + 2.0) * _V
-    underflow = 4 * float(info.tiny) * sums.products
-    return np.asarray(_SLACK * (own + check) * sums.guarded + underflow, np.float64)
+    return np.asarray(_SLACK * (own + check), np.float64)
 
 
 # -- recomputing -------------------------------------------------------------------------------------------------------

@@ -148,6 +148,26 @@ def test_blocks_shorter_than_rows(folder, dtype, chunk):
     assert_false(verify(*stored[:2], wrong), f"row {at:,}, column {c.indices[k]:,} ")
 
 
+@pytest.mark.usefixtures("short_blocks")
+def test_broken_structure_where_blocks_meet(folder):
+    rng = np.random.default_rng(9)
+    a, b = random_csr(rng, (20, 90), 0.05, "f8"), random_csr(rng, (90, 300), 0.03, "f8")
+    c = shuffled_product(rng, a, b)
+    stored = store(folder, a), store(folder, b)
+    row = int(np.argmax(np.diff(c.indptr)))
+    assert row > 0
+    k = int(c.indptr[row]) + verify_module.ENTRIES
+    cases = {"duplicate": (k, c.indices[k - 1]), "not sorted": (k, 0), "is outside": (k, 300)}
+    for word, (at, column) in cases.items():
+        indices = c.indices.copy()
+        indices[at] = column
+        assert_false(verify(*stored, store(folder, replace(c, indices=indices))), f"row {row} ", word)
+    assert c.indptr[1] < c.indptr[-1] - 1
+    indices[k], indices[-1] = c.indices[k], -1
+    last = int(np.flatnonzero(np.diff(c.indptr))[-1])
+    assert_false(verify(*stored, store(folder, replace(c, indices=indices))), f"row {last} is outside")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
 @pytest.mark.parametrize("scale", [0, 30, 300])
 @given(seed=st.integers(0, 2**32 - 1), sizes=st.tuples(*[st.integers(0, 25)] * 3), density=st.floats(0, 0.6))
@@ -462,15 +482,18 @@ def test_planted_nan_and_inf(product, bad):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_inf_of_the_other_sign_and_overflow(folder, dtype):
-    big = np.finfo(dtype).max / 2
-    a = CSR(np.array([0, 2, 4, 6]), np.array([0, 1] * 3, np.int32), np.array([np.inf, 1, 2, 3, 4, -4], dtype), (3, 2))
+    """Rows of A times (big, big): an Inf stays, 2 and 3 overflow, 4 and -4 too but to either side or to NaN."""
+    inf, nan, big = np.inf, np.nan, np.finfo(dtype).max / 2
+    values = np.array([inf, 1, 2, 3, 4, -4, inf, -4], dtype)
+    a = CSR(np.arange(0, 9, 2), np.array([0, 1] * 4, np.int32), values, (4, 2))
     b = CSR(np.array([0, 1, 2]), np.zeros(2, np.int32), np.array([big, big], dtype), (2, 1))
-    right = [[np.inf, np.inf, 0], [np.inf, np.inf, np.nan], [np.inf, np.inf, np.inf], [np.inf, np.inf, -np.inf]]
-    wrong = [[-np.inf, np.inf, 0], [np.nan, np.inf, 0], [1, np.inf, 0], [np.inf, -np.inf, 0], [np.inf, np.nan, 0],
-             [np.inf, big, 0], [np.inf, np.inf, big]]  # fmt: skip
+    good = [[inf], [inf], [0, inf, -inf, nan], [inf, nan]]
+    bad = [[-inf, nan, 1], [-inf, nan, big], [big], [-inf, 1]]
+    right = [list(column) for column in itertools.product(*good)]
+    wrong = [[*right[0][:row], value, *right[0][row + 1 :]] for row in range(4) for value in bad[row]]
     stored = store(folder, a), store(folder, b)
     for column, ok in [*((r, True) for r in right), *((w, False) for w in wrong)]:
-        c = CSR(np.arange(4), np.zeros(3, np.int32), np.array(column, dtype), (3, 1))
+        c = CSR(np.arange(5), np.zeros(4, np.int32), np.array(column, dtype), (4, 1))
         assert verify(*stored, store(folder, c)).ok is ok, column
 
 
