@@ -121,7 +121,7 @@ def verify(
     many as there are products; and ``C x = A (B x)`` for random x with ``0.5 <= |x_j| <= 1``. Integers are compared
     modulo 2^w, exactly, by odd and uniform x. Bools, and rows with NaN, Inf or overflow, are recomputed.
 
-    Products summed in any order pass; see `_factor` for what a rounding error may be. Not seen are values that are wrong
+    Products summed in any order pass; see `_factor` for what rounding errors may be. Not seen are values that are wrong
     by less than `Verification.smallest_error`, a missing or additional entry of such a value (of zero, say) among them.
 
     Parameters
