@@ -112,8 +112,14 @@ def move(source: str, target: str) -> None:
         old = local_path(target)
         if old.exists():
             aside = old.with_name(old.name + ".spdist-old")
+            if aside.exists():  # somebody was killed right here
+                shutil.rmtree(aside)
             old.rename(aside)
-            local_path(source).rename(old)
+            try:
+                local_path(source).rename(old)
+            except BaseException:
+                aside.rename(old)
+                raise
             shutil.rmtree(aside)
         else:
             local_path(source).rename(old)
@@ -601,20 +607,25 @@ def remove_note(url: str, name: str) -> None:
 
 def finish(layout: Layout, nrows: int, nnz: int, facts: dict[str, Any]) -> StoredMatrix:
     """Turn what has been written into a matrix: array metadata first, the encoding last."""
-    group = zarr.open_group(open_store(layout.url), mode="r+")
-    for name, length in zip(ARRAYS, (nrows + 1, nnz, nnz), strict=True):
-        document = json.loads(layout.array(name).metadata) | {"shape": (length,)}
-        buffer = default_buffer_prototype().buffer.from_bytes(json.dumps(document, indent=2).encode())
-        sync(open_store(layout.url).set(f"{name}/zarr.json", buffer))
-    group.attrs.put(
-        {
-            "encoding-type": "csr_matrix",
-            "encoding-version": "0.1.0",
-            "shape": [nrows, layout.ncols],
-            "spdist": {**facts, "state": "complete", "canonical": True},
-        }
-    )
+    lengths = zip(ARRAYS, (nrows + 1, nnz, nnz), strict=True)
+    attributes = {
+        "encoding-type": "csr_matrix",
+        "encoding-version": "0.1.0",
+        "shape": [nrows, layout.ncols],
+        "spdist": {**facts, "state": "complete", "canonical": True},
+    }
+    finish_group(layout.url, [(layout.array(name), length) for name, length in lengths], attributes)
     return open_matrix(layout.url)
+
+
+def finish_group(url: str, arrays: list[tuple[ChunkedArray, int]], attributes: dict[str, Any]) -> None:
+    """Give written arrays their lengths, then the group at `url` its attributes in place of those it had."""
+    group = zarr.open_group(open_store(url), mode="r+")
+    for array, length in arrays:
+        document = json.loads(array.metadata) | {"shape": (length,)}
+        buffer = default_buffer_prototype().buffer.from_bytes(json.dumps(document, indent=2).encode())
+        sync(open_store(url).set(f"{array.name}/zarr.json", buffer))
+    group.attrs.put(attributes)
 
 
 class ChunkBuffer:
