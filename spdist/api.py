@@ -346,9 +346,6 @@ class _Job:
         from spdist.scheduler.cluster import connect
         from spdist.scheduler.run import JOURNAL, execute
 
-        if not self.resumed:
-            storage.begin(self.place, self.facts)
-            storage.write_note(self.place, PLAN_NOTE, self.plan.to_json().encode())
         layout = Layout(self.place, self.b.ncols, result_dtype(self.a.dtype, self.b.dtype), self.plan.chunk)
         urls = (self.a.url, self.b.url, self.place)
         local = any(storage.in_process(url) for url in urls)
@@ -356,6 +353,9 @@ class _Job:
             raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
         with connect(workers=workers, scheduler=scheduler, processes=not local, blocks=len(self.plan.blocks)) as client:
             callbacks.started(client.dashboard_link)
+            if not self.resumed:
+                storage.begin(self.place, self.facts)
+                storage.write_note(self.place, PLAN_NOTE, self.plan.to_json().encode())
             name = uuid.uuid4().hex[:8]
             outcome, layout = execute(client, self.plan, self.a, self.b, layout, name, callbacks.progress)
         storage.finish(layout, self.a.nrows, outcome.nnz, self.facts)

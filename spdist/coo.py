@@ -15,11 +15,11 @@ import numpy as np
 
 from spdist.csr import CSR, IndexArray, Int64Array, ValueArray, index_dtype
 
-BUCKET_BYTES = 32 << 20
+BUCKET_BYTES = 24 << 20
 """Bytes of the entries of one bucket; sorting it takes about seven times as much."""
 
 MAX_BUCKETS = 1024  # below 2**16: bucket numbers are uint16, which NumPy sorts by radix
-MIN_SPLIT = 16  # a bucket that is too large is cut into at least as many, for its entries may sit in few rows
+MIN_SPLIT = 16  # a bucket that is too large is cut into at least as many pieces
 BLOCK_ROWS = 1 << 20  # rows of a CSR given out: bounds indptr where rows are mostly empty
 
 Duplicates = Literal["sum", "first"]
@@ -40,7 +40,7 @@ class Entries(NamedTuple):
 class RowSorter:
     """Collects entries in any order, then gives them out as canonical rows, in bounded memory.
 
-    The bound is about ten times `bucket_bytes`, or seven times the longest row (duplicates counted) where that is more.
+    The bound is about ten times `bucket_bytes`, or twenty times the longest row where that is more.
 
     Parameters
     ----------
@@ -55,6 +55,8 @@ class RowSorter:
         Bytes of the entries of one bucket.
     duplicates : {"sum", "first"}
         Whether entries in one place are added up, in the order they came, or all but the first dropped.
+    cuts : array of int, optional
+        First rows of the buckets, rising from 0; by default as many rows to each.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class RowSorter:
         expected: int,
         bucket_bytes: int = BUCKET_BYTES,
         duplicates: Duplicates = "sum",
+        cuts: IndexArray | None = None,
     ) -> None:
         self.directory, self.shape = directory, shape
         self.bucket_bytes, self.duplicates = bucket_bytes, duplicates
@@ -73,17 +76,21 @@ class RowSorter:
         self.dtypes = (row_dtype, index_dtype(shape[1]), np.dtype(dtype))
         self.entry_bytes = sum(each.itemsize for each in self.dtypes)
         nbuckets = max(1, min(-(-expected * self.entry_bytes // bucket_bytes), MAX_BUCKETS, shape[0]))
-        self.span = max(1, -(-shape[0] // nbuckets))
+        if cuts is None:
+            cuts = np.arange(nbuckets, dtype=np.int64) * -(-shape[0] // nbuckets)
+            cuts = cuts[cuts < max(shape[0], 1)]
+        self.cuts = cuts.astype(row_dtype)
+        self.in_memory = expected * self.entry_bytes <= bucket_bytes and len(cuts) == 1
         self.kept: list[Entries] = []
-        self.parts: list[list[int]] = [[] for _ in range(nbuckets)]
+        self.parts: list[list[int]] = [[] for _ in cuts]
 
     def add(self, entries: Entries) -> None:
         """Take entries whose rows and columns lie within the shape."""
         entries = Entries(*(a.astype(t, copy=False) for a, t in zip(entries, self.dtypes, strict=True)))
-        if len(self.parts) == 1:
+        if self.in_memory:
             self.kept.append(entries)
             return
-        bucket = (entries.rows // entries.rows.dtype.type(self.span)).astype(np.uint16)
+        bucket = (np.searchsorted(self.cuts, entries.rows, side="right") - 1).astype(np.uint16)
         ends = np.cumsum(np.bincount(bucket, minlength=len(self.parts)))
         entries = entries.take(np.argsort(bucket, kind="stable"))
         start = 0
@@ -97,13 +104,12 @@ class RowSorter:
 
     def blocks(self) -> Iterator[CSR]:
         """Yield all rows in order, as canonical CSR blocks; frees what it gives out."""
-        for k, parts in enumerate(self.parts):
-            start = min(k * self.span, self.shape[0])
-            nrows = min(self.span, self.shape[0] - start)
-            if sum(parts) * self.entry_bytes > 2 * self.bucket_bytes and nrows > 1:
-                yield from self._split(k, start, nrows)
+        ends = [*self.cuts[1:].tolist(), self.shape[0]]
+        for k, (start, end) in enumerate(zip(self.cuts.tolist(), ends, strict=True)):
+            if sum(self.parts[k]) * self.entry_bytes > 2 * self.bucket_bytes and end - start > 1:
+                yield from self._split(k, start, end - start)
             else:
-                yield from self._sorted(_join(self._load(k)), start, nrows)
+                yield from self._sorted(self._collect(k), start, end - start)
             self._path(k).unlink(missing_ok=True)
 
     def _path(self, k: int) -> Path:
@@ -124,20 +130,43 @@ class RowSorter:
         """Sort a bucket that is too large by buckets of its own."""
         directory = self.directory / str(k)
         directory.mkdir()
-        needed = MIN_SPLIT * self.bucket_bytes // self.entry_bytes
         inner = RowSorter(
             directory,
             (nrows, self.shape[1]),
             self.dtypes[2],
-            expected=max(sum(self.parts[k]), needed),
+            expected=sum(self.parts[k]),
             bucket_bytes=self.bucket_bytes,
             duplicates=self.duplicates,
+            cuts=self._quantiles(k, start, nrows),
         )
         for entries in self._load(k):
             inner.add(entries._replace(rows=entries.rows - entries.rows.dtype.type(start)))
         self._path(k).unlink()
         yield from inner.blocks()
         directory.rmdir()
+
+    def _quantiles(self, k: int, start: int, nrows: int) -> IndexArray:
+        """Return where to cut bucket `k`: into pieces of about as many entries, a row with many of them alone."""
+        count = sum(self.parts[k])
+        step = max(count * self.entry_bytes // self.bucket_bytes, 1)  # a sample of about one bucket
+        sample = np.sort(np.concatenate([entries.rows[::step] for entries in self._load(k)])).astype(np.int64) - start
+        npieces = min(max(2 * step, MIN_SPLIT), MAX_BUCKETS // 2)
+        rows = sample[np.arange(npieces) * len(sample) // npieces]
+        cuts = np.unique(np.concatenate([np.zeros(1, np.int64), rows, rows[1:][rows[1:] == rows[:-1]] + 1]))
+        return cuts[cuts < nrows]
+
+    def _collect(self, k: int) -> Entries | None:
+        """Return bucket `k`, with duplicates combined now and then so that many in one place take no room."""
+        parts: list[Entries] = []
+        held, limit = 0, 2 * self.bucket_bytes // self.entry_bytes
+        for entries in self._load(k):
+            parts.append(entries)
+            held += len(entries.rows)
+            if held > limit:  # the same sums: what is combined comes first, and each place is added to in order
+                parts = [sort_entries(_join(parts), self.shape[1], self.duplicates)]
+                held = len(parts[0].rows)
+                limit = max(limit, 2 * held)
+        return _join(parts) if parts else None
 
     def _sorted(self, entries: Entries | None, start: int, nrows: int) -> Iterator[CSR]:
         """Yield rows ``[start, start + nrows)`` of one bucket, a bounded number of rows at a time."""
@@ -188,9 +217,9 @@ def canonical(block: CSR, duplicates: Duplicates = "sum") -> CSR:
     return CSR(_offsets(entries.rows, block.nrows), entries.columns, entries.values, block.shape)
 
 
-def _join(parts: Iterator[Entries]) -> Entries | None:
-    arrays = [np.concatenate(each) for each in zip(*parts, strict=True)]
-    return Entries(*arrays) if arrays else None
+def _join(parts: list[Entries]) -> Entries:
+    rows, columns, values = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return Entries(rows, columns, values)
 
 
 def _offsets(rows: IndexArray, nrows: int) -> Int64Array:

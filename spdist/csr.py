@@ -146,8 +146,8 @@ def from_scipy(matrix: Any) -> CSR:
     )
 
 
-def check_structure(m: CSR, name: str = "the matrix") -> None:
-    """Check that the three arrays fit together and that every column index is in range.
+def check_structure(m: CSR, name: str = "the matrix", first_row: int = 0) -> None:
+    """Check that the arrays fit together and every column is in range; messages count rows from `first_row`.
 
     Raises
     ------
@@ -164,12 +164,12 @@ def check_structure(m: CSR, name: str = "the matrix") -> None:
     steps = np.diff(m.indptr)
     if len(steps) and steps.min() < 0:
         row = int(np.argmax(steps < 0))
-        raise MatrixError(f"{name}: indptr falls after row {row:,}; offsets must not decrease")
+        raise MatrixError(f"{name}: indptr falls after row {first_row + row:,}; offsets must not decrease")
     if m.nnz and (int(m.indices.min()) < 0 or int(m.indices.max()) >= m.ncols):
         at = int(np.argmax((m.indices < 0) | (m.indices >= m.ncols)))
         row = int(np.searchsorted(m.indptr, at, side="right")) - 1
         raise MatrixError(
-            f"{name}: column {int(m.indices[at]):,} in row {row:,} is outside [0, {m.ncols:,}); "
+            f"{name}: column {int(m.indices[at]):,} in row {first_row + row:,} is outside [0, {m.ncols:,}); "
             f"rebuild the matrix or correct its shape"
         )
 
@@ -187,7 +187,7 @@ def check_canonical(m: CSR, name: str = "the matrix", first_row: int = 0) -> Non
     MatrixError
         Naming the first row that is not sorted or holds a duplicate.
     """
-    check_structure(m, name)
+    check_structure(m, name, first_row)
     if is_canonical(m):
         return
     falls = np.diff(m.indices) <= 0

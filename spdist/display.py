@@ -106,7 +106,7 @@ def matrix_table(facts: dict[str, Any]) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in facts.items():
         if name == "rows":
-            text = f"min {value['min']:,}, mean {value['mean']:.2f}, max {value['max']:,} entries; {value['empty']:,} empty"
+            text = f"{value['min']:,} to {value['max']:,} entries, mean {value['mean']:.2f}; {value['empty']:,} empty"
         elif name == "bytes":
             text = f"{format_bytes(value['memory'])} in memory, {format_bytes(value['stored'])} stored"
         elif name == "shape":
@@ -175,8 +175,8 @@ def report_table(report: Report, target: str) -> None:
             )  # fmt: skip
         _out.print(table)
         _out.print(
-            f"{target}: {report.nnz:,} entries in {report.seconds:.2f} s, {report.blocks:,} blocks, engine {report.engine}; "
-            f"worst worker used {format_bytes(report.peak_memory)} of {format_bytes(report.memory_limit)}",
+            f"{target}: {report.nnz:,} entries in {report.seconds:.2f} s, {report.blocks:,} blocks, engine "
+            f"{report.engine}; worst worker used {format_bytes(report.peak_memory)} of {format_bytes(report.memory_limit)}",
             markup=False,
         )
     if report.verification is not None:

@@ -10,7 +10,7 @@ binsparse            yes     a Zarr group as GraphBLAS' Binsparse specification 
 ===========  ======  ======  =======================================================================
 
 Whatever is not stored by rows goes through `spdist.coo`'s external sort. The bound is 512 MiB, the interpreter and its
-libraries included, or seven times the longest row (or column, of CSC) where that is more. While it sorts, the disk
+libraries included, or twenty times the longest row (or column, of CSC) where that is more. While it sorts, the disk
 holds 12 to 32 bytes an entry beside the matrix.
 """
 

@@ -22,7 +22,7 @@ from spdist.coo import Entries
 from spdist.csr import CSR, IndexArray, ValueArray
 from spdist.errors import MatrixError
 
-TEXT_BYTES = 8 << 20
+TEXT_BYTES = 4 << 20
 """Bytes of text read at a time; the entries in it take about three times as much, eleven times at the very worst."""
 
 MAX_LINE = 1 << 20

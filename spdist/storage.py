@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import itertools
 import json
 import shutil
 import warnings
@@ -73,9 +74,9 @@ def in_process(url: str) -> bool:
 
 
 def normalise(url: str | Path) -> str:
-    """Return `url` in the one form that workers in other directories understand: an absolute path or the URL."""
+    """Return `url` in the one form that workers in other directories understand: an absolute path, links followed, or the URL."""
     text = str(url).rstrip("/")
-    return str(local_path(text).absolute()) if is_local(text) else text
+    return str(local_path(text).resolve()) if is_local(text) else text
 
 
 def open_store(url: str) -> Store:
@@ -369,7 +370,14 @@ class StoredMatrix:
 
     def read_indices(self, first: int, last: int) -> ValueArray:
         """Return the columns of entries ``[first:last)``."""
-        return self.indices.read(first, last).astype(index_dtype(self.ncols), copy=False)
+        found = self.indices.read(first, last)
+        dtype = index_dtype(self.ncols)
+        if found.dtype != dtype and len(found) and (int(found.min()) < 0 or int(found.max()) >= self.ncols):
+            raise MatrixError(
+                f"{self.url}: entries {first:,} to {last:,} hold columns {int(found.min()):,} to {int(found.max()):,}, "
+                f"outside [0, {self.ncols:,})"
+            )
+        return found.astype(dtype, copy=False)
 
     def rows(self, start: int, stop: int) -> CSR:
         """Read rows ``[start:stop)``."""
@@ -476,8 +484,7 @@ class StoredMatrix:
 def _runs(keys: Int64Array) -> Iterator[tuple[int, int]]:
     """Yield the ranges over which `keys` stays the same."""
     cuts = np.flatnonzero(np.diff(keys)) + 1
-    edges = [0, *cuts.tolist(), len(keys)] if len(keys) else []
-    yield from zip(edges[:-1], edges[1:], strict=True)
+    yield from itertools.pairwise([0, *cuts.tolist(), len(keys)] if len(keys) else [])
 
 
 def open_matrix(url: str | Path) -> StoredMatrix:
@@ -505,8 +512,8 @@ def open_matrix(url: str | Path) -> StoredMatrix:
     check_dtype(data.dtype)
     if indptr.length != shape[0] + 1 or indices.length != data.length or indices.dtype.kind not in "iu":
         raise MatrixError(
-            f"{url}: shape {shape} does not fit arrays of {indptr.length:,} offsets, {indices.length:,} {indices.dtype} "
-            f"indices and {data.length:,} values"
+            f"{url}: shape {shape} does not fit arrays of {indptr.length:,} offsets, {indices.length:,} "
+            f"{indices.dtype} indices and {data.length:,} values"
         )
     return StoredMatrix(url, shape, indptr, indices, data, facts)
 
@@ -662,7 +669,7 @@ class MatrixWriter:
     """
 
     def __init__(self, url: str | Path, ncols: int, dtype: np.dtype[Any], facts: dict[str, Any]) -> None:
-        self.layout = Layout(normalise(url), ncols, check_dtype(np.dtype(dtype)))
+        self.layout = Layout(normalise(url), int(ncols), check_dtype(np.dtype(dtype)))
         self.facts, self.nrows, self.nnz = facts, 0, 0
         self._offsets: ChunkBuffer | None = None
 

@@ -34,3 +34,40 @@ def stored(tmp_path):
         return api.save(tmp_path / f"{name}.zarr", matrix)
 
     return store
+
+
+@pytest.fixture(scope="session")
+def scheduler():
+    """Return the address of a cluster whose workers are threads of this process: quick, and seen by monkeypatch."""
+    import dask
+    from distributed import LocalCluster
+
+    from spdist.scheduler.cluster import SETTINGS
+
+    with (
+        dask.config.set(SETTINGS),
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+    ):
+        yield cluster.scheduler_address
+
+
+def pattern_product(a: sp.csr_matrix, b: sp.csr_matrix) -> sp.csr_matrix:
+    """Return the structural product: SciPy drops zero results, so the pattern needs its own oracle."""
+    left, right = (sp.csr_matrix((np.ones(m.nnz), m.indices, m.indptr), m.shape) for m in (a, b))
+    pattern = left @ right
+    pattern.sort_indices()
+    return pattern
+
+
+def assert_is_product(c, a: sp.csr_matrix, b: sp.csr_matrix, rtol: float = 0.0) -> None:
+    """Check a `CSR` against SciPy: pattern exactly, values exactly or to `rtol` of the row's |A||B| sum."""
+    pattern = pattern_product(a, b)
+    np.testing.assert_array_equal(c.indptr, pattern.indptr)
+    np.testing.assert_array_equal(c.indices, pattern.indices)
+    truth = (a @ b).astype(c.dtype)
+    difference = abs(c.to_scipy() - truth)
+    if rtol == 0.0 or not difference.nnz:
+        assert difference.nnz == 0 or difference.max() == 0
+        return
+    bound = rtol * (abs(a) @ abs(b)).sum(axis=1).max()
+    assert difference.max() <= bound

@@ -132,6 +132,27 @@ def test_sorter_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("rows", ["one", "hub", "powers"])
+def test_sorter_with_unequal_rows(tmp_path, rows):
+    """A hub, or rows that halve: buckets are cut by entries, and duplicates folded as they come."""
+    rng, n = np.random.default_rng(0), 20_000
+    row = {"one": np.zeros(n, np.int64), "hub": rng.integers(0, 1000, n), "powers": rng.zipf(1.3, n) % 1000}[rows]
+    row[::3] = 5 if rows == "hub" else row[::3]
+    columns, values = rng.integers(0, 50, n), rng.standard_normal(n)
+    nrows = 1 if rows == "one" else 1000
+    got = []
+    for bucket in (1 << 10, 1 << 30):
+        (tmp_path / str(bucket)).mkdir()
+        sorter = RowSorter(tmp_path / str(bucket), (nrows, 50), np.dtype("f8"), expected=n, bucket_bytes=bucket)
+        for start in range(0, n, 300):
+            part = slice(start, start + 300)
+            sorter.add(Entries(row[part], columns[part], values[part]))
+        blocks = [block.to_scipy() for block in sorter.blocks()]
+        got.append(sp.vstack(blocks, "csr"))
+    np.testing.assert_array_equal(got[0].toarray(), got[1].toarray())
+    np.testing.assert_allclose(got[0].toarray(), sp.coo_array((values, (row, columns)), shape=(nrows, 50)).toarray())
+
+
 # -- Matrix Market: what SciPy reads -----------------------------------------------------------------------------------
 
 

@@ -8,6 +8,8 @@ once: by the block that fills it, or by a join of the blocks that share it.
 from __future__ import annotations
 
 import bisect
+import heapq
+import itertools
 import json
 import time
 from collections import deque
@@ -176,12 +178,12 @@ class Driver:
         self.graph = Graph(client, name, pieces, self.layout)
         self.offsets = ChunkBuffer(layout.array("indptr"), (front.row + 1) - len(offsets))
         self.offsets.append(offsets)
-        self.todo = deque(self._remaining())
+        self.todo = list(self._remaining())  # a heap: what comes first in C goes first, or all slots could wait for it
         self.number = 0 if front.row == 0 else 1  # block 0 decides on compression
         self.inflight: deque[_Block] = deque()  # in order of rows; placed ones leave when they are durable
         self.by_future: dict[Any, tuple[str, Any]] = {}
         self.slots: dict[str, int] = {}
-        self.nnz, self.blocks_done, self.products_done = front.nnz, 0, plan.expansion - sum(p for _, p in self.todo)
+        self.nnz, self.blocks_done, self.products_done = front.nnz, 0, plan.expansion - sum(p for _, _, p in self.todo)
         self.placed = 0
         self.committing: dict[int, int] = {}
         self.sharers: dict[int, list[Future]] = {}
@@ -189,13 +191,13 @@ class Driver:
         self.completed = as_completed()
         self.last_checkpoint = self.last_workers = 0.0
 
-    def _remaining(self) -> Iterable[tuple[Task, int]]:
+    def _remaining(self) -> Iterable[tuple[int, Task, int]]:
         """Yield the blocks that are not durable, the first one from the row where the durable part ends."""
         for block in self.plan.blocks:
             if block.stop <= self.front.row:
                 continue
             start = max(block.start, self.front.row)
-            yield Task(-1, start, block.stop, block.capacity, block.split), block.products
+            yield start, Task(-1, start, block.stop, block.capacity, block.split), block.products
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -220,7 +222,7 @@ class Driver:
             worker = min(self.slots, key=lambda address: self.slots[address])
             if self.slots[worker] >= self.plan.pairs:
                 return
-            task, products = self.todo.popleft()
+            _, task, products = heapq.heappop(self.todo)
             self._submit(replace(task, number=self._next_number()), products, worker)
 
     def _next_number(self) -> int:
@@ -272,7 +274,7 @@ class Driver:
         done = block.task.start + len(counted.row_nnz)
         if done < block.task.stop:
             rest = block.products * (block.task.stop - done) // (block.task.stop - block.task.start)
-            self.todo.appendleft((replace(block.task, start=done, number=-1), rest))
+            heapq.heappush(self.todo, (done, replace(block.task, start=done, number=-1), rest))
             block.products -= rest
             block.task = replace(block.task, stop=done)
         block.counted = counted
@@ -387,7 +389,7 @@ def execute(
             driver.write()
             raise
         peaks = client.run(worker_memory)
-        stages = total_stages(sum(client.run(worker_timings, name).values(), []))
+        stages = total_stages(list(itertools.chain.from_iterable(client.run(worker_timings, name).values())))
         worst = max((peak for peak, _ in peaks.values()), default=0)
         return Outcome(driver.nnz, driver.blocks_done, worst, stages), driver.layout
     finally:

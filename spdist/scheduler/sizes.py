@@ -361,7 +361,8 @@ class _Draft:
     def plan(self) -> Plan:
         """Return the plan of least predicted time, with B on the worker for good or its rows read block by block."""
         plans, refusal = [], None
-        for self.resident in (True, False) if self.can_be_resident else (False,):
+        for resident in (True, False) if self.can_be_resident else (False,):
+            self.resident = resident
             try:
                 plans.append(self._attempt())
             except MemoryBoundError as error:

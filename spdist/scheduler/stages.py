@@ -1,8 +1,8 @@
 """What a worker does to one block: preprocess, multiply, merge, commit, join; one method each.
 
-A task's result is small (counts, slices of Zarr chunks). Blocks themselves stay in the worker's own store until they are
-committed, so that their memory is free the moment they are written and not when the scheduler says so. A block that
-is not there when it is to be committed (its worker died) is computed again on the spot.
+A task's result is small (counts, slices of Zarr chunks). Blocks themselves stay in the worker's own store until they
+are committed, so that their memory is free the moment they are written and not when the scheduler says so. A block
+that is not there when it is to be committed (its worker died) is computed again on the spot.
 """
 
 from __future__ import annotations

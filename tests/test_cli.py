@@ -1,0 +1,218 @@
+"""The command line as a user meets it: real processes, exit codes, one line for what is wrong, kills and resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import scipy.sparse as sp
+from conftest import assert_is_product, random_matrix
+from test_run import files, read
+
+from spdist import api, storage
+
+SPDIST = [sys.executable, "-m", "spdist.cli"]
+
+
+def spdist(*words: str | Path, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*SPDIST, *map(str, words)], capture_output=True, text=True, timeout=200, **options)
+
+
+def refused(*words: str | Path, code: int = 2) -> str:
+    """Run a command that must fail; return its one line on stderr."""
+    done = spdist(*words)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return lines[0]
+
+
+def test_help_is_quick_and_lists_every_command():
+    begin = time.perf_counter()
+    done = spdist("--help")
+    assert done.returncode == 0
+    assert time.perf_counter() - begin < 2.0  # 0.1 s on an idle machine: no numpy, zarr or dask is loaded
+    for command in ("import", "export", "info", "generate", "plan", "multiply", "verify"):
+        assert f"    {command} " in done.stdout
+
+
+def test_help_loads_nothing_heavy():
+    code = "import sys, spdist.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\n"
+    code += "sys.exit(bool({'numpy', 'zarr', 'dask', 'numba', 'rich'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_whole_tour(tmp_path):
+    m = random_matrix(300, 300, 6, 1)
+    sp.save_npz(tmp_path / "a.npz", m)
+    assert spdist("import", tmp_path / "a.npz", tmp_path / "A.zarr").returncode == 0
+    facts = json.loads(spdist("info", tmp_path / "A.zarr", "--json").stdout)
+    assert (facts["shape"], facts["nnz"], facts["dtype"], facts["state"]) == ([300, 300], m.nnz, "float64", "complete")
+    plan = json.loads(spdist("plan", tmp_path / "A.zarr", tmp_path / "A.zarr", "--grid", "3,2,1", "--json").stdout)
+    assert plan["grid"] == {"row_blocks": 3, "inner_blocks": 2, "column_blocks": 1}
+    assert plan["projected_memory"] <= plan["memory_limit"] == 2**31
+    words = ("multiply", tmp_path / "A.zarr", tmp_path / "A.zarr", tmp_path / "C.zarr", "--verify", "--json")
+    done = spdist(*words, "--engine", "scipy")
+    report = json.loads(done.stdout)
+    assert {"nnz", "blocks", "seconds", "engine", "peak_memory"} <= set(report)
+    assert report["verification"]["ok"]
+    assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+    assert spdist("export", tmp_path / "C.zarr", tmp_path / "c.npz").returncode == 0
+    assert abs(sp.load_npz(tmp_path / "c.npz") - m @ m).max() < 1e-12
+    assert spdist("verify", tmp_path / "A.zarr", tmp_path / "A.zarr", tmp_path / "C.zarr").returncode == 0
+    wrong = spdist("verify", tmp_path / "A.zarr", tmp_path / "A.zarr", tmp_path / "A.zarr")
+    assert wrong.returncode == 1
+    assert wrong.stdout.startswith("FALSE: ")
+
+
+def test_tables_for_people(tmp_path):
+    api.save(tmp_path / "A.zarr", random_matrix(300, 300, 6, 2))
+    text = spdist("plan", tmp_path / "A.zarr", tmp_path / "A.zarr").stdout
+    for word in ("preprocess", "multiply", "commit", "bounds the run", "projected", "row x"):
+        assert word in text
+    done = spdist("multiply", tmp_path / "A.zarr", tmp_path / "A.zarr", tmp_path / "C.zarr")
+    assert "dashboard: http" in done.stderr
+    assert "entries in" in done.stdout
+
+
+def test_generate_and_verify_commands(tmp_path):
+    assert spdist("generate", "poisson", tmp_path / "P.zarr", "--dims", "12x12x12", "--points", "27").returncode == 0
+    assert api.open_matrix(tmp_path / "P.zarr").shape == (1728, 1728)
+    assert "poisson" in refused("generate", "nonsense", tmp_path / "Q.zarr")
+    assert "--dims" in spdist("generate", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("info", "{t}/none.zarr"), "there is no such matrix"),
+        (("info", "{t}/text"), "not a Zarr group"),
+        (("plan", "{t}/A.zarr", "{t}/B.zarr"), "shapes do not fit"),
+        (("plan", "{t}/A.zarr", "{t}/A.zarr", "--memory-limit", "lots"), "is not a size"),
+        (("plan", "{t}/A.zarr", "{t}/A.zarr", "--grid", "1,2"), "is not a grid"),
+        (("plan", "{t}/A.zarr", "{t}/A.zarr", "--engine", "steam"), "engine 'steam' is not one of auto"),
+        (("plan", "{t}/A.zarr", "{t}/A.zarr", "--memory-limit", "1MiB"), "raise memory_limit to at least"),
+        (("multiply", "{t}/A.zarr", "{t}/A.zarr", "{t}/A.zarr", "--overwrite"), "C may not be A or B"),
+        (("multiply", "{t}/A.zarr", "{t}/A.zarr", "{t}/B.zarr"), "exists"),
+        (("multiply", "{t}/A.zarr", "{t}/A.zarr", "{t}/B.zarr", "--resume"), "no product of spdist"),
+        (("multiply", "{t}/A.zarr", "{t}/A.zarr", "{t}/C.zarr", "--resume", "--overwrite"), "not allowed with"),
+        (("multiply", "{t}/A.zarr", "{t}/A.zarr", "{t}/C.zarr", "--workers", "0"), "not a number of at least 1"),
+        (("multiply", "{t}/A.zarr", "{t}/U.zarr", "{t}/C.zarr"), "an unfinished product"),
+        (("multiply", "{t}/A.zarr", "{t}/A.zarr"), "required: C"),
+        (("frobnicate",), "invalid choice"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_2(tmp_path, words, message):
+    api.save(tmp_path / "A.zarr", random_matrix(30, 40, 3, 3))
+    if message not in ("shapes do not fit",):
+        api.save(tmp_path / "A.zarr", random_matrix(30, 30, 3, 3), overwrite=True)
+    api.save(tmp_path / "B.zarr", random_matrix(30, 30, 3, 4))
+    storage.begin(str(tmp_path / "U.zarr"), {})
+    (tmp_path / "text").write_text("no matrix")
+    before = files(tmp_path)
+    assert message in refused(*(word.format(t=tmp_path) for word in words))
+    assert files(tmp_path) == before
+
+
+def test_missing_chunk_is_one_line(tmp_path):
+    api.save(tmp_path / "A.zarr", random_matrix(30, 30, 3, 5))
+    (tmp_path / "A.zarr/data/c/0").unlink()
+    words = ("multiply", tmp_path / "A.zarr", tmp_path / "A.zarr", tmp_path / "C.zarr")
+    assert "chunk 0 of array 'data' (data/c/0) is missing" in refused(*words, code=1)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
+def test_full_disk_midway_is_one_line_and_leaves_a_resumable_product(tmp_path):
+    """A limit on file size stands for a full disk: a chunk of C is longer than any file may be."""
+    api.save(tmp_path / "A.zarr", random_matrix(400, 400, 40, 6))
+    words = ("multiply", tmp_path / "A.zarr", tmp_path / "A.zarr", tmp_path / "C.zarr", "--grid", "4,1,1")
+    code = (
+        "import resource, signal, sys, spdist.cli\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))\nsys.exit(spdist.cli.main(sys.argv[1:]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "--resume" in done.stderr.strip().splitlines()[-1]
+    assert api.info(tmp_path / "C.zarr")["state"] == "unfinished"
+    assert spdist(*words, "--resume", "--verify").returncode == 0
+
+
+# -- kills -------------------------------------------------------------------------------------------------------------
+
+
+def start(*words: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([*SPDIST, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    children = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in children if any("spawn_main" in word for word in child.cmdline())]
+
+
+def wait_for(condition, seconds: float = 90.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the run did not get there in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Return a product of some seconds on two processes, and the files of an undisturbed run."""
+    folder = tmp_path_factory.mktemp("job")
+    api.save(folder / "A.zarr", random_matrix(4000, 4000, 40, 7))
+    words = ("multiply", folder / "A.zarr", folder / "A.zarr")
+    options = ("--grid", "150,1,1", "--workers", "2", "--memory-limit", "32MiB")
+    assert spdist(*words, folder / "R.zarr", *options).returncode == 0
+    return words, options, files(folder / "R.zarr")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["client", "worker", "both", "interrupt", "terminate"])
+def test_kill_at_a_random_moment_and_resume(job, tmp_path, victim):
+    words, options, reference = job
+    c = tmp_path / "C.zarr"
+    process = start(*words, c, *options)
+    wait_for(lambda: (c / "data" / "c").exists() or process.poll() is not None)
+    time.sleep(random.Random(victim).uniform(0.0, 1.0))
+    if victim in ("worker", "both") and (children := workers_of(process)):
+        os.kill(children[0].pid, signal.SIGKILL)
+    if victim in ("client", "both"):
+        process.kill()
+    elif victim != "worker":
+        process.send_signal(signal.SIGINT if victim == "interrupt" else signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    if victim == "worker":
+        assert process.returncode == 0, errors
+    elif process.returncode != 0:
+        assert api.info(c)["state"] == "unfinished"
+        if victim in ("interrupt", "terminate"):
+            assert errors.strip().splitlines()[-1] == "spdist: interrupted; continue with --resume"
+        assert spdist(*words, c, *options, "--resume").returncode == 0
+    assert files(c) == reference
+
+
+@pytest.mark.slow
+def test_running_scheduler_from_the_command_line(tmp_path):
+    """`dask scheduler` and `dask worker` started by hand; the client only connects."""
+    from distributed import LocalCluster
+
+    m = random_matrix(500, 500, 10, 8)
+    api.save(tmp_path / "A.zarr", m)
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        words = ("multiply", tmp_path / "A.zarr", tmp_path / "A.zarr", tmp_path / "C.zarr", "--grid", "6,1,1")
+        done = spdist(*words, "--scheduler", cluster.scheduler_address, "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["blocks"] == 6
+    assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)

@@ -1,0 +1,154 @@
+"""Plans on numbers alone: rows covered once, bytes within the bound, the same text each time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from conftest import random_matrix
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spdist import api
+from spdist.errors import InputError, MatrixError, MemoryBoundError
+from spdist.scheduler.plan import Plan, even_bounds
+from spdist.scheduler.sizes import _spread, row_lengths, sample_rows
+from spdist.scheduler.stages import renumber
+
+
+def products_of(a: sp.csr_matrix, b: sp.csr_matrix) -> np.ndarray:
+    lengths = np.diff(b.indptr)
+    return np.array([lengths[a.indices[i:j]].sum() for i, j in zip(a.indptr[:-1], a.indptr[1:], strict=True)])
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=50), st.data())
+def test_even_bounds_cover_everything_once(weights, data):
+    parts = data.draw(st.integers(1, len(weights)))
+    bounds = even_bounds(np.array(weights), parts)
+    assert bounds[0] == 0
+    assert bounds[-1] == len(weights)
+    assert len(bounds) == parts + 1
+    assert all(low < high for low, high in zip(bounds[:-1], bounds[1:], strict=True))
+
+
+@pytest.mark.parametrize("limit", ["32MiB", "64MiB", "1GiB"])
+@pytest.mark.parametrize("grid", [None, (13, 1, 1), (60, 3, 2)])
+def test_blocks_cover_rows_once_and_keep_the_bound(stored, limit, grid):
+    a, b = random_matrix(20_000, 3_000, 20, 1), random_matrix(3_000, 40_000, 20, 2)
+    plan = api.plan(stored("A", a), stored("B", b), memory_limit=limit, grid=grid)
+    assert [block.start for block in plan.blocks] == [0, *(block.stop for block in plan.blocks[:-1])]
+    assert plan.blocks[-1].stop == 20_000
+    assert plan.projected_memory <= 0.9 * plan.memory_limit
+    products = products_of(a, b)
+    assert plan.expansion == products.sum()
+    assert all(block.products == products[block.start : block.stop].sum() for block in plan.blocks)
+    if grid:
+        assert (len(plan.blocks), plan.inner_blocks, plan.column_blocks) == grid
+
+
+def test_distinct_rows_of_b_are_counted_exactly(stored):
+    a, b = random_matrix(4_000, 60_000, 20, 3), random_matrix(60_000, 60_000, 120, 4)
+    plan = api.plan(stored("A", a), stored("B", b), memory_limit="64MiB")
+    assert not plan.resident
+    assert len(plan.blocks) > 1
+    for block in plan.blocks:
+        needed = np.unique(a.indices[a.indptr[block.start] : a.indptr[block.stop]])
+        assert block.b_bytes == np.diff(b.indptr)[needed].sum() * 12 + 24 * len(needed)
+
+
+def test_plan_is_a_value(stored):
+    a = stored("A", random_matrix(5_000, 5_000, 10, 5))
+    first, second = (api.plan(a, a, memory_limit="32MiB") for _ in range(2))
+    assert first == second
+    assert Plan.from_json(first.to_json()) == first
+    assert first.to_json() == second.to_json()
+
+
+def test_small_and_large_products_agree_on_the_walk(stored, monkeypatch):
+    """The one-block shortcut gives the numbers that the compiled walk gives."""
+    a = stored("A", random_matrix(900, 900, 6, 6))
+    short = api.plan(a, a)
+    monkeypatch.setattr("spdist.scheduler.sizes.SMALL_NNZ", 0)
+    walked = api.plan(a, a)
+    assert (short.expansion, len(short.blocks)) == (walked.expansion, 1)
+    assert abs(short.c.nnz - walked.c.nnz) <= 900
+
+
+def test_estimate_is_near_the_truth(stored):
+    for seed, make in enumerate((lambda: random_matrix(30_000, 30_000, 8, 7), lambda: grid_stencil(40))):
+        m = make()
+        a = stored(f"A{seed}", m)
+        ones = sp.csr_matrix((np.ones(m.nnz), m.indices, m.indptr), m.shape)
+        plan = api.plan(a, a)
+        assert plan.c.nnz == pytest.approx((ones @ ones).nnz, rel=0.15)
+
+
+def grid_stencil(n: int) -> sp.csr_matrix:
+    one = sp.diags([1.0, 1.0, 1.0], [-1, 0, 1], shape=(n, n))
+    return sp.csr_matrix(sp.kron(sp.kron(one, one), one))
+
+
+def test_sample_is_deterministic_and_spread(stored):
+    a = stored("A", random_matrix(9_000, 9_000, 9, 8))
+    lengths = row_lengths(a)
+    assert np.array_equal(sample_rows(a, a, lengths).ratio, sample_rows(a, a, lengths).ratio)
+    assert sorted(_spread(100)) == list(range(100))
+    assert max(np.diff(sorted(_spread(64)[:8]))) == 8
+
+
+def test_memory_too_small_says_how_much_is_needed(stored):
+    n = 3_000_000
+    row = sp.csr_matrix((np.ones(n), (np.zeros(n, int), np.arange(n))), shape=(1, n))
+    a, b = stored("A", sp.csr_matrix(np.ones((2, 1)))), stored("B", row)
+    with pytest.raises(MemoryBoundError, match=r"row 0 of A expands to 3,000,000 products.*at least \d+MiB") as refusal:
+        api.plan(a, b, memory_limit="32MiB")
+    enough = str(refusal.value).rsplit(" ", 1)[1]
+    assert api.plan(a, b, memory_limit=enough).projected_memory > 2**25
+
+
+def test_inner_split_where_one_row_needs_too_much_of_b(stored):
+    n = 1_500_000
+    columns = np.arange(n) // 500
+    b = sp.csr_matrix((np.ones(n), (columns, np.arange(n) % 40_000)), shape=(3_000, 40_000))
+    a = sp.csr_matrix(np.ones((3, 3_000)))
+    plan = api.plan(stored("A", a), stored("B", b), memory_limit="36MiB")
+    assert plan.resident or plan.inner_blocks > 1
+    assert plan.projected_memory <= 0.9 * plan.memory_limit
+
+
+@pytest.mark.parametrize("grid", [(0, 1, 1), (11, 1, 1), (1, 1, 99)])
+def test_grid_that_cannot_be(stored, grid):
+    a = stored("A", random_matrix(10, 10, 3, 9))
+    with pytest.raises(InputError, match="grid"):
+        api.plan(a, a, grid=grid)
+
+
+def test_shapes_that_do_not_fit(stored):
+    with pytest.raises(InputError, match="5 x 6 and B is 5 x 6"):
+        api.plan(stored("A", random_matrix(5, 6, 2, 1)), stored("B", random_matrix(5, 6, 2, 1)))
+
+
+def test_foreign_matrix_out_of_order_is_refused_before_work(stored, tmp_path):
+    import zarr
+
+    good = stored("A", random_matrix(300, 300, 5, 10))
+    group = zarr.open_group(tmp_path / "A.zarr", mode="r+")
+    facts = dict(group.attrs["spdist"]) | {"canonical": False}
+    group.attrs["spdist"] = facts
+    row = int(np.argmax(np.diff(good.read_indptr(0, 300)) > 1))
+    at = int(good.read_indptr(row, row)[0])
+    values = group["indices"][:]
+    values[at], values[at + 1] = values[at + 1], values[at]
+    group["indices"][:] = values
+    with pytest.raises(MatrixError, match=f"row {row} is not sorted"):
+        api.plan(tmp_path / "A.zarr", tmp_path / "A.zarr")
+
+
+def test_renumber():
+    a, needed = renumber(api.from_scipy(sp.csr_matrix(np.array([[0, 5, 0, 7], [0, 0, 0, 1]]))))
+    assert needed.tolist() == [1, 3]
+    assert a.indices.tolist() == [0, 1, 1]
+    wide = sp.csr_matrix((np.ones(2), np.array([3, 10**9 - 1]), np.array([0, 2])), shape=(1, 10**9))
+    a, needed = renumber(api.from_scipy(wide))
+    assert needed.tolist() == [3, 10**9 - 1]
+    assert a.indices.tolist() == [0, 1]

@@ -1,0 +1,288 @@
+"""The driver: places in C, resume, recomputation, splitting; on a cluster inside this process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from conftest import assert_is_product, random_matrix
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spdist import api, storage
+from spdist.errors import CorruptError, InputError, ResumeError, SpdistError
+from spdist.scheduler import stages
+from spdist.scheduler.run import read_journal
+from spdist.scheduler.stages import shared_slices
+
+
+def files(url: str | Path) -> dict[str, str]:
+    """Return a digest of every file of a matrix."""
+    root = Path(url)
+    return {str(p.relative_to(root)): hashlib.md5(p.read_bytes()).hexdigest() for p in root.rglob("*") if p.is_file()}
+
+
+def read(url) -> storage.CSR:
+    m = api.open_matrix(url)
+    m.check()
+    return m.rows(0, m.nrows)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6), data=st.data())
+def test_any_grid_gives_the_product(tmp_path, scheduler, seed, data):
+    rng = np.random.default_rng(seed)
+    m, k, n = (int(x) for x in rng.integers(1, 60, 3))
+    dtype = data.draw(st.sampled_from(["float64", "float32", "complex128", "int32", "bool", "uint8"]))
+    a, b = random_matrix(m, k, 4, seed, dtype), random_matrix(k, n, 4, seed + 1, dtype)
+    grid = (data.draw(st.integers(1, m)), data.draw(st.integers(1, min(k, 3))), data.draw(st.integers(1, min(n, 3))))
+    place = tmp_path / f"{seed}"
+    for name, matrix in (("a", a), ("b", b)):
+        api.save(place / name, matrix, overwrite=True)
+    api.multiply(place / "a", place / "b", place / "c", grid=grid, scheduler=scheduler, overwrite=True)
+    rtol = 1e-5 if a.dtype.kind in "fc" else 0.0
+    assert_is_product(read(place / "c"), a, b, rtol)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 4), (5, 0, 4), (5, 4, 0), (0, 0, 0), (1, 1, 1)])
+def test_empty_shapes(stored, tmp_path, scheduler, shape):
+    m, k, n = shape
+    a, b = sp.csr_matrix((m, k)), sp.csr_matrix((k, n))
+    stored("A", a), stored("B", b)
+    report = api.multiply(tmp_path / "A.zarr", tmp_path / "B.zarr", tmp_path / "C.zarr", scheduler=scheduler)
+    assert report.nnz == 0
+    c = read(tmp_path / "C.zarr")
+    assert (c.shape, c.nnz) == ((m, n), 0)
+
+
+@pytest.mark.parametrize("engine", ["scipy", "numba", "auto"])
+@pytest.mark.parametrize("grid", [None, (7, 1, 1), (40, 1, 1)])
+def test_same_bytes_whatever_the_engine_and_the_rows(stored, tmp_path, scheduler, engine, grid):
+    a = stored("A", random_matrix(800, 800, 12, 1))
+    reference = tmp_path / "R.zarr"
+    api.multiply(a, a, reference, engine="scipy", scheduler=scheduler)
+    api.multiply(a, a, tmp_path / "C.zarr", engine=engine, grid=grid, scheduler=scheduler)
+    assert files(tmp_path / "C.zarr") == files(reference)
+
+
+def test_rows_that_do_not_fit_their_room_become_blocks_of_their_own(stored, tmp_path, scheduler, monkeypatch):
+    m = random_matrix(500, 500, 10, 2)
+    a = stored("A", m)
+    plan = api.plan(a, a, grid=(9, 1, 1))
+    short = replace(plan, blocks=tuple(replace(block, capacity=block.capacity // 7 + 1) for block in plan.blocks))
+    monkeypatch.setattr(api, "plan", lambda *_, **__: short)
+    report = api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
+    assert report.blocks > 9
+    assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+
+
+@pytest.mark.parametrize(("grid", "stop_after"), [((30, 1, 1), 1), ((30, 1, 1), 17), ((6, 3, 2), 1), ((6, 3, 2), 4)])
+def test_resume_gives_the_bytes_of_an_undisturbed_run(stored, tmp_path, scheduler, monkeypatch, grid, stop_after):
+    monkeypatch.setattr("spdist.scheduler.sizes.CHUNK_LENGTH", 1 << 10)
+    monkeypatch.setattr("spdist.scheduler.run.CHECKPOINT_SECONDS", 0.0)
+    a = stored("A", random_matrix(900, 900, 12, 3))
+    options = {"grid": grid, "scheduler": scheduler}
+    api.multiply(a, a, tmp_path / "R.zarr", **options)
+    commits = []
+    commit = stages.Product.commit
+
+    def failing(self, task, *rest):
+        commits.append(task.number)
+        if len(commits) > stop_after:
+            raise OSError(28, "No space left on device")
+        return commit(self, task, *rest)
+
+    monkeypatch.setattr(stages.Product, "commit", failing)
+    with pytest.raises(SpdistError, match=r"no space left.*--resume"):
+        api.multiply(a, a, tmp_path / "C.zarr", **options)
+    monkeypatch.setattr(stages.Product, "commit", commit)
+    assert api.info(tmp_path / "C.zarr")["state"] == "unfinished"
+    with pytest.raises(InputError, match="unfinished"):
+        api.open_matrix(tmp_path / "C.zarr")
+    front, _ = read_journal(str(tmp_path / "C.zarr"))
+    report = api.multiply(a, a, tmp_path / "C.zarr", resume=True, **options)
+    assert report.state == "resumed"
+    assert front.row == 0 or report.blocks < grid[0]
+    assert files(tmp_path / "C.zarr") == files(tmp_path / "R.zarr")
+
+
+def test_resume_goes_on_from_the_durable_part(stored, tmp_path, scheduler, monkeypatch):
+    """Rows before the front are not computed again: a trap on them is never sprung."""
+    monkeypatch.setattr("spdist.scheduler.sizes.CHUNK_LENGTH", 1 << 10)
+    monkeypatch.setattr("spdist.scheduler.run.CHECKPOINT_SECONDS", 0.0)
+    a = stored("A", random_matrix(900, 900, 12, 4))
+    preprocess = stages.Product.preprocess
+
+    def stop_late(self, task, *rest):
+        if task.start > 500:
+            raise OSError(5, "the disk is gone")
+        return preprocess(self, task, *rest)
+
+    monkeypatch.setattr(stages.Product, "preprocess", stop_late)
+    with pytest.raises(SpdistError, match="the disk is gone"):
+        api.multiply(a, a, tmp_path / "C.zarr", grid=(40, 1, 1), scheduler=scheduler)
+    front, offsets = read_journal(str(tmp_path / "C.zarr"))
+    assert 0 < front.row < 520
+    assert offsets[-1] == front.nnz
+
+    def refuse_early(self, task, *rest):
+        assert task.start >= front.row
+        return preprocess(self, task, *rest)
+
+    monkeypatch.setattr(stages.Product, "preprocess", refuse_early)
+    api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, resume=True)
+    assert api.verify(a, a, tmp_path / "C.zarr").ok
+
+
+def test_resume_refuses_another_product(stored, tmp_path, scheduler, monkeypatch):
+    a, other = stored("A", random_matrix(50, 50, 3, 5)), stored("B", random_matrix(50, 50, 3, 6))
+    monkeypatch.setattr("spdist.scheduler.run.execute", lambda *_: (_ for _ in ()).throw(SpdistError("stopped")))
+    with pytest.raises(SpdistError, match="stopped"):
+        api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
+    with pytest.raises(ResumeError, match="A or B changed"):
+        api.multiply(a, other, tmp_path / "C.zarr", scheduler=scheduler, resume=True)
+
+
+def test_resume_on_a_finished_product_does_nothing(stored, tmp_path, scheduler):
+    a = stored("A", random_matrix(50, 50, 3, 7))
+    api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, resume=True)
+    before = files(tmp_path / "C.zarr")
+    assert api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, resume=True).state == "already finished"
+    assert files(tmp_path / "C.zarr") == before
+
+
+def test_a_lost_block_is_computed_again(stored, tmp_path, scheduler, monkeypatch):
+    m = random_matrix(600, 600, 10, 8)
+    a = stored("A", m)
+    commit, again = stages.Product.commit, stages.Product.again
+    lost = []
+
+    def forget(self, task, *rest):
+        if task.number % 3 == 0 and task.number not in lost:
+            lost.append(task.number)
+            del self.waiting[task.number]
+        return commit(self, task, *rest)
+
+    recomputed = []
+    monkeypatch.setattr(stages.Product, "commit", forget)
+    monkeypatch.setattr(stages.Product, "again", lambda self, *rest: recomputed.append(1) or again(self, *rest))
+    for grid in ((12, 1, 1), (4, 2, 2)):
+        lost.clear()
+        api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, grid=grid, overwrite=True)
+        assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+    assert len(recomputed) == 4 + 2
+
+
+def test_a_block_that_changed_is_not_written(stored, tmp_path, scheduler, monkeypatch):
+    a = stored("A", random_matrix(100, 100, 5, 9))
+    commit = stages.Product.commit
+
+    def other(self, task, counted, *rest):
+        del self.waiting[task.number]
+        lengths = counted.row_nnz.copy()
+        lengths[0] += 1
+        return commit(self, task, replace(counted, row_nnz=lengths), *rest)
+
+    monkeypatch.setattr(stages.Product, "commit", other)
+    with pytest.raises(SpdistError, match="gave another pattern when computed again"):
+        api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
+    assert api.info(tmp_path / "C.zarr")["state"] == "unfinished"
+
+
+@pytest.mark.parametrize("array", ["indptr", "indices", "data"])
+@pytest.mark.parametrize("damage", ["missing", "flipped", "truncated"])
+def test_damaged_operand_is_named_and_leaves_no_matrix(stored, tmp_path, scheduler, array, damage):
+    a = stored("A", random_matrix(300, 300, 6, 10))
+    chunk = tmp_path / "A.zarr" / array / "c" / "0"
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 2] ^= 4
+    chunk.write_bytes({"flipped": bytes(content), "truncated": bytes(content[:-9]), "missing": b""}[damage])
+    if damage == "missing":
+        chunk.unlink()
+    with pytest.raises(CorruptError, match=f"chunk 0 of array '{array}'"):
+        api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
+    assert not (tmp_path / "C.zarr" / "indptr" / "zarr.json").exists()
+
+
+def test_overwrite_replaces_only_at_the_end(stored, tmp_path, scheduler, monkeypatch):
+    a, b = stored("A", random_matrix(60, 60, 4, 11)), stored("B", random_matrix(60, 60, 4, 12))
+    api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
+    before = files(tmp_path / "C.zarr")
+    with pytest.raises(InputError, match=r"exists.*--overwrite"):
+        api.multiply(a, b, tmp_path / "C.zarr", scheduler=scheduler)
+    commit = stages.Product.commit
+    monkeypatch.setattr(stages.Product, "commit", lambda *_: (_ for _ in ()).throw(OSError(5, "broken")))
+    with pytest.raises(SpdistError, match="broken"):
+        api.multiply(a, b, tmp_path / "C.zarr", scheduler=scheduler, overwrite=True)
+    assert files(tmp_path / "C.zarr") == before
+    monkeypatch.setattr(stages.Product, "commit", commit)
+    api.multiply(a, b, tmp_path / "C.zarr", scheduler=scheduler, resume=True)
+    assert api.verify(a, b, tmp_path / "C.zarr").ok
+    assert sorted(p.name for p in tmp_path.glob("C*")) == ["C.zarr"]
+
+
+def test_output_may_not_be_an_input(stored, tmp_path, scheduler):
+    a = stored("A", random_matrix(20, 20, 3, 13))
+    for c in (tmp_path / "A.zarr", tmp_path / "." / "A.zarr", tmp_path / "x" / ".." / "A.zarr"):
+        with pytest.raises(InputError, match="C may not be A or B"):
+            api.multiply(a, a, c, scheduler=scheduler, overwrite=True)
+
+
+def test_memory_urls(scheduler):
+    m = random_matrix(70, 70, 4, 14)
+    api.save("memory://run/a.zarr", m, overwrite=True)
+    api.multiply("memory://run/a.zarr", "memory://run/a.zarr", "memory://run/c.zarr", overwrite=True, check=True)
+    assert_is_product(read("memory://run/c.zarr"), m, m, 1e-12)
+    with pytest.raises(InputError, match="this process alone"):
+        api.multiply("memory://run/a.zarr", "memory://run/a.zarr", "memory://run/d.zarr", scheduler=scheduler)
+
+
+def test_no_scheduler_at_the_address(stored, tmp_path, monkeypatch):
+    monkeypatch.setattr("spdist.scheduler.cluster.CONNECT_SECONDS", 0.5)
+    a = stored("A", random_matrix(20, 20, 3, 15))
+    with pytest.raises(InputError, match="no Dask scheduler answers"):
+        api.multiply(a, a, tmp_path / "C.zarr", scheduler="tcp://127.0.0.1:9")
+    assert not (tmp_path / "C.zarr").exists()
+
+
+def test_anndata_reads_the_product(stored, tmp_path, scheduler):
+    anndata = pytest.importorskip("anndata")
+    import zarr
+
+    m = random_matrix(200, 200, 5, 16)
+    a = stored("A", m)
+    api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, grid=(5, 1, 1))
+    c = anndata.io.read_elem(zarr.open_group(tmp_path / "C.zarr", mode="r"))
+    assert abs(c - m @ m).max() < 1e-12
+
+
+@given(st.integers(0, 500), st.integers(0, 500), st.integers(1, 120))
+def test_shared_slices_leave_whole_chunks(at, nnz, chunk):
+    slices = shared_slices(at, nnz, chunk)
+    kept = np.zeros(nnz, bool)
+    for low, high in slices:
+        assert 0 <= low < high <= nnz
+        assert (at + low) // chunk == (at + high - 1) // chunk
+        kept[low:high] = True
+    body = np.flatnonzero(~kept)
+    if len(body):
+        assert (at + body[0]) % chunk == 0
+        assert (at + body[-1] + 1) % chunk == 0
+        assert body[-1] - body[0] + 1 == len(body)
+
+
+def test_journal_is_one_file(tmp_path):
+    from spdist.scheduler.run import Front, write_journal
+
+    url = str(tmp_path / "C.zarr")
+    storage.begin(url, {})
+    assert read_journal(url)[0] == Front()
+    write_journal(url, Front(5, 70, 2, True), np.array([3, 70]))
+    front, offsets = read_journal(url)
+    assert (front, offsets.tolist()) == (Front(5, 70, 2, True), [3, 70])
+    assert json.loads((tmp_path / "C.zarr" / "spdist-journal").read_bytes().split(b"\n")[0])["row"] == 5
