@@ -411,7 +411,7 @@ def _unfinished(target: str) -> tuple[str, dict[str, Any]] | None:
     """Return the place and facts of the product to resume: a replacement in progress goes before a finished C."""
     for place in (beside(target), target):
         facts = storage.read_facts(place)
-        if facts:
+        if "product" in facts:
             return place, facts
     if storage.exists(target):
         raise InputError(f"{target} exists and is no product of spdist: choose another name or pass --overwrite")

@@ -46,7 +46,7 @@ def scheduler():
 
     with (
         dask.config.set(SETTINGS),
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
     ):
         yield cluster.scheduler_address
 
