@@ -1,0 +1,1 @@
+"""Compute on one block: these modules know arrays and `CSR`, never Zarr, Dask or plans."""

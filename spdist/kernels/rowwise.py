@@ -1,0 +1,497 @@
+"""Row-wise sparse multiply on the CPU, compiled by Numba; `cpu` imports it when it is first needed.
+
+Each row of C is made on its own, by the first of these methods that suits it:
+
+copy
+    One row of B takes part: scale it.
+rank sort
+    At most `RANK_PRODUCTS` products, far apart: expand them, place each by counting the smaller keys 16 at a time,
+    sum equal columns. No branch depends on the data.
+window
+    Products fit in a span of `WINDOW` columns: a dense accumulator over the span (Gustavson), a byte for each column
+    that was hit and a byte for each 64 columns. Reading the bytes back, 64 at a time, gives the columns sorted with no
+    sort, and clears them for the next row. Bytes, not bits: a bit needs a read before its write, and with runs of
+    neighbouring columns every read would wait for the write before it.
+radix sort
+    Up to `SORT_PRODUCTS` products in a wider span: expand, stable radix sort of the columns, sum equal columns.
+strips
+    What is left: the row is cut into strips of columns narrow enough for one of the two methods above.
+
+Every method adds the products of an entry in the order of k, to a zero, one rounding each: the same bits as SciPy.
+Columns are handled as unsigned numbers, for which Numba leaves out its test for negative ones.
+
+References
+----------
+F. Gustavson, "Two Fast Algorithms for Sparse Matrices: Multiplication and Permuted Transposition", ACM TOMS 4(3), 1978.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from spdist.kernels.workspace import BATCH_ROWS, BATCH_SLOTS, CACHED_SPAN, RANK_PRODUCTS, SORT_PRODUCTS, WINDOW
+
+LANES = 16
+RANK_BITS = RANK_PRODUCTS.bit_length() - 1
+RANK_SPAN = 1 << (31 - RANK_BITS)
+SORT_BITS = SORT_PRODUCTS.bit_length() - 1
+SORT_SPAN = 1 << (63 - SORT_BITS)
+SPARSE_ROW = 64
+TINY_ROW = 32
+SPARSE_SMALL = 512
+PADDING = np.int32(np.iinfo(np.int32).max)
+
+compiled = njit(nogil=True, cache=True, boundscheck=False)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def hits64(context: Any, marks: Any, at: Any) -> Any:
+    """Return the 64 bytes ``marks[at:at + 64]`` as 64 bits, bit j set if byte j is not 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        marks = context.make_array(signature.args[0])(context, builder, value=args[0])
+        vector = ir.VectorType(ir.IntType(8), 64)
+        start = builder.bitcast(builder.gep(marks.data, [args[1]]), vector.as_pointer())
+        hits = builder.icmp_unsigned("!=", builder.load(start, align=1), ir.Constant(vector, None))
+        return builder.bitcast(hits, ir.IntType(64))
+
+    return types.uint64(marks, types.uintp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def count_below(context: Any, keys: Any, at: Any, key: Any) -> Any:
+    """Return how many of the `LANES` int32 in ``keys[at:]`` are below `key`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        keys = context.make_array(signature.args[0])(context, builder, value=args[0])
+        vector = ir.VectorType(ir.IntType(32), LANES)
+        start = builder.bitcast(builder.gep(keys.data, [args[1]]), vector.as_pointer())
+        one = builder.insert_element(ir.Constant(vector, ir.Undefined), args[2], ir.IntType(32)(0))
+        lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
+        all_lanes = builder.shuffle_vector(one, one, lanes)
+        below = builder.icmp_signed("<", builder.load(start, align=4), all_lanes)
+        bits = builder.zext(builder.bitcast(below, ir.IntType(LANES)), ir.IntType(64))
+        return builder.ctpop(bits)
+
+    return types.uint64(keys, types.uintp, types.int32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def lowest_bit(context: Any, bits: Any) -> Any:
+    """Return the place of the lowest set bit of a number that is not 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(context: Any, array: Any, at: Any) -> Any:
+    """Ask the processor to fetch ``array[at]``, and do not wait for it; any `at` is safe."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, value=args[0])
+        byte = ir.IntType(8).as_pointer()
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        place = builder.bitcast(builder.gep(array.data, [args[1]]), byte)
+        builder.call(function, [place, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.uintp), generate
+
+
+@compiled  # type: ignore[untyped-decorator]
+def add_product(total: Any, a: Any, b: Any, boolean: Any) -> Any:
+    """Return ``total + a * b``, or ``total or (a and b)`` if `boolean` is not None (decided when compiled)."""
+    if boolean is None:
+        return total + a * b
+    return total | (a & b)
+
+
+@compiled  # type: ignore[untyped-decorator]
+def row_extent(a: Any, b: Any, row: Any) -> tuple[int, int, int, int]:
+    """Return a row's products, its first and last column of C, and how many rows of B take part."""
+    products, first, last, parts = np.int64(0), np.int64(np.iinfo(np.int64).max), np.int64(-1), 0
+    for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
+        k = np.uintp(a[1][p])
+        start, stop = np.uintp(b[0][k]), np.uintp(b[0][k + np.uintp(1)])
+        if start < stop:
+            products += np.int64(stop - start)
+            first = min(first, np.int64(b[1][start]))
+            last = max(last, np.int64(b[1][stop - np.uintp(1)]))
+            parts += 1
+    return products, first, last, parts
+
+
+@compiled  # type: ignore[untyped-decorator]
+def fetch_ahead(a: Any, b: Any, row: Any, stop: Any) -> None:
+    """Start fetching what row + 2 and row + 4 need of B: with small random rows the wait for memory is all there is."""
+    far = min(row + np.uintp(4), stop - np.uintp(1))
+    for p in range(np.uintp(a[0][far]), min(np.uintp(a[0][far + np.uintp(1)]), np.uintp(a[0][far]) + np.uintp(32))):
+        prefetch(b[0], np.uintp(a[1][p]))
+    near = min(row + np.uintp(2), stop - np.uintp(1))
+    for p in range(np.uintp(a[0][near]), min(np.uintp(a[0][near + np.uintp(1)]), np.uintp(a[0][near]) + np.uintp(32))):
+        start = np.uintp(b[0][np.uintp(a[1][p])])
+        prefetch(b[1], start)
+        prefetch(b[2], start)
+
+
+@compiled  # type: ignore[untyped-decorator]
+def first_at_least(indices: Any, start: Any, stop: Any, column: Any) -> Any:
+    """Return the first place in the sorted ``indices[start:stop]`` whose column is not below `column`, else `stop`."""
+    while start < stop:
+        middle = (start + stop) >> np.uintp(1)
+        if np.uintp(indices[middle]) < column:
+            start = middle + np.uintp(1)
+        else:
+            stop = middle
+    return start
+
+
+@compiled  # type: ignore[untyped-decorator]
+def accumulate(a: Any, b: Any, row: Any, first: Any, window: Any, boolean: Any) -> None:
+    """Add a row's products to the window, whose first column is `first`; all of them must fall inside."""
+    total, hit, hit64 = window
+    for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
+        k, value = np.uintp(a[1][p]), a[2][p]
+        for q in range(np.uintp(b[0][k]), np.uintp(b[0][k + np.uintp(1)])):
+            j = np.uintp(b[1][q]) - first
+            total[j] = add_product(total[j], value, b[2][q], boolean)
+            hit[j] = 1
+            hit64[j >> np.uintp(6)] = 1
+
+
+@compiled  # type: ignore[untyped-decorator]
+def accumulate_strip(a: Any, b: Any, row: Any, first: Any, end: Any, window: Any, boolean: Any) -> None:
+    """Add a row's products with columns in ``[first, end)`` to the window."""
+    total, hit, hit64 = window
+    for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
+        k, value = np.uintp(a[1][p]), a[2][p]
+        stop = np.uintp(b[0][k + np.uintp(1)])
+        q = first_at_least(b[1], np.uintp(b[0][k]), stop, first)
+        while q < stop and np.uintp(b[1][q]) < end:
+            j = np.uintp(b[1][q]) - first
+            total[j] = add_product(total[j], value, b[2][q], boolean)
+            hit[j] = 1
+            hit64[j >> np.uintp(6)] = 1
+            q += np.uintp(1)
+
+
+@compiled  # type: ignore[untyped-decorator]
+def gather(window: Any, first: Any, columns: Any, c: Any, at: Any, capacity: Any) -> Any:
+    """Move the window's entries to C from place `at` on, in order of columns, and clear it; return the next place.
+
+    Places from `capacity` on are counted, but all written to one spare entry.
+    """
+    total, hit, hit64 = window
+    for t in range(np.uintp(0), (columns + np.uintp(63)) >> np.uintp(6), np.uintp(64)):
+        blocks = hits64(hit64, t)
+        while blocks != np.uint64(0):
+            block = t + lowest_bit(blocks)
+            blocks &= blocks - np.uint64(1)
+            hit64[block] = 0
+            start = block << np.uintp(6)
+            entries = hits64(hit, start)
+            for u in range(np.uintp(64)):
+                hit[start + u] = 0
+            while entries != np.uint64(0):
+                j = start + lowest_bit(entries)
+                entries &= entries - np.uint64(1)
+                place = min(at, capacity)
+                c[0][place] = j + first
+                c[1][place] = total[j]
+                total[j] = 0
+                at += np.uintp(1)
+    return at
+
+
+@compiled  # type: ignore[untyped-decorator]
+def copy_row(a: Any, b: Any, row: Any, c: Any, at: Any, capacity: Any, boolean: Any) -> Any:
+    """Write a row of C that only one row of B takes part in; return the next place."""
+    zero = c[1].dtype.type(0)
+    for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
+        k, value = np.uintp(a[1][p]), a[2][p]
+        start, stop = np.uintp(b[0][k]), np.uintp(b[0][k + np.uintp(1)])
+        if at + (stop - start) <= capacity:
+            for q in range(start, stop):
+                c[0][at + (q - start)] = b[1][q]
+                c[1][at + (q - start)] = add_product(zero, value, b[2][q], boolean)
+        at += stop - start
+    return at
+
+
+@compiled  # type: ignore[untyped-decorator]
+def expand_small(a: Any, b: Any, row: Any, extent: Any, batch: Any, count: Any, slot: Any, boolean: Any) -> Any:
+    """Expand a small row into the batch as its row number `count`, from `slot` on; return the next free slot.
+
+    A key is column and place, so keys differ and equal columns keep their order.
+    """
+    keys, values, sizes, firsts = batch[0], batch[2], batch[3], batch[4]
+    first, n = np.uintp(extent[1]), np.uintp(extent[0])
+    sizes[count], firsts[count] = n, first
+    for t in range(np.uintp(LANES)):
+        keys[slot + (n & ~np.uintp(LANES - 1)) + t] = PADDING
+    t = np.uintp(0)
+    for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
+        k, value = np.uintp(a[1][p]), a[2][p]
+        for q in range(np.uintp(b[0][k]), np.uintp(b[0][k + np.uintp(1)])):
+            keys[slot + t] = ((np.uintp(b[1][q]) - first) << np.uintp(RANK_BITS)) | t
+            values[slot + t] = add_product(values.dtype.type(0), value, b[2][q], boolean)
+            t += np.uintp(1)
+    return slot + ((n + np.uintp(LANES - 1)) & ~np.uintp(LANES - 1))
+
+
+@compiled  # type: ignore[untyped-decorator]
+def sort_batch(batch: Any, rows: Any) -> Any:
+    """Sort the rows of a batch: an entry's place is the number of smaller keys; return how many there are."""
+    keys, ordered, sizes = batch[0], batch[1], batch[3]
+    slot, done = np.uintp(0), np.uintp(0)
+    for row in range(rows):
+        n = np.uintp(sizes[row])
+        for t in range(slot, slot + n):
+            key = keys[t]
+            rank = done
+            for u in range(slot, slot + n, np.uintp(LANES)):
+                rank += count_below(keys, u, key)
+            column = (row << np.uintp(31 - RANK_BITS)) | (np.uintp(key) >> np.uintp(RANK_BITS))
+            ordered[rank] = (column << np.uintp(SORT_BITS)) | t
+        done += n
+        slot += (n + np.uintp(LANES - 1)) & ~np.uintp(LANES - 1)
+    return done
+
+
+@compiled  # type: ignore[untyped-decorator]
+def flush_batch(batch: Any, rows: Any, c: Any, row: Any, at: Any, capacity: Any, boolean: Any) -> Any:
+    """Sort and sum a batch of `rows` rows into C, whose first is `row`, from place `at` on.
+
+    Return the next place and how many rows fit; if not all did, the place counts the first that did not as well.
+    """
+    ordered, values, sizes, firsts, ends = batch[1], batch[2], batch[3], batch[4], batch[5]
+    n = sort_batch(batch, rows)
+    start = at
+    zero = values.dtype.type(0)
+    total, previous = zero, np.uintp(1) << np.uintp(63)
+    at -= np.uintp(1)
+    for t in range(n):
+        column = ordered[t] >> np.uintp(SORT_BITS)
+        value = values[ordered[t] & np.uintp(SORT_PRODUCTS - 1)]
+        fresh = column != previous
+        before = zero if fresh else total
+        total = before + value if boolean is None else before | value
+        at += np.uintp(fresh)
+        place = min(at, capacity)
+        owner = column >> np.uintp(31 - RANK_BITS)
+        c[0][place] = (column & np.uintp(RANK_SPAN - 1)) + firsts[owner]
+        c[1][place] = total
+        ends[owner] = at + np.uintp(1)
+        previous = column
+    end = start
+    for r in range(rows):
+        if sizes[r] != 0:
+            end = ends[r]
+        if end > capacity:
+            return end, r
+        c[2][row + r] = end
+    return end, rows
+
+
+@compiled  # type: ignore[untyped-decorator]
+def expand_strip(a: Any, b: Any, row: Any, first: Any, end: Any, sorting: Any, boolean: Any) -> Any:
+    """Expand a row's products with columns in ``[first, end)``; return how many, or more than fit if they do not."""
+    keys, values = sorting[0], sorting[2]
+    n = np.uintp(0)
+    for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
+        k, value = np.uintp(a[1][p]), a[2][p]
+        stop = np.uintp(b[0][k + np.uintp(1)])
+        q = first_at_least(b[1], np.uintp(b[0][k]), stop, first)
+        while q < stop and np.uintp(b[1][q]) < end:
+            if n == np.uintp(SORT_PRODUCTS):
+                return n + np.uintp(1)
+            keys[n] = ((np.uintp(b[1][q]) - first) << np.uintp(SORT_BITS)) | n
+            values[n] = add_product(values.dtype.type(0), value, b[2][q], boolean)
+            n += np.uintp(1)
+            q += np.uintp(1)
+    return n
+
+
+@compiled  # type: ignore[untyped-decorator]
+def radix_sort(keys: Any, other: Any, bins: Any, n: Any, columns: Any) -> Any:
+    """Sort ``keys[:n]`` by column, stably, least digit first; return the array, of the two, that holds the result."""
+    most = np.uintp(8) if n < np.uintp(2048) else np.uintp(11)
+    bits = np.uintp(1)
+    while (columns - np.uintp(1)) >> bits != np.uintp(0):
+        bits += np.uintp(1)
+    passes = (bits + most - np.uintp(1)) // most
+    digit = (bits + passes - np.uintp(1)) // passes
+    mask = (np.uintp(1) << digit) - np.uintp(1)
+    for t in range(passes):
+        shift = np.uintp(SORT_BITS) + t * digit
+        for u in range(mask + np.uintp(1)):
+            bins[u] = 0
+        for u in range(n):
+            bins[(keys[u] >> shift) & mask] += 1
+        start = np.int32(0)
+        for u in range(mask + np.uintp(1)):
+            start, bins[u] = start + bins[u], start
+        for u in range(n):
+            d = (keys[u] >> shift) & mask
+            other[np.uintp(bins[d])] = keys[u]
+            bins[d] += 1
+        keys, other = other, keys
+    return keys
+
+
+@compiled  # type: ignore[untyped-decorator]
+def compress(keys: Any, values: Any, n: Any, first: Any, c: Any, at: Any, capacity: Any, boolean: Any) -> Any:
+    """Sum the sorted products of each column into C from place `at` on, without a branch; return the next place."""
+    zero = values.dtype.type(0)
+    total, previous = zero, np.uintp(1) << np.uintp(63)
+    at -= np.uintp(1)
+    for t in range(n):
+        column = keys[t] >> np.uintp(SORT_BITS)
+        value = values[keys[t] & np.uintp(SORT_PRODUCTS - 1)]
+        fresh = column != previous
+        before = zero if fresh else total
+        total = before + value if boolean is None else before | value
+        at += np.uintp(fresh)
+        place = min(at, capacity)
+        c[0][place] = column + first
+        c[1][place] = total
+        previous = column
+    return at + np.uintp(1)
+
+
+@compiled  # type: ignore[untyped-decorator]
+def multiply_strips(
+    a: Any, b: Any, row: Any, first: Any, last: Any, products: Any, work: Any, c: Any, at: Any, capacity: Any,
+    boolean: Any,
+) -> Any:
+    """Make a row strip by strip, each as wide as `SORT_PRODUCTS` products or `WINDOW` columns allow."""
+    window, sorting = work[0], work[1]
+    width = np.uintp(min(np.float64(SORT_SPAN), (last - first) / products * (SORT_PRODUCTS / 2)))
+    end = first
+    while end <= last:
+        width = max(width, np.uintp(WINDOW))
+        start, end = end, min(last + np.uintp(1), end + width)
+        if width == np.uintp(WINDOW):
+            accumulate_strip(a, b, row, start, end, window, boolean)
+            at = gather(window, start, end - start, c, at, capacity)
+            continue
+        n = expand_strip(a, b, row, start, end, sorting, boolean)
+        if n > np.uintp(SORT_PRODUCTS):
+            end = start
+            width >>= np.uintp(1)
+            continue
+        keys = radix_sort(sorting[0], sorting[1], sorting[3], n, end - start)
+        at = compress(keys, sorting[2], n, start, c, at, capacity, boolean)
+        if n < np.uintp(SORT_PRODUCTS // 4):
+            width = min(width << np.uintp(1), np.uintp(SORT_SPAN))
+    return at
+
+
+@compiled  # type: ignore[untyped-decorator]
+def multiply_row(
+    a: Any, b: Any, row: Any, extent: Any, work: Any, c: Any, at: Any, capacity: Any, boolean: Any
+) -> Any:
+    """Make one row by the method that suits it; return the next place in C."""
+    products, low, high, parts = extent
+    if parts == 1:
+        return copy_row(a, b, row, c, at, capacity, boolean)
+    window, sorting = work[0], work[1]
+    first, n, span = np.uintp(low), np.uintp(products), np.uintp(high - low + 1)
+    sort = n <= np.uintp(SORT_PRODUCTS) and span < np.uintp(SORT_SPAN) and span > np.uintp(SPARSE_ROW) * n
+    if span <= np.uintp(CACHED_SPAN) or (span <= np.uintp(WINDOW) and not sort):
+        accumulate(a, b, row, first, window, boolean)
+        return gather(window, first, span, c, at, capacity)
+    if n <= np.uintp(SORT_PRODUCTS) and span < np.uintp(SORT_SPAN):
+        n = expand_strip(a, b, row, first, first + span, sorting, boolean)
+        keys = radix_sort(sorting[0], sorting[1], sorting[3], n, span)
+        return compress(keys, sorting[2], n, first, c, at, capacity, boolean)
+    return multiply_strips(a, b, row, first, np.uintp(high), products, work, c, at, capacity, boolean)
+
+
+@compiled  # type: ignore[untyped-decorator]
+def is_small(extent: Any) -> bool:
+    """Whether a row is better sorted in a batch of small rows."""
+    products, first, last, _ = extent
+    if products > RANK_PRODUCTS or last - first >= RANK_SPAN:
+        return False
+    return products <= TINY_ROW or last - first > SPARSE_SMALL * products
+
+
+@compiled  # type: ignore[untyped-decorator]
+def multiply_rows(
+    a: Any, b: Any, start: int, stop: int, work: Any, c: Any, capacity: int, ahead: bool, boolean: Any
+) -> tuple[int, int]:
+    """Make rows ``[start, stop)`` of C until `capacity` entries are full.
+
+    Parameters
+    ----------
+    a, b : (indptr, indices, data)
+    work : (window, sorting, batch)
+        As `cpu.new_work` makes it; all of the window is 0, before and after.
+    c : (indices, data, ends)
+        Indices and data with one spare entry after `capacity`; ends[i] becomes the entries in the first i + 1 rows.
+    ahead : bool
+        Whether to fetch rows of B ahead.
+    boolean : None or True
+        True for OR of ANDs, on uint8 zeros and ones.
+
+    Returns
+    -------
+    rows : int
+        Whole rows made.
+    needed : int
+        Entries of those rows and, if `capacity` stopped them, of the row that did not fit.
+    """
+    at, limit, last = np.uintp(0), np.uintp(capacity), np.uintp(stop)
+    origin = np.uintp(start)
+    count, slot = np.uintp(0), np.uintp(0)
+    for row in range(origin, last):
+        if ahead:
+            fetch_ahead(a, b, row, last)
+        extent = row_extent(a, b, row)
+        small = is_small(extent)
+        if count > np.uintp(0) and (not small or count == np.uintp(BATCH_ROWS) or slot > np.uintp(BATCH_SLOTS)):
+            at, fit = flush_batch(work[2], count, c, row - count - origin, at, limit, boolean)
+            if fit < count:
+                return np.int64(row - count - origin + fit), np.int64(at)
+            count, slot = np.uintp(0), np.uintp(0)
+        if small:
+            slot = expand_small(a, b, row, extent, work[2], count, slot, boolean)
+            count += np.uintp(1)
+            continue
+        at = multiply_row(a, b, row, extent, work, c, at, limit, boolean)
+        if at > limit:
+            return np.int64(row - origin), np.int64(at)
+        c[2][row - origin] = at
+    if count > np.uintp(0):
+        at, fit = flush_batch(work[2], count, c, last - count - origin, at, limit, boolean)
+        return np.int64(last - count - origin + fit), np.int64(at)
+    return stop - start, np.int64(at)
+
+
+@compiled  # type: ignore[untyped-decorator]
+def slice_stop(a_indptr: Any, a_indices: Any, b_indptr: Any, start: int, stop: int, most: int) -> tuple[int, int]:
+    """Return the end of the longest run of rows from `start` with at most `most` products (one row at least).
+
+    Also returns its products.
+    """
+    products = np.int64(0)
+    for row in range(np.uintp(start), np.uintp(stop)):
+        n = np.int64(0)
+        for p in range(np.uintp(a_indptr[row]), np.uintp(a_indptr[row + np.uintp(1)])):
+            k = np.uintp(a_indices[p])
+            n += b_indptr[k + np.uintp(1)] - b_indptr[k]
+        if products + n > most and row > np.uintp(start):
+            return np.int64(row), products
+        products += n
+    return stop, products
