@@ -439,7 +439,7 @@ def new_work(ncols: int, dtype: np.dtype[Any]) -> tuple[tuple[npt.NDArray[Any], 
     padded = columns + workspace.PADDING
     window = np.zeros(padded, dtype), np.zeros(padded, np.uint8), np.zeros(columns // 64 + 2 * 64, np.uint8)
     keys = np.empty((2, products), np.uint64)
-    sorting = keys[0], keys[1], np.empty(products, dtype), np.empty(workspace.RADIX_BINS, np.int32)
+    sorting = keys, np.empty(products, dtype), np.empty(workspace.RADIX_BINS, np.int32)
     slots, rows = workspace.BATCH_SLOTS + 2 * workspace.RANK_PRODUCTS, workspace.BATCH_ROWS + 1
     table = np.empty((3, rows), np.uint64)
     batch = np.empty(slots, np.int32), np.empty(slots, np.uint64), np.empty(slots, dtype), table[0], table[1], table[2]

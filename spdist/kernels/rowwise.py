@@ -46,7 +46,8 @@ TINY_ROW = 32
 SPARSE_SMALL = 512
 PADDING = np.int32(np.iinfo(np.int32).max)
 
-compiled = njit(nogil=True, cache=True, boundscheck=False)
+compiled = njit(nogil=True, cache=True, boundscheck=False, _nrt=False)
+inlined = njit(nogil=True, cache=True, boundscheck=False, _nrt=False, forceinline=True)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -108,7 +109,7 @@ def prefetch(context: Any, array: Any, at: Any) -> Any:
     return types.void(array, types.uintp), generate
 
 
-@compiled  # type: ignore[untyped-decorator]
+@inlined  # type: ignore[untyped-decorator]
 def add_product(total: Any, a: Any, b: Any, boolean: Any) -> Any:
     """Return ``total + a * b``, or ``total or (a and b)`` if `boolean` is not None (decided when compiled)."""
     if boolean is None:
@@ -116,7 +117,7 @@ def add_product(total: Any, a: Any, b: Any, boolean: Any) -> Any:
     return total | (a & b)
 
 
-@compiled  # type: ignore[untyped-decorator]
+@inlined  # type: ignore[untyped-decorator]
 def row_extent(a: Any, b: Any, row: Any) -> tuple[int, int, int, int]:
     """Return a row's products, its first and last column of C, and how many rows of B take part."""
     products, first, last, parts = np.int64(0), np.int64(np.iinfo(np.int64).max), np.int64(-1), 0
@@ -131,7 +132,7 @@ def row_extent(a: Any, b: Any, row: Any) -> tuple[int, int, int, int]:
     return products, first, last, parts
 
 
-@compiled  # type: ignore[untyped-decorator]
+@inlined  # type: ignore[untyped-decorator]
 def fetch_ahead(a: Any, b: Any, row: Any, stop: Any) -> None:
     """Start fetching what row + 2 and row + 4 need of B: with small random rows the wait for memory is all there is."""
     far = min(row + np.uintp(4), stop - np.uintp(1))
@@ -156,7 +157,7 @@ def first_at_least(indices: Any, start: Any, stop: Any, column: Any) -> Any:
     return start
 
 
-@compiled  # type: ignore[untyped-decorator]
+@inlined  # type: ignore[untyped-decorator]
 def accumulate(a: Any, b: Any, row: Any, first: Any, window: Any, boolean: Any) -> None:
     """Add a row's products to the window, whose first column is `first`; all of them must fall inside."""
     total, hit, hit64 = window
@@ -185,7 +186,7 @@ def accumulate_strip(a: Any, b: Any, row: Any, first: Any, end: Any, window: Any
             q += np.uintp(1)
 
 
-@compiled  # type: ignore[untyped-decorator]
+@inlined  # type: ignore[untyped-decorator]
 def gather(window: Any, first: Any, columns: Any, c: Any, at: Any, capacity: Any) -> Any:
     """Move the window's entries to C from place `at` on, in order of columns, and clear it; return the next place.
 
@@ -213,7 +214,7 @@ def gather(window: Any, first: Any, columns: Any, c: Any, at: Any, capacity: Any
     return at
 
 
-@compiled  # type: ignore[untyped-decorator]
+@inlined  # type: ignore[untyped-decorator]
 def copy_row(a: Any, b: Any, row: Any, c: Any, at: Any, capacity: Any, boolean: Any) -> Any:
     """Write a row of C that only one row of B takes part in; return the next place."""
     zero = c[1].dtype.type(0)
@@ -228,7 +229,7 @@ def copy_row(a: Any, b: Any, row: Any, c: Any, at: Any, capacity: Any, boolean: 
     return at
 
 
-@compiled  # type: ignore[untyped-decorator]
+@inlined  # type: ignore[untyped-decorator]
 def expand_small(a: Any, b: Any, row: Any, extent: Any, batch: Any, count: Any, slot: Any, boolean: Any) -> Any:
     """Expand a small row into the batch as its row number `count`, from `slot` on; return the next free slot.
 
@@ -306,7 +307,7 @@ def flush_batch(batch: Any, rows: Any, c: Any, row: Any, at: Any, capacity: Any,
 @compiled  # type: ignore[untyped-decorator]
 def expand_strip(a: Any, b: Any, row: Any, first: Any, end: Any, sorting: Any, boolean: Any) -> Any:
     """Expand a row's products with columns in ``[first, end)``; return how many, or more than fit if they do not."""
-    keys, values = sorting[0], sorting[2]
+    keys, values = sorting[0], sorting[1]
     n = np.uintp(0)
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
         k, value = np.uintp(a[1][p]), a[2][p]
@@ -315,7 +316,7 @@ def expand_strip(a: Any, b: Any, row: Any, first: Any, end: Any, sorting: Any, b
         while q < stop and np.uintp(b[1][q]) < end:
             if n == np.uintp(SORT_PRODUCTS):
                 return n + np.uintp(1)
-            keys[n] = ((np.uintp(b[1][q]) - first) << np.uintp(SORT_BITS)) | n
+            keys[0, n] = ((np.uintp(b[1][q]) - first) << np.uintp(SORT_BITS)) | n
             values[n] = add_product(values.dtype.type(0), value, b[2][q], boolean)
             n += np.uintp(1)
             q += np.uintp(1)
@@ -323,8 +324,9 @@ def expand_strip(a: Any, b: Any, row: Any, first: Any, end: Any, sorting: Any, b
 
 
 @compiled  # type: ignore[untyped-decorator]
-def radix_sort(keys: Any, other: Any, bins: Any, n: Any, columns: Any) -> Any:
-    """Sort ``keys[:n]`` by column, stably, least digit first; return the array, of the two, that holds the result."""
+def radix_sort(sorting: Any, n: Any, columns: Any) -> Any:
+    """Sort the first `n` keys by column, stably, least digit first; return which row of keys holds the result."""
+    keys, bins = sorting[0], sorting[2]
     most = np.uintp(8) if n < np.uintp(2048) else np.uintp(11)
     bits = np.uintp(1)
     while (columns - np.uintp(1)) >> bits != np.uintp(0):
@@ -332,32 +334,34 @@ def radix_sort(keys: Any, other: Any, bins: Any, n: Any, columns: Any) -> Any:
     passes = (bits + most - np.uintp(1)) // most
     digit = (bits + passes - np.uintp(1)) // passes
     mask = (np.uintp(1) << digit) - np.uintp(1)
+    side = np.uintp(0)
     for t in range(passes):
         shift = np.uintp(SORT_BITS) + t * digit
         for u in range(mask + np.uintp(1)):
             bins[u] = 0
         for u in range(n):
-            bins[(keys[u] >> shift) & mask] += 1
+            bins[(keys[side, u] >> shift) & mask] += 1
         start = np.int32(0)
         for u in range(mask + np.uintp(1)):
             start, bins[u] = start + bins[u], start
         for u in range(n):
-            d = (keys[u] >> shift) & mask
-            other[np.uintp(bins[d])] = keys[u]
+            d = (keys[side, u] >> shift) & mask
+            keys[side ^ np.uintp(1), np.uintp(bins[d])] = keys[side, u]
             bins[d] += 1
-        keys, other = other, keys
-    return keys
+        side ^= np.uintp(1)
+    return side
 
 
 @compiled  # type: ignore[untyped-decorator]
-def compress(keys: Any, values: Any, n: Any, first: Any, c: Any, at: Any, capacity: Any, boolean: Any) -> Any:
+def compress(sorting: Any, side: Any, n: Any, first: Any, c: Any, at: Any, capacity: Any, boolean: Any) -> Any:
     """Sum the sorted products of each column into C from place `at` on, without a branch; return the next place."""
+    keys, values = sorting[0], sorting[1]
     zero = values.dtype.type(0)
     total, previous = zero, np.uintp(1) << np.uintp(63)
     at -= np.uintp(1)
     for t in range(n):
-        column = keys[t] >> np.uintp(SORT_BITS)
-        value = values[keys[t] & np.uintp(SORT_PRODUCTS - 1)]
+        column = keys[side, t] >> np.uintp(SORT_BITS)
+        value = values[keys[side, t] & np.uintp(SORT_PRODUCTS - 1)]
         fresh = column != previous
         before = zero if fresh else total
         total = before + value if boolean is None else before | value
@@ -390,14 +394,14 @@ def multiply_strips(
             end = start
             width >>= np.uintp(1)
             continue
-        keys = radix_sort(sorting[0], sorting[1], sorting[3], n, end - start)
-        at = compress(keys, sorting[2], n, start, c, at, capacity, boolean)
+        side = radix_sort(sorting, n, end - start)
+        at = compress(sorting, side, n, start, c, at, capacity, boolean)
         if n < np.uintp(SORT_PRODUCTS // 4):
             width = min(width << np.uintp(1), np.uintp(SORT_SPAN))
     return at
 
 
-@compiled  # type: ignore[untyped-decorator]
+@inlined  # type: ignore[untyped-decorator]
 def multiply_row(
     a: Any, b: Any, row: Any, extent: Any, work: Any, c: Any, at: Any, capacity: Any, boolean: Any
 ) -> Any:
@@ -413,12 +417,12 @@ def multiply_row(
         return gather(window, first, span, c, at, capacity)
     if n <= np.uintp(SORT_PRODUCTS) and span < np.uintp(SORT_SPAN):
         n = expand_strip(a, b, row, first, first + span, sorting, boolean)
-        keys = radix_sort(sorting[0], sorting[1], sorting[3], n, span)
-        return compress(keys, sorting[2], n, first, c, at, capacity, boolean)
+        side = radix_sort(sorting, n, span)
+        return compress(sorting, side, n, first, c, at, capacity, boolean)
     return multiply_strips(a, b, row, first, np.uintp(high), products, work, c, at, capacity, boolean)
 
 
-@compiled  # type: ignore[untyped-decorator]
+@inlined  # type: ignore[untyped-decorator]
 def is_small(extent: Any) -> bool:
     """Whether a row is better sorted in a batch of small rows."""
     products, first, last, _ = extent
