@@ -43,7 +43,7 @@ RANK_SPAN = 1 << (31 - RANK_BITS)
 SORT_BITS = SORT_PRODUCTS.bit_length() - 1
 SORT_SPAN = 1 << (63 - SORT_BITS)
 TINY_ROW = 32
-SPARSE_SMALL = 512
+SPARSE_SMALL = 1024
 PADDING = np.int32(np.iinfo(np.int32).max)
 
 # No function makes arrays, so that references need not be counted: threads would fight for the counters.
@@ -254,8 +254,8 @@ def expand_small(a: Any, b: Any, row: Any, extent: Any, batch: Any, count: Any, 
     keys, values, sizes, firsts = batch[0], batch[2], batch[3], batch[4]
     first, n = np.uintp(extent[1]), np.uintp(extent[0])
     sizes[count], firsts[count] = n, first
-    for t in range(np.uintp(LANES)):
-        keys[slot + (n & ~np.uintp(LANES - 1)) + t] = PADDING
+    for lane in range(np.uintp(LANES)):
+        keys[slot + (n & ~np.uintp(LANES - 1)) + lane] = PADDING
     t = np.uintp(0)
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
         k, value = np.uintp(a[1][p]), a[2][p]
