@@ -135,9 +135,7 @@ def from_scipy(matrix: Any) -> CSR:
     check_dtype(matrix.dtype)
     m = matrix.tocsr()
     shape = (int(m.shape[0]), int(m.shape[1]))
-    out = CSR(
-        m.indptr.astype(np.int64, copy=False), m.indices.astype(index_dtype(shape[1]), copy=False), m.data, shape
-    )
+    out = CSR(m.indptr.astype(np.int64, copy=False), m.indices.astype(index_dtype(shape[1]), copy=False), m.data, shape)
     check_structure(out)
     if is_canonical(out):
         return out

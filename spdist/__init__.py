@@ -1,0 +1,78 @@
+"""spdist: sparse matrix products larger than memory, planned, distributed, resumable and verified.
+
+The public names load on first use, so that ``import spdist`` and ``spdist --help`` stay quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spdist.api import matmul, multiply, plan, save, spgemm, verify
+    from spdist.errors import (
+        CorruptError,
+        InputError,
+        MatrixError,
+        MemoryBoundError,
+        ResumeError,
+        SpdistError,
+        VerificationError,
+    )
+    from spdist.generate import generate
+    from spdist.interchange import export_matrix, import_matrix
+    from spdist.storage import open_matrix as open
+
+__version__ = "0.1.0"
+
+_HOME = {
+    **dict.fromkeys(("matmul", "multiply", "plan", "save", "spgemm", "verify"), "spdist.api"),
+    **dict.fromkeys(
+        (
+            "CorruptError",
+            "InputError",
+            "MatrixError",
+            "MemoryBoundError",
+            "ResumeError",
+            "SpdistError",
+            "VerificationError",
+        ),
+        "spdist.errors",
+    ),
+    "generate": "spdist.generate",
+    "export_matrix": "spdist.interchange",
+    "import_matrix": "spdist.interchange",
+    "open": "spdist.storage",
+}
+
+__all__ = [
+    "CorruptError",
+    "InputError",
+    "MatrixError",
+    "MemoryBoundError",
+    "ResumeError",
+    "SpdistError",
+    "VerificationError",
+    "export_matrix",
+    "generate",
+    "import_matrix",
+    "matmul",
+    "multiply",
+    "open",
+    "plan",
+    "save",
+    "spgemm",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'spdist' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), "open_matrix" if name == "open" else name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,486 @@
+"""The public calls: open -> plan -> run -> verify; the only file that knows all the others."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import scipy.sparse as sp
+
+from spdist import storage
+from spdist.csr import CSR, from_scipy, result_dtype
+from spdist.errors import InputError, MatrixError, ResumeError
+from spdist.scheduler.plan import Plan
+from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
+from spdist.text import parse_bytes
+
+Engine = Literal["auto", "scipy", "numba"]
+ENGINES = ("auto", "scipy", "numba")
+DEFAULT_MEMORY_LIMIT = "2GiB"
+MatrixLike = str | Path | StoredMatrix
+PLAN_NOTE = "plan"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a multiplication did.
+
+    Attributes
+    ----------
+    nnz, blocks : int
+    seconds : float
+        Wall time, planning and the start of the workers included.
+    engine : str
+    peak_memory : int
+        Most bytes that a worker took beyond what it held idle.
+    state : str
+        ``"computed"``, ``"resumed"`` or ``"already finished"``.
+    stages : dict
+        Seconds, bytes and tasks by stage, over all workers.
+    verification : dict or None
+        What `verify` found.
+    """
+
+    nnz: int
+    blocks: int
+    seconds: float
+    engine: str
+    peak_memory: int
+    memory_limit: int
+    grid: dict[str, int]
+    state: str
+    stages: dict[str, dict[str, float]]
+    verification: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as ``spdist multiply --json`` prints it."""
+        return asdict(self)
+
+
+# -- in memory ---------------------------------------------------------------------------------------------------------
+
+
+def spgemm(a: Any, b: Any, method: Engine = "auto", *, threads: int | None = None) -> Any:
+    """Multiply two SciPy sparse matrices or arrays in memory.
+
+    Parameters
+    ----------
+    a, b : scipy.sparse matrix or array
+        Two-dimensional, any format; rows need not be sorted. dtypes: bool, integers, float32/64, complex64/128.
+    method : {"auto", "scipy", "numba"}
+        The engine; "auto" picks from a cheap look at the operands.
+    threads : int, optional
+        By default one per core.
+
+    Returns
+    -------
+    scipy.sparse matrix or array
+        Of the kind of `a` (matrix or array), by columns if both are `csc`, else by rows. Rows sorted, no duplicates;
+        entries that cancel to zero are kept, so that the pattern is the structural product's.
+
+    Raises
+    ------
+    MatrixError
+        If the shapes do not fit, or an operand is not a matrix spdist multiplies.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp
+    >>> spgemm(sp.eye_array(3, format="csr"), sp.eye_array(3, format="csr")).nnz
+    3
+    """
+    import os
+
+    from spdist.kernels import cpu
+
+    by_columns = sp.issparse(a) and sp.issparse(b) and a.format == b.format == "csc"
+    left, right = (from_scipy(b.T), from_scipy(a.T)) if by_columns else (from_scipy(a), from_scipy(b))
+    _check_engine(method)
+    if left.ncols != right.nrows:
+        raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
+    c = cpu.multiply(left, right, engine=method, threads=threads or os.cpu_count() or 1)
+    out = c.to_scipy()
+    out.has_canonical_format = True
+    if isinstance(a, sp.sparray):
+        out = _as_array(out)
+    return out.T if by_columns else out
+
+
+def _as_array(m: Any) -> Any:
+    """Return the `csr_array` on the arrays of a `csr_matrix`."""
+    out = sp.csr_array(m.shape, dtype=m.dtype)
+    out.indptr, out.indices, out.data = m.indptr, m.indices, m.data
+    out.has_canonical_format = True
+    return out
+
+
+def save(url: str | Path, matrix: Any, *, overwrite: bool = False) -> StoredMatrix:
+    """Store a SciPy sparse matrix or array as a matrix in Zarr.
+
+    Parameters
+    ----------
+    url : str or Path
+        A path or fsspec URL.
+    matrix : scipy.sparse matrix or array
+        Rows are sorted and duplicates summed first.
+    overwrite : bool
+        Replace what is there, once the new matrix is whole.
+
+    Raises
+    ------
+    InputError
+        If something is there already, without `overwrite`.
+    """
+    m = matrix if isinstance(matrix, CSR) else from_scipy(matrix)
+    target = storage.normalise(url)
+    place = claim(target, overwrite=overwrite)
+    writer = MatrixWriter(place, m.ncols, m.dtype, {"source": "spdist.save"})
+    step = max(1, m.nrows)
+    for start in range(0, m.nrows, step):
+        writer.append(m.rows(start, min(start + step, m.nrows)))
+    writer.close()
+    if place != target:
+        storage.move(place, target)
+    return open_matrix(target)
+
+
+def claim(target: str, *, overwrite: bool) -> str:
+    """Return where to write a new matrix: at `target`, or beside it where a whole one is to be replaced at the end."""
+    if not storage.exists(target):
+        return target
+    if not overwrite:
+        raise InputError(f"{target} exists; choose another name or pass --overwrite (overwrite=True)")
+    if storage.read_facts(target).get("state") == "unfinished":
+        storage.remove(target)
+        return target
+    place = beside(target)
+    if storage.exists(place):
+        storage.remove(place)
+    return place
+
+
+def beside(target: str) -> str:
+    """Return the name under which a replacement of `target` is written."""
+    return f"{target}.spdist-new"
+
+
+# -- stored ------------------------------------------------------------------------------------------------------------
+
+
+def plan(
+    a: MatrixLike,
+    b: MatrixLike,
+    *,
+    engine: Engine = "auto",
+    memory_limit: int | str = DEFAULT_MEMORY_LIMIT,
+    grid: tuple[int, int, int] | None = None,
+) -> Plan:
+    """Plan A @ B for workers of `memory_limit` bytes; runs nothing.
+
+    Parameters
+    ----------
+    a, b : path, URL or StoredMatrix
+    engine : {"auto", "scipy", "numba"}
+    memory_limit : int or str
+        Bytes a worker may use, as a number or for instance ``"512MiB"``.
+    grid : (int, int, int), optional
+        Force the number of row, inner and column blocks.
+
+    Returns
+    -------
+    Plan
+        A frozen value, the same on every machine.
+
+    Raises
+    ------
+    MemoryBoundError
+        If the smallest block does not fit; says how much is needed.
+    InputError
+        If A or B is not a matrix, or their shapes do not fit.
+    """
+    from spdist.scheduler.sizes import make_plan
+
+    _check_engine(engine)
+    return make_plan(_stored(a), _stored(b), engine=engine, memory_limit=parse_bytes(memory_limit), grid=grid)
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    out: str | Path | None = None,
+    *,
+    engine: Engine = "auto",
+    memory_limit: int | str = DEFAULT_MEMORY_LIMIT,
+    grid: tuple[int, int, int] | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Any:
+    """Multiply two sparse matrices: in memory, or stored ones whose product is stored at `out`.
+
+    Parameters
+    ----------
+    a, b : scipy.sparse matrix or array; or path, URL or StoredMatrix
+        Both of the same sort.
+    out : str or Path, optional
+        Where to store C; required for stored operands.
+    engine, memory_limit, grid, workers, scheduler, resume, overwrite
+        As in `multiply`.
+
+    Returns
+    -------
+    scipy.sparse matrix or array, or StoredMatrix
+        As the operands.
+    """
+    in_memory = [sp.issparse(m) for m in (a, b)]
+    if all(in_memory):
+        c = spgemm(a, b, engine)
+        return c if out is None else save(out, c, overwrite=overwrite)
+    if any(in_memory):
+        raise InputError("one operand is in memory and the other is stored: store both with spdist.save, or open both")
+    if out is None:
+        raise InputError("the product of stored matrices is stored too: say where, with out='C.zarr'")
+    multiply(
+        a, b, out, engine=engine, memory_limit=memory_limit, grid=grid, workers=workers, scheduler=scheduler,
+        resume=resume, overwrite=overwrite,
+    )  # fmt: skip
+    return open_matrix(out)
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """What a caller may want to hear of a run: the plan, the dashboard's link, and how far it is."""
+
+    planned: Callable[[Plan], None] = lambda plan: None
+    started: Callable[[str], None] = lambda link: None
+    progress: Callable[[Any], None] | None = None
+    verifying: Callable[[int, int], None] | None = None
+
+
+def multiply(
+    a: MatrixLike,
+    b: MatrixLike,
+    c: str | Path,
+    *,
+    engine: Engine = "auto",
+    memory_limit: int | str = DEFAULT_MEMORY_LIMIT,
+    grid: tuple[int, int, int] | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    check: bool = False,
+    callbacks: Callbacks | None = None,
+) -> Report:
+    """Multiply two stored matrices and store the product, each possibly larger than memory.
+
+    Parameters
+    ----------
+    a, b : path, URL or StoredMatrix
+    c : str or Path
+        Where C goes; not A or B.
+    engine : {"auto", "scipy", "numba"}
+        What multiplies a block; "auto" picks for each block.
+    memory_limit : int or str
+        Bytes that blocks, buffers and waiting results may take on each worker beyond what it holds idle.
+    grid : (int, int, int), optional
+        Force the number of row, inner and column blocks.
+    workers : int, optional
+        Processes on this machine; by default one a core.
+    scheduler : str, optional
+        Address of a running Dask scheduler to use instead.
+    resume : bool
+        Continue an unfinished C by its stored plan; start afresh where there is none, do nothing on a finished one.
+    overwrite : bool
+        Replace an old C, once the new one is whole.
+    check : bool
+        Verify C at the end.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    InputError
+        If something is wrong with what was asked; nothing has been written.
+    SpdistError
+        If the run failed; what is durable stays, for `resume`.
+    VerificationError
+        If `check` found C false.
+    """
+    begin = time.perf_counter()
+    callbacks = callbacks or Callbacks()
+    job = _prepare(a, b, c, engine, memory_limit, grid, resume=resume, overwrite=overwrite)
+    if isinstance(job, Report):
+        return _verified(job, a, b, c, callbacks) if check else job
+    callbacks.planned(job.plan)
+    outcome = job.run(workers, scheduler, callbacks)
+    report = Report(
+        outcome.nnz, outcome.blocks, time.perf_counter() - begin, job.plan.engine, outcome.peak_memory,
+        job.plan.memory_limit, job.plan.grid, "resumed" if job.resumed else "computed", outcome.stages,
+    )  # fmt: skip
+    return _verified(report, a, b, c, callbacks) if check else report
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A product about to run: operands, plan, and where C is being written."""
+
+    a: StoredMatrix
+    b: StoredMatrix
+    plan: Plan
+    target: str
+    place: str
+    facts: dict[str, Any]
+    resumed: bool
+
+    def run(self, workers: int | None, scheduler: str | None, callbacks: Callbacks) -> Any:
+        """Run the plan and finish C."""
+        from spdist.scheduler.cluster import connect
+        from spdist.scheduler.run import JOURNAL, execute
+
+        if not self.resumed:
+            storage.begin(self.place, self.facts)
+            storage.write_note(self.place, PLAN_NOTE, self.plan.to_json().encode())
+        layout = Layout(self.place, self.b.ncols, result_dtype(self.a.dtype, self.b.dtype), self.plan.chunk)
+        urls = (self.a.url, self.b.url, self.place)
+        local = any(storage.in_process(url) for url in urls)
+        if local and scheduler is not None:
+            raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
+        with connect(workers=workers, scheduler=scheduler, processes=not local, blocks=len(self.plan.blocks)) as client:
+            callbacks.started(client.dashboard_link)
+            name = uuid.uuid4().hex[:8]
+            outcome, layout = execute(client, self.plan, self.a, self.b, layout, name, callbacks.progress)
+        storage.finish(layout, self.a.nrows, outcome.nnz, self.facts)
+        for note in (PLAN_NOTE, JOURNAL):
+            storage.remove_note(self.place, note)
+        if self.place != self.target:
+            storage.move(self.place, self.target)
+        return outcome
+
+
+def _prepare(
+    a: MatrixLike,
+    b: MatrixLike,
+    c: str | Path,
+    engine: Engine,
+    memory_limit: int | str,
+    grid: tuple[int, int, int] | None,
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> _Job | Report:
+    """Check everything that can be checked before work starts; return the job, or the report of a finished one."""
+    _check_engine(engine)
+    left, right, target = _stored(a), _stored(b), storage.normalise(c)
+    if resume and overwrite:
+        raise InputError("--resume continues C and --overwrite replaces it: choose one")
+    if target in (left.url, right.url):
+        raise InputError(f"C may not be A or B: {target} would be overwritten while it is read")
+    facts = {
+        "version": 1,
+        "product": {
+            "a": left.fingerprint(),
+            "b": right.fingerprint(),
+            "dtype": str(result_dtype(left.dtype, right.dtype)),
+        },
+    }
+    if resume and (found := _unfinished(target)) is not None:
+        if found[1].get("product") != facts["product"]:
+            raise ResumeError(f"{found[0]} is a product of other matrices or options: A or B changed; use --overwrite")
+        if found[1]["state"] == "complete":
+            m = open_matrix(target)
+            return Report(m.nnz, 0, 0.0, engine, 0, parse_bytes(memory_limit), {}, "already finished", {})
+        content = storage.read_note(found[0], PLAN_NOTE)
+        if content is not None:
+            return _Job(left, right, Plan.from_json(content), target, found[0], facts, True)
+        storage.remove(found[0])
+    made = plan(left, right, engine=engine, memory_limit=memory_limit, grid=grid)
+    place = claim(target, overwrite=overwrite)
+    return _Job(left, right, made, target, place, facts, False)
+
+
+def _unfinished(target: str) -> tuple[str, dict[str, Any]] | None:
+    """Return the place and facts of the product to resume: a replacement in progress goes before a finished C."""
+    for place in (beside(target), target):
+        facts = storage.read_facts(place)
+        if facts:
+            return place, facts
+    if storage.exists(target):
+        raise InputError(f"{target} exists and is no product of spdist: choose another name or pass --overwrite")
+    return None
+
+
+def info(matrix: MatrixLike) -> dict[str, Any]:
+    """Describe a stored matrix.
+
+    Returns
+    -------
+    dict
+        ``shape``, ``dtype``, ``nnz``; ``rows`` with min, mean and max entries of a row and the number of empty rows;
+        ``bytes`` in memory and as stored; ``state``: ``complete``, or ``unfinished`` with what is known of it;
+        ``provenance``.
+    """
+    url = matrix.url if isinstance(matrix, StoredMatrix) else storage.normalise(matrix)
+    facts = storage.read_facts(url)
+    if facts.get("state") == "unfinished":
+        return {"matrix": url, "state": "unfinished", "remedy": "finish it with spdist multiply --resume"}
+    m = _stored(matrix)
+    low, high, empty = m.nnz, 0, 0
+    for _, _, offsets in m.row_blocks(4 * m.indices.chunk):
+        lengths = np.diff(offsets)
+        low, high, empty = (
+            min(low, int(lengths.min())),
+            max(high, int(lengths.max())),
+            empty + int((lengths == 0).sum()),
+        )
+    return {
+        "matrix": url,
+        "shape": list(m.shape),
+        "dtype": str(m.dtype),
+        "nnz": m.nnz,
+        "rows": {"min": low if m.nrows else 0, "mean": m.nnz / max(m.nrows, 1), "max": high, "empty": empty},
+        "bytes": {"memory": m.nbytes, "stored": storage.stored_bytes(url)},
+        "state": "complete",
+        "provenance": {name: value for name, value in facts.items() if name not in ("state", "canonical")},
+    }
+
+
+def verify(a: MatrixLike, b: MatrixLike, c: MatrixLike, **options: Any) -> Any:
+    """Check out of core that C is A @ B (Freivalds' check, row by row).
+
+    Parameters
+    ----------
+    a, b, c : path, URL or StoredMatrix
+    **options
+        As `spdist.verify.verify` takes them.
+
+    Returns
+    -------
+    Verification
+        `ok` says whether C is A @ B, `reason` why.
+    """
+    from spdist.verify import verify as check
+
+    return check(_stored(a), _stored(b), _stored(c), **options)
+
+
+def _verified(report: Report, a: MatrixLike, b: MatrixLike, c: MatrixLike, callbacks: Callbacks) -> Report:
+    found = verify(a, b, c, progress=callbacks.verifying)
+    return replace(report, verification=found.to_json())
+
+
+def _stored(m: MatrixLike) -> StoredMatrix:
+    return m if isinstance(m, StoredMatrix) else open_matrix(m)
+
+
+def _check_engine(engine: str) -> None:
+    if engine not in ENGINES:
+        raise InputError(f"engine {engine!r} is not one of {', '.join(ENGINES)}")

@@ -1,0 +1,242 @@
+"""The command line: arguments in, one call of the API, one table or one JSON object out; no logic."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from spdist.errors import SpdistError
+
+EXAMPLES = """examples:
+  spdist import A.mtx A.zarr
+  spdist plan A.zarr A.zarr --memory-limit 512MiB
+  spdist multiply A.zarr A.zarr C.zarr --memory-limit 512MiB --verify
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _grid(text: str) -> tuple[int, int, int]:
+    parts = text.split(",")
+    if len(parts) != 3 or not all(part.strip().isdigit() for part in parts):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a grid: write row,inner,column blocks, for instance 8,1,1")
+    return int(parts[0]), int(parts[1]), int(parts[2])
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of at least 1")
+    return int(text)
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+def _import(args: argparse.Namespace) -> int:
+    from spdist import display
+    from spdist.interchange import import_matrix
+
+    with display.transfer_bar(f"importing {args.source}") as bar:
+        matrix = import_matrix(args.source, args.target, overwrite=args.overwrite, progress=bar)
+    return _show_matrix(matrix, args)
+
+
+def _export(args: argparse.Namespace) -> int:
+    from spdist import display
+    from spdist.interchange import export_matrix
+
+    with display.transfer_bar(f"exporting {args.source}") as bar:
+        export_matrix(args.source, args.target, format=args.format, overwrite=args.overwrite, progress=bar)
+    if not args.json:
+        display.line(f"wrote {args.target}")
+    return _print_json({"target": args.target}, args)
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from spdist import display
+    from spdist.generate import KINDS, generate
+
+    names = {name for kind in KINDS.values() for name in kind.parameters}
+    given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    with display.transfer_bar(f"generating {args.kind}") as bar:
+        matrix = generate(
+            args.kind, args.target, overwrite=args.overwrite, progress=bar, dtype=args.dtype, seed=args.seed, **given
+        )
+    return _show_matrix(matrix, args)
+
+
+def _info(args: argparse.Namespace) -> int:
+    from spdist import api
+
+    facts = api.info(args.matrix)
+    if not args.json:
+        from spdist import display
+
+        display.matrix_table(facts)
+    return _print_json(facts, args)
+
+
+def _show_matrix(matrix: Any, args: argparse.Namespace) -> int:
+    args.matrix = matrix.url
+    return _info(args)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from spdist import api
+
+    plan = api.plan(args.a, args.b, engine=args.engine, memory_limit=args.memory_limit, grid=args.grid)
+    if not args.json:
+        from spdist import display
+
+        display.plan_table(plan)
+    return _print_json(plan.summary(), args)
+
+
+def _multiply(args: argparse.Namespace) -> int:
+    from spdist import api, display
+
+    with display.RunDisplay(quiet=args.json) as shown:
+        report = api.multiply(
+            args.a,
+            args.b,
+            args.c,
+            engine=args.engine,
+            memory_limit=args.memory_limit,
+            grid=args.grid,
+            workers=args.workers,
+            scheduler=args.scheduler,
+            resume=args.resume,
+            overwrite=args.overwrite,
+            check=args.verify,
+            callbacks=shown.callbacks,
+        )
+    if not args.json:
+        display.report_table(report, args.c)
+    _print_json(report.to_json(), args)
+    return 0 if report.verification is None or report.verification["ok"] else 1
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from spdist import api, display
+
+    with display.transfer_bar("verifying", quiet=args.json) as bar:
+        found = api.verify(args.a, args.b, args.c, progress=bar)
+    if not args.json:
+        display.verification_line(found.to_json())
+    _print_json(found.to_json(), args)
+    return 0 if found.ok else 1
+
+
+def _print_json(content: dict[str, Any], args: argparse.Namespace) -> int:
+    if args.json:
+        print(json.dumps(content))
+    return 0
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def _parser(command: str | None) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="spdist",
+        description="Multiply sparse matrices larger than memory: planned, distributed, resumable, verified.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], help: str, *operands: str) -> argparse.ArgumentParser:
+        sub: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
+        for operand in operands:
+            sub.add_argument(operand, metavar=operand.upper())
+        sub.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+        sub.set_defaults(run=run)
+        return sub
+
+    sub = add("import", _import, "convert .mtx, .mtx.gz, .npz or .h5ad to a matrix in Zarr", "source", "target")
+    sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
+    sub = add("export", _export, "convert a matrix in Zarr to .mtx, .npz or binsparse", "source", "target")
+    sub.add_argument("--format", choices=("mtx", "npz", "binsparse"), help="by default from TARGET's ending")
+    sub.add_argument("--overwrite", action="store_true", help="replace TARGET")
+    add("info", _info, "shape, dtype, entries, row lengths, bytes and state of a matrix", "matrix")
+    _add_generate(add("generate", _generate, "write a matrix of a known kind, of any size"), command == "generate")
+    sub = add("plan", _plan, "show how A @ B would be cut, and what it takes; runs nothing", "a", "b")
+    _add_plan_options(sub)
+    sub = add("multiply", _multiply, "compute C = A @ B", "a", "b", "c")
+    _add_plan_options(sub)
+    sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core")
+    sub.add_argument("--scheduler", metavar="ADDRESS", help="use a running Dask scheduler")
+    sub.add_argument("--verify", action="store_true", help="check C at the end")
+    mode = sub.add_mutually_exclusive_group()
+    mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
+    mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
+    add("verify", _verify, "check that C is A @ B", "a", "b", "c")
+    return parser
+
+
+def _add_plan_options(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--engine", default="auto", help="auto (default), scipy or numba")
+    sub.add_argument("--memory-limit", default="2GiB", metavar="BYTES", help="of each worker, by default 2GiB")
+    sub.add_argument("--grid", type=_grid, metavar="I,K,J", help="force the number of row, inner and column blocks")
+
+
+def _add_generate(sub: argparse.ArgumentParser, chosen: bool) -> None:
+    sub.add_argument("kind", metavar="KIND")
+    sub.add_argument("target", metavar="TARGET")
+    sub.add_argument("--dtype", default="float64")
+    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
+    if not chosen:
+        return  # the kinds come with Zarr, which --help can do without
+    from spdist.generate import KINDS
+
+    sub.formatter_class = argparse.RawDescriptionHelpFormatter
+    sub.epilog = "kinds:\n" + "\n".join(
+        f"  {name:12} {kind.help}\n" + "".join(f"{'':15}--{p.replace('_', '-'):13} {parameter.help}\n"
+        for p, parameter in kind.parameters.items())
+        for name, kind in KINDS.items()
+    )  # fmt: skip
+    for name in sorted({name for kind in KINDS.values() for name in kind.parameters}):
+        sub.add_argument(f"--{name.replace('_', '-')}", dest=name, help=argparse.SUPPRESS)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return 0 if it is done, 1 if the job failed, 2 if the input is wrong."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser(next((word for word in argv if not word.startswith("-")), None))
+    args = parser.parse_args(argv)
+    if args.version:
+        from spdist import __version__
+
+        print(__version__)
+        return 0
+    if args.command is None:
+        parser.print_help()
+        return 2
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's polite end leaves a resumable C too
+    try:
+        return int(args.run(args))
+    except SpdistError as error:
+        print(f"spdist: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        again = "; continue with --resume" if args.command == "multiply" else ""
+        print(f"spdist: interrupted{again}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"spdist: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

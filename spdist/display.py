@@ -1,0 +1,188 @@
+"""What a person sees in the terminal: progress bars and tables. Tables go to stdout, bars to stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from spdist.api import Callbacks, Report
+from spdist.scheduler.plan import Plan
+from spdist.text import format_bytes
+
+_out = Console(highlight=False, soft_wrap=True)
+_err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+WHAT = {
+    "preprocess": "read A, and the rows of B each block needs",
+    "multiply": "products, sorted and summed",
+    "merge": "sums of partial products",
+    "commit": "write C",
+    "join": "write the Zarr chunks of C that blocks share",
+    "schedule": "hand out the blocks",
+}
+
+
+def line(text: str) -> None:
+    """Print one line."""
+    _out.print(text, markup=False)
+
+
+def _bar() -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=_err,
+        transient=True,
+    )
+
+
+@contextmanager
+def transfer_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar for calls of ``progress(done, total)``."""
+    if quiet:
+        yield lambda done, total: None
+        return
+    with _bar() as bar:
+        task = bar.add_task(what, total=None, rate="")
+        yield lambda done, total: bar.update(task, completed=done, total=max(total, 1))
+
+
+class RunDisplay:
+    """Shows a multiplication while it runs: the plan in a line, the dashboard's link, one bar."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.quiet = quiet
+        self.bar = _bar()
+        self.task: Any = None
+        self.callbacks = Callbacks() if quiet else Callbacks(self._planned, self._started, self._moved, self._verifying)
+
+    def __enter__(self) -> RunDisplay:
+        if not self.quiet:
+            self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if not self.quiet:
+            self.bar.stop()
+
+    def _planned(self, plan: Plan) -> None:
+        grid = plan.grid
+        self.bar.console.print(
+            f"{plan.a.shape[0]:,} x {plan.a.shape[1]:,} times {plan.b.shape[0]:,} x {plan.b.shape[1]:,}: "
+            f"{plan.expansion:,} products in {grid['row_blocks']:,} x {grid['inner_blocks']} x {grid['column_blocks']} "
+            f"blocks, up to {format_bytes(plan.projected_memory)} of {format_bytes(plan.memory_limit)} a worker",
+            markup=False,
+        )
+
+    def _started(self, link: str) -> None:
+        self.bar.console.print(f"dashboard: {link}", markup=False)
+        self.task = self.bar.add_task("multiplying", total=None, rate="")
+
+    def _moved(self, now: Any) -> None:
+        elapsed = self.bar.tasks[0].elapsed or 0
+        rate = f"{now.nnz / elapsed / 1e6:.1f} M entries/s" if elapsed > 0 else ""
+        text = f"block {now.blocks:,}/{now.blocks_total:,}, {now.nnz:,} entries, {rate}"
+        self.bar.update(self.task, completed=now.products, total=max(now.products_total, 1), rate=text)
+
+    def _verifying(self, done: int, total: int) -> None:
+        if self.task is None:
+            self.task = self.bar.add_task("verifying", total=None, rate="")
+        self.bar.update(self.task, description="verifying", completed=done, total=max(total, 1), rate="")
+
+
+def matrix_table(facts: dict[str, Any]) -> None:
+    """Print what `info` says of a matrix."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, value in facts.items():
+        if name == "rows":
+            text = f"min {value['min']:,}, mean {value['mean']:.2f}, max {value['max']:,} entries; {value['empty']:,} empty"
+        elif name == "bytes":
+            text = f"{format_bytes(value['memory'])} in memory, {format_bytes(value['stored'])} stored"
+        elif name == "shape":
+            text = " x ".join(f"{size:,}" for size in value)
+        else:
+            text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        table.add_row(name, text)
+    _out.print(table)
+
+
+def plan_table(plan: Plan) -> None:
+    """Print a plan: what is cut and why, bytes and seconds of each stage, and what bounds it."""
+    _out.print(
+        f"A {plan.a.shape[0]:,} x {plan.a.shape[1]:,} with {plan.a.nnz:,} entries, "
+        f"B {plan.b.shape[0]:,} x {plan.b.shape[1]:,} with {plan.b.nnz:,}"
+    )
+    _out.print(
+        f"{plan.expansion:,} products, about {plan.c.nnz:,} entries in C ({format_bytes(plan.c.nbytes)}), "
+        f"compression {plan.compression:.1f}"
+    )
+    grid = plan.grid
+    _out.print(
+        f"grid: {grid['row_blocks']:,} row x {grid['inner_blocks']} inner x {grid['column_blocks']} column blocks, "
+        f"{plan.pairs} in flight on each worker; B {'stays in memory' if plan.resident else 'is read block by block'}"
+    )
+    table = Table(title=None)
+    for name in ("stage", "moves", "seconds of one core", "what it does"):
+        table.add_column(name, justify="right" if name in ("moves", "seconds of one core") else "left")
+    moved = plan.stage_bytes()
+    for stage, seconds in plan.stage_seconds().items():
+        mark = "  <- bounds the run" if stage == plan.bound_by else ""
+        table.add_row(stage, format_bytes(moved[stage]) if stage in moved else "", f"{seconds:.2f}", WHAT[stage] + mark)
+    _out.print(table)
+    largest = max(plan.blocks, key=lambda block: block.needed, default=None)
+    memory = Table(title=None)
+    for name in ("memory of a worker", "bytes"):
+        memory.add_column(name, justify="right" if name == "bytes" else "left")
+    memory.add_row(
+        "held throughout: buffers, workspace" + (", B" if plan.resident else ""), format_bytes(plan.reserved_memory)
+    )
+    if largest is not None:
+        for what, size in (("A", largest.a_bytes), ("B", largest.b_bytes), ("C", largest.c_bytes)):
+            memory.add_row(f"largest block's {what}, times {plan.pairs}", format_bytes(plan.pairs * size))
+    memory.add_row("projected", format_bytes(plan.projected_memory))
+    memory.add_row("limit", format_bytes(plan.memory_limit))
+    _out.print(memory)
+    _out.print(
+        f"about {plan.seconds(2):.1f} s with 2 workers, {plan.seconds(16):.1f} s with 16; bounded by {plan.bound_by}"
+    )
+
+
+def report_table(report: Report, target: str) -> None:
+    """Print what a multiplication did."""
+    if report.state == "already finished":
+        _out.print(f"{target} is finished already: {report.nnz:,} entries", markup=False)
+    else:
+        table = Table(title=None)
+        for name in ("stage", "tasks", "seconds", "share", "moved", "GB/s"):
+            table.add_column(name, justify="left" if name == "stage" else "right")
+        total = sum(stage["seconds"] for stage in report.stages.values()) or 1.0
+        for name, stage in sorted(report.stages.items(), key=lambda item: -item[1]["seconds"]):
+            rate = stage["bytes"] / stage["seconds"] / 1e9 if stage["seconds"] else 0.0
+            table.add_row(
+                name, f"{stage['tasks']:,.0f}", f"{stage['seconds']:.2f}", f"{stage['seconds'] / total:.0%}",
+                format_bytes(stage["bytes"]), f"{rate:.2f}",
+            )  # fmt: skip
+        _out.print(table)
+        _out.print(
+            f"{target}: {report.nnz:,} entries in {report.seconds:.2f} s, {report.blocks:,} blocks, engine {report.engine}; "
+            f"worst worker used {format_bytes(report.peak_memory)} of {format_bytes(report.memory_limit)}",
+            markup=False,
+        )
+    if report.verification is not None:
+        verification_line(report.verification)
+
+
+def verification_line(found: dict[str, Any]) -> None:
+    """Print what `verify` found."""
+    _out.print(f"{'verified' if found['ok'] else 'FALSE'}: {found['reason']}", markup=False)

@@ -1,0 +1,244 @@
+"""Sizes and a memory limit in, a frozen `Plan` out; imports no cupy, dask or zarr.
+
+A plan is a value: it prints, compares and serialises, and is the same on every machine. Blocks of rows of A are cut by
+products and bytes, never by row count. A block takes the rows of B that its columns ask for (all of B where B stays
+resident on the worker), and where even one row asks for more than fits, the inner dimension is cut and the partial
+products are merged.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from spdist.csr import INT32_MAX
+
+MAX_BLOCK_PRODUCTS = 1 << 26
+"""Products of one row block at the most: about a quarter of a second of one core, so that workers stay balanced."""
+
+RESIDENT_SHARE = 0.8
+"""Share of the usable memory that B may take to stay on the worker for the whole run, if that is faster."""
+
+SMALL_SHARE = 0.25
+"""Share of the memory limit below which B stays without another look."""
+
+RATES = {"read": 1.0e9, "write": 0.8e9, "product": 4.0e8, "entry": 2.0e8, "merge": 2.0e8, "block": 5.0e-3}
+"""Bytes/s read and written, products/s, entries of C/s, merged entries/s, and seconds a block costs the scheduler."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What a plan knows of a stored matrix: `shape`, `nnz`, bytes of one value, and bytes of its longest Zarr chunk."""
+
+    shape: tuple[int, int]
+    nnz: int
+    value_bytes: int
+    read_bytes: int
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of one column index in memory."""
+        return 4 if self.shape[1] <= INT32_MAX else 8
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of one entry in memory."""
+        return self.index_bytes + self.value_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix in memory."""
+        return self.nnz * self.entry_bytes + 8 * (self.shape[0] + 1)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows ``[start:stop)`` of A and of C, with what they take.
+
+    Attributes
+    ----------
+    split : bool
+        Whether the inner dimension is cut for this block.
+    products, nnz : int
+        Multiply-adds, and the estimated entries of C.
+    capacity : int
+        Entries of C for which there is room; a block that turns out longer ends where the room does, and the rest
+        becomes a block of its own.
+    a_bytes, b_bytes, c_bytes : int
+        Bytes of A's rows, of the rows of B they need, and of C as estimated.
+    """
+
+    start: int
+    stop: int
+    split: bool
+    products: int
+    nnz: int
+    capacity: int
+    a_bytes: int
+    b_bytes: int
+    c_bytes: int
+
+    @property
+    def needed(self) -> int:
+        """Bytes of the block pair and its result: the left side of hySpMM's equation 3."""
+        return self.a_bytes + self.b_bytes + self.c_bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How A @ B is cut, what each part takes, and what it should cost.
+
+    Attributes
+    ----------
+    a, b, c : Operand
+        C with its estimated nnz.
+    engine : str
+        What multiplies a block.
+    memory_limit, reserved_memory : int
+        Bytes a worker may use, and of these what it holds throughout: B where resident, workspace, read buffers.
+    pairs : int
+        Block pairs in flight on a worker, np of hySpMM's equation 5.
+    resident : bool
+        Whether B stays in a worker's memory for the whole run.
+    chunk : int
+        Elements of C's Zarr chunks.
+    inner_bounds, column_bounds : tuple of int
+        Cuts of the inner dimension (used by blocks that are `split`) and of B's columns.
+    blocks : tuple of Block
+        In order of rows.
+    expansion : int
+        Products in all.
+    """
+
+    a: Operand
+    b: Operand
+    c: Operand
+    engine: str
+    memory_limit: int
+    reserved_memory: int
+    pairs: int
+    resident: bool
+    chunk: int
+    inner_bounds: tuple[int, ...]
+    column_bounds: tuple[int, ...]
+    blocks: tuple[Block, ...]
+    expansion: int
+
+    @property
+    def inner_blocks(self) -> int:
+        """Cuts of the inner dimension that some block uses."""
+        return len(self.inner_bounds) - 1 if any(block.split for block in self.blocks) else 1
+
+    @property
+    def column_blocks(self) -> int:
+        """Cuts of B's columns."""
+        return len(self.column_bounds) - 1
+
+    @property
+    def grid(self) -> dict[str, int]:
+        """Numbers of row, inner and column blocks."""
+        return {
+            "row_blocks": len(self.blocks),
+            "inner_blocks": self.inner_blocks,
+            "column_blocks": self.column_blocks,
+        }
+
+    @property
+    def projected_memory(self) -> int:
+        """Bytes the worst worker should reach."""
+        return self.reserved_memory + self.pairs * max((block.needed for block in self.blocks), default=0)
+
+    @property
+    def compression(self) -> float:
+        """Products per entry of C, as estimated."""
+        return self.expansion / self.c.nnz if self.c.nnz else 1.0
+
+    def stage_bytes(self) -> dict[str, int]:
+        """Return the bytes that each stage moves over the whole run."""
+        b_bytes = self.b.nbytes if self.resident else sum(block.b_bytes for block in self.blocks)
+        pieces = self.column_blocks * self.inner_blocks
+        c_bytes = self.c.nbytes
+        return {
+            "preprocess": self.a.nbytes + b_bytes,
+            "multiply": c_bytes,
+            "merge": 0 if pieces == 1 else (pieces - 1) * 2 * c_bytes,
+            "commit": c_bytes,
+        }
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Return the seconds of one core that each stage should take, at the rates in `RATES`."""
+        moved = self.stage_bytes()
+        return {
+            "preprocess": moved["preprocess"] / RATES["read"],
+            "multiply": self.expansion / RATES["product"] + self.c.nnz / RATES["entry"],
+            "merge": moved["merge"] / self.c.entry_bytes / RATES["merge"],
+            "commit": moved["commit"] / RATES["write"],
+            "schedule": len(self.blocks) * RATES["block"],
+        }
+
+    @property
+    def bound_by(self) -> str:
+        """The stage that should take longest."""
+        seconds = self.stage_seconds()
+        return max(seconds, key=lambda stage: seconds[stage])
+
+    def seconds(self, workers: int) -> float:
+        """Return the wall time that `workers` workers should need; blocks are scheduled by one process."""
+        stages = self.stage_seconds()
+        schedule = stages.pop("schedule")
+        return max(sum(stages.values()) / max(1, min(workers, len(self.blocks))), schedule)
+
+    def to_json(self) -> str:
+        """Serialise; the same plan gives the same text."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Plan:
+        """Restore what `to_json` wrote."""
+        raw = json.loads(text)
+        for name in ("a", "b", "c"):
+            raw[name] = Operand(**(raw[name] | {"shape": tuple(raw[name]["shape"])}))
+        for name in ("inner_bounds", "column_bounds"):
+            raw[name] = tuple(raw[name])
+        raw["blocks"] = tuple(Block(**block) for block in raw["blocks"])
+        return Plan(**raw)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the plan as ``spdist plan --json`` prints it."""
+        return {
+            "grid": self.grid,
+            "engine": self.engine,
+            "shape": list(self.c.shape),
+            "expansion": self.expansion,
+            "nnz_estimate": self.c.nnz,
+            "compression": round(self.compression, 3),
+            "memory_limit": self.memory_limit,
+            "reserved_memory": self.reserved_memory,
+            "projected_memory": self.projected_memory,
+            "pairs": self.pairs,
+            "b_resident": self.resident,
+            "chunk": self.chunk,
+            "stage_bytes": self.stage_bytes(),
+            "stage_seconds": {stage: round(s, 4) for stage, s in self.stage_seconds().items()},
+            "bound_by": self.bound_by,
+        }
+
+
+def even_bounds(weights: np.ndarray[Any, np.dtype[Any]], parts: int) -> tuple[int, ...]:
+    """Cut ``range(len(weights))`` into `parts` ranges of about equal weight, none empty.
+
+    Examples
+    --------
+    >>> even_bounds(np.array([1, 1, 1, 5]), 2)
+    (0, 3, 4)
+    """
+    total = np.cumsum(weights, dtype=np.float64)
+    goals = (total[-1] if len(total) else 0.0) * np.arange(1, parts) / parts
+    cuts = np.searchsorted(total, goals, side="left") + 1
+    for i in range(len(cuts)):  # keep every part at least one long
+        low = (cuts[i - 1] if i else 0) + 1
+        cuts[i] = min(max(cuts[i], low), len(weights) - (parts - 1 - i))
+    return (0, *(int(cut) for cut in cuts), len(weights))

@@ -1,0 +1,405 @@
+"""Run a plan: a window of blocks over the workers, places in C handed out in order, everything finished on record.
+
+The driver is the one writer of what must be in order: the place of each block (known once the blocks before it are
+counted), the row offsets, and the journal from which ``--resume`` continues. Workers write C's Zarr chunks, each chunk
+once: by the block that fills it, or by a join of the blocks that share it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from distributed import Client, Future, Worker, WorkerPlugin, as_completed
+
+from spdist import storage
+from spdist.csr import Int64Array
+from spdist.errors import SpdistError
+from spdist.scheduler import process
+from spdist.scheduler.graph import Graph
+from spdist.scheduler.plan import Plan
+from spdist.scheduler.stages import PRODUCTS, Counted, Product, Task, Timing
+from spdist.storage import ChunkBuffer, Layout, StoredMatrix
+
+CHECKPOINT_SECONDS = 0.5
+WORKERS_SECONDS = 2.0
+
+
+class Install(WorkerPlugin):  # type: ignore[misc]
+    """Puts a product on every worker, those that join later too, and measures their memory from then on."""
+
+    def __init__(self, name: str, product: Any) -> None:
+        self.name, self.product = name, product
+
+    def setup(self, worker: Worker) -> None:
+        """Load what the stages need before the idle worker is weighed."""
+        PRODUCTS[self.name] = self.product
+        if worker.nanny:  # a worker that is a thread of this process compiles when it must
+            self.product.warm()
+        process.reset_peak()
+        self.idle = process.resident_memory()
+        worker.spdist_idle = self.idle
+
+    def teardown(self, worker: Worker) -> None:
+        """Let go of the product, and of what still waits there."""
+        PRODUCTS.pop(self.name, None)
+
+
+def worker_memory(dask_worker: Worker) -> tuple[int, int]:
+    """Return a worker's peak beyond its idle memory, and its idle memory; for `Client.run`."""
+    return max(process.peak_memory() - dask_worker.spdist_idle, 0), dask_worker.spdist_idle
+
+
+def worker_timings(name: str) -> list[Timing]:
+    """Return the timings of a worker's stages; for `Client.run`."""
+    return PRODUCTS[name].take_timings() if name in PRODUCTS else []
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: blocks and products done and in all, entries of C placed."""
+
+    blocks: int
+    blocks_total: int
+    products: int
+    products_total: int
+    nnz: int
+
+
+@dataclass(frozen=True)
+class Front:
+    """How much of C is durable: all Zarr chunks before `chunks`, and the block from which work goes on.
+
+    Attributes
+    ----------
+    row, nnz : int
+        First row of that block, and its place in C.
+    chunks : int
+        Zarr chunks of `indices` and `data` that are written.
+    compressed : bool
+        Whether the values are compressed.
+    """
+
+    row: int = 0
+    nnz: int = 0
+    chunks: int = 0
+    compressed: bool = False
+
+
+@dataclass
+class _Block:
+    """A block in flight."""
+
+    task: Task
+    products: int
+    worker: str
+    multiplied: Future
+    counted: Counted | None = None
+    at: int = -1
+    committed: bool = False
+
+
+@dataclass
+class Outcome:
+    """What a run did: `nnz`, blocks, worst worker's peak bytes beyond idle, and seconds and bytes by stage."""
+
+    nnz: int
+    blocks: int
+    peak_memory: int
+    stages: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+JOURNAL = "journal"
+
+
+def write_journal(url: str, front: Front, offsets: Int64Array) -> None:
+    """Record how far C is durable, in one file so that it is true as a whole.
+
+    Parameters
+    ----------
+    offsets : (n,) int64
+        Row offsets since the last whole Zarr chunk of `indptr`.
+    """
+    head = json.dumps(front.__dict__, sort_keys=True).encode()
+    storage.write_note(url, JOURNAL, head + b"\n" + offsets.astype("<i8").tobytes())
+
+
+def read_journal(url: str) -> tuple[Front, Int64Array]:
+    """Return what `write_journal` wrote; the beginning where there is nothing."""
+    content = storage.read_note(url, JOURNAL)
+    if content is None:
+        return Front(), np.zeros(1, np.int64)
+    head, _, body = content.partition(b"\n")
+    return Front(**json.loads(head)), np.frombuffer(body, "<i8").astype(np.int64)
+
+
+class Driver:
+    """Runs one plan from `front` on; `run` returns when C's entries and offsets are all written.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    plan : Plan
+    product : Product
+        Or anything with its stages.
+    layout : Layout
+        Of C.
+    name : str
+        Of the product, in the tasks' keys.
+    front, offsets
+        From `read_journal`.
+    progress : callable, optional
+        Called with a `Progress` after each step.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        plan: Plan,
+        product: Any,
+        layout: Layout,
+        name: str,
+        front: Front,
+        offsets: Int64Array,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.client, self.plan, self.product, self.name = client, plan, product, name
+        self.front, self.progress = front, progress
+        self.layout = replace(layout, compressed=front.compressed)
+        pieces = (len(plan.inner_bounds) - 1) * (len(plan.column_bounds) - 1)
+        self.graph = Graph(client, name, pieces, self.layout)
+        self.offsets = ChunkBuffer(layout.array("indptr"), (front.row + 1) - len(offsets))
+        self.offsets.append(offsets)
+        self.todo = deque(self._remaining())
+        self.number = 0 if front.row == 0 else 1  # block 0 decides on compression
+        self.inflight: deque[_Block] = deque()  # in order of rows; placed ones leave when they are durable
+        self.by_future: dict[Any, tuple[str, Any]] = {}
+        self.slots: dict[str, int] = {}
+        self.nnz, self.blocks_done, self.products_done = front.nnz, 0, plan.expansion - sum(p for _, p in self.todo)
+        self.placed = 0
+        self.committing: dict[int, int] = {}
+        self.sharers: dict[int, list[Future]] = {}
+        self.joining: set[int] = set()
+        self.completed = as_completed()
+        self.last_checkpoint = self.last_workers = 0.0
+
+    def _remaining(self) -> Iterable[tuple[Task, int]]:
+        """Yield the blocks that are not durable, the first one from the row where the durable part ends."""
+        for block in self.plan.blocks:
+            if block.stop <= self.front.row:
+                continue
+            start = max(block.start, self.front.row)
+            yield Task(-1, start, block.stop, block.capacity, block.split), block.products
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Submit, place, commit and join until everything is durable."""
+        self._fill()
+        while self.inflight:
+            self._finished(self.completed.next_batch(block=True))
+            self._place()
+            self._fill()
+            self._checkpoint()
+            self._tell()
+        self._checkpoint(force=True)
+        self.offsets.close()
+
+    def _fill(self) -> None:
+        """Submit blocks to the workers that have a slot free."""
+        if not self.todo:
+            return
+        self._find_workers()
+        while self.todo:
+            worker = min(self.slots, key=lambda address: self.slots[address])
+            if self.slots[worker] >= self.plan.pairs:
+                return
+            task, products = self.todo.popleft()
+            self._submit(replace(task, number=self._next_number()), products, worker)
+
+    def _next_number(self) -> int:
+        self.number += 1
+        return self.number - 1
+
+    def _submit(self, task: Task, products: int, worker: str) -> None:
+        block = _Block(task, products, worker, self.graph.block(task, worker))
+        self.slots[worker] += 1
+        at = bisect.bisect(self.inflight, task.start, key=lambda other: other.task.start)
+        self.inflight.insert(at, block)
+        self._watch(block.multiplied, "count", block)
+
+    def _find_workers(self) -> None:
+        """Learn which workers there are; those that left lose their slots, new ones get theirs."""
+        now = time.monotonic()
+        if self.slots and now - self.last_workers < WORKERS_SECONDS:
+            return
+        self.last_workers = now
+        while not (workers := self.client.scheduler_info(n_workers=-1)["workers"]):
+            time.sleep(0.1)
+        self.slots = {address: self.slots.get(address, 0) for address in workers}
+
+    def _watch(self, future: Future, what: str, subject: Any) -> None:
+        self.by_future[future.key] = (what, subject)
+        self.completed.add(future)
+
+    def _finished(self, futures: list[Future]) -> None:
+        for future in futures:
+            if future.status != "finished":
+                raise failure(future)
+        subjects = [self.by_future.pop(future.key) for future in futures]
+        counts = [i for i, (what, _) in enumerate(subjects) if what == "count"]
+        for i, counted in zip(counts, self.client.gather([futures[i] for i in counts]), strict=True):
+            self._counted(subjects[i][1], counted)
+        for what, subject in subjects:
+            if what == "commit":
+                self._committed(subject)
+            elif what == "join":
+                self.joining.discard(subject)
+
+    # -- counted, placed, committed, joined ----------------------------------------------------------------------------
+
+    def _counted(self, block: _Block, counted: Counted) -> None:
+        """Take a block's row lengths; rows for which its room was too small become the next block."""
+        if block.task.number == 0 and counted.compresses:
+            self.front = replace(self.front, compressed=True)
+            self.layout = self.graph.layout = replace(self.layout, compressed=True)
+        done = block.task.start + len(counted.row_nnz)
+        if done < block.task.stop:
+            rest = block.products * (block.task.stop - done) // (block.task.stop - block.task.start)
+            self.todo.appendleft((replace(block.task, start=done, number=-1), rest))
+            block.products -= rest
+            block.task = replace(block.task, stop=done)
+        block.counted = counted
+
+    def _place(self) -> None:
+        """Give each counted block its place in C, as far as all blocks before it are counted; commit it."""
+        while self.placed < len(self.inflight):
+            block = self.inflight[self.placed]
+            follows = self.inflight[self.placed - 1].task.stop if self.placed else self.front.row
+            if block.counted is None or block.task.start != follows:
+                return
+            self.placed += 1
+            block.at, nnz = self.nnz, block.counted.nnz
+            self.nnz += nnz
+            future = self.graph.commit(
+                block.task, block.counted, block.at, self.front.chunks, block.worker, block.multiplied
+            )
+            self.committing[block.task.number] = block.at
+            self._watch(future, "commit", block)
+            self._share(block, future, nnz)
+
+    def _share(self, block: _Block, commit: Future, nnz: int) -> None:
+        """Note which Zarr chunks a block shares with others; those that are complete are joined."""
+        length = self.layout.chunk
+        first, last = block.at // length, (block.at + nnz) // length
+        shared = ({first} if block.at % length else set()) | ({last} if (block.at + nnz) % length else set())
+        for k in sorted(shared):
+            if k >= self.front.chunks and nnz:
+                self.sharers.setdefault(k, []).append(commit)
+        final = block.task.stop == self.plan.a.shape[0]
+        for k in sorted(self.sharers):
+            if (k + 1) * length <= self.nnz or final:
+                self.joining.add(k)
+                self._watch(self.graph.join(k, self.sharers.pop(k)), "join", k)
+
+    def _committed(self, block: _Block) -> None:
+        block.committed = True
+        del self.committing[block.task.number]
+        if block.worker in self.slots:
+            self.slots[block.worker] -= 1
+        self.blocks_done += 1
+        self.products_done += block.products
+
+    # -- what is durable -----------------------------------------------------------------------------------------------
+
+    def _durable_chunks(self) -> int:
+        """Return how many Zarr chunks from the first are written."""
+        open_chunks = [*self.joining, *self.sharers, *(at // self.layout.chunk for at in self.committing.values())]
+        return min(open_chunks, default=-(-self.nnz // self.layout.chunk))
+
+    def _checkpoint(self, *, force: bool = False) -> None:
+        """Let go of the blocks that are durable and, now and then, record how far C is."""
+        chunks = max(self._durable_chunks(), self.front.chunks)
+        front, end = self.front, chunks * self.layout.chunk
+        while self.placed and (block := self.inflight[0]).committed and block.counted is not None:
+            after = block.at + block.counted.nnz
+            if after > end and not (after == self.nnz and not self.joining and not self.sharers):
+                break
+            self.offsets.append(block.at + np.cumsum(block.counted.row_nnz, dtype=np.int64))
+            front = replace(front, row=block.task.stop, nnz=after)
+            self.inflight.popleft()
+            self.placed -= 1
+        self.front = replace(front, chunks=chunks)
+        now = time.monotonic()
+        if force or (front != self.front and now - self.last_checkpoint > CHECKPOINT_SECONDS):
+            self.last_checkpoint = now
+            self.write()
+
+    def write(self) -> None:
+        """Record how far C is durable."""
+        write_journal(self.layout.url, self.front, np.concatenate(self.offsets.parts))
+
+    def _tell(self) -> None:
+        if self.progress is not None:
+            total = self.blocks_done + len(self.inflight) + len(self.todo)
+            self.progress(Progress(self.blocks_done, total, self.products_done, self.plan.expansion, self.nnz))
+
+
+def failure(future: Future) -> Exception:
+    """Return the exception to raise for a task that failed, in words."""
+    error = future.exception()
+    if isinstance(error, SpdistError):
+        return error
+    if isinstance(error, OSError) and error.errno == 28:
+        return SpdistError(f"no space left while writing C ({error}); free some and continue with --resume")
+    return SpdistError(f"stage {future.key!s} failed: {type(error).__name__}: {error}; continue with --resume")
+
+
+def execute(
+    client: Client,
+    plan: Plan,
+    a: StoredMatrix,
+    b: StoredMatrix,
+    layout: Layout,
+    name: str,
+    progress: Callable[[Progress], None] | None = None,
+) -> tuple[Outcome, Layout]:
+    """Run `plan` on the workers of `client`, from where C's journal says.
+
+    Raises
+    ------
+    SpdistError
+        If a stage failed. What is durable stays and is on record.
+    """
+    product = Product(a, b, plan.engine, plan.resident, plan.inner_bounds, plan.column_bounds)
+    client.register_plugin(Install(name, product), name=name)
+    try:
+        driver = Driver(client, plan, product, layout, name, *read_journal(layout.url), progress)
+        try:
+            driver.run()
+        except BaseException:
+            driver.write()
+            raise
+        peaks = client.run(worker_memory)
+        stages = total_stages(sum(client.run(worker_timings, name).values(), []))
+        worst = max((peak for peak, _ in peaks.values()), default=0)
+        return Outcome(driver.nnz, driver.blocks_done, worst, stages), driver.layout
+    finally:
+        client.unregister_worker_plugin(name)
+
+
+def total_stages(timings: list[Timing]) -> dict[str, dict[str, float]]:
+    """Return seconds, bytes and tasks by stage."""
+    total: dict[str, dict[str, float]] = {}
+    for timing in timings:
+        stage = total.setdefault(timing.stage, {"seconds": 0.0, "bytes": 0, "tasks": 0})
+        stage["seconds"] += timing.seconds
+        stage["bytes"] += timing.nbytes
+        stage["tasks"] += 1
+    return total

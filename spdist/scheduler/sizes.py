@@ -1,0 +1,471 @@
+"""Sizes of a product, streamed: from two stored matrices to a `Plan` in bounded memory.
+
+Three passes, none of which holds a matrix: the row lengths of B (4 bytes a row), nnz(C) of a sample of rows, and one
+walk over A's columns that counts products and distinct rows of B and cuts a block whenever the bound is reached.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from spdist.csr import CSR, Int64Array, check_canonical, index_dtype, result_dtype
+from spdist.errors import InputError, MemoryBoundError
+from spdist.kernels import workspace
+from spdist.scheduler import memory
+from spdist.scheduler.plan import (
+    MAX_BLOCK_PRODUCTS,
+    RESIDENT_SHARE,
+    SMALL_SHARE,
+    Block,
+    Operand,
+    Plan,
+    even_bounds,
+)
+from spdist.storage import CHUNK_LENGTH, READ_CHUNKS, StoredMatrix
+from spdist.text import format_bytes
+
+Lengths = npt.NDArray[Any]
+
+SAMPLE_ROWS = 512
+SAMPLE_PRODUCTS = 1 << 22
+MAX_PAIRS = 2
+"""Block pairs in flight on a worker: one is multiplied while the other waits for its place in C or is written."""
+
+READ_COPIES = 3
+"""Times a Zarr chunk is in memory while it is read: encoded, decoded, and where its entries go."""
+
+REMAP_BYTES = 12
+"""Bytes an entry of A takes beside itself while its column is renumbered for the block's rows of B."""
+
+SMALL_NNZ, SMALL_PRODUCTS = 1 << 17, 1 << 22
+"""Entries of A and products up to which a product is one block if it fits: a few milliseconds of work."""
+
+MARGIN = 1.08
+"""Factor on the estimated nnz(C) of a block, so that few blocks turn out longer than planned."""
+
+
+def row_lengths(matrix: StoredMatrix) -> Lengths:
+    """Return the entries of each row, 4 bytes a row (8 where a row is longer than 2^32), streamed."""
+    lengths = np.empty(matrix.nrows, np.uint32)
+    step = 4 * matrix.indptr.chunk
+    for start in range(0, matrix.nrows, step):
+        stop = min(start + step, matrix.nrows)
+        found = np.diff(matrix.read_indptr(start, stop))
+        if len(found) and found.max() > np.iinfo(lengths.dtype).max:
+            lengths = lengths.astype(np.int64)
+        lengths[start:stop] = found
+    return lengths
+
+
+# -- nnz(C) by sampling ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """nnz(C) of a row from its products: a ratio for each power of two of the number of products, sampled.
+
+    Attributes
+    ----------
+    ratio : (64,) float64
+        nnz(C row) / products, for rows of ``2**i`` products.
+    """
+
+    ratio: npt.NDArray[np.float64]
+
+
+def sample_rows(a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths) -> Estimate:
+    """Estimate the compression from the exact nnz(C) of up to `SAMPLE_ROWS` rows, spread evenly over A.
+
+    Deterministic. Rows are taken in runs of 8, in an order that stays spread out if the budget of
+    `SAMPLE_PRODUCTS` products ends it early.
+    """
+    rows, columns = _sampled(a, b_lengths)
+    lengths = b_lengths[columns].astype(np.int64)
+    products = np.bincount(rows, lengths, minlength=1).astype(np.int64)
+    needed, place = np.unique(columns, return_inverse=True)
+    found = b.take(needed.astype(np.int64), values=False)
+    starts = found.indptr[place]
+    entries = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
+    places = np.unique(np.repeat(rows, lengths) * b.ncols + found.indices[entries])
+    nnz = np.bincount(places // max(b.ncols, 1), minlength=len(products))
+    bins = np.zeros(len(products), np.int64)
+    bins[products > 0] = np.log2(products[products > 0]).astype(np.int64)
+    return Estimate(_fill_gaps(np.bincount(bins, nnz, 64), np.bincount(bins, products, 64)))
+
+
+def _sampled(a: StoredMatrix, b_lengths: Lengths) -> tuple[Int64Array, Lengths]:
+    """Return the entries of the sampled rows: the number of the sample, and the column."""
+    runs = max(1, min(SAMPLE_ROWS // 8, a.nrows // 8))
+    whole = a.rows_indices(0, a.nrows) if a.nnz <= 4 * a.indices.chunk else None
+    rows, columns, sample, budget = [np.empty(0, np.int64)], [np.empty(0, index_dtype(a.ncols))], 0, SAMPLE_PRODUCTS
+    for run in _spread(runs):
+        start = run * a.nrows // runs
+        block = whole.rows(start, min(start + 8, a.nrows)) if whole else a.rows_indices(start, min(start + 8, a.nrows))
+        for row in range(block.nrows):
+            found = block.indices[block.indptr[row] : block.indptr[row + 1]]
+            count = int(b_lengths[found].sum(dtype=np.int64))
+            if 0 < count <= SAMPLE_PRODUCTS // 4:
+                rows.append(np.full(len(found), sample))
+                columns.append(found)
+                sample, budget = sample + 1, budget - count
+        if budget <= 0:
+            break
+    return np.concatenate(rows), np.concatenate(columns)
+
+
+def _spread(count: int) -> list[int]:
+    """Return ``range(count)`` in bit-reversed order: any first part of it is spread evenly."""
+    bits = max(count - 1, 0).bit_length()
+    order = [int(f"{i:0{bits}b}"[::-1], 2) if bits else 0 for i in range(1 << bits)]
+    return [i for i in order if i < count]
+
+
+def _fill_gaps(nnz: npt.NDArray[np.float64], products: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    known = np.flatnonzero(products)
+    if not len(known):
+        return np.ones(64)
+    return np.interp(np.arange(64), known, nnz[known] / products[known])
+
+
+# -- cutting -----------------------------------------------------------------------------------------------------------
+
+START, PRODUCTS, NNZ, A_BYTES, B_BYTES, BLOCK = range(6)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Bytes per entry and the bounds that end a block: what the walk over A needs to know."""
+
+    a_entry: int
+    b_entry: int
+    c_entry: int
+    ncols: int
+    budget: int
+    max_products: int
+
+    def array(self) -> Int64Array:
+        """Return the fields as the kernel takes them."""
+        return np.array(
+            [self.a_entry, self.b_entry, self.c_entry, self.ncols, self.budget, self.max_products], np.int64
+        )
+
+
+def _cut(
+    offsets: Int64Array,
+    indices: npt.NDArray[Any],
+    b_lengths: Lengths,
+    ratio: npt.NDArray[np.float64],
+    costs: Int64Array,
+    forced: Int64Array,
+    first_row: int,
+    stamp: npt.NDArray[np.uint32],
+    state: Int64Array,
+    out: Int64Array,
+) -> int:
+    """Walk over rows, adding each to the block in `state`; rows that would pass a bound start the next block.
+
+    `stamp[k]` is the number of the block that last used row k of B, so that each row of B counts once a block.
+    `forced` holds the rows at which blocks must start; where it is empty, blocks end where the bounds say.
+    Returns the number of blocks closed, one row of `out` each: start, stop, products, nnz, bytes of A, of B.
+    """
+    a_entry, b_entry, c_entry, ncols, budget, max_products = costs
+    closed = 0
+    for i in range(len(offsets) - 1):
+        row = first_row + i
+        begin, end = offsets[i] - offsets[0], offsets[i + 1] - offsets[0]
+        products, b_bytes, alone = np.int64(0), np.int64(0), np.int64(0)
+        for p in range(begin, end):
+            k = indices[p]
+            length = np.int64(b_lengths[k])
+            products += length
+            alone += length * b_entry + 24
+            if stamp[k] != state[5]:
+                stamp[k] = state[5]
+                b_bytes += length * b_entry + 24
+        nnz = products
+        if products > 0:
+            nnz = min(np.int64(products * ratio[int(np.log2(products))]) + 1, products, ncols)
+        a_bytes = (end - begin) * a_entry + 16
+        total = state[3] + state[4] + a_bytes + b_bytes + (state[2] + nnz) * c_entry
+        if len(forced) > 0:
+            full = state[6] < len(forced) and row == forced[state[6]]
+            state[6] += full
+        else:
+            full = row > state[0] and (total > budget or state[1] + products > max_products)
+        if full:
+            out[closed, 0] = state[0]
+            out[closed, 1] = row
+            out[closed, 2:6] = state[1:5]
+            closed += 1
+            state[0], state[5] = row, state[5] + 1
+            state[1:5] = 0
+            b_bytes = alone
+            for p in range(begin, end):
+                stamp[indices[p]] = state[5]
+        state[1] += products
+        state[2] += nnz
+        state[3] += a_bytes
+        state[4] += b_bytes
+    return closed
+
+
+@functools.cache
+def _compiled() -> Callable[..., int]:
+    from numba import njit
+
+    return cast(Callable[..., int], njit(nogil=True, cache=True)(_cut))
+
+
+class Cutter:
+    """The walk over A as a value with state: feed it row ranges in order, take the closed blocks."""
+
+    def __init__(self, costs: Costs, estimate: Estimate, b_lengths: Lengths, forced: Int64Array) -> None:
+        self._kernel = _compiled()
+        self._fixed = (b_lengths, estimate.ratio, costs.array(), forced)
+        self._stamp = np.zeros(len(b_lengths), np.uint32)
+        self._state = np.zeros(7, np.int64)
+        self._state[5] = 1
+        self._row = 0
+
+    def feed(self, offsets: Int64Array, indices: npt.NDArray[Any]) -> Int64Array:
+        """Walk over the next rows; return the blocks they close, (n, 6)."""
+        out = np.empty((len(offsets), 6), np.int64)
+        closed = self._kernel(offsets, indices, *self._fixed, self._row, self._stamp, self._state, out)
+        self._row += len(offsets) - 1
+        return out[:closed]
+
+    def close(self) -> Int64Array:
+        """Return the last block."""
+        start, *sums = self._state[:5]
+        return np.array([[start, self._row, *sums]], np.int64)[: int(self._row > 0)]
+
+
+def _walk(a: StoredMatrix, cutter: Cutter, *, check: bool) -> Int64Array:
+    closed = []
+    for start, stop, offsets in a.row_blocks(8 * a.indices.chunk):
+        first = int(offsets[0])
+        indices = a.read_indices(first, int(offsets[-1]))
+        if check or (len(indices) and (indices.min() < 0 or indices.max() >= a.ncols)):
+            check_canonical(CSR(offsets - first, indices, indices, (stop - start, a.ncols)), a.url, start)
+        closed.append(cutter.feed(offsets, indices))
+    closed.append(cutter.close())
+    return np.concatenate(closed)
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
+def operand(matrix: StoredMatrix) -> Operand:
+    """Return what a plan needs to know of `matrix`."""
+    longest = matrix.indices.chunk_nbytes + matrix.data.chunk_nbytes
+    return Operand(matrix.shape, matrix.nnz, matrix.dtype.itemsize, longest)
+
+
+def make_plan(
+    a: StoredMatrix,
+    b: StoredMatrix,
+    *,
+    engine: str,
+    memory_limit: int,
+    grid: tuple[int, int, int] | None = None,
+) -> Plan:
+    """Cut A @ B so that every worker stays within `memory_limit` bytes.
+
+    Parameters
+    ----------
+    a, b : StoredMatrix
+    engine : str
+        What multiplies a block.
+    memory_limit : int
+        Bytes a worker may use.
+    grid : (int, int, int), optional
+        Forces the number of row, inner and column blocks.
+
+    Raises
+    ------
+    MemoryBoundError
+        If the smallest block does not fit; says how much is needed.
+    InputError
+        If the shapes do not fit, or the grid has more blocks than there are rows or columns.
+    """
+    if a.ncols != b.nrows:
+        raise InputError(
+            f"shapes do not fit: A is {a.nrows:,} x {a.ncols:,} and B is {b.nrows:,} x {b.ncols:,}; the columns of A "
+            f"must equal the rows of B"
+        )
+    _check_grid(grid, a, b)
+    lengths = row_lengths(b)
+    if not b.ours:
+        b.check()
+    draft = _Draft(a, b, engine, memory_limit, grid, lengths, sample_rows(a, b, lengths))
+    return draft.plan()
+
+
+def _check_grid(grid: tuple[int, int, int] | None, a: StoredMatrix, b: StoredMatrix) -> None:
+    if grid is None:
+        return
+    for count, size, what in zip(grid, (a.nrows, a.ncols, b.ncols), ("row", "inner", "column"), strict=True):
+        if count < 1 or count > max(size, 1):
+            raise InputError(f"grid {grid}: {count} {what} blocks of {size:,} {what}s; ask for 1 to {max(size, 1):,}")
+
+
+class _Draft:
+    """One attempt after another at a plan that fits: two pairs in flight, then one, then a cut inner dimension."""
+
+    def __init__(
+        self,
+        a: StoredMatrix,
+        b: StoredMatrix,
+        engine: str,
+        memory_limit: int,
+        grid: tuple[int, int, int] | None,
+        lengths: Lengths,
+        estimate: Estimate,
+    ) -> None:
+        self.a, self.b, self.engine, self.memory_limit, self.grid = a, b, engine, memory_limit, grid
+        self.lengths, self.estimate = lengths, estimate
+        self.dtype = result_dtype(a.dtype, b.dtype)
+        self.oa, self.ob = operand(a), operand(b)
+        self.c_entry = index_dtype(b.ncols).itemsize + self.dtype.itemsize
+        usable = memory.pair_budget(memory_limit, 0, 1)
+        self.can_be_resident = (grid is None or grid[1] == grid[2] == 1) and self.ob.nbytes <= RESIDENT_SHARE * usable
+        self.resident = False
+        self.chunk = self._chunk_length(usable)
+        self.checked = a.ours
+
+    def _chunk_length(self, usable: int) -> int:
+        """Return the length of C's Zarr chunks: a power of two, shorter where the limit is small."""
+        most = max(usable // (16 * MAX_PAIRS) // self.c_entry, 1)
+        return int(min(CHUNK_LENGTH, max(1 << (most.bit_length() - 1), 1 << 10)))
+
+    def reserved(self, pairs: int) -> int:
+        """Return the bytes a worker holds throughout: resident B, workspace, read buffers, pieces of Zarr chunks."""
+        reading = READ_COPIES * (self.oa.read_bytes + (0 if self.resident else READ_CHUNKS * self.ob.read_bytes))
+        pieces = 2 * pairs * self.chunk * self.c_entry
+        resident = self.ob.nbytes if self.resident else 0
+        kernel = workspace.cpu_workspace(
+            "numba" if self.engine == "auto" else self.engine,
+            self.b.ncols,
+            min(int(self.lengths.sum(dtype=np.int64)), self.b.ncols),
+            self.dtype.itemsize,
+            index_dtype(self.b.ncols).itemsize,
+        )
+        return resident + kernel + reading + pieces
+
+    def plan(self) -> Plan:
+        """Return the plan of least predicted time, with B on the worker for good or its rows read block by block."""
+        plans, refusal = [], None
+        for self.resident in (True, False) if self.can_be_resident else (False,):
+            try:
+                plans.append(self._attempt())
+            except MemoryBoundError as error:
+                refusal = error
+            if plans and self.ob.nbytes <= SMALL_SHARE * self.memory_limit:
+                break
+        if not plans:
+            raise refusal or AssertionError
+        return min(plans, key=lambda plan: plan.seconds(1))
+
+    def _attempt(self) -> Plan:
+        for pairs in (MAX_PAIRS, 1):
+            reserved = self.reserved(pairs)
+            budget = memory.pair_budget(self.memory_limit, reserved, pairs)
+            plan = self._assemble(self._cut(max(budget, 1)), pairs, reserved, budget)
+            worst = max(plan.blocks, key=lambda block: block.needed, default=None)
+            if worst is None or worst.needed <= budget:
+                return plan
+        one = worst.stop == worst.start + 1
+        what = f"row {worst.start:,}" if one else f"the block of rows {worst.start:,} to {worst.stop:,}"
+        raise MemoryBoundError(
+            f"{what} of A expands to {worst.products:,} products and needs {format_bytes(worst.needed)}, but "
+            f"memory_limit={format_bytes(self.memory_limit)} leaves {format_bytes(max(budget, 0))} for a block after "
+            f"{format_bytes(reserved)} for buffers and workspace: raise memory_limit to at least "
+            f"{-(-memory.limit_for(worst.needed, reserved, pairs) // 2**20)}MiB"
+            + (", or ask for a finer grid" if self.grid else "")
+        )
+
+    def _cut(self, budget: int) -> Int64Array:
+        products = MAX_BLOCK_PRODUCTS
+        forced = np.empty(0, np.int64)
+        if self.grid is not None:
+            forced = np.array(even_bounds(self._row_products(), self.grid[0])[1:-1], np.int64)
+            if not len(forced):
+                forced = np.array([self.a.nrows], np.int64)
+        elif (one := self._one_block(budget)) is not None:
+            return one
+        b_entry = 0 if self.resident else self.ob.entry_bytes
+        costs = Costs(
+            self.oa.entry_bytes + REMAP_BYTES, b_entry, self.c_entry, self.b.ncols, int(budget / MARGIN), products
+        )
+        cutter = Cutter(costs, self.estimate, self.lengths, forced)
+        rows = _walk(self.a, cutter, check=not self.checked)
+        self.checked = True
+        if self.resident:
+            rows[:, 5] = 0
+        return rows
+
+    def _one_block(self, budget: int) -> Int64Array | None:
+        """Return the one block of a small product; None if it is not small. Needs no compiled walk."""
+        if self.a.nnz > SMALL_NNZ or not self.a.nrows or not self.resident:
+            return None
+        a = self.a.rows_indices(0, self.a.nrows)
+        check_canonical(a, self.a.url)
+        places = np.concatenate([[0], np.cumsum(self.lengths[a.indices], dtype=np.int64)])
+        products = np.diff(places[a.indptr])
+        ratio = self.estimate.ratio[np.log2(np.maximum(products, 1)).astype(np.int64)]
+        nnz = int(np.minimum(np.minimum(np.ceil(products * ratio), products), self.b.ncols).sum())
+        a_bytes = a.nnz * (self.oa.entry_bytes + REMAP_BYTES) + 16 * a.nrows
+        if int(products.sum()) > SMALL_PRODUCTS or (a_bytes + nnz * self.c_entry) * MARGIN > budget:
+            return None
+        return np.array([[0, a.nrows, products.sum(), nnz, a_bytes, 0]], np.int64)
+
+    def _row_products(self) -> Int64Array:
+        """Return the products of every row; only a forced grid needs them all at once."""
+        out = np.empty(self.a.nrows, np.int64)
+        for start, stop, offsets in self.a.row_blocks(8 * self.a.indices.chunk):
+            indices = self.a.read_indices(int(offsets[0]), int(offsets[-1]))
+            total = np.concatenate([[0], np.cumsum(self.lengths[indices], dtype=np.int64)])
+            out[start:stop] = np.diff(total[offsets - offsets[0]])
+        return out
+
+    def _assemble(self, rows: Int64Array, pairs: int, reserved: int, budget: int) -> Plan:
+        inner, columns = self._bounds(rows, budget)
+        pieces = (len(inner) - 1) * (len(columns) - 1)
+        forced = self.grid is not None
+        blocks = []
+        for start, stop, products, nnz, a_bytes, b_bytes in rows.tolist():
+            nnz_bytes = int(nnz * self.c_entry * MARGIN) + 8 * (stop - start)
+            split = pieces > 1 and (forced or a_bytes + b_bytes + nnz_bytes > budget)
+            if split:  # one slice of B at a time, but the sum so far, the partial product and their sum together
+                b_bytes, nnz_bytes = -(-b_bytes // pieces), 3 * nnz_bytes
+            room = (budget - a_bytes - b_bytes) // (3 if split else 1) - 8 * (stop - start)
+            capacity = max(room // self.c_entry, int(nnz * MARGIN))
+            capacity = max(1, min(capacity, products, (stop - start) * self.b.ncols))
+            blocks.append(Block(start, stop, split, products, nnz, capacity, a_bytes, b_bytes, nnz_bytes))
+        c_nnz = sum(block.nnz for block in blocks)
+        c = Operand((self.a.nrows, self.b.ncols), c_nnz, self.dtype.itemsize, self.chunk * self.c_entry)
+        expansion = sum(block.products for block in blocks)
+        return Plan(
+            self.oa, self.ob, c, self.engine, self.memory_limit, reserved, pairs, self.resident, self.chunk,
+            inner, columns, tuple(blocks), expansion,
+        )  # fmt: skip
+
+    def _bounds(self, rows: Int64Array, budget: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the cuts of the inner dimension and of B's columns: forced, or as many as the worst row needs."""
+        if self.grid is not None:
+            inner = even_bounds(self.lengths + 1, self.grid[1]) if self.grid[1] > 1 else (0, self.a.ncols)
+            columns = tuple(i * self.b.ncols // self.grid[2] for i in range(self.grid[2] + 1))
+            return inner, columns
+        whole = (0, self.a.ncols), (0, self.b.ncols)
+        rest = rows[:, 4] + 3 * (rows[:, 3] * self.c_entry * MARGIN).astype(np.int64) + 8 * (rows[:, 1] - rows[:, 0])
+        over = (rows[:, 4] + rows[:, 5] + rows[:, 3] * self.c_entry * MARGIN > budget) & (rest < budget)
+        if not over.any():
+            return whole
+        parts = int(np.max(-(-rows[over, 5] // np.maximum(budget - rest[over], 1)))) + 1
+        return even_bounds(self.lengths + 1, min(parts, self.a.ncols)), whole[1]

@@ -1,0 +1,320 @@
+"""What a worker does to one block: preprocess, multiply, merge, commit, join; one method each.
+
+A task's result is small (counts, slices of Zarr chunks). Blocks themselves stay in the worker's own store until they are
+committed, so that their memory is free the moment they are written and not when the scheduler says so. A block that
+is not there when it is to be committed (its worker died) is computed again on the spot.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from spdist.csr import CSR, Int64Array, ValueArray, check_canonical, index_dtype
+from spdist.errors import SpdistError
+from spdist.kernels import cpu
+from spdist.kernels.merge import merge
+from spdist.storage import Layout, StoredMatrix, compresses
+
+BlockKey = int
+
+
+@dataclass(frozen=True)
+class Task:
+    """A block of rows as the driver hands it out: its number, rows, room for entries of C, and how it is cut."""
+
+    number: BlockKey
+    start: int
+    stop: int
+    capacity: int
+    split: bool
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What the driver learns of a multiplied block: entries of each row done, and whether values compress."""
+
+    row_nnz: Int64Array
+    compresses: bool
+
+    @property
+    def nnz(self) -> int:
+        """Entries of the block."""
+        return int(self.row_nnz.sum(dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A slice of a block that shares its Zarr chunk with its neighbours: `at` is its place in C."""
+
+    at: int
+    indices: ValueArray
+    data: ValueArray
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Rows of A, their columns renumbered to the rows of B beside them; no B where it is resident."""
+
+    a: CSR
+    b: CSR | None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one stage of one block took: `seconds` of wall time, `nbytes` moved."""
+
+    stage: str
+    block: BlockKey
+    seconds: float
+    nbytes: int
+
+
+@dataclass
+class Product:
+    """One product on one worker: what all its tasks share, and the blocks that wait there.
+
+    Attributes
+    ----------
+    a, b : StoredMatrix
+    engine : str
+    resident : bool
+        Whether all of B is kept in memory.
+    inner_bounds, column_bounds : tuple of int
+        Cuts of a block that is split.
+    """
+
+    a: StoredMatrix
+    b: StoredMatrix
+    engine: str
+    resident: bool
+    inner_bounds: tuple[int, ...]
+    column_bounds: tuple[int, ...]
+    waiting: dict[BlockKey, tuple[int, CSR]] = field(default_factory=dict, compare=False)
+    partial: dict[BlockKey, tuple[int, CSR]] = field(default_factory=dict, compare=False)
+    timings: list[Timing] = field(default_factory=list, compare=False)
+    _b: CSR | None = field(default=None, compare=False)
+    _lock: Any = field(default=None, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel without blocks, timings and locks."""
+        fields = ("a", "b", "engine", "resident", "inner_bounds", "column_bounds")
+        return {name: getattr(self, name) for name in fields}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Arrive with nothing waiting."""
+        self.__init__(**state)  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    @property
+    def pieces(self) -> tuple[tuple[int, int, int, int], ...]:
+        """Inner and column ranges of a split block, in order of k."""
+        inner = list(zip(self.inner_bounds[:-1], self.inner_bounds[1:], strict=True))
+        columns = list(zip(self.column_bounds[:-1], self.column_bounds[1:], strict=True))
+        return tuple((*k, *j) for j in columns for k in inner)
+
+    def warm(self) -> None:
+        """Load and compile what the stages need, on a product of one entry, before the idle worker is weighed."""
+        a, b = (
+            CSR(np.array([0, 1]), np.zeros(1, index_dtype(m.ncols)), np.ones(1, m.dtype), (1, m.ncols))
+            for m in (self.a, self.b)
+        )
+        for engine in ("numba", "scipy") if self.engine == "auto" else (self.engine,):
+            one = CSR(a.indptr, a.indices, a.data, (1, 1))
+            c = cpu.multiply_rows(one, b, 0, 1, engine=engine)  # type: ignore[arg-type]
+        if len(self.pieces) > 1:
+            merge(c, c)
+
+    # -- the stages ----------------------------------------------------------------------------------------------------
+
+    def preprocess(self, task: Task, piece: int = 0) -> Operands:
+        """Read the rows of A and the rows of B that they need."""
+        with self.report("preprocess", task.number) as done:
+            a = self.a.rows(task.start, task.stop)
+            check_canonical(a, self.a.url, task.start)
+            if not task.split and self.resident:
+                self.resident_b()
+                done(a.nbytes)
+                return Operands(a, None)
+            k0, k1, j0, j1 = self.pieces[piece] if task.split else (0, self.a.ncols, 0, self.b.ncols)
+            if task.split:
+                a = columns_between(a, k0, k1)
+            a, needed = renumber(a)
+            b = self.b.take(needed)
+            check_canonical(b, self.b.url)
+            if j1 - j0 < self.b.ncols:
+                b = columns_between(b, j0, j1)
+            done(a.nbytes + b.nbytes)
+            return Operands(a, b)
+
+    def multiply(self, task: Task, operands: Operands, piece: int = 0) -> Counted:
+        """Multiply as many rows as fit the block's capacity; the result waits here."""
+        with self.report("multiply", task.number) as done:
+            b = self.resident_b() if operands.b is None else operands.b
+            c = cpu.multiply_rows(operands.a, b, 0, task.capacity, engine=self.engine)  # type: ignore[arg-type]
+            done(c.nbytes)
+        if piece:
+            self.partial[task.number] = (piece, c)
+        else:
+            self.waiting[task.number] = (0, c)
+        return self.count(c, task)
+
+    def merge(self, task: Task, piece: int) -> Counted:
+        """Add the partial product of `piece` to the sum of those before it."""
+        before, c = self.waiting.get(task.number, (-1, None))
+        here, partial = self.partial.pop(task.number, (-1, None))
+        if c is None or partial is None or (before, here) != (piece - 1, piece):
+            return self.count(self.compute(task, piece + 1), task)  # a worker was lost in between
+        with self.report("merge", task.number) as done:
+            c = merge(c, partial)
+            done(2 * c.nbytes)
+        self.waiting[task.number] = (piece, c)
+        return self.count(c, task)
+
+    def compute(self, task: Task, pieces: int) -> CSR:
+        """Run all stages before the commit here, one after the other; the result waits here too."""
+        for piece in range(pieces):
+            self.multiply(task, self.preprocess(task, piece), piece)
+            if piece:
+                self.merge(task, piece)
+        return self.waiting[task.number][1]
+
+    @staticmethod
+    def count(c: CSR, task: Task) -> Counted:
+        """Return what the driver needs to place the block."""
+        lengths = np.diff(c.indptr)
+        small = len(lengths) == 0 or lengths.max() <= np.iinfo(np.uint32).max
+        return Counted(lengths.astype(np.uint32) if small else lengths, task.number == 0 and compresses(c.data))
+
+    def commit(self, task: Task, counted: Counted, layout: Layout, at: int, done_chunks: int) -> list[Part]:
+        """Write the Zarr chunks that lie inside the block; return what it shares with its neighbours.
+
+        Parameters
+        ----------
+        at : int
+            Place of the block's first entry in C.
+        done_chunks : int
+            Zarr chunks before this one are written already.
+        """
+        c = self.waiting[task.number][1] if task.number in self.waiting else self.again(task, counted)
+        with self.report("commit", task.number) as done:
+            first, last = -(-at // layout.chunk), (at + c.nnz) // layout.chunk
+            first, last = max(first, done_chunks), max(last, done_chunks)
+            if first < last:
+                body = slice(first * layout.chunk - at, last * layout.chunk - at)
+                layout.write_entries(first, c.indices[body], c.data[body])
+                done((body.stop - body.start) * (c.indices.itemsize + c.data.itemsize))
+        parts = [
+            Part(at + low, c.indices[low:high].copy(), c.data[low:high].copy())
+            for low, high in shared_slices(at, c.nnz, layout.chunk)
+            if (at + low) // layout.chunk >= done_chunks
+        ]
+        self.waiting.pop(task.number, None)
+        return parts
+
+    def again(self, task: Task, counted: Counted) -> CSR:
+        """Compute a block whose worker was lost, and make sure that it is the block that was placed."""
+        c = self.compute(task, len(self.pieces) if task.split else 1)
+        c = c.rows(0, min(c.nrows, len(counted.row_nnz)))
+        if not np.array_equal(np.diff(c.indptr), counted.row_nnz):
+            raise SpdistError(
+                f"rows {task.start:,}-{task.stop:,} gave another pattern when computed again: A or B changed while "
+                f"they were multiplied"
+            )
+        return c
+
+    def join(self, layout: Layout, k: int, *parts: list[Part]) -> None:
+        """Write Zarr chunk `k` from the slices that several blocks have in it."""
+        with self.report("join", k) as done:
+            mine = sorted(
+                (part for some in parts for part in some if part.at // layout.chunk == k), key=lambda part: part.at
+            )
+            layout.write_entries(
+                k, np.concatenate([part.indices for part in mine]), np.concatenate([part.data for part in mine])
+            )
+            done(sum(part.indices.nbytes + part.data.nbytes for part in mine))
+
+    # -- what they share -----------------------------------------------------------------------------------------------
+
+    def resident_b(self) -> CSR:
+        """Return the whole of B, read once per worker."""
+        with self._lock:
+            if self._b is None:
+                b = self.b.rows(0, self.b.nrows)
+                check_canonical(b, self.b.url)
+                self._b = b
+            return self._b
+
+    @contextmanager
+    def report(self, stage: str, block: BlockKey) -> Iterator[Any]:
+        """Time a stage: the one place through which every stage reports."""
+        moved = [0]
+        begin = time.perf_counter()
+        yield lambda nbytes: moved.__setitem__(0, nbytes)
+        self.timings.append(Timing(stage, block, time.perf_counter() - begin, moved[0]))
+
+    def take_timings(self) -> list[Timing]:
+        """Return the timings since the last call."""
+        taken, self.timings = self.timings, []
+        return taken
+
+
+def shared_slices(at: int, nnz: int, chunk: int) -> list[tuple[int, int]]:
+    """Return the ranges of a block that do not fill a Zarr chunk: its head and its tail.
+
+    Examples
+    --------
+    >>> shared_slices(90, 130, 100)
+    [(0, 10), (110, 130)]
+    >>> shared_slices(110, 20, 100)
+    [(0, 20)]
+    """
+    head = min(-at % chunk, nnz)
+    tail = (at + nnz) % chunk
+    if head == nnz:
+        return [(0, nnz)] if nnz else []
+    return [(0, head)] * (head > 0) + [(nnz - tail, nnz)] * (tail > 0)
+
+
+def columns_between(m: CSR, low: int, high: int) -> CSR:
+    """Return `m` without the entries whose columns are outside ``[low, high)``; columns keep their numbers."""
+    keep = (m.indices >= low) & (m.indices < high)
+    kept = np.concatenate([[0], np.cumsum(keep)])
+    return CSR(kept[m.indptr], m.indices[keep], m.data[keep], m.shape)
+
+
+def renumber(a: CSR) -> tuple[CSR, Int64Array]:
+    """Renumber the columns of `a` to ``0, 1, ...`` in rising order; return them with the columns that occur."""
+    if not a.nnz:
+        return CSR(a.indptr, a.indices, a.data, (a.nrows, 0)), np.empty(0, np.int64)
+    low, high = int(a.indices.min()), int(a.indices.max())
+    if high - low <= 8 * a.nnz:
+        used = np.zeros(high - low + 1, bool)
+        used[a.indices - low] = True
+        needed = np.flatnonzero(used) + low
+        number = np.cumsum(used, dtype=a.indices.dtype)
+        number -= 1
+        indices = number[a.indices - low]
+    else:
+        needed, indices = np.unique(a.indices, return_inverse=True)
+        indices = indices.astype(a.indices.dtype)
+    return CSR(a.indptr, indices, a.data, (a.nrows, len(needed))), needed.astype(np.int64)
+
+
+# -- on the worker -----------------------------------------------------------------------------------------------------
+
+PRODUCTS: dict[str, Any] = {}
+"""The products that this process works on, by name; set by `run.Install`."""
+
+
+def stage(product: str, name: str, *arguments: Any) -> Any:
+    """Run one stage of a product: what every task in the graph calls."""
+    return getattr(PRODUCTS[product], name)(*arguments)

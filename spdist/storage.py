@@ -1,0 +1,684 @@
+"""Matrices in Zarr: the only file that imports zarr.
+
+A matrix is one Zarr v3 group in AnnData's ``csr_matrix`` encoding: one-dimensional arrays `indptr`, `indices`, `data`
+and the attributes ``encoding-type``, ``encoding-version`` and ``shape``. Facts of ours (state, provenance) lie under
+the one attribute ``spdist``. Three rules keep wrong bytes out of a product:
+
+* Every Zarr chunk ends in Zarr's own crc32c codec, and is always read **whole**: a pipeline that decodes part of a
+  chunk does not check it. `ChunkedArray` therefore sees an array as if its length were a multiple of the chunk length.
+* A missing chunk reads as zeros in Zarr, so `fingerprint` looks for every chunk before work starts and `read` again.
+* The arrays' metadata and the encoding attributes are written last: an unfinished matrix is no matrix to any reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import json
+import shutil
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import zarr
+from zarr.abc.store import Store, SuffixByteRequest
+from zarr.codecs import BloscCodec, Crc32cCodec
+from zarr.core.array import AsyncArray
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.errors import GroupNotFoundError
+from zarr.storage import FsspecStore, LocalStore, StorePath
+
+from spdist.csr import CSR, Int64Array, ValueArray, check_canonical, check_dtype, index_dtype
+from spdist.errors import CorruptError, InputError, MatrixError
+
+CHUNK_LENGTH = 1 << 17
+"""Elements of a Zarr chunk unless a memory limit asks for shorter ones: 512 KiB of int32, 1 MiB of float64.
+
+Measured, 64k to 256k elements read and write fastest through zarrs; 1M elements lose a third, 16k a half.
+"""
+
+READ_CHUNKS = 2
+"""Zarr chunks that one read of scattered rows decodes at a time."""
+
+PROBE_BYTES = 1 << 20
+PROBE_RATIO = 1.3
+UNBOUNDED = 1 << 60
+ARRAYS = ("indptr", "indices", "data")
+_CONFIG: Any = {"order": "C", "write_empty_chunks": True}  # a chunk that is not written looks like a missing one
+_FAST_PIPELINE = "zarrs.ZarrsCodecPipeline"
+_ZARR_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+
+
+# -- stores ------------------------------------------------------------------------------------------------------------
+
+
+def is_local(url: str) -> bool:
+    """Whether `url` is a path of this machine rather than an fsspec URL such as ``s3://`` or ``memory://``."""
+    return "://" not in url or url.startswith("file://")
+
+
+def local_path(url: str) -> Path:
+    """Return the path that a local `url` names."""
+    return Path(url.removeprefix("file://"))
+
+
+def in_process(url: str) -> bool:
+    """Whether only this process sees what `url` holds, so that a product of it must run in this process."""
+    return url.startswith("memory://")
+
+
+def normalise(url: str | Path) -> str:
+    """Return `url` in the one form that workers in other directories understand: an absolute path or the URL."""
+    text = str(url).rstrip("/")
+    return str(local_path(text).absolute()) if is_local(text) else text
+
+
+def open_store(url: str) -> Store:
+    """Return the Zarr store at `url`."""
+    if is_local(url):
+        return LocalStore(local_path(url))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # memory:// is not asynchronous; Zarr wraps it and says so each time
+            return FsspecStore.from_url(url)
+    except (ImportError, ValueError) as error:
+        raise InputError(f"{url}: no file system for this URL: {error}") from error
+
+
+def exists(url: str) -> bool:
+    """Whether anything lies at `url`."""
+    if is_local(url):
+        return local_path(url).exists()
+    return not sync(open_store(url).is_empty(""))
+
+
+def remove(url: str) -> None:
+    """Delete everything at `url`."""
+    if is_local(url):
+        shutil.rmtree(local_path(url))
+    else:
+        sync(open_store(url).delete_dir(""))
+
+
+def move(source: str, target: str) -> None:
+    """Put what lies at `source` in place of what lies at `target`; one rename on a local file system."""
+    if is_local(target):
+        old = local_path(target)
+        if old.exists():
+            aside = old.with_name(old.name + ".spdist-old")
+            old.rename(aside)
+            local_path(source).rename(old)
+            shutil.rmtree(aside)
+        else:
+            local_path(source).rename(old)
+        return
+    import fsspec
+
+    fs, path = fsspec.core.url_to_fs(target)
+    if fs.exists(path):
+        fs.rm(path, recursive=True)
+    fs.mv(fsspec.core.url_to_fs(source)[1], path, recursive=True)
+
+
+def stored_bytes(url: str) -> int:
+    """Return the bytes that lie at `url`."""
+    if is_local(url):
+        return sum(path.stat().st_size for path in local_path(url).rglob("*") if path.is_file())
+    return sync(open_store(url).getsize_prefix(""))
+
+
+# -- one array ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ChunkedArray:
+    """A one-dimensional Zarr array, read and written by whole Zarr chunks.
+
+    Attributes
+    ----------
+    url, name : str
+        The matrix and the array in it.
+    length : int
+        Elements.
+    chunk : int
+        Elements of one Zarr chunk (of one shard, where the array is sharded).
+    metadata : str
+        Zarr's own metadata document, as JSON, with a length that no write exceeds.
+    checked : bool
+        Whether the last codec is crc32c.
+    """
+
+    url: str
+    name: str
+    length: int
+    chunk: int
+    metadata: str
+    checked: bool
+    dtype: np.dtype[Any] = field(compare=False)
+
+    @property
+    def nchunks(self) -> int:
+        """Number of Zarr chunks."""
+        return -(-self.length // self.chunk)
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of one decoded Zarr chunk."""
+        return self.chunk * self.dtype.itemsize
+
+    def read(self, first: int, last: int) -> ValueArray:
+        """Return elements ``[first:last)``: a view of the whole Zarr chunks that hold them, each checked.
+
+        Raises
+        ------
+        CorruptError
+            If a Zarr chunk is missing, truncated or altered; names it.
+        """
+        if first >= last:
+            return np.empty(0, self.dtype)
+        k0, k1 = first // self.chunk, -(-last // self.chunk)
+        self._require(k0, k1)
+        array = _open_array(self.url, self.name, self.metadata)
+        try:
+            whole = array[k0 * self.chunk : k1 * self.chunk]
+        except Exception as error:  # zarrs, numcodecs and the store each raise their own
+            raise self._diagnose(k0, k1, error) from error
+        return cast(ValueArray, whole)[first - k0 * self.chunk : last - k0 * self.chunk]
+
+    def write_chunks(self, k: int, values: ValueArray) -> None:
+        """Write Zarr chunks `k`, `k` + 1, ... from `values`; the last one is filled up with zeros."""
+        pad = -len(values) % self.chunk
+        if pad:
+            values = np.concatenate([values, np.zeros(pad, self.dtype)])
+        # zarrs leaves out chunks of nothing but zeros, whatever the configuration; Zarr's own pipeline writes them.
+        fast = bool(values.reshape(-1, self.chunk).any(axis=1).all())
+        array = _open_array(self.url, self.name, self.metadata, fast=fast)
+        array[k * self.chunk : k * self.chunk + len(values)] = values
+
+    def key(self, k: int) -> str:
+        """Return Zarr's key of chunk `k`, within the matrix."""
+        metadata = _open_array(self.url, self.name, self.metadata).metadata
+        return f"{self.name}/{metadata.encode_chunk_key((k,))}"
+
+    def checksums(self) -> Iterator[bytes]:
+        """Yield for each Zarr chunk its stored crc32c, or a digest of its bytes where it has none.
+
+        Raises
+        ------
+        CorruptError
+            At the first chunk that is missing.
+        """
+        batch = 256
+        store = open_store(self.url)
+        for k in range(0, self.nchunks, batch):
+            ids = range(k, min(k + batch, self.nchunks))
+            if is_local(self.url):
+                yield from map(self._local_checksum, ids)
+            else:
+                yield from sync(self._remote_checksums(store, ids))
+
+    def _local_checksum(self, k: int) -> bytes:
+        path = local_path(self.url) / self.key(k)
+        try:
+            with path.open("rb") as file:
+                if not self.checked:
+                    return hashlib.file_digest(file, "blake2b").digest()
+                size = file.seek(0, 2)
+                file.seek(max(size - 4, 0))
+                return file.read(4) + size.to_bytes(8, "little")
+        except FileNotFoundError as error:
+            raise self._missing(k) from error
+
+    async def _remote_checksums(self, store: Store, ids: range) -> list[bytes]:
+        span = SuffixByteRequest(4) if self.checked else None
+        prototype = default_buffer_prototype()
+        found = await asyncio.gather(*(store.get(self.key(k), prototype, span) for k in ids))
+        for k, buffer in zip(ids, found, strict=True):
+            if buffer is None:
+                raise self._missing(k)
+        raw = [cast(Any, buffer).to_bytes() for buffer in found]
+        return raw if self.checked else [hashlib.blake2b(chunk).digest() for chunk in raw]
+
+    def _require(self, k0: int, k1: int) -> None:
+        """Look for the chunk files before a read: a missing one would read as zeros."""
+        if not is_local(self.url):
+            return
+        root = local_path(self.url)
+        for k in range(k0, k1):
+            if not (root / self.key(k)).exists():
+                raise self._missing(k)
+
+    def _missing(self, k: int) -> CorruptError:
+        return CorruptError(
+            f"{self.url}: chunk {k} of array '{self.name}' ({self.key(k)}) is missing; restore it from a copy or "
+            f"write the matrix again"
+        )
+
+    def _diagnose(self, k0: int, k1: int, error: Exception) -> Exception:
+        """Find which chunk made a read fail."""
+        array = _open_array(self.url, self.name, self.metadata)
+        for k in range(k0, k1):
+            try:
+                array[k * self.chunk : (k + 1) * self.chunk]
+            except Exception as cause:
+                return CorruptError(
+                    f"{self.url}: chunk {k} of array '{self.name}' ({self.key(k)}) is truncated or altered "
+                    f"({cause}); restore it from a copy or write the matrix again"
+                )
+        return error
+
+
+@functools.lru_cache(maxsize=64)
+def _open_array(url: str, name: str, metadata: str, *, fast: bool = True) -> zarr.Array[Any]:
+    """Return a Zarr array on `metadata` as given, whatever the store says; one per process."""
+    document = json.loads(metadata)
+    fast = fast and is_local(url) and document["zarr_format"] == 3
+    with zarr.config.set({"codec_pipeline.path": _FAST_PIPELINE if fast else _ZARR_PIPELINE}):
+        return zarr.Array(AsyncArray(metadata=document, store_path=StorePath(open_store(url), name), config=_CONFIG))
+
+
+def _new_metadata(dtype: np.dtype[Any], chunk: int, compressed: bool) -> str:
+    """Return the metadata document of an array of ours, of unbounded length."""
+    blosc = [BloscCodec(cname="lz4", clevel=5, shuffle="shuffle", typesize=dtype.itemsize)] if compressed else []
+    array = zarr.create_array(
+        {}, shape=(UNBOUNDED,), dtype=dtype, chunks=(chunk,), compressors=[*blosc, Crc32cCodec()],
+        fill_value=0, zarr_format=3, config={"write_empty_chunks": True},
+    )  # fmt: skip
+    return json.dumps(array.metadata.to_dict())
+
+
+def new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, *, compressed: bool) -> ChunkedArray:
+    """Return an array that can be written by chunks before its length is known; nothing is written yet."""
+    return ChunkedArray(url, name, UNBOUNDED, chunk, _new_metadata(dtype, chunk, compressed), True, dtype)
+
+
+def compresses(values: ValueArray) -> bool:
+    """Whether the first megabyte of `values` shrinks enough to be worth compressing."""
+    sample = np.ascontiguousarray(values[: PROBE_BYTES // max(values.dtype.itemsize, 1)])
+    if sample.nbytes < 1024:
+        return False
+    import numcodecs
+
+    packed = numcodecs.Blosc(cname="lz4", clevel=5, shuffle=numcodecs.Blosc.SHUFFLE).encode(sample)
+    return sample.nbytes > PROBE_RATIO * len(packed)
+
+
+# -- a matrix ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    """A finished matrix in Zarr; opens its arrays where it is used, so it travels to workers as a few hundred bytes."""
+
+    url: str
+    shape: tuple[int, int]
+    indptr: ChunkedArray
+    indices: ChunkedArray
+    data: ChunkedArray
+    facts: dict[str, Any] = field(compare=False)
+
+    @property
+    def nrows(self) -> int:
+        """Number of rows."""
+        return self.shape[0]
+
+    @property
+    def ncols(self) -> int:
+        """Number of columns."""
+        return self.shape[1]
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored entries."""
+        return self.indices.length
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the values."""
+        return self.data.dtype
+
+    @property
+    def entry_nbytes(self) -> int:
+        """Bytes of one entry in memory: its column and its value."""
+        return index_dtype(self.ncols).itemsize + self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix in memory."""
+        return self.nnz * self.entry_nbytes + 8 * (self.nrows + 1)
+
+    @property
+    def ours(self) -> bool:
+        """Whether spdist wrote it, canonical; what others wrote is checked before it is multiplied."""
+        return bool(self.facts.get("canonical"))
+
+    def read_indptr(self, start: int, stop: int) -> Int64Array:
+        """Return the offsets of rows `start` to `stop`, both included: ``stop - start + 1`` of them."""
+        return self.indptr.read(start, stop + 1).astype(np.int64, copy=False)
+
+    def read_indices(self, first: int, last: int) -> ValueArray:
+        """Return the columns of entries ``[first:last)``."""
+        return self.indices.read(first, last).astype(index_dtype(self.ncols), copy=False)
+
+    def rows(self, start: int, stop: int) -> CSR:
+        """Read rows ``[start:stop)``."""
+        offsets = self.read_indptr(start, stop)
+        first, last = int(offsets[0]), int(offsets[-1])
+        values = self.data.read(first, last)
+        return CSR(offsets - first, self.read_indices(first, last), values, (stop - start, self.ncols))
+
+    def rows_indices(self, start: int, stop: int) -> CSR:
+        """Read the pattern of rows ``[start:stop)``; `data` of the result is its `indices`."""
+        offsets = self.read_indptr(start, stop)
+        indices = self.read_indices(int(offsets[0]), int(offsets[-1]))
+        return CSR(offsets - offsets[0], indices, indices, (stop - start, self.ncols))
+
+    def take(self, rows: Int64Array, *, values: bool = True) -> CSR:
+        """Read the given rows, reading only the Zarr chunks that hold them.
+
+        Parameters
+        ----------
+        rows : (n,) int64
+            Rising, no duplicates.
+        values : bool
+            Without, `data` of the result is its `indices`, and no values are read.
+
+        Returns
+        -------
+        CSR
+            Of shape ``(n, ncols)``.
+        """
+        starts, stops = self._offsets_of(rows)
+        indptr = np.concatenate([[0], np.cumsum(stops - starts)]).astype(np.int64)
+        indices = np.empty(int(indptr[-1]), index_dtype(self.ncols))
+        data = np.empty(len(indices), self.dtype) if values else indices
+        for i, j in _runs(starts // (READ_CHUNKS * self.indices.chunk)):
+            first, last = int(starts[i]), int(stops[j - 1])
+            part = slice(int(indptr[i]), int(indptr[j]))
+            shift = np.repeat(starts[i:j] - first - indptr[i:j] + indptr[i], stops[i:j] - starts[i:j])
+            shift += np.arange(len(shift))  # places of the wanted entries in what is read
+            for array, out in ((self.indices, indices), (self.data, data))[: 1 + values]:
+                np.take(array.read(first, last).astype(out.dtype, copy=False), shift, out=out[part], mode="clip")
+        return CSR(indptr, indices, data, (len(rows), self.ncols))
+
+    def _offsets_of(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return where each of `rows` starts and stops."""
+        starts, stops = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        for i, j in _runs(rows // (READ_CHUNKS * self.indptr.chunk)):
+            low = int(rows[i])
+            offsets = self.read_indptr(low, int(rows[j - 1]) + 1)
+            starts[i:j], stops[i:j] = offsets[rows[i:j] - low], offsets[rows[i:j] - low + 1]
+        return starts, stops
+
+    def row_blocks(self, entries: int) -> Iterator[tuple[int, int, Int64Array]]:
+        """Cut the rows into blocks of about `entries` entries, streaming.
+
+        Yields
+        ------
+        start, stop, offsets
+            Rows ``[start:stop)`` and their ``stop - start + 1`` offsets.
+        """
+        for at in range(0, self.nrows, self.indptr.chunk):
+            end = min(at + self.indptr.chunk, self.nrows)
+            offsets = self.read_indptr(at, end)
+            start = at
+            while start < end:
+                limit = offsets[start - at] + entries
+                stop = at + int(np.searchsorted(offsets, limit, side="right")) - 1
+                stop = min(max(stop, start + 1), end)
+                yield start, stop, offsets[start - at : stop - at + 1]
+                start = stop
+
+    def check(self) -> None:
+        """Check structure and canonical form of the whole matrix, streaming.
+
+        Raises
+        ------
+        MatrixError
+            Naming the row.
+        """
+        end = 0
+        for start, stop, offsets in self.row_blocks(4 * self.indices.chunk):
+            first, last = int(offsets[0]), int(offsets[-1])
+            if first != end or np.any(np.diff(offsets) < 0) or last > self.nnz:
+                raise MatrixError(f"{self.url}: indptr does not rise from 0 to {self.nnz:,} in rows {start:,}-{stop:,}")
+            end = last
+            indices = self.read_indices(first, last)
+            block = CSR(offsets - first, indices, indices, (stop - start, self.ncols))
+            check_canonical(block, self.url, start)
+        if end != self.nnz:
+            raise MatrixError(f"{self.url}: indptr ends at {end:,}, but there are {self.nnz:,} entries")
+
+    def fingerprint(self) -> str:
+        """Return a digest of the content; also finds every Zarr chunk that is missing.
+
+        Made of the chunks' stored checksums, so it costs one small read a chunk; a matrix without checksums is read
+        whole.
+        """
+        digest = hashlib.blake2b(repr((self.shape, self.dtype.str)).encode(), digest_size=16)
+        for array in (self.indptr, self.indices, self.data):
+            for checksum in array.checksums():
+                digest.update(checksum)
+        return digest.hexdigest()
+
+
+def _runs(keys: Int64Array) -> Iterator[tuple[int, int]]:
+    """Yield the ranges over which `keys` stays the same."""
+    cuts = np.flatnonzero(np.diff(keys)) + 1
+    edges = [0, *cuts.tolist(), len(keys)] if len(keys) else []
+    yield from zip(edges[:-1], edges[1:], strict=True)
+
+
+def open_matrix(url: str | Path) -> StoredMatrix:
+    """Open the matrix at `url`, a path or an fsspec URL.
+
+    Raises
+    ------
+    MatrixError
+        If there is nothing, it is not a CSR matrix in AnnData's encoding, or it is unfinished.
+    """
+    url = normalise(url)
+    attributes, members = _read_group(url)
+    facts = attributes.get("spdist", {})
+    if facts.get("state") == "unfinished":
+        raise MatrixError(f"{url}: an unfinished product; finish it with `spdist multiply A B {url} --resume`")
+    kind = attributes.get("encoding-type")
+    if kind == "csc_matrix":
+        raise MatrixError(f"{url}: stored by columns (csc_matrix); store it by rows, as csr_matrix")
+    if kind != "csr_matrix" or "shape" not in attributes or any(name not in members for name in ARRAYS):
+        raise MatrixError(
+            f"{url}: not a sparse matrix: expected a Zarr group with encoding-type csr_matrix, got {kind}"
+        )
+    shape = (int(attributes["shape"][0]), int(attributes["shape"][1]))
+    indptr, indices, data = (_describe(url, name, members[name]) for name in ARRAYS)
+    check_dtype(data.dtype)
+    if indptr.length != shape[0] + 1 or indices.length != data.length or indices.dtype.kind not in "iu":
+        raise MatrixError(
+            f"{url}: shape {shape} does not fit arrays of {indptr.length:,} offsets, {indices.length:,} {indices.dtype} "
+            f"indices and {data.length:,} values"
+        )
+    return StoredMatrix(url, shape, indptr, indices, data, facts)
+
+
+def _read_group(url: str) -> tuple[dict[str, Any], dict[str, zarr.Array[Any]]]:
+    if not exists(url):
+        raise MatrixError(f"{url}: there is no such matrix")
+    try:
+        group = zarr.open_group(open_store(url), mode="r")
+    except (GroupNotFoundError, FileNotFoundError, NotADirectoryError, ValueError) as error:
+        raise MatrixError(f"{url}: not a Zarr group; convert files with `spdist import`") from error
+    members = {name: member for name in ARRAYS if isinstance(member := group.get(name), zarr.Array)}
+    return group.attrs.asdict(), members
+
+
+def _describe(url: str, name: str, array: zarr.Array[Any]) -> ChunkedArray:
+    metadata = array.metadata
+    if array.ndim != 1:
+        raise MatrixError(f"{url}: array '{name}' has {array.ndim} dimensions; it must have one")
+    outer = getattr(metadata.chunk_grid, "chunk_shape", None) if metadata.zarr_format == 3 else metadata.chunks
+    if outer is None:
+        raise MatrixError(f"{url}: array '{name}' has Zarr chunks of unequal lengths; rewrite it with regular ones")
+    chunk = int(outer[0])
+    document = replace(metadata, shape=(-(-max(array.shape[0], 1) // chunk) * chunk,)).to_dict()
+    codecs = document.get("codecs") or [{}]
+    checked = dict(cast(Any, codecs)[-1]).get("name") == "crc32c"
+    return ChunkedArray(url, name, array.shape[0], chunk, json.dumps(document), checked, np.dtype(array.dtype))
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a matrix being written is laid out: fixed before the first chunk, so that any process can write any chunk."""
+
+    url: str
+    ncols: int
+    dtype: np.dtype[Any]
+    chunk: int = CHUNK_LENGTH
+    compressed: bool = False
+
+    def array(self, name: str) -> ChunkedArray:
+        """Return array `name` of the matrix, open for writing by chunks."""
+        dtype = {"indptr": np.dtype(np.int64), "indices": index_dtype(self.ncols), "data": self.dtype}[name]
+        return _new_array(self.url, name, dtype, self.chunk, self.compressed or name != "data")
+
+    def write_entries(self, k: int, indices: ValueArray, values: ValueArray) -> None:
+        """Write Zarr chunks `k`, `k` + 1, ... of `indices` and `data`."""
+        self.array("indices").write_chunks(k, indices)
+        self.array("data").write_chunks(k, values)
+
+
+@functools.lru_cache(maxsize=64)
+def _new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, compressed: bool) -> ChunkedArray:
+    return new_array(url, name, dtype, chunk, compressed=compressed)
+
+
+def begin(url: str, facts: dict[str, Any]) -> None:
+    """Create an unfinished matrix at `url`: a group that says so, and nothing else."""
+    zarr.create_group(open_store(url), attributes={"spdist": {**facts, "state": "unfinished"}})
+
+
+def read_facts(url: str) -> dict[str, Any]:
+    """Return what spdist noted at `url`, empty where there is nothing of ours."""
+    if not exists(url):
+        return {}
+    try:
+        attributes = zarr.open_group(open_store(url), mode="r").attrs.asdict()
+    except (GroupNotFoundError, FileNotFoundError, NotADirectoryError, ValueError):
+        return {}
+    return cast(dict[str, Any], attributes.get("spdist", {}))
+
+
+def write_note(url: str, name: str, content: bytes) -> None:
+    """Write a small file of ours into the unfinished matrix; replaced in one step."""
+    store = open_store(url)
+    sync(store.set(f"spdist-{name}", default_buffer_prototype().buffer.from_bytes(content)))
+
+
+def read_note(url: str, name: str) -> bytes | None:
+    """Return what `write_note` wrote, or None."""
+    found = sync(open_store(url).get(f"spdist-{name}", default_buffer_prototype()))
+    return None if found is None else found.to_bytes()
+
+
+def remove_note(url: str, name: str) -> None:
+    """Remove what `write_note` wrote."""
+    sync(open_store(url).delete(f"spdist-{name}"))
+
+
+def finish(layout: Layout, nrows: int, nnz: int, facts: dict[str, Any]) -> StoredMatrix:
+    """Turn what has been written into a matrix: array metadata first, the encoding last."""
+    group = zarr.open_group(open_store(layout.url), mode="r+")
+    for name, length in zip(ARRAYS, (nrows + 1, nnz, nnz), strict=True):
+        document = json.loads(layout.array(name).metadata) | {"shape": (length,)}
+        buffer = default_buffer_prototype().buffer.from_bytes(json.dumps(document, indent=2).encode())
+        sync(open_store(layout.url).set(f"{name}/zarr.json", buffer))
+    group.attrs.put(
+        {
+            "encoding-type": "csr_matrix",
+            "encoding-version": "0.1.0",
+            "shape": [nrows, layout.ncols],
+            "spdist": {**facts, "state": "complete", "canonical": True},
+        }
+    )
+    return open_matrix(layout.url)
+
+
+class ChunkBuffer:
+    """Collects elements of one array and writes each Zarr chunk once it is full; holds less than one chunk between."""
+
+    def __init__(self, array: ChunkedArray, at: int = 0) -> None:
+        self.array, self.at, self.parts = array, at, [np.empty(0, array.dtype)]
+
+    def append(self, values: ValueArray) -> None:
+        """Add `values`; writes what fills whole chunks."""
+        self.parts.append(np.asarray(values, self.array.dtype))
+        if sum(map(len, self.parts)) >= self.array.chunk:
+            self._flush(final=False)
+
+    def close(self) -> None:
+        """Write the rest as the last chunk."""
+        self._flush(final=True)
+
+    def _flush(self, *, final: bool) -> None:
+        values = np.concatenate(self.parts)
+        count = len(values) if final else len(values) - len(values) % self.array.chunk
+        if count:
+            self.array.write_chunks(self.at // self.array.chunk, values[:count])
+        self.at += count
+        self.parts = [values[count:].copy()]
+
+
+class MatrixWriter:
+    """Writes a matrix row block by row block in bounded memory; what it leaves before `close` is no matrix.
+
+    Parameters
+    ----------
+    url : str
+        A path or fsspec URL; must not exist.
+    ncols : int
+        Columns; the number of rows is known at the end.
+    dtype : dtype
+        Of the values.
+    facts : dict
+        Provenance, kept under the attribute ``spdist``.
+    """
+
+    def __init__(self, url: str | Path, ncols: int, dtype: np.dtype[Any], facts: dict[str, Any]) -> None:
+        self.layout = Layout(normalise(url), ncols, check_dtype(np.dtype(dtype)))
+        self.facts, self.nrows, self.nnz = facts, 0, 0
+        self._offsets: ChunkBuffer | None = None
+
+    def append(self, block: CSR) -> None:
+        """Write the next rows, canonical."""
+        if self._offsets is None:
+            self._start(block.data)
+        assert self._offsets is not None
+        self._indices.append(block.indices)
+        self._values.append(block.data)
+        self._offsets.append(self.nnz + block.indptr[1:])
+        self.nrows += block.nrows
+        self.nnz += block.nnz
+
+    def close(self) -> StoredMatrix:
+        """Finish the matrix and return it."""
+        if self._offsets is None:
+            self._start(np.empty(0, self.layout.dtype))
+        assert self._offsets is not None
+        for buffer in (self._indices, self._values, self._offsets):
+            buffer.close()
+        return finish(self.layout, self.nrows, self.nnz, self.facts)
+
+    def _start(self, values: ValueArray) -> None:
+        begin(self.layout.url, self.facts)
+        self.layout = replace(self.layout, compressed=compresses(values))
+        self._indices, self._values, self._offsets = (
+            ChunkBuffer(self.layout.array(name)) for name in ("indices", "data", "indptr")
+        )
+        self._offsets.append(np.zeros(1, np.int64))

@@ -1,0 +1,46 @@
+"""Sizes as people write them: ``2GiB`` to bytes and back."""
+
+from __future__ import annotations
+
+import re
+
+from spdist.errors import InputError
+
+_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def format_bytes(count: float) -> str:
+    """Return `count` bytes as text.
+
+    Examples
+    --------
+    >>> format_bytes(3 * 2**30)
+    '3.00 GiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1024
+    return f"{count:.2f} TiB"
+
+
+def parse_bytes(text: str | int) -> int:
+    """Return the bytes that `text` names: ``2GiB``, ``512MB``, ``1.5G`` or a number.
+
+    KiB, MiB, GiB and the letters alone are powers of 1024; KB, MB and GB powers of 1000.
+
+    Raises
+    ------
+    InputError
+        If it is not a size above zero.
+
+    Examples
+    --------
+    >>> parse_bytes("32MiB"), parse_bytes("1GB")
+    (33554432, 1000000000)
+    """
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([KMGT]?)(i?B?)\s*", str(text), re.IGNORECASE)
+    if not found or float(found[1]) <= 0:
+        raise InputError(f"memory limit {text!r} is not a size: write for instance 512MiB or 2GiB")
+    base = 1000 if found[3].lower() == "b" else 1024
+    return int(float(found[1]) * base ** _UNITS[found[2].upper()])
