@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spdist.api import matmul, multiply, plan, save, spgemm, verify
+    from spdist.api import Callbacks, Report, matmul, multiply, plan, save, spgemm, verify
     from spdist.errors import (
         CorruptError,
         InputError,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    **dict.fromkeys(("matmul", "multiply", "plan", "save", "spgemm", "verify"), "spdist.api"),
+    **dict.fromkeys(("Callbacks", "Report", "matmul", "multiply", "plan", "save", "spgemm", "verify"), "spdist.api"),
     **dict.fromkeys(
         (
             "CorruptError",
@@ -46,10 +46,12 @@ _HOME = {
 }
 
 __all__ = [
+    "Callbacks",
     "CorruptError",
     "InputError",
     "MatrixError",
     "MemoryBoundError",
+    "Report",
     "ResumeError",
     "SpdistError",
     "VerificationError",
