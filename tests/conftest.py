@@ -20,7 +20,7 @@ def random_matrix(nrows: int, ncols: int, per_row: float, seed: int, dtype: str 
     lengths = np.minimum(rng.poisson(per_row * rng.exponential(1.0, nrows)), ncols)
     rows = np.repeat(np.arange(nrows), lengths)
     columns = rng.integers(0, max(ncols, 1), len(rows))
-    values = (rng.integers(1, 9, len(rows)) if np.dtype(dtype).kind in "iub" else rng.standard_normal(len(rows)))
+    values = rng.integers(1, 9, len(rows)) if np.dtype(dtype).kind in "iub" else rng.standard_normal(len(rows))
     m = sp.coo_matrix((values.astype(dtype), (rows, columns)), shape=(nrows, ncols)).tocsr()
     m.sum_duplicates()
     return m
