@@ -98,7 +98,7 @@ def spgemm(a: Any, b: Any, method: Engine = "auto", *, threads: int | None = Non
 
     from spdist.kernels import cpu
 
-    by_columns = sp.issparse(a) and sp.issparse(b) and a.format == b.format == "csc"
+    by_columns = getattr(a, "format", "") == getattr(b, "format", "") == "csc"
     left, right = (from_scipy(b.T), from_scipy(a.T)) if by_columns else (from_scipy(a), from_scipy(b))
     _check_engine(method)
     if left.ncols != right.nrows:
@@ -411,7 +411,7 @@ def _unfinished(target: str) -> tuple[str, dict[str, Any]] | None:
     """Return the place and facts of the product to resume: a replacement in progress goes before a finished C."""
     for place in (beside(target), target):
         facts = storage.read_facts(place)
-        if facts:
+        if "product" in facts:
             return place, facts
     if storage.exists(target):
         raise InputError(f"{target} exists and is no product of spdist: choose another name or pass --overwrite")

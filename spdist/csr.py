@@ -130,8 +130,9 @@ def from_scipy(matrix: Any) -> CSR:
     MatrixError
         If it is not a two-dimensional sparse matrix, has a dtype spdist does not multiply, or an index out of range.
     """
-    if not sp.issparse(matrix) or matrix.ndim != 2:
-        raise MatrixError(f"expected a two-dimensional scipy.sparse matrix or array, got {type(matrix).__name__}")
+    kind, sparse = type(matrix).__name__, bool(sp.issparse(matrix))
+    if not sparse or matrix.ndim != 2:
+        raise MatrixError(f"expected a two-dimensional scipy.sparse matrix or array, got {kind}")
     check_dtype(matrix.dtype)
     m = matrix.tocsr()
     shape = (int(m.shape[0]), int(m.shape[1]))

@@ -174,9 +174,10 @@ def report_table(report: Report, target: str) -> None:
                 format_bytes(stage["bytes"]), f"{rate:.2f}",
             )  # fmt: skip
         _out.print(table)
+        memory = f"{format_bytes(report.peak_memory)} of {format_bytes(report.memory_limit)}"
         _out.print(
-            f"{target}: {report.nnz:,} entries in {report.seconds:.2f} s, {report.blocks:,} blocks, engine "
-            f"{report.engine}; worst worker used {format_bytes(report.peak_memory)} of {format_bytes(report.memory_limit)}",
+            f"{target}: {report.nnz:,} entries in {report.seconds:.2f} s, {report.blocks:,} blocks, "
+            f"engine {report.engine}; worst worker used {memory}",
             markup=False,
         )
     if report.verification is not None:

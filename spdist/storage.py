@@ -74,7 +74,7 @@ def in_process(url: str) -> bool:
 
 
 def normalise(url: str | Path) -> str:
-    """Return `url` in the one form that workers in other directories understand: an absolute path, links followed, or the URL."""
+    """Return `url` as workers in other directories understand it: an absolute path with links followed, or a URL."""
     text = str(url).rstrip("/")
     return str(local_path(text).resolve()) if is_local(text) else text
 
@@ -309,9 +309,9 @@ def compresses(values: ValueArray) -> bool:
     sample = np.ascontiguousarray(values[: PROBE_BYTES // max(values.dtype.itemsize, 1)])
     if sample.nbytes < 1024:
         return False
-    import numcodecs
+    from numcodecs.blosc import SHUFFLE, Blosc
 
-    packed = numcodecs.Blosc(cname="lz4", clevel=5, shuffle=numcodecs.Blosc.SHUFFLE).encode(sample)
+    packed = Blosc(cname="lz4", clevel=5, shuffle=SHUFFLE).encode(sample)
     return sample.nbytes > PROBE_RATIO * len(packed)
 
 

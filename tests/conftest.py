@@ -20,7 +20,7 @@ def random_matrix(nrows: int, ncols: int, per_row: float, seed: int, dtype: str 
     lengths = np.minimum(rng.poisson(per_row * rng.exponential(1.0, nrows)), ncols)
     rows = np.repeat(np.arange(nrows), lengths)
     columns = rng.integers(0, max(ncols, 1), len(rows))
-    values = (rng.integers(1, 9, len(rows)) if np.dtype(dtype).kind in "iub" else rng.standard_normal(len(rows)))
+    values = rng.integers(1, 9, len(rows)) if np.dtype(dtype).kind in "iub" else rng.standard_normal(len(rows))
     m = sp.coo_matrix((values.astype(dtype), (rows, columns)), shape=(nrows, ncols)).tocsr()
     m.sum_duplicates()
     return m
@@ -46,7 +46,7 @@ def scheduler():
 
     with (
         dask.config.set(SETTINGS),
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
     ):
         yield cluster.scheduler_address
 

@@ -210,7 +210,7 @@ def test_running_scheduler_from_the_command_line(tmp_path):
 
     m = random_matrix(500, 500, 10, 8)
     api.save(tmp_path / "A.zarr", m)
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
         words = ("multiply", tmp_path / "A.zarr", tmp_path / "A.zarr", tmp_path / "C.zarr", "--grid", "6,1,1")
         done = spdist(*words, "--scheduler", cluster.scheduler_address, "--json")
         assert done.returncode == 0, done.stderr

@@ -29,9 +29,7 @@ def test_expansion_size_counts_every_product():
     assert memory.expansion_size(a.sum(axis=0), b.sum(axis=1)) == int((a.astype(int) @ b.astype(int)).sum())
 
 
-@given(
-    st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**6), st.integers(1, 10**9), st.integers(1, 8)
-)
+@given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**6), st.integers(1, 10**9), st.integers(1, 8))
 def test_even_blocks_is_the_least_number_that_fits(a_nnz, b_nnz, c_nnz, limit, pairs):
     nb = memory.even_blocks(a_nnz, b_nnz, c_nnz, limit, pairs)
     room = int(memory.USABLE * limit / pairs)

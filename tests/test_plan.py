@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -28,7 +30,7 @@ def test_even_bounds_cover_everything_once(weights, data):
     assert bounds[0] == 0
     assert bounds[-1] == len(weights)
     assert len(bounds) == parts + 1
-    assert all(low < high for low, high in zip(bounds[:-1], bounds[1:], strict=True))
+    assert all(low < high for low, high in itertools.pairwise(bounds))
 
 
 @pytest.mark.parametrize("limit", ["32MiB", "64MiB", "1GiB"])

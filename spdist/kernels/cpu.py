@@ -8,6 +8,7 @@ Importing this module does not import Numba; the first product that uses it does
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ SMALL_PRODUCTS = 1 << 24
 """Products up to which SciPy is done before Numba would be loaded, or compiled for new dtypes."""
 SAMPLE = 1 << 16
 """Entries of A that an estimate looks at."""
-PARALLEL_PRODUCTS = 1 << 18
+PARALLEL_PRODUCTS = 1 << 20
 """Products below which a second thread costs more than it gains."""
 CHEAP_BYTES = 1 << 30
 """Up to this size a bound on C may be loose: pages that are never touched cost nothing."""
@@ -176,7 +177,7 @@ def row_products(a: CSR, b_row_nnz: npt.NDArray[np.integer[Any]]) -> Int64Array:
     rows = np.flatnonzero(a.indptr[1:] > a.indptr[:-1])
     # Blocks of about SAMPLE entries keep the gathered counts in cache, and the memory small.
     cuts = np.searchsorted(a.indptr[rows], np.arange(0, a.nnz + SAMPLE, SAMPLE))
-    for first, last in zip(cuts[:-1], cuts[1:], strict=True):
+    for first, last in itertools.pairwise(cuts):
         if first < last:
             begin, end = a.indptr[rows[first]], a.indptr[rows[last - 1] + 1]
             counts = b_row_nnz[a.indices[begin:end]]
@@ -233,12 +234,13 @@ def _prepare(a: CSR, b: CSR, engine: EngineOrAuto, threads: int, workspace_limit
         raise InputError(f"threads={threads} must be at least 1")
     dtype = check_dtype(result_dtype(check_dtype(a.dtype), check_dtype(b.dtype)))
     chosen = choose(a, b, threads=threads, workspace_limit=workspace_limit)[0] if engine == "auto" else engine
-    a, b = _cast(a, dtype), _cast(b, dtype)
-    return _Task(a, b, dtype, threads, chosen, _numba_fill if chosen == "numba" else _scipy_fill)
+    return _Task(_cast(a, dtype), _cast(b, dtype), dtype, threads, chosen, _FILLS[chosen])
 
 
 def _cast(m: CSR, dtype: np.dtype[Any]) -> CSR:
-    return m if m.dtype == dtype else CSR(m.indptr, m.indices, m.data.astype(dtype), m.shape)
+    """Return the matrix with values of `dtype` and the indices that its shape asks for: few kernels to compile."""
+    indices = m.indices.astype(index_dtype(m.ncols), copy=False)
+    return CSR(m.indptr, indices, m.data.astype(dtype, copy=False), m.shape)
 
 
 def _bound(task: _Task) -> int:
@@ -251,7 +253,7 @@ def _bound(task: _Task) -> int:
         return loose
     if task.engine == "scipy":
         return min(loose, int(row_products(a, np.diff(b.indptr)).sum()))
-    return min(loose, _rowwise().slice_stop(a.indptr, a.indices, b.indptr, 0, a.nrows, np.iinfo(np.int64).max)[1])
+    return min(loose, int(_rowwise().slice_stop(a.indptr, a.indices, b.indptr, 0, a.nrows, 1 << 62)[1]))
 
 
 def _finish(task: _Task, capacity: int, start: int) -> CSR:
@@ -349,9 +351,7 @@ class _Slices:
         ends = self.target.ends[first - self.start : last - self.start]
         bound = min(products, (last - first) * self.task.b.ncols)
         size = len(indices) - 1
-        if bound > size:
-            self._wait(number)
-        if self.over:
+        if bound > size and not self._wait(number):
             return
         if self.placed == number:
             offset = self.offset
@@ -363,8 +363,7 @@ class _Slices:
             ends[:rows] += offset
             return
         fill(first, last, _Target(indices, data, ends, size))
-        self._wait(number)
-        if self.over:
+        if not self._wait(number):
             return
         offset = self.offset
         rows = int(np.searchsorted(ends, self.target.capacity - offset, side="right"))
@@ -374,10 +373,11 @@ class _Slices:
         self.target.data[offset : offset + nnz] = data[:nnz]
         ends[:rows] += offset
 
-    def _wait(self, number: int) -> None:
-        """Wait until the slices before `number` are placed."""
+    def _wait(self, number: int) -> bool:
+        """Wait until the slices before `number` are placed; return whether there is still room."""
         with self.changed:
             self.changed.wait_for(lambda: self.over or self.placed == number)
+            return not self.over
 
     def _place(self, first: int, rows: int, last: int, needed: int) -> None:
         """Note that the next slice has its place, and that `rows` of its rows fit."""
@@ -413,20 +413,23 @@ def _rowwise() -> Any:
 
 def _specialisation(a: CSR, b: CSR) -> tuple[Any, ...]:
     """Return what a compiled kernel depends on."""
-    return result_dtype(a.dtype, b.dtype), a.indices.dtype, b.indices.dtype, index_dtype(b.ncols)
+    wide = b.ncols > workspace.WINDOW
+    return result_dtype(a.dtype, b.dtype), index_dtype(a.ncols), index_dtype(b.ncols), wide
 
 
 def _numba_fill(task: _Task) -> Fill:
     """Return the Numba engine's function, with a workspace of its own."""
     kernel = _rowwise().multiply_rows
+    # None is a type of its own to Numba, and what hangs on it is left out of the compiled code.
     boolean = True if task.dtype.kind == "b" else None
+    wide = True if task.b.ncols > workspace.WINDOW else None
     a, b = _kernel_arrays(task.a), _kernel_arrays(task.b)
     work = new_work(task.b.ncols, _kernel_dtype(task.dtype))
     ahead = task.b.nbytes > CACHE_BYTES
 
     def fill(start: int, stop: int, target: _Target) -> tuple[int, int]:
         c = (target.indices, target.data.view(_kernel_dtype(task.dtype)), target.ends)
-        rows, needed = kernel(a, b, start, stop, work, c, target.capacity, ahead, boolean)
+        rows, needed = kernel(a, b, start, stop, work, c, target.capacity, ahead, boolean, wide)
         return int(rows), int(needed)
 
     _ready.add(_specialisation(task.a, task.b))
@@ -439,7 +442,7 @@ def new_work(ncols: int, dtype: np.dtype[Any]) -> tuple[tuple[npt.NDArray[Any], 
     padded = columns + workspace.PADDING
     window = np.zeros(padded, dtype), np.zeros(padded, np.uint8), np.zeros(columns // 64 + 2 * 64, np.uint8)
     keys = np.empty((2, products), np.uint64)
-    sorting = keys[0], keys[1], np.empty(products, dtype), np.empty(workspace.RADIX_BINS, np.int32)
+    sorting = keys, np.empty(products, dtype), np.empty(workspace.RADIX_BINS, np.int32)
     slots, rows = workspace.BATCH_SLOTS + 2 * workspace.RANK_PRODUCTS, workspace.BATCH_ROWS + 1
     table = np.empty((3, rows), np.uint64)
     batch = np.empty(slots, np.int32), np.empty(slots, np.uint64), np.empty(slots, dtype), table[0], table[1], table[2]
@@ -484,7 +487,7 @@ def _scipy_fill(task: _Task) -> Fill:
     def fill(start: int, stop: int, target: _Target) -> tuple[int, int]:
         done, at = 0, 0
         while start + done < stop:
-            last, products = _slice_stop(task, start + done, stop)
+            last, _ = _slice_stop(task, start + done, stop)
             part = a.rows(start + done, last)
             left = part.indptr.astype(dtype, copy=False), part.indices.astype(dtype, copy=False), part.data
             indptr, indices, data = _scipy_product((last - start - done, b.ncols), left, right)
@@ -532,8 +535,11 @@ def _scipy_call(shape: tuple[int, int], count: int, a: Any, b: Any) -> tuple[Ind
 
 
 def _keys(shape: tuple[int, int], indptr: IndexArray, indices: IndexArray) -> Int64Array:
-    """Number the places of a matrix row by row; return the numbers of the entries."""
+    """Return the entries' places, numbered row by row over the whole matrix."""
     rows = np.repeat(np.arange(shape[0], dtype=np.int64), np.diff(indptr))
     rows *= shape[1]
     rows += indices
     return rows
+
+
+_FILLS: dict[Engine, Callable[[_Task], Fill]] = {"scipy": _scipy_fill, "numba": _numba_fill}

@@ -27,29 +27,46 @@ F. Gustavson, "Two Fast Algorithms for Sparse Matrices: Multiplication and Permu
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 
-from spdist.kernels.workspace import BATCH_ROWS, BATCH_SLOTS, CACHED_SPAN, RANK_PRODUCTS, SORT_PRODUCTS, WINDOW
+from spdist.kernels.workspace import BATCH_ROWS, BATCH_SLOTS, RANK_PRODUCTS, SORT_PRODUCTS, WINDOW
 
 LANES = 16
 RANK_BITS = RANK_PRODUCTS.bit_length() - 1
 RANK_SPAN = 1 << (31 - RANK_BITS)
 SORT_BITS = SORT_PRODUCTS.bit_length() - 1
 SORT_SPAN = 1 << (63 - SORT_BITS)
-SPARSE_ROW = 64
 TINY_ROW = 32
-SPARSE_SMALL = 512
+SPARSE_SMALL = 1024
 PADDING = np.int32(np.iinfo(np.int32).max)
 
-compiled = njit(nogil=True, cache=True, boundscheck=False)
+# No function makes arrays, so that references need not be counted: threads would fight for the counters.
+OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "boundscheck": False, "_nrt": False}
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+def compiled(function: Function) -> Function:
+    """Compile a function when it is first called with new types."""
+    return cast(Function, njit(**OPTIONS)(function))
+
+
+def inlined(function: Function) -> Function:
+    """Compile a function into its callers: passing the arrays to it would cost as much as a short row."""
+    return cast(Function, njit(forceinline=True, **OPTIONS)(function))
+
+
+def instruction(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function that builds LLVM code be called from compiled functions."""
+    return cast(Callable[..., Any], intrinsic(function))
+
+
+@instruction
 def hits64(context: Any, marks: Any, at: Any) -> Any:
     """Return the 64 bytes ``marks[at:at + 64]`` as 64 bits, bit j set if byte j is not 0."""
 
@@ -63,7 +80,7 @@ def hits64(context: Any, marks: Any, at: Any) -> Any:
     return types.uint64(marks, types.uintp), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@instruction
 def count_below(context: Any, keys: Any, at: Any, key: Any) -> Any:
     """Return how many of the `LANES` int32 in ``keys[at:]`` are below `key`."""
 
@@ -81,7 +98,7 @@ def count_below(context: Any, keys: Any, at: Any, key: Any) -> Any:
     return types.uint64(keys, types.uintp, types.int32), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@instruction
 def lowest_bit(context: Any, bits: Any) -> Any:
     """Return the place of the lowest set bit of a number that is not 0."""
 
@@ -91,7 +108,7 @@ def lowest_bit(context: Any, bits: Any) -> Any:
     return types.uint64(types.uint64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@instruction
 def prefetch(context: Any, array: Any, at: Any) -> Any:
     """Ask the processor to fetch ``array[at]``, and do not wait for it; any `at` is safe."""
 
@@ -108,7 +125,7 @@ def prefetch(context: Any, array: Any, at: Any) -> Any:
     return types.void(array, types.uintp), generate
 
 
-@compiled  # type: ignore[untyped-decorator]
+@inlined
 def add_product(total: Any, a: Any, b: Any, boolean: Any) -> Any:
     """Return ``total + a * b``, or ``total or (a and b)`` if `boolean` is not None (decided when compiled)."""
     if boolean is None:
@@ -116,8 +133,8 @@ def add_product(total: Any, a: Any, b: Any, boolean: Any) -> Any:
     return total | (a & b)
 
 
-@compiled  # type: ignore[untyped-decorator]
-def row_extent(a: Any, b: Any, row: Any) -> tuple[int, int, int, int]:
+@inlined
+def row_extent(a: Any, b: Any, row: Any) -> Any:
     """Return a row's products, its first and last column of C, and how many rows of B take part."""
     products, first, last, parts = np.int64(0), np.int64(np.iinfo(np.int64).max), np.int64(-1), 0
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
@@ -131,7 +148,7 @@ def row_extent(a: Any, b: Any, row: Any) -> tuple[int, int, int, int]:
     return products, first, last, parts
 
 
-@compiled  # type: ignore[untyped-decorator]
+@inlined
 def fetch_ahead(a: Any, b: Any, row: Any, stop: Any) -> None:
     """Start fetching what row + 2 and row + 4 need of B: with small random rows the wait for memory is all there is."""
     far = min(row + np.uintp(4), stop - np.uintp(1))
@@ -144,7 +161,7 @@ def fetch_ahead(a: Any, b: Any, row: Any, stop: Any) -> None:
         prefetch(b[2], start)
 
 
-@compiled  # type: ignore[untyped-decorator]
+@compiled
 def first_at_least(indices: Any, start: Any, stop: Any, column: Any) -> Any:
     """Return the first place in the sorted ``indices[start:stop]`` whose column is not below `column`, else `stop`."""
     while start < stop:
@@ -156,7 +173,7 @@ def first_at_least(indices: Any, start: Any, stop: Any, column: Any) -> Any:
     return start
 
 
-@compiled  # type: ignore[untyped-decorator]
+@inlined
 def accumulate(a: Any, b: Any, row: Any, first: Any, window: Any, boolean: Any) -> None:
     """Add a row's products to the window, whose first column is `first`; all of them must fall inside."""
     total, hit, hit64 = window
@@ -169,7 +186,7 @@ def accumulate(a: Any, b: Any, row: Any, first: Any, window: Any, boolean: Any) 
             hit64[j >> np.uintp(6)] = 1
 
 
-@compiled  # type: ignore[untyped-decorator]
+@compiled
 def accumulate_strip(a: Any, b: Any, row: Any, first: Any, end: Any, window: Any, boolean: Any) -> None:
     """Add a row's products with columns in ``[first, end)`` to the window."""
     total, hit, hit64 = window
@@ -185,7 +202,7 @@ def accumulate_strip(a: Any, b: Any, row: Any, first: Any, end: Any, window: Any
             q += np.uintp(1)
 
 
-@compiled  # type: ignore[untyped-decorator]
+@inlined
 def gather(window: Any, first: Any, columns: Any, c: Any, at: Any, capacity: Any) -> Any:
     """Move the window's entries to C from place `at` on, in order of columns, and clear it; return the next place.
 
@@ -213,7 +230,7 @@ def gather(window: Any, first: Any, columns: Any, c: Any, at: Any, capacity: Any
     return at
 
 
-@compiled  # type: ignore[untyped-decorator]
+@inlined
 def copy_row(a: Any, b: Any, row: Any, c: Any, at: Any, capacity: Any, boolean: Any) -> Any:
     """Write a row of C that only one row of B takes part in; return the next place."""
     zero = c[1].dtype.type(0)
@@ -228,7 +245,7 @@ def copy_row(a: Any, b: Any, row: Any, c: Any, at: Any, capacity: Any, boolean: 
     return at
 
 
-@compiled  # type: ignore[untyped-decorator]
+@inlined
 def expand_small(a: Any, b: Any, row: Any, extent: Any, batch: Any, count: Any, slot: Any, boolean: Any) -> Any:
     """Expand a small row into the batch as its row number `count`, from `slot` on; return the next free slot.
 
@@ -237,8 +254,8 @@ def expand_small(a: Any, b: Any, row: Any, extent: Any, batch: Any, count: Any, 
     keys, values, sizes, firsts = batch[0], batch[2], batch[3], batch[4]
     first, n = np.uintp(extent[1]), np.uintp(extent[0])
     sizes[count], firsts[count] = n, first
-    for t in range(np.uintp(LANES)):
-        keys[slot + (n & ~np.uintp(LANES - 1)) + t] = PADDING
+    for lane in range(np.uintp(LANES)):
+        keys[slot + (n & ~np.uintp(LANES - 1)) + lane] = PADDING
     t = np.uintp(0)
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
         k, value = np.uintp(a[1][p]), a[2][p]
@@ -249,7 +266,7 @@ def expand_small(a: Any, b: Any, row: Any, extent: Any, batch: Any, count: Any, 
     return slot + ((n + np.uintp(LANES - 1)) & ~np.uintp(LANES - 1))
 
 
-@compiled  # type: ignore[untyped-decorator]
+@compiled
 def sort_batch(batch: Any, rows: Any) -> Any:
     """Sort the rows of a batch: an entry's place is the number of smaller keys; return how many there are."""
     keys, ordered, sizes = batch[0], batch[1], batch[3]
@@ -268,7 +285,7 @@ def sort_batch(batch: Any, rows: Any) -> Any:
     return done
 
 
-@compiled  # type: ignore[untyped-decorator]
+@compiled
 def flush_batch(batch: Any, rows: Any, c: Any, row: Any, at: Any, capacity: Any, boolean: Any) -> Any:
     """Sort and sum a batch of `rows` rows into C, whose first is `row`, from place `at` on.
 
@@ -303,10 +320,10 @@ def flush_batch(batch: Any, rows: Any, c: Any, row: Any, at: Any, capacity: Any,
     return end, rows
 
 
-@compiled  # type: ignore[untyped-decorator]
+@compiled
 def expand_strip(a: Any, b: Any, row: Any, first: Any, end: Any, sorting: Any, boolean: Any) -> Any:
     """Expand a row's products with columns in ``[first, end)``; return how many, or more than fit if they do not."""
-    keys, values = sorting[0], sorting[2]
+    keys, values = sorting[0], sorting[1]
     n = np.uintp(0)
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
         k, value = np.uintp(a[1][p]), a[2][p]
@@ -315,16 +332,17 @@ def expand_strip(a: Any, b: Any, row: Any, first: Any, end: Any, sorting: Any, b
         while q < stop and np.uintp(b[1][q]) < end:
             if n == np.uintp(SORT_PRODUCTS):
                 return n + np.uintp(1)
-            keys[n] = ((np.uintp(b[1][q]) - first) << np.uintp(SORT_BITS)) | n
+            keys[0, n] = ((np.uintp(b[1][q]) - first) << np.uintp(SORT_BITS)) | n
             values[n] = add_product(values.dtype.type(0), value, b[2][q], boolean)
             n += np.uintp(1)
             q += np.uintp(1)
     return n
 
 
-@compiled  # type: ignore[untyped-decorator]
-def radix_sort(keys: Any, other: Any, bins: Any, n: Any, columns: Any) -> Any:
-    """Sort ``keys[:n]`` by column, stably, least digit first; return the array, of the two, that holds the result."""
+@compiled
+def radix_sort(sorting: Any, n: Any, columns: Any) -> Any:
+    """Sort the first `n` keys by column, stably, least digit first; return which row of keys holds the result."""
+    keys, bins = sorting[0], sorting[2]
     most = np.uintp(8) if n < np.uintp(2048) else np.uintp(11)
     bits = np.uintp(1)
     while (columns - np.uintp(1)) >> bits != np.uintp(0):
@@ -332,32 +350,34 @@ def radix_sort(keys: Any, other: Any, bins: Any, n: Any, columns: Any) -> Any:
     passes = (bits + most - np.uintp(1)) // most
     digit = (bits + passes - np.uintp(1)) // passes
     mask = (np.uintp(1) << digit) - np.uintp(1)
+    side = np.uintp(0)
     for t in range(passes):
         shift = np.uintp(SORT_BITS) + t * digit
         for u in range(mask + np.uintp(1)):
             bins[u] = 0
         for u in range(n):
-            bins[(keys[u] >> shift) & mask] += 1
+            bins[(keys[side, u] >> shift) & mask] += 1
         start = np.int32(0)
         for u in range(mask + np.uintp(1)):
             start, bins[u] = start + bins[u], start
         for u in range(n):
-            d = (keys[u] >> shift) & mask
-            other[np.uintp(bins[d])] = keys[u]
+            d = (keys[side, u] >> shift) & mask
+            keys[side ^ np.uintp(1), np.uintp(bins[d])] = keys[side, u]
             bins[d] += 1
-        keys, other = other, keys
-    return keys
+        side ^= np.uintp(1)
+    return side
 
 
-@compiled  # type: ignore[untyped-decorator]
-def compress(keys: Any, values: Any, n: Any, first: Any, c: Any, at: Any, capacity: Any, boolean: Any) -> Any:
+@compiled
+def compress(sorting: Any, side: Any, n: Any, first: Any, c: Any, at: Any, capacity: Any, boolean: Any) -> Any:
     """Sum the sorted products of each column into C from place `at` on, without a branch; return the next place."""
+    keys, values = sorting[0], sorting[1]
     zero = values.dtype.type(0)
     total, previous = zero, np.uintp(1) << np.uintp(63)
     at -= np.uintp(1)
     for t in range(n):
-        column = keys[t] >> np.uintp(SORT_BITS)
-        value = values[keys[t] & np.uintp(SORT_PRODUCTS - 1)]
+        column = keys[side, t] >> np.uintp(SORT_BITS)
+        value = values[keys[side, t] & np.uintp(SORT_PRODUCTS - 1)]
         fresh = column != previous
         before = zero if fresh else total
         total = before + value if boolean is None else before | value
@@ -369,7 +389,7 @@ def compress(keys: Any, values: Any, n: Any, first: Any, c: Any, at: Any, capaci
     return at + np.uintp(1)
 
 
-@compiled  # type: ignore[untyped-decorator]
+@compiled
 def multiply_strips(
     a: Any,
     b: Any,
@@ -399,34 +419,34 @@ def multiply_strips(
             end = start
             width >>= np.uintp(1)
             continue
-        keys = radix_sort(sorting[0], sorting[1], sorting[3], n, end - start)
-        at = compress(keys, sorting[2], n, start, c, at, capacity, boolean)
+        side = radix_sort(sorting, n, end - start)
+        at = compress(sorting, side, n, start, c, at, capacity, boolean)
         if n < np.uintp(SORT_PRODUCTS // 4):
             width = min(width << np.uintp(1), np.uintp(SORT_SPAN))
     return at
 
 
-@compiled  # type: ignore[untyped-decorator]
-def multiply_row(a: Any, b: Any, row: Any, extent: Any, work: Any, c: Any, at: Any, capacity: Any, boolean: Any) -> Any:
+@inlined
+def multiply_row(
+    a: Any, b: Any, row: Any, extent: Any, work: Any, c: Any, at: Any, capacity: Any, boolean: Any, wide: Any
+) -> Any:
     """Make one row by the method that suits it; return the next place in C."""
     products, low, high, parts = extent
     if parts == 1:
         return copy_row(a, b, row, c, at, capacity, boolean)
-    window, sorting = work[0], work[1]
     first, n, span = np.uintp(low), np.uintp(products), np.uintp(high - low + 1)
-    sort = n <= np.uintp(SORT_PRODUCTS) and span < np.uintp(SORT_SPAN) and span > np.uintp(SPARSE_ROW) * n
-    if span <= np.uintp(CACHED_SPAN) or (span <= np.uintp(WINDOW) and not sort):
-        accumulate(a, b, row, first, window, boolean)
-        return gather(window, first, span, c, at, capacity)
+    if wide is None or span <= np.uintp(WINDOW):
+        accumulate(a, b, row, first, work[0], boolean)
+        return gather(work[0], first, span, c, at, capacity)
     if n <= np.uintp(SORT_PRODUCTS) and span < np.uintp(SORT_SPAN):
-        n = expand_strip(a, b, row, first, first + span, sorting, boolean)
-        keys = radix_sort(sorting[0], sorting[1], sorting[3], n, span)
-        return compress(keys, sorting[2], n, first, c, at, capacity, boolean)
+        n = expand_strip(a, b, row, first, first + span, work[1], boolean)
+        side = radix_sort(work[1], n, span)
+        return compress(work[1], side, n, first, c, at, capacity, boolean)
     return multiply_strips(a, b, row, first, np.uintp(high), products, work, c, at, capacity, boolean)
 
 
-@compiled  # type: ignore[untyped-decorator]
-def is_small(extent: Any) -> bool:
+@inlined
+def is_small(extent: Any) -> Any:
     """Whether a row is better sorted in a batch of small rows."""
     products, first, last, _ = extent
     if products > RANK_PRODUCTS or last - first >= RANK_SPAN:
@@ -434,10 +454,10 @@ def is_small(extent: Any) -> bool:
     return products <= TINY_ROW or last - first > SPARSE_SMALL * products
 
 
-@compiled  # type: ignore[untyped-decorator]
+@compiled
 def multiply_rows(
-    a: Any, b: Any, start: int, stop: int, work: Any, c: Any, capacity: int, ahead: bool, boolean: Any
-) -> tuple[int, int]:
+    a: Any, b: Any, start: int, stop: int, work: Any, c: Any, capacity: int, ahead: bool, boolean: Any, wide: Any
+) -> Any:
     """Make rows ``[start, stop)`` of C until `capacity` entries are full.
 
     Parameters
@@ -451,6 +471,8 @@ def multiply_rows(
         Whether to fetch rows of B ahead.
     boolean : None or True
         True for OR of ANDs, on uint8 zeros and ones.
+    wide : None or True
+        None if C has no more than `WINDOW` columns: a kernel that takes half as long to compile.
 
     Returns
     -------
@@ -476,7 +498,7 @@ def multiply_rows(
             slot = expand_small(a, b, row, extent, work[2], count, slot, boolean)
             count += np.uintp(1)
             continue
-        at = multiply_row(a, b, row, extent, work, c, at, limit, boolean)
+        at = multiply_row(a, b, row, extent, work, c, at, limit, boolean, wide)
         if at > limit:
             return np.int64(row - origin), np.int64(at)
         c[2][row - origin] = at
@@ -486,8 +508,8 @@ def multiply_rows(
     return stop - start, np.int64(at)
 
 
-@compiled  # type: ignore[untyped-decorator]
-def slice_stop(a_indptr: Any, a_indices: Any, b_indptr: Any, start: int, stop: int, most: int) -> tuple[int, int]:
+@compiled
+def slice_stop(a_indptr: Any, a_indices: Any, b_indptr: Any, start: int, stop: int, most: int) -> Any:
     """Return the end of the longest run of rows from `start` with at most `most` products (one row at least).
 
     Also returns its products.

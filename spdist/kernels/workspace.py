@@ -11,8 +11,6 @@ Engine = Literal["scipy", "numba"]
 
 WINDOW = 1 << 18
 """Columns of the dense accumulator of the numba engine."""
-CACHED_SPAN = 1 << 17
-"""Columns up to which the accumulator is quicker than sorting, however few entries it gets."""
 SORT_PRODUCTS = 1 << 15
 """Products that the numba engine sorts at once."""
 RADIX_BINS = 1 << 11
@@ -38,7 +36,7 @@ def window_columns(ncols: int) -> int:
 
 def sort_products(ncols: int) -> int:
     """Return the products that the numba engine's sort buffers hold; narrow matrices need none."""
-    return SORT_PRODUCTS if ncols > CACHED_SPAN else 0
+    return SORT_PRODUCTS if ncols > WINDOW else 0
 
 
 def cpu_workspace(
@@ -51,7 +49,8 @@ def cpu_workspace(
 ) -> int:
     """Bound the bytes that a multiply on the CPU takes beyond its operands and the buffers of its result.
 
-    An operand whose dtype is not the result's is copied as well: add `cast_bytes`.
+    Values whose dtype is not the result's, and indices whose dtype is not `index_dtype` of their matrix, are copied as
+    well: add `cast_bytes` for each.
 
     Parameters
     ----------
@@ -83,7 +82,7 @@ def cpu_workspace(
 
 
 def cast_bytes(nnz: int, itemsize: int, wanted_itemsize: int) -> int:
-    """Return the bytes of the copy of an operand's values in the result's dtype; 0 if they have that size already."""
+    """Return the bytes of a copy of an operand's values, or indices, in the wanted dtype; 0 if they have that size."""
     return 0 if itemsize == wanted_itemsize else nnz * wanted_itemsize
 
 

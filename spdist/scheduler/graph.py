@@ -35,27 +35,28 @@ class Graph:
     def __init__(self, client: Client, product: str, pieces: int, layout: Layout) -> None:
         self.client, self.product, self.pieces, self.layout = client, product, pieces, layout
 
-    def block(self, task: Task, worker: str) -> Future:
+    def block(self, task: Task, worker: str) -> Future[Any]:
         """Submit what computes a block; the result says how many entries each of its rows has.
 
         The pieces of a split block follow one another, so that only one is in memory.
         """
-        last = None
+        last: Future[Any] | None = None
         for piece in range(self.pieces if task.split else 1):
             last = self._submit("preprocess", task, piece, number=task.number, piece=piece, worker=worker, after=last)
             last = self._submit("multiply", task, last, piece, number=task.number, piece=piece, worker=worker)
             if piece:
                 last = self._submit("merge", task, piece, number=task.number, piece=piece, worker=worker, after=last)
+        assert last is not None
         return last
 
     def commit(
-        self, task: Task, counted: Counted, at: int, done_chunks: int, worker: str, multiplied: Future
-    ) -> Future:
+        self, task: Task, counted: Counted, at: int, done_chunks: int, worker: str, multiplied: Future[Any]
+    ) -> Future[Any]:
         """Submit what writes a block whose place `at` in C is known."""
         arguments = (task, counted, self.layout, at, done_chunks)
         return self._submit("commit", *arguments, number=task.number, worker=worker, after=multiplied)
 
-    def join(self, k: int, commits: list[Future]) -> Future:
+    def join(self, k: int, commits: list[Future[Any]]) -> Future[Any]:
         """Submit what writes Zarr chunk `k`, shared by several blocks."""
         return self._submit("join", self.layout, k, *commits, number=k)
 
@@ -66,8 +67,8 @@ class Graph:
         number: int,
         piece: int = 0,
         worker: str | None = None,
-        after: Future | None = None,
-    ) -> Future:
+        after: Future[Any] | None = None,
+    ) -> Future[Any]:
         call = (stage, self.product, name) if after is None else (_after, after, self.product, name)
         return self.client.submit(
             *call,

@@ -33,7 +33,11 @@ CHECKPOINT_SECONDS = 0.5
 WORKERS_SECONDS = 2.0
 
 
-class Install(WorkerPlugin):  # type: ignore[misc]
+IDLE: dict[str, int] = {}
+"""Resident bytes of each worker of this process when it was idle, by address."""
+
+
+class Install(WorkerPlugin):
     """Puts a product on every worker, those that join later too, and measures their memory from then on."""
 
     def __init__(self, name: str, product: Any) -> None:
@@ -45,8 +49,7 @@ class Install(WorkerPlugin):  # type: ignore[misc]
         if worker.nanny:  # a worker that is a thread of this process compiles when it must
             self.product.warm()
         process.reset_peak()
-        self.idle = process.resident_memory()
-        worker.spdist_idle = self.idle
+        IDLE[worker.address] = process.resident_memory()
 
     def teardown(self, worker: Worker) -> None:
         """Let go of the product, and of what still waits there."""
@@ -55,7 +58,8 @@ class Install(WorkerPlugin):  # type: ignore[misc]
 
 def worker_memory(dask_worker: Worker) -> tuple[int, int]:
     """Return a worker's peak beyond its idle memory, and its idle memory; for `Client.run`."""
-    return max(process.peak_memory() - dask_worker.spdist_idle, 0), dask_worker.spdist_idle
+    idle = IDLE[dask_worker.address]
+    return max(process.peak_memory() - idle, 0), idle
 
 
 def worker_timings(name: str) -> list[Timing]:
@@ -101,7 +105,7 @@ class _Block:
     task: Task
     products: int
     worker: str
-    multiplied: Future
+    multiplied: Future[Any]
     counted: Counted | None = None
     at: int = -1
     committed: bool = False
@@ -186,7 +190,7 @@ class Driver:
         self.nnz, self.blocks_done, self.products_done = front.nnz, 0, plan.expansion - sum(p for _, _, p in self.todo)
         self.placed = 0
         self.committing: dict[int, int] = {}
-        self.sharers: dict[int, list[Future]] = {}
+        self.sharers: dict[int, list[Future[Any]]] = {}
         self.joining: set[int] = set()
         self.completed = as_completed()
         self.last_checkpoint = self.last_workers = 0.0
@@ -246,11 +250,11 @@ class Driver:
             time.sleep(0.1)
         self.slots = {address: self.slots.get(address, 0) for address in workers}
 
-    def _watch(self, future: Future, what: str, subject: Any) -> None:
+    def _watch(self, future: Future[Any], what: str, subject: Any) -> None:
         self.by_future[future.key] = (what, subject)
         self.completed.add(future)
 
-    def _finished(self, futures: list[Future]) -> None:
+    def _finished(self, futures: list[Future[Any]]) -> None:
         for future in futures:
             if future.status != "finished":
                 raise failure(future)
@@ -296,7 +300,7 @@ class Driver:
             self._watch(future, "commit", block)
             self._share(block, future, nnz)
 
-    def _share(self, block: _Block, commit: Future, nnz: int) -> None:
+    def _share(self, block: _Block, commit: Future[Any], nnz: int) -> None:
         """Note which Zarr chunks a block shares with others; those that are complete are joined."""
         length = self.layout.chunk
         first, last = block.at // length, (block.at + nnz) // length
@@ -353,7 +357,7 @@ class Driver:
             self.progress(Progress(self.blocks_done, total, self.products_done, self.plan.expansion, self.nnz))
 
 
-def failure(future: Future) -> Exception:
+def failure(future: Future[Any]) -> Exception:
     """Return the exception to raise for a task that failed, in words."""
     error = future.exception()
     if isinstance(error, SpdistError):

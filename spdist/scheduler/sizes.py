@@ -96,7 +96,8 @@ def sample_rows(a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths) -> Estimat
     nnz = np.bincount(places // max(b.ncols, 1), minlength=len(products))
     bins = np.zeros(len(products), np.int64)
     bins[products > 0] = np.log2(products[products > 0]).astype(np.int64)
-    return Estimate(_fill_gaps(np.bincount(bins, nnz, 64), np.bincount(bins, products, 64)))
+    pooled = [np.bincount(bins, counts, 64).astype(np.float64) for counts in (nnz, products)]
+    return Estimate(_fill_gaps(*pooled))
 
 
 def _sampled(a: StoredMatrix, b_lengths: Lengths) -> tuple[Int64Array, Lengths]:
@@ -350,7 +351,7 @@ class _Draft:
         pieces = 2 * pairs * self.chunk * self.c_entry
         resident = self.ob.nbytes if self.resident else 0
         kernel = workspace.cpu_workspace(
-            "numba" if self.engine == "auto" else self.engine,
+            "scipy" if self.engine == "scipy" else "numba",
             self.b.ncols,
             min(int(self.lengths.sum(dtype=np.int64)), self.b.ncols),
             self.dtype.itemsize,
@@ -378,8 +379,10 @@ class _Draft:
             reserved = self.reserved(pairs)
             budget = memory.pair_budget(self.memory_limit, reserved, pairs)
             plan = self._assemble(self._cut(max(budget, 1)), pairs, reserved, budget)
-            worst = max(plan.blocks, key=lambda block: block.needed, default=None)
-            if worst is None or worst.needed <= budget:
+            if not plan.blocks:
+                return plan
+            worst = max(plan.blocks, key=lambda block: block.needed)
+            if worst.needed <= budget:
                 return plan
         one = worst.stop == worst.start + 1
         what = f"row {worst.start:,}" if one else f"the block of rows {worst.start:,} to {worst.stop:,}"

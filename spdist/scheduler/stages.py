@@ -129,7 +129,7 @@ class Product:
         )
         for engine in ("numba", "scipy") if self.engine == "auto" else (self.engine,):
             one = CSR(a.indptr, a.indices, a.data, (1, 1))
-            c = cpu.multiply_rows(one, b, 0, 1, engine=engine)  # type: ignore[arg-type]
+            c = cpu.multiply_rows(one, b, 0, 1, engine=engine)
         if len(self.pieces) > 1:
             merge(c, c)
 

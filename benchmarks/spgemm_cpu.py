@@ -1,0 +1,184 @@
+"""Time C = A @ A on the CPU beside SciPy's product, sorted, one thread; check every result bit for bit.
+
+::
+
+    python benchmarks/spgemm_cpu.py [--data DIR] [--quick] [--threads N] [--only NAME ...] [--out FILE.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import matrices  # noqa: E402
+import numba  # noqa: E402
+import numpy as np  # noqa: E402
+import scipy  # noqa: E402
+import scipy.sparse as sp  # noqa: E402
+
+from spdist.csr import CSR, from_scipy  # noqa: E402
+from spdist.kernels import cpu  # noqa: E402
+
+Make = Callable[[], CSR]
+
+
+def generated(quick: bool) -> dict[str, Make]:
+    if quick:
+        return {
+            "7-point 20^3": lambda: matrices.poisson(7, 20),
+            "27-point 12^3": lambda: matrices.poisson(27, 12),
+            "rmat 9 x 8": lambda: matrices.rmat(9, 8),
+            "erdos-renyi 5k x 8": lambda: matrices.erdos_renyi(5_000, 8),
+            "fem 3x3 2.7k": lambda: matrices.fem_blocks(30),
+        }
+    return {
+        "7-point 100^3": lambda: matrices.poisson(7, 100),
+        "27-point 58^3": lambda: matrices.poisson(27, 58),
+        "rmat 16 x 16": lambda: matrices.rmat(16, 16),
+        "erdos-renyi 500k x 8": lambda: matrices.erdos_renyi(500_000, 8),
+        "fem 3x3 98k": lambda: matrices.fem_blocks(181),
+    }
+
+
+def stored(folder: Path) -> dict[str, Make]:
+    """Square matrices of a folder of scipy.sparse.save_npz files."""
+    return {path.stem: lambda path=path: load(path) for path in sorted(folder.glob("*.npz")) if is_square(path)}
+
+
+def is_square(path: Path) -> bool:
+    shape = np.load(path)["shape"]
+    return bool(shape[0] == shape[1])
+
+
+def load(path: Path) -> CSR:
+    m = sp.load_npz(path)
+    return from_scipy(m if m.dtype.kind in "fc" else m.astype(np.float64))
+
+
+def scipy_product(m: Any) -> Any:
+    c = m @ m
+    c.sort_indices()
+    return c
+
+
+def verify(a: CSR, c: CSR) -> None:
+    """Compare with SciPy: the pattern with a product of ones, the values bit for bit where SciPy keeps them."""
+    m = a.to_scipy()
+    ones = sp.csr_matrix((np.ones(a.nnz, np.bool_), m.indices, m.indptr), shape=m.shape)
+    pattern = scipy_product(ones)
+    same = np.array_equal(c.indptr, pattern.indptr) and np.array_equal(c.indices, pattern.indices)
+    expected = scipy_product(m).data
+    kept = c.data if len(expected) == c.nnz else c.data[c.data != 0]
+    if not (same and np.array_equal(kept, expected, equal_nan=True)):
+        raise SystemExit("the product is wrong")
+
+
+def timed(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def measure(name: str, a: CSR, threads: int, repeats: int) -> dict[str, Any]:
+    m = a.to_scipy()
+    c = cpu.multiply(a, a, engine="numba", threads=threads)
+    verify(a, c)
+    nnz, engine = c.nnz, cpu.choose(a, a, threads=threads)[0]
+    del c
+    base, ours = [], []
+    first = timed(lambda: scipy_product(m))
+    for _ in range(max(repeats, min(200, int(0.2 / first)))):
+        base.append(timed(lambda: scipy_product(m)))
+        ours.append(timed(lambda: cpu.multiply(a, a, threads=threads)))
+    scipy_s, spdist_s = statistics.median(base), statistics.median(ours)
+    products = int(cpu.row_products(a, np.diff(a.indptr)).sum())
+    return {
+        "matrix": name,
+        "nrows": a.nrows,
+        "nnz": a.nnz,
+        "products": products,
+        "nnz_c": nnz,
+        "engine": engine,
+        "scipy_seconds": scipy_s,
+        "spdist_seconds": spdist_s,
+        "scipy_min": min(base),
+        "spdist_min": min(ours),
+        "repeats": len(base),
+        "ratio": scipy_s / spdist_s,
+        "ratio_min": min(base) / min(ours),
+    }
+
+
+def versions() -> dict[str, str]:
+    modules = {"numpy": np, "scipy": scipy, "numba": numba}
+    return {"python": platform.python_version(), **{name: m.__version__ for name, m in modules.items()}}
+
+
+def cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def show(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    names = ["scipy ms", "spdist ms", "ratio", "of minima"]
+    print(f"{'matrix':22} {'products':>12} {'nnz(C)':>12} {'engine':>6} " + " ".join(f"{n:>9}" for n in names))
+    out = []
+    for r in rows:
+        numbers = 1e3 * r["scipy_seconds"], 1e3 * r["spdist_seconds"], r["ratio"], r["ratio_min"]
+        print(f"{r['matrix']:22} {r['products']:12,} {r['nnz_c']:12,} {r['engine']:>6} ", end="")
+        print(" ".join(f"{n:9.3f}" for n in numbers), flush=True)
+        out.append(r)
+    return out
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="C = A @ A: spdist beside SciPy's sorted product.")
+    parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of .npz matrices")
+    parser.add_argument("--quick", action="store_true", help="tiny matrices, few repeats")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", nargs="*", help="names of matrices")
+    parser.add_argument("--out", type=Path, help="write a JSON record")
+    options = parser.parse_args(arguments)
+    makers = generated(options.quick)
+    if options.data.is_dir():
+        makers |= stored(options.data)
+    else:
+        print("no folder of real matrices: only generated ones are timed (give one with --data)")
+    chosen = {name: make for name, make in makers.items() if not options.only or name in options.only}
+    repeats = 3 if options.quick else 7
+    rows = show(measure(name, make(), options.threads, repeats) for name, make in chosen.items())
+    ratios = [r["ratio"] for r in rows]
+    mean, least = statistics.geometric_mean(ratios), min(ratios)
+    minima = [r["ratio_min"] for r in rows]
+    print(f"{len(ratios)} matrices, {options.threads} threads over 1 of SciPy")
+    print(f"medians: geometric mean {mean:.2f}, minimum {least:.2f}")
+    print(f"minima:  geometric mean {statistics.geometric_mean(minima):.2f}, minimum {min(minima):.2f}")
+    if options.out:
+        record = {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "command": "python benchmarks/spgemm_cpu.py --threads " + str(options.threads),
+            "cpu": cpu_model(),
+            "versions": versions(),
+            "geometric_mean": mean,
+            "minimum": least,
+            "results": rows,
+        }
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
