@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "data"
 OUT = ROOT / "demo-output"
 SMALL = ("orsirr_1.mtx.gz", "1138_bus.npz", "bcsstk16.npz", "cage10.npz", "memplus.npz", "debian_trixie_deps.npz")
-MEMORY_LIMIT = 96 << 20
+MEMORY_LIMIT = "96MiB"
 PACKAGES = ("spdist", "numpy", "scipy", "zarr", "zarrs", "numba", "dask")
 
 
@@ -59,10 +59,8 @@ def main() -> int:
     text = write_report(found, report, product.nbytes, time.perf_counter() - begin)
     say("3. Report")
     print(text)
-    within = report.peak_memory <= MEMORY_LIMIT
-    verified = report.verification is not None and report.verification["ok"]
-    right = verified and within and all(result.right for result in found)
-    if not right:
+    within = report.peak_memory <= report.memory_limit
+    if not (within and verified(report) and all(one.right for one in found)):
         print("The demonstration FAILED: see the report above.", file=sys.stderr)
         return 1
     print(f"Written to {(OUT / 'report.md').relative_to(ROOT)}.\n\n{NEXT}")
@@ -101,14 +99,18 @@ def compare(source: Path) -> Comparison:
     ones = sp.csr_matrix((np.ones(a.nnz), a.indices, a.indptr), a.shape)
     pattern = ones @ ones  # SciPy drops sums that are zero, so the pattern is that of a product of ones
     difference = abs(c - a @ a).max() / (abs(a) @ abs(a)).max()
-    verified = report.verification is not None and report.verification["ok"]
-    right = verified and c.nnz == pattern.nnz and difference < 1e-14
+    right = verified(report) and c.nnz == pattern.nnz and difference < 1e-14
     print(
-        f"  {name:20} {a.shape[0]:>7,} rows, {a.nnz:>9,} entries; A @ A {c.nnz:>9,} entries in {report.seconds:5.2f} s; "
-        f"difference {difference:.1e}; {'verified, equals SciPy' if right else 'WRONG'}",
+        f"  {name:20} {a.shape[0]:>7,} rows, {a.nnz:>9,} entries; A @ A: {c.nnz:>9,} entries, "
+        f"{report.seconds:5.2f} s, difference {difference:.0e}, {'verified, equals SciPy' if right else 'WRONG'}",
         flush=True,
     )
     return Comparison(name, a.shape, a.nnz, c.nnz, report.seconds, difference, right)
+
+
+def verified(report: spdist.Report) -> bool:
+    """Whether the product was verified and found right."""
+    return report.verification is not None and report.verification["ok"]
 
 
 def whole(url: str) -> Any:
@@ -149,11 +151,11 @@ def callbacks() -> spdist.Callbacks:
 
 def write_report(found: list[Comparison], report: spdist.Report, product_bytes: int, seconds: float) -> str:
     """Write report.md; return its text."""
-    mib = 1 << 20
-    verification = report.verification or {"ok": False, "reason": "not verified"}
+    size, limit, peak = (count / 2**20 for count in (product_bytes, report.memory_limit, report.peak_memory))
+    reason = (report.verification or {"reason": "not verified"})["reason"].replace("|", "\\|")
     rows = "\n".join(
         f"| {one.name} | {one.shape[0]:,} x {one.shape[1]:,} | {one.nnz:,} | {one.product_nnz:,} | {one.seconds:.2f} s "
-        f"| {one.difference:.1e} | {'yes' if one.right else '**NO**'} |"
+        f"| {one.difference:.0e} | {'yes' if one.right else '**NO**'} |"
         for one in found
     )
     text = f"""# spdist demonstration
@@ -164,12 +166,12 @@ terms x genes times genes x terms, from data/human_gene_GO.npz: {report.nnz:,} e
 
 | what | figure |
 |---|---|
-| C in memory | {product_bytes / mib:.1f} MiB |
-| memory limit of a worker | {report.memory_limit / mib:.1f} MiB: C is {product_bytes / report.memory_limit:.1f} times as large |
-| most that a worker used | {report.peak_memory / mib:.1f} MiB, {report.peak_memory / report.memory_limit:.0%} of the limit |
+| C in memory | {size:.1f} MiB |
+| memory limit of a worker | {limit:.1f} MiB: C is {size / limit:.1f} times as large |
+| most that a worker used | {peak:.1f} MiB, {peak / limit:.0%} of the limit |
 | grid | {" x ".join(str(count) for count in report.grid.values())} row, inner and column blocks |
 | time | {report.seconds:.1f} s, start of the workers included |
-| verified | {"yes" if verification["ok"] else "**NO**"}: {verification["reason"]} |
+| verified | {"yes" if verified(report) else "**NO**"}: {reason} |
 
 ## Small products, each verified and compared with SciPy
 
