@@ -19,7 +19,7 @@ import psutil
 import record
 
 import spdist
-from spdist import api, generate, storage
+from spdist import api, storage
 from spdist.kernels import cpu
 from spdist.scheduler.plan import Plan
 from spdist.scheduler.stages import Product
@@ -119,7 +119,7 @@ def _compressed(c: StoredMatrix) -> bool:
 
 def measure(name: str, kind: str, parameters: dict[str, Any], folder: Path, runs: int) -> dict[str, Any]:
     """Return the figures of one case: medians over `runs`."""
-    a = generate.generate(kind, folder / "A.zarr", overwrite=True, **parameters)
+    a = spdist.generate(kind, folder / "A.zarr", overwrite=True, **parameters)
     c_bytes = api.plan(a, a).c.nbytes
     limit = max(c_bytes // 22, 32 << 20)
     plan = api.plan(a, a, memory_limit=limit)
