@@ -27,10 +27,10 @@ from spdist.storage import StoredMatrix
 
 WORKERS = 2
 CASES = {
-    "27-point 80^3": ("poisson", {"dims": (80, 80, 80), "points": 27}),
-    "rmat 16 x 16": ("rmat", {"scale": 16, "edge_factor": 16}),
-    "erdos-renyi 1M x 8": ("erdos-renyi", {"nrows": 1_000_000, "ncols": 1_000_000, "per_row": 8.0}),
-    "fem-blocks 36^3 x 3": ("fem-blocks", {"dims": (36, 36, 36), "dof": 3}),
+    "27-point 150^3": ("poisson", {"dims": (150, 150, 150), "points": 27}),
+    "fem-blocks 60^3 x 3": ("fem-blocks", {"dims": (60, 60, 60), "dof": 3}),
+    "rmat 17 x 16": ("rmat", {"scale": 17, "edge_factor": 16}),
+    "erdos-renyi 3M x 8": ("erdos-renyi", {"nrows": 3_000_000, "ncols": 3_000_000, "per_row": 8.0}),
 }
 QUICK = {"27-point 12^3": ("poisson", {"dims": (12, 12, 12), "points": 27})}
 
@@ -67,13 +67,19 @@ class Scale:
             for worker in workers:
                 try:
                     self.peaks[worker.pid] = max(self.peaks.get(worker.pid, 0), worker.memory_info().rss)
-                except psutil.NoSuchProcess:
+                except psutil.Error:
                     continue
 
     @staticmethod
     def _workers() -> list[psutil.Process]:
-        children = psutil.Process().children(recursive=True)
-        return [child for child in children if any("spawn_main" in word for word in child.cmdline())]
+        found = []
+        for child in psutil.Process().children(recursive=True):
+            try:
+                if any("spawn_main" in word for word in child.cmdline()):
+                    found.append(child)
+            except psutil.Error:  # it has just ended
+                continue
+        return found
 
 
 def in_memory(plan: Plan, a: StoredMatrix, b: StoredMatrix) -> float:
@@ -121,7 +127,7 @@ def measure(name: str, kind: str, parameters: dict[str, Any], folder: Path, runs
     """Return the figures of one case: medians over `runs`."""
     a = spdist.generate(kind, folder / "A.zarr", overwrite=True, **parameters)
     c_bytes = api.plan(a, a).c.nbytes
-    limit = max(c_bytes // 22, 32 << 20)
+    limit = max(int(c_bytes / 20.5), 32 << 20)
     plan = api.plan(a, a, memory_limit=limit)
     walls, parts, memory = [], [], []
     for _ in range(runs):

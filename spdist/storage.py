@@ -451,9 +451,14 @@ class StoredMatrix:
         for i, j in _runs(starts // (READ_CHUNKS * self.indices.chunk)):
             first, last = int(starts[i]), int(stops[j - 1])
             part = slice(int(indptr[i]), int(indptr[j]))
+            pairs = ((self.indices, indices), (self.data, data))[: 1 + values]
+            if part.stop - part.start == last - first:
+                for array, out in pairs:
+                    out[part] = array.read(first, last)
+                continue
             shift = np.repeat(starts[i:j] - first - indptr[i:j] + indptr[i], stops[i:j] - starts[i:j])
             shift += np.arange(len(shift))  # places of the wanted entries in what is read
-            for array, out in ((self.indices, indices), (self.data, data))[: 1 + values]:
+            for array, out in pairs:
                 np.take(array.read(first, last).astype(out.dtype, copy=False), shift, out=out[part], mode="clip")
         return CSR(indptr, indices, data, (len(rows), self.ncols))
 
