@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 import scipy.sparse as sp
-from conftest import assert_is_product, random_matrix
 from test_run import files, read
 
 from spdist import api, storage
+from tests.conftest import assert_is_product, random_matrix
 
 SPDIST = [sys.executable, "-m", "spdist.cli"]
 
