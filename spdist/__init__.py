@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         SpdistError,
         VerificationError,
     )
-    from spdist.generate import generate
+    from spdist.generators import generate
     from spdist.interchange import export_matrix, import_matrix
     from spdist.storage import open_matrix as open
 
@@ -39,7 +39,7 @@ _HOME = {
         ),
         "spdist.errors",
     ),
-    "generate": "spdist.generate",
+    "generate": "spdist.generators",
     "export_matrix": "spdist.interchange",
     "import_matrix": "spdist.interchange",
     "open": "spdist.storage",

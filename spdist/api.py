@@ -460,14 +460,14 @@ def verify(a: MatrixLike, b: MatrixLike, c: MatrixLike, **options: Any) -> Any:
     ----------
     a, b, c : path, URL or StoredMatrix
     **options
-        As `spdist.verify.verify` takes them.
+        As `spdist.verification.verify` takes them.
 
     Returns
     -------
     Verification
         `ok` says whether C is A @ B, `reason` why.
     """
-    from spdist.verify import verify as check
+    from spdist.verification import verify as check
 
     return check(_stored(a), _stored(b), _stored(c), **options)
 

@@ -63,7 +63,7 @@ def _export(args: argparse.Namespace) -> int:
 
 def _generate(args: argparse.Namespace) -> int:
     from spdist import display
-    from spdist.generate import KINDS, generate
+    from spdist.generators import KINDS, generate
 
     names = {name for kind in KINDS.values() for name in kind.parameters}
     given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
@@ -198,7 +198,7 @@ def _add_generate(sub: argparse.ArgumentParser, chosen: bool) -> None:
     sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
     if not chosen:
         return  # the kinds come with Zarr, which --help can do without
-    from spdist.generate import KINDS
+    from spdist.generators import KINDS
 
     sub.formatter_class = argparse.RawDescriptionHelpFormatter
     sub.epilog = "kinds:\n" + "\n".join(

@@ -672,31 +672,32 @@ class MatrixWriter:
         self.layout = Layout(normalise(url), int(ncols), check_dtype(np.dtype(dtype)))
         self.facts, self.nrows, self.nnz = facts, 0, 0
         self._offsets: ChunkBuffer | None = None
+        self._entries: tuple[ChunkBuffer, ChunkBuffer] | None = None
 
     def append(self, block: CSR) -> None:
         """Write the next rows, canonical."""
-        if self._offsets is None:
-            self._start(block.data)
+        self._begin()
         assert self._offsets is not None
-        self._indices.append(block.indices)
-        self._values.append(block.data)
+        if self._entries is None and block.nnz:  # the first entries decide whether values are compressed
+            self.layout = replace(self.layout, compressed=compresses(block.data))
+            self._entries = ChunkBuffer(self.layout.array("indices")), ChunkBuffer(self.layout.array("data"))
+        if self._entries is not None:
+            self._entries[0].append(block.indices)
+            self._entries[1].append(block.data)
         self._offsets.append(self.nnz + block.indptr[1:])
         self.nrows += block.nrows
         self.nnz += block.nnz
 
     def close(self) -> StoredMatrix:
         """Finish the matrix and return it."""
-        if self._offsets is None:
-            self._start(np.empty(0, self.layout.dtype))
+        self._begin()
         assert self._offsets is not None
-        for buffer in (self._indices, self._values, self._offsets):
+        for buffer in (self._offsets, *(self._entries or ())):
             buffer.close()
         return finish(self.layout, self.nrows, self.nnz, self.facts)
 
-    def _start(self, values: ValueArray) -> None:
-        begin(self.layout.url, self.facts)
-        self.layout = replace(self.layout, compressed=compresses(values))
-        self._indices, self._values, self._offsets = (
-            ChunkBuffer(self.layout.array(name)) for name in ("indices", "data", "indptr")
-        )
-        self._offsets.append(np.zeros(1, np.int64))
+    def _begin(self) -> None:
+        if self._offsets is None:
+            begin(self.layout.url, self.facts)
+            self._offsets = ChunkBuffer(self.layout.array("indptr"))
+            self._offsets.append(np.zeros(1, np.int64))

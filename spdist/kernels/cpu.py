@@ -39,7 +39,7 @@ SMALL_PRODUCTS = 1 << 24
 """Products up to which SciPy is done before Numba would be loaded, or compiled for new dtypes."""
 SAMPLE = 1 << 16
 """Entries of A that an estimate looks at."""
-PARALLEL_PRODUCTS = 1 << 20
+PARALLEL_PRODUCTS = 1 << 19
 """Products below which a second thread costs more than it gains."""
 CHEAP_BYTES = 1 << 30
 """Up to this size a bound on C may be loose: pages that are never touched cost nothing."""

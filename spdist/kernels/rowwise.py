@@ -42,7 +42,7 @@ RANK_BITS = RANK_PRODUCTS.bit_length() - 1
 RANK_SPAN = 1 << (31 - RANK_BITS)
 SORT_BITS = SORT_PRODUCTS.bit_length() - 1
 SORT_SPAN = 1 << (63 - SORT_BITS)
-TINY_ROW = 32
+TINY_ROW = 16
 SPARSE_SMALL = 1024
 PADDING = np.int32(np.iinfo(np.int32).max)
 

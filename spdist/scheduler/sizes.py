@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -39,6 +39,9 @@ MAX_PAIRS = 2
 
 READ_COPIES = 3
 """Times a Zarr chunk is in memory while it is read: encoded, decoded, and where its entries go."""
+
+MOST_PAIRS = 8
+"""Block pairs in flight at the most, where they are small."""
 
 REMAP_BYTES = 12
 """Bytes an entry of A takes beside itself while its column is renumbered for the block's rows of B."""
@@ -383,7 +386,7 @@ class _Draft:
                 return plan
             worst = max(plan.blocks, key=lambda block: block.needed)
             if worst.needed <= budget:
-                return plan
+                return self._widen(plan, worst)
         one = worst.stop == worst.start + 1
         what = f"row {worst.start:,}" if one else f"the block of rows {worst.start:,} to {worst.stop:,}"
         raise MemoryBoundError(
@@ -393,6 +396,16 @@ class _Draft:
             f"{-(-memory.limit_for(worst.needed, reserved, pairs) // 2**20)}MiB"
             + (", or ask for a finer grid" if self.grid else "")
         )
+
+    def _widen(self, plan: Plan, worst: Block) -> Plan:
+        """Put more block pairs in flight where blocks are small for other reasons than the limit: hides latency."""
+        usable = memory.pair_budget(self.memory_limit, 0, 1)
+        for pairs in range(plan.pairs + 1, MOST_PAIRS + 1):
+            reserved = self.reserved(pairs)
+            if reserved + pairs * worst.needed > usable:
+                break
+            plan = replace(plan, pairs=pairs, reserved_memory=reserved)
+        return plan
 
     def _cut(self, budget: int) -> Int64Array:
         products = MAX_BLOCK_PRODUCTS

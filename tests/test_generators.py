@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdist import coo, storage
-from spdist import generate as module
+from spdist import generators as module
 from spdist.csr import CSR, check_canonical
 from spdist.errors import InputError
-from spdist.generate import KINDS, generate
+from spdist.generators import KINDS, generate
 from spdist.storage import StoredMatrix
 
 SMALL = {

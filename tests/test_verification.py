@@ -12,11 +12,11 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spdist import verify as verify_module
+from spdist import verification as verify_module
 from spdist.csr import CSR, empty, from_scipy, index_dtype, result_dtype
 from spdist.errors import CorruptError, InputError
 from spdist.storage import MatrixWriter, open_matrix
-from spdist.verify import verify
+from spdist.verification import verify
 
 NAMES = itertools.count()
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float32", "float64", "complex64", "complex128"]

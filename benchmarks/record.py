@@ -1,0 +1,49 @@
+"""What every benchmark shares: the facts of the machine, and a dated JSON record of the run."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+def cpu_model() -> str:
+    """Return the processor's name."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def machine() -> dict[str, Any]:
+    """Return date, device and versions."""
+    packages = ("spdist", "numpy", "scipy", "numba", "zarr", "zarrs", "dask", "distributed")
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "device": f"{cpu_model()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "versions": {package: version(package) for package in packages},
+        "command": " ".join(["python", *[Path(sys.argv[0]).name, *sys.argv[1:]]]),
+    }
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that every benchmark has."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--quick", action="store_true", help="sizes for a test of the benchmark itself")
+    made.add_argument("--out", type=Path, help="write a JSON record")
+    return made
+
+
+def write(result: dict[str, Any], out: Path | None) -> None:
+    """Write the record of a run."""
+    if out is not None:
+        out.write_text(json.dumps({**machine(), **result}, indent=1) + "\n")
+        print(f"recorded in {out}")
