@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 import scipy.sparse as sp
-from test_run import files, read
 
 from spdist import api, storage
 from tests.conftest import assert_is_product, random_matrix
+from tests.test_run import files, read
 
 SPDIST = [sys.executable, "-m", "spdist.cli"]
 
