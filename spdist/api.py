@@ -352,12 +352,13 @@ class _Job:
         if local and scheduler is not None:
             raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
         with connect(workers=workers, scheduler=scheduler, processes=not local, blocks=len(self.plan.blocks)) as client:
-            callbacks.started(client.dashboard_link)
             if not self.resumed:
                 storage.begin(self.place, self.facts)
                 storage.write_note(self.place, PLAN_NOTE, self.plan.to_json().encode())
             name = uuid.uuid4().hex[:8]
-            outcome, layout = execute(client, self.plan, self.a, self.b, layout, name, callbacks.progress)
+            outcome, layout = execute(
+                client, self.plan, self.a, self.b, layout, name, callbacks.started, callbacks.progress
+            )
         storage.finish(layout, self.a.nrows, outcome.nnz, self.facts)
         for note in (PLAN_NOTE, JOURNAL):
             storage.remove_note(self.place, note)

@@ -18,8 +18,10 @@ import hashlib
 import itertools
 import json
 import shutil
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -192,7 +194,7 @@ class ChunkedArray:
         self._require(k0, k1)
         array = _open_array(self.url, self.name, self.metadata)
         try:
-            whole = array[k0 * self.chunk : k1 * self.chunk]
+            whole = _run(self.url, array.async_array.getitem(slice(k0 * self.chunk, k1 * self.chunk)))
         except Exception as error:  # zarrs, numcodecs and the store each raise their own
             raise self._diagnose(k0, k1, error) from error
         return cast(ValueArray, whole)[first - k0 * self.chunk : last - k0 * self.chunk]
@@ -205,7 +207,7 @@ class ChunkedArray:
         # zarrs leaves out chunks of nothing but zeros, whatever the configuration; Zarr's own pipeline writes them.
         fast = bool(values.reshape(-1, self.chunk).any(axis=1).all())
         array = _open_array(self.url, self.name, self.metadata, fast=fast)
-        array[k * self.chunk : k * self.chunk + len(values)] = values
+        _run(self.url, array.async_array.setitem(slice(k * self.chunk, k * self.chunk + len(values)), values))
 
     def key(self, k: int) -> str:
         """Return Zarr's key of chunk `k`, within the matrix."""
@@ -271,13 +273,48 @@ class ChunkedArray:
         array = _open_array(self.url, self.name, self.metadata)
         for k in range(k0, k1):
             try:
-                array[k * self.chunk : (k + 1) * self.chunk]
+                _run(self.url, array.async_array.getitem(slice(k * self.chunk, (k + 1) * self.chunk)))
             except Exception as cause:
                 return CorruptError(
                     f"{self.url}: chunk {k} of array '{self.name}' ({self.key(k)}) is truncated or altered "
                     f"({cause}); restore it from a copy or write the matrix again"
                 )
         return error
+
+
+class _Inline(ThreadPoolExecutor):
+    """Runs what it is given at once, in the calling thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Return a future that is done."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+_loops = threading.local()
+
+
+def _run(url: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Finish a coroutine of Zarr's: on a local store in this thread alone, with no hand-over to another.
+
+    Zarr's own `sync` goes through two other threads, which costs a millisecond a call and five on a busy worker. The
+    work itself is done by zarrs, in threads of its own.
+    """
+    try:
+        asyncio.get_running_loop()
+        inline = False  # a notebook's thread has a loop that is running already
+    except RuntimeError:
+        inline = is_local(url)
+    if not inline:
+        return sync(coroutine)
+    if not hasattr(_loops, "loop"):
+        _loops.loop = asyncio.new_event_loop()
+        _loops.loop.set_default_executor(_Inline())
+    return _loops.loop.run_until_complete(coroutine)
 
 
 @functools.lru_cache(maxsize=64)

@@ -22,9 +22,10 @@ SETTINGS = {
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": False,
     "distributed.admin.low-level-log-length": 100,
-    # Large arrays come straight from the system and go straight back, so that a worker's memory is what it holds.
-    "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 1 << 20,
-    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 1 << 20,
+    # Arrays up to the longest that malloc keeps are reused: touching fresh pages costs four times as much as reading a
+    # block into used ones. What a worker keeps beyond what it holds stays below the trim threshold.
+    "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 32 << 20,
+    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 16 << 20,
     "distributed.nanny.pre-spawn-environ.MALLOC_ARENA_MAX": 2,
     "distributed.nanny.pre-spawn-environ.OMP_NUM_THREADS": 1,
     "distributed.nanny.pre-spawn-environ.NUMBA_NUM_THREADS": 1,

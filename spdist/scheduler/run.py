@@ -374,6 +374,7 @@ def execute(
     b: StoredMatrix,
     layout: Layout,
     name: str,
+    started: Callable[[str], None] = lambda link: None,
     progress: Callable[[Progress], None] | None = None,
 ) -> tuple[Outcome, Layout]:
     """Run `plan` on the workers of `client`, from where C's journal says.
@@ -385,6 +386,7 @@ def execute(
     """
     product = Product(a, b, plan.engine, plan.resident, plan.inner_bounds, plan.column_bounds)
     client.register_plugin(Install(name, product), name=name)
+    started(client.dashboard_link)
     try:
         driver = Driver(client, plan, product, layout, name, *read_journal(layout.url), progress)
         try:

@@ -242,7 +242,7 @@ class Cutter:
         out = np.empty((len(offsets), 6), np.int64)
         closed = self._kernel(offsets, indices, *self._fixed, self._row, self._stamp, self._state, out)
         self._row += len(offsets) - 1
-        return out[:closed]
+        return out[:closed].copy()  # not a view: it would keep all of `out`
 
     def close(self) -> Int64Array:
         """Return the last block."""
