@@ -32,5 +32,5 @@ clean:
 		"or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@echo "setting up .venv with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[dev]"
 	@touch $@

@@ -7,7 +7,6 @@ import itertools
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from conftest import random_matrix
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.scheduler.plan import Plan, even_bounds
 from spdist.scheduler.sizes import _spread, row_lengths, sample_rows
 from spdist.scheduler.stages import renumber
+from tests.conftest import random_matrix
 
 
 def products_of(a: sp.csr_matrix, b: sp.csr_matrix) -> np.ndarray:

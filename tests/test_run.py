@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from conftest import assert_is_product, random_matrix
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from spdist.errors import CorruptError, InputError, ResumeError, SpdistError
 from spdist.scheduler import stages
 from spdist.scheduler.run import read_journal
 from spdist.scheduler.stages import shared_slices
+from tests.conftest import assert_is_product, random_matrix
 
 
 def files(url: str | Path) -> dict[str, str]:
