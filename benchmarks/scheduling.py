@@ -22,7 +22,7 @@ from spdist.scheduler import run
 from spdist.scheduler.cluster import connect
 from spdist.scheduler.plan import Block, Operand, Plan
 from spdist.scheduler.process import resident_memory
-from spdist.scheduler.stages import Counted, Part, Task, Timing
+from spdist.scheduler.stages import Counted, Part, Task
 
 ENTRIES = 4
 PAIRS = 8
@@ -32,7 +32,7 @@ class Empty:
     """A product whose stages do nothing, except that one early block sleeps."""
 
     def __init__(self, slow: int, seconds: float) -> None:
-        self.slow, self.seconds = slow, seconds
+        self.slow, self.seconds, self.totals = slow, seconds, {}
 
     def warm(self) -> None:
         """Nothing to compile."""
@@ -53,10 +53,6 @@ class Empty:
 
     def join(self, layout: Any, k: int, *parts: list[Part]) -> None:
         """Write nothing."""
-
-    def take_timings(self) -> list[Timing]:
-        """Nothing was timed."""
-        return []
 
 
 def plan_of(blocks: int) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import scipy.sparse as sp
 
 from spdist import storage
 from spdist.csr import CSR, from_scipy, result_dtype
-from spdist.errors import InputError, MatrixError, ResumeError
+from spdist.errors import InputError, MatrixError, ResumeError, VerificationError
 from spdist.scheduler.plan import Plan
 from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
 from spdist.text import parse_bytes
@@ -94,8 +95,6 @@ def spgemm(a: Any, b: Any, method: Engine = "auto", *, threads: int | None = Non
     >>> spgemm(sp.eye_array(3, format="csr"), sp.eye_array(3, format="csr")).nnz
     3
     """
-    import os
-
     from spdist.kernels import cpu
 
     by_columns = getattr(a, "format", "") == getattr(b, "format", "") == "csc"
@@ -152,6 +151,7 @@ def save(url: str | Path, matrix: Any, *, overwrite: bool = False) -> StoredMatr
 def claim(target: str, *, overwrite: bool) -> str:
     """Return where to write a new matrix: at `target`, or beside it where a whole one is to be replaced at the end."""
     if not storage.exists(target):
+        _check_parent(target)
         return target
     if not overwrite:
         raise InputError(f"{target} exists; choose another name or pass --overwrite (overwrite=True)")
@@ -162,6 +162,14 @@ def claim(target: str, *, overwrite: bool) -> str:
     if storage.exists(place):
         storage.remove(place)
     return place
+
+
+def _check_parent(target: str) -> None:
+    if storage.is_local(target):
+        parent = storage.local_path(target).parent
+        if not parent.is_dir() or not os.access(parent, os.W_OK):
+            problem = "may not be written to" if parent.is_dir() else "is not a folder"
+            raise InputError(f"{target}: {parent} {problem}; create it or choose another place")
 
 
 def beside(target: str) -> str:
@@ -255,8 +263,9 @@ def matmul(
 
 @dataclass(frozen=True)
 class Callbacks:
-    """What a caller may want to hear of a run: the plan, the dashboard's link, and how far it is."""
+    """What a caller may want to hear of a run: where it resumes, the plan, the dashboard's link, how far it is."""
 
+    resumed: Callable[[str], None] = lambda durable: None
     planned: Callable[[Plan], None] = lambda plan: None
     started: Callable[[str], None] = lambda link: None
     progress: Callable[[Any], None] | None = None
@@ -320,6 +329,8 @@ def multiply(
     job = _prepare(a, b, c, engine, memory_limit, grid, resume=resume, overwrite=overwrite)
     if isinstance(job, Report):
         return _verified(job, a, b, c, callbacks) if check else job
+    if job.resumed:
+        callbacks.resumed(info(job.place)["durable"])
     callbacks.planned(job.plan)
     outcome = job.run(workers, scheduler, callbacks)
     report = Report(
@@ -386,7 +397,7 @@ def _prepare(
     if target in (left.url, right.url):
         raise InputError(f"C may not be A or B: {target} would be overwritten while it is read")
     facts = {
-        "version": 1,
+        "provenance": {"command": "multiply", "a": left.url, "b": right.url},
         "product": {
             "a": left.fingerprint(),
             "b": right.fingerprint(),
@@ -432,7 +443,7 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
     url = matrix.url if isinstance(matrix, StoredMatrix) else storage.normalise(matrix)
     facts = storage.read_facts(url)
     if facts.get("state") == "unfinished":
-        return {"matrix": url, "state": "unfinished", "remedy": "finish it with spdist multiply --resume"}
+        return _unfinished_info(url)
     m = _stored(matrix)
     low, high, empty = m.nnz, 0, 0
     for _, _, offsets in m.row_blocks(4 * m.indices.chunk):
@@ -450,7 +461,21 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
         "rows": {"min": low if m.nrows else 0, "mean": m.nnz / max(m.nrows, 1), "max": high, "empty": empty},
         "bytes": {"memory": m.nbytes, "stored": storage.stored_bytes(url)},
         "state": "complete",
-        "provenance": {name: value for name, value in facts.items() if name not in ("state", "canonical")},
+        "provenance": facts.get("provenance", {}),
+    }
+
+
+def _unfinished_info(url: str) -> dict[str, Any]:
+    from spdist.scheduler.run import read_journal
+
+    front, _ = read_journal(url)
+    content = storage.read_note(url, PLAN_NOTE)
+    of = f" of {Plan.from_json(content).a.shape[0]:,}" if content is not None else ""
+    return {
+        "matrix": url,
+        "state": "unfinished",
+        "durable": f"{front.row:,}{of} rows, {front.nnz:,} entries",
+        "remedy": "finish it with spdist multiply --resume",
     }
 
 
@@ -475,6 +500,8 @@ def verify(a: MatrixLike, b: MatrixLike, c: MatrixLike, **options: Any) -> Any:
 
 def _verified(report: Report, a: MatrixLike, b: MatrixLike, c: MatrixLike, callbacks: Callbacks) -> Report:
     found = verify(a, b, c, progress=callbacks.verifying)
+    if not found.ok:
+        raise VerificationError(f"{c} is not A @ B: {found.reason}; it is kept for inspection")
     return replace(report, verification=found.to_json())
 
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from spdist.api import Callbacks, Report
@@ -35,15 +35,14 @@ def line(text: str) -> None:
 
 def _bar() -> Progress:
     return Progress(
-        SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=12),
         TextColumn("{task.percentage:>3.0f}%"),
         TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(compact=True),
         console=_err,
         transient=True,
+        disable=not _err.is_terminal,
     )
 
 
@@ -65,7 +64,9 @@ class RunDisplay:
         self.quiet = quiet
         self.bar = _bar()
         self.task: Any = None
-        self.callbacks = Callbacks() if quiet else Callbacks(self._planned, self._started, self._moved, self._verifying)
+        self.callbacks = Callbacks()
+        if not quiet:
+            self.callbacks = Callbacks(self._resumed, self._planned, self._started, self._moved, self._verifying)
 
     def __enter__(self) -> RunDisplay:
         if not self.quiet:
@@ -75,6 +76,9 @@ class RunDisplay:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if not self.quiet:
             self.bar.stop()
+
+    def _resumed(self, durable: str) -> None:
+        self.bar.console.print(f"resuming by the stored plan: {durable} are there already", markup=False)
 
     def _planned(self, plan: Plan) -> None:
         grid = plan.grid
@@ -91,8 +95,8 @@ class RunDisplay:
 
     def _moved(self, now: Any) -> None:
         elapsed = self.bar.tasks[0].elapsed or 0
-        rate = f"{now.nnz / elapsed / 1e6:.1f} M entries/s" if elapsed > 0 else ""
-        text = f"block {now.blocks:,}/{now.blocks_total:,}, {now.nnz:,} entries, {rate}"
+        rate = f"{now.nnz / elapsed / 1e6:.1f} M/s" if elapsed > 0 else ""
+        text = f"{now.blocks:,}/{now.blocks_total:,} blocks, {now.nnz:.2e} entries, {rate}"
         self.bar.update(self.task, completed=now.products, total=max(now.products_total, 1), rate=text)
 
     def _verifying(self, done: int, total: int) -> None:
@@ -133,12 +137,14 @@ def plan_table(plan: Plan) -> None:
         f"{plan.pairs} in flight on each worker; B {'stays in memory' if plan.resident else 'is read block by block'}"
     )
     table = Table(title=None)
-    for name in ("stage", "moves", "seconds of one core", "what it does"):
-        table.add_column(name, justify="right" if name in ("moves", "seconds of one core") else "left")
+    for name in ("stage", "moves", "core seconds", "bounds", "what it does"):
+        table.add_column(name, justify="right" if name in ("moves", "core seconds") else "left")
     moved = plan.stage_bytes()
     for stage, seconds in plan.stage_seconds().items():
-        mark = "  <- bounds the run" if stage == plan.bound_by else ""
-        table.add_row(stage, format_bytes(moved[stage]) if stage in moved else "", f"{seconds:.2f}", WHAT[stage] + mark)
+        mark = "the run" if stage == plan.bound_by else ""
+        table.add_row(
+            stage, format_bytes(moved[stage]) if stage in moved else "", f"{seconds:.2f}", mark, WHAT[stage]
+        )  # fmt: skip
     _out.print(table)
     largest = max(plan.blocks, key=lambda block: block.needed, default=None)
     memory = Table(title=None)

@@ -78,7 +78,7 @@ def test_whole_tour(tmp_path):
 def test_tables_for_people(tmp_path):
     api.save(tmp_path / "A.zarr", random_matrix(300, 300, 6, 2))
     text = spdist("plan", tmp_path / "A.zarr", tmp_path / "A.zarr").stdout
-    for word in ("preprocess", "multiply", "commit", "bounds the run", "projected", "row x"):
+    for word in ("preprocess", "multiply", "commit", "the run", "projected", "row x"):
         assert word in text
     done = spdist("multiply", tmp_path / "A.zarr", tmp_path / "A.zarr", tmp_path / "C.zarr")
     assert "dashboard: http" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def test_any_grid_gives_the_product(tmp_path, scheduler, seed, data):
     a, b = random_matrix(m, k, 4, seed, dtype), random_matrix(k, n, 4, seed + 1, dtype)
     grid = (data.draw(st.integers(1, m)), data.draw(st.integers(1, min(k, 3))), data.draw(st.integers(1, min(n, 3))))
     place = tmp_path / f"{seed}"
+    place.mkdir(exist_ok=True)
     for name, matrix in (("a", a), ("b", b)):
         api.save(place / name, matrix, overwrite=True)
     api.multiply(place / "a", place / "b", place / "c", grid=grid, scheduler=scheduler, overwrite=True)
@@ -120,6 +122,7 @@ def test_resume_goes_on_from_the_durable_part(stored, tmp_path, scheduler, monke
 
     def stop_late(self, task, *rest):
         if task.start > 500:
+            time.sleep(1.0)  # so that earlier blocks are durable by now
             raise OSError(5, "the disk is gone")
         return preprocess(self, task, *rest)
 

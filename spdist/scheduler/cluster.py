@@ -6,7 +6,9 @@ import contextlib
 import logging
 import math
 import os
+import sys
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import dask
 from distributed import Client, LocalCluster
@@ -25,7 +27,7 @@ SETTINGS = {
     # Arrays below 4 MiB are kept for reuse: touching fresh small pages costs four times as much as reading a block into
     # used ones. Longer ones get huge pages, which are cheap to touch, and go straight back to the system.
     "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 4 << 20,
-    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 8 << 20,
+    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 4 << 20,
     "distributed.nanny.pre-spawn-environ.MALLOC_ARENA_MAX": 2,
     "distributed.nanny.pre-spawn-environ.OMP_NUM_THREADS": 1,
     "distributed.nanny.pre-spawn-environ.NUMBA_NUM_THREADS": 1,
@@ -60,7 +62,7 @@ def connect(*, workers: int | None, scheduler: str | None, processes: bool, bloc
         return
     count = workers or max(1, min(os.cpu_count() or 1, blocks))
     processes = processes and (workers is not None or blocks > 1)
-    with dask.config.set(SETTINGS):
+    with dask.config.set(SETTINGS), _main_left_out():
         cluster = LocalCluster(
             n_workers=count if processes else 1,
             threads_per_worker=1,
@@ -76,6 +78,33 @@ def connect(*, workers: int | None, scheduler: str | None, processes: bool, bloc
             with contextlib.suppress(Exception):  # a nanny that is restarting its worker can keep close() waiting
                 client.close(timeout=CLOSE_SECONDS)
                 cluster.close(timeout=CLOSE_SECONDS)
+
+
+@contextlib.contextmanager
+def _main_left_out() -> Iterator[None]:
+    """Keep new processes from importing the caller's script.
+
+    A worker needs nothing of it, and a script without the usual guard would start a cluster in each worker, for ever.
+    """
+    main = sys.modules["__main__"]
+    kept = {name: getattr(main, name) for name in ("__spec__", "__file__") if hasattr(main, name)}
+    main.__spec__ = None
+    if "__file__" in kept:
+        del main.__file__
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(main, name, value)
+
+
+def dashboard_link(client: Client) -> str:
+    """Return the address of the Dask dashboard; that of a cluster of our own is on this machine alone."""
+    link = str(client.dashboard_link)
+    cluster = getattr(client, "cluster", None)
+    if not isinstance(cluster, LocalCluster):
+        return link
+    return urlsplit(link)._replace(netloc=f"127.0.0.1:{urlsplit(link).port}").geturl()
 
 
 @contextlib.contextmanager

@@ -25,8 +25,18 @@ RESIDENT_SHARE = 0.8
 SMALL_SHARE = 0.25
 """Share of the memory limit below which B stays without another look."""
 
-RATES = {"read": 1.0e9, "write": 0.8e9, "product": 4.0e8, "entry": 2.0e8, "merge": 2.0e8, "block": 5.0e-3}
-"""Bytes/s read and written, products/s, entries of C/s, merged entries/s, and seconds a block costs the scheduler."""
+RATES = {
+    "read": 0.7e9,
+    "write": 1.5e9,
+    "product": 6.0e8,
+    "entry": 2.5e8,
+    "merge": 2.0e8,
+    "call": 4.0e-3,
+    "block": 6.0e-3,
+    "start": 2.0,
+}
+"""Bytes/s read and written, products/s, entries of C/s and merged entries/s of one core, as measured; seconds that the
+reads of one block cost beside their bytes, that a block costs the scheduler, and that the workers need to start."""
 
 
 @dataclass(frozen=True)
@@ -156,10 +166,14 @@ class Plan:
         """Products per entry of C, as estimated."""
         return self.expansion / self.c.nnz if self.c.nnz else 1.0
 
+    @property
+    def _pieces(self) -> int:
+        return self.column_blocks * self.inner_blocks
+
     def stage_bytes(self) -> dict[str, int]:
         """Return the bytes that each stage moves over the whole run."""
         b_bytes = self.b.nbytes if self.resident else sum(block.b_bytes for block in self.blocks)
-        pieces = self.column_blocks * self.inner_blocks
+        pieces = self._pieces
         c_bytes = self.c.nbytes
         return {
             "preprocess": self.a.nbytes + b_bytes,
@@ -172,7 +186,7 @@ class Plan:
         """Return the seconds of one core that each stage should take, at the rates in `RATES`."""
         moved = self.stage_bytes()
         return {
-            "preprocess": moved["preprocess"] / RATES["read"],
+            "preprocess": moved["preprocess"] / RATES["read"] + len(self.blocks) * self._pieces * RATES["call"],
             "multiply": self.expansion / RATES["product"] + self.c.nnz / RATES["entry"],
             "merge": moved["merge"] / self.c.entry_bytes / RATES["merge"],
             "commit": moved["commit"] / RATES["write"],
@@ -189,7 +203,8 @@ class Plan:
         """Return the wall time that `workers` workers should need; blocks are scheduled by one process."""
         stages = self.stage_seconds()
         schedule = stages.pop("schedule")
-        return max(sum(stages.values()) / max(1, min(workers, len(self.blocks))), schedule)
+        start = RATES["start"] if len(self.blocks) > 1 else 0.0
+        return start + max(sum(stages.values()) / max(1, min(workers, len(self.blocks))), schedule)
 
     def to_json(self) -> str:
         """Serialise; the same plan gives the same text."""

@@ -8,8 +8,8 @@ once: by the block that fills it, or by a join of the blocks that share it.
 from __future__ import annotations
 
 import bisect
+import errno
 import heapq
-import itertools
 import json
 import time
 from collections import deque
@@ -24,11 +24,13 @@ from spdist import storage
 from spdist.csr import Int64Array
 from spdist.errors import SpdistError
 from spdist.scheduler import process
+from spdist.scheduler.cluster import dashboard_link
 from spdist.scheduler.graph import Graph
 from spdist.scheduler.plan import Plan
-from spdist.scheduler.stages import PRODUCTS, Counted, Product, Task, Timing
+from spdist.scheduler.stages import PRODUCTS, Counted, Product, StageTotal, Task
 from spdist.storage import ChunkBuffer, Layout, StoredMatrix
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CHECKPOINT_SECONDS = 0.5
 WORKERS_SECONDS = 2.0
 
@@ -62,9 +64,9 @@ def worker_memory(dask_worker: Worker) -> tuple[int, int]:
     return max(process.peak_memory() - idle, 0), idle
 
 
-def worker_timings(name: str) -> list[Timing]:
-    """Return the timings of a worker's stages; for `Client.run`."""
-    return PRODUCTS[name].take_timings() if name in PRODUCTS else []
+def worker_totals(name: str) -> dict[str, StageTotal]:
+    """Return what each stage took on a worker; for `Client.run`."""
+    return dict(PRODUCTS[name].totals) if name in PRODUCTS else {}
 
 
 @dataclass(frozen=True)
@@ -362,7 +364,7 @@ def failure(future: Future[Any]) -> Exception:
     error = future.exception()
     if isinstance(error, SpdistError):
         return error
-    if isinstance(error, OSError) and error.errno == 28:
+    if isinstance(error, OSError) and error.errno in FULL:
         return SpdistError(f"no space left while writing C ({error}); free some and continue with --resume")
     return SpdistError(f"stage {future.key!s} failed: {type(error).__name__}: {error}; continue with --resume")
 
@@ -386,7 +388,7 @@ def execute(
     """
     product = Product(a, b, plan.engine, plan.resident, plan.inner_bounds, plan.column_bounds)
     client.register_plugin(Install(name, product), name=name)
-    started(client.dashboard_link)
+    started(dashboard_link(client))
     try:
         driver = Driver(client, plan, product, layout, name, *read_journal(layout.url), progress)
         try:
@@ -395,19 +397,20 @@ def execute(
             driver.write()
             raise
         peaks = client.run(worker_memory)
-        stages = total_stages(list(itertools.chain.from_iterable(client.run(worker_timings, name).values())))
+        stages = add_totals(client.run(worker_totals, name).values())
         worst = max((peak for peak, _ in peaks.values()), default=0)
         return Outcome(driver.nnz, driver.blocks_done, worst, stages), driver.layout
     finally:
         client.unregister_worker_plugin(name)
 
 
-def total_stages(timings: list[Timing]) -> dict[str, dict[str, float]]:
-    """Return seconds, bytes and tasks by stage."""
-    total: dict[str, dict[str, float]] = {}
-    for timing in timings:
-        stage = total.setdefault(timing.stage, {"seconds": 0.0, "bytes": 0, "tasks": 0})
-        stage["seconds"] += timing.seconds
-        stage["bytes"] += timing.nbytes
-        stage["tasks"] += 1
-    return total
+def add_totals(workers: Iterable[dict[str, StageTotal]]) -> dict[str, dict[str, float]]:
+    """Return seconds, bytes and tasks by stage, over all workers."""
+    added: dict[str, dict[str, float]] = {}
+    for totals in workers:
+        for stage, total in totals.items():
+            sums = added.setdefault(stage, {"seconds": 0.0, "bytes": 0, "tasks": 0})
+            sums["seconds"] += total.seconds
+            sums["bytes"] += total.nbytes
+            sums["tasks"] += total.tasks
+    return added

@@ -7,7 +7,7 @@ walk over A's columns that counts products and distinct rows of B and cuts a blo
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -32,8 +32,12 @@ from spdist.text import format_bytes
 
 Lengths = npt.NDArray[Any]
 
-SAMPLE_ROWS = 512
-SAMPLE_PRODUCTS = 1 << 22
+SAMPLE_RUNS, SAMPLE_ROWS = 256, 64
+"""Runs of 8 rows looked at, and rows of each power of two of products whose nnz(C) is counted, at the most."""
+
+SAMPLE_PRODUCTS = 1 << 23
+"""Products of the sample in all, at the most."""
+
 MAX_PAIRS = 2
 """Block pairs in flight on a worker: one is multiplied while the other waits for its place in C or is written."""
 
@@ -42,6 +46,9 @@ READ_COPIES = 3
 
 MOST_PAIRS = 8
 """Block pairs in flight at the most, where they are small."""
+
+KEPT_SHARE, KEPT_MOST = 12, 16 << 20
+"""What a worker's allocator keeps for reuse beside what is in use: this fraction of the limit, and no more than that."""
 
 REMAP_BYTES = 12
 """Bytes an entry of A takes beside itself while its column is renumbered for the block's rows of B."""
@@ -83,11 +90,7 @@ class Estimate:
 
 
 def sample_rows(a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths) -> Estimate:
-    """Estimate the compression from the exact nnz(C) of up to `SAMPLE_ROWS` rows, spread evenly over A.
-
-    Deterministic. Rows are taken in runs of 8, in an order that stays spread out if the budget of
-    `SAMPLE_PRODUCTS` products ends it early.
-    """
+    """Estimate the compression from the exact nnz(C) of some hundred rows from all over A; deterministic."""
     rows, columns = _sampled(a, b_lengths)
     lengths = b_lengths[columns].astype(np.int64)
     products = np.bincount(rows, lengths, minlength=1).astype(np.int64)
@@ -104,23 +107,33 @@ def sample_rows(a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths) -> Estimat
 
 
 def _sampled(a: StoredMatrix, b_lengths: Lengths) -> tuple[Int64Array, Lengths]:
-    """Return the entries of the sampled rows: the number of the sample, and the column."""
-    runs = max(1, min(SAMPLE_ROWS // 8, a.nrows // 8))
-    whole = a.rows_indices(0, a.nrows) if a.nnz <= 4 * a.indices.chunk else None
-    rows, columns, sample, budget = [np.empty(0, np.int64)], [np.empty(0, index_dtype(a.ncols))], 0, SAMPLE_PRODUCTS
+    """Return the entries of the sampled rows: the number of the sample, and the column.
+
+    Rows are taken from all over A, and each power of two of the number of products has a budget of its own: a few long
+    rows would use up a common one.
+    """
+    budget = np.full(64, SAMPLE_PRODUCTS // 16)
+    rows, columns = [np.empty(0, np.int64)], [np.empty(0, index_dtype(a.ncols))]
+    for found in _candidates(a):
+        count = int(b_lengths[found].sum(dtype=np.int64))
+        bin_ = count.bit_length() - 1
+        if 0 < count <= SAMPLE_PRODUCTS and budget[bin_] > 0:
+            budget[bin_] -= max(count, SAMPLE_PRODUCTS // 16 // SAMPLE_ROWS)
+            rows.append(np.full(len(found), len(rows) - 1))
+            columns.append(found)
+    return np.concatenate(rows), np.concatenate(columns)
+
+
+def _candidates(a: StoredMatrix) -> Iterator[Lengths]:
+    """Yield the columns of rows from all over A, in runs of 8, in an order that is spread evenly."""
+    runs = max(1, min(SAMPLE_RUNS, a.nrows // 8))
+    whole = a.rows_indices(0, a.nrows) if a.nnz <= 8 * a.indices.chunk else None
     for run in _spread(runs):
         start = run * a.nrows // runs
-        block = whole.rows(start, min(start + 8, a.nrows)) if whole else a.rows_indices(start, min(start + 8, a.nrows))
+        stop = min(start + 8, a.nrows)
+        block = whole.rows(start, stop) if whole else a.rows_indices(start, stop)
         for row in range(block.nrows):
-            found = block.indices[block.indptr[row] : block.indptr[row + 1]]
-            count = int(b_lengths[found].sum(dtype=np.int64))
-            if 0 < count <= SAMPLE_PRODUCTS // 4:
-                rows.append(np.full(len(found), sample))
-                columns.append(found)
-                sample, budget = sample + 1, budget - count
-        if budget <= 0:
-            break
-    return np.concatenate(rows), np.concatenate(columns)
+            yield block.indices[block.indptr[row] : block.indptr[row + 1]]
 
 
 def _spread(count: int) -> list[int]:
@@ -132,9 +145,10 @@ def _spread(count: int) -> list[int]:
 
 def _fill_gaps(nnz: npt.NDArray[np.float64], products: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     known = np.flatnonzero(products)
-    if not len(known):
-        return np.ones(64)
-    return np.interp(np.arange(64), known, nnz[known] / products[known])
+    ratio = nnz[known] / products[known]
+    if not len(known) or known[0] > 0:  # a row of one product has one entry
+        known, ratio = np.append(0, known), np.append(1.0, ratio)
+    return np.interp(np.arange(64), known, ratio)
 
 
 # -- cutting -----------------------------------------------------------------------------------------------------------
@@ -360,40 +374,63 @@ class _Draft:
             self.dtype.itemsize,
             index_dtype(self.b.ncols).itemsize,
         )
-        return resident + kernel + reading + pieces
+        kept = min(self.memory_limit // KEPT_SHARE, KEPT_MOST)
+        return kept + resident + kernel + reading + pieces
 
     def plan(self) -> Plan:
         """Return the plan of least predicted time, with B on the worker for good or its rows read block by block."""
-        plans, refusal = [], None
+        plans: list[Plan] = []
+        refusal = ""
         for resident in (True, False) if self.can_be_resident else (False,):
             self.resident = resident
-            try:
-                plans.append(self._attempt())
-            except MemoryBoundError as error:
-                refusal = error
+            plan, refused = self._attempt()
+            if plan is not None:
+                plans.append(plan)
+            refusal = refusal or refused
             if plans and self.ob.nbytes <= SMALL_SHARE * self.memory_limit:
                 break
         if not plans:
-            raise refusal or AssertionError
+            raise MemoryBoundError(refusal.format(needed=self._enough() // 2**20))
         return min(plans, key=lambda plan: plan.seconds(1))
 
-    def _attempt(self) -> Plan:
+    def _enough(self) -> int:
+        """Return a limit, in whole MiB, that is enough: the least of a doubling, then of halvings of the last step."""
+        low = high = -(-self.memory_limit // 2**20)
+        fits = False
+        while not fits:
+            low, high = high, 2 * high
+            fits = self._at(high << 20)
+        while high - low > max(1, low // 16):
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._at(middle << 20) else (middle, high)
+        return high << 20
+
+    def _at(self, memory_limit: int) -> bool:
+        """Whether a plan under another limit fits."""
+        draft = _Draft(self.a, self.b, self.engine, memory_limit, self.grid, self.lengths, self.estimate)
+        draft.checked = True
+        if draft._attempt()[0] is not None:
+            return True
+        draft.resident = draft.can_be_resident
+        return draft.resident and draft._attempt()[0] is not None
+
+    def _attempt(self) -> tuple[Plan | None, str]:
+        """Return a plan that fits; or None, and the refusal with a place for the limit that is needed."""
         for pairs in (MAX_PAIRS, 1):
             reserved = self.reserved(pairs)
             budget = memory.pair_budget(self.memory_limit, reserved, pairs)
             plan = self._assemble(self._cut(max(budget, 1)), pairs, reserved, budget)
             if not plan.blocks:
-                return plan
+                return plan, ""
             worst = max(plan.blocks, key=lambda block: block.needed)
             if worst.needed <= budget:
-                return self._widen(plan, worst)
+                return self._widen(plan, worst), ""
         one = worst.stop == worst.start + 1
         what = f"row {worst.start:,}" if one else f"the block of rows {worst.start:,} to {worst.stop:,}"
-        raise MemoryBoundError(
+        return None, (
             f"{what} of A expands to {worst.products:,} products and needs {format_bytes(worst.needed)}, but "
             f"memory_limit={format_bytes(self.memory_limit)} leaves {format_bytes(max(budget, 0))} for a block after "
-            f"{format_bytes(reserved)} for buffers and workspace: raise memory_limit to at least "
-            f"{-(-memory.limit_for(worst.needed, reserved, pairs) // 2**20)}MiB"
+            f"{format_bytes(reserved)} for buffers and workspace: raise memory_limit to at least {{needed}}MiB"
             + (", or ask for a finer grid" if self.grid else "")
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,14 +66,13 @@ class Operands:
     b: CSR | None
 
 
-@dataclass(frozen=True)
-class Timing:
-    """What one stage of one block took: `seconds` of wall time, `nbytes` moved."""
+@dataclass
+class StageTotal:
+    """What one stage took on this worker: seconds of wall time, bytes moved, tasks run."""
 
-    stage: str
-    block: BlockKey
-    seconds: float
-    nbytes: int
+    seconds: float = 0.0
+    nbytes: int = 0
+    tasks: int = 0
 
 
 @dataclass
@@ -98,12 +97,12 @@ class Product:
     column_bounds: tuple[int, ...]
     waiting: dict[BlockKey, tuple[int, CSR]] = field(default_factory=dict, compare=False)
     partial: dict[BlockKey, tuple[int, CSR]] = field(default_factory=dict, compare=False)
-    timings: list[Timing] = field(default_factory=list, compare=False)
+    totals: dict[str, StageTotal] = field(default_factory=dict, compare=False)
     _b: CSR | None = field(default=None, compare=False)
     _lock: Any = field(default=None, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel without blocks, timings and locks."""
+        """Travel without blocks, totals and locks."""
         fields = ("a", "b", "engine", "resident", "inner_bounds", "column_bounds")
         return {name: getattr(self, name) for name in fields}
 
@@ -132,12 +131,14 @@ class Product:
             c = cpu.multiply_rows(one, b, 0, 1, engine=engine)
         if len(self.pieces) > 1:
             merge(c, c)
+        for m in (self.a, self.b):
+            m.rows(0, min(m.nrows, 1))
 
     # -- the stages ----------------------------------------------------------------------------------------------------
 
     def preprocess(self, task: Task, piece: int = 0) -> Operands:
         """Read the rows of A and the rows of B that they need."""
-        with self.report("preprocess", task.number) as done:
+        with self.report("preprocess") as done:
             a = self.a.rows(task.start, task.stop)
             check_canonical(a, self.a.url, task.start)
             if not task.split and self.resident:
@@ -157,7 +158,7 @@ class Product:
 
     def multiply(self, task: Task, operands: Operands, piece: int = 0) -> Counted:
         """Multiply as many rows as fit the block's capacity; the result waits here."""
-        with self.report("multiply", task.number) as done:
+        with self.report("multiply") as done:
             b = self.resident_b() if operands.b is None else operands.b
             c = cpu.multiply_rows(operands.a, b, 0, task.capacity, engine=self.engine)  # type: ignore[arg-type]
             done(c.nbytes)
@@ -173,7 +174,7 @@ class Product:
         here, partial = self.partial.pop(task.number, (-1, None))
         if c is None or partial is None or (before, here) != (piece - 1, piece):
             return self.count(self.compute(task, piece + 1), task)  # a worker was lost in between
-        with self.report("merge", task.number) as done:
+        with self.report("merge") as done:
             c = merge(c, partial)
             done(2 * c.nbytes)
         self.waiting[task.number] = (piece, c)
@@ -205,7 +206,7 @@ class Product:
             Zarr chunks before this one are written already.
         """
         c = self.waiting[task.number][1] if task.number in self.waiting else self.again(task, counted)
-        with self.report("commit", task.number) as done:
+        with self.report("commit") as done:
             first, last = -(-at // layout.chunk), (at + c.nnz) // layout.chunk
             first, last = max(first, done_chunks), max(last, done_chunks)
             if first < last:
@@ -233,7 +234,7 @@ class Product:
 
     def join(self, layout: Layout, k: int, *parts: list[Part]) -> None:
         """Write Zarr chunk `k` from the slices that several blocks have in it."""
-        with self.report("join", k) as done:
+        with self.report("join") as done:
             mine = sorted(
                 (part for some in parts for part in some if part.at // layout.chunk == k), key=lambda part: part.at
             )
@@ -254,17 +255,15 @@ class Product:
             return self._b
 
     @contextmanager
-    def report(self, stage: str, block: BlockKey) -> Iterator[Any]:
-        """Time a stage: the one place through which every stage reports."""
-        moved = [0]
+    def report(self, stage: str) -> Iterator[Callable[[int], None]]:
+        """Time a stage: the one place through which every stage reports. The caller tells the bytes it moved."""
+        moved: list[int] = []
         begin = time.perf_counter()
-        yield lambda nbytes: moved.__setitem__(0, nbytes)
-        self.timings.append(Timing(stage, block, time.perf_counter() - begin, moved[0]))
-
-    def take_timings(self) -> list[Timing]:
-        """Return the timings since the last call."""
-        taken, self.timings = self.timings, []
-        return taken
+        yield moved.append
+        total = self.totals.setdefault(stage, StageTotal())
+        total.seconds += time.perf_counter() - begin
+        total.nbytes += sum(moved)
+        total.tasks += 1
 
 
 def shared_slices(at: int, nnz: int, chunk: int) -> list[tuple[int, int]]:
