@@ -145,9 +145,10 @@ def measure(name: str, kind: str, parameters: dict[str, Any], folder: Path, runs
     computing, reading, writing = (float(np.median(column)) for column in zip(*parts, strict=True))
     wall = float(np.median(walls))
     allowed = 0.15 * limit + 40e6
+    parts_s = computing + reading + writing
     return {
         "case": name, "nnz_c": c.nnz, "c_over_limit": c.nbytes / limit, "blocks": len(plan.blocks), "wall_s": wall,
-        "in_memory_s": computing, "read_s": reading, "write_s": writing, "ratio": wall / (computing + reading + writing),
+        "in_memory_s": computing, "read_s": reading, "write_s": writing, "ratio": wall / parts_s,
         "limit_mb": limit / 1e6, "peak_mb": max(memory) / 1e6, "allowed_mb": (limit + allowed) / 1e6,
         "stages": report.stages, "verified": api.verify(a, a, c).ok,
     }  # fmt: skip
@@ -169,14 +170,14 @@ def main() -> None:
             rows.append(row)
             print(
                 f"{name:22} C {row['nnz_c']:>11,} = {row['c_over_limit']:5.1f} x limit, {row['blocks']:5} blocks: "
-                f"{row['wall_s']:6.2f} s against {row['in_memory_s']:6.2f} + {row['read_s']:5.2f} + {row['write_s']:5.2f}"
-                f" = ratio {row['ratio']:5.2f}; worker {row['peak_mb']:6.1f} of {row['allowed_mb']:6.1f} MB; "
+                f"{row['wall_s']:6.2f} s against {row['in_memory_s']:6.2f} + {row['read_s']:5.2f} + "
+                f"{row['write_s']:5.2f} = ratio {row['ratio']:5.2f}; worker {row['peak_mb']:6.1f} of {row['allowed_mb']:6.1f} MB; "
                 f"{'verified' if row['verified'] else 'WRONG'}",
                 flush=True,
             )
             for stage, total in row["stages"].items():
                 print(
-                    f"    {stage:12} {total['tasks']:6.0f} tasks {total['seconds']:7.2f} s {total['bytes'] / 1e6:9.0f} MB"
+                    f"    {stage:12} {total['tasks']:6.0f} tasks {total['seconds']:7.2f} s, {total['bytes'] / 1e6:.0f} MB"
                 )
     record.write({"benchmark": "out_of_core", "workers": WORKERS, "rows": rows}, args.out)
 

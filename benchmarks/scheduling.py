@@ -6,6 +6,7 @@ early block held back.
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import threading
 import time
@@ -24,7 +25,7 @@ from spdist.scheduler.plan import Block, Operand, Plan
 from spdist.scheduler.process import resident_memory
 from spdist.scheduler.stages import Counted, Part, Task
 
-ENTRIES = 4
+ENTRIES = 64
 PAIRS = 8
 
 
@@ -48,7 +49,7 @@ class Empty:
 
     def commit(self, task: Task, counted: Counted, layout: Any, at: int, done_chunks: int) -> list[Part]:
         """Write nothing; every block shares its Zarr chunk."""
-        c = CSR(np.array([0, ENTRIES]), np.arange(ENTRIES, dtype=np.int32), np.ones(ENTRIES), (1, 8))
+        c = CSR(np.array([0, ENTRIES]), np.arange(ENTRIES, dtype=np.int32), np.ones(ENTRIES), (1, ENTRIES))
         return [Part(at, c.indices, c.data)]
 
     def join(self, layout: Any, k: int, *parts: list[Part]) -> None:
@@ -60,8 +61,8 @@ def plan_of(blocks: int) -> Plan:
     operand = Operand((blocks, 8), blocks * ENTRIES, 8, 1 << 16)
     cut = tuple(Block(i, i + 1, False, ENTRIES, ENTRIES, ENTRIES, 64, 0, 64) for i in range(blocks))
     return Plan(
-        operand, replace(operand, shape=(8, 8)), operand, "empty", 1 << 25, 0, PAIRS, True, 1 << 12, (0, 8), (0, 8), cut,
-        blocks * ENTRIES,
+        operand, replace(operand, shape=(8, 8)), operand, "empty", 1 << 25, 0, PAIRS, True, 1 << 12,
+        (0, 8), (0, 8), cut, blocks * ENTRIES,
     )  # fmt: skip
 
 
@@ -82,15 +83,19 @@ def measure(blocks: int, workers: int, slow: int, seconds: float) -> dict[str, f
             stop = threading.Event()
             watch = threading.Thread(target=lambda: _watch(driver, slow, stop, ahead), daemon=True)
             watch.start()
+            gc.freeze()  # as `run.execute` does
             begin = time.perf_counter()
             driver.run()
             wall = time.perf_counter() - begin
             stop.set()
+            gc.unfreeze()
+            growth = max(peak for peak, _ in client.run(run.worker_memory).values())
     settled = [memory for done, memory in seen if done >= blocks // 2]
     return {
         "blocks": blocks,
         "workers": workers,
         "ms_per_block": (wall - seconds) / blocks * 1e3,
+        "worker_growth_mb": growth / 1e6,
         "memory_growth_mb_second_half": (settled[-1] - settled[0]) / 1e6 if settled else 0.0,
         "blocks_beyond_a_slow_one": max(ahead, default=0),
         "window": plan.pairs * workers,
@@ -109,7 +114,7 @@ def _watch(driver: run.Driver, slow: int, stop: threading.Event, ahead: list[int
 def main() -> None:
     """Measure, print, record."""
     args = record.parser(__doc__ or "").parse_args()
-    result = measure(200 if args.quick else 3_000, 2, slow=50, seconds=0.5)
+    result = measure(200 if args.quick else 10_000, 2, slow=50, seconds=0.5)
     for name, value in result.items():
         print(f"{name:32} {value:10.2f}")
     record.write({"benchmark": "scheduling", "result": result}, args.out)

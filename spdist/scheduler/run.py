@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import errno
+import gc
 import heapq
 import json
 import time
@@ -391,11 +392,14 @@ def execute(
     started(dashboard_link(client))
     try:
         driver = Driver(client, plan, product, layout, name, *read_journal(layout.url), progress)
+        gc.freeze()  # millions of tasks make garbage; what was there before them need not be searched each time
         try:
             driver.run()
         except BaseException:
             driver.write()
             raise
+        finally:
+            gc.unfreeze()
         peaks = client.run(worker_memory)
         stages = add_totals(client.run(worker_totals, name).values())
         worst = max((peak for peak, _ in peaks.values()), default=0)
