@@ -131,10 +131,11 @@ def measure(name: str, kind: str, parameters: dict[str, Any], folder: Path, runs
     plan = api.plan(a, a, memory_limit=limit)
     walls, parts, memory = [], [], []
     for _ in range(runs):
+        shutil.rmtree(folder / "C.zarr", ignore_errors=True)
         with Scale() as scale:
             begin = time.perf_counter()
             report = api.multiply(
-                a, a, folder / "C.zarr", memory_limit=limit, workers=WORKERS, overwrite=True,
+                a, a, folder / "C.zarr", memory_limit=limit, workers=WORKERS,
                 callbacks=api.Callbacks(started=scale.weigh_idle),
             )  # fmt: skip
             walls.append(time.perf_counter() - begin)
@@ -171,14 +172,13 @@ def main() -> None:
             print(
                 f"{name:22} C {row['nnz_c']:>11,} = {row['c_over_limit']:5.1f} x limit, {row['blocks']:5} blocks: "
                 f"{row['wall_s']:6.2f} s against {row['in_memory_s']:6.2f} + {row['read_s']:5.2f} + "
-                f"{row['write_s']:5.2f} = ratio {row['ratio']:5.2f}; worker {row['peak_mb']:6.1f} of {row['allowed_mb']:6.1f} MB; "
-                f"{'verified' if row['verified'] else 'WRONG'}",
+                f"{row['write_s']:5.2f} = ratio {row['ratio']:5.2f}; worker {row['peak_mb']:6.1f} of "
+                f"{row['allowed_mb']:6.1f} MB; {'verified' if row['verified'] else 'WRONG'}",
                 flush=True,
             )
             for stage, total in row["stages"].items():
-                print(
-                    f"    {stage:12} {total['tasks']:6.0f} tasks {total['seconds']:7.2f} s, {total['bytes'] / 1e6:.0f} MB"
-                )
+                moved = f"{total['bytes'] / 1e6:9.0f} MB"
+                print(f"    {stage:12} {total['tasks']:6.0f} tasks {total['seconds']:7.2f} s {moved}")
     record.write({"benchmark": "out_of_core", "workers": WORKERS, "rows": rows}, args.out)
 
 

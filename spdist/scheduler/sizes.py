@@ -35,7 +35,7 @@ Lengths = npt.NDArray[Any]
 SAMPLE_RUNS, SAMPLE_ROWS = 256, 64
 """Runs of 8 rows looked at, and rows of each power of two of products whose nnz(C) is counted, at the most."""
 
-SAMPLE_PRODUCTS = 1 << 23
+SAMPLE_PRODUCTS = 1 << 21
 """Products of the sample in all, at the most."""
 
 MAX_PAIRS = 2
@@ -48,7 +48,7 @@ MOST_PAIRS = 8
 """Block pairs in flight at the most, where they are small."""
 
 KEPT_SHARE, KEPT_MOST = 12, 16 << 20
-"""What a worker's allocator keeps for reuse beside what is in use: this fraction of the limit, and no more than that."""
+"""What a worker's allocator keeps for reuse beside what is in use: this part of the limit, and no more than that."""
 
 REMAP_BYTES = 12
 """Bytes an entry of A takes beside itself while its column is renumbered for the block's rows of B."""
