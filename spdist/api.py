@@ -17,6 +17,7 @@ from spdist import storage
 from spdist.csr import CSR, from_scipy, result_dtype
 from spdist.errors import InputError, MatrixError, ResumeError, VerificationError
 from spdist.scheduler.plan import Plan
+from spdist.staging import staged_matrix
 from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
 from spdist.text import parse_bytes
 
@@ -136,16 +137,11 @@ def save(url: str | Path, matrix: Any, *, overwrite: bool = False) -> StoredMatr
         If something is there already, without `overwrite`.
     """
     m = matrix if isinstance(matrix, CSR) else from_scipy(matrix)
-    target = storage.normalise(url)
-    place = claim(target, overwrite=overwrite)
-    writer = MatrixWriter(place, m.ncols, m.dtype, {"source": "spdist.save"})
-    step = max(1, m.nrows)
-    for start in range(0, m.nrows, step):
-        writer.append(m.rows(start, min(start + step, m.nrows)))
-    writer.close()
-    if place != target:
-        storage.move(place, target)
-    return open_matrix(target)
+    with staged_matrix(url, overwrite=overwrite) as stage:
+        writer = MatrixWriter(stage.url, m.ncols, m.dtype, {"provenance": {"command": "save"}})
+        writer.append(m)
+        writer.close()
+    return open_matrix(url)
 
 
 def claim(target: str, *, overwrite: bool) -> str:
