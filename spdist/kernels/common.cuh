@@ -1,0 +1,72 @@
+// common.cuh: what every kernel shares: complex values, group shuffles and scans. Included first by every .cu file.
+//
+// Kernels are templates over Value (float, double, Complex<float>, Complex<double>), Index (column indices: int or
+// long long) and Pointer (row offsets: int or long long). Counts of products are 64-bit throughout.
+#pragma once
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define FULL_WARP 0xffffffffu
+
+template <typename T>
+struct __align__(2 * sizeof(T)) Complex {
+    T re, im;
+    __device__ Complex() {}
+    __device__ Complex(T real, T imag = T(0)) : re(real), im(imag) {}
+};
+
+template <typename T>
+__device__ __forceinline__ Complex<T> operator*(const Complex<T> x, const Complex<T> y) {
+    return Complex<T>(x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re);
+}
+
+template <typename T>
+__device__ __forceinline__ Complex<T> operator+(const Complex<T> x, const Complex<T> y) {
+    return Complex<T>(x.re + y.re, x.im + y.im);
+}
+
+template <typename T>
+__device__ __forceinline__ Complex<T>& operator+=(Complex<T>& x, const Complex<T> y) {
+    x.re += y.re;
+    x.im += y.im;
+    return x;
+}
+
+// The value that lane `source` of the group of `width` lanes holds.
+template <typename T>
+__device__ __forceinline__ T take(const T value, const int source, const int width) {
+    return __shfl_sync(FULL_WARP, value, source, width);
+}
+
+template <typename T>
+__device__ __forceinline__ Complex<T> take(const Complex<T> value, const int source, const int width) {
+    return Complex<T>(take(value.re, source, width), take(value.im, source, width));
+}
+
+// Sum over this lane and those before it in its group of GROUP lanes.
+template <int GROUP, typename T>
+__device__ __forceinline__ T inclusive_sum(T value, const int lane) {
+#pragma unroll
+    for (int step = 1; step < GROUP; step *= 2) {
+        const T other = __shfl_up_sync(FULL_WARP, value, step, GROUP);
+        if (lane >= step) value += other;
+    }
+    return value;
+}
+
+// Sum over the thread block, in every thread. `scratch` holds one element per warp; the block must be whole warps.
+template <int WARPS, typename T>
+__device__ __forceinline__ T block_sum(T value, T* scratch) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(FULL_WARP, value, step);
+    if (WARPS == 1) return value;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+    __syncthreads();
+    T total = 0;
+#pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) total += scratch[warp];
+    return total;
+}

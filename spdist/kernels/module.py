@@ -1,0 +1,91 @@
+"""CUDA kernels: load a .cu file of this folder, compile it on first use for the types at hand, keep it.
+
+CuPy compiles through NVRTC and caches on disk; no CUDA toolkit is needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from spdist.errors import MatrixError
+
+FOLDER = Path(__file__).parent
+HEADERS = ("common.cuh",)
+C_TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "complex64": "Complex<float>",
+    "complex128": "Complex<double>",
+    "int32": "int",
+    "int64": "long long",
+    "uint32": "u32",
+    "uint64": "u64",
+}
+
+
+def c_type(dtype: npt.DTypeLike) -> str:
+    """Return the kernels' name of a dtype.
+
+    Raises
+    ------
+    MatrixError
+        If the GPU kernels do not know the dtype.
+    """
+    name = np.dtype(dtype).name
+    if name not in C_TYPES:
+        raise MatrixError(f"dtype {name} is not multiplied on the GPU: convert it to float32, float64 or complex")
+    return C_TYPES[name]
+
+
+def options() -> tuple[str, ...]:
+    """Return the compiler's options; they hold a digest of the headers, which CuPy's cache does not look into."""
+    digest = hashlib.sha256(b"".join((FOLDER / name).read_bytes() for name in HEADERS)).hexdigest()[:16]
+    return ("-std=c++17", f"-I{FOLDER}", f"-DSPDIST_HEADERS=0x{digest}ull")
+
+
+class Module:
+    """The kernels of one .cu file for one choice of types, on the current device.
+
+    Parameters
+    ----------
+    file : str
+        Name of the file in this folder.
+    names : iterable of str
+        Name expressions, such as ``"offsets<int>"``; all of them are compiled at the first call.
+    """
+
+    def __init__(self, file: str, names: Iterable[str]) -> None:
+        import cupy
+
+        self._module: Any = cupy.RawModule(
+            code=(FOLDER / file).read_text(), options=options(), backend="nvrtc", name_expressions=tuple(names)
+        )
+        self._kernels: dict[str, Any] = {}
+
+    def __call__(self, name: str, grid: int, block: int, args: tuple[Any, ...], shared: int = 0) -> None:
+        """Launch a kernel on the current stream; `shared` is dynamic shared memory in bytes."""
+        kernel = self._kernels.get(name)
+        if kernel is None:
+            kernel = self._kernels[name] = self._module.get_function(name)
+        if shared > 48 << 10 and kernel.max_dynamic_shared_size_bytes < shared:
+            kernel.max_dynamic_shared_size_bytes = shared
+        kernel((grid,), (block,), args, shared_mem=shared)
+
+
+@functools.cache
+def _module(device: int, file: str, names: tuple[str, ...]) -> Module:
+    return Module(file, names)
+
+
+def module(file: str, names: tuple[str, ...]) -> Module:
+    """Return the compiled kernels of `file` for the current device, from memory where they were asked for before."""
+    import cupy
+
+    return _module(cupy.cuda.runtime.getDevice(), file, names)

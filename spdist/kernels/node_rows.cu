@@ -1,0 +1,284 @@
+// node_rows.cu: rows of C whose columns lie near each other, a warp at a time, as finite elements make them. Rows of A
+// with one pattern (the unknowns of a node) are multiplied together, and so are successive rows of B with one pattern:
+// a column is looked up once for up to MOST_ROWS x 3 products.
+//
+// Row by row: F. Gustavson, "Two fast algorithms for sparse matrices", ACM TOMS 4(3), 1978; places as in rank_rows.cu.
+#include "common.cuh"
+
+constexpr int MOST_ROWS = 6;
+
+// Say which rows have the columns of the row before.
+//
+// Launch  block 256, GROUP lanes a row, grid ceil_div(nrows, 256 / GROUP).
+// Post    same[row] = 1 if row > 0 and its columns are those of row - 1, else 0; rows without entries: 0.
+template <typename Index, typename Pointer, int GROUP>
+__global__ void __launch_bounds__(256)
+same_rows(const i64 nrows, const Pointer* __restrict__ indptr, const Index* __restrict__ indices, unsigned char* __restrict__ same) {
+    const i64 row = (i64)blockIdx.x * (256 / GROUP) + threadIdx.x / GROUP;
+    const int lane = threadIdx.x % GROUP;
+    Pointer before = 0, begin = 0, end = 0;
+    bool differs = true;
+    if (row > 0 && row < nrows) {
+        before = indptr[row - 1], begin = indptr[row], end = indptr[row + 1];
+        differs = begin == end || begin - before != end - begin;
+    }
+    for (Pointer at = lane; !differs && at < end - begin; at += GROUP) differs = indices[begin + at] != indices[before + at];
+    const u32 votes = __ballot_sync(FULL_WARP, differs);
+    const u32 mine = GROUP == 32 ? FULL_WARP : ((1u << (GROUP % 32)) - 1) << (threadIdx.x % 32 / GROUP * GROUP);
+    if (lane == 0 && row < nrows) same[row] = (votes & mine) == 0;
+}
+
+// Sort the listed rows into nodes, of up to MOST_ROWS successive rows of one pattern, and the rest, whose columns span more
+// than `widest`.
+//
+// Launch  block 256, grid ceil_div(count, 8): a warp a row.
+// Pre     rows of B sorted; every listed row has products; rows of one pattern are listed all or none; totals zero.
+// Post    nodes[0 .. totals[0]): {row, rows}, low[...] first column, a multiple of 64; rest[0 .. totals[1]);
+//         totals[2] columns of the widest node; totals[3] rows of the largest.
+template <typename Index, typename Pointer>
+__global__ void __launch_bounds__(256)
+find_nodes(const u32 count, const u32* __restrict__ list, const i64 nrows, const i64 widest,
+           const unsigned char* __restrict__ same, const Pointer* __restrict__ a_indptr,
+           const Index* __restrict__ a_indices, const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices,
+           uint2* __restrict__ nodes, i64* __restrict__ spans, u32* __restrict__ rest, u64* __restrict__ totals) {
+    const u32 number = blockIdx.x * 8 + threadIdx.x / 32;
+    if (number >= count) return;
+    const u32 row = list[number];
+    const int lane = threadIdx.x % 32;
+    i64 low = 0x7fffffffffffffffll, high = -1;
+    for (Pointer at = a_indptr[row] + lane; at < a_indptr[row + 1]; at += 32) {
+        const Pointer first = b_indptr[a_indices[at]], last = b_indptr[a_indices[at] + 1];
+        if (first == last) continue;
+        low = min(low, (i64)b_indices[first]);
+        high = max(high, (i64)b_indices[last - 1]);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        low = min(low, __shfl_xor_sync(FULL_WARP, low, step));
+        high = max(high, __shfl_xor_sync(FULL_WARP, high, step));
+    }
+    if (lane > 0) return;
+    low &= ~63ll;
+    const u64 columns = high + 1 - low;
+    if (columns > widest) {
+        rest[atomicAdd(&totals[1], 1ull)] = row;
+        return;
+    }
+    int back = 0;  // rows of this pattern before this one; long runs are cut at multiples of MOST_ROWS
+    while (back < 8 * MOST_ROWS && row >= back + 1 && same[row - back]) ++back;
+    const bool leads = back < 8 * MOST_ROWS ? back % MOST_ROWS == 0 : row % MOST_ROWS == 0;
+    if (!leads) return;
+    u32 rows = 1;
+    while (rows < MOST_ROWS && row + rows < nrows && same[row + rows]) {
+        const bool next_leads = back + rows >= 8 * MOST_ROWS && (row + rows) % MOST_ROWS == 0;
+        if (next_leads) break;
+        ++rows;
+    }
+    const u64 at = atomicAdd(&totals[0], 1ull);
+    nodes[at] = make_uint2(row, rows);
+    spans[at] = low;
+    if (columns > *(volatile u64*)&totals[2]) atomicMax(&totals[2], columns);
+    if (rows > *(volatile u64*)&totals[3]) atomicMax(&totals[3], (u64)rows);
+}
+
+// Mark the columns of a row of C, a warp at work. A row of B with the pattern of the one before adds nothing.
+template <typename Index, typename Pointer>
+__device__ __forceinline__ void mark_node(u32* halves, const int words, const i64 low, const Pointer begin, const Pointer end,
+                                          const unsigned char* __restrict__ same, const Index* __restrict__ a_indices,
+                                          const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices) {
+    const int lane = threadIdx.x % 32;
+    for (int i = lane; i < 2 * words; i += 32) halves[i] = 0;
+    __syncwarp();
+    for (Pointer at = begin; at < end; at += 32) {
+        Pointer first = 0;
+        int length = 0;
+        if (at + lane < end) {
+            const Index k = a_indices[at + lane];
+            const bool repeats = at + lane > begin && a_indices[at + lane - 1] == k - 1 && same[k];
+            first = b_indptr[k];
+            length = repeats ? 0 : (int)(b_indptr[k + 1] - first);
+        }
+        for (u32 left = __ballot_sync(FULL_WARP, length > 0); left; left &= left - 1) {
+            const int entry = __ffs(left) - 1;
+            const Pointer from = take(first, entry, 32);
+            const int columns = take(length, entry, 32);
+            for (int t = lane; t < columns; t += 32) {
+                const u32 bit = (u32)(b_indices[from + t] - low);
+                atomicOr(&halves[bit >> 5], 1u << (bit & 31));
+            }
+        }
+    }
+    __syncwarp();
+}
+
+// Count the entries of the rows of C of each node.
+//
+// Launch  block 32 * WARPS, grid ceil_div(count, WARPS): a warp a node.
+// Shared  dynamic, per warp: 8 * words bytes.
+// Pre     nodes, spans from `find_nodes`; no node wider than 64 * words columns; same: of B's rows.
+// Post    lengths[row] for every row of a node; *most, of zero before: entries of the longest.
+template <typename Index, typename Pointer, int WARPS>
+__global__ void __launch_bounds__(32 * WARPS)
+node_count(const u32 count, const uint2* __restrict__ nodes, const i64* __restrict__ spans, const int words,
+           const unsigned char* __restrict__ same, const Pointer* __restrict__ a_indptr, const Index* __restrict__ a_indices,
+           const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices, u32* __restrict__ lengths,
+           u64* __restrict__ most) {
+    extern __shared__ __align__(16) u64 masks[];
+    const u32 number = blockIdx.x * WARPS + threadIdx.x / 32;
+    if (number >= count) return;
+    const int lane = threadIdx.x % 32;
+    u64* mask = masks + (threadIdx.x / 32) * words;
+    const uint2 node = nodes[number];
+    mark_node(reinterpret_cast<u32*>(mask), words, spans[number], a_indptr[node.x], a_indptr[node.x + 1], same, a_indices,
+              b_indptr, b_indices);
+    int nnz = 0;
+    for (int i = lane; i < words; i += 32) nnz += __popcll(mask[i]);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) nnz += __shfl_xor_sync(FULL_WARP, nnz, step);
+    if (lane < node.y) lengths[node.x + lane] = nnz;
+    if (lane == 0 && nnz > *(volatile u64*)most) atomicMax(most, (u64)nnz);
+}
+
+// Add the products of RUN successive rows of B, of one pattern, to the sums of ROWS rows of C.
+template <int ROWS, int RUN, typename Value, typename Index, typename Place>
+__device__ __forceinline__ void add_run(Value* sums, const int stride, const Value* factors, const int length,
+                                        const Index* __restrict__ columns, const Value* __restrict__ values, const Place place) {
+    for (int t = threadIdx.x % 32; t < length; t += 32) {
+        Value b[RUN];
+        const Index column = columns[t];
+#pragma unroll
+        for (int n = 0; n < RUN; ++n) b[n] = values[(i64)n * length + t];
+        const int at = place(column);
+        if (at < 0) continue;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            Value sum = sums[r * stride + at];
+#pragma unroll
+            for (int n = 0; n < RUN; ++n) sum += factors[r * 32 + n] * b[n];
+            sums[r * stride + at] = sum;
+        }
+    }
+    __syncwarp();
+}
+
+template <int ROWS, typename Value, typename Index, typename Place>
+__device__ __forceinline__ void add_runs(const int run, Value* sums, const int stride, const Value* factors, const int length,
+                                         const Index* __restrict__ columns, const Value* __restrict__ values, const Place place) {
+    if (run == 3) add_run<ROWS, 3>(sums, stride, factors, length, columns, values, place);
+    else if (run == 2) add_run<ROWS, 2>(sums, stride, factors, length, columns, values, place);
+    else add_run<ROWS, 1>(sums, stride, factors, length, columns, values, place);
+}
+
+// Place of the bit number `n` among those set in `word`.
+__device__ __forceinline__ int select_bit(u64 word, int n) {
+    int at = 0;
+#pragma unroll
+    for (int half = 32; half > 0; half /= 2) {
+        const int below = __popcll(word & ((1ull << half) - 1));
+        if (n >= below) n -= below, at += half, word >>= half;
+    }
+    return at;
+}
+
+// Multiply the rows of each node.
+//
+// Launch  as `node_count`.
+// Shared  dynamic, per warp: words * 8 bytes of mask, (words + 4) * 4 of ranks, 32 * rows factors, rows * capacity sums;
+//         `stride` bytes in all, a multiple of 16.
+// Pre     as `node_count`; rows the most of any node; capacity > 0; c_indptr from its lengths.
+// Post    the rows of C, sorted. Values are added in the order of A's entries: the same bits on every run.
+template <typename Value, typename Index, typename Pointer, int WARPS>
+__global__ void __launch_bounds__(32 * WARPS)
+node_fill(const u32 count, const uint2* __restrict__ nodes, const i64* __restrict__ spans, const int words, const int rows,
+          const int capacity, const int stride, const unsigned char* __restrict__ same, const Pointer* __restrict__ a_indptr,
+          const Index* __restrict__ a_indices, const Value* __restrict__ a_data, const Pointer* __restrict__ b_indptr,
+          const Index* __restrict__ b_indices, const Value* __restrict__ b_data, const Pointer* __restrict__ c_indptr,
+          Index* __restrict__ c_indices, Value* __restrict__ c_data) {
+    extern __shared__ __align__(16) char shared[];
+    const u32 number = blockIdx.x * WARPS + threadIdx.x / 32;
+    if (number >= count) return;
+    const int lane = threadIdx.x % 32;
+    Value* factors = reinterpret_cast<Value*>(shared + (threadIdx.x / 32) * stride);
+    Value* sums = factors + 32 * rows;
+    u64* mask = reinterpret_cast<u64*>(sums + rows * capacity);
+    u32* ranks = reinterpret_cast<u32*>(mask + words);
+    const uint2 node = nodes[number];
+    const i64 low = spans[number];
+    const Pointer begin = a_indptr[node.x], end = a_indptr[node.x + 1];
+    mark_node(reinterpret_cast<u32*>(mask), words, low, begin, end, same, a_indices, b_indptr, b_indices);
+    int nnz = 0;
+    for (int first = 0; first < words; first += 32) {
+        const int bits = first + lane < words ? __popcll(mask[first + lane]) : 0;
+        const int through = inclusive_sum<32>(bits, lane);
+        if (first + lane < words) ranks[first + lane] = nnz + through - bits;
+        nnz += take(through, 31, 32);
+    }
+    if (lane == 0) ranks[words] = nnz;
+    __syncwarp();
+    const Pointer length = end - begin;
+    for (int done = 0; done < nnz; done += capacity) {
+        const int here = min(capacity, nnz - done);
+        for (int r = 0; r < node.y; ++r)
+            for (int i = lane; i < here; i += 32) sums[r * capacity + i] = Value(0);
+        const auto place = [&](const Index column) {
+            const u32 bit = (u32)(column - low);
+            const int rank = ranks[bit >> 6] + __popcll(mask[bit >> 6] & ((1ull << (bit & 63)) - 1)) - done;
+            return rank < here ? rank : -1;
+        };
+        for (Pointer at = begin; at < end; at += 32) {
+            Index k = -2;
+            Pointer first = 0;
+            int columns = 0;
+            bool repeats = false;
+            __syncwarp();
+            if (at + lane < end) {
+                k = a_indices[at + lane];
+                first = b_indptr[k];
+                columns = (int)(b_indptr[k + 1] - first);
+                for (int r = 0; r < node.y; ++r) factors[r * 32 + lane] = a_data[at + lane + r * length];
+            }
+            const Index before = __shfl_up_sync(FULL_WARP, k, 1);
+            repeats = lane > 0 && columns > 0 && before == k - 1 && same[k];
+            const u32 repeated = __ballot_sync(FULL_WARP, repeats);
+            const int entries = (int)min((i64)32, (i64)(end - at));
+            __syncwarp();
+            for (int entry = 0; entry < entries;) {
+                int run = 1;
+                while (run < 3 && entry + run < entries && (repeated >> (entry + run) & 1)) ++run;
+                const Pointer from = take(first, entry, 32);
+                const int width = take(columns, entry, 32);
+                const Value* f = factors + entry;
+                switch (node.y) {
+                    case 1: add_runs<1>(run, sums, capacity, f, width, b_indices + from, b_data + from, place); break;
+                    case 2: add_runs<2>(run, sums, capacity, f, width, b_indices + from, b_data + from, place); break;
+                    case 3: add_runs<3>(run, sums, capacity, f, width, b_indices + from, b_data + from, place); break;
+                    case 4: add_runs<4>(run, sums, capacity, f, width, b_indices + from, b_data + from, place); break;
+                    case 5: add_runs<5>(run, sums, capacity, f, width, b_indices + from, b_data + from, place); break;
+                    default: add_runs<6>(run, sums, capacity, f, width, b_indices + from, b_data + from, place); break;
+                }
+                entry += run;
+            }
+        }
+        for (int r = 0; r < node.y; ++r) {
+            const Pointer out = c_indptr[node.x + r] + done;
+            for (int i = lane; i < here; i += 32) c_data[out + i] = sums[r * capacity + i];
+        }
+        __syncwarp();
+    }
+    const Pointer out = c_indptr[node.x];
+    for (int base = 0; base < words; base += 32) {
+        const int ends = ranks[min(base + lane + 1, words)];
+        const int after = ranks[min(base + 32, words)];
+        for (int n = ranks[base]; n < after; n += 32) {
+            const int wanted = n + lane;
+            int which = 0;
+#pragma unroll
+            for (int step = 16; step > 0; step /= 2)
+                if (take(ends, which + step - 1, 32) <= wanted) which += step;
+            if (wanted >= after) continue;
+            const int bit = select_bit(mask[base + which], wanted - (int)ranks[base + which]);
+            const Index column = (Index)(low + 64ll * (base + which) + bit);
+            for (int r = 0; r < node.y; ++r) c_indices[out + (i64)r * nnz + wanted] = column;
+        }
+    }
+}

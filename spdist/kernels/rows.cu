@@ -1,0 +1,221 @@
+// rows.cu: what is known about C = A @ B before it is computed: products, columns and class of each row; lists of rows
+// by class; and row offsets from row lengths.
+//
+// Expansion size: L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015, equation 1, by rows.
+// Scan: D. Merrill, M. Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", NVIDIA NVR-2016-002.
+#include "common.cuh"
+
+enum Fact { PRODUCTS, BAD_A, BAD_B, FALLS, FALLS_AT_ROWS, MAX_ROW_PRODUCTS, FACTS };
+constexpr int CLASSES = 16;
+
+// Count where the columns of B are out of range, and where they do not rise from one entry to the next.
+//
+// Launch  block 256, any grid.
+// Post    facts[BAD_B] += entries outside [0, ncols); facts[FALLS] += falls over the flat array. The rows are sorted and
+//         free of duplicates if as many falls lie at the starts of rows (`analyse_rows` counts those).
+template <typename Index>
+__global__ void __launch_bounds__(256)
+check_columns(const i64 nnz, const i64 ncols, const Index* __restrict__ indices, u64* __restrict__ facts) {
+    __shared__ u64 scratch[8];
+    u64 bad = 0, falls = 0;
+    for (i64 at = (i64)blockIdx.x * 256 + threadIdx.x; at < nnz; at += (i64)gridDim.x * 256) {
+        const Index column = indices[at];
+        bad += column < 0 || column >= ncols;
+        falls += at > 0 && column <= indices[at - 1];
+    }
+    bad = block_sum<8>(bad, scratch);
+    falls = block_sum<8>(falls, scratch);
+    if (threadIdx.x == 0 && bad) atomicAdd(&facts[BAD_B], bad);
+    if (threadIdx.x == 0 && falls) atomicAdd(&facts[FALLS], falls);
+}
+
+// Row lengths of B at one entry of A, and where they start; nothing where the entry or B's offsets are out of range.
+template <typename Index, typename Pointer>
+__device__ __forceinline__ u64 products_of(const Index k, const i64 nrows_b, const i64 nnz_b,
+                                           const Pointer* __restrict__ b_indptr, bool& bad) {
+    bad |= k < 0 || k >= nrows_b;
+    if (k < 0 || k >= nrows_b) return 0;
+    const i64 first = b_indptr[k], last = b_indptr[k + 1];
+    bad |= first < 0 || last < first || last > nnz_b;
+    return bad ? 0 : last - first;
+}
+
+// Count the products of each row of C, and the rows of each class.
+//
+// Launch  block 256, GROUP lanes a row, grid ceil_div(nrows, 256 / GROUP). Rows of A longer than LONG are taken by the
+//         whole thread block afterwards.
+// Shared  histogram of classes.
+// Pre     facts and class_rows zero; limits[c] is the greatest number of products of class c, ascending, the last ~0.
+// Post    products[row], capped at 2^32 - 1; facts[PRODUCTS], facts[MAX_ROW_PRODUCTS], facts[BAD_A]; class_rows[c];
+//         facts[FALLS_AT_ROWS] by rows of B.
+constexpr int LONG = 2048;
+
+template <typename Index, typename Pointer, int GROUP>
+__global__ void __launch_bounds__(256)
+analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_b, const Pointer* __restrict__ a_indptr,
+             const Index* __restrict__ a_indices, const Pointer* __restrict__ b_indptr,
+             const Index* __restrict__ b_indices, const u64* __restrict__ limits, u32* __restrict__ products,
+             u64* __restrict__ facts, u64* __restrict__ class_rows) {
+    __shared__ u64 scratch[8], long_products[256 / GROUP];
+    __shared__ u32 histogram[CLASSES], long_rows[256 / GROUP], long_count;
+    if (threadIdx.x < CLASSES) histogram[threadIdx.x] = 0;
+    if (threadIdx.x == 0) long_count = 0;
+    __syncthreads();
+    const int lane = threadIdx.x % GROUP;
+    const i64 first_row = (i64)blockIdx.x * (256 / GROUP);
+    const i64 row = first_row + threadIdx.x / GROUP;
+    bool bad = false;
+    u64 count = 0;
+    i64 begin = 0, end = 0;
+    if (row < nrows) {
+        begin = a_indptr[row], end = a_indptr[row + 1];
+        if (begin < 0 || end < begin || end > nnz_a) bad = true, begin = end = 0;
+    }
+    const bool is_long = end - begin > LONG;
+    if (!is_long)
+        for (i64 at = begin + lane; at < end; at += GROUP) count += products_of(a_indices[at], nrows_b, nnz_b, b_indptr, bad);
+#pragma unroll
+    for (int step = GROUP / 2; step > 0; step /= 2) count += __shfl_xor_sync(FULL_WARP, count, step);
+    if (is_long && lane == 0) long_rows[atomicAdd(&long_count, 1u)] = threadIdx.x / GROUP;
+    __syncthreads();
+    for (u32 which = 0; which < long_count; ++which) {
+        const i64 r = first_row + long_rows[which];
+        u64 part = 0;
+        for (i64 at = a_indptr[r] + threadIdx.x; at < a_indptr[r + 1]; at += 256)
+            part += products_of(a_indices[at], nrows_b, nnz_b, b_indptr, bad);
+        part = block_sum<8>(part, scratch);
+        if (threadIdx.x == 0) long_products[long_rows[which]] = part;
+    }
+    __syncthreads();
+    if (is_long) count = long_products[threadIdx.x / GROUP];
+    int kind = -1;
+    if (lane == 0 && row < nrows) {
+        products[row] = count > 0xffffffffull ? 0xffffffffu : (u32)count;
+        kind = 0;
+        while (count > limits[kind]) ++kind;
+    } else count = 0;
+    for (u32 left = __ballot_sync(FULL_WARP, kind >= 0); left;) {  // one addition per class and warp
+        const int leader = __ffs(left) - 1;
+        const u32 same = __ballot_sync(FULL_WARP, kind == __shfl_sync(FULL_WARP, kind, leader));
+        if (threadIdx.x % 32 == leader) atomicAdd(&histogram[kind], (u32)__popc(same));
+        left &= ~same;
+    }
+    u64 largest = count;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) largest = max(largest, __shfl_xor_sync(FULL_WARP, largest, step));
+    u64 falls = 0;
+    for (i64 r = (i64)blockIdx.x * 256 + threadIdx.x; r < nrows_b; r += (i64)gridDim.x * 256) {
+        const i64 start = b_indptr[r];
+        if (start > 0 && start < nnz_b && b_indptr[r + 1] > start) falls += b_indices[start] <= b_indices[start - 1];
+    }
+    falls = block_sum<8>(falls, scratch);
+    const u64 total = block_sum<8>(count, scratch);
+    const bool any_bad = __syncthreads_or(bad);
+    if (threadIdx.x % 32 == 0 && largest > *(volatile u64*)&facts[MAX_ROW_PRODUCTS]) atomicMax(&facts[MAX_ROW_PRODUCTS], largest);
+    if (threadIdx.x == 0) {
+        if (falls) atomicAdd(&facts[FALLS_AT_ROWS], falls);
+        if (any_bad) atomicAdd(&facts[BAD_A], 1ull);
+        if (total) atomicAdd(&facts[PRODUCTS], total);
+    }
+    if (threadIdx.x < CLASSES && histogram[threadIdx.x]) atomicAdd(&class_rows[threadIdx.x], (u64)histogram[threadIdx.x]);
+}
+
+// List the rows of each class, those of a lower class first.
+//
+// Launch  block 256, grid ceil_div(nrows, 256).
+// Pre     class_rows as `analyse_rows` leaves it; taken[CLASSES] zero.
+// Post    list: a permutation of the rows; within a class nearly in order, but not the same on every run.
+__global__ void __launch_bounds__(256)
+list_rows(const i64 nrows, const u32* __restrict__ sizes, const u64* __restrict__ limits,
+          const u64* __restrict__ class_rows, u64* __restrict__ taken, u32* __restrict__ list) {
+    __shared__ u32 counts[CLASSES];
+    __shared__ u64 bases[CLASSES];
+    if (threadIdx.x < CLASSES) counts[threadIdx.x] = 0;
+    __syncthreads();
+    const i64 row = (i64)blockIdx.x * 256 + threadIdx.x;
+    const u32 lane = threadIdx.x % 32;
+    int kind = -1;
+    u32 place = 0;
+    if (row < nrows) {
+        kind = 0;
+        while (sizes[row] > limits[kind]) ++kind;
+    }
+    for (int c = 0; c < CLASSES; ++c) {
+        const u32 same = __ballot_sync(FULL_WARP, kind == c);
+        if (same == 0) continue;
+        u32 base = 0;
+        if (lane == __ffs(same) - 1) base = atomicAdd(&counts[c], (u32)__popc(same));
+        base = __shfl_sync(FULL_WARP, base, __ffs(same) - 1);
+        if (kind == c) place = base + __popc(same & ((1u << lane) - 1));
+    }
+    __syncthreads();
+    if (threadIdx.x < CLASSES) {
+        u64 before = 0;
+        for (u32 c = 0; c < threadIdx.x; ++c) before += class_rows[c];
+        bases[threadIdx.x] = before;
+        if (counts[threadIdx.x]) bases[threadIdx.x] += atomicAdd(&taken[threadIdx.x], (u64)counts[threadIdx.x]);
+    }
+    __syncthreads();
+    if (kind >= 0) list[bases[kind] + place] = (u32)row;
+}
+
+// Turn row lengths into row offsets.
+//
+// Launch  block 256, grid ceil_div(nrows, 256 * SCAN_ROWS).
+// Pre     state[grid + 1] zero: state[0] hands out tiles; nrows > 0.
+// Post    indptr[nrows + 1]; indptr[nrows] is the sum, which must fit Pointer.
+constexpr int SCAN_ROWS = 8;
+
+template <typename Pointer>
+__global__ void __launch_bounds__(256)
+offsets(const i64 nrows, const u32* __restrict__ lengths, u64* __restrict__ state, Pointer* __restrict__ indptr) {
+    constexpr u64 AGGREGATE = 1ull << 62, PREFIX = 2ull << 62, VALUE = AGGREGATE - 1;
+    __shared__ u64 warp_sums[8], before, tile_shared;
+    if (threadIdx.x == 0) tile_shared = atomicAdd(&state[0], 1ull);
+    __syncthreads();
+    const i64 tile = tile_shared;
+    const i64 first = tile * 256 * SCAN_ROWS + (i64)threadIdx.x * SCAN_ROWS;
+    u64 sums[SCAN_ROWS], sum = 0;
+#pragma unroll
+    for (int i = 0; i < SCAN_ROWS; ++i) {
+        sum += first + i < nrows ? lengths[first + i] : 0u;
+        sums[i] = sum;
+    }
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u64 inclusive = inclusive_sum<32>(sum, lane);
+    if (lane == 31) warp_sums[warp] = inclusive;
+    __syncthreads();
+    u64 base = inclusive - sum, total = 0;
+#pragma unroll
+    for (int w = 0; w < 8; ++w) {
+        if (w < warp) base += warp_sums[w];
+        total += warp_sums[w];
+    }
+    if (warp == 0) {
+        volatile u64* tiles = state + 1;
+        u64 exclusive = 0;
+        if (lane == 0) tiles[tile] = (tile == 0 ? PREFIX : AGGREGATE) | total;
+        for (i64 back = tile - 1; tile > 0;) {
+            const i64 mine = back - lane;
+            u64 word = PREFIX;
+            if (mine >= 0)
+                do word = tiles[mine];
+                while (word == 0);
+            const u32 ends = __ballot_sync(FULL_WARP, word >= PREFIX);
+            const int stop = ends ? __ffs(ends) - 1 : 31;
+            u64 part = lane <= stop ? word & VALUE : 0;
+            for (int step = 16; step > 0; step /= 2) part += __shfl_xor_sync(FULL_WARP, part, step);
+            exclusive += part;
+            if (ends) break;
+            back -= 32;
+        }
+        if (lane == 0 && tile > 0) tiles[tile] = PREFIX | (exclusive + total);
+        if (lane == 0) before = exclusive;
+    }
+    __syncthreads();
+    base += before;
+    if (first == 0) indptr[0] = 0;
+#pragma unroll
+    for (int i = 0; i < SCAN_ROWS; ++i)
+        if (first + i < nrows) indptr[first + i + 1] = (Pointer)(base + sums[i]);
+}
