@@ -1,19 +1,19 @@
 """Multiply two blocks whose arrays are on the GPU: C = A @ B, row by row.
 
 Each row of C goes to the kernel that suits its number of products: `sort_rows` where they fit in the registers of a
-warp, `node_rows` where its columns lie near each other, `rank_rows` for the rest. A first pass counts the entries of each
-row, a second writes them.
+warp, `node_rows` where its columns lie near each other, `long_rows` for the very longest, `rank_rows` for the rest. A first
+pass counts the entries of each row, a second writes them.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from spdist.csr import CSR, INT32_MAX, result_dtype
+from spdist.csr import CSR, result_dtype
 from spdist.errors import MatrixError
 from spdist.kernels.module import Module, c_type, module
 
@@ -42,25 +42,32 @@ class Ranked(NamedTuple):
 
 
 SORTED = (
-    Sorted(4, 4, 4), Sorted(4, 8, 4), Sorted(8, 8, 4), Sorted(16, 8, 4), Sorted(32, 8, 4), Sorted(32, 16, 2), Sorted(32, 32, 1),
+    Sorted(4, 4, 4), Sorted(4, 8, 4), Sorted(8, 8, 4), Sorted(16, 6, 4), Sorted(16, 8, 4), Sorted(32, 6, 4),
+    Sorted(32, 8, 4), Sorted(32, 12, 4), Sorted(32, 16, 2), Sorted(32, 32, 1),
 )  # fmt: skip
 RANKED = (
-    Ranked(4096, 4, 1), Ranked(16384, 8, 1), Ranked(65536, 8, 4), Ranked(262144, 16, 8), Ranked(2**63 - 1, 16, 16),
+    Ranked(4096, 4, 1), Ranked(16384, 8, 2), Ranked(65536, 8, 8), Ranked(262144, 8, 16), Ranked(2**63 - 1, 8, 32),
 )  # fmt: skip
 KINDS: tuple[Sorted | Ranked, ...] = (*SORTED, *RANKED)
-FIRST_NODE, LAST_NODE = 6, 8
-"""Classes among which nodes are looked for: 513 to 16,384 products."""
+NODE_FROM, NODE_TO = 512, 16384
+"""Products of rows among which nodes are looked for."""
 NODE_COLUMNS = 1 << 16
 NODE_WARPS = 4
+PART_COLUMNS = 1 << 16
+LONG_ROW = 262144
+"""Products from which a row is shared among thread blocks, unless the order of its sums matters."""
+LONG_WORKSPACE = 128 << 20
 FEW_ROWS = 4096
 """Rows for which a launch of their own is not worth while: they join the next class."""
 CLASSES = 16
 FACTS = 8
 SHARED_BYTES = 226 << 10
-PRODUCTS, BAD_A, BAD_B, FALLS, FALLS_AT_ROWS, MAX_ROW_PRODUCTS = range(6)
-TOTALS = FACTS + 2 * CLASSES
-"""Where the counts of `find_nodes` start, 5 per class; those of `split_rows` follow."""
-STATE = TOTALS + 5 * CLASSES + CLASSES
+PRODUCTS, BAD_A, BAD_B, FALLS, FALLS_AT_ROWS, MAX_ROW_PRODUCTS, MAX_ROW_A, NNZ_C = range(8)
+TAKEN = FACTS + CLASSES
+NODES = TAKEN + CLASSES
+"""Where the counts of `find_nodes` start, 5 per class; the widths of `split_rows` follow."""
+WIDTHS = NODES + 5 * CLASSES
+STATE = WIDTHS + CLASSES
 
 
 @functools.cache
@@ -72,21 +79,31 @@ def _limits(device: int) -> Any:
     return cupy.asarray(np.array([*limits, *[2**64 - 1] * (CLASSES - len(limits))], np.uint64))
 
 
+@functools.cache
+def _mirror(device: int) -> Any:
+    """Return pinned host memory that the device's facts are copied to."""
+    import cupyx
+
+    return cupyx.empty_pinned(STATE, np.uint64)
+
+
 class Kernels:
     """The compiled kernels for one choice of types."""
 
     def __init__(self, value: str, index: str, pointer: str, key: str) -> None:
         self.vip, self.ip = f"{value},{index},{pointer}", f"{index},{pointer}"
         self.pointer, self.index, self.key = pointer, index, key
+        self.offsets = f"offsets<{pointer}>"
+        self.analyse = {g: f"analyse_rows<{self.ip},{g}>" for g in (2, 4, 8, 32)}
+        self.sorting = {(k, n): self.sort_name(k, n) for k in SORTED for n in (False, True)}
 
     @functools.cached_property
     def rows(self) -> Module:
-        names = [f"check_columns<{self.index}>", "list_rows", f"offsets<{self.pointer}>"]
-        return module("rows.cu", (*names, *(f"analyse_rows<{self.ip},{g}>" for g in (2, 8, 32))))
+        return module("rows.cu", ("list_rows", self.offsets, *self.analyse.values()))
 
     @functools.cached_property
     def sort(self) -> Module:
-        return module("sort_rows.cu", tuple(self.sort_name(k, n) for k in SORTED for n in (False, True)))
+        return module("sort_rows.cu", tuple(self.sorting.values()))
 
     @functools.cached_property
     def rank(self) -> Module:
@@ -94,6 +111,13 @@ class Kernels:
         counts = (f"rank_count<{self.ip},{w}>" for w in warps)
         fills = (f"rank_fill<{self.vip},{w},{o}>" for w in warps for o in ("false", "true"))
         return module("rank_rows.cu", (f"split_rows<{self.ip}>", *counts, *fills))
+
+    @functools.cached_property
+    def long(self) -> Module:
+        return module(
+            "long_rows.cu",
+            (f"long_mark<{self.ip}>", "long_rank", f"long_columns<{self.vip}>", f"long_fill<{self.vip}>"),
+        )
 
     @functools.cached_property
     def node(self) -> Module:
@@ -121,10 +145,12 @@ def _cdiv(a: int, b: int) -> int:
 class _Rows:
     """Rows of one kernel: a slice of a list of rows, and what the kernel knows of them."""
 
-    kind: Sorted | Ranked | None
+    kernel: str
+    kind: Any
     rows: Any
     count: int
     slot: int = 0
+    parts: int = 1
     tasks: Any = None
     spans: Any = None
     counts: Any = None
@@ -137,70 +163,82 @@ class _Multiply:
         import cupy
 
         self.cupy, self.a, self.b, self.deterministic = cupy, a, b, deterministic
-        device = cupy.cuda.runtime.getDevice()
+        self.device = cupy.cuda.runtime.getDevice()
+        self.stream = cupy.cuda.get_current_stream()
         self.dtype = result_dtype(a.dtype, b.dtype)
         self.pointer = a.indptr.dtype
-        key = np.uint32 if b.ncols <= 1 << 22 else np.uint64
-        self.k = _kernels(device, c_type(self.dtype), c_type(a.indices.dtype), c_type(self.pointer), c_type(key))
-        self.limits = _limits(device)
+        key = "u32" if b.ncols <= 1 << 22 else "u64"
+        self.k = _kernels(self.device, c_type(self.dtype), c_type(a.indices.dtype), c_type(self.pointer), key)
         self.nrows = a.nrows
         self.tiles = _cdiv(a.nrows, 2048)
         self.scratch = cupy.zeros(STATE + self.tiles + 1, np.uint64)
+        self.base = int(self.scratch.data.ptr)
         self.lengths = cupy.empty(a.nrows, np.uint32)
-        self.list = cupy.empty(a.nrows, np.uint32)
         self.operands = (a.indptr, a.indices, a.data, b.indptr, b.indices, b.data)
         self.pattern = (a.indptr, a.indices, b.indptr, b.indices)
         self.same_b: Any = None
 
     def at(self, slot: int) -> int:
-        return int(self.scratch.data.ptr) + 8 * slot
+        return self.base + 8 * slot
 
-    def analyse(self) -> Any:
-        a, b, k = self.a, self.b, self.k
-        k.rows(
-            f"check_columns<{k.index}>", min(1056, _cdiv(max(b.nnz, 1), 256)), 256,
-            (i64(b.nnz), i64(b.ncols), b.indices, self.at(0)),
-        )  # fmt: skip
-        group = 2 if a.nnz < 8 * a.nrows else 8 if a.nnz < 64 * a.nrows else 32
-        sizes = i64(a.nrows), i64(a.nnz), i64(b.nrows), i64(b.nnz)
-        k.rows(
-            f"analyse_rows<{k.ip},{group}>", _cdiv(a.nrows, 256 // group), 256,
-            (*sizes, *self.pattern, self.limits, self.lengths, self.at(0), self.at(FACTS)),
-        )  # fmt: skip
-        k.rows(
-            "list_rows", _cdiv(a.nrows, 256), 256,
-            (i64(a.nrows), self.lengths, self.limits, self.at(FACTS), self.at(FACTS + CLASSES), self.list),
-        )  # fmt: skip
-        return self.scratch[:STATE].get()
+    def read(self) -> Any:
+        """Wait for the device and return its facts; the array is used again by the next call."""
+        mirror = _mirror(self.device)
+        self.cupy.cuda.runtime.memcpyAsync(mirror.ctypes.data, self.base, mirror.nbytes, 2, self.stream.ptr)
+        self.stream.synchronize()
+        return mirror
 
     def run(self) -> CSR:
-        cupy, k = self.cupy, self.k
-        host = self.analyse()
+        cupy, k, a, b = self.cupy, self.k, self.a, self.b
+        mean = a.nnz / max(a.nrows, 1)
+        group = 2 if mean < 3 else 4 if mean < 10 else 8 if mean < 64 else 32
+        grid = min(_cdiv(a.nrows, 256 // group), 2112)
+        sizes = i64(a.nrows), i64(a.nnz), i64(b.nrows), i64(b.nnz), i64(b.ncols)
+        k.rows(k.analyse[group], grid, 256, (*sizes, *self.pattern, _limits(self.device), self.lengths, self.base, self.at(FACTS)))
+        host = self.read()
         if host[BAD_A] or host[BAD_B] or host[FALLS] != host[FALLS_AT_ROWS]:
             raise MatrixError("indices out of range, or rows of B not sorted")
+        self.longest = int(host[MAX_ROW_A])
         work = self.classes([int(n) for n in host[FACTS : FACTS + CLASSES]])
-        work = self.nodes(work)
-        self.count(work)
+        work = self.prepare(work)
+        for w in work:
+            getattr(self, f"count_{w.kernel}")(w)
         indptr = cupy.empty(self.nrows + 1, self.pointer)
-        k.rows(f"offsets<{k.pointer}>", self.tiles, 256, (i64(self.nrows), self.lengths, self.at(STATE), indptr))
-        if any(w.kind is None for w in work):
-            host = self.scratch[:STATE].get()
-        nnz = int(indptr[-1])
-        c = CSR(indptr, cupy.empty(nnz, self.a.indices.dtype), cupy.empty(nnz, self.dtype), (self.nrows, self.b.ncols))
-        self.fill(work, host, c)
+        k.rows(k.offsets, self.tiles, 256, (i64(self.nrows), self.lengths, self.at(STATE), indptr, self.at(NNZ_C)))
+        self.host = self.read()
+        nnz = int(self.host[NNZ_C])
+        c = CSR(indptr, cupy.empty(nnz, a.indices.dtype), cupy.empty(nnz, self.dtype), (self.nrows, b.ncols))
+        for w in work:
+            getattr(self, f"fill_{w.kernel}")(w, c)
         return c
 
     def classes(self, counts: list[int]) -> list[_Rows]:
-        work, begin = [], counts[0]
-        start = begin
+        """Share the rows out to classes; small classes join the next."""
+        work = []
+        first = start = counts[0]
         for number, kind in enumerate(KINDS):
             start += counts[number + 1]
-            small = isinstance(kind, Sorted) and start - begin < FEW_ROWS
-            if start == begin or (small and any(counts[j + 1] for j in range(number + 1, len(SORTED)))):
+            small = isinstance(kind, Sorted) and start - first < FEW_ROWS
+            if start == first or (small and any(counts[j + 1] for j in range(number + 1, len(SORTED)))):
                 continue
-            work.append(_Rows(kind, self.list[begin:], start - begin, number))
-            begin = start
-        return work
+            work.append((kind, first, start - first, number))
+            first = start
+        if len(work) == 1 and isinstance(work[0][0], Sorted):
+            kind, _, _, number = work[0]
+            return [_Rows("sort", kind, 0, self.nrows, number)]
+        self.list = self.cupy.empty(self.nrows, np.uint32)
+        self.k.rows(
+            "list_rows", _cdiv(self.nrows, 256), 256,
+            (i64(self.nrows), self.lengths, _limits(self.device), self.at(FACTS), self.at(TAKEN), self.list),
+        )  # fmt: skip
+        return [_Rows(self.suited(kind), kind, self.list[f:], n, number) for kind, f, n, number in work]
+
+    def suited(self, kind: Sorted | Ranked) -> str:
+        if NODE_FROM < kind.most <= NODE_TO:
+            return "node"
+        if isinstance(kind, Sorted):
+            return "sort"
+        return "long" if kind.most > LONG_ROW and not self.deterministic else "rank"
 
     def same(self, m: CSR) -> Any:
         same = self.cupy.empty(m.nrows, np.uint8)
@@ -208,98 +246,117 @@ class _Multiply:
         self.k.node(f"same_rows<{self.k.ip},{group}>", _cdiv(m.nrows, 256 // group), 256, (i64(m.nrows), m.indptr, m.indices, same))
         return same
 
-    def nodes(self, work: list[_Rows]) -> list[_Rows]:
+    def prepare(self, work: list[_Rows]) -> list[_Rows]:
         cupy, k = self.cupy, self.k
-        wide = [w for w in work if FIRST_NODE <= w.slot <= LAST_NODE]
-        if wide:
+        nodes = [w for w in work if w.kernel == "node"]
+        if nodes:
             same_a = self.same(self.a)
-            self.same_b = same_a if self.b is self.a or self.b.indices is self.a.indices else self.same(self.b)
-        for w in wide:
+            self.same_b = same_a if self.b.indices is self.a.indices else self.same(self.b)
+        for w in nodes:
             w.tasks, w.spans = cupy.empty((w.count, 2), np.uint32), cupy.empty(w.count, np.int64)
             w.counts = cupy.empty(w.count, np.uint32)  # the rest
             k.node(
                 f"find_nodes<{k.ip}>", _cdiv(w.count, 8), 256,
                 (u32(w.count), w.rows, i64(self.nrows), i64(NODE_COLUMNS), same_a, *self.pattern, w.tasks, w.spans, w.counts,
-                 self.at(TOTALS + 5 * w.slot)),
+                 self.at(NODES + 5 * w.slot)),
             )  # fmt: skip
-        ranked = [w for w in work if isinstance(w.kind, Ranked) and w not in wide]
-        host = self.scratch[:STATE].get() if wide else None
-        out = [w for w in work if w not in wide]
-        for w in wide:
-            found, rest, width, rows, _ = (int(x) for x in host[TOTALS + 5 * w.slot : TOTALS + 5 * w.slot + 5])
-            if found:
-                out.append(_Rows(None, None, found, w.slot, w.tasks, w.spans, None, width, rows))
-            if rest:
-                out.append(_Rows(w.kind, w.counts, rest, w.slot))
-        ranked = [w for w in out if isinstance(w.kind, Ranked)]
+        if nodes:
+            host = self.read()
+            work = [w for w in work if w.kernel != "node"]
+            for w in nodes:
+                found, rest, width, rows, _ = (int(x) for x in host[NODES + 5 * w.slot : NODES + 5 * w.slot + 5])
+                if found:
+                    work.append(_Rows("node", None, None, found, w.slot, 1, w.tasks, w.spans, None, width, rows))
+                if rest:
+                    work.append(_Rows("sort" if isinstance(w.kind, Sorted) else "rank", w.kind, w.counts, rest, w.slot))
+        ranked = [w for w in work if w.kernel == "rank"]
         for w in ranked:
-            n = w.count * w.kind.parts
+            w.parts = max(w.kind.parts, min(16, _cdiv(self.b.ncols, PART_COLUMNS)))
+            n = w.count * w.parts
             w.tasks, w.spans, w.counts = cupy.empty(n, np.uint32), cupy.empty(2 * n, np.int64), cupy.empty(n, np.uint32)
             k.rank(
                 f"split_rows<{k.ip}>", _cdiv(w.count, 8), 256,
-                (u32(w.count), w.rows, i32(w.kind.parts), *self.pattern, w.tasks, w.spans, self.lengths, self.at(TOTALS + 5 * CLASSES + w.slot)),
+                (u32(w.count), w.rows, i32(w.parts), *self.pattern, w.tasks, w.spans, self.lengths, self.at(WIDTHS + w.slot)),
             )  # fmt: skip
         if ranked:
-            host = self.scratch[:STATE].get()
+            host = self.read()
             for w in ranked:
-                w.width = int(host[TOTALS + 5 * CLASSES + w.slot])
-        return sorted(out, key=lambda w: -w.slot)
+                w.width = int(host[WIDTHS + w.slot])
+        return sorted(work, key=lambda w: -w.slot)
 
-    def count(self, work: list[_Rows]) -> None:
-        k = self.k
-        for w in work:
-            if w.kind is None:
-                words = _cdiv(w.width, 64)
-                k.node(
-                    f"node_count<{k.ip},{NODE_WARPS}>", _cdiv(w.count, NODE_WARPS), 32 * NODE_WARPS,
-                    (u32(w.count), w.tasks, w.spans, i32(words), self.same_b, *self.pattern, self.lengths, self.at(TOTALS + 5 * w.slot + 4)),
-                    NODE_WARPS * words * 8,
-                )  # fmt: skip
-            elif isinstance(w.kind, Ranked):
-                window = min(_cdiv(w.width, 256) * 256, 1 << 20)
-                k.rank(
-                    f"rank_count<{k.ip},{w.kind.warps}>", w.count * w.kind.parts, 32 * w.kind.warps,
-                    (w.tasks, i64(window), w.spans, *self.pattern, w.counts, self.lengths), window // 8,
-                )  # fmt: skip
-            else:
-                self.sort(w, False, (self.lengths, 0, 0, 0))
+    def count_sort(self, w: _Rows) -> None:
+        self.sort(w, False, (self.lengths, 0, 0, 0))
 
-    def fill(self, work: list[_Rows], host: Any, c: CSR) -> None:
-        k = self.k
-        size = self.dtype.itemsize
-        target = (c.indptr, c.indices, c.data)
-        for w in work:
-            if w.kind is None:
-                words = _cdiv(w.width, 64)
-                most = int(host[TOTALS + 5 * w.slot + 4])
-                capacity = min(most, max(64, (24 << 10) // (size * w.node_rows)))
-                stride = _cdiv(size * (32 * w.node_rows + capacity * w.node_rows) + 12 * words + 16, 16) * 16
-                stride = _cdiv(size * (32 * w.node_rows + capacity * w.node_rows), 16) * 16 + _cdiv(12 * words + 16, 16) * 16
-                k.node(
-                    f"node_fill<{k.vip},{NODE_WARPS}>", _cdiv(w.count, NODE_WARPS), 32 * NODE_WARPS,
-                    (u32(w.count), w.tasks, w.spans, i32(words), i32(w.node_rows), i32(capacity), i32(stride), self.same_b, *self.operands, *target),
-                    NODE_WARPS * stride,
-                )  # fmt: skip
-            elif isinstance(w.kind, Ranked):
-                window = min(_cdiv(w.width, 256) * 256, 1 << 19)
-                masks = window // 8 + window // 16 + 16
-                bound = min(w.kind.most, w.width)
-                room = SHARED_BYTES // (4 if w.kind.warps <= 4 else 2) - 8192 - masks
-                capacity = max(min(bound, room // size), 64)
-                flag = "true" if self.deterministic else "false"
-                k.rank(
-                    f"rank_fill<{k.vip},{w.kind.warps},{flag}>", w.count * w.kind.parts, 32 * w.kind.warps,
-                    (w.tasks, w.counts, i32(w.kind.parts), i64(window), i32(capacity), w.spans, *self.operands, *target),
-                    masks + capacity * size,
-                )  # fmt: skip
-            else:
-                self.sort(w, True, (0, *target))
+    def fill_sort(self, w: _Rows, c: CSR) -> None:
+        self.sort(w, True, (0, c.indptr, c.indices, c.data))
 
     def sort(self, w: _Rows, numeric: bool, out: tuple[Any, ...]) -> None:
         kind = w.kind
-        assert isinstance(kind, Sorted)
         per_block = kind.warps * 32 // kind.group
-        self.k.sort(self.k.sort_name(kind, numeric), _cdiv(w.count, per_block), 32 * kind.warps, (u32(w.count), w.rows, *self.operands, *out))
+        self.k.sort(
+            self.k.sorting[kind, numeric], _cdiv(w.count, per_block), 32 * kind.warps,
+            (u32(w.count), w.rows, *self.operands, *out),
+        )  # fmt: skip
+
+    def count_node(self, w: _Rows) -> None:
+        words = _cdiv(w.width, 64)
+        self.k.node(
+            f"node_count<{self.k.ip},{NODE_WARPS}>", _cdiv(w.count, NODE_WARPS), 32 * NODE_WARPS,
+            (u32(w.count), w.tasks, w.spans, i32(words), self.same_b, *self.pattern, self.lengths, self.at(NODES + 5 * w.slot + 4)),
+            NODE_WARPS * words * 8,
+        )  # fmt: skip
+
+    def fill_node(self, w: _Rows, c: CSR) -> None:
+        size = self.dtype.itemsize
+        words = _cdiv(w.width, 64)
+        most = int(self.host[NODES + 5 * w.slot + 4])
+        capacity = min(most, max(64, (24 << 10) // (size * w.node_rows)))
+        stride = _cdiv(size * (32 + capacity) * w.node_rows, 16) * 16 + _cdiv(12 * words + 16, 16) * 16
+        self.k.node(
+            f"node_fill<{self.k.vip},{NODE_WARPS}>", _cdiv(w.count, NODE_WARPS), 32 * NODE_WARPS,
+            (u32(w.count), w.tasks, w.spans, i32(words), i32(w.node_rows), i32(capacity), i32(stride), self.same_b,
+             *self.operands, c.indptr, c.indices, c.data),
+            NODE_WARPS * stride,
+        )  # fmt: skip
+
+    def count_rank(self, w: _Rows) -> None:
+        window = min(_cdiv(w.width, 256) * 256, 1 << 20)
+        self.k.rank(
+            f"rank_count<{self.k.ip},{w.kind.warps}>", w.count * w.parts, 32 * w.kind.warps,
+            (w.tasks, i64(window), w.spans, *self.pattern, w.counts, self.lengths), window // 8,
+        )  # fmt: skip
+
+    def fill_rank(self, w: _Rows, c: CSR) -> None:
+        size = self.dtype.itemsize
+        window = min(_cdiv(w.width, 256) * 256, 1 << 19)
+        masks = window // 8 + window // 16 + 16
+        capacity = max(min(w.kind.most, w.width, (32 << 10) // size, (SHARED_BYTES - 8192 - masks) // size), 64)
+        flag = "true" if self.deterministic else "false"
+        self.k.rank(
+            f"rank_fill<{self.k.vip},{w.kind.warps},{flag}>", w.count * w.parts, 32 * w.kind.warps,
+            (w.tasks, w.counts, i32(w.parts), i64(window), i32(capacity), w.spans, *self.operands, c.indptr, c.indices, c.data),
+            masks + capacity * size,
+        )  # fmt: skip
+
+    def count_long(self, w: _Rows) -> None:
+        words = _cdiv(self.b.ncols, 64)
+        shares = _cdiv(self.longest, 128)
+        w.tasks = self.cupy.zeros((w.count, words), np.uint64)
+        w.spans = self.cupy.empty((w.count, words), np.uint32)
+        self.k.long(f"long_mark<{self.k.ip}>", (shares, w.count), 256, (w.rows, i64(words), *self.pattern, w.tasks))
+        self.k.long("long_rank", w.count, 1024, (w.rows, i64(words), w.tasks, w.spans, self.lengths))
+
+    def fill_long(self, w: _Rows, c: CSR) -> None:
+        words = _cdiv(self.b.ncols, 64)
+        shares = _cdiv(self.longest, 128)
+        self.k.long(
+            f"long_columns<{self.k.vip}>", (_cdiv(words, 256), w.count), 256,
+            (w.rows, i64(words), w.tasks, w.spans, c.indptr, c.indices, c.data),
+        )  # fmt: skip
+        self.k.long(
+            f"long_fill<{self.k.vip}>", (shares, w.count), 256,
+            (w.rows, i64(words), w.tasks, w.spans, *self.operands, c.indptr, c.data),
+        )  # fmt: skip
 
 
 def multiply(a: CSR, b: CSR, *, deterministic: bool = False) -> CSR:

@@ -69,14 +69,14 @@ class Module:
         )
         self._kernels: dict[str, Any] = {}
 
-    def __call__(self, name: str, grid: int, block: int, args: tuple[Any, ...], shared: int = 0) -> None:
+    def __call__(self, name: str, grid: int | tuple[int, int], block: int, args: tuple[Any, ...], shared: int = 0) -> None:
         """Launch a kernel on the current stream; `shared` is dynamic shared memory in bytes."""
         kernel = self._kernels.get(name)
         if kernel is None:
             kernel = self._kernels[name] = self._module.get_function(name)
-        if shared > 48 << 10 and kernel.max_dynamic_shared_size_bytes < shared:
+        if shared > 32 << 10 and kernel.max_dynamic_shared_size_bytes < shared:
             kernel.max_dynamic_shared_size_bytes = shared
-        kernel((grid,), (block,), args, shared_mem=shared)
+        kernel(grid if isinstance(grid, tuple) else (grid,), (block,), args, shared_mem=shared)
 
 
 @functools.cache

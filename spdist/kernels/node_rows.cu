@@ -41,10 +41,13 @@ find_nodes(const u32 count, const u32* __restrict__ list, const i64 nrows, const
            const unsigned char* __restrict__ same, const Pointer* __restrict__ a_indptr,
            const Index* __restrict__ a_indices, const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices,
            uint2* __restrict__ nodes, i64* __restrict__ spans, u32* __restrict__ rest, u64* __restrict__ totals) {
+    __shared__ u32 found[2];
+    __shared__ u64 places[2], widths[8];
+    if (threadIdx.x < 2) found[threadIdx.x] = 0;
+    __syncthreads();
     const u32 number = blockIdx.x * 8 + threadIdx.x / 32;
-    if (number >= count) return;
-    const u32 row = list[number];
     const int lane = threadIdx.x % 32;
+    const u32 row = list[min(number, count - 1)];
     i64 low = 0x7fffffffffffffffll, high = -1;
     for (Pointer at = a_indptr[row] + lane; at < a_indptr[row + 1]; at += 32) {
         const Pointer first = b_indptr[a_indices[at]], last = b_indptr[a_indices[at] + 1];
@@ -57,28 +60,37 @@ find_nodes(const u32 count, const u32* __restrict__ list, const i64 nrows, const
         low = min(low, __shfl_xor_sync(FULL_WARP, low, step));
         high = max(high, __shfl_xor_sync(FULL_WARP, high, step));
     }
-    if (lane > 0) return;
     low &= ~63ll;
     const u64 columns = high + 1 - low;
-    if (columns > widest) {
-        rest[atomicAdd(&totals[1], 1ull)] = row;
-        return;
-    }
     int back = 0;  // rows of this pattern before this one; long runs are cut at multiples of MOST_ROWS
     while (back < 8 * MOST_ROWS && row >= back + 1 && same[row - back]) ++back;
     const bool leads = back < 8 * MOST_ROWS ? back % MOST_ROWS == 0 : row % MOST_ROWS == 0;
-    if (!leads) return;
+    const int kind = number >= count ? 2 : columns > widest ? 1 : leads ? 0 : 2;  // a node, one of the rest, nothing
     u32 rows = 1;
-    while (rows < MOST_ROWS && row + rows < nrows && same[row + rows]) {
-        const bool next_leads = back + rows >= 8 * MOST_ROWS && (row + rows) % MOST_ROWS == 0;
-        if (next_leads) break;
+    while (kind == 0 && rows < MOST_ROWS && row + rows < nrows && same[row + rows] &&
+           !(back + rows >= 8 * MOST_ROWS && (row + rows) % MOST_ROWS == 0))
         ++rows;
+    u64 at = 0;
+    if (lane == 0) {
+        if (kind < 2) at = atomicAdd(&found[kind], 1u);
+        widths[threadIdx.x / 32] = kind == 0 ? columns : 0;
     }
-    const u64 at = atomicAdd(&totals[0], 1ull);
-    nodes[at] = make_uint2(row, rows);
-    spans[at] = low;
-    if (columns > *(volatile u64*)&totals[2]) atomicMax(&totals[2], columns);
-    if (rows > *(volatile u64*)&totals[3]) atomicMax(&totals[3], (u64)rows);
+    __syncthreads();
+    if (threadIdx.x < 2 && found[threadIdx.x]) places[threadIdx.x] = atomicAdd(&totals[threadIdx.x], (u64)found[threadIdx.x]);
+    if (threadIdx.x == 0) {
+        u64 most = 0;
+        for (int warp = 0; warp < 8; ++warp) most = max(most, widths[warp]);
+        if (most > *(volatile u64*)&totals[2]) atomicMax(&totals[2], most);
+    }
+    __syncthreads();
+    if (lane > 0 || kind == 2) return;
+    at += places[kind];
+    if (kind == 1) rest[at] = row;
+    else {
+        nodes[at] = make_uint2(row, rows);
+        spans[at] = low;
+        if (rows > *(volatile u64*)&totals[3]) atomicMax(&totals[3], (u64)rows);
+    }
 }
 
 // Mark the columns of a row of C, a warp at work. A row of B with the pattern of the one before adds nothing.
@@ -139,34 +151,38 @@ node_count(const u32 count, const uint2* __restrict__ nodes, const i64* __restri
     if (lane == 0 && nnz > *(volatile u64*)most) atomicMax(most, (u64)nnz);
 }
 
-// Add the products of RUN successive rows of B, of one pattern, to the sums of ROWS rows of C.
-template <int ROWS, int RUN, typename Value, typename Index, typename Place>
-__device__ __forceinline__ void add_run(Value* sums, const int stride, const Value* factors, const int length,
-                                        const Index* __restrict__ columns, const Value* __restrict__ values, const Place place) {
-    for (int t = threadIdx.x % 32; t < length; t += 32) {
-        Value b[RUN];
-        const Index column = columns[t];
+constexpr int RUNS = 3;  // successive rows of B of one pattern that are multiplied together
+
+// Add the products of one step to the sums of ROWS rows of C.
+template <int ROWS, int RUN, typename Value>
+__device__ __forceinline__ void add_step(const Value (&b)[RUNS], Value* sums, const int stride, const Value* factors) {
 #pragma unroll
-        for (int n = 0; n < RUN; ++n) b[n] = values[(i64)n * length + t];
-        const int at = place(column);
-        if (at < 0) continue;
+    for (int r = 0; r < ROWS; ++r) {
+        Value sum = sums[r * stride];
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            Value sum = sums[r * stride + at];
-#pragma unroll
-            for (int n = 0; n < RUN; ++n) sum += factors[r * 32 + n] * b[n];
-            sums[r * stride + at] = sum;
-        }
+        for (int n = 0; n < RUN; ++n) sum += factors[r * 32 + n] * b[n];
+        sums[r * stride] = sum;
     }
-    __syncwarp();
 }
 
-template <int ROWS, typename Value, typename Index, typename Place>
-__device__ __forceinline__ void add_runs(const int run, Value* sums, const int stride, const Value* factors, const int length,
-                                         const Index* __restrict__ columns, const Value* __restrict__ values, const Place place) {
-    if (run == 3) add_run<ROWS, 3>(sums, stride, factors, length, columns, values, place);
-    else if (run == 2) add_run<ROWS, 2>(sums, stride, factors, length, columns, values, place);
-    else add_run<ROWS, 1>(sums, stride, factors, length, columns, values, place);
+template <int ROWS, typename Value>
+__device__ __forceinline__ void add_run(const int run, const Value (&b)[RUNS], Value* sums, const int stride, const Value* factors) {
+    if (run == 3) add_step<ROWS, 3>(b, sums, stride, factors);
+    else if (run == 2) add_step<ROWS, 2>(b, sums, stride, factors);
+    else add_step<ROWS, 1>(b, sums, stride, factors);
+}
+
+template <typename Value>
+__device__ __forceinline__ void add_rows(const int rows, const int run, const Value (&b)[RUNS], Value* sums, const int stride,
+                                         const Value* factors) {
+    switch (rows) {
+        case 1: return add_run<1>(run, b, sums, stride, factors);
+        case 2: return add_run<2>(run, b, sums, stride, factors);
+        case 3: return add_run<3>(run, b, sums, stride, factors);
+        case 4: return add_run<4>(run, b, sums, stride, factors);
+        case 5: return add_run<5>(run, b, sums, stride, factors);
+        default: return add_run<6>(run, b, sums, stride, factors);
+    }
 }
 
 // Place of the bit number `n` among those set in `word`.
@@ -220,16 +236,10 @@ node_fill(const u32 count, const uint2* __restrict__ nodes, const i64* __restric
         const int here = min(capacity, nnz - done);
         for (int r = 0; r < node.y; ++r)
             for (int i = lane; i < here; i += 32) sums[r * capacity + i] = Value(0);
-        const auto place = [&](const Index column) {
-            const u32 bit = (u32)(column - low);
-            const int rank = ranks[bit >> 6] + __popcll(mask[bit >> 6] & ((1ull << (bit & 63)) - 1)) - done;
-            return rank < here ? rank : -1;
-        };
         for (Pointer at = begin; at < end; at += 32) {
             Index k = -2;
             Pointer first = 0;
             int columns = 0;
-            bool repeats = false;
             __syncwarp();
             if (at + lane < end) {
                 k = a_indices[at + lane];
@@ -238,27 +248,49 @@ node_fill(const u32 count, const uint2* __restrict__ nodes, const i64* __restric
                 for (int r = 0; r < node.y; ++r) factors[r * 32 + lane] = a_data[at + lane + r * length];
             }
             const Index before = __shfl_up_sync(FULL_WARP, k, 1);
-            repeats = lane > 0 && columns > 0 && before == k - 1 && same[k];
-            const u32 repeated = __ballot_sync(FULL_WARP, repeats);
+            const u32 repeats = __ballot_sync(FULL_WARP, lane > 0 && columns > 0 && before == k - 1 && same[k]);
             const int entries = (int)min((i64)32, (i64)(end - at));
             __syncwarp();
-            for (int entry = 0; entry < entries;) {
-                int run = 1;
-                while (run < 3 && entry + run < entries && (repeated >> (entry + run) & 1)) ++run;
-                const Pointer from = take(first, entry, 32);
-                const int width = take(columns, entry, 32);
-                const Value* f = factors + entry;
-                switch (node.y) {
-                    case 1: add_runs<1>(run, sums, capacity, f, width, b_indices + from, b_data + from, place); break;
-                    case 2: add_runs<2>(run, sums, capacity, f, width, b_indices + from, b_data + from, place); break;
-                    case 3: add_runs<3>(run, sums, capacity, f, width, b_indices + from, b_data + from, place); break;
-                    case 4: add_runs<4>(run, sums, capacity, f, width, b_indices + from, b_data + from, place); break;
-                    case 5: add_runs<5>(run, sums, capacity, f, width, b_indices + from, b_data + from, place); break;
-                    default: add_runs<6>(run, sums, capacity, f, width, b_indices + from, b_data + from, place); break;
+            // The loads of the next step are under way while this one's products are added.
+            int entry = 0, run = 0, t = 0, width = 0;
+            Pointer from = 0;
+            const auto fetch = [&](u32& bit, Value (&b)[RUNS]) {
+                while (t >= width && entry + run < entries) {
+                    entry += run;
+                    run = 1;
+                    while (run < RUNS && entry + run < entries && (repeats >> (entry + run) & 1)) ++run;
+                    from = take(first, entry, 32);
+                    width = take(columns, entry, 32);
+                    t = 0;
                 }
-                entry += run;
+                bit = 0xffffffffu;
+                if (t + lane < width) {
+                    bit = (u32)(b_indices[from + t + lane] - low);
+#pragma unroll
+                    for (int n = 0; n < RUNS; ++n)
+                        if (n < run) b[n] = b_data[from + t + lane + (Pointer)n * width];
+                }
+                const bool more = t < width;
+                t += 32;
+                return more;
+            };
+            u32 bit, next_bit;
+            Value b[RUNS], next_b[RUNS];
+            bool more = fetch(bit, b);
+            while (more) {
+                const int now = entry, now_run = run;
+                more = fetch(next_bit, next_b);
+                if (bit != 0xffffffffu) {
+                    const int rank = ranks[bit >> 6] + __popcll(mask[bit >> 6] & ((1ull << (bit & 63)) - 1)) - done;
+                    if (rank >= 0 && rank < here) add_rows(node.y, now_run, b, sums + rank, capacity, factors + now);
+                }
+                __syncwarp();
+                bit = next_bit;
+#pragma unroll
+                for (int n = 0; n < RUNS; ++n) b[n] = next_b[n];
             }
         }
+        __syncwarp();
         for (int r = 0; r < node.y; ++r) {
             const Pointer out = c_indptr[node.x + r] + done;
             for (int i = lane; i < here; i += 32) c_data[out + i] = sums[r * capacity + i];

@@ -5,117 +5,118 @@
 // Scan: D. Merrill, M. Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", NVIDIA NVR-2016-002.
 #include "common.cuh"
 
-enum Fact { PRODUCTS, BAD_A, BAD_B, FALLS, FALLS_AT_ROWS, MAX_ROW_PRODUCTS, FACTS };
+enum Fact { PRODUCTS, BAD_A, BAD_B, FALLS, FALLS_AT_ROWS, MAX_ROW_PRODUCTS, MAX_ROW_A, NNZ_C };
 constexpr int CLASSES = 16;
 
-// Count where the columns of B are out of range, and where they do not rise from one entry to the next.
-//
-// Launch  block 256, any grid.
-// Post    facts[BAD_B] += entries outside [0, ncols); facts[FALLS] += falls over the flat array. The rows are sorted and
-//         free of duplicates if as many falls lie at the starts of rows (`analyse_rows` counts those).
-template <typename Index>
-__global__ void __launch_bounds__(256)
-check_columns(const i64 nnz, const i64 ncols, const Index* __restrict__ indices, u64* __restrict__ facts) {
-    __shared__ u64 scratch[8];
-    u64 bad = 0, falls = 0;
-    for (i64 at = (i64)blockIdx.x * 256 + threadIdx.x; at < nnz; at += (i64)gridDim.x * 256) {
-        const Index column = indices[at];
-        bad += column < 0 || column >= ncols;
-        falls += at > 0 && column <= indices[at - 1];
-    }
-    bad = block_sum<8>(bad, scratch);
-    falls = block_sum<8>(falls, scratch);
-    if (threadIdx.x == 0 && bad) atomicAdd(&facts[BAD_B], bad);
-    if (threadIdx.x == 0 && falls) atomicAdd(&facts[FALLS], falls);
-}
-
-// Row lengths of B at one entry of A, and where they start; nothing where the entry or B's offsets are out of range.
+// Row length of B at one entry of A; 0 where the entry or B's offsets are out of range.
 template <typename Index, typename Pointer>
 __device__ __forceinline__ u64 products_of(const Index k, const i64 nrows_b, const i64 nnz_b,
                                            const Pointer* __restrict__ b_indptr, bool& bad) {
-    bad |= k < 0 || k >= nrows_b;
-    if (k < 0 || k >= nrows_b) return 0;
+    if (k < 0 || k >= nrows_b) {
+        bad = true;
+        return 0;
+    }
     const i64 first = b_indptr[k], last = b_indptr[k + 1];
-    bad |= first < 0 || last < first || last > nnz_b;
-    return bad ? 0 : last - first;
+    const bool wrong = first < 0 || last < first || last > nnz_b;
+    bad |= wrong;
+    return wrong ? 0 : last - first;
 }
 
-// Count the products of each row of C, and the rows of each class.
+// Count the products of each row of C and the rows of each class; check A and B.
 //
-// Launch  block 256, GROUP lanes a row, grid ceil_div(nrows, 256 / GROUP). Rows of A longer than LONG are taken by the
-//         whole thread block afterwards.
+// Launch  block 256, any grid; GROUP lanes a row, rows of A longer than LONG by the whole warp.
 // Shared  histogram of classes.
 // Pre     facts and class_rows zero; limits[c] is the greatest number of products of class c, ascending, the last ~0.
-// Post    products[row], capped at 2^32 - 1; facts[PRODUCTS], facts[MAX_ROW_PRODUCTS], facts[BAD_A]; class_rows[c];
-//         facts[FALLS_AT_ROWS] by rows of B.
-constexpr int LONG = 2048;
+// Post    products[row], capped at 2^32 - 1; facts[PRODUCTS], facts[MAX_ROW_PRODUCTS], facts[MAX_ROW_A]; class_rows[c]; facts[BAD_A], facts[BAD_B]
+//         are not zero where offsets or columns are out of range; facts[FALLS]: places where the columns of B do not
+//         rise from one entry to the next, facts[FALLS_AT_ROWS] those at the starts of rows. B's rows are sorted and free of
+//         duplicates if the two are equal.
+constexpr int LONG = 1024;
 
 template <typename Index, typename Pointer, int GROUP>
 __global__ void __launch_bounds__(256)
-analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_b, const Pointer* __restrict__ a_indptr,
-             const Index* __restrict__ a_indices, const Pointer* __restrict__ b_indptr,
+analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_b, const i64 ncols,
+             const Pointer* __restrict__ a_indptr, const Index* __restrict__ a_indices, const Pointer* __restrict__ b_indptr,
              const Index* __restrict__ b_indices, const u64* __restrict__ limits, u32* __restrict__ products,
              u64* __restrict__ facts, u64* __restrict__ class_rows) {
-    __shared__ u64 scratch[8], long_products[256 / GROUP];
-    __shared__ u32 histogram[CLASSES], long_rows[256 / GROUP], long_count;
+    __shared__ u64 scratch[8];
+    __shared__ u32 histogram[CLASSES];
     if (threadIdx.x < CLASSES) histogram[threadIdx.x] = 0;
-    if (threadIdx.x == 0) long_count = 0;
     __syncthreads();
-    const int lane = threadIdx.x % GROUP;
-    const i64 first_row = (i64)blockIdx.x * (256 / GROUP);
-    const i64 row = first_row + threadIdx.x / GROUP;
+    const int lane = threadIdx.x % GROUP, warp_lane = threadIdx.x % 32;
     bool bad = false;
-    u64 count = 0;
-    i64 begin = 0, end = 0;
-    if (row < nrows) {
-        begin = a_indptr[row], end = a_indptr[row + 1];
-        if (begin < 0 || end < begin || end > nnz_a) bad = true, begin = end = 0;
-    }
-    const bool is_long = end - begin > LONG;
-    if (!is_long)
-        for (i64 at = begin + lane; at < end; at += GROUP) count += products_of(a_indices[at], nrows_b, nnz_b, b_indptr, bad);
+    u64 total = 0, largest = 0, longest = 0;
+    for (i64 first_row = (i64)blockIdx.x * (256 / GROUP); first_row < nrows; first_row += (i64)gridDim.x * (256 / GROUP)) {
+        const i64 row = first_row + threadIdx.x / GROUP;
+        i64 begin = 0, end = 0;
+        if (row < nrows) {
+            begin = a_indptr[row], end = a_indptr[row + 1];
+            if (begin < 0 || end < begin || end > nnz_a) bad = true, begin = end = 0;
+        }
+        const bool is_long = end - begin > LONG;
+        u64 count = 0;
+        if (!is_long) {
+#pragma unroll 4
+            for (i64 at = begin + lane; at < end; at += GROUP) count += products_of(a_indices[at], nrows_b, nnz_b, b_indptr, bad);
+        }
+        for (u32 left = __ballot_sync(FULL_WARP, is_long && lane == 0); left; left &= left - 1) {
+            const int owner = __ffs(left) - 1;
+            const i64 from = __shfl_sync(FULL_WARP, begin, owner), to = __shfl_sync(FULL_WARP, end, owner);
+            u64 part = 0;
+#pragma unroll 4
+            for (i64 at = from + warp_lane; at < to; at += 32) part += products_of(a_indices[at], nrows_b, nnz_b, b_indptr, bad);
 #pragma unroll
-    for (int step = GROUP / 2; step > 0; step /= 2) count += __shfl_xor_sync(FULL_WARP, count, step);
-    if (is_long && lane == 0) long_rows[atomicAdd(&long_count, 1u)] = threadIdx.x / GROUP;
-    __syncthreads();
-    for (u32 which = 0; which < long_count; ++which) {
-        const i64 r = first_row + long_rows[which];
-        u64 part = 0;
-        for (i64 at = a_indptr[r] + threadIdx.x; at < a_indptr[r + 1]; at += 256)
-            part += products_of(a_indices[at], nrows_b, nnz_b, b_indptr, bad);
-        part = block_sum<8>(part, scratch);
-        if (threadIdx.x == 0) long_products[long_rows[which]] = part;
-    }
-    __syncthreads();
-    if (is_long) count = long_products[threadIdx.x / GROUP];
-    int kind = -1;
-    if (lane == 0 && row < nrows) {
-        products[row] = count > 0xffffffffull ? 0xffffffffu : (u32)count;
-        kind = 0;
-        while (count > limits[kind]) ++kind;
-    } else count = 0;
-    for (u32 left = __ballot_sync(FULL_WARP, kind >= 0); left;) {  // one addition per class and warp
-        const int leader = __ffs(left) - 1;
-        const u32 same = __ballot_sync(FULL_WARP, kind == __shfl_sync(FULL_WARP, kind, leader));
-        if (threadIdx.x % 32 == leader) atomicAdd(&histogram[kind], (u32)__popc(same));
-        left &= ~same;
-    }
-    u64 largest = count;
+            for (int step = 16; step >= GROUP; step /= 2) part += __shfl_xor_sync(FULL_WARP, part, step);
+            if (warp_lane / GROUP == owner / GROUP) count = part;
+        }
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) largest = max(largest, __shfl_xor_sync(FULL_WARP, largest, step));
-    u64 falls = 0;
-    for (i64 r = (i64)blockIdx.x * 256 + threadIdx.x; r < nrows_b; r += (i64)gridDim.x * 256) {
+        for (int step = GROUP / 2; step > 0; step /= 2) count += __shfl_xor_sync(FULL_WARP, count, step);
+        int kind = -1;
+        if (lane == 0 && row < nrows) {
+            products[row] = count > 0xffffffffull ? 0xffffffffu : (u32)count;
+            kind = 0;
+            while (count > limits[kind]) ++kind;
+            total += count;
+            largest = max(largest, count);
+            longest = max(longest, (u64)(end - begin));
+        }
+        for (u32 left = __ballot_sync(FULL_WARP, kind >= 0); left;) {  // one addition per class and warp
+            const int leader = __ffs(left) - 1;
+            const u32 same = __ballot_sync(FULL_WARP, kind == __shfl_sync(FULL_WARP, kind, leader));
+            if (warp_lane == leader) atomicAdd(&histogram[kind], (u32)__popc(same));
+            left &= ~same;
+        }
+    }
+    u64 falls = 0, falls_at_rows = 0;
+    bool bad_b = false;
+    const i64 thread = (i64)blockIdx.x * 256 + threadIdx.x, threads = (i64)gridDim.x * 256;
+#pragma unroll 4
+    for (i64 at = thread; at < nnz_b; at += threads) {
+        const Index column = b_indices[at];
+        bad_b |= column < 0 || column >= ncols;
+        falls += at > 0 && column <= b_indices[at - 1];
+    }
+    for (i64 r = thread; r < nrows_b; r += threads) {
         const i64 start = b_indptr[r];
-        if (start > 0 && start < nnz_b && b_indptr[r + 1] > start) falls += b_indices[start] <= b_indices[start - 1];
+        if (start > 0 && start < nnz_b && b_indptr[r + 1] > start) falls_at_rows += b_indices[start] <= b_indices[start - 1];
     }
+    total = block_sum<8>(total, scratch);
     falls = block_sum<8>(falls, scratch);
-    const u64 total = block_sum<8>(count, scratch);
-    const bool any_bad = __syncthreads_or(bad);
-    if (threadIdx.x % 32 == 0 && largest > *(volatile u64*)&facts[MAX_ROW_PRODUCTS]) atomicMax(&facts[MAX_ROW_PRODUCTS], largest);
+    falls_at_rows = block_sum<8>(falls_at_rows, scratch);
+    const bool any_bad = __syncthreads_or(bad), any_bad_b = __syncthreads_or(bad_b);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        largest = max(largest, __shfl_xor_sync(FULL_WARP, largest, step));
+        longest = max(longest, __shfl_xor_sync(FULL_WARP, longest, step));
+    }
+    if (warp_lane == 0 && largest > *(volatile u64*)&facts[MAX_ROW_PRODUCTS]) atomicMax(&facts[MAX_ROW_PRODUCTS], largest);
+    if (warp_lane == 0 && longest > *(volatile u64*)&facts[MAX_ROW_A]) atomicMax(&facts[MAX_ROW_A], longest);
     if (threadIdx.x == 0) {
-        if (falls) atomicAdd(&facts[FALLS_AT_ROWS], falls);
-        if (any_bad) atomicAdd(&facts[BAD_A], 1ull);
         if (total) atomicAdd(&facts[PRODUCTS], total);
+        if (falls) atomicAdd(&facts[FALLS], falls);
+        if (falls_at_rows) atomicAdd(&facts[FALLS_AT_ROWS], falls_at_rows);
+        if (any_bad) atomicAdd(&facts[BAD_A], 1ull);
+        if (any_bad_b) atomicAdd(&facts[BAD_B], 1ull);
     }
     if (threadIdx.x < CLASSES && histogram[threadIdx.x]) atomicAdd(&class_rows[threadIdx.x], (u64)histogram[threadIdx.x]);
 }
@@ -163,12 +164,13 @@ list_rows(const i64 nrows, const u32* __restrict__ sizes, const u64* __restrict_
 //
 // Launch  block 256, grid ceil_div(nrows, 256 * SCAN_ROWS).
 // Pre     state[grid + 1] zero: state[0] hands out tiles; nrows > 0.
-// Post    indptr[nrows + 1]; indptr[nrows] is the sum, which must fit Pointer.
+// Post    indptr[nrows + 1]; *total: the sum, which must fit Pointer.
 constexpr int SCAN_ROWS = 8;
 
 template <typename Pointer>
 __global__ void __launch_bounds__(256)
-offsets(const i64 nrows, const u32* __restrict__ lengths, u64* __restrict__ state, Pointer* __restrict__ indptr) {
+offsets(const i64 nrows, const u32* __restrict__ lengths, u64* __restrict__ state, Pointer* __restrict__ indptr,
+        u64* __restrict__ total_nnz) {
     constexpr u64 AGGREGATE = 1ull << 62, PREFIX = 2ull << 62, VALUE = AGGREGATE - 1;
     __shared__ u64 warp_sums[8], before, tile_shared;
     if (threadIdx.x == 0) tile_shared = atomicAdd(&state[0], 1ull);
@@ -215,6 +217,7 @@ offsets(const i64 nrows, const u32* __restrict__ lengths, u64* __restrict__ stat
     __syncthreads();
     base += before;
     if (first == 0) indptr[0] = 0;
+    if (tile == gridDim.x - 1 && threadIdx.x == 255) *total_nnz = base + sum;
 #pragma unroll
     for (int i = 0; i < SCAN_ROWS; ++i)
         if (first + i < nrows) indptr[first + i + 1] = (Pointer)(base + sums[i]);

@@ -13,20 +13,41 @@ __device__ __forceinline__ void order(Key& low, Key& high) {
     high = x < y ? y : x;
 }
 
+// Sort every run of LENGTH keys that first rise and then fall, or the reverse.
+template <int ITEMS, int LENGTH, typename Key>
+__device__ __forceinline__ void merge_lane(Key (&keys)[ITEMS]) {
+    if constexpr (LENGTH == 3) {
+#pragma unroll
+        for (int i = 0; i < ITEMS; i += 3) {
+            order(keys[i], keys[i + 1]);
+            order(keys[i + 1], keys[i + 2]);
+            order(keys[i], keys[i + 1]);
+        }
+    } else if constexpr (LENGTH > 1) {
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i)
+            if (i % LENGTH < LENGTH / 2) order(keys[i], keys[i + LENGTH / 2]);
+        merge_lane<ITEMS, LENGTH / 2>(keys);
+    }
+}
+
+// Sort the keys of one lane; ITEMS is a power of two, or three times one.
+template <int ITEMS, int SIZE, typename Key>
+__device__ __forceinline__ void sort_lane(Key (&keys)[ITEMS]) {
+    if constexpr (SIZE == 3) merge_lane<ITEMS, 3>(keys);
+    else if constexpr (SIZE > 1) {
+        sort_lane<ITEMS, SIZE / 2>(keys);
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i)
+            if (i % SIZE < SIZE / 2) order(keys[i], keys[i - i % SIZE + SIZE - 1 - i % SIZE]);
+        merge_lane<ITEMS, SIZE / 2>(keys);
+    }
+}
+
 // Sort GROUP * ITEMS keys; afterwards item i of lane l is number l * ITEMS + i.
 template <int GROUP, int ITEMS, typename Key>
 __device__ __forceinline__ void sort_keys(Key (&keys)[ITEMS], const int lane) {
-#pragma unroll
-    for (int size = 2; size <= ITEMS; size *= 2) {
-#pragma unroll
-        for (int i = 0; i < ITEMS; ++i)
-            if ((i ^ (size - 1)) > i) order(keys[i], keys[i ^ (size - 1)]);
-#pragma unroll
-        for (int step = size / 4; step > 0; step /= 2)
-#pragma unroll
-            for (int i = 0; i < ITEMS; ++i)
-                if ((i & step) == 0) order(keys[i], keys[i | step]);
-    }
+    sort_lane<ITEMS, ITEMS>(keys);
 #pragma unroll
     for (int lanes = 2; lanes <= GROUP; lanes *= 2) {
         const bool keeps_low = (lane & (lanes / 2)) == 0;
@@ -34,21 +55,17 @@ __device__ __forceinline__ void sort_keys(Key (&keys)[ITEMS], const int lane) {
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) others[i] = __shfl_xor_sync(FULL_WARP, keys[ITEMS - 1 - i], lanes - 1);
 #pragma unroll
-        for (int i = 0; i < ITEMS; ++i) keys[i] = (keys[i] < others[i]) == keeps_low ? keys[i] : others[i];
+        for (int i = 0; i < ITEMS; ++i) keys[i] = keeps_low ? min(keys[i], others[i]) : max(keys[i], others[i]);
 #pragma unroll
         for (int step = lanes / 4; step > 0; step /= 2) {
             const bool low = (lane & step) == 0;
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
                 const Key other = __shfl_xor_sync(FULL_WARP, keys[i], step);
-                keys[i] = (keys[i] < other) == low ? keys[i] : other;
+                keys[i] = low ? min(keys[i], other) : max(keys[i], other);
             }
         }
-#pragma unroll
-        for (int step = ITEMS / 2; step > 0; step /= 2)
-#pragma unroll
-            for (int i = 0; i < ITEMS; ++i)
-                if ((i & step) == 0) order(keys[i], keys[i | step]);
+        merge_lane<ITEMS, ITEMS>(keys);
     }
 }
 
@@ -57,17 +74,35 @@ __device__ __forceinline__ void sort_keys(Key (&keys)[ITEMS], const int lane) {
 template <int ITEMS, typename Key>
 __device__ __forceinline__ int place(const int at) {
     constexpr int PIECE = 16 / sizeof(Key);
-    if (ITEMS < 4) return at;
+    if (ITEMS < 2 * PIECE || ITEMS % PIECE) return at;
     const int piece = at / PIECE;
     return (piece ^ ((piece >> 3) & 7)) * PIECE + at % PIECE;
+}
+
+template <int ITEMS, typename Key>
+__device__ __forceinline__ void store_keys(Key* slots, const Key (&keys)[ITEMS], const int lane) {
+    constexpr int PIECE = 16 / sizeof(Key);
+    if constexpr (ITEMS % PIECE == 0) {
+#pragma unroll
+        for (int i = 0; i < ITEMS; i += PIECE) {
+            uint4 piece;
+            Key* parts = reinterpret_cast<Key*>(&piece);
+#pragma unroll
+            for (int j = 0; j < PIECE; ++j) parts[j] = keys[i + j];
+            *reinterpret_cast<uint4*>(slots + place<ITEMS, Key>(lane * ITEMS + i)) = piece;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) slots[lane * ITEMS + i] = keys[i];
+    }
 }
 
 // Multiply the listed rows, each of at most GROUP * ITEMS products.
 //
 // Launch  block 32 * WARPS, grid ceil_div(count, WARPS * 32 / GROUP).
 // Shared  per slot: a key; with NUMERIC also a value and a 16-bit position.
-// Pre     GROUP * ITEMS a power of two; columns of B fit in what is left of Key after log2(GROUP * ITEMS) bits, and the
-//         greatest of them is not all ones there; offsets and indices in range. Neither A nor B need be sorted.
+// Pre     list null: all rows; columns of B fit in what is left of Key after log2(GROUP * ITEMS) bits, rounded up;
+//         offsets and indices in range. Neither A nor B need be sorted.
 // Post    count pass: lengths[row] = nnz of the row of C. NUMERIC: columns rise strictly, values are added in the order
 //         of A's entries, so the bits are the same on every run; c_indptr says where the row goes.
 template <typename Value, typename Index, typename Pointer, typename Key, int GROUP, int ITEMS, int WARPS, bool NUMERIC>
@@ -77,9 +112,10 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
           const Index* __restrict__ b_indices, const Value* __restrict__ b_data, u32* __restrict__ lengths,
           const Pointer* __restrict__ c_indptr, Index* __restrict__ c_indices, Value* __restrict__ c_data) {
     constexpr int SLOTS = GROUP * ITEMS, GROUPS = WARPS * 32 / GROUP;
-    constexpr int BITS = SLOTS == 16 ? 4 : SLOTS == 32 ? 5 : SLOTS == 64 ? 6 : SLOTS == 128 ? 7 : SLOTS == 256 ? 8
-                       : SLOTS == 512 ? 9 : 10;
-    static_assert(SLOTS == 1 << BITS, "slots must be a power of two from 16 to 1024");
+    constexpr int BITS = SLOTS <= 16 ? 4 : SLOTS <= 32 ? 5 : SLOTS <= 64 ? 6 : SLOTS <= 128 ? 7 : SLOTS <= 256 ? 8
+                       : SLOTS <= 512 ? 9 : 10;
+    static_assert(SLOTS <= 1 << BITS, "at most 1024 slots");
+    constexpr u32 SLOT = (1u << BITS) - 1;
     __shared__ __align__(16) Key all_keys[GROUPS * SLOTS];
     __shared__ __align__(16) char all_values[NUMERIC ? GROUPS * SLOTS * sizeof(Value) : 16];
     __shared__ unsigned short all_heads[NUMERIC ? GROUPS * SLOTS : 1];
@@ -90,7 +126,7 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
 
     const u32 number = blockIdx.x * GROUPS + group;
     const bool active = number < count;
-    const u32 row = active ? list[number] : 0;
+    const u32 row = !active ? 0 : list == nullptr ? number : list[number];
     Pointer at = active ? a_indptr[row] : 0;
     const Pointer end = active ? a_indptr[row + 1] : 0;
     int total = 0;
@@ -152,11 +188,10 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
     }
     __syncwarp();  // all keys are in registers: the slots can be written again
     int head = through - mine;
+    store_keys<ITEMS>(slots, keys, lane);
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-        slots[place<ITEMS, Key>(lane * ITEMS + i)] = keys[i];
+    for (int i = 0; i < ITEMS; ++i)
         if (is_head >> i & 1) heads[head++] = (unsigned short)(lane * ITEMS + i);
-    }
     __syncwarp();
     if (!active) return;
     const Pointer base = c_indptr[row];
@@ -164,8 +199,8 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
         const int first = heads[out], stop = out + 1 < nnz ? heads[out + 1] : total;
         const Key key = slots[place<ITEMS, Key>(first)];
         Value sum = Value(0);
-        sum += values[key & (SLOTS - 1)];
-        for (int i = first + 1; i < stop; ++i) sum += values[slots[place<ITEMS, Key>(i)] & (SLOTS - 1)];
+        sum += values[key & SLOT];
+        for (int i = first + 1; i < stop; ++i) sum += values[slots[place<ITEMS, Key>(i)] & SLOT];
         c_indices[base + out] = (Index)(key >> BITS);
         c_data[base + out] = sum;
     }
