@@ -59,6 +59,7 @@ LONG_ROW = 262144
 LONG_WORKSPACE = 128 << 20
 FEW_ROWS = 4096
 """Rows for which a launch of their own is not worth while: they join the next class."""
+SMALL_PRODUCTS = 1 << 18
 CLASSES = 16
 FACTS = 8
 SHARED_BYTES = 226 << 10
@@ -95,7 +96,8 @@ class Kernels:
         self.pointer, self.index, self.key = pointer, index, key
         self.offsets = f"offsets<{pointer}>"
         self.analyse = {g: f"analyse_rows<{self.ip},{g}>" for g in (2, 4, 8, 32)}
-        self.sorting = {(k, n): self.sort_name(k, n) for k in SORTED for n in (False, True)}
+        self.counting = {s: f"count_rows<{self.ip},{s.group},{1 << (s.most - 1).bit_length()},{s.warps}>" for s in SORTED}
+        self.sorting = {s: f"sort_rows<{self.vip},{key},{s.group},{s.items},{s.warps}>" for s in SORTED}
 
     @functools.cached_property
     def rows(self) -> Module:
@@ -103,7 +105,7 @@ class Kernels:
 
     @functools.cached_property
     def sort(self) -> Module:
-        return module("sort_rows.cu", tuple(self.sorting.values()))
+        return module("sort_rows.cu", (*self.counting.values(), *self.sorting.values()))
 
     @functools.cached_property
     def rank(self) -> Module:
@@ -125,11 +127,6 @@ class Kernels:
         return module(
             "node_rows.cu", (*names, f"node_count<{self.ip},{NODE_WARPS}>", f"node_fill<{self.vip},{NODE_WARPS}>")
         )
-
-    def sort_name(self, kind: Sorted, numeric: bool) -> str:
-        """Return the name of the sorting kernel of a class."""
-        flag = "true" if numeric else "false"
-        return f"sort_rows<{self.vip},{self.key},{kind.group},{kind.items},{kind.warps},{flag}>"
 
 
 @functools.cache
@@ -198,19 +195,25 @@ class _Multiply:
         host = self.read()
         if host[BAD_A] or host[BAD_B] or host[FALLS] != host[FALLS_AT_ROWS]:
             raise MatrixError("indices out of range, or rows of B not sorted")
-        self.longest = int(host[MAX_ROW_A])
+        self.longest, products = int(host[MAX_ROW_A]), int(host[PRODUCTS])
         work = self.classes([int(n) for n in host[FACTS : FACTS + CLASSES]])
         work = self.prepare(work)
         for w in work:
             getattr(self, f"count_{w.kernel}")(w)
         indptr = cupy.empty(self.nrows + 1, self.pointer)
         k.rows(k.offsets, self.tiles, 256, (i64(self.nrows), self.lengths, self.at(STATE), indptr, self.at(NNZ_C)))
-        self.host = self.read()
-        nnz = int(self.host[NNZ_C])
+        # A small product does not wait for nnz(C): its buffers hold all products, and are cut afterwards.
+        small = products <= SMALL_PRODUCTS and all(w.kernel == "sort" for w in work)
+        nnz = products if small else self.nnz()
         c = CSR(indptr, cupy.empty(nnz, a.indices.dtype), cupy.empty(nnz, self.dtype), (self.nrows, b.ncols))
         for w in work:
             getattr(self, f"fill_{w.kernel}")(w, c)
-        return c
+        nnz = self.nnz() if small else nnz
+        return CSR(indptr, c.indices[:nnz], c.data[:nnz], c.shape)
+
+    def nnz(self) -> int:
+        self.host = self.read()
+        return int(self.host[NNZ_C])
 
     def classes(self, counts: list[int]) -> list[_Rows]:
         """Share the rows out to classes; small classes join the next."""
@@ -285,33 +288,27 @@ class _Multiply:
         return sorted(work, key=lambda w: -w.slot)
 
     def count_sort(self, w: _Rows) -> None:
-        self.sort(w, False, (self.lengths, 0, 0, 0))
+        name, grid, block = self.k.counting[w.kind], _cdiv(w.count, w.kind.warps * 32 // w.kind.group), 32 * w.kind.warps
+        self.k.sort(name, grid, block, (u32(w.count), w.rows, *self.pattern, self.lengths))
 
     def fill_sort(self, w: _Rows, c: CSR) -> None:
-        self.sort(w, True, (0, c.indptr, c.indices, c.data))
-
-    def sort(self, w: _Rows, numeric: bool, out: tuple[Any, ...]) -> None:
-        kind = w.kind
-        per_block = kind.warps * 32 // kind.group
-        self.k.sort(
-            self.k.sorting[kind, numeric], _cdiv(w.count, per_block), 32 * kind.warps,
-            (u32(w.count), w.rows, *self.operands, *out),
-        )  # fmt: skip
+        name, grid, block = self.k.sorting[w.kind], _cdiv(w.count, w.kind.warps * 32 // w.kind.group), 32 * w.kind.warps
+        self.k.sort(name, grid, block, (u32(w.count), w.rows, *self.operands, c.indptr, c.indices, c.data))
 
     def count_node(self, w: _Rows) -> None:
-        words = _cdiv(w.width, 64)
+        words = _cdiv(w.width, 32)
         self.k.node(
             f"node_count<{self.k.ip},{NODE_WARPS}>", _cdiv(w.count, NODE_WARPS), 32 * NODE_WARPS,
             (u32(w.count), w.tasks, w.spans, i32(words), self.same_b, *self.pattern, self.lengths, self.at(NODES + 5 * w.slot + 4)),
-            NODE_WARPS * words * 8,
+            NODE_WARPS * words * 4,
         )  # fmt: skip
 
     def fill_node(self, w: _Rows, c: CSR) -> None:
         size = self.dtype.itemsize
-        words = _cdiv(w.width, 64)
+        words = _cdiv(w.width, 32)
         most = int(self.host[NODES + 5 * w.slot + 4])
         capacity = min(most, max(64, (24 << 10) // (size * w.node_rows)))
-        stride = _cdiv(size * (32 + capacity) * w.node_rows, 16) * 16 + _cdiv(12 * words + 16, 16) * 16
+        stride = _cdiv(size * (32 + capacity) * w.node_rows, 16) * 16 + _cdiv(8 * words + 4 * capacity, 16) * 16
         self.k.node(
             f"node_fill<{self.k.vip},{NODE_WARPS}>", _cdiv(w.count, NODE_WARPS), 32 * NODE_WARPS,
             (u32(w.count), w.tasks, w.spans, i32(words), i32(w.node_rows), i32(capacity), i32(stride), self.same_b,
