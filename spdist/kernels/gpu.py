@@ -52,13 +52,16 @@ KINDS: tuple[Sorted | Ranked, ...] = (*SORTED, *RANKED)
 NODE_FROM, NODE_TO = 512, 16384
 """Products of rows among which nodes are looked for."""
 NODE_COLUMNS = 1 << 16
+NODE_LEAST = 1 << 14
+"""Rows below which a warp a row leaves most of the device idle."""
 NODE_WARPS = 4
 PART_COLUMNS = 1 << 16
 LONG_ROW = 262144
 """Products from which a row is shared among thread blocks, unless the order of its sums matters."""
 LONG_WORKSPACE = 128 << 20
-FEW_ROWS = 4096
-"""Rows for which a launch of their own is not worth while: they join the next class."""
+FEW_SLOTS = 1 << 21
+"""Slots of the next class up to which rows join it: launches of their own would take longer."""
+STREAMS = 4
 SMALL_PRODUCTS = 1 << 18
 CLASSES = 16
 FACTS = 8
@@ -86,6 +89,14 @@ def _mirror(device: int) -> Any:
     import cupyx
 
     return cupyx.empty_pinned(STATE, np.uint64)
+
+
+@functools.cache
+def _streams(device: int) -> list[Any]:
+    """Return the streams on which kernels run side by side."""
+    import cupy
+
+    return [cupy.cuda.Stream(non_blocking=True) for _ in range(STREAMS)]
 
 
 class Kernels:
@@ -125,7 +136,7 @@ class Kernels:
     def node(self) -> Module:
         names = [f"same_rows<{self.ip},8>", f"same_rows<{self.ip},32>", f"find_nodes<{self.ip}>"]
         return module(
-            "node_rows.cu", (*names, f"node_count<{self.ip},{NODE_WARPS}>", f"node_fill<{self.vip},{NODE_WARPS}>")
+            "node_rows.cu", (*names, f"node_count<{self.ip},{NODE_WARPS}>", *(f"node_fill<{self.vip},{NODE_WARPS},{s}>" for s in ("false", "true")))
         )
 
 
@@ -198,31 +209,45 @@ class _Multiply:
         self.longest, products = int(host[MAX_ROW_A]), int(host[PRODUCTS])
         work = self.classes([int(n) for n in host[FACTS : FACTS + CLASSES]])
         work = self.prepare(work)
-        for w in work:
-            getattr(self, f"count_{w.kernel}")(w)
+        self.each([functools.partial(getattr(self, f"count_{w.kernel}"), w) for w in work])
         indptr = cupy.empty(self.nrows + 1, self.pointer)
         k.rows(k.offsets, self.tiles, 256, (i64(self.nrows), self.lengths, self.at(STATE), indptr, self.at(NNZ_C)))
         # A small product does not wait for nnz(C): its buffers hold all products, and are cut afterwards.
         small = products <= SMALL_PRODUCTS and all(w.kernel == "sort" for w in work)
         nnz = products if small else self.nnz()
         c = CSR(indptr, cupy.empty(nnz, a.indices.dtype), cupy.empty(nnz, self.dtype), (self.nrows, b.ncols))
-        for w in work:
-            getattr(self, f"fill_{w.kernel}")(w, c)
+        self.each([functools.partial(getattr(self, f"fill_{w.kernel}"), w, c) for w in work])
         nnz = self.nnz() if small else nnz
         return CSR(indptr, c.indices[:nnz], c.data[:nnz], c.shape)
+
+    def each(self, launches: list[Any]) -> None:
+        """Launch kernels that do not depend on each other, side by side where there are several."""
+        if len(launches) < 3:
+            for launch in launches:
+                launch()
+            return
+        streams = _streams(self.device)
+        ready = self.stream.record()
+        for stream in streams[: len(launches)]:
+            stream.wait_event(ready)
+        for number, launch in enumerate(launches):
+            with streams[number % STREAMS]:
+                launch()
+        for stream in streams[: len(launches)]:
+            self.stream.wait_event(stream.record())
 
     def nnz(self) -> int:
         self.host = self.read()
         return int(self.host[NNZ_C])
 
     def classes(self, counts: list[int]) -> list[_Rows]:
-        """Share the rows out to classes; small classes join the next."""
+        """Share the rows out to classes; small classes join the next that has rows."""
         work = []
         first = start = counts[0]
         for number, kind in enumerate(KINDS):
             start += counts[number + 1]
-            small = isinstance(kind, Sorted) and start - first < FEW_ROWS
-            if start == first or (small and any(counts[j + 1] for j in range(number + 1, len(SORTED)))):
+            following = [k for k, n in zip(SORTED[number + 1 :], counts[number + 2 :], strict=False) if n]
+            if start == first or (following and (start - first) * following[0].most <= FEW_SLOTS):
                 continue
             work.append((kind, first, start - first, number))
             first = start
@@ -234,10 +259,10 @@ class _Multiply:
             "list_rows", _cdiv(self.nrows, 256), 256,
             (i64(self.nrows), self.lengths, _limits(self.device), self.at(FACTS), self.at(TAKEN), self.list),
         )  # fmt: skip
-        return [_Rows(self.suited(kind), kind, self.list[f:], n, number) for kind, f, n, number in work]
+        return [_Rows(self.suited(kind, n), kind, self.list[f:], n, number) for kind, f, n, number in work]
 
-    def suited(self, kind: Sorted | Ranked) -> str:
-        if NODE_FROM < kind.most <= NODE_TO:
+    def suited(self, kind: Sorted | Ranked, count: int) -> str:
+        if count >= NODE_LEAST and NODE_FROM < kind.most <= NODE_TO:
             return "node"
         if isinstance(kind, Sorted):
             return "sort"
@@ -310,7 +335,7 @@ class _Multiply:
         capacity = min(most, max(64, (24 << 10) // (size * w.node_rows)))
         stride = _cdiv(size * (32 + capacity) * w.node_rows, 16) * 16 + _cdiv(8 * words + 4 * capacity, 16) * 16
         self.k.node(
-            f"node_fill<{self.k.vip},{NODE_WARPS}>", _cdiv(w.count, NODE_WARPS), 32 * NODE_WARPS,
+            f"node_fill<{self.k.vip},{NODE_WARPS},{'true' if w.node_rows == 1 else 'false'}>", _cdiv(w.count, NODE_WARPS), 32 * NODE_WARPS,
             (u32(w.count), w.tasks, w.spans, i32(words), i32(w.node_rows), i32(capacity), i32(stride), self.same_b,
              *self.operands, c.indptr, c.indices, c.data),
             NODE_WARPS * stride,
