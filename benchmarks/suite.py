@@ -1,8 +1,8 @@
-"""Matrices for the GPU products, the same bits on every machine: stand-ins for known ones of the SuiteSparse collection.
+"""Matrices for the GPU products, the same bits on every machine.
 
-Each has the size and the kind of pattern of the matrix whose name it bears; ``cca`` and ``orsirr_1`` have its very
-pattern. Values are uniform in [0.5, 1.5), so that no sum cancels. The square is the product, but for ``amg_AP``, which
-multiplies a 27-point operator by its prolongator.
+Each stands in for a matrix of the SuiteSparse collection, or a kind of them, and has its size and kind of pattern.
+Values are uniform in [0.5, 1.5), so that no sum cancels. The product is the square, but for ``amg_AP``, which multiplies
+a 27-point operator by its prolongator.
 """
 
 from __future__ import annotations
