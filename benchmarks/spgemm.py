@@ -160,7 +160,7 @@ class Bench:
         self.cusparse, self.algorithms = cusparse.Cusparse(), cusparse.ALGORITHMS
         self.bandwidth = gpu_measure.copy_bandwidth()
         self.gpu = {**record.gpu(), "cusparse": self.cusparse.version, "copy_gb_s": round(self.bandwidth / 1e9)}
-        self.peers = peer_figures(args.targets, self.dtype, self.gpu["device"])
+        self.peers = {} if args.quick else peer_figures(args.targets, self.dtype, self.gpu["device"])
 
     def run(self, name: str, host_a: CSR, host_b: CSR) -> dict[str, Any]:
         """Return the figures of one product."""
@@ -242,15 +242,20 @@ def show(row: dict[str, Any]) -> None:
             print(f"{start}WRONG: {found}", flush=True)
             continue
         best = row["cusparse"].get(row["cusparse_best"], {})
-        theirs = best.get("workspace", 0)
+        of_theirs = f["workspace"] / best["workspace"] if best.get("workspace") else None
         cells = [
-            f"{f['ms']:9.3f}", f"{best['ms'] if best else np.nan:9.3f}", f"{row['cusparse_best'] or '-':6}",
-            f"{f['over_cusparse'] or np.nan:6.2f}", f"{row['peer_ms'] or np.nan:8.3f}", f"{row['peer'] or '-':14}",
-            f"{f['over_peer'] or np.nan:6.2f}", f"{f['workspace'] / 1e6:8.1f}", f"{f['workspace_of_c']:5.2f}",
-            f"{f['workspace'] / theirs if theirs else np.nan:9.4f}", f"{f['over_floor']:6.1f}",
-            f"{np.nanmax([f['entry_error'], f['row_error']]):8.1e}",
+            cell(f["ms"], "9.3f"), cell(best.get("ms"), "9.3f"), f"{row['cusparse_best'] or '':6}",
+            cell(f["over_cusparse"], "6.2f"), cell(row["peer_ms"], "8.3f"), f"{row['peer'] or '':14}",
+            cell(f["over_peer"], "6.2f"), cell(f["workspace"] / 1e6, "8.1f"), cell(f["workspace_of_c"], "5.2f"),
+            cell(of_theirs, "9.4f"), cell(f["over_floor"], "6.1f"),
+            cell(np.nanmax([f["entry_error"], f["row_error"]]), "8.1e"),
         ]  # fmt: skip
         print(start + " ".join(cells), flush=True)
+
+
+def cell(value: float | None, form: str) -> str:
+    """Format a number, or a dash of its width where there is none."""
+    return f"{'-':>{int(form.split('.')[0])}}" if value is None else f"{value:{form}}"
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -366,7 +371,6 @@ def main() -> int:
     """Measure, print, record."""
     args = parse()
     rows: list[dict[str, Any]] = []
-    broken = False
     result: dict[str, Any] = {"benchmark": "spgemm", "dtype": args.dtype, "rows": rows}
     if not has_gpu():
         print("no GPU here (or no CuPy): nothing is measured")
@@ -391,12 +395,15 @@ def main() -> int:
             except Exception:  # record what there is
                 traceback.print_exc()
                 print(f"{name}: the run ends here")
-                broken = True
+                result["broken"] = name
                 break
             show(rows[-1])
     result |= {"gpu": bench.gpu, "deterministic": args.deterministic, "summary": summary(rows)}
     record.write(result, args.out)
-    return 0 if not broken and all(f["right"] for row in rows for f in row["methods"].values()) else 1
+    if "broken" in result:
+        sys.stdout.flush()
+        os._exit(1)  # a GPU that has failed answers every clean-up with another error
+    return 0 if all(f["right"] for row in rows for f in row["methods"].values()) else 1
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Matrices for the GPU products, the same bits on every machine.
 
 Each stands in for a matrix of the SuiteSparse collection, or a kind of them, and has its size and kind of pattern.
-Values are uniform in [0.5, 1.5), so that no sum cancels. The product is the square, but for ``amg_AP``, which multiplies
-a 27-point operator by its prolongator.
+Values are uniform in [0.5, 1.5), so that no sum cancels. The product is the square, but for ``amg_AP``: there it is
+that of a 27-point operator and its prolongator.
 """
 
 from __future__ import annotations
