@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -84,8 +85,8 @@ class Poison:
 class Verdict(NamedTuple):
     """What the check of a product found."""
 
-    canonical: bool
-    """Each row's columns rise strictly and lie in C."""
+    fault: str | None
+    """What keeps C from being canonical; None where each row's columns rise strictly and lie in C."""
     pattern: bool | None
     """The pattern is cuSPARSE's; None where there is none to compare with."""
     entry_error: float
@@ -98,7 +99,7 @@ class Verdict(NamedTuple):
     def right(self) -> bool:
         """Whether nothing is wrong; a NaN is."""
         entries = self.pattern is None or (self.pattern and self.entry_error <= self.tolerance)
-        return self.canonical and entries and self.row_error <= self.tolerance
+        return self.fault is None and entries and self.row_error <= self.tolerance
 
 
 class Reference:
@@ -130,12 +131,12 @@ class Reference:
 
     def check(self, c: CSR, *, sort: bool = False) -> Verdict:
         """Check a product; with `sort`, rows that are not sorted are sorted first."""
-        canonical = is_canonical(c)
-        if sort and not canonical:
+        fault = fault_of(c)
+        if sort and fault:
             cupyx_matrix(c).sort_indices()
-            canonical = is_canonical(c)
-        if not canonical:  # reading further could leave the arrays
-            return Verdict(False, False, np.nan, np.nan, self.tolerance)
+            fault = fault_of(c)
+        if fault:  # reading further could leave the arrays
+            return Verdict(fault, False, np.nan, np.nan, self.tolerance)
         pattern, entry_error = None, np.nan
         if self.c is not None and self.scale is not None:
             pattern = all(
@@ -146,7 +147,7 @@ class Reference:
         y = (cupyx_matrix(with_values(c, c.data.astype(self.y.dtype, copy=False))) @ cupy.asarray(self.x)).get()
         filled = self.y_scale > 0
         wrong = abs(y - self.y) / np.where(filled, self.y_scale, 1)
-        return Verdict(canonical, pattern, entry_error, float(np.max(wrong, initial=0.0)), self.tolerance)
+        return Verdict(None, pattern, entry_error, float(np.max(wrong, initial=0.0)), self.tolerance)
 
 
 def _first_to_succeed(library: Cusparse, a: CSR, b: CSR) -> CSR | None:
@@ -156,7 +157,7 @@ def _first_to_succeed(library: Cusparse, a: CSR, b: CSR) -> CSR | None:
             c = library.bind(algorithm, a, b)()
         except (CusparseError, cupy.cuda.memory.OutOfMemoryError):
             continue
-        if not is_canonical(c):
+        if fault_of(c):
             cupyx_matrix(c).sort_indices()
         return c
     return None
@@ -172,17 +173,23 @@ def _worst(values: Any, expected: Any, scale: Any) -> float:
     return float(np.max(worst))
 
 
-def is_canonical(c: CSR) -> bool:
-    """Whether offsets and columns are in range and each row's columns rise strictly."""
+def fault_of(c: CSR) -> str | None:
+    """Return what keeps a matrix from being canonical: its offsets, columns out of range, rows that do not rise."""
     steps = cupy.diff(c.indptr)
     if int(c.indptr[0]) != 0 or int(c.indptr[-1]) != c.nnz or (len(steps) and int(steps.min()) < 0):
-        return False
-    if c.nnz and (int(c.indices.min()) < 0 or int(c.indices.max()) >= c.ncols):
-        return False
+        return f"offsets do not rise from 0 to {c.nnz:,}"
+    outside = int(((c.indices < 0) | (c.indices >= c.ncols)).sum())
+    if outside:
+        return f"{outside:,} columns outside [0, {c.ncols:,})"
+    falls = c.indices[1:] <= c.indices[:-1]
     starts = c.indptr[1:-1][steps[1:] > 0]
-    starts = starts[starts > 0]
-    falls = (c.indices[starts] <= c.indices[starts - 1]).sum()
-    return int((c.indices[1:] <= c.indices[:-1]).sum()) == int(falls)
+    falls[starts[starts > 0] - 1] = False
+    count = int(falls.sum())
+    if not count:
+        return None
+    first = falls.argmax().reshape(1).astype(c.indptr.dtype)
+    row = int(cupy.searchsorted(c.indptr, first, side="right")[0]) - 1
+    return f"{count:,} columns do not rise, the first in row {row:,} of {int(steps[row]):,} entries"
 
 
 def same_bits(c: CSR, d: CSR) -> bool:
@@ -215,7 +222,7 @@ def measure(
     Returns
     -------
     dict
-        ms, ms_min, runs, nnz_c, workspace (bytes, peak less operands and C), verdict, right.
+        ms, ms_min, runs, nnz_c, c_bytes, workspace (bytes, peak less operands and C), right, and the verdict's fields.
     """
     pool.free_all_blocks()
     before, poison = pool.used_bytes(), Poison(pool)
@@ -225,18 +232,27 @@ def measure(
     if again is not None:
         poison.peak -= c.nbytes
     verdict = reference.check(c, sort=peer)
-    right = verdict.right and (again is None or same_bits(c, again))
     found = {
-        "nnz_c": c.nnz, "c_bytes": c.nbytes, "workspace": max(0, poison.peak - before - c.nbytes), "right": right,
-        **{k: v for k, v in verdict._asdict().items() if k != "tolerance"},
+        "nnz_c": c.nnz, "c_bytes": c.nbytes, "workspace": max(0, poison.peak - before - c.nbytes),
+        "right": verdict.right, **{k: None if v != v else v for k, v in verdict._asdict().items()},  # JSON has no NaN
     }  # fmt: skip
+    if again is not None:
+        found["same_bits"] = same_bits(c, again)
+        found["right"] = verdict.right and found["same_bits"]
     del c, again
+    if not verdict.right:
+        found["right_in_clean_memory"] = reference.check(product(), sort=peer).right
     pool.free_all_blocks()
-    clock(product)
-    times = [clock(product)]
-    if times[0] < patience:
-        times = [clock(product) for _ in range(max(runs, min(50, int(20 / times[0]))))]
-    return {**found, "ms": float(np.median(times)), "ms_min": min(times), "runs": len(times)}
+    gc.collect()
+    gc.disable()
+    try:
+        clock(product)
+        times = [clock(product)]
+        if times[0] < patience:
+            times = [clock(product) for _ in range(max(runs, min(50, int(20 / times[0]))))]
+    finally:
+        gc.enable()
+    return {**found, "ms": round(float(np.median(times)), 5), "ms_min": round(min(times), 5), "runs": len(times)}
 
 
 class Launch(NamedTuple):

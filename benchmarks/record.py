@@ -38,7 +38,7 @@ def machine() -> dict[str, Any]:
         "device": f"{cpu_model()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "versions": {package: found for package in packages if (found := installed(package))},
-        "command": " ".join(["python", *[Path(sys.argv[0]).name, *sys.argv[1:]]]),
+        "command": " ".join(["python", *(Path(word).name if word[:1] == "/" else word for word in sys.argv)]),
     }
 
 

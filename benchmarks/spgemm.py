@@ -238,17 +238,17 @@ def show(row: dict[str, Any]) -> None:
             print(f"{start}failed: {f['failed']}", flush=True)
             continue
         if not f["right"]:
-            found = {k: f[k] for k in ("canonical", "pattern", "entry_error", "row_error")}
-            print(f"{start}WRONG: {found}", flush=True)
+            keys = ("fault", "pattern", "entry_error", "row_error", "same_bits", "right_in_clean_memory")
+            print(f"{start}WRONG: {', '.join(f'{key} {f[key]}' for key in keys if key in f)}", flush=True)
             continue
         best = row["cusparse"].get(row["cusparse_best"], {})
+        error = max(e for e in (f["entry_error"], f["row_error"]) if e is not None)
         of_theirs = f["workspace"] / best["workspace"] if best.get("workspace") else None
         cells = [
             cell(f["ms"], "9.3f"), cell(best.get("ms"), "9.3f"), f"{row['cusparse_best'] or '':6}",
             cell(f["over_cusparse"], "6.2f"), cell(row["peer_ms"], "8.3f"), f"{row['peer'] or '':14}",
             cell(f["over_peer"], "6.2f"), cell(f["workspace"] / 1e6, "8.1f"), cell(f["workspace_of_c"], "5.2f"),
-            cell(of_theirs, "9.4f"), cell(f["over_floor"], "6.1f"),
-            cell(np.nanmax([f["entry_error"], f["row_error"]]), "8.1e"),
+            cell(of_theirs, "9.4f"), cell(f["over_floor"], "6.1f"), cell(error, "8.1e"),
         ]  # fmt: skip
         print(start + " ".join(cells), flush=True)
 
@@ -323,6 +323,18 @@ def start(method: str, dtype: str, folder: str) -> None:
     print(json.dumps(seconds))
 
 
+def _cold_and_warm(code: str, environment: dict[str, str]) -> dict[str, Any]:
+    """Run the child process with the cache empty, then full."""
+    found: dict[str, Any] = {}
+    for state in ("cold", "warm"):
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if "Error" in line]
+            return {"failed": errors[0] if errors else f"exit status {done.returncode}"}
+        found[state] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def cold(args: Any, folder: Path) -> list[dict[str, Any]]:
     """Time the first products of fresh processes: nothing compiled, then everything in the disk's cache."""
     suite.prepare(suite.TINY, folder, tiny=True)
@@ -333,18 +345,16 @@ def cold(args: Any, folder: Path) -> list[dict[str, Any]]:
                 path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
                 environment = {**os.environ, "CUPY_CACHE_DIR": cache, "CUDA_CACHE_DISABLE": "1", "PYTHONPATH": path}
                 code = f"import spgemm; spgemm.start({method!r}, {dtype!r}, {str(folder)!r})"
-                row: dict[str, Any] = {"method": method, "dtype": dtype}
-                for state in ("cold", "warm"):
-                    done = subprocess.run(
-                        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True
-                    )
-                    row[state] = json.loads(done.stdout.splitlines()[-1])
+                row = {"method": method, "dtype": dtype, **_cold_and_warm(code, environment)}
                 row["cache_bytes"] = sum(p.stat().st_size for p in Path(cache).rglob("*") if p.is_file())
             rows.append(row)
-            first, later = row["cold"]["first_s"], row["warm"]["first_s"]
+            if "failed" in row:
+                print(f"{method:8} {dtype:10}  failed: {row['failed']}", flush=True)
+                continue
             print(
-                f"{method:8} {dtype:10}  first: {first:6.2f} s compiling, {later:6.3f} s from the cache on disk "
-                f"({row['cache_bytes'] / 1e6:.1f} MB); again {row['warm']['second_s']:6.3f} s",
+                f"{method:8} {dtype:10}  first: {row['cold']['first_s']:6.2f} s compiling, "
+                f"{row['warm']['first_s']:6.3f} s from the cache on disk ({row['cache_bytes'] / 1e6:.1f} MB); "
+                f"again {row['warm']['second_s']:6.3f} s",
                 flush=True,
             )
     return rows
