@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import cupy
 import cupyx.scipy.sparse
 import numpy as np
-from cusparse import Cusparse, CusparseError
+from cusparse import ALGORITHMS, Cusparse, CusparseError
 
 from spdist.csr import CSR
 
@@ -152,7 +152,7 @@ class Reference:
 
 def _first_to_succeed(library: Cusparse, a: CSR, b: CSR) -> CSR | None:
     """Return the product by the first algorithm that has memory for it, rows sorted."""
-    for algorithm in ("alg1", "reuse", "alg2", "alg3"):
+    for algorithm in ALGORITHMS:
         try:
             c = library.bind(algorithm, a, b)()
         except (CusparseError, cupy.cuda.memory.OutOfMemoryError):
