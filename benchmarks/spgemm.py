@@ -58,41 +58,43 @@ def has_gpu() -> bool:
         return False
 
 
-def find_methods(names: list[str], deterministic: bool) -> dict[str, Bind]:
-    """Return what each requested method multiplies with; say which are missing."""
-    found = {}
+def find_methods(names: list[str], deterministic: bool, probe: bool = True) -> dict[str, Bind]:
+    """Return what each requested method multiplies with; say which are missing, by trying where `probe` is set."""
+    options = {"deterministic": True} if deterministic else {}
+    found: dict[str, Bind] = {}
     for name in names:
         try:
-            found[name] = _kernel(name, deterministic) if name in KERNELS else _public(name, deterministic)
+            found[name] = _kernel(name, options) if name in KERNELS else _public(name, options, probe)
         except (ImportError, LookupError) as error:
             print(f"{name}: left out, not there ({error})")
     return found
 
 
-def _kernel(name: str, deterministic: bool) -> Bind:
+def _kernel(name: str, options: dict[str, bool]) -> Bind:
     multiply = importlib.import_module(f"spdist.kernels.{KERNELS[name]}").multiply
-    options = {"deterministic": True} if deterministic else {}
     return lambda a, b: functools.partial(multiply, a, b, **options)
 
 
-def _public(name: str, deterministic: bool) -> Bind:
+def _public(name: str, options: dict[str, bool], probe: bool) -> Bind:
     """Return a method by way of ``spdist.spgemm``, with CuPy's matrices in and out."""
-    import inspect
-
+    import cupyx.scipy.sparse
     from gpu_measure import cupyx_matrix
 
-    import spdist
+    from spdist import spgemm
 
-    if "deterministic" not in inspect.signature(spdist.spgemm).parameters:
-        raise LookupError("spdist.spgemm multiplies on the host only")
-    options = {"deterministic": True} if deterministic else {}
+    if probe:
+        one = cupyx.scipy.sparse.identity(1, format="csr")
+        try:
+            spgemm(one, one, method=name, **options)
+        except Exception as error:  # each reason has its own: no such method, no such option, no CuPy matrices
+            raise LookupError(str(error)) from error
 
     def bind(a: CSR, b: CSR) -> Callable[[], CSR]:
         left = cupyx_matrix(a)
         right = left if b is a else cupyx_matrix(b)
 
         def multiply() -> CSR:
-            c = spdist.spgemm(left, right, method=name, **options)
+            c = spgemm(left, right, method=name, **options)
             return CSR(c.indptr, c.indices, c.data, c.shape)
 
         return multiply
@@ -312,7 +314,7 @@ def start(method: str, dtype: str, folder: str) -> None:
     import cupy
     import gpu_measure
 
-    bind = find_methods([method], False)[method]
+    bind = find_methods([method], False, probe=False)[method]
     pairs = []
     for name in suite.TINY:
         host_a, host_b = suite.load(name, Path(folder), tiny=True)
