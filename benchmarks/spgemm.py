@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import functools
 import importlib
+import inspect
 import json
 import os
 import statistics
@@ -40,6 +41,8 @@ from spdist.csr import CSR, from_scipy
 HERE = Path(__file__).resolve().parent
 KERNELS = {"rowwise": "gpu", "esc": "esc", "hyspmm": "hyspmm"}
 """Module of spdist.kernels by method; other methods, such as "auto", go through spdist.spgemm."""
+ON_HOST = ("hyspmm",)
+"""Methods whose operands and product stay on the host; their time includes both transfers."""
 DTYPES = ("float32", "float64", "complex64", "complex128")
 PATIENCE = 2.5
 """An algorithm of cuSPARSE so many times slower than another is timed once."""
@@ -60,28 +63,41 @@ def has_gpu() -> bool:
 
 def find_methods(names: list[str], deterministic: bool, probe: bool = True) -> dict[str, Bind]:
     """Return what each requested method multiplies with; say which are missing, by trying where `probe` is set."""
-    options = {"deterministic": True} if deterministic else {}
     found: dict[str, Bind] = {}
     for name in names:
         try:
-            found[name] = _kernel(name, options) if name in KERNELS else _public(name, options, probe)
+            found[name] = _kernel(name, deterministic) if name in KERNELS else _public(name, deterministic, probe)
         except (ImportError, LookupError) as error:
             print(f"{name}: left out, not there ({error})")
     return found
 
 
-def _kernel(name: str, options: dict[str, bool]) -> Bind:
+def _kernel(name: str, deterministic: bool) -> Bind:
+    """Return a method straight from its module; one without the option is deterministic anyway."""
+    import gpu_measure
+
     multiply = importlib.import_module(f"spdist.kernels.{KERNELS[name]}").multiply
-    return lambda a, b: functools.partial(multiply, a, b, **options)
+    has_option = "deterministic" in inspect.signature(multiply).parameters
+    options = {"deterministic": True} if deterministic and has_option else {}
+
+    def bind(a: CSR, b: CSR) -> Callable[[], CSR]:
+        left, right = a, b
+        if name in ON_HOST:
+            left = gpu_measure.on_host(a)
+            right = left if b is a else gpu_measure.on_host(b)
+        return functools.partial(multiply, left, right, **options)
+
+    return bind
 
 
-def _public(name: str, options: dict[str, bool], probe: bool) -> Bind:
+def _public(name: str, deterministic: bool, probe: bool) -> Bind:
     """Return a method by way of ``spdist.spgemm``, with CuPy's matrices in and out."""
     import cupyx.scipy.sparse
     from gpu_measure import cupyx_matrix
 
     from spdist import spgemm
 
+    options = {"deterministic": True} if deterministic else {}
     if probe:
         one = cupyx.scipy.sparse.identity(1, format="csr")
         try:
@@ -156,8 +172,7 @@ class Bench:
         import gpu_measure
 
         self.args, self.dtype = args, np.dtype(args.dtype)
-        self.pool = cupy.cuda.MemoryPool()
-        cupy.cuda.set_allocator(self.pool.malloc)
+        self.pool = cupy.get_default_memory_pool()
         self.methods = find_methods(args.methods.split(","), args.deterministic)
         self.cusparse = cusparse.Cusparse()
         self.bandwidth = gpu_measure.copy_bandwidth()
@@ -402,6 +417,8 @@ def main() -> int:
         bench = Bench(args)
         print(", ".join(f"{key} {value}" for key, value in bench.gpu.items()))
         print(f"{args.dtype}, median of {args.runs} runs or more; floor: A, B and C moved once = 1")
+        for method in set(ON_HOST) & set(bench.methods):
+            print(f"{method}: operands and C on the host, both transfers in its time")
         print(HEAD)
         for name, a, b in products:
             try:
