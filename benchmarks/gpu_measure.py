@@ -272,7 +272,7 @@ class Launch(NamedTuple):
 
     ms: float
     name: str
-    grid: int
+    grid: int | tuple[int, int]
     block: int
     shared: int
 
@@ -284,7 +284,7 @@ def launches() -> Iterator[list[Launch]]:
 
     original, seen = Module.__call__, []
 
-    def timed(self: Module, name: str, grid: int, block: int, args: tuple[Any, ...], shared: int = 0) -> None:
+    def timed(self: Module, name: str, grid: Any, block: int, args: tuple[Any, ...], shared: int = 0) -> None:
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
         cupy.cuda.Device().synchronize()
         begin.record()

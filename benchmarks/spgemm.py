@@ -317,8 +317,8 @@ def profile(args: Any, folder: Path) -> None:
                 multiply()
             total = sum(launch.ms for launch in seen)
             print(f"{name}, {method}: {whole:.3f} ms, {total:.3f} of it in {len(seen)} kernels of spdist")
-            for launch in sorted(seen, reverse=True):
-                where = f"grid {launch.grid:9,} block {launch.block:5} shared {launch.shared:7,}"
+            for launch in sorted(seen, key=lambda launch: -launch.ms):
+                where = f"grid {launch.grid!s:>9} block {launch.block:5} shared {launch.shared:7,}"
                 print(f"  {launch.ms:9.4f} ms {launch.ms / total:6.1%}  {where}  {launch.name}")
         cupy.get_default_memory_pool().free_all_blocks()
 
