@@ -161,11 +161,11 @@ def share_rows(counts: list[int]) -> list[tuple[int, int, int]]:
     """
     shares = []
     first = start = counts[0]
-    for number in range(len(CLASSES)):
-        start += counts[number + 1]
-        later = [k for k, n in zip(CLASSES[number + 1 :], counts[number + 2 :], strict=False) if n]
-        joins = later and isinstance(later[0], SortClass) and (start - first) * later[0].most <= FEW_SLOTS
-        if start > first and not joins:
+    present = [(number, rows) for number, rows in enumerate(counts[1:]) if rows]
+    for place, (number, rows) in enumerate(present, 1):
+        start += rows
+        later = CLASSES[present[place][0]] if place < len(present) else None
+        if not isinstance(later, SortClass) or (start - first) * later.most > FEW_SLOTS:
             shares.append((number, first, start - first))
             first = start
     return shares

@@ -98,8 +98,14 @@ class Kernels:
                 **{f"analyse {g}": f"analyse_rows<{ip},{g}>" for g in (2, 4, 8, 32)},
             },
             "sort_rows.cu": {
-                **{f"count {s}": f"count_rows<{ip},{s.group},{_power(s.most)},{s.warps}>" for s in SORT_CLASSES},
-                **{f"fill {s}": f"sort_rows<{vip},u32,{s.group},{s.items},{s.warps}>" for s in SORT_CLASSES},
+                **{
+                    f"count {n}": f"count_rows<{ip},{s.group},{_power(s.most)},{s.warps}>"
+                    for n, s in enumerate(SORT_CLASSES)
+                },
+                **{
+                    f"fill {n}": f"sort_rows<{vip},u32,{s.group},{s.items},{s.warps}>"
+                    for n, s in enumerate(SORT_CLASSES)
+                },
             },
             "node_rows.cu": {
                 **{f"same {g}": f"same_rows<{ip},{g}>" for g in (8, 32)},
@@ -259,7 +265,7 @@ class SortRows(Rows):
     def _launch(self, x: Operands, step: str, args: tuple[Any, ...]) -> None:
         grid = ceil_div(self.count, self.kind.rows_per_block)
         args = (u32(self.count), self.rows, *args)
-        x.kernels.launch("sort_rows.cu", f"{step} {self.kind}", grid, 32 * self.kind.warps, args)
+        x.kernels.launch("sort_rows.cu", f"{step} {self.number}", grid, 32 * self.kind.warps, args)
 
 
 @dataclass(eq=False)

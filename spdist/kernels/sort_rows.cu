@@ -246,7 +246,8 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
         mine += head;
     }
     const int through = inclusive_sum<GROUP>(mine, lane);
-    const int nnz = take(through, GROUP - 1, GROUP);  // after which all keys are in registers
+    const int nnz = take(through, GROUP - 1, GROUP);
+    __syncwarp();  // all keys are in registers: the slots can be written again
     store_keys<ITEMS>(slots, keys, lane);
     int head = through - mine;
 #pragma unroll
