@@ -120,10 +120,8 @@ def symbolic(a: Any, b: Any, *, deterministic: bool = False) -> Pattern | HostPa
         return device.symbolic(a, b, deterministic)
     from spdist.kernels import cpu
 
-    ones = [
-        sp.csr_array((np.ones(m.nnz, np.bool_), m.indices, m.indptr), shape=m.shape) for m in (a.tocsr(), b.tocsr())
-    ]
-    c = from_scipy(spgemm(*ones))
+    left, right = from_scipy(a), from_scipy(b)
+    c = cpu.multiply(_ones(left), _ones(right), threads=os.cpu_count() or 1)
     return HostPattern(c.indptr, c.indices, c.shape)
 
 
@@ -154,7 +152,8 @@ def numeric(pattern: Pattern | HostPattern, a: Any, b: Any) -> Any:
     if not same or not np.array_equal(c.indptr, pattern.indptr):
         raise MatrixError(
             f"the product is {c.nrows:,} x {c.ncols:,} with {c.nnz:,} entries, not the pattern's "
-            f"{pattern.shape[0]:,} x {pattern.shape[1]:,} with {pattern.nnz:,}, or they lie elsewhere: call symbolic again"
+            f"{pattern.shape[0]:,} x {pattern.shape[1]:,} with {pattern.nnz:,}, or they lie elsewhere: call symbolic "
+            f"again"
         )
     return _like(a, CSR(pattern.indptr, pattern.indices, c.data, pattern.shape))
 

@@ -31,8 +31,6 @@ NODE_LEAST = 1 << 14
 """Rows below which a warp a row, as nodes have it, leaves most of the device idle."""
 FEW_SLOTS = 1 << 21
 """Rows times products of the next class up to which rows join it: launches of their own would take longer."""
-SMALL_PRODUCTS = 1 << 18
-"""Products of a matrix up to which the host does not wait for nnz(C)."""
 NARROW_COLUMNS = 1 << 22
 """Columns that fit in 32-bit sort keys beside the number of a product."""
 STREAMS = 4
@@ -225,7 +223,7 @@ class _Product:
         args = i64(self.a.nrows), x.lengths, facts.at(gpu_rows.FACTS), indptr, facts.at(gpu_rows.NNZ_C)
         x.kernels.launch("rows.cu", "offsets", _scan_tiles(self.a.nrows), 256, args)
         # A small product does not wait for nnz(C): its buffers hold all products, and are cut afterwards.
-        small = products <= SMALL_PRODUCTS and all(isinstance(rows, SortRows) for rows in self.work)
+        small = products <= workspace.SMALL_PRODUCTS and all(isinstance(rows, SortRows) for rows in self.work)
         nnz = products if small else self._count()
         indices, data = self.cupy.empty(nnz, x.a.indices.dtype), self.cupy.empty(nnz, self.dtype)
         c = CSR(indptr, indices, data, self.shape)

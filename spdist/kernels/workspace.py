@@ -111,6 +111,12 @@ NODE_COLUMNS = 1 << 16
 PART_COLUMNS = 1 << 16
 """Columns that a part of a row should not span more of, where there may be more parts."""
 MOST_PARTS = 16
+RANKED = 6
+"""Classes, the last ones, whose rows may be ranked or form nodes: those of more than 512 products."""
+SMALL_PRODUCTS = 1 << 18
+"""Products of a matrix up to which the host does not wait for nnz(C): its buffers hold all products."""
+SCRATCH_BYTES = 1 << 16
+"""For facts, and for rounding up of allocations."""
 TASK_BYTES = 64 << 20
 """Bytes for the tasks of one class, whatever its rows."""
 SHARED_BYTES = 160 << 10
@@ -184,23 +190,36 @@ def node_fill_shared(words: int, rows: int, most_entries: int, value_itemsize: i
     return capacity, values + _round_up(8 * words + 4 * capacity, 16)
 
 
-def rowwise_workspace(nrows_a: int, nrows_b: int, ncols: int, class_rows: list[int], nodes: bool, facts: int) -> int:
+def rowwise_workspace(
+    nrows_a: int, nrows_b: int, ncols: int, class_rows: list[int], value_itemsize: int, index_itemsize: int
+) -> int:
     """Bound the device bytes that the row-by-row product on the GPU takes beyond A, B and C.
+
+    Operands whose dtypes differ are copied as well: add `cast_bytes` for each.
 
     Parameters
     ----------
     nrows_a, nrows_b, ncols : int
         Rows of A and B, columns of C.
     class_rows : list of int
-        Rows of each class, without the empty rows; the last ones are those of more than 1,024 products.
-    nodes : bool
-        Whether nodes are looked for.
-    facts : int
-        Numbers in the block of facts.
+        Rows of each class, the empty rows first.
+    value_itemsize, index_itemsize : int
+        Bytes of a value and of a column index of C.
+
+    Returns
+    -------
+    int
+        Bytes.
+
+    Examples
+    --------
+    >>> rowwise_workspace(10**6, 10**6, 10**6, [0, 10**6], 8, 4) < 32 * 2**20
+    True
     """
-    scan = 8 * (facts + ceil_div(nrows_a, 2048) + 1)
+    scan = SCRATCH_BYTES + 8 * ceil_div(nrows_a, 2048)
     lists = 8 * nrows_a
-    tasks = sum(min(24 * (MOST_PARTS * 2) * n, max(TASK_BYTES, 24 * n)) for n in class_rows)
-    found = (20 * sum(class_rows) + nrows_a + nrows_b) if nodes else 0
-    long = min(LONG_BYTES, class_rows[-1] * ceil_div(ncols, 64) * 12) if class_rows else 0
-    return scan + lists + tasks + found + long + (1 << 16)
+    tasks = sum(min(48 * MOST_PARTS * n, max(TASK_BYTES, 24 * n)) for n in class_rows[-RANKED:])
+    nodes = 20 * sum(class_rows[-RANKED - 1 :]) + nrows_a + nrows_b
+    long = min(LONG_BYTES, class_rows[-1] * ceil_div(ncols, 64) * 12)
+    small = SMALL_PRODUCTS * (value_itemsize + index_itemsize)
+    return scan + lists + tasks + nodes + long + small
