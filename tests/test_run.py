@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -11,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from dask.utils import key_split
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spdist import api, storage
 from spdist.errors import CorruptError, InputError, ResumeError, SpdistError
 from spdist.scheduler import stages
+from spdist.scheduler.cluster import connect
 from spdist.scheduler.run import read_journal
 from spdist.scheduler.stages import shared_slices
 from tests.conftest import assert_is_product, random_matrix
@@ -289,3 +292,14 @@ def test_journal_is_one_file(tmp_path):
     front, offsets = read_journal(url)
     assert (front, offsets.tolist()) == (Front(5, 70, 2, True), [3, 70])
     assert json.loads((tmp_path / "C.zarr" / "spdist-journal").read_bytes().split(b"\n")[0])["row"] == 5
+
+
+def test_what_dask_remembers_of_a_run_does_not_grow(stored, tmp_path, monkeypatch):
+    """Neither a name of each task nor a record of each submission stays with the scheduler of our own cluster."""
+    monkeypatch.setattr("spdist.scheduler.run.WORKERS_SECONDS", 0.0)
+    a = stored("A", random_matrix(600, 600, 4, 9))
+    with connect(workers=1, scheduler=None, processes=False, blocks=60) as client:
+        monkeypatch.setattr("spdist.scheduler.cluster.connect", lambda **_: contextlib.nullcontext(client))
+        api.multiply(a, a, tmp_path / "C.zarr", grid=(60, 1, 1))
+        assert not hasattr(client.cluster.scheduler.extensions["spans"], "spans")
+    assert key_split.cache_info().currsize < 60
