@@ -328,12 +328,7 @@ def make_plan(
     InputError
         If the shapes do not fit, or the grid has more blocks than there are rows or columns.
     """
-    if a.ncols != b.nrows:
-        raise InputError(
-            f"shapes do not fit: A is {a.nrows:,} x {a.ncols:,} and B is {b.nrows:,} x {b.ncols:,}; the columns of A "
-            f"must equal the rows of B"
-        )
-    _check_grid(grid, a, b)
+    check_operands(a, b, grid)
     lengths = row_lengths(b)
     if not b.ours:
         b.check()
@@ -341,7 +336,18 @@ def make_plan(
     return draft.plan()
 
 
-def _check_grid(grid: tuple[int, int, int] | None, a: StoredMatrix, b: StoredMatrix) -> None:
+def check_operands(a: StoredMatrix, b: StoredMatrix, grid: tuple[int, int, int] | None) -> None:
+    """Refuse operands whose shapes do not fit, or a grid of more blocks than there are rows or columns.
+
+    Raises
+    ------
+    InputError
+    """
+    if a.ncols != b.nrows:
+        raise InputError(
+            f"shapes do not fit: A is {a.nrows:,} x {a.ncols:,} and B is {b.nrows:,} x {b.ncols:,}; the columns of A "
+            f"must equal the rows of B"
+        )
     if grid is None:
         return
     for count, size, what in zip(grid, (a.nrows, a.ncols, b.ncols), ("row", "inner", "column"), strict=True):
@@ -431,26 +437,17 @@ class _Draft:
         return draft.resident and draft._attempt()[0] is not None
 
     def _attempt(self) -> tuple[Plan | None, str]:
-        """Return a plan that fits; or None, and the refusal with a place for the limit that is needed.
-
-        Where most of the time goes into reading B again for each block, one pair in flight is tried, too: its blocks
-        are twice as large, so there are half as many.
-        """
-        best: Plan | None = None
+        """Return a plan that fits; or None, and the refusal with a place for the limit that is needed."""
         for pairs in (MAX_PAIRS, 1):
             reserved = self.reserved(pairs)
             budget = memory.pair_budget(self.memory_limit, reserved, pairs)
-            plan = self._assemble(self._cut(max(budget, 1)), pairs, reserved, budget)
+            rows = self._cut(max(budget, 1))
+            plan = self._assemble(rows, pairs, reserved, budget)
             if not plan.blocks:
                 return plan, ""
             worst = max(plan.blocks, key=lambda block: block.needed)
             if worst.needed <= budget:
-                plan = self._widen(plan, worst)
-                if best is not None or not plan.rereads:
-                    return min(plan, best or plan, key=lambda made: made.seconds(1)), ""
-                best = plan
-        if best is not None:
-            return best, ""
+                return self._fewer_reads(self._widen(plan, worst), rows), ""
         one = worst.stop == worst.start + 1
         what = f"row {worst.start:,}" if one else f"the block of rows {worst.start:,} to {worst.stop:,}"
         return None, (
@@ -459,6 +456,28 @@ class _Draft:
             f"{format_bytes(reserved)} for buffers and workspace: raise memory_limit to at least {{needed}}MiB"
             + (", or ask for a finer grid" if self.grid else "")
         )
+
+    def _fewer_reads(self, plan: Plan, rows: Int64Array) -> Plan:
+        """Put one block pair in flight, twice as large, where most of the time goes into reading B again and again."""
+        if self.grid is not None or plan.pairs != MAX_PAIRS or not plan.rereads:
+            return plan
+        reserved = self.reserved(1)
+        budget = memory.pair_budget(self.memory_limit, reserved, 1)
+        single = self._assemble(self._joined(rows, budget), 1, reserved, budget)
+        return min(plan, single, key=lambda made: made.seconds(1))
+
+    def _joined(self, rows: Int64Array, budget: int) -> Int64Array:
+        """Join neighbouring blocks while they fit a larger budget: no second walk, if a row of B may count twice."""
+        joined: list[Int64Array] = []
+        for row in rows:
+            both = joined[-1] + row if joined else row
+            nbytes = both[4] + both[5] + both[3] * self.c_entry
+            if joined and nbytes * MARGIN <= budget and both[2] <= MAX_BLOCK_PRODUCTS:
+                chunks = min(both[6], self.b.indices.nchunks)
+                joined[-1] = np.array([joined[-1][0], row[1], *both[2:6], chunks], np.int64)
+            else:
+                joined.append(row)
+        return np.array(joined)
 
     def _widen(self, plan: Plan, worst: Block) -> Plan:
         """Put more block pairs in flight where blocks are small for other reasons than the limit: hides latency."""

@@ -314,6 +314,11 @@ PRODUCTS: dict[str, Any] = {}
 """The products that this process works on, by name; set by `run.Install`."""
 
 
+def warm(a: StoredMatrix, b: StoredMatrix) -> None:
+    """Load and compile ahead of a product what its stages need on this worker."""
+    Product(a, b, "auto", False, (0, a.ncols), (0, b.ncols)).warm()
+
+
 def stage(product: str, name: str, *arguments: Any) -> Any:
     """Run one stage of a product: what every task in the graph calls."""
     return getattr(PRODUCTS[product], name)(*arguments)
