@@ -210,7 +210,7 @@ class Driver:
             if block.stop <= self.front.row:
                 continue
             start = max(block.start, self.front.row)
-            yield start, Task(-1, start, block.stop, block.capacity, block.split), block.products
+            yield start, Task(-1, start, block.stop, block.capacity, block.split, block.b_bytes), block.products
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -394,7 +394,7 @@ def execute(
     SpdistError
         If a stage failed. What is durable stays and is on record.
     """
-    product = Product(a, b, plan.engine, plan.resident, plan.inner_bounds, plan.column_bounds)
+    product = Product(a, b, plan.engine, plan.resident, plan.inner_bounds, plan.column_bounds, plan.pairs)
     client.register_plugin(Install(name, product), name=name)
     started(dashboard_link(client))
     try:
