@@ -40,7 +40,7 @@ from spdist.csr import CSR, from_scipy
 
 HERE = Path(__file__).resolve().parent
 KERNELS = {"rowwise": "gpu", "esc": "esc", "hyspmm": "hyspmm"}
-"""Module of spdist.kernels by method; "numeric" is the same on a known pattern; others, such as "auto", go through spdist.spgemm."""
+"""Module of spdist.kernels by method; "numeric" is rowwise on a known pattern, others go through spdist.spgemm."""
 ON_HOST = ("hyspmm",)
 """Methods whose operands and product stay on the host; their time includes both transfers."""
 DTYPES = ("float32", "float64", "complex64", "complex128")

@@ -263,7 +263,7 @@ class _Product:
         """Return the rows of each class, for the kernels that suit them."""
         x, nrows = self.operands, self.a.nrows
         assert x is not None
-        shares = share_rows([x.facts[gpu_rows.COUNTS + i] for i in range(gpu_rows.SLOTS)])
+        shares = share_rows(x.facts.class_rows())
         if len(shares) == 1 and isinstance(CLASSES[shares[0][0]], SortClass):
             return [SortRows(CLASSES[shares[0][0]], shares[0][0], 0, nrows)]  # all rows, the empty ones too
         rows = self.cupy.empty(nrows, np.uint32)
@@ -291,14 +291,14 @@ class _Product:
         others: list[Rows] = []
         for rows in families:
             rows.prepare(x)
-        if any(not isinstance(rows, SortRows | LongRows) for rows in families):
+        if any(rows.waits for rows in families):
             x.facts.read()
             for rows in families:
                 rows.prepared(x)
             others = [rest for rows in nodes if (rest := rows.others(x))]
         for rows in others:
             rows.prepare(x)
-        if any(not isinstance(rows, SortRows) for rows in others):
+        if any(rows.waits for rows in others):
             x.facts.read()
             for rows in others:
                 rows.prepared(x)

@@ -143,6 +143,18 @@ def rank_parts(parts: int, ncols: int, rows: int) -> int:
     return max(1, min(wanted, TASK_BYTES // (24 * max(rows, 1))))
 
 
+def rank_width(ncols: int, parts: int) -> int:
+    """Bound the columns of a part of a row; 0 where the bound is too wide to be used untested.
+
+    Examples
+    --------
+    >>> rank_width(100_000, 2), rank_width(10**9, 16)
+    (50048, 0)
+    """
+    width = _round_up(ceil_div(ncols + 63, parts), 64)
+    return width if width <= PART_COLUMNS else 0
+
+
 def rank_count_window(width: int) -> int:
     """Return the columns that `rank_count` marks at once, in ``window // 8`` bytes of shared memory."""
     return min(_round_up(width, 256), 1 << 20)

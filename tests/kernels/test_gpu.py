@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from spdist.csr import CSR
 from spdist.errors import MatrixError, MemoryBoundError
 from spdist.kernels import gpu, workspace
-from spdist.kernels.gpu_rows import COUNTS, SLOTS
 
 pytestmark = pytest.mark.gpu
 
@@ -230,7 +229,7 @@ def test_the_peak_is_within_the_workspace(kind, value, poisoned):
     m = a_matrix(kind, 2000, 2000, np.random.default_rng(1))
     left = to_gpu(m, value)
     product = gpu._Product(left, left, False)
-    counts = [product._analyse().facts[COUNTS + i] for i in range(SLOTS)]
+    counts = product._analyse().facts.class_rows()
     del product
     poisoned.free_all_blocks()
     before = poisoned.total_bytes()
