@@ -194,7 +194,7 @@ __device__ __forceinline__ u64 reserve(u64* taken, const u64 count, const int la
 //         not fit. Else the rows with places[row] = -1 are written to C. Columns rise strictly, and values are added in
 //         the order of A's entries: the same bits on every run.
 template <typename Value, typename Index, typename Pointer, typename Key, int GROUP, int ITEMS>
-__global__ void __launch_bounds__(GROUP <= 32 ? 128 : GROUP)
+__global__ void __launch_bounds__((GROUP <= 32 ? 128 : GROUP), (ITEMS > 8 ? 1024 : 1536) / (GROUP <= 32 ? 128 : GROUP))
 esc_rows(const u32 count, const u32* __restrict__ list,
          const Pointer* __restrict__ a_indptr, const Index* __restrict__ a_indices, const Value* __restrict__ a_data,
          const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices, const Value* __restrict__ b_data,

@@ -259,9 +259,6 @@ class _Esc:
         self.kinds = suited_kinds(_shared_memory(self.device), *self.sizes)
         self.tile = self.kinds[-1]
         self.rows: Module = module("rows.cu", setup_names(*self.types[1:]))
-        named = {kind: row_name(*self.types, kind.key(b.ncols), kind) for kind in self.kinds}
-        self.names = named
-        self.esc: Module = module("esc.cu", (*named.values(), f"copy_rows<{self.types[0]},{self.types[1]}>"))
 
     def run(self) -> CSR:
         facts = self.setup()
@@ -420,8 +417,9 @@ class _Esc:
         """Expand, sort and compress the rows of a class, into the pool; or into C those that are not in the pool."""
         kind, first, count = part
         out = (0, 0, 0) if c is None else (c.indptr, c.indices, c.data)
-        self.esc(
-            self.names[kind], _cdiv(count, kind.rows), kind.threads,
+        name = row_name(*self.types, kind.key(self.b.ncols), kind)
+        module("esc.cu", (name,))(  # compiled by itself: most products meet a few classes only
+            name, _cdiv(count, kind.rows), kind.threads,
             (u32(count), self.list[first:], *self.operands, self.lengths, self.places, self.at(POOL_TAKEN), *self.pool,
              *out),
             kind.shared(*self.sizes, self.key_bytes(kind)),
@@ -431,9 +429,9 @@ class _Esc:
         """Copy what is in the pool to C."""
         if self.workspace.pool_entries == 0:
             return
-        value, index, _ = self.types
-        self.esc(
-            f"copy_rows<{value},{index}>", _cdiv(c.nnz, 2048), 256,
+        name = f"copy_rows<{self.types[0]},{self.types[1]}>"
+        module("esc.cu", (name,))(
+            name, _cdiv(c.nnz, 2048), 256,
             (i64(c.nrows), i64(c.nnz), c.indptr, self.places, *self.pool[1:], c.indices, c.data),
         )  # fmt: skip
         if self.slices:

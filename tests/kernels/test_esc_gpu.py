@@ -17,8 +17,12 @@ from spdist.kernels import esc
 from spdist.kernels.workspace import esc_workspace
 
 pytestmark = pytest.mark.gpu
-VALUES = (np.float32, np.float64, np.complex64, np.complex128)
-INDICES = (np.int32, np.int64)
+TYPES = (
+    (np.float32, np.int32, np.int32),
+    (np.float64, np.int32, np.int64),
+    (np.complex64, np.int64, np.int32),
+    (np.complex128, np.int64, np.int64),
+)
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
 
 
@@ -98,15 +102,16 @@ def matrices(draw: Any, nrows: int, ncols: int, dtype: Any, index: Any, pointer:
 def test_equals_scipy(data):
     draw = data.draw
     nrows, inner, ncols = (draw(st.integers(0, 40)) for _ in range(3))
-    types = [draw(st.sampled_from(VALUES)), draw(st.sampled_from(INDICES)), draw(st.sampled_from(INDICES))]
+    types = draw(st.sampled_from(TYPES))
     a, b = draw(matrices(nrows, inner, *types)), draw(matrices(inner, ncols, *types))
     check(a, b)
 
 
-@pytest.mark.parametrize("dtype", VALUES)
-@pytest.mark.parametrize("index", INDICES)
-@pytest.mark.parametrize("ncols", [50, 20_000, 3_000_000])
-def test_every_class_of_rows(dtype, index, ncols):
+@pytest.mark.parametrize(
+    ("types", "ncols"), [(types, 20_000) for types in TYPES] + [(TYPES[0], 50), (TYPES[1], 3_000_000)]
+)
+def test_every_class_of_rows(types, ncols):
+    dtype, index, _ = types
     lengths = np.concatenate([2 ** np.arange(13), 3 * 2 ** np.arange(11), np.zeros(5, np.int64), [9000, 30_000, 0]])
     a = random_rows(len(lengths), 400, lengths, 1, dtype, index)
     b = random_rows(400, ncols, np.arange(400) % 7, 2, dtype, index)
@@ -164,6 +169,17 @@ def host_sums(a: CSR, b: CSR) -> CSR:
     np.add.at(sums, place, products)
     indptr = np.searchsorted(keys // b.ncols, np.arange(a.nrows + 1))
     return CSR(indptr, keys % b.ncols, sums, (a.nrows, b.ncols))
+
+
+def test_wide_columns():
+    a = random_rows(5, 400, [3, 200, 5000, 30_000, 0], 1, np.complex128, np.int64)
+    b = random_rows(400, 1 << 40, np.arange(400) % 7, 2, np.complex128, np.int64)
+    with poisoned():
+        c = to_host(esc.multiply(to_gpu(a), to_gpu(b)))
+    truth = host_sums(a, b)
+    np.testing.assert_array_equal(c.indptr, truth.indptr)
+    np.testing.assert_array_equal(c.indices, truth.indices)
+    np.testing.assert_array_equal(c.data, truth.data)
 
 
 def test_one_column_takes_all():
