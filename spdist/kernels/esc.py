@@ -58,7 +58,6 @@ KINDS = tuple(
         (64, 16), (128, 12), (128, 16), (256, 12), (256, 16), (512, 16),
     )
 )  # fmt: skip
-BUCKET = Kind(256, 16)
 SAMPLES = 8192
 FEW_ROWS = 2048
 """Rows for which a launch of their own is not worth while: they join the next class, among those of a warp."""
@@ -73,7 +72,10 @@ SHARED_RESERVED = 2048
 
 
 def suited_kinds(shared: int, value: int, pointer: int, key: int = 8) -> tuple[Kind, ...]:
-    """Return the classes whose rows fit in `shared` bytes; the last is also the shape of a tile of a long row."""
+    """Return the classes whose rows fit in `shared` bytes.
+
+    The last is also the shape of a tile of a long row, the one before that of a bucket.
+    """
     return tuple(kind for kind in KINDS if kind.shared(value, pointer, key) <= shared)
 
 
@@ -161,15 +163,15 @@ class LongNames(NamedTuple):
     copy: str
 
 
-def long_names(value: str, index: str, pointer: str, tile_key: str, merge_key: str, tile: Kind) -> LongNames:
-    """Return the names of the kernels for long rows, in tiles of the shape `tile`."""
+def long_names(value: str, index: str, pointer: str, keys: tuple[str, str], tile: Kind, bucket: Kind) -> LongNames:
+    """Return the names of the kernels for long rows, in tiles and buckets of these shapes, with keys of these types."""
     unsigned = "u32" if index == "int" else "u64"
     return LongNames(
         f"describe_rows<{pointer}>",
         f"sum_products<{index},{pointer}>",
-        f"sort_tiles<{value},{index},{pointer},{tile_key},{tile.group},{tile.items}>",
+        f"sort_tiles<{value},{index},{pointer},{keys[0]},{tile.group},{tile.items}>",
         f"split_columns<{index},{unsigned},{tile.most}>",
-        f"merge_buckets<{value},{index},{pointer},{merge_key},{BUCKET.group},{BUCKET.items},{tile.most}>",
+        f"merge_buckets<{value},{index},{pointer},{keys[1]},{bucket.group},{bucket.items},{tile.most}>",
         "sum_buckets",
         f"copy_buckets<{value},{index}>",
     )
@@ -191,7 +193,8 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     names = [f"copy_rows<{value},{index}>"]
     for key in ("u32", "u64"):
         names += [row_name(value, index, pointer, key, kind) for kind in KINDS]
-        names += long_names(value, index, pointer, key, key, KINDS[-1])
+        names += long_names(value, index, pointer, (key, key), KINDS[-1], KINDS[-2])
+    names += long_names(value, index, pointer, ("u64", "u64"), KINDS[-2], KINDS[-3])  # less shared memory
     return {"esc.cu": tuple(dict.fromkeys(names)), "rows.cu": setup_names(index, pointer)}
 
 
@@ -257,7 +260,7 @@ class _Esc:
         self.sizes = self.dtype.itemsize, pointer.itemsize
         self.device = cupy.cuda.runtime.getDevice()
         self.kinds = suited_kinds(_shared_memory(self.device), *self.sizes)
-        self.tile = self.kinds[-1]
+        self.bucket, self.tile = self.kinds[-2:]
         self.rows: Module = module("rows.cu", setup_names(*self.types[1:]))
 
     def run(self) -> CSR:
@@ -320,8 +323,8 @@ class _Esc:
         """Return the table of the rows longer than a tile, `count` of them from `start` on in the list."""
         if count == 0:
             return np.zeros((5, 1), np.int64)
-        keys = self.tile.key(self.b.ncols), BUCKET.key(self.b.ncols)
-        self.long_names = long_names(*self.types, *keys, self.tile)
+        keys = self.tile.key(self.b.ncols), self.bucket.key(self.b.ncols)
+        self.long_names = long_names(*self.types, keys, self.tile, self.bucket)
         self.long: Module = module("esc.cu", tuple(self.long_names))
         described = self.cupy.empty((3, count + 1), np.int64)
         self.long(
@@ -366,7 +369,7 @@ class _Esc:
                 f"of {longest:,} products, but workspace_limit is {self.limit + self.copied:,} bytes: raise it, or "
                 f"split A by rows or B by columns"
             )
-        room = _shared_memory(self.device) - BUCKET.shared(*self.sizes, 8)
+        room = _shared_memory(self.device) - self.bucket.shared(*self.sizes, 8)
         if most_tiles > room // 6:
             raise MemoryBoundError(
                 f"the longest row of C has {longest:,} products; esc merges at most {room // 6 * self.tile.most:,} on "
@@ -398,10 +401,10 @@ class _Esc:
         most_tiles = int(np.diff(self.host[3, first : last + 1]).max())
         out = (0, 0, 0, 0) if c is None else (self.bucket_starts, c.indptr, c.indices, c.data)
         self.long(
-            names.merge, buckets, BUCKET.threads,
+            names.merge, buckets, self.bucket.threads,
             (*rows, self.table, i64(self.b.ncols), i64(most_tiles), self.splitters, *self.tiles, self.bucket_lengths,
              self.bucket_places, self.at(POOL_TAKEN), *self.pool, *out),
-            BUCKET.shared(*self.sizes, self.key_bytes(BUCKET)) + 6 * most_tiles,
+            self.bucket.shared(*self.sizes, self.key_bytes(self.bucket)) + 6 * most_tiles,
         )  # fmt: skip
         if c is None:
             self.long(

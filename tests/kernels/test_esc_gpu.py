@@ -229,3 +229,34 @@ def test_refuses_columns_out_of_range():
     a.indices[3] = 4
     with pytest.raises(MatrixError, match="A has"):
         esc.multiply(to_gpu(a), to_gpu(b))
+
+
+@pytest.mark.slow
+def test_more_products_than_32_bits_count():
+    import cupy
+    import cupyx.scipy.sparse as csp
+
+    a = to_gpu(random_rows(100_000, 1000, 100, 1, np.float64))
+    b = to_gpu(random_rows(1000, 1000, 500, 2, np.float64))
+    c = esc.multiply(a, b)  # 5e9 products
+    x = cupy.arange(1000, dtype=np.float64) % 7
+    left, right, product = (csp.csr_matrix((m.data, m.indices, m.indptr.astype(np.int32)), m.shape) for m in (a, b, c))
+    assert c.nnz > 9e7
+    cupy.testing.assert_array_equal(product @ x, left @ (right @ x))
+
+
+@pytest.mark.slow
+def test_more_entries_than_32_bits_count():
+    import cupy
+
+    n = 50_000
+    a = CSR(cupy.arange(n + 1), cupy.arange(n, dtype=np.int32) % 3, cupy.arange(n, dtype=np.float32) % 5, (n, 3))
+    dense = cupy.tile(cupy.arange(n, dtype=np.int32), 3)
+    b = CSR(cupy.arange(4) * n, dense, (cupy.arange(3 * n) % 11).astype(np.float32), (3, n))
+    c = esc.multiply(a, b)  # 2.5e9 entries
+    assert c.nnz == n * n
+    cupy.testing.assert_array_equal(c.indptr, cupy.arange(n + 1) * n)
+    for row in (0, 1, n // 2, n - 1):
+        cupy.testing.assert_array_equal(c.indices[row * n : (row + 1) * n], cupy.arange(n))
+        of_b = b.data[row % 3 * n :][:n]
+        cupy.testing.assert_array_equal(c.data[row * n : (row + 1) * n], of_b * (row % 5))
