@@ -15,7 +15,8 @@ import scipy.sparse as sp
 
 from spdist import storage
 from spdist.csr import CSR, from_scipy, result_dtype
-from spdist.errors import InputError, MatrixError, ResumeError, VerificationError
+from spdist.errors import InputError, ResumeError, VerificationError
+from spdist.inmemory import spgemm
 from spdist.scheduler.plan import Plan
 from spdist.staging import staged_matrix
 from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
@@ -62,61 +63,6 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the report as ``spdist multiply --json`` prints it."""
         return asdict(self)
-
-
-# -- in memory ---------------------------------------------------------------------------------------------------------
-
-
-def spgemm(a: Any, b: Any, method: Engine = "auto", *, threads: int | None = None) -> Any:
-    """Multiply two SciPy sparse matrices or arrays in memory.
-
-    Parameters
-    ----------
-    a, b : scipy.sparse matrix or array
-        Two-dimensional, any format; rows need not be sorted. dtypes: bool, integers, float32/64, complex64/128.
-    method : {"auto", "scipy", "numba"}
-        The engine; "auto" picks from a cheap look at the operands.
-    threads : int, optional
-        By default one per core.
-
-    Returns
-    -------
-    scipy.sparse matrix or array
-        Of the kind of `a` (matrix or array), by columns if both are `csc`, else by rows. Rows sorted, no duplicates;
-        entries that cancel to zero are kept, so that the pattern is the structural product's.
-
-    Raises
-    ------
-    MatrixError
-        If the shapes do not fit, or an operand is not a matrix spdist multiplies.
-
-    Examples
-    --------
-    >>> import scipy.sparse as sp
-    >>> spgemm(sp.eye_array(3, format="csr"), sp.eye_array(3, format="csr")).nnz
-    3
-    """
-    from spdist.kernels import cpu
-
-    by_columns = getattr(a, "format", "") == getattr(b, "format", "") == "csc"
-    left, right = (from_scipy(b.T), from_scipy(a.T)) if by_columns else (from_scipy(a), from_scipy(b))
-    _check_engine(method)
-    if left.ncols != right.nrows:
-        raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
-    c = cpu.multiply(left, right, engine=method, threads=threads or os.cpu_count() or 1)
-    out = c.to_scipy()
-    out.has_canonical_format = True
-    if isinstance(a, sp.sparray):
-        out = _as_array(out)
-    return out.T if by_columns else out
-
-
-def _as_array(m: Any) -> Any:
-    """Return the `csr_array` on the arrays of a `csr_matrix`."""
-    out = sp.csr_array(m.shape, dtype=m.dtype)
-    out.indptr, out.indices, out.data = m.indptr, m.indices, m.data
-    out.has_canonical_format = True
-    return out
 
 
 def save(url: str | Path, matrix: Any, *, overwrite: bool = False) -> StoredMatrix:

@@ -184,6 +184,89 @@ __device__ __forceinline__ u64 reserve(u64* taken, const u64 count, const int la
     return *shared;
 }
 
+// What the device tells the host, and how many classes of rows there are; `list_rows` of rows.cu takes the same classes.
+enum Fact { ALL_PRODUCTS, BAD_A, BAD_B, LONGEST };
+constexpr int CLASSES = 16;
+
+// The length of row `k` of B; 0, and `bad`, where it or B's offsets are out of range.
+template <typename Index, typename Pointer>
+__device__ __forceinline__ u64 row_length(const Index k, const i64 nrows, const i64 nnz,
+                                          const Pointer* __restrict__ indptr, bool& bad) {
+    const bool inside = k >= 0 && k < nrows;
+    const i64 first = inside ? indptr[k] : 0, last = inside ? indptr[k + 1] : -1;
+    const bool wrong = first < 0 || last < first || last > nnz;
+    bad |= wrong;
+    return wrong ? 0 : last - first;
+}
+
+// Setup: count the products of each row of C and the rows of each class; check A and B.
+//
+// Launch  block 256, grid ceil_div(nrows, 256 / GROUP); GROUP lanes a row, rows of A longer than MANY by the thread block.
+// Pre     facts and class_rows zero; limits[c]: the most products of class c, rising, the last ~0.
+// Post    products[row], at most 2^32 - 1; facts[ALL_PRODUCTS], the expansion size; facts[LONGEST], the products of the
+//         longest row; facts[BAD_A], facts[BAD_B] not zero if an offset or a column is out of range; class_rows[c].
+constexpr int MANY = 512;
+
+template <typename Index, typename Pointer, int GROUP>
+__global__ void __launch_bounds__(256)
+count_products(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_b, const i64 ncols,
+               const Pointer* __restrict__ a_indptr, const Index* __restrict__ a_indices,
+               const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices, const u64* __restrict__ limits,
+               u32* __restrict__ products, u64* __restrict__ facts, u64* __restrict__ class_rows) {
+    constexpr int ROWS = 256 / GROUP;
+    __shared__ u64 scratch[8], counts[ROWS];
+    __shared__ i64 begins[ROWS], ends[ROWS];
+    __shared__ u32 histogram[CLASSES];
+    const int lane = threadIdx.x % GROUP, own = threadIdx.x / GROUP;
+    const i64 first_row = (i64)blockIdx.x * ROWS;
+    i64 begin = 0, end = 0;
+    bool bad = false;
+    if (first_row + own < nrows) {
+        begin = a_indptr[first_row + own], end = a_indptr[first_row + own + 1];
+        if (begin < 0 || end < begin || end > nnz_a) bad = true, begin = end = 0;
+    }
+    u64 count = 0;
+    if (end - begin <= MANY)
+#pragma unroll 4
+        for (i64 at = begin + lane; at < end; at += GROUP) count += row_length(a_indices[at], nrows_b, nnz_b, b_indptr, bad);
+#pragma unroll
+    for (int step = GROUP / 2; step > 0; step /= 2) count += __shfl_xor_sync(FULL_WARP, count, step);
+    if (lane == 0) counts[own] = count, begins[own] = begin, ends[own] = end;
+    if (threadIdx.x < CLASSES) histogram[threadIdx.x] = 0;
+    if (__syncthreads_or(end - begin > MANY))
+        for (int row = 0; row < ROWS; ++row) {
+            if (ends[row] - begins[row] <= MANY) continue;
+            u64 part = 0;
+#pragma unroll 4
+            for (i64 at = begins[row] + threadIdx.x; at < ends[row]; at += 256)
+                part += row_length(a_indices[at], nrows_b, nnz_b, b_indptr, bad);
+            part = block_sum<8>(part, scratch);
+            if (threadIdx.x == 0) counts[row] = part;
+        }
+    __syncthreads();
+    u64 mine = 0;
+    if (threadIdx.x < ROWS && first_row + threadIdx.x < nrows) {
+        mine = counts[threadIdx.x];
+        products[first_row + threadIdx.x] = (u32)min(mine, 0xffffffffull);
+        int kind = 0;
+        while (mine > limits[kind]) ++kind;
+        atomicAdd(&histogram[kind], 1u);
+    }
+    bool bad_b = false;
+    for (i64 at = (i64)blockIdx.x * 256 + threadIdx.x; at < nnz_b; at += (i64)gridDim.x * 256)
+        bad_b |= b_indices[at] < 0 || b_indices[at] >= ncols;
+    u64 longest = mine;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) longest = max(longest, __shfl_xor_sync(FULL_WARP, longest, step));
+    if (threadIdx.x % 32 == 0 && longest > *(volatile u64*)&facts[LONGEST]) atomicMax(&facts[LONGEST], longest);
+    const u64 total = block_sum<8>(mine, scratch);
+    const bool any_bad = __syncthreads_or(bad), any_bad_b = __syncthreads_or(bad_b);
+    if (threadIdx.x == 0 && total) atomicAdd(&facts[ALL_PRODUCTS], total);
+    if (threadIdx.x == 0 && any_bad) facts[BAD_A] = 1;
+    if (threadIdx.x == 0 && any_bad_b) facts[BAD_B] = 1;
+    if (threadIdx.x < CLASSES && histogram[threadIdx.x]) atomicAdd(&class_rows[threadIdx.x], (u64)histogram[threadIdx.x]);
+}
+
 // Multiply the listed rows, each of at most GROUP * ITEMS products.
 //
 // Launch  block 128 and 128 / GROUP rows a block where GROUP <= 32; else block GROUP, a row a block.

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spdist.csr import CSR, Int64Array, result_dtype
+from spdist.csr import CSR, INT32_MAX, Int64Array, result_dtype
 from spdist.errors import MatrixError, MemoryBoundError
 from spdist.kernels.module import Module, c_type, module
-from spdist.kernels.workspace import ESC_BUCKET, GPU_STATE, SCAN_ROWS, EscWorkspace, esc_setup, esc_workspace
+from spdist.kernels.workspace import ESC_BUCKET, ESC_STATE, SCAN_ROWS, EscWorkspace, ceil_div, esc_setup, esc_workspace
 
 i64, u64, u32 = np.int64, np.uint64, np.uint32
 
@@ -62,9 +62,12 @@ SAMPLES = 8192
 FEW_ROWS = 2048
 """Rows for which a launch of their own is not worth while: they join the next class, among those of a warp."""
 CLASSES = 16
-PRODUCTS, BAD_A, BAD_B, FALLS, FALLS_AT_ROWS, MAX_ROW_PRODUCTS, MAX_ROW_A, NNZ_C, CLASS_ROWS = range(9)
+PRODUCTS, BAD_A, BAD_B, LONGEST, NNZ_C, POOL_TAKEN = range(6)
+"""Where the device notes what it finds: the first four as `count_products` numbers them."""
+CLASS_ROWS = 8
 CLASS_TAKEN = CLASS_ROWS + CLASSES
-POOL_TAKEN = CLASS_TAKEN + CLASSES
+ROWS = ("list_rows", "offsets<long long>")
+"""What this method uses of `rows.cu`."""
 GROUPS = (2, 4, 8, 32)
 """Lanes that count the products of a row, by the mean length of A's rows."""
 SHARED_RESERVED = 2048
@@ -178,8 +181,8 @@ def long_names(value: str, index: str, pointer: str, keys: tuple[str, str], tile
 
 
 def setup_names(index: str, pointer: str) -> tuple[str, ...]:
-    """Return the names of the kernels of `rows.cu` that this method uses."""
-    return ("list_rows", "offsets<long long>", *(f"analyse_rows<{index},{pointer},{g}>" for g in GROUPS))
+    """Return the names of the kernels that count products."""
+    return tuple(f"count_products<{index},{pointer},{group}>" for group in GROUPS)
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
@@ -190,12 +193,12 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     >>> sorted(sources("double", "int", "int"))
     ['esc.cu', 'rows.cu']
     """
-    names = [f"copy_rows<{value},{index}>"]
+    names = [f"copy_rows<{value},{index}>", *setup_names(index, pointer)]
     for key in ("u32", "u64"):
         names += [row_name(value, index, pointer, key, kind) for kind in KINDS]
         names += long_names(value, index, pointer, (key, key), KINDS[-1], KINDS[-2])
     names += long_names(value, index, pointer, ("u64", "u64"), KINDS[-2], KINDS[-3])  # less shared memory
-    return {"esc.cu": tuple(dict.fromkeys(names)), "rows.cu": setup_names(index, pointer)}
+    return {"esc.cu": tuple(dict.fromkeys(names)), "rows.cu": ROWS}
 
 
 @functools.cache
@@ -214,10 +217,6 @@ def _shared_memory(device: int) -> int:
 
     most = cupy.cuda.runtime.deviceGetAttribute(97, device)  # cudaDevAttrMaxSharedMemoryPerBlockOptin
     return int(most) - SHARED_RESERVED
-
-
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _same(arrays: tuple[Any, Any], dtype: Any) -> list[Any]:
@@ -248,7 +247,7 @@ class _Esc:
         self.cupy, self.a, self.b = cupy, a, b
         self.dtype = result_dtype(a.dtype, b.dtype)
         self.index = np.promote_types(a.indices.dtype, b.indices.dtype)
-        pointer = np.promote_types(a.indptr.dtype, b.indptr.dtype)
+        pointer = self.pointer = np.promote_types(a.indptr.dtype, b.indptr.dtype)
         pairs = ((a.indptr, b.indptr, pointer), (a.indices, b.indices, self.index), (a.data, b.data, self.dtype))
         copied = sum(len(m) * t.itemsize for x, y, t in pairs for m in (x, y) if m.dtype != t)
         self.limit = None if limit is None else limit - copied
@@ -261,7 +260,7 @@ class _Esc:
         self.device = cupy.cuda.runtime.getDevice()
         self.kinds = suited_kinds(_shared_memory(self.device), *self.sizes)
         self.bucket, self.tile = self.kinds[-2:]
-        self.rows: Module = module("rows.cu", setup_names(*self.types[1:]))
+        self.rows: Module = module("rows.cu", ROWS)
 
     def run(self) -> CSR:
         facts = self.setup()
@@ -269,21 +268,20 @@ class _Esc:
         work = group_rows(counts, self.kinds)
         table = self.describe(sum(counts[: len(self.kinds) + 1]), counts[len(self.kinds) + 1])
         self.allocate(facts, table)
-        indptr = self.cupy.empty(self.a.nrows + 1, np.int64)
         self.sum_products()
         for number in range(len(self.slices)):
             self.slice(number, None)
         for part in reversed(work):
             self.multiply_rows(part, None)
         self.rows(
-            "offsets<long long>", _cdiv(self.a.nrows, SCAN_ROWS), 256,
-            (i64(self.a.nrows), self.lengths, self.at(GPU_STATE), indptr, self.at(NNZ_C)),
+            "offsets<long long>", ceil_div(self.a.nrows, SCAN_ROWS), 256,
+            (i64(self.a.nrows), self.lengths, self.at(ESC_STATE), self.offsets, self.at(NNZ_C)),
         )  # fmt: skip
-        facts = self.state[:GPU_STATE].get()
+        facts = self.state[:ESC_STATE].get()
         nnz = int(facts[NNZ_C])
-        c = CSR(
-            indptr, self.cupy.empty(nnz, self.index), self.cupy.empty(nnz, self.dtype), (self.a.nrows, self.b.ncols)
-        )
+        indptr = self.offsets.astype(self.pointer if nnz <= INT32_MAX else np.int64)
+        data = self.cupy.empty(nnz, self.dtype)
+        c = CSR(indptr, self.cupy.empty(nnz, self.index), data, (self.a.nrows, self.b.ncols))
         self.copy(c)
         if int(facts[POOL_TAKEN]) > self.workspace.pool_entries:
             self.repeat(work, c)
@@ -300,20 +298,22 @@ class _Esc:
         words = setup["state"] // 8
         self.state, self.lengths = arena("state", words, np.uint64), arena("lengths", nrows, np.uint32)
         self.list, self.places = arena("list", nrows, np.uint32), arena("places", nrows, np.int64)
+        self.offsets = arena("offsets", nrows + 1, np.int64)
         self.state.data.memset_async(0, 8 * words)
         mean = a.nnz / nrows
         group = 2 if mean < 3 else 4 if mean < 10 else 8 if mean < 64 else 32
         sizes = i64(nrows), i64(a.nnz), i64(b.nrows), i64(b.nnz), i64(b.ncols)
         limits = _limits(self.device, self.kinds)
-        self.rows(
-            f"analyse_rows<{self.types[1]},{self.types[2]},{group}>", min(_cdiv(nrows, 256 // group), 2112), 256,
+        names = setup_names(*self.types[1:])
+        module("esc.cu", names)(
+            names[GROUPS.index(group)], ceil_div(nrows, 256 // group), 256,
             (*sizes, *self.pattern, limits, self.lengths, self.at(0), self.at(CLASS_ROWS)),
         )  # fmt: skip
         self.rows(
-            "list_rows", _cdiv(nrows, 256), 256,
+            "list_rows", ceil_div(nrows, 256), 256,
             (i64(nrows), self.lengths, limits, self.at(CLASS_ROWS), self.at(CLASS_TAKEN), self.list),
         )  # fmt: skip
-        facts = self.state[:GPU_STATE].get()
+        facts = self.state[:ESC_STATE].get()
         if facts[BAD_A] or facts[BAD_B]:
             name = "A" if facts[BAD_A] else "B"
             raise MatrixError(f"{name} has offsets or columns out of range: rebuild it or correct its shape")
@@ -328,20 +328,20 @@ class _Esc:
         self.long: Module = module("esc.cu", tuple(self.long_names))
         described = self.cupy.empty((3, count + 1), np.int64)
         self.long(
-            self.long_names.describe, _cdiv(count, 256), 256,
+            self.long_names.describe, ceil_div(count, 256), 256,
             (u32(count), self.list[start:], self.operands[0], self.lengths, described, self.places),
         )  # fmt: skip
         return long_table(described.get(), self.tile.most)
 
     def allocate(self, facts: Any, table: Int64Array) -> None:
         """Take the memory of the expansion, or say how much would be needed."""
-        count, longest = table.shape[1] - 1, int(facts[MAX_ROW_PRODUCTS])
+        count, longest = table.shape[1] - 1, int(facts[LONGEST])
         work = self.workspace = esc_workspace(
             self.a.nrows, self.b.ncols, int(facts[PRODUCTS]), longest, self.dtype.itemsize, self.index.itemsize,
             long_rows=count, long_entries=int(table[1, -1]), long_products=int(table[2, -1]), tile=self.tile.most,
             limit=self.limit,
         )  # fmt: skip
-        most_tiles = _cdiv(longest, self.tile.most) if count else 0
+        most_tiles = ceil_div(longest, self.tile.most) if count else 0
         self.check(work, longest, most_tiles)
         arena = _Arena({name: size for name, size in work.arrays.items() if name != "described"})
         self.pool = (
@@ -354,7 +354,7 @@ class _Esc:
         buckets, products = int(table[4, -1]), work.slice_tiles * self.tile.most
         self.table, self.ends = arena("table", table.size, np.int64), arena("ends", int(table[1, -1]), np.uint32)
         self.table.set(table.reshape(-1))
-        self.tiles = arena("tile_columns", products, self.index), arena("tile_data", products, self.dtype)
+        self.tiles = arena("tile_indices", products, self.index), arena("tile_data", products, self.dtype)
         self.splitters = arena("splitters", buckets, self.index)
         self.bucket_lengths = arena("bucket_lengths", buckets, np.uint32)
         self.bucket_places = arena("bucket_places", buckets, np.int64)
@@ -399,7 +399,7 @@ class _Esc:
             SAMPLES * self.index.itemsize,
         )  # fmt: skip
         most_tiles = int(np.diff(self.host[3, first : last + 1]).max())
-        out = (0, 0, 0, 0) if c is None else (self.bucket_starts, c.indptr, c.indices, c.data)
+        out = (0, 0, 0, 0) if c is None else (self.bucket_starts, self.offsets, c.indices, c.data)
         self.long(
             names.merge, buckets, self.bucket.threads,
             (*rows, self.table, i64(self.b.ncols), i64(most_tiles), self.splitters, *self.tiles, self.bucket_lengths,
@@ -419,10 +419,10 @@ class _Esc:
     def multiply_rows(self, part: tuple[Kind, int, int], c: CSR | None) -> None:
         """Expand, sort and compress the rows of a class, into the pool; or into C those that are not in the pool."""
         kind, first, count = part
-        out = (0, 0, 0) if c is None else (c.indptr, c.indices, c.data)
+        out = (0, 0, 0) if c is None else (self.offsets, c.indices, c.data)
         name = row_name(*self.types, kind.key(self.b.ncols), kind)
         module("esc.cu", (name,))(  # compiled by itself: most products meet a few classes only
-            name, _cdiv(count, kind.rows), kind.threads,
+            name, ceil_div(count, kind.rows), kind.threads,
             (u32(count), self.list[first:], *self.operands, self.lengths, self.places, self.at(POOL_TAKEN), *self.pool,
              *out),
             kind.shared(*self.sizes, self.key_bytes(kind)),
@@ -434,14 +434,14 @@ class _Esc:
             return
         name = f"copy_rows<{self.types[0]},{self.types[1]}>"
         module("esc.cu", (name,))(
-            name, _cdiv(c.nnz, 2048), 256,
-            (i64(c.nrows), i64(c.nnz), c.indptr, self.places, *self.pool[1:], c.indices, c.data),
+            name, ceil_div(c.nnz, 2048), 256,
+            (i64(c.nrows), i64(c.nnz), self.offsets, self.places, *self.pool[1:], c.indices, c.data),
         )  # fmt: skip
         if self.slices:
             self.long(
                 self.long_names.copy, int(self.host[4, -1]), 128,
                 (i64(self.host.shape[1] - 1), self.table, self.bucket_lengths, self.bucket_places, self.bucket_starts,
-                 c.indptr, *self.pool[1:], c.indices, c.data),
+                 self.offsets, *self.pool[1:], c.indices, c.data),
             )  # fmt: skip
 
     def repeat(self, work: list[tuple[Kind, int, int]], c: CSR) -> None:
@@ -470,7 +470,8 @@ def multiply(a: CSR, b: CSR, *, workspace_limit: int | None = None) -> CSR:
     -------
     CSR
         Canonical: columns rise strictly in each row, entries that are or cancel to zero are kept. The products of an
-        entry are added in the order of A's entries: the same bits on every run, whatever the limit.
+        entry are added in the order of A's entries: the same bits on every run, whatever the limit. Indices and indptr
+        have the operands' dtypes, indptr int64 where nnz needs it.
 
     Raises
     ------
@@ -494,5 +495,6 @@ def multiply(a: CSR, b: CSR, *, workspace_limit: int | None = None) -> CSR:
 def _empty(a: CSR, b: CSR) -> CSR:
     import cupy
 
+    pointer = np.promote_types(a.indptr.dtype, b.indptr.dtype)
     index, dtype = np.promote_types(a.indices.dtype, b.indices.dtype), result_dtype(a.dtype, b.dtype)
-    return CSR(cupy.zeros(a.nrows + 1, np.int64), cupy.empty(0, index), cupy.empty(0, dtype), (a.nrows, b.ncols))
+    return CSR(cupy.zeros(a.nrows + 1, pointer), cupy.empty(0, index), cupy.empty(0, dtype), (a.nrows, b.ncols))

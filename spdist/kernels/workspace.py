@@ -102,14 +102,137 @@ def _scipy_bytes(ncols: int, max_row_products: int, value_itemsize: int, index_i
     return dense + products * entry + OBJECTS
 
 
+LONG_PRODUCTS = 1 << 18
+"""Products above which a row is shared among thread blocks, unless the order of its sums matters."""
+LONG_BYTES = 128 << 20
+"""Bytes for masks and ranks of such rows; where they need more, they are multiplied in parts like shorter ones."""
+NODE_COLUMNS = 1 << 16
+"""Columns that a node may span."""
+PART_COLUMNS = 1 << 16
+"""Columns that a part of a row should not span more of, where there may be more parts."""
+MOST_PARTS = 16
+RANKED = 6
+"""Classes, the last ones, whose rows may be ranked or form nodes: those of more than 512 products."""
+SMALL_PRODUCTS = 1 << 18
+"""Products of a matrix up to which the host does not wait for nnz(C): its buffers hold all products."""
+SCRATCH_BYTES = 1 << 16
+"""For facts, and for rounding up of allocations."""
+TASK_BYTES = 64 << 20
+"""Bytes for the tasks of one class, whatever its rows."""
+SHARED_BYTES = 160 << 10
+"""Shared memory that a thread block may have on every GPU from sm_80 on, less a margin for static arrays."""
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Return ``a / b``, rounded up."""
+    return -(-a // b)
+
+
+def _round_up(a: int, b: int) -> int:
+    return ceil_div(a, b) * b
+
+
+def long_fits(rows: int, ncols: int) -> bool:
+    """Return whether masks and ranks of so many long rows of C fit in `LONG_BYTES`."""
+    return rows * ceil_div(ncols, 64) * 12 <= LONG_BYTES
+
+
+def rank_parts(parts: int, ncols: int, rows: int) -> int:
+    """Return into how many parts each row of a class is cut: at least `parts`, unless the tasks would take too much."""
+    wanted = max(parts, min(MOST_PARTS, ceil_div(ncols, PART_COLUMNS)))
+    return max(1, min(wanted, TASK_BYTES // (24 * max(rows, 1))))
+
+
+def rank_count_window(width: int) -> int:
+    """Return the columns that `rank_count` marks at once, in ``window // 8`` bytes of shared memory."""
+    return min(_round_up(width, 256), 1 << 20)
+
+
+def rank_fill_shared(width: int, most_products: int, value_itemsize: int) -> tuple[int, int, int]:
+    """Return columns marked at once, values held at once and bytes of shared memory of `rank_fill`.
+
+    Parameters
+    ----------
+    width : int
+        Columns of the widest task.
+    most_products : int
+        Of any row.
+    value_itemsize : int
+    """
+    window = min(_round_up(width, 256), 1 << 19)
+    masks = window // 8 + window // 16 + 16
+    room = min(32 << 10, SHARED_BYTES - masks) // value_itemsize
+    capacity = max(min(most_products, width, room), 64)
+    return window, capacity, masks + capacity * value_itemsize
+
+
+def node_count_shared(words: int) -> int:
+    """Return the bytes of shared memory that a warp of `node_count` needs for `words` words of 32 columns."""
+    return 4 * words
+
+
+def node_fill_shared(words: int, rows: int, most_entries: int, value_itemsize: int) -> tuple[int, int]:
+    """Return the entries of a row that a warp of `node_fill` holds at once, and its bytes of shared memory.
+
+    Parameters
+    ----------
+    words : int
+        Words of 32 columns of the widest node.
+    rows : int
+        Rows of the largest node.
+    most_entries : int
+        Of any row of C.
+    value_itemsize : int
+    """
+    room = max(64, (24 << 10) // (value_itemsize * rows))
+    capacity = _round_up(min(most_entries, room), 4)  # what follows the values stays aligned
+    values = _round_up(value_itemsize * (32 + capacity) * rows, 16)
+    return capacity, values + _round_up(8 * words + 4 * capacity, 16)
+
+
+def rowwise_workspace(
+    nrows_a: int, nrows_b: int, ncols: int, class_rows: list[int], value_itemsize: int, index_itemsize: int
+) -> int:
+    """Bound the device bytes that the row-by-row product on the GPU takes beyond A, B and C.
+
+    Operands whose dtypes differ are copied as well: add `cast_bytes` for each.
+
+    Parameters
+    ----------
+    nrows_a, nrows_b, ncols : int
+        Rows of A and B, columns of C.
+    class_rows : list of int
+        Rows of each class, the empty rows first.
+    value_itemsize, index_itemsize : int
+        Bytes of a value and of a column index of C.
+
+    Returns
+    -------
+    int
+        Bytes.
+
+    Examples
+    --------
+    >>> rowwise_workspace(10**6, 10**6, 10**6, [0, 10**6], 8, 4) < 32 * 2**20
+    True
+    """
+    scan = SCRATCH_BYTES + 8 * ceil_div(nrows_a, 2048)
+    lists = 8 * nrows_a
+    tasks = sum(min(48 * MOST_PARTS * n, max(TASK_BYTES, 24 * n)) for n in class_rows[-RANKED:])
+    nodes = 20 * sum(class_rows[-RANKED - 1 :]) + nrows_a + nrows_b
+    long = min(LONG_BYTES, class_rows[-1] * ceil_div(ncols, 64) * 12)
+    small = SMALL_PRODUCTS * (value_itemsize + index_itemsize)
+    return scan + lists + tasks + nodes + long + small
+
+
 ESC_BUCKET = 3 << 10
 """Products that `esc` aims at in a bucket of a long row."""
 ESC_LIMIT = 2 << 30
 """Bytes that `esc` takes at most unless told."""
 ESC_SLICE = 1 << 25
 """Products of long rows that `esc` expands at once, where memory allows."""
-GPU_STATE = 8 + 2 * 16 + 1
-"""Counters of a product on the GPU: facts, rows and places taken per class, entries taken of the pool."""
+ESC_STATE = 8 + 2 * 16
+"""Counters of `esc`: facts, then rows and places taken per class."""
 SCAN_ROWS = 2048
 """Rows that a thread block of the kernel `offsets` adds up."""
 ALLOCATION = 512
@@ -147,9 +270,9 @@ class EscWorkspace(NamedTuple):
 
 def esc_setup(nrows: int) -> dict[str, int]:
     """Return the bytes of each array that `esc` needs to count products and entries of `nrows` rows."""
-    words = GPU_STATE + -(-nrows // SCAN_ROWS) + 1
-    sizes = {"state": 8 * words, "lengths": 4 * nrows, "list": 4 * nrows, "places": 8 * nrows}
-    return {name: _allocated(size) for name, size in sizes.items()}
+    words = ESC_STATE + ceil_div(nrows, SCAN_ROWS) + 1
+    sizes = {"state": 8 * words, "lengths": 4 * nrows, "list": 4 * nrows, "places": 8 * nrows, "offsets": 8 * nrows + 8}
+    return {name: _round_up(size, ALLOCATION) for name, size in sizes.items()}
 
 
 def esc_workspace(
@@ -203,19 +326,16 @@ def esc_workspace(
     sizes = {"described": 3 * 8 * (long_rows + 1), "table": 5 * 8 * (long_rows + 1)}
     sizes |= {"ends": 4 * long_entries, "missing": 8 * long_rows, "splitters": index_itemsize * buckets}
     sizes |= {"bucket_lengths": 4 * buckets, "bucket_places": 8 * buckets, "bucket_starts": 8 * buckets}
-    arrays = {name: _allocated(size) for name, size in sizes.items()} if long_rows else {}
+    arrays = {name: _round_up(size, ALLOCATION) for name, size in sizes.items()} if long_rows else {}
 
     entry = value_itemsize + index_itemsize
-    least = -(-max_row_products // tile) if long_rows else 0
+    least = ceil_div(max_row_products, tile) if long_rows else 0
     fixed = sum(setup.values()) + sum(arrays.values()) + 4 * ALLOCATION
     room = (ESC_LIMIT if limit is None else limit) - fixed
     slice_tiles = min(tiles, max(least, min(ESC_SLICE, max(room, 0) // (2 * entry)) // tile))
     pool = min(products, nrows * ncols, max((room - slice_tiles * tile * entry) // entry, 0))
-    arrays |= {"tile_columns": _allocated(slice_tiles * tile * index_itemsize)} if long_rows else {}
-    arrays |= {"tile_data": _allocated(slice_tiles * tile * value_itemsize)} if long_rows else {}
-    arrays |= {"pool_indices": _allocated(pool * index_itemsize), "pool_data": _allocated(pool * value_itemsize)}
+    counts = {"tile": slice_tiles * tile, "pool": pool} if long_rows else {"pool": pool}
+    for name, count in counts.items():
+        arrays[f"{name}_indices"] = _round_up(count * index_itemsize, ALLOCATION)
+        arrays[f"{name}_data"] = _round_up(count * value_itemsize, ALLOCATION)
     return EscWorkspace(setup, arrays, slice_tiles, pool, fixed + least * tile * entry)
-
-
-def _allocated(size: int) -> int:
-    return -(-size // ALLOCATION) * ALLOCATION

@@ -1,6 +1,7 @@
 """Every kernel compiles for every architecture, without a GPU.
 
-A module that launches kernels lists them in a function ``sources(value, index, pointer)``: file -> name expressions.
+A module that launches kernels lists them in a function ``sources(value, index, pointer)``: file -> name expressions,
+or in a method of its class `Kernels`, made for these types.
 """
 
 from __future__ import annotations
@@ -24,10 +25,16 @@ MORE = [
 
 
 def names_of(file: str, *types: str) -> list[str]:
-    names = []
+    names = set()
     for name in MODULES:
-        names += importlib.import_module(f"spdist.kernels.{name}").sources(*types).get(file, ())
-    return sorted(set(names))
+        found = importlib.import_module(f"spdist.kernels.{name}")
+        sources = found.sources(*types) if hasattr(found, "sources") else found.Kernels(*types).sources()
+        names |= set(sources.get(file, ()))
+    return sorted(names)
+
+
+def test_every_file_has_names():
+    assert all(names_of(file, "double", "int", "int") for file in FILES)
 
 
 def compile_log(file: str, names: list[str], arch: str) -> tuple[bool, str]:
