@@ -1,13 +1,14 @@
 // esc.cu: C = A @ B by expansion, sorting and compression, in slices that fit the memory given.
 //
-// L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015, by rows instead of columns: every lane
-// expands the same number of products, found by interpolation search in the prefix of products; segments, the rows of C,
-// are sorted by merging; a segmented reduction adds what falls on one column. Here a row whose products fit in shared
-// memory goes through the three stages without leaving the chip (`esc_rows`). The products of a longer one go to memory as
-// sorted tiles (`sort_tiles`), which are merged by ranges of columns, the buckets (`split_columns`, `merge_buckets`).
+// L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015, by rows instead of columns: every
+// lane expands the same number of products, found by interpolation search in the prefix of products; segments, the
+// rows of C, are sorted by merging; a segmented reduction adds what falls on one column. Here a row whose products
+// fit in shared memory goes through the three stages without leaving the chip (`esc_rows`). The products of a longer
+// one go to memory as sorted tiles (`sort_tiles`), which are merged by ranges of columns, the buckets
+// (`split_columns`, `merge_buckets`).
 //
-// Compressed entries go to a pool, packed, and from there to C once its size is known (`copy_rows`, `copy_buckets`). What
-// the pool cannot hold is only counted, and done again when C is there.
+// Compressed entries go to a pool, packed, and from there to C once its size is known (`copy_rows`, `copy_buckets`).
+// What the pool cannot hold is only counted, and done again when C is there.
 #include "common.cuh"
 #include "sort.cuh"
 
@@ -74,8 +75,8 @@ __device__ __forceinline__ u32 find_entry(const u32* ends, const u32 number) {
     return entry;
 }
 
-// Expansion: write products and keys of the entries [first, end) of A to the slots, from number `skip` of the first entry's
-// products on, at most `room`. Returns how many.
+// Expansion: write products and keys of the entries [first, end) of A to the slots, from number `skip` of the first
+// entry's products on, at most `room`. Returns how many.
 template <int GROUP, int ITEMS, typename Value, typename Index, typename Pointer, typename Key>
 __device__ __forceinline__ u32 expand(Slots<Value, Pointer, Key, GROUP, ITEMS>& s, const int lane, const i64 first,
                                       const i64 end, const u32 skip, const u32 room,
@@ -116,8 +117,8 @@ __device__ __forceinline__ u32 expand(Slots<Value, Pointer, Key, GROUP, ITEMS>& 
 
 // Sort the keys in the slots.
 template <int GROUP, int ITEMS, typename Value, typename Pointer, typename Key>
-__device__ __forceinline__ void sort_slots(Slots<Value, Pointer, Key, GROUP, ITEMS>& s, const int lane, const u32 filled,
-                                           Key (&keys)[ITEMS]) {
+__device__ __forceinline__ void sort_slots(Slots<Value, Pointer, Key, GROUP, ITEMS>& s, const int lane,
+                                           const u32 filled, Key (&keys)[ITEMS]) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) keys[i] = i * GROUP + lane < filled ? s.keys[i * GROUP + lane] : ~(Key)0;
     wait<GROUP>();
@@ -184,7 +185,8 @@ __device__ __forceinline__ u64 reserve(u64* taken, const u64 count, const int la
     return *shared;
 }
 
-// What the device tells the host, and how many classes of rows there are; `list_rows` of rows.cu takes the same classes.
+// What the device tells the host, and how many classes of rows there are; `list_rows` of rows.cu takes the same
+// classes.
 enum Fact { ALL_PRODUCTS, BAD_A, BAD_B, LONGEST };
 constexpr int CLASSES = 16;
 
@@ -201,7 +203,7 @@ __device__ __forceinline__ u64 row_length(const Index k, const i64 nrows, const 
 
 // Setup: count the products of each row of C and the rows of each class; check A and B.
 //
-// Launch  block 256, grid ceil_div(nrows, 256 / GROUP); GROUP lanes a row, rows of A longer than MANY by the thread block.
+// Launch  block 256, any grid; GROUP lanes a row, rows of A longer than MANY by the thread block.
 // Pre     facts and class_rows zero; limits[c]: the most products of class c, rising, the last ~0.
 // Post    products[row], at most 2^32 - 1; facts[ALL_PRODUCTS], the expansion size; facts[LONGEST], the products of the
 //         longest row; facts[BAD_A], facts[BAD_B] not zero if an offset or a column is out of range; class_rows[c].
@@ -211,78 +213,92 @@ template <typename Index, typename Pointer, int GROUP>
 __global__ void __launch_bounds__(256)
 count_products(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_b, const i64 ncols,
                const Pointer* __restrict__ a_indptr, const Index* __restrict__ a_indices,
-               const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices, const u64* __restrict__ limits,
-               u32* __restrict__ products, u64* __restrict__ facts, u64* __restrict__ class_rows) {
+               const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices,
+               const u64* __restrict__ limits, u32* __restrict__ products, u64* __restrict__ facts,
+               u64* __restrict__ class_rows) {
     constexpr int ROWS = 256 / GROUP;
-    __shared__ u64 scratch[8], counts[ROWS];
+    __shared__ u64 scratch[8];
     __shared__ i64 begins[ROWS], ends[ROWS];
     __shared__ u32 histogram[CLASSES];
-    const int lane = threadIdx.x % GROUP, own = threadIdx.x / GROUP;
-    const i64 first_row = (i64)blockIdx.x * ROWS;
-    i64 begin = 0, end = 0;
-    bool bad = false;
-    if (first_row + own < nrows) {
-        begin = a_indptr[first_row + own], end = a_indptr[first_row + own + 1];
-        if (begin < 0 || end < begin || end > nnz_a) bad = true, begin = end = 0;
-    }
-    u64 count = 0;
-    if (end - begin <= MANY)
-#pragma unroll 4
-        for (i64 at = begin + lane; at < end; at += GROUP) count += row_length(a_indices[at], nrows_b, nnz_b, b_indptr, bad);
-#pragma unroll
-    for (int step = GROUP / 2; step > 0; step /= 2) count += __shfl_xor_sync(FULL_WARP, count, step);
-    if (lane == 0) counts[own] = count, begins[own] = begin, ends[own] = end;
     if (threadIdx.x < CLASSES) histogram[threadIdx.x] = 0;
-    if (__syncthreads_or(end - begin > MANY))
-        for (int row = 0; row < ROWS; ++row) {
-            if (ends[row] - begins[row] <= MANY) continue;
+    __syncthreads();
+    const int lane = threadIdx.x % GROUP, own = threadIdx.x / GROUP;
+    bool bad = false, bad_b = false;
+    u64 total = 0, longest = 0;
+    const auto note = [&](const i64 row, const u64 count) {  // returns the class
+        products[row] = (u32)min(count, 0xffffffffull);
+        total += count;
+        longest = max(longest, count);
+        int kind = 0;
+        while (count > limits[kind]) ++kind;
+        return kind;
+    };
+    for (i64 first_row = (i64)blockIdx.x * ROWS; first_row < nrows; first_row += (i64)gridDim.x * ROWS) {
+        const i64 row = first_row + own;
+        i64 begin = 0, end = 0;
+        if (row < nrows) {
+            begin = a_indptr[row], end = a_indptr[row + 1];
+            if (begin < 0 || end < begin || end > nnz_a) bad = true, begin = end = 0;
+        }
+        const bool many = end - begin > MANY;
+        u64 count = 0;
+        if (!many)
+#pragma unroll 4
+            for (i64 at = begin + lane; at < end; at += GROUP)
+                count += row_length(a_indices[at], nrows_b, nnz_b, b_indptr, bad);
+#pragma unroll
+        for (int step = GROUP / 2; step > 0; step /= 2) count += __shfl_xor_sync(FULL_WARP, count, step);
+        const int kind = lane == 0 && row < nrows && !many ? note(row, count) : -1;
+        const u32 same = __match_any_sync(FULL_WARP, kind);  // one addition per class and warp
+        if (kind >= 0 && threadIdx.x % 32 == __ffs(same) - 1) atomicAdd(&histogram[kind], (u32)__popc(same));
+        if (!__syncthreads_or(many)) continue;
+        if (lane == 0) begins[own] = begin, ends[own] = end;
+        __syncthreads();
+        for (int which = 0; which < ROWS; ++which) {
+            if (ends[which] - begins[which] <= MANY) continue;
             u64 part = 0;
 #pragma unroll 4
-            for (i64 at = begins[row] + threadIdx.x; at < ends[row]; at += 256)
+            for (i64 at = begins[which] + threadIdx.x; at < ends[which]; at += 256)
                 part += row_length(a_indices[at], nrows_b, nnz_b, b_indptr, bad);
             part = block_sum<8>(part, scratch);
-            if (threadIdx.x == 0) counts[row] = part;
+            if (threadIdx.x == 0) atomicAdd(&histogram[note(first_row + which, part)], 1u);
         }
-    __syncthreads();
-    u64 mine = 0;
-    if (threadIdx.x < ROWS && first_row + threadIdx.x < nrows) {
-        mine = counts[threadIdx.x];
-        products[first_row + threadIdx.x] = (u32)min(mine, 0xffffffffull);
-        int kind = 0;
-        while (mine > limits[kind]) ++kind;
-        atomicAdd(&histogram[kind], 1u);
+        __syncthreads();
     }
-    bool bad_b = false;
-    for (i64 at = (i64)blockIdx.x * 256 + threadIdx.x; at < nnz_b; at += (i64)gridDim.x * 256)
-        bad_b |= b_indices[at] < 0 || b_indices[at] >= ncols;
-    u64 longest = mine;
+#pragma unroll 4
+    for (i64 at = (i64)blockIdx.x * 256 + threadIdx.x; at < nnz_b; at += (i64)gridDim.x * 256) {
+        const Index column = b_indices[at];
+        bad_b |= column < 0 || column >= ncols;
+    }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) longest = max(longest, __shfl_xor_sync(FULL_WARP, longest, step));
     if (threadIdx.x % 32 == 0 && longest > *(volatile u64*)&facts[LONGEST]) atomicMax(&facts[LONGEST], longest);
-    const u64 total = block_sum<8>(mine, scratch);
+    total = block_sum<8>(total, scratch);
     const bool any_bad = __syncthreads_or(bad), any_bad_b = __syncthreads_or(bad_b);
     if (threadIdx.x == 0 && total) atomicAdd(&facts[ALL_PRODUCTS], total);
     if (threadIdx.x == 0 && any_bad) facts[BAD_A] = 1;
     if (threadIdx.x == 0 && any_bad_b) facts[BAD_B] = 1;
-    if (threadIdx.x < CLASSES && histogram[threadIdx.x]) atomicAdd(&class_rows[threadIdx.x], (u64)histogram[threadIdx.x]);
+    if (threadIdx.x < CLASSES && histogram[threadIdx.x])
+        atomicAdd(&class_rows[threadIdx.x], (u64)histogram[threadIdx.x]);
 }
 
 // Multiply the listed rows, each of at most GROUP * ITEMS products.
 //
 // Launch  block 128 and 128 / GROUP rows a block where GROUP <= 32; else block GROUP, a row a block.
 // Shared  a `Slots` per row.
-// Pre     the columns of B fit in what bits_of(GROUP * ITEMS) leave of Key; offsets and indices in range. Neither A nor B
-//         need be sorted.
-// Post    c_indptr null: lengths[row] = nnz of the row of C, and places[row] says where in the pool it lies, -1 if it did
-//         not fit. Else the rows with places[row] = -1 are written to C. Columns rise strictly, and values are added in
-//         the order of A's entries: the same bits on every run.
+// Pre     the columns of B fit in what bits_of(GROUP * ITEMS) leave of Key; offsets and indices in range. Neither A
+//         nor B need be sorted.
+// Post    c_indptr null: lengths[row] = nnz of the row of C, and places[row] says where in the pool it lies, -1 if it
+//         did not fit. Else the rows with places[row] = -1 are written to C. Columns rise strictly, and values are
+//         added in the order of A's entries: the same bits on every run.
 template <typename Value, typename Index, typename Pointer, typename Key, int GROUP, int ITEMS>
 __global__ void __launch_bounds__((GROUP <= 32 ? 128 : GROUP), (ITEMS > 8 ? 1024 : 1536) / (GROUP <= 32 ? 128 : GROUP))
 esc_rows(const u32 count, const u32* __restrict__ list,
          const Pointer* __restrict__ a_indptr, const Index* __restrict__ a_indices, const Value* __restrict__ a_data,
          const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices, const Value* __restrict__ b_data,
-         u32* __restrict__ lengths, i64* __restrict__ places, u64* taken, const u64 capacity, Index* __restrict__ pool_indices, Value* __restrict__ pool_data,
-         const i64* __restrict__ c_indptr, Index* __restrict__ c_indices, Value* __restrict__ c_data) {
+         u32* __restrict__ lengths, i64* __restrict__ places, u64* taken, const u64 capacity,
+         Index* __restrict__ pool_indices, Value* __restrict__ pool_data, const i64* __restrict__ c_indptr,
+         Index* __restrict__ c_indices, Value* __restrict__ c_data) {
     constexpr int GROUPS = GROUP <= 32 ? 128 / GROUP : 1;
     extern __shared__ __align__(16) char memory[];
     __shared__ u32 scratch[GROUP <= 32 ? 1 : GROUP / 32];
@@ -346,8 +362,9 @@ copy_rows(const i64 nrows, const i64 nnz, const i64* __restrict__ indptr, const 
     }
 }
 
-// Rows longer than a tile. Their table, [5][rows + 1], holds for each the row of C, and the entries of A, the products, the
-// tiles and the buckets before it. `first` and `last` name the rows of a slice; tiles are numbered within the slice.
+// Rows longer than a tile. Their table, [5][rows + 1], holds for each the row of C, and the entries of A, the
+// products, the tiles and the buckets before it. `first` and `last` name the rows of a slice; tiles are numbered
+// within the slice.
 enum Field { ROW, ENTRIES, PRODUCTS, TILES, BUCKETS };
 
 // The table's first three columns, not yet summed, for listed rows in any order; their place in the pool is none.
@@ -391,8 +408,8 @@ sum_products(const i64 rows, const i64* __restrict__ table, const Pointer* __res
     }
 }
 
-// Expansion of long rows, and the first part of their sort: every thread block takes as many products, but for the last of
-// a row.
+// Expansion of long rows, and the first part of their sort: every thread block takes as many products, but for the
+// last of a row.
 //
 // Launch  block GROUP, grid one per tile of the slice.
 // Shared  `Slots`.
@@ -483,7 +500,8 @@ __device__ __forceinline__ u32 lower_bound(const Index* __restrict__ columns, u3
     return low;
 }
 
-// The piece of each tile with columns in [low, stop): where it starts, and the sum of the sizes through it. Returns the sum.
+// The piece of each tile with columns in [low, stop): where it starts, and the sum of the sizes through it. Returns
+// the sum.
 template <int GROUP, int TILE, typename Index>
 __device__ __forceinline__ u32 find_pieces(const i64 products, const i64 tiles, const Index* __restrict__ columns,
                                            const Index low, const Index stop, u32* ends, unsigned short* starts,
@@ -507,15 +525,15 @@ __device__ __forceinline__ u32 find_pieces(const i64 products, const i64 tiles, 
     return total;
 }
 
-// Merge the buckets of long rows: the columns of [splitter, next splitter), which all tiles of the row have a piece of, are
-// sorted and compressed. A bucket that holds more products than slots is done by parts of its range; a column that does,
-// by adding its products as they come, for the tiles hold them in the order of A.
+// Merge the buckets of long rows: the columns of [splitter, next splitter), which all tiles of the row have a piece
+// of, are sorted and compressed. A bucket that holds more products than slots is done by parts of its range; a column
+// that does, by adding its products as they come, for the tiles hold them in the order of A.
 //
 // Launch  block GROUP, grid one per bucket of the slice.
 // Shared  `Slots`, then u32 ends and 16-bit starts for as many tiles as the longest row of the slice has.
 // Pre     tiles as `sort_tiles` leaves them, of `TILE` products; bits as `esc_rows`.
-// Post    starts null: lengths[bucket], and places[bucket] in the pool, -1 if it did not fit. Else, starts[bucket] being
-//         the bucket's place in the row of C, its entries are written to C.
+// Post    starts null: lengths[bucket], and places[bucket] in the pool, -1 if it did not fit. Else, starts[bucket]
+//         being the bucket's place in the row of C, its entries are written to C.
 template <typename Value, typename Index, typename Pointer, typename Key, int GROUP, int ITEMS, int TILE>
 __global__ void __launch_bounds__(GROUP)
 merge_buckets(const i64 rows, const i64 first, const i64 last, const i64* __restrict__ table, const i64 ncols,
@@ -633,9 +651,10 @@ sum_buckets(const i64 rows, const i64 first, const i64* __restrict__ table, cons
 // Post    C's entries of the buckets in the pool.
 template <typename Value, typename Index>
 __global__ void __launch_bounds__(128)
-copy_buckets(const i64 rows, const i64* __restrict__ table, const u32* __restrict__ lengths, const i64* __restrict__ places,
-             const i64* __restrict__ starts, const i64* __restrict__ indptr, const Index* __restrict__ pool_indices,
-             const Value* __restrict__ pool_data, Index* __restrict__ indices, Value* __restrict__ data) {
+copy_buckets(const i64 rows, const i64* __restrict__ table, const u32* __restrict__ lengths,
+             const i64* __restrict__ places, const i64* __restrict__ starts, const i64* __restrict__ indptr,
+             const Index* __restrict__ pool_indices, const Value* __restrict__ pool_data,
+             Index* __restrict__ indices, Value* __restrict__ data) {
     const i64 bucket = blockIdx.x, from = places[bucket];
     if (from < 0) return;
     const i64 r = find(table + BUCKETS * (rows + 1) + 1, 0, rows - 1, bucket);

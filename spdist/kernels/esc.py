@@ -70,6 +70,8 @@ ROWS = ("list_rows", "offsets<long long>")
 """What this method uses of `rows.cu`."""
 GROUPS = (2, 4, 8, 32)
 """Lanes that count the products of a row, by the mean length of A's rows."""
+MOST_BLOCKS = 2112
+"""Thread blocks that count products: as many as an H100 holds twice over."""
 SHARED_RESERVED = 2048
 """Bytes of shared memory left to the system and to what the kernels declare themselves."""
 
@@ -306,7 +308,7 @@ class _Esc:
         limits = _limits(self.device, self.kinds)
         names = setup_names(*self.types[1:])
         module("esc.cu", names)(
-            names[GROUPS.index(group)], ceil_div(nrows, 256 // group), 256,
+            names[GROUPS.index(group)], min(ceil_div(nrows, 256 // group), MOST_BLOCKS), 256,
             (*sizes, *self.pattern, limits, self.lengths, self.at(0), self.at(CLASS_ROWS)),
         )  # fmt: skip
         self.rows(

@@ -1,5 +1,5 @@
-// sort.cuh: sort the keys of a group of lanes in registers; lanes of a warp trade keys by shuffles, warps through shared
-// memory.
+// sort.cuh: sort the keys of a group of lanes in registers; lanes of a warp trade keys by shuffles, warps through
+// shared memory.
 //
 // K. Batcher, "Sorting networks and their applications", AFIPS 1968, in the form whose comparisons all ascend.
 #pragma once
@@ -68,8 +68,8 @@ __device__ __forceinline__ void sort_keys(Key (&keys)[ITEMS], const int lane) {
     }
 }
 
-// Where the sorted key number `at` lies: pieces of 16 bytes are permuted so that lanes that write runs of ITEMS keys, and
-// lanes that read neighbours, touch different banks.
+// Where the sorted key number `at` lies: pieces of 16 bytes are permuted so that lanes that write runs of ITEMS keys,
+// and lanes that read neighbours, touch different banks.
 template <int ITEMS, typename Key>
 __device__ __forceinline__ int place(const int at) {
     constexpr int PIECE = 16 / sizeof(Key);
@@ -78,17 +78,17 @@ __device__ __forceinline__ int place(const int at) {
     return (piece ^ ((piece >> 3) & 7)) * PIECE + at % PIECE;
 }
 
+// Write sorted keys to where `place` says.
 template <int ITEMS, typename Key>
 __device__ __forceinline__ void store_keys(Key* slots, const Key (&keys)[ITEMS], const int lane) {
     constexpr int PIECE = 16 / sizeof(Key);
     if constexpr (ITEMS % PIECE == 0) {
 #pragma unroll
         for (int i = 0; i < ITEMS; i += PIECE) {
-            uint4 piece;
-            Key* parts = reinterpret_cast<Key*>(&piece);
-#pragma unroll
-            for (int j = 0; j < PIECE; ++j) parts[j] = keys[i + j];
-            *reinterpret_cast<uint4*>(slots + place<ITEMS, Key>(lane * ITEMS + i)) = piece;
+            Key* piece = slots + place<ITEMS, Key>(lane * ITEMS + i);
+            if constexpr (PIECE == 4)
+                *reinterpret_cast<uint4*>(piece) = make_uint4(keys[i], keys[i + 1], keys[i + 2], keys[i + 3]);
+            else *reinterpret_cast<ulonglong2*>(piece) = make_ulonglong2(keys[i], keys[i + 1]);
         }
     } else {
 #pragma unroll
@@ -131,8 +131,8 @@ __device__ __forceinline__ u32 group_sum(const u32 value, const int lane, u32* s
     return through;
 }
 
-// Keep the lower or the greater of each pair of keys that lanes l and l ^ `across` hold, in other warps; the items of the
-// other lane in reverse order where `mirrored`.
+// Keep the lower or the greater of each pair of keys that lanes l and l ^ `across` hold, in other warps; the items of
+// the other lane in reverse order where `mirrored`.
 template <int GROUP, int ITEMS, typename Key>
 __device__ __forceinline__ void trade(Key (&keys)[ITEMS], const int lane, const int across, const bool low,
                                       const bool mirrored, Key* slots) {
@@ -155,7 +155,8 @@ __device__ __forceinline__ void sort_group(Key (&keys)[ITEMS], const int lane, K
     for (int lanes = 64; lanes <= GROUP; lanes *= 2) {
         trade<GROUP>(keys, lane, lanes - 1, (lane & (lanes / 2)) == 0, true, slots);
 #pragma unroll 1
-        for (int step = lanes / 4; step >= 32; step /= 2) trade<GROUP>(keys, lane, step, (lane & step) == 0, false, slots);
+        for (int step = lanes / 4; step >= 32; step /= 2)
+            trade<GROUP>(keys, lane, step, (lane & step) == 0, false, slots);
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) {
             const bool low = (lane & step) == 0;
