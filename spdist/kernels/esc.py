@@ -317,8 +317,8 @@ class _Esc:
         )  # fmt: skip
         facts = self.state[:ESC_STATE].get()
         if facts[BAD_A] or facts[BAD_B]:
-            name = "A" if facts[BAD_A] else "B"
-            raise MatrixError(f"{name} has offsets or columns out of range: rebuild it or correct its shape")
+            what = "A's offsets or columns, or B's offsets," if facts[BAD_A] else "B's columns"
+            raise MatrixError(f"{what} are out of range: rebuild the matrix or correct its shape")
         return facts
 
     def describe(self, start: int, count: int) -> Any:

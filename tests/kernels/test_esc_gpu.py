@@ -227,7 +227,7 @@ def test_mixed_types():
 def test_refuses_columns_out_of_range():
     a, b = random_rows(3, 4, 2, 1), random_rows(4, 5, 2, 2)
     a.indices[3] = 4
-    with pytest.raises(MatrixError, match="A has"):
+    with pytest.raises(MatrixError, match="A's offsets or columns"):
         esc.multiply(to_gpu(a), to_gpu(b))
 
 
