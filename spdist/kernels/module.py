@@ -16,7 +16,7 @@ import numpy as np
 from spdist.errors import MatrixError
 
 FOLDER = Path(__file__).parent
-HEADERS = ("common.cuh",)
+HEADERS = ("common.cuh", "sort.cuh")
 C_TYPES = {
     np.dtype(np.float32): "float",
     np.dtype(np.float64): "double",

@@ -3,8 +3,8 @@
 //
 // Expansion with every lane busy whatever the row lengths of B, then sort and compress: L. Polok, V. Ila, P. Smrz, "Fast
 // Sparse Matrix Multiplication on GPU", HPC 2015, here for one row of C at a time and without leaving the chip.
-// Sort: K. Batcher, "Sorting networks and their applications", AFIPS 1968, in the form whose comparisons all ascend.
 #include "common.cuh"
+#include "sort.cuh"
 
 // Walk the products of one row of C with GROUP lanes, all of them busy whatever the lengths of B's rows.
 //
@@ -101,95 +101,6 @@ count_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restr
 #pragma unroll
     for (int step = GROUP / 2; step > 0; step /= 2) found += __shfl_xor_sync(FULL_WARP, found, step);
     if (active && lane == 0) lengths[row] = found;
-}
-
-template <typename Key>
-__device__ __forceinline__ void order(Key& low, Key& high) {
-    const Key x = low, y = high;
-    low = x < y ? x : y;
-    high = x < y ? y : x;
-}
-
-// Sort every run of LENGTH keys that first rise and then fall, or the reverse.
-template <int ITEMS, int LENGTH, typename Key>
-__device__ __forceinline__ void merge_lane(Key (&keys)[ITEMS]) {
-    if constexpr (LENGTH == 3) {
-#pragma unroll
-        for (int i = 0; i < ITEMS; i += 3) {
-            order(keys[i], keys[i + 1]);
-            order(keys[i + 1], keys[i + 2]);
-            order(keys[i], keys[i + 1]);
-        }
-    } else if constexpr (LENGTH > 1) {
-#pragma unroll
-        for (int i = 0; i < ITEMS; ++i)
-            if (i % LENGTH < LENGTH / 2) order(keys[i], keys[i + LENGTH / 2]);
-        merge_lane<ITEMS, LENGTH / 2>(keys);
-    }
-}
-
-// Sort the keys of one lane; ITEMS is a power of two, or three times one.
-template <int ITEMS, int SIZE, typename Key>
-__device__ __forceinline__ void sort_lane(Key (&keys)[ITEMS]) {
-    if constexpr (SIZE == 3) merge_lane<ITEMS, 3>(keys);
-    else if constexpr (SIZE > 1) {
-        sort_lane<ITEMS, SIZE / 2>(keys);
-#pragma unroll
-        for (int i = 0; i < ITEMS; ++i)
-            if (i % SIZE < SIZE / 2) order(keys[i], keys[i - i % SIZE + SIZE - 1 - i % SIZE]);
-        merge_lane<ITEMS, SIZE / 2>(keys);
-    }
-}
-
-// Sort GROUP * ITEMS keys; afterwards item i of lane l is number l * ITEMS + i.
-template <int GROUP, int ITEMS, typename Key>
-__device__ __forceinline__ void sort_keys(Key (&keys)[ITEMS], const int lane) {
-    sort_lane<ITEMS, ITEMS>(keys);
-#pragma unroll
-    for (int lanes = 2; lanes <= GROUP; lanes *= 2) {
-        const bool keeps_low = (lane & (lanes / 2)) == 0;
-        Key others[ITEMS];
-#pragma unroll
-        for (int i = 0; i < ITEMS; ++i) others[i] = __shfl_xor_sync(FULL_WARP, keys[ITEMS - 1 - i], lanes - 1);
-#pragma unroll
-        for (int i = 0; i < ITEMS; ++i) keys[i] = keeps_low ? min(keys[i], others[i]) : max(keys[i], others[i]);
-#pragma unroll
-        for (int step = lanes / 4; step > 0; step /= 2) {
-            const bool low = (lane & step) == 0;
-#pragma unroll
-            for (int i = 0; i < ITEMS; ++i) {
-                const Key other = __shfl_xor_sync(FULL_WARP, keys[i], step);
-                keys[i] = low ? min(keys[i], other) : max(keys[i], other);
-            }
-        }
-        merge_lane<ITEMS, ITEMS>(keys);
-    }
-}
-
-// Where the sorted key number `at` lies: pieces of 16 bytes are permuted so that lanes that write runs of ITEMS keys, and
-// lanes that read neighbours, touch different banks.
-template <int ITEMS, typename Key>
-__device__ __forceinline__ int place(const int at) {
-    constexpr int PIECE = 16 / sizeof(Key);
-    if (ITEMS < 2 * PIECE || ITEMS % PIECE) return at;
-    const int piece = at / PIECE;
-    return (piece ^ ((piece >> 3) & 7)) * PIECE + at % PIECE;
-}
-
-template <int ITEMS, typename Key>
-__device__ __forceinline__ void store_keys(Key* slots, const Key (&keys)[ITEMS], const int lane) {
-    constexpr int PIECE = 16 / sizeof(Key);
-    if constexpr (ITEMS % PIECE == 0) {
-#pragma unroll
-        for (int i = 0; i < ITEMS; i += PIECE) {
-            Key* piece = slots + place<ITEMS, Key>(lane * ITEMS + i);
-            if constexpr (PIECE == 4) *reinterpret_cast<uint4*>(piece) = make_uint4(keys[i], keys[i + 1], keys[i + 2], keys[i + 3]);
-            else *reinterpret_cast<ulonglong2*>(piece) = make_ulonglong2(keys[i], keys[i + 1]);
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < ITEMS; ++i) slots[lane * ITEMS + i] = keys[i];
-    }
 }
 
 // Multiply the listed rows, each of at most GROUP * ITEMS products.
