@@ -65,7 +65,7 @@ def _method(name: str, deterministic: bool) -> Callable[[CSR, CSR], CSR]:
     if name == "esc":
         from spdist.kernels import esc
 
-        return esc.multiply
+        return lambda a, b: esc.multiply(a, b)
     if name == "auto":
         log.debug("auto: rowwise, which no matrix measured was slower with than with cuSPARSE")
     return lambda a, b: gpu.multiply(a, b, deterministic=deterministic)

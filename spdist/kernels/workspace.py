@@ -225,7 +225,7 @@ def rowwise_workspace(
 
     Examples
     --------
-    >>> rowwise_workspace(10**6, 10**6, 10**6, [0, 10**6], 8, 4) < 32 * 2**20
+    >>> rowwise_workspace(10**6, 10**6, 10**6, [0, 10**6, *[0] * 14], 8, 4) < 32 * 2**20
     True
     """
     scan = SCRATCH_BYTES + 8 * ceil_div(nrows_a, 2048)
