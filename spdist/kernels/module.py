@@ -17,7 +17,7 @@ import numpy.typing as npt
 from spdist.errors import MatrixError
 
 FOLDER = Path(__file__).parent
-HEADERS = ("common.cuh",)
+HEADERS = ("common.cuh", "sort_keys.cuh")
 C_TYPES = {
     "float32": "float",
     "float64": "double",
