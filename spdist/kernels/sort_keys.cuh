@@ -1,0 +1,96 @@
+// sort_keys.cuh: sort keys that a group of lanes holds in registers.
+//
+// Sort: K. Batcher, "Sorting networks and their applications", AFIPS 1968, in the form whose comparisons all ascend.
+#pragma once
+#include "common.cuh"
+
+template <typename Key>
+__device__ __forceinline__ void order(Key& low, Key& high) {
+    const Key x = low, y = high;
+    low = x < y ? x : y;
+    high = x < y ? y : x;
+}
+
+// Sort every run of LENGTH keys that first rise and then fall, or the reverse.
+template <int ITEMS, int LENGTH, typename Key>
+__device__ __forceinline__ void merge_lane(Key (&keys)[ITEMS]) {
+    if constexpr (LENGTH == 3) {
+#pragma unroll
+        for (int i = 0; i < ITEMS; i += 3) {
+            order(keys[i], keys[i + 1]);
+            order(keys[i + 1], keys[i + 2]);
+            order(keys[i], keys[i + 1]);
+        }
+    } else if constexpr (LENGTH > 1) {
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i)
+            if (i % LENGTH < LENGTH / 2) order(keys[i], keys[i + LENGTH / 2]);
+        merge_lane<ITEMS, LENGTH / 2>(keys);
+    }
+}
+
+// Sort the keys of one lane; ITEMS is a power of two, or three times one.
+template <int ITEMS, int SIZE, typename Key>
+__device__ __forceinline__ void sort_lane(Key (&keys)[ITEMS]) {
+    if constexpr (SIZE == 3) merge_lane<ITEMS, 3>(keys);
+    else if constexpr (SIZE > 1) {
+        sort_lane<ITEMS, SIZE / 2>(keys);
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i)
+            if (i % SIZE < SIZE / 2) order(keys[i], keys[i - i % SIZE + SIZE - 1 - i % SIZE]);
+        merge_lane<ITEMS, SIZE / 2>(keys);
+    }
+}
+
+// Sort GROUP * ITEMS keys; afterwards item i of lane l is number l * ITEMS + i.
+template <int GROUP, int ITEMS, typename Key>
+__device__ __forceinline__ void sort_keys(Key (&keys)[ITEMS], const int lane) {
+    sort_lane<ITEMS, ITEMS>(keys);
+#pragma unroll
+    for (int lanes = 2; lanes <= GROUP; lanes *= 2) {
+        const bool keeps_low = (lane & (lanes / 2)) == 0;
+        Key others[ITEMS];
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) others[i] = __shfl_xor_sync(FULL_WARP, keys[ITEMS - 1 - i], lanes - 1);
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) keys[i] = keeps_low ? min(keys[i], others[i]) : max(keys[i], others[i]);
+#pragma unroll
+        for (int step = lanes / 4; step > 0; step /= 2) {
+            const bool low = (lane & step) == 0;
+#pragma unroll
+            for (int i = 0; i < ITEMS; ++i) {
+                const Key other = __shfl_xor_sync(FULL_WARP, keys[i], step);
+                keys[i] = low ? min(keys[i], other) : max(keys[i], other);
+            }
+        }
+        merge_lane<ITEMS, ITEMS>(keys);
+    }
+}
+
+// Where the sorted key number `at` lies: pieces of 16 bytes are permuted so that lanes that write runs of ITEMS keys, and
+// lanes that read neighbours, touch different banks.
+template <int ITEMS, typename Key>
+__device__ __forceinline__ int place(const int at) {
+    constexpr int PIECE = 16 / sizeof(Key);
+    if (ITEMS < 2 * PIECE || ITEMS % PIECE) return at;
+    const int piece = at / PIECE;
+    return (piece ^ ((piece >> 3) & 7)) * PIECE + at % PIECE;
+}
+
+template <int ITEMS, typename Key>
+__device__ __forceinline__ void store_keys(Key* slots, const Key (&keys)[ITEMS], const int lane) {
+    constexpr int PIECE = 16 / sizeof(Key);
+    if constexpr (ITEMS % PIECE == 0) {
+#pragma unroll
+        for (int i = 0; i < ITEMS; i += PIECE) {
+            uint4 piece;
+            Key* parts = reinterpret_cast<Key*>(&piece);
+#pragma unroll
+            for (int j = 0; j < PIECE; ++j) parts[j] = keys[i + j];
+            *reinterpret_cast<uint4*>(slots + place<ITEMS, Key>(lane * ITEMS + i)) = piece;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) slots[lane * ITEMS + i] = keys[i];
+    }
+}
