@@ -1,0 +1,809 @@
+"""hySpMM: C = A @ B with its operands and its result on the host, through the GPU by blocks of rows.
+
+The CPU prepares a block: the rows of A, and the rows of B that they ask for. The GPU multiplies, sorts each row's columns
+with the sort for its length, and adds equal columns (`hyspmm.cu`). Several blocks are under way at once: threads prepare
+blocks ahead, and each pair of blocks on the device has a stream, so that one is copied there while another is computed
+and the C of a third comes back.
+
+duplicated
+    The row of B of each entry of A, in the order of the entries, as the thesis has it: what is sent is as large as the
+    products, and the GPU reads it from end to end.
+distinct
+    Each row of B that the block asks for, once; the GPU repeats it by number.
+
+References
+----------
+X. Wu, "Optimizing Sparse Matrix-Matrix Multiplication on a Heterogeneous CPU-GPU Platform", thesis, Georgia State
+University, 2015.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from spdist.csr import CSR, INT32_MAX, Int64Array, check_dtype, empty, index_dtype, result_dtype
+from spdist.errors import InputError, MatrixError, MemoryBoundError
+from spdist.kernels import workspace
+from spdist.kernels.module import Module, c_type, module
+from spdist.kernels.workspace import Block, BlockCost, Layout, Types
+
+Variant = Literal["duplicated", "distinct"]
+VariantOrAuto = Literal["auto", "duplicated", "distinct"]
+Bytes = npt.NDArray[np.uint8]
+
+logger = logging.getLogger("spdist")
+
+SHARE = 0.9
+"""Of the memory limit, what blocks may take (equation 3)."""
+BLOCKS = {"duplicated": 64, "distinct": 32}
+"""Blocks that a product is cut into where memory does not ask for more."""
+BLOCK_BYTES = {"duplicated": (16 << 20, 48 << 20), "distinct": (48 << 20, 1 << 40)}
+"""The least and the most device memory of a block: below, launches cost more than the copies; above, the first waits."""
+RAMP = 8
+"""The first block is so many times smaller, so that the GPU has something to do soon."""
+SAMPLE = 1 << 14
+"""Entries of A in each of the three places that the choice of a variant looks at."""
+PARALLEL_ENTRIES = 1 << 15
+"""Entries of A from which a second thread counts products."""
+SCRATCH_BYTES = 1 << 30
+"""Host memory that threads may take together to find the distinct rows of B."""
+SMALL_RESULT = 16 << 20
+"""Bytes of C up to which its bound is reserved rather than an estimate."""
+MARGIN = 1.25
+"""By how much the estimate of nnz(C) from the first block is raised."""
+GRID = 1 << 13
+"""The most thread blocks of a launch; those of the sorts take row after row."""
+
+
+class Registers(NamedTuple):
+    """Rows of up to ``group * items`` products: `group` lanes a row, `items` products a lane, `warps` a thread block."""
+
+    group: int
+    items: int
+    warps: int
+
+
+REGISTERS = (
+    Registers(4, 4, 4), Registers(4, 8, 4), Registers(8, 8, 4), Registers(16, 8, 4), Registers(32, 8, 4),
+    Registers(32, 12, 4), Registers(32, 16, 2), Registers(32, 32, 1),
+)  # fmt: skip
+NARROW, WIDE, GLOBAL = 8, 9, 10
+SHARED_COLUMNS = {NARROW: 1 << 13, WIDE: 1 << 15}
+SHARED_WARPS = 4
+GATHER_LANES = (4, 32)
+LIMITS = np.array([*(kind.group * kind.items for kind in REGISTERS), np.iinfo(np.int64).max], np.int64)
+"""Products of the longest row of each group that the CPU tells apart; the GPU splits the last two by their columns."""
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+class Names:
+    """Name expressions of the kernels for one choice of types, in the kernels' own words (``double``, ``long long``)."""
+
+    def __init__(self, value: str, index: str, pointer: str, key: str) -> None:
+        vip, ip = f"{value},{index},{pointer}", f"{index},{pointer}"
+        self.check, self.group, self.offsets = f"check_rows<{ip}>", f"group_rows<{ip}>", f"offsets<{pointer}>"
+        self.registers = [f"sort_registers<{vip},{key},{k.group},{k.items},{k.warps}>" for k in REGISTERS]
+        self.shared = {g: f"sort_shared<{vip},{columns},{SHARED_WARPS}>" for g, columns in SHARED_COLUMNS.items()}
+        self.long = f"sort_global<{vip}>"
+        self.gather = {lanes: f"gather_rows<{vip},{lanes}>" for lanes in GATHER_LANES}
+
+    @property
+    def sources(self) -> dict[str, tuple[str, ...]]:
+        """The expressions by file."""
+        names = (self.check, self.group, *self.registers, *self.shared.values(), self.long, *self.gather.values())
+        return {"hyspmm.cu": names, "rows.cu": (self.offsets,)}
+
+
+def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
+    """Return what is compiled for a choice of types: name expressions by file.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        The kernels' names of the types of values, columns and offsets.
+
+    Examples
+    --------
+    >>> sources("double", "int", "int")["rows.cu"]
+    ('offsets<int>',)
+    """
+    keys = ("u32", "u64") if index == "int" else ("u64",)
+    found = [Names(value, index, pointer, key).sources for key in keys]
+    return {file: tuple(dict.fromkeys(name for s in found for name in s[file])) for file in found[0]}
+
+
+class _Kernels(Names):
+    """The compiled kernels."""
+
+    def __init__(self, value: str, index: str, pointer: str, key: str) -> None:
+        super().__init__(value, index, pointer, key)
+        self.own: Module = module("hyspmm.cu", self.sources["hyspmm.cu"])
+        self.rows: Module = module("rows.cu", self.sources["rows.cu"])
+
+
+@functools.cache
+def _kernels(device: int, value: str, index: str, pointer: str, key: str) -> _Kernels:
+    return _Kernels(value, index, pointer, key)
+
+
+@functools.cache
+def _pool() -> Any:
+    """Return the pool of page-locked host memory: pinning costs 0.6 s/GiB, so what was pinned is kept and used again."""
+    import cupy
+
+    return cupy.cuda.PinnedMemoryPool()
+
+
+def free_pinned() -> None:
+    """Give the page-locked memory that no block and no result uses back to the system."""
+    _pool().free_all_blocks()
+
+
+def pinned_bytes(size: int) -> int:
+    """Return the bytes that are page-locked for `size`: at most an eighth more, so that few sizes serve all blocks.
+
+    Examples
+    --------
+    >>> pinned_bytes(1_000_000)
+    1048576
+    """
+    step = max(1 << 16, 1 << max(size.bit_length() - 4, 0))
+    return max(_cdiv(size, step), 1) * step
+
+
+def pinned(size: int) -> Bytes:
+    """Return page-locked bytes; they go back to the pool with the last array on them."""
+    size = pinned_bytes(size)
+    return np.frombuffer(_pool().malloc(size), np.uint8, size)
+
+
+def pageable(size: int) -> Bytes:
+    """Return ordinary bytes, for preparing a block where there is no GPU."""
+    return np.empty(size, np.uint8)
+
+
+def _array(memory: Bytes, offset: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    dtype = np.dtype(dtype)
+    return memory[offset : offset + count * dtype.itemsize].view(dtype)
+
+
+def _bits(data: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the values as numbers that are only copied, so that few kinds are compiled."""
+    return np.ascontiguousarray(data if data.itemsize > 8 else data.view(f"u{data.itemsize}"))
+
+
+@functools.cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, "spdist-prepare")
+
+
+@dataclass
+class Prepared:
+    """A block as the CPU leaves it: the first `layout.sent` bytes of `staging` are sent.
+
+    `lengths` counts its rows by `LIMITS`.
+    """
+
+    start: int
+    stop: int
+    block: Block
+    layout: Layout
+    staging: Bytes
+    lengths: Int64Array
+
+
+@dataclass
+class Task:
+    """A checked product, its cost and how it is cut.
+
+    Attributes
+    ----------
+    a, b : CSR
+        On the host, values of the result's dtype.
+    products : (a.nrows,) int64
+    total : int
+        Sum of the products.
+    variant : "duplicated" or "distinct"
+    types : Types
+    pointer : dtype
+        Of offsets inside a block: int32 where they fit.
+    cost : BlockCost
+    pairs : int
+        Pairs of blocks on the device.
+    budget : int
+        Device bytes of one.
+    threads : int
+    """
+
+    a: CSR
+    b: CSR
+    products: Int64Array
+    total: int
+    variant: Variant
+    types: Types
+    pointer: np.dtype[Any]
+    cost: BlockCost
+    pairs: int
+    budget: int
+    threads: int
+
+    def __post_init__(self) -> None:
+        from spdist.kernels import prepare
+
+        self.kernels = prepare
+        self.values_a, self.values_b = _bits(self.a.data), _bits(self.b.data)
+        self.most = INT32_MAX if self.pointer.itemsize == 4 else np.iinfo(np.int64).max
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the values."""
+        return self.a.dtype
+
+    def cut(self, start: int, number: int) -> tuple[int, int]:
+        """Return the end of block `number`, which begins at row `start`, and its products."""
+        ramp = max(RAMP >> number, 1)
+        budget = self.budget // ramp - self.cost.fixed
+        costs = self.cost.row, self.cost.entry, self.cost.product
+        stop, products = self.kernels.cut(self.products, self.a.indptr, start, budget, self.most, *costs)
+        return int(stop), int(products)
+
+    def scratch(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return what one thread needs to find distinct rows of B; `workspace.host_bytes` says how much that is."""
+        words = self.b.nrows // 64 + 1
+        return np.zeros(words, np.uint64), np.empty(words, np.uint32)
+
+    def prepare(
+        self, start: int, stop: int, products: int, scratch: tuple[Any, Any], allocate: Callable[[int], Bytes]
+    ) -> Prepared:
+        """Put rows [start, stop) of A together with what they ask for of B."""
+        a, b, k = self.a, self.b, self.kernels
+        first, last = int(a.indptr[start]), int(a.indptr[stop])
+        rows, entries, b_rows, b_entries = stop - start, last - first, last - first, products
+        distinct = self.variant == "distinct"
+        bits, places = scratch
+        low = high = 0
+        if distinct:
+            low, high = k.mark_rows(a.indices, first, last, bits)
+            b_rows, b_entries = map(int, k.number_rows(bits, places, low, high, b.indptr))
+        block = Block(rows, entries, products, b_rows, b_entries, distinct)
+        layout = workspace.block_layout(block, self.types)
+        staging = allocate(layout.sent)
+        starts = _array(staging, layout.b_starts, b_rows + 1, self.pointer)
+        columns = _array(staging, layout.b_columns, b_entries, b.indices.dtype)
+        values = _array(staging, layout.b_values, b_entries, self.values_b.dtype)
+        right = b.indptr, b.indices, self.values_b
+        if distinct:
+            numbers = _array(staging, layout.a_rows, entries, np.uint32)
+            k.send_distinct(a.indices, first, last, right, bits, places, low, high, numbers, starts, columns, values)
+        else:
+            k.send_duplicated(a.indices, first, last, right, starts, columns, values)
+        k.copy_rows(
+            a.indptr, self.values_a, self.products, start, stop,
+            _array(staging, layout.a_values, entries, self.values_a.dtype),
+            _array(staging, layout.row_entries, rows + 1, self.pointer),
+            _array(staging, layout.row_products, rows + 1, self.pointer),
+        )  # fmt: skip
+        lengths = np.zeros(len(LIMITS), np.int64)
+        k.count_lengths(self.products, start, stop, LIMITS, lengths)
+        return Prepared(start, stop, block, layout, staging, lengths)
+
+
+def plan(
+    a: CSR,
+    b: CSR,
+    *,
+    variant: VariantOrAuto = "auto",
+    memory_limit: int,
+    pairs: int = 2,
+    threads: int | None = None,
+) -> Task:
+    """Check a product, count its products, choose the variant and say how it is cut; needs no GPU.
+
+    Parameters
+    ----------
+    a, b : CSR
+        On the host. Rows of A need not be sorted and may hold duplicates; those of B are canonical.
+    variant : {"auto", "duplicated", "distinct"}
+        "auto" takes the one that sends fewer bytes, and logs it.
+    memory_limit : int
+        Bytes of device memory.
+    pairs : int
+        Pairs of blocks on the device at once; fewer where the longest row leaves no room for them, which is logged.
+    threads : int, optional
+        Threads that prepare blocks; all cores by default.
+
+    Returns
+    -------
+    Task
+
+    Raises
+    ------
+    MatrixError
+        If shapes, dtypes or columns of A do not fit.
+    MemoryBoundError
+        If the longest row alone does not fit in the limit; names the bytes.
+    """
+    a, b = _checked(a, b)
+    if variant not in get_args(VariantOrAuto):
+        raise InputError(f"variant={variant!r} is not one of auto, duplicated, distinct")
+    threads = len(os.sched_getaffinity(0)) if threads is None else threads
+    if pairs < 1 or threads < 1 or memory_limit < 1:
+        raise InputError(f"pairs={pairs}, threads={threads} and memory_limit={memory_limit:,} must be at least 1")
+    threads = max(1, min(threads, SCRATCH_BYTES // workspace.host_bytes(b.nrows, 1)))
+    sizes = Types(a.dtype.itemsize, b.indices.itemsize, 4)
+    products, total, widest = _count(a, b, threads, workspace.block_cost(sizes))
+    longest = max(int(products[widest]), int(np.diff(a.indptr[widest : widest + 2])[0])) if a.nrows else 0
+    pointer = np.dtype(np.int32 if longest <= INT32_MAX else np.int64)
+    types = sizes._replace(pointer=pointer.itemsize)
+    cost = workspace.block_cost(types)
+    needed = cost.bytes(1, int(np.diff(a.indptr[widest : widest + 2])[0]), int(products[widest])) if a.nrows else 0
+    pairs = _fitting_pairs(pairs, memory_limit, needed, widest, longest)
+    chosen = choose(a, b)[0] if variant == "auto" else variant
+    least, most = BLOCK_BYTES[chosen]
+    wanted = min(max(cost.bytes(a.nrows, a.nnz, total) // BLOCKS[chosen], least), most)
+    budget = min(int(SHARE * memory_limit) // pairs, max(wanted, needed))
+    return Task(a, b, products, total, chosen, types, pointer, cost, pairs, budget, threads)
+
+
+def _checked(a: CSR, b: CSR) -> tuple[CSR, CSR]:
+    """Return the operands with values and indices in the dtypes of the result."""
+    if a.ncols != b.nrows:
+        raise MatrixError(
+            f"A has {a.ncols:,} columns but B has {b.nrows:,} rows: A @ B needs as many rows of B as A has columns"
+        )
+    dtype = check_dtype(result_dtype(check_dtype(a.dtype), check_dtype(b.dtype)))
+    if dtype.kind not in "fc":
+        raise MatrixError(f"dtype {dtype} is not multiplied on the GPU: convert it to float32, float64 or complex")
+    for name, m in (("A", a), ("B", b)):
+        if len(m.indptr) != m.nrows + 1 or m.indptr[0] != 0 or not m.indptr[-1] == len(m.indices) == len(m.data):
+            raise MatrixError(
+                f"{name}: indptr must hold {m.nrows + 1:,} offsets, from 0 to the number of entries: {len(m.indices):,} "
+                f"indices, {len(m.data):,} values"
+            )
+    return _cast(a, dtype, a.indices.dtype), _cast(b, dtype, index_dtype(b.ncols))
+
+
+def _cast(m: CSR, dtype: np.dtype[Any], index: np.dtype[Any]) -> CSR:
+    indptr, indices = np.ascontiguousarray(m.indptr, np.int64), np.ascontiguousarray(m.indices, index)
+    return CSR(indptr, indices, np.ascontiguousarray(m.data, dtype), m.shape)
+
+
+def _count(a: CSR, b: CSR, threads: int, cost: BlockCost) -> tuple[Int64Array, int, int]:
+    """Return the products of each row, their sum, and the row that takes the most bytes."""
+    from spdist.kernels.prepare import row_products
+
+    products = np.empty(a.nrows, np.int64)
+    left = a.indptr, a.indices
+
+    def count(start: int, stop: int) -> tuple[int, int, int]:
+        return tuple(map(int, row_products(left, b.indptr, start, stop, cost.entry, cost.product, products)))  # type: ignore[return-value]
+
+    parts = min(threads, a.nnz // PARALLEL_ENTRIES + 1)
+    cuts = np.searchsorted(a.indptr, np.linspace(0, a.nnz, parts + 1)[1:-1].astype(np.int64)).tolist()
+    starts, stops = [0, *cuts], [*cuts, a.nrows]
+    found = [count(0, a.nrows)] if parts == 1 else list(_threads(threads).map(count, starts, stops))
+    for total, _, row in found:
+        if total < 0:
+            raise MatrixError(f"row {row:,} of A: offsets or columns out of range; A has {a.ncols:,} columns")
+    return products, sum(f[0] for f in found), max(found, key=lambda f: f[1])[2]
+
+
+def _fitting_pairs(pairs: int, limit: int, needed: int, row: int, products: int) -> int:
+    """Return how many pairs of blocks fit if each must hold `needed` bytes (equation 5)."""
+    fits = int(SHARE * limit) // max(needed, 1)
+    if fits == 0:
+        raise MemoryBoundError(
+            f"row {row:,} expands to {products:,} products and needs {needed:,} bytes on the GPU, but "
+            f"memory_limit={limit:,} bytes leaves {int(SHARE * limit):,} for a block. One row is the smallest block: "
+            f"raise memory_limit to at least {int(needed / SHARE) + 1:,} bytes, or split B by columns"
+        )
+    if fits < pairs:
+        logger.info("hyspmm: %d of %d pairs of blocks, for row %d needs %d bytes", fits, pairs, row, needed)
+    return min(pairs, fits)
+
+
+def choose(a: CSR, b: CSR) -> tuple[Variant, int, int]:
+    """Return the variant that sends fewer bytes, by three places of A, and the bytes of B that each sends for these.
+
+    Parameters
+    ----------
+    a, b : CSR
+
+    Returns
+    -------
+    variant : "duplicated" or "distinct"
+    duplicated, distinct : int
+        Bytes: an entry of B takes a column and a value, a row an offset of 4 bytes; distinct adds a number of 4 bytes
+        for each entry of A.
+    """
+    from spdist.kernels.prepare import mark_rows, number_rows
+
+    bits, places = np.zeros(b.nrows // 64 + 1, np.uint64), np.empty(b.nrows // 64 + 1, np.uint32)
+    size = b.indices.itemsize + b.dtype.itemsize
+    duplicated = distinct = 0
+    for begin in sorted({0, max(a.nnz // 2, 0), max(a.nnz - SAMPLE, 0)}):
+        k = a.indices[begin : begin + SAMPLE]
+        duplicated += int((b.indptr[k + 1] - b.indptr[k]).sum()) * size + 4 * len(k)
+        low, high = mark_rows(a.indices, begin, begin + len(k), bits)
+        rows, entries = number_rows(bits, places, low, high, b.indptr)
+        distinct += int(entries) * size + 4 * int(rows) + 4 * len(k)
+        bits[low:high] = 0
+    variant: Variant = "distinct" if distinct < duplicated else "duplicated"
+    logger.info("hyspmm: %s, for B as %d bytes duplicated or %d distinct (sampled)", variant, duplicated, distinct)
+    return variant, duplicated, distinct
+
+
+@dataclass
+class _Ahead:
+    """Blocks prepared ahead by threads and taken in order."""
+
+    task: Task
+    allocate: Callable[[int], Bytes]
+    workers: int
+    room: int
+    number: int = 0
+    row: int = 0
+    ready: dict[int, Prepared] = field(default_factory=dict)
+    error: BaseException | None = None
+    closed: bool = False
+
+    def __post_init__(self) -> None:
+        lock = threading.Lock()
+        self.freed, self.came = threading.Condition(lock), threading.Condition(lock)
+        self.futures = []
+        if self.workers > 1:
+            self.futures = [_threads(self.task.threads).submit(self._work) for _ in range(self.workers)]
+        else:
+            self.own = self.task.scratch()
+
+    def _next(self) -> tuple[int, int, int, int] | None:
+        """Cut the next block: its number, its rows and its products; with the lock held."""
+        start = self.row
+        if start == self.task.a.nrows or self.closed:
+            return None
+        number = self.number
+        self.row, products = self.task.cut(start, number)
+        self.number += 1
+        return number, start, self.row, products
+
+    def _work(self) -> None:
+        try:
+            scratch = self.task.scratch()
+            while True:
+                with self.freed:
+                    self.freed.wait_for(lambda: self.closed or self.room > 0 or self.row == self.task.a.nrows)
+                    taken = self._next()
+                    self.room -= 1
+                    if taken is None:
+                        self.freed.notify()
+                        self.came.notify()
+                        return
+                prepared = self.task.prepare(*taken[1:], scratch, self.allocate)
+                with self.came:
+                    self.ready[taken[0]] = prepared
+                    self.came.notify()
+        except BaseException as error:  # to the caller's thread, whatever it is
+            with self.came:
+                self.error, self.closed = self.error or error, True
+                self.freed.notify_all()
+                self.came.notify()
+
+    def has(self, number: int) -> bool:
+        """Whether taking block `number` would not wait."""
+        return number in self.ready or not self.futures
+
+    def take(self, number: int) -> Prepared | None:
+        """Return block `number`, or None after the last."""
+        if not self.futures:
+            taken = self._next()
+            return self.task.prepare(*taken[1:], self.own, self.allocate) if taken else None
+        with self.came:
+            self.came.wait_for(lambda: number in self.ready or self.error is not None or self._past(number))
+            if self.error is not None:
+                raise self.error
+            return self.ready.pop(number, None)
+
+    def _past(self, number: int) -> bool:
+        return self.row == self.task.a.nrows and number >= self.number
+
+    def release(self) -> None:
+        """Let threads prepare one more block."""
+        with self.freed:
+            self.room += 1
+            self.freed.notify()
+
+    def close(self) -> None:
+        """Stop the threads and wait for them."""
+        with self.freed:
+            self.closed = True
+            self.freed.notify_all()
+        for future in self.futures:
+            future.result()
+
+
+class _Result:
+    """C on the host, in page-locked memory that grows when the estimate of its entries was too low."""
+
+    def __init__(self, task: Task, synchronize: Callable[[], None]) -> None:
+        self.task, self.synchronize = task, synchronize
+        self.index, self.dtype = task.b.indices.dtype, task.dtype
+        self.indptr = _array(pinned(8 * (task.a.nrows + 1)), 0, task.a.nrows + 1, np.int64)
+        self.indptr[0] = 0
+        self.local = _array(pinned(task.pointer.itemsize * task.a.nrows), 0, task.a.nrows, task.pointer)
+        self.bound = min(task.total, task.a.nrows * task.b.ncols)
+        self.capacity = self.nnz = self.products = 0
+        if self.bound * (self.index.itemsize + self.dtype.itemsize) <= SMALL_RESULT:
+            self._grow(self.bound)
+
+    def _grow(self, capacity: int) -> None:
+        indices = _array(pinned(capacity * self.index.itemsize), 0, capacity, self.index)
+        data = _array(pinned(capacity * self.dtype.itemsize), 0, capacity, self.dtype)
+        if self.nnz:
+            self.synchronize()
+            indices[: self.nnz], data[: self.nnz] = self.indices[: self.nnz], self.data[: self.nnz]
+        self.capacity, self.indices, self.data = capacity, indices, data
+
+    def add(self, entries: int, products: int) -> int:
+        """Return the place of a block of `entries`, made of `products`."""
+        place = self.nnz
+        self.products += products
+        if place + entries > self.capacity:
+            expected = (place + entries) * self.task.total // max(self.products, 1)
+            self._grow(min(max(int(MARGIN * expected), place + entries), self.bound))
+        self.nnz += entries
+        return place
+
+    def shift(self, start: int, stop: int, place: int) -> None:
+        """Turn the offsets of rows [start, stop) inside their block into those of C."""
+        np.add(self.local[start:stop], np.int64(place), out=self.indptr[start + 1 : stop + 1])
+
+    def matrix(self) -> CSR:
+        """Return C."""
+        shape = self.task.a.nrows, self.task.b.ncols
+        return CSR(self.indptr, self.indices[: self.nnz], self.data[: self.nnz], shape)
+
+
+def launch_block(kernels: Any, prepared: Prepared, base: int, ncols: int) -> None:
+    """Launch the GPU stages of a block on the current stream: multiply, sort and compress its rows, and gather C.
+
+    Parameters
+    ----------
+    kernels : _Kernels
+    prepared : Prepared
+    base : int
+        Address of `layout.end` bytes on the device, of which the first `layout.sent` are in place and those from
+        `layout.counts` on zero.
+    ncols : int
+        Columns of B.
+    """
+    block, lengths = prepared.block, [int(n) for n in prepared.lengths]
+    at = Layout(*(base + offset for offset in prepared.layout))
+    a_rows = at.a_rows if block.distinct else 0
+    rows, u32 = np.int64(block.rows), 4
+    if block.b_rows:
+        kernels.own(kernels.check, _cdiv(block.b_rows, 32), 256,
+                    (np.int64(block.b_rows), np.int64(ncols), at.b_starts, at.b_columns, at.status))  # fmt: skip
+    where = rows, at.row_entries, at.row_products, a_rows, at.b_starts, at.b_columns
+    kernels.own(kernels.group, _cdiv(block.rows, 256), 256, (*where, at.counts, at.lists, at.lengths))
+
+    def sort(name: str, group: int, grid: int, warps: int, *targets: int) -> None:
+        lists = at.counts + u32 * group, at.lists + u32 * group * block.rows
+        operands = at.row_entries, at.row_products, a_rows, at.a_values, at.b_starts, at.b_columns, at.b_values
+        kernels.own(name, min(grid, GRID), 32 * warps, (*lists, *operands, *targets, at.lengths))
+
+    if lengths[-1]:
+        sort(kernels.long, GLOBAL, lengths[-1], 8, at.columns, at.values, at.c_columns, at.c_values)
+    if lengths[-1] + lengths[-2]:
+        for group, name in reversed(kernels.shared.items()):
+            grid = _cdiv(lengths[-1] + lengths[-2], SHARED_WARPS)
+            sort(name, group, grid, SHARED_WARPS, at.columns, at.values, at.c_values)
+    for group, kind in reversed(list(enumerate(REGISTERS))):
+        if lengths[group]:
+            grid = _cdiv(lengths[group] * kind.group, 32 * kind.warps)
+            sort(kernels.registers[group], group, grid, kind.warps, at.columns, at.values)
+    kernels.rows(kernels.offsets, _cdiv(block.rows, workspace.SCAN_ROWS), 256, (rows, at.lengths, at.scan, at.c_indptr))
+    lanes = GATHER_LANES[block.products > 64 * block.rows]
+    kernels.own(
+        kernels.gather[lanes], _cdiv(block.rows, 256 // lanes), 256,
+        (rows, at.row_products, at.c_indptr, at.columns, at.values, at.c_columns, at.c_values, at.status),
+    )  # fmt: skip
+
+
+class _Slot(NamedTuple):
+    """Room for one pair of blocks on the device, its stream, and where it reports."""
+
+    memory: Any
+    stream: Any
+    event: Any
+    status: Int64Array
+
+
+@functools.cache
+def _stream(device: int, number: int) -> Any:
+    import cupy
+
+    return cupy.cuda.Stream(non_blocking=True)
+
+
+class _Pipeline:
+    """Blocks through the device: copy, compute, copy back, `task.pairs` of them at once."""
+
+    def __init__(self, task: Task) -> None:
+        import cupy
+
+        self.cuda, self.task = cupy.cuda, task
+        device = cupy.cuda.runtime.getDevice()
+        key = np.uint32 if task.b.ncols <= 1 << 22 else np.uint64
+        self.kernels = _kernels(device, *map(c_type, (task.dtype, task.b.indices.dtype, task.pointer, key)))
+        status = _array(pinned(16 * task.pairs), 0, workspace.STATUS * task.pairs, np.int64)
+        self.slots = [
+            _Slot(cupy.cuda.alloc(task.budget), _stream(device, i), cupy.cuda.Event(disable_timing=True), status[2 * i : 2 * i + 2])
+            for i in range(task.pairs)
+        ]
+        cupy.cuda.get_current_stream().synchronize()  # what used this memory before is done
+        self.result = _Result(task, self.synchronize)
+        self.flying: collections.deque[tuple[_Slot, Prepared]] = collections.deque()
+        self.copied: collections.deque[tuple[int, int, int]] = collections.deque()
+
+    def synchronize(self) -> None:
+        """Wait for all streams."""
+        for slot in self.slots:
+            slot.stream.synchronize()
+
+    def run(self) -> CSR:
+        """Return C."""
+        task = self.task
+        blocks = _cdiv(task.cost.bytes(task.a.nrows, task.a.nnz, task.total), task.budget)
+        workers = min(task.threads, 2 * blocks) if blocks > 1 else 1
+        ahead = _Ahead(task, pinned, workers, workers + task.pairs)
+        number = 0
+        try:
+            while True:
+                if self.flying and (len(self.flying) == task.pairs or not ahead.has(number)):
+                    self.finish()
+                    ahead.release()
+                    continue
+                prepared = ahead.take(number)
+                if prepared is None:
+                    break
+                self.start(self.slots[number % task.pairs], prepared)
+                number += 1
+            while self.flying:
+                self.finish()
+        finally:
+            ahead.close()
+            self.synchronize()
+        while self.copied:
+            self.result.shift(*self.copied.popleft())
+        logger.info("hyspmm: %d blocks, %s, %d pairs of %d bytes", number, task.variant, task.pairs, task.budget)
+        return self.result.matrix()
+
+    def start(self, slot: _Slot, prepared: Prepared) -> None:
+        """Send a block and launch its kernels."""
+        runtime, stream, layout = self.cuda.runtime, slot.stream, prepared.layout
+        base = int(slot.memory.ptr)
+        runtime.memcpyAsync(base, prepared.staging.ctypes.data, layout.sent, runtime.memcpyHostToDevice, stream.ptr)
+        runtime.memsetAsync(base + layout.counts, 0, layout.end - layout.counts, stream.ptr)
+        with stream:
+            launch_block(self.kernels, prepared, base, self.task.b.ncols)
+        self.fetch(slot, layout.status, slot.status)
+        slot.event.record(stream)
+        self.fetch(slot, layout.c_indptr + self.task.pointer.itemsize, self.result.local[prepared.start : prepared.stop])
+        self.flying.append((slot, prepared))
+
+    def fetch(self, slot: _Slot, offset: int, target: npt.NDArray[Any]) -> None:
+        """Copy from the slot's memory to the host."""
+        runtime = self.cuda.runtime
+        source = int(slot.memory.ptr) + offset
+        runtime.memcpyAsync(target.ctypes.data, source, target.nbytes, runtime.memcpyDeviceToHost, slot.stream.ptr)
+
+    def finish(self) -> None:
+        """Wait for the oldest block's number of entries, and send for its C."""
+        slot, prepared = self.flying.popleft()
+        slot.event.synchronize()
+        entries, not_canonical = slot.status.tolist()
+        if not_canonical:
+            raise MatrixError(
+                f"B: a row that rows {prepared.start:,} to {prepared.stop - 1:,} of A ask for is not sorted, holds a "
+                f"duplicate, or has a column outside [0, {self.task.b.ncols:,}): pass B in canonical form"
+            )
+        result, layout = self.result, prepared.layout
+        place = result.add(entries, prepared.block.products)
+        if entries:
+            self.fetch(slot, layout.c_columns, result.indices[place : place + entries])
+            self.fetch(slot, layout.c_values, result.data[place : place + entries])
+        if len(self.copied) >= self.task.pairs:  # the block before on this stream has come back whole
+            result.shift(*self.copied.popleft())
+        self.copied.append((prepared.start, prepared.stop, place))
+
+
+def multiply(
+    a: CSR,
+    b: CSR,
+    *,
+    variant: VariantOrAuto = "auto",
+    memory_limit: int | None = None,
+    pairs: int = 2,
+    threads: int | None = None,
+) -> CSR:
+    """Return ``a @ b``; arrays of NumPy in and out, through the GPU by blocks of rows.
+
+    Parameters
+    ----------
+    a, b : CSR
+        On the host, float32, float64 or complex, int32 or int64 indices. Rows of A need not be sorted and may hold
+        duplicates; those of B are canonical.
+    variant : {"auto", "duplicated", "distinct"}
+        How rows of B are sent; "auto" takes the fewer bytes. The result has the same bits with each.
+    memory_limit : int, optional
+        Bytes of device memory; what is free, by default.
+    pairs : int
+        Pairs of blocks on the device at once.
+    threads : int, optional
+        Threads that prepare blocks; all cores by default.
+
+    Returns
+    -------
+    CSR
+        Canonical, with the structural pattern, ``index_dtype(b.ncols)`` and ``result_dtype``; in page-locked memory,
+        which is used again when the arrays are gone.
+
+    Raises
+    ------
+    MatrixError
+        If shapes, dtypes or columns do not fit, or B is not canonical.
+    MemoryBoundError
+        If the longest row alone does not fit in the limit; names the bytes.
+    """
+    import cupy
+
+    if memory_limit is None:
+        memory_limit = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
+    task = plan(a, b, variant=variant, memory_limit=memory_limit, pairs=pairs, threads=threads)
+    if task.total == 0:
+        return empty((a.nrows, b.ncols), task.dtype)
+    return _Pipeline(task).run()
+
+
+def multiply_block(prepared: Prepared, task: Task) -> CSR:
+    """Multiply, sort and compress one prepared block; arrays of CuPy out, offsets from 0.
+
+    Parameters
+    ----------
+    prepared : Prepared
+        Of `task`.
+    task : Task
+
+    Returns
+    -------
+    CSR
+        Rows ``[prepared.start:prepared.stop)`` of C, on the device.
+    """
+    import cupy
+
+    pipeline = _Pipeline(task)
+    slot = pipeline.slots[0]
+    pipeline.start(slot, prepared)
+    slot.stream.synchronize()
+    nnz, layout, block = int(slot.status[0]), prepared.layout, prepared.block
+
+    def array(offset: int, count: int, dtype: Any) -> Any:
+        return cupy.ndarray((count,), dtype, slot.memory + offset).copy()
+
+    indptr = array(layout.c_indptr, block.rows + 1, task.pointer)
+    indices, data = array(layout.c_columns, nnz, task.b.indices.dtype), array(layout.c_values, nnz, task.dtype)
+    return CSR(indptr, indices, data, (block.rows, task.b.ncols))
