@@ -16,7 +16,7 @@
 #include "sort_keys.cuh"
 
 enum Group { R16, R32, R64, R128, R256, R384, R512, R1024, NARROW, WIDE, GLOBAL, GROUPS };
-enum Status { ENTRIES_OF_C, NOT_CANONICAL };
+enum Status { ENTRIES_OF_C, NOT_CANONICAL };  // the first is written by `offsets` of rows.cu
 constexpr int NARROW_COLUMNS = 1 << 13, WIDE_COLUMNS = 1 << 15, REGISTERS = 512, ACCUMULATOR_BYTES = 4096;
 
 __device__ __forceinline__ float times(const float x, const float y) { return __fmul_rn(x, y); }
@@ -484,14 +484,13 @@ sort_global(const u32* __restrict__ count, const u32* __restrict__ list, const P
 //
 // Launch  block 256, GROUP lanes a row, grid ceil_div(nrows, 256 / GROUP).
 // Pre     c_indptr[nrows + 1]: offsets of the rows' lengths; columns and values are not c_columns and c_values.
-// Post    the block of C; status[ENTRIES_OF_C] = its entries.
+// Post    the block of C.
 template <typename Value, typename Index, typename Pointer, int GROUP>
 __global__ void __launch_bounds__(256)
 gather_rows(const i64 nrows, const Pointer* __restrict__ row_products, const Pointer* __restrict__ c_indptr,
             const Index* __restrict__ columns, const Value* __restrict__ values, Index* __restrict__ c_columns,
-            Value* __restrict__ c_values, i64* __restrict__ status) {
+            Value* __restrict__ c_values) {
     const i64 row = (i64)blockIdx.x * (256 / GROUP) + threadIdx.x / GROUP;
-    if (blockIdx.x == 0 && threadIdx.x == 0) status[ENTRIES_OF_C] = c_indptr[nrows];
     if (row >= nrows) return;
     const Pointer from = row_products[row], to = c_indptr[row];
     const i64 length = c_indptr[row + 1] - to;

@@ -1,9 +1,9 @@
 """hySpMM: C = A @ B with its operands and its result on the host, through the GPU by blocks of rows.
 
-The CPU prepares a block: the rows of A, and the rows of B that they ask for. The GPU multiplies, sorts each row's columns
-with the sort for its length, and adds equal columns (`hyspmm.cu`). Several blocks are under way at once: threads prepare
-blocks ahead, and each pair of blocks on the device has a stream, so that one is copied there while another is computed
-and the C of a third comes back.
+The CPU prepares a block: the rows of A, and the rows of B that they ask for. The GPU multiplies, sorts each row's
+columns with the sort for its length, and adds equal columns (`hyspmm.cu`). Several blocks are under way at once: threads
+prepare blocks ahead, and each pair of blocks on the device has a stream, so that one is copied there while another is
+computed and the C of a third comes back.
 
 duplicated
     The row of B of each entry of A, in the order of the entries, as the thesis has it: what is sent is as large as the
@@ -49,7 +49,7 @@ SHARE = 0.9
 BLOCKS = {"duplicated": 64, "distinct": 32}
 """Blocks that a product is cut into where memory does not ask for more."""
 BLOCK_BYTES = {"duplicated": (16 << 20, 48 << 20), "distinct": (48 << 20, 1 << 40)}
-"""The least and the most device memory of a block: below, launches cost more than the copies; above, the first waits."""
+"""The least and the most device memory of a block: below, launches cost more than copies; above, the first waits."""
 RAMP = 8
 """The first block is so many times smaller, so that the GPU has something to do soon."""
 SAMPLE = 1 << 14
@@ -91,7 +91,7 @@ def _cdiv(a: int, b: int) -> int:
 
 
 class Names:
-    """Name expressions of the kernels for one choice of types, in the kernels' own words (``double``, ``long long``)."""
+    """Name expressions of the kernels for one choice of types, in C's words (``double``, ``long long``)."""
 
     def __init__(self, value: str, index: str, pointer: str, key: str) -> None:
         vip, ip = f"{value},{index},{pointer}", f"{index},{pointer}"
@@ -142,7 +142,7 @@ def _kernels(device: int, value: str, index: str, pointer: str, key: str) -> _Ke
 
 @functools.cache
 def _pool() -> Any:
-    """Return the pool of page-locked host memory: pinning costs 0.6 s/GiB, so what was pinned is kept and used again."""
+    """Return the pool of page-locked host memory: pinning costs 0.6 s/GiB, so what was pinned is used again."""
     import cupy
 
     return cupy.cuda.PinnedMemoryPool()
@@ -348,7 +348,7 @@ def plan(
     products, total, widest = _count(a, b, threads, workspace.block_cost(sizes))
     longest = max(int(products[widest]), int(np.diff(a.indptr[widest : widest + 2])[0])) if a.nrows else 0
     pointer = np.dtype(np.int32 if longest <= INT32_MAX else np.int64)
-    types = sizes._replace(pointer=pointer.itemsize)
+    types = sizes._replace(pointer_bytes=pointer.itemsize)
     cost = workspace.block_cost(types)
     needed = cost.bytes(1, int(np.diff(a.indptr[widest : widest + 2])[0]), int(products[widest])) if a.nrows else 0
     pairs = _fitting_pairs(pairs, memory_limit, needed, widest, longest)
@@ -546,6 +546,8 @@ class _Result:
         self.local = _array(pinned(task.pointer.itemsize * task.a.nrows), 0, task.a.nrows, task.pointer)
         self.bound = min(task.total, task.a.nrows * task.b.ncols)
         self.capacity = self.nnz = self.products = 0
+        self.indices: npt.NDArray[Any] = np.empty(0, self.index)
+        self.data: npt.NDArray[Any] = np.empty(0, self.dtype)
         if self.bound * (self.index.itemsize + self.dtype.itemsize) <= SMALL_RESULT:
             self._grow(self.bound)
 
@@ -554,7 +556,8 @@ class _Result:
         data = _array(pinned(capacity * self.dtype.itemsize), 0, capacity, self.dtype)
         if self.nnz:
             self.synchronize()
-            indices[: self.nnz], data[: self.nnz] = self.indices[: self.nnz], self.data[: self.nnz]
+            indices[: self.nnz] = self.indices[: self.nnz]
+            data[: self.nnz] = self.data[: self.nnz]
         self.capacity, self.indices, self.data = capacity, indices, data
 
     def add(self, entries: int, products: int) -> int:
@@ -615,11 +618,12 @@ def launch_block(kernels: Any, prepared: Prepared, base: int, ncols: int) -> Non
         if lengths[group]:
             grid = _cdiv(lengths[group] * kind.group, 32 * kind.warps)
             sort(kernels.registers[group], group, grid, kind.warps, at.columns, at.values)
-    kernels.rows(kernels.offsets, _cdiv(block.rows, workspace.SCAN_ROWS), 256, (rows, at.lengths, at.scan, at.c_indptr))
+    scan = rows, at.lengths, at.scan, at.c_indptr, at.status
+    kernels.rows(kernels.offsets, _cdiv(block.rows, workspace.SCAN_ROWS), 256, scan)
     lanes = GATHER_LANES[block.products > 64 * block.rows]
     kernels.own(
         kernels.gather[lanes], _cdiv(block.rows, 256 // lanes), 256,
-        (rows, at.row_products, at.c_indptr, at.columns, at.values, at.c_columns, at.c_values, at.status),
+        (rows, at.row_products, at.c_indptr, at.columns, at.values, at.c_columns, at.c_values),
     )  # fmt: skip
 
 
@@ -651,7 +655,12 @@ class _Pipeline:
         self.kernels = _kernels(device, *map(c_type, (task.dtype, task.b.indices.dtype, task.pointer, key)))
         status = _array(pinned(16 * task.pairs), 0, workspace.STATUS * task.pairs, np.int64)
         self.slots = [
-            _Slot(cupy.cuda.alloc(task.budget), _stream(device, i), cupy.cuda.Event(disable_timing=True), status[2 * i : 2 * i + 2])
+            _Slot(
+                cupy.cuda.alloc(task.budget),
+                _stream(device, i),
+                cupy.cuda.Event(disable_timing=True),
+                status[2 * i : 2 * i + 2],
+            )
             for i in range(task.pairs)
         ]
         cupy.cuda.get_current_stream().synchronize()  # what used this memory before is done
@@ -702,7 +711,9 @@ class _Pipeline:
             launch_block(self.kernels, prepared, base, self.task.b.ncols)
         self.fetch(slot, layout.status, slot.status)
         slot.event.record(stream)
-        self.fetch(slot, layout.c_indptr + self.task.pointer.itemsize, self.result.local[prepared.start : prepared.stop])
+        self.fetch(
+            slot, layout.c_indptr + self.task.pointer.itemsize, self.result.local[prepared.start : prepared.stop]
+        )
         self.flying.append((slot, prepared))
 
     def fetch(self, slot: _Slot, offset: int, target: npt.NDArray[Any]) -> None:

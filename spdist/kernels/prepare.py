@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
 from spdist.kernels.rowwise import compiled, inlined, instruction, lowest_bit
@@ -108,8 +107,9 @@ def next_run(bits: Any, base: Any) -> Any:
 
 @compiled
 def number_rows(bits: Any, places: Any, low: Any, high: Any, b_indptr: Any) -> Any:
-    """Number the marked rows of B from 0 on, a place for each word of `bits`; return how many, and their entries."""
-    rows, entries = np.uint64(0), np.int64(0)
+    """Give the marked rows of B numbers from 0 on, one for each word of `bits`; return how many, and their entries."""
+    rows: Any = np.uint64(0)
+    entries: Any = np.int64(0)
     for word in range(np.uintp(low), np.uintp(high)):
         left = bits[word]
         places[word] = rows
@@ -144,7 +144,8 @@ def send_distinct(a_indices: Any, first: Any, last: Any, b: Any, bits: Any, plac
         k = np.uint64(a_indices[np.uintp(first) + at])
         word = k >> np.uint64(6)
         a_rows[at] = np.uint64(places[word]) + ones(bits[word] & ((ONE << (k & np.uint64(63))) - ONE))
-    row, out = np.uintp(0), np.int64(0)
+    row: Any = np.uintp(0)
+    out: Any = np.int64(0)
     for word in range(np.uintp(low), np.uintp(high)):
         left = bits[word]
         bits[word] = np.uint64(0)
@@ -165,7 +166,7 @@ def send_distinct(a_indices: Any, first: Any, last: Any, b: Any, bits: Any, plac
 @compiled
 def send_duplicated(a_indices: Any, first: Any, last: Any, b: Any, starts: Any, columns: Any, values: Any) -> None:
     """Copy the row of B of each of the entries [first, last) of A, in order; the starts are sums of repeat counts."""
-    out = np.uintp(0)
+    out: Any = np.uintp(0)
     for at in range(np.uintp(first), np.uintp(last)):
         k = np.uintp(a_indices[at])
         source, stop = np.uintp(b[0][k]), np.uintp(b[0][k + np.uintp(1)])

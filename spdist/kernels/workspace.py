@@ -115,9 +115,9 @@ STATUS = 2
 class Types(NamedTuple):
     """Bytes of a value, of a column index and of an offset."""
 
-    value: int
-    index: int
-    pointer: int
+    value_bytes: int
+    index_bytes: int
+    pointer_bytes: int
 
 
 class Block(NamedTuple):
@@ -190,33 +190,32 @@ def block_layout(block: Block, types: Types) -> Layout:
 
     def add(count: int, itemsize: int) -> int:
         nonlocal at
-        start = at
+        places.append(at)
         at += -(-count * itemsize // ALIGNMENT) * ALIGNMENT
-        places.append(start)
-        return start
+        return places[-1]
 
-    add(block.entries, types.value)
-    b_values = add(block.b_entries, types.value)
-    b_columns = add(block.b_entries, types.index)
-    add(block.b_rows + 1, types.pointer)
-    add(block.rows + 1, types.pointer)
-    add(block.rows + 1, types.pointer)
+    add(block.entries, types.value_bytes)
+    b_values = add(block.b_entries, types.value_bytes)
+    b_columns = add(block.b_entries, types.index_bytes)
+    add(block.b_rows + 1, types.pointer_bytes)
+    add(block.rows + 1, types.pointer_bytes)
+    add(block.rows + 1, types.pointer_bytes)
     add(block.entries if block.distinct else 0, 4)
     add(0, 1)
     if block.distinct:
-        add(block.products, types.index)
-        add(block.products, types.value)
+        add(block.products, types.index_bytes)
+        add(block.products, types.value_bytes)
     else:
         places += [b_columns, b_values]
-    add(block.products, types.index)
-    add(block.products, types.value)
-    add(block.rows + 1, types.pointer)
+    add(block.products, types.index_bytes)
+    add(block.products, types.value_bytes)
+    add(block.rows + 1, types.pointer_bytes)
     add(block.rows, 4)
     add(block.rows * SORT_GROUPS, 4)
     add(SORT_GROUPS, 4)
     add(-(-block.rows // SCAN_ROWS) + 1, 8)
     add(STATUS, 8)
-    return Layout(*places, at)
+    return Layout._make([*places, at])
 
 
 class BlockCost(NamedTuple):
@@ -256,9 +255,9 @@ def block_cost(types: Types) -> BlockCost:
     >>> block_layout(block, types).end <= block_cost(types).bytes(10, 30, 90)
     True
     """
-    pair = types.value + types.index
-    row = 3 * types.pointer + 4 + 4 * SORT_GROUPS + 1
-    return BlockCost(row, types.value + types.pointer + 4, 3 * pair, len(Layout._fields) * (ALIGNMENT + 8))
+    pair = types.value_bytes + types.index_bytes
+    row = 3 * types.pointer_bytes + 4 + 4 * SORT_GROUPS + 1
+    return BlockCost(row, types.value_bytes + types.pointer_bytes + 4, 3 * pair, len(Layout._fields) * (ALIGNMENT + 8))
 
 
 def host_bytes(b_rows: int, threads: int) -> int:

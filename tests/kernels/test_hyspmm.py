@@ -172,7 +172,9 @@ def test_blocks_are_cut_by_bytes_and_products(rows, budget, most):
     st.integers(1, 10**6), st.integers(0, 10**9), st.integers(0, 10**12), st.integers(0, 10**9), st.booleans(),
     st.sampled_from([4, 8, 16]), st.sampled_from([4, 8]), st.sampled_from([4, 8]), st.data(),
 )  # fmt: skip
-def test_a_block_never_takes_more_than_its_bound(rows, entries, products, b_rows, distinct, value, index, pointer, data):
+def test_a_block_never_takes_more_than_its_bound(
+    rows, entries, products, b_rows, distinct, value, index, pointer, data
+):
     types = Types(value, index, pointer)
     b_rows = min(b_rows, entries) if distinct else entries
     b_entries = data.draw(st.integers(0, products)) if distinct else products
@@ -220,7 +222,9 @@ def test_wrong_input():
         with pytest.raises(MatrixError, match="of A: offsets or columns out of range"):
             hyspmm.plan(CSR(m.indptr, columns, m.data, m.shape), square, memory_limit=1 << 30)
     with pytest.raises(MatrixError, match="not multiplied on the GPU"):
-        hyspmm.plan(CSR(m.indptr, m.indices, m.data.astype(np.int32), m.shape), CSR(square.indptr, square.indices, square.data.astype(np.int32), square.shape), memory_limit=1 << 30)
+        hyspmm.plan(
+            from_scipy(m.to_scipy().astype(int)), from_scipy(square.to_scipy().astype(int)), memory_limit=1 << 30
+        )
     for options in ({"pairs": 0}, {"threads": 0}, {"memory_limit": 0}, {"variant": "other"}):
         with pytest.raises(InputError):
             hyspmm.plan(m, square, **{"memory_limit": 1 << 30, **options})
@@ -255,6 +259,6 @@ def test_a_thread_that_fails_is_heard():
         raise MemoryError(f"no {size} bytes")
 
     ahead = hyspmm._Ahead(task, full, 4, 6)
-    with pytest.raises(MemoryError, match="no .* bytes"):
+    with pytest.raises(MemoryError, match=r"no \d+ bytes"):
         ahead.take(0)
     ahead.close()

@@ -53,7 +53,8 @@ def ragged(nrows: int, inner: int, ncols: int, seed: int, dtype: Any = np.float6
         lengths = np.minimum((rng.exponential(1.0, rows) ** 3 * 3).astype(int), columns)
         lengths[rng.integers(0, rows, full)] = columns
         picks = [np.sort(rng.choice(columns, n, replace=False)) for n in lengths]
-        values = rng.standard_normal(int(lengths.sum())) + (1j * rng.standard_normal(int(lengths.sum())) if np.dtype(dtype).kind == "c" else 0)
+        values = rng.standard_normal((2, int(lengths.sum())))
+        values = values[0] + 1j * values[1] if np.dtype(dtype).kind == "c" else values[0]
         indices = np.concatenate([*picks, np.empty(0, int)]).astype(np.int32)
         return CSR(np.cumsum([0, *lengths]), indices, values.astype(dtype), (rows, columns))
 
