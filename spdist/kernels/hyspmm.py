@@ -246,6 +246,7 @@ class Task:
 
         self.kernels = prepare
         self.values_a, self.values_b = _bits(self.a.data), _bits(self.b.data)
+        self.blocks = _cdiv(self.cost.bytes(self.a.nrows, self.a.nnz, self.total), max(self.budget, 1))
         self.most = INT32_MAX if self.pointer.itemsize == 4 else np.iinfo(np.int64).max
 
     @property
@@ -255,7 +256,7 @@ class Task:
 
     def cut(self, start: int, number: int) -> tuple[int, int]:
         """Return the end of block `number`, which begins at row `start`, and its products."""
-        ramp = max(RAMP >> number, 1)
+        ramp = max(RAMP >> number, 1) if self.blocks > 1 else 1
         budget = self.budget // ramp - self.cost.fixed
         costs = self.cost.row, self.cost.entry, self.cost.product
         stop, products = self.kernels.cut(self.products, self.a.indptr, start, budget, self.most, *costs)
@@ -535,11 +536,20 @@ class _Ahead:
             future.result()
 
 
+class _Slot(NamedTuple):
+    """Room for one pair of blocks on the device, its stream, and where it reports."""
+
+    memory: Any
+    stream: Any
+    event: Any
+    status: Int64Array
+
+
 class _Result:
     """C on the host, in page-locked memory that grows when the estimate of its entries was too low."""
 
-    def __init__(self, task: Task, synchronize: Callable[[], None]) -> None:
-        self.task, self.synchronize = task, synchronize
+    def __init__(self, task: Task, slots: list[_Slot]) -> None:
+        self.task, self.slots = task, slots  # no cycle of references: what is pinned must be free at once
         self.index, self.dtype = task.b.indices.dtype, task.dtype
         self.indptr = _array(pinned(8 * (task.a.nrows + 1)), 0, task.a.nrows + 1, np.int64)
         self.indptr[0] = 0
@@ -555,7 +565,8 @@ class _Result:
         indices = _array(pinned(capacity * self.index.itemsize), 0, capacity, self.index)
         data = _array(pinned(capacity * self.dtype.itemsize), 0, capacity, self.dtype)
         if self.nnz:
-            self.synchronize()
+            for slot in self.slots:
+                slot.stream.synchronize()
             indices[: self.nnz] = self.indices[: self.nnz]
             data[: self.nnz] = self.data[: self.nnz]
         self.capacity, self.indices, self.data = capacity, indices, data
@@ -627,15 +638,6 @@ def launch_block(kernels: Any, prepared: Prepared, base: int, ncols: int) -> Non
     )  # fmt: skip
 
 
-class _Slot(NamedTuple):
-    """Room for one pair of blocks on the device, its stream, and where it reports."""
-
-    memory: Any
-    stream: Any
-    event: Any
-    status: Int64Array
-
-
 @functools.cache
 def _stream(device: int, number: int) -> Any:
     import cupy
@@ -664,7 +666,7 @@ class _Pipeline:
             for i in range(task.pairs)
         ]
         cupy.cuda.get_current_stream().synchronize()  # what used this memory before is done
-        self.result = _Result(task, self.synchronize)
+        self.result = _Result(task, self.slots)
         self.flying: collections.deque[tuple[_Slot, Prepared]] = collections.deque()
         self.copied: collections.deque[tuple[int, int, int]] = collections.deque()
 
@@ -676,8 +678,7 @@ class _Pipeline:
     def run(self) -> CSR:
         """Return C."""
         task = self.task
-        blocks = _cdiv(task.cost.bytes(task.a.nrows, task.a.nnz, task.total), task.budget)
-        workers = min(task.threads, 2 * blocks) if blocks > 1 else 1
+        workers = min(task.threads, 2 * task.blocks) if task.blocks > 1 else 1
         ahead = _Ahead(task, pinned, workers, workers + task.pairs)
         number = 0
         try:
