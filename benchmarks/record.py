@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,14 @@ def cpu_model() -> str:
     )
 
 
+def installed(package: str) -> str | None:
+    """Return the version of a package, or None where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def machine() -> dict[str, Any]:
     """Return date, device and versions."""
     packages = ("spdist", "numpy", "scipy", "numba", "zarr", "zarrs", "dask", "distributed")
@@ -29,8 +37,24 @@ def machine() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": f"{cpu_model()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
-        "versions": {package: version(package) for package in packages},
-        "command": " ".join(["python", *[Path(sys.argv[0]).name, *sys.argv[1:]]]),
+        "versions": {package: found for package in packages if (found := installed(package))},
+        "command": " ".join(["python", *(Path(word).name if word[:1] == "/" else word for word in sys.argv)]),
+    }
+
+
+def gpu() -> dict[str, Any]:
+    """Return the current GPU and the versions of CuPy and CUDA."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    properties = runtime.getDeviceProperties(runtime.getDevice())
+    driver, cuda = (f"{v // 1000}.{v % 1000 // 10}" for v in (runtime.driverGetVersion(), runtime.runtimeGetVersion()))
+    return {
+        "device": properties["name"].decode(),
+        "memory_gib": round(properties["totalGlobalMem"] / 2**30, 1),
+        "cupy": cupy.__version__,
+        "cuda": cuda,
+        "driver_cuda": driver,
     }
 
 

@@ -10,6 +10,9 @@ typedef long long i64;
 
 #define FULL_WARP 0xffffffffu
 
+template <int BYTES> struct Unsigned { using Type = u32; };
+template <> struct Unsigned<8> { using Type = u64; };
+
 template <typename T>
 struct __align__(2 * sizeof(T)) Complex {
     T re, im;

@@ -1,364 +1,397 @@
-"""Multiply two blocks whose arrays are on the GPU: C = A @ B, row by row.
+"""Multiply two matrices whose arrays are on the GPU: C = A @ B, row by row.
 
-Each row of C goes to the kernel that suits its number of products: `sort_rows` where they fit in the registers of a
-warp, `node_rows` where its columns lie near each other, `long_rows` for the very longest, `rank_rows` for the rest. A first
-pass counts the entries of each row, a second writes them.
+A first kernel counts the products of every row of C. Each row then goes to the kernels that suit it (`gpu_rows`):
+sorted in the registers of a warp, or less; added up in shared memory by a warp, for finite elements, or by thread
+blocks; or shared among thread blocks. These first count the entries of each row, and then write them.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from spdist.csr import CSR, result_dtype
-from spdist.errors import MatrixError
-from spdist.kernels.module import Module, c_type, module
+from spdist.csr import CSR, INT32_MAX, result_dtype
+from spdist.errors import MatrixError, MemoryBoundError
+from spdist.kernels import gpu_rows, workspace
+from spdist.kernels.gpu_rows import CLASSES, Facts, Kernels, LongRows, NodeRows, Operands, Rows, SortClass, SortRows
+from spdist.kernels.module import c_type
+from spdist.kernels.workspace import ceil_div
+from spdist.text import format_bytes
 
-i64, u32, i32 = np.int64, np.uint32, np.int32
+i64 = np.int64
+
+NODE_PRODUCTS = 512, 16384
+"""Products of the rows among which nodes are looked for: more than the first, up to the second."""
+NODE_LEAST = 1 << 14
+"""Rows below which a warp a row, as nodes have it, leaves most of the device idle."""
+FEW_SLOTS = 1 << 21
+"""Rows times products of the next class up to which rows join it: launches of their own would take longer."""
+SMALL_PRODUCTS = 1 << 18
+"""Products of a matrix up to which the host does not wait for nnz(C)."""
+NARROW_COLUMNS = 1 << 22
+"""Columns that fit in 32-bit sort keys beside the number of a product."""
+STREAMS = 4
 
 
-class Sorted(NamedTuple):
-    """Rows of up to ``group * items`` products, for `sort_rows`: `group` lanes a row, `items` products a lane."""
+@dataclass(eq=False)
+class Pattern:
+    """The structure of C = A @ B, and what the kernels need to fill it again for new values.
 
-    group: int
-    items: int
-    warps: int
+    Attributes
+    ----------
+    indptr : (nrows + 1,) int32 or int64
+    indices : (nnz,) int32 or int64
+    shape : (nrows, ncols)
+    """
+
+    indptr: Any
+    indices: Any
+    shape: tuple[int, int]
+    operands: Operands | None
+    work: list[Rows]
 
     @property
-    def most(self) -> int:
-        """Products of the longest row."""
-        return self.group * self.items
+    def nnz(self) -> int:
+        """Entries of C."""
+        return len(self.indices)
 
 
-class Ranked(NamedTuple):
-    """Rows of up to `most` products, for `rank_rows`: thread blocks of `warps`, `parts` of them a row."""
+def multiply(a: CSR, b: CSR, *, deterministic: bool = False) -> CSR:
+    """Return ``a @ b``.
 
-    most: int
-    warps: int
-    parts: int
+    Parameters
+    ----------
+    a, b : CSR
+        Arrays of cupy on the current device; float32, float64, complex64 or complex128; int32 or int64 indices. Rows
+        of B are sorted and free of duplicates; those of A need not be.
+    deterministic : bool
+        Add the products of every entry in the order of A's entries, so that the bits are the same on every run. Without
+        it, rows of more than 1,024 products that form no node are summed by atomics, in any order.
+
+    Returns
+    -------
+    CSR
+        Canonical, with the structural pattern. Indices have A's dtype; indptr is int64 where nnz needs it.
+
+    Raises
+    ------
+    MatrixError
+        If shapes or dtypes do not fit, offsets or columns are out of range, or a row of B is not sorted.
+    MemoryBoundError
+        If the GPU has too little memory; says how much is needed.
+    """
+    c, _ = _Product(a, b, deterministic).run()
+    return c
 
 
-SORTED = (
-    Sorted(4, 4, 4), Sorted(4, 8, 4), Sorted(8, 8, 4), Sorted(16, 6, 4), Sorted(16, 8, 4), Sorted(32, 6, 4),
-    Sorted(32, 8, 4), Sorted(32, 12, 4), Sorted(32, 16, 2), Sorted(32, 32, 1),
-)  # fmt: skip
-RANKED = (
-    Ranked(4096, 4, 1), Ranked(16384, 8, 2), Ranked(65536, 8, 8), Ranked(262144, 8, 16), Ranked(2**63 - 1, 8, 32),
-)  # fmt: skip
-KINDS: tuple[Sorted | Ranked, ...] = (*SORTED, *RANKED)
-NODE_FROM, NODE_TO = 512, 16384
-"""Products of rows among which nodes are looked for."""
-NODE_COLUMNS = 1 << 16
-NODE_WARPS = 4
-PART_COLUMNS = 1 << 16
-LONG_ROW = 262144
-"""Products from which a row is shared among thread blocks, unless the order of its sums matters."""
-LONG_WORKSPACE = 128 << 20
-FEW_ROWS = 4096
-"""Rows for which a launch of their own is not worth while: they join the next class."""
-CLASSES = 16
-FACTS = 8
-SHARED_BYTES = 226 << 10
-PRODUCTS, BAD_A, BAD_B, FALLS, FALLS_AT_ROWS, MAX_ROW_PRODUCTS, MAX_ROW_A, NNZ_C = range(8)
-TAKEN = FACTS + CLASSES
-NODES = TAKEN + CLASSES
-"""Where the counts of `find_nodes` start, 5 per class; the widths of `split_rows` follow."""
-WIDTHS = NODES + 5 * CLASSES
-STATE = WIDTHS + CLASSES
+def symbolic(a: CSR, b: CSR, *, deterministic: bool = False) -> Pattern:
+    """Return the structure of ``a @ b`` for `numeric`; arguments as for `multiply`."""
+    c, product = _Product(a, b, deterministic).run()
+    return Pattern(c.indptr, c.indices, c.shape, product.operands, product.work)
+
+
+def numeric(pattern: Pattern, a: CSR, b: CSR) -> CSR:
+    """Return ``a @ b`` for operands of the structure that `pattern` was made from.
+
+    Parameters
+    ----------
+    pattern : Pattern
+        Of `symbolic`.
+    a, b : CSR
+        With the same structure and dtypes as then; only the values may differ. That the columns are the same is not
+        checked, only their number.
+
+    Returns
+    -------
+    CSR
+        It shares indptr and indices with the pattern.
+
+    Raises
+    ------
+    MatrixError
+        If shape, nnz or dtype of an operand is not what the pattern was made from.
+    """
+    import cupy
+
+    x = pattern.operands
+    if x is None:
+        return CSR(pattern.indptr, pattern.indices, cupy.empty(0, result_dtype(a.dtype, b.dtype)), pattern.shape)
+    for name, new, old in (("A", a, x.a), ("B", b, x.b)):
+        if (new.shape, new.nnz, new.dtype) != (old.shape, old.nnz, old.dtype):
+            raise MatrixError(
+                f"{name} is {new.nrows:,} x {new.ncols:,} with {new.nnz:,} entries of {new.dtype}, but the pattern was "
+                f"made from {old.nrows:,} x {old.ncols:,} with {old.nnz:,} of {old.dtype}: call symbolic again"
+            )
+    data = cupy.empty(pattern.nnz, result_dtype(a.dtype, b.dtype))
+    c = CSR(pattern.indptr, pattern.indices, data, pattern.shape)
+    values = Operands(_with_values(x.a, a), _with_values(x.b, b), x.kernels, x.facts, x.lengths, x.deterministic)
+    values.same_b, values.longest_a = x.same_b, x.longest_a
+    _side_by_side([functools.partial(rows.fill, values, c) for rows in pattern.work])
+    return c
+
+
+def _with_values(old: CSR, new: CSR) -> CSR:
+    """Return a matrix of the arrays that were checked, with new values in the dtype of the old ones."""
+    return CSR(old.indptr, old.indices, new.data.astype(old.dtype, copy=False), old.shape)
+
+
+def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
+    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    kernels = Kernels(value, index, pointer)
+    return (kernels.with_wide_keys() if index != "int" else kernels).sources()
+
+
+def share_rows(counts: list[int]) -> list[tuple[int, int, int]]:
+    """Share the rows of a product out to classes; classes of few rows join the next that has any.
+
+    Parameters
+    ----------
+    counts : (SLOTS,) ints
+        Rows of each class, the empty rows first.
+
+    Returns
+    -------
+    list of (number, first, count)
+        Class, by its place in `CLASSES`, and the slice of the rows in ascending order of class.
+    """
+    shares = []
+    first = start = counts[0]
+    for number in range(len(CLASSES)):
+        start += counts[number + 1]
+        later = [k for k, n in zip(CLASSES[number + 1 :], counts[number + 2 :], strict=False) if n]
+        joins = later and isinstance(later[0], SortClass) and (start - first) * later[0].most <= FEW_SLOTS
+        if start > first and not joins:
+            shares.append((number, first, start - first))
+            first = start
+    return shares
+
+
+class _Product:
+    """One product on its way: facts about the rows, the families of rows, C."""
+
+    def __init__(self, a: CSR, b: CSR, deterministic: bool) -> None:
+        import cupy
+
+        if a.ncols != b.nrows:
+            raise MatrixError(
+                f"shapes do not fit: A is {a.nrows:,} x {a.ncols:,}, B {b.nrows:,} x {b.ncols:,}; A needs as many "
+                f"columns as B has rows"
+            )
+        self.cupy = cupy
+        self.dtype = result_dtype(a.dtype, b.dtype)
+        c_type(self.dtype)
+        self.a, self.b = _cast(a, self.dtype), _cast(b, self.dtype) if b is not a else _cast(a, self.dtype)
+        self.deterministic = deterministic
+        self.shape = (a.nrows, b.ncols)
+        self.operands: Operands | None = None
+        self.work: list[Rows] = []
+        self.known_nnz = 0
+
+    def run(self) -> tuple[CSR, _Product]:
+        """Multiply; a lack of memory says how much was needed."""
+        try:
+            return self._run(), self
+        except self.cupy.cuda.memory.OutOfMemoryError as error:
+            free = self.cupy.cuda.runtime.memGetInfo()[0] + self.cupy.get_default_memory_pool().free_bytes()
+            size = self.dtype.itemsize + self.a.indices.itemsize
+            known = f"C takes {format_bytes(self.known_nnz * size)}" if self.known_nnz else "C is not counted yet"
+            raise MemoryBoundError(
+                f"the GPU has {format_bytes(free)} free, too little for this product: {known}, and the last request "
+                f"was: {error}. Multiply row blocks of A one after another, or use spdist.matmul on stored matrices"
+            ) from None
+
+    def _run(self) -> CSR:
+        if 0 in (self.a.nnz, self.b.nnz, *self.shape):
+            return _empty(self.shape, self.dtype, self.a)
+        x = self.operands = self._analyse()
+        facts = x.facts
+        products = facts[gpu_rows.PRODUCTS]
+        if products > INT32_MAX and x.a.indptr.dtype == np.int32:
+            # nnz(C) may pass 2^31: begin again with 64-bit offsets.
+            wide = _Product(_wide(self.a), _wide(self.b) if self.b is not self.a else _wide(self.a), self.deterministic)
+            if self.b is self.a:
+                wide.b = wide.a
+            c = wide._run()
+            self.operands, self.work = wide.operands, wide.work
+            return CSR(c.indptr.astype(np.int32), c.indices, c.data, c.shape) if c.nnz <= INT32_MAX else c
+        self.work = self._prepare(self._families())
+        _side_by_side([functools.partial(rows.count_entries, x) for rows in self.work])
+        indptr = self.cupy.empty(self.a.nrows + 1, x.a.indptr.dtype)
+        args = i64(self.a.nrows), x.lengths, facts.at(gpu_rows.FACTS), indptr, facts.at(gpu_rows.NNZ_C)
+        x.kernels.launch("rows.cu", "offsets", _scan_tiles(self.a.nrows), 256, args)
+        # A small product does not wait for nnz(C): its buffers hold all products, and are cut afterwards.
+        small = products <= SMALL_PRODUCTS and all(isinstance(rows, SortRows) for rows in self.work)
+        nnz = products if small else self._count()
+        indices, data = self.cupy.empty(nnz, x.a.indices.dtype), self.cupy.empty(nnz, self.dtype)
+        c = CSR(indptr, indices, data, self.shape)
+        _side_by_side([functools.partial(rows.fill, x, c) for rows in self.work])
+        nnz = self._count() if small else nnz
+        return CSR(indptr, indices[:nnz], data[:nnz], self.shape)
+
+    def _count(self) -> int:
+        """Wait for nnz(C)."""
+        assert self.operands is not None
+        self.operands.facts.read()
+        for rows in self.work:
+            rows.counted(self.operands)
+        self.known_nnz = self.operands.facts[gpu_rows.NNZ_C]
+        return self.known_nnz
+
+    def _analyse(self) -> Operands:
+        """Count products and check the operands."""
+        cupy, a, b = self.cupy, self.a, self.b
+        device = cupy.cuda.runtime.getDevice()
+        types = c_type(self.dtype), c_type(a.indices.dtype), c_type(a.indptr.dtype)
+        kernels = _kernels(device, *types, b.ncols > NARROW_COLUMNS)
+        numbers = cupy.zeros(gpu_rows.FACTS + _scan_tiles(a.nrows) + 1, np.uint64)
+        facts = Facts(numbers, _mirror(device, threading.get_ident()), cupy.cuda.get_current_stream())
+        x = Operands(a, b, kernels, facts, cupy.empty(a.nrows, np.uint32), self.deterministic)
+        mean = a.nnz / a.nrows
+        group = 2 if mean < 3 else 4 if mean < 10 else 8 if mean < 64 else 32
+        sizes = i64(a.nrows), i64(a.nnz), i64(b.nrows), i64(b.nnz), i64(b.ncols)
+        args = *sizes, *x.pattern, _limits(device), x.lengths, facts.at(0), facts.at(gpu_rows.COUNTS)
+        kernels.launch("rows.cu", f"analyse {group}", min(ceil_div(a.nrows, 256 // group), 2112), 256, args)
+        facts.read()
+        _check(facts)
+        x.longest_a = facts[gpu_rows.MAX_ROW_A]
+        return x
+
+    def _families(self) -> list[Rows]:
+        """Return the rows of each class, for the kernels that suit them."""
+        x, nrows = self.operands, self.a.nrows
+        assert x is not None
+        shares = share_rows([x.facts[gpu_rows.COUNTS + i] for i in range(gpu_rows.SLOTS)])
+        if len(shares) == 1 and isinstance(CLASSES[shares[0][0]], SortClass):
+            return [SortRows(CLASSES[shares[0][0]], shares[0][0], 0, nrows)]  # all rows, the empty ones too
+        rows = self.cupy.empty(nrows, np.uint32)
+        device = self.cupy.cuda.runtime.getDevice()
+        args = i64(nrows), x.lengths, _limits(device), x.facts.at(gpu_rows.COUNTS), x.facts.at(gpu_rows.TAKEN), rows
+        x.kernels.launch("rows.cu", "list", ceil_div(nrows, 256), 256, args)
+        low, high = NODE_PRODUCTS
+        in_nodes = sum(n for number, _, n in shares if low < CLASSES[number].most <= high) >= NODE_LEAST
+        families: list[Rows] = []
+        for number, first, count in shares:
+            kind, listed = CLASSES[number], rows[first:]
+            if in_nodes and low < kind.most <= high:
+                families.append(NodeRows(kind, number, listed, count))
+            elif kind is CLASSES[-1] and not self.deterministic and workspace.long_fits(count, self.b.ncols):
+                families.append(LongRows(kind, number, listed, count))
+            else:
+                families.append(gpu_rows.rows_of(kind, number, listed, count))
+        return families
+
+    def _prepare(self, families: list[Rows]) -> list[Rows]:
+        """Let the families look at their rows; those of many products come first, as they take longest."""
+        x = self.operands
+        assert x is not None
+        nodes = [rows for rows in families if isinstance(rows, NodeRows)]
+        others: list[Rows] = []
+        for rows in families:
+            rows.prepare(x)
+        if any(not isinstance(rows, SortRows | LongRows) for rows in families):
+            x.facts.read()
+            for rows in families:
+                rows.prepared(x)
+            others = [rest for rows in nodes if (rest := rows.others(x))]
+        for rows in others:
+            rows.prepare(x)
+        if any(not isinstance(rows, SortRows) for rows in others):
+            x.facts.read()
+            for rows in others:
+                rows.prepared(x)
+        return sorted((rows for rows in (*families, *others) if rows.count), key=lambda rows: -rows.number)
+
+
+def _check(facts: Facts) -> None:
+    """Refuse operands whose arrays are no CSR matrix, or whose B is not canonical."""
+    for name, slot in (("A", gpu_rows.BAD_A), ("B", gpu_rows.BAD_B)):
+        if facts[slot]:
+            raise MatrixError(
+                f"{name}: offsets that fall, or a column outside of the matrix; nothing was read there. Rebuild the "
+                f"matrix, or check it with spdist.csr.check_structure on the host"
+            )
+    if facts[gpu_rows.FALLS] != facts[gpu_rows.FALLS_AT_ROWS]:
+        raise NotCanonicalError("B: a row is not sorted or holds a duplicate; call sum_duplicates() first")
+
+
+class NotCanonicalError(MatrixError):
+    """A row of B is not sorted, or holds a duplicate."""
+
+
+def _cast(m: CSR, dtype: np.dtype[Any]) -> CSR:
+    """Return the matrix with values of `dtype`."""
+    return m if m.dtype == dtype else CSR(m.indptr, m.indices, m.data.astype(dtype), m.shape)
+
+
+def _wide(m: CSR) -> CSR:
+    """Return the matrix with 64-bit offsets."""
+    return CSR(m.indptr.astype(np.int64), m.indices, m.data, m.shape)
+
+
+def _empty(shape: tuple[int, int], dtype: np.dtype[Any], like: CSR) -> CSR:
+    """Return a matrix with no entries, on the device."""
+    import cupy
+
+    indptr = cupy.zeros(shape[0] + 1, like.indptr.dtype)
+    return CSR(indptr, cupy.empty(0, like.indices.dtype), cupy.empty(0, dtype), shape)
+
+
+def _side_by_side(launches: list[Callable[[], None]]) -> None:
+    """Launch kernels that do not depend on each other, on streams of their own where there are several."""
+    if len(launches) < 3:
+        for launch in launches:
+            launch()
+        return
+    import cupy
+
+    streams = _streams(cupy.cuda.runtime.getDevice())[: len(launches)]
+    current = cupy.cuda.get_current_stream()
+    ready = current.record()
+    for stream in streams:
+        stream.wait_event(ready)
+    for number, launch in enumerate(launches):
+        with streams[number % len(streams)]:
+            launch()
+    for stream in streams:
+        current.wait_event(stream.record())
+
+
+def _scan_tiles(nrows: int) -> int:
+    """Return the thread blocks of the kernel `offsets`."""
+    return ceil_div(nrows, 2048)
+
+
+@functools.cache
+def _kernels(device: int, value: str, index: str, pointer: str, wide_keys: bool) -> Kernels:
+    kernels = Kernels(value, index, pointer)
+    return kernels.with_wide_keys() if wide_keys else kernels
 
 
 @functools.cache
 def _limits(device: int) -> Any:
-    """Return the greatest number of products of each class, class 0 holding the empty rows, on the device."""
+    """Return the greatest number of products of each class, the empty rows first, on the device."""
     import cupy
 
-    limits = [0, *(kind.most for kind in KINDS)]
-    return cupy.asarray(np.array([*limits, *[2**64 - 1] * (CLASSES - len(limits))], np.uint64))
+    limits = [0, *(kind.most for kind in CLASSES)]
+    return cupy.asarray(np.array([*limits, *[2**64 - 1] * (gpu_rows.SLOTS - len(limits))], np.uint64))
 
 
 @functools.cache
-def _mirror(device: int) -> Any:
-    """Return pinned host memory that the device's facts are copied to."""
+def _mirror(device: int, thread: int) -> Any:
+    """Return pinned host memory for the facts; each thread has its own."""
     import cupyx
 
-    return cupyx.empty_pinned(STATE, np.uint64)
-
-
-class Kernels:
-    """The compiled kernels for one choice of types."""
-
-    def __init__(self, value: str, index: str, pointer: str, key: str) -> None:
-        self.vip, self.ip = f"{value},{index},{pointer}", f"{index},{pointer}"
-        self.pointer, self.index, self.key = pointer, index, key
-        self.offsets = f"offsets<{pointer}>"
-        self.analyse = {g: f"analyse_rows<{self.ip},{g}>" for g in (2, 4, 8, 32)}
-        self.sorting = {(k, n): self.sort_name(k, n) for k in SORTED for n in (False, True)}
-
-    @functools.cached_property
-    def rows(self) -> Module:
-        return module("rows.cu", ("list_rows", self.offsets, *self.analyse.values()))
-
-    @functools.cached_property
-    def sort(self) -> Module:
-        return module("sort_rows.cu", tuple(self.sorting.values()))
-
-    @functools.cached_property
-    def rank(self) -> Module:
-        warps = sorted({kind.warps for kind in RANKED})
-        counts = (f"rank_count<{self.ip},{w}>" for w in warps)
-        fills = (f"rank_fill<{self.vip},{w},{o}>" for w in warps for o in ("false", "true"))
-        return module("rank_rows.cu", (f"split_rows<{self.ip}>", *counts, *fills))
-
-    @functools.cached_property
-    def long(self) -> Module:
-        return module(
-            "long_rows.cu",
-            (f"long_mark<{self.ip}>", "long_rank", f"long_columns<{self.vip}>", f"long_fill<{self.vip}>"),
-        )
-
-    @functools.cached_property
-    def node(self) -> Module:
-        names = [f"same_rows<{self.ip},8>", f"same_rows<{self.ip},32>", f"find_nodes<{self.ip}>"]
-        return module(
-            "node_rows.cu", (*names, f"node_count<{self.ip},{NODE_WARPS}>", f"node_fill<{self.vip},{NODE_WARPS}>")
-        )
-
-    def sort_name(self, kind: Sorted, numeric: bool) -> str:
-        """Return the name of the sorting kernel of a class."""
-        flag = "true" if numeric else "false"
-        return f"sort_rows<{self.vip},{self.key},{kind.group},{kind.items},{kind.warps},{flag}>"
+    return cupyx.empty_pinned(gpu_rows.FACTS, np.uint64)
 
 
 @functools.cache
-def _kernels(device: int, value: str, index: str, pointer: str, key: str) -> Kernels:
-    return Kernels(value, index, pointer, key)
+def _streams(device: int) -> list[Any]:
+    """Return the streams on which kernels run side by side."""
+    import cupy
 
-
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-@dataclass
-class _Rows:
-    """Rows of one kernel: a slice of a list of rows, and what the kernel knows of them."""
-
-    kernel: str
-    kind: Any
-    rows: Any
-    count: int
-    slot: int = 0
-    parts: int = 1
-    tasks: Any = None
-    spans: Any = None
-    counts: Any = None
-    width: int = 0
-    node_rows: int = 0
-
-
-class _Multiply:
-    def __init__(self, a: CSR, b: CSR, deterministic: bool) -> None:
-        import cupy
-
-        self.cupy, self.a, self.b, self.deterministic = cupy, a, b, deterministic
-        self.device = cupy.cuda.runtime.getDevice()
-        self.stream = cupy.cuda.get_current_stream()
-        self.dtype = result_dtype(a.dtype, b.dtype)
-        self.pointer = a.indptr.dtype
-        key = "u32" if b.ncols <= 1 << 22 else "u64"
-        self.k = _kernels(self.device, c_type(self.dtype), c_type(a.indices.dtype), c_type(self.pointer), key)
-        self.nrows = a.nrows
-        self.tiles = _cdiv(a.nrows, 2048)
-        self.scratch = cupy.zeros(STATE + self.tiles + 1, np.uint64)
-        self.base = int(self.scratch.data.ptr)
-        self.lengths = cupy.empty(a.nrows, np.uint32)
-        self.operands = (a.indptr, a.indices, a.data, b.indptr, b.indices, b.data)
-        self.pattern = (a.indptr, a.indices, b.indptr, b.indices)
-        self.same_b: Any = None
-
-    def at(self, slot: int) -> int:
-        return self.base + 8 * slot
-
-    def read(self) -> Any:
-        """Wait for the device and return its facts; the array is used again by the next call."""
-        mirror = _mirror(self.device)
-        self.cupy.cuda.runtime.memcpyAsync(mirror.ctypes.data, self.base, mirror.nbytes, 2, self.stream.ptr)
-        self.stream.synchronize()
-        return mirror
-
-    def run(self) -> CSR:
-        cupy, k, a, b = self.cupy, self.k, self.a, self.b
-        mean = a.nnz / max(a.nrows, 1)
-        group = 2 if mean < 3 else 4 if mean < 10 else 8 if mean < 64 else 32
-        grid = min(_cdiv(a.nrows, 256 // group), 2112)
-        sizes = i64(a.nrows), i64(a.nnz), i64(b.nrows), i64(b.nnz), i64(b.ncols)
-        k.rows(k.analyse[group], grid, 256, (*sizes, *self.pattern, _limits(self.device), self.lengths, self.base, self.at(FACTS)))
-        host = self.read()
-        if host[BAD_A] or host[BAD_B] or host[FALLS] != host[FALLS_AT_ROWS]:
-            raise MatrixError("indices out of range, or rows of B not sorted")
-        self.longest = int(host[MAX_ROW_A])
-        work = self.classes([int(n) for n in host[FACTS : FACTS + CLASSES]])
-        work = self.prepare(work)
-        for w in work:
-            getattr(self, f"count_{w.kernel}")(w)
-        indptr = cupy.empty(self.nrows + 1, self.pointer)
-        k.rows(k.offsets, self.tiles, 256, (i64(self.nrows), self.lengths, self.at(STATE), indptr, self.at(NNZ_C)))
-        self.host = self.read()
-        nnz = int(self.host[NNZ_C])
-        c = CSR(indptr, cupy.empty(nnz, a.indices.dtype), cupy.empty(nnz, self.dtype), (self.nrows, b.ncols))
-        for w in work:
-            getattr(self, f"fill_{w.kernel}")(w, c)
-        return c
-
-    def classes(self, counts: list[int]) -> list[_Rows]:
-        """Share the rows out to classes; small classes join the next."""
-        work = []
-        first = start = counts[0]
-        for number, kind in enumerate(KINDS):
-            start += counts[number + 1]
-            small = isinstance(kind, Sorted) and start - first < FEW_ROWS
-            if start == first or (small and any(counts[j + 1] for j in range(number + 1, len(SORTED)))):
-                continue
-            work.append((kind, first, start - first, number))
-            first = start
-        if len(work) == 1 and isinstance(work[0][0], Sorted):
-            kind, _, _, number = work[0]
-            return [_Rows("sort", kind, 0, self.nrows, number)]
-        self.list = self.cupy.empty(self.nrows, np.uint32)
-        self.k.rows(
-            "list_rows", _cdiv(self.nrows, 256), 256,
-            (i64(self.nrows), self.lengths, _limits(self.device), self.at(FACTS), self.at(TAKEN), self.list),
-        )  # fmt: skip
-        return [_Rows(self.suited(kind), kind, self.list[f:], n, number) for kind, f, n, number in work]
-
-    def suited(self, kind: Sorted | Ranked) -> str:
-        if NODE_FROM < kind.most <= NODE_TO:
-            return "node"
-        if isinstance(kind, Sorted):
-            return "sort"
-        return "long" if kind.most > LONG_ROW and not self.deterministic else "rank"
-
-    def same(self, m: CSR) -> Any:
-        same = self.cupy.empty(m.nrows, np.uint8)
-        group = 8 if m.nnz < 64 * m.nrows else 32
-        self.k.node(f"same_rows<{self.k.ip},{group}>", _cdiv(m.nrows, 256 // group), 256, (i64(m.nrows), m.indptr, m.indices, same))
-        return same
-
-    def prepare(self, work: list[_Rows]) -> list[_Rows]:
-        cupy, k = self.cupy, self.k
-        nodes = [w for w in work if w.kernel == "node"]
-        if nodes:
-            same_a = self.same(self.a)
-            self.same_b = same_a if self.b.indices is self.a.indices else self.same(self.b)
-        for w in nodes:
-            w.tasks, w.spans = cupy.empty((w.count, 2), np.uint32), cupy.empty(w.count, np.int64)
-            w.counts = cupy.empty(w.count, np.uint32)  # the rest
-            k.node(
-                f"find_nodes<{k.ip}>", _cdiv(w.count, 8), 256,
-                (u32(w.count), w.rows, i64(self.nrows), i64(NODE_COLUMNS), same_a, *self.pattern, w.tasks, w.spans, w.counts,
-                 self.at(NODES + 5 * w.slot)),
-            )  # fmt: skip
-        if nodes:
-            host = self.read()
-            work = [w for w in work if w.kernel != "node"]
-            for w in nodes:
-                found, rest, width, rows, _ = (int(x) for x in host[NODES + 5 * w.slot : NODES + 5 * w.slot + 5])
-                if found:
-                    work.append(_Rows("node", None, None, found, w.slot, 1, w.tasks, w.spans, None, width, rows))
-                if rest:
-                    work.append(_Rows("sort" if isinstance(w.kind, Sorted) else "rank", w.kind, w.counts, rest, w.slot))
-        ranked = [w for w in work if w.kernel == "rank"]
-        for w in ranked:
-            w.parts = max(w.kind.parts, min(16, _cdiv(self.b.ncols, PART_COLUMNS)))
-            n = w.count * w.parts
-            w.tasks, w.spans, w.counts = cupy.empty(n, np.uint32), cupy.empty(2 * n, np.int64), cupy.empty(n, np.uint32)
-            k.rank(
-                f"split_rows<{k.ip}>", _cdiv(w.count, 8), 256,
-                (u32(w.count), w.rows, i32(w.parts), *self.pattern, w.tasks, w.spans, self.lengths, self.at(WIDTHS + w.slot)),
-            )  # fmt: skip
-        if ranked:
-            host = self.read()
-            for w in ranked:
-                w.width = int(host[WIDTHS + w.slot])
-        return sorted(work, key=lambda w: -w.slot)
-
-    def count_sort(self, w: _Rows) -> None:
-        self.sort(w, False, (self.lengths, 0, 0, 0))
-
-    def fill_sort(self, w: _Rows, c: CSR) -> None:
-        self.sort(w, True, (0, c.indptr, c.indices, c.data))
-
-    def sort(self, w: _Rows, numeric: bool, out: tuple[Any, ...]) -> None:
-        kind = w.kind
-        per_block = kind.warps * 32 // kind.group
-        self.k.sort(
-            self.k.sorting[kind, numeric], _cdiv(w.count, per_block), 32 * kind.warps,
-            (u32(w.count), w.rows, *self.operands, *out),
-        )  # fmt: skip
-
-    def count_node(self, w: _Rows) -> None:
-        words = _cdiv(w.width, 64)
-        self.k.node(
-            f"node_count<{self.k.ip},{NODE_WARPS}>", _cdiv(w.count, NODE_WARPS), 32 * NODE_WARPS,
-            (u32(w.count), w.tasks, w.spans, i32(words), self.same_b, *self.pattern, self.lengths, self.at(NODES + 5 * w.slot + 4)),
-            NODE_WARPS * words * 8,
-        )  # fmt: skip
-
-    def fill_node(self, w: _Rows, c: CSR) -> None:
-        size = self.dtype.itemsize
-        words = _cdiv(w.width, 64)
-        most = int(self.host[NODES + 5 * w.slot + 4])
-        capacity = min(most, max(64, (24 << 10) // (size * w.node_rows)))
-        stride = _cdiv(size * (32 + capacity) * w.node_rows, 16) * 16 + _cdiv(12 * words + 16, 16) * 16
-        self.k.node(
-            f"node_fill<{self.k.vip},{NODE_WARPS}>", _cdiv(w.count, NODE_WARPS), 32 * NODE_WARPS,
-            (u32(w.count), w.tasks, w.spans, i32(words), i32(w.node_rows), i32(capacity), i32(stride), self.same_b,
-             *self.operands, c.indptr, c.indices, c.data),
-            NODE_WARPS * stride,
-        )  # fmt: skip
-
-    def count_rank(self, w: _Rows) -> None:
-        window = min(_cdiv(w.width, 256) * 256, 1 << 20)
-        self.k.rank(
-            f"rank_count<{self.k.ip},{w.kind.warps}>", w.count * w.parts, 32 * w.kind.warps,
-            (w.tasks, i64(window), w.spans, *self.pattern, w.counts, self.lengths), window // 8,
-        )  # fmt: skip
-
-    def fill_rank(self, w: _Rows, c: CSR) -> None:
-        size = self.dtype.itemsize
-        window = min(_cdiv(w.width, 256) * 256, 1 << 19)
-        masks = window // 8 + window // 16 + 16
-        capacity = max(min(w.kind.most, w.width, (32 << 10) // size, (SHARED_BYTES - 8192 - masks) // size), 64)
-        flag = "true" if self.deterministic else "false"
-        self.k.rank(
-            f"rank_fill<{self.k.vip},{w.kind.warps},{flag}>", w.count * w.parts, 32 * w.kind.warps,
-            (w.tasks, w.counts, i32(w.parts), i64(window), i32(capacity), w.spans, *self.operands, c.indptr, c.indices, c.data),
-            masks + capacity * size,
-        )  # fmt: skip
-
-    def count_long(self, w: _Rows) -> None:
-        words = _cdiv(self.b.ncols, 64)
-        shares = _cdiv(self.longest, 128)
-        w.tasks = self.cupy.zeros((w.count, words), np.uint64)
-        w.spans = self.cupy.empty((w.count, words), np.uint32)
-        self.k.long(f"long_mark<{self.k.ip}>", (shares, w.count), 256, (w.rows, i64(words), *self.pattern, w.tasks))
-        self.k.long("long_rank", w.count, 1024, (w.rows, i64(words), w.tasks, w.spans, self.lengths))
-
-    def fill_long(self, w: _Rows, c: CSR) -> None:
-        words = _cdiv(self.b.ncols, 64)
-        shares = _cdiv(self.longest, 128)
-        self.k.long(
-            f"long_columns<{self.k.vip}>", (_cdiv(words, 256), w.count), 256,
-            (w.rows, i64(words), w.tasks, w.spans, c.indptr, c.indices, c.data),
-        )  # fmt: skip
-        self.k.long(
-            f"long_fill<{self.k.vip}>", (shares, w.count), 256,
-            (w.rows, i64(words), w.tasks, w.spans, *self.operands, c.indptr, c.data),
-        )  # fmt: skip
-
-
-def multiply(a: CSR, b: CSR, *, deterministic: bool = False) -> CSR:
-    """Return ``a @ b``; arrays of cupy in and out."""
-    return _Multiply(a, b, deterministic).run()
+    return [cupy.cuda.Stream(non_blocking=True) for _ in range(STREAMS)]

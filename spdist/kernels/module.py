@@ -69,7 +69,9 @@ class Module:
         )
         self._kernels: dict[str, Any] = {}
 
-    def __call__(self, name: str, grid: int | tuple[int, int], block: int, args: tuple[Any, ...], shared: int = 0) -> None:
+    def __call__(
+        self, name: str, grid: int | tuple[int, int], block: int, args: tuple[Any, ...], shared: int = 0
+    ) -> None:
         """Launch a kernel on the current stream; `shared` is dynamic shared memory in bytes."""
         kernel = self._kernels.get(name)
         if kernel is None:

@@ -5,7 +5,8 @@
 // Row by row: F. Gustavson, "Two fast algorithms for sparse matrices", ACM TOMS 4(3), 1978; places as in rank_rows.cu.
 #include "common.cuh"
 
-constexpr int MOST_ROWS = 6;
+constexpr int MOST_ROWS = 6;  // rows of C that are multiplied together
+constexpr int AHEAD = 4;      // pieces of rows of B that are loaded at once
 
 // Say which rows have the columns of the row before.
 //
@@ -26,6 +27,13 @@ same_rows(const i64 nrows, const Pointer* __restrict__ indptr, const Index* __re
     const u32 votes = __ballot_sync(FULL_WARP, differs);
     const u32 mine = GROUP == 32 ? FULL_WARP : ((1u << (GROUP % 32)) - 1) << (threadIdx.x % 32 / GROUP * GROUP);
     if (lane == 0 && row < nrows) same[row] = (votes & mine) == 0;
+}
+
+// Whether a row starts a node, `back` rows of its pattern before it. The beginning of a run is cut every MOST_ROWS rows,
+// the rest, too long to be looked back through, where the row number says so.
+constexpr int RUN = 8 * MOST_ROWS;
+__device__ __forceinline__ bool leads_node(const i64 row, const int back) {
+    return back <= RUN ? back % MOST_ROWS == 0 : row % MOST_ROWS == 0;
 }
 
 // Sort the listed rows into nodes, of up to MOST_ROWS successive rows of one pattern, and the rest, whose columns span more
@@ -62,14 +70,12 @@ find_nodes(const u32 count, const u32* __restrict__ list, const i64 nrows, const
     }
     low &= ~63ll;
     const u64 columns = high + 1 - low;
-    int back = 0;  // rows of this pattern before this one; long runs are cut at multiples of MOST_ROWS
-    while (back < 8 * MOST_ROWS && row >= back + 1 && same[row - back]) ++back;
-    const bool leads = back < 8 * MOST_ROWS ? back % MOST_ROWS == 0 : row % MOST_ROWS == 0;
+    int back = 0;  // rows of this pattern before this one, as far as it matters
+    while (back <= RUN && row >= back + 1 && same[row - back]) ++back;
+    const bool leads = leads_node(row, back);
     const int kind = number >= count ? 2 : columns > widest ? 1 : leads ? 0 : 2;  // a node, one of the rest, nothing
     u32 rows = 1;
-    while (kind == 0 && rows < MOST_ROWS && row + rows < nrows && same[row + rows] &&
-           !(back + rows >= 8 * MOST_ROWS && (row + rows) % MOST_ROWS == 0))
-        ++rows;
+    while (kind == 0 && row + rows < nrows && same[row + rows] && !leads_node(row + rows, back + rows)) ++rows;
     u64 at = 0;
     if (lane == 0) {
         if (kind < 2) at = atomicAdd(&found[kind], 1u);
@@ -93,13 +99,14 @@ find_nodes(const u32 count, const u32* __restrict__ list, const i64 nrows, const
     }
 }
 
-// Mark the columns of a row of C, a warp at work. A row of B with the pattern of the one before adds nothing.
-template <typename Index, typename Pointer>
-__device__ __forceinline__ void mark_node(u32* halves, const int words, const i64 low, const Pointer begin, const Pointer end,
+// Mark the columns of a row of C, a warp at work; word i of 32 columns lies at mask[STRIDE * i]. A row of B with the
+// pattern of the one before adds nothing.
+template <int STRIDE, typename Index, typename Pointer>
+__device__ __forceinline__ void mark_node(u32* mask, const int words, const i64 low, const Pointer begin, const Pointer end,
                                           const unsigned char* __restrict__ same, const Index* __restrict__ a_indices,
                                           const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices) {
     const int lane = threadIdx.x % 32;
-    for (int i = lane; i < 2 * words; i += 32) halves[i] = 0;
+    for (int i = lane; i < STRIDE * words; i += 32) mask[i] = 0;
     __syncwarp();
     for (Pointer at = begin; at < end; at += 32) {
         Pointer first = 0;
@@ -110,13 +117,26 @@ __device__ __forceinline__ void mark_node(u32* halves, const int words, const i6
             first = b_indptr[k];
             length = repeats ? 0 : (int)(b_indptr[k + 1] - first);
         }
-        for (u32 left = __ballot_sync(FULL_WARP, length > 0); left; left &= left - 1) {
-            const int entry = __ffs(left) - 1;
-            const Pointer from = take(first, entry, 32);
-            const int columns = take(length, entry, 32);
-            for (int t = lane; t < columns; t += 32) {
-                const u32 bit = (u32)(b_indices[from + t] - low);
-                atomicOr(&halves[bit >> 5], 1u << (bit & 31));
+        u32 left = __ballot_sync(FULL_WARP, length > 0);
+        while (left) {  // AHEAD rows of B at a time, so that their loads are under way together
+            Pointer from[AHEAD];
+            int columns[AHEAD];
+            u32 bits[AHEAD];
+#pragma unroll
+            for (int n = 0; n < AHEAD; ++n) {
+                const int entry = left ? __ffs(left) - 1 : 0;
+                from[n] = take(first, entry, 32);
+                columns[n] = left ? take(length, entry, 32) : 0;
+                left &= left - 1;
+                if (lane < columns[n]) bits[n] = (u32)(b_indices[from[n] + lane] - low);
+            }
+#pragma unroll
+            for (int n = 0; n < AHEAD; ++n) {
+                if (lane < columns[n]) atomicOr(&mask[STRIDE * (bits[n] >> 5)], 1u << (bits[n] & 31));
+                for (int t = lane + 32; t < columns[n]; t += 32) {
+                    const u32 bit = (u32)(b_indices[from[n] + t] - low);
+                    atomicOr(&mask[STRIDE * (bit >> 5)], 1u << (bit & 31));
+                }
             }
         }
     }
@@ -126,8 +146,8 @@ __device__ __forceinline__ void mark_node(u32* halves, const int words, const i6
 // Count the entries of the rows of C of each node.
 //
 // Launch  block 32 * WARPS, grid ceil_div(count, WARPS): a warp a node.
-// Shared  dynamic, per warp: 8 * words bytes.
-// Pre     nodes, spans from `find_nodes`; no node wider than 64 * words columns; same: of B's rows.
+// Shared  dynamic, per warp: 4 * words bytes.
+// Pre     nodes, spans from `find_nodes`; no node wider than 32 * words columns; same: of B's rows.
 // Post    lengths[row] for every row of a node; *most, of zero before: entries of the longest.
 template <typename Index, typename Pointer, int WARPS>
 __global__ void __launch_bounds__(32 * WARPS)
@@ -135,16 +155,15 @@ node_count(const u32 count, const uint2* __restrict__ nodes, const i64* __restri
            const unsigned char* __restrict__ same, const Pointer* __restrict__ a_indptr, const Index* __restrict__ a_indices,
            const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices, u32* __restrict__ lengths,
            u64* __restrict__ most) {
-    extern __shared__ __align__(16) u64 masks[];
+    extern __shared__ __align__(16) u32 masks[];
     const u32 number = blockIdx.x * WARPS + threadIdx.x / 32;
     if (number >= count) return;
     const int lane = threadIdx.x % 32;
-    u64* mask = masks + (threadIdx.x / 32) * words;
+    u32* mask = masks + (threadIdx.x / 32) * words;
     const uint2 node = nodes[number];
-    mark_node(reinterpret_cast<u32*>(mask), words, spans[number], a_indptr[node.x], a_indptr[node.x + 1], same, a_indices,
-              b_indptr, b_indices);
+    mark_node<1>(mask, words, spans[number], a_indptr[node.x], a_indptr[node.x + 1], same, a_indices, b_indptr, b_indices);
     int nnz = 0;
-    for (int i = lane; i < words; i += 32) nnz += __popcll(mask[i]);
+    for (int i = lane; i < words; i += 32) nnz += __popc(mask[i]);
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) nnz += __shfl_xor_sync(FULL_WARP, nnz, step);
     if (lane < node.y) lengths[node.x + lane] = nnz;
@@ -185,25 +204,14 @@ __device__ __forceinline__ void add_rows(const int rows, const int run, const Va
     }
 }
 
-// Place of the bit number `n` among those set in `word`.
-__device__ __forceinline__ int select_bit(u64 word, int n) {
-    int at = 0;
-#pragma unroll
-    for (int half = 32; half > 0; half /= 2) {
-        const int below = __popcll(word & ((1ull << half) - 1));
-        if (n >= below) n -= below, at += half, word >>= half;
-    }
-    return at;
-}
-
 // Multiply the rows of each node.
 //
 // Launch  as `node_count`.
-// Shared  dynamic, per warp: words * 8 bytes of mask, (words + 4) * 4 of ranks, 32 * rows factors, rows * capacity sums;
-//         `stride` bytes in all, a multiple of 16.
-// Pre     as `node_count`; rows the most of any node; capacity > 0; c_indptr from its lengths.
+// Shared  dynamic, per warp: 32 * rows factors, rows * capacity sums, 8 * words bytes of masks and ranks, 4 * capacity
+//         of columns; `stride` bytes in all, a multiple of 16.
+// Pre     as `node_count`; rows the most of any node, 1 if SINGLE; capacity > 0; c_indptr from its lengths.
 // Post    the rows of C, sorted. Values are added in the order of A's entries: the same bits on every run.
-template <typename Value, typename Index, typename Pointer, int WARPS>
+template <typename Value, typename Index, typename Pointer, int WARPS, bool SINGLE>
 __global__ void __launch_bounds__(32 * WARPS)
 node_fill(const u32 count, const uint2* __restrict__ nodes, const i64* __restrict__ spans, const int words, const int rows,
           const int capacity, const int stride, const unsigned char* __restrict__ same, const Pointer* __restrict__ a_indptr,
@@ -216,20 +224,20 @@ node_fill(const u32 count, const uint2* __restrict__ nodes, const i64* __restric
     const int lane = threadIdx.x % 32;
     Value* factors = reinterpret_cast<Value*>(shared + (threadIdx.x / 32) * stride);
     Value* sums = factors + 32 * rows;
-    u64* mask = reinterpret_cast<u64*>(sums + rows * capacity);
-    u32* ranks = reinterpret_cast<u32*>(mask + words);
+    uint2* places = reinterpret_cast<uint2*>(sums + rows * capacity);  // 32 columns, and entries before them
+    u32* columns_of = reinterpret_cast<u32*>(places + words);
     const uint2 node = nodes[number];
     const i64 low = spans[number];
     const Pointer begin = a_indptr[node.x], end = a_indptr[node.x + 1];
-    mark_node(reinterpret_cast<u32*>(mask), words, low, begin, end, same, a_indices, b_indptr, b_indices);
+    mark_node<2>(&places[0].x, words, low, begin, end, same, a_indices, b_indptr, b_indices);
     int nnz = 0;
     for (int first = 0; first < words; first += 32) {
-        const int bits = first + lane < words ? __popcll(mask[first + lane]) : 0;
+        const int bits = first + lane < words ? __popc(places[first + lane].x) : 0;
+        if (!__any_sync(FULL_WARP, bits)) continue;
         const int through = inclusive_sum<32>(bits, lane);
-        if (first + lane < words) ranks[first + lane] = nnz + through - bits;
+        if (first + lane < words) places[first + lane].y = nnz + through - bits;
         nnz += take(through, 31, 32);
     }
-    if (lane == 0) ranks[words] = nnz;
     __syncwarp();
     const Pointer length = end - begin;
     for (int done = 0; done < nnz; done += capacity) {
@@ -251,66 +259,60 @@ node_fill(const u32 count, const uint2* __restrict__ nodes, const i64* __restric
             const u32 repeats = __ballot_sync(FULL_WARP, lane > 0 && columns > 0 && before == k - 1 && same[k]);
             const int entries = (int)min((i64)32, (i64)(end - at));
             __syncwarp();
-            // The loads of the next step are under way while this one's products are added.
             int entry = 0, run = 0, t = 0, width = 0;
             Pointer from = 0;
-            const auto fetch = [&](u32& bit, Value (&b)[RUNS]) {
-                while (t >= width && entry + run < entries) {
-                    entry += run;
-                    run = 1;
-                    while (run < RUNS && entry + run < entries && (repeats >> (entry + run) & 1)) ++run;
-                    from = take(first, entry, 32);
-                    width = take(columns, entry, 32);
-                    t = 0;
-                }
-                bit = 0xffffffffu;
-                if (t + lane < width) {
-                    bit = (u32)(b_indices[from + t + lane] - low);
-#pragma unroll
-                    for (int n = 0; n < RUNS; ++n)
-                        if (n < run) b[n] = b_data[from + t + lane + (Pointer)n * width];
-                }
-                const bool more = t < width;
-                t += 32;
-                return more;
-            };
-            u32 bit, next_bit;
-            Value b[RUNS], next_b[RUNS];
-            bool more = fetch(bit, b);
+            bool more = true;
             while (more) {
-                const int now = entry, now_run = run;
-                more = fetch(next_bit, next_b);
-                if (bit != 0xffffffffu) {
-                    const int rank = ranks[bit >> 6] + __popcll(mask[bit >> 6] & ((1ull << (bit & 63)) - 1)) - done;
-                    if (rank >= 0 && rank < here) add_rows(node.y, now_run, b, sums + rank, capacity, factors + now);
-                }
-                __syncwarp();
-                bit = next_bit;
+                constexpr int MOST_RUN = SINGLE ? 1 : RUNS;
+                int entry_of[AHEAD], run_of[AHEAD];
+                u32 bits[AHEAD];
+                Value b[AHEAD][RUNS];
 #pragma unroll
-                for (int n = 0; n < RUNS; ++n) b[n] = next_b[n];
+                for (int step = 0; step < AHEAD; ++step) {
+                    while (t >= width && entry + run < entries) {  // the next row of B, with those that repeat its columns
+                        entry += run;
+                        const u32 following = repeats >> entry >> 1;
+                        run = SINGLE || !(following & 1) ? 1 : following & 2 ? 3 : 2;
+                        from = take(first, entry, 32);
+                        width = take(columns, entry, 32);
+                        t = 0;
+                    }
+                    entry_of[step] = entry;
+                    run_of[step] = t < width ? run : 0;
+                    bits[step] = 0xffffffffu;
+                    if (t + lane < width) {
+                        bits[step] = (u32)(b_indices[from + t + lane] - low);
+#pragma unroll
+                        for (int n = 0; n < MOST_RUN; ++n)
+                            if (SINGLE || n < run) b[step][n] = b_data[from + t + lane + (Pointer)n * width];
+                    }
+                    t += 32;
+                }
+                more = t < width || entry + run < entries;
+#pragma unroll
+                for (int step = 0; step < AHEAD; ++step) {
+                    if (run_of[step] == 0) break;
+                    if (bits[step] != 0xffffffffu) {
+                        const uint2 word = places[bits[step] >> 5];
+                        const int rank = (int)word.y + __popc(word.x & ((1u << (bits[step] & 31)) - 1)) - done;
+                        if (rank >= 0 && rank < here) {
+                            columns_of[rank] = bits[step];
+                            if (SINGLE) sums[rank] += factors[entry_of[step]] * b[step][0];
+                            else add_rows(node.y, run_of[step], b[step], sums + rank, capacity, factors + entry_of[step]);
+                        }
+                    }
+                    __syncwarp();
+                }
             }
         }
         __syncwarp();
         for (int r = 0; r < node.y; ++r) {
             const Pointer out = c_indptr[node.x + r] + done;
-            for (int i = lane; i < here; i += 32) c_data[out + i] = sums[r * capacity + i];
+            for (int i = lane; i < here; i += 32) {
+                c_data[out + i] = sums[r * capacity + i];
+                c_indices[out + i] = (Index)(low + columns_of[i]);
+            }
         }
         __syncwarp();
-    }
-    const Pointer out = c_indptr[node.x];
-    for (int base = 0; base < words; base += 32) {
-        const int ends = ranks[min(base + lane + 1, words)];
-        const int after = ranks[min(base + 32, words)];
-        for (int n = ranks[base]; n < after; n += 32) {
-            const int wanted = n + lane;
-            int which = 0;
-#pragma unroll
-            for (int step = 16; step > 0; step /= 2)
-                if (take(ends, which + step - 1, 32) <= wanted) which += step;
-            if (wanted >= after) continue;
-            const int bit = select_bit(mask[base + which], wanted - (int)ranks[base + which]);
-            const Index column = (Index)(low + 64ll * (base + which) + bit);
-            for (int r = 0; r < node.y; ++r) c_indices[out + (i64)r * nnz + wanted] = column;
-        }
     }
 }

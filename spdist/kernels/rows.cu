@@ -24,14 +24,14 @@ __device__ __forceinline__ u64 products_of(const Index k, const i64 nrows_b, con
 
 // Count the products of each row of C and the rows of each class; check A and B.
 //
-// Launch  block 256, any grid; GROUP lanes a row, rows of A longer than LONG by the whole warp.
+// Launch  block 256, any grid; GROUP lanes a row, rows of A longer than LONG by the thread block.
 // Shared  histogram of classes.
 // Pre     facts and class_rows zero; limits[c] is the greatest number of products of class c, ascending, the last ~0.
-// Post    products[row], capped at 2^32 - 1; facts[PRODUCTS], facts[MAX_ROW_PRODUCTS], facts[MAX_ROW_A]; class_rows[c]; facts[BAD_A], facts[BAD_B]
+// Post    products[row], capped at 2^32 - 1 (at least 64 times the entries of A where these are more than VERY_LONG); facts[PRODUCTS], facts[MAX_ROW_PRODUCTS], facts[MAX_ROW_A]; class_rows[c]; facts[BAD_A], facts[BAD_B]
 //         are not zero where offsets or columns are out of range; facts[FALLS]: places where the columns of B do not
 //         rise from one entry to the next, facts[FALLS_AT_ROWS] those at the starts of rows. B's rows are sorted and free of
 //         duplicates if the two are equal.
-constexpr int LONG = 1024;
+constexpr int LONG = 1024, VERY_LONG = 4096;
 
 template <typename Index, typename Pointer, int GROUP>
 __global__ void __launch_bounds__(256)
@@ -40,8 +40,10 @@ analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_
              const Index* __restrict__ b_indices, const u64* __restrict__ limits, u32* __restrict__ products,
              u64* __restrict__ facts, u64* __restrict__ class_rows) {
     __shared__ u64 scratch[8];
-    __shared__ u32 histogram[CLASSES];
+    __shared__ u32 histogram[CLASSES], waits;
+    __shared__ i64 waiting[256 / GROUP];
     if (threadIdx.x < CLASSES) histogram[threadIdx.x] = 0;
+    if (threadIdx.x == 0) waits = 0;
     __syncthreads();
     const int lane = threadIdx.x % GROUP, warp_lane = threadIdx.x % 32;
     bool bad = false;
@@ -59,32 +61,46 @@ analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_
 #pragma unroll 4
             for (i64 at = begin + lane; at < end; at += GROUP) count += products_of(a_indices[at], nrows_b, nnz_b, b_indptr, bad);
         }
-        for (u32 left = __ballot_sync(FULL_WARP, is_long && lane == 0); left; left &= left - 1) {
-            const int owner = __ffs(left) - 1;
-            const i64 from = __shfl_sync(FULL_WARP, begin, owner), to = __shfl_sync(FULL_WARP, end, owner);
-            u64 part = 0;
-#pragma unroll 4
-            for (i64 at = from + warp_lane; at < to; at += 32) part += products_of(a_indices[at], nrows_b, nnz_b, b_indptr, bad);
-#pragma unroll
-            for (int step = 16; step >= GROUP; step /= 2) part += __shfl_xor_sync(FULL_WARP, part, step);
-            if (warp_lane / GROUP == owner / GROUP) count = part;
-        }
 #pragma unroll
         for (int step = GROUP / 2; step > 0; step /= 2) count += __shfl_xor_sync(FULL_WARP, count, step);
         int kind = -1;
         if (lane == 0 && row < nrows) {
-            products[row] = count > 0xffffffffull ? 0xffffffffu : (u32)count;
-            kind = 0;
-            while (count > limits[kind]) ++kind;
-            total += count;
-            largest = max(largest, count);
             longest = max(longest, (u64)(end - begin));
+            if (is_long) waiting[atomicAdd(&waits, 1u)] = row;
+            else {
+                products[row] = count > 0xffffffffull ? 0xffffffffu : (u32)count;
+                kind = 0;
+                while (count > limits[kind]) ++kind;
+                total += count;
+                largest = max(largest, count);
+            }
         }
         for (u32 left = __ballot_sync(FULL_WARP, kind >= 0); left;) {  // one addition per class and warp
             const int leader = __ffs(left) - 1;
             const u32 same = __ballot_sync(FULL_WARP, kind == __shfl_sync(FULL_WARP, kind, leader));
             if (warp_lane == leader) atomicAdd(&histogram[kind], (u32)__popc(same));
             left &= ~same;
+        }
+        if (__syncthreads_or(is_long)) {
+            for (u32 which = 0; which < waits; ++which) {
+                const i64 from = a_indptr[waiting[which]], to = a_indptr[waiting[which] + 1];
+                u64 part = 0;
+#pragma unroll 8
+                for (i64 at = from + threadIdx.x; at < to; at += 256) part += products_of(a_indices[at], nrows_b, nnz_b, b_indptr, bad);
+                part = block_sum<8>(part, scratch);
+                if (threadIdx.x > 0) continue;
+                total += part;
+                largest = max(largest, part);
+                // Where entries of A are many, rows are shared among thread blocks as if they had that many products.
+                const u64 size = to - from > VERY_LONG ? max(part, 64ull * (to - from)) : part;
+                products[waiting[which]] = size > 0xffffffffull ? 0xffffffffu : (u32)size;
+                int kind_of = 0;
+                while (size > limits[kind_of]) ++kind_of;
+                atomicAdd(&histogram[kind_of], 1u);
+            }
+            __syncthreads();
+            if (threadIdx.x == 0) waits = 0;
+            __syncthreads();
         }
     }
     u64 falls = 0, falls_at_rows = 0;

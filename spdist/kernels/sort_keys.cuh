@@ -83,11 +83,9 @@ __device__ __forceinline__ void store_keys(Key* slots, const Key (&keys)[ITEMS],
     if constexpr (ITEMS % PIECE == 0) {
 #pragma unroll
         for (int i = 0; i < ITEMS; i += PIECE) {
-            uint4 piece;
-            Key* parts = reinterpret_cast<Key*>(&piece);
-#pragma unroll
-            for (int j = 0; j < PIECE; ++j) parts[j] = keys[i + j];
-            *reinterpret_cast<uint4*>(slots + place<ITEMS, Key>(lane * ITEMS + i)) = piece;
+            Key* piece = slots + place<ITEMS, Key>(lane * ITEMS + i);
+            if constexpr (PIECE == 4) *reinterpret_cast<uint4*>(piece) = make_uint4(keys[i], keys[i + 1], keys[i + 2], keys[i + 3]);
+            else *reinterpret_cast<ulonglong2*>(piece) = make_ulonglong2(keys[i], keys[i + 1]);
         }
     } else {
 #pragma unroll

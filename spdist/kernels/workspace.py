@@ -102,6 +102,110 @@ def _scipy_bytes(ncols: int, max_row_products: int, value_itemsize: int, index_i
     return dense + products * entry + OBJECTS
 
 
+LONG_PRODUCTS = 1 << 18
+"""Products above which a row is shared among thread blocks, unless the order of its sums matters."""
+LONG_BYTES = 128 << 20
+"""Bytes for masks and ranks of such rows; where they need more, they are multiplied in parts like shorter ones."""
+NODE_COLUMNS = 1 << 16
+"""Columns that a node may span."""
+PART_COLUMNS = 1 << 16
+"""Columns that a part of a row should not span more of, where there may be more parts."""
+MOST_PARTS = 16
+TASK_BYTES = 64 << 20
+"""Bytes for the tasks of one class, whatever its rows."""
+SHARED_BYTES = 160 << 10
+"""Shared memory that a thread block may have on every GPU from sm_80 on, less a margin for static arrays."""
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Return ``a / b``, rounded up."""
+    return -(-a // b)
+
+
+def _round_up(a: int, b: int) -> int:
+    return ceil_div(a, b) * b
+
+
+def long_fits(rows: int, ncols: int) -> bool:
+    """Return whether masks and ranks of so many long rows of C fit in `LONG_BYTES`."""
+    return rows * ceil_div(ncols, 64) * 12 <= LONG_BYTES
+
+
+def rank_parts(parts: int, ncols: int, rows: int) -> int:
+    """Return into how many parts each row of a class is cut: at least `parts`, unless the tasks would take too much."""
+    wanted = max(parts, min(MOST_PARTS, ceil_div(ncols, PART_COLUMNS)))
+    return max(1, min(wanted, TASK_BYTES // (24 * max(rows, 1))))
+
+
+def rank_count_window(width: int) -> int:
+    """Return the columns that `rank_count` marks at once, in ``window // 8`` bytes of shared memory."""
+    return min(_round_up(width, 256), 1 << 20)
+
+
+def rank_fill_shared(width: int, most_products: int, value_itemsize: int) -> tuple[int, int, int]:
+    """Return columns marked at once, values held at once and bytes of shared memory of `rank_fill`.
+
+    Parameters
+    ----------
+    width : int
+        Columns of the widest task.
+    most_products : int
+        Of any row.
+    value_itemsize : int
+    """
+    window = min(_round_up(width, 256), 1 << 19)
+    masks = window // 8 + window // 16 + 16
+    room = min(32 << 10, SHARED_BYTES - masks) // value_itemsize
+    capacity = max(min(most_products, width, room), 64)
+    return window, capacity, masks + capacity * value_itemsize
+
+
+def node_count_shared(words: int) -> int:
+    """Return the bytes of shared memory that a warp of `node_count` needs for `words` words of 32 columns."""
+    return 4 * words
+
+
+def node_fill_shared(words: int, rows: int, most_entries: int, value_itemsize: int) -> tuple[int, int]:
+    """Return the entries of a row that a warp of `node_fill` holds at once, and its bytes of shared memory.
+
+    Parameters
+    ----------
+    words : int
+        Words of 32 columns of the widest node.
+    rows : int
+        Rows of the largest node.
+    most_entries : int
+        Of any row of C.
+    value_itemsize : int
+    """
+    room = max(64, (24 << 10) // (value_itemsize * rows))
+    capacity = _round_up(min(most_entries, room), 4)  # what follows the values stays aligned
+    values = _round_up(value_itemsize * (32 + capacity) * rows, 16)
+    return capacity, values + _round_up(8 * words + 4 * capacity, 16)
+
+
+def rowwise_workspace(nrows_a: int, nrows_b: int, ncols: int, class_rows: list[int], nodes: bool, facts: int) -> int:
+    """Bound the device bytes that the row-by-row product on the GPU takes beyond A, B and C.
+
+    Parameters
+    ----------
+    nrows_a, nrows_b, ncols : int
+        Rows of A and B, columns of C.
+    class_rows : list of int
+        Rows of each class, without the empty rows; the last ones are those of more than 1,024 products.
+    nodes : bool
+        Whether nodes are looked for.
+    facts : int
+        Numbers in the block of facts.
+    """
+    scan = 8 * (facts + ceil_div(nrows_a, 2048) + 1)
+    lists = 8 * nrows_a
+    tasks = sum(min(24 * (MOST_PARTS * 2) * n, max(TASK_BYTES, 24 * n)) for n in class_rows)
+    found = (20 * sum(class_rows) + nrows_a + nrows_b) if nodes else 0
+    long = min(LONG_BYTES, class_rows[-1] * ceil_div(ncols, 64) * 12) if class_rows else 0
+    return scan + lists + tasks + found + long + (1 << 16)
+
+
 ALIGNMENT = 256
 """Bytes to whose multiples the arrays of a block on the GPU are placed."""
 SORT_GROUPS = 11

@@ -1,0 +1,202 @@
+"""NVIDIA's SpGEMM through ctypes: each of its algorithms, its buffers taken from CuPy's current allocator.
+
+CuPy itself binds one algorithm of the five, so the library that CuPy has loaded is called directly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import cupy
+import numpy as np
+
+from spdist.csr import CSR
+
+ALGORITHMS = {"alg1": 3, "reuse": 0, "alg2": 4, "alg3": 5}
+"""cusparseSpGEMMAlg_t, fastest first as a rule; "reuse" is the default algorithm by way of SpGEMMreuse."""
+VALUE_TYPES = {"float32": 0, "float64": 1, "complex64": 4, "complex128": 5}
+"""cudaDataType_t."""
+INDEX_32I, BASE_ZERO, NON_TRANSPOSE = 2, 0, 0
+FRACTION = 0.2
+"""Share of the products that ALG3 holds at a time."""
+
+Pointer = ctypes.c_void_p
+Size = ctypes.c_size_t
+
+
+class CusparseError(RuntimeError):
+    """A call that cuSPARSE refused."""
+
+
+class Cusparse:
+    """The library and a handle, on the current device and stream."""
+
+    def __init__(self) -> None:
+        self._library = _library()
+        self._library.cusparseGetErrorName.restype = ctypes.c_char_p
+        self.handle = Pointer()
+        self.call("Create", ctypes.byref(self.handle))
+        self.call("SetStream", self.handle, Pointer(cupy.cuda.get_current_stream().ptr))
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call ``cusparse<name>``.
+
+        Raises
+        ------
+        CusparseError
+            With the name of the function and of the status.
+        """
+        status = getattr(self._library, f"cusparse{name}")(*arguments)
+        if status:
+            raise CusparseError(f"{name}: {self._library.cusparseGetErrorName(status).decode()}")
+
+    @property
+    def version(self) -> str:
+        """Version, as cuSPARSE numbers itself."""
+        number = ctypes.c_int()
+        self.call("GetVersion", self.handle, ctypes.byref(number))
+        return f"{number.value // 1000}.{number.value // 100 % 10}.{number.value % 100}"
+
+    def bind(self, algorithm: str, a: CSR, b: CSR) -> Callable[[], CSR]:
+        """Return the function that multiplies; the descriptors of A and B are made here, outside of its time."""
+        multiply = _reuse if algorithm == "reuse" else _multiply
+        return functools.partial(multiply, _Product(self, ALGORITHMS[algorithm], a, b))
+
+
+def _library() -> Any:
+    import cupy_backends.cuda.libs.cusparse  # noqa: F401  (loads the library, from wherever CuPy finds it)
+
+    for name in ("libcusparse.so.12", "libcusparse.so.13", "libcusparse.so.11", "libcusparse.so"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    return ctypes.CDLL(load_nvidia_dynamic_lib("cusparse").abs_path)
+
+
+class _Matrix:
+    """A descriptor of a CSR matrix, destroyed with the object."""
+
+    def __init__(self, library: Cusparse, shape: tuple[int, int], parts: tuple[Any, ...], dtype: np.dtype[Any]) -> None:
+        self.library, self.parts = library, parts
+        self.descriptor = Pointer()
+        nnz = len(parts[1]) if parts[1] is not None else 0
+        library.call(
+            "CreateCsr", ctypes.byref(self.descriptor), *map(ctypes.c_int64, (*shape, nnz)), *map(_address, parts),
+            INDEX_32I, INDEX_32I, BASE_ZERO, VALUE_TYPES[dtype.name],
+        )  # fmt: skip
+
+    def __del__(self) -> None:
+        if self.descriptor:
+            self.library.call("DestroySpMat", self.descriptor)
+
+
+class _Product:
+    """What every call about one product is told."""
+
+    def __init__(self, library: Cusparse, algorithm: int, a: CSR, b: CSR) -> None:
+        self.library, self.algorithm, self.shape = library, algorithm, (a.nrows, b.ncols)
+        self.dtype = a.dtype
+        self.a, self.b = (_Matrix(library, m.shape, (m.indptr, m.indices, m.data), m.dtype) for m in (a, b))
+        self._one, self._zero = np.ones(1, self.dtype), np.zeros(1, self.dtype)
+
+    def begin(self, indptr: Any = None) -> None:
+        """Make the descriptors of a new C and of its product."""
+        self.c = _Matrix(self.library, self.shape, (indptr, None, None), self.dtype)
+        self.descriptor = Pointer()
+        self.library.call("SpGEMM_createDescr", ctypes.byref(self.descriptor))
+
+    def end(self) -> None:
+        """Destroy them."""
+        self.library.call("SpGEMM_destroyDescr", self.descriptor)
+        del self.c, self.descriptor
+
+    def pattern(self, name: str, *arguments: Any) -> None:
+        """Call a function that does not look at values."""
+        matrices = (m.descriptor for m in (self.a, self.b, self.c))
+        self.library.call(
+            name, self.library.handle, NON_TRANSPOSE, NON_TRANSPOSE, *matrices, self.algorithm, self.descriptor,
+            *arguments,
+        )  # fmt: skip
+
+    def values(self, name: str, *arguments: Any) -> None:
+        """Call a function that takes the values' type and the factors of ``1 A B + 0 C``."""
+        one, zero = (Pointer(x.ctypes.data) for x in (self._one, self._zero))
+        self.library.call(
+            name, self.library.handle, NON_TRANSPOSE, NON_TRANSPOSE, one, self.a.descriptor, self.b.descriptor, zero,
+            self.c.descriptor, VALUE_TYPES[self.dtype.name], self.algorithm, self.descriptor, *arguments,
+        )  # fmt: skip
+
+    def allocate(self, indptr: Any = None) -> CSR:
+        """Return C with room for the entries that were counted, and tell cuSPARSE of it."""
+        size = [ctypes.c_int64() for _ in range(3)]
+        self.library.call("SpMatGetSize", self.c.descriptor, *map(ctypes.byref, size))
+        nnz = size[2].value
+        indptr = cupy.empty(self.shape[0] + 1, np.int32) if indptr is None else indptr
+        c = CSR(indptr, cupy.empty(nnz, np.int32), cupy.empty(nnz, self.dtype), self.shape)
+        self.library.call("CsrSetPointers", self.c.descriptor, *map(_address, (c.indptr, c.indices, c.data)))
+        return c
+
+
+def _address(array: Any) -> Pointer:
+    return Pointer(array.data.ptr if array is not None and array.size else None)
+
+
+def _buffers(function: Callable[..., None], name: str, *before: Any, count: int = 1) -> list[Any]:
+    """Ask a function how many bytes each of its buffers needs, allocate them, call it again with them."""
+    sizes = [Size() for _ in range(count)]
+    ask = [argument for size in sizes for argument in (ctypes.byref(size), None)]
+    function(name, *before, *ask)
+    buffers = [cupy.cuda.alloc(size.value) for size in sizes]
+    give = [x for size, buffer in zip(sizes, buffers, strict=True) for x in (ctypes.byref(size), Pointer(buffer.ptr))]
+    function(name, *before, *give)
+    return buffers
+
+
+def _multiply(p: _Product) -> CSR:
+    """ALG1, ALG2 and ALG3; the latter two say beforehand how much `compute` needs at most."""
+    p.begin()
+    try:
+        held = _buffers(p.values, "SpGEMM_workEstimation")
+        if p.algorithm == ALGORITHMS["alg1"]:
+            held += _buffers(p.values, "SpGEMM_compute")
+        else:
+            need, scratch_size, share = Size(), Size(), ctypes.c_float(FRACTION)
+            p.values("SpGEMM_estimateMemory", share, ctypes.byref(scratch_size), None, None)
+            scratch = cupy.cuda.alloc(scratch_size.value)
+            p.values(
+                "SpGEMM_estimateMemory", share, ctypes.byref(scratch_size), Pointer(scratch.ptr), ctypes.byref(need)
+            )
+            del scratch
+            held.append(cupy.cuda.alloc(need.value))
+            p.values("SpGEMM_compute", ctypes.byref(need), Pointer(held[-1].ptr))
+        c = p.allocate()
+        p.values("SpGEMM_copy")
+        cupy.cuda.get_current_stream().synchronize()  # before the buffers return to the pool
+    finally:
+        p.end()
+    return c
+
+
+def _reuse(p: _Product) -> CSR:
+    """SpGEMMreuse: the pattern first, then the values."""
+    indptr = cupy.empty(p.shape[0] + 1, np.int32)
+    p.begin(indptr)
+    try:
+        work = _buffers(p.pattern, "SpGEMMreuse_workEstimation")
+        counted = _buffers(p.pattern, "SpGEMMreuse_nnz", count=3)
+        del work, counted[0]
+        c = p.allocate(indptr)
+        copied = _buffers(p.pattern, "SpGEMMreuse_copy")
+        del counted[0]
+        p.values("SpGEMMreuse_compute")
+        cupy.cuda.get_current_stream().synchronize()
+        del counted, copied
+    finally:
+        p.end()
+    return c

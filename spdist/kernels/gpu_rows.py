@@ -1,0 +1,415 @@
+"""Rows of C that one family of CUDA kernels multiplies: which types it is compiled for, and how it is launched.
+
+Every family counts the entries of its rows, then writes them. All arrays are on the GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spdist.csr import CSR
+from spdist.kernels import workspace
+from spdist.kernels.module import Module, module
+from spdist.kernels.workspace import ceil_div
+
+i64, u32, i32 = np.int64, np.uint32, np.int32
+
+
+class SortClass(NamedTuple):
+    """Rows of up to ``group * items`` products: `group` lanes a row, `items` products a lane, `warps` a block."""
+
+    group: int
+    items: int
+    warps: int
+
+    @property
+    def most(self) -> int:
+        """Products of the longest row."""
+        return self.group * self.items
+
+    @property
+    def rows_per_block(self) -> int:
+        """Rows of a thread block."""
+        return 32 * self.warps // self.group
+
+
+class RankClass(NamedTuple):
+    """Rows of up to `most` products: `parts` thread blocks a row, each of `warps`."""
+
+    most: int
+    warps: int
+    parts: int
+
+
+RowClass = SortClass | RankClass
+
+SORT_CLASSES = (
+    SortClass(4, 4, 4),
+    SortClass(4, 8, 4),
+    SortClass(8, 8, 4),
+    SortClass(16, 6, 4),
+    SortClass(16, 8, 4),
+    SortClass(32, 6, 4),
+    SortClass(32, 8, 4),
+    SortClass(32, 12, 4),
+    SortClass(32, 16, 2),
+    SortClass(32, 32, 1),
+)
+RANK_CLASSES = (
+    RankClass(4096, 4, 1),
+    RankClass(16384, 8, 2),
+    RankClass(65536, 8, 8),
+    RankClass(workspace.LONG_PRODUCTS, 8, 16),
+    RankClass(2**63 - 1, 8, 32),
+)
+CLASSES: tuple[RowClass, ...] = (*SORT_CLASSES, *RANK_CLASSES)
+"""In ascending order of products; number 0 on the device is the empty rows, so that these start at 1."""
+
+SLOTS = 16
+"""Classes that the device counts: these and the empty rows."""
+PRODUCTS, BAD_A, BAD_B, FALLS, FALLS_AT_ROWS, MAX_ROW_PRODUCTS, MAX_ROW_A, NNZ_C = range(8)
+COUNTS = 8
+TAKEN = COUNTS + SLOTS
+NODES = TAKEN + SLOTS
+"""Where the figures of `find_nodes` start, `NODE_FACTS` per class."""
+NODE_FACTS = 5
+WIDTHS = NODES + NODE_FACTS * SLOTS
+FACTS = WIDTHS + SLOTS
+
+NODE_WARPS = 2
+SHARE = 128
+"""Entries of A that a thread block takes of a long row, as in long_rows.cu."""
+
+
+class Kernels:
+    """The compiled kernels for one choice of types, by their C names; compiled on first use, file by file."""
+
+    def __init__(self, value: str, index: str, pointer: str) -> None:
+        ip, vip = f"{index},{pointer}", f"{value},{index},{pointer}"
+        self.types = value, index, pointer
+        self.names = {
+            "rows.cu": {
+                "list": "list_rows",
+                "offsets": f"offsets<{pointer}>",
+                **{f"analyse {g}": f"analyse_rows<{ip},{g}>" for g in (2, 4, 8, 32)},
+            },
+            "sort_rows.cu": {
+                **{f"count {s}": f"count_rows<{ip},{s.group},{_power(s.most)},{s.warps}>" for s in SORT_CLASSES},
+                **{f"fill {s}": f"sort_rows<{vip},u32,{s.group},{s.items},{s.warps}>" for s in SORT_CLASSES},
+            },
+            "node_rows.cu": {
+                **{f"same {g}": f"same_rows<{ip},{g}>" for g in (8, 32)},
+                "find": f"find_nodes<{ip}>",
+                "count": f"node_count<{ip},{NODE_WARPS}>",
+                "fill": f"node_fill<{vip},{NODE_WARPS},false>",
+                "fill single": f"node_fill<{vip},{NODE_WARPS},true>",
+            },
+            "rank_rows.cu": {
+                "split": f"split_rows<{ip}>",
+                **{f"count {w}": f"rank_count<{ip},{w}>" for w in (4, 8)},
+                **{f"fill {w} {o}": f"rank_fill<{vip},{w},{str(o).lower()}>" for w in (4, 8) for o in (False, True)},
+            },
+            "long_rows.cu": {
+                "mark": f"long_mark<{ip}>",
+                "rank": "long_rank",
+                "columns": f"long_columns<{vip}>",
+                "fill": f"long_fill<{vip}>",
+            },
+        }
+
+    def with_wide_keys(self) -> Kernels:
+        """Return the kernels for more columns than 32-bit sort keys have room for."""
+        wide = Kernels(*self.types)
+        sort = wide.names["sort_rows.cu"]
+        for name in sort:
+            sort[name] = sort[name].replace(",u32,", ",u64,")
+        return wide
+
+    def sources(self) -> dict[str, tuple[str, ...]]:
+        """Return the name expressions to compile of each file."""
+        return {file: tuple(names.values()) for file, names in self.names.items()}
+
+    @functools.cached_property
+    def _modules(self) -> dict[str, Module]:
+        return {}
+
+    def launch(self, file: str, name: str, grid: Any, block: int, args: tuple[Any, ...], shared: int = 0) -> None:
+        """Launch a kernel of `file` by our name for it, on the current stream."""
+        loaded = self._modules.get(file)
+        if loaded is None:
+            loaded = self._modules[file] = module(file, tuple(self.names[file].values()))
+        loaded(self.names[file][name], grid, block, args, shared)
+
+
+def _power(count: int) -> int:
+    """Return the least power of two that is not below `count`."""
+    return 1 << (count - 1).bit_length()
+
+
+@dataclass(eq=False)
+class Facts:
+    """What kernels find out about a product, in device memory, and its copy in pinned host memory.
+
+    Attributes
+    ----------
+    device : (FACTS + n,) uint64
+        The numbers above, then the state of the scan.
+    host : (FACTS,) uint64
+        As of the last `read`; the next reader on this thread overwrites it.
+    """
+
+    device: Any
+    host: Any
+    stream: Any
+    base: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.base = int(self.device.data.ptr)
+
+    def at(self, slot: int) -> int:
+        """Return the device address of a number."""
+        return self.base + 8 * slot
+
+    def read(self) -> None:
+        """Wait for the device and copy its numbers."""
+        import cupy
+
+        to_host = cupy.cuda.runtime.memcpyDeviceToHost
+        cupy.cuda.runtime.memcpyAsync(self.host.ctypes.data, self.base, self.host.nbytes, to_host, self.stream.ptr)
+        self.stream.synchronize()
+
+    def __getitem__(self, slot: int) -> int:
+        return int(self.host[slot])
+
+
+@dataclass(eq=False)
+class Operands:
+    """A product's operands, kernels and what its families of rows share."""
+
+    a: CSR
+    b: CSR
+    kernels: Kernels
+    facts: Facts
+    lengths: Any
+    deterministic: bool
+    same_b: Any = None
+    longest_a: int = 0
+
+    @property
+    def pattern(self) -> tuple[Any, ...]:
+        """The arguments of kernels that count."""
+        return self.a.indptr, self.a.indices, self.b.indptr, self.b.indices
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The arguments of kernels that multiply."""
+        return self.a.indptr, self.a.indices, self.a.data, self.b.indptr, self.b.indices, self.b.data
+
+
+@dataclass(eq=False)
+class Rows:
+    """Listed rows of one class.
+
+    Attributes
+    ----------
+    kind : RowClass
+    number : int
+        Its place in `CLASSES`.
+    rows : (count,) uint32 or 0
+        On the device; 0 means all rows.
+    """
+
+    kind: Any
+    number: int
+    rows: Any
+    count: int
+
+    def prepare(self, x: Operands) -> None:
+        """Find out on the device what `count_entries` needs; the facts are read afterwards."""
+
+    def prepared(self, x: Operands) -> None:
+        """Take what `prepare` found from the facts."""
+
+    def count_entries(self, x: Operands) -> None:
+        """Write the lengths of the rows of C."""
+
+    def counted(self, x: Operands) -> None:
+        """Take what `count_entries` found from the facts."""
+
+    def fill(self, x: Operands, c: CSR) -> None:
+        """Write the rows of C."""
+        raise NotImplementedError
+
+
+class SortRows(Rows):
+    """Rows sorted in registers."""
+
+    def count_entries(self, x: Operands) -> None:
+        """Write the lengths of the rows of C."""
+        self._launch(x, "count", (*x.pattern, x.lengths))
+
+    def fill(self, x: Operands, c: CSR) -> None:
+        """Write the rows of C."""
+        self._launch(x, "fill", (*x.arrays, c.indptr, c.indices, c.data))
+
+    def _launch(self, x: Operands, step: str, args: tuple[Any, ...]) -> None:
+        grid = ceil_div(self.count, self.kind.rows_per_block)
+        args = (u32(self.count), self.rows, *args)
+        x.kernels.launch("sort_rows.cu", f"{step} {self.kind}", grid, 32 * self.kind.warps, args)
+
+
+@dataclass(eq=False)
+class NodeRows(Rows):
+    """Rows among which nodes were found: up to six rows of one pattern, of narrow span, a warp each."""
+
+    nodes: Any = None
+    starts: Any = None
+    rest: Any = None
+    width: int = 0
+    most_rows: int = 1
+    most_entries: int = 0
+
+    def prepare(self, x: Operands) -> None:
+        """Find the nodes, and the rows that are none."""
+        import cupy
+
+        self.nodes, self.starts = cupy.empty((self.count, 2), np.uint32), cupy.empty(self.count, np.int64)
+        self.rest = cupy.empty(self.count, np.uint32)
+        same_a = same_rows(x, x.a)
+        if x.same_b is None:
+            x.same_b = same_a if x.b.indices is x.a.indices else same_rows(x, x.b)
+        args = u32(self.count), self.rows, i64(x.a.nrows), i64(workspace.NODE_COLUMNS), same_a, *x.pattern
+        out = self.nodes, self.starts, self.rest, x.facts.at(self._facts)
+        x.kernels.launch("node_rows.cu", "find", ceil_div(self.count, 8), 256, (*args, *out))
+
+    @property
+    def _facts(self) -> int:
+        return NODES + NODE_FACTS * self.number
+
+    def prepared(self, x: Operands) -> None:
+        """Keep the nodes."""
+        self.count, self.width, self.most_rows = (
+            x.facts[self._facts],
+            x.facts[self._facts + 2],
+            x.facts[self._facts + 3],
+        )
+
+    def others(self, x: Operands) -> Rows | None:
+        """Return the rows that are in no node."""
+        count = x.facts[self._facts + 1]
+        return rows_of(self.kind, self.number, self.rest, count) if count else None
+
+    def count_entries(self, x: Operands) -> None:
+        """Write the lengths of the rows of C."""
+        words = ceil_div(self.width, 32)
+        args = u32(self.count), self.nodes, self.starts, i32(words), x.same_b, *x.pattern
+        args = *args, x.lengths, x.facts.at(self._facts + 4)
+        self._launch(x, "count", args, workspace.node_count_shared(words))
+
+    def counted(self, x: Operands) -> None:
+        """Note the longest row."""
+        self.most_entries = x.facts[self._facts + 4]
+
+    def fill(self, x: Operands, c: CSR) -> None:
+        """Write the rows of C."""
+        words, rows = ceil_div(self.width, 32), self.most_rows
+        capacity, stride = workspace.node_fill_shared(words, rows, self.most_entries, c.dtype.itemsize)
+        sizes = i32(words), i32(rows), i32(capacity), i32(stride)
+        args = u32(self.count), self.nodes, self.starts, *sizes, x.same_b, *x.arrays, c.indptr, c.indices, c.data
+        self._launch(x, "fill single" if rows == 1 else "fill", args, stride)
+
+    def _launch(self, x: Operands, step: str, args: tuple[Any, ...], shared: int) -> None:
+        grid = ceil_div(self.count, NODE_WARPS)
+        x.kernels.launch("node_rows.cu", step, grid, 32 * NODE_WARPS, args, NODE_WARPS * shared)
+
+
+def same_rows(x: Operands, m: CSR) -> Any:
+    """Return, for each row of a matrix, whether it has the columns of the row before; (nrows,) uint8."""
+    import cupy
+
+    same = cupy.empty(m.nrows, np.uint8)
+    group = 8 if m.nnz < 64 * m.nrows else 32
+    args = i64(m.nrows), m.indptr, m.indices, same
+    x.kernels.launch("node_rows.cu", f"same {group}", ceil_div(m.nrows, 256 // group), 256, args)
+    return same
+
+
+@dataclass(eq=False)
+class RankRows(Rows):
+    """Rows whose columns are marked in a bit mask in shared memory, in parts by columns."""
+
+    parts: int = 1
+    tasks: Any = None
+    spans: Any = None
+    counts: Any = None
+    width: int = 0
+
+    def prepare(self, x: Operands) -> None:
+        """Make the tasks: parts of rows."""
+        import cupy
+
+        self.parts = workspace.rank_parts(self.kind.parts, x.b.ncols, self.count)
+        tasks = self.count * self.parts
+        self.tasks, self.counts = cupy.empty(tasks, np.uint32), cupy.empty(tasks, np.uint32)
+        self.spans = cupy.empty(2 * tasks, np.int64)
+        args = u32(self.count), self.rows, i32(self.parts), *x.pattern
+        out = self.tasks, self.spans, x.lengths, x.facts.at(WIDTHS + self.number)
+        x.kernels.launch("rank_rows.cu", "split", ceil_div(self.count, 8), 256, (*args, *out))
+
+    def prepared(self, x: Operands) -> None:
+        """Note the widest task."""
+        self.width = x.facts[WIDTHS + self.number]
+
+    def count_entries(self, x: Operands) -> None:
+        """Write the lengths of the rows of C."""
+        window = workspace.rank_count_window(self.width)
+        args = self.tasks, i64(window), self.spans, *x.pattern, self.counts, x.lengths
+        self._launch(x, f"count {self.kind.warps}", args, window // 8)
+
+    def fill(self, x: Operands, c: CSR) -> None:
+        """Write the rows of C."""
+        window, capacity, shared = workspace.rank_fill_shared(self.width, self.kind.most, c.dtype.itemsize)
+        sizes = i32(self.parts), i64(window), i32(capacity)
+        args = self.tasks, self.counts, *sizes, self.spans, *x.arrays, c.indptr, c.indices, c.data
+        self._launch(x, f"fill {self.kind.warps} {x.deterministic}", args, shared)
+
+    def _launch(self, x: Operands, step: str, args: tuple[Any, ...], shared: int) -> None:
+        x.kernels.launch("rank_rows.cu", step, self.count * self.parts, 32 * self.kind.warps, args, shared)
+
+
+@dataclass(eq=False)
+class LongRows(Rows):
+    """Rows shared among thread blocks, summed by atomics in device memory."""
+
+    masks: Any = None
+    ranks: Any = None
+
+    def count_entries(self, x: Operands) -> None:
+        """Write the lengths of the rows of C."""
+        import cupy
+
+        words = ceil_div(x.b.ncols, 64)
+        self.masks, self.ranks = cupy.zeros((self.count, words), np.uint64), cupy.empty((self.count, words), np.uint32)
+        grid = ceil_div(x.longest_a, SHARE), self.count
+        x.kernels.launch("long_rows.cu", "mark", grid, 256, (self.rows, i64(words), *x.pattern, self.masks))
+        args = self.rows, i64(words), self.masks, self.ranks, x.lengths
+        x.kernels.launch("long_rows.cu", "rank", self.count, 1024, args)
+
+    def fill(self, x: Operands, c: CSR) -> None:
+        """Write the rows of C."""
+        words = self.masks.shape[1]
+        args = self.rows, i64(words), self.masks, self.ranks
+        grid = ceil_div(words, 256), self.count
+        x.kernels.launch("long_rows.cu", "columns", grid, 256, (*args, c.indptr, c.indices, c.data))
+        grid = ceil_div(x.longest_a, SHARE), self.count
+        x.kernels.launch("long_rows.cu", "fill", grid, 256, (*args, *x.arrays, c.indptr, c.data))
+
+
+def rows_of(kind: RowClass, number: int, rows: Any, count: int) -> Rows:
+    """Return the rows of a class for its own kernel."""
+    family = SortRows if isinstance(kind, SortClass) else RankRows
+    return family(kind, number, rows, count)
