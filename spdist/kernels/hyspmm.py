@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import logging
 import os
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -54,8 +54,12 @@ RAMP = 8
 """The first block is so many times smaller, so that the GPU has something to do soon."""
 SAMPLE = 1 << 14
 """Entries of A in each of the three places that the choice of a variant looks at."""
-PARALLEL_ENTRIES = 1 << 15
-"""Entries of A from which a second thread counts products."""
+PARALLEL_ENTRIES = 1 << 18
+"""Entries of A per thread that counts products: to wake a thread takes as long as to count some 100,000."""
+RING_BYTES = 256 << 20
+"""Page-locked memory for prepared blocks, unless one alone needs more."""
+TRIES = 1 << 14
+"""Looks at whether a block is ready before the threads are asked whether they failed."""
 SCRATCH_BYTES = 1 << 30
 """Host memory that threads may take together to find the distinct rows of B."""
 SMALL_RESULT = 16 << 20
@@ -64,6 +68,8 @@ MARGIN = 1.25
 """By how much the estimate of nnz(C) from the first block is raised."""
 GRID = 1 << 13
 """The most thread blocks of a launch; those of the sorts take row after row."""
+LIST_GRID = 528
+"""The most of a launch for a list that may be empty, whose length only the GPU knows."""
 
 
 class Registers(NamedTuple):
@@ -82,8 +88,8 @@ NARROW, WIDE, GLOBAL = 8, 9, 10
 SHARED_COLUMNS = {NARROW: 1 << 13, WIDE: 1 << 15}
 SHARED_WARPS = 4
 GATHER_LANES = (4, 32)
-LIMITS = np.array([*(kind.group * kind.items for kind in REGISTERS), np.iinfo(np.int64).max], np.int64)
-"""Products of the longest row of each group that the CPU tells apart; the GPU splits the last two by their columns."""
+LENGTH_GROUPS = len(REGISTERS) + 1
+"""Groups of row lengths that the CPU tells apart; the GPU splits the last two by their columns."""
 
 
 def _cdiv(a: int, b: int) -> int:
@@ -173,7 +179,7 @@ def pinned(size: int) -> Bytes:
 
 def pageable(size: int) -> Bytes:
     """Return ordinary bytes, for preparing a block where there is no GPU."""
-    return np.empty(size, np.uint8)
+    return np.empty(-(-size // 16), np.complex128).view(np.uint8)
 
 
 def _array(memory: Bytes, offset: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -191,19 +197,49 @@ def _threads(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, "spdist-prepare")
 
 
+@functools.cache
+def _table() -> npt.NDArray[np.uint8]:
+    """Return the group of each number of products up to the last that registers hold; 0 has the group after all."""
+    from spdist.kernels.prepare import TABLE
+
+    limits = [kind.group * kind.items for kind in REGISTERS]
+    table = np.searchsorted(limits, np.arange(TABLE)).astype(np.uint8)
+    table[0] = LENGTH_GROUPS
+    return np.append(table, np.uint8(len(REGISTERS)))
+
+
+class Counted(NamedTuple):
+    """Products of the rows before each, counted in parts: ``ends[row] + bases[part]``, for ``starts[part] < row``."""
+
+    ends: Int64Array
+    starts: Int64Array
+    bases: Int64Array
+
+    def total(self) -> int:
+        """Return the products of all rows."""
+        return int(self.bases[-1])
+
+    def products(self) -> Int64Array:
+        """Return the products of each row."""
+        lengths = np.diff(self.starts)
+        before = np.repeat(self.bases[:-1], lengths)
+        return np.diff(np.concatenate([[0], self.ends[1:] + before]))
+
+
 @dataclass
 class Prepared:
-    """A block as the CPU leaves it: the first `layout.sent` bytes of `staging` are sent.
+    """A block as the CPU leaves it: `sent` is what goes to the GPU, `lengths` counts its rows by their group.
 
-    `lengths` counts its rows by `LIMITS`.
+    `end` is where its bytes end in the ring, counted from the start.
     """
 
     start: int
     stop: int
     block: Block
     layout: Layout
-    staging: Bytes
+    sent: Bytes
     lengths: Int64Array
+    end: int
 
 
 @dataclass
@@ -214,9 +250,7 @@ class Task:
     ----------
     a, b : CSR
         On the host, values of the result's dtype.
-    products : (a.nrows,) int64
-    total : int
-        Sum of the products.
+    counted : Counted
     variant : "duplicated" or "distinct"
     types : Types
     pointer : dtype
@@ -227,12 +261,13 @@ class Task:
     budget : int
         Device bytes of one.
     threads : int
+    cuts : (blocks + 1,) int64
+        The rows where blocks start, and the last row.
     """
 
     a: CSR
     b: CSR
-    products: Int64Array
-    total: int
+    counted: Counted
     variant: Variant
     types: Types
     pointer: np.dtype[Any]
@@ -242,65 +277,48 @@ class Task:
     threads: int
 
     def __post_init__(self) -> None:
-        from spdist.kernels import prepare
+        from spdist.kernels.prepare import cut
 
-        self.kernels = prepare
-        self.values_a, self.values_b = _bits(self.a.data), _bits(self.b.data)
-        self.blocks = _cdiv(self.cost.bytes(self.a.nrows, self.a.nnz, self.total), max(self.budget, 1))
-        self.most = INT32_MAX if self.pointer.itemsize == 4 else np.iinfo(np.int64).max
+        most = INT32_MAX if self.pointer.itemsize == 4 else np.iinfo(np.int64).max
+        whole = self.cost.bytes(self.a.nrows, self.a.nnz, self.total) <= self.budget
+        budget = self.budget - self.cost.fixed
+        cuts = np.empty(self.a.nrows + 1, np.int64)
+        first = budget if whole else budget // RAMP
+        count = int(cut(self.counted, self.a.indptr, budget, first, most, self.cost[:3], cuts))
+        self.cuts = cuts[: count + 1]
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the values."""
         return self.a.dtype
 
-    def cut(self, start: int, number: int) -> tuple[int, int]:
-        """Return the end of block `number`, which begins at row `start`, and its products."""
-        ramp = max(RAMP >> number, 1) if self.blocks > 1 else 1
-        budget = self.budget // ramp - self.cost.fixed
-        costs = self.cost.row, self.cost.entry, self.cost.product
-        stop, products = self.kernels.cut(self.products, self.a.indptr, start, budget, self.most, *costs)
-        return int(stop), int(products)
+    @property
+    def total(self) -> int:
+        """Products of all rows."""
+        return self.counted.total()
+
+    def ring_bytes(self) -> int:
+        """Return the page-locked bytes that prepared blocks take: for the largest, and for others beside it."""
+        rows, entries = np.diff(self.cuts), np.diff(self.a.indptr[self.cuts])
+        products = self._products_at(self.cuts)
+        b_rows, b_entries = entries, np.diff(products)
+        if self.variant == "distinct":
+            b_rows, b_entries = np.minimum(entries, self.b.nrows), np.minimum(b_entries, self.b.nnz)
+        row, entry, pair = 2 * self.types.pointer_bytes, self.types.value_bytes + 4, sum(self.types[:2])
+        sent = rows * row + entries * entry + b_rows * self.types.pointer_bytes + b_entries * pair
+        fixed = len(Layout._fields) * (workspace.ALIGNMENT + 8)
+        largest = int(sent.max(initial=0)) + fixed
+        return workspace.aligned(max(largest, min(RING_BYTES, int(sent.sum()) + fixed * len(sent))))
+
+    def _products_at(self, rows: Int64Array) -> Int64Array:
+        """Return the products before each of some rows."""
+        part = np.maximum(np.searchsorted(self.counted.starts, rows) - 1, 0)
+        return np.where(rows > 0, self.counted.ends[rows] + self.counted.bases[part], 0)
 
     def scratch(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return what one thread needs to find distinct rows of B; `workspace.host_bytes` says how much that is."""
         words = self.b.nrows // 64 + 1
         return np.zeros(words, np.uint64), np.empty(words, np.uint32)
-
-    def prepare(
-        self, start: int, stop: int, products: int, scratch: tuple[Any, Any], allocate: Callable[[int], Bytes]
-    ) -> Prepared:
-        """Put rows [start, stop) of A together with what they ask for of B."""
-        a, b, k = self.a, self.b, self.kernels
-        first, last = int(a.indptr[start]), int(a.indptr[stop])
-        rows, entries, b_rows, b_entries = stop - start, last - first, last - first, products
-        distinct = self.variant == "distinct"
-        bits, places = scratch
-        low = high = 0
-        if distinct:
-            low, high = k.mark_rows(a.indices, first, last, bits)
-            b_rows, b_entries = map(int, k.number_rows(bits, places, low, high, b.indptr))
-        block = Block(rows, entries, products, b_rows, b_entries, distinct)
-        layout = workspace.block_layout(block, self.types)
-        staging = allocate(layout.sent)
-        starts = _array(staging, layout.b_starts, b_rows + 1, self.pointer)
-        columns = _array(staging, layout.b_columns, b_entries, b.indices.dtype)
-        values = _array(staging, layout.b_values, b_entries, self.values_b.dtype)
-        right = b.indptr, b.indices, self.values_b
-        if distinct:
-            numbers = _array(staging, layout.a_rows, entries, np.uint32)
-            k.send_distinct(a.indices, first, last, right, bits, places, low, high, numbers, starts, columns, values)
-        else:
-            k.send_duplicated(a.indices, first, last, right, starts, columns, values)
-        k.copy_rows(
-            a.indptr, self.values_a, self.products, start, stop,
-            _array(staging, layout.a_values, entries, self.values_a.dtype),
-            _array(staging, layout.row_entries, rows + 1, self.pointer),
-            _array(staging, layout.row_products, rows + 1, self.pointer),
-        )  # fmt: skip
-        lengths = np.zeros(len(LIMITS), np.int64)
-        k.count_lengths(self.products, start, stop, LIMITS, lengths)
-        return Prepared(start, stop, block, layout, staging, lengths)
 
 
 def plan(
@@ -346,18 +364,18 @@ def plan(
         raise InputError(f"pairs={pairs}, threads={threads} and memory_limit={memory_limit:,} must be at least 1")
     threads = max(1, min(threads, SCRATCH_BYTES // workspace.host_bytes(b.nrows, 1)))
     sizes = Types(a.dtype.itemsize, b.indices.itemsize, 4)
-    products, total, widest = _count(a, b, threads, workspace.block_cost(sizes))
-    longest = max(int(products[widest]), int(np.diff(a.indptr[widest : widest + 2])[0])) if a.nrows else 0
-    pointer = np.dtype(np.int32 if longest <= INT32_MAX else np.int64)
+    counted, widest = _count(a, b, threads, workspace.block_cost(sizes))
+    entries, products = _row_sizes(a, b, widest)
+    pointer = np.dtype(np.int32 if max(entries, products) <= INT32_MAX else np.int64)
     types = sizes._replace(pointer_bytes=pointer.itemsize)
     cost = workspace.block_cost(types)
-    needed = cost.bytes(1, int(np.diff(a.indptr[widest : widest + 2])[0]), int(products[widest])) if a.nrows else 0
-    pairs = _fitting_pairs(pairs, memory_limit, needed, widest, longest)
+    needed = cost.bytes(1, entries, products)
+    pairs = _fitting_pairs(pairs, memory_limit, needed, widest, products)
     chosen = choose(a, b)[0] if variant == "auto" else variant
     least, most = BLOCK_BYTES[chosen]
-    wanted = min(max(cost.bytes(a.nrows, a.nnz, total) // BLOCKS[chosen], least), most)
+    wanted = min(max(cost.bytes(a.nrows, a.nnz, counted.total()) // BLOCKS[chosen], least), most)
     budget = min(int(SHARE * memory_limit) // pairs, max(wanted, needed))
-    return Task(a, b, products, total, chosen, types, pointer, cost, pairs, budget, threads)
+    return Task(a, b, counted, chosen, types, pointer, cost, pairs, budget, threads)
 
 
 def _checked(a: CSR, b: CSR) -> tuple[CSR, CSR]:
@@ -383,24 +401,34 @@ def _cast(m: CSR, dtype: np.dtype[Any], index: np.dtype[Any]) -> CSR:
     return CSR(indptr, indices, np.ascontiguousarray(m.data, dtype), m.shape)
 
 
-def _count(a: CSR, b: CSR, threads: int, cost: BlockCost) -> tuple[Int64Array, int, int]:
-    """Return the products of each row, their sum, and the row that takes the most bytes."""
-    from spdist.kernels.prepare import row_products
+def _count(a: CSR, b: CSR, threads: int, cost: BlockCost) -> tuple[Counted, int]:
+    """Return the products of the rows, and the row that takes the most bytes."""
+    from spdist.kernels.prepare import count_products
 
-    products = np.empty(a.nrows, np.int64)
+    ends = np.empty(a.nrows + 1, np.int64)
+    ends[0] = 0
     left = a.indptr, a.indices
 
-    def count(start: int, stop: int) -> tuple[int, int, int]:
-        return tuple(map(int, row_products(left, b.indptr, start, stop, cost.entry, cost.product, products)))  # type: ignore[return-value]
+    def count(start: int, stop: int) -> Any:
+        return count_products(left, b.indptr, start, stop, cost.entry, cost.product, ends)
 
     parts = min(threads, a.nnz // PARALLEL_ENTRIES + 1)
     cuts = np.searchsorted(a.indptr, np.linspace(0, a.nnz, parts + 1)[1:-1].astype(np.int64)).tolist()
-    starts, stops = [0, *cuts], [*cuts, a.nrows]
-    found = [count(0, a.nrows)] if parts == 1 else list(_threads(threads).map(count, starts, stops))
-    for total, _, row in found:
+    starts = [0, *cuts, a.nrows]
+    found = [_threads(threads).submit(count, *rows) for rows in itertools.pairwise(starts[:-1])]
+    results = [count(*starts[-2:])]
+    results = [*(future.result() for future in found), *results]
+    for total, _, row in results:
         if total < 0:
-            raise MatrixError(f"row {row:,} of A: offsets or columns out of range; A has {a.ncols:,} columns")
-    return products, sum(f[0] for f in found), max(found, key=lambda f: f[1])[2]
+            raise MatrixError(f"row {int(row):,} of A: offsets or columns out of range; A has {a.ncols:,} columns")
+    bases = np.cumsum([0, *(int(r[0]) for r in results)])
+    return Counted(ends, np.array(starts), bases), int(max(results, key=lambda r: int(r[1]))[2])
+
+
+def _row_sizes(a: CSR, b: CSR, row: int) -> tuple[int, int]:
+    """Return the entries of a row of A and the products that it expands to."""
+    k = a.indices[a.indptr[row] : a.indptr[row + 1]] if a.nrows else a.indices[:0]
+    return len(k), int((b.indptr[k + 1] - b.indptr[k]).sum())
 
 
 def _fitting_pairs(pairs: int, limit: int, needed: int, row: int, products: int) -> int:
@@ -448,90 +476,70 @@ def choose(a: CSR, b: CSR) -> tuple[Variant, int, int]:
     return variant, duplicated, distinct
 
 
-@dataclass
-class _Ahead:
-    """Blocks prepared ahead by threads and taken in order."""
+class Preparation:
+    """Blocks prepared by threads, and taken and released in order.
 
-    task: Task
-    allocate: Callable[[int], Bytes]
-    workers: int
-    room: int
-    number: int = 0
-    row: int = 0
-    ready: dict[int, Prepared] = field(default_factory=dict)
-    error: BaseException | None = None
-    closed: bool = False
+    Parameters
+    ----------
+    task : Task
+    allocate : callable
+        Takes bytes, returns at least as many: page-locked where they go to a GPU.
+    """
 
-    def __post_init__(self) -> None:
-        lock = threading.Lock()
-        self.freed, self.came = threading.Condition(lock), threading.Condition(lock)
-        self.futures = []
-        if self.workers > 1:
-            self.futures = [_threads(self.task.threads).submit(self._work) for _ in range(self.workers)]
-        else:
-            self.own = self.task.scratch()
+    def __init__(self, task: Task, allocate: Callable[[int], Bytes] = pageable) -> None:
+        from spdist.kernels import prepare
 
-    def _next(self) -> tuple[int, int, int, int] | None:
-        """Cut the next block: its number, its rows and its products; with the lock held."""
-        start = self.row
-        if start == self.task.a.nrows or self.closed:
-            return None
-        number = self.number
-        self.row, products = self.task.cut(start, number)
-        self.number += 1
-        return number, start, self.row, products
+        self.task, self.code = task, prepare
+        blocks = len(task.cuts) - 1
+        self.state, self.ready = np.zeros(prepare.STATE, np.int64), np.zeros(blocks, np.int64)
+        self.said = np.zeros((blocks, prepare.LENGTHS + LENGTH_GROUPS + 1), np.int64)
+        self.room = task.ring_bytes()
+        self.ring = allocate(self.room)[: self.room]
+        self.futures: list[Future[None]] = []
+        if blocks > 1:
+            pool = _threads(task.threads)
+            self.futures = [pool.submit(self._work) for _ in range(min(task.threads, blocks))]
+        elif blocks:
+            self._work()
 
     def _work(self) -> None:
-        try:
-            scratch = self.task.scratch()
-            while True:
-                with self.freed:
-                    self.freed.wait_for(lambda: self.closed or self.room > 0 or self.row == self.task.a.nrows)
-                    taken = self._next()
-                    self.room -= 1
-                    if taken is None:
-                        self.freed.notify()
-                        self.came.notify()
-                        return
-                prepared = self.task.prepare(*taken[1:], scratch, self.allocate)
-                with self.came:
-                    self.ready[taken[0]] = prepared
-                    self.came.notify()
-        except BaseException as error:  # to the caller's thread, whatever it is
-            with self.came:
-                self.error, self.closed = self.error or error, True
-                self.freed.notify_all()
-                self.came.notify()
+        task = self.task
+        a, b = (task.a.indptr, task.a.indices, _bits(task.a.data)), (task.b.indptr, task.b.indices, _bits(task.b.data))
+        values = self.ring.view(b[2].dtype)
+        ring = values, self.ring.view(b[1].dtype), self.ring.view(task.pointer), self.ring.view(np.uint32)
+        shared = _table(), self.state, self.ready, self.said, ring, self.room
+        sizes = task.types[0], task.types[1], task.types[2]
+        distinct = task.variant == "distinct"
+        self.code.prepare_blocks(a, b, tuple(task.counted), task.cuts, distinct, sizes, *shared, *task.scratch())
 
-    def has(self, number: int) -> bool:
+    def is_ready(self, number: int) -> bool:
         """Whether taking block `number` would not wait."""
-        return number in self.ready or not self.futures
+        return bool(self.ready[number])
 
-    def take(self, number: int) -> Prepared | None:
-        """Return block `number`, or None after the last."""
-        if not self.futures:
-            taken = self._next()
-            return self.task.prepare(*taken[1:], self.own, self.allocate) if taken else None
-        with self.came:
-            self.came.wait_for(lambda: number in self.ready or self.error is not None or self._past(number))
-            if self.error is not None:
-                raise self.error
-            return self.ready.pop(number, None)
+    def take(self, number: int) -> Prepared:
+        """Return block `number`; wait until it is ready."""
+        while not self.code.wait_ready(self.ready, number, TRIES):
+            for future in self.futures:
+                if future.done():
+                    future.result()
+        task, said = self.task, self.said[number]
+        start, stop = int(task.cuts[number]), int(task.cuts[number + 1])
+        products = int(np.diff(task._products_at(task.cuts[number : number + 2]))[0])
+        place, b_rows, b_entries = (int(n) for n in said[: self.code.LENGTHS])
+        entries = int(task.a.indptr[stop] - task.a.indptr[start])
+        block = Block(stop - start, entries, products, b_rows, b_entries, task.variant == "distinct")
+        layout = workspace.block_layout(block, task.types)
+        at = place % self.room
+        sent, lengths = self.ring[at : at + layout.sent], said[self.code.LENGTHS : -1]
+        return Prepared(start, stop, block, layout, sent, lengths, place + layout.sent)
 
-    def _past(self, number: int) -> bool:
-        return self.row == self.task.a.nrows and number >= self.number
-
-    def release(self) -> None:
-        """Let threads prepare one more block."""
-        with self.freed:
-            self.room += 1
-            self.freed.notify()
+    def release(self, prepared: Prepared) -> None:
+        """Let the memory of a block, and of those before it, be used again."""
+        self.code.free_place(self.state, prepared.end)
 
     def close(self) -> None:
         """Stop the threads and wait for them."""
-        with self.freed:
-            self.closed = True
-            self.freed.notify_all()
+        self.code.close(self.state)
         for future in self.futures:
             future.result()
 
@@ -617,17 +625,20 @@ def launch_block(kernels: Any, prepared: Prepared, base: int, ncols: int) -> Non
     def sort(name: str, group: int, grid: int, warps: int, *targets: int) -> None:
         lists = at.counts + u32 * group, at.lists + u32 * group * block.rows
         operands = at.row_entries, at.row_products, a_rows, at.a_values, at.b_starts, at.b_columns, at.b_values
-        kernels.own(name, min(grid, GRID), 32 * warps, (*lists, *operands, *targets, at.lengths))
+        kernels.own(name, grid, 32 * warps, (*lists, *operands, *targets, at.lengths))
 
     if lengths[-1]:
-        sort(kernels.long, GLOBAL, lengths[-1], 8, at.columns, at.values, at.c_columns, at.c_values)
+        grid = min(lengths[-1], LIST_GRID)
+        sort(kernels.long, GLOBAL, grid, 8, at.columns, at.values, at.c_columns, at.c_values)
     if lengths[-1] + lengths[-2]:
         for group, name in reversed(kernels.shared.items()):
             grid = _cdiv(lengths[-1] + lengths[-2], SHARED_WARPS)
+            grid = min(grid, GRID if group == NARROW else 2 * LIST_GRID)
             sort(name, group, grid, SHARED_WARPS, at.columns, at.values, at.c_values)
     for group, kind in reversed(list(enumerate(REGISTERS))):
         if lengths[group]:
             grid = _cdiv(lengths[group] * kind.group, 32 * kind.warps)
+            grid = min(grid, GRID if group < len(REGISTERS) - 1 else 2 * LIST_GRID)
             sort(kernels.registers[group], group, grid, kind.warps, at.columns, at.values)
     scan = rows, at.lengths, at.scan, at.c_indptr, at.status
     kernels.rows(kernels.offsets, _cdiv(block.rows, workspace.SCAN_ROWS), 256, scan)
@@ -678,35 +689,30 @@ class _Pipeline:
     def run(self) -> CSR:
         """Return C."""
         task = self.task
-        workers = min(task.threads, 2 * task.blocks) if task.blocks > 1 else 1
-        ahead = _Ahead(task, pinned, workers, workers + task.pairs)
+        blocks = Preparation(task, pinned)
+        count = len(task.cuts) - 1
         number = 0
         try:
-            while True:
-                if self.flying and (len(self.flying) == task.pairs or not ahead.has(number)):
-                    self.finish()
-                    ahead.release()
-                    continue
-                prepared = ahead.take(number)
-                if prepared is None:
-                    break
-                self.start(self.slots[number % task.pairs], prepared)
-                number += 1
-            while self.flying:
-                self.finish()
+            while number < count or self.flying:
+                waits = number < count and len(self.flying) < task.pairs
+                if self.flying and not (waits and blocks.is_ready(number)):
+                    blocks.release(self.finish())
+                elif waits:
+                    self.start(self.slots[number % task.pairs], blocks.take(number))
+                    number += 1
         finally:
-            ahead.close()
+            blocks.close()
             self.synchronize()
         while self.copied:
             self.result.shift(*self.copied.popleft())
-        logger.info("hyspmm: %d blocks, %s, %d pairs of %d bytes", number, task.variant, task.pairs, task.budget)
+        logger.info("hyspmm: %d blocks, %s, %d pairs of %d bytes", count, task.variant, task.pairs, task.budget)
         return self.result.matrix()
 
     def start(self, slot: _Slot, prepared: Prepared) -> None:
         """Send a block and launch its kernels."""
         runtime, stream, layout = self.cuda.runtime, slot.stream, prepared.layout
         base = int(slot.memory.ptr)
-        runtime.memcpyAsync(base, prepared.staging.ctypes.data, layout.sent, runtime.memcpyHostToDevice, stream.ptr)
+        runtime.memcpyAsync(base, prepared.sent.ctypes.data, layout.sent, runtime.memcpyHostToDevice, stream.ptr)
         runtime.memsetAsync(base + layout.counts, 0, layout.end - layout.counts, stream.ptr)
         with stream:
             launch_block(self.kernels, prepared, base, self.task.b.ncols)
@@ -723,8 +729,8 @@ class _Pipeline:
         source = int(slot.memory.ptr) + offset
         runtime.memcpyAsync(target.ctypes.data, source, target.nbytes, runtime.memcpyDeviceToHost, slot.stream.ptr)
 
-    def finish(self) -> None:
-        """Wait for the oldest block's number of entries, and send for its C."""
+    def finish(self) -> Prepared:
+        """Wait for the oldest block's number of entries, send for its C, and return it."""
         slot, prepared = self.flying.popleft()
         slot.event.synchronize()
         entries, not_canonical = slot.status.tolist()
@@ -741,6 +747,7 @@ class _Pipeline:
         if len(self.copied) >= self.task.pairs:  # the block before on this stream has come back whole
             result.shift(*self.copied.popleft())
         self.copied.append((prepared.start, prepared.stop, place))
+        return prepared
 
 
 def multiply(

@@ -275,6 +275,33 @@ class Layout(NamedTuple):
     end: int
 
 
+def aligned(size: int) -> int:
+    """Return `size` rounded up to `ALIGNMENT`."""
+    return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+def sent_offsets(
+    rows: int, entries: int, b_rows: int, b_entries: int, distinct: int, value: int, index: int, pointer: int
+) -> tuple[int, int, int, int, int, int, int, int]:
+    """Place the arrays that are sent: the fields of `Layout` up to ``sent``. Also compiled.
+
+    Parameters
+    ----------
+    rows, entries, b_rows, b_entries, distinct : int
+        Fields of `Block`.
+    value, index, pointer : int
+        Fields of `Types`.
+    """
+    b_values = (entries * value + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    b_columns = b_values + (b_entries * value + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    b_starts = b_columns + (b_entries * index + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    row_entries = b_starts + ((b_rows + 1) * pointer + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    row_products = row_entries + ((rows + 1) * pointer + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    a_rows = row_products + ((rows + 1) * pointer + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    sent = a_rows + (distinct * entries * 4 + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    return 0, b_values, b_columns, b_starts, row_entries, row_products, a_rows, sent
+
+
 def block_layout(block: Block, types: Types) -> Layout:
     """Place the arrays of a block of hySpMM one after the other.
 
@@ -289,28 +316,20 @@ def block_layout(block: Block, types: Types) -> Layout:
         ``sent`` bytes are transferred and ``end`` bytes of device memory taken. Between ``counts`` and ``end`` the device
         memory must be zero when the block starts.
     """
-    at = 0
-    places = []
+    sizes = block.rows, block.entries, block.b_rows, block.b_entries, int(block.distinct)
+    places = list(sent_offsets(*sizes, *types))
+    at = places[-1]
 
-    def add(count: int, itemsize: int) -> int:
+    def add(count: int, itemsize: int) -> None:
         nonlocal at
         places.append(at)
-        at += -(-count * itemsize // ALIGNMENT) * ALIGNMENT
-        return places[-1]
+        at += aligned(count * itemsize)
 
-    add(block.entries, types.value_bytes)
-    b_values = add(block.b_entries, types.value_bytes)
-    b_columns = add(block.b_entries, types.index_bytes)
-    add(block.b_rows + 1, types.pointer_bytes)
-    add(block.rows + 1, types.pointer_bytes)
-    add(block.rows + 1, types.pointer_bytes)
-    add(block.entries if block.distinct else 0, 4)
-    add(0, 1)
     if block.distinct:
         add(block.products, types.index_bytes)
         add(block.products, types.value_bytes)
     else:
-        places += [b_columns, b_values]
+        places += [places[2], places[1]]
     add(block.products, types.index_bytes)
     add(block.products, types.value_bytes)
     add(block.rows + 1, types.pointer_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 from typing import Any
@@ -29,7 +30,7 @@ def sent_arrays(task: hyspmm.Task, prepared: hyspmm.Prepared) -> dict[str, Any]:
 
     def array(name: str, count: int, dtype: Any) -> Any:
         start = getattr(layout, name)
-        return prepared.staging[start : start + count * np.dtype(dtype).itemsize].view(dtype)
+        return prepared.sent[start : start + count * np.dtype(dtype).itemsize].view(dtype)
 
     return {
         "a_values": array("a_values", block.entries, task.dtype),
@@ -43,15 +44,20 @@ def sent_arrays(task: hyspmm.Task, prepared: hyspmm.Prepared) -> dict[str, Any]:
 
 
 def blocks_of(task: hyspmm.Task) -> list[hyspmm.Prepared]:
-    """Return all blocks."""
-    out, start, scratch = [], 0, task.scratch()
-    for number in itertools.count():
-        if start == task.a.nrows:
-            return out
-        stop, products = task.cut(start, number)
-        out.append(task.prepare(start, stop, products, scratch, hyspmm.pageable))
-        start = stop
-    raise AssertionError
+    """Return all blocks; each is copied, for the ring is used again."""
+    blocks = hyspmm.Preparation(task)
+    out = []
+    for number in range(len(task.cuts) - 1):
+        prepared = blocks.take(number)
+        out.append(dataclasses.replace(prepared, sent=prepared.sent.copy()))
+        blocks.release(prepared)
+    blocks.close()
+    return out
+
+
+def cut_again(task: hyspmm.Task, budget: int, **changes: Any) -> hyspmm.Task:
+    """Return the task with blocks of another size."""
+    return dataclasses.replace(task, budget=budget, **changes)
 
 
 def row_by_row(task: hyspmm.Task, prepared: hyspmm.Prepared) -> list[list[tuple[int, Any]]]:
@@ -99,10 +105,10 @@ def test_blocks_hold_the_product(pair, variant, tight):
     a, b = pair
     task = hyspmm.plan(a, b, variant=variant, memory_limit=1 << 30, threads=1)
     if tight:
-        task.budget = 0  # a row a block
+        task = cut_again(task, 0)  # a row a block
     blocks = blocks_of(task)
     assert [p.start for p in blocks] == [0, *(p.stop for p in blocks[:-1])][: len(blocks)]
-    assert sum((row_by_row(task, p) for p in blocks), []) == reference(a, b)
+    assert [row for p in blocks for row in row_by_row(task, p)] == reference(a, b)
     for p in blocks:
         assert p.layout.end <= task.cost.bytes(p.block.rows, p.block.entries, p.block.products)
         assert p.lengths.sum() == np.count_nonzero(np.diff(sent_arrays(task, p)["row_products"]))
@@ -137,34 +143,40 @@ def test_products_are_counted_by_threads(threads, monkeypatch):
     task = hyspmm.plan(m, m, variant="distinct", memory_limit=1 << 30, threads=threads)
     lengths = np.diff(m.indptr)
     wanted = [lengths[m.indices[m.indptr[i] : m.indptr[i + 1]]].sum() for i in range(m.nrows)]
-    assert_array_equal(task.products, wanted)
+    assert_array_equal(task.counted.products(), wanted)
     assert task.total == sum(wanted)
 
 
 @FEW
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3)), min_size=1, max_size=40),
-    st.integers(0, 10**5), st.integers(1, 1000),
+    st.integers(0, 10**5), st.integers(0, 10**5), st.integers(1, 1000), st.integers(0, 40),
 )  # fmt: skip
-def test_blocks_are_cut_by_bytes_and_products(rows, budget, most):
+def test_blocks_are_cut_by_bytes_and_products(rows, budget, first_budget, most, part):
     from spdist.kernels.prepare import cut
 
     products = np.array([p * e for p, e in rows], np.int64)
     indptr = np.cumsum([0, *(e for _, e in rows)])
-    cost = workspace.block_cost(Types(8, 4, 4))._replace(fixed=0)
-    start = 0
-    while start < len(rows):
-        stop, total = cut(products, indptr, start, budget, most, cost.row, cost.entry, cost.product)
-        assert stop > start
-        assert total == products[start:stop].sum()
+    starts = np.array([0, min(part, len(rows)), len(rows)])
+    sums = [np.cumsum(products[i:j]) for i, j in itertools.pairwise(starts)]
+    bases = np.array([0, products[: starts[1]].sum(), products.sum()])
+    counted = hyspmm.Counted(np.concatenate([[0], *sums]), starts, bases)
+    assert_array_equal(counted.products(), products)
+    cost, cuts = workspace.block_cost(Types(8, 4, 4)), np.empty(len(rows) + 1, np.int64)
+    count = cut(counted, indptr, budget, first_budget, most, cost[:3], cuts)
+    allowed = first_budget
+    for start, stop in itertools.pairwise(cuts[: count + 1].tolist()):
 
-        def fits(end: int, first: int = start) -> bool:
-            entries, count = int(indptr[end] - indptr[first]), int(products[first:end].sum())
-            return cost.bytes(end - first, entries, count) <= budget and count <= most and entries <= most
+        def fits(end: int, start: int = start, allowed: int = allowed) -> bool:
+            entries, total = int(indptr[end] - indptr[start]), int(products[start:end].sum())
+            taken = cost.bytes(end - start, entries, total) - cost.fixed
+            return taken <= allowed and total <= most and entries <= most
 
-        assert stop == start + 1 or fits(stop)
+        assert stop == start + 1 or (stop > start and fits(stop))
         assert stop == len(rows) or not fits(stop + 1)
-        start = stop
+        allowed = min(2 * allowed, budget)
+    assert cuts[0] == 0
+    assert cuts[count] == len(rows)
 
 
 @FEW
@@ -190,8 +202,8 @@ def test_limits():
     with pytest.raises(MemoryBoundError, match=r"needs [\d,]+ bytes on the GPU, but memory_limit=5,000 bytes"):
         hyspmm.plan(m, m, memory_limit=5000)
     needed = hyspmm.plan(m, m, memory_limit=1 << 20, pairs=1)
-    widest = int(needed.products.argmax())
-    row = needed.cost.bytes(1, int(np.diff(m.indptr)[widest]), int(needed.products[widest]))
+    widest = int(needed.counted.products().argmax())
+    row = needed.cost.bytes(1, int(np.diff(m.indptr)[widest]), int(needed.counted.products()[widest]))
     assert hyspmm.plan(m, m, memory_limit=int(row * 1.2), pairs=4).pairs == 1
     for pairs in (1, 2, 3):
         task = hyspmm.plan(m, m, memory_limit=100_000, pairs=pairs)
@@ -235,30 +247,41 @@ def test_pinned_sizes_are_few_and_close(size):
     assert size <= hyspmm.pinned_bytes(size) <= max(65536, size * 9 / 8 + 65536)
 
 
-def test_threads_hand_blocks_over_in_order():
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("threads", [1, 4])
+def test_threads_hand_blocks_over_in_order(variant, threads, monkeypatch):
+    monkeypatch.setattr(hyspmm, "RING_BYTES", 1 << 16)  # threads must wait for room
     m = from_scipy(random_matrix(3000, 3000, 8, seed=6))
-    task = hyspmm.plan(m, m, variant="distinct", memory_limit=1 << 30, threads=4)
-    task.budget = 1 << 18
-    ahead = hyspmm._Ahead(task, hyspmm.pageable, 4, 6)
-    row, number = 0, 0
-    while (prepared := ahead.take(number)) is not None:
-        assert prepared.start == row
-        row, number = prepared.stop, number + 1
-        ahead.release()
-    ahead.close()
-    assert row == m.nrows
-    assert number > 8
+    task = cut_again(hyspmm.plan(m, m, variant=variant, memory_limit=1 << 30), 1 << 18, threads=threads)
+    blocks = blocks_of(task)
+    assert len(blocks) > 8
+    for p in blocks:
+        sent = sent_arrays(task, p)
+        k = m.indices[m.indptr[p.start] : m.indptr[p.stop]]
+        rows = np.unique(k) if p.block.distinct else k
+        columns = [m.indices[m.indptr[row] : m.indptr[row + 1]] for row in rows]
+        assert_array_equal(sent["b_columns"], np.concatenate([*columns, k[:0]]))
+        assert_array_equal(sent["a_values"], m.data[m.indptr[p.start] : m.indptr[p.stop]])
+        assert_array_equal(np.diff(sent["row_products"]), task.counted.products()[p.start : p.stop])
 
 
-def test_a_thread_that_fails_is_heard():
+def test_threads_stop_when_asked():
     m = from_scipy(random_matrix(3000, 3000, 8, seed=6))
-    task = hyspmm.plan(m, m, variant="distinct", memory_limit=1 << 30, threads=4)
-    task.budget = 1 << 18
+    task = cut_again(hyspmm.plan(m, m, variant="distinct", memory_limit=1 << 30), 1 << 18, threads=3)
+    blocks = hyspmm.Preparation(task)
+    blocks.take(0)
+    blocks.close()
+    assert all(future.done() for future in blocks.futures)
 
-    def full(size: int) -> hyspmm.Bytes:
-        raise MemoryError(f"no {size} bytes")
 
-    ahead = hyspmm._Ahead(task, full, 4, 6)
-    with pytest.raises(MemoryError, match=r"no \d+ bytes"):
-        ahead.take(0)
-    ahead.close()
+def test_a_thread_that_fails_is_heard(monkeypatch):
+    m = from_scipy(random_matrix(3000, 3000, 8, seed=6))
+    task = cut_again(hyspmm.plan(m, m, variant="distinct", memory_limit=1 << 30), 1 << 18, threads=3)
+
+    def full(self: Any) -> Any:
+        raise MemoryError("no room for marks")
+
+    monkeypatch.setattr(hyspmm.Task, "scratch", full)
+    blocks = hyspmm.Preparation(task)
+    with pytest.raises(MemoryError, match="no room for marks"):
+        blocks.take(0)

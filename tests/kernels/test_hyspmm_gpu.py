@@ -161,9 +161,8 @@ def test_device_memory_stays_within_the_limit(variant):
 def test_one_prepared_block(variant):
     a, b = ragged(300, 200, 900, seed=9, long=1)
     task = hyspmm.plan(a, b, variant=variant, memory_limit=1 << 30)
-    task.budget = max(task.budget, task.cost.bytes(a.nrows, a.nnz, task.total))
-    prepared = task.prepare(0, a.nrows, task.total, task.scratch(), hyspmm.pinned)
-    block = hyspmm.multiply_block(prepared, task)
+    assert len(task.cuts) == 2
+    block = hyspmm.multiply_block(hyspmm.Preparation(task, hyspmm.pinned).take(0), task)
     c = CSR(block.indptr.get().astype(np.int64), block.indices.get(), block.data.get(), block.shape)
     assert_product(c, a, b)
 
