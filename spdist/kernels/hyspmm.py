@@ -1,9 +1,9 @@
 """hySpMM: C = A @ B with its operands and its result on the host, through the GPU by blocks of rows.
 
 The CPU prepares a block: the rows of A, and the rows of B that they ask for. The GPU multiplies, sorts each row's
-columns with the sort for its length, and adds equal columns (`hyspmm.cu`). Several blocks are under way at once: threads
-prepare blocks ahead, and each pair of blocks on the device has a stream, so that one is copied there while another is
-computed and the C of a third comes back.
+columns with the sort for its length, and adds equal columns (`hyspmm.cu`). Several blocks are under way at once:
+threads prepare blocks ahead, and each pair of blocks on the device has a stream, so that one is copied there while
+another is computed and the C of a third comes back.
 
 duplicated
     The row of B of each entry of A, in the order of the entries, as the thesis has it: what is sent is as large as the
@@ -73,7 +73,7 @@ LIST_GRID = 528
 
 
 class Registers(NamedTuple):
-    """Rows of up to ``group * items`` products: `group` lanes a row, `items` products a lane, `warps` a thread block."""
+    """Rows of up to ``group * items`` products: `group` lanes a row, `items` a lane, `warps` a thread block."""
 
     group: int
     items: int
@@ -390,7 +390,7 @@ def _checked(a: CSR, b: CSR) -> tuple[CSR, CSR]:
     for name, m in (("A", a), ("B", b)):
         if len(m.indptr) != m.nrows + 1 or m.indptr[0] != 0 or not m.indptr[-1] == len(m.indices) == len(m.data):
             raise MatrixError(
-                f"{name}: indptr must hold {m.nrows + 1:,} offsets, from 0 to the number of entries: {len(m.indices):,} "
+                f"{name}: indptr must hold {m.nrows + 1:,} offsets, from 0 to the entries: {len(m.indices):,} "
                 f"indices, {len(m.data):,} values"
             )
     return _cast(a, dtype, a.indices.dtype), _cast(b, dtype, index_dtype(b.ncols))

@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
 from spdist.kernels import workspace
@@ -25,8 +24,8 @@ ONE = np.uint64(1)
 WORD = np.uint64(64)
 
 TAKEN, TURN, USED, FREED, CLOSED = range(0, 40, 8)
-"""Words of the state that threads share, each on a cache line of its own: blocks taken, the block whose turn it is to get
-its place, bytes of the ring handed out and freed since the start, and whether to stop."""
+"""Words of the state that threads share, each on a cache line of its own: blocks taken, the block whose turn it is to
+get its place, bytes of the ring handed out and freed since the start, and whether to stop."""
 STATE = 48
 PLACE, B_ROWS, B_ENTRIES, LENGTHS = range(4)
 """Words of what is said of a block: its place in the ring, rows and entries of its B, then rows of each group."""
@@ -36,8 +35,8 @@ NAP = 20
 """Microseconds that a thread sleeps while the ring is full."""
 
 sent_offsets = compiled(workspace.sent_offsets)
-usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
-sched_yield = types.ExternalFunction("sched_yield", types.int32())
+usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
+sched_yield: Any = types.ExternalFunction("sched_yield", types.int32())
 
 
 def _word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -90,7 +89,7 @@ def atomic_store(context: Any, words: Any, at: Any, value: Any) -> Any:
 def count_products(
     a: Any, b_indptr: Any, start: Any, stop: Any, entry_bytes: Any, product_bytes: Any, ends: Any
 ) -> Any:
-    """Count the products of rows [start, stop) of A, given as offsets and columns: ``ends[row + 1]``, from 0 at `start`.
+    """Count the products of rows [start, stop) of A, offsets and columns: ``ends[row + 1]``, from 0 at `start`.
 
     Returned are their sum, the most bytes that a row takes, and which row that is; or -1, 0 and a row whose offsets or
     columns do not fit.
@@ -208,7 +207,7 @@ def send_rows(a: Any, counted: Any, table: Any, start: Any, stop: Any, values: A
     pointers[entries_at] = 0
     pointers[products_at] = 0
     for row in range(np.uintp(start), np.uintp(stop)):
-        at = np.uintp(1) + row - np.uintp(start)
+        at: Any = np.uintp(1) + row - np.uintp(start)
         while starts[part + 1] < np.int64(row) + 1:
             part += 1
         products = ends[row + np.uintp(1)] + bases[part] - base
@@ -230,12 +229,12 @@ def copy_rows(b: Any, source: Any, stop: Any, columns: Any, column_at: Any, valu
 
 
 @compiled
-def send_distinct(a_indices: Any, first: Any, last: Any, b: Any, bits: Any, places: Any, low: Any, high: Any, numbers: Any,
-                  number_at: Any, starts: Any, start_at: Any, columns: Any, column_at: Any, values: Any,
+def send_distinct(a_indices: Any, first: Any, last: Any, b: Any, bits: Any, places: Any, low: Any, high: Any,
+                  numbers: Any, number_at: Any, starts: Any, start_at: Any, columns: Any, column_at: Any, values: Any,
                   value_at: Any) -> None:  # fmt: skip
     """Renumber the columns of entries [first, last) of A, copy the marked rows of B in order, and clear the marks."""
     for at in range(np.uintp(last - first)):
-        k = np.uint64(a_indices[np.uintp(first) + at])
+        k: Any = np.uint64(a_indices[np.uintp(first) + at])
         word = k >> np.uint64(6)
         number = np.uint64(places[word]) + ones(bits[word] & ((ONE << (k & np.uint64(63))) - ONE))
         numbers[np.uintp(number_at) + at] = number
@@ -293,8 +292,8 @@ def take_place(state: Any, number: Any, size: Any, room: Any) -> Any:
 
 
 @compiled
-def prepare_blocks(a: Any, b: Any, counted: Any, cuts: Any, distinct: Any, sizes: Any, table: Any, state: Any, ready: Any,
-                   said: Any, ring: Any, room: Any, bits: Any, places: Any) -> None:  # fmt: skip
+def prepare_blocks(a: Any, b: Any, counted: Any, cuts: Any, distinct: Any, sizes: Any, table: Any, state: Any,
+                   ready: Any, said: Any, ring: Any, room: Any, bits: Any, places: Any) -> None:  # fmt: skip
     """Prepare blocks until none is left; several threads at once, each with `bits` (zero) and `places` of its own.
 
     `ring` is the same `room` bytes as values, columns, offsets and numbers. What is said of a block, and all that was
@@ -321,8 +320,8 @@ def prepare_blocks(a: Any, b: Any, counted: Any, cuts: Any, distinct: Any, sizes
         start_at = (at + offsets[3]) // sizes[2]
         if distinct:
             number_at = (at + offsets[6]) // 4
-            send_distinct(a[1], first, last, b, bits, places, low, high, numbers, number_at, pointers, start_at, columns,
-                          column_at, values, value_at)  # fmt: skip
+            send_distinct(a[1], first, last, b, bits, places, low, high, numbers, number_at, pointers, start_at,
+                          columns, column_at, values, value_at)  # fmt: skip
         else:
             send_duplicated(a[1], first, last, b, pointers, start_at, columns, column_at, values, value_at)
         entries_at, products_at = (at + offsets[4]) // sizes[2], (at + offsets[5]) // sizes[2]

@@ -313,8 +313,8 @@ def block_layout(block: Block, types: Types) -> Layout:
     Returns
     -------
     Layout
-        ``sent`` bytes are transferred and ``end`` bytes of device memory taken. Between ``counts`` and ``end`` the device
-        memory must be zero when the block starts.
+        ``sent`` bytes are transferred and ``end`` bytes of device memory taken. Between ``counts`` and ``end`` the
+        device memory must be zero when the block starts.
     """
     sizes = block.rows, block.entries, block.b_rows, block.b_entries, int(block.distinct)
     places = list(sent_offsets(*sizes, *types))

@@ -67,8 +67,10 @@ def row_by_row(task: hyspmm.Task, prepared: hyspmm.Prepared) -> list[list[tuple[
         products = []
         for entry in range(sent["row_entries"][row], sent["row_entries"][row + 1]):
             k = sent["a_rows"][entry]
-            for at in range(sent["b_starts"][k], sent["b_starts"][k + 1]):
-                products.append((int(sent["b_columns"][at]), sent["a_values"][entry] * sent["b_values"][at]))
+            part = slice(sent["b_starts"][k], sent["b_starts"][k + 1])
+            products += zip(
+                sent["b_columns"][part].tolist(), sent["a_values"][entry] * sent["b_values"][part], strict=True
+            )
         assert len(products) == sent["row_products"][row + 1] - sent["row_products"][row]
         sums: dict[int, Any] = {}
         for column, product in products:
