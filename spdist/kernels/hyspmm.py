@@ -23,6 +23,7 @@ import collections
 import functools
 import itertools
 import logging
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -46,17 +47,19 @@ logger = logging.getLogger("spdist")
 
 SHARE = 0.9
 """Of the memory limit, what blocks may take (equation 3)."""
-BLOCKS = {"duplicated": 64, "distinct": 32}
-"""Blocks that a product is cut into where memory does not ask for more."""
-BLOCK_BYTES = {"duplicated": (16 << 20, 48 << 20), "distinct": (48 << 20, 1 << 40)}
-"""The least and the most device memory of a block: below, launches cost more than copies; above, the first waits."""
-RAMP = 8
+BLOCKS = {"duplicated": 32, "distinct": 16}
+"""The most blocks that a product is cut into where memory does not ask for more."""
+BLOCK_ENTRIES = 25_000
+"""A product of n times n of these entries of A is cut into n blocks: to prepare them takes about as long as to launch."""
+BLOCK_BYTES = 96 << 20
+"""The most device memory of a duplicated block: the first must come soon, and a thread prepares each."""
+RAMP = 12
 """The first block is so many times smaller, so that the GPU has something to do soon."""
 SAMPLE = 1 << 14
 """Entries of A in each of the three places that the choice of a variant looks at."""
 PARALLEL_ENTRIES = 1 << 18
 """Entries of A per thread that counts products: to wake a thread takes as long as to count some 100,000."""
-RING_BYTES = 256 << 20
+RING_BYTES = 576 << 20
 """Page-locked memory for prepared blocks, unless one alone needs more."""
 TRIES = 1 << 14
 """Looks at whether a block is ready before the threads are asked whether they failed."""
@@ -205,7 +208,7 @@ def _table() -> npt.NDArray[np.uint8]:
     limits = [kind.group * kind.items for kind in REGISTERS]
     table = np.searchsorted(limits, np.arange(TABLE)).astype(np.uint8)
     table[0] = LENGTH_GROUPS
-    return np.append(table, np.uint8(len(REGISTERS)))
+    return table
 
 
 class Counted(NamedTuple):
@@ -372,8 +375,10 @@ def plan(
     needed = cost.bytes(1, entries, products)
     pairs = _fitting_pairs(pairs, memory_limit, needed, widest, products)
     chosen = choose(a, b)[0] if variant == "auto" else variant
-    least, most = BLOCK_BYTES[chosen]
-    wanted = min(max(cost.bytes(a.nrows, a.nnz, counted.total()) // BLOCKS[chosen], least), most)
+    blocks = min(max(math.isqrt(a.nnz // BLOCK_ENTRIES), 1), BLOCKS[chosen])
+    wanted = _cdiv(cost.bytes(a.nrows, a.nnz, counted.total()), blocks) + cost.fixed
+    if chosen == "duplicated":
+        wanted = min(wanted, BLOCK_BYTES)
     budget = min(int(SHARE * memory_limit) // pairs, max(wanted, needed))
     return Task(a, b, counted, chosen, types, pointer, cost, pairs, budget, threads)
 
@@ -498,7 +503,8 @@ class Preparation:
         self.futures: list[Future[None]] = []
         if blocks > 1:
             pool = _threads(task.threads)
-            self.futures = [pool.submit(self._work) for _ in range(min(task.threads, blocks))]
+            count = min(max(task.threads - 1, 1), blocks)  # a core for the caller
+            self.futures = [pool.submit(self._work) for _ in range(count)]
         elif blocks:
             self._work()
 
@@ -557,6 +563,9 @@ class _Result:
     """C on the host, in page-locked memory that grows when the estimate of its entries was too low."""
 
     def __init__(self, task: Task, slots: list[_Slot]) -> None:
+        from spdist.kernels import prepare
+
+        self.code = prepare
         self.task, self.slots = task, slots  # no cycle of references: what is pinned must be free at once
         self.index, self.dtype = task.b.indices.dtype, task.dtype
         self.indptr = _array(pinned(8 * (task.a.nrows + 1)), 0, task.a.nrows + 1, np.int64)
@@ -591,7 +600,7 @@ class _Result:
 
     def shift(self, start: int, stop: int, place: int) -> None:
         """Turn the offsets of rows [start, stop) inside their block into those of C."""
-        np.add(self.local[start:stop], np.int64(place), out=self.indptr[start + 1 : stop + 1])
+        self.code.shift(self.local, start, stop, place, self.indptr)
 
     def matrix(self) -> CSR:
         """Return C."""

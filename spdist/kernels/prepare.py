@@ -29,7 +29,7 @@ get its place, bytes of the ring handed out and freed since the start, and wheth
 STATE = 48
 PLACE, B_ROWS, B_ENTRIES, LENGTHS = range(4)
 """Words of what is said of a block: its place in the ring, rows and entries of its B, then rows of each group."""
-TABLE = 1025
+TABLE = 1026
 """Products that the table of groups knows; longer rows are in the last group."""
 NAP = 20
 """Microseconds that a thread sleeps while the ring is full."""
@@ -353,3 +353,10 @@ def free_place(state: Any, end: Any) -> None:
 def close(state: Any) -> None:
     """Let the threads stop."""
     atomic_store(state, CLOSED, 1)
+
+
+@compiled
+def shift(local: Any, start: Any, stop: Any, place: Any, indptr: Any) -> None:
+    """Turn the offsets of rows [start, stop) inside their block, each of its end, into those of C."""
+    for row in range(np.uintp(start), np.uintp(stop)):
+        indptr[row + np.uintp(1)] = place + local[row]
