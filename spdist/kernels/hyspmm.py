@@ -50,11 +50,13 @@ SHARE = 0.9
 BLOCKS = {"duplicated": 32, "distinct": 16}
 """The most blocks that a product is cut into where memory does not ask for more."""
 BLOCK_ENTRIES = 25_000
-"""A product of n times n of these entries of A is cut into n blocks: to prepare them takes about as long as to launch."""
+"""Squares of blocks grow with these entries of A: to prepare a block then takes as long as to launch them all."""
 BLOCK_BYTES = 96 << 20
 """The most device memory of a duplicated block: the first must come soon, and a thread prepares each."""
 RAMP = 12
 """The first block is so many times smaller, so that the GPU has something to do soon."""
+FEW_BLOCKS = 4
+"""So many are all as large: threads prepare them at once."""
 SAMPLE = 1 << 14
 """Entries of A in each of the three places that the choice of a variant looks at."""
 PARALLEL_ENTRIES = 1 << 18
@@ -283,10 +285,10 @@ class Task:
         from spdist.kernels.prepare import cut
 
         most = INT32_MAX if self.pointer.itemsize == 4 else np.iinfo(np.int64).max
-        whole = self.cost.bytes(self.a.nrows, self.a.nnz, self.total) <= self.budget
         budget = self.budget - self.cost.fixed
+        few = self.cost.bytes(self.a.nrows, self.a.nnz, self.total) <= FEW_BLOCKS * budget
         cuts = np.empty(self.a.nrows + 1, np.int64)
-        first = budget if whole else budget // RAMP
+        first = budget if few else budget // RAMP
         count = int(cut(self.counted, self.a.indptr, budget, first, most, self.cost[:3], cuts))
         self.cuts = cuts[: count + 1]
 

@@ -155,7 +155,7 @@ def test_products_are_counted_by_threads(threads, monkeypatch):
     st.integers(0, 10**5), st.integers(0, 10**5), st.integers(1, 1000), st.integers(0, 40),
 )  # fmt: skip
 def test_blocks_are_cut_by_bytes_and_products(rows, budget, first_budget, most, part):
-    from spdist.kernels.prepare import cut
+    from spdist.kernels.prepare import RISE, cut
 
     products = np.array([p * e for p, e in rows], np.int64)
     indptr = np.cumsum([0, *(e for _, e in rows)])
@@ -176,7 +176,7 @@ def test_blocks_are_cut_by_bytes_and_products(rows, budget, first_budget, most, 
 
         assert stop == start + 1 or (stop > start and fits(stop))
         assert stop == len(rows) or not fits(stop + 1)
-        allowed = min(2 * allowed, budget)
+        allowed = min(allowed + allowed // RISE, budget)
     assert cuts[0] == 0
     assert cuts[count] == len(rows)
 
