@@ -53,7 +53,7 @@ BLOCK_ENTRIES = 25_000
 """Squares of blocks grow with these entries of A: to prepare a block then takes as long as to launch them all."""
 BLOCK_BYTES = 96 << 20
 """The most device memory of a duplicated block: the first must come soon, and a thread prepares each."""
-RAMP = 12
+RAMP = 4
 """The first block is so many times smaller, so that the GPU has something to do soon."""
 FEW_BLOCKS = 4
 """So many are all as large: threads prepare them at once."""

@@ -31,8 +31,8 @@ PLACE, B_ROWS, B_ENTRIES, LENGTHS = range(4)
 """Words of what is said of a block: its place in the ring, rows and entries of its B, then rows of each group."""
 TABLE = 1026
 """Products that the table of groups knows; longer rows are in the last group."""
-RISE = 6
-"""A block is larger than the one before by one in so many, until the budget is reached: a thread takes about six times as
+RISE = 4
+"""A block is larger than the one before by one in so many, until the budget is reached: a thread takes several times as
 long to prepare a block as the GPU to be done with it, and all threads begin at once."""
 NAP = 20
 """Microseconds that a thread sleeps while the ring is full."""
@@ -133,8 +133,8 @@ def products_before(counted: Any, row: Any) -> Any:
 def cut(counted: Any, a_indptr: Any, budget: Any, first_budget: Any, most: Any, costs: Any, cuts: Any) -> Any:
     """Cut the rows into blocks of at most `budget` bytes, `most` products and entries, and of one row at least.
 
-    The first block may take `first_budget` bytes, each one after it a little more than the one before. Written are where
-    blocks start and the last ends; returned how many there are.
+    The first block may take `first_budget` bytes, each one after it a little more than the one before. Written are
+    where blocks start and the last ends; returned how many there are.
     """
     nrows = np.int64(len(a_indptr) - 1)
     start, number = np.int64(0), np.int64(0)
