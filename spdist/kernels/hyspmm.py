@@ -53,7 +53,7 @@ BLOCK_ENTRIES = 25_000
 """Squares of blocks grow with these entries of A: to prepare a block then takes as long as to launch them all."""
 BLOCK_BYTES = 96 << 20
 """The most device memory of a duplicated block: the first must come soon, and a thread prepares each."""
-RAMP = 4
+RAMP = 12
 """The first block is so many times smaller, so that the GPU has something to do soon."""
 FEW_BLOCKS = 4
 """So many are all as large: threads prepare them at once."""
@@ -712,8 +712,8 @@ class _Pipeline:
                     self.start(self.slots[number % task.pairs], blocks.take(number))
                     number += 1
         finally:
-            blocks.close()
             self.synchronize()
+            blocks.close()
         while self.copied:
             self.result.shift(*self.copied.popleft())
         logger.info("hyspmm: %d blocks, %s, %d pairs of %d bytes", count, task.variant, task.pairs, task.budget)

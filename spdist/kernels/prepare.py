@@ -31,7 +31,7 @@ PLACE, B_ROWS, B_ENTRIES, LENGTHS = range(4)
 """Words of what is said of a block: its place in the ring, rows and entries of its B, then rows of each group."""
 TABLE = 1026
 """Products that the table of groups knows; longer rows are in the last group."""
-RISE = 4
+RISE = 6
 """A block is larger than the one before by one in so many, until the budget is reached: a thread takes several times as
 long to prepare a block as the GPU to be done with it, and all threads begin at once."""
 NAP = 20

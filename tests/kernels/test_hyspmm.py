@@ -113,6 +113,7 @@ def test_blocks_hold_the_product(pair, variant, tight):
     assert [row for p in blocks for row in row_by_row(task, p)] == reference(a, b)
     for p in blocks:
         assert p.layout.end <= task.cost.bytes(p.block.rows, p.block.entries, p.block.products)
+        assert p.layout.sent <= task.ring_bytes()
         assert p.lengths.sum() == np.count_nonzero(np.diff(sent_arrays(task, p)["row_products"]))
 
 
