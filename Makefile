@@ -1,11 +1,11 @@
-# make demo | test | check | bench | clean. The first of them sets up .venv; nothing else is needed beforehand.
+# make demo | test | check | gpu | bench | clean. The first of them sets up .venv; nothing else is needed beforehand.
 
 BIN := .venv/bin
 PROBE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.12 python3.11 python3.13 python3; do \
 	"$$name" -c '$(PROBE)' 2>/dev/null && { echo "$$name"; break; }; done)
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check gpu bench clean
 
 demo: .venv/installed
 	@$(BIN)/python workflows/demo.py
@@ -19,6 +19,10 @@ check: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/pytest -m "not gpu and not slow"
 	$(BIN)/pytest --doctest-modules spdist
+
+gpu: .venv/installed
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,cu13]"
+	@$(BIN)/pytest -m gpu
 
 bench: .venv/installed
 	@for script in $$(grep -l __main__ benchmarks/*.py); do echo "$$script"; $(BIN)/python "$$script" || exit 1; done

@@ -40,7 +40,7 @@ from spdist.csr import CSR, from_scipy
 
 HERE = Path(__file__).resolve().parent
 KERNELS = {"rowwise": "gpu", "esc": "esc", "hyspmm": "hyspmm"}
-"""Module of spdist.kernels by method; other methods, such as "auto", go through spdist.spgemm."""
+"""Module of spdist.kernels by method; "numeric" is rowwise on a known pattern, others go through spdist.spgemm."""
 ON_HOST = ("hyspmm",)
 """Methods whose operands and product stay on the host; their time includes both transfers."""
 DTYPES = ("float32", "float64", "complex64", "complex128")
@@ -66,10 +66,24 @@ def find_methods(names: list[str], deterministic: bool, probe: bool = True) -> d
     found: dict[str, Bind] = {}
     for name in names:
         try:
-            found[name] = _kernel(name, deterministic) if name in KERNELS else _public(name, deterministic, probe)
+            found[name] = _method(name, deterministic, probe)
         except (ImportError, LookupError) as error:
             print(f"{name}: left out, not there ({error})")
     return found
+
+
+def _method(name: str, deterministic: bool, probe: bool) -> Bind:
+    """Return one method."""
+    if name == "numeric":
+        return functools.partial(_numeric, deterministic)
+    return _kernel(name, deterministic) if name in KERNELS else _public(name, deterministic, probe)
+
+
+def _numeric(deterministic: bool, a: CSR, b: CSR) -> Callable[[], CSR]:
+    """Return the product on a pattern that is known, as for every step but the first of many on one structure."""
+    from spdist.kernels import gpu
+
+    return functools.partial(gpu.numeric, gpu.symbolic(a, b, deterministic=deterministic), a, b)
 
 
 def _kernel(name: str, deterministic: bool) -> Bind:

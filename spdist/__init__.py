@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spdist.api import Callbacks, Report, matmul, multiply, plan, save, spgemm, verify
+    from spdist.api import Callbacks, Report, matmul, multiply, plan, save, verify
     from spdist.errors import (
         CorruptError,
         InputError,
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from spdist.generators import generate
+    from spdist.inmemory import numeric, spgemm, symbolic
     from spdist.interchange import export_matrix, import_matrix
     from spdist.storage import open_matrix as open
 
 __version__ = "0.1.0"
 
 _HOME = {
-    **dict.fromkeys(("Callbacks", "Report", "matmul", "multiply", "plan", "save", "spgemm", "verify"), "spdist.api"),
+    **dict.fromkeys(("Callbacks", "Report", "matmul", "multiply", "plan", "save", "verify"), "spdist.api"),
+    **dict.fromkeys(("numeric", "spgemm", "symbolic"), "spdist.inmemory"),
     **dict.fromkeys(
         (
             "CorruptError",
@@ -60,10 +62,12 @@ __all__ = [
     "import_matrix",
     "matmul",
     "multiply",
+    "numeric",
     "open",
     "plan",
     "save",
     "spgemm",
+    "symbolic",
     "verify",
 ]
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +19,9 @@ import scipy.sparse as sp
 
 from spdist import storage
 from spdist.csr import CSR, from_scipy, result_dtype
-from spdist.errors import InputError, MatrixError, ResumeError, VerificationError
-from spdist.scheduler.plan import Plan
+from spdist.errors import InputError, ResumeError, VerificationError
+from spdist.inmemory import spgemm
+from spdist.scheduler.plan import MAX_BLOCK_PRODUCTS, Plan
 from spdist.staging import staged_matrix
 from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
 from spdist.text import parse_bytes
@@ -64,61 +69,6 @@ class Report:
         return asdict(self)
 
 
-# -- in memory ---------------------------------------------------------------------------------------------------------
-
-
-def spgemm(a: Any, b: Any, method: Engine = "auto", *, threads: int | None = None) -> Any:
-    """Multiply two SciPy sparse matrices or arrays in memory.
-
-    Parameters
-    ----------
-    a, b : scipy.sparse matrix or array
-        Two-dimensional, any format; rows need not be sorted. dtypes: bool, integers, float32/64, complex64/128.
-    method : {"auto", "scipy", "numba"}
-        The engine; "auto" picks from a cheap look at the operands.
-    threads : int, optional
-        By default one per core.
-
-    Returns
-    -------
-    scipy.sparse matrix or array
-        Of the kind of `a` (matrix or array), by columns if both are `csc`, else by rows. Rows sorted, no duplicates;
-        entries that cancel to zero are kept, so that the pattern is the structural product's.
-
-    Raises
-    ------
-    MatrixError
-        If the shapes do not fit, or an operand is not a matrix spdist multiplies.
-
-    Examples
-    --------
-    >>> import scipy.sparse as sp
-    >>> spgemm(sp.eye_array(3, format="csr"), sp.eye_array(3, format="csr")).nnz
-    3
-    """
-    from spdist.kernels import cpu
-
-    by_columns = getattr(a, "format", "") == getattr(b, "format", "") == "csc"
-    left, right = (from_scipy(b.T), from_scipy(a.T)) if by_columns else (from_scipy(a), from_scipy(b))
-    _check_engine(method)
-    if left.ncols != right.nrows:
-        raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
-    c = cpu.multiply(left, right, engine=method, threads=threads or os.cpu_count() or 1)
-    out = c.to_scipy()
-    out.has_canonical_format = True
-    if isinstance(a, sp.sparray):
-        out = _as_array(out)
-    return out.T if by_columns else out
-
-
-def _as_array(m: Any) -> Any:
-    """Return the `csr_array` on the arrays of a `csr_matrix`."""
-    out = sp.csr_array(m.shape, dtype=m.dtype)
-    out.indptr, out.indices, out.data = m.indptr, m.indices, m.data
-    out.has_canonical_format = True
-    return out
-
-
 def save(url: str | Path, matrix: Any, *, overwrite: bool = False) -> StoredMatrix:
     """Store a SciPy sparse matrix or array as a matrix in Zarr.
 
@@ -146,11 +96,9 @@ def save(url: str | Path, matrix: Any, *, overwrite: bool = False) -> StoredMatr
 
 def claim(target: str, *, overwrite: bool) -> str:
     """Return where to write a new matrix: at `target`, or beside it where a whole one is to be replaced at the end."""
+    _check_target(target, overwrite=overwrite)
     if not storage.exists(target):
-        _check_parent(target)
         return target
-    if not overwrite:
-        raise InputError(f"{target} exists; choose another name or pass --overwrite (overwrite=True)")
     if storage.read_facts(target).get("state") == "unfinished":
         storage.remove(target)
         return target
@@ -158,6 +106,13 @@ def claim(target: str, *, overwrite: bool) -> str:
     if storage.exists(place):
         storage.remove(place)
     return place
+
+
+def _check_target(target: str, *, overwrite: bool) -> None:
+    if not storage.exists(target):
+        _check_parent(target)
+    elif not overwrite:
+        raise InputError(f"{target} exists; choose another name or pass --overwrite (overwrite=True)")
 
 
 def _check_parent(target: str) -> None:
@@ -325,53 +280,98 @@ def multiply(
     job = _prepare(a, b, c, engine, memory_limit, grid, resume=resume, overwrite=overwrite)
     if isinstance(job, Report):
         return _verified(job, a, b, c, callbacks) if check else job
-    if job.resumed:
-        callbacks.resumed(info(job.place)["durable"])
-    callbacks.planned(job.plan)
-    outcome = job.run(workers, scheduler, callbacks)
+    if job.unfinished:
+        callbacks.resumed(info(job.unfinished)["durable"])
+    made, outcome = job.run(workers, scheduler, callbacks)
     report = Report(
-        outcome.nnz, outcome.blocks, time.perf_counter() - begin, job.plan.engine, outcome.peak_memory,
-        job.plan.memory_limit, job.plan.grid, "resumed" if job.resumed else "computed", outcome.stages,
+        outcome.nnz, outcome.blocks, time.perf_counter() - begin, made.engine, outcome.peak_memory,
+        made.memory_limit, made.grid, "resumed" if job.unfinished else "computed", outcome.stages,
     )  # fmt: skip
     return _verified(report, a, b, c, callbacks) if check else report
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A product about to run: operands, plan, and where C is being written."""
+    """A product about to run: operands, what gives its plan, and where C goes.
+
+    Attributes
+    ----------
+    plan : callable
+        Makes the plan, or restores the stored one.
+    unfinished : str
+        Where the C lies that is to be continued; empty for a new one.
+    overwrite : bool
+        Whether a new C may replace what lies at `target`.
+    """
 
     a: StoredMatrix
     b: StoredMatrix
-    plan: Plan
+    plan: Callable[[], Plan]
     target: str
-    place: str
+    unfinished: str
+    overwrite: bool
     facts: dict[str, Any]
-    resumed: bool
 
-    def run(self, workers: int | None, scheduler: str | None, callbacks: Callbacks) -> Any:
-        """Run the plan and finish C."""
-        from spdist.scheduler.cluster import connect
+    def run(self, workers: int | None, scheduler: str | None, callbacks: Callbacks) -> tuple[Plan, Any]:
+        """Plan, run the plan and finish C."""
         from spdist.scheduler.run import JOURNAL, execute
 
-        layout = Layout(self.place, self.b.ncols, result_dtype(self.a.dtype, self.b.dtype), self.plan.chunk)
-        urls = (self.a.url, self.b.url, self.place)
-        local = any(storage.in_process(url) for url in urls)
-        if local and scheduler is not None:
-            raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
-        with connect(workers=workers, scheduler=scheduler, processes=not local, blocks=len(self.plan.blocks)) as client:
-            if not self.resumed:
-                storage.begin(self.place, self.facts)
-                storage.write_note(self.place, PLAN_NOTE, self.plan.to_json().encode())
+        with self._ready(workers, scheduler, callbacks) as (client, made):
+            place = self.unfinished or claim(self.target, overwrite=self.overwrite)
+            if not self.unfinished:
+                storage.begin(place, self.facts)
+                storage.write_note(place, PLAN_NOTE, made.to_json().encode())
+            layout = Layout(place, self.b.ncols, result_dtype(self.a.dtype, self.b.dtype), made.chunk)
             name = uuid.uuid4().hex[:8]
-            outcome, layout = execute(
-                client, self.plan, self.a, self.b, layout, name, callbacks.started, callbacks.progress
-            )
+            outcome, layout = execute(client, made, self.a, self.b, layout, name, callbacks.started, callbacks.progress)
         storage.finish(layout, self.a.nrows, outcome.nnz, self.facts)
         for note in (PLAN_NOTE, JOURNAL):
-            storage.remove_note(self.place, note)
-        if self.place != self.target:
-            storage.move(self.place, self.target)
-        return outcome
+            storage.remove_note(place, note)
+        if place != self.target:
+            storage.move(place, self.target)
+        return made, outcome
+
+    @contextlib.contextmanager
+    def _ready(self, workers: int | None, scheduler: str | None, callbacks: Callbacks) -> Iterator[tuple[Any, Plan]]:
+        """Give the workers' client and the plan. Workers start meanwhile where it is sure to have blocks for all."""
+        from spdist.scheduler.cluster import connect
+        from spdist.scheduler.stages import warm
+
+        local = any(storage.in_process(url) for url in (self.a.url, self.b.url, self.target))
+        if local and scheduler is not None:
+            raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
+        where: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "processes": not local}
+        most = workers or os.cpu_count() or 1
+        if local or scheduler is not None or self._products() < most * MAX_BLOCK_PRODUCTS:
+            made = self.plan()
+            callbacks.planned(made)
+            with connect(**where, blocks=len(made.blocks)) as client:
+                yield client, made
+            return
+        planning = _in_background(self.plan)
+        with connect(**where, blocks=most) as client:
+            client.run(warm, self.a, self.b)
+            made = planning.result()
+            callbacks.planned(made)
+            yield client, made
+
+    def _products(self) -> int:
+        """Guess the products: as if rows of B were of one length."""
+        return self.a.nnz * self.b.nnz // max(self.b.nrows, 1)
+
+
+def _in_background(function: Callable[[], Plan]) -> Future[Plan]:
+    """Call a function in a thread that nobody waits for if the program is interrupted."""
+    future: Future[Plan] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return future
 
 
 def _prepare(
@@ -385,7 +385,9 @@ def _prepare(
     resume: bool,
     overwrite: bool,
 ) -> _Job | Report:
-    """Check everything that can be checked before work starts; return the job, or the report of a finished one."""
+    """Check what can be checked before work starts; return the job, or the report of a finished one."""
+    from spdist.scheduler.sizes import check_operands
+
     _check_engine(engine)
     left, right, target = _stored(a), _stored(b), storage.normalise(c)
     if resume and overwrite:
@@ -408,11 +410,14 @@ def _prepare(
             return Report(m.nnz, 0, 0.0, engine, 0, parse_bytes(memory_limit), {}, "already finished", {})
         content = storage.read_note(found[0], PLAN_NOTE)
         if content is not None:
-            return _Job(left, right, Plan.from_json(content), target, found[0], facts, True)
+            stored = Plan.from_json(content)
+            return _Job(left, right, lambda: stored, target, found[0], False, facts)
         storage.remove(found[0])
-    made = plan(left, right, engine=engine, memory_limit=memory_limit, grid=grid)
-    place = claim(target, overwrite=overwrite)
-    return _Job(left, right, made, target, place, facts, False)
+    check_operands(left, right, grid)
+    limit = parse_bytes(memory_limit)
+    _check_target(target, overwrite=overwrite)
+    make = functools.partial(plan, left, right, engine=engine, memory_limit=limit, grid=grid)
+    return _Job(left, right, make, target, "", overwrite, facts)
 
 
 def _unfinished(target: str) -> tuple[str, dict[str, Any]] | None:

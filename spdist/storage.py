@@ -20,7 +20,7 @@ import json
 import shutil
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -355,6 +355,10 @@ def compresses(values: ValueArray) -> bool:
 # -- a matrix ----------------------------------------------------------------------------------------------------------
 
 
+Held = tuple[int, CSR]
+"""Rows in memory, and the place of their first entry in the stored matrix."""
+
+
 @dataclass(frozen=True)
 class StoredMatrix:
     """A finished matrix in Zarr; opens its arrays where it is used, so it travels to workers as a few hundred bytes."""
@@ -428,6 +432,29 @@ class StoredMatrix:
         offsets = self.read_indptr(start, stop)
         indices = self.read_indices(int(offsets[0]), int(offsets[-1]))
         return CSR(offsets - offsets[0], indices, indices, (stop - start, self.ncols))
+
+    def entries(self, first: int, last: int, held: Sequence[Held] = ()) -> tuple[ValueArray, ValueArray]:
+        """Return columns and values of entries ``[first:last)``; those that are held are copied, the rest is read."""
+        indices, data = np.empty(last - first, index_dtype(self.ncols)), np.empty(last - first, self.dtype)
+        at = first
+        for place, rows in sorted(held, key=lambda one: one[0]):
+            low, high = max(at, place), min(last, place + rows.nnz)
+            if low < high:
+                self._read_into(indices, data, first, at, low)
+                indices[low - first : high - first] = rows.indices[low - place : high - place]
+                data[low - first : high - first] = rows.data[low - place : high - place]
+                at = high
+        self._read_into(indices, data, first, at, last)
+        return indices, data
+
+    def _read_into(self, indices: ValueArray, data: ValueArray, origin: int, first: int, last: int) -> None:
+        """Read entries ``[first:last)`` to where they belong, `origin` being the entry that comes first."""
+        step = 2 * READ_CHUNKS * self.indices.chunk
+        while first < last:
+            stop = min(last, first - first % step + step)
+            indices[first - origin : stop - origin] = self.read_indices(first, stop)
+            data[first - origin : stop - origin] = self.data.read(first, stop)
+            first = stop
 
     def take(self, rows: Int64Array, *, values: bool = True) -> CSR:
         """Read the given rows, reading only the Zarr chunks that hold them.

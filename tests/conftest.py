@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -11,7 +9,23 @@ import scipy.sparse as sp
 from spdist import api
 from spdist.storage import StoredMatrix
 
-SETTINGS_DIR = Path(__file__).parent
+
+def has_gpu() -> bool:
+    """Whether CuPy is there and sees a GPU."""
+    try:
+        import cupy
+
+        return bool(cupy.cuda.runtime.getDeviceCount() > 0)
+    except Exception:  # no CuPy, no driver, no device: each with an error of its own
+        return False
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip the tests for a GPU where there is none; the summary says so."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not has_gpu():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device and CuPy: run make gpu where there is one"))
 
 
 def random_matrix(nrows: int, ncols: int, per_row: float, seed: int, dtype: str = "float64") -> sp.csr_matrix:

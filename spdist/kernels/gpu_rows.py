@@ -98,8 +98,14 @@ class Kernels:
                 **{f"analyse {g}": f"analyse_rows<{ip},{g}>" for g in (2, 4, 8, 32)},
             },
             "sort_rows.cu": {
-                **{f"count {s}": f"count_rows<{ip},{s.group},{_power(s.most)},{s.warps}>" for s in SORT_CLASSES},
-                **{f"fill {s}": f"sort_rows<{vip},u32,{s.group},{s.items},{s.warps}>" for s in SORT_CLASSES},
+                **{
+                    f"count {n}": f"count_rows<{ip},{s.group},{_power(s.most)},{s.warps}>"
+                    for n, s in enumerate(SORT_CLASSES)
+                },
+                **{
+                    f"fill {n}": f"sort_rows<{vip},u32,{s.group},{s.items},{s.warps}>"
+                    for n, s in enumerate(SORT_CLASSES)
+                },
             },
             "node_rows.cu": {
                 **{f"same {g}": f"same_rows<{ip},{g}>" for g in (8, 32)},
@@ -185,6 +191,10 @@ class Facts:
     def __getitem__(self, slot: int) -> int:
         return int(self.host[slot])
 
+    def class_rows(self) -> list[int]:
+        """Return the rows of each class, the empty rows first."""
+        return [int(count) for count in self.host[COUNTS : COUNTS + SLOTS].tolist()]
+
 
 @dataclass(eq=False)
 class Operands:
@@ -228,6 +238,11 @@ class Rows:
     rows: Any
     count: int
 
+    @property
+    def waits(self) -> bool:
+        """Whether the facts must be read between `prepare` and `prepared`."""
+        return False
+
     def prepare(self, x: Operands) -> None:
         """Find out on the device what `count_entries` needs; the facts are read afterwards."""
 
@@ -259,7 +274,7 @@ class SortRows(Rows):
     def _launch(self, x: Operands, step: str, args: tuple[Any, ...]) -> None:
         grid = ceil_div(self.count, self.kind.rows_per_block)
         args = (u32(self.count), self.rows, *args)
-        x.kernels.launch("sort_rows.cu", f"{step} {self.kind}", grid, 32 * self.kind.warps, args)
+        x.kernels.launch("sort_rows.cu", f"{step} {self.number}", grid, 32 * self.kind.warps, args)
 
 
 @dataclass(eq=False)
@@ -272,6 +287,11 @@ class NodeRows(Rows):
     width: int = 0
     most_rows: int = 1
     most_entries: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Nodes are counted on the device."""
+        return True
 
     def prepare(self, x: Operands) -> None:
         """Find the nodes, and the rows that are none."""
@@ -348,11 +368,17 @@ class RankRows(Rows):
     counts: Any = None
     width: int = 0
 
+    @property
+    def waits(self) -> bool:
+        """Whether the widest task must be known: where no bound is narrow enough."""
+        return self.width == 0
+
     def prepare(self, x: Operands) -> None:
         """Make the tasks: parts of rows."""
         import cupy
 
         self.parts = workspace.rank_parts(self.kind.parts, x.b.ncols, self.count)
+        self.width = workspace.rank_width(x.b.ncols, self.parts)
         tasks = self.count * self.parts
         self.tasks, self.counts = cupy.empty(tasks, np.uint32), cupy.empty(tasks, np.uint32)
         self.spans = cupy.empty(2 * tasks, np.int64)
@@ -362,7 +388,7 @@ class RankRows(Rows):
 
     def prepared(self, x: Operands) -> None:
         """Note the widest task."""
-        self.width = x.facts[WIDTHS + self.number]
+        self.width = self.width or x.facts[WIDTHS + self.number]
 
     def count_entries(self, x: Operands) -> None:
         """Write the lengths of the rows of C."""

@@ -13,7 +13,7 @@
 // have the same numbers, and columns and values are those of B, overwritten in place). Row k of B lies at b_starts[k].
 // The products of an entry of C are added in the order of A's entries to a zero, one rounding each: the same bits for
 // every variant and every cut into blocks.
-#include "sort_keys.cuh"
+#include "sort.cuh"
 
 enum Group { R16, R32, R64, R128, R256, R384, R512, R1024, NARROW, WIDE, GLOBAL, GROUPS };
 enum Status { ENTRIES_OF_C, NOT_CANONICAL };  // the first is written by `offsets` of rows.cu

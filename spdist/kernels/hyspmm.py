@@ -675,7 +675,7 @@ class _Pipeline:
 
         self.cuda, self.task = cupy.cuda, task
         device = cupy.cuda.runtime.getDevice()
-        key = np.uint32 if task.b.ncols <= 1 << 22 else np.uint64
+        key = np.dtype(np.uint32 if task.b.ncols <= 1 << 22 else np.uint64)
         self.kernels = _kernels(device, *map(c_type, (task.dtype, task.b.indices.dtype, task.pointer, key)))
         status = _array(pinned(16 * task.pairs), 0, workspace.STATUS * task.pairs, np.int64)
         self.slots = [

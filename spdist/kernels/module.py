@@ -12,25 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from spdist.errors import MatrixError
 
 FOLDER = Path(__file__).parent
-HEADERS = ("common.cuh", "sort_keys.cuh")
+HEADERS = ("common.cuh", "sort.cuh")
 C_TYPES = {
-    "float32": "float",
-    "float64": "double",
-    "complex64": "Complex<float>",
-    "complex128": "Complex<double>",
-    "int32": "int",
-    "int64": "long long",
-    "uint32": "u32",
-    "uint64": "u64",
+    np.dtype(np.float32): "float",
+    np.dtype(np.float64): "double",
+    np.dtype(np.complex64): "Complex<float>",
+    np.dtype(np.complex128): "Complex<double>",
+    np.dtype(np.int32): "int",
+    np.dtype(np.int64): "long long",
 }
 
 
-def c_type(dtype: npt.DTypeLike) -> str:
+def c_type(dtype: np.dtype[Any]) -> str:
     """Return the kernels' name of a dtype.
 
     Raises
@@ -38,10 +35,10 @@ def c_type(dtype: npt.DTypeLike) -> str:
     MatrixError
         If the GPU kernels do not know the dtype.
     """
-    name = np.dtype(dtype).name
-    if name not in C_TYPES:
-        raise MatrixError(f"dtype {name} is not multiplied on the GPU: convert it to float32, float64 or complex")
-    return C_TYPES[name]
+    name = C_TYPES.get(dtype)
+    if name is None:
+        raise MatrixError(f"dtype {dtype} is not multiplied on the GPU: convert it to float32, float64 or complex")
+    return name
 
 
 def options() -> tuple[str, ...]:

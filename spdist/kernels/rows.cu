@@ -11,14 +11,14 @@ constexpr int CLASSES = 16;
 // Row length of B at one entry of A; 0 where the entry or B's offsets are out of range.
 template <typename Index, typename Pointer>
 __device__ __forceinline__ u64 products_of(const Index k, const i64 nrows_b, const i64 nnz_b,
-                                           const Pointer* __restrict__ b_indptr, bool& bad) {
+                                           const Pointer* __restrict__ b_indptr, bool& bad, bool& bad_b) {
     if (k < 0 || k >= nrows_b) {
         bad = true;
         return 0;
     }
     const i64 first = b_indptr[k], last = b_indptr[k + 1];
     const bool wrong = first < 0 || last < first || last > nnz_b;
-    bad |= wrong;
+    bad_b |= wrong;
     return wrong ? 0 : last - first;
 }
 
@@ -46,7 +46,7 @@ analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_
     if (threadIdx.x == 0) waits = 0;
     __syncthreads();
     const int lane = threadIdx.x % GROUP, warp_lane = threadIdx.x % 32;
-    bool bad = false;
+    bool bad = false, bad_b = false;
     u64 total = 0, largest = 0, longest = 0;
     for (i64 first_row = (i64)blockIdx.x * (256 / GROUP); first_row < nrows; first_row += (i64)gridDim.x * (256 / GROUP)) {
         const i64 row = first_row + threadIdx.x / GROUP;
@@ -59,7 +59,7 @@ analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_
         u64 count = 0;
         if (!is_long) {
 #pragma unroll 4
-            for (i64 at = begin + lane; at < end; at += GROUP) count += products_of(a_indices[at], nrows_b, nnz_b, b_indptr, bad);
+            for (i64 at = begin + lane; at < end; at += GROUP) count += products_of(a_indices[at], nrows_b, nnz_b, b_indptr, bad, bad_b);
         }
 #pragma unroll
         for (int step = GROUP / 2; step > 0; step /= 2) count += __shfl_xor_sync(FULL_WARP, count, step);
@@ -86,7 +86,7 @@ analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_
                 const i64 from = a_indptr[waiting[which]], to = a_indptr[waiting[which] + 1];
                 u64 part = 0;
 #pragma unroll 8
-                for (i64 at = from + threadIdx.x; at < to; at += 256) part += products_of(a_indices[at], nrows_b, nnz_b, b_indptr, bad);
+                for (i64 at = from + threadIdx.x; at < to; at += 256) part += products_of(a_indices[at], nrows_b, nnz_b, b_indptr, bad, bad_b);
                 part = block_sum<8>(part, scratch);
                 if (threadIdx.x > 0) continue;
                 total += part;
@@ -104,7 +104,6 @@ analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_
         }
     }
     u64 falls = 0, falls_at_rows = 0;
-    bool bad_b = false;
     const i64 thread = (i64)blockIdx.x * 256 + threadIdx.x, threads = (i64)gridDim.x * 256;
 #pragma unroll 4
     for (i64 at = thread; at < nnz_b; at += threads) {
@@ -114,6 +113,7 @@ analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_
     }
     for (i64 r = thread; r < nrows_b; r += threads) {
         const i64 start = b_indptr[r];
+        bad_b |= start < 0 || b_indptr[r + 1] < start || b_indptr[r + 1] > nnz_b;
         if (start > 0 && start < nnz_b && b_indptr[r + 1] > start) falls_at_rows += b_indices[start] <= b_indices[start - 1];
     }
     total = block_sum<8>(total, scratch);

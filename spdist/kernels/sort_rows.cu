@@ -3,7 +3,8 @@
 //
 // Expansion with every lane busy whatever the row lengths of B, then sort and compress: L. Polok, V. Ila, P. Smrz, "Fast
 // Sparse Matrix Multiplication on GPU", HPC 2015, here for one row of C at a time and without leaving the chip.
-#include "sort_keys.cuh"
+#include "common.cuh"
+#include "sort.cuh"
 
 // Walk the products of one row of C with GROUP lanes, all of them busy whatever the lengths of B's rows.
 //
@@ -156,7 +157,8 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
         mine += head;
     }
     const int through = inclusive_sum<GROUP>(mine, lane);
-    const int nnz = take(through, GROUP - 1, GROUP);  // after which all keys are in registers
+    const int nnz = take(through, GROUP - 1, GROUP);
+    __syncwarp();  // all keys are in registers: the slots can be written again
     store_keys<ITEMS>(slots, keys, lane);
     int head = through - mine;
 #pragma unroll

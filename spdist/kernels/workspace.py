@@ -111,6 +111,12 @@ NODE_COLUMNS = 1 << 16
 PART_COLUMNS = 1 << 16
 """Columns that a part of a row should not span more of, where there may be more parts."""
 MOST_PARTS = 16
+RANKED = 6
+"""Classes, the last ones, whose rows may be ranked or form nodes: those of more than 512 products."""
+SMALL_PRODUCTS = 1 << 18
+"""Products of a matrix up to which the host does not wait for nnz(C): its buffers hold all products."""
+SCRATCH_BYTES = 1 << 16
+"""For facts, and for rounding up of allocations."""
 TASK_BYTES = 64 << 20
 """Bytes for the tasks of one class, whatever its rows."""
 SHARED_BYTES = 160 << 10
@@ -135,6 +141,18 @@ def rank_parts(parts: int, ncols: int, rows: int) -> int:
     """Return into how many parts each row of a class is cut: at least `parts`, unless the tasks would take too much."""
     wanted = max(parts, min(MOST_PARTS, ceil_div(ncols, PART_COLUMNS)))
     return max(1, min(wanted, TASK_BYTES // (24 * max(rows, 1))))
+
+
+def rank_width(ncols: int, parts: int) -> int:
+    """Bound the columns of a part of a row; 0 where the bound is too wide to be used untested.
+
+    Examples
+    --------
+    >>> rank_width(100_000, 2), rank_width(10**9, 16)
+    (50048, 0)
+    """
+    width = _round_up(ceil_div(ncols + 63, parts), 64)
+    return width if width <= PART_COLUMNS else 0
 
 
 def rank_count_window(width: int) -> int:
@@ -184,34 +202,161 @@ def node_fill_shared(words: int, rows: int, most_entries: int, value_itemsize: i
     return capacity, values + _round_up(8 * words + 4 * capacity, 16)
 
 
-def rowwise_workspace(nrows_a: int, nrows_b: int, ncols: int, class_rows: list[int], nodes: bool, facts: int) -> int:
+def rowwise_workspace(
+    nrows_a: int, nrows_b: int, ncols: int, class_rows: list[int], value_itemsize: int, index_itemsize: int
+) -> int:
     """Bound the device bytes that the row-by-row product on the GPU takes beyond A, B and C.
+
+    Operands whose dtypes differ are copied as well: add `cast_bytes` for each.
 
     Parameters
     ----------
     nrows_a, nrows_b, ncols : int
         Rows of A and B, columns of C.
     class_rows : list of int
-        Rows of each class, without the empty rows; the last ones are those of more than 1,024 products.
-    nodes : bool
-        Whether nodes are looked for.
-    facts : int
-        Numbers in the block of facts.
+        Rows of each class, the empty rows first.
+    value_itemsize, index_itemsize : int
+        Bytes of a value and of a column index of C.
+
+    Returns
+    -------
+    int
+        Bytes.
+
+    Examples
+    --------
+    >>> rowwise_workspace(10**6, 10**6, 10**6, [0, 10**6], 8, 4) < 32 * 2**20
+    True
     """
-    scan = 8 * (facts + ceil_div(nrows_a, 2048) + 1)
+    scan = SCRATCH_BYTES + 8 * ceil_div(nrows_a, 2048)
     lists = 8 * nrows_a
-    tasks = sum(min(24 * (MOST_PARTS * 2) * n, max(TASK_BYTES, 24 * n)) for n in class_rows)
-    found = (20 * sum(class_rows) + nrows_a + nrows_b) if nodes else 0
-    long = min(LONG_BYTES, class_rows[-1] * ceil_div(ncols, 64) * 12) if class_rows else 0
-    return scan + lists + tasks + found + long + (1 << 16)
+    tasks = sum(min(48 * MOST_PARTS * n, max(TASK_BYTES, 24 * n)) for n in class_rows[-RANKED:])
+    nodes = 20 * sum(class_rows[-RANKED - 1 :]) + nrows_a + nrows_b
+    long = min(LONG_BYTES, class_rows[-1] * ceil_div(ncols, 64) * 12)
+    small = SMALL_PRODUCTS * (value_itemsize + index_itemsize)
+    return scan + lists + tasks + nodes + long + small
+
+
+ESC_BUCKET = 3 << 10
+"""Products that `esc` aims at in a bucket of a long row."""
+ESC_LIMIT = 2 << 30
+"""Bytes that `esc` takes at most unless told."""
+ESC_SLICE = 1 << 25
+"""Products of long rows that `esc` expands at once, where memory allows."""
+ESC_STATE = 8 + 2 * 16
+"""Counters of `esc`: facts, then rows and places taken per class."""
+SCAN_ROWS = 2048
+"""Rows that a thread block of the kernel `offsets` adds up."""
+ALLOCATION = 512
+"""Every device allocation is a multiple of so many bytes."""
+
+
+class EscWorkspace(NamedTuple):
+    """What `esc` allocates beyond operands and result.
+
+    Attributes
+    ----------
+    setup : dict
+        Bytes of each array that is made before the expansion size is known.
+    arrays : dict
+        Bytes of each array that is made once it is known.
+    slice_tiles : int
+        Tiles of long rows that are expanded at once.
+    pool_entries : int
+        Entries of C that are kept until the size of C is known; the others are computed twice.
+    needed : int
+        The least limit that would do.
+    """
+
+    setup: dict[str, int]
+    arrays: dict[str, int]
+    slice_tiles: int
+    pool_entries: int
+    needed: int
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return sum(self.setup.values()) + sum(self.arrays.values())
+
+
+def esc_setup(nrows: int) -> dict[str, int]:
+    """Return the bytes of each array that `esc` needs to count products and entries of `nrows` rows."""
+    words = ESC_STATE + ceil_div(nrows, SCAN_ROWS) + 1
+    sizes = {"state": 8 * words, "lengths": 4 * nrows, "list": 4 * nrows, "places": 8 * nrows, "offsets": 8 * nrows + 8}
+    return {name: _round_up(size, ALLOCATION) for name, size in sizes.items()}
+
+
+def esc_workspace(
+    nrows: int,
+    ncols: int,
+    products: int,
+    max_row_products: int,
+    value_itemsize: int,
+    index_itemsize: int,
+    *,
+    long_rows: int,
+    long_entries: int,
+    long_products: int,
+    tile: int,
+    limit: int | None = None,
+) -> EscWorkspace:
+    """Return the bytes that `esc` takes beyond its operands and its result: expansion, sort and compression.
+
+    Operands whose dtypes differ are copied as well: add `cast_bytes` for each. Every size grows with every argument but
+    `tile`, so bounds in place of the counts give a bound.
+
+    Parameters
+    ----------
+    nrows, ncols : int
+        Shape of C.
+    products, max_row_products : int
+        Products of C and of its longest row.
+    value_itemsize, index_itemsize : int
+        Bytes of a value and of a column index of C.
+    long_rows, long_entries, long_products : int
+        Rows of more than `tile` products, the entries of A in them, and their products.
+    tile : int
+        Products that a thread block sorts.
+    limit : int, optional
+        Bytes to take at most, `ESC_LIMIT` if not given; exceeded where it is below `needed`.
+
+    Returns
+    -------
+    EscWorkspace
+
+    Examples
+    --------
+    >>> sizes = dict(long_rows=0, long_entries=0, long_products=0, tile=8192)
+    >>> esc_workspace(1000, 1000, 50_000, 60, 8, 4, **sizes).pool_entries
+    50000
+    >>> esc_workspace(1000, 1000, 50_000, 60, 8, 4, **sizes, limit=2**18).pool_entries < 50_000
+    True
+    """
+    setup = esc_setup(nrows)
+    tiles, buckets = long_products // tile + long_rows, long_products // ESC_BUCKET + long_rows
+    sizes = {"described": 3 * 8 * (long_rows + 1), "table": 5 * 8 * (long_rows + 1)}
+    sizes |= {"ends": 4 * long_entries, "missing": 8 * long_rows, "splitters": index_itemsize * buckets}
+    sizes |= {"bucket_lengths": 4 * buckets, "bucket_places": 8 * buckets, "bucket_starts": 8 * buckets}
+    arrays = {name: _round_up(size, ALLOCATION) for name, size in sizes.items()} if long_rows else {}
+
+    entry = value_itemsize + index_itemsize
+    least = ceil_div(max_row_products, tile) if long_rows else 0
+    fixed = sum(setup.values()) + sum(arrays.values()) + 4 * ALLOCATION
+    room = (ESC_LIMIT if limit is None else limit) - fixed
+    slice_tiles = min(tiles, max(least, min(ESC_SLICE, max(room, 0) // (2 * entry)) // tile))
+    pool = min(products, nrows * ncols, max((room - slice_tiles * tile * entry) // entry, 0))
+    counts = {"tile": slice_tiles * tile, "pool": pool} if long_rows else {"pool": pool}
+    for name, count in counts.items():
+        arrays[f"{name}_indices"] = _round_up(count * index_itemsize, ALLOCATION)
+        arrays[f"{name}_data"] = _round_up(count * value_itemsize, ALLOCATION)
+    return EscWorkspace(setup, arrays, slice_tiles, pool, fixed + least * tile * entry)
 
 
 ALIGNMENT = 256
 """Bytes to whose multiples the arrays of a block on the GPU are placed."""
 SORT_GROUPS = 11
 """Groups of row lengths of `hyspmm.cu`."""
-SCAN_ROWS = 2048
-"""Rows of one tile of the scan in `rows.cu`."""
 STATUS = 2
 """64-bit words that a block reports: entries of its C, and whether its rows of B are not canonical."""
 

@@ -27,6 +27,7 @@ SMALL_SHARE = 0.25
 
 RATES = {
     "read": 0.7e9,
+    "decode": 1.2e9,
     "write": 1.5e9,
     "product": 6.0e8,
     "entry": 2.5e8,
@@ -35,8 +36,9 @@ RATES = {
     "block": 6.0e-3,
     "start": 2.0,
 }
-"""Bytes/s read and written, products/s, entries of C/s and merged entries/s of one core, as measured; seconds that the
-reads of one block cost beside their bytes, that a block costs the scheduler, and that the workers need to start."""
+"""Bytes/s read, decoded in Zarr chunks that are read for a few rows each, and written, products/s, entries of C/s and
+merged entries/s of one core, as measured; seconds that the reads of one block cost beside their bytes, that a block
+costs the scheduler, and that the workers need to start."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Block:
         becomes a block of its own.
     a_bytes, b_bytes, c_bytes : int
         Bytes of A's rows, of the rows of B they need, and of C as estimated.
+    b_read : int
+        Bytes of B's Zarr chunks in which those rows lie; each is decoded whole.
     """
 
     start: int
@@ -90,6 +94,7 @@ class Block:
     a_bytes: int
     b_bytes: int
     c_bytes: int
+    b_read: int = 0
 
     @property
     def needed(self) -> int:
@@ -185,13 +190,20 @@ class Plan:
     def stage_seconds(self) -> dict[str, float]:
         """Return the seconds of one core that each stage should take, at the rates in `RATES`."""
         moved = self.stage_bytes()
+        reading = max(moved["preprocess"] / RATES["read"], sum(block.b_read for block in self.blocks) / RATES["decode"])
         return {
-            "preprocess": moved["preprocess"] / RATES["read"] + len(self.blocks) * self._pieces * RATES["call"],
+            "preprocess": reading + len(self.blocks) * self._pieces * RATES["call"],
             "multiply": self.expansion / RATES["product"] + self.c.nnz / RATES["entry"],
             "merge": moved["merge"] / self.c.entry_bytes / RATES["merge"],
             "commit": moved["commit"] / RATES["write"],
             "schedule": len(self.blocks) * RATES["block"],
         }
+
+    @property
+    def rereads(self) -> bool:
+        """Whether reading takes longer than all else, because block after block decodes the same Zarr chunks of B."""
+        seconds = self.stage_seconds()
+        return not self.resident and 2 * seconds["preprocess"] > sum(seconds.values())
 
     @property
     def bound_by(self) -> str:

@@ -19,7 +19,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from dask.utils import key_split
 from distributed import Client, Future, Worker, WorkerPlugin, as_completed
+from tornado.ioloop import PeriodicCallback
 
 from spdist import storage
 from spdist.csr import Int64Array
@@ -34,7 +36,8 @@ from spdist.storage import ChunkBuffer, Layout, StoredMatrix
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CHECKPOINT_SECONDS = 0.5
 WORKERS_SECONDS = 2.0
-
+FORGET_SECONDS = 2.0
+"""Dask remembers the names of the last 100,000 tasks: we make it forget them this often."""
 
 IDLE: dict[str, int] = {}
 """Resident bytes of each worker of this process when it was idle, by address."""
@@ -51,12 +54,15 @@ class Install(WorkerPlugin):
         PRODUCTS[self.name] = self.product
         if worker.nanny:  # a worker that is a thread of this process compiles when it must
             self.product.warm()
+        worker.periodic_callbacks[self.name] = PeriodicCallback(key_split.cache_clear, 1e3 * FORGET_SECONDS)
+        worker.periodic_callbacks[self.name].start()
         process.reset_peak()
         IDLE[worker.address] = process.resident_memory()
 
     def teardown(self, worker: Worker) -> None:
         """Let go of the product, and of what still waits there."""
         PRODUCTS.pop(self.name, None)
+        worker.periodic_callbacks.pop(self.name).stop()
 
 
 def worker_memory(dask_worker: Worker) -> tuple[int, int]:
@@ -204,7 +210,7 @@ class Driver:
             if block.stop <= self.front.row:
                 continue
             start = max(block.start, self.front.row)
-            yield start, Task(-1, start, block.stop, block.capacity, block.split), block.products
+            yield start, Task(-1, start, block.stop, block.capacity, block.split, block.b_bytes), block.products
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -249,6 +255,7 @@ class Driver:
         if self.slots and now - self.last_workers < WORKERS_SECONDS:
             return
         self.last_workers = now
+        key_split.cache_clear()
         while not (workers := self.client.scheduler_info(n_workers=-1)["workers"]):
             time.sleep(0.1)
         self.slots = {address: self.slots.get(address, 0) for address in workers}
@@ -387,7 +394,7 @@ def execute(
     SpdistError
         If a stage failed. What is durable stays and is on record.
     """
-    product = Product(a, b, plan.engine, plan.resident, plan.inner_bounds, plan.column_bounds)
+    product = Product(a, b, plan.engine, plan.resident, plan.inner_bounds, plan.column_bounds, plan.pairs)
     client.register_plugin(Install(name, product), name=name)
     started(dashboard_link(client))
     try:

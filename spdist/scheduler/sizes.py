@@ -153,7 +153,8 @@ def _fill_gaps(nnz: npt.NDArray[np.float64], products: npt.NDArray[np.float64]) 
 
 # -- cutting -----------------------------------------------------------------------------------------------------------
 
-START, PRODUCTS, NNZ, A_BYTES, B_BYTES, BLOCK = range(6)
+START, PRODUCTS, NNZ, A_BYTES, B_BYTES, B_CHUNKS, NUMBER, FORCED = range(8)
+"""What `_cut` knows of the block it is at; the first six, with the row after it, are what it returns of each."""
 
 
 @dataclass(frozen=True)
@@ -183,53 +184,65 @@ def _cut(
     forced: Int64Array,
     first_row: int,
     stamp: npt.NDArray[np.uint32],
+    chunk_rows: int,
+    chunk_stamp: npt.NDArray[np.uint32],
     state: Int64Array,
     out: Int64Array,
 ) -> int:
     """Walk over rows, adding each to the block in `state`; rows that would pass a bound start the next block.
 
-    `stamp[k]` is the number of the block that last used row k of B, so that each row of B counts once a block.
+    `stamp[k]` is the number of the block that last used row k of B, so that each row of B counts once a block;
+    `chunk_stamp` is the same for B's Zarr chunks, of `chunk_rows` rows on average.
     `forced` holds the rows at which blocks must start; where it is empty, blocks end where the bounds say.
-    Returns the number of blocks closed, one row of `out` each: start, stop, products, nnz, bytes of A, of B.
+    Returns the number of blocks closed, one row of `out` each: start, stop, products, nnz, bytes of A, of B, and
+    Zarr chunks of B.
     """
     a_entry, b_entry, c_entry, ncols, budget, max_products = costs
     closed = 0
     for i in range(len(offsets) - 1):
         row = first_row + i
         begin, end = offsets[i] - offsets[0], offsets[i + 1] - offsets[0]
-        products, b_bytes, alone = np.int64(0), np.int64(0), np.int64(0)
+        products, b_bytes, b_chunks, alone = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
         for p in range(begin, end):
             k = indices[p]
             length = np.int64(b_lengths[k])
             products += length
             alone += length * b_entry + 24
-            if stamp[k] != state[5]:
-                stamp[k] = state[5]
+            if stamp[k] != state[NUMBER]:
+                stamp[k] = state[NUMBER]
                 b_bytes += length * b_entry + 24
+                if chunk_stamp[k // chunk_rows] != state[NUMBER]:
+                    chunk_stamp[k // chunk_rows] = state[NUMBER]
+                    b_chunks += 1
         nnz = products
         if products > 0:
             nnz = min(np.int64(products * ratio[int(np.log2(products))]) + 1, products, ncols)
         a_bytes = (end - begin) * a_entry + 16
-        total = state[3] + state[4] + a_bytes + b_bytes + (state[2] + nnz) * c_entry
+        total = state[A_BYTES] + state[B_BYTES] + a_bytes + b_bytes + (state[NNZ] + nnz) * c_entry
         if len(forced) > 0:
-            full = state[6] < len(forced) and row == forced[state[6]]
-            state[6] += full
+            full = state[FORCED] < len(forced) and row == forced[state[FORCED]]
+            state[FORCED] += full
         else:
-            full = row > state[0] and (total > budget or state[1] + products > max_products)
+            full = row > state[START] and (total > budget or state[PRODUCTS] + products > max_products)
         if full:
-            out[closed, 0] = state[0]
+            out[closed, 0] = state[START]
             out[closed, 1] = row
-            out[closed, 2:6] = state[1:5]
+            out[closed, 2:] = state[PRODUCTS:NUMBER]
             closed += 1
-            state[0], state[5] = row, state[5] + 1
-            state[1:5] = 0
-            b_bytes = alone
+            state[START] = row
+            state[PRODUCTS:NUMBER] = 0
+            state[NUMBER] += 1
+            b_bytes, b_chunks = alone, np.int64(0)
             for p in range(begin, end):
-                stamp[indices[p]] = state[5]
-        state[1] += products
-        state[2] += nnz
-        state[3] += a_bytes
-        state[4] += b_bytes
+                stamp[indices[p]] = state[NUMBER]
+                if chunk_stamp[indices[p] // chunk_rows] != state[NUMBER]:
+                    chunk_stamp[indices[p] // chunk_rows] = state[NUMBER]
+                    b_chunks += 1
+        state[PRODUCTS] += products
+        state[NNZ] += nnz
+        state[A_BYTES] += a_bytes
+        state[B_BYTES] += b_bytes
+        state[B_CHUNKS] += b_chunks
     return closed
 
 
@@ -243,24 +256,27 @@ def _compiled() -> Callable[..., int]:
 class Cutter:
     """The walk over A as a value with state: feed it row ranges in order, take the closed blocks."""
 
-    def __init__(self, costs: Costs, estimate: Estimate, b_lengths: Lengths, forced: Int64Array) -> None:
+    def __init__(self, costs: Costs, estimate: Estimate, b_lengths: Lengths, b_chunks: int, forced: Int64Array) -> None:
         self._kernel = _compiled()
         self._fixed = (b_lengths, estimate.ratio, costs.array(), forced)
         self._stamp = np.zeros(len(b_lengths), np.uint32)
-        self._state = np.zeros(7, np.int64)
-        self._state[5] = 1
+        self._chunk_rows = max(1, -(-len(b_lengths) // max(b_chunks, 1)))
+        self._chunk_stamp = np.zeros(len(b_lengths) // self._chunk_rows + 1, np.uint32)
+        self._state = np.zeros(8, np.int64)
+        self._state[NUMBER] = 1
         self._row = 0
 
     def feed(self, offsets: Int64Array, indices: npt.NDArray[Any]) -> Int64Array:
-        """Walk over the next rows; return the blocks they close, (n, 6)."""
-        out = np.empty((len(offsets), 6), np.int64)
-        closed = self._kernel(offsets, indices, *self._fixed, self._row, self._stamp, self._state, out)
+        """Walk over the next rows; return the blocks they close, (n, 7)."""
+        out = np.empty((len(offsets), 7), np.int64)
+        stamps = self._stamp, self._chunk_rows, self._chunk_stamp
+        closed = self._kernel(offsets, indices, *self._fixed, self._row, *stamps, self._state, out)
         self._row += len(offsets) - 1
         return out[:closed].copy()  # not a view: it would keep all of `out`
 
     def close(self) -> Int64Array:
         """Return the last block."""
-        start, *sums = self._state[:5]
+        start, *sums = self._state[:NUMBER]
         return np.array([[start, self._row, *sums]], np.int64)[: int(self._row > 0)]
 
 
@@ -312,12 +328,7 @@ def make_plan(
     InputError
         If the shapes do not fit, or the grid has more blocks than there are rows or columns.
     """
-    if a.ncols != b.nrows:
-        raise InputError(
-            f"shapes do not fit: A is {a.nrows:,} x {a.ncols:,} and B is {b.nrows:,} x {b.ncols:,}; the columns of A "
-            f"must equal the rows of B"
-        )
-    _check_grid(grid, a, b)
+    check_operands(a, b, grid)
     lengths = row_lengths(b)
     if not b.ours:
         b.check()
@@ -325,7 +336,18 @@ def make_plan(
     return draft.plan()
 
 
-def _check_grid(grid: tuple[int, int, int] | None, a: StoredMatrix, b: StoredMatrix) -> None:
+def check_operands(a: StoredMatrix, b: StoredMatrix, grid: tuple[int, int, int] | None) -> None:
+    """Refuse operands whose shapes do not fit, or a grid of more blocks than there are rows or columns.
+
+    Raises
+    ------
+    InputError
+    """
+    if a.ncols != b.nrows:
+        raise InputError(
+            f"shapes do not fit: A is {a.nrows:,} x {a.ncols:,} and B is {b.nrows:,} x {b.ncols:,}; the columns of A "
+            f"must equal the rows of B"
+        )
     if grid is None:
         return
     for count, size, what in zip(grid, (a.nrows, a.ncols, b.ncols), ("row", "inner", "column"), strict=True):
@@ -419,12 +441,13 @@ class _Draft:
         for pairs in (MAX_PAIRS, 1):
             reserved = self.reserved(pairs)
             budget = memory.pair_budget(self.memory_limit, reserved, pairs)
-            plan = self._assemble(self._cut(max(budget, 1)), pairs, reserved, budget)
+            rows = self._cut(max(budget, 1))
+            plan = self._assemble(rows, pairs, reserved, budget)
             if not plan.blocks:
                 return plan, ""
             worst = max(plan.blocks, key=lambda block: block.needed)
             if worst.needed <= budget:
-                return self._widen(plan, worst), ""
+                return self._fewer_reads(self._widen(plan, worst), rows), ""
         one = worst.stop == worst.start + 1
         what = f"row {worst.start:,}" if one else f"the block of rows {worst.start:,} to {worst.stop:,}"
         return None, (
@@ -433,6 +456,28 @@ class _Draft:
             f"{format_bytes(reserved)} for buffers and workspace: raise memory_limit to at least {{needed}}MiB"
             + (", or ask for a finer grid" if self.grid else "")
         )
+
+    def _fewer_reads(self, plan: Plan, rows: Int64Array) -> Plan:
+        """Put one block pair in flight, twice as large, where most of the time goes into reading B again and again."""
+        if self.grid is not None or plan.pairs != MAX_PAIRS or not plan.rereads:
+            return plan
+        reserved = self.reserved(1)
+        budget = memory.pair_budget(self.memory_limit, reserved, 1)
+        single = self._assemble(self._joined(rows, budget), 1, reserved, budget)
+        return min(plan, single, key=lambda made: made.seconds(1))
+
+    def _joined(self, rows: Int64Array, budget: int) -> Int64Array:
+        """Join neighbouring blocks while they fit a larger budget: no second walk, if a row of B may count twice."""
+        joined: list[Int64Array] = []
+        for row in rows:
+            both = joined[-1] + row if joined else row
+            nbytes = both[4] + both[5] + both[3] * self.c_entry
+            if joined and nbytes * MARGIN <= budget and both[2] <= MAX_BLOCK_PRODUCTS:
+                chunks = min(both[6], self.b.indices.nchunks)
+                joined[-1] = np.array([joined[-1][0], row[1], *both[2:6], chunks], np.int64)
+            else:
+                joined.append(row)
+        return np.array(joined)
 
     def _widen(self, plan: Plan, worst: Block) -> Plan:
         """Put more block pairs in flight where blocks are small for other reasons than the limit: hides latency."""
@@ -457,11 +502,11 @@ class _Draft:
         costs = Costs(
             self.oa.entry_bytes + REMAP_BYTES, b_entry, self.c_entry, self.b.ncols, int(budget / MARGIN), products
         )
-        cutter = Cutter(costs, self.estimate, self.lengths, forced)
+        cutter = Cutter(costs, self.estimate, self.lengths, self.b.indices.nchunks, forced)
         rows = _walk(self.a, cutter, check=not self.checked)
         self.checked = True
         if self.resident:
-            rows[:, 5] = 0
+            rows[:, 5:] = 0
         return rows
 
     def _one_block(self, budget: int) -> Int64Array | None:
@@ -477,7 +522,7 @@ class _Draft:
         a_bytes = a.nnz * (self.oa.entry_bytes + REMAP_BYTES) + 16 * a.nrows
         if int(products.sum()) > SMALL_PRODUCTS or (a_bytes + nnz * self.c_entry) * MARGIN > budget:
             return None
-        return np.array([[0, a.nrows, products.sum(), nnz, a_bytes, 0]], np.int64)
+        return np.array([[0, a.nrows, products.sum(), nnz, a_bytes, 0, 0]], np.int64)
 
     def _row_products(self) -> Int64Array:
         """Return the products of every row; only a forced grid needs them all at once."""
@@ -493,7 +538,7 @@ class _Draft:
         pieces = (len(inner) - 1) * (len(columns) - 1)
         forced = self.grid is not None
         blocks = []
-        for start, stop, products, nnz, a_bytes, b_bytes in rows.tolist():
+        for start, stop, products, nnz, a_bytes, b_bytes, b_chunks in rows.tolist():
             nnz_bytes = int(nnz * self.c_entry * MARGIN) + 8 * (stop - start)
             split = pieces > 1 and (forced or a_bytes + b_bytes + nnz_bytes > budget)
             if split:  # one slice of B at a time, but the sum so far, the partial product and their sum together
@@ -501,7 +546,8 @@ class _Draft:
             room = (budget - a_bytes - b_bytes) // (3 if split else 1) - 8 * (stop - start)
             capacity = max(room // self.c_entry, int(nnz * MARGIN))
             capacity = max(1, min(capacity, products, (stop - start) * self.b.ncols))
-            blocks.append(Block(start, stop, split, products, nnz, capacity, a_bytes, b_bytes, nnz_bytes))
+            read = b_chunks * self.ob.read_bytes
+            blocks.append(Block(start, stop, split, products, nnz, capacity, a_bytes, b_bytes, nnz_bytes, read))
         c_nnz = sum(block.nnz for block in blocks)
         c = Operand((self.a.nrows, self.b.ncols), c_nnz, self.dtype.itemsize, self.chunk * self.c_entry)
         expansion = sum(block.products for block in blocks)

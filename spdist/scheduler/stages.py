@@ -20,20 +20,33 @@ from spdist.csr import CSR, Int64Array, ValueArray, check_canonical, index_dtype
 from spdist.errors import SpdistError
 from spdist.kernels import cpu
 from spdist.kernels.merge import merge
-from spdist.storage import Layout, StoredMatrix, compresses
+from spdist.storage import Held, Layout, StoredMatrix, compresses
 
 BlockKey = int
 
 
 @dataclass(frozen=True)
 class Task:
-    """A block of rows as the driver hands it out: its number, rows, room for entries of C, and how it is cut."""
+    """A block of rows as the driver hands it out.
+
+    Attributes
+    ----------
+    number, start, stop : int
+        Its number, and its rows ``[start:stop)``.
+    capacity : int
+        Room for entries of C.
+    split : bool
+        Whether the inner dimension is cut.
+    b_bytes : int
+        Room for rows of B.
+    """
 
     number: BlockKey
     start: int
     stop: int
     capacity: int
     split: bool
+    b_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,6 +100,8 @@ class Product:
         Whether all of B is kept in memory.
     inner_bounds, column_bounds : tuple of int
         Cuts of a block that is split.
+    pairs : int
+        Block pairs in flight.
     """
 
     a: StoredMatrix
@@ -95,15 +110,17 @@ class Product:
     resident: bool
     inner_bounds: tuple[int, ...]
     column_bounds: tuple[int, ...]
+    pairs: int = 1
     waiting: dict[BlockKey, tuple[int, CSR]] = field(default_factory=dict, compare=False)
     partial: dict[BlockKey, tuple[int, CSR]] = field(default_factory=dict, compare=False)
     totals: dict[str, StageTotal] = field(default_factory=dict, compare=False)
     _b: CSR | None = field(default=None, compare=False)
+    _band: Held | None = field(default=None, compare=False)
     _lock: Any = field(default=None, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel without blocks, totals and locks."""
-        fields = ("a", "b", "engine", "resident", "inner_bounds", "column_bounds")
+        fields = ("a", "b", "engine", "resident", "inner_bounds", "column_bounds", "pairs")
         return {name: getattr(self, name) for name in fields}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -145,6 +162,9 @@ class Product:
                 self.resident_b()
                 done(a.nbytes)
                 return Operands(a, None)
+            if not task.split and (operands := self.band(task, a)) is not None:
+                done(operands.a.nbytes + operands.b.nbytes)  # type: ignore[union-attr]
+                return operands
             k0, k1, j0, j1 = self.pieces[piece] if task.split else (0, self.a.ncols, 0, self.b.ncols)
             if task.split:
                 a = columns_between(a, k0, k1)
@@ -155,6 +175,34 @@ class Product:
                 b = columns_between(b, j0, j1)
             done(a.nbytes + b.nbytes)
             return Operands(a, b)
+
+    def band(self, task: Task, a: CSR) -> Operands | None:
+        """Return the operands of a block that asks for rows of B that lie side by side; None if they do not.
+
+        All rows from the first to the last are taken, so that columns need no numbers of their own: the bytes that
+        renumbering would take make room for rows nobody asked for. Rows in the last such block, and in A where it is
+        B, are not read again. Where only one pair is in flight, there is no room to keep them.
+        """
+        if not a.nnz:
+            return None
+        low, high = int(a.indices.min()), int(a.indices.max()) + 1
+        room = task.b_bytes + 8 * a.nnz - 24 * (high - low)
+        if room <= 0:
+            return None
+        offsets = self.b.read_indptr(low, high)
+        first, last = int(offsets[0]), int(offsets[-1])
+        if (last - first) * self.b.entry_nbytes > room:
+            return None
+        held = [self._band] if self._band is not None else []
+        at = int(self.a.read_indptr(task.start, task.start)[0]) if self.a == self.b else -1
+        if at >= 0:
+            held.append((at, a))
+        b = CSR(offsets - first, *self.b.entries(first, last, held), (high - low, self.b.ncols))
+        check_canonical(b, self.b.url, low)
+        self._band = (first, b) if self.pairs > 1 else None
+        inside = first <= at and at + a.nnz <= last
+        data = b.data[at - first : at - first + a.nnz] if inside else a.data
+        return Operands(CSR(a.indptr, a.indices - a.indices.dtype.type(low), data, (a.nrows, high - low)), b)
 
     def multiply(self, task: Task, operands: Operands, piece: int = 0) -> Counted:
         """Multiply as many rows as fit the block's capacity; the result waits here."""
@@ -312,6 +360,11 @@ def renumber(a: CSR) -> tuple[CSR, Int64Array]:
 
 PRODUCTS: dict[str, Any] = {}
 """The products that this process works on, by name; set by `run.Install`."""
+
+
+def warm(a: StoredMatrix, b: StoredMatrix) -> None:
+    """Load and compile ahead of a product what its stages need on this worker."""
+    Product(a, b, "auto", False, (0, a.ncols), (0, b.ncols)).warm()
 
 
 def stage(product: str, name: str, *arguments: Any) -> Any:

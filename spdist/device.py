@@ -1,0 +1,93 @@
+"""CuPy matrices in, CuPy matrices out: the products of `spdist.spgemm` whose operands are on the GPU.
+
+Nothing here imports CuPy before a matrix of CuPy's is at hand.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+from spdist.csr import CSR
+from spdist.errors import InputError, MatrixError
+from spdist.kernels import gpu
+from spdist.kernels.gpu import NotCanonicalError, Pattern
+
+Method = Literal["auto", "rowwise", "esc"]
+METHODS: tuple[str, ...] = get_args(Method)
+
+log = logging.getLogger("spdist")
+
+
+def is_cupyx(matrix: Any) -> bool:
+    """Whether a matrix is one of `cupyx.scipy.sparse`."""
+    return type(matrix).__module__.partition(".")[0] == "cupyx"
+
+
+def from_cupyx(matrix: Any) -> CSR:
+    """Return the arrays of a `cupyx.scipy.sparse` matrix as a `CSR`; one that is in CSR already is not copied.
+
+    Raises
+    ------
+    MatrixError
+        If it is no two-dimensional matrix of CuPy's.
+    """
+    if not is_cupyx(matrix) or getattr(matrix, "ndim", 0) != 2:
+        raise MatrixError(f"expected a cupyx.scipy.sparse matrix, got {type(matrix).__name__}: both operands must be")
+    m = matrix.tocsr()
+    return CSR(m.indptr, m.indices, m.data, (int(m.shape[0]), int(m.shape[1])))
+
+
+def to_cupyx(m: CSR) -> Any:
+    """Return a `cupyx.scipy.sparse.csr_matrix` on the arrays of a canonical `CSR`."""
+    import cupyx.scipy.sparse as csp
+
+    indices = m.indices.astype(m.indptr.dtype, copy=False)
+    indptr = m.indptr if m.indptr.dtype == indices.dtype else m.indptr.astype(indices.dtype)
+    out = csp.csr_matrix((m.data, indices, indptr), shape=m.shape, copy=False)
+    out.has_sorted_indices = out.has_canonical_format = True
+    return out
+
+
+def spgemm(a: Any, b: Any, method: str, deterministic: bool) -> Any:
+    """Multiply two matrices of CuPy's; see `spdist.spgemm`."""
+    if method not in METHODS:
+        raise InputError(f"method={method!r} is not for matrices on the GPU: choose one of {', '.join(METHODS)}")
+    by_columns = getattr(a, "format", "") == getattr(b, "format", "") == "csc"
+    left, right = (b.T, a.T) if by_columns else (a, b)
+    c = to_cupyx(_multiply(from_cupyx(left), from_cupyx(right), _method(method, deterministic), right))
+    return c.T if by_columns else c
+
+
+def _method(name: str, deterministic: bool) -> Callable[[CSR, CSR], CSR]:
+    """Return the function of a method, and say what "auto" takes."""
+    if name == "esc":
+        from spdist.kernels import esc
+
+        return esc.multiply
+    if name == "auto":
+        log.debug("auto: rowwise, which no matrix measured was slower with than with cuSPARSE")
+    return lambda a, b: gpu.multiply(a, b, deterministic=deterministic)
+
+
+def _multiply(a: CSR, b: CSR, method: Callable[[CSR, CSR], CSR], original: Any) -> CSR:
+    """Multiply; rows of B that are not canonical are sorted, and their duplicates summed, in a copy."""
+    try:
+        return method(a, b)
+    except NotCanonicalError:
+        log.info("B has rows that are not sorted or hold duplicates: multiplying a canonical copy")
+        copy = original.tocsr().copy()
+        copy.has_sorted_indices = copy.has_canonical_format = False
+        copy.sum_duplicates()
+        return method(a, from_cupyx(copy))
+
+
+def symbolic(a: Any, b: Any, deterministic: bool) -> Pattern:
+    """Return the structure of ``a @ b``; see `spdist.symbolic`."""
+    return gpu.symbolic(from_cupyx(a), from_cupyx(b), deterministic=deterministic)
+
+
+def numeric(pattern: Pattern, a: Any, b: Any) -> Any:
+    """Fill a structure with the values of ``a @ b``; see `spdist.numeric`."""
+    return to_cupyx(gpu.numeric(pattern, from_cupyx(a), from_cupyx(b)))

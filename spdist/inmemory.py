@@ -1,0 +1,183 @@
+"""Products in memory: SciPy matrices in and out, on the CPU; CuPy matrices in and out, on the GPU."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from spdist import device
+from spdist.csr import CSR, IndexArray, Int64Array, from_scipy
+from spdist.errors import InputError, MatrixError
+from spdist.kernels.gpu import Pattern
+
+METHODS = ("auto", "scipy", "numba")
+
+
+@dataclass(frozen=True)
+class HostPattern:
+    """The structure of C = A @ B in the host's memory.
+
+    Attributes
+    ----------
+    indptr : (nrows + 1,) int64
+    indices : (nnz,) int32 or int64
+    shape : (nrows, ncols)
+    """
+
+    indptr: Int64Array
+    indices: IndexArray
+    shape: tuple[int, int]
+
+    @property
+    def nnz(self) -> int:
+        """Entries of C."""
+        return len(self.indices)
+
+
+def spgemm(a: Any, b: Any, method: str = "auto", *, threads: int | None = None, deterministic: bool = False) -> Any:
+    """Multiply two sparse matrices in memory: SciPy in, SciPy out; CuPy in, CuPy out.
+
+    Parameters
+    ----------
+    a, b : sparse matrix or array
+        Both of SciPy's (dtypes: bool, integers, float32/64, complex64/128), or both of `cupyx.scipy.sparse`
+        (float32/64, complex64/128). Two-dimensional, any format; rows need not be sorted.
+    method : str
+        On the CPU "auto", "scipy" or "numba": the engine; "auto" picks from a cheap look at the operands. On the GPU
+        "auto", "rowwise" (each row by the kernel that suits it) or "esc" (Polok's expansion, sorting, compression).
+    threads : int, optional
+        On the CPU; by default one per core.
+    deterministic : bool
+        On the GPU: the same bits on every run, products added in the order of A's entries. Without it, long rows are
+        summed in any order. The CPU's results, and those of "esc", are always so.
+
+    Returns
+    -------
+    sparse matrix or array
+        Of the kind of `a`, by columns if both are `csc`, else by rows. Rows sorted, no duplicates; entries that cancel
+        to zero are kept, so that the pattern is the structural product's.
+
+    Raises
+    ------
+    MatrixError
+        If the shapes do not fit, or an operand is not a matrix spdist multiplies.
+    MemoryBoundError
+        If the GPU has too little memory; says how much is needed.
+
+    References
+    ----------
+    .. [1] L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp
+    >>> spgemm(sp.eye_array(3, format="csr"), sp.eye_array(3, format="csr")).nnz
+    3
+    """
+    if _on_gpu(a, b):
+        return device.spgemm(a, b, method, deterministic)
+    from spdist.kernels import cpu
+
+    by_columns = getattr(a, "format", "") == getattr(b, "format", "") == "csc"
+    left, right = (from_scipy(b.T), from_scipy(a.T)) if by_columns else (from_scipy(a), from_scipy(b))
+    if method not in METHODS:
+        raise InputError(f"method {method!r} is not one of {', '.join(METHODS)}, which matrices of SciPy's have")
+    if left.ncols != right.nrows:
+        raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
+    c = cpu.multiply(left, right, engine=method, threads=threads or os.cpu_count() or 1)  # type: ignore[arg-type]
+    out = _like(a, c)
+    return out.T if by_columns else out
+
+
+def symbolic(a: Any, b: Any, *, deterministic: bool = False) -> Pattern | HostPattern:
+    """Find the structure of ``a @ b``, for products of many values on one structure.
+
+    Parameters
+    ----------
+    a, b : sparse matrix or array
+        As for `spgemm`; the rows of B are sorted and free of duplicates.
+    deterministic : bool
+        As for `spgemm`; holds for every `numeric` with this pattern.
+
+    Returns
+    -------
+    Pattern or HostPattern
+        With indptr, indices, nnz and shape. On the GPU it also holds what the kernels found out about each row, so that
+        `numeric` takes a part of the time of `spgemm`; on the CPU the time is the same.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp
+    >>> a = sp.eye_array(3, format="csr")
+    >>> numeric(symbolic(a, a), 2 * a, a).data
+    array([2., 2., 2.])
+    """
+    if _on_gpu(a, b):
+        return device.symbolic(a, b, deterministic)
+    from spdist.kernels import cpu
+
+    left, right = from_scipy(a), from_scipy(b)
+    c = cpu.multiply(_ones(left), _ones(right), threads=os.cpu_count() or 1)
+    return HostPattern(c.indptr, c.indices, c.shape)
+
+
+def numeric(pattern: Pattern | HostPattern, a: Any, b: Any) -> Any:
+    """Multiply operands of the structure that `symbolic` saw.
+
+    Parameters
+    ----------
+    pattern : Pattern or HostPattern
+        Of `symbolic`.
+    a, b : sparse matrix or array
+        With the structure and dtypes they had then.
+
+    Returns
+    -------
+    sparse matrix or array
+        The product; it shares indptr and indices with the pattern.
+
+    Raises
+    ------
+    MatrixError
+        If an operand has another shape, nnz or dtype than then.
+    """
+    if isinstance(pattern, Pattern):
+        return device.numeric(pattern, a, b)
+    c = from_scipy(spgemm(a, b))
+    same = c.shape == pattern.shape and c.nnz == pattern.nnz and np.array_equal(c.indices, pattern.indices)
+    if not same or not np.array_equal(c.indptr, pattern.indptr):
+        raise MatrixError(
+            f"the product is {c.nrows:,} x {c.ncols:,} with {c.nnz:,} entries, not the pattern's "
+            f"{pattern.shape[0]:,} x {pattern.shape[1]:,} with {pattern.nnz:,}, or they lie elsewhere: call symbolic "
+            f"again"
+        )
+    return _like(a, CSR(pattern.indptr, pattern.indices, c.data, pattern.shape))
+
+
+def _ones(m: CSR) -> CSR:
+    """Return the pattern of a matrix, as one of bools."""
+    return CSR(m.indptr, m.indices, np.ones(m.nnz, np.bool_), m.shape)
+
+
+def _on_gpu(a: Any, b: Any) -> bool:
+    """Whether the operands are CuPy's; refuses one of each."""
+    gpu = device.is_cupyx(a), device.is_cupyx(b)
+    if gpu[0] != gpu[1]:
+        kinds = [f"{type(m).__module__}.{type(m).__name__}" for m in (a, b)]
+        raise MatrixError(f"A is a {kinds[0]}, B a {kinds[1]}: bring both to the GPU, or both to the host")
+    return gpu[0]
+
+
+def _like(a: Any, c: CSR) -> Any:
+    """Return C as SciPy's matrix, or array if `a` is one."""
+    m: Any = c.to_scipy()
+    if isinstance(a, sp.sparray):
+        out = sp.csr_array(m.shape, dtype=m.dtype)
+        out.indptr, out.indices, out.data = m.indptr, m.indices, m.data
+        m = out
+    m.has_canonical_format = True
+    return m
