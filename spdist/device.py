@@ -83,6 +83,28 @@ def _multiply(a: CSR, b: CSR, method: Callable[[CSR, CSR], CSR], original: Any) 
         return method(a, from_cupyx(copy))
 
 
+def through_gpu(a: CSR, b: CSR, threads: int | None) -> CSR:
+    """Multiply matrices of the host by hySpMM.
+
+    Raises
+    ------
+    InputError
+        If there is no GPU, or no CuPy to reach it.
+    """
+    try:
+        import cupy
+
+        cupy.cuda.runtime.getDevice()
+    except Exception as error:  # no CuPy, no driver, no device: each has an error of its own
+        raise InputError(
+            f"method='hyspmm' needs a CUDA device and CuPy ({error}): install 'spdist[cu13]' on a machine with a GPU, "
+            f"or choose method='auto'"
+        ) from None
+    from spdist.kernels import hyspmm
+
+    return hyspmm.multiply(a, b, threads=threads)
+
+
 def symbolic(a: Any, b: Any, deterministic: bool) -> Pattern:
     """Return the structure of ``a @ b``; see `spdist.symbolic`."""
     return gpu.symbolic(from_cupyx(a), from_cupyx(b), deterministic=deterministic)

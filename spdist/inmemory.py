@@ -14,7 +14,7 @@ from spdist.csr import CSR, IndexArray, Int64Array, from_scipy
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.gpu import Pattern
 
-METHODS = ("auto", "scipy", "numba")
+METHODS = ("auto", "scipy", "numba", "hyspmm")
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,9 @@ def spgemm(a: Any, b: Any, method: str = "auto", *, threads: int | None = None, 
         Both of SciPy's (dtypes: bool, integers, float32/64, complex64/128), or both of `cupyx.scipy.sparse`
         (float32/64, complex64/128). Two-dimensional, any format; rows need not be sorted.
     method : str
-        On the CPU "auto", "scipy" or "numba": the engine; "auto" picks from a cheap look at the operands. On the GPU
-        "auto", "rowwise" (each row by the kernel that suits it) or "esc" (Polok's expansion, sorting, compression).
+        For SciPy's matrices "auto", "scipy" or "numba": the CPU engine; "auto" picks from a cheap look at the operands.
+        "hyspmm" sends blocks of them through the GPU (Wu's hybrid of CPU and GPU). For CuPy's matrices "auto",
+        "rowwise" (each row by the kernels that suit it) or "esc" (Polok's expansion, sorting, compression).
     threads : int, optional
         On the CPU; by default one per core.
     deterministic : bool
@@ -71,6 +72,8 @@ def spgemm(a: Any, b: Any, method: str = "auto", *, threads: int | None = None, 
     References
     ----------
     .. [1] L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015.
+    .. [2] X. Wu, "Optimizing Sparse Matrix-Matrix Multiplication on a Heterogeneous CPU-GPU Platform", thesis, Georgia
+       State University, 2015.
 
     Examples
     --------
@@ -88,7 +91,10 @@ def spgemm(a: Any, b: Any, method: str = "auto", *, threads: int | None = None, 
         raise InputError(f"method {method!r} is not one of {', '.join(METHODS)}, which matrices of SciPy's have")
     if left.ncols != right.nrows:
         raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
-    c = cpu.multiply(left, right, engine=method, threads=threads or os.cpu_count() or 1)  # type: ignore[arg-type]
+    if method == "hyspmm":
+        c = device.through_gpu(left, right, threads)
+    else:
+        c = cpu.multiply(left, right, engine=method, threads=threads or os.cpu_count() or 1)  # type: ignore[arg-type]
     out = _like(a, c)
     return out.T if by_columns else out
 
