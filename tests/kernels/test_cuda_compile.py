@@ -7,10 +7,14 @@ or in a method of its class `Kernels`, made for these types.
 from __future__ import annotations
 
 import importlib
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from spdist.kernels.module import FOLDER, options
+from spdist.kernels.module import FOLDER
+from tests.kernels.compile_cuda import compile_log
 
 FILES = sorted(path.name for path in FOLDER.glob("*.cu"))
 MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if "def sources(" in path.read_text())
@@ -35,26 +39,28 @@ def test_every_file_has_names():
     assert all(names_of(file, "double", "int", "int") for file in FILES)
 
 
-def compile_log(file: str, names: list[str], arch: str) -> tuple[bool, str]:
-    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
-    _, program = nvrtc.nvrtcCreateProgram((FOLDER / file).read_bytes(), file.encode(), 0, [], [])
-    for name in names:
-        nvrtc.nvrtcAddNameExpression(program, name.encode())
-    flags = [option.encode() for option in (f"--gpu-architecture={arch}", *options())]
-    (result,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
-    _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = b" " * size
-    nvrtc.nvrtcGetProgramLog(program, log)
-    nvrtc.nvrtcDestroyProgram(program)
-    return result == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode(errors="replace")
+@pytest.fixture(scope="module")
+def compiler():
+    """Give a pool of processes that compile, one a core."""
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def compiled(compiler):
+    """Return the outcome of every file for every choice of types; all of them are on their way."""
+    jobs = [(file, types) for file in FILES for types in TYPES]
+    return {
+        (file, *types): compiler.submit(compile_log, file, names_of(file, *types[:3]), types[3]) for file, types in jobs
+    }
 
 
 @pytest.mark.parametrize(("value", "index", "pointer", "arch"), TYPES)
 @pytest.mark.parametrize("file", FILES)
-def test_compiles(file, value, index, pointer, arch):
-    done, log = compile_log(file, names_of(file, value, index, pointer), arch)
+def test_compiles(compiled, file, value, index, pointer, arch):
+    done, log = compiled[file, value, index, pointer, arch].result()
     assert done, log
 
 
-def test_a_broken_name_fails():
-    assert not compile_log("esc.cu", ["no_such_kernel<int>"], "sm_90")[0]
+def test_a_broken_name_fails(compiler):
+    assert not compiler.submit(compile_log, "esc.cu", ["no_such_kernel<int>"], "sm_90").result()[0]
