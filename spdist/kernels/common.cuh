@@ -73,3 +73,32 @@ __device__ __forceinline__ T block_sum(T value, T* scratch) {
     for (int warp = 0; warp < WARPS; ++warp) total += scratch[warp];
     return total;
 }
+
+// Add to memory that other threads add to; the parts of a complex number one by one.
+template <typename T>
+__device__ __forceinline__ void atomic_add(T* target, const T value) { atomicAdd(target, value); }
+
+template <typename T>
+__device__ __forceinline__ void atomic_add(Complex<T>* target, const Complex<T> value) {
+    atomicAdd(&target->re, value.re);
+    atomicAdd(&target->im, value.im);
+}
+
+// First and last column of a row of C, found by a warp from its row of A; B's rows are sorted. high < low if there is none.
+template <typename Index, typename Pointer>
+__device__ __forceinline__ void row_span(const Pointer begin, const Pointer end, const Index* __restrict__ a_indices,
+                                         const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices, i64& low,
+                                         i64& high) {
+    low = 0x7fffffffffffffffll, high = -1;
+    for (Pointer at = begin + threadIdx.x % 32; at < end; at += 32) {
+        const Pointer first = b_indptr[a_indices[at]], last = b_indptr[a_indices[at] + 1];
+        if (first == last) continue;
+        low = min(low, (i64)b_indices[first]);
+        high = max(high, (i64)b_indices[last - 1]);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        low = min(low, __shfl_xor_sync(FULL_WARP, low, step));
+        high = max(high, __shfl_xor_sync(FULL_WARP, high, step));
+    }
+}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,10 @@ def multiply(a: CSR, b: CSR, *, deterministic: bool = False) -> CSR:
 def symbolic(a: CSR, b: CSR, *, deterministic: bool = False) -> Pattern:
     """Return the structure of ``a @ b`` for `numeric`; arguments as for `multiply`."""
     c, product = _Product(a, b, deterministic).run()
-    return Pattern(c.indptr, c.indices, c.shape, product.operands, product.work)
+    x = product.operands
+    if x is not None:  # the structure is kept, the values are not
+        x.a, x.b = (CSR(m.indptr, m.indices, m.data[:0], m.shape) for m in (x.a, x.b))
+    return Pattern(c.indptr, c.indices, c.shape, x, product.work)
 
 
 def numeric(pattern: Pattern, a: CSR, b: CSR) -> CSR:
@@ -101,8 +104,8 @@ def numeric(pattern: Pattern, a: CSR, b: CSR) -> CSR:
     pattern : Pattern
         Of `symbolic`.
     a, b : CSR
-        With the same structure and dtypes as then; only the values may differ. That the columns are the same is not
-        checked, only their number.
+        With the same structure as then, for a product of the same dtype; only the values may differ. That the columns
+        are the same is not checked, only their number.
 
     Returns
     -------
@@ -112,25 +115,26 @@ def numeric(pattern: Pattern, a: CSR, b: CSR) -> CSR:
     Raises
     ------
     MatrixError
-        If shape, nnz or dtype of an operand is not what the pattern was made from.
+        If shape or nnz of an operand, or the dtype of the product, is not what the pattern was made from.
     """
     import cupy
 
-    x = pattern.operands
+    x, dtype = pattern.operands, result_dtype(a.dtype, b.dtype)
     if x is None:
-        return CSR(pattern.indptr, pattern.indices, cupy.empty(0, result_dtype(a.dtype, b.dtype)), pattern.shape)
+        return CSR(pattern.indptr, pattern.indices, cupy.empty(0, dtype), pattern.shape)
     for name, new, old in (("A", a, x.a), ("B", b, x.b)):
-        if (new.shape, new.nnz, new.dtype) != (old.shape, old.nnz, old.dtype):
+        if (new.shape, new.nnz, dtype) != (old.shape, old.nnz, old.dtype):
             raise MatrixError(
-                f"{name} is {new.nrows:,} x {new.ncols:,} with {new.nnz:,} entries of {new.dtype}, but the pattern was "
-                f"made from {old.nrows:,} x {old.ncols:,} with {old.nnz:,} of {old.dtype}: call symbolic again"
+                f"{name} is {new.nrows:,} x {new.ncols:,} with {new.nnz:,} entries for a product of {dtype}, but the "
+                f"pattern was made from {old.nrows:,} x {old.ncols:,} with {old.nnz:,} for one of {old.dtype}: call "
+                f"symbolic again"
             )
-    data = cupy.empty(pattern.nnz, result_dtype(a.dtype, b.dtype))
-    c = CSR(pattern.indptr, pattern.indices, data, pattern.shape)
-    values = Operands(_with_values(x.a, a), _with_values(x.b, b), x.kernels, x.facts, x.lengths, x.deterministic)
-    values.same_b, values.longest_a = x.same_b, x.longest_a
+    values = replace(x, a=_with_values(x.a, a), b=_with_values(x.b, b))
+    data = cupy.empty(pattern.nnz, dtype)
+    offsets = pattern.indptr.astype(x.a.indptr.dtype, copy=False)  # what the kernels were compiled for
+    c = CSR(offsets, pattern.indices, data, pattern.shape)
     _side_by_side([functools.partial(rows.fill, values, c) for rows in pattern.work])
-    return c
+    return CSR(pattern.indptr, pattern.indices, data, pattern.shape)
 
 
 def _with_values(old: CSR, new: CSR) -> CSR:
@@ -287,22 +291,21 @@ class _Product:
         """Let the families look at their rows; those of many products come first, as they take longest."""
         x = self.operands
         assert x is not None
-        nodes = [rows for rows in families if isinstance(rows, NodeRows)]
-        others: list[Rows] = []
+        self._look(families)
+        others = [rest for rows in families if isinstance(rows, NodeRows) and (rest := rows.others(x))]
+        self._look(others)
+        return sorted((rows for rows in (*families, *others) if rows.count), key=lambda rows: -rows.number)
+
+    def _look(self, families: list[Rows]) -> None:
+        """Prepare families; read what they found where it matters."""
+        x = self.operands
+        assert x is not None
         for rows in families:
             rows.prepare(x)
         if any(rows.waits for rows in families):
             x.facts.read()
             for rows in families:
                 rows.prepared(x)
-            others = [rest for rows in nodes if (rest := rows.others(x))]
-        for rows in others:
-            rows.prepare(x)
-        if any(rows.waits for rows in others):
-            x.facts.read()
-            for rows in others:
-                rows.prepared(x)
-        return sorted((rows for rows in (*families, *others) if rows.count), key=lambda rows: -rows.number)
 
 
 def _check(facts: Facts) -> None:

@@ -173,26 +173,7 @@ sort_registers(const u32* __restrict__ count, const u32* __restrict__ list, cons
         for (int i = 0; i < ITEMS; ++i) keys[i] = i * GROUP + lane < total ? slots[i * GROUP + lane] : ~(Key)0;
         sort_keys<GROUP, ITEMS>(keys, lane);
 
-        int mine = 0;
-        u32 is_head = 0;
-        const Key last = __shfl_up_sync(FULL_WARP, keys[ITEMS - 1], 1, GROUP);
-#pragma unroll
-        for (int i = 0; i < ITEMS; ++i) {
-            const int number = lane * ITEMS + i;
-            const Key before = i == 0 ? last : keys[i > 0 ? i - 1 : 0];
-            const bool head = number < total && (number == 0 || (before >> BITS) != (keys[i] >> BITS));
-            is_head |= (u32)head << i;
-            mine += head;
-        }
-        const int through = inclusive_sum<GROUP>(mine, lane);
-        const int nnz = take(through, GROUP - 1, GROUP);
-        __syncwarp();  // all keys are in registers: the slots can be written again
-        store_keys<ITEMS, Key>(slots, keys, lane);
-        int head = through - mine;
-#pragma unroll
-        for (int i = 0; i < ITEMS; ++i)
-            if (is_head >> i & 1) heads[head++] = (unsigned short)(lane * ITEMS + i);
-        __syncwarp();
+        const int nnz = store_columns<GROUP, ITEMS, BITS>(slots, heads, keys, total, lane);
         if (active && lane == 0) lengths[row] = nnz;
         const Pointer target = active ? row_products[row] : 0;
         for (int out = lane; active && out < nnz; out += GROUP) {

@@ -98,15 +98,6 @@ long_columns(const u32* __restrict__ list, const i64 words, const u64* __restric
     }
 }
 
-template <typename T>
-__device__ __forceinline__ void add_global(T* target, const T value) { atomicAdd(target, value); }
-
-template <typename T>
-__device__ __forceinline__ void add_global(Complex<T>* target, const Complex<T> value) {
-    atomicAdd(&target->re, value.re);
-    atomicAdd(&target->im, value.im);
-}
-
 // Add the products of the listed rows.
 //
 // Launch  as `long_mark`.
@@ -126,6 +117,6 @@ long_fill(const u32* __restrict__ list, const i64 words, const u64* __restrict__
     Value* out = c_data + c_indptr[row];
     visit_share<8>(begin, end, a_indices, b_indptr, [&](const Pointer at, const Pointer t) {
         const i64 column = b_indices[t], word = column >> 6;
-        add_global(out + rank[word] + __popcll(mask[word] & ((1ull << (column & 63)) - 1)), a_data[at] * b_data[t]);
+        atomic_add(out + rank[word] + __popcll(mask[word] & ((1ull << (column & 63)) - 1)), a_data[at] * b_data[t]);
     });
 }

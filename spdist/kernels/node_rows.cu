@@ -56,18 +56,8 @@ find_nodes(const u32 count, const u32* __restrict__ list, const i64 nrows, const
     const u32 number = blockIdx.x * 8 + threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     const u32 row = list[min(number, count - 1)];
-    i64 low = 0x7fffffffffffffffll, high = -1;
-    for (Pointer at = a_indptr[row] + lane; at < a_indptr[row + 1]; at += 32) {
-        const Pointer first = b_indptr[a_indices[at]], last = b_indptr[a_indices[at] + 1];
-        if (first == last) continue;
-        low = min(low, (i64)b_indices[first]);
-        high = max(high, (i64)b_indices[last - 1]);
-    }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        low = min(low, __shfl_xor_sync(FULL_WARP, low, step));
-        high = max(high, __shfl_xor_sync(FULL_WARP, high, step));
-    }
+    i64 low, high;
+    row_span(a_indptr[row], a_indptr[row + 1], a_indices, b_indptr, b_indices, low, high);
     low &= ~63ll;
     const u64 columns = high + 1 - low;
     int back = 0;  // rows of this pattern before this one, as far as it matters

@@ -158,15 +158,6 @@ __device__ __forceinline__ u32 rank_words(const u64* mask, u32* ranks, const int
     return base;
 }
 
-template <typename T>
-__device__ __forceinline__ void add_shared(T* target, const T value) { atomicAdd(target, value); }
-
-template <typename T>
-__device__ __forceinline__ void add_shared(Complex<T>* target, const Complex<T> value) {
-    atomicAdd(&target->re, value.re);
-    atomicAdd(&target->im, value.im);
-}
-
 // Write the columns whose bits are set in the words [word, stop) to c_indices[0 ...], a warp 32 words at a time: each
 // lane finds the word of its entry among them.
 template <int WARPS, typename Index>
@@ -254,7 +245,7 @@ rank_fill(const u32* __restrict__ tasks, const u32* __restrict__ counts, const i
                     }
                 } else {
                     visit_all<WARPS>(stage, entries, [&](const int i, const Pointer t) {
-                        add_shared(&sums[rank(t)], stage.factor[i] * b_data[t]);
+                        atomic_add(&sums[rank(t)], stage.factor[i] * b_data[t]);
                     });
                 }
             }
@@ -283,18 +274,8 @@ split_rows(const u32 count, const u32* __restrict__ list, const int parts, const
     if (number >= count) return;
     const u32 row = list[number];
     const int lane = threadIdx.x % 32;
-    i64 low = 0x7fffffffffffffffll, high = -1;
-    for (Pointer at = a_indptr[row] + lane; at < a_indptr[row + 1]; at += 32) {
-        const Pointer first = b_indptr[a_indices[at]], last = b_indptr[a_indices[at] + 1];
-        if (first == last) continue;
-        low = min(low, (i64)b_indices[first]);
-        high = max(high, (i64)b_indices[last - 1]);
-    }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        low = min(low, __shfl_xor_sync(FULL_WARP, low, step));
-        high = max(high, __shfl_xor_sync(FULL_WARP, high, step));
-    }
+    i64 low, high;
+    row_span(a_indptr[row], a_indptr[row + 1], a_indices, b_indptr, b_indices, low, high);
     low &= ~63ll;
     const i64 width = ((high + 1 - low + parts - 1) / parts + 63) & ~63ll;
     for (int part = lane; part < parts; part += 32) {

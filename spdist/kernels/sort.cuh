@@ -169,3 +169,33 @@ __device__ __forceinline__ void sort_group(Key (&keys)[ITEMS], const int lane, K
         merge_lane<ITEMS, ITEMS>(keys);
     }
 }
+
+// Store sorted keys, of which the first `total` count, and where each column begins; returns the number of columns.
+//
+// Every lane of the warp takes part. BITS low bits of a key are the number of its product. Afterwards key number i lies at
+// slots[place(i)], and the keys of column c are those from number heads[c] on.
+template <int GROUP, int ITEMS, int BITS, typename Key>
+__device__ __forceinline__ int store_columns(Key* slots, unsigned short* heads, const Key (&keys)[ITEMS], const int total,
+                                             const int lane) {
+    int mine = 0;
+    u32 is_head = 0;
+    const Key last = __shfl_up_sync(FULL_WARP, keys[ITEMS - 1], 1, GROUP);
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+        const int number = lane * ITEMS + i;
+        const Key before = i == 0 ? last : keys[i > 0 ? i - 1 : 0];
+        const bool head = number < total && (number == 0 || (before >> BITS) != (keys[i] >> BITS));
+        is_head |= (u32)head << i;
+        mine += head;
+    }
+    const int through = inclusive_sum<GROUP>(mine, lane);
+    const int columns = take(through, GROUP - 1, GROUP);
+    __syncwarp();  // all keys are in registers: the slots can be written again
+    store_keys<ITEMS, Key>(slots, keys, lane);
+    int head = through - mine;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i)
+        if (is_head >> i & 1) heads[head++] = (unsigned short)(lane * ITEMS + i);
+    __syncwarp();
+    return columns;
+}

@@ -183,6 +183,16 @@ def test_numeric_fills_a_pattern_again(value):
         gpu.numeric(pattern, to_gpu(a[:100], value), to_gpu(b, value))
 
 
+def test_numeric_takes_operands_of_two_dtypes():
+    a = a_matrix("sparse", 300, 300, np.random.default_rng(1))
+    left, right = to_gpu(a, np.float32), to_gpu(a, np.float64)
+    c = gpu.numeric(gpu.symbolic(left, right), left, right)
+    assert c.dtype == np.float64
+    assert_product(c, a, a)
+    with pytest.raises(MatrixError, match="for a product of float32"):
+        gpu.numeric(gpu.symbolic(left, right), left, left)
+
+
 def test_a_pattern_outlives_other_products():
     rng = np.random.default_rng(1)
     a, b = a_matrix("block", 3000, 3000, rng), a_matrix("dense", 200, 200, rng)
