@@ -153,7 +153,8 @@ def test_full_disk_midway_is_one_line_and_leaves_a_resumable_product(tmp_path):
 
 
 def start(*words: str | Path) -> subprocess.Popen[str]:
-    return subprocess.Popen([*SPDIST, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*SPDIST, *map(str, words)], start_new_session=True, **pipes)
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -191,8 +192,10 @@ def test_kill_at_a_random_moment_and_resume(job, tmp_path, victim):
         os.kill(children[0].pid, signal.SIGKILL)
     if victim in ("client", "both"):
         process.kill()
-    elif victim != "worker":
-        process.send_signal(signal.SIGINT if victim == "interrupt" else signal.SIGTERM)
+    elif victim == "interrupt":  # as a terminal does: to every process of the job
+        os.killpg(process.pid, signal.SIGINT)
+    elif victim == "terminate":
+        process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=120)
     if victim == "worker":
         assert process.returncode == 0, errors
@@ -200,6 +203,7 @@ def test_kill_at_a_random_moment_and_resume(job, tmp_path, victim):
         assert api.info(c)["state"] == "unfinished"
         if victim in ("interrupt", "terminate"):
             assert errors.strip().splitlines()[-1] == "spdist: interrupted; continue with --resume"
+            assert "Traceback" not in errors
         assert spdist(*words, c, *options, "--resume").returncode == 0
     assert files(c) == reference
 

@@ -87,6 +87,7 @@ def connect(*, workers: int | None, scheduler: str | None, processes: bool, bloc
             dashboard_address="127.0.0.1:0",
             silence_logs=logging.CRITICAL,
             scheduler_kwargs=_scheduler_options(processes),
+            **({"preload": ["spdist.scheduler.process"]} if processes else {}),
         )
         client = _client_of(cluster)
         try:

@@ -1,9 +1,11 @@
-"""Resident memory of this process: what it is now, and the peak since a moment of our choosing."""
+"""A worker as a process: its resident memory, now and at its peak, and what it does not listen to."""
 
 from __future__ import annotations
 
 import contextlib
+import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -28,3 +30,9 @@ def peak_memory() -> int:
     except OSError:
         return resident_memory()
     return int(line.split()[1]) * 1024
+
+
+def dask_setup(worker: Any) -> None:
+    """Leave Ctrl-C to the client, which closes its workers: Dask calls this as a worker starts."""
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
