@@ -358,23 +358,28 @@ def run(job: Job, log: Log) -> dict[str, Any]:
 
 def run_to_exit(job: Job, log: Log) -> tuple[int, dict[str, Any]]:
     """Multiply, whatever happens; return the exit code and what the report says of the end."""
-    import spdist
-
     stopped = {"state": "stopped", "error": "stopped by a signal before the end; run it again to go on"}
     try:
         result = run(job, log)
-    except spdist.SpdistError as error:
-        hint = "; in a job: remove C, or name another out" if "--overwrite" in str(error) else ""
-        return error.exit_code, {"state": "failed", "error": f"{error}{hint}"}
     except KeyboardInterrupt:
         return STOPPED, stopped
     except Exception as error:
         if was_stopped(error):
             return STOPPED, stopped
-        if not isinstance(error, OSError):
-            traceback.print_exc()
-        return 1, {"state": "failed", "error": f"{type(error).__name__}: {error}; run it again to go on"}
+        return failed(error)
     return 0, {"state": "done", "result": result}
+
+
+def failed(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Return the exit code for an error and what to say of it."""
+    import spdist
+
+    if isinstance(error, spdist.SpdistError):
+        hint = "; in a job: remove C, or name another out" if "--overwrite" in str(error) else ""
+        return error.exit_code, {"state": "failed", "error": f"{error}{hint}"}
+    if not isinstance(error, OSError):
+        traceback.print_exc()
+    return 1, {"state": "failed", "error": f"{type(error).__name__}: {error}; run it again to go on"}
 
 
 def was_stopped(error: BaseException | None) -> bool:
@@ -420,14 +425,20 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a job file; return the exit code."""
     catch_signals()
-    args, begin = arguments(argv), time.time()
+    try:
+        return run_file(arguments(argv))
+    except KeyboardInterrupt:  # before there was a run, or while the report was written
+        return STOPPED
+
+
+def run_file(args: argparse.Namespace) -> int:
+    """Check the job file, run it, write the report; return the exit code."""
+    begin = time.time()
     try:
         job = read_job(args.job, args.set)
     except JobError as error:
         print(f"{args.job}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return STOPPED
     say(f"{job.a} times {job.b} to {job.out}, engine {job.engine}, {job.memory_limit} a worker")
     log = Log()
     code, end = run_to_exit(job, log)
