@@ -324,6 +324,17 @@ def test_sbatch_script_stops_requeues_and_goes_on(long_job, slurm, tmp_path):
 
 
 @pytest.mark.slow
+def test_sbatch_script_leaves_requeueing_to_slurm_at_its_end(long_job, slurm, tmp_path):
+    folder, _ = long_job
+    process = begin(folder, "bash", SBATCH, "job.yaml", env=slurm)
+    process.send_signal(signal.SIGTERM)  # scancel, or a requeue from outside
+    out, errors = process.communicate(timeout=100)
+    assert process.returncode == STOPPED, out + errors
+    assert not (tmp_path / "asked").exists()
+    assert not list(folder.glob(".spdist-*"))
+
+
+@pytest.mark.slow
 def test_sbatch_script_ends_when_its_workers_do(long_job, slurm, tmp_path):
     folder, _ = long_job
     (tmp_path / "srun").write_text("#!/usr/bin/env bash\necho no such node; exit 1\n")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import logging
 import os
 import re
 import signal
@@ -329,6 +330,7 @@ def catch_signals() -> None:
     def stop(number: int, frame: Any) -> NoReturn:
         for one in signals:
             signal.signal(one, lambda number, frame: None)
+        logging.disable()  # a scheduler that is ended at the same time is no news
         raise Stopped(signal.Signals(number).name)
 
     for one in signals:
