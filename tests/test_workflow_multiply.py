@@ -44,8 +44,9 @@ def run(workflow, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     api.save("A.zarr", random_matrix(300, 300, 8, 1))
 
-    def call(text: str | dict, *settings: str) -> int:
-        Path("job.yaml").write_text(text if isinstance(text, str) else yaml.safe_dump(text))
+    def call(text: str | bytes | dict, *settings: str) -> int:
+        text = yaml.safe_dump(text) if isinstance(text, dict) else text
+        Path("job.yaml").write_bytes(text.encode() if isinstance(text, str) else text)
         return workflow.main(["job.yaml", *(word for setting in settings for word in ("--set", setting))])
 
     return call
@@ -121,6 +122,8 @@ BAD = {
     "empty key": ("a: A.zarr\nb:\nout: C.zarr\n", r"b is missing"),
     "same key twice": ("a: A.zarr\nb: A.zarr\nout: C.zarr\na: A.zarr\n", r"key 'a' is there twice; keep one"),
     "no YAML": ("a: [A.zarr\n", r"is not YAML: .*line 2.*correct that line"),
+    "no date": ("a: 2026-13-01\nb: A.zarr\nout: C.zarr\n", r"is not YAML: month .*"),
+    "not text": (b"a: \xff\n", r"is not YAML: .*decode"),
     "no mapping": ("- a\n", r"holds list where `key: value` lines belong"),
     "empty file": ("", r"holds NoneType where"),
     "a is no text": ({**GOOD, "a": 7}, r"a: 7 is int, not a text; write it in quotes"),
@@ -321,6 +324,18 @@ def test_sbatch_script_stops_requeues_and_goes_on(long_job, slurm, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resuming by the stored plan" in done.stdout
     assert files(folder / "C.zarr") == reference
+
+
+@pytest.mark.slow
+def test_sbatch_script_requeues_where_the_notice_comes_first(long_job, slurm, tmp_path):
+    folder, _ = long_job
+    process = subprocess.Popen(["bash", SBATCH, "job.yaml"], cwd=folder, env=slurm, stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: (folder / ".spdist-7-0" / "scheduler.log").exists())
+    process.send_signal(signal.SIGUSR1)
+    out, _ = process.communicate(timeout=100)
+    assert process.returncode == STOPPED, out
+    assert (tmp_path / "asked").read_text() == "requeue 7\n"
+    assert not list(folder.glob(".spdist-*"))
 
 
 @pytest.mark.slow

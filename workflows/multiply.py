@@ -44,7 +44,7 @@ class Job:
     b: str
     out: str
     report: str
-    engine: str = "auto"
+    engine: Any = "auto"  # of the engines that `engine_of` knows
     memory_limit: int | str = "2GiB"
     grid: tuple[int, int, int] | None = None
     workers: int | None = None
@@ -76,7 +76,8 @@ class _Loader(yaml.SafeLoader):
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
             raise JobError(f"key {twice!r} is there twice; keep one")
-        return super().construct_mapping(node, deep)
+        content: dict[Any, Any] = super().construct_mapping(node, deep)
+        return content
 
 
 def read_job(path: Path, settings: Sequence[str]) -> Job:
@@ -103,7 +104,9 @@ def read_mapping(path: Path) -> dict[Any, Any]:
         raise JobError(
             f"cannot be read: {error.strerror}; name a job file, for instance a copy of multiply.yaml"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except JobError:
+        raise
+    except (yaml.YAMLError, ValueError) as error:  # of a text or a date that cannot be
         raise JobError(f"is not YAML: {' '.join(str(error).split())}; correct that line") from None
     if not isinstance(content, dict):
         raise JobError(f"holds {type(content).__name__} where `key: value` lines belong; see multiply.yaml")
@@ -117,7 +120,7 @@ def split_setting(text: str) -> tuple[str, Any]:
         raise JobError(f"--set {text!r} is not key=value; write for instance --set memory_limit=4GiB")
     try:
         return key.strip(), yaml.load(value, _Loader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):
         raise JobError(f"--set {text!r}: the value is not YAML; put it in quotes") from None
 
 
@@ -154,7 +157,7 @@ def count(value: Any) -> int:
 
 def size(value: Any) -> int | str:
     """Accept bytes as a number or a text like 2GiB."""
-    is_size = re.fullmatch(r"\s*\d*\.?\d+\s*[KMGT]?i?B?\s*", str(value), re.IGNORECASE) and re.search(
+    is_size = re.fullmatch(r"\s*[0-9]*\.?[0-9]+\s*[KMGT]?i?B?\s*", str(value), re.IGNORECASE) and re.search(
         "[1-9]", str(value)
     )
     if isinstance(value, bool) or not isinstance(value, int | str) or not is_size:
