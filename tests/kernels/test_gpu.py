@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from spdist.csr import CSR
 from spdist.errors import MatrixError, MemoryBoundError
 from spdist.kernels import gpu, workspace
+from tests.kernels.test_esc_gpu import poisoned as poisoned_pool
 
 pytestmark = pytest.mark.gpu
 
@@ -74,17 +75,7 @@ def assert_product(c: CSR, a: sp.csr_matrix, b: sp.csr_matrix) -> None:
 @pytest.fixture(autouse=True)
 def poisoned():
     """Allocate from a pool of its own, whose bytes are all 0xa5 before they are written."""
-    import cupy
-
-    pool = cupy.cuda.MemoryPool()
-
-    def allocate(size):
-        memory = pool.malloc(size)
-        if size:
-            memory.memset(0xA5, size)
-        return memory
-
-    with cupy.cuda.using_allocator(allocate):
+    with poisoned_pool() as pool:
         yield pool
 
 
