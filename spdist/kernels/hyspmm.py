@@ -675,8 +675,8 @@ class _Pipeline:
 
         self.cuda, self.task = cupy.cuda, task
         device = cupy.cuda.runtime.getDevice()
-        key = np.dtype(np.uint32 if task.b.ncols <= 1 << 22 else np.uint64)
-        self.kernels = _kernels(device, *map(c_type, (task.dtype, task.b.indices.dtype, task.pointer, key)))
+        key = "u32" if task.b.ncols <= 1 << 22 else "u64"
+        self.kernels = _kernels(device, *map(c_type, (task.dtype, task.b.indices.dtype, task.pointer)), key)
         status = _array(pinned(16 * task.pairs), 0, workspace.STATUS * task.pairs, np.int64)
         self.slots = [
             _Slot(
