@@ -251,7 +251,7 @@ class _Product:
         types = c_type(self.dtype), c_type(a.indices.dtype), c_type(a.indptr.dtype)
         kernels = _kernels(device, *types, b.ncols > NARROW_COLUMNS)
         numbers = cupy.zeros(gpu_rows.FACTS + _scan_tiles(a.nrows) + 1, np.uint64)
-        facts = Facts(numbers, _mirror(device, threading.get_ident()), cupy.cuda.get_current_stream())
+        facts = Facts(numbers, _mirror(device, threading.get_ident()), cupy.cuda.get_current_stream(), kernels)
         x = Operands(a, b, kernels, facts, cupy.empty(a.nrows, np.uint32), self.deterministic)
         mean = a.nnz / a.nrows
         group = 2 if mean < 3 else 4 if mean < 10 else 8 if mean < 64 else 32
@@ -379,7 +379,8 @@ def _limits(device: int) -> Any:
     import cupy
 
     limits = [0, *(kind.most for kind in CLASSES)]
-    return cupy.asarray(np.array([*limits, *[2**64 - 1] * (gpu_rows.SLOTS - len(limits))], np.uint64))
+    with cupy.cuda.using_allocator(None):  # whoever's turn it is to allocate: this stays
+        return cupy.asarray(np.array([*limits, *[2**64 - 1] * (gpu_rows.SLOTS - len(limits))], np.uint64))
 
 
 @functools.cache

@@ -95,6 +95,7 @@ class Kernels:
             "rows.cu": {
                 "list": "list_rows",
                 "offsets": f"offsets<{pointer}>",
+                "publish": "publish",
                 **{f"analyse {g}": f"analyse_rows<{ip},{g}>" for g in (2, 4, 8, 32)},
             },
             "sort_rows.cu": {
@@ -171,10 +172,12 @@ class Facts:
     device: Any
     host: Any
     stream: Any
+    kernels: Kernels
     base: int = field(init=False)
+    address: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.base = int(self.device.data.ptr)
+        self.base, self.address = int(self.device.data.ptr), int(self.host.ctypes.data)
 
     def at(self, slot: int) -> int:
         """Return the device address of a number."""
@@ -182,10 +185,7 @@ class Facts:
 
     def read(self) -> None:
         """Wait for the device and copy its numbers."""
-        import cupy
-
-        to_host = cupy.cuda.runtime.memcpyDeviceToHost
-        cupy.cuda.runtime.memcpyAsync(self.host.ctypes.data, self.base, self.host.nbytes, to_host, self.stream.ptr)
+        self.kernels.launch("rows.cu", "publish", 1, len(self.host), (self.base, self.address))
         self.stream.synchronize()
 
     def __getitem__(self, slot: int) -> int:

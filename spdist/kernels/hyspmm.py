@@ -37,11 +37,11 @@ from spdist.csr import CSR, INT32_MAX, Int64Array, check_dtype, empty, index_dty
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels import workspace
 from spdist.kernels.module import Module, c_type, module
+from spdist.kernels.pinned import Bytes, array_at, pageable, pinned
 from spdist.kernels.workspace import Block, BlockCost, Layout, Types
 
 Variant = Literal["duplicated", "distinct"]
 VariantOrAuto = Literal["auto", "duplicated", "distinct"]
-Bytes = npt.NDArray[np.uint8]
 
 logger = logging.getLogger("spdist")
 
@@ -149,47 +149,6 @@ class _Kernels(Names):
 @functools.cache
 def _kernels(device: int, value: str, index: str, pointer: str, key: str) -> _Kernels:
     return _Kernels(value, index, pointer, key)
-
-
-@functools.cache
-def _pool() -> Any:
-    """Return the pool of page-locked host memory: pinning costs 0.6 s/GiB, so what was pinned is used again."""
-    import cupy
-
-    return cupy.cuda.PinnedMemoryPool()
-
-
-def free_pinned() -> None:
-    """Give the page-locked memory that no block and no result uses back to the system."""
-    _pool().free_all_blocks()
-
-
-def pinned_bytes(size: int) -> int:
-    """Return the bytes that are page-locked for `size`: at most an eighth more, so that few sizes serve all blocks.
-
-    Examples
-    --------
-    >>> pinned_bytes(1_000_000)
-    1048576
-    """
-    step = max(1 << 16, 1 << max(size.bit_length() - 4, 0))
-    return max(_cdiv(size, step), 1) * step
-
-
-def pinned(size: int) -> Bytes:
-    """Return page-locked bytes; they go back to the pool with the last array on them."""
-    size = pinned_bytes(size)
-    return np.frombuffer(_pool().malloc(size), np.uint8, size)
-
-
-def pageable(size: int) -> Bytes:
-    """Return ordinary bytes, for preparing a block where there is no GPU."""
-    return np.empty(-(-size // 16), np.complex128).view(np.uint8)
-
-
-def _array(memory: Bytes, offset: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    dtype = np.dtype(dtype)
-    return memory[offset : offset + count * dtype.itemsize].view(dtype)
 
 
 def _bits(data: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -570,9 +529,9 @@ class _Result:
         self.code = prepare
         self.task, self.slots = task, slots  # no cycle of references: what is pinned must be free at once
         self.index, self.dtype = task.b.indices.dtype, task.dtype
-        self.indptr = _array(pinned(8 * (task.a.nrows + 1)), 0, task.a.nrows + 1, np.int64)
+        self.indptr = array_at(pinned(8 * (task.a.nrows + 1)), 0, task.a.nrows + 1, np.int64)
         self.indptr[0] = 0
-        self.local = _array(pinned(task.pointer.itemsize * task.a.nrows), 0, task.a.nrows, task.pointer)
+        self.local = array_at(pinned(task.pointer.itemsize * task.a.nrows), 0, task.a.nrows, task.pointer)
         self.bound = min(task.total, task.a.nrows * task.b.ncols)
         self.capacity = self.nnz = self.products = 0
         self.indices: npt.NDArray[Any] = np.empty(0, self.index)
@@ -581,8 +540,8 @@ class _Result:
             self._grow(self.bound)
 
     def _grow(self, capacity: int) -> None:
-        indices = _array(pinned(capacity * self.index.itemsize), 0, capacity, self.index)
-        data = _array(pinned(capacity * self.dtype.itemsize), 0, capacity, self.dtype)
+        indices = array_at(pinned(capacity * self.index.itemsize), 0, capacity, self.index)
+        data = array_at(pinned(capacity * self.dtype.itemsize), 0, capacity, self.dtype)
         if self.nnz:
             for slot in self.slots:
                 slot.stream.synchronize()
@@ -677,7 +636,7 @@ class _Pipeline:
         device = cupy.cuda.runtime.getDevice()
         key = "u32" if task.b.ncols <= 1 << 22 else "u64"
         self.kernels = _kernels(device, *map(c_type, (task.dtype, task.b.indices.dtype, task.pointer)), key)
-        status = _array(pinned(16 * task.pairs), 0, workspace.STATUS * task.pairs, np.int64)
+        status = array_at(pinned(16 * task.pairs), 0, workspace.STATUS * task.pairs, np.int64)
         self.slots = [
             _Slot(
                 cupy.cuda.alloc(task.budget),

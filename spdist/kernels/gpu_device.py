@@ -1,0 +1,264 @@
+"""One GPU: a place for B and slots for blocks in its memory, never more bytes than the memory limit."""
+
+from __future__ import annotations
+
+import functools
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from spdist.csr import CSR
+from spdist.errors import MemoryBoundError
+from spdist.kernels import gpu, outofcore
+from spdist.kernels.module import c_type
+from spdist.kernels.outofcore import ArenaFullError, Kinds, Part, Stage, Staged, lay_out
+from spdist.kernels.pinned import Bytes, array_at, pinned
+from spdist.kernels.workspace import ALLOCATION
+from spdist.text import format_bytes
+
+FREE_SHARE = 0.9
+"""Of the GPU's free memory, the limit where none is given."""
+PIECE = 16 << 20
+"""Bytes that a thread copies to page-locked memory at a time on the way to the GPU."""
+LEAST_SLOT = 4 << 20
+
+
+class Arena:
+    """Device memory that is handed out from its start on, and taken back all at once."""
+
+    def __init__(self, memory: Any, size: int) -> None:
+        self.memory, self.size, self.used = memory, size, 0
+
+    def reset(self, used: int = 0) -> None:
+        """Take all back but the first `used` bytes."""
+        self.used = -(-used // ALLOCATION) * ALLOCATION
+
+    def malloc(self, size: int) -> Any:
+        """Return memory; what CuPy calls while the arena is its allocator.
+
+        Raises
+        ------
+        ArenaFullError
+            If there is not so much left.
+        """
+        begin, self.used = self.used, self.used + -(-size // ALLOCATION) * ALLOCATION
+        if self.used > self.size:
+            raise ArenaFullError(self.used)
+        return self.memory + begin
+
+
+class GpuSlot:
+    """Room for a block on the GPU, with a stream of its own; see `outofcore.Slot`."""
+
+    def __init__(self, device: Gpu, memory: Any, size: int) -> None:
+        import cupy
+
+        self.device, self.cupy, self.size = device, cupy, size
+        self.arena = Arena(memory, size)
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.events = [cupy.cuda.Event() for _ in range(5)]
+        self.staged: Staged | None = None
+        self.c: CSR | None = None
+        self.steps: list[tuple[str, int, int, float]] = []
+
+    def _copy(self, target: int, source: int, nbytes: int, kind: int) -> None:
+        if nbytes:
+            self.cupy.cuda.runtime.memcpyAsync(target, source, nbytes, kind, self.stream.ptr)
+
+    def upload(self, staged: Staged) -> None:
+        """Send a block; returns at once."""
+        self.steps = [("upload", 0, staged.nbytes, time.perf_counter())]
+        self.staged, self.c = staged, None
+        if staged.nbytes > self.size:
+            return  # `multiply` says so
+        self.arena.reset(staged.nbytes)
+        self.events[0].record(self.stream)
+        source = staged.memory.ctypes.data
+        self._copy(self.arena.memory.ptr, source, staged.nbytes, self.cupy.cuda.runtime.memcpyHostToDevice)
+        self.events[1].record(self.stream)
+
+    def multiply(self) -> int:
+        """Multiply the block that was sent; return nnz(C)."""
+        assert self.staged is not None
+        if self.staged.nbytes > self.size:
+            raise ArenaFullError(self.staged.nbytes)
+        a = self.device.matrix(self.arena.memory, self.staged.a)
+        b = self.device.b if self.staged.b is None else self.device.matrix(self.arena.memory, self.staged.b)
+        assert b is not None
+        begin = time.perf_counter()
+        try:
+            with self.stream, self.cupy.cuda.using_allocator(self.arena.malloc):
+                self.c = gpu.multiply(a, b, deterministic=self.device.deterministic)
+        except ArenaFullError:
+            self.cupy.cuda.Device().synchronize()  # kernels on other streams may use what is given back
+            raise
+        self.events[2].record(self.stream)
+        self.steps.append(("multiply", 1, self.c.nbytes, begin))
+        return self.c.nnz
+
+    def download(self, rows: int, nnz: int, offsets: Any, indices: Any, data: Any) -> None:
+        """Fetch the first `rows` rows of C; returns at once."""
+        c: Any = self.c
+        back = self.cupy.cuda.runtime.memcpyDeviceToHost
+        begin = time.perf_counter()
+        self._copy(offsets.ctypes.data, c.indptr.data.ptr + c.indptr.itemsize, rows * c.indptr.itemsize, back)
+        self._copy(indices.ctypes.data, c.indices.data.ptr, nnz * c.indices.itemsize, back)
+        self._copy(data.ctypes.data, c.data.data.ptr, nnz * c.data.itemsize, back)
+        self.events[3].record(self.stream)
+        nbytes = offsets.nbytes + indices.nbytes + data.nbytes
+        self.steps.append(("download", 2, nbytes, begin))
+
+    def wait(self) -> list[Stage]:
+        """Wait until all that was asked of the slot is done; say what it took."""
+        self.stream.synchronize()
+        steps, self.steps, staged = self.steps, [], self.staged
+        if staged is None or staged.nbytes > self.size:
+            return []
+        elapsed = self.cupy.cuda.get_elapsed_time
+        return [
+            Stage(staged.start, name, begin, 1e-3 * elapsed(self.events[at], self.events[at + 1]), nbytes)
+            for name, at, nbytes, begin in steps
+        ]
+
+
+class Gpu:
+    """The current GPU within a memory limit; see `outofcore.Device`.
+
+    Parameters
+    ----------
+    memory_limit : int, optional
+        Bytes of device memory, the CUDA context and compiled kernels not counted; by default 0.9 of what is free.
+    deterministic : bool
+        Whether products are added in the order of A's entries.
+
+    Attributes
+    ----------
+    peak : int
+        The most device memory that was held, in bytes.
+    """
+
+    def __init__(self, memory_limit: int | None = None, *, deterministic: bool = False) -> None:
+        import cupy
+
+        self.cupy, self.deterministic = cupy, deterministic
+        free = cupy.cuda.runtime.memGetInfo()[0]
+        self.memory_limit = int(FREE_SHARE * free) if memory_limit is None else memory_limit
+        self.b: CSR | None = None
+        self.peak = 0
+        self.kinds: Kinds | None = None
+        self._kept: tuple[Any, Kinds] | None = None
+        self._slots: list[GpuSlot] = []
+        self._slot_bytes = self._b_bytes = 0
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def _allocate(self, size: int) -> Any:
+        return self.cupy.cuda.MemoryPointer(self.cupy.cuda.Memory(size), 0)
+
+    def _note(self) -> None:
+        held = self._b_bytes + sum(slot.size for slot in self._slots)
+        assert held <= self.memory_limit, f"{held} bytes of {self.memory_limit}"
+        self.peak = max(self.peak, held)
+
+    def slots(self, count: int, size: int, kept: int) -> list[GpuSlot]:
+        """Return slots of `size` bytes; of less where another program has taken the GPU's memory."""
+        size = size // ALLOCATION * ALLOCATION
+        if self._b_bytes not in (0, kept):
+            self._forget()
+        if len(self._slots) == count and self._slot_bytes == size:
+            return self._slots
+        self._slots = []
+        self._slot_bytes = size
+        while not self._slots:
+            try:
+                self._slots = [GpuSlot(self, self._allocate(size), size) for _ in range(count)]
+            except self.cupy.cuda.memory.OutOfMemoryError:
+                self._slots = []
+                self._shrunk(size)
+                size = size // 2 // ALLOCATION * ALLOCATION
+        self._note()
+        return self._slots
+
+    def _shrunk(self, size: int) -> None:
+        """Say that the GPU has no room for slots of a size; give up where they would be too small."""
+        free = self.cupy.cuda.runtime.memGetInfo()[0]
+        if size < 2 * LEAST_SLOT:
+            raise MemoryBoundError(
+                f"the GPU has {format_bytes(free)} free, too little for a block: end what else uses it, or choose "
+                f"another GPU with CUDA_VISIBLE_DEVICES"
+            )
+        outofcore.logger.warning(
+            "the GPU has no room for blocks of %s, though memory_limit allows them: another program uses it; blocks "
+            "of half the size from here on", format_bytes(size)
+        )  # fmt: skip
+
+    def _forget(self) -> None:
+        self.b, self._kept, self._b_bytes = None, None, 0
+
+    def keep(self, b: CSR | None, kinds: Kinds) -> None:
+        """Keep B on the GPU; one that is there already is not sent again."""
+        c_type(kinds.value)
+        self.kinds = kinds
+        if b is None:
+            return self._forget()
+        if self._kept is not None and self._kept[0] is b.indices and self._kept[1] == kinds:
+            return None
+        self._forget()
+        part = lay_out(b.nrows, b.ncols, b.nnz, kinds)
+        memory = self._allocate(part.end)
+        self._b_bytes = part.end
+        self._note()
+        stream = self.cupy.cuda.Stream(non_blocking=True)
+        self._send(b.data, kinds.value, memory.ptr + part.data, stream)
+        self._send(b.indices, kinds.index, memory.ptr + part.indices, stream)
+        self._send(b.indptr, kinds.pointer, memory.ptr + part.indptr, stream)
+        self.b = self._matrix(memory, part, kinds)
+        self._kept = b.indices, kinds
+        return None
+
+    def _send(self, array: Any, dtype: np.dtype[Any], target: int, stream: Any) -> None:
+        """Copy an array to the GPU as `dtype`, by way of page-locked memory that several threads fill."""
+        step = PIECE // dtype.itemsize
+        runtime = self.cupy.cuda.runtime
+
+        def fill(first: int) -> Any:
+            count = min(step, len(array) - first)
+            piece = array_at(pinned(count * dtype.itemsize), 0, count, dtype)
+            piece[:] = array[first : first + count]
+            return piece
+
+        threads = outofcore.cores()
+        for begin in range(0, len(array), 2 * threads * step):
+            firsts = range(begin, min(begin + 2 * threads * step, len(array)), step)
+            pieces = list(zip(firsts, _senders(threads).map(fill, firsts), strict=True))
+            for first, piece in pieces:
+                where = target + first * dtype.itemsize
+                runtime.memcpyAsync(where, piece.ctypes.data, piece.nbytes, runtime.memcpyHostToDevice, stream.ptr)
+            stream.synchronize()
+
+    def matrix(self, memory: Any, part: Part) -> CSR:
+        """Return the matrix that lies in a block's memory; dtypes are those of B."""
+        assert self.kinds is not None
+        return self._matrix(memory, part, self.kinds)
+
+    def _matrix(self, memory: Any, part: Part, kinds: Kinds) -> CSR:
+        def array(offset: int, count: int, dtype: Any) -> Any:
+            return self.cupy.ndarray((count,), dtype, memory + offset)
+
+        return CSR(
+            array(part.indptr, part.nrows + 1, kinds.pointer),
+            array(part.indices, part.nnz, kinds.index),
+            array(part.data, part.nnz, kinds.value),
+            (part.nrows, part.ncols),
+        )
+
+    def allocate(self, size: int, /) -> Bytes:
+        """Return page-locked memory."""
+        return pinned(size)
+
+
+@functools.cache
+def _senders(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, "spdist-send")

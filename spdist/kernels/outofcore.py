@@ -1,0 +1,749 @@
+"""C = A @ B from host memory to host memory, through a GPU that need not hold any of the three.
+
+A is cut into blocks of rows by the memory bound of hySpMM; each is multiplied row by row (`gpu`) in a slot of the GPU's
+memory. Several are under way: threads prepare blocks ahead in page-locked memory, one is sent, one is computed, and the
+C of a third comes back, so that both directions of the bus are busy while the GPU computes::
+
+    threads    prepare: A's rows, and of B what they ask for
+    slot 0     upload ─▶ count, multiply ─▶ download
+    slot 1               upload ─▶ count, multiply ─▶ download
+    slot 2                         upload ─▶ ...
+
+B stays on the GPU where it fits beside the slots. Else each block brings its rows of B: all from the first to the last
+where they lie side by side, else each that it asks for, once.
+
+References
+----------
+X. Wu, "Optimizing Sparse Matrix-Matrix Multiplication on a Heterogeneous CPU-GPU Platform", thesis, Georgia State
+University, 2015: equations 3 and 5, and the pipeline of section 3.4.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import functools
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from spdist.csr import CSR, INT32_MAX, Int64Array, empty, index_dtype, result_dtype
+from spdist.errors import InputError, MatrixError, MemoryBoundError
+from spdist.kernels.pinned import Bytes, array_at
+from spdist.kernels.workspace import aligned, ceil_div
+from spdist.text import format_bytes
+
+logger = logging.getLogger("spdist")
+
+PAIRS = 3
+"""Blocks on the GPU at once, np of equation 5: one that is sent, one that is computed, one whose C comes back."""
+RESIDENT_SHARE = 0.6
+"""Of the memory limit, what B may take to stay on the GPU."""
+SLOT_BYTES = 768 << 20
+"""The most a slot takes unless a single row needs more: larger blocks gain nothing, and the first and last wait."""
+BLOCK_BYTES = 320 << 20
+"""Bytes of a block's C that are aimed at where the slot has room for more."""
+FIRST_SHARE = 8
+"""The first block is so many times smaller, each one after it twice as large as the one before."""
+MARGIN = 1.25
+"""By how much what is expected of a block is raised."""
+ROW_BYTES = 64
+"""Device bytes that the kernels take for a row of C, its offsets included."""
+SCRATCH_BYTES = 24 << 20
+"""And those they take whatever the rows."""
+WINDOW_SHARE = 1.3
+"""Rows of B are sent from the first to the last if these are at most so many times those asked for."""
+AHEAD_BYTES = 1 << 30
+"""Page-locked memory for blocks that are prepared ahead."""
+PARALLEL_ENTRIES = 1 << 18
+"""Entries of A per thread that counts products."""
+SAMPLE_ROWS, SAMPLE_ENTRIES = 2048, 1 << 18
+"""Rows of A, evenly spaced, that the estimate of nnz(C) multiplies, and their entries at most."""
+
+
+class ArenaFullError(Exception):
+    """A block needs more device memory than its slot has; `needed` is what it asked for, in bytes, so far."""
+
+    def __init__(self, needed: int) -> None:
+        super().__init__(needed)
+        self.needed = needed
+
+
+class Stage(NamedTuple):
+    """What one stage of one block took: first row, name, seconds since the start, seconds and bytes."""
+
+    start: int
+    name: str
+    begin: float
+    seconds: float
+    nbytes: int
+
+
+Report = Callable[[Stage], None]
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """A matrix inside a block's memory: its shape, entries, and the byte where each array begins."""
+
+    nrows: int
+    ncols: int
+    nnz: int
+    data: int
+    indices: int
+    indptr: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """Dtypes on the device: of values, columns and offsets."""
+
+    value: np.dtype[Any]
+    index: np.dtype[Any]
+    pointer: np.dtype[Any]
+
+    @property
+    def entry(self) -> int:
+        """Bytes of an entry."""
+        return self.value.itemsize + self.index.itemsize
+
+
+def lay_out(nrows: int, ncols: int, nnz: int, kinds: Kinds, at: int = 0) -> Part:
+    """Place the arrays of a matrix from byte `at` on."""
+    indices = at + aligned(nnz * kinds.value.itemsize)
+    indptr = indices + aligned(nnz * kinds.index.itemsize)
+    return Part(nrows, ncols, nnz, at, indices, indptr, indptr + aligned((nrows + 1) * kinds.pointer.itemsize))
+
+
+@dataclass
+class Staged:
+    """A block as the CPU prepared it: what is sent, where A and B lie in it, and its products. No B: it is resident."""
+
+    start: int
+    stop: int
+    products: int
+    memory: Bytes
+    a: Part
+    b: Part | None
+    seconds: float
+    begin: float
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are sent."""
+        return (self.b or self.a).end
+
+
+class Slot(Protocol):
+    """Room of `size` bytes for a block on a device."""
+
+    size: int
+
+    def upload(self, staged: Staged) -> None:
+        """Send a block; returns at once."""
+
+    def multiply(self) -> int:
+        """Multiply the block that was sent; return nnz(C). Raises `ArenaFullError` if the slot has no room for C."""
+
+    def download(self, rows: int, nnz: int, offsets: Any, indices: Any, data: Any) -> None:
+        """Fetch the first `rows` rows of C: where each ends, columns, values; returns at once."""
+
+    def wait(self) -> list[Stage]:
+        """Wait until all that was asked of the slot is done; say what it took."""
+
+
+class Device(Protocol):
+    """A device with memory for slots, and perhaps for B."""
+
+    def slots(self, count: int, size: int, kept: int) -> list[Any]:
+        """Return slots of `size` bytes each, or less where the device has less; `kept` bytes stay free for B."""
+
+    def keep(self, b: CSR | None, kinds: Kinds) -> None:
+        """Keep B on the device for the blocks to come; None: keep none."""
+
+    def allocate(self, size: int, /) -> Bytes:
+        """Return host memory from which the device copies."""
+
+
+# -- how rows are cut --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Cutter:
+    """Cuts rows into blocks that should fit a slot, by what the blocks before came to.
+
+    Attributes
+    ----------
+    before : (nrows + 1,) int64
+        Products of the rows before each.
+    indptr : (nrows + 1,) int64
+        Of A.
+    kinds : Kinds
+    room : int
+        Bytes of a slot.
+    c_ratio, b_ratio : float
+        Entries of C, and entries of B that are sent, for each product.
+    """
+
+    before: Int64Array
+    indptr: Int64Array
+    kinds: Kinds
+    room: int
+    c_ratio: float = 1.0
+    b_ratio: float = 0.0
+    _next: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._next = min(self.room, MARGIN * BLOCK_BYTES) / FIRST_SHARE
+
+    def cost(self, start: int, stop: int) -> float:
+        """Return the device bytes expected of a block."""
+        products = float(self.before[stop] - self.before[start])
+        entries = int(self.indptr[stop] - self.indptr[start])
+        for_b = self.b_ratio * (self.kinds.entry + 1.0)
+        each = MARGIN * products * (self.c_ratio * self.kinds.entry + for_b)
+        return each + entries * (self.kinds.entry + self.kinds.pointer.itemsize) + (stop - start) * ROW_BYTES
+
+    def next(self, start: int) -> int:
+        """Return where the block from row `start` on ends: one row at least, and products that 31 bits count."""
+        room = min(self._next, self.room - min(SCRATCH_BYTES, self.room // 4))
+        self._next = min(2 * self._next, self.room, MARGIN * BLOCK_BYTES)
+        stop = self.stop(start, room)
+        most = bisect.bisect_right(self.before, int(self.before[start]) + INT32_MAX) - 1
+        return max(start + 1, min(stop, most))
+
+    def stop(self, start: int, room: float) -> int:
+        """Return the last row up to which a block costs at most `room`."""
+        rows = range(start, len(self.before))
+        return rows[bisect.bisect_right(rows, room, key=lambda stop: self.cost(start, stop)) - 1]
+
+    def learn(self, staged: Staged, nnz: int) -> None:
+        """Take what a block came to."""
+        if staged.products:
+            self.c_ratio = nnz / staged.products
+            self.b_ratio = staged.b.nnz / staged.products if staged.b else 0.0
+
+    def middle(self, start: int, stop: int) -> int:
+        """Return the row that halves the products of a block."""
+        half = (int(self.before[start]) + int(self.before[stop])) // 2
+        return min(max(int(np.searchsorted(self.before, half)), start + 1), stop - 1)
+
+
+@functools.cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, "spdist-stage")
+
+
+def cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def products_before(a: CSR, b: CSR, threads: int) -> Int64Array:
+    """Count the products of the rows before each row; (nrows + 1,) int64.
+
+    Raises
+    ------
+    MatrixError
+        If offsets or columns of A are out of range.
+    """
+    from spdist.kernels.prepare import count_products
+
+    ends = np.zeros(a.nrows + 1, np.int64)
+    parts = max(1, min(threads, a.nnz // PARALLEL_ENTRIES))
+    cuts = np.searchsorted(a.indptr, np.linspace(0, a.nnz, parts + 1)[1:-1].astype(np.int64)).tolist()
+    ranges = list(itertools.pairwise([0, *cuts, a.nrows]))
+    left = a.indptr, a.indices
+
+    def count(rows: tuple[int, int]) -> Any:
+        return count_products(left, b.indptr, *rows, 0, 0, ends)
+
+    found = [count(ranges[0])] if parts == 1 else list(_threads(threads).map(count, ranges))
+    base = 0
+    for (start, stop), (total, _, row) in zip(ranges, found, strict=True):
+        if total < 0:
+            raise MatrixError(f"row {int(row):,} of A: offsets or columns out of range; A has {a.ncols:,} columns")
+        ends[start + 1 : stop + 1] += base
+        base += int(total)
+    return ends
+
+
+# -- preparation -------------------------------------------------------------------------------------------------------
+
+
+class Stager:
+    """Prepares blocks, ahead and in several threads; `take` hands them out in order.
+
+    Parameters
+    ----------
+    a, b : CSR
+        On the host.
+    kinds : Kinds
+    resident : bool
+        Whether B is on the device, so that blocks come without.
+    cutter : Cutter
+    allocate : callable
+        Takes bytes, returns page-locked memory.
+    """
+
+    def __init__(
+        self, a: CSR, b: CSR, kinds: Kinds, resident: bool, cutter: Cutter, allocate: Callable[[int], Bytes],
+        begin: float, first: int = 0,
+    ) -> None:  # fmt: skip
+        self.a, self.b, self.kinds, self.resident = a, b, kinds, resident
+        self.cutter, self.allocate, self.begin, self.at = cutter, allocate, begin, first
+        self.threads = cores()
+        self.ahead: collections.deque[Future[Staged]] = collections.deque()
+        self.local = threading.local()
+        self.recent = 0
+
+    def take(self) -> Staged | None:
+        """Return the next block; None after the last."""
+        wanted = max(2, min(self.threads + 1, AHEAD_BYTES // max(self.recent, 1)))
+        while self.at < self.a.nrows and len(self.ahead) < wanted:
+            stop = self.cutter.next(self.at)
+            self.ahead.append(_threads(self.threads).submit(self.stage, self.at, stop))
+            self.at = stop
+        if not self.ahead:
+            return None
+        staged = self.ahead.popleft().result()
+        self.recent = staged.nbytes
+        return staged
+
+    def close(self) -> None:
+        """Drop what nobody will take."""
+        for future in self.ahead:
+            future.cancel()
+        for future in self.ahead:
+            if not future.cancelled():
+                future.exception()
+        self.ahead.clear()
+
+    def stage(self, start: int, stop: int) -> Staged:
+        """Prepare rows [start, stop)."""
+        begin = time.perf_counter()
+        products = int(self.cutter.before[stop] - self.cutter.before[start])
+        first, last = int(self.a.indptr[start]), int(self.a.indptr[stop])
+        if self.resident:
+            part = lay_out(stop - start, self.b.nrows, last - first, self.kinds)
+            memory = self.allocate(part.end)
+            self._copy_rows(self.a, start, stop, memory, part)
+            self._copy_columns(first, last, 0, memory, part)
+            found = Staged(start, stop, products, memory, part, None, 0.0, begin - self.begin)
+        else:
+            found = self._with_b(start, stop, products, begin - self.begin)
+        found.seconds = time.perf_counter() - begin
+        return found
+
+    def _with_b(self, start: int, stop: int, products: int, begin: float) -> Staged:
+        """Prepare rows of A with the rows of B that they ask for."""
+        from spdist.kernels.prepare import mark_rows, number_rows
+
+        a, b, kinds = self.a, self.b, self.kinds
+        first, last = int(a.indptr[start]), int(a.indptr[stop])
+        bits, places = self._scratch()
+        words = mark_rows(a.indices, first, last, bits)
+        rows, entries = number_rows(bits, places, words[0], words[1], b.indptr)
+        low, high = min(64 * words[0], b.nrows), min(64 * words[1], b.nrows)
+        window = int(b.indptr[high] - b.indptr[low])
+        if window <= WINDOW_SHARE * entries:
+            rows, entries = high - low, window
+        of_a = lay_out(stop - start, rows, last - first, kinds)
+        of_b = lay_out(rows, b.ncols, entries, kinds, of_a.end)
+        memory = self.allocate(of_b.end)
+        self._copy_rows(a, start, stop, memory, of_a)
+        if rows == high - low:
+            bits[words[0] : words[1]] = 0
+            self._copy_columns(first, last, low, memory, of_a)
+            self._copy_rows(b, low, high, memory, of_b)
+            target = array_at(memory, of_b.indices, entries, kinds.index)
+            target[:] = b.indices[int(b.indptr[low]) : int(b.indptr[high])]
+        else:
+            self._copy_distinct(first, last, (bits, places), words, memory, of_a, of_b)
+        return Staged(start, stop, products, memory, of_a, of_b, 0.0, begin)
+
+    def _scratch(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return a bit for each row of B, zero, and the number of the first of each word; of this thread alone."""
+        if not hasattr(self.local, "bits"):
+            words = self.b.nrows // 64 + 1
+            self.local.bits, self.local.places = np.zeros(words, np.uint64), np.empty(words, np.uint32)
+        return self.local.bits, self.local.places
+
+    def _copy_rows(self, m: CSR, start: int, stop: int, memory: Bytes, part: Part) -> None:
+        """Copy values and offsets of rows of a matrix."""
+        first, last = int(m.indptr[start]), int(m.indptr[stop])
+        array_at(memory, part.data, last - first, self.kinds.value)[:] = m.data[first:last]
+        offsets = array_at(memory, part.indptr, stop - start + 1, self.kinds.pointer)
+        np.subtract(m.indptr[start : stop + 1], first, out=offsets, casting="unsafe")
+
+    def _copy_columns(self, first: int, last: int, low: int, memory: Bytes, part: Part) -> None:
+        """Copy the columns of entries of A, counted from row `low` of B."""
+        columns = array_at(memory, part.indices, last - first, self.kinds.index)
+        if low:
+            np.subtract(self.a.indices[first:last], low, out=columns, casting="unsafe")
+        else:
+            columns[:] = self.a.indices[first:last]
+
+    def _copy_distinct(
+        self, first: int, last: int, scratch: Any, words: Any, memory: Bytes, of_a: Part, of_b: Part
+    ) -> None:
+        """Renumber the columns of entries of A, and copy the rows of B that were marked."""
+        from spdist.kernels.prepare import send_distinct
+
+        kinds, b = self.kinds, self.b
+        numbers = array_at(memory, of_a.indices, of_a.nnz, kinds.index)
+        starts = array_at(memory, of_b.indptr, of_b.nrows + 1, kinds.pointer)
+        columns = array_at(memory, of_b.indices, of_b.nnz, kinds.index)
+        values = array_at(memory, of_b.data, of_b.nnz, kinds.value)
+        rows = b.indptr, b.indices, b.data
+        bits, places = scratch
+        send_distinct(
+            self.a.indices, first, last, rows, bits, places, words[0], words[1], numbers, 0, starts, 0, columns, 0,
+            values, 0,
+        )  # fmt: skip
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+class Result:
+    """C on the host, in page-locked memory that grows where the estimate of its entries was too low."""
+
+    def __init__(self, nrows: int, ncols: int, capacity: int, kinds: Kinds, allocate: Callable[[int], Bytes]) -> None:
+        self.kinds, self.ncols, self.allocate = kinds, ncols, allocate
+        self.offsets = array_at(allocate(kinds.pointer.itemsize * nrows), 0, nrows, kinds.pointer)
+        self.indptr = np.zeros(nrows + 1, np.int64)
+        self.rows = self.nnz = 0
+        self.indices = np.empty(0, kinds.index)
+        self.data = np.empty(0, kinds.value)
+        self.grow(capacity)
+
+    @property
+    def capacity(self) -> int:
+        """Entries for which there is room."""
+        return len(self.indices)
+
+    def grow(self, capacity: int) -> None:
+        """Make room; nothing may be on its way to it."""
+        indices = array_at(self.allocate(capacity * self.kinds.index.itemsize), 0, capacity, self.kinds.index)
+        data = array_at(self.allocate(capacity * self.kinds.value.itemsize), 0, capacity, self.kinds.value)
+        indices[: self.nnz], data[: self.nnz] = self.indices[: self.nnz], self.data[: self.nnz]
+        self.indices, self.data = indices, data
+
+    def place(self, rows: int, nnz: int) -> tuple[Any, Any, Any]:
+        """Return where the next block goes: offsets of its rows, columns, values."""
+        out = self.offsets[self.rows : self.rows + rows], self.indices[self.nnz :][:nnz], self.data[self.nnz :][:nnz]
+        self.rows, self.nnz = self.rows + rows, self.nnz + nnz
+        return out
+
+    def shift(self, first: int, rows: int, base: int) -> None:
+        """Turn the offsets inside a block that has come back into those of C."""
+        np.add(self.offsets[first : first + rows], base, out=self.indptr[first + 1 : first + rows + 1])
+
+    def matrix(self) -> CSR:
+        """Return C."""
+        shape = self.rows, self.ncols
+        return CSR(self.indptr[: self.rows + 1], self.indices[: self.nnz], self.data[: self.nnz], shape)
+
+
+@dataclass
+class _Flight:
+    """A block on the device: what was sent, and which rows of the result it fills once it is multiplied."""
+
+    slot: Any
+    staged: Staged
+    filled: tuple[int, int, int] | None = None
+
+
+@dataclass
+class Run:
+    """One product, or the first rows of one, through a device.
+
+    Attributes
+    ----------
+    capacity : int or None
+        Entries of C for which there is room; None: all.
+    """
+
+    a: CSR
+    b: CSR
+    device: Device
+    memory_limit: int
+    pairs: int
+    start: int
+    capacity: int | None
+    report: Report
+    begin: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        a, b = self.a, self.b
+        self.before = products_before(a, b, cores())
+        most = int(np.max(np.diff(self.before), initial=0))
+        wide = max(b.nrows, b.ncols) > INT32_MAX
+        value = result_dtype(a.dtype, b.dtype)
+        small = max(most, int(np.max(np.diff(a.indptr), initial=0)), b.nnz) <= INT32_MAX
+        pointer = np.dtype(np.int32 if small else np.int64)
+        self.kinds = Kinds(value, np.dtype(np.int64) if wide else index_dtype(b.ncols), pointer)
+        self.b_bytes = lay_out(b.nrows, b.ncols, b.nnz, self.kinds).end
+        self.resident = self.b_bytes <= RESIDENT_SHARE * self.memory_limit
+        self.room = self.memory_limit - (self.b_bytes if self.resident else 0)
+        self.cutter = Cutter(self.before, a.indptr, self.kinds, self.room, b_ratio=0.0 if self.resident else 1.0)
+        if not self.resident:  # rows are copied as they are
+            self.b = CSR(
+                b.indptr, b.indices.astype(self.kinds.index, copy=False), b.data.astype(value, copy=False), b.shape
+            )
+        self.flying: collections.deque[_Flight] = collections.deque()
+
+    def multiply(self) -> CSR:
+        """Return C, or as many of its rows as there is room for."""
+        total, rows = int(self.before[-1] - self.before[self.start]), self.a.nrows - self.start
+        if total == 0:
+            return empty((rows, self.b.ncols), self.kinds.value)
+        self._take_slots(self.pairs)
+        self.device.keep(self.b if self.resident else None, self.kinds)
+        self.most = total if self.capacity is None else min(self.capacity, total)
+        self.stager = self._stager(self.a, self.cutter, self.start)
+        capacity = min(self._estimate(total), self.most)
+        self.result = Result(rows, self.b.ncols, capacity, self.kinds, self.device.allocate)
+        try:
+            self._loop()
+        finally:
+            self.stager.close()
+            for slot in self.slots:
+                slot.wait()
+        return self.result.matrix()
+
+    def _take_slots(self, pairs: int) -> None:
+        """Take the slots of so many pairs; the only one of a single pair has all the room there is."""
+        size = self.room if pairs == 1 else min(self.room // pairs, SLOT_BYTES)
+        self.slots = self.device.slots(pairs, size, self.b_bytes if self.resident else 0)
+        self.turns = itertools.cycle(self.slots)
+        self.cutter = replace(self.cutter, room=self.slots[0].size)
+
+    def _stager(self, a: CSR, cutter: Cutter, first: int = 0) -> Stager:
+        return Stager(a, self.b, self.kinds, self.resident, cutter, self.device.allocate, self.begin, first)
+
+    def _estimate(self, total: int) -> int:
+        """Return entries of C as a sample of its rows has them, raised by a margin."""
+        rows = _sample(self.a, self.start)
+        sample = _rows_of(self.a, rows)
+        before = np.concatenate([[0], np.cumsum(self.before[rows + 1] - self.before[rows])])
+        cutter = Cutter(before, sample.indptr, self.kinds, self.cutter.room, b_ratio=self.cutter.b_ratio)
+        stop = cutter.stop(0, cutter.room / 2)
+        if not before[stop]:
+            return total
+        staged = self._stager(sample, cutter).stage(0, stop)
+        self.slots[0].upload(staged)
+        try:
+            nnz = self.slots[0].multiply()
+        except ArenaFullError:  # little is known: C grows as blocks come back
+            return total // FIRST_SHARE + 1
+        finally:
+            self.slots[0].wait()
+        self.cutter.learn(staged, nnz)
+        return min(int(MARGIN * total * nnz / staged.products) + (1 << 20), total)
+
+    def _loop(self) -> None:
+        """Keep one block on its way to the device, one computed, and others on their way back."""
+        waiting: collections.deque[_Flight] = collections.deque()
+        backlog: collections.deque[tuple[int, int]] = collections.deque()
+        more = True
+        while more:
+            while len(waiting) < max(1, len(self.slots) - 1):
+                staged = self.stager.stage(*backlog.popleft()) if backlog else self.stager.take()
+                if staged is None:
+                    break
+                waiting.append(self._send(next(self.turns), staged))
+            if not waiting:
+                break
+            flight = waiting.popleft()
+            try:
+                more = self._compute(flight)
+            except _RowTooLongError as error:
+                later = [(other.staged.start, other.staged.stop) for other in waiting]
+                backlog.extendleft(reversed([(error.staged.start, flight.staged.stop), *later]))
+                waiting.clear()
+                self._widen(error)
+        self._land_all()
+
+    def _send(self, slot: Any, staged: Staged) -> _Flight:
+        """Send a block to a slot, once what was there has come back."""
+        self._land(slot)
+        slot.upload(staged)
+        return _Flight(slot, staged)
+
+    def _widen(self, error: _RowTooLongError) -> None:
+        """Go on with one slot that has all the room, for the sake of a long row."""
+        if len(self.slots) == 1:
+            raise MemoryBoundError(
+                f"row {error.staged.start:,} of A expands to {error.staged.products:,} products and needs more than "
+                f"{format_bytes(error.needed)} on the GPU, but memory_limit={format_bytes(self.memory_limit)} leaves "
+                f"{format_bytes(self.slots[0].size)} for a block: raise memory_limit, or cut the inner dimension with "
+                f"a grid"
+            )
+        logger.info("row %d needs more than a slot: one block at a time from here on", error.staged.start)
+        self._land_all()
+        for slot in self.slots:
+            slot.wait()
+        self._take_slots(1)
+        self.stager.cutter = self.cutter
+
+    def _land_all(self) -> None:
+        while self.flying:
+            self._land(self.flying[0].slot)
+
+    def _land(self, slot: Any) -> None:
+        """Wait for a slot, and for those that were sent before it."""
+        while any(flight.slot is slot for flight in self.flying):
+            flight = self.flying.popleft()
+            for stage in flight.slot.wait():
+                self.report(stage)
+            self.report(Stage(flight.staged.start, "prepare", flight.staged.begin, flight.staged.seconds,
+                              flight.staged.nbytes))  # fmt: skip
+            if flight.filled:
+                self.result.shift(*flight.filled)
+
+    def _compute(self, flight: _Flight) -> bool:
+        """Multiply a block that was sent and send for its C; return whether there is room for more."""
+        try:
+            nnz = flight.slot.multiply()
+        except ArenaFullError as full:
+            return self._split(flight, full)
+        self.cutter.learn(flight.staged, nnz)
+        return self._fetch(flight, nnz)
+
+    def _split(self, flight: _Flight, full: ArenaFullError) -> bool:
+        """Multiply the halves of a block whose C has no room in its slot."""
+        start, stop = flight.staged.start, flight.staged.stop
+        if stop - start == 1:
+            raise _RowTooLongError(flight.staged, full.needed)
+        logger.info("rows %d to %d need more than %d bytes: split", start, stop - 1, flight.slot.size)
+        middle = self.cutter.middle(start, stop)
+        halves = (start, middle), (middle, stop)
+        return all(self._compute(self._send(flight.slot, self.stager.stage(*half))) for half in halves)
+
+    def _fetch(self, flight: _Flight, nnz: int) -> bool:
+        """Send for C of a block, or for the rows that there is room for."""
+        result, rows = self.result, flight.staged.stop - flight.staged.start
+        if result.nnz + nnz > result.capacity:
+            self._land_all()
+            if result.nnz + nnz > self.most:
+                return self._fetch_some(flight, rows)
+            done = int(self.before[flight.staged.stop] - self.before[self.start])
+            expected = (result.nnz + nnz) * (int(self.before[-1] - self.before[self.start]) / max(done, 1))
+            result.grow(min(int(MARGIN * expected) + 1, self.most))
+        self._fill(flight, rows, nnz)
+        return True
+
+    def _fill(self, flight: _Flight, rows: int, nnz: int) -> None:
+        """Send for the first `rows` rows of a block."""
+        base, first = self.result.nnz, self.result.rows
+        flight.slot.download(rows, nnz, *self.result.place(rows, nnz))
+        flight.filled = first, rows, base
+        self.flying.append(flight)
+
+    def _fetch_some(self, flight: _Flight, rows: int) -> bool:
+        """Fetch the rows of a block for which there is room: the product ends there."""
+        result = self.result
+        ends = np.empty(rows, self.kinds.pointer)
+        flight.slot.download(rows, 0, ends, result.indices[:0], result.data[:0])
+        flight.slot.wait()
+        fitting = int(np.searchsorted(ends, self.most - result.nnz, side="right"))
+        if fitting == 0 and result.rows == 0:
+            fitting = 1
+        if fitting:
+            nnz = int(ends[fitting - 1])
+            result.grow(max(result.nnz + nnz, result.capacity))
+            self._fill(flight, fitting, nnz)
+        return False
+
+
+class _RowTooLongError(Exception):
+    """A single row does not fit its slot."""
+
+    def __init__(self, staged: Staged, needed: int) -> None:
+        super().__init__(staged, needed)
+        self.staged, self.needed = staged, needed
+
+
+def _sample(a: CSR, start: int) -> Int64Array:
+    """Return evenly spaced rows from `start` on."""
+    rows = np.unique(np.linspace(start, a.nrows - 1, min(SAMPLE_ROWS, a.nrows - start)).astype(np.int64))
+    lengths = np.cumsum(a.indptr[rows + 1] - a.indptr[rows])
+    step = max(1, ceil_div(int(lengths[-1]), SAMPLE_ENTRIES))
+    return rows[step // 2 :: step] if step < len(rows) else rows[:1]
+
+
+def _rows_of(a: CSR, rows: Int64Array) -> CSR:
+    """Return some rows of a matrix."""
+    lengths = a.indptr[rows + 1] - a.indptr[rows]
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    at = np.repeat(a.indptr[rows] - indptr[:-1], lengths) + np.arange(indptr[-1])
+    return CSR(indptr, a.indices[at], a.data[at], (len(rows), a.ncols))
+
+
+def ignore(stage: Stage) -> None:
+    """Take no notice of what a stage took."""
+
+
+def multiply(a: CSR, b: CSR, device: Any, *, pairs: int = PAIRS, report: Report = ignore) -> CSR:
+    """Return ``a @ b``; arrays of NumPy in and out.
+
+    Parameters
+    ----------
+    a, b : CSR
+        On the host. Rows of A need not be sorted and may hold duplicates; those of B are canonical.
+    device : gpu_device.Gpu
+        With its memory limit, which holds whatever the sizes of A, B and C.
+    pairs : int
+        Blocks on the GPU at once.
+    report : callable, optional
+        Called with a `Stage` for each stage of each block.
+
+    Returns
+    -------
+    CSR
+        Canonical, with the structural pattern, ``index_dtype(b.ncols)`` and ``result_dtype``; in page-locked memory,
+        which is used again when the arrays are gone.
+
+    Raises
+    ------
+    MatrixError
+        If shapes, dtypes or columns do not fit, or B is not canonical.
+    MemoryBoundError
+        If one row alone does not fit in the limit; names the bytes.
+    """
+    return multiply_rows(a, b, 0, None, device, pairs=pairs, report=report)
+
+
+def multiply_rows(
+    a: CSR, b: CSR, start: int, capacity: int | None, device: Any, *, pairs: int = PAIRS, report: Report = ignore
+) -> CSR:
+    """Return as many whole rows of ``a @ b``, from `start` on, as fit in `capacity` entries; None: all.
+
+    A first row longer than that is returned whole, alone. Arguments else as for `multiply`.
+
+    Raises
+    ------
+    InputError
+        If `start` is not in the range, `capacity` is negative, or `pairs` is not at least 1.
+    """
+    if not 0 <= start <= a.nrows or (capacity or 0) < 0 or pairs < 1:
+        raise InputError(f"start={start:,} must lie in [0, {a.nrows:,}], capacity={capacity} and pairs={pairs} above 0")
+    if a.ncols != b.nrows:
+        raise MatrixError(
+            f"A has {a.ncols:,} columns but B has {b.nrows:,} rows: A @ B needs as many rows of B as A has columns"
+        )
+    return Run(a, b, device, device.memory_limit, pairs, start, capacity, report).multiply()

@@ -1,0 +1,84 @@
+"""A device of `outofcore` whose memory is the host's: the host's part of the pipeline runs without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spdist.csr import CSR
+from spdist.kernels import cpu
+from spdist.kernels.outofcore import ArenaFullError, Kinds, Stage, Staged
+from spdist.kernels.pinned import array_at, pageable
+
+
+def poisoned(size: int) -> Any:
+    """Return host memory with every bit set."""
+    memory = pageable(size)
+    memory[:] = 0xFF
+    return memory
+
+
+class HostSlot:
+    """Multiplies on the CPU what was sent; holds C until the next block."""
+
+    def __init__(self, device: HostDevice, size: int) -> None:
+        self.device, self.size = device, size
+        self.memory: Any = None
+        self.staged: Staged | None = None
+        self.c: CSR | None = None
+        self.pending: list[Any] = []
+
+    def upload(self, staged: Staged) -> None:
+        assert not self.pending, "the block before has not come back"
+        self.staged, self.memory, self.c = staged, staged.memory.copy(), None
+
+    def _matrix(self, part: Any) -> CSR:
+        kinds = self.device.kinds
+        indptr = array_at(self.memory, part.indptr, part.nrows + 1, kinds.pointer).astype(np.int64)
+        indices = array_at(self.memory, part.indices, part.nnz, kinds.index)
+        return CSR(indptr, indices, array_at(self.memory, part.data, part.nnz, kinds.value), (part.nrows, part.ncols))
+
+    def multiply(self) -> int:
+        assert self.staged is not None
+        b = self.device.b if self.staged.b is None else self._matrix(self.staged.b)
+        self.c = cpu.multiply(self._matrix(self.staged.a), b, engine="scipy")
+        needed = self.staged.nbytes + self.c.nbytes
+        self.device.most = max(self.device.most, needed if needed <= self.size else 0)
+        if needed > self.size:
+            raise ArenaFullError(needed)
+        return self.c.nnz
+
+    def download(self, rows: int, nnz: int, offsets: Any, indices: Any, data: Any) -> None:
+        self.pending = [
+            (offsets, self.c.indptr[1 : rows + 1]),
+            (indices, self.c.indices[:nnz]),
+            (data, self.c.data[:nnz]),
+        ]
+
+    def wait(self) -> list[Stage]:
+        for target, source in self.pending:
+            target[:] = source
+        self.pending = []
+        return []
+
+
+class HostDevice:
+    """Checks what is asked of it, and notes the most bytes a block took."""
+
+    def __init__(self, memory_limit: int) -> None:
+        self.memory_limit, self.most, self.held = memory_limit, 0, 0
+        self.b: CSR | None = None
+        self.kinds: Kinds
+        self.taken: list[tuple[int, int]] = []
+
+    def slots(self, count: int, size: int, kept: int) -> list[HostSlot]:
+        assert count * size + kept <= self.memory_limit
+        self.taken.append((count, size))
+        return [HostSlot(self, size) for _ in range(count)]
+
+    def keep(self, b: CSR | None, kinds: Kinds) -> None:
+        self.b, self.kinds = b, kinds
+
+    def allocate(self, size: int, /) -> Any:
+        return poisoned(size)

@@ -1,0 +1,115 @@
+"""Products larger than the memory limit of a GPU, against SciPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from numpy.testing import assert_array_equal
+
+from spdist.csr import CSR, from_scipy
+from spdist.errors import MatrixError, MemoryBoundError
+from spdist.kernels import cpu, outofcore
+from tests.conftest import random_matrix
+
+pytestmark = pytest.mark.gpu
+
+
+def assert_product(c: CSR, a: CSR, b: CSR) -> None:
+    d = cpu.multiply(a, b, engine="scipy")
+    assert c.shape == d.shape
+    assert_array_equal(c.indptr, d.indptr)
+    assert_array_equal(c.indices, d.indices)
+    scale = cpu.multiply(*(CSR(m.indptr, m.indices, abs(m.data), m.shape) for m in (a, b)), engine="scipy").data
+    assert np.all(abs(c.data - d.data) <= np.finfo(d.dtype).eps * 64 * scale)
+
+
+def gpu(memory_limit, **options):
+    from spdist.kernels.gpu_device import Gpu
+
+    return Gpu(memory_limit, **options)
+
+
+def matrices():
+    banded = sp.diags_array([np.linspace(1, 2, 60_000)] * 27, offsets=range(-13, 14), shape=(60_000, 60_000))
+    skewed = random_matrix(20_000, 20_000, 6.0, 4).tolil()
+    skewed[11] = 1.5
+    return {
+        "random": random_matrix(60_000, 60_000, 12.0, 3),
+        "banded": sp.csr_matrix(banded),
+        "skewed": skewed.tocsr(),
+        "tiny": random_matrix(7, 7, 2.0, 5),
+    }
+
+
+@pytest.mark.parametrize("megabytes", [24, 64, 1024])
+@pytest.mark.parametrize("name", ["random", "banded", "skewed", "tiny"])
+def test_equals_scipy_within_the_limit(name, megabytes):
+    a = from_scipy(matrices()[name])
+    device = gpu(megabytes << 20)
+    assert_product(outofcore.multiply(a, a, device), a, a)
+    assert device.peak <= megabytes << 20
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+def test_dtypes_rectangles_and_capacity(dtype):
+    a, b = (from_scipy(random_matrix(*shape, 5.0, 6).astype(dtype)) for shape in ((900, 400), (400, 3000)))
+    device = gpu(64 << 20, deterministic=True)
+    assert_product(outofcore.multiply(a, b, device), a, b)
+    c = outofcore.multiply_rows(a, b, 100, 500, device)
+    assert_product(c, a.rows(100, 100 + c.nrows), b)
+    assert 0 < c.nrows < 800
+
+
+def test_b_is_sent_once(monkeypatch):
+    a = from_scipy(random_matrix(5000, 5000, 5.0, 7))
+    device = gpu(1 << 30)
+    sent = []
+    send = device._send
+    monkeypatch.setattr(device, "_send", lambda *args: (sent.append(args[0]), send(*args)))
+    for _ in range(3):
+        assert_product(outofcore.multiply(a, a, device), a, a)
+    assert len(sent) == 3
+    other = CSR(a.indptr, a.indices.copy(), 2 * a.data, a.shape)
+    assert_product(outofcore.multiply(a, other, device), a, other)
+
+
+def test_results_outlive_the_next_product():
+    a = from_scipy(random_matrix(3000, 3000, 5.0, 8))
+    device = gpu(256 << 20)
+    first = outofcore.multiply(a, a, device)
+    kept = first.data.copy()
+    outofcore.multiply(CSR(a.indptr, a.indices, -a.data, a.shape), a, device)
+    assert_array_equal(first.data, kept)
+
+
+def test_deterministic_whatever_the_limit():
+    a = from_scipy(matrices()["skewed"])
+    bits = [outofcore.multiply(a, a, gpu(mb << 20, deterministic=True)).data for mb in (48, 512)]
+    assert_array_equal(bits[0].view(np.uint64), bits[1].view(np.uint64))
+
+
+def test_refusals():
+    wide = from_scipy(sp.csr_array(np.ones((2, 3000))))
+    with pytest.raises(MemoryBoundError, match="row 0 of A expands to 9,000,000 products"):
+        outofcore.multiply(wide, from_scipy(sp.csr_array(np.ones((3000, 3000)))), gpu(16 << 20))
+    a = from_scipy(sp.csr_array(np.eye(4, dtype=int)))
+    with pytest.raises(MatrixError, match="int64 is not multiplied on the GPU"):
+        outofcore.multiply(a, a, gpu(64 << 20))
+    b = CSR(np.array([0, 2]), np.array([1, 0], np.int32), np.ones(2), (1, 2))
+    with pytest.raises(MatrixError, match="not sorted"):
+        outofcore.multiply(from_scipy(sp.csr_array(np.ones((1, 1)))), b, gpu(64 << 20))
+
+
+def test_a_gpu_in_use_by_others_makes_smaller_blocks(caplog):
+    import cupy
+
+    a = from_scipy(random_matrix(5000, 5000, 5.0, 9))
+    free = cupy.cuda.runtime.memGetInfo()[0]
+    taken = cupy.cuda.Memory(free - (900 << 20))
+    try:
+        device = gpu(4 << 30)
+        assert_product(outofcore.multiply(a, a, device), a, a)
+    finally:
+        del taken
+    assert "another program uses it" in caplog.text
