@@ -222,6 +222,13 @@ SUITE: dict[str, Callable[[], CSR | Pair]] = {
     "er_500k_d16": lambda: erdos_renyi(500000, 16, 23),
     "rmat18_e8": lambda: rmat(18, 8),
 }
+LARGE: dict[str, Callable[[], CSR | Pair]] = {
+    "er_4m_d16": lambda: erdos_renyi(4_000_000, 16, 31),
+    "rmat18_e16": lambda: rmat(18, 16),
+    "poisson27_160": lambda: stencil((160, 160, 160), box(3), 32),
+    "amg_AP_4x": lambda: galerkin(153, 33),
+}
+"""For `pipeline.py`: products several times as large as the memory they are given."""
 TINY: dict[str, Callable[[], CSR | Pair]] = {
     "fem": lambda: stencil((24, 24), box(2), 1, unknowns=6),
     "27-point": lambda: stencil((12, 12, 12), box(3), 2, entries=40000),
@@ -235,7 +242,7 @@ TINY: dict[str, Callable[[], CSR | Pair]] = {
 
 def make(name: str, tiny: bool = False) -> Pair:
     """Return A and B of a named product."""
-    made = (TINY if tiny else SUITE)[name]()
+    made = (TINY if tiny else SUITE | LARGE)[name]()
     return made if isinstance(made, tuple) else (made, made)
 
 

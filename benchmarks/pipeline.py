@@ -1,0 +1,189 @@
+"""Time products several times as large as the GPU's memory limit, beside the loop over row blocks that one writes today.
+
+::
+
+    python benchmarks/pipeline.py --folder /dev/shm/suite --out record.json
+
+Host memory to host memory: operands in ordinary memory, C in page-locked memory that is used again from product to
+product, as a run over many blocks does. The limit of a run is the largest of the bytes to the GPU and of those back,
+each at the rate measured here for page-locked memory, A, B and C counted once at the size of an entry, and the time of
+the kernels. Every product is checked: canonical form, and C x against A (B x).
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import record
+import suite
+
+from spdist.csr import CSR, is_canonical
+
+SHARE_OF_C = {"er_4m_d16": 3.0, "rmat18_e16": 3.0, "poisson27_160": 3.0, "amg_AP_4x": 3.0}
+"""C over the memory limit."""
+JOB_SECONDS = 2.0
+"""Products are repeated until their limits sum to so much."""
+LOOP_BLOCKS = (8, 32)
+"""Row blocks of the loop; the better is taken."""
+
+
+def rates() -> dict[str, float]:
+    """Return bytes a second between page-locked memory and the GPU, each way alone."""
+    import cupy
+
+    from spdist.kernels.pinned import pinned
+
+    runtime, size = cupy.cuda.runtime, 1 << 30
+    host, device = pinned(size), cupy.empty(size, np.uint8)
+    stream, found = cupy.cuda.get_current_stream(), {}
+    for name, args in (
+        ("to_gpu", (device.data.ptr, host.ctypes.data, size, runtime.memcpyHostToDevice)),
+        ("to_host", (host.ctypes.data, device.data.ptr, size, runtime.memcpyDeviceToHost)),
+    ):
+        times = []
+        for _ in range(5):
+            stream.synchronize()
+            begin = time.perf_counter()
+            runtime.memcpyAsync(*args, stream.ptr)
+            stream.synchronize()
+            times.append(time.perf_counter() - begin)
+        found[name] = size / float(np.median(times))
+    return found
+
+
+def loop(a: CSR, b: CSR, blocks: int) -> float:
+    """Return the seconds of the loop one writes today: upload rows of A, ``A_i @ B`` by CuPy, ``.get()``."""
+    import cupy
+    import cupyx.scipy.sparse as csp
+
+    left, right = a.to_scipy(), b.to_scipy()
+    cuts = np.linspace(0, a.nrows, blocks + 1).astype(int)
+    begin = time.perf_counter()
+    on_gpu = csp.csr_matrix(right)
+    parts = [(csp.csr_matrix(left[i:j]) @ on_gpu).get() for i, j in zip(cuts[:-1], cuts[1:], strict=True)]
+    seconds = time.perf_counter() - begin
+    del on_gpu, parts
+    cupy.get_default_memory_pool().free_all_blocks()
+    return seconds
+
+
+def right(c: CSR, a: CSR, b: CSR) -> bool:
+    """Whether C is canonical, and C x is A (B x)."""
+    x = np.random.default_rng(1).uniform(-1, 1, b.ncols)
+    expected = a.to_scipy() @ (b.to_scipy() @ x)
+    scale = abs(a.to_scipy()) @ (abs(b.to_scipy()) @ abs(x))
+    return is_canonical(c) and bool(np.all(abs(c.to_scipy() @ x - expected) <= 1e-12 * scale))
+
+
+def through(a: CSR, b: CSR, memory_limit: int, wanted: Callable[[float], int]) -> dict[str, Any]:
+    """Return the figures of spdist's product: the first, and `wanted` more after it, one after the other."""
+    from spdist.kernels import outofcore
+    from spdist.kernels.gpu_device import Gpu
+
+    device, stages = Gpu(memory_limit), collections.Counter[str]()
+
+    def note(stage: outofcore.Stage) -> None:
+        stages[stage.name] += stage.seconds
+        stages["blocks"] += stage.name == "multiply"
+
+    begin = time.perf_counter()
+    c = outofcore.multiply(a, b, device)
+    first = time.perf_counter() - begin
+    nnz, checked = c.nnz, right(c, a, b)
+    del c
+    repeats = wanted(nnz)
+    times = []
+    for _ in range(repeats):
+        device.keep(None, device.kinds)  # each product sends its B
+        begin = time.perf_counter()
+        outofcore.multiply(a, b, device, report=note)
+        times.append(time.perf_counter() - begin)
+    return {
+        "nnz_c": nnz, "right": checked, "first_s": first, "seconds": sum(times) / repeats, "least_s": min(times),
+        "repeats": repeats, "peak": device.peak, "stages": {k: v / repeats for k, v in stages.items()},
+    }  # fmt: skip
+
+
+def measure(name: str, a: CSR, b: CSR, rate: dict[str, float], skip_loop: bool, limit: int | None) -> dict[str, Any]:
+    """Return the figures of one product."""
+    entry = a.indices.itemsize + a.dtype.itemsize
+    sent = (a.nnz + (0 if b is a else b.nnz)) * entry if b is a else (a.nnz + b.nnz) * entry
+
+    def bound(nnz: int) -> float:
+        return max(sent / rate["to_gpu"], nnz * entry / rate["to_host"])
+
+    products = int(np.diff(b.indptr)[a.indices].sum())
+    memory_limit = limit or int(products * entry / SHARE_OF_C.get(name, 3.0) / compression(a, b))
+    found = through(a, b, memory_limit, lambda nnz: max(3, int(np.ceil(JOB_SECONDS / bound(int(nnz))))))
+    found |= {"matrix": name, "products": products, "memory_limit": memory_limit, "limit_s": bound(found["nnz_c"])}
+    found["share"] = found["limit_s"] / found["seconds"]
+    if not skip_loop:
+        found["loop_s"] = min(loop(a, b, blocks) for blocks in LOOP_BLOCKS)
+        found["over_loop"] = found["loop_s"] / found["seconds"]
+    return found
+
+
+def compression(a: CSR, b: CSR) -> float:
+    """Return products per entry of C of some rows in the middle of A."""
+    some = a.rows(a.nrows // 2, min(a.nrows, a.nrows // 2 + 2000))
+    return max(int(np.diff(b.indptr)[some.indices].sum()) / max((some.to_scipy() @ b.to_scipy()).nnz, 1), 1.0)
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print one line."""
+    stages = found["stages"]
+    busy = ", ".join(f"{k} {1e3 * v:.0f}" for k, v in stages.items() if k != "blocks")
+    print(
+        f"{found['matrix']:14} nnz(C) {found['nnz_c']:>13,}  limit {found['memory_limit'] >> 20:>6} MiB  peak "
+        f"{found['peak'] >> 20:>6}  {1e3 * found['seconds']:8.1f} ms (first {1e3 * found['first_s']:.0f})  bound "
+        f"{1e3 * found['limit_s']:7.1f}  {found['share']:6.1%}  loop {found.get('loop_s', 0):6.2f} s "
+        f"{found.get('over_loop', 0):5.1f}x  {stages.get('blocks', 0):.0f} blocks; ms: {busy}; "
+        f"{'right' if found['right'] else 'WRONG'}",
+        flush=True,
+    )
+
+
+def parse() -> Any:
+    parser = record.parser(__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--matrices", help="names, by commas")
+    parser.add_argument("--folder", type=Path, help="keeps the matrices")
+    parser.add_argument("--no-loop", action="store_true")
+    parser.add_argument("--memory-limit", type=int, help="bytes; by default a third of C")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure, print, record."""
+    from spgemm import has_gpu
+
+    args = parse()
+    rows: list[dict[str, Any]] = []
+    if not has_gpu():
+        print("no GPU here (or no CuPy): nothing is measured")
+        record.write({"benchmark": "pipeline", "rows": rows}, args.out)
+        return 0
+    names = args.matrices.split(",") if args.matrices else list(suite.TINY if args.quick else suite.LARGE)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.folder or Path(temporary)
+        begin = time.perf_counter()
+        suite.prepare(names, folder, args.quick)
+        rate = rates()
+        print(
+            f"made in {time.perf_counter() - begin:.0f} s; GB/s: { ({k: round(v / 1e9, 1) for k, v in rate.items()}) }"
+        )
+        for name in names:
+            rows.append(measure(name, *suite.load(name, folder, args.quick), rate, args.no_loop, args.memory_limit))
+            show(rows[-1])
+    record.write({"benchmark": "pipeline", "gpu": record.gpu(), "rates": rate, "rows": rows}, args.out)
+    return 0 if all(row["right"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
