@@ -1,4 +1,4 @@
-"""Time products several times as large as the GPU's memory limit, beside the loop over row blocks that one writes today.
+"""Time products several times as large as the GPU's memory limit, beside the loop over row blocks that users write.
 
 ::
 
@@ -13,6 +13,7 @@ the kernels. Every product is checked: canonical form, and C x against A (B x).
 from __future__ import annotations
 
 import collections
+import itertools
 import sys
 import tempfile
 import time
@@ -67,7 +68,7 @@ def loop(a: CSR, b: CSR, blocks: int) -> float:
     cuts = np.linspace(0, a.nrows, blocks + 1).astype(int)
     begin = time.perf_counter()
     on_gpu = csp.csr_matrix(right)
-    parts = [(csp.csr_matrix(left[i:j]) @ on_gpu).get() for i, j in zip(cuts[:-1], cuts[1:], strict=True)]
+    parts = [(csp.csr_matrix(left[i:j]) @ on_gpu).get() for i, j in itertools.pairwise(cuts)]
     seconds = time.perf_counter() - begin
     del on_gpu, parts
     cupy.get_default_memory_pool().free_all_blocks()

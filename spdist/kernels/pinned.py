@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 
+PORTABLE = 1
+"""Flag of `cudaHostRegister`: page-locked for every GPU."""
 PAGE = 4096
 PIECE = 32 << 20
 """Bytes that a thread takes from the system at a time."""
@@ -78,7 +80,7 @@ def _lock(size: int) -> Bytes:
         touch(0)
     else:
         list(_touchers().map(touch, range(0, size, PIECE)))
-    cupy.cuda.runtime.hostRegister(memory.ctypes.data, size, cupy.cuda.runtime.hostRegisterPortable)
+    cupy.cuda.runtime.hostRegister(memory.ctypes.data, size, PORTABLE)
     return memory
 
 
