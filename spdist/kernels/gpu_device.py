@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from spdist.csr import CSR
-from spdist.errors import MemoryBoundError
+from spdist.errors import MatrixError, MemoryBoundError
 from spdist.kernels import gpu, outofcore
-from spdist.kernels.module import c_type
 from spdist.kernels.outofcore import ArenaFullError, Kinds, Part, Stage, Staged, lay_out
 from spdist.kernels.pinned import Bytes, array_at, pinned
 from spdist.kernels.workspace import ALLOCATION
@@ -155,7 +154,14 @@ class Gpu:
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def _allocate(self, size: int) -> Any:
-        return self.cupy.cuda.MemoryPointer(self.cupy.cuda.Memory(size), 0)
+        """Return device memory, from no pool."""
+        cuda = self.cupy.cuda
+        try:
+            return cuda.MemoryPointer(cuda.Memory(size), 0)
+        except cuda.runtime.CUDARuntimeError as error:
+            if error.status != cuda.runtime.errorMemoryAllocation:
+                raise
+            raise cuda.memory.OutOfMemoryError(size, 0) from None
 
     def _note(self) -> None:
         held = self._b_bytes + sum(slot.size for slot in self._slots)
@@ -197,17 +203,30 @@ class Gpu:
     def _forget(self) -> None:
         self.b, self._kept, self._b_bytes = None, None, 0
 
-    def keep(self, b: CSR | None, kinds: Kinds) -> None:
-        """Keep B on the GPU; one that is there already is not sent again."""
-        c_type(kinds.value)
+    def keep(self, b: CSR | None, kinds: Kinds) -> bool:
+        """Keep B on the GPU, or nothing; one that is there already is not sent again. Return whether B is there.
+
+        Raises
+        ------
+        MatrixError
+            If the GPU's kernels do not multiply such values.
+        """
+        if kinds.value.kind not in "fc":
+            raise MatrixError(
+                f"dtype {kinds.value} is not multiplied on the GPU: convert it to float32, float64 or complex"
+            )
         self.kinds = kinds
-        if b is None:
-            return self._forget()
-        if self._kept is not None and self._kept[0] is b.indices and self._kept[1] == kinds:
-            return None
+        if b is not None and self._kept is not None and self._kept[0] is b.indices and self._kept[1] == kinds:
+            return True
         self._forget()
+        if b is None:
+            return False
         part = lay_out(b.nrows, b.ncols, b.nnz, kinds)
-        memory = self._allocate(part.end)
+        try:
+            memory = self._allocate(part.end)
+        except self.cupy.cuda.memory.OutOfMemoryError:
+            outofcore.logger.warning("the GPU has no room for B, another program uses it: its rows come block by block")
+            return False
         self._b_bytes = part.end
         self._note()
         stream = self.cupy.cuda.Stream(non_blocking=True)
@@ -216,7 +235,7 @@ class Gpu:
         self._send(b.indptr, kinds.pointer, memory.ptr + part.indptr, stream)
         self.b = self._matrix(memory, part, kinds)
         self._kept = b.indices, kinds
-        return None
+        return True
 
     def _send(self, array: Any, dtype: np.dtype[Any], target: int, stream: Any) -> None:
         """Copy an array to the GPU as `dtype`, by way of page-locked memory that several threads fill."""

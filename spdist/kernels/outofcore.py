@@ -170,8 +170,8 @@ class Device(Protocol):
     def slots(self, count: int, size: int, kept: int) -> list[Any]:
         """Return slots of `size` bytes each, or less where the device has less; `kept` bytes stay free for B."""
 
-    def keep(self, b: CSR | None, kinds: Kinds) -> None:
-        """Keep B on the device for the blocks to come; None: keep none."""
+    def keep(self, b: CSR | None, kinds: Kinds) -> bool:
+        """Keep B on the device for the blocks to come, or nothing; return whether B is there."""
 
     def allocate(self, size: int, /) -> Bytes:
         """Return host memory from which the device copies."""
@@ -271,12 +271,12 @@ def products_before(a: CSR, b: CSR, threads: int) -> Int64Array:
         return count_products(left, b.indptr, *rows, 0, 0, ends)
 
     found = [count(ranges[0])] if parts == 1 else list(_threads(threads).map(count, ranges))
-    base = 0
-    for (start, stop), (total, _, row) in zip(ranges, found, strict=True):
+    for total, _, row in found:
         if total < 0:
             raise MatrixError(f"row {int(row):,} of A: offsets or columns out of range; A has {a.ncols:,} columns")
+    bases = np.cumsum([0, *(int(total) for total, _, _ in found)])
+    for (start, stop), base in zip(ranges[1:], bases[1:], strict=False):
         ends[start + 1 : stop + 1] += base
-        base += int(total)
     return ends
 
 
@@ -489,30 +489,30 @@ class Run:
 
     def __post_init__(self) -> None:
         a, b = self.a, self.b
-        self.before = products_before(a, b, cores())
-        most = int(np.max(np.diff(self.before), initial=0))
-        wide = max(b.nrows, b.ncols) > INT32_MAX
         value = result_dtype(a.dtype, b.dtype)
-        small = max(most, int(np.max(np.diff(a.indptr), initial=0)), b.nnz) <= INT32_MAX
-        pointer = np.dtype(np.int32 if small else np.int64)
-        self.kinds = Kinds(value, np.dtype(np.int64) if wide else index_dtype(b.ncols), pointer)
+        wide = max(b.nrows, b.ncols) > INT32_MAX
+        index = np.dtype(np.int64) if wide else index_dtype(b.ncols)
+        # 31 bits count the entries of a block's A, for a block has no more products than that, but for a single row.
+        longest = int(np.max(np.diff(a.indptr))) if a.nnz > INT32_MAX else 0
+        pointer = np.dtype(np.int64 if max(b.nnz, longest, b.ncols if wide else 0) > INT32_MAX else np.int32)
+        self.kinds = Kinds(value, index, pointer)
         self.b_bytes = lay_out(b.nrows, b.ncols, b.nnz, self.kinds).end
         self.resident = self.b_bytes <= RESIDENT_SHARE * self.memory_limit
-        self.room = self.memory_limit - (self.b_bytes if self.resident else 0)
-        self.cutter = Cutter(self.before, a.indptr, self.kinds, self.room, b_ratio=0.0 if self.resident else 1.0)
-        if not self.resident:  # rows are copied as they are
-            self.b = CSR(
-                b.indptr, b.indices.astype(self.kinds.index, copy=False), b.data.astype(value, copy=False), b.shape
-            )
         self.flying: collections.deque[_Flight] = collections.deque()
 
     def multiply(self) -> CSR:
         """Return C, or as many of its rows as there is room for."""
+        counting = _threads(cores()).submit(products_before, self.a, self.b, max(1, cores() - 1))
+        try:
+            self._settle()
+        finally:
+            self.before = counting.result()
         total, rows = int(self.before[-1] - self.before[self.start]), self.a.nrows - self.start
         if total == 0:
             return empty((rows, self.b.ncols), self.kinds.value)
-        self._take_slots(self.pairs)
-        self.device.keep(self.b if self.resident else None, self.kinds)
+        self.cutter = Cutter(
+            self.before, self.a.indptr, self.kinds, self.slots[0].size, b_ratio=0.0 if self.resident else 1.0
+        )
         self.most = total if self.capacity is None else min(self.capacity, total)
         self.stager = self._stager(self.a, self.cutter, self.start)
         capacity = min(self._estimate(total), self.most)
@@ -525,12 +525,24 @@ class Run:
                 slot.wait()
         return self.result.matrix()
 
+    def _settle(self) -> None:
+        """Take the device's memory: for slots, and for B if it stays there."""
+        self._take_slots(self.pairs)
+        kept = self.device.keep(self.b if self.resident else None, self.kinds)
+        if self.resident and not kept:
+            self.resident = False
+            self._take_slots(self.pairs)
+        if not self.resident:  # its rows will be copied as they are
+            indices, data = self.b.indices, self.b.data
+            indices, data = indices.astype(self.kinds.index, copy=False), data.astype(self.kinds.value, copy=False)
+            self.b = CSR(self.b.indptr, indices, data, self.b.shape)
+
     def _take_slots(self, pairs: int) -> None:
         """Take the slots of so many pairs; the only one of a single pair has all the room there is."""
-        size = self.room if pairs == 1 else min(self.room // pairs, SLOT_BYTES)
-        self.slots = self.device.slots(pairs, size, self.b_bytes if self.resident else 0)
+        kept = self.b_bytes if self.resident else 0
+        room = self.memory_limit - kept
+        self.slots = self.device.slots(pairs, room if pairs == 1 else min(room // pairs, SLOT_BYTES), kept)
         self.turns = itertools.cycle(self.slots)
-        self.cutter = replace(self.cutter, room=self.slots[0].size)
 
     def _stager(self, a: CSR, cutter: Cutter, first: int = 0) -> Stager:
         return Stager(a, self.b, self.kinds, self.resident, cutter, self.device.allocate, self.begin, first)
@@ -598,7 +610,7 @@ class Run:
         for slot in self.slots:
             slot.wait()
         self._take_slots(1)
-        self.stager.cutter = self.cutter
+        self.cutter = self.stager.cutter = replace(self.cutter, room=self.slots[0].size)
 
     def _land_all(self) -> None:
         while self.flying:

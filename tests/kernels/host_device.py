@@ -77,8 +77,9 @@ class HostDevice:
         self.taken.append((count, size))
         return [HostSlot(self, size) for _ in range(count)]
 
-    def keep(self, b: CSR | None, kinds: Kinds) -> None:
+    def keep(self, b: CSR | None, kinds: Kinds) -> bool:
         self.b, self.kinds = b, kinds
+        return b is not None
 
     def allocate(self, size: int, /) -> Any:
         return poisoned(size)
