@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from spdist.text import format_bytes
 
 FREE_SHARE = 0.9
 """Of the GPU's free memory, the limit where none is given."""
-PIECE = 16 << 20
+PIECE = 8 << 20
 """Bytes that a thread copies to page-locked memory at a time on the way to the GPU."""
 LEAST_SLOT = 4 << 20
 
@@ -89,6 +91,9 @@ class GpuSlot:
         begin = time.perf_counter()
         try:
             with self.stream, self.cupy.cuda.using_allocator(self.arena.malloc):
+                if self.staged.low:  # A's columns are B's, counted from the first row of all B
+                    indices = self.cupy.subtract(a.indices, a.indices.dtype.type(self.staged.low))
+                    a = CSR(a.indptr, indices, a.data, a.shape)
                 self.c = gpu.multiply(a, b, deterministic=self.device.deterministic)
         except ArenaFullError:
             self.cupy.cuda.Device().synchronize()  # kernels on other streams may use what is given back
@@ -249,13 +254,21 @@ class Gpu:
             return piece
 
         threads = outofcore.cores()
-        for begin in range(0, len(array), 2 * threads * step):
-            firsts = range(begin, min(begin + 2 * threads * step, len(array)), step)
-            pieces = list(zip(firsts, _senders(threads).map(fill, firsts), strict=True))
-            for first, piece in pieces:
-                where = target + first * dtype.itemsize
-                runtime.memcpyAsync(where, piece.ctypes.data, piece.nbytes, runtime.memcpyHostToDevice, stream.ptr)
-            stream.synchronize()
+        firsts = iter(range(0, len(array), step))
+        ahead: collections.deque[tuple[int, Future[Any]]] = collections.deque()
+        flying: collections.deque[tuple[Any, Any]] = collections.deque()
+        while True:
+            new = itertools.islice(firsts, 2 * threads - len(ahead))
+            ahead.extend((first, _senders(threads).submit(fill, first)) for first in new)
+            if not ahead:
+                break
+            first, filled = ahead.popleft()
+            piece, where = filled.result(), target + first * dtype.itemsize
+            runtime.memcpyAsync(where, piece.ctypes.data, piece.nbytes, runtime.memcpyHostToDevice, stream.ptr)
+            flying.append((stream.record(), piece))
+            if len(flying) > threads:
+                flying.popleft()[0].synchronize()
+        stream.synchronize()
 
     def matrix(self, memory: Any, part: Part) -> CSR:
         """Return the matrix that lies in a block's memory; dtypes are those of B."""

@@ -51,7 +51,8 @@ RESIDENT_SHARE = 0.6
 SLOT_BYTES = 768 << 20
 """The most a slot takes unless a single row needs more: larger blocks gain nothing, and the first and last wait."""
 BLOCK_BYTES = 320 << 20
-"""Bytes of a block's C that are aimed at where the slot has room for more."""
+"""Bytes of a block that are aimed at where the slot has room for more and B is resident; else larger blocks repeat less
+of B."""
 FIRST_SHARE = 8
 """The first block is so many times smaller, each one after it twice as large as the one before."""
 MARGIN = 1.25
@@ -129,7 +130,21 @@ def lay_out(nrows: int, ncols: int, nnz: int, kinds: Kinds, at: int = 0) -> Part
 
 @dataclass
 class Staged:
-    """A block as the CPU prepared it: what is sent, where A and B lie in it, and its products. No B: it is resident."""
+    """A block as the CPU prepared it.
+
+    Attributes
+    ----------
+    start, stop, products : int
+        Its rows, and the products they expand to.
+    memory : bytes
+        What is sent.
+    a, b : Part
+        Where A and B lie in it; no B where it is resident.
+    begin, seconds : float
+        When its preparation began, from the start of the run, and how long it took.
+    low : int
+        What is to be taken off A's columns, where these are not sent apart from B's.
+    """
 
     start: int
     stop: int
@@ -137,8 +152,9 @@ class Staged:
     memory: Bytes
     a: Part
     b: Part | None
-    seconds: float
     begin: float
+    seconds: float = 0.0
+    low: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -206,7 +222,12 @@ class Cutter:
     _next: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._next = min(self.room, MARGIN * BLOCK_BYTES) / FIRST_SHARE
+        self._next = self._most / FIRST_SHARE
+
+    @property
+    def _most(self) -> float:
+        room = self.room - min(SCRATCH_BYTES, self.room // 4)
+        return room if self.b_ratio else min(room, MARGIN * BLOCK_BYTES)
 
     def cost(self, start: int, stop: int) -> float:
         """Return the device bytes expected of a block."""
@@ -218,9 +239,8 @@ class Cutter:
 
     def next(self, start: int) -> int:
         """Return where the block from row `start` on ends: one row at least, and products that 31 bits count."""
-        room = min(self._next, self.room - min(SCRATCH_BYTES, self.room // 4))
-        self._next = min(2 * self._next, self.room, MARGIN * BLOCK_BYTES)
-        stop = self.stop(start, room)
+        stop = self.stop(start, self._next)
+        self._next = min(2 * self._next, self._most)
         most = bisect.bisect_right(self.before, int(self.before[start]) + INT32_MAX) - 1
         return max(start + 1, min(stop, most))
 
@@ -341,7 +361,7 @@ class Stager:
             memory = self.allocate(part.end)
             self._copy_rows(self.a, start, stop, memory, part)
             self._copy_columns(first, last, 0, memory, part)
-            found = Staged(start, stop, products, memory, part, None, 0.0, begin - self.begin)
+            found = Staged(start, stop, products, memory, part, None, begin - self.begin)
         else:
             found = self._with_b(start, stop, products, begin - self.begin)
         found.seconds = time.perf_counter() - begin
@@ -359,20 +379,35 @@ class Stager:
         low, high = min(64 * words[0], b.nrows), min(64 * words[1], b.nrows)
         window = int(b.indptr[high] - b.indptr[low])
         if window <= WINDOW_SHARE * entries:
-            rows, entries = high - low, window
+            bits[words[0] : words[1]] = 0
+            return self._with_window(start, stop, low, high, products, begin)
         of_a = lay_out(stop - start, rows, last - first, kinds)
         of_b = lay_out(rows, b.ncols, entries, kinds, of_a.end)
         memory = self.allocate(of_b.end)
         self._copy_rows(a, start, stop, memory, of_a)
-        if rows == high - low:
-            bits[words[0] : words[1]] = 0
+        self._copy_distinct(first, last, (bits, places), words, memory, of_a, of_b)
+        return Staged(start, stop, products, memory, of_a, of_b, begin)
+
+    def _with_window(self, start: int, stop: int, low: int, high: int, products: int, begin: float) -> Staged:
+        """Prepare rows of A with rows [low, high) of B; where A is B, its entries are not sent again."""
+        a, b, kinds = self.a, self.b, self.kinds
+        first, last, of_low = int(a.indptr[start]), int(a.indptr[stop]), int(b.indptr[low])
+        entries = int(b.indptr[high]) - of_low
+        inside = a.indices is b.indices and a.data is b.data and low <= start and stop <= high
+        of_a = lay_out(stop - start, high - low, 0 if inside else last - first, kinds)
+        of_b = lay_out(high - low, b.ncols, entries, kinds, of_a.end)
+        memory = self.allocate(of_b.end)
+        self._copy_rows(b, low, high, memory, of_b)
+        array_at(memory, of_b.indices, entries, kinds.index)[:] = b.indices[of_low : of_low + entries]
+        if not inside:
+            self._copy_rows(a, start, stop, memory, of_a)
             self._copy_columns(first, last, low, memory, of_a)
-            self._copy_rows(b, low, high, memory, of_b)
-            target = array_at(memory, of_b.indices, entries, kinds.index)
-            target[:] = b.indices[int(b.indptr[low]) : int(b.indptr[high])]
-        else:
-            self._copy_distinct(first, last, (bits, places), words, memory, of_a, of_b)
-        return Staged(start, stop, products, memory, of_a, of_b, 0.0, begin)
+            return Staged(start, stop, products, memory, of_a, of_b, begin)
+        self._copy_offsets(a, start, stop, memory, of_a)
+        data, indices = (at + (first - of_low) * kind.itemsize
+                         for at, kind in ((of_b.data, kinds.value), (of_b.indices, kinds.index)))  # fmt: skip
+        of_a = of_a._replace(nnz=last - first, data=data, indices=indices)
+        return Staged(start, stop, products, memory, of_a, of_b, begin, low=low)
 
     def _scratch(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return a bit for each row of B, zero, and the number of the first of each word; of this thread alone."""
@@ -385,6 +420,11 @@ class Stager:
         """Copy values and offsets of rows of a matrix."""
         first, last = int(m.indptr[start]), int(m.indptr[stop])
         array_at(memory, part.data, last - first, self.kinds.value)[:] = m.data[first:last]
+        self._copy_offsets(m, start, stop, memory, part)
+
+    def _copy_offsets(self, m: CSR, start: int, stop: int, memory: Bytes, part: Part) -> None:
+        """Copy where rows of a matrix begin, counted from the first of them."""
+        first = int(m.indptr[start])
         offsets = array_at(memory, part.indptr, stop - start + 1, self.kinds.pointer)
         np.subtract(m.indptr[start : stop + 1], first, out=offsets, casting="unsafe")
 
@@ -499,6 +539,7 @@ class Run:
         self.b_bytes = lay_out(b.nrows, b.ncols, b.nnz, self.kinds).end
         self.resident = self.b_bytes <= RESIDENT_SHARE * self.memory_limit
         self.flying: collections.deque[_Flight] = collections.deque()
+        self.shifts: list[Future[None]] = []
 
     def multiply(self) -> CSR:
         """Return C, or as many of its rows as there is room for."""
@@ -523,6 +564,8 @@ class Run:
             self.stager.close()
             for slot in self.slots:
                 slot.wait()
+        for shift in self.shifts:
+            shift.result()
         return self.result.matrix()
 
     def _settle(self) -> None:
@@ -625,7 +668,7 @@ class Run:
             self.report(Stage(flight.staged.start, "prepare", flight.staged.begin, flight.staged.seconds,
                               flight.staged.nbytes))  # fmt: skip
             if flight.filled:
-                self.result.shift(*flight.filled)
+                self.shifts.append(_threads(cores()).submit(self.result.shift, *flight.filled))
 
     def _compute(self, flight: _Flight) -> bool:
         """Multiply a block that was sent and send for its C; return whether there is room for more."""

@@ -42,7 +42,9 @@ class HostSlot:
     def multiply(self) -> int:
         assert self.staged is not None
         b = self.device.b if self.staged.b is None else self._matrix(self.staged.b)
-        self.c = cpu.multiply(self._matrix(self.staged.a), b, engine="scipy")
+        a = self._matrix(self.staged.a)
+        a = CSR(a.indptr, a.indices - a.indices.dtype.type(self.staged.low), a.data, a.shape)
+        self.c = cpu.multiply(a, b, engine="scipy")
         needed = self.staged.nbytes + self.c.nbytes
         self.device.most = max(self.device.most, needed if needed <= self.size else 0)
         if needed > self.size:
