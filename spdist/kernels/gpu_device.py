@@ -24,6 +24,8 @@ FREE_SHARE = 0.9
 PIECE = 8 << 20
 """Bytes that a thread copies to page-locked memory at a time on the way to the GPU."""
 LEAST_SLOT = 4 << 20
+OUT_OF_MEMORY = 2
+"""Status of the CUDA runtime."""
 
 
 class Arena:
@@ -164,7 +166,7 @@ class Gpu:
         try:
             return cuda.MemoryPointer(cuda.Memory(size), 0)
         except cuda.runtime.CUDARuntimeError as error:
-            if error.status != cuda.runtime.errorMemoryAllocation:
+            if error.status != OUT_OF_MEMORY:
                 raise
             raise cuda.memory.OutOfMemoryError(size, 0) from None
 

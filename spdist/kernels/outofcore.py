@@ -29,7 +29,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -44,8 +44,10 @@ from spdist.text import format_bytes
 
 logger = logging.getLogger("spdist")
 
-PAIRS = 3
-"""Blocks on the GPU at once, np of equation 5: one that is sent, one that is computed, one whose C comes back."""
+PAIRS = 4
+"""Blocks on the GPU at once, np of equation 5: one that is sent, one that is computed, two whose C comes back."""
+AHEAD = 2
+"""Blocks of these that are sent before they are computed."""
 RESIDENT_SHARE = 0.6
 """Of the memory limit, what B may take to stay on the GPU."""
 SLOT_BYTES = 768 << 20
@@ -196,14 +198,89 @@ class Device(Protocol):
 # -- how rows are cut --------------------------------------------------------------------------------------------------
 
 
+@functools.cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, "spdist-stage")
+
+
+def cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class Products:
+    """The products of the rows before each row, counted by threads from the first row on while others look at them.
+
+    Parameters
+    ----------
+    a, b : CSR
+    threads : int
+
+    Attributes
+    ----------
+    before : (nrows + 1,) int64
+        Valid up to the last row that `through` was called for.
+    """
+
+    def __init__(self, a: CSR, b: CSR, threads: int) -> None:
+        from spdist.kernels.prepare import count_products
+
+        self.before = np.zeros(a.nrows + 1, np.int64)
+        self.ncols, left = a.ncols, (a.indptr, a.indices)
+        parts = max(1, a.nnz // PARALLEL_ENTRIES)
+        cuts = np.searchsorted(a.indptr, np.linspace(0, a.nnz, parts + 1)[1:-1].astype(np.int64))
+        starts = np.unique(np.concatenate([[0], cuts, [a.nrows]]))
+        submit = _threads(threads).submit if parts > 1 else _now
+        self.coming = collections.deque(
+            (start, stop, submit(count_products, left, b.indptr, start, stop, 0, 0, self.before))
+            for start, stop in itertools.pairwise(starts.tolist())
+        )
+        self.rows = 0
+
+    def through(self, row: int) -> None:
+        """Wait until the products of the rows before `row` are known.
+
+        Raises
+        ------
+        MatrixError
+            If offsets or columns of A are out of range.
+        """
+        while self.rows < row:
+            start, stop, future = self.coming.popleft()
+            total, _, bad = future.result()
+            if total < 0:
+                raise MatrixError(
+                    f"row {int(bad):,} of A: offsets or columns out of range; A has {self.ncols:,} columns"
+                )
+            self.before[start + 1 : stop + 1] += self.before[start]
+            self.rows = stop
+
+    def between(self, start: int, stop: int) -> int:
+        """Return the products of rows [start, stop)."""
+        self.through(stop)
+        return int(self.before[stop] - self.before[start])
+
+    def cancel(self) -> None:
+        """Wait for the threads, whose arrays are about to go."""
+        for _, _, future in self.coming:
+            future.cancel()
+        wait(future for _, _, future in self.coming)
+
+
+def _now(function: Callable[..., Any], *args: Any) -> Future[Any]:
+    """Call a function at once."""
+    future: Future[Any] = Future()
+    future.set_result(function(*args))
+    return future
+
+
 @dataclass
 class Cutter:
     """Cuts rows into blocks that should fit a slot, by what the blocks before came to.
 
     Attributes
     ----------
-    before : (nrows + 1,) int64
-        Products of the rows before each.
+    products : Products
     indptr : (nrows + 1,) int64
         Of A.
     kinds : Kinds
@@ -213,7 +290,7 @@ class Cutter:
         Entries of C, and entries of B that are sent, for each product.
     """
 
-    before: Int64Array
+    products: Products
     indptr: Int64Array
     kinds: Kinds
     room: int
@@ -231,7 +308,7 @@ class Cutter:
 
     def cost(self, start: int, stop: int) -> float:
         """Return the device bytes expected of a block."""
-        products = float(self.before[stop] - self.before[start])
+        products = float(self.products.between(start, stop))
         entries = int(self.indptr[stop] - self.indptr[start])
         for_b = self.b_ratio * (self.kinds.entry + 1.0)
         each = MARGIN * products * (self.c_ratio * self.kinds.entry + for_b)
@@ -241,12 +318,16 @@ class Cutter:
         """Return where the block from row `start` on ends: one row at least, and products that 31 bits count."""
         stop = self.stop(start, self._next)
         self._next = min(2 * self._next, self._most)
-        most = bisect.bisect_right(self.before, int(self.before[start]) + INT32_MAX) - 1
-        return max(start + 1, min(stop, most))
+        while stop > start + 1 and self.products.between(start, stop) > INT32_MAX:
+            stop = self.middle(start, stop)
+        return max(start + 1, stop)
 
     def stop(self, start: int, room: float) -> int:
         """Return the last row up to which a block costs at most `room`."""
-        rows = range(start, len(self.before))
+        step, last = 1, len(self.indptr) - 1
+        while start + step < last and self.cost(start, start + step) <= room:
+            step *= 2
+        rows = range(start, min(start + step, last) + 1)
         return rows[bisect.bisect_right(rows, room, key=lambda stop: self.cost(start, stop)) - 1]
 
     def learn(self, staged: Staged, nnz: int) -> None:
@@ -257,47 +338,9 @@ class Cutter:
 
     def middle(self, start: int, stop: int) -> int:
         """Return the row that halves the products of a block."""
-        half = (int(self.before[start]) + int(self.before[stop])) // 2
-        return min(max(int(np.searchsorted(self.before, half)), start + 1), stop - 1)
-
-
-@functools.cache
-def _threads(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, "spdist-stage")
-
-
-def cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def products_before(a: CSR, b: CSR, threads: int) -> Int64Array:
-    """Count the products of the rows before each row; (nrows + 1,) int64.
-
-    Raises
-    ------
-    MatrixError
-        If offsets or columns of A are out of range.
-    """
-    from spdist.kernels.prepare import count_products
-
-    ends = np.zeros(a.nrows + 1, np.int64)
-    parts = max(1, min(threads, a.nnz // PARALLEL_ENTRIES))
-    cuts = np.searchsorted(a.indptr, np.linspace(0, a.nnz, parts + 1)[1:-1].astype(np.int64)).tolist()
-    ranges = list(itertools.pairwise([0, *cuts, a.nrows]))
-    left = a.indptr, a.indices
-
-    def count(rows: tuple[int, int]) -> Any:
-        return count_products(left, b.indptr, *rows, 0, 0, ends)
-
-    found = [count(ranges[0])] if parts == 1 else list(_threads(threads).map(count, ranges))
-    for total, _, row in found:
-        if total < 0:
-            raise MatrixError(f"row {int(row):,} of A: offsets or columns out of range; A has {a.ncols:,} columns")
-    bases = np.cumsum([0, *(int(total) for total, _, _ in found)])
-    for (start, stop), base in zip(ranges[1:], bases[1:], strict=False):
-        ends[start + 1 : stop + 1] += base
-    return ends
+        before = self.products.before[start : stop + 1]
+        half = (int(before[0]) + int(before[-1])) // 2
+        return start + min(max(int(np.searchsorted(before, half)), 1), stop - start - 1)
 
 
 # -- preparation -------------------------------------------------------------------------------------------------------
@@ -354,7 +397,7 @@ class Stager:
     def stage(self, start: int, stop: int) -> Staged:
         """Prepare rows [start, stop)."""
         begin = time.perf_counter()
-        products = int(self.cutter.before[stop] - self.cutter.before[start])
+        products = self.cutter.products.between(start, stop)
         first, last = int(self.a.indptr[start]), int(self.a.indptr[stop])
         if self.resident:
             part = lay_out(stop - start, self.b.nrows, last - first, self.kinds)
@@ -540,33 +583,34 @@ class Run:
         self.resident = self.b_bytes <= RESIDENT_SHARE * self.memory_limit
         self.flying: collections.deque[_Flight] = collections.deque()
         self.shifts: list[Future[None]] = []
+        self.slots: list[Any] = []
+        self.stager: Any = None
 
     def multiply(self) -> CSR:
         """Return C, or as many of its rows as there is room for."""
-        counting = _threads(cores()).submit(products_before, self.a, self.b, max(1, cores() - 1))
+        if 0 in (self.a.nrows - self.start, self.a.nnz, self.b.nnz):
+            return empty((self.a.nrows - self.start, self.b.ncols), self.kinds.value)
+        self.products = Products(self.a, self.b, cores())
         try:
             self._settle()
-        finally:
-            self.before = counting.result()
-        total, rows = int(self.before[-1] - self.before[self.start]), self.a.nrows - self.start
-        if total == 0:
-            return empty((rows, self.b.ncols), self.kinds.value)
-        self.cutter = Cutter(
-            self.before, self.a.indptr, self.kinds, self.slots[0].size, b_ratio=0.0 if self.resident else 1.0
-        )
-        self.most = total if self.capacity is None else min(self.capacity, total)
-        self.stager = self._stager(self.a, self.cutter, self.start)
-        capacity = min(self._estimate(total), self.most)
-        self.result = Result(rows, self.b.ncols, capacity, self.kinds, self.device.allocate)
-        try:
+            ratio = 0.0 if self.resident else 1.0
+            self.cutter = Cutter(self.products, self.a.indptr, self.kinds, self.slots[0].size, b_ratio=ratio)
+            self.stager = self._stager(self.a, self.cutter, self.start)
+            self._learn_from_sample()
             self._loop()
         finally:
+            self._close()
+        return self.result.matrix()
+
+    def _close(self) -> None:
+        """Wait for all that is under way."""
+        self.products.cancel()
+        if self.stager is not None:
             self.stager.close()
-            for slot in self.slots:
-                slot.wait()
+        for slot in self.slots:
+            slot.wait()
         for shift in self.shifts:
             shift.result()
-        return self.result.matrix()
 
     def _settle(self) -> None:
         """Take the device's memory: for slots, and for B if it stays there."""
@@ -590,25 +634,38 @@ class Run:
     def _stager(self, a: CSR, cutter: Cutter, first: int = 0) -> Stager:
         return Stager(a, self.b, self.kinds, self.resident, cutter, self.device.allocate, self.begin, first)
 
-    def _estimate(self, total: int) -> int:
-        """Return entries of C as a sample of its rows has them, raised by a margin."""
-        rows = _sample(self.a, self.start)
-        sample = _rows_of(self.a, rows)
-        before = np.concatenate([[0], np.cumsum(self.before[rows + 1] - self.before[rows])])
-        cutter = Cutter(before, sample.indptr, self.kinds, self.cutter.room, b_ratio=self.cutter.b_ratio)
+    def _learn_from_sample(self) -> None:
+        """Multiply a sample of the rows, so that the first blocks, and C, get about the room that they need."""
+        sample = _rows_of(self.a, _sample(self.a, self.start))
+        cutter = replace(self.cutter, products=Products(sample, self.b, 1), indptr=sample.indptr)
         stop = cutter.stop(0, cutter.room / 2)
-        if not before[stop]:
-            return total
+        if not cutter.products.between(0, stop):
+            return
         staged = self._stager(sample, cutter).stage(0, stop)
         self.slots[0].upload(staged)
         try:
-            nnz = self.slots[0].multiply()
-        except ArenaFullError:  # little is known: C grows as blocks come back
-            return total // FIRST_SHARE + 1
+            self.cutter.learn(staged, self.slots[0].multiply())
+        except ArenaFullError:
+            self.cutter.c_ratio = 1 / FIRST_SHARE  # little is known: C grows as blocks come back
         finally:
             self.slots[0].wait()
-        self.cutter.learn(staged, nnz)
-        return min(int(MARGIN * total * nnz / staged.products) + (1 << 20), total)
+
+    @functools.cached_property
+    def total(self) -> int:
+        """Products in all; waits until they are counted."""
+        return self.products.between(self.start, self.a.nrows)
+
+    @functools.cached_property
+    def most(self) -> int:
+        """Entries of C that there may be."""
+        return self.total if self.capacity is None else min(self.capacity, self.total)
+
+    @functools.cached_property
+    def result(self) -> Result:
+        """C, with the room that it should need."""
+        expected = int(MARGIN * self.cutter.c_ratio * self.total) + (1 << 20)
+        rows = self.a.nrows - self.start
+        return Result(rows, self.b.ncols, min(expected, self.most), self.kinds, self.device.allocate)
 
     def _loop(self) -> None:
         """Keep one block on its way to the device, one computed, and others on their way back."""
@@ -616,7 +673,7 @@ class Run:
         backlog: collections.deque[tuple[int, int]] = collections.deque()
         more = True
         while more:
-            while len(waiting) < max(1, len(self.slots) - 1):
+            while len(waiting) < min(AHEAD, max(1, len(self.slots) - 1)):
                 staged = self.stager.stage(*backlog.popleft()) if backlog else self.stager.take()
                 if staged is None:
                     break
@@ -696,8 +753,8 @@ class Run:
             self._land_all()
             if result.nnz + nnz > self.most:
                 return self._fetch_some(flight, rows)
-            done = int(self.before[flight.staged.stop] - self.before[self.start])
-            expected = (result.nnz + nnz) * (int(self.before[-1] - self.before[self.start]) / max(done, 1))
+            done = self.products.between(self.start, flight.staged.stop)
+            expected = (result.nnz + nnz) * (self.total / max(done, 1))
             result.grow(min(int(MARGIN * expected) + 1, self.most))
         self._fill(flight, rows, nnz)
         return True

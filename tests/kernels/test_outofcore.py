@@ -83,7 +83,7 @@ def test_a_long_row_gets_all_the_room():
     a = from_scipy(m.tocsr())
     device = HostDevice(34_000)
     assert_same(outofcore.multiply(a, a, device), oracle(a, a))
-    assert [count for count, _ in device.taken] == [3, 1]
+    assert [count for count, _ in device.taken] == [outofcore.PAIRS, 1]
 
 
 def test_a_row_that_fits_nowhere_is_refused_with_its_number():
@@ -107,7 +107,8 @@ def test_rows_that_fit_a_capacity(capacity, start):
 def test_an_estimate_too_low_grows(monkeypatch):
     """The rows of the sample compress well, the rest not at all."""
     monkeypatch.setattr(outofcore, "MARGIN", 1.0)
-    monkeypatch.setattr(outofcore.Run, "_estimate", lambda self, total: 10)
+    monkeypatch.setattr(outofcore.Run, "_learn_from_sample", lambda run: setattr(run.cutter, "c_ratio", 1e-9))
+    monkeypatch.setattr(outofcore, "FIRST_SHARE", 64)
     a = from_scipy(random_matrix(500, 500, 5.0, 8))
     assert_same(outofcore.multiply(a, a, HostDevice(1 << 18)), oracle(a, a))
 
