@@ -89,7 +89,7 @@ def measure(blocks: int, workers: int, slow: int, seconds: float) -> dict[str, f
             wall = time.perf_counter() - begin
             stop.set()
             gc.unfreeze()
-            growth = max(peak for peak, _ in client.run(run.worker_memory).values())
+            growth = max(peak for peak, _ in client.run(run.worker_memory, "").values())
     settled = [memory for done, memory in seen if done >= blocks // 2]
     return {
         "blocks": blocks,

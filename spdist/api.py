@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import scipy.sparse as sp
@@ -21,13 +22,13 @@ from spdist import storage
 from spdist.csr import CSR, from_scipy, result_dtype
 from spdist.errors import InputError, ResumeError, VerificationError
 from spdist.inmemory import spgemm
-from spdist.scheduler.plan import MAX_BLOCK_PRODUCTS, Plan
+from spdist.scheduler.plan import GPU_ENGINES, MAX_BLOCK_PRODUCTS, Plan
 from spdist.staging import staged_matrix
 from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
 from spdist.text import parse_bytes
 
-Engine = Literal["auto", "scipy", "numba"]
-ENGINES = ("auto", "scipy", "numba")
+Engine = Literal["auto", "scipy", "numba", "cuda", "hybrid"]
+ENGINES = get_args(Engine)
 DEFAULT_MEMORY_LIMIT = "2GiB"
 MatrixLike = str | Path | StoredMatrix
 PLAN_NOTE = "plan"
@@ -44,7 +45,11 @@ class Report:
         Wall time, planning and the start of the workers included.
     engine : str
     peak_memory : int
-        Most bytes that a worker took beyond what it held idle.
+        Most bytes of the limited memory that a worker took: of the GPU's with an engine of GPUs, else of the host's
+        beyond what it held idle.
+    peak_host_memory : int
+        Of the host's in any case.
+    workers : int
     state : str
         ``"computed"``, ``"resumed"`` or ``"already finished"``.
     stages : dict
@@ -62,6 +67,8 @@ class Report:
     grid: dict[str, int]
     state: str
     stages: dict[str, dict[str, float]]
+    peak_host_memory: int = 0
+    workers: int = 0
     verification: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -136,7 +143,8 @@ def plan(
     b: MatrixLike,
     *,
     engine: Engine = "auto",
-    memory_limit: int | str = DEFAULT_MEMORY_LIMIT,
+    memory_limit: int | str | None = None,
+    host_limit: int | str | None = None,
     grid: tuple[int, int, int] | None = None,
 ) -> Plan:
     """Plan A @ B for workers of `memory_limit` bytes; runs nothing.
@@ -165,7 +173,8 @@ def plan(
     from spdist.scheduler.sizes import make_plan
 
     _check_engine(engine)
-    return make_plan(_stored(a), _stored(b), engine=engine, memory_limit=parse_bytes(memory_limit), grid=grid)
+    memory, host = _limits(engine, memory_limit, host_limit)
+    return make_plan(_stored(a), _stored(b), engine=engine, memory_limit=memory, host_limit=host, grid=grid)
 
 
 def matmul(
@@ -174,7 +183,8 @@ def matmul(
     out: str | Path | None = None,
     *,
     engine: Engine = "auto",
-    memory_limit: int | str = DEFAULT_MEMORY_LIMIT,
+    memory_limit: int | str | None = None,
+    host_limit: int | str | None = None,
     grid: tuple[int, int, int] | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
@@ -189,7 +199,7 @@ def matmul(
         Both of the same sort.
     out : str or Path, optional
         Where to store C; required for stored operands.
-    engine, memory_limit, grid, workers, scheduler, resume, overwrite
+    engine, memory_limit, host_limit, grid, workers, scheduler, resume, overwrite
         As in `multiply`.
 
     Returns
@@ -199,15 +209,15 @@ def matmul(
     """
     in_memory = [sp.issparse(m) for m in (a, b)]
     if all(in_memory):
-        c = spgemm(a, b, engine)
+        c = _in_memory(a, b, engine, memory_limit)
         return c if out is None else save(out, c, overwrite=overwrite)
     if any(in_memory):
         raise InputError("one operand is in memory and the other is stored: store both with spdist.save, or open both")
     if out is None:
         raise InputError("the product of stored matrices is stored too: say where, with out='C.zarr'")
     multiply(
-        a, b, out, engine=engine, memory_limit=memory_limit, grid=grid, workers=workers, scheduler=scheduler,
-        resume=resume, overwrite=overwrite,
+        a, b, out, engine=engine, memory_limit=memory_limit, host_limit=host_limit, grid=grid, workers=workers,
+        scheduler=scheduler, resume=resume, overwrite=overwrite,
     )  # fmt: skip
     return open_matrix(out)
 
@@ -221,6 +231,7 @@ class Callbacks:
     started: Callable[[str], None] = lambda link: None
     progress: Callable[[Any], None] | None = None
     verifying: Callable[[int, int], None] | None = None
+    timed: Callable[[list[dict[str, Any]]], None] | None = None
 
 
 def multiply(
@@ -229,13 +240,15 @@ def multiply(
     c: str | Path,
     *,
     engine: Engine = "auto",
-    memory_limit: int | str = DEFAULT_MEMORY_LIMIT,
+    memory_limit: int | str | None = None,
+    host_limit: int | str | None = None,
     grid: tuple[int, int, int] | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     check: bool = False,
+    record: str | Path | None = None,
     callbacks: Callbacks | None = None,
 ) -> Report:
     """Multiply two stored matrices and store the product, each possibly larger than memory.
@@ -245,10 +258,14 @@ def multiply(
     a, b : path, URL or StoredMatrix
     c : str or Path
         Where C goes; not A or B.
-    engine : {"auto", "scipy", "numba"}
-        What multiplies a block; "auto" picks for each block.
-    memory_limit : int or str
-        Bytes that blocks, buffers and waiting results may take on each worker beyond what it holds idle.
+    engine : {"auto", "scipy", "numba", "cuda", "hybrid"}
+        What multiplies a block: "auto" picks one of the two of the CPU for each block. "cuda": a GPU for each worker,
+        float and complex values. "hybrid": GPUs on the workers that have one, the CPU on the others.
+    memory_limit : int or str, optional
+        Bytes on each worker. With the engines of the CPU: what blocks, buffers and waiting results may take beyond what
+        the worker holds idle, 2GiB by default. With those of GPUs: of the GPU's memory, by default 0.9 of what is free.
+    host_limit : int or str, optional
+        Bytes of the host's memory for a worker with a GPU; 8GiB by default.
     grid : (int, int, int), optional
         Force the number of row, inner and column blocks.
     workers : int, optional
@@ -261,6 +278,8 @@ def multiply(
         Replace an old C, once the new one is whole.
     check : bool
         Verify C at the end.
+    record : str or Path, optional
+        Where to write what each stage of each block took: one JSON object a line.
 
     Returns
     -------
@@ -277,15 +296,18 @@ def multiply(
     """
     begin = time.perf_counter()
     callbacks = callbacks or Callbacks()
-    job = _prepare(a, b, c, engine, memory_limit, grid, resume=resume, overwrite=overwrite)
+    limits = {"memory_limit": memory_limit, "host_limit": host_limit}
+    job = _prepare(a, b, c, engine, limits, grid, resume=resume, overwrite=overwrite)
     if isinstance(job, Report):
         return _verified(job, a, b, c, callbacks) if check else job
     if job.unfinished:
         callbacks.resumed(info(job.unfinished)["durable"])
-    made, outcome = job.run(workers, scheduler, callbacks)
+    with _timings(record) as timed:
+        made, outcome = job.run(workers, scheduler, replace(callbacks, timed=timed))
     report = Report(
-        outcome.nnz, outcome.blocks, time.perf_counter() - begin, made.engine, outcome.peak_memory,
-        made.memory_limit, made.grid, "resumed" if job.unfinished else "computed", outcome.stages,
+        outcome.nnz, outcome.blocks, time.perf_counter() - begin, made.engine,
+        outcome.peak_device_memory if made.on_gpu else outcome.peak_host_memory, made.memory_limit, made.grid,
+        "resumed" if job.unfinished else "computed", outcome.stages, outcome.peak_host_memory, outcome.workers,
     )  # fmt: skip
     return _verified(report, a, b, c, callbacks) if check else report
 
@@ -302,6 +324,8 @@ class _Job:
         Where the C lies that is to be continued; empty for a new one.
     overwrite : bool
         Whether a new C may replace what lies at `target`.
+    planned_first : bool
+        Whether the plan comes before the workers: it says how many GPUs have work.
     """
 
     a: StoredMatrix
@@ -311,6 +335,7 @@ class _Job:
     unfinished: str
     overwrite: bool
     facts: dict[str, Any]
+    planned_first: bool = False
 
     def run(self, workers: int | None, scheduler: str | None, callbacks: Callbacks) -> tuple[Plan, Any]:
         """Plan, run the plan and finish C."""
@@ -323,7 +348,8 @@ class _Job:
                 storage.write_note(place, PLAN_NOTE, made.to_json().encode())
             layout = Layout(place, self.b.ncols, result_dtype(self.a.dtype, self.b.dtype), made.chunk)
             name = uuid.uuid4().hex[:8]
-            outcome, layout = execute(client, made, self.a, self.b, layout, name, callbacks.started, callbacks.progress)
+            told = callbacks.started, callbacks.progress, callbacks.timed
+            outcome, layout = execute(client, made, self.a, self.b, layout, name, *told)
         storage.finish(layout, self.a.nrows, outcome.nnz, self.facts)
         for note in (PLAN_NOTE, JOURNAL):
             storage.remove_note(place, note)
@@ -342,10 +368,10 @@ class _Job:
             raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
         where: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "processes": not local}
         most = workers or os.cpu_count() or 1
-        if local or scheduler is not None or self._products() < most * MAX_BLOCK_PRODUCTS:
+        if self.planned_first or local or scheduler is not None or self._products() < most * MAX_BLOCK_PRODUCTS:
             made = self.plan()
             callbacks.planned(made)
-            with connect(**where, blocks=len(made.blocks)) as client:
+            with connect(**where, blocks=len(made.blocks), engine=made.engine) as client:
                 yield client, made
             return
         planning = _in_background(self.plan)
@@ -379,7 +405,7 @@ def _prepare(
     b: MatrixLike,
     c: str | Path,
     engine: Engine,
-    memory_limit: int | str,
+    limits: dict[str, int | str | None],
     grid: tuple[int, int, int] | None,
     *,
     resume: bool,
@@ -407,17 +433,19 @@ def _prepare(
             raise ResumeError(f"{found[0]} is a product of other matrices or options: A or B changed; use --overwrite")
         if found[1]["state"] == "complete":
             m = open_matrix(target)
-            return Report(m.nnz, 0, 0.0, engine, 0, parse_bytes(memory_limit), {}, "already finished", {})
+            limit = parse_bytes(limits["memory_limit"] or DEFAULT_MEMORY_LIMIT)  # of no run
+            return Report(m.nnz, 0, 0.0, engine, 0, limit, {}, "already finished", {})
         content = storage.read_note(found[0], PLAN_NOTE)
         if content is not None:
             stored = Plan.from_json(content)
-            return _Job(left, right, lambda: stored, target, found[0], False, facts)
+            return _Job(left, right, lambda: stored, target, found[0], False, facts, stored.on_gpu)
         storage.remove(found[0])
     check_operands(left, right, grid)
-    limit = parse_bytes(memory_limit)
+    _check_values(engine, result_dtype(left.dtype, right.dtype))
+    memory, host = _limits(engine, **limits)
     _check_target(target, overwrite=overwrite)
-    make = functools.partial(plan, left, right, engine=engine, memory_limit=limit, grid=grid)
-    return _Job(left, right, make, target, "", overwrite, facts)
+    make = functools.partial(plan, left, right, engine=engine, memory_limit=memory, host_limit=host, grid=grid)
+    return _Job(left, right, make, target, "", overwrite, facts, engine in GPU_ENGINES)
 
 
 def _unfinished(target: str) -> tuple[str, dict[str, Any]] | None:
@@ -508,6 +536,49 @@ def _verified(report: Report, a: MatrixLike, b: MatrixLike, c: MatrixLike, callb
 
 def _stored(m: MatrixLike) -> StoredMatrix:
     return m if isinstance(m, StoredMatrix) else open_matrix(m)
+
+
+def _limits(engine: str, memory_limit: int | str | None, host_limit: int | str | None) -> tuple[int, int | None]:
+    """Return the limits in bytes, those that were not given by default."""
+    if engine not in GPU_ENGINES:
+        if host_limit is not None:
+            raise InputError(f"host_limit={host_limit} is for GPUs: engine={engine!r} has its memory_limit on the host")
+        return parse_bytes(DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit), None
+    host = None if host_limit is None else parse_bytes(host_limit)
+    if memory_limit is not None:
+        return parse_bytes(memory_limit), host
+    from spdist.kernels.gpu_device import free_memory
+    from spdist.scheduler.cluster import count_gpus
+
+    count_gpus()
+    return free_memory(), host
+
+
+def _check_values(engine: str, dtype: np.dtype[Any]) -> None:
+    """Refuse values that the engine does not multiply."""
+    if engine in GPU_ENGINES and dtype.kind not in "fc":
+        raise InputError(f"engine={engine!r} multiplies float and complex values, not {dtype}: choose engine='auto'")
+
+
+def _in_memory(a: Any, b: Any, engine: str, memory_limit: int | str | None) -> Any:
+    """Multiply matrices of SciPy's."""
+    if engine not in GPU_ENGINES:
+        return spgemm(a, b, engine)
+    return spgemm(a, b, "cuda", memory_limit=None if memory_limit is None else parse_bytes(memory_limit))
+
+
+@contextlib.contextmanager
+def _timings(record: str | Path | None) -> Iterator[Callable[[list[dict[str, Any]]], None] | None]:
+    """Give what writes timings, a JSON object a line; nothing where no record is wanted."""
+    if record is None:
+        yield None
+        return
+    with Path(record).open("w") as file:
+
+        def write(timings: list[dict[str, Any]]) -> None:
+            file.writelines(json.dumps(timing) + "\n" for timing in timings)
+
+        yield write
 
 
 def _check_engine(engine: str) -> None:

@@ -93,7 +93,8 @@ def _show_matrix(matrix: Any, args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     from spdist import api
 
-    plan = api.plan(args.a, args.b, engine=args.engine, memory_limit=args.memory_limit, grid=args.grid)
+    limits = {"memory_limit": args.memory_limit, "host_limit": args.host_limit}
+    plan = api.plan(args.a, args.b, engine=args.engine, **limits, grid=args.grid)
     if not args.json:
         from spdist import display
 
@@ -111,12 +112,14 @@ def _multiply(args: argparse.Namespace) -> int:
             args.c,
             engine=args.engine,
             memory_limit=args.memory_limit,
+            host_limit=args.host_limit,
             grid=args.grid,
             workers=args.workers,
             scheduler=args.scheduler,
             resume=args.resume,
             overwrite=args.overwrite,
             check=args.verify,
+            record=args.record,
             callbacks=shown.callbacks,
         )
     if not args.json:
@@ -174,9 +177,10 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     _add_plan_options(sub)
     sub = add("multiply", _multiply, "compute C = A @ B", "a", "b", "c")
     _add_plan_options(sub)
-    sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core")
+    sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core, or a GPU")
     sub.add_argument("--scheduler", metavar="ADDRESS", help="use a running Dask scheduler")
     sub.add_argument("--verify", action="store_true", help="check C at the end")
+    sub.add_argument("--record", metavar="FILE", help="write what each stage of each block took, a JSON object a line")
     mode = sub.add_mutually_exclusive_group()
     mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
     mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
@@ -185,8 +189,12 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
 
 
 def _add_plan_options(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--engine", default="auto", help="auto (default), scipy or numba")
-    sub.add_argument("--memory-limit", default="2GiB", metavar="BYTES", help="of each worker, by default 2GiB")
+    sub.add_argument("--engine", default="auto", help="auto (default), scipy or numba; cuda or hybrid on GPUs")
+    sub.add_argument(
+        "--memory-limit", metavar="BYTES",
+        help="of each worker, by default 2GiB; with GPUs, of each GPU, by default 0.9 of what is free",
+    )  # fmt: skip
+    sub.add_argument("--host-limit", metavar="BYTES", help="of the host's memory for each GPU, by default 8GiB")
     sub.add_argument("--grid", type=_grid, metavar="I,K,J", help="force the number of row, inner and column blocks")
 
 

@@ -83,8 +83,8 @@ def _multiply(a: CSR, b: CSR, method: Callable[[CSR, CSR], CSR], original: Any) 
         return method(a, from_cupyx(copy))
 
 
-def through_gpu(a: CSR, b: CSR, threads: int | None) -> CSR:
-    """Multiply matrices of the host by hySpMM.
+def through_gpu(a: CSR, b: CSR, method: str, threads: int | None, memory_limit: int | None, deterministic: bool) -> CSR:
+    """Multiply matrices of the host block by block on the GPU.
 
     Raises
     ------
@@ -97,9 +97,14 @@ def through_gpu(a: CSR, b: CSR, threads: int | None) -> CSR:
         cupy.cuda.runtime.getDevice()
     except Exception as error:  # no CuPy, no driver, no device: each has an error of its own
         raise InputError(
-            f"method='hyspmm' needs a CUDA device and CuPy ({error}): install 'spdist[cu13]' on a machine with a GPU, "
-            f"or choose method='auto'"
+            f"method={method!r} needs a CUDA device and CuPy ({error}): install 'spdist[cu13]' on a machine with a "
+            f"GPU, or choose method='auto'"
         ) from None
+    if method == "cuda":
+        from spdist.kernels import outofcore
+        from spdist.kernels.gpu_device import Gpu
+
+        return outofcore.multiply(a, b, Gpu(memory_limit, deterministic=deterministic))
     from spdist.kernels import hyspmm
 
     return hyspmm.multiply(a, b, threads=threads)

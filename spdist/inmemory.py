@@ -14,7 +14,7 @@ from spdist.csr import CSR, IndexArray, Int64Array, from_scipy
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.gpu import Pattern
 
-METHODS = ("auto", "scipy", "numba", "hyspmm")
+METHODS = ("auto", "scipy", "numba", "cuda", "hyspmm")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,10 @@ class HostPattern:
         return len(self.indices)
 
 
-def spgemm(a: Any, b: Any, method: str = "auto", *, threads: int | None = None, deterministic: bool = False) -> Any:
+def spgemm(
+    a: Any, b: Any, method: str = "auto", *, threads: int | None = None, deterministic: bool = False,
+    memory_limit: int | None = None,
+) -> Any:  # fmt: skip
     """Multiply two sparse matrices in memory: SciPy in, SciPy out; CuPy in, CuPy out.
 
     Parameters
@@ -48,13 +51,16 @@ def spgemm(a: Any, b: Any, method: str = "auto", *, threads: int | None = None, 
         (float32/64, complex64/128). Two-dimensional, any format; rows need not be sorted.
     method : str
         For SciPy's matrices "auto", "scipy" or "numba": the CPU engine; "auto" picks from a cheap look at the operands.
-        "hyspmm" sends blocks of them through the GPU (Wu's hybrid of CPU and GPU). For CuPy's matrices "auto",
+        "cuda" sends blocks of them through the GPU, which need not hold any of the three; "hyspmm" does so as Wu's
+        hybrid of CPU and GPU. For CuPy's matrices "auto",
         "rowwise" (each row by the kernels that suit it) or "esc" (Polok's expansion, sorting, compression).
     threads : int, optional
         On the CPU; by default one per core.
     deterministic : bool
         On the GPU: the same bits on every run, products added in the order of A's entries. Without it, long rows are
         summed in any order. The CPU's results, and those of "esc", are always so.
+    memory_limit : int, optional
+        Bytes of the GPU's memory that "cuda" may take; by default 0.9 of what is free.
 
     Returns
     -------
@@ -91,8 +97,8 @@ def spgemm(a: Any, b: Any, method: str = "auto", *, threads: int | None = None, 
         raise InputError(f"method {method!r} is not one of {', '.join(METHODS)}, which matrices of SciPy's have")
     if left.ncols != right.nrows:
         raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
-    if method == "hyspmm":
-        c = device.through_gpu(left, right, threads)
+    if method in ("cuda", "hyspmm"):
+        c = device.through_gpu(left, right, method, threads, memory_limit, deterministic)
     else:
         c = cpu.multiply(left, right, engine=method, threads=threads or os.cpu_count() or 1)  # type: ignore[arg-type]
     out = _like(a, c)

@@ -28,6 +28,13 @@ OUT_OF_MEMORY = 2
 """Status of the CUDA runtime."""
 
 
+def free_memory() -> int:
+    """Return the memory limit where none is given: 0.9 of what the GPU has free."""
+    import cupy
+
+    return int(FREE_SHARE * (cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()))
+
+
 class Arena:
     """Device memory that is handed out from its start on, and taken back all at once."""
 
@@ -72,7 +79,7 @@ class GpuSlot:
 
     def upload(self, staged: Staged) -> None:
         """Send a block; returns at once."""
-        self.steps = [("upload", 0, staged.nbytes, time.perf_counter())]
+        self.steps = [("upload", 0, staged.nbytes, time.time())]
         self.staged, self.c = staged, None
         if staged.nbytes > self.size:
             return  # `multiply` says so
@@ -90,7 +97,7 @@ class GpuSlot:
         a = self.device.matrix(self.arena.memory, self.staged.a)
         b = self.device.b if self.staged.b is None else self.device.matrix(self.arena.memory, self.staged.b)
         assert b is not None
-        begin = time.perf_counter()
+        begin = time.time()
         try:
             with self.stream, self.cupy.cuda.using_allocator(self.arena.malloc):
                 if self.staged.low:  # A's columns are B's, counted from the first row of all B
@@ -108,7 +115,7 @@ class GpuSlot:
         """Fetch the first `rows` rows of C; returns at once."""
         c: Any = self.c
         back = self.cupy.cuda.runtime.memcpyDeviceToHost
-        begin = time.perf_counter()
+        begin = time.time()
         self._copy(offsets.ctypes.data, c.indptr.data.ptr + c.indptr.itemsize, rows * c.indptr.itemsize, back)
         self._copy(indices.ctypes.data, c.indices.data.ptr, nnz * c.indices.itemsize, back)
         self._copy(data.ctypes.data, c.data.data.ptr, nnz * c.data.itemsize, back)
@@ -149,8 +156,7 @@ class Gpu:
         import cupy
 
         self.cupy, self.deterministic = cupy, deterministic
-        free = cupy.cuda.runtime.memGetInfo()[0]
-        self.memory_limit = int(FREE_SHARE * free) if memory_limit is None else memory_limit
+        self.memory_limit = free_memory() if memory_limit is None else memory_limit
         self.b: CSR | None = None
         self.peak = 0
         self.kinds: Kinds | None = None

@@ -39,19 +39,13 @@ import numpy.typing as npt
 from spdist.csr import CSR, INT32_MAX, Int64Array, empty, index_dtype, result_dtype
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.pinned import Bytes, array_at
-from spdist.kernels.workspace import aligned, ceil_div
+from spdist.kernels.workspace import PAIRS, aligned, ceil_div, device_shares
 from spdist.text import format_bytes
 
 logger = logging.getLogger("spdist")
 
-PAIRS = 4
-"""Blocks on the GPU at once, np of equation 5: one that is sent, one that is computed, two whose C comes back."""
 AHEAD = 2
-"""Blocks of these that are sent before they are computed."""
-RESIDENT_SHARE = 0.6
-"""Of the memory limit, what B may take to stay on the GPU."""
-SLOT_BYTES = 768 << 20
-"""The most a slot takes unless a single row needs more: larger blocks gain nothing, and the first and last wait."""
+"""Blocks that are sent before they are computed."""
 BLOCK_BYTES = 320 << 20
 """Bytes of a block that are aimed at where the slot has room for more and B is resident; else larger blocks repeat less
 of B."""
@@ -67,8 +61,8 @@ WINDOW_SHARE = 1.3
 """Rows of B are sent from the first to the last if these are at most so many times those asked for."""
 AHEAD_BYTES = 1 << 30
 """Page-locked memory for blocks that are prepared ahead."""
-PARALLEL_ENTRIES = 1 << 18
-"""Entries of A per thread that counts products."""
+PARALLEL_ENTRIES = 1 << 20
+"""Entries of A whose products a thread counts at a time."""
 SAMPLE_ROWS, SAMPLE_ENTRIES = 2048, 1 << 18
 """Rows of A, evenly spaced, that the estimate of nnz(C) multiplies, and their entries at most."""
 
@@ -82,7 +76,7 @@ class ArenaFullError(Exception):
 
 
 class Stage(NamedTuple):
-    """What one stage of one block took: first row, name, seconds since the start, seconds and bytes."""
+    """What one stage of one block took: first row, name, when it began (seconds since 1970), seconds and bytes."""
 
     start: int
     name: str
@@ -143,7 +137,7 @@ class Staged:
     a, b : Part
         Where A and B lie in it; no B where it is resident.
     begin, seconds : float
-        When its preparation began, from the start of the run, and how long it took.
+        When its preparation began, in seconds since 1970, and how long it took.
     low : int
         What is to be taken off A's columns, where these are not sent apart from B's.
     """
@@ -199,8 +193,9 @@ class Device(Protocol):
 
 
 @functools.cache
-def _threads(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, "spdist-stage")
+def _threads(count: int, task: str = "stage") -> ThreadPoolExecutor:
+    """Return threads; tasks have their own, for the first block must not wait until all is counted."""
+    return ThreadPoolExecutor(count, f"spdist-{task}")
 
 
 def cores() -> int:
@@ -230,7 +225,7 @@ class Products:
         parts = max(1, a.nnz // PARALLEL_ENTRIES)
         cuts = np.searchsorted(a.indptr, np.linspace(0, a.nnz, parts + 1)[1:-1].astype(np.int64))
         starts = np.unique(np.concatenate([[0], cuts, [a.nrows]]))
-        submit = _threads(threads).submit if parts > 1 else _now
+        submit = _threads(threads, "count").submit if parts > 1 else _now
         self.coming = collections.deque(
             (start, stop, submit(count_products, left, b.indptr, start, stop, 0, 0, self.before))
             for start, stop in itertools.pairwise(starts.tolist())
@@ -363,10 +358,10 @@ class Stager:
 
     def __init__(
         self, a: CSR, b: CSR, kinds: Kinds, resident: bool, cutter: Cutter, allocate: Callable[[int], Bytes],
-        begin: float, first: int = 0,
+        first: int = 0,
     ) -> None:  # fmt: skip
         self.a, self.b, self.kinds, self.resident = a, b, kinds, resident
-        self.cutter, self.allocate, self.begin, self.at = cutter, allocate, begin, first
+        self.cutter, self.allocate, self.at = cutter, allocate, first
         self.threads = cores()
         self.ahead: collections.deque[Future[Staged]] = collections.deque()
         self.local = threading.local()
@@ -396,7 +391,7 @@ class Stager:
 
     def stage(self, start: int, stop: int) -> Staged:
         """Prepare rows [start, stop)."""
-        begin = time.perf_counter()
+        begin, clock = time.time(), time.perf_counter()
         products = self.cutter.products.between(start, stop)
         first, last = int(self.a.indptr[start]), int(self.a.indptr[stop])
         if self.resident:
@@ -404,10 +399,10 @@ class Stager:
             memory = self.allocate(part.end)
             self._copy_rows(self.a, start, stop, memory, part)
             self._copy_columns(first, last, 0, memory, part)
-            found = Staged(start, stop, products, memory, part, None, begin - self.begin)
+            found = Staged(start, stop, products, memory, part, None, begin)
         else:
-            found = self._with_b(start, stop, products, begin - self.begin)
-        found.seconds = time.perf_counter() - begin
+            found = self._with_b(start, stop, products, begin)
+        found.seconds = time.perf_counter() - clock
         return found
 
     def _with_b(self, start: int, stop: int, products: int, begin: float) -> Staged:
@@ -568,7 +563,6 @@ class Run:
     start: int
     capacity: int | None
     report: Report
-    begin: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
         a, b = self.a, self.b
@@ -580,7 +574,7 @@ class Run:
         pointer = np.dtype(np.int64 if max(b.nnz, longest, b.ncols if wide else 0) > INT32_MAX else np.int32)
         self.kinds = Kinds(value, index, pointer)
         self.b_bytes = lay_out(b.nrows, b.ncols, b.nnz, self.kinds).end
-        self.resident = self.b_bytes <= RESIDENT_SHARE * self.memory_limit
+        self.resident = device_shares(self.b_bytes, self.memory_limit).kept > 0
         self.flying: collections.deque[_Flight] = collections.deque()
         self.shifts: list[Future[None]] = []
         self.slots: list[Any] = []
@@ -626,13 +620,12 @@ class Run:
 
     def _take_slots(self, pairs: int) -> None:
         """Take the slots of so many pairs; the only one of a single pair has all the room there is."""
-        kept = self.b_bytes if self.resident else 0
-        room = self.memory_limit - kept
-        self.slots = self.device.slots(pairs, room if pairs == 1 else min(room // pairs, SLOT_BYTES), kept)
+        shares = device_shares(self.b_bytes if self.resident else 0, self.memory_limit, pairs)
+        self.slots = self.device.slots(pairs, shares.slot, shares.kept)
         self.turns = itertools.cycle(self.slots)
 
     def _stager(self, a: CSR, cutter: Cutter, first: int = 0) -> Stager:
-        return Stager(a, self.b, self.kinds, self.resident, cutter, self.device.allocate, self.begin, first)
+        return Stager(a, self.b, self.kinds, self.resident, cutter, self.device.allocate, first)
 
     def _learn_from_sample(self) -> None:
         """Multiply a sample of the rows, so that the first blocks, and C, get about the room that they need."""

@@ -16,6 +16,8 @@ from distributed import Client, LocalCluster
 from distributed.scheduler import DEFAULT_EXTENSIONS
 
 from spdist.errors import InputError
+from spdist.scheduler.plan import GPU_ENGINES
+from spdist.scheduler.stages import gpu_name
 
 SETTINGS = {
     "distributed.scheduler.work-stealing": False,  # the driver balances: a stolen block would leave its memory bound
@@ -34,6 +36,8 @@ SETTINGS = {
     "distributed.nanny.pre-spawn-environ.OMP_NUM_THREADS": 1,
     "distributed.nanny.pre-spawn-environ.NUMBA_NUM_THREADS": 1,
 }
+MOST_THREADS = 8
+"""Threads of a worker with a GPU: blocks are read, multiplied and written at the same time."""
 CLOSE_SECONDS = 10
 CONNECT_SECONDS = 20
 
@@ -53,42 +57,43 @@ class NoSpans:
 
 
 @contextlib.contextmanager
-def connect(*, workers: int | None, scheduler: str | None, processes: bool, blocks: int) -> Iterator[Client]:
+def connect(
+    *, workers: int | None, scheduler: str | None, processes: bool, blocks: int, engine: str = "auto"
+) -> Iterator[Client]:
     """Give a client whose workers run the stages, and clean up afterwards.
 
     Parameters
     ----------
     workers : int, optional
-        Worker processes on this machine, one core each; by default one a core, and no more than there are blocks.
+        Worker processes on this machine, one core each; by default one a core, and no more than there are blocks. With
+        an engine of GPUs, one GPU each and its share of the cores; by default one a GPU.
     scheduler : str, optional
         Address of a running scheduler to use instead.
     processes : bool
         Whether workers are processes; else threads of this one, for matrices that only this process sees.
     blocks : int
         Row blocks of the plan: one block alone runs in this process, which saves starting another.
+    engine : str
 
     Raises
     ------
     InputError
-        If there is no scheduler at the address.
+        If there is no scheduler at the address, or no GPU for an engine that needs one.
     """
+    on_gpu = engine in GPU_ENGINES
     if scheduler is not None:
         with _remote(scheduler) as client:
+            if engine == "cuda":
+                _check_gpus(client)
             yield client
         return
-    count = workers or max(1, min(os.cpu_count() or 1, blocks))
+    gpus = count_gpus() if on_gpu else 0
+    count = _check_count(workers, gpus) if on_gpu else workers or max(1, min(os.cpu_count() or 1, blocks))
     processes = processes and (workers is not None or blocks > 1)
+    count = count if processes else 1
     with dask.config.set(SETTINGS), _main_left_out():
-        cluster = LocalCluster(
-            n_workers=count if processes else 1,
-            threads_per_worker=1,
-            processes=processes,
-            memory_limit=0,
-            dashboard_address="127.0.0.1:0",
-            silence_logs=logging.CRITICAL,
-            scheduler_kwargs=_scheduler_options(processes),
-            **({"preload": ["spdist.scheduler.process"]} if processes else {}),
-        )
+        threads = min(MOST_THREADS, max(2, (os.cpu_count() or 1) // count)) if on_gpu else 1
+        cluster = _cuda_cluster(count, threads) if count > 1 and on_gpu else _local_cluster(count, threads, processes)
         client = _client_of(cluster)
         try:
             yield client
@@ -96,6 +101,77 @@ def connect(*, workers: int | None, scheduler: str | None, processes: bool, bloc
             with contextlib.suppress(Exception):  # a nanny that is restarting its worker can keep close() waiting
                 client.close(timeout=CLOSE_SECONDS)
                 cluster.close(timeout=CLOSE_SECONDS)
+
+
+def _local_cluster(count: int, threads: int, processes: bool) -> LocalCluster:
+    return LocalCluster(
+        n_workers=count,
+        threads_per_worker=threads,
+        processes=processes,
+        memory_limit=0,
+        dashboard_address="127.0.0.1:0",
+        silence_logs=logging.CRITICAL,
+        scheduler_kwargs=_scheduler_options(processes),
+        **({"preload": ["spdist.scheduler.process"]} if processes else {}),
+    )
+
+
+def _cuda_cluster(count: int, threads: int) -> LocalCluster:
+    """Return a cluster of one process a GPU, each on the cores next to it."""
+    try:
+        from dask_cuda import LocalCUDACluster
+    except ImportError as error:
+        raise InputError(
+            f"{count} GPUs need dask-cuda ({error}): install 'spdist[cu13]', or ask for one worker"
+        ) from None
+    cluster: LocalCluster = LocalCUDACluster(
+        n_workers=count,
+        threads_per_worker=threads,
+        memory_limit=None,
+        device_memory_limit=None,  # what is on the GPU is bounded by the plan, not spilled
+        dashboard_address="127.0.0.1:0",
+        silence_logs=logging.CRITICAL,
+        scheduler_kwargs=_scheduler_options(True),
+    )
+    return cluster
+
+
+def count_gpus() -> int:
+    """Return how many GPUs this process sees.
+
+    Raises
+    ------
+    InputError
+        If there is none, or no CuPy to reach it.
+    """
+    try:
+        import cupy
+
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except Exception as error:  # no CuPy, no driver, no device: each has an error of its own
+        raise InputError(
+            f"engine='cuda' needs a CUDA device and CuPy ({error}): install 'spdist[cu13]' on a machine with a GPU, or "
+            f"choose engine='auto'"
+        ) from None
+
+
+def _check_count(workers: int | None, gpus: int) -> int:
+    """Return the workers to start: one a GPU."""
+    if workers is not None and workers > gpus:
+        raise InputError(
+            f"workers={workers}, but each needs a GPU of its own and there are {gpus}: ask for at most {gpus}"
+        )
+    return workers or gpus
+
+
+def _check_gpus(client: Client) -> None:
+    """Refuse workers without a GPU."""
+    missing = [address for address, name in client.run(gpu_name).items() if name is None]
+    if missing:
+        raise InputError(
+            f"engine='cuda', but {len(missing)} workers of the scheduler see no GPU, {missing[0]} among them: start "
+            f"them with `dask cuda worker`, or choose engine='hybrid'"
+        )
 
 
 def _scheduler_options(processes: bool) -> dict[str, Any]:

@@ -19,6 +19,15 @@ from spdist.csr import INT32_MAX
 MAX_BLOCK_PRODUCTS = 1 << 26
 """Products of one row block at the most: about a quarter of a second of one core, so that workers stay balanced."""
 
+GPU_BLOCK_PRODUCTS = 1 << 28
+"""The same where a GPU multiplies: some tenths of a second of writing C."""
+
+GPU_ENGINES = ("cuda", "hybrid")
+"""Engines whose memory limit is that of the GPU."""
+
+DEFAULT_HOST_LIMIT = 8 << 30
+"""Bytes of the host's memory for a worker with a GPU."""
+
 RESIDENT_SHARE = 0.8
 """Share of the usable memory that B may take to stay on the worker for the whole run, if that is faster."""
 
@@ -39,6 +48,9 @@ RATES = {
 """Bytes/s read, decoded in Zarr chunks that are read for a few rows each, and written, products/s, entries of C/s and
 merged entries/s of one core, as measured; seconds that the reads of one block cost beside their bytes, that a block
 costs the scheduler, and that the workers need to start."""
+
+GPU_RATES = {"read": 6.0e9, "decode": 8.0e9, "write": 6.0e9, "product": 3.0e10, "entry": 4.0e9}
+"""Those that differ where the worker is a GPU with its share of the cores."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +124,13 @@ class Plan:
         C with its estimated nnz.
     engine : str
         What multiplies a block.
-    memory_limit, reserved_memory : int
-        Bytes a worker may use, and of these what it holds throughout: B where resident, workspace, read buffers.
+    memory_limit : int
+        Bytes a worker may use: of the host's memory, or of the GPU's with an engine of `GPU_ENGINES`.
+    host_limit, reserved_memory : int
+        Bytes of the host's memory that a worker may use, the same as `memory_limit` without a GPU; and of these what it
+        holds throughout: B where resident, workspace, read buffers.
+    device_memory : int
+        Bytes of the GPU's memory that a worker takes.
     pairs : int
         Block pairs in flight on a worker, np of hySpMM's equation 5.
     resident : bool
@@ -141,6 +158,18 @@ class Plan:
     column_bounds: tuple[int, ...]
     blocks: tuple[Block, ...]
     expansion: int
+    host_limit: int
+    device_memory: int = 0
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether GPUs multiply."""
+        return self.engine in GPU_ENGINES
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """What a worker does in a second; see `RATES`."""
+        return RATES | (GPU_RATES if self.on_gpu else {})
 
     @property
     def inner_blocks(self) -> int:
@@ -163,7 +192,12 @@ class Plan:
 
     @property
     def projected_memory(self) -> int:
-        """Bytes the worst worker should reach."""
+        """Bytes of the limited memory that the worst worker should reach."""
+        return self.device_memory if self.on_gpu else self.projected_host_memory
+
+    @property
+    def projected_host_memory(self) -> int:
+        """Bytes of the host's memory that the worst worker should reach."""
         return self.reserved_memory + self.pairs * max((block.needed for block in self.blocks), default=0)
 
     @property
@@ -188,15 +222,15 @@ class Plan:
         }
 
     def stage_seconds(self) -> dict[str, float]:
-        """Return the seconds of one core that each stage should take, at the rates in `RATES`."""
-        moved = self.stage_bytes()
-        reading = max(moved["preprocess"] / RATES["read"], sum(block.b_read for block in self.blocks) / RATES["decode"])
+        """Return the seconds of one core that each stage should take, at `rates`."""
+        moved, rates = self.stage_bytes(), self.rates
+        reading = max(moved["preprocess"] / rates["read"], sum(block.b_read for block in self.blocks) / rates["decode"])
         return {
-            "preprocess": reading + len(self.blocks) * self._pieces * RATES["call"],
-            "multiply": self.expansion / RATES["product"] + self.c.nnz / RATES["entry"],
-            "merge": moved["merge"] / self.c.entry_bytes / RATES["merge"],
-            "commit": moved["commit"] / RATES["write"],
-            "schedule": len(self.blocks) * RATES["block"],
+            "preprocess": reading + len(self.blocks) * self._pieces * rates["call"],
+            "multiply": self.expansion / rates["product"] + self.c.nnz / rates["entry"],
+            "merge": moved["merge"] / self.c.entry_bytes / rates["merge"],
+            "commit": moved["commit"] / rates["write"],
+            "schedule": len(self.blocks) * rates["block"],
         }
 
     @property
@@ -245,6 +279,8 @@ class Plan:
             "memory_limit": self.memory_limit,
             "reserved_memory": self.reserved_memory,
             "projected_memory": self.projected_memory,
+            "host_limit": self.host_limit,
+            "projected_host_memory": self.projected_host_memory,
             "pairs": self.pairs,
             "b_resident": self.resident,
             "chunk": self.chunk,

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import bisect
 import errno
+import functools
 import gc
 import heapq
 import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from spdist.storage import ChunkBuffer, Layout, StoredMatrix
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CHECKPOINT_SECONDS = 0.5
 WORKERS_SECONDS = 2.0
+TELL_SECONDS = 0.5
 FORGET_SECONDS = 2.0
 """Dask remembers the names of the last 100,000 tasks: we make it forget them this often."""
 
@@ -53,22 +55,37 @@ class Install(WorkerPlugin):
         """Load what the stages need before the idle worker is weighed."""
         PRODUCTS[self.name] = self.product
         if worker.nanny:  # a worker that is a thread of this process compiles when it must
+            process.dask_setup(worker)
             self.product.warm()
-        worker.periodic_callbacks[self.name] = PeriodicCallback(key_split.cache_clear, 1e3 * FORGET_SECONDS)
-        worker.periodic_callbacks[self.name].start()
+        calls = {"forget": (key_split.cache_clear, FORGET_SECONDS), "tell": (lambda: self.tell(worker), TELL_SECONDS)}
+        for what, (call, seconds) in calls.items():
+            worker.periodic_callbacks[f"{what}-{self.name}"] = PeriodicCallback(call, 1e3 * seconds)
+            worker.periodic_callbacks[f"{what}-{self.name}"].start()
         process.reset_peak()
         IDLE[worker.address] = process.resident_memory()
 
     def teardown(self, worker: Worker) -> None:
         """Let go of the product, and of what still waits there."""
         PRODUCTS.pop(self.name, None)
-        worker.periodic_callbacks.pop(self.name).stop()
+        for what in ("forget", "tell"):
+            worker.periodic_callbacks.pop(f"{what}-{self.name}").stop()
+
+    def tell(self, worker: Worker) -> None:
+        """Send what was timed since the last time to all who subscribed to the topic ``spdist``."""
+        if timings := PRODUCTS[self.name].take_timings():
+            worker.log_event("spdist", {"product": self.name, "timings": [asdict(timing) for timing in timings]})
 
 
-def worker_memory(dask_worker: Worker) -> tuple[int, int]:
-    """Return a worker's peak beyond its idle memory, and its idle memory; for `Client.run`."""
-    idle = IDLE[dask_worker.address]
-    return max(process.peak_memory() - idle, 0), idle
+def worker_memory(name: str, dask_worker: Worker) -> tuple[int, int]:
+    """Return the most bytes a worker took beyond its idle memory, of the host's and of its GPU's; for `Client.run`."""
+    peak = process.peak_memory() - IDLE[dask_worker.address]
+    return max(peak, 0), PRODUCTS[name].gpu_peak() if name in PRODUCTS else 0
+
+
+def worker_timings(name: str, dask_worker: Worker) -> list[dict[str, Any]]:
+    """Return what a worker timed and did not tell yet; for `Client.run`."""
+    timings = PRODUCTS[name].take_timings() if name in PRODUCTS else []
+    return [asdict(timing) | {"worker": dask_worker.address} for timing in timings]
 
 
 def worker_totals(name: str) -> dict[str, StageTotal]:
@@ -122,11 +139,20 @@ class _Block:
 
 @dataclass
 class Outcome:
-    """What a run did: `nnz`, blocks, worst worker's peak bytes beyond idle, and seconds and bytes by stage."""
+    """What a run did: `nnz`, blocks, seconds and bytes by stage.
+
+    Attributes
+    ----------
+    peak_host_memory, peak_device_memory : int
+        Most bytes that a worker took beyond what it held idle.
+    workers : int
+    """
 
     nnz: int
     blocks: int
-    peak_memory: int
+    peak_host_memory: int
+    peak_device_memory: int
+    workers: int
     stages: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
@@ -386,16 +412,25 @@ def execute(
     name: str,
     started: Callable[[str], None] = lambda link: None,
     progress: Callable[[Progress], None] | None = None,
+    timed: Callable[[list[dict[str, Any]]], None] | None = None,
 ) -> tuple[Outcome, Layout]:
     """Run `plan` on the workers of `client`, from where C's journal says.
+
+    Parameters
+    ----------
+    timed : callable, optional
+        Called now and then with what the stages of blocks took, as `stages.Timing` has it.
 
     Raises
     ------
     SpdistError
         If a stage failed. What is durable stays and is on record.
     """
-    product = Product(a, b, plan.engine, plan.resident, plan.inner_bounds, plan.column_bounds, plan.pairs)
+    cuts = plan.inner_bounds, plan.column_bounds
+    product = Product(a, b, plan.engine, plan.resident, *cuts, plan.pairs, plan.memory_limit)
     client.register_plugin(Install(name, product), name=name)
+    if timed is not None:
+        client.subscribe_topic("spdist", functools.partial(_heard, name, timed))
     started(dashboard_link(client))
     try:
         driver = Driver(client, plan, product, layout, name, *read_journal(layout.url), progress)
@@ -407,12 +442,24 @@ def execute(
             raise
         finally:
             gc.unfreeze()
-        peaks = client.run(worker_memory)
+        peaks = client.run(worker_memory, name).values()
         stages = add_totals(client.run(worker_totals, name).values())
-        worst = max((peak for peak, _ in peaks.values()), default=0)
-        return Outcome(driver.nnz, driver.blocks_done, worst, stages), driver.layout
+        host, device = (max((peak[i] for peak in peaks), default=0) for i in (0, 1))
+        if timed is not None:
+            for timings in client.run(worker_timings, name).values():
+                timed(timings)
+        return Outcome(driver.nnz, driver.blocks_done, host, device, len(peaks), stages), driver.layout
     finally:
+        if timed is not None:
+            client.unsubscribe_topic("spdist")
         client.unregister_worker_plugin(name)
+
+
+def _heard(name: str, timed: Callable[[list[dict[str, Any]]], None], event: tuple[Any, dict[str, Any]]) -> None:
+    """Hand on what a worker told of a product."""
+    told = event[1]
+    if told.get("product") == name:
+        timed([timing | {"worker": told["worker"]} for timing in told["timings"]])
 
 
 def add_totals(workers: Iterable[dict[str, StageTotal]]) -> dict[str, dict[str, float]]:

@@ -19,6 +19,9 @@ from spdist.errors import InputError, MemoryBoundError
 from spdist.kernels import workspace
 from spdist.scheduler import memory
 from spdist.scheduler.plan import (
+    DEFAULT_HOST_LIMIT,
+    GPU_BLOCK_PRODUCTS,
+    GPU_ENGINES,
     MAX_BLOCK_PRODUCTS,
     RESIDENT_SHARE,
     SMALL_SHARE,
@@ -308,6 +311,7 @@ def make_plan(
     *,
     engine: str,
     memory_limit: int,
+    host_limit: int | None = None,
     grid: tuple[int, int, int] | None = None,
 ) -> Plan:
     """Cut A @ B so that every worker stays within `memory_limit` bytes.
@@ -318,7 +322,9 @@ def make_plan(
     engine : str
         What multiplies a block.
     memory_limit : int
-        Bytes a worker may use.
+        Bytes a worker may use; of the GPU's memory where one multiplies.
+    host_limit : int, optional
+        Bytes of the host's memory that a worker with a GPU may use; `DEFAULT_HOST_LIMIT` if not given.
     grid : (int, int, int), optional
         Forces the number of row, inner and column blocks.
 
@@ -333,8 +339,15 @@ def make_plan(
     lengths = row_lengths(b)
     if not b.ours:
         b.check()
-    draft = _Draft(a, b, engine, memory_limit, grid, lengths, sample_rows(a, b, lengths))
-    return draft.plan()
+    on_gpu = engine in GPU_ENGINES
+    host = host_limit or DEFAULT_HOST_LIMIT if on_gpu else memory_limit
+    draft = _Draft(a, b, engine, host, grid, lengths, sample_rows(a, b, lengths))
+    plan = draft.plan()
+    if not on_gpu:
+        return plan
+    entry = index_dtype(b.ncols).itemsize + draft.dtype.itemsize
+    b_bytes = b.nnz * entry + 8 * b.nrows if plan.resident else max((block.b_bytes for block in plan.blocks), default=0)
+    return replace(plan, memory_limit=memory_limit, device_memory=workspace.device_shares(b_bytes, memory_limit).total)
 
 
 def check_operands(a: StoredMatrix, b: StoredMatrix, grid: tuple[int, int, int] | None) -> None:
@@ -391,6 +404,7 @@ class _Draft:
         self.c_entry = index_dtype(b.ncols).itemsize + self.dtype.itemsize
         usable = memory.pair_budget(memory_limit, 0, 1)
         self.can_be_resident = (grid is None or grid[1] == grid[2] == 1) and self.ob.nbytes <= RESIDENT_SHARE * usable
+        self.block_products = GPU_BLOCK_PRODUCTS if engine in GPU_ENGINES else MAX_BLOCK_PRODUCTS
         self.resident = False
         self.chunk = self._chunk_length(usable)
         self.checked = a.ours
@@ -405,6 +419,9 @@ class _Draft:
         reading = READ_COPIES * (self.oa.read_bytes + (0 if self.resident else READ_CHUNKS * self.ob.read_bytes))
         pieces = 2 * pairs * self.chunk * self.c_entry
         resident = self.ob.nbytes if self.resident else 0
+        kept = min(self.memory_limit // KEPT_SHARE, KEPT_MOST)
+        if self.engine in GPU_ENGINES:
+            return kept + resident + reading + pieces
         kernel = workspace.cpu_workspace(
             "scipy" if self.engine == "scipy" else "numba",
             self.b.ncols,
@@ -412,7 +429,6 @@ class _Draft:
             self.dtype.itemsize,
             index_dtype(self.b.ncols).itemsize,
         )
-        kept = min(self.memory_limit // KEPT_SHARE, KEPT_MOST)
         return kept + resident + kernel + reading + pieces
 
     def plan(self) -> Plan:
@@ -488,7 +504,7 @@ class _Draft:
         for row in rows:
             both = joined[-1] + row if joined else row
             nbytes = both[4] + both[5] + both[3] * self.c_entry
-            if joined and nbytes * MARGIN <= budget and both[2] <= MAX_BLOCK_PRODUCTS:
+            if joined and nbytes * MARGIN <= budget and both[2] <= self.block_products:
                 chunks = min(both[6], self.b.indices.nchunks)
                 joined[-1] = np.array([joined[-1][0], row[1], *both[2:6], chunks], np.int64)
             else:
@@ -509,7 +525,7 @@ class _Draft:
         return plan
 
     def _cut(self, budget: int) -> Int64Array:
-        products = MAX_BLOCK_PRODUCTS
+        products = self.block_products
         forced = np.empty(0, np.int64)
         if self.grid is not None:
             forced = np.array(even_bounds(self._row_products(), self.grid[0])[1:-1], np.int64)
@@ -587,7 +603,7 @@ class _Draft:
         expansion = sum(block.products for block in blocks)
         return Plan(
             self.oa, self.ob, c, self.engine, self.memory_limit, reserved, pairs, self.resident, self.chunk,
-            sizes.inner, sizes.columns, tuple(blocks), expansion,
+            sizes.inner, sizes.columns, tuple(blocks), expansion, self.memory_limit,
         )  # fmt: skip
 
     def _bounds(self, rows: Int64Array, budget: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from spdist.csr import CSR, Int64Array, ValueArray, check_canonical, index_dtype
 from spdist.errors import SpdistError
-from spdist.kernels import cpu
+from spdist.kernels import cpu, outofcore
 from spdist.kernels.merge import merge
 from spdist.storage import Held, Layout, StoredMatrix, compresses
 
@@ -88,6 +88,17 @@ class StageTotal:
     tasks: int = 0
 
 
+@dataclass(frozen=True)
+class Timing:
+    """One stage of one block: first row of the block, when it began (seconds since 1970), its seconds and bytes."""
+
+    stage: str
+    row: int
+    begin: float
+    seconds: float
+    nbytes: int
+
+
 @dataclass
 class Product:
     """One product on one worker: what all its tasks share, and the blocks that wait there.
@@ -96,6 +107,8 @@ class Product:
     ----------
     a, b : StoredMatrix
     engine : str
+    memory_limit : int
+        Of the GPU, where it multiplies.
     resident : bool
         Whether all of B is kept in memory.
     inner_bounds, column_bounds : tuple of int
@@ -111,16 +124,21 @@ class Product:
     inner_bounds: tuple[int, ...]
     column_bounds: tuple[int, ...]
     pairs: int = 1
+    memory_limit: int = 0
     waiting: dict[BlockKey, tuple[int, CSR]] = field(default_factory=dict, compare=False)
     partial: dict[BlockKey, tuple[int, CSR]] = field(default_factory=dict, compare=False)
     totals: dict[str, StageTotal] = field(default_factory=dict, compare=False)
+    timings: list[Timing] = field(default_factory=list, compare=False)
     _b: CSR | None = field(default=None, compare=False)
     _band: Held | None = field(default=None, compare=False)
     _lock: Any = field(default=None, compare=False)
+    _b_lock: Any = field(default=None, compare=False)
+    _gpu: Any = field(default=None, compare=False)
+    _gpu_lock: Any = field(default=None, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel without blocks, totals and locks."""
-        fields = ("a", "b", "engine", "resident", "inner_bounds", "column_bounds", "pairs")
+        fields = ("a", "b", "engine", "resident", "inner_bounds", "column_bounds", "pairs", "memory_limit")
         return {name: getattr(self, name) for name in fields}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -128,7 +146,12 @@ class Product:
         self.__init__(**state)  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._b_lock, self._gpu_lock = (threading.Lock() for _ in range(3))
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether this worker's GPU multiplies."""
+        return self.engine == "cuda" or (self.engine == "hybrid" and gpu_name() is not None)
 
     @property
     def pieces(self) -> tuple[tuple[int, int, int, int], ...]:
@@ -143,19 +166,47 @@ class Product:
             CSR(np.array([0, 1]), np.zeros(1, index_dtype(m.ncols)), np.ones(1, m.dtype), (1, m.ncols))
             for m in (self.a, self.b)
         )
-        for engine in ("numba", "scipy") if self.engine == "auto" else (self.engine,):
-            one = CSR(a.indptr, a.indices, a.data, (1, 1))
+        one = CSR(a.indptr, a.indices, a.data, (1, 1))
+        if self.on_gpu:
+            c = self.product(one, b, 1)
+        for engine in self._host_engines():
             c = cpu.multiply_rows(one, b, 0, 1, engine=engine)
         if len(self.pieces) > 1:
             merge(c, c)
         for m in (self.a, self.b):
             m.rows(0, min(m.nrows, 1))
 
+    def _host_engines(self) -> tuple[Any, ...]:
+        """Return the CPU engines that may multiply here."""
+        if self.on_gpu:
+            return ()
+        return ("numba", "scipy") if self.engine in ("auto", "hybrid") else (self.engine,)
+
+    def product(self, a: CSR, b: CSR, capacity: int) -> CSR:
+        """Multiply as many rows of A as fit in `capacity` entries, where the engine says."""
+        if not self.on_gpu:
+            engine: Any = "auto" if self.engine == "hybrid" else self.engine
+            return cpu.multiply_rows(a, b, 0, capacity, engine=engine)
+        with self._gpu_lock:
+            return outofcore.multiply_rows(a, b, 0, capacity, self.gpu(), report=self._note_gpu)
+
+    def gpu(self) -> Any:
+        """Return this worker's GPU within its memory limit."""
+        from spdist.kernels.gpu_device import Gpu
+
+        if self._gpu is None:
+            self._gpu = Gpu(self.memory_limit)
+        return self._gpu
+
+    def gpu_peak(self) -> int:
+        """Return the most bytes of the GPU's memory that were held."""
+        return self._gpu.peak if self._gpu is not None else 0
+
     # -- the stages ----------------------------------------------------------------------------------------------------
 
     def preprocess(self, task: Task, piece: int = 0) -> Operands:
         """Read the rows of A and the rows of B that they need."""
-        with self.report("preprocess") as done:
+        with self.report("preprocess", task.start) as done:
             a = self.a.rows(task.start, task.stop)
             check_canonical(a, self.a.url, task.start)
             if not task.split and self.resident:
@@ -206,9 +257,9 @@ class Product:
 
     def multiply(self, task: Task, operands: Operands, piece: int = 0) -> Counted:
         """Multiply as many rows as fit the block's capacity; the result waits here."""
-        with self.report("multiply") as done:
+        with self.report("multiply", task.start) as done:
             b = self.resident_b() if operands.b is None else operands.b
-            c = cpu.multiply_rows(operands.a, b, 0, task.capacity, engine=self.engine)  # type: ignore[arg-type]
+            c = self.product(operands.a, b, task.capacity)
             done(c.nbytes)
         if piece:
             self.partial[task.number] = (piece, c)
@@ -222,7 +273,7 @@ class Product:
         here, partial = self.partial.pop(task.number, (-1, None))
         if c is None or partial is None or (before, here) != (piece - 1, piece):
             return self.count(self.compute(task, piece + 1), task)  # a worker was lost in between
-        with self.report("merge") as done:
+        with self.report("merge", task.start) as done:
             c = merge(c, partial)
             done(2 * c.nbytes)
         self.waiting[task.number] = (piece, c)
@@ -254,7 +305,7 @@ class Product:
             Zarr chunks before this one are written already.
         """
         c = self.waiting[task.number][1] if task.number in self.waiting else self.again(task, counted)
-        with self.report("commit") as done:
+        with self.report("commit", task.start) as done:
             first, last = -(-at // layout.chunk), (at + c.nnz) // layout.chunk
             first, last = max(first, done_chunks), max(last, done_chunks)
             if first < last:
@@ -282,7 +333,7 @@ class Product:
 
     def join(self, layout: Layout, k: int, *parts: list[Part]) -> None:
         """Write Zarr chunk `k` from the slices that several blocks have in it."""
-        with self.report("join") as done:
+        with self.report("join", -1) as done:
             mine = sorted(
                 (part for some in parts for part in some if part.at // layout.chunk == k), key=lambda part: part.at
             )
@@ -295,7 +346,7 @@ class Product:
 
     def resident_b(self) -> CSR:
         """Return the whole of B, read once per worker."""
-        with self._lock:
+        with self._b_lock:
             if self._b is None:
                 b = self.b.rows(0, self.b.nrows)
                 check_canonical(b, self.b.url)
@@ -303,15 +354,33 @@ class Product:
             return self._b
 
     @contextmanager
-    def report(self, stage: str) -> Iterator[Callable[[int], None]]:
-        """Time a stage: the one place through which every stage reports. The caller tells the bytes it moved."""
+    def report(self, stage: str, row: int) -> Iterator[Callable[[int], None]]:
+        """Time a stage of the block from `row` on: the one place through which every stage reports.
+
+        The caller tells the bytes it moved.
+        """
         moved: list[int] = []
-        begin = time.perf_counter()
+        begin, clock = time.time(), time.perf_counter()
         yield moved.append
-        total = self.totals.setdefault(stage, StageTotal())
-        total.seconds += time.perf_counter() - begin
-        total.nbytes += sum(moved)
-        total.tasks += 1
+        self._note(Timing(stage, row, begin, time.perf_counter() - clock, sum(moved)))
+
+    def _note(self, timing: Timing) -> None:
+        with self._lock:
+            total = self.totals.setdefault(timing.stage, StageTotal())
+            total.seconds += timing.seconds
+            total.nbytes += timing.nbytes
+            total.tasks += 1
+            self.timings.append(timing)
+
+    def _note_gpu(self, stage: outofcore.Stage) -> None:
+        """Take what a stage of a block on the GPU took; such blocks lie within one of ours."""
+        self._note(Timing(f"gpu {stage.name}", stage.start, stage.begin, stage.seconds, stage.nbytes))
+
+    def take_timings(self) -> list[Timing]:
+        """Return what was timed since the last call."""
+        with self._lock:
+            taken, self.timings = self.timings, []
+        return taken
 
 
 def shared_slices(at: int, nnz: int, chunk: int) -> list[tuple[int, int]]:
@@ -360,6 +429,17 @@ def renumber(a: CSR) -> tuple[CSR, Int64Array]:
 
 PRODUCTS: dict[str, Any] = {}
 """The products that this process works on, by name; set by `run.Install`."""
+
+
+def gpu_name() -> str | None:
+    """Return the name of the GPU of this process; None where there is none, or no CuPy to reach it."""
+    try:
+        import cupy
+
+        runtime = cupy.cuda.runtime
+        return str(runtime.getDeviceProperties(runtime.getDevice())["name"].decode())
+    except Exception:  # no CuPy, no driver, no device: each has an error of its own
+        return None
 
 
 def warm(a: StoredMatrix, b: StoredMatrix) -> None:

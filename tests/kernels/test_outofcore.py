@@ -11,7 +11,7 @@ from numpy.testing import assert_array_equal
 
 from spdist.csr import CSR, from_scipy
 from spdist.errors import InputError, MatrixError, MemoryBoundError
-from spdist.kernels import cpu, outofcore
+from spdist.kernels import cpu, outofcore, workspace
 from tests.conftest import random_matrix
 from tests.kernels.host_device import HostDevice
 from tests.strategies import csr_pairs
@@ -83,7 +83,7 @@ def test_a_long_row_gets_all_the_room():
     a = from_scipy(m.tocsr())
     device = HostDevice(34_000)
     assert_same(outofcore.multiply(a, a, device), oracle(a, a))
-    assert [count for count, _ in device.taken] == [outofcore.PAIRS, 1]
+    assert [count for count, _ in device.taken] == [workspace.PAIRS, 1]
 
 
 def test_a_row_that_fits_nowhere_is_refused_with_its_number():
