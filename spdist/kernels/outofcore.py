@@ -584,7 +584,7 @@ class Run:
         """Return C, or as many of its rows as there is room for."""
         if 0 in (self.a.nrows - self.start, self.a.nnz, self.b.nnz):
             return empty((self.a.nrows - self.start, self.b.ncols), self.kinds.value)
-        self.products = Products(self.a, self.b, cores())
+        self.products = Products(self.a, self.b, max(1, cores() - 2))
         try:
             self._settle()
             ratio = 0.0 if self.resident else 1.0

@@ -442,11 +442,11 @@ def execute(
             raise
         finally:
             gc.unfreeze()
-        peaks = client.run(worker_memory, name).values()
-        stages = add_totals(client.run(worker_totals, name).values())
+        peaks = client.run(worker_memory, name, on_error="ignore").values()  # a worker may die at the last moment
+        stages = add_totals(client.run(worker_totals, name, on_error="ignore").values())
         host, device = (max((peak[i] for peak in peaks), default=0) for i in (0, 1))
         if timed is not None:
-            for timings in client.run(worker_timings, name).values():
+            for timings in client.run(worker_timings, name, on_error="ignore").values():
                 timed(timings)
         return Outcome(driver.nnz, driver.blocks_done, host, device, len(peaks), stages), driver.layout
     finally:

@@ -1,0 +1,154 @@
+"""The engines of GPUs: what is refused where there is none, and products of stored matrices where there is one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import psutil
+import pytest
+import scipy.sparse as sp
+
+from spdist import api
+from spdist.errors import InputError
+from tests.conftest import assert_is_product, has_gpu, random_matrix
+from tests.test_run import read
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+@pytest.mark.parametrize("limit", [None, "1GiB"])
+def test_no_gpu_is_said_before_anything_is_written(stored, tmp_path, limit):
+    a = stored("A", random_matrix(50, 50, 3, 1))
+    with pytest.raises(InputError, match="needs a CUDA device and CuPy"):
+        api.multiply(a, a, tmp_path / "C.zarr", engine="cuda", memory_limit=limit)
+    assert not (tmp_path / "C.zarr").exists()
+
+
+def test_other_values_are_refused(stored, tmp_path):
+    a = stored("A", random_matrix(50, 50, 3, 1, "int32"))
+    with pytest.raises(InputError, match=r"multiplies float and complex values, not int32: choose engine='auto'"):
+        api.multiply(a, a, tmp_path / "C.zarr", engine="cuda", memory_limit="1GiB")
+
+
+def test_host_limit_is_for_gpus(stored, tmp_path):
+    a = stored("A", random_matrix(50, 50, 3, 1))
+    with pytest.raises(InputError, match="host_limit=1GiB is for GPUs"):
+        api.multiply(a, a, tmp_path / "C.zarr", host_limit="1GiB")
+
+
+def test_a_plan_needs_no_gpu(stored):
+    a = stored("A", random_matrix(2000, 2000, 5, 2))
+    plan = api.plan(a, a, engine="cuda", memory_limit="1GiB", host_limit="64MiB")
+    assert plan.memory_limit == 1 << 30
+    assert 0 < plan.projected_memory <= plan.memory_limit
+    assert 0 < plan.projected_host_memory <= 64 << 20
+    assert api.Plan.from_json(plan.to_json()) == plan
+
+
+def test_workers_without_a_gpu_are_refused(stored, tmp_path, scheduler, monkeypatch):
+    monkeypatch.setattr("spdist.scheduler.cluster.gpu_name", lambda: None)
+    a = stored("A", random_matrix(50, 50, 3, 3))
+    with pytest.raises(InputError, match="2 workers of the scheduler see no GPU"):
+        api.multiply(a, a, tmp_path / "C.zarr", engine="cuda", memory_limit="1GiB", scheduler=scheduler)
+
+
+def test_every_stage_of_every_block_is_on_record(stored, tmp_path):
+    m = random_matrix(600, 600, 5, 4)
+    a = stored("A", m)
+    file = tmp_path / "run.jsonl"
+    report = api.multiply(a, a, tmp_path / "C.zarr", grid=(7, 1, 1), workers=1, record=file)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for stage in ("preprocess", "multiply", "commit"):
+        rows = sorted(line["row"] for line in lines if line["stage"] == stage)
+        assert len(set(rows)) == report.stages[stage]["tasks"] == 7
+        assert rows[0] == 0
+        total = sum(line["seconds"] for line in lines if line["stage"] == stage)
+        assert total == pytest.approx(report.stages[stage]["seconds"])
+    assert all(line["worker"] for line in lines)
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------------
+
+
+def big(seed: int) -> sp.csr_matrix:
+    """Return a matrix whose square has some tens of millions of entries."""
+    return random_matrix(400_000, 400_000, 8.0, seed)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [None, 1])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128"])
+def test_equals_the_cpu(stored, tmp_path, workers, dtype):
+    m = random_matrix(30_000, 30_000, 8.0, 5, dtype)
+    a = stored("A", m)
+    options = {"engine": "cuda", "memory_limit": "64MiB", "workers": workers, "check": True}
+    report = api.multiply(a, a, tmp_path / "C.zarr", grid=(5, 1, 1) if workers else None, **options)
+    assert report.verification["ok"]
+    assert 0 < report.peak_memory <= 64 << 20
+    assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-4 if dtype == "float32" else 1e-12)
+
+
+@pytest.mark.gpu
+def test_split_inner_dimension(stored, tmp_path):
+    m = random_matrix(3000, 3000, 8.0, 6)
+    a = stored("A", m)
+    api.multiply(a, a, tmp_path / "C.zarr", grid=(3, 3, 2), engine="cuda", memory_limit="64MiB")
+    assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_killed_worker_costs_its_blocks(stored, tmp_path):
+    a = stored("A", big(7))
+    api.multiply(a, a, tmp_path / "D.zarr", engine="cuda", memory_limit="256MiB")
+    victims = []
+
+    def kill(progress) -> None:
+        children = [p for p in psutil.Process().children(recursive=True) if any("spawn_main" in w for w in p.cmdline())]
+        if progress.blocks >= 2 and not victims and children:
+            victims.append(children[0].pid)
+            os.kill(children[0].pid, signal.SIGKILL)
+
+    callbacks = api.Callbacks(progress=kill)
+    grid = (40, 1, 1)
+    api.multiply(
+        a, a, tmp_path / "C.zarr", engine="cuda", memory_limit="256MiB", workers=1, grid=grid, callbacks=callbacks
+    )
+    assert victims
+    c, d = read(tmp_path / "C.zarr"), read(tmp_path / "D.zarr")
+    np.testing.assert_array_equal(c.indices, d.indices)
+    np.testing.assert_allclose(c.data, d.data, rtol=1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_an_interrupted_run_resumes(stored, tmp_path):
+    m = big(8)
+    a = stored("A", m)
+
+    class StopError(Exception):
+        pass
+
+    def stop(progress) -> None:
+        if progress.blocks >= 3:
+            time.sleep(0.7)  # let a checkpoint be written
+            raise StopError
+
+    options = {"engine": "cuda", "memory_limit": "256MiB", "grid": (20, 1, 1)}
+    with pytest.raises(StopError):
+        api.multiply(a, a, tmp_path / "C.zarr", callbacks=api.Callbacks(progress=stop), **options)
+    report = api.multiply(a, a, tmp_path / "C.zarr", resume=True, check=True, **options)
+    assert report.state == "resumed"
+    assert report.verification["ok"]
+
+
+@pytest.mark.gpu
+def test_scipy_in_scipy_out():
+    import spdist
+
+    m = random_matrix(5000, 5000, 6.0, 9)
+    c = spdist.matmul(m, m, engine="cuda", memory_limit="64MiB")
+    assert_is_product(api.from_scipy(c), m, m, 1e-12)
