@@ -20,6 +20,7 @@
 constexpr int UNIT = 4096;          // items
 constexpr int SAME = 64;            // the piece has the pattern of the one before, moved
 constexpr int CONTINUES = 128;      // the piece starts inside its row
+constexpr int AHEAD = 32;            // lines of 128 bytes fetched ahead
 constexpr int AT_ONCE = 4;          // groups whose loads are on their way together
 constexpr int WORDS = 256;          // most words of the dictionary
 constexpr int SLOTS = 1024;         // of its hash table, each number + 1, or 0 if free
@@ -64,16 +65,25 @@ __device__ __forceinline__ Unit find_unit(const i64 number, const i64 units, con
     return unit;
 }
 
-// Call visit(begin, end, continues) for each piece of a unit, in order, by a whole warp.
-template <typename Pointer, typename Visit>
-__device__ __forceinline__ void for_each_piece(const Unit unit, const Pointer* __restrict__ indptr, Visit visit) {
+#ifndef LEVEL
+#define LEVEL "L2"
+#endif
+// Call visit(begin, end, continues) for each piece of a unit, in order, by a whole warp. What `array` holds of the pieces
+// to come is fetched ahead where FETCH is set, `words` elements an entry: short rows would wait for memory one by one.
+template <bool FETCH, typename Element, typename Pointer, typename Visit>
+__device__ __forceinline__ void for_each_piece(const Unit unit, const Pointer* __restrict__ indptr, const Element* array,
+                                               const int words, Visit visit) {
+    constexpr int LINE = 128 / sizeof(Element);
     const bool continues = unit.entry < indptr[unit.row];
     const i64 first = unit.row - continues, last = max(unit.last_row, first + continues);
     const int lane = threadIdx.x % 32;
-    i64 begin = unit.entry, ends = 0;
+    const i64 last_element = unit.last_entry * words;
+    i64 begin = unit.entry, ends = 0, fetched = begin * words;
     for (i64 row = first; row < last; ++row) {
         if ((row - first) % 32 == 0) ends = indptr[min(row + lane, last - 1) + 1];
         const i64 end = min(take(ends, (row - first) % 32, 32), unit.last_entry);
+        for (; FETCH && fetched < min(end * words + AHEAD * LINE, last_element); fetched += 32 * LINE)
+            if (fetched + lane * LINE < last_element) asm volatile("prefetch.global." LEVEL " [%0];" ::"l"(array + fetched + lane * LINE));
         visit(begin, end, continues && row == first);
         begin = end;
     }
@@ -139,7 +149,7 @@ __device__ u32 put_columns(const Unit unit, const Pointer* __restrict__ indptr, 
     const int lane = threadIdx.x % 32;
     u32 at = 0;
     i64 base = 0, before = 0;
-    for_each_piece(unit, indptr, [&](const i64 begin, const i64 end, const bool continues) {
+    for_each_piece<!WRITE>(unit, indptr, indices, 1, [&](const i64 begin, const i64 end, const bool continues) {
         const i64 size = end - begin, column = size ? indices[begin] : base;
         const bool same = size && size == before && repeats<Index>(indices, begin, end, size, column - base);
         const int length_bytes = same ? 0 : (size > 0) + (size > 255), column_bytes = signed_bytes(column - base);
@@ -259,7 +269,7 @@ __device__ u32 put_values(const Unit unit, const int parts, const int width, con
     const int lane = threadIdx.x % 32;
     u32 at = 0;
     i64 before = 0;
-    for_each_piece(unit, indptr, [&](const i64 first_entry, const i64 last_entry, bool) {
+    for_each_piece<!WRITE>(unit, indptr, words, parts, [&](const i64 first_entry, const i64 last_entry, bool) {
         const i64 begin = first_entry * parts, end = last_entry * parts, size = end - begin;
         const bool same = size == before && repeats<Word>(words, begin, end, size, 0);
         before = size;

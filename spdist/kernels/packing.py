@@ -7,10 +7,10 @@
     packed.copy(host)                        # queued; `host` are pinned bytes
     unpack(host, indptr, indices, data)      # or a range of units in each of several threads
 
-Columns are differences of few bits, and nothing where a row has the pattern of the row before, moved (stencils, nodes of
-finite elements). Values are numbers of a dictionary, and nothing where a row has those of the row before: if a sample
-has no more than 256 different ones. Else they do not pass through here: the caller copies ``c.data`` to where it is
-wanted. All bits are kept, those of NaN too. ``packing.cu`` has the format, `unpacking` the code of the host.
+Columns are differences of few bits, and nothing where a row has the pattern of the row before, moved (stencils, nodes
+of finite elements). Values are numbers of a dictionary, and nothing where a row has those of the row before, if a
+sample has no more than 256 different ones. Else they do not pass through here: the caller copies ``c.data`` to where it
+is wanted. All bits are kept, those of NaN too. ``packing.cu`` has the format, `unpacking` the code of the host.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The host's part of `packing`, compiled by Numba: `packing` imports it when it is first needed.
 
-Units are unpacked one by one, by any thread; ``packing.cu`` says what their bytes mean. Numbers are int64 throughout: any
-difference fits, and Numba makes floats of int64 beside uint64.
+Units are unpacked one by one, by any thread; ``packing.cu`` says what their bytes mean. Numbers are int64 throughout:
+any difference fits, and Numba makes floats of int64 beside uint64.
 """
 
 from __future__ import annotations

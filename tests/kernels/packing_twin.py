@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -52,7 +53,7 @@ def pack_columns(c: CSR, start: tuple[int, int], stop: tuple[int, int]) -> bytes
     out, base, gaps_before = b"", 0, None
     for begin, end, continues in pieces(c, start, stop):
         columns = c.indices[begin:end].tolist()
-        gaps = [b - a - 1 for a, b in zip(columns, columns[1:], strict=False)]
+        gaps = [b - a - 1 for a, b in itertools.pairwise(columns)]
         same = bool(columns) and gaps == gaps_before
         size, move = number_bytes(0 if same else len(columns)), number_bytes(columns[0] - base if columns else 0, True)
         out += bytes([len(move) | len(size) << 4 | same * 64 | continues * 128]) + size + move

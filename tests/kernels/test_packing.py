@@ -1,4 +1,4 @@
-"""Packed matrices come back bit for bit; packed by plain Python where there is no GPU, and by both where there is one."""
+"""Packed matrices come back bit for bit: packed by plain Python, and by the GPU where there is one."""
 
 from __future__ import annotations
 
@@ -164,27 +164,27 @@ def through_device(c: CSR, room: int | None = None, values: bool = True, pointer
     return packed, host
 
 
-def unit_bytes(packed: packing.Bytes, c: CSR, values: bool) -> list[bytes]:
-    """Return the bytes of each unit, columns and values; which of them lie before which is left to the device."""
+def assert_same_units(found: packing.Bytes, expected: packing.Bytes, c: CSR, values: bool) -> None:
+    """Check the bytes of each unit; their order is left to the device, the twin has them in order."""
+    assert len(found) == len(expected)
     start = workspace.packed_start(c.nrows, c.nnz)
-    directory = packed[workspace.PACKED_HEAD : start].view(np.int64).reshape(-1, 4)
-    starts = sorted([*directory[:-1, 2:].ravel()] if values else directory[:-1, 2])
-    ends = dict(zip(starts, [*starts[1:], len(packed) - start - workspace.PACKED_PADDING], strict=True))
-    places = directory[:-1, 2:] if values else directory[:-1, 2:3]
-    return [packed[start + at : start + ends[at]].tobytes() for at in places.ravel()]
+    places, places_expected = (
+        bytes_[workspace.PACKED_HEAD : start].view(np.int64).reshape(-1, 4)[:, 2 : 3 + values].T[:, :-1].ravel()
+        for bytes_ in (found, expected)
+    )
+    ends = [*places_expected[1:], len(expected) - start - workspace.PACKED_PADDING]
+    for at, begin, end in zip(places, places_expected, ends, strict=True):
+        assert_array_equal(found[start + at : start + at + end - begin], expected[start + begin : start + end])
 
 
 def check_device(c: CSR, pointer: Any = np.int64) -> None:
     packed, host = through_device(c, pointer=pointer)
     expected, values = twin.pack(c)
     assert packed.columns
-    assert_same_bits(unpacked(host, c, packed.values), c)
-    if values == packed.values and workspace.packed_units(c.nrows, c.nnz) == 1:
-        start = workspace.packed_start(c.nrows, c.nnz)
-        assert_array_equal(host[start : -workspace.PACKED_PADDING], expected[start : -workspace.PACKED_PADDING])
-    elif values == packed.values:
-        assert unit_bytes(host, c, values) == unit_bytes(expected, c, values)
     assert packed.values or packed.why
+    assert_same_bits(unpacked(host, c, packed.values), c)
+    if values == packed.values:
+        assert_same_units(host, expected, c, values)
 
 
 @pytest.mark.gpu
