@@ -207,7 +207,7 @@ def measure(way: Way, c: CSR, values: bool, threads: list[int], runs: int) -> di
             whole = clock(functools.partial(way.whole, pool, count, values), runs)
         found["threads"][count] = {
             "unpack_ms": 1e3 * unpack, "unpack_gb_s": unpacked / unpack / 1e9, "whole_ms": 1e3 * whole,
-            "predicted_to_pay": packing.pays(way.plain_bytes, sent, unpacked, count),
+            "predicted_to_pay": packing.pays(way.plain_bytes, sent - apart, apart, count),
         }  # fmt: skip
     return {**found, "right": right and not way.wrong()}
 

@@ -5,8 +5,8 @@
 // Rows and entries cut into equal shares: D. Merrill, M. Garland, "Merge-Based Parallel Sparse Matrix-Vector
 // Multiplication", SC 2016.
 //
-// Items   The mark of row r is item indptr[r] + r, entry e of row r item e + r + 1. A unit is UNIT items, its start moved on
-//         to the next mark if there is one among them: only rows longer than UNIT are cut. What a unit holds of a row is a
+// Items   The mark of row r is item indptr[r] + r, entry e of row r item e + r + 1. A unit is so many items, at most 4096,
+//         its start moved on to the next mark if there is one among them: only rows longer than that are cut. What a unit holds of a row is a
 //         piece. Each unit is packed by one warp and unpacked by itself.
 // Columns Of each piece: a byte, head; if not SAME its length, in 0 to 2 bytes; its first column less that of the piece
 //         before that has any (0 at the start of the unit), signed, in 0 to 8 bytes. Head: bits 0 to 3 the bytes of the
@@ -17,10 +17,8 @@
 //         bits: their numbers in the dictionary (plus 1 in the width), or they themselves. Words of 4 or 8 bytes, one or two a value.
 #include "common.cuh"
 
-constexpr int UNIT = 4096;          // items
 constexpr int SAME = 64;            // the piece has the pattern of the one before, moved
 constexpr int CONTINUES = 128;      // the piece starts inside its row
-constexpr int AHEAD = 32;            // lines of 128 bytes fetched ahead
 constexpr int AT_ONCE = 4;          // groups whose loads are on their way together
 constexpr int WORDS = 256;          // most words of the dictionary
 constexpr int SLOTS = 1024;         // of its hash table, each number + 1, or 0 if free
@@ -48,56 +46,49 @@ __device__ __forceinline__ i64 row_from(const i64 item, const i64 nrows, const P
 
 // Where unit `number` starts.
 template <typename Pointer>
-__device__ __forceinline__ void unit_start(const i64 number, const i64 nrows, const Pointer* __restrict__ indptr, i64& row,
+__device__ __forceinline__ void unit_start(const i64 number, const int unit_items, const i64 nrows, const Pointer* __restrict__ indptr, i64& row,
                                            i64& entry) {
-    const i64 item = number * UNIT;
+    const i64 item = number * unit_items;
     row = row_from(item, nrows, indptr);
     entry = indptr[row];
-    if (entry + row >= item + UNIT) entry = item - row;  // inside of a long row
+    if (entry + row >= item + unit_items) entry = item - row;  // inside of a long row
 }
 
 template <typename Pointer>
-__device__ __forceinline__ Unit find_unit(const i64 number, const i64 units, const i64 nrows, const Pointer* __restrict__ indptr) {
+__device__ __forceinline__ Unit find_unit(const i64 number, const i64 units, const int unit_items, const i64 nrows,
+                                          const Pointer* __restrict__ indptr) {
     Unit unit;
-    unit_start(number, nrows, indptr, unit.row, unit.entry);
-    if (number + 1 < units) unit_start(number + 1, nrows, indptr, unit.last_row, unit.last_entry);
+    unit_start(number, unit_items, nrows, indptr, unit.row, unit.entry);
+    if (number + 1 < units) unit_start(number + 1, unit_items, nrows, indptr, unit.last_row, unit.last_entry);
     else unit.last_row = nrows, unit.last_entry = indptr[nrows];
     return unit;
 }
 
-#ifndef LEVEL
-#define LEVEL "L2"
-#endif
-// Call visit(begin, end, continues) for each piece of a unit, in order, by a whole warp. What `array` holds of the pieces
-// to come is fetched ahead where FETCH is set, `words` elements an entry: short rows would wait for memory one by one.
-template <bool FETCH, typename Element, typename Pointer, typename Visit>
-__device__ __forceinline__ void for_each_piece(const Unit unit, const Pointer* __restrict__ indptr, const Element* array,
-                                               const int words, Visit visit) {
-    constexpr int LINE = 128 / sizeof(Element);
+// Call visit(begin, end, continues) for each piece of a unit, in order, by a whole warp; entries count from the unit's first.
+template <typename Pointer, typename Visit>
+__device__ __forceinline__ void for_each_piece(const Unit unit, const Pointer* __restrict__ indptr, Visit visit) {
     const bool continues = unit.entry < indptr[unit.row];
-    const i64 first = unit.row - continues, last = max(unit.last_row, first + continues);
+    const i64 first_row = unit.row - continues;
+    const int rows = (int)(max(unit.last_row, unit.row) - first_row), size = (int)(unit.last_entry - unit.entry);
     const int lane = threadIdx.x % 32;
-    const i64 last_element = unit.last_entry * words;
-    i64 begin = unit.entry, ends = 0, fetched = begin * words;
-    for (i64 row = first; row < last; ++row) {
-        if ((row - first) % 32 == 0) ends = indptr[min(row + lane, last - 1) + 1];
-        const i64 end = min(take(ends, (row - first) % 32, 32), unit.last_entry);
-        for (; FETCH && fetched < min(end * words + AHEAD * LINE, last_element); fetched += 32 * LINE)
-            if (fetched + lane * LINE < last_element) asm volatile("prefetch.global." LEVEL " [%0];" ::"l"(array + fetched + lane * LINE));
-        visit(begin, end, continues && row == first);
+    int begin = 0, ends = 0;
+    for (int row = 0; row < rows; ++row) {
+        if (row % 32 == 0) ends = (int)min((i64)size, indptr[first_row + min(row + lane, rows - 1) + 1] - unit.entry);
+        const int end = take(ends, row % 32, 32);
+        visit(begin, end, continues && row == 0);
         begin = end;
     }
 }
 
 // Whether words[first, last) are those of `back` before, each plus `shift`.
 template <typename Word>
-__device__ __forceinline__ bool repeats(const Word* __restrict__ words, const i64 first, const i64 last, const i64 back,
+__device__ __forceinline__ bool repeats(const Word* __restrict__ words, const int first, const int last, const int back,
                                         const Word shift) {
-    for (i64 start = first; start < last; start += 32 * AT_ONCE) {
+    for (int start = first; start < last; start += 32 * AT_ONCE) {
         bool same = true;
 #pragma unroll
         for (int k = 0; k < AT_ONCE; ++k) {
-            const i64 at = start + 32 * k + threadIdx.x % 32;
+            const int at = start + 32 * k + threadIdx.x % 32;
             if (at < last) same &= words[at] == words[at - back] + shift;
         }
         if (!__all_sync(FULL_WARP, same)) return false;
@@ -143,37 +134,40 @@ __device__ __forceinline__ u32 put_bits(const Word word, const int count, const 
 
 // Write the columns of a unit; return their bytes.
 template <bool WRITE, typename Index, typename Pointer>
-__device__ u32 put_columns(const Unit unit, const Pointer* __restrict__ indptr, const Index* __restrict__ indices,
+__device__ u32 put_columns(const Unit unit, const Pointer* __restrict__ indptr, const Index* indices,
                            u8* __restrict__ out) {
     using Gap = typename Unsigned<sizeof(Index)>::Type;
     const int lane = threadIdx.x % 32;
     u32 at = 0;
-    i64 base = 0, before = 0;
-    for_each_piece<!WRITE>(unit, indptr, indices, 1, [&](const i64 begin, const i64 end, const bool continues) {
-        const i64 size = end - begin, column = size ? indices[begin] : base;
+    i64 base = 0;
+    int before = 0;
+    indices += unit.entry;
+    for_each_piece(unit, indptr, [&](const int begin, const int end, const bool continues) {
+        const int size = end - begin;
+        const i64 column = size ? indices[begin] : base;
         const bool same = size && size == before && repeats<Index>(indices, begin, end, size, column - base);
         const int length_bytes = same ? 0 : (size > 0) + (size > 255), column_bytes = signed_bytes(column - base);
         if (WRITE) {
             u64 byte = column_bytes | length_bytes << 4 | (same ? SAME : 0) | (continues ? CONTINUES : 0);
-            if (lane > 0) byte = lane <= length_bytes ? size >> 8 * (lane - 1) : (column - base) >> 8 * (lane - 1 - length_bytes) % 64;
+            if (lane > 0) byte = lane <= length_bytes ? (u32)size >> 8 * (lane - 1) : (column - base) >> 8 * (lane - 1 - length_bytes) % 64;
             if (lane <= length_bytes + column_bytes) out[at + lane] = (u8)byte;
         }
         at += 1 + length_bytes + column_bytes;
         base = column, before = size;
-        for (i64 first = begin + 1; first < end && !same; first += 32 * AT_ONCE) {
+        for (int first = begin + 1; first < end && !same; first += 32 * AT_ONCE) {
             Gap gap[AT_ONCE];
 #pragma unroll
             for (int k = 0; k < AT_ONCE; ++k) {
-                const i64 p = first + 32 * k + lane;
+                const int p = first + 32 * k + lane;
                 gap[k] = p < end ? (Gap)(indices[p] - indices[p - 1] - 1) : 0;
             }
 #pragma unroll
             for (int k = 0; k < AT_ONCE; ++k) {
-                const i64 left = end - first - 32 * k;
+                const int left = end - first - 32 * k;
                 if (left <= 0) break;
                 const int width = bit_length(any_bits(gap[k]));
                 if (WRITE && lane == 0) out[at] = (u8)width;
-                at += 1 + put_bits<WRITE>(gap[k], (int)min(left, (i64)32), width, out + at + 1);
+                at += 1 + put_bits<WRITE>(gap[k], min(left, 32), width, out + at + 1);
             }
         }
     });
@@ -196,11 +190,11 @@ __device__ __forceinline__ u64 take_bytes(const u32 bytes, u64* __restrict__ hea
 //         the stream differs from run to run.
 template <typename Index, typename Pointer>
 __global__ void __launch_bounds__(256)
-pack_columns(const i64 units, const i64 nrows, const u64 capacity, const Pointer* __restrict__ indptr,
+pack_columns(const i64 units, const int unit_items, const i64 nrows, const u64 capacity, const Pointer* __restrict__ indptr,
              const Index* __restrict__ indices, u64* __restrict__ head, i64* __restrict__ directory, u8* __restrict__ stream) {
     const i64 number = (i64)blockIdx.x * 8 + threadIdx.x / 32;
     if (number >= units) return;
-    const Unit unit = find_unit(number, units, nrows, indptr);
+    const Unit unit = find_unit(number, units, unit_items, nrows, indptr);
     const u32 bytes = put_columns<false>(unit, indptr, indices, stream);
     const u64 at = take_bytes(bytes, head);
     if (threadIdx.x % 32 == 0) {
@@ -265,17 +259,18 @@ sample_values(const i64 count, const Word* __restrict__ words, u64* __restrict__
 // Write the values of a unit; return their bytes.
 template <bool WRITE, typename Word, typename Pointer>
 __device__ u32 put_values(const Unit unit, const int parts, const int width, const Pointer* __restrict__ indptr,
-                          const Word* __restrict__ words, const Word* dictionary, const u32* slots, u8* __restrict__ out) {
+                          const Word* words, const Word* dictionary, const u32* slots, u8* __restrict__ out) {
     const int lane = threadIdx.x % 32;
     u32 at = 0;
-    i64 before = 0;
-    for_each_piece<!WRITE>(unit, indptr, words, parts, [&](const i64 first_entry, const i64 last_entry, bool) {
-        const i64 begin = first_entry * parts, end = last_entry * parts, size = end - begin;
+    int before = 0;
+    words += unit.entry * parts;
+    for_each_piece(unit, indptr, [&](const int first_entry, const int last_entry, bool) {
+        const int begin = first_entry * parts, end = last_entry * parts, size = end - begin;
         const bool same = size == before && repeats<Word>(words, begin, end, size, 0);
         before = size;
         if (size == 0) return;
         bool known = true;
-        for (i64 first = begin; first < end && known && !same; first += 32) {
+        for (int first = begin; first < end && known && !same; first += 32) {
             const bool found = first + lane >= end || find_word(words[first + lane], dictionary, slots) < WORDS;
             known = __all_sync(FULL_WARP, found);
         }
@@ -283,10 +278,10 @@ __device__ u32 put_values(const Unit unit, const int parts, const int width, con
         if (WRITE && lane == 0) out[at] = same ? 0 : known ? width + 1 : 8 * sizeof(Word);
         ++at;
         if (same) return;
-        for (i64 first = begin; first < end; first += 32) {
+        for (int first = begin; first < end; first += 32) {
             Word word = first + lane < end ? words[first + lane] : 0;
             if (WRITE && known && first + lane < end) word = find_word(word, dictionary, slots);
-            at += put_bits<WRITE>(word, (int)min(end - first, (i64)32), bits, out + at);
+            at += put_bits<WRITE>(word, min(end - first, 32), bits, out + at);
         }
     });
     return at;
@@ -301,7 +296,7 @@ __device__ u32 put_values(const Unit unit, const int parts, const int width, con
 //         `capacity`; directory[.., VALUES_AT] is where those of each unit are. Else nothing is written.
 template <typename Word, typename Pointer>
 __global__ void __launch_bounds__(256)
-pack_values(const i64 units, const i64 nrows, const u64 capacity, const int parts, const Pointer* __restrict__ indptr,
+pack_values(const i64 units, const int unit_items, const i64 nrows, const u64 capacity, const int parts, const Pointer* __restrict__ indptr,
             const Word* __restrict__ words, const Word* __restrict__ dictionary, const u32* __restrict__ table,
             u64* __restrict__ head, i64* __restrict__ directory, u8* __restrict__ stream) {
     __shared__ Word known[WORDS];
@@ -313,7 +308,7 @@ pack_values(const i64 units, const i64 nrows, const u64 capacity, const int part
     __syncthreads();
     const i64 number = (i64)blockIdx.x * 8 + threadIdx.x / 32;
     if (number >= units) return;
-    const Unit unit = find_unit(number, units, nrows, indptr);
+    const Unit unit = find_unit(number, units, unit_items, nrows, indptr);
     const int width = bit_length(distinct - 1);
     const u32 bytes = put_values<false>(unit, parts, width, indptr, words, known, slots, stream);
     const u64 at = take_bytes(bytes, head);

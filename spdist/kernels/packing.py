@@ -29,6 +29,7 @@ from spdist.kernels.workspace import (
     PACKED_PLACES,
     ceil_div,
     packed_start,
+    packed_unit,
     packed_units,
 )
 
@@ -42,8 +43,8 @@ TABLE = DICTIONARY + 8 * WORDS
 SAMPLE = 1024
 WORTH = 0.9
 """Of the plain copy's time, what the packed one may take where it is chosen."""
-WIRE_GB_S, THREAD_GB_S, HOST_GB_S = 55.0, 4.0, 60.0
-"""Gigabytes a second: over the wire; unpacked by a thread, and by all of them."""
+WIRE_GB_S, THREAD_GB_S, DECODED_GB_S, HOST_GB_S = 55.0, 11.0, 3.0, 65.0
+"""Gigabytes a second: over the wire; written by a thread, and decoded by it; written by all threads."""
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
@@ -58,15 +59,15 @@ def words_of(data: Any) -> Any:
     return data.view(np.uint32 if data.dtype.itemsize == 4 else np.uint64)
 
 
-def pays(plain: int, sent: int, unpacked: int, threads: int, wire_gb_s: float = WIRE_GB_S) -> bool:
+def pays(plain: int, packed: int, apart: int, threads: int, wire_gb_s: float = WIRE_GB_S) -> bool:
     """Return whether packing is quicker than a plain copy, where wire and threads work at the same time.
 
     Parameters
     ----------
-    plain, sent : int
-        Bytes over the wire without packing and with it; `sent` counts values that are not packed.
-    unpacked : int
-        Bytes that the threads write.
+    plain : int
+        Bytes of the matrix as it is.
+    packed, apart : int
+        Packed bytes, and those of values that are not packed but copied.
     threads : int
         Threads of the host that unpack.
     wire_gb_s : float
@@ -74,13 +75,14 @@ def pays(plain: int, sent: int, unpacked: int, threads: int, wire_gb_s: float = 
 
     Examples
     --------
-    >>> pays(12 * 10**9, 9 * 10**9, 4 * 10**9, threads=8)
+    >>> pays(12 * 10**9, 2 * 10**9, 8 * 10**9, threads=8)
     True
-    >>> pays(12 * 10**9, 9 * 10**9, 4 * 10**9, threads=1)
+    >>> pays(12 * 10**9, 2 * 10**9, 8 * 10**9, threads=1)
     False
     """
-    host_gb_s = min(threads * THREAD_GB_S, HOST_GB_S)
-    return max(sent / wire_gb_s, unpacked / host_gb_s) <= WORTH * plain / wire_gb_s
+    written = plain - apart
+    host = max((written / THREAD_GB_S + packed / DECODED_GB_S) / threads, written / HOST_GB_S)
+    return max((packed + apart) / wire_gb_s, host) <= WORTH * plain / wire_gb_s
 
 
 class Packed:
@@ -171,7 +173,8 @@ def pack(c: CSR, out: Any, *, values: bool = True) -> Packed:
     directory, stream = at + PACKED_HEAD, at + start
     room = np.uint64(len(out) - start - PACKED_PADDING)
     out.data.memset_async(0, DICTIONARY, cupy.cuda.get_current_stream())
-    grid, sizes = ceil_div(units, 8), (np.int64(units), np.int64(c.nrows), room)
+    unit = np.int32(packed_unit(c.nrows, c.nnz))
+    grid, sizes = ceil_div(units, 8), (np.int64(units), unit, np.int64(c.nrows), room)
     kernels(columns, grid, 256, (*sizes, c.indptr, c.indices, at, directory, stream))
     words = words_of(c.data) if values else c.data[:0]
     parts = np.int32(c.data.nbytes // max(1, words.itemsize * c.nnz)) if values else np.int32(1)

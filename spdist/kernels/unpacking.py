@@ -16,6 +16,8 @@ from spdist.kernels.rowwise import compiled, inlined, instruction
 
 SAME, CONTINUES = 64, 128
 """Flags of a piece's head."""
+EACH, EACH_BITS = 2, 28
+"""So many numbers of so many bits are surely among 57 bits."""
 ROW, ENTRY, COLUMNS_AT, VALUES_AT = range(4)
 """Words of the directory: first mark and entry of a unit, where its bytes start."""
 
@@ -55,6 +57,20 @@ def signed(packed: Any, at: Any, size: Any) -> Any:
 
 
 @inlined
+def put_group(packed: Any, at: Any, numbers: Any, each: Any, width: Any, column: Any, first: Any, indices: Any) -> Any:
+    """Write the columns that numbers [start, stop) of a group make, `each` of them from one load; return the last."""
+    mask = low_bits(width)
+    for number in range(numbers[0], numbers[1], each):
+        bit = np.int64(number) * width
+        word = load(packed, at + (bit >> np.int64(3))) >> (bit & np.int64(7))
+        for k in range(each):
+            column += (word & mask) + np.int64(1)
+            word >>= width
+            indices[np.uintp(first + number + k)] = column
+    return column
+
+
+@inlined
 def put_columns(packed: Any, at: Any, column: Any, first: Any, last: Any, indices: Any) -> Any:
     """Write columns [first, last) of a piece that starts with `column`; return where its groups end."""
     indices[np.uintp(first)] = column
@@ -63,10 +79,11 @@ def put_columns(packed: Any, at: Any, column: Any, first: Any, last: Any, indice
         width = np.int64(packed[at])
         at += np.int64(1)
         size = min(np.int64(32), last - first)
-        mask = low_bits(width)
-        for i in range(size):
-            column += bits(packed, at, np.int64(i), width, mask) + np.int64(1)
-            indices[np.uintp(first + i)] = column
+        done = np.int64(0)
+        if width <= EACH_BITS:
+            done = size - size % EACH
+            column = put_group(packed, at, (0, done), EACH, width, column, first, indices)
+        column = put_group(packed, at, (done, size), 1, width, column, first, indices)
         at += (size * width + np.int64(7)) >> np.int64(3)
         first += size
     return at

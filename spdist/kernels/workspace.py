@@ -534,8 +534,10 @@ def host_bytes(b_rows: int, threads: int) -> int:
     return threads * words * (8 + 4)
 
 
-PACKED_UNIT = 4096
-"""Rows and entries of a unit of a packed matrix, together, before its ends are moved to those of rows."""
+PACKED_UNIT = 9, 12
+"""Powers of 2: the fewest and the most rows and entries, together, of a unit of a packed matrix."""
+PACKED_UNITS = 12
+"""Power of 2: so many units keep the GPU busy."""
 PACKED_HEAD = 6208
 """Bytes before the directory: three numbers, the dictionary and its hash table."""
 PACKED_PLACES = 32
@@ -544,9 +546,21 @@ PACKED_PADDING = 8
 """Bytes after the last that may be read."""
 
 
+def packed_unit(nrows: int, nnz: int) -> int:
+    """Return how many rows and entries, together, a unit of a packed matrix has, before its ends move to those of rows.
+
+    Examples
+    --------
+    >>> packed_unit(1_000, 100_000), packed_unit(500_000, 128_000_000)
+    (512, 4096)
+    """
+    low, high = PACKED_UNIT
+    return 1 << max(low, min(high, (nrows + nnz).bit_length() - 1 - PACKED_UNITS))
+
+
 def packed_units(nrows: int, nnz: int) -> int:
     """Return the units of a packed matrix; threads share them."""
-    return max(1, ceil_div(nrows + nnz, PACKED_UNIT))
+    return max(1, ceil_div(nrows + nnz, packed_unit(nrows, nnz)))
 
 
 def packed_start(nrows: int, nnz: int) -> int:

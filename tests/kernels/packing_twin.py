@@ -10,14 +10,13 @@ import numpy as np
 from spdist.csr import CSR
 from spdist.kernels import packing, workspace
 
-UNIT = workspace.PACKED_UNIT
-
 
 def unit_start(c: CSR, number: int) -> tuple[int, int]:
     """Return the first mark and the first entry of a unit."""
-    item, marks = number * UNIT, c.indptr + np.arange(c.nrows + 1)
+    size = workspace.packed_unit(c.nrows, c.nnz)
+    item, marks = number * size, c.indptr + np.arange(c.nrows + 1)
     row = min(int(np.searchsorted(marks, item)), c.nrows)
-    inside = marks[row] >= item + UNIT
+    inside = marks[row] >= item + size
     return row, item - row if inside else int(c.indptr[row])
 
 

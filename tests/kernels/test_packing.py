@@ -18,7 +18,8 @@ from spdist.kernels import packing, workspace
 from tests.kernels import packing_twin as twin
 
 DTYPES = [np.dtype(t) for t in ("f4", "f8", "c8", "c16")]
-UNIT = workspace.PACKED_UNIT
+UNIT = 512
+"""Rows and entries of a unit of a small matrix."""
 
 
 def unpacked(packed: packing.Bytes, like: CSR, values: bool, cuts: list[int] | None = None, pointer: Any = "i8") -> CSR:
@@ -106,8 +107,15 @@ def check_twin(c: CSR) -> None:
         assert len(packed) <= workspace.packed_bound(c.shape, c.nnz, c.indices.itemsize)
 
 
+@pytest.fixture(params=[9, 12])
+def unit(request, monkeypatch):
+    """Set the size of units, a power of 2; the larger are those of large matrices."""
+    monkeypatch.setattr(workspace, "PACKED_UNIT", (request.param, request.param))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("unit")
 def test_round_trip(case, dtype):
     check_twin(with_dtype(CASES[case], dtype))
 
@@ -190,6 +198,7 @@ def check_device(c: CSR, pointer: Any = np.int64) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("unit")
 def test_device_packs_the_same_bytes(case, dtype):
     for pointer in (np.int32, np.int64):
         check_device(with_dtype(CASES[case], dtype), pointer)
