@@ -28,11 +28,11 @@ import suite
 from spdist.csr import CSR
 from spdist.kernels import packing, workspace
 
-CONSTANT = "27-point constant"
+CONSTANT = "27-point 96^3 constant"
 PRODUCTS: dict[str, Callable[[], CSR | suite.Pair]] = {
     "er_500k_d16": suite.SUITE["er_500k_d16"],
     "rmat17_e8": suite.SUITE["rmat17_e8"],
-    "27-point": lambda: suite.stencil((64, 64, 64), suite.box(3), 1),
+    "27-point 64^3": lambda: suite.stencil((64, 64, 64), suite.box(3), 1),
     CONSTANT: lambda: suite.stencil((96, 96, 96), suite.box(3), 1),
     "hood": suite.SUITE["hood"],
     "amg_AP": suite.SUITE["amg_AP"],
@@ -197,7 +197,8 @@ def measure(way: Way, c: CSR, values: bool, threads: list[int], runs: int) -> di
     sent, unpacked = sum(p.nbytes for p in packed) + apart, way.plain_bytes - apart
     pack = clock(lambda: way.pack_all(values), runs)
     found: dict[str, Any] = {
-        "values": all(p.values for p in packed), "why": packed[0].why, "sent_bytes": sent, "bound_bytes": way.bound,
+        "values": all(p.values for p in packed), "why": packed[0].why, "sent_bytes": sent,
+        "packed_bytes": sent - apart, "bound_bytes": way.bound,
         "bytes_an_entry": sent / max(c.nnz, 1), "shrinks": way.plain_bytes / sent, "pack_ms": 1e3 * pack,
         "pack_gb_s": unpacked / pack / 1e9, "threads": {},
     }  # fmt: skip
@@ -207,7 +208,7 @@ def measure(way: Way, c: CSR, values: bool, threads: list[int], runs: int) -> di
             whole = clock(functools.partial(way.whole, pool, count, values), runs)
         found["threads"][count] = {
             "unpack_ms": 1e3 * unpack, "unpack_gb_s": unpacked / unpack / 1e9, "whole_ms": 1e3 * whole,
-            "predicted_to_pay": packing.pays(way.plain_bytes, sent - apart, apart, count),
+            "predicted_ms": 1e3 * packing.seconds(unpacked, sent - apart, apart, count),
         }  # fmt: skip
     return {**found, "right": right and not way.wrong()}
 
@@ -226,10 +227,14 @@ def run(name: str, args: Any, threads: list[int]) -> dict[str, Any]:
     row["packed"].append(measure(way, c, True, threads, args.runs))
     if row["packed"][0]["values"]:
         row["packed"].append(measure(way, c, False, threads, args.runs))
+    sizes = {found["values"]: found["packed_bytes"] for found in row["packed"]}
+    bytes_ = way.plain_bytes, c.data.nbytes, sizes.get(False, 0), sizes.get(True, 0)
+    row["chosen"] = {count: packing.choose(*bytes_, count) for count in threads}
     for found in row["packed"]:
         for figures in found["threads"].values():
             figures["over_plain"] = row["plain_ms"] / figures["whole_ms"]
         show(row, found)
+    print("  chosen: " + ", ".join(f"{way} by {count} threads" for count, way in row["chosen"].items()), flush=True)
     del way, c
     cupy.get_default_memory_pool().free_all_blocks()
     cupy.get_default_pinned_memory_pool().free_all_blocks()
@@ -248,7 +253,8 @@ def show(row: dict[str, Any], found: dict[str, Any]) -> None:
     for count, f in found["threads"].items():
         print(
             f"  {count:2} threads: unpack {f['unpack_ms']:7.1f} ms ({f['unpack_gb_s']:5.1f} GB/s), whole "
-            f"{f['whole_ms']:7.1f} ms, {f['over_plain']:.2f} over plain, to pay: {f['predicted_to_pay']}",
+            f"{f['whole_ms']:7.1f} ms, {f['over_plain']:.2f} over plain; "
+            f"predicted {f['predicted_ms']:.1f} ms",
             flush=True,
         )
 

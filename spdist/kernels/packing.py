@@ -3,7 +3,7 @@
 ::
 
     packed = pack(c, out)                    # queued on the current stream; `out` are bytes on the device
-    packed.wait()                            # the only wait: now its sizes are known
+    packed.wait().choose(threads)            # the only wait: now its sizes are known
     packed.copy(host)                        # queued; `host` are pinned bytes
     unpack(host, indptr, indices, data)      # or a range of units in each of several threads
 
@@ -15,7 +15,7 @@ is wanted. All bits are kept, those of NaN too. ``packing.cu`` has the format, `
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,8 @@ DICTIONARY, WORDS = 64, 256
 TABLE = DICTIONARY + 8 * WORDS
 """Where the dictionary starts, its words at most, where its hash table starts."""
 SAMPLE = 1024
+Way = Literal["plain", "columns", "both"]
+"""What of a matrix is packed: nothing, its columns, its columns and values."""
 WORTH = 0.9
 """Of the plain copy's time, what the packed one may take where it is chosen."""
 WIRE_GB_S, THREAD_GB_S, DECODED_GB_S, HOST_GB_S = 55.0, 11.0, 3.0, 65.0
@@ -59,30 +61,50 @@ def words_of(data: Any) -> Any:
     return data.view(np.uint32 if data.dtype.itemsize == 4 else np.uint64)
 
 
-def pays(plain: int, packed: int, apart: int, threads: int, wire_gb_s: float = WIRE_GB_S) -> bool:
-    """Return whether packing is quicker than a plain copy, where wire and threads work at the same time.
+def seconds(written: int, packed: int, apart: int, threads: int, wire_gb_s: float = WIRE_GB_S) -> float:
+    """Predict how long a matrix is on its way, where the wire and the threads work at the same time.
 
     Parameters
     ----------
-    plain : int
-        Bytes of the matrix as it is.
+    written : int
+        Bytes that the threads write.
     packed, apart : int
-        Packed bytes, and those of values that are not packed but copied.
+        Bytes over the wire that are unpacked, and those that are not.
+    threads : int
+    wire_gb_s : float
+        55 GB/s for PCIe 5, 43 each way where both are busy.
+    """
+    host = max((written / THREAD_GB_S + packed / DECODED_GB_S) / threads, written / HOST_GB_S)
+    return max((packed + apart) / wire_gb_s, host) / 1e9
+
+
+def choose(plain: int, values: int, columns: int, both: int, threads: int, wire_gb_s: float = WIRE_GB_S) -> Way:
+    """Return what to pack.
+
+    Parameters
+    ----------
+    plain, values : int
+        Bytes of the matrix as it is, and of its values.
+    columns, both : int
+        Packed bytes without the values and with them; 0 where they are not packed.
     threads : int
         Threads of the host that unpack.
     wire_gb_s : float
-        What the wire does: 55 GB/s for PCIe 5, 43 each way where both are busy.
+        As for `seconds`.
 
     Examples
     --------
-    >>> pays(12 * 10**9, 2 * 10**9, 8 * 10**9, threads=8)
-    True
-    >>> pays(12 * 10**9, 2 * 10**9, 8 * 10**9, threads=1)
-    False
+    >>> choose(12 * 10**9, 8 * 10**9, 2 * 10**9, 0, threads=8)
+    'columns'
+    >>> choose(12 * 10**9, 8 * 10**9, 2 * 10**9, 0, threads=1)
+    'plain'
     """
-    written = plain - apart
-    host = max((written / THREAD_GB_S + packed / DECODED_GB_S) / threads, written / HOST_GB_S)
-    return max((packed + apart) / wire_gb_s, host) <= WORTH * plain / wire_gb_s
+    ways: dict[Way, float] = {"plain": WORTH * seconds(0, 0, plain, threads, wire_gb_s)}
+    if columns:
+        ways["columns"] = seconds(plain - values, columns, values, threads, wire_gb_s)
+    if both:
+        ways["both"] = seconds(plain, both, 0, threads, wire_gb_s)
+    return min(ways, key=ways.__getitem__)
 
 
 class Packed:
@@ -98,6 +120,18 @@ class Packed:
         Bytes that `copy` copies; 0 if nothing is packed.
     why : str
         Why columns or values are not packed, in a line for a log.
+
+    Examples
+    --------
+    A block on its way::
+
+        packed = pack(c, out).wait().choose(threads=8)
+        if packed.columns:
+            packed.copy(host)
+        else:
+            ...  # copy c.indptr and c.indices
+        if not packed.values:
+            ...  # copy c.data
     """
 
     def __init__(self, c: CSR, out: Any) -> None:
@@ -106,7 +140,7 @@ class Packed:
 
         self.columns = self.values = False
         self.nbytes, self.why = 0, ""
-        self._out, self._value_bytes = out, c.data.nbytes
+        self._out, self._plain_bytes, self._value_bytes = out, c.nbytes, c.data.nbytes
         self._start = packed_start(c.nrows, c.nnz)
         self._numbers = cupyx.empty_pinned(NUMBERS, np.uint64)
         stream = cupy.cuda.get_current_stream()
@@ -124,8 +158,20 @@ class Packed:
             self.why = f"columns take {columns:,} bytes, more than the {room:,} there are"
         elif not self.values:
             self.why = "values hardly repeat" if distinct else f"values have more than {WORDS} different words"
-        if self.columns:
-            self.nbytes = self._start + (used if self.values else columns) + PACKED_PADDING
+        self._with_columns, self._with_values = (self._start + bytes_ + PACKED_PADDING for bytes_ in (columns, used))
+        self.nbytes = self._with_values if self.values else self._with_columns if self.columns else 0
+        return self
+
+    def choose(self, threads: int, wire_gb_s: float = WIRE_GB_S) -> Packed:
+        """Leave out what is quicker copied as it is; `threads` of the host will unpack."""
+        columns, both = self._with_columns * self.columns, self._with_values * self.values
+        way = choose(self._plain_bytes, self._value_bytes, columns, both, threads, wire_gb_s)
+        if way == "plain" and self.columns:
+            self.columns, self.values, self.nbytes = False, False, 0
+            self.why = f"{threads} threads unpack no quicker than the wire copies all"
+        elif way == "columns" and self.values:
+            self.values, self.nbytes = False, columns
+            self.why = f"{threads} threads write values no quicker than the wire"
         return self
 
     def copy(self, host: Bytes) -> None:

@@ -151,6 +151,19 @@ def test_threads_share_the_units():
     assert_same_bits(CSR(indptr, indices, c.data, c.shape), c)
 
 
+@given(st.integers(0, 10**10), st.integers(0, 10**10), st.integers(0, 10**10), st.integers(1, 64))
+def test_more_threads_never_choose_less(columns, values, packed, threads):
+    order = ["plain", "columns"]
+    few, many = (packing.choose(columns + values, values, packed, 0, count) for count in (threads, 2 * threads))
+    assert order.index(few) <= order.index(many)
+
+
+def test_what_is_chosen():
+    assert packing.choose(1200, 800, 0, 0, 16) == "plain"
+    assert packing.choose(1200, 800, 20, 30, 16) == "columns"  # the wire writes values quicker than the host
+    assert packing.choose(1200, 800, 20, 30, 16, wire_gb_s=12) == "both"
+
+
 def on_device(c: CSR, pointer: Any = np.int64) -> CSR:
     import cupy
 
@@ -227,6 +240,20 @@ def test_what_does_not_fit_is_not_packed():
     assert "bytes" in nothing.why
     with pytest.raises(InputError, match="directory"):
         through_device(c, 100)
+
+
+@pytest.mark.gpu
+def test_what_does_not_pay_is_left_out():
+    c = CASES["counts"]
+    packed, _ = through_device(c)
+    assert packed.choose(1, wire_gb_s=1e-3).values
+    columns = packed.choose(64, wire_gb_s=60)
+    assert columns.columns
+    assert not columns.values
+    assert "wire" in columns.why
+    nothing = columns.choose(1, wire_gb_s=1e3)
+    assert not nothing.columns
+    assert nothing.nbytes == 0
 
 
 @pytest.mark.gpu
