@@ -40,8 +40,8 @@ PRODUCTS: dict[str, Callable[[], CSR | suite.Pair]] = {
 TINY = {name: suite.TINY["27-point" if "27" in name else "rmat"] for name in PRODUCTS}
 SLOTS = 2
 """Blocks that are packed or copied at the same time."""
-SHARE_UNITS = 128
-"""Units that a thread should unpack in one call, which takes some microseconds by itself."""
+SHARE = 1 << 20
+"""Entries that a thread should unpack in one call, which takes some microseconds by itself."""
 
 
 def c_on_device(name: str, tiny: bool) -> CSR:
@@ -82,6 +82,8 @@ class Way:
         self.packed = [np.empty(0, np.uint8) for _ in self.blocks]  # pinned when their size is known
         self.bound = sum(bounds)
         self.plain_bytes = sum(block.nbytes for block in self.blocks)
+        sizes = c.nrows, c.nnz, self.plain_bytes, c.data.nbytes
+        self.mean = packing.Sizes(*(size // len(self.blocks) for size in sizes))
 
     def block_on_host(self, number: int) -> tuple[Any, Any, Any]:
         """Return where a block's arrays belong."""
@@ -146,7 +148,7 @@ class Way:
             packing.unpack(self.packed[number], indptr, indices, data if packed.values else None, first, last)
 
         units = workspace.packed_units(len(indptr) - 1, len(indices))
-        shares = max(1, min(threads, units // SHARE_UNITS))
+        shares = max(1, min(threads, len(indices) // SHARE))
         cuts = [units * part // shares for part in range(shares + 1)]
         return [pool.submit(share, *cut) for cut in itertools.pairwise(cuts)]
 
@@ -195,6 +197,7 @@ def measure(way: Way, c: CSR, values: bool, threads: list[int], runs: int) -> di
     right = not way.wrong()
     apart = sum(block.data.nbytes for block, p in zip(way.blocks, packed, strict=True) if not p.values)
     sent, unpacked = sum(p.nbytes for p in packed) + apart, way.plain_bytes - apart
+    mean_bytes = (sent - apart) // len(packed), apart // len(packed)
     pack = clock(lambda: way.pack_all(values), runs)
     found: dict[str, Any] = {
         "values": all(p.values for p in packed), "why": packed[0].why, "sent_bytes": sent,
@@ -208,7 +211,7 @@ def measure(way: Way, c: CSR, values: bool, threads: list[int], runs: int) -> di
             whole = clock(functools.partial(way.whole, pool, count, values), runs)
         found["threads"][count] = {
             "unpack_ms": 1e3 * unpack, "unpack_gb_s": unpacked / unpack / 1e9, "whole_ms": 1e3 * whole,
-            "predicted_ms": 1e3 * packing.seconds(unpacked, sent - apart, apart, count),
+            "predicted_ms": 1e3 * len(packed) * packing.seconds(way.mean, *mean_bytes, count),
         }  # fmt: skip
     return {**found, "right": right and not way.wrong()}
 
@@ -227,9 +230,10 @@ def run(name: str, args: Any, threads: list[int]) -> dict[str, Any]:
     row["packed"].append(measure(way, c, True, threads, args.runs))
     if row["packed"][0]["values"]:
         row["packed"].append(measure(way, c, False, threads, args.runs))
-    sizes = {found["values"]: found["packed_bytes"] for found in row["packed"]}
-    bytes_ = way.plain_bytes, c.data.nbytes, sizes.get(False, 0), sizes.get(True, 0)
-    row["chosen"] = {count: packing.choose(*bytes_, count) for count in threads}
+    sizes = {found["values"]: found["packed_bytes"] // len(way.blocks) for found in row["packed"]}
+    row["chosen"] = {
+        count: packing.choose(way.mean, sizes.get(False, 0), sizes.get(True, 0), count) for count in threads
+    }
     for found in row["packed"]:
         for figures in found["threads"].values():
             figures["over_plain"] = row["plain_ms"] / figures["whole_ms"]

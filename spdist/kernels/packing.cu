@@ -6,15 +6,15 @@
 // Multiplication", SC 2016.
 //
 // Items   The mark of row r is item indptr[r] + r, entry e of row r item e + r + 1. A unit is so many items, at most 4096,
-//         its start moved on to the next mark if there is one among them: only rows longer than that are cut. What a unit holds of a row is a
-//         piece. Each unit is packed by one warp and unpacked by itself.
+//         its start moved on to the next mark if there is one among them: only rows longer than that are cut. What a unit
+//         holds of a row is a piece. Each unit is packed by one warp and unpacked by itself.
 // Columns Of each piece: a byte, head; if not SAME its length, in 0 to 2 bytes; its first column less that of the piece
 //         before that has any (0 at the start of the unit), signed, in 0 to 8 bytes. Head: bits 0 to 3 the bytes of the
 //         difference, 4 and 5 those of the length, then SAME and CONTINUES. If not SAME, groups of 32 follow, the last
-//         shorter: a byte, the width, and each column less the one before it less 1, in so many bits, the lowest first; each
-//         group starts at a byte. Widths above 56 are 64, so that 8 bytes from its first on hold any difference.
-// Values  Of each piece that is not empty: a byte, 0 for those of the piece before, else the width, and the values in so many
-//         bits: their numbers in the dictionary (plus 1 in the width), or they themselves. Words of 4 or 8 bytes, one or two a value.
+//         shorter: a byte, the width, and each column less the one before it less 1, in so many bits, the lowest first;
+//         each group starts at a byte. Widths above 56 are 64, so that the 8 bytes from its first on hold any difference.
+// Values  Of each piece that is not empty: a byte; 0: those of the piece before; up to 9: their numbers in the dictionary,
+//         in one bit less; else they themselves, in so many bits. Words of 4 or 8 bytes, one or two a value.
 #include "common.cuh"
 
 constexpr int SAME = 64;            // the piece has the pattern of the one before, moved
@@ -25,7 +25,7 @@ constexpr int SLOTS = 1024;         // of its hash table, each number + 1, or 0 
 constexpr int SAMPLE = 1024;        // words looked at
 
 typedef unsigned char u8;
-enum Head { USED, COLUMNS, DISTINCT };           // bytes of the stream taken, those of columns; words of the dictionary
+enum Number { USED, COLUMNS, DISTINCT };  // bytes of the stream taken, those of columns; words of the dictionary
 enum Place { ROW, ENTRY, COLUMNS_AT, VALUES_AT, PLACES };  // of a unit: first mark and entry, and where its bytes are
 
 struct Unit { i64 row, entry, last_row, last_entry; };
@@ -46,8 +46,8 @@ __device__ __forceinline__ i64 row_from(const i64 item, const i64 nrows, const P
 
 // Where unit `number` starts.
 template <typename Pointer>
-__device__ __forceinline__ void unit_start(const i64 number, const int unit_items, const i64 nrows, const Pointer* __restrict__ indptr, i64& row,
-                                           i64& entry) {
+__device__ __forceinline__ void unit_start(const i64 number, const int unit_items, const i64 nrows,
+                                           const Pointer* __restrict__ indptr, i64& row, i64& entry) {
     const i64 item = number * unit_items;
     row = row_from(item, nrows, indptr);
     entry = indptr[row];
@@ -149,7 +149,8 @@ __device__ u32 put_columns(const Unit unit, const Pointer* __restrict__ indptr, 
         const int length_bytes = same ? 0 : (size > 0) + (size > 255), column_bytes = signed_bytes(column - base);
         if (WRITE) {
             u64 byte = column_bytes | length_bytes << 4 | (same ? SAME : 0) | (continues ? CONTINUES : 0);
-            if (lane > 0) byte = lane <= length_bytes ? (u32)size >> 8 * (lane - 1) : (column - base) >> 8 * (lane - 1 - length_bytes) % 64;
+            if (lane > length_bytes) byte = (column - base) >> 8 * (lane - 1 - length_bytes) % 64;
+            else if (lane > 0) byte = (u32)size >> 8 * (lane - 1);
             if (lane <= length_bytes + column_bytes) out[at + lane] = (u8)byte;
         }
         at += 1 + length_bytes + column_bytes;
@@ -296,9 +297,9 @@ __device__ u32 put_values(const Unit unit, const int parts, const int width, con
 //         `capacity`; directory[.., VALUES_AT] is where those of each unit are. Else nothing is written.
 template <typename Word, typename Pointer>
 __global__ void __launch_bounds__(256)
-pack_values(const i64 units, const int unit_items, const i64 nrows, const u64 capacity, const int parts, const Pointer* __restrict__ indptr,
-            const Word* __restrict__ words, const Word* __restrict__ dictionary, const u32* __restrict__ table,
-            u64* __restrict__ head, i64* __restrict__ directory, u8* __restrict__ stream) {
+pack_values(const i64 units, const int unit_items, const i64 nrows, const u64 capacity, const int parts,
+            const Pointer* __restrict__ indptr, const Word* __restrict__ words, const Word* __restrict__ dictionary,
+            const u32* __restrict__ table, u64* __restrict__ head, i64* __restrict__ directory, u8* __restrict__ stream) {
     __shared__ Word known[WORDS];
     __shared__ u32 slots[SLOTS];
     const u32 distinct = (u32)head[DISTINCT];

@@ -15,7 +15,8 @@ is wanted. All bits are kept, those of NaN too. ``packing.cu`` has the format, `
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +46,16 @@ Way = Literal["plain", "columns", "both"]
 """What of a matrix is packed: nothing, its columns, its columns and values."""
 WORTH = 0.9
 """Of the plain copy's time, what the packed one may take where it is chosen."""
-WIRE_GB_S, THREAD_GB_S, DECODED_GB_S, HOST_GB_S = 55.0, 11.0, 3.0, 65.0
-"""Gigabytes a second: over the wire; written by a thread, and decoded by it; written by all threads."""
+WIRE_GB_S = 55.0
+# What the host does, fitted to what benchmarks/packing.py measures:
+THREAD_GB_S, HOST_GB_S = 13.0, 65.0
+"""Gigabytes a second that a thread writes, and all of them."""
+ENTRY_SECONDS, ROW_SECONDS, BLOCK_SECONDS = 0.6e-9, 6e-9, 2e-4
+"""Of a thread for an entry that does not repeat the row before, and for a row; of all for a block."""
+ENTRY_BITS = 6
+"""Such an entry takes so many bits or more: how many there are is not counted."""
+SPEED_UP = 0.85
+"""Threads are as quick as so many to this power."""
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
@@ -61,49 +70,56 @@ def words_of(data: Any) -> Any:
     return data.view(np.uint32 if data.dtype.itemsize == 4 else np.uint64)
 
 
-def seconds(written: int, packed: int, apart: int, threads: int, wire_gb_s: float = WIRE_GB_S) -> float:
-    """Predict how long a matrix is on its way, where the wire and the threads work at the same time.
+class Sizes(NamedTuple):
+    """Sizes of a matrix: rows, entries, bytes of all and of the values."""
+
+    nrows: int
+    nnz: int
+    nbytes: int
+    values: int
+
+
+def seconds(c: Sizes, packed: int, apart: int, threads: int, wire_gb_s: float = WIRE_GB_S) -> float:
+    """Predict how long a packed matrix takes to the host's memory, where wire and threads work at the same time.
 
     Parameters
     ----------
-    written : int
-        Bytes that the threads write.
+    c : Sizes
     packed, apart : int
-        Bytes over the wire that are unpacked, and those that are not.
+        Bytes over the wire that are unpacked, and those that are copied as they are.
     threads : int
+        Threads of the host that unpack.
     wire_gb_s : float
         55 GB/s for PCIe 5, 43 each way where both are busy.
     """
-    host = max((written / THREAD_GB_S + packed / DECODED_GB_S) / threads, written / HOST_GB_S)
-    return max((packed + apart) / wire_gb_s, host) / 1e9
+    written, decoded = c.nbytes - apart, min(c.nnz, 8 * packed / ENTRY_BITS)
+    one = written / (1e9 * THREAD_GB_S) + decoded * ENTRY_SECONDS + c.nrows * ROW_SECONDS
+    host = max(one / math.pow(threads, SPEED_UP), written / (1e9 * HOST_GB_S))
+    return BLOCK_SECONDS + max((packed + apart) / (1e9 * wire_gb_s), host)
 
 
-def choose(plain: int, values: int, columns: int, both: int, threads: int, wire_gb_s: float = WIRE_GB_S) -> Way:
+def choose(c: Sizes, columns: int, both: int, threads: int, wire_gb_s: float = WIRE_GB_S) -> Way:
     """Return what to pack.
 
     Parameters
     ----------
-    plain, values : int
-        Bytes of the matrix as it is, and of its values.
+    c : Sizes
     columns, both : int
         Packed bytes without the values and with them; 0 where they are not packed.
-    threads : int
-        Threads of the host that unpack.
-    wire_gb_s : float
+    threads, wire_gb_s
         As for `seconds`.
 
     Examples
     --------
-    >>> choose(12 * 10**9, 8 * 10**9, 2 * 10**9, 0, threads=8)
-    'columns'
-    >>> choose(12 * 10**9, 8 * 10**9, 2 * 10**9, 0, threads=1)
-    'plain'
+    >>> random = Sizes(nrows=60_000, nnz=16_000_000, nbytes=192_240_000, values=128_000_000)
+    >>> [choose(random, 28_000_000, 0, threads) for threads in (4, 8)]
+    ['plain', 'columns']
     """
-    ways: dict[Way, float] = {"plain": WORTH * seconds(0, 0, plain, threads, wire_gb_s)}
+    ways: dict[Way, float] = {"plain": WORTH * c.nbytes / (1e9 * wire_gb_s)}
     if columns:
-        ways["columns"] = seconds(plain - values, columns, values, threads, wire_gb_s)
+        ways["columns"] = seconds(c, columns, c.values, threads, wire_gb_s)
     if both:
-        ways["both"] = seconds(plain, both, 0, threads, wire_gb_s)
+        ways["both"] = seconds(c, both, 0, threads, wire_gb_s)
     return min(ways, key=ways.__getitem__)
 
 
@@ -140,7 +156,7 @@ class Packed:
 
         self.columns = self.values = False
         self.nbytes, self.why = 0, ""
-        self._out, self._plain_bytes, self._value_bytes = out, c.nbytes, c.data.nbytes
+        self._out, self._sizes = out, Sizes(c.nrows, c.nnz, c.nbytes, c.data.nbytes)
         self._start = packed_start(c.nrows, c.nnz)
         self._numbers = cupyx.empty_pinned(NUMBERS, np.uint64)
         stream = cupy.cuda.get_current_stream()
@@ -153,7 +169,7 @@ class Packed:
         used, columns, distinct = (int(number) for number in self._numbers)
         room = len(self._out) - self._start - PACKED_PADDING
         self.columns = columns <= room
-        self.values = self.columns and distinct > 0 and used <= room and 2 * (used - columns) <= self._value_bytes
+        self.values = self.columns and distinct > 0 and used <= room and 2 * (used - columns) <= self._sizes.values
         if not self.columns:
             self.why = f"columns take {columns:,} bytes, more than the {room:,} there are"
         elif not self.values:
@@ -165,7 +181,7 @@ class Packed:
     def choose(self, threads: int, wire_gb_s: float = WIRE_GB_S) -> Packed:
         """Leave out what is quicker copied as it is; `threads` of the host will unpack."""
         columns, both = self._with_columns * self.columns, self._with_values * self.values
-        way = choose(self._plain_bytes, self._value_bytes, columns, both, threads, wire_gb_s)
+        way = choose(self._sizes, columns, both, threads, wire_gb_s)
         if way == "plain" and self.columns:
             self.columns, self.values, self.nbytes = False, False, 0
             self.why = f"{threads} threads unpack no quicker than the wire copies all"
