@@ -3,21 +3,28 @@
 ::
 
     python benchmarks/pipeline.py --folder /dev/shm/suite --out record.json
+    python benchmarks/pipeline.py --folder /dev/shm/suite --store /dev/shm/store     # Zarr to Zarr there, under Dask
 
 Host memory to host memory: operands in ordinary memory, C in page-locked memory that is used again from product to
-product, as a run over many blocks does; a B that stays on the GPU is sent with the first. The limit of a run is the largest of the bytes to the GPU and of those back,
-each at the rate measured here for page-locked memory, A, B and C counted once at the size of an entry, and the time of
-the kernels. Every product is checked: canonical form, and C x against A (B x).
+product, as a run over many blocks does; a B that stays on the GPU is sent with the first. The limit of a run is the
+larger of the bytes to the GPU and of those back, each at the rate measured here for page-locked memory; A, B and C
+count once at the size of an entry. Every product is checked: canonical form, and C x against A (B x).
+
+Zarr to Zarr: from the first block's read to the last write, the start of the workers not counted, beside what the same
+bytes take to be read, and to be written by as many threads, with nothing else going on.
 """
 
 from __future__ import annotations
 
 import collections
 import itertools
+import json
+import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +127,7 @@ def measure(name: str, a: CSR, b: CSR, rate: dict[str, float], skip_loop: bool, 
         return max(sent / rate["to_gpu"], nnz * entry / rate["to_host"])
 
     products = int(np.diff(b.indptr)[a.indices].sum())
-    memory_limit = limit or int(products * entry / SHARE_OF_C.get(name, 3.0) / compression(a, b))
+    memory_limit = limit or default_limit(name, a, b)
     found = through(a, b, memory_limit, lambda nnz: max(3, int(np.ceil(JOB_SECONDS / bound(int(nnz))))))
     found |= {"matrix": name, "products": products, "memory_limit": memory_limit, "limit_s": bound(found["nnz_c"])}
     found["share"] = found["limit_s"] / found["seconds"]
@@ -130,10 +137,71 @@ def measure(name: str, a: CSR, b: CSR, rate: dict[str, float], skip_loop: bool, 
     return found
 
 
+def default_limit(name: str, a: CSR, b: CSR) -> int:
+    """Return the memory limit of which C is so many times as SHARE_OF_C says."""
+    entry = a.indices.itemsize + a.dtype.itemsize
+    return int(np.diff(b.indptr)[a.indices].sum() * entry / SHARE_OF_C.get(name, 3.0) / compression(a, b))
+
+
 def compression(a: CSR, b: CSR) -> float:
     """Return products per entry of C of some rows in the middle of A."""
     some = a.rows(a.nrows // 2, min(a.nrows, a.nrows // 2 + 2000))
     return max(int(np.diff(b.indptr)[some.indices].sum()) / max((some.to_scipy() @ b.to_scipy()).nnz, 1), 1.0)
+
+
+def storage_seconds(url: str, scratch: str, threads: int) -> dict[str, float]:
+    """Return bytes a second with which a stored matrix is read and written again, by as many threads."""
+    from spdist import storage
+
+    m = storage.open_matrix(url)
+    cuts = np.linspace(0, m.nrows, 4 * threads + 1).astype(int)
+    with ThreadPoolExecutor(threads) as pool:
+        begin = time.perf_counter()
+        blocks = list(pool.map(m.rows, cuts[:-1].tolist(), cuts[1:].tolist()))
+        read = time.perf_counter() - begin
+        size = sum(block.indices.nbytes + block.data.nbytes for block in blocks)
+        layout = storage.Layout(scratch, m.ncols, m.dtype, 1 << 20)
+        pieces = [(b.indices[at : at + (1 << 20)], b.data[at : at + (1 << 20)])
+                  for b in blocks for at in range(0, b.nnz - (1 << 20) + 1, 1 << 20)]  # fmt: skip
+        begin = time.perf_counter()
+        list(pool.map(lambda k: layout.write_entries(k, *pieces[k]), range(len(pieces))))
+        written = time.perf_counter() - begin
+    if pieces:
+        storage.remove(scratch)
+    return {"read": size / read, "write": sum(i.nbytes + v.nbytes for i, v in pieces) / max(written, 1e-9)}
+
+
+def stored(name: str, a: CSR, b: CSR, memory_limit: int, store: Path, workers: int) -> dict[str, Any]:
+    """Return the figures of a product from Zarr to Zarr under Dask."""
+    from spdist import api
+
+    shutil.rmtree(store, ignore_errors=True)
+    store.mkdir(parents=True)
+    paths = [store / "A.zarr", store / ("A.zarr" if b is a else "B.zarr")]
+    for path, m in zip(paths, (a, b), strict=True):
+        if not path.exists():
+            writer = api.MatrixWriter(path, m.ncols, m.dtype, {})
+            for start in range(0, m.nrows, 1 << 18):
+                writer.append(m.rows(start, min(m.nrows, start + (1 << 18))))
+            writer.close()
+    speed = storage_seconds(str(paths[0]), str(store / "scratch.zarr"), 8)
+    record_file = store / "run.jsonl"
+    report = api.multiply(*paths, store / "C.zarr", engine="cuda", memory_limit=memory_limit, workers=workers,
+                          record=record_file)  # fmt: skip
+    lines = [json.loads(line) for line in record_file.read_text().splitlines()]
+    ends = [line["begin"] + line["seconds"] for line in lines]
+    seconds = max(ends) - min(line["begin"] for line in lines if line["stage"] == "preprocess")
+    checked = api.verify(*paths, store / "C.zarr").ok
+    entry = a.indices.itemsize + a.dtype.itemsize
+    read, written = (a.nnz + (0 if b is a else b.nnz)) * entry, report.nnz * entry
+    limit = max(read / speed["read"], written / speed["write"])
+    shutil.rmtree(store)
+    return {
+        "matrix": name, "nnz_c": report.nnz, "right": checked, "seconds": seconds, "whole_s": report.seconds,
+        "workers": workers, "limit_s": limit, "share": limit / seconds, "storage": speed, "peak": report.peak_memory,
+        "peak_host": report.peak_host_memory, "memory_limit": memory_limit, "blocks": report.blocks,
+        "stages": {k: v["seconds"] for k, v in report.stages.items()}, "first_s": report.seconds,
+    }  # fmt: skip
 
 
 def show(found: dict[str, Any]) -> None:
@@ -155,6 +223,8 @@ def parse() -> Any:
     parser.add_argument("--matrices", help="names, by commas")
     parser.add_argument("--folder", type=Path, help="keeps the matrices")
     parser.add_argument("--no-loop", action="store_true")
+    parser.add_argument("--store", type=Path, help="go from Zarr to Zarr in this folder")
+    parser.add_argument("--workers", type=int, default=1, help="with --store: GPUs")
     parser.add_argument("--memory-limit", type=int, help="bytes; by default a third of C")
     return parser.parse_args()
 
@@ -179,7 +249,12 @@ def main() -> int:
             f"made in {time.perf_counter() - begin:.0f} s; GB/s: { ({k: round(v / 1e9, 1) for k, v in rate.items()}) }"
         )
         for name in names:
-            rows.append(measure(name, *suite.load(name, folder, args.quick), rate, args.no_loop, args.memory_limit))
+            a, b = suite.load(name, folder, args.quick)
+            if args.store:
+                limit = args.memory_limit or default_limit(name, a, b)
+                rows.append(stored(name, a, b, limit, args.store, args.workers))
+            else:
+                rows.append(measure(name, a, b, rate, args.no_loop, args.memory_limit))
             show(rows[-1])
     record.write({"benchmark": "pipeline", "gpu": record.gpu(), "rates": rate, "rows": rows}, args.out)
     return 0 if all(row["right"] for row in rows) else 1
