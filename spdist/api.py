@@ -27,7 +27,7 @@ from spdist.staging import staged_matrix
 from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
 from spdist.text import parse_bytes
 
-Engine = Literal["auto", "scipy", "numba", "cuda", "hybrid"]
+Engine = Literal["auto", "scipy", "numba", "cuda"]
 ENGINES = get_args(Engine)
 DEFAULT_MEMORY_LIMIT = "2GiB"
 MatrixLike = str | Path | StoredMatrix
@@ -45,7 +45,7 @@ class Report:
         Wall time, planning and the start of the workers included.
     engine : str
     peak_memory : int
-        Most bytes of the limited memory that a worker took: of the GPU's with an engine of GPUs, else of the host's
+        Most bytes of the limited memory that a worker took: of the GPU's with "cuda", else of the host's
         beyond what it held idle.
     peak_host_memory : int
         Of the host's in any case.
@@ -258,12 +258,12 @@ def multiply(
     a, b : path, URL or StoredMatrix
     c : str or Path
         Where C goes; not A or B.
-    engine : {"auto", "scipy", "numba", "cuda", "hybrid"}
-        What multiplies a block: "auto" picks one of the two of the CPU for each block. "cuda": a GPU for each worker,
-        float and complex values. "hybrid": GPUs on the workers that have one, the CPU on the others.
+    engine : {"auto", "scipy", "numba", "cuda"}
+        What multiplies a block: "auto" picks one of the two of the CPU for each block; "cuda" is a GPU for each worker,
+        for float and complex values.
     memory_limit : int or str, optional
         Bytes on each worker. With the engines of the CPU: what blocks, buffers and waiting results may take beyond what
-        the worker holds idle, 2GiB by default. With those of GPUs: of the GPU's memory, by default 0.9 of what is free.
+        the worker holds idle, 2GiB by default. With "cuda": of the GPU's memory, by default 0.9 of what is free.
     host_limit : int or str, optional
         Bytes of the host's memory for a worker with a GPU; 8GiB by default.
     grid : (int, int, int), optional

@@ -8,14 +8,13 @@ import signal
 import time
 
 import numpy as np
-import psutil
 import pytest
 import scipy.sparse as sp
 
 from spdist import api
 from spdist.errors import InputError
 from tests.conftest import assert_is_product, has_gpu, random_matrix
-from tests.test_run import read
+from tests.test_run import read, workers_alive
 
 
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")
@@ -107,10 +106,9 @@ def test_a_killed_worker_costs_its_blocks(stored, tmp_path):
     victims = []
 
     def kill(progress) -> None:
-        children = [p for p in psutil.Process().children(recursive=True) if any("spawn_main" in w for w in p.cmdline())]
-        if progress.blocks >= 2 and not victims and children:
-            victims.append(children[0].pid)
-            os.kill(children[0].pid, signal.SIGKILL)
+        if progress.blocks >= 2 and not victims:
+            victims.append(workers_alive()[0].pid)
+            os.kill(victims[0], signal.SIGKILL)
 
     callbacks = api.Callbacks(progress=kill)
     grid = (40, 1, 1)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from spdist.csr import CSR, INT32_MAX, result_dtype
+from spdist.csr import CSR, INT32_MAX, index_dtype, result_dtype
 from spdist.errors import MatrixError, MemoryBoundError
 from spdist.kernels import gpu_rows, workspace
 from spdist.kernels.gpu_rows import CLASSES, Facts, Kernels, LongRows, NodeRows, Operands, Rows, SortClass, SortRows
@@ -146,6 +146,20 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
     kernels = Kernels(value, index, pointer)
     return (kernels.with_wide_keys() if index != "int" else kernels).sources()
+
+
+def compile_kernels(dtype: np.dtype[Any], ncols: int) -> None:
+    """Compile what products of a dtype with `ncols` columns need, before the first of them.
+
+    Raises
+    ------
+    MatrixError
+        If the GPU's kernels do not multiply such values.
+    """
+    import cupy
+
+    index = c_type(index_dtype(ncols))
+    _kernels(cupy.cuda.runtime.getDevice(), c_type(dtype), index, "int", ncols > NARROW_COLUMNS).compile()
 
 
 def share_rows(counts: list[int]) -> list[tuple[int, int, int]]:

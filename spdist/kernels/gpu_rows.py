@@ -6,6 +6,7 @@ Every family counts the entries of its rows, then writes them. All arrays are on
 from __future__ import annotations
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -143,6 +144,13 @@ class Kernels:
     @functools.cached_property
     def _modules(self) -> dict[str, Module]:
         return {}
+
+    def compile(self) -> None:
+        """Compile all kernels now, side by side; what was compiled before comes from the cache on disk."""
+        with ThreadPoolExecutor(len(self.names)) as pool:
+            modules = {file: module(file, tuple(names.values())) for file, names in self.names.items()}
+            list(pool.map(Module.compile, modules.values()))
+        self._modules.update(modules)
 
     def launch(self, file: str, name: str, grid: Any, block: int, args: tuple[Any, ...], shared: int = 0) -> None:
         """Launch a kernel of `file` by our name for it, on the current stream."""

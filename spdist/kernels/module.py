@@ -66,6 +66,10 @@ class Module:
         )
         self._kernels: dict[str, Any] = {}
 
+    def compile(self) -> None:
+        """Compile now rather than at the first call."""
+        self._module.compile()
+
     def __call__(
         self, name: str, grid: int | tuple[int, int], block: int, args: tuple[Any, ...], shared: int = 0
     ) -> None:

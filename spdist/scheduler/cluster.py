@@ -83,7 +83,7 @@ def connect(
     on_gpu = engine in GPU_ENGINES
     if scheduler is not None:
         with _remote(scheduler) as client:
-            if engine == "cuda":
+            if on_gpu:
                 _check_gpus(client)
             yield client
         return
@@ -170,7 +170,7 @@ def _check_gpus(client: Client) -> None:
     if missing:
         raise InputError(
             f"engine='cuda', but {len(missing)} workers of the scheduler see no GPU, {missing[0]} among them: start "
-            f"them with `dask cuda worker`, or choose engine='hybrid'"
+            f"them with `dask cuda worker`, or choose engine='auto'"
         )
 
 

@@ -22,7 +22,7 @@ MAX_BLOCK_PRODUCTS = 1 << 26
 GPU_BLOCK_PRODUCTS = 1 << 28
 """The same where a GPU multiplies: some tenths of a second of writing C."""
 
-GPU_ENGINES = ("cuda", "hybrid")
+GPU_ENGINES = ("cuda",)
 """Engines whose memory limit is that of the GPU."""
 
 DEFAULT_HOST_LIMIT = 8 << 30

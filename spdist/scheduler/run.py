@@ -8,6 +8,7 @@ once: by the block that fills it, or by a join of the blocks that share it.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import errno
 import functools
 import gc
@@ -452,7 +453,8 @@ def execute(
     finally:
         if timed is not None:
             client.unsubscribe_topic("spdist")
-        client.unregister_worker_plugin(name)
+        with contextlib.suppress(OSError):  # of a worker that has just died
+            client.unregister_worker_plugin(name)
 
 
 def _heard(name: str, timed: Callable[[list[dict[str, Any]]], None], event: tuple[Any, dict[str, Any]]) -> None:

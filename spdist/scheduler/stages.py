@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from spdist.csr import CSR, Int64Array, ValueArray, check_canonical, index_dtype
+from spdist.csr import CSR, Int64Array, ValueArray, check_canonical, index_dtype, result_dtype
 from spdist.errors import SpdistError
 from spdist.kernels import cpu, outofcore
 from spdist.kernels.merge import merge
+from spdist.scheduler.plan import GPU_ENGINES
 from spdist.storage import Held, Layout, StoredMatrix, compresses
 
 BlockKey = int
@@ -151,7 +152,7 @@ class Product:
     @property
     def on_gpu(self) -> bool:
         """Whether this worker's GPU multiplies."""
-        return self.engine == "cuda" or (self.engine == "hybrid" and gpu_name() is not None)
+        return self.engine in GPU_ENGINES
 
     @property
     def pieces(self) -> tuple[tuple[int, int, int, int], ...]:
@@ -168,6 +169,9 @@ class Product:
         )
         one = CSR(a.indptr, a.indices, a.data, (1, 1))
         if self.on_gpu:
+            from spdist.kernels.gpu import compile_kernels
+
+            compile_kernels(result_dtype(self.a.dtype, self.b.dtype), self.b.ncols)
             c = self.product(one, b, 1)
         for engine in self._host_engines():
             c = cpu.multiply_rows(one, b, 0, 1, engine=engine)
@@ -180,13 +184,12 @@ class Product:
         """Return the CPU engines that may multiply here."""
         if self.on_gpu:
             return ()
-        return ("numba", "scipy") if self.engine in ("auto", "hybrid") else (self.engine,)
+        return ("numba", "scipy") if self.engine == "auto" else (self.engine,)
 
     def product(self, a: CSR, b: CSR, capacity: int) -> CSR:
         """Multiply as many rows of A as fit in `capacity` entries, where the engine says."""
         if not self.on_gpu:
-            engine: Any = "auto" if self.engine == "hybrid" else self.engine
-            return cpu.multiply_rows(a, b, 0, capacity, engine=engine)
+            return cpu.multiply_rows(a, b, 0, capacity, engine=self.engine)  # type: ignore[arg-type]
         with self._gpu_lock:
             return outofcore.multiply_rows(a, b, 0, capacity, self.gpu(), report=self._note_gpu)
 
