@@ -6,28 +6,31 @@
 
 constexpr int SHARE = 128;  // entries of A that a thread block takes
 
-// Call visit(factor place in A, place in B) for the products of SHARE entries of A, long rows of B by all warps.
+// Call visit(factor place in A, place in B) for the products of SHARE entries of A, long rows of B by all warps, the
+// others by as many lanes each as they have entries in the mean.
 template <int WARPS, typename Index, typename Pointer, typename Visit>
 __device__ __forceinline__ void visit_share(const Pointer begin, const Pointer end, const Index* __restrict__ a_indices,
                                             const Pointer* __restrict__ b_indptr, const Visit visit) {
-    constexpr int WIDE = 256;
+    constexpr int WIDE = 256, THREADS = 32 * WARPS;
     __shared__ Pointer starts[SHARE], ends[SHARE];
+    __shared__ u32 scratch[WARPS];
     const int entries = (int)(end - begin);
-    for (int i = threadIdx.x; i < entries; i += 32 * WARPS) {
+    u32 products = 0;
+    for (int i = threadIdx.x; i < entries; i += THREADS) {
         starts[i] = b_indptr[a_indices[begin + i]];
         ends[i] = b_indptr[a_indices[begin + i] + 1];
+        if (ends[i] - starts[i] <= WIDE) products += (u32)(ends[i] - starts[i]);
     }
-    __syncthreads();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int i = warp; i < entries; i += WARPS) {
+    const int shift = lanes_shift(block_sum<WARPS>(products, scratch), entries), lanes = 1 << shift;
+    for (int i = threadIdx.x >> shift; i < entries; i += THREADS >> shift) {
         const Pointer first = starts[i], last = ends[i];
         if (last - first > WIDE) continue;
-        for (Pointer t = first + lane; t < last; t += 32) visit(begin + i, t);
+        for (Pointer t = first + (threadIdx.x & (lanes - 1)); t < last; t += lanes) visit(begin + i, t);
     }
     for (int i = 0; i < entries; ++i) {
         const Pointer first = starts[i], last = ends[i];
         if (last - first <= WIDE) continue;
-        for (Pointer t = first + threadIdx.x; t < last; t += 32 * WARPS) visit(begin + i, t);
+        for (Pointer t = first + threadIdx.x; t < last; t += THREADS) visit(begin + i, t);
     }
 }
 

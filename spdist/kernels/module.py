@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import struct
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -65,17 +67,49 @@ class Module:
             code=(FOLDER / file).read_text(), options=options(), backend="nvrtc", name_expressions=tuple(names)
         )
         self._kernels: dict[str, Any] = {}
+        self._launch = cupy.cuda.driver.launchKernel
+        self._stream = cupy.cuda.get_current_stream
 
     def __call__(
         self, name: str, grid: int | tuple[int, int], block: int, args: tuple[Any, ...], shared: int = 0
     ) -> None:
-        """Launch a kernel on the current stream; `shared` is dynamic shared memory in bytes."""
+        """Launch a kernel on the current stream; `shared` is dynamic shared memory in bytes.
+
+        Arguments are integers, arrays of CuPy, None for no array, or scalars of NumPy.
+        """
         kernel = self._kernels.get(name)
         if kernel is None:
             kernel = self._kernels[name] = self._module.get_function(name)
         if shared > 32 << 10 and kernel.max_dynamic_shared_size_bytes < shared:
             kernel.max_dynamic_shared_size_bytes = shared
-        kernel(grid if isinstance(grid, tuple) else (grid,), (block,), args, shared_mem=shared)
+        across, down = grid if isinstance(grid, tuple) else (grid, 1)
+        words = [x if x.__class__ is int else _word(x) for x in args]
+        memory, table = _parameters(threading.get_ident())
+        _PACKED[len(words)].pack_into(memory, 0, *words)
+        self._launch(kernel.kernel.ptr, across or 1, down or 1, 1, block, 1, 1, shared, self._stream().ptr, table, 0)
+
+
+_PACKED = [struct.Struct(f"<{count}q") for count in range(32)]
+
+
+def _word(argument: Any) -> int:
+    """Return the eight bytes of an argument; a kernel reads as many of them, from the lowest, as it declares."""
+    if argument is None:
+        return 0
+    if isinstance(argument, np.generic) and argument.nbytes <= 8:
+        return int.from_bytes(argument.tobytes(), "little", signed=True)
+    return int(argument.data.ptr)
+
+
+@functools.cache
+def _parameters(thread: int) -> tuple[Any, int]:
+    """Return memory for the arguments of a launch, and the address of a table that points to each.
+
+    CuPy's own way to launch looks at each argument, and takes about twice as long.
+    """
+    memory = np.zeros(2 * len(_PACKED), np.int64)
+    memory[len(_PACKED) :] = memory.ctypes.data + 8 * np.arange(len(_PACKED))
+    return memory, memory.ctypes.data + 8 * len(_PACKED)
 
 
 @functools.cache
