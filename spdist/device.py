@@ -68,7 +68,9 @@ def spgemm(a: Any, b: Any, method: str, deterministic: bool) -> Any:
         raise InputError(f"method={method!r} is not for matrices on the GPU: choose one of {', '.join(METHODS)}")
     by_columns = getattr(a, "format", "") == getattr(b, "format", "") == "csc"
     left, right = (b.T, a.T) if by_columns else (a, b)
-    c = to_cupyx(_multiply(from_cupyx(left), from_cupyx(right), _method(method, deterministic), right))
+    operand = from_cupyx(left)
+    other = operand if right is left else from_cupyx(right)
+    c = to_cupyx(_multiply(operand, other, _method(method, deterministic), right))
     return c.T if by_columns else c
 
 

@@ -106,7 +106,8 @@ def symbolic(a: CSR, b: CSR, *, deterministic: bool = False) -> Pattern:
     c, product = _Product(a, b, deterministic).run()
     x = product.operands
     if x is not None:  # the structure is kept, the values are not
-        x.a, x.b = (CSR(m.indptr, m.indices, m.data[:0], m.shape) for m in (x.a, x.b))
+        a, b = (CSR(m.indptr, m.indices, m.data[:0], m.shape) for m in (x.a, x.b))
+        x = replace(x, a=a, b=b)
     return Pattern(c.indptr, c.indices, c.shape, x, product.work)
 
 

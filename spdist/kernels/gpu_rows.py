@@ -80,6 +80,8 @@ FACTS = WIDTHS + SLOTS
 
 VERY_LONG = 8192
 """Entries of rows of A above which thread blocks share their analysis, as in rows.cu."""
+NODE_MEAN = 1.5
+"""Rows that nodes have in the mean where those of more products than are sorted are multiplied as nodes."""
 NODE_WARPS = 2
 SHARE = 128
 """Entries of A that a thread block takes of a long row, as in long_rows.cu."""
@@ -206,6 +208,11 @@ class Facts:
         return [int(count) for count in self.host[COUNTS : COUNTS + SLOTS].tolist()]
 
 
+def address(array: Any) -> int:
+    """Return where an array of CuPy starts."""
+    return int(array.data.ptr)
+
+
 @dataclass(eq=False)
 class Operands:
     """A product's operands, kernels and what its families of rows share."""
@@ -220,15 +227,15 @@ class Operands:
     same_b: Any = None
     longest_a: int = 0
 
-    @property
-    def pattern(self) -> tuple[Any, ...]:
+    @functools.cached_property
+    def pattern(self) -> tuple[int, ...]:
         """The arguments of kernels that count."""
-        return self.a.indptr, self.a.indices, self.b.indptr, self.b.indices
+        return tuple(address(array) for m in (self.a, self.b) for array in (m.indptr, m.indices))
 
-    @property
-    def arrays(self) -> tuple[Any, ...]:
+    @functools.cached_property
+    def arrays(self) -> tuple[int, ...]:
         """The arguments of kernels that multiply."""
-        return self.a.indptr, self.a.indices, self.a.data, self.b.indptr, self.b.indices, self.b.data
+        return tuple(address(array) for m in (self.a, self.b) for array in (m.indptr, m.indices, m.data))
 
 
 @dataclass(eq=False)
@@ -332,16 +339,16 @@ class NodeRows(Rows):
 
     def prepared(self, x: Operands) -> None:
         """Keep the nodes."""
-        self.count, self.width, self.most_rows = (
-            x.facts[self._facts],
-            x.facts[self._facts + 2],
-            x.facts[self._facts + 3],
-        )
+        self.width, self.most_rows = x.facts[self._facts + 2], x.facts[self._facts + 3]
 
     def others(self, x: Operands) -> Rows | None:
-        """Return the rows that are in no node."""
-        count = x.facts[self._facts + 1]
-        return rows_of(self.kind, self.number, self.rest, count) if count else None
+        """Return the rows that are in no node: all, where they are long and most nodes are single rows."""
+        listed, nodes, rest = self.count, x.facts[self._facts], x.facts[self._facts + 1]
+        if isinstance(self.kind, RankClass) and NODE_MEAN * nodes > listed - rest:
+            self.count = 0
+            return rows_of(self.kind, self.number, self.rows, listed)
+        self.count = nodes
+        return rows_of(self.kind, self.number, self.rest, rest) if rest else None
 
     def count_entries(self, x: Operands) -> None:
         """Write the lengths of the rows of C."""
@@ -357,8 +364,8 @@ class NodeRows(Rows):
     def fill(self, x: Operands, c: CSR) -> None:
         """Write the rows of C."""
         words, rows = ceil_div(self.width, 32), self.most_rows
-        capacity, stride = workspace.node_fill_shared(words, rows, self.most_entries, c.dtype.itemsize)
-        sizes = words, rows, capacity, stride
+        *held, stride = workspace.node_fill_shared(words, rows, self.most_entries, c.dtype.itemsize)
+        sizes = words, rows, *held, stride
         args = self.count, self.nodes, self.starts, *sizes, x.same_b, *x.arrays, c.indptr, c.indices, c.data
         self._launch(x, "fill single" if rows == 1 else "fill", args, stride)
 

@@ -101,9 +101,13 @@ long_columns(const u32* __restrict__ list, const i64 words, const u64* __restric
     }
 }
 
+constexpr int KEPT = 512;  // columns of C that a thread block adds up before it adds to C
+
 // Add the products of the listed rows.
 //
 // Launch  as `long_mark`.
+// Shared  sums of KEPT columns, the first that come for their places: where many rows of B have an entry in the same few
+//         columns, thread blocks would wait for each other at these entries of C.
 // Pre     masks, ranks, c_indptr; c_data zero.
 // Post    values summed by atomics, in any order.
 template <typename Value, typename Index, typename Pointer>
@@ -115,11 +119,28 @@ long_fill(const u32* __restrict__ list, const i64 words, const u64* __restrict__
     const u32 row = list[blockIdx.y];
     const Pointer begin = a_indptr[row] + (Pointer)blockIdx.x * SHARE, end = min(begin + SHARE, a_indptr[row + 1]);
     if (begin >= end) return;
+    using Column = typename Unsigned<sizeof(Index)>::Type;
+    constexpr Column NONE = ~(Column)0;
+    __shared__ Column columns[KEPT];
+    __shared__ __align__(16) char sum_bytes[KEPT * sizeof(Value)];
+    Value* sums = reinterpret_cast<Value*>(sum_bytes);
+    for (int i = threadIdx.x; i < KEPT; i += 256) columns[i] = NONE, sums[i] = Value(0);
     const u64* mask = masks + words * blockIdx.y;
     const u32* rank = ranks + words * blockIdx.y;
     Value* out = c_data + c_indptr[row];
+    const auto entry = [&](const Column column) {
+        return out + rank[column >> 6] + __popcll(mask[column >> 6] & ((1ull << (column & 63)) - 1));
+    };
+    __syncthreads();
     visit_share<8>(begin, end, a_indices, b_indptr, [&](const Pointer at, const Pointer t) {
-        const i64 column = b_indices[t], word = column >> 6;
-        atomic_add(out + rank[word] + __popcll(mask[word] & ((1ull << (column & 63)) - 1)), a_data[at] * b_data[t]);
+        const Column column = (Column)b_indices[t];
+        const u32 place = ((u32)column * 2654435761u) / (0xffffffffu / KEPT + 1);
+        Column there = *(volatile Column*)&columns[place];
+        if (there == NONE) there = atomicCAS(&columns[place], NONE, column);
+        if (there == NONE || there == column) atomic_add(sums + place, a_data[at] * b_data[t]);
+        else atomic_add(entry(column), a_data[at] * b_data[t]);
     });
+    __syncthreads();
+    for (int i = threadIdx.x; i < KEPT; i += 256)
+        if (columns[i] != NONE) atomic_add(entry(columns[i]), sums[i]);
 }

@@ -115,7 +115,7 @@ FEW_TASKS = 256
 """Parts of rows that a class should have at least."""
 RANKED = 6
 """Classes, the last ones, whose rows may be ranked or form nodes: those of more than 512 products."""
-SMALL_BYTES = 128 << 20
+SMALL_BYTES = 48 << 20
 """Bytes of products up to which the host does not wait for nnz(C): C is cut from buffers that hold all products."""
 SMALL_ROWS = 1 << 18
 """Rows up to which such a product is made by one kernel if one class has all of them."""
@@ -190,8 +190,8 @@ def node_count_shared(words: int) -> int:
     return 4 * words
 
 
-def node_fill_shared(words: int, rows: int, most_entries: int, value_itemsize: int) -> tuple[int, int]:
-    """Return the entries of a row that a warp of `node_fill` holds at once, and its bytes of shared memory.
+def node_fill_shared(words: int, rows: int, most_entries: int, value_itemsize: int) -> tuple[int, int, int]:
+    """Return the entries of each of `rows` rows, and of a single row, that a warp of `node_fill` holds; its bytes.
 
     Parameters
     ----------
@@ -206,7 +206,8 @@ def node_fill_shared(words: int, rows: int, most_entries: int, value_itemsize: i
     room = max(64, (24 << 10) // (value_itemsize * rows))
     capacity = _round_up(min(most_entries, room), 4)  # what follows the values stays aligned
     values = _round_up(value_itemsize * (32 + capacity) * rows, 16)
-    return capacity, values + _round_up(8 * words + 4 * capacity, 16)
+    most = min(_round_up(most_entries, 4), rows * capacity)
+    return capacity, most, values + _round_up(8 * words + 4 * most, 16)
 
 
 def rowwise_workspace(

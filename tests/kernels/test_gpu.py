@@ -158,6 +158,38 @@ def test_more_products_than_int32():
     assert float(abs(c.data - 1500).max()) == 0.0
 
 
+@pytest.mark.slow
+def test_more_entries_than_int32():
+    import cupy
+
+    if cupy.cuda.runtime.memGetInfo()[0] < 24 << 30:
+        pytest.skip("C takes 17 GB")
+    nrows, ncols, half = 27_000, 80_000, 75_000
+    starts = np.array([0, ncols - half])  # two rows of B, which share most of their columns and have all between them
+    b = CSR(
+        cupy.asarray([0, half, 2 * half], np.int32),
+        cupy.asarray(np.concatenate([start + np.arange(half) for start in starts]), np.int32),
+        cupy.asarray(np.arange(2 * half) % 7 + 1, np.float32),
+        (2, ncols),
+    )
+    factors = cupy.asarray(np.arange(2 * nrows) % 5 + 1, np.float32)
+    entries = cupy.arange(2 * nrows, dtype=np.int32)
+    a = CSR(cupy.arange(0, 2 * nrows + 1, 2, dtype=np.int32), entries % 2, factors, (nrows, 2))
+    c = gpu.multiply(a, b)
+    assert c.nnz == nrows * ncols > 2**31
+    assert c.indptr.dtype == np.int64
+    assert bool((c.indptr == ncols * cupy.arange(nrows + 1)).all())
+    dense = cupy.zeros((2, ncols), np.float32)
+    for k, start in enumerate(starts):
+        dense[k, start : start + half] = b.data[k * half : (k + 1) * half]
+    for first in range(0, nrows, 3000):
+        rows = slice(first * ncols, (first + 3000) * ncols)
+        assert bool((c.indices[rows].reshape(-1, ncols) == cupy.arange(ncols)).all())
+        expected = factors.reshape(-1, 2)[first : first + 3000, :1] * dense[0]
+        expected += factors.reshape(-1, 2)[first : first + 3000, 1:] * dense[1]
+        assert bool((c.data[rows].reshape(-1, ncols) == expected).all())
+
+
 @pytest.mark.parametrize("spoil", ["column", "negative column", "offset", "unsorted", "duplicate"])
 def test_bad_operands_are_refused(spoil):
     good = sp.random(300, 300, density=0.05, random_state=1, format="csr")

@@ -70,8 +70,9 @@ def test_a_part_of_a_row_fits_in_shared_memory(width, products, itemsize):
 
 @given(st.integers(1, 1 << 11), st.integers(1, 6), st.integers(1, 20_000), st.sampled_from([4, 8, 16]))
 def test_a_node_fits_in_shared_memory(words, rows, entries, itemsize):
-    capacity, stride = workspace.node_fill_shared(words, rows, entries, itemsize)
+    capacity, most, stride = workspace.node_fill_shared(words, rows, entries, itemsize)
     assert capacity % 4 == 0
+    assert capacity <= most <= rows * capacity
     assert capacity >= min(entries, 64)
     assert stride % 16 == 0
     assert 2 * stride <= workspace.SHARED_BYTES
