@@ -41,8 +41,8 @@ NODE_LEAST = 1 << 14
 """Rows below which a warp a row, as nodes have it, leaves most of the device idle."""
 FEW_SLOTS = 1 << 21
 """Rows times products of the next class up to which rows join it: launches of their own would take longer."""
-FEW_ROWS = 1 << 14
-"""Rows of a product that join one class if all of them are sorted in registers."""
+FEW_ROWS, FEW_ROWS_AT_ONCE = 1 << 14, 1 << 16
+"""Rows up to which all that are sorted in registers join one class; and if one kernel then makes all of the product."""
 FEW_PARTS = 1 << 11
 """The same for rows that thread blocks share: rows times their parts."""
 NARROW_COLUMNS = 1 << 22
@@ -163,13 +163,15 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     return (kernels.with_wide_keys() if index != "int" else kernels).sources()
 
 
-def share_rows(counts: list[int]) -> list[tuple[int, int, int]]:
+def share_rows(counts: list[int], small: bool = False) -> list[tuple[int, int, int]]:
     """Share the rows of a product out to classes; classes of few rows join the next that has any.
 
     Parameters
     ----------
     counts : (SLOTS,) ints
         Rows of each class, the empty rows first.
+    small : bool
+        Whether one kernel makes the product if one class has all rows.
 
     Returns
     -------
@@ -178,10 +180,12 @@ def share_rows(counts: list[int]) -> list[tuple[int, int, int]]:
     """
     shares = []
     first = start = counts[0]
-    present = [(number, rows) for number, rows in enumerate(counts[1:]) if rows]
     last_sorted = len(gpu_rows.SORT_CLASSES) - 1
-    if len(present) > 1 and present[-1][0] <= last_sorted and sum(counts) <= FEW_ROWS:
-        return [(last_sorted, first, sum(counts) - first)]  # its kernel sorts shorter rows as such
+    in_sorted = sum(counts[1 : last_sorted + 2])
+    at_once = small and in_sorted + counts[0] == sum(counts)
+    if 0 < in_sorted <= (FEW_ROWS_AT_ONCE if at_once else FEW_ROWS) and in_sorted > max(counts[1 : last_sorted + 2]):
+        counts = [counts[0], *[0] * last_sorted, in_sorted, *counts[last_sorted + 2 :]]  # its kernel adapts to the row
+    present = [(number, rows) for number, rows in enumerate(counts[1:]) if rows]
     for place, (number, rows) in enumerate(present, 1):
         start += rows
         later = CLASSES[present[place][0]] if place < len(present) else None
@@ -249,12 +253,11 @@ class _Product:
             return CSR(c.indptr.astype(np.int32), c.indices, c.data, c.shape) if c.nnz <= INT32_MAX else c
         self.work = self._prepare(self._families())
         in_nodes = any(isinstance(rows, NodeRows) for rows in self.work)
-        entry = self.dtype.itemsize + x.a.indices.itemsize
         # C of a small product is cut from buffers for all products, so that the host need not wait for nnz(C) before.
-        small = products * entry <= workspace.SMALL_BYTES and not in_nodes
+        small = self._is_small() and not in_nodes
         indptr = self.cupy.empty(self.a.nrows + 1, x.a.indptr.dtype)
         first = self.work[0] if self.work else None
-        if small and self.a.nrows <= workspace.SMALL_ROWS and isinstance(first, SortRows) and first.has_all:
+        if small and isinstance(first, SortRows) and first.has_all:
             c = self._allocate(indptr, products)
             first.fill_at_once(x, c, facts.at(gpu_rows.FACTS), facts.on_host(gpu_rows.NNZ_C))
             return self._cut(c)
@@ -265,6 +268,13 @@ class _Product:
         c = self._allocate(indptr, products if small else self._count(in_nodes))
         _side_by_side([functools.partial(rows.fill, x, c) for rows in self.work])
         return self._cut(c) if small else c
+
+    def _is_small(self) -> bool:
+        """Whether buffers for all products are small."""
+        x = self.operands
+        assert x is not None
+        entry = self.dtype.itemsize + x.a.indices.itemsize
+        return x.facts[gpu_rows.PRODUCTS] * entry <= workspace.SMALL_BYTES and self.a.nrows <= workspace.SMALL_ROWS
 
     def _count(self, in_nodes: bool) -> int:
         """Wait for nnz(C), and for what `count_entries` has found about nodes."""
@@ -277,12 +287,9 @@ class _Product:
         return self.known_nnz
 
     def _cut(self, c: CSR) -> CSR:
-        """Wait for nnz(C), and return C without what its buffers have beyond it; a copy where that is most of them."""
+        """Wait for nnz(C), and return C without what its buffers have beyond it."""
         nnz = self._count(False)
-        indices, data = c.indices[:nnz], c.data[:nnz]
-        if 2 * nnz < c.nnz:
-            indices, data = indices.copy(), data.copy()
-        return CSR(c.indptr, indices, data, self.shape)
+        return CSR(c.indptr, c.indices[:nnz], c.data[:nnz], self.shape)
 
     def _allocate(self, indptr: Any, nnz: int) -> CSR:
         """Return C without its entries."""
@@ -319,7 +326,7 @@ class _Product:
         """Return the rows of each class, for the kernels that suit them."""
         x, nrows = self.operands, self.a.nrows
         assert x is not None
-        shares = share_rows(x.facts.class_rows())
+        shares = share_rows(x.facts.class_rows(), self._is_small())
         if len(shares) == 1 and isinstance(CLASSES[shares[0][0]], SortClass):
             return [SortRows(CLASSES[shares[0][0]], shares[0][0], 0, nrows)]  # all rows, the empty ones too
         rows = x.listed = self.cupy.empty(nrows, np.uint32)

@@ -342,9 +342,10 @@ class NodeRows(Rows):
         self.width, self.most_rows = x.facts[self._facts + 2], x.facts[self._facts + 3]
 
     def others(self, x: Operands) -> Rows | None:
-        """Return the rows that are in no node: all, where they are long and most nodes are single rows."""
+        """Return the rows in no node: all, where they are long, most nodes single rows, and C is not too wide."""
         listed, nodes, rest = self.count, x.facts[self._facts], x.facts[self._facts + 1]
-        if isinstance(self.kind, RankClass) and NODE_MEAN * nodes > listed - rest:
+        ranked = isinstance(self.kind, RankClass) and x.b.ncols <= workspace.PART_COLUMNS * self.kind.parts
+        if ranked and NODE_MEAN * nodes > listed - rest:
             self.count = 0
             return rows_of(self.kind, self.number, self.rows, listed)
         self.count = nodes

@@ -115,7 +115,7 @@ FEW_TASKS = 256
 """Parts of rows that a class should have at least."""
 RANKED = 6
 """Classes, the last ones, whose rows may be ranked or form nodes: those of more than 512 products."""
-SMALL_BYTES = 48 << 20
+SMALL_BYTES = 32 << 20
 """Bytes of products up to which the host does not wait for nnz(C): C is cut from buffers that hold all products."""
 SMALL_ROWS = 1 << 18
 """Rows up to which such a product is made by one kernel if one class has all of them."""
