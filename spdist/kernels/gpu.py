@@ -43,6 +43,8 @@ FEW_SLOTS = 1 << 21
 """Rows times products of the next class up to which rows join it: launches of their own would take longer."""
 FEW_ROWS, FEW_ROWS_AT_ONCE = 1 << 14, 1 << 16
 """Rows up to which all that are sorted in registers join one class; and if one kernel then makes all of the product."""
+FEW_SHORT_ROWS, JOINED_SLOTS = 1 << 13, 128
+"""The same where rows have, in the mean, fewer products, rounded up to those of their classes."""
 FEW_PARTS = 1 << 11
 """The same for rows that thread blocks share: rows times their parts."""
 NARROW_COLUMNS = 1 << 22
@@ -181,10 +183,9 @@ def share_rows(counts: list[int], small: bool = False) -> list[tuple[int, int, i
     shares = []
     first = start = counts[0]
     last_sorted = len(gpu_rows.SORT_CLASSES) - 1
-    in_sorted = sum(counts[1 : last_sorted + 2])
-    at_once = small and in_sorted + counts[0] == sum(counts)
-    if 0 < in_sorted <= (FEW_ROWS_AT_ONCE if at_once else FEW_ROWS) and in_sorted > max(counts[1 : last_sorted + 2]):
-        counts = [counts[0], *[0] * last_sorted, in_sorted, *counts[last_sorted + 2 :]]  # its kernel adapts to the row
+    in_sorted = counts[1 : last_sorted + 2]
+    if _may_join_all(in_sorted, small and sum(in_sorted) + counts[0] == sum(counts)):
+        counts = [counts[0], *[0] * last_sorted, sum(in_sorted), *counts[last_sorted + 2 :]]
     present = [(number, rows) for number, rows in enumerate(counts[1:]) if rows]
     for place, (number, rows) in enumerate(present, 1):
         start += rows
@@ -193,6 +194,13 @@ def share_rows(counts: list[int], small: bool = False) -> list[tuple[int, int, i
             shares.append((number, first, start - first))
             first = start
     return shares
+
+
+def _may_join_all(counts: list[int], at_once: bool) -> bool:
+    """Return whether the last sorted class should take all rows that are sorted: its kernel adapts to shorter ones."""
+    rows, slots = sum(counts), sum(n * kind.most for n, kind in zip(counts, gpu_rows.SORT_CLASSES, strict=True))
+    most = FEW_ROWS_AT_ONCE if at_once else FEW_ROWS
+    return max(counts) < rows <= (most if slots >= JOINED_SLOTS * rows else FEW_SHORT_ROWS)
 
 
 def _may_join(rows: int, kind: RowClass, later: RowClass | None) -> bool:

@@ -99,6 +99,7 @@ def test_equals_scipy(seed, shape, kinds, types, deterministic, everywhere):
             patch.setattr(gpu, "FEW_SLOTS", 0)
             patch.setattr(gpu, "FEW_ROWS", 0)
             patch.setattr(gpu, "FEW_ROWS_AT_ONCE", 0)
+            patch.setattr(gpu, "FEW_SHORT_ROWS", 0)
             patch.setattr(gpu, "FEW_PARTS", 0)
         if seed % 2:  # as for large products
             patch.setattr(workspace, "SMALL_BYTES", 0)

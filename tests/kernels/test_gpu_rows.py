@@ -53,8 +53,11 @@ def test_few_rows_join_the_next_sorted_class(counts):
 def test_few_rows_do_join():
     counts = [3, 10, 20, *[0] * (SLOTS - 3)]
     assert gpu.share_rows(counts) == [(len(SORT_CLASSES) - 1, 3, 30)]
-    counts = [3, 10**4, 10**5, *[0] * (SLOTS - 3)]
-    assert gpu.share_rows(counts) == [(1, 3, 110_000)]
+    counts = [3, 5000, 50_000, *[0] * (SLOTS - 3)]  # too many for a kernel that takes a warp a row
+    assert gpu.share_rows(counts, small=True) == [(1, 3, 55_000)]
+    counts = [3, 5000, *[0] * 4, 50_000, *[0] * (SLOTS - 7)]
+    assert gpu.share_rows(counts, small=True) == [(len(SORT_CLASSES) - 1, 3, 55_000)]
+    assert gpu.share_rows(counts) == [(5, 3, 55_000)]
     counts = [0, 10**7, 20, *[0] * (SLOTS - 3)]
     assert gpu.share_rows(counts) == [(0, 0, 10**7), (1, 10**7, 20)]
 
