@@ -90,7 +90,8 @@ def multiply(a: CSR, b: CSR, *, deterministic: bool = False) -> CSR:
     Returns
     -------
     CSR
-        Canonical, with the structural pattern. Indices have A's dtype; indptr is int64 where nnz needs it.
+        Canonical, with the structural pattern. Indices have the wider dtype of the two; indptr is int64 where nnz needs
+        it. A small C is cut from buffers for all products, which it keeps: 32 MiB at most.
 
     Raises
     ------
