@@ -27,6 +27,8 @@ WHAT = {
     "schedule": "hand out the blocks",
 }
 
+GPU_STAGES = ("gpu prepare", "gpu upload", "gpu multiply", "gpu download")
+
 
 def line(text: str) -> None:
     """Print one line."""
@@ -164,26 +166,37 @@ def plan_table(plan: Plan) -> None:
     )
 
 
+def _stage_table(report: Report) -> Table:
+    """Return what each stage took; those of the GPU lie within multiply and overlap."""
+    table = Table(title=None)
+    for name in ("stage", "tasks", "seconds", "share", "moved", "GB/s"):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    total = sum(stage["seconds"] for name, stage in report.stages.items() if name not in GPU_STAGES) or 1.0
+    for name, stage in sorted(report.stages.items(), key=lambda item: (item[0] in GPU_STAGES, -item[1]["seconds"])):
+        rate = stage["bytes"] / stage["seconds"] / 1e9 if stage["seconds"] else 0.0
+        share = "" if name in GPU_STAGES else f"{stage['seconds'] / total:.0%}"
+        table.add_row(
+            name, f"{stage['tasks']:,.0f}", f"{stage['seconds']:.2f}", share, format_bytes(stage["bytes"]), f"{rate:.2f}"
+        )  # fmt: skip
+    return table
+
+
+def _bound_by(report: Report) -> str:
+    """Return the stage that took longest."""
+    stages = {name: stage["seconds"] for name, stage in report.stages.items() if name not in GPU_STAGES}
+    return max(stages, key=lambda name: stages[name], default="nothing")
+
+
 def report_table(report: Report, target: str) -> None:
     """Print what a multiplication did."""
     if report.state == "already finished":
         _out.print(f"{target} is finished already: {report.nnz:,} entries", markup=False)
     else:
-        table = Table(title=None)
-        for name in ("stage", "tasks", "seconds", "share", "moved", "GB/s"):
-            table.add_column(name, justify="left" if name == "stage" else "right")
-        total = sum(stage["seconds"] for stage in report.stages.values()) or 1.0
-        for name, stage in sorted(report.stages.items(), key=lambda item: -item[1]["seconds"]):
-            rate = stage["bytes"] / stage["seconds"] / 1e9 if stage["seconds"] else 0.0
-            table.add_row(
-                name, f"{stage['tasks']:,.0f}", f"{stage['seconds']:.2f}", f"{stage['seconds'] / total:.0%}",
-                format_bytes(stage["bytes"]), f"{rate:.2f}",
-            )  # fmt: skip
-        _out.print(table)
+        _out.print(_stage_table(report))
         memory = f"{format_bytes(report.peak_memory)} of {format_bytes(report.memory_limit)}"
         _out.print(
             f"{target}: {report.nnz:,} entries in {report.seconds:.2f} s, {report.blocks:,} blocks, "
-            f"engine {report.engine}; worst worker used {memory}",
+            f"engine {report.engine}; worst worker used {memory}; bounded by {_bound_by(report)}",
             markup=False,
         )
     if report.verification is not None:
