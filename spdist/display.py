@@ -175,9 +175,8 @@ def _stage_table(report: Report) -> Table:
     for name, stage in sorted(report.stages.items(), key=lambda item: (item[0] in GPU_STAGES, -item[1]["seconds"])):
         rate = stage["bytes"] / stage["seconds"] / 1e9 if stage["seconds"] else 0.0
         share = "" if name in GPU_STAGES else f"{stage['seconds'] / total:.0%}"
-        table.add_row(
-            name, f"{stage['tasks']:,.0f}", f"{stage['seconds']:.2f}", share, format_bytes(stage["bytes"]), f"{rate:.2f}"
-        )  # fmt: skip
+        figures = f"{stage['tasks']:,.0f}", f"{stage['seconds']:.2f}", share, format_bytes(stage["bytes"])
+        table.add_row(name, *figures, f"{rate:.2f}")
     return table
 
 
