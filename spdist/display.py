@@ -158,8 +158,11 @@ def plan_table(plan: Plan) -> None:
     if largest is not None:
         for what, size in (("A", largest.a_bytes), ("B", largest.b_bytes), ("C", largest.c_bytes)):
             memory.add_row(f"largest block's {what}, times {plan.pairs}", format_bytes(plan.pairs * size))
-    memory.add_row("projected", format_bytes(plan.projected_memory))
-    memory.add_row("limit", format_bytes(plan.memory_limit))
+    memory.add_row("projected", format_bytes(plan.projected_host_memory))
+    memory.add_row("limit", format_bytes(plan.host_limit))
+    if plan.on_gpu:
+        memory.add_row("projected, of its GPU", format_bytes(plan.projected_memory))
+        memory.add_row("limit, of its GPU", format_bytes(plan.memory_limit))
     _out.print(memory)
     _out.print(
         f"about {plan.seconds(2):.1f} s with 2 workers, {plan.seconds(16):.1f} s with 16; bounded by {plan.bound_by}"
