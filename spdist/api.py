@@ -152,9 +152,9 @@ def plan(
     Parameters
     ----------
     a, b : path, URL or StoredMatrix
-    engine : {"auto", "scipy", "numba"}
-    memory_limit : int or str
-        Bytes a worker may use, as a number or for instance ``"512MiB"``.
+    engine : {"auto", "scipy", "numba", "cuda"}
+    memory_limit, host_limit : int or str, optional
+        As in `multiply`: bytes, as a number or for instance ``"512MiB"``.
     grid : (int, int, int), optional
         Force the number of row, inner and column blocks.
 
@@ -168,7 +168,8 @@ def plan(
     MemoryBoundError
         If the smallest block does not fit; says how much is needed.
     InputError
-        If A or B is not a matrix, or their shapes do not fit.
+        If A or B is not a matrix, their shapes do not fit, or the engine does not multiply their values; or if there is
+        no GPU here to say what is free, and no `memory_limit`.
     """
     from spdist.scheduler.sizes import make_plan
 
@@ -267,7 +268,8 @@ def multiply(
         Bytes on each worker. With the engines of the CPU: what blocks, buffers and waiting results may take beyond what
         the worker holds idle, 2GiB by default. With "cuda": of the GPU's memory, by default 0.9 of what is free.
     host_limit : int or str, optional
-        Bytes of the host's memory for a worker with a GPU; 8GiB by default.
+        Bytes that blocks and buffers may take of the host's memory on a worker with a GPU, page-locked memory for the
+        way to the GPU not counted; 8GiB by default.
     grid : (int, int, int), optional
         Force the number of row, inner and column blocks.
     workers : int, optional
