@@ -278,6 +278,7 @@ def multiply(
         Address of a running Dask scheduler to use instead.
     resume : bool
         Continue an unfinished C by its stored plan; start afresh where there is none, do nothing on a finished one.
+        With "cuda", `memory_limit` may be another than before.
     overwrite : bool
         Replace an old C, once the new one is whole.
     check : bool
@@ -442,6 +443,8 @@ def _prepare(
         content = storage.read_note(found[0], PLAN_NOTE)
         if content is not None:
             stored = Plan.from_json(content)
+            if stored.on_gpu and limits["memory_limit"] is not None:
+                stored = stored.through_gpu(parse_bytes(limits["memory_limit"]))
             return _Job(left, right, lambda: stored, target, found[0], False, facts, stored.on_gpu)
         storage.remove(found[0])
     check_operands(left, right, grid)
