@@ -158,7 +158,7 @@ def test_a_run_goes_on_with_more_of_the_gpu(host_gpu, tmp_path):
     a, c = "memory://cuda/a.zarr", "memory://cuda/c.zarr"
     api.save(a, m.tocsr(), overwrite=True)
     options = {"engine": "cuda", "grid": (7, 1, 1)}
-    with pytest.raises(MemoryBoundError, match=r"row .* raise memory_limit"):
+    with pytest.raises(MemoryBoundError, match=r"row 200 of A .* raise memory_limit"):
         api.multiply(a, a, c, memory_limit=9000, overwrite=True, **options)
     report = api.multiply(a, a, c, memory_limit="1MiB", resume=True, check=True, **options)
     assert (report.state, report.memory_limit) == ("resumed", 1 << 20)

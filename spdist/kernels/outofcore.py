@@ -562,6 +562,8 @@ class Run:
     ----------
     capacity : int or None
         Entries of C for which there is room; None: all.
+    first_row : int
+        What messages call row 0 of A.
     """
 
     a: CSR
@@ -572,6 +574,7 @@ class Run:
     start: int
     capacity: int | None
     report: Report
+    first_row: int = 0
 
     def __post_init__(self) -> None:
         a, b = self.a, self.b
@@ -708,14 +711,15 @@ class Run:
 
     def _widen(self, error: _RowTooLongError) -> None:
         """Go on with one slot that has all the room, for the sake of a long row."""
+        row = self.first_row + error.staged.start
         if len(self.slots) == 1:
             raise MemoryBoundError(
-                f"row {error.staged.start:,} of A expands to {error.staged.products:,} products and needs more than "
+                f"row {row:,} of A expands to {error.staged.products:,} products and needs more than "
                 f"{format_bytes(error.needed)} on the GPU, but memory_limit={format_bytes(self.memory_limit)} leaves "
                 f"{format_bytes(self.slots[0].size)} for a block: raise memory_limit, or cut the inner dimension with "
                 f"a grid"
             )
-        logger.info("row %d needs more than a slot: one block at a time from here on", error.staged.start)
+        logger.info("row %d needs more than a slot: one block at a time from here on", row)
         self._land_all()
         self._wait()
         self._take_slots(1)
@@ -862,11 +866,13 @@ def multiply(a: CSR, b: CSR, device: Any, *, pairs: int = PAIRS, report: Report 
 
 
 def multiply_rows(
-    a: CSR, b: CSR, start: int, capacity: int | None, device: Any, *, pairs: int = PAIRS, report: Report = ignore
-) -> CSR:
+    a: CSR, b: CSR, start: int, capacity: int | None, device: Any, *, pairs: int = PAIRS, report: Report = ignore,
+    first_row: int = 0,
+) -> CSR:  # fmt: skip
     """Return as many whole rows of ``a @ b``, from `start` on, as fit in `capacity` entries; None: all.
 
-    A first row longer than that is returned whole, alone. Arguments else as for `multiply`.
+    A first row longer than that is returned whole, alone. The message that a row does not fit calls row 0 of A
+    `first_row`. Arguments else as for `multiply`.
 
     Raises
     ------
@@ -879,4 +885,4 @@ def multiply_rows(
         raise MatrixError(
             f"A has {a.ncols:,} columns but B has {b.nrows:,} rows: A @ B needs as many rows of B as A has columns"
         )
-    return Run(a, b, device, device.memory_limit, pairs, start, capacity, report).multiply()
+    return Run(a, b, device, device.memory_limit, pairs, start, capacity, report, first_row).multiply()
