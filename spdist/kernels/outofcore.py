@@ -180,7 +180,10 @@ class Device(Protocol):
     """A device with memory for slots, and perhaps for B."""
 
     def slots(self, count: int, size: int, kept: int) -> list[Any]:
-        """Return slots of `size` bytes each, or less where the device has less; `kept` bytes stay free for B."""
+        """Return slots of `size` bytes each, or less where the device has less; `kept` bytes stay free for B.
+
+        Those given before lose their memory first.
+        """
 
     def keep(self, b: CSR | None, kinds: Kinds) -> bool:
         """Keep B on the device for the blocks to come, or nothing; return whether B is there."""
@@ -639,7 +642,6 @@ class Run:
     def _take_slots(self, pairs: int) -> None:
         """Take the slots of so many pairs; the only one of a single pair has all the room there is."""
         shares = device_shares(self.b_bytes if self.resident else 0, self.memory_limit, pairs)
-        self.slots, self.turns = [], iter(())  # their memory must be free before there are others
         self.slots = self.device.slots(pairs, shares.slot, shares.kept)
         self.turns = itertools.cycle(self.slots)
 
@@ -699,8 +701,7 @@ class Run:
                 later = [(other.staged.start, other.staged.stop) for other in waiting]
                 backlog.extendleft(reversed([(error.staged.start, flight.staged.stop), *later]))
                 waiting.clear()
-                del flight  # nothing may hold a slot, for its memory is to be free: nor may the frames of the error
-                self._widen(error.with_traceback(None))
+                self._widen(error)
         self._land_all()
 
     def _send(self, slot: Any, staged: Staged) -> _Flight:
