@@ -27,6 +27,10 @@ PIECE = 32 << 20
 """Bytes that a thread takes from the system at a time."""
 
 
+SPARE = 1.5
+"""Memory that is kept may be so many times as large as what is asked for: else each size of C would keep its own."""
+
+
 class _Lease:
     """Memory on loan from a pool: goes back with the last array on it."""
 
@@ -48,9 +52,9 @@ class Pool:
     def take(self, size: int) -> Bytes:
         """Return `size` bytes, a size of `pinned_bytes`."""
         with self.lock:
-            kept = self.free.get(size)
-            memory = kept.pop() if kept else None
-        return np.asarray(_Lease(self, _lock(size) if memory is None else memory))
+            fitting = [other for other, kept in self.free.items() if size <= other <= SPARE * size and kept]
+            memory = self.free[min(fitting)].pop() if fitting else None
+        return np.asarray(_Lease(self, _lock(size) if memory is None else memory))[:size]
 
     def give_back(self, memory: Bytes) -> None:
         """Keep memory for the next to take."""
