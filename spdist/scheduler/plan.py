@@ -158,7 +158,7 @@ class Plan:
     column_bounds: tuple[int, ...]
     blocks: tuple[Block, ...]
     expansion: int
-    host_limit: int
+    host_limit: int = 0
     device_memory: int = 0
 
     @property
