@@ -550,7 +550,12 @@ def _limits(engine: str, memory_limit: int | str | None, host_limit: int | str |
     from spdist.kernels.gpu_device import free_memory
     from spdist.scheduler.cluster import count_gpus
 
-    count_gpus()
+    try:
+        count_gpus()
+    except InputError as error:
+        raise InputError(
+            f"no memory_limit is given, and no GPU here says what it has free: give one. {error}"
+        ) from None
     return free_memory(), host
 
 
