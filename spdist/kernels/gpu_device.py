@@ -77,6 +77,10 @@ class GpuSlot:
         if nbytes:
             self.cupy.cuda.runtime.memcpyAsync(target, source, nbytes, kind, self.stream.ptr)
 
+    def release(self) -> None:
+        """Let go of the memory, whoever still holds the slot: a traceback may."""
+        self.arena.memory, self.staged, self.c = None, None, None
+
     def upload(self, staged: Staged) -> None:
         """Send a block; returns at once."""
         self.steps = [("upload", 0, staged.nbytes, time.time())]
@@ -160,7 +164,7 @@ class Gpu:
         self.b: CSR | None = None
         self.peak = 0
         self.kinds: Kinds | None = None
-        self._kept: tuple[Any, Kinds] | None = None
+        self._kept: tuple[CSR, Kinds] | None = None
         self._slots: list[GpuSlot] = []
         self._slot_bytes = self._b_bytes = 0
 
@@ -188,6 +192,8 @@ class Gpu:
             self._forget()
         if len(self._slots) == count and self._slot_bytes == size:
             return self._slots
+        for slot in self._slots:
+            slot.release()
         self._slots = []
         self._slot_bytes = size
         while not self._slots:
@@ -217,7 +223,9 @@ class Gpu:
         self.b, self._kept, self._b_bytes = None, None, 0
 
     def keep(self, b: CSR | None, kinds: Kinds) -> bool:
-        """Keep B on the GPU, or nothing; one that is there already is not sent again. Return whether B is there.
+        """Keep B on the GPU, or nothing; return whether B is there.
+
+        One of the same arrays is not sent again: these must not change from product to product.
 
         Raises
         ------
@@ -229,7 +237,7 @@ class Gpu:
                 f"dtype {kinds.value} is not multiplied on the GPU: convert it to float32, float64 or complex"
             )
         self.kinds = kinds
-        if b is not None and self._kept is not None and self._kept[0] is b.indices and self._kept[1] == kinds:
+        if b is not None and self._kept is not None and _is_same(self._kept[0], b) and self._kept[1] == kinds:
             return True
         self._forget()
         if b is None:
@@ -247,7 +255,7 @@ class Gpu:
         self._send(b.indices, kinds.index, memory.ptr + part.indices, stream)
         self._send(b.indptr, kinds.pointer, memory.ptr + part.indptr, stream)
         self.b = self._matrix(memory, part, kinds)
-        self._kept = b.indices, kinds
+        self._kept = b, kinds
         return True
 
     def _send(self, array: Any, dtype: np.dtype[Any], target: int, stream: Any) -> None:
@@ -297,6 +305,12 @@ class Gpu:
     def allocate(self, size: int, /) -> Bytes:
         """Return page-locked memory."""
         return pinned(size)
+
+
+def _is_same(b: CSR, other: CSR) -> bool:
+    """Return whether two matrices are of the same arrays."""
+    same = b.indptr is other.indptr and b.indices is other.indices and b.data is other.data
+    return same and b.shape == other.shape
 
 
 @functools.cache

@@ -210,6 +210,8 @@ class Products:
     ----------
     a, b : CSR
     threads : int
+    rows : (nrows,) int64, optional
+        What messages call the rows of A, if not by their places.
 
     Attributes
     ----------
@@ -217,11 +219,11 @@ class Products:
         Valid up to the last row that `through` was called for.
     """
 
-    def __init__(self, a: CSR, b: CSR, threads: int) -> None:
+    def __init__(self, a: CSR, b: CSR, threads: int, rows: Int64Array | None = None) -> None:
         from spdist.kernels.prepare import count_products
 
         self.before = np.zeros(a.nrows + 1, np.int64)
-        self.ncols, left = a.ncols, (a.indptr, a.indices)
+        self.ncols, self.names, left = a.ncols, rows, (a.indptr, a.indices)
         parts = max(1, a.nnz // PARALLEL_ENTRIES)
         cuts = np.searchsorted(a.indptr, np.linspace(0, a.nnz, parts + 1)[1:-1].astype(np.int64))
         starts = np.unique(np.concatenate([[0], cuts, [a.nrows]]))
@@ -244,9 +246,7 @@ class Products:
             start, stop, future = self.coming.popleft()
             total, _, bad = future.result()
             if total < 0:
-                raise MatrixError(
-                    f"row {int(bad):,} of A: offsets or columns out of range; A has {self.ncols:,} columns"
-                )
+                raise _bad_row(bad if self.names is None else self.names[bad], self.ncols)
             self.before[start + 1 : stop + 1] += self.before[start]
             self.rows = stop
 
@@ -260,6 +260,10 @@ class Products:
         for _, _, future in self.coming:
             future.cancel()
         wait(future for _, _, future in self.coming)
+
+
+def _bad_row(row: Any, ncols: int) -> MatrixError:
+    return MatrixError(f"row {int(row):,} of A: offsets or columns out of range; A has {ncols:,} columns")
 
 
 def _now(function: Callable[..., Any], *args: Any) -> Future[Any]:
@@ -310,8 +314,9 @@ class Cutter:
         return each + entries * (self.kinds.entry + self.kinds.pointer.itemsize) + (stop - start) * ROW_BYTES
 
     def next(self, start: int) -> int:
-        """Return where the block from row `start` on ends: one row at least, and products that 31 bits count."""
-        stop = self.stop(start, self._next)
+        """Return where the block from `start` on ends: one row at least, products and entries that 31 bits count."""
+        most = int(np.searchsorted(self.indptr, int(self.indptr[start]) + INT32_MAX, side="right")) - 1
+        stop = min(self.stop(start, self._next), most)
         self._next = min(2 * self._next, self._most)
         while stop > start + 1 and self.products.between(start, stop) > INT32_MAX:
             stop = self.middle(start, stop)
@@ -332,8 +337,10 @@ class Cutter:
             self.b_ratio = staged.b.nnz / staged.products if staged.b else 0.0
 
     def middle(self, start: int, stop: int) -> int:
-        """Return the row that halves the products of a block."""
+        """Return the row that halves the products of a block; its rows, where there are none."""
         before = self.products.before[start : stop + 1]
+        if before[0] == before[-1]:
+            return (start + stop) // 2
         half = (int(before[0]) + int(before[-1])) // 2
         return start + min(max(int(np.searchsorted(before, half)), 1), stop - start - 1)
 
@@ -415,8 +422,8 @@ class Stager:
         words = mark_rows(a.indices, first, last, bits)
         rows, entries = number_rows(bits, places, words[0], words[1], b.indptr)
         low, high = min(64 * words[0], b.nrows), min(64 * words[1], b.nrows)
-        window = int(b.indptr[high] - b.indptr[low])
-        if window <= WINDOW_SHARE * entries:
+        window = int(b.indptr[high] - b.indptr[low]) * kinds.entry + (high - low) * kinds.pointer.itemsize
+        if window <= WINDOW_SHARE * (entries * kinds.entry + rows * kinds.pointer.itemsize):
             bits[words[0] : words[1]] = 0
             return self._with_window(start, stop, low, high, products, begin)
         of_a = lay_out(stop - start, rows, last - first, kinds)
@@ -431,7 +438,7 @@ class Stager:
         a, b, kinds = self.a, self.b, self.kinds
         first, last, of_low = int(a.indptr[start]), int(a.indptr[stop]), int(b.indptr[low])
         entries = int(b.indptr[high]) - of_low
-        inside = a.indices is b.indices and a.data is b.data and low <= start and stop <= high
+        inside = a.indices is b.indices and a.data is b.data and of_low <= first and last <= of_low + entries
         of_a = lay_out(stop - start, high - low, 0 if inside else last - first, kinds)
         of_b = lay_out(high - low, b.ncols, entries, kinds, of_a.end)
         memory = self.allocate(of_b.end)
@@ -528,12 +535,14 @@ class Result:
 
     def shift(self, first: int, rows: int, base: int) -> None:
         """Turn the offsets inside a block that has come back into those of C."""
-        np.add(self.offsets[first : first + rows], base, out=self.indptr[first + 1 : first + rows + 1])
+        ends = self.indptr[first + 1 : first + rows + 1]
+        np.add(self.offsets[first : first + rows], base, out=ends, dtype=np.int64)  # else 32-bit offsets add in 32 bits
 
     def matrix(self) -> CSR:
         """Return C."""
         shape = self.rows, self.ncols
-        return CSR(self.indptr[: self.rows + 1], self.indices[: self.nnz], self.data[: self.nnz], shape)
+        indices = self.indices[: self.nnz].astype(index_dtype(self.ncols), copy=False)  # B may have more rows
+        return CSR(self.indptr[: self.rows + 1], indices, self.data[: self.nnz], shape)
 
 
 @dataclass
@@ -569,7 +578,7 @@ class Run:
         value = result_dtype(a.dtype, b.dtype)
         wide = max(b.nrows, b.ncols) > INT32_MAX
         index = np.dtype(np.int64) if wide else index_dtype(b.ncols)
-        # 31 bits count the entries of a block's A, for a block has no more products than that, but for a single row.
+        # 31 bits count the entries of a block's A, but for a single row: the cutter sees to it.
         longest = int(np.max(np.diff(a.indptr))) if a.nnz > INT32_MAX else 0
         pointer = np.dtype(np.int64 if max(b.nnz, longest, b.ncols if wide else 0) > INT32_MAX else np.int32)
         self.kinds = Kinds(value, index, pointer)
@@ -592,19 +601,25 @@ class Run:
             self.stager = self._stager(self.a, self.cutter, self.start)
             self._learn_from_sample()
             self._loop()
-        finally:
+        except BaseException:
             self._close()
+            raise
+        for error in self._close():
+            raise error
         return self.result.matrix()
 
-    def _close(self) -> None:
-        """Wait for all that is under way."""
+    def _close(self) -> list[Exception]:
+        """Wait for all that is under way, whatever fails; return the errors."""
         self.products.cancel()
         if self.stager is not None:
             self.stager.close()
-        for slot in self.slots:
-            slot.wait()
-        for shift in self.shifts:
-            shift.result()
+        errors = []
+        for wait_for in [slot.wait for slot in self.slots] + [shift.result for shift in self.shifts]:
+            try:
+                wait_for()
+            except Exception as error:
+                errors.append(error)
+        return errors
 
     def _settle(self) -> None:
         """Take the device's memory: for slots, and for B if it stays there."""
@@ -621,6 +636,7 @@ class Run:
     def _take_slots(self, pairs: int) -> None:
         """Take the slots of so many pairs; the only one of a single pair has all the room there is."""
         shares = device_shares(self.b_bytes if self.resident else 0, self.memory_limit, pairs)
+        self.slots, self.turns = [], iter(())  # their memory must be free before there are others
         self.slots = self.device.slots(pairs, shares.slot, shares.kept)
         self.turns = itertools.cycle(self.slots)
 
@@ -629,8 +645,9 @@ class Run:
 
     def _learn_from_sample(self) -> None:
         """Multiply a sample of the rows, so that the first blocks, and C, get about the room that they need."""
-        sample = _rows_of(self.a, _sample(self.a, self.start))
-        cutter = replace(self.cutter, products=Products(sample, self.b, 1), indptr=sample.indptr)
+        rows = _sample(self.a, self.start)
+        sample = _rows_of(self.a, rows)
+        cutter = replace(self.cutter, products=Products(sample, self.b, 1, rows), indptr=sample.indptr)
         stop = cutter.stop(0, cutter.room / 2)
         if not cutter.products.between(0, stop):
             return
@@ -640,8 +657,7 @@ class Run:
             self.cutter.learn(staged, self.slots[0].multiply())
         except ArenaFullError:
             self.cutter.c_ratio = 1 / FIRST_SHARE  # little is known: C grows as blocks come back
-        finally:
-            self.slots[0].wait()
+        self.slots[0].wait()
 
     @functools.cached_property
     def total(self) -> int:
@@ -680,7 +696,8 @@ class Run:
                 later = [(other.staged.start, other.staged.stop) for other in waiting]
                 backlog.extendleft(reversed([(error.staged.start, flight.staged.stop), *later]))
                 waiting.clear()
-                self._widen(error)
+                del flight  # nothing may hold a slot, for its memory is to be free: nor may the frames of the error
+                self._widen(error.with_traceback(None))
         self._land_all()
 
     def _send(self, slot: Any, staged: Staged) -> _Flight:
@@ -700,10 +717,13 @@ class Run:
             )
         logger.info("row %d needs more than a slot: one block at a time from here on", error.staged.start)
         self._land_all()
-        for slot in self.slots:
-            slot.wait()
+        self._wait()
         self._take_slots(1)
         self.cutter = self.stager.cutter = replace(self.cutter, room=self.slots[0].size)
+
+    def _wait(self) -> None:
+        for slot in self.slots:
+            slot.wait()
 
     def _land_all(self) -> None:
         while self.flying:
@@ -722,18 +742,21 @@ class Run:
 
     def _compute(self, flight: _Flight) -> bool:
         """Multiply a block that was sent and send for its C; return whether there is room for more."""
+        needed = 0
         try:
             nnz = flight.slot.multiply()
         except ArenaFullError as full:
-            return self._split(flight, full)
+            needed = full.needed
+        if needed:  # not in the handler: the error's frames hold memory of the slot
+            return self._split(flight, needed)
         self.cutter.learn(flight.staged, nnz)
         return self._fetch(flight, nnz)
 
-    def _split(self, flight: _Flight, full: ArenaFullError) -> bool:
+    def _split(self, flight: _Flight, needed: int) -> bool:
         """Multiply the halves of a block whose C has no room in its slot."""
         start, stop = flight.staged.start, flight.staged.stop
         if stop - start == 1:
-            raise _RowTooLongError(flight.staged, full.needed)
+            raise _RowTooLongError(flight.staged, needed)
         logger.info("rows %d to %d need more than %d bytes: split", start, stop - 1, flight.slot.size)
         middle = self.cutter.middle(start, stop)
         halves = (start, middle), (middle, stop)
@@ -764,7 +787,9 @@ class Run:
         result = self.result
         ends = np.empty(rows, self.kinds.pointer)
         flight.slot.download(rows, 0, ends, result.indices[:0], result.data[:0])
-        flight.slot.wait()
+        for stage in flight.slot.wait():
+            if stage.name != "download":  # that of the entries is to come
+                self.report(stage)
         fitting = int(np.searchsorted(ends, self.most - result.nnz, side="right"))
         if fitting == 0 and result.rows == 0:
             fitting = 1
@@ -786,8 +811,11 @@ class _RowTooLongError(Exception):
 def _sample(a: CSR, start: int) -> Int64Array:
     """Return evenly spaced rows from `start` on."""
     rows = np.unique(np.linspace(start, a.nrows - 1, min(SAMPLE_ROWS, a.nrows - start)).astype(np.int64))
-    lengths = np.cumsum(a.indptr[rows + 1] - a.indptr[rows])
-    step = max(1, ceil_div(int(lengths[-1]), SAMPLE_ENTRIES))
+    lengths = a.indptr[rows + 1] - a.indptr[rows]
+    bad = (lengths < 0) | (a.indptr[rows + 1] > a.nnz)
+    if bad.any():
+        raise _bad_row(rows[np.argmax(bad)], a.ncols)
+    step = max(1, ceil_div(int(lengths.sum()), SAMPLE_ENTRIES))
     return rows[step // 2 :: step] if step < len(rows) else rows[:1]
 
 

@@ -481,11 +481,12 @@ class _Draft:
             at = int(needed.argmax())  # of all the blocks of a refused plan, this one alone is made
             worst = self._assemble(rows, pairs, reserved, budget, slice(at, at + 1)).blocks[0]
         one = worst.stop == worst.start + 1
+        limit = "host_limit" if self.engine in GPU_ENGINES else "memory_limit"
         what = f"row {worst.start:,}" if one else f"the block of rows {worst.start:,} to {worst.stop:,}"
         return None, (
             f"{what} of A expands to {worst.products:,} products and needs {format_bytes(worst.needed)}, but "
-            f"memory_limit={format_bytes(self.memory_limit)} leaves {format_bytes(max(budget, 0))} for a block after "
-            f"{format_bytes(reserved)} for buffers and workspace: raise memory_limit to at least {{needed}}MiB"
+            f"{limit}={format_bytes(self.memory_limit)} leaves {format_bytes(max(budget, 0))} for a block after "
+            f"{format_bytes(reserved)} for buffers and workspace: raise {limit} to at least {{needed}}MiB"
             + (", or ask for a finer grid" if self.grid else "")
         )
 

@@ -110,6 +110,8 @@ class Product:
     engine : str
     memory_limit : int
         Of the GPU, where it multiplies.
+    told : int
+        Timings that were sent to whom it may concern.
     resident : bool
         Whether all of B is kept in memory.
     inner_bounds, column_bounds : tuple of int
@@ -130,6 +132,7 @@ class Product:
     partial: dict[BlockKey, tuple[int, CSR]] = field(default_factory=dict, compare=False)
     totals: dict[str, StageTotal] = field(default_factory=dict, compare=False)
     timings: list[Timing] = field(default_factory=list, compare=False)
+    told: int = field(default=0, compare=False)
     _b: CSR | None = field(default=None, compare=False)
     _band: Held | None = field(default=None, compare=False)
     _lock: Any = field(default=None, compare=False)
