@@ -149,6 +149,8 @@ class Gpu:
         Bytes of device memory, the CUDA context and compiled kernels not counted; by default 0.9 of what is free.
     deterministic : bool
         Whether products are added in the order of A's entries.
+    ahead : int
+        Bytes of page-locked host memory for blocks on their way to the GPU.
 
     Attributes
     ----------
@@ -156,10 +158,12 @@ class Gpu:
         The most device memory that was held, in bytes.
     """
 
-    def __init__(self, memory_limit: int | None = None, *, deterministic: bool = False) -> None:
+    def __init__(
+        self, memory_limit: int | None = None, *, deterministic: bool = False, ahead: int = outofcore.AHEAD_BYTES
+    ) -> None:
         import cupy
 
-        self.cupy, self.deterministic = cupy, deterministic
+        self.cupy, self.deterministic, self.ahead = cupy, deterministic, ahead
         self.memory_limit = free_memory() if memory_limit is None else memory_limit
         self.b: CSR | None = None
         self.peak = 0

@@ -60,11 +60,14 @@ SCRATCH_BYTES = 24 << 20
 WINDOW_SHARE = 1.3
 """Rows of B are sent from the first to the last if these are at most so many times those asked for."""
 AHEAD_BYTES = 1 << 30
-"""Page-locked memory for blocks that are prepared ahead."""
-PARALLEL_ENTRIES = 1 << 20
-"""Entries of A whose products a thread counts at a time."""
-SAMPLE_ROWS, SAMPLE_ENTRIES = 2048, 1 << 18
-"""Rows of A, evenly spaced, that the estimate of nnz(C) multiplies, and their entries at most."""
+"""Page-locked memory for blocks that are prepared ahead, and on their way, where the device has no limit for it."""
+LEAST_AHEAD = 4
+"""Blocks that this must hold: one is prepared, one waits, two are on their way."""
+FIRST_ENTRIES, PARALLEL_ENTRIES = 1 << 16, 1 << 20
+"""Entries of A whose products a thread counts at a time: the first, and the most."""
+SAMPLE_ROWS, SAMPLE_ENTRIES = 2048, {True: 1 << 18, False: 1 << 15}
+"""Rows of A, evenly spaced, that the estimate of nnz(C) multiplies, and their entries at most: with B resident, and
+where they bring their rows of it."""
 
 
 class ArenaFullError(Exception):
@@ -177,7 +180,9 @@ class Slot(Protocol):
 
 
 class Device(Protocol):
-    """A device with memory for slots, and perhaps for B."""
+    """A device with memory for slots, and perhaps for B; blocks on their way there take `ahead` bytes of the host's."""
+
+    ahead: int
 
     def slots(self, count: int, size: int, kept: int) -> list[Any]:
         """Return slots of `size` bytes each, or less where the device has less; `kept` bytes stay free for B."""
@@ -224,10 +229,12 @@ class Products:
 
         self.before = np.zeros(a.nrows + 1, np.int64)
         self.ncols, self.names, left = a.ncols, rows, (a.indptr, a.indices)
-        parts = max(1, a.nnz // PARALLEL_ENTRIES)
-        cuts = np.searchsorted(a.indptr, np.linspace(0, a.nnz, parts + 1)[1:-1].astype(np.int64))
+        # The first parts are small: the first block waits for them.
+        sizes = np.minimum(FIRST_ENTRIES * 2.0 ** np.arange(64 + a.nnz // PARALLEL_ENTRIES), PARALLEL_ENTRIES)
+        ends = np.cumsum(sizes)
+        cuts = np.searchsorted(a.indptr, ends[ends < a.nnz].astype(np.int64))
         starts = np.unique(np.concatenate([[0], cuts, [a.nrows]]))
-        submit = _threads(threads, "count").submit if parts > 1 else _now
+        submit = _threads(threads, "count").submit if len(starts) > 2 else _now
         self.coming = collections.deque(
             (start, stop, submit(count_products, left, b.indptr, start, stop, 0, 0, self.before))
             for start, stop in itertools.pairwise(starts.tolist())
@@ -285,6 +292,8 @@ class Cutter:
     kinds : Kinds
     room : int
         Bytes of a slot.
+    ahead : int
+        Bytes of the host's memory for blocks that are sent.
     c_ratio, b_ratio : float
         Entries of C, and entries of B that are sent, for each product.
     """
@@ -293,6 +302,7 @@ class Cutter:
     indptr: Int64Array
     kinds: Kinds
     room: int
+    ahead: int = AHEAD_BYTES
     c_ratio: float = 1.0
     b_ratio: float = 0.0
     _next: float = field(init=False)
@@ -307,11 +317,17 @@ class Cutter:
 
     def cost(self, start: int, stop: int) -> float:
         """Return the device bytes expected of a block."""
-        products = float(self.products.between(start, stop))
-        entries = int(self.indptr[stop] - self.indptr[start])
-        for_b = self.b_ratio * (self.kinds.entry + 1.0)
-        each = MARGIN * products * (self.c_ratio * self.kinds.entry + for_b)
-        return each + entries * (self.kinds.entry + self.kinds.pointer.itemsize) + (stop - start) * ROW_BYTES
+        products = MARGIN * self.products.between(start, stop)
+        return self.sent(start, stop) + products * self.c_ratio * self.kinds.entry + (stop - start) * ROW_BYTES
+
+    def sent(self, start: int, stop: int) -> float:
+        """Return the bytes that are expected to be sent of a block."""
+        entries, pointer = int(self.indptr[stop] - self.indptr[start]), self.kinds.pointer.itemsize
+        for_b = MARGIN * self.b_ratio * self.products.between(start, stop) * (self.kinds.entry + 1.0)
+        return for_b + entries * (self.kinds.entry + pointer) + (stop - start + 1) * pointer
+
+    def _fits(self, start: int, stop: int, room: float) -> bool:
+        return self.cost(start, stop) <= room and LEAST_AHEAD * self.sent(start, stop) <= self.ahead
 
     def next(self, start: int) -> int:
         """Return where the block from `start` on ends: one row at least, products and entries that 31 bits count."""
@@ -325,10 +341,10 @@ class Cutter:
     def stop(self, start: int, room: float) -> int:
         """Return the last row up to which a block costs at most `room`."""
         step, last = 1, len(self.indptr) - 1
-        while start + step < last and self.cost(start, start + step) <= room:
+        while start + step < last and self._fits(start, start + step, room):
             step *= 2
-        rows = range(start, min(start + step, last) + 1)
-        return rows[bisect.bisect_right(rows, room, key=lambda stop: self.cost(start, stop)) - 1]
+        rows = range(start + 1, min(start + step, last) + 1)
+        return start + bisect.bisect_left(rows, True, key=lambda stop: not self._fits(start, stop, room))
 
     def learn(self, staged: Staged, nnz: int) -> None:
         """Take what a block came to."""
@@ -376,7 +392,7 @@ class Stager:
 
     def take(self) -> Staged | None:
         """Return the next block; None after the last."""
-        wanted = max(2, min(self.threads + 1, AHEAD_BYTES // max(self.recent, 1)))
+        wanted = max(2, min(self.threads + 1, self.cutter.ahead // max(self.recent, 1) - 2))
         while self.at < self.a.nrows and len(self.ahead) < wanted:
             stop = self.cutter.next(self.at)
             self.ahead.append(_threads(self.threads).submit(self.stage, self.at, stop))
@@ -597,7 +613,8 @@ class Run:
         try:
             self._settle()
             ratio = 0.0 if self.resident else 1.0
-            self.cutter = Cutter(self.products, self.a.indptr, self.kinds, self.slots[0].size, b_ratio=ratio)
+            size, ahead = self.slots[0].size, self.device.ahead
+            self.cutter = Cutter(self.products, self.a.indptr, self.kinds, size, ahead, b_ratio=ratio)
             self.stager = self._stager(self.a, self.cutter, self.start)
             self._learn_from_sample()
             self._loop()
@@ -645,7 +662,7 @@ class Run:
 
     def _learn_from_sample(self) -> None:
         """Multiply a sample of the rows, so that the first blocks, and C, get about the room that they need."""
-        rows = _sample(self.a, self.start)
+        rows = _sample(self.a, self.start, SAMPLE_ENTRIES[self.resident])
         sample = _rows_of(self.a, rows)
         cutter = replace(self.cutter, products=Products(sample, self.b, 1, rows), indptr=sample.indptr)
         stop = cutter.stop(0, cutter.room / 2)
@@ -808,14 +825,14 @@ class _RowTooLongError(Exception):
         self.staged, self.needed = staged, needed
 
 
-def _sample(a: CSR, start: int) -> Int64Array:
-    """Return evenly spaced rows from `start` on."""
+def _sample(a: CSR, start: int, entries: int) -> Int64Array:
+    """Return evenly spaced rows from `start` on, of about so many entries at most."""
     rows = np.unique(np.linspace(start, a.nrows - 1, min(SAMPLE_ROWS, a.nrows - start)).astype(np.int64))
     lengths = a.indptr[rows + 1] - a.indptr[rows]
     bad = (lengths < 0) | (a.indptr[rows + 1] > a.nnz)
     if bad.any():
         raise _bad_row(rows[np.argmax(bad)], a.ncols)
-    step = max(1, ceil_div(int(lengths.sum()), SAMPLE_ENTRIES))
+    step = max(1, ceil_div(int(lengths.sum()), entries))
     return rows[step // 2 :: step] if step < len(rows) else rows[:1]
 
 

@@ -73,8 +73,8 @@ class HostSlot:
 class HostDevice:
     """Checks what is asked of it, and notes the most bytes a block took."""
 
-    def __init__(self, memory_limit: int) -> None:
-        self.memory_limit, self.most, self.held = memory_limit, 0, 0
+    def __init__(self, memory_limit: int, ahead: int = 1 << 30) -> None:
+        self.memory_limit, self.ahead, self.most = memory_limit, ahead, 0
         self.b: CSR | None = None
         self.kinds: Kinds
         self.taken: list[tuple[int, int]] = []

@@ -226,3 +226,27 @@ def test_the_first_error_comes_out_and_the_device_can_be_used_again(method, monk
     monkeypatch.undo()
     device.living.clear()  # tracebacks hold the slots
     assert_same(outofcore.multiply(a, a, device), oracle(a, a))
+
+
+@pytest.mark.parametrize("ahead", [0, 1 << 12, 1 << 16])
+def test_blocks_on_their_way_keep_to_the_memory_of_the_host(ahead):
+    a = from_scipy(random_matrix(2000, 2000, 5.0, 5))
+    longest = int(np.diff(a.indptr).max())
+    for limit in (1 << 17, 1 << 22):  # B in parts, B resident
+        seen: list[outofcore.Stage] = []
+        assert_same(outofcore.multiply(a, a, HostDevice(limit, ahead), report=seen.append), oracle(a, a))
+        sizes = [stage.nbytes for stage in seen if stage.name == "prepare"]
+        one_row = longest * (longest + 1) * 16 + 8192  # and of B what it asks for
+        assert max(sizes) <= max(ahead // 2, one_row)
+        assert len(sizes) > 10 or ahead > 1 << 12
+
+
+def test_where_a_is_b_its_entries_are_sent_once():
+    a = from_scipy(sp.diags_array([np.ones(9000)] * 27, offsets=range(-13, 14), shape=(9000, 9000)).tocsr())
+    other = CSR(a.indptr, a.indices.copy(), a.data, a.shape)
+    sent = []
+    for b in (a, other):
+        seen: list[outofcore.Stage] = []
+        assert_same(outofcore.multiply(a, b, HostDevice(4 << 20), report=seen.append), oracle(a, a))
+        sent.append(sum(stage.nbytes for stage in seen if stage.name == "prepare"))
+    assert sent[0] < 0.7 * sent[1]
