@@ -16,9 +16,10 @@ import scipy.sparse as sp
 
 from spdist import api
 from spdist.errors import InputError, MemoryBoundError
-from spdist.scheduler import cluster
+from spdist.scheduler import cluster, stages
 from spdist.scheduler.run import _Timings
 from tests.conftest import assert_is_product, has_gpu, random_matrix
+from tests.kernels.host_device import HostDevice
 from tests.test_run import read, workers_alive
 
 
@@ -122,6 +123,41 @@ def test_what_was_told_late_is_waited_for():
 
     timings.fetch(SimpleNamespace(run=run))
     assert [line["row"] for line in lines] == [1, 1, 3]
+
+
+@pytest.fixture
+def host_gpu(monkeypatch):
+    """Let a worker in this process multiply through a device whose memory is the host's."""
+    monkeypatch.setattr(cluster, "count_gpus", lambda: 1)
+    monkeypatch.setattr("spdist.kernels.gpu_device.Gpu", HostDevice)
+    monkeypatch.setattr("spdist.kernels.gpu.compile_kernels", lambda dtype, ncols: None)
+
+
+@pytest.mark.parametrize("grid", [None, (7, 1, 1), (3, 2, 2)])
+def test_through_a_device_block_by_block(host_gpu, tmp_path, grid):
+    m = random_matrix(3000, 3000, 6.0, 4)
+    a, c = "memory://cuda/a.zarr", "memory://cuda/c.zarr"
+    api.save(a, m, overwrite=True)
+    file = tmp_path / "run.jsonl"
+    options = {"engine": "cuda", "memory_limit": "1MiB", "check": True, "overwrite": True, "record": file}
+    report = api.multiply(a, a, c, grid=grid, **options)
+    assert report.verification["ok"]
+    assert 0 < report.peak_memory <= 1 << 20
+    assert_is_product(read(c), m, m, 1e-12)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for name in ("gpu prepare", "gpu upload", "gpu multiply", "gpu download"):
+        rows = [line["row"] for line in lines if line["stage"] == name]
+        assert len(rows) == report.stages[name]["tasks"]
+        assert min(rows) == 0
+        assert grid is None or max(rows) >= 3000 * (grid[0] - 1) // grid[0] - 100
+
+
+def test_what_is_computed_to_warm_up_is_not_on_record(host_gpu, stored):
+    a = stored("A", random_matrix(50, 50, 3, 1))
+    product = stages.Product(a, a, "cuda", True, (0, 50), (0, 50), memory_limit=1 << 20)
+    product.warm()
+    assert product.gpu_peak() > 0
+    assert (product.totals, product.timings) == ({}, [])
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ that is not there when it is to be committed (its worker died) is computed again
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -186,7 +187,9 @@ class Product:
             from spdist.kernels.gpu import compile_kernels
 
             compile_kernels(result_dtype(self.a.dtype, self.b.dtype), self.b.ncols)
-            c = self.product(one, b, 1)
+            c = self.product(one, b, 1, 0)
+            self.totals.clear()  # of no block of the run
+            self.take_timings()
         for engine in self._host_engines():
             c = cpu.multiply_rows(one, b, 0, 1, engine=engine)
         if len(self.pieces) > 1:
@@ -200,12 +203,13 @@ class Product:
             return ()
         return ("numba", "scipy") if self.engine == "auto" else (self.engine,)
 
-    def product(self, a: CSR, b: CSR, capacity: int) -> CSR:
-        """Multiply as many rows of A as fit in `capacity` entries, where the engine says."""
+    def product(self, a: CSR, b: CSR, capacity: int, row: int) -> CSR:
+        """Multiply as many rows of A, the first of them `row`, as fit in `capacity` entries, where the engine says."""
         if not self.on_gpu:
             return cpu.multiply_rows(a, b, 0, capacity, engine=self.engine)  # type: ignore[arg-type]
         with self._gpu_lock:
-            return outofcore.multiply_rows(a, b, 0, capacity, self.gpu(), report=self._note_gpu)
+            note = functools.partial(self._note_gpu, row)
+            return outofcore.multiply_rows(a, b, 0, capacity, self.gpu(), report=note)
 
     def gpu(self) -> Any:
         """Return this worker's GPU within its memory limit."""
@@ -276,7 +280,7 @@ class Product:
         """Multiply as many rows as fit the block's capacity; the result waits here."""
         with self.report("multiply", task.start) as done:
             b = self.resident_b() if operands.b is None else operands.b
-            c = self.product(operands.a, b, task.capacity)
+            c = self.product(operands.a, b, task.capacity, task.start)
             done(c.nbytes)
         if piece:
             self.partial[task.number] = (piece, c)
@@ -389,9 +393,9 @@ class Product:
             total.tasks += 1
             self.timings.append(timing)
 
-    def _note_gpu(self, stage: outofcore.Stage) -> None:
-        """Take what a stage of a block on the GPU took; such blocks lie within one of ours."""
-        self._note(Timing(f"gpu {stage.name}", stage.start, stage.begin, stage.seconds, stage.nbytes))
+    def _note_gpu(self, row: int, stage: outofcore.Stage) -> None:
+        """Take what a stage of a block on the GPU took; such blocks lie within one of ours, which starts at `row`."""
+        self._note(Timing(f"gpu {stage.name}", row + stage.start, stage.begin, stage.seconds, stage.nbytes))
 
     def take_timings(self) -> list[Timing]:
         """Return what was timed since the last call."""

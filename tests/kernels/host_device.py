@@ -80,6 +80,10 @@ class HostDevice:
         self.taken: list[tuple[int, int]] = []
         self.living: weakref.WeakSet[HostSlot] = weakref.WeakSet()
 
+    @property
+    def peak(self) -> int:
+        return self.most
+
     def slots(self, count: int, size: int, kept: int) -> list[HostSlot]:
         assert count * size + kept + sum(slot.size for slot in self.living) <= self.memory_limit
         self.taken.append((count, size))
