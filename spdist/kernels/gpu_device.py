@@ -14,7 +14,8 @@ import numpy as np
 from spdist.csr import CSR
 from spdist.errors import MatrixError, MemoryBoundError
 from spdist.kernels import gpu, outofcore
-from spdist.kernels.outofcore import ArenaFullError, Kinds, Part, Stage, Staged, lay_out
+from spdist.kernels.device_blocks import AHEAD_BYTES, Kinds, Part, Staged, cores, lay_out
+from spdist.kernels.outofcore import ArenaFullError, Stage
 from spdist.kernels.pinned import Bytes, array_at, pinned
 from spdist.kernels.workspace import ALLOCATION
 from spdist.text import format_bytes
@@ -159,7 +160,7 @@ class Gpu:
     """
 
     def __init__(
-        self, memory_limit: int | None = None, *, deterministic: bool = False, ahead: int = outofcore.AHEAD_BYTES
+        self, memory_limit: int | None = None, *, deterministic: bool = False, ahead: int = AHEAD_BYTES
     ) -> None:
         import cupy
 
@@ -273,7 +274,7 @@ class Gpu:
             piece[:] = array[first : first + count]
             return piece
 
-        threads = outofcore.cores()
+        threads = cores()
         firsts = iter(range(0, len(array), step))
         ahead: collections.deque[tuple[int, Future[Any]]] = collections.deque()
         flying: collections.deque[tuple[Any, Any]] = collections.deque()

@@ -9,7 +9,8 @@ import numpy as np
 
 from spdist.csr import CSR
 from spdist.kernels import cpu
-from spdist.kernels.outofcore import ArenaFullError, Kinds, Stage, Staged
+from spdist.kernels.device_blocks import Kinds, Staged
+from spdist.kernels.outofcore import ArenaFullError, Stage
 from spdist.kernels.pinned import array_at, pageable
 
 
