@@ -148,25 +148,30 @@ def plan_table(plan: Plan) -> None:
             stage, format_bytes(moved[stage]) if stage in moved else "", f"{seconds:.2f}", mark, WHAT[stage]
         )  # fmt: skip
     _out.print(table)
-    largest = max(plan.blocks, key=lambda block: block.needed, default=None)
-    memory = Table(title=None)
+    _out.print(_memory_table(plan))
+    _out.print(
+        f"about {plan.seconds(2):.1f} s with 2 workers, {plan.seconds(16):.1f} s with 16; bounded by {plan.bound_by}"
+    )
+
+
+def _memory_table(plan: Plan) -> Table:
+    """Return what a worker's memory is used for, and the GPU's where there is one."""
+    table = Table(title=None)
     for name in ("memory of a worker", "bytes"):
-        memory.add_column(name, justify="right" if name == "bytes" else "left")
-    memory.add_row(
+        table.add_column(name, justify="right" if name == "bytes" else "left")
+    largest = max(plan.blocks, key=lambda block: block.needed, default=None)
+    table.add_row(
         "held throughout: buffers, workspace" + (", B" if plan.resident else ""), format_bytes(plan.reserved_memory)
     )
     if largest is not None:
         for what, size in (("A", largest.a_bytes), ("B", largest.b_bytes), ("C", largest.c_bytes)):
-            memory.add_row(f"largest block's {what}, times {plan.pairs}", format_bytes(plan.pairs * size))
-    memory.add_row("projected", format_bytes(plan.projected_host_memory))
-    memory.add_row("limit", format_bytes(plan.host_limit))
+            table.add_row(f"largest block's {what}, times {plan.pairs}", format_bytes(plan.pairs * size))
+    table.add_row("projected", format_bytes(plan.projected_host_memory))
+    table.add_row("limit", format_bytes(plan.host_limit or plan.memory_limit))
     if plan.on_gpu:
-        memory.add_row("projected, of its GPU", format_bytes(plan.projected_memory))
-        memory.add_row("limit, of its GPU", format_bytes(plan.memory_limit))
-    _out.print(memory)
-    _out.print(
-        f"about {plan.seconds(2):.1f} s with 2 workers, {plan.seconds(16):.1f} s with 16; bounded by {plan.bound_by}"
-    )
+        table.add_row("on the GPU, projected", format_bytes(plan.device_memory))
+        table.add_row("on the GPU, limit", format_bytes(plan.memory_limit))
+    return table
 
 
 def _stage_table(report: Report) -> Table:

@@ -14,7 +14,8 @@ import numpy as np
 from spdist.csr import CSR
 from spdist.errors import MatrixError, MemoryBoundError
 from spdist.kernels import gpu, outofcore
-from spdist.kernels.outofcore import ArenaFullError, Kinds, Part, Stage, Staged, lay_out
+from spdist.kernels.device_blocks import AHEAD_BYTES, Kinds, Part, Staged, cores, lay_out
+from spdist.kernels.outofcore import ArenaFullError, Stage
 from spdist.kernels.pinned import Bytes, array_at, pinned
 from spdist.kernels.workspace import ALLOCATION
 from spdist.text import format_bytes
@@ -149,6 +150,8 @@ class Gpu:
         Bytes of device memory, the CUDA context and compiled kernels not counted; by default 0.9 of what is free.
     deterministic : bool
         Whether products are added in the order of A's entries.
+    ahead : int
+        Bytes of page-locked host memory for blocks on their way to the GPU.
 
     Attributes
     ----------
@@ -156,10 +159,12 @@ class Gpu:
         The most device memory that was held, in bytes.
     """
 
-    def __init__(self, memory_limit: int | None = None, *, deterministic: bool = False) -> None:
+    def __init__(
+        self, memory_limit: int | None = None, *, deterministic: bool = False, ahead: int = AHEAD_BYTES
+    ) -> None:
         import cupy
 
-        self.cupy, self.deterministic = cupy, deterministic
+        self.cupy, self.deterministic, self.ahead = cupy, deterministic, ahead
         self.memory_limit = free_memory() if memory_limit is None else memory_limit
         self.b: CSR | None = None
         self.peak = 0
@@ -269,7 +274,7 @@ class Gpu:
             piece[:] = array[first : first + count]
             return piece
 
-        threads = outofcore.cores()
+        threads = cores()
         firsts = iter(range(0, len(array), step))
         ahead: collections.deque[tuple[int, Future[Any]]] = collections.deque()
         flying: collections.deque[tuple[Any, Any]] = collections.deque()

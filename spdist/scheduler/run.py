@@ -431,7 +431,7 @@ def execute(
         If a stage failed. What is durable stays and is on record.
     """
     cuts = plan.inner_bounds, plan.column_bounds
-    product = Product(a, b, plan.engine, plan.resident, *cuts, plan.pairs, plan.memory_limit)
+    product = Product(a, b, plan.engine, plan.resident, *cuts, plan.pairs, plan.memory_limit, plan.host_limit)
     client.register_plugin(Install(name, product), name=name)
     timings = _Timings(name, timed) if timed is not None else None
     if timings is not None:

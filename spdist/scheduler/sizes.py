@@ -29,6 +29,7 @@ from spdist.scheduler.plan import (
     Operand,
     Plan,
     even_bounds,
+    gpu_staging,
 )
 from spdist.storage import CHUNK_LENGTH, READ_CHUNKS, StoredMatrix
 from spdist.text import format_bytes
@@ -417,7 +418,7 @@ class _Draft:
         resident = self.ob.nbytes if self.resident else 0
         kept = min(self.memory_limit // KEPT_SHARE, KEPT_MOST)
         if self.engine in GPU_ENGINES:
-            return kept + resident + reading + pieces
+            return kept + resident + reading + pieces + gpu_staging(self.memory_limit)
         kernel = workspace.cpu_workspace(
             "scipy" if self.engine == "scipy" else "numba",
             self.b.ncols,

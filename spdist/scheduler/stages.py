@@ -21,7 +21,7 @@ from spdist.csr import CSR, Int64Array, ValueArray, check_canonical, index_dtype
 from spdist.errors import SpdistError
 from spdist.kernels import cpu, outofcore
 from spdist.kernels.merge import merge
-from spdist.scheduler.plan import GPU_ENGINES
+from spdist.scheduler.plan import GPU_ENGINES, gpu_staging
 from spdist.storage import Held, Layout, StoredMatrix, compresses
 
 BlockKey = int
@@ -109,8 +109,8 @@ class Product:
     ----------
     a, b : StoredMatrix
     engine : str
-    memory_limit : int
-        Of the GPU, where it multiplies.
+    memory_limit, host_limit : int
+        Of the GPU, and of the host's memory beside it, where a GPU multiplies.
     told : int
         Timings that were sent to whom it may concern.
     resident : bool
@@ -129,6 +129,7 @@ class Product:
     column_bounds: tuple[int, ...]
     pairs: int = 1
     memory_limit: int = 0
+    host_limit: int = 0
     waiting: dict[BlockKey, tuple[int, CSR]] = field(default_factory=dict, compare=False)
     partial: dict[BlockKey, tuple[int, CSR]] = field(default_factory=dict, compare=False)
     totals: dict[str, StageTotal] = field(default_factory=dict, compare=False)
@@ -143,7 +144,17 @@ class Product:
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel without blocks, totals and locks."""
-        fields = ("a", "b", "engine", "resident", "inner_bounds", "column_bounds", "pairs", "memory_limit")
+        fields = (
+            "a",
+            "b",
+            "engine",
+            "resident",
+            "inner_bounds",
+            "column_bounds",
+            "pairs",
+            "memory_limit",
+            "host_limit",
+        )
         return {name: getattr(self, name) for name in fields}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -205,7 +216,7 @@ class Product:
         from spdist.kernels.gpu_device import Gpu
 
         if self._gpu is None:
-            self._gpu = Gpu(self.memory_limit)
+            self._gpu = Gpu(self.memory_limit, ahead=gpu_staging(self.host_limit))
         return self._gpu
 
     def gpu_peak(self) -> int:

@@ -9,7 +9,8 @@ import numpy as np
 
 from spdist.csr import CSR
 from spdist.kernels import cpu
-from spdist.kernels.outofcore import ArenaFullError, Kinds, Stage, Staged
+from spdist.kernels.device_blocks import Kinds, Staged
+from spdist.kernels.outofcore import ArenaFullError, Stage
 from spdist.kernels.pinned import array_at, pageable
 
 
@@ -83,8 +84,8 @@ class HostSlot:
 class HostDevice:
     """Checks what is asked of it, and notes the most bytes a block took."""
 
-    def __init__(self, memory_limit: int) -> None:
-        self.memory_limit, self.most, self.held = memory_limit, 0, 0
+    def __init__(self, memory_limit: int, ahead: int = 1 << 30) -> None:
+        self.memory_limit, self.ahead, self.most = memory_limit, ahead, 0
         self.b: CSR | None = None
         self.kinds: Kinds
         self.taken: list[tuple[int, int]] = []

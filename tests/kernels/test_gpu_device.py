@@ -12,8 +12,8 @@ from numpy.testing import assert_array_equal
 
 from spdist.csr import CSR, from_scipy
 from spdist.kernels import pinned
+from spdist.kernels.device_blocks import Kinds
 from spdist.kernels.gpu_device import Gpu
-from spdist.kernels.outofcore import Kinds
 from tests.conftest import random_matrix
 
 KINDS = Kinds(*map(np.dtype, ("f8", "i4", "i4")))
