@@ -268,8 +268,8 @@ def multiply(
         Bytes on each worker. With the engines of the CPU: what blocks, buffers and waiting results may take beyond what
         the worker holds idle, 2GiB by default. With "cuda": of the GPU's memory, by default 0.9 of what is free.
     host_limit : int or str, optional
-        Bytes that blocks and buffers may take of the host's memory on a worker with a GPU, page-locked memory for the
-        way to the GPU not counted; 8GiB by default.
+        Bytes that blocks, and those on their way to the GPU, may take of the host's memory on a worker with a GPU; 8GiB
+        by default.
     grid : (int, int, int), optional
         Force the number of row, inner and column blocks.
     workers : int, optional
