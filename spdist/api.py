@@ -305,6 +305,10 @@ def multiply(
     job = _prepare(a, b, c, engine, limits, grid, resume=resume, overwrite=overwrite)
     if isinstance(job, Report):
         return _verified(job, a, b, c, callbacks) if check else job
+    if job.planned_first and scheduler is None:
+        from spdist.scheduler.cluster import count_gpus
+
+        count_gpus()  # or it is said now, before a plan is made
     if job.unfinished:
         callbacks.resumed(info(job.unfinished)["durable"])
     with _timings(record, c) as timed:

@@ -18,6 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from spdist.errors import MemoryBoundError
+from spdist.text import format_bytes
+
 Bytes = npt.NDArray[np.uint8]
 
 PORTABLE = 1
@@ -87,7 +90,13 @@ def _lock(size: int) -> Bytes:
         touch(0)
     else:
         list(_touchers().map(touch, range(0, size, PIECE)))
-    cupy.cuda.runtime.hostRegister(memory.ctypes.data, size, PORTABLE)
+    try:
+        cupy.cuda.runtime.hostRegister(memory.ctypes.data, size, PORTABLE)
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise MemoryBoundError(
+            f"the system does not page-lock another {format_bytes(size)} of host memory ({error}): lower host_limit, "
+            f"or free memory that is in use"
+        ) from None
     return memory
 
 
