@@ -18,6 +18,7 @@ struct __align__(2 * sizeof(T)) Complex {
     T re, im;
     __device__ Complex() {}
     __device__ Complex(T real, T imag = T(0)) : re(real), im(imag) {}
+    template <typename U> __device__ explicit Complex(const Complex<U>& z) : re(T(z.re)), im(T(z.im)) {}
 };
 
 template <typename T>

@@ -1,0 +1,606 @@
+"""SELL-C-sigma on the CPU, compiled by Numba: the same arrays, the same steps, as on the GPU in `sell.cu`.
+
+Eight lanes are summed at a time, each in a register of its own, so that no addition waits for the one before it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from spdist.csr import CSR, IndexArray, ValueArray, index_dtype
+from spdist.errors import MatrixError
+from spdist.kernels.rowwise import compiled, inlined
+from spdist.kernels.sell import (
+    BLOCK_NARROW,
+    BLOCK_WIDE,
+    BLOCKED_SHARE,
+    BLOCKS,
+    CPU_LONG,
+    DIAGONAL,
+    NARROW,
+    SAMPLES,
+    WIDE,
+    Sell,
+)
+
+PADDING, NARROW_PADDING, NO_DIAGONAL = -1, 0xFFFF, 0x7FFFFFFF
+MOST_FULL = 0x7FFF
+BASES = 16
+"""Bases of slots, as 32-bit numbers, come in multiples of so many."""
+ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN = (np.uintp(i) for i in range(1, 8))
+GROUP = 8
+"""Lanes that are summed at a time."""
+MOST_LANES = 32
+PARALLEL_ENTRIES = 1 << 16
+"""Entries below which a second thread costs more than it gains."""
+
+
+@inlined
+def block_rows(lanes: Any, block: Any) -> Any:
+    """Return how many block rows `lanes` rows meet at most."""
+    return lanes // block if lanes % block == 0 else lanes // block + 2
+
+
+@inlined
+def is_blocked(block: Any, row: Any, nrows: Any, indptr: Any, indices: Any) -> Any:
+    """Whether a row is one of `block` equal ones made of aligned runs of `block` columns."""
+    leader = row - row % block
+    begin, lead = indptr[row], indptr[leader]
+    length = indptr[row + 1] - begin
+    if leader + block > nrows or length % block != 0 or indptr[leader + 1] - lead != length:
+        return False
+    for k in range(0, length, block):
+        column = indices[lead + k]
+        if column % block != 0:
+            return False
+        for e in range(block):
+            if indices[begin + k + e] != column + e:
+                return False
+    return True
+
+
+@compiled
+def count_blocked(block: Any, stride: Any, nrows: Any, indptr: Any, indices: Any) -> Any:
+    """Count the sampled rows that are blocked."""
+    found = 0
+    for row in range(0, nrows, stride):
+        if indptr[row] != indptr[row + 1] and is_blocked(block, row, nrows, indptr, indices):
+            found += 1
+    return found
+
+
+@inlined
+def row_at(position: Any, rows: Any) -> Any:
+    """Return the row at a position; `rows` is empty where positions are rows."""
+    return np.int64(rows[position]) if len(rows) else position
+
+
+@inlined
+def next_diagonal(count: Any, first: Any, indices: Any, cursor: Any, end: Any) -> Any:
+    """Return the least diagonal among those that the lanes come to next."""
+    least = NO_DIAGONAL
+    for r in range(count):
+        if cursor[r] < end[r]:
+            least = min(least, indices[cursor[r]] - (first + r))
+    return least
+
+
+@inlined
+def start_rows(first: Any, count: Any, rows: Any, indptr: Any, cursor: Any, end: Any) -> None:
+    """Set the bounds of each of a chunk's rows."""
+    for r in range(count):
+        row = row_at(first + r, rows)
+        cursor[r], end[r] = indptr[row], indptr[row + 1]
+
+
+@inlined
+def count_diagonals(first: Any, count: Any, most: Any, indices: Any, cursor: Any, end: Any) -> Any:
+    """Return how many diagonals a chunk's rows have; more than `most` if that is so."""
+    for found in range(most + 1):
+        diagonal = next_diagonal(count, first, indices, cursor, end)
+        if diagonal == NO_DIAGONAL:
+            return found
+        for r in range(count):
+            if cursor[r] < end[r] and indices[cursor[r]] - (first + r) == diagonal:
+                cursor[r] += 1
+    return most + 1
+
+
+@inlined
+def base_room(width: Any) -> Any:
+    """Return the 16-bit numbers before the offsets of a chunk: its slots' bases."""
+    return (width + BASES - 1) // BASES * BASES * 2
+
+
+@inlined
+def slot_span(slot: Any, unit: Any, threads: Any, count: Any, indices: Any, cursor: Any, end: Any) -> Any:
+    """Return the lowest and highest block column of a slot; the lowest is `NO_DIAGONAL` where all rows have ended."""
+    low, high = NO_DIAGONAL, -1
+    for r in range(count):
+        for k in range(cursor[r] + slot * threads * unit, min(cursor[r] + (slot + 1) * threads * unit, end[r]), unit):
+            low, high = min(low, indices[k] // unit), max(high, indices[k] // unit)
+    return low, high
+
+
+@inlined
+def spans_fit(width: Any, unit: Any, threads: Any, count: Any, indices: Any, cursor: Any, end: Any) -> Any:
+    """Whether the columns of each slot lie within 16 bits."""
+    for slot in range(width):
+        low, high = slot_span(slot, unit, threads, count, indices, cursor, end)
+        if high - low >= NARROW_PADDING:
+            return False
+    return True
+
+
+@compiled
+def analyse(start: Any, stop: Any, shape: Any, allowed: Any, indptr: Any, indices: Any, rows: Any, chunks: Any,
+            sizes: Any, cursor: Any, end: Any) -> None:  # fmt: skip
+    """Find width and kind of chunks ``[start:stop)``; `shape` is (lanes, block, nrows, bytes of a value)."""
+    lanes, block, nrows, value_bytes = shape
+    for at in range(start, stop):
+        first, code = chunks[at, 2], chunks[at, 3] >> 32
+        threads, count = 1 << (code >> 4 & 15), code >> 8 & 255
+        width, least, blocked = 0, NO_DIAGONAL, block > 1 and threads == 1
+        start_rows(first, count, rows, indptr, cursor, end)
+        for r in range(count):
+            length = end[r] - cursor[r]
+            width, least = max(width, -(-length // threads)), min(least, length // threads)
+            if blocked:
+                row = row_at(first + r, rows)
+                blocked = (first + r) % block == row % block and is_blocked(block, row, nrows, indptr, indices)
+        unit = block if blocked else 1
+        width, least = width // unit, least // unit if count * threads == lanes else 0
+        near = allowed & 1 == 1 and spans_fit(width, unit, threads, count, indices, cursor, end)
+        kind = (BLOCK_NARROW if near else BLOCK_WIDE) if blocked else NARROW if near else WIDE
+        if allowed & 2 and threads == 1 and not blocked:
+            most = width * lanes * (value_bytes + (2 if near else 4)) // (lanes * value_bytes + 8)
+            found = count_diagonals(first, count, most, indices, cursor, end)
+            if found <= most:
+                kind, width = DIAGONAL, found
+        narrow, places = kind in (NARROW, BLOCK_NARROW), width * (block_rows(lanes, block) if blocked else lanes)
+        chunks[at, 2] = first | width << 32
+        chunks[at, 3] = (kind | (code & 0xFFF0) | min(least, MOST_FULL) << 16) << 32
+        sizes[at, 0] = width * lanes * unit
+        sizes[at, 1] = 2 * width if kind == DIAGONAL else 0 if narrow else (places + 1) // 2 * 2
+        sizes[at, 2] = base_room(width) + (places + 2 * BASES - 1) // (2 * BASES) * (2 * BASES) if narrow else 0
+
+
+@inlined
+def fill_diagonals(lanes: Any, chunk: Any, indices: Any, data: Any, values: Any, wide: Any, cursor: Any, end: Any) -> None:
+    """Write a chunk of pieces of diagonals."""
+    place, index, first, width, count = chunk
+    for slot in range(width):
+        diagonal, mask = next_diagonal(count, first, indices, cursor, end), 0
+        for r in range(lanes):
+            has = r < count and cursor[r] < end[r] and indices[cursor[r]] - (first + r) == diagonal
+            values[place + slot * lanes + r] = data[cursor[r]] if has else 0
+            if has:
+                mask |= 1 << r
+                cursor[r] += 1
+        wide[index + 2 * slot], wide[index + 2 * slot + 1] = diagonal, np.int32(np.uint32(mask))
+
+
+@inlined
+def fill_bases(unit: Any, threads: Any, chunk: Any, indices: Any, bases: Any, cursor: Any, end: Any) -> None:
+    """Write the bases of a chunk's slots; `bases` is `narrow` as 32-bit numbers."""
+    _, to, _, width, count = chunk
+    for slot in range(width):
+        bases[to // 2 + slot] = slot_span(slot, unit, threads, count, indices, cursor, end)[0]
+
+
+@inlined
+def fill_entries(lanes: Any, threads: Any, block: Any, chunk: Any, indices: Any, data: Any, values: Any, index: Any,
+                 bases: Any, padding: Any, cursor: Any, end: Any) -> None:  # fmt: skip
+    """Write a chunk of entries, or of blocks; `bases` is empty where columns are not offsets."""
+    place, to, first, width, count = chunk
+    places, offsets = lanes if block == 1 else block_rows(lanes, block), to + (base_room(width) if len(bases) else 0)
+    for i in range(width * places):
+        index[offsets + i] = padding
+    for i in range(width * lanes * block):
+        values[place + i] = 0
+    for r in range(count):
+        row_place = r * threads if block == 1 else (first % block + r) // block
+        for number in range((end[r] - cursor[r]) // block):
+            k, slot, lane = cursor[r] + number * block, number // threads, number % threads
+            base = np.int64(bases[to // 2 + slot]) if len(bases) else 0
+            index[offsets + slot * places + row_place + lane] = indices[k] // block - base
+            for e in range(block):
+                values[place + (slot * block + e) * lanes + r * threads + lane] = data[k + e]
+
+
+@compiled
+def fill(start: Any, stop: Any, lanes: Any, block: Any, indptr: Any, indices: Any, data: Any, rows: Any, chunks: Any,
+         values: Any, wide: Any, narrow: Any, bases: Any, cursor: Any, end: Any) -> None:  # fmt: skip
+    """Write values and indices of chunks ``[start:stop)``; `narrow` and `bases` share their memory."""
+    none = bases[:0]
+    for at in range(start, stop):
+        code = chunks[at, 3] >> 32
+        kind, threads, count = code & 15, 1 << (code >> 4 & 15), code >> 8 & 255
+        chunk = chunks[at, 0], chunks[at, 1], chunks[at, 2] & 0xFFFFFFFF, chunks[at, 2] >> 32, count
+        start_rows(chunk[2], count, rows, indptr, cursor, end)
+        unit = block if kind in (BLOCK_WIDE, BLOCK_NARROW) else 1
+        if kind == DIAGONAL:
+            fill_diagonals(lanes, chunk, indices, data, values, wide, cursor, end)
+        elif kind in (WIDE, BLOCK_WIDE):
+            fill_entries(lanes, threads, unit, chunk, indices, data, values, wide, none, PADDING, cursor, end)
+        else:
+            fill_bases(unit, threads, chunk, indices, bases, cursor, end)
+            fill_entries(
+                lanes, threads, unit, chunk, indices, data, values, narrow, bases, NARROW_PADDING, cursor, end
+            )
+
+
+# -- products ----------------------------------------------------------------------------------------------------------
+
+
+@inlined
+def sum_full(zero: Any, slots: Any, step: Any, at: Any, to: Any, base_at: Any, bases: Any, values: Any, index: Any,
+             x: Any) -> Any:  # fmt: skip
+    """Return the sums of eight lanes over slots without padding; `bases` is empty where columns are not offsets."""
+    a = b = c = d = e = f = g = h = zero
+    base = np.uintp(0)
+    for _ in range(slots):
+        if len(bases):
+            base = np.uintp(bases[base_at])
+            base_at += ONE
+        a += values[at] * x[base + np.uintp(index[to])]
+        b += values[at + ONE] * x[base + np.uintp(index[to + ONE])]
+        c += values[at + TWO] * x[base + np.uintp(index[to + TWO])]
+        d += values[at + THREE] * x[base + np.uintp(index[to + THREE])]
+        e += values[at + FOUR] * x[base + np.uintp(index[to + FOUR])]
+        f += values[at + FIVE] * x[base + np.uintp(index[to + FIVE])]
+        g += values[at + SIX] * x[base + np.uintp(index[to + SIX])]
+        h += values[at + SEVEN] * x[base + np.uintp(index[to + SEVEN])]
+        at += step
+        to += step
+    return a, b, c, d, e, f, g, h
+
+
+@inlined
+def sum_diagonals(zero: Any, width: Any, lanes: Any, lane: Any, at: Any, to: Any, first: Any, values: Any, wide: Any,
+                  x: Any) -> Any:  # fmt: skip
+    """Return the sums of eight lanes over pieces of diagonals."""
+    a = b = c = d = e = f = g = h = zero
+    for _ in range(width):
+        has = np.uint32(wide[to + ONE]) >> np.uint32(lane) & np.uint32(0xFF)
+        column = np.uintp(np.int64(first) + np.int64(wide[to]))
+        if has == np.uint32(0xFF):
+            a += values[at] * x[column]
+            b += values[at + ONE] * x[column + ONE]
+            c += values[at + TWO] * x[column + TWO]
+            d += values[at + THREE] * x[column + THREE]
+            e += values[at + FOUR] * x[column + FOUR]
+            f += values[at + FIVE] * x[column + FIVE]
+            g += values[at + SIX] * x[column + SIX]
+            h += values[at + SEVEN] * x[column + SEVEN]
+        elif has != np.uint32(0):
+            a += values[at] * x[column] if has & np.uint32(1) else zero
+            b += values[at + ONE] * x[column + ONE] if has & np.uint32(2) else zero
+            c += values[at + TWO] * x[column + TWO] if has & np.uint32(4) else zero
+            d += values[at + THREE] * x[column + THREE] if has & np.uint32(8) else zero
+            e += values[at + FOUR] * x[column + FOUR] if has & np.uint32(16) else zero
+            f += values[at + FIVE] * x[column + FIVE] if has & np.uint32(32) else zero
+            g += values[at + SIX] * x[column + SIX] if has & np.uint32(64) else zero
+            h += values[at + SEVEN] * x[column + SEVEN] if has & np.uint32(128) else zero
+        at += lanes
+        to += TWO
+    return a, b, c, d, e, f, g, h
+
+
+@inlined
+def store(position: Any, count: Any, rows: Any, sums: Any, y: Any) -> None:
+    """Write the sums of up to eight lanes, the first of which serves the row at `position`."""
+    a, b, c, d, e, f, g, h = sums
+    if count >= GROUP and len(rows) == 0:
+        y[position], y[position + 1], y[position + 2], y[position + 3] = a, b, c, d
+        y[position + 4], y[position + 5], y[position + 6], y[position + 7] = e, f, g, h
+        return
+    for i, value in enumerate(sums):
+        if i < count:
+            y[row_at(position + i, rows)] = value
+
+
+@inlined
+def add_slots(zero: Any, slots: Any, step: Any, at: Any, to: Any, base_at: Any, bases: Any, padding: Any, values: Any,
+              index: Any, x: Any) -> Any:  # fmt: skip
+    """Return the sum of one lane over slots that may be padding."""
+    total, base = zero, np.uintp(0)
+    for slot in range(slots):
+        column = index[to]
+        if column == padding:
+            break
+        if len(bases):
+            base = np.uintp(bases[base_at])
+            base_at += ONE
+        total += values[at] * x[base + np.uintp(column)]
+        at += step
+        to += step
+    return total
+
+
+@inlined
+def entry_chunk(zero: Any, lanes: Any, chunk: Any, full: Any, bases: Any, padding: Any, rows: Any, values: Any,
+                index: Any, x: Any, y: Any) -> None:  # fmt: skip
+    """Multiply a chunk of entries, a lane a row."""
+    place, to, first, width, count = chunk
+    base_at, step = np.uintp(to // 2), np.uintp(lanes)
+    to += base_room(width) if len(bases) else 0
+    for lane in range(0, lanes, GROUP):
+        sums = sum_full(
+            zero, full, step, np.uintp(place + lane), np.uintp(to + lane), base_at, bases, values, index, x
+        )  # fmt: skip
+        store(first + lane, count - lane, rows, sums, y)
+    if full < width:
+        done = full * lanes
+        for r in range(count):
+            y[row_at(first + r, rows)] += add_slots(
+                zero, width - full, step, np.uintp(place + done + r), np.uintp(to + done + r),
+                base_at + np.uintp(full), bases, padding, values, index, x,
+            )  # fmt: skip
+
+
+@inlined
+def block_chunk(zero: Any, lanes: Any, block: Any, chunk: Any, bases: Any, padding: Any, rows: Any, values: Any,
+                index: Any, x: Any, y: Any) -> None:  # fmt: skip
+    """Multiply a chunk of dense blocks."""
+    place, to, first, width, count = chunk
+    places, base_at = np.uintp(block_rows(lanes, block)), np.uintp(to // 2)
+    to += base_room(width) if len(bases) else 0
+    step, side = np.uintp(lanes), np.uintp(block)
+    for r in range(count):
+        total, other, base = zero, zero, np.uintp(0)
+        at, column_at = np.uintp(place + r), np.uintp(to + (first % block + r) // block)
+        for slot in range(np.uintp(width)):
+            column = index[column_at]
+            if column == padding:
+                break
+            if len(bases):
+                base = np.uintp(bases[base_at + slot])
+            start = (base + np.uintp(column)) * side
+            total += values[at] * x[start]
+            other += values[at + step] * x[start + ONE]
+            at += TWO * step
+            for e in range(TWO, side):
+                total += values[at] * x[start + e]
+                at += step
+            column_at += places
+        y[row_at(first + r, rows)] = total + other
+
+
+@compiled
+def multiply_chunks(zero: Any, start: Any, stop: Any, lanes: Any, block: Any, chunks: Any, values: Any, wide: Any,
+                    narrow: Any, bases: Any, rows: Any, x: Any, y: Any) -> None:  # fmt: skip
+    """Multiply chunks ``[start:stop)``, a lane a row, with one column of x."""
+    none = bases[:0]
+    for at in range(start, stop):
+        code = chunks[at, 3] >> 32
+        kind, count, full = code & 15, code >> 8 & 255, code >> 16
+        chunk = chunks[at, 0], chunks[at, 1], chunks[at, 2] & 0xFFFFFFFF, chunks[at, 2] >> 32, count
+        if kind == DIAGONAL:
+            for lane in range(0, lanes, GROUP):
+                sums = sum_diagonals(
+                    zero, chunk[3], np.uintp(lanes), lane, np.uintp(chunk[0] + lane), np.uintp(chunk[1]),
+                    chunk[2] + lane, values, wide, x,
+                )  # fmt: skip
+                store(chunk[2] + lane, count - lane, rows, sums, y)
+        elif kind == WIDE:
+            entry_chunk(zero, lanes, chunk, full, none, PADDING, rows, values, wide, x, y)
+        elif kind == NARROW:
+            entry_chunk(zero, lanes, chunk, full, bases, NARROW_PADDING, rows, values, narrow, x, y)
+        elif kind == BLOCK_WIDE:
+            block_chunk(zero, lanes, block, chunk, none, PADDING, rows, values, wide, x, y)
+        else:
+            block_chunk(zero, lanes, block, chunk, bases, NARROW_PADDING, rows, values, narrow, x, y)
+
+
+@inlined
+def entry_of(kind: Any, block: Any, lanes: Any, lane: Any, slot: Any, chunk: Any, wide: Any, narrow: Any,
+             bases: Any) -> Any:  # fmt: skip
+    """Return the first column of a lane's slot, -1 if it is padding."""
+    _, to, first, width, _ = chunk
+    if kind == DIAGONAL:
+        has = np.uint32(wide[to + 2 * slot + 1]) >> np.uint32(lane) & np.uint32(1)
+        return first + lane + wide[to + 2 * slot] if has else np.int64(-1)
+    blocked = kind in (BLOCK_WIDE, BLOCK_NARROW)
+    place = slot * block_rows(lanes, block) + (first % block + lane) // block if blocked else slot * lanes + lane
+    unit = block if blocked else 1
+    if kind in (WIDE, BLOCK_WIDE):
+        column = np.int64(wide[to + place])
+        return column * unit if column >= 0 else column
+    offset = np.int64(narrow[to + base_room(width) + place])
+    return np.int64(-1) if offset == NARROW_PADDING else (bases[to // 2 + slot] + offset) * unit
+
+
+@compiled
+def multiply_columns(zero: Any, start: Any, stop: Any, lanes: Any, block: Any, chunks: Any, values: Any, wide: Any,
+                     narrow: Any, bases: Any, rows: Any, x: Any, y: Any) -> None:  # fmt: skip
+    """Multiply chunks ``[start:stop)`` of any kind with all columns of a two-dimensional x; y is zero."""
+    for at in range(start, stop):
+        code = chunks[at, 3] >> 32
+        kind, log_threads, count = code & 15, code >> 4 & 15, code >> 8 & 255
+        chunk = chunks[at, 0], chunks[at, 1], chunks[at, 2] & 0xFFFFFFFF, chunks[at, 2] >> 32, count
+        unit = block if kind in (BLOCK_WIDE, BLOCK_NARROW) else 1
+        for lane in range(count << log_threads):
+            row = row_at(chunk[2] + (lane >> log_threads), rows)
+            for slot in range(chunk[3]):
+                column = entry_of(kind, block, lanes, lane, slot, chunk, wide, narrow, bases)
+                if column < 0:
+                    continue
+                for e in range(unit):
+                    value = values[chunk[0] + (slot * unit + e) * lanes + lane]
+                    for k in range(x.shape[1]):
+                        y[row, k] += value * x[column + e, k]
+
+
+@compiled
+def multiply_pieces(zero: Any, start: Any, stop: Any, pieces: Any, indices: Any, data: Any, x: Any, partial: Any) -> None:
+    """Sum pieces ``[start:stop)`` of long rows into ``partial[piece, column]``."""
+    for piece in range(start, stop):
+        begin, end = pieces[piece], pieces[piece + 1]
+        for k in range(x.shape[1]):
+            a = b = c = d = zero
+            whole = begin + (end - begin) // 4 * 4
+            for at in range(begin, whole, 4):
+                a += data[at] * x[indices[at], k]
+                b += data[at + 1] * x[indices[at + 1], k]
+                c += data[at + 2] * x[indices[at + 2], k]
+                d += data[at + 3] * x[indices[at + 3], k]
+            for at in range(whole, end):
+                a += data[at] * x[indices[at], k]
+            partial[piece, k] = (a + b) + (c + d)
+
+
+@compiled
+def list_entries(lanes: Any, block: Any, chunks: Any, values: Any, wide: Any, narrow: Any, bases: Any, rows: Any,
+                 out_rows: Any, out_columns: Any, out_values: Any) -> Any:  # fmt: skip
+    """Write all entries of all chunks as (row, column, value); return how many there are."""
+    found = 0
+    for at in range(len(chunks)):
+        code = chunks[at, 3] >> 32
+        kind, log_threads, count = code & 15, code >> 4 & 15, code >> 8 & 255
+        chunk = chunks[at, 0], chunks[at, 1], chunks[at, 2] & 0xFFFFFFFF, chunks[at, 2] >> 32, count
+        unit = block if kind in (BLOCK_WIDE, BLOCK_NARROW) else 1
+        for lane in range(count << log_threads):
+            for slot in range(chunk[3]):
+                column = entry_of(kind, block, lanes, lane, slot, chunk, wide, narrow, bases)
+                for e in range(unit if column >= 0 else 0):
+                    out_rows[found] = row_at(chunk[2] + (lane >> log_threads), rows)
+                    out_columns[found] = column + e
+                    out_values[found] = values[chunk[0] + (slot * unit + e) * lanes + lane]
+                    found += 1
+    return found
+
+
+# -- what calls them ---------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="spdist-sell")
+
+
+def in_parallel(work: Callable[[int, int], None], ends: IndexArray, threads: int) -> None:
+    """Call ``work(start, stop)`` for ranges of about equal weight; ``ends[i]`` is the weight of items up to i."""
+    count = len(ends)
+    if threads <= 1 or count < 2 * threads:
+        if count:
+            work(0, count)
+        return
+    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, threads) / threads)
+    bounds = [0, *cuts.tolist(), count]
+    others = [_pool(threads).submit(work, a, b) for a, b in itertools.pairwise(bounds[1:])]
+    work(bounds[0], bounds[1])
+    for other in others:
+        other.result()
+
+
+class Builder:
+    """The steps of `sell.build` for a matrix on the host."""
+
+    xp = np
+    long, spread = CPU_LONG, False
+
+    def __init__(self, a: CSR, lanes: int, threads: int) -> None:
+        if lanes > MOST_LANES:
+            raise MatrixError(f"a chunk has up to {MOST_LANES} lanes, not {lanes}")
+        self.a, self.lanes, self.threads = a, lanes, threads
+
+    def lengths(self) -> Any:
+        """Return the entries of each row."""
+        return np.diff(self.a.indptr)
+
+    def find_block(self) -> int:
+        """Return the side of the dense blocks that most sampled rows are made of; 1 if there are none."""
+        stride = max(1, self.a.nrows // SAMPLES)
+        samples = -(-self.a.nrows // stride)
+        if not samples or not self.a.nnz:
+            return 1
+        found = (count_blocked(b, stride, self.a.nrows, self.a.indptr, self.a.indices) for b in BLOCKS)
+        return max((b for b, n in zip(BLOCKS, found, strict=True) if n >= BLOCKED_SHARE * samples), default=1)
+
+    def analyse(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], allowed: int) -> Any:
+        """Set width, base and kind of each chunk; return the sizes of its arrays."""
+        sizes = np.empty((len(chunks), 3), np.int64)
+        shape = self.lanes, block, self.a.nrows, dtype.itemsize
+
+        def work(start: int, stop: int) -> None:
+            cursor, end = np.empty((2, MOST_LANES), np.int64)
+            analyse(start, stop, shape, allowed, self.a.indptr, self.a.indices, _or_empty(rows), chunks, sizes, cursor, end)
+
+        in_parallel(work, np.arange(1, len(chunks) + 1), self.threads)
+        return sizes
+
+    def fill(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], totals: list[int]) -> tuple[Any, ...]:
+        """Return values and indices of all chunks."""
+        dtypes = (dtype, np.int32, np.uint16)
+        filled = tuple(np.zeros(total, kind) for total, kind in zip(totals, dtypes, strict=True))
+
+        def work(start: int, stop: int) -> None:
+            cursor, end = np.empty((2, MOST_LANES), np.int64)
+            fill(start, stop, self.lanes, block, self.a.indptr, self.a.indices, self.a.data, _or_empty(rows), chunks,
+                 *filled, filled[2].view(np.int32), cursor, end)  # fmt: skip
+
+        in_parallel(work, chunks[:, 0] + 1, self.threads)
+        return filled
+
+
+def _two(x: ValueArray) -> ValueArray:
+    return x[:, None] if x.ndim == 1 else x
+
+
+def _or_empty(array: Any) -> Any:
+    return np.empty(0, np.int32) if array is None else array
+
+
+def multiply(a: Sell, x: ValueArray, out: Any, threads: int) -> ValueArray:
+    """Return ``a @ x``; see `sell.multiply`."""
+    y = np.zeros((a.shape[0], *x.shape[1:]), x.dtype) if out is None else out
+    threads = threads if a.nnz * (x.shape[1] if x.ndim == 2 else 1) >= PARALLEL_ENTRIES else 1
+    zero = x.dtype.type(0)
+    rows, bases = _or_empty(a.rows), a.narrow.view(np.int32)
+    lane_a_row = a.lanes % GROUP == 0 and not (a.chunks[:, 3] >> 36 & 15).any()
+    if x.ndim == 1 and lane_a_row:
+        kernel = multiply_chunks
+    else:
+        kernel = multiply_columns
+        y[...] = 0
+    flat, target = (x, y) if kernel is multiply_chunks else (_two(x), _two(y))
+
+    def work(start: int, stop: int) -> None:
+        kernel(zero, start, stop, a.lanes, a.block, a.chunks, a.values, a.wide, a.narrow, bases, rows, flat, target)
+
+    in_parallel(work, a.chunks[:, 0], threads)
+    if len(a.long_rows):
+        _multiply_long(a, _two(x), _two(y), zero, threads)
+    return y
+
+
+def _multiply_long(a: Sell, x: ValueArray, y: ValueArray, zero: Any, threads: int) -> None:
+    partial = np.empty((len(a.pieces) - 1, x.shape[1]), x.dtype)
+
+    def work(start: int, stop: int) -> None:
+        multiply_pieces(zero, start, stop, a.pieces, a.long_indices, a.long_data, x, partial)
+
+    in_parallel(work, a.pieces[1:], threads)
+    y[a.long_rows] = np.add.reduceat(partial, a.row_pieces[:-1], axis=0)
+
+
+def to_csr(a: Sell) -> CSR:
+    """Return the matrix as canonical CSR; see `sell.to_csr`."""
+    import scipy.sparse as sp
+
+    rows, columns = np.empty((2, len(a.values)), np.int64)
+    data = np.empty(len(a.values), a.dtype)
+    n = list_entries(a.lanes, a.block, a.chunks, a.values, a.wide, a.narrow, a.narrow.view(np.int32),
+                     _or_empty(a.rows), rows, columns, data)  # fmt: skip
+    rows = np.append(rows[:n], np.repeat(a.long_rows, np.diff(a.long_indptr)))
+    columns, data = np.append(columns[:n], a.long_indices), np.append(data[:n], a.long_data)
+    m = sp.coo_matrix((data, (rows, columns)), shape=a.shape).tocsr()
+    m.sum_duplicates()
+    return CSR(m.indptr.astype(np.int64), m.indices.astype(index_dtype(a.shape[1])), m.data, a.shape)
