@@ -1,7 +1,7 @@
 """NVIDIA's products through ctypes: each algorithm of SpGEMM and of SpMV, buffers from CuPy's current allocator.
 
-CuPy itself binds one algorithm of the five of SpGEMM, and no preprocessing for SpMV, so the library that CuPy has loaded
-is called directly.
+CuPy itself binds one algorithm of the five of SpGEMM, and no preprocessing for SpMV, so the library that CuPy has
+loaded is called directly.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from spdist.csr import CSR
 from spdist.kernels import sell
+from spdist.kernels.sell_format import LANES
 
 ALGORITHMS = {"alg1": 3, "reuse": 0, "alg2": 4, "alg3": 5}
 """cusparseSpGEMMAlg_t, fastest first as a rule; "reuse" is the default algorithm by way of SpGEMMreuse."""
@@ -242,9 +243,7 @@ class SpMV:
         library.call(f"Create{create}", ctypes.byref(self.matrix), *arguments)
         self.vectors = [Pointer(), Pointer()]
         for vector, array in zip(self.vectors, (x, y), strict=True):
-            library.call(
-                "CreateDnVec", ctypes.byref(vector), ctypes.c_int64(len(array)), _address(array), self.dtype
-            )
+            library.call("CreateDnVec", ctypes.byref(vector), ctypes.c_int64(len(array)), _address(array), self.dtype)
         self.factors = np.ones(1, a.dtype), np.zeros(1, a.dtype)
         one, zero = (Pointer(factor.ctypes.data) for factor in self.factors)
         self.arguments = (
@@ -278,13 +277,13 @@ class SpMV:
 
     def _sell(self, a: CSR, name: str) -> tuple[str, tuple[Any, ...]]:
         sigma = SORTED_WINDOW if name == "sell_sorted" else 1
-        made = sell.build(a, height=sell.LANES, sigma=sigma, index="wide", block=1)
+        made = sell.build(a, height=LANES, sigma=sigma, index="wide", block=1)
         if len(made.long_rows) or len(made.values) > MOST_PADDING * a.nnz + 1000:
             raise CusparseError(f"sliced ELL has {len(made.values) / max(a.nnz, 1):.1f} places per entry")
         offsets = cupy.append(made.chunks[:, 0], len(made.values)).astype(np.int32)
         self.order = made.rows
         self.held += [made, offsets]
-        sizes = map(ctypes.c_int64, (*a.shape, a.nnz, len(made.values), sell.LANES))
+        sizes = map(ctypes.c_int64, (*a.shape, a.nnz, len(made.values), LANES))
         arrays = map(_address, (offsets, made.wide, made.values))
         return "SlicedEll", (*sizes, *arrays, INDEX_32I, INDEX_32I, BASE_ZERO, self.dtype)
 

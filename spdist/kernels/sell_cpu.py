@@ -16,7 +16,7 @@ import numpy as np
 from spdist.csr import CSR, IndexArray, ValueArray, index_dtype
 from spdist.errors import MatrixError
 from spdist.kernels.rowwise import compiled, inlined
-from spdist.kernels.sell import (
+from spdist.kernels.sell_format import (
     BLOCK_NARROW,
     BLOCK_WIDE,
     BLOCKED_SHARE,
@@ -172,7 +172,9 @@ def analyse(start: Any, stop: Any, shape: Any, allowed: Any, indptr: Any, indice
 
 
 @inlined
-def fill_diagonals(lanes: Any, chunk: Any, indices: Any, data: Any, values: Any, wide: Any, cursor: Any, end: Any) -> None:
+def fill_diagonals(
+    lanes: Any, chunk: Any, indices: Any, data: Any, values: Any, wide: Any, cursor: Any, end: Any
+) -> None:
     """Write a chunk of pieces of diagonals."""
     place, index, first, width, count = chunk
     for slot in range(width):
@@ -231,9 +233,7 @@ def fill(start: Any, stop: Any, lanes: Any, block: Any, indptr: Any, indices: An
             fill_entries(lanes, threads, unit, chunk, indices, data, values, wide, none, PADDING, cursor, end)
         else:
             fill_bases(unit, threads, chunk, indices, bases, cursor, end)
-            fill_entries(
-                lanes, threads, unit, chunk, indices, data, values, narrow, bases, NARROW_PADDING, cursor, end
-            )
+            fill_entries(lanes, threads, unit, chunk, indices, data, values, narrow, bases, NARROW_PADDING, cursor, end)
 
 
 # -- products ----------------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ def add_slots(zero: Any, slots: Any, step: Any, at: Any, to: Any, base_at: Any, 
               index: Any, x: Any) -> Any:  # fmt: skip
     """Return the sum of one lane over slots that may be padding."""
     total, base = zero, np.uintp(0)
-    for slot in range(slots):
+    for _ in range(slots):
         column = index[to]
         if column == padding:
             break
@@ -439,7 +439,9 @@ def multiply_columns(zero: Any, start: Any, stop: Any, lanes: Any, block: Any, c
 
 
 @compiled
-def multiply_pieces(zero: Any, start: Any, stop: Any, pieces: Any, indices: Any, data: Any, x: Any, partial: Any) -> None:
+def multiply_pieces(
+    zero: Any, start: Any, stop: Any, pieces: Any, indices: Any, data: Any, x: Any, partial: Any
+) -> None:
     """Sum pieces ``[start:stop)`` of long rows into ``partial[piece, column]``."""
     for piece in range(start, stop):
         begin, end = pieces[piece], pieces[piece + 1]
@@ -531,7 +533,9 @@ class Builder:
 
         def work(start: int, stop: int) -> None:
             cursor, end = np.empty((2, MOST_LANES), np.int64)
-            analyse(start, stop, shape, allowed, self.a.indptr, self.a.indices, _or_empty(rows), chunks, sizes, cursor, end)
+            analyse(
+                start, stop, shape, allowed, self.a.indptr, self.a.indices, _or_empty(rows), chunks, sizes, cursor, end
+            )
 
         in_parallel(work, np.arange(1, len(chunks) + 1), self.threads)
         return sizes

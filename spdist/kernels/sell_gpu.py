@@ -9,9 +9,8 @@ import numpy as np
 
 from spdist.csr import CSR
 from spdist.errors import MatrixError
-from spdist.kernels import sell
 from spdist.kernels.module import C_TYPES, c_type, module
-from spdist.kernels.sell import BLOCKS, BLOCKED_SHARE, GPU_LONG, SAMPLES, Sell
+from spdist.kernels.sell_format import BLOCKED_SHARE, BLOCKS, GPU_LONG, LANES, SAMPLES, Sell
 from spdist.kernels.workspace import ceil_div
 
 FILE = "sell.cu"
@@ -47,8 +46,8 @@ class Builder:
     def __init__(self, a: CSR, lanes: int) -> None:
         import cupy
 
-        if lanes != sell.LANES:
-            raise MatrixError(f"a chunk has {sell.LANES} lanes on the GPU, not {lanes}")
+        if lanes != LANES:
+            raise MatrixError(f"a chunk has {LANES} lanes on the GPU, not {lanes}")
         self.xp, self.a = cupy, a
         self.types = f"{C_TYPES[np.dtype(a.indices.dtype)]}, {C_TYPES[np.dtype(a.indptr.dtype)]}"
 
