@@ -238,10 +238,10 @@ class SpMV:
     def __init__(self, library: Cusparse, name: str, a: CSR, x: Any, y: Any) -> None:
         self.library, self.held, self.dtype = library, [a, x, y], VALUE_TYPES[a.dtype.name]
         self.order: Any = None
-        self.matrix = Pointer()
+        self.matrix, self.vectors = Pointer(), [Pointer(), Pointer()]
+        library.call("SetStream", library.handle, Pointer(cupy.cuda.get_current_stream().ptr))
         create, arguments = getattr(self, f"_{name.split('_')[0]}")(a, name)
         library.call(f"Create{create}", ctypes.byref(self.matrix), *arguments)
-        self.vectors = [Pointer(), Pointer()]
         for vector, array in zip(self.vectors, (x, y), strict=True):
             library.call("CreateDnVec", ctypes.byref(vector), ctypes.c_int64(len(array)), _address(array), self.dtype)
         self.factors = np.ones(1, a.dtype), np.zeros(1, a.dtype)
@@ -260,9 +260,10 @@ class SpMV:
         self.library.call("SpMV", self.library.handle, *self.arguments, Pointer(self.buffer.ptr))
 
     def __del__(self) -> None:
-        for vector in self.vectors:
+        if self.matrix:
+            self.library.call("DestroySpMat", self.matrix)
+        for vector in filter(None, self.vectors):
             self.library.call("DestroyDnVec", vector)
-        self.library.call("DestroySpMat", self.matrix)
 
     def _csr(self, a: CSR, name: str) -> tuple[str, tuple[Any, ...]]:
         sizes = map(ctypes.c_int64, (*a.shape, a.nnz))

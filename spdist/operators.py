@@ -52,7 +52,7 @@ class Operator:
     dtype : dtype
         Of the operator: of the matrix it was made from, whatever its values are stored in.
     method : str
-        How it multiplies: "sell", "csr", "scipy" or "cusparse", with "levels" or "popular" where columns were reordered.
+        How it multiplies, as the argument of `operator`.
     why : str
         How that came to be chosen.
     threads : int
@@ -116,7 +116,7 @@ class Operator:
     def adjoint(self) -> Operator:
         """Return the operator of the conjugate transpose; made once, by the method of this one."""
         if self._adjoint is None:
-            source = self._source if self._source is not None else self.to_csr()
+            source = self._source if self._source is not None else self._fetched()
             self._adjoint = cast(Any, _of_csr(_adjoint_of(source), self.method.split(" ")[0], self.threads, self.dtype))
         return cast(Operator, self._adjoint)
 
@@ -137,6 +137,15 @@ class Operator:
         if is_on_gpu(m.data):
             m = CSR(m.indptr.get(), m.indices.get(), m.data.get(), m.shape)
         return from_scipy(m.to_scipy())
+
+    def _fetched(self) -> CSR:
+        """Return the matrix as a `CSR` where the operator is."""
+        m = self.to_csr()
+        if not _is_gpu_product(self.product):
+            return m
+        import cupy
+
+        return CSR(*(cupy.asarray(array) for array in (m.indptr, m.indices, m.data)), m.shape)
 
     def save(self, url: str | Path, *, overwrite: bool = False) -> None:
         """Store the prepared operator in Zarr, for `open_operator`.
@@ -159,7 +168,7 @@ class Operator:
     def _multiply(self, x: Any, out: Any) -> Any:
         """Multiply: x in the dtype that its products are summed in, C order; complex x of a real A as two columns."""
         xp_x, dtype = x, np.result_type(self.dtype, x.dtype)
-        if is_on_gpu(x) != isinstance(self.product, _gpu_forms(self.product)):
+        if is_on_gpu(x) != _is_gpu_product(self.product):
             raise MatrixError(f"the operator is not where x is: x is {type(x).__module__}.{type(x).__name__}")
         if dtype.kind == "c" and self.dtype.kind != "c":
             return self._multiply_parts(x, out, dtype)
@@ -180,12 +189,10 @@ class Operator:
         return out
 
 
-def _gpu_forms(product: Any) -> Any:
-    """Return the class of a product that lies on the GPU, and no class of one that does not."""
+def _is_gpu_product(product: Any) -> bool:
+    """Whether a product's arrays are on the GPU."""
     matrix = product.matrix
-    return (
-        type(product) if is_on_gpu(getattr(matrix, "data", None) if isinstance(matrix, CSR) else matrix.values) else ()
-    )
+    return is_on_gpu(matrix.data if isinstance(matrix, CSR) else matrix.values)
 
 
 def _adjoint_of(a: CSR) -> CSR:
@@ -206,7 +213,7 @@ def operator(
         SciPy's: multiplied on the CPU; CuPy's: on the GPU. Booleans and integers are taken as float64.
     method : str
         "auto"; "sell": SELL-C-sigma; "csr": CSR-scalar or CSR-vector, on the GPU; "scipy" and "cusparse": their
-        products; "levels" and "popular": SELL-C-sigma in another order of rows and columns, which the caller never sees.
+        products; "levels" and "popular": SELL-C-sigma in another order of rows and columns, hidden from the caller.
     uses : int
         Products that are to come. "auto" times its candidates if they are worth that, and reorders if the gain pays
         for it.
@@ -352,7 +359,7 @@ def _of_csr(m: CSR, method: str, threads: int, wanted: np.dtype[Any], stored: np
 def _makers(m: CSR, threads: int, stored: np.dtype[Any]) -> dict[str, Callable[[], Product]]:
     """Return the methods that suit a matrix where it is."""
     gpu, square = is_on_gpu(m.data), m.nrows == m.ncols
-    options = {"lanes": LANES if gpu else CPU_LANES, "dtype": stored, "threads": threads}
+    options: dict[str, Any] = {"lanes": LANES if gpu else CPU_LANES, "dtype": stored, "threads": threads}
     kept = m if stored == m.dtype else CSR(m.indptr, m.indices, m.data.astype(stored), m.shape)
     made: dict[str, Callable[[], Product]] = {"sell": lambda: SellProduct(sell.build(m, **options))}
     if square:
@@ -474,7 +481,7 @@ def _bandwidth(number: int) -> float:
 
     attribute = cupy.cuda.runtime.deviceGetAttribute
     clock_khz, bits = (attribute(which, number) for which in (36, 37))  # memory clock, bus width
-    return 2e3 * clock_khz * bits / 8
+    return float(2e3 * clock_khz * bits / 8)
 
 
 @functools.cache

@@ -89,7 +89,8 @@ def build(
     chunks[:, 1] = builder.xp.where(in_narrow, ends[:, 2] - sizes[:, 2], ends[:, 1] - sizes[:, 1])
     filled = builder.fill(chunks, placed.rows, side, stored, totals)
     long = _long_rows(a, builder.xp, lengths, limit if nlong else None, stored)
-    return Sell(a.shape, a.nnz, lanes, side, placed.sigma, chunks, *filled, placed.rows, *long)
+    parts: tuple[Any, ...] = (*filled, placed.rows, *long)
+    return Sell(a.shape, a.nnz, lanes, side, placed.sigma, chunks, *parts)
 
 
 def _long_rows(a: CSR, xp: Any, lengths: Any, limit: int | None, dtype: np.dtype[Any]) -> tuple[Any, ...]:

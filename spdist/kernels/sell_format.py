@@ -327,7 +327,8 @@ ARRAYS = (
 
 def _moved(a: Sell, move: Any) -> Sell:
     arrays = {name: getattr(a, name) for name in ARRAYS}
-    return replace(a, **{name: None if array is None else move(array) for name, array in arrays.items()})
+    moved: dict[str, Any] = {name: None if array is None else move(array) for name, array in arrays.items()}
+    return replace(a, **moved)
 
 
 def is_on_gpu(array: Any) -> bool:
