@@ -241,7 +241,8 @@ def show(row: dict[str, Any]) -> None:
     for method, f in row["methods"].items():
         print(f"  {method:13} {1e3 * f['ms']:8.1f} us {f['gb_s']:6,.0f} GB/s {f['of_stream']:5.2f} of stream "
               f"{f['over_cusparse']:5.2f} x cuSPARSE, prepared in {f['prepared_products']:5,.0f} products, "
-              f"{'' if f['right'] else 'WRONG, '}error {f['error']:.0e}; {f['method']}: {f['form']}", flush=True)  # fmt: skip
+              f"{'' if f['right'] else 'WRONG, '}error {f['error']:.0e}; {f['method']}: {f['form']}",
+              flush=True)  # fmt: skip
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -264,6 +265,17 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 # -- on the CPU --------------------------------------------------------------------------------------------------------
 
 
+def in_turns(calls: tuple[Callable[[], Any], ...], rounds: int) -> tuple[list[float], ...]:
+    """Return the seconds of each call in each round; what disturbs one round disturbs all of its calls."""
+    times: tuple[list[float], ...] = tuple([] for _ in calls)
+    for _ in range(rounds):
+        for taken, call in zip(times, calls, strict=True):
+            begin = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - begin)
+    return times
+
+
 def on_cpu(args: Any, folder: Path) -> dict[str, Any]:
     """Measure SELL-C-sigma with threads beside SciPy's product with one, turn by turn; return the record."""
     rows = []
@@ -275,12 +287,8 @@ def on_cpu(args: Any, folder: Path) -> dict[str, Any]:
         a = make()
         prepared = time.perf_counter() - begin
         y = np.full(m.nrows, np.nan, reference.x.dtype)
-        theirs, ours = [], []
-        for _ in range(3 if args.quick else CPU_ROUNDS):
-            for times, call in ((theirs, lambda: matrix @ reference.x), (ours, lambda: a.matvec(reference.x, out=y))):
-                begin = time.perf_counter()
-                call()
-                times.append(time.perf_counter() - begin)
+        calls = functools.partial(matrix.__matmul__, reference.x), functools.partial(a.matvec, reference.x, out=y)
+        theirs, ours = in_turns(calls, 3 if args.quick else CPU_ROUNDS)
         error, ms = reference.error(y), 1e3 * statistics.median(ours)
         moved = a.nbytes + reference.x.nbytes + y.nbytes
         rows.append({

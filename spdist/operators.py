@@ -145,7 +145,7 @@ class Operator:
             return m
         import cupy
 
-        return CSR(*(cupy.asarray(array) for array in (m.indptr, m.indices, m.data)), m.shape)
+        return CSR(cupy.asarray(m.indptr), cupy.asarray(m.indices), cupy.asarray(m.data), m.shape)
 
     def save(self, url: str | Path, *, overwrite: bool = False) -> None:
         """Store the prepared operator in Zarr, for `open_operator`.
@@ -425,21 +425,21 @@ def _try_on_cpu(trial: _Trial, makers: dict[str, Callable[[], Product]], uses: i
 
 
 def _try_on_gpu(trial: _Trial, makers: dict[str, Callable[[], Product]], uses: int) -> None:
-    """Time what needs no other order; then other orders, where x is read so badly that they may pay."""
+    """Time what needs no other order; then one that may help, where x is read so badly that it may pay."""
     m = trial.m
     seconds = trial.add("sell", makers["sell"])
-    if m.nnz / max(m.nrows, 1) > 2 and m.nrows < LANES * sell.SPREAD_ROWS:
+    if m.nrows < LANES * sell.SPREAD_ROWS:
         trial.add("sell of one lane a row", lambda: SellProduct(sell.build(m, height=LANES)))
     for name in ("csr", "cusparse"):
         if name in makers:
             trial.add(name, makers[name])
-    product = cast(SellProduct, trial.found["sell"][1])
-    moved = product.nbytes + trial.dtype.itemsize * sum(m.shape)
+    made = cast(SellProduct, trial.found["sell"][1])
+    moved = made.nbytes + trial.dtype.itemsize * sum(m.shape)
     floor = moved / _bandwidth(_device())
-    if seconds * GOOD_SHARE > floor and uses * (seconds - floor) > REORDERING * seconds and moved > _cache(_device()):
-        for name in ("popular", "levels"):
-            if name in makers:
-                trial.add(name, makers[name])
+    worth = uses * (seconds - floor) > REORDERING * seconds
+    name = "popular" if len(made.matrix.long_rows) else "levels"  # a few rows that reach everywhere leave no levels
+    if worth and seconds * GOOD_SHARE > floor and moved > _cache(_device()) and name in makers:
+        trial.add(name, makers[name])
 
 
 def _cpu_seconds(product: Product, m: CSR, dtype: np.dtype[Any], threads: int) -> float:
@@ -454,17 +454,29 @@ def _cpu_seconds(product: Product, m: CSR, dtype: np.dtype[Any], threads: int) -
 
 
 def _gpu_seconds(product: Product, m: CSR, dtype: np.dtype[Any], threads: int) -> float:
-    """Return the time of a product, launches back to back."""
+    """Return the time of a product among others on the GPU, without that of launching it where a graph can hold it."""
     import cupy
 
     x, y = cupy.ones(m.ncols, dtype), cupy.empty(m.nrows, dtype)
-    product.multiply(x, y, threads)
-    begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-    begin.record()
-    for _ in range(TRIALS):
+    stream, begin, end = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Event(), cupy.cuda.Event()
+
+    def all_of_them() -> None:
+        for _ in range(TRIALS):
+            product.multiply(x, y, threads)
+
+    cupy.cuda.get_current_stream().synchronize()
+    with stream:
         product.multiply(x, y, threads)
-    end.record()
-    end.synchronize()
+        launch: Callable[[], Any] = all_of_them
+        if not isinstance(product, CusparseProduct):
+            stream.begin_capture()
+            all_of_them()
+            launch = stream.end_capture().launch
+        launch()
+        begin.record(stream)
+        launch()
+        end.record(stream)
+        end.synchronize()
     return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3 / TRIALS
 
 

@@ -96,12 +96,13 @@ class CusparseProduct:
 
     def multiply(self, x: Any, out: Any, threads: int) -> Any:
         """Return ``a @ x``."""
+        import cupy
         import cupyx.scipy.sparse as csp
 
         m = self.matrix
         y = csp.csr_matrix((m.data, m.indices, m.indptr), shape=m.shape) @ x
         if out is None:
-            return y
+            return cupy.ascontiguousarray(y)
         out[...] = y
         return out
 

@@ -54,29 +54,43 @@ number_level(const int count, const int start, const i64* __restrict__ keys, int
     place[row] = start + i;
 }
 
+// Copy a row by a thread, sorted by insertion.
+template <typename Value, typename Index, typename Pointer>
+__device__ __forceinline__ void copy_sorted(const Pointer begin, const Pointer length, const Index* __restrict__ indices,
+                                            const Value* __restrict__ data, const int* __restrict__ place,
+                                            Index* out_indices, Value* out_data) {
+    for (Pointer k = 0; k < length; ++k) {
+        const Index column = place ? (Index)place[indices[begin + k]] : indices[begin + k];
+        Pointer at = k;
+        for (; at > 0 && out_indices[at - 1] > column; --at) {
+            out_indices[at] = out_indices[at - 1];
+            out_data[at] = out_data[at - 1];
+        }
+        out_indices[at] = column;
+        out_data[at] = data[begin + k];
+    }
+}
+
 // Copy rows in a new order, columns renumbered, short rows sorted by them.
 //
-// Launch  block 256, a thread a row.
+// Launch  block 256, a thread a row, a warp a row of more than SORTED_ROW entries.
 // Pre     out_indptr: offsets of the rows in the new order; order null where rows stay, place null where columns stay.
-// Post    row i of the result is row order[i] of the matrix; column c is place[c]. Rows of more than SORTED_ROW entries are
-//         left in their old order.
+// Post    row i of the result is row order[i] of the matrix; column c is place[c]. Long rows are left in their old order.
 template <typename Value, typename Index, typename Pointer>
 __global__ void __launch_bounds__(256)
 reorder_rows(const i64 nrows, const Pointer* __restrict__ indptr, const Index* __restrict__ indices,
              const Value* __restrict__ data, const int* __restrict__ order, const int* __restrict__ place,
              const Pointer* __restrict__ out_indptr, Index* __restrict__ out_indices, Value* __restrict__ out_data) {
     const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
-    if (i >= nrows) return;
-    const i64 row = order ? order[i] : i;
-    const Pointer begin = indptr[row], length = indptr[row + 1] - begin, to = out_indptr[i];
-    for (Pointer k = 0; k < length; ++k) {
-        const Index column = place ? (Index)place[indices[begin + k]] : indices[begin + k];
-        Pointer at = to + k;
-        for (; length <= SORTED_ROW && at > to && out_indices[at - 1] > column; --at) {
-            out_indices[at] = out_indices[at - 1];
-            out_data[at] = out_data[at - 1];
+    const i64 row = i < nrows ? (order ? order[i] : i) : 0;
+    const Pointer begin = indptr[row], length = i < nrows ? indptr[row + 1] - begin : 0, to = i < nrows ? out_indptr[i] : 0;
+    if (length <= SORTED_ROW) copy_sorted(begin, length, indices, data, place, out_indices + to, out_data + to);
+    for (u32 waiting = __ballot_sync(FULL_WARP, length > SORTED_ROW); waiting; waiting &= waiting - 1) {
+        const int lane = __ffs(waiting) - 1;
+        const Pointer from = take(begin, lane, 32), count = take(length, lane, 32), target = take(to, lane, 32);
+        for (Pointer k = threadIdx.x % 32; k < count; k += 32) {
+            out_indices[target + k] = place ? (Index)place[indices[from + k]] : indices[from + k];
+            out_data[target + k] = data[from + k];
         }
-        out_indices[at] = column;
-        out_data[at] = data[begin + k];
     }
 }

@@ -149,9 +149,10 @@ def apply(a: CSR, rows: Any, columns: Any) -> CSR:
     """
     place = None if columns is None else inverse(columns)
     if not is_on_gpu(a.data):
-        m = a.to_scipy() if rows is None else a.to_scipy()[rows]
-        m = CSR(m.indptr, m.indices if place is None else place[m.indices], m.data, a.shape).to_scipy()
-        m = m.copy()
+        m = a.to_scipy().copy() if rows is None else a.to_scipy()[rows]
+        if place is not None:
+            m.indices = place[m.indices]
+            m.has_sorted_indices = False
         m.sort_indices()
         return CSR(m.indptr.astype(np.int64), m.indices, m.data, a.shape)
     import cupy

@@ -16,7 +16,7 @@
 
 enum Kind { WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW };
 enum Allowed { MAY_BE_NARROW = 1, MAY_BE_DIAGONAL = 2, MAY_BE_WIDE = 4 };
-constexpr int PADDING = -1, NO_DIAGONAL = 0x7fffffff, WARPS = 8, BASES = 16, MOST_FULL = 0x7fff;
+constexpr int PADDING = -1, NO_DIAGONAL = 0x7fffffff, WARPS = 8, BASES = 16, DIAGONALS = 4, MOST_FULL = 0x7fff;
 constexpr u32 NARROW_PADDING = 0xffffu;
 typedef unsigned short u16;
 
@@ -32,8 +32,12 @@ struct __align__(16) Chunk {
 template <int BLOCK>
 __device__ constexpr int block_rows() { return 32 % BLOCK == 0 ? 32 / BLOCK : 32 / BLOCK + 2; }
 
-// 16-bit numbers before the offsets of a chunk: its slots' bases.
-__device__ __forceinline__ i64 base_room(const int width) { return (i64)(width + BASES - 1) / BASES * BASES * 2; }
+__device__ __forceinline__ i64 round_up(const i64 a, const i64 b) { return (a + b - 1) / b * b; }
+
+// 16-bit numbers before the offsets of a chunk: its slots' bases; and 32-bit numbers of its diagonals. Both are padded, so
+// that they can be read four numbers at a time.
+__device__ __forceinline__ i64 base_room(const int width) { return 2 * round_up(width, BASES); }
+__device__ __forceinline__ i64 diagonal_room(const int width) { return 2 * round_up(width, DIAGONALS); }
 
 // Load what is used once: it should not drive x out of the caches.
 template <typename T> __device__ __forceinline__ T stream(const T* at) { return __ldcs(at); }
@@ -135,7 +139,7 @@ sell_probe(const i64 samples, const i64 stride, const i64 nrows, const Pointer* 
 //
 // Launch  block 256, a warp a chunk.
 // Pre     first and code (threads and rows) of each chunk set; rows null where positions are rows.
-// Post    width, base and kind set; sizes[3 * chunk ...]: elements of `values`, `wide` and `narrow`.
+// Post    width and kind set; sizes[k * nchunks + chunk]: elements of `values`, `wide` and `narrow`, k = 0, 1, 2.
 template <typename Index, typename Pointer, int BLOCK>
 __global__ void __launch_bounds__(256)
 sell_analyse(const i64 nchunks, const i64 nrows, const int value_bytes, const int allowed,
@@ -173,9 +177,9 @@ sell_analyse(const i64 nchunks, const i64 nrows, const int value_bytes, const in
         chunks[at] = c;
         const i64 places = c.width * (i64)(unit > 1 ? block_rows<BLOCK>() : 32);
         const bool narrow = kind == NARROW || kind == BLOCK_NARROW;
-        sizes[3 * at] = (i64)c.width * 32 * unit;
-        sizes[3 * at + 1] = kind == DIAGONAL ? 2 * (i64)c.width : narrow ? 0 : (places + 1) / 2 * 2;
-        sizes[3 * at + 2] = narrow ? base_room(c.width) + (places + 2 * BASES - 1) / (2 * BASES) * (2 * BASES) : 0;
+        sizes[at] = (i64)c.width * 32 * unit;
+        sizes[nchunks + at] = kind == DIAGONAL ? diagonal_room(c.width) : narrow ? 0 : round_up(places, 4);
+        sizes[2 * nchunks + at] = narrow ? base_room(c.width) + round_up(places, 2 * BASES) : 0;
     }
 }
 
@@ -217,15 +221,22 @@ __device__ __forceinline__ void fill_entries(const Chunk& c, const Served<Pointe
 // Write values and indices of each chunk.
 //
 // Launch  block 256, a warp a chunk.
-// Pre     chunks as sell_analyse leaves them, places of their first slots added; wide and narrow zero.
+// Pre     chunks and sizes as sell_analyse leaves them; ends: sums of sizes up to each chunk; wide and narrow zero.
+// Post    places of the first slots in chunks.
 template <typename Value, typename Stored, typename Index, typename Pointer, int BLOCK>
 __global__ void __launch_bounds__(256)
 sell_fill(const i64 nchunks, const Pointer* __restrict__ indptr, const Index* __restrict__ indices,
-          const Value* __restrict__ data, const int* __restrict__ rows, const Chunk* __restrict__ chunks,
-          Stored* __restrict__ values, int* __restrict__ wide, u16* __restrict__ narrow) {
+          const Value* __restrict__ data, const int* __restrict__ rows, const i64* __restrict__ sizes,
+          const i64* __restrict__ ends, Chunk* __restrict__ chunks, Stored* __restrict__ values, int* __restrict__ wide,
+          u16* __restrict__ narrow) {
     const i64 at = (i64)blockIdx.x * WARPS + threadIdx.x / 32;
     if (at >= nchunks) return;
-    const Chunk c = chunks[at];
+    Chunk c = chunks[at];
+    const i64 which = nchunks * (c.kind() == NARROW || c.kind() == BLOCK_NARROW ? 2 : 1) + at;
+    c.values = ends[at] - sizes[at];
+    c.index = ends[which] - sizes[which];
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) chunks[at] = c;
     const Served<Pointer> s(c, threadIdx.x % 32, rows, indptr);
     if (c.kind() == DIAGONAL) fill_diagonals(c, s, indices, data, values, wide);
     else if (c.kind() == WIDE) fill_entries<1>(c, s, indices, data, values, wide);
@@ -242,40 +253,45 @@ __device__ __forceinline__ void add(Vector* sum, const Value value, const Vector
 }
 
 // Add slots [slot, slot + AT_ONCE) of those below width: all loads of a kind before the first that depends on them.
-// `bases` is null where columns are not offsets.
+// `bases` is not read where columns are no offsets.
 template <int K, int AT_ONCE, typename Value, typename Index, typename Vector>
 __device__ __forceinline__ void add_entries(const int slot, const int width, const Value* values, const int* bases,
                                             const Index* index, const Vector* x, const i64 stride, Vector* sum) {
     Index column[AT_ONCE];
-    int base[AT_ONCE];
     Value value[AT_ONCE];
+    int4 base[AT_ONCE / 4];
+#pragma unroll
+    for (int u = 0; u < AT_ONCE / 4; ++u)
+        base[u] = sizeof(Index) == 2 && slot + 4 * u < width ? ((const int4*)(bases + slot))[u] : make_int4(0, 0, 0, 0);
 #pragma unroll
     for (int u = 0; u < AT_ONCE; ++u) {
         column[u] = slot + u < width ? stream(index + (slot + u) * 32) : (Index)PADDING;
-        base[u] = sizeof(Index) == 2 && slot + u < width ? bases[slot + u] : 0;
         value[u] = slot + u < width ? stream(values + (slot + u) * 32) : Value(0);
     }
 #pragma unroll
-    for (int u = 0; u < AT_ONCE; ++u)
-        if (column[u] != (Index)PADDING) add<K>(sum, value[u], x + (base[u] + (int)column[u]) * stride);
+    for (int u = 0; u < AT_ONCE; ++u) {
+        const int4 four = base[u / 4];
+        const int low = u % 4 == 0 ? four.x : u % 4 == 1 ? four.y : u % 4 == 2 ? four.z : four.w;
+        if (column[u] != (Index)PADDING) add<K>(sum, value[u], x + (low + (int)column[u]) * stride);
+    }
 }
 
+// Diagonals are padded with some that no lane has.
 template <int K, int AT_ONCE, typename Value, typename Vector>
-__device__ __forceinline__ void add_diagonals(const int slot, const int width, const Value* values, const int2* diagonals,
+__device__ __forceinline__ void add_diagonals(const int slot, const int width, const Value* values, const int4* pairs,
                                               const Vector* x, const i64 stride, Vector* sum) {
-    int2 diagonal[AT_ONCE];
-    bool has[AT_ONCE];
+    int4 pair[AT_ONCE / 2];
     Value value[AT_ONCE];
 #pragma unroll
-    for (int u = 0; u < AT_ONCE; ++u) diagonal[u] = slot + u < width ? diagonals[slot + u] : make_int2(0, 0);
+    for (int u = 0; u < AT_ONCE / 2; ++u)
+        pair[u] = slot + 2 * u < width ? pairs[slot / 2 + u] : make_int4(0, 0, 0, 0);
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; ++u) value[u] = slot + u < width ? stream(values + (slot + u) * 32) : Value(0);
 #pragma unroll
     for (int u = 0; u < AT_ONCE; ++u) {
-        has[u] = (u32)diagonal[u].y >> threadIdx.x % 32 & 1;
-        value[u] = has[u] ? stream(values + (slot + u) * 32) : Value(0);
+        const int diagonal = u % 2 ? pair[u / 2].z : pair[u / 2].x, mask = u % 2 ? pair[u / 2].w : pair[u / 2].y;
+        if ((u32)mask >> threadIdx.x % 32 & 1) add<K>(sum, value[u], x + diagonal * stride);
     }
-#pragma unroll
-    for (int u = 0; u < AT_ONCE; ++u)
-        if (has[u]) add<K>(sum, value[u], x + diagonal[u].x * stride);
 }
 
 template <int K, int AT_ONCE, int BLOCK, typename Value, typename Index, typename Vector>
@@ -311,7 +327,7 @@ __device__ __forceinline__ void add_chunk(const Chunk& c, const Value* values, c
     const u16* offsets = narrow + c.index + base_room(c.width);
     if (c.kind() == DIAGONAL) {
         const Vector* from = x + (i64)(c.first + lane) * stride;
-        for (int s = 0; s < c.width; s += N) add_diagonals<K, N>(s, c.width, values, (const int2*)(wide + c.index), from, stride, sum);
+        for (int s = 0; s < c.width; s += N) add_diagonals<K, N>(s, c.width, values, (const int4*)(wide + c.index), from, stride, sum);
     } else if (c.kind() == NARROW) {
         for (int s = 0; s < c.width; s += N) add_entries<K, N>(s, c.width, values, bases, offsets + lane, x, stride, sum);
     } else if (c.kind() == WIDE) {

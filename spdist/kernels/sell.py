@@ -10,9 +10,7 @@ import numpy as np
 from spdist.csr import CSR, INT32_MAX
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.sell_format import (
-    BLOCK_NARROW,
     LANES,
-    NARROW,
     PIECE,
     WARPS_WANTED,
     Sell,
@@ -68,27 +66,20 @@ def build(
     builder = _builder(a, lanes, threads)
     stored = np.dtype(a.dtype if dtype is None else dtype)
     lengths = builder.lengths()
-    limit = builder.long
-    nlong = int((lengths > limit).sum()) if a.nnz else 0
+    longest = int(lengths.max()) if a.nrows else 0
+    limit = builder.long if longest > builder.long else None
     side = builder.find_block() if block == "auto" and index == "auto" else 1 if block == "auto" else block
-    if nlong or height not in (0, lanes):
+    if limit is not None or height not in (0, lanes):
         side = 1  # blocks have a lane a row
     placed = place_rows(
-        builder.xp.where(lengths > limit, -1, lengths) if nlong else lengths,
-        height=height, lanes=lanes, sigma=sigma, block=side, entry_bytes=stored.itemsize + 2,
-        spread=builder.spread,
+        lengths if limit is None else builder.xp.where(lengths > limit, -1, lengths), longest, a.nnz, height=height,
+        lanes=lanes, sigma=sigma, block=side, entry_bytes=stored.itemsize + 2, spread=builder.spread,
     )  # fmt: skip
     chunks = builder.xp.zeros((len(placed.first), 4), np.int64)
     chunks[:, 2], chunks[:, 3] = placed.first, placed.code << 32
     sizes = builder.analyse(chunks, placed.rows, side, stored, ALLOWED[index])
-    ends = builder.xp.cumsum(sizes, axis=0) if len(sizes) else sizes
-    totals = [int(n) for n in host(ends[-1])] if len(sizes) else [0, 0, 0]
-    kinds = chunks[:, 3] >> 32 & 15
-    chunks[:, 0] = ends[:, 0] - sizes[:, 0]
-    in_narrow = (kinds == NARROW) | (kinds == BLOCK_NARROW)
-    chunks[:, 1] = builder.xp.where(in_narrow, ends[:, 2] - sizes[:, 2], ends[:, 1] - sizes[:, 1])
-    filled = builder.fill(chunks, placed.rows, side, stored, totals)
-    long = _long_rows(a, builder.xp, lengths, limit if nlong else None, stored)
+    filled = builder.fill(chunks, placed.rows, side, stored, sizes)
+    long = _long_rows(a, builder.xp, lengths, limit, stored)
     parts: tuple[Any, ...] = (*filled, placed.rows, *long)
     return Sell(a.shape, a.nnz, lanes, side, placed.sigma, chunks, *parts)
 

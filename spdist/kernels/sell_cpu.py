@@ -31,8 +31,8 @@ from spdist.kernels.sell_format import (
 
 PADDING, NARROW_PADDING, NO_DIAGONAL = -1, 0xFFFF, 0x7FFFFFFF
 MOST_FULL = 0x7FFF
-BASES = 16
-"""Bases of slots, as 32-bit numbers, come in multiples of so many."""
+BASES, DIAGONALS = 16, 4
+"""Bases of slots, and pairs of a diagonal and its lanes, are padded to multiples of so many."""
 ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN = (np.uintp(i) for i in range(1, 8))
 GROUP = 8
 """Lanes that are summed at a time."""
@@ -113,9 +113,21 @@ def count_diagonals(first: Any, count: Any, most: Any, indices: Any, cursor: Any
 
 
 @inlined
+def round_up(a: Any, b: Any) -> Any:
+    """Return the least multiple of b that is not below a."""
+    return (a + b - 1) // b * b
+
+
+@inlined
 def base_room(width: Any) -> Any:
-    """Return the 16-bit numbers before the offsets of a chunk: its slots' bases."""
-    return (width + BASES - 1) // BASES * BASES * 2
+    """Return the 16-bit numbers before the offsets of a chunk: its slots' bases, padded."""
+    return 2 * round_up(width, BASES)
+
+
+@inlined
+def diagonal_room(width: Any) -> Any:
+    """Return the 32-bit numbers of a chunk's diagonals, padded."""
+    return 2 * round_up(width, DIAGONALS)
 
 
 @inlined
@@ -166,9 +178,9 @@ def analyse(start: Any, stop: Any, shape: Any, allowed: Any, indptr: Any, indice
         narrow, places = kind in (NARROW, BLOCK_NARROW), width * (block_rows(lanes, block) if blocked else lanes)
         chunks[at, 2] = first | width << 32
         chunks[at, 3] = (kind | (code & 0xFFF0) | min(least, MOST_FULL) << 16) << 32
-        sizes[at, 0] = width * lanes * unit
-        sizes[at, 1] = 2 * width if kind == DIAGONAL else 0 if narrow else (places + 1) // 2 * 2
-        sizes[at, 2] = base_room(width) + (places + 2 * BASES - 1) // (2 * BASES) * (2 * BASES) if narrow else 0
+        sizes[0, at] = width * lanes * unit
+        sizes[1, at] = diagonal_room(width) if kind == DIAGONAL else 0 if narrow else round_up(places, 4)
+        sizes[2, at] = base_room(width) + round_up(places, 2 * BASES) if narrow else 0
 
 
 @inlined
@@ -528,7 +540,7 @@ class Builder:
 
     def analyse(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], allowed: int) -> Any:
         """Set width, base and kind of each chunk; return the sizes of its arrays."""
-        sizes = np.empty((len(chunks), 3), np.int64)
+        sizes = np.empty((3, len(chunks)), np.int64)
         shape = self.lanes, block, self.a.nrows, dtype.itemsize
 
         def work(start: int, stop: int) -> None:
@@ -540,15 +552,20 @@ class Builder:
         in_parallel(work, np.arange(1, len(chunks) + 1), self.threads)
         return sizes
 
-    def fill(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], totals: list[int]) -> tuple[Any, ...]:
-        """Return values and indices of all chunks."""
-        dtypes = (dtype, np.int32, np.uint16)
-        filled = tuple(np.zeros(total, kind) for total, kind in zip(totals, dtypes, strict=True))
+    def fill(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], sizes: Any) -> tuple[Any, ...]:
+        """Place each chunk's arrays behind those of the chunks before; return values and indices of all chunks."""
+        ends = np.cumsum(sizes, axis=1)
+        totals = ends[:, -1].tolist() if len(chunks) else (0, 0, 0)
+        narrow = np.isin(chunks[:, 3] >> 32 & 15, (NARROW, BLOCK_NARROW))
+        chunks[:, 0] = ends[0] - sizes[0]
+        chunks[:, 1] = np.where(narrow, ends[2] - sizes[2], ends[1] - sizes[1])
+        filled = np.empty(totals[0], dtype), np.zeros(totals[1], np.int32), np.zeros(totals[2], np.uint16)
+        bases = filled[2].view(np.int32)
 
         def work(start: int, stop: int) -> None:
             cursor, end = np.empty((2, MOST_LANES), np.int64)
             fill(start, stop, self.lanes, block, self.a.indptr, self.a.indices, self.a.data, _or_empty(rows), chunks,
-                 *filled, filled[2].view(np.int32), cursor, end)  # fmt: skip
+                 filled[0], filled[1], filled[2], bases, cursor, end)  # fmt: skip
 
         in_parallel(work, chunks[:, 0] + 1, self.threads)
         return filled

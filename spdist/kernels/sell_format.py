@@ -207,7 +207,16 @@ class Rows(NamedTuple):
 
 
 def place_rows(
-    lengths: Any, *, height: int, lanes: int, sigma: int | Literal["auto"], block: int, entry_bytes: int, spread: bool
+    lengths: Any,
+    longest: int,
+    nnz: int,
+    *,
+    height: int,
+    lanes: int,
+    sigma: int | Literal["auto"],
+    block: int,
+    entry_bytes: int,
+    spread: bool,
 ) -> Rows:
     """Choose sigma where it is "auto", sort the rows, and cut them into chunks.
 
@@ -215,6 +224,8 @@ def place_rows(
     ----------
     lengths : (nrows,) int
         Negative for the rows that are kept elsewhere.
+    longest, nnz : int
+        Entries of the longest row, and of all, those kept elsewhere too.
     height : int
         C; 0 lets each chunk have as many rows as suits their length.
     lanes : int
@@ -226,18 +237,17 @@ def place_rows(
     spread : bool
         Whether several lanes may take a row: those far longer than others come last, sorted all together.
     """
-    xp = module_of(lengths)
-    nrows, nnz = len(lengths), int(xp.maximum(lengths, 0).sum())
+    xp, nrows = module_of(lengths), len(lengths)
     fixed = height or lanes // (_threads(nrows, block) if spread else 1)
     limit = max(LANE_ENTRIES, 4 * nnz // max(nrows, 1)) if spread and not height and block == 1 else INT32_MAX
-    usual, tall = (lengths >= 0) & (lengths <= limit), lengths > limit
-    kept = None if bool(usual.all()) else xp.flatnonzero(usual)
+    elsewhere = longest > (GPU_LONG if spread else CPU_LONG)
+    kept = xp.flatnonzero((lengths >= 0) & (lengths <= limit)) if elsewhere or longest > limit else None
     rest = lengths if kept is None else lengths[kept]
     sigma, order = _choose_window(rest, sigma, max(fixed // block, 1), entry_bytes, block)
     rows = order if kept is None else kept if order is None else kept[order]
     first, code = _uniform(xp, len(rest), fixed, lanes)
     if kept is not None:
-        tall_rows = xp.flatnonzero(tall)
+        tall_rows = xp.flatnonzero(lengths > limit)
         order = sort_by_length(lengths[tall_rows], max(len(tall_rows), 1))
         rows = xp.concatenate([rows, tall_rows[order]])
         places = _by_length(xp, lengths[tall_rows[order]], lanes // fixed)

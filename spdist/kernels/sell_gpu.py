@@ -69,7 +69,7 @@ class Builder:
 
     def analyse(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], allowed: int) -> Any:
         """Set width, base and kind of each chunk; return the sizes of its arrays."""
-        sizes = self.xp.empty((len(chunks), 3), np.int64)
+        sizes = self.xp.empty((3, len(chunks)), np.int64)
         if len(chunks):
             self._launch(f"sell_analyse<{self.types}, {block}>", ceil_div(len(chunks), WARPS), (
                 np.int64(len(chunks)), np.int64(self.a.nrows), np.int32(dtype.itemsize), np.int32(allowed),
@@ -77,14 +77,22 @@ class Builder:
             ))  # fmt: skip
         return sizes
 
-    def fill(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], totals: list[int]) -> tuple[Any, ...]:
-        """Return values and indices of all chunks."""
-        dtypes = (dtype, np.int32, np.uint16)
-        filled = tuple(self.xp.zeros(total, kind) for total, kind in zip(totals, dtypes, strict=True))
+    def fill(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], sizes: Any) -> tuple[Any, ...]:
+        """Place each chunk's arrays behind those of the chunks before; return values and indices of all chunks."""
+        ends = self.xp.empty_like(sizes)
+        for k in range(3):
+            self.xp.cumsum(sizes[k], out=ends[k])
+        totals = ends[:, -1].get().tolist() if len(chunks) else (0, 0, 0)
+        filled = (
+            self.xp.empty(totals[0], dtype),
+            self.xp.zeros(totals[1], np.int32),
+            self.xp.zeros(totals[2], np.uint16),
+        )
         if len(chunks):
             name = f"sell_fill<{c_type(self.a.dtype)}, {c_type(dtype)}, {self.types}, {block}>"
             self._launch(name, ceil_div(len(chunks), WARPS), (
-                np.int64(len(chunks)), self.a.indptr, self.a.indices, self.a.data, _or_null(rows), chunks, *filled,
+                np.int64(len(chunks)), self.a.indptr, self.a.indices, self.a.data, _or_null(rows), sizes, ends, chunks,
+                *filled,
             ))  # fmt: skip
         return filled
 
