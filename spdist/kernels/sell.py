@@ -48,7 +48,7 @@ def build(
     index : {"auto", "narrow", "wide"}
         Forms of column indices that chunks may take: all, 16-bit offsets, or 32-bit columns only.
     block : int or "auto"
-        Side of the dense blocks to look for; 1 for none.
+        Side of the dense blocks to look for; 1 for none, as "auto" has it on the CPU.
     dtype : dtype, optional
         Of the stored values; that of `a` unless given.
     threads : int

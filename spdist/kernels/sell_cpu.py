@@ -1,6 +1,6 @@
 """SELL-C-sigma on the CPU, compiled by Numba: the same arrays, the same steps, as on the GPU in `sell.cu`.
 
-Eight lanes are summed at a time, each in a register of its own, so that no addition waits for the one before it.
+Eight lanes are summed at a time in one vector register, so that no addition waits for the one before it in its row.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
 
 from spdist.csr import CSR, IndexArray, ValueArray, index_dtype
 from spdist.errors import MatrixError
-from spdist.kernels.rowwise import compiled, inlined
+from spdist.kernels.rowwise import compiled, inlined, instruction
 from spdist.kernels.sell_format import (
     BLOCK_NARROW,
     BLOCK_WIDE,
-    BLOCKED_SHARE,
-    BLOCKS,
     CPU_LONG,
     DIAGONAL,
     NARROW,
-    SAMPLES,
     WIDE,
     Sell,
 )
@@ -33,7 +33,6 @@ PADDING, NARROW_PADDING, NO_DIAGONAL = -1, 0xFFFF, 0x7FFFFFFF
 MOST_FULL = 0x7FFF
 BASES, DIAGONALS = 16, 4
 """Bases of slots, and pairs of a diagonal and its lanes, are padded to multiples of so many."""
-ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN = (np.uintp(i) for i in range(1, 8))
 GROUP = 8
 """Lanes that are summed at a time."""
 MOST_LANES = 32
@@ -63,16 +62,6 @@ def is_blocked(block: Any, row: Any, nrows: Any, indptr: Any, indices: Any) -> A
             if indices[begin + k + e] != column + e:
                 return False
     return True
-
-
-@compiled
-def count_blocked(block: Any, stride: Any, nrows: Any, indptr: Any, indices: Any) -> Any:
-    """Count the sampled rows that are blocked."""
-    found = 0
-    for row in range(0, nrows, stride):
-        if indptr[row] != indptr[row + 1] and is_blocked(block, row, nrows, indptr, indices):
-            found += 1
-    return found
 
 
 @inlined
@@ -251,77 +240,101 @@ def fill(start: Any, stop: Any, lanes: Any, block: Any, indptr: Any, indices: An
 # -- products ----------------------------------------------------------------------------------------------------------
 
 
-@inlined
-def sum_full(zero: Any, slots: Any, step: Any, at: Any, to: Any, base_at: Any, bases: Any, values: Any, index: Any,
-             x: Any) -> Any:  # fmt: skip
-    """Return the sums of eight lanes over slots without padding; `bases` is empty where columns are not offsets."""
-    a = b = c = d = e = f = g = h = zero
-    base = np.uintp(0)
-    for _ in range(slots):
-        if len(bases):
-            base = np.uintp(bases[base_at])
-            base_at += ONE
-        a += values[at] * x[base + np.uintp(index[to])]
-        b += values[at + ONE] * x[base + np.uintp(index[to + ONE])]
-        c += values[at + TWO] * x[base + np.uintp(index[to + TWO])]
-        d += values[at + THREE] * x[base + np.uintp(index[to + THREE])]
-        e += values[at + FOUR] * x[base + np.uintp(index[to + FOUR])]
-        f += values[at + FIVE] * x[base + np.uintp(index[to + FIVE])]
-        g += values[at + SIX] * x[base + np.uintp(index[to + SIX])]
-        h += values[at + SEVEN] * x[base + np.uintp(index[to + SEVEN])]
-        at += step
-        to += step
-    return a, b, c, d, e, f, g, h
+def _load(builder: Any, array: Any, at: Any, count: int) -> Any:
+    """Build the load of `count` elements of a Numba array from a place on."""
+    element = array.data.type.pointee
+    pointer = builder.gep(array.data, [at])
+    if count == 1:
+        return builder.load(pointer)
+    wide = builder.bitcast(pointer, ir.VectorType(element, count).as_pointer())
+    return builder.load(wide, align=max(element.width // 8 if isinstance(element, ir.IntType) else 4, 1))
 
 
-@inlined
-def sum_diagonals(zero: Any, width: Any, lanes: Any, lane: Any, at: Any, to: Any, first: Any, values: Any, wide: Any,
-                  x: Any) -> Any:  # fmt: skip
-    """Return the sums of eight lanes over pieces of diagonals."""
-    a = b = c = d = e = f = g = h = zero
-    for _ in range(width):
-        has = np.uint32(wide[to + ONE]) >> np.uint32(lane) & np.uint32(0xFF)
-        column = np.uintp(np.int64(first) + np.int64(wide[to]))
-        if has == np.uint32(0xFF):
-            a += values[at] * x[column]
-            b += values[at + ONE] * x[column + ONE]
-            c += values[at + TWO] * x[column + TWO]
-            d += values[at + THREE] * x[column + THREE]
-            e += values[at + FOUR] * x[column + FOUR]
-            f += values[at + FIVE] * x[column + FIVE]
-            g += values[at + SIX] * x[column + SIX]
-            h += values[at + SEVEN] * x[column + SEVEN]
-        elif has != np.uint32(0):
-            a += values[at] * x[column] if has & np.uint32(1) else zero
-            b += values[at + ONE] * x[column + ONE] if has & np.uint32(2) else zero
-            c += values[at + TWO] * x[column + TWO] if has & np.uint32(4) else zero
-            d += values[at + THREE] * x[column + THREE] if has & np.uint32(8) else zero
-            e += values[at + FOUR] * x[column + FOUR] if has & np.uint32(16) else zero
-            f += values[at + FIVE] * x[column + FIVE] if has & np.uint32(32) else zero
-            g += values[at + SIX] * x[column + SIX] if has & np.uint32(64) else zero
-            h += values[at + SEVEN] * x[column + SEVEN] if has & np.uint32(128) else zero
-        at += lanes
-        to += TWO
-    return a, b, c, d, e, f, g, h
+def _widened(builder: Any, vector: Any, element: Any) -> Any:
+    """Build the conversion of a vector of floats to another kind of float."""
+    wanted = ir.VectorType(element, GROUP)
+    return vector if vector.type == wanted else builder.fpext(vector, wanted)
 
 
-@inlined
-def store(position: Any, count: Any, rows: Any, sums: Any, y: Any) -> None:
-    """Write the sums of up to eight lanes, the first of which serves the row at `position`."""
-    a, b, c, d, e, f, g, h = sums
-    if count >= GROUP and len(rows) == 0:
-        y[position], y[position + 1], y[position + 2], y[position + 3] = a, b, c, d
-        y[position + 4], y[position + 5], y[position + 6], y[position + 7] = e, f, g, h
-        return
-    for i, value in enumerate(sums):
-        if i < count:
-            y[row_at(position + i, rows)] = value
+def _sum_loop(context: Any, builder: Any, signature: Any, args: Any, products: Any) -> Any:
+    """Build ``sums[:GROUP] = the sum over slots of products(slot)``, the sums in one vector register."""
+    arrays = [
+        context.make_array(kind)(context, builder, value=arg) if isinstance(kind, types.Array) else arg
+        for kind, arg in zip(signature.args, args, strict=True)
+    ]
+    sums, slots = arrays[0], arrays[1]
+    vector = ir.VectorType(sums.data.type.pointee, GROUP)
+    total = cgutils.alloca_once_value(builder, ir.Constant(vector, None))
+    with cgutils.for_range(builder, slots) as loop:
+        value, factor = products(arrays[2:], loop.index)
+        value, factor = (_widened(builder, part, vector.element) for part in (value, factor))
+        builder.store(builder.fadd(builder.load(total), builder.fmul(value, factor)), total)
+    builder.store(builder.load(total), builder.bitcast(sums.data, vector.as_pointer()), align=4)
+    return context.get_dummy_value()
+
+
+@instruction
+def sum_entries(typing: Any, sums: Any, slots: Any, values: Any, at: Any, index: Any, to: Any, bases: Any, base_at: Any,
+                based: Any, step: Any, x: Any) -> Any:  # fmt: skip
+    """Write the sums of eight lanes over slots without padding to `sums`; each column is an offset where `based`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def products(given: Any, slot: Any) -> Any:
+            values, at, index, to, bases, base_at, based, step, x = given
+            ahead = builder.mul(slot, step)
+            value = _load(builder, values, builder.add(at, ahead), GROUP)
+            columns = _load(builder, index, builder.add(to, ahead), GROUP)
+            base = cgutils.alloca_once_value(builder, ir.IntType(64)(0))
+            with builder.if_then(based):
+                low = _load(builder, bases, builder.add(base_at, slot), 1)
+                builder.store(builder.zext(low, ir.IntType(64)), base)
+            low = builder.load(base)
+            factor = ir.Constant(ir.VectorType(x.data.type.pointee, GROUP), ir.Undefined)
+            for lane in range(GROUP):
+                column = builder.zext(builder.extract_element(columns, ir.IntType(32)(lane)), ir.IntType(64))
+                element = _load(builder, x, builder.add(low, column), 1)
+                factor = builder.insert_element(factor, element, ir.IntType(32)(lane))
+            return value, factor
+
+        return _sum_loop(context, builder, signature, args, products)
+
+    word = types.uintp
+    return types.void(sums, word, values, word, index, word, bases, word, types.boolean, word, x), generate
+
+
+@instruction
+def sum_diagonals(typing: Any, sums: Any, slots: Any, values: Any, at: Any, wide: Any, to: Any, lane: Any, first: Any,
+                  step: Any, x: Any) -> Any:  # fmt: skip
+    """Write the sums of eight lanes over pieces of diagonals to `sums`; lanes that have none are not read."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def masked(array: Any, place: Any, mask: Any) -> Any:
+            vector = ir.VectorType(array.data.type.pointee, GROUP)
+            byte = ir.IntType(8).as_pointer()
+            kind = ir.FunctionType(vector, [byte, ir.IntType(32), mask.type, vector])
+            name = f"llvm.masked.load.v{GROUP}{vector.element.intrinsic_name}.p0"
+            load = cgutils.get_or_insert_function(builder.module, kind, name)
+            pointer = builder.bitcast(builder.gep(array.data, [place]), byte)
+            return builder.call(load, [pointer, ir.IntType(32)(4), mask, ir.Constant(vector, None)])
+
+        def products(given: Any, slot: Any) -> Any:
+            values, at, wide, to, lane, first, step, x = given
+            pair = builder.add(to, builder.shl(slot, ir.IntType(64)(1)))
+            column = builder.add(first, builder.sext(_load(builder, wide, pair, 1), ir.IntType(64)))
+            bits = builder.lshr(_load(builder, wide, builder.add(pair, ir.IntType(64)(1)), 1), lane)
+            mask = builder.bitcast(builder.trunc(bits, ir.IntType(GROUP)), ir.VectorType(ir.IntType(1), GROUP))
+            return masked(values, builder.add(at, builder.mul(slot, step)), mask), masked(x, column, mask)
+
+        return _sum_loop(context, builder, signature, args, products)
+
+    word = types.uintp
+    return types.void(sums, word, values, word, wide, word, types.uint32, word, word, x), generate
 
 
 @inlined
 def add_slots(zero: Any, slots: Any, step: Any, at: Any, to: Any, base_at: Any, bases: Any, padding: Any, values: Any,
               index: Any, x: Any) -> Any:  # fmt: skip
-    """Return the sum of one lane over slots that may be padding."""
+    """Return the sum of one lane over slots that may be padding; `bases` is empty where columns are no offsets."""
     total, base = zero, np.uintp(0)
     for _ in range(slots):
         column = index[to]
@@ -329,7 +342,7 @@ def add_slots(zero: Any, slots: Any, step: Any, at: Any, to: Any, base_at: Any, 
             break
         if len(bases):
             base = np.uintp(bases[base_at])
-            base_at += ONE
+            base_at += np.uintp(1)
         total += values[at] * x[base + np.uintp(column)]
         at += step
         to += step
@@ -337,78 +350,50 @@ def add_slots(zero: Any, slots: Any, step: Any, at: Any, to: Any, base_at: Any, 
 
 
 @inlined
+def store(position: Any, count: Any, rows: Any, sums: Any, y: Any) -> None:
+    """Write the sums of up to eight lanes, the first of which serves the row at `position`."""
+    for i in range(min(count, GROUP)):
+        y[row_at(position + i, rows)] = sums[i]
+
+
+@inlined
 def entry_chunk(zero: Any, lanes: Any, chunk: Any, full: Any, bases: Any, padding: Any, rows: Any, values: Any,
-                index: Any, x: Any, y: Any) -> None:  # fmt: skip
+                index: Any, x: Any, y: Any, sums: Any, bases_or_none: Any) -> None:  # fmt: skip
     """Multiply a chunk of entries, a lane a row."""
     place, to, first, width, count = chunk
+    based = len(bases_or_none) > 0
     base_at, step = np.uintp(to // 2), np.uintp(lanes)
-    to += base_room(width) if len(bases) else 0
+    to += base_room(width) if based else 0
     for lane in range(0, lanes, GROUP):
-        sums = sum_full(
-            zero, full, step, np.uintp(place + lane), np.uintp(to + lane), base_at, bases, values, index, x
-        )  # fmt: skip
+        sum_entries(sums, np.uintp(full), values, np.uintp(place + lane), index, np.uintp(to + lane), bases, base_at,
+                    based, step, x)  # fmt: skip
         store(first + lane, count - lane, rows, sums, y)
     if full < width:
         done = full * lanes
         for r in range(count):
             y[row_at(first + r, rows)] += add_slots(
                 zero, width - full, step, np.uintp(place + done + r), np.uintp(to + done + r),
-                base_at + np.uintp(full), bases, padding, values, index, x,
+                base_at + np.uintp(full), bases_or_none, padding, values, index, x,
             )  # fmt: skip
 
 
-@inlined
-def block_chunk(zero: Any, lanes: Any, block: Any, chunk: Any, bases: Any, padding: Any, rows: Any, values: Any,
-                index: Any, x: Any, y: Any) -> None:  # fmt: skip
-    """Multiply a chunk of dense blocks."""
-    place, to, first, width, count = chunk
-    places, base_at = np.uintp(block_rows(lanes, block)), np.uintp(to // 2)
-    to += base_room(width) if len(bases) else 0
-    step, side = np.uintp(lanes), np.uintp(block)
-    for r in range(count):
-        total, other, base = zero, zero, np.uintp(0)
-        at, column_at = np.uintp(place + r), np.uintp(to + (first % block + r) // block)
-        for slot in range(np.uintp(width)):
-            column = index[column_at]
-            if column == padding:
-                break
-            if len(bases):
-                base = np.uintp(bases[base_at + slot])
-            start = (base + np.uintp(column)) * side
-            total += values[at] * x[start]
-            other += values[at + step] * x[start + ONE]
-            at += TWO * step
-            for e in range(TWO, side):
-                total += values[at] * x[start + e]
-                at += step
-            column_at += places
-        y[row_at(first + r, rows)] = total + other
-
-
 @compiled
-def multiply_chunks(zero: Any, start: Any, stop: Any, lanes: Any, block: Any, chunks: Any, values: Any, wide: Any,
-                    narrow: Any, bases: Any, rows: Any, x: Any, y: Any) -> None:  # fmt: skip
-    """Multiply chunks ``[start:stop)``, a lane a row, with one column of x."""
-    none = bases[:0]
+def multiply_chunks(zero: Any, start: Any, stop: Any, lanes: Any, chunks: Any, values: Any, wide: Any, narrow: Any,
+                    bases: Any, rows: Any, x: Any, y: Any, sums: Any) -> None:  # fmt: skip
+    """Multiply chunks ``[start:stop)`` of real numbers, a lane a row, none in blocks, with one column of x."""
     for at in range(start, stop):
         code = chunks[at, 3] >> 32
         kind, count, full = code & 15, code >> 8 & 255, code >> 16
         chunk = chunks[at, 0], chunks[at, 1], chunks[at, 2] & 0xFFFFFFFF, chunks[at, 2] >> 32, count
         if kind == DIAGONAL:
             for lane in range(0, lanes, GROUP):
-                sums = sum_diagonals(
-                    zero, chunk[3], np.uintp(lanes), lane, np.uintp(chunk[0] + lane), np.uintp(chunk[1]),
-                    chunk[2] + lane, values, wide, x,
-                )  # fmt: skip
+                sum_diagonals(sums, np.uintp(chunk[3]), values, np.uintp(chunk[0] + lane), wide, np.uintp(chunk[1]),
+                              np.uint32(lane), np.uintp(chunk[2] + lane), np.uintp(lanes), x)  # fmt: skip
                 store(chunk[2] + lane, count - lane, rows, sums, y)
         elif kind == WIDE:
-            entry_chunk(zero, lanes, chunk, full, none, PADDING, rows, values, wide, x, y)
-        elif kind == NARROW:
-            entry_chunk(zero, lanes, chunk, full, bases, NARROW_PADDING, rows, values, narrow, x, y)
-        elif kind == BLOCK_WIDE:
-            block_chunk(zero, lanes, block, chunk, none, PADDING, rows, values, wide, x, y)
+            entry_chunk(zero, lanes, chunk, full, bases, PADDING, rows, values, wide, x, y, sums, bases[:0])
         else:
-            block_chunk(zero, lanes, block, chunk, bases, NARROW_PADDING, rows, values, narrow, x, y)
+            entry_chunk(zero, lanes, chunk, full, bases, NARROW_PADDING, rows, values, narrow, x, y, sums, bases)
 
 
 @inlined
@@ -530,13 +515,8 @@ class Builder:
         return np.diff(self.a.indptr)
 
     def find_block(self) -> int:
-        """Return the side of the dense blocks that most sampled rows are made of; 1 if there are none."""
-        stride = max(1, self.a.nrows // SAMPLES)
-        samples = -(-self.a.nrows // stride)
-        if not samples or not self.a.nnz:
-            return 1
-        found = (count_blocked(b, stride, self.a.nrows, self.a.indptr, self.a.indices) for b in BLOCKS)
-        return max((b for b, n in zip(BLOCKS, found, strict=True) if n >= BLOCKED_SHARE * samples), default=1)
+        """Return 1: the CPU gains nothing by dense blocks."""
+        return 1
 
     def analyse(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], allowed: int) -> Any:
         """Set width, base and kind of each chunk; return the sizes of its arrays."""
@@ -585,16 +565,18 @@ def multiply(a: Sell, x: ValueArray, out: Any, threads: int) -> ValueArray:
     threads = threads if a.nnz * (x.shape[1] if x.ndim == 2 else 1) >= PARALLEL_ENTRIES else 1
     zero = x.dtype.type(0)
     rows, bases = _or_empty(a.rows), a.narrow.view(np.int32)
-    lane_a_row = a.lanes % GROUP == 0 and not (a.chunks[:, 3] >> 36 & 15).any()
-    if x.ndim == 1 and lane_a_row:
-        kernel = multiply_chunks
-    else:
-        kernel = multiply_columns
-        y[...] = 0
-    flat, target = (x, y) if kernel is multiply_chunks else (_two(x), _two(y))
+    plain = x.ndim == 1 and x.dtype.kind == "f" and a.lanes % GROUP == 0 and a.block == 1
+    if plain and not (a.chunks[:, 3] >> 36 & 15).any():
 
-    def work(start: int, stop: int) -> None:
-        kernel(zero, start, stop, a.lanes, a.block, a.chunks, a.values, a.wide, a.narrow, bases, rows, flat, target)
+        def work(start: int, stop: int) -> None:
+            sums = np.empty(GROUP, x.dtype)
+            multiply_chunks(zero, start, stop, a.lanes, a.chunks, a.values, a.wide, a.narrow, bases, rows, x, y, sums)
+    else:
+        y[...] = 0
+
+        def work(start: int, stop: int) -> None:
+            multiply_columns(zero, start, stop, a.lanes, a.block, a.chunks, a.values, a.wide, a.narrow, bases, rows,
+                             _two(x), _two(y))  # fmt: skip
 
     in_parallel(work, a.chunks[:, 0], threads)
     if len(a.long_rows):
