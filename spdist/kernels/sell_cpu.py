@@ -493,10 +493,10 @@ def in_parallel(work: Callable[[int, int], None], ends: IndexArray, threads: int
         return
     cuts = np.searchsorted(ends, ends[-1] * np.arange(1, threads) / threads)
     bounds = [0, *cuts.tolist(), count]
-    others = [_pool(threads).submit(work, a, b) for a, b in itertools.pairwise(bounds[1:])]
-    work(bounds[0], bounds[1])
-    for other in others:
-        other.result()
+    # the caller only waits: a thread that wakes where it last ran would find it there, and the other cores idle
+    parts = [_pool(threads).submit(work, a, b) for a, b in itertools.pairwise(bounds)]
+    for part in parts:
+        part.result()
 
 
 class Builder:
