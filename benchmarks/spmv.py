@@ -34,6 +34,7 @@ import spmv_suite as suite  # noqa: E402
 
 from spdist import operators  # noqa: E402
 from spdist.csr import CSR, from_scipy  # noqa: E402
+from spdist.errors import InputError  # noqa: E402
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 """Greatest error allowed, in units of ``|A| |x|``."""
@@ -166,6 +167,7 @@ METHODS: dict[str, Callable[[Any], operators.Operator]] = {
     "sell, 32-bit": lambda a: operators.sell_operator(a, 32, index="wide", block=1),
     "sell, 16-bit": lambda a: operators.sell_operator(a, 32, index="narrow", block=1),
     "csr-vector": lambda a: operators.operator(a, "csr"),
+    "ehyb": lambda a: operators.operator(a, "ehyb"),
 }
 
 
@@ -206,8 +208,11 @@ def on_gpu(args: Any, folder: Path) -> dict[str, Any]:
         best = min(theirs, key=theirs.__getitem__)
         ours = {}
         for method in args.methods.split(",") if args.methods else METHODS:
-            make = METHODS[method.replace("+", ", ")]
-            ours[method] = measure(functools.partial(make, matrix), reference, rate, theirs[best])
+            make = functools.partial(METHODS[method.replace("+", ", ")], matrix)
+            try:
+                ours[method] = measure(make, reference, rate, theirs[best])
+            except InputError as error:
+                print(f"  {method}: left out ({error})")
         rows.append({"matrix": name, "nrows": m.nrows, "nnz": m.nnz, "cusparse_us": theirs, "cusparse_best": best,
                      "stream_gb_s": rate / 1e9, "methods": ours})  # fmt: skip
         show(rows[-1])
@@ -248,13 +253,14 @@ def show(row: dict[str, Any]) -> None:
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return and print each method's mean over the matrices."""
     out: dict[str, Any] = {}
-    for method in rows[0]["methods"] if rows else ():
-        ratios = {row["matrix"]: row["methods"][method]["over_cusparse"] for row in rows}
+    for method in dict.fromkeys(method for row in rows for method in row["methods"]):
+        figures = {row["matrix"]: row["methods"][method] for row in rows if method in row["methods"]}
+        ratios = {name: f["over_cusparse"] for name, f in figures.items()}
         fem = [ratio for name, ratio in ratios.items() if name in suite.FEM]
         out[method] = {
             "geometric_mean": statistics.geometric_mean(ratios.values()), "minimum": min(ratios.values()),
             "finite_elements": statistics.geometric_mean(fem) if fem else None,
-            "right": all(row["methods"][method]["right"] for row in rows),
+            "right": all(f["right"] for f in figures.values()),
         }  # fmt: skip
         print(
             f"{method:13} over cuSPARSE: " + ", ".join(f"{k} {v:.2f}" for k, v in out[method].items() if v is not None)

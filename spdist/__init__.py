@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from spdist.inmemory import numeric, spgemm, symbolic
     from spdist.interchange import export_matrix, import_matrix
     from spdist.operators import Operator, open_operator, operator
+    from spdist.operators import ehyb_operator as ehyb
     from spdist.operators import sell_operator as sell
     from spdist.storage import open_matrix as open
 
@@ -43,14 +44,14 @@ _HOME = {
         ),
         "spdist.errors",
     ),
-    **dict.fromkeys(("Operator", "open_operator", "operator", "sell"), "spdist.operators"),
+    **dict.fromkeys(("Operator", "ehyb", "open_operator", "operator", "sell"), "spdist.operators"),
     "generate": "spdist.generators",
     "export_matrix": "spdist.interchange",
     "import_matrix": "spdist.interchange",
     "open": "spdist.storage",
 }
 
-_NAME_AT_HOME = {"open": "open_matrix", "sell": "sell_operator"}
+_NAME_AT_HOME = {"ehyb": "ehyb_operator", "open": "open_matrix", "sell": "sell_operator"}
 
 __all__ = [
     "Callbacks",
@@ -63,6 +64,7 @@ __all__ = [
     "ResumeError",
     "SpdistError",
     "VerificationError",
+    "ehyb",
     "export_matrix",
     "generate",
     "import_matrix",

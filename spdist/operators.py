@@ -20,8 +20,8 @@ import numpy as np
 from spdist import device, staging, storage
 from spdist.csr import CSR, from_scipy
 from spdist.errors import InputError, MatrixError
-from spdist.kernels import products, reorder, sell, spmv
-from spdist.kernels.products import CsrProduct, CusparseProduct, Product, SellProduct
+from spdist.kernels import ehyb, products, reorder, sell, spmv
+from spdist.kernels.products import CsrProduct, CusparseProduct, EhybProduct, Product, SellProduct
 from spdist.kernels.sell_format import LANES, is_on_gpu
 
 CPU_LANES = 16
@@ -34,7 +34,7 @@ GOOD_SHARE = 0.7
 """Share of the memory's bandwidth from which no other order is tried."""
 REORDERING = 200
 """Products that a reordering takes, roughly; it must be won back."""
-METHODS = ("auto", "sell", "csr", "scipy", "cusparse", "levels", "popular")
+METHODS = ("auto", "sell", "csr", "scipy", "cusparse", "levels", "popular", "ehyb")
 ENCODING = "spdist-operator"
 
 log = logging.getLogger("spdist")
@@ -133,10 +133,12 @@ class Operator:
                 return m
             columns = self.product.columns
             return reorder.apply(m, None, reorder.inverse(columns.get() if is_on_gpu(columns) else columns))
-        m = cast(Any, self.product).matrix
-        if is_on_gpu(m.data):
-            m = CSR(m.indptr.get(), m.indices.get(), m.data.get(), m.shape)
-        return from_scipy(m.to_scipy())
+        kept = cast(Any, self.product).matrix
+        if isinstance(kept, ehyb.Ehyb):
+            return ehyb.to_csr(kept)
+        if is_on_gpu(kept.data):
+            kept = CSR(kept.indptr.get(), kept.indices.get(), kept.data.get(), kept.shape)
+        return from_scipy(kept.to_scipy())
 
     def _fetched(self) -> CSR:
         """Return the matrix as a `CSR` where the operator is."""
@@ -146,6 +148,30 @@ class Operator:
         import cupy
 
         return CSR(cupy.asarray(m.indptr), cupy.asarray(m.indices), cupy.asarray(m.data), m.shape)
+
+    def permuted(self) -> Operator:
+        """Return an operator for vectors in the order that EHYB keeps rows in; `permute` brings a vector there.
+
+        Raises
+        ------
+        InputError
+            If the operator is not in EHYB.
+        """
+        made = EhybProduct(ehyb.permuted(self._ehyb()))
+        return Operator(made, self.shape, self.dtype, self.method, "in the order of its parts")
+
+    def permute(self, x: Any) -> Any:
+        """Return the rows of x in the order of the parts."""
+        return ehyb.permute(self._ehyb(), x)
+
+    def unpermute(self, x: Any) -> Any:
+        """Return the rows of x where they were before `permute`."""
+        return ehyb.unpermute(self._ehyb(), x)
+
+    def _ehyb(self) -> ehyb.Ehyb:
+        if not isinstance(self.product, EhybProduct) or self.product.matrix.order is None:
+            raise InputError("only an operator made by spdist.ehyb, and not yet permuted, has an order of its own")
+        return self.product.matrix
 
     def save(self, url: str | Path, *, overwrite: bool = False) -> None:
         """Store the prepared operator in Zarr, for `open_operator`.
@@ -213,7 +239,8 @@ def operator(
         SciPy's: multiplied on the CPU; CuPy's: on the GPU. Booleans and integers are taken as float64.
     method : str
         "auto"; "sell": SELL-C-sigma; "csr": CSR-scalar or CSR-vector, on the GPU; "scipy" and "cusparse": their
-        products; "levels" and "popular": SELL-C-sigma in another order of rows and columns, hidden from the caller.
+        products; "levels" and "popular": SELL-C-sigma in another order of rows and columns, hidden from the caller;
+        "ehyb": parts cut by METIS, x cached in shared memory, on the GPU.
     uses : int
         Products that are to come. "auto" times its candidates if they are worth that, and reorders if the gain pays
         for it.
@@ -237,6 +264,7 @@ def operator(
     ----------
     .. [1] M. Kreutzer, G. Hager, G. Wellein, "A Unified Sparse Matrix Storage Format for Heterogeneous Systems".
     .. [2] F. Villa, "Efficient Sparse Matrix-Vector Multiplication on CUDA", Politecnico di Milano.
+    .. [3] C. Chen, "Explicit caching HYB: a new high-performance SpMV framework on GPGPU", arXiv 2204.06666.
 
     Examples
     --------
@@ -292,6 +320,32 @@ def sell_operator(
     made = sell.build(m, height=C, lanes=lanes, sigma=sigma, index=index, block=block,
                       dtype=_stored_dtype(wanted, dtype), threads=count)  # fmt: skip
     return Operator(SellProduct(made), m.shape, wanted, "sell", "asked for", threads=count, source=m)
+
+
+def ehyb_operator(a: Any, *, part: Any = None, dtype: Any = None) -> Operator:
+    """Prepare a square matrix of CuPy's in EHYB: parts whose share of x a thread block keeps in shared memory.
+
+    Parameters
+    ----------
+    a : cupyx.scipy.sparse matrix
+        Square.
+    part : (nrows,) int, optional
+        Part of each row; by METIS unless given, which needs pymetis.
+    dtype : dtype, optional
+        As for `operator`.
+
+    Returns
+    -------
+    Operator
+        Its `permuted` stays in the order of the parts, where x and y need not be brought back and forth.
+
+    References
+    ----------
+    .. [1] C. Chen, "Explicit caching HYB: a new high-performance SpMV framework on GPGPU", arXiv 2204.06666.
+    """
+    m, wanted = _read(a)
+    product = EhybProduct(ehyb.build(m, part=part, dtype=_stored_dtype(wanted, dtype)))
+    return Operator(product, m.shape, wanted, "ehyb", "asked for", source=m)
 
 
 def open_operator(url: str | Path, *, on_gpu: bool = False, threads: int | None = None) -> Operator:
@@ -366,6 +420,8 @@ def _makers(m: CSR, threads: int, stored: np.dtype[Any]) -> dict[str, Callable[[
         made["levels"] = lambda: products.by_levels(m, **options)
     made["popular"] = lambda: products.by_popularity(m, **options)
     if gpu:
+        if square:
+            made["ehyb"] = lambda: EhybProduct(ehyb.build(m, dtype=stored))
         made["csr"] = lambda: CsrProduct(kept, spmv.row_width(m.nrows, m.nnz))
         if stored == m.dtype:
             made["cusparse"] = lambda: CusparseProduct(m)

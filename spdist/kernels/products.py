@@ -12,7 +12,8 @@ import numpy as np
 
 from spdist.csr import CSR
 from spdist.errors import MatrixError
-from spdist.kernels import reorder, sell, sell_gpu, spmv
+from spdist.kernels import ehyb, reorder, sell, sell_gpu, spmv
+from spdist.kernels.ehyb import Ehyb
 from spdist.kernels.sell_format import Sell, is_on_gpu
 
 
@@ -111,8 +112,29 @@ class CusparseProduct:
         return "CSR, by cuSPARSE"
 
 
-FORMS: dict[str, type[Any]] = {"sell": SellProduct, "csr": CsrProduct, "cusparse": CusparseProduct}
-HOLDERS: dict[str, type[Any]] = {"Sell": Sell, "CSR": CSR}
+@dataclass(frozen=True, eq=False)
+class EhybProduct:
+    """EHYB, on the GPU."""
+
+    matrix: Ehyb
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads of the matrix."""
+        return self.matrix.nbytes
+
+    def multiply(self, x: Any, out: Any, threads: int) -> Any:
+        """Return ``a @ x``."""
+        return ehyb.multiply(self.matrix, x, out)
+
+    def describe(self) -> str:
+        """Say in what form the matrix is, for people."""
+        m = self.matrix
+        return f"EHYB, {len(m.ends):,} parts of up to {m.most:,} rows, {m.outside:.1%} of the slots outside"
+
+
+FORMS: dict[str, type[Any]] = {"sell": SellProduct, "csr": CsrProduct, "cusparse": CusparseProduct, "ehyb": EhybProduct}
+HOLDERS: dict[str, type[Any]] = {"Sell": Sell, "CSR": CSR, "Ehyb": Ehyb}
 
 
 def by_levels(a: CSR, **options: Any) -> SellProduct:

@@ -18,7 +18,6 @@ enum Kind { WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW };
 enum Allowed { MAY_BE_NARROW = 1, MAY_BE_DIAGONAL = 2, MAY_BE_WIDE = 4 };
 constexpr int PADDING = -1, NO_DIAGONAL = 0x7fffffff, WARPS = 8, BASES = 16, DIAGONALS = 4, MOST_FULL = 0x7fff;
 constexpr u32 NARROW_PADDING = 0xffffu;
-typedef unsigned short u16;
 
 struct __align__(16) Chunk {
     i64 values, index;  // places of the first slot in `values`, and in `wide` or `narrow`
@@ -38,17 +37,6 @@ __device__ __forceinline__ i64 round_up(const i64 a, const i64 b) { return (a + 
 // that they can be read four numbers at a time.
 __device__ __forceinline__ i64 base_room(const int width) { return 2 * round_up(width, BASES); }
 __device__ __forceinline__ i64 diagonal_room(const int width) { return 2 * round_up(width, DIAGONALS); }
-
-// Load what is used once: it should not drive x out of the caches.
-template <typename T> __device__ __forceinline__ T stream(const T* at) { return __ldcs(at); }
-template <> __device__ __forceinline__ Complex<float> stream(const Complex<float>* at) {
-    const float2 v = __ldcs((const float2*)at);
-    return Complex<float>(v.x, v.y);
-}
-template <> __device__ __forceinline__ Complex<double> stream(const Complex<double>* at) {
-    const double2 v = __ldcs((const double2*)at);
-    return Complex<double>(v.x, v.y);
-}
 
 template <typename T> __device__ __forceinline__ T across(const T value, const int step) {
     return __shfl_xor_sync(FULL_WARP, value, step);

@@ -16,6 +16,7 @@ from spdist.kernels.sell_format import (
     Sell,
     host,
     is_on_gpu,
+    module_of,
     place_rows,
     to_host,
 )
@@ -104,6 +105,16 @@ def _long_rows(a: CSR, xp: Any, lengths: Any, limit: int | None, dtype: np.dtype
         rows.astype(np.int32), indptr, a.indices[source].astype(np.int32), a.data[source].astype(dtype),
         xp.asarray(pieces), xp.asarray(row_pieces),
     )  # fmt: skip
+
+
+def long_rows(a: CSR, limit: int, dtype: np.dtype[Any]) -> Sell:
+    """Return only the rows of more than `limit` entries, for products that write the others themselves."""
+    xp = module_of(a.data)
+    lengths = a.indptr[1:] - a.indptr[:-1]
+    found = limit if a.nrows and int(lengths.max()) > limit else None
+    none = (xp.empty((0, 4), np.int64), *(xp.empty(0, kind) for kind in (dtype, np.int32, np.uint16)))
+    parts: tuple[Any, ...] = (*none, None, *_long_rows(a, xp, lengths, found, dtype))
+    return Sell(a.shape, a.nnz, LANES, 1, 1, *parts)
 
 
 def _builder(a: CSR, lanes: int, threads: int) -> Any:
