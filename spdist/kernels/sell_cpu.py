@@ -6,7 +6,7 @@ Eight lanes are summed at a time in one vector register, so that no addition wai
 from __future__ import annotations
 
 import functools
-import itertools
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -283,7 +283,7 @@ def sum_entries(typing: Any, sums: Any, slots: Any, values: Any, at: Any, index:
             values, at, index, to, bases, base_at, based, step, x = given
             ahead = builder.mul(slot, step)
             value = _load(builder, values, builder.add(at, ahead), GROUP)
-            columns = _load(builder, index, builder.add(to, ahead), GROUP)
+            place = builder.add(to, ahead)
             base = cgutils.alloca_once_value(builder, ir.IntType(64)(0))
             with builder.if_then(based):
                 low = _load(builder, bases, builder.add(base_at, slot), 1)
@@ -291,7 +291,8 @@ def sum_entries(typing: Any, sums: Any, slots: Any, values: Any, at: Any, index:
             low = builder.load(base)
             factor = ir.Constant(ir.VectorType(x.data.type.pointee, GROUP), ir.Undefined)
             for lane in range(GROUP):
-                column = builder.zext(builder.extract_element(columns, ir.IntType(32)(lane)), ir.IntType(64))
+                column = _load(builder, index, builder.add(place, ir.IntType(64)(lane)), 1)
+                column = builder.zext(column, ir.IntType(64))
                 element = _load(builder, x, builder.add(low, column), 1)
                 factor = builder.insert_element(factor, element, ir.IntType(32)(lane))
             return value, factor
@@ -493,10 +494,22 @@ def in_parallel(work: Callable[[int, int], None], ends: IndexArray, threads: int
         return
     cuts = np.searchsorted(ends, ends[-1] * np.arange(1, threads) / threads)
     bounds = [0, *cuts.tolist(), count]
-    # the caller only waits: a thread that wakes where it last ran would find it there, and the other cores idle
-    parts = [_pool(threads).submit(work, a, b) for a, b in itertools.pairwise(bounds)]
+    parts = [_pool(threads).submit(_apart, i, work, *bounds[i : i + 2]) for i in range(threads)]
     for part in parts:
         part.result()
+
+
+def _apart(number: int, work: Callable[[int, int], None], start: int, stop: int) -> None:
+    """Call ``work(start, stop)``, beginning on a core of this thread's own.
+
+    Threads that sleep between products were seen to wake on one core and share it for milliseconds, the others idle.
+    The thread moves to its core and is free again at once, for the system to move where that is busy.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {sorted(cores)[(os.getpid() + number) % len(cores)]})
+        os.sched_setaffinity(0, cores)
+    work(start, stop)
 
 
 class Builder:
