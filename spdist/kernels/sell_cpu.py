@@ -36,7 +36,7 @@ BASES, DIAGONALS = 16, 4
 GROUP = 8
 """Lanes that are summed at a time."""
 MOST_LANES = 32
-PARALLEL_ENTRIES = 1 << 16
+PARALLEL_ENTRIES = 1 << 19
 """Entries below which a second thread costs more than it gains."""
 
 
