@@ -20,6 +20,7 @@ import json
 import shutil
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -295,6 +296,15 @@ class _Inline(ThreadPoolExecutor):
         return future
 
 
+class _Loop:
+    """An event loop of a thread; closed with it, and before the interpreter takes apart what closing needs."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(_Inline())
+        weakref.finalize(self, self.loop.close)
+
+
 _loops = threading.local()
 
 
@@ -311,10 +321,9 @@ def _run(url: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
         inline = is_local(url)
     if not inline:
         return sync(coroutine)
-    if not hasattr(_loops, "loop"):
-        _loops.loop = asyncio.new_event_loop()
-        _loops.loop.set_default_executor(_Inline())
-    return _loops.loop.run_until_complete(coroutine)
+    if not hasattr(_loops, "kept"):
+        _loops.kept = _Loop()
+    return _loops.kept.loop.run_until_complete(coroutine)
 
 
 @functools.lru_cache(maxsize=64)
