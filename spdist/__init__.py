@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from spdist.generators import generate
     from spdist.inmemory import numeric, spgemm, symbolic
     from spdist.interchange import export_matrix, import_matrix
+    from spdist.kernels.semirings import Semiring
     from spdist.storage import open_matrix as open
 
 __version__ = "0.1.0"
@@ -41,6 +42,7 @@ _HOME = {
         ),
         "spdist.errors",
     ),
+    "Semiring": "spdist.kernels.semirings",
     "generate": "spdist.generators",
     "export_matrix": "spdist.interchange",
     "import_matrix": "spdist.interchange",
@@ -55,6 +57,7 @@ __all__ = [
     "MemoryBoundError",
     "Report",
     "ResumeError",
+    "Semiring",
     "SpdistError",
     "VerificationError",
     "export_matrix",
