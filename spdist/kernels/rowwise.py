@@ -19,7 +19,7 @@ strips
 
 Every method adds the products of an entry in the order of k, to a zero, one rounding each: the same bits as SciPy.
 A semiring puts its own operators in the place of plus and times; they are compiled in. The methods also take a table of
-columns to outside, for masks: see `fused`.
+columns to keep out of, for masks: see `fused`.
 Columns are handled as unsigned numbers, for which Numba leaves out its test for negative ones.
 
 References
