@@ -495,7 +495,8 @@ def _fused_fill(task: _Task) -> Fill:
     keep = None
     if options.selects:
         top = min(entries, task.longest)
-        keep = options.least(task.dtype).astype(dtype), top, np.empty(top + 1, dtype)
+        least = options.least(task.dtype).astype(dtype)
+        keep = least, top, np.empty(top + 1, dtype), bool(least > work[0][0][0])
     inside, outside = _mask_arguments(task, work[0][0][:1])
     row = np.empty(entries + 1, task.index_dtype), np.empty(entries + 1, dtype), np.empty(1, np.int64)
 
@@ -522,7 +523,7 @@ def _kernel_arguments(task: _Task) -> tuple[Any, ...]:
     zero = dtype.type(0) if task.ring is None else task.ring.zero_of(dtype)
     work = new_work(task.b.ncols, dtype, zero)
     # None is a type of its own to Numba, and what hangs on it is left out of the compiled code.
-    wide = True if task.b.ncols > workspace.WINDOW else None
+    wide = True if task.b.ncols > workspace.WINDOW and task.options.inside is None else None
     return _kernel_arrays(task.a, dtype), _kernel_arrays(task.b, dtype), work, task.b.nbytes > CACHE_BYTES, wide
 
 

@@ -3,6 +3,9 @@
 A row is made in a buffer of its own, and only what is kept of it goes to C. The n-th largest value comes from a heap of
 n values, which the row passes through once; a second pass copies what is larger, and of what is equal the first: they
 are in the order of columns, so that no sort follows.
+
+Where the threshold is above the semiring's zero, a row of many products is added up without a note of the columns that
+were hit: those that were not hold zero, and the scan for what reaches the threshold passes over them.
 """
 
 from __future__ import annotations
@@ -11,9 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from spdist.kernels.jit import compiled, part
-from spdist.kernels.masks import fill_table, multiply_inside
+from spdist.kernels.jit import add_product, compiled, inlined, part, zero_of
+from spdist.kernels.masks import excluded, fill_table, multiply_inside
 from spdist.kernels.rowwise import expand_small, fetch_ahead, flush_batch, is_small, multiply_row, row_extent
+from spdist.kernels.workspace import WINDOW
+
+DENSE_SPAN = 8
+"""Columns per product up to which the scan is quicker than marks."""
+STRIDE = np.uintp(32)
+"""Columns that the scan looks at together; at most `workspace.PADDING`."""
 
 
 @part
@@ -76,7 +85,7 @@ def keep_row(row: Any, n: Any, keep: Any, c: Any, at: Any, capacity: Any) -> Any
             c[0][at + t] = row[0][t]
             c[1][at + t] = row[1][t]
         return at + n
-    least, top, heap = keep
+    least, top, heap, _ = keep
     cut, equal = (least, n) if n <= top else find_cut(row[1], n, least, top, heap)
     for t in range(n):
         value = row[1][t]
@@ -93,8 +102,47 @@ def keep_row(row: Any, n: Any, keep: Any, c: Any, at: Any, capacity: Any) -> Any
 
 
 @part
-def make_row(a: Any, b: Any, row: Any, outside: Any, work: Any, c: Any, ring: Any, wide: Any) -> Any:
-    """Make one whole row of C, or of it what is outside a row of the mask, from place 0 on; return its entries."""
+def make_dense(
+    a: Any, b: Any, row: Any, first: Any, columns: Any, outside: Any, least: Any, totals: Any, c: Any, ring: Any
+) -> Any:
+    """Make a row whose `columns` columns from `first` on fit the window; return the entries, from `least` up.
+
+    Pre: `least` is above the semiring's zero; all totals are zero, before and after.
+    """
+    for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
+        k, value = np.uintp(a[1][p]), a[2][p]
+        for q in range(np.uintp(b[0][k]), np.uintp(b[0][k + np.uintp(1)])):
+            if not excluded(outside, b[1][q]):
+                j = np.uintp(b[1][q]) - first
+                totals[j] = add_product(totals[j], value, b[2][q], ring)
+    return scan(totals, first, columns, least, c, zero_of(totals, ring))
+
+
+@inlined
+def scan(totals: Any, first: Any, columns: Any, least: Any, c: Any, zero: Any) -> Any:
+    """Move the totals from `least` up to C from place 0 on, and clear all; return how many there are."""
+    at = np.uintp(0)
+    for t in range(np.uintp(0), columns, STRIDE):
+        reach = np.uint8(0)
+        for u in range(t, t + STRIDE):
+            reach |= np.uint8(totals[u] >= least)
+        if reach != np.uint8(0):
+            for u in range(t, t + STRIDE):
+                if totals[u] >= least:
+                    c[0][at] = u + first
+                    c[1][at] = totals[u]
+                    at += np.uintp(1)
+        for u in range(t, t + STRIDE):
+            totals[u] = zero
+    return at
+
+
+@part
+def make_row(a: Any, b: Any, row: Any, outside: Any, keep: Any, work: Any, c: Any, ring: Any, wide: Any) -> Any:
+    """Make one row of C, or of it what is outside a row of the mask, from place 0 on; return its entries.
+
+    What `keep` leaves out anyway may be missing.
+    """
     extent = row_extent(a, b, row)
     none, room = np.uintp(0), np.uintp(len(c[0]) - 1)
     if extent[0] == 0:
@@ -105,6 +153,11 @@ def make_row(a: Any, b: Any, row: Any, outside: Any, work: Any, c: Any, ring: An
     if is_small(extent):
         expand_small(a, b, row, extent, work[2], none, none, ring, outside)
         return flush_batch(work[2], np.uintp(1), c, none, none, room, ring)[0]
+    if keep is not None:
+        span = extent[2] - extent[1] + 1
+        if keep[3] and span <= WINDOW and span <= DENSE_SPAN * extent[0]:
+            first = np.uintp(extent[1])
+            return make_dense(a, b, row, first, np.uintp(span), outside, keep[0], work[0][0], c, ring)
     return multiply_row(a, b, row, extent, work, c, none, room, ring, outside, wide)
 
 
@@ -121,8 +174,8 @@ def fused_rows(
     inside, outside : None or (indptr, indices, ...)
         The mask that rows are confined to, or kept out of, with what `masks.multiply_inside` or `masks.excluded` need;
         one of them at most. What is None is left out of the compiled code, here and below.
-    keep : None or (least, top, heap)
-        What `find_cut` takes.
+    keep : None or (least, top, heap, above)
+        What `find_cut` takes, and whether `least` is above the semiring's zero.
     work : (window, sorting, batch)
         As for `rowwise.multiply_rows`.
     row_buffer : (indices, data, ends)
@@ -140,7 +193,7 @@ def fused_rows(
         if ahead:
             fetch_ahead(a, b, row, last)
         if inside is None:
-            n = make_row(a, b, row, outside, work, row_buffer, ring, wide)
+            n = make_row(a, b, row, outside, keep, work, row_buffer, ring, wide)
         else:
             n = multiply_inside(a, b, row, inside, row_buffer, ring)
         at = keep_row(row_buffer, n, keep, c, at, limit)
