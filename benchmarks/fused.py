@@ -154,29 +154,31 @@ def check_product(c: CSR, d: Any) -> None:
 
 
 def triangles(quick: bool, threads: int, repeats: int) -> list[Row]:
-    """Time the count of triangles: L @ L inside L, beside the whole product with a filter after it."""
+    """Time the count of triangles, a product inside a graph, beside the whole product with a filter after it."""
+    pair = SEMIRINGS["plus_pair"]
     rows = []
-    for scale, edges in [(8, 8)] if quick else [(14, 16), (16, 8)]:
+    for scale, edges, whole in [(8, 8, False)] if quick else [(14, 16, False), (16, 8, False), (14, 8, True)]:
         graph = matrices.rmat(scale, edges).to_scipy()
-        lower = from_scipy(sp.tril(graph + graph.T, -1))
-        mask = lower.to_scipy().astype(np.bool_)
-        pair = SEMIRINGS["plus_pair"]
-        runs = {
-            "spdist": lambda lower=lower: cpu.multiply(
-                lower, lower, threads=threads, options=Options(pair, lower)
-            ).data.sum(),
-            "unmasked": lambda lower=lower, mask=mask: cpu.multiply(
-                lower, lower, threads=threads, options=Options(pair)
-            ).to_scipy().multiply(mask).sum(),
-        }  # fmt: skip
+        lower = sp.csr_matrix(sp.tril(graph + graph.T, -1))
+        a = from_scipy(lower + lower.T if whole else lower)
+        masked, unmasked = Options(pair, a), Options(pair)
+        mask = a.to_scipy().astype(np.bool_)
+
+        def filtered(a: CSR = a, mask: Any = mask, options: Options = unmasked) -> Any:
+            return cpu.multiply(a, a, threads=threads, options=options).to_scipy().multiply(mask).sum()
+
+        def confined(a: CSR = a, options: Options = masked) -> Any:
+            return cpu.multiply(a, a, threads=threads, options=options).data.sum()
+
+        runs = {"spdist": confined, "unmasked": filtered}
         if find_spec("graphblas"):
-            product = graphblas_product(lower, "plus_pair", threads, lower)
+            product = graphblas_product(a, "plus_pair", threads, a)
             runs["graphblas"] = lambda product=product: product().reduce_scalar("plus").get()
         counts = {name: int(run()) for name, run in runs.items()}
         if len(set(counts.values())) > 1:
             raise SystemExit(f"the counts differ: {counts}")
-        case = f"rmat {scale} x {edges}, {counts['spdist']:,} triangles"
-        products = int(cpu.row_products(lower, np.diff(lower.indptr)).sum())
+        case = f"rmat {scale} x {edges}, {'A A inside A' if whole else 'L L inside L'}, sum {counts['spdist']:,}"
+        products = int(cpu.row_products(a, np.diff(a.indptr)).sum())
         rows.append({"case": case, "products": products, "seconds": in_turn(repeats, **runs)})
     return rows
 

@@ -25,7 +25,6 @@ from spdist.csr import (
     IndexArray,
     Int64Array,
     ValueArray,
-    check_dtype,
     empty,
     index_dtype,
     result_dtype,
@@ -249,7 +248,7 @@ class _Task:
     def kernel_dtype(self) -> np.dtype[Any]:
         """The dtype that kernels compute in: the same bits, and fewer kinds to compile where signs do not matter."""
         named = self.ring is None or SEMIRINGS.get(self.ring.name) is self.ring
-        unsigned = self.dtype.kind == "b" and named or self.dtype.kind == "i" and self.options.plain
+        unsigned = (self.dtype.kind == "b" and named) or (self.dtype.kind == "i" and self.options.plain)
         return np.dtype(f"u{self.dtype.itemsize}") if unsigned else self.dtype
 
 
@@ -523,7 +522,7 @@ def _kernel_arguments(task: _Task) -> tuple[Any, ...]:
     zero = dtype.type(0) if task.ring is None else task.ring.zero_of(dtype)
     work = new_work(task.b.ncols, dtype, zero)
     # None is a type of its own to Numba, and what hangs on it is left out of the compiled code.
-    wide = True if task.b.ncols > workspace.WINDOW and task.options.inside is None else None
+    wide = True if task.b.ncols > workspace.WINDOW else None
     return _kernel_arrays(task.a, dtype), _kernel_arrays(task.b, dtype), work, task.b.nbytes > CACHE_BYTES, wide
 
 

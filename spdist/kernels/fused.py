@@ -195,7 +195,7 @@ def fused_rows(
         if inside is None:
             n = make_row(a, b, row, outside, keep, work, row_buffer, ring, wide)
         else:
-            n = multiply_inside(a, b, row, inside, row_buffer, ring)
+            n = multiply_inside(a, b, row, inside, work, row_buffer, ring, wide)
         at = keep_row(row_buffer, n, keep, c, at, limit)
         if at > limit:
             return np.int64(row - origin), np.int64(at)

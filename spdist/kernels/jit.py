@@ -8,8 +8,7 @@ from typing import Any, TypeVar, cast
 
 from numba import njit, types
 from numba.core.dispatcher import Dispatcher
-from numba.core.extending import NativeValue, models, overload, register_model, typeof_impl, unbox
-from numba.extending import intrinsic
+from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
 from numba.np.numpy_support import as_dtype
 
 from spdist.kernels.semirings import Operator, Semiring
@@ -45,7 +44,7 @@ def unsaved(function: Any) -> Any:
     return njit(**OPTIONS)(function.py_func)
 
 
-class RingType(types.Opaque):  # type: ignore[misc]
+class RingType(types.Opaque):
     """The type of one semiring: kernels are compiled for it as for the dtypes of their arrays, and it has no value."""
 
     def __init__(self, ring: Semiring) -> None:
@@ -66,9 +65,9 @@ def _type_of(ring: Semiring, context: Any) -> RingType:
     return RingType(ring)
 
 
-@unbox(RingType)
+@unbox(RingType)  # type: ignore[no-untyped-call, untyped-decorator]
 def _unbox(kind: RingType, ring: Any, c: Any) -> Any:
-    return NativeValue(c.context.get_dummy_value())
+    return NativeValue(c.context.get_dummy_value())  # type: ignore[no-untyped-call]
 
 
 def fold(total: Any, value: Any, ring: Any) -> Any:
@@ -86,14 +85,14 @@ def zero_of(values: Any, ring: Any) -> Any:
     return values.dtype.type(0) if ring is None else ring.zero_of(values.dtype)
 
 
-INLINED = {"forceinline": True, **OPTIONS}
+INLINED: Any = {"forceinline": True, **OPTIONS}
 
 
 @overload(fold, jit_options=INLINED, strict=False)
 def _fold(total: Any, value: Any, ring: Any) -> Callable[..., Any]:
     if not isinstance(ring, RingType):
         return lambda total, value, ring: total + value
-    add, kind = _operator(ring.ring.add), as_dtype(types.unliteral(total)).type
+    add, kind = _operator(ring.ring.add), _scalar(total)
     return lambda total, value, ring: kind(add(total, value))
 
 
@@ -101,7 +100,7 @@ def _fold(total: Any, value: Any, ring: Any) -> Callable[..., Any]:
 def _product(like: Any, x: Any, y: Any, ring: Any) -> Callable[..., Any]:
     if not isinstance(ring, RingType):
         return lambda like, x, y, ring: x * y
-    multiply, kind = _operator(ring.ring.multiply), as_dtype(types.unliteral(like)).type
+    multiply, kind = _operator(ring.ring.multiply), _scalar(like)
     return lambda like, x, y, ring: kind(multiply(x, y))
 
 
@@ -120,3 +119,8 @@ def add_product(total: Any, x: Any, y: Any, ring: Any) -> Any:
 
 def _operator(function: Operator) -> Any:
     return function if isinstance(function, Dispatcher) else njit(**INLINED)(function)
+
+
+def _scalar(kind: Any) -> Any:
+    """Return the NumPy type of a value of Numba's."""
+    return as_dtype(types.unliteral(kind)).type  # type: ignore[no-untyped-call]

@@ -152,9 +152,7 @@ def accumulate(a: Any, b: Any, row: Any, first: Any, window: Any, ring: Any, out
 
 
 @part
-def accumulate_strip(
-    a: Any, b: Any, row: Any, first: Any, end: Any, window: Any, ring: Any, outside: Any
-) -> None:
+def accumulate_strip(a: Any, b: Any, row: Any, first: Any, end: Any, window: Any, ring: Any, outside: Any) -> None:
     """Add a row's products with columns in ``[first, end)`` to the window."""
     total, hit, hit64 = window
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
@@ -306,9 +304,7 @@ def flush_batch(batch: Any, rows: Any, c: Any, row: Any, at: Any, capacity: Any,
 
 
 @part
-def expand_strip(
-    a: Any, b: Any, row: Any, first: Any, end: Any, sorting: Any, ring: Any, outside: Any
-) -> Any:
+def expand_strip(a: Any, b: Any, row: Any, first: Any, end: Any, sorting: Any, ring: Any, outside: Any) -> Any:
     """Expand a row's products with columns in ``[first, end)``; return how many, or more than fit if they do not."""
     keys, values = sorting[0], sorting[1]
     n = np.uintp(0)

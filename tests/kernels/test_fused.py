@@ -233,7 +233,9 @@ def test_a_semiring_of_ones_own() -> None:
         allowed = 1 if options.mask is None else options.mask.to_scipy().toarray()
         np.testing.assert_allclose(c.to_scipy().toarray(), expected * allowed)
     shifted = Semiring(lambda x, y: x if x > y else y, lambda x, y: x + y + 1, -math.inf, dtype=np.int16)
-    c = cpu.multiply(*(CSR(m.indptr, m.indices, (m.data * 9).astype(int), m.shape) for m in (a, b)), options=Options(shifted))
+    c = cpu.multiply(
+        *(CSR(m.indptr, m.indices, (m.data * 9).astype(int), m.shape) for m in (a, b)), options=Options(shifted)
+    )
     assert c.dtype == np.int16
     assert c.nnz == cpu.multiply(a, b).nnz
 
