@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import cupy
+import cupyx
 import cupyx.scipy.sparse
 import numpy as np
 from cusparse import ALGORITHMS, Cusparse, CusparseError
@@ -75,6 +76,49 @@ def copy_bandwidth(nbytes: int = 1 << 30, runs: int = 10) -> float:
         end.synchronize()
         times.append(cupy.cuda.get_elapsed_time(begin, end))
     return 2 * nbytes / (1e-3 * float(np.median(times)))
+
+
+def pcie_bandwidth(nbytes: int = 1 << 28, runs: int = 10) -> dict[str, float]:
+    """Return bytes a second between page-locked memory and the GPU, each way by itself."""
+    host, device = cupyx.empty_pinned(nbytes, np.uint8), cupy.empty(nbytes, np.uint8)
+    host[:] = 1
+    both = {"to_device": lambda: device.set(host), "to_host": lambda: device.get(out=host)}
+    return {way: nbytes / (1e-3 * min(clock(copy) for _ in range(runs))) for way, copy in both.items()}
+
+
+class ThereAndBack:
+    """CuPy's ``A @ B``, A and B sent from page-locked memory, also where they are one, and C brought back to such."""
+
+    def __init__(self, a: CSR, b: CSR, dtype: Any) -> None:
+        self.operands = [self._pinned(m, dtype) for m in (a, b)]
+        self.room: list[Any] = []
+
+    @staticmethod
+    def _pinned(m: CSR, dtype: Any) -> CSR:
+        arrays = []
+        for array, kind in ((m.indptr, np.int32), (m.indices, np.int32), (m.data, dtype)):
+            arrays.append(cupyx.empty_pinned(len(array), kind))
+            arrays[-1][:] = array
+        return CSR(*arrays, m.shape)
+
+    def __call__(self) -> CSR:
+        """Multiply."""
+        left, right = (cupyx_matrix(CSR(*map(_sent, (m.indptr, m.indices, m.data)), m.shape)) for m in self.operands)
+        c = left @ right
+        parts = c.indptr, c.indices, c.data
+        if [len(part) for part in parts] != [len(room) for room in self.room]:
+            self.room = [cupyx.empty_pinned(len(part), part.dtype) for part in parts]
+        for part, room in zip(parts, self.room, strict=True):
+            part.get(out=room, blocking=False)
+        cupy.cuda.get_current_stream().synchronize()
+        return CSR(*self.room, c.shape)
+
+
+def _sent(array: Any) -> Any:
+    """Copy a page-locked array to the GPU, without waiting."""
+    sent = cupy.empty(len(array), array.dtype)
+    sent.data.copy_from_host_async(array.ctypes.data, array.nbytes)
+    return sent
 
 
 class Poison:

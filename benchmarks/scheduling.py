@@ -38,6 +38,14 @@ class Empty:
     def warm(self) -> None:
         """Nothing to compile."""
 
+    def take_timings(self) -> list[Any]:
+        """Nothing was timed."""
+        return []
+
+    def gpu_peak(self) -> int:
+        """No GPU."""
+        return 0
+
     def preprocess(self, task: Task, piece: int = 0) -> None:
         """Read nothing."""
 

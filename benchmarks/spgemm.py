@@ -39,10 +39,11 @@ import suite
 from spdist.csr import CSR, from_scipy
 
 HERE = Path(__file__).resolve().parent
-KERNELS = {"rowwise": "gpu", "esc": "esc", "hyspmm": "hyspmm"}
+KERNELS = {"rowwise": "gpu", "esc": "esc", "hyspmm": "hyspmm", "hyspmm_duplicated": "hyspmm"}
 """Module of spdist.kernels by method; "numeric" is rowwise on a known pattern, others go through spdist.spgemm."""
-ON_HOST = ("hyspmm",)
-"""Methods whose operands and product stay on the host; their time includes both transfers."""
+ON_HOST = {"hyspmm": "distinct", "hyspmm_duplicated": "duplicated"}
+"""Methods whose operands and product stay on the host, and their variants; their time includes both transfers. They are
+compared with CuPy's ``A @ B`` between transfers of A, B and C from and to page-locked memory."""
 DTYPES = ("float32", "float64", "complex64", "complex128")
 PATIENCE = 2.5
 """An algorithm of cuSPARSE so many times slower than another is timed once."""
@@ -92,7 +93,9 @@ def _kernel(name: str, deterministic: bool) -> Bind:
 
     multiply = importlib.import_module(f"spdist.kernels.{KERNELS[name]}").multiply
     has_option = "deterministic" in inspect.signature(multiply).parameters
-    options = {"deterministic": True} if deterministic and has_option else {}
+    options: dict[str, Any] = {"deterministic": True} if deterministic and has_option else {}
+    if name in ON_HOST:
+        options["variant"] = ON_HOST[name]
 
     def bind(a: CSR, b: CSR) -> Callable[[], CSR]:
         left, right = a, b
@@ -191,6 +194,8 @@ class Bench:
         self.cusparse = cusparse.Cusparse()
         self.bandwidth = gpu_measure.copy_bandwidth()
         self.gpu = {**record.gpu(), "cusparse": self.cusparse.version, "copy_gb_s": round(self.bandwidth / 1e9)}
+        self.pcie = gpu_measure.pcie_bandwidth()
+        self.gpu |= {f"{way}_gb_s": round(rate / 1e9, 1) for way, rate in self.pcie.items()}
         self.peers = {} if args.quick else peer_figures(args.targets, self.dtype, self.gpu["device"])
 
     def run(self, name: str, host_a: CSR, host_b: CSR) -> dict[str, Any]:
@@ -209,7 +214,29 @@ class Bench:
             )
         products = products_of(host_a, host_b)
         row = {"matrix": name, "nrows": a.nrows, "nnz_a": a.nnz, "nnz_b": b.nnz, "products": products}
+        if set(ON_HOST) & set(ours):
+            cupy_there_and_back = gpu_measure.ThereAndBack(host_a, host_b, self.dtype)
+            row["cupy"] = attempt("CuPy", cupy_there_and_back, reference, self.pool, self.args.runs, peer=True)
+            self._transfers(host_a, products, row["cupy"], ours)
         return {**row, "cusparse": theirs, "methods": ours, **self._ratios(name, a, b, theirs, ours)}
+
+    def _transfers(self, a: CSR, products: int, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+        """Add to the figures of methods on the host how they compare with CuPy's, and their bound by PCIe.
+
+        The bound is the longer of what is sent with B duplicated, and C coming back, each at the rate of its way alone.
+        """
+        from spdist.kernels import workspace
+
+        for method in set(ON_HOST) & set(ours):
+            figures = ours[method]
+            if not figures["right"]:
+                continue
+            figures["over_cupy"] = theirs["ms"] / figures["ms"] if theirs["right"] else None
+            if ON_HOST[method] == "duplicated":
+                sizes = a.nrows, a.nnz, a.nnz, products, 0, self.dtype.itemsize, 4, 4
+                sent = workspace.sent_offsets(*sizes)[-1]
+                bound = 1e3 * max(sent / self.pcie["to_device"], figures["c_bytes"] / self.pcie["to_host"])
+                figures |= {"sent": sent, "bound_ms": bound, "of_bound": bound / figures["ms"]}
 
     def _cusparse(self, a: CSR, b: CSR, reference: Any) -> dict[str, dict[str, Any]]:
         from cusparse import ALGORITHMS
@@ -291,6 +318,12 @@ def cell(value: float | None, form: str) -> str:
     return f"{'-':>{int(form.split('.')[0])}}" if value is None else f"{value:{form}}"
 
 
+MEANS = {
+    "over_cusparse": "over cuSPARSE", "over_peer": "over the best peer", "over_cupy": "over CuPy with transfers",
+    "of_bound": "of its bound",
+}  # fmt: skip
+
+
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return and print each method's means over the matrices."""
     out = {}
@@ -298,14 +331,14 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         figures = [row["methods"][method] for row in rows]
         right = [f for f in figures if f["right"]]
         out[method] = {"right": len(right), "of": len(figures)}
-        for key in ("over_cusparse", "over_peer"):
-            values = [f[key] for f in right if f[key]]
+        for key in MEANS:
+            values = [f[key] for f in right if f.get(key)]
             if values:
                 out[method][key] = {"geometric_mean": statistics.geometric_mean(values), "minimum": min(values)}
         if right:
             out[method]["most_workspace_of_c"] = max(f["workspace_of_c"] for f in right)
         parts = [f"{method}: {len(right)} of {len(figures)} right"]
-        for key, text in (("over_cusparse", "over cuSPARSE"), ("over_peer", "over the best peer")):
+        for key, text in MEANS.items():
             if key in out[method]:
                 mean, least = out[method][key].values()
                 parts.append(f"{text} geometric mean {mean:.2f}, minimum {least:.2f}")

@@ -173,8 +173,10 @@ def plan(
     from spdist.scheduler.sizes import make_plan
 
     _check_engine(engine)
+    left, right = _stored(a), _stored(b)
+    _check_values(engine, result_dtype(left.dtype, right.dtype))
     memory, host = _limits(engine, memory_limit, host_limit)
-    return make_plan(_stored(a), _stored(b), engine=engine, memory_limit=memory, host_limit=host, grid=grid)
+    return make_plan(left, right, engine=engine, memory_limit=memory, host_limit=host, grid=grid)
 
 
 def matmul(
@@ -302,7 +304,7 @@ def multiply(
         return _verified(job, a, b, c, callbacks) if check else job
     if job.unfinished:
         callbacks.resumed(info(job.unfinished)["durable"])
-    with _timings(record) as timed:
+    with _timings(record, c) as timed:
         made, outcome = job.run(workers, scheduler, replace(callbacks, timed=timed))
     report = Report(
         outcome.nnz, outcome.blocks, time.perf_counter() - begin, made.engine,
@@ -550,7 +552,12 @@ def _limits(engine: str, memory_limit: int | str | None, host_limit: int | str |
     from spdist.kernels.gpu_device import free_memory
     from spdist.scheduler.cluster import count_gpus
 
-    count_gpus()
+    try:
+        count_gpus()
+    except InputError as error:
+        raise InputError(
+            f"{error}; where the GPUs are on other machines, say what each may take with memory_limit"
+        ) from None
     return free_memory(), host
 
 
@@ -568,11 +575,17 @@ def _in_memory(a: Any, b: Any, engine: str, memory_limit: int | str | None) -> A
 
 
 @contextlib.contextmanager
-def _timings(record: str | Path | None) -> Iterator[Callable[[list[dict[str, Any]]], None] | None]:
+def _timings(record: str | Path | None, c: str | Path) -> Iterator[Callable[[list[dict[str, Any]]], None] | None]:
     """Give what writes timings, a JSON object a line; nothing where no record is wanted."""
     if record is None:
         yield None
         return
+    if Path(record) == Path(c):
+        raise InputError(f"record={record} is where C goes: choose another name")
+    try:
+        Path(record).write_text("")
+    except OSError as error:
+        raise InputError(f"record={record} cannot be written ({error.strerror}): choose another name") from None
     with Path(record).open("w") as file:
 
         def write(timings: list[dict[str, Any]]) -> None:

@@ -5,9 +5,13 @@ Nothing here imports CuPy before a matrix of CuPy's is at hand.
 
 from __future__ import annotations
 
+import copy
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any, Literal, get_args
+
+import numpy as np
 
 from spdist.csr import CSR
 from spdist.errors import InputError, MatrixError
@@ -35,17 +39,25 @@ def from_cupyx(matrix: Any) -> CSR:
     """
     if not is_cupyx(matrix) or getattr(matrix, "ndim", 0) != 2:
         raise MatrixError(f"expected a cupyx.scipy.sparse matrix, got {type(matrix).__name__}: both operands must be")
-    m = matrix.tocsr()
-    return CSR(m.indptr, m.indices, m.data, (int(m.shape[0]), int(m.shape[1])))
+    m = matrix if matrix.format == "csr" else matrix.tocsr()
+    return CSR(m.indptr, m.indices, m.data, m.shape)
 
 
 def to_cupyx(m: CSR) -> Any:
     """Return a `cupyx.scipy.sparse.csr_matrix` on the arrays of a canonical `CSR`."""
+    out = copy.copy(_empty_cupyx(m.shape, m.dtype))
+    out.data, out.indptr = m.data, m.indptr
+    out.indices = m.indices.astype(m.indptr.dtype, copy=False)
+    return out
+
+
+@functools.lru_cache(maxsize=64)
+def _empty_cupyx(shape: tuple[int, int], dtype: np.dtype[Any]) -> Any:
+    """Return a matrix for `to_cupyx` to copy: CuPy's constructor, given arrays, looks at them and waits for the GPU."""
     import cupyx.scipy.sparse as csp
 
-    indices = m.indices.astype(m.indptr.dtype, copy=False)
-    indptr = m.indptr if m.indptr.dtype == indices.dtype else m.indptr.astype(indices.dtype)
-    out = csp.csr_matrix((m.data, indices, indptr), shape=m.shape, copy=False)
+    out = csp.csr_matrix(shape, dtype=dtype)
+    out.indptr = out.indices  # hold no memory
     out.has_sorted_indices = out.has_canonical_format = True
     return out
 
@@ -56,7 +68,9 @@ def spgemm(a: Any, b: Any, method: str, deterministic: bool) -> Any:
         raise InputError(f"method={method!r} is not for matrices on the GPU: choose one of {', '.join(METHODS)}")
     by_columns = getattr(a, "format", "") == getattr(b, "format", "") == "csc"
     left, right = (b.T, a.T) if by_columns else (a, b)
-    c = to_cupyx(_multiply(from_cupyx(left), from_cupyx(right), _method(method, deterministic), right))
+    operand = from_cupyx(left)
+    other = operand if right is left else from_cupyx(right)
+    c = to_cupyx(_multiply(operand, other, _method(method, deterministic), right))
     return c.T if by_columns else c
 
 
@@ -77,10 +91,10 @@ def _multiply(a: CSR, b: CSR, method: Callable[[CSR, CSR], CSR], original: Any) 
         return method(a, b)
     except NotCanonicalError:
         log.info("B has rows that are not sorted or hold duplicates: multiplying a canonical copy")
-        copy = original.tocsr().copy()
-        copy.has_sorted_indices = copy.has_canonical_format = False
-        copy.sum_duplicates()
-        return method(a, from_cupyx(copy))
+        canonical = original.tocsr().copy()
+        canonical.has_sorted_indices = canonical.has_canonical_format = False
+        canonical.sum_duplicates()
+        return method(a, from_cupyx(canonical))
 
 
 def through_gpu(a: CSR, b: CSR, method: str, threads: int | None, memory_limit: int | None, deterministic: bool) -> CSR:

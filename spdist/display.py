@@ -27,6 +27,8 @@ WHAT = {
     "schedule": "hand out the blocks",
 }
 
+GPU_STAGES = ("gpu prepare", "gpu upload", "gpu multiply", "gpu download")
+
 
 def line(text: str) -> None:
     """Print one line."""
@@ -146,22 +148,50 @@ def plan_table(plan: Plan) -> None:
             stage, format_bytes(moved[stage]) if stage in moved else "", f"{seconds:.2f}", mark, WHAT[stage]
         )  # fmt: skip
     _out.print(table)
-    largest = max(plan.blocks, key=lambda block: block.needed, default=None)
-    memory = Table(title=None)
+    _out.print(_memory_table(plan))
+    _out.print(
+        f"about {plan.seconds(2):.1f} s with 2 workers, {plan.seconds(16):.1f} s with 16; bounded by {plan.bound_by}"
+    )
+
+
+def _memory_table(plan: Plan) -> Table:
+    """Return what a worker's memory is used for, and the GPU's where there is one."""
+    table = Table(title=None)
     for name in ("memory of a worker", "bytes"):
-        memory.add_column(name, justify="right" if name == "bytes" else "left")
-    memory.add_row(
+        table.add_column(name, justify="right" if name == "bytes" else "left")
+    largest = max(plan.blocks, key=lambda block: block.needed, default=None)
+    table.add_row(
         "held throughout: buffers, workspace" + (", B" if plan.resident else ""), format_bytes(plan.reserved_memory)
     )
     if largest is not None:
         for what, size in (("A", largest.a_bytes), ("B", largest.b_bytes), ("C", largest.c_bytes)):
-            memory.add_row(f"largest block's {what}, times {plan.pairs}", format_bytes(plan.pairs * size))
-    memory.add_row("projected", format_bytes(plan.projected_memory))
-    memory.add_row("limit", format_bytes(plan.memory_limit))
-    _out.print(memory)
-    _out.print(
-        f"about {plan.seconds(2):.1f} s with 2 workers, {plan.seconds(16):.1f} s with 16; bounded by {plan.bound_by}"
-    )
+            table.add_row(f"largest block's {what}, times {plan.pairs}", format_bytes(plan.pairs * size))
+    table.add_row("projected", format_bytes(plan.projected_host_memory))
+    table.add_row("limit", format_bytes(plan.host_limit or plan.memory_limit))
+    if plan.on_gpu:
+        table.add_row("on the GPU, projected", format_bytes(plan.device_memory))
+        table.add_row("on the GPU, limit", format_bytes(plan.memory_limit))
+    return table
+
+
+def _stage_table(report: Report) -> Table:
+    """Return what each stage took; those of the GPU lie within multiply and overlap."""
+    table = Table(title=None)
+    for name in ("stage", "tasks", "seconds", "share", "moved", "GB/s"):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    total = sum(stage["seconds"] for name, stage in report.stages.items() if name not in GPU_STAGES) or 1.0
+    for name, stage in sorted(report.stages.items(), key=lambda item: (item[0] in GPU_STAGES, -item[1]["seconds"])):
+        rate = stage["bytes"] / stage["seconds"] / 1e9 if stage["seconds"] else 0.0
+        share = "" if name in GPU_STAGES else f"{stage['seconds'] / total:.0%}"
+        figures = f"{stage['tasks']:,.0f}", f"{stage['seconds']:.2f}", share, format_bytes(stage["bytes"])
+        table.add_row(name, *figures, f"{rate:.2f}")
+    return table
+
+
+def _bound_by(report: Report) -> str:
+    """Return the stage that took longest."""
+    stages = {name: stage["seconds"] for name, stage in report.stages.items() if name not in GPU_STAGES}
+    return max(stages, key=lambda name: stages[name], default="nothing")
 
 
 def report_table(report: Report, target: str) -> None:
@@ -169,21 +199,11 @@ def report_table(report: Report, target: str) -> None:
     if report.state == "already finished":
         _out.print(f"{target} is finished already: {report.nnz:,} entries", markup=False)
     else:
-        table = Table(title=None)
-        for name in ("stage", "tasks", "seconds", "share", "moved", "GB/s"):
-            table.add_column(name, justify="left" if name == "stage" else "right")
-        total = sum(stage["seconds"] for stage in report.stages.values()) or 1.0
-        for name, stage in sorted(report.stages.items(), key=lambda item: -item[1]["seconds"]):
-            rate = stage["bytes"] / stage["seconds"] / 1e9 if stage["seconds"] else 0.0
-            table.add_row(
-                name, f"{stage['tasks']:,.0f}", f"{stage['seconds']:.2f}", f"{stage['seconds'] / total:.0%}",
-                format_bytes(stage["bytes"]), f"{rate:.2f}",
-            )  # fmt: skip
-        _out.print(table)
+        _out.print(_stage_table(report))
         memory = f"{format_bytes(report.peak_memory)} of {format_bytes(report.memory_limit)}"
         _out.print(
             f"{target}: {report.nnz:,} entries in {report.seconds:.2f} s, {report.blocks:,} blocks, "
-            f"engine {report.engine}; worst worker used {memory}",
+            f"engine {report.engine}; worst worker used {memory}; bounded by {_bound_by(report)}",
             markup=False,
         )
     if report.verification is not None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
+import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 from spdist import api
-from spdist.errors import InputError
+from spdist.errors import InputError, MemoryBoundError
+from spdist.scheduler import cluster, stages
+from spdist.scheduler.run import _Timings
 from tests.conftest import assert_is_product, has_gpu, random_matrix
+from tests.kernels.host_device import HostDevice
 from tests.test_run import read, workers_alive
 
 
@@ -28,8 +34,9 @@ def test_no_gpu_is_said_before_anything_is_written(stored, tmp_path, limit):
 
 def test_other_values_are_refused(stored, tmp_path):
     a = stored("A", random_matrix(50, 50, 3, 1, "int32"))
-    with pytest.raises(InputError, match=r"multiplies float and complex values, not int32: choose engine='auto'"):
-        api.multiply(a, a, tmp_path / "C.zarr", engine="cuda", memory_limit="1GiB")
+    for run in (api.plan, functools.partial(api.multiply, c=tmp_path / "C.zarr")):
+        with pytest.raises(InputError, match=r"multiplies float and complex values, not int32: choose engine='auto'"):
+            run(a, a, engine="cuda", memory_limit="1GiB")
 
 
 def test_host_limit_is_for_gpus(stored, tmp_path):
@@ -45,6 +52,33 @@ def test_a_plan_needs_no_gpu(stored):
     assert 0 < plan.projected_memory <= plan.memory_limit
     assert 0 < plan.projected_host_memory <= 64 << 20
     assert api.Plan.from_json(plan.to_json()) == plan
+    with pytest.raises(MemoryBoundError, match=r"host_limit=1.00 MiB leaves .*: raise host_limit to at least"):
+        api.plan(a, a, engine="cuda", memory_limit="1GiB", host_limit="1MiB")
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_a_plan_for_gpus_elsewhere_says_what_to_give(stored):
+    a = stored("A", random_matrix(50, 50, 3, 1))
+    with pytest.raises(InputError, match="say what each may take with memory_limit"):
+        api.plan(a, a, engine="cuda")
+
+
+def test_workers_are_as_many_as_gpus_have_blocks(monkeypatch):
+    monkeypatch.setattr(cluster, "count_gpus", lambda: 4)
+    started = []
+    monkeypatch.setattr(cluster, "_cuda_cluster", lambda count, threads: started.append(count) or 1 / 0)
+    for blocks, workers in ((3, None), (9, None), (2, 4)):
+        with (
+            pytest.raises(ZeroDivisionError),
+            cluster.connect(workers=workers, scheduler=None, processes=True, blocks=blocks, engine="cuda"),
+        ):
+            pass
+    assert started == [3, 4, 4]
+    with (
+        pytest.raises(InputError, match="workers=5, but each needs a GPU of its own and there are 4"),
+        cluster.connect(workers=5, scheduler=None, processes=True, blocks=9, engine="cuda"),
+    ):
+        pass
 
 
 def test_workers_without_a_gpu_are_refused(stored, tmp_path, scheduler, monkeypatch):
@@ -67,6 +101,63 @@ def test_every_stage_of_every_block_is_on_record(stored, tmp_path):
         total = sum(line["seconds"] for line in lines if line["stage"] == stage)
         assert total == pytest.approx(report.stages[stage]["seconds"])
     assert all(line["worker"] for line in lines)
+
+
+@pytest.mark.parametrize("name", ["nowhere/run.jsonl", ".", "C.zarr"])
+def test_a_record_that_cannot_be_written_is_refused_first(stored, tmp_path, name):
+    a = stored("A", random_matrix(50, 50, 3, 4))
+    with pytest.raises(InputError, match="choose another name"):
+        api.multiply(a, a, tmp_path / "C.zarr", record=tmp_path / name)
+    assert not (tmp_path / "C.zarr").exists()
+
+
+def test_what_was_told_late_is_waited_for():
+    """Events go another way than answers."""
+    lines = []
+    timings = _Timings("p", lines.extend)
+    answers = {"w": (2, [{"row": 3}])}
+
+    def run(function, name, on_error):
+        threading.Timer(0.1, timings.hear, [(0, {"product": "p", "worker": "w", "timings": [{"row": 1}] * 2})]).start()
+        return answers
+
+    timings.fetch(SimpleNamespace(run=run))
+    assert [line["row"] for line in lines] == [1, 1, 3]
+
+
+@pytest.fixture
+def host_gpu(monkeypatch):
+    """Let a worker in this process multiply through a device whose memory is the host's."""
+    monkeypatch.setattr(cluster, "count_gpus", lambda: 1)
+    monkeypatch.setattr("spdist.kernels.gpu_device.Gpu", HostDevice)
+    monkeypatch.setattr("spdist.kernels.gpu.compile_kernels", lambda dtype, ncols: None)
+
+
+@pytest.mark.parametrize("grid", [None, (7, 1, 1), (3, 2, 2)])
+def test_through_a_device_block_by_block(host_gpu, tmp_path, grid):
+    m = random_matrix(3000, 3000, 6.0, 4)
+    a, c = "memory://cuda/a.zarr", "memory://cuda/c.zarr"
+    api.save(a, m, overwrite=True)
+    file = tmp_path / "run.jsonl"
+    options = {"engine": "cuda", "memory_limit": "1MiB", "check": True, "overwrite": True, "record": file}
+    report = api.multiply(a, a, c, grid=grid, **options)
+    assert report.verification["ok"]
+    assert 0 < report.peak_memory <= 1 << 20
+    assert_is_product(read(c), m, m, 1e-12)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for name in ("gpu prepare", "gpu upload", "gpu multiply", "gpu download"):
+        rows = [line["row"] for line in lines if line["stage"] == name]
+        assert len(rows) == report.stages[name]["tasks"]
+        assert min(rows) == 0
+        assert grid is None or max(rows) >= 3000 * (grid[0] - 1) // grid[0] - 100
+
+
+def test_what_is_computed_to_warm_up_is_not_on_record(host_gpu, stored):
+    a = stored("A", random_matrix(50, 50, 3, 1))
+    product = stages.Product(a, a, "cuda", True, (0, 50), (0, 50), memory_limit=1 << 20)
+    product.warm()
+    assert product.gpu_peak() > 0
+    assert (product.totals, product.timings) == ({}, [])
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------------------

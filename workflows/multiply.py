@@ -46,12 +46,14 @@ class Job:
     report: str
     engine: Any = "auto"  # of the engines that `engine_of` knows
     memory_limit: int | str = "2GiB"
+    host_limit: int | str | None = None
     grid: tuple[int, int, int] | None = None
     workers: int | None = None
     scheduler: str | None = None
     scheduler_file: str | None = None
     verify: bool = True
     resume: bool = True
+    record: str | None = None
 
 
 REQUIRED = tuple(one.name for one in fields(Job) if one.default is MISSING and one.name != "report")
@@ -195,12 +197,14 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "out": text_of,
     "engine": engine_of,
     "memory_limit": size,
+    "host_limit": size,
     "grid": grid_of,
     "workers": count,
     "scheduler": text_of,
     "scheduler_file": text_of,
     "verify": flag,
     "resume": flag,
+    "record": text_of,
     "report": text_of,
 }
 
@@ -351,11 +355,13 @@ def run(job: Job, log: Log) -> dict[str, Any]:
         job.out,
         engine=job.engine,
         memory_limit=job.memory_limit,
+        host_limit=job.host_limit,
         grid=job.grid,
         workers=job.workers,
         scheduler=address,
         resume=job.resume,
         check=job.verify,
+        record=job.record,
         callbacks=log.callbacks(),
     )
     return report.to_json()

@@ -74,6 +74,38 @@ __device__ __forceinline__ T block_sum(T value, T* scratch) {
     return total;
 }
 
+// Sum of the totals of the tiles before this one, by one warp; `tiles`, zero at first, has a word for each. Tiles start in
+// ascending order, so that those before this one are done or on their way.
+//
+// Scan: D. Merrill, M. Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", NVIDIA NVR-2016-002.
+__device__ __forceinline__ u64 sum_before(volatile u64* tiles, const i64 tile, const u64 total) {
+    constexpr u64 AGGREGATE = 1ull << 62, PREFIX = 2ull << 62, VALUE = AGGREGATE - 1;
+    const int lane = threadIdx.x % 32;
+    u64 before = 0;
+    if (lane == 0) tiles[tile] = (tile == 0 ? PREFIX : AGGREGATE) | total;
+    for (i64 back = tile - 1; tile > 0; back -= 32) {
+        const i64 mine = back - lane;
+        u64 word = PREFIX;
+        if (mine >= 0)
+            do word = tiles[mine];
+            while (word == 0);
+        const u32 ends = __ballot_sync(FULL_WARP, word >= PREFIX);
+        const int stop = ends ? __ffs(ends) - 1 : 31;
+        u64 part = lane <= stop ? word & VALUE : 0;
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) part += __shfl_xor_sync(FULL_WARP, part, step);
+        before += part;
+        if (ends) break;
+    }
+    if (lane == 0 && tile > 0) tiles[tile] = PREFIX | (before + total);
+    return before;
+}
+
+// Logarithm of the lanes that walk each of some rows together: about as many as these have entries in the mean, 4 to 32.
+__device__ __forceinline__ int lanes_shift(const u32 entries, const int rows) {
+    return entries <= 4u * rows ? 2 : entries <= 8u * rows ? 3 : entries <= 16u * rows ? 4 : 5;
+}
+
 // Add to memory that other threads add to; the parts of a complex number one by one.
 template <typename T>
 __device__ __forceinline__ void atomic_add(T* target, const T value) { atomicAdd(target, value); }

@@ -18,12 +18,22 @@ import numpy as np
 from spdist.csr import CSR, INT32_MAX, index_dtype, result_dtype
 from spdist.errors import MatrixError, MemoryBoundError
 from spdist.kernels import gpu_rows, workspace
-from spdist.kernels.gpu_rows import CLASSES, Facts, Kernels, LongRows, NodeRows, Operands, Rows, SortClass, SortRows
+from spdist.kernels.gpu_rows import (
+    CLASSES,
+    Facts,
+    Kernels,
+    LongRows,
+    NodeRows,
+    Operands,
+    RankClass,
+    RowClass,
+    Rows,
+    SortClass,
+    SortRows,
+)
 from spdist.kernels.module import c_type
 from spdist.kernels.workspace import ceil_div
 from spdist.text import format_bytes
-
-i64 = np.int64
 
 NODE_PRODUCTS = 512, 16384
 """Products of the rows among which nodes are looked for: more than the first, up to the second."""
@@ -31,6 +41,12 @@ NODE_LEAST = 1 << 14
 """Rows below which a warp a row, as nodes have it, leaves most of the device idle."""
 FEW_SLOTS = 1 << 21
 """Rows times products of the next class up to which rows join it: launches of their own would take longer."""
+FEW_ROWS, FEW_ROWS_AT_ONCE = 1 << 14, 1 << 16
+"""Rows up to which all that are sorted in registers join one class; and if one kernel then makes all of the product."""
+FEW_SHORT_ROWS, JOINED_SLOTS = 1 << 13, 128
+"""The same where rows have, in the mean, fewer products, rounded up to those of their classes."""
+FEW_PARTS = 1 << 11
+"""The same for rows that thread blocks share: rows times their parts."""
 NARROW_COLUMNS = 1 << 22
 """Columns that fit in 32-bit sort keys beside the number of a product."""
 STREAMS = 4
@@ -74,7 +90,8 @@ def multiply(a: CSR, b: CSR, *, deterministic: bool = False) -> CSR:
     Returns
     -------
     CSR
-        Canonical, with the structural pattern. Indices have A's dtype; indptr is int64 where nnz needs it.
+        Canonical, with the structural pattern. Indices have the wider dtype of the two; indptr is int64 where nnz needs
+        it. A small C is cut from buffers for all products, which it keeps: 32 MiB at most.
 
     Raises
     ------
@@ -92,7 +109,8 @@ def symbolic(a: CSR, b: CSR, *, deterministic: bool = False) -> Pattern:
     c, product = _Product(a, b, deterministic).run()
     x = product.operands
     if x is not None:  # the structure is kept, the values are not
-        x.a, x.b = (CSR(m.indptr, m.indices, m.data[:0], m.shape) for m in (x.a, x.b))
+        a, b = (CSR(m.indptr, m.indices, m.data[:0], m.shape) for m in (x.a, x.b))
+        x = replace(x, a=a, b=b)
     return Pattern(c.indptr, c.indices, c.shape, x, product.work)
 
 
@@ -162,13 +180,15 @@ def compile_kernels(dtype: np.dtype[Any], ncols: int) -> None:
     _kernels(cupy.cuda.runtime.getDevice(), c_type(dtype), index, "int", ncols > NARROW_COLUMNS).compile()
 
 
-def share_rows(counts: list[int]) -> list[tuple[int, int, int]]:
+def share_rows(counts: list[int], small: bool = False) -> list[tuple[int, int, int]]:
     """Share the rows of a product out to classes; classes of few rows join the next that has any.
 
     Parameters
     ----------
     counts : (SLOTS,) ints
         Rows of each class, the empty rows first.
+    small : bool
+        Whether one kernel makes the product if one class has all rows.
 
     Returns
     -------
@@ -177,14 +197,34 @@ def share_rows(counts: list[int]) -> list[tuple[int, int, int]]:
     """
     shares = []
     first = start = counts[0]
+    last_sorted = len(gpu_rows.SORT_CLASSES) - 1
+    in_sorted = counts[1 : last_sorted + 2]
+    if _may_join_all(in_sorted, small and sum(in_sorted) + counts[0] == sum(counts)):
+        counts = [counts[0], *[0] * last_sorted, sum(in_sorted), *counts[last_sorted + 2 :]]
     present = [(number, rows) for number, rows in enumerate(counts[1:]) if rows]
     for place, (number, rows) in enumerate(present, 1):
         start += rows
         later = CLASSES[present[place][0]] if place < len(present) else None
-        if not isinstance(later, SortClass) or (start - first) * later.most > FEW_SLOTS:
+        if not _may_join(start - first, CLASSES[number], later):
             shares.append((number, first, start - first))
             first = start
     return shares
+
+
+def _may_join_all(counts: list[int], at_once: bool) -> bool:
+    """Return whether the last sorted class should take all rows that are sorted: its kernel adapts to shorter ones."""
+    rows, slots = sum(counts), sum(n * kind.most for n, kind in zip(counts, gpu_rows.SORT_CLASSES, strict=True))
+    most = FEW_ROWS_AT_ONCE if at_once else FEW_ROWS
+    return max(counts) < rows <= (most if slots >= JOINED_SLOTS * rows else FEW_SHORT_ROWS)
+
+
+def _may_join(rows: int, kind: RowClass, later: RowClass | None) -> bool:
+    """Return whether rows of a class take less time with those of the next than in launches of their own."""
+    if isinstance(later, SortClass):
+        return rows * later.most <= FEW_SLOTS
+    if not isinstance(kind, RankClass) or not isinstance(later, RankClass):
+        return False
+    return later is not CLASSES[-1] and rows * later.parts <= FEW_PARTS
 
 
 class _Product:
@@ -201,7 +241,7 @@ class _Product:
         self.cupy = cupy
         self.dtype = result_dtype(a.dtype, b.dtype)
         c_type(self.dtype)
-        self.a, self.b = _cast(a, self.dtype), _cast(b, self.dtype) if b is not a else _cast(a, self.dtype)
+        self.a, self.b = _alike(a, b, self.dtype)
         self.deterministic = deterministic
         self.shape = (a.nrows, b.ncols)
         self.operands: Operands | None = None
@@ -229,34 +269,55 @@ class _Product:
         products = facts[gpu_rows.PRODUCTS]
         if products > INT32_MAX and x.a.indptr.dtype == np.int32:
             # nnz(C) may pass 2^31: begin again with 64-bit offsets.
-            wide = _Product(_wide(self.a), _wide(self.b) if self.b is not self.a else _wide(self.a), self.deterministic)
-            if self.b is self.a:
-                wide.b = wide.a
+            left = _wide(self.a)
+            wide = _Product(left, left if self.b is self.a else _wide(self.b), self.deterministic)
             c = wide._run()
             self.operands, self.work = wide.operands, wide.work
             return CSR(c.indptr.astype(np.int32), c.indices, c.data, c.shape) if c.nnz <= INT32_MAX else c
         self.work = self._prepare(self._families())
-        _side_by_side([functools.partial(rows.count_entries, x) for rows in self.work])
+        in_nodes = any(isinstance(rows, NodeRows) for rows in self.work)
+        # C of a small product is cut from buffers for all products, so that the host need not wait for nnz(C) before.
+        small = self._is_small() and not in_nodes
         indptr = self.cupy.empty(self.a.nrows + 1, x.a.indptr.dtype)
-        args = i64(self.a.nrows), x.lengths, facts.at(gpu_rows.FACTS), indptr, facts.at(gpu_rows.NNZ_C)
+        first = self.work[0] if self.work else None
+        if small and isinstance(first, SortRows) and first.has_all:
+            c = self._allocate(indptr, products)
+            first.fill_at_once(x, c, facts.at(gpu_rows.FACTS), facts.on_host(gpu_rows.NNZ_C))
+            return self._cut(c)
+        _side_by_side([functools.partial(rows.count_entries, x) for rows in self.work])
+        total = facts.at(gpu_rows.NNZ_C) if in_nodes else facts.on_host(gpu_rows.NNZ_C)
+        args = self.a.nrows, x.lengths, facts.at(gpu_rows.FACTS), indptr, total
         x.kernels.launch("rows.cu", "offsets", _scan_tiles(self.a.nrows), 256, args)
-        # A small product does not wait for nnz(C): its buffers hold all products, and are cut afterwards.
-        small = products <= workspace.SMALL_PRODUCTS and all(isinstance(rows, SortRows) for rows in self.work)
-        nnz = products if small else self._count()
-        indices, data = self.cupy.empty(nnz, x.a.indices.dtype), self.cupy.empty(nnz, self.dtype)
-        c = CSR(indptr, indices, data, self.shape)
+        c = self._allocate(indptr, products if small else self._count(in_nodes))
         _side_by_side([functools.partial(rows.fill, x, c) for rows in self.work])
-        nnz = self._count() if small else nnz
-        return CSR(indptr, indices[:nnz], data[:nnz], self.shape)
+        return self._cut(c) if small else c
 
-    def _count(self) -> int:
-        """Wait for nnz(C)."""
-        assert self.operands is not None
-        self.operands.facts.read()
+    def _is_small(self) -> bool:
+        """Whether buffers for all products are small."""
+        x = self.operands
+        assert x is not None
+        entry = self.dtype.itemsize + x.a.indices.itemsize
+        return x.facts[gpu_rows.PRODUCTS] * entry <= workspace.SMALL_BYTES and self.a.nrows <= workspace.SMALL_ROWS
+
+    def _count(self, in_nodes: bool) -> int:
+        """Wait for nnz(C), and for what `count_entries` has found about nodes."""
+        x = self.operands
+        assert x is not None
+        x.facts.read() if in_nodes else x.facts.wait()
         for rows in self.work:
-            rows.counted(self.operands)
-        self.known_nnz = self.operands.facts[gpu_rows.NNZ_C]
+            rows.counted(x)
+        self.known_nnz = x.facts[gpu_rows.NNZ_C]
         return self.known_nnz
+
+    def _cut(self, c: CSR) -> CSR:
+        """Wait for nnz(C), and return C without what its buffers have beyond it."""
+        nnz = self._count(False)
+        return CSR(c.indptr, c.indices[:nnz], c.data[:nnz], self.shape)
+
+    def _allocate(self, indptr: Any, nnz: int) -> CSR:
+        """Return C without its entries."""
+        indices, data = self.cupy.empty(nnz, self.a.indices.dtype), self.cupy.empty(nnz, self.dtype)
+        return CSR(indptr, indices, data, self.shape)
 
     def _analyse(self) -> Operands:
         """Count products and check the operands."""
@@ -264,35 +325,43 @@ class _Product:
         device = cupy.cuda.runtime.getDevice()
         types = c_type(self.dtype), c_type(a.indices.dtype), c_type(a.indptr.dtype)
         kernels = _kernels(device, *types, b.ncols > NARROW_COLUMNS)
-        numbers = cupy.zeros(gpu_rows.FACTS + _scan_tiles(a.nrows) + 1, np.uint64)
-        facts = Facts(numbers, _mirror(device, threading.get_ident()), cupy.cuda.get_current_stream(), kernels)
+        numbers = cupy.zeros(gpu_rows.FACTS + _scan_words(a.nrows), np.uint64)
+        mirror = _mirror(device, threading.get_ident())
+        facts = Facts(numbers, *mirror, cupy.cuda.get_current_stream(), kernels)
         x = Operands(a, b, kernels, facts, cupy.empty(a.nrows, np.uint32), self.deterministic)
+        most_long = min(a.nrows, a.nnz // gpu_rows.VERY_LONG)
+        very_long = cupy.empty(most_long, np.uint32) if most_long else None
         mean = a.nnz / a.nrows
         group = 2 if mean < 3 else 4 if mean < 10 else 8 if mean < 64 else 32
-        sizes = i64(a.nrows), i64(a.nnz), i64(b.nrows), i64(b.nnz), i64(b.ncols)
-        args = *sizes, *x.pattern, _limits(device), x.lengths, facts.at(0), facts.at(gpu_rows.COUNTS)
+        sizes = a.nrows, a.nnz, b.nrows, b.nnz, b.ncols
+        where = facts.at(0), facts.at(gpu_rows.COUNTS), very_long, facts.on_host(0)
+        args = *sizes, *x.pattern, _limits(device), x.lengths, *where
         kernels.launch("rows.cu", f"analyse {group}", min(ceil_div(a.nrows, 256 // group), 2112), 256, args)
-        facts.read()
-        _check(facts)
+        facts.wait()
         x.longest_a = facts[gpu_rows.MAX_ROW_A]
+        if rows := facts[gpu_rows.VERY_LONG_ROWS]:
+            args = very_long, b.nrows, b.nnz, a.indptr, a.indices, b.indptr, facts.at(0)
+            kernels.launch("rows.cu", "analyse long", (ceil_div(x.longest_a, 2048), rows), 256, args)
+            facts.read()
+        _check(facts)
         return x
 
     def _families(self) -> list[Rows]:
         """Return the rows of each class, for the kernels that suit them."""
         x, nrows = self.operands, self.a.nrows
         assert x is not None
-        shares = share_rows(x.facts.class_rows())
+        shares = share_rows(x.facts.class_rows(), self._is_small())
         if len(shares) == 1 and isinstance(CLASSES[shares[0][0]], SortClass):
             return [SortRows(CLASSES[shares[0][0]], shares[0][0], 0, nrows)]  # all rows, the empty ones too
-        rows = self.cupy.empty(nrows, np.uint32)
+        rows = x.listed = self.cupy.empty(nrows, np.uint32)
         device = self.cupy.cuda.runtime.getDevice()
-        args = i64(nrows), x.lengths, _limits(device), x.facts.at(gpu_rows.COUNTS), x.facts.at(gpu_rows.TAKEN), rows
+        args = nrows, x.lengths, _limits(device), x.facts.at(gpu_rows.COUNTS), x.facts.at(gpu_rows.TAKEN), rows
         x.kernels.launch("rows.cu", "list", ceil_div(nrows, 256), 256, args)
         low, high = NODE_PRODUCTS
         in_nodes = sum(n for number, _, n in shares if low < CLASSES[number].most <= high) >= NODE_LEAST
         families: list[Rows] = []
         for number, first, count in shares:
-            kind, listed = CLASSES[number], rows[first:]
+            kind, listed = CLASSES[number], rows.data.ptr + 4 * first
             if in_nodes and low < kind.most <= high:
                 families.append(NodeRows(kind, number, listed, count))
             elif kind is CLASSES[-1] and not self.deterministic and workspace.long_fits(count, self.b.ncols):
@@ -338,9 +407,22 @@ class NotCanonicalError(MatrixError):
     """A row of B is not sorted, or holds a duplicate."""
 
 
-def _cast(m: CSR, dtype: np.dtype[Any]) -> CSR:
-    """Return the matrix with values of `dtype`."""
-    return m if m.dtype == dtype else CSR(m.indptr, m.indices, m.data.astype(dtype), m.shape)
+def _alike(a: CSR, b: CSR, dtype: np.dtype[Any]) -> tuple[CSR, CSR]:
+    """Return the operands with values of `dtype`, and with indices and offsets of one dtype each."""
+    index = np.promote_types(a.indices.dtype, b.indices.dtype)
+    pointer = np.promote_types(a.indptr.dtype, b.indptr.dtype)
+    left = _cast(a, dtype, index, pointer)
+    return left, left if b is a else _cast(b, dtype, index, pointer)
+
+
+def _cast(m: CSR, *wanted: np.dtype[Any]) -> CSR:
+    """Return the matrix with values, indices and offsets of the wanted dtypes."""
+    if (m.dtype, m.indices.dtype, m.indptr.dtype) == wanted:
+        return m
+    data, indices, indptr = (
+        x.astype(t, copy=False) for x, t in zip((m.data, m.indices, m.indptr), wanted, strict=True)
+    )
+    return CSR(indptr, indices, data, m.shape)
 
 
 def _wide(m: CSR) -> CSR:
@@ -364,21 +446,29 @@ def _side_by_side(launches: list[Callable[[], None]]) -> None:
         return
     import cupy
 
-    streams = _streams(cupy.cuda.runtime.getDevice())[: len(launches)]
+    streams = _streams(cupy.cuda.runtime.getDevice(), threading.get_ident())[: len(launches)]
     current = cupy.cuda.get_current_stream()
-    ready = current.record()
-    for stream in streams:
+    ready = streams[0][1]
+    ready.record(current)
+    for stream, _ in streams:
         stream.wait_event(ready)
-    for number, launch in enumerate(launches):
-        with streams[number % len(streams)]:
-            launch()
-    for stream in streams:
-        current.wait_event(stream.record())
+    for number, (stream, _) in enumerate(streams):
+        with stream:
+            for launch in launches[number :: len(streams)]:
+                launch()
+    for stream, done in streams:
+        done.record(stream)
+        current.wait_event(done)
 
 
 def _scan_tiles(nrows: int) -> int:
     """Return the thread blocks of the kernel `offsets`."""
     return ceil_div(nrows, 2048)
+
+
+def _scan_words(nrows: int) -> int:
+    """Return the 64-bit words that `offsets` needs, or `fill_at_once`, which has up to a thread block a row."""
+    return 1 + (nrows if nrows <= workspace.SMALL_ROWS else _scan_tiles(nrows))
 
 
 @functools.cache
@@ -398,16 +488,18 @@ def _limits(device: int) -> Any:
 
 
 @functools.cache
-def _mirror(device: int, thread: int) -> Any:
-    """Return pinned host memory for the facts; each thread has its own."""
+def _mirror(device: int, thread: int) -> tuple[Any, int]:
+    """Return page-locked host memory for the facts, and its address; each thread has its own."""
     import cupyx
 
-    return cupyx.empty_pinned(gpu_rows.FACTS, np.uint64)
+    memory = cupyx.empty_pinned(gpu_rows.FACTS, np.uint64)
+    return memory, memory.ctypes.data
 
 
 @functools.cache
-def _streams(device: int) -> list[Any]:
-    """Return the streams on which kernels run side by side."""
+def _streams(device: int, thread: int) -> list[tuple[Any, Any]]:
+    """Return the streams on which kernels run side by side, with an event for each; each thread has its own."""
     import cupy
 
-    return [cupy.cuda.Stream(non_blocking=True) for _ in range(STREAMS)]
+    new = cupy.cuda.Stream, cupy.cuda.Event
+    return [(new[0](non_blocking=True), new[1](disable_timing=True)) for _ in range(STREAMS)]

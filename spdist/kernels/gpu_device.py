@@ -14,7 +14,8 @@ import numpy as np
 from spdist.csr import CSR
 from spdist.errors import MatrixError, MemoryBoundError
 from spdist.kernels import gpu, outofcore
-from spdist.kernels.outofcore import ArenaFullError, Kinds, Part, Stage, Staged, lay_out
+from spdist.kernels.device_blocks import AHEAD_BYTES, Kinds, Part, Staged, cores, lay_out
+from spdist.kernels.outofcore import ArenaFullError, Stage
 from spdist.kernels.pinned import Bytes, array_at, pinned
 from spdist.kernels.workspace import ALLOCATION
 from spdist.text import format_bytes
@@ -76,6 +77,10 @@ class GpuSlot:
     def _copy(self, target: int, source: int, nbytes: int, kind: int) -> None:
         if nbytes:
             self.cupy.cuda.runtime.memcpyAsync(target, source, nbytes, kind, self.stream.ptr)
+
+    def release(self) -> None:
+        """Let go of the memory, whoever still holds the slot: a traceback may."""
+        self.arena.memory, self.staged, self.c = None, None, None
 
     def upload(self, staged: Staged) -> None:
         """Send a block; returns at once."""
@@ -145,6 +150,8 @@ class Gpu:
         Bytes of device memory, the CUDA context and compiled kernels not counted; by default 0.9 of what is free.
     deterministic : bool
         Whether products are added in the order of A's entries.
+    ahead : int
+        Bytes of page-locked host memory for blocks on their way to the GPU.
 
     Attributes
     ----------
@@ -152,15 +159,17 @@ class Gpu:
         The most device memory that was held, in bytes.
     """
 
-    def __init__(self, memory_limit: int | None = None, *, deterministic: bool = False) -> None:
+    def __init__(
+        self, memory_limit: int | None = None, *, deterministic: bool = False, ahead: int = AHEAD_BYTES
+    ) -> None:
         import cupy
 
-        self.cupy, self.deterministic = cupy, deterministic
+        self.cupy, self.deterministic, self.ahead = cupy, deterministic, ahead
         self.memory_limit = free_memory() if memory_limit is None else memory_limit
         self.b: CSR | None = None
         self.peak = 0
         self.kinds: Kinds | None = None
-        self._kept: tuple[Any, Kinds] | None = None
+        self._kept: tuple[CSR, Kinds] | None = None
         self._slots: list[GpuSlot] = []
         self._slot_bytes = self._b_bytes = 0
 
@@ -188,6 +197,8 @@ class Gpu:
             self._forget()
         if len(self._slots) == count and self._slot_bytes == size:
             return self._slots
+        for slot in self._slots:
+            slot.release()
         self._slots = []
         self._slot_bytes = size
         while not self._slots:
@@ -217,7 +228,9 @@ class Gpu:
         self.b, self._kept, self._b_bytes = None, None, 0
 
     def keep(self, b: CSR | None, kinds: Kinds) -> bool:
-        """Keep B on the GPU, or nothing; one that is there already is not sent again. Return whether B is there.
+        """Keep B on the GPU, or nothing; return whether B is there.
+
+        One of the same arrays is not sent again: these must not change from product to product.
 
         Raises
         ------
@@ -229,7 +242,7 @@ class Gpu:
                 f"dtype {kinds.value} is not multiplied on the GPU: convert it to float32, float64 or complex"
             )
         self.kinds = kinds
-        if b is not None and self._kept is not None and self._kept[0] is b.indices and self._kept[1] == kinds:
+        if b is not None and self._kept is not None and _is_same(self._kept[0], b) and self._kept[1] == kinds:
             return True
         self._forget()
         if b is None:
@@ -247,7 +260,7 @@ class Gpu:
         self._send(b.indices, kinds.index, memory.ptr + part.indices, stream)
         self._send(b.indptr, kinds.pointer, memory.ptr + part.indptr, stream)
         self.b = self._matrix(memory, part, kinds)
-        self._kept = b.indices, kinds
+        self._kept = b, kinds
         return True
 
     def _send(self, array: Any, dtype: np.dtype[Any], target: int, stream: Any) -> None:
@@ -261,7 +274,7 @@ class Gpu:
             piece[:] = array[first : first + count]
             return piece
 
-        threads = outofcore.cores()
+        threads = cores()
         firsts = iter(range(0, len(array), step))
         ahead: collections.deque[tuple[int, Future[Any]]] = collections.deque()
         flying: collections.deque[tuple[Any, Any]] = collections.deque()
@@ -297,6 +310,12 @@ class Gpu:
     def allocate(self, size: int, /) -> Bytes:
         """Return page-locked memory."""
         return pinned(size)
+
+
+def _is_same(b: CSR, other: CSR) -> bool:
+    """Return whether two matrices are of the same arrays."""
+    same = b.indptr is other.indptr and b.indices is other.indices and b.data is other.data
+    return same and b.shape == other.shape
 
 
 @functools.cache

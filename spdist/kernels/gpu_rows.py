@@ -17,8 +17,6 @@ from spdist.kernels import workspace
 from spdist.kernels.module import Module, module
 from spdist.kernels.workspace import ceil_div
 
-i64, u32, i32 = np.int64, np.uint32, np.int32
-
 
 class SortClass(NamedTuple):
     """Rows of up to ``group * items`` products: `group` lanes a row, `items` products a lane, `warps` a block."""
@@ -72,8 +70,8 @@ CLASSES: tuple[RowClass, ...] = (*SORT_CLASSES, *RANK_CLASSES)
 
 SLOTS = 16
 """Classes that the device counts: these and the empty rows."""
-PRODUCTS, BAD_A, BAD_B, FALLS, FALLS_AT_ROWS, MAX_ROW_PRODUCTS, MAX_ROW_A, NNZ_C = range(8)
-COUNTS = 8
+PRODUCTS, BAD_A, BAD_B, FALLS, FALLS_AT_ROWS, MAX_ROW_A, NNZ_C, VERY_LONG_ROWS, BLOCKS_DONE = range(9)
+COUNTS = 9
 TAKEN = COUNTS + SLOTS
 NODES = TAKEN + SLOTS
 """Where the figures of `find_nodes` start, `NODE_FACTS` per class."""
@@ -81,6 +79,10 @@ NODE_FACTS = 5
 WIDTHS = NODES + NODE_FACTS * SLOTS
 FACTS = WIDTHS + SLOTS
 
+VERY_LONG = 8192
+"""Entries of rows of A above which thread blocks share their analysis, as in rows.cu."""
+NODE_MEAN = 1.5
+"""Rows that nodes have in the mean where those of more products than are sorted are multiplied as nodes."""
 NODE_WARPS = 2
 SHARE = 128
 """Entries of A that a thread block takes of a long row, as in long_rows.cu."""
@@ -98,6 +100,7 @@ class Kernels:
                 "offsets": f"offsets<{pointer}>",
                 "publish": "publish",
                 **{f"analyse {g}": f"analyse_rows<{ip},{g}>" for g in (2, 4, 8, 32)},
+                "analyse long": f"analyse_long<{ip}>",
             },
             "sort_rows.cu": {
                 **{
@@ -174,26 +177,34 @@ class Facts:
     device : (FACTS + n,) uint64
         The numbers above, then the state of the scan.
     host : (FACTS,) uint64
-        As of the last `read`; the next reader on this thread overwrites it.
+        As of the last `read`, or as a kernel has left it; the next product on this thread overwrites it.
     """
 
     device: Any
     host: Any
+    host_base: int
     stream: Any
     kernels: Kernels
     base: int = field(init=False)
-    address: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.base, self.address = int(self.device.data.ptr), int(self.host.ctypes.data)
+        self.base = self.device.data.ptr
 
     def at(self, slot: int) -> int:
         """Return the device address of a number."""
         return self.base + 8 * slot
 
+    def on_host(self, slot: int) -> int:
+        """Return the host's address of a number; kernels can write there."""
+        return self.host_base + 8 * slot
+
     def read(self) -> None:
         """Wait for the device and copy its numbers."""
-        self.kernels.launch("rows.cu", "publish", 1, len(self.host), (self.base, self.address))
+        self.kernels.launch("rows.cu", "publish", 1, FACTS, (self.base, self.host_base))
+        self.stream.synchronize()
+
+    def wait(self) -> None:
+        """Wait for the device; its kernels have written to the host what is asked for next."""
         self.stream.synchronize()
 
     def __getitem__(self, slot: int) -> int:
@@ -202,6 +213,11 @@ class Facts:
     def class_rows(self) -> list[int]:
         """Return the rows of each class, the empty rows first."""
         return [int(count) for count in self.host[COUNTS : COUNTS + SLOTS].tolist()]
+
+
+def address(array: Any) -> int:
+    """Return where an array of CuPy starts."""
+    return int(array.data.ptr)
 
 
 @dataclass(eq=False)
@@ -214,18 +230,19 @@ class Operands:
     facts: Facts
     lengths: Any
     deterministic: bool
+    listed: Any = None
     same_b: Any = None
     longest_a: int = 0
 
-    @property
-    def pattern(self) -> tuple[Any, ...]:
+    @functools.cached_property
+    def pattern(self) -> tuple[int, ...]:
         """The arguments of kernels that count."""
-        return self.a.indptr, self.a.indices, self.b.indptr, self.b.indices
+        return tuple(address(array) for m in (self.a, self.b) for array in (m.indptr, m.indices))
 
-    @property
-    def arrays(self) -> tuple[Any, ...]:
+    @functools.cached_property
+    def arrays(self) -> tuple[int, ...]:
         """The arguments of kernels that multiply."""
-        return self.a.indptr, self.a.indices, self.a.data, self.b.indptr, self.b.indices, self.b.data
+        return tuple(address(array) for m in (self.a, self.b) for array in (m.indptr, m.indices, m.data))
 
 
 @dataclass(eq=False)
@@ -237,8 +254,8 @@ class Rows:
     kind : RowClass
     number : int
         Its place in `CLASSES`.
-    rows : (count,) uint32 or 0
-        On the device; 0 means all rows.
+    rows : int or (count,) uint32
+        On the device, or the address there; 0 means all rows.
     """
 
     kind: Any
@@ -271,17 +288,26 @@ class Rows:
 class SortRows(Rows):
     """Rows sorted in registers."""
 
+    @property
+    def has_all(self) -> bool:
+        """Whether these are all rows of the product, in their order."""
+        return isinstance(self.rows, int) and self.rows == 0
+
     def count_entries(self, x: Operands) -> None:
         """Write the lengths of the rows of C."""
         self._launch(x, "count", (*x.pattern, x.lengths))
 
     def fill(self, x: Operands, c: CSR) -> None:
         """Write the rows of C."""
-        self._launch(x, "fill", (*x.arrays, c.indptr, c.indices, c.data))
+        self._launch(x, "fill", (*x.arrays, c.indptr, c.indices, c.data, 0, 0))
+
+    def fill_at_once(self, x: Operands, c: CSR, state: int, nnz: int) -> None:
+        """Write all rows of C and its offsets; `state`: (grid + 1) zeros; nnz(C) goes to the address `nnz`."""
+        self._launch(x, "fill", (*x.arrays, c.indptr, c.indices, c.data, state, nnz))
 
     def _launch(self, x: Operands, step: str, args: tuple[Any, ...]) -> None:
         grid = ceil_div(self.count, self.kind.rows_per_block)
-        args = (u32(self.count), self.rows, *args)
+        args = (self.count, self.rows, *args)
         x.kernels.launch("sort_rows.cu", f"{step} {self.number}", grid, 32 * self.kind.warps, args)
 
 
@@ -310,7 +336,7 @@ class NodeRows(Rows):
         same_a = same_rows(x, x.a)
         if x.same_b is None:
             x.same_b = same_a if x.b.indices is x.a.indices else same_rows(x, x.b)
-        args = u32(self.count), self.rows, i64(x.a.nrows), i64(workspace.NODE_COLUMNS), same_a, *x.pattern
+        args = self.count, self.rows, x.a.nrows, workspace.NODE_COLUMNS, same_a, *x.pattern
         out = self.nodes, self.starts, self.rest, x.facts.at(self._facts)
         x.kernels.launch("node_rows.cu", "find", ceil_div(self.count, 8), 256, (*args, *out))
 
@@ -320,21 +346,22 @@ class NodeRows(Rows):
 
     def prepared(self, x: Operands) -> None:
         """Keep the nodes."""
-        self.count, self.width, self.most_rows = (
-            x.facts[self._facts],
-            x.facts[self._facts + 2],
-            x.facts[self._facts + 3],
-        )
+        self.width, self.most_rows = x.facts[self._facts + 2], x.facts[self._facts + 3]
 
     def others(self, x: Operands) -> Rows | None:
-        """Return the rows that are in no node."""
-        count = x.facts[self._facts + 1]
-        return rows_of(self.kind, self.number, self.rest, count) if count else None
+        """Return the rows in no node: all, where they are long, most nodes single rows, and C is not too wide."""
+        listed, nodes, rest = self.count, x.facts[self._facts], x.facts[self._facts + 1]
+        ranked = isinstance(self.kind, RankClass) and x.b.ncols <= workspace.PART_COLUMNS * self.kind.parts
+        if ranked and NODE_MEAN * nodes > listed - rest:
+            self.count = 0
+            return rows_of(self.kind, self.number, self.rows, listed)
+        self.count = nodes
+        return rows_of(self.kind, self.number, self.rest, rest) if rest else None
 
     def count_entries(self, x: Operands) -> None:
         """Write the lengths of the rows of C."""
         words = ceil_div(self.width, 32)
-        args = u32(self.count), self.nodes, self.starts, i32(words), x.same_b, *x.pattern
+        args = self.count, self.nodes, self.starts, words, x.same_b, *x.pattern
         args = *args, x.lengths, x.facts.at(self._facts + 4)
         self._launch(x, "count", args, workspace.node_count_shared(words))
 
@@ -345,9 +372,9 @@ class NodeRows(Rows):
     def fill(self, x: Operands, c: CSR) -> None:
         """Write the rows of C."""
         words, rows = ceil_div(self.width, 32), self.most_rows
-        capacity, stride = workspace.node_fill_shared(words, rows, self.most_entries, c.dtype.itemsize)
-        sizes = i32(words), i32(rows), i32(capacity), i32(stride)
-        args = u32(self.count), self.nodes, self.starts, *sizes, x.same_b, *x.arrays, c.indptr, c.indices, c.data
+        *held, stride = workspace.node_fill_shared(words, rows, self.most_entries, c.dtype.itemsize)
+        sizes = words, rows, *held, stride
+        args = self.count, self.nodes, self.starts, *sizes, x.same_b, *x.arrays, c.indptr, c.indices, c.data
         self._launch(x, "fill single" if rows == 1 else "fill", args, stride)
 
     def _launch(self, x: Operands, step: str, args: tuple[Any, ...], shared: int) -> None:
@@ -361,7 +388,7 @@ def same_rows(x: Operands, m: CSR) -> Any:
 
     same = cupy.empty(m.nrows, np.uint8)
     group = 8 if m.nnz < 64 * m.nrows else 32
-    args = i64(m.nrows), m.indptr, m.indices, same
+    args = m.nrows, m.indptr, m.indices, same
     x.kernels.launch("node_rows.cu", f"same {group}", ceil_div(m.nrows, 256 // group), 256, args)
     return same
 
@@ -371,9 +398,7 @@ class RankRows(Rows):
     """Rows whose columns are marked in a bit mask in shared memory, in parts by columns."""
 
     parts: int = 1
-    tasks: Any = None
-    spans: Any = None
-    counts: Any = None
+    memory: Any = None
     width: int = 0
 
     @property
@@ -387,12 +412,16 @@ class RankRows(Rows):
 
         self.parts = workspace.rank_parts(self.kind.parts, x.b.ncols, self.count)
         self.width = workspace.rank_width(x.b.ncols, self.parts)
-        tasks = self.count * self.parts
-        self.tasks, self.counts = cupy.empty(tasks, np.uint32), cupy.empty(tasks, np.uint32)
-        self.spans = cupy.empty(2 * tasks, np.int64)
-        args = u32(self.count), self.rows, i32(self.parts), *x.pattern
-        out = self.tasks, self.spans, x.lengths, x.facts.at(WIDTHS + self.number)
+        self.memory = cupy.empty((3, self.count * self.parts), np.uint64)
+        spans, tasks, _ = self._tasks()
+        args = self.count, self.rows, self.parts, *x.pattern
+        out = tasks, spans, x.lengths, x.facts.at(WIDTHS + self.number)
         x.kernels.launch("rank_rows.cu", "split", ceil_div(self.count, 8), 256, (*args, *out))
+
+    def _tasks(self) -> tuple[int, int, int]:
+        """Return the addresses of the tasks' spans of columns, rows and counts: 16, 4 and 4 bytes each."""
+        base, tasks = self.memory.data.ptr, self.count * self.parts
+        return base, base + 16 * tasks, base + 20 * tasks
 
     def prepared(self, x: Operands) -> None:
         """Note the widest task."""
@@ -401,14 +430,16 @@ class RankRows(Rows):
     def count_entries(self, x: Operands) -> None:
         """Write the lengths of the rows of C."""
         window = workspace.rank_count_window(self.width)
-        args = self.tasks, i64(window), self.spans, *x.pattern, self.counts, x.lengths
+        spans, tasks, counts = self._tasks()
+        args = tasks, window, spans, *x.pattern, counts, x.lengths
         self._launch(x, f"count {self.kind.warps}", args, window // 8)
 
     def fill(self, x: Operands, c: CSR) -> None:
         """Write the rows of C."""
         window, capacity, shared = workspace.rank_fill_shared(self.width, self.kind.most, c.dtype.itemsize)
-        sizes = i32(self.parts), i64(window), i32(capacity)
-        args = self.tasks, self.counts, *sizes, self.spans, *x.arrays, c.indptr, c.indices, c.data
+        sizes = self.parts, window, capacity
+        spans, tasks, counts = self._tasks()
+        args = tasks, counts, *sizes, spans, *x.arrays, c.indptr, c.indices, c.data
         self._launch(x, f"fill {self.kind.warps} {x.deterministic}", args, shared)
 
     def _launch(self, x: Operands, step: str, args: tuple[Any, ...], shared: int) -> None:
@@ -429,14 +460,14 @@ class LongRows(Rows):
         words = ceil_div(x.b.ncols, 64)
         self.masks, self.ranks = cupy.zeros((self.count, words), np.uint64), cupy.empty((self.count, words), np.uint32)
         grid = ceil_div(x.longest_a, SHARE), self.count
-        x.kernels.launch("long_rows.cu", "mark", grid, 256, (self.rows, i64(words), *x.pattern, self.masks))
-        args = self.rows, i64(words), self.masks, self.ranks, x.lengths
+        x.kernels.launch("long_rows.cu", "mark", grid, 256, (self.rows, words, *x.pattern, self.masks))
+        args = self.rows, words, self.masks, self.ranks, x.lengths
         x.kernels.launch("long_rows.cu", "rank", self.count, 1024, args)
 
     def fill(self, x: Operands, c: CSR) -> None:
         """Write the rows of C."""
         words = self.masks.shape[1]
-        args = self.rows, i64(words), self.masks, self.ranks
+        args = self.rows, words, self.masks, self.ranks
         grid = ceil_div(words, 256), self.count
         x.kernels.launch("long_rows.cu", "columns", grid, 256, (*args, c.indptr, c.indices, c.data))
         grid = ceil_div(x.longest_a, SHARE), self.count

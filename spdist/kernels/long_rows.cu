@@ -6,28 +6,31 @@
 
 constexpr int SHARE = 128;  // entries of A that a thread block takes
 
-// Call visit(factor place in A, place in B) for the products of SHARE entries of A, long rows of B by all warps.
+// Call visit(factor place in A, place in B) for the products of SHARE entries of A, long rows of B by all warps, the
+// others by as many lanes each as they have entries in the mean.
 template <int WARPS, typename Index, typename Pointer, typename Visit>
 __device__ __forceinline__ void visit_share(const Pointer begin, const Pointer end, const Index* __restrict__ a_indices,
                                             const Pointer* __restrict__ b_indptr, const Visit visit) {
-    constexpr int WIDE = 256;
+    constexpr int WIDE = 256, THREADS = 32 * WARPS;
     __shared__ Pointer starts[SHARE], ends[SHARE];
+    __shared__ u32 scratch[WARPS];
     const int entries = (int)(end - begin);
-    for (int i = threadIdx.x; i < entries; i += 32 * WARPS) {
+    u32 products = 0;
+    for (int i = threadIdx.x; i < entries; i += THREADS) {
         starts[i] = b_indptr[a_indices[begin + i]];
         ends[i] = b_indptr[a_indices[begin + i] + 1];
+        if (ends[i] - starts[i] <= WIDE) products += (u32)(ends[i] - starts[i]);
     }
-    __syncthreads();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int i = warp; i < entries; i += WARPS) {
+    const int shift = lanes_shift(block_sum<WARPS>(products, scratch), entries), lanes = 1 << shift;
+    for (int i = threadIdx.x >> shift; i < entries; i += THREADS >> shift) {
         const Pointer first = starts[i], last = ends[i];
         if (last - first > WIDE) continue;
-        for (Pointer t = first + lane; t < last; t += 32) visit(begin + i, t);
+        for (Pointer t = first + (threadIdx.x & (lanes - 1)); t < last; t += lanes) visit(begin + i, t);
     }
     for (int i = 0; i < entries; ++i) {
         const Pointer first = starts[i], last = ends[i];
         if (last - first <= WIDE) continue;
-        for (Pointer t = first + threadIdx.x; t < last; t += 32 * WARPS) visit(begin + i, t);
+        for (Pointer t = first + threadIdx.x; t < last; t += THREADS) visit(begin + i, t);
     }
 }
 
@@ -98,9 +101,13 @@ long_columns(const u32* __restrict__ list, const i64 words, const u64* __restric
     }
 }
 
+constexpr int KEPT = 512;  // columns of C that a thread block adds up before it adds to C
+
 // Add the products of the listed rows.
 //
 // Launch  as `long_mark`.
+// Shared  sums of KEPT columns, the first that come for their places: where many rows of B have an entry in the same few
+//         columns, thread blocks would wait for each other at these entries of C.
 // Pre     masks, ranks, c_indptr; c_data zero.
 // Post    values summed by atomics, in any order.
 template <typename Value, typename Index, typename Pointer>
@@ -112,11 +119,28 @@ long_fill(const u32* __restrict__ list, const i64 words, const u64* __restrict__
     const u32 row = list[blockIdx.y];
     const Pointer begin = a_indptr[row] + (Pointer)blockIdx.x * SHARE, end = min(begin + SHARE, a_indptr[row + 1]);
     if (begin >= end) return;
+    using Column = typename Unsigned<sizeof(Index)>::Type;
+    constexpr Column NONE = ~(Column)0;
+    __shared__ Column columns[KEPT];
+    __shared__ __align__(16) char sum_bytes[KEPT * sizeof(Value)];
+    Value* sums = reinterpret_cast<Value*>(sum_bytes);
+    for (int i = threadIdx.x; i < KEPT; i += 256) columns[i] = NONE, sums[i] = Value(0);
     const u64* mask = masks + words * blockIdx.y;
     const u32* rank = ranks + words * blockIdx.y;
     Value* out = c_data + c_indptr[row];
+    const auto entry = [&](const Column column) {
+        return out + rank[column >> 6] + __popcll(mask[column >> 6] & ((1ull << (column & 63)) - 1));
+    };
+    __syncthreads();
     visit_share<8>(begin, end, a_indices, b_indptr, [&](const Pointer at, const Pointer t) {
-        const i64 column = b_indices[t], word = column >> 6;
-        atomic_add(out + rank[word] + __popcll(mask[word] & ((1ull << (column & 63)) - 1)), a_data[at] * b_data[t]);
+        const Column column = (Column)b_indices[t];
+        const u32 place = ((u32)column * 2654435761u) / (0xffffffffu / KEPT + 1);
+        Column there = *(volatile Column*)&columns[place];
+        if (there == NONE) there = atomicCAS(&columns[place], NONE, column);
+        if (there == NONE || there == column) atomic_add(sums + place, a_data[at] * b_data[t]);
+        else atomic_add(entry(column), a_data[at] * b_data[t]);
     });
+    __syncthreads();
+    for (int i = threadIdx.x; i < KEPT; i += 256)
+        if (columns[i] != NONE) atomic_add(entry(columns[i]), sums[i]);
 }

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import struct
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,8 @@ class Module:
             code=(FOLDER / file).read_text(), options=options(), backend="nvrtc", name_expressions=tuple(names)
         )
         self._kernels: dict[str, Any] = {}
+        self._launch = cupy.cuda.driver.launchKernel
+        self._stream = cupy.cuda.get_current_stream
 
     def compile(self) -> None:
         """Compile now rather than at the first call."""
@@ -73,13 +77,56 @@ class Module:
     def __call__(
         self, name: str, grid: int | tuple[int, int], block: int, args: tuple[Any, ...], shared: int = 0
     ) -> None:
-        """Launch a kernel on the current stream; `shared` is dynamic shared memory in bytes."""
+        """Launch a kernel on the current stream; `shared` is dynamic shared memory in bytes.
+
+        Arguments are integers, arrays of CuPy, None for no array, or scalars of NumPy.
+        """
         kernel = self._kernels.get(name)
         if kernel is None:
             kernel = self._kernels[name] = self._module.get_function(name)
         if shared > 32 << 10 and kernel.max_dynamic_shared_size_bytes < shared:
             kernel.max_dynamic_shared_size_bytes = shared
-        kernel(grid if isinstance(grid, tuple) else (grid,), (block,), args, shared_mem=shared)
+        across, down = grid if isinstance(grid, tuple) else (grid, 1)
+        words = [x if x.__class__ is int else _word(x) for x in args]
+        place = _arguments()
+        place.forms[len(words)].pack_into(place.memory, 0, *words)
+        stream = self._stream().ptr
+        self._launch(kernel.kernel.ptr, across or 1, down or 1, 1, block, 1, 1, shared, stream, place.table, 0)
+
+
+def _word(argument: Any) -> int:
+    """Return the eight bytes of an argument; a kernel reads as many of them, from the lowest, as it declares."""
+    if argument is None:
+        return 0
+    if isinstance(argument, np.integer):
+        return int(argument)
+    if isinstance(argument, np.generic) and argument.nbytes <= 8:
+        return int.from_bytes(argument.tobytes(), "little", signed=True)
+    return int(argument.data.ptr)
+
+
+class _Arguments(threading.local):
+    """Memory for the arguments of a launch, and the address of a table that points to each; each thread has its own.
+
+    CuPy's own way to launch looks up the type of each argument.
+    """
+
+    MOST = 32
+    forms = tuple(struct.Struct(f"<{count}q") for count in range(MOST + 1))
+
+    def __init__(self) -> None:
+        import cupy
+
+        cupy.cuda.runtime.free(0)  # a new thread has no context of the device before its first call of the runtime
+        self.memory: Any = np.zeros(2 * self.MOST, np.int64)
+        start = self.memory.ctypes.data
+        self.memory[self.MOST :] = start + 8 * np.arange(self.MOST)
+        self.table = start + 8 * self.MOST
+
+
+@functools.cache
+def _arguments() -> _Arguments:
+    return _Arguments()
 
 
 @functools.cache

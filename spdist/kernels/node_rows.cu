@@ -197,14 +197,15 @@ __device__ __forceinline__ void add_rows(const int rows, const int run, const Va
 // Multiply the rows of each node.
 //
 // Launch  as `node_count`.
-// Shared  dynamic, per warp: 32 * rows factors, rows * capacity sums, 8 * words bytes of masks and ranks, 4 * capacity
-//         of columns; `stride` bytes in all, a multiple of 16.
-// Pre     as `node_count`; rows the most of any node, 1 if SINGLE; capacity > 0; c_indptr from its lengths.
+// Shared  dynamic, per warp: 32 * rows factors, rows * held sums, 8 * words bytes of masks and ranks, 4 * most of
+//         columns; `stride` bytes in all, a multiple of 16.
+// Pre     as `node_count`; rows the most of any node, 1 if SINGLE; 0 < held <= most <= rows * held; c_indptr from its
+//         lengths.
 // Post    the rows of C, sorted. Values are added in the order of A's entries: the same bits on every run.
 template <typename Value, typename Index, typename Pointer, int WARPS, bool SINGLE>
 __global__ void __launch_bounds__(32 * WARPS)
 node_fill(const u32 count, const uint2* __restrict__ nodes, const i64* __restrict__ spans, const int words, const int rows,
-          const int capacity, const int stride, const unsigned char* __restrict__ same, const Pointer* __restrict__ a_indptr,
+          const int held, const int most, const int stride, const unsigned char* __restrict__ same, const Pointer* __restrict__ a_indptr,
           const Index* __restrict__ a_indices, const Value* __restrict__ a_data, const Pointer* __restrict__ b_indptr,
           const Index* __restrict__ b_indices, const Value* __restrict__ b_data, const Pointer* __restrict__ c_indptr,
           Index* __restrict__ c_indices, Value* __restrict__ c_data) {
@@ -214,9 +215,10 @@ node_fill(const u32 count, const uint2* __restrict__ nodes, const i64* __restric
     const int lane = threadIdx.x % 32;
     Value* factors = reinterpret_cast<Value*>(shared + (threadIdx.x / 32) * stride);
     Value* sums = factors + 32 * rows;
-    uint2* places = reinterpret_cast<uint2*>(sums + rows * capacity);  // 32 columns, and entries before them
+    uint2* places = reinterpret_cast<uint2*>(sums + rows * held);  // 32 columns, and entries before them
     u32* columns_of = reinterpret_cast<u32*>(places + words);
     const uint2 node = nodes[number];
+    const int capacity = SINGLE ? held : min(most, rows * held / (int)node.y);
     const i64 low = spans[number];
     const Pointer begin = a_indptr[node.x], end = a_indptr[node.x + 1];
     mark_node<2>(&places[0].x, words, low, begin, end, same, a_indices, b_indptr, b_indices);

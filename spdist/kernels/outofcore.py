@@ -20,51 +20,43 @@ University, 2015: equations 3 and 5, and the pipeline of section 3.4.
 
 from __future__ import annotations
 
-import bisect
 import collections
 import functools
 import itertools
 import logging
-import os
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from spdist.csr import CSR, INT32_MAX, Int64Array, empty, index_dtype, result_dtype
 from spdist.errors import InputError, MatrixError, MemoryBoundError
+from spdist.kernels.device_blocks import (
+    FIRST_SHARE,
+    MARGIN,
+    Cutter,
+    Kinds,
+    Products,
+    Staged,
+    Stager,
+    bad_row,
+    cores,
+    lay_out,
+    pool,
+)
 from spdist.kernels.pinned import Bytes, array_at
-from spdist.kernels.workspace import PAIRS, aligned, ceil_div, device_shares
+from spdist.kernels.workspace import PAIRS, ceil_div, device_shares
 from spdist.text import format_bytes
 
 logger = logging.getLogger("spdist")
 
 AHEAD = 2
 """Blocks that are sent before they are computed."""
-BLOCK_BYTES = 320 << 20
-"""Bytes of a block that are aimed at where the slot has room for more and B is resident; else larger blocks repeat less
-of B."""
-FIRST_SHARE = 8
-"""The first block is so many times smaller, each one after it twice as large as the one before."""
-MARGIN = 1.25
-"""By how much what is expected of a block is raised."""
-ROW_BYTES = 64
-"""Device bytes that the kernels take for a row of C, its offsets included."""
-SCRATCH_BYTES = 24 << 20
-"""And those they take whatever the rows."""
-WINDOW_SHARE = 1.3
-"""Rows of B are sent from the first to the last if these are at most so many times those asked for."""
-AHEAD_BYTES = 1 << 30
-"""Page-locked memory for blocks that are prepared ahead."""
-PARALLEL_ENTRIES = 1 << 20
-"""Entries of A whose products a thread counts at a time."""
-SAMPLE_ROWS, SAMPLE_ENTRIES = 2048, 1 << 18
-"""Rows of A, evenly spaced, that the estimate of nnz(C) multiplies, and their entries at most."""
+SAMPLE_ROWS, SAMPLE_ENTRIES = 2048, {True: 1 << 18, False: 1 << 15}
+"""Rows of A, evenly spaced, that the estimate of nnz(C) multiplies, and their entries at most: with B resident, and
+where they bring their rows of it."""
 
 
 class ArenaFullError(Exception):
@@ -88,74 +80,7 @@ class Stage(NamedTuple):
 Report = Callable[[Stage], None]
 
 
-# -- blocks ------------------------------------------------------------------------------------------------------------
-
-
-class Part(NamedTuple):
-    """A matrix inside a block's memory: its shape, entries, and the byte where each array begins."""
-
-    nrows: int
-    ncols: int
-    nnz: int
-    data: int
-    indices: int
-    indptr: int
-    end: int
-
-
-@dataclass(frozen=True)
-class Kinds:
-    """Dtypes on the device: of values, columns and offsets."""
-
-    value: np.dtype[Any]
-    index: np.dtype[Any]
-    pointer: np.dtype[Any]
-
-    @property
-    def entry(self) -> int:
-        """Bytes of an entry."""
-        return self.value.itemsize + self.index.itemsize
-
-
-def lay_out(nrows: int, ncols: int, nnz: int, kinds: Kinds, at: int = 0) -> Part:
-    """Place the arrays of a matrix from byte `at` on."""
-    indices = at + aligned(nnz * kinds.value.itemsize)
-    indptr = indices + aligned(nnz * kinds.index.itemsize)
-    return Part(nrows, ncols, nnz, at, indices, indptr, indptr + aligned((nrows + 1) * kinds.pointer.itemsize))
-
-
-@dataclass
-class Staged:
-    """A block as the CPU prepared it.
-
-    Attributes
-    ----------
-    start, stop, products : int
-        Its rows, and the products they expand to.
-    memory : bytes
-        What is sent.
-    a, b : Part
-        Where A and B lie in it; no B where it is resident.
-    begin, seconds : float
-        When its preparation began, in seconds since 1970, and how long it took.
-    low : int
-        What is to be taken off A's columns, where these are not sent apart from B's.
-    """
-
-    start: int
-    stop: int
-    products: int
-    memory: Bytes
-    a: Part
-    b: Part | None
-    begin: float
-    seconds: float = 0.0
-    low: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are sent."""
-        return (self.b or self.a).end
+# -- the device --------------------------------------------------------------------------------------------------------
 
 
 class Slot(Protocol):
@@ -177,7 +102,9 @@ class Slot(Protocol):
 
 
 class Device(Protocol):
-    """A device with memory for slots, and perhaps for B."""
+    """A device with memory for slots, and perhaps for B; blocks on their way there take `ahead` bytes of the host's."""
+
+    ahead: int
 
     def slots(self, count: int, size: int, kept: int) -> list[Any]:
         """Return slots of `size` bytes each, or less where the device has less; `kept` bytes stay free for B."""
@@ -187,310 +114,6 @@ class Device(Protocol):
 
     def allocate(self, size: int, /) -> Bytes:
         """Return host memory from which the device copies."""
-
-
-# -- how rows are cut --------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def _threads(count: int, task: str = "stage") -> ThreadPoolExecutor:
-    """Return threads; tasks have their own, for the first block must not wait until all is counted."""
-    return ThreadPoolExecutor(count, f"spdist-{task}")
-
-
-def cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-class Products:
-    """The products of the rows before each row, counted by threads from the first row on while others look at them.
-
-    Parameters
-    ----------
-    a, b : CSR
-    threads : int
-
-    Attributes
-    ----------
-    before : (nrows + 1,) int64
-        Valid up to the last row that `through` was called for.
-    """
-
-    def __init__(self, a: CSR, b: CSR, threads: int) -> None:
-        from spdist.kernels.prepare import count_products
-
-        self.before = np.zeros(a.nrows + 1, np.int64)
-        self.ncols, left = a.ncols, (a.indptr, a.indices)
-        parts = max(1, a.nnz // PARALLEL_ENTRIES)
-        cuts = np.searchsorted(a.indptr, np.linspace(0, a.nnz, parts + 1)[1:-1].astype(np.int64))
-        starts = np.unique(np.concatenate([[0], cuts, [a.nrows]]))
-        submit = _threads(threads, "count").submit if parts > 1 else _now
-        self.coming = collections.deque(
-            (start, stop, submit(count_products, left, b.indptr, start, stop, 0, 0, self.before))
-            for start, stop in itertools.pairwise(starts.tolist())
-        )
-        self.rows = 0
-
-    def through(self, row: int) -> None:
-        """Wait until the products of the rows before `row` are known.
-
-        Raises
-        ------
-        MatrixError
-            If offsets or columns of A are out of range.
-        """
-        while self.rows < row:
-            start, stop, future = self.coming.popleft()
-            total, _, bad = future.result()
-            if total < 0:
-                raise MatrixError(
-                    f"row {int(bad):,} of A: offsets or columns out of range; A has {self.ncols:,} columns"
-                )
-            self.before[start + 1 : stop + 1] += self.before[start]
-            self.rows = stop
-
-    def between(self, start: int, stop: int) -> int:
-        """Return the products of rows [start, stop)."""
-        self.through(stop)
-        return int(self.before[stop] - self.before[start])
-
-    def cancel(self) -> None:
-        """Wait for the threads, whose arrays are about to go."""
-        for _, _, future in self.coming:
-            future.cancel()
-        wait(future for _, _, future in self.coming)
-
-
-def _now(function: Callable[..., Any], *args: Any) -> Future[Any]:
-    """Call a function at once."""
-    future: Future[Any] = Future()
-    future.set_result(function(*args))
-    return future
-
-
-@dataclass
-class Cutter:
-    """Cuts rows into blocks that should fit a slot, by what the blocks before came to.
-
-    Attributes
-    ----------
-    products : Products
-    indptr : (nrows + 1,) int64
-        Of A.
-    kinds : Kinds
-    room : int
-        Bytes of a slot.
-    c_ratio, b_ratio : float
-        Entries of C, and entries of B that are sent, for each product.
-    """
-
-    products: Products
-    indptr: Int64Array
-    kinds: Kinds
-    room: int
-    c_ratio: float = 1.0
-    b_ratio: float = 0.0
-    _next: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._next = self._most / FIRST_SHARE
-
-    @property
-    def _most(self) -> float:
-        room = self.room - min(SCRATCH_BYTES, self.room // 4)
-        return room if self.b_ratio else min(room, MARGIN * BLOCK_BYTES)
-
-    def cost(self, start: int, stop: int) -> float:
-        """Return the device bytes expected of a block."""
-        products = float(self.products.between(start, stop))
-        entries = int(self.indptr[stop] - self.indptr[start])
-        for_b = self.b_ratio * (self.kinds.entry + 1.0)
-        each = MARGIN * products * (self.c_ratio * self.kinds.entry + for_b)
-        return each + entries * (self.kinds.entry + self.kinds.pointer.itemsize) + (stop - start) * ROW_BYTES
-
-    def next(self, start: int) -> int:
-        """Return where the block from row `start` on ends: one row at least, and products that 31 bits count."""
-        stop = self.stop(start, self._next)
-        self._next = min(2 * self._next, self._most)
-        while stop > start + 1 and self.products.between(start, stop) > INT32_MAX:
-            stop = self.middle(start, stop)
-        return max(start + 1, stop)
-
-    def stop(self, start: int, room: float) -> int:
-        """Return the last row up to which a block costs at most `room`."""
-        step, last = 1, len(self.indptr) - 1
-        while start + step < last and self.cost(start, start + step) <= room:
-            step *= 2
-        rows = range(start, min(start + step, last) + 1)
-        return rows[bisect.bisect_right(rows, room, key=lambda stop: self.cost(start, stop)) - 1]
-
-    def learn(self, staged: Staged, nnz: int) -> None:
-        """Take what a block came to."""
-        if staged.products:
-            self.c_ratio = nnz / staged.products
-            self.b_ratio = staged.b.nnz / staged.products if staged.b else 0.0
-
-    def middle(self, start: int, stop: int) -> int:
-        """Return the row that halves the products of a block."""
-        before = self.products.before[start : stop + 1]
-        half = (int(before[0]) + int(before[-1])) // 2
-        return start + min(max(int(np.searchsorted(before, half)), 1), stop - start - 1)
-
-
-# -- preparation -------------------------------------------------------------------------------------------------------
-
-
-class Stager:
-    """Prepares blocks, ahead and in several threads; `take` hands them out in order.
-
-    Parameters
-    ----------
-    a, b : CSR
-        On the host.
-    kinds : Kinds
-    resident : bool
-        Whether B is on the device, so that blocks come without.
-    cutter : Cutter
-    allocate : callable
-        Takes bytes, returns page-locked memory.
-    """
-
-    def __init__(
-        self, a: CSR, b: CSR, kinds: Kinds, resident: bool, cutter: Cutter, allocate: Callable[[int], Bytes],
-        first: int = 0,
-    ) -> None:  # fmt: skip
-        self.a, self.b, self.kinds, self.resident = a, b, kinds, resident
-        self.cutter, self.allocate, self.at = cutter, allocate, first
-        self.threads = cores()
-        self.ahead: collections.deque[Future[Staged]] = collections.deque()
-        self.local = threading.local()
-        self.recent = 0
-
-    def take(self) -> Staged | None:
-        """Return the next block; None after the last."""
-        wanted = max(2, min(self.threads + 1, AHEAD_BYTES // max(self.recent, 1)))
-        while self.at < self.a.nrows and len(self.ahead) < wanted:
-            stop = self.cutter.next(self.at)
-            self.ahead.append(_threads(self.threads).submit(self.stage, self.at, stop))
-            self.at = stop
-        if not self.ahead:
-            return None
-        staged = self.ahead.popleft().result()
-        self.recent = staged.nbytes
-        return staged
-
-    def close(self) -> None:
-        """Drop what nobody will take."""
-        for future in self.ahead:
-            future.cancel()
-        for future in self.ahead:
-            if not future.cancelled():
-                future.exception()
-        self.ahead.clear()
-
-    def stage(self, start: int, stop: int) -> Staged:
-        """Prepare rows [start, stop)."""
-        begin, clock = time.time(), time.perf_counter()
-        products = self.cutter.products.between(start, stop)
-        first, last = int(self.a.indptr[start]), int(self.a.indptr[stop])
-        if self.resident:
-            part = lay_out(stop - start, self.b.nrows, last - first, self.kinds)
-            memory = self.allocate(part.end)
-            self._copy_rows(self.a, start, stop, memory, part)
-            self._copy_columns(first, last, 0, memory, part)
-            found = Staged(start, stop, products, memory, part, None, begin)
-        else:
-            found = self._with_b(start, stop, products, begin)
-        found.seconds = time.perf_counter() - clock
-        return found
-
-    def _with_b(self, start: int, stop: int, products: int, begin: float) -> Staged:
-        """Prepare rows of A with the rows of B that they ask for."""
-        from spdist.kernels.prepare import mark_rows, number_rows
-
-        a, b, kinds = self.a, self.b, self.kinds
-        first, last = int(a.indptr[start]), int(a.indptr[stop])
-        bits, places = self._scratch()
-        words = mark_rows(a.indices, first, last, bits)
-        rows, entries = number_rows(bits, places, words[0], words[1], b.indptr)
-        low, high = min(64 * words[0], b.nrows), min(64 * words[1], b.nrows)
-        window = int(b.indptr[high] - b.indptr[low])
-        if window <= WINDOW_SHARE * entries:
-            bits[words[0] : words[1]] = 0
-            return self._with_window(start, stop, low, high, products, begin)
-        of_a = lay_out(stop - start, rows, last - first, kinds)
-        of_b = lay_out(rows, b.ncols, entries, kinds, of_a.end)
-        memory = self.allocate(of_b.end)
-        self._copy_rows(a, start, stop, memory, of_a)
-        self._copy_distinct(first, last, (bits, places), words, memory, of_a, of_b)
-        return Staged(start, stop, products, memory, of_a, of_b, begin)
-
-    def _with_window(self, start: int, stop: int, low: int, high: int, products: int, begin: float) -> Staged:
-        """Prepare rows of A with rows [low, high) of B; where A is B, its entries are not sent again."""
-        a, b, kinds = self.a, self.b, self.kinds
-        first, last, of_low = int(a.indptr[start]), int(a.indptr[stop]), int(b.indptr[low])
-        entries = int(b.indptr[high]) - of_low
-        inside = a.indices is b.indices and a.data is b.data and low <= start and stop <= high
-        of_a = lay_out(stop - start, high - low, 0 if inside else last - first, kinds)
-        of_b = lay_out(high - low, b.ncols, entries, kinds, of_a.end)
-        memory = self.allocate(of_b.end)
-        self._copy_rows(b, low, high, memory, of_b)
-        array_at(memory, of_b.indices, entries, kinds.index)[:] = b.indices[of_low : of_low + entries]
-        if not inside:
-            self._copy_rows(a, start, stop, memory, of_a)
-            self._copy_columns(first, last, low, memory, of_a)
-            return Staged(start, stop, products, memory, of_a, of_b, begin)
-        self._copy_offsets(a, start, stop, memory, of_a)
-        data, indices = (at + (first - of_low) * kind.itemsize
-                         for at, kind in ((of_b.data, kinds.value), (of_b.indices, kinds.index)))  # fmt: skip
-        of_a = of_a._replace(nnz=last - first, data=data, indices=indices)
-        return Staged(start, stop, products, memory, of_a, of_b, begin, low=low)
-
-    def _scratch(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return a bit for each row of B, zero, and the number of the first of each word; of this thread alone."""
-        if not hasattr(self.local, "bits"):
-            words = self.b.nrows // 64 + 1
-            self.local.bits, self.local.places = np.zeros(words, np.uint64), np.empty(words, np.uint32)
-        return self.local.bits, self.local.places
-
-    def _copy_rows(self, m: CSR, start: int, stop: int, memory: Bytes, part: Part) -> None:
-        """Copy values and offsets of rows of a matrix."""
-        first, last = int(m.indptr[start]), int(m.indptr[stop])
-        array_at(memory, part.data, last - first, self.kinds.value)[:] = m.data[first:last]
-        self._copy_offsets(m, start, stop, memory, part)
-
-    def _copy_offsets(self, m: CSR, start: int, stop: int, memory: Bytes, part: Part) -> None:
-        """Copy where rows of a matrix begin, counted from the first of them."""
-        first = int(m.indptr[start])
-        offsets = array_at(memory, part.indptr, stop - start + 1, self.kinds.pointer)
-        np.subtract(m.indptr[start : stop + 1], first, out=offsets, casting="unsafe")
-
-    def _copy_columns(self, first: int, last: int, low: int, memory: Bytes, part: Part) -> None:
-        """Copy the columns of entries of A, counted from row `low` of B."""
-        columns = array_at(memory, part.indices, last - first, self.kinds.index)
-        if low:
-            np.subtract(self.a.indices[first:last], low, out=columns, casting="unsafe")
-        else:
-            columns[:] = self.a.indices[first:last]
-
-    def _copy_distinct(
-        self, first: int, last: int, scratch: Any, words: Any, memory: Bytes, of_a: Part, of_b: Part
-    ) -> None:
-        """Renumber the columns of entries of A, and copy the rows of B that were marked."""
-        from spdist.kernels.prepare import send_distinct
-
-        kinds, b = self.kinds, self.b
-        numbers = array_at(memory, of_a.indices, of_a.nnz, kinds.index)
-        starts = array_at(memory, of_b.indptr, of_b.nrows + 1, kinds.pointer)
-        columns = array_at(memory, of_b.indices, of_b.nnz, kinds.index)
-        values = array_at(memory, of_b.data, of_b.nnz, kinds.value)
-        rows = b.indptr, b.indices, b.data
-        bits, places = scratch
-        send_distinct(
-            self.a.indices, first, last, rows, bits, places, words[0], words[1], numbers, 0, starts, 0, columns, 0,
-            values, 0,
-        )  # fmt: skip
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
@@ -528,12 +151,14 @@ class Result:
 
     def shift(self, first: int, rows: int, base: int) -> None:
         """Turn the offsets inside a block that has come back into those of C."""
-        np.add(self.offsets[first : first + rows], base, out=self.indptr[first + 1 : first + rows + 1])
+        ends = self.indptr[first + 1 : first + rows + 1]
+        np.add(self.offsets[first : first + rows], base, out=ends, dtype=np.int64)  # else 32-bit offsets add in 32 bits
 
     def matrix(self) -> CSR:
         """Return C."""
         shape = self.rows, self.ncols
-        return CSR(self.indptr[: self.rows + 1], self.indices[: self.nnz], self.data[: self.nnz], shape)
+        indices = self.indices[: self.nnz].astype(index_dtype(self.ncols), copy=False)  # B may have more rows
+        return CSR(self.indptr[: self.rows + 1], indices, self.data[: self.nnz], shape)
 
 
 @dataclass
@@ -569,7 +194,7 @@ class Run:
         value = result_dtype(a.dtype, b.dtype)
         wide = max(b.nrows, b.ncols) > INT32_MAX
         index = np.dtype(np.int64) if wide else index_dtype(b.ncols)
-        # 31 bits count the entries of a block's A, for a block has no more products than that, but for a single row.
+        # 31 bits count the entries of a block's A, but for a single row: the cutter sees to it.
         longest = int(np.max(np.diff(a.indptr))) if a.nnz > INT32_MAX else 0
         pointer = np.dtype(np.int64 if max(b.nnz, longest, b.ncols if wide else 0) > INT32_MAX else np.int32)
         self.kinds = Kinds(value, index, pointer)
@@ -588,23 +213,30 @@ class Run:
         try:
             self._settle()
             ratio = 0.0 if self.resident else 1.0
-            self.cutter = Cutter(self.products, self.a.indptr, self.kinds, self.slots[0].size, b_ratio=ratio)
+            size, ahead = self.slots[0].size, self.device.ahead
+            self.cutter = Cutter(self.products, self.a.indptr, self.kinds, size, ahead, b_ratio=ratio)
             self.stager = self._stager(self.a, self.cutter, self.start)
             self._learn_from_sample()
             self._loop()
-        finally:
+        except BaseException:
             self._close()
+            raise
+        for error in self._close():
+            raise error
         return self.result.matrix()
 
-    def _close(self) -> None:
-        """Wait for all that is under way."""
+    def _close(self) -> list[Exception]:
+        """Wait for all that is under way, whatever fails; return the errors."""
         self.products.cancel()
         if self.stager is not None:
             self.stager.close()
-        for slot in self.slots:
-            slot.wait()
-        for shift in self.shifts:
-            shift.result()
+        errors = []
+        for wait_for in [slot.wait for slot in self.slots] + [shift.result for shift in self.shifts]:
+            try:
+                wait_for()
+            except Exception as error:
+                errors.append(error)
+        return errors
 
     def _settle(self) -> None:
         """Take the device's memory: for slots, and for B if it stays there."""
@@ -621,6 +253,7 @@ class Run:
     def _take_slots(self, pairs: int) -> None:
         """Take the slots of so many pairs; the only one of a single pair has all the room there is."""
         shares = device_shares(self.b_bytes if self.resident else 0, self.memory_limit, pairs)
+        self.slots, self.turns = [], iter(())  # their memory must be free before there are others
         self.slots = self.device.slots(pairs, shares.slot, shares.kept)
         self.turns = itertools.cycle(self.slots)
 
@@ -629,8 +262,9 @@ class Run:
 
     def _learn_from_sample(self) -> None:
         """Multiply a sample of the rows, so that the first blocks, and C, get about the room that they need."""
-        sample = _rows_of(self.a, _sample(self.a, self.start))
-        cutter = replace(self.cutter, products=Products(sample, self.b, 1), indptr=sample.indptr)
+        rows = _sample(self.a, self.start, SAMPLE_ENTRIES[self.resident])
+        sample = _rows_of(self.a, rows)
+        cutter = replace(self.cutter, products=Products(sample, self.b, 1, rows), indptr=sample.indptr)
         stop = cutter.stop(0, cutter.room / 2)
         if not cutter.products.between(0, stop):
             return
@@ -640,8 +274,7 @@ class Run:
             self.cutter.learn(staged, self.slots[0].multiply())
         except ArenaFullError:
             self.cutter.c_ratio = 1 / FIRST_SHARE  # little is known: C grows as blocks come back
-        finally:
-            self.slots[0].wait()
+        self.slots[0].wait()
 
     @functools.cached_property
     def total(self) -> int:
@@ -680,7 +313,8 @@ class Run:
                 later = [(other.staged.start, other.staged.stop) for other in waiting]
                 backlog.extendleft(reversed([(error.staged.start, flight.staged.stop), *later]))
                 waiting.clear()
-                self._widen(error)
+                del flight  # nothing may hold a slot, for its memory is to be free: nor may the frames of the error
+                self._widen(error.with_traceback(None))
         self._land_all()
 
     def _send(self, slot: Any, staged: Staged) -> _Flight:
@@ -700,10 +334,13 @@ class Run:
             )
         logger.info("row %d needs more than a slot: one block at a time from here on", error.staged.start)
         self._land_all()
-        for slot in self.slots:
-            slot.wait()
+        self._wait()
         self._take_slots(1)
         self.cutter = self.stager.cutter = replace(self.cutter, room=self.slots[0].size)
+
+    def _wait(self) -> None:
+        for slot in self.slots:
+            slot.wait()
 
     def _land_all(self) -> None:
         while self.flying:
@@ -718,22 +355,25 @@ class Run:
             self.report(Stage(flight.staged.start, "prepare", flight.staged.begin, flight.staged.seconds,
                               flight.staged.nbytes))  # fmt: skip
             if flight.filled:
-                self.shifts.append(_threads(cores()).submit(self.result.shift, *flight.filled))
+                self.shifts.append(pool(cores()).submit(self.result.shift, *flight.filled))
 
     def _compute(self, flight: _Flight) -> bool:
         """Multiply a block that was sent and send for its C; return whether there is room for more."""
+        needed = 0
         try:
             nnz = flight.slot.multiply()
         except ArenaFullError as full:
-            return self._split(flight, full)
+            needed = full.needed
+        if needed:  # not in the handler: the error's frames hold memory of the slot
+            return self._split(flight, needed)
         self.cutter.learn(flight.staged, nnz)
         return self._fetch(flight, nnz)
 
-    def _split(self, flight: _Flight, full: ArenaFullError) -> bool:
+    def _split(self, flight: _Flight, needed: int) -> bool:
         """Multiply the halves of a block whose C has no room in its slot."""
         start, stop = flight.staged.start, flight.staged.stop
         if stop - start == 1:
-            raise _RowTooLongError(flight.staged, full.needed)
+            raise _RowTooLongError(flight.staged, needed)
         logger.info("rows %d to %d need more than %d bytes: split", start, stop - 1, flight.slot.size)
         middle = self.cutter.middle(start, stop)
         halves = (start, middle), (middle, stop)
@@ -764,7 +404,9 @@ class Run:
         result = self.result
         ends = np.empty(rows, self.kinds.pointer)
         flight.slot.download(rows, 0, ends, result.indices[:0], result.data[:0])
-        flight.slot.wait()
+        for stage in flight.slot.wait():
+            if stage.name != "download":  # that of the entries is to come
+                self.report(stage)
         fitting = int(np.searchsorted(ends, self.most - result.nnz, side="right"))
         if fitting == 0 and result.rows == 0:
             fitting = 1
@@ -783,11 +425,14 @@ class _RowTooLongError(Exception):
         self.staged, self.needed = staged, needed
 
 
-def _sample(a: CSR, start: int) -> Int64Array:
-    """Return evenly spaced rows from `start` on."""
+def _sample(a: CSR, start: int, entries: int) -> Int64Array:
+    """Return evenly spaced rows from `start` on, of about so many entries at most."""
     rows = np.unique(np.linspace(start, a.nrows - 1, min(SAMPLE_ROWS, a.nrows - start)).astype(np.int64))
-    lengths = np.cumsum(a.indptr[rows + 1] - a.indptr[rows])
-    step = max(1, ceil_div(int(lengths[-1]), SAMPLE_ENTRIES))
+    lengths = a.indptr[rows + 1] - a.indptr[rows]
+    bad = (lengths < 0) | (a.indptr[rows + 1] > a.nnz)
+    if bad.any():
+        raise bad_row(rows[np.argmax(bad)], a.ncols)
+    step = max(1, ceil_div(int(lengths.sum()), entries))
     return rows[step // 2 :: step] if step < len(rows) else rows[:1]
 
 

@@ -6,7 +6,9 @@ times as fast as to have the driver allocate it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import mmap
 import os
 import threading
@@ -41,7 +43,7 @@ class Pool:
 
     def __init__(self) -> None:
         self.free: dict[int, list[Bytes]] = {}
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # the garbage collector may give back while this thread takes
 
     def take(self, size: int) -> Bytes:
         """Return `size` bytes, a size of `pinned_bytes`."""
@@ -60,8 +62,8 @@ class Pool:
         import cupy
 
         with self.lock:
-            unused, self.free = [m for kept in self.free.values() for m in kept], {}
-        for memory in unused:
+            free, self.free = self.free, {}
+        for memory in itertools.chain.from_iterable(free.values()):
             cupy.cuda.runtime.hostUnregister(memory.ctypes.data)
 
 
@@ -70,7 +72,8 @@ def _lock(size: int) -> Bytes:
     import cupy
 
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # whole pages, which no other array shares
-    pages.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        pages.madvise(mmap.MADV_HUGEPAGE)
     memory = np.frombuffer(pages, np.uint8)
 
     def touch(first: int) -> None:

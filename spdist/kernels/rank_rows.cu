@@ -13,6 +13,7 @@ struct Stage {
     Pointer first[STAGE], last[STAGE];
     Value factor[STAGE];
     int wide[STAGE], wides;  // entries whose row of B is long enough for the whole thread block
+    u32 products;            // of the other entries
 };
 
 // First place in [first, last) whose column is not below `column`.
@@ -33,8 +34,9 @@ __device__ __forceinline__ void look_up(Stage<Value, Pointer>& stage, const Poin
                                         const Value* __restrict__ a_data, const Pointer* __restrict__ b_indptr,
                                         const Index* __restrict__ b_indices) {
     __syncthreads();
-    if (threadIdx.x == 0) stage.wides = 0;
+    if (threadIdx.x == 0) stage.wides = 0, stage.products = 0;
     __syncthreads();
+    u32 products = 0;
     for (int i = threadIdx.x; i < entries; i += 32 * WARPS) {
         const Index k = a_indices[at + i];
         Pointer first = b_indptr[k], last = b_indptr[k + 1];
@@ -46,12 +48,15 @@ __device__ __forceinline__ void look_up(Stage<Value, Pointer>& stage, const Poin
         stage.last[i] = last;
         if (VALUES) stage.factor[i] = a_data[at + i];
         if (last - first >= 32 * WARPS) stage.wide[atomicAdd(&stage.wides, 1)] = i;
+        else products += (u32)(last - first);
     }
+    products = __reduce_add_sync(FULL_WARP, products);
+    if (threadIdx.x % 32 == 0 && products) atomicAdd(&stage.products, products);
     __syncthreads();
 }
 
 // Call visit(entry, place in B) for all products of the staged entries, in no order: long rows of B by the whole thread
-// block, the others by a warp each.
+// block, the others by as many lanes each as they have entries in the mean.
 template <int WARPS, typename Value, typename Pointer, typename Visit>
 __device__ __forceinline__ void visit_all(const Stage<Value, Pointer>& stage, const int entries, const Visit visit) {
     constexpr int THREADS = 32 * WARPS;
@@ -60,10 +65,11 @@ __device__ __forceinline__ void visit_all(const Stage<Value, Pointer>& stage, co
         const Pointer last = stage.last[i];
         for (Pointer t = stage.first[i] + threadIdx.x; t < last; t += THREADS) visit(i, t);
     }
-    for (int i = threadIdx.x / 32; i < entries; i += WARPS) {
+    const int shift = lanes_shift(stage.products, entries), lanes = 1 << shift;
+    for (int i = threadIdx.x >> shift; i < entries; i += THREADS >> shift) {
         const Pointer first = stage.first[i], last = stage.last[i];
         if (last - first >= THREADS) continue;
-        for (Pointer t = first + threadIdx.x % 32; t < last; t += 32) visit(i, t);
+        for (Pointer t = first + (threadIdx.x & (lanes - 1)); t < last; t += lanes) visit(i, t);
     }
 }
 

@@ -2,10 +2,9 @@
 // by class; and row offsets from row lengths.
 //
 // Expansion size: L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015, equation 1, by rows.
-// Scan: D. Merrill, M. Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", NVIDIA NVR-2016-002.
 #include "common.cuh"
 
-enum Fact { PRODUCTS, BAD_A, BAD_B, FALLS, FALLS_AT_ROWS, MAX_ROW_PRODUCTS, MAX_ROW_A, NNZ_C };
+enum Fact { PRODUCTS, BAD_A, BAD_B, FALLS, FALLS_AT_ROWS, MAX_ROW_A, NNZ_C, VERY_LONG_ROWS, BLOCKS_DONE };
 constexpr int CLASSES = 16;
 
 // Row length of B at one entry of A; 0 where the entry or B's offsets are out of range.
@@ -24,30 +23,34 @@ __device__ __forceinline__ u64 products_of(const Index k, const i64 nrows_b, con
 
 // Count the products of each row of C and the rows of each class; check A and B.
 //
-// Launch  block 256, any grid; GROUP lanes a row, rows of A longer than LONG by the thread block.
+// Launch  block 256, any grid; GROUP lanes a row, rows of A longer than 32 * GROUP or LONG by the thread block.
 // Shared  histogram of classes.
-// Pre     facts and class_rows zero; limits[c] is the greatest number of products of class c, ascending, the last ~0.
-// Post    products[row], capped at 2^32 - 1 (at least 64 times the entries of A where these are more than VERY_LONG); facts[PRODUCTS], facts[MAX_ROW_PRODUCTS], facts[MAX_ROW_A]; class_rows[c]; facts[BAD_A], facts[BAD_B]
+// Pre     facts and class_rows, which follow them, zero; limits[c] is the greatest number of products of class c,
+//         ascending, the last ~0; very_long: room for nnz_a / VERY_LONG rows; host: page-locked.
+// Post    products[row], capped at 2^32 - 1, and where A's entries are more than LONG at least SHARED_FACTOR times these,
+//         so that thread blocks share the row; facts[PRODUCTS], facts[MAX_ROW_A]; class_rows[c]; facts[BAD_A], facts[BAD_B]
 //         are not zero where offsets or columns are out of range; facts[FALLS]: places where the columns of B do not
-//         rise from one entry to the next, facts[FALLS_AT_ROWS] those at the starts of rows. B's rows are sorted and free of
-//         duplicates if the two are equal.
-constexpr int LONG = 1024, VERY_LONG = 4096;
+//         rise from one entry to the next, facts[FALLS_AT_ROWS] those at the starts of rows: B's rows are sorted and free
+//         of duplicates if the two are equal; host: a copy of facts and class_rows. Rows of A longer than VERY_LONG are
+//         listed, facts[VERY_LONG_ROWS] of them: their products are not counted, nor their columns checked.
+constexpr int LONG = 1024, VERY_LONG = 8192, SHARED_FACTOR = 256;
 
 template <typename Index, typename Pointer, int GROUP>
 __global__ void __launch_bounds__(256)
 analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_b, const i64 ncols,
              const Pointer* __restrict__ a_indptr, const Index* __restrict__ a_indices, const Pointer* __restrict__ b_indptr,
              const Index* __restrict__ b_indices, const u64* __restrict__ limits, u32* __restrict__ products,
-             u64* __restrict__ facts, u64* __restrict__ class_rows) {
+             u64* __restrict__ facts, u64* __restrict__ class_rows, u32* __restrict__ very_long, u64* __restrict__ host) {
     __shared__ u64 scratch[8];
     __shared__ u32 histogram[CLASSES], waits;
+    __shared__ bool last;
     __shared__ i64 waiting[256 / GROUP];
     if (threadIdx.x < CLASSES) histogram[threadIdx.x] = 0;
     if (threadIdx.x == 0) waits = 0;
     __syncthreads();
     const int lane = threadIdx.x % GROUP, warp_lane = threadIdx.x % 32;
     bool bad = false, bad_b = false;
-    u64 total = 0, largest = 0, longest = 0;
+    u64 total = 0, longest = 0;
     for (i64 first_row = (i64)blockIdx.x * (256 / GROUP); first_row < nrows; first_row += (i64)gridDim.x * (256 / GROUP)) {
         const i64 row = first_row + threadIdx.x / GROUP;
         i64 begin = 0, end = 0;
@@ -55,7 +58,7 @@ analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_
             begin = a_indptr[row], end = a_indptr[row + 1];
             if (begin < 0 || end < begin || end > nnz_a) bad = true, begin = end = 0;
         }
-        const bool is_long = end - begin > LONG;
+        const bool is_long = end - begin > (32 * GROUP < LONG ? 32 * GROUP : LONG);
         u64 count = 0;
         if (!is_long) {
 #pragma unroll 4
@@ -66,13 +69,16 @@ analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_
         int kind = -1;
         if (lane == 0 && row < nrows) {
             longest = max(longest, (u64)(end - begin));
-            if (is_long) waiting[atomicAdd(&waits, 1u)] = row;
+            if (end - begin > VERY_LONG) {
+                very_long[atomicAdd(&facts[VERY_LONG_ROWS], 1ull)] = (u32)row;
+                products[row] = 0xffffffffu;
+                atomicAdd(&histogram[CLASSES - 1], 1u);
+            } else if (is_long) waiting[atomicAdd(&waits, 1u)] = row;
             else {
                 products[row] = count > 0xffffffffull ? 0xffffffffu : (u32)count;
                 kind = 0;
                 while (count > limits[kind]) ++kind;
                 total += count;
-                largest = max(largest, count);
             }
         }
         for (u32 left = __ballot_sync(FULL_WARP, kind >= 0); left;) {  // one addition per class and warp
@@ -90,9 +96,7 @@ analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_
                 part = block_sum<8>(part, scratch);
                 if (threadIdx.x > 0) continue;
                 total += part;
-                largest = max(largest, part);
-                // Where entries of A are many, rows are shared among thread blocks as if they had that many products.
-                const u64 size = to - from > VERY_LONG ? max(part, 64ull * (to - from)) : part;
+                const u64 size = to - from > LONG ? max(part, (u64)SHARED_FACTOR * (to - from)) : part;
                 products[waiting[which]] = size > 0xffffffffull ? 0xffffffffu : (u32)size;
                 int kind_of = 0;
                 while (size > limits[kind_of]) ++kind_of;
@@ -121,11 +125,7 @@ analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_
     falls_at_rows = block_sum<8>(falls_at_rows, scratch);
     const bool any_bad = __syncthreads_or(bad), any_bad_b = __syncthreads_or(bad_b);
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        largest = max(largest, __shfl_xor_sync(FULL_WARP, largest, step));
-        longest = max(longest, __shfl_xor_sync(FULL_WARP, longest, step));
-    }
-    if (warp_lane == 0 && largest > *(volatile u64*)&facts[MAX_ROW_PRODUCTS]) atomicMax(&facts[MAX_ROW_PRODUCTS], largest);
+    for (int step = 16; step > 0; step /= 2) longest = max(longest, __shfl_xor_sync(FULL_WARP, longest, step));
     if (warp_lane == 0 && longest > *(volatile u64*)&facts[MAX_ROW_A]) atomicMax(&facts[MAX_ROW_A], longest);
     if (threadIdx.x == 0) {
         if (total) atomicAdd(&facts[PRODUCTS], total);
@@ -135,6 +135,36 @@ analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_
         if (any_bad_b) atomicAdd(&facts[BAD_B], 1ull);
     }
     if (threadIdx.x < CLASSES && histogram[threadIdx.x]) atomicAdd(&class_rows[threadIdx.x], (u64)histogram[threadIdx.x]);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(&facts[BLOCKS_DONE], 1ull) == gridDim.x - 1;
+    __syncthreads();
+    if (last && threadIdx.x <= BLOCKS_DONE) host[threadIdx.x] = *(volatile u64*)&facts[threadIdx.x];
+    if (last && threadIdx.x < CLASSES) host[BLOCKS_DONE + 1 + threadIdx.x] = *(volatile u64*)&class_rows[threadIdx.x];
+}
+
+// What `analyse_rows` leaves out: the products of the listed rows of A, and whether their columns are in range.
+//
+// Launch  block 256, grid (any, rows).
+// Post    facts[PRODUCTS] risen; facts[BAD_A], facts[BAD_B] as of `analyse_rows`.
+template <typename Index, typename Pointer>
+__global__ void __launch_bounds__(256)
+analyse_long(const u32* __restrict__ list, const i64 nrows_b, const i64 nnz_b, const Pointer* __restrict__ a_indptr,
+             const Index* __restrict__ a_indices, const Pointer* __restrict__ b_indptr, u64* __restrict__ facts) {
+    __shared__ u64 scratch[8];
+    const u32 row = list[blockIdx.y];
+    const Pointer end = a_indptr[row + 1];
+    bool bad = false, bad_b = false;
+    u64 total = 0;
+#pragma unroll 4
+    for (i64 at = a_indptr[row] + (i64)blockIdx.x * 256 + threadIdx.x; at < end; at += (i64)gridDim.x * 256)
+        total += products_of(a_indices[at], nrows_b, nnz_b, b_indptr, bad, bad_b);
+    total = block_sum<8>(total, scratch);
+    const bool any_bad = __syncthreads_or(bad), any_bad_b = __syncthreads_or(bad_b);
+    if (threadIdx.x > 0) return;
+    atomicAdd(&facts[PRODUCTS], total);
+    if (any_bad) atomicAdd(&facts[BAD_A], 1ull);
+    if (any_bad_b) atomicAdd(&facts[BAD_B], 1ull);
 }
 
 // List the rows of each class, those of a lower class first.
@@ -187,7 +217,6 @@ template <typename Pointer>
 __global__ void __launch_bounds__(256)
 offsets(const i64 nrows, const u32* __restrict__ lengths, u64* __restrict__ state, Pointer* __restrict__ indptr,
         u64* __restrict__ total_nnz) {
-    constexpr u64 AGGREGATE = 1ull << 62, PREFIX = 2ull << 62, VALUE = AGGREGATE - 1;
     __shared__ u64 warp_sums[8], before, tile_shared;
     if (threadIdx.x == 0) tile_shared = atomicAdd(&state[0], 1ull);
     __syncthreads();
@@ -210,25 +239,8 @@ offsets(const i64 nrows, const u32* __restrict__ lengths, u64* __restrict__ stat
         total += warp_sums[w];
     }
     if (warp == 0) {
-        volatile u64* tiles = state + 1;
-        u64 exclusive = 0;
-        if (lane == 0) tiles[tile] = (tile == 0 ? PREFIX : AGGREGATE) | total;
-        for (i64 back = tile - 1; tile > 0;) {
-            const i64 mine = back - lane;
-            u64 word = PREFIX;
-            if (mine >= 0)
-                do word = tiles[mine];
-                while (word == 0);
-            const u32 ends = __ballot_sync(FULL_WARP, word >= PREFIX);
-            const int stop = ends ? __ffs(ends) - 1 : 31;
-            u64 part = lane <= stop ? word & VALUE : 0;
-            for (int step = 16; step > 0; step /= 2) part += __shfl_xor_sync(FULL_WARP, part, step);
-            exclusive += part;
-            if (ends) break;
-            back -= 32;
-        }
-        if (lane == 0 && tile > 0) tiles[tile] = PREFIX | (exclusive + total);
-        if (lane == 0) before = exclusive;
+        const u64 sum_of_tiles = sum_before(state + 1, tile, total);
+        if (lane == 0) before = sum_of_tiles;
     }
     __syncthreads();
     base += before;

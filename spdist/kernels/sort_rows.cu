@@ -103,24 +103,61 @@ count_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restr
     if (active && lane == 0) lengths[row] = found;
 }
 
+// Sort the first `total` keys, at most GROUP * ITEMS, and find where columns begin, as `store_columns` has it.
+template <int GROUP, int ITEMS, int BITS, typename Key>
+__device__ __forceinline__ int sort_row(Key* slots, unsigned short* heads, const int total, const int lane) {
+    Key keys[ITEMS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) keys[i] = i * GROUP + lane < total ? slots[i * GROUP + lane] : ~(Key)0;
+    sort_keys<GROUP, ITEMS>(keys, lane);
+    return store_columns<GROUP, ITEMS, BITS>(slots, heads, keys, total, lane);
+}
+
+// Where the rows of a thread block, one for each of GROUPS groups of lanes, start in C; writes where they end. They are
+// those from number `tile` * GROUPS on; tiles and their sums as for `sum_before`.
+template <int GROUPS, typename Pointer>
+__device__ __forceinline__ Pointer place_rows(const int nnz, const int group, const int lane, const i64 tile, const u32 count,
+                                              u64* tiles, Pointer* indptr, u64* total_nnz) {
+    __shared__ u32 ends[GROUPS];
+    __shared__ u64 base;
+    if (lane == 0) ends[group] = nnz;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        const u32 through = inclusive_sum<32>(threadIdx.x < GROUPS ? ends[threadIdx.x] : 0u, threadIdx.x);
+        if (threadIdx.x < GROUPS) ends[threadIdx.x] = through;
+        const u64 before = sum_before(tiles, tile, take(through, 31, 32));
+        if (threadIdx.x == 0) base = before;
+    }
+    __syncthreads();
+    const u64 end = base + ends[group];
+    const i64 number = tile * GROUPS + group;
+    if (lane == 0 && number < count) indptr[number + 1] = (Pointer)end;
+    if (lane == 0 && number == count - 1) *total_nnz = end;
+    if (threadIdx.x == 0 && tile == 0) indptr[0] = 0;
+    return (Pointer)(end - nnz);
+}
+
 // Multiply the listed rows, each of at most GROUP * ITEMS products.
 //
 // Launch  block 32 * WARPS, grid ceil_div(count, WARPS * 32 / GROUP).
 // Shared  per slot: a key, a value and a 16-bit position.
 // Pre     list null: all rows; columns of B fit in what is left of Key after log2(GROUP * ITEMS) bits, rounded up;
-//         offsets and indices in range; c_indptr from `count_rows`. Neither A nor B need be sorted.
+//         offsets and indices in range. Neither A nor B need be sorted. state null: c_indptr from `count_rows`; else
+//         it is grid + 1 zeros, list null, and C has room for all products: rows go there one after the other, offsets
+//         to c_indptr, their last to *total_nnz, which may lie in page-locked host memory.
 // Post    columns rise strictly; values are added in the order of A's entries: the same bits on every run.
 template <typename Value, typename Index, typename Pointer, typename Key, int GROUP, int ITEMS, int WARPS>
 __global__ void __launch_bounds__(32 * WARPS)
 sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restrict__ a_indptr,
           const Index* __restrict__ a_indices, const Value* __restrict__ a_data, const Pointer* __restrict__ b_indptr,
-          const Index* __restrict__ b_indices, const Value* __restrict__ b_data, const Pointer* __restrict__ c_indptr,
-          Index* __restrict__ c_indices, Value* __restrict__ c_data) {
+          const Index* __restrict__ b_indices, const Value* __restrict__ b_data, Pointer* __restrict__ c_indptr,
+          Index* __restrict__ c_indices, Value* __restrict__ c_data, u64* __restrict__ state, u64* __restrict__ total_nnz) {
     constexpr int SLOTS = GROUP * ITEMS, GROUPS = WARPS * 32 / GROUP;
     constexpr int STRIDE = GROUP == 32 ? SLOTS : SLOTS + GROUP;  // groups of one warp start at different banks
     constexpr int BITS = SLOTS <= 16 ? 4 : SLOTS <= 32 ? 5 : SLOTS <= 64 ? 6 : SLOTS <= 128 ? 7 : SLOTS <= 256 ? 8
                        : SLOTS <= 512 ? 9 : 10;
     static_assert(SLOTS <= 1 << BITS, "at most 1024 slots");
+    constexpr bool ADAPTS = GROUP == 32 && ITEMS == 32;  // a warp a row: shorter rows are sorted as such
     constexpr u32 SLOT = (1u << BITS) - 1;
     __shared__ __align__(16) Key all_keys[GROUPS * STRIDE];
     __shared__ __align__(16) char all_values[GROUPS * STRIDE * sizeof(Value)];
@@ -130,7 +167,14 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
     Value* values = reinterpret_cast<Value*>(all_values) + group * STRIDE;
     unsigned short* heads = all_heads + group * STRIDE;
 
-    const u32 number = blockIdx.x * GROUPS + group;
+    i64 tile = blockIdx.x;
+    if (state != nullptr) {
+        __shared__ i64 my_tile;
+        if (threadIdx.x == 0) my_tile = atomicAdd(&state[0], 1ull);
+        __syncthreads();
+        tile = my_tile;
+    }
+    const u32 number = (u32)tile * GROUPS + group;
     const bool active = number < count;
     const u32 row = !active ? 0 : list == nullptr ? number : list[number];
     const int total = expand<GROUP, true>(
@@ -140,14 +184,14 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
             values[slot] = scale * b_data[from];
         });
     __syncwarp();
-    Key keys[ITEMS];
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) keys[i] = i * GROUP + lane < total ? slots[i * GROUP + lane] : ~(Key)0;
-    sort_keys<GROUP, ITEMS>(keys, lane);
-
-    const int nnz = store_columns<GROUP, ITEMS, BITS>(slots, heads, keys, total, lane);
+    int nnz;
+    if (ADAPTS && total <= SLOTS / 4) nnz = sort_row<GROUP, ITEMS / 4, BITS>(slots, heads, total, lane);
+    else if (ADAPTS && total <= SLOTS / 2) nnz = sort_row<GROUP, ITEMS / 2, BITS>(slots, heads, total, lane);
+    else nnz = sort_row<GROUP, ITEMS, BITS>(slots, heads, total, lane);
+    Pointer base = 0;
+    if (state != nullptr) base = place_rows<GROUPS>(nnz, group, lane, tile, count, state + 1, c_indptr, total_nnz);
+    else if (active) base = c_indptr[row];
     if (!active) return;
-    const Pointer base = c_indptr[row];
     for (int out = lane; out < nnz; out += GROUP) {
         const int first = heads[out], stop = out + 1 < nnz ? heads[out + 1] : total;
         const Key key = slots[place<ITEMS, Key>(first)];

@@ -149,11 +149,15 @@ NODE_COLUMNS = 1 << 16
 """Columns that a node may span."""
 PART_COLUMNS = 1 << 16
 """Columns that a part of a row should not span more of, where there may be more parts."""
-MOST_PARTS = 16
+MOST_PARTS = 32
+FEW_TASKS = 256
+"""Parts of rows that a class should have at least."""
 RANKED = 6
 """Classes, the last ones, whose rows may be ranked or form nodes: those of more than 512 products."""
-SMALL_PRODUCTS = 1 << 18
-"""Products of a matrix up to which the host does not wait for nnz(C): its buffers hold all products."""
+SMALL_BYTES = 32 << 20
+"""Bytes of products up to which the host does not wait for nnz(C): C is cut from buffers that hold all products."""
+SMALL_ROWS = 1 << 18
+"""Rows up to which such a product is made by one kernel if one class has all of them."""
 SCRATCH_BYTES = 1 << 16
 """For facts, and for rounding up of allocations."""
 TASK_BYTES = 64 << 20
@@ -177,8 +181,11 @@ def long_fits(rows: int, ncols: int) -> bool:
 
 
 def rank_parts(parts: int, ncols: int, rows: int) -> int:
-    """Return into how many parts each row of a class is cut: at least `parts`, unless the tasks would take too much."""
-    wanted = max(parts, min(MOST_PARTS, ceil_div(ncols, PART_COLUMNS)))
+    """Return into how many parts each row of a class is cut: at least `parts`, unless the tasks would take too much.
+
+    Few rows are cut into more, so that all of the device has something to do.
+    """
+    wanted = max(parts, min(MOST_PARTS, ceil_div(ncols, PART_COLUMNS)), min(FEW_TASKS // max(rows, 1), MOST_PARTS))
     return max(1, min(wanted, TASK_BYTES // (24 * max(rows, 1))))
 
 
@@ -222,8 +229,8 @@ def node_count_shared(words: int) -> int:
     return 4 * words
 
 
-def node_fill_shared(words: int, rows: int, most_entries: int, value_itemsize: int) -> tuple[int, int]:
-    """Return the entries of a row that a warp of `node_fill` holds at once, and its bytes of shared memory.
+def node_fill_shared(words: int, rows: int, most_entries: int, value_itemsize: int) -> tuple[int, int, int]:
+    """Return the entries of each of `rows` rows, and of a single row, that a warp of `node_fill` holds; its bytes.
 
     Parameters
     ----------
@@ -238,11 +245,18 @@ def node_fill_shared(words: int, rows: int, most_entries: int, value_itemsize: i
     room = max(64, (24 << 10) // (value_itemsize * rows))
     capacity = _round_up(min(most_entries, room), 4)  # what follows the values stays aligned
     values = _round_up(value_itemsize * (32 + capacity) * rows, 16)
-    return capacity, values + _round_up(8 * words + 4 * capacity, 16)
+    most = min(_round_up(most_entries, 4), rows * capacity)
+    return capacity, most, values + _round_up(8 * words + 4 * most, 16)
 
 
 def rowwise_workspace(
-    nrows_a: int, nrows_b: int, ncols: int, class_rows: list[int], value_itemsize: int, index_itemsize: int
+    nrows_a: int,
+    nrows_b: int,
+    ncols: int,
+    products: int,
+    class_rows: list[int],
+    value_itemsize: int,
+    index_itemsize: int,
 ) -> int:
     """Bound the device bytes that the row-by-row product on the GPU takes beyond A, B and C.
 
@@ -252,6 +266,7 @@ def rowwise_workspace(
     ----------
     nrows_a, nrows_b, ncols : int
         Rows of A and B, columns of C.
+    products : int
     class_rows : list of int
         Rows of each class, the empty rows first.
     value_itemsize, index_itemsize : int
@@ -260,20 +275,20 @@ def rowwise_workspace(
     Returns
     -------
     int
-        Bytes.
+        Bytes, with those that a C cut from its buffers leaves unused.
 
     Examples
     --------
-    >>> rowwise_workspace(10**6, 10**6, 10**6, [0, 10**6, *[0] * 14], 8, 4) < 32 * 2**20
+    >>> rowwise_workspace(10**6, 10**6, 10**6, 10**8, [0, 10**6, *[0] * 14], 8, 4) < 32 * 2**20
     True
     """
-    scan = SCRATCH_BYTES + 8 * ceil_div(nrows_a, 2048)
-    lists = 8 * nrows_a
-    tasks = sum(min(48 * MOST_PARTS * n, max(TASK_BYTES, 24 * n)) for n in class_rows[-RANKED:])
+    scan = SCRATCH_BYTES + 8 * (nrows_a if nrows_a <= SMALL_ROWS else ceil_div(nrows_a, 2048))
+    lists = 12 * nrows_a
+    tasks = sum(min(24 * MOST_PARTS * n, max(TASK_BYTES, 24 * n)) for n in class_rows[-RANKED:])
     nodes = 20 * sum(class_rows[-RANKED - 1 :]) + nrows_a + nrows_b
     long = min(LONG_BYTES, class_rows[-1] * ceil_div(ncols, 64) * 12)
-    small = SMALL_PRODUCTS * (value_itemsize + index_itemsize)
-    return scan + lists + tasks + nodes + long + small
+    buffers = products * (value_itemsize + index_itemsize)
+    return scan + lists + tasks + nodes + long + (buffers if buffers <= SMALL_BYTES else 0)
 
 
 ESC_BUCKET = 3 << 10

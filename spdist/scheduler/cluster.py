@@ -66,7 +66,7 @@ def connect(
     ----------
     workers : int, optional
         Worker processes on this machine, one core each; by default one a core, and no more than there are blocks. With
-        an engine of GPUs, one GPU each and its share of the cores; by default one a GPU.
+        an engine of GPUs, one GPU each and its share of the cores; by default one a GPU, as many as have blocks.
     scheduler : str, optional
         Address of a running scheduler to use instead.
     processes : bool
@@ -88,7 +88,8 @@ def connect(
             yield client
         return
     gpus = count_gpus() if on_gpu else 0
-    count = _check_count(workers, gpus) if on_gpu else workers or max(1, min(os.cpu_count() or 1, blocks))
+    most = _check_count(workers, gpus) if on_gpu else os.cpu_count() or 1
+    count = workers or max(1, min(most, blocks))
     processes = processes and (workers is not None or blocks > 1)
     count = count if processes else 1
     with dask.config.set(SETTINGS), _main_left_out():
@@ -156,12 +157,12 @@ def count_gpus() -> int:
 
 
 def _check_count(workers: int | None, gpus: int) -> int:
-    """Return the workers to start: one a GPU."""
+    """Return the most workers to start: one a GPU."""
     if workers is not None and workers > gpus:
         raise InputError(
             f"workers={workers}, but each needs a GPU of its own and there are {gpus}: ask for at most {gpus}"
         )
-    return workers or gpus
+    return gpus
 
 
 def _check_gpus(client: Client) -> None:

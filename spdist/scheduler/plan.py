@@ -53,6 +53,17 @@ GPU_RATES = {"read": 6.0e9, "decode": 8.0e9, "write": 6.0e9, "product": 3.0e10, 
 """Those that differ where the worker is a GPU with its share of the cores."""
 
 
+def gpu_staging(host_limit: int) -> int:
+    """Return the bytes of the host limit that blocks on their way to the GPU take.
+
+    Examples
+    --------
+    >>> gpu_staging(8 << 30)
+    1073741824
+    """
+    return host_limit // 8
+
+
 @dataclass(frozen=True)
 class Operand:
     """What a plan knows of a stored matrix: `shape`, `nnz`, bytes of one value, and bytes of its longest Zarr chunk."""
@@ -158,7 +169,7 @@ class Plan:
     column_bounds: tuple[int, ...]
     blocks: tuple[Block, ...]
     expansion: int
-    host_limit: int
+    host_limit: int = 0
     device_memory: int = 0
 
     @property

@@ -10,12 +10,11 @@ from __future__ import annotations
 import bisect
 import contextlib
 import errno
-import functools
 import gc
 import heapq
 import json
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -73,7 +72,9 @@ class Install(WorkerPlugin):
 
     def tell(self, worker: Worker) -> None:
         """Send what was timed since the last time to all who subscribed to the topic ``spdist``."""
-        if timings := PRODUCTS[self.name].take_timings():
+        product = PRODUCTS[self.name]
+        if timings := product.take_timings():
+            product.told += len(timings)
             worker.log_event("spdist", {"product": self.name, "timings": [asdict(timing) for timing in timings]})
 
 
@@ -83,10 +84,12 @@ def worker_memory(name: str, dask_worker: Worker) -> tuple[int, int]:
     return max(peak, 0), PRODUCTS[name].gpu_peak() if name in PRODUCTS else 0
 
 
-def worker_timings(name: str, dask_worker: Worker) -> list[dict[str, Any]]:
-    """Return what a worker timed and did not tell yet; for `Client.run`."""
-    timings = PRODUCTS[name].take_timings() if name in PRODUCTS else []
-    return [asdict(timing) | {"worker": dask_worker.address} for timing in timings]
+def worker_timings(name: str) -> tuple[int, list[dict[str, Any]]]:
+    """Return how many timings a worker has told, and those it has not told yet; for `Client.run`."""
+    if name not in PRODUCTS:
+        return 0, []
+    product = PRODUCTS[name]
+    return product.told, [asdict(timing) for timing in product.take_timings()]
 
 
 def worker_totals(name: str) -> dict[str, StageTotal]:
@@ -428,10 +431,11 @@ def execute(
         If a stage failed. What is durable stays and is on record.
     """
     cuts = plan.inner_bounds, plan.column_bounds
-    product = Product(a, b, plan.engine, plan.resident, *cuts, plan.pairs, plan.memory_limit)
+    product = Product(a, b, plan.engine, plan.resident, *cuts, plan.pairs, plan.memory_limit, plan.host_limit)
     client.register_plugin(Install(name, product), name=name)
-    if timed is not None:
-        client.subscribe_topic("spdist", functools.partial(_heard, name, timed))
+    timings = _Timings(name, timed) if timed is not None else None
+    if timings is not None:
+        client.subscribe_topic("spdist", timings.hear)
     started(dashboard_link(client))
     try:
         driver = Driver(client, plan, product, layout, name, *read_journal(layout.url), progress)
@@ -446,22 +450,41 @@ def execute(
         peaks = client.run(worker_memory, name, on_error="ignore").values()  # a worker may die at the last moment
         stages = add_totals(client.run(worker_totals, name, on_error="ignore").values())
         host, device = (max((peak[i] for peak in peaks), default=0) for i in (0, 1))
-        if timed is not None:
-            for timings in client.run(worker_timings, name, on_error="ignore").values():
-                timed(timings)
+        if timings is not None:
+            timings.fetch(client)
         return Outcome(driver.nnz, driver.blocks_done, host, device, len(peaks), stages), driver.layout
     finally:
-        if timed is not None:
+        if timings is not None:
             client.unsubscribe_topic("spdist")
         with contextlib.suppress(OSError):  # of a worker that has just died
             client.unregister_worker_plugin(name)
 
 
-def _heard(name: str, timed: Callable[[list[dict[str, Any]]], None], event: tuple[Any, dict[str, Any]]) -> None:
-    """Hand on what a worker told of a product."""
-    told = event[1]
-    if told.get("product") == name:
-        timed([timing | {"worker": told["worker"]} for timing in told["timings"]])
+@dataclass
+class _Timings:
+    """Hands on what the workers tell of a product."""
+
+    name: str
+    timed: Callable[[list[dict[str, Any]]], None]
+    heard: Counter[str] = field(default_factory=Counter)
+
+    def hear(self, event: tuple[Any, dict[str, Any]]) -> None:
+        """Take an event of the topic ``spdist``; called by the client's thread."""
+        told = event[1]
+        if told.get("product") == self.name:
+            self._hand_on(told["worker"], told["timings"])
+            self.heard[told["worker"]] += len(told["timings"])
+
+    def fetch(self, client: Client) -> None:
+        """Wait for what was told, which goes another way than answers, and ask for the rest."""
+        late = time.monotonic() + WORKERS_SECONDS
+        for worker, (told, rest) in client.run(worker_timings, self.name, on_error="ignore").items():
+            while self.heard[worker] < told and time.monotonic() < late:
+                time.sleep(0.01)
+            self._hand_on(worker, rest)
+
+    def _hand_on(self, worker: str, timings: list[dict[str, Any]]) -> None:
+        self.timed([timing | {"worker": worker} for timing in timings])
 
 
 def add_totals(workers: Iterable[dict[str, StageTotal]]) -> dict[str, dict[str, float]]:

@@ -29,6 +29,7 @@ from spdist.scheduler.plan import (
     Operand,
     Plan,
     even_bounds,
+    gpu_staging,
 )
 from spdist.storage import CHUNK_LENGTH, READ_CHUNKS, StoredMatrix
 from spdist.text import format_bytes
@@ -421,7 +422,7 @@ class _Draft:
         resident = self.ob.nbytes if self.resident else 0
         kept = min(self.memory_limit // KEPT_SHARE, KEPT_MOST)
         if self.engine in GPU_ENGINES:
-            return kept + resident + reading + pieces
+            return kept + resident + reading + pieces + gpu_staging(self.memory_limit)
         kernel = workspace.cpu_workspace(
             "scipy" if self.engine == "scipy" else "numba",
             self.b.ncols,
@@ -481,11 +482,12 @@ class _Draft:
             at = int(needed.argmax())  # of all the blocks of a refused plan, this one alone is made
             worst = self._assemble(rows, pairs, reserved, budget, slice(at, at + 1)).blocks[0]
         one = worst.stop == worst.start + 1
+        limit = "host_limit" if self.engine in GPU_ENGINES else "memory_limit"
         what = f"row {worst.start:,}" if one else f"the block of rows {worst.start:,} to {worst.stop:,}"
         return None, (
             f"{what} of A expands to {worst.products:,} products and needs {format_bytes(worst.needed)}, but "
-            f"memory_limit={format_bytes(self.memory_limit)} leaves {format_bytes(max(budget, 0))} for a block after "
-            f"{format_bytes(reserved)} for buffers and workspace: raise memory_limit to at least {{needed}}MiB"
+            f"{limit}={format_bytes(self.memory_limit)} leaves {format_bytes(max(budget, 0))} for a block after "
+            f"{format_bytes(reserved)} for buffers and workspace: raise {limit} to at least {{needed}}MiB"
             + (", or ask for a finer grid" if self.grid else "")
         )
 

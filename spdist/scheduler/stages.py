@@ -7,6 +7,7 @@ that is not there when it is to be committed (its worker died) is computed again
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from spdist.csr import CSR, Int64Array, ValueArray, check_canonical, index_dtype
 from spdist.errors import SpdistError
 from spdist.kernels import cpu, outofcore
 from spdist.kernels.merge import merge
-from spdist.scheduler.plan import GPU_ENGINES
+from spdist.scheduler.plan import GPU_ENGINES, gpu_staging
 from spdist.storage import Held, Layout, StoredMatrix, compresses
 
 BlockKey = int
@@ -108,8 +109,10 @@ class Product:
     ----------
     a, b : StoredMatrix
     engine : str
-    memory_limit : int
-        Of the GPU, where it multiplies.
+    memory_limit, host_limit : int
+        Of the GPU, and of the host's memory beside it, where a GPU multiplies.
+    told : int
+        Timings that were sent to whom it may concern.
     resident : bool
         Whether all of B is kept in memory.
     inner_bounds, column_bounds : tuple of int
@@ -126,10 +129,12 @@ class Product:
     column_bounds: tuple[int, ...]
     pairs: int = 1
     memory_limit: int = 0
+    host_limit: int = 0
     waiting: dict[BlockKey, tuple[int, CSR]] = field(default_factory=dict, compare=False)
     partial: dict[BlockKey, tuple[int, CSR]] = field(default_factory=dict, compare=False)
     totals: dict[str, StageTotal] = field(default_factory=dict, compare=False)
     timings: list[Timing] = field(default_factory=list, compare=False)
+    told: int = field(default=0, compare=False)
     _b: CSR | None = field(default=None, compare=False)
     _band: Held | None = field(default=None, compare=False)
     _lock: Any = field(default=None, compare=False)
@@ -139,7 +144,17 @@ class Product:
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel without blocks, totals and locks."""
-        fields = ("a", "b", "engine", "resident", "inner_bounds", "column_bounds", "pairs", "memory_limit")
+        fields = (
+            "a",
+            "b",
+            "engine",
+            "resident",
+            "inner_bounds",
+            "column_bounds",
+            "pairs",
+            "memory_limit",
+            "host_limit",
+        )
         return {name: getattr(self, name) for name in fields}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -172,7 +187,9 @@ class Product:
             from spdist.kernels.gpu import compile_kernels
 
             compile_kernels(result_dtype(self.a.dtype, self.b.dtype), self.b.ncols)
-            c = self.product(one, b, 1)
+            c = self.product(one, b, 1, 0)
+            self.totals.clear()  # of no block of the run
+            self.take_timings()
         for engine in self._host_engines():
             c = cpu.multiply_rows(one, b, 0, 1, engine=engine)
         if len(self.pieces) > 1:
@@ -186,19 +203,20 @@ class Product:
             return ()
         return ("numba", "scipy") if self.engine == "auto" else (self.engine,)
 
-    def product(self, a: CSR, b: CSR, capacity: int) -> CSR:
-        """Multiply as many rows of A as fit in `capacity` entries, where the engine says."""
+    def product(self, a: CSR, b: CSR, capacity: int, row: int) -> CSR:
+        """Multiply as many rows of A, the first of them `row`, as fit in `capacity` entries, where the engine says."""
         if not self.on_gpu:
             return cpu.multiply_rows(a, b, 0, capacity, engine=self.engine)  # type: ignore[arg-type]
         with self._gpu_lock:
-            return outofcore.multiply_rows(a, b, 0, capacity, self.gpu(), report=self._note_gpu)
+            note = functools.partial(self._note_gpu, row)
+            return outofcore.multiply_rows(a, b, 0, capacity, self.gpu(), report=note)
 
     def gpu(self) -> Any:
         """Return this worker's GPU within its memory limit."""
         from spdist.kernels.gpu_device import Gpu
 
         if self._gpu is None:
-            self._gpu = Gpu(self.memory_limit)
+            self._gpu = Gpu(self.memory_limit, ahead=gpu_staging(self.host_limit))
         return self._gpu
 
     def gpu_peak(self) -> int:
@@ -262,7 +280,7 @@ class Product:
         """Multiply as many rows as fit the block's capacity; the result waits here."""
         with self.report("multiply", task.start) as done:
             b = self.resident_b() if operands.b is None else operands.b
-            c = self.product(operands.a, b, task.capacity)
+            c = self.product(operands.a, b, task.capacity, task.start)
             done(c.nbytes)
         if piece:
             self.partial[task.number] = (piece, c)
@@ -375,9 +393,9 @@ class Product:
             total.tasks += 1
             self.timings.append(timing)
 
-    def _note_gpu(self, stage: outofcore.Stage) -> None:
-        """Take what a stage of a block on the GPU took; such blocks lie within one of ours."""
-        self._note(Timing(f"gpu {stage.name}", stage.start, stage.begin, stage.seconds, stage.nbytes))
+    def _note_gpu(self, row: int, stage: outofcore.Stage) -> None:
+        """Take what a stage of a block on the GPU took; such blocks lie within one of ours, which starts at `row`."""
+        self._note(Timing(f"gpu {stage.name}", row + stage.start, stage.begin, stage.seconds, stage.nbytes))
 
     def take_timings(self) -> list[Timing]:
         """Return what was timed since the last call."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
 
 from spdist.csr import CSR
 from spdist.kernels import cpu
-from spdist.kernels.outofcore import ArenaFullError, Kinds, Stage, Staged
+from spdist.kernels.device_blocks import Kinds, Staged
+from spdist.kernels.outofcore import ArenaFullError, Stage
 from spdist.kernels.pinned import array_at, pageable
 
 
@@ -28,10 +30,11 @@ class HostSlot:
         self.staged: Staged | None = None
         self.c: CSR | None = None
         self.pending: list[Any] = []
+        self.steps: list[str] = []
 
     def upload(self, staged: Staged) -> None:
         assert not self.pending, "the block before has not come back"
-        self.staged, self.memory, self.c = staged, staged.memory.copy(), None
+        self.staged, self.memory, self.c, self.steps = staged, staged.memory.copy(), None, ["upload"]
 
     def _matrix(self, part: Any) -> CSR:
         kinds = self.device.kinds
@@ -49,6 +52,7 @@ class HostSlot:
         self.device.most = max(self.device.most, needed if needed <= self.size else 0)
         if needed > self.size:
             raise ArenaFullError(needed)
+        self.steps.append("multiply")
         return self.c.nnz
 
     def download(self, rows: int, nnz: int, offsets: Any, indices: Any, data: Any) -> None:
@@ -57,27 +61,36 @@ class HostSlot:
             (indices, self.c.indices[:nnz]),
             (data, self.c.data[:nnz]),
         ]
+        self.steps.append("download")
 
     def wait(self) -> list[Stage]:
         for target, source in self.pending:
             target[:] = source
         self.pending = []
-        return []
+        steps, self.steps = self.steps, []
+        return [Stage(self.staged.start, name, 0.0, 0.0, self.staged.nbytes) for name in steps]
 
 
 class HostDevice:
     """Checks what is asked of it, and notes the most bytes a block took."""
 
-    def __init__(self, memory_limit: int) -> None:
-        self.memory_limit, self.most, self.held = memory_limit, 0, 0
+    def __init__(self, memory_limit: int, ahead: int = 1 << 30) -> None:
+        self.memory_limit, self.ahead, self.most = memory_limit, ahead, 0
         self.b: CSR | None = None
         self.kinds: Kinds
         self.taken: list[tuple[int, int]] = []
+        self.living: weakref.WeakSet[HostSlot] = weakref.WeakSet()
+
+    @property
+    def peak(self) -> int:
+        return self.most
 
     def slots(self, count: int, size: int, kept: int) -> list[HostSlot]:
-        assert count * size + kept <= self.memory_limit
+        assert count * size + kept + sum(slot.size for slot in self.living) <= self.memory_limit
         self.taken.append((count, size))
-        return [HostSlot(self, size) for _ in range(count)]
+        slots = [HostSlot(self, size) for _ in range(count)]
+        self.living.update(slots)
+        return slots
 
     def keep(self, b: CSR | None, kinds: Kinds) -> bool:
         self.b, self.kinds = b, kinds

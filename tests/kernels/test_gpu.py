@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from spdist.csr import CSR
 from spdist.errors import MatrixError, MemoryBoundError
-from spdist.kernels import gpu, workspace
+from spdist.kernels import gpu, gpu_rows, workspace
 from tests.kernels.test_esc_gpu import poisoned as poisoned_pool
 
 pytestmark = pytest.mark.gpu
@@ -97,6 +97,12 @@ def test_equals_scipy(seed, shape, kinds, types, deterministic, everywhere):
             patch.setattr(gpu, "NODE_LEAST", 1)
             patch.setattr(gpu, "NODE_PRODUCTS", (16, 16384))
             patch.setattr(gpu, "FEW_SLOTS", 0)
+            patch.setattr(gpu, "FEW_ROWS", 0)
+            patch.setattr(gpu, "FEW_ROWS_AT_ONCE", 0)
+            patch.setattr(gpu, "FEW_SHORT_ROWS", 0)
+            patch.setattr(gpu, "FEW_PARTS", 0)
+        if seed % 2:  # as for large products
+            patch.setattr(workspace, "SMALL_BYTES", 0)
         left = to_gpu(a, *types)
         right = left if square else to_gpu(b, *types)
         c = gpu.multiply(left, right, deterministic=deterministic)
@@ -115,7 +121,7 @@ def long_row(entries: int, ncols: int) -> sp.csr_matrix:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("entries", [1025, 4097, 70_000])
+@pytest.mark.parametrize("entries", [1025, 8193, 70_000])
 def test_long_rows(entries, deterministic):
     m = long_row(entries, 100_000)
     assert_product(gpu.multiply(to_gpu(m), to_gpu(m), deterministic=deterministic), m, m)
@@ -139,12 +145,51 @@ def test_wide_matrices_take_wide_keys():
     assert_product(gpu.multiply(to_gpu(a), to_gpu(b)), a, b)
 
 
+def test_operands_may_have_indices_of_two_dtypes():
+    m = a_matrix("sparse", 300, 300, np.random.default_rng(1))
+    c = gpu.multiply(to_gpu(m), to_gpu(m, index=np.int64, pointer=np.int64))
+    assert c.indices.dtype == np.int64
+    assert_product(c, m, m)
+
+
 def test_more_products_than_int32():
     m = sp.csr_matrix(np.ones((1500, 1500)))
     c = gpu.multiply(to_gpu(m), to_gpu(m))
     assert c.nnz == 1500**2
     assert c.indptr.dtype == np.int32
     assert float(abs(c.data - 1500).max()) == 0.0
+
+
+@pytest.mark.slow
+def test_more_entries_than_int32():
+    import cupy
+
+    if cupy.cuda.runtime.memGetInfo()[0] < 24 << 30:
+        pytest.skip("C takes 17 GB")
+    nrows, ncols, half = 27_000, 80_000, 75_000
+    starts = np.array([0, ncols - half])  # two rows of B, which share most of their columns and have all between them
+    b = CSR(
+        cupy.asarray([0, half, 2 * half], np.int32),
+        cupy.asarray(np.concatenate([start + np.arange(half) for start in starts]), np.int32),
+        cupy.asarray(np.arange(2 * half) % 7 + 1, np.float32),
+        (2, ncols),
+    )
+    factors = cupy.asarray(np.arange(2 * nrows) % 5 + 1, np.float32)
+    entries = cupy.arange(2 * nrows, dtype=np.int32)
+    a = CSR(cupy.arange(0, 2 * nrows + 1, 2, dtype=np.int32), entries % 2, factors, (nrows, 2))
+    c = gpu.multiply(a, b)
+    assert c.nnz == nrows * ncols > 2**31
+    assert c.indptr.dtype == np.int64
+    assert bool((c.indptr == ncols * cupy.arange(nrows + 1)).all())
+    dense = cupy.zeros((2, ncols), np.float32)
+    for k, start in enumerate(starts):
+        dense[k, start : start + half] = b.data[k * half : (k + 1) * half]
+    for first in range(0, nrows, 3000):
+        rows = slice(first * ncols, (first + 3000) * ncols)
+        assert bool((c.indices[rows].reshape(-1, ncols) == cupy.arange(ncols)).all())
+        expected = factors.reshape(-1, 2)[first : first + 3000, :1] * dense[0]
+        expected += factors.reshape(-1, 2)[first : first + 3000, 1:] * dense[1]
+        assert bool((c.data[rows].reshape(-1, ncols) == expected).all())
 
 
 @pytest.mark.parametrize("spoil", ["column", "negative column", "offset", "unsorted", "duplicate"])
@@ -230,14 +275,16 @@ def test_the_peak_is_within_the_workspace(kind, value, poisoned):
     m = a_matrix(kind, 2000, 2000, np.random.default_rng(1))
     left = to_gpu(m, value)
     product = gpu._Product(left, left, False)
-    counts = product._analyse().facts.class_rows()
-    del product
+    facts = product._analyse().facts
+    products, counts = facts[gpu_rows.PRODUCTS], facts.class_rows()
+    del product, facts
     poisoned.free_all_blocks()
     before = poisoned.total_bytes()
     c = gpu.multiply(left, left)
     c_bytes = c.data.nbytes + c.indices.nbytes + c.indptr.nbytes
     sizes = c.dtype.itemsize, c.indices.itemsize
-    assert poisoned.total_bytes() - before <= c_bytes + workspace.rowwise_workspace(2000, 2000, 2000, counts, *sizes)
+    bound = workspace.rowwise_workspace(2000, 2000, 2000, products, counts, *sizes)
+    assert poisoned.total_bytes() - before <= c_bytes + bound
 
 
 def test_cupy_in_cupy_out():

@@ -52,7 +52,12 @@ def test_few_rows_join_the_next_sorted_class(counts):
 
 def test_few_rows_do_join():
     counts = [3, 10, 20, *[0] * (SLOTS - 3)]
-    assert gpu.share_rows(counts) == [(1, 3, 30)]
+    assert gpu.share_rows(counts) == [(len(SORT_CLASSES) - 1, 3, 30)]
+    counts = [3, 5000, 50_000, *[0] * (SLOTS - 3)]  # too many for a kernel that takes a warp a row
+    assert gpu.share_rows(counts, small=True) == [(1, 3, 55_000)]
+    counts = [3, 5000, *[0] * 4, 50_000, *[0] * (SLOTS - 7)]
+    assert gpu.share_rows(counts, small=True) == [(len(SORT_CLASSES) - 1, 3, 55_000)]
+    assert gpu.share_rows(counts) == [(5, 3, 55_000)]
     counts = [0, 10**7, 20, *[0] * (SLOTS - 3)]
     assert gpu.share_rows(counts) == [(0, 0, 10**7), (1, 10**7, 20)]
 
@@ -68,8 +73,9 @@ def test_a_part_of_a_row_fits_in_shared_memory(width, products, itemsize):
 
 @given(st.integers(1, 1 << 11), st.integers(1, 6), st.integers(1, 20_000), st.sampled_from([4, 8, 16]))
 def test_a_node_fits_in_shared_memory(words, rows, entries, itemsize):
-    capacity, stride = workspace.node_fill_shared(words, rows, entries, itemsize)
+    capacity, most, stride = workspace.node_fill_shared(words, rows, entries, itemsize)
     assert capacity % 4 == 0
+    assert capacity <= most <= rows * capacity
     assert capacity >= min(entries, 64)
     assert stride % 16 == 0
     assert 2 * stride <= workspace.SHARED_BYTES

@@ -11,15 +11,15 @@ from numpy.testing import assert_array_equal
 
 from spdist.csr import CSR, from_scipy
 from spdist.errors import InputError, MatrixError, MemoryBoundError
-from spdist.kernels import cpu, outofcore, workspace
+from spdist.kernels import cpu, device_blocks, outofcore, workspace
 from tests.conftest import random_matrix
-from tests.kernels.host_device import HostDevice
+from tests.kernels.host_device import HostDevice, HostSlot, poisoned
 from tests.strategies import csr_pairs
 
 
 def assert_same(c: CSR, d: CSR) -> None:
     assert c.shape == d.shape
-    assert c.dtype == d.dtype
+    assert (c.dtype, c.indices.dtype) == (d.dtype, d.indices.dtype)
     for x, y in ((c.indptr, d.indptr), (c.indices, d.indices), (c.data, d.data)):
         assert_array_equal(x, y)
 
@@ -30,8 +30,8 @@ def oracle(a: CSR, b: CSR) -> CSR:
 
 @pytest.fixture(autouse=True)
 def small_margins(monkeypatch):
-    monkeypatch.setattr(outofcore, "SCRATCH_BYTES", 1 << 10)
-    monkeypatch.setattr(outofcore, "ROW_BYTES", 16)
+    monkeypatch.setattr(device_blocks, "SCRATCH_BYTES", 1 << 10)
+    monkeypatch.setattr(device_blocks, "ROW_BYTES", 16)
 
 
 @given(csr_pairs(), st.integers(12, 24), st.integers(1, 4))
@@ -107,8 +107,9 @@ def test_rows_that_fit_a_capacity(capacity, start):
 def test_an_estimate_too_low_grows(monkeypatch):
     """The rows of the sample compress well, the rest not at all."""
     monkeypatch.setattr(outofcore, "MARGIN", 1.0)
+    monkeypatch.setattr(device_blocks, "MARGIN", 1.0)
     monkeypatch.setattr(outofcore.Run, "_learn_from_sample", lambda run: setattr(run.cutter, "c_ratio", 1e-9))
-    monkeypatch.setattr(outofcore, "FIRST_SHARE", 64)
+    monkeypatch.setattr(device_blocks, "FIRST_SHARE", 64)
     a = from_scipy(random_matrix(500, 500, 5.0, 8))
     assert_same(outofcore.multiply(a, a, HostDevice(1 << 18)), oracle(a, a))
 
@@ -132,3 +133,121 @@ def test_every_stage_of_every_block_is_reported():
     assert len(prepared) > 3
     assert [s.start for s in prepared] == sorted({s.start for s in prepared})
     assert all(s.seconds > 0 and s.nbytes > 0 for s in prepared)
+
+
+def test_offsets_pass_32_bits():
+    kinds = device_blocks.Kinds(*map(np.dtype, ("f8", "i4", "i4")))
+    result = outofcore.Result(4, 9, 0, kinds, poisoned)
+    result.offsets[:] = [1, 3, 5, 6]
+    result.shift(0, 2, 2**31 - 2)
+    result.shift(2, 2, 2**33)
+    assert_array_equal(result.indptr, [0, 2**31 - 1, 2**31 + 1, 2**33 + 5, 2**33 + 6])
+
+
+def test_columns_of_c_are_as_wide_as_c_needs(monkeypatch):
+    """B has more rows than 31 bits count, but not more columns."""
+    monkeypatch.setattr(device_blocks, "INT32_MAX", 500)
+    a, b = from_scipy(random_matrix(70, 600, 5.0, 10)), from_scipy(random_matrix(600, 80, 5.0, 11))
+    assert_same(outofcore.multiply(a, b, HostDevice(1 << 20)), oracle(a, b))
+
+
+def test_a_block_has_entries_that_31_bits_count(monkeypatch):
+    monkeypatch.setattr(device_blocks, "INT32_MAX", 50)
+    a = from_scipy(random_matrix(40, 40, 4.0, 12))
+    b = from_scipy(sp.csr_array(sp.diags_array([1.0] + [0.0] * 39)))
+    b = CSR(np.minimum(np.arange(41), 1), b.indices[:1], b.data[:1], b.shape)  # all rows but the first are empty
+    taken = []
+    stage = device_blocks.Stager.stage
+    monkeypatch.setattr(device_blocks.Stager, "stage", lambda *args: (s := stage(*args), taken.append(s.a.nnz))[0])
+    assert_same(outofcore.multiply(a, b, HostDevice(1 << 20)), oracle(a, b))
+    assert max(taken[1:]) <= 50  # the first is the sample
+
+
+def test_rows_of_b_without_entries_are_not_sent():
+    """A block asks for the first and the last of 200,000 rows, between which there is nothing."""
+    far = sp.csr_array((np.ones(400), (np.repeat(np.arange(200), 2), np.tile([0, 199_999], 200))), (200, 200_000))
+    b = sp.csr_array((np.ones(40), (np.repeat([0, 199_999], 20), np.tile(np.arange(20), 2))), (200_000, 20))
+    assert_same(outofcore.multiply(from_scipy(far), from_scipy(b), HostDevice(1 << 16)),
+                oracle(from_scipy(far), from_scipy(b)))  # fmt: skip
+
+
+def test_rows_without_products_are_halved(monkeypatch):
+    """They need more than was expected: a row at a time would be as many calls in each other as there are rows."""
+    monkeypatch.setattr(device_blocks, "ROW_BYTES", 0)
+    a = from_scipy(sp.csr_array(([1.0], ([4999], [0])), (5000, 3)))
+    b = from_scipy(sp.csr_array(np.ones((3, 3))))
+    assert_same(outofcore.multiply(a, b, HostDevice(1 << 13), pairs=1), oracle(a, b))
+
+
+def test_arrays_that_a_and_b_share_have_offsets_of_their_own():
+    """Entries of B's first half are those of A's second, and ask for B's second."""
+    n = 640
+    b = from_scipy(sp.csr_array((np.arange(2.0 * n), (np.arange(2 * n), n + np.arange(2 * n) % n)), (2 * n, 2 * n)))
+    a = CSR(np.concatenate([np.zeros(n, np.int64), np.arange(n), [2 * n]]), b.indices, b.data, b.shape)
+    assert_same(outofcore.multiply(a, b, HostDevice(1 << 15)), oracle(a, b))
+
+
+def test_a_bad_row_is_called_by_its_number():
+    a = from_scipy(random_matrix(5000, 40, 4.0, 14))
+    b = from_scipy(random_matrix(40, 40, 4.0, 14))
+    indices, indptr = a.indices.copy(), a.indptr.copy()
+    indices[a.indptr[-2]] = 41
+    indptr[-2] = a.nnz + 1
+    for bad in (CSR(a.indptr, indices, a.data, a.shape), CSR(indptr, a.indices, a.data, a.shape)):
+        with pytest.raises(MatrixError, match=r"row 4,99[89] of A"):
+            outofcore.multiply(bad, b, HostDevice(1 << 20))
+
+
+def test_what_was_done_before_the_capacity_was_reached_is_reported():
+    seen: list[outofcore.Stage] = []
+    a = from_scipy(random_matrix(300, 300, 4.0, 7))
+    outofcore.multiply_rows(a, a, 0, 1000, HostDevice(1 << 20), report=seen.append)
+    assert [stage.name for stage in seen] == ["upload", "multiply", "download", "prepare"]
+
+
+@pytest.mark.parametrize("method", ["upload", "multiply", "download", "wait"])
+def test_the_first_error_comes_out_and_the_device_can_be_used_again(method, monkeypatch):
+    a = from_scipy(random_matrix(900, 900, 6.0, 3))
+    device, errors = HostDevice(1 << 17), []
+
+    def failing(name, sound):
+        def call(slot, *args):
+            if slot.staged is not None and slot.staged.start > 100 and (errors or name == method):
+                errors.append(OSError(f"{name}, after {len(errors)}"))
+                raise errors[-1]
+            return sound(slot, *args)
+
+        return call
+
+    for name in {method, "wait"}:
+        monkeypatch.setattr(HostSlot, name, failing(name, getattr(HostSlot, name)))
+    with pytest.raises(OSError, match=f"{method}, after 0"):
+        outofcore.multiply(a, a, device)
+    assert len(errors) > 1
+    monkeypatch.undo()
+    device.living.clear()  # tracebacks hold the slots
+    assert_same(outofcore.multiply(a, a, device), oracle(a, a))
+
+
+@pytest.mark.parametrize("ahead", [0, 1 << 12, 1 << 16])
+def test_blocks_on_their_way_keep_to_the_memory_of_the_host(ahead):
+    a = from_scipy(random_matrix(2000, 2000, 5.0, 5))
+    longest = int(np.diff(a.indptr).max())
+    for limit in (1 << 17, 1 << 22):  # B in parts, B resident
+        seen: list[outofcore.Stage] = []
+        assert_same(outofcore.multiply(a, a, HostDevice(limit, ahead), report=seen.append), oracle(a, a))
+        sizes = [stage.nbytes for stage in seen if stage.name == "prepare"]
+        one_row = longest * (longest + 1) * 16 + 8192  # and of B what it asks for
+        assert max(sizes) <= max(ahead // 2, one_row)
+        assert len(sizes) > 10 or ahead > 1 << 12
+
+
+def test_where_a_is_b_its_entries_are_sent_once():
+    a = from_scipy(sp.diags_array([np.ones(9000)] * 27, offsets=range(-13, 14), shape=(9000, 9000)).tocsr())
+    other = CSR(a.indptr, a.indices.copy(), a.data, a.shape)
+    sent = []
+    for b in (a, other):
+        seen: list[outofcore.Stage] = []
+        assert_same(outofcore.multiply(a, b, HostDevice(4 << 20), report=seen.append), oracle(a, a))
+        sent.append(sum(stage.nbytes for stage in seen if stage.name == "prepare"))
+    assert sent[0] < 0.7 * sent[1]

@@ -1,0 +1,441 @@
+"""Blocks of rows for a device that need not hold the operands: how A is cut, and how the CPU prepares a block.
+
+Blocks are cut while the products of later rows are still counted, by what the blocks before came to. Prepared are the
+rows of A and, unless B stays on the device, the rows of B that they ask for: all from the first to the last where they
+lie side by side, else each once. Everything here is arrays of the host; `outofcore` has the pipeline.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import functools
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from spdist.csr import CSR, INT32_MAX, Int64Array
+from spdist.errors import MatrixError
+from spdist.kernels.pinned import Bytes, array_at
+from spdist.kernels.workspace import aligned
+
+BLOCK_BYTES = 320 << 20
+"""Bytes of a block that are aimed at where the slot has room for more and B is resident; else larger blocks repeat less
+of B."""
+FIRST_SHARE = 8
+"""The first block is so many times smaller, each one after it twice as large as the one before."""
+MARGIN = 1.25
+"""By how much what is expected of a block is raised."""
+ROW_BYTES = 64
+"""Device bytes that the kernels take for a row of C, its offsets included."""
+SCRATCH_BYTES = 24 << 20
+"""And those they take whatever the rows."""
+WINDOW_SHARE = 1.3
+"""Rows of B are sent from the first to the last if these are at most so many times those asked for."""
+AHEAD_BYTES = 1 << 30
+"""Page-locked memory for blocks that are prepared ahead, and on their way, where the device has no limit for it."""
+LEAST_AHEAD = 4
+"""Blocks that this must hold: one is prepared, one waits, two are on their way."""
+FIRST_ENTRIES, PARALLEL_ENTRIES = 1 << 16, 1 << 20
+"""Entries of A whose products a thread counts at a time: the first, and the most."""
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """A matrix inside a block's memory: its shape, entries, and the byte where each array begins."""
+
+    nrows: int
+    ncols: int
+    nnz: int
+    data: int
+    indices: int
+    indptr: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """Dtypes on the device: of values, columns and offsets."""
+
+    value: np.dtype[Any]
+    index: np.dtype[Any]
+    pointer: np.dtype[Any]
+
+    @property
+    def entry(self) -> int:
+        """Bytes of an entry."""
+        return self.value.itemsize + self.index.itemsize
+
+
+def lay_out(nrows: int, ncols: int, nnz: int, kinds: Kinds, at: int = 0) -> Part:
+    """Place the arrays of a matrix from byte `at` on."""
+    indices = at + aligned(nnz * kinds.value.itemsize)
+    indptr = indices + aligned(nnz * kinds.index.itemsize)
+    return Part(nrows, ncols, nnz, at, indices, indptr, indptr + aligned((nrows + 1) * kinds.pointer.itemsize))
+
+
+@dataclass
+class Staged:
+    """A block as the CPU prepared it.
+
+    Attributes
+    ----------
+    start, stop, products : int
+        Its rows, and the products they expand to.
+    memory : bytes
+        What is sent.
+    a, b : Part
+        Where A and B lie in it; no B where it is resident.
+    begin, seconds : float
+        When its preparation began, in seconds since 1970, and how long it took.
+    low : int
+        What is to be taken off A's columns, where these are not sent apart from B's.
+    """
+
+    start: int
+    stop: int
+    products: int
+    memory: Bytes
+    a: Part
+    b: Part | None
+    begin: float
+    seconds: float = 0.0
+    low: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are sent."""
+        return (self.b or self.a).end
+
+
+# -- how rows are cut --------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def pool(count: int, task: str = "stage") -> ThreadPoolExecutor:
+    """Return threads; tasks have their own, for the first block must not wait until all is counted."""
+    return ThreadPoolExecutor(count, f"spdist-{task}")
+
+
+def cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class Products:
+    """The products of the rows before each row, counted by threads from the first row on while others look at them.
+
+    Parameters
+    ----------
+    a, b : CSR
+    threads : int
+    rows : (nrows,) int64, optional
+        What messages call the rows of A, if not by their places.
+
+    Attributes
+    ----------
+    before : (nrows + 1,) int64
+        Valid up to the last row that `through` was called for.
+    """
+
+    def __init__(self, a: CSR, b: CSR, threads: int, rows: Int64Array | None = None) -> None:
+        from spdist.kernels.prepare import count_products
+
+        self.before = np.zeros(a.nrows + 1, np.int64)
+        self.ncols, self.names, left = a.ncols, rows, (a.indptr, a.indices)
+        # The first parts are small: the first block waits for them.
+        sizes = np.minimum(FIRST_ENTRIES * 2.0 ** np.arange(64 + a.nnz // PARALLEL_ENTRIES), PARALLEL_ENTRIES)
+        ends = np.cumsum(sizes)
+        cuts = np.searchsorted(a.indptr, ends[ends < a.nnz].astype(np.int64))
+        starts = np.unique(np.concatenate([[0], cuts, [a.nrows]]))
+        submit = pool(threads, "count").submit if len(starts) > 2 else _now
+        self.coming = collections.deque(
+            (start, stop, submit(count_products, left, b.indptr, start, stop, 0, 0, self.before))
+            for start, stop in itertools.pairwise(starts.tolist())
+        )
+        self.rows = 0
+
+    def through(self, row: int) -> None:
+        """Wait until the products of the rows before `row` are known.
+
+        Raises
+        ------
+        MatrixError
+            If offsets or columns of A are out of range.
+        """
+        while self.rows < row:
+            start, stop, future = self.coming.popleft()
+            total, _, bad = future.result()
+            if total < 0:
+                raise bad_row(bad if self.names is None else self.names[bad], self.ncols)
+            self.before[start + 1 : stop + 1] += self.before[start]
+            self.rows = stop
+
+    def between(self, start: int, stop: int) -> int:
+        """Return the products of rows [start, stop)."""
+        self.through(stop)
+        return int(self.before[stop] - self.before[start])
+
+    def cancel(self) -> None:
+        """Wait for the threads, whose arrays are about to go."""
+        for _, _, future in self.coming:
+            future.cancel()
+        wait(future for _, _, future in self.coming)
+
+
+def bad_row(row: Any, ncols: int) -> MatrixError:
+    """Return the error of a row of A whose offsets or columns are out of range."""
+    return MatrixError(f"row {int(row):,} of A: offsets or columns out of range; A has {ncols:,} columns")
+
+
+def _now(function: Callable[..., Any], *args: Any) -> Future[Any]:
+    """Call a function at once."""
+    future: Future[Any] = Future()
+    future.set_result(function(*args))
+    return future
+
+
+@dataclass
+class Cutter:
+    """Cuts rows into blocks that should fit a slot, by what the blocks before came to.
+
+    Attributes
+    ----------
+    products : Products
+    indptr : (nrows + 1,) int64
+        Of A.
+    kinds : Kinds
+    room : int
+        Bytes of a slot.
+    ahead : int
+        Bytes of the host's memory for blocks that are sent.
+    c_ratio, b_ratio : float
+        Entries of C, and entries of B that are sent, for each product.
+    """
+
+    products: Products
+    indptr: Int64Array
+    kinds: Kinds
+    room: int
+    ahead: int = AHEAD_BYTES
+    c_ratio: float = 1.0
+    b_ratio: float = 0.0
+    _next: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._next = self._most / FIRST_SHARE
+
+    @property
+    def _most(self) -> float:
+        room = self.room - min(SCRATCH_BYTES, self.room // 4)
+        return room if self.b_ratio else min(room, MARGIN * BLOCK_BYTES)
+
+    def cost(self, start: int, stop: int) -> float:
+        """Return the device bytes expected of a block."""
+        products = MARGIN * self.products.between(start, stop)
+        return self.sent(start, stop) + products * self.c_ratio * self.kinds.entry + (stop - start) * ROW_BYTES
+
+    def sent(self, start: int, stop: int) -> float:
+        """Return the bytes that are expected to be sent of a block."""
+        entries, pointer = int(self.indptr[stop] - self.indptr[start]), self.kinds.pointer.itemsize
+        for_b = MARGIN * self.b_ratio * self.products.between(start, stop) * (self.kinds.entry + 1.0)
+        return for_b + entries * (self.kinds.entry + pointer) + (stop - start + 1) * pointer
+
+    def _fits(self, start: int, stop: int, room: float) -> bool:
+        return self.cost(start, stop) <= room and LEAST_AHEAD * self.sent(start, stop) <= self.ahead
+
+    def next(self, start: int) -> int:
+        """Return where the block from `start` on ends: one row at least, products and entries that 31 bits count."""
+        most = int(np.searchsorted(self.indptr, int(self.indptr[start]) + INT32_MAX, side="right")) - 1
+        stop = min(self.stop(start, self._next), most)
+        self._next = min(2 * self._next, self._most)
+        while stop > start + 1 and self.products.between(start, stop) > INT32_MAX:
+            stop = self.middle(start, stop)
+        return max(start + 1, stop)
+
+    def stop(self, start: int, room: float) -> int:
+        """Return the last row up to which a block costs at most `room`."""
+        step, last = 1, len(self.indptr) - 1
+        while start + step < last and self._fits(start, start + step, room):
+            step *= 2
+        rows = range(start + 1, min(start + step, last) + 1)
+        return start + bisect.bisect_left(rows, True, key=lambda stop: not self._fits(start, stop, room))
+
+    def learn(self, staged: Staged, nnz: int) -> None:
+        """Take what a block came to."""
+        if staged.products:
+            self.c_ratio = nnz / staged.products
+            self.b_ratio = staged.b.nnz / staged.products if staged.b else 0.0
+
+    def middle(self, start: int, stop: int) -> int:
+        """Return the row that halves the products of a block; its rows, where there are none."""
+        before = self.products.before[start : stop + 1]
+        if before[0] == before[-1]:
+            return (start + stop) // 2
+        half = (int(before[0]) + int(before[-1])) // 2
+        return start + min(max(int(np.searchsorted(before, half)), 1), stop - start - 1)
+
+
+# -- preparation -------------------------------------------------------------------------------------------------------
+
+
+class Stager:
+    """Prepares blocks, ahead and in several threads; `take` hands them out in order.
+
+    Parameters
+    ----------
+    a, b : CSR
+        On the host.
+    kinds : Kinds
+    resident : bool
+        Whether B is on the device, so that blocks come without.
+    cutter : Cutter
+    allocate : callable
+        Takes bytes, returns page-locked memory.
+    """
+
+    def __init__(
+        self, a: CSR, b: CSR, kinds: Kinds, resident: bool, cutter: Cutter, allocate: Callable[[int], Bytes],
+        first: int = 0,
+    ) -> None:  # fmt: skip
+        self.a, self.b, self.kinds, self.resident = a, b, kinds, resident
+        self.cutter, self.allocate, self.at = cutter, allocate, first
+        self.threads = cores()
+        self.ahead: collections.deque[Future[Staged]] = collections.deque()
+        self.local = threading.local()
+        self.recent = 0
+
+    def take(self) -> Staged | None:
+        """Return the next block; None after the last."""
+        wanted = max(2, min(self.threads + 1, self.cutter.ahead // max(self.recent, 1) - 2))
+        while self.at < self.a.nrows and len(self.ahead) < wanted:
+            stop = self.cutter.next(self.at)
+            self.ahead.append(pool(self.threads).submit(self.stage, self.at, stop))
+            self.at = stop
+        if not self.ahead:
+            return None
+        staged = self.ahead.popleft().result()
+        self.recent = staged.nbytes
+        return staged
+
+    def close(self) -> None:
+        """Drop what nobody will take."""
+        for future in self.ahead:
+            future.cancel()
+        for future in self.ahead:
+            if not future.cancelled():
+                future.exception()
+        self.ahead.clear()
+
+    def stage(self, start: int, stop: int) -> Staged:
+        """Prepare rows [start, stop)."""
+        begin, clock = time.time(), time.perf_counter()
+        products = self.cutter.products.between(start, stop)
+        first, last = int(self.a.indptr[start]), int(self.a.indptr[stop])
+        if self.resident:
+            part = lay_out(stop - start, self.b.nrows, last - first, self.kinds)
+            memory = self.allocate(part.end)
+            self._copy_rows(self.a, start, stop, memory, part)
+            self._copy_columns(first, last, 0, memory, part)
+            found = Staged(start, stop, products, memory, part, None, begin)
+        else:
+            found = self._with_b(start, stop, products, begin)
+        found.seconds = time.perf_counter() - clock
+        return found
+
+    def _with_b(self, start: int, stop: int, products: int, begin: float) -> Staged:
+        """Prepare rows of A with the rows of B that they ask for."""
+        from spdist.kernels.prepare import mark_rows, number_rows
+
+        a, b, kinds = self.a, self.b, self.kinds
+        first, last = int(a.indptr[start]), int(a.indptr[stop])
+        bits, places = self._scratch()
+        words = mark_rows(a.indices, first, last, bits)
+        rows, entries = number_rows(bits, places, words[0], words[1], b.indptr)
+        low, high = min(64 * words[0], b.nrows), min(64 * words[1], b.nrows)
+        window = int(b.indptr[high] - b.indptr[low]) * kinds.entry + (high - low) * kinds.pointer.itemsize
+        if window <= WINDOW_SHARE * (entries * kinds.entry + rows * kinds.pointer.itemsize):
+            bits[words[0] : words[1]] = 0
+            return self._with_window(start, stop, low, high, products, begin)
+        of_a = lay_out(stop - start, rows, last - first, kinds)
+        of_b = lay_out(rows, b.ncols, entries, kinds, of_a.end)
+        memory = self.allocate(of_b.end)
+        self._copy_rows(a, start, stop, memory, of_a)
+        self._copy_distinct(first, last, (bits, places), words, memory, of_a, of_b)
+        return Staged(start, stop, products, memory, of_a, of_b, begin)
+
+    def _with_window(self, start: int, stop: int, low: int, high: int, products: int, begin: float) -> Staged:
+        """Prepare rows of A with rows [low, high) of B; where A is B, its entries are not sent again."""
+        a, b, kinds = self.a, self.b, self.kinds
+        first, last, of_low = int(a.indptr[start]), int(a.indptr[stop]), int(b.indptr[low])
+        entries = int(b.indptr[high]) - of_low
+        inside = a.indices is b.indices and a.data is b.data and of_low <= first and last <= of_low + entries
+        of_a = lay_out(stop - start, high - low, 0 if inside else last - first, kinds)
+        of_b = lay_out(high - low, b.ncols, entries, kinds, of_a.end)
+        memory = self.allocate(of_b.end)
+        self._copy_rows(b, low, high, memory, of_b)
+        array_at(memory, of_b.indices, entries, kinds.index)[:] = b.indices[of_low : of_low + entries]
+        if not inside:
+            self._copy_rows(a, start, stop, memory, of_a)
+            self._copy_columns(first, last, low, memory, of_a)
+            return Staged(start, stop, products, memory, of_a, of_b, begin)
+        self._copy_offsets(a, start, stop, memory, of_a)
+        data, indices = (at + (first - of_low) * kind.itemsize
+                         for at, kind in ((of_b.data, kinds.value), (of_b.indices, kinds.index)))  # fmt: skip
+        of_a = of_a._replace(nnz=last - first, data=data, indices=indices)
+        return Staged(start, stop, products, memory, of_a, of_b, begin, low=low)
+
+    def _scratch(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return a bit for each row of B, zero, and the number of the first of each word; of this thread alone."""
+        if not hasattr(self.local, "bits"):
+            words = self.b.nrows // 64 + 1
+            self.local.bits, self.local.places = np.zeros(words, np.uint64), np.empty(words, np.uint32)
+        return self.local.bits, self.local.places
+
+    def _copy_rows(self, m: CSR, start: int, stop: int, memory: Bytes, part: Part) -> None:
+        """Copy values and offsets of rows of a matrix."""
+        first, last = int(m.indptr[start]), int(m.indptr[stop])
+        array_at(memory, part.data, last - first, self.kinds.value)[:] = m.data[first:last]
+        self._copy_offsets(m, start, stop, memory, part)
+
+    def _copy_offsets(self, m: CSR, start: int, stop: int, memory: Bytes, part: Part) -> None:
+        """Copy where rows of a matrix begin, counted from the first of them."""
+        first = int(m.indptr[start])
+        offsets = array_at(memory, part.indptr, stop - start + 1, self.kinds.pointer)
+        np.subtract(m.indptr[start : stop + 1], first, out=offsets, casting="unsafe")
+
+    def _copy_columns(self, first: int, last: int, low: int, memory: Bytes, part: Part) -> None:
+        """Copy the columns of entries of A, counted from row `low` of B."""
+        columns = array_at(memory, part.indices, last - first, self.kinds.index)
+        if low:
+            np.subtract(self.a.indices[first:last], low, out=columns, casting="unsafe")
+        else:
+            columns[:] = self.a.indices[first:last]
+
+    def _copy_distinct(
+        self, first: int, last: int, scratch: Any, words: Any, memory: Bytes, of_a: Part, of_b: Part
+    ) -> None:
+        """Renumber the columns of entries of A, and copy the rows of B that were marked."""
+        from spdist.kernels.prepare import send_distinct
+
+        kinds, b = self.kinds, self.b
+        numbers = array_at(memory, of_a.indices, of_a.nnz, kinds.index)
+        starts = array_at(memory, of_b.indptr, of_b.nrows + 1, kinds.pointer)
+        columns = array_at(memory, of_b.indices, of_b.nnz, kinds.index)
+        values = array_at(memory, of_b.data, of_b.nnz, kinds.value)
+        rows = b.indptr, b.indices, b.data
+        bits, places = scratch
+        send_distinct(
+            self.a.indices, first, last, rows, bits, places, words[0], words[1], numbers, 0, starts, 0, columns, 0,
+            values, 0,
+        )  # fmt: skip
