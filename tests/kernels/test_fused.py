@@ -115,6 +115,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["min_plus", "plus_times"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_method_of_a_row_follows_semiring_and_mask(shape: str, name: str) -> None:
@@ -149,6 +150,7 @@ def test_each_row_of_b_is_met_by_the_shorter_side(rows: str) -> None:
     assert_same(cpu.multiply(a, b, options=Options(mask=mask)), confined(whole, mask, False))
 
 
+@pytest.mark.slow
 def test_a_mask_of_very_wide_columns_in_a_pattern() -> None:
     b = random_csr(300, 4_000, 30)
     stretched = CSR(b.indptr, b.indices.astype(np.int64) << 40, b.data, (b.nrows, 1 << 52))
