@@ -1,6 +1,7 @@
-"""NVIDIA's SpGEMM through ctypes: each of its algorithms, its buffers taken from CuPy's current allocator.
+"""NVIDIA's products through ctypes: each algorithm of SpGEMM and of SpMV, buffers from CuPy's current allocator.
 
-CuPy itself binds one algorithm of the five, so the library that CuPy has loaded is called directly.
+CuPy itself binds one algorithm of the five of SpGEMM, and no preprocessing for SpMV, so the library that CuPy has
+loaded is called directly.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import cupy
 import numpy as np
 
 from spdist.csr import CSR
+from spdist.kernels import sell
+from spdist.kernels.sell_format import LANES
 
 ALGORITHMS = {"alg1": 3, "reuse": 0, "alg2": 4, "alg3": 5}
 """cusparseSpGEMMAlg_t, fastest first as a rule; "reuse" is the default algorithm by way of SpGEMMreuse."""
@@ -200,3 +203,104 @@ def _reuse(p: _Product) -> CSR:
     finally:
         p.end()
     return c
+
+
+# -- products with vectors ---------------------------------------------------------------------------------------------
+
+SPMV = {"csr_alg1": 2, "csr_alg2": 3, "coo_alg1": 1, "coo_alg2": 4, "sell": 5, "sell_sorted": 5, "bsr": 6}
+"""cusparseSpMVAlg_t by the names used here; "sell_sorted" leaves y in the order of the sorted rows."""
+SORTED_WINDOW = 16384
+MOST_PADDING = 1.6
+"""Places per entry from which sliced ELL is left out."""
+ORDER_ROW = 2
+
+
+class SpMV:
+    """y = A x by one algorithm, preprocessed; call it to multiply.
+
+    Parameters
+    ----------
+    library : Cusparse
+        Of the stream that is current at each call.
+    name : str
+        One of `SPMV`.
+    a : CSR
+        On the device, 32-bit indices.
+    x, y : device arrays
+        Read and written by every call.
+
+    Raises
+    ------
+    CusparseError
+        Where cuSPARSE, or the format, does not suit the matrix.
+    """
+
+    def __init__(self, library: Cusparse, name: str, a: CSR, x: Any, y: Any) -> None:
+        self.library, self.held, self.dtype = library, [a, x, y], VALUE_TYPES[a.dtype.name]
+        self.order: Any = None
+        self.matrix, self.vectors = Pointer(), [Pointer(), Pointer()]
+        library.call("SetStream", library.handle, Pointer(cupy.cuda.get_current_stream().ptr))
+        create, arguments = getattr(self, f"_{name.split('_')[0]}")(a, name)
+        library.call(f"Create{create}", ctypes.byref(self.matrix), *arguments)
+        for vector, array in zip(self.vectors, (x, y), strict=True):
+            library.call("CreateDnVec", ctypes.byref(vector), ctypes.c_int64(len(array)), _address(array), self.dtype)
+        self.factors = np.ones(1, a.dtype), np.zeros(1, a.dtype)
+        one, zero = (Pointer(factor.ctypes.data) for factor in self.factors)
+        self.arguments = (
+            NON_TRANSPOSE, one, self.matrix, self.vectors[0], zero, self.vectors[1], self.dtype, SPMV[name]
+        )  # fmt: skip
+        size = Size()
+        library.call("SpMV_bufferSize", library.handle, *self.arguments, ctypes.byref(size))
+        self.buffer = cupy.cuda.alloc(max(size.value, 16))
+        library.call("SpMV_preprocess", library.handle, *self.arguments, Pointer(self.buffer.ptr))
+
+    def __call__(self) -> None:
+        """Multiply, on the current stream."""
+        self.library.call("SetStream", self.library.handle, Pointer(cupy.cuda.get_current_stream().ptr))
+        self.library.call("SpMV", self.library.handle, *self.arguments, Pointer(self.buffer.ptr))
+
+    def __del__(self) -> None:
+        if self.matrix:
+            self.library.call("DestroySpMat", self.matrix)
+        for vector in filter(None, self.vectors):
+            self.library.call("DestroyDnVec", vector)
+
+    def _csr(self, a: CSR, name: str) -> tuple[str, tuple[Any, ...]]:
+        sizes = map(ctypes.c_int64, (*a.shape, a.nnz))
+        arrays = map(_address, (a.indptr, a.indices, a.data))
+        return "Csr", (*sizes, *arrays, INDEX_32I, INDEX_32I, BASE_ZERO, self.dtype)
+
+    def _coo(self, a: CSR, name: str) -> tuple[str, tuple[Any, ...]]:
+        rows = (cupy.searchsorted(a.indptr, cupy.arange(a.nnz), side="right") - 1).astype(np.int32)
+        self.held.append(rows)
+        sizes = map(ctypes.c_int64, (*a.shape, a.nnz))
+        return "Coo", (*sizes, *map(_address, (rows, a.indices, a.data)), INDEX_32I, BASE_ZERO, self.dtype)
+
+    def _sell(self, a: CSR, name: str) -> tuple[str, tuple[Any, ...]]:
+        sigma = SORTED_WINDOW if name == "sell_sorted" else 1
+        made = sell.build(a, height=LANES, sigma=sigma, index="wide", block=1)
+        if len(made.long_rows) or len(made.values) > MOST_PADDING * a.nnz + 1000:
+            raise CusparseError(f"sliced ELL has {len(made.values) / max(a.nnz, 1):.1f} places per entry")
+        offsets = cupy.append(made.chunks[:, 0], len(made.values)).astype(np.int32)
+        self.order = made.rows
+        self.held += [made, offsets]
+        sizes = map(ctypes.c_int64, (*a.shape, a.nnz, len(made.values), LANES))
+        arrays = map(_address, (offsets, made.wide, made.values))
+        return "SlicedEll", (*sizes, *arrays, INDEX_32I, INDEX_32I, BASE_ZERO, self.dtype)
+
+    def _bsr(self, a: CSR, name: str) -> tuple[str, tuple[Any, ...]]:
+        side = sell.build(a, sigma=1).block
+        rows = a.nrows // side
+        if side == 1 or a.nrows % side or a.nnz % (side * side):
+            raise CusparseError("the matrix has no dense blocks")
+        indptr = a.indptr[::side] // (side * side)
+        owner = cupy.searchsorted(indptr, cupy.arange(a.nnz // side**2), side="right") - 1
+        within = cupy.arange(len(owner)) - indptr[owner]
+        unit = cupy.arange(side)
+        starts = a.indptr[owner[:, None] * side + unit] + side * within[:, None]
+        indices = a.indices[starts[:, 0]] // side
+        data = a.data[(starts[:, :, None] + unit).ravel()]
+        self.held += [indptr, indices, data]
+        sizes = (*map(ctypes.c_int64, (rows, rows, len(indices), side, side)),)
+        arrays = map(_address, (indptr, indices, data))
+        return "Bsr", (*sizes, *arrays, INDEX_32I, INDEX_32I, BASE_ZERO, self.dtype, ORDER_ROW)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from spdist.inmemory import numeric, spgemm, symbolic
     from spdist.interchange import export_matrix, import_matrix
     from spdist.kernels.semirings import Semiring
+    from spdist.operators import Operator, open_operator, operator
+    from spdist.operators import ehyb_operator as ehyb
+    from spdist.operators import sell_operator as sell
     from spdist.storage import open_matrix as open
 
 __version__ = "0.1.0"
@@ -43,11 +46,14 @@ _HOME = {
         "spdist.errors",
     ),
     "Semiring": "spdist.kernels.semirings",
+    **dict.fromkeys(("Operator", "ehyb", "open_operator", "operator", "sell"), "spdist.operators"),
     "generate": "spdist.generators",
     "export_matrix": "spdist.interchange",
     "import_matrix": "spdist.interchange",
     "open": "spdist.storage",
 }
+
+_NAME_AT_HOME = {"ehyb": "ehyb_operator", "open": "open_matrix", "sell": "sell_operator"}
 
 __all__ = [
     "Callbacks",
@@ -55,11 +61,13 @@ __all__ = [
     "InputError",
     "MatrixError",
     "MemoryBoundError",
+    "Operator",
     "Report",
     "ResumeError",
     "Semiring",
     "SpdistError",
     "VerificationError",
+    "ehyb",
     "export_matrix",
     "generate",
     "import_matrix",
@@ -67,8 +75,11 @@ __all__ = [
     "multiply",
     "numeric",
     "open",
+    "open_operator",
+    "operator",
     "plan",
     "save",
+    "sell",
     "spgemm",
     "symbolic",
     "verify",
@@ -78,7 +89,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'spdist' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), "open_matrix" if name == "open" else name)
+    value = getattr(importlib.import_module(_HOME[name]), _NAME_AT_HOME.get(name, name))
     globals()[name] = value
     return value
 

@@ -152,9 +152,9 @@ def plan(
     Parameters
     ----------
     a, b : path, URL or StoredMatrix
-    engine : {"auto", "scipy", "numba"}
-    memory_limit : int or str
-        Bytes a worker may use, as a number or for instance ``"512MiB"``.
+    engine : {"auto", "scipy", "numba", "cuda"}
+    memory_limit, host_limit : int or str, optional
+        As in `multiply`: bytes, as a number or for instance ``"512MiB"``.
     grid : (int, int, int), optional
         Force the number of row, inner and column blocks.
 
@@ -168,7 +168,8 @@ def plan(
     MemoryBoundError
         If the smallest block does not fit; says how much is needed.
     InputError
-        If A or B is not a matrix, or their shapes do not fit.
+        If A or B is not a matrix, their shapes do not fit, or the engine does not multiply their values; or if there is
+        no GPU here to say what is free, and no `memory_limit`.
     """
     from spdist.scheduler.sizes import make_plan
 
@@ -267,7 +268,8 @@ def multiply(
         Bytes on each worker. With the engines of the CPU: what blocks, buffers and waiting results may take beyond what
         the worker holds idle, 2GiB by default. With "cuda": of the GPU's memory, by default 0.9 of what is free.
     host_limit : int or str, optional
-        Bytes of the host's memory for a worker with a GPU; 8GiB by default.
+        Bytes that blocks, and those on their way to the GPU, may take of the host's memory on a worker with a GPU; 8GiB
+        by default.
     grid : (int, int, int), optional
         Force the number of row, inner and column blocks.
     workers : int, optional
@@ -276,6 +278,7 @@ def multiply(
         Address of a running Dask scheduler to use instead.
     resume : bool
         Continue an unfinished C by its stored plan; start afresh where there is none, do nothing on a finished one.
+        With "cuda", `memory_limit` may be another than before.
     overwrite : bool
         Replace an old C, once the new one is whole.
     check : bool
@@ -302,6 +305,10 @@ def multiply(
     job = _prepare(a, b, c, engine, limits, grid, resume=resume, overwrite=overwrite)
     if isinstance(job, Report):
         return _verified(job, a, b, c, callbacks) if check else job
+    if job.planned_first and scheduler is None:
+        from spdist.scheduler.cluster import count_gpus
+
+        count_gpus()  # or it is said now, before a plan is made
     if job.unfinished:
         callbacks.resumed(info(job.unfinished)["durable"])
     with _timings(record, c) as timed:
@@ -440,6 +447,8 @@ def _prepare(
         content = storage.read_note(found[0], PLAN_NOTE)
         if content is not None:
             stored = Plan.from_json(content)
+            if stored.on_gpu and limits["memory_limit"] is not None:
+                stored = stored.through_gpu(parse_bytes(limits["memory_limit"]))
             return _Job(left, right, lambda: stored, target, found[0], False, facts, stored.on_gpu)
         storage.remove(found[0])
     check_operands(left, right, grid)

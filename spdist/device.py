@@ -62,6 +62,13 @@ def _empty_cupyx(shape: tuple[int, int], dtype: np.dtype[Any]) -> Any:
     return out
 
 
+def to_cupyx_any(m: CSR) -> Any:
+    """Return a `cupyx.scipy.sparse.csr_matrix` on the arrays of a `CSR` that need not be canonical."""
+    import cupyx.scipy.sparse as csp
+
+    return csp.csr_matrix((m.data, m.indices, m.indptr), shape=m.shape, copy=False)
+
+
 def spgemm(a: Any, b: Any, method: str, deterministic: bool) -> Any:
     """Multiply two matrices of CuPy's; see `spdist.spgemm`."""
     if method not in METHODS:

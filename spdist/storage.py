@@ -770,3 +770,42 @@ class MatrixWriter:
             begin(self.layout.url, self.facts)
             self._offsets = ChunkBuffer(self.layout.array("indptr"))
             self._offsets.append(np.zeros(1, np.int64))
+
+
+# -- other things than matrices ----------------------------------------------------------------------------------------
+
+
+def write_arrays(url: str | Path, arrays: dict[str, ValueArray], attributes: dict[str, Any]) -> None:
+    """Write a Zarr group of arrays, flattened, their shapes among its attributes; `url` must not exist."""
+    place = normalise(url)
+    begin(place, {})
+    written = []
+    for name, values in arrays.items():
+        flat = np.ascontiguousarray(values).ravel()
+        array = new_array(place, name, flat.dtype, CHUNK_LENGTH, compressed=compresses(flat))
+        if len(flat):
+            array.write_chunks(0, flat)
+        written.append((array, len(flat)))
+    shapes = {name: list(values.shape) for name, values in arrays.items()}
+    finish_group(place, written, {**attributes, "spdist": {"state": "complete", "shapes": shapes}})
+
+
+def read_arrays(url: str | Path) -> tuple[dict[str, ValueArray], dict[str, Any]]:
+    """Return the arrays and the attributes that `write_arrays` wrote.
+
+    Raises
+    ------
+    MatrixError
+        If there is nothing, or nothing of the kind.
+    CorruptError
+        If a Zarr chunk is missing, truncated or altered.
+    """
+    place = normalise(url)
+    attributes, _ = _read_group(place)
+    shapes = attributes.get("spdist", {}).get("shapes", {})
+    group = zarr.open_group(open_store(place), mode="r")
+    arrays = {}
+    for name, shape in shapes.items():
+        array = _describe(place, name, cast("zarr.Array[Any]", group[name]))
+        arrays[name] = np.array(array.read(0, array.length)).reshape(shape)
+    return arrays, attributes

@@ -152,6 +152,18 @@ def test_through_a_device_block_by_block(host_gpu, tmp_path, grid):
         assert grid is None or max(rows) >= 3000 * (grid[0] - 1) // grid[0] - 100
 
 
+def test_a_run_goes_on_with_more_of_the_gpu(host_gpu, tmp_path):
+    m = random_matrix(300, 300, 3.0, 6).tolil()
+    m[200] = 2.0
+    a, c = "memory://cuda/a.zarr", "memory://cuda/c.zarr"
+    api.save(a, m.tocsr(), overwrite=True)
+    options = {"engine": "cuda", "grid": (7, 1, 1)}
+    with pytest.raises(MemoryBoundError, match=r"row 200 of A .* raise memory_limit"):
+        api.multiply(a, a, c, memory_limit=9000, overwrite=True, **options)
+    report = api.multiply(a, a, c, memory_limit="1MiB", resume=True, check=True, **options)
+    assert (report.state, report.memory_limit) == ("resumed", 1 << 20)
+
+
 def test_what_is_computed_to_warm_up_is_not_on_record(host_gpu, stored):
     a = stored("A", random_matrix(50, 50, 3, 1))
     product = stages.Product(a, a, "cuda", True, (0, 50), (0, 50), memory_limit=1 << 20)

@@ -31,7 +31,7 @@ def test_methods_of_the_gpu_are_named():
 
 
 def test_methods_of_the_cpu_are_named():
-    with pytest.raises(InputError, match="'esc' is not one of auto, scipy, numba, hyspmm"):
+    with pytest.raises(InputError, match="'esc' is not one of auto, scipy, numba, cuda, hyspmm"):
         spdist.spgemm(random_matrix(4, 4, 2.0, 1), random_matrix(4, 4, 2.0, 1), "esc")
 
 

@@ -4,6 +4,7 @@
 // long long) and Pointer (row offsets: int or long long). Counts of products are 64-bit throughout.
 #pragma once
 
+typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
@@ -18,6 +19,7 @@ struct __align__(2 * sizeof(T)) Complex {
     T re, im;
     __device__ Complex() {}
     __device__ Complex(T real, T imag = T(0)) : re(real), im(imag) {}
+    template <typename U> __device__ explicit Complex(const Complex<U>& z) : re(T(z.re)), im(T(z.im)) {}
 };
 
 template <typename T>
@@ -46,6 +48,17 @@ __device__ __forceinline__ T take(const T value, const int source, const int wid
 template <typename T>
 __device__ __forceinline__ Complex<T> take(const Complex<T> value, const int source, const int width) {
     return Complex<T>(take(value.re, source, width), take(value.im, source, width));
+}
+
+// Load what is used once: it should not drive x out of the caches.
+template <typename T> __device__ __forceinline__ T stream(const T* at) { return __ldcs(at); }
+template <> __device__ __forceinline__ Complex<float> stream(const Complex<float>* at) {
+    const float2 v = __ldcs((const float2*)at);
+    return Complex<float>(v.x, v.y);
+}
+template <> __device__ __forceinline__ Complex<double> stream(const Complex<double>* at) {
+    const double2 v = __ldcs((const double2*)at);
+    return Complex<double>(v.x, v.y);
 }
 
 // Sum over this lane and those before it in its group of GROUP lanes.

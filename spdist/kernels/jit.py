@@ -65,9 +65,9 @@ def _type_of(ring: Semiring, context: Any) -> RingType:
     return RingType(ring)
 
 
-@unbox(RingType)  # type: ignore[no-untyped-call, untyped-decorator]
+@unbox(RingType)  # type: ignore[untyped-decorator]
 def _unbox(kind: RingType, ring: Any, c: Any) -> Any:
-    return NativeValue(c.context.get_dummy_value())  # type: ignore[no-untyped-call]
+    return NativeValue(c.context.get_dummy_value())
 
 
 def fold(total: Any, value: Any, ring: Any) -> Any:
@@ -123,4 +123,4 @@ def _operator(function: Operator) -> Any:
 
 def _scalar(kind: Any) -> Any:
     """Return the NumPy type of a value of Numba's."""
-    return as_dtype(types.unliteral(kind)).type  # type: ignore[no-untyped-call]
+    return as_dtype(types.unliteral(kind)).type

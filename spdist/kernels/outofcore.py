@@ -107,7 +107,10 @@ class Device(Protocol):
     ahead: int
 
     def slots(self, count: int, size: int, kept: int) -> list[Any]:
-        """Return slots of `size` bytes each, or less where the device has less; `kept` bytes stay free for B."""
+        """Return slots of `size` bytes each, or less where the device has less; `kept` bytes stay free for B.
+
+        Those given before lose their memory first.
+        """
 
     def keep(self, b: CSR | None, kinds: Kinds) -> bool:
         """Keep B on the device for the blocks to come, or nothing; return whether B is there."""
@@ -178,6 +181,8 @@ class Run:
     ----------
     capacity : int or None
         Entries of C for which there is room; None: all.
+    first_row : int
+        What messages call row 0 of A.
     """
 
     a: CSR
@@ -188,6 +193,7 @@ class Run:
     start: int
     capacity: int | None
     report: Report
+    first_row: int = 0
 
     def __post_init__(self) -> None:
         a, b = self.a, self.b
@@ -253,7 +259,6 @@ class Run:
     def _take_slots(self, pairs: int) -> None:
         """Take the slots of so many pairs; the only one of a single pair has all the room there is."""
         shares = device_shares(self.b_bytes if self.resident else 0, self.memory_limit, pairs)
-        self.slots, self.turns = [], iter(())  # their memory must be free before there are others
         self.slots = self.device.slots(pairs, shares.slot, shares.kept)
         self.turns = itertools.cycle(self.slots)
 
@@ -313,8 +318,7 @@ class Run:
                 later = [(other.staged.start, other.staged.stop) for other in waiting]
                 backlog.extendleft(reversed([(error.staged.start, flight.staged.stop), *later]))
                 waiting.clear()
-                del flight  # nothing may hold a slot, for its memory is to be free: nor may the frames of the error
-                self._widen(error.with_traceback(None))
+                self._widen(error)
         self._land_all()
 
     def _send(self, slot: Any, staged: Staged) -> _Flight:
@@ -325,14 +329,15 @@ class Run:
 
     def _widen(self, error: _RowTooLongError) -> None:
         """Go on with one slot that has all the room, for the sake of a long row."""
+        row = self.first_row + error.staged.start
         if len(self.slots) == 1:
             raise MemoryBoundError(
-                f"row {error.staged.start:,} of A expands to {error.staged.products:,} products and needs more than "
+                f"row {row:,} of A expands to {error.staged.products:,} products and needs more than "
                 f"{format_bytes(error.needed)} on the GPU, but memory_limit={format_bytes(self.memory_limit)} leaves "
                 f"{format_bytes(self.slots[0].size)} for a block: raise memory_limit, or cut the inner dimension with "
                 f"a grid"
             )
-        logger.info("row %d needs more than a slot: one block at a time from here on", error.staged.start)
+        logger.info("row %d needs more than a slot: one block at a time from here on", row)
         self._land_all()
         self._wait()
         self._take_slots(1)
@@ -479,11 +484,13 @@ def multiply(a: CSR, b: CSR, device: Any, *, pairs: int = PAIRS, report: Report 
 
 
 def multiply_rows(
-    a: CSR, b: CSR, start: int, capacity: int | None, device: Any, *, pairs: int = PAIRS, report: Report = ignore
-) -> CSR:
+    a: CSR, b: CSR, start: int, capacity: int | None, device: Any, *, pairs: int = PAIRS, report: Report = ignore,
+    first_row: int = 0,
+) -> CSR:  # fmt: skip
     """Return as many whole rows of ``a @ b``, from `start` on, as fit in `capacity` entries; None: all.
 
-    A first row longer than that is returned whole, alone. Arguments else as for `multiply`.
+    A first row longer than that is returned whole, alone. The message that a row does not fit calls row 0 of A
+    `first_row`. Arguments else as for `multiply`.
 
     Raises
     ------
@@ -496,4 +503,4 @@ def multiply_rows(
         raise MatrixError(
             f"A has {a.ncols:,} columns but B has {b.nrows:,} rows: A @ B needs as many rows of B as A has columns"
         )
-    return Run(a, b, device, device.memory_limit, pairs, start, capacity, report).multiply()
+    return Run(a, b, device, device.memory_limit, pairs, start, capacity, report, first_row).multiply()

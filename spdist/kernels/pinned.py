@@ -18,6 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from spdist.errors import MemoryBoundError
+from spdist.text import format_bytes
+
 Bytes = npt.NDArray[np.uint8]
 
 PORTABLE = 1
@@ -25,6 +28,10 @@ PORTABLE = 1
 PAGE = 4096
 PIECE = 32 << 20
 """Bytes that a thread takes from the system at a time."""
+
+
+SPARE = 1.5
+"""Memory that is kept may be so many times as large as what is asked for: else each size of C would keep its own."""
 
 
 class _Lease:
@@ -48,9 +55,9 @@ class Pool:
     def take(self, size: int) -> Bytes:
         """Return `size` bytes, a size of `pinned_bytes`."""
         with self.lock:
-            kept = self.free.get(size)
-            memory = kept.pop() if kept else None
-        return np.asarray(_Lease(self, _lock(size) if memory is None else memory))
+            fitting = [other for other, kept in self.free.items() if size <= other <= SPARE * size and kept]
+            memory = self.free[min(fitting)].pop() if fitting else None
+        return np.asarray(_Lease(self, _lock(size) if memory is None else memory))[:size]
 
     def give_back(self, memory: Bytes) -> None:
         """Keep memory for the next to take."""
@@ -83,7 +90,13 @@ def _lock(size: int) -> Bytes:
         touch(0)
     else:
         list(_touchers().map(touch, range(0, size, PIECE)))
-    cupy.cuda.runtime.hostRegister(memory.ctypes.data, size, PORTABLE)
+    try:
+        cupy.cuda.runtime.hostRegister(memory.ctypes.data, size, PORTABLE)
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise MemoryBoundError(
+            f"the system does not page-lock another {format_bytes(size)} of host memory ({error}): lower host_limit, "
+            f"or free memory that is in use"
+        ) from None
     return memory
 
 

@@ -9,12 +9,13 @@ products are merged.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from spdist.csr import INT32_MAX
+from spdist.kernels.workspace import device_shares
 
 MAX_BLOCK_PRODUCTS = 1 << 26
 """Products of one row block at the most: about a quarter of a second of one core, so that workers stay balanced."""
@@ -176,6 +177,12 @@ class Plan:
     def on_gpu(self) -> bool:
         """Whether GPUs multiply."""
         return self.engine in GPU_ENGINES
+
+    def through_gpu(self, memory_limit: int) -> Plan:
+        """Return the plan for GPUs of so many bytes; how it is cut depends on the host's memory alone."""
+        resident = self.b.nnz * self.c.entry_bytes + 8 * self.b.shape[0]
+        b_bytes = resident if self.resident else max((block.b_bytes for block in self.blocks), default=0)
+        return replace(self, memory_limit=memory_limit, device_memory=device_shares(b_bytes, memory_limit).total)
 
     @property
     def rates(self) -> dict[str, float]:

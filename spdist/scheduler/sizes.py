@@ -344,11 +344,7 @@ def make_plan(
     host = host_limit or DEFAULT_HOST_LIMIT if on_gpu else memory_limit
     draft = _Draft(a, b, engine, host, grid, lengths, sample_rows(a, b, lengths))
     plan = draft.plan()
-    if not on_gpu:
-        return plan
-    entry = index_dtype(b.ncols).itemsize + draft.dtype.itemsize
-    b_bytes = b.nnz * entry + 8 * b.nrows if plan.resident else max((block.b_bytes for block in plan.blocks), default=0)
-    return replace(plan, memory_limit=memory_limit, device_memory=workspace.device_shares(b_bytes, memory_limit).total)
+    return plan.through_gpu(memory_limit) if on_gpu else plan
 
 
 def check_operands(a: StoredMatrix, b: StoredMatrix, grid: tuple[int, int, int] | None) -> None:

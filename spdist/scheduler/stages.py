@@ -209,7 +209,7 @@ class Product:
             return cpu.multiply_rows(a, b, 0, capacity, engine=self.engine)  # type: ignore[arg-type]
         with self._gpu_lock:
             note = functools.partial(self._note_gpu, row)
-            return outofcore.multiply_rows(a, b, 0, capacity, self.gpu(), report=note)
+            return outofcore.multiply_rows(a, b, 0, capacity, self.gpu(), report=note, first_row=row)
 
     def gpu(self) -> Any:
         """Return this worker's GPU within its memory limit."""

@@ -21,11 +21,19 @@ def poisoned(size: int) -> Any:
     return memory
 
 
+class Room:
+    """Memory of a slot; it is taken as long as anything holds it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
 class HostSlot:
     """Multiplies on the CPU what was sent; holds C until the next block."""
 
     def __init__(self, device: HostDevice, size: int) -> None:
         self.device, self.size = device, size
+        self.room: Room | None = Room(size)
         self.memory: Any = None
         self.staged: Staged | None = None
         self.c: CSR | None = None
@@ -44,13 +52,15 @@ class HostSlot:
 
     def multiply(self) -> int:
         assert self.staged is not None
+        room = self.room  # of the arrays of this frame
+        assert room is not None
         b = self.device.b if self.staged.b is None else self._matrix(self.staged.b)
         a = self._matrix(self.staged.a)
         a = CSR(a.indptr, a.indices - a.indices.dtype.type(self.staged.low), a.data, a.shape)
         self.c = cpu.multiply(a, b, engine="scipy")
         needed = self.staged.nbytes + self.c.nbytes
         self.device.most = max(self.device.most, needed if needed <= self.size else 0)
-        if needed > self.size:
+        if needed > room.size:
             raise ArenaFullError(needed)
         self.steps.append("multiply")
         return self.c.nnz
@@ -79,18 +89,21 @@ class HostDevice:
         self.b: CSR | None = None
         self.kinds: Kinds
         self.taken: list[tuple[int, int]] = []
-        self.living: weakref.WeakSet[HostSlot] = weakref.WeakSet()
+        self.living: weakref.WeakSet[Room] = weakref.WeakSet()
+        self.given: list[HostSlot] = []
 
     @property
     def peak(self) -> int:
         return self.most
 
     def slots(self, count: int, size: int, kept: int) -> list[HostSlot]:
-        assert count * size + kept + sum(slot.size for slot in self.living) <= self.memory_limit
+        for slot in self.given:
+            slot.room = None
+        assert count * size + kept + sum(room.size for room in self.living) <= self.memory_limit
         self.taken.append((count, size))
-        slots = [HostSlot(self, size) for _ in range(count)]
-        self.living.update(slots)
-        return slots
+        self.given = [HostSlot(self, size) for _ in range(count)]
+        self.living.update(slot.room for slot in self.given)
+        return self.given
 
     def keep(self, b: CSR | None, kinds: Kinds) -> bool:
         self.b, self.kinds = b, kinds

@@ -110,6 +110,19 @@ def test_other_values_of_one_structure_are_sent_again(device):
     assert device.b is sent
 
 
+def test_few_sizes_are_kept(monkeypatch):
+    locked = []
+    monkeypatch.setattr(pinned, "_lock", lambda size: locked.append(size) or np.empty(size, np.uint8))
+    pool, rng = pinned.Pool(), np.random.default_rng(1)
+    for size in rng.integers(1 << 20, 1 << 21, 200):
+        memory = pool.take(pinned.pinned_bytes(int(size)))
+        assert len(memory) == pinned.pinned_bytes(int(size))
+        del memory
+    assert len(locked) <= 4
+    first, second = pool.take(1 << 20), pool.take(1 << 20)
+    assert not np.may_share_memory(first, second)
+
+
 def test_memory_comes_back_to_a_pool_that_is_in_use():
     """The garbage collector may find a lease while the same thread takes another."""
     pool = pinned.Pool()

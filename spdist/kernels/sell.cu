@@ -1,0 +1,417 @@
+// sell.cu: y = A x with A in SELL-C-sigma: how a matrix is brought into the format, and its products.
+//
+// M. Kreutzer, G. Hager, G. Wellein, "A Unified Sparse Matrix Storage Format for Heterogeneous Systems", poster, and
+// SIAM J. Sci. Comput. 36(5), 2014. T threads a row: the poster's outlook. The kinds of chunk are ours.
+//
+// A SELL chunk is 32 lanes wide. Lane l serves the row at position first + l / T, where T = 1, 2, ..., 32; the entries of
+// a row go to its T lanes in turn. Slot s of a chunk holds one value for each lane (BLOCK for each in a chunk of blocks):
+//   WIDE          columns as 32-bit numbers, PADDING where a row has ended
+//   NARROW        columns as 16-bit offsets from the slot's base, NARROW_PADDING where a row has ended
+//   DIAGONAL      a slot is a piece of a diagonal: one offset (column less position) and a bit for each lane that has it
+//   BLOCK_WIDE    rows in dense blocks of BLOCK x BLOCK: one block column for each block row and slot
+//   BLOCK_NARROW  the same as 16-bit offsets from the slot's base
+// 16-bit offsets of a chunk start after the bases of its slots, at a multiple of BASES bases.
+// Rows of more than a few thousand entries stay in CSR and are shared among thread blocks, PIECE entries each.
+#include "common.cuh"
+
+enum Kind { WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW };
+enum Allowed { MAY_BE_NARROW = 1, MAY_BE_DIAGONAL = 2, MAY_BE_WIDE = 4 };
+constexpr int PADDING = -1, NO_DIAGONAL = 0x7fffffff, WARPS = 8, BASES = 16, DIAGONALS = 4, MOST_FULL = 0x7fff;
+constexpr u32 NARROW_PADDING = 0xffffu;
+
+struct __align__(16) Chunk {
+    i64 values, index;  // places of the first slot in `values`, and in `wide` or `narrow`
+    int first, width, unused, code;
+    __device__ int kind() const { return code & 15; }
+    __device__ int log_threads() const { return code >> 4 & 15; }
+    __device__ int rows() const { return code >> 8 & 255; }  // above: slots that no row leaves empty, up to MOST_FULL
+};
+
+// Block columns of a slot: 32 rows meet so many block rows at most.
+template <int BLOCK>
+__device__ constexpr int block_rows() { return 32 % BLOCK == 0 ? 32 / BLOCK : 32 / BLOCK + 2; }
+
+__device__ __forceinline__ i64 round_up(const i64 a, const i64 b) { return (a + b - 1) / b * b; }
+
+// 16-bit numbers before the offsets of a chunk: its slots' bases; and 32-bit numbers of its diagonals. Both are padded, so
+// that they can be read four numbers at a time.
+__device__ __forceinline__ i64 base_room(const int width) { return 2 * round_up(width, BASES); }
+__device__ __forceinline__ i64 diagonal_room(const int width) { return 2 * round_up(width, DIAGONALS); }
+
+template <typename T> __device__ __forceinline__ T across(const T value, const int step) {
+    return __shfl_xor_sync(FULL_WARP, value, step);
+}
+template <typename T> __device__ __forceinline__ Complex<T> across(const Complex<T> value, const int step) {
+    return Complex<T>(across(value.re, step), across(value.im, step));
+}
+
+// The row that a lane serves.
+template <typename Pointer>
+struct Served {
+    bool valid;
+    i64 position, row;
+    Pointer begin, end;
+
+    __device__ Served(const Chunk& c, const int lane, const int* __restrict__ rows, const Pointer* __restrict__ indptr) {
+        const int r = lane >> c.log_threads();
+        valid = r < c.rows();
+        position = c.first + r;
+        row = valid ? (rows ? rows[position] : position) : 0;
+        begin = valid ? indptr[row] : 0;
+        end = valid ? indptr[row + 1] : 0;
+    }
+};
+
+// The least diagonal among those that the lanes come to next; NO_DIAGONAL once all rows have ended.
+template <typename Index>
+__device__ __forceinline__ int next_diagonal(const bool more, const Index* __restrict__ at, const i64 position, int& mine) {
+    mine = more ? (int)(*at - position) : NO_DIAGONAL;
+    return __reduce_min_sync(FULL_WARP, mine);
+}
+
+// Whether a row is one of BLOCK equal ones made of aligned runs of BLOCK columns.
+template <int BLOCK, typename Index, typename Pointer>
+__device__ __forceinline__ bool is_blocked(const i64 row, const i64 nrows, const Pointer* __restrict__ indptr,
+                                           const Index* __restrict__ indices) {
+    const i64 leader = row - row % BLOCK;
+    const Pointer begin = indptr[row], length = indptr[row + 1] - begin, lead = indptr[leader];
+    if (leader + BLOCK > nrows || length % BLOCK != 0 || indptr[leader + 1] - lead != length) return false;
+    for (Pointer k = 0; k < length; k += BLOCK) {
+        const Index column = indices[lead + k];
+        if (column % BLOCK != 0) return false;
+        for (int e = 0; e < BLOCK; ++e)
+            if (indices[begin + k + e] != column + e) return false;
+    }
+    return true;
+}
+
+// Lowest block column of a slot, NO_DIAGONAL where all rows have ended, and the highest.
+template <typename Index>
+__device__ __forceinline__ int slot_span(const bool more, const Index* __restrict__ at, const int unit, int& high) {
+    const int column = more ? (int)(*at / unit) : NO_DIAGONAL;
+    high = __reduce_max_sync(FULL_WARP, more ? column : -1);
+    return __reduce_min_sync(FULL_WARP, column);
+}
+
+// Whether the columns of each slot lie within 16 bits.
+template <typename Index, typename Pointer>
+__device__ __forceinline__ bool spans_fit(const int width, const int unit, const int threads, const Served<Pointer>& s,
+                                          const Index* __restrict__ indices) {
+    Pointer k = s.begin + threadIdx.x % threads * unit;
+    for (int slot = 0, high; slot < width; ++slot, k += threads * unit) {
+        const int low = slot_span(k < s.end, indices + k, unit, high);
+        if (high - low >= (int)NARROW_PADDING) return false;
+    }
+    return true;
+}
+
+// Count in a sample which rows are blocked.
+//
+// Launch  block 256, one thread a sample; sample i is row i * stride.
+// Post    found[b] += blocked rows, for blocks of 2, 3, 4, 6.
+template <typename Index, typename Pointer>
+__global__ void __launch_bounds__(256)
+sell_probe(const i64 samples, const i64 stride, const i64 nrows, const Pointer* __restrict__ indptr,
+           const Index* __restrict__ indices, int* __restrict__ found) {
+    const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (i >= samples) return;
+    const i64 row = i * stride;
+    if (indptr[row] == indptr[row + 1]) return;
+    if (is_blocked<2>(row, nrows, indptr, indices)) atomicAdd(found, 1);
+    if (is_blocked<3>(row, nrows, indptr, indices)) atomicAdd(found + 1, 1);
+    if (is_blocked<4>(row, nrows, indptr, indices)) atomicAdd(found + 2, 1);
+    if (is_blocked<6>(row, nrows, indptr, indices)) atomicAdd(found + 3, 1);
+}
+
+// Find each chunk's width and the kind that takes fewest bytes.
+//
+// Launch  block 256, a warp a chunk.
+// Pre     first and code (threads and rows) of each chunk set; rows null where positions are rows.
+// Post    width and kind set; sizes[k * nchunks + chunk]: elements of `values`, `wide` and `narrow`, k = 0, 1, 2.
+template <typename Index, typename Pointer, int BLOCK>
+__global__ void __launch_bounds__(256)
+sell_analyse(const i64 nchunks, const i64 nrows, const int value_bytes, const int allowed,
+             const Pointer* __restrict__ indptr, const Index* __restrict__ indices, const int* __restrict__ rows,
+             Chunk* __restrict__ chunks, i64* __restrict__ sizes) {
+    const i64 at = (i64)blockIdx.x * WARPS + threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    if (at >= nchunks) return;
+    Chunk c = chunks[at];
+    const Served<Pointer> s(c, lane, rows, indptr);
+    const int threads = 1 << c.log_threads();
+    c.width = __reduce_max_sync(FULL_WARP, (int)((s.end - s.begin + threads - 1) / threads));
+    int unit = 1;
+    if (BLOCK > 1 && threads == 1) {
+        const bool blocked = !s.valid || (s.position % BLOCK == s.row % BLOCK && is_blocked<BLOCK>(s.row, nrows, indptr, indices));
+        if (__all_sync(FULL_WARP, blocked)) unit = BLOCK, c.width /= BLOCK;
+    }
+    const bool near = (allowed & MAY_BE_NARROW) && spans_fit(c.width, unit, threads, s, indices);
+    int kind = unit > 1 ? (near ? BLOCK_NARROW : BLOCK_WIDE) : (near ? NARROW : WIDE);
+    if ((allowed & MAY_BE_DIAGONAL) && unit == 1 && threads == 1) {
+        // as many as cost no more bytes than the slots otherwise would
+        const int most = c.width * 32 * (value_bytes + (near ? 2 : 4)) / (32 * value_bytes + 8);
+        Pointer k = s.begin;
+        int count = 0, mine;
+        for (;; ++count) {
+            const int diagonal = next_diagonal(k < s.end, indices + k, s.position, mine);
+            if (diagonal == NO_DIAGONAL || count > most) break;
+            k += mine == diagonal;
+        }
+        if (count <= most) kind = DIAGONAL, c.width = count;
+    }
+    const int least = __reduce_min_sync(FULL_WARP, (int)(s.end - s.begin) / (threads * unit));
+    c.code = kind | (c.code & 0xfff0) | min(least, MOST_FULL) << 16;
+    if (lane == 0) {
+        chunks[at] = c;
+        const i64 places = c.width * (i64)(unit > 1 ? block_rows<BLOCK>() : 32);
+        const bool narrow = kind == NARROW || kind == BLOCK_NARROW;
+        sizes[at] = (i64)c.width * 32 * unit;
+        sizes[nchunks + at] = kind == DIAGONAL ? diagonal_room(c.width) : narrow ? 0 : round_up(places, 4);
+        sizes[2 * nchunks + at] = narrow ? base_room(c.width) + round_up(places, 2 * BASES) : 0;
+    }
+}
+
+template <typename Value, typename Stored, typename Index, typename Pointer>
+__device__ __forceinline__ void fill_diagonals(const Chunk& c, const Served<Pointer>& s, const Index* __restrict__ indices,
+                                               const Value* __restrict__ data, Stored* values, int* wide) {
+    const int lane = threadIdx.x % 32;
+    Pointer k = s.begin;
+    for (int slot = 0, mine; slot < c.width; ++slot) {
+        const int diagonal = next_diagonal(k < s.end, indices + k, s.position, mine);
+        const bool has = mine == diagonal && k < s.end;
+        const u32 mask = __ballot_sync(FULL_WARP, has);
+        values[c.values + (i64)slot * 32 + lane] = has ? Stored(data[k]) : Stored(0);
+        if (lane == 0) ((int2*)(wide + c.index))[slot] = make_int2(diagonal, (int)mask);
+        k += has;
+    }
+}
+
+template <int BLOCK, typename Value, typename Stored, typename Index, typename Pointer, typename Narrowed>
+__device__ __forceinline__ void fill_entries(const Chunk& c, const Served<Pointer>& s, const Index* __restrict__ indices,
+                                             const Value* __restrict__ data, Stored* values, Narrowed* index) {
+    const int lane = threadIdx.x % 32, threads = 1 << c.log_threads();
+    const int places = BLOCK == 1 ? 32 : block_rows<BLOCK>();
+    const int place = BLOCK == 1 ? lane : (c.first % BLOCK + lane) / BLOCK;
+    const bool writes = BLOCK == 1 || lane == 0 || (c.first + lane) % BLOCK == 0, narrow = sizeof(Narrowed) == 2;
+    int* bases = (int*)(index + c.index);
+    index += c.index + (narrow ? base_room(c.width) : 0);
+    Pointer k = s.begin + (Pointer)(lane % threads) * BLOCK;
+    for (int slot = 0, high; slot < c.width; ++slot, k += (Pointer)threads * BLOCK) {
+        const bool more = k < s.end;
+        const int base = narrow ? slot_span(more, indices + k, BLOCK, high) : 0;
+        if (narrow && lane == 0) bases[slot] = base;
+        if (writes) index[slot * places + place] = more ? (Narrowed)(indices[k] / BLOCK - base) : (Narrowed)PADDING;
+        for (int e = 0; e < BLOCK; ++e)
+            values[c.values + ((i64)slot * BLOCK + e) * 32 + lane] = more ? Stored(data[k + e]) : Stored(0);
+    }
+}
+
+// Write values and indices of each chunk.
+//
+// Launch  block 256, a warp a chunk.
+// Pre     chunks and sizes as sell_analyse leaves them; ends: sums of sizes up to each chunk; wide and narrow zero.
+// Post    places of the first slots in chunks.
+template <typename Value, typename Stored, typename Index, typename Pointer, int BLOCK>
+__global__ void __launch_bounds__(256)
+sell_fill(const i64 nchunks, const Pointer* __restrict__ indptr, const Index* __restrict__ indices,
+          const Value* __restrict__ data, const int* __restrict__ rows, const i64* __restrict__ sizes,
+          const i64* __restrict__ ends, Chunk* __restrict__ chunks, Stored* __restrict__ values, int* __restrict__ wide,
+          u16* __restrict__ narrow) {
+    const i64 at = (i64)blockIdx.x * WARPS + threadIdx.x / 32;
+    if (at >= nchunks) return;
+    Chunk c = chunks[at];
+    const i64 which = nchunks * (c.kind() == NARROW || c.kind() == BLOCK_NARROW ? 2 : 1) + at;
+    c.values = ends[at] - sizes[at];
+    c.index = ends[which] - sizes[which];
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) chunks[at] = c;
+    const Served<Pointer> s(c, threadIdx.x % 32, rows, indptr);
+    if (c.kind() == DIAGONAL) fill_diagonals(c, s, indices, data, values, wide);
+    else if (c.kind() == WIDE) fill_entries<1>(c, s, indices, data, values, wide);
+    else if (c.kind() == NARROW) fill_entries<1>(c, s, indices, data, values, narrow);
+    else if (c.kind() == BLOCK_WIDE) fill_entries<BLOCK>(c, s, indices, data, values, wide);
+    else fill_entries<BLOCK>(c, s, indices, data, values, narrow);
+}
+
+// Add one entry's products with K columns of x.
+template <int K, typename Value, typename Vector>
+__device__ __forceinline__ void add(Vector* sum, const Value value, const Vector* x) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) sum[k] += Vector(value) * x[k];
+}
+
+// Add slots [slot, slot + AT_ONCE) of those below width: all loads of a kind before the first that depends on them.
+// `bases` is not read where columns are no offsets.
+template <int K, int AT_ONCE, typename Value, typename Index, typename Vector>
+__device__ __forceinline__ void add_entries(const int slot, const int width, const Value* values, const int* bases,
+                                            const Index* index, const Vector* x, const i64 stride, Vector* sum) {
+    Index column[AT_ONCE];
+    Value value[AT_ONCE];
+    int4 base[AT_ONCE / 4];
+#pragma unroll
+    for (int u = 0; u < AT_ONCE / 4; ++u)
+        base[u] = sizeof(Index) == 2 && slot + 4 * u < width ? ((const int4*)(bases + slot))[u] : make_int4(0, 0, 0, 0);
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; ++u) {
+        column[u] = slot + u < width ? stream(index + (slot + u) * 32) : (Index)PADDING;
+        value[u] = slot + u < width ? stream(values + (slot + u) * 32) : Value(0);
+    }
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; ++u) {
+        const int4 four = base[u / 4];
+        const int low = u % 4 == 0 ? four.x : u % 4 == 1 ? four.y : u % 4 == 2 ? four.z : four.w;
+        if (column[u] != (Index)PADDING) add<K>(sum, value[u], x + (low + (int)column[u]) * stride);
+    }
+}
+
+// Diagonals are padded with some that no lane has.
+template <int K, int AT_ONCE, typename Value, typename Vector>
+__device__ __forceinline__ void add_diagonals(const int slot, const int width, const Value* values, const int4* pairs,
+                                              const Vector* x, const i64 stride, Vector* sum) {
+    int4 pair[AT_ONCE / 2];
+    Value value[AT_ONCE];
+#pragma unroll
+    for (int u = 0; u < AT_ONCE / 2; ++u)
+        pair[u] = slot + 2 * u < width ? pairs[slot / 2 + u] : make_int4(0, 0, 0, 0);
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; ++u) value[u] = slot + u < width ? stream(values + (slot + u) * 32) : Value(0);
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; ++u) {
+        const int diagonal = u % 2 ? pair[u / 2].z : pair[u / 2].x, mask = u % 2 ? pair[u / 2].w : pair[u / 2].y;
+        if ((u32)mask >> threadIdx.x % 32 & 1) add<K>(sum, value[u], x + diagonal * stride);
+    }
+}
+
+template <int K, int AT_ONCE, int BLOCK, typename Value, typename Index, typename Vector>
+__device__ __forceinline__ void add_blocks(const int slot, const int width, const Value* values, const int* bases,
+                                           const Index* index, const Vector* x, const i64 stride, Vector* sum) {
+    Index column[AT_ONCE];
+    int base[AT_ONCE];
+    Value value[AT_ONCE][BLOCK];
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; ++u) {
+        column[u] = slot + u < width ? index[(slot + u) * block_rows<BLOCK>()] : (Index)PADDING;
+        base[u] = sizeof(Index) == 2 && slot + u < width ? bases[slot + u] : 0;
+#pragma unroll
+        for (int e = 0; e < BLOCK; ++e)
+            value[u][e] = slot + u < width ? stream(values + ((slot + u) * BLOCK + e) * 32) : Value(0);
+    }
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; ++u) {
+        if (column[u] == (Index)PADDING) continue;
+#pragma unroll
+        for (int e = 0; e < BLOCK; ++e) add<K>(sum, value[u][e], x + ((base[u] + (i64)column[u]) * BLOCK + e) * stride);
+    }
+}
+
+// The sums of a lane's slots.
+template <int K, int BLOCK, typename Value, typename Vector>
+__device__ __forceinline__ void add_chunk(const Chunk& c, const Value* values, const int* wide, const u16* narrow,
+                                          const Vector* x, const i64 stride, Vector* sum) {
+    constexpr int N = K > 2 ? 4 : 8, NB = BLOCK * K >= 6 ? 1 : BLOCK * K >= 4 ? 2 : 4;
+    const int lane = threadIdx.x % 32, place = (c.first % BLOCK + lane) / BLOCK;
+    values += c.values + lane;
+    const int* bases = (const int*)(narrow + c.index);
+    const u16* offsets = narrow + c.index + base_room(c.width);
+    if (c.kind() == DIAGONAL) {
+        const Vector* from = x + (i64)(c.first + lane) * stride;
+        for (int s = 0; s < c.width; s += N) add_diagonals<K, N>(s, c.width, values, (const int4*)(wide + c.index), from, stride, sum);
+    } else if (c.kind() == NARROW) {
+        for (int s = 0; s < c.width; s += N) add_entries<K, N>(s, c.width, values, bases, offsets + lane, x, stride, sum);
+    } else if (c.kind() == WIDE) {
+        for (int s = 0; s < c.width; s += N) add_entries<K, N>(s, c.width, values, bases, wide + c.index + lane, x, stride, sum);
+    } else if (BLOCK > 1 && c.kind() == BLOCK_NARROW) {
+        for (int s = 0; s < c.width; s += NB) add_blocks<K, NB, BLOCK>(s, c.width, values, bases, offsets + place, x, stride, sum);
+    } else if (BLOCK > 1) {
+        for (int s = 0; s < c.width; s += NB) add_blocks<K, NB, BLOCK>(s, c.width, values, bases, wide + c.index + place, x, stride, sum);
+    }
+}
+
+// The sums of a piece of a long row, by the thread block.
+template <int K, typename Value, typename Vector>
+__device__ __forceinline__ void add_piece(const i64 begin, const i64 end, const Value* data, const int* indices,
+                                          const Vector* x, const i64 stride, Vector* partial) {
+    __shared__ Vector sums[WARPS];
+    Vector sum[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) sum[k] = Vector(0);
+#pragma unroll 4
+    for (i64 at = begin + threadIdx.x; at < end; at += 32 * WARPS)
+        add<K>(sum, stream(data + at), x + (i64)stream(indices + at) * stride);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        for (int step = 16; step > 0; step /= 2) sum[k] += across(sum[k], step);
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum[k];
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            for (int warp = 1; warp < WARPS; ++warp) sum[k] += sums[warp];
+            partial[k] = sum[k];
+        }
+    }
+}
+
+// Multiply K columns: y[row * stride + k] for every row but the long ones, partial sums of these.
+//
+// Launch  block 256: npieces thread blocks for the long rows, then a warp a chunk.
+// Shared  a sum for each warp.
+// Pre     0 <= columns < ncols; x[column * stride + k]; rows null where positions are rows.
+// Post    every y of a row in a chunk written once; partial[piece * K + k]; x is not read for padding (0 * inf is NaN);
+//         no atomics, the same bits on every run.
+template <typename Value, typename Vector, int BLOCK, int K>
+__global__ void __launch_bounds__(256)
+sell_multiply(const int npieces, const i64 nchunks, const i64 stride, const Chunk* __restrict__ chunks,
+              const Value* __restrict__ values, const int* __restrict__ wide, const u16* __restrict__ narrow,
+              const int* __restrict__ rows, const i64* __restrict__ pieces, const int* __restrict__ long_indices,
+              const Value* __restrict__ long_data, const Vector* __restrict__ x, Vector* __restrict__ y,
+              Vector* __restrict__ partial) {
+    if (blockIdx.x < npieces) {
+        const i64 piece = blockIdx.x;
+        add_piece<K>(pieces[piece], pieces[piece + 1], long_data, long_indices, x, stride, partial + piece * K);
+        return;
+    }
+    const i64 at = (i64)(blockIdx.x - npieces) * WARPS + threadIdx.x / 32;
+    if (at >= nchunks) return;
+    const Chunk c = chunks[at];
+    const int lane = threadIdx.x % 32, threads = 1 << c.log_threads(), r = lane >> c.log_threads();
+    const i64 row = r < c.rows() && rows ? stream(rows + c.first + r) : c.first + r;
+    Vector sum[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) sum[k] = Vector(0);
+    add_chunk<K, BLOCK>(c, values, wide, narrow, x, stride, sum);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        for (int step = threads / 2; step > 0; step /= 2) sum[k] += across(sum[k], step);
+        if (r < c.rows() && lane % threads == 0) y[row * stride + k] = sum[k];
+    }
+}
+
+// Add up the partial sums of the long rows, in order.
+//
+// Launch  block 256, a thread a long row.
+// Pre     pieces of long row i: row_pieces[i] up to row_pieces[i + 1].
+template <typename Vector, int K>
+__global__ void __launch_bounds__(256)
+sell_long_rows(const int nlong, const i64 stride, const int* __restrict__ row_pieces, const int* __restrict__ long_rows,
+               const Vector* __restrict__ partial, Vector* __restrict__ y) {
+    const int i = blockIdx.x * 256 + threadIdx.x;
+    if (i >= nlong) return;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        Vector sum = Vector(0);
+        for (int piece = row_pieces[i]; piece < row_pieces[i + 1]; ++piece) sum += partial[(i64)piece * K + k];
+        y[(i64)long_rows[i] * stride + k] = sum;
+    }
+}
+
+// Bring the rows of x into the order of the matrix's columns: out[i] = x[order[i]].
+//
+// Launch  block 256, a thread an element; `stride` elements a row.
+template <typename Vector>
+__global__ void __launch_bounds__(256)
+sell_gather(const i64 elements, const i64 stride, const int* __restrict__ order, const Vector* __restrict__ x,
+            Vector* __restrict__ out) {
+    const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (i >= elements) return;
+    out[i] = stride == 1 ? x[order[i]] : x[order[i / stride] * stride + i % stride];
+}

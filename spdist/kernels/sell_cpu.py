@@ -1,0 +1,622 @@
+"""SELL-C-sigma on the CPU, compiled by Numba: the same arrays, the same steps, as on the GPU in `sell.cu`.
+
+Eight lanes are summed at a time in one vector register, so that no addition waits for the one before it in its row.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+
+from spdist.csr import CSR, IndexArray, ValueArray, index_dtype
+from spdist.errors import MatrixError
+from spdist.kernels.jit import compiled, inlined, instruction
+from spdist.kernels.sell_format import (
+    BLOCK_NARROW,
+    BLOCK_WIDE,
+    CPU_LONG,
+    DIAGONAL,
+    NARROW,
+    WIDE,
+    Sell,
+)
+
+PADDING, NARROW_PADDING, NO_DIAGONAL = -1, 0xFFFF, 0x7FFFFFFF
+MOST_FULL = 0x7FFF
+BASES, DIAGONALS = 16, 4
+"""Bases of slots, and pairs of a diagonal and its lanes, are padded to multiples of so many."""
+GROUP = 8
+"""Lanes that are summed at a time."""
+MOST_LANES = 32
+PARALLEL_ENTRIES = 1 << 19
+"""Entries below which a second thread costs more than it gains."""
+
+
+@inlined
+def block_rows(lanes: Any, block: Any) -> Any:
+    """Return how many block rows `lanes` rows meet at most."""
+    return lanes // block if lanes % block == 0 else lanes // block + 2
+
+
+@inlined
+def is_blocked(block: Any, row: Any, nrows: Any, indptr: Any, indices: Any) -> Any:
+    """Whether a row is one of `block` equal ones made of aligned runs of `block` columns."""
+    leader = row - row % block
+    begin, lead = indptr[row], indptr[leader]
+    length = indptr[row + 1] - begin
+    if leader + block > nrows or length % block != 0 or indptr[leader + 1] - lead != length:
+        return False
+    for k in range(0, length, block):
+        column = indices[lead + k]
+        if column % block != 0:
+            return False
+        for e in range(block):
+            if indices[begin + k + e] != column + e:
+                return False
+    return True
+
+
+@inlined
+def row_at(position: Any, rows: Any) -> Any:
+    """Return the row at a position; `rows` is empty where positions are rows."""
+    return np.int64(rows[position]) if len(rows) else position
+
+
+@inlined
+def next_diagonal(count: Any, first: Any, indices: Any, cursor: Any, end: Any) -> Any:
+    """Return the least diagonal among those that the lanes come to next."""
+    least = NO_DIAGONAL
+    for r in range(count):
+        if cursor[r] < end[r]:
+            least = min(least, indices[cursor[r]] - (first + r))
+    return least
+
+
+@inlined
+def start_rows(first: Any, count: Any, rows: Any, indptr: Any, cursor: Any, end: Any) -> None:
+    """Set the bounds of each of a chunk's rows."""
+    for r in range(count):
+        row = row_at(first + r, rows)
+        cursor[r], end[r] = indptr[row], indptr[row + 1]
+
+
+@inlined
+def count_diagonals(first: Any, count: Any, most: Any, indices: Any, cursor: Any, end: Any) -> Any:
+    """Return how many diagonals a chunk's rows have; more than `most` if that is so."""
+    for found in range(most + 1):
+        diagonal = next_diagonal(count, first, indices, cursor, end)
+        if diagonal == NO_DIAGONAL:
+            return found
+        for r in range(count):
+            if cursor[r] < end[r] and indices[cursor[r]] - (first + r) == diagonal:
+                cursor[r] += 1
+    return most + 1
+
+
+@inlined
+def round_up(a: Any, b: Any) -> Any:
+    """Return the least multiple of b that is not below a."""
+    return (a + b - 1) // b * b
+
+
+@inlined
+def base_room(width: Any) -> Any:
+    """Return the 16-bit numbers before the offsets of a chunk: its slots' bases, padded."""
+    return 2 * round_up(width, BASES)
+
+
+@inlined
+def diagonal_room(width: Any) -> Any:
+    """Return the 32-bit numbers of a chunk's diagonals, padded."""
+    return 2 * round_up(width, DIAGONALS)
+
+
+@inlined
+def slot_span(slot: Any, unit: Any, threads: Any, count: Any, indices: Any, cursor: Any, end: Any) -> Any:
+    """Return the lowest and highest block column of a slot; the lowest is `NO_DIAGONAL` where all rows have ended."""
+    low, high = NO_DIAGONAL, -1
+    for r in range(count):
+        for k in range(cursor[r] + slot * threads * unit, min(cursor[r] + (slot + 1) * threads * unit, end[r]), unit):
+            low, high = min(low, indices[k] // unit), max(high, indices[k] // unit)
+    return low, high
+
+
+@inlined
+def spans_fit(width: Any, unit: Any, threads: Any, count: Any, indices: Any, cursor: Any, end: Any) -> Any:
+    """Whether the columns of each slot lie within 16 bits."""
+    for slot in range(width):
+        low, high = slot_span(slot, unit, threads, count, indices, cursor, end)
+        if high - low >= NARROW_PADDING:
+            return False
+    return True
+
+
+@compiled
+def analyse(start: Any, stop: Any, shape: Any, allowed: Any, indptr: Any, indices: Any, rows: Any, chunks: Any,
+            sizes: Any, cursor: Any, end: Any) -> None:  # fmt: skip
+    """Find width and kind of chunks ``[start:stop)``; `shape` is (lanes, block, nrows, bytes of a value)."""
+    lanes, block, nrows, value_bytes = shape
+    for at in range(start, stop):
+        first, code = chunks[at, 2], chunks[at, 3] >> 32
+        threads, count = 1 << (code >> 4 & 15), code >> 8 & 255
+        width, least, blocked = 0, NO_DIAGONAL, block > 1 and threads == 1
+        start_rows(first, count, rows, indptr, cursor, end)
+        for r in range(count):
+            length = end[r] - cursor[r]
+            width, least = max(width, -(-length // threads)), min(least, length // threads)
+            if blocked:
+                row = row_at(first + r, rows)
+                blocked = (first + r) % block == row % block and is_blocked(block, row, nrows, indptr, indices)
+        unit = block if blocked else 1
+        width, least = width // unit, least // unit if count * threads == lanes else 0
+        near = allowed & 1 == 1 and spans_fit(width, unit, threads, count, indices, cursor, end)
+        kind = (BLOCK_NARROW if near else BLOCK_WIDE) if blocked else NARROW if near else WIDE
+        if allowed & 2 and threads == 1 and not blocked:
+            most = width * lanes * (value_bytes + (2 if near else 4)) // (lanes * value_bytes + 8)
+            found = count_diagonals(first, count, most, indices, cursor, end)
+            if found <= most:
+                kind, width = DIAGONAL, found
+        narrow, places = kind in (NARROW, BLOCK_NARROW), width * (block_rows(lanes, block) if blocked else lanes)
+        chunks[at, 2] = first | width << 32
+        chunks[at, 3] = (kind | (code & 0xFFF0) | min(least, MOST_FULL) << 16) << 32
+        sizes[0, at] = width * lanes * unit
+        sizes[1, at] = diagonal_room(width) if kind == DIAGONAL else 0 if narrow else round_up(places, 4)
+        sizes[2, at] = base_room(width) + round_up(places, 2 * BASES) if narrow else 0
+
+
+@inlined
+def fill_diagonals(
+    lanes: Any, chunk: Any, indices: Any, data: Any, values: Any, wide: Any, cursor: Any, end: Any
+) -> None:
+    """Write a chunk of pieces of diagonals."""
+    place, index, first, width, count = chunk
+    for slot in range(width):
+        diagonal, mask = next_diagonal(count, first, indices, cursor, end), 0
+        for r in range(lanes):
+            has = r < count and cursor[r] < end[r] and indices[cursor[r]] - (first + r) == diagonal
+            values[place + slot * lanes + r] = data[cursor[r]] if has else 0
+            if has:
+                mask |= 1 << r
+                cursor[r] += 1
+        wide[index + 2 * slot], wide[index + 2 * slot + 1] = diagonal, np.int32(np.uint32(mask))
+
+
+@inlined
+def fill_bases(unit: Any, threads: Any, chunk: Any, indices: Any, bases: Any, cursor: Any, end: Any) -> None:
+    """Write the bases of a chunk's slots; `bases` is `narrow` as 32-bit numbers."""
+    _, to, _, width, count = chunk
+    for slot in range(width):
+        bases[to // 2 + slot] = slot_span(slot, unit, threads, count, indices, cursor, end)[0]
+
+
+@inlined
+def fill_entries(lanes: Any, threads: Any, block: Any, chunk: Any, indices: Any, data: Any, values: Any, index: Any,
+                 bases: Any, padding: Any, cursor: Any, end: Any) -> None:  # fmt: skip
+    """Write a chunk of entries, or of blocks; `bases` is empty where columns are not offsets."""
+    place, to, first, width, count = chunk
+    places, offsets = lanes if block == 1 else block_rows(lanes, block), to + (base_room(width) if len(bases) else 0)
+    for i in range(width * places):
+        index[offsets + i] = padding
+    for i in range(width * lanes * block):
+        values[place + i] = 0
+    for r in range(count):
+        row_place = r * threads if block == 1 else (first % block + r) // block
+        for number in range((end[r] - cursor[r]) // block):
+            k, slot, lane = cursor[r] + number * block, number // threads, number % threads
+            base = np.int64(bases[to // 2 + slot]) if len(bases) else 0
+            index[offsets + slot * places + row_place + lane] = indices[k] // block - base
+            for e in range(block):
+                values[place + (slot * block + e) * lanes + r * threads + lane] = data[k + e]
+
+
+@compiled
+def fill(start: Any, stop: Any, lanes: Any, block: Any, indptr: Any, indices: Any, data: Any, rows: Any, chunks: Any,
+         values: Any, wide: Any, narrow: Any, bases: Any, cursor: Any, end: Any) -> None:  # fmt: skip
+    """Write values and indices of chunks ``[start:stop)``; `narrow` and `bases` share their memory."""
+    none = bases[:0]
+    for at in range(start, stop):
+        code = chunks[at, 3] >> 32
+        kind, threads, count = code & 15, 1 << (code >> 4 & 15), code >> 8 & 255
+        chunk = chunks[at, 0], chunks[at, 1], chunks[at, 2] & 0xFFFFFFFF, chunks[at, 2] >> 32, count
+        start_rows(chunk[2], count, rows, indptr, cursor, end)
+        unit = block if kind in (BLOCK_WIDE, BLOCK_NARROW) else 1
+        if kind == DIAGONAL:
+            fill_diagonals(lanes, chunk, indices, data, values, wide, cursor, end)
+        elif kind in (WIDE, BLOCK_WIDE):
+            fill_entries(lanes, threads, unit, chunk, indices, data, values, wide, none, PADDING, cursor, end)
+        else:
+            fill_bases(unit, threads, chunk, indices, bases, cursor, end)
+            fill_entries(lanes, threads, unit, chunk, indices, data, values, narrow, bases, NARROW_PADDING, cursor, end)
+
+
+# -- products ----------------------------------------------------------------------------------------------------------
+
+
+def _load(builder: Any, array: Any, at: Any, count: int) -> Any:
+    """Build the load of `count` elements of a Numba array from a place on."""
+    element = array.data.type.pointee
+    pointer = builder.gep(array.data, [at])
+    if count == 1:
+        return builder.load(pointer)
+    wide = builder.bitcast(pointer, ir.VectorType(element, count).as_pointer())
+    return builder.load(wide, align=max(element.width // 8 if isinstance(element, ir.IntType) else 4, 1))
+
+
+def _widened(builder: Any, vector: Any, element: Any) -> Any:
+    """Build the conversion of a vector of floats to another kind of float."""
+    wanted = ir.VectorType(element, GROUP)
+    return vector if vector.type == wanted else builder.fpext(vector, wanted)
+
+
+def _sum_loop(context: Any, builder: Any, signature: Any, args: Any, products: Any) -> Any:
+    """Build ``sums[:GROUP] = the sum over slots of products(slot)``, the sums in one vector register."""
+    arrays = [
+        context.make_array(kind)(context, builder, value=arg) if isinstance(kind, types.Array) else arg
+        for kind, arg in zip(signature.args, args, strict=True)
+    ]
+    sums, slots = arrays[0], arrays[1]
+    vector = ir.VectorType(sums.data.type.pointee, GROUP)
+    total = cgutils.alloca_once_value(builder, ir.Constant(vector, None))
+    with cgutils.for_range(builder, slots) as loop:
+        value, factor = products(arrays[2:], loop.index)
+        value, factor = (_widened(builder, part, vector.element) for part in (value, factor))
+        builder.store(builder.fadd(builder.load(total), builder.fmul(value, factor)), total)
+    builder.store(builder.load(total), builder.bitcast(sums.data, vector.as_pointer()), align=4)
+    return context.get_dummy_value()
+
+
+@instruction
+def sum_entries(typing: Any, sums: Any, slots: Any, values: Any, at: Any, index: Any, to: Any, bases: Any, base_at: Any,
+                based: Any, step: Any, x: Any) -> Any:  # fmt: skip
+    """Write the sums of eight lanes over slots without padding to `sums`; each column is an offset where `based`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def products(given: Any, slot: Any) -> Any:
+            values, at, index, to, bases, base_at, based, step, x = given
+            ahead = builder.mul(slot, step)
+            value = _load(builder, values, builder.add(at, ahead), GROUP)
+            place = builder.add(to, ahead)
+            base = cgutils.alloca_once_value(builder, ir.IntType(64)(0))
+            with builder.if_then(based):
+                low = _load(builder, bases, builder.add(base_at, slot), 1)
+                builder.store(builder.zext(low, ir.IntType(64)), base)
+            low = builder.load(base)
+            factor = ir.Constant(ir.VectorType(x.data.type.pointee, GROUP), ir.Undefined)
+            for lane in range(GROUP):
+                column = _load(builder, index, builder.add(place, ir.IntType(64)(lane)), 1)
+                column = builder.zext(column, ir.IntType(64))
+                element = _load(builder, x, builder.add(low, column), 1)
+                factor = builder.insert_element(factor, element, ir.IntType(32)(lane))
+            return value, factor
+
+        return _sum_loop(context, builder, signature, args, products)
+
+    word = types.uintp
+    return types.void(sums, word, values, word, index, word, bases, word, types.boolean, word, x), generate
+
+
+@instruction
+def sum_diagonals(typing: Any, sums: Any, slots: Any, values: Any, at: Any, wide: Any, to: Any, lane: Any, first: Any,
+                  step: Any, x: Any) -> Any:  # fmt: skip
+    """Write the sums of eight lanes over pieces of diagonals to `sums`; lanes that have none are not read."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def masked(array: Any, place: Any, mask: Any) -> Any:
+            vector = ir.VectorType(array.data.type.pointee, GROUP)
+            byte = ir.IntType(8).as_pointer()
+            kind = ir.FunctionType(vector, [byte, ir.IntType(32), mask.type, vector])
+            name = f"llvm.masked.load.v{GROUP}{vector.element.intrinsic_name}.p0"
+            load = cgutils.get_or_insert_function(builder.module, kind, name)
+            pointer = builder.bitcast(builder.gep(array.data, [place]), byte)
+            return builder.call(load, [pointer, ir.IntType(32)(4), mask, ir.Constant(vector, None)])
+
+        def products(given: Any, slot: Any) -> Any:
+            values, at, wide, to, lane, first, step, x = given
+            pair = builder.add(to, builder.shl(slot, ir.IntType(64)(1)))
+            column = builder.add(first, builder.sext(_load(builder, wide, pair, 1), ir.IntType(64)))
+            bits = builder.lshr(_load(builder, wide, builder.add(pair, ir.IntType(64)(1)), 1), lane)
+            mask = builder.bitcast(builder.trunc(bits, ir.IntType(GROUP)), ir.VectorType(ir.IntType(1), GROUP))
+            return masked(values, builder.add(at, builder.mul(slot, step)), mask), masked(x, column, mask)
+
+        return _sum_loop(context, builder, signature, args, products)
+
+    word = types.uintp
+    return types.void(sums, word, values, word, wide, word, types.uint32, word, word, x), generate
+
+
+@inlined
+def add_slots(zero: Any, slots: Any, step: Any, at: Any, to: Any, base_at: Any, bases: Any, padding: Any, values: Any,
+              index: Any, x: Any) -> Any:  # fmt: skip
+    """Return the sum of one lane over slots that may be padding; `bases` is empty where columns are no offsets."""
+    total, base = zero, np.uintp(0)
+    for _ in range(slots):
+        column = index[to]
+        if column == padding:
+            break
+        if len(bases):
+            base = np.uintp(bases[base_at])
+            base_at += np.uintp(1)
+        total += values[at] * x[base + np.uintp(column)]
+        at += step
+        to += step
+    return total
+
+
+@inlined
+def store(position: Any, count: Any, rows: Any, sums: Any, y: Any) -> None:
+    """Write the sums of up to eight lanes, the first of which serves the row at `position`."""
+    for i in range(min(count, GROUP)):
+        y[row_at(position + i, rows)] = sums[i]
+
+
+@inlined
+def entry_chunk(zero: Any, lanes: Any, chunk: Any, full: Any, bases: Any, padding: Any, rows: Any, values: Any,
+                index: Any, x: Any, y: Any, sums: Any, bases_or_none: Any) -> None:  # fmt: skip
+    """Multiply a chunk of entries, a lane a row."""
+    place, to, first, width, count = chunk
+    based = len(bases_or_none) > 0
+    base_at, step = np.uintp(to // 2), np.uintp(lanes)
+    to += base_room(width) if based else 0
+    for lane in range(0, lanes, GROUP):
+        sum_entries(sums, np.uintp(full), values, np.uintp(place + lane), index, np.uintp(to + lane), bases, base_at,
+                    based, step, x)  # fmt: skip
+        store(first + lane, count - lane, rows, sums, y)
+    if full < width:
+        done = full * lanes
+        for r in range(count):
+            y[row_at(first + r, rows)] += add_slots(
+                zero, width - full, step, np.uintp(place + done + r), np.uintp(to + done + r),
+                base_at + np.uintp(full), bases_or_none, padding, values, index, x,
+            )  # fmt: skip
+
+
+@compiled
+def multiply_chunks(zero: Any, start: Any, stop: Any, lanes: Any, chunks: Any, values: Any, wide: Any, narrow: Any,
+                    bases: Any, rows: Any, x: Any, y: Any, sums: Any) -> None:  # fmt: skip
+    """Multiply chunks ``[start:stop)`` of real numbers, a lane a row, none in blocks, with one column of x."""
+    for at in range(start, stop):
+        code = chunks[at, 3] >> 32
+        kind, count, full = code & 15, code >> 8 & 255, code >> 16
+        chunk = chunks[at, 0], chunks[at, 1], chunks[at, 2] & 0xFFFFFFFF, chunks[at, 2] >> 32, count
+        if kind == DIAGONAL:
+            for lane in range(0, lanes, GROUP):
+                sum_diagonals(sums, np.uintp(chunk[3]), values, np.uintp(chunk[0] + lane), wide, np.uintp(chunk[1]),
+                              np.uint32(lane), np.uintp(chunk[2] + lane), np.uintp(lanes), x)  # fmt: skip
+                store(chunk[2] + lane, count - lane, rows, sums, y)
+        elif kind == WIDE:
+            entry_chunk(zero, lanes, chunk, full, bases, PADDING, rows, values, wide, x, y, sums, bases[:0])
+        else:
+            entry_chunk(zero, lanes, chunk, full, bases, NARROW_PADDING, rows, values, narrow, x, y, sums, bases)
+
+
+@inlined
+def entry_of(kind: Any, block: Any, lanes: Any, lane: Any, slot: Any, chunk: Any, wide: Any, narrow: Any,
+             bases: Any) -> Any:  # fmt: skip
+    """Return the first column of a lane's slot, -1 if it is padding."""
+    _, to, first, width, _ = chunk
+    if kind == DIAGONAL:
+        has = np.uint32(wide[to + 2 * slot + 1]) >> np.uint32(lane) & np.uint32(1)
+        return first + lane + wide[to + 2 * slot] if has else np.int64(-1)
+    blocked = kind in (BLOCK_WIDE, BLOCK_NARROW)
+    place = slot * block_rows(lanes, block) + (first % block + lane) // block if blocked else slot * lanes + lane
+    unit = block if blocked else 1
+    if kind in (WIDE, BLOCK_WIDE):
+        column = np.int64(wide[to + place])
+        return column * unit if column >= 0 else column
+    offset = np.int64(narrow[to + base_room(width) + place])
+    return np.int64(-1) if offset == NARROW_PADDING else (bases[to // 2 + slot] + offset) * unit
+
+
+@compiled
+def multiply_columns(zero: Any, start: Any, stop: Any, lanes: Any, block: Any, chunks: Any, values: Any, wide: Any,
+                     narrow: Any, bases: Any, rows: Any, x: Any, y: Any) -> None:  # fmt: skip
+    """Multiply chunks ``[start:stop)`` of any kind with all columns of a two-dimensional x; y is zero."""
+    for at in range(start, stop):
+        code = chunks[at, 3] >> 32
+        kind, log_threads, count = code & 15, code >> 4 & 15, code >> 8 & 255
+        chunk = chunks[at, 0], chunks[at, 1], chunks[at, 2] & 0xFFFFFFFF, chunks[at, 2] >> 32, count
+        unit = block if kind in (BLOCK_WIDE, BLOCK_NARROW) else 1
+        for lane in range(count << log_threads):
+            row = row_at(chunk[2] + (lane >> log_threads), rows)
+            for slot in range(chunk[3]):
+                column = entry_of(kind, block, lanes, lane, slot, chunk, wide, narrow, bases)
+                if column < 0:
+                    continue
+                for e in range(unit):
+                    value = values[chunk[0] + (slot * unit + e) * lanes + lane]
+                    for k in range(x.shape[1]):
+                        y[row, k] += value * x[column + e, k]
+
+
+@compiled
+def multiply_pieces(
+    zero: Any, start: Any, stop: Any, pieces: Any, indices: Any, data: Any, x: Any, partial: Any
+) -> None:
+    """Sum pieces ``[start:stop)`` of long rows into ``partial[piece, column]``."""
+    for piece in range(start, stop):
+        begin, end = pieces[piece], pieces[piece + 1]
+        for k in range(x.shape[1]):
+            a = b = c = d = zero
+            whole = begin + (end - begin) // 4 * 4
+            for at in range(begin, whole, 4):
+                a += data[at] * x[indices[at], k]
+                b += data[at + 1] * x[indices[at + 1], k]
+                c += data[at + 2] * x[indices[at + 2], k]
+                d += data[at + 3] * x[indices[at + 3], k]
+            for at in range(whole, end):
+                a += data[at] * x[indices[at], k]
+            partial[piece, k] = (a + b) + (c + d)
+
+
+@compiled
+def list_entries(lanes: Any, block: Any, chunks: Any, values: Any, wide: Any, narrow: Any, bases: Any, rows: Any,
+                 out_rows: Any, out_columns: Any, out_values: Any) -> Any:  # fmt: skip
+    """Write all entries of all chunks as (row, column, value); return how many there are."""
+    found = 0
+    for at in range(len(chunks)):
+        code = chunks[at, 3] >> 32
+        kind, log_threads, count = code & 15, code >> 4 & 15, code >> 8 & 255
+        chunk = chunks[at, 0], chunks[at, 1], chunks[at, 2] & 0xFFFFFFFF, chunks[at, 2] >> 32, count
+        unit = block if kind in (BLOCK_WIDE, BLOCK_NARROW) else 1
+        for lane in range(count << log_threads):
+            for slot in range(chunk[3]):
+                column = entry_of(kind, block, lanes, lane, slot, chunk, wide, narrow, bases)
+                for e in range(unit if column >= 0 else 0):
+                    out_rows[found] = row_at(chunk[2] + (lane >> log_threads), rows)
+                    out_columns[found] = column + e
+                    out_values[found] = values[chunk[0] + (slot * unit + e) * lanes + lane]
+                    found += 1
+    return found
+
+
+# -- what calls them ---------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="spdist-sell")
+
+
+def in_parallel(work: Callable[[int, int], None], ends: IndexArray, threads: int) -> None:
+    """Call ``work(start, stop)`` for ranges of about equal weight; ``ends[i]`` is the weight of items up to i."""
+    count = len(ends)
+    if threads <= 1 or count < 2 * threads:
+        if count:
+            work(0, count)
+        return
+    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, threads) / threads)
+    bounds = [0, *cuts.tolist(), count]
+    parts = [_pool(threads).submit(_apart, i, work, *bounds[i : i + 2]) for i in range(threads)]
+    for part in parts:
+        part.result()
+
+
+def _apart(number: int, work: Callable[[int, int], None], start: int, stop: int) -> None:
+    """Call ``work(start, stop)``, beginning on a core of this thread's own.
+
+    Threads that sleep between products were seen to wake on one core and share it for milliseconds, the others idle.
+    The thread moves to its core and is free again at once, for the system to move where that is busy.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {sorted(cores)[(os.getpid() + number) % len(cores)]})
+        os.sched_setaffinity(0, cores)
+    work(start, stop)
+
+
+class Builder:
+    """The steps of `sell.build` for a matrix on the host."""
+
+    xp = np
+    long, spread = CPU_LONG, False
+
+    def __init__(self, a: CSR, lanes: int, threads: int) -> None:
+        if lanes > MOST_LANES:
+            raise MatrixError(f"a chunk has up to {MOST_LANES} lanes, not {lanes}")
+        self.a, self.lanes, self.threads = a, lanes, threads
+
+    def lengths(self) -> Any:
+        """Return the entries of each row."""
+        return np.diff(self.a.indptr)
+
+    def find_block(self) -> int:
+        """Return 1: the CPU gains nothing by dense blocks."""
+        return 1
+
+    def analyse(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], allowed: int) -> Any:
+        """Set width, base and kind of each chunk; return the sizes of its arrays."""
+        sizes = np.empty((3, len(chunks)), np.int64)
+        shape = self.lanes, block, self.a.nrows, dtype.itemsize
+
+        def work(start: int, stop: int) -> None:
+            cursor, end = np.empty((2, MOST_LANES), np.int64)
+            analyse(
+                start, stop, shape, allowed, self.a.indptr, self.a.indices, _or_empty(rows), chunks, sizes, cursor, end
+            )
+
+        in_parallel(work, np.arange(1, len(chunks) + 1), self.threads)
+        return sizes
+
+    def fill(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], sizes: Any) -> tuple[Any, ...]:
+        """Place each chunk's arrays behind those of the chunks before; return values and indices of all chunks."""
+        ends = np.cumsum(sizes, axis=1)
+        totals = ends[:, -1].tolist() if len(chunks) else (0, 0, 0)
+        narrow = np.isin(chunks[:, 3] >> 32 & 15, (NARROW, BLOCK_NARROW))
+        chunks[:, 0] = ends[0] - sizes[0]
+        chunks[:, 1] = np.where(narrow, ends[2] - sizes[2], ends[1] - sizes[1])
+        filled = np.empty(totals[0], dtype), np.zeros(totals[1], np.int32), np.zeros(totals[2], np.uint16)
+        bases = filled[2].view(np.int32)
+
+        def work(start: int, stop: int) -> None:
+            cursor, end = np.empty((2, MOST_LANES), np.int64)
+            fill(start, stop, self.lanes, block, self.a.indptr, self.a.indices, self.a.data, _or_empty(rows), chunks,
+                 filled[0], filled[1], filled[2], bases, cursor, end)  # fmt: skip
+
+        in_parallel(work, chunks[:, 0] + 1, self.threads)
+        return filled
+
+
+def _two(x: ValueArray) -> ValueArray:
+    return x[:, None] if x.ndim == 1 else x
+
+
+def _or_empty(array: Any) -> Any:
+    return np.empty(0, np.int32) if array is None else array
+
+
+def multiply(a: Sell, x: ValueArray, out: Any, threads: int) -> ValueArray:
+    """Return ``a @ x``; see `sell.multiply`."""
+    y = np.zeros((a.shape[0], *x.shape[1:]), x.dtype) if out is None else out
+    threads = threads if a.nnz * (x.shape[1] if x.ndim == 2 else 1) >= PARALLEL_ENTRIES else 1
+    zero = x.dtype.type(0)
+    rows, bases = _or_empty(a.rows), a.narrow.view(np.int32)
+    plain = x.ndim == 1 and x.dtype.kind == "f" and a.lanes % GROUP == 0 and a.block == 1
+    if plain and not (a.chunks[:, 3] >> 36 & 15).any():
+
+        def work(start: int, stop: int) -> None:
+            sums = np.empty(GROUP, x.dtype)
+            multiply_chunks(zero, start, stop, a.lanes, a.chunks, a.values, a.wide, a.narrow, bases, rows, x, y, sums)
+    else:
+        y[...] = 0
+
+        def work(start: int, stop: int) -> None:
+            multiply_columns(zero, start, stop, a.lanes, a.block, a.chunks, a.values, a.wide, a.narrow, bases, rows,
+                             _two(x), _two(y))  # fmt: skip
+
+    in_parallel(work, a.chunks[:, 0], threads)
+    if len(a.long_rows):
+        _multiply_long(a, _two(x), _two(y), zero, threads)
+    return y
+
+
+def _multiply_long(a: Sell, x: ValueArray, y: ValueArray, zero: Any, threads: int) -> None:
+    partial = np.empty((len(a.pieces) - 1, x.shape[1]), x.dtype)
+
+    def work(start: int, stop: int) -> None:
+        multiply_pieces(zero, start, stop, a.pieces, a.long_indices, a.long_data, x, partial)
+
+    in_parallel(work, a.pieces[1:], threads)
+    y[a.long_rows] = np.add.reduceat(partial, a.row_pieces[:-1], axis=0)
+
+
+def to_csr(a: Sell) -> CSR:
+    """Return the matrix as canonical CSR; see `sell.to_csr`."""
+    import scipy.sparse as sp
+
+    rows, columns = np.empty((2, len(a.values)), np.int64)
+    data = np.empty(len(a.values), a.dtype)
+    n = list_entries(a.lanes, a.block, a.chunks, a.values, a.wide, a.narrow, a.narrow.view(np.int32),
+                     _or_empty(a.rows), rows, columns, data)  # fmt: skip
+    rows = np.append(rows[:n], np.repeat(a.long_rows, np.diff(a.long_indptr)))
+    columns, data = np.append(columns[:n], a.long_indices), np.append(data[:n], a.long_data)
+    m = sp.coo_matrix((data, (rows, columns)), shape=a.shape).tocsr()
+    m.sum_duplicates()
+    return CSR(m.indptr.astype(np.int64), m.indices.astype(index_dtype(a.shape[1])), m.data, a.shape)

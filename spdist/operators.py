@@ -1,0 +1,560 @@
+"""Operators for iterative solvers: a matrix prepared once, multiplied with vectors many times.
+
+SciPy's matrices are multiplied on the CPU, CuPy's on the GPU; nothing here imports CuPy before one of them is at hand.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from spdist import device, staging, storage
+from spdist.csr import CSR, from_scipy
+from spdist.errors import InputError, MatrixError
+from spdist.kernels import ehyb, products, reorder, sell, spmv
+from spdist.kernels.products import CsrProduct, CusparseProduct, EhybProduct, Product, SellProduct
+from spdist.kernels.sell_format import LANES, is_on_gpu
+
+CPU_LANES = 8
+"""C on the CPU: the sums of a chunk fill one vector register."""
+TRIAL_USES = 50
+"""Uses from which candidates are timed."""
+TRIALS = 5
+"""Products of a trial, after one that is not timed."""
+GOOD_SHARE = 0.7
+"""Share of the memory's bandwidth from which no other order is tried."""
+REORDERING = 200
+"""Products that a reordering takes, roughly; it must be won back."""
+METHODS = ("auto", "sell", "csr", "scipy", "cusparse", "levels", "popular", "ehyb")
+ENCODING = "spdist-operator"
+
+log = logging.getLogger("spdist")
+
+
+class Operator:
+    """A matrix prepared for products with vectors and tall, skinny dense matrices.
+
+    Takes part in ``@``, and SciPy's and CuPy's iterative solvers take it as it is (they look for `shape`, `dtype`,
+    `matvec` and `rmatvec`). Made by `operator`, `sell` and `open_operator`.
+
+    Attributes
+    ----------
+    shape : (nrows, ncols)
+    dtype : dtype
+        Of the operator: of the matrix it was made from, whatever its values are stored in.
+    method : str
+        How it multiplies, as the argument of `operator`.
+    why : str
+        How that came to be chosen.
+    threads : int
+        On the CPU.
+    """
+
+    def __init__(
+        self, product: Product, shape: tuple[int, int], dtype: Any, method: str, why: str, *, threads: int = 1,
+        source: CSR | None = None,
+    ) -> None:  # fmt: skip
+        self.product, self.shape, self.dtype = product, shape, np.dtype(dtype)
+        self.method, self.why, self.threads = method, why, threads
+        self._source, self._adjoint = source, None
+
+    def __repr__(self) -> str:
+        return f"<Operator {self.shape[0]:,} x {self.shape[1]:,}, {self.dtype}: {self.product.describe()}; {self.why}>"
+
+    @property
+    def ndim(self) -> int:
+        """2, as of a matrix."""
+        return 2
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads of the matrix."""
+        return self.product.nbytes
+
+    def matvec(self, x: Any, out: Any = None) -> Any:
+        """Return ``A @ x``.
+
+        Parameters
+        ----------
+        x : (ncols,) or (ncols, 1)
+            Where the operator is: NumPy's on the CPU, CuPy's on the GPU.
+        out : (nrows,) or (nrows, 1), optional
+            Takes the result; of the result's dtype, C order, no part of x.
+        """
+        if x.shape not in ((self.shape[1],), (self.shape[1], 1)):
+            raise MatrixError(f"A is {self.shape[0]:,} x {self.shape[1]:,}, x has shape {x.shape}")
+        return self._multiply(x, out)
+
+    def matmat(self, x: Any, out: Any = None) -> Any:
+        """Return ``A @ X`` for a dense (ncols, k) matrix."""
+        if x.ndim != 2 or x.shape[0] != self.shape[1]:
+            raise MatrixError(f"A is {self.shape[0]:,} x {self.shape[1]:,}, X has shape {x.shape}")
+        return self._multiply(x, out)
+
+    def rmatvec(self, x: Any) -> Any:
+        """Return the adjoint's product with a vector; the adjoint is prepared at the first call."""
+        return self.adjoint().matvec(x)
+
+    def rmatmat(self, x: Any) -> Any:
+        """Return the adjoint's product with a dense matrix."""
+        return self.adjoint().matmat(x)
+
+    def __matmul__(self, x: Any) -> Any:
+        if not hasattr(x, "ndim") or not hasattr(x, "dtype"):
+            return NotImplemented
+        return self.matvec(x) if x.ndim == 1 else self.matmat(x)
+
+    def adjoint(self) -> Operator:
+        """Return the operator of the conjugate transpose; made once, by the method of this one."""
+        if self._adjoint is None:
+            source = self._source if self._source is not None else self._fetched()
+            self._adjoint = cast(Any, _of_csr(_adjoint_of(source), self.method.split(" ")[0], self.threads, self.dtype))
+        return cast(Operator, self._adjoint)
+
+    @property
+    def H(self) -> Operator:  # noqa: N802  (SciPy's name)
+        """The conjugate transpose."""
+        return self.adjoint()
+
+    def to_csr(self) -> CSR:
+        """Return the matrix as a canonical `CSR` in host memory; of the dtype that its values are stored in."""
+        if isinstance(self.product, SellProduct):
+            m = sell.to_csr(self.product.matrix)
+            if self.product.columns is None:
+                return m
+            columns = self.product.columns
+            return reorder.apply(m, None, reorder.inverse(columns.get() if is_on_gpu(columns) else columns))
+        kept = cast(Any, self.product).matrix
+        if isinstance(kept, ehyb.Ehyb):
+            return ehyb.to_csr(kept)
+        if is_on_gpu(kept.data):
+            kept = CSR(kept.indptr.get(), kept.indices.get(), kept.data.get(), kept.shape)
+        return from_scipy(kept.to_scipy())
+
+    def _fetched(self) -> CSR:
+        """Return the matrix as a `CSR` where the operator is."""
+        m = self.to_csr()
+        if not _is_gpu_product(self.product):
+            return m
+        import cupy
+
+        return CSR(cupy.asarray(m.indptr), cupy.asarray(m.indices), cupy.asarray(m.data), m.shape)
+
+    def permuted(self) -> Operator:
+        """Return an operator for vectors in the order that EHYB keeps rows in; `permute` brings a vector there.
+
+        Raises
+        ------
+        InputError
+            If the operator is not in EHYB.
+        """
+        made = EhybProduct(ehyb.permuted(self._ehyb()))
+        return Operator(made, self.shape, self.dtype, self.method, "in the order of its parts")
+
+    def permute(self, x: Any) -> Any:
+        """Return the rows of x in the order of the parts."""
+        return ehyb.permute(self._ehyb(), x)
+
+    def unpermute(self, x: Any) -> Any:
+        """Return the rows of x where they were before `permute`."""
+        return ehyb.unpermute(self._ehyb(), x)
+
+    def _ehyb(self) -> ehyb.Ehyb:
+        if not isinstance(self.product, EhybProduct) or self.product.matrix.order is None:
+            raise InputError("only an operator made by spdist.ehyb, and not yet permuted, has an order of its own")
+        return self.product.matrix
+
+    def save(self, url: str | Path, *, overwrite: bool = False) -> None:
+        """Store the prepared operator in Zarr, for `open_operator`.
+
+        Parameters
+        ----------
+        url : str or Path
+            A path or fsspec URL.
+        overwrite : bool
+            Replace an operator or a matrix that is there, once the new one is whole.
+        """
+        arrays, facts = products.to_arrays(self.product)
+        arrays = {name: array.get() if is_on_gpu(array) else array for name, array in arrays.items()}
+        form = next(name for name, kind in products.FORMS.items() if type(self.product) is kind)
+        facts |= {"form": form, "method": self.method, "why": self.why, "dtype": self.dtype.name}
+        with staging.staged_matrix(url, overwrite=overwrite) as stage:
+            storage.write_arrays(stage.url, arrays, {"encoding-type": ENCODING, "encoding-version": "0.1.0",
+                                                     "shape": list(self.shape), "operator": facts})  # fmt: skip
+
+    def _multiply(self, x: Any, out: Any) -> Any:
+        """Multiply: x in the dtype that its products are summed in, C order; complex x of a real A as two columns."""
+        xp_x, dtype = x, np.result_type(self.dtype, x.dtype)
+        if is_on_gpu(x) != _is_gpu_product(self.product):
+            raise MatrixError(f"the operator is not where x is: x is {type(x).__module__}.{type(x).__name__}")
+        if dtype.kind == "c" and self.dtype.kind != "c":
+            return self._multiply_parts(x, out, dtype)
+        if x.dtype != dtype or not x.flags.c_contiguous:
+            xp_x = x.astype(dtype, order="C")
+        if out is not None and (out.dtype != dtype or not out.flags.c_contiguous or out.shape[1:] != x.shape[1:]):
+            raise MatrixError(f"out must be a C-ordered {dtype} array of shape {(self.shape[0], *x.shape[1:])}")
+        return self.product.multiply(xp_x, out, self.threads)
+
+    def _multiply_parts(self, x: Any, out: Any, dtype: np.dtype[Any]) -> Any:
+        """Multiply a real matrix with a complex x: its real and imaginary parts are columns of their own."""
+        columns = x.astype(dtype, order="C", copy=False).reshape(len(x), math.prod(x.shape[1:]))
+        part = np.dtype(f"f{dtype.itemsize // 2}")
+        y = self._multiply(columns.view(part), None).view(dtype).reshape(self.shape[0], *x.shape[1:])
+        if out is None:
+            return y
+        out[...] = y
+        return out
+
+
+def _is_gpu_product(product: Any) -> bool:
+    """Whether a product's arrays are on the GPU."""
+    matrix = product.matrix
+    return is_on_gpu(matrix.data if isinstance(matrix, CSR) else matrix.values)
+
+
+def _adjoint_of(a: CSR) -> CSR:
+    """Return the conjugate transpose, where the matrix is."""
+    if is_on_gpu(a.data):
+        return device.from_cupyx(device.to_cupyx_any(a).conj().T.tocsr())
+    return from_scipy(a.to_scipy().conj().T.tocsr())
+
+
+def operator(
+    a: Any, method: str = "auto", *, uses: int = 1000, dtype: Any = None, threads: int | None = None
+) -> Operator:
+    """Prepare a sparse matrix for many products with vectors.
+
+    Parameters
+    ----------
+    a : sparse matrix or array
+        SciPy's: multiplied on the CPU; CuPy's: on the GPU. Booleans and integers are taken as float64.
+    method : str
+        "auto"; "sell": SELL-C-sigma; "csr": CSR-scalar or CSR-vector, on the GPU; "scipy" and "cusparse": their
+        products; "levels" and "popular": SELL-C-sigma in another order of rows and columns, hidden from the caller;
+        "ehyb": parts cut by METIS, x cached in shared memory, on the GPU.
+    uses : int
+        Products that are to come. "auto" times its candidates if they are worth that, and reorders if the gain pays
+        for it.
+    dtype : dtype, optional
+        In which values are stored: float32 halves their bytes, and products are still summed in the dtype of `a`.
+    threads : int, optional
+        On the CPU; by default one per core.
+
+    Returns
+    -------
+    Operator
+
+    Raises
+    ------
+    MatrixError
+        If `a` is no matrix spdist multiplies.
+    InputError
+        If there is no such method for this matrix.
+
+    References
+    ----------
+    .. [1] M. Kreutzer, G. Hager, G. Wellein, "A Unified Sparse Matrix Storage Format for Heterogeneous Systems".
+    .. [2] F. Villa, "Efficient Sparse Matrix-Vector Multiplication on CUDA", Politecnico di Milano.
+    .. [3] C. Chen, "Explicit caching HYB: a new high-performance SpMV framework on GPGPU", arXiv 2204.06666.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp
+    >>> a = operator(sp.eye_array(4, format="csr"))
+    >>> a @ np.arange(4.0)
+    array([0., 1., 2., 3.])
+    """
+    m, wanted = _read(a)
+    stored = _stored_dtype(wanted, dtype)
+    count = threads or os.cpu_count() or 1
+    if method == "auto":
+        return _choose(m, wanted, stored, uses, count)
+    return _of_csr(m, method, count, wanted, stored)
+
+
+def sell_operator(
+    a: Any, C: int = LANES, sigma: int | Literal["auto"] = "auto", *, T: int | None = None,  # noqa: N803
+    index: sell.Index = "auto", block: int | Literal["auto"] = "auto", dtype: Any = None, threads: int | None = None,
+) -> Operator:  # fmt: skip
+    """Prepare a sparse matrix in SELL-C-sigma.
+
+    Parameters
+    ----------
+    a : sparse matrix or array
+        SciPy's or CuPy's.
+    C : int
+        Rows of a chunk. On the GPU, a divisor of 32: T = 32 / C lanes share a row.
+    sigma : int or "auto"
+        Rows of the windows that are sorted by length; "auto" takes what moves fewest bytes.
+    T : int, optional
+        Lanes of a row, on the CPU too, so that a matrix can be prepared there for the GPU; a power of 2.
+    index : {"auto", "narrow", "wide"}
+        Column indices: the shortest form for each chunk, 16-bit offsets where they fit, or 32-bit numbers.
+    block : int or "auto"
+        Side of the dense blocks to look for; 1 for none.
+    dtype, threads
+        As for `operator`.
+
+    References
+    ----------
+    .. [1] M. Kreutzer, G. Hager, G. Wellein, "A Unified Sparse Matrix Storage Format for Heterogeneous Systems".
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp
+    >>> sell_operator(sp.eye_array(4, format="csr"), C=8, sigma=1) @ np.ones(4)
+    array([1., 1., 1., 1.])
+    """
+    m, wanted = _read(a)
+    lanes = C * T if T is not None else LANES if is_on_gpu(m.data) else C
+    count = threads or os.cpu_count() or 1
+    made = sell.build(m, height=C, lanes=lanes, sigma=sigma, index=index, block=block,
+                      dtype=_stored_dtype(wanted, dtype), threads=count)  # fmt: skip
+    return Operator(SellProduct(made), m.shape, wanted, "sell", "asked for", threads=count, source=m)
+
+
+def ehyb_operator(a: Any, *, part: Any = None, dtype: Any = None) -> Operator:
+    """Prepare a square matrix of CuPy's in EHYB: parts whose share of x a thread block keeps in shared memory.
+
+    Parameters
+    ----------
+    a : cupyx.scipy.sparse matrix
+        Square.
+    part : (nrows,) int, optional
+        Part of each row; by METIS unless given, which needs pymetis.
+    dtype : dtype, optional
+        As for `operator`.
+
+    Returns
+    -------
+    Operator
+        Its `permuted` stays in the order of the parts, where x and y need not be brought back and forth.
+
+    References
+    ----------
+    .. [1] C. Chen, "Explicit caching HYB: a new high-performance SpMV framework on GPGPU", arXiv 2204.06666.
+    """
+    m, wanted = _read(a)
+    product = EhybProduct(ehyb.build(m, part=part, dtype=_stored_dtype(wanted, dtype)))
+    return Operator(product, m.shape, wanted, "ehyb", "asked for", source=m)
+
+
+def open_operator(url: str | Path, *, on_gpu: bool = False, threads: int | None = None) -> Operator:
+    """Open an operator that `Operator.save` stored.
+
+    Parameters
+    ----------
+    url : str or Path
+        A path or fsspec URL.
+    on_gpu : bool
+        Bring it to the current CUDA device.
+    threads : int, optional
+        On the CPU.
+
+    Raises
+    ------
+    MatrixError
+        If there is no operator.
+    CorruptError
+        If a Zarr chunk is missing, truncated or altered.
+    """
+    arrays, attributes = storage.read_arrays(url)
+    if attributes.get("encoding-type") != ENCODING:
+        raise MatrixError(f"{url}: not an operator, but {attributes.get('encoding-type')}")
+    facts = attributes["operator"]
+    if on_gpu:
+        import cupy
+
+        arrays = {name: cupy.asarray(array) for name, array in arrays.items()}
+    product = products.from_arrays(products.FORMS[facts["form"]], arrays, facts)
+    shape = (int(attributes["shape"][0]), int(attributes["shape"][1]))
+    count = threads or os.cpu_count() or 1
+    return Operator(product, shape, facts["dtype"], facts["method"], facts["why"], threads=count)
+
+
+def _read(a: Any) -> tuple[CSR, np.dtype[Any]]:
+    """Return a matrix of SciPy's or CuPy's as a `CSR` of floats or complex numbers, and its dtype."""
+    m = device.from_cupyx(a) if device.is_cupyx(a) else from_scipy(a)
+    if m.dtype.kind in "biu":
+        m = CSR(m.indptr, m.indices, m.data.astype(np.float64), m.shape)
+    return m, np.dtype(m.dtype)
+
+
+def _stored_dtype(wanted: np.dtype[Any], dtype: Any) -> np.dtype[Any]:
+    stored = wanted if dtype is None else np.dtype(dtype)
+    if (
+        stored.kind != wanted.kind
+        or stored.itemsize > wanted.itemsize
+        or stored.kind not in "fc"
+        or stored.itemsize < 4
+    ):
+        raise InputError(f"values of dtype {wanted} cannot be stored as {stored}")
+    return stored
+
+
+def _of_csr(m: CSR, method: str, threads: int, wanted: np.dtype[Any], stored: np.dtype[Any] | None = None) -> Operator:
+    """Return the operator of a method that was asked for."""
+    make = _makers(m, threads, wanted if stored is None else stored).get(method)
+    if make is None:
+        where = "GPU" if is_on_gpu(m.data) else "CPU"
+        raise InputError(f"method {method!r} is not for this matrix on the {where}: choose one of {', '.join(METHODS)}")
+    return Operator(make(), m.shape, wanted, method, "asked for", threads=threads, source=m)
+
+
+def _makers(m: CSR, threads: int, stored: np.dtype[Any]) -> dict[str, Callable[[], Product]]:
+    """Return the methods that suit a matrix where it is."""
+    gpu, square = is_on_gpu(m.data), m.nrows == m.ncols
+    options: dict[str, Any] = {"lanes": LANES if gpu else CPU_LANES, "dtype": stored, "threads": threads}
+    kept = m if stored == m.dtype else CSR(m.indptr, m.indices, m.data.astype(stored), m.shape)
+    made: dict[str, Callable[[], Product]] = {"sell": lambda: SellProduct(sell.build(m, **options))}
+    if square:
+        made["levels"] = lambda: products.by_levels(m, **options)
+    made["popular"] = lambda: products.by_popularity(m, **options)
+    if gpu:
+        if square:
+            made["ehyb"] = lambda: EhybProduct(ehyb.build(m, dtype=stored))
+        made["csr"] = lambda: CsrProduct(kept, spmv.row_width(m.nrows, m.nnz))
+        if stored == m.dtype:
+            made["cusparse"] = lambda: CusparseProduct(m)
+    else:
+        made["scipy"] = lambda: CsrProduct(kept)
+    return made
+
+
+# -- the choice --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Trial:
+    """Candidates that have been prepared and timed."""
+
+    m: CSR
+    dtype: np.dtype[Any]
+    threads: int
+    found: dict[str, tuple[float, Product]]
+
+    def add(self, name: str, make: Callable[[], Product]) -> float:
+        """Prepare and time a candidate; return its seconds."""
+        product = make()
+        seconds = (_gpu_seconds if is_on_gpu(self.m.data) else _cpu_seconds)(product, self.m, self.dtype, self.threads)
+        self.found[name] = seconds, product
+        return seconds
+
+    def best(self) -> tuple[str, Product]:
+        """Return the quickest."""
+        name = min(self.found, key=lambda key: self.found[key][0])
+        return name, self.found[name][1]
+
+    def told(self) -> str:
+        """Return all times, for people."""
+        ordered = sorted(self.found.items(), key=lambda item: item[1][0])
+        return ", ".join(f"{name} {1e6 * seconds:,.1f} us" for name, (seconds, _) in ordered)
+
+
+def _choose(m: CSR, wanted: np.dtype[Any], stored: np.dtype[Any], uses: int, threads: int) -> Operator:
+    """Prepare the form that suits a matrix: SELL by the model, others by trial where there are uses enough."""
+    makers = _makers(m, threads, stored)
+    if uses < TRIAL_USES or not m.nnz:
+        name = "sell" if max(m.shape) < 2**31 else "csr" if is_on_gpu(m.data) else "scipy"
+        product, why = makers[name](), f"auto: the model's choice for {uses:,} uses"
+    else:
+        trial = _Trial(m, wanted, threads, {})
+        (_try_on_gpu if is_on_gpu(m.data) else _try_on_cpu)(trial, makers, uses)
+        name, product = trial.best()
+        why = f"auto: quickest of {trial.told()}"
+    log.debug("%s: %s", name, why)
+    return Operator(product, m.shape, wanted, name, why, threads=threads, source=m)
+
+
+def _try_on_cpu(trial: _Trial, makers: dict[str, Callable[[], Product]], uses: int) -> None:
+    for name in ("scipy", "sell"):
+        trial.add(name, makers[name])
+
+
+def _try_on_gpu(trial: _Trial, makers: dict[str, Callable[[], Product]], uses: int) -> None:
+    """Time what needs no other order; then one that may help, where x is read so badly that it may pay."""
+    m = trial.m
+    seconds = trial.add("sell", makers["sell"])
+    if m.nrows < LANES * sell.SPREAD_ROWS:
+        trial.add("sell of one lane a row", lambda: SellProduct(sell.build(m, height=LANES)))
+    for name in ("csr", "cusparse"):
+        if name in makers:
+            trial.add(name, makers[name])
+    made = cast(SellProduct, trial.found["sell"][1])
+    moved = made.nbytes + trial.dtype.itemsize * sum(m.shape)
+    floor = moved / _bandwidth(_device())
+    worth = uses * (seconds - floor) > REORDERING * seconds
+    name = "popular" if len(made.matrix.long_rows) else "levels"  # a few rows that reach everywhere leave no levels
+    if worth and seconds * GOOD_SHARE > floor and moved > _cache(_device()) and name in makers:
+        trial.add(name, makers[name])
+
+
+def _cpu_seconds(product: Product, m: CSR, dtype: np.dtype[Any], threads: int) -> float:
+    x = np.ones(m.ncols, dtype)
+    product.multiply(x, None, threads)
+    times = []
+    for _ in range(TRIALS):
+        begin = time.perf_counter()
+        product.multiply(x, None, threads)
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def _gpu_seconds(product: Product, m: CSR, dtype: np.dtype[Any], threads: int) -> float:
+    """Return the time of a product among others on the GPU, without that of launching it where a graph can hold it."""
+    import cupy
+
+    x, y = cupy.ones(m.ncols, dtype), cupy.empty(m.nrows, dtype)
+    stream, begin, end = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Event(), cupy.cuda.Event()
+
+    def all_of_them() -> None:
+        for _ in range(TRIALS):
+            product.multiply(x, y, threads)
+
+    cupy.cuda.get_current_stream().synchronize()
+    with stream:
+        product.multiply(x, y, threads)
+        launch: Callable[[], Any] = all_of_them
+        if not isinstance(product, CusparseProduct):
+            stream.begin_capture()
+            all_of_them()
+            launch = stream.end_capture().launch
+        launch()
+        begin.record(stream)
+        launch()
+        end.record(stream)
+        end.synchronize()
+    return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3 / TRIALS
+
+
+def _device() -> int:
+    import cupy
+
+    return int(cupy.cuda.runtime.getDevice())
+
+
+@functools.cache
+def _bandwidth(number: int) -> float:
+    """Return the bytes a second that a device's memory moves, by its clock and width."""
+    import cupy
+
+    attribute = cupy.cuda.runtime.deviceGetAttribute
+    clock_khz, bits = (attribute(which, number) for which in (36, 37))  # memory clock, bus width
+    return float(2e3 * clock_khz * bits / 8)
+
+
+@functools.cache
+def _cache(number: int) -> int:
+    """Return the bytes of a device's L2 cache."""
+    import cupy
+
+    return int(cupy.cuda.runtime.deviceGetAttribute(38, number))

@@ -1,0 +1,223 @@
+"""SELL-C-sigma on the host, the model, reorderings: SciPy is the oracle. The same on the GPU: test_sell_gpu."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spdist.csr import CSR
+from spdist.errors import InputError, MatrixError
+from spdist.kernels import reorder, sell, sell_cpu
+from spdist.kernels.sell_format import chunk_occupancy, code_balance, sort_by_length
+from tests.strategies import SMALL_INTS
+
+OPTIONS = [
+    {},
+    {"lanes": 8},
+    {"height": 8},
+    {"height": 1},
+    {"height": 32, "sigma": 1},
+    {"sigma": 64},
+    {"sigma": 1 << 20, "lanes": 16},
+    {"index": "wide"},
+    {"index": "narrow"},
+    {"block": 1},
+    {"lanes": 4, "sigma": 1},
+    {"block": 2},
+    {"block": 3, "sigma": 1},
+]
+
+
+@st.composite
+def any_csr(draw, dtype=np.float64):
+    """Draw CSR with empty and full rows, unsorted duplicates, explicit zeros, int32 or int64 indices and offsets."""
+    nrows, ncols = draw(st.integers(0, 70)), draw(st.integers(0, 40))
+    row = st.just([])
+    if ncols:
+        row |= st.lists(st.integers(0, ncols - 1), max_size=4) | st.just(list(range(ncols)) * 2)
+    rows = draw(st.lists(row, min_size=nrows, max_size=nrows))
+    kinds = st.sampled_from([np.int32, np.int64])
+    indices = np.array([j for r in rows for j in r], draw(kinds))
+    values = draw(st.lists(SMALL_INTS, min_size=len(indices), max_size=len(indices)))
+    indptr = np.cumsum([0, *map(len, rows)], dtype=draw(kinds))
+    return CSR(indptr, indices, np.array(values, np.int64).astype(dtype), (nrows, ncols))
+
+
+def dense(m: CSR) -> np.ndarray:
+    out = np.zeros(m.shape, m.dtype)
+    np.add.at(out, (np.repeat(np.arange(m.nrows), np.diff(m.indptr)), m.indices), m.data)
+    return out
+
+
+def blocks(side: int, count: int, seed: int) -> sp.csr_matrix:
+    """Return a matrix of dense blocks with random values."""
+    nodes = sp.random_array((count, count), density=0.1, random_state=seed, format="csr") + sp.eye_array(count)
+    m = sp.kron(nodes, np.ones((side, side))).tocsr()
+    m.data = np.random.default_rng(seed).random(m.nnz)
+    return m
+
+
+def stencil(n: int = 12) -> sp.csr_matrix:
+    line = sp.diags_array([1.0, 2.0, 3.0], offsets=[-1, 0, 1], shape=(n, n))
+    return sp.kron(sp.kron(line, line), line).tocsr()
+
+
+def guarded() -> np.ndarray:
+    """Return an x of 4 elements, infinite first, with NaN on either side as far as 16-bit offsets reach."""
+    memory = np.full(140_000, np.nan)
+    memory[70_000:70_004] = [np.inf, 1.0, 1.0, 1.0]
+    return memory[70_000:70_004]
+
+
+def as_csr(m) -> CSR:
+    m = m.tocsr()
+    return CSR(m.indptr.astype(np.int64), m.indices, m.data, m.shape)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_product_and_back(options, data):
+    dtype = data.draw(st.sampled_from([np.float32, np.float64, np.complex64, np.complex128]))
+    m = data.draw(any_csr(dtype))
+    a = sell.build(m, **options)
+    x = (np.arange(m.ncols * 3).reshape(-1, 3) % 7 - 3).astype(dtype)
+    truth = dense(m)
+    np.testing.assert_array_equal(sell.multiply(a, x[:, 0].copy()), truth @ x[:, 0])
+    np.testing.assert_array_equal(sell.multiply(a, x), truth @ x)
+    back = sell.to_csr(a)
+    np.testing.assert_array_equal(back.to_scipy().toarray(), truth)
+    assert back.nnz == len(set(zip(np.repeat(np.arange(m.nrows), np.diff(m.indptr)), m.indices, strict=True)))
+
+
+@pytest.mark.parametrize("side", [2, 3, 4, 6])
+@pytest.mark.parametrize("lanes", [16, 32])
+def test_dense_blocks_share_indices(side, lanes):
+    m = blocks(side, 61, side)
+    a = sell.build(as_csr(m), lanes=lanes, block=side)
+    assert set(a.kinds()) == {"block_narrow"}
+    assert sell.build(as_csr(m), lanes=lanes).nbytes > a.nbytes
+    x = np.random.default_rng(1).standard_normal(m.shape[1])
+    np.testing.assert_allclose(sell.multiply(a, x), m @ x, rtol=1e-12)
+    assert abs(sell.to_csr(a).to_scipy() - m).max() == 0
+
+
+def test_one_broken_block_leaves_its_chunk_to_entries():
+    m = blocks(3, 61, 7).tolil()
+    m[90, 90] = 0
+    m = m.tocsr()
+    m.eliminate_zeros()
+    a = sell.build(as_csr(m), sigma=1, block=3)
+    assert set(a.kinds()) > {"block_narrow"}
+    x = np.random.default_rng(1).standard_normal(m.shape[1])
+    np.testing.assert_allclose(sell.multiply(a, x), m @ x, rtol=1e-12)
+
+
+def test_stencils_keep_diagonals():
+    m = stencil()
+    a = sell.build(as_csr(m), sigma=1)
+    assert a.kinds()["diagonal"] == max(a.kinds().values())
+    plain = sell.build(as_csr(m), sigma=1, index="wide")
+    assert a.nbytes < 0.75 * plain.nbytes
+    x = np.random.default_rng(1).standard_normal(m.shape[1])
+    np.testing.assert_allclose(sell.multiply(a, x), m @ x, rtol=1e-12)
+
+
+def test_far_columns_take_32_bits():
+    m = sp.random_array((64, 1 << 20), density=2e-4, random_state=3, format="csr")
+    a = sell.build(as_csr(m), lanes=16)
+    assert "wide" in a.kinds()
+    x = np.random.default_rng(1).standard_normal(m.shape[1])
+    np.testing.assert_allclose(sell.multiply(a, x), m @ x, rtol=1e-12)
+
+
+def test_long_rows_are_cut_into_pieces():
+    m = sp.random_array((400, 9000), density=0.001, random_state=3, format="lil")
+    m[7] = np.arange(9000) % 5 + 1
+    m[300, ::2] = 2
+    m = m.tocsr()
+    a = sell.build(as_csr(m), lanes=16, threads=2)
+    assert len(a.long_rows) == 2
+    assert len(a.pieces) == 1 + 5 + 3
+    x = np.random.default_rng(1).integers(-4, 5, (9000, 2)).astype(float)
+    np.testing.assert_allclose(sell.multiply(a, x, threads=2), m @ x, rtol=1e-12)
+    np.testing.assert_allclose(sell.multiply(a, x[:, 0].copy(), threads=2), m @ x[:, 0], rtol=1e-12)
+
+
+def test_padding_is_not_multiplied():
+    m = sp.csr_array((np.ones(3), np.array([1, 2, 3]), np.array([0, 2, 3])), shape=(2, 4))
+    for options in OPTIONS:
+        np.testing.assert_array_equal(sell.multiply(sell.build(as_csr(m), **options), guarded()), [2.0, 1.0])
+
+
+def test_threads_give_the_same_bits():
+    m = as_csr(stencil(32))
+    one, two = sell.build(m, lanes=16), sell.build(m, lanes=16, threads=3)
+    for name in ("chunks", "values", "wide", "narrow"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+    x = np.random.default_rng(1).standard_normal(m.ncols)
+    np.testing.assert_array_equal(sell.multiply(one, x), sell.multiply(two, x, threads=3))
+
+
+def test_values_may_be_stored_narrower():
+    m = as_csr(stencil())
+    a = sell.build(m, dtype=np.float32)
+    x = np.random.default_rng(1).standard_normal(m.ncols)
+    assert a.dtype == np.float32
+    assert sell.multiply(a, x).dtype == np.float64
+    np.testing.assert_allclose(sell.multiply(a, x), m.to_scipy() @ x, rtol=1e-6)
+
+
+def test_what_cannot_be_built_is_refused():
+    m = as_csr(stencil(3))
+    with pytest.raises(InputError, match="C = 5 rows of a chunk must divide its 32 lanes"):
+        sell.build(m, height=5)
+    with pytest.raises(MatrixError, match="up to 32 lanes"):
+        sell.build(m, lanes=64)
+    with pytest.raises(MatrixError, match="use CSR"):
+        sell.build(CSR(np.zeros(2, np.int64), np.empty(0, np.int64), np.empty(0), (1, 1 << 40)))
+
+
+@given(st.lists(st.integers(0, 9), max_size=50), st.integers(1, 60))
+def test_sorting_stays_within_its_windows(lengths, sigma):
+    lengths = np.array(lengths, np.int64)
+    order = sort_by_length(lengths, sigma)
+    for start in range(0, len(lengths), sigma):
+        window = order[start : start + sigma]
+        assert sorted(window) == list(range(start, min(start + sigma, len(lengths))))
+        assert all(np.diff(lengths[window]) <= 0)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=50), st.sampled_from([1, 2, 8]), st.sampled_from([1, 8, 64]))
+def test_occupancy_is_that_of_the_matrix(lengths, height, sigma):
+    indptr = np.append(0, np.cumsum(lengths))
+    m = CSR(indptr, np.zeros(indptr[-1], np.int32), np.ones(indptr[-1]), (len(lengths), 9))
+    a = sell.build(m, height=height, lanes=height, sigma=sigma, index="wide", block=1)
+    assert a.beta == pytest.approx(chunk_occupancy(np.array(lengths), height, sigma))
+
+
+def test_code_balance_is_the_papers():
+    assert code_balance(1.0, 1 / 10, 10.0) == pytest.approx(6 + (8 * 0.1 + 16 / 10) / 2)
+    assert code_balance(0.5, 1.0, 10.0, index_bytes=2) == pytest.approx(10 + (8 + 16 / 10) / 2)
+
+
+@pytest.mark.parametrize("order", [reorder.levels, reorder.popular])
+def test_orders_are_permutations_and_keep_the_product(order):
+    m = as_csr(blocks(1, 60, 3))
+    places = order(m)
+    np.testing.assert_array_equal(np.sort(places), np.arange(60))
+    moved = reorder.apply(m, places, places)
+    x = np.random.default_rng(1).standard_normal(60)
+    np.testing.assert_allclose((moved.to_scipy() @ x[places]), (m.to_scipy() @ x)[places], rtol=1e-12)
+    np.testing.assert_array_equal(reorder.inverse(places)[places], np.arange(60))
+
+
+def test_ranges_for_threads_cover_all(monkeypatch):
+    seen = []
+    sell_cpu.in_parallel(lambda start, stop: seen.append((start, stop)), np.arange(1, 101), 3)
+    assert sorted(seen)[0][0] == 0
+    assert sorted(seen)[-1][1] == 100
+    assert sum(stop - start for start, stop in seen) == 100

@@ -1,0 +1,146 @@
+"""SELL-C-sigma, CSR-scalar, CSR-vector and reorderings on the GPU: SciPy is the oracle, the host's arrays another."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spdist.csr import CSR
+from spdist.errors import InputError
+from spdist.kernels import reorder, sell, spmv
+from spdist.kernels.sell_format import to_gpu, to_host
+from tests.kernels.test_sell import any_csr, as_csr, blocks, dense, stencil
+
+pytestmark = pytest.mark.gpu
+
+OPTIONS = [
+    {},
+    {"height": 32},
+    {"height": 8},
+    {"height": 1},
+    {"height": 32, "sigma": 1},
+    {"sigma": 64},
+    {"sigma": 1 << 20},
+    {"index": "wide"},
+    {"index": "narrow"},
+    {"block": 2},
+]
+TYPES = [np.float32, np.float64, np.complex64, np.complex128]
+
+
+def on_gpu(m: CSR) -> CSR:
+    import cupy
+
+    return CSR(*(cupy.asarray(array) for array in (m.indptr, m.indices, m.data)), m.shape)
+
+
+def check(a, m: sp.csr_matrix, columns: int = 11) -> None:
+    """Compare products with SciPy's: every number of columns up to 11 meets every width of kernel."""
+    import cupy
+
+    x = np.random.default_rng(1).standard_normal((m.shape[1], columns))
+    np.testing.assert_allclose(sell.multiply(a, cupy.asarray(x)).get(), m @ x, rtol=1e-10, atol=1e-10)
+    one = cupy.asarray(x[:, 0].copy())
+    np.testing.assert_allclose(sell.multiply(a, one).get(), m @ x[:, 0], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_product_and_back(options, data):
+    import cupy
+
+    dtype = data.draw(st.sampled_from(TYPES))
+    m = data.draw(any_csr(dtype))
+    a = sell.build(on_gpu(m), **options)
+    x = (np.arange(m.ncols * 3).reshape(-1, 3) % 7 - 3).astype(dtype)
+    y = cupy.full((m.nrows, 3), np.nan, dtype)
+    np.testing.assert_array_equal(sell.multiply(a, cupy.asarray(x), y).get(), dense(m) @ x)
+    np.testing.assert_array_equal(sell.to_csr(a).to_scipy().toarray(), dense(m))
+
+
+@pytest.mark.parametrize("options", [{}, {"sigma": 1}, {"index": "wide"}, {"index": "narrow"}, {"sigma": 64}], ids=str)
+@pytest.mark.parametrize("make", [stencil, lambda: blocks(1, 300, 2)])
+def test_host_and_gpu_build_the_same(options, make):
+    m = as_csr(make())
+    host, gpu = sell.build(m, height=32, **options), to_host(sell.build(on_gpu(m), height=32, **options))
+    for name in ("chunks", "values", "wide", "narrow"):
+        np.testing.assert_array_equal(getattr(host, name), getattr(gpu, name))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4, 32])
+def test_prepared_on_the_host_for_the_gpu(threads):
+    m = stencil()
+    check(to_gpu(sell.build(as_csr(m), height=32 // threads, lanes=32)), m)
+
+
+@pytest.mark.parametrize(("side", "found"), [(2, 2), (3, 3), (4, 4), (6, 6), (5, 1)])
+def test_dense_blocks_are_found(side, found):
+    m = blocks(side, 61, side)
+    a = sell.build(on_gpu(as_csr(m)))
+    assert a.block == found
+    check(a, m)
+
+
+def test_rows_of_all_lengths():
+    rng = np.random.default_rng(3)
+    lengths = np.append(rng.integers(0, 9, 5000), [70, 130, 260, 520, 1030, 2040, 2050, 9000, 2048, 2049])
+    rng.shuffle(lengths)
+    columns = np.concatenate([rng.choice(10_000, n, replace=False) for n in lengths])
+    m = sp.csr_matrix((rng.random(len(columns)), columns, np.append(0, np.cumsum(lengths))), (len(lengths), 10_000))
+    a = sell.build(on_gpu(as_csr(m)))
+    assert len(a.long_rows) == 3
+    check(a, m)
+    assert abs(sell.to_csr(a).to_scipy() - m).max() == 0
+
+
+def test_padding_is_not_multiplied():
+    import cupy
+
+    m = CSR(np.array([0, 2, 3]), np.array([1, 2, 3], np.int32), np.ones(3), (2, 4))
+    memory = cupy.full(140_000, np.nan)  # as far as 16-bit offsets reach
+    x = memory[70_000:70_004]
+    x[...] = cupy.asarray(np.array([np.inf, 1.0, 1.0, 1.0]))
+    for options in OPTIONS:
+        np.testing.assert_array_equal(sell.multiply(sell.build(on_gpu(m), **options), x).get(), [2.0, 1.0])
+
+
+@pytest.mark.parametrize("width", spmv.WIDTHS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_csr_widths(width, dtype):
+    import cupy
+
+    m = as_csr(stencil())
+    m = CSR(m.indptr, m.indices, m.data.astype(dtype), m.shape)
+    x = np.random.default_rng(1).standard_normal((m.ncols, 3)).astype(dtype)
+    y = spmv.multiply(on_gpu(m), cupy.asarray(x), width=width).get()
+    np.testing.assert_allclose(y, m.to_scipy() @ x, rtol=1e-4, atol=1e-4)
+
+
+def test_csr_refuses_other_widths():
+    with pytest.raises(InputError, match="choose one of 1, 2, 4, 8, 16, 32"):
+        spmv.multiply(on_gpu(as_csr(stencil(3))), None, width=3)
+
+
+@pytest.mark.parametrize("order", [reorder.levels, reorder.popular])
+@pytest.mark.parametrize("make", [stencil, lambda: sp.block_diag([stencil(5)] * 3 + [sp.eye(4)]).tocsr()])
+def test_orders_are_permutations_and_keep_the_matrix(order, make):
+    m = as_csr(make())
+    places = order(on_gpu(m))
+    np.testing.assert_array_equal(np.sort(places.get()), np.arange(m.nrows))
+    moved = reorder.apply(on_gpu(m), places, places)
+    back = CSR(moved.indptr.get(), moved.indices.get(), moved.data.get(), m.shape).to_scipy()
+    host = places.get()
+    assert abs(back - m.to_scipy()[host][:, host]).max() == 0
+
+
+def test_levels_narrow_the_band():
+    rng = np.random.default_rng(4)
+    m = stencil(14)
+    mixed = rng.permutation(m.shape[0])
+    m = m[mixed][:, mixed].tocoo()
+    place = reorder.inverse(reorder.levels(on_gpu(as_csr(m)))).get()
+    assert abs(place[m.row] - place[m.col]).mean() < 0.25 * abs(m.row - m.col).mean()
