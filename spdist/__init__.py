@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from spdist.generators import generate
     from spdist.inmemory import numeric, spgemm, symbolic
     from spdist.interchange import export_matrix, import_matrix
+    from spdist.kernels.semirings import Semiring
     from spdist.operators import Operator, open_operator, operator
     from spdist.operators import ehyb_operator as ehyb
     from spdist.operators import sell_operator as sell
@@ -44,6 +45,7 @@ _HOME = {
         ),
         "spdist.errors",
     ),
+    "Semiring": "spdist.kernels.semirings",
     **dict.fromkeys(("Operator", "ehyb", "open_operator", "operator", "sell"), "spdist.operators"),
     "generate": "spdist.generators",
     "export_matrix": "spdist.interchange",
@@ -62,6 +64,7 @@ __all__ = [
     "Operator",
     "Report",
     "ResumeError",
+    "Semiring",
     "SpdistError",
     "VerificationError",
     "ehyb",

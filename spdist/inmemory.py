@@ -13,8 +13,12 @@ from spdist import device
 from spdist.csr import CSR, IndexArray, Int64Array, from_scipy
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.gpu import Pattern
+from spdist.kernels.options import Options
+from spdist.kernels.semirings import Semiring, find
 
 METHODS = ("auto", "scipy", "numba", "cuda", "hyspmm")
+CPU_METHODS = ("auto", "numba")
+"""Those that take semirings, masks, threshold and top-n."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,13 @@ class HostPattern:
 
 def spgemm(
     a: Any, b: Any, method: str = "auto", *, threads: int | None = None, deterministic: bool = False,
-    memory_limit: int | None = None,
+    memory_limit: int | None = None, semiring: str | Semiring = "plus_times", mask: Any = None,
+    complement: bool = False, top_n: int | None = None, threshold: float | None = None,
 ) -> Any:  # fmt: skip
     """Multiply two sparse matrices in memory: SciPy in, SciPy out; CuPy in, CuPy out.
+
+    On the CPU the product can be turned into an answer as its rows are made, so that C is never whole: by a semiring,
+    then a mask, then a threshold, then the largest entries of each row.
 
     Parameters
     ----------
@@ -61,17 +69,37 @@ def spgemm(
         summed in any order. The CPU's results, and those of "esc", are always so.
     memory_limit : int, optional
         Bytes of the GPU's memory that "cuda" may take; by default 0.9 of what is free.
+    semiring : str or Semiring
+        What adds and multiplies: "plus_times", "min_plus", "max_plus", "max_times", "max_min", "or_and", "plus_pair",
+        "plus_first", "plus_second", "any_pair", or a `spdist.Semiring`. "pair" is 1 wherever both factors are stored;
+        "first" and "second" are A's and B's value; "any" is one of the products. The dtype is NumPy's result type, for
+        "plus_first" A's and for "plus_second" B's; bool counts as int64. "or_and" and "any_pair" give bool,
+        "plus_pair" int64; "plus_times" keeps bool. A NaN is neither smaller nor larger than anything: "min" and "max"
+        pass it over.
+    mask : sparse matrix or array, optional
+        C has entries only where the mask stores one, whatever its value; other products are not made. Of C's shape.
+    complement : bool
+        C has entries only where the mask stores none.
+    top_n : int, optional
+        Entries to keep in each row: the largest, and of equal ones those in the smaller columns. Rows stay sorted by
+        column.
+    threshold : float, optional
+        Entries ``>= threshold`` are kept, compared in the dtype of C, after its last product is added. Neither this nor
+        `top_n` keeps a NaN.
 
     Returns
     -------
     sparse matrix or array
         Of the kind of `a`, by columns if both are `csc`, else by rows. Rows sorted, no duplicates; entries that cancel
-        to zero are kept, so that the pattern is the structural product's.
+        to zero are kept, so that the pattern is the structural product's, unless mask, threshold or top-n cut it.
 
     Raises
     ------
     MatrixError
-        If the shapes do not fit, or an operand is not a matrix spdist multiplies.
+        If the shapes do not fit, or an operand is not a matrix spdist multiplies; or if values are complex and have to
+        be compared.
+    InputError
+        If semiring, mask, threshold or top-n are wrong, or asked for on the GPU or of SciPy's engine.
     MemoryBoundError
         If the GPU has too little memory; says how much is needed.
 
@@ -86,13 +114,25 @@ def spgemm(
     >>> import scipy.sparse as sp
     >>> spgemm(sp.eye_array(3, format="csr"), sp.eye_array(3, format="csr")).nnz
     3
+
+    Paths of two steps, and how many close a triangle:
+
+    >>> a = sp.csr_array([[0, 1, 1], [1, 0, 1], [1, 1, 0]])
+    >>> spgemm(a, a, semiring="plus_pair").sum(), spgemm(a, a, semiring="plus_pair", mask=a).sum()
+    (np.int64(12), np.int64(6))
     """
+    pattern = None if mask is None else from_scipy(mask.astype(np.bool_))
+    options = Options(find(semiring), pattern, complement, top_n, threshold)
+    if not options.plain and (_on_gpu(a, b) or method not in CPU_METHODS):
+        raise InputError(f"semirings, masks, threshold and top_n are for SciPy's matrices and {', '.join(CPU_METHODS)}")
     if _on_gpu(a, b):
         return device.spgemm(a, b, method, deterministic)
     from spdist.kernels import cpu
 
+    # With options the rows of C matter, and the order of the factors.
     by_columns = getattr(a, "format", "") == getattr(b, "format", "") == "csc"
-    left, right = (from_scipy(b.T), from_scipy(a.T)) if by_columns else (from_scipy(a), from_scipy(b))
+    swapped = by_columns and options.plain
+    left, right = (from_scipy(b.T), from_scipy(a.T)) if swapped else (from_scipy(a), from_scipy(b))
     if method not in METHODS:
         raise InputError(f"method {method!r} is not one of {', '.join(METHODS)}, which matrices of SciPy's have")
     if left.ncols != right.nrows:
@@ -100,9 +140,11 @@ def spgemm(
     if method in ("cuda", "hyspmm"):
         c = device.through_gpu(left, right, method, threads, memory_limit, deterministic)
     else:
-        c = cpu.multiply(left, right, engine=method, threads=threads or os.cpu_count() or 1)  # type: ignore[arg-type]
+        c = cpu.multiply(left, right, engine=method, threads=threads or os.cpu_count() or 1, options=options)  # type: ignore[arg-type]
     out = _like(a, c)
-    return out.T if by_columns else out
+    if swapped:
+        return out.T
+    return out.tocsc() if by_columns else out
 
 
 def symbolic(a: Any, b: Any, *, deterministic: bool = False) -> Pattern | HostPattern:

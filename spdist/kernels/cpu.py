@@ -1,7 +1,8 @@
 """Multiply two blocks on the CPU: C = A @ B, with SciPy or with the Numba kernels of `rowwise`.
 
 Both engines give the same bits: the pattern is structural (entries that cancel, and stored zeros, are kept), rows are
-sorted, and the products of an entry are added to a zero in the order of k.
+sorted, and the products of an entry are added to a zero in the order of k. Semirings, masks, threshold and top-n
+(`options.Options`) are Numba's; rows are cut in the kernel, so that no more of C is ever in memory than is kept.
 
 Importing this module does not import Numba; the first product that uses it does.
 """
@@ -24,13 +25,14 @@ from spdist.csr import (
     IndexArray,
     Int64Array,
     ValueArray,
-    check_dtype,
     empty,
     index_dtype,
     result_dtype,
 )
 from spdist.errors import InputError, MatrixError
 from spdist.kernels import workspace
+from spdist.kernels.options import PLAIN, Options, longest_row
+from spdist.kernels.semirings import OR_AND, PLUS_TIMES, SEMIRINGS, Semiring
 from spdist.kernels.workspace import Engine
 
 EngineOrAuto = Literal["auto", "scipy", "numba"]
@@ -50,9 +52,15 @@ _ready: set[tuple[Any, ...]] = set()
 
 
 def multiply(
-    a: CSR, b: CSR, *, engine: EngineOrAuto = "auto", threads: int = 1, workspace_limit: int | None = None
+    a: CSR,
+    b: CSR,
+    *,
+    engine: EngineOrAuto = "auto",
+    threads: int = 1,
+    workspace_limit: int | None = None,
+    options: Options = PLAIN,
 ) -> CSR:
-    """Return ``a @ b``.
+    """Return ``a @ b``, or what the options make of it.
 
     Parameters
     ----------
@@ -64,18 +72,22 @@ def multiply(
         At most so many threads; small products use one.
     workspace_limit : int, optional
         Bytes that "auto" may use beyond operands and result.
+    options : Options
+        Semiring, mask, threshold, top-n; all but plain ones are for "numba", which "auto" takes for them.
 
     Returns
     -------
     CSR
-        Canonical, with the structural pattern, ``index_dtype(b.ncols)`` and ``result_dtype``.
+        Canonical, with the structural pattern, ``index_dtype(b.ncols)`` and ``result_dtype``, or the semiring's.
 
     Raises
     ------
     MatrixError
         If the shapes or dtypes do not fit.
+    InputError
+        If `engine` is "scipy" and the options are not plain.
     """
-    task = _prepare(a, b, engine, threads, workspace_limit)
+    task = _prepare(a, b, engine, threads, workspace_limit, options)
     return _finish(task, _bound(task), 0)
 
 
@@ -88,6 +100,7 @@ def multiply_rows(
     engine: EngineOrAuto = "auto",
     threads: int = 1,
     workspace_limit: int | None = None,
+    options: Options = PLAIN,
 ) -> CSR:
     """Return as many whole rows of ``a @ b``, from `start` on, as fit in `capacity` entries.
 
@@ -99,8 +112,8 @@ def multiply_rows(
         First row, ``0 <= start <= a.nrows``.
     capacity : int
         Entries of C. A first row longer than that is returned whole, alone.
-    engine, threads, workspace_limit
-        As for `multiply`.
+    engine, threads, workspace_limit, options
+        As for `multiply`; a mask has a row for each of `a`. What is cut from a row takes no capacity.
 
     Returns
     -------
@@ -115,7 +128,7 @@ def multiply_rows(
     """
     if not 0 <= start <= a.nrows or capacity < 0:
         raise InputError(f"start={start:,} must lie in [0, {a.nrows:,}] and capacity={capacity:,} must not be negative")
-    return _finish(_prepare(a, b, engine, threads, workspace_limit), capacity, start)
+    return _finish(_prepare(a, b, engine, threads, workspace_limit, options), capacity, start)
 
 
 def choose(a: CSR, b: CSR, *, threads: int = 1, workspace_limit: int | None = None) -> tuple[Engine, str]:
@@ -217,13 +230,31 @@ class _Task:
     threads: int
     engine: Engine
     new_fill: Callable[[_Task], Fill]
+    options: Options
+    longest: int
 
     @property
     def index_dtype(self) -> np.dtype[Any]:
         return index_dtype(self.b.ncols)
 
+    @property
+    def ring(self) -> Semiring | None:
+        """The semiring as kernels take it: bools have OR and AND for plus and times."""
+        if self.options.semiring is not PLUS_TIMES:
+            return self.options.semiring
+        return OR_AND if self.dtype.kind == "b" else None
 
-def _prepare(a: CSR, b: CSR, engine: EngineOrAuto, threads: int, workspace_limit: int | None) -> _Task:
+    @property
+    def kernel_dtype(self) -> np.dtype[Any]:
+        """The dtype that kernels compute in: the same bits, and fewer kinds to compile where signs do not matter."""
+        named = self.ring is None or SEMIRINGS.get(self.ring.name) is self.ring
+        unsigned = (self.dtype.kind == "b" and named) or (self.dtype.kind == "i" and self.options.plain)
+        return np.dtype(f"u{self.dtype.itemsize}") if unsigned else self.dtype
+
+
+def _prepare(
+    a: CSR, b: CSR, engine: EngineOrAuto, threads: int, workspace_limit: int | None, options: Options
+) -> _Task:
     if a.ncols != b.nrows:
         raise MatrixError(
             f"A has {a.ncols:,} columns but B has {b.nrows:,} rows: A @ B needs as many rows of B as A has columns"
@@ -232,15 +263,26 @@ def _prepare(a: CSR, b: CSR, engine: EngineOrAuto, threads: int, workspace_limit
         raise InputError(f"engine={engine!r} is not one of auto, scipy, numba")
     if threads < 1:
         raise InputError(f"threads={threads} must be at least 1")
-    dtype = check_dtype(result_dtype(check_dtype(a.dtype), check_dtype(b.dtype)))
-    chosen = choose(a, b, threads=threads, workspace_limit=workspace_limit)[0] if engine == "auto" else engine
-    return _Task(_cast(a, dtype), _cast(b, dtype), dtype, threads, chosen, _FILLS[chosen])
+    if engine == "scipy" and not options.plain:
+        raise InputError("engine 'scipy' knows no semirings, masks, threshold or top_n: use 'numba' or 'auto'")
+    dtype = options.semiring.result_dtype(a.dtype, b.dtype)
+    options.check((a.nrows, b.ncols), dtype)
+    chosen: Engine = "numba" if not options.plain or engine == "numba" else "scipy"
+    if options.plain and engine == "auto":
+        chosen = choose(a, b, threads=threads, workspace_limit=workspace_limit)[0]
+    reads, longest = options.semiring.reads, options.row_entries(b.ncols)
+    left, right = _cast(a, dtype, "a" in reads), _cast(b, dtype, "b" in reads)
+    return _Task(left, right, dtype, threads, chosen, _FILLS[chosen], options, longest)
 
 
-def _cast(m: CSR, dtype: np.dtype[Any]) -> CSR:
-    """Return the matrix with values of `dtype` and the indices that its shape asks for: few kernels to compile."""
+def _cast(m: CSR, dtype: np.dtype[Any], read: bool) -> CSR:
+    """Return the matrix with values of `dtype` and the indices that its shape asks for: few kernels to compile.
+
+    Values that are not read need not be there: an array that nobody touches takes no memory.
+    """
     indices = m.indices.astype(index_dtype(m.ncols), copy=False)
-    return CSR(m.indptr, indices, m.data.astype(dtype, copy=False), m.shape)
+    data = m.data.astype(dtype, copy=False) if read else np.empty(m.nnz, dtype)
+    return CSR(m.indptr, indices, data, m.shape)
 
 
 def _bound(task: _Task) -> int:
@@ -248,7 +290,9 @@ def _bound(task: _Task) -> int:
     a, b = task.a, task.b
     if a.nnz == 0 or b.nnz == 0:
         return 0
-    loose = min(a.nnz * int((b.indptr[1:] - b.indptr[:-1]).max()), a.nrows * b.ncols)
+    loose = min(a.nnz * longest_row(b), a.nrows * task.longest)
+    if task.options.inside is not None:
+        loose = min(loose, task.options.inside.nnz)
     if loose * (task.dtype.itemsize + task.index_dtype.itemsize) <= CHEAP_BYTES:
         return loose
     if task.engine == "scipy":
@@ -274,12 +318,13 @@ def _finish(task: _Task, capacity: int, start: int) -> CSR:
 
 def _fill_buffers(task: _Task, capacity: int, start: int, stop: int) -> tuple[int, int, CSR]:
     """Return how many rows fit, the entries they and the first that did not fit need, and the buffers."""
-    capacity = min(capacity, (stop - start) * task.b.ncols)
+    capacity = min(capacity, (stop - start) * task.longest)
     indptr = np.empty(stop - start + 1, np.int64)
     indptr[0] = 0
     indices, data = np.empty(capacity + 1, task.index_dtype), np.empty(capacity + 1, task.dtype)
     target = _Target(indices, data, indptr[1:], capacity)
-    threads = min(task.threads, capacity // PARALLEL_PRODUCTS + 1, stop - start)
+    work = estimate_products(task.a, task.b) if task.options.fused else capacity
+    threads = min(task.threads, work // PARALLEL_PRODUCTS + 1, stop - start)
     if threads == 1:
         rows, needed = task.new_fill(task)(start, stop, target)
     else:
@@ -349,7 +394,7 @@ class _Slices:
         self, fill: Fill, number: int, first: int, last: int, products: int, indices: IndexArray, data: ValueArray
     ) -> None:
         ends = self.target.ends[first - self.start : last - self.start]
-        bound = min(products, (last - first) * self.task.b.ncols)
+        bound = min(products, (last - first) * self.task.longest)
         size = len(indices) - 1
         if bound > size and not self._wait(number):
             return
@@ -419,28 +464,95 @@ def _specialisation(a: CSR, b: CSR) -> tuple[Any, ...]:
 
 def _numba_fill(task: _Task) -> Fill:
     """Return the Numba engine's function, with a workspace of its own."""
-    kernel = _rowwise().multiply_rows
-    # None is a type of its own to Numba, and what hangs on it is left out of the compiled code.
-    boolean = True if task.dtype.kind == "b" else None
-    wide = True if task.b.ncols > workspace.WINDOW else None
-    a, b = _kernel_arrays(task.a), _kernel_arrays(task.b)
-    work = new_work(task.b.ncols, _kernel_dtype(task.dtype))
-    ahead = task.b.nbytes > CACHE_BYTES
-
-    def fill(start: int, stop: int, target: _Target) -> tuple[int, int]:
-        c = (target.indices, target.data.view(_kernel_dtype(task.dtype)), target.ends)
-        rows, needed = kernel(a, b, start, stop, work, c, target.capacity, ahead, boolean, wide)
-        return int(rows), int(needed)
-
-    _ready.add(_specialisation(task.a, task.b))
+    fill = _fused_fill(task) if task.options.fused else _product_fill(task)
+    if task.options.plain:
+        _ready.add(_specialisation(task.a, task.b))
     return fill
 
 
-def new_work(ncols: int, dtype: np.dtype[Any]) -> tuple[tuple[npt.NDArray[Any], ...], ...]:
+def _product_fill(task: _Task) -> Fill:
+    """Return the function that makes whole rows."""
+    kernel = _kernel(task, _rowwise().multiply_rows)
+    a, b, work, ahead, wide = _kernel_arguments(task)
+
+    def fill(start: int, stop: int, target: _Target) -> tuple[int, int]:
+        c = (target.indices, target.data.view(task.kernel_dtype), target.ends)
+        rows, needed = kernel(a, b, start, stop, work, c, target.capacity, ahead, task.ring, wide)
+        return int(rows), int(needed)
+
+    return fill
+
+
+def _fused_fill(task: _Task) -> Fill:
+    """Return the function that makes rows under a mask and cuts them."""
+    from spdist.kernels import fused
+
+    kernel = _kernel(task, fused.fused_rows)
+    a, b, work, ahead, wide = _kernel_arguments(task)
+    options, dtype = task.options, task.kernel_dtype
+    entries = _row_buffer_entries(task)
+    keep = None
+    if options.selects:
+        top = min(entries, task.longest)
+        least = options.least(task.dtype).astype(dtype)
+        keep = least, top, np.empty(top + 1, dtype), bool(least > work[0][0][0])
+    inside, outside = _mask_arguments(task, work[0][0][:1])
+    row = np.empty(entries + 1, task.index_dtype), np.empty(entries + 1, dtype), np.empty(1, np.int64)
+
+    def fill(start: int, stop: int, target: _Target) -> tuple[int, int]:
+        c = (target.indices, target.data.view(dtype), target.ends)
+        rest = work, row, c, target.capacity, ahead, task.ring, wide
+        rows, needed = kernel(a, b, inside, outside, keep, start, stop, *rest)
+        return int(rows), int(needed)
+
+    return fill
+
+
+def _kernel(task: _Task, function: Any) -> Any:
+    """Return a compiled function for the task's semiring: what is kept on disk is for those that have a name."""
+    from spdist.kernels import jit
+
+    ring = task.ring
+    return function if ring is None or SEMIRINGS.get(ring.name) is ring else jit.unsaved(function)
+
+
+def _kernel_arguments(task: _Task) -> tuple[Any, ...]:
+    """Return A, B, a workspace, whether to fetch ahead, and whether C is wide, as the kernels take them."""
+    dtype = task.kernel_dtype
+    zero = dtype.type(0) if task.ring is None else task.ring.zero_of(dtype)
+    work = new_work(task.b.ncols, dtype, zero)
+    # None is a type of its own to Numba, and what hangs on it is left out of the compiled code.
+    wide = True if task.b.ncols > workspace.WINDOW else None
+    return _kernel_arrays(task.a, dtype), _kernel_arrays(task.b, dtype), work, task.b.nbytes > CACHE_BYTES, wide
+
+
+def _mask_arguments(task: _Task, zero: npt.NDArray[Any]) -> tuple[Any, Any]:
+    """Return the mask that rows are confined to, or that they are kept out of, with one thread's hash table for it."""
+    mask = task.options.mask
+    if mask is None:
+        return None, None
+    arrays = _plain(mask.indptr), _plain(mask.indices.astype(task.index_dtype, copy=False))
+    longest = longest_row(mask)
+    table = np.empty((2, workspace.table_slots(longest)), task.index_dtype)
+    if task.options.complement:
+        return None, (*arrays, table[0], table[1], np.empty(1, np.uint64))
+    return (*arrays, table[0], table[1], np.repeat(zero, longest + 1), np.zeros(longest + 1, np.uint8)), None
+
+
+def _row_buffer_entries(task: _Task) -> int:
+    """Bound the entries of a row before it is cut."""
+    if task.options.inside is not None:
+        return longest_row(task.options.inside)
+    products = row_products(task.a, np.diff(task.b.indptr))
+    return min(task.b.ncols, int(products.max(initial=0)))
+
+
+def new_work(ncols: int, dtype: np.dtype[Any], zero: Any = 0) -> tuple[tuple[npt.NDArray[Any], ...], ...]:
     """Return the buffers of one thread's Numba kernel, of `workspace.cpu_workspace` bytes."""
     columns, products = workspace.window_columns(ncols), workspace.sort_products(ncols)
     padded = columns + workspace.PADDING
-    window = np.zeros(padded, dtype), np.zeros(padded, np.uint8), np.zeros(columns // 64 + 2 * 64, np.uint8)
+    totals = np.full(padded, zero, dtype) if zero else np.zeros(padded, dtype)  # zeros take no memory until written
+    window = totals, np.zeros(padded, np.uint8), np.zeros(columns // 64 + 2 * 64, np.uint8)
     keys = np.empty((2, products), np.uint64)
     sorting = keys, np.empty(products, dtype), np.empty(workspace.RADIX_BINS, np.int32)
     slots, rows = workspace.BATCH_SLOTS + 2 * workspace.RANK_PRODUCTS, workspace.BATCH_ROWS + 1
@@ -449,15 +561,9 @@ def new_work(ncols: int, dtype: np.dtype[Any]) -> tuple[tuple[npt.NDArray[Any], 
     return window, sorting, batch
 
 
-def _kernel_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that the kernel computes in: the same bits, and fewer kinds to compile."""
-    return np.dtype(f"u{dtype.itemsize}") if dtype.kind in "bi" else dtype
-
-
-def _kernel_arrays(m: CSR) -> tuple[Int64Array, IndexArray, ValueArray]:
+def _kernel_arrays(m: CSR, dtype: np.dtype[Any]) -> tuple[Int64Array, IndexArray, ValueArray]:
     """Return a matrix's arrays as the kernel takes them."""
-    data = _plain(m.data).view(_kernel_dtype(m.dtype))
-    return _plain(m.indptr.astype(np.int64, copy=False)), _plain(m.indices), data
+    return _plain(m.indptr.astype(np.int64, copy=False)), _plain(m.indices), _plain(m.data).view(dtype)
 
 
 class _Alias:

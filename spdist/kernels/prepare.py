@@ -18,7 +18,8 @@ import numpy as np
 from numba import types
 
 from spdist.kernels import workspace
-from spdist.kernels.rowwise import compiled, inlined, instruction, lowest_bit
+from spdist.kernels.jit import compiled, inlined, instruction
+from spdist.kernels.rowwise import lowest_bit
 
 ONE = np.uint64(1)
 WORD = np.uint64(64)

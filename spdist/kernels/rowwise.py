@@ -18,6 +18,8 @@ strips
     What is left: the row is cut into strips of columns narrow enough for one of the two methods above.
 
 Every method adds the products of an entry in the order of k, to a zero, one rounding each: the same bits as SciPy.
+A semiring puts its own operators in the place of plus and times; they are compiled in. The methods also take a table of
+columns to keep out of, for masks: see `fused`.
 Columns are handled as unsigned numbers, for which Numba leaves out its test for negative ones.
 
 References
@@ -27,14 +29,14 @@ F. Gustavson, "Two Fast Algorithms for Sparse Matrices: Multiplication and Permu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import types
 
+from spdist.kernels.jit import add_product, compiled, fold, inlined, instruction, part, zero_of
+from spdist.kernels.masks import excluded, first_at_least
 from spdist.kernels.workspace import BATCH_ROWS, BATCH_SLOTS, RANK_PRODUCTS, SORT_PRODUCTS, WINDOW
 
 LANES = 16
@@ -45,25 +47,6 @@ SORT_SPAN = 1 << (63 - SORT_BITS)
 TINY_ROW = 16
 SPARSE_SMALL = 1024
 PADDING = np.int32(np.iinfo(np.int32).max)
-
-# No function makes arrays, so that references need not be counted: threads would fight for the counters.
-OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "boundscheck": False, "_nrt": False}
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def compiled(function: Function) -> Function:
-    """Compile a function when it is first called with new types."""
-    return cast(Function, njit(**OPTIONS)(function))
-
-
-def inlined(function: Function) -> Function:
-    """Compile a function into its callers: passing the arrays to it would cost as much as a short row."""
-    return cast(Function, njit(forceinline=True, **OPTIONS)(function))
-
-
-def instruction(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function that builds LLVM code be called from compiled functions."""
-    return cast(Callable[..., Any], intrinsic(function))
 
 
 @instruction
@@ -126,14 +109,6 @@ def prefetch(context: Any, array: Any, at: Any) -> Any:
 
 
 @inlined
-def add_product(total: Any, a: Any, b: Any, boolean: Any) -> Any:
-    """Return ``total + a * b``, or ``total or (a and b)`` if `boolean` is not None (decided when compiled)."""
-    if boolean is None:
-        return total + a * b
-    return total | (a & b)
-
-
-@inlined
 def row_extent(a: Any, b: Any, row: Any) -> Any:
     """Return a row's products, its first and last column of C, and how many rows of B take part."""
     products, first, last, parts = np.int64(0), np.int64(np.iinfo(np.int64).max), np.int64(-1), 0
@@ -161,33 +136,23 @@ def fetch_ahead(a: Any, b: Any, row: Any, stop: Any) -> None:
         prefetch(b[2], start)
 
 
-@compiled
-def first_at_least(indices: Any, start: Any, stop: Any, column: Any) -> Any:
-    """Return the first place in the sorted ``indices[start:stop]`` whose column is not below `column`, else `stop`."""
-    while start < stop:
-        middle = (start + stop) >> np.uintp(1)
-        if np.uintp(indices[middle]) < column:
-            start = middle + np.uintp(1)
-        else:
-            stop = middle
-    return start
-
-
 @inlined
-def accumulate(a: Any, b: Any, row: Any, first: Any, window: Any, boolean: Any) -> None:
+def accumulate(a: Any, b: Any, row: Any, first: Any, window: Any, ring: Any, outside: Any) -> None:
     """Add a row's products to the window, whose first column is `first`; all of them must fall inside."""
     total, hit, hit64 = window
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
         k, value = np.uintp(a[1][p]), a[2][p]
         for q in range(np.uintp(b[0][k]), np.uintp(b[0][k + np.uintp(1)])):
+            if excluded(outside, b[1][q]):
+                continue
             j = np.uintp(b[1][q]) - first
-            total[j] = add_product(total[j], value, b[2][q], boolean)
+            total[j] = add_product(total[j], value, b[2][q], ring)
             hit[j] = 1
             hit64[j >> np.uintp(6)] = 1
 
 
-@compiled
-def accumulate_strip(a: Any, b: Any, row: Any, first: Any, end: Any, window: Any, boolean: Any) -> None:
+@part
+def accumulate_strip(a: Any, b: Any, row: Any, first: Any, end: Any, window: Any, ring: Any, outside: Any) -> None:
     """Add a row's products with columns in ``[first, end)`` to the window."""
     total, hit, hit64 = window
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
@@ -195,15 +160,16 @@ def accumulate_strip(a: Any, b: Any, row: Any, first: Any, end: Any, window: Any
         stop = np.uintp(b[0][k + np.uintp(1)])
         q = first_at_least(b[1], np.uintp(b[0][k]), stop, first)
         while q < stop and np.uintp(b[1][q]) < end:
-            j = np.uintp(b[1][q]) - first
-            total[j] = add_product(total[j], value, b[2][q], boolean)
-            hit[j] = 1
-            hit64[j >> np.uintp(6)] = 1
+            if not excluded(outside, b[1][q]):
+                j = np.uintp(b[1][q]) - first
+                total[j] = add_product(total[j], value, b[2][q], ring)
+                hit[j] = 1
+                hit64[j >> np.uintp(6)] = 1
             q += np.uintp(1)
 
 
 @inlined
-def gather(window: Any, first: Any, columns: Any, c: Any, at: Any, capacity: Any) -> Any:
+def gather(window: Any, first: Any, columns: Any, c: Any, at: Any, capacity: Any, ring: Any) -> Any:
     """Move the window's entries to C from place `at` on, in order of columns, and clear it; return the next place.
 
     Places from `capacity` on are counted, but all written to one spare entry.
@@ -225,28 +191,38 @@ def gather(window: Any, first: Any, columns: Any, c: Any, at: Any, capacity: Any
                 place = min(at, capacity)
                 c[0][place] = j + first
                 c[1][place] = total[j]
-                total[j] = 0
+                total[j] = zero_of(total, ring)
                 at += np.uintp(1)
     return at
 
 
 @inlined
-def copy_row(a: Any, b: Any, row: Any, c: Any, at: Any, capacity: Any, boolean: Any) -> Any:
+def copy_row(a: Any, b: Any, row: Any, c: Any, at: Any, capacity: Any, ring: Any, outside: Any) -> Any:
     """Write a row of C that only one row of B takes part in; return the next place."""
-    zero = c[1].dtype.type(0)
+    zero = zero_of(c[1], ring)
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
         k, value = np.uintp(a[1][p]), a[2][p]
         start, stop = np.uintp(b[0][k]), np.uintp(b[0][k + np.uintp(1)])
+        if outside is not None:
+            for q in range(start, stop):
+                if not excluded(outside, b[1][q]):
+                    place = min(at, capacity)
+                    c[0][place] = b[1][q]
+                    c[1][place] = add_product(zero, value, b[2][q], ring)
+                    at += np.uintp(1)
+            continue
         if at + (stop - start) <= capacity:
             for q in range(start, stop):
                 c[0][at + (q - start)] = b[1][q]
-                c[1][at + (q - start)] = add_product(zero, value, b[2][q], boolean)
+                c[1][at + (q - start)] = add_product(zero, value, b[2][q], ring)
         at += stop - start
     return at
 
 
 @inlined
-def expand_small(a: Any, b: Any, row: Any, extent: Any, batch: Any, count: Any, slot: Any, boolean: Any) -> Any:
+def expand_small(
+    a: Any, b: Any, row: Any, extent: Any, batch: Any, count: Any, slot: Any, ring: Any, outside: Any
+) -> Any:
     """Expand a small row into the batch as its row number `count`, from `slot` on; return the next free slot.
 
     A key is column and place, so keys differ and equal columns keep their order.
@@ -260,13 +236,20 @@ def expand_small(a: Any, b: Any, row: Any, extent: Any, batch: Any, count: Any, 
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
         k, value = np.uintp(a[1][p]), a[2][p]
         for q in range(np.uintp(b[0][k]), np.uintp(b[0][k + np.uintp(1)])):
+            if excluded(outside, b[1][q]):
+                continue
             keys[slot + t] = ((np.uintp(b[1][q]) - first) << np.uintp(RANK_BITS)) | t
-            values[slot + t] = add_product(values.dtype.type(0), value, b[2][q], boolean)
+            values[slot + t] = add_product(zero_of(values, ring), value, b[2][q], ring)
             t += np.uintp(1)
+    if outside is not None:
+        sizes[count] = t
+        for u in range(t, n):
+            keys[slot + u] = PADDING
+        n = t
     return slot + ((n + np.uintp(LANES - 1)) & ~np.uintp(LANES - 1))
 
 
-@compiled
+@part
 def sort_batch(batch: Any, rows: Any) -> Any:
     """Sort the rows of a batch: an entry's place is the number of smaller keys; return how many there are."""
     keys, ordered, sizes = batch[0], batch[1], batch[3]
@@ -285,8 +268,8 @@ def sort_batch(batch: Any, rows: Any) -> Any:
     return done
 
 
-@compiled
-def flush_batch(batch: Any, rows: Any, c: Any, row: Any, at: Any, capacity: Any, boolean: Any) -> Any:
+@part
+def flush_batch(batch: Any, rows: Any, c: Any, row: Any, at: Any, capacity: Any, ring: Any) -> Any:
     """Sort and sum a batch of `rows` rows into C, whose first is `row`, from place `at` on.
 
     Return the next place and how many rows fit; if not all did, the place counts the first that did not as well.
@@ -294,7 +277,7 @@ def flush_batch(batch: Any, rows: Any, c: Any, row: Any, at: Any, capacity: Any,
     ordered, values, sizes, firsts, ends = batch[1], batch[2], batch[3], batch[4], batch[5]
     n = sort_batch(batch, rows)
     start = at
-    zero = values.dtype.type(0)
+    zero = zero_of(values, ring)
     total, previous = zero, np.uintp(1) << np.uintp(63)
     at -= np.uintp(1)
     for t in range(n):
@@ -302,7 +285,7 @@ def flush_batch(batch: Any, rows: Any, c: Any, row: Any, at: Any, capacity: Any,
         value = values[ordered[t] & np.uintp(SORT_PRODUCTS - 1)]
         fresh = column != previous
         before = zero if fresh else total
-        total = before + value if boolean is None else before | value
+        total = fold(before, value, ring)
         at += np.uintp(fresh)
         place = min(at, capacity)
         owner = column >> np.uintp(31 - RANK_BITS)
@@ -320,8 +303,8 @@ def flush_batch(batch: Any, rows: Any, c: Any, row: Any, at: Any, capacity: Any,
     return end, rows
 
 
-@compiled
-def expand_strip(a: Any, b: Any, row: Any, first: Any, end: Any, sorting: Any, boolean: Any) -> Any:
+@part
+def expand_strip(a: Any, b: Any, row: Any, first: Any, end: Any, sorting: Any, ring: Any, outside: Any) -> Any:
     """Expand a row's products with columns in ``[first, end)``; return how many, or more than fit if they do not."""
     keys, values = sorting[0], sorting[1]
     n = np.uintp(0)
@@ -330,16 +313,18 @@ def expand_strip(a: Any, b: Any, row: Any, first: Any, end: Any, sorting: Any, b
         stop = np.uintp(b[0][k + np.uintp(1)])
         q = first_at_least(b[1], np.uintp(b[0][k]), stop, first)
         while q < stop and np.uintp(b[1][q]) < end:
+            q += np.uintp(1)
+            if excluded(outside, b[1][q - np.uintp(1)]):
+                continue
             if n == np.uintp(SORT_PRODUCTS):
                 return n + np.uintp(1)
-            keys[0, n] = ((np.uintp(b[1][q]) - first) << np.uintp(SORT_BITS)) | n
-            values[n] = add_product(values.dtype.type(0), value, b[2][q], boolean)
+            keys[0, n] = ((np.uintp(b[1][q - np.uintp(1)]) - first) << np.uintp(SORT_BITS)) | n
+            values[n] = add_product(zero_of(values, ring), value, b[2][q - np.uintp(1)], ring)
             n += np.uintp(1)
-            q += np.uintp(1)
     return n
 
 
-@compiled
+@part
 def radix_sort(sorting: Any, n: Any, columns: Any) -> Any:
     """Sort the first `n` keys by column, stably, least digit first; return which row of keys holds the result."""
     keys, bins = sorting[0], sorting[2]
@@ -368,11 +353,11 @@ def radix_sort(sorting: Any, n: Any, columns: Any) -> Any:
     return side
 
 
-@compiled
-def compress(sorting: Any, side: Any, n: Any, first: Any, c: Any, at: Any, capacity: Any, boolean: Any) -> Any:
+@part
+def compress(sorting: Any, side: Any, n: Any, first: Any, c: Any, at: Any, capacity: Any, ring: Any) -> Any:
     """Sum the sorted products of each column into C from place `at` on, without a branch; return the next place."""
     keys, values = sorting[0], sorting[1]
-    zero = values.dtype.type(0)
+    zero = zero_of(values, ring)
     total, previous = zero, np.uintp(1) << np.uintp(63)
     at -= np.uintp(1)
     for t in range(n):
@@ -380,7 +365,7 @@ def compress(sorting: Any, side: Any, n: Any, first: Any, c: Any, at: Any, capac
         value = values[keys[side, t] & np.uintp(SORT_PRODUCTS - 1)]
         fresh = column != previous
         before = zero if fresh else total
-        total = before + value if boolean is None else before | value
+        total = fold(before, value, ring)
         at += np.uintp(fresh)
         place = min(at, capacity)
         c[0][place] = column + first
@@ -389,7 +374,7 @@ def compress(sorting: Any, side: Any, n: Any, first: Any, c: Any, at: Any, capac
     return at + np.uintp(1)
 
 
-@compiled
+@part
 def multiply_strips(
     a: Any,
     b: Any,
@@ -401,7 +386,8 @@ def multiply_strips(
     c: Any,
     at: Any,
     capacity: Any,
-    boolean: Any,
+    ring: Any,
+    outside: Any,
 ) -> Any:
     """Make a row strip by strip, each as wide as `SORT_PRODUCTS` products or `WINDOW` columns allow."""
     window, sorting = work[0], work[1]
@@ -411,16 +397,16 @@ def multiply_strips(
         width = max(width, np.uintp(WINDOW))
         start, end = end, min(last + np.uintp(1), end + width)
         if width == np.uintp(WINDOW):
-            accumulate_strip(a, b, row, start, end, window, boolean)
-            at = gather(window, start, end - start, c, at, capacity)
+            accumulate_strip(a, b, row, start, end, window, ring, outside)
+            at = gather(window, start, end - start, c, at, capacity, ring)
             continue
-        n = expand_strip(a, b, row, start, end, sorting, boolean)
+        n = expand_strip(a, b, row, start, end, sorting, ring, outside)
         if n > np.uintp(SORT_PRODUCTS):
             end = start
             width >>= np.uintp(1)
             continue
         side = radix_sort(sorting, n, end - start)
-        at = compress(sorting, side, n, start, c, at, capacity, boolean)
+        at = compress(sorting, side, n, start, c, at, capacity, ring)
         if n < np.uintp(SORT_PRODUCTS // 4):
             width = min(width << np.uintp(1), np.uintp(SORT_SPAN))
     return at
@@ -428,21 +414,31 @@ def multiply_strips(
 
 @inlined
 def multiply_row(
-    a: Any, b: Any, row: Any, extent: Any, work: Any, c: Any, at: Any, capacity: Any, boolean: Any, wide: Any
+    a: Any,
+    b: Any,
+    row: Any,
+    extent: Any,
+    work: Any,
+    c: Any,
+    at: Any,
+    capacity: Any,
+    ring: Any,
+    outside: Any,
+    wide: Any,
 ) -> Any:
-    """Make one row by the method that suits it; return the next place in C."""
+    """Make one row, without the columns in `outside`, by the method that suits it; return the next place in C."""
     products, low, high, parts = extent
     if parts == 1:
-        return copy_row(a, b, row, c, at, capacity, boolean)
+        return copy_row(a, b, row, c, at, capacity, ring, outside)
     first, n, span = np.uintp(low), np.uintp(products), np.uintp(high - low + 1)
     if wide is None or span <= np.uintp(WINDOW):
-        accumulate(a, b, row, first, work[0], boolean)
-        return gather(work[0], first, span, c, at, capacity)
+        accumulate(a, b, row, first, work[0], ring, outside)
+        return gather(work[0], first, span, c, at, capacity, ring)
     if n <= np.uintp(SORT_PRODUCTS) and span < np.uintp(SORT_SPAN):
-        n = expand_strip(a, b, row, first, first + span, work[1], boolean)
+        n = expand_strip(a, b, row, first, first + span, work[1], ring, outside)
         side = radix_sort(work[1], n, span)
-        return compress(work[1], side, n, first, c, at, capacity, boolean)
-    return multiply_strips(a, b, row, first, np.uintp(high), products, work, c, at, capacity, boolean)
+        return compress(work[1], side, n, first, c, at, capacity, ring)
+    return multiply_strips(a, b, row, first, np.uintp(high), products, work, c, at, capacity, ring, outside)
 
 
 @inlined
@@ -456,7 +452,7 @@ def is_small(extent: Any) -> Any:
 
 @compiled
 def multiply_rows(
-    a: Any, b: Any, start: int, stop: int, work: Any, c: Any, capacity: int, ahead: bool, boolean: Any, wide: Any
+    a: Any, b: Any, start: int, stop: int, work: Any, c: Any, capacity: int, ahead: bool, ring: Any, wide: Any
 ) -> Any:
     """Make rows ``[start, stop)`` of C until `capacity` entries are full.
 
@@ -464,13 +460,13 @@ def multiply_rows(
     ----------
     a, b : (indptr, indices, data)
     work : (window, sorting, batch)
-        As `cpu.new_work` makes it; all of the window is 0, before and after.
+        As `cpu.new_work` makes it; all of the window is the semiring's zero, before and after.
     c : (indices, data, ends)
         Indices and data with one spare entry after `capacity`; ends[i] becomes the entries in the first i + 1 rows.
     ahead : bool
         Whether to fetch rows of B ahead.
-    boolean : None or True
-        True for OR of ANDs, on uint8 zeros and ones.
+    ring : None or Semiring
+        None for plus and times.
     wide : None or True
         None if C has no more than `WINDOW` columns: a kernel that takes half as long to compile.
 
@@ -490,20 +486,20 @@ def multiply_rows(
         extent = row_extent(a, b, row)
         small = is_small(extent)
         if count > np.uintp(0) and (not small or count == np.uintp(BATCH_ROWS) or slot > np.uintp(BATCH_SLOTS)):
-            at, fit = flush_batch(work[2], count, c, row - count - origin, at, limit, boolean)
+            at, fit = flush_batch(work[2], count, c, row - count - origin, at, limit, ring)
             if fit < count:
                 return np.int64(row - count - origin + fit), np.int64(at)
             count, slot = np.uintp(0), np.uintp(0)
         if small:
-            slot = expand_small(a, b, row, extent, work[2], count, slot, boolean)
+            slot = expand_small(a, b, row, extent, work[2], count, slot, ring, None)
             count += np.uintp(1)
             continue
-        at = multiply_row(a, b, row, extent, work, c, at, limit, boolean, wide)
+        at = multiply_row(a, b, row, extent, work, c, at, limit, ring, None, wide)
         if at > limit:
             return np.int64(row - origin), np.int64(at)
         c[2][row - origin] = at
     if count > np.uintp(0):
-        at, fit = flush_batch(work[2], count, c, last - count - origin, at, limit, boolean)
+        at, fit = flush_batch(work[2], count, c, last - count - origin, at, limit, ring)
         return np.int64(last - count - origin + fit), np.int64(at)
     return stop - start, np.int64(at)
 

@@ -18,7 +18,7 @@ from numba.core import cgutils
 
 from spdist.csr import CSR, IndexArray, ValueArray, index_dtype
 from spdist.errors import MatrixError
-from spdist.kernels.rowwise import compiled, inlined, instruction
+from spdist.kernels.jit import compiled, inlined, instruction
 from spdist.kernels.sell_format import (
     BLOCK_NARROW,
     BLOCK_WIDE,

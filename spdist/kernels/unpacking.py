@@ -12,7 +12,7 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
-from spdist.kernels.rowwise import compiled, inlined, instruction
+from spdist.kernels.jit import compiled, inlined, instruction
 
 SAME, CONTINUES = 64, 128
 """Flags of a piece's head."""

@@ -23,6 +23,8 @@ SLICE_PRODUCTS = 1 << 17
 """Products of the slices of rows that threads take in turn."""
 SCRATCH_ENTRIES = 1 << 18
 """Entries of C that a thread can make before it knows their place."""
+TABLE_SLOTS = 4
+"""Slots of a hash table for each column of a mask's row, at least: most searches end at the first."""
 PADDING = 64
 """Elements after the accumulator, so that its marks can be read 64 at a time."""
 OBJECTS = 1 << 16
@@ -79,6 +81,43 @@ def cpu_workspace(
         return threads * _scipy_bytes(ncols, max_row_products, value_itemsize, index_itemsize)
     scratch = SCRATCH_ENTRIES * (value_itemsize + index_itemsize) if threads > 1 else 0
     return threads * (_numba_bytes(ncols, value_itemsize) + scratch)
+
+
+def table_slots(mask_row: int) -> int:
+    """Return the slots of the hash table for a mask whose longest row has so many columns: a power of two."""
+    return max(16, 1 << (TABLE_SLOTS * mask_row - 1).bit_length()) if mask_row else 16
+
+
+def fused_workspace(
+    row_entries: int, mask_row: int, top_n: int, value_itemsize: int, index_itemsize: int, threads: int = 1
+) -> int:
+    """Bound the bytes that a mask, a threshold or top-n take beyond `cpu_workspace` with numba.
+
+    Parameters
+    ----------
+    row_entries : int
+        Entries of the longest row before it is cut: at most its products, columns of C, and `mask_row` under a mask.
+    mask_row : int
+        Entries of the longest row of the mask; 0 without one.
+    top_n : int
+        Entries kept of a row; 0 for all.
+    value_itemsize, index_itemsize : int
+        Bytes of a value and of a column index of C.
+    threads : int
+
+    Returns
+    -------
+    int
+        Bytes; of rows and tables only what is written takes memory.
+
+    Examples
+    --------
+    >>> fused_workspace(10**6, 0, 10, 8, 4) < 13 * 10**6
+    True
+    """
+    row = (row_entries + 1) * (value_itemsize + index_itemsize) + 8
+    table = table_slots(mask_row) * 2 * index_itemsize + (mask_row + 1) * (value_itemsize + 1)
+    return threads * (row + table + (min(top_n, row_entries) + 1) * value_itemsize)
 
 
 def cast_bytes(nnz: int, itemsize: int, wanted_itemsize: int) -> int:

@@ -1,0 +1,126 @@
+"""How Numba compiles the kernels, and a semiring as a type of Numba's, so that its operators are compiled in."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from numba import njit, types
+from numba.core.dispatcher import Dispatcher
+from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
+from numba.np.numpy_support import as_dtype
+
+from spdist.kernels.semirings import Operator, Semiring
+
+# No function makes arrays, so that references need not be counted: threads would fight for the counters.
+OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "_nrt": False}
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """Compile a function when it is first called with new types, and keep it on disk."""
+    return cast(Function, njit(cache=True, **OPTIONS)(function))
+
+
+def part(function: Function) -> Function:
+    """Compile a function that compiled functions call: what is kept on disk of these holds it."""
+    return cast(Function, njit(**OPTIONS)(function))
+
+
+def inlined(function: Function) -> Function:
+    """Compile a function into its callers: passing the arrays to it would cost as much as a short row."""
+    return cast(Function, njit(forceinline=True, **OPTIONS)(function))
+
+
+def instruction(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function that builds LLVM code be called from compiled functions."""
+    return cast(Callable[..., Any], intrinsic(function))
+
+
+@functools.cache
+def unsaved(function: Any) -> Any:
+    """Return a compiled function's twin that is not kept on disk, where a semiring of one's own could not be found."""
+    return njit(**OPTIONS)(function.py_func)
+
+
+class RingType(types.Opaque):
+    """The type of one semiring: kernels are compiled for it as for the dtypes of their arrays, and it has no value."""
+
+    def __init__(self, ring: Semiring) -> None:
+        self.ring = ring
+        super().__init__(name=f"Semiring({ring.name}, {id(ring.add)}, {id(ring.multiply)})")
+
+    @property
+    def key(self) -> Semiring:
+        """What makes it equal to another."""
+        return self.ring
+
+
+register_model(RingType)(models.OpaqueModel)
+
+
+@typeof_impl.register(Semiring)
+def _type_of(ring: Semiring, context: Any) -> RingType:
+    return RingType(ring)
+
+
+@unbox(RingType)  # type: ignore[untyped-decorator]
+def _unbox(kind: RingType, ring: Any, c: Any) -> Any:
+    return NativeValue(c.context.get_dummy_value())
+
+
+def fold(total: Any, value: Any, ring: Any) -> Any:
+    """Return `total` with one product added."""
+    return total + value if ring is None else ring.add(total, value)
+
+
+def product(like: Any, x: Any, y: Any, ring: Any) -> Any:
+    """Return the product of x and y, in the type of `like`."""
+    return x * y if ring is None else type(like)(ring.multiply(x, y))
+
+
+def zero_of(values: Any, ring: Any) -> Any:
+    """Return the zero of a semiring in the dtype of an array."""
+    return values.dtype.type(0) if ring is None else ring.zero_of(values.dtype)
+
+
+INLINED: Any = {"forceinline": True, **OPTIONS}
+
+
+@overload(fold, jit_options=INLINED, strict=False)
+def _fold(total: Any, value: Any, ring: Any) -> Callable[..., Any]:
+    if not isinstance(ring, RingType):
+        return lambda total, value, ring: total + value
+    add, kind = _operator(ring.ring.add), _scalar(total)
+    return lambda total, value, ring: kind(add(total, value))
+
+
+@overload(product, jit_options=INLINED, strict=False)
+def _product(like: Any, x: Any, y: Any, ring: Any) -> Callable[..., Any]:
+    if not isinstance(ring, RingType):
+        return lambda like, x, y, ring: x * y
+    multiply, kind = _operator(ring.ring.multiply), _scalar(like)
+    return lambda like, x, y, ring: kind(multiply(x, y))
+
+
+@overload(zero_of, jit_options=INLINED, strict=False)
+def _zero_of(values: Any, ring: Any) -> Callable[..., Any]:
+    dtype = as_dtype(values.dtype)
+    zero = ring.ring.zero_of(dtype) if isinstance(ring, RingType) else dtype.type(0)
+    return lambda values, ring: zero
+
+
+@inlined
+def add_product(total: Any, x: Any, y: Any, ring: Any) -> Any:
+    """Return `total` with the product of x and y added."""
+    return fold(total, product(total, x, y, ring), ring)
+
+
+def _operator(function: Operator) -> Any:
+    return function if isinstance(function, Dispatcher) else njit(**INLINED)(function)
+
+
+def _scalar(kind: Any) -> Any:
+    """Return the NumPy type of a value of Numba's."""
+    return as_dtype(types.unliteral(kind)).type

@@ -1,0 +1,184 @@
+"""Semirings: what adds and multiplies in a product, other than ``+`` and ``*``. Plain Python; `jit` compiles them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from spdist.csr import check_dtype
+from spdist.errors import InputError, MatrixError
+
+Operator = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Semiring:
+    """What takes the place of plus and times: ``C[i, j] = add over k of multiply(A[i, k], B[k, j])``.
+
+    Only the k for which both A and B hold an entry take part, and an entry of C is there if any does; so no value needs
+    to annihilate. Products are added in the order of k, the first to `zero`.
+
+    Parameters
+    ----------
+    add, multiply : functions of two numbers
+        Compiled by Numba, so of what it compiles; pure. Their results are converted to the dtype of C, product by
+        product and sum by sum.
+    zero : number
+        The identity of `add`: ``add(zero, x) == x`` for every x. ``math.inf`` and ``-math.inf`` stand for the highest
+        and the lowest value where the dtype is an integer. They also say that `add` compares, which complex numbers
+        refuse.
+    dtype : dtype, optional
+        Of C; the values of A and B are converted to it as by ``astype``. By default NumPy's ``result_type`` of the
+        operands that are read, int64 where that is bool.
+    reads : {"ab", "a", "b", ""}
+        Operands whose values `multiply` looks at; those of others are neither converted nor defined. With "" a `dtype`
+        must be given.
+    name : str
+        For messages.
+
+    Raises
+    ------
+    InputError
+        If `dtype` is missing, or `reads` is none of the four.
+
+    Notes
+    -----
+    Kernels for the semirings that spdist names are kept on disk; one's own are compiled again in each process, which
+    takes some seconds.
+
+    Examples
+    --------
+    The most reliable path of at most two steps, probabilities on the edges, lost below 0.1 a step:
+
+    >>> import numpy as np, scipy.sparse as sp, spdist
+    >>> best = spdist.Semiring(lambda x, y: x if x > y else y, lambda x, y: x * y if y > 0.1 else 0.0, 0.0)
+    >>> a = sp.csr_array(np.array([[0, 0.5, 0.9], [0, 0, 0.2], [0, 0.4, 0]]))
+    >>> spdist.spgemm(a, a, semiring=best).toarray()
+    array([[0.  , 0.36, 0.1 ],
+           [0.  , 0.08, 0.  ],
+           [0.  , 0.  , 0.08]])
+    """
+
+    add: Operator
+    multiply: Operator
+    zero: float = 0
+    dtype: npt.DTypeLike | None = None
+    reads: Literal["ab", "a", "b", ""] = "ab"
+    name: str = "one's own"
+
+    def __post_init__(self) -> None:
+        if self.reads not in ("ab", "a", "b", ""):
+            raise InputError(f"reads={self.reads!r} of a semiring is not one of 'ab', 'a', 'b', ''")
+        if not self.reads and self.dtype is None:
+            raise InputError("a semiring that reads neither A's values nor B's needs the dtype of C")
+
+    def result_dtype(self, a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
+        """Return the dtype of C.
+
+        Raises
+        ------
+        MatrixError
+            If spdist does not multiply it, or it is complex and `add` compares.
+        """
+        read = [check_dtype(dtype) for operand, dtype in (("a", a), ("b", b)) if operand in self.reads]
+        dtype = np.dtype(self.dtype) if self.dtype is not None else np.result_type(*read)
+        if self.dtype is None and dtype.kind == "b" and self is not PLUS_TIMES:
+            dtype = np.dtype(np.int64)
+        if dtype.kind == "c" and math.isinf(np.real(self.zero)):
+            raise MatrixError(f"complex values have no order, which semiring {self.name} needs: pass real ones")
+        return check_dtype(dtype)
+
+    def zero_of(self, dtype: np.dtype[Any]) -> Any:
+        """Return the identity of `add` as a NumPy scalar."""
+        if dtype.kind in "iu" and math.isinf(np.real(self.zero)):
+            return dtype.type(np.iinfo(dtype).max if self.zero > 0 else np.iinfo(dtype).min)
+        return dtype.type(self.zero)
+
+
+def plus(x: Any, y: Any) -> Any:
+    """Return the sum."""
+    return x + y
+
+
+def times(x: Any, y: Any) -> Any:
+    """Return the product."""
+    return x * y
+
+
+def smaller(x: Any, y: Any) -> Any:
+    """Return the smaller; y never wins if it is NaN."""
+    return y if y < x else x
+
+
+def larger(x: Any, y: Any) -> Any:
+    """Return the larger; y never wins if it is NaN."""
+    return y if y > x else x
+
+
+def either(x: Any, y: Any) -> Any:
+    """Return x or y, of bits."""
+    return x | y
+
+
+def both(x: Any, y: Any) -> Any:
+    """Return x and y, of bits."""
+    return x & y
+
+
+def pair(x: Any, y: Any) -> Any:
+    """Return 1: both are there."""
+    return 1
+
+
+def first(x: Any, y: Any) -> Any:
+    """Return x."""
+    return x
+
+
+def second(x: Any, y: Any) -> Any:
+    """Return y."""
+    return y
+
+
+PLUS_TIMES = Semiring(plus, times, name="plus_times")
+OR_AND = Semiring(either, both, dtype=np.bool_, name="or_and")
+
+SEMIRINGS = {
+    semiring.name: semiring
+    for semiring in (
+        PLUS_TIMES,
+        OR_AND,
+        Semiring(smaller, plus, math.inf, name="min_plus"),
+        Semiring(larger, plus, -math.inf, name="max_plus"),
+        Semiring(larger, times, -math.inf, name="max_times"),
+        Semiring(larger, smaller, -math.inf, name="max_min"),
+        Semiring(plus, pair, dtype=np.int64, reads="", name="plus_pair"),
+        Semiring(plus, first, reads="a", name="plus_first"),
+        Semiring(plus, second, reads="b", name="plus_second"),
+        Semiring(second, pair, dtype=np.bool_, reads="", name="any_pair"),
+    )
+}
+"""Those that have a name."""
+
+
+def find(semiring: str | Semiring) -> Semiring:
+    """Return a semiring by name, or the one given.
+
+    Raises
+    ------
+    InputError
+        If there is none of that name.
+    """
+    if isinstance(semiring, Semiring):
+        return semiring
+    if semiring not in SEMIRINGS:
+        raise InputError(
+            f"semiring={semiring!r} is not one of {', '.join(SEMIRINGS)}; pass spdist.Semiring(add, multiply, zero) "
+            f"for one of your own"
+        )
+    return SEMIRINGS[semiring]
