@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -238,6 +240,26 @@ def begin(folder: Path, *words: str | Path, **options) -> subprocess.Popen[str]:
     process = subprocess.Popen([*map(str, words), "--set", "out=C.zarr"], cwd=folder, **pipes, **options)
     wait_for(lambda: list((folder / "C.zarr" / "data").glob("c/*")) or process.poll() is not None)
     return process
+
+
+def test_a_signal_while_an_object_is_finalized_is_heard_later(workflow, monkeypatch):
+    monkeypatch.setattr(workflow, "ASKED", [])
+    kept = signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGTERM)
+
+    class Dying:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.01)
+
+    try:
+        workflow.catch_signals()
+        Dying()
+        with pytest.raises(workflow.Stopped, match="SIGUSR1"):
+            workflow.Log().tell("later")
+    finally:
+        logging.disable(logging.NOTSET)
+        signal.signal(signal.SIGUSR1, kept[0])
+        signal.signal(signal.SIGTERM, kept[1])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)

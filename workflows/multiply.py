@@ -324,24 +324,39 @@ class Log:
         )
 
     def tell(self, text: str) -> None:
-        """Write a line, unless the last one is recent."""
+        """Write a line, unless the last one is recent; the place where a signal is heard that came at a bad moment."""
+        if ASKED:
+            raise Stopped(ASKED[0])
         if time.monotonic() - self.told >= self.every:
             self.told = time.monotonic()
             say(text)
+
+
+ASKED: list[str] = []
+"""The signal that asked for the end, where it could not be raised at once."""
 
 
 def catch_signals() -> None:
     """Turn the first signal into `Stopped`; those that follow find the end under way."""
     signals = (signal.SIGTERM, signal.SIGUSR1)
 
-    def stop(number: int, frame: Any) -> NoReturn:
+    def stop(number: int, frame: Any) -> None:
         for one in signals:
             signal.signal(one, lambda number, frame: None)
         logging.disable()  # a scheduler that is ended at the same time is no news
-        raise Stopped(signal.Signals(number).name)
+        ASKED.append(signal.Signals(number).name)
+        if not in_finalizer(frame):
+            raise Stopped(ASKED[0])
 
     for one in signals:
         signal.signal(one, stop)
+
+
+def in_finalizer(frame: Any) -> bool:
+    """Whether an object is being finalized: Python drops what is raised there."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 def run(job: Job, log: Log) -> dict[str, Any]:
