@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from spdist.csr import CSR
 from spdist.errors import MatrixError, MemoryBoundError
 from spdist.kernels import gpu, outofcore
-from spdist.kernels.device_blocks import AHEAD_BYTES, Kinds, Part, Staged, cores, lay_out
+from spdist.kernels.device_blocks import AHEAD_BYTES, Kinds, Part, Staged, cores, lay_out, pool
 from spdist.kernels.outofcore import ArenaFullError, Stage
 from spdist.kernels.pinned import Bytes, array_at, pinned
 from spdist.kernels.workspace import ALLOCATION
@@ -280,7 +279,7 @@ class Gpu:
         flying: collections.deque[tuple[Any, Any]] = collections.deque()
         while True:
             new = itertools.islice(firsts, 2 * threads - len(ahead))
-            ahead.extend((first, _senders(threads).submit(fill, first)) for first in new)
+            ahead.extend((first, pool(threads, "send").submit(fill, first)) for first in new)
             if not ahead:
                 break
             first, filled = ahead.popleft()
@@ -316,8 +315,3 @@ def _is_same(b: CSR, other: CSR) -> bool:
     """Return whether two matrices are of the same arrays."""
     same = b.indptr is other.indptr and b.indices is other.indices and b.data is other.data
     return same and b.shape == other.shape
-
-
-@functools.cache
-def _senders(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, "spdist-send")

@@ -38,7 +38,7 @@ from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels import workspace
 from spdist.kernels.module import Module, c_type, module
 from spdist.kernels.pinned import Bytes, array_at, pageable, pinned
-from spdist.kernels.workspace import Block, BlockCost, Layout, Types
+from spdist.kernels.workspace import Block, BlockCost, Layout, Types, ceil_div
 
 Variant = Literal["duplicated", "distinct"]
 VariantOrAuto = Literal["auto", "duplicated", "distinct"]
@@ -95,10 +95,6 @@ SHARED_WARPS = 4
 GATHER_LANES = (4, 32)
 LENGTH_GROUPS = len(REGISTERS) + 1
 """Groups of row lengths that the CPU tells apart; the GPU splits the last two by their columns."""
-
-
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 class Names:
@@ -337,7 +333,7 @@ def plan(
     pairs = _fitting_pairs(pairs, memory_limit, needed, widest, products)
     chosen = choose(a, b)[0] if variant == "auto" else variant
     blocks = min(max(math.isqrt(a.nnz // BLOCK_ENTRIES), 1), BLOCKS[chosen])
-    wanted = _cdiv(cost.bytes(a.nrows, a.nnz, counted.total()), blocks) + cost.fixed
+    wanted = ceil_div(cost.bytes(a.nrows, a.nnz, counted.total()), blocks) + cost.fixed
     if chosen == "duplicated":
         wanted = min(wanted, BLOCK_BYTES)
     budget = min(int(SHARE * memory_limit) // pairs, max(wanted, needed))
@@ -587,10 +583,10 @@ def launch_block(kernels: Any, prepared: Prepared, base: int, ncols: int) -> Non
     a_rows = at.a_rows if block.distinct else 0
     rows, u32 = np.int64(block.rows), 4
     if block.b_rows:
-        kernels.own(kernels.check, _cdiv(block.b_rows, 32), 256,
+        kernels.own(kernels.check, ceil_div(block.b_rows, 32), 256,
                     (np.int64(block.b_rows), np.int64(ncols), at.b_starts, at.b_columns, at.status))  # fmt: skip
     where = rows, at.row_entries, at.row_products, a_rows, at.b_starts, at.b_columns
-    kernels.own(kernels.group, _cdiv(block.rows, 256), 256, (*where, at.counts, at.lists, at.lengths))
+    kernels.own(kernels.group, ceil_div(block.rows, 256), 256, (*where, at.counts, at.lists, at.lengths))
 
     def sort(name: str, group: int, grid: int, warps: int, *targets: int) -> None:
         lists = at.counts + u32 * group, at.lists + u32 * group * block.rows
@@ -602,19 +598,19 @@ def launch_block(kernels: Any, prepared: Prepared, base: int, ncols: int) -> Non
         sort(kernels.long, GLOBAL, grid, 8, at.columns, at.values, at.c_columns, at.c_values)
     if lengths[-1] + lengths[-2]:
         for group, name in reversed(kernels.shared.items()):
-            grid = _cdiv(lengths[-1] + lengths[-2], SHARED_WARPS)
+            grid = ceil_div(lengths[-1] + lengths[-2], SHARED_WARPS)
             grid = min(grid, GRID if group == NARROW else 2 * LIST_GRID)
             sort(name, group, grid, SHARED_WARPS, at.columns, at.values, at.c_values)
     for group, kind in reversed(list(enumerate(REGISTERS))):
         if lengths[group]:
-            grid = _cdiv(lengths[group] * kind.group, 32 * kind.warps)
+            grid = ceil_div(lengths[group] * kind.group, 32 * kind.warps)
             grid = min(grid, GRID if group < len(REGISTERS) - 1 else 2 * LIST_GRID)
             sort(kernels.registers[group], group, grid, kind.warps, at.columns, at.values)
     scan = rows, at.lengths, at.scan, at.c_indptr, at.status
-    kernels.rows(kernels.offsets, _cdiv(block.rows, workspace.SCAN_ROWS), 256, scan)
+    kernels.rows(kernels.offsets, ceil_div(block.rows, workspace.SCAN_ROWS), 256, scan)
     lanes = GATHER_LANES[block.products > 64 * block.rows]
     kernels.own(
-        kernels.gather[lanes], _cdiv(block.rows, 256 // lanes), 256,
+        kernels.gather[lanes], ceil_div(block.rows, 256 // lanes), 256,
         (rows, at.row_products, at.c_indptr, at.columns, at.values, at.c_columns, at.c_values),
     )  # fmt: skip
 

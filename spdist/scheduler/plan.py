@@ -51,7 +51,7 @@ merged entries/s of one core, as measured; seconds that the reads of one block c
 costs the scheduler, and that the workers need to start."""
 
 GPU_RATES = {"read": 6.0e9, "decode": 8.0e9, "write": 6.0e9, "product": 3.0e10, "entry": 4.0e9}
-"""Those that differ where the worker is a GPU with its share of the cores."""
+"""Those that differ where the worker is a GPU with its share of the cores: round guesses, no measurement."""
 
 
 def gpu_staging(host_limit: int) -> int:
