@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spdist.api import Callbacks, Report, matmul, multiply, plan, save, verify
+    from spdist.bsr import BSR
     from spdist.errors import (
         CorruptError,
         InputError,
@@ -45,6 +46,7 @@ _HOME = {
         ),
         "spdist.errors",
     ),
+    "BSR": "spdist.bsr",
     "Semiring": "spdist.kernels.semirings",
     **dict.fromkeys(("Operator", "ehyb", "open_operator", "operator", "sell"), "spdist.operators"),
     "generate": "spdist.generators",
@@ -56,6 +58,7 @@ _HOME = {
 _NAME_AT_HOME = {"ehyb": "ehyb_operator", "open": "open_matrix", "sell": "sell_operator"}
 
 __all__ = [
+    "BSR",
     "Callbacks",
     "CorruptError",
     "InputError",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from spdist import device
+from spdist import blocks, device
 from spdist.csr import CSR, IndexArray, Int64Array, from_scipy
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.gpu import Pattern
@@ -56,7 +56,9 @@ def spgemm(
     ----------
     a, b : sparse matrix or array
         Both of SciPy's (dtypes: bool, integers, float32/64, complex64/128), or both of `cupyx.scipy.sparse`
-        (float32/64, complex64/128). Two-dimensional, any format; rows need not be sorted.
+        (float32/64, complex64/128). Two-dimensional, any format; rows need not be sorted. Or both block matrices:
+        SciPy's `bsr_array`, or `spdist.BSR` on the host or the GPU, with blocks of r x s and of s x t. These are
+        multiplied block by block; where only one is in blocks, or theirs do not fit, entry by entry, which is logged.
     method : str
         For SciPy's matrices "auto", "scipy" or "numba": the CPU engine; "auto" picks from a cheap look at the operands.
         "cuda" sends blocks of them through the GPU, which need not hold any of the three; "hyspmm" does so as Wu's
@@ -90,8 +92,9 @@ def spgemm(
     Returns
     -------
     sparse matrix or array
-        Of the kind of `a`, by columns if both are `csc`, else by rows. Rows sorted, no duplicates; entries that cancel
-        to zero are kept, so that the pattern is the structural product's, unless mask, threshold or top-n cut it.
+        Of the kind of `a`, by columns if both are `csc`, in blocks of r x t if both are block matrices that fit, else
+        by rows. Rows sorted, no duplicates; entries that cancel to zero are kept, so that the pattern is the structural
+        product's, unless mask, threshold or top-n cut it.
 
     Raises
     ------
@@ -123,6 +126,12 @@ def spgemm(
     """
     pattern = None if mask is None else from_scipy(mask.astype(np.bool_))
     options = Options(find(semiring), pattern, complement, top_n, threshold)
+    if blocks.is_blocked(a) or blocks.is_blocked(b):
+        if blocks.fit(a, b) and options.plain:
+            return blocks.spgemm(a, b, method, threads)
+        reason = "blocks of the other do not fit" if options.plain else "semirings, masks and cuts are for entries"
+        left = blocks.expand(a, "A", reason)
+        a, b = left, left if b is a else blocks.expand(b, "B", reason)
     if not options.plain and (_on_gpu(a, b) or method not in CPU_METHODS):
         raise InputError(f"semirings, masks, threshold and top_n are for SciPy's matrices and {', '.join(CPU_METHODS)}")
     if _on_gpu(a, b):

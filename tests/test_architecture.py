@@ -83,7 +83,9 @@ def test_every_module_has_its_line():
 
 @pytest.mark.parametrize("module", sorted(m for m in MODULES if m.startswith("kernels.")))
 def test_kernels_know_only_arrays(module):
-    assert all(name in ("csr", "errors", "text") or name.startswith("kernels.") for name in inside(MODULES[module]))
+    assert all(
+        name in ("csr", "bsr", "errors", "text") or name.startswith("kernels.") for name in inside(MODULES[module])
+    )
     assert not outside(MODULES[module]) & {"zarr", "dask", "distributed"}
 
 

@@ -1,0 +1,100 @@
+"""Products of block matrices in memory: which are made by blocks, and which by their entries."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from spdist import device
+from spdist.bsr import BSR, from_scipy, is_scipy_bsr
+from spdist.csr import CSR
+from spdist.errors import InputError
+from spdist.kernels.sell_format import is_on_gpu, module_of
+
+METHODS = ("auto", "numba")
+"""Those that multiply blocks."""
+
+log = logging.getLogger("spdist")
+
+
+def is_blocked(matrix: Any) -> bool:
+    """Whether a matrix is kept in blocks: SciPy's `bsr_array` and `bsr_matrix`, and `BSR`."""
+    return isinstance(matrix, BSR) or is_scipy_bsr(matrix)
+
+
+def fit(a: Any, b: Any) -> bool:
+    """Whether two matrices can be multiplied by blocks: both are kept so, in one memory, and the blocks' sizes fit."""
+    if not (is_blocked(a) and is_blocked(b)) or _is_on_gpu(a) != _is_on_gpu(b):
+        return False
+    return _blocksize(a)[1] == _blocksize(b)[0]
+
+
+def spgemm(a: Any, b: Any, method: str, threads: int | None) -> Any:
+    """Multiply two matrices that `fit`; the product is of the kind of `a`. See `spdist.spgemm`.
+
+    Raises
+    ------
+    InputError
+        If the method is not for blocks.
+    MatrixError
+        If the shapes do not fit, or an operand is not a matrix spdist multiplies.
+    """
+    methods = METHODS[:1] if _is_on_gpu(a) else METHODS
+    if method not in methods:
+        raise InputError(
+            f"method={method!r} is not for block matrices: choose one of {', '.join(methods)}, or multiply their "
+            f"entries (tocsr)"
+        )
+    left = a if isinstance(a, BSR) else from_scipy(a)
+    right = left if b is a else b if isinstance(b, BSR) else from_scipy(b)
+    from spdist.kernels import bsr_cpu
+
+    c = bsr_cpu.multiply(left, right, threads=threads or os.cpu_count() or 1)
+    if isinstance(a, BSR):
+        return c
+    out: Any = c.to_scipy() if isinstance(a, sp.sparray) else sp.bsr_matrix(c.to_scipy())
+    out.has_sorted_indices = out.has_canonical_format = True
+    return out
+
+
+def expand(matrix: Any, name: str, reason: str) -> Any:
+    """Return a matrix in CSR if it is kept in blocks, and say so; any other as it is."""
+    if not is_blocked(matrix):
+        return matrix
+    r, s = _blocksize(matrix)
+    log.info("%s: its blocks of %d x %d are multiplied entry by entry, as %s", name, r, s, reason)
+    if not isinstance(matrix, BSR):
+        return matrix.tocsr()
+    if _is_on_gpu(matrix):
+        return device.to_cupyx_any(entries(matrix))
+    return sp.csr_array(matrix.to_scipy())
+
+
+def entries(m: BSR) -> CSR:
+    """Return the matrix in CSR, zeros inside of blocks included, in the memory where it is."""
+    xp = module_of(m.data)
+    r, s = m.blocksize
+    blocks = xp.diff(m.indptr)
+    indptr = xp.zeros(m.shape[0] + 1, np.int64)
+    indptr[1:] = xp.cumsum(xp.repeat(blocks * s, r))
+    numbers = xp.arange(m.blocks)
+    rows = xp.searchsorted(m.indptr, numbers, side="right") - 1
+    # Entry (i, j) of a block stands in row i of its block row, after the blocks before it there.
+    starts = m.indptr[rows] * (r * s) + (numbers - m.indptr[rows]) * s
+    places = starts[:, None, None] + (xp.arange(r) * s)[:, None] * blocks[rows][:, None, None] + xp.arange(s)
+    indices, data = xp.empty(m.nnz, m.indices.dtype), xp.empty(m.nnz, m.dtype)
+    indices[places] = m.indices[:, None, None] * s + xp.arange(s, dtype=m.indices.dtype)
+    data[places] = m.data
+    return CSR(indptr, indices, data, m.shape)
+
+
+def _blocksize(matrix: Any) -> tuple[int, int]:
+    return (int(matrix.blocksize[0]), int(matrix.blocksize[1]))
+
+
+def _is_on_gpu(matrix: Any) -> bool:
+    return device.is_cupyx(matrix) or (isinstance(matrix, BSR) and is_on_gpu(matrix.data))
