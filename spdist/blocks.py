@@ -13,6 +13,7 @@ from spdist import device
 from spdist.bsr import BSR, from_scipy, is_scipy_bsr
 from spdist.csr import CSR
 from spdist.errors import InputError
+from spdist.kernels import bsr_cpu, bsr_gpu
 from spdist.kernels.sell_format import is_on_gpu, module_of
 
 METHODS = ("auto", "numba")
@@ -51,8 +52,8 @@ def spgemm(a: Any, b: Any, method: str, threads: int | None) -> Any:
         )
     left = a if isinstance(a, BSR) else from_scipy(a)
     right = left if b is a else b if isinstance(b, BSR) else from_scipy(b)
-    from spdist.kernels import bsr_cpu
-
+    if _is_on_gpu(left):
+        return bsr_gpu.multiply(left, right)
     c = bsr_cpu.multiply(left, right, threads=threads or os.cpu_count() or 1)
     if isinstance(a, BSR):
         return c
