@@ -5,8 +5,11 @@
 #include "sort.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
-constexpr int SHARE = 1536;     // pairs of blocks between the starts of two tasks
-constexpr int ROOM_BITS = 11, ROOM = 1 << ROOM_BITS;  // pairs that are held at a time
+constexpr int SHARE = 768;            // pairs of blocks from the start of one task to that of the next
+constexpr int ITEMS = 6, ROOM = ITEMS * THREADS;  // pairs that are held at a time
+constexpr int NUMBER_BITS = 11;       // of a pair that is held
+constexpr int FEW = 64;               // pairs of a block of C that one thread sorts
+static_assert(ROOM <= 1 << NUMBER_BITS && 2 * SHARE <= ROOM, "a task of whole rows fits");
 
 template <typename Value>
 struct Operands {
@@ -15,15 +18,17 @@ struct Operands {
     int r, s, t;
 };
 
-// Expansion of a task. `keys` hold the number of a pair's block of C, then the pair's own.
+// Expansion of a task: pair number `order[e]`, for e from begin[block] to begin[block + 1], is of this block of C.
 template <typename Index, typename Pointer>
 struct Expansion {
-    u32 keys[ROOM], left[ROOM], right[ROOM];
-    Index columns[SHARE];
-    unsigned short begin[SHARE], end[SHARE];
-    Pointer start[THREADS];                // of the entries of A at hand: the first place in B,
-    u32 through[THREADS], scratch[WARPS];  // pairs up to and with this entry,
-    unsigned short low[THREADS], high[THREADS];  // the blocks of C in its row
+    Index columns[ROOM];          // of the blocks of C
+    Pointer start[THREADS];       // of the entries of A at hand: the first place in B,
+    u32 through[THREADS];         // pairs up to and with this entry,
+    u16 low[THREADS], high[THREADS];  // the blocks of C in its row
+    u32 left[ROOM], right[ROOM];  // blocks of A and B, in the order of A's entries
+    u32 keys[ROOM];               // block of C, then how many of its pairs were there before
+    u32 begin[ROOM + 1], scratch[WARPS];
+    u16 order[ROOM];
 };
 
 // First place in [first, last) whose value is not below `value`.
@@ -56,6 +61,9 @@ __device__ __forceinline__ void load(Value (&to)[N], const Value* from) {
 template <typename Value, int R, int S, int T, int TR, int TC>
 struct Tiles {
     static constexpr int ACROSS = T / TC, LANES = R / TR * ACROSS, GROUPS = 32 / LANES;
+    static constexpr int RESIDENT = 4;  // thread blocks on a multiprocessor: registers for the loads of several pairs
+    static constexpr int AHEAD = S * (TR + TC) * sizeof(Value) <= 128 ? 4 : 2;
+    static constexpr int STEP = S % 2 == 0 && 2 * sizeof(Value) <= 16 ? 2 : 1;  // values of a row of A loaded at once
     static_assert(R % TR == 0 && T % TC == 0 && LANES <= 32, "whole tiles, in one warp");
 
     template <typename Shared>
@@ -65,7 +73,7 @@ struct Tiles {
         const int i = unit / ACROSS * TR, j = unit % ACROSS * TC;
         if (lane / LANES >= GROUPS) return;
         for (int block = threadIdx.x / 32 * GROUPS + lane / LANES; block < blocks; block += WARPS * GROUPS) {
-            const int begin = pairs.begin[block], end = pairs.end[block];
+            const int begin = pairs.begin[block], end = pairs.begin[block + 1];
             if (begin == end && !fresh) continue;
             Value* out = x.c + (first + block) * (R * T) + i * T + j;
             Value sum[TR][TC];
@@ -73,20 +81,24 @@ struct Tiles {
             for (int m = 0; m < TR; ++m)
 #pragma unroll
                 for (int n = 0; n < TC; ++n) sum[m][n] = fresh ? Value(0) : out[m * T + n];
-#pragma unroll 2
+#pragma unroll AHEAD
             for (int e = begin; e < end; ++e) {
-                const u32 pair = pairs.keys[e] % ROOM;
+                const int pair = pairs.order[e];
                 const Value* a = x.a + (i64)pairs.left[pair] * (R * S) + i * S;
                 const Value* b = x.b + (i64)pairs.right[pair] * (S * T) + j;
 #pragma unroll
-                for (int k = 0; k < S; ++k) {
-                    Value row[TC];
-                    load(row, b + k * T);
+                for (int k = 0; k < S; k += STEP) {
+                    Value factors[TR][STEP];
 #pragma unroll
-                    for (int m = 0; m < TR; ++m) {
-                        const Value factor = a[m * S + k];
+                    for (int m = 0; m < TR; ++m) load(factors[m], a + m * S + k);
 #pragma unroll
-                        for (int n = 0; n < TC; ++n) sum[m][n] += factor * row[n];
+                    for (int h = 0; h < STEP; ++h) {
+                        Value row[TC];
+                        load(row, b + (k + h) * T);
+#pragma unroll
+                        for (int m = 0; m < TR; ++m)
+#pragma unroll
+                            for (int n = 0; n < TC; ++n) sum[m][n] += factors[m][h] * row[n];
                     }
                 }
             }
@@ -109,13 +121,14 @@ __device__ __forceinline__ void mma(double (&c)[2], const double a, const double
 template <int R, int S, int T>
 struct Tensor {
     static constexpr int DOWN = (R + 7) / 8, STEPS = (S + 3) / 4, ACROSS = (T + 7) / 8;
+    static constexpr int RESIDENT = DOWN * ACROSS == 1 ? 6 : 2;
 
     template <typename Shared>
     static __device__ void multiply(const Operands<double>& x, const Shared& pairs, const i64 first, const int blocks,
                                     const bool fresh) {
         const int lane = threadIdx.x % 32, major = lane / 4, minor = lane % 4;
         for (int block = threadIdx.x / 32; block < blocks; block += WARPS) {
-            const int begin = pairs.begin[block], end = pairs.end[block];
+            const int begin = pairs.begin[block], end = pairs.begin[block + 1];
             if (begin == end && !fresh) continue;
             double* out = x.c + (first + block) * (R * T);
             double sum[DOWN][ACROSS][2];
@@ -130,7 +143,7 @@ struct Tensor {
                     }
 #pragma unroll (R * T <= 64 ? 2 : 1)
             for (int e = begin; e < end; ++e) {
-                const u32 pair = pairs.keys[e] % ROOM;
+                const int pair = pairs.order[e];
                 const double* a = x.a + (i64)pairs.left[pair] * (R * S);
                 const double* b = x.b + (i64)pairs.right[pair] * (S * T);
                 double left[DOWN][STEPS], right[STEPS][ACROSS];
@@ -174,19 +187,21 @@ struct Tensor {
 // Blocks of any size, a warp each, a value at a time.
 template <typename Value>
 struct AnySize {
+    static constexpr int RESIDENT = 4;
+
     template <typename Shared>
     static __device__ void multiply(const Operands<Value>& x, const Shared& pairs, const i64 first, const int blocks,
                                     const bool fresh) {
         const int size = x.r * x.t;
         for (int block = threadIdx.x / 32; block < blocks; block += WARPS) {
-            const int begin = pairs.begin[block], end = pairs.end[block];
+            const int begin = pairs.begin[block], end = pairs.begin[block + 1];
             if (begin == end && !fresh) continue;
             Value* out = x.c + (first + block) * size;
             for (int at = threadIdx.x % 32; at < size; at += 32) {
                 const int i = at / x.t, j = at % x.t;
                 Value sum = fresh ? Value(0) : out[at];
                 for (int e = begin; e < end; ++e) {
-                    const u32 pair = pairs.keys[e] % ROOM;
+                    const int pair = pairs.order[e];
                     const Value* a = x.a + (i64)pairs.left[pair] * x.r * x.s + (i64)i * x.s;
                     const Value* b = x.b + (i64)pairs.right[pair] * x.s * x.t + j;
                     for (int k = 0; k < x.s; ++k) sum += a[k] * b[(i64)k * x.t];
@@ -197,34 +212,56 @@ struct AnySize {
     }
 };
 
-// Sort the pairs by their blocks of C, in each by their own number, and note where each block's pairs lie.
-template <int ITEMS, typename Shared>
-__device__ __forceinline__ void sort_pairs(Shared& x, const int pairs) {
-    u32 keys[ITEMS];
+// Turn counts of pairs in blocks of C into places; returns whether a block has more than FEW. Two barriers.
+template <typename Shared>
+__device__ __forceinline__ bool scan_counts(Shared& x, const int blocks, const int pairs) {
+    u32 counts[ITEMS], sum = 0, total, most = 0;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-        const int at = i * THREADS + threadIdx.x;
-        keys[i] = at < pairs ? x.keys[at] : ~0u;
+        const int block = threadIdx.x * ITEMS + i;
+        counts[i] = block < blocks ? x.begin[block] : 0;
+        sum += counts[i];
+        most = max(most, counts[i]);
     }
-    __syncthreads();
-    sort_group<THREADS, ITEMS>(keys, threadIdx.x, x.keys);
-    __syncthreads();
+    u32 before = group_sum<THREADS>(sum, threadIdx.x, x.scratch, total) - sum;
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) x.keys[threadIdx.x * ITEMS + i] = keys[i];
+    for (int i = 0; i < ITEMS; ++i) {
+        if (threadIdx.x * ITEMS + i < blocks) x.begin[threadIdx.x * ITEMS + i] = before;
+        before += counts[i];
+    }
+    if (threadIdx.x == 0) x.begin[blocks] = pairs;
+    return __syncthreads_or(most > FEW);
 }
 
+// Put the pairs in order of their blocks of C, and those of one block in the order of A's entries.
 template <typename Shared>
 __device__ __forceinline__ void group_pairs(Shared& x, const int pairs, const int blocks) {
-    for (int i = threadIdx.x; i < blocks; i += THREADS) x.begin[i] = x.end[i] = 0;
     __syncthreads();
-    if (pairs <= 2 * THREADS) sort_pairs<2>(x, pairs);
-    else if (pairs <= 4 * THREADS) sort_pairs<4>(x, pairs);
-    else sort_pairs<8>(x, pairs);
-    __syncthreads();
-    for (int i = threadIdx.x; i < pairs; i += THREADS) {
-        const u32 block = x.keys[i] >> ROOM_BITS;
-        if (i == 0 || x.keys[i - 1] >> ROOM_BITS != block) x.begin[block] = i;
-        if (i == pairs - 1 || x.keys[i + 1] >> ROOM_BITS != block) x.end[block] = i + 1;
+    if (scan_counts(x, blocks, pairs)) {
+        u32 keys[ITEMS];
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+            const int at = i * THREADS + threadIdx.x;
+            keys[i] = at < pairs ? x.keys[at] >> NUMBER_BITS << NUMBER_BITS | at : ~0u;
+        }
+        __syncthreads();
+        sort_group<THREADS, ITEMS>(keys, threadIdx.x, x.keys);
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) x.order[threadIdx.x * ITEMS + i] = keys[i] & ((1 << NUMBER_BITS) - 1);
+    } else {
+        for (int i = threadIdx.x; i < pairs; i += THREADS)
+            x.order[x.begin[x.keys[i] >> NUMBER_BITS] + (x.keys[i] & ((1 << NUMBER_BITS) - 1))] = i;
+        __syncthreads();
+        // They came about in order, but for the race of the warps.
+        for (int block = threadIdx.x; block < blocks; block += THREADS) {
+            const int begin = x.begin[block], end = x.begin[block + 1];
+            for (int e = begin + 1; e < end; ++e) {
+                const u16 pair = x.order[e];
+                int place = e;
+                for (; place > begin && x.order[place - 1] > pair; --place) x.order[place] = x.order[place - 1];
+                x.order[place] = pair;
+            }
+        }
     }
     __syncthreads();
 }
@@ -247,18 +284,46 @@ __device__ __forceinline__ u32 look_up(Shared& x, const i64 p, const i64 row, co
     return (u32)(stop - start);
 }
 
+// Cut the blocks of C into tasks.
+//
+// Launch  one thread per task: block 256, grid ceil_div(tasks, 256).
+// Pre     ends[blocks]: pairs up to and with each block of C, one at least in each; (tasks - 1) * SHARE < ends[blocks - 1]
+//         <= tasks * SHARE.
+// Post    firsts[tasks + 1]: the first block of each task. That is the first before which there are SHARE pairs times the
+//         task's number, or the start of the next row if its row has so few pairs that it is not cut. rows[2 * task],
+//         rows[2 * task + 1]: block rows of the task's first and last block. Some tasks may have none.
+template <typename Pointer>
+__global__ void __launch_bounds__(THREADS)
+bsr_cut(const i64 tasks, const i64 blocks, const i64 nrows, const i64* __restrict__ ends, const Pointer* __restrict__ c_indptr,
+        i64* __restrict__ firsts, i64* __restrict__ rows) {
+    const i64 task = (i64)blockIdx.x * THREADS + threadIdx.x;
+    if (task >= tasks) return;
+    i64 side[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        i64 first = task + i ? min(lower_bound(ends, (i64)0, blocks, (task + i) * SHARE) + 1, blocks) : 0;
+        const i64 row = lower_bound(c_indptr, (i64)0, nrows, (Pointer)(first + 1)) - 1;
+        const i64 begin = c_indptr[row], end = c_indptr[row + 1];
+        if (begin < first && first < end && ends[end - 1] - (begin ? ends[begin - 1] : 0) <= ROOM - SHARE) first = end;
+        side[i] = first;
+    }
+    firsts[task] = side[0];
+    if (task == tasks - 1) firsts[tasks] = side[1];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+        rows[2 * task + i] = lower_bound(c_indptr, (i64)0, nrows, (Pointer)(max(side[i] - i, (i64)0) + 1)) - 1;
+}
+
 // Write the blocks of C.
 //
 // Launch  block 256, grid tasks.
-// Shared  about 40 KiB, static.
-// Pre     firsts[tasks + 1]: the first block of C of each task, such that the pairs of blocks before it are the least not
-//         below SHARE times the task's number; rows[2 * task], rows[2 * task + 1]: block rows of a task's first and last
-//         block, any where it has none. Rows of B and C rise strictly, those of C are the structural product's. Fewer than
+// Shared  36 to 43 KiB, static.
+// Pre     firsts and rows of bsr_cut. Rows of B and C rise strictly, those of C are the structural product's. Fewer than
 //         2^32 blocks in A and in B. Values are aligned to 16 bytes.
 // Post    each block of C written; a block of more than ROOM - SHARE pairs may be read and written again, by the same
 //         threads. Pairs are added in the order of A's entries: no atomics, the same bits on every run.
 template <typename Value, typename Index, typename Pointer, typename Method>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, Method::RESIDENT)
 bsr_multiply(const i64* __restrict__ firsts, const i64* __restrict__ rows, const int r, const int s, const int t,
              const Pointer* __restrict__ a_indptr, const Index* __restrict__ a_indices, const Value* __restrict__ a_data,
              const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices, const Value* __restrict__ b_data,
@@ -269,44 +334,47 @@ bsr_multiply(const i64* __restrict__ firsts, const i64* __restrict__ rows, const
     if (blocks == 0) return;
     const Operands<Value> values{a_data, b_data, c_data, r, s, t};
     const i64 first_row = rows[2 * blockIdx.x], last_row = rows[2 * blockIdx.x + 1];
-    for (int i = threadIdx.x; i < blocks; i += THREADS) x.columns[i] = c_indices[first + i];
+    for (int i = threadIdx.x; i < blocks; i += THREADS) x.columns[i] = c_indices[first + i], x.begin[i] = 0;
     const i64 end = a_indptr[last_row + 1];
-    int held = 0;
-    bool fresh = true;
-    for (i64 stage = a_indptr[first_row]; stage < end; stage += THREADS) {
-        __syncthreads();
-        const i64 p = stage + threadIdx.x;
-        u32 mine = 0, total;
-        if (p < end) {
-            const i64 row = lower_bound(a_indptr, first_row, last_row + 1, (Pointer)(p + 1)) - 1;
-            mine = look_up(x, p, row, first, blocks, a_indices, b_indptr, b_indices, c_indptr);
-        }
-        x.through[threadIdx.x] = group_sum<THREADS>(mine, threadIdx.x, x.scratch, total);
-        __syncthreads();
-        for (u32 done = 0; done < total;) {
+    i64 stage = a_indptr[first_row];
+    u32 done = 0, total = 0;
+    for (bool fresh = true, all = false; !all; fresh = false) {
+        int held = 0;
+        while (held < ROOM) {
+            if (done == total) {
+                all = stage >= end;
+                if (all) break;
+                __syncthreads();
+                const i64 p = stage + threadIdx.x;
+                u32 mine = 0;
+                if (p < end) {
+                    const i64 row = lower_bound(a_indptr, first_row, last_row + 1, (Pointer)(p + 1)) - 1;
+                    mine = look_up(x, p, row, first, blocks, a_indices, b_indptr, b_indices, c_indptr);
+                }
+                x.through[threadIdx.x] = group_sum<THREADS>(mine, threadIdx.x, x.scratch, total);
+                __syncthreads();
+                done = 0;
+                stage += THREADS;
+            }
             const u32 taken = min(total - done, (u32)(ROOM - held));
             for (u32 i = threadIdx.x; i < taken; i += THREADS) {
                 const u32 number = done + i;
                 const int entry = lower_bound(x.through, 0, THREADS, number + 1);
                 const i64 q = (i64)x.start[entry] + (number - (entry ? x.through[entry - 1] : 0));
                 const u32 block = lower_bound(x.columns, (int)x.low[entry], (int)x.high[entry], b_indices[q]);
-                x.keys[held + i] = block << ROOM_BITS | (held + i);
-                x.left[held + i] = (u32)(stage + entry);
+                x.keys[held + i] = block << NUMBER_BITS | atomicAdd(&x.begin[block], 1u);
+                x.left[held + i] = (u32)(stage - THREADS + entry);
                 x.right[held + i] = (u32)q;
             }
             done += taken;
             held += taken;
-            if (held < ROOM) continue;
-            __syncthreads();
-            group_pairs(x, held, blocks);
-            Method::multiply(values, x, first, blocks, fresh);
-            __syncthreads();
-            held = 0;
-            fresh = false;
         }
+        if (held == 0 && !fresh) break;
+        group_pairs(x, held, blocks);
+        Method::multiply(values, x, first, blocks, fresh);
+        if (all) break;
+        __syncthreads();
+        for (int i = threadIdx.x; i < blocks; i += THREADS) x.begin[i] = 0;
+        __syncthreads();
     }
-    __syncthreads();
-    if (held == 0 && !fresh) return;
-    group_pairs(x, held, blocks);
-    Method::multiply(values, x, first, blocks, fresh);
 }

@@ -3,7 +3,7 @@
 The product of two matrices of ones, an entry for each block, gives C's pattern and how many pairs of blocks meet in
 each block of C. Thread blocks then take as many pairs each, expand pointers to them in shared memory, and multiply the
 blocks that the pointers name while they add them up in registers; each block of C is written once. float64 blocks of
-8 x 8 and 16 x 16 are multiplied on the tensor cores.
+6 x 6 and more are multiplied on the tensor cores.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from spdist.bsr import BSR
 from spdist.csr import CSR, result_dtype
@@ -19,19 +20,22 @@ from spdist.errors import MatrixError, MemoryBoundError
 from spdist.kernels import gpu
 from spdist.kernels.bsr_cpu import check_fit
 from spdist.kernels.module import c_type, module
-from spdist.kernels.sell_format import module_of
 from spdist.kernels.workspace import ceil_div
 from spdist.text import format_bytes
 
-SHARE = 1536
+SHARE = 768
 """Pairs of blocks from the start of one task to that of the next; as in bsr.cu."""
 MOST_BLOCKS = 1 << 32
 """Blocks of an operand that pointers of the kernel tell apart."""
 LONGEST_SIDE = 16
 """Of blocks for which a kernel is compiled; larger ones share one kernel, which takes any size."""
 TILE_SIDES = (1, 2, 3, 4)
-EXACT = float(1 << 24)
-"""Pairs in a block of C from which float32 counts them wrongly."""
+LEAST_SHARE = 0.4
+"""Of what tensor cores multiply, blocks filled up with zeros, so much must be asked for: of 6 x 6, but not of 4 x 4."""
+MOST_OF_LANE = 6
+"""Values of a block of C that a lane takes, where a warp has lanes enough."""
+EXACT = 1 << 24
+"""Entries in a row of A from which float32 may count the pairs of a block of C wrongly."""
 ALIGNMENT = 16
 SIZES = (2, 3, 4, 6, 8, 16)
 """Blocks that are compiled in the tests."""
@@ -73,14 +77,14 @@ def multiply(a: BSR, b: BSR) -> BSR:
         if m.blocks >= MOST_BLOCKS:
             raise MatrixError(f"{name} has {m.blocks:,} blocks, the GPU takes fewer than {MOST_BLOCKS:,}: cut its rows")
     shape, (r, t) = (a.shape[0], b.shape[1]), (a.blocksize[0], b.blocksize[1])
-    counts = _count_pairs(a, b)
+    counts, pairs = _count_pairs(a, b)
     blocks = counts.nnz
     try:
         ends = cupy.cumsum(counts.data.astype(np.int64))
         c = BSR(counts.indptr, counts.indices, cupy.empty((blocks, r, t), dtype), shape)
         del counts
         if blocks:
-            _fill(a, b, c, ends)
+            _fill(a, b, c, ends, pairs)
     except cupy.cuda.memory.OutOfMemoryError as error:
         raise MemoryBoundError(
             f"C takes {format_bytes(blocks * r * t * dtype.itemsize)} in {blocks:,} blocks of {r} x {t}, more than the "
@@ -89,47 +93,24 @@ def multiply(a: BSR, b: BSR) -> BSR:
     return c
 
 
-def _count_pairs(a: BSR, b: BSR) -> CSR:
-    """Return the pattern of C, with the number of pairs in each block as its value."""
+def _count_pairs(a: BSR, b: BSR) -> tuple[CSR, int]:
+    """Return the pattern of C, with the number of pairs in each block as its value, and all pairs."""
     import cupy
 
-    counts = CSR(a.indptr, a.indices, a.data, a.block_shape)
-    for dtype in (np.float32, np.float64):
+    def count(dtype: npt.DTypeLike) -> tuple[CSR, int, int]:
         left = a.pattern(cupy.ones(a.blocks, dtype))
-        counts = gpu.multiply(left, left if b is a else b.pattern(cupy.ones(b.blocks, dtype)))
-        if not counts.nnz or float(counts.data.max()) < EXACT:
-            break
-    return counts
+        return gpu.multiply_counted(left, left if b is a else b.pattern(cupy.ones(b.blocks, dtype)))
+
+    counts, pairs, longest = count(np.float32)
+    if longest >= EXACT:
+        counts, pairs, _ = count(np.float64)
+    return counts, pairs
 
 
-def cut_tasks(ends: Any, indptr: Any) -> tuple[Any, Any]:
-    """Cut the blocks of C into tasks, of `SHARE` pairs each but for a block that has more.
+def _fill(a: BSR, b: BSR, c: BSR, ends: Any, pairs: int) -> None:
+    """Write the values of C; `ends`: (blocks,) int64, the pairs up to and with each block."""
+    import cupy
 
-    Parameters
-    ----------
-    ends : (blocks,) int64
-        Pairs up to and with each block of C; one block at least, one pair in each.
-    indptr : (block rows + 1,) int32 or int64
-        Of C.
-
-    Returns
-    -------
-    firsts : (tasks + 1,) int64
-        The first block of each task.
-    rows : (tasks, 2) int64
-        Block rows of its first and of its last block.
-    """
-    xp = module_of(ends)
-    tasks = ceil_div(int(ends[-1]), SHARE)
-    firsts = xp.zeros(tasks + 1, np.int64)
-    firsts[1:] = xp.minimum(xp.searchsorted(ends, SHARE * xp.arange(1, tasks + 1)) + 1, len(ends))
-    sides = xp.stack([firsts[:-1], xp.maximum(firsts[1:] - 1, 0)], axis=1)
-    return firsts, xp.searchsorted(indptr, sides.astype(indptr.dtype), side="right") - 1
-
-
-def _fill(a: BSR, b: BSR, c: BSR, ends: Any) -> None:
-    """Write the values of C."""
-    firsts, rows = cut_tasks(ends, c.indptr)
     index = c.indices.dtype
     pointer = np.result_type(a.indptr.dtype, b.indptr.dtype, c.indptr.dtype)
     arrays = [
@@ -138,9 +119,12 @@ def _fill(a: BSR, b: BSR, c: BSR, ends: Any) -> None:
     ]
     sizes = a.blocksize[0], *b.blocksize
     types = c_type(c.dtype), c_type(index), c_type(pointer)
-    name = kernel(*types, sizes, _has_tensor_cores(_device()))
-    compiled = module("bsr.cu", (name,))
-    compiled(name, len(firsts) - 1, 256, (firsts, rows, *sizes, *(x for m in arrays for x in m)))
+    names = kernels(*types, sizes, _has_tensor_cores(_device()))
+    compiled, tasks = module("bsr.cu", names), ceil_div(pairs, SHARE)
+    firsts, rows = cupy.empty(tasks + 1, np.int64), cupy.empty(2 * tasks, np.int64)
+    offsets = arrays[2][0]
+    compiled(names[0], ceil_div(tasks, 256), 256, (tasks, c.blocks, len(offsets) - 1, ends, offsets, firsts, rows))
+    compiled(names[1], tasks, 256, (firsts, rows, *sizes, *(x for m in arrays for x in m)))
 
 
 def _values(m: BSR, dtype: np.dtype[Any]) -> Any:
@@ -151,38 +135,42 @@ def _values(m: BSR, dtype: np.dtype[Any]) -> Any:
     return data if data.data.ptr % ALIGNMENT == 0 else data.copy()
 
 
-def kernel(value: str, index: str, pointer: str, sizes: tuple[int, int, int], tensor_cores: bool) -> str:
-    """Return the name expression of the kernel for blocks of r x s times s x t."""
+def kernels(value: str, index: str, pointer: str, sizes: tuple[int, int, int], tensor_cores: bool) -> tuple[str, str]:
+    """Return the name expressions of the kernels for blocks of r x s times s x t: to cut, and to multiply."""
     r, s, t = sizes
     method = f"AnySize<{value}>"
     if max(sizes) <= LONGEST_SIDE:
-        if tensor_cores and value == "double" and r % 8 == s % 4 == t % 8 == 0:
+        padded = ceil_div(r, 8) * ceil_div(s, 4) * ceil_div(t, 8) * 8 * 4 * 8
+        if tensor_cores and value == "double" and r * s * t >= LEAST_SHARE * padded:
             method = f"Tensor<{r},{s},{t}>"
         elif tile := best_tile(r, t):
             method = f"Tiles<{value},{r},{s},{t},{tile[0]},{tile[1]}>"
-    return f"bsr_multiply<{value},{index},{pointer},{method}>"
+    return f"bsr_cut<{pointer}>", f"bsr_multiply<{value},{index},{pointer},{method}>"
 
 
 def best_tile(r: int, t: int) -> tuple[int, int] | None:
-    """Return the rows and columns of a block of C that each lane takes; None where a warp is too few lanes.
+    """Return the rows and columns of C's block that each lane takes; None where a warp has too few lanes.
 
-    That which leaves the fewest lanes of a warp idle, and of these the largest: each value is then loaded least often.
+    Of those measured, the best leaves the fewest lanes idle, has two columns, which are loaded at once, and is
+    small; but not a lane for a whole block.
     """
     tiles = [(i, j) for i in TILE_SIDES for j in TILE_SIDES if r % i == t % j == 0 and r * t <= 32 * i * j]
-    if not tiles:
+    few = [(i, j) for i, j in tiles if i * j <= MOST_OF_LANE and i * j < r * t] or tiles
+    if not few:
         return None
 
-    def rank(tile: tuple[int, int]) -> tuple[int, int, int]:
+    def rank(tile: tuple[int, int]) -> tuple[int, bool, int, int]:
         lanes = r * t // (tile[0] * tile[1])
-        return 32 // lanes * lanes, min(tile[0] * tile[1], 4), tile[1]
+        return 32 // lanes * lanes, tile[1] == 2, -tile[0] * tile[1], tile[1]
 
-    return max(tiles, key=rank)
+    return max(few, key=rank)
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
     sides = *SIZES, LONGEST_SIDE + 1
-    return {"bsr.cu": tuple(kernel(value, index, pointer, (side, side, side), True) for side in sides)}
+    names = {name for side in sides for name in kernels(value, index, pointer, (side, side, side), True)}
+    return {"bsr.cu": tuple(sorted(names))}
 
 
 def _device() -> int:

@@ -104,6 +104,13 @@ def multiply(a: CSR, b: CSR, *, deterministic: bool = False) -> CSR:
     return c
 
 
+def multiply_counted(a: CSR, b: CSR) -> tuple[CSR, int, int]:
+    """Return ``a @ b`` as `multiply` does, how many products it took, and the entries of the longest row of A."""
+    c, product = _Product(a, b, False).run()
+    x = product.operands
+    return (c, 0, 0) if x is None else (c, x.facts[gpu_rows.PRODUCTS], x.longest_a)
+
+
 def symbolic(a: CSR, b: CSR, *, deterministic: bool = False) -> Pattern:
     """Return the structure of ``a @ b`` for `numeric`; arguments as for `multiply`."""
     c, product = _Product(a, b, deterministic).run()

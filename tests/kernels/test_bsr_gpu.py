@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -86,9 +88,15 @@ def test_any_sizes(sides):
 @pytest.mark.parametrize("side", [2, 3, 8, 16, 17])
 def test_many_pairs_in_few_blocks(side):
     """A block of C with more pairs than are held at a time is written more than once."""
-    a = block_matrix(3, 7000, 5000.0, (side, side), 1)
-    b = block_matrix(7000, 4, 2.0, (side, side), 2)
-    assert bsr_gpu._count_pairs(to_gpu(a), to_gpu(b)).data.max() > 2500
+    a, b = (
+        BSR(
+            m.indptr.astype(np.int64),
+            m.indices,
+            np.tile(np.arange(-3.0, 4.0), m.nnz * side * side)[: m.nnz * side**2].reshape(-1, side, side),
+            _scaled(m.shape, (side, side)),
+        )
+        for m in (sp.csr_array(np.ones((3, 5000))), sp.csr_array(np.ones((5000, 4))))
+    )
     assert_multiplies(a, b)
 
 
@@ -101,6 +109,33 @@ def test_long_rows_are_cut(side):
     values = np.random.default_rng(2).integers(-3, 4, (pattern.nnz, side, side)).astype(float)
     a = BSR(pattern.indptr.astype(np.int64), pattern.indices, values, (300 * side, 9000 * side))
     assert_multiplies(a, block_matrix(9000, 5000, 3.0, (side, side), 3))
+
+
+@pytest.mark.parametrize("most", [1, 40, 5000])
+def test_tasks_have_all_blocks_once_and_about_as_many_pairs(most):
+    import cupy
+
+    from spdist.kernels.module import module
+
+    rng = np.random.default_rng(most)
+    lengths = rng.integers(1, 200, 300) * (rng.random(300) < 0.5)
+    indptr = np.append(0, np.cumsum(lengths)).astype(np.int32)
+    ends = np.cumsum(rng.integers(1, most + 1, indptr[-1]))
+    tasks = -(-int(ends[-1]) // bsr_gpu.SHARE)
+    firsts, rows = cupy.empty(tasks + 1, np.int64), cupy.empty((tasks, 2), np.int64)
+    args = tasks, len(ends), len(lengths), cupy.asarray(ends), cupy.asarray(indptr), firsts, rows
+    names = bsr_gpu.kernels("double", "int", "int", (2, 2, 2), True)
+    module("bsr.cu", names)(names[0], -(-tasks // 256), 256, args)
+    firsts, rows, starts = firsts.get(), rows.get(), np.append(0, ends)[:-1]
+    assert (firsts[0], firsts[-1]) == (0, len(ends))
+    assert (np.diff(firsts) >= 0).all()
+    for task, (first, stop) in enumerate(itertools.pairwise(firsts)):
+        assert stop - first <= 2 * bsr_gpu.SHARE
+        assert stop == len(starts) or starts[stop] >= (task + 1) * bsr_gpu.SHARE
+        if first < stop:
+            assert starts[stop - 1] - starts[first] < 2 * bsr_gpu.SHARE
+            assert indptr[rows[task, 0]] <= first < indptr[rows[task, 0] + 1]
+            assert indptr[rows[task, 1]] < stop <= indptr[rows[task, 1] + 1]
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (1, 1, 1)])
@@ -116,9 +151,9 @@ def test_the_same_bits_on_every_run():
 
 
 def test_more_pairs_than_float32_counts(monkeypatch):
-    monkeypatch.setattr(bsr_gpu, "EXACT", 3.0)
+    monkeypatch.setattr(bsr_gpu, "EXACT", 3)
     a = block_matrix(100, 100, 9.0, (3, 3), 1)
-    assert bsr_gpu._count_pairs(to_gpu(a), to_gpu(a)).dtype == np.float64
+    assert bsr_gpu._count_pairs(to_gpu(a), to_gpu(a))[0].dtype == np.float64
     assert_multiplies(a, a)
 
 
