@@ -27,8 +27,7 @@ import scipy.sparse as sp  # noqa: E402
 import suite  # noqa: E402
 
 import spdist  # noqa: E402
-from spdist.blocks import entries  # noqa: E402
-from spdist.bsr import BSR  # noqa: E402
+from spdist.bsr import BSR, entries  # noqa: E402
 from spdist.csr import CSR, from_scipy  # noqa: E402
 from spdist.kernels import bsr_cpu, cpu, gpu  # noqa: E402
 

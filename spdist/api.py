@@ -19,7 +19,9 @@ import numpy as np
 import scipy.sparse as sp
 
 from spdist import storage
-from spdist.csr import CSR, from_scipy, result_dtype
+from spdist.bsr import BSR, is_scipy_bsr
+from spdist.bsr import from_scipy as bsr_from_scipy
+from spdist.csr import CSR, blocksize, from_scipy, number_dtype, result_dtype
 from spdist.errors import InputError, ResumeError, VerificationError
 from spdist.inmemory import spgemm
 from spdist.scheduler.plan import GPU_ENGINES, MAX_BLOCK_PRODUCTS, Plan
@@ -84,7 +86,7 @@ def save(url: str | Path, matrix: Any, *, overwrite: bool = False) -> StoredMatr
     url : str or Path
         A path or fsspec URL.
     matrix : scipy.sparse matrix or array
-        Rows are sorted and duplicates summed first.
+        Rows are sorted and duplicates summed first. A `bsr_array` is stored in its blocks.
     overwrite : bool
         Replace what is there, once the new matrix is whole.
 
@@ -93,12 +95,21 @@ def save(url: str | Path, matrix: Any, *, overwrite: bool = False) -> StoredMatr
     InputError
         If something is there already, without `overwrite`.
     """
-    m = matrix if isinstance(matrix, CSR) else from_scipy(matrix)
+    m = _rows_of(matrix)
     with staged_matrix(url, overwrite=overwrite) as stage:
         writer = MatrixWriter(stage.url, m.ncols, m.dtype, {"provenance": {"command": "save"}})
         writer.append(m)
         writer.close()
     return open_matrix(url)
+
+
+def _rows_of(matrix: Any) -> CSR:
+    """Return any matrix in memory as a canonical `CSR`, of blocks where it has such."""
+    if isinstance(matrix, CSR):
+        return matrix
+    if isinstance(matrix, BSR) or is_scipy_bsr(matrix):
+        return (matrix if isinstance(matrix, BSR) else bsr_from_scipy(matrix)).rows()
+    return from_scipy(matrix)
 
 
 def claim(target: str, *, overwrite: bool) -> str:
@@ -476,8 +487,8 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``shape``, ``dtype``, ``nnz``; ``rows`` with min, mean and max entries of a row and the number of empty rows;
-        ``bytes`` in memory and as stored; ``state``: ``complete``, or ``unfinished`` with what is known of it;
+        ``shape``, ``dtype``, ``nnz``; of a block matrix ``blocks`` and ``block_size``; ``rows`` with min, mean and max
+        entries of a row and the number of empty rows, of a block matrix in blocks; ``bytes`` in memory and as stored; ``state``: ``complete``, or ``unfinished`` with what is known of it;
         ``provenance``.
     """
     url = matrix.url if isinstance(matrix, StoredMatrix) else storage.normalise(matrix)
@@ -493,11 +504,13 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
             max(high, int(lengths.max())),
             empty + int((lengths == 0).sum()),
         )
+    size = m.blocksize
     return {
         "matrix": url,
-        "shape": list(m.shape),
-        "dtype": str(m.dtype),
-        "nnz": m.nnz,
+        "shape": list(m.full_shape),
+        "dtype": str(number_dtype(m.dtype)),
+        "nnz": m.nnz * (1 if size is None else size[0] * size[1]),
+        **({} if size is None else {"blocks": m.nnz, "block_size": list(size)}),
         "rows": {"min": low if m.nrows else 0, "mean": m.nnz / max(m.nrows, 1), "max": high, "empty": empty},
         "bytes": {"memory": m.nbytes, "stored": storage.stored_bytes(url)},
         "state": "complete",
@@ -572,6 +585,8 @@ def _limits(engine: str, memory_limit: int | str | None, host_limit: int | str |
 
 def _check_values(engine: str, dtype: np.dtype[Any]) -> None:
     """Refuse values that the engine does not multiply."""
+    if engine in GPU_ENGINES and blocksize(dtype) is not None:
+        raise InputError(f"engine={engine!r} does not multiply block matrices yet: choose engine='auto'")
     if engine in GPU_ENGINES and dtype.kind not in "fc":
         raise InputError(f"engine={engine!r} multiplies float and complex values, not {dtype}: choose engine='auto'")
 

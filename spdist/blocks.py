@@ -6,15 +6,13 @@ import logging
 import os
 from typing import Any
 
-import numpy as np
 import scipy.sparse as sp
 
 from spdist import device
-from spdist.bsr import BSR, from_scipy, is_scipy_bsr
-from spdist.csr import CSR
+from spdist.bsr import BSR, entries, from_scipy, is_scipy_bsr
+from spdist.csr import is_on_gpu
 from spdist.errors import InputError
 from spdist.kernels import bsr_cpu, bsr_gpu
-from spdist.kernels.sell_format import is_on_gpu, module_of
 
 METHODS = ("auto", "numba")
 """Those that multiply blocks."""
@@ -73,24 +71,6 @@ def expand(matrix: Any, name: str, reason: str) -> Any:
     if _is_on_gpu(matrix):
         return device.to_cupyx_any(entries(matrix))
     return sp.csr_array(matrix.to_scipy())
-
-
-def entries(m: BSR) -> CSR:
-    """Return the matrix in CSR, zeros inside of blocks included, in the memory where it is."""
-    xp = module_of(m.data)
-    r, s = m.blocksize
-    blocks = xp.diff(m.indptr)
-    indptr = xp.zeros(m.shape[0] + 1, np.int64)
-    indptr[1:] = xp.cumsum(xp.repeat(blocks * s, r))
-    numbers = xp.arange(m.blocks)
-    rows = xp.searchsorted(m.indptr, numbers, side="right") - 1
-    # Entry (i, j) of a block stands in row i of its block row, after the blocks before it there.
-    starts = m.indptr[rows] * (r * s) + (numbers - m.indptr[rows]) * s
-    places = starts[:, None, None] + (xp.arange(r) * s)[:, None] * blocks[rows][:, None, None] + xp.arange(s)
-    indices, data = xp.empty(m.nnz, m.indices.dtype), xp.empty(m.nnz, m.dtype)
-    indices[places] = m.indices[:, None, None] * s + xp.arange(s, dtype=m.indices.dtype)
-    data[places] = m.data
-    return CSR(indptr, indices, data, m.shape)
 
 
 def _blocksize(matrix: Any) -> tuple[int, int]:

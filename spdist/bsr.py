@@ -12,7 +12,19 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from spdist.csr import CSR, IndexArray, Int64Array, ValueArray, check_dtype, check_structure, index_dtype, is_canonical
+from spdist.csr import (
+    CSR,
+    IndexArray,
+    Int64Array,
+    ValueArray,
+    blocksize,
+    check_dtype,
+    check_structure,
+    from_blocks,
+    index_dtype,
+    is_canonical,
+    module_of,
+)
 from spdist.errors import MatrixError
 
 
@@ -80,16 +92,42 @@ class BSR:
         """Number of block rows and of block columns."""
         return self.shape[0] // self.blocksize[0], self.shape[1] // self.blocksize[1]
 
+    def rows(self) -> CSR:
+        """Return the matrix as a `CSR` whose values are blocks, on the same arrays; of NumPy's only."""
+        return CSR(self.indptr, self.indices, from_blocks(self.data), self.block_shape)
+
     def pattern(self, values: Any) -> CSR:
         """Return the matrix with a number of `values`, (blocks,), in the place of each block."""
         return CSR(self.indptr, self.indices, values, self.block_shape)
 
-    def to_scipy(self) -> sp.bsr_array:
+    def to_scipy(self) -> Any:
         """Return SciPy's `bsr_array` on the same arrays, with no check and no copy but of offsets."""
-        out = sp.bsr_array(self.shape, blocksize=self.blocksize, dtype=self.dtype)
-        out.indptr = self.indptr.astype(self.indices.dtype, copy=False)
-        out.indices, out.data = self.indices, self.data
-        return out
+        return self.rows().to_scipy()
+
+
+def from_rows(m: CSR) -> BSR:
+    """Return a `CSR` whose values are blocks as a `BSR`, on the same arrays."""
+    size = blocksize(m.dtype)
+    assert size is not None
+    return BSR(m.indptr, m.indices, m.data["block"], (m.nrows * size[0], m.ncols * size[1]))
+
+
+def entries(m: BSR) -> CSR:
+    """Return the matrix in CSR, zeros inside of blocks included, in the memory where it is."""
+    xp = module_of(m.data)
+    r, s = m.blocksize
+    blocks = xp.diff(m.indptr)
+    indptr = xp.zeros(m.shape[0] + 1, np.int64)
+    indptr[1:] = xp.cumsum(xp.repeat(blocks * s, r))
+    numbers = xp.arange(m.blocks)
+    rows = xp.searchsorted(m.indptr, numbers, side="right") - 1
+    # Entry (i, j) of a block stands in row i of its block row, after the blocks before it there.
+    starts = m.indptr[rows] * (r * s) + (numbers - m.indptr[rows]) * s
+    places = starts[:, None, None] + (xp.arange(r) * s)[:, None] * blocks[rows][:, None, None] + xp.arange(s)
+    indices, data = xp.empty(m.nnz, index_dtype(m.shape[1])), xp.empty(m.nnz, m.dtype)
+    indices[places] = m.indices[:, None, None] * s + xp.arange(s, dtype=indices.dtype)
+    data[places] = m.data
+    return CSR(indptr, indices, data, m.shape)
 
 
 def from_scipy(matrix: Any) -> BSR:

@@ -117,6 +117,8 @@ def matrix_table(facts: dict[str, Any]) -> None:
             text = f"{format_bytes(value['memory'])} in memory, {format_bytes(value['stored'])} stored"
         elif name == "shape":
             text = " x ".join(f"{size:,}" for size in value)
+        elif name == "block_size":
+            name, text = "block size", f"{value[0]} x {value[1]}"
         else:
             text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
         table.add_row(name, text)

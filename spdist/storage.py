@@ -2,7 +2,10 @@
 
 A matrix is one Zarr v3 group in AnnData's ``csr_matrix`` encoding: one-dimensional arrays `indptr`, `indices`, `data`
 and the attributes ``encoding-type``, ``encoding-version`` and ``shape``. Facts of ours (state, provenance) lie under
-the one attribute ``spdist``. Three rules keep wrong bytes out of a product:
+the one attribute ``spdist``. A block matrix is a group of SciPy's BSR arrays in an encoding of ours, ``bsr_matrix``:
+`data` has three dimensions, ``block-size`` is an attribute, ``shape`` counts rows and columns. In memory its values are
+blocks (`csr.block_dtype`), and rows, columns and entries are block rows, block columns and blocks. Three rules keep
+wrong bytes out of a product:
 
 * Every Zarr chunk ends in Zarr's own crc32c codec, and is always read **whole**: a pipeline that decodes part of a
   chunk does not check it. `ChunkedArray` therefore sees an array as if its length were a multiple of the chunk length.
@@ -37,7 +40,18 @@ from zarr.core.sync import sync
 from zarr.errors import GroupNotFoundError
 from zarr.storage import FsspecStore, LocalStore, StorePath
 
-from spdist.csr import CSR, Int64Array, ValueArray, check_canonical, check_dtype, index_dtype
+from spdist.csr import (
+    CSR,
+    Int64Array,
+    ValueArray,
+    block_dtype,
+    blocksize,
+    check_canonical,
+    check_dtype,
+    from_blocks,
+    index_dtype,
+    number_dtype,
+)
 from spdist.errors import CorruptError, InputError, MatrixError
 
 CHUNK_LENGTH = 1 << 17
@@ -147,7 +161,7 @@ def stored_bytes(url: str) -> int:
 
 @dataclass(frozen=True)
 class ChunkedArray:
-    """A one-dimensional Zarr array, read and written by whole Zarr chunks.
+    """A one-dimensional Zarr array, read and written by whole Zarr chunks; or one of blocks, which are its elements.
 
     Attributes
     ----------
@@ -198,22 +212,24 @@ class ChunkedArray:
             whole = _run(self.url, array.async_array.getitem(slice(k0 * self.chunk, k1 * self.chunk)))
         except Exception as error:  # zarrs, numcodecs and the store each raise their own
             raise self._diagnose(k0, k1, error) from error
-        return cast(ValueArray, whole)[first - k0 * self.chunk : last - k0 * self.chunk]
+        wanted = cast(ValueArray, whole)[first - k0 * self.chunk : last - k0 * self.chunk]
+        return wanted if blocksize(self.dtype) is None else from_blocks(wanted)
 
     def write_chunks(self, k: int, values: ValueArray) -> None:
         """Write Zarr chunks `k`, `k` + 1, ... from `values`; the last one is filled up with zeros."""
         pad = -len(values) % self.chunk
         if pad:
             values = np.concatenate([values, np.zeros(pad, self.dtype)])
+        numbers = values if blocksize(self.dtype) is None else values["block"]
         # zarrs leaves out chunks of nothing but zeros, whatever the configuration; Zarr's own pipeline writes them.
-        fast = bool(values.reshape(-1, self.chunk).any(axis=1).all())
+        fast = bool(numbers.reshape(len(values) // self.chunk, -1).any(axis=1).all())
         array = _open_array(self.url, self.name, self.metadata, fast=fast)
-        _run(self.url, array.async_array.setitem(slice(k * self.chunk, k * self.chunk + len(values)), values))
+        _run(self.url, array.async_array.setitem(slice(k * self.chunk, k * self.chunk + len(values)), numbers))
 
     def key(self, k: int) -> str:
         """Return Zarr's key of chunk `k`, within the matrix."""
         metadata = _open_array(self.url, self.name, self.metadata).metadata
-        return f"{self.name}/{metadata.encode_chunk_key((k,))}"
+        return f"{self.name}/{metadata.encode_chunk_key((k,) + (0,) * (len(metadata.shape) - 1))}"
 
     def checksums(self) -> Iterator[bytes]:
         """Yield for each Zarr chunk its stored crc32c, or a digest of its bytes where it has none.
@@ -337,9 +353,10 @@ def _open_array(url: str, name: str, metadata: str, *, fast: bool = True) -> zar
 
 def _new_metadata(dtype: np.dtype[Any], chunk: int, compressed: bool) -> str:
     """Return the metadata document of an array of ours, of unbounded length."""
-    blosc = [BloscCodec(cname="lz4", clevel=5, shuffle="shuffle", typesize=dtype.itemsize)] if compressed else []
+    number, size = number_dtype(dtype), blocksize(dtype) or ()
+    blosc = [BloscCodec(cname="lz4", clevel=5, shuffle="shuffle", typesize=number.itemsize)] if compressed else []
     array = zarr.create_array(
-        {}, shape=(UNBOUNDED,), dtype=dtype, chunks=(chunk,), compressors=[*blosc, Crc32cCodec()],
+        {}, shape=(UNBOUNDED, *size), dtype=number, chunks=(chunk, *size), compressors=[*blosc, Crc32cCodec()],
         fill_value=0, zarr_format=3, config={"write_empty_chunks": True},
     )  # fmt: skip
     return json.dumps(array.metadata.to_dict())
@@ -353,6 +370,7 @@ def new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, *, compress
 def compresses(values: ValueArray) -> bool:
     """Whether the first megabyte of `values` shrinks enough to be worth compressing."""
     sample = np.ascontiguousarray(values[: PROBE_BYTES // max(values.dtype.itemsize, 1)])
+    sample = sample.view(number_dtype(sample.dtype))
     if sample.nbytes < 1024:
         return False
     from numcodecs.blosc import SHUFFLE, Blosc
@@ -370,7 +388,10 @@ Held = tuple[int, CSR]
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """A finished matrix in Zarr; opens its arrays where it is used, so it travels to workers as a few hundred bytes."""
+    """A finished matrix in Zarr; opens its arrays where it is used, so it travels to workers as a few hundred bytes.
+
+    Of a block matrix, shape, rows, columns and entries are in blocks; `full_shape` is not.
+    """
 
     url: str
     shape: tuple[int, int]
@@ -398,6 +419,17 @@ class StoredMatrix:
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the values."""
         return self.data.dtype
+
+    @property
+    def blocksize(self) -> tuple[int, int] | None:
+        """Rows and columns of its blocks; None where entries are numbers."""
+        return blocksize(self.dtype)
+
+    @property
+    def full_shape(self) -> tuple[int, int]:
+        """Rows and columns, also of a block matrix."""
+        r, s = self.blocksize or (1, 1)
+        return self.nrows * r, self.ncols * s
 
     @property
     def entry_nbytes(self) -> int:
@@ -552,7 +584,8 @@ class StoredMatrix:
         Made of the chunks' stored checksums, so it costs one small read a chunk; a matrix without checksums is read
         whole.
         """
-        digest = hashlib.blake2b(repr((self.shape, self.dtype.str)).encode(), digest_size=16)
+        kind = self.dtype.str if blocksize(self.dtype) is None else str(self.dtype)
+        digest = hashlib.blake2b(repr((self.shape, kind)).encode(), digest_size=16)
         for array in (self.indptr, self.indices, self.data):
             for checksum in array.checksums():
                 digest.update(checksum)
@@ -581,12 +614,17 @@ def open_matrix(url: str | Path) -> StoredMatrix:
     kind = attributes.get("encoding-type")
     if kind == "csc_matrix":
         raise MatrixError(f"{url}: stored by columns (csc_matrix); store it by rows, as csr_matrix")
-    if kind != "csr_matrix" or "shape" not in attributes or any(name not in members for name in ARRAYS):
+    needed = {"csr_matrix": {"shape"}, "bsr_matrix": {"shape", "block-size"}}.get(str(kind))
+    if needed is None or needed - set(attributes) or any(name not in members for name in ARRAYS):
         raise MatrixError(
             f"{url}: not a sparse matrix: expected a Zarr group with encoding-type csr_matrix, got {kind}"
         )
     shape = (int(attributes["shape"][0]), int(attributes["shape"][1]))
-    indptr, indices, data = (_describe(url, name, members[name]) for name in ARRAYS)
+    indptr, indices = (_describe(url, name, members[name]) for name in ARRAYS[:2])
+    size = tuple(map(int, attributes["block-size"])) if kind == "bsr_matrix" else ()
+    data = _describe(url, "data", members["data"], size)
+    if size:
+        shape = shape[0] // size[0], shape[1] // size[1]
     check_dtype(data.dtype)
     if indptr.length != shape[0] + 1 or indices.length != data.length or indices.dtype.kind not in "iu":
         raise MatrixError(
@@ -607,21 +645,32 @@ def _read_group(url: str) -> tuple[dict[str, Any], dict[str, zarr.Array[Any]]]:
     return group.attrs.asdict(), members
 
 
-def _describe(url: str, name: str, array: zarr.Array[Any]) -> ChunkedArray:
+def _describe(url: str, name: str, array: zarr.Array[Any], size: tuple[int, ...] = ()) -> ChunkedArray:
     metadata = array.metadata
-    if array.ndim != 1:
-        raise MatrixError(f"{url}: array '{name}' has {array.ndim} dimensions; it must have one")
+    if array.shape[1:] != size:
+        raise MatrixError(f"{url}: array '{name}' has shape {array.shape}; it must be one of (length, {str(size)[1:]}")
     outer = getattr(metadata.chunk_grid, "chunk_shape", None) if metadata.zarr_format == 3 else metadata.chunks
     if outer is None:
         raise MatrixError(f"{url}: array '{name}' has Zarr chunks of unequal lengths; rewrite it with regular ones")
+    if tuple(outer[1:]) != size:
+        raise MatrixError(f"{url}: array '{name}' has Zarr chunks of {outer} that cut its blocks; write it again")
     chunk = int(outer[0])
-    document = replace(metadata, shape=(-(-max(array.shape[0], 1) // chunk) * chunk,)).to_dict()
+    document = replace(metadata, shape=(-(-max(array.shape[0], 1) // chunk) * chunk, *size)).to_dict()
     codecs = document.get("codecs") or [{}]
     checked = dict(cast(Any, codecs)[-1]).get("name") == "crc32c"
-    return ChunkedArray(url, name, array.shape[0], chunk, json.dumps(document), checked, np.dtype(array.dtype))
+    dtype = np.dtype(array.dtype)
+    if size:
+        dtype = block_dtype(dtype, (size[0], size[1]))
+    return ChunkedArray(url, name, array.shape[0], chunk, json.dumps(document), checked, dtype)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def chunk_of(dtype: np.dtype[Any]) -> int:
+    """Return the elements of a Zarr chunk where no memory limit asks for fewer: of blocks, a power of two of them."""
+    r, s = blocksize(dtype) or (1, 1)
+    return max(CHUNK_LENGTH >> (r * s - 1).bit_length(), 1)
 
 
 @dataclass(frozen=True)
@@ -686,10 +735,13 @@ def remove_note(url: str, name: str) -> None:
 def finish(layout: Layout, nrows: int, nnz: int, facts: dict[str, Any]) -> StoredMatrix:
     """Turn what has been written into a matrix: array metadata first, the encoding last."""
     lengths = zip(ARRAYS, (nrows + 1, nnz, nnz), strict=True)
+    size = blocksize(layout.dtype)
+    r, s = size or (1, 1)
     attributes = {
-        "encoding-type": "csr_matrix",
+        "encoding-type": "csr_matrix" if size is None else "bsr_matrix",
         "encoding-version": "0.1.0",
-        "shape": [nrows, layout.ncols],
+        "shape": [nrows * r, layout.ncols * s],
+        **({} if size is None else {"block-size": [r, s]}),
         "spdist": {**facts, "state": "complete", "canonical": True},
     }
     finish_group(layout.url, [(layout.array(name), length) for name, length in lengths], attributes)
@@ -700,7 +752,8 @@ def finish_group(url: str, arrays: list[tuple[ChunkedArray, int]], attributes: d
     """Give written arrays their lengths, then the group at `url` its attributes in place of those it had."""
     group = zarr.open_group(open_store(url), mode="r+")
     for array, length in arrays:
-        document = json.loads(array.metadata) | {"shape": (length,)}
+        document = json.loads(array.metadata)
+        document["shape"] = [length, *document["shape"][1:]]
         buffer = default_buffer_prototype().buffer.from_bytes(json.dumps(document, indent=2).encode())
         sync(open_store(url).set(f"{array.name}/zarr.json", buffer))
     group.attrs.put(attributes)
@@ -747,7 +800,8 @@ class MatrixWriter:
     """
 
     def __init__(self, url: str | Path, ncols: int, dtype: np.dtype[Any], facts: dict[str, Any]) -> None:
-        self.layout = Layout(normalise(url), int(ncols), check_dtype(np.dtype(dtype)))
+        dtype = check_dtype(np.dtype(dtype))
+        self.layout = Layout(normalise(url), int(ncols), dtype, chunk_of(dtype))
         self.facts, self.nrows, self.nnz = facts, 0, 0
         self._offsets: ChunkBuffer | None = None
         self._entries: tuple[ChunkBuffer, ChunkBuffer] | None = None

@@ -445,7 +445,8 @@ def _add_product(out: ValueArray, piece: CSR, x: ValueArray) -> None:
 
 
 def _absolute(piece: CSR) -> sp.csr_matrix:
-    return CSR(piece.indptr, piece.indices, np.abs(piece.data), piece.shape).to_scipy()
+    out: sp.csr_matrix = CSR(piece.indptr, piece.indices, np.abs(piece.data), piece.shape).to_scipy()
+    return out
 
 
 def _check_range(job: _Job, block: _Range) -> _Found:

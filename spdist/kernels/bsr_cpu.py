@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from spdist.bsr import BSR
+from spdist.bsr import BSR, from_rows
 from spdist.csr import CSR, Int64Array, result_dtype
 from spdist.errors import MatrixError
 from spdist.kernels import cpu
+from spdist.kernels.merge import merge as merge_values
 
 SLICES = 16
 """Slices of block rows for each thread: those of many products come when they come."""
@@ -43,15 +44,53 @@ def multiply(a: BSR, b: BSR, *, threads: int = 1) -> BSR:
         If shapes, block sizes or dtypes do not fit.
     """
     check_fit(a, b)
+    return _fill(a, b, cpu.multiply(_ones(a), _ones(b), engine="numba", threads=threads), threads)
+
+
+def multiply_rows(a: CSR, b: CSR, start: int, capacity: int) -> CSR:
+    """Return as many whole block rows of ``a @ b``, from `start` on, as fit in `capacity` blocks.
+
+    Parameters
+    ----------
+    a, b : CSR
+        Canonical; their values are blocks that fit (`csr.block_dtype`).
+    start, capacity : int
+        As for `cpu.multiply_rows`, in block rows and blocks.
+
+    Returns
+    -------
+    CSR
+        Block rows ``[start, start + result.nrows)`` of C: one at least, unless `start` is ``a.nrows``.
+    """
+    left, right = from_rows(a), from_rows(b)
+    check_fit(left, right)
+    c = cpu.multiply_rows(_ones(left), _ones(right), start, capacity, engine="numba")
+    return _fill(from_rows(a.rows(start, start + c.nrows)), right, c, 1).rows()
+
+
+def merge(p: CSR, q: CSR) -> CSR:
+    """Add two matrices of blocks of one size; where one has fewer block rows, only those both have."""
+    step = len(p.data) + 1
+    numbers = [np.arange(1, len(m.data) + 1, dtype=np.int64) for m in (p, q)]
+    numbered = (
+        CSR(m.indptr, m.indices, n, m.shape) for m, n in zip((p, q), (numbers[0], step * numbers[1]), strict=True)
+    )
+    c = merge_values(*numbered)  # an entry says which blocks belong there
+    data = np.zeros(c.nnz, p.dtype)
+    for m, number in ((p, c.data % step), (q, c.data // step)):
+        data["block"][number > 0] += m.data["block"][number[number > 0] - 1]
+    return CSR(c.indptr, c.indices, data, c.shape)
+
+
+def _fill(a: BSR, b: BSR, c: CSR, threads: int) -> BSR:
+    """Return C, whose pattern is known."""
     dtype = result_dtype(a.dtype, b.dtype)
     sizes = a.blocksize[0], *b.blocksize
-    c = cpu.multiply(_ones(a), _ones(b), engine="numba", threads=threads)
-    # A bool is an OR of ANDs: a sum of ones and zeros, which in floating point never comes back to zero.
-    values = np.empty((c.nnz, sizes[0], sizes[2]), np.float32 if dtype == np.bool_ else dtype)
+    values = np.empty((c.nnz, sizes[0], sizes[2]), dtype)
     work = _row_work(a, b)
     enough = int(work.sum()) * sizes[0] * sizes[1] * sizes[2] >= PARALLEL_VALUES
-    _fill(a, b, c, values, _cuts(work, SLICES * threads) if threads > 1 and enough else [0, len(work)], threads)
-    return BSR(c.indptr, c.indices, values != 0 if dtype == np.bool_ else values, (a.shape[0], b.shape[1]))
+    _fill_slices(a, b, c, values, _cuts(work, SLICES * threads) if threads > 1 and enough else [0, len(work)], threads)
+    return BSR(c.indptr, c.indices, values, (a.shape[0], b.shape[1]))
 
 
 def check_fit(a: BSR, b: BSR) -> None:
@@ -87,7 +126,7 @@ def _cuts(work: Int64Array, slices: int) -> list[int]:
     return sorted({0, *inner.tolist(), len(work)})
 
 
-def _fill(a: BSR, b: BSR, c: CSR, values: Any, cuts: list[int], threads: int) -> None:
+def _fill_slices(a: BSR, b: BSR, c: CSR, values: Any, cuts: list[int], threads: int) -> None:
     """Write the values of C, slice by slice."""
     from spdist.kernels import bsr_rows
 

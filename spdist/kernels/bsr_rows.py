@@ -52,8 +52,12 @@ class _Row:
         self.length = length * self.parts
         self.vector = ir.VectorType(self.scalar, self.length)
         self.align = context.get_abi_sizeof(self.scalar)
-        real = isinstance(self.scalar, (ir.FloatType, ir.DoubleType))
-        self.add, self.times = (builder.fadd, builder.fmul) if real else (builder.add, builder.mul)
+        if isinstance(dtype, types.Boolean):
+            self.add, self.times = builder.or_, builder.and_
+        elif isinstance(self.scalar, (ir.FloatType, ir.DoubleType)):
+            self.add, self.times = builder.fadd, builder.fmul
+        else:
+            self.add, self.times = builder.add, builder.mul
 
     def place(self, data: Any, at: Any, offset: int) -> Any:
         """Return where the row starts that lies `offset` values after `at`."""

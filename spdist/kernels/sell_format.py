@@ -19,6 +19,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from spdist.csr import INT32_MAX, IndexArray, ValueArray
+from spdist.csr import is_on_gpu as is_on_gpu
+from spdist.csr import module_of as module_of
 from spdist.kernels.workspace import ceil_div
 
 WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW = range(5)
@@ -339,20 +341,6 @@ def _moved(a: Sell, move: Any) -> Sell:
     arrays = {name: getattr(a, name) for name in ARRAYS}
     moved: dict[str, Any] = {name: None if array is None else move(array) for name, array in arrays.items()}
     return replace(a, **moved)
-
-
-def is_on_gpu(array: Any) -> bool:
-    """Whether an array is CuPy's."""
-    return type(array).__module__.partition(".")[0] == "cupy"
-
-
-def module_of(array: Any) -> Any:
-    """Return CuPy for its arrays, else NumPy."""
-    if is_on_gpu(array):
-        import cupy
-
-        return cupy
-    return np
 
 
 def host(array: Any) -> Any:

@@ -83,6 +83,19 @@ def cpu_workspace(
     return threads * (_numba_bytes(ncols, value_itemsize) + scratch)
 
 
+def block_workspace(ncols: int, entries: int) -> int:
+    """Bound the bytes that a multiply of block matrices on the CPU, by one thread, takes beyond operands and result.
+
+    Parameters
+    ----------
+    ncols : int
+        Block columns of C.
+    entries : int
+        Blocks of A, of B and of C together: their patterns are multiplied as matrices of bools.
+    """
+    return _numba_bytes(ncols, 1) + 8 * ncols + entries
+
+
 def table_slots(mask_row: int) -> int:
     """Return the slots of the hash table for a mask whose longest row has so many columns: a power of two."""
     return max(16, 1 << (TABLE_SLOTS * mask_row - 1).bit_length()) if mask_row else 16

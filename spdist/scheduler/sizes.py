@@ -419,6 +419,9 @@ class _Draft:
         kept = min(self.memory_limit // KEPT_SHARE, KEPT_MOST)
         if self.engine in GPU_ENGINES:
             return kept + resident + reading + pieces + gpu_staging(self.memory_limit)
+        if self.a.blocksize is not None:
+            blocks = self.memory_limit // min(self.a.entry_nbytes, self.b.entry_nbytes, self.c_entry)
+            return kept + resident + workspace.block_workspace(self.b.ncols, blocks) + reading + pieces
         kernel = workspace.cpu_workspace(
             "scipy" if self.engine == "scipy" else "numba",
             self.b.ncols,

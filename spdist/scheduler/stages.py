@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from spdist.csr import CSR, Int64Array, ValueArray, check_canonical, index_dtype, result_dtype
+from spdist.csr import CSR, Int64Array, ValueArray, blocksize, check_canonical, index_dtype, result_dtype
 from spdist.errors import SpdistError
-from spdist.kernels import cpu, outofcore
+from spdist.kernels import bsr_cpu, cpu, outofcore
 from spdist.kernels.merge import merge
 from spdist.scheduler.plan import GPU_ENGINES, gpu_staging
 from spdist.storage import Held, Layout, StoredMatrix, compresses
@@ -191,9 +191,9 @@ class Product:
             self.totals.clear()  # of no block of the run
             self.take_timings()
         for engine in self._host_engines():
-            c = cpu.multiply_rows(one, b, 0, 1, engine=engine)
+            c = self.on_host(one, b, 1, engine)
         if len(self.pieces) > 1:
-            merge(c, c)
+            self.sum(c, c)
         for m in (self.a, self.b):
             m.rows(0, min(m.nrows, 1))
 
@@ -206,10 +206,22 @@ class Product:
     def product(self, a: CSR, b: CSR, capacity: int, row: int) -> CSR:
         """Multiply as many rows of A, the first of them `row`, as fit in `capacity` entries, where the engine says."""
         if not self.on_gpu:
-            return cpu.multiply_rows(a, b, 0, capacity, engine=self.engine)  # type: ignore[arg-type]
+            return self.on_host(a, b, capacity, self.engine)
         with self._gpu_lock:
             note = functools.partial(self._note_gpu, row)
             return outofcore.multiply_rows(a, b, 0, capacity, self.gpu(), report=note, first_row=row)
+
+    @staticmethod
+    def on_host(a: CSR, b: CSR, capacity: int, engine: Any) -> CSR:
+        """Multiply as many rows of A as fit on the CPU; blocks by the one kernel there is for them."""
+        if blocksize(a.dtype) is not None:
+            return bsr_cpu.multiply_rows(a, b, 0, capacity)
+        return cpu.multiply_rows(a, b, 0, capacity, engine=engine)
+
+    @staticmethod
+    def sum(p: CSR, q: CSR) -> CSR:
+        """Add two partial products."""
+        return merge(p, q) if blocksize(p.dtype) is None else bsr_cpu.merge(p, q)
 
     def gpu(self) -> Any:
         """Return this worker's GPU within its memory limit."""
@@ -295,7 +307,7 @@ class Product:
         if c is None or partial is None or (before, here) != (piece - 1, piece):
             return self.count(self.compute(task, piece + 1), task)  # a worker was lost in between
         with self.report("merge", task.start) as done:
-            c = merge(c, partial)
+            c = self.sum(c, partial)
             done(2 * c.nbytes)
         self.waiting[task.number] = (piece, c)
         return self.count(c, task)

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spdist
-from spdist import blocks
-from spdist.bsr import BSR, from_scipy
+from spdist.bsr import BSR, entries, from_scipy
 from spdist.errors import InputError, MatrixError
 from spdist.kernels import bsr_cpu
 from tests.conftest import random_matrix
@@ -77,7 +76,7 @@ def test_bits_are_those_of_the_entries():
     a = block_matrix(60, 60, 5.0, (3, 3), 1)
     a = BSR(a.indptr, a.indices, np.random.default_rng(1).standard_normal(a.data.shape), a.shape)
     c = spdist.spgemm(a.to_scipy().tocsr(), a.to_scipy().tocsr())
-    np.testing.assert_array_equal(blocks.entries(bsr_cpu.multiply(a, a)).data, c.data)
+    np.testing.assert_array_equal(entries(bsr_cpu.multiply(a, a)).data, c.data)
 
 
 def test_stored_zeros_meet_infinity():
@@ -108,7 +107,7 @@ def test_unsorted_blocks_and_duplicates_are_put_in_order():
 @pytest.mark.parametrize("size", [(3, 3), (1, 4), (5, 2)])
 def test_entries(size):
     m = block_matrix(30, 20, 3.0, size, 4)
-    out = blocks.entries(m)
+    out = entries(m)
     truth = m.to_scipy().tocsr()
     np.testing.assert_array_equal(out.indptr, truth.indptr)
     np.testing.assert_array_equal(out.to_scipy().toarray(), truth.toarray())

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import spdist
-from spdist import blocks
-from spdist.bsr import BSR
+from spdist.bsr import BSR, entries
 from spdist.csr import CSR
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels import bsr_gpu
@@ -184,7 +183,7 @@ def test_entries_and_mixed_products():
     import cupyx.scipy.sparse as csp
 
     a = block_matrix(50, 50, 4.0, (2, 2), 1)
-    out: CSR = blocks.entries(to_gpu(a))
+    out: CSR = entries(to_gpu(a))
     truth = a.to_scipy().tocsr()
     np.testing.assert_array_equal(out.indices.get(), truth.indices)
     np.testing.assert_array_equal(out.data.get(), truth.data)

@@ -1,0 +1,80 @@
+"""Block matrices in Zarr: stored, opened, planned, multiplied, resumed and verified."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+
+import spdist
+from spdist import api
+from spdist.bsr import from_rows
+from spdist.errors import InputError, MatrixError
+from tests.kernels.test_bsr_cpu import assert_is_block_product, block_matrix
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Return a function that stores a random block matrix under a name."""
+
+    def keep(name, nrows, ncols, size, seed=1, per_row=4.0, dtype="float64"):
+        m = block_matrix(nrows, ncols, per_row, size, seed, dtype)
+        return m, api.save(tmp_path / f"{name}.zarr", m.to_scipy())
+
+    return keep
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64", "int16", "bool"])
+def test_comes_back_by_block_rows(kept, dtype):
+    m, stored = kept("a", 300, 200, (2, 3), dtype=dtype)
+    assert stored.full_shape == (600, 600)
+    assert stored.shape == (300, 200)
+    part = spdist.open(stored.url).rows(10, 250).to_scipy()
+    assert isinstance(part, sp.bsr_array)
+    assert part.dtype == dtype
+    np.testing.assert_array_equal(part.toarray(), m.to_scipy().tocsr()[20:500].toarray())
+
+
+def test_is_laid_out_as_scipys_arrays(kept):
+    m, stored = kept("a", 300, 200, (2, 3))
+    group = zarr.open_group(stored.url, mode="r")
+    assert dict(group.attrs)["encoding-type"] == "bsr_matrix"
+    assert group.attrs["block-size"] == [2, 3]
+    arrays = (group[name][:] for name in ("data", "indices", "indptr"))
+    np.testing.assert_array_equal(sp.bsr_array(tuple(arrays), shape=m.shape).toarray(), m.to_scipy().toarray())
+
+
+def test_info_says_blocks(kept):
+    m, stored = kept("a", 30, 20, (2, 3))
+    facts = api.info(stored)
+    assert (facts["shape"], facts["blocks"], facts["block_size"]) == ([60, 60], m.blocks, [2, 3])
+    assert (facts["nnz"], facts["dtype"]) == (m.nnz, "float64")
+
+
+@pytest.mark.parametrize("grid", [None, (3, 1, 1), (2, 3, 1), (2, 2, 2)])
+def test_multiply(kept, tmp_path, scheduler, grid):
+    a, left = kept("a", 600, 500, (3, 2), 1)
+    b, right = kept("b", 500, 400, (2, 4), 2)
+    report = api.multiply(left, right, tmp_path / "c.zarr", memory_limit="64MiB", grid=grid, scheduler=scheduler)
+    c = spdist.open(tmp_path / "c.zarr")
+    assert_is_block_product(from_rows(c.rows(0, c.nrows)), a, b)
+    assert report.nnz == c.nnz
+
+
+def test_bools_add_as_or_across_the_inner_cuts(kept, tmp_path, scheduler):
+    a, left = kept("a", 60, 60, (2, 2), 1, dtype="bool")
+    api.multiply(left, left, tmp_path / "c.zarr", grid=(2, 3, 1), scheduler=scheduler)
+    c = spdist.open(tmp_path / "c.zarr")
+    assert_is_block_product(from_rows(c.rows(0, c.nrows)), a, a)
+
+
+def test_blocks_and_numbers_are_refused_with_what_to_do(kept, tmp_path):
+    a, left = kept("a", 60, 60, (2, 2))
+    scalar = api.save(tmp_path / "s.zarr", a.to_scipy().tocsr())
+    with pytest.raises(MatrixError, match="A holds blocks of 2 x 2, B numbers: both need blocks"):
+        api.plan(left, scalar)
+    with pytest.raises(MatrixError, match=r"B blocks of 3 x 2: both need blocks, of r x s and of s x t"):
+        api.plan(left, kept("b", 60, 60, (3, 2))[1])
+    with pytest.raises(InputError, match="engine='cuda' does not multiply block matrices yet"):
+        api.plan(left, left, engine="cuda", memory_limit="1GiB")
