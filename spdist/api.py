@@ -488,8 +488,8 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
     -------
     dict
         ``shape``, ``dtype``, ``nnz``; of a block matrix ``blocks`` and ``block_size``; ``rows`` with min, mean and max
-        entries of a row and the number of empty rows, of a block matrix in blocks; ``bytes`` in memory and as stored; ``state``: ``complete``, or ``unfinished`` with what is known of it;
-        ``provenance``.
+        entries of a row and the number of empty rows, of a block matrix in blocks; ``bytes`` in memory and as stored;
+        ``state``: ``complete``, or ``unfinished`` with what is known of it; ``provenance``.
     """
     url = matrix.url if isinstance(matrix, StoredMatrix) else storage.normalise(matrix)
     facts = storage.read_facts(url)

@@ -38,6 +38,15 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _block_size(text: str) -> tuple[int, int] | str:
+    sides = text.split("x")
+    if text == "auto":
+        return text
+    if len(sides) != 2 or not all(side.isdigit() and int(side) for side in sides):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a size of blocks: write rows x columns, as in 3x3, or auto")
+    return int(sides[0]), int(sides[1])
+
+
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
@@ -46,7 +55,8 @@ def _import(args: argparse.Namespace) -> int:
     from spdist.interchange import import_matrix
 
     with display.transfer_bar(f"importing {args.source}", quiet=args.json) as bar:
-        matrix = import_matrix(args.source, args.target, overwrite=args.overwrite, progress=bar)
+        size = args.block_size
+        matrix = import_matrix(args.source, args.target, overwrite=args.overwrite, block_size=size, progress=bar)
     return _show_matrix(matrix, args)
 
 
@@ -168,6 +178,8 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
 
     sub = add("import", _import, "convert .mtx, .mtx.gz, .npz or .h5ad to a matrix in Zarr", "source", "target")
     sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
+    text = "store dense blocks of R rows and C columns; auto finds the size of fewest bytes"
+    sub.add_argument("--block-size", type=_block_size, metavar="RxC", help=text)
     sub = add("export", _export, "convert a matrix in Zarr to .mtx, .npz or binsparse", "source", "target")
     sub.add_argument("--format", choices=("mtx", "npz", "binsparse"), help="by default from TARGET's ending")
     sub.add_argument("--overwrite", action="store_true", help="replace TARGET")

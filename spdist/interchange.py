@@ -23,13 +23,14 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Literal, Protocol, cast
 
 import numpy as np
 
 from spdist import matrixmarket, storage
+from spdist.blocking import BlockSize, as_numbers, natural_size, store_blocks
 from spdist.coo import BUCKET_BYTES, Entries, RowSorter, canonical
 from spdist.csr import CSR, INT32_MAX, IndexArray, ValueArray, check_dtype, check_structure, index_dtype, is_canonical
 from spdist.errors import InputError, MatrixError
@@ -48,6 +49,7 @@ def import_matrix(
     target: str | Path,
     *,
     overwrite: bool = False,
+    block_size: BlockSize | Literal["auto"] | None = None,
     progress: Progress | None = None,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> StoredMatrix:
@@ -66,6 +68,9 @@ def import_matrix(
         A path or fsspec URL. Until all is written there is nothing there, or the old matrix.
     overwrite : bool
         Replace the matrix at `target`.
+    block_size : (int, int) or "auto", optional
+        Store it in dense blocks of so many rows and columns; "auto" takes those of fewest bytes, up to 16 x 16.
+        Refused where it takes more bytes than without. Meanwhile it is on disk twice.
     progress : callable, optional
         Called as ``progress(done, total)``; reading the file and sorting its entries each count for one half.
     bucket_bytes : int
@@ -78,7 +83,7 @@ def import_matrix(
     Raises
     ------
     InputError
-        If `target` exists, or `source` is none of these files.
+        If `target` exists, `source` is none of these files, or blocks do not divide it or do not pay.
     MatrixError
         If `source` is damaged or not what its name says; names the line of a text file.
 
@@ -97,7 +102,12 @@ def import_matrix(
     with staged_matrix(target, overwrite=overwrite) as stage, _clear_source_errors(path), _open(path) as file:
         size = max(file.seek(0, 2), 1)
         file.seek(0)
-        reader(_Import(path, file, size, inner or "X", stage, facts, progress or ignore_progress, bucket_bytes))
+        place = stage if block_size is None else replace(stage, url=str(stage.scratch / "numbers.zarr"))
+        reader(_Import(path, file, size, inner or "X", place, facts, progress or ignore_progress, bucket_bytes))
+        if block_size is not None:
+            numbers = storage.open_matrix(place.url)
+            wanted = natural_size(numbers, str(source)) if block_size == "auto" else block_size
+            store_blocks(numbers, stage.url, wanted, facts, str(source))
     return storage.open_matrix(target)
 
 
@@ -442,7 +452,7 @@ def export_matrix(
     Parameters
     ----------
     source : str or Path
-        A matrix: a path or fsspec URL.
+        A matrix: a path or fsspec URL. Blocks are written entry by entry.
     target : str or Path
         A local path; for binsparse a path or URL. Until all is written there is nothing there, or the old file.
     format : {"mtx", "npz", "binsparse"}, optional
@@ -460,7 +470,7 @@ def export_matrix(
     CorruptError
         If a Zarr chunk of `source` is missing or altered.
     """
-    matrix = storage.open_matrix(source)
+    matrix = as_numbers(storage.open_matrix(source))
     report = progress or ignore_progress
     kind = format or _format_of(str(target))
     if kind == "binsparse":

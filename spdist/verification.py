@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from spdist.blocking import as_numbers
 from spdist.csr import CSR, IndexArray, Int64Array, ValueArray, check_canonical, index_dtype, is_canonical, result_dtype
 from spdist.errors import InputError, MatrixError
 from spdist.storage import ChunkedArray, StoredMatrix
@@ -145,6 +146,7 @@ def verify(
         If a Zarr chunk of any of the three is missing or altered.
     """
     began = time.perf_counter()
+    a, b, c = as_numbers(a), as_numbers(b), as_numbers(c)
     _check_input(a, b, vectors, threads)
     dtype = result_dtype(a.dtype, b.dtype)
     method = {"b": "recompute", "u": "modular", "i": "modular"}.get(dtype.kind, "freivalds")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -10,7 +12,7 @@ import zarr
 import spdist
 from spdist import api
 from spdist.bsr import from_rows
-from spdist.errors import InputError, MatrixError
+from spdist.errors import CorruptError, InputError, MatrixError
 from tests.kernels.test_bsr_cpu import assert_is_block_product, block_matrix
 
 
@@ -78,3 +80,46 @@ def test_blocks_and_numbers_are_refused_with_what_to_do(kept, tmp_path):
         api.plan(left, kept("b", 60, 60, (3, 2))[1])
     with pytest.raises(InputError, match="engine='cuda' does not multiply block matrices yet"):
         api.plan(left, left, engine="cuda", memory_limit="1GiB")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "int16", "bool"])
+def test_verify(kept, tmp_path, scheduler, dtype):
+    _, left = kept("a", 200, 200, (2, 2), 1, dtype=dtype)
+    report = api.multiply(left, left, tmp_path / "c.zarr", check=True, scheduler=scheduler)
+    assert report.verification["ok"]
+    wrong = spdist.open(tmp_path / "c.zarr").rows(0, 200)
+    wrong.data["block"][7, 1, 0] = not wrong.data["block"][7, 1, 0] if dtype == "bool" else 99
+    found = api.verify(left, left, api.save(tmp_path / "wrong.zarr", wrong))
+    assert not found.ok
+
+
+def test_resume(kept, tmp_path, scheduler, monkeypatch):
+    from spdist.scheduler import stages
+
+    a, left = kept("a", 400, 400, (2, 2), 1)
+    original, done = stages.Product.commit, []
+
+    def commit(self, task, *rest):
+        if len(done) == 3:
+            raise RuntimeError("the power failed")
+        done.append(task.number)
+        return original(self, task, *rest)
+
+    monkeypatch.setattr(stages.Product, "commit", commit)
+    with pytest.raises(spdist.SpdistError, match="the power failed"):
+        api.multiply(left, left, tmp_path / "c.zarr", grid=(8, 1, 1), scheduler=scheduler)
+    monkeypatch.setattr(stages.Product, "commit", original)
+    report = api.multiply(left, left, tmp_path / "c.zarr", resume=True, scheduler=scheduler)
+    assert report.state == "resumed"
+    c = spdist.open(tmp_path / "c.zarr")
+    assert_is_block_product(from_rows(c.rows(0, c.nrows)), a, a)
+
+
+def test_a_flipped_bit_is_an_error(kept):
+    _, stored = kept("a", 300, 200, (2, 3))
+    chunk = next(path for path in (Path(stored.url) / "data" / "c").rglob("*") if path.is_file())
+    content = bytearray(chunk.read_bytes())
+    content[20] ^= 1
+    chunk.write_bytes(content)
+    with pytest.raises(CorruptError, match="chunk 0 of array 'data'"):
+        spdist.open(stored.url).rows(0, 10)
