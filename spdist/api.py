@@ -221,7 +221,7 @@ def matmul(
     scipy.sparse matrix or array, or StoredMatrix
         As the operands.
     """
-    in_memory = [sp.issparse(m) for m in (a, b)]
+    in_memory = [sp.issparse(m) or isinstance(m, BSR) for m in (a, b)]
     if all(in_memory):
         c = _in_memory(a, b, engine, memory_limit)
         return c if out is None else save(out, c, overwrite=overwrite)
@@ -585,8 +585,8 @@ def _limits(engine: str, memory_limit: int | str | None, host_limit: int | str |
 
 def _check_values(engine: str, dtype: np.dtype[Any]) -> None:
     """Refuse values that the engine does not multiply."""
-    if engine in GPU_ENGINES and blocksize(dtype) is not None:
-        raise InputError(f"engine={engine!r} does not multiply block matrices yet: choose engine='auto'")
+    if engine not in ("auto", "numba") and blocksize(dtype) is not None:
+        raise InputError(f"engine={engine!r} does not multiply block matrices: choose engine='auto'")
     if engine in GPU_ENGINES and dtype.kind not in "fc":
         raise InputError(f"engine={engine!r} multiplies float and complex values, not {dtype}: choose engine='auto'")
 

@@ -78,8 +78,9 @@ def test_blocks_and_numbers_are_refused_with_what_to_do(kept, tmp_path):
         api.plan(left, scalar)
     with pytest.raises(MatrixError, match=r"B blocks of 3 x 2: both need blocks, of r x s and of s x t"):
         api.plan(left, kept("b", 60, 60, (3, 2))[1])
-    with pytest.raises(InputError, match="engine='cuda' does not multiply block matrices yet"):
-        api.plan(left, left, engine="cuda", memory_limit="1GiB")
+    for engine in ("cuda", "scipy"):
+        with pytest.raises(InputError, match=f"engine='{engine}' does not multiply block matrices: choose"):
+            api.plan(left, left, engine=engine, memory_limit="1GiB")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex64", "int16", "bool"])
@@ -123,3 +124,18 @@ def test_a_flipped_bit_is_an_error(kept):
     chunk.write_bytes(content)
     with pytest.raises(CorruptError, match="chunk 0 of array 'data'"):
         spdist.open(stored.url).rows(0, 10)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_values_that_compress_and_a_url(value):
+    m = block_matrix(300, 300, 9.0, (4, 4), 1)
+    m.data[:] = value
+    stored = api.save(f"memory://blocks-{value}.zarr", m.to_scipy())
+    np.testing.assert_array_equal(stored.rows(0, 300).to_scipy().toarray(), m.to_scipy().toarray())
+
+
+def test_matmul_in_memory_can_be_stored(tmp_path):
+    m = block_matrix(30, 30, 3.0, (2, 2), 1)
+    assert_is_block_product(spdist.matmul(m, m), m, m)
+    c = spdist.matmul(m.to_scipy(), m.to_scipy(), tmp_path / "c.zarr")
+    assert c.blocksize == (2, 2)
