@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -139,3 +140,12 @@ def test_matmul_in_memory_can_be_stored(tmp_path):
     assert_is_block_product(spdist.matmul(m, m), m, m)
     c = spdist.matmul(m.to_scipy(), m.to_scipy(), tmp_path / "c.zarr")
     assert c.blocksize == (2, 2)
+
+
+def test_the_plan_counts_what_is_inside_of_blocks(kept):
+    _, left = kept("a", 200, 200, (4, 4), 1)
+    plan = api.plan(left, left)
+    assert plan.a.block == (4, 4)
+    assert type(plan).from_json(plan.to_json()) == plan
+    scalar = replace(plan, a=replace(plan.a, block=(1, 1)), b=replace(plan.b, block=(1, 1)))
+    assert plan.stage_seconds()["multiply"] > 2 * scalar.stage_seconds()["multiply"]

@@ -40,15 +40,16 @@ RATES = {
     "decode": 1.2e9,
     "write": 1.5e9,
     "product": 6.0e8,
+    "within": 5.0e9,
     "entry": 2.5e8,
     "merge": 2.0e8,
     "call": 4.0e-3,
     "block": 6.0e-3,
     "start": 2.0,
 }
-"""Bytes/s read, decoded in Zarr chunks that are read for a few rows each, and written, products/s, entries of C/s and
-merged entries/s of one core, as measured; seconds that the reads of one block cost beside their bytes, that a block
-costs the scheduler, and that the workers need to start."""
+"""Bytes/s read, decoded in Zarr chunks that are read for a few rows each, and written, products/s, those of numbers
+within products of blocks/s, entries of C/s and merged entries/s of one core, as measured; seconds that the reads of one
+block cost beside their bytes, that a block costs the scheduler, and that the workers need to start."""
 
 GPU_RATES = {"read": 6.0e9, "decode": 8.0e9, "write": 6.0e9, "product": 3.0e10, "entry": 4.0e9}
 """Those that differ where the worker is a GPU with its share of the cores: round guesses, no measurement."""
@@ -67,12 +68,16 @@ def gpu_staging(host_limit: int) -> int:
 
 @dataclass(frozen=True)
 class Operand:
-    """What a plan knows of a stored matrix: `shape`, `nnz`, bytes of one value, and bytes of its longest Zarr chunk."""
+    """What a plan knows of a stored matrix: `shape`, `nnz`, bytes of one value, and bytes of its longest Zarr chunk.
+
+    Of a block matrix shape and entries are counted in blocks, of `block` rows and columns.
+    """
 
     shape: tuple[int, int]
     nnz: int
     value_bytes: int
     read_bytes: int
+    block: tuple[int, int] = (1, 1)
 
     @property
     def index_bytes(self) -> int:
@@ -245,11 +250,16 @@ class Plan:
         reading = max(moved["preprocess"] / rates["read"], sum(block.b_read for block in self.blocks) / rates["decode"])
         return {
             "preprocess": reading + len(self.blocks) * self._pieces * rates["call"],
-            "multiply": self.expansion / rates["product"] + self.c.nnz / rates["entry"],
+            "multiply": self.expansion * self._product_seconds() + self.c.nnz / rates["entry"],
             "merge": moved["merge"] / self.c.entry_bytes / rates["merge"],
             "commit": moved["commit"] / rates["write"],
             "schedule": len(self.blocks) * rates["block"],
         }
+
+    def _product_seconds(self) -> float:
+        """Return the seconds of one product, of numbers or of blocks."""
+        within = self.a.block[0] * self.a.block[1] * self.b.block[1]
+        return 1 / self.rates["product"] + (within / self.rates["within"] if within > 1 else 0.0)
 
     @property
     def rereads(self) -> bool:
@@ -279,7 +289,8 @@ class Plan:
         """Restore what `to_json` wrote."""
         raw = json.loads(text)
         for name in ("a", "b", "c"):
-            raw[name] = Operand(**(raw[name] | {"shape": tuple(raw[name]["shape"])}))
+            pairs = {key: tuple(raw[name][key]) for key in ("shape", "block")}
+            raw[name] = Operand(**(raw[name] | pairs))
         for name in ("inner_bounds", "column_bounds"):
             raw[name] = tuple(raw[name])
         raw["blocks"] = tuple(Block(**block) for block in raw["blocks"])

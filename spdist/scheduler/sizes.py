@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from spdist.csr import CSR, Int64Array, check_canonical, index_dtype, result_dtype
+from spdist.csr import CSR, Int64Array, blocksize, check_canonical, index_dtype, result_dtype
 from spdist.errors import InputError, MemoryBoundError
 from spdist.kernels import workspace
 from spdist.scheduler import memory
@@ -303,7 +303,7 @@ def _walk(a: StoredMatrix, cutter: Cutter, *, check: bool) -> Int64Array:
 def operand(matrix: StoredMatrix) -> Operand:
     """Return what a plan needs to know of `matrix`."""
     longest = matrix.indices.chunk_nbytes + matrix.data.chunk_nbytes
-    return Operand(matrix.shape, matrix.nnz, matrix.dtype.itemsize, longest)
+    return Operand(matrix.shape, matrix.nnz, matrix.dtype.itemsize, longest, matrix.blocksize or (1, 1))
 
 
 def make_plan(
@@ -600,7 +600,13 @@ class _Draft:
             read = b_chunks * self.ob.read_bytes
             blocks.append(Block(start, stop, split, products, nnz, capacity, a_bytes, b_bytes, nnz_bytes, read))
         c_nnz = sum(block.nnz for block in blocks)
-        c = Operand((self.a.nrows, self.b.ncols), c_nnz, self.dtype.itemsize, self.chunk * self.c_entry)
+        c = Operand(
+            (self.a.nrows, self.b.ncols),
+            c_nnz,
+            self.dtype.itemsize,
+            self.chunk * self.c_entry,
+            blocksize(self.dtype) or (1, 1),
+        )
         expansion = sum(block.products for block in blocks)
         return Plan(
             self.oa, self.ob, c, self.engine, self.memory_limit, reserved, pairs, self.resident, self.chunk,
