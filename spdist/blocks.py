@@ -10,7 +10,7 @@ import scipy.sparse as sp
 
 from spdist import device
 from spdist.bsr import BSR, entries, from_scipy, is_scipy_bsr
-from spdist.csr import is_on_gpu
+from spdist.csr import check_canonical, is_on_gpu
 from spdist.errors import InputError
 from spdist.kernels import bsr_cpu, bsr_gpu
 
@@ -48,8 +48,8 @@ def spgemm(a: Any, b: Any, method: str, threads: int | None) -> Any:
             f"method={method!r} is not for block matrices: choose one of {', '.join(methods)}, or multiply their "
             f"entries (tocsr)"
         )
-    left = a if isinstance(a, BSR) else from_scipy(a)
-    right = left if b is a else b if isinstance(b, BSR) else from_scipy(b)
+    left = _canonical(a, "A")
+    right = left if b is a else _canonical(b, "B")
     if _is_on_gpu(left):
         return bsr_gpu.multiply(left, right)
     c = bsr_cpu.multiply(left, right, threads=threads or os.cpu_count() or 1)
@@ -58,6 +58,15 @@ def spgemm(a: Any, b: Any, method: str, threads: int | None) -> Any:
     out: Any = c.to_scipy() if isinstance(a, sp.sparray) else sp.bsr_matrix(c.to_scipy())
     out.has_sorted_indices = out.has_canonical_format = True
     return out
+
+
+def _canonical(matrix: Any, name: str) -> BSR:
+    """Return a block matrix as a `BSR`; one of the host is canonical then, one on the GPU is checked there."""
+    if not isinstance(matrix, BSR):
+        return from_scipy(matrix)
+    if not is_on_gpu(matrix.data):
+        check_canonical(matrix.pattern(matrix.indices), name)
+    return matrix
 
 
 def expand(matrix: Any, name: str, reason: str) -> Any:

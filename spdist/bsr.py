@@ -113,7 +113,14 @@ def from_rows(m: CSR) -> BSR:
 
 
 def entries(m: BSR) -> CSR:
-    """Return the matrix in CSR, zeros inside of blocks included, in the memory where it is."""
+    """Return the matrix in CSR, zeros inside of blocks included, in the memory where it is.
+
+    Examples
+    --------
+    >>> m = BSR(np.array([0, 1]), np.array([1]), np.array([[[1, 2], [0, 4]]]), (2, 4))
+    >>> entries(m).indices, entries(m).data
+    (array([2, 3, 2, 3], dtype=int32), array([1, 2, 0, 4]))
+    """
     xp = module_of(m.data)
     r, s = m.blocksize
     blocks = xp.diff(m.indptr)

@@ -118,6 +118,13 @@ def spgemm(
     >>> spgemm(sp.eye_array(3, format="csr"), sp.eye_array(3, format="csr")).nnz
     3
 
+    Blocks stay blocks:
+
+    >>> blocks = sp.bsr_array([[1, 1], [1, 1]], blocksize=(2, 2))
+    >>> spgemm(blocks, blocks).data
+    array([[[2, 2],
+            [2, 2]]])
+
     Paths of two steps, and how many close a triangle:
 
     >>> a = sp.csr_array([[0, 1, 1], [1, 0, 1], [1, 1, 0]])

@@ -149,3 +149,12 @@ def test_the_plan_counts_what_is_inside_of_blocks(kept):
     assert type(plan).from_json(plan.to_json()) == plan
     scalar = replace(plan, a=replace(plan.a, block=(1, 1)), b=replace(plan.b, block=(1, 1)))
     assert plan.stage_seconds()["multiply"] > 2 * scalar.stage_seconds()["multiply"]
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (5, 5, 5)])
+def test_nothing_to_multiply(kept, tmp_path, scheduler, shape):
+    a, left = kept("a", *shape[:2], (2, 3), per_row=0.0)
+    b, right = kept("b", *shape[1:], (3, 2), per_row=0.0)
+    api.multiply(left, right, tmp_path / "c.zarr", check=True, scheduler=scheduler)
+    c = spdist.open(tmp_path / "c.zarr")
+    assert (c.full_shape, c.blocksize, c.nnz) == ((a.shape[0], b.shape[1]), (2, 2), 0)

@@ -135,6 +135,9 @@ def test_refusals():
         BSR(a.indptr, a.indices, a.data[1:], a.shape)
     with pytest.raises(MatrixError, match="needs whole blocks"):
         BSR(a.indptr, a.indices, a.data, (41, 40))
+    falling = BSR(a.indptr, a.indices[::-1].copy(), a.data, a.shape)
+    with pytest.raises(MatrixError, match=r"B: row \d+ is not sorted"):
+        spdist.spgemm(a, falling)
     broken = a.to_scipy()
     broken.indices[0] = 25
     with pytest.raises(MatrixError, match="column 25"):
