@@ -44,6 +44,8 @@ AHEAD_BYTES = 1 << 30
 """Page-locked memory for blocks that are prepared ahead, and on their way, where the device has no limit for it."""
 LEAST_AHEAD = 4
 """Blocks that this must hold: one is prepared, one waits, two are on their way."""
+FINE = 32
+"""Parts of its rows to which a block's end is found."""
 FIRST_ENTRIES, PARALLEL_ENTRIES = 1 << 16, 1 << 20
 """Entries of A whose products a thread counts at a time: the first, and the most."""
 
@@ -174,12 +176,22 @@ class Products:
             If offsets or columns of A are out of range.
         """
         while self.rows < row:
-            start, stop, future = self.coming.popleft()
-            total, _, bad = future.result()
-            if total < 0:
-                raise bad_row(bad if self.names is None else self.names[bad], self.ncols)
-            self.before[start + 1 : stop + 1] += self.before[start]
-            self.rows = stop
+            self._add()
+
+    def look(self) -> tuple[int, int]:
+        """Return up to which row products are known by now, and how many there are."""
+        while self.coming and self.coming[0][2].done():
+            self._add()
+        return self.rows, int(self.before[self.rows])
+
+    def _add(self) -> None:
+        """Wait for the next rows to be counted."""
+        start, stop, future = self.coming.popleft()
+        total, _, bad = future.result()
+        if total < 0:
+            raise bad_row(bad if self.names is None else self.names[bad], self.ncols)
+        self.before[start + 1 : stop + 1] += self.before[start]
+        self.rows = stop
 
     def between(self, start: int, stop: int) -> int:
         """Return the products of rows [start, stop)."""
@@ -231,6 +243,7 @@ class Cutter:
     c_ratio: float = 1.0
     b_ratio: float = 0.0
     _next: float = field(init=False)
+    _rows: int = field(init=False, default=1)
 
     def __post_init__(self) -> None:
         self._next = self._most / FIRST_SHARE
@@ -264,12 +277,18 @@ class Cutter:
         return max(start + 1, stop)
 
     def stop(self, start: int, room: float) -> int:
-        """Return the last row up to which a block costs at most `room`."""
-        step, last = 1, len(self.indptr) - 1
-        while start + step < last and self._fits(start, start + step, room):
-            step *= 2
-        rows = range(start + 1, min(start + step, last) + 1)
-        return start + bisect.bisect_left(rows, True, key=lambda stop: not self._fits(start, stop, room))
+        """Return about the last row up to which a block costs at most `room`; `start` if one row costs more."""
+        left = len(self.indptr) - 1 - start
+        step = min(self._rows, left)
+        while step > 1 and not self._fits(start, start + step, room):
+            step //= 2
+        while step < left and self._fits(start, start + min(2 * step, left), room):
+            step = min(2 * step, left)
+        # To find the very last would take more looks, of some microseconds each.
+        rows = range(start + step, start + min(2 * step, left) + 1, max(1, step // FINE))
+        fitting = bisect.bisect_left(rows, True, key=lambda stop: not self._fits(start, stop, room))
+        self._rows = max(1, rows[fitting - 1] - start) if fitting else 1
+        return rows[fitting - 1] if fitting else start
 
     def learn(self, staged: Staged, nnz: int) -> None:
         """Take what a block came to."""
@@ -313,11 +332,14 @@ class Stager:
         self.threads = cores()
         self.ahead: collections.deque[Future[Staged]] = collections.deque()
         self.local = threading.local()
-        self.recent = 0
+        self.recent = self.taken = 0
 
     def take(self) -> Staged | None:
         """Return the next block; None after the last."""
-        wanted = max(2, min(self.threads + 1, self.cutter.ahead // max(self.recent, 1) - 2))
+        # At first few: to cut a block its products must be counted, and the first need not wait for those of others.
+        self.taken += 1
+        most = min(self.threads + 1, 2 * self.taken)
+        wanted = max(2, min(most, self.cutter.ahead // max(self.recent, 1) - 2))
         while self.at < self.a.nrows and len(self.ahead) < wanted:
             stop = self.cutter.next(self.at)
             self.ahead.append(pool(self.threads).submit(self.stage, self.at, stop))

@@ -210,6 +210,7 @@ class Run:
         self.shifts: list[Future[None]] = []
         self.slots: list[Any] = []
         self.stager: Any = None
+        self.per_entry = 0.0
 
     def multiply(self) -> CSR:
         """Return C, or as many of its rows as there is room for."""
@@ -270,6 +271,7 @@ class Run:
         rows = _sample(self.a, self.start, SAMPLE_ENTRIES[self.resident])
         sample = _rows_of(self.a, rows)
         cutter = replace(self.cutter, products=Products(sample, self.b, 1, rows), indptr=sample.indptr)
+        self.per_entry = cutter.products.between(0, sample.nrows) / max(sample.nnz, 1)
         stop = cutter.stop(0, cutter.room / 2)
         if not cutter.products.between(0, stop):
             return
@@ -294,9 +296,16 @@ class Run:
     @functools.cached_property
     def result(self) -> Result:
         """C, with the room that it should need."""
-        expected = int(MARGIN * self.cutter.c_ratio * self.total) + (1 << 20)
-        rows = self.a.nrows - self.start
-        return Result(rows, self.b.ncols, min(expected, self.most), self.kinds, self.device.allocate)
+        expected = int(MARGIN * self.cutter.c_ratio * self._expect_products()) + (1 << 20)
+        capacity = expected if self.capacity is None else min(self.capacity, expected)
+        return Result(self.a.nrows - self.start, self.b.ncols, capacity, self.kinds, self.device.allocate)
+
+    def _expect_products(self) -> int:
+        """Return about how many products there are, without waiting until all are counted."""
+        row, known = self.products.look()
+        row = max(row, self.start)
+        entries, left = (int(self.a.indptr[i] - self.a.indptr[j]) for i, j in ((row, 0), (-1, row)))
+        return known - int(self.products.before[self.start]) + int(left * max(known / max(entries, 1), self.per_entry))
 
     def _loop(self) -> None:
         """Keep one block on its way to the device, one computed, and others on their way back."""

@@ -114,6 +114,27 @@ def test_an_estimate_too_low_grows(monkeypatch):
     assert_same(outofcore.multiply(a, a, HostDevice(1 << 18)), oracle(a, a))
 
 
+@pytest.mark.parametrize("capacity", [None, 10, 10**9])
+def test_c_has_room_before_all_is_counted(monkeypatch, capacity):
+    """The products of the last rows, by far the most, are counted last, and the sample sees few of them."""
+    monkeypatch.setattr(device_blocks, "FIRST_ENTRIES", 4)
+    monkeypatch.setattr(device_blocks, "PARALLEL_ENTRIES", 4)
+    monkeypatch.setattr(
+        device_blocks.Products, "look", lambda products: (products.rows, int(products.before[products.rows]))
+    )
+    monkeypatch.setattr(outofcore, "SAMPLE_ROWS", 3)
+    sizes, grow = [], outofcore.Result.grow
+    monkeypatch.setattr(outofcore.Result, "grow", lambda result, size: sizes.append(size) or grow(result, size))
+    a = from_scipy(sp.eye(701, 700, format="csr"))  # its last row, which is in the sample, is empty
+    lengths = np.where(np.arange(700) < 500, 1, 20_000)
+    columns = np.concatenate([np.arange(length) for length in lengths])
+    b = CSR(np.concatenate([[0], np.cumsum(lengths)]), columns, np.ones(len(columns)), (700, 20_000))
+    whole, c = oracle(a, b), outofcore.multiply_rows(a, b, 0, capacity, HostDevice(1 << 22))
+    assert_same(c, whole.rows(0, c.nrows))
+    assert c.nrows == (10 if capacity == 10 else whole.nrows)
+    assert capacity == 10 or len(sizes) > 1
+
+
 def test_types_and_shapes_are_checked():
     a = from_scipy(random_matrix(5, 4, 2.0, 9))
     with pytest.raises(MatrixError, match="4 columns but B has 5 rows"):
