@@ -46,6 +46,10 @@ LEAST_AHEAD = 4
 """Blocks that this must hold: one is prepared, one waits, two are on their way."""
 FINE = 32
 """Parts of its rows to which a block's end is found."""
+NICE = 10
+"""Priority of the threads that prepare blocks, as `nice` has it."""
+STAGE_SHARE, COUNT_SHARE = 1.0, 0.5
+"""Threads a core: those that prepare blocks, and those that count products."""
 FIRST_ENTRIES, PARALLEL_ENTRIES = 1 << 16, 1 << 20
 """Entries of A whose products a thread counts at a time: the first, and the most."""
 
@@ -125,8 +129,15 @@ class Staged:
 
 @functools.cache
 def pool(count: int, task: str = "stage") -> ThreadPoolExecutor:
-    """Return threads; tasks have their own, for the first block must not wait until all is counted."""
-    return ThreadPoolExecutor(count, f"spdist-{task}")
+    """Return threads; tasks have their own, for the first block must not wait until all is counted.
+
+    They leave a core to whoever needs one: the thread that keeps the device busy must not wait for its turn.
+    """
+    return ThreadPoolExecutor(count, f"spdist-{task}", _stand_back)
+
+
+def _stand_back() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def cores() -> int:
@@ -267,6 +278,10 @@ class Cutter:
     def _fits(self, start: int, stop: int, room: float) -> bool:
         return self.cost(start, stop) <= room and LEAST_AHEAD * self.sent(start, stop) <= self.ahead
 
+    def is_ready(self, start: int) -> bool:
+        """Whether the block from `start` on can be cut without waiting for products to be counted."""
+        return self.products.look()[0] >= min(start + 4 * self._rows, len(self.indptr) - 1)
+
     def next(self, start: int) -> int:
         """Return where the block from `start` on ends: one row at least, products and entries that 31 bits count."""
         most = int(np.searchsorted(self.indptr, int(self.indptr[start]) + INT32_MAX, side="right")) - 1
@@ -329,18 +344,15 @@ class Stager:
     ) -> None:  # fmt: skip
         self.a, self.b, self.kinds, self.resident = a, b, kinds, resident
         self.cutter, self.allocate, self.at = cutter, allocate, first
-        self.threads = cores()
+        self.threads = max(1, int(STAGE_SHARE * cores()))
         self.ahead: collections.deque[Future[Staged]] = collections.deque()
         self.local = threading.local()
-        self.recent = self.taken = 0
+        self.recent = 0
 
     def take(self) -> Staged | None:
         """Return the next block; None after the last."""
-        # At first few: to cut a block its products must be counted, and the first need not wait for those of others.
-        self.taken += 1
-        most = min(self.threads + 1, 2 * self.taken)
-        wanted = max(2, min(most, self.cutter.ahead // max(self.recent, 1) - 2))
-        while self.at < self.a.nrows and len(self.ahead) < wanted:
+        wanted = max(2, min(self.threads + 1, self.cutter.ahead // max(self.recent, 1) - 2))
+        while self.at < self.a.nrows and len(self.ahead) < wanted and (not self.ahead or self.cutter.is_ready(self.at)):
             stop = self.cutter.next(self.at)
             self.ahead.append(pool(self.threads).submit(self.stage, self.at, stop))
             self.at = stop

@@ -34,6 +34,7 @@ import numpy as np
 from spdist.csr import CSR, INT32_MAX, Int64Array, empty, index_dtype, result_dtype
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.device_blocks import (
+    COUNT_SHARE,
     FIRST_SHARE,
     MARGIN,
     Cutter,
@@ -216,7 +217,7 @@ class Run:
         """Return C, or as many of its rows as there is room for."""
         if 0 in (self.a.nrows - self.start, self.a.nnz, self.b.nnz):
             return empty((self.a.nrows - self.start, self.b.ncols), self.kinds.value)
-        self.products = Products(self.a, self.b, max(1, cores() - 2))
+        self.products = Products(self.a, self.b, max(1, int(COUNT_SHARE * cores())))
         try:
             self._settle()
             ratio = 0.0 if self.resident else 1.0
