@@ -7,8 +7,8 @@
 
 Host memory to host memory: operands in ordinary memory, C in page-locked memory that is used again from product to
 product, as a run over many blocks does; a B that stays on the GPU is sent with the first. The limit of a run is the
-larger of the bytes to the GPU and of those back, each at the rate measured here for page-locked memory; A, B and C
-count once at the size of an entry. Every product is checked: canonical form, and C x against A (B x).
+time of the bytes to the GPU and of those back, both ways at once, at the rates measured here for page-locked memory; A,
+B and C count once at the size of an entry. Every product is checked: canonical form, and C x against A (B x).
 
 Zarr to Zarr: from the first block's read to the last write, the start of the workers not counted, beside what the same
 bytes take to be read, and to be written by as many threads, with nothing else going on.
@@ -43,27 +43,35 @@ LOOP_BLOCKS = (8, 32)
 
 
 def rates() -> dict[str, float]:
-    """Return bytes a second between page-locked memory and the GPU, each way alone."""
+    """Return bytes a second between page-locked memory and the GPU: each way alone, and each while both are busy."""
     import cupy
 
     from spdist.kernels.pinned import pinned
 
     runtime, size = cupy.cuda.runtime, 1 << 30
-    host, device = pinned(size), cupy.empty(size, np.uint8)
-    stream, found = cupy.cuda.get_current_stream(), {}
-    for name, args in (
-        ("to_gpu", (device.data.ptr, host.ctypes.data, size, runtime.memcpyHostToDevice)),
-        ("to_host", (host.ctypes.data, device.data.ptr, size, runtime.memcpyDeviceToHost)),
-    ):
+    hosts, devices = [pinned(size) for _ in range(2)], [cupy.empty(size, np.uint8) for _ in range(2)]
+    up = (devices[0].data.ptr, hosts[0].ctypes.data, size, runtime.memcpyHostToDevice)
+    down = (hosts[1].ctypes.data, devices[1].data.ptr, size, runtime.memcpyDeviceToHost)
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+
+    def seconds(*copies: Any) -> float:
         times = []
         for _ in range(5):
-            stream.synchronize()
             begin = time.perf_counter()
-            runtime.memcpyAsync(*args, stream.ptr)
-            stream.synchronize()
+            for copy, stream in zip(copies, streams, strict=False):
+                runtime.memcpyAsync(*copy, stream.ptr)
+            for stream in streams:
+                stream.synchronize()
             times.append(time.perf_counter() - begin)
-        found[name] = size / float(np.median(times))
-    return found
+        return float(np.median(times))
+
+    return {"to_gpu": size / seconds(up), "to_host": size / seconds(down), "both": size / seconds(up, down)}
+
+
+def copy_seconds(sent: int, back: int, rate: dict[str, float]) -> float:
+    """Return the least time that bytes take to the GPU and back: both ways at once, then the rest of the longer."""
+    together = min(sent, back)
+    return together / rate["both"] + (sent - together) / rate["to_gpu"] + (back - together) / rate["to_host"]
 
 
 def loop(a: CSR, b: CSR, blocks: int) -> float:
@@ -121,10 +129,10 @@ def through(a: CSR, b: CSR, memory_limit: int, wanted: Callable[[float], int]) -
 def measure(name: str, a: CSR, b: CSR, rate: dict[str, float], skip_loop: bool, limit: int | None) -> dict[str, Any]:
     """Return the figures of one product."""
     entry = a.indices.itemsize + a.dtype.itemsize
-    sent = (a.nnz + (0 if b is a else b.nnz)) * entry if b is a else (a.nnz + b.nnz) * entry
+    sent = (a.nnz + (0 if b is a else b.nnz)) * entry
 
     def bound(nnz: int) -> float:
-        return max(sent / rate["to_gpu"], nnz * entry / rate["to_host"])
+        return copy_seconds(sent, nnz * entry, rate)
 
     products = int(np.diff(b.indptr)[a.indices].sum())
     memory_limit = limit or default_limit(name, a, b)
@@ -160,9 +168,10 @@ def storage_seconds(url: str, scratch: str, threads: int) -> dict[str, float]:
         blocks = list(pool.map(m.rows, cuts[:-1].tolist(), cuts[1:].tolist()))
         read = time.perf_counter() - begin
         size = sum(block.indices.nbytes + block.data.nbytes for block in blocks)
-        layout = storage.Layout(scratch, m.ncols, m.dtype, 1 << 20)
-        pieces = [(b.indices[at : at + (1 << 20)], b.data[at : at + (1 << 20)])
-                  for b in blocks for at in range(0, b.nnz - (1 << 20) + 1, 1 << 20)]  # fmt: skip
+        chunk = max(1, min(1 << 20, *(block.nnz for block in blocks)))
+        layout = storage.Layout(scratch, m.ncols, m.dtype, chunk)
+        pieces = [(b.indices[at : at + chunk], b.data[at : at + chunk])
+                  for b in blocks for at in range(0, b.nnz - chunk + 1, chunk)]  # fmt: skip
         begin = time.perf_counter()
         list(pool.map(lambda k: layout.write_entries(k, *pieces[k]), range(len(pieces))))
         written = time.perf_counter() - begin

@@ -131,6 +131,7 @@ def host_gpu(monkeypatch):
     monkeypatch.setattr(cluster, "count_gpus", lambda: 1)
     monkeypatch.setattr("spdist.kernels.gpu_device.Gpu", HostDevice)
     monkeypatch.setattr("spdist.kernels.gpu.compile_kernels", lambda dtype, ncols: None)
+    monkeypatch.setattr("spdist.kernels.packing.compile_kernels", lambda dtype, index: None)
 
 
 @pytest.mark.parametrize("grid", [None, (7, 1, 1), (3, 2, 2)])

@@ -30,8 +30,9 @@ from spdist.kernels.workspace import aligned
 BLOCK_BYTES = 320 << 20
 """Bytes of a block that are aimed at where the slot has room for more and B is resident; else larger blocks repeat less
 of B."""
-FIRST_SHARE = 8
-"""The first block is so many times smaller, each one after it twice as large as the one before."""
+FIRST_SHARE, GROWTH = 12, 7 / 6
+"""The first block is so many times smaller, each one after it so many times as large as the one before: all threads
+begin at once, and the device waits for what takes one thread long."""
 MARGIN = 1.25
 """By how much what is expected of a block is raised."""
 ROW_BYTES = 64
@@ -286,7 +287,7 @@ class Cutter:
         """Return where the block from `start` on ends: one row at least, products and entries that 31 bits count."""
         most = int(np.searchsorted(self.indptr, int(self.indptr[start]) + INT32_MAX, side="right")) - 1
         stop = min(self.stop(start, self._next), most)
-        self._next = min(2 * self._next, self._most)
+        self._next = min(GROWTH * self._next, self._most)
         while stop > start + 1 and self.products.between(start, stop) > INT32_MAX:
             stop = self.middle(start, stop)
         return max(start + 1, stop)

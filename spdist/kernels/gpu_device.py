@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
+import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -12,18 +15,22 @@ import numpy as np
 
 from spdist.csr import CSR
 from spdist.errors import MatrixError, MemoryBoundError
-from spdist.kernels import gpu, outofcore
+from spdist.kernels import gpu, outofcore, packing
 from spdist.kernels.device_blocks import AHEAD_BYTES, Kinds, Part, Staged, cores, lay_out, pool
 from spdist.kernels.outofcore import ArenaFullError, Stage
 from spdist.kernels.pinned import Bytes, array_at, pinned
-from spdist.kernels.workspace import ALLOCATION
+from spdist.kernels.workspace import ALLOCATION, packed_bound, packed_units
 from spdist.text import format_bytes
 
 FREE_SHARE = 0.9
 """Of the GPU's free memory, the limit where none is given."""
 PIECE = 8 << 20
 """Bytes that a thread copies to page-locked memory at a time on the way to the GPU."""
-STEPS = "upload", "multiply", "download"
+STEPS = "upload", "multiply", "pack", "download"
+LEAST_PACKED = 1 << 20
+"""Entries of C for which packing is tried."""
+PLAIN_BLOCKS = 16
+"""Blocks that are copied as they are after one for which packing would not have paid."""
 LEAST_SLOT = 4 << 20
 OUT_OF_MEMORY = 2
 """Status of the CUDA runtime."""
@@ -34,6 +41,11 @@ def free_memory() -> int:
     import cupy
 
     return int(FREE_SHARE * (cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()))
+
+
+def unpackers() -> int:
+    """Return the threads that unpack C: others prepare blocks meanwhile."""
+    return max(1, cores() // 2)
 
 
 class Arena:
@@ -77,6 +89,7 @@ class GpuSlot:
         self.staged: Staged | None = None
         self.c: CSR | None = None
         self.steps: list[tuple[str, int, float]] = []
+        self.work: list[Callable[[], None]] = []
 
     def _begin(self, name: str, stream: Any, after: str | None = None) -> float:
         """Begin a step on a stream, which waits for the step before it; return the time."""
@@ -126,19 +139,58 @@ class GpuSlot:
         self._end("multiply", self.stream, self.c.nbytes, begin)
         return self.c.nnz
 
+    def _pack(self) -> packing.Packed | None:
+        """Pack the columns of C into what is left of the slot; None where that does not pay."""
+        c, device, arena = self.c, self.device, self.arena
+        assert c is not None
+        size = packed_bound(c.shape, c.nnz, c.indices.itemsize)
+        if device.plain_blocks or c.nnz < LEAST_PACKED or arena.size - arena.used < size + ALLOCATION:
+            device.plain_blocks = max(0, device.plain_blocks - 1)
+            return None
+        with self.stream, self.cupy.cuda.using_allocator(arena.malloc):
+            begin = self._begin("pack", self.stream)
+            packed = packing.pack(c, self.cupy.empty(size, np.uint8), values=False)
+            self._end("pack", self.stream, c.nnz * c.indices.itemsize, begin)
+        packed.wait().choose(unpackers())
+        if packed.columns:
+            return packed
+        device.plain_blocks = PLAIN_BLOCKS
+        outofcore.logger.info("columns of C are copied as they are: %s", packed.why)
+        return None
+
+    def _unpack_later(self, packed: packing.Packed, host: Bytes, rows: int, indices: Any) -> None:
+        """Note the parts of C's columns that threads are to unpack."""
+        offsets, units = np.empty(rows + 1, packed.pointer), packed_units(rows, len(indices))
+        cuts = np.unique(np.linspace(0, units, unpackers() + 1).astype(np.int64)).tolist()
+        self.work = [
+            functools.partial(packing.unpack, host, offsets, indices, None, first, last)
+            for first, last in itertools.pairwise(cuts)
+        ]
+
     def download(self, rows: int, nnz: int, offsets: Any, indices: Any, data: Any) -> None:
-        """Fetch the first `rows` rows of C; returns at once."""
+        """Fetch the first `rows` rows of C; returns at once, or when C is packed."""
         c: Any = self.c
+        packed = self._pack() if (rows, nnz) == (c.nrows, c.nnz) else None
         runtime, stream = self.cupy.cuda.runtime, self.device.down
-        begin = self._begin("download", stream, "multiply")
-        for target, source, size in (
+        begin = self._begin("download", stream, "pack" if packed else "multiply")
+        parts = [
             (offsets, c.indptr.data.ptr + c.indptr.itemsize, rows * c.indptr.itemsize),
             (indices, c.indices.data.ptr, nnz * c.indices.itemsize),
             (data, c.data.data.ptr, nnz * c.data.itemsize),
-        ):
+        ]
+        if packed:
+            host = self.device.allocate(packed.nbytes)
+            self._unpack_later(packed, host, rows, indices)
+            parts[1] = host, packed.source, packed.nbytes
+        for target, source, size in parts:
             if size:
                 runtime.memcpyAsync(target.ctypes.data, source, size, runtime.memcpyDeviceToHost, stream.ptr)
-        self._end("download", stream, offsets.nbytes + indices.nbytes + data.nbytes, begin)
+        self._end("download", stream, sum(size for _, _, size in parts), begin)
+
+    def take_work(self) -> list[Callable[[], None]]:
+        """Return what is left to be done on the host for the block that has come back."""
+        work, self.work = self.work, []
+        return work
 
     def wait(self) -> list[Stage]:
         """Wait until all that was asked of the slot is done; say what it took."""
@@ -165,6 +217,8 @@ class Gpu:
         Whether products are added in the order of A's entries.
     ahead : int
         Bytes of page-locked host memory for blocks on their way to the GPU.
+    pack : bool
+        Whether C's columns may come back packed, where that is quicker.
 
     Attributes
     ----------
@@ -175,7 +229,12 @@ class Gpu:
     """
 
     def __init__(
-        self, memory_limit: int | None = None, *, deterministic: bool = False, ahead: int = AHEAD_BYTES
+        self,
+        memory_limit: int | None = None,
+        *,
+        deterministic: bool = False,
+        ahead: int = AHEAD_BYTES,
+        pack: bool = True,
     ) -> None:
         import cupy
 
@@ -188,6 +247,7 @@ class Gpu:
         self._kept: tuple[CSR, Kinds] | None = None
         self._slots: list[GpuSlot] = []
         self._slot_bytes = self._b_bytes = 0
+        self.plain_blocks = 0 if pack else sys.maxsize
 
     # -- memory --------------------------------------------------------------------------------------------------------
 

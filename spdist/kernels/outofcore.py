@@ -25,7 +25,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -100,6 +100,9 @@ class Slot(Protocol):
 
     def wait(self) -> list[Stage]:
         """Wait until all that was asked of the slot is done; say what it took."""
+
+    def take_work(self) -> list[Callable[[], None]]:
+        """Return what is left to be done on the host for the block that has come back: its columns, unpacked."""
 
 
 class Device(Protocol):
@@ -208,7 +211,7 @@ class Run:
         self.b_bytes = lay_out(b.nrows, b.ncols, b.nnz, self.kinds).end
         self.resident = device_shares(self.b_bytes, self.memory_limit).kept > 0
         self.flying: collections.deque[_Flight] = collections.deque()
-        self.shifts: list[Future[None]] = []
+        self.finishing: collections.deque[list[Future[None]]] = collections.deque()
         self.slots: list[Any] = []
         self.stager: Any = None
         self.per_entry = 0.0
@@ -239,7 +242,7 @@ class Run:
         if self.stager is not None:
             self.stager.close()
         errors = []
-        for wait_for in [slot.wait for slot in self.slots] + [shift.result for shift in self.shifts]:
+        for wait_for in [slot.wait for slot in self.slots] + [job.result for jobs in self.finishing for job in jobs]:
             try:
                 wait_for()
             except Exception as error:
@@ -370,7 +373,16 @@ class Run:
             self.report(Stage(flight.staged.start, "prepare", flight.staged.begin, flight.staged.seconds,
                               flight.staged.nbytes))  # fmt: skip
             if flight.filled:
-                self.shifts.append(pool(cores()).submit(self.result.shift, *flight.filled))
+                jobs = [functools.partial(self.result.shift, *flight.filled), *flight.slot.take_work()]
+                self.finishing.append([pool(cores(), "finish").submit(job) for job in jobs])
+                self._finish(PAIRS)  # else C would come back faster than it is unpacked
+
+    def _finish(self, most: int) -> None:
+        """Wait until no more than so many blocks that came back are worked on by the host."""
+        while len(self.finishing) > most:
+            wait(self.finishing[0])
+            for job in self.finishing.popleft():
+                job.result()
 
     def _compute(self, flight: _Flight) -> bool:
         """Multiply a block that was sent and send for its C; return whether there is room for more."""
@@ -399,6 +411,7 @@ class Run:
         result, rows = self.result, flight.staged.stop - flight.staged.start
         if result.nnz + nnz > result.capacity:
             self._land_all()
+            self._finish(0)
             if result.nnz + nnz > self.most:
                 return self._fetch_some(flight, rows)
             done = self.products.between(self.start, flight.staged.stop)
