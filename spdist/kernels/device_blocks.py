@@ -283,10 +283,15 @@ class Cutter:
         """Whether the block from `start` on can be cut without waiting for products to be counted."""
         return self.products.look()[0] >= min(start + 4 * self._rows, len(self.indptr) - 1)
 
+    def begin_large(self) -> None:
+        """Let the first block be as large as any."""
+        self._next = self._most
+
     def next(self, start: int) -> int:
         """Return where the block from `start` on ends: one row at least, products and entries that 31 bits count."""
-        most = int(np.searchsorted(self.indptr, int(self.indptr[start]) + INT32_MAX, side="right")) - 1
-        stop = min(self.stop(start, self._next), most)
+        stop = self.stop(start, self._next)
+        if self.indptr[stop] - self.indptr[start] > INT32_MAX:
+            stop = int(np.searchsorted(self.indptr, int(self.indptr[start]) + INT32_MAX, side="right")) - 1
         self._next = min(GROWTH * self._next, self._most)
         while stop > start + 1 and self.products.between(start, stop) > INT32_MAX:
             stop = self.middle(start, stop)

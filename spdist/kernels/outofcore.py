@@ -60,6 +60,10 @@ SAMPLE_ROWS, SAMPLE_ENTRIES = 2048, {True: 1 << 18, False: 1 << 15}
 where they bring their rows of it."""
 
 
+SMALL_ENTRIES, SMALL_PRODUCTS = 1 << 20, 1 << 22
+"""Entries of A, and products, up to which C is not estimated: it has as many entries as products, for all one knows."""
+
+
 class ArenaFullError(Exception):
     """A block needs more device memory than its slot has; `needed` is what it asked for, in bytes, so far."""
 
@@ -227,7 +231,10 @@ class Run:
             size, ahead = self.slots[0].size, self.device.ahead
             self.cutter = Cutter(self.products, self.a.indptr, self.kinds, size, ahead, b_ratio=ratio)
             self.stager = self._stager(self.a, self.cutter, self.start)
-            self._learn_from_sample()
+            if self.a.nnz <= SMALL_ENTRIES and self.total <= SMALL_PRODUCTS:
+                self.cutter.begin_large()
+            else:
+                self._learn_from_sample()
             self._loop()
         except BaseException:
             self._close()
@@ -302,6 +309,8 @@ class Run:
         """C, with the room that it should need."""
         expected = int(MARGIN * self.cutter.c_ratio * self._expect_products()) + (1 << 20)
         capacity = expected if self.capacity is None else min(self.capacity, expected)
+        if self.products.look()[0] == self.a.nrows:
+            capacity = min(capacity, self.total)
         return Result(self.a.nrows - self.start, self.b.ncols, capacity, self.kinds, self.device.allocate)
 
     def _expect_products(self) -> int:

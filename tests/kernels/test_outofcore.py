@@ -32,6 +32,7 @@ def oracle(a: CSR, b: CSR) -> CSR:
 def small_margins(monkeypatch):
     monkeypatch.setattr(device_blocks, "SCRATCH_BYTES", 1 << 10)
     monkeypatch.setattr(device_blocks, "ROW_BYTES", 16)
+    monkeypatch.setattr(outofcore, "SMALL_ENTRIES", -1)
 
 
 @given(csr_pairs(), st.integers(12, 24), st.integers(1, 4))
@@ -129,6 +130,14 @@ def test_c_has_room_before_all_is_counted(monkeypatch, capacity):
     assert_same(c, whole.rows(0, c.nrows))
     assert c.nrows == (10 if capacity == 10 else whole.nrows)
     assert capacity == 10 or len(sizes) > 1
+
+
+@pytest.mark.parametrize("limit", [1 << 14, 1 << 25])
+def test_small_products_are_not_sampled(monkeypatch, limit):
+    monkeypatch.setattr(outofcore, "SMALL_ENTRIES", 1 << 20)
+    a, stages = from_scipy(random_matrix(3000, 3000, 5.0, 4)), []
+    assert_same(outofcore.multiply(a, a, HostDevice(limit), report=stages.append), oracle(a, a))
+    assert limit < 1 << 25 or sorted(stage.name for stage in stages) == ["download", "multiply", "prepare", "upload"]
 
 
 def test_types_and_shapes_are_checked():
