@@ -227,7 +227,8 @@ def show(found: dict[str, Any]) -> None:
     print(
         f"{found['matrix']:14} nnz(C) {found['nnz_c']:>13,}  limit {found['memory_limit'] >> 20:>6} MiB  peak "
         f"{found['peak'] >> 20:>6}  {1e3 * found['seconds']:8.1f} ms (first {1e3 * found['first_s']:.0f})  bound "
-        f"{1e3 * found['limit_s']:7.1f}  {found['share']:6.1%}  unpacked {1e3 * found.get('plain_s', 0):.1f}  loop {found.get('loop_s', 0):6.2f} s "
+        f"{1e3 * found['limit_s']:7.1f}  {found['share']:6.1%}  not packed "
+        f"{1e3 * found.get('plain_s', 0):.1f}  loop {found.get('loop_s', 0):6.2f} s "
         f"{found.get('over_loop', 0):5.1f}x  {stages.get('blocks', 0):.0f} blocks; ms: {busy}; "
         f"{'right' if found['right'] else 'WRONG'}",
         flush=True,
