@@ -225,6 +225,14 @@ class Product:
         """Return the most bytes of the GPU's memory that were held."""
         return self._gpu.peak if self._gpu is not None else 0
 
+    def release(self) -> None:
+        """Let go of the GPU's memory, and of the page-locked memory that no block uses any more."""
+        if self._gpu is not None:
+            from spdist.kernels.pinned import free_pinned
+
+            self._gpu = None
+            free_pinned()
+
     # -- the stages ----------------------------------------------------------------------------------------------------
 
     def preprocess(self, task: Task, piece: int = 0) -> Operands:
