@@ -66,6 +66,7 @@ class Stranded(SchedulerPlugin):
     """
 
     name = "spdist-stranded"
+    idempotent = True  # one for all clients of a scheduler
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """Let go of the workers that are no more."""
