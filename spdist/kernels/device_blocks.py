@@ -368,6 +368,12 @@ class Stager:
         self.recent = staged.nbytes
         return staged
 
+    def recall(self) -> list[Staged]:
+        """Return the blocks that were prepared ahead: they will not be taken."""
+        staged = [future.result() for future in self.ahead]
+        self.ahead.clear()
+        return staged
+
     def close(self) -> None:
         """Drop what nobody will take."""
         for future in self.ahead:

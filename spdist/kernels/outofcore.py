@@ -24,7 +24,7 @@ import collections
 import functools
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
@@ -259,14 +259,20 @@ class Run:
     def _settle(self) -> None:
         """Take the device's memory: for slots, and for B if it stays there."""
         self._take_slots(self.pairs)
-        kept = self.device.keep(self.b if self.resident else None, self.kinds)
-        if self.resident and not kept:
+        if self.resident and self.device.keep(self.b, self.kinds):
+            return
+        if self.resident:  # but another program has the room
             self.resident = False
             self._take_slots(self.pairs)
-        if not self.resident:  # its rows will be copied as they are
-            indices, data = self.b.indices, self.b.data
-            indices, data = indices.astype(self.kinds.index, copy=False), data.astype(self.kinds.value, copy=False)
-            self.b = CSR(self.b.indptr, indices, data, self.b.shape)
+        self._send_b_in_parts()
+
+    def _send_b_in_parts(self) -> None:
+        """Let blocks bring their rows of B, which will be copied as they are."""
+        self.resident = False
+        self.device.keep(None, self.kinds)
+        indices, data = self.b.indices, self.b.data
+        indices, data = indices.astype(self.kinds.index, copy=False), data.astype(self.kinds.value, copy=False)
+        self.b = CSR(self.b.indptr, indices, data, self.b.shape)
 
     def _take_slots(self, pairs: int) -> None:
         """Take the slots of so many pairs; the only one of a single pair has all the room there is."""
@@ -340,7 +346,7 @@ class Run:
                 later = [(other.staged.start, other.staged.stop) for other in waiting]
                 backlog.extendleft(reversed([(error.staged.start, flight.staged.stop), *later]))
                 waiting.clear()
-                self._widen(error)
+                backlog.extend(self._widen(error))
         self._land_all()
 
     def _send(self, slot: Any, staged: Staged) -> _Flight:
@@ -349,21 +355,34 @@ class Run:
         slot.upload(staged)
         return _Flight(slot, staged)
 
-    def _widen(self, error: _RowTooLongError) -> None:
-        """Go on with one slot that has all the room, for the sake of a long row."""
+    def _widen(self, error: _RowTooLongError) -> Iterable[tuple[int, int]]:
+        """Go on with one slot that has all the room, then without B, for the sake of a long row.
+
+        Returned are the blocks to prepare again.
+        """
         row = self.first_row + error.staged.start
-        if len(self.slots) == 1:
+        if len(self.slots) == 1 and not self.resident:
             raise MemoryBoundError(
                 f"row {row:,} of A expands to {error.staged.products:,} products and needs more than "
                 f"{format_bytes(error.needed)} on the GPU, but memory_limit={format_bytes(self.memory_limit)} leaves "
                 f"{format_bytes(self.slots[0].size)} for a block: raise memory_limit, or cut the inner dimension with "
                 f"a grid"
             )
-        logger.info("row %d needs more than a slot: one block at a time from here on", row)
         self._land_all()
-        self._wait()
+        for slot in self.slots:
+            slot.wait()
+        again: list[tuple[int, int]] = []
+        if len(self.slots) > 1:
+            logger.info("row %d needs more than a slot: one block at a time from here on", row)
+        else:
+            logger.info("row %d needs the room of B: blocks bring their rows of B from here on", row)
+            again = [(staged.start, staged.stop) for staged in self.stager.recall()]
+            self._send_b_in_parts()
         self._take_slots(1)
-        self.cutter = self.stager.cutter = replace(self.cutter, room=self.slots[0].size)
+        self.cutter = replace(self.cutter, room=self.slots[0].size, b_ratio=0.0 if self.resident else 1.0)
+        self.stager = self._stager(self.a, self.cutter, self.stager.at) if again else self.stager
+        self.stager.cutter = self.cutter
+        return again
 
     def _wait(self) -> None:
         for slot in self.slots:

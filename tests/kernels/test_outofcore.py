@@ -87,6 +87,22 @@ def test_a_long_row_gets_all_the_room():
     assert [count for count, _ in device.taken] == [workspace.PAIRS, 1]
 
 
+@pytest.mark.parametrize("ahead", [1 << 30, 1 << 12])
+def test_a_long_row_gets_the_room_of_b(ahead):
+    """B stays on the device until a row needs most of it, and more than what is left beside it."""
+    lengths = np.repeat([1500, 5], [20, 2000])
+    columns = np.concatenate([np.arange(length) + 1500 * (row % 20) for row, length in enumerate(lengths)])
+    b = CSR(np.concatenate([[0], np.cumsum(lengths)]), columns.astype(np.int32), np.ones(40_000), (2020, 30_000))
+    a = sp.eye_array(2020, format="lil")
+    a[:20] = 0
+    a[1000, :20] = 3.0
+    a = from_scipy(a.tocsr())
+    device = HostDevice(int((b.nnz * 12 + 2021 * 4) / 0.59), ahead)
+    assert_same(outofcore.multiply(a, b, device), oracle(a, b))
+    assert [count for count, _ in device.taken] == [workspace.PAIRS, 1, 1]
+    assert device.b is None
+
+
 def test_a_row_that_fits_nowhere_is_refused_with_its_number():
     a = from_scipy(sp.csr_array(np.ones((3, 2000))))
     with pytest.raises(MemoryBoundError, match="row 0 of A expands to 4,000,000 products"):
