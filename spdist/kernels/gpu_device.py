@@ -218,7 +218,7 @@ class Gpu:
     ahead : int
         Bytes of page-locked host memory for blocks on their way to the GPU.
     pack : bool
-        Whether C's columns may come back packed, where that is quicker.
+        Whether C's columns may come back packed, where `packing` expects that to be quicker.
 
     Attributes
     ----------
@@ -234,7 +234,7 @@ class Gpu:
         *,
         deterministic: bool = False,
         ahead: int = AHEAD_BYTES,
-        pack: bool = True,
+        pack: bool = False,
     ) -> None:
         import cupy
 

@@ -165,9 +165,10 @@ class Packed:
         self._start = packed_start(c.nrows, c.nnz)
         self.source, self.pointer = int(out.data.ptr), c.indptr.dtype
         self._numbers = cupyx.empty_pinned(NUMBERS, np.uint64)
-        stream = cupy.cuda.get_current_stream()
-        out.data.copy_to_host_async(self._numbers.ctypes.data, self._numbers.nbytes, stream)
-        self._ready = stream.record()
+        # Written by a kernel: a copy would wait behind those of other streams.
+        publish = module("rows.cu", ("publish",))
+        publish("publish", 1, NUMBERS, (self.source, int(self._numbers.ctypes.data)))
+        self._ready = cupy.cuda.get_current_stream().record()
 
     def wait(self) -> Packed:
         """Wait until the matrix is packed, and read its sizes."""
