@@ -20,6 +20,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import shutil
 import threading
 import warnings
@@ -222,7 +223,7 @@ class ChunkedArray:
             values = np.concatenate([values, np.zeros(pad, self.dtype)])
         numbers = values if blocksize(self.dtype) is None else values["block"]
         # zarrs leaves out chunks of nothing but zeros, whatever the configuration; Zarr's own pipeline writes them.
-        fast = bool(numbers.reshape(len(values) // self.chunk, -1).any(axis=1).all())
+        fast = bool(numbers.reshape(-1, self.chunk * math.prod(numbers.shape[1:])).any(axis=1).all())
         array = _open_array(self.url, self.name, self.metadata, fast=fast)
         _run(self.url, array.async_array.setitem(slice(k * self.chunk, k * self.chunk + len(values)), numbers))
 

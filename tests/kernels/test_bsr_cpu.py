@@ -142,3 +142,9 @@ def test_refusals():
     broken.indices[0] = 25
     with pytest.raises(MatrixError, match="column 25"):
         from_scipy(broken)
+
+
+def test_an_operator_takes_blocks():
+    m = block_matrix(60, 60, 4.0, (3, 3), 1).to_scipy()
+    x = np.random.default_rng(1).standard_normal(180)
+    np.testing.assert_allclose(spdist.operator(m) @ x, m @ x, rtol=1e-12, atol=1e-12)
