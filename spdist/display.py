@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from spdist.api import Callbacks, Report
-from spdist.scheduler.plan import Plan
+from spdist.scheduler.plan import Operand, Plan
 from spdist.text import format_bytes
 
 _out = Console(highlight=False, soft_wrap=True)
@@ -85,7 +85,7 @@ class RunDisplay:
     def _planned(self, plan: Plan) -> None:
         grid = plan.grid
         self.bar.console.print(
-            f"{plan.a.shape[0]:,} x {plan.a.shape[1]:,} times {plan.b.shape[0]:,} x {plan.b.shape[1]:,}: "
+            f"{_size(plan.a)} times {_size(plan.b)}: "
             f"{plan.expansion:,} products in {grid['row_blocks']:,} x {grid['inner_blocks']} x {grid['column_blocks']} "
             f"blocks, up to {format_bytes(plan.projected_memory)} of {format_bytes(plan.memory_limit)} a worker",
             markup=False,
@@ -125,12 +125,15 @@ def matrix_table(facts: dict[str, Any]) -> None:
     _out.print(table)
 
 
+def _size(m: Operand) -> str:
+    """Say how large a matrix is."""
+    blocks = "" if m.block == (1, 1) else f" blocks of {m.block[0]} x {m.block[1]}"
+    return f"{m.shape[0]:,} x {m.shape[1]:,}{blocks}"
+
+
 def plan_table(plan: Plan) -> None:
     """Print a plan: what is cut and why, bytes and seconds of each stage, and what bounds it."""
-    _out.print(
-        f"A {plan.a.shape[0]:,} x {plan.a.shape[1]:,} with {plan.a.nnz:,} entries, "
-        f"B {plan.b.shape[0]:,} x {plan.b.shape[1]:,} with {plan.b.nnz:,}"
-    )
+    _out.print(f"A {_size(plan.a)} with {plan.a.nnz:,} entries, B {_size(plan.b)} with {plan.b.nnz:,}")
     _out.print(
         f"{plan.expansion:,} products, about {plan.c.nnz:,} entries in C ({format_bytes(plan.c.nbytes)}), "
         f"compression {plan.compression:.1f}"

@@ -13,6 +13,7 @@ import zarr
 import spdist
 from spdist import api
 from spdist.bsr import from_rows
+from spdist.cli import main
 from spdist.errors import CorruptError, InputError, MatrixError
 from tests.kernels.test_bsr_cpu import assert_is_block_product, block_matrix
 
@@ -158,3 +159,9 @@ def test_nothing_to_multiply(kept, tmp_path, scheduler, shape):
     api.multiply(left, right, tmp_path / "c.zarr", check=True, scheduler=scheduler)
     c = spdist.open(tmp_path / "c.zarr")
     assert (c.full_shape, c.blocksize, c.nnz) == ((a.shape[0], b.shape[1]), (2, 2), 0)
+
+
+def test_the_plan_is_printed_in_blocks(kept, capsys):
+    _, left = kept("a", 200, 200, (4, 4), 1)
+    assert main(["plan", left.url, left.url]) == 0
+    assert "A 200 x 200 blocks of 4 x 4 with" in capsys.readouterr().out
