@@ -19,9 +19,12 @@ import numpy as np
 import scipy.sparse as sp
 
 from spdist import storage
-from spdist.csr import CSR, from_scipy, result_dtype
+from spdist.answer import WHOLE, Answer
+from spdist.csr import CSR, from_scipy
 from spdist.errors import InputError, ResumeError, VerificationError
 from spdist.inmemory import spgemm
+from spdist.kernels.options import Options
+from spdist.kernels.semirings import Semiring, find
 from spdist.scheduler.plan import GPU_ENGINES, MAX_BLOCK_PRODUCTS, Plan
 from spdist.staging import staged_matrix
 from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
@@ -146,6 +149,11 @@ def plan(
     memory_limit: int | str | None = None,
     host_limit: int | str | None = None,
     grid: tuple[int, int, int] | None = None,
+    semiring: str | Semiring = "plus_times",
+    mask: MatrixLike | None = None,
+    complement: bool = False,
+    top_n: int | None = None,
+    threshold: float | None = None,
 ) -> Plan:
     """Plan A @ B for workers of `memory_limit` bytes; runs nothing.
 
@@ -157,6 +165,8 @@ def plan(
         As in `multiply`: bytes, as a number or for instance ``"512MiB"``.
     grid : (int, int, int), optional
         Force the number of row, inner and column blocks.
+    semiring, mask, complement, top_n, threshold
+        As in `multiply`. C is planned for what mask and top-n leave at the most; of a threshold the plan knows nothing.
 
     Returns
     -------
@@ -171,13 +181,16 @@ def plan(
         If A or B is not a matrix, their shapes do not fit, or the engine does not multiply their values; or if there is
         no GPU here to say what is free, and no `memory_limit`.
     """
-    from spdist.scheduler.sizes import make_plan
+    from spdist.scheduler.sizes import check_operands, make_plan
 
     _check_engine(engine)
+    answer = _answer(semiring, mask, complement, top_n, threshold)
     left, right = _stored(a), _stored(b)
-    _check_values(engine, result_dtype(left.dtype, right.dtype))
+    check_operands(left, right, grid)
+    answer.check(left, right, engine)
+    _check_values(engine, answer.dtype(left, right))
     memory, host = _limits(engine, memory_limit, host_limit)
-    return make_plan(left, right, engine=engine, memory_limit=memory, host_limit=host, grid=grid)
+    return make_plan(left, right, engine=engine, memory_limit=memory, host_limit=host, grid=grid, answer=answer)
 
 
 def matmul(
@@ -193,6 +206,11 @@ def matmul(
     scheduler: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    semiring: str | Semiring = "plus_times",
+    mask: Any = None,
+    complement: bool = False,
+    top_n: int | None = None,
+    threshold: float | None = None,
 ) -> Any:
     """Multiply two sparse matrices: in memory, or stored ones whose product is stored at `out`.
 
@@ -204,23 +222,30 @@ def matmul(
         Where to store C; required for stored operands.
     engine, memory_limit, host_limit, grid, workers, scheduler, resume, overwrite
         As in `multiply`.
+    semiring, mask, complement, top_n, threshold
+        As in `spgemm`; a mask is of the same sort as the operands.
 
     Returns
     -------
     scipy.sparse matrix or array, or StoredMatrix
         As the operands.
     """
-    in_memory = [sp.issparse(m) for m in (a, b)]
+    operands = {"the operands": (a, b), "the operands and the mask": (a, b, mask)}
+    what, of = list(operands.items())[mask is not None]
+    in_memory = [sp.issparse(m) for m in of]
+    wanted: dict[str, Any] = {
+        "semiring": semiring, "mask": mask, "complement": complement, "top_n": top_n, "threshold": threshold
+    }  # fmt: skip
     if all(in_memory):
-        c = _in_memory(a, b, engine, memory_limit)
+        c = _in_memory(a, b, engine, memory_limit, wanted)
         return c if out is None else save(out, c, overwrite=overwrite)
     if any(in_memory):
-        raise InputError("one operand is in memory and the other is stored: store both with spdist.save, or open both")
+        raise InputError(f"some of {what} are in memory and others stored: store all with spdist.save, or open all")
     if out is None:
         raise InputError("the product of stored matrices is stored too: say where, with out='C.zarr'")
     multiply(
         a, b, out, engine=engine, memory_limit=memory_limit, host_limit=host_limit, grid=grid, workers=workers,
-        scheduler=scheduler, resume=resume, overwrite=overwrite,
+        scheduler=scheduler, resume=resume, overwrite=overwrite, **wanted,
     )  # fmt: skip
     return open_matrix(out)
 
@@ -253,6 +278,11 @@ def multiply(
     check: bool = False,
     record: str | Path | None = None,
     callbacks: Callbacks | None = None,
+    semiring: str | Semiring = "plus_times",
+    mask: MatrixLike | None = None,
+    complement: bool = False,
+    top_n: int | None = None,
+    threshold: float | None = None,
 ) -> Report:
     """Multiply two stored matrices and store the product, each possibly larger than memory.
 
@@ -285,6 +315,10 @@ def multiply(
         Verify C at the end.
     record : str or Path, optional
         Where to write what each stage of each block took: one JSON object a line.
+    semiring, mask, complement, top_n, threshold
+        What becomes of each row while it is made, as in `spgemm`, with a stored mask; for the engines "auto" and
+        "numba". Where the inner dimension is cut, partial products are added by the semiring before rows are cut.
+        `check` then looks at every row and makes some of them again: `Report.verification` says how many.
 
     Returns
     -------
@@ -302,9 +336,10 @@ def multiply(
     begin = time.perf_counter()
     callbacks = callbacks or Callbacks()
     limits = {"memory_limit": memory_limit, "host_limit": host_limit}
-    job = _prepare(a, b, c, engine, limits, grid, resume=resume, overwrite=overwrite)
+    answer = _answer(semiring, mask, complement, top_n, threshold)
+    job = _prepare(a, b, c, engine, limits, grid, answer, resume=resume, overwrite=overwrite)
     if isinstance(job, Report):
-        return _verified(job, a, b, c, callbacks) if check else job
+        return _verified(job, a, b, c, answer, callbacks) if check else job
     if job.planned_first and scheduler is None:
         from spdist.scheduler.cluster import count_gpus
 
@@ -318,7 +353,7 @@ def multiply(
         outcome.peak_device_memory if made.on_gpu else outcome.peak_host_memory, made.memory_limit, made.grid,
         "resumed" if job.unfinished else "computed", outcome.stages, outcome.peak_host_memory, outcome.workers,
     )  # fmt: skip
-    return _verified(report, a, b, c, callbacks) if check else report
+    return _verified(report, a, b, c, answer, callbacks) if check else report
 
 
 @dataclass(frozen=True)
@@ -345,6 +380,7 @@ class _Job:
     overwrite: bool
     facts: dict[str, Any]
     planned_first: bool = False
+    answer: Answer = WHOLE
 
     def run(self, workers: int | None, scheduler: str | None, callbacks: Callbacks) -> tuple[Plan, Any]:
         """Plan, run the plan and finish C."""
@@ -355,10 +391,10 @@ class _Job:
             if not self.unfinished:
                 storage.begin(place, self.facts)
                 storage.write_note(place, PLAN_NOTE, made.to_json().encode())
-            layout = Layout(place, self.b.ncols, result_dtype(self.a.dtype, self.b.dtype), made.chunk)
+            layout = Layout(place, self.b.ncols, self.answer.dtype(self.a, self.b), made.chunk)
             name = uuid.uuid4().hex[:8]
             told = callbacks.started, callbacks.progress, callbacks.timed
-            outcome, layout = execute(client, made, self.a, self.b, layout, name, *told)
+            outcome, layout = execute(client, made, self.a, self.b, layout, name, *told, self.answer)
         storage.finish(layout, self.a.nrows, outcome.nnz, self.facts)
         for note in (PLAN_NOTE, JOURNAL):
             storage.remove_note(place, note)
@@ -416,6 +452,7 @@ def _prepare(
     engine: Engine,
     limits: dict[str, int | str | None],
     grid: tuple[int, int, int] | None,
+    answer: Answer,
     *,
     resume: bool,
     overwrite: bool,
@@ -425,21 +462,26 @@ def _prepare(
 
     _check_engine(engine)
     left, right, target = _stored(a), _stored(b), storage.normalise(c)
+    answer.check(left, right, engine)
     if resume and overwrite:
         raise InputError("--resume continues C and --overwrite replaces it: choose one")
-    if target in (left.url, right.url):
-        raise InputError(f"C may not be A or B: {target} would be overwritten while it is read")
+    if target in (left.url, right.url) or (answer.mask is not None and target == answer.mask.url):
+        raise InputError(f"C may not be A or B, or the mask: {target} would be overwritten while it is read")
     facts = {
         "provenance": {"command": "multiply", "a": left.url, "b": right.url},
         "product": {
             "a": left.fingerprint(),
             "b": right.fingerprint(),
-            "dtype": str(result_dtype(left.dtype, right.dtype)),
+            "dtype": str(answer.dtype(left, right)),
+            **({} if answer.plain else {"options": answer.facts()}),
         },
     }
     if resume and (found := _unfinished(target)) is not None:
         if found[1].get("product") != facts["product"]:
-            raise ResumeError(f"{found[0]} is a product of other matrices or options: A or B changed; use --overwrite")
+            raise ResumeError(
+                f"{found[0]} is a product of other matrices or options: A or B changed, or the mask, or what was asked "
+                f"for; use --overwrite"
+            )
         if found[1]["state"] == "complete":
             m = open_matrix(target)
             limit = parse_bytes(limits["memory_limit"] or DEFAULT_MEMORY_LIMIT)  # of no run
@@ -449,14 +491,18 @@ def _prepare(
             stored = Plan.from_json(content)
             if stored.on_gpu and limits["memory_limit"] is not None:
                 stored = stored.through_gpu(parse_bytes(limits["memory_limit"]))
-            return _Job(left, right, lambda: stored, target, found[0], False, facts, stored.on_gpu)
+            return _Job(left, right, lambda: stored, target, found[0], False, facts, stored.on_gpu, answer)
         storage.remove(found[0])
     check_operands(left, right, grid)
-    _check_values(engine, result_dtype(left.dtype, right.dtype))
+    _check_values(engine, answer.dtype(left, right))
     memory, host = _limits(engine, **limits)
     _check_target(target, overwrite=overwrite)
-    make = functools.partial(plan, left, right, engine=engine, memory_limit=memory, host_limit=host, grid=grid)
-    return _Job(left, right, make, target, "", overwrite, facts, engine in GPU_ENGINES)
+    make = functools.partial(
+        plan, left, right, engine=engine, memory_limit=memory, host_limit=host, grid=grid,
+        semiring=answer.options.semiring, mask=answer.mask, complement=answer.complement, top_n=answer.options.top_n,
+        threshold=answer.options.threshold,
+    )  # fmt: skip
+    return _Job(left, right, make, target, "", overwrite, facts, engine in GPU_ENGINES, answer)
 
 
 def _unfinished(target: str) -> tuple[str, dict[str, Any]] | None:
@@ -519,30 +565,68 @@ def _unfinished_info(url: str) -> dict[str, Any]:
     }
 
 
-def verify(a: MatrixLike, b: MatrixLike, c: MatrixLike, **options: Any) -> Any:
-    """Check out of core that C is A @ B (Freivalds' check, row by row).
+def verify(
+    a: MatrixLike,
+    b: MatrixLike,
+    c: MatrixLike,
+    *,
+    semiring: str | Semiring = "plus_times",
+    mask: MatrixLike | None = None,
+    complement: bool = False,
+    top_n: int | None = None,
+    threshold: float | None = None,
+    **options: Any,
+) -> Any:
+    """Check out of core that C is A @ B (Freivalds' check, row by row), or what was made of it.
 
     Parameters
     ----------
     a, b, c : path, URL or StoredMatrix
+    semiring, mask, complement, top_n, threshold
+        As C was made by `multiply`. Where any of them is given, rows drawn at random are made again, and all rows
+        looked at for what mask, threshold and top-n demand; `reason` says how many.
     **options
-        As `spdist.verification.verify` takes them.
+        As `spdist.verification.verify` takes them, or `spdist.sampling.verify_answer`.
 
     Returns
     -------
     Verification
         `ok` says whether C is A @ B, `reason` why.
     """
-    from spdist.verification import verify as check
-
-    return check(_stored(a), _stored(b), _stored(c), **options)
+    return _verify(_stored(a), _stored(b), _stored(c), _answer(semiring, mask, complement, top_n, threshold), **options)
 
 
-def _verified(report: Report, a: MatrixLike, b: MatrixLike, c: MatrixLike, callbacks: Callbacks) -> Report:
-    found = verify(a, b, c, progress=callbacks.verifying)
+def _verify(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, answer: Answer, **options: Any) -> Any:
+    if answer.plain:
+        from spdist.verification import verify as check
+
+        return check(a, b, c, **options)
+    from spdist.sampling import verify_answer
+
+    return verify_answer(a, b, c, answer, **options)
+
+
+def _verified(
+    report: Report, a: MatrixLike, b: MatrixLike, c: MatrixLike, answer: Answer, callbacks: Callbacks
+) -> Report:
+    found = _verify(_stored(a), _stored(b), _stored(c), answer, progress=callbacks.verifying)
     if not found.ok:
         raise VerificationError(f"{c} is not A @ B: {found.reason}; it is kept for inspection")
     return replace(report, verification=found.to_json())
+
+
+def _answer(
+    semiring: str | Semiring,
+    mask: MatrixLike | None,
+    complement: bool,
+    top_n: int | None,
+    threshold: float | None,
+) -> Answer:
+    """Return what is asked for of a stored product."""
+    if sp.issparse(mask):
+        raise InputError("the mask of a stored product is stored too: spdist.save('M.zarr', mask)")
+    options = Options(find(semiring), top_n=top_n, threshold=threshold)
+    return Answer(options, None if mask is None else _stored(mask), complement)
 
 
 def _stored(m: MatrixLike) -> StoredMatrix:
@@ -576,11 +660,11 @@ def _check_values(engine: str, dtype: np.dtype[Any]) -> None:
         raise InputError(f"engine={engine!r} multiplies float and complex values, not {dtype}: choose engine='auto'")
 
 
-def _in_memory(a: Any, b: Any, engine: str, memory_limit: int | str | None) -> Any:
+def _in_memory(a: Any, b: Any, engine: str, memory_limit: int | str | None, wanted: dict[str, Any]) -> Any:
     """Multiply matrices of SciPy's."""
     if engine not in GPU_ENGINES:
-        return spgemm(a, b, engine)
-    return spgemm(a, b, "cuda", memory_limit=None if memory_limit is None else parse_bytes(memory_limit))
+        return spgemm(a, b, engine, **wanted)
+    return spgemm(a, b, "cuda", memory_limit=None if memory_limit is None else parse_bytes(memory_limit), **wanted)
 
 
 @contextlib.contextmanager

@@ -94,7 +94,7 @@ def _plan(args: argparse.Namespace) -> int:
     from spdist import api
 
     limits = {"memory_limit": args.memory_limit, "host_limit": args.host_limit}
-    plan = api.plan(args.a, args.b, engine=args.engine, **limits, grid=args.grid)
+    plan = api.plan(args.a, args.b, engine=args.engine, **limits, grid=args.grid, **_answer(args))
     if not args.json:
         from spdist import display
 
@@ -121,6 +121,7 @@ def _multiply(args: argparse.Namespace) -> int:
             check=args.verify,
             record=args.record,
             callbacks=shown.callbacks,
+            **_answer(args),
         )
     if not args.json:
         display.report_table(report, args.c)
@@ -132,11 +133,15 @@ def _verify(args: argparse.Namespace) -> int:
     from spdist import api, display
 
     with display.transfer_bar("verifying", quiet=args.json) as bar:
-        found = api.verify(args.a, args.b, args.c, progress=bar)
+        found = api.verify(args.a, args.b, args.c, progress=bar, **_answer(args))
     if not args.json:
         display.verification_line(found.to_json())
     _print_json(found.to_json(), args)
     return 0 if found.ok else 1
+
+
+def _answer(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in ("semiring", "mask", "complement", "top_n", "threshold")}
 
 
 def _print_json(content: dict[str, Any], args: argparse.Namespace) -> int:
@@ -184,7 +189,7 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     mode = sub.add_mutually_exclusive_group()
     mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
     mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
-    add("verify", _verify, "check that C is A @ B", "a", "b", "c")
+    _add_answer_options(add("verify", _verify, "check that C is A @ B", "a", "b", "c"))
     return parser
 
 
@@ -196,6 +201,16 @@ def _add_plan_options(sub: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     sub.add_argument("--host-limit", metavar="BYTES", help="of the host's memory for each GPU, by default 8GiB")
     sub.add_argument("--grid", type=_grid, metavar="I,K,J", help="force the number of row, inner and column blocks")
+    _add_answer_options(sub)
+
+
+def _add_answer_options(sub: argparse.ArgumentParser) -> None:
+    sub = sub.add_argument_group("what becomes of each row, in this order")  # type: ignore[assignment]
+    sub.add_argument("--semiring", default="plus_times", help="plus_times (default), min_plus, plus_pair, or_and, ...")
+    sub.add_argument("--mask", metavar="M", help="a matrix: C has entries only where it stores one")
+    sub.add_argument("--complement", action="store_true", help="only where the mask stores none")
+    sub.add_argument("--threshold", type=float, metavar="X", help="keep values from X up")
+    sub.add_argument("--top-n", type=_count, metavar="N", help="keep the N largest of each row")
 
 
 def _add_generate(sub: argparse.ArgumentParser, chosen: bool) -> None:

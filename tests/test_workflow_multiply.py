@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -382,3 +383,13 @@ def test_sbatch_script_ends_when_its_workers_do(long_job, slurm, tmp_path):
     assert "no such node" in done.stderr
     assert "ended before the job" in done.stderr
     assert not list(folder.glob(".spdist-*"))
+
+
+def test_an_answer_instead_of_the_product(run, capsys):
+    options = {"semiring": "min_plus", "mask": "A.zarr", "complement": True, "top_n": 3, "threshold": -1}
+    assert run(GOOD | options) == 0
+    assert "made again by min_plus" in capsys.readouterr().out
+    assert np.diff(read("C.zarr").indptr).max() == 3
+    for wrong in ("top_n=0", "threshold=high", "complement=maybe", "mask=none.zarr", "semiring=plus_plus"):
+        assert run(GOOD | {"out": "D.zarr"}, wrong) == 2
+        assert wrong.split("=")[0] in capsys.readouterr().err

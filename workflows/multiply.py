@@ -54,6 +54,11 @@ class Job:
     verify: bool = True
     resume: bool = True
     record: str | None = None
+    semiring: str = "plus_times"
+    mask: str | None = None
+    complement: bool = False
+    top_n: int | None = None
+    threshold: float | None = None
 
 
 REQUIRED = tuple(one.name for one in fields(Job) if one.default is MISSING and one.name != "report")
@@ -167,6 +172,13 @@ def size(value: Any) -> int | str:
     return value
 
 
+def number(value: Any) -> float:
+    """Accept a number."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
+        raise ValueError("is not a number; write for instance 0.2, or null for none")
+    return float(value)
+
+
 def grid_of(value: Any) -> tuple[int, int, int]:
     """Accept three counts, as a list or with commas between."""
     parts = (
@@ -206,6 +218,11 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "resume": flag,
     "record": text_of,
     "report": text_of,
+    "semiring": text_of,
+    "mask": text_of,
+    "complement": flag,
+    "top_n": count,
+    "threshold": number,
 }
 
 
@@ -222,8 +239,9 @@ def check_workers(job: Job) -> None:
 
 def check_places(job: Job) -> None:
     """Look at every place that the job reads or writes, before it does."""
-    for key in ("a", "b"):
-        check_matrix(key, getattr(job, key))
+    for key in ("a", "b", "mask"):
+        if getattr(job, key) is not None:
+            check_matrix(key, getattr(job, key))
     check_folder("report", job.report)
     if Path(job.report).is_dir():
         raise JobError(f"report: {job.report!r} is a folder; name a file in it")
@@ -378,6 +396,11 @@ def run(job: Job, log: Log) -> dict[str, Any]:
         check=job.verify,
         record=job.record,
         callbacks=log.callbacks(),
+        semiring=job.semiring,
+        mask=job.mask,
+        complement=job.complement,
+        top_n=job.top_n,
+        threshold=job.threshold,
     )
     return report.to_json()
 

@@ -201,3 +201,27 @@ def fused_rows(
             return np.int64(row - origin), np.int64(at)
         c[2][row - origin] = at
     return stop - start, np.int64(at)
+
+
+@compiled
+def cut_rows(c: Any, keep: Any, row_buffer: Any) -> None:
+    """Cut the rows of a finished matrix in place.
+
+    Parameters
+    ----------
+    c : (indptr, indices, data)
+        What is kept moves to the front.
+    keep : (least, top, heap, above)
+        As for `fused_rows`.
+    row_buffer : (indices, data)
+        For the longest row.
+    """
+    at, start, capacity = np.uintp(0), np.uintp(0), np.uintp(len(c[1]))
+    for row in range(len(c[0]) - 1):
+        stop = np.uintp(c[0][row + 1])
+        for t in range(start, stop):
+            row_buffer[0][t - start] = c[1][t]
+            row_buffer[1][t - start] = c[2][t]
+        at = keep_row(row_buffer, stop - start, keep, (c[1], c[2]), at, capacity)
+        c[0][row + 1] = at
+        start = stop

@@ -38,6 +38,11 @@ def instruction(function: Callable[..., Any]) -> Callable[..., Any]:
     return cast(Callable[..., Any], intrinsic(function))
 
 
+def for_ring(function: Any, ring: Semiring | None) -> Any:
+    """Return the compiled function to call with a semiring: what is kept on disk is for those that have a name."""
+    return function if ring is None or ring.named else unsaved(function)
+
+
 @functools.cache
 def unsaved(function: Any) -> Any:
     """Return a compiled function's twin that is not kept on disk, where a semiring of one's own could not be found."""

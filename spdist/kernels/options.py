@@ -10,7 +10,7 @@ import numpy as np
 
 from spdist.csr import CSR, Int64Array
 from spdist.errors import InputError, MatrixError
-from spdist.kernels.semirings import PLUS_TIMES, Semiring
+from spdist.kernels.semirings import OR_AND, PLUS_TIMES, Semiring
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,12 @@ class Options:
     def plain(self) -> bool:
         """Whether C is the product as it is."""
         return self.semiring is PLUS_TIMES and not self.fused
+
+    def ring(self, dtype: np.dtype[Any]) -> Semiring | None:
+        """Return the semiring as kernels take it: None for plus and times, which bools have OR and AND for."""
+        if self.semiring is not PLUS_TIMES:
+            return self.semiring
+        return OR_AND if dtype.kind == "b" else None
 
     def check(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
         """Check that they fit a C of this shape and dtype.
