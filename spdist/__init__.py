@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from spdist.generators import generate
     from spdist.inmemory import numeric, spgemm, symbolic
     from spdist.interchange import export_matrix, import_matrix
+    from spdist.kernels.options import Epilogue
     from spdist.kernels.semirings import Semiring
     from spdist.operators import Operator, open_operator, operator
     from spdist.operators import ehyb_operator as ehyb
@@ -45,6 +46,7 @@ _HOME = {
         ),
         "spdist.errors",
     ),
+    "Epilogue": "spdist.kernels.options",
     "Semiring": "spdist.kernels.semirings",
     **dict.fromkeys(("Operator", "ehyb", "open_operator", "operator", "sell"), "spdist.operators"),
     "generate": "spdist.generators",
@@ -58,6 +60,7 @@ _NAME_AT_HOME = {"ehyb": "ehyb_operator", "open": "open_matrix", "sell": "sell_o
 __all__ = [
     "Callbacks",
     "CorruptError",
+    "Epilogue",
     "InputError",
     "MatrixError",
     "MemoryBoundError",

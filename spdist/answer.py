@@ -73,12 +73,14 @@ class Answer:
 
     def facts(self) -> dict[str, Any]:
         """Return what tells it from others, as JSON can hold it: a product is resumed only with the same."""
+        epilogue = self.options.epilogue
         return {
             "semiring": self.options.semiring.identity(),
             "mask": None if self.mask is None else self.mask.fingerprint(),
             "complement": self.complement,
             "top_n": self.options.top_n,
             "threshold": self.options.threshold,
+            **({} if epilogue is None else {"epilogue": epilogue.identity()}),
         }
 
     def read_mask(self, start: int, stop: int) -> CSR | None:
@@ -90,9 +92,13 @@ class Answer:
             check_canonical(rows, self.mask.url, start)
         return rows
 
-    def of_rows(self, mask: CSR | None) -> Options:
-        """Return the options for some rows, whose rows of the mask are given."""
-        return replace(self.options, mask=mask, complement=self.complement)
+    def of_rows(self, start: int, stop: int, mask: CSR | None, *, partial: bool = False) -> Options:
+        """Return the options for some rows, whose rows of the mask are given; without what follows partial products."""
+        options = replace(self.options, mask=mask, complement=self.complement and mask is not None)
+        if partial:
+            return options.unfinished
+        epilogue = self.options.epilogue
+        return options if epilogue is None else replace(options, epilogue=epilogue.of_rows(start, stop))
 
 
 WHOLE = Answer()

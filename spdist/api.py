@@ -23,7 +23,7 @@ from spdist.answer import WHOLE, Answer
 from spdist.csr import CSR, from_scipy
 from spdist.errors import InputError, ResumeError, VerificationError
 from spdist.inmemory import spgemm
-from spdist.kernels.options import Options
+from spdist.kernels.options import Epilogue, Options
 from spdist.kernels.semirings import Semiring, find
 from spdist.scheduler.plan import GPU_ENGINES, MAX_BLOCK_PRODUCTS, Plan
 from spdist.staging import staged_matrix
@@ -152,8 +152,9 @@ def plan(
     semiring: str | Semiring = "plus_times",
     mask: MatrixLike | None = None,
     complement: bool = False,
-    top_n: int | None = None,
+    epilogue: Epilogue | None = None,
     threshold: float | None = None,
+    top_n: int | None = None,
 ) -> Plan:
     """Plan A @ B for workers of `memory_limit` bytes; runs nothing.
 
@@ -165,7 +166,7 @@ def plan(
         As in `multiply`: bytes, as a number or for instance ``"512MiB"``.
     grid : (int, int, int), optional
         Force the number of row, inner and column blocks.
-    semiring, mask, complement, top_n, threshold
+    semiring, mask, complement, epilogue, threshold, top_n
         As in `multiply`. C is planned for what mask and top-n leave at the most; of a threshold the plan knows nothing.
 
     Returns
@@ -184,7 +185,7 @@ def plan(
     from spdist.scheduler.sizes import check_operands, make_plan
 
     _check_engine(engine)
-    answer = _answer(semiring, mask, complement, top_n, threshold)
+    answer = _answer(semiring, mask, complement, epilogue, threshold, top_n)
     left, right = _stored(a), _stored(b)
     check_operands(left, right, grid)
     answer.check(left, right, engine)
@@ -209,8 +210,9 @@ def matmul(
     semiring: str | Semiring = "plus_times",
     mask: Any = None,
     complement: bool = False,
-    top_n: int | None = None,
+    epilogue: Epilogue | None = None,
     threshold: float | None = None,
+    top_n: int | None = None,
 ) -> Any:
     """Multiply two sparse matrices: in memory, or stored ones whose product is stored at `out`.
 
@@ -222,7 +224,7 @@ def matmul(
         Where to store C; required for stored operands.
     engine, memory_limit, host_limit, grid, workers, scheduler, resume, overwrite
         As in `multiply`.
-    semiring, mask, complement, top_n, threshold
+    semiring, mask, complement, epilogue, threshold, top_n
         As in `spgemm`; a mask is of the same sort as the operands.
 
     Returns
@@ -234,7 +236,8 @@ def matmul(
     what, of = list(operands.items())[mask is not None]
     in_memory = [sp.issparse(m) for m in of]
     wanted: dict[str, Any] = {
-        "semiring": semiring, "mask": mask, "complement": complement, "top_n": top_n, "threshold": threshold
+        "semiring": semiring, "mask": mask, "complement": complement, "epilogue": epilogue,
+        "threshold": threshold, "top_n": top_n,
     }  # fmt: skip
     if all(in_memory):
         c = _in_memory(a, b, engine, memory_limit, wanted)
@@ -281,8 +284,9 @@ def multiply(
     semiring: str | Semiring = "plus_times",
     mask: MatrixLike | None = None,
     complement: bool = False,
-    top_n: int | None = None,
+    epilogue: Epilogue | None = None,
     threshold: float | None = None,
+    top_n: int | None = None,
 ) -> Report:
     """Multiply two stored matrices and store the product, each possibly larger than memory.
 
@@ -315,7 +319,7 @@ def multiply(
         Verify C at the end.
     record : str or Path, optional
         Where to write what each stage of each block took: one JSON object a line.
-    semiring, mask, complement, top_n, threshold
+    semiring, mask, complement, epilogue, threshold, top_n
         What becomes of each row while it is made, as in `spgemm`, with a stored mask; for the engines "auto" and
         "numba". Where the inner dimension is cut, partial products are added by the semiring before rows are cut.
         `check` then looks at every row and makes some of them again: `Report.verification` says how many.
@@ -336,7 +340,7 @@ def multiply(
     begin = time.perf_counter()
     callbacks = callbacks or Callbacks()
     limits = {"memory_limit": memory_limit, "host_limit": host_limit}
-    answer = _answer(semiring, mask, complement, top_n, threshold)
+    answer = _answer(semiring, mask, complement, epilogue, threshold, top_n)
     job = _prepare(a, b, c, engine, limits, grid, answer, resume=resume, overwrite=overwrite)
     if isinstance(job, Report):
         return _verified(job, a, b, c, answer, callbacks) if check else job
@@ -499,8 +503,8 @@ def _prepare(
     _check_target(target, overwrite=overwrite)
     make = functools.partial(
         plan, left, right, engine=engine, memory_limit=memory, host_limit=host, grid=grid,
-        semiring=answer.options.semiring, mask=answer.mask, complement=answer.complement, top_n=answer.options.top_n,
-        threshold=answer.options.threshold,
+        semiring=answer.options.semiring, mask=answer.mask, complement=answer.complement,
+        epilogue=answer.options.epilogue, threshold=answer.options.threshold, top_n=answer.options.top_n,
     )  # fmt: skip
     return _Job(left, right, make, target, "", overwrite, facts, engine in GPU_ENGINES, answer)
 
@@ -573,8 +577,9 @@ def verify(
     semiring: str | Semiring = "plus_times",
     mask: MatrixLike | None = None,
     complement: bool = False,
-    top_n: int | None = None,
+    epilogue: Epilogue | None = None,
     threshold: float | None = None,
+    top_n: int | None = None,
     **options: Any,
 ) -> Any:
     """Check out of core that C is A @ B (Freivalds' check, row by row), or what was made of it.
@@ -582,7 +587,7 @@ def verify(
     Parameters
     ----------
     a, b, c : path, URL or StoredMatrix
-    semiring, mask, complement, top_n, threshold
+    semiring, mask, complement, epilogue, threshold, top_n
         As C was made by `multiply`. Where any of them is given, rows drawn at random are made again, and all rows
         looked at for what mask, threshold and top-n demand; `reason` says how many.
     **options
@@ -593,7 +598,9 @@ def verify(
     Verification
         `ok` says whether C is A @ B, `reason` why.
     """
-    return _verify(_stored(a), _stored(b), _stored(c), _answer(semiring, mask, complement, top_n, threshold), **options)
+    return _verify(
+        _stored(a), _stored(b), _stored(c), _answer(semiring, mask, complement, epilogue, threshold, top_n), **options
+    )
 
 
 def _verify(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, answer: Answer, **options: Any) -> Any:
@@ -619,13 +626,14 @@ def _answer(
     semiring: str | Semiring,
     mask: MatrixLike | None,
     complement: bool,
-    top_n: int | None,
+    epilogue: Epilogue | None,
     threshold: float | None,
+    top_n: int | None,
 ) -> Answer:
     """Return what is asked for of a stored product."""
     if sp.issparse(mask):
         raise InputError("the mask of a stored product is stored too: spdist.save('M.zarr', mask)")
-    options = Options(find(semiring), top_n=top_n, threshold=threshold)
+    options = Options(find(semiring), top_n=top_n, threshold=threshold, epilogue=epilogue)
     return Answer(options, None if mask is None else _stored(mask), complement)
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from spdist.answer import Answer
 from spdist.csr import CSR, Int64Array, ValueArray, check_canonical
 from spdist.errors import MatrixError
-from spdist.kernels.options import Options
+from spdist.kernels.options import Epilogue, Options
 from spdist.kernels.semirings import Operator, Semiring, both, either, first, larger, pair, plus, second, smaller, times
 from spdist.storage import StoredMatrix
 from spdist.verification import Verification
@@ -201,6 +201,8 @@ def _check_row(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, answer: Answer
     mask = answer.read_mask(row, row + 1)
     if mask is not None:
         made = made.only(np.isin(made.columns, mask.indices) != answer.complement)
+    if answer.options.epilogue is not None:
+        made = _finish(made, answer.options.epilogue.of_rows(row, row + 1))
     found = c.rows(row, row + 1)
     expected = _cut(made, answer.options, c.dtype)
     if np.array_equal(found.indices, expected.columns):
@@ -246,6 +248,26 @@ def _apply(ring: Semiring, function: Operator, x: ValueArray, y: ValueArray) -> 
     shape = np.broadcast(x, y).shape
     pairs = zip(np.broadcast_to(x, shape), np.broadcast_to(y, shape), strict=True)
     return np.array([call(one, other) for one, other in pairs], dtype=x.dtype).reshape(shape)
+
+
+def _finish(row: _Row, epilogue: Epilogue) -> _Row:
+    """Apply an epilogue to a row, and to what its roundings may come to."""
+    values, low, high = row.values, row.values - row.error, row.values + row.error
+    for factors in (epilogue.rows, None if epilogue.columns is None else np.asarray(epilogue.columns)[row.columns]):
+        if factors is not None:
+            values, low, high = (x * np.asarray(factors).astype(values.dtype) for x in (values, low, high))
+    if epilogue.apply is not None:
+        call = getattr(epilogue.apply, "py_func", epilogue.apply)
+        values, low, high = (np.array([call(one) for one in x], values.dtype) for x in (values, low, high))
+    error = np.maximum(np.abs(high - values), np.abs(low - values))
+    if epilogue.normalize is not None:
+        size = np.linalg.norm(values, {"l1": 1, "l2": 2, "max": np.inf}[epilogue.normalize]) if len(values) else 0
+        if size > 0:
+            values, error = values / size, error / size + np.abs(values) / size * error.sum() / size
+    if values.dtype.kind in "fc":
+        error = error + SLACK * (len(values) + 2) * float(np.finfo(values.dtype).eps) * np.abs(values)
+    made = _Row(row.columns, values, error)
+    return made.only(made.values != 0) if epilogue.drop_zeros else made
 
 
 def _cut(row: _Row, options: Options, dtype: np.dtype[Any]) -> _Row:

@@ -267,3 +267,66 @@ def test_command_line(stored, tmp_path, monkeypatch, capsys):
     assert_same(read("C.zarr"), expected)
     assert cli.main(["verify", "A.zarr", "A.zarr", "C.zarr", *wanted]) == 0
     assert cli.main(["verify", "A.zarr", "A.zarr", "C.zarr"]) == 1
+
+
+# -- epilogues ---------------------------------------------------------------------------------------------------------
+
+
+def inflate(value):
+    return value * value
+
+
+def by_hand(c: sp.csr_matrix, epilogue: spdist.Epilogue) -> np.ndarray:
+    """The slow twin of an epilogue, on a dense product."""
+    dense = c.toarray()
+    dense = dense * np.asarray(epilogue.rows)[:, None] * np.asarray(epilogue.columns)[None, :]
+    dense = np.where(c.toarray() != 0, epilogue.apply(dense), 0)
+    order = {"l1": 1, "l2": 2, "max": np.inf}[epilogue.normalize]
+    size = np.linalg.norm(dense, order, axis=1)
+    return dense / np.where(size > 0, size, 1)[:, None]
+
+
+@pytest.mark.parametrize("normalize", ["l1", "l2", "max"])
+def test_epilogue_in_memory_and_stored(stored, tmp_path, scheduler, normalize):
+    m = random_matrix(120, 120, 5, 1)
+    a = stored("A", m)
+    rng = np.random.default_rng(0)
+    epilogue = spdist.Epilogue(rng.uniform(1, 2, 120), rng.uniform(1, 2, 120), inflate, normalize, drop_zeros=True)
+    expected = by_hand(m @ m, epilogue)
+    c = spdist.spgemm(m, m, epilogue=epilogue)
+    np.testing.assert_allclose(c.toarray(), expected, rtol=1e-12)
+    assert c.nnz == np.count_nonzero(expected)
+    for grid in ((4, 1, 1), (3, 2, 2)):
+        report = api.multiply(
+            a, a, tmp_path / "C.zarr", grid=grid, epilogue=epilogue, threshold=1e-6, top_n=20, check=True,
+            overwrite=True, scheduler=scheduler,
+        )  # fmt: skip
+        found = read(tmp_path / "C.zarr").to_scipy().toarray()
+        assert report.verification["ok"]
+        cut = spdist.spgemm(m, m, epilogue=epilogue, threshold=1e-6, top_n=20).toarray()
+        np.testing.assert_allclose(found, cut, rtol=1e-10)
+        assert (np.count_nonzero(found, axis=1) <= 20).all()
+
+
+def test_values_that_become_large_are_not_lost_to_the_threshold():
+    """The threshold is for values after the epilogue: what is below it before may be above it after."""
+    m = abs(random_matrix(200, 200, 20, 3))
+    ten = spdist.Epilogue(apply=lambda x: 10 * x)
+    c = spdist.spgemm(m, m, epilogue=ten, threshold=5.0)
+    assert c.nnz == ((m @ m).data * 10 >= 5.0).sum()
+
+
+def test_epilogues_that_do_not_fit_are_refused():
+    m = whole_numbers(20, 20, 3, 1)
+    with pytest.raises(InputError, match="normalize='l3' is not one of l1, l2, max"):
+        spdist.Epilogue(normalize="l3")
+    with pytest.raises(InputError, match="rows has shape"):
+        spdist.spgemm(m, m, epilogue=spdist.Epilogue(rows=np.ones(3)))
+    with pytest.raises(InputError, match="has no fractions"):
+        spdist.spgemm(m.astype(int), m.astype(int), epilogue=spdist.Epilogue(normalize="l1"))
+    first, second = (spdist.Epilogue(apply=multiply_by_one(n)) for n in (1, 2))
+    assert first.identity() != second.identity()
+
+
+def multiply_by_one(factor):
+    return lambda x: x * factor

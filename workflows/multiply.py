@@ -211,6 +211,11 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "memory_limit": size,
     "host_limit": size,
     "grid": grid_of,
+    "semiring": text_of,
+    "mask": text_of,
+    "complement": flag,
+    "threshold": number,
+    "top_n": count,
     "workers": count,
     "scheduler": text_of,
     "scheduler_file": text_of,
@@ -218,11 +223,6 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "resume": flag,
     "record": text_of,
     "report": text_of,
-    "semiring": text_of,
-    "mask": text_of,
-    "complement": flag,
-    "top_n": count,
-    "threshold": number,
 }
 
 

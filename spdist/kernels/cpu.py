@@ -31,7 +31,7 @@ from spdist.csr import (
 )
 from spdist.errors import InputError, MatrixError
 from spdist.kernels import workspace
-from spdist.kernels.options import PLAIN, Options, longest_row
+from spdist.kernels.options import NORMS, PLAIN, Options, longest_row
 from spdist.kernels.semirings import Semiring
 from spdist.kernels.workspace import Engine
 
@@ -132,7 +132,7 @@ def multiply_rows(
 
 
 def cut(c: CSR, options: Options) -> CSR:
-    """Cut finished rows to the threshold and their largest entries: those that came of partial products.
+    """Apply epilogue, threshold and top-n to the rows of a sum of partial products.
 
     Parameters
     ----------
@@ -143,14 +143,16 @@ def cut(c: CSR, options: Options) -> CSR:
     """
     from spdist.kernels import fused
 
-    if not options.selects or not c.nnz:
+    if not options.finishes or not c.nnz:
         return c
     dtype = np.dtype(f"u{c.dtype.itemsize}") if c.dtype.kind == "b" else c.dtype
     longest = longest_row(c)
-    top = min(longest, longest if options.top_n is None else options.top_n)
-    keep = options.least(c.dtype).astype(dtype), top, np.empty(top + 1, dtype), False
+    keep = _keep(options, c.dtype, dtype, min(longest, options.top_n or longest), above=False)
     row = np.empty(longest, c.indices.dtype), np.empty(longest, dtype)
-    fused.cut_rows((c.indptr, c.indices, c.data.view(dtype)), keep, row)
+    kernel = (
+        fused.cut_rows if options.epilogue is None or options.epilogue.apply is None else _jit().unsaved(fused.cut_rows)
+    )
+    kernel((c.indptr, c.indices, c.data.view(dtype)), _finish_arguments(options, dtype), keep, row)
     nnz = int(c.indptr[-1])
     return CSR(c.indptr, c.indices[:nnz].copy(), c.data[:nnz].copy(), c.shape)
 
@@ -516,25 +518,43 @@ def _fused_fill(task: _Task) -> Fill:
     """Return the function that makes rows under a mask and cuts them."""
     from spdist.kernels import fused
 
-    kernel = _jit().for_ring(fused.fused_rows, task.ring)
     a, b, work, ahead, wide = _kernel_arguments(task)
     options, dtype = task.options, task.kernel_dtype
+    kernel = _jit().for_ring(fused.fused_rows, task.ring)
+    if options.epilogue is not None and options.epilogue.apply is not None:
+        kernel = _jit().unsaved(fused.fused_rows)
     entries = _row_buffer_entries(task)
-    keep = None
-    if options.selects:
-        top = min(entries, task.longest)
-        least = options.least(task.dtype).astype(dtype)
-        keep = least, top, np.empty(top + 1, dtype), bool(least > work[0][0][0])
+    above = options.selects and bool(options.least(task.dtype).astype(dtype) > work[0][0][0])
+    keep = _keep(options, task.dtype, dtype, min(entries, task.longest), above=above and options.epilogue is None)
+    finish = _finish_arguments(options, dtype)
     inside, outside = _mask_arguments(task, work[0][0][:1])
     row = np.empty(entries + 1, task.index_dtype), np.empty(entries + 1, dtype), np.empty(1, np.int64)
 
     def fill(start: int, stop: int, target: _Target) -> tuple[int, int]:
         c = (target.indices, target.data.view(dtype), target.ends)
         rest = work, row, c, target.capacity, ahead, task.ring, wide
-        rows, needed = kernel(a, b, inside, outside, keep, start, stop, *rest)
+        rows, needed = kernel(a, b, inside, outside, finish, keep, start, stop, *rest)
         return int(rows), int(needed)
 
     return fill
+
+
+def _keep(options: Options, dtype: np.dtype[Any], kernel_dtype: np.dtype[Any], top: int, *, above: bool) -> Any:
+    """Return what kernels need to cut rows to `top` entries."""
+    if not options.selects:
+        return None
+    return options.least(dtype).astype(kernel_dtype), top, np.empty(top + 1, kernel_dtype), above
+
+
+def _finish_arguments(options: Options, dtype: np.dtype[Any]) -> Any:
+    """Return the epilogue as kernels take it."""
+    epilogue = options.epilogue
+    if epilogue is None:
+        return None
+    rows, columns = (None if one is None else np.array(one, dtype) for one in (epilogue.rows, epilogue.columns))
+    function = None if epilogue.apply is None else _jit().callable_part(epilogue.apply)
+    norm = 0 if epilogue.normalize is None else NORMS.index(epilogue.normalize) + 1
+    return rows, columns, function, norm, epilogue.drop_zeros
 
 
 def _kernel_arguments(task: _Task) -> tuple[Any, ...]:

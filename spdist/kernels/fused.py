@@ -74,6 +74,54 @@ def find_cut(values: Any, n: Any, least: Any, top: Any, heap: Any) -> Any:
 
 
 @part
+def finish_row(row: Any, n: Any, number: Any, rows: Any, columns: Any, function: Any, norm: Any, drop: Any) -> Any:
+    """Scale, map and normalise the `n` values of a row in place, and drop zeros; return the entries left.
+
+    Parameters
+    ----------
+    row : (indices, data, ...)
+    number : int
+        Of the row in `rows`.
+    rows, columns : None or array
+    function : None or compiled function
+    norm : int
+        0 for none, else 1 more than the place in `options.NORMS`.
+    drop : bool
+    """
+    for t in range(n):
+        if rows is not None:
+            row[1][t] *= rows[number]
+        if columns is not None:
+            row[1][t] *= columns[row[0][t]]
+        if function is not None:
+            row[1][t] = function(row[1][t])
+    if norm > 0:
+        size = norm_of(row[1], n, norm)
+        if size > 0:
+            for t in range(n):
+                row[1][t] /= size
+    if not drop:
+        return n
+    left = np.uintp(0)
+    for t in range(n):
+        if row[1][t] != 0:
+            row[0][left] = row[0][t]
+            row[1][left] = row[1][t]
+            left += np.uintp(1)
+    return left
+
+
+@inlined
+def norm_of(values: Any, n: Any, norm: Any) -> Any:
+    """Return the norm of the first `n` values."""
+    size = 0.0
+    for t in range(n):
+        value = abs(values[t])
+        size = max(size, value) if norm == 3 else size + (value if norm == 1 else value * value)
+    return np.sqrt(size) if norm == 2 else size
+
+
+@part
 def keep_row(row: Any, n: Any, keep: Any, c: Any, at: Any, capacity: Any) -> Any:
     """Copy what is kept of the `n` entries of a row to C from place `at` on; return the next place.
 
@@ -163,7 +211,7 @@ def make_row(a: Any, b: Any, row: Any, outside: Any, keep: Any, work: Any, c: An
 
 @compiled
 def fused_rows(
-    a: Any, b: Any, inside: Any, outside: Any, keep: Any, start: int, stop: int,
+    a: Any, b: Any, inside: Any, outside: Any, finish: Any, keep: Any, start: int, stop: int,
     work: Any, row_buffer: Any, c: Any, capacity: int, ahead: bool, ring: Any, wide: Any,
 ) -> Any:  # fmt: skip
     """Make rows ``[start, stop)`` of C, under a mask and cut, until `capacity` entries are full.
@@ -174,8 +222,11 @@ def fused_rows(
     inside, outside : None or (indptr, indices, ...)
         The mask that rows are confined to, or kept out of, with what `masks.multiply_inside` or `masks.excluded` need;
         one of them at most. What is None is left out of the compiled code, here and below.
+    finish : None or (rows, columns, function, norm, drop)
+        As `finish_row` takes them.
     keep : None or (least, top, heap, above)
-        What `find_cut` takes, and whether `least` is above the semiring's zero.
+        What `find_cut` takes, and whether what is below `least` may be left out while a row is made, because `least` is
+        above the semiring's zero and values are final.
     work : (window, sorting, batch)
         As for `rowwise.multiply_rows`.
     row_buffer : (indices, data, ends)
@@ -196,6 +247,8 @@ def fused_rows(
             n = make_row(a, b, row, outside, keep, work, row_buffer, ring, wide)
         else:
             n = multiply_inside(a, b, row, inside, work, row_buffer, ring, wide)
+        if finish is not None:
+            n = finish_row(row_buffer, n, row, *finish)
         at = keep_row(row_buffer, n, keep, c, at, limit)
         if at > limit:
             return np.int64(row - origin), np.int64(at)
@@ -204,14 +257,14 @@ def fused_rows(
 
 
 @compiled
-def cut_rows(c: Any, keep: Any, row_buffer: Any) -> None:
-    """Cut the rows of a finished matrix in place.
+def cut_rows(c: Any, finish: Any, keep: Any, row_buffer: Any) -> None:
+    """Make of the rows of a sum of products what `fused_rows` makes of a product's, in place.
 
     Parameters
     ----------
     c : (indptr, indices, data)
         What is kept moves to the front.
-    keep : (least, top, heap, above)
+    finish, keep
         As for `fused_rows`.
     row_buffer : (indices, data)
         For the longest row.
@@ -222,6 +275,9 @@ def cut_rows(c: Any, keep: Any, row_buffer: Any) -> None:
         for t in range(start, stop):
             row_buffer[0][t - start] = c[1][t]
             row_buffer[1][t - start] = c[2][t]
-        at = keep_row(row_buffer, stop - start, keep, (c[1], c[2]), at, capacity)
+        n = stop - start
+        if finish is not None:
+            n = finish_row(row_buffer, n, row, *finish)
+        at = keep_row(row_buffer, n, keep, (c[1], c[2]), at, capacity)
         c[0][row + 1] = at
         start = stop

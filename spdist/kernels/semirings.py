@@ -96,10 +96,9 @@ class Semiring:
         """
         if self.named:
             return self.name
-        codes = [_code(function) for function in (self.add, self.multiply)]
+        codes = [code_of(function) for function in (self.add, self.multiply)]
         dtype = None if self.dtype is None else np.dtype(self.dtype).str
-        content = repr((codes, self.zero, dtype, self.reads))
-        return f"{self.name} {hashlib.blake2b(content.encode(), digest_size=16).hexdigest()}"
+        return f"{self.name} {digest(repr((codes, self.zero, dtype, self.reads)).encode())}"
 
     def result_dtype(self, a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
         """Return the dtype of C.
@@ -124,7 +123,12 @@ class Semiring:
         return dtype.type(self.zero)
 
 
-def _code(function: Operator) -> Any:
+def digest(content: bytes) -> str:
+    """Return a digest of some bytes."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def code_of(function: Callable[..., Any]) -> Any:
     """Return the code of a function and what it closes over, to be compared."""
     function = getattr(function, "py_func", function)  # of a function that Numba compiled
     code = getattr(function, "__code__", None)

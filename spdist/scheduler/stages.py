@@ -196,7 +196,7 @@ class Product:
             c = self.product(one, b, 1, 0)
             self.totals.clear()  # of no block of the run
             self.take_timings()
-        options = self.answer.of_rows(None if self.answer.mask is None else b)
+        options = self.answer.of_rows(0, 1, None if self.answer.mask is None else b)
         for engine in self._host_engines():
             c = cpu.multiply_rows(one, b, 0, 1, engine=engine, options=options)
         if len(self.pieces) > 1:
@@ -219,11 +219,6 @@ class Product:
         with self._gpu_lock:
             note = functools.partial(self._note_gpu, row)
             return outofcore.multiply_rows(a, b, 0, capacity, self.gpu(), report=note, first_row=row)
-
-    def options(self, mask: CSR | None, *, partial: bool) -> Options:
-        """Return what becomes of a block's rows; those of a partial product are cut once all of them are added."""
-        options = self.answer.of_rows(mask)
-        return replace(options, top_n=None, threshold=None) if partial else options
 
     def add(self, c: CSR, partial: CSR, piece: int, options: Options) -> CSR:
         """Return the sum so far with the partial product of `piece` added; cut, if that is the last."""
@@ -302,7 +297,8 @@ class Product:
         """Multiply as many rows as fit the block's capacity; the result waits here."""
         with self.report("multiply", task.start) as done:
             b = self.resident_b() if operands.b is None else operands.b
-            options = self.options(operands.mask, partial=task.split and len(self.pieces) > 1)
+            partial = task.split and len(self.pieces) > 1
+            options = self.answer.of_rows(task.start, task.stop, operands.mask, partial=partial)
             c = self.product(operands.a, b, task.capacity, task.start, options)
             done(c.nbytes)
         if piece:
@@ -318,7 +314,7 @@ class Product:
         if c is None or partial is None or (before, here) != (piece - 1, piece):
             return self.count(self.compute(task, piece + 1), task)  # a worker was lost in between
         with self.report("merge", task.start) as done:
-            c = self.add(c, partial, piece, self.answer.options)
+            c = self.add(c, partial, piece, self.answer.of_rows(task.start, task.stop, None))
             done(2 * c.nbytes)
         self.waiting[task.number] = (piece, c)
         return self.count(c, task)
