@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spdist.api import Callbacks, Report, matmul, multiply, plan, save, verify
+    from spdist.api import Callbacks, Report, matmul, multiply, plan, reduce, save, verify
     from spdist.errors import (
         CorruptError,
         InputError,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    **dict.fromkeys(("Callbacks", "Report", "matmul", "multiply", "plan", "save", "verify"), "spdist.api"),
+    **dict.fromkeys(("Callbacks", "Report", "matmul", "multiply", "plan", "reduce", "save", "verify"), "spdist.api"),
     **dict.fromkeys(("numeric", "spgemm", "symbolic"), "spdist.inmemory"),
     **dict.fromkeys(
         (
@@ -81,6 +81,7 @@ __all__ = [
     "open_operator",
     "operator",
     "plan",
+    "reduce",
     "save",
     "sell",
     "spgemm",

@@ -7,10 +7,32 @@ from typing import Any
 
 import numpy as np
 
-from spdist.csr import CSR, check_canonical
+from spdist.csr import CSR, Int64Array, check_canonical
 from spdist.errors import InputError
 from spdist.kernels.options import PLAIN, Options
+from spdist.kernels.reductions import diagonal
 from spdist.storage import StoredMatrix
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """The pattern of an identity, read as a stored mask is."""
+
+    shape: tuple[int, int]
+    url: str = "the diagonal"
+    ours: bool = True
+
+    def rows_indices(self, start: int, stop: int) -> CSR:
+        """Return rows ``[start:stop)``."""
+        return diagonal(start, stop, self.shape[1])
+
+    def lengths(self) -> Int64Array:
+        """Return the entries of each row."""
+        return np.diff(diagonal(0, *self.shape).indptr)
+
+    def fingerprint(self) -> str:
+        """Return what tells it from other masks."""
+        return self.url
 
 
 @dataclass(frozen=True)
@@ -21,14 +43,14 @@ class Answer:
     ----------
     options : Options
         Without a mask.
-    mask : StoredMatrix, optional
+    mask : StoredMatrix or Diagonal, optional
         C has entries only where it stores one.
     complement : bool
         Only where it stores none.
     """
 
     options: Options = PLAIN
-    mask: StoredMatrix | None = None
+    mask: StoredMatrix | Diagonal | None = None
     complement: bool = False
 
     def __post_init__(self) -> None:
@@ -68,8 +90,14 @@ class Answer:
         self.options.check(shape, self.dtype(a, b))
         if self.mask is not None and self.mask.shape != shape:
             raise InputError(
-                f"the mask is {self.mask.nrows:,} x {self.mask.ncols:,}, but C is {shape[0]:,} x {shape[1]:,}"
+                f"the mask is {self.mask.shape[0]:,} x {self.mask.shape[1]:,}, but C is {shape[0]:,} x {shape[1]:,}"
             )
+
+    def arguments(self) -> dict[str, Any]:
+        """Return it as the public calls take it."""
+        own = ("semiring", "epilogue", "threshold", "top_n")
+        options = {name: getattr(self.options, name) for name in own}
+        return {**options, "mask": self.mask, "complement": self.complement}
 
     def facts(self) -> dict[str, Any]:
         """Return what tells it from others, as JSON can hold it: a product is resumed only with the same."""

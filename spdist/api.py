@@ -18,12 +18,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 import scipy.sparse as sp
 
-from spdist import storage
-from spdist.answer import WHOLE, Answer
+from spdist import inmemory, storage
+from spdist.answer import WHOLE, Answer, Diagonal
 from spdist.csr import CSR, from_scipy
 from spdist.errors import InputError, ResumeError, VerificationError
 from spdist.inmemory import spgemm
 from spdist.kernels.options import Epilogue, Options
+from spdist.kernels.reductions import check_reduction, is_linear, options_for, reduce_linear
 from spdist.kernels.semirings import Semiring, find
 from spdist.scheduler.plan import GPU_ENGINES, MAX_BLOCK_PRODUCTS, Plan
 from spdist.staging import staged_matrix
@@ -232,18 +233,13 @@ def matmul(
     scipy.sparse matrix or array, or StoredMatrix
         As the operands.
     """
-    operands = {"the operands": (a, b), "the operands and the mask": (a, b, mask)}
-    what, of = list(operands.items())[mask is not None]
-    in_memory = [sp.issparse(m) for m in of]
     wanted: dict[str, Any] = {
         "semiring": semiring, "mask": mask, "complement": complement, "epilogue": epilogue,
         "threshold": threshold, "top_n": top_n,
     }  # fmt: skip
-    if all(in_memory):
+    if _all_in_memory(a, b, mask):
         c = _in_memory(a, b, engine, memory_limit, wanted)
         return c if out is None else save(out, c, overwrite=overwrite)
-    if any(in_memory):
-        raise InputError(f"some of {what} are in memory and others stored: store all with spdist.save, or open all")
     if out is None:
         raise InputError("the product of stored matrices is stored too: say where, with out='C.zarr'")
     multiply(
@@ -501,12 +497,109 @@ def _prepare(
     _check_values(engine, answer.dtype(left, right))
     memory, host = _limits(engine, **limits)
     _check_target(target, overwrite=overwrite)
-    make = functools.partial(
-        plan, left, right, engine=engine, memory_limit=memory, host_limit=host, grid=grid,
-        semiring=answer.options.semiring, mask=answer.mask, complement=answer.complement,
-        epilogue=answer.options.epilogue, threshold=answer.options.threshold, top_n=answer.options.top_n,
-    )  # fmt: skip
+    wanted = {"engine": engine, "memory_limit": memory, "host_limit": host, "grid": grid, **answer.arguments()}
+    make = functools.partial(plan, left, right, **wanted)
     return _Job(left, right, make, target, "", overwrite, facts, engine in GPU_ENGINES, answer)
+
+
+def reduce(
+    a: Any,
+    b: Any,
+    what: str,
+    *,
+    engine: Engine = "auto",
+    memory_limit: int | str | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    semiring: str | Semiring = "plus_times",
+    mask: Any = None,
+    complement: bool = False,
+    epilogue: Epilogue | None = None,
+    threshold: float | None = None,
+    top_n: int | None = None,
+    callbacks: Callbacks | None = None,
+) -> Any:
+    """Return a number or a vector of a product that is never whole, in memory or in storage.
+
+    Parameters
+    ----------
+    a, b : scipy.sparse matrix or array; or path, URL or StoredMatrix
+        Both of the same sort, and a mask too.
+    what : str
+        "sum", "row_sums", "column_sums", "trace", "nnz" (entries, zeros included), "row_nnz" (of each row), or
+        "frobenius" (the root of the sum of squares).
+    engine, memory_limit, workers, scheduler, callbacks
+        As in `multiply`, for stored operands; engines of the CPU.
+    semiring, mask, complement, epilogue, threshold, top_n
+        What becomes of the product before, as in `spgemm`.
+
+    Returns
+    -------
+    number or (nrows,) or (ncols,) array
+        Values are added by plus, whatever the semiring; integers and bools as NumPy adds them, as int64 or uint64.
+
+    Notes
+    -----
+    Sums of a whole product by plus and times are products with vectors, ``A (B 1)``. For the others C is made some rows
+    at a time; of a "trace" no more than its diagonal.
+
+    Examples
+    --------
+    The triangles of a graph, each seen from its three corners in both directions:
+
+    >>> import scipy.sparse as sp
+    >>> a = sp.csr_array([[0, 1, 1, 0], [1, 0, 1, 1], [1, 1, 0, 1], [0, 1, 1, 0]])
+    >>> int(reduce(a, a, "sum", semiring="plus_pair", mask=a)) // 6
+    2
+    """
+    check_reduction(what)
+    wanted: dict[str, Any] = {
+        "semiring": semiring, "mask": mask, "complement": complement, "epilogue": epilogue, "threshold": threshold,
+        "top_n": top_n,
+    }  # fmt: skip
+    _check_engine(engine)
+    if engine in GPU_ENGINES:
+        raise InputError(f"engine={engine!r} has no reductions yet: choose engine='auto'")
+    if _all_in_memory(a, b, mask):
+        return inmemory.reduce(a, b, what, **wanted)
+    left, right, answer = _stored(a), _stored(b), _answer(**wanted)
+    answer.check(left, right, engine)
+    dtype = answer.dtype(left, right)
+    if is_linear(what, answer.options, dtype) and answer.mask is None:
+        return reduce_linear(what, _blocks(left), _blocks(right), (left.shape, right.shape), dtype)
+    if what == "trace" and not answer.fused:
+        answer = replace(answer, mask=Diagonal((left.nrows, right.ncols)))
+    answer = replace(answer, options=options_for(what, answer.options))
+    where = {"memory_limit": memory_limit, "workers": workers, "scheduler": scheduler}
+    return _reduce_stored(left, right, what, answer, engine, where, callbacks or Callbacks())
+
+
+def _reduce_stored(
+    a: StoredMatrix,
+    b: StoredMatrix,
+    what: str,
+    answer: Answer,
+    engine: Engine,
+    where: dict[str, Any],
+    callbacks: Callbacks,
+) -> Any:
+    from spdist.scheduler.cluster import connect
+    from spdist.scheduler.reduce import execute_reduction
+    from spdist.scheduler.sizes import make_plan
+
+    memory, _ = _limits(engine, where["memory_limit"], None)
+    made = make_plan(a, b, engine=engine, memory_limit=memory, answer=answer)
+    callbacks.planned(made)
+    local = any(storage.in_process(m.url) for m in (a, b))
+    workers, scheduler = where["workers"], where["scheduler"]
+    with connect(workers=workers, scheduler=scheduler, processes=not local, blocks=len(made.blocks)) as client:
+        return execute_reduction(client, made, a, b, what, answer, callbacks.started, callbacks.progress)
+
+
+def _blocks(m: StoredMatrix) -> Iterator[CSR]:
+    """Yield successive rows of a stored matrix."""
+    for start, stop, _ in m.row_blocks(4 * m.indices.chunk):
+        yield m.rows(start, stop)
 
 
 def _unfinished(target: str) -> tuple[str, dict[str, Any]] | None:
@@ -666,6 +759,15 @@ def _check_values(engine: str, dtype: np.dtype[Any]) -> None:
     """Refuse values that the engine does not multiply."""
     if engine in GPU_ENGINES and dtype.kind not in "fc":
         raise InputError(f"engine={engine!r} multiplies float and complex values, not {dtype}: choose engine='auto'")
+
+
+def _all_in_memory(a: Any, b: Any, mask: Any) -> bool:
+    """Whether all are SciPy's, and not stored; refuses some of each."""
+    in_memory = [sp.issparse(m) for m in (a, b, mask) if m is not None]
+    if any(in_memory) and not all(in_memory):
+        what = "the operands" if mask is None else "the operands and the mask"
+        raise InputError(f"some of {what} are in memory and others stored: store all with spdist.save, or open all")
+    return all(in_memory)
 
 
 def _in_memory(a: Any, b: Any, engine: str, memory_limit: int | str | None, wanted: dict[str, Any]) -> Any:

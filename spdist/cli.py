@@ -129,6 +129,30 @@ def _multiply(args: argparse.Namespace) -> int:
     return 0
 
 
+def _reduce(args: argparse.Namespace) -> int:
+    import numpy as np
+
+    from spdist import api, display
+
+    with display.RunDisplay(quiet=args.json) as shown:
+        found = api.reduce(
+            args.a,
+            args.b,
+            args.what,
+            memory_limit=args.memory_limit,
+            workers=args.workers,
+            scheduler=args.scheduler,
+            callbacks=shown.callbacks,
+            **_answer(args),
+        )
+    if args.out is not None:
+        np.save(args.out, found)
+    value = found.tolist() if np.ndim(found) == 0 or args.json else f"{len(found):,} values"
+    if not args.json:
+        display.line(f"{args.what}: {value}" + (f", in {args.out}" if args.out is not None else ""))
+    return _print_json({args.what: value}, args)
+
+
 def _verify(args: argparse.Namespace) -> int:
     from spdist import api, display
 
@@ -189,6 +213,13 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     mode = sub.add_mutually_exclusive_group()
     mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
     mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
+    sub = add("reduce", _reduce, "a number or vector of A @ B, which is never whole", "what", "a", "b")
+    sub.epilog = "WHAT: sum, row_sums, column_sums, trace, nnz, row_nnz, frobenius"
+    sub.add_argument("--out", metavar="FILE.npy", help="where to write a vector")
+    sub.add_argument("--memory-limit", metavar="BYTES", help="of each worker, by default 2GiB")
+    sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core")
+    sub.add_argument("--scheduler", metavar="ADDRESS", help="use a running Dask scheduler")
+    _add_answer_options(sub)
     _add_answer_options(add("verify", _verify, "check that C is A @ B", "a", "b", "c"))
     return parser
 

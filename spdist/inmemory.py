@@ -14,6 +14,7 @@ from spdist.csr import CSR, IndexArray, Int64Array, from_scipy
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.gpu import Pattern
 from spdist.kernels.options import Epilogue, Options
+from spdist.kernels.reductions import check_reduction, reduce_product
 from spdist.kernels.semirings import Semiring, find
 
 METHODS = ("auto", "scipy", "numba", "cuda", "hyspmm")
@@ -124,8 +125,7 @@ def spgemm(
     >>> spgemm(a, a, semiring="plus_pair").sum(), spgemm(a, a, semiring="plus_pair", mask=a).sum()
     (np.int64(12), np.int64(6))
     """
-    pattern = None if mask is None else from_scipy(mask.astype(np.bool_))
-    options = Options(find(semiring), pattern, complement, top_n, threshold, epilogue)
+    options = _options(semiring, mask, complement, epilogue, threshold, top_n)
     if not options.plain and (_on_gpu(a, b) or method not in CPU_METHODS):
         methods = ", ".join(CPU_METHODS)
         raise InputError(f"semirings, masks, epilogues, threshold and top_n are for SciPy's matrices and {methods}")
@@ -149,6 +149,28 @@ def spgemm(
     if swapped:
         return out.T
     return out.tocsc() if by_columns else out
+
+
+def _options(
+    semiring: str | Semiring, mask: Any, complement: bool, epilogue: Epilogue | None, threshold: float | None,
+    top_n: int | None,
+) -> Options:  # fmt: skip
+    pattern = None if mask is None else from_scipy(mask.astype(np.bool_))
+    return Options(find(semiring), pattern, complement, top_n, threshold, epilogue)
+
+
+def reduce(
+    a: Any, b: Any, what: str, *, threads: int | None = None, semiring: str | Semiring = "plus_times", mask: Any = None,
+    complement: bool = False, epilogue: Epilogue | None = None, threshold: float | None = None,
+    top_n: int | None = None,
+) -> Any:  # fmt: skip
+    """Return a reduction of a product of SciPy's matrices; `api.reduce` describes it."""
+    check_reduction(what)
+    left, right = from_scipy(a), from_scipy(b)
+    if left.ncols != right.nrows:
+        raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
+    options = _options(semiring, mask, complement, epilogue, threshold, top_n)
+    return reduce_product(what, left, right, threads=threads or os.cpu_count() or 1, options=options)
 
 
 def symbolic(a: Any, b: Any, *, deterministic: bool = False) -> Pattern | HostPattern:

@@ -48,9 +48,9 @@ class Epilogue:
     >>> m = sp.csr_array(np.array([[0.5, 0.5, 0], [0.25, 0.5, 0.25], [0, 0.5, 0.5]]))
     >>> inflate = spdist.Epilogue(apply=lambda x: x * x, normalize="l1")
     >>> spdist.spgemm(m, m, epilogue=inflate, threshold=0.1).toarray().round(3)
-    array([[0.36 , 0.64 , 0.   ],
-           [0.25 , 0.444, 0.25 ],
-           [0.   , 0.64 , 0.36 ]])
+    array([[0.346, 0.615, 0.   ],
+           [0.167, 0.667, 0.167],
+           [0.   , 0.615, 0.346]])
     """
 
     rows: npt.NDArray[Any] | None = None

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from spdist.answer import WHOLE, Answer
+from spdist.answer import WHOLE, Answer, Diagonal
 from spdist.csr import CSR, Int64Array, check_canonical, index_dtype
 from spdist.errors import InputError, MemoryBoundError
 from spdist.kernels import workspace
@@ -192,7 +192,9 @@ class Cuts:
 
 def cuts_of(answer: Answer, a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths) -> Cuts:
     """Return what an answer leaves of rows, from the row lengths of the matrices."""
-    mask = np.empty(0, np.uint32) if answer.mask is None else row_lengths(answer.mask)
+    mask: Lengths = np.empty(0, np.uint32)
+    if answer.mask is not None:
+        mask = answer.mask.lengths() if isinstance(answer.mask, Diagonal) else row_lengths(answer.mask)
     inside = answer.mask is not None and not answer.complement
     top_n = answer.options.top_n or max(b.ncols, 1)
     longest = 0

@@ -1,4 +1,4 @@
-"""What a worker does to one block: preprocess, multiply, merge, commit, join; one method each.
+"""What a worker does to one block: preprocess, multiply, merge, commit, join, or reduce; one method each.
 
 A task's result is small (counts, slices of Zarr chunks). Blocks themselves stay in the worker's own store until they
 are committed, so that their memory is free the moment they are written and not when the scheduler says so. A block
@@ -20,7 +20,7 @@ import numpy as np
 from spdist.answer import WHOLE, Answer
 from spdist.csr import CSR, Int64Array, ValueArray, check_canonical, index_dtype, result_dtype
 from spdist.errors import SpdistError
-from spdist.kernels import cpu, outofcore
+from spdist.kernels import cpu, outofcore, reductions
 from spdist.kernels.options import PLAIN, Options
 from spdist.scheduler.plan import GPU_ENGINES, gpu_staging
 from spdist.storage import Held, Layout, StoredMatrix, compresses
@@ -326,6 +326,18 @@ class Product:
             if piece:
                 self.merge(task, piece)
         return self.waiting[task.number][1]
+
+    def reduce(self, task: Task, what: str) -> reductions.Part:
+        """Make a block, as many rows at a time as it has room for, and return what they come to."""
+        parts: list[reductions.Part] = []
+        while task.start < task.stop or not parts:
+            c = self.compute(task, len(self.pieces) if task.split else 1)
+            del self.waiting[task.number]
+            with self.report("reduce", task.start) as done:
+                parts.append(reductions.of_rows(what, c, task.start))
+                done(c.nbytes)
+            task = replace(task, start=task.start + c.nrows)
+        return reductions.together(what, parts)
 
     @staticmethod
     def count(c: CSR, task: Task) -> Counted:
