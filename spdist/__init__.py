@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from spdist.operators import ehyb_operator as ehyb
     from spdist.operators import sell_operator as sell
     from spdist.storage import open_matrix as open
+    from spdist.transposed import transpose
 
 __version__ = "0.1.0"
 
@@ -53,6 +54,7 @@ _HOME = {
     "export_matrix": "spdist.interchange",
     "import_matrix": "spdist.interchange",
     "open": "spdist.storage",
+    "transpose": "spdist.transposed",
 }
 
 _NAME_AT_HOME = {"ehyb": "ehyb_operator", "open": "open_matrix", "sell": "sell_operator"}
@@ -86,6 +88,7 @@ __all__ = [
     "sell",
     "spgemm",
     "symbolic",
+    "transpose",
     "verify",
 ]
 

@@ -214,6 +214,8 @@ def matmul(
     epilogue: Epilogue | None = None,
     threshold: float | None = None,
     top_n: int | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
 ) -> Any:
     """Multiply two sparse matrices: in memory, or stored ones whose product is stored at `out`.
 
@@ -227,6 +229,8 @@ def matmul(
         As in `multiply`.
     semiring, mask, complement, epilogue, threshold, top_n
         As in `spgemm`; a mask is of the same sort as the operands.
+    transpose_a, transpose_b : bool
+        Multiply by the transpose of A or B: ``matmul(a, a, transpose_b=True)`` is ``A @ A.T``.
 
     Returns
     -------
@@ -238,13 +242,15 @@ def matmul(
         "threshold": threshold, "top_n": top_n,
     }  # fmt: skip
     if _all_in_memory(a, b, mask):
-        c = _in_memory(a, b, engine, memory_limit, wanted)
+        left, right = a.T if transpose_a else a, b.T if transpose_b else b
+        c = _in_memory(left, right, engine, memory_limit, wanted)
         return c if out is None else save(out, c, overwrite=overwrite)
     if out is None:
         raise InputError("the product of stored matrices is stored too: say where, with out='C.zarr'")
     multiply(
         a, b, out, engine=engine, memory_limit=memory_limit, host_limit=host_limit, grid=grid, workers=workers,
-        scheduler=scheduler, resume=resume, overwrite=overwrite, **wanted,
+        scheduler=scheduler, resume=resume, overwrite=overwrite, transpose_a=transpose_a, transpose_b=transpose_b,
+        **wanted,
     )  # fmt: skip
     return open_matrix(out)
 
@@ -283,6 +289,8 @@ def multiply(
     epilogue: Epilogue | None = None,
     threshold: float | None = None,
     top_n: int | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
 ) -> Report:
     """Multiply two stored matrices and store the product, each possibly larger than memory.
 
@@ -319,6 +327,9 @@ def multiply(
         What becomes of each row while it is made, as in `spgemm`, with a stored mask; for the engines "auto" and
         "numba". Where the inner dimension is cut, partial products are added by the semiring before rows are cut.
         `check` then looks at every row and makes some of them again: `Report.verification` says how many.
+    transpose_a, transpose_b : bool
+        Multiply by the transpose of A or B. A transposed copy lies beside C while the product runs, and takes the space
+        and the time to write it; it is made again to resume.
 
     Returns
     -------
@@ -337,23 +348,24 @@ def multiply(
     callbacks = callbacks or Callbacks()
     limits = {"memory_limit": memory_limit, "host_limit": host_limit}
     answer = _answer(semiring, mask, complement, epilogue, threshold, top_n)
-    job = _prepare(a, b, c, engine, limits, grid, answer, resume=resume, overwrite=overwrite)
-    if isinstance(job, Report):
-        return _verified(job, a, b, c, answer, callbacks) if check else job
-    if job.planned_first and scheduler is None:
-        from spdist.scheduler.cluster import count_gpus
+    with _operands(a, b, c, transpose_a, transpose_b, resume or overwrite) as (left, right):
+        job = _prepare(left, right, c, engine, limits, grid, answer, resume=resume, overwrite=overwrite)
+        if isinstance(job, Report):
+            return _verified(job, left, right, c, answer, callbacks) if check else job
+        if job.planned_first and scheduler is None:
+            from spdist.scheduler.cluster import count_gpus
 
-        count_gpus()  # or it is said now, before a plan is made
-    if job.unfinished:
-        callbacks.resumed(info(job.unfinished)["durable"])
-    with _timings(record, c) as timed:
-        made, outcome = job.run(workers, scheduler, replace(callbacks, timed=timed))
-    report = Report(
-        outcome.nnz, outcome.blocks, time.perf_counter() - begin, made.engine,
-        outcome.peak_device_memory if made.on_gpu else outcome.peak_host_memory, made.memory_limit, made.grid,
-        "resumed" if job.unfinished else "computed", outcome.stages, outcome.peak_host_memory, outcome.workers,
-    )  # fmt: skip
-    return _verified(report, a, b, c, answer, callbacks) if check else report
+            count_gpus()  # or it is said now, before a plan is made
+        if job.unfinished:
+            callbacks.resumed(info(job.unfinished)["durable"])
+        with _timings(record, c) as timed:
+            made, outcome = job.run(workers, scheduler, replace(callbacks, timed=timed))
+        report = Report(
+            outcome.nnz, outcome.blocks, time.perf_counter() - begin, made.engine,
+            outcome.peak_device_memory if made.on_gpu else outcome.peak_host_memory, made.memory_limit, made.grid,
+            "resumed" if job.unfinished else "computed", outcome.stages, outcome.peak_host_memory, outcome.workers,
+        )  # fmt: skip
+        return _verified(report, left, right, c, answer, callbacks) if check else report
 
 
 @dataclass(frozen=True)
@@ -600,6 +612,24 @@ def _blocks(m: StoredMatrix) -> Iterator[CSR]:
     """Yield successive rows of a stored matrix."""
     for start, stop, _ in m.row_blocks(4 * m.indices.chunk):
         yield m.rows(start, stop)
+
+
+@contextlib.contextmanager
+def _operands(
+    a: MatrixLike, b: MatrixLike, c: str | Path, transpose_a: bool, transpose_b: bool, may_exist: bool
+) -> Iterator[tuple[StoredMatrix, StoredMatrix]]:
+    """Give the operands, transposed where asked; the copies go in the end."""
+    from spdist.transposed import transposed_copy
+
+    target = storage.normalise(c)
+    if transpose_a or transpose_b:
+        _check_target(target, overwrite=may_exist)  # before the copies are made
+    with contextlib.ExitStack() as stack:
+        made = []
+        for name, m, transposed in (("a", a, transpose_a), ("b", b, transpose_b)):
+            place = f"{target}.spdist-transposed-{name}"
+            made.append(stack.enter_context(transposed_copy(_stored(m), place)) if transposed else _stored(m))
+        yield made[0], made[1]
 
 
 def _unfinished(target: str) -> tuple[str, dict[str, Any]] | None:

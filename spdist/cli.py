@@ -74,6 +74,15 @@ def _generate(args: argparse.Namespace) -> int:
     return _show_matrix(matrix, args)
 
 
+def _transpose(args: argparse.Namespace) -> int:
+    from spdist import display
+    from spdist.transposed import transpose
+
+    with display.transfer_bar(f"transposing {args.source}", quiet=args.json) as bar:
+        matrix = transpose(args.source, args.target, overwrite=args.overwrite, progress=bar)
+    return _show_matrix(matrix, args)
+
+
 def _info(args: argparse.Namespace) -> int:
     from spdist import api
 
@@ -120,6 +129,8 @@ def _multiply(args: argparse.Namespace) -> int:
             overwrite=args.overwrite,
             check=args.verify,
             record=args.record,
+            transpose_a=args.transpose_a,
+            transpose_b=args.transpose_b,
             callbacks=shown.callbacks,
             **_answer(args),
         )
@@ -200,6 +211,8 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     sub = add("export", _export, "convert a matrix in Zarr to .mtx, .npz or binsparse", "source", "target")
     sub.add_argument("--format", choices=("mtx", "npz", "binsparse"), help="by default from TARGET's ending")
     sub.add_argument("--overwrite", action="store_true", help="replace TARGET")
+    sub = add("transpose", _transpose, "write the transpose of a matrix", "source", "target")
+    sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
     add("info", _info, "shape, dtype, entries, row lengths, bytes and state of a matrix", "matrix")
     _add_generate(add("generate", _generate, "write a matrix of a known kind, of any size"), command == "generate")
     sub = add("plan", _plan, "show how A @ B would be cut, and what it takes; runs nothing", "a", "b")
@@ -210,6 +223,10 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     sub.add_argument("--scheduler", metavar="ADDRESS", help="use a running Dask scheduler")
     sub.add_argument("--verify", action="store_true", help="check C at the end")
     sub.add_argument("--record", metavar="FILE", help="write what each stage of each block took, a JSON object a line")
+    for name in ("a", "b"):
+        sub.add_argument(
+            f"--transpose-{name}", action="store_true", help=f"multiply by the transpose of {name.upper()}"
+        )
     mode = sub.add_mutually_exclusive_group()
     mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
     mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")

@@ -330,3 +330,42 @@ def test_epilogues_that_do_not_fit_are_refused():
 
 def multiply_by_one(factor):
     return lambda x: x * factor
+
+
+# -- transposes --------------------------------------------------------------------------------------------------------
+
+
+def test_products_with_a_transpose(stored, tmp_path, scheduler):
+    m = whole_numbers(90, 70, 5, 1)
+    a = stored("A", m)
+    left, right = {"transpose_a": True}, {"transpose_b": True}
+    for flags, expected in (
+        (right, spdist.spgemm(m, m.T.tocsr(), top_n=4)),
+        (left, spdist.spgemm(m.T.tocsr(), m, top_n=4)),
+    ):
+        report = api.multiply(
+            a, a, tmp_path / "C.zarr", grid=(3, 2, 1), scheduler=scheduler, top_n=4, check=True, overwrite=True, **flags
+        )
+        assert report.verification["ok"]
+        assert_same(read(tmp_path / "C.zarr"), expected)
+        assert_same(from_scipy(spdist.matmul(m, m, top_n=4, **flags)), expected)
+    assert {path.name for path in tmp_path.iterdir()} == {"A.zarr", "C.zarr"}
+    with pytest.raises(InputError, match="exists"):
+        api.multiply(a, a, tmp_path / "C.zarr", **right)
+    with pytest.raises(InputError, match="shapes do not fit"):
+        api.multiply(a, a, tmp_path / "D.zarr")
+    api.multiply(a, a, tmp_path / "C.zarr", resume=True, top_n=4, **left)  # nothing to do
+    with pytest.raises(ResumeError):
+        api.multiply(a, a, tmp_path / "C.zarr", resume=True, top_n=4, **right)
+
+
+def test_transpose(stored, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("spdist.coo.BUCKET_BYTES", 1 << 12)
+    m = random_matrix(300, 200, 9, 2)
+    stored("A", m)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["transpose", "A.zarr", "T.zarr"]) == 0
+    assert "200 x 300" in capsys.readouterr().out
+    assert_same(read("T.zarr"), m.T.tocsr())
+    assert spdist.transpose("A.zarr", "T.zarr", overwrite=True).ours
+    assert cli.main(["transpose", "A.zarr", "T.zarr"]) == 2

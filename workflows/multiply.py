@@ -59,6 +59,8 @@ class Job:
     complement: bool = False
     top_n: int | None = None
     threshold: float | None = None
+    transpose_a: bool = False
+    transpose_b: bool = False
 
 
 REQUIRED = tuple(one.name for one in fields(Job) if one.default is MISSING and one.name != "report")
@@ -216,6 +218,8 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "complement": flag,
     "threshold": number,
     "top_n": count,
+    "transpose_a": flag,
+    "transpose_b": flag,
     "workers": count,
     "scheduler": text_of,
     "scheduler_file": text_of,
@@ -401,6 +405,8 @@ def run(job: Job, log: Log) -> dict[str, Any]:
         complement=job.complement,
         top_n=job.top_n,
         threshold=job.threshold,
+        transpose_a=job.transpose_a,
+        transpose_b=job.transpose_b,
     )
     return report.to_json()
 
