@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spdist.api import Callbacks, Report, matmul, multiply, plan, reduce, save, verify
+    from spdist.chain import multi_matmul
     from spdist.errors import (
         CorruptError,
         InputError,
@@ -48,6 +49,7 @@ _HOME = {
         "spdist.errors",
     ),
     "Epilogue": "spdist.kernels.options",
+    "multi_matmul": "spdist.chain",
     "Semiring": "spdist.kernels.semirings",
     **dict.fromkeys(("Operator", "ehyb", "open_operator", "operator", "sell"), "spdist.operators"),
     "generate": "spdist.generators",
@@ -77,6 +79,7 @@ __all__ = [
     "generate",
     "import_matrix",
     "matmul",
+    "multi_matmul",
     "multiply",
     "numeric",
     "open",
