@@ -27,7 +27,7 @@ from spdist.verification import Verification
 
 ROWS = 200
 """Rows made again, at the most."""
-PRODUCTS = 1 << 23
+PRODUCTS = 1 << 26
 """Products of these rows, from which no further one is made."""
 SLACK = 4.0
 """Roundings allowed for each product of a floating sum."""

@@ -21,6 +21,8 @@ from spdist.kernels.workspace import WINDOW
 
 DENSE_SPAN = 8
 """Columns per product up to which the scan is quicker than marks."""
+MASK_GAIN = np.uintp(8)
+"""Products per column of the mask from which a row is made whole, and what is inside the mask dropped."""
 STRIDE = np.uintp(32)
 """Columns that the scan looks at together; at most `workspace.PADDING`."""
 
@@ -209,6 +211,28 @@ def make_row(a: Any, b: Any, row: Any, outside: Any, keep: Any, work: Any, c: An
     return multiply_row(a, b, row, extent, work, c, none, room, ring, outside, wide)
 
 
+@part
+def make_outside(a: Any, b: Any, row: Any, outside: Any, keep: Any, work: Any, c: Any, ring: Any, wide: Any) -> Any:
+    """Make what is outside a row of the mask of one row of C, from place 0 on; return its entries.
+
+    To ask of each product whether it is outside costs more than to add it up. Where the mask's row is far shorter than
+    the products, the row is made whole, and what is inside is passed over afterwards.
+    """
+    start, stop = np.uintp(outside[0][row]), np.uintp(outside[0][row + np.uintp(1)])
+    if MASK_GAIN * (stop - start) > np.uintp(row_extent(a, b, row)[0]):
+        return make_row(a, b, row, outside, keep, work, c, ring, wide)
+    n = make_row(a, b, row, None, keep, work, c, ring, wide)
+    left = np.uintp(0)
+    for t in range(n):
+        while start < stop and outside[1][start] < c[0][t]:
+            start += np.uintp(1)
+        if start == stop or outside[1][start] != c[0][t]:
+            c[0][left] = c[0][t]
+            c[1][left] = c[1][t]
+            left += np.uintp(1)
+    return left
+
+
 @compiled
 def fused_rows(
     a: Any, b: Any, inside: Any, outside: Any, finish: Any, keep: Any, start: int, stop: int,
@@ -243,8 +267,10 @@ def fused_rows(
     for row in range(origin, last):
         if ahead:
             fetch_ahead(a, b, row, last)
-        if inside is None:
-            n = make_row(a, b, row, outside, keep, work, row_buffer, ring, wide)
+        if inside is None and outside is None:
+            n = make_row(a, b, row, None, keep, work, row_buffer, ring, wide)
+        elif inside is None:
+            n = make_outside(a, b, row, outside, keep, work, row_buffer, ring, wide)
         else:
             n = multiply_inside(a, b, row, inside, work, row_buffer, ring, wide)
         if finish is not None:
