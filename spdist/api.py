@@ -420,7 +420,8 @@ class _Job:
         from spdist.scheduler.cluster import connect
         from spdist.scheduler.stages import warm
 
-        local = any(storage.in_process(url) for url in (self.a.url, self.b.url, self.target))
+        mask = [] if self.answer.mask is None else [self.answer.mask.url]
+        local = any(storage.in_process(url) for url in (self.a.url, self.b.url, self.target, *mask))
         if local and scheduler is not None:
             raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
         where: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "processes": not local}
@@ -541,7 +542,7 @@ def reduce(
         "sum", "row_sums", "column_sums", "trace", "nnz" (entries, zeros included), "row_nnz" (of each row), or
         "frobenius" (the root of the sum of squares).
     engine, memory_limit, workers, scheduler, callbacks
-        As in `multiply`, for stored operands; engines of the CPU.
+        As in `multiply`, for stored operands; the engine is "auto" or "numba".
     semiring, mask, complement, epilogue, threshold, top_n
         What becomes of the product before, as in `spgemm`.
 
@@ -564,17 +565,20 @@ def reduce(
     >>> int(reduce(a, a, "sum", semiring="plus_pair", mask=a)) // 6
     2
     """
+    from spdist.scheduler.sizes import check_operands
+
     check_reduction(what)
     wanted: dict[str, Any] = {
         "semiring": semiring, "mask": mask, "complement": complement, "epilogue": epilogue, "threshold": threshold,
         "top_n": top_n,
     }  # fmt: skip
     _check_engine(engine)
-    if engine in GPU_ENGINES:
-        raise InputError(f"engine={engine!r} has no reductions yet: choose engine='auto'")
+    if engine not in ("auto", "numba"):
+        raise InputError(f"engine={engine!r} has no reductions yet: choose engine='auto' or 'numba'")
     if _all_in_memory(a, b, mask):
         return inmemory.reduce(a, b, what, **wanted)
     left, right, answer = _stored(a), _stored(b), _answer(**wanted)
+    check_operands(left, right, None)
     answer.check(left, right, engine)
     dtype = answer.dtype(left, right)
     if is_linear(what, answer.options, dtype) and answer.mask is None:
@@ -602,7 +606,7 @@ def _reduce_stored(
     memory, _ = _limits(engine, where["memory_limit"], None)
     made = make_plan(a, b, engine=engine, memory_limit=memory, answer=answer)
     callbacks.planned(made)
-    local = any(storage.in_process(m.url) for m in (a, b))
+    local = any(storage.in_process(m.url) for m in (a, b, answer.mask) if m is not None)
     workers, scheduler = where["workers"], where["scheduler"]
     with connect(workers=workers, scheduler=scheduler, processes=not local, blocks=len(made.blocks)) as client:
         return execute_reduction(client, made, a, b, what, answer, callbacks.started, callbacks.progress)

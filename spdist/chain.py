@@ -4,7 +4,7 @@
 before anything is multiplied: random numbers at the columns of the last matrix travel to the rows of the first, each
 row taking the least of those it reaches; the mean of the least tells how many columns a row of the product has [1]_.
 So lengths of rows and columns of every part of the chain are known for the price of reading it a few times, and the
-usual recurrence finds the best order [2]_. It takes 256 bytes a row of the longest matrix.
+usual recurrence finds the best order [2]_. It takes 64 bytes a row of the longest matrix.
 
 References
 ----------
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,8 @@ from spdist.text import parse_bytes
 
 logger = logging.getLogger("spdist")
 
-SAMPLES = 16
-"""Random numbers a row: an estimate of one row is off by a quarter, the sum over many rows by far less."""
+SAMPLES = 8
+"""Random numbers a row (`kernels.reach`): one estimate is off by 40 %, the sum over many rows by far less."""
 IN_MEMORY_SHARE = 0.5
 """Share of the memory limit that a chain may take to be multiplied in memory."""
 
@@ -56,7 +56,7 @@ class Chain:
     products : int
         Estimated products of all steps.
     nnz : dict
-        Estimated entries of each product, by its first and last matrix.
+        Estimated entries of products, by their first and last matrix.
     """
 
     order: Order
@@ -113,7 +113,7 @@ def multi_matmul(
     if len(kinds) > 1:
         raise InputError("some matrices are in memory and others stored: store all with spdist.save, or open all")
     if kinds == {True}:
-        chain = plan_chain([from_scipy(m) for m in matrices])
+        chain = plan_chain([from_scipy(m) for m in matrices], sizes=False)
         c = _multiply_in_memory(chain.order, matrices)
         return c if out is None else api.save(out, c, overwrite=overwrite)
     if out is None:
@@ -190,8 +190,14 @@ def _parts(order: Order) -> Iterator[tuple[int, int]]:
 # -- the order ---------------------------------------------------------------------------------------------------------
 
 
-def plan_chain(matrices: Sequence[CSR | StoredMatrix]) -> Chain:
+def plan_chain(matrices: Sequence[CSR | StoredMatrix], *, sizes: bool = True) -> Chain:
     """Find the order of fewest products.
+
+    Parameters
+    ----------
+    matrices : sequence of CSR or StoredMatrix
+    sizes : bool
+        Whether to estimate the entries of all products too; costs two more passes of three matrices.
 
     Raises
     ------
@@ -204,8 +210,7 @@ def plan_chain(matrices: Sequence[CSR | StoredMatrix]) -> Chain:
                 f"shapes do not fit: matrix {number} is {a.nrows:,} x {a.ncols:,}, the next {b.nrows:,} x {b.ncols:,}"
             )
     n = len(matrices)
-    rows = _row_lengths(matrices)
-    columns = _column_lengths(matrices)
+    rows, columns = _part_lengths(matrices, sizes=sizes)
     best: dict[tuple[int, int], tuple[float, Order]] = {(i, i): (0.0, i) for i in range(n)}
     for length in range(1, n):
         for i in range(n - length):
@@ -213,7 +218,7 @@ def plan_chain(matrices: Sequence[CSR | StoredMatrix]) -> Chain:
             best[i, j] = min(
                 (
                     (
-                        best[i, k][0] + best[k + 1, j][0] + float(columns[i, k] @ rows[k + 1, j]),
+                        best[i, k][0] + best[k + 1, j][0] + float((columns[i, k] * rows[k + 1, j]).sum()),
                         (best[i, k][1], best[k + 1, j][1]),
                     )
                     for k in range(i, j)
@@ -224,66 +229,64 @@ def plan_chain(matrices: Sequence[CSR | StoredMatrix]) -> Chain:
     return Chain(order, int(products), {part: int(lengths.sum()) for part, lengths in rows.items()})
 
 
-def _row_lengths(matrices: Sequence[CSR | StoredMatrix]) -> dict[tuple[int, int], Lengths]:
-    """Return the lengths of rows of every part of the chain: exact of one matrix, estimated of more."""
-    found: dict[tuple[int, int], Lengths] = {}
-    for j in range(len(matrices)):
+Parts = dict[tuple[int, int], Lengths]
+
+
+def _part_lengths(matrices: Sequence[CSR | StoredMatrix], *, sizes: bool) -> tuple[Parts, Parts]:
+    """Return lengths of rows and of columns of parts of the chain: exact of one matrix, estimated of more.
+
+    Of rows of parts that begin later than the chain does, or of all for their sizes; of columns of parts that end
+    before it does: others are no operands.
+    """
+    n = len(matrices)
+    rows: Parts = {}
+    columns: Parts = {}
+    for i, m in enumerate(matrices):
+        rows[i, i], columns[i, i] = _lengths(m)
+    first = 0 if sizes else 1
+    for j in range(n - 1, first, -1):
         least = _draw(matrices[j].ncols, j)
-        for i in range(j, -1, -1):
-            least, lengths = _reach(matrices[i], least, _least_of_rows)
-            found[i, j] = lengths[0] if i == j else _estimate(least)
-    return found
+        for i in range(j, first - 1, -1):
+            least = _reach(matrices[i], least, to_rows=True)
+            if i < j:
+                rows[i, j] = _estimate(least)
+    for i in range(n - 2):
+        least = _draw(matrices[i].nrows, n + i)
+        for j in range(i, n - 1):
+            least = _reach(matrices[j], least, to_rows=False)
+            if j > i:
+                columns[i, j] = _estimate(least)
+    return rows, columns
 
 
-def _column_lengths(matrices: Sequence[CSR | StoredMatrix]) -> dict[tuple[int, int], Lengths]:
-    """Return the lengths of columns of every part of the chain."""
-    found: dict[tuple[int, int], Lengths] = {}
-    for i in range(len(matrices)):
-        least = _draw(matrices[i].nrows, len(matrices) + i)
-        for j in range(i, len(matrices)):
-            least, lengths = _reach(matrices[j], least, _least_of_columns)
-            found[i, j] = lengths[1] if i == j else _estimate(least)
-    return found
+def _lengths(m: CSR | StoredMatrix) -> tuple[Lengths, Lengths]:
+    """Return the lengths of the rows and columns of a matrix."""
+    rows, columns = np.zeros(m.nrows), np.zeros(m.ncols)
+    for start, block in _blocks(m):
+        rows[start : start + block.nrows] = np.diff(block.indptr)
+        columns += np.bincount(block.indices, minlength=m.ncols)
+    return rows, columns
 
 
-def _draw(n: int, seed: int) -> Lengths:
-    return np.random.default_rng(seed).exponential(size=(n, SAMPLES))
+def _draw(n: int, seed: int) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_exponential((n, SAMPLES), np.float32)
 
 
-def _estimate(least: Lengths) -> Lengths:
-    """Return how many random numbers each row saw, from the least of them: their sum has mean n / SAMPLES."""
+def _estimate(least: npt.NDArray[np.float32]) -> Lengths:
+    """Return how many random numbers each row saw, from the least of them: their sum has mean SAMPLES / n."""
     total = least.sum(axis=1)
     return np.where(np.isfinite(total), (SAMPLES - 1) / np.where(np.isfinite(total), total, 1.0), 0.0)
 
 
-def _reach(
-    m: CSR | StoredMatrix, least: Lengths, step: Callable[[CSR, int, Lengths, Lengths], None]
-) -> tuple[Lengths, tuple[Lengths, Lengths]]:
-    """Send the least numbers through a matrix; return them, and the lengths of its rows and columns."""
-    to_rows = step is _least_of_rows
-    out = np.full((m.nrows if to_rows else m.ncols, SAMPLES), np.inf)
-    rows, columns = np.zeros(m.nrows), np.zeros(m.ncols)
+def _reach(m: CSR | StoredMatrix, least: npt.NDArray[np.float32], *, to_rows: bool) -> npt.NDArray[np.float32]:
+    """Send the least numbers through a matrix, from columns to rows or from rows to columns."""
+    from spdist.kernels import reach
+
+    out = np.full((m.nrows if to_rows else m.ncols, SAMPLES), np.inf, np.float32)
+    step = reach.least_of_rows if to_rows else reach.least_of_columns
     for start, block in _blocks(m):
-        step(block, start, least, out)
-        rows[start : start + block.nrows] = np.diff(block.indptr)
-        columns += np.bincount(block.indices, minlength=m.ncols)
-    return out, (rows, columns)
-
-
-def _least_of_rows(block: CSR, start: int, least: Lengths, out: Lengths) -> None:
-    filled = np.flatnonzero(np.diff(block.indptr))
-    if len(filled):
-        out[start + filled] = np.minimum.reduceat(least[block.indices], block.indptr[filled], axis=0)
-
-
-def _least_of_columns(block: CSR, start: int, least: Lengths, out: Lengths) -> None:
-    order = np.argsort(block.indices, kind="stable")
-    columns = block.indices[order]
-    if len(columns):
-        rows = np.repeat(np.arange(start, start + block.nrows), np.diff(block.indptr))[order]
-        starts = np.flatnonzero(np.append(True, columns[1:] != columns[:-1]))
-        found = np.minimum.reduceat(least[rows], starts, axis=0)
-        out[columns[starts]] = np.minimum(out[columns[starts]], found)
+        step(block.indptr, block.indices, start, least, out)
+    return out
 
 
 def _blocks(m: CSR | StoredMatrix) -> Iterator[tuple[int, CSR]]:
@@ -292,6 +295,4 @@ def _blocks(m: CSR | StoredMatrix) -> Iterator[tuple[int, CSR]]:
         for start, stop, _ in m.row_blocks(m.indices.chunk):
             yield start, m.rows_indices(start, stop)
         return
-    step = max(1, m.nrows * (1 << 17) // max(m.nnz, 1))
-    for start in range(0, m.nrows, step):
-        yield start, m.rows(start, min(start + step, m.nrows))
+    yield 0, m

@@ -181,7 +181,7 @@ def _answer(args: argparse.Namespace) -> dict[str, Any]:
 
 def _print_json(content: dict[str, Any], args: argparse.Namespace) -> int:
     if args.json:
-        print(json.dumps(content))
+        print(json.dumps(content, default=str))  # complex numbers, as text
     return 0
 
 

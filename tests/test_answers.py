@@ -160,10 +160,10 @@ def test_resume_with_the_same_options_only(stored, tmp_path, scheduler, monkeypa
 
 def test_semirings_of_ones_own_are_told_apart():
     assert spdist.Semiring(own_max, own_max).identity() == spdist.Semiring(own_max, own_max).identity()
-    kinds = [spdist.Semiring(own_max, lambda x, y, n=n: x * y + n).identity() for n in (1, 1)]
+    kinds = [spdist.Semiring(own_max, lambda x, y, n=n: x * y + n).identity() for n in (1, 1, 2)]
     made = [spdist.Semiring(own_max, multiply_by(n)).identity() for n in (1, 2)]
     assert made[0] != made[1]
-    assert kinds[0] == kinds[1]
+    assert kinds[0] == kinds[1] != kinds[2]
     assert spdist.Semiring(own_max, own_max, zero=1).identity() != spdist.Semiring(own_max, own_max).identity()
     assert SEMIRINGS["min_plus"].identity() == "min_plus"
 

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 
 import spdist
 from spdist import api, cli
-from spdist.errors import InputError, SpdistError
+from spdist.errors import InputError, MatrixError, SpdistError
 from spdist.kernels import reductions
 from spdist.scheduler import sizes, stages
 from tests.test_answers import whole_numbers
@@ -107,8 +107,12 @@ def test_refusals(stored):
     a = stored("A", m)
     with pytest.raises(InputError, match="'mean' is not one of sum"):
         spdist.reduce(m, m, "mean")
-    with pytest.raises(InputError, match="no reductions yet"):
-        spdist.reduce(a, a, "sum", engine="cuda")
+    for engine in ("cuda", "scipy"):
+        with pytest.raises(InputError, match="no reductions yet"):
+            spdist.reduce(a, a, "sum", engine=engine)
+    for b in (whole_numbers(9, 20, 3, 1), stored("B", whole_numbers(9, 20, 3, 1))):
+        with pytest.raises((InputError, MatrixError), match="shapes do not fit"):
+            spdist.reduce(m if sp.issparse(b) else a, b, "sum")
     with pytest.raises(InputError, match="some of the operands are in memory"):
         spdist.reduce(m, a, "sum")
 

@@ -129,14 +129,18 @@ def digest(content: bytes) -> str:
 
 
 def code_of(function: Callable[..., Any]) -> Any:
-    """Return the code of a function and what it closes over, to be compared."""
+    """Return the code of a function, its defaults and what it closes over, to be compared."""
     function = getattr(function, "py_func", function)  # of a function that Numba compiled
-    code = getattr(function, "__code__", None)
-    if code is None:
+    if not hasattr(function, "__code__"):
         return repr(function)
-    cells = getattr(function, "__closure__", None) or ()
-    constants = [one for one in code.co_consts if not hasattr(one, "co_code")]
-    return code.co_code, code.co_names, constants, [repr(cell.cell_contents) for cell in cells]
+    cells = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
+    return _constants(function.__code__), repr(function.__defaults__), cells
+
+
+def _constants(code: Any) -> Any:
+    """Return code and constants, those of functions inside as well; not where it stands in a file."""
+    inner = [_constants(one) if hasattr(one, "co_code") else one for one in code.co_consts]
+    return code.co_code, code.co_names, inner
 
 
 def plus(x: Any, y: Any) -> Any:
