@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from numpy.testing import assert_array_equal
 
 from spdist.csr import CSR, from_scipy
-from spdist.kernels import pinned
+from spdist.kernels import cpu, device_blocks, gpu_device, outofcore, packing, pinned
 from spdist.kernels.device_blocks import Kinds
 from spdist.kernels.gpu_device import Gpu
 from tests.conftest import random_matrix
+from tests.kernels import packing_twin
 
 KINDS = Kinds(*map(np.dtype, ("f8", "i4", "i4")))
 
@@ -45,6 +49,30 @@ class Pointer:
         return Pointer(self.memory, self.offset + offset)
 
 
+class DeviceArray(np.ndarray):
+    """An array in such memory."""
+
+    @property
+    def data(self) -> Pointer:
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+def array(shape, dtype, pointer):
+    return pinned.array_at(pointer.memory.bytes, pointer.offset, shape[0], dtype).view(DeviceArray)
+
+
+class Event:
+    """Must be recorded before a stream waits for it, and before it tells the time."""
+
+    recorded = False
+
+    def record(self, stream: Stream) -> None:
+        self.recorded = True
+
+    def synchronize(self) -> None:
+        pass
+
+
 class Stream:
     """A stream that is done at once."""
 
@@ -53,6 +81,15 @@ class Stream:
     def __init__(self, **options: bool) -> None:
         pass
 
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def wait_event(self, event: Event) -> None:
+        assert event.recorded
+
     def synchronize(self) -> None:
         pass
 
@@ -60,25 +97,107 @@ class Stream:
         return self
 
 
-def array(shape, dtype, pointer):
-    return pinned.array_at(pointer.memory.bytes, pointer.offset, shape[0], dtype)
+def elapsed(begin: Event, end: Event) -> float:
+    assert begin.recorded
+    assert end.recorded
+    return 1.0
+
+
+class Allocator:
+    """What CuPy takes memory from at the moment."""
+
+    malloc = None
+
+    @contextlib.contextmanager
+    def using(self, malloc):
+        before, self.malloc = self.malloc, malloc
+        yield
+        self.malloc = before
+
+    def empty(self, size, dtype):
+        dtype = np.dtype(dtype)
+        return array((size,), dtype, self.malloc(size * dtype.itemsize))
+
+    def of(self, values):
+        new = self.empty(len(values), values.dtype)
+        new[:] = values
+        return new
 
 
 @pytest.fixture
-def device(monkeypatch):
+def allocator():
+    return Allocator()
+
+
+@pytest.fixture
+def device(monkeypatch, allocator):
     """Give a GPU of 1 MiB."""
     runtime = SimpleNamespace(
         memcpyAsync=lambda target, source, size, kind, stream: ctypes.memmove(target, source, size),
         memcpyHostToDevice=1,
+        memcpyDeviceToHost=2,
         CUDARuntimeError=RuntimeError,
     )
     memory = SimpleNamespace(OutOfMemoryError=MemoryError)
     names = {"runtime": runtime, "memory": memory, "Memory": Memory, "MemoryPointer": Pointer}
-    cuda = SimpleNamespace(Stream=Stream, Event=object, **names)
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, ndarray=array))
+    names |= {"using_allocator": allocator.using, "get_elapsed_time": elapsed, "Stream": Stream, "Event": Event}
+    cuda = SimpleNamespace(Device=Stream, **names)
+    whole = SimpleNamespace(
+        cuda=cuda, ndarray=array, empty=allocator.empty, subtract=lambda x, y: allocator.of(np.subtract(x, y))
+    )
+    monkeypatch.setitem(sys.modules, "cupy", whole)
     monkeypatch.setattr("spdist.kernels.gpu_device.pinned", pinned.pageable)
     Memory.held = Memory.most = 0
-    return Gpu(1 << 20)
+    return Gpu(1 << 20, pack=True)
+
+
+@pytest.fixture
+def multiplies(monkeypatch, allocator):
+    """Multiply on the CPU what lies on this GPU, and pack it in plain Python."""
+
+    def multiply(a, b, deterministic):
+        a, b = (CSR(m.indptr.astype(np.int64), np.asarray(m.indices), np.asarray(m.data), m.shape) for m in (a, b))
+        c = cpu.multiply(a, b, engine="scipy")
+        return CSR(allocator.of(c.indptr.astype(np.int32)), allocator.of(c.indices), allocator.of(c.data), c.shape)
+
+    def pack(c, out, values):
+        assert not values
+        c = CSR(c.indptr.astype(np.int64), np.asarray(c.indices), np.asarray(c.data), c.shape)
+        made, values = packing_twin.pack(c)
+        if not values:
+            assert len(made) <= len(out)
+            out[: len(made)] = made
+        found = SimpleNamespace(nbytes=len(made), source=out.data.ptr, pointer=np.dtype(np.int32), why="so")
+        found.choose = lambda threads: found
+        found.wait, found.columns = lambda: found, not values and c.nnz % 7 != 0
+        return found
+
+    monkeypatch.setattr("spdist.kernels.gpu.multiply", multiply)
+    monkeypatch.setattr(packing, "pack", pack)
+    monkeypatch.setattr(gpu_device, "LEAST_PACKED", 50)
+    monkeypatch.setattr(gpu_device, "PLAIN_BLOCKS", 2)
+    monkeypatch.setattr(outofcore, "SMALL_ENTRIES", -1)
+    monkeypatch.setattr(device_blocks, "SCRATCH_BYTES", 1 << 10)
+
+
+@pytest.mark.parametrize("limit", [1 << 17, 1 << 20, 1 << 24])
+@pytest.mark.parametrize("kind", ["random", "banded"])
+def test_blocks_go_through_slots(device, multiplies, kind, limit):
+    """With B resident, or sent in rows or windows; columns packed, not packed, and tried again."""
+    m = random_matrix(3000, 3000, 6.0, 3)
+    if kind == "banded":
+        m = sp.csr_matrix(sp.diags_array([np.random.default_rng(k).random(3000) for k in range(7)],
+                                         offsets=range(-3, 4), shape=(3000, 3000)))  # fmt: skip
+    a, stages = from_scipy(m), []
+    device.memory_limit = limit
+    c = outofcore.multiply(a, a, device, report=stages.append)
+    d = cpu.multiply(a, a, engine="scipy")
+    for x, y in ((c.indptr, d.indptr), (c.indices, d.indices)):
+        assert_array_equal(x, y)
+    np.testing.assert_allclose(c.data, d.data, rtol=1e-14)
+    names = Counter(stage.name for stage in stages)
+    assert names["download"] == names["multiply"] == names["upload"] == names["prepare"]
+    assert 0 < names["pack"] < names["multiply"] or limit == 1 << 24
 
 
 def test_slots_go_before_others_come(device):
@@ -121,6 +240,21 @@ def test_few_sizes_are_kept(monkeypatch):
     assert len(locked) <= 4
     first, second = pool.take(1 << 20), pool.take(1 << 20)
     assert not np.may_share_memory(first, second)
+
+
+def test_what_is_idle_longest_goes_first(monkeypatch):
+    unlocked = []
+    monkeypatch.setattr(pinned, "_lock", lambda size: np.empty(size, np.uint8))
+    monkeypatch.setattr(pinned, "_unlock", lambda memory: unlocked.append(len(memory)))
+    pool = pinned.Pool(most_idle=10 << 20)
+    leases = [pool.take(size << 20) for size in (1, 2, 4)]
+    del leases[1], leases[0], leases[0]  # of 2, 1 and 4 MiB, in this order
+    pool.take(8 << 20)
+    assert unlocked == [2 << 20, 1 << 20, 4 << 20]
+    pool.take(7 << 20)
+    assert [len(memory) >> 20 for memory in pool.idle] == [8]
+    pool.shrink(0)
+    assert unlocked[3:] == [8 << 20]
 
 
 def test_memory_comes_back_to_a_pool_that_is_in_use():

@@ -32,6 +32,7 @@ def oracle(a: CSR, b: CSR) -> CSR:
 def small_margins(monkeypatch):
     monkeypatch.setattr(device_blocks, "SCRATCH_BYTES", 1 << 10)
     monkeypatch.setattr(device_blocks, "ROW_BYTES", 16)
+    monkeypatch.setattr(outofcore, "SMALL_ENTRIES", -1)
 
 
 @given(csr_pairs(), st.integers(12, 24), st.integers(1, 4))
@@ -86,6 +87,22 @@ def test_a_long_row_gets_all_the_room():
     assert [count for count, _ in device.taken] == [workspace.PAIRS, 1]
 
 
+@pytest.mark.parametrize("ahead", [1 << 30, 1 << 12])
+def test_a_long_row_gets_the_room_of_b(ahead):
+    """B stays on the device until a row needs most of it, and more than what is left beside it."""
+    lengths = np.repeat([1500, 5], [20, 2000])
+    columns = np.concatenate([np.arange(length) + 1500 * (row % 20) for row, length in enumerate(lengths)])
+    b = CSR(np.concatenate([[0], np.cumsum(lengths)]), columns.astype(np.int32), np.ones(40_000), (2020, 30_000))
+    a = sp.eye_array(2020, format="lil")
+    a[:20] = 0
+    a[1000, :20] = 3.0
+    a = from_scipy(a.tocsr())
+    device = HostDevice(int((b.nnz * 12 + 2021 * 4) / 0.59), ahead)
+    assert_same(outofcore.multiply(a, b, device), oracle(a, b))
+    assert [count for count, _ in device.taken] == [workspace.PAIRS, 1, 1]
+    assert device.b is None
+
+
 def test_a_row_that_fits_nowhere_is_refused_with_its_number():
     a = from_scipy(sp.csr_array(np.ones((3, 2000))))
     with pytest.raises(MemoryBoundError, match="row 0 of A expands to 4,000,000 products"):
@@ -112,6 +129,31 @@ def test_an_estimate_too_low_grows(monkeypatch):
     monkeypatch.setattr(device_blocks, "FIRST_SHARE", 64)
     a = from_scipy(random_matrix(500, 500, 5.0, 8))
     assert_same(outofcore.multiply(a, a, HostDevice(1 << 18)), oracle(a, a))
+
+
+@pytest.mark.parametrize("capacity", [None, 10, 10**9])
+def test_c_has_room_before_all_is_counted(monkeypatch, capacity):
+    """Nothing but the sample is known, which sees none of the rows with most of the products."""
+    monkeypatch.setattr(device_blocks.Products, "look", lambda products: (0, 0))
+    monkeypatch.setattr(outofcore, "SAMPLE_ROWS", 3)
+    sizes, grow = [], outofcore.Result.grow
+    monkeypatch.setattr(outofcore.Result, "grow", lambda result, size: sizes.append(size) or grow(result, size))
+    a = from_scipy(sp.eye(701, 700, format="csr"))  # its last row, which is in the sample, is empty
+    lengths = np.where(np.arange(700) < 500, 1, 20_000)
+    columns = np.concatenate([np.arange(length) for length in lengths])
+    b = CSR(np.concatenate([[0], np.cumsum(lengths)]), columns, np.ones(len(columns)), (700, 20_000))
+    whole, c = oracle(a, b), outofcore.multiply_rows(a, b, 0, capacity, HostDevice(1 << 22))
+    assert_same(c, whole.rows(0, c.nrows))
+    assert c.nrows == (10 if capacity == 10 else whole.nrows)
+    assert capacity == 10 or len(sizes) > 1
+
+
+@pytest.mark.parametrize("limit", [1 << 14, 1 << 25])
+def test_small_products_are_not_sampled(monkeypatch, limit):
+    monkeypatch.setattr(outofcore, "SMALL_ENTRIES", 1 << 20)
+    a, stages = from_scipy(random_matrix(3000, 3000, 5.0, 4)), []
+    assert_same(outofcore.multiply(a, a, HostDevice(limit), report=stages.append), oracle(a, a))
+    assert limit < 1 << 25 or sorted(stage.name for stage in stages) == ["download", "multiply", "prepare", "upload"]
 
 
 def test_types_and_shapes_are_checked():
