@@ -118,6 +118,19 @@ def test_the_plan_knows_that_less_is_kept(stored):
     assert api.plan(a, a, mask=mask, complement=True).c.nnz >= whole.c.nnz / 2
 
 
+def test_the_plan_counts_values_that_are_converted(stored):
+    """Short values take the room of C's while they are multiplied, unless nobody reads them."""
+    m = whole_numbers(5_000, 5_000, 20, 6)
+    short, long = stored("S", m.astype("int8")), stored("L", m.astype("int64"))
+    wide = spdist.Semiring(own_max, own_max, dtype="int64")
+    held = {
+        name: api.plan(a, a, semiring=ring).reserved_memory
+        for name, a, ring in (("read", short, wide), ("pair", short, "plus_pair"), ("long", long, "plus_times"))
+    }
+    assert held["read"] - held["pair"] == 8 * m.nnz
+    assert held["long"] > held["pair"]
+
+
 def test_a_product_many_times_the_memory_limit_keeps_it(stored, tmp_path):
     """C would be 10 times the limit; measured in a process of its own."""
     a = spdist.generate("rmat", tmp_path / "G.zarr", scale=14, edge_factor=24)

@@ -406,9 +406,18 @@ def make_plan(
     on_gpu = engine in GPU_ENGINES
     host = host_limit or DEFAULT_HOST_LIMIT if on_gpu else memory_limit
     cuts = cuts_of(answer, a, b, lengths)
-    draft = _Draft(a, b, engine, host, grid, lengths, sample_rows(a, b, lengths), answer.dtype(a, b), cuts)
+    dtype = answer.dtype(a, b)
+    casts = _casts(a, b, answer, dtype) if not on_gpu else (0, 0)
+    draft = _Draft(a, b, engine, host, grid, lengths, sample_rows(a, b, lengths), dtype, cuts, casts)
     plan = draft.plan()
     return plan.through_gpu(memory_limit) if on_gpu else plan
+
+
+def _casts(a: StoredMatrix, b: StoredMatrix, answer: Answer, dtype: np.dtype[Any]) -> tuple[int, int]:
+    """Return the bytes that an entry of A and of B takes once more, in the dtype of C, while it is multiplied."""
+    reads = answer.options.semiring.reads
+    left, right = (dtype.itemsize if name in reads and m.dtype != dtype else 0 for name, m in (("a", a), ("b", b)))
+    return left, right
 
 
 def check_operands(a: StoredMatrix, b: StoredMatrix, grid: tuple[int, int, int] | None) -> None:
@@ -459,13 +468,16 @@ class _Draft:
         estimate: Estimate,
         dtype: np.dtype[Any],
         cuts: Cuts,
+        casts: tuple[int, int],
     ) -> None:
         self.a, self.b, self.engine, self.memory_limit, self.grid = a, b, engine, memory_limit, grid
-        self.lengths, self.estimate, self.dtype, self.cuts = lengths, estimate, dtype, cuts
+        self.lengths, self.estimate, self.dtype, self.cuts, self.casts = lengths, estimate, dtype, cuts, casts
         self.oa, self.ob = operand(a), operand(b)
         self.c_entry = index_dtype(b.ncols).itemsize + self.dtype.itemsize
         usable = memory.pair_budget(memory_limit, 0, 1)
-        self.can_be_resident = (grid is None or grid[1] == grid[2] == 1) and self.ob.nbytes <= RESIDENT_SHARE * usable
+        self.can_be_resident = (
+            grid is None or grid[1] == grid[2] == 1
+        ) and self._resident_bytes <= RESIDENT_SHARE * usable
         self.block_products = GPU_BLOCK_PRODUCTS if engine in GPU_ENGINES else MAX_BLOCK_PRODUCTS
         self.resident = False
         self.chunk = self._chunk_length(usable)
@@ -476,11 +488,16 @@ class _Draft:
         most = max(usable // (16 * MAX_PAIRS) // self.c_entry, 1)
         return int(min(CHUNK_LENGTH, max(1 << (most.bit_length() - 1), 1 << 10)))
 
+    @property
+    def _resident_bytes(self) -> int:
+        """Bytes of a B that stays, and of its copy in the dtype of C while that is made."""
+        return self.ob.nbytes + self.b.nnz * self.casts[1]
+
     def reserved(self, pairs: int) -> int:
         """Return the bytes a worker holds throughout: resident B, workspace, read buffers, pieces of Zarr chunks."""
         reading = READ_COPIES * (self.oa.read_bytes + (0 if self.resident else READ_CHUNKS * self.ob.read_bytes))
         pieces = 2 * pairs * self.chunk * self.c_entry
-        resident = self.ob.nbytes if self.resident else 0
+        resident = self._resident_bytes if self.resident else 0
         kept = min(self.memory_limit // KEPT_SHARE, KEPT_MOST)
         if self.engine in GPU_ENGINES:
             return kept + resident + reading + pieces + gpu_staging(self.memory_limit)
@@ -507,7 +524,7 @@ class _Draft:
             if plan is not None:
                 plans.append(plan)
             refusal = refusal or refused
-            if plans and self.ob.nbytes <= SMALL_SHARE * self.memory_limit:
+            if plans and self._resident_bytes <= SMALL_SHARE * self.memory_limit:
                 break
         if not plans:
             raise MemoryBoundError(refusal.format(needed=self._enough() // 2**20))
@@ -527,7 +544,7 @@ class _Draft:
 
     def _at(self, memory_limit: int) -> bool:
         """Whether a plan under another limit fits."""
-        known = self.lengths, self.estimate, self.dtype, self.cuts
+        known = self.lengths, self.estimate, self.dtype, self.cuts, self.casts
         draft = _Draft(self.a, self.b, self.engine, memory_limit, self.grid, *known)
         draft.checked = True
         if draft._attempt()[0] is not None:
@@ -601,10 +618,10 @@ class _Draft:
                 forced = np.array([self.a.nrows], np.int64)
         elif (one := self._one_block(budget)) is not None:
             return one
-        b_entry = 0 if self.resident else self.ob.entry_bytes
+        b_entry = 0 if self.resident else self.ob.entry_bytes + self.casts[1]
         costs = Costs(
-            self.oa.entry_bytes + REMAP_BYTES, b_entry, self.c_entry, self.b.ncols, int(budget / MARGIN), products,
-            index_dtype(self.b.ncols).itemsize, self.cuts.inside, self.cuts.top_n,
+            self.oa.entry_bytes + self.casts[0] + REMAP_BYTES, b_entry, self.c_entry, self.b.ncols, int(budget / MARGIN),
+            products, index_dtype(self.b.ncols).itemsize, self.cuts.inside, self.cuts.top_n,
         )  # fmt: skip
         cutter = Cutter(costs, self.estimate, self.lengths, self.b.indices.nchunks, forced, self.cuts.mask)
         rows = _walk(self.a, cutter, check=not self.checked)
@@ -623,7 +640,7 @@ class _Draft:
         products = np.diff(places[a.indptr])
         ratio = self.estimate.ratio[np.log2(np.maximum(products, 1)).astype(np.int64)]
         whole = np.minimum(np.minimum(np.ceil(products * ratio), products), self.b.ncols).astype(np.int64)
-        a_bytes = a.nnz * (self.oa.entry_bytes + REMAP_BYTES) + 16 * a.nrows
+        a_bytes = a.nnz * (self.oa.entry_bytes + self.casts[0] + REMAP_BYTES) + 16 * a.nrows
         if len(mask := self.cuts.mask.astype(np.int64)):
             whole = np.minimum(whole, mask if self.cuts.inside else self.b.ncols - mask)
             a_bytes += int(mask.sum()) * index_dtype(self.b.ncols).itemsize + 8 * a.nrows
