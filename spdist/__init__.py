@@ -9,8 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spdist.api import Callbacks, Report, matmul, multiply, plan, save, verify
+    from spdist.api import Callbacks, Report, matmul, multiply, plan, reduce, save, verify
     from spdist.bsr import BSR
+    from spdist.chain import multi_matmul
     from spdist.errors import (
         CorruptError,
         InputError,
@@ -23,16 +24,18 @@ if TYPE_CHECKING:
     from spdist.generators import generate
     from spdist.inmemory import numeric, spgemm, symbolic
     from spdist.interchange import export_matrix, import_matrix
+    from spdist.kernels.options import Epilogue
     from spdist.kernels.semirings import Semiring
     from spdist.operators import Operator, open_operator, operator
     from spdist.operators import ehyb_operator as ehyb
     from spdist.operators import sell_operator as sell
     from spdist.storage import open_matrix as open
+    from spdist.transposed import transpose
 
 __version__ = "0.1.0"
 
 _HOME = {
-    **dict.fromkeys(("Callbacks", "Report", "matmul", "multiply", "plan", "save", "verify"), "spdist.api"),
+    **dict.fromkeys(("Callbacks", "Report", "matmul", "multiply", "plan", "reduce", "save", "verify"), "spdist.api"),
     **dict.fromkeys(("numeric", "spgemm", "symbolic"), "spdist.inmemory"),
     **dict.fromkeys(
         (
@@ -47,12 +50,15 @@ _HOME = {
         "spdist.errors",
     ),
     "BSR": "spdist.bsr",
+    "Epilogue": "spdist.kernels.options",
+    "multi_matmul": "spdist.chain",
     "Semiring": "spdist.kernels.semirings",
     **dict.fromkeys(("Operator", "ehyb", "open_operator", "operator", "sell"), "spdist.operators"),
     "generate": "spdist.generators",
     "export_matrix": "spdist.interchange",
     "import_matrix": "spdist.interchange",
     "open": "spdist.storage",
+    "transpose": "spdist.transposed",
 }
 
 _NAME_AT_HOME = {"ehyb": "ehyb_operator", "open": "open_matrix", "sell": "sell_operator"}
@@ -61,6 +67,7 @@ __all__ = [
     "BSR",
     "Callbacks",
     "CorruptError",
+    "Epilogue",
     "InputError",
     "MatrixError",
     "MemoryBoundError",
@@ -75,16 +82,19 @@ __all__ = [
     "generate",
     "import_matrix",
     "matmul",
+    "multi_matmul",
     "multiply",
     "numeric",
     "open",
     "open_operator",
     "operator",
     "plan",
+    "reduce",
     "save",
     "sell",
     "spgemm",
     "symbolic",
+    "transpose",
     "verify",
 ]
 

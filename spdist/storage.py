@@ -599,6 +599,23 @@ def _runs(keys: Int64Array) -> Iterator[tuple[int, int]]:
     yield from itertools.pairwise([0, *cuts.tolist(), len(keys)] if len(keys) else [])
 
 
+def refuse_blocks(what: str, *matrices: Any) -> None:
+    """Refuse matrices that are stored in blocks where entries are asked for.
+
+    Raises
+    ------
+    InputError
+        Names the first, and its blocks.
+    """
+    for m in matrices:
+        if isinstance(m, StoredMatrix) and m.blocksize is not None:
+            rows, columns = m.blocksize
+            raise InputError(
+                f"{what} are for matrices of entries, but {m.url} is stored in blocks of {rows}x{columns}: store it by "
+                f"entries, as `spdist export` and `spdist import` without --block-size do"
+            )
+
+
 def open_matrix(url: str | Path) -> StoredMatrix:
     """Open the matrix at `url`, a path or an fsspec URL.
 

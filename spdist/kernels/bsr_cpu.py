@@ -72,10 +72,10 @@ def merge(p: CSR, q: CSR) -> CSR:
     """Add two matrices of blocks of one size; where one has fewer block rows, only those both have."""
     step = len(p.data) + 1
     numbers = [np.arange(1, len(m.data) + 1, dtype=np.int64) for m in (p, q)]
-    numbered = (
+    left, right = (
         CSR(m.indptr, m.indices, n, m.shape) for m, n in zip((p, q), (numbers[0], step * numbers[1]), strict=True)
     )
-    c = merge_values(*numbered)  # an entry says which blocks belong there
+    c = merge_values(left, right)  # an entry says which blocks belong there
     data = np.zeros(c.nnz, p.dtype)
     for m, number in ((p, c.data % step), (q, c.data // step)):
         data["block"][number > 0] += m.data["block"][number[number > 0] - 1]

@@ -1,0 +1,223 @@
+"""Answers from storage within a memory limit, reductions, and the workflows beside the packages people use today.
+
+Peers are optional, and those that are missing are named: ``pip install sparse_dot_topn networkx pyamg``. Results are
+compared; a difference ends the run. Both sides have `--threads` threads where the peer has threads at all; medians of
+`--repeats` calls in turn, in seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import matrices
+import numpy as np
+import record
+import scipy.sparse as sp
+from fused import in_turn
+
+import spdist
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+PEERS = ("sparse_dot_topn", "networkx", "pyamg")
+LIMIT = "64MiB"
+Row = dict[str, Any]
+
+
+def check(same: bool, what: str) -> None:
+    """End the run where results differ."""
+    if not same:
+        raise SystemExit(f"{what}: the results differ")
+
+
+def stored(quick: bool, threads: int, repeats: int) -> list[Row]:
+    """Measure answers to products whose C is many times the memory limit, from Zarr to Zarr."""
+    rows = []
+    cases: dict[str, dict[str, Any]] = {
+        "top_n=10": {"top_n": 10},
+        "top_n=10, min_plus": {"semiring": "min_plus", "top_n": 10},
+        "inside A, plus_pair": {"semiring": "plus_pair", "mask": True},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        a = spdist.generate("rmat", f"{folder}/A.zarr", scale=10 if quick else 17, edge_factor=16)
+        whole = spdist.plan(a, a, memory_limit=LIMIT)
+        for case, wanted in cases.items():
+            options = wanted | ({"mask": a} if "mask" in wanted else {})
+            done = spdist.multiply(
+                a, a, f"{folder}/C.zarr", memory_limit=LIMIT, workers=threads, overwrite=True, check=True, **options
+            )
+            rows.append(
+                {
+                    "case": f"rmat {10 if quick else 17} x 16, {case}",
+                    "products": whole.expansion,
+                    "c_over_limit": whole.c.nbytes / whole.memory_limit,
+                    "nnz": done.nnz,
+                    "blocks": done.blocks,
+                    "blocks_of_whole": len(whole.blocks),
+                    "seconds": {"spdist": done.seconds},
+                    "peak_mb": done.peak_memory / 1e6,
+                    "allowed_mb": (1.15 * done.memory_limit + 40e6) / 1e6,
+                    "verified": (done.verification or {})["reason"],
+                }
+            )
+            check(done.peak_memory <= 1.15 * done.memory_limit + 40e6, f"memory of {case}")
+    return rows
+
+
+def reductions(quick: bool, threads: int, repeats: int) -> list[Row]:
+    """Time reductions beside the product they are of."""
+    a = matrices.rmat(9 if quick else 16, 8).to_scipy()
+    rows = []
+    for what in ("frobenius", "column_sums", "nnz", "trace"):
+        options = {"mask": a} if what == "column_sums" else {}
+        runs = {
+            "spdist": lambda what=what, options=options: spdist.reduce(a, a, what, **options),
+            "product": lambda options=options: spdist.spgemm(a, a, threads=threads, **options),
+        }
+        rows.append({"case": f"{what}{' inside A' if options else ''}", "seconds": in_turn(repeats, **runs)})
+    return rows
+
+
+def similarity(quick: bool, threads: int, repeats: int) -> list[Row]:
+    """Time the nearest genes by their annotations, each with itself, beside sparse_dot_topn."""
+    m = sp.csr_array(sp.load_npz(DATA / "human_gene_GO.npz"))[: 300 if quick else None]
+    unit = sp.csr_matrix(m / np.sqrt(m.power(2).sum(axis=1))[:, None])
+    other = sp.csr_matrix(unit.T)
+    runs: dict[str, Callable[[], Any]] = {
+        "spdist": lambda: spdist.spgemm(unit, other, top_n=10, threshold=0.5, threads=threads)
+    }
+    if find_spec("sparse_dot_topn"):
+        from sparse_dot_topn import sp_matmul_topn
+
+        runs["sparse_dot_topn"] = lambda: sp_matmul_topn(unit, other, top_n=10, threshold=0.5, n_threads=threads)
+        sums = [np.asarray(run().sum(axis=1)).ravel() for run in runs.values()]
+        check(np.allclose(*sums), "similarity")
+    return [{"case": f"{m.shape[0]:,} genes, cosine from 0.5, top 10", "seconds": in_turn(min(repeats, 3), **runs)}]
+
+
+def triangles(quick: bool, threads: int, repeats: int) -> list[Row]:
+    """Time the count of triangles beside networkx, each on its own form of the graph."""
+    rows = []
+    for name in ("1138_bus",) if quick else ("debian_trixie_deps", "brack2"):
+        m = sp.load_npz(DATA / f"{name}.npz")
+        pattern = sp.csr_array((abs(m) + abs(m.T)) > 0).astype(np.int64)
+        order = np.argsort(np.diff(pattern.indptr), kind="stable")
+        lower = sp.csr_matrix(sp.tril(pattern[order][:, order], -1))
+        runs: dict[str, Callable[[], Any]] = {
+            "spdist": lambda lower=lower: spdist.reduce(lower, lower, "sum", semiring="plus_pair", mask=lower)
+        }
+        if find_spec("networkx"):
+            import networkx
+
+            graph = networkx.from_scipy_sparse_array(sp.csr_array(lower + lower.T))
+            runs["networkx"] = lambda graph=graph: sum(networkx.triangles(graph).values()) // 3
+            check(len({int(run()) for run in runs.values()}) == 1, name)
+        rows.append({"case": name, "triangles": int(runs["spdist"]()), "seconds": in_turn(min(repeats, 3), **runs)})
+    return rows
+
+
+def galerkin(quick: bool, threads: int, repeats: int) -> list[Row]:
+    """Time R A P of each level of a hierarchy of pyamg's, beside SciPy's products, which pyamg calls."""
+    if not find_spec("pyamg"):
+        return []
+    import pyamg
+
+    side = 8 if quick else 60
+    levels = pyamg.smoothed_aggregation_solver(pyamg.gallery.poisson((side,) * 3, format="csr"), max_coarse=500).levels
+    rows = []
+    warm = sp.eye_array(9, format="csr")
+    spdist.spgemm(warm, warm, "numba")  # loads the kernels, as any larger product does
+    for number, level in enumerate(levels[:-1]):
+        r, a, p = (sp.csr_matrix(m) for m in (level.R, level.A, level.P))
+        runs = {
+            "spdist": lambda r=r, a=a, p=p: spdist.multi_matmul([r, a, p]),
+            "scipy": lambda r=r, a=a, p=p: r @ a @ p,
+        }
+        difference = abs(runs["spdist"]() - runs["scipy"]()).max()
+        check(difference <= 1e-12 * abs(a).max(), "galerkin")
+        rows.append(
+            {"case": f"poisson {side}^3, level {number}: {a.shape[0]:,} rows", "seconds": in_turn(repeats, **runs)}
+        )
+    return rows
+
+
+def shortest_paths(quick: bool, threads: int, repeats: int) -> list[Row]:
+    """Time all pairs by squaring over min_plus beside scipy.sparse.csgraph's choice for each graph."""
+    from scipy.sparse.csgraph import shortest_path
+
+    rng = np.random.default_rng(0)
+    power = abs(sp.load_npz(DATA / "1138_bus.npz"))
+    n = 100 if quick else 1_000
+    dense = sp.random_array((n, n), density=0.05, format="csr", random_state=rng)
+    rows = []
+    for case, m in (("1138_bus", sp.csr_array(power)), (f"random {n:,}, 5 % of all edges", dense)):
+        m = sp.csr_array(m - sp.diags_array(m.diagonal()))
+        m.data = np.floor(1 + 9 * rng.random(m.nnz))
+        runs = {"spdist": lambda m=m: all_pairs(m, threads), "scipy": lambda m=m: shortest_path(m)}
+        found, expected = runs["spdist"](), runs["scipy"]()
+        check(found.nnz == np.isfinite(expected).sum() and found.sum() == expected[np.isfinite(expected)].sum(), case)
+        rows.append({"case": case, "seconds": in_turn(min(repeats, 3), **runs)})
+    return rows
+
+
+def all_pairs(m: sp.csr_array, threads: int) -> Any:
+    """Square until nothing changes; a loop of length 0 at each vertex keeps shorter paths."""
+    n, entries = m.shape[0], m.tocoo()
+    off = entries.row != entries.col
+    places = np.append(entries.row[off], np.arange(n)), np.append(entries.col[off], np.arange(n))
+    before = sp.csr_matrix((np.append(entries.data[off], np.zeros(n)), places), shape=m.shape)
+    while True:
+        after = spdist.spgemm(before, before, semiring="min_plus", threads=threads)
+        if after.nnz == before.nnz and np.array_equal(after.data, before.data):
+            return after
+        before = after
+
+
+PARTS: dict[str, Callable[[bool, int, int], list[Row]]] = {
+    "stored": stored, "reductions": reductions, "similarity": similarity, "triangles": triangles, "galerkin": galerkin,
+    "shortest_paths": shortest_paths,
+}  # fmt: skip
+
+
+def show(part: str, rows: list[Row]) -> None:
+    """Print a part's rows."""
+    print(part, flush=True)
+    for row in rows:
+        seconds, ours = row["seconds"], row["seconds"]["spdist"]
+        others = [f"{name} {1e3 * s:,.1f} ms ({s / ours:.2f} x)" for name, s in seconds.items() if name != "spdist"]
+        more = (
+            f"; C {row['c_over_limit']:.0f} x limit, {row['peak_mb']:.0f} of {row['allowed_mb']:.0f} MB, "
+            if ("peak_mb" in row)
+            else ""
+        )
+        blocks = f"{row['blocks']} blocks, whole {row['blocks_of_whole']}" if more else ""
+        print(f"  {row['case']:50} {', '.join([f'{1e3 * ours:,.1f} ms', *others])}{more}{blocks}", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the parts, print, record."""
+    parser = record.parser(__doc__ or "")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS))
+    options = parser.parse_args(arguments)
+    if missing := [name for name in PEERS if not find_spec(name)]:
+        print(f"not installed, and not compared with: {', '.join(missing)}")
+    results = {}
+    for name in options.only:
+        results[name] = PARTS[name](options.quick, options.threads, 2 if options.quick else options.repeats)
+        show(name, results[name])
+    peers = {package: record.installed(package) for package in PEERS}
+    record.write({"threads": options.threads, "peers": peers, "results": results}, options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
