@@ -293,7 +293,13 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
     vectors = WIDE.get(value, (value,))
     names = [f"ehyb_count<{index}, {pointer}>", f"ehyb_fill<{value}, {value}, {index}, {pointer}>"]
-    return {FILE: (*names, *(f"ehyb_multiply<{value}, {vector}>" for vector in vectors))}
+    products = (_multiply_name(value, vector, alone) for vector in vectors for alone in (True, False))
+    return {FILE: (*names, *products)}
+
+
+def _multiply_name(value: str, vector: str, alone: bool) -> str:
+    """Return the name expression of a product's kernel; `alone` where x has no other columns."""
+    return f"ehyb_multiply<{value}, {vector}, {str(alone).lower()}>"
 
 
 def multiply(a: Ehyb, x: Any, out: Any = None) -> Any:
@@ -302,7 +308,7 @@ def multiply(a: Ehyb, x: Any, out: Any = None) -> Any:
 
     y = cupy.empty(x.shape, x.dtype) if out is None else out
     stride = x.shape[1] if x.ndim == 2 else 1
-    name = f"ehyb_multiply<{c_type(a.dtype)}, {c_type(np.dtype(x.dtype))}>"
+    name = _multiply_name(c_type(a.dtype), c_type(np.dtype(x.dtype)), stride == 1)
     kernels, shared = module(FILE, (name,)), a.most * x.dtype.itemsize
     if len(a.slices):
         for k in range(stride):
