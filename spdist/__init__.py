@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from spdist.operators import Operator, open_operator, operator
     from spdist.operators import ehyb_operator as ehyb
     from spdist.operators import sell_operator as sell
+    from spdist.partitioned import PartitionedOperator, partitioned
+    from spdist.solvers import Solution, conjugate_gradient, pagerank
     from spdist.storage import open_matrix as open
 
 __version__ = "0.1.0"
@@ -47,6 +49,8 @@ _HOME = {
     ),
     "Semiring": "spdist.kernels.semirings",
     **dict.fromkeys(("Operator", "ehyb", "open_operator", "operator", "sell"), "spdist.operators"),
+    **dict.fromkeys(("PartitionedOperator", "partitioned"), "spdist.partitioned"),
+    **dict.fromkeys(("Solution", "conjugate_gradient", "pagerank"), "spdist.solvers"),
     "generate": "spdist.generators",
     "export_matrix": "spdist.interchange",
     "import_matrix": "spdist.interchange",
@@ -62,11 +66,14 @@ __all__ = [
     "MatrixError",
     "MemoryBoundError",
     "Operator",
+    "PartitionedOperator",
     "Report",
     "ResumeError",
     "Semiring",
+    "Solution",
     "SpdistError",
     "VerificationError",
+    "conjugate_gradient",
     "ehyb",
     "export_matrix",
     "generate",
@@ -77,6 +84,8 @@ __all__ = [
     "open",
     "open_operator",
     "operator",
+    "pagerank",
+    "partitioned",
     "plan",
     "save",
     "sell",

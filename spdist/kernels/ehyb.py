@@ -10,6 +10,7 @@ C. Chen, "Explicit caching HYB: a new high-performance SpMV framework on GPGPU",
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,6 +120,11 @@ def part_count(nrows: int, itemsize: int, processors: int, shared: int) -> tuple
     return parts, ceil_div(nrows, parts)
 
 
+def has_metis() -> bool:
+    """Whether `partition` finds METIS."""
+    return importlib.util.find_spec("pymetis") is not None
+
+
 def partition(a: CSR, parts: int, side: int = 1) -> Any:
     """Return the part of each row, by METIS; groups of `side` rows stay together.
 
@@ -138,7 +144,7 @@ def partition(a: CSR, parts: int, side: int = 1) -> Any:
     try:
         import pymetis  # type: ignore[import-not-found]
     except ImportError:
-        raise InputError("EHYB needs pymetis to cut the matrix: install 'spdist[cu13]', or pass part=") from None
+        raise InputError("METIS cuts matrices through pymetis: install it, or pass the part of each row") from None
     import scipy.sparse as sp
 
     indptr, indices = host(a.indptr).astype(np.int64), host(a.indices)
