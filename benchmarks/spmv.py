@@ -172,14 +172,13 @@ METHODS: dict[str, Callable[[Any], operators.Operator]] = {
 
 
 PARTS_S = ("circuit_2700k", "rmat_20")
-"""Those that METIS takes up to a minute for: left out unless asked for by name."""
+"""Those that METIS takes up to a minute for: left out unless --matrices names them."""
 
 
-def chosen(names: str | None, matrix: str) -> list[str]:
+def chosen(args: Any, matrix: str) -> list[str]:
     """Return the methods to measure on a matrix."""
-    if names is not None:
-        return [name.replace("+", ", ") for name in names.split(",")]
-    return [name for name in METHODS if name != "ehyb" or matrix not in PARTS_S]
+    names = [name.replace("+", ", ") for name in args.methods.split(",")] if args.methods else METHODS
+    return [name for name in names if name != "ehyb" or args.matrices or matrix not in PARTS_S]
 
 
 def compile_kernels(method: str, matrix: Any) -> None:
@@ -228,7 +227,7 @@ def on_gpu(args: Any, folder: Path) -> dict[str, Any]:
         theirs, rate = peers(library, a, reference), stream_rate(a)
         best = min(theirs, key=theirs.__getitem__)
         ours = {}
-        for method in chosen(args.methods, name):
+        for method in chosen(args, name):
             make = functools.partial(METHODS[method], matrix)
             try:
                 compile_kernels(method, matrix)

@@ -102,7 +102,8 @@ class PartitionedOperator:
                 for i, (share, listener) in enumerate(zip(shares, listeners, strict=True))
             ]
         for part in as_completed(parts):
-            part.result()  # raises what went wrong there
+            if part.status == "error":
+                part.result()  # raises what went wrong there; else it would bring the part here
         return parts
 
     def _submit(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -263,10 +264,8 @@ def _join_gpus(share: Share, size: int, name: Any, options: dict[str, Any]) -> P
     messages = NcclMessages(share, size, name, share.inner.dtype)
 
     def prepare(m: CSR) -> operators.Operator:
-        on_gpu = device.to_cupyx_any(
-            CSR(cupy.asarray(m.indptr), cupy.asarray(m.indices), cupy.asarray(m.data), m.shape)
-        )
-        return operators.operator(on_gpu, options["method"], uses=options["uses"])
+        moved = CSR(cupy.asarray(m.indptr), cupy.asarray(m.indices), cupy.asarray(m.data), m.shape)
+        return operators.operator(device.to_cupyx_any(moved), options["method"], uses=options["uses"])
 
     return Part(share, messages, prepare, cupy)
 
