@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from spdist.operators import Operator, open_operator, operator
     from spdist.operators import ehyb_operator as ehyb
     from spdist.operators import sell_operator as sell
-    from spdist.partitioned import PartitionedOperator, partitioned
+    from spdist.parts import PartitionedOperator, partitioned
     from spdist.solvers import Solution, conjugate_gradient, pagerank
     from spdist.storage import open_matrix as open
 
@@ -49,7 +49,7 @@ _HOME = {
     ),
     "Semiring": "spdist.kernels.semirings",
     **dict.fromkeys(("Operator", "ehyb", "open_operator", "operator", "sell"), "spdist.operators"),
-    **dict.fromkeys(("PartitionedOperator", "partitioned"), "spdist.partitioned"),
+    **dict.fromkeys(("PartitionedOperator", "partitioned"), "spdist.parts"),
     **dict.fromkeys(("Solution", "conjugate_gradient", "pagerank"), "spdist.solvers"),
     "generate": "spdist.generators",
     "export_matrix": "spdist.interchange",

@@ -16,7 +16,7 @@ from spdist import device, operators
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.sell_format import module_of
 from spdist.operators import Operator
-from spdist.partitioned import PartitionedOperator, on_host
+from spdist.parts import PartitionedOperator, on_host
 
 LOOKS = 8
 """Iterations between looks at the residual on a GPU: each look waits for it."""
@@ -45,7 +45,7 @@ class Solution:
 
 
 class Space(Protocol):
-    """What a loop needs of a matrix; `spdist.partitioned.Part` is one."""
+    """What a loop needs of a matrix; `spdist.parts.Part` is one."""
 
     xp: Any
     x: Any
@@ -70,8 +70,9 @@ class _Whole:
 
 
 def conjugate_gradient(
-    a: Operator | PartitionedOperator, b: Any, x0: Any = None, *, rtol: float = 1e-8, maxiter: int | None = None
-) -> Solution:
+    a: Operator | PartitionedOperator, b: Any, x0: Any = None, *, diagonal: Any = None, rtol: float = 1e-8,
+    maxiter: int | None = None,
+) -> Solution:  # fmt: skip
     """Solve A x = b by conjugate gradients.
 
     Parameters
@@ -82,6 +83,8 @@ def conjugate_gradient(
         Where the operator is; of the host for a partitioned one.
     x0 : (n,) array, optional
         Where to begin; zero by default.
+    diagonal : (n,) array, optional
+        Of A, positive: residuals are divided by it (Jacobi's preconditioner).
     rtol : float
         Ends at ``|b - A x| <= rtol |b|``, as the recurrence has it.
     maxiter : int, optional
@@ -102,7 +105,8 @@ def conjugate_gradient(
         raise MatrixError(f"conjugate gradients are for square matrices: A is {a.shape}, b is {b.shape}")
     most = 10 * a.shape[0] if maxiter is None else maxiter
     begin = module_of(b).zeros_like(b) if x0 is None else x0
-    return _on(a, conjugate_gradient_loop, b.astype(a.dtype), begin.astype(a.dtype), rtol=rtol, maxiter=most)
+    vectors = [b, begin] if diagonal is None else [b, begin, 1 / diagonal]
+    return _on(a, conjugate_gradient_loop, *(v.astype(a.dtype) for v in vectors), rtol=rtol, maxiter=most)
 
 
 def pagerank(
@@ -145,7 +149,7 @@ def pagerank(
     options = {"damping": damping, "tolerance": tolerance, "maxiter": maxiter}
     if workers is None and scheduler is None and not on_gpu:
         return _on(operators.operator(m), pagerank_loop, start, **options)
-    from spdist.partitioned import partitioned
+    from spdist.parts import partitioned
 
     with partitioned(m, workers, scheduler=scheduler, on_gpu=on_gpu) as a:
         return _on(a, pagerank_loop, start, **options)
@@ -180,9 +184,9 @@ def _back_on_host(part: Any, *vectors: Any, loop: Any, **options: Any) -> tuple[
 # -- the loops, on each part alike -------------------------------------------------------------------------------------
 
 
-def _dot(space: Space, x: Any, y: Any) -> Any:
-    """Return the real part of the dot product over all parts, as an array of one element where the vectors are."""
-    return space.total(space.xp.vdot(x, y).real.reshape(1).copy())
+def _dots(space: Space, *pairs: tuple[Any, Any]) -> Any:
+    """Return the real parts of dot products over all parts, in an array where the vectors are."""
+    return space.total(space.xp.stack([space.xp.vdot(x, y).real for x, y in pairs]))
 
 
 def _ratio(space: Space, above: Any, below: Any) -> Any:
@@ -191,27 +195,30 @@ def _ratio(space: Space, above: Any, below: Any) -> Any:
 
 
 def conjugate_gradient_loop(
-    space: Space, b: Any, x: Any, *, rtol: float, maxiter: int
+    space: Space, b: Any, x: Any, scale: Any = None, *, rtol: float, maxiter: int
 ) -> tuple[Any, int, float, bool, float]:
-    """Return x, iterations, residual, whether it converged, and seconds."""
+    """Return x, iterations, residual, whether it converged, and seconds; `scale` times r is the preconditioned r."""
     looks = 1 if space.xp is np else LOOKS
     begin, x = time.perf_counter(), x.copy()
     r = b - space.matvec(x)
+    z = r if scale is None else scale * r
     p = space.x
-    p[...] = r
-    limit, rr = rtol * float(_dot(space, b, b)[0]) ** 0.5, _dot(space, r, r)
+    p[...] = z
+    limit = rtol * float(_dots(space, (b, b))[0]) ** 0.5
+    sums = _dots(space, (r, z), (r, r))
     for done in range(maxiter + 1):
         if done % looks == 0 or done == maxiter:
-            residual = float(rr[0]) ** 0.5
+            residual = float(sums[-1]) ** 0.5
             if residual <= limit or done == maxiter:
                 break
         q = space.matvec(p)
-        step = _ratio(space, rr, _dot(space, p, q))
+        step = _ratio(space, sums[:1], _dots(space, (p, q)))
         x += step * p
         r -= step * q
-        before, rr = rr, _dot(space, r, r)
-        p *= _ratio(space, rr, before)
-        p += r
+        z = r if scale is None else scale * r
+        before, sums = sums, _dots(space, (r, z)) if scale is None else _dots(space, (r, z), (r, r))
+        p *= _ratio(space, sums[:1], before[:1])
+        p += z
     return x, done, residual, residual <= limit, time.perf_counter() - begin
 
 

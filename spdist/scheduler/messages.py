@@ -28,7 +28,10 @@ class Messages(Protocol):
         """Return the sums of real `values` over all parts; the same bits in each part."""
 
     def close(self) -> None:
-        """Send no more."""
+        """Send no more, once all is done."""
+
+    def abort(self) -> None:
+        """Send no more, at once."""
 
 
 class HostMessages:
@@ -95,7 +98,11 @@ class HostMessages:
         return values
 
     def close(self) -> None:
-        """Close the connections: parts that still wait for a message get an error."""
+        """Close the connections."""
+        self.abort()
+
+    def abort(self) -> None:
+        """Close the connections: parts that wait for a message get an error."""
         self.pool.shutdown(wait=False, cancel_futures=True)
         for link in self.links.values():
             link.close()
@@ -163,3 +170,7 @@ class NcclMessages:
         """Leave the communicator."""
         self.xp.cuda.Device().synchronize()
         self.link.destroy()
+
+    def abort(self) -> None:
+        """Leave the communicator; NCCL does not tell the others, which wait until their workers are closed."""
+        self.link.abort()

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import numpy as np
-from distributed import Client, as_completed, get_worker
+from distributed import Client, as_completed, get_worker, wait
 
 from spdist import device, operators
 from spdist.csr import CSR
@@ -25,6 +25,8 @@ from spdist.scheduler import cluster
 from spdist.scheduler.messages import HostMessages, Messages, NcclMessages
 
 Partition = Literal["auto", "metis", "rows"]
+CLOSE_SECONDS = 10
+"""How long parts have to end their connections: one that waits for a part that failed never does."""
 
 
 class Part:
@@ -112,7 +114,7 @@ class PartitionedOperator:
     def leave(self) -> None:
         """Have the parts end their connections; workers that are gone have none."""
         with contextlib.suppress(Exception):
-            self.client.gather([self._submit(rank, _close, part) for rank, part in enumerate(self.parts)])
+            wait([self._submit(rank, _close, part) for rank, part in enumerate(self.parts)], timeout=CLOSE_SECONDS)
 
     def run(self, function: Callable[..., Any], *vectors: Any, **options: Any) -> list[Any]:
         """Call ``function(part, *vectors, **options)`` on all workers at once, each with its rows of the vectors.
@@ -274,7 +276,7 @@ def _call(function: Callable[..., Any], part: Part, vectors: list[Any], options:
     try:
         return function(part, *map(part.xp.asarray, vectors), **options)
     except BaseException:
-        part.messages.close()  # the others wait for this part: they get an error, too
+        part.messages.abort()  # the others wait for this part
         raise
 
 

@@ -73,6 +73,18 @@ def test_conjugate_gradients(three):
     np.testing.assert_allclose(theirs, alone.x, rtol=1e-6, atol=1e-8)
 
 
+def test_preconditioned(three):
+    m = poisson(8)
+    scales = sp.diags_array(np.geomspace(1, 1e3, m.shape[0]))
+    m, b = sp.csr_matrix(scales @ m @ scales), np.ones(m.shape[0])
+    plain = spdist.conjugate_gradient(spdist.operator(m), b, maxiter=300)
+    alone = spdist.conjugate_gradient(spdist.operator(m), b, diagonal=m.diagonal(), maxiter=300)
+    with spdist.partitioned(m, scheduler=three) as a:
+        cut = spdist.conjugate_gradient(a, b, diagonal=m.diagonal(), maxiter=300)
+    assert (plain.converged, alone.converged, cut.converged) == (False, True, True)
+    np.testing.assert_allclose(m @ cut.x, b, atol=1e-6)
+
+
 def test_trivial_systems():
     a = spdist.operator(sp.eye_array(5, format="csr"))
     np.testing.assert_array_equal(spdist.conjugate_gradient(a, np.arange(5.0)).x, np.arange(5.0))
