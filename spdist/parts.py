@@ -10,19 +10,21 @@ import contextlib
 import secrets
 from collections.abc import Callable
 from multiprocessing.connection import Listener
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import numpy as np
 from distributed import Client, as_completed, get_worker, wait
 
-from spdist import device, operators
+from spdist import device, operators, storage
 from spdist.csr import CSR
 from spdist.errors import InputError, MatrixError
 from spdist.kernels import ehyb, halo
-from spdist.kernels.halo import Share
+from spdist.kernels.halo import Rows, Share
 from spdist.scheduler import cluster
 from spdist.scheduler.messages import HostMessages, Messages, NcclMessages
+from spdist.storage import StoredMatrix
 
 Partition = Literal["auto", "metis", "rows"]
 CLOSE_SECONDS = 10
@@ -79,14 +81,16 @@ class PartitionedOperator:
         How it is cut.
     """
 
-    def __init__(self, client: Client, a: CSR, part: Any, addresses: list[str], why: str, **options: Any) -> None:
-        self.client, self.shape, self.dtype, self.why = client, a.shape, np.dtype(a.dtype), why
-        self.addresses, self.closing = addresses, contextlib.ExitStack()
-        self.rows: list[Any] = []
-        shares = []
-        for share, address in zip(halo.cut(a, part, len(addresses)), addresses, strict=True):
-            self.rows.append(share.rows)
-            shares.append(client.scatter(share, workers=[address], hash=False))
+    def __init__(
+        self, client: Client, rows: list[Any], part: Any, addresses: list[str], why: str, options: Any
+    ) -> None:
+        self.client, self.why, self.addresses = client, why, addresses
+        self.closing = contextlib.ExitStack()
+        found = client.gather([self._submit(i, _facts, mine) for i, mine in enumerate(rows)])
+        self.shape, self.dtype = (len(part), len(part)), found[0][1]
+        exchanges = halo.exchanges([needs for needs, _ in found], part)
+        shares = [self._submit(i, halo.share, i, *pair) for i, pair in enumerate(zip(rows, exchanges, strict=True))]
+        self.rows = client.gather([self._submit(i, _rows_of, mine) for i, mine in enumerate(shares)])
         self.parts = self._joined(shares, options)
 
     def _joined(self, shares: list[Any], options: dict[str, Any]) -> list[Any]:
@@ -94,14 +98,14 @@ class PartitionedOperator:
         key, size = secrets.token_bytes(16), len(shares)
         if options["on_gpu"]:
             name = self._submit(0, _nccl_name).result()
-            parts = [self._submit(i, _join_gpus, share, size, name, options) for i, share in enumerate(shares)]
+            parts = [self._submit(i, _join_gpus, mine, size, name, options) for i, mine in enumerate(shares)]
         else:
             listeners = [self._submit(i, _listen, key, size) for i in range(size)]
             places = [self._submit(i, _address, listener) for i, listener in enumerate(listeners)]
             where = self.client.gather(places)
             parts = [
-                self._submit(i, _join_hosts, share, listener, where, key, options)
-                for i, (share, listener) in enumerate(zip(shares, listeners, strict=True))
+                self._submit(i, _join_hosts, mine, listener, where, key, options)
+                for i, (mine, listener) in enumerate(zip(shares, listeners, strict=True))
             ]
         for part in as_completed(parts):
             if part.status == "error":
@@ -173,15 +177,15 @@ def partitioned(
 
     Parameters
     ----------
-    a : sparse matrix or array
-        SciPy's.
+    a : sparse matrix or array, StoredMatrix, str or Path
+        SciPy's; or a stored matrix, of which each worker reads its own rows, so that no process holds all of it.
     workers : int, optional
         Processes to start on this machine; by default one a core or a GPU.
     scheduler : str, optional
         Address of a running scheduler instead; all of its workers take a part.
     partition : {"auto", "metis", "rows"} or (nrows,) int
         "metis" cuts few connections between parts; "rows" puts neighbouring rows together, which suits grids in
-        natural order; "auto" is METIS where pymetis is installed. Or the part of each row.
+        natural order; "auto" is METIS where the matrix is in memory and pymetis is installed. Or the part of each row.
     on_gpu : bool
         Whether each worker multiplies on a GPU of its own; parts then talk by NCCL.
     method, uses
@@ -198,37 +202,72 @@ def partitioned(
     InputError
         If there are no workers, no GPUs where they are asked for, or no pymetis.
     """
-    m, _ = operators.read_matrix(a)
-    if device.is_cupyx(a) or m.nrows != m.ncols:
-        raise MatrixError(f"a partitioned matrix is SciPy's and square, this is {type(a).__name__} of shape {m.shape}")
+    if device.is_cupyx(a):
+        raise MatrixError("a matrix to be partitioned is SciPy's or stored, this is CuPy's")
+    stored = storage.open_matrix(a) if isinstance(a, str | Path) else a if isinstance(a, StoredMatrix) else None
+    m = operators.read_matrix(a)[0] if stored is None else stored
+    if m.shape[0] != m.shape[1] or not m.shape[0]:
+        raise MatrixError(f"a partitioned matrix is square and not empty, this is {m.shape[0]:,} x {m.shape[1]:,}")
     with contextlib.ExitStack() as stack:
         engine = "cuda" if on_gpu else "auto"
         client = stack.enter_context(
-            cluster.connect(workers=workers, scheduler=scheduler, processes=True, blocks=m.nrows, engine=engine)
+            cluster.connect(workers=workers, scheduler=scheduler, processes=True, blocks=m.shape[0], engine=engine)
         )
         addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
         part, why = _parts_of(m, partition, len(addresses))
-        made = PartitionedOperator(client, m, part, addresses, why, on_gpu=on_gpu, method=method, uses=uses)
+        numbers = [np.flatnonzero(part == rank) for rank in range(len(addresses))]
+        rows = [_brought(client, m, mine, address) for mine, address in zip(numbers, addresses, strict=True)]
+        options = {"on_gpu": on_gpu, "method": method, "uses": uses}
+        made = PartitionedOperator(client, rows, part, addresses, why, options)
         stack.callback(made.leave)
         made.closing = stack.pop_all()
     return made
 
 
-def _parts_of(m: CSR, partition: Any, parts: int) -> tuple[Any, str]:
+def _parts_of(m: CSR | StoredMatrix, partition: Any, parts: int) -> tuple[Any, str]:
     """Return the part of each row, and how that was chosen."""
     if not isinstance(partition, str):
         part = np.asarray(partition, np.int64)
-        if part.shape != (m.nrows,) or part.min(initial=0) < 0 or part.max(initial=0) >= parts:
-            raise InputError(f"partition must hold a part from 0 to {parts - 1} for each of the {m.nrows:,} rows")
+        if part.shape != m.shape[:1] or part.min(initial=0) < 0 or part.max(initial=0) >= parts:
+            raise InputError(f"partition must hold a part from 0 to {parts - 1} for each of the {m.shape[0]:,} rows")
         return part, "by the parts given"
     if partition not in ("auto", "metis", "rows"):
         raise InputError(f"partition={partition!r} is unknown: choose auto, metis, rows, or give the part of each row")
+    if isinstance(m, StoredMatrix):
+        if partition == "metis":
+            raise InputError("METIS cuts matrices in memory only: give SciPy's matrix, or choose partition='rows'")
+        return halo.even_rows(m.read_indptr(0, m.nrows), parts), "neighbouring rows together"
     if parts == 1 or partition == "rows" or (partition == "auto" and not ehyb.has_metis()):
-        return halo.even_rows(m, parts), "neighbouring rows together"
+        return halo.even_rows(m.indptr, parts), "neighbouring rows together"
     return ehyb.partition(m, parts).astype(np.int64), "by METIS"
 
 
+def _brought(client: Client, m: CSR | StoredMatrix, numbers: Any, address: str) -> Any:
+    """Return the future of a part's rows: sent, or read where they will be multiplied."""
+    if isinstance(m, StoredMatrix):
+        return client.submit(_read, m.url, numbers, workers=[address], pure=False)
+    rows = Rows(numbers, operators.read_matrix(m.to_scipy()[numbers])[0])
+    return client.scatter(rows, workers=[address], hash=False)
+
+
 # -- on the workers ----------------------------------------------------------------------------------------------------
+
+
+def _read(url: str, numbers: Any) -> Rows:
+    """Read rows of a stored matrix."""
+    stored = storage.open_matrix(url)
+    beside = len(numbers) > 0 and numbers[-1] - numbers[0] == len(numbers) - 1
+    m = stored.rows(int(numbers[0]), int(numbers[-1]) + 1) if beside else stored.take(numbers)
+    return Rows(numbers, operators.read_matrix(m.to_scipy())[0])
+
+
+def _facts(rows: Rows) -> tuple[Any, Any]:
+    """Return what the rows need of others, and the dtype they are multiplied in."""
+    return halo.needed(rows), rows.matrix.dtype
+
+
+def _rows_of(share: Share) -> Any:
+    return share.rows
 
 
 def _listen(key: bytes, size: int) -> Listener:

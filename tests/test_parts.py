@@ -45,6 +45,20 @@ def test_products(three):
                 np.testing.assert_allclose(a @ x, m @ x, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int32])
+def test_stored_matrices_are_read_by_the_workers(three, tmp_path, dtype):
+    m = stencil(9).astype(dtype)
+    stored = spdist.save(tmp_path / "A.zarr", m)
+    x = np.random.default_rng(0).standard_normal(m.shape[1])
+    scattered = np.arange(m.shape[0]) % 2  # the third part has no rows
+    for given, partition in ((stored, "auto"), (tmp_path / "A.zarr", "rows"), (str(stored.url), scattered)):
+        with spdist.partitioned(given, scheduler=three, partition=partition) as a:
+            assert a.dtype == (np.float64 if dtype == np.int32 else dtype)
+            np.testing.assert_allclose(a @ x, m @ x, rtol=1e-5, atol=1e-4)
+    with pytest.raises(InputError, match="in memory only"):
+        spdist.partitioned(stored, scheduler=three, partition="metis")
+
+
 def test_long_messages(three):
     m = sp.csr_matrix(
         sp.eye_array(150_000) + sp.coo_array((np.ones(150_000), (np.arange(150_000), np.arange(150_000)[::-1])))
