@@ -89,7 +89,8 @@ class PartitionedOperator:
         found = client.gather([self._submit(i, _facts, mine) for i, mine in enumerate(rows)])
         self.shape, self.dtype = (len(part), len(part)), found[0][1]
         exchanges = halo.exchanges([needs for needs, _ in found], part)
-        shares = [self._submit(i, halo.share, i, *pair) for i, pair in enumerate(zip(rows, exchanges, strict=True))]
+        sent = [_sent(client, address, mine) for address, mine in zip(addresses, exchanges, strict=True)]
+        shares = [self._submit(i, halo.share, i, *pair) for i, pair in enumerate(zip(rows, sent, strict=True))]
         self.rows = client.gather([self._submit(i, _rows_of, mine) for i, mine in enumerate(shares)])
         self.parts = self._joined(shares, options)
 
@@ -138,9 +139,13 @@ class PartitionedOperator:
         for vector in vectors:
             if np.shape(vector) != self.shape[:1]:
                 raise MatrixError(f"A is {self.shape[0]:,} x {self.shape[1]:,}, a vector has shape {np.shape(vector)}")
+        sent = [
+            _sent(self.client, address, [np.asarray(vector)[rows] for vector in vectors])
+            for address, rows in zip(self.addresses, self.rows, strict=True)
+        ]
         tasks = [
-            self._submit(rank, _call, function, part, [np.asarray(vector)[rows] for vector in vectors], options)
-            for rank, (part, rows) in enumerate(zip(self.parts, self.rows, strict=True))
+            self._submit(rank, _call, function, part, mine, options)
+            for rank, (part, mine) in enumerate(zip(self.parts, sent, strict=True))
         ]
         return list(self.client.gather(tasks))
 
@@ -245,9 +250,13 @@ def _parts_of(m: CSR | StoredMatrix, partition: Any, parts: int) -> tuple[Any, s
 def _brought(client: Client, m: CSR | StoredMatrix, numbers: Any, address: str) -> Any:
     """Return the future of a part's rows: sent, or read where they will be multiplied."""
     if isinstance(m, StoredMatrix):
-        return client.submit(_read, m.url, numbers, workers=[address], pure=False)
-    rows = Rows(numbers, operators.read_matrix(m.to_scipy()[numbers])[0])
-    return client.scatter(rows, workers=[address], hash=False)
+        return client.submit(_read, m.url, _sent(client, address, numbers), workers=[address], pure=False)
+    return _sent(client, address, Rows(numbers, operators.read_matrix(m.to_scipy()[numbers])[0]))
+
+
+def _sent(client: Client, address: str, value: Any) -> Any:
+    """Return the future of a value that is on a worker: within a task, large ones would pass through the scheduler."""
+    return client.scatter([value], workers=[address], hash=False)[0]
 
 
 # -- on the workers ----------------------------------------------------------------------------------------------------

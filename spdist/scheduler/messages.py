@@ -49,7 +49,7 @@ class HostMessages:
     """
 
     def __init__(self, share: Share, listener: Listener, addresses: list[Any], key: bytes) -> None:
-        self.share, self.listener = share, listener
+        self.rank, self.sends, self.receives, self.listener = share.rank, share.sends, share.receives, listener
         self.links: dict[int, Connection[Any, Any]] = {}
         for rank in range(share.rank):
             self.links[rank] = Client(addresses[rank], authkey=key)
@@ -72,11 +72,11 @@ class HostMessages:
 
     def _send(self, x: Any) -> None:
         for rank in self.targets:
-            self.links[rank].send_bytes(x[self.share.sends[rank]].view(np.uint8))
+            self.links[rank].send_bytes(x[self.sends[rank]].view(np.uint8))
 
     def _receive(self, x: Any) -> None:
         for rank in self.sources:
-            first, last = self.share.receives[rank]
+            first, last = self.receives[rank]
             self.links[rank].recv_bytes_into(x[first:last].view(np.uint8))
 
     def finish(self) -> None:
@@ -88,7 +88,7 @@ class HostMessages:
         """Add up in the order of the ranks, in part 0."""
         if not self.links:
             return values
-        if self.share.rank:
+        if self.rank:
             self.links[0].send_bytes(values.view(np.uint8))
             return np.frombuffer(self.links[0].recv_bytes(), values.dtype)
         for rank in sorted(self.links):
@@ -127,7 +127,7 @@ class NcclMessages:
         import cupy
         from cupy.cuda import nccl
 
-        self.xp, self.nccl, self.share = cupy, nccl, share
+        self.xp, self.nccl, self.receives = cupy, nccl, share.receives
         self.link = nccl.NcclCommunicator(size, name, share.rank)
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.ready, self.done = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
@@ -146,7 +146,7 @@ class NcclMessages:
             self.nccl.groupStart()
             for rank, (first, last) in self.sent.items():
                 self._move(self.link.send, self.packed[first:last], rank)
-            for rank, (first, last) in self.share.receives.items():
+            for rank, (first, last) in self.receives.items():
                 self._move(self.link.recv, x[first:last], rank)
             self.nccl.groupEnd()
             self.done.record()
