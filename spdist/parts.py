@@ -157,7 +157,9 @@ class PartitionedOperator:
         return out
 
     def matvec(self, x: Any) -> Any:
-        """Return ``A @ x`` for an (nrows,) vector of the host."""
+        """Return ``A @ x`` for an (nrows,) vector of the host, in the operator's dtype."""
+        if not np.can_cast(np.asarray(x).dtype, self.dtype, "same_kind"):
+            raise MatrixError(f"x of dtype {np.asarray(x).dtype} cannot be multiplied in {self.dtype}")
         return self.whole(self.run(_product, np.asarray(x, self.dtype)))
 
     def __matmul__(self, x: Any) -> Any:

@@ -159,6 +159,23 @@ def test_refusals(three):
         spdist.pagerank(poisson(2), damping=1)
     with spdist.partitioned(poisson(2), scheduler=three) as a, pytest.raises(MatrixError, match="a vector has shape"):
         a @ np.ones(3)
+    with spdist.partitioned(poisson(2), scheduler=three) as a, pytest.raises(MatrixError, match="cannot be multiplied"):
+        a @ np.full(8, 1j)
+
+
+@pytest.mark.gpu
+def test_alone_on_a_gpu():
+    import cupy
+    import cupyx.scipy.sparse as csp
+
+    m = poisson(12)
+    b = np.random.default_rng(2).standard_normal(m.shape[0])
+    found = spdist.conjugate_gradient(spdist.operator(csp.csr_matrix(m)), cupy.asarray(b))
+    np.testing.assert_allclose(m @ found.x.get(), b, atol=1e-6)
+    same = spdist.conjugate_gradient(spdist.operator(csp.identity(50, format="csr")), cupy.ones(50))
+    np.testing.assert_array_equal(same.x.get(), 1)  # r is 0 long before the residual is looked at
+    links = abs(random_matrix(200, 200, 3, 4))
+    np.testing.assert_allclose(spdist.pagerank(csp.csr_matrix(links)).x.get(), dense_pagerank(links, 0.85), atol=1e-9)
 
 
 @pytest.mark.gpu

@@ -133,6 +133,17 @@ def test_the_example_is_complete_and_true(name):
     }
 
 
+def test_stopped_by_a_signal(job, monkeypatch, capsys):
+    def stop(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("spdist.pagerank", stop)
+    api.save("G.zarr", abs(matrix("1138_bus")))
+    assert job("pagerank", {"links": "G.zarr", "ranks": "r.npy"}) == 75
+    assert "stopped by a signal" in capsys.readouterr().out
+    assert not Path("r.npy").exists()
+
+
 def test_as_a_script(tmp_path):
     api.save(tmp_path / "A.zarr", matrix("1138_bus"))
     (tmp_path / "job.yaml").write_text("a: A.zarr\nx: x.npy\n")

@@ -6,7 +6,7 @@
 
 A is a stored matrix, symmetric and positive definite; it is brought to memory whole. The solution is checked with a
 product of its own. Exit codes: 0 done; 1 not converged, or the job failed; 2 the job file or a matrix is wrong, nothing
-was written. workflows/conjugate_gradient.yaml explains the keys.
+was written; 75 stopped by a signal, nothing was written. workflows/conjugate_gradient.yaml explains the keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from multiply import JobError, count, flag, text_of
+from multiply import JobError, catch_signals, count, flag, text_of
 from vectors import Places, fraction, read_vector, run_job, symmetric
 
 
@@ -67,4 +67,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    catch_signals()
     sys.exit(main())

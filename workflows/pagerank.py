@@ -5,8 +5,8 @@
     python workflows/pagerank.py JOB.yaml [--set key=value ...]
 
 An entry in row i and column j is a link from i to j. The graph is brought to memory whole. Exit codes: 0 done; 1 not
-converged, or the job failed; 2 the job file or a matrix is wrong, nothing was written. workflows/pagerank.yaml explains
-the keys.
+converged, or the job failed; 2 the job file or a matrix is wrong, nothing was written; 75 stopped by a signal, nothing
+was written. workflows/pagerank.yaml explains the keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from multiply import JobError, count, text_of
+from multiply import JobError, catch_signals, count, text_of
 from vectors import Places, fraction, run_job
 
 
@@ -62,4 +62,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    catch_signals()
     sys.exit(main())

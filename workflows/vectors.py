@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from multiply import (
+    STOPPED,
     JobError,
     _Parser,
     check_folder,
@@ -121,6 +122,9 @@ def run_job(
     except JobError as error:
         print(f"{args.job}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        say("stopped by a signal before the end; nothing was written, run it again")
+        return STOPPED
     except Exception as error:
         code, end = failed(error)
         print(f"{args.job}: {end['error']}", file=sys.stderr)
