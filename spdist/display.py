@@ -27,7 +27,7 @@ WHAT = {
     "schedule": "hand out the blocks",
 }
 
-GPU_STAGES = ("gpu prepare", "gpu upload", "gpu multiply", "gpu download")
+GPU_STAGES = ("gpu prepare", "gpu upload", "gpu multiply", "gpu pack", "gpu download")
 
 
 def line(text: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import signal
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -131,6 +133,7 @@ def host_gpu(monkeypatch):
     monkeypatch.setattr(cluster, "count_gpus", lambda: 1)
     monkeypatch.setattr("spdist.kernels.gpu_device.Gpu", HostDevice)
     monkeypatch.setattr("spdist.kernels.gpu.compile_kernels", lambda dtype, ncols: None)
+    monkeypatch.setattr("spdist.kernels.packing.compile_kernels", lambda dtype, index: None)
 
 
 @pytest.mark.parametrize("grid", [None, (7, 1, 1), (3, 2, 2)])
@@ -150,6 +153,22 @@ def test_through_a_device_block_by_block(host_gpu, tmp_path, grid):
         assert len(rows) == report.stages[name]["tasks"]
         assert min(rows) == 0
         assert grid is None or max(rows) >= 3000 * (grid[0] - 1) // grid[0] - 100
+
+
+def test_nothing_of_the_gpu_is_kept_after_a_run(host_gpu, tmp_path, monkeypatch):
+    freed, devices = [], []
+    monkeypatch.setattr("spdist.kernels.pinned.free_pinned", lambda: freed.append(1))
+    make = stages.Product.gpu
+    monkeypatch.setattr(
+        stages.Product, "gpu", lambda product: devices.append(weakref.ref(make(product))) or devices[-1]()
+    )
+    a = "memory://cuda/a.zarr"
+    api.save(a, random_matrix(300, 300, 3.0, 6), overwrite=True)
+    api.multiply(a, a, "memory://cuda/c.zarr", engine="cuda", memory_limit="1MiB", overwrite=True)
+    gc.collect()
+    assert freed == [1]
+    assert devices
+    assert not any(device() for device in devices)
 
 
 def test_a_run_goes_on_with_more_of_the_gpu(host_gpu, tmp_path):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
+import os
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -308,6 +311,45 @@ def test_what_dask_remembers_of_a_run_does_not_grow(stored, tmp_path, monkeypatc
 
 def workers_alive() -> list[psutil.Process]:
     return [p for p in psutil.Process().children(recursive=True) if any("spawn_main" in word for word in p.cmdline())]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("foreign", [False, True])
+def test_all_workers_killed_at_once(stored, tmp_path, foreign):
+    """Blocks go to workers by address: those of the dead must go to the next that come."""
+    from distributed import LocalCluster
+
+    m = random_matrix(4000, 4000, 20, 14)
+    a, victims = stored("A", m), []
+
+    def kill(progress) -> None:
+        if progress.blocks >= 2 and not victims:
+            victims.extend(worker.pid for worker in workers_alive())
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+
+    with contextlib.ExitStack() as stack:
+        options = {"workers": 1}
+        if foreign:
+            cluster = stack.enter_context(LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0"))
+            options = {"scheduler": cluster.scheduler_address}
+        callbacks = api.Callbacks(progress=kill)
+        api.multiply(a, a, tmp_path / "C.zarr", grid=(40, 1, 1), callbacks=callbacks, **options)
+    assert len(victims) == 1 + foreign
+    assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+
+
+def test_a_scheduler_that_takes_no_plugin_is_named(scheduler, caplog, monkeypatch):
+    def refuse(self, plugin):
+        raise ModuleNotFoundError("No module named 'spdist'")
+
+    monkeypatch.setattr("distributed.Client.register_plugin", refuse)
+    with (
+        caplog.at_level(logging.WARNING, "spdist"),
+        connect(workers=None, scheduler=scheduler, processes=True, blocks=1),
+    ):
+        pass
+    assert f"the scheduler at {scheduler} takes no plugin (No module named 'spdist')" in caplog.text
 
 
 @pytest.fixture

@@ -30,8 +30,9 @@ from spdist.kernels.workspace import aligned
 BLOCK_BYTES = 320 << 20
 """Bytes of a block that are aimed at where the slot has room for more and B is resident; else larger blocks repeat less
 of B."""
-FIRST_SHARE = 8
-"""The first block is so many times smaller, each one after it twice as large as the one before."""
+FIRST_SHARE, GROWTH = 12, 7 / 6
+"""The first block is so many times smaller, each one after it so many times as large as the one before: all threads
+begin at once, and the device waits for what takes one thread long."""
 MARGIN = 1.25
 """By how much what is expected of a block is raised."""
 ROW_BYTES = 64
@@ -44,6 +45,12 @@ AHEAD_BYTES = 1 << 30
 """Page-locked memory for blocks that are prepared ahead, and on their way, where the device has no limit for it."""
 LEAST_AHEAD = 4
 """Blocks that this must hold: one is prepared, one waits, two are on their way."""
+FINE = 32
+"""Parts of its rows to which a block's end is found."""
+NICE = 10
+"""Priority of the threads that prepare blocks, as `nice` has it."""
+STAGE_SHARE, COUNT_SHARE = 1.0, 0.5
+"""Threads a core: those that prepare blocks, and those that count products."""
 FIRST_ENTRIES, PARALLEL_ENTRIES = 1 << 16, 1 << 20
 """Entries of A whose products a thread counts at a time: the first, and the most."""
 
@@ -123,8 +130,15 @@ class Staged:
 
 @functools.cache
 def pool(count: int, task: str = "stage") -> ThreadPoolExecutor:
-    """Return threads; tasks have their own, for the first block must not wait until all is counted."""
-    return ThreadPoolExecutor(count, f"spdist-{task}")
+    """Return threads; tasks have their own, for the first block must not wait until all is counted.
+
+    They leave a core to whoever needs one: the thread that keeps the device busy must not wait for its turn.
+    """
+    return ThreadPoolExecutor(count, f"spdist-{task}", _stand_back)
+
+
+def _stand_back() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def cores() -> int:
@@ -174,12 +188,22 @@ class Products:
             If offsets or columns of A are out of range.
         """
         while self.rows < row:
-            start, stop, future = self.coming.popleft()
-            total, _, bad = future.result()
-            if total < 0:
-                raise bad_row(bad if self.names is None else self.names[bad], self.ncols)
-            self.before[start + 1 : stop + 1] += self.before[start]
-            self.rows = stop
+            self._add()
+
+    def look(self) -> tuple[int, int]:
+        """Return up to which row products are known by now, and how many there are."""
+        while self.coming and self.coming[0][2].done():
+            self._add()
+        return self.rows, int(self.before[self.rows])
+
+    def _add(self) -> None:
+        """Wait for the next rows to be counted."""
+        start, stop, future = self.coming.popleft()
+        total, _, bad = future.result()
+        if total < 0:
+            raise bad_row(bad if self.names is None else self.names[bad], self.ncols)
+        self.before[start + 1 : stop + 1] += self.before[start]
+        self.rows = stop
 
     def between(self, start: int, stop: int) -> int:
         """Return the products of rows [start, stop)."""
@@ -231,6 +255,7 @@ class Cutter:
     c_ratio: float = 1.0
     b_ratio: float = 0.0
     _next: float = field(init=False)
+    _rows: int = field(init=False, default=1)
 
     def __post_init__(self) -> None:
         self._next = self._most / FIRST_SHARE
@@ -254,22 +279,37 @@ class Cutter:
     def _fits(self, start: int, stop: int, room: float) -> bool:
         return self.cost(start, stop) <= room and LEAST_AHEAD * self.sent(start, stop) <= self.ahead
 
+    def is_ready(self, start: int) -> bool:
+        """Whether the block from `start` on can be cut without waiting for products to be counted."""
+        return self.products.look()[0] >= min(start + 4 * self._rows, len(self.indptr) - 1)
+
+    def begin_large(self) -> None:
+        """Let the first block be as large as any."""
+        self._next = self._most
+
     def next(self, start: int) -> int:
         """Return where the block from `start` on ends: one row at least, products and entries that 31 bits count."""
-        most = int(np.searchsorted(self.indptr, int(self.indptr[start]) + INT32_MAX, side="right")) - 1
-        stop = min(self.stop(start, self._next), most)
-        self._next = min(2 * self._next, self._most)
+        stop = self.stop(start, self._next)
+        if self.indptr[stop] - self.indptr[start] > INT32_MAX:
+            stop = int(np.searchsorted(self.indptr, int(self.indptr[start]) + INT32_MAX, side="right")) - 1
+        self._next = min(GROWTH * self._next, self._most)
         while stop > start + 1 and self.products.between(start, stop) > INT32_MAX:
             stop = self.middle(start, stop)
         return max(start + 1, stop)
 
     def stop(self, start: int, room: float) -> int:
-        """Return the last row up to which a block costs at most `room`."""
-        step, last = 1, len(self.indptr) - 1
-        while start + step < last and self._fits(start, start + step, room):
-            step *= 2
-        rows = range(start + 1, min(start + step, last) + 1)
-        return start + bisect.bisect_left(rows, True, key=lambda stop: not self._fits(start, stop, room))
+        """Return about the last row up to which a block costs at most `room`; `start` if one row costs more."""
+        left = len(self.indptr) - 1 - start
+        step = min(self._rows, left)
+        while step > 1 and not self._fits(start, start + step, room):
+            step //= 2
+        while step < left and self._fits(start, start + min(2 * step, left), room):
+            step = min(2 * step, left)
+        # To find the very last would take more looks, of some microseconds each.
+        rows = range(start + step, start + min(2 * step, left) + 1, max(1, step // FINE))
+        fitting = bisect.bisect_left(rows, True, key=lambda stop: not self._fits(start, stop, room))
+        self._rows = max(1, rows[fitting - 1] - start) if fitting else 1
+        return rows[fitting - 1] if fitting else start
 
     def learn(self, staged: Staged, nnz: int) -> None:
         """Take what a block came to."""
@@ -310,7 +350,7 @@ class Stager:
     ) -> None:  # fmt: skip
         self.a, self.b, self.kinds, self.resident = a, b, kinds, resident
         self.cutter, self.allocate, self.at = cutter, allocate, first
-        self.threads = cores()
+        self.threads = max(1, int(STAGE_SHARE * cores()))
         self.ahead: collections.deque[Future[Staged]] = collections.deque()
         self.local = threading.local()
         self.recent = 0
@@ -318,7 +358,7 @@ class Stager:
     def take(self) -> Staged | None:
         """Return the next block; None after the last."""
         wanted = max(2, min(self.threads + 1, self.cutter.ahead // max(self.recent, 1) - 2))
-        while self.at < self.a.nrows and len(self.ahead) < wanted:
+        while self.at < self.a.nrows and len(self.ahead) < wanted and (not self.ahead or self.cutter.is_ready(self.at)):
             stop = self.cutter.next(self.at)
             self.ahead.append(pool(self.threads).submit(self.stage, self.at, stop))
             self.at = stop

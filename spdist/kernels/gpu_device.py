@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
+import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -12,17 +15,22 @@ import numpy as np
 
 from spdist.csr import CSR
 from spdist.errors import MatrixError, MemoryBoundError
-from spdist.kernels import gpu, outofcore
+from spdist.kernels import gpu, outofcore, packing
 from spdist.kernels.device_blocks import AHEAD_BYTES, Kinds, Part, Staged, cores, lay_out, pool
 from spdist.kernels.outofcore import ArenaFullError, Stage
 from spdist.kernels.pinned import Bytes, array_at, pinned
-from spdist.kernels.workspace import ALLOCATION
+from spdist.kernels.workspace import ALLOCATION, packed_bound, packed_units
 from spdist.text import format_bytes
 
 FREE_SHARE = 0.9
 """Of the GPU's free memory, the limit where none is given."""
 PIECE = 8 << 20
 """Bytes that a thread copies to page-locked memory at a time on the way to the GPU."""
+STEPS = "upload", "multiply", "pack", "download"
+LEAST_PACKED = 1 << 20
+"""Entries of C for which packing is tried."""
+PLAIN_BLOCKS = 16
+"""Blocks that are copied as they are after one for which packing would not have paid."""
 LEAST_SLOT = 4 << 20
 OUT_OF_MEMORY = 2
 """Status of the CUDA runtime."""
@@ -33,6 +41,11 @@ def free_memory() -> int:
     import cupy
 
     return int(FREE_SHARE * (cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()))
+
+
+def unpackers() -> int:
+    """Return the threads that unpack C: others prepare blocks meanwhile."""
+    return max(1, cores() // 2)
 
 
 class Arena:
@@ -60,7 +73,11 @@ class Arena:
 
 
 class GpuSlot:
-    """Room for a block on the GPU, with a stream of its own; see `outofcore.Slot`."""
+    """Room for a block on the GPU, with a stream of its own; see `outofcore.Slot`.
+
+    Copies go through two streams of the GPU's, one each way: among streams that copy both ways, one to the GPU waits
+    for all to the host that were asked for before it.
+    """
 
     def __init__(self, device: Gpu, memory: Any, size: int) -> None:
         import cupy
@@ -68,14 +85,22 @@ class GpuSlot:
         self.device, self.cupy, self.size = device, cupy, size
         self.arena = Arena(memory, size)
         self.stream = cupy.cuda.Stream(non_blocking=True)
-        self.events = [cupy.cuda.Event() for _ in range(5)]
+        self.begun, self.ended = ({name: cupy.cuda.Event() for name in STEPS} for _ in range(2))
         self.staged: Staged | None = None
         self.c: CSR | None = None
-        self.steps: list[tuple[str, int, int, float]] = []
+        self.steps: list[tuple[str, int, float]] = []
+        self.work: list[Callable[[], None]] = []
 
-    def _copy(self, target: int, source: int, nbytes: int, kind: int) -> None:
-        if nbytes:
-            self.cupy.cuda.runtime.memcpyAsync(target, source, nbytes, kind, self.stream.ptr)
+    def _begin(self, name: str, stream: Any, after: str | None = None) -> float:
+        """Begin a step on a stream, which waits for the step before it; return the time."""
+        if after is not None:
+            stream.wait_event(self.ended[after])
+        self.begun[name].record(stream)
+        return time.time()
+
+    def _end(self, name: str, stream: Any, nbytes: int, begin: float) -> None:
+        self.ended[name].record(stream)
+        self.steps.append((name, nbytes, begin))
 
     def release(self) -> None:
         """Let go of the memory, whoever still holds the slot: a traceback may."""
@@ -83,15 +108,15 @@ class GpuSlot:
 
     def upload(self, staged: Staged) -> None:
         """Send a block; returns at once."""
-        self.steps = [("upload", 0, staged.nbytes, time.time())]
-        self.staged, self.c = staged, None
+        self.steps, self.staged, self.c = [], staged, None
         if staged.nbytes > self.size:
             return  # `multiply` says so
         self.arena.reset(staged.nbytes)
-        self.events[0].record(self.stream)
-        source = staged.memory.ctypes.data
-        self._copy(self.arena.memory.ptr, source, staged.nbytes, self.cupy.cuda.runtime.memcpyHostToDevice)
-        self.events[1].record(self.stream)
+        runtime, stream = self.cupy.cuda.runtime, self.device.up
+        begin = self._begin("upload", stream)
+        source, target = staged.memory.ctypes.data, self.arena.memory.ptr
+        runtime.memcpyAsync(target, source, staged.nbytes, runtime.memcpyHostToDevice, stream.ptr)
+        self._end("upload", stream, staged.nbytes, begin)
 
     def multiply(self) -> int:
         """Multiply the block that was sent; return nnz(C)."""
@@ -101,7 +126,7 @@ class GpuSlot:
         a = self.device.matrix(self.arena.memory, self.staged.a)
         b = self.device.b if self.staged.b is None else self.device.matrix(self.arena.memory, self.staged.b)
         assert b is not None
-        begin = time.time()
+        begin = self._begin("multiply", self.stream, "upload")
         try:
             with self.stream, self.cupy.cuda.using_allocator(self.arena.malloc):
                 if self.staged.low:  # A's columns are B's, counted from the first row of all B
@@ -111,32 +136,73 @@ class GpuSlot:
         except ArenaFullError:
             self.cupy.cuda.Device().synchronize()  # kernels on other streams may use what is given back
             raise
-        self.events[2].record(self.stream)
-        self.steps.append(("multiply", 1, self.c.nbytes, begin))
+        self._end("multiply", self.stream, self.c.nbytes, begin)
         return self.c.nnz
 
+    def _pack(self) -> packing.Packed | None:
+        """Pack the columns of C into what is left of the slot; None where that does not pay."""
+        c, device, arena = self.c, self.device, self.arena
+        assert c is not None
+        size = packed_bound(c.shape, c.nnz, c.indices.itemsize)
+        if device.plain_blocks or c.nnz < LEAST_PACKED or arena.size - arena.used < size + ALLOCATION:
+            device.plain_blocks = max(0, device.plain_blocks - 1)
+            return None
+        with self.stream, self.cupy.cuda.using_allocator(arena.malloc):
+            begin = self._begin("pack", self.stream)
+            packed = packing.pack(c, self.cupy.empty(size, np.uint8), values=False)
+            self._end("pack", self.stream, c.nnz * c.indices.itemsize, begin)
+        packed.wait().choose(unpackers())
+        if packed.columns:
+            return packed
+        device.plain_blocks = PLAIN_BLOCKS
+        outofcore.logger.info("columns of C are copied as they are: %s", packed.why)
+        return None
+
+    def _unpack_later(self, packed: packing.Packed, host: Bytes, rows: int, indices: Any) -> None:
+        """Note the parts of C's columns that threads are to unpack."""
+        offsets, units = np.empty(rows + 1, packed.pointer), packed_units(rows, len(indices))
+        cuts = np.unique(np.linspace(0, units, unpackers() + 1).astype(np.int64)).tolist()
+        self.work = [
+            functools.partial(packing.unpack, host, offsets, indices, None, first, last)
+            for first, last in itertools.pairwise(cuts)
+        ]
+
     def download(self, rows: int, nnz: int, offsets: Any, indices: Any, data: Any) -> None:
-        """Fetch the first `rows` rows of C; returns at once."""
+        """Fetch the first `rows` rows of C; returns at once, or when C is packed."""
         c: Any = self.c
-        back = self.cupy.cuda.runtime.memcpyDeviceToHost
-        begin = time.time()
-        self._copy(offsets.ctypes.data, c.indptr.data.ptr + c.indptr.itemsize, rows * c.indptr.itemsize, back)
-        self._copy(indices.ctypes.data, c.indices.data.ptr, nnz * c.indices.itemsize, back)
-        self._copy(data.ctypes.data, c.data.data.ptr, nnz * c.data.itemsize, back)
-        self.events[3].record(self.stream)
-        nbytes = offsets.nbytes + indices.nbytes + data.nbytes
-        self.steps.append(("download", 2, nbytes, begin))
+        packed = self._pack() if (rows, nnz) == (c.nrows, c.nnz) else None
+        runtime, stream = self.cupy.cuda.runtime, self.device.down
+        begin = self._begin("download", stream, "pack" if packed else "multiply")
+        parts = [
+            (offsets, c.indptr.data.ptr + c.indptr.itemsize, rows * c.indptr.itemsize),
+            (indices, c.indices.data.ptr, nnz * c.indices.itemsize),
+            (data, c.data.data.ptr, nnz * c.data.itemsize),
+        ]
+        if packed:
+            host = self.device.allocate(packed.nbytes)
+            self._unpack_later(packed, host, rows, indices)
+            parts[1] = host, packed.source, packed.nbytes
+        for target, source, size in parts:
+            if size:
+                runtime.memcpyAsync(target.ctypes.data, source, size, runtime.memcpyDeviceToHost, stream.ptr)
+        self._end("download", stream, sum(size for _, _, size in parts), begin)
+
+    def take_work(self) -> list[Callable[[], None]]:
+        """Return what is left to be done on the host for the block that has come back."""
+        work, self.work = self.work, []
+        return work
 
     def wait(self) -> list[Stage]:
         """Wait until all that was asked of the slot is done; say what it took."""
-        self.stream.synchronize()
+        for event in (self.ended["upload"], self.stream, self.ended["download"]):
+            event.synchronize()
         steps, self.steps, staged = self.steps, [], self.staged
         if staged is None or staged.nbytes > self.size:
             return []
         elapsed = self.cupy.cuda.get_elapsed_time
         return [
-            Stage(staged.start, name, begin, 1e-3 * elapsed(self.events[at], self.events[at + 1]), nbytes)
-            for name, at, nbytes, begin in steps
+            Stage(staged.start, name, begin, 1e-3 * elapsed(self.begun[name], self.ended[name]), nbytes)
+            for name, nbytes, begin in steps
         ]
 
 
@@ -151,26 +217,37 @@ class Gpu:
         Whether products are added in the order of A's entries.
     ahead : int
         Bytes of page-locked host memory for blocks on their way to the GPU.
+    pack : bool
+        Whether C's columns may come back packed, where that is quicker.
 
     Attributes
     ----------
     peak : int
         The most device memory that was held, in bytes.
+    up, down : cupy.cuda.Stream
+        For copies to the GPU, and to the host.
     """
 
     def __init__(
-        self, memory_limit: int | None = None, *, deterministic: bool = False, ahead: int = AHEAD_BYTES
+        self,
+        memory_limit: int | None = None,
+        *,
+        deterministic: bool = False,
+        ahead: int = AHEAD_BYTES,
+        pack: bool = True,
     ) -> None:
         import cupy
 
         self.cupy, self.deterministic, self.ahead = cupy, deterministic, ahead
         self.memory_limit = free_memory() if memory_limit is None else memory_limit
         self.b: CSR | None = None
+        self.up, self.down = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
         self.peak = 0
         self.kinds: Kinds | None = None
         self._kept: tuple[CSR, Kinds] | None = None
         self._slots: list[GpuSlot] = []
         self._slot_bytes = self._b_bytes = 0
+        self.plain_blocks = 0 if pack else sys.maxsize
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
@@ -254,18 +331,17 @@ class Gpu:
             return False
         self._b_bytes = part.end
         self._note()
-        stream = self.cupy.cuda.Stream(non_blocking=True)
-        self._send(b.data, kinds.value, memory.ptr + part.data, stream)
-        self._send(b.indices, kinds.index, memory.ptr + part.indices, stream)
-        self._send(b.indptr, kinds.pointer, memory.ptr + part.indptr, stream)
+        self._send(b.data, kinds.value, memory.ptr + part.data)
+        self._send(b.indices, kinds.index, memory.ptr + part.indices)
+        self._send(b.indptr, kinds.pointer, memory.ptr + part.indptr)
         self.b = self._matrix(memory, part, kinds)
         self._kept = b, kinds
         return True
 
-    def _send(self, array: Any, dtype: np.dtype[Any], target: int, stream: Any) -> None:
+    def _send(self, array: Any, dtype: np.dtype[Any], target: int) -> None:
         """Copy an array to the GPU as `dtype`, by way of page-locked memory that several threads fill."""
         step = PIECE // dtype.itemsize
-        runtime = self.cupy.cuda.runtime
+        runtime, stream = self.cupy.cuda.runtime, self.up
 
         def fill(first: int) -> Any:
             count = min(step, len(array) - first)

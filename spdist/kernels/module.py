@@ -44,9 +44,12 @@ def c_type(dtype: np.dtype[Any]) -> str:
 
 
 def options() -> tuple[str, ...]:
-    """Return the compiler's options; they hold a digest of the headers, which CuPy's cache does not look into."""
+    """Return the compiler's options; they hold a digest of the headers, which CuPy's cache does not look into.
+
+    Kernels of one file are optimized side by side on all cores.
+    """
     digest = hashlib.sha256(b"".join((FOLDER / name).read_bytes() for name in HEADERS)).hexdigest()[:16]
-    return ("-std=c++17", f"-I{FOLDER}", f"-DSPDIST_HEADERS=0x{digest}ull")
+    return ("-std=c++17", "--split-compile=0", f"-I{FOLDER}", f"-DSPDIST_HEADERS=0x{digest}ull")
 
 
 class Module:

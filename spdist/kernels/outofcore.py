@@ -25,7 +25,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -34,6 +34,7 @@ import numpy as np
 from spdist.csr import CSR, INT32_MAX, Int64Array, empty, index_dtype, result_dtype
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.device_blocks import (
+    COUNT_SHARE,
     FIRST_SHARE,
     MARGIN,
     Cutter,
@@ -57,6 +58,10 @@ AHEAD = 2
 SAMPLE_ROWS, SAMPLE_ENTRIES = 2048, {True: 1 << 18, False: 1 << 15}
 """Rows of A, evenly spaced, that the estimate of nnz(C) multiplies, and their entries at most: with B resident, and
 where they bring their rows of it."""
+
+
+SMALL_ENTRIES, SMALL_PRODUCTS = 1 << 20, 1 << 22
+"""Entries of A, and products, up to which C is not estimated: it has as many entries as products, for all one knows."""
 
 
 class ArenaFullError(Exception):
@@ -99,6 +104,9 @@ class Slot(Protocol):
 
     def wait(self) -> list[Stage]:
         """Wait until all that was asked of the slot is done; say what it took."""
+
+    def take_work(self) -> list[Callable[[], None]]:
+        """Return what is left to be done on the host for the block that has come back: its columns, unpacked."""
 
 
 class Device(Protocol):
@@ -207,22 +215,26 @@ class Run:
         self.b_bytes = lay_out(b.nrows, b.ncols, b.nnz, self.kinds).end
         self.resident = device_shares(self.b_bytes, self.memory_limit).kept > 0
         self.flying: collections.deque[_Flight] = collections.deque()
-        self.shifts: list[Future[None]] = []
+        self.finishing: collections.deque[list[Future[None]]] = collections.deque()
         self.slots: list[Any] = []
         self.stager: Any = None
+        self.per_entry = 0.0
 
     def multiply(self) -> CSR:
         """Return C, or as many of its rows as there is room for."""
         if 0 in (self.a.nrows - self.start, self.a.nnz, self.b.nnz):
             return empty((self.a.nrows - self.start, self.b.ncols), self.kinds.value)
-        self.products = Products(self.a, self.b, max(1, cores() - 2))
+        self.products = Products(self.a, self.b, max(1, int(COUNT_SHARE * cores())))
         try:
             self._settle()
             ratio = 0.0 if self.resident else 1.0
             size, ahead = self.slots[0].size, self.device.ahead
             self.cutter = Cutter(self.products, self.a.indptr, self.kinds, size, ahead, b_ratio=ratio)
             self.stager = self._stager(self.a, self.cutter, self.start)
-            self._learn_from_sample()
+            if self.a.nnz <= SMALL_ENTRIES and self.total <= SMALL_PRODUCTS:
+                self.cutter.begin_large()
+            else:
+                self._learn_from_sample()
             self._loop()
         except BaseException:
             self._close()
@@ -237,7 +249,7 @@ class Run:
         if self.stager is not None:
             self.stager.close()
         errors = []
-        for wait_for in [slot.wait for slot in self.slots] + [shift.result for shift in self.shifts]:
+        for wait_for in [slot.wait for slot in self.slots] + [job.result for jobs in self.finishing for job in jobs]:
             try:
                 wait_for()
             except Exception as error:
@@ -270,6 +282,7 @@ class Run:
         rows = _sample(self.a, self.start, SAMPLE_ENTRIES[self.resident])
         sample = _rows_of(self.a, rows)
         cutter = replace(self.cutter, products=Products(sample, self.b, 1, rows), indptr=sample.indptr)
+        self.per_entry = cutter.products.between(0, sample.nrows) / max(sample.nnz, 1)
         stop = cutter.stop(0, cutter.room / 2)
         if not cutter.products.between(0, stop):
             return
@@ -294,9 +307,18 @@ class Run:
     @functools.cached_property
     def result(self) -> Result:
         """C, with the room that it should need."""
-        expected = int(MARGIN * self.cutter.c_ratio * self.total) + (1 << 20)
-        rows = self.a.nrows - self.start
-        return Result(rows, self.b.ncols, min(expected, self.most), self.kinds, self.device.allocate)
+        expected = int(MARGIN * self.cutter.c_ratio * self._expect_products()) + (1 << 20)
+        capacity = expected if self.capacity is None else min(self.capacity, expected)
+        if self.products.look()[0] == self.a.nrows:
+            capacity = min(capacity, self.total)
+        return Result(self.a.nrows - self.start, self.b.ncols, capacity, self.kinds, self.device.allocate)
+
+    def _expect_products(self) -> int:
+        """Return about how many products there are, without waiting until all are counted."""
+        row, known = self.products.look()
+        row = max(row, self.start)
+        entries, left = (int(self.a.indptr[i] - self.a.indptr[j]) for i, j in ((row, 0), (-1, row)))
+        return known - int(self.products.before[self.start]) + int(left * max(known / max(entries, 1), self.per_entry))
 
     def _loop(self) -> None:
         """Keep one block on its way to the device, one computed, and others on their way back."""
@@ -360,7 +382,16 @@ class Run:
             self.report(Stage(flight.staged.start, "prepare", flight.staged.begin, flight.staged.seconds,
                               flight.staged.nbytes))  # fmt: skip
             if flight.filled:
-                self.shifts.append(pool(cores()).submit(self.result.shift, *flight.filled))
+                jobs = [functools.partial(self.result.shift, *flight.filled), *flight.slot.take_work()]
+                self.finishing.append([pool(cores(), "finish").submit(job) for job in jobs])
+                self._finish(PAIRS)  # else C would come back faster than it is unpacked
+
+    def _finish(self, most: int) -> None:
+        """Wait until no more than so many blocks that came back are worked on by the host."""
+        while len(self.finishing) > most:
+            wait(self.finishing[0])
+            for job in self.finishing.popleft():
+                job.result()
 
     def _compute(self, flight: _Flight) -> bool:
         """Multiply a block that was sent and send for its C; return whether there is room for more."""
@@ -389,6 +420,7 @@ class Run:
         result, rows = self.result, flight.staged.stop - flight.staged.start
         if result.nnz + nnz > result.capacity:
             self._land_all()
+            self._finish(0)
             if result.nnz + nnz > self.most:
                 return self._fetch_some(flight, rows)
             done = self.products.between(self.start, flight.staged.stop)

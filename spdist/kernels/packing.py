@@ -29,6 +29,7 @@ from spdist.kernels.workspace import (
     PACKED_PADDING,
     PACKED_PLACES,
     ceil_div,
+    packed_bound,
     packed_start,
     packed_unit,
     packed_units,
@@ -136,6 +137,10 @@ class Packed:
         Bytes that `copy` copies; 0 if nothing is packed.
     why : str
         Why columns or values are not packed, in a line for a log.
+    source : int
+        Where its bytes are on the device.
+    pointer : numpy.dtype
+        Of the offsets.
 
     Examples
     --------
@@ -158,6 +163,7 @@ class Packed:
         self.nbytes, self.why = 0, ""
         self._out, self._sizes = out, Sizes(c.nrows, c.nnz, c.nbytes, c.data.nbytes)
         self._start = packed_start(c.nrows, c.nnz)
+        self.source, self.pointer = int(out.data.ptr), c.indptr.dtype
         self._numbers = cupyx.empty_pinned(NUMBERS, np.uint64)
         stream = cupy.cuda.get_current_stream()
         out.data.copy_to_host_async(self._numbers.ctypes.data, self._numbers.nbytes, stream)
@@ -246,6 +252,16 @@ def pack(c: CSR, out: Any, *, values: bool = True) -> Packed:
         places = at + DICTIONARY, at + TABLE, at, directory, stream
         kernels(coded, grid, 256, (*sizes, parts, c.indptr, words, *places))
     return Packed(c, out)
+
+
+def compile_kernels(dtype: np.dtype[Any], index: np.dtype[Any]) -> None:
+    """Compile what packing needs, on the GPU and on the host, by packing a matrix of one entry."""
+    import cupy
+
+    one = CSR(cupy.asarray([0, 1], np.int32), cupy.zeros(1, index), cupy.ones(1, dtype), (1, 1))
+    out = cupy.empty(packed_bound(one.shape, 1, one.indices.itemsize), np.uint8)
+    packed = pack(one, out, values=False).wait()
+    unpack(cupy.asnumpy(out[: packed.nbytes]), np.empty(2, np.int32), np.empty(1, index))
 
 
 def unpack(

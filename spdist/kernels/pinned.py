@@ -1,14 +1,13 @@
 """Page-locked host memory, to and from which a GPU copies at full speed and while the CPU goes on.
 
-What was locked is kept and used again. Memory is taken from the system by all cores and then registered, which is ten
-times as fast as to have the driver allocate it.
+What was locked is kept and used again, up to a share of the machine's memory. Memory is taken from the system by all
+cores and then registered, which is ten times as fast as to have the driver allocate it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import mmap
 import os
 import threading
@@ -33,6 +32,9 @@ PIECE = 32 << 20
 SPARE = 1.5
 """Memory that is kept may be so many times as large as what is asked for: else each size of C would keep its own."""
 
+IDLE_SHARE = 1 / 4
+"""Of the machine's memory, what may be kept though nobody uses it, when more is locked."""
+
 
 class _Lease:
     """Memory on loan from a pool: goes back with the last array on it."""
@@ -46,32 +48,51 @@ class _Lease:
 
 
 class Pool:
-    """Page-locked memory of this process by size."""
+    """Page-locked memory of this process.
 
-    def __init__(self) -> None:
-        self.free: dict[int, list[Bytes]] = {}
+    Parameters
+    ----------
+    most_idle : int, optional
+        Bytes that nobody uses and that are kept; by default a quarter of the machine's memory.
+    """
+
+    def __init__(self, most_idle: int | None = None) -> None:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        self.most_idle = int(IDLE_SHARE * total) if most_idle is None else most_idle
+        self.idle: list[Bytes] = []  # the last used last
         self.lock = threading.RLock()  # the garbage collector may give back while this thread takes
 
     def take(self, size: int) -> Bytes:
         """Return `size` bytes, a size of `pinned_bytes`."""
         with self.lock:
-            fitting = [other for other, kept in self.free.items() if size <= other <= SPARE * size and kept]
-            memory = self.free[min(fitting)].pop() if fitting else None
-        return np.asarray(_Lease(self, _lock(size) if memory is None else memory))[:size]
+            fitting = [at for at, memory in enumerate(self.idle) if size <= len(memory) <= SPARE * size]
+            memory = self.idle.pop(min(fitting, key=lambda at: len(self.idle[at]))) if fitting else None
+        if memory is None:
+            self.shrink(max(0, self.most_idle - size))
+            memory = _lock(size)
+        return np.asarray(_Lease(self, memory))[:size]
 
     def give_back(self, memory: Bytes) -> None:
         """Keep memory for the next to take."""
         with self.lock:
-            self.free.setdefault(len(memory), []).append(memory)
+            self.idle.append(memory)
 
-    def free_all(self) -> None:
-        """Give what nobody uses back to the system."""
-        import cupy
-
+    def shrink(self, most: int) -> None:
+        """Give what nobody uses back to the system, what was not used for longest first, until `most` bytes stay."""
         with self.lock:
-            free, self.free = self.free, {}
-        for memory in itertools.chain.from_iterable(free.values()):
-            cupy.cuda.runtime.hostUnregister(memory.ctypes.data)
+            kept, held = len(self.idle), 0
+            while kept and held + len(self.idle[kept - 1]) <= most:
+                kept -= 1
+                held += len(self.idle[kept])
+            gone, self.idle = self.idle[:kept], self.idle[kept:]
+        for memory in gone:
+            _unlock(memory)
+
+
+def _unlock(memory: Bytes) -> None:
+    import cupy
+
+    cupy.cuda.runtime.hostUnregister(memory.ctypes.data)
 
 
 def _lock(size: int) -> Bytes:
@@ -112,7 +133,7 @@ def _pool() -> Pool:
 
 def free_pinned() -> None:
     """Give the page-locked memory that no block and no result uses back to the system."""
-    _pool().free_all()
+    _pool().shrink(0)
 
 
 def pinned_bytes(size: int) -> int:

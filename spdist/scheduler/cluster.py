@@ -12,12 +12,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import dask
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, SchedulerPlugin
 from distributed.scheduler import DEFAULT_EXTENSIONS
 
 from spdist.errors import InputError
 from spdist.scheduler.plan import GPU_ENGINES
 from spdist.scheduler.stages import gpu_name
+
+logger = logging.getLogger("spdist")
 
 SETTINGS = {
     "distributed.scheduler.work-stealing": False,  # the driver balances: a stolen block would leave its memory bound
@@ -54,6 +56,23 @@ class NoSpans:
 
     def heartbeat(self, worker: Any, data: Any) -> None:
         """Take no metrics."""
+
+
+class Stranded(SchedulerPlugin):
+    """Lets tasks whose worker has died run on the next one to come.
+
+    A task that may run elsewhere does so while there are other workers; without any, Dask keeps it for its own, for
+    ever.
+    """
+
+    name = "spdist-stranded"
+
+    def add_worker(self, scheduler: Any, worker: str) -> None:
+        """Let go of the workers that are no more."""
+        for task in scheduler.unrunnable:
+            asked = task.worker_restrictions
+            if asked and task.loose_restrictions and scheduler.workers.keys().isdisjoint(asked):
+                task.worker_restrictions = None
 
 
 @contextlib.contextmanager
@@ -179,7 +198,7 @@ def _scheduler_options(processes: bool) -> dict[str, Any]:
     """Return what the scheduler of our own does otherwise: it listens to this process without a socket, too."""
     extensions = {name: made for name, made in DEFAULT_EXTENSIONS.items() if name != "stealing"} | {"spans": NoSpans}
     listens = {"protocol": ["tcp", "inproc"], "host": ["127.0.0.1", None]} if processes else {}
-    return {"extensions": extensions, **listens}
+    return {"extensions": extensions, "plugins": [Stranded()], **listens}
 
 
 def _client_of(cluster: LocalCluster) -> Client:
@@ -225,6 +244,13 @@ def _remote(scheduler: str) -> Iterator[Client]:
         raise InputError(
             f"no Dask scheduler answers at {scheduler}: {error}; start one with `dask scheduler`"
         ) from error
+    try:
+        client.register_plugin(Stranded())
+    except (ImportError, ValueError) as error:  # no spdist there, or it takes no code from clients
+        logger.warning(
+            "the scheduler at %s takes no plugin (%s): should all workers die at once, the run will wait for ever; "
+            "install spdist where the scheduler runs", scheduler, error,
+        )  # fmt: skip
     try:
         yield client
     finally:

@@ -66,7 +66,8 @@ class Install(WorkerPlugin):
 
     def teardown(self, worker: Worker) -> None:
         """Let go of the product, and of what still waits there."""
-        PRODUCTS.pop(self.name, None)
+        if (product := PRODUCTS.pop(self.name, None)) is not None:
+            product.release()
         for what in ("forget", "tell"):
             worker.periodic_callbacks.pop(f"{what}-{self.name}").stop()
 

@@ -184,9 +184,11 @@ class Product:
         )
         one = CSR(a.indptr, a.indices, a.data, (1, 1))
         if self.on_gpu:
-            from spdist.kernels.gpu import compile_kernels
+            from spdist.kernels import gpu, packing
 
-            compile_kernels(result_dtype(self.a.dtype, self.b.dtype), self.b.ncols)
+            dtype = result_dtype(self.a.dtype, self.b.dtype)
+            gpu.compile_kernels(dtype, self.b.ncols)
+            packing.compile_kernels(dtype, index_dtype(self.b.ncols))
             c = self.product(one, b, 1, 0)
             self.totals.clear()  # of no block of the run
             self.take_timings()
@@ -222,6 +224,14 @@ class Product:
     def gpu_peak(self) -> int:
         """Return the most bytes of the GPU's memory that were held."""
         return self._gpu.peak if self._gpu is not None else 0
+
+    def release(self) -> None:
+        """Let go of the GPU's memory, and of the page-locked memory that no block uses any more."""
+        if self._gpu is not None:
+            from spdist.kernels.pinned import free_pinned
+
+            self._gpu = None
+            free_pinned()
 
     # -- the stages ----------------------------------------------------------------------------------------------------
 

@@ -123,6 +123,21 @@ def test_few_sizes_are_kept(monkeypatch):
     assert not np.may_share_memory(first, second)
 
 
+def test_what_is_idle_longest_goes_first(monkeypatch):
+    unlocked = []
+    monkeypatch.setattr(pinned, "_lock", lambda size: np.empty(size, np.uint8))
+    monkeypatch.setattr(pinned, "_unlock", lambda memory: unlocked.append(len(memory)))
+    pool = pinned.Pool(most_idle=10 << 20)
+    leases = [pool.take(size << 20) for size in (1, 2, 4)]
+    del leases[1], leases[0], leases[0]  # of 2, 1 and 4 MiB, in this order
+    pool.take(8 << 20)
+    assert unlocked == [2 << 20, 1 << 20, 4 << 20]
+    pool.take(7 << 20)
+    assert [len(memory) >> 20 for memory in pool.idle] == [8]
+    pool.shrink(0)
+    assert unlocked[3:] == [8 << 20]
+
+
 def test_memory_comes_back_to_a_pool_that_is_in_use():
     """The garbage collector may find a lease while the same thread takes another."""
     pool = pinned.Pool()

@@ -32,6 +32,7 @@ def oracle(a: CSR, b: CSR) -> CSR:
 def small_margins(monkeypatch):
     monkeypatch.setattr(device_blocks, "SCRATCH_BYTES", 1 << 10)
     monkeypatch.setattr(device_blocks, "ROW_BYTES", 16)
+    monkeypatch.setattr(outofcore, "SMALL_ENTRIES", -1)
 
 
 @given(csr_pairs(), st.integers(12, 24), st.integers(1, 4))
@@ -112,6 +113,31 @@ def test_an_estimate_too_low_grows(monkeypatch):
     monkeypatch.setattr(device_blocks, "FIRST_SHARE", 64)
     a = from_scipy(random_matrix(500, 500, 5.0, 8))
     assert_same(outofcore.multiply(a, a, HostDevice(1 << 18)), oracle(a, a))
+
+
+@pytest.mark.parametrize("capacity", [None, 10, 10**9])
+def test_c_has_room_before_all_is_counted(monkeypatch, capacity):
+    """Nothing but the sample is known, which sees none of the rows with most of the products."""
+    monkeypatch.setattr(device_blocks.Products, "look", lambda products: (0, 0))
+    monkeypatch.setattr(outofcore, "SAMPLE_ROWS", 3)
+    sizes, grow = [], outofcore.Result.grow
+    monkeypatch.setattr(outofcore.Result, "grow", lambda result, size: sizes.append(size) or grow(result, size))
+    a = from_scipy(sp.eye(701, 700, format="csr"))  # its last row, which is in the sample, is empty
+    lengths = np.where(np.arange(700) < 500, 1, 20_000)
+    columns = np.concatenate([np.arange(length) for length in lengths])
+    b = CSR(np.concatenate([[0], np.cumsum(lengths)]), columns, np.ones(len(columns)), (700, 20_000))
+    whole, c = oracle(a, b), outofcore.multiply_rows(a, b, 0, capacity, HostDevice(1 << 22))
+    assert_same(c, whole.rows(0, c.nrows))
+    assert c.nrows == (10 if capacity == 10 else whole.nrows)
+    assert capacity == 10 or len(sizes) > 1
+
+
+@pytest.mark.parametrize("limit", [1 << 14, 1 << 25])
+def test_small_products_are_not_sampled(monkeypatch, limit):
+    monkeypatch.setattr(outofcore, "SMALL_ENTRIES", 1 << 20)
+    a, stages = from_scipy(random_matrix(3000, 3000, 5.0, 4)), []
+    assert_same(outofcore.multiply(a, a, HostDevice(limit), report=stages.append), oracle(a, a))
+    assert limit < 1 << 25 or sorted(stage.name for stage in stages) == ["download", "multiply", "prepare", "upload"]
 
 
 def test_types_and_shapes_are_checked():

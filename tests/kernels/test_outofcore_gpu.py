@@ -51,6 +51,23 @@ def test_equals_scipy_within_the_limit(name, megabytes):
     assert device.peak <= megabytes << 20
 
 
+@pytest.mark.parametrize("name", ["random", "banded", "skewed"])
+@pytest.mark.parametrize("pack", [True, False])
+def test_columns_come_back_packed(monkeypatch, name, pack):
+    from spdist.kernels import gpu_device, packing
+
+    monkeypatch.setattr(packing, "WORTH", 1e9)
+    monkeypatch.setattr(gpu_device, "LEAST_PACKED", 1000)
+    a = from_scipy(matrices()[name])
+    stages = []
+    assert_product(outofcore.multiply(a, a, gpu(256 << 20, pack=pack), report=stages.append), a, a)
+    packed, back = ([stage for stage in stages if stage.name == step] for step in ("pack", "download"))
+    assert bool(packed) == pack
+    if pack:  # one block more in which C is too small, and the sample's, may be plain
+        saved = sum(stage.nbytes for stage in packed) - (1 << 16)
+        assert sum(stage.nbytes for stage in back) < cpu.multiply(a, a).nnz * 12 - saved / 4
+
+
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
 def test_dtypes_rectangles_and_capacity(dtype):
     a, b = (from_scipy(random_matrix(*shape, 5.0, 6).astype(dtype)) for shape in ((900, 400), (400, 3000)))
