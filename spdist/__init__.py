@@ -9,7 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spdist.api import Callbacks, Report, matmul, multiply, plan, save, verify
+    from spdist.api import Callbacks, Report, matmul, multiply, plan, reduce, save, verify
+    from spdist.chain import multi_matmul
     from spdist.errors import (
         CorruptError,
         InputError,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from spdist.generators import generate
     from spdist.inmemory import numeric, spgemm, symbolic
     from spdist.interchange import export_matrix, import_matrix
+    from spdist.kernels.options import Epilogue
     from spdist.kernels.semirings import Semiring
     from spdist.operators import Operator, open_operator, operator
     from spdist.operators import ehyb_operator as ehyb
@@ -29,11 +31,12 @@ if TYPE_CHECKING:
     from spdist.parts import PartitionedOperator, partitioned
     from spdist.solvers import Solution, conjugate_gradient, pagerank
     from spdist.storage import open_matrix as open
+    from spdist.transposed import transpose
 
 __version__ = "0.1.0"
 
 _HOME = {
-    **dict.fromkeys(("Callbacks", "Report", "matmul", "multiply", "plan", "save", "verify"), "spdist.api"),
+    **dict.fromkeys(("Callbacks", "Report", "matmul", "multiply", "plan", "reduce", "save", "verify"), "spdist.api"),
     **dict.fromkeys(("numeric", "spgemm", "symbolic"), "spdist.inmemory"),
     **dict.fromkeys(
         (
@@ -47,6 +50,8 @@ _HOME = {
         ),
         "spdist.errors",
     ),
+    "Epilogue": "spdist.kernels.options",
+    "multi_matmul": "spdist.chain",
     "Semiring": "spdist.kernels.semirings",
     **dict.fromkeys(("Operator", "ehyb", "open_operator", "operator", "sell"), "spdist.operators"),
     **dict.fromkeys(("PartitionedOperator", "partitioned"), "spdist.parts"),
@@ -55,6 +60,7 @@ _HOME = {
     "export_matrix": "spdist.interchange",
     "import_matrix": "spdist.interchange",
     "open": "spdist.storage",
+    "transpose": "spdist.transposed",
 }
 
 _NAME_AT_HOME = {"ehyb": "ehyb_operator", "open": "open_matrix", "sell": "sell_operator"}
@@ -62,6 +68,7 @@ _NAME_AT_HOME = {"ehyb": "ehyb_operator", "open": "open_matrix", "sell": "sell_o
 __all__ = [
     "Callbacks",
     "CorruptError",
+    "Epilogue",
     "InputError",
     "MatrixError",
     "MemoryBoundError",
@@ -79,6 +86,7 @@ __all__ = [
     "generate",
     "import_matrix",
     "matmul",
+    "multi_matmul",
     "multiply",
     "numeric",
     "open",
@@ -87,10 +95,12 @@ __all__ = [
     "pagerank",
     "partitioned",
     "plan",
+    "reduce",
     "save",
     "sell",
     "spgemm",
     "symbolic",
+    "transpose",
     "verify",
 ]
 

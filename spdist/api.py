@@ -18,10 +18,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 import scipy.sparse as sp
 
-from spdist import storage
-from spdist.csr import CSR, from_scipy, result_dtype
+from spdist import inmemory, storage
+from spdist.answer import WHOLE, Answer, Diagonal
+from spdist.csr import CSR, from_scipy
 from spdist.errors import InputError, ResumeError, VerificationError
 from spdist.inmemory import spgemm
+from spdist.kernels.options import Epilogue, Options
+from spdist.kernels.reductions import check_reduction, is_linear, options_for, reduce_linear
+from spdist.kernels.semirings import Semiring, find
 from spdist.scheduler.plan import GPU_ENGINES, MAX_BLOCK_PRODUCTS, Plan
 from spdist.staging import staged_matrix
 from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
@@ -146,6 +150,12 @@ def plan(
     memory_limit: int | str | None = None,
     host_limit: int | str | None = None,
     grid: tuple[int, int, int] | None = None,
+    semiring: str | Semiring = "plus_times",
+    mask: MatrixLike | None = None,
+    complement: bool = False,
+    epilogue: Epilogue | None = None,
+    threshold: float | None = None,
+    top_n: int | None = None,
 ) -> Plan:
     """Plan A @ B for workers of `memory_limit` bytes; runs nothing.
 
@@ -157,6 +167,8 @@ def plan(
         As in `multiply`: bytes, as a number or for instance ``"512MiB"``.
     grid : (int, int, int), optional
         Force the number of row, inner and column blocks.
+    semiring, mask, complement, epilogue, threshold, top_n
+        As in `multiply`. C is planned for what mask and top-n leave at the most; of a threshold the plan knows nothing.
 
     Returns
     -------
@@ -171,13 +183,16 @@ def plan(
         If A or B is not a matrix, their shapes do not fit, or the engine does not multiply their values; or if there is
         no GPU here to say what is free, and no `memory_limit`.
     """
-    from spdist.scheduler.sizes import make_plan
+    from spdist.scheduler.sizes import check_operands, make_plan
 
     _check_engine(engine)
+    answer = _answer(semiring, mask, complement, epilogue, threshold, top_n)
     left, right = _stored(a), _stored(b)
-    _check_values(engine, result_dtype(left.dtype, right.dtype))
+    check_operands(left, right, grid)
+    answer.check(left, right, engine)
+    _check_values(engine, answer.dtype(left, right))
     memory, host = _limits(engine, memory_limit, host_limit)
-    return make_plan(left, right, engine=engine, memory_limit=memory, host_limit=host, grid=grid)
+    return make_plan(left, right, engine=engine, memory_limit=memory, host_limit=host, grid=grid, answer=answer)
 
 
 def matmul(
@@ -193,6 +208,14 @@ def matmul(
     scheduler: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    semiring: str | Semiring = "plus_times",
+    mask: Any = None,
+    complement: bool = False,
+    epilogue: Epilogue | None = None,
+    threshold: float | None = None,
+    top_n: int | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
 ) -> Any:
     """Multiply two sparse matrices: in memory, or stored ones whose product is stored at `out`.
 
@@ -204,23 +227,30 @@ def matmul(
         Where to store C; required for stored operands.
     engine, memory_limit, host_limit, grid, workers, scheduler, resume, overwrite
         As in `multiply`.
+    semiring, mask, complement, epilogue, threshold, top_n
+        As in `spgemm`; a mask is of the same sort as the operands.
+    transpose_a, transpose_b : bool
+        Multiply by the transpose of A or B: ``matmul(a, a, transpose_b=True)`` is ``A @ A.T``.
 
     Returns
     -------
     scipy.sparse matrix or array, or StoredMatrix
         As the operands.
     """
-    in_memory = [sp.issparse(m) for m in (a, b)]
-    if all(in_memory):
-        c = _in_memory(a, b, engine, memory_limit)
+    wanted: dict[str, Any] = {
+        "semiring": semiring, "mask": mask, "complement": complement, "epilogue": epilogue,
+        "threshold": threshold, "top_n": top_n,
+    }  # fmt: skip
+    if _all_in_memory(a, b, mask):
+        left, right = a.T if transpose_a else a, b.T if transpose_b else b
+        c = _in_memory(left, right, engine, memory_limit, wanted)
         return c if out is None else save(out, c, overwrite=overwrite)
-    if any(in_memory):
-        raise InputError("one operand is in memory and the other is stored: store both with spdist.save, or open both")
     if out is None:
         raise InputError("the product of stored matrices is stored too: say where, with out='C.zarr'")
     multiply(
         a, b, out, engine=engine, memory_limit=memory_limit, host_limit=host_limit, grid=grid, workers=workers,
-        scheduler=scheduler, resume=resume, overwrite=overwrite,
+        scheduler=scheduler, resume=resume, overwrite=overwrite, transpose_a=transpose_a, transpose_b=transpose_b,
+        **wanted,
     )  # fmt: skip
     return open_matrix(out)
 
@@ -253,6 +283,14 @@ def multiply(
     check: bool = False,
     record: str | Path | None = None,
     callbacks: Callbacks | None = None,
+    semiring: str | Semiring = "plus_times",
+    mask: MatrixLike | None = None,
+    complement: bool = False,
+    epilogue: Epilogue | None = None,
+    threshold: float | None = None,
+    top_n: int | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
 ) -> Report:
     """Multiply two stored matrices and store the product, each possibly larger than memory.
 
@@ -285,6 +323,13 @@ def multiply(
         Verify C at the end.
     record : str or Path, optional
         Where to write what each stage of each block took: one JSON object a line.
+    semiring, mask, complement, epilogue, threshold, top_n
+        What becomes of each row while it is made, as in `spgemm`, with a stored mask; for the engines "auto" and
+        "numba". Where the inner dimension is cut, partial products are added by the semiring before rows are cut.
+        `check` then looks at every row and makes some of them again: `Report.verification` says how many.
+    transpose_a, transpose_b : bool
+        Multiply by the transpose of A or B. A transposed copy lies beside C while the product runs, and takes the space
+        and the time to write it; it is made again to resume.
 
     Returns
     -------
@@ -302,23 +347,25 @@ def multiply(
     begin = time.perf_counter()
     callbacks = callbacks or Callbacks()
     limits = {"memory_limit": memory_limit, "host_limit": host_limit}
-    job = _prepare(a, b, c, engine, limits, grid, resume=resume, overwrite=overwrite)
-    if isinstance(job, Report):
-        return _verified(job, a, b, c, callbacks) if check else job
-    if job.planned_first and scheduler is None:
-        from spdist.scheduler.cluster import count_gpus
+    answer = _answer(semiring, mask, complement, epilogue, threshold, top_n)
+    with _operands(a, b, c, transpose_a, transpose_b, resume or overwrite) as (left, right):
+        job = _prepare(left, right, c, engine, limits, grid, answer, resume=resume, overwrite=overwrite)
+        if isinstance(job, Report):
+            return _verified(job, left, right, c, answer, callbacks) if check else job
+        if job.planned_first and scheduler is None:
+            from spdist.scheduler.cluster import count_gpus
 
-        count_gpus()  # or it is said now, before a plan is made
-    if job.unfinished:
-        callbacks.resumed(info(job.unfinished)["durable"])
-    with _timings(record, c) as timed:
-        made, outcome = job.run(workers, scheduler, replace(callbacks, timed=timed))
-    report = Report(
-        outcome.nnz, outcome.blocks, time.perf_counter() - begin, made.engine,
-        outcome.peak_device_memory if made.on_gpu else outcome.peak_host_memory, made.memory_limit, made.grid,
-        "resumed" if job.unfinished else "computed", outcome.stages, outcome.peak_host_memory, outcome.workers,
-    )  # fmt: skip
-    return _verified(report, a, b, c, callbacks) if check else report
+            count_gpus()  # or it is said now, before a plan is made
+        if job.unfinished:
+            callbacks.resumed(info(job.unfinished)["durable"])
+        with _timings(record, c) as timed:
+            made, outcome = job.run(workers, scheduler, replace(callbacks, timed=timed))
+        report = Report(
+            outcome.nnz, outcome.blocks, time.perf_counter() - begin, made.engine,
+            outcome.peak_device_memory if made.on_gpu else outcome.peak_host_memory, made.memory_limit, made.grid,
+            "resumed" if job.unfinished else "computed", outcome.stages, outcome.peak_host_memory, outcome.workers,
+        )  # fmt: skip
+        return _verified(report, left, right, c, answer, callbacks) if check else report
 
 
 @dataclass(frozen=True)
@@ -345,6 +392,7 @@ class _Job:
     overwrite: bool
     facts: dict[str, Any]
     planned_first: bool = False
+    answer: Answer = WHOLE
 
     def run(self, workers: int | None, scheduler: str | None, callbacks: Callbacks) -> tuple[Plan, Any]:
         """Plan, run the plan and finish C."""
@@ -355,10 +403,10 @@ class _Job:
             if not self.unfinished:
                 storage.begin(place, self.facts)
                 storage.write_note(place, PLAN_NOTE, made.to_json().encode())
-            layout = Layout(place, self.b.ncols, result_dtype(self.a.dtype, self.b.dtype), made.chunk)
+            layout = Layout(place, self.b.ncols, self.answer.dtype(self.a, self.b), made.chunk)
             name = uuid.uuid4().hex[:8]
             told = callbacks.started, callbacks.progress, callbacks.timed
-            outcome, layout = execute(client, made, self.a, self.b, layout, name, *told)
+            outcome, layout = execute(client, made, self.a, self.b, layout, name, *told, self.answer)
         storage.finish(layout, self.a.nrows, outcome.nnz, self.facts)
         for note in (PLAN_NOTE, JOURNAL):
             storage.remove_note(place, note)
@@ -416,6 +464,7 @@ def _prepare(
     engine: Engine,
     limits: dict[str, int | str | None],
     grid: tuple[int, int, int] | None,
+    answer: Answer,
     *,
     resume: bool,
     overwrite: bool,
@@ -425,21 +474,26 @@ def _prepare(
 
     _check_engine(engine)
     left, right, target = _stored(a), _stored(b), storage.normalise(c)
+    answer.check(left, right, engine)
     if resume and overwrite:
         raise InputError("--resume continues C and --overwrite replaces it: choose one")
-    if target in (left.url, right.url):
-        raise InputError(f"C may not be A or B: {target} would be overwritten while it is read")
+    if target in (left.url, right.url) or (answer.mask is not None and target == answer.mask.url):
+        raise InputError(f"C may not be A or B, or the mask: {target} would be overwritten while it is read")
     facts = {
         "provenance": {"command": "multiply", "a": left.url, "b": right.url},
         "product": {
             "a": left.fingerprint(),
             "b": right.fingerprint(),
-            "dtype": str(result_dtype(left.dtype, right.dtype)),
+            "dtype": str(answer.dtype(left, right)),
+            **({} if answer.plain else {"options": answer.facts()}),
         },
     }
     if resume and (found := _unfinished(target)) is not None:
         if found[1].get("product") != facts["product"]:
-            raise ResumeError(f"{found[0]} is a product of other matrices or options: A or B changed; use --overwrite")
+            raise ResumeError(
+                f"{found[0]} is a product of other matrices or options: A or B changed, or the mask, or what was asked "
+                f"for; use --overwrite"
+            )
         if found[1]["state"] == "complete":
             m = open_matrix(target)
             limit = parse_bytes(limits["memory_limit"] or DEFAULT_MEMORY_LIMIT)  # of no run
@@ -449,14 +503,133 @@ def _prepare(
             stored = Plan.from_json(content)
             if stored.on_gpu and limits["memory_limit"] is not None:
                 stored = stored.through_gpu(parse_bytes(limits["memory_limit"]))
-            return _Job(left, right, lambda: stored, target, found[0], False, facts, stored.on_gpu)
+            return _Job(left, right, lambda: stored, target, found[0], False, facts, stored.on_gpu, answer)
         storage.remove(found[0])
     check_operands(left, right, grid)
-    _check_values(engine, result_dtype(left.dtype, right.dtype))
+    _check_values(engine, answer.dtype(left, right))
     memory, host = _limits(engine, **limits)
     _check_target(target, overwrite=overwrite)
-    make = functools.partial(plan, left, right, engine=engine, memory_limit=memory, host_limit=host, grid=grid)
-    return _Job(left, right, make, target, "", overwrite, facts, engine in GPU_ENGINES)
+    wanted = {"engine": engine, "memory_limit": memory, "host_limit": host, "grid": grid, **answer.arguments()}
+    make = functools.partial(plan, left, right, **wanted)
+    return _Job(left, right, make, target, "", overwrite, facts, engine in GPU_ENGINES, answer)
+
+
+def reduce(
+    a: Any,
+    b: Any,
+    what: str,
+    *,
+    engine: Engine = "auto",
+    memory_limit: int | str | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    semiring: str | Semiring = "plus_times",
+    mask: Any = None,
+    complement: bool = False,
+    epilogue: Epilogue | None = None,
+    threshold: float | None = None,
+    top_n: int | None = None,
+    callbacks: Callbacks | None = None,
+) -> Any:
+    """Return a number or a vector of a product that is never whole, in memory or in storage.
+
+    Parameters
+    ----------
+    a, b : scipy.sparse matrix or array; or path, URL or StoredMatrix
+        Both of the same sort, and a mask too.
+    what : str
+        "sum", "row_sums", "column_sums", "trace", "nnz" (entries, zeros included), "row_nnz" (of each row), or
+        "frobenius" (the root of the sum of squares).
+    engine, memory_limit, workers, scheduler, callbacks
+        As in `multiply`, for stored operands; engines of the CPU.
+    semiring, mask, complement, epilogue, threshold, top_n
+        What becomes of the product before, as in `spgemm`.
+
+    Returns
+    -------
+    number or (nrows,) or (ncols,) array
+        Values are added by plus, whatever the semiring; integers and bools as NumPy adds them, as int64 or uint64.
+
+    Notes
+    -----
+    Sums of a whole product by plus and times are products with vectors, ``A (B 1)``. For the others C is made some rows
+    at a time; of a "trace" no more than its diagonal.
+
+    Examples
+    --------
+    The triangles of a graph, each seen from its three corners in both directions:
+
+    >>> import scipy.sparse as sp
+    >>> a = sp.csr_array([[0, 1, 1, 0], [1, 0, 1, 1], [1, 1, 0, 1], [0, 1, 1, 0]])
+    >>> int(reduce(a, a, "sum", semiring="plus_pair", mask=a)) // 6
+    2
+    """
+    check_reduction(what)
+    wanted: dict[str, Any] = {
+        "semiring": semiring, "mask": mask, "complement": complement, "epilogue": epilogue, "threshold": threshold,
+        "top_n": top_n,
+    }  # fmt: skip
+    _check_engine(engine)
+    if engine in GPU_ENGINES:
+        raise InputError(f"engine={engine!r} has no reductions yet: choose engine='auto'")
+    if _all_in_memory(a, b, mask):
+        return inmemory.reduce(a, b, what, **wanted)
+    left, right, answer = _stored(a), _stored(b), _answer(**wanted)
+    answer.check(left, right, engine)
+    dtype = answer.dtype(left, right)
+    if is_linear(what, answer.options, dtype) and answer.mask is None:
+        return reduce_linear(what, _blocks(left), _blocks(right), (left.shape, right.shape), dtype)
+    if what == "trace" and not answer.fused:
+        answer = replace(answer, mask=Diagonal((left.nrows, right.ncols)))
+    answer = replace(answer, options=options_for(what, answer.options))
+    where = {"memory_limit": memory_limit, "workers": workers, "scheduler": scheduler}
+    return _reduce_stored(left, right, what, answer, engine, where, callbacks or Callbacks())
+
+
+def _reduce_stored(
+    a: StoredMatrix,
+    b: StoredMatrix,
+    what: str,
+    answer: Answer,
+    engine: Engine,
+    where: dict[str, Any],
+    callbacks: Callbacks,
+) -> Any:
+    from spdist.scheduler.cluster import connect
+    from spdist.scheduler.reduce import execute_reduction
+    from spdist.scheduler.sizes import make_plan
+
+    memory, _ = _limits(engine, where["memory_limit"], None)
+    made = make_plan(a, b, engine=engine, memory_limit=memory, answer=answer)
+    callbacks.planned(made)
+    local = any(storage.in_process(m.url) for m in (a, b))
+    workers, scheduler = where["workers"], where["scheduler"]
+    with connect(workers=workers, scheduler=scheduler, processes=not local, blocks=len(made.blocks)) as client:
+        return execute_reduction(client, made, a, b, what, answer, callbacks.started, callbacks.progress)
+
+
+def _blocks(m: StoredMatrix) -> Iterator[CSR]:
+    """Yield successive rows of a stored matrix."""
+    for start, stop, _ in m.row_blocks(4 * m.indices.chunk):
+        yield m.rows(start, stop)
+
+
+@contextlib.contextmanager
+def _operands(
+    a: MatrixLike, b: MatrixLike, c: str | Path, transpose_a: bool, transpose_b: bool, may_exist: bool
+) -> Iterator[tuple[StoredMatrix, StoredMatrix]]:
+    """Give the operands, transposed where asked; the copies go in the end."""
+    from spdist.transposed import transposed_copy
+
+    target = storage.normalise(c)
+    if transpose_a or transpose_b:
+        _check_target(target, overwrite=may_exist)  # before the copies are made
+    with contextlib.ExitStack() as stack:
+        made = []
+        for name, m, transposed in (("a", a, transpose_a), ("b", b, transpose_b)):
+            place = f"{target}.spdist-transposed-{name}"
+            made.append(stack.enter_context(transposed_copy(_stored(m), place)) if transposed else _stored(m))
+        yield made[0], made[1]
 
 
 def _unfinished(target: str) -> tuple[str, dict[str, Any]] | None:
@@ -519,30 +692,72 @@ def _unfinished_info(url: str) -> dict[str, Any]:
     }
 
 
-def verify(a: MatrixLike, b: MatrixLike, c: MatrixLike, **options: Any) -> Any:
-    """Check out of core that C is A @ B (Freivalds' check, row by row).
+def verify(
+    a: MatrixLike,
+    b: MatrixLike,
+    c: MatrixLike,
+    *,
+    semiring: str | Semiring = "plus_times",
+    mask: MatrixLike | None = None,
+    complement: bool = False,
+    epilogue: Epilogue | None = None,
+    threshold: float | None = None,
+    top_n: int | None = None,
+    **options: Any,
+) -> Any:
+    """Check out of core that C is A @ B (Freivalds' check, row by row), or what was made of it.
 
     Parameters
     ----------
     a, b, c : path, URL or StoredMatrix
+    semiring, mask, complement, epilogue, threshold, top_n
+        As C was made by `multiply`. Where any of them is given, rows drawn at random are made again, and all rows
+        looked at for what mask, threshold and top-n demand; `reason` says how many.
     **options
-        As `spdist.verification.verify` takes them.
+        As `spdist.verification.verify` takes them, or `spdist.sampling.verify_answer`.
 
     Returns
     -------
     Verification
         `ok` says whether C is A @ B, `reason` why.
     """
-    from spdist.verification import verify as check
+    return _verify(
+        _stored(a), _stored(b), _stored(c), _answer(semiring, mask, complement, epilogue, threshold, top_n), **options
+    )
 
-    return check(_stored(a), _stored(b), _stored(c), **options)
+
+def _verify(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, answer: Answer, **options: Any) -> Any:
+    if answer.plain:
+        from spdist.verification import verify as check
+
+        return check(a, b, c, **options)
+    from spdist.sampling import verify_answer
+
+    return verify_answer(a, b, c, answer, **options)
 
 
-def _verified(report: Report, a: MatrixLike, b: MatrixLike, c: MatrixLike, callbacks: Callbacks) -> Report:
-    found = verify(a, b, c, progress=callbacks.verifying)
+def _verified(
+    report: Report, a: MatrixLike, b: MatrixLike, c: MatrixLike, answer: Answer, callbacks: Callbacks
+) -> Report:
+    found = _verify(_stored(a), _stored(b), _stored(c), answer, progress=callbacks.verifying)
     if not found.ok:
         raise VerificationError(f"{c} is not A @ B: {found.reason}; it is kept for inspection")
     return replace(report, verification=found.to_json())
+
+
+def _answer(
+    semiring: str | Semiring,
+    mask: MatrixLike | None,
+    complement: bool,
+    epilogue: Epilogue | None,
+    threshold: float | None,
+    top_n: int | None,
+) -> Answer:
+    """Return what is asked for of a stored product."""
+    if sp.issparse(mask):
+        raise InputError("the mask of a stored product is stored too: spdist.save('M.zarr', mask)")
+    options = Options(find(semiring), top_n=top_n, threshold=threshold, epilogue=epilogue)
+    return Answer(options, None if mask is None else _stored(mask), complement)
 
 
 def _stored(m: MatrixLike) -> StoredMatrix:
@@ -576,11 +791,20 @@ def _check_values(engine: str, dtype: np.dtype[Any]) -> None:
         raise InputError(f"engine={engine!r} multiplies float and complex values, not {dtype}: choose engine='auto'")
 
 
-def _in_memory(a: Any, b: Any, engine: str, memory_limit: int | str | None) -> Any:
+def _all_in_memory(a: Any, b: Any, mask: Any) -> bool:
+    """Whether all are SciPy's, and not stored; refuses some of each."""
+    in_memory = [sp.issparse(m) for m in (a, b, mask) if m is not None]
+    if any(in_memory) and not all(in_memory):
+        what = "the operands" if mask is None else "the operands and the mask"
+        raise InputError(f"some of {what} are in memory and others stored: store all with spdist.save, or open all")
+    return all(in_memory)
+
+
+def _in_memory(a: Any, b: Any, engine: str, memory_limit: int | str | None, wanted: dict[str, Any]) -> Any:
     """Multiply matrices of SciPy's."""
     if engine not in GPU_ENGINES:
-        return spgemm(a, b, engine)
-    return spgemm(a, b, "cuda", memory_limit=None if memory_limit is None else parse_bytes(memory_limit))
+        return spgemm(a, b, engine, **wanted)
+    return spgemm(a, b, "cuda", memory_limit=None if memory_limit is None else parse_bytes(memory_limit), **wanted)
 
 
 @contextlib.contextmanager

@@ -74,6 +74,15 @@ def _generate(args: argparse.Namespace) -> int:
     return _show_matrix(matrix, args)
 
 
+def _transpose(args: argparse.Namespace) -> int:
+    from spdist import display
+    from spdist.transposed import transpose
+
+    with display.transfer_bar(f"transposing {args.source}", quiet=args.json) as bar:
+        matrix = transpose(args.source, args.target, overwrite=args.overwrite, progress=bar)
+    return _show_matrix(matrix, args)
+
+
 def _info(args: argparse.Namespace) -> int:
     from spdist import api
 
@@ -94,7 +103,7 @@ def _plan(args: argparse.Namespace) -> int:
     from spdist import api
 
     limits = {"memory_limit": args.memory_limit, "host_limit": args.host_limit}
-    plan = api.plan(args.a, args.b, engine=args.engine, **limits, grid=args.grid)
+    plan = api.plan(args.a, args.b, engine=args.engine, **limits, grid=args.grid, **_answer(args))
     if not args.json:
         from spdist import display
 
@@ -120,7 +129,10 @@ def _multiply(args: argparse.Namespace) -> int:
             overwrite=args.overwrite,
             check=args.verify,
             record=args.record,
+            transpose_a=args.transpose_a,
+            transpose_b=args.transpose_b,
             callbacks=shown.callbacks,
+            **_answer(args),
         )
     if not args.json:
         display.report_table(report, args.c)
@@ -128,15 +140,43 @@ def _multiply(args: argparse.Namespace) -> int:
     return 0
 
 
+def _reduce(args: argparse.Namespace) -> int:
+    import numpy as np
+
+    from spdist import api, display
+
+    with display.RunDisplay(quiet=args.json) as shown:
+        found = api.reduce(
+            args.a,
+            args.b,
+            args.what,
+            memory_limit=args.memory_limit,
+            workers=args.workers,
+            scheduler=args.scheduler,
+            callbacks=shown.callbacks,
+            **_answer(args),
+        )
+    if args.out is not None:
+        np.save(args.out, found)
+    value = found.tolist() if np.ndim(found) == 0 or args.json else f"{len(found):,} values"
+    if not args.json:
+        display.line(f"{args.what}: {value}" + (f", in {args.out}" if args.out is not None else ""))
+    return _print_json({args.what: value}, args)
+
+
 def _verify(args: argparse.Namespace) -> int:
     from spdist import api, display
 
     with display.transfer_bar("verifying", quiet=args.json) as bar:
-        found = api.verify(args.a, args.b, args.c, progress=bar)
+        found = api.verify(args.a, args.b, args.c, progress=bar, **_answer(args))
     if not args.json:
         display.verification_line(found.to_json())
     _print_json(found.to_json(), args)
     return 0 if found.ok else 1
+
+
+def _answer(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in ("semiring", "mask", "complement", "top_n", "threshold")}
 
 
 def _print_json(content: dict[str, Any], args: argparse.Namespace) -> int:
@@ -171,6 +211,8 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     sub = add("export", _export, "convert a matrix in Zarr to .mtx, .npz or binsparse", "source", "target")
     sub.add_argument("--format", choices=("mtx", "npz", "binsparse"), help="by default from TARGET's ending")
     sub.add_argument("--overwrite", action="store_true", help="replace TARGET")
+    sub = add("transpose", _transpose, "write the transpose of a matrix", "source", "target")
+    sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
     add("info", _info, "shape, dtype, entries, row lengths, bytes and state of a matrix", "matrix")
     _add_generate(add("generate", _generate, "write a matrix of a known kind, of any size"), command == "generate")
     sub = add("plan", _plan, "show how A @ B would be cut, and what it takes; runs nothing", "a", "b")
@@ -181,10 +223,21 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     sub.add_argument("--scheduler", metavar="ADDRESS", help="use a running Dask scheduler")
     sub.add_argument("--verify", action="store_true", help="check C at the end")
     sub.add_argument("--record", metavar="FILE", help="write what each stage of each block took, a JSON object a line")
+    for name in ("a", "b"):
+        sub.add_argument(
+            f"--transpose-{name}", action="store_true", help=f"multiply by the transpose of {name.upper()}"
+        )
     mode = sub.add_mutually_exclusive_group()
     mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
     mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
-    add("verify", _verify, "check that C is A @ B", "a", "b", "c")
+    sub = add("reduce", _reduce, "a number or vector of A @ B, which is never whole", "what", "a", "b")
+    sub.epilog = "WHAT: sum, row_sums, column_sums, trace, nnz, row_nnz, frobenius"
+    sub.add_argument("--out", metavar="FILE.npy", help="where to write a vector")
+    sub.add_argument("--memory-limit", metavar="BYTES", help="of each worker, by default 2GiB")
+    sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core")
+    sub.add_argument("--scheduler", metavar="ADDRESS", help="use a running Dask scheduler")
+    _add_answer_options(sub)
+    _add_answer_options(add("verify", _verify, "check that C is A @ B", "a", "b", "c"))
     return parser
 
 
@@ -196,6 +249,16 @@ def _add_plan_options(sub: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     sub.add_argument("--host-limit", metavar="BYTES", help="of the host's memory for each GPU, by default 8GiB")
     sub.add_argument("--grid", type=_grid, metavar="I,K,J", help="force the number of row, inner and column blocks")
+    _add_answer_options(sub)
+
+
+def _add_answer_options(sub: argparse.ArgumentParser) -> None:
+    sub = sub.add_argument_group("what becomes of each row, in this order")  # type: ignore[assignment]
+    sub.add_argument("--semiring", default="plus_times", help="plus_times (default), min_plus, plus_pair, or_and, ...")
+    sub.add_argument("--mask", metavar="M", help="a matrix: C has entries only where it stores one")
+    sub.add_argument("--complement", action="store_true", help="only where the mask stores none")
+    sub.add_argument("--threshold", type=float, metavar="X", help="keep values from X up")
+    sub.add_argument("--top-n", type=_count, metavar="N", help="keep the N largest of each row")
 
 
 def _add_generate(sub: argparse.ArgumentParser, chosen: bool) -> None:

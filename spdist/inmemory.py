@@ -13,7 +13,8 @@ from spdist import device
 from spdist.csr import CSR, IndexArray, Int64Array, from_scipy
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.gpu import Pattern
-from spdist.kernels.options import Options
+from spdist.kernels.options import Epilogue, Options
+from spdist.kernels.reductions import check_reduction, reduce_product
 from spdist.kernels.semirings import Semiring, find
 
 METHODS = ("auto", "scipy", "numba", "cuda", "hyspmm")
@@ -45,12 +46,13 @@ class HostPattern:
 def spgemm(
     a: Any, b: Any, method: str = "auto", *, threads: int | None = None, deterministic: bool = False,
     memory_limit: int | None = None, semiring: str | Semiring = "plus_times", mask: Any = None,
-    complement: bool = False, top_n: int | None = None, threshold: float | None = None,
+    complement: bool = False, epilogue: Epilogue | None = None, threshold: float | None = None,
+    top_n: int | None = None,
 ) -> Any:  # fmt: skip
     """Multiply two sparse matrices in memory: SciPy in, SciPy out; CuPy in, CuPy out.
 
     On the CPU the product can be turned into an answer as its rows are made, so that C is never whole: by a semiring,
-    then a mask, then a threshold, then the largest entries of each row.
+    then a mask, an epilogue, a threshold, then the largest entries of each row.
 
     Parameters
     ----------
@@ -80,6 +82,8 @@ def spgemm(
         C has entries only where the mask stores one, whatever its value; other products are not made. Of C's shape.
     complement : bool
         C has entries only where the mask stores none.
+    epilogue : Epilogue, optional
+        What becomes of the values of a row: scaling, a function of one's own, normalisation, zeros dropped.
     top_n : int, optional
         Entries to keep in each row: the largest, and of equal ones those in the smaller columns. Rows stay sorted by
         column.
@@ -121,10 +125,10 @@ def spgemm(
     >>> spgemm(a, a, semiring="plus_pair").sum(), spgemm(a, a, semiring="plus_pair", mask=a).sum()
     (np.int64(12), np.int64(6))
     """
-    pattern = None if mask is None else from_scipy(mask.astype(np.bool_))
-    options = Options(find(semiring), pattern, complement, top_n, threshold)
+    options = _options(semiring, mask, complement, epilogue, threshold, top_n)
     if not options.plain and (_on_gpu(a, b) or method not in CPU_METHODS):
-        raise InputError(f"semirings, masks, threshold and top_n are for SciPy's matrices and {', '.join(CPU_METHODS)}")
+        methods = ", ".join(CPU_METHODS)
+        raise InputError(f"semirings, masks, epilogues, threshold and top_n are for SciPy's matrices and {methods}")
     if _on_gpu(a, b):
         return device.spgemm(a, b, method, deterministic)
     from spdist.kernels import cpu
@@ -145,6 +149,28 @@ def spgemm(
     if swapped:
         return out.T
     return out.tocsc() if by_columns else out
+
+
+def _options(
+    semiring: str | Semiring, mask: Any, complement: bool, epilogue: Epilogue | None, threshold: float | None,
+    top_n: int | None,
+) -> Options:  # fmt: skip
+    pattern = None if mask is None else from_scipy(mask.astype(np.bool_))
+    return Options(find(semiring), pattern, complement, top_n, threshold, epilogue)
+
+
+def reduce(
+    a: Any, b: Any, what: str, *, threads: int | None = None, semiring: str | Semiring = "plus_times", mask: Any = None,
+    complement: bool = False, epilogue: Epilogue | None = None, threshold: float | None = None,
+    top_n: int | None = None,
+) -> Any:  # fmt: skip
+    """Return a reduction of a product of SciPy's matrices; `api.reduce` describes it."""
+    check_reduction(what)
+    left, right = from_scipy(a), from_scipy(b)
+    if left.ncols != right.nrows:
+        raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
+    options = _options(semiring, mask, complement, epilogue, threshold, top_n)
+    return reduce_product(what, left, right, threads=threads or os.cpu_count() or 1, options=options)
 
 
 def symbolic(a: Any, b: Any, *, deterministic: bool = False) -> Pattern | HostPattern:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 from spdist import api
 from spdist.storage import StoredMatrix
+
+WORKFLOWS = Path(__file__).resolve().parent.parent / "workflows"
 
 
 def has_gpu() -> bool:
@@ -48,6 +54,17 @@ def stored(tmp_path):
         return api.save(tmp_path / f"{name}.zarr", matrix)
 
     return store
+
+
+def load_workflow(name: str):
+    """Return a script of workflows/ as a module; it imports those beside it."""
+    if str(WORKFLOWS) not in sys.path:
+        sys.path.append(str(WORKFLOWS))
+    spec = importlib.util.spec_from_file_location(f"workflow_{name}", WORKFLOWS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")

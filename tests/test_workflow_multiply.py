@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import dataclasses
 import json
 import logging
 import os
@@ -14,12 +14,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from spdist import api
 from spdist.scheduler.cluster import SETTINGS
-from tests.conftest import assert_is_product, random_matrix
+from tests.conftest import assert_is_product, load_workflow, random_matrix
 from tests.test_cli import wait_for
 from tests.test_run import files, read
 
@@ -32,17 +33,19 @@ STOPPED = 75
 @pytest.fixture(scope="module")
 def workflow():
     """Return workflows/multiply.py as a module."""
-    spec = importlib.util.spec_from_file_location("workflow_multiply", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_workflow("multiply")
+
+
+@pytest.fixture(scope="module")
+def jobs(workflow):
+    """Return workflows/job.py, on which it rests, as a module."""
+    return sys.modules["job"]
 
 
 @pytest.fixture
-def run(workflow, tmp_path, monkeypatch):
+def run(workflow, jobs, tmp_path, monkeypatch):
     """Return a function that runs a job file of some text in a folder with A.zarr, in this process."""
-    monkeypatch.setattr(workflow, "catch_signals", lambda: None)
+    monkeypatch.setattr(jobs, "catch_signals", lambda: None)
     monkeypatch.chdir(tmp_path)
     api.save("A.zarr", random_matrix(300, 300, 8, 1))
 
@@ -99,8 +102,8 @@ def test_settings_replace_the_file(run, scheduler):
     assert report["result"]["verification"] is None
 
 
-def test_progress_is_a_line_now_and_then(workflow, capsys):
-    log = workflow.Log()
+def test_progress_is_a_line_now_and_then(jobs, capsys):
+    log = jobs.Log()
     assert log.every == 30
     for done in range(100):
         log.tell(f"{done}")
@@ -112,7 +115,7 @@ def test_progress_is_a_line_now_and_then(workflow, capsys):
 def test_example_names_every_key(workflow, tmp_path, monkeypatch):
     example = yaml.safe_load(SCRIPT.with_suffix(".yaml").read_text())
     assert list(example) == list(workflow.READERS)
-    defaults = {one.name: one.default for one in workflow.fields(workflow.Job) if one.name not in (*GOOD, "report")}
+    defaults = {one.name: one.default for one in dataclasses.fields(workflow.Job) if one.name not in (*GOOD, "report")}
     assert {key: value for key, value in example.items() if key in defaults} == defaults
 
 
@@ -201,7 +204,7 @@ def test_missing_job_file_is_one_line(tmp_path):
     done = subprocess.run([sys.executable, SCRIPT, "no.yaml"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.strip() == (
-        "no.yaml: cannot be read: No such file or directory; name a job file, for instance a copy of multiply.yaml"
+        "no.yaml: cannot be read: No such file or directory; name a job file, a copy of one in workflows"
     )
     assert not list(tmp_path.iterdir())
 
@@ -242,8 +245,8 @@ def begin(folder: Path, *words: str | Path, **options) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_signal_while_an_object_is_finalized_is_heard_later(workflow, monkeypatch):
-    monkeypatch.setattr(workflow, "ASKED", [])
+def test_a_signal_while_an_object_is_finalized_is_heard_later(jobs, monkeypatch):
+    monkeypatch.setattr(jobs, "ASKED", [])
     kept = signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGTERM)
 
     class Dying:
@@ -252,10 +255,10 @@ def test_a_signal_while_an_object_is_finalized_is_heard_later(workflow, monkeypa
             time.sleep(0.01)
 
     try:
-        workflow.catch_signals()
+        jobs.catch_signals()
         Dying()
-        with pytest.raises(workflow.Stopped, match="SIGUSR1"):
-            workflow.Log().tell("later")
+        with pytest.raises(jobs.Stopped, match="SIGUSR1"):
+            jobs.Log().tell("later")
     finally:
         logging.disable(logging.NOTSET)
         signal.signal(signal.SIGUSR1, kept[0])
@@ -284,10 +287,10 @@ def test_signal_leaves_what_a_second_run_finishes(long_job, number):
     assert files(folder / "C.zarr") == reference
 
 
-def test_error_of_the_clean_up_counts_as_stopped(run, workflow, monkeypatch):
+def test_error_of_the_clean_up_counts_as_stopped(run, workflow, jobs, monkeypatch):
     def break_down(job, log):
         try:
-            raise workflow.Stopped("SIGTERM")
+            raise jobs.Stopped("SIGTERM")
         finally:
             Path("gone").unlink()
 
@@ -382,3 +385,13 @@ def test_sbatch_script_ends_when_its_workers_do(long_job, slurm, tmp_path):
     assert "no such node" in done.stderr
     assert "ended before the job" in done.stderr
     assert not list(folder.glob(".spdist-*"))
+
+
+def test_an_answer_instead_of_the_product(run, capsys):
+    options = {"semiring": "min_plus", "mask": "A.zarr", "complement": True, "top_n": 3, "threshold": -1}
+    assert run(GOOD | options) == 0
+    assert "made again by min_plus" in capsys.readouterr().out
+    assert np.diff(read("C.zarr").indptr).max() == 3
+    for wrong in ("top_n=0", "threshold=high", "complement=maybe", "mask=none.zarr", "semiring=plus_plus"):
+        assert run(GOOD | {"out": "D.zarr"}, wrong) == 2
+        assert wrong.split("=")[0] in capsys.readouterr().err

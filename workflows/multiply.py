@@ -13,172 +13,34 @@ stopped by a signal before the end: run it again. workflows/multiply.yaml explai
 
 from __future__ import annotations
 
-import argparse
 import inspect
-import json
-import logging
-import os
-import re
-import signal
 import sys
-import time
-import traceback
 import typing
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import yaml
-
-STOPPED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, try again
-LOG_SECONDS = 30.0
-TERMINAL_SECONDS = 5.0
+import job as jobs
 
 
-@dataclass(frozen=True)
-class Job:
+@dataclass(frozen=True, kw_only=True)
+class Job(jobs.Job):
     """What a job file says; `multiply.yaml` explains the keys."""
 
     a: str
     b: str
-    out: str
-    report: str
     engine: Any = "auto"  # of the engines that `engine_of` knows
-    memory_limit: int | str = "2GiB"
     host_limit: int | str | None = None
     grid: tuple[int, int, int] | None = None
-    workers: int | None = None
-    scheduler: str | None = None
-    scheduler_file: str | None = None
     verify: bool = True
-    resume: bool = True
     record: str | None = None
-
-
-REQUIRED = tuple(one.name for one in fields(Job) if one.default is MISSING and one.name != "report")
-
-
-class JobError(ValueError):
-    """The job file is wrong; the message says where and what to do."""
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal asked for the end; like Ctrl-C, it leaves a C that can be resumed."""
-
-
-# -- the job file ------------------------------------------------------------------------------------------------------
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which YAML would silently take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise JobError(f"key {twice!r} is there twice; keep one")
-        content: dict[Any, Any] = super().construct_mapping(node, deep)
-        return content
-
-
-def read_job(path: Path, settings: Sequence[str]) -> Job:
-    """Read a job file, `settings` (``key=value``) in place of its values, and check all of it."""
-    content = read_mapping(path) | dict(map(split_setting, settings))
-    for key in content:
-        if key not in READERS:
-            raise JobError(f"unknown key {key!r}; the keys are {', '.join(READERS)}")
-    for key in REQUIRED:
-        if content.get(key) is None:
-            raise JobError(f"{key} is missing; add a line `{key}: PATH`")
-    given = {key: read_value(key, value) for key, value in content.items() if value is not None}
-    job = Job(**{"report": str(path.with_suffix(".report.json")), **given})
-    check_workers(job)
-    check_places(job)
-    return job
-
-
-def read_mapping(path: Path) -> dict[Any, Any]:
-    """Return the keys and values of a YAML file."""
-    try:
-        content = yaml.load(path.read_text(), _Loader)
-    except OSError as error:
-        raise JobError(
-            f"cannot be read: {error.strerror}; name a job file, for instance a copy of multiply.yaml"
-        ) from None
-    except JobError:
-        raise
-    except (yaml.YAMLError, ValueError) as error:  # of a text or a date that cannot be
-        raise JobError(f"is not YAML: {' '.join(str(error).split())}; correct that line") from None
-    if not isinstance(content, dict):
-        raise JobError(f"holds {type(content).__name__} where `key: value` lines belong; see multiply.yaml")
-    return content
-
-
-def split_setting(text: str) -> tuple[str, Any]:
-    """Return key and value of a ``--set key=value``; the value is read as in the file."""
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise JobError(f"--set {text!r} is not key=value; write for instance --set memory_limit=4GiB")
-    try:
-        return key.strip(), yaml.load(value, _Loader)
-    except (yaml.YAMLError, ValueError):
-        raise JobError(f"--set {text!r}: the value is not YAML; put it in quotes") from None
-
-
-def read_value(key: str, value: Any) -> Any:
-    """Return one value in the type its key asks for."""
-    try:
-        return READERS[key](value)
-    except ValueError as error:
-        raise JobError(f"{key}: {value!r} {error}") from None
-
-
-def text_of(value: Any) -> str:
-    """Accept a text that is not empty."""
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(
-            f"is {type(value).__name__}, not a text; write it in quotes" if value else "is empty; fill it in"
-        )
-    return value
-
-
-def flag(value: Any) -> bool:
-    """Accept true and false."""
-    if not isinstance(value, bool):
-        raise ValueError("is neither true nor false; write one of them, without quotes")
-    return value
-
-
-def count(value: Any) -> int:
-    """Accept a whole number from 1 up."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError("is not a whole number of at least 1; write for instance 4, or null for the default")
-    return value
-
-
-def size(value: Any) -> int | str:
-    """Accept bytes as a number or a text like 2GiB."""
-    is_size = re.fullmatch(r"\s*[0-9]*\.?[0-9]+\s*[KMGT]?i?B?\s*", str(value), re.IGNORECASE) and re.search(
-        "[1-9]", str(value)
-    )
-    if isinstance(value, bool) or not isinstance(value, int | str) or not is_size:
-        raise ValueError("is not a size; write for instance 512MiB, 2GiB or a number of bytes")
-    return value
-
-
-def grid_of(value: Any) -> tuple[int, int, int]:
-    """Accept three counts, as a list or with commas between."""
-    parts = (
-        [int(part) if part.strip().isdigit() else part for part in value.split(",")]
-        if isinstance(value, str)
-        else value
-    )
-    try:
-        row, inner, column = map(count, parts)
-    except (TypeError, ValueError):
-        raise ValueError("is not three numbers of at least 1; write row, inner, column blocks: [8, 1, 1]") from None
-    return row, inner, column
+    semiring: str = "plus_times"
+    mask: str | None = None
+    complement: bool = False
+    threshold: float | None = None
+    top_n: int | None = None
+    transpose_a: bool = False
+    transpose_b: bool = False
 
 
 def engine_of(value: Any) -> str:
@@ -191,292 +53,69 @@ def engine_of(value: Any) -> str:
     return str(value)
 
 
-READERS: dict[str, Callable[[Any], Any]] = {
-    "a": text_of,
-    "b": text_of,
-    "out": text_of,
+READERS = {
+    "a": jobs.text_of,
+    "b": jobs.text_of,
+    "out": jobs.text_of,
     "engine": engine_of,
-    "memory_limit": size,
-    "host_limit": size,
-    "grid": grid_of,
-    "workers": count,
-    "scheduler": text_of,
-    "scheduler_file": text_of,
-    "verify": flag,
-    "resume": flag,
-    "record": text_of,
-    "report": text_of,
+    "memory_limit": jobs.size,
+    "host_limit": jobs.size,
+    "grid": jobs.grid_of,
+    "semiring": jobs.text_of,
+    "mask": jobs.text_of,
+    "complement": jobs.flag,
+    "threshold": jobs.number,
+    "top_n": jobs.count,
+    "transpose_a": jobs.flag,
+    "transpose_b": jobs.flag,
+    "workers": jobs.count,
+    "scheduler": jobs.text_of,
+    "scheduler_file": jobs.text_of,
+    "verify": jobs.flag,
+    "resume": jobs.flag,
+    "record": jobs.text_of,
+    "report": jobs.text_of,
 }
 
 
-# -- what must be there ------------------------------------------------------------------------------------------------
-
-
-def check_workers(job: Job) -> None:
-    """Refuse two answers to where the workers are."""
-    named = [key for key in ("workers", "scheduler", "scheduler_file") if getattr(job, key) is not None]
-    if len(named) > 1:
-        values = " and ".join(f"{key}: {getattr(job, key)!r}" for key in named)
-        raise JobError(f"{values} exclude each other: workers are of this machine, a scheduler has its own; keep one")
-
-
-def check_places(job: Job) -> None:
-    """Look at every place that the job reads or writes, before it does."""
-    for key in ("a", "b"):
-        check_matrix(key, getattr(job, key))
-    check_folder("report", job.report)
-    if Path(job.report).is_dir():
-        raise JobError(f"report: {job.report!r} is a folder; name a file in it")
-    if (out := local(job.out)) is not None:
-        check_folder("out", str(out))
-        if out.exists() and not job.resume:
-            raise JobError(
-                f"out: {job.out!r} exists; remove it, choose another name, or set resume: true to continue it"
-            )
-    if job.scheduler_file is not None:
-        scheduler_address(job.scheduler_file)
-
-
-def check_matrix(key: str, place: str) -> None:
-    """Refuse what is no matrix."""
-    import spdist
-
-    path = local(place)
-    if path is not None and not path.exists():
-        raise JobError(
-            f"{key}: {place!r} does not exist in {Path.cwd()}; correct it, or create it with `spdist import`"
-        )
-    try:
-        spdist.open(place)
-    except spdist.SpdistError as error:
-        raise JobError(f"{key}: {place!r}: {error}") from None
-    except (OSError, ImportError, ValueError) as error:
-        raise JobError(f"{key}: {place!r} cannot be opened: {error}; correct the address") from None
-
-
-def check_folder(key: str, place: str) -> None:
-    """Refuse a file in a folder that is not there or may not be written to."""
-    parent = Path(place).absolute().parent
-    if not parent.is_dir():
-        raise JobError(f"{key}: {place!r}: {parent} is not a folder; create it or choose another place")
-    if not os.access(parent, os.W_OK):
-        raise JobError(f"{key}: {place!r}: {parent} may not be written to; choose another place")
-
-
-def local(place: str) -> Path | None:
-    """Return the path of a place on this machine; None for a URL."""
-    return Path(place) if "://" not in place else None
-
-
-def scheduler_address(path: str) -> str:
-    """Return the address that `dask scheduler --scheduler-file` wrote."""
-    try:
-        return str(json.loads(Path(path).read_text())["address"])
-    except OSError as error:
-        problem = str(error.strerror)
-    except (ValueError, TypeError, KeyError):
-        problem = "it holds no address"
-    raise JobError(f"scheduler_file: {path!r}: {problem}; start `dask scheduler --scheduler-file {path}` first")
-
-
-# -- the run -----------------------------------------------------------------------------------------------------------
-
-
-def say(text: str) -> None:
-    """Write one line with its time."""
-    print(time.strftime("%Y-%m-%dT%H:%M:%S"), text, flush=True)
-
-
-@dataclass
-class Log:
-    """Says now and then how far the run is.
-
-    Attributes
-    ----------
-    latest : dict
-        Blocks, products and entries of C when last heard of.
-    """
-
-    every: float = field(default_factory=lambda: TERMINAL_SECONDS if sys.stdout.isatty() else LOG_SECONDS)
-    latest: dict[str, int] = field(default_factory=dict)
-    told: float = field(default_factory=time.monotonic)
-
-    def callbacks(self) -> Any:
-        """Return what `spdist.multiply` calls."""
-        import spdist
-
-        return spdist.Callbacks(
-            resumed=lambda durable: say(f"resuming by the stored plan: {durable} are there already"),
-            planned=lambda plan: say(
-                f"{plan.expansion:,} products in a grid of {' x '.join(map(str, plan.grid.values()))}"
-            ),
-            started=lambda link: say(f"workers are ready; dashboard: {link}"),
-            progress=self.progress,
-            verifying=lambda done, total: self.tell(f"verifying: {done / max(total, 1):.0%}"),
-        )
-
-    def progress(self, now: Any) -> None:
-        """Take note of a run's progress."""
-        self.latest = asdict(now)
-        self.tell(
-            f"{now.blocks:,} of {now.blocks_total:,} blocks, {now.products / max(now.products_total, 1):.0%} of the "
-            f"products, {now.nnz:,} entries of C"
-        )
-
-    def tell(self, text: str) -> None:
-        """Write a line, unless the last one is recent; the place where a signal is heard that came at a bad moment."""
-        if ASKED:
-            raise Stopped(ASKED[0])
-        if time.monotonic() - self.told >= self.every:
-            self.told = time.monotonic()
-            say(text)
-
-
-ASKED: list[str] = []
-"""The signal that asked for the end, where it could not be raised at once."""
-
-
-def catch_signals() -> None:
-    """Turn the first signal into `Stopped`; those that follow find the end under way."""
-    signals = (signal.SIGTERM, signal.SIGUSR1)
-
-    def stop(number: int, frame: Any) -> None:
-        for one in signals:
-            signal.signal(one, lambda number, frame: None)
-        logging.disable()  # a scheduler that is ended at the same time is no news
-        ASKED.append(signal.Signals(number).name)
-        if not in_finalizer(frame):
-            raise Stopped(ASKED[0])
-
-    for one in signals:
-        signal.signal(one, stop)
-
-
-def in_finalizer(frame: Any) -> bool:
-    """Whether an object is being finalized: Python drops what is raised there."""
-    while frame is not None and frame.f_code.co_name != "__del__":
-        frame = frame.f_back
-    return frame is not None
-
-
-def run(job: Job, log: Log) -> dict[str, Any]:
+def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """Multiply; return the JSON form of what was done."""
     import spdist
 
-    address = scheduler_address(job.scheduler_file) if job.scheduler_file is not None else job.scheduler
     report = spdist.multiply(
         job.a,
         job.b,
         job.out,
         engine=job.engine,
-        memory_limit=job.memory_limit,
         host_limit=job.host_limit,
         grid=job.grid,
-        workers=job.workers,
-        scheduler=address,
+        **job.where(),
         resume=job.resume,
         check=job.verify,
         record=job.record,
         callbacks=log.callbacks(),
+        semiring=job.semiring,
+        mask=job.mask,
+        complement=job.complement,
+        top_n=job.top_n,
+        threshold=job.threshold,
+        transpose_a=job.transpose_a,
+        transpose_b=job.transpose_b,
     )
     return report.to_json()
 
 
-def run_to_exit(job: Job, log: Log) -> tuple[int, dict[str, Any]]:
-    """Multiply, whatever happens; return the exit code and what the report says of the end."""
-    stopped = {"state": "stopped", "error": "stopped by a signal before the end; run it again to go on"}
-    try:
-        result = run(job, log)
-    except KeyboardInterrupt:
-        return STOPPED, stopped
-    except Exception as error:
-        if was_stopped(error):
-            return STOPPED, stopped
-        return failed(error)
-    return 0, {"state": "done", "result": result}
-
-
-def failed(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Return the exit code for an error and what to say of it."""
-    import spdist
-
-    if isinstance(error, spdist.SpdistError):
-        hint = "; in a job: remove C, or name another out" if "--overwrite" in str(error) else ""
-        return error.exit_code, {"state": "failed", "error": f"{error}{hint}"}
-    if not isinstance(error, OSError):
-        traceback.print_exc()
-    return 1, {"state": "failed", "error": f"{type(error).__name__}: {error}; run it again to go on"}
-
-
-def was_stopped(error: BaseException | None) -> bool:
-    """Whether an error came up while a stopped run was cleaning up: the scheduler may be gone before it."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__context__
-    return error is not None
-
-
-def write_report(job: Job, content: dict[str, Any]) -> None:
-    """Write the report, whole or not at all."""
-    part = Path(f"{job.report}.part")
-    part.write_text(json.dumps(content, indent=2) + "\n")
-    part.replace(job.report)
-
-
 def summary(result: dict[str, Any]) -> str:
     """Return a result in a line."""
-    checked = f"; verified: {result['verification']['reason']}" if result["verification"] else ""
-    return (
-        f"{result['state']}: {result['nnz']:,} entries, {result['blocks']:,} blocks, {result['seconds']:.1f} s{checked}"
-    )
+    return jobs.product_summary(result, "entries")
 
 
-# -- the command -------------------------------------------------------------------------------------------------------
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", type=Path, metavar="JOB.yaml")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the file's value")
-    return parser.parse_args(argv)
+WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a", "b", "mask"), lambda *job: run(*job), summary)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a job file; return the exit code."""
-    catch_signals()
-    try:
-        return run_file(arguments(argv))
-    except KeyboardInterrupt:  # before there was a run, or while the report was written
-        return STOPPED
-
-
-def run_file(args: argparse.Namespace) -> int:
-    """Check the job file, run it, write the report; return the exit code."""
-    begin = time.time()
-    try:
-        job = read_job(args.job, args.set)
-    except JobError as error:
-        print(f"{args.job}: {error}", file=sys.stderr)
-        return 2
-    say(f"{job.a} times {job.b} to {job.out}, engine {job.engine}, {job.memory_limit} a worker")
-    log = Log()
-    code, end = run_to_exit(job, log)
-    if code == 2:
-        print(f"{args.job}: {end['error']}", file=sys.stderr)
-        return code
-    say(summary(end["result"]) if code == 0 else end["error"])
-    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begin))
-    seconds = round(time.time() - begin, 3)
-    facts = {"exit_code": code, "started": started, "seconds": seconds, "progress": log.latest, "job": asdict(job)}
-    write_report(job, {**end, **facts})
-    return code
+    return jobs.main(WORKFLOW, argv)
 
 
 if __name__ == "__main__":

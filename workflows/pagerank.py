@@ -1,12 +1,12 @@
-"""Rank the nodes of a stored graph by PageRank as a batch job: a job file in, ranks and a JSON report out.
+"""Rank the nodes of a graph by PageRank.
 
 ::
 
     python workflows/pagerank.py JOB.yaml [--set key=value ...]
 
-An entry in row i and column j is a link from i to j. The graph is brought to memory whole. Exit codes: 0 done; 1 not
-converged, or the job failed; 2 the job file or a matrix is wrong, nothing was written; 75 stopped by a signal, nothing
-was written. workflows/pagerank.yaml explains the keys.
+An entry in row i and column j is a link from i to j. The graph is brought to memory whole. Where workers are asked for,
+its rows are cut over them and the iterations run there; else in this process. The ranks go to `out` as NumPy's .npy.
+workflows/pagerank.yaml explains the keys.
 """
 
 from __future__ import annotations
@@ -14,53 +14,57 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import job as jobs
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from multiply import JobError, catch_signals, count, text_of
-from vectors import Places, fraction, run_job
+import vectors
 
 
-@dataclass(frozen=True)
-class Job(Places):
+@dataclass(frozen=True, kw_only=True)
+class Job(vectors.Job):
     """What a job file says; `pagerank.yaml` explains the keys."""
 
-    links: str = ""
-    ranks: str = ""
+    a: str
     damping: float = 0.85
     tolerance: float = 1e-10
-    maxiter: int = 1000
+    maxiter: int | None = 1000
     top: int = 10
 
 
 READERS = {
-    "links": text_of, "ranks": text_of, "damping": fraction, "tolerance": fraction, "maxiter": count, "top": count,
+    "a": jobs.text_of, "damping": vectors.fraction, "tolerance": vectors.fraction, "top": jobs.count,
+    **vectors.READERS,
 }  # fmt: skip
 
 
-def rank(job: Job, links: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the ranks and what the report says of them."""
+def run(job: Job, log: jobs.Log) -> dict[str, Any]:
+    """Rank; return what the report says of it."""
     import spdist
 
+    links = vectors.square_matrix("a", job)
     if links.nnz and not links.data.min() >= 0:
-        raise JobError(f"links: {job.links!r} has weights that are negative or no numbers; links have none")
-    found = spdist.pagerank(links, damping=job.damping, tolerance=job.tolerance, maxiter=job.maxiter, **job.where())
+        raise spdist.MatrixError(f"a: {job.a!r} has weights that are negative or no numbers; links have none")
+    options = {"damping": job.damping, "tolerance": job.tolerance, "maxiter": job.maxiter}
+    found = spdist.pagerank(links, **options, **(job.workers_asked_for() or {}))
+    facts = vectors.finish(job, found, "the last change")
     best = np.argsort(-found.x, kind="stable")[: job.top]
-    return found.x, {
-        "converged": found.converged, "iterations": found.iterations, "seconds": found.seconds,
-        "last_change": found.residual, "top": [{"node": int(i), "rank": float(found.x[i])} for i in best],
-    }  # fmt: skip
+    return {**facts, "top": [{"node": int(node), "rank": float(found.x[node])} for node in best]}
+
+
+def summary(result: dict[str, Any]) -> str:
+    """Return a result in a line."""
+    first = result["top"][0]
+    return f"{result['iterations']:,} iterations in {result['seconds']:.2f} s; node {first['node']} is first"
+
+
+WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a job file; return the exit code."""
-    return run_job(__doc__, argv, Job, READERS, rank, matrix="links", out="ranks")
+    return jobs.main(WORKFLOW, argv)
 
 
 if __name__ == "__main__":
-    catch_signals()
     sys.exit(main())

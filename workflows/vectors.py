@@ -1,177 +1,81 @@
-"""What the jobs around products with vectors share: where they run, what they read, how they end."""
+"""What the jobs around products with vectors share: a matrix in memory, where it is multiplied, vectors as .npy."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
+import job as jobs
 import numpy as np
-from multiply import (
-    STOPPED,
-    JobError,
-    _Parser,
-    check_folder,
-    check_matrix,
-    check_workers,
-    count,
-    failed,
-    flag,
-    read_mapping,
-    say,
-    scheduler_address,
-    split_setting,
-    text_of,
-    write_report,
-)
+from dask.utils import parse_bytes
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where a job runs, and where its report goes."""
+@dataclass(frozen=True, kw_only=True)
+class Job(jobs.Job):
+    """The keys that these jobs have besides those of every job."""
 
-    report: str = ""
-    workers: int | None = None
-    scheduler: str | None = None
-    scheduler_file: str | None = None
+    maxiter: int | None = None
     on_gpu: bool = False
 
-    def where(self) -> dict[str, Any]:
-        """Return the arguments of spdist's calls that say so."""
-        address = scheduler_address(self.scheduler_file) if self.scheduler_file is not None else self.scheduler
-        return {"workers": self.workers, "scheduler": address, "on_gpu": self.on_gpu}
-
-    @contextlib.contextmanager
-    def operator(self, matrix: Any) -> Iterator[Any]:
-        """Give the matrix prepared for products: in this process, or cut over the workers that were asked for."""
-        import spdist
-
+    def workers_asked_for(self) -> dict[str, Any] | None:
+        """Return where the rows are multiplied, as spdist's calls take it; None for this process."""
         where = self.where()
-        if where == {"workers": None, "scheduler": None, "on_gpu": False}:
-            yield spdist.operator(matrix)
-            return
-        with spdist.partitioned(matrix, where.pop("workers"), **where) as a:
-            yield a
+        asked = {"workers": where["workers"], "scheduler": where["scheduler"], "on_gpu": self.on_gpu}
+        return asked if any(asked.values()) else None
 
 
-READERS: dict[str, Callable[[Any], Any]] = {
-    "report": text_of, "workers": count, "scheduler": text_of, "scheduler_file": text_of, "on_gpu": flag,
-}  # fmt: skip
+READERS = {"out": jobs.text_of, "maxiter": jobs.count, "on_gpu": jobs.flag, **jobs.COMMON}
 
 
 def fraction(value: Any) -> float:
     """Accept a number from 0 up and below 1."""
     try:
-        number = float(value)  # YAML takes 1e-8 for a text
+        number = -1.0 if isinstance(value, bool) else float(value)  # YAML takes 1e-8 for a text
     except (TypeError, ValueError):
         number = -1.0
-    if isinstance(value, bool) or not 0 <= number < 1:
+    if not 0 <= number < 1:
         raise ValueError("is not a number from 0 up and below 1; write for instance 1.0e-8")
     return number
 
 
+def square_matrix(key: str, job: Job) -> Any:
+    """Return a stored square matrix as SciPy's, if it takes no more than the memory limit."""
+    import spdist
+
+    a = spdist.open(getattr(job, key))
+    if a.nrows != a.ncols or not a.nrows:
+        raise spdist.MatrixError(f"{key}: {a.url} is {a.nrows:,} x {a.ncols:,}; a square matrix is needed")
+    if a.nbytes > parse_bytes(job.memory_limit):
+        raise spdist.InputError(
+            f"{key}: {a.url} takes {a.nbytes / 2**20:,.0f} MiB in memory, more than memory_limit={job.memory_limit}: "
+            f"raise it"
+        )
+    return a.rows(0, a.nrows).to_scipy()
+
+
 def read_vector(key: str, place: str, size: int) -> Any:
     """Return a vector of NumPy's .npy."""
+    import spdist
+
     try:
         vector = np.load(place, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise JobError(f"{key}: {place!r} cannot be read: {error}; name a .npy file") from None
+        raise spdist.InputError(f"{key}: {place!r} cannot be read: {error}; name a .npy file") from None
     if vector.shape != (size,) or vector.dtype.kind not in "iuf" or not np.isfinite(vector).all():
-        raise JobError(
+        raise spdist.InputError(
             f"{key}: {place!r} is {vector.dtype} of shape {vector.shape}; {size:,} finite real numbers are needed"
         )
     return vector.astype(np.float64)
 
 
-def symmetric(matrix: Any) -> bool:
-    """Whether a matrix of SciPy's equals its transpose, up to rounding."""
-    difference = abs(matrix - matrix.T)
-    return not difference.nnz or difference.max() <= 1e-12 * abs(matrix).max()
-
-
-def run_job(
-    text: str | None, argv: Sequence[str] | None, kind: Any, readers: dict[str, Callable[[Any], Any]],
-    work: Callable[[Any, Any], tuple[Any, dict[str, Any]]], *, matrix: str, out: str,
-) -> int:  # fmt: skip
-    """Read the job file, do the work, write vector and report; return the exit code.
-
-    Parameters
-    ----------
-    kind
-        Dataclass of the job.
-    work
-        From the job and its matrix to the vector and what the report says of it.
-    matrix, out
-        Keys of the matrix and of the vector.
-    """
-    parser = _Parser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", type=Path, metavar="JOB.yaml")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the file's value")
-    args = parser.parse_args(argv)
-    begin = time.time()
-    try:
-        job = read_job(args.job, args.set, kind, readers, matrix, out)
-        say(f"{getattr(job, matrix)} to {getattr(job, out)}")
-        vector, result = work(job, read_matrix(matrix, getattr(job, matrix)))
-    except JobError as error:
-        print(f"{args.job}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        say("stopped by a signal before the end; nothing was written, run it again")
-        return STOPPED
-    except Exception as error:
-        code, end = failed(error)
-        print(f"{args.job}: {end['error']}", file=sys.stderr)
-        return code
-    np.save(getattr(job, out), vector)
-    say(json.dumps(result))
-    state = "done" if result["converged"] else "not converged"
-    write_report(job, {"state": state, "result": result, "seconds": round(time.time() - begin, 3), "job": asdict(job)})
-    return 0 if result["converged"] else 1
-
-
-def read_job(
-    path: Path, settings: Sequence[str], kind: Any, readers: dict[str, Callable[[Any], Any]], matrix: str, out: str
-) -> Any:
-    """Read a job file, `settings` in place of its values, and check all of it."""
-    known = {**readers, **READERS}
-    content = read_mapping(path) | dict(map(split_setting, settings))
-    for key in content:
-        if key not in known:
-            raise JobError(f"unknown key {key!r}; the keys are {', '.join(known)}")
-    for key in (matrix, out):
-        if content.get(key) is None:
-            raise JobError(f"{key} is missing; add a line `{key}: PATH`")
-    values = {key: _value(known[key], key, value) for key, value in content.items() if value is not None}
-    job = kind(**{"report": str(path.with_suffix(".report.json")), **values})
-    check_workers(job)
-    check_matrix(matrix, getattr(job, matrix))
-    for key in ("report", out):
-        check_folder(key, getattr(job, key))
-    if not getattr(job, out).endswith(".npy"):
-        raise JobError(f"{out}: {getattr(job, out)!r} does not end in .npy; it holds NumPy's format")
-    return job
-
-
-def _value(reader: Callable[[Any], Any], key: str, value: Any) -> Any:
-    """Return one value in the type its key asks for."""
-    try:
-        return reader(value)
-    except ValueError as error:
-        raise JobError(f"{key}: {value!r} {error}") from None
-
-
-def read_matrix(key: str, place: str) -> Any:
-    """Return a stored square matrix as SciPy's."""
+def finish(job: Job, found: Any, what: str) -> dict[str, Any]:
+    """Write the vector that was found; return the facts for the report, or say that it has not converged."""
     import spdist
 
-    stored = spdist.open(place)
-    if stored.shape[0] != stored.shape[1] or not stored.shape[0]:
-        raise JobError(f"{key}: {place!r} is {stored.shape[0]:,} x {stored.shape[1]:,}; a square matrix is needed")
-    return stored.rows(0, stored.shape[0]).to_scipy()
+    with open(job.out, "wb") as file:  # noqa: PTH123  (np.save would add a suffix to a name)
+        np.save(file, found.x)
+    if not found.converged:
+        raise spdist.VerificationError(
+            f"not converged: {what} is {found.residual:.1e} after {found.iterations:,} iterations; raise maxiter"
+        )
+    return {"iterations": found.iterations, "seconds": found.seconds, "residual": found.residual}

@@ -31,8 +31,8 @@ from spdist.csr import (
 )
 from spdist.errors import InputError, MatrixError
 from spdist.kernels import workspace
-from spdist.kernels.options import PLAIN, Options, longest_row
-from spdist.kernels.semirings import OR_AND, PLUS_TIMES, SEMIRINGS, Semiring
+from spdist.kernels.options import NORMS, PLAIN, Options, longest_row
+from spdist.kernels.semirings import Semiring
 from spdist.kernels.workspace import Engine
 
 EngineOrAuto = Literal["auto", "scipy", "numba"]
@@ -129,6 +129,32 @@ def multiply_rows(
     if not 0 <= start <= a.nrows or capacity < 0:
         raise InputError(f"start={start:,} must lie in [0, {a.nrows:,}] and capacity={capacity:,} must not be negative")
     return _finish(_prepare(a, b, engine, threads, workspace_limit, options), capacity, start)
+
+
+def cut(c: CSR, options: Options) -> CSR:
+    """Apply epilogue, threshold and top-n to the rows of a sum of partial products.
+
+    Parameters
+    ----------
+    c : CSR
+        Canonical. Its arrays are used for the result.
+    options : Options
+        Of which semiring and mask have done their part.
+    """
+    from spdist.kernels import fused
+
+    if not options.finishes or not c.nnz:
+        return c
+    dtype = np.dtype(f"u{c.dtype.itemsize}") if c.dtype.kind == "b" else c.dtype
+    longest = longest_row(c)
+    keep = _keep(options, c.dtype, dtype, min(longest, options.top_n or longest), above=False)
+    row = np.empty(longest, c.indices.dtype), np.empty(longest, dtype)
+    kernel = (
+        fused.cut_rows if options.epilogue is None or options.epilogue.apply is None else _jit().unsaved(fused.cut_rows)
+    )
+    kernel((c.indptr, c.indices, c.data.view(dtype)), _finish_arguments(options, dtype), keep, row)
+    nnz = int(c.indptr[-1])
+    return CSR(c.indptr, c.indices[:nnz].copy(), c.data[:nnz].copy(), c.shape)
 
 
 def choose(a: CSR, b: CSR, *, threads: int = 1, workspace_limit: int | None = None) -> tuple[Engine, str]:
@@ -240,14 +266,12 @@ class _Task:
     @property
     def ring(self) -> Semiring | None:
         """The semiring as kernels take it: bools have OR and AND for plus and times."""
-        if self.options.semiring is not PLUS_TIMES:
-            return self.options.semiring
-        return OR_AND if self.dtype.kind == "b" else None
+        return self.options.ring(self.dtype)
 
     @property
     def kernel_dtype(self) -> np.dtype[Any]:
         """The dtype that kernels compute in: the same bits, and fewer kinds to compile where signs do not matter."""
-        named = self.ring is None or SEMIRINGS.get(self.ring.name) is self.ring
+        named = self.ring is None or self.ring.named
         unsigned = (self.dtype.kind == "b" and named) or (self.dtype.kind == "i" and self.options.plain)
         return np.dtype(f"u{self.dtype.itemsize}") if unsigned else self.dtype
 
@@ -456,6 +480,13 @@ def _rowwise() -> Any:
     return rowwise
 
 
+def _jit() -> Any:
+    """Import Numba and how kernels are compiled."""
+    from spdist.kernels import jit
+
+    return jit
+
+
 def _specialisation(a: CSR, b: CSR) -> tuple[Any, ...]:
     """Return what a compiled kernel depends on."""
     wide = b.ncols > workspace.WINDOW
@@ -472,7 +503,7 @@ def _numba_fill(task: _Task) -> Fill:
 
 def _product_fill(task: _Task) -> Fill:
     """Return the function that makes whole rows."""
-    kernel = _kernel(task, _rowwise().multiply_rows)
+    kernel = _jit().for_ring(_rowwise().multiply_rows, task.ring)
     a, b, work, ahead, wide = _kernel_arguments(task)
 
     def fill(start: int, stop: int, target: _Target) -> tuple[int, int]:
@@ -487,33 +518,43 @@ def _fused_fill(task: _Task) -> Fill:
     """Return the function that makes rows under a mask and cuts them."""
     from spdist.kernels import fused
 
-    kernel = _kernel(task, fused.fused_rows)
     a, b, work, ahead, wide = _kernel_arguments(task)
     options, dtype = task.options, task.kernel_dtype
+    kernel = _jit().for_ring(fused.fused_rows, task.ring)
+    if options.epilogue is not None and options.epilogue.apply is not None:
+        kernel = _jit().unsaved(fused.fused_rows)
     entries = _row_buffer_entries(task)
-    keep = None
-    if options.selects:
-        top = min(entries, task.longest)
-        least = options.least(task.dtype).astype(dtype)
-        keep = least, top, np.empty(top + 1, dtype), bool(least > work[0][0][0])
+    above = options.selects and bool(options.least(task.dtype).astype(dtype) > work[0][0][0])
+    keep = _keep(options, task.dtype, dtype, min(entries, task.longest), above=above and options.epilogue is None)
+    finish = _finish_arguments(options, dtype)
     inside, outside = _mask_arguments(task, work[0][0][:1])
     row = np.empty(entries + 1, task.index_dtype), np.empty(entries + 1, dtype), np.empty(1, np.int64)
 
     def fill(start: int, stop: int, target: _Target) -> tuple[int, int]:
         c = (target.indices, target.data.view(dtype), target.ends)
         rest = work, row, c, target.capacity, ahead, task.ring, wide
-        rows, needed = kernel(a, b, inside, outside, keep, start, stop, *rest)
+        rows, needed = kernel(a, b, inside, outside, finish, keep, start, stop, *rest)
         return int(rows), int(needed)
 
     return fill
 
 
-def _kernel(task: _Task, function: Any) -> Any:
-    """Return a compiled function for the task's semiring: what is kept on disk is for those that have a name."""
-    from spdist.kernels import jit
+def _keep(options: Options, dtype: np.dtype[Any], kernel_dtype: np.dtype[Any], top: int, *, above: bool) -> Any:
+    """Return what kernels need to cut rows to `top` entries."""
+    if not options.selects:
+        return None
+    return options.least(dtype).astype(kernel_dtype), top, np.empty(top + 1, kernel_dtype), above
 
-    ring = task.ring
-    return function if ring is None or SEMIRINGS.get(ring.name) is ring else jit.unsaved(function)
+
+def _finish_arguments(options: Options, dtype: np.dtype[Any]) -> Any:
+    """Return the epilogue as kernels take it."""
+    epilogue = options.epilogue
+    if epilogue is None:
+        return None
+    rows, columns = (None if one is None else np.array(one, dtype) for one in (epilogue.rows, epilogue.columns))
+    function = None if epilogue.apply is None else _jit().callable_part(epilogue.apply)
+    norm = 0 if epilogue.normalize is None else NORMS.index(epilogue.normalize) + 1
+    return rows, columns, function, norm, epilogue.drop_zeros
 
 
 def _kernel_arguments(task: _Task) -> tuple[Any, ...]:

@@ -21,6 +21,8 @@ from spdist.kernels.workspace import WINDOW
 
 DENSE_SPAN = 8
 """Columns per product up to which the scan is quicker than marks."""
+MASK_GAIN = np.uintp(8)
+"""Products per column of the mask from which a row is made whole, and what is inside the mask dropped."""
 STRIDE = np.uintp(32)
 """Columns that the scan looks at together; at most `workspace.PADDING`."""
 
@@ -71,6 +73,54 @@ def find_cut(values: Any, n: Any, least: Any, top: Any, heap: Any) -> Any:
     for t in range(held):
         equal += np.uintp(heap[t] == heap[0])
     return heap[0], equal
+
+
+@part
+def finish_row(row: Any, n: Any, number: Any, rows: Any, columns: Any, function: Any, norm: Any, drop: Any) -> Any:
+    """Scale, map and normalise the `n` values of a row in place, and drop zeros; return the entries left.
+
+    Parameters
+    ----------
+    row : (indices, data, ...)
+    number : int
+        Of the row in `rows`.
+    rows, columns : None or array
+    function : None or compiled function
+    norm : int
+        0 for none, else 1 more than the place in `options.NORMS`.
+    drop : bool
+    """
+    for t in range(n):
+        if rows is not None:
+            row[1][t] *= rows[number]
+        if columns is not None:
+            row[1][t] *= columns[row[0][t]]
+        if function is not None:
+            row[1][t] = function(row[1][t])
+    if norm > 0:
+        size = norm_of(row[1], n, norm)
+        if size > 0:
+            for t in range(n):
+                row[1][t] /= size
+    if not drop:
+        return n
+    left = np.uintp(0)
+    for t in range(n):
+        if row[1][t] != 0:
+            row[0][left] = row[0][t]
+            row[1][left] = row[1][t]
+            left += np.uintp(1)
+    return left
+
+
+@inlined
+def norm_of(values: Any, n: Any, norm: Any) -> Any:
+    """Return the norm of the first `n` values."""
+    size = 0.0
+    for t in range(n):
+        value = abs(values[t])
+        size = max(size, value) if norm == 3 else size + (value if norm == 1 else value * value)
+    return np.sqrt(size) if norm == 2 else size
 
 
 @part
@@ -161,9 +211,31 @@ def make_row(a: Any, b: Any, row: Any, outside: Any, keep: Any, work: Any, c: An
     return multiply_row(a, b, row, extent, work, c, none, room, ring, outside, wide)
 
 
+@part
+def make_outside(a: Any, b: Any, row: Any, outside: Any, keep: Any, work: Any, c: Any, ring: Any, wide: Any) -> Any:
+    """Make what is outside a row of the mask of one row of C, from place 0 on; return its entries.
+
+    To ask of each product whether it is outside costs more than to add it up. Where the mask's row is far shorter than
+    the products, the row is made whole, and what is inside is passed over afterwards.
+    """
+    start, stop = np.uintp(outside[0][row]), np.uintp(outside[0][row + np.uintp(1)])
+    if MASK_GAIN * (stop - start) > np.uintp(row_extent(a, b, row)[0]):
+        return make_row(a, b, row, outside, keep, work, c, ring, wide)
+    n = make_row(a, b, row, None, keep, work, c, ring, wide)
+    left = np.uintp(0)
+    for t in range(n):
+        while start < stop and outside[1][start] < c[0][t]:
+            start += np.uintp(1)
+        if start == stop or outside[1][start] != c[0][t]:
+            c[0][left] = c[0][t]
+            c[1][left] = c[1][t]
+            left += np.uintp(1)
+    return left
+
+
 @compiled
 def fused_rows(
-    a: Any, b: Any, inside: Any, outside: Any, keep: Any, start: int, stop: int,
+    a: Any, b: Any, inside: Any, outside: Any, finish: Any, keep: Any, start: int, stop: int,
     work: Any, row_buffer: Any, c: Any, capacity: int, ahead: bool, ring: Any, wide: Any,
 ) -> Any:  # fmt: skip
     """Make rows ``[start, stop)`` of C, under a mask and cut, until `capacity` entries are full.
@@ -174,8 +246,11 @@ def fused_rows(
     inside, outside : None or (indptr, indices, ...)
         The mask that rows are confined to, or kept out of, with what `masks.multiply_inside` or `masks.excluded` need;
         one of them at most. What is None is left out of the compiled code, here and below.
+    finish : None or (rows, columns, function, norm, drop)
+        As `finish_row` takes them.
     keep : None or (least, top, heap, above)
-        What `find_cut` takes, and whether `least` is above the semiring's zero.
+        What `find_cut` takes, and whether what is below `least` may be left out while a row is made, because `least` is
+        above the semiring's zero and values are final.
     work : (window, sorting, batch)
         As for `rowwise.multiply_rows`.
     row_buffer : (indices, data, ends)
@@ -192,12 +267,43 @@ def fused_rows(
     for row in range(origin, last):
         if ahead:
             fetch_ahead(a, b, row, last)
-        if inside is None:
-            n = make_row(a, b, row, outside, keep, work, row_buffer, ring, wide)
+        if inside is None and outside is None:
+            n = make_row(a, b, row, None, keep, work, row_buffer, ring, wide)
+        elif inside is None:
+            n = make_outside(a, b, row, outside, keep, work, row_buffer, ring, wide)
         else:
             n = multiply_inside(a, b, row, inside, work, row_buffer, ring, wide)
+        if finish is not None:
+            n = finish_row(row_buffer, n, row, *finish)
         at = keep_row(row_buffer, n, keep, c, at, limit)
         if at > limit:
             return np.int64(row - origin), np.int64(at)
         c[2][row - origin] = at
     return stop - start, np.int64(at)
+
+
+@compiled
+def cut_rows(c: Any, finish: Any, keep: Any, row_buffer: Any) -> None:
+    """Make of the rows of a sum of products what `fused_rows` makes of a product's, in place.
+
+    Parameters
+    ----------
+    c : (indptr, indices, data)
+        What is kept moves to the front.
+    finish, keep
+        As for `fused_rows`.
+    row_buffer : (indices, data)
+        For the longest row.
+    """
+    at, start, capacity = np.uintp(0), np.uintp(0), np.uintp(len(c[1]))
+    for row in range(len(c[0]) - 1):
+        stop = np.uintp(c[0][row + 1])
+        for t in range(start, stop):
+            row_buffer[0][t - start] = c[1][t]
+            row_buffer[1][t - start] = c[2][t]
+        n = stop - start
+        if finish is not None:
+            n = finish_row(row_buffer, n, row, *finish)
+        at = keep_row(row_buffer, n, keep, (c[1], c[2]), at, capacity)
+        c[0][row + 1] = at
+        start = stop

@@ -11,7 +11,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
 from numba.np.numpy_support import as_dtype
 
-from spdist.kernels.semirings import Operator, Semiring
+from spdist.kernels.semirings import Semiring
 
 # No function makes arrays, so that references need not be counted: threads would fight for the counters.
 OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "_nrt": False}
@@ -36,6 +36,17 @@ def inlined(function: Function) -> Function:
 def instruction(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let a function that builds LLVM code be called from compiled functions."""
     return cast(Callable[..., Any], intrinsic(function))
+
+
+@functools.cache
+def callable_part(function: Callable[..., Any]) -> Any:
+    """Return a function as compiled functions call it, the same each time: kernels are compiled for each."""
+    return function if isinstance(function, Dispatcher) else njit(**INLINED)(function)
+
+
+def for_ring(function: Any, ring: Semiring | None) -> Any:
+    """Return the compiled function to call with a semiring: what is kept on disk is for those that have a name."""
+    return function if ring is None or ring.named else unsaved(function)
 
 
 @functools.cache
@@ -92,7 +103,7 @@ INLINED: Any = {"forceinline": True, **OPTIONS}
 def _fold(total: Any, value: Any, ring: Any) -> Callable[..., Any]:
     if not isinstance(ring, RingType):
         return lambda total, value, ring: total + value
-    add, kind = _operator(ring.ring.add), _scalar(total)
+    add, kind = callable_part(ring.ring.add), _scalar(total)
     return lambda total, value, ring: kind(add(total, value))
 
 
@@ -100,7 +111,7 @@ def _fold(total: Any, value: Any, ring: Any) -> Callable[..., Any]:
 def _product(like: Any, x: Any, y: Any, ring: Any) -> Callable[..., Any]:
     if not isinstance(ring, RingType):
         return lambda like, x, y, ring: x * y
-    multiply, kind = _operator(ring.ring.multiply), _scalar(like)
+    multiply, kind = callable_part(ring.ring.multiply), _scalar(like)
     return lambda like, x, y, ring: kind(multiply(x, y))
 
 
@@ -115,10 +126,6 @@ def _zero_of(values: Any, ring: Any) -> Callable[..., Any]:
 def add_product(total: Any, x: Any, y: Any, ring: Any) -> Any:
     """Return `total` with the product of x and y added."""
     return fold(total, product(total, x, y, ring), ring)
-
-
-def _operator(function: Operator) -> Any:
-    return function if isinstance(function, Dispatcher) else njit(**INLINED)(function)
 
 
 def _scalar(kind: Any) -> Any:

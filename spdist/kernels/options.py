@@ -1,21 +1,97 @@
-"""What turns a product into an answer, row by row, so that C is never whole: semiring, mask, threshold, top-n."""
+"""What turns a product into an answer, row by row, so that C is never whole: semiring, mask, epilogue, cuts."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from spdist.csr import CSR, Int64Array
 from spdist.errors import InputError, MatrixError
-from spdist.kernels.semirings import PLUS_TIMES, Semiring
+from spdist.kernels.semirings import OR_AND, PLUS_TIMES, Semiring, code_of, digest
+
+NORMS = ("l1", "l2", "max")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Epilogue:
+    """What becomes of the values of a finished row, in this order.
+
+    Parameters
+    ----------
+    rows : (nrows,) array, optional
+        Factor for each row of C.
+    columns : (ncols,) array, optional
+        Factor for each column.
+    apply : function of one number, optional
+        Compiled by Numba, in each process again. What it returns is converted to the dtype of C.
+    normalize : {"l1", "l2", "max"}, optional
+        Rows are divided by the sum of their absolute values, the root of the sum of their squares, or the largest of
+        them; rows of zeros stay.
+    drop_zeros : bool
+        Entries that are zero now are left out.
+
+    Raises
+    ------
+    InputError
+        If `normalize` is none of the three.
+
+    Examples
+    --------
+    A step of Markov clustering, on a matrix whose rows sum to 1:
+
+    >>> import numpy as np, scipy.sparse as sp, spdist
+    >>> m = sp.csr_array(np.array([[0.5, 0.5, 0], [0.25, 0.5, 0.25], [0, 0.5, 0.5]]))
+    >>> inflate = spdist.Epilogue(apply=lambda x: x * x, normalize="l1")
+    >>> spdist.spgemm(m, m, epilogue=inflate, threshold=0.1).toarray().round(3)
+    array([[0.346, 0.615, 0.   ],
+           [0.167, 0.667, 0.167],
+           [0.   , 0.615, 0.346]])
+    """
+
+    rows: npt.NDArray[Any] | None = None
+    columns: npt.NDArray[Any] | None = None
+    apply: Callable[[Any], Any] | None = None
+    normalize: str | None = None
+    drop_zeros: bool = False
+
+    def __post_init__(self) -> None:
+        if self.normalize is not None and self.normalize not in NORMS:
+            raise InputError(f"normalize={self.normalize!r} is not one of {', '.join(NORMS)}")
+
+    def check(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
+        """Check that it fits a C of this shape and dtype.
+
+        Raises
+        ------
+        InputError
+            If there are not as many factors as rows or columns, or values are whole that would become fractions.
+        """
+        for name, factors, size in (("rows", self.rows, shape[0]), ("columns", self.columns, shape[1])):
+            if factors is not None and np.shape(factors) != (size,):
+                raise InputError(f"epilogue: {name} has shape {np.shape(factors)}, but C has {size:,} {name}")
+        divides = self.rows is not None or self.columns is not None or self.normalize is not None
+        if dtype.kind in "biu" and (divides or (dtype.kind == "b" and self.apply is not None)):
+            raise InputError(f"epilogue: C holds {dtype}, which has no fractions: convert A or B to float64")
+
+    def of_rows(self, start: int, stop: int) -> Epilogue:
+        """Return that of rows ``[start:stop)``."""
+        return self if self.rows is None else replace(self, rows=self.rows[start:stop])
+
+    def identity(self) -> list[Any]:
+        """Return what tells it from others, in this process and in another."""
+        factors = [None if one is None else digest(np.asarray(one).tobytes()) for one in (self.rows, self.columns)]
+        code = None if self.apply is None else digest(repr(code_of(self.apply)).encode())
+        return [*factors, code, self.normalize, self.drop_zeros]
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a product, applied in this order: semiring, mask, threshold, top-n.
+    """Options of a product, applied in this order: semiring, mask, epilogue, threshold, top-n.
 
     Attributes
     ----------
@@ -29,6 +105,8 @@ class Options:
         Entries kept of each row: the largest, of equal ones those in the smaller columns.
     threshold : float, optional
         Entries kept are ``>= threshold``, compared in the dtype of C.
+    epilogue : Epilogue, optional
+        What becomes of values before rows are cut.
 
     Raises
     ------
@@ -41,6 +119,7 @@ class Options:
     complement: bool = False
     top_n: int | None = None
     threshold: float | None = None
+    epilogue: Epilogue | None = None
 
     def __post_init__(self) -> None:
         if self.top_n is not None and self.top_n < 1:
@@ -62,13 +141,29 @@ class Options:
 
     @property
     def fused(self) -> bool:
-        """Whether rows need more than their products: a mask, or to be cut."""
-        return self.selects or self.mask is not None
+        """Whether rows need more than their products: a mask, an epilogue, or to be cut."""
+        return self.finishes or self.mask is not None
+
+    @property
+    def finishes(self) -> bool:
+        """Whether something becomes of rows once all their products are added."""
+        return self.selects or self.epilogue is not None
+
+    @property
+    def unfinished(self) -> Options:
+        """The options of a partial product."""
+        return replace(self, top_n=None, threshold=None, epilogue=None)
 
     @property
     def plain(self) -> bool:
         """Whether C is the product as it is."""
         return self.semiring is PLUS_TIMES and not self.fused
+
+    def ring(self, dtype: np.dtype[Any]) -> Semiring | None:
+        """Return the semiring as kernels take it: None for plus and times, which bools have OR and AND for."""
+        if self.semiring is not PLUS_TIMES:
+            return self.semiring
+        return OR_AND if dtype.kind == "b" else None
 
     def check(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
         """Check that they fit a C of this shape and dtype.
@@ -78,12 +173,14 @@ class Options:
         MatrixError
             If the mask has another shape, or rows of complex values are to be cut.
         InputError
-            If no value of the dtype reaches the threshold.
+            If no value of the dtype reaches the threshold, or the epilogue does not fit.
         """
         if self.mask is not None and self.mask.shape != shape:
             raise MatrixError(
                 f"the mask is {self.mask.nrows:,} x {self.mask.ncols:,}, but C is {shape[0]:,} x {shape[1]:,}"
             )
+        if self.epilogue is not None:
+            self.epilogue.check(shape, dtype)
         if self.selects and dtype.kind == "c":
             raise MatrixError(f"values of dtype {dtype} have no order, which top_n and threshold need: pass real ones")
         if dtype.kind in "biu" and self.threshold is not None and self.threshold > _highest(dtype):

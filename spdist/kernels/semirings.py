@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,6 +78,28 @@ class Semiring:
         if not self.reads and self.dtype is None:
             raise InputError("a semiring that reads neither A's values nor B's needs the dtype of C")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to other processes by name, so that there, too, it is the one of that name."""
+        if self.named:
+            return find, (self.name,)
+        return Semiring, (self.add, self.multiply, self.zero, self.dtype, self.reads, self.name)
+
+    @property
+    def named(self) -> bool:
+        """Whether it is one of those that spdist names."""
+        return SEMIRINGS.get(self.name) is self
+
+    def identity(self) -> str:
+        """Return what tells it from others, in this process and in another: its name, or a digest of one's own.
+
+        The digest is of the code of `add` and `multiply` and of what they close over, not of functions they call.
+        """
+        if self.named:
+            return self.name
+        codes = [code_of(function) for function in (self.add, self.multiply)]
+        dtype = None if self.dtype is None else np.dtype(self.dtype).str
+        return f"{self.name} {digest(repr((codes, self.zero, dtype, self.reads)).encode())}"
+
     def result_dtype(self, a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
         """Return the dtype of C.
 
@@ -98,6 +121,22 @@ class Semiring:
         if dtype.kind in "iu" and math.isinf(np.real(self.zero)):
             return dtype.type(np.iinfo(dtype).max if self.zero > 0 else np.iinfo(dtype).min)
         return dtype.type(self.zero)
+
+
+def digest(content: bytes) -> str:
+    """Return a digest of some bytes."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def code_of(function: Callable[..., Any]) -> Any:
+    """Return the code of a function and what it closes over, to be compared."""
+    function = getattr(function, "py_func", function)  # of a function that Numba compiled
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return repr(function)
+    cells = getattr(function, "__closure__", None) or ()
+    constants = [one for one in code.co_consts if not hasattr(one, "co_code")]
+    return code.co_code, code.co_names, constants, [repr(cell.cell_contents) for cell in cells]
 
 
 def plus(x: Any, y: Any) -> Any:

@@ -25,6 +25,7 @@ from distributed import Client, Future, Worker, WorkerPlugin, as_completed
 from tornado.ioloop import PeriodicCallback
 
 from spdist import storage
+from spdist.answer import WHOLE, Answer
 from spdist.csr import Int64Array
 from spdist.errors import SpdistError
 from spdist.scheduler import process
@@ -418,6 +419,7 @@ def execute(
     started: Callable[[str], None] = lambda link: None,
     progress: Callable[[Progress], None] | None = None,
     timed: Callable[[list[dict[str, Any]]], None] | None = None,
+    answer: Answer = WHOLE,
 ) -> tuple[Outcome, Layout]:
     """Run `plan` on the workers of `client`, from where C's journal says.
 
@@ -425,6 +427,8 @@ def execute(
     ----------
     timed : callable, optional
         Called now and then with what the stages of blocks took, as `stages.Timing` has it.
+    answer : Answer
+        What becomes of the product.
 
     Raises
     ------
@@ -432,7 +436,7 @@ def execute(
         If a stage failed. What is durable stays and is on record.
     """
     cuts = plan.inner_bounds, plan.column_bounds
-    product = Product(a, b, plan.engine, plan.resident, *cuts, plan.pairs, plan.memory_limit, plan.host_limit)
+    product = Product(a, b, plan.engine, plan.resident, *cuts, plan.pairs, plan.memory_limit, plan.host_limit, answer)
     client.register_plugin(Install(name, product), name=name)
     timings = _Timings(name, timed) if timed is not None else None
     if timings is not None:

@@ -14,7 +14,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from spdist.csr import CSR, Int64Array, check_canonical, index_dtype, result_dtype
+from spdist.answer import WHOLE, Answer, Diagonal
+from spdist.csr import CSR, Int64Array, check_canonical, index_dtype
 from spdist.errors import InputError, MemoryBoundError
 from spdist.kernels import workspace
 from spdist.scheduler import memory
@@ -158,8 +159,50 @@ def _fill_gaps(nnz: npt.NDArray[np.float64], products: npt.NDArray[np.float64]) 
 
 # -- cutting -----------------------------------------------------------------------------------------------------------
 
-START, PRODUCTS, NNZ, A_BYTES, B_BYTES, B_CHUNKS, NUMBER, FORCED = range(8)
-"""What `_cut` knows of the block it is at; the first six, with the row after it, are what it returns of each."""
+START, PRODUCTS, NNZ, A_BYTES, B_BYTES, B_CHUNKS, UNCUT, NUMBER, FORCED = range(9)
+"""What `_cut` knows of the block it is at; the first seven, with the row after it, are what it returns of each."""
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """What bounds the rows of C, and what bounding them takes.
+
+    Attributes
+    ----------
+    mask : (nrows,) integers, or (0,) without a mask
+        Entries of the mask's rows.
+    inside : bool
+        Whether C is confined to the mask; else it is kept out of it.
+    top_n : int
+        Entries of a row that are kept.
+    longest : int
+        Bound on the entries of a row before it is cut; 0 where none is.
+    """
+
+    mask: Lengths
+    inside: bool
+    top_n: int
+    longest: int
+
+    @property
+    def longest_mask(self) -> int:
+        """Entries of the mask's longest row."""
+        return int(self.mask.max(initial=0))
+
+
+def cuts_of(answer: Answer, a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths) -> Cuts:
+    """Return what an answer leaves of rows, from the row lengths of the matrices."""
+    mask: Lengths = np.empty(0, np.uint32)
+    if answer.mask is not None:
+        mask = answer.mask.lengths() if isinstance(answer.mask, Diagonal) else row_lengths(answer.mask)
+    inside = answer.mask is not None and not answer.complement
+    top_n = answer.options.top_n or max(b.ncols, 1)
+    longest = 0
+    if inside:
+        longest = int(mask.max(initial=0))
+    elif answer.fused:
+        longest = min(b.ncols, int(row_lengths(a).max(initial=0)) * int(b_lengths.max(initial=0)))
+    return Cuts(mask, inside, top_n, longest)
 
 
 @dataclass(frozen=True)
@@ -172,12 +215,18 @@ class Costs:
     ncols: int
     budget: int
     max_products: int
+    mask_entry: int
+    inside: bool
+    top_n: int
 
     def array(self) -> Int64Array:
         """Return the fields as the kernel takes them."""
         return np.array(
-            [self.a_entry, self.b_entry, self.c_entry, self.ncols, self.budget, self.max_products], np.int64
-        )
+            [
+                self.a_entry, self.b_entry, self.c_entry, self.ncols, self.budget, self.max_products,
+                self.mask_entry, self.inside, self.top_n,
+            ], np.int64,
+        )  # fmt: skip
 
 
 def _cut(
@@ -185,6 +234,7 @@ def _cut(
     indices: npt.NDArray[Any],
     b_lengths: Lengths,
     ratio: npt.NDArray[np.float64],
+    masked: Lengths,
     costs: Int64Array,
     forced: Int64Array,
     first_row: int,
@@ -199,10 +249,11 @@ def _cut(
     `stamp[k]` is the number of the block that last used row k of B, so that each row of B counts once a block;
     `chunk_stamp` is the same for B's Zarr chunks, of `chunk_rows` rows on average.
     `forced` holds the rows at which blocks must start; where it is empty, blocks end where the bounds say.
-    Returns the number of blocks closed, one row of `out` each: start, stop, products, nnz, bytes of A, of B, and
-    Zarr chunks of B.
+    `masked` holds the lengths of the mask's rows, if there is one.
+    Returns the number of blocks closed, one row of `out` each: start, stop, products, nnz, bytes of A and the mask, of
+    B, Zarr chunks of B, and nnz before rows are cut.
     """
-    a_entry, b_entry, c_entry, ncols, budget, max_products = costs
+    a_entry, b_entry, c_entry, ncols, budget, max_products, mask_entry, inside, top_n = costs
     closed = 0
     for i in range(len(offsets) - 1):
         row = first_row + i
@@ -223,6 +274,11 @@ def _cut(
         if products > 0:
             nnz = min(np.int64(products * ratio[int(np.log2(products))]) + 1, products, ncols)
         a_bytes = (end - begin) * a_entry + 16
+        if len(masked) > 0:
+            marked = np.int64(masked[row])
+            nnz = min(nnz, marked if inside else ncols - marked)
+            a_bytes += marked * mask_entry + 8
+        uncut, nnz = nnz, min(nnz, top_n)
         total = state[A_BYTES] + state[B_BYTES] + a_bytes + b_bytes + (state[NNZ] + nnz) * c_entry
         if len(forced) > 0:
             full = state[FORCED] < len(forced) and row == forced[state[FORCED]]
@@ -248,6 +304,7 @@ def _cut(
         state[A_BYTES] += a_bytes
         state[B_BYTES] += b_bytes
         state[B_CHUNKS] += b_chunks
+        state[UNCUT] += uncut
     return closed
 
 
@@ -261,19 +318,21 @@ def _compiled() -> Callable[..., int]:
 class Cutter:
     """The walk over A as a value with state: feed it row ranges in order, take the closed blocks."""
 
-    def __init__(self, costs: Costs, estimate: Estimate, b_lengths: Lengths, b_chunks: int, forced: Int64Array) -> None:
+    def __init__(
+        self, costs: Costs, estimate: Estimate, b_lengths: Lengths, b_chunks: int, forced: Int64Array, masked: Lengths
+    ) -> None:
         self._kernel = _compiled()
-        self._fixed = (b_lengths, estimate.ratio, costs.array(), forced)
+        self._fixed = (b_lengths, estimate.ratio, masked, costs.array(), forced)
         self._stamp = np.zeros(len(b_lengths), np.uint32)
         self._chunk_rows = max(1, -(-len(b_lengths) // max(b_chunks, 1)))
         self._chunk_stamp = np.zeros(len(b_lengths) // self._chunk_rows + 1, np.uint32)
-        self._state = np.zeros(8, np.int64)
+        self._state = np.zeros(FORCED + 1, np.int64)
         self._state[NUMBER] = 1
         self._row = 0
 
     def feed(self, offsets: Int64Array, indices: npt.NDArray[Any]) -> Int64Array:
-        """Walk over the next rows; return the blocks they close, (n, 7)."""
-        out = np.empty((len(offsets), 7), np.int64)
+        """Walk over the next rows; return the blocks they close, (n, 8)."""
+        out = np.empty((len(offsets), NUMBER + 1), np.int64)
         stamps = self._stamp, self._chunk_rows, self._chunk_stamp
         closed = self._kernel(offsets, indices, *self._fixed, self._row, *stamps, self._state, out)
         self._row += len(offsets) - 1
@@ -314,6 +373,7 @@ def make_plan(
     memory_limit: int,
     host_limit: int | None = None,
     grid: tuple[int, int, int] | None = None,
+    answer: Answer = WHOLE,
 ) -> Plan:
     """Cut A @ B so that every worker stays within `memory_limit` bytes.
 
@@ -328,6 +388,9 @@ def make_plan(
         Bytes of the host's memory that a worker with a GPU may use; `DEFAULT_HOST_LIMIT` if not given.
     grid : (int, int, int), optional
         Forces the number of row, inner and column blocks.
+    answer : Answer
+        What becomes of the product: C has no more entries than mask and top-n leave. What a threshold leaves is not
+        known.
 
     Raises
     ------
@@ -342,7 +405,8 @@ def make_plan(
         b.check()
     on_gpu = engine in GPU_ENGINES
     host = host_limit or DEFAULT_HOST_LIMIT if on_gpu else memory_limit
-    draft = _Draft(a, b, engine, host, grid, lengths, sample_rows(a, b, lengths))
+    cuts = cuts_of(answer, a, b, lengths)
+    draft = _Draft(a, b, engine, host, grid, lengths, sample_rows(a, b, lengths), answer.dtype(a, b), cuts)
     plan = draft.plan()
     return plan.through_gpu(memory_limit) if on_gpu else plan
 
@@ -393,10 +457,11 @@ class _Draft:
         grid: tuple[int, int, int] | None,
         lengths: Lengths,
         estimate: Estimate,
+        dtype: np.dtype[Any],
+        cuts: Cuts,
     ) -> None:
         self.a, self.b, self.engine, self.memory_limit, self.grid = a, b, engine, memory_limit, grid
-        self.lengths, self.estimate = lengths, estimate
-        self.dtype = result_dtype(a.dtype, b.dtype)
+        self.lengths, self.estimate, self.dtype, self.cuts = lengths, estimate, dtype, cuts
         self.oa, self.ob = operand(a), operand(b)
         self.c_entry = index_dtype(b.ncols).itemsize + self.dtype.itemsize
         usable = memory.pair_budget(memory_limit, 0, 1)
@@ -426,6 +491,10 @@ class _Draft:
             self.dtype.itemsize,
             index_dtype(self.b.ncols).itemsize,
         )
+        if self.cuts.longest:
+            top = min(self.cuts.top_n, self.cuts.longest)
+            sizes = self.dtype.itemsize, index_dtype(self.b.ncols).itemsize
+            kernel += workspace.fused_workspace(self.cuts.longest, self.cuts.longest_mask, top, *sizes)
         return kept + resident + kernel + reading + pieces
 
     def plan(self) -> Plan:
@@ -458,7 +527,8 @@ class _Draft:
 
     def _at(self, memory_limit: int) -> bool:
         """Whether a plan under another limit fits."""
-        draft = _Draft(self.a, self.b, self.engine, memory_limit, self.grid, self.lengths, self.estimate)
+        known = self.lengths, self.estimate, self.dtype, self.cuts
+        draft = _Draft(self.a, self.b, self.engine, memory_limit, self.grid, *known)
         draft.checked = True
         if draft._attempt()[0] is not None:
             return True
@@ -504,7 +574,7 @@ class _Draft:
             nbytes = both[4] + both[5] + both[3] * self.c_entry
             if joined and nbytes * MARGIN <= budget and both[2] <= self.block_products:
                 chunks = min(both[6], self.b.indices.nchunks)
-                joined[-1] = np.array([joined[-1][0], row[1], *both[2:6], chunks], np.int64)
+                joined[-1] = np.array([joined[-1][0], row[1], *both[2:6], chunks, both[7]], np.int64)
             else:
                 joined.append(row)
         return np.array(joined)
@@ -533,13 +603,14 @@ class _Draft:
             return one
         b_entry = 0 if self.resident else self.ob.entry_bytes
         costs = Costs(
-            self.oa.entry_bytes + REMAP_BYTES, b_entry, self.c_entry, self.b.ncols, int(budget / MARGIN), products
-        )
-        cutter = Cutter(costs, self.estimate, self.lengths, self.b.indices.nchunks, forced)
+            self.oa.entry_bytes + REMAP_BYTES, b_entry, self.c_entry, self.b.ncols, int(budget / MARGIN), products,
+            index_dtype(self.b.ncols).itemsize, self.cuts.inside, self.cuts.top_n,
+        )  # fmt: skip
+        cutter = Cutter(costs, self.estimate, self.lengths, self.b.indices.nchunks, forced, self.cuts.mask)
         rows = _walk(self.a, cutter, check=not self.checked)
         self.checked = True
         if self.resident:
-            rows[:, 5:] = 0
+            rows[:, 5:7] = 0
         return rows
 
     def _one_block(self, budget: int) -> Int64Array | None:
@@ -551,11 +622,15 @@ class _Draft:
         places = np.concatenate([[0], np.cumsum(self.lengths[a.indices], dtype=np.int64)])
         products = np.diff(places[a.indptr])
         ratio = self.estimate.ratio[np.log2(np.maximum(products, 1)).astype(np.int64)]
-        nnz = int(np.minimum(np.minimum(np.ceil(products * ratio), products), self.b.ncols).sum())
+        whole = np.minimum(np.minimum(np.ceil(products * ratio), products), self.b.ncols).astype(np.int64)
         a_bytes = a.nnz * (self.oa.entry_bytes + REMAP_BYTES) + 16 * a.nrows
+        if len(mask := self.cuts.mask.astype(np.int64)):
+            whole = np.minimum(whole, mask if self.cuts.inside else self.b.ncols - mask)
+            a_bytes += int(mask.sum()) * index_dtype(self.b.ncols).itemsize + 8 * a.nrows
+        nnz = int(np.minimum(whole, self.cuts.top_n).sum())
         if int(products.sum()) > SMALL_PRODUCTS or (a_bytes + nnz * self.c_entry) * MARGIN > budget:
             return None
-        return np.array([[0, a.nrows, products.sum(), nnz, a_bytes, 0, 0]], np.int64)
+        return np.array([[0, a.nrows, products.sum(), nnz, a_bytes, 0, 0, whole.sum()]], np.int64)
 
     def _row_products(self) -> Int64Array:
         """Return the products of every row; only a forced grid needs them all at once."""
@@ -571,12 +646,18 @@ class _Draft:
         inner, columns = self._bounds(rows, budget)
         pieces = (len(inner) - 1) * (len(columns) - 1)
         a_bytes, b_bytes = rows[:, 4], rows[:, 5]
-        c_bytes = (rows[:, 3] * self.c_entry * MARGIN).astype(np.int64) + 8 * (rows[:, 1] - rows[:, 0])
+        c_bytes = self._c_bytes(rows, 3)
         split = (a_bytes + b_bytes + c_bytes > budget) | (self.grid is not None)
         split &= pieces > 1
-        # One slice of B at a time, but the sum so far, the partial product and their sum together.
-        b_bytes, c_bytes = np.where(split, -(-b_bytes // pieces), b_bytes), np.where(split, 3 * c_bytes, c_bytes)
+        # One slice of B at a time, but the sum so far, the partial product and their sum together, none of them cut.
+        uncut = 3 * self._c_bytes(rows, 7)
+        b_bytes, c_bytes = np.where(split, -(-b_bytes // pieces), b_bytes), np.where(split, uncut, c_bytes)
         return _Sizes(inner, columns, split, b_bytes, c_bytes)
+
+    def _c_bytes(self, rows: Int64Array, nnz: int) -> Int64Array:
+        """Return the bytes of each block's C by one of the counts of entries in `rows`."""
+        out: Int64Array = (rows[:, nnz] * self.c_entry * MARGIN).astype(np.int64) + 8 * (rows[:, 1] - rows[:, 0])
+        return out
 
     def _assemble(
         self,
@@ -590,9 +671,9 @@ class _Draft:
         sizes = self._sizes(rows, budget)
         blocks = []
         chosen = zip(*(x[which].tolist() for x in (rows, sizes.split, sizes.b_bytes, sizes.c_bytes)), strict=True)
-        for (start, stop, products, nnz, a_bytes, _, b_chunks), split, b_bytes, nnz_bytes in chosen:
+        for (start, stop, products, nnz, a_bytes, _, b_chunks, uncut), split, b_bytes, nnz_bytes in chosen:
             room = (budget - a_bytes - b_bytes) // (3 if split else 1) - 8 * (stop - start)
-            capacity = max(room // self.c_entry, int(nnz * MARGIN))
+            capacity = max(room // self.c_entry, int((uncut if split else nnz) * MARGIN))
             capacity = max(1, min(capacity, products, (stop - start) * self.b.ncols))
             read = b_chunks * self.ob.read_bytes
             blocks.append(Block(start, stop, split, products, nnz, capacity, a_bytes, b_bytes, nnz_bytes, read))
@@ -611,7 +692,7 @@ class _Draft:
             columns = tuple(i * self.b.ncols // self.grid[2] for i in range(self.grid[2] + 1))
             return inner, columns
         whole = (0, self.a.ncols), (0, self.b.ncols)
-        rest = rows[:, 4] + 3 * (rows[:, 3] * self.c_entry * MARGIN).astype(np.int64) + 8 * (rows[:, 1] - rows[:, 0])
+        rest = rows[:, 4] + 3 * self._c_bytes(rows, 7)
         over = (rows[:, 4] + rows[:, 5] + rows[:, 3] * self.c_entry * MARGIN > budget) & (rest < budget)
         if not over.any():
             return whole

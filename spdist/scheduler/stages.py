@@ -1,4 +1,4 @@
-"""What a worker does to one block: preprocess, multiply, merge, commit, join; one method each.
+"""What a worker does to one block: preprocess, multiply, merge, commit, join, or reduce; one method each.
 
 A task's result is small (counts, slices of Zarr chunks). Blocks themselves stay in the worker's own store until they
 are committed, so that their memory is free the moment they are written and not when the scheduler says so. A block
@@ -12,15 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from spdist.answer import WHOLE, Answer
 from spdist.csr import CSR, Int64Array, ValueArray, check_canonical, index_dtype, result_dtype
 from spdist.errors import SpdistError
-from spdist.kernels import cpu, outofcore
-from spdist.kernels.merge import merge
+from spdist.kernels import cpu, outofcore, reductions
+from spdist.kernels.options import PLAIN, Options
 from spdist.scheduler.plan import GPU_ENGINES, gpu_staging
 from spdist.storage import Held, Layout, StoredMatrix, compresses
 
@@ -75,10 +76,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Operands:
-    """Rows of A, their columns renumbered to the rows of B beside them; no B where it is resident."""
+    """Rows of A, their columns renumbered to the rows of B beside them; no B where it is resident; the mask's rows."""
 
     a: CSR
     b: CSR | None
+    mask: CSR | None = None
 
 
 @dataclass
@@ -119,6 +121,8 @@ class Product:
         Cuts of a block that is split.
     pairs : int
         Block pairs in flight.
+    answer : Answer
+        What becomes of the product.
     """
 
     a: StoredMatrix
@@ -130,6 +134,7 @@ class Product:
     pairs: int = 1
     memory_limit: int = 0
     host_limit: int = 0
+    answer: Answer = WHOLE
     waiting: dict[BlockKey, tuple[int, CSR]] = field(default_factory=dict, compare=False)
     partial: dict[BlockKey, tuple[int, CSR]] = field(default_factory=dict, compare=False)
     totals: dict[str, StageTotal] = field(default_factory=dict, compare=False)
@@ -154,6 +159,7 @@ class Product:
             "pairs",
             "memory_limit",
             "host_limit",
+            "answer",
         )
         return {name: getattr(self, name) for name in fields}
 
@@ -192,10 +198,11 @@ class Product:
             c = self.product(one, b, 1, 0)
             self.totals.clear()  # of no block of the run
             self.take_timings()
+        options = self.answer.of_rows(0, 1, None if self.answer.mask is None else b)
         for engine in self._host_engines():
-            c = cpu.multiply_rows(one, b, 0, 1, engine=engine)
+            c = cpu.multiply_rows(one, b, 0, 1, engine=engine, options=options)
         if len(self.pieces) > 1:
-            merge(c, c)
+            self.add(c, c, 0, options)
         for m in (self.a, self.b):
             m.rows(0, min(m.nrows, 1))
 
@@ -203,15 +210,24 @@ class Product:
         """Return the CPU engines that may multiply here."""
         if self.on_gpu:
             return ()
-        return ("numba", "scipy") if self.engine == "auto" else (self.engine,)
+        if self.engine == "auto":
+            return ("numba", "scipy") if self.answer.plain else ("numba",)
+        return (self.engine,)
 
-    def product(self, a: CSR, b: CSR, capacity: int, row: int) -> CSR:
+    def product(self, a: CSR, b: CSR, capacity: int, row: int, options: Options = PLAIN) -> CSR:
         """Multiply as many rows of A, the first of them `row`, as fit in `capacity` entries, where the engine says."""
         if not self.on_gpu:
-            return cpu.multiply_rows(a, b, 0, capacity, engine=self.engine)  # type: ignore[arg-type]
+            return cpu.multiply_rows(a, b, 0, capacity, engine=self.engine, options=options)  # type: ignore[arg-type]
         with self._gpu_lock:
             note = functools.partial(self._note_gpu, row)
             return outofcore.multiply_rows(a, b, 0, capacity, self.gpu(), report=note, first_row=row)
+
+    def add(self, c: CSR, partial: CSR, piece: int, options: Options) -> CSR:
+        """Return the sum so far with the partial product of `piece` added; cut, if that is the last."""
+        from spdist.kernels.merge import merge  # loads Numba
+
+        c = merge(c, partial, options)
+        return cpu.cut(c, options) if piece == len(self.pieces) - 1 else c
 
     def gpu(self) -> Any:
         """Return this worker's GPU within its memory limit."""
@@ -240,13 +256,14 @@ class Product:
         with self.report("preprocess", task.start) as done:
             a = self.a.rows(task.start, task.stop)
             check_canonical(a, self.a.url, task.start)
+            mask = self.answer.read_mask(task.start, task.stop)
             if not task.split and self.resident:
                 self.resident_b()
                 done(a.nbytes)
-                return Operands(a, None)
+                return Operands(a, None, mask)
             if not task.split and (operands := self.band(task, a)) is not None:
                 done(operands.a.nbytes + operands.b.nbytes)  # type: ignore[union-attr]
-                return operands
+                return replace(operands, mask=mask)
             k0, k1, j0, j1 = self.pieces[piece] if task.split else (0, self.a.ncols, 0, self.b.ncols)
             if task.split:
                 a = columns_between(a, k0, k1)
@@ -256,7 +273,7 @@ class Product:
             if j1 - j0 < self.b.ncols:
                 b = columns_between(b, j0, j1)
             done(a.nbytes + b.nbytes)
-            return Operands(a, b)
+            return Operands(a, b, mask)
 
     def band(self, task: Task, a: CSR) -> Operands | None:
         """Return the operands of a block that asks for rows of B that lie side by side; None if they do not.
@@ -290,7 +307,9 @@ class Product:
         """Multiply as many rows as fit the block's capacity; the result waits here."""
         with self.report("multiply", task.start) as done:
             b = self.resident_b() if operands.b is None else operands.b
-            c = self.product(operands.a, b, task.capacity, task.start)
+            partial = task.split and len(self.pieces) > 1
+            options = self.answer.of_rows(task.start, task.stop, operands.mask, partial=partial)
+            c = self.product(operands.a, b, task.capacity, task.start, options)
             done(c.nbytes)
         if piece:
             self.partial[task.number] = (piece, c)
@@ -305,7 +324,7 @@ class Product:
         if c is None or partial is None or (before, here) != (piece - 1, piece):
             return self.count(self.compute(task, piece + 1), task)  # a worker was lost in between
         with self.report("merge", task.start) as done:
-            c = merge(c, partial)
+            c = self.add(c, partial, piece, self.answer.of_rows(task.start, task.stop, None))
             done(2 * c.nbytes)
         self.waiting[task.number] = (piece, c)
         return self.count(c, task)
@@ -317,6 +336,18 @@ class Product:
             if piece:
                 self.merge(task, piece)
         return self.waiting[task.number][1]
+
+    def reduce(self, task: Task, what: str) -> reductions.Part:
+        """Make a block, as many rows at a time as it has room for, and return what they come to."""
+        parts: list[reductions.Part] = []
+        while task.start < task.stop or not parts:
+            c = self.compute(task, len(self.pieces) if task.split else 1)
+            del self.waiting[task.number]
+            with self.report("reduce", task.start) as done:
+                parts.append(reductions.of_rows(what, c, task.start))
+                done(c.nbytes)
+            task = replace(task, start=task.start + c.nrows)
+        return reductions.together(what, parts)
 
     @staticmethod
     def count(c: CSR, task: Task) -> Counted:

@@ -282,6 +282,17 @@ def test_spgemm_takes_options_for_any_format() -> None:
     assert ((best != 0).sum(axis=1) <= 1).all()
 
 
+@pytest.mark.parametrize("name", ["min_plus", "plus_times"])
+def test_short_masks_are_dropped_from_whole_rows(name: str) -> None:
+    """A mask of a column or two a row, and rows of many products: as GraphBLAS, with and without cuts."""
+    a, b = random_csr(200, 200, 12, 1), random_csr(200, 400, 9, 2)
+    mask = from_scipy((sp.eye_array(200, 400) + sp.eye_array(200, 400, k=7)).tocsr())
+    expected = oracle(a, b, name, mask, True)
+    same_but_index_dtype(cpu.multiply(a, b, options=Options(SEMIRINGS[name], mask, True)), expected)
+    options = Options(SEMIRINGS[name], mask, True, top_n=5, threshold=0.5)
+    same_but_index_dtype(cpu.multiply(a, b, options=options), cut(expected, 5, 0.5))
+
+
 def test_explicit_zeros_of_a_mask_count() -> None:
     a = random_csr(20, 20, 5)
     mask = a_mask(20, 20)

@@ -1,0 +1,133 @@
+"""What a stored product is turned into: the options of its rows, with a mask that is stored too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from spdist.csr import CSR, Int64Array, check_canonical
+from spdist.errors import InputError
+from spdist.kernels.options import PLAIN, Options
+from spdist.kernels.reductions import diagonal
+from spdist.storage import StoredMatrix
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """The pattern of an identity, read as a stored mask is."""
+
+    shape: tuple[int, int]
+    url: str = "the diagonal"
+    ours: bool = True
+
+    def rows_indices(self, start: int, stop: int) -> CSR:
+        """Return rows ``[start:stop)``."""
+        return diagonal(start, stop, self.shape[1])
+
+    def lengths(self) -> Int64Array:
+        """Return the entries of each row."""
+        return np.diff(diagonal(0, *self.shape).indptr)
+
+    def fingerprint(self) -> str:
+        """Return what tells it from other masks."""
+        return self.url
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is asked for instead of C.
+
+    Attributes
+    ----------
+    options : Options
+        Without a mask.
+    mask : StoredMatrix or Diagonal, optional
+        C has entries only where it stores one.
+    complement : bool
+        Only where it stores none.
+    """
+
+    options: Options = PLAIN
+    mask: StoredMatrix | Diagonal | None = None
+    complement: bool = False
+
+    def __post_init__(self) -> None:
+        if self.complement and self.mask is None:
+            raise InputError("complement=True needs a mask")
+
+    @property
+    def plain(self) -> bool:
+        """Whether C is wanted as it is."""
+        return self.options.plain and self.mask is None
+
+    @property
+    def fused(self) -> bool:
+        """Whether rows need more than their products: a mask, or to be cut."""
+        return self.options.fused or self.mask is not None
+
+    def dtype(self, a: StoredMatrix, b: StoredMatrix) -> np.dtype[Any]:
+        """Return the dtype of C."""
+        return self.options.semiring.result_dtype(a.dtype, b.dtype)
+
+    def check(self, a: StoredMatrix, b: StoredMatrix, engine: str) -> None:
+        """Check that it can be had of A, B and the engine.
+
+        Raises
+        ------
+        InputError
+            If the engine has no such options, or no value reaches the threshold.
+        MatrixError
+            If the mask has another shape, or values are complex and have to be compared.
+        """
+        if not self.plain and engine not in ("auto", "numba"):
+            raise InputError(
+                f"engine={engine!r} makes whole products by plus and times: semirings, masks, top_n and threshold are "
+                f"for the CPU, with engine='auto' or 'numba'"
+            )
+        shape = a.nrows, b.ncols
+        self.options.check(shape, self.dtype(a, b))
+        if self.mask is not None and self.mask.shape != shape:
+            raise InputError(
+                f"the mask is {self.mask.shape[0]:,} x {self.mask.shape[1]:,}, but C is {shape[0]:,} x {shape[1]:,}"
+            )
+
+    def arguments(self) -> dict[str, Any]:
+        """Return it as the public calls take it."""
+        own = ("semiring", "epilogue", "threshold", "top_n")
+        options = {name: getattr(self.options, name) for name in own}
+        return {**options, "mask": self.mask, "complement": self.complement}
+
+    def facts(self) -> dict[str, Any]:
+        """Return what tells it from others, as JSON can hold it: a product is resumed only with the same."""
+        epilogue = self.options.epilogue
+        return {
+            "semiring": self.options.semiring.identity(),
+            "mask": None if self.mask is None else self.mask.fingerprint(),
+            "complement": self.complement,
+            "top_n": self.options.top_n,
+            "threshold": self.options.threshold,
+            **({} if epilogue is None else {"epilogue": epilogue.identity()}),
+        }
+
+    def read_mask(self, start: int, stop: int) -> CSR | None:
+        """Read the mask's rows ``[start:stop)``."""
+        if self.mask is None:
+            return None
+        rows = self.mask.rows_indices(start, stop)
+        if not self.mask.ours:
+            check_canonical(rows, self.mask.url, start)
+        return rows
+
+    def of_rows(self, start: int, stop: int, mask: CSR | None, *, partial: bool = False) -> Options:
+        """Return the options for some rows, whose rows of the mask are given; without what follows partial products."""
+        options = replace(self.options, mask=mask, complement=self.complement and mask is not None)
+        if partial:
+            return options.unfinished
+        epilogue = self.options.epilogue
+        return options if epilogue is None else replace(options, epilogue=epilogue.of_rows(start, stop))
+
+
+WHOLE = Answer()
+"""C as it is."""

@@ -1,0 +1,230 @@
+"""Reductions of a product that is never whole: rows of C are made some at a time, reduced, and thrown away."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from spdist.csr import CSR, Int64Array, ValueArray, index_dtype
+from spdist.errors import InputError
+from spdist.kernels import cpu
+from spdist.kernels.options import Options
+from spdist.kernels.semirings import SEMIRINGS
+
+REDUCTIONS = ("sum", "row_sums", "column_sums", "trace", "nnz", "row_nnz", "frobenius")
+SLICE_PRODUCTS = 1 << 23
+"""Products of the rows of C that a thread holds at a time, at the most, but for longer rows."""
+
+
+ENTRIES = 1 << 20
+"""Entries that are squared at a time, and columns that are added up without a sort."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What some rows come to.
+
+    Attributes
+    ----------
+    values : array
+        One number; or one for each row; or, with `columns`, one for each of these.
+    columns : (n,) int64, optional
+        Rising.
+    """
+
+    values: ValueArray
+    columns: Int64Array | None = None
+
+
+def check_reduction(what: str) -> None:
+    """Refuse what is no reduction.
+
+    Raises
+    ------
+    InputError
+    """
+    if what not in REDUCTIONS:
+        raise InputError(f"reduction {what!r} is not one of {', '.join(REDUCTIONS)}")
+
+
+def options_for(what: str, options: Options) -> Options:
+    """Return the options under which fewest products are made for a reduction."""
+    if what in ("nnz", "row_nnz") and not options.finishes:
+        return replace(options, semiring=SEMIRINGS["any_pair"])
+    return options
+
+
+def is_linear(what: str, options: Options, dtype: np.dtype[Any]) -> bool:
+    """Whether it needs no product: sums of rows or columns of A @ B are products with vectors of ones.
+
+    Not of short integers, whose entries wrap before they are added up, nor of bools.
+    """
+    exact = dtype.kind in "fc" or (dtype.kind in "iu" and dtype.itemsize == 8)
+    return what in ("sum", "row_sums", "column_sums") and options.plain and exact
+
+
+def of_rows(what: str, c: CSR, first: int) -> Part:
+    """Reduce some rows of C, of which `first` is the first."""
+    kind = np.add.reduce(np.zeros(1, c.dtype)).dtype  # what NumPy adds such values up in
+    if what == "row_sums":
+        filled = np.flatnonzero(np.diff(c.indptr))
+        sums = np.zeros(c.nrows, kind)
+        if len(filled):
+            sums[filled] = np.add.reduceat(c.data, c.indptr[filled], dtype=kind)
+        return Part(sums)
+    if what == "column_sums":
+        return _column_sums(c, kind)
+    if what == "row_nnz":
+        return Part(np.diff(c.indptr))
+    if what == "nnz":
+        return Part(np.array([c.nnz]))
+    if what == "frobenius":
+        pieces = [c.data[at : at + ENTRIES] for at in range(0, c.nnz, ENTRIES)]
+        squares = [np.square(np.abs(piece).astype(np.float64)).sum() for piece in pieces]
+        return Part(np.array([np.sum(squares, dtype=np.float64)]))
+    values = c.data[_on_diagonal(c, first)] if what == "trace" else c.data
+    return Part(np.array([np.add.reduce(values, dtype=kind)]))
+
+
+def _column_sums(c: CSR, kind: np.dtype[Any]) -> Part:
+    """Return the sums of the columns that occur; without a sort, unless these are few among many."""
+    if c.ncols <= max(4 * c.nnz, ENTRIES):
+        sums, touched = np.zeros(c.ncols, kind), np.zeros(c.ncols, np.bool_)
+        np.add.at(sums, c.indices, c.data)
+        touched[c.indices] = True
+        columns = np.flatnonzero(touched)
+        return Part(sums[columns], columns)
+    columns, at = np.unique(c.indices, return_inverse=True)
+    sums = np.zeros(len(columns), kind)
+    np.add.at(sums, at, c.data)
+    return Part(sums, columns.astype(np.int64))
+
+
+def _on_diagonal(c: CSR, first: int) -> Int64Array:
+    """Return the places of entries on the diagonal; the rows of `c` begin with row `first`."""
+    lengths = np.diff(c.indptr)
+    found = [
+        at + np.flatnonzero(c.indices[at : at + n] == row)
+        for row, at, n in zip(range(first, first + c.nrows), c.indptr[:-1], lengths, strict=True)
+        if n
+    ]
+    return np.concatenate([np.zeros(0, np.int64), *found])
+
+
+def together(what: str, parts: Sequence[Part]) -> Part:
+    """Return what successive rows come to together."""
+    if len(parts) == 1:
+        return parts[0]
+    values = np.concatenate([part.values for part in parts])
+    if what in ("row_sums", "row_nnz"):
+        return Part(values)
+    if what != "column_sums":
+        return Part(np.add.reduce(values, keepdims=True))
+    columns, at = np.unique(np.concatenate([part.columns for part in parts if part.columns is not None]), False, True)
+    sums = np.zeros(len(columns), values.dtype)
+    np.add.at(sums, at, values)
+    return Part(sums, columns)
+
+
+def result(what: str, part: Part, ncols: int) -> Any:
+    """Return the reduction of all rows: a number or an array."""
+    if what == "column_sums":
+        out = np.zeros(ncols, part.values.dtype)
+        out[part.columns] = part.values
+        return out
+    if what in ("row_sums", "row_nnz"):
+        return part.values
+    return np.sqrt(part.values[0]) if what == "frobenius" else part.values[0]
+
+
+def reduce_linear(
+    what: str, a: Iterable[CSR], b: Iterable[CSR], shapes: tuple[tuple[int, int], tuple[int, int]], dtype: np.dtype[Any]
+) -> Any:
+    """Return sums of A @ B without a product.
+
+    Parameters
+    ----------
+    what : {"sum", "row_sums", "column_sums"}
+    a, b : iterables of CSR
+        Successive rows. With "column_sums" A is read first, else B.
+    shapes : (shape of A, shape of B)
+    dtype : dtype
+        Of the sums.
+    """
+    if what == "column_sums":
+        weights = _times_ones_from_left(a, shapes[0], dtype)
+        out, at = np.zeros(shapes[1][1], dtype), 0
+        for rows in b:
+            out += rows.to_scipy().astype(dtype, copy=False).T @ weights[at : at + rows.nrows]
+            at += rows.nrows
+        return out
+    sums = [rows.to_scipy().astype(dtype, copy=False) @ np.ones(rows.ncols, dtype) for rows in b]
+    vector = np.concatenate([np.zeros(0, dtype), *sums])
+    row_sums = [rows.to_scipy().astype(dtype, copy=False) @ vector for rows in a]
+    out = np.concatenate([np.zeros(0, dtype), *row_sums])
+    return out if what == "row_sums" else out.sum()
+
+
+def _times_ones_from_left(blocks: Iterable[CSR], shape: tuple[int, int], dtype: np.dtype[Any]) -> ValueArray:
+    out = np.zeros(shape[1], dtype)
+    for rows in blocks:
+        out += rows.to_scipy().astype(dtype, copy=False).T @ np.ones(rows.nrows, dtype)
+    return out
+
+
+def reduce_product(what: str, a: CSR, b: CSR, *, threads: int, options: Options) -> Any:
+    """Return a reduction of what the options make of ``a @ b``, both in memory.
+
+    Parameters
+    ----------
+    what : str
+        Of `REDUCTIONS`.
+    a, b : CSR
+        Canonical.
+    threads : int
+        Each holds the C of at most `SLICE_PRODUCTS` products, or of one row.
+    options : Options
+    """
+    dtype = options.semiring.result_dtype(a.dtype, b.dtype)
+    options.check((a.nrows, b.ncols), dtype)
+    if is_linear(what, options, dtype):
+        return reduce_linear(what, [a], [b], (a.shape, b.shape), dtype)
+    options = options_for(what, options)
+    dtype = options.semiring.result_dtype(a.dtype, b.dtype)
+    if what == "trace" and not options.fused:
+        options = replace(options, mask=diagonal(0, a.nrows, b.ncols))
+    if "b" in options.semiring.reads:  # once, and not for each slice
+        b = CSR(b.indptr, b.indices.astype(index_dtype(b.ncols), copy=False), b.data.astype(dtype, copy=False), b.shape)
+    reduce_slice = functools.partial(_reduce_slice, what, a, b, options)
+    with ThreadPoolExecutor(threads) as pool:
+        parts = list(pool.map(reduce_slice, *zip(*_slices(a, b), strict=True)))
+    return result(what, together(what, parts), b.ncols)
+
+
+def _reduce_slice(what: str, a: CSR, b: CSR, options: Options, start: int, stop: int) -> Part:
+    mask = None if options.mask is None else options.mask.rows(start, stop)
+    epilogue = None if options.epilogue is None else options.epilogue.of_rows(start, stop)
+    c = cpu.multiply(a.rows(start, stop), b, options=replace(options, mask=mask, epilogue=epilogue))
+    return of_rows(what, c, start)
+
+
+def _slices(a: CSR, b: CSR) -> list[tuple[int, int]]:
+    """Return ranges of rows of about `SLICE_PRODUCTS` products."""
+    running = np.cumsum(cpu.row_products(a, np.diff(b.indptr)))
+    total = int(running[-1]) if len(running) else 0
+    goals = np.arange(SLICE_PRODUCTS, total, SLICE_PRODUCTS)
+    cuts = np.unique([0, *np.searchsorted(running, goals).tolist(), a.nrows])
+    return list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)) or [(0, 0)]
+
+
+def diagonal(start: int, stop: int, ncols: int) -> CSR:
+    """Return rows ``[start:stop)`` of the pattern of an identity of `ncols` columns."""
+    inside = min(max(ncols - start, 0), stop - start)
+    indptr = np.minimum(np.arange(stop - start + 1, dtype=np.int64), inside)
+    indices = np.arange(start, start + inside).astype(index_dtype(ncols))
+    return CSR(indptr, indices, indices, (stop - start, ncols))

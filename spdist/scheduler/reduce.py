@@ -1,0 +1,87 @@
+"""Run a plan for a reduction of the product: blocks are made, reduced where they are, and thrown away.
+
+A task is a whole block, from reading to its small result, so that a worker has one in memory at a time. Results are
+put together in the order of rows: the same on every run of a plan. Nothing is stored, and there is nothing to resume.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from distributed import Client, as_completed
+
+from spdist.answer import Answer
+from spdist.kernels import reductions
+from spdist.scheduler.cluster import dashboard_link
+from spdist.scheduler.plan import Plan
+from spdist.scheduler.run import Install, Progress, failure
+from spdist.scheduler.stages import Product, Task, stage
+from spdist.storage import StoredMatrix
+
+AHEAD = 2
+"""Tasks a worker that are submitted: one runs, the other is there when that is done."""
+
+
+def execute_reduction(
+    client: Client,
+    plan: Plan,
+    a: StoredMatrix,
+    b: StoredMatrix,
+    what: str,
+    answer: Answer,
+    started: Callable[[str], None] = lambda link: None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Any:
+    """Return a reduction of A @ B, or of what `answer` makes of it.
+
+    Raises
+    ------
+    SpdistError
+        If a task failed.
+    """
+    name = uuid.uuid4().hex[:8]
+    cuts = plan.inner_bounds, plan.column_bounds
+    product = Product(a, b, plan.engine, plan.resident, *cuts, 1, plan.memory_limit, plan.host_limit, answer)
+    client.register_plugin(Install(name, product), name=name)
+    started(dashboard_link(client))
+    try:
+        part = _run(client, plan, name, what, progress)
+    finally:
+        with contextlib.suppress(OSError):  # of a worker that has just died
+            client.unregister_worker_plugin(name)
+    return reductions.result(what, part, b.ncols)
+
+
+def _run(
+    client: Client, plan: Plan, name: str, what: str, progress: Callable[[Progress], None] | None
+) -> reductions.Part:
+    tasks = [
+        Task(number, block.start, block.stop, block.capacity, block.split, block.b_bytes)
+        for number, block in enumerate(plan.blocks)
+    ]
+    empty = reductions.of_rows(what, reductions.diagonal(0, 0, 0), 0)
+    waiting: dict[int, reductions.Part] = {}
+    done, products, sent = [] if tasks else [empty], 0, 0
+    completed = as_completed()
+    numbers: dict[Any, int] = {}
+    while len(done) + len(waiting) < len(tasks):
+        room = AHEAD * max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
+        while sent < len(tasks) and len(numbers) < room:
+            future = client.submit(stage, name, "reduce", tasks[sent], what, key=(f"reduce-{name}", sent), pure=False)
+            numbers[future.key] = sent
+            completed.add(future)
+            sent += 1
+        for future in completed.next_batch(block=True):
+            if future.status != "finished":
+                raise failure(future)
+            number = numbers.pop(future.key)
+            waiting[number] = future.result()
+            products += plan.blocks[number].products
+        while len(done) in waiting:
+            done.append(waiting.pop(len(done)))
+        if progress is not None:
+            progress(Progress(len(done) + len(waiting), len(tasks), products, plan.expansion, 0))
+    return reductions.together(what, done)

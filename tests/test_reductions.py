@@ -1,0 +1,125 @@
+"""Reductions: as NumPy reduces the whole product, in memory and from storage, whatever the blocks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import spdist
+from spdist import api, cli
+from spdist.errors import InputError, SpdistError
+from spdist.kernels import reductions
+from spdist.scheduler import sizes, stages
+from tests.test_answers import whole_numbers
+
+OPTIONS = [{}, {"top_n": 3}, {"semiring": "min_plus", "mask": True}]
+
+
+def by_hand(c: sp.csr_matrix, what: str):
+    """Reduce a product that is whole."""
+    total = {
+        "sum": lambda: c.data.sum(),
+        "row_sums": lambda: np.asarray(c.sum(axis=1)).ravel(),
+        "column_sums": lambda: np.asarray(c.sum(axis=0)).ravel(),
+        "trace": lambda: c.diagonal().sum(),
+        "nnz": lambda: c.nnz,
+        "row_nnz": lambda: np.diff(c.indptr),
+        "frobenius": lambda: np.sqrt((c.data.astype(float) ** 2).sum()),
+    }
+    return total[what]()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "bool"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_all_in_memory_and_stored(stored, tmp_path, scheduler, monkeypatch, options, dtype):
+    monkeypatch.setattr(reductions, "SLICE_PRODUCTS", 3_000)
+    if dtype == "bool" and options:
+        pytest.skip("kernels of bools are those of the other options")
+    a, b, mask = (whole_numbers(*shape, 6, 1, dtype) for shape in ((150, 90), (90, 150), (150, 150)))
+    c = spdist.spgemm(a, b, **options | ({"mask": mask} if "mask" in options else {}))
+    for name, matrix in (("A", a), ("B", b), ("M", mask)):
+        stored(name, matrix)
+    make = sizes.make_plan
+    monkeypatch.setattr("spdist.scheduler.sizes.make_plan", lambda *a, **k: make(*a, **k, grid=(5, 2, 2)))
+    for what in reductions.REDUCTIONS:
+        expected = by_hand(c, what)
+        found = spdist.reduce(a, b, what, **options | ({"mask": mask} if "mask" in options else {}))
+        wanted = options | ({"mask": tmp_path / "M.zarr"} if "mask" in options else {})
+        other = spdist.reduce(tmp_path / "A.zarr", tmp_path / "B.zarr", what, scheduler=scheduler, **wanted)
+        for one in (found, other):
+            np.testing.assert_array_equal(one, expected, err_msg=what)
+            assert np.asarray(one).dtype.kind == np.asarray(expected).dtype.kind
+
+
+def test_short_integers_and_floats(stored, scheduler):
+    """Entries of C wrap, sums do not."""
+    a = whole_numbers(80, 80, 9, 2, "int8")
+    c = spdist.spgemm(a, a)
+    assert spdist.reduce(a, a, "sum") == c.data.sum(dtype=np.int64)
+    floats = sp.random_array((80, 80), density=0.1, format="csr", random_state=np.random.default_rng(0))
+    for what in ("sum", "row_sums", "column_sums", "frobenius", "trace"):
+        np.testing.assert_allclose(spdist.reduce(floats, floats, what), by_hand(floats @ floats, what), rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 4), (5, 0, 4), (5, 4, 0), (7, 3, 2), (2, 3, 7)])
+def test_empty_and_oblong(stored, tmp_path, scheduler, shape):
+    m, k, n = shape
+    a, b = (sp.csr_matrix(np.ones(s)) for s in ((m, k), (k, n)))
+    stored("A", a), stored("B", b)
+    for what in reductions.REDUCTIONS:
+        expected = by_hand((a @ b).tocsr(), what)
+        np.testing.assert_array_equal(spdist.reduce(a, b, what), expected, err_msg=what)
+        found = spdist.reduce(tmp_path / "A.zarr", tmp_path / "B.zarr", what, scheduler=scheduler)
+        np.testing.assert_array_equal(found, expected, err_msg=what)
+
+
+def test_rows_that_do_not_fit_come_later(stored, scheduler, monkeypatch):
+    m = whole_numbers(400, 400, 10, 3)
+    a = stored("A", m)
+    make = sizes.make_plan
+
+    def short(*args, **options):
+        plan = make(*args, **options, grid=(6, 1, 1))
+        return replace(plan, blocks=tuple(replace(block, capacity=300) for block in plan.blocks))
+
+    monkeypatch.setattr("spdist.scheduler.sizes.make_plan", short)
+    assert spdist.reduce(a, a, "frobenius", scheduler=scheduler) == by_hand(m @ m, "frobenius")
+
+
+def test_nothing_stays_when_it_fails(stored, scheduler, monkeypatch):
+    a = stored("A", whole_numbers(100, 100, 5, 4))
+
+    def failing(*_):
+        raise OSError(5, "the disk is gone")
+
+    monkeypatch.setattr(stages.Product, "preprocess", failing)
+    with pytest.raises(SpdistError, match="the disk is gone"):
+        spdist.reduce(a, a, "nnz", scheduler=scheduler)
+    assert not stages.PRODUCTS
+
+
+def test_refusals(stored):
+    m = whole_numbers(20, 20, 3, 1)
+    a = stored("A", m)
+    with pytest.raises(InputError, match="'mean' is not one of sum"):
+        spdist.reduce(m, m, "mean")
+    with pytest.raises(InputError, match="no reductions yet"):
+        spdist.reduce(a, a, "sum", engine="cuda")
+    with pytest.raises(InputError, match="some of the operands are in memory"):
+        spdist.reduce(m, a, "sum")
+
+
+def test_command_line(stored, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    m = whole_numbers(60, 60, 4, 1)
+    stored("A", m)
+    masked = ["--semiring", "plus_pair", "--mask", "A.zarr"]
+    assert cli.main(["reduce", "sum", "A.zarr", "A.zarr", "--json", *masked]) == 0
+    assert json.loads(capsys.readouterr().out)["sum"] == api.reduce(m, m, "sum", semiring="plus_pair", mask=m)
+    assert cli.main(["reduce", "row_nnz", "A.zarr", "A.zarr", "--out", "n.npy"]) == 0
+    assert "60 values" in capsys.readouterr().out
+    np.testing.assert_array_equal(np.load("n.npy"), np.diff(spdist.spgemm(m, m).indptr))

@@ -1,0 +1,207 @@
+"""The workflows on shipped matrices, each against another way to the same answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import yaml
+from scipy.sparse.csgraph import connected_components, shortest_path
+
+import spdist
+from tests.conftest import WORKFLOWS, load_workflow
+from tests.test_run import read
+
+DATA = WORKFLOWS.parent / "data"
+NAMES = ("similarity", "cooccurrence", "triangles", "galerkin", "shortest_paths", "markov_clustering")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Return a function that runs a workflow's job in a fresh folder, in this process, and gives its report."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(name: str, code: int = 0, **keys) -> dict:
+        workflow = load_workflow(name)
+        monkeypatch.setattr(sys.modules["job"], "catch_signals", lambda: None)
+        Path("job.yaml").write_text(yaml.safe_dump(keys))
+        assert workflow.main(["job.yaml"]) == code
+        return json.loads(Path("job.report.json").read_text()) if code != 2 else {}
+
+    return call
+
+
+def genes(rows: int = 1_500) -> sp.csr_array:
+    """Return some genes x the terms they have."""
+    m = sp.csr_array(sp.load_npz(DATA / "human_gene_GO.npz"))[:rows]
+    return m[:, np.flatnonzero(np.diff(m.tocsc().indptr) > 5)]
+
+
+def left_beside(*names: str) -> None:
+    """Check that a job left nothing but these."""
+    assert {path.name for path in Path().iterdir()} == {"job.yaml", "job.report.json", *names}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_examples_name_every_key(name):
+    workflow = load_workflow(name)
+    example = yaml.safe_load((WORKFLOWS / f"{name}.yaml").read_text())
+    assert set(example) == set(workflow.READERS)
+    fields = dataclasses.fields(workflow.Job)
+    assert set(workflow.READERS) == {one.name for one in fields}
+    defaults = {one.name: one.default for one in fields if one.default is not dataclasses.MISSING}
+    assert {key: value for key, value in example.items() if key in defaults} == defaults
+
+
+def test_similarity_of_genes(run):
+    m = genes()
+    spdist.save("A.zarr", m)
+    report = run("similarity", a="A.zarr", out="C.zarr", top_n=5, threshold=0.4)
+    assert report["result"]["verification"]["ok"]
+    left_beside("A.zarr", "C.zarr")
+    unit = m / np.sqrt(m.power(2).sum(axis=1))[:, None]
+    cosines = (unit @ unit.T).toarray()
+    np.fill_diagonal(cosines, -1)
+    found = read("C.zarr").to_scipy().toarray()
+    best = -np.sort(-cosines, axis=1)[:, :5]
+    np.testing.assert_allclose(-np.sort(-found, axis=1)[:, :5], np.where(best >= 0.4, best, 0), atol=1e-12)
+    np.testing.assert_allclose(found[found > 0], cosines[found > 0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("measure", ["count", "pmi"])
+def test_terms_that_occur_together(run, measure):
+    m = genes(600)
+    spdist.save("A.zarr", m)
+    keys = {"threshold": 0.5} if measure == "pmi" else {"top_n": 20}
+    report = run("cooccurrence", a="A.zarr", out="C.zarr", measure=measure, **keys)
+    assert report["result"]["verification"]["ok"]
+    left_beside("A.zarr", "C.zarr")
+    shared = (m.T @ m).toarray()
+    own = shared.diagonal().copy()
+    np.fill_diagonal(shared, 0)
+    found = read("C.zarr").to_scipy().toarray()
+    if measure == "count":
+        best = -np.sort(-shared, axis=1)[:, :20]
+        np.testing.assert_array_equal(-np.sort(-found, axis=1)[:, :20], best)
+        return
+    with np.errstate(divide="ignore"):
+        pmi = np.log(shared * m.shape[0] / np.outer(own, own))
+    np.testing.assert_allclose(found, np.where(pmi >= 0.5, pmi, 0), atol=1e-12)
+
+
+def test_triangles_of_a_mesh(run):
+    a = sp.csr_array(sp.load_npz(DATA / "brack2.npz"))
+    spdist.save("A.zarr", a)
+    report = run("triangles", a="A.zarr", out="triangles.json")
+    a = (a - sp.diags_array(a.diagonal())).tocsr()  # a pattern of ones
+    assert json.loads(Path("triangles.json").read_text()) == report["result"]
+    assert report["result"]["triangles"] == (a @ a).multiply(a).sum() // 6
+    left_beside("A.zarr", "triangles.json")
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_galerkin_product_of_a_mesh(run, given):
+    graph = sp.csr_array(sp.load_npz(DATA / "brack2.npz"))
+    a = sp.csr_array(sp.diags_array(graph.sum(axis=1)) - graph)
+    n = a.shape[0]
+    p = sp.csr_array((np.ones(n), np.arange(n) // 8, np.arange(n + 1)), shape=(n, -(-n // 8)))
+    spdist.save("A.zarr", a), spdist.save("P.zarr", p)
+    keys = {}
+    if given:
+        spdist.save("R.zarr", p.T)
+        keys["r"] = "R.zarr"
+    report = run("galerkin", a="A.zarr", p="P.zarr", out="C.zarr", **keys)
+    assert abs(read("C.zarr").to_scipy() - p.T @ a @ p).max() == 0
+    assert report["result"]["rows"] == p.shape[1]
+    left_beside("A.zarr", "P.zarr", "C.zarr", *(["R.zarr"] if given else []))
+
+
+@pytest.mark.parametrize("keys", [{}, {"sources": [3, 400]}, {"hops": 3}, {"hops": 5, "sources": [0]}], ids=str)
+def test_shortest_paths_of_a_power_network(run, keys):
+    m = sp.csr_array(abs(sp.load_npz(DATA / "1138_bus.npz")))
+    m = m[:500, :500]
+    m.data = 1 + np.floor(m.data % 97)  # whole lengths: the same in any order
+    spdist.save("A.zarr", m)
+    run("shortest_paths", a="A.zarr", out="C.zarr", **keys)
+    found = read("C.zarr").to_scipy()
+    dense = np.full(found.shape, np.inf)
+    dense[np.repeat(np.arange(found.shape[0]), np.diff(found.indptr)), found.indices] = found.data
+    rows = keys.get("sources", range(m.shape[0]))
+    np.testing.assert_array_equal(dense, hops_of(m, keys["hops"])[rows] if "hops" in keys else shortest_path(m)[rows])
+    left_beside("A.zarr", "C.zarr")
+
+
+def hops_of(m: sp.csr_array, hops: int) -> np.ndarray:
+    """Return lengths of shortest paths of at most some hops: one relaxation of all edges after another."""
+    best = np.where(np.eye(m.shape[0]) > 0, 0, np.inf)
+    entries = m.tocoo()
+    for _ in range(hops):
+        after = best.copy()
+        for i, j, length in zip(entries.row, entries.col, entries.data, strict=True):
+            after[:, j] = np.minimum(after[:, j], best[:, i] + length)
+        best = after
+    return best
+
+
+def test_markov_clusters_of_a_power_network(run):
+    m = sp.csr_array(sp.load_npz(DATA / "1138_bus.npz"))[:400, :400]
+    m.data[:] = 1
+    spdist.save("A.zarr", m)
+    report = run("markov_clustering", a="A.zarr", out="clusters.txt", top_n=200)
+    labels = np.loadtxt("clusters.txt", dtype=int)
+    left_beside("A.zarr", "clusters.txt")
+    walks = m.toarray()
+    walks /= walks.sum(axis=1)[:, None]
+    for _ in range(report["result"]["steps"]):
+        walks = (walks @ walks) ** 2
+        walks /= walks.sum(axis=1)[:, None]
+        walks[walks < 1e-4] = 0
+        assert ((walks > 0).sum(axis=1) <= 200).all()  # top_n cuts nothing here
+    count, expected = connected_components(sp.csr_array(walks), directed=False)
+    assert report["result"]["clusters"] == count
+    assert len({*zip(labels, expected, strict=True)}) == count
+
+
+def test_a_stopped_job_goes_on_with_its_step(run, monkeypatch):
+    m = sp.csr_array(abs(sp.load_npz(DATA / "1138_bus.npz")))[:300, :300]
+    spdist.save("A.zarr", m)
+    multiply, calls = spdist.multiply, []
+
+    def stopping(*args, **options):
+        calls.append(args[2])
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return multiply(*args, **options)
+
+    monkeypatch.setattr(spdist, "multiply", stopping)
+    assert run("shortest_paths", code=75, a="A.zarr", out="C.zarr")["state"] == "stopped"
+    assert Path("C.zarr.edges-2").exists()
+    states = []
+    monkeypatch.setattr(spdist, "multiply", lambda *a, **k: states.append((done := multiply(*a, **k)).state) or done)
+    run("shortest_paths", a="A.zarr", out="C.zarr")
+    assert states[:3] == ["already finished"] * 2 + ["computed"]
+    left_beside("A.zarr", "C.zarr")
+    assert read("C.zarr").nnz == np.isfinite(shortest_path(m)).sum()
+
+
+def test_wrong_jobs_are_refused(run, capsys):
+    spdist.save("A.zarr", -sp.eye_array(4).tocsr() + sp.eye_array(4, k=1))
+    for name, keys, message in (
+        ("similarity", {"top_n": 0}, "top_n"),
+        ("cooccurrence", {"measure": "lift"}, "measure: 'lift' is no measure"),
+        ("markov_clustering", {"inflation": 1}, "no power that sharpens"),
+        ("shortest_paths", {"sources": [9]}, "vertex 9 of 4 vertices"),
+        ("shortest_paths", {"sources": 3}, "no list of vertices"),
+        ("triangles", {"sources": 3}, "unknown key 'sources'"),
+        ("galerkin", {}, "p is missing"),
+    ):
+        run(name, code=2, a="A.zarr", out="C.zarr", **keys)
+        assert message in capsys.readouterr().err
+    spdist.save("N.zarr", -sp.eye_array(4, k=1).tocsr())
+    run("shortest_paths", code=2, a="N.zarr", out="C.zarr")
+    assert "negative length" in capsys.readouterr().err

@@ -1,0 +1,127 @@
+"""What occurs together: columns of an incidence matrix that share rows, counted or by pointwise mutual information.
+
+::
+
+    python workflows/cooccurrence.py JOB.yaml [--set key=value ...]
+
+A has a row for each text, basket or gene, and an entry where it holds an item. C is A.T A over plus_pair: the rows that
+items i and j share. With ``measure: pmi`` it is log(shared * rows / (rows of i * rows of j)) [1]_, of which a
+`threshold` of 0 keeps what occurs together more often than by chance. An item is not counted with itself.
+workflows/cooccurrence.yaml explains the keys.
+
+References
+----------
+.. [1] K. Church, P. Hanks, "Word association norms, mutual information, and lexicography", Computational Linguistics
+   16(1), 1990.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import job as jobs
+import numpy as np
+import scipy.sparse as sp
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(jobs.Job):
+    """What a job file says; `cooccurrence.yaml` explains the keys."""
+
+    a: str
+    measure: str = "count"
+    threshold: float | None = None
+    top_n: int | None = None
+    verify: bool = True
+
+
+def measure_of(value: Any) -> str:
+    """Accept the measures there are."""
+    if value not in ("count", "pmi"):
+        raise ValueError("is no measure; write count or pmi")
+    return str(value)
+
+
+READERS = {
+    "a": jobs.text_of,
+    "out": jobs.text_of,
+    "measure": measure_of,
+    "threshold": jobs.number,
+    "top_n": jobs.count,
+    "verify": jobs.flag,
+    **jobs.COMMON,
+}
+
+
+def run(job: Job, log: jobs.Log) -> dict[str, Any]:
+    """Multiply A.T with A, and make of the counts what was asked for."""
+    import spdist
+
+    a = spdist.open(job.a)
+    options: dict[str, Any] = {"semiring": "plus_pair"}
+    if job.measure == "pmi":
+        rows = np.maximum(column_counts(a), 1)
+        options["semiring"] = spdist.Semiring(add, pair, dtype=np.float64, reads="", name="plus_pair as float64")
+        options["epilogue"] = spdist.Epilogue(rows=1 / rows, columns=a.nrows / rows, apply=logarithm)
+    with jobs.scratch(job.out, "itself") as (itself,):
+        spdist.save(itself, sp.eye_array(a.ncols, dtype=bool).tocsr())
+        report = spdist.multiply(
+            a,
+            a,
+            job.out,
+            transpose_a=True,
+            mask=itself,
+            complement=True,
+            threshold=job.threshold,
+            top_n=job.top_n,
+            check=job.verify,
+            resume=job.resume,
+            **job.where(),
+            **options,
+            callbacks=log.callbacks(),
+        )
+    return report.to_json()
+
+
+def add(x: Any, y: Any) -> Any:
+    """Return the sum."""
+    return x + y
+
+
+def pair(x: Any, y: Any) -> Any:
+    """Return 1: both are there."""
+    return 1.0
+
+
+def logarithm(x: Any) -> Any:
+    """Return the natural logarithm."""
+    return math.log(x)
+
+
+def column_counts(a: Any) -> Any:
+    """Return the entries of each column."""
+    out = np.zeros(a.ncols)
+    for start, stop, _ in a.row_blocks(1 << 20):
+        out += np.bincount(a.rows_indices(start, stop).indices, minlength=a.ncols)
+    return out
+
+
+def summary(result: dict[str, Any]) -> str:
+    """Return a result in a line."""
+    return jobs.product_summary(result, "pairs")
+
+
+WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a job file; return the exit code."""
+    return jobs.main(WORKFLOW, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

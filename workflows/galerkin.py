@@ -1,0 +1,62 @@
+"""The coarse matrix of a multigrid method, R A P, from storage to storage.
+
+::
+
+    python workflows/galerkin.py JOB.yaml [--set key=value ...]
+
+The two products are made in the order that takes fewer multiplications. Without `r`, R is the transpose of P, written
+beside `out` while the job runs. workflows/galerkin.yaml explains the keys.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import job as jobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(jobs.Job):
+    """What a job file says; `galerkin.yaml` explains the keys."""
+
+    a: str
+    p: str
+    r: str | None = None
+
+
+READERS = {"a": jobs.text_of, "p": jobs.text_of, "r": jobs.text_of, "out": jobs.text_of, **jobs.COMMON}
+
+
+def run(job: Job, log: jobs.Log) -> dict[str, Any]:
+    """Multiply the three."""
+    import spdist
+
+    with jobs.scratch(job.out, "r") as (place,):
+        r = spdist.transpose(job.p, place) if job.r is None else spdist.open(job.r)
+        c = spdist.multi_matmul([r, job.a, job.p], job.out, resume=job.resume, **job.where())
+    a = spdist.open(job.a)
+    return {"rows": c.nrows, "nnz": c.nnz, "rows_of_a": a.nrows, "nnz_of_a": a.nnz}
+
+
+def summary(result: dict[str, Any]) -> str:
+    """Return a result in a line."""
+    share = result["nnz"] / max(result["nnz_of_a"], 1)
+    return (
+        f"{result['rows_of_a']:,} rows became {result['rows']:,}, with {result['nnz']:,} entries, {share:.2f} times as "
+        f"many as before"
+    )
+
+
+WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a", "p", "r"), run, summary)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a job file; return the exit code."""
+    return jobs.main(WORKFLOW, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

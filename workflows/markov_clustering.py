@@ -1,0 +1,148 @@
+"""Markov clustering of a graph: random walks that are spread, sharpened and pruned until they stay in clusters [1]_.
+
+::
+
+    python workflows/markov_clustering.py JOB.yaml [--set key=value ...]
+
+Rows of M hold where a walk from each vertex goes. M <- M M (expansion) is never whole: each row is raised to the power
+`inflation`, scaled to sum 1, and cut to values from `threshold` up and the `top_n` largest as soon as it is made. Where
+nothing changes any more, vertices whose walks end at the same place are a cluster. Each step is stored beside `out`; a
+job that was stopped goes on with the step it was at. The result is a text file with the cluster of each vertex a line.
+workflows/markov_clustering.yaml explains the keys.
+
+References
+----------
+.. [1] S. van Dongen, "Graph clustering by flow simulation", thesis, University of Utrecht, 2000.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import job as jobs
+import numpy as np
+import scipy.sparse as sp
+
+CHANGE = 1e-6
+"""Change of a row's largest values below which walks stand still."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(jobs.Job):
+    """What a job file says; `markov_clustering.yaml` explains the keys."""
+
+    a: str
+    inflation: float = 2.0
+    threshold: float = 1e-4
+    top_n: int = 500
+    steps: int = 100
+
+
+def power(value: Any) -> float:
+    """Accept a number above 1."""
+    if jobs.number(value) <= 1:
+        raise ValueError("is no power that sharpens; write a number above 1, for instance 2")
+    return float(value)
+
+
+READERS = {
+    "a": jobs.text_of,
+    "out": jobs.text_of,
+    "inflation": power,
+    "threshold": jobs.number,
+    "top_n": jobs.count,
+    "steps": jobs.count,
+    **jobs.COMMON,
+}
+
+
+def run(job: Job, log: jobs.Log) -> dict[str, Any]:
+    """Expand, inflate and prune until nothing changes; write the clusters."""
+    import spdist
+
+    epilogue = spdist.Epilogue(apply=raised_to(job.inflation), normalize="l1")
+    with jobs.scratch(job.out, "walks", keep=True) as (walks,):
+        spdist.save(walks, first_walks(spdist.open(job.a)), overwrite=True)
+        before, step = walks, 0
+        while step < job.steps:
+            step += 1
+            after = f"{walks}-{step}"
+            spdist.multiply(
+                before,
+                before,
+                after,
+                epilogue=epilogue,
+                threshold=job.threshold,
+                top_n=job.top_n,
+                resume=True,
+                **job.where(),
+                callbacks=log.callbacks(),
+            )
+            change = largest_change(spdist.open(before), spdist.open(after))
+            jobs.say(f"step {step}: {spdist.open(after).nnz:,} entries, change {change:.1e}")
+            before = after
+            if change < CHANGE:
+                break
+        labels = clusters(spdist.open(before))
+        jobs.remove_steps(walks, step)
+    Path(job.out).write_text("".join(f"{label}\n" for label in labels))
+    sizes = np.bincount(labels)
+    return {"clusters": len(sizes), "largest": int(sizes.max()), "alone": int((sizes == 1).sum()), "steps": step}
+
+
+def raised_to(inflation: float) -> Callable[[Any], Any]:
+    """Return the function that inflates."""
+    if inflation == 2:
+        return lambda x: x * x
+    return lambda x: x**inflation
+
+
+def first_walks(a: Any) -> Any:
+    """Return one step of a walk: the graph, symmetric, with a loop at each vertex as heavy as its heaviest edge."""
+    m = abs(a.rows(0, a.nrows).to_scipy()).astype(np.float64).tocsr()
+    m = m.maximum(m.T)
+    heaviest = m.max(axis=1).toarray().ravel()
+    m = m - sp.diags_array(m.diagonal()) + sp.diags_array(np.where(heaviest > 0, heaviest, 1.0))
+    m = sp.csr_array(m)
+    m.eliminate_zeros()
+    return sp.csr_array(sp.diags_array(1 / m.sum(axis=1)) @ m)
+
+
+def largest_change(p: Any, q: Any) -> float:
+    """Return the largest change of a value."""
+    change = 0.0
+    for start, stop, _ in p.row_blocks(1 << 20):
+        one, other = p.rows(start, stop).to_scipy(), q.rows(start, stop).to_scipy()
+        change = max(change, float(abs(one - other).max()) if one.nnz + other.nnz else 0.0)
+    return change
+
+
+def clusters(m: Any) -> Any:
+    """Return the number of each vertex' cluster: walks that end at one place belong together."""
+    from scipy.sparse.csgraph import connected_components
+
+    return connected_components(m.rows(0, m.nrows).to_scipy(), directed=False)[1]
+
+
+def summary(result: dict[str, Any]) -> str:
+    """Return a result in a line."""
+    return (
+        f"{result['clusters']:,} clusters after {result['steps']} steps: the largest has {result['largest']:,} "
+        f"vertices, {result['alone']:,} have one"
+    )
+
+
+WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a job file; return the exit code."""
+    return jobs.main(WORKFLOW, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
