@@ -267,10 +267,11 @@ def fused_rows(
     for row in range(origin, last):
         if ahead:
             fetch_ahead(a, b, row, last)
-        if inside is None and outside is None:
-            n = make_row(a, b, row, None, keep, work, row_buffer, ring, wide)
-        elif inside is None:
-            n = make_outside(a, b, row, outside, keep, work, row_buffer, ring, wide)
+        if inside is None:
+            if outside is None:
+                n = make_row(a, b, row, None, keep, work, row_buffer, ring, wide)
+            else:
+                n = make_outside(a, b, row, outside, keep, work, row_buffer, ring, wide)
         else:
             n = multiply_inside(a, b, row, inside, work, row_buffer, ring, wide)
         if finish is not None:
