@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from spdist.operators import Operator, open_operator, operator
     from spdist.operators import ehyb_operator as ehyb
     from spdist.operators import sell_operator as sell
+    from spdist.parts import PartitionedOperator, partitioned
+    from spdist.solvers import Solution, conjugate_gradient, pagerank
     from spdist.storage import open_matrix as open
     from spdist.transposed import transpose
 
@@ -54,6 +56,8 @@ _HOME = {
     "multi_matmul": "spdist.chain",
     "Semiring": "spdist.kernels.semirings",
     **dict.fromkeys(("Operator", "ehyb", "open_operator", "operator", "sell"), "spdist.operators"),
+    **dict.fromkeys(("PartitionedOperator", "partitioned"), "spdist.parts"),
+    **dict.fromkeys(("Solution", "conjugate_gradient", "pagerank"), "spdist.solvers"),
     "generate": "spdist.generators",
     "export_matrix": "spdist.interchange",
     "import_matrix": "spdist.interchange",
@@ -72,11 +76,14 @@ __all__ = [
     "MatrixError",
     "MemoryBoundError",
     "Operator",
+    "PartitionedOperator",
     "Report",
     "ResumeError",
     "Semiring",
+    "Solution",
     "SpdistError",
     "VerificationError",
+    "conjugate_gradient",
     "ehyb",
     "export_matrix",
     "generate",
@@ -88,6 +95,8 @@ __all__ = [
     "open",
     "open_operator",
     "operator",
+    "pagerank",
+    "partitioned",
     "plan",
     "reduce",
     "save",

@@ -273,7 +273,7 @@ def operator(
     >>> a @ np.arange(4.0)
     array([0., 1., 2., 3.])
     """
-    m, wanted = _read(a)
+    m, wanted = read_matrix(a)
     stored = _stored_dtype(wanted, dtype)
     count = threads or os.cpu_count() or 1
     if method == "auto":
@@ -314,7 +314,7 @@ def sell_operator(
     >>> sell_operator(sp.eye_array(4, format="csr"), C=8, sigma=1) @ np.ones(4)
     array([1., 1., 1., 1.])
     """
-    m, wanted = _read(a)
+    m, wanted = read_matrix(a)
     lanes = C * T if T is not None else LANES if is_on_gpu(m.data) else C
     count = threads or os.cpu_count() or 1
     made = sell.build(m, height=C, lanes=lanes, sigma=sigma, index=index, block=block,
@@ -343,7 +343,7 @@ def ehyb_operator(a: Any, *, part: Any = None, dtype: Any = None) -> Operator:
     ----------
     .. [1] C. Chen, "Explicit caching HYB: a new high-performance SpMV framework on GPGPU", arXiv 2204.06666.
     """
-    m, wanted = _read(a)
+    m, wanted = read_matrix(a)
     product = EhybProduct(ehyb.build(m, part=part, dtype=_stored_dtype(wanted, dtype)))
     return Operator(product, m.shape, wanted, "ehyb", "asked for", source=m)
 
@@ -381,7 +381,7 @@ def open_operator(url: str | Path, *, on_gpu: bool = False, threads: int | None 
     return Operator(product, shape, facts["dtype"], facts["method"], facts["why"], threads=count)
 
 
-def _read(a: Any) -> tuple[CSR, np.dtype[Any]]:
+def read_matrix(a: Any) -> tuple[CSR, np.dtype[Any]]:
     """Return a matrix of SciPy's or CuPy's as a `CSR` of floats or complex numbers, and its dtype."""
     m = device.from_cupyx(a) if device.is_cupyx(a) else from_scipy(a)
     if m.dtype.kind in "biu":

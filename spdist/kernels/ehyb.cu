@@ -9,7 +9,7 @@
 #include "common.cuh"
 
 constexpr u32 NO_PLACE = 0xffffu;
-constexpr int PADDING = -1, WARPS = 32, AT_ONCE = 4;
+constexpr int PADDING = -1, WARPS = 32, AT_ONCE = 8;
 
 struct __align__(16) Slice {
     i64 values, outer;  // places of the first slot in `values`, and of the first column in `columns`
@@ -96,17 +96,18 @@ __device__ __forceinline__ Vector add_slots(Vector sum, const int width, const V
 //
 // Launch  block 1024, one thread block a part; its warps take slice after slice.
 // Shared  the part's x: at least the longest part times sizeof(Vector).
-// Pre     x[column * stride]; order null where x and y are in the order of the parts. Rows kept elsewhere are in no slice.
+// Pre     x[column * stride], stride 1 where UNIT; order null where x and y are in the order of the parts. Rows kept elsewhere are in no slice.
 // Post    y[row * stride] of every row in a slice written once, the same bits on every run; x not read for padding.
-template <typename Value, typename Vector>
+template <typename Value, typename Vector, bool UNIT>
 __global__ void __launch_bounds__(32 * WARPS)
-ehyb_multiply(const i64 stride, const int* __restrict__ starts, const int* __restrict__ ends,
+ehyb_multiply(const i64 any_stride, const int* __restrict__ starts, const int* __restrict__ ends,
               const int* __restrict__ first_slices, const int* __restrict__ order, const Slice* __restrict__ slices,
               const Value* __restrict__ values, const u16* __restrict__ places, const int* __restrict__ columns,
               const Vector* __restrict__ x, Vector* __restrict__ y) {
     extern __shared__ double2 memory[];  // aligned for any Vector
     __shared__ int next;
     Vector* cached = (Vector*)memory;
+    const i64 stride = UNIT ? 1 : any_stride;
     const int part = blockIdx.x, start = starts[part], end = ends[part], lane = threadIdx.x % 32;
     if (threadIdx.x == 0) next = first_slices[part];
     for (int i = start + threadIdx.x; i < starts[part + 1]; i += 32 * WARPS)

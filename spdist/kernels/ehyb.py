@@ -10,6 +10,7 @@ C. Chen, "Explicit caching HYB: a new high-performance SpMV framework on GPGPU",
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,6 +120,11 @@ def part_count(nrows: int, itemsize: int, processors: int, shared: int) -> tuple
     return parts, ceil_div(nrows, parts)
 
 
+def has_metis() -> bool:
+    """Whether `partition` finds METIS."""
+    return importlib.util.find_spec("pymetis") is not None
+
+
 def partition(a: CSR, parts: int, side: int = 1) -> Any:
     """Return the part of each row, by METIS; groups of `side` rows stay together.
 
@@ -138,7 +144,7 @@ def partition(a: CSR, parts: int, side: int = 1) -> Any:
     try:
         import pymetis  # type: ignore[import-not-found]
     except ImportError:
-        raise InputError("EHYB needs pymetis to cut the matrix: install 'spdist[cu13]', or pass part=") from None
+        raise InputError("METIS cuts matrices through pymetis: install it, or pass the part of each row") from None
     import scipy.sparse as sp
 
     indptr, indices = host(a.indptr).astype(np.int64), host(a.indices)
@@ -293,7 +299,13 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
     vectors = WIDE.get(value, (value,))
     names = [f"ehyb_count<{index}, {pointer}>", f"ehyb_fill<{value}, {value}, {index}, {pointer}>"]
-    return {FILE: (*names, *(f"ehyb_multiply<{value}, {vector}>" for vector in vectors))}
+    products = (_multiply_name(value, vector, alone) for vector in vectors for alone in (True, False))
+    return {FILE: (*names, *products)}
+
+
+def _multiply_name(value: str, vector: str, alone: bool) -> str:
+    """Return the name expression of a product's kernel; `alone` where x has no other columns."""
+    return f"ehyb_multiply<{value}, {vector}, {str(alone).lower()}>"
 
 
 def multiply(a: Ehyb, x: Any, out: Any = None) -> Any:
@@ -302,7 +314,7 @@ def multiply(a: Ehyb, x: Any, out: Any = None) -> Any:
 
     y = cupy.empty(x.shape, x.dtype) if out is None else out
     stride = x.shape[1] if x.ndim == 2 else 1
-    name = f"ehyb_multiply<{c_type(a.dtype)}, {c_type(np.dtype(x.dtype))}>"
+    name = _multiply_name(c_type(a.dtype), c_type(np.dtype(x.dtype)), stride == 1)
     kernels, shared = module(FILE, (name,)), a.most * x.dtype.itemsize
     if len(a.slices):
         for k in range(stride):

@@ -11,12 +11,12 @@
 //   BLOCK_WIDE    rows in dense blocks of BLOCK x BLOCK: one block column for each block row and slot
 //   BLOCK_NARROW  the same as 16-bit offsets from the slot's base
 // 16-bit offsets of a chunk start after the bases of its slots, at a multiple of BASES bases.
-// Rows of more than a few thousand entries stay in CSR and are shared among thread blocks, PIECE entries each.
+// Rows of more than a few thousand entries stay in CSR: a thread block for each, or for each of its pieces.
 #include "common.cuh"
 
 enum Kind { WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW };
 enum Allowed { MAY_BE_NARROW = 1, MAY_BE_DIAGONAL = 2, MAY_BE_WIDE = 4 };
-constexpr int PADDING = -1, NO_DIAGONAL = 0x7fffffff, WARPS = 8, BASES = 16, DIAGONALS = 4, MOST_FULL = 0x7fff;
+constexpr int PADDING = -1, NO_DIAGONAL = 0x7fffffff, WARPS = 8, BASES = 16, DIAGONALS = 4, MOST_FULL = 0x7fff, GATHERED = 4;
 constexpr u32 NARROW_PADDING = 0xffffu;
 
 struct __align__(16) Chunk {
@@ -308,7 +308,7 @@ __device__ __forceinline__ void add_blocks(const int slot, const int width, cons
 template <int K, int BLOCK, typename Value, typename Vector>
 __device__ __forceinline__ void add_chunk(const Chunk& c, const Value* values, const int* wide, const u16* narrow,
                                           const Vector* x, const i64 stride, Vector* sum) {
-    constexpr int N = K > 2 ? 4 : 8, NB = BLOCK * K >= 6 ? 1 : BLOCK * K >= 4 ? 2 : 4;
+    constexpr int N = K > 2 ? 4 : 8, NB = BLOCK * K >= 6 ? 1 : BLOCK * K >= 4 ? 2 : BLOCK * K >= 3 ? 3 : 4;
     const int lane = threadIdx.x % 32, place = (c.first % BLOCK + lane) / BLOCK;
     values += c.values + lane;
     const int* bases = (const int*)(narrow + c.index);
@@ -335,7 +335,7 @@ __device__ __forceinline__ void add_piece(const i64 begin, const i64 end, const 
     Vector sum[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) sum[k] = Vector(0);
-#pragma unroll 4
+#pragma unroll (K > 2 ? 4 : 8)
     for (i64 at = begin + threadIdx.x; at < end; at += 32 * WARPS)
         add<K>(sum, stream(data + at), x + (i64)stream(indices + at) * stride);
 #pragma unroll
@@ -351,23 +351,26 @@ __device__ __forceinline__ void add_piece(const i64 begin, const i64 end, const 
     }
 }
 
-// Multiply K columns: y[row * stride + k] for every row but the long ones, partial sums of these.
+// Multiply K columns: y[row * stride + k] for every row but long ones of several pieces, partial sums of these.
 //
 // Launch  block 256: npieces thread blocks for the long rows, then a warp a chunk.
 // Shared  a sum for each warp.
-// Pre     0 <= columns < ncols; x[column * stride + k]; rows null where positions are rows.
-// Post    every y of a row in a chunk written once; partial[piece * K + k]; x is not read for padding (0 * inf is NaN);
-//         no atomics, the same bits on every run.
-template <typename Value, typename Vector, int BLOCK, int K>
-__global__ void __launch_bounds__(256)
-sell_multiply(const int npieces, const i64 nchunks, const i64 stride, const Chunk* __restrict__ chunks,
+// Pre     0 <= columns < ncols; x[column * stride + k]; stride 1 where UNIT; rows null where positions are rows; if no long
+//         row has several pieces, there are as many pieces as long rows.
+// Post    every y of a row in a chunk, or of one piece, written once; else partial[piece * K + k]; x is not read for padding
+//         (0 * inf is NaN); no atomics, the same bits on every run.
+template <typename Value, typename Vector, int BLOCK, int K, bool UNIT>
+__global__ void __launch_bounds__(256, K == 1 ? 5 : 0)
+sell_multiply(const int npieces, const int nlong, const i64 nchunks, const i64 any_stride, const Chunk* __restrict__ chunks,
               const Value* __restrict__ values, const int* __restrict__ wide, const u16* __restrict__ narrow,
-              const int* __restrict__ rows, const i64* __restrict__ pieces, const int* __restrict__ long_indices,
-              const Value* __restrict__ long_data, const Vector* __restrict__ x, Vector* __restrict__ y,
-              Vector* __restrict__ partial) {
+              const int* __restrict__ rows, const i64* __restrict__ pieces, const int* __restrict__ long_rows,
+              const int* __restrict__ long_indices, const Value* __restrict__ long_data, const Vector* __restrict__ x,
+              Vector* __restrict__ y, Vector* __restrict__ partial) {
+    const i64 stride = UNIT ? 1 : any_stride;  // known to be 1, it costs neither registers nor multiplications
     if (blockIdx.x < npieces) {
         const i64 piece = blockIdx.x;
-        add_piece<K>(pieces[piece], pieces[piece + 1], long_data, long_indices, x, stride, partial + piece * K);
+        Vector* to = npieces == nlong ? y + long_rows[piece] * stride : partial + piece * K;
+        add_piece<K>(pieces[piece], pieces[piece + 1], long_data, long_indices, x, stride, to);
         return;
     }
     const i64 at = (i64)(blockIdx.x - npieces) * WARPS + threadIdx.x / 32;
@@ -406,12 +409,22 @@ sell_long_rows(const int nlong, const i64 stride, const int* __restrict__ row_pi
 
 // Bring the rows of x into the order of the matrix's columns: out[i] = x[order[i]].
 //
-// Launch  block 256, a thread an element; `stride` elements a row.
+// Launch  block 256, GATHERED elements a thread; `stride` elements a row.
 template <typename Vector>
 __global__ void __launch_bounds__(256)
 sell_gather(const i64 elements, const i64 stride, const int* __restrict__ order, const Vector* __restrict__ x,
             Vector* __restrict__ out) {
-    const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
-    if (i >= elements) return;
-    out[i] = stride == 1 ? x[order[i]] : x[order[i / stride] * stride + i % stride];
+    const i64 first = (i64)blockIdx.x * 256 * GATHERED + threadIdx.x;
+    i64 from[GATHERED];
+    Vector found[GATHERED];
+#pragma unroll
+    for (int u = 0; u < GATHERED; ++u) {
+        const i64 i = min(first + u * 256, elements - 1);
+        from[u] = stride == 1 ? order[i] : order[i / stride] * stride + i % stride;
+    }
+#pragma unroll
+    for (int u = 0; u < GATHERED; ++u) found[u] = x[from[u]];
+#pragma unroll
+    for (int u = 0; u < GATHERED; ++u)
+        if (first + u * 256 < elements) out[first + u * 256] = found[u];
 }

@@ -12,6 +12,7 @@ from spdist.errors import InputError, MatrixError
 from spdist.kernels.sell_format import (
     LANES,
     PIECE,
+    PIECES,
     WARPS_WANTED,
     Sell,
     host,
@@ -95,7 +96,8 @@ def _long_rows(a: CSR, xp: Any, lengths: Any, limit: int | None, dtype: np.dtype
     counts = lengths[rows].astype(np.int64)
     indptr = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(counts)])
     ends = host(indptr)
-    starts = [np.arange(first, last, PIECE) for first, last in itertools.pairwise(ends)]
+    size = max(PIECE, a.nnz // PIECES)
+    starts = [np.arange(first, last, size) for first, last in itertools.pairwise(ends)]
     row_pieces = np.append(0, np.cumsum([len(s) for s in starts])).astype(np.int32)
     pieces = np.append(np.concatenate(starts), ends[-1])
     entry = xp.arange(int(ends[-1]))

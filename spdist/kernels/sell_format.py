@@ -36,9 +36,15 @@ SAMPLES = 4096
 GPU_LONG, CPU_LONG = 2048, 512
 """Entries above which a row stays in CSR, and is shared among thread blocks or threads."""
 PIECE = 2048
-"""Entries of a piece of such a row."""
+"""Entries that a piece of such a row has at least."""
+PIECES = 256
+"""Pieces that a matrix would be cut into: a row shorter than that takes no longer than the rest."""
 LANE_ENTRIES = 64
-"""Entries of a lane from which more lanes take a row, where rows are sorted all together."""
+"""Entries of a lane from which more lanes take a row, where rows are sorted all together; of a large matrix."""
+LEAST_ENTRIES = 8
+"""The same of a small one, whose product lasts as long as its longest lane."""
+LARGE = 1 << 23
+"""Nonzeros of a large matrix."""
 WARPS_WANTED = 2048
 """Chunks that occupy a GPU; where there are fewer, more lanes take a row."""
 
@@ -241,7 +247,8 @@ def place_rows(
     """
     xp, nrows = module_of(lengths), len(lengths)
     fixed = height or lanes // (_threads(nrows, block) if spread else 1)
-    limit = max(LANE_ENTRIES, 4 * nnz // max(nrows, 1)) if spread and not height and block == 1 else INT32_MAX
+    most = _lane_entries(nnz)
+    limit = max(most, 4 * nnz // max(nrows, 1)) if spread and not height and block == 1 else INT32_MAX
     elsewhere = longest > (GPU_LONG if spread else CPU_LONG)
     kept = xp.flatnonzero((lengths >= 0) & (lengths <= limit)) if elsewhere or longest > limit else None
     rest = lengths if kept is None else lengths[kept]
@@ -252,7 +259,7 @@ def place_rows(
         tall_rows = xp.flatnonzero(lengths > limit)
         order = sort_by_length(lengths[tall_rows], max(len(tall_rows), 1))
         rows = xp.concatenate([rows, tall_rows[order]])
-        places = _by_length(xp, lengths[tall_rows[order]], lanes // fixed)
+        places = _by_length(xp, lengths[tall_rows[order]], lanes // fixed, most)
         first, code = xp.concatenate([first, places[0] + len(rest)]), xp.concatenate([code, places[1]])
     return Rows(None if rows is None else rows.astype(np.int32), first, code, sigma)
 
@@ -303,9 +310,17 @@ def _uniform(xp: Any, nrows: int, height: int, lanes: int) -> tuple[Any, Any]:
     return first, (rows << 8) | ((lanes // height).bit_length() - 1 << 4)
 
 
-def _by_length(xp: Any, lengths: Any, least: int) -> tuple[Any, Any]:
-    """Return those of rows sorted by length: at least `least` lanes a row, more for the longer ones."""
-    limits = LANE_ENTRIES * 2 ** np.arange(4, -1, -1)  # rows of more entries take 32, 16, 8, 4, 2 lanes
+def _lane_entries(nnz: int) -> int:
+    """Return the entries of a lane from which more lanes take a row: a power of 2."""
+    most = LANE_ENTRIES
+    while most > LEAST_ENTRIES and nnz * LANE_ENTRIES < LARGE * most:
+        most //= 2
+    return most
+
+
+def _by_length(xp: Any, lengths: Any, least: int, most: int) -> tuple[Any, Any]:
+    """Return those of rows sorted by length: at least `least` lanes a row, more for those of over `most` entries."""
+    limits = most * 2 ** np.arange(4, -1, -1)  # rows of more entries take 32, 16, 8, 4, 2 lanes
     ends = [*host(xp.searchsorted(-lengths, xp.asarray(-limits), side="left")).tolist(), len(lengths)]
     firsts, codes, start = [xp.empty(0, np.int64)], [xp.empty(0, np.int64)], 0
     for threads, end in zip((32, 16, 8, 4, 2, 1), ends, strict=True):

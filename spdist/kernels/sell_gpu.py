@@ -18,7 +18,7 @@ COLUMNS = (8, 4, 2, 1)
 """Columns of x that one launch may multiply."""
 VECTORS = {"float": ("float", "double"), "Complex<float>": ("Complex<float>", "Complex<double>")}
 """Dtypes of x and y for stored values that may be narrower than these."""
-WARPS = 8
+WARPS, GATHERED = 8, 4
 NULL = np.intp(0)
 
 
@@ -28,14 +28,15 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     names = [f"sell_probe<{index}, {pointer}>", *(f"sell_gather<{vector}>" for vector in vectors)]
     names += [f"sell_analyse<{index}, {pointer}, {b}>" for b in (1, *BLOCKS)]
     names += [f"sell_fill<{value}, {value}, {index}, {pointer}, {b}>" for b in (1, *BLOCKS)]
-    names += [multiply_name(value, vector, b, k) for vector in vectors for b in (1, *BLOCKS) for k in COLUMNS]
+    columns = [(k, False) for k in COLUMNS] + [(1, True)]
+    names += [multiply_name(value, vector, b, *k) for vector in vectors for b in (1, *BLOCKS) for k in columns]
     names += [f"sell_long_rows<{vector}, {k}>" for vector in vectors for k in COLUMNS]
     return {FILE: tuple(names)}
 
 
-def multiply_name(value: str, vector: str, block: int, columns: int) -> str:
-    """Return the name expression of a product's kernel."""
-    return f"sell_multiply<{value}, {vector}, {block}, {columns}>"
+def multiply_name(value: str, vector: str, block: int, columns: int, alone: bool) -> str:
+    """Return the name expression of a product's kernel; `alone` where x has no other columns."""
+    return f"sell_multiply<{value}, {vector}, {block}, {columns}, {str(alone).lower()}>"
 
 
 class Builder:
@@ -113,19 +114,19 @@ def multiply(a: Sell, x: Any, out: Any = None) -> Any:
     item, first = x.dtype.itemsize, 0
     while first < stride:
         columns = next(k for k in COLUMNS if k <= stride - first)
-        launch = _launches(cupy.cuda.runtime.getDevice(), a.dtype.char, x.dtype.char, a.block, columns)
+        launch = _launches(cupy.cuda.runtime.getDevice(), a.dtype.char, x.dtype.char, a.block, columns, stride == 1)
         launch(a, x.data.ptr + first * item, y.data.ptr + first * item, stride)
         first += columns
     return y
 
 
 @functools.cache
-def _launches(device: int, value: str, vector: str, block: int, columns: int) -> Any:
+def _launches(device: int, value: str, vector: str, block: int, columns: int, alone: bool) -> Any:
     """Return the function that launches a product with so many columns of x."""
     import cupy
 
     types = c_type(np.dtype(value)), c_type(np.dtype(vector))
-    name, long_name = multiply_name(*types, block, columns), f"sell_long_rows<{types[1]}, {columns}>"
+    name, long_name = multiply_name(*types, block, columns, alone), f"sell_long_rows<{types[1]}, {columns}>"
     kernels = module(FILE, (name, long_name))
     itemsize = np.dtype(vector).itemsize
 
@@ -134,12 +135,13 @@ def _launches(device: int, value: str, vector: str, block: int, columns: int) ->
         grid = npieces + ceil_div(len(a.chunks), WARPS)
         if not grid:
             return
-        partial = cupy.cuda.alloc(npieces * columns * itemsize).ptr if npieces else 0
+        parted = npieces > nlong
+        partial = cupy.cuda.alloc(npieces * columns * itemsize).ptr if parted else 0
         kernels(name, grid, 256, (
-            np.int32(npieces), np.int64(len(a.chunks)), np.int64(stride), a.chunks, a.values, a.wide, a.narrow,
-            _or_null(a.rows), a.pieces, a.long_indices, a.long_data, x, y, partial,
+            np.int32(npieces), np.int32(nlong), np.int64(len(a.chunks)), np.int64(stride), a.chunks, a.values, a.wide,
+            a.narrow, _or_null(a.rows), a.pieces, a.long_rows, a.long_indices, a.long_data, x, y, partial,
         ))  # fmt: skip
-        if nlong:
+        if parted:
             kernels(long_name, ceil_div(nlong, 256), 256, (
                 np.int32(nlong), np.int64(stride), a.row_pieces, a.long_rows, partial, y
             ))  # fmt: skip
@@ -155,7 +157,7 @@ def gather(x: Any, order: Any) -> Any:
     name = f"sell_gather<{c_type(x.dtype)}>"
     if out.size:
         stride = x.shape[1] if x.ndim == 2 else 1
-        module(FILE, (name,))(name, ceil_div(out.size, 256), 256, (
+        module(FILE, (name,))(name, ceil_div(out.size, 256 * GATHERED), 256, (
             np.int64(out.size), np.int64(stride), order, x, out
         ))  # fmt: skip
     return out

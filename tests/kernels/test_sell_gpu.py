@@ -85,7 +85,9 @@ def test_dense_blocks_are_found(side, found):
     check(a, m)
 
 
-def test_rows_of_all_lengths():
+@pytest.mark.parametrize("least", [2048, 1 << 20])  # entries of a piece: rows of several, rows of one
+def test_rows_of_all_lengths(monkeypatch, least):
+    monkeypatch.setattr(sell, "PIECE", least)
     rng = np.random.default_rng(3)
     lengths = np.append(rng.integers(0, 9, 5000), [70, 130, 260, 520, 1030, 2040, 2050, 9000, 2048, 2049])
     rng.shuffle(lengths)
@@ -93,6 +95,7 @@ def test_rows_of_all_lengths():
     m = sp.csr_matrix((rng.random(len(columns)), columns, np.append(0, np.cumsum(lengths))), (len(lengths), 10_000))
     a = sell.build(on_gpu(as_csr(m)))
     assert len(a.long_rows) == 3
+    assert (len(a.pieces) > 4) == (least == 2048)
     check(a, m)
     assert abs(sell.to_csr(a).to_scipy() - m).max() == 0
 

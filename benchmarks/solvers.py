@@ -1,0 +1,87 @@
+"""Time an iteration of conjugate gradients on a 27-point grid cut over workers, for several numbers of them.
+
+::
+
+    python benchmarks/solvers.py --out record.json                          # CPU workers, and SciPy beside them
+    python benchmarks/solvers.py --gpu --workers 1,2,4,8 --side 400         # workers with a GPU each
+
+The matrix is stored; each worker reads its own rows. Every solution is checked by a product of the stored matrix.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import record
+import scipy.sparse.linalg as sla
+
+import spdist
+
+ROUNDS = 3
+TOLERANCE = 1e-8
+"""Of the solution that is checked; greatest residual allowed is ten times that."""
+
+
+def measure(a: Any, workers: int, iterations: int, on_gpu: bool) -> dict[str, Any]:
+    """Prepare, time, solve; return what was found."""
+    b = np.random.default_rng(0).standard_normal(a.nrows)
+    begin = time.perf_counter()
+    with spdist.partitioned(a, workers, partition="rows", on_gpu=on_gpu) as op:
+        prepared = time.perf_counter() - begin
+        spdist.conjugate_gradient(op, b, rtol=0, maxiter=8)
+        runs = [spdist.conjugate_gradient(op, b, rtol=0, maxiter=iterations) for _ in range(ROUNDS)]
+        found = spdist.conjugate_gradient(op, b, rtol=TOLERANCE)
+        residual = float(np.linalg.norm(b - (op @ found.x)) / np.linalg.norm(b))
+    ms = statistics.median(1e3 * run.seconds / run.iterations for run in runs)
+    right = found.converged and residual <= 10 * TOLERANCE
+    print(f"{workers} workers: {ms:.3f} ms an iteration, prepared in {prepared:.1f} s, {found.iterations} to "
+          f"{residual:.0e}{'' if right else ', WRONG'}", flush=True)  # fmt: skip
+    return {"workers": workers, "ms": ms, "prepared_s": prepared, "iterations": found.iterations, "right": right}
+
+
+def scipy_ms(a: Any, iterations: int) -> float:
+    """Return the milliseconds of an iteration of SciPy's conjugate gradients with SciPy's product."""
+    m, b = a.rows(0, a.nrows).to_scipy(), np.random.default_rng(0).standard_normal(a.nrows)
+    times = []
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        sla.cg(m, b, rtol=0, maxiter=iterations)
+        times.append(1e3 * (time.perf_counter() - begin) / iterations)
+    print(f"SciPy: {statistics.median(times):.3f} ms an iteration")
+    return statistics.median(times)
+
+
+def main() -> int:
+    parser = record.parser("conjugate gradients over workers")
+    parser.add_argument("--gpu", action="store_true", help="a GPU for each worker")
+    parser.add_argument("--workers", help="how many, separated by commas; 1 and one a core by default")
+    parser.add_argument("--side", type=int, help="grid points along an edge; 100 by default")
+    parser.add_argument("--iterations", type=int, default=50)
+    parser.add_argument("--folder", type=Path, help="keeps the matrix; a temporary one by default")
+    args = parser.parse_args()
+    side = args.side or (12 if args.quick else 100)
+    counts = [int(n) for n in args.workers.split(",")] if args.workers else sorted({1, os.cpu_count() or 1})
+    with tempfile.TemporaryDirectory() as scratch:
+        place = (args.folder or Path(scratch)) / f"poisson-{side}.zarr"
+        kept = place.exists()
+        a = spdist.open(place) if kept else spdist.generate("poisson", place, dims=(side,) * 3, points=27)
+        rows = [measure(a, count, args.iterations, args.gpu) for count in counts]
+        result = {
+            "grid": side, "nrows": a.nrows, "nnz": a.nnz, "on_gpu": args.gpu, "results": rows,
+            "scipy_ms": None if args.gpu else scipy_ms(a, args.iterations),
+        }  # fmt: skip
+    if args.gpu:
+        result["gpu"] = record.gpu()
+    record.write(result, args.out)
+    return 0 if all(row["right"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

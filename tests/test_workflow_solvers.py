@@ -1,0 +1,112 @@
+"""Conjugate gradients and PageRank as jobs, on shipped matrices; refusals before anything is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import yaml
+
+import spdist
+from tests.conftest import WORKFLOWS, load_workflow
+from tests.test_parts import dense_pagerank
+
+DATA = WORKFLOWS.parent / "data"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Return a function that runs a workflow's job in a fresh folder, in this process, and gives its report."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(name: str, code: int = 0, **keys) -> dict:
+        workflow = load_workflow(name)
+        monkeypatch.setattr(sys.modules["job"], "catch_signals", lambda: None)
+        Path("job.yaml").write_text(yaml.safe_dump(keys))
+        assert workflow.main(["job.yaml"]) == code
+        return json.loads(Path("job.report.json").read_text()) if code != 2 else {}
+
+    return call
+
+
+def matrix(name: str) -> sp.csr_matrix:
+    return sp.load_npz(DATA / f"{name}.npz").tocsr()
+
+
+@pytest.mark.parametrize("name", ["conjugate_gradient", "pagerank"])
+def test_examples_name_every_key(name):
+    workflow = load_workflow(name)
+    example = yaml.safe_load((WORKFLOWS / f"{name}.yaml").read_text())
+    assert set(example) == set(workflow.READERS)
+    fields = dataclasses.fields(workflow.Job)
+    assert set(workflow.READERS) == {one.name for one in fields}
+    defaults = {one.name: one.default for one in fields if one.default is not dataclasses.MISSING}
+    assert {key: value for key, value in example.items() if key in defaults} == defaults
+
+
+@pytest.mark.parametrize("name", ["1138_bus", "bcsstk16"])
+def test_solves_real_systems(run, name):
+    m = matrix(name)
+    spdist.save("A.zarr", m)
+    b = np.random.default_rng(0).standard_normal(m.shape[0])
+    np.save("b.npy", b)
+    report = run("conjugate_gradient", a="A.zarr", b="b.npy", out="x.npy", rtol=1e-9)
+    assert np.linalg.norm(m @ np.load("x.npy") - b) <= 1e-7 * np.linalg.norm(b)
+    assert report["result"]["relative_residual"] < 1e-7
+
+
+def test_on_workers_of_a_scheduler(run, scheduler):
+    m = matrix("1138_bus")
+    spdist.save("A.zarr", m)
+    run("conjugate_gradient", a="A.zarr", out="x.npy", scheduler=scheduler)
+    assert np.linalg.norm(m @ np.load("x.npy") - 1) <= 1e-6 * np.sqrt(m.shape[0])
+    spdist.save("G.zarr", abs(m))
+    run("pagerank", a="G.zarr", out="ranks.npy", scheduler=scheduler)
+    np.testing.assert_allclose(np.load("ranks.npy"), dense_pagerank(abs(m), 0.85), atol=1e-8)
+
+
+def test_ranks_packages(run):
+    spdist.save("G.zarr", abs(matrix("debian_trixie_deps")))
+    result = run("pagerank", a="G.zarr", out="ranks.npy", top=3)["result"]
+    ranks = np.load("ranks.npy")
+    assert abs(ranks.sum() - 1) < 1e-9
+    assert [one["node"] for one in result["top"]] == np.argsort(-ranks, kind="stable")[:3].tolist()
+    assert result["residual"] <= 1e-10
+
+
+def test_not_converged(run):
+    spdist.save("A.zarr", matrix("1138_bus"))
+    report = run("conjugate_gradient", 1, a="A.zarr", out="x.npy", maxiter=2)
+    assert report["state"] == "failed"
+    assert "after 2 iterations; raise maxiter" in report["error"]
+
+
+REFUSED = [
+    ("conjugate_gradient", {"a": "bus.zarr", "rtol": 2}, "rtol: 2 is not a number from 0"),
+    ("conjugate_gradient", {"a": "bus.zarr", "b": "job.yaml"}, "cannot be read"),
+    ("conjugate_gradient", {"a": "bus.zarr", "b": "short.npy"}, "1,138 finite real numbers are needed"),
+    ("conjugate_gradient", {"a": "bus.zarr", "memory_limit": "20KiB"}, "more than memory_limit=20KiB"),
+    ("conjugate_gradient", {"a": "skew.zarr"}, "is not symmetric"),
+    ("conjugate_gradient", {"a": "minus.zarr"}, "not positive definite"),
+    ("pagerank", {"a": "minus.zarr"}, "weights that are negative"),
+    ("pagerank", {"a": "wide.zarr"}, "a square matrix is needed"),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "message"), REFUSED)
+def test_refusals(run, capsys, name, keys, message):
+    bus = matrix("1138_bus")
+    kinds = {"bus.zarr": bus, "minus.zarr": -bus, "skew.zarr": sp.triu(bus).tocsr(), "wide.zarr": bus[:5]}
+    spdist.save(keys["a"], kinds[keys["a"]])
+    np.save("short.npy", np.ones(3))
+    run(name, 2, out="x.npy", **keys)
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert errors.startswith("job.yaml: ")
+    assert errors.count("\n") == 1
+    assert not Path("x.npy").exists()

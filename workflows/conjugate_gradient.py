@@ -1,0 +1,85 @@
+"""Solve A x = b by conjugate gradients.
+
+::
+
+    python workflows/conjugate_gradient.py JOB.yaml [--set key=value ...]
+
+A is symmetric and positive definite, and brought to memory whole. Where workers are asked for, its rows are cut over
+them and the iterations run there; else in this process. The solution goes to `out` as NumPy's .npy; its residual is
+taken by a product of its own. workflows/conjugate_gradient.yaml explains the keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import job as jobs
+import numpy as np
+import vectors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(vectors.Job):
+    """What a job file says; `conjugate_gradient.yaml` explains the keys."""
+
+    a: str
+    b: str | None = None
+    rtol: float = 1e-8
+    jacobi: bool = True
+
+
+READERS = {
+    "a": jobs.text_of, "b": jobs.text_of, "rtol": vectors.fraction, "jacobi": jobs.flag, **vectors.READERS
+}  # fmt: skip
+
+
+def run(job: Job, log: jobs.Log) -> dict[str, Any]:
+    """Solve; return what the report says of it."""
+    import spdist
+
+    a = vectors.square_matrix("a", job)
+    diagonal = check_matrix(job.a, a)
+    b = np.ones(a.shape[0]) if job.b is None else vectors.read_vector("b", job.b, a.shape[0])
+    where = job.workers_asked_for()
+    with spdist.partitioned(a, **where) if where else contextlib.nullcontext(spdist.operator(a)) as prepared:
+        jobs.say("A is prepared")
+        found = spdist.conjugate_gradient(
+            prepared, b, diagonal=diagonal if job.jacobi else None, rtol=job.rtol, maxiter=job.maxiter
+        )
+    facts = vectors.finish(job, found, "|b - A x|")
+    scale = max(float(np.linalg.norm(b)), np.finfo(float).tiny)
+    return {**facts, "relative_residual": float(np.linalg.norm(b - a @ found.x)) / scale}
+
+
+def check_matrix(place: str, a: Any) -> Any:
+    """Return the diagonal of a matrix that conjugate gradients are for."""
+    import spdist
+
+    difference = abs(a - a.T)
+    if difference.nnz and difference.max() > 1e-12 * abs(a).max():
+        raise spdist.MatrixError(f"a: {place!r} is not symmetric; conjugate gradients need a symmetric matrix")
+    diagonal = a.diagonal()
+    if not (diagonal > 0).all():
+        raise spdist.MatrixError(f"a: {place!r} has a diagonal that is not positive: it is not positive definite")
+    return diagonal
+
+
+def summary(result: dict[str, Any]) -> str:
+    """Return a result in a line."""
+    return f"{result['iterations']:,} iterations in {result['seconds']:.2f} s to {result['relative_residual']:.1e} |b|"
+
+
+WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a job file; return the exit code."""
+    return jobs.main(WORKFLOW, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

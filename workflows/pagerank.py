@@ -1,0 +1,70 @@
+"""Rank the nodes of a graph by PageRank.
+
+::
+
+    python workflows/pagerank.py JOB.yaml [--set key=value ...]
+
+An entry in row i and column j is a link from i to j. The graph is brought to memory whole. Where workers are asked for,
+its rows are cut over them and the iterations run there; else in this process. The ranks go to `out` as NumPy's .npy.
+workflows/pagerank.yaml explains the keys.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import job as jobs
+import numpy as np
+import vectors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(vectors.Job):
+    """What a job file says; `pagerank.yaml` explains the keys."""
+
+    a: str
+    damping: float = 0.85
+    tolerance: float = 1e-10
+    maxiter: int | None = 1000
+    top: int = 10
+
+
+READERS = {
+    "a": jobs.text_of, "damping": vectors.fraction, "tolerance": vectors.fraction, "top": jobs.count,
+    **vectors.READERS,
+}  # fmt: skip
+
+
+def run(job: Job, log: jobs.Log) -> dict[str, Any]:
+    """Rank; return what the report says of it."""
+    import spdist
+
+    links = vectors.square_matrix("a", job)
+    if links.nnz and not links.data.min() >= 0:
+        raise spdist.MatrixError(f"a: {job.a!r} has weights that are negative or no numbers; links have none")
+    options = {"damping": job.damping, "tolerance": job.tolerance, "maxiter": job.maxiter}
+    found = spdist.pagerank(links, **options, **(job.workers_asked_for() or {}))
+    facts = vectors.finish(job, found, "the last change")
+    best = np.argsort(-found.x, kind="stable")[: job.top]
+    return {**facts, "top": [{"node": int(node), "rank": float(found.x[node])} for node in best]}
+
+
+def summary(result: dict[str, Any]) -> str:
+    """Return a result in a line."""
+    first = result["top"][0]
+    return f"{result['iterations']:,} iterations in {result['seconds']:.2f} s; node {first['node']} is first"
+
+
+WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a job file; return the exit code."""
+    return jobs.main(WORKFLOW, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

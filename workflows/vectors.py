@@ -1,0 +1,81 @@
+"""What the jobs around products with vectors share: a matrix in memory, where it is multiplied, vectors as .npy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import job as jobs
+import numpy as np
+from dask.utils import parse_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(jobs.Job):
+    """The keys that these jobs have besides those of every job."""
+
+    maxiter: int | None = None
+    on_gpu: bool = False
+
+    def workers_asked_for(self) -> dict[str, Any] | None:
+        """Return where the rows are multiplied, as spdist's calls take it; None for this process."""
+        where = self.where()
+        asked = {"workers": where["workers"], "scheduler": where["scheduler"], "on_gpu": self.on_gpu}
+        return asked if any(asked.values()) else None
+
+
+READERS = {"out": jobs.text_of, "maxiter": jobs.count, "on_gpu": jobs.flag, **jobs.COMMON}
+
+
+def fraction(value: Any) -> float:
+    """Accept a number from 0 up and below 1."""
+    try:
+        number = -1.0 if isinstance(value, bool) else float(value)  # YAML takes 1e-8 for a text
+    except (TypeError, ValueError):
+        number = -1.0
+    if not 0 <= number < 1:
+        raise ValueError("is not a number from 0 up and below 1; write for instance 1.0e-8")
+    return number
+
+
+def square_matrix(key: str, job: Job) -> Any:
+    """Return a stored square matrix as SciPy's, if it takes no more than the memory limit."""
+    import spdist
+
+    a = spdist.open(getattr(job, key))
+    if a.nrows != a.ncols or not a.nrows:
+        raise spdist.MatrixError(f"{key}: {a.url} is {a.nrows:,} x {a.ncols:,}; a square matrix is needed")
+    if a.nbytes > parse_bytes(job.memory_limit):
+        raise spdist.InputError(
+            f"{key}: {a.url} takes {a.nbytes / 2**20:,.0f} MiB in memory, more than memory_limit={job.memory_limit}: "
+            f"raise it"
+        )
+    return a.rows(0, a.nrows).to_scipy()
+
+
+def read_vector(key: str, place: str, size: int) -> Any:
+    """Return a vector of NumPy's .npy."""
+    import spdist
+
+    try:
+        vector = np.load(place, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise spdist.InputError(f"{key}: {place!r} cannot be read: {error}; name a .npy file") from None
+    if vector.shape != (size,) or vector.dtype.kind not in "iuf" or not np.isfinite(vector).all():
+        raise spdist.InputError(
+            f"{key}: {place!r} is {vector.dtype} of shape {vector.shape}; {size:,} finite real numbers are needed"
+        )
+    return vector.astype(np.float64)
+
+
+def finish(job: Job, found: Any, what: str) -> dict[str, Any]:
+    """Write the vector that was found; return the facts for the report, or say that it has not converged."""
+    import spdist
+
+    with open(job.out, "wb") as file:  # noqa: PTH123  (np.save would add a suffix to a name)
+        np.save(file, found.x)
+    if not found.converged:
+        raise spdist.VerificationError(
+            f"not converged: {what} is {found.residual:.1e} after {found.iterations:,} iterations; raise maxiter"
+        )
+    return {"iterations": found.iterations, "seconds": found.seconds, "residual": found.residual}
