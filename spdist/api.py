@@ -253,7 +253,7 @@ def matmul(
         "threshold": threshold, "top_n": top_n,
     }  # fmt: skip
     if _all_in_memory(a, b, mask):
-        left, right = a.T if transpose_a else a, b.T if transpose_b else b
+        left, right = _turned(a) if transpose_a else a, _turned(b) if transpose_b else b
         c = _in_memory(left, right, engine, memory_limit, wanted)
         return c if out is None else save(out, c, overwrite=overwrite)
     if out is None:
@@ -811,9 +811,14 @@ def _check_values(engine: str, dtype: np.dtype[Any]) -> None:
         raise InputError(f"engine={engine!r} multiplies float and complex values, not {dtype}: choose engine='auto'")
 
 
+def _turned(m: Any) -> Any:
+    """Return the transpose of a matrix in memory."""
+    return bsr_from_scipy(m.to_scipy().T) if isinstance(m, BSR) else m.T
+
+
 def _all_in_memory(a: Any, b: Any, mask: Any) -> bool:
-    """Whether all are SciPy's, and not stored; refuses some of each."""
-    in_memory = [sp.issparse(m) for m in (a, b, mask) if m is not None]
+    """Whether all are SciPy's or block matrices, and not stored; refuses some of each."""
+    in_memory = [sp.issparse(m) or isinstance(m, BSR) for m in (a, b, mask) if m is not None]
     if any(in_memory) and not all(in_memory):
         what = "the operands" if mask is None else "the operands and the mask"
         raise InputError(f"some of {what} are in memory and others stored: store all with spdist.save, or open all")

@@ -85,6 +85,38 @@ def test_blocks_and_numbers_are_refused_with_what_to_do(kept, tmp_path):
             api.plan(left, left, engine=engine, memory_limit="1GiB")
 
 
+def test_what_is_for_entries_is_refused_with_what_to_do(kept, tmp_path):
+    _, a = kept("a", 20, 20, (2, 2))
+    _, entries = kept("e", 20, 20, (1, 1))
+    numbers = api.save(tmp_path / "n.zarr", entries.rows(0, 20).to_scipy().tocsr())
+    out = tmp_path / "c.zarr"
+    for call in (
+        lambda: api.multiply(a, a, out, top_n=3),
+        lambda: api.multiply(numbers, numbers, out, mask=a),
+        lambda: api.multiply(a, a, out, transpose_b=True),
+        lambda: api.reduce(a, a, "sum"),
+        lambda: spdist.transpose(a, out),
+    ):
+        with pytest.raises(InputError, match=r"for matrices of entries, but .*a\.zarr is stored in blocks of 2x2: store"):
+            call()
+    assert not out.exists()
+
+
+def test_block_matrices_in_memory(kept):
+    m, _ = kept("a", 20, 20, (2, 2))
+    c = spdist.matmul(m, m, transpose_b=True)
+    assert isinstance(c, spdist.BSR)
+    dense = m.to_scipy().toarray()
+    np.testing.assert_allclose(c.to_scipy().toarray(), dense @ dense.T, rtol=1e-12)
+
+
+def test_a_chain_of_blocks(kept, tmp_path):
+    m, a = kept("a", 20, 20, (2, 2))
+    c = spdist.multi_matmul([a, a, a], out=tmp_path / "c.zarr")
+    dense = m.to_scipy().toarray()
+    np.testing.assert_allclose(c.rows(0, 20).to_scipy().toarray(), dense @ dense @ dense, rtol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "complex64", "int16", "bool"])
 def test_verify(kept, tmp_path, scheduler, dtype):
     _, left = kept("a", 200, 200, (2, 2), 1, dtype=dtype)
