@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import yaml
 
 from spdist import api
 from spdist.storage import StoredMatrix
@@ -102,3 +104,18 @@ def assert_is_product(c, a: sp.csr_matrix, b: sp.csr_matrix, rtol: float = 0.0) 
         return
     bound = rtol * (abs(a) @ abs(b)).sum(axis=1).max()
     assert difference.max() <= bound
+
+
+@pytest.fixture
+def run_job(tmp_path, monkeypatch):
+    """Return a function that runs a workflow's job in a fresh folder, in this process, and gives its report."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(name: str, code: int = 0, **keys) -> dict:
+        workflow = load_workflow(name)
+        monkeypatch.setattr(sys.modules["job"], "catch_signals", lambda: None)
+        Path("job.yaml").write_text(yaml.safe_dump(keys))
+        assert workflow.main(["job.yaml"]) == code
+        return json.loads(Path("job.report.json").read_text()) if code != 2 else {}
+
+    return call

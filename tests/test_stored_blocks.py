@@ -97,7 +97,9 @@ def test_what_is_for_entries_is_refused_with_what_to_do(kept, tmp_path):
         lambda: api.reduce(a, a, "sum"),
         lambda: spdist.transpose(a, out),
     ):
-        with pytest.raises(InputError, match=r"for matrices of entries, but .*a\.zarr is stored in blocks of 2x2: store"):
+        with pytest.raises(
+            InputError, match=r"for matrices of entries, but .*a\.zarr is stored in blocks of 2x2: store"
+        ):
             call()
     assert not out.exists()
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,21 +15,6 @@ from tests.conftest import WORKFLOWS, load_workflow
 from tests.test_parts import dense_pagerank
 
 DATA = WORKFLOWS.parent / "data"
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """Return a function that runs a workflow's job in a fresh folder, in this process, and gives its report."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(name: str, code: int = 0, **keys) -> dict:
-        workflow = load_workflow(name)
-        monkeypatch.setattr(sys.modules["job"], "catch_signals", lambda: None)
-        Path("job.yaml").write_text(yaml.safe_dump(keys))
-        assert workflow.main(["job.yaml"]) == code
-        return json.loads(Path("job.report.json").read_text()) if code != 2 else {}
-
-    return call
 
 
 def matrix(name: str) -> sp.csr_matrix:
@@ -50,38 +33,38 @@ def test_examples_name_every_key(name):
 
 
 @pytest.mark.parametrize("name", ["1138_bus", "bcsstk16"])
-def test_solves_real_systems(run, name):
+def test_solves_real_systems(run_job, name):
     m = matrix(name)
     spdist.save("A.zarr", m)
     b = np.random.default_rng(0).standard_normal(m.shape[0])
     np.save("b.npy", b)
-    report = run("conjugate_gradient", a="A.zarr", b="b.npy", out="x.npy", rtol=1e-9)
+    report = run_job("conjugate_gradient", a="A.zarr", b="b.npy", out="x.npy", rtol=1e-9)
     assert np.linalg.norm(m @ np.load("x.npy") - b) <= 1e-7 * np.linalg.norm(b)
     assert report["result"]["relative_residual"] < 1e-7
 
 
-def test_on_workers_of_a_scheduler(run, scheduler):
+def test_on_workers_of_a_scheduler(run_job, scheduler):
     m = matrix("1138_bus")
     spdist.save("A.zarr", m)
-    run("conjugate_gradient", a="A.zarr", out="x.npy", scheduler=scheduler)
+    run_job("conjugate_gradient", a="A.zarr", out="x.npy", scheduler=scheduler)
     assert np.linalg.norm(m @ np.load("x.npy") - 1) <= 1e-6 * np.sqrt(m.shape[0])
     spdist.save("G.zarr", abs(m))
-    run("pagerank", a="G.zarr", out="ranks.npy", scheduler=scheduler)
+    run_job("pagerank", a="G.zarr", out="ranks.npy", scheduler=scheduler)
     np.testing.assert_allclose(np.load("ranks.npy"), dense_pagerank(abs(m), 0.85), atol=1e-8)
 
 
-def test_ranks_packages(run):
+def test_ranks_packages(run_job):
     spdist.save("G.zarr", abs(matrix("debian_trixie_deps")))
-    result = run("pagerank", a="G.zarr", out="ranks.npy", top=3)["result"]
+    result = run_job("pagerank", a="G.zarr", out="ranks.npy", top=3)["result"]
     ranks = np.load("ranks.npy")
     assert abs(ranks.sum() - 1) < 1e-9
     assert [one["node"] for one in result["top"]] == np.argsort(-ranks, kind="stable")[:3].tolist()
     assert result["residual"] <= 1e-10
 
 
-def test_not_converged(run):
+def test_not_converged(run_job):
     spdist.save("A.zarr", matrix("1138_bus"))
-    report = run("conjugate_gradient", 1, a="A.zarr", out="x.npy", maxiter=2)
+    report = run_job("conjugate_gradient", 1, a="A.zarr", out="x.npy", maxiter=2)
     assert report["state"] == "failed"
     assert "after 2 iterations; raise maxiter" in report["error"]
 
@@ -99,12 +82,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "keys", "message"), REFUSED)
-def test_refusals(run, capsys, name, keys, message):
+def test_refusals(run_job, capsys, name, keys, message):
     bus = matrix("1138_bus")
     kinds = {"bus.zarr": bus, "minus.zarr": -bus, "skew.zarr": sp.triu(bus).tocsr(), "wide.zarr": bus[:5]}
     spdist.save(keys["a"], kinds[keys["a"]])
     np.save("short.npy", np.ones(3))
-    run(name, 2, out="x.npy", **keys)
+    run_job(name, 2, out="x.npy", **keys)
     errors = capsys.readouterr().err
     assert message in errors
     assert errors.startswith("job.yaml: ")

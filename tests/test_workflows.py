@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,21 +18,6 @@ from tests.test_run import read
 
 DATA = WORKFLOWS.parent / "data"
 NAMES = ("similarity", "cooccurrence", "triangles", "galerkin", "shortest_paths", "markov_clustering")
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """Return a function that runs a workflow's job in a fresh folder, in this process, and gives its report."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(name: str, code: int = 0, **keys) -> dict:
-        workflow = load_workflow(name)
-        monkeypatch.setattr(sys.modules["job"], "catch_signals", lambda: None)
-        Path("job.yaml").write_text(yaml.safe_dump(keys))
-        assert workflow.main(["job.yaml"]) == code
-        return json.loads(Path("job.report.json").read_text()) if code != 2 else {}
-
-    return call
 
 
 def genes(rows: int = 1_500) -> sp.csr_array:
@@ -58,10 +42,10 @@ def test_examples_name_every_key(name):
     assert {key: value for key, value in example.items() if key in defaults} == defaults
 
 
-def test_similarity_of_genes(run):
+def test_similarity_of_genes(run_job):
     m = genes()
     spdist.save("A.zarr", m)
-    report = run("similarity", a="A.zarr", out="C.zarr", top_n=5, threshold=0.4)
+    report = run_job("similarity", a="A.zarr", out="C.zarr", top_n=5, threshold=0.4)
     assert report["result"]["verification"]["ok"]
     left_beside("A.zarr", "C.zarr")
     unit = m / np.sqrt(m.power(2).sum(axis=1))[:, None]
@@ -74,11 +58,11 @@ def test_similarity_of_genes(run):
 
 
 @pytest.mark.parametrize("measure", ["count", "pmi"])
-def test_terms_that_occur_together(run, measure):
+def test_terms_that_occur_together(run_job, measure):
     m = genes(600)
     spdist.save("A.zarr", m)
     keys = {"threshold": 0.5} if measure == "pmi" else {"top_n": 20}
-    report = run("cooccurrence", a="A.zarr", out="C.zarr", measure=measure, **keys)
+    report = run_job("cooccurrence", a="A.zarr", out="C.zarr", measure=measure, **keys)
     assert report["result"]["verification"]["ok"]
     left_beside("A.zarr", "C.zarr")
     shared = (m.T @ m).toarray()
@@ -94,10 +78,10 @@ def test_terms_that_occur_together(run, measure):
     np.testing.assert_allclose(found, np.where(pmi >= 0.5, pmi, 0), atol=1e-12)
 
 
-def test_triangles_of_a_mesh(run):
+def test_triangles_of_a_mesh(run_job):
     a = sp.csr_array(sp.load_npz(DATA / "brack2.npz"))
     spdist.save("A.zarr", a)
-    report = run("triangles", a="A.zarr", out="triangles.json")
+    report = run_job("triangles", a="A.zarr", out="triangles.json")
     a = (a - sp.diags_array(a.diagonal())).tocsr()  # a pattern of ones
     assert json.loads(Path("triangles.json").read_text()) == report["result"]
     assert report["result"]["triangles"] == (a @ a).multiply(a).sum() // 6
@@ -105,7 +89,7 @@ def test_triangles_of_a_mesh(run):
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_galerkin_product_of_a_mesh(run, given):
+def test_galerkin_product_of_a_mesh(run_job, given):
     graph = sp.csr_array(sp.load_npz(DATA / "brack2.npz"))
     a = sp.csr_array(sp.diags_array(graph.sum(axis=1)) - graph)
     n = a.shape[0]
@@ -115,19 +99,19 @@ def test_galerkin_product_of_a_mesh(run, given):
     if given:
         spdist.save("R.zarr", p.T)
         keys["r"] = "R.zarr"
-    report = run("galerkin", a="A.zarr", p="P.zarr", out="C.zarr", **keys)
+    report = run_job("galerkin", a="A.zarr", p="P.zarr", out="C.zarr", **keys)
     assert abs(read("C.zarr").to_scipy() - p.T @ a @ p).max() == 0
     assert report["result"]["rows"] == p.shape[1]
     left_beside("A.zarr", "P.zarr", "C.zarr", *(["R.zarr"] if given else []))
 
 
 @pytest.mark.parametrize("keys", [{}, {"sources": [3, 400]}, {"hops": 3}, {"hops": 5, "sources": [0]}], ids=str)
-def test_shortest_paths_of_a_power_network(run, keys):
+def test_shortest_paths_of_a_power_network(run_job, keys):
     m = sp.csr_array(abs(sp.load_npz(DATA / "1138_bus.npz")))
     m = m[:500, :500]
     m.data = 1 + np.floor(m.data % 97)  # whole lengths: the same in any order
     spdist.save("A.zarr", m)
-    run("shortest_paths", a="A.zarr", out="C.zarr", **keys)
+    run_job("shortest_paths", a="A.zarr", out="C.zarr", **keys)
     found = read("C.zarr").to_scipy()
     dense = np.full(found.shape, np.inf)
     dense[np.repeat(np.arange(found.shape[0]), np.diff(found.indptr)), found.indices] = found.data
@@ -148,11 +132,11 @@ def hops_of(m: sp.csr_array, hops: int) -> np.ndarray:
     return best
 
 
-def test_markov_clusters_of_a_power_network(run):
+def test_markov_clusters_of_a_power_network(run_job):
     m = sp.csr_array(sp.load_npz(DATA / "1138_bus.npz"))[:400, :400]
     m.data[:] = 1
     spdist.save("A.zarr", m)
-    report = run("markov_clustering", a="A.zarr", out="clusters.txt", top_n=200)
+    report = run_job("markov_clustering", a="A.zarr", out="clusters.txt", top_n=200)
     labels = np.loadtxt("clusters.txt", dtype=int)
     left_beside("A.zarr", "clusters.txt")
     walks = m.toarray()
@@ -167,7 +151,7 @@ def test_markov_clusters_of_a_power_network(run):
     assert len({*zip(labels, expected, strict=True)}) == count
 
 
-def test_a_stopped_job_goes_on_with_its_step(run, monkeypatch):
+def test_a_stopped_job_goes_on_with_its_step(run_job, monkeypatch):
     m = sp.csr_array(abs(sp.load_npz(DATA / "1138_bus.npz")))[:300, :300]
     spdist.save("A.zarr", m)
     multiply, calls = spdist.multiply, []
@@ -179,17 +163,17 @@ def test_a_stopped_job_goes_on_with_its_step(run, monkeypatch):
         return multiply(*args, **options)
 
     monkeypatch.setattr(spdist, "multiply", stopping)
-    assert run("shortest_paths", code=75, a="A.zarr", out="C.zarr")["state"] == "stopped"
+    assert run_job("shortest_paths", code=75, a="A.zarr", out="C.zarr")["state"] == "stopped"
     assert Path("C.zarr.edges-2").exists()
     states = []
     monkeypatch.setattr(spdist, "multiply", lambda *a, **k: states.append((done := multiply(*a, **k)).state) or done)
-    run("shortest_paths", a="A.zarr", out="C.zarr")
+    run_job("shortest_paths", a="A.zarr", out="C.zarr")
     assert states[:3] == ["already finished"] * 2 + ["computed"]
     left_beside("A.zarr", "C.zarr")
     assert read("C.zarr").nnz == np.isfinite(shortest_path(m)).sum()
 
 
-def test_wrong_jobs_are_refused(run, capsys):
+def test_wrong_jobs_are_refused(run_job, capsys):
     spdist.save("A.zarr", -sp.eye_array(4).tocsr() + sp.eye_array(4, k=1))
     for name, keys, message in (
         ("similarity", {"top_n": 0}, "top_n"),
@@ -200,8 +184,8 @@ def test_wrong_jobs_are_refused(run, capsys):
         ("triangles", {"sources": 3}, "unknown key 'sources'"),
         ("galerkin", {}, "p is missing"),
     ):
-        run(name, code=2, a="A.zarr", out="C.zarr", **keys)
+        run_job(name, code=2, a="A.zarr", out="C.zarr", **keys)
         assert message in capsys.readouterr().err
     spdist.save("N.zarr", -sp.eye_array(4, k=1).tocsr())
-    run("shortest_paths", code=2, a="N.zarr", out="C.zarr")
+    run_job("shortest_paths", code=2, a="N.zarr", out="C.zarr")
     assert "negative length" in capsys.readouterr().err
