@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spdist.csr import CSR, Int64Array, check_canonical
+from spdist.csr import CSR, Int64Array, check_canonical, result_dtype
 from spdist.errors import InputError
 from spdist.kernels.options import PLAIN, Options
 from spdist.kernels.reductions import diagonal
@@ -69,6 +69,8 @@ class Answer:
 
     def dtype(self, a: StoredMatrix, b: StoredMatrix) -> np.dtype[Any]:
         """Return the dtype of C."""
+        if self.plain:
+            return result_dtype(a.dtype, b.dtype)
         return self.options.semiring.result_dtype(a.dtype, b.dtype)
 
     def check(self, a: StoredMatrix, b: StoredMatrix, engine: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.answer import WHOLE, Answer, Diagonal
-from spdist.csr import CSR, Int64Array, blocksize, check_canonical, index_dtype, number_dtype
+from spdist.csr import CSR, Int64Array, blocksize, check_canonical, index_dtype, number_dtype, result_dtype
 from spdist.errors import InputError, MemoryBoundError
 from spdist.kernels import workspace
 from spdist.scheduler import memory
@@ -429,7 +429,11 @@ def check_operands(a: StoredMatrix, b: StoredMatrix, grid: tuple[int, int, int] 
     Raises
     ------
     InputError
+    MatrixError
+        If one is stored in blocks and the other is not, or in blocks that do not fit.
     """
+    if {blocksize(a.dtype), blocksize(b.dtype)} != {None}:
+        result_dtype(a.dtype, b.dtype)
     if a.ncols != b.nrows:
         raise InputError(
             f"shapes do not fit: A is {a.nrows:,} x {a.ncols:,} and B is {b.nrows:,} x {b.ncols:,}; the columns of A "

@@ -424,8 +424,9 @@ class Product:
             if self._b is None:
                 b = self.b.rows(0, self.b.nrows)
                 check_canonical(b, self.b.url)
-                if "b" in self.answer.options.semiring.reads and not self.on_gpu:  # once, and not for each block
-                    dtype = self.answer.dtype(self.a, self.b)
+                dtype = self.answer.dtype(self.a, self.b)
+                read = "b" in self.answer.options.semiring.reads and blocksize(dtype) is None
+                if read and not self.on_gpu:  # once, and not for each block
                     b = CSR(b.indptr, b.indices, b.data.astype(dtype, copy=False), b.shape)
                 self._b = b
             return self._b
