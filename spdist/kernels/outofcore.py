@@ -378,10 +378,10 @@ class Run:
             logger.info("row %d needs the room of B: blocks bring their rows of B from here on", row)
             again = [(staged.start, staged.stop) for staged in self.stager.recall()]
             self._send_b_in_parts()
+            self.cutter.b_ratio = 1.0
+            self.stager = self._stager(self.a, self.cutter, self.stager.at)
         self._take_slots(1)
-        self.cutter = replace(self.cutter, room=self.slots[0].size, b_ratio=0.0 if self.resident else 1.0)
-        self.stager = self._stager(self.a, self.cutter, self.stager.at) if again else self.stager
-        self.stager.cutter = self.cutter
+        self.cutter = self.stager.cutter = replace(self.cutter, room=self.slots[0].size)
         return again
 
     def _wait(self) -> None:

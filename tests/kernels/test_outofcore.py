@@ -88,14 +88,15 @@ def test_a_long_row_gets_all_the_room():
 
 
 @pytest.mark.parametrize("ahead", [1 << 30, 1 << 12])
-def test_a_long_row_gets_the_room_of_b(ahead):
+@pytest.mark.parametrize("row", [0, 1000, 2019])
+def test_a_long_row_gets_the_room_of_b(ahead, row):
     """B stays on the device until a row needs most of it, and more than what is left beside it."""
     lengths = np.repeat([1500, 5], [20, 2000])
     columns = np.concatenate([np.arange(length) + 1500 * (row % 20) for row, length in enumerate(lengths)])
     b = CSR(np.concatenate([[0], np.cumsum(lengths)]), columns.astype(np.int32), np.ones(40_000), (2020, 30_000))
     a = sp.eye_array(2020, format="lil")
     a[:20] = 0
-    a[1000, :20] = 3.0
+    a[row, :20] = 3.0
     a = from_scipy(a.tocsr())
     device = HostDevice(int((b.nnz * 12 + 2021 * 4) / 0.59), ahead)
     assert_same(outofcore.multiply(a, b, device), oracle(a, b))
