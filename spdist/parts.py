@@ -7,6 +7,7 @@ without it. Workers are processes on CPUs, or have a GPU each.
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 from collections.abc import Callable
 from multiprocessing.connection import Listener
@@ -25,6 +26,8 @@ from spdist.kernels.halo import Rows, Share
 from spdist.scheduler import cluster
 from spdist.scheduler.messages import HostMessages, Messages, NcclMessages
 from spdist.storage import StoredMatrix
+
+logger = logging.getLogger("spdist")
 
 Partition = Literal["auto", "metis", "rows"]
 CLOSE_SECONDS = 10
@@ -118,8 +121,10 @@ class PartitionedOperator:
 
     def leave(self) -> None:
         """Have the parts end their connections; workers that are gone have none."""
-        with contextlib.suppress(Exception):
+        try:
             wait([self._submit(rank, _close, part) for rank, part in enumerate(self.parts)], timeout=CLOSE_SECONDS)
+        except Exception as error:  # whatever it was, the workers are let go next
+            logger.info("not all parts ended their connections: %s", error)
 
     def run(self, function: Callable[..., Any], *vectors: Any, **options: Any) -> list[Any]:
         """Call ``function(part, *vectors, **options)`` on all workers at once, each with its rows of the vectors.

@@ -38,7 +38,7 @@ def poisson(side: int) -> sp.csr_matrix:
 def test_products(three):
     m = stencil(9)
     given = np.random.default_rng(1).integers(0, 3, m.shape[0])
-    for partition in ("rows", given, np.zeros(m.shape[0], int)):
+    for partition in ("rows", "metis", given, np.zeros(m.shape[0], int)):
         with spdist.partitioned(m, scheduler=three, partition=partition) as a:
             x = np.random.default_rng(0).standard_normal(m.shape[1])
             for _ in range(3):

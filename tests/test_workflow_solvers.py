@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import yaml
 
 import spdist
-from tests.conftest import WORKFLOWS, load_workflow
+from tests.conftest import WORKFLOWS
 from tests.test_parts import dense_pagerank
 
 DATA = WORKFLOWS.parent / "data"
@@ -19,17 +17,6 @@ DATA = WORKFLOWS.parent / "data"
 
 def matrix(name: str) -> sp.csr_matrix:
     return sp.load_npz(DATA / f"{name}.npz").tocsr()
-
-
-@pytest.mark.parametrize("name", ["conjugate_gradient", "pagerank"])
-def test_examples_name_every_key(name):
-    workflow = load_workflow(name)
-    example = yaml.safe_load((WORKFLOWS / f"{name}.yaml").read_text())
-    assert set(example) == set(workflow.READERS)
-    fields = dataclasses.fields(workflow.Job)
-    assert set(workflow.READERS) == {one.name for one in fields}
-    defaults = {one.name: one.default for one in fields if one.default is not dataclasses.MISSING}
-    assert {key: value for key, value in example.items() if key in defaults} == defaults
 
 
 @pytest.mark.parametrize("name", ["1138_bus", "bcsstk16"])

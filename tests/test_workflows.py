@@ -31,7 +31,7 @@ def left_beside(*names: str) -> None:
     assert {path.name for path in Path().iterdir()} == {"job.yaml", "job.report.json", *names}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "conjugate_gradient", "pagerank"])
 def test_examples_name_every_key(name):
     workflow = load_workflow(name)
     example = yaml.safe_load((WORKFLOWS / f"{name}.yaml").read_text())

@@ -142,7 +142,7 @@ def partition(a: CSR, parts: int, side: int = 1) -> Any:
         If pymetis is not installed.
     """
     try:
-        import pymetis  # type: ignore[import-not-found]
+        import pymetis
     except ImportError:
         raise InputError("METIS cuts matrices through pymetis: install it, or pass the part of each row") from None
     import scipy.sparse as sp

@@ -89,7 +89,6 @@ def test_operator(tmp_path):
 
 
 def test_partition_by_metis():
-    pytest.importorskip("pymetis")
     m = stencil(12)
     for side, matrix in ((1, m), (3, sp.kron(m, np.ones((3, 3))).tocsr())):
         part = ehyb.partition(as_csr(matrix), 6, side)

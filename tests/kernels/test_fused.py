@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any
 
+import graphblas as gb
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -22,8 +23,6 @@ from spdist.kernels.options import Options
 from spdist.kernels.semirings import PLUS_TIMES, SEMIRINGS, Semiring
 from tests.strategies import FLOATS, csr_matrices, csr_pairs
 from tests.test_cpu import assert_same, random_csr
-
-gb = pytest.importorskip("graphblas")
 
 MANY = settings(max_examples=50, deadline=None)
 FEW = settings(max_examples=15, deadline=None)
