@@ -9,7 +9,7 @@ import numpy as np
 
 from spdist.csr import CSR, Int64Array, check_canonical, result_dtype
 from spdist.errors import InputError
-from spdist.kernels.options import PLAIN, Options
+from spdist.kernels.options import NO_MASKS, PLAIN, Options
 from spdist.kernels.reductions import diagonal
 from spdist.storage import StoredMatrix, refuse_blocks
 
@@ -83,10 +83,14 @@ class Answer:
         MatrixError
             If the mask has another shape, or values are complex and have to be compared.
         """
-        if not self.plain and engine not in ("auto", "numba"):
+        if not self.plain and engine == "cuda":
+            if self.mask is not None:
+                raise InputError(NO_MASKS)
+            self.options.check_device()
+        elif not self.plain and engine not in ("auto", "numba"):
             raise InputError(
-                f"engine={engine!r} makes whole products by plus and times: semirings, masks, top_n and threshold are "
-                f"for the CPU, with engine='auto' or 'numba'"
+                f"engine={engine!r} makes whole products by plus and times: for semirings, masks, top_n and threshold "
+                f"choose engine='auto' or 'numba'"
             )
         if not self.plain:
             refuse_blocks("semirings, masks, epilogues, threshold and top_n", a, b, self.mask)

@@ -553,7 +553,8 @@ def reduce(
         "sum", "row_sums", "column_sums", "trace", "nnz" (entries, zeros included), "row_nnz" (of each row), or
         "frobenius" (the root of the sum of squares).
     engine, memory_limit, workers, scheduler, callbacks
-        As in `multiply`, for stored operands; the engine is "auto" or "numba".
+        As in `multiply`; the engine is "auto", "numba" or, with C never leaving the GPU, "cuda". In memory, workers
+        and scheduler do not count, and `memory_limit` only with "cuda".
     semiring, mask, complement, epilogue, threshold, top_n
         What becomes of the product before, as in `spgemm`.
 
@@ -584,10 +585,11 @@ def reduce(
         "top_n": top_n,
     }  # fmt: skip
     _check_engine(engine)
-    if engine not in ("auto", "numba"):
-        raise InputError(f"engine={engine!r} has no reductions yet: choose engine='auto' or 'numba'")
+    if engine == "scipy":
+        raise InputError("engine='scipy' has no reductions: choose engine='auto', 'numba' or 'cuda'")
     if _all_in_memory(a, b, mask):
-        return inmemory.reduce(a, b, what, **wanted)
+        limit = None if memory_limit is None else parse_bytes(memory_limit)
+        return inmemory.reduce(a, b, what, engine=engine, memory_limit=limit, **wanted)
     left, right, answer = _stored(a), _stored(b), _answer(**wanted)
     check_operands(left, right, None)
     storage.refuse_blocks("reductions", left, right, answer.mask)
@@ -595,7 +597,8 @@ def reduce(
     dtype = answer.dtype(left, right)
     if is_linear(what, answer.options, dtype) and answer.mask is None:
         return reduce_linear(what, _blocks(left), _blocks(right), (left.shape, right.shape), dtype)
-    if what == "trace" and not answer.fused:
+    _check_values(engine, dtype)
+    if what == "trace" and not answer.fused and engine not in GPU_ENGINES:
         answer = replace(answer, mask=Diagonal((left.nrows, right.ncols)))
     answer = replace(answer, options=options_for(what, answer.options))
     where = {"memory_limit": memory_limit, "workers": workers, "scheduler": scheduler}
@@ -620,7 +623,8 @@ def _reduce_stored(
     callbacks.planned(made)
     local = any(storage.in_process(m.url) for m in (a, b, answer.mask) if m is not None)
     workers, scheduler = where["workers"], where["scheduler"]
-    with connect(workers=workers, scheduler=scheduler, processes=not local, blocks=len(made.blocks)) as client:
+    blocks = len(made.blocks)
+    with connect(workers=workers, scheduler=scheduler, processes=not local, blocks=blocks, engine=engine) as client:
         return execute_reduction(client, made, a, b, what, answer, callbacks.started, callbacks.progress)
 
 
@@ -807,8 +811,11 @@ def _check_values(engine: str, dtype: np.dtype[Any]) -> None:
     """Refuse values that the engine does not multiply."""
     if engine not in ("auto", "numba") and blocksize(dtype) is not None:
         raise InputError(f"engine={engine!r} does not multiply block matrices: choose engine='auto'")
-    if engine in GPU_ENGINES and dtype.kind not in "fc":
-        raise InputError(f"engine={engine!r} multiplies float and complex values, not {dtype}: choose engine='auto'")
+    if engine in GPU_ENGINES and dtype.kind in "iu" and dtype.itemsize < 4:
+        raise InputError(
+            f"engine={engine!r} multiplies floats, complex values, bools, and whole numbers of 32 or 64 bits, not "
+            f"{dtype}: choose engine='auto'"
+        )
 
 
 def _turned(m: Any) -> Any:

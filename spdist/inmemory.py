@@ -14,12 +14,12 @@ from spdist.csr import CSR, IndexArray, Int64Array, from_scipy
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.gpu import Pattern
 from spdist.kernels.options import Epilogue, Options
-from spdist.kernels.reductions import check_reduction, reduce_product
+from spdist.kernels.reductions import check_reduction, is_linear, reduce_product
 from spdist.kernels.semirings import Semiring, find
 
 METHODS = ("auto", "scipy", "numba", "cuda", "hyspmm")
-CPU_METHODS = ("auto", "numba")
-"""Those that take semirings, masks, threshold and top-n."""
+ANSWERING = ("auto", "numba", "cuda")
+"""Those that take semirings, threshold and top-n; all but the last take masks."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,13 @@ def spgemm(
         reason = "blocks of the other do not fit" if options.plain else "semirings, masks and cuts are for entries"
         left = blocks.expand(a, "A", reason)
         a, b = left, left if b is a else blocks.expand(b, "B", reason)
-    if not options.plain and (_on_gpu(a, b) or method not in CPU_METHODS):
-        methods = ", ".join(CPU_METHODS)
-        raise InputError(f"semirings, masks, epilogues, threshold and top_n are for SciPy's matrices and {methods}")
     if _on_gpu(a, b):
-        return device.spgemm(a, b, method, deterministic)
+        return device.spgemm(a, b, method, deterministic, options)
+    if not options.plain and method in METHODS and method not in ANSWERING:
+        raise InputError(
+            f"method={method!r} makes whole products by plus and times: for semirings, masks, epilogues, threshold and "
+            f"top_n choose one of {', '.join(ANSWERING)}"
+        )
     from spdist.kernels import cpu
 
     # With options the rows of C matter, and the order of the factors.
@@ -158,7 +160,8 @@ def spgemm(
     if left.ncols != right.nrows:
         raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
     if method in ("cuda", "hyspmm"):
-        c = device.through_gpu(left, right, method, threads, memory_limit, deterministic)
+        options.check_device()
+        c = device.through_gpu(left, right, method, threads, memory_limit, deterministic, options)
     else:
         c = cpu.multiply(left, right, engine=method, threads=threads or os.cpu_count() or 1, options=options)  # type: ignore[arg-type]
     out = _like(a, c)
@@ -176,7 +179,8 @@ def _options(
 
 
 def reduce(
-    a: Any, b: Any, what: str, *, threads: int | None = None, semiring: str | Semiring = "plus_times", mask: Any = None,
+    a: Any, b: Any, what: str, *, engine: str = "auto", memory_limit: int | None = None, threads: int | None = None,
+    semiring: str | Semiring = "plus_times", mask: Any = None,
     complement: bool = False, epilogue: Epilogue | None = None, threshold: float | None = None,
     top_n: int | None = None,
 ) -> Any:  # fmt: skip
@@ -186,6 +190,9 @@ def reduce(
     if left.ncols != right.nrows:
         raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
     options = _options(semiring, mask, complement, epilogue, threshold, top_n)
+    if engine == "cuda" and not is_linear(what, options, options.semiring.result_dtype(left.dtype, right.dtype)):
+        options.check_device()
+        return device.reduce_through_gpu(left, right, what, memory_limit, options)
     return reduce_product(what, left, right, threads=threads or os.cpu_count() or 1, options=options)
 
 

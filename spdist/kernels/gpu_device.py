@@ -14,11 +14,15 @@ from typing import Any
 import numpy as np
 
 from spdist.csr import CSR
-from spdist.errors import MatrixError, MemoryBoundError
-from spdist.kernels import gpu, outofcore, packing
+from spdist.errors import MemoryBoundError
+from spdist.kernels import outofcore, packing
+from spdist.kernels.answers_gpu import Work
 from spdist.kernels.device_blocks import AHEAD_BYTES, Kinds, Part, Staged, cores, lay_out, pool
+from spdist.kernels.module import value_type
+from spdist.kernels.options import PLAIN, Options
 from spdist.kernels.outofcore import ArenaFullError, Stage
 from spdist.kernels.pinned import Bytes, array_at, pinned
+from spdist.kernels.reductions import Part as Reduced
 from spdist.kernels.workspace import ALLOCATION, packed_bound, packed_units
 from spdist.text import format_bytes
 
@@ -26,7 +30,7 @@ FREE_SHARE = 0.9
 """Of the GPU's free memory, the limit where none is given."""
 PIECE = 8 << 20
 """Bytes that a thread copies to page-locked memory at a time on the way to the GPU."""
-STEPS = "upload", "multiply", "pack", "download"
+STEPS = "upload", "multiply", "reduce", "pack", "download"
 LEAST_PACKED = 1 << 20
 """Entries of C for which packing is tried."""
 PLAIN_BLOCKS = 16
@@ -87,7 +91,10 @@ class GpuSlot:
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.begun, self.ended = ({name: cupy.cuda.Event() for name in STEPS} for _ in range(2))
         self.staged: Staged | None = None
-        self.c: CSR | None = None
+        self.c: Any = None
+        self.held = 0
+        self.room: Any = None
+        self.found: Any = None
         self.steps: list[tuple[str, int, float]] = []
         self.work: list[Callable[[], None]] = []
 
@@ -104,11 +111,11 @@ class GpuSlot:
 
     def release(self) -> None:
         """Let go of the memory, whoever still holds the slot: a traceback may."""
-        self.arena.memory, self.staged, self.c = None, None, None
+        self.arena.memory, self.staged, self.c, self.room = None, None, None, None
 
     def upload(self, staged: Staged) -> None:
         """Send a block; returns at once."""
-        self.steps, self.staged, self.c = [], staged, None
+        self.steps, self.staged, self.c, self.room = [], staged, None, None
         if staged.nbytes > self.size:
             return  # `multiply` says so
         self.arena.reset(staged.nbytes)
@@ -119,7 +126,7 @@ class GpuSlot:
         self._end("upload", stream, staged.nbytes, begin)
 
     def multiply(self) -> int:
-        """Multiply the block that was sent; return nnz(C)."""
+        """Multiply the block that was sent; return the entries of C that are kept."""
         assert self.staged is not None
         if self.staged.nbytes > self.size:
             raise ArenaFullError(self.staged.nbytes)
@@ -132,19 +139,42 @@ class GpuSlot:
                 if self.staged.low:  # A's columns are B's, counted from the first row of all B
                     indices = self.cupy.subtract(a.indices, a.indices.dtype.type(self.staged.low))
                     a = CSR(a.indptr, indices, a.data, a.shape)
-                self.c = gpu.multiply(a, b, deterministic=self.device.deterministic)
+                work = self.device.work
+                self.c, self.held = work.make(a, b, self.staged.start, self.device.deterministic)
+                self.room = None if work.reduction is None else work.room(self.c)
         except ArenaFullError:
             self.cupy.cuda.Device().synchronize()  # kernels on other streams may use what is given back
             raise
         self._end("multiply", self.stream, self.c.nbytes, begin)
-        return self.c.nnz
+        return 0 if work.counts else int(self.c.nnz)
+
+    def reduce(self, first: int) -> None:
+        """Fetch what a reduction makes of C, row 0 of the product being row `first`; returns at once."""
+        assert self.staged is not None
+        room, runtime = self.room, self.cupy.cuda.runtime
+        begin = self._begin("reduce", self.stream)
+        with self.stream:
+            self.device.work.reduce(self.c, first + self.staged.start, room)
+        self._end("reduce", self.stream, room.nbytes, begin)
+        self.found = array_at(self.device.allocate(room.nbytes), 0, len(room), room.dtype)
+        stream = self.device.down
+        begin = self._begin("download", stream, "reduce")
+        if room.nbytes:
+            target = self.found.ctypes.data
+            runtime.memcpyAsync(target, room.data.ptr, room.nbytes, runtime.memcpyDeviceToHost, stream.ptr)
+        self._end("download", stream, room.nbytes, begin)
+
+    def take_part(self) -> Reduced:
+        """Return what the block has come to."""
+        return self.device.work.part(self.found)
 
     def _pack(self) -> packing.Packed | None:
         """Pack the columns of C into what is left of the slot; None where that does not pay."""
         c, device, arena = self.c, self.device, self.arena
         assert c is not None
         size = packed_bound(c.shape, c.nnz, c.indices.itemsize)
-        if device.plain_blocks or c.nnz < LEAST_PACKED or arena.size - arena.used < size + ALLOCATION:
+        few = c.nnz < LEAST_PACKED or c.dtype.kind not in packing.KINDS
+        if device.plain_blocks or few or arena.size - arena.used < size + ALLOCATION:
             device.plain_blocks = max(0, device.plain_blocks - 1)
             return None
         with self.stream, self.cupy.cuda.using_allocator(arena.malloc):
@@ -246,7 +276,8 @@ class Gpu:
         self.kinds: Kinds | None = None
         self._kept: tuple[CSR, Kinds] | None = None
         self._slots: list[GpuSlot] = []
-        self._slot_bytes = self._b_bytes = 0
+        self._slot_bytes = self._b_bytes = self._work_bytes = 0
+        self.work = Work(PLAIN, None, (0, 0), np.dtype(np.float64))
         self.plain_blocks = 0 if pack else sys.maxsize
 
     # -- memory --------------------------------------------------------------------------------------------------------
@@ -262,9 +293,54 @@ class Gpu:
             raise cuda.memory.OutOfMemoryError(size, 0) from None
 
     def _note(self) -> None:
-        held = self._b_bytes + sum(slot.size for slot in self._slots)
+        held = self._b_bytes + self._work_bytes + sum(slot.size for slot in self._slots)
         assert held <= self.memory_limit, f"{held} bytes of {self.memory_limit}"
         self.peak = max(self.peak, held)
+
+    def begin(self, options: Options, reduction: str | None, shape: tuple[int, int], dtype: np.dtype[Any]) -> int:
+        """Take what blocks are to be made into; return the bytes that this takes besides B and the slots.
+
+        Raises
+        ------
+        MatrixError
+            If the GPU's kernels do not multiply such values.
+        """
+        value_type(dtype)
+        work = Work(options, reduction, shape, dtype)
+        taken = sum(work.sizes)
+        if self._work_bytes or taken > self._work_bytes:
+            self._drop_slots()
+        self.work, self._work_bytes = work, 0
+        if 2 * taken <= self.memory_limit and taken:
+            self._place(work)
+            self._work_bytes = taken
+        return taken
+
+    def _place(self, work: Work) -> None:
+        """Send the factors of rows and columns, and make room for sums."""
+        memory = self._allocate(sum(work.sizes))
+        arrays: list[Any] = []
+        offset = 0
+        sums = work.sums_of_columns
+        for values, size in zip((*work.factors, sums), work.sizes, strict=True):
+            if values is not None:
+                self._send(values, values.dtype, memory.ptr + offset)
+            arrays.append(None if values is None else self.cupy.ndarray((len(values),), values.dtype, memory + offset))
+            offset += size
+        work.take(arrays)
+
+    def take_sums(self) -> Reduced:
+        """Return the sums of the columns of all blocks."""
+        sums, runtime = self.work.sums, self.cupy.cuda.runtime
+        found = np.empty(len(sums), sums.dtype)
+        runtime.memcpyAsync(found.ctypes.data, sums.data.ptr, sums.nbytes, runtime.memcpyDeviceToHost, self.down.ptr)
+        self.down.synchronize()
+        return self.work.part(found)
+
+    def _drop_slots(self) -> None:
+        for slot in self._slots:
+            slot.release()
+        self._slots, self._slot_bytes = [], 0
 
     def slots(self, count: int, size: int, kept: int) -> list[GpuSlot]:
         """Return slots of `size` bytes; of less where another program has taken the GPU's memory."""
@@ -273,9 +349,7 @@ class Gpu:
             self._forget()
         if len(self._slots) == count and self._slot_bytes == size:
             return self._slots
-        for slot in self._slots:
-            slot.release()
-        self._slots = []
+        self._drop_slots()
         self._slot_bytes = size
         while not self._slots:
             try:
@@ -307,16 +381,7 @@ class Gpu:
         """Keep B on the GPU, or nothing; return whether B is there.
 
         One of the same arrays is not sent again: these must not change from product to product.
-
-        Raises
-        ------
-        MatrixError
-            If the GPU's kernels do not multiply such values.
         """
-        if kinds.value.kind not in "fc":
-            raise MatrixError(
-                f"dtype {kinds.value} is not multiplied on the GPU: convert it to float32, float64 or complex"
-            )
         self.kinds = kinds
         if b is not None and self._kept is not None and _is_same(self._kept[0], b) and self._kept[1] == kinds:
             return True

@@ -234,7 +234,7 @@ rank_fill(const u32* __restrict__ tasks, const u32* __restrict__ counts, const i
             }
             const int here = (int)(ranks[stop] - done);
             const i64 first_column = from + 64ll * word, end_column = min(from + 64ll * stop, to);
-            for (int i = threadIdx.x; i < here; i += THREADS) sums[i] = Value(0);
+            for (int i = threadIdx.x; i < here; i += THREADS) sums[i] = zero<Value>();
             const auto rank = [&](const Pointer t) {
                 const u32 bit = (u32)(b_indices[t] - from);
                 return ranks[bit >> 6] + __popcll(mask[bit >> 6] & ((1ull << (bit & 63)) - 1)) - done;
@@ -246,12 +246,12 @@ rank_fill(const u32* __restrict__ tasks, const u32* __restrict__ counts, const i
                     for (int i = 0; i < entries; ++i) {
                         const Value factor = stage.factor[i];
                         const Pointer last = stage.last[i];
-                        for (Pointer t = stage.first[i] + threadIdx.x; t < last; t += THREADS) sums[rank(t)] += factor * b_data[t];
+                        for (Pointer t = stage.first[i] + threadIdx.x; t < last; t += THREADS) add_to(sums[rank(t)], product(factor, b_data[t]));
                         __syncthreads();
                     }
                 } else {
                     visit_all<WARPS>(stage, entries, [&](const int i, const Pointer t) {
-                        atomic_add(&sums[rank(t)], stage.factor[i] * b_data[t]);
+                        atomic_fold(&sums[rank(t)], product(stage.factor[i], b_data[t]));
                     });
                 }
             }

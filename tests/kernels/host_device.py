@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import numpy as np
 from spdist.csr import CSR
 from spdist.kernels import cpu
 from spdist.kernels.device_blocks import Kinds, Staged
+from spdist.kernels.options import PLAIN, Options
 from spdist.kernels.outofcore import ArenaFullError, Stage
 from spdist.kernels.pinned import array_at, pageable
+from spdist.kernels.reductions import Part, of_rows, together
 
 
 def poisoned(size: int) -> Any:
@@ -29,6 +32,12 @@ class Room:
         self.size = size
 
 
+def of_rows_of(options: Options, start: int, nrows: int) -> Options:
+    """Return the options of some rows of a product."""
+    epilogue = options.epilogue
+    return options if epilogue is None else replace(options, epilogue=epilogue.of_rows(start, start + nrows))
+
+
 class HostSlot:
     """Multiplies on the CPU what was sent; holds C until the next block."""
 
@@ -41,6 +50,8 @@ class HostSlot:
         self.pending: list[Any] = []
         self.work: list[Any] = []
         self.steps: list[str] = []
+        self.held = 0
+        self.part: Part | None = None
 
     def upload(self, staged: Staged) -> None:
         assert not self.pending, "the block before has not come back"
@@ -59,13 +70,29 @@ class HostSlot:
         b = self.device.b if self.staged.b is None else self._matrix(self.staged.b)
         a = self._matrix(self.staged.a)
         a = CSR(a.indptr, a.indices - a.indices.dtype.type(self.staged.low), a.data, a.shape)
-        self.c = cpu.multiply(a, b, engine="scipy")
-        needed = self.staged.nbytes + self.c.nbytes
+        options, start = self.device.options, self.staged.start
+        whole = cpu.multiply(a, b, engine="scipy" if options.plain else "numba", options=options.unfinished)
+        self.c, self.held = whole, whole.nnz
+        if options.finishes:
+            self.c = cpu.cut(
+                CSR(whole.indptr.copy(), whole.indices.copy(), whole.data.copy(), whole.shape),
+                of_rows_of(options, start, whole.nrows),
+            )
+        needed = self.staged.nbytes + whole.nbytes
         self.device.most = max(self.device.most, needed if needed <= self.size else 0)
         if needed > room.size:
             raise ArenaFullError(needed)
         self.steps.append("multiply")
         return self.c.nnz
+
+    def reduce(self, first: int) -> None:
+        self.part = of_rows(self.device.reduction, self.c, first + self.staged.start)
+        self.device.parts.append(self.part)
+        self.steps.append("reduce")
+
+    def take_part(self) -> Part:
+        assert self.part is not None
+        return self.part
 
     def download(self, rows: int, nnz: int, offsets: Any, indices: Any, data: Any) -> None:
         self.pending = [
@@ -102,6 +129,7 @@ class HostDevice:
         self.taken: list[tuple[int, int]] = []
         self.living: weakref.WeakSet[Room] = weakref.WeakSet()
         self.given: list[HostSlot] = []
+        self.options, self.reduction, self.parts = PLAIN, None, []
 
     @property
     def peak(self) -> int:
@@ -115,6 +143,13 @@ class HostDevice:
         self.given = [HostSlot(self, size) for _ in range(count)]
         self.living.update(slot.room for slot in self.given)
         return self.given
+
+    def begin(self, options: Options, reduction: Any, shape: tuple[int, int], dtype: Any) -> int:
+        self.options, self.reduction, self.parts = options, reduction, []
+        return 0
+
+    def take_sums(self) -> Part:
+        return together("column_sums", self.parts)
 
     def keep(self, b: CSR | None, kinds: Kinds) -> bool:
         self.b, self.kinds = b, kinds
