@@ -312,7 +312,7 @@ def multiply(
         Where C goes; not A or B.
     engine : {"auto", "scipy", "numba", "cuda"}
         What multiplies a block: "auto" picks one of the two of the CPU for each block; "cuda" is a GPU for each worker,
-        for float and complex values.
+        for all values but integers of 8 or 16 bits.
     memory_limit : int or str, optional
         Bytes on each worker. With the engines of the CPU: what blocks, buffers and waiting results may take beyond what
         the worker holds idle, 2GiB by default. With "cuda": of the GPU's memory, by default 0.9 of what is free.
@@ -335,9 +335,9 @@ def multiply(
     record : str or Path, optional
         Where to write what each stage of each block took: one JSON object a line.
     semiring, mask, complement, epilogue, threshold, top_n
-        What becomes of each row while it is made, as in `spgemm`, with a stored mask; for the engines "auto" and
-        "numba". Where the inner dimension is cut, partial products are added by the semiring before rows are cut.
-        `check` then looks at every row and makes some of them again: `Report.verification` says how many.
+        What becomes of each row while it is made, as in `spgemm`, with a stored mask; for the engines "auto", "numba"
+        and, without a mask, "cuda". Where the inner dimension is cut, partial products are added by the semiring before
+        rows are cut. `check` then looks at every row and makes some of them again: `Report.verification` says how many.
     transpose_a, transpose_b : bool
         Multiply by the transpose of A or B. A transposed copy lies beside C while the product runs, and takes the space
         and the time to write it; it is made again to resume.

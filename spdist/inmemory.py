@@ -51,16 +51,18 @@ def spgemm(
 ) -> Any:  # fmt: skip
     """Multiply two sparse matrices in memory: SciPy in, SciPy out; CuPy in, CuPy out.
 
-    On the CPU the product can be turned into an answer as its rows are made, so that C is never whole: by a semiring,
-    then a mask, an epilogue, a threshold, then the largest entries of each row.
+    The product can be turned into an answer as its rows are made, so that C is never whole: by a semiring, then a mask,
+    an epilogue, a threshold, then the largest entries of each row. On the GPU there are no masks, CuPy's C is whole
+    before it is cut, and functions of one's own need expressions in C.
 
     Parameters
     ----------
     a, b : sparse matrix or array
-        Both of SciPy's (dtypes: bool, integers, float32/64, complex64/128), or both of `cupyx.scipy.sparse`
-        (float32/64, complex64/128). Two-dimensional, any format; rows need not be sorted. Or both block matrices:
-        SciPy's `bsr_array`, or `spdist.BSR` on the host or the GPU, with blocks of r x s and of s x t. These are
-        multiplied block by block; where only one is in blocks, or theirs do not fit, entry by entry, which is logged.
+        Both of SciPy's (dtypes: bool, integers, float32/64, complex64/128; through the GPU no integers of 8 or 16
+        bits), or both of `cupyx.scipy.sparse` (bool, float32/64, complex64/128). Two-dimensional, any format; rows need
+        not be sorted. Or both block matrices: SciPy's `bsr_array`, or `spdist.BSR` on the host or the GPU, with blocks
+        of r x s and of s x t. These are multiplied block by block; where only one is in blocks, or theirs do not fit,
+        entry by entry, which is logged.
     method : str
         For SciPy's matrices "auto", "scipy" or "numba": the CPU engine; "auto" picks from a cheap look at the operands.
         "cuda" sends blocks of them through the GPU, which need not hold any of the three; "hyspmm" does so as Wu's
@@ -106,7 +108,7 @@ def spgemm(
         If the shapes do not fit, or an operand is not a matrix spdist multiplies; or if values are complex and have to
         be compared.
     InputError
-        If semiring, mask, threshold or top-n are wrong, or asked for on the GPU or of SciPy's engine.
+        If semiring, mask, threshold or top-n are wrong, or asked for of an engine that has them not.
     MemoryBoundError
         If the GPU has too little memory; says how much is needed.
 

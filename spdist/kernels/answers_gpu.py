@@ -23,8 +23,6 @@ ROWS = 8
 PARTS = 1024
 """Thread blocks that add up a block of C, and the sums that come back of it, at the most."""
 ALL = 2**32 - 1
-KEYS = {4: "u32", 1: "u32", 8: "u64"}
-"""The sort key of a real value by its bytes."""
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
