@@ -9,7 +9,7 @@ import numpy as np
 
 from spdist.csr import CSR, Int64Array, check_canonical, result_dtype
 from spdist.errors import InputError
-from spdist.kernels.options import NO_MASKS, PLAIN, Options
+from spdist.kernels.options import PLAIN, Options
 from spdist.kernels.reductions import diagonal
 from spdist.storage import StoredMatrix, refuse_blocks
 
@@ -84,8 +84,6 @@ class Answer:
             If the mask has another shape, or values are complex and have to be compared.
         """
         if not self.plain and engine == "cuda":
-            if self.mask is not None:
-                raise InputError(NO_MASKS)
             self.options.check_device()
         elif not self.plain and engine not in ("auto", "numba"):
             raise InputError(

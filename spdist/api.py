@@ -335,9 +335,9 @@ def multiply(
     record : str or Path, optional
         Where to write what each stage of each block took: one JSON object a line.
     semiring, mask, complement, epilogue, threshold, top_n
-        What becomes of each row while it is made, as in `spgemm`, with a stored mask; for the engines "auto", "numba"
-        and, without a mask, "cuda". Where the inner dimension is cut, partial products are added by the semiring before
-        rows are cut. `check` then looks at every row and makes some of them again: `Report.verification` says how many.
+        What becomes of each row while it is made, as in `spgemm`, with a stored mask; for all engines but "scipy".
+        Where the inner dimension is cut, partial products are added by the semiring before rows are cut. `check` then
+        looks at every row and makes some of them again: `Report.verification` says how many.
     transpose_a, transpose_b : bool
         Multiply by the transpose of A or B. A transposed copy lies beside C while the product runs, and takes the space
         and the time to write it; it is made again to resume.
@@ -598,7 +598,7 @@ def reduce(
     if is_linear(what, answer.options, dtype) and answer.mask is None:
         return reduce_linear(what, _blocks(left), _blocks(right), (left.shape, right.shape), dtype)
     _check_values(engine, dtype)
-    if what == "trace" and not answer.fused and engine not in GPU_ENGINES:
+    if what == "trace" and not answer.fused:
         answer = replace(answer, mask=Diagonal((left.nrows, right.ncols)))
     answer = replace(answer, options=options_for(what, answer.options))
     where = {"memory_limit": memory_limit, "workers": workers, "scheduler": scheduler}

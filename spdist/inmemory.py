@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,12 @@ from spdist.csr import CSR, IndexArray, Int64Array, from_scipy
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.gpu import Pattern
 from spdist.kernels.options import Epilogue, Options
-from spdist.kernels.reductions import check_reduction, is_linear, reduce_product
+from spdist.kernels.reductions import check_reduction, diagonal, is_linear, reduce_product
 from spdist.kernels.semirings import Semiring, find
 
 METHODS = ("auto", "scipy", "numba", "cuda", "hyspmm")
 ANSWERING = ("auto", "numba", "cuda")
-"""Those that take semirings, threshold and top-n; all but the last take masks."""
+"""Those that take semirings, masks, threshold and top-n."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def spgemm(
     """Multiply two sparse matrices in memory: SciPy in, SciPy out; CuPy in, CuPy out.
 
     The product can be turned into an answer as its rows are made, so that C is never whole: by a semiring, then a mask,
-    an epilogue, a threshold, then the largest entries of each row. On the GPU there are no masks, CuPy's C is whole
-    before it is cut, and functions of one's own need expressions in C.
+    an epilogue, a threshold, then the largest entries of each row. On the GPU CuPy's C is whole before it is cut, and
+    functions of one's own need expressions in C.
 
     Parameters
     ----------
@@ -83,7 +83,8 @@ def spgemm(
         "plus_pair" int64; "plus_times" keeps bool. A NaN is neither smaller nor larger than anything: "min" and "max"
         pass it over.
     mask : sparse matrix or array, optional
-        C has entries only where the mask stores one, whatever its value; other products are not made. Of C's shape.
+        C has entries only where the mask stores one, whatever its value; other products are not made. Of C's shape; on
+        the host or the GPU.
     complement : bool
         C has entries only where the mask stores none.
     epilogue : Epilogue, optional
@@ -176,6 +177,7 @@ def _options(
     semiring: str | Semiring, mask: Any, complement: bool, epilogue: Epilogue | None, threshold: float | None,
     top_n: int | None,
 ) -> Options:  # fmt: skip
+    mask = mask.get() if device.is_cupyx(mask) else mask
     pattern = None if mask is None else from_scipy(mask.astype(np.bool_))
     return Options(find(semiring), pattern, complement, top_n, threshold, epilogue)
 
@@ -194,6 +196,8 @@ def reduce(
     options = _options(semiring, mask, complement, epilogue, threshold, top_n)
     if engine == "cuda" and not is_linear(what, options, options.semiring.result_dtype(left.dtype, right.dtype)):
         options.check_device()
+        if what == "trace" and not options.fused:
+            options = replace(options, mask=diagonal(0, left.nrows, right.ncols))
         return device.reduce_through_gpu(left, right, what, memory_limit, options)
     return reduce_product(what, left, right, threads=threads or os.cpu_count() or 1, options=options)
 

@@ -163,8 +163,15 @@ WANTED = {
     "plus_pair": {"semiring": "plus_pair", "top_n": 2},
     "own": {"semiring": Semiring(lambda x, y: x if x > y else y, lambda x, y: x - y, -math.inf,
                                  cuda=("y > x ? y : x", "x - y"))},
+    "inside": {"semiring": "plus_pair", "mask": True},
+    "outside": {"mask": True, "complement": True, "top_n": 4},
     "epilogue": {"epilogue": Epilogue(rows=np.arange(900) % 7 - 3.0, normalize="l1", drop_zeros=True)},
 }  # fmt: skip
+
+
+def as_mask(wanted, m):
+    """Return the mask, if there is to be one."""
+    return {"mask": m} if "mask" in wanted else {}
 
 
 @pytest.mark.parametrize("grid", [None, (5, 1, 1), (3, 2, 2)])
@@ -174,9 +181,9 @@ def test_answers_through_a_device(host_gpu, name, grid):
     a, c = "memory://cuda/a.zarr", "memory://cuda/c.zarr"
     api.save(a, m, overwrite=True)
     options = {"engine": "cuda", "memory_limit": "1MiB", **wanted}
-    report = api.multiply(a, a, c, grid=grid, check=True, overwrite=True, **options)
+    report = api.multiply(a, a, c, grid=grid, check=True, overwrite=True, **options | as_mask(wanted, a))
     assert report.verification["ok"]
-    found, expected = read(c), api.from_scipy(spdist.spgemm(m, m, **wanted))
+    found, expected = read(c), api.from_scipy(spdist.spgemm(m, m, **wanted | as_mask(wanted, m)))
     assert found.dtype == expected.dtype
     np.testing.assert_array_equal(found.indptr, expected.indptr)
     np.testing.assert_array_equal(found.indices, expected.indices)
@@ -191,23 +198,11 @@ def test_reductions_through_a_device(host_gpu, monkeypatch, what, grid):
     api.save(a, m, overwrite=True)
     make = sizes.make_plan
     monkeypatch.setattr("spdist.scheduler.sizes.make_plan", lambda *a, **k: make(*a, **k, grid=grid))
-    for wanted in ({}, WANTED["top"], WANTED["plus_pair"]):
-        found = spdist.reduce(a, a, what, engine="cuda", memory_limit="1MiB", **wanted)
-        expected = spdist.reduce(m, m, what, **wanted)
+    for wanted in ({}, WANTED["top"], WANTED["inside"]):
+        found = spdist.reduce(a, a, what, engine="cuda", memory_limit="1MiB", **wanted | as_mask(wanted, a))
+        expected = spdist.reduce(m, m, what, **wanted | as_mask(wanted, m))
         np.testing.assert_allclose(found, expected, rtol=1e-12)
         assert np.asarray(found).dtype == np.asarray(expected).dtype
-
-
-def test_masks_are_refused_on_the_gpu(stored, tmp_path):
-    a = stored("A", random_matrix(50, 50, 3, 1))
-    m = random_matrix(50, 50, 3, 1)
-    for run in (
-        lambda: api.multiply(a, a, tmp_path / "C.zarr", engine="cuda", memory_limit="1GiB", mask=a),
-        lambda: spdist.matmul(m, m, engine="cuda", mask=m),
-        lambda: spdist.reduce(m, m, "sum", engine="cuda", mask=m),
-    ):
-        with pytest.raises(InputError, match="does not multiply under a mask: choose engine='auto'"):
-            run()
 
 
 def test_nothing_of_the_gpu_is_kept_after_a_run(host_gpu, tmp_path, monkeypatch):

@@ -4,39 +4,18 @@
 // The n-th largest value of a row is found digit by digit from the highest: radix selection, T. Alabi, J. Blanchard,
 // B. Gordon, R. Steinbach, "Fast k-selection algorithms for graphics processing units", ACM JEA 17, 2012.
 #include "common.cuh"
+#include "groups.cuh"
 
 #ifndef SPDIST_APPLY
 #define SPDIST_APPLY x
 #endif
 
-constexpr int ROWS = 8;     // rows that a thread block takes, a warp each
 constexpr int LONG = 2048;  // entries above which the whole thread block takes a row
 constexpr u32 ALL = ~0u;    // of the entries that are equal to the smallest that is kept
 
 // Numbers of the parts of a value.
 template <typename T> struct Real { using Type = T; };
 template <typename T> struct Real<Complex<T>> { using Type = T; };
-
-// The threads that take a row: a warp, or the thread block.
-template <int COUNT> struct Group {
-    static constexpr int WARPS = COUNT, THREADS = 32 * COUNT;
-    static __device__ __forceinline__ int thread() { return COUNT == 1 ? threadIdx.x % 32 : threadIdx.x; }
-    static __device__ __forceinline__ void wait() {
-        if (COUNT == 1) __syncwarp();
-        else __syncthreads();
-    }
-};
-
-// Call visit(group, row, begin, end) for the rows of this thread block.
-template <typename Pointer, typename Visit>
-__device__ __forceinline__ void for_rows(const i64 nrows, const Pointer* __restrict__ indptr, const Visit visit) {
-    const i64 first = (i64)blockIdx.x * ROWS, row = first + threadIdx.x / 32;
-    const bool is_long = row < nrows && indptr[row + 1] - indptr[row] > LONG;
-    if (row < nrows && !is_long) visit(Group<1>(), row, indptr[row], indptr[row + 1]);
-    if (!__syncthreads_or(is_long)) return;
-    for (i64 r = first; r < min(first + ROWS, nrows); ++r)
-        if (indptr[r + 1] - indptr[r] > LONG) visit(Group<ROWS>(), r, indptr[r], indptr[r + 1]);
-}
 
 // Sum of complex values over the group, in every thread.
 template <int WARPS, typename T>
@@ -55,25 +34,6 @@ __device__ __forceinline__ double block_max(double value, double* scratch) {
     __syncthreads();
     for (int warp = 0; warp < WARPS; ++warp) value = fmax(value, scratch[warp]);
     return value;
-}
-
-// Threads of the group before this one for which `holds` is true; `total`: all of them.
-template <int WARPS>
-__device__ __forceinline__ u32 count_before(const bool holds, u32* scratch, u32& total) {
-    const u32 votes = __ballot_sync(FULL_WARP, holds);
-    u32 before = __popc(votes & ((1u << (threadIdx.x % 32)) - 1));
-    total = __popc(votes);
-    if (WARPS == 1) return before;
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = total;
-    __syncthreads();
-    total = 0;
-#pragma unroll
-    for (int warp = 0; warp < WARPS; ++warp) {
-        if (warp < threadIdx.x / 32) before += scratch[warp];
-        total += scratch[warp];
-    }
-    return before;
 }
 
 template <typename T> __device__ __forceinline__ double magnitude(const T x) { return fabs((double)x); }
@@ -95,7 +55,7 @@ __global__ void __launch_bounds__(32 * ROWS)
 finish_rows(const i64 nrows, const Pointer* __restrict__ indptr, const Index* __restrict__ indices, Value* data,
             const Value* __restrict__ rows, const Value* __restrict__ columns, const int norm) {
     __shared__ double scratch[ROWS];
-    for_rows(nrows, indptr, [&](auto group, const i64 row, const Pointer begin, const Pointer end) {
+    for_rows(nrows, indptr, LONG, [&](auto group, const i64 row, const Pointer begin, const Pointer end) {
         using Threads = decltype(group);
         double size = 0;
         for (Pointer at = begin + Threads::thread(); at < end; at += Threads::THREADS) {
@@ -197,7 +157,7 @@ cut_rows(const i64 nrows, const Pointer* __restrict__ indptr, const Value* __res
          u32* __restrict__ ties, u32* __restrict__ lengths) {
     __shared__ u32 bins[ROWS][256], scratch[ROWS];
     const Keep<Value> keep{least, selects, drops};
-    for_rows(nrows, indptr, [&](auto group, const i64 row, const Pointer begin, const Pointer end) {
+    for_rows(nrows, indptr, LONG, [&](auto group, const i64 row, const Pointer begin, const Pointer end) {
         using Threads = decltype(group);
         u32 count = 0, equal = ALL;
         Key cut = 0;
@@ -223,7 +183,7 @@ keep_rows(const i64 nrows, const Pointer* __restrict__ indptr, const Index* __re
           Index* __restrict__ kept_indices, Value* __restrict__ kept_data) {
     __shared__ u32 scratch[ROWS];
     const Keep<Value> keep{least, selects, drops};
-    for_rows(nrows, indptr, [&](auto group, const i64 row, const Pointer begin, const Pointer end) {
+    for_rows(nrows, indptr, LONG, [&](auto group, const i64 row, const Pointer begin, const Pointer end) {
         using Threads = decltype(group);
         const Key cut = cuts[row];
         const u32 most = ties[row];
@@ -274,7 +234,7 @@ template <typename Value, typename Pointer, typename Wide>
 __global__ void __launch_bounds__(32 * ROWS)
 sum_rows(const i64 nrows, const Pointer* __restrict__ indptr, const Value* __restrict__ data, Wide* __restrict__ sums) {
     __shared__ typename Real<Wide>::Type scratch[ROWS];
-    for_rows(nrows, indptr, [&](auto group, const i64 row, const Pointer begin, const Pointer end) {
+    for_rows(nrows, indptr, LONG, [&](auto group, const i64 row, const Pointer begin, const Pointer end) {
         using Threads = decltype(group);
         Wide sum = Wide(0);
         for (Pointer at = begin + Threads::thread(); at < end; at += Threads::THREADS) sum += Wide(data[at]);

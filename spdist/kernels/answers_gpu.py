@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from spdist.csr import CSR
-from spdist.kernels import gpu
+from spdist.kernels import gpu, masks_gpu
 from spdist.kernels.module import Module, c_type, module, value_type
 from spdist.kernels.options import NORMS, Options
 from spdist.kernels.reductions import Part, sum_dtype
@@ -63,7 +63,7 @@ class Work:
     Parameters
     ----------
     options : Options
-        Without a mask.
+        With the mask on the host.
     reduction : str, optional
         Of `reductions.REDUCTIONS`: nothing else comes back.
     shape, dtype
@@ -77,7 +77,7 @@ class Work:
 
     def __init__(self, options: Options, reduction: str | None, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
         self.options, self.reduction, self.shape, self.dtype = options, reduction, shape, dtype
-        self.counts = reduction in ("nnz", "row_nnz") and not options.finishes
+        self.counts = reduction in ("nnz", "row_nnz") and not options.fused
         epilogue = options.epilogue
         given = (None, None) if epilogue is None or self.counts else (epilogue.rows, epilogue.columns)
         self.factors = tuple(None if one is None else np.ascontiguousarray(one, dtype) for one in given)
@@ -114,9 +114,17 @@ class Work:
         """
         if self.counts:
             return gpu.count(a, b), 0
-        c = gpu.multiply(a, b, deterministic=deterministic, semiring=self.options.semiring)
+        mask, semiring = self.options.mask, self.options.semiring
+        if mask is None:
+            c = gpu.multiply(a, b, deterministic=deterministic, semiring=semiring)
+            held = c.nnz
+        else:
+            rows = masks_gpu.on_device(mask.rows(first, first + a.nrows), a.indices.dtype, a.indptr.dtype)
+            c, held = masks_gpu.multiply(
+                a, b, rows, complement=self.options.complement, semiring=semiring, deterministic=deterministic
+            )
         made = finish(c, self.options, *self.on_device, first)
-        return made, c.nnz if made is c else c.nnz + made.nnz
+        return made, held if made is c else held + made.nnz
 
     def room(self, c: Any) -> Any:
         """Return room on the device for what `reduce` finds in a block."""

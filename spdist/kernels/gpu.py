@@ -117,6 +117,12 @@ def count(a: CSR, b: CSR) -> Any:
     return _Product(a, b, False).count()
 
 
+def checked(a: CSR, b: CSR, semiring: Semiring) -> Operands | None:
+    """Return operands, checked as `multiply` checks them and ready for kernels; None where there is no product."""
+    product = _Product(a, b, False, semiring)
+    return None if 0 in (a.nnz, b.nnz, a.nrows, b.ncols) else product._analyse()
+
+
 def offsets(lengths: Any, dtype: np.dtype[Any]) -> tuple[Any, int]:
     """Return row offsets from row lengths, (nrows,) uint32, on the device; and their last, for which it waits."""
     import cupy

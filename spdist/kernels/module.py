@@ -18,7 +18,7 @@ import numpy as np
 from spdist.errors import InputError, MatrixError
 
 FOLDER = Path(__file__).parent
-HEADERS = ("common.cuh", "sort.cuh")
+HEADERS = ("common.cuh", "sort.cuh", "groups.cuh")
 C_TYPES = {
     np.dtype(np.float32): "float",
     np.dtype(np.float64): "double",

@@ -15,7 +15,6 @@ from spdist.errors import InputError, MatrixError
 from spdist.kernels.semirings import OR_AND, PLUS_TIMES, Semiring, code_of, digest
 
 NORMS = ("l1", "l2", "max")
-NO_MASKS = "the GPU does not multiply under a mask: choose engine='auto' or 'numba', method='auto' or 'numba'"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,8 +198,6 @@ class Options:
         ------
         InputError
         """
-        if self.mask is not None:
-            raise InputError(NO_MASKS)
         if self.semiring is not PLUS_TIMES:
             self.semiring.check_device()
         if self.epilogue is not None and self.epilogue.apply is not None and self.epilogue.cuda is None:

@@ -376,8 +376,9 @@ class Run:
     @functools.cached_property
     def most(self) -> int:
         """Entries of C that there may be."""
-        top_n = self.options.top_n
+        top_n, inside = self.options.top_n, self.options.inside
         total = self.total if top_n is None else min(self.total, top_n * (self.a.nrows - self.start))
+        total = total if inside is None else min(total, inside.nnz)
         return total if self.capacity is None else min(self.capacity, total)
 
     @functools.cached_property
@@ -604,7 +605,7 @@ def multiply(
     report : callable, optional
         Called with a `Stage` for each stage of each block.
     options : Options
-        Without a mask. What they leave out of C does not come back from the GPU.
+        What they leave out of C does not come back from the GPU.
 
     Returns
     -------

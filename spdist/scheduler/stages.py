@@ -369,7 +369,7 @@ class Product:
         """Return what a block comes to; its rows of C stay on the GPU."""
         operands = self.preprocess(task)
         b = self.resident_b() if operands.b is None else operands.b
-        options = self.answer.of_rows(task.start, task.stop, None)
+        options = self.answer.of_rows(task.start, task.stop, operands.mask)
         note = functools.partial(self._note_gpu, task.start)
         with self.report("reduce", task.start) as done, self._gpu_lock:
             done(0)

@@ -32,9 +32,10 @@ class Room:
         self.size = size
 
 
-def of_rows_of(options: Options, start: int, nrows: int) -> Options:
+def of_block(options: Options, start: int, nrows: int) -> Options:
     """Return the options of some rows of a product."""
-    epilogue = options.epilogue
+    epilogue, mask = options.epilogue, options.mask
+    options = options if mask is None else replace(options, mask=mask.rows(start, start + nrows))
     return options if epilogue is None else replace(options, epilogue=epilogue.of_rows(start, start + nrows))
 
 
@@ -70,14 +71,12 @@ class HostSlot:
         b = self.device.b if self.staged.b is None else self._matrix(self.staged.b)
         a = self._matrix(self.staged.a)
         a = CSR(a.indptr, a.indices - a.indices.dtype.type(self.staged.low), a.data, a.shape)
-        options, start = self.device.options, self.staged.start
+        options = of_block(self.device.options, self.staged.start, a.nrows)
         whole = cpu.multiply(a, b, engine="scipy" if options.plain else "numba", options=options.unfinished)
         self.c, self.held = whole, whole.nnz
         if options.finishes:
-            self.c = cpu.cut(
-                CSR(whole.indptr.copy(), whole.indices.copy(), whole.data.copy(), whole.shape),
-                of_rows_of(options, start, whole.nrows),
-            )
+            indptr, indices, data = (x.copy() for x in (whole.indptr, whole.indices, whole.data))
+            self.c = cpu.cut(CSR(indptr, indices, data, whole.shape), options)
         needed = self.staged.nbytes + whole.nbytes
         self.device.most = max(self.device.most, needed if needed <= self.size else 0)
         if needed > room.size:

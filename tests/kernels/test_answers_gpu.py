@@ -138,6 +138,42 @@ def test_semirings_equal_numpy(everywhere, ring, dtype):
             assert_same(c, by_hand(a, b, ring))
 
 
+def confined(c: CSR, mask: CSR, complement: bool) -> CSR:
+    """Return the entries of C that are inside a mask, or outside."""
+    keys, marked = (
+        np.repeat(np.arange(m.nrows), np.diff(m.indptr)) * m.ncols + m.indices.astype(np.int64) for m in (c, mask)
+    )
+    keep = np.isin(keys, marked) != complement
+    indptr = np.concatenate([[0], np.cumsum(keep)])[c.indptr]
+    return CSR(indptr, c.indices[keep], c.data[keep], c.shape)
+
+
+@pytest.mark.parametrize("name", ["plus_times", "min_plus", "or_and", "plus_first", "least product"])
+@pytest.mark.parametrize("kinds", ["sparse dense", "skew skew", "longrow sparse", "dense dense", "sparse sparse"])
+def test_masks_equal_numpy(name, kinds):
+    """Rows that warps and thread blocks take, of masks that are searched for, looked up, and longer than a table."""
+    from spdist.kernels import masks_gpu
+
+    kind, of_mask = kinds.split()
+    ring = OWN if name == "least product" else SEMIRINGS[name]
+    dtype = {"or_and": np.bool_, "plus_first": np.complex128}.get(name, np.float64)
+    n = 150 if kind == "dense" else 400
+    a, b = operand(kind, 3, dtype, n), operand("skew" if kind == "longrow" else kind, 4, dtype, n)
+    mask = from_scipy(operand(of_mask, 5, np.float64, n))
+    if kind == "longrow":  # wider than the table of a warp
+        b = sp.hstack([b] * 15).tocsr()
+        mask = from_scipy(sp.random(n, b.shape[1], density=0.8, random_state=1, format="csr"))
+    whole_c = by_hand(a, b, ring)
+    for complement in (False, True):
+        for deterministic in (False, True):
+            left, right = to_gpu(a, dtype), to_gpu(b, dtype)
+            there = masks_gpu.on_device(mask, np.dtype(np.int32), np.dtype(np.int32))
+            wanted = {"complement": complement, "deterministic": deterministic, "semiring": ring}
+            c, made = masks_gpu.multiply(left, right, there, **wanted)
+            assert_same(c, confined(whole_c, mask, complement))
+            assert made >= c.nnz
+
+
 @pytest.mark.parametrize("name", ["min_plus", "or_and", "plus_times", "least product"])
 def test_rows_that_thread_blocks_share(name):
     ring = OWN if name == "least product" else SEMIRINGS[name]
@@ -274,6 +310,10 @@ def test_blocks_become_answers_within_the_limit(megabytes):
         assert device.peak <= megabytes << 20
         if options.top_n:
             assert sum(stage.nbytes for stage in seen if stage.name == "download") < 4 * c.nnz * 12
+    for complement in (False, True):
+        c = outofcore.multiply(a, a, device, options=Options(mask=a, complement=complement, top_n=9))
+        assert_same(c, finished(confined(product, a, complement), Options(top_n=9)))
+    assert outofcore.reduce(a, a, "nnz", device, options=Options(mask=a)).values[0] == confined(product, a, False).nnz
     ring = dataclasses.replace(Options(), semiring=SEMIRINGS["min_plus"])
     assert_same(outofcore.multiply(a, a, device, options=ring), by_hand(m, m, SEMIRINGS["min_plus"]))
     for what in ("trace", "frobenius", "nnz", "row_nnz", "column_sums"):
@@ -293,6 +333,8 @@ def test_public_calls():
     assert_same(from_scipy(spdist.matmul(m, m, engine="cuda", memory_limit="64MiB", **wanted)), expected)
     on_device = csp.csr_matrix(m)
     assert_same(from_scipy(spdist.spgemm(on_device, on_device, **wanted).get()), expected)
+    inside = spdist.spgemm(on_device, on_device, mask=on_device).get()
+    assert_same(from_scipy(inside), confined(by_hand(m, m, SEMIRINGS["plus_times"]), from_scipy(m), False))
     np.testing.assert_allclose(spdist.reduce(m, m, "trace", engine="cuda"), (m @ m).diagonal().sum())
     with pytest.raises(InputError, match="esc"):
         spdist.spgemm(on_device, on_device, "esc", top_n=3)

@@ -147,8 +147,9 @@ def device(monkeypatch, allocator):
     names |= {"using_allocator": allocator.using, "get_elapsed_time": elapsed, "Stream": Stream, "Event": Event}
     cuda = SimpleNamespace(Device=Stream, **names)
     whole = SimpleNamespace(
-        cuda=cuda, ndarray=array, empty=allocator.empty, subtract=lambda x, y: allocator.of(np.subtract(x, y))
-    )
+        cuda=cuda, ndarray=array, empty=allocator.empty, asarray=allocator.of,
+        subtract=lambda x, y: allocator.of(np.subtract(x, y)),
+    )  # fmt: skip
     monkeypatch.setitem(sys.modules, "cupy", whole)
     monkeypatch.setattr("spdist.kernels.gpu_device.pinned", pinned.pageable)
     Memory.held = Memory.most = 0
@@ -159,12 +160,20 @@ def device(monkeypatch, allocator):
 def multiplies(monkeypatch, allocator):
     """Multiply on the CPU what lies on this GPU, and pack it in plain Python."""
 
-    def product(a, b, semiring):
-        a, b = (CSR(m.indptr.astype(np.int64), np.asarray(m.indices), np.asarray(m.data), m.shape) for m in (a, b))
-        return cpu.multiply(a, b, options=Options(semiring))
+    def on_host(m):
+        return CSR(m.indptr.astype(np.int64), np.asarray(m.indices), np.asarray(m.data), m.shape)
+
+    def product(a, b, semiring, mask=None, complement=False):
+        return cpu.multiply(on_host(a), on_host(b), options=Options(semiring, mask, complement))
+
+    def under_mask(a, b, mask, complement, deterministic, semiring):
+        c = product(a, b, semiring, on_host(mask), complement)
+        return to_device(c), c.nnz
 
     def multiply(a, b, deterministic, semiring):
-        c = product(a, b, semiring)
+        return to_device(product(a, b, semiring))
+
+    def to_device(c):
         return CSR(allocator.of(c.indptr.astype(np.int32)), allocator.of(c.indices), allocator.of(c.data), c.shape)
 
     def offsets(lengths, dtype):
@@ -184,6 +193,7 @@ def multiplies(monkeypatch, allocator):
         return found
 
     monkeypatch.setattr("spdist.kernels.gpu.multiply", multiply)
+    monkeypatch.setattr("spdist.kernels.masks_gpu.multiply", under_mask)
     monkeypatch.setattr("spdist.kernels.gpu.offsets", offsets)
     monkeypatch.setattr(
         "spdist.kernels.gpu.count",
@@ -245,6 +255,11 @@ def small_whole_numbers(seed: int) -> CSR:
     return from_scipy(m)
 
 
+MASK = small_whole_numbers(9)
+OPTIONS["inside"] = Options(SEMIRINGS["plus_pair"], MASK)
+OPTIONS["outside"] = Options(mask=MASK, complement=True, top_n=5)
+
+
 @pytest.mark.parametrize("limit", [1 << 17, 1 << 22])
 @pytest.mark.parametrize("name", list(OPTIONS))
 def test_blocks_are_made_into_answers(device, multiplies, name, limit):
@@ -260,7 +275,7 @@ def test_blocks_are_made_into_answers(device, multiplies, name, limit):
 
 
 @pytest.mark.parametrize("what", REDUCTIONS)
-@pytest.mark.parametrize("name", [None, "top", "all", "plus_pair", "or_and"])
+@pytest.mark.parametrize("name", [None, "top", "all", "inside", "or_and"])
 def test_blocks_are_reduced(device, multiplies, name, what):
     a, b, options = small_whole_numbers(3), small_whole_numbers(4), OPTIONS[name] if name else Options()
     stages = []
@@ -272,7 +287,7 @@ def test_blocks_are_reduced(device, multiplies, name, what):
     back = [stage.nbytes for stage in stages if stage.name == "download"]
     assert sum(back) <= 8 * (N + 2 * len(back))
     assert Memory.most <= 1 << 20
-    if name != "all":  # has factors for all rows
+    if name not in ("all", "inside"):  # have factors for all rows
         some = outofcore.reduce(a.rows(7, 90), b, what, device, options=options, first_row=7)
         assert len(some.values) in (1, 83, N)
 
@@ -281,7 +296,6 @@ def test_what_the_gpu_does_not_do_is_refused(device):
     a = small_whole_numbers(1)
     own = Semiring(lambda x, y: x + y, lambda x, y: x, 0)
     for options, message in (
-        (Options(mask=a), "does not multiply under a mask"),
         (Options(own), "no C expressions"),
         (Options(epilogue=Epilogue(apply=abs)), "expression of x in C"),
     ):
