@@ -355,6 +355,11 @@ class Stager:
         self.local = threading.local()
         self.recent = 0
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` need not wait for the next block."""
+        return bool(self.ahead) and self.ahead[0].done()
+
     def take(self) -> Staged | None:
         """Return the next block; None after the last."""
         wanted = max(2, min(self.threads + 1, self.cutter.ahead // max(self.recent, 1) - 2))

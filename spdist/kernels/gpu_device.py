@@ -88,6 +88,7 @@ class GpuSlot:
         self.begun, self.ended = ({name: cupy.cuda.Event() for name in STEPS} for _ in range(2))
         self.staged: Staged | None = None
         self.c: CSR | None = None
+        self.packed: packing.Packed | None = None
         self.steps: list[tuple[str, int, float]] = []
         self.work: list[Callable[[], None]] = []
 
@@ -104,11 +105,11 @@ class GpuSlot:
 
     def release(self) -> None:
         """Let go of the memory, whoever still holds the slot: a traceback may."""
-        self.arena.memory, self.staged, self.c = None, None, None
+        self.arena.memory, self.staged, self.c, self.packed = None, None, None, None
 
     def upload(self, staged: Staged) -> None:
         """Send a block; returns at once."""
-        self.steps, self.staged, self.c = [], staged, None
+        self.steps, self.staged, self.c, self.packed = [], staged, None, None
         if staged.nbytes > self.size:
             return  # `multiply` says so
         self.arena.reset(staged.nbytes)
@@ -137,10 +138,16 @@ class GpuSlot:
             self.cupy.cuda.Device().synchronize()  # kernels on other streams may use what is given back
             raise
         self._end("multiply", self.stream, self.c.nbytes, begin)
+        self.packed = self._pack()
         return self.c.nnz
 
+    @property
+    def is_packing(self) -> bool:
+        """Whether C's columns are packed now: `download` waits for that."""
+        return self.packed is not None
+
     def _pack(self) -> packing.Packed | None:
-        """Pack the columns of C into what is left of the slot; None where that does not pay."""
+        """Begin to pack the columns of C into what is left of the slot; None where that does not pay."""
         c, device, arena = self.c, self.device, self.arena
         assert c is not None
         size = packed_bound(c.shape, c.nnz, c.indices.itemsize)
@@ -151,10 +158,14 @@ class GpuSlot:
             begin = self._begin("pack", self.stream)
             packed = packing.pack(c, self.cupy.empty(size, np.uint8), values=False)
             self._end("pack", self.stream, c.nnz * c.indices.itemsize, begin)
-        packed.wait().choose(unpackers())
-        if packed.columns:
+        return packed
+
+    def _take_packed(self) -> packing.Packed | None:
+        """Wait until C is packed; None where it is not, or where that does not pay."""
+        packed, self.packed = self.packed, None
+        if packed is None or packed.wait().choose(unpackers()).columns:
             return packed
-        device.plain_blocks = PLAIN_BLOCKS
+        self.device.plain_blocks = PLAIN_BLOCKS
         outofcore.logger.info("columns of C are copied as they are: %s", packed.why)
         return None
 
@@ -170,7 +181,7 @@ class GpuSlot:
     def download(self, rows: int, nnz: int, offsets: Any, indices: Any, data: Any) -> None:
         """Fetch the first `rows` rows of C; returns at once, or when C is packed."""
         c: Any = self.c
-        packed = self._pack() if (rows, nnz) == (c.nrows, c.nnz) else None
+        packed = self._take_packed() if (rows, nnz) == (c.nrows, c.nnz) else None
         runtime, stream = self.cupy.cuda.runtime, self.device.down
         begin = self._begin("download", stream, "pack" if packed else "multiply")
         parts = [

@@ -99,6 +99,10 @@ class Slot(Protocol):
     def multiply(self) -> int:
         """Multiply the block that was sent; return nnz(C). Raises `ArenaFullError` if the slot has no room for C."""
 
+    @property
+    def is_packing(self) -> bool:
+        """Whether C is packed now: `download` would wait for that."""
+
     def download(self, rows: int, nnz: int, offsets: Any, indices: Any, data: Any) -> None:
         """Fetch the first `rows` rows of C: where each ends, columns, values; returns at once."""
 
@@ -174,11 +178,12 @@ class Result:
 
 @dataclass
 class _Flight:
-    """A block on the device: what was sent, and which rows of the result it fills once it is multiplied."""
+    """A block on the device: what was sent; once it is multiplied, which rows of the result it fills, and where."""
 
     slot: Any
     staged: Staged
     filled: tuple[int, int, int] | None = None
+    target: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -215,6 +220,7 @@ class Run:
         self.b_bytes = lay_out(b.nrows, b.ncols, b.nnz, self.kinds).end
         self.resident = device_shares(self.b_bytes, self.memory_limit).kept > 0
         self.flying: collections.deque[_Flight] = collections.deque()
+        self.leaving: _Flight | None = None  # the last of those: its C is packed, and not sent for yet
         self.finishing: collections.deque[list[Future[None]]] = collections.deque()
         self.slots: list[Any] = []
         self.stager: Any = None
@@ -333,6 +339,8 @@ class Run:
         more = True
         while more:
             while len(waiting) < min(AHEAD, max(1, len(self.slots) - 1)):
+                if not self.stager.is_ready:
+                    self._depart()
                 staged = self.stager.stage(*backlog.popleft()) if backlog else self.stager.take()
                 if staged is None:
                     break
@@ -396,6 +404,8 @@ class Run:
         """Wait for a slot, and for those that were sent before it."""
         while any(flight.slot is slot for flight in self.flying):
             flight = self.flying.popleft()
+            if flight is self.leaving:
+                self._depart()
             for stage in flight.slot.wait():
                 self.report(stage)
             self.report(Stage(flight.staged.start, "prepare", flight.staged.begin, flight.staged.seconds,
@@ -449,11 +459,21 @@ class Run:
         return True
 
     def _fill(self, flight: _Flight, rows: int, nnz: int) -> None:
-        """Send for the first `rows` rows of a block."""
+        """Send for the first `rows` rows of a block; if it is being packed, once the next one is computed."""
         base, first = self.result.nnz, self.result.rows
-        flight.slot.download(rows, nnz, *self.result.place(rows, nnz))
         flight.filled = first, rows, base
+        flight.target = rows, nnz, *self.result.place(rows, nnz)
+        self._depart()
         self.flying.append(flight)
+        self.leaving = flight
+        if not flight.slot.is_packing:
+            self._depart()
+
+    def _depart(self) -> None:
+        """Send for the C of the block that was computed last, unless that is done."""
+        flight, self.leaving = self.leaving, None
+        if flight is not None:
+            flight.slot.download(*flight.target)
 
     def _fetch_some(self, flight: _Flight, rows: int) -> bool:
         """Fetch the rows of a block for which there is room: the product ends there."""
