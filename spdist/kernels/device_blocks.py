@@ -33,6 +33,8 @@ of B."""
 FIRST_SHARE, GROWTH = 12, 7 / 6
 """The first block is so many times smaller, each one after it so many times as large as the one before: all threads
 begin at once, and the device waits for what takes one thread long."""
+FIRST_BYTES = 16 << 20
+"""But not smaller than this: for less, the launches would take longer than the copies."""
 MARGIN = 1.25
 """By how much what is expected of a block is raised."""
 ROW_BYTES = 64
@@ -107,6 +109,8 @@ class Staged:
         When its preparation began, in seconds since 1970, and how long it took.
     low : int
         What is to be taken off A's columns, where these are not sent apart from B's.
+    inside : slice, optional
+        A's entries among those of the B that is resident, where they are not sent: A has only offsets in `memory`.
     """
 
     start: int
@@ -118,6 +122,7 @@ class Staged:
     begin: float
     seconds: float = 0.0
     low: int = 0
+    inside: slice | None = None
 
     @property
     def nbytes(self) -> int:
@@ -258,7 +263,7 @@ class Cutter:
     _rows: int = field(init=False, default=1)
 
     def __post_init__(self) -> None:
-        self._next = self._most / FIRST_SHARE
+        self._next = min(self._most, max(FIRST_BYTES, self._most / FIRST_SHARE))
 
     @property
     def _most(self) -> float:
@@ -393,14 +398,19 @@ class Stager:
         begin, clock = time.time(), time.perf_counter()
         products = self.cutter.products.between(start, stop)
         first, last = int(self.a.indptr[start]), int(self.a.indptr[stop])
-        if self.resident:
-            part = lay_out(stop - start, self.b.nrows, last - first, self.kinds)
-            memory = self.allocate(part.end)
-            self._copy_rows(self.a, start, stop, memory, part)
-            self._copy_columns(first, last, 0, memory, part)
-            found = Staged(start, stop, products, memory, part, None, begin)
-        else:
+        if not self.resident:
             found = self._with_b(start, stop, products, begin)
+        else:
+            inside = self.a.indices is self.b.indices and self.a.data is self.b.data
+            part = lay_out(stop - start, self.b.nrows, 0 if inside else last - first, self.kinds)
+            memory = self.allocate(part.end)
+            found = Staged(start, stop, products, memory, part, None, begin)
+            if inside:
+                found.inside = slice(first, last)
+                self._copy_offsets(self.a, start, stop, memory, part)
+            else:
+                self._copy_rows(self.a, start, stop, memory, part)
+                self._copy_columns(first, last, 0, memory, part)
         found.seconds = time.perf_counter() - clock
         return found
 

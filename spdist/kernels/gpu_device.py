@@ -34,6 +34,8 @@ PLAIN_BLOCKS = 16
 LEAST_SLOT = 4 << 20
 OUT_OF_MEMORY = 2
 """Status of the CUDA runtime."""
+HOST_MEMORY = 1
+"""Its type of page-locked host memory."""
 
 
 def free_memory() -> int:
@@ -127,6 +129,8 @@ class GpuSlot:
         a = self.device.matrix(self.arena.memory, self.staged.a)
         b = self.device.b if self.staged.b is None else self.device.matrix(self.arena.memory, self.staged.b)
         assert b is not None
+        if self.staged.inside is not None:
+            a = CSR(a.indptr, b.indices[self.staged.inside], b.data[self.staged.inside], a.shape)
         begin = self._begin("multiply", self.stream, "upload")
         try:
             with self.stream, self.cupy.cuda.using_allocator(self.arena.malloc):
@@ -245,7 +249,7 @@ class Gpu:
         *,
         deterministic: bool = False,
         ahead: int = AHEAD_BYTES,
-        pack: bool = False,
+        pack: bool = True,
     ) -> None:
         import cupy
 
@@ -353,6 +357,10 @@ class Gpu:
         """Copy an array to the GPU as `dtype`, by way of page-locked memory that several threads fill."""
         step = PIECE // dtype.itemsize
         runtime, stream = self.cupy.cuda.runtime, self.up
+        if array.dtype == dtype and self._is_locked(array):
+            runtime.memcpyAsync(target, array.ctypes.data, array.nbytes, runtime.memcpyHostToDevice, stream.ptr)
+            stream.synchronize()
+            return
 
         def fill(first: int) -> Any:
             count = min(step, len(array) - first)
@@ -376,6 +384,12 @@ class Gpu:
             if len(flying) > threads:
                 flying.popleft()[0].synchronize()
         stream.synchronize()
+
+    def _is_locked(self, array: Any) -> bool:
+        """Whether the GPU copies from an array as it is."""
+        runtime, size = self.cupy.cuda.runtime, array.nbytes
+        ends = (array.ctypes.data, array.ctypes.data + size - 1) if size and array.flags.c_contiguous else ()
+        return bool(ends) and all(runtime.pointerGetAttributes(end).type == HOST_MEMORY for end in ends)
 
     def matrix(self, memory: Any, part: Part) -> CSR:
         """Return the matrix that lies in a block's memory; dtypes are those of B."""

@@ -57,7 +57,9 @@ class HostSlot:
         room = self.room  # of the arrays of this frame
         assert room is not None
         b = self.device.b if self.staged.b is None else self._matrix(self.staged.b)
-        a = self._matrix(self.staged.a)
+        a, inside = self._matrix(self.staged.a), self.staged.inside
+        if inside is not None:
+            a = CSR(a.indptr, b.indices[inside], b.data[inside], a.shape)
         a = CSR(a.indptr, a.indices - a.indices.dtype.type(self.staged.low), a.data, a.shape)
         self.c = cpu.multiply(a, b, engine="scipy")
         needed = self.staged.nbytes + self.c.nbytes

@@ -23,6 +23,10 @@ from tests.kernels import packing_twin
 KINDS = Kinds(*map(np.dtype, ("f8", "i4", "i4")))
 
 
+LOCKED: set[int] = set()
+"""Host memory that is page-locked."""
+
+
 class Memory:
     """Device memory that is counted while it is held."""
 
@@ -136,6 +140,7 @@ def device(monkeypatch, allocator):
         memcpyAsync=lambda target, source, size, kind, stream: ctypes.memmove(target, source, size),
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,
+        pointerGetAttributes=lambda pointer: SimpleNamespace(type=int(pointer in LOCKED)),
         CUDARuntimeError=RuntimeError,
     )
     memory = SimpleNamespace(OutOfMemoryError=MemoryError)
@@ -178,6 +183,7 @@ def multiplies(monkeypatch, allocator):
     monkeypatch.setattr(gpu_device, "PLAIN_BLOCKS", 2)
     monkeypatch.setattr(outofcore, "SMALL_ENTRIES", -1)
     monkeypatch.setattr(device_blocks, "SCRATCH_BYTES", 1 << 10)
+    monkeypatch.setattr(device_blocks, "FIRST_BYTES", 0)
 
 
 @pytest.mark.parametrize("limit", [1 << 17, 1 << 20, 1 << 24])
@@ -215,6 +221,21 @@ def test_slots_and_b_fit_the_limit_in_any_order(device):
         device.slots(2, (1 << 20) - kept >> 1, kept)
         assert device.keep(b if kept else None, KINDS) == bool(kept)
     assert Memory.most <= 1 << 20
+
+
+@pytest.mark.parametrize("locked", [(0, -1), (0,), (-1,), ()])
+def test_locked_b_is_copied_from_where_it_is(device, monkeypatch, locked):
+    """Only if all of it is locked."""
+    b, sizes = from_scipy(random_matrix(900, 900, 20.0, 1)), []
+    bytes_ = b.data.view(np.uint8)
+    monkeypatch.setattr(sys.modules[__name__], "LOCKED", {bytes_[end:].ctypes.data for end in locked})
+    monkeypatch.setattr(gpu_device, "PIECE", 1 << 12)
+    copy = device.cupy.cuda.runtime.memcpyAsync
+    device.cupy.cuda.runtime.memcpyAsync = lambda *args: sizes.append(args[2]) or copy(*args)
+    device.slots(2, 1 << 18, 1 << 19)
+    assert device.keep(b, KINDS)
+    assert_array_equal(device.b.data, b.data)
+    assert (b.data.nbytes in sizes) == (len(locked) == 2)
 
 
 def test_other_values_of_one_structure_are_sent_again(device):

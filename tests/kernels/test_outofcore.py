@@ -29,6 +29,12 @@ def oracle(a: CSR, b: CSR) -> CSR:
 
 
 @pytest.fixture(autouse=True)
+def first_blocks_are_small(monkeypatch):
+    """As they are of products that take some time."""
+    monkeypatch.setattr(device_blocks, "FIRST_BYTES", 0)
+
+
+@pytest.fixture(autouse=True)
 def small_margins(monkeypatch):
     monkeypatch.setattr(device_blocks, "SCRATCH_BYTES", 1 << 10)
     monkeypatch.setattr(device_blocks, "ROW_BYTES", 16)
