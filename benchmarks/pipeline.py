@@ -265,9 +265,8 @@ def thesis(name: str, a: CSR, b: CSR, rate: dict[str, float]) -> dict[str, Any]:
 
 def show_thesis(rows: list[dict[str, Any]]) -> None:
     """Print one line a matrix, and the geometric means."""
-    print(
-        f"{'ms':12} {'nnz(C)':>12} {'spdist':>8} {'locked':>8} {'CuPy':>8} {'locked':>8} {'copies':>8} {'over CuPy':>10}"
-    )
+    heads = " ".join(f"{name:>8}" for name in ("spdist", "locked", "CuPy", "locked", "copies"))
+    print(f"{'ms':12} {'nnz(C)':>12} {heads}  over CuPy")
     ratios = []
     for row in rows:
         mine, locked, plain, cupy_locked, bound = (
