@@ -125,7 +125,9 @@ def through_gpu(a: CSR, b: CSR, method: str, threads: int | None, memory_limit: 
         from spdist.kernels import outofcore
         from spdist.kernels.gpu_device import Gpu
 
-        return outofcore.multiply(a, b, Gpu(memory_limit, deterministic=deterministic))
+        # What is free again stays in CuPy's pool, for the next product.
+        malloc = cupy.get_default_memory_pool().malloc
+        return outofcore.multiply(a, b, Gpu(memory_limit, deterministic=deterministic, malloc=malloc))
     from spdist.kernels import hyspmm
 
     return hyspmm.multiply(a, b, threads=threads)

@@ -33,7 +33,7 @@ of B."""
 FIRST_SHARE, GROWTH = 12, 7 / 6
 """The first block is so many times smaller, each one after it so many times as large as the one before: all threads
 begin at once, and the device waits for what takes one thread long."""
-FIRST_BYTES = 16 << 20
+FIRST_BYTES = 48 << 20
 """But not smaller than this: for less, the launches would take longer than the copies."""
 MARGIN = 1.25
 """By how much what is expected of a block is raised."""
@@ -43,7 +43,7 @@ SCRATCH_BYTES = 24 << 20
 """And those they take whatever the rows."""
 WINDOW_SHARE = 1.3
 """Rows of B are sent from the first to the last if these are at most so many times those asked for."""
-AHEAD_BYTES = 1 << 30
+AHEAD_BYTES = 4 << 30
 """Page-locked memory for blocks that are prepared ahead, and on their way, where the device has no limit for it."""
 LEAST_AHEAD = 4
 """Blocks that this must hold: one is prepared, one waits, two are on their way."""
@@ -55,6 +55,8 @@ STAGE_SHARE, COUNT_SHARE = 1.0, 0.5
 """Threads a core: those that prepare blocks, and those that count products."""
 FIRST_ENTRIES, PARALLEL_ENTRIES = 1 << 16, 1 << 20
 """Entries of A whose products a thread counts at a time: the first, and the most."""
+ALONE_ENTRIES = 1 << 18
+"""Entries of A up to which the caller counts them all: to wake threads would take longer."""
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------
@@ -177,7 +179,7 @@ class Products:
         ends = np.cumsum(sizes)
         cuts = np.searchsorted(a.indptr, ends[ends < a.nnz].astype(np.int64))
         starts = np.unique(np.concatenate([[0], cuts, [a.nrows]]))
-        submit = pool(threads, "count").submit if len(starts) > 2 else _now
+        submit = pool(threads, "count").submit if a.nnz > ALONE_ENTRIES else now
         self.coming = collections.deque(
             (start, stop, submit(count_products, left, b.indptr, start, stop, 0, 0, self.before))
             for start, stop in itertools.pairwise(starts.tolist())
@@ -227,8 +229,8 @@ def bad_row(row: Any, ncols: int) -> MatrixError:
     return MatrixError(f"row {int(row):,} of A: offsets or columns out of range; A has {ncols:,} columns")
 
 
-def _now(function: Callable[..., Any], *args: Any) -> Future[Any]:
-    """Call a function at once."""
+def now(function: Callable[..., Any], *args: Any) -> Future[Any]:
+    """Call a function at once, as an executor's `submit` does later."""
     future: Future[Any] = Future()
     future.set_result(function(*args))
     return future
@@ -368,9 +370,14 @@ class Stager:
     def take(self) -> Staged | None:
         """Return the next block; None after the last."""
         wanted = max(2, min(self.threads + 1, self.cutter.ahead // max(self.recent, 1) - 2))
-        while self.at < self.a.nrows and len(self.ahead) < wanted and (not self.ahead or self.cutter.is_ready(self.at)):
+        # While the first of them is prepared one may as well wait for what the next needs.
+        while (
+            self.at < self.a.nrows and len(self.ahead) < wanted and (not self.is_ready or self.cutter.is_ready(self.at))
+        ):
             stop = self.cutter.next(self.at)
-            self.ahead.append(pool(self.threads).submit(self.stage, self.at, stop))
+            only = not self.ahead and stop == self.a.nrows
+            submit = now if only else pool(self.threads).submit
+            self.ahead.append(submit(self.stage, self.at, stop))
             self.at = stop
         if not self.ahead:
             return None

@@ -27,7 +27,7 @@ FREE_SHARE = 0.9
 PIECE = 8 << 20
 """Bytes that a thread copies to page-locked memory at a time on the way to the GPU."""
 STEPS = "upload", "multiply", "pack", "download"
-LEAST_PACKED = 1 << 20
+LEAST_PACKED = 1 << 22
 """Entries of C for which packing is tried."""
 PLAIN_BLOCKS = 16
 """Blocks that are copied as they are after one for which packing would not have paid."""
@@ -234,6 +234,8 @@ class Gpu:
         Bytes of page-locked host memory for blocks on their way to the GPU.
     pack : bool
         Whether C's columns may come back packed, where `packing` expects that to be quicker.
+    malloc : callable, optional
+        Takes bytes, returns device memory, as of a pool of CuPy's; by default memory that goes back to the system.
 
     Attributes
     ----------
@@ -250,11 +252,13 @@ class Gpu:
         deterministic: bool = False,
         ahead: int = AHEAD_BYTES,
         pack: bool = True,
+        malloc: Callable[[int], Any] | None = None,
     ) -> None:
         import cupy
 
         self.cupy, self.deterministic, self.ahead = cupy, deterministic, ahead
         self.memory_limit = free_memory() if memory_limit is None else memory_limit
+        self.malloc = malloc or self._from_system
         self.b: CSR | None = None
         self.up, self.down = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
         self.peak = 0
@@ -262,11 +266,12 @@ class Gpu:
         self._kept: tuple[CSR, Kinds] | None = None
         self._slots: list[GpuSlot] = []
         self._slot_bytes = self._b_bytes = 0
+        self._b_memory: Any = None  # outlives B, for another of the same size
         self.plain_blocks = 0 if pack else sys.maxsize
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
-    def _allocate(self, size: int) -> Any:
+    def _from_system(self, size: int) -> Any:
         """Return device memory, from no pool."""
         cuda = self.cupy.cuda
         try:
@@ -286,6 +291,7 @@ class Gpu:
         size = size // ALLOCATION * ALLOCATION
         if self._b_bytes not in (0, kept):
             self._forget()
+            self._b_memory, self._b_bytes = None, 0
         if len(self._slots) == count and self._slot_bytes == size:
             return self._slots
         for slot in self._slots:
@@ -294,7 +300,7 @@ class Gpu:
         self._slot_bytes = size
         while not self._slots:
             try:
-                self._slots = [GpuSlot(self, self._allocate(size), size) for _ in range(count)]
+                self._slots = [GpuSlot(self, self.malloc(size), size) for _ in range(count)]
             except self.cupy.cuda.memory.OutOfMemoryError:
                 self._slots = []
                 self._shrunk(size)
@@ -316,7 +322,7 @@ class Gpu:
         )  # fmt: skip
 
     def _forget(self) -> None:
-        self.b, self._kept, self._b_bytes = None, None, 0
+        self.b, self._kept = None, None
 
     def keep(self, b: CSR | None, kinds: Kinds) -> bool:
         """Keep B on the GPU, or nothing; return whether B is there.
@@ -339,13 +345,18 @@ class Gpu:
         if b is None:
             return False
         part = lay_out(b.nrows, b.ncols, b.nnz, kinds)
-        try:
-            memory = self._allocate(part.end)
-        except self.cupy.cuda.memory.OutOfMemoryError:
-            outofcore.logger.warning("the GPU has no room for B, another program uses it: its rows come block by block")
-            return False
-        self._b_bytes = part.end
-        self._note()
+        if part.end != self._b_bytes:
+            self._b_memory, self._b_bytes = None, 0
+            try:
+                self._b_memory = self.malloc(part.end)
+            except self.cupy.cuda.memory.OutOfMemoryError:
+                outofcore.logger.warning(
+                    "the GPU has no room for B, another program uses it: its rows come block by block"
+                )
+                return False
+            self._b_bytes = part.end
+            self._note()
+        memory = self._b_memory
         self._send(b.data, kinds.value, memory.ptr + part.data)
         self._send(b.indices, kinds.index, memory.ptr + part.indices)
         self._send(b.indptr, kinds.pointer, memory.ptr + part.indptr)

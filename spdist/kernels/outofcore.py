@@ -45,6 +45,7 @@ from spdist.kernels.device_blocks import (
     bad_row,
     cores,
     lay_out,
+    now,
     pool,
 )
 from spdist.kernels.pinned import Bytes, array_at
@@ -55,13 +56,14 @@ logger = logging.getLogger("spdist")
 
 AHEAD = 2
 """Blocks that are sent before they are computed."""
-SAMPLE_ROWS, SAMPLE_ENTRIES = 2048, {True: 1 << 18, False: 1 << 15}
+SAMPLE_ROWS, SAMPLE_ENTRIES = 2048, {True: 1 << 16, False: 1 << 15}
 """Rows of A, evenly spaced, that the estimate of nnz(C) multiplies, and their entries at most: with B resident, and
 where they bring their rows of it."""
 
 
-SMALL_ENTRIES, SMALL_PRODUCTS = 1 << 20, 1 << 22
-"""Entries of A, and products, up to which C is not estimated: it has as many entries as products, for all one knows."""
+SMALL_ENTRIES, SMALL_PRODUCTS = 1 << 20, 1 << 24
+"""Entries of A and of B, and products, up to which C is not estimated (it has as many entries as products, for all one
+knows), B comes with its block, and no threads are woken."""
 
 
 class ArenaFullError(Exception):
@@ -232,12 +234,13 @@ class Run:
             return empty((self.a.nrows - self.start, self.b.ncols), self.kinds.value)
         self.products = Products(self.a, self.b, max(1, int(COUNT_SHARE * cores())))
         try:
+            self.small = max(self.a.nnz, self.b.nnz) <= SMALL_ENTRIES and self.total <= SMALL_PRODUCTS
             self._settle()
             ratio = 0.0 if self.resident else 1.0
             size, ahead = self.slots[0].size, self.device.ahead
             self.cutter = Cutter(self.products, self.a.indptr, self.kinds, size, ahead, b_ratio=ratio)
             self.stager = self._stager(self.a, self.cutter, self.start)
-            if self.a.nnz <= SMALL_ENTRIES and self.total <= SMALL_PRODUCTS:
+            if self.small:
                 self.cutter.begin_large()
             else:
                 self._learn_from_sample()
@@ -264,6 +267,7 @@ class Run:
 
     def _settle(self) -> None:
         """Take the device's memory: for slots, and for B if it stays there."""
+        self.resident = self.resident and not self.small
         self._take_slots(self.pairs)
         if self.resident and self.device.keep(self.b, self.kinds):
             return
@@ -412,7 +416,8 @@ class Run:
                               flight.staged.nbytes))  # fmt: skip
             if flight.filled:
                 jobs = [functools.partial(self.result.shift, *flight.filled), *flight.slot.take_work()]
-                self.finishing.append([pool(cores(), "finish").submit(job) for job in jobs])
+                submit = now if self.small else pool(cores(), "finish").submit
+                self.finishing.append([submit(job) for job in jobs])
                 self._finish(PAIRS)  # else C would come back faster than it is unpacked
 
     def _finish(self, most: int) -> None:
