@@ -395,3 +395,16 @@ def test_an_answer_instead_of_the_product(run, capsys):
     for wrong in ("top_n=0", "threshold=high", "complement=maybe", "mask=none.zarr", "semiring=plus_plus"):
         assert run(GOOD | {"out": "D.zarr"}, wrong) == 2
         assert wrong.split("=")[0] in capsys.readouterr().err
+
+
+def test_an_epilogue_from_a_job_file(run, capsys):
+    a = read("A.zarr")
+    np.save("f.npy", np.arange(1.0, a.shape[0] + 1))
+    assert run(GOOD | {"scale_columns": "f.npy", "normalize": "l1", "drop_zeros": True}) == 0
+    c = abs(read("C.zarr")).sum(axis=1)
+    np.testing.assert_allclose(c[c > 0], 1.0)
+    np.save("g.npy", np.ones(3))
+    capsys.readouterr()
+    for wrong in ("scale_rows=g.npy", "scale_rows=none.npy", "normalize=l7", "drop_zeros=perhaps"):
+        assert run(GOOD | {"out": "D.zarr"}, wrong) == 2
+        assert wrong.split("=")[1] in capsys.readouterr().err or wrong == "scale_rows=g.npy"
