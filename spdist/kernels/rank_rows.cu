@@ -1,5 +1,5 @@
 // rank_rows.cu: rows of C of many products. A thread block marks the columns of a row in a bit mask in shared memory;
-// the bits before a column are its place in the row, so that values are added where they will lie, already sorted.
+// the bits before a column are its place in the row, so that values are added where they will lie in C, already sorted.
 //
 // Row by row: F. Gustavson, "Two fast algorithms for sparse matrices", ACM TOMS 4(3), 1978. Masks of columns: after HSMU-SpGEMM
 // (2025), here without a mask matrix of B and with places from counts of bits instead of a search.
@@ -191,10 +191,12 @@ __device__ __forceinline__ void write_columns(const u64* mask, const u32* ranks,
 // Multiply the rows, or parts of rows, of the tasks.
 //
 // Launch  block 32 * WARPS, one per task; `parts` successive tasks make up a row.
-// Shared  dynamic: window / 8 bytes of mask, window / 16 + 16 of ranks, `capacity` values; static: the stage.
-// Pre     as `rank_count`, which gave counts; capacity >= 64; c_indptr from lengths; columns distinct within rows of B.
-// Post    the row of C, sorted. ORDERED: values are added in the order of A's entries, the same bits on every run;
-//         else by atomics, in any order.
+// Shared  dynamic: window / 8 bytes of mask, window / 16 + 16 of ranks; ORDERED: `capacity` values; static: the stage.
+// Pre     as `rank_count`, which gave counts; c_indptr from lengths; columns distinct within rows of B; ORDERED:
+//         capacity >= 64.
+// Post    the row of C, sorted. ORDERED: values are added in the order of A's entries, in shared memory: the same bits on
+//         every run. Else by atomics on C, in any order: the L2 cache adds floating-point numbers by itself, where in
+//         shared memory a thread reads, adds and tries to write until no other was quicker.
 template <typename Value, typename Index, typename Pointer, int WARPS, bool ORDERED>
 __global__ void __launch_bounds__(32 * WARPS)
 rank_fill(const u32* __restrict__ tasks, const u32* __restrict__ counts, const int parts, const i64 window, const int capacity,
@@ -225,7 +227,7 @@ rank_fill(const u32* __restrict__ tasks, const u32* __restrict__ counts, const i
             const u32 bit = (u32)(b_indices[t] - from);
             return ranks[bit >> 6] + __popcll(mask[bit >> 6] & ((1ull << (bit & 63)) - 1));
         };
-        if (!ORDERED) {
+        if constexpr (!ORDERED) {
             for (int i = threadIdx.x; i < nnz; i += THREADS) c_data[out + i] = Value(0);
             write_columns<WARPS>(mask, ranks, 0, words, from, c_indices + out);
             __syncthreads();
@@ -238,9 +240,7 @@ rank_fill(const u32* __restrict__ tasks, const u32* __restrict__ counts, const i
             }
             out += nnz;
             __syncthreads();
-            continue;
-        }
-        for (int word = 0; word < words;) {
+        } else for (int word = 0; word < words;) {
             const u32 done = ranks[word];
             int stop = words;
             if (nnz - done > capacity) {  // the last word whose bits all fit

@@ -188,7 +188,7 @@ __device__ __forceinline__ Pointer place_rows(const int nnz, const int group, co
 // Shared  per slot: a key, a value and a 16-bit position.
 // Pre     list null: all rows; columns of B fit in what is left of Key after log2(GROUP * ITEMS) bits, rounded up;
 //         offsets and indices in range. Neither A nor B need be sorted.
-//         AT_ONCE: list: products of each of `count` rows, all rows of C, and lengths of those that are too long; null if
+//         AT_ONCE: thread blocks start in ascending order; list: products of each of `count` rows, all rows of C, and lengths of those that are too long; null if
 //         none is; state: grid zeros; total_nnz may lie in page-locked host memory. Else c_indptr from `count_rows`.
 // Post    columns rise strictly; values are added in the order of A's entries: the same bits on every run.
 //         AT_ONCE: c_indptr and *total_nnz; of the rows that are not too long, those that end within `capacity`.

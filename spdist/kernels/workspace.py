@@ -208,8 +208,8 @@ def long_fits(rows: int, ncols: int) -> bool:
 def open_parts(held_parts: int, parts: int, rows: int, value_itemsize: int) -> int:
     """Return into how many parts each row of a class is cut whose values are added up in C, at least.
 
-    Every part looks at all entries of A, so that few large ones take less time, as long as what all thread blocks add to
-    at a time stays in the L2 cache: the smaller the values the larger the parts. Few rows are cut like those whose parts
+    Every part looks at all entries of A: few large ones take less time, as long as what all thread blocks add to at a
+    time stays in the L2 cache. So the smaller the values the larger the parts. Few rows are cut like those whose parts
     hold their values.
 
     Examples
