@@ -355,7 +355,7 @@ class RowsAtOnce:
         import cupy
 
         count = x.a.nrows
-        state = cupy.zeros(ceil_div(count, SORT_CLASSES[self.number].rows_per_block), np.uint64)
+        state = cupy.zeros(1 + ceil_div(count, SORT_CLASSES[self.number].rows_per_block), np.uint64)
         sizes = None if self.lengths is None else self.sizes
         out = c.indptr, c.indices, c.data, self.lengths, len(c.indices), state, x.facts.on_host(NNZ_C)
         self._launch(x, "at once", count, (sizes, *x.arrays, *out))

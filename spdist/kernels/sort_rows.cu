@@ -188,8 +188,8 @@ __device__ __forceinline__ Pointer place_rows(const int nnz, const int group, co
 // Shared  per slot: a key, a value and a 16-bit position.
 // Pre     list null: all rows; columns of B fit in what is left of Key after log2(GROUP * ITEMS) bits, rounded up;
 //         offsets and indices in range. Neither A nor B need be sorted.
-//         AT_ONCE: thread blocks start in ascending order; list: products of each of `count` rows, all rows of C, and lengths of those that are too long; null if
-//         none is; state: grid zeros; total_nnz may lie in page-locked host memory. Else c_indptr from `count_rows`.
+//         AT_ONCE: list: products of each of `count` rows, all rows of C, and lengths of those that are too long; null if
+//         none is; state: (grid + 1) zeros; total_nnz may lie in page-locked host memory. Else c_indptr from `count_rows`.
 // Post    columns rise strictly; values are added in the order of A's entries: the same bits on every run.
 //         AT_ONCE: c_indptr and *total_nnz; of the rows that are not too long, those that end within `capacity`.
 template <typename Value, typename Index, typename Pointer, typename Key, int GROUP, int ITEMS, int WARPS, bool AT_ONCE>
@@ -214,7 +214,14 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
     Value* values = reinterpret_cast<Value*>(all_values) + group * STRIDE;
     unsigned short* heads = all_heads + group * STRIDE;
 
-    const u32 number = blockIdx.x * GROUPS + group;
+    i64 tile = blockIdx.x;
+    if (AT_ONCE) {  // in the order in which thread blocks start, whatever that is: else one could wait for a later one
+        __shared__ i64 my_tile;
+        if (threadIdx.x == 0) my_tile = atomicAdd(&state[0], 1ull);
+        __syncthreads();
+        tile = my_tile;
+    }
+    const u32 number = (u32)tile * GROUPS + group;
     bool active = number < count;
     const u32 row = !active ? 0 : AT_ONCE || list == nullptr ? number : list[number];
     int nnz = 0;
@@ -230,7 +237,7 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
     if (active) nnz = columns;
     Pointer base = 0;
     if (AT_ONCE) {
-        base = place_rows<GROUPS>(nnz, group, lane, blockIdx.x, count, state, c_indptr, total_nnz);
+        base = place_rows<GROUPS>(nnz, group, lane, tile, count, state + 1, c_indptr, total_nnz);
         active = active && base + nnz <= capacity;
     } else if (active) base = c_indptr[row];
     if (!active) return;
