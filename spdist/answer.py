@@ -9,7 +9,7 @@ import numpy as np
 
 from spdist.csr import CSR, Int64Array, check_canonical, result_dtype
 from spdist.errors import InputError
-from spdist.kernels.options import PLAIN, Epilogue, Options
+from spdist.kernels.options import PLAIN, Options
 from spdist.kernels.reductions import diagonal
 from spdist.storage import StoredMatrix, refuse_blocks
 
@@ -135,38 +135,3 @@ class Answer:
 
 WHOLE = Answer()
 """C as it is."""
-
-
-def epilogue_of(
-    scale_rows: str | None = None, scale_columns: str | None = None, normalize: str | None = None,
-    drop_zeros: bool = False,
-) -> Epilogue | None:  # fmt: skip
-    """Return the epilogue that words ask for; None where nothing is asked for.
-
-    Parameters
-    ----------
-    scale_rows, scale_columns : str, optional
-        Files of NumPy's, ending in ``.npy``, with a factor for each row or column of C.
-    normalize : {"l1", "l2", "max"}, optional
-    drop_zeros : bool
-
-    Raises
-    ------
-    InputError
-        If a file cannot be read, or holds no vector of numbers.
-    """
-    if scale_rows is None and scale_columns is None and normalize is None and not drop_zeros:
-        return None
-    rows, columns = (None if path is None else _read_factors(path) for path in (scale_rows, scale_columns))
-    return Epilogue(rows, columns, None, normalize, drop_zeros)
-
-
-def _read_factors(path: str) -> Any:
-    try:
-        factors = np.load(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: no vector of NumPy's ({error}): write one with numpy.save") from None
-    if not isinstance(factors, np.ndarray) or factors.ndim != 1 or factors.dtype.kind not in "biufc":
-        what = f"{factors.dtype} of shape {factors.shape}" if isinstance(factors, np.ndarray) else "several arrays"
-        raise InputError(f"{path} holds {what}: a factor for each row or column is a vector of numbers")
-    return factors

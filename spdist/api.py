@@ -774,6 +774,7 @@ def _answer(
     """Return what is asked for of a stored product."""
     if sp.issparse(mask):
         raise InputError("the mask of a stored product is stored too: spdist.save('M.zarr', mask)")
+    epilogue = None if epilogue is None or epilogue.idle else epilogue
     options = Options(find(semiring), top_n=top_n, threshold=threshold, epilogue=epilogue)
     return Answer(options, None if mask is None else _stored(mask), complement)
 

@@ -186,9 +186,9 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _answer(args: argparse.Namespace) -> dict[str, Any]:
-    from spdist.answer import epilogue_of
+    from spdist.kernels.options import Epilogue
 
-    epilogue = epilogue_of(args.scale_rows, args.scale_columns, args.normalize, args.drop_zeros)
+    epilogue = Epilogue(args.scale_rows, args.scale_columns, None, args.normalize, args.drop_zeros)
     named = {name: getattr(args, name) for name in ("semiring", "mask", "complement", "top_n", "threshold")}
     return {**named, "epilogue": epilogue}
 

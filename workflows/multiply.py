@@ -89,7 +89,6 @@ READERS = {
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """Multiply; return the JSON form of what was done."""
     import spdist
-    from spdist.answer import epilogue_of
 
     report = spdist.multiply(
         job.a,
@@ -106,7 +105,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
         semiring=job.semiring,
         mask=job.mask,
         complement=job.complement,
-        epilogue=epilogue_of(job.scale_rows, job.scale_columns, job.normalize, job.drop_zeros),
+        epilogue=spdist.Epilogue(job.scale_rows, job.scale_columns, None, job.normalize, job.drop_zeros),
         top_n=job.top_n,
         threshold=job.threshold,
         transpose_a=job.transpose_a,
