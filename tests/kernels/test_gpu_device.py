@@ -206,6 +206,17 @@ def test_blocks_go_through_slots(device, multiplies, kind, limit):
     assert 0 < names["pack"] < names["multiply"] or limit == 1 << 24
 
 
+def test_a_small_product_goes_through_one_slot(device, multiplies, monkeypatch):
+    monkeypatch.setattr(outofcore, "SMALL_ENTRIES", 1 << 20)
+    device.memory_limit = 1 << 22
+    a, stages = from_scipy(random_matrix(300, 300, 6.0, 3)), []
+    c, d = outofcore.multiply(a, a, device, report=stages.append), cpu.multiply(a, a, engine="scipy")
+    for x, y in ((c.indptr, d.indptr), (c.indices, d.indices)):
+        assert_array_equal(x, y)
+    assert [stage.name for stage in stages if stage.name == "multiply"] == ["multiply"]
+    assert device.b is None
+
+
 def test_slots_go_before_others_come(device):
     """Whoever still holds those before, such as a traceback."""
     before = device.slots(4, 1 << 18, 0)

@@ -157,10 +157,19 @@ def test_c_has_room_before_all_is_counted(monkeypatch, capacity):
 
 @pytest.mark.parametrize("limit", [1 << 14, 1 << 25])
 def test_small_products_are_not_sampled(monkeypatch, limit):
+    """They are one block that brings B, and wake no threads, where they fit."""
     monkeypatch.setattr(outofcore, "SMALL_ENTRIES", 1 << 20)
-    a, stages = from_scipy(random_matrix(3000, 3000, 5.0, 4)), []
-    assert_same(outofcore.multiply(a, a, HostDevice(limit), report=stages.append), oracle(a, a))
-    assert limit < 1 << 25 or sorted(stage.name for stage in stages) == ["download", "multiply", "prepare", "upload"]
+    woken, wake = [], device_blocks.pool
+    for module in (outofcore, device_blocks):
+        monkeypatch.setattr(module, "pool", lambda *args: woken.append(args) or wake(*args))
+    a, stages, device = from_scipy(random_matrix(3000, 3000, 5.0, 4)), [], HostDevice(limit)
+    assert_same(outofcore.multiply(a, a, device, report=stages.append), oracle(a, a))
+    assert device.b is None
+    if limit == 1 << 25:
+        assert sorted(stage.name for stage in stages) == ["download", "multiply", "prepare", "upload"]
+        assert not woken
+    else:
+        assert woken
 
 
 def test_types_and_shapes_are_checked():
