@@ -9,7 +9,7 @@ blocks that the pointers name while they add them up in registers; each block of
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,14 @@ LEAST_SHARE = 0.4
 """Of what tensor cores multiply, blocks filled up with zeros, so much must be asked for: of 6 x 6, but not of 4 x 4."""
 MOST_OF_LANE = 6
 """Values of a block of C that a lane takes, where a warp has lanes enough."""
+ROW_THREADS = 128
+"""Threads of a thread block that takes rows of C whole; as in bsr.cu."""
+ROW_SIDE = 4
+"""Sides of blocks up to which they do, where these rows are short."""
+ROW_SHARED = 48 << 10
+"""Shared memory of such a thread block."""
+BANKS = 16
+"""Of 8 bytes, in shared memory."""
 EXACT = 1 << 24
 """Entries in a row of A from which float32 may count the pairs of a block of C wrongly."""
 ALIGNMENT = 16
@@ -117,14 +125,54 @@ def _fill(a: BSR, b: BSR, c: BSR, ends: Any, pairs: int) -> None:
         (m.indptr.astype(pointer, copy=False), m.indices.astype(index, copy=False), _values(m, c.dtype))
         for m in (a, b, c)
     ]
+    operands = tuple(x for m in arrays for x in m)
     sizes = a.blocksize[0], *b.blocksize
     types = c_type(c.dtype), c_type(index), c_type(pointer)
+    offsets, nrows = arrays[2][0], c.block_shape[0]
+    if max(sizes) <= ROW_SIDE:
+        longest, mean = int(cupy.diff(offsets).max()), b.blocks / b.block_shape[0]
+        if whole := whole_rows(longest, mean, sizes, (c.dtype.itemsize, index.itemsize)):
+            name = row_kernel(*types, sizes, whole)
+            grid = ceil_div(nrows, ROW_THREADS // whole.group)
+            module("bsr.cu", (name,))(name, grid, ROW_THREADS, (nrows, whole.room, *operands), whole.shared)
+            return
     names = kernels(*types, sizes, _has_tensor_cores(_device()))
     compiled, tasks = module("bsr.cu", names), ceil_div(pairs, SHARE)
     firsts, rows = cupy.empty(tasks + 1, np.int64), cupy.empty(2 * tasks, np.int64)
-    offsets = arrays[2][0]
-    compiled(names[0], ceil_div(tasks, 256), 256, (tasks, c.blocks, len(offsets) - 1, ends, offsets, firsts, rows))
-    compiled(names[1], tasks, 256, (firsts, rows, *sizes, *(x for m in arrays for x in m)))
+    compiled(names[0], ceil_div(tasks, 256), 256, (tasks, c.blocks, nrows, ends, offsets, firsts, rows))
+    compiled(names[1], tasks, 256, (firsts, rows, *sizes, *operands))
+
+
+class WholeRows(NamedTuple):
+    """How rows of C are taken whole: lanes of a row and of a pair, places for its blocks, bytes of shared memory."""
+
+    group: int
+    unit: int
+    room: int
+    shared: int
+
+
+def whole_rows(longest: int, mean: float, sizes: tuple[int, int, int], nbytes: tuple[int, int]) -> WholeRows | None:
+    """Return how rows of C are taken whole, of `longest` blocks at most; None where they are too long.
+
+    Parameters
+    ----------
+    longest : int
+    mean : float
+        Blocks in a block row of B.
+    sizes : (r, s, t)
+    nbytes : tuple of int
+        Of a value, and of a block column.
+    """
+    unit = 1 if sizes[2] <= 2 else sizes[2]
+    room = (
+        longest + (BANKS // unit - longest) % BANKS if unit > 1 else longest
+    )  # lanes of a pair, in banks of their own
+    for group in (4, 8, 16, 32):
+        shared = ROW_THREADS // group * room * (sizes[0] * sizes[2] * nbytes[0] + nbytes[1])
+        if shared <= ROW_SHARED and (group >= unit * mean or group == 32):
+            return WholeRows(group, unit, room, shared)
+    return None
 
 
 def _values(m: BSR, dtype: np.dtype[Any]) -> Any:
@@ -146,6 +194,11 @@ def kernels(value: str, index: str, pointer: str, sizes: tuple[int, int, int], t
         elif tile := best_tile(r, t):
             method = f"Tiles<{value},{r},{s},{t},{tile[0]},{tile[1]}>"
     return f"bsr_cut<{pointer}>", f"bsr_multiply<{value},{index},{pointer},{method}>"
+
+
+def row_kernel(value: str, index: str, pointer: str, sizes: tuple[int, int, int], whole: WholeRows) -> str:
+    """Return the name expression of the kernel that takes rows whole."""
+    return f"bsr_rows<{value},{index},{pointer},{','.join(map(str, (*sizes, whole.group, whole.unit)))}>"
 
 
 def best_tile(r: int, t: int) -> tuple[int, int] | None:
@@ -170,6 +223,10 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
     sides = *SIZES, LONGEST_SIDE + 1
     names = {name for side in sides for name in kernels(value, index, pointer, (side, side, side), True)}
+    for side in (side for side in SIZES if side <= ROW_SIDE):
+        whole = whole_rows(1, side, (side, side, side), (8, 4))
+        assert whole is not None
+        names.add(row_kernel(value, index, pointer, (side, side, side), whole))
     return {"bsr.cu": tuple(sorted(names))}
 
 
