@@ -180,7 +180,8 @@ struct Tensor {
                 for (int n = 0; n < ACROSS; ++n) {
                     const int i = 8 * m + major, j = 8 * n + 2 * minor;
                     if (T % 2 == 0) {
-                        if (i < R && j < T) *reinterpret_cast<double2*>(out + i * T + j) = make_double2(sum[m][n][0], sum[m][n][1]);
+                        // C is not read again: it should not drive A and B out of the caches.
+                        if (i < R && j < T) __stcs(reinterpret_cast<double2*>(out + i * T + j), make_double2(sum[m][n][0], sum[m][n][1]));
                     } else {
                         if (i < R && j < T) out[i * T + j] = sum[m][n][0];
                         if (i < R && j + 1 < T) out[i * T + j + 1] = sum[m][n][1];
@@ -387,66 +388,74 @@ bsr_multiply(const i64* __restrict__ firsts, const i64* __restrict__ rows, const
 
 // Write the blocks of C row by row, where rows are short: they are added up in shared memory, with nothing expanded.
 //
-// Launch  block ROW_THREADS, grid ceil_div(nrows, ROW_THREADS / GROUP): a group of lanes for each block row of C. UNIT lanes
-//         take a pair, and its columns among them.
+// Launch  block ROW_THREADS, grid ceil_div(nrows, ROW_THREADS / GROUP): a group of lanes for each block row of C, a lane for
+//         each pair.
 // Shared  ROW_THREADS / GROUP * room * (R * T * sizeof(Value) + sizeof(Index)), dynamic.
-// Pre     as for bsr_multiply; no row of C has more than `room` blocks.
+// Pre     as for bsr_multiply; room > 0. A row of C of more than `room` blocks is made in so many parts.
 // Post    each block of C written once. Blocks of a row of B meet different blocks of C, and rows of B are taken in the
 //         order of A's entries: no atomics, the same bits on every run, and those of bsr_multiply with Tiles.
-template <typename Value, typename Index, typename Pointer, int R, int S, int T, int GROUP, int UNIT>
+template <typename Value, typename Index, typename Pointer, int R, int S, int T, int GROUP>
 __global__ void __launch_bounds__(ROW_THREADS)
 bsr_rows(const i64 nrows, const int room, const Pointer* __restrict__ a_indptr, const Index* __restrict__ a_indices,
          const Value* __restrict__ a_data, const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices,
          const Value* __restrict__ b_data, const Pointer* __restrict__ c_indptr, const Index* __restrict__ c_indices,
          Value* __restrict__ c_data) {
-    constexpr int GROUPS = ROW_THREADS / GROUP, AT_ONCE = GROUP / UNIT, COLUMNS = T / UNIT;
-    static_assert(T % UNIT == 0 && UNIT <= GROUP && GROUP <= 32, "a pair lies in one group");
+    constexpr int GROUPS = ROW_THREADS / GROUP;
     extern __shared__ __align__(16) unsigned char memory[];
-    const int lane = threadIdx.x % GROUP, group = threadIdx.x / GROUP, first_column = lane % UNIT * COLUMNS;
+    const int lane = threadIdx.x % GROUP, group = threadIdx.x / GROUP;
     const u32 lanes = (GROUP == 32 ? FULL_WARP : (1u << GROUP % 32) - 1) << threadIdx.x % 32 / GROUP * GROUP;
     const i64 row = (i64)blockIdx.x * GROUPS + group;
     if (row >= nrows) return;
-    const i64 first = c_indptr[row];
-    const int blocks = (int)(c_indptr[row + 1] - first);
-    Value* sums = reinterpret_cast<Value*>(memory) + (i64)group * room * (R * T);  // value w of block e at w * room + e
-    Index* columns = reinterpret_cast<Index*>(reinterpret_cast<Value*>(memory) + (i64)GROUPS * room * (R * T)) + (i64)group * room;
-    for (int e = lane; e < blocks; e += GROUP) {
-        columns[e] = c_indices[first + e];
-#pragma unroll
-        for (int w = 0; w < R * T; ++w) sums[w * room + e] = Value(0);
-    }
-    __syncwarp(lanes);
+    Value* all_sums = reinterpret_cast<Value*>(memory);
+    Value* sums = all_sums + (i64)group * room * (R * T);  // value w of block e at w * room + e
+    Index* columns = reinterpret_cast<Index*>(all_sums + (i64)GROUPS * room * (R * T)) + (i64)group * room;
     const Pointer end = a_indptr[row + 1];
-    for (Pointer base = a_indptr[row]; base < end; base += GROUP) {
-        const bool mine = base + lane < end;
-        const Index k = mine ? a_indices[base + lane] : 0;
-        const Pointer start = mine ? b_indptr[k] : 0, stop = mine ? b_indptr[k + 1] : 0;
-        const int entries = (int)min(end - base, (Pointer)GROUP);
-        for (int entry = 0; entry < entries; ++entry) {
-            const Pointer last = __shfl_sync(lanes, stop, entry, GROUP);
-            Pointer q = __shfl_sync(lanes, start, entry, GROUP) + lane / UNIT;
-            if (lane / UNIT >= AT_ONCE) q = last;
-            Value left[R * S];
-            load(left, a_data + (i64)(base + entry) * (R * S));
-            int at = 0;
-            for (; q < last; q += AT_ONCE) {
-                at = lower_bound(columns, at, blocks, b_indices[q]);
-                Value right[S][COLUMNS];
+    const i64 row_end = c_indptr[row + 1];
+    for (i64 first = c_indptr[row]; first < row_end; first += room) {
+        const int blocks = (int)min(row_end - first, (i64)room);
+        const bool whole = first == c_indptr[row] && first + blocks == row_end;
+        for (int e = lane; e < blocks; e += GROUP) {
+            columns[e] = c_indices[first + e];
 #pragma unroll
-                for (int h = 0; h < S; ++h) load(right[h], b_data + (i64)q * (S * T) + h * T + first_column);
-#pragma unroll
-                for (int i = 0; i < R; ++i)
-#pragma unroll
-                    for (int j = 0; j < COLUMNS; ++j) {
-                        Value& sum = sums[(i * T + first_column + j) * room + at];
-                        Value total = sum;
-#pragma unroll
-                        for (int h = 0; h < S; ++h) total += left[i * S + h] * right[h][j];
-                        sum = total;
-                    }
-            }
-            __syncwarp(lanes);
+            for (int w = 0; w < R * T; ++w) sums[w * room + e] = Value(0);
         }
+        __syncwarp(lanes);
+        for (Pointer base = a_indptr[row]; base < end; base += GROUP) {
+            Pointer start = 0, stop = 0;
+            if (base + lane < end) {
+                const Index k = a_indices[base + lane];
+                start = b_indptr[k], stop = b_indptr[k + 1];
+                if (!whole) {
+                    start = lower_bound(b_indices, start, stop, columns[0]);
+                    stop = lower_bound(b_indices, start, stop, columns[blocks - 1] + 1);
+                }
+            }
+            const int entries = (int)min(end - base, (Pointer)GROUP);
+            for (int entry = 0; entry < entries; ++entry) {
+                const Pointer last = __shfl_sync(lanes, stop, entry, GROUP);
+                Value left[R * S];
+                load(left, a_data + (i64)(base + entry) * (R * S));
+                int at = 0;
+                for (Pointer q = __shfl_sync(lanes, start, entry, GROUP) + lane; q < last; q += GROUP) {
+                    at = lower_bound(columns, at, blocks, b_indices[q]);
+                    Value right[S * T];
+                    load(right, b_data + (i64)q * (S * T));
+#pragma unroll
+                    for (int i = 0; i < R; ++i)
+#pragma unroll
+                        for (int j = 0; j < T; ++j) {
+                            Value& sum = sums[(i * T + j) * room + at];
+                            Value total = sum;
+#pragma unroll
+                            for (int h = 0; h < S; ++h) total += left[i * S + h] * right[h * T + j];
+                            sum = total;
+                        }
+                }
+                __syncwarp(lanes);
+            }
+        }
+        for (int v = lane; v < blocks * (R * T); v += GROUP)
+            c_data[first * (R * T) + v] = sums[v % (R * T) * room + v / (R * T)];
+        __syncwarp(lanes);
     }
-    for (int v = lane; v < blocks * (R * T); v += GROUP) c_data[first * (R * T) + v] = sums[v % (R * T) * room + v / (R * T)];
 }
