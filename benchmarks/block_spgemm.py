@@ -38,7 +38,7 @@ CPU_BYTES, RANGE_BYTES = 400 << 20, 16 << 30
 """Values of C at most: on the CPU, and of a range of block rows on the GPU."""
 ENTRIES_BYTES = 1 << 30
 """Values of C up to which the GPU also makes the product entry by entry: cuSPARSE takes many times as much."""
-PATIENCE, SECONDS, RUNS = 0.2, 0.2, 20
+PATIENCE, SECONDS, RUNS = 0.1, 0.1, 10
 """Seconds of a call from which it is timed once; of all calls, and their number, at most."""
 THREADS = 2
 TOLERANCE = 1e-12
@@ -62,15 +62,14 @@ def patterns(args: Any) -> dict[str, Callable[[], CSR]]:
     return {name: make for name, make in found.items() if not args.only or name in args.only}
 
 
-def leading(pattern: CSR, side: int, most_bytes: int, on_gpu: bool) -> tuple[CSR, int]:
-    """Return the leading part whose C takes at most so many bytes, and C's blocks."""
-    size = pattern.nrows
-    while True:
-        part = from_scipy(pattern.to_scipy()[:size, :size]) if size < pattern.nrows else pattern
-        blocks = int(offsets_of_c(part, on_gpu)[-1])
-        if blocks * side * side * 8 <= most_bytes:
-            return part, blocks
+def leading(pattern: CSR, blocks: int, side: int, most_bytes: int, on_gpu: bool) -> tuple[CSR, int]:
+    """Return the leading part whose C takes at most so many bytes, and its C's blocks; all of C has `blocks`."""
+    part, size = pattern, pattern.nrows
+    while blocks * side * side * 8 > most_bytes:
         size = int(0.97 * size * (most_bytes / (blocks * side * side * 8)) ** 0.5)
+        part = from_scipy(pattern.to_scipy()[:size, :size])
+        blocks = int(offsets_of_c(part, on_gpu)[-1])
+    return part, blocks
 
 
 def offsets_of_c(pattern: CSR, on_gpu: bool) -> Int64Array:
@@ -119,20 +118,27 @@ def on_cpu(a: BSR) -> dict[str, Any]:
     return {"right": right, "scipy_ms": theirs, "ms": ours, "runs": runs, "ratio": theirs / ours}
 
 
-def on_gpu(a: BSR, b: BSR) -> dict[str, Any]:
-    """Time the GPU's product; weigh it, check it by a vector."""
+def workspace(a: BSR) -> dict[str, Any]:
+    """Return the bytes that the GPU's product takes beyond A and C."""
     import cupy
 
-    device, pool = cupy.cuda.Device(), cupy.cuda.MemoryPool()
+    pool = cupy.cuda.MemoryPool()
     gc.collect()
     cupy.get_default_memory_pool().free_all_blocks()
     with cupy.cuda.using_allocator(pool.malloc):
-        c = spdist.spgemm(a, b)
-    workspace = pool.total_bytes() - c.nbytes
-    found = {"workspace": workspace, "workspace_of_c": workspace / c.nbytes, "right": is_right(c, a, b)}
-    del c, pool
-    ours, runs = median(lambda: spdist.spgemm(a, b), device.synchronize)
-    return found | {"ms": ours, "runs": runs}
+        c = spdist.spgemm(a, a)
+    beyond = pool.total_bytes() - c.nbytes
+    return {"workspace": beyond, "workspace_of_c": beyond / c.nbytes}
+
+
+def by_blocks(a: BSR, b: BSR) -> dict[str, Any]:
+    """Time the GPU's product, and check it by a vector."""
+    import cupy
+
+    gc.collect()
+    right = is_right(spdist.spgemm(a, b), a, b)
+    ours, runs = median(lambda: spdist.spgemm(a, b), cupy.cuda.Device().synchronize)
+    return {"right": right, "ms": ours, "runs": runs}
 
 
 def by_entries(a: BSR, ours: float) -> dict[str, Any]:
@@ -147,7 +153,7 @@ def by_entries(a: BSR, ours: float) -> dict[str, Any]:
         pool.free_all_blocks()
         try:
             times[name] = median(product, device.synchronize)[0]
-            break  # the others are slower, and take less memory
+            break
         except Exception as error:  # cuSPARSE's own, or too little memory
             print(f"  {name}: {type(error).__name__}")
     best = min(times, key=times.__getitem__)
@@ -164,21 +170,19 @@ def in_ranges(pattern: CSR, side: int, offsets: Int64Array) -> dict[str, Any]:
         stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + room, side="right")) - 1)
         first, last = int(pattern.indptr[start]), int(pattern.indptr[stop])
         indptr = b.indptr[start : stop + 1] - b.indptr[start]
-        parts.append(
-            on_gpu(BSR(indptr, b.indices[first:last], b.data[first:last], ((stop - start) * side, b.shape[1])), b)
-        )
+        rows = BSR(indptr, b.indices[first:last], b.data[first:last], ((stop - start) * side, b.shape[1]))
+        parts.append(by_blocks(rows, b))
         start = stop
-    most = {name: max(part[name] for part in parts) for name in ("workspace", "workspace_of_c", "runs")}
     right, ms = all(part["right"] for part in parts), sum(part["ms"] for part in parts)
-    return {"ranges": len(parts), **most, "right": right, "ms": ms}
+    return {"ranges": len(parts), "right": right, "ms": ms, "runs": max(part["runs"] for part in parts)}
 
 
 def of_cusparse(a: CSR) -> dict[str, Product]:
-    """Return cuSPARSE's products, its quickest algorithm first."""
-    from cusparse import ALGORITHMS, Cusparse
+    """Return cuSPARSE's products: by its quickest algorithm, and by the one that takes least memory."""
+    from cusparse import Cusparse
 
     library = Cusparse()
-    return {f"cusparse_{name}": library.bind(name, a, a) for name in ALGORITHMS if name != "reuse"}
+    return {f"cusparse_{name}": library.bind(name, a, a) for name in ("alg1", "alg3")}
 
 
 def is_right(c: BSR, a: BSR, b: BSR) -> bool:
@@ -210,19 +214,18 @@ def times_vector(m: BSR, x: Any) -> Any:
     return y.ravel()
 
 
-def measure(name: str, pattern: CSR, side: int, args: Any) -> list[dict[str, Any]]:
-    """Time one pattern with one size of blocks; on the GPU also larger than what is compared."""
-    part, blocks = leading(pattern, side, ENTRIES_BYTES if args.gpu else CPU_BYTES, args.gpu)
-    if not args.gpu:
+def measure(name: str, pattern: CSR, offsets: Int64Array, side: int, on_gpu: bool) -> list[dict[str, Any]]:
+    """Time one pattern, whose C has rows at `offsets`, with one size of blocks; on the GPU also larger than compared."""
+    part, blocks = leading(pattern, int(offsets[-1]), side, ENTRIES_BYTES if on_gpu else CPU_BYTES, on_gpu)
+    if not on_gpu:
         return [facts(name, part, side, blocks, on_cpu(filled(part, side)))]
     import cupy
 
     a = filled(part, side, cupy)
-    found = on_gpu(a, a)
-    rows = [facts(name, part, side, blocks, found | by_entries(a, found["ms"]))]
+    found = by_blocks(a, a)
+    rows = [facts(name, part, side, blocks, workspace(a) | found | by_entries(a, found["ms"]))]
     del a
     if part is not pattern:
-        offsets = offsets_of_c(pattern, True)
         rows.append(facts(name, pattern, side, int(offsets[-1]), in_ranges(pattern, side, offsets)))
     return rows
 
@@ -266,7 +269,8 @@ def main() -> int:
     rows = []
     for name, make in patterns(args).items():
         pattern = make()
-        rows += [row for side in sides for row in measure(name, pattern, side, args)]
+        offsets = offsets_of_c(pattern, args.gpu)
+        rows += [row for side in sides for row in measure(name, pattern, offsets, side, args.gpu)]
     result = {"benchmark": "block_spgemm", "threads": THREADS, "summary": summary(rows), "rows": rows}
     print(result["summary"])
     record.write(result | ({"gpu": record.gpu()} if args.gpu else {}), args.out)

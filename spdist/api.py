@@ -805,10 +805,11 @@ def _limits(engine: str, memory_limit: int | str | None, host_limit: int | str |
 
 def _check_values(engine: str, dtype: np.dtype[Any]) -> None:
     """Refuse values that the engine does not multiply."""
-    if engine not in ("auto", "numba") and blocksize(dtype) is not None:
+    if engine == "scipy" and blocksize(dtype) is not None:
         raise InputError(f"engine={engine!r} does not multiply block matrices: choose engine='auto'")
-    if engine in GPU_ENGINES and dtype.kind not in "fc":
-        raise InputError(f"engine={engine!r} multiplies float and complex values, not {dtype}: choose engine='auto'")
+    number = number_dtype(dtype)
+    if engine in GPU_ENGINES and number.kind not in "fc":
+        raise InputError(f"engine={engine!r} multiplies float and complex values, not {number}: choose engine='auto'")
 
 
 def _turned(m: Any) -> Any:

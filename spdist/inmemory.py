@@ -138,7 +138,7 @@ def spgemm(
     options = _options(semiring, mask, complement, epilogue, threshold, top_n)
     if blocks.is_blocked(a) or blocks.is_blocked(b):
         if blocks.fit(a, b) and options.plain:
-            return blocks.spgemm(a, b, method, threads)
+            return blocks.spgemm(a, b, method, threads, memory_limit)
         reason = "blocks of the other do not fit" if options.plain else "semirings, masks and cuts are for entries"
         left = blocks.expand(a, "A", reason)
         a, b = left, left if b is a else blocks.expand(b, "B", reason)

@@ -180,8 +180,7 @@ struct Tensor {
                 for (int n = 0; n < ACROSS; ++n) {
                     const int i = 8 * m + major, j = 8 * n + 2 * minor;
                     if (T % 2 == 0) {
-                        // C is not read again: it should not drive A and B out of the caches.
-                        if (i < R && j < T) __stcs(reinterpret_cast<double2*>(out + i * T + j), make_double2(sum[m][n][0], sum[m][n][1]));
+                        if (i < R && j < T) *reinterpret_cast<double2*>(out + i * T + j) = make_double2(sum[m][n][0], sum[m][n][1]);
                     } else {
                         if (i < R && j < T) out[i * T + j] = sum[m][n][0];
                         if (i < R && j + 1 < T) out[i * T + j + 1] = sum[m][n][1];

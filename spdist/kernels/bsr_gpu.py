@@ -52,7 +52,7 @@ SIZES = (2, 3, 4, 6, 8, 16)
 """Blocks that are compiled in the tests."""
 
 
-def multiply(a: BSR, b: BSR) -> BSR:
+def multiply(a: BSR, b: BSR, *, ones: Any = None) -> BSR:
     """Return ``a @ b``.
 
     Parameters
@@ -60,6 +60,8 @@ def multiply(a: BSR, b: BSR) -> BSR:
     a, b : BSR
         Arrays of cupy on the current device; float32, float64, complex64 or complex128; blocks of r x s times s x t, of
         any r, s and t. Block rows of B are sorted and free of duplicates; those of A need not be.
+    ones : (b.blocks,) float32, optional
+        Ones, of whoever multiplies by B more than once.
 
     Returns
     -------
@@ -88,7 +90,7 @@ def multiply(a: BSR, b: BSR) -> BSR:
         if m.blocks >= MOST_BLOCKS:
             raise MatrixError(f"{name} has {m.blocks:,} blocks, the GPU takes fewer than {MOST_BLOCKS:,}: cut its rows")
     shape, (r, t) = (a.shape[0], b.shape[1]), (a.blocksize[0], b.blocksize[1])
-    counts, pairs, longest = _count_pairs(a, b)
+    counts, pairs, longest = _count_pairs(a, b, ones)
     blocks = counts.nnz
     try:
         c = BSR(counts.indptr, counts.indices, cupy.empty((blocks, r, t), dtype), shape)
@@ -102,17 +104,19 @@ def multiply(a: BSR, b: BSR) -> BSR:
     return c
 
 
-def _count_pairs(a: BSR, b: BSR) -> tuple[CSR, int, int]:
+def _count_pairs(a: BSR, b: BSR, ones: Any = None) -> tuple[CSR, int, int]:
     """Return C's pattern, the pairs in each block as its value; all pairs; the blocks of the longest block row of A."""
     import cupy
 
-    def count(dtype: npt.DTypeLike) -> tuple[CSR, int, int]:
+    def count(dtype: npt.DTypeLike, ones: Any) -> tuple[CSR, int, int]:
         left = a.pattern(cupy.ones(a.blocks, dtype))
-        return gpu.multiply_counted(left, left if b is a else b.pattern(cupy.ones(b.blocks, dtype)))
+        if b is a:
+            return gpu.multiply_counted(left, left)
+        return gpu.multiply_counted(left, b.pattern(cupy.ones(b.blocks, dtype) if ones is None else ones))
 
-    counts, pairs, longest = count(np.float32)
+    counts, pairs, longest = count(np.float32, ones)
     if longest >= EXACT:
-        counts, pairs, longest = count(np.float64)
+        counts, pairs, longest = count(np.float64, None)
     return counts, pairs, longest
 
 

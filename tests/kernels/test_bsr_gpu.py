@@ -116,6 +116,7 @@ def test_long_rows_are_cut(side):
 def test_rows_are_taken_whole_or_in_parts(monkeypatch, room, sides, per_row):
     monkeypatch.setattr(bsr_gpu, "ROW_PAIRS", 10**9)
     monkeypatch.setattr(bsr_gpu, "ROW_ROOM", room)
+    monkeypatch.setattr(bsr_gpu, "ROW_SHARED", 160 << 10)
     monkeypatch.delattr(bsr_gpu, "_fill_by_tasks")
     a, b = block_matrix(300, 200, per_row, sides[:2], 1), block_matrix(200, 400, per_row, sides[1:], 2)
     assert_multiplies(a, b)
