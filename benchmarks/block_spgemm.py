@@ -215,7 +215,7 @@ def times_vector(m: BSR, x: Any) -> Any:
 
 
 def measure(name: str, pattern: CSR, offsets: Int64Array, side: int, on_gpu: bool) -> list[dict[str, Any]]:
-    """Time one pattern, whose C has rows at `offsets`, with one size of blocks; on the GPU also larger than compared."""
+    """Time a pattern, whose C has rows at `offsets`, with one size of blocks; on the GPU also larger than compared."""
     part, blocks = leading(pattern, int(offsets[-1]), side, ENTRIES_BYTES if on_gpu else CPU_BYTES, on_gpu)
     if not on_gpu:
         return [facts(name, part, side, blocks, on_cpu(filled(part, side)))]

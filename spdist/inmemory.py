@@ -63,9 +63,9 @@ def spgemm(
         multiplied block by block; where only one is in blocks, or theirs do not fit, entry by entry, which is logged.
     method : str
         For SciPy's matrices "auto", "scipy" or "numba": the CPU engine; "auto" picks from a cheap look at the operands.
-        "cuda" sends blocks of them through the GPU, which need not hold any of the three; "hyspmm" does so as Wu's
-        hybrid of CPU and GPU. For CuPy's matrices "auto",
-        "rowwise" (each row by the kernels that suit it) or "esc" (Polok's expansion, sorting, compression).
+        "cuda" sends blocks of rows, of block matrices too, through the GPU, which need not hold any of the three;
+        "hyspmm" does so as Wu's hybrid of CPU and GPU. For CuPy's matrices "auto", "rowwise" (each row by the kernels
+        that suit it) or "esc" (Polok's expansion, sorting, compression).
     threads : int, optional
         On the CPU; by default one per core.
     deterministic : bool
