@@ -87,6 +87,14 @@ def test_blocks_and_numbers_are_refused_with_what_to_do(kept, tmp_path):
         api.plan(integers, integers, engine="cuda", memory_limit="1GiB")
 
 
+def test_a_plan_for_gpus_needs_none(kept):
+    _, left = kept("a", 600, 500, (3, 2), 1)
+    _, right = kept("b", 500, 400, (2, 4), 2)
+    plan = api.plan(left, right, engine="cuda", memory_limit="1MiB", host_limit="64MiB")
+    assert 0 < plan.projected_memory <= 1 << 20
+    assert api.Plan.from_json(plan.to_json()) == plan
+
+
 def test_what_is_for_entries_is_refused_with_what_to_do(kept, tmp_path):
     _, a = kept("a", 20, 20, (2, 2))
     _, entries = kept("e", 20, 20, (1, 1))

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from spdist.csr import CSR, INT32_MAX, Int64Array, block_dtype, blocksize, index_dtype, number_dtype, result_dtype
 from spdist.errors import MatrixError
 from spdist.kernels.pinned import Bytes, array_at
-from spdist.kernels.workspace import aligned
+from spdist.kernels.workspace import PAIR_BYTES, aligned
 
 BLOCK_BYTES = 320 << 20
 """Bytes of a block that are aimed at where the slot has room for more and B is resident; else larger blocks repeat less
@@ -41,8 +41,6 @@ SCRATCH_BYTES = 24 << 20
 """And those they take whatever the rows."""
 BLOCK_SCRATCH = 24
 """And those for an entry of C that is a dense block."""
-PAIR_BYTES = 4
-"""And for each such entry of B: the one that its pairs are counted by."""
 WINDOW_SHARE = 1.3
 """Rows of B are sent from the first to the last if these are at most so many times those asked for."""
 AHEAD_BYTES = 1 << 30
