@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from spdist import staging, storage
 from spdist.csr import CSR, IndexArray, Int64Array, ValueArray, index_dtype, is_on_gpu, module_of
 from spdist.csr import from_scipy as csr_from_scipy
 from spdist.errors import MatrixError
@@ -118,6 +117,8 @@ class VBR:
 
     def save(self, url: str | Path, *, overwrite: bool = False) -> None:
         """Store the matrix in Zarr, for `open_vbr`; `url` is a path or an fsspec URL."""
+        from spdist import staging, storage  # products need no Zarr
+
         arrays = {field.name: getattr(self, field.name) for field in fields(self)}
         arrays = {name: array.get() if is_on_gpu(array) else array for name, array in arrays.items()}
         with staging.staged_matrix(url, overwrite=overwrite) as stage:
@@ -223,6 +224,8 @@ def open_vbr(url: str | Path, *, on_gpu: bool = False) -> VBR:
     CorruptError
         If a Zarr chunk is missing, truncated or altered.
     """
+    from spdist import storage
+
     arrays, attributes = storage.read_arrays(url)
     if attributes.get("encoding-type") != ENCODING:
         raise MatrixError(f"{url}: not in blocks of many sizes, but {attributes.get('encoding-type')}")
