@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -17,7 +18,7 @@ import pytest
 import scipy.sparse as sp
 
 from spdist import api
-from spdist.bsr import from_rows
+from spdist.bsr import BSR, from_rows, from_scipy
 from spdist.errors import InputError, MemoryBoundError
 from spdist.kernels import bsr_cpu
 from spdist.scheduler import cluster, stages
@@ -171,6 +172,28 @@ def test_block_matrices_through_a_device(host_gpu, grid):
     assert report.stages["gpu multiply"]["tasks"] > 1
     c = api.open_matrix(url("c"))
     assert_is_block_product(from_rows(c.rows(0, c.nrows)), a, b)
+
+
+def test_block_matrices_from_host_to_host(monkeypatch):
+    runtime = SimpleNamespace(getDevice=lambda: 0)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    devices = []
+    monkeypatch.setattr(
+        "spdist.kernels.gpu_device.Gpu", lambda limit, **_: devices.append(HostDevice(limit)) or devices[-1]
+    )
+    a = block_matrix(700, 700, 6.0, (3, 3), 1)
+    for m in (a, a.to_scipy()):
+        c = api.matmul(m, m, engine="cuda", memory_limit="1MiB")
+        assert type(c) is type(m)
+        assert_is_block_product(c if isinstance(c, BSR) else from_scipy(c), a, a)
+    assert all(0 < device.most <= 1 << 20 for device in devices)
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_block_matrices_need_a_gpu_too():
+    a = block_matrix(7, 7, 2.0, (3, 3), 1)
+    with pytest.raises(InputError, match="needs a CUDA device and CuPy"):
+        api.matmul(a, a, engine="cuda")
 
 
 def test_nothing_of_the_gpu_is_kept_after_a_run(host_gpu, tmp_path, monkeypatch):
