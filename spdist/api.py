@@ -312,7 +312,7 @@ def multiply(
         Where C goes; not A or B.
     engine : {"auto", "scipy", "numba", "cuda"}
         What multiplies a block: "auto" picks one of the two of the CPU for each block; "cuda" is a GPU for each worker,
-        for float and complex values.
+        for float and complex values. Matrices stored in dense blocks have one kernel on the CPU, and one on the GPU.
     memory_limit : int or str, optional
         Bytes on each worker. With the engines of the CPU: what blocks, buffers and waiting results may take beyond what
         the worker holds idle, 2GiB by default. With "cuda": of the GPU's memory, by default 0.9 of what is free.
@@ -806,10 +806,11 @@ def _limits(engine: str, memory_limit: int | str | None, host_limit: int | str |
 
 def _check_values(engine: str, dtype: np.dtype[Any]) -> None:
     """Refuse values that the engine does not multiply."""
-    if engine not in ("auto", "numba") and blocksize(dtype) is not None:
+    if engine == "scipy" and blocksize(dtype) is not None:
         raise InputError(f"engine={engine!r} does not multiply block matrices: choose engine='auto'")
-    if engine in GPU_ENGINES and dtype.kind not in "fc":
-        raise InputError(f"engine={engine!r} multiplies float and complex values, not {dtype}: choose engine='auto'")
+    number = number_dtype(dtype)
+    if engine in GPU_ENGINES and number.kind not in "fc":
+        raise InputError(f"engine={engine!r} multiplies float and complex values, not {number}: choose engine='auto'")
 
 
 def _turned(m: Any) -> Any:

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from spdist.csr import CSR
+from spdist.bsr import BSR
+from spdist.csr import CSR, blocksize, number_dtype
 from spdist.errors import MatrixError, MemoryBoundError
-from spdist.kernels import gpu, outofcore, packing
-from spdist.kernels.device_blocks import AHEAD_BYTES, Kinds, Part, Staged, cores, lay_out, pool
+from spdist.kernels import bsr_gpu, gpu, outofcore, packing
+from spdist.kernels.device_blocks import AHEAD_BYTES, Kinds, Part, Staged, cores, lay_out_whole, pool
 from spdist.kernels.outofcore import ArenaFullError, Stage
 from spdist.kernels.pinned import Bytes, array_at, pinned
 from spdist.kernels.workspace import ALLOCATION, packed_bound, packed_units
@@ -137,7 +138,7 @@ class GpuSlot:
                 if self.staged.low:  # A's columns are B's, counted from the first row of all B
                     indices = self.cupy.subtract(a.indices, a.indices.dtype.type(self.staged.low))
                     a = CSR(a.indptr, indices, a.data, a.shape)
-                self.c = gpu.multiply(a, b, deterministic=self.device.deterministic)
+                self.c = self.device.product(a, b)
         except ArenaFullError:
             self.cupy.cuda.Device().synchronize()  # kernels on other streams may use what is given back
             raise
@@ -154,8 +155,10 @@ class GpuSlot:
         """Begin to pack the columns of C into what is left of the slot; None where that does not pay."""
         c, device, arena = self.c, self.device, self.arena
         assert c is not None
+        assert device.kinds is not None
         size = packed_bound(c.shape, c.nnz, c.indices.itemsize)
-        if device.plain_blocks or c.nnz < LEAST_PACKED or arena.size - arena.used < size + ALLOCATION:
+        small = device.kinds.blocked or c.nnz < LEAST_PACKED  # columns of dense blocks are a small part of C
+        if device.plain_blocks or small or arena.size - arena.used < size + ALLOCATION:
             device.plain_blocks = max(0, device.plain_blocks - 1)
             return None
         with self.stream, self.cupy.cuda.using_allocator(arena.malloc):
@@ -189,9 +192,9 @@ class GpuSlot:
         runtime, stream = self.cupy.cuda.runtime, self.device.down
         begin = self._begin("download", stream, "pack" if packed else "multiply")
         parts = [
-            (offsets, c.indptr.data.ptr + c.indptr.itemsize, rows * c.indptr.itemsize),
-            (indices, c.indices.data.ptr, nnz * c.indices.itemsize),
-            (data, c.data.data.ptr, nnz * c.data.itemsize),
+            (offsets, c.indptr.data.ptr + c.indptr.itemsize, offsets.nbytes),
+            (indices, c.indices.data.ptr, indices.nbytes),
+            (data, c.data.data.ptr, data.nbytes),
         ]
         if packed:
             host = self.device.allocate(packed.nbytes)
@@ -260,6 +263,7 @@ class Gpu:
         self.memory_limit = free_memory() if memory_limit is None else memory_limit
         self.malloc = malloc or self._from_system
         self.b: CSR | None = None
+        self.ones: Any = None
         self.up, self.down = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
         self.peak = 0
         self.kinds: Kinds | None = None
@@ -322,7 +326,7 @@ class Gpu:
         )  # fmt: skip
 
     def _forget(self) -> None:
-        self.b, self._kept = None, None
+        self.b, self.ones, self._kept = None, None, None
 
     def keep(self, b: CSR | None, kinds: Kinds) -> bool:
         """Keep B on the GPU, or nothing; return whether B is there.
@@ -334,33 +338,36 @@ class Gpu:
         MatrixError
             If the GPU's kernels do not multiply such values.
         """
-        if kinds.value.kind not in "fc":
-            raise MatrixError(
-                f"dtype {kinds.value} is not multiplied on the GPU: convert it to float32, float64 or complex"
-            )
+        number = number_dtype(kinds.value)
+        if number.kind not in "fc":
+            raise MatrixError(f"dtype {number} is not multiplied on the GPU: convert it to float32, float64 or complex")
         self.kinds = kinds
         if b is not None and self._kept is not None and _is_same(self._kept[0], b) and self._kept[1] == kinds:
             return True
         self._forget()
         if b is None:
             return False
-        part = lay_out(b.nrows, b.ncols, b.nnz, kinds)
-        if part.end != self._b_bytes:
+        part, size = lay_out_whole(b, kinds)
+        if size != self._b_bytes:
             self._b_memory, self._b_bytes = None, 0
             try:
-                self._b_memory = self.malloc(part.end)
+                self._b_memory = self.malloc(size)
             except self.cupy.cuda.memory.OutOfMemoryError:
                 outofcore.logger.warning(
                     "the GPU has no room for B, another program uses it: its rows come block by block"
                 )
                 return False
-            self._b_bytes = part.end
+            self._b_bytes = size
             self._note()
         memory = self._b_memory
-        self._send(b.data, kinds.value, memory.ptr + part.data)
+        self._send(b.data, kinds.b, memory.ptr + part.data)
         self._send(b.indices, kinds.index, memory.ptr + part.indices)
         self._send(b.indptr, kinds.pointer, memory.ptr + part.indptr)
-        self.b = self._matrix(memory, part, kinds)
+        self.b = self.matrix(memory, part)
+        if kinds.blocked:
+            self.ones = self.cupy.ndarray((b.nnz,), np.float32, memory + part.end)
+            self.ones.fill(1)
+            self.cupy.cuda.Device().synchronize()  # slots have streams of their own
         self._kept = b, kinds
         return True
 
@@ -403,24 +410,37 @@ class Gpu:
         return bool(ends) and all(runtime.pointerGetAttributes(end).type == HOST_MEMORY for end in ends)
 
     def matrix(self, memory: Any, part: Part) -> CSR:
-        """Return the matrix that lies in a block's memory; dtypes are those of B."""
-        assert self.kinds is not None
-        return self._matrix(memory, part, self.kinds)
+        """Return the matrix that lies in a block's memory; blocks as values of three dimensions, (nnz, r, s)."""
+        kinds = self.kinds
+        assert kinds is not None
 
-    def _matrix(self, memory: Any, part: Part, kinds: Kinds) -> CSR:
-        def array(offset: int, count: int, dtype: Any) -> Any:
-            return self.cupy.ndarray((count,), dtype, memory + offset)
+        def array(offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
+            return self.cupy.ndarray(shape, dtype, memory + offset)
 
+        size = blocksize(part.value) or ()
         return CSR(
-            array(part.indptr, part.nrows + 1, kinds.pointer),
-            array(part.indices, part.nnz, kinds.index),
-            array(part.data, part.nnz, kinds.value),
+            array(part.indptr, (part.nrows + 1,), kinds.pointer),
+            array(part.indices, (part.nnz,), kinds.index),
+            array(part.data, (part.nnz, *size), number_dtype(part.value)),
             (part.nrows, part.ncols),
         )
+
+    def product(self, a: CSR, b: CSR) -> CSR:
+        """Multiply two such matrices."""
+        if a.data.ndim == 1:
+            return gpu.multiply(a, b, deterministic=self.deterministic)
+        c = bsr_gpu.multiply(*map(_with_sizes, (a, b)), ones=self.ones if b is self.b else None)
+        return c.pattern(c.data)
 
     def allocate(self, size: int, /) -> Bytes:
         """Return page-locked memory."""
         return pinned(size)
+
+
+def _with_sizes(m: CSR) -> BSR:
+    """Return a matrix whose values are blocks as what it is."""
+    _, r, s = m.data.shape
+    return BSR(m.indptr, m.indices, m.data, (m.nrows * r, m.ncols * s))
 
 
 def _is_same(b: CSR, other: CSR) -> bool:

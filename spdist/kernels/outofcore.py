@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from spdist.csr import CSR, INT32_MAX, Int64Array, empty, index_dtype, result_dtype
+from spdist.csr import CSR, Int64Array, empty, index_dtype
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.device_blocks import (
     COUNT_SHARE,
@@ -44,7 +44,8 @@ from spdist.kernels.device_blocks import (
     Stager,
     bad_row,
     cores,
-    lay_out,
+    kinds_of,
+    lay_out_whole,
     now,
     pool,
 )
@@ -211,15 +212,8 @@ class Run:
     first_row: int = 0
 
     def __post_init__(self) -> None:
-        a, b = self.a, self.b
-        value = result_dtype(a.dtype, b.dtype)
-        wide = max(b.nrows, b.ncols) > INT32_MAX
-        index = np.dtype(np.int64) if wide else index_dtype(b.ncols)
-        # 31 bits count the entries of a block's A, but for a single row: the cutter sees to it.
-        longest = int(np.max(np.diff(a.indptr))) if a.nnz > INT32_MAX else 0
-        pointer = np.dtype(np.int64 if max(b.nnz, longest, b.ncols if wide else 0) > INT32_MAX else np.int32)
-        self.kinds = Kinds(value, index, pointer)
-        self.b_bytes = lay_out(b.nrows, b.ncols, b.nnz, self.kinds).end
+        self.kinds = kinds_of(self.a, self.b)
+        _, self.b_bytes = lay_out_whole(self.b, self.kinds)
         self.resident = device_shares(self.b_bytes, self.memory_limit).kept > 0
         self.flying: collections.deque[_Flight] = collections.deque()
         self.leaving: _Flight | None = None  # the last of those: its C is packed, and not sent for yet
@@ -281,7 +275,7 @@ class Run:
         self.resident = False
         self.device.keep(None, self.kinds)
         indices, data = self.b.indices, self.b.data
-        indices, data = indices.astype(self.kinds.index, copy=False), data.astype(self.kinds.value, copy=False)
+        indices, data = indices.astype(self.kinds.index, copy=False), data.astype(self.kinds.b, copy=False)
         self.b = CSR(self.b.indptr, indices, data, self.b.shape)
 
     def _take_slots(self, pairs: int) -> None:
@@ -535,7 +529,8 @@ def multiply(a: CSR, b: CSR, device: Any, *, pairs: int = PAIRS, report: Report 
     Parameters
     ----------
     a, b : CSR
-        On the host. Rows of A need not be sorted and may hold duplicates; those of B are canonical.
+        On the host. Rows of A need not be sorted and may hold duplicates; those of B are canonical. Values may be dense
+        blocks that fit (`csr.block_dtype`); rows, columns and entries are then of blocks.
     device : gpu_device.Gpu
         With its memory limit, which holds whatever the sizes of A, B and C.
     pairs : int

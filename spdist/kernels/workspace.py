@@ -507,6 +507,8 @@ def device_shares(b_bytes: int, memory_limit: int, pairs: int = PAIRS) -> Device
     return DeviceShares(kept, pairs, room if pairs == 1 else min(room // pairs, SLOT_BYTES))
 
 
+PAIR_BYTES = 4
+"""Bytes, for each entry of a B of dense blocks that stays on the GPU, by which pairs of blocks are counted."""
 ALIGNMENT = 256
 """Bytes to whose multiples the arrays of a block on the GPU are placed."""
 SORT_GROUPS = 11

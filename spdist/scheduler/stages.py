@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from spdist.answer import WHOLE, Answer
-from spdist.csr import CSR, Int64Array, ValueArray, blocksize, check_canonical, index_dtype, result_dtype
+from spdist.csr import CSR, Int64Array, ValueArray, blocksize, check_canonical, index_dtype, number_dtype, result_dtype
 from spdist.errors import SpdistError
 from spdist.kernels import cpu, outofcore, reductions
 from spdist.kernels.options import PLAIN, Options
@@ -192,7 +192,7 @@ class Product:
         if self.on_gpu:
             from spdist.kernels import gpu, packing
 
-            dtype = result_dtype(self.a.dtype, self.b.dtype)
+            dtype = number_dtype(result_dtype(self.a.dtype, self.b.dtype))
             gpu.compile_kernels(dtype, self.b.ncols)
             packing.compile_kernels(dtype, index_dtype(self.b.ncols))
             c = self.product(one, b, 1, 0)

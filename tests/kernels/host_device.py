@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from spdist.csr import CSR
-from spdist.kernels import cpu
+from spdist.csr import CSR, INT32_MAX, blocksize
+from spdist.kernels import bsr_cpu, cpu
 from spdist.kernels.device_blocks import Kinds, Staged
 from spdist.kernels.outofcore import ArenaFullError, Stage
 from spdist.kernels.pinned import array_at, pageable
@@ -20,6 +20,13 @@ def poisoned(size: int) -> Any:
     memory = pageable(size)
     memory[:] = 0xFF
     return memory
+
+
+def multiply(a: CSR, b: CSR) -> CSR:
+    """Return the product of matrices of numbers, or of blocks."""
+    if blocksize(a.dtype) is None:
+        return cpu.multiply(a, b, engine="scipy")
+    return bsr_cpu.multiply_rows(a, b, 0, INT32_MAX)
 
 
 class Room:
@@ -50,7 +57,7 @@ class HostSlot:
         kinds = self.device.kinds
         indptr = array_at(self.memory, part.indptr, part.nrows + 1, kinds.pointer).astype(np.int64)
         indices = array_at(self.memory, part.indices, part.nnz, kinds.index)
-        return CSR(indptr, indices, array_at(self.memory, part.data, part.nnz, kinds.value), (part.nrows, part.ncols))
+        return CSR(indptr, indices, array_at(self.memory, part.data, part.nnz, part.value), (part.nrows, part.ncols))
 
     def multiply(self) -> int:
         assert self.staged is not None
@@ -61,7 +68,7 @@ class HostSlot:
         if inside is not None:
             a = CSR(a.indptr, b.indices[inside], b.data[inside], a.shape)
         a = CSR(a.indptr, a.indices - a.indices.dtype.type(self.staged.low), a.data, a.shape)
-        self.c = cpu.multiply(a, b, engine="scipy")
+        self.c = multiply(a, b)
         needed = self.staged.nbytes + self.c.nbytes
         self.device.most = max(self.device.most, needed if needed <= self.size else 0)
         if needed > room.size:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import sys
 from collections import Counter
 from types import SimpleNamespace
@@ -13,14 +14,16 @@ import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_array_equal
 
+from spdist.bsr import BSR, from_rows
 from spdist.csr import CSR, from_scipy
-from spdist.kernels import cpu, device_blocks, gpu_device, outofcore, packing, pinned
+from spdist.kernels import bsr_cpu, cpu, device_blocks, gpu_device, outofcore, packing, pinned
 from spdist.kernels.device_blocks import Kinds
 from spdist.kernels.gpu_device import Gpu
 from tests.conftest import random_matrix
 from tests.kernels import packing_twin
+from tests.kernels.test_bsr_cpu import assert_is_block_product, block_matrix
 
-KINDS = Kinds(*map(np.dtype, ("f8", "i4", "i4")))
+KINDS = Kinds(*map(np.dtype, ("f8", "i4", "i4", "f8", "f8")))
 
 
 LOCKED: set[int] = set()
@@ -62,7 +65,8 @@ class DeviceArray(np.ndarray):
 
 
 def array(shape, dtype, pointer):
-    return pinned.array_at(pointer.memory.bytes, pointer.offset, shape[0], dtype).view(DeviceArray)
+    flat = pinned.array_at(pointer.memory.bytes, pointer.offset, math.prod(shape), dtype)
+    return flat.reshape(shape).view(DeviceArray)
 
 
 class Event:
@@ -123,7 +127,7 @@ class Allocator:
         return array((size,), dtype, self.malloc(size * dtype.itemsize))
 
     def of(self, values):
-        new = self.empty(len(values), values.dtype)
+        new = self.empty(values.size, values.dtype).reshape(values.shape)
         new[:] = values
         return new
 
@@ -165,9 +169,19 @@ def multiplies(monkeypatch, allocator):
         c = cpu.multiply(a, b, engine="scipy")
         return CSR(allocator.of(c.indptr.astype(np.int32)), allocator.of(c.indices), allocator.of(c.data), c.shape)
 
+    def multiply_blocks(a, b, ones=None):
+        left, right = (
+            BSR(m.indptr.astype(np.int64), np.asarray(m.indices), np.asarray(m.data), m.shape) for m in (a, b)
+        )
+        assert ones is None or (len(ones) == b.blocks and (ones == 1).all())
+        c = bsr_cpu.multiply(left, right)
+        arrays = c.indptr.astype(np.int32), c.indices, c.data
+        return BSR(*map(allocator.of, arrays), c.shape)
+
     def pack(c, out, values):
         assert not values
-        c = CSR(c.indptr.astype(np.int64), np.asarray(c.indices), np.asarray(c.data), c.shape)
+        data = np.asarray(c.data) if c.data.ndim == 1 else np.random.default_rng(1).random(c.nnz)  # never looked at
+        c = CSR(c.indptr.astype(np.int64), np.asarray(c.indices), data, c.shape)
         made, values = packing_twin.pack(c)
         if not values:
             assert len(made) <= len(out)
@@ -178,6 +192,7 @@ def multiplies(monkeypatch, allocator):
         return found
 
     monkeypatch.setattr("spdist.kernels.gpu.multiply", multiply)
+    monkeypatch.setattr("spdist.kernels.bsr_gpu.multiply", multiply_blocks)
     monkeypatch.setattr(packing, "pack", pack)
     monkeypatch.setattr(gpu_device, "LEAST_PACKED", 50)
     monkeypatch.setattr(gpu_device, "PLAIN_BLOCKS", 2)
@@ -215,6 +230,22 @@ def test_a_small_product_goes_through_one_slot(device, multiplies, monkeypatch):
         assert_array_equal(x, y)
     assert [stage.name for stage in stages if stage.name == "multiply"] == ["multiply"]
     assert device.b is None
+
+
+@pytest.mark.parametrize("limit", [1 << 17, 1 << 20, 1 << 24])
+@pytest.mark.parametrize("sides", [(2, 2, 2), (3, 2, 4)])
+def test_values_that_are_blocks_go_through_slots(device, multiplies, sides, limit):
+    a, b = block_matrix(900, 900, 6.0, sides[:2], 1, "float32"), block_matrix(900, 900, 6.0, sides[1:], 2)
+    device.memory_limit = limit
+    rows, stages = b.rows(), []
+    for _ in range(2):  # B is kept for the second
+        c = outofcore.multiply(a.rows(), rows, device, report=stages.append)
+        assert_is_block_product(from_rows(c), a, b)
+    assert (device.ones is None) == (device.b is None)
+    assert device.peak <= limit
+    names = Counter(stage.name for stage in stages)
+    assert names["download"] == names["multiply"] == names["upload"] == names["prepare"]
+    assert names["multiply"] > 2
 
 
 def test_slots_go_before_others_come(device):
