@@ -1,6 +1,8 @@
 # make demo | test | check | gpu | bench | clean. The first of them sets up .venv; nothing else is needed beforehand.
 
 BIN := .venv/bin
+# Two files of tests at a time: those that weigh memory or kill workers have processes of their own.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 PROBE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.12 python3.11 python3.13 python3; do \
 	"$$name" -c '$(PROBE)' 2>/dev/null && { echo "$$name"; break; }; done)
@@ -11,13 +13,13 @@ demo: .venv/installed
 	@$(BIN)/python workflows/demo.py
 
 test: .venv/installed
-	@$(BIN)/pytest -m "not gpu"
+	@$(PYTEST) -m "not gpu"
 
 check: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not gpu and not slow"
+	$(PYTEST) -m "not gpu and not slow"
 	$(BIN)/pytest --doctest-modules spdist
 
 gpu: .venv/installed

@@ -1,7 +1,8 @@
 """Products of block matrices: each entry of a pattern is a dense block. C = A @ A in float64.
 
 On the CPU beside SciPy's product of `bsr_array`, on the GPU beside the same product entry by entry, by cuSPARSE and by
-spdist's own. Patterns are cut to their leading block rows where C would be too large.
+spdist's own. For these, and on the CPU, patterns are cut to their leading block rows and columns where C would be too
+large; on the GPU C is then made once more, whole, by ranges of block rows.
 
 ::
 
@@ -28,17 +29,17 @@ import suite  # noqa: E402
 
 import spdist  # noqa: E402
 from spdist.bsr import BSR, entries  # noqa: E402
-from spdist.csr import CSR, from_scipy  # noqa: E402
+from spdist.csr import CSR, Int64Array, from_scipy  # noqa: E402
 from spdist.kernels import bsr_cpu, cpu, gpu  # noqa: E402
 
 STORED = ("email-Enron", "ca-CondMat", "pwt")
 SIDES = (2, 3, 4, 6, 8, 16)
-CPU_BYTES, GPU_BYTES = 400 << 20, 16 << 30
-"""Values of C at most."""
+CPU_BYTES, RANGE_BYTES = 400 << 20, 16 << 30
+"""Values of C at most: on the CPU, and of a range of block rows on the GPU."""
 ENTRIES_BYTES = 1 << 30
 """Values of C up to which the GPU also makes the product entry by entry: cuSPARSE takes many times as much."""
-PATIENCE = 0.2
-"""Seconds of a call from which it is timed once."""
+PATIENCE, SECONDS, RUNS = 0.1, 0.1, 10
+"""Seconds of a call from which it is timed once; of all calls, and their number, at most."""
 THREADS = 2
 TOLERANCE = 1e-12
 AT_ONCE = 1 << 20
@@ -61,16 +62,25 @@ def patterns(args: Any) -> dict[str, Callable[[], CSR]]:
     return {name: make for name, make in found.items() if not args.only or name in args.only}
 
 
-def leading(pattern: CSR, side: int, most_bytes: int) -> tuple[CSR, int, int]:
-    """Return the leading part whose C takes at most so many bytes, its products of blocks and C's blocks."""
-    size = pattern.nrows
-    while True:
-        part = from_scipy(pattern.to_scipy()[:size, :size]) if size < pattern.nrows else pattern
-        ones = CSR(part.indptr, part.indices, np.ones(part.nnz, np.bool_), part.shape)
-        blocks = cpu.multiply(ones, ones, engine="numba", threads=THREADS).nnz
-        if blocks * side * side * 8 <= most_bytes:
-            return part, int(cpu.row_products(part, np.diff(part.indptr)).sum()), blocks
+def leading(pattern: CSR, blocks: int, side: int, most_bytes: int, on_gpu: bool) -> tuple[CSR, int]:
+    """Return the leading part whose C takes at most so many bytes, and its C's blocks; all of C has `blocks`."""
+    part, size = pattern, pattern.nrows
+    while blocks * side * side * 8 > most_bytes:
         size = int(0.97 * size * (most_bytes / (blocks * side * side * 8)) ** 0.5)
+        part = from_scipy(pattern.to_scipy()[:size, :size])
+        blocks = int(offsets_of_c(part, on_gpu)[-1])
+    return part, blocks
+
+
+def offsets_of_c(pattern: CSR, on_gpu: bool) -> Int64Array:
+    """Return where the block rows of C begin."""
+    ones = CSR(pattern.indptr, pattern.indices, np.ones(pattern.nnz, np.float32), pattern.shape)
+    if not on_gpu:
+        return cpu.multiply(ones, ones, engine="numba", threads=THREADS).indptr
+    import cupy
+
+    ones = CSR(*map(cupy.asarray, (ones.indptr.astype(np.int32), ones.indices, ones.data)), ones.shape)
+    return gpu.multiply(ones, ones).indptr.get().astype(np.int64)
 
 
 def filled(pattern: CSR, side: int, xp: Any = np) -> BSR:
@@ -85,7 +95,7 @@ def median(product: Product, settle: Product = lambda: None) -> tuple[float, int
     times: list[float] = []
     product()
     gc.collect()
-    while not times or (times[0] < PATIENCE and (len(times) < 3 or (sum(times) < 0.5 and len(times) < 30))):
+    while not times or (times[0] < PATIENCE and (len(times) < 3 or (sum(times) < SECONDS and len(times) < RUNS))):
         settle()
         begin = time.perf_counter()
         c = product()
@@ -108,21 +118,34 @@ def on_cpu(a: BSR) -> dict[str, Any]:
     return {"right": right, "scipy_ms": theirs, "ms": ours, "runs": runs, "ratio": theirs / ours}
 
 
-def on_gpu(a: BSR, by_entries: bool) -> dict[str, Any]:
-    """Time the GPU's product, beside those of the entries where these are asked for; weigh it, check it by a vector."""
+def workspace(a: BSR) -> dict[str, Any]:
+    """Return the bytes that the GPU's product takes beyond A and C."""
+    import cupy
+
+    pool = cupy.cuda.MemoryPool()
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+    with cupy.cuda.using_allocator(pool.malloc):
+        c = spdist.spgemm(a, a)
+    beyond = pool.total_bytes() - c.nbytes
+    return {"workspace": beyond, "workspace_of_c": beyond / c.nbytes}
+
+
+def by_blocks(a: BSR, b: BSR) -> dict[str, Any]:
+    """Time the GPU's product, and check it by a vector."""
+    import cupy
+
+    gc.collect()
+    right = is_right(spdist.spgemm(a, b), a, b)
+    ours, runs = median(lambda: spdist.spgemm(a, b), cupy.cuda.Device().synchronize)
+    return {"right": right, "ms": ours, "runs": runs}
+
+
+def by_entries(a: BSR, ours: float) -> dict[str, Any]:
+    """Time the same product entry by entry, beside the milliseconds it takes by blocks."""
     import cupy
 
     device, pool = cupy.cuda.Device(), cupy.get_default_memory_pool()
-    pool.free_all_blocks()
-    before = pool.total_bytes()
-    c = spdist.spgemm(a, a)
-    workspace = pool.total_bytes() - before - c.nbytes
-    found = {"workspace": workspace, "workspace_of_c": workspace / c.nbytes, "right": is_right(c, a)}
-    del c
-    ours, runs = median(lambda: spdist.spgemm(a, a), device.synchronize)
-    found |= {"ms": ours, "runs": runs}
-    if not by_entries:
-        return found
     scalar = entries(a)
     scalar = CSR(scalar.indptr.astype(np.int32), scalar.indices, scalar.data, scalar.shape)
     times = {"auto": median(lambda: gpu.multiply(scalar, scalar), device.synchronize)[0]}
@@ -130,27 +153,44 @@ def on_gpu(a: BSR, by_entries: bool) -> dict[str, Any]:
         pool.free_all_blocks()
         try:
             times[name] = median(product, device.synchronize)[0]
-            break  # the others are slower, and take less memory
+            break
         except Exception as error:  # cuSPARSE's own, or too little memory
             print(f"  {name}: {type(error).__name__}")
     best = min(times, key=times.__getitem__)
-    return found | {"entries_ms": times, "entries_best": best, "ratio": times[best] / ours}
+    return {"entries_ms": times, "entries_best": best, "ratio": times[best] / ours}
+
+
+def in_ranges(pattern: CSR, side: int, offsets: Int64Array) -> dict[str, Any]:
+    """Time the whole of C, by ranges of block rows, each of at most `RANGE_BYTES`."""
+    import cupy
+
+    b = filled(pattern, side, cupy)
+    room, start, parts = RANGE_BYTES // (8 * side * side), 0, []
+    while start < pattern.nrows:
+        stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + room, side="right")) - 1)
+        first, last = int(pattern.indptr[start]), int(pattern.indptr[stop])
+        indptr = b.indptr[start : stop + 1] - b.indptr[start]
+        rows = BSR(indptr, b.indices[first:last], b.data[first:last], ((stop - start) * side, b.shape[1]))
+        parts.append(by_blocks(rows, b))
+        start = stop
+    right, ms = all(part["right"] for part in parts), sum(part["ms"] for part in parts)
+    return {"ranges": len(parts), "right": right, "ms": ms, "runs": max(part["runs"] for part in parts)}
 
 
 def of_cusparse(a: CSR) -> dict[str, Product]:
-    """Return cuSPARSE's products, its quickest algorithm first."""
-    from cusparse import ALGORITHMS, Cusparse
+    """Return cuSPARSE's products: by its quickest algorithm, and by the one that takes least memory."""
+    from cusparse import Cusparse
 
     library = Cusparse()
-    return {f"cusparse_{name}": library.bind(name, a, a) for name in ALGORITHMS if name != "reuse"}
+    return {f"cusparse_{name}": library.bind(name, a, a) for name in ("alg1", "alg3")}
 
 
-def is_right(c: BSR, a: BSR) -> bool:
-    """Whether ``C x`` is ``A (A x)``, for values above zero, and no block row falls."""
+def is_right(c: BSR, a: BSR, b: BSR) -> bool:
+    """Whether ``C x`` is ``A (B x)``, for values above zero, and no block row falls."""
     import cupy
 
-    x = cupy.random.default_rng(1).random(a.shape[1])
-    y, expected = times_vector(c, x), times_vector(a, times_vector(a, x))
+    x = cupy.random.default_rng(1).random(b.shape[1])
+    y, expected = times_vector(c, x), times_vector(a, times_vector(b, x))
     falls = int((c.indices[1:] <= c.indices[:-1]).sum())
     starts = c.indptr[1:-1]
     starts = cupy.unique(starts[(starts > 0) & (starts < c.blocks)])
@@ -174,24 +214,30 @@ def times_vector(m: BSR, x: Any) -> Any:
     return y.ravel()
 
 
-def measure(name: str, pattern: CSR, side: int, args: Any) -> list[dict[str, Any]]:
-    """Time one pattern with one size of blocks; on the GPU also larger than what is compared."""
-    rows: list[dict[str, Any]] = []
-    for limit in (ENTRIES_BYTES, GPU_BYTES) if args.gpu else (CPU_BYTES,):
-        part, products, blocks = leading(pattern, side, limit)
-        if rows and part.nrows == rows[0]["block_rows"]:
-            break
-        if args.gpu:
-            import cupy
+def measure(name: str, pattern: CSR, offsets: Int64Array, side: int, on_gpu: bool) -> list[dict[str, Any]]:
+    """Time a pattern, whose C has rows at `offsets`, with one size of blocks; on the GPU also larger than compared."""
+    part, blocks = leading(pattern, int(offsets[-1]), side, ENTRIES_BYTES if on_gpu else CPU_BYTES, on_gpu)
+    if not on_gpu:
+        return [facts(name, part, side, blocks, on_cpu(filled(part, side)))]
+    import cupy
 
-            found = on_gpu(filled(part, side, cupy), not rows)
-        else:
-            found = on_cpu(filled(part, side))
-        gflops = round(2 * products * side**3 / (1e6 * found["ms"]), 2)
-        facts = {"matrix": name, "side": side, "block_rows": part.nrows, "blocks": part.nnz, "products": products}
-        rows.append({**facts, "blocks_c": blocks, "c_bytes": blocks * side * side * 8, "gflops": gflops, **found})
-        show(rows[-1])
+    a = filled(part, side, cupy)
+    found = by_blocks(a, a)
+    rows = [facts(name, part, side, blocks, workspace(a) | found | by_entries(a, found["ms"]))]
+    del a
+    if part is not pattern:
+        rows.append(facts(name, pattern, side, int(offsets[-1]), in_ranges(pattern, side, offsets)))
     return rows
+
+
+def facts(name: str, pattern: CSR, side: int, blocks: int, found: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of the record, and show it."""
+    products = int(cpu.row_products(pattern, np.diff(pattern.indptr)).sum())
+    row = {"matrix": name, "side": side, "block_rows": pattern.nrows, "blocks": pattern.nnz, "products": products,
+           "blocks_c": blocks, "c_bytes": blocks * side * side * 8,
+           "gflops": round(2 * products * side**3 / (1e6 * found["ms"]), 2), **found}  # fmt: skip
+    show(row)
+    return row
 
 
 def show(row: dict[str, Any]) -> None:
@@ -223,7 +269,8 @@ def main() -> int:
     rows = []
     for name, make in patterns(args).items():
         pattern = make()
-        rows += [row for side in sides for row in measure(name, pattern, side, args)]
+        offsets = offsets_of_c(pattern, args.gpu)
+        rows += [row for side in sides for row in measure(name, pattern, offsets, side, args.gpu)]
     result = {"benchmark": "block_spgemm", "threads": THREADS, "summary": summary(rows), "rows": rows}
     print(result["summary"])
     record.write(result | ({"gpu": record.gpu()} if args.gpu else {}), args.out)

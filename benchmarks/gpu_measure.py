@@ -87,10 +87,18 @@ def pcie_bandwidth(nbytes: int = 1 << 28, runs: int = 10) -> dict[str, float]:
 
 
 class ThereAndBack:
-    """CuPy's ``A @ B``, A and B sent from page-locked memory, also where they are one, and C brought back to such."""
+    """CuPy's ``A @ B``, A and B sent from page-locked memory and C brought back to such.
 
-    def __init__(self, a: CSR, b: CSR, dtype: Any) -> None:
-        self.operands = [self._pinned(m, dtype) for m in (a, b)]
+    Parameters
+    ----------
+    a, b : CSR
+    dtype : dtype
+    once : bool
+        Send A only, where B is the same.
+    """
+
+    def __init__(self, a: CSR, b: CSR, dtype: Any, *, once: bool = False) -> None:
+        self.operands = [self._pinned(m, dtype) for m in ((a,) if once and b is a else (a, b))]
         self.room: list[Any] = []
 
     @staticmethod
@@ -103,8 +111,8 @@ class ThereAndBack:
 
     def __call__(self) -> CSR:
         """Multiply."""
-        left, right = (cupyx_matrix(CSR(*map(_sent, (m.indptr, m.indices, m.data)), m.shape)) for m in self.operands)
-        c = left @ right
+        sent = [cupyx_matrix(CSR(*map(_sent, (m.indptr, m.indices, m.data)), m.shape)) for m in self.operands]
+        c = sent[0] @ sent[-1]
         parts = c.indptr, c.indices, c.data
         if [len(part) for part in parts] != [len(room) for room in self.room]:
             self.room = [cupyx.empty_pinned(len(part), part.dtype) for part in parts]

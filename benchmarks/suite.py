@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -194,14 +195,43 @@ def long_rows(size: int, rows: int, length: int, spacing: int, seed: int) -> CSR
 
 def galerkin(side: int, seed: int) -> Pair:
     """Return a 27-point operator on ``side**3`` points and its smoothed prolongator from aggregates of 3 x 3 x 3."""
-    coarse = side // 3
-    points = np.arange(side**3)
-    place = np.unravel_index(points, (side,) * 3)
-    keys = []
-    for step in itertools.product((-1, 0, 1), repeat=3):
-        x, y, z = (np.clip(p + move, 0, side - 1) // 3 for p, move in zip(place, step, strict=True))
-        keys.append(points * coarse**3 + (x * coarse + y) * coarse + z)
-    return stencil((side,) * 3, box(3), seed), assemble((side**3, coarse**3), keys, seed + 1)
+    first, last = (np.clip(np.arange(side) + move, 0, side - 1) for move in (-1, 1))
+    return boxes(first, last, side, seed + 1), boxes(first // 3, last // 3, side // 3, seed + 1)
+
+
+def boxes(first: Integers, last: Integers, side: int, seed: int) -> CSR:
+    """Return the matrix whose row (x, y, z) has the points of a grid from first[x] to last[x], and so on, in each way.
+
+    Parameters
+    ----------
+    first, last : (n,) int64
+        For n**3 rows.
+    side : int
+        Of the grid of columns.
+    seed : int
+        Of the values.
+    """
+    spans = last - first + 1
+    lengths = spans[:, None, None] * spans[:, None] * spans
+    indptr = np.append(0, np.cumsum(lengths))
+    indices = np.empty(indptr[-1], np.int32)
+    _fill_boxes(first, last, side, indptr, indices)
+    return CSR(indptr, indices, np.random.default_rng(seed).random(len(indices)) + 0.5, (len(indptr) - 1, side**3))
+
+
+@numba.njit(parallel=True, cache=True)  # type: ignore[untyped-decorator]
+def _fill_boxes(first: Integers, last: Integers, side: int, indptr: Integers, indices: npt.NDArray[np.int32]) -> None:
+    """Write the columns of each row of `boxes`."""
+    n = len(first)
+    for x in numba.prange(n):
+        for y in range(n):
+            for z in range(n):
+                at = indptr[(x * n + y) * n + z]
+                for i in range(first[x], last[x] + 1):
+                    for j in range(first[y], last[y] + 1):
+                        for k in range(first[z], last[z] + 1):
+                            indices[at] = (i * side + j) * side + k
+                            at += 1
 
 
 SUITE: dict[str, Callable[[], CSR | Pair]] = {
@@ -227,6 +257,7 @@ LARGE: dict[str, Callable[[], CSR | Pair]] = {
     "rmat18_e16": lambda: rmat(18, 16),
     "poisson27_160": lambda: stencil((160, 160, 160), box(3), 32),
     "amg_AP_4x": lambda: galerkin(153, 33),
+    "amg_AP_16x": lambda: galerkin(243, 34),
 }
 """For `pipeline.py`: products several times as large as the memory they are given."""
 TINY: dict[str, Callable[[], CSR | Pair]] = {

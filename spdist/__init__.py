@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from spdist.solvers import Solution, conjugate_gradient, pagerank
     from spdist.storage import open_matrix as open
     from spdist.transposed import transpose
+    from spdist.vbr import VBR, open_vbr
 
 __version__ = "0.1.0"
 
@@ -63,12 +64,14 @@ _HOME = {
     "import_matrix": "spdist.interchange",
     "open": "spdist.storage",
     "transpose": "spdist.transposed",
+    **dict.fromkeys(("VBR", "open_vbr"), "spdist.vbr"),
 }
 
 _NAME_AT_HOME = {"ehyb": "ehyb_operator", "open": "open_matrix", "sell": "sell_operator"}
 
 __all__ = [
     "BSR",
+    "VBR",
     "Callbacks",
     "CorruptError",
     "Epilogue",
@@ -94,6 +97,7 @@ __all__ = [
     "numeric",
     "open",
     "open_operator",
+    "open_vbr",
     "operator",
     "pagerank",
     "partitioned",

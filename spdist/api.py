@@ -312,7 +312,8 @@ def multiply(
         Where C goes; not A or B.
     engine : {"auto", "scipy", "numba", "cuda"}
         What multiplies a block: "auto" picks one of the two of the CPU for each block; "cuda" is a GPU for each worker,
-        for all values but integers of 8 or 16 bits.
+        for all values but integers of 8 or 16 bits. Matrices stored in dense blocks have one kernel on the CPU, and one
+        on the GPU, the latter for float and complex values.
     memory_limit : int or str, optional
         Bytes on each worker. With the engines of the CPU: what blocks, buffers and waiting results may take beyond what
         the worker holds idle, 2GiB by default. With "cuda": of the GPU's memory, by default 0.9 of what is free.
@@ -778,6 +779,7 @@ def _answer(
     """Return what is asked for of a stored product."""
     if sp.issparse(mask):
         raise InputError("the mask of a stored product is stored too: spdist.save('M.zarr', mask)")
+    epilogue = None if epilogue is None or epilogue.idle else epilogue
     options = Options(find(semiring), top_n=top_n, threshold=threshold, epilogue=epilogue)
     return Answer(options, None if mask is None else _stored(mask), complement)
 
@@ -809,12 +811,17 @@ def _limits(engine: str, memory_limit: int | str | None, host_limit: int | str |
 
 def _check_values(engine: str, dtype: np.dtype[Any]) -> None:
     """Refuse values that the engine does not multiply."""
-    if engine not in ("auto", "numba") and blocksize(dtype) is not None:
+    if engine == "scipy" and blocksize(dtype) is not None:
         raise InputError(f"engine={engine!r} does not multiply block matrices: choose engine='auto'")
-    if engine in GPU_ENGINES and dtype.kind in "iu" and dtype.itemsize < 4:
+    number = number_dtype(dtype)
+    if engine in GPU_ENGINES and blocksize(dtype) is not None and number.kind not in "fc":
+        raise InputError(
+            f"engine={engine!r} multiplies blocks of float and complex values, not {number}: choose engine='auto'"
+        )
+    if engine in GPU_ENGINES and number.kind in "iu" and number.itemsize < 4:
         raise InputError(
             f"engine={engine!r} multiplies floats, complex values, bools, and whole numbers of 32 or 64 bits, not "
-            f"{dtype}: choose engine='auto'"
+            f"{number}: choose engine='auto'"
         )
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import scipy.sparse as sp
 
 from spdist import device
-from spdist.bsr import BSR, entries, from_scipy, is_scipy_bsr
+from spdist.bsr import BSR, entries, from_rows, from_scipy, is_scipy_bsr
 from spdist.csr import check_canonical, is_on_gpu
 from spdist.errors import InputError
 from spdist.kernels import bsr_cpu, bsr_gpu
 
-METHODS = ("auto", "numba")
+METHODS = ("auto", "numba", "cuda")
 """Those that multiply blocks."""
 
 log = logging.getLogger("spdist")
@@ -32,7 +32,7 @@ def fit(a: Any, b: Any) -> bool:
     return _blocksize(a)[1] == _blocksize(b)[0]
 
 
-def spgemm(a: Any, b: Any, method: str, threads: int | None) -> Any:
+def spgemm(a: Any, b: Any, method: str, threads: int | None, memory_limit: int | None = None) -> Any:
     """Multiply two matrices that `fit`; the product is of the kind of `a`. See `spdist.spgemm`.
 
     Raises
@@ -52,7 +52,12 @@ def spgemm(a: Any, b: Any, method: str, threads: int | None) -> Any:
     right = left if b is a else _canonical(b, "B")
     if _is_on_gpu(left):
         return bsr_gpu.multiply(left, right)
-    c = bsr_cpu.multiply(left, right, threads=threads or os.cpu_count() or 1)
+    if method == "cuda":
+        rows = left.rows()
+        other = rows if right is left else right.rows()
+        c = from_rows(device.through_gpu(rows, other, method, threads, memory_limit, True))
+    else:
+        c = bsr_cpu.multiply(left, right, threads=threads or os.cpu_count() or 1)
     if isinstance(a, BSR):
         return c
     out: Any = c.to_scipy() if isinstance(a, sp.sparray) else sp.bsr_matrix(c.to_scipy())

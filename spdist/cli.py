@@ -186,7 +186,11 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _answer(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in ("semiring", "mask", "complement", "top_n", "threshold")}
+    from spdist.kernels.options import Epilogue
+
+    epilogue = Epilogue(args.scale_rows, args.scale_columns, None, args.normalize, args.drop_zeros)
+    named = {name: getattr(args, name) for name in ("semiring", "mask", "complement", "top_n", "threshold")}
+    return {**named, "epilogue": epilogue}
 
 
 def _print_json(content: dict[str, Any], args: argparse.Namespace) -> int:
@@ -269,6 +273,10 @@ def _add_answer_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--semiring", default="plus_times", help="plus_times (default), min_plus, plus_pair, or_and, ...")
     sub.add_argument("--mask", metavar="M", help="a matrix: C has entries only where it stores one")
     sub.add_argument("--complement", action="store_true", help="only where the mask stores none")
+    for name in ("rows", "columns"):
+        sub.add_argument(f"--scale-{name}", metavar="F.npy", help=f"multiply {name} of C by these factors")
+    sub.add_argument("--normalize", metavar="NORM", help="divide rows by their norm: l1, l2 or max")
+    sub.add_argument("--drop-zeros", action="store_true", help="leave out entries that are zero")
     sub.add_argument("--threshold", type=float, metavar="X", help="keep values from X up")
     sub.add_argument("--top-n", type=_count, metavar="N", help="keep the N largest of each row")
 

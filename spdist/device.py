@@ -147,9 +147,8 @@ def through_gpu(
     _check_gpu(method)
     if method == "cuda":
         from spdist.kernels import outofcore
-        from spdist.kernels.gpu_device import Gpu
 
-        return outofcore.multiply(a, b, Gpu(memory_limit, deterministic=deterministic), options=options)
+        return outofcore.multiply(a, b, _gpu(memory_limit, deterministic), options=options)
     from spdist.kernels import hyspmm
 
     return hyspmm.multiply(a, b, threads=threads)
@@ -165,9 +164,17 @@ def reduce_through_gpu(a: CSR, b: CSR, what: str, memory_limit: int | None, opti
     """
     _check_gpu("cuda")
     from spdist.kernels import outofcore
+
+    return result(what, outofcore.reduce(a, b, what, _gpu(memory_limit), options=options), b.ncols)
+
+
+def _gpu(memory_limit: int | None, deterministic: bool = False) -> Any:
+    """Return the GPU; memory that is free again stays in CuPy's pool, for the next product."""
+    import cupy
+
     from spdist.kernels.gpu_device import Gpu
 
-    return result(what, outofcore.reduce(a, b, what, Gpu(memory_limit), options=options), b.ncols)
+    return Gpu(memory_limit, deterministic=deterministic, malloc=cupy.get_default_memory_pool().malloc)
 
 
 def _check_gpu(method: str) -> None:

@@ -16,6 +16,8 @@ from spdist.kernels.gpu import Pattern
 from spdist.kernels.options import Epilogue, Options
 from spdist.kernels.reductions import check_reduction, diagonal, is_linear, reduce_product
 from spdist.kernels.semirings import Semiring, find
+from spdist.vbr import VBR
+from spdist.vbr import multiply as multiply_vbr
 
 METHODS = ("auto", "scipy", "numba", "cuda", "hyspmm")
 ANSWERING = ("auto", "numba", "cuda")
@@ -62,12 +64,12 @@ def spgemm(
         bits), or both of `cupyx.scipy.sparse` (bool, float32/64, complex64/128). Two-dimensional, any format; rows need
         not be sorted. Or both block matrices: SciPy's `bsr_array`, or `spdist.BSR` on the host or the GPU, with blocks
         of r x s and of s x t. These are multiplied block by block; where only one is in blocks, or theirs do not fit,
-        entry by entry, which is logged.
+        entry by entry, which is logged. Or both `spdist.VBR`: blocks of many sizes, multiplied entry by entry.
     method : str
         For SciPy's matrices "auto", "scipy" or "numba": the CPU engine; "auto" picks from a cheap look at the operands.
-        "cuda" sends blocks of them through the GPU, which need not hold any of the three; "hyspmm" does so as Wu's
-        hybrid of CPU and GPU. For CuPy's matrices "auto",
-        "rowwise" (each row by the kernels that suit it) or "esc" (Polok's expansion, sorting, compression).
+        "cuda" sends blocks of rows, of block matrices too, through the GPU, which need not hold any of the three;
+        "hyspmm" does so as Wu's hybrid of CPU and GPU. For CuPy's matrices "auto", "rowwise" (each row by the kernels
+        that suit it) or "esc" (Polok's expansion, sorting, compression).
     threads : int, optional
         On the CPU; by default one per core.
     deterministic : bool
@@ -139,9 +141,13 @@ def spgemm(
     (np.int64(12), np.int64(6))
     """
     options = _options(semiring, mask, complement, epilogue, threshold, top_n)
+    if isinstance(a, VBR) or isinstance(b, VBR):
+        if not (isinstance(a, VBR) and isinstance(b, VBR) and options.plain and method == "auto"):
+            raise InputError("a VBR is multiplied by a VBR, with method='auto' and no options: else take its entries()")
+        return multiply_vbr(a, b, threads)
     if blocks.is_blocked(a) or blocks.is_blocked(b):
         if blocks.fit(a, b) and options.plain:
-            return blocks.spgemm(a, b, method, threads)
+            return blocks.spgemm(a, b, method, threads, memory_limit)
         reason = "blocks of the other do not fit" if options.plain else "semirings, masks and cuts are for entries"
         left = blocks.expand(a, "A", reason)
         a, b = left, left if b is a else blocks.expand(b, "B", reason)

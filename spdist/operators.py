@@ -18,10 +18,12 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from spdist import device, staging, storage
+from spdist.bsr import BSR, entries, is_scipy_bsr
+from spdist.bsr import from_scipy as bsr_from_scipy
 from spdist.csr import CSR, from_scipy
 from spdist.errors import InputError, MatrixError
 from spdist.kernels import ehyb, products, reorder, sell, spmv
-from spdist.kernels.products import CsrProduct, CusparseProduct, EhybProduct, Product, SellProduct
+from spdist.kernels.products import BsrProduct, CsrProduct, CusparseProduct, EhybProduct, Product, SellProduct
 from spdist.kernels.sell_format import LANES, is_on_gpu
 
 CPU_LANES = 8
@@ -34,7 +36,7 @@ GOOD_SHARE = 0.7
 """Share of the memory's bandwidth from which no other order is tried."""
 REORDERING = 200
 """Products that a reordering takes, roughly; it must be won back."""
-METHODS = ("auto", "sell", "csr", "scipy", "cusparse", "levels", "popular", "ehyb")
+METHODS = ("auto", "sell", "csr", "bsr", "scipy", "cusparse", "levels", "popular", "ehyb")
 ENCODING = "spdist-operator"
 
 log = logging.getLogger("spdist")
@@ -116,9 +118,18 @@ class Operator:
     def adjoint(self) -> Operator:
         """Return the operator of the conjugate transpose; made once, by the method of this one."""
         if self._adjoint is None:
-            source = self._source if self._source is not None else self._fetched()
-            self._adjoint = cast(Any, _of_csr(_adjoint_of(source), self.method.split(" ")[0], self.threads, self.dtype))
+            self._adjoint = cast(Any, self._turned())
         return cast(Operator, self._adjoint)
+
+    def _turned(self) -> Operator:
+        """Prepare the conjugate transpose."""
+        if isinstance(self.product, BsrProduct):
+            blocks = BsrProduct(bsr_from_scipy(self.product.matrix.to_scipy().conj().T))
+            shape = self.shape[1], self.shape[0]
+            return Operator(blocks, shape, self.dtype, self.method, "asked for", threads=self.threads)
+        m = _adjoint_of(self._source if self._source is not None else self._fetched())
+        makers = _makers(m, self.threads, self.dtype)
+        return _asked_for(m, self.method.split(" ")[0], self.threads, self.dtype, makers)
 
     @property
     def H(self) -> Operator:  # noqa: N802  (SciPy's name)
@@ -136,6 +147,8 @@ class Operator:
         kept = cast(Any, self.product).matrix
         if isinstance(kept, ehyb.Ehyb):
             return ehyb.to_csr(kept)
+        if isinstance(kept, BSR):
+            return entries(kept)
         if is_on_gpu(kept.data):
             kept = CSR(kept.indptr.get(), kept.indices.get(), kept.data.get(), kept.shape)
         return from_scipy(kept.to_scipy())
@@ -218,7 +231,7 @@ class Operator:
 def _is_gpu_product(product: Any) -> bool:
     """Whether a product's arrays are on the GPU."""
     matrix = product.matrix
-    return is_on_gpu(matrix.data if isinstance(matrix, CSR) else matrix.values)
+    return is_on_gpu(matrix.data if isinstance(matrix, (CSR, BSR)) else matrix.values)
 
 
 def _adjoint_of(a: CSR) -> CSR:
@@ -236,11 +249,13 @@ def operator(
     Parameters
     ----------
     a : sparse matrix or array
-        SciPy's: multiplied on the CPU; CuPy's: on the GPU. Booleans and integers are taken as float64.
+        SciPy's: multiplied on the CPU; CuPy's: on the GPU; or a `spdist.BSR` of either. Booleans and integers are taken
+        as float64.
     method : str
-        "auto"; "sell": SELL-C-sigma; "csr": CSR-scalar or CSR-vector, on the GPU; "scipy" and "cusparse": their
-        products; "levels" and "popular": SELL-C-sigma in another order of rows and columns, hidden from the caller;
-        "ehyb": parts cut by METIS, x cached in shared memory, on the GPU.
+        "auto"; "sell": SELL-C-sigma; "csr": CSR-scalar or CSR-vector, on the GPU; "bsr": block matrices by their
+        blocks, on the CPU; "scipy" and "cusparse": their products; "levels" and "popular": SELL-C-sigma in another
+        order of rows and columns, hidden from the caller; "ehyb": parts cut by METIS, x cached in shared
+        memory, on the GPU.
     uses : int
         Products that are to come. "auto" times its candidates if they are worth that, and reorders if the gain pays
         for it.
@@ -276,9 +291,12 @@ def operator(
     m, wanted = read_matrix(a)
     stored = _stored_dtype(wanted, dtype)
     count = threads or os.cpu_count() or 1
+    makers = _makers(m, count, stored)
+    if (isinstance(a, BSR) or is_scipy_bsr(a)) and not is_on_gpu(m.data):
+        makers["bsr"] = lambda: BsrProduct(_blocks_of(a, stored))
     if method == "auto":
-        return _choose(m, wanted, stored, uses, count)
-    return _of_csr(m, method, count, wanted, stored)
+        return _choose(m, wanted, makers, uses, count)
+    return _asked_for(m, method, count, wanted, makers)
 
 
 def sell_operator(
@@ -364,6 +382,8 @@ def open_operator(url: str | Path, *, on_gpu: bool = False, threads: int | None 
     ------
     MatrixError
         If there is no operator.
+    InputError
+        If it is for the CPU only, and asked for on the GPU.
     CorruptError
         If a Zarr chunk is missing, truncated or altered.
     """
@@ -371,6 +391,8 @@ def open_operator(url: str | Path, *, on_gpu: bool = False, threads: int | None 
     if attributes.get("encoding-type") != ENCODING:
         raise MatrixError(f"{url}: not an operator, but {attributes.get('encoding-type')}")
     facts = attributes["operator"]
+    if on_gpu and facts["form"] == "bsr":
+        raise InputError(f"{url}: the operator multiplies blocks on the CPU: prepare one from the matrix on the GPU")
     if on_gpu:
         import cupy
 
@@ -382,8 +404,14 @@ def open_operator(url: str | Path, *, on_gpu: bool = False, threads: int | None 
 
 
 def read_matrix(a: Any) -> tuple[CSR, np.dtype[Any]]:
-    """Return a matrix of SciPy's or CuPy's as a `CSR` of floats or complex numbers, and its dtype."""
-    m = device.from_cupyx(a) if device.is_cupyx(a) else from_scipy(a)
+    """Return a matrix of SciPy's or CuPy's, or in blocks, as a `CSR` of floats or complex numbers, and its dtype."""
+    if isinstance(a, BSR):
+        return _of_floats(entries(a))
+    return _of_floats(device.from_cupyx(a) if device.is_cupyx(a) else from_scipy(a))
+
+
+def _of_floats(m: CSR) -> tuple[CSR, np.dtype[Any]]:
+    """Return a matrix as one of floats or complex numbers, and its dtype."""
     if m.dtype.kind in "biu":
         m = CSR(m.indptr, m.indices, m.data.astype(np.float64), m.shape)
     return m, np.dtype(m.dtype)
@@ -401,9 +429,17 @@ def _stored_dtype(wanted: np.dtype[Any], dtype: Any) -> np.dtype[Any]:
     return stored
 
 
-def _of_csr(m: CSR, method: str, threads: int, wanted: np.dtype[Any], stored: np.dtype[Any] | None = None) -> Operator:
+def _blocks_of(a: Any, stored: np.dtype[Any]) -> BSR:
+    """Return a block matrix of the host, values as they are to be stored."""
+    m = a if isinstance(a, BSR) else bsr_from_scipy(a)
+    return BSR(m.indptr, m.indices, m.data.astype(stored, copy=False), m.shape)
+
+
+def _asked_for(
+    m: CSR, method: str, threads: int, wanted: np.dtype[Any], makers: dict[str, Callable[[], Product]]
+) -> Operator:
     """Return the operator of a method that was asked for."""
-    make = _makers(m, threads, wanted if stored is None else stored).get(method)
+    make = makers.get(method)
     if make is None:
         where = "GPU" if is_on_gpu(m.data) else "CPU"
         raise InputError(f"method {method!r} is not for this matrix on the {where}: choose one of {', '.join(METHODS)}")
@@ -460,9 +496,10 @@ class _Trial:
         return ", ".join(f"{name} {1e6 * seconds:,.1f} us" for name, (seconds, _) in ordered)
 
 
-def _choose(m: CSR, wanted: np.dtype[Any], stored: np.dtype[Any], uses: int, threads: int) -> Operator:
+def _choose(
+    m: CSR, wanted: np.dtype[Any], makers: dict[str, Callable[[], Product]], uses: int, threads: int
+) -> Operator:
     """Prepare the form that suits a matrix: SELL by the model, others by trial where there are uses enough."""
-    makers = _makers(m, threads, stored)
     if uses < TRIAL_USES or not m.nnz:
         name = "sell" if max(m.shape) < 2**31 else "csr" if is_on_gpu(m.data) else "scipy"
         product, why = makers[name](), f"auto: the model's choice for {uses:,} uses"
@@ -476,8 +513,9 @@ def _choose(m: CSR, wanted: np.dtype[Any], stored: np.dtype[Any], uses: int, thr
 
 
 def _try_on_cpu(trial: _Trial, makers: dict[str, Callable[[], Product]], uses: int) -> None:
-    for name in ("scipy", "sell"):
-        trial.add(name, makers[name])
+    for name in ("scipy", "sell", "bsr"):
+        if name in makers:
+            trial.add(name, makers[name])
 
 
 def _try_on_gpu(trial: _Trial, makers: dict[str, Callable[[], Product]], uses: int) -> None:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -19,11 +20,14 @@ import scipy.sparse as sp
 
 import spdist
 from spdist import Epilogue, Semiring, api
+from spdist.bsr import BSR, from_rows, from_scipy
 from spdist.errors import InputError, MemoryBoundError
+from spdist.kernels import bsr_cpu
 from spdist.scheduler import cluster, sizes, stages
 from spdist.scheduler.run import _Timings
 from tests.conftest import assert_is_product, has_gpu, random_matrix
 from tests.kernels.host_device import HostDevice
+from tests.kernels.test_bsr_cpu import assert_is_block_product, block_matrix
 from tests.test_run import read, workers_alive
 
 
@@ -205,6 +209,45 @@ def test_reductions_through_a_device(host_gpu, monkeypatch, what, grid):
         assert np.asarray(found).dtype == np.asarray(expected).dtype
 
 
+@pytest.mark.parametrize("grid", [None, (3, 2, 2)])
+def test_block_matrices_through_a_device(host_gpu, grid):
+    a, b = block_matrix(700, 600, 6.0, (3, 2), 1), block_matrix(600, 500, 6.0, (2, 4), 2, "float32")
+    url = "memory://cuda/{}.zarr".format
+    for name, m in (("a", a), ("b", b)):
+        api.save(url(name), m.to_scipy(), overwrite=True)
+    options = {"engine": "cuda", "memory_limit": "1MiB", "check": True, "overwrite": True}
+    report = api.multiply(url("a"), url("b"), url("c"), grid=grid, **options)
+    assert report.verification["ok"]
+    assert 0 < report.peak_memory <= 1 << 20
+    assert report.stages["gpu multiply"]["tasks"] > 1
+    c = api.open_matrix(url("c"))
+    assert_is_block_product(from_rows(c.rows(0, c.nrows)), a, b)
+
+
+def test_block_matrices_from_host_to_host(monkeypatch):
+    runtime = SimpleNamespace(getDevice=lambda: 0)
+    pool = SimpleNamespace(malloc=None)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime), get_default_memory_pool=lambda: pool)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    devices = []
+    monkeypatch.setattr(
+        "spdist.kernels.gpu_device.Gpu", lambda limit, **_: devices.append(HostDevice(limit)) or devices[-1]
+    )
+    a = block_matrix(700, 700, 6.0, (3, 3), 1)
+    for m in (a, a.to_scipy()):
+        c = api.matmul(m, m, engine="cuda", memory_limit="1MiB")
+        assert type(c) is type(m)
+        assert_is_block_product(c if isinstance(c, BSR) else from_scipy(c), a, a)
+    assert all(0 < device.most <= 1 << 20 for device in devices)
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_block_matrices_need_a_gpu_too():
+    a = block_matrix(7, 7, 2.0, (3, 3), 1)
+    with pytest.raises(InputError, match="needs a CUDA device and CuPy"):
+        api.matmul(a, a, engine="cuda")
+
+
 def test_nothing_of_the_gpu_is_kept_after_a_run(host_gpu, tmp_path, monkeypatch):
     freed, devices = [], []
     monkeypatch.setattr("spdist.kernels.pinned.free_pinned", lambda: freed.append(1))
@@ -260,6 +303,21 @@ def test_equals_the_cpu(stored, tmp_path, workers, dtype):
     assert report.verification["ok"]
     assert 0 < report.peak_memory <= 64 << 20
     assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-4 if dtype == "float32" else 1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("grid", [None, (3, 2, 2)])
+def test_block_matrices(stored, tmp_path, grid):
+    a, b = block_matrix(9000, 8000, 9.0, (3, 3), 1), block_matrix(8000, 9000, 9.0, (3, 3), 2)
+    left, right = (api.save(tmp_path / f"{name}.zarr", m.to_scipy()) for name, m in (("a", a), ("b", b)))
+    options = {"engine": "cuda", "memory_limit": "32MiB", "check": True}
+    report = api.multiply(left, right, tmp_path / "c.zarr", grid=grid, **options)
+    assert report.verification["ok"]
+    assert 0 < report.peak_memory <= 32 << 20
+    c = from_rows(api.open_matrix(tmp_path / "c.zarr").rows(0, 9000))
+    d = bsr_cpu.multiply(a, b)
+    for x, y in ((c.indptr, d.indptr), (c.indices, d.indices), (c.data, d.data)):
+        np.testing.assert_array_equal(x, y)
 
 
 @pytest.mark.gpu

@@ -8,7 +8,9 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as sla
 
 import spdist
+from spdist.bsr import BSR
 from spdist.errors import CorruptError, InputError, MatrixError
+from tests.kernels.test_bsr_cpu import block_matrix
 from tests.kernels.test_sell import stencil
 
 HOST_METHODS = ("auto", "sell", "scipy", "levels", "popular")
@@ -40,6 +42,41 @@ def test_products_are_scipys(method):
         assert y.dtype == np.result_type(m.dtype, x.dtype)
         np.testing.assert_allclose(y, m @ x, rtol=1e-5 if x.dtype == np.float32 else 1e-12, atol=1e-5)
         np.testing.assert_allclose(a.rmatmat(x) if x.ndim == 2 else a.rmatvec(x), m.T @ x, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [None, "float32"])
+@pytest.mark.parametrize("kind", [sp.bsr_array, spdist.BSR])
+@pytest.mark.parametrize("method", ["bsr", "auto", "sell"])
+def test_block_matrices(kind, method, dtype, tmp_path):
+    m = block_matrix(40, 40, 5.0, (3, 2), 1)
+    blocks = m.to_scipy()
+    a = spdist.operator(m if kind is spdist.BSR else blocks, method, threads=2, dtype=dtype)
+    for x in vectors(m.shape[1]):
+        y = a @ x
+        assert y.dtype == np.result_type(m.dtype, x.dtype)
+        np.testing.assert_allclose(y, blocks @ x, rtol=1e-12, atol=1e-12)
+    for z in vectors(m.shape[0]):
+        back = a.rmatmat(z) if z.ndim == 2 else a.rmatvec(z)
+        np.testing.assert_allclose(back, blocks.T @ z, rtol=1e-6, atol=1e-5)
+    assert abs(a.to_csr().to_scipy() - blocks.tocsr()).max() == 0
+    a.save(tmp_path / "a.zarr")
+    x = np.random.default_rng(1).standard_normal(m.shape[1])
+    np.testing.assert_array_equal(spdist.open_operator(tmp_path / "a.zarr") @ x, a @ x)
+    if method == "bsr":
+        assert "blocks of 3 x 2" in repr(a)
+        with pytest.raises(InputError, match="multiplies blocks on the CPU"):
+            spdist.open_operator(tmp_path / "a.zarr", on_gpu=True)
+
+
+def test_blocks_are_tried_where_there_are_some():
+    m = block_matrix(400, 400, 20.0, (3, 3), 1)
+    assert "bsr" in spdist.operator(m).why
+    assert "bsr" not in spdist.operator(m.to_scipy().tocsr()).why
+    with pytest.raises(InputError, match="method 'bsr' is not for this matrix on the CPU"):
+        spdist.operator(m.to_scipy().tocsr(), "bsr")
+    complex_ = BSR(m.indptr, m.indices, m.data * (1 + 2j), m.shape)
+    x = np.random.default_rng(1).standard_normal(m.shape[0])
+    np.testing.assert_allclose(spdist.operator(complex_, "bsr").rmatvec(x), (1 - 2j) * (m.to_scipy().T @ x))
 
 
 @pytest.mark.parametrize("method", HOST_METHODS)

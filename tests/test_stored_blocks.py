@@ -80,9 +80,19 @@ def test_blocks_and_numbers_are_refused_with_what_to_do(kept, tmp_path):
         api.plan(left, scalar)
     with pytest.raises(MatrixError, match=r"B blocks of 3 x 2: both need blocks, of r x s and of s x t"):
         api.plan(left, kept("b", 60, 60, (3, 2))[1])
-    for engine in ("cuda", "scipy"):
-        with pytest.raises(InputError, match=f"engine='{engine}' does not multiply block matrices: choose"):
-            api.plan(left, left, engine=engine, memory_limit="1GiB")
+    with pytest.raises(InputError, match="engine='scipy' does not multiply block matrices: choose"):
+        api.plan(left, left, engine="scipy", memory_limit="1GiB")
+    _, integers = kept("i", 60, 60, (2, 2), dtype="int32")
+    with pytest.raises(InputError, match="engine='cuda' multiplies float and complex values, not int32"):
+        api.plan(integers, integers, engine="cuda", memory_limit="1GiB")
+
+
+def test_a_plan_for_gpus_needs_none(kept):
+    _, left = kept("a", 600, 500, (3, 2), 1)
+    _, right = kept("b", 500, 400, (2, 4), 2)
+    plan = api.plan(left, right, engine="cuda", memory_limit="1MiB", host_limit="64MiB")
+    assert 0 < plan.projected_memory <= 1 << 20
+    assert api.Plan.from_json(plan.to_json()) == plan
 
 
 def test_what_is_for_entries_is_refused_with_what_to_do(kept, tmp_path):

@@ -395,3 +395,19 @@ def test_an_answer_instead_of_the_product(run, capsys):
     for wrong in ("top_n=0", "threshold=high", "complement=maybe", "mask=none.zarr", "semiring=plus_plus"):
         assert run(GOOD | {"out": "D.zarr"}, wrong) == 2
         assert wrong.split("=")[0] in capsys.readouterr().err
+
+
+def test_an_epilogue_from_a_job_file(run, capsys):
+    a = read("A.zarr")
+    np.save("f.npy", np.arange(1.0, a.shape[0] + 1))
+    assert run(GOOD | {"scale_columns": "f.npy", "normalize": "l1", "drop_zeros": True}) == 0
+    c = read("C.zarr").to_scipy()
+    expected = (a.to_scipy() @ a.to_scipy()).toarray() * np.arange(1.0, a.shape[0] + 1)
+    norms = abs(expected).sum(axis=1, keepdims=True)
+    assert c.nnz == np.count_nonzero(expected)
+    np.testing.assert_allclose(c.toarray() * norms, expected, rtol=1e-10, atol=1e-10)
+    np.save("g.npy", np.ones(3))
+    capsys.readouterr()
+    for wrong in ("scale_rows=g.npy", "scale_rows=none.npy", "normalize=l7", "drop_zeros=perhaps"):
+        assert run(GOOD | {"out": "D.zarr"}, wrong) == 2
+        assert wrong.split("=")[1] in capsys.readouterr().err or wrong == "scale_rows=g.npy"

@@ -37,6 +37,10 @@ class Job(jobs.Job):
     semiring: str = "plus_times"
     mask: str | None = None
     complement: bool = False
+    scale_rows: str | None = None
+    scale_columns: str | None = None
+    normalize: str | None = None
+    drop_zeros: bool = False
     threshold: float | None = None
     top_n: int | None = None
     transpose_a: bool = False
@@ -64,6 +68,10 @@ READERS = {
     "semiring": jobs.text_of,
     "mask": jobs.text_of,
     "complement": jobs.flag,
+    "scale_rows": jobs.text_of,
+    "scale_columns": jobs.text_of,
+    "normalize": jobs.text_of,
+    "drop_zeros": jobs.flag,
     "threshold": jobs.number,
     "top_n": jobs.count,
     "transpose_a": jobs.flag,
@@ -97,6 +105,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
         semiring=job.semiring,
         mask=job.mask,
         complement=job.complement,
+        epilogue=spdist.Epilogue(job.scale_rows, job.scale_columns, None, job.normalize, job.drop_zeros),
         top_n=job.top_n,
         threshold=job.threshold,
         transpose_a=job.transpose_a,

@@ -9,6 +9,7 @@ constexpr int SHARE = 768;            // pairs of blocks from the start of one t
 constexpr int ITEMS = 6, ROOM = ITEMS * THREADS;  // pairs that are held at a time
 constexpr int NUMBER_BITS = 11;       // of a pair that is held
 constexpr int FEW = 64;               // pairs of a block of C that one thread sorts
+constexpr int ROW_THREADS = 128;      // of the kernel that takes rows of C whole
 static_assert(ROOM <= 1 << NUMBER_BITS && 2 * SHARE <= ROOM, "a task of whole rows fits");
 
 template <typename Value>
@@ -42,13 +43,18 @@ __device__ __forceinline__ Place lower_bound(const Values& values, Place first, 
     return first;
 }
 
-// N values that lie side by side, loaded at once where they are aligned to their size.
+// N values that lie side by side, at a place that N divides; as many as 16 bytes hold are loaded at once.
 template <typename Value, int N> struct __align__(sizeof(Value) * N) Run { Value values[N]; };
+
+__host__ __device__ constexpr int run_of(const int count, const int bytes) {
+    int run = 16 / bytes;
+    while (count % run) run /= 2;
+    return run;
+}
 
 template <int N, typename Value>
 __device__ __forceinline__ void load(Value (&to)[N], const Value* from) {
-    constexpr bool WHOLE = (N & (N - 1)) == 0 && N * sizeof(Value) <= 16;
-    constexpr int RUN = WHOLE ? N : 1;
+    constexpr int RUN = run_of(N, sizeof(Value));
 #pragma unroll
     for (int i = 0; i < N; i += RUN) {
         const Run<Value, RUN> run = *reinterpret_cast<const Run<Value, RUN>*>(from + i);
@@ -376,5 +382,79 @@ bsr_multiply(const i64* __restrict__ firsts, const i64* __restrict__ rows, const
         __syncthreads();
         for (int i = threadIdx.x; i < blocks; i += THREADS) x.begin[i] = 0;
         __syncthreads();
+    }
+}
+
+// Write the blocks of C row by row, where rows are short: they are added up in shared memory, with nothing expanded.
+//
+// Launch  block ROW_THREADS, grid ceil_div(nrows, ROW_THREADS / GROUP): a group of lanes for each block row of C, a lane for
+//         each pair.
+// Shared  ROW_THREADS / GROUP * room * (R * T * sizeof(Value) + sizeof(Index)), dynamic.
+// Pre     as for bsr_multiply; room > 0. A row of C of more than `room` blocks is made in so many parts.
+// Post    each block of C written once. Blocks of a row of B meet different blocks of C, and rows of B are taken in the
+//         order of A's entries: no atomics, the same bits on every run, and those of bsr_multiply with Tiles.
+template <typename Value, typename Index, typename Pointer, int R, int S, int T, int GROUP>
+__global__ void __launch_bounds__(ROW_THREADS)
+bsr_rows(const i64 nrows, const int room, const Pointer* __restrict__ a_indptr, const Index* __restrict__ a_indices,
+         const Value* __restrict__ a_data, const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices,
+         const Value* __restrict__ b_data, const Pointer* __restrict__ c_indptr, const Index* __restrict__ c_indices,
+         Value* __restrict__ c_data) {
+    constexpr int GROUPS = ROW_THREADS / GROUP;
+    extern __shared__ __align__(16) unsigned char memory[];
+    const int lane = threadIdx.x % GROUP, group = threadIdx.x / GROUP;
+    const u32 lanes = (GROUP == 32 ? FULL_WARP : (1u << GROUP % 32) - 1) << threadIdx.x % 32 / GROUP * GROUP;
+    const i64 row = (i64)blockIdx.x * GROUPS + group;
+    if (row >= nrows) return;
+    Value* all_sums = reinterpret_cast<Value*>(memory);
+    Value* sums = all_sums + (i64)group * room * (R * T);  // value w of block e at w * room + e
+    Index* columns = reinterpret_cast<Index*>(all_sums + (i64)GROUPS * room * (R * T)) + (i64)group * room;
+    const Pointer end = a_indptr[row + 1];
+    const i64 row_end = c_indptr[row + 1];
+    for (i64 first = c_indptr[row]; first < row_end; first += room) {
+        const int blocks = (int)min(row_end - first, (i64)room);
+        const bool whole = first == c_indptr[row] && first + blocks == row_end;
+        for (int e = lane; e < blocks; e += GROUP) {
+            columns[e] = c_indices[first + e];
+#pragma unroll
+            for (int w = 0; w < R * T; ++w) sums[w * room + e] = Value(0);
+        }
+        __syncwarp(lanes);
+        for (Pointer base = a_indptr[row]; base < end; base += GROUP) {
+            Pointer start = 0, stop = 0;
+            if (base + lane < end) {
+                const Index k = a_indices[base + lane];
+                start = b_indptr[k], stop = b_indptr[k + 1];
+                if (!whole) {
+                    start = lower_bound(b_indices, start, stop, columns[0]);
+                    stop = lower_bound(b_indices, start, stop, columns[blocks - 1] + 1);
+                }
+            }
+            const int entries = (int)min(end - base, (Pointer)GROUP);
+            for (int entry = 0; entry < entries; ++entry) {
+                const Pointer last = __shfl_sync(lanes, stop, entry, GROUP);
+                Value left[R * S];
+                load(left, a_data + (i64)(base + entry) * (R * S));
+                int at = 0;
+                for (Pointer q = __shfl_sync(lanes, start, entry, GROUP) + lane; q < last; q += GROUP) {
+                    at = lower_bound(columns, at, blocks, b_indices[q]);
+                    Value right[S * T];
+                    load(right, b_data + (i64)q * (S * T));
+#pragma unroll
+                    for (int i = 0; i < R; ++i)
+#pragma unroll
+                        for (int j = 0; j < T; ++j) {
+                            Value& sum = sums[(i * T + j) * room + at];
+                            Value total = sum;
+#pragma unroll
+                            for (int h = 0; h < S; ++h) total += left[i * S + h] * right[h * T + j];
+                            sum = total;
+                        }
+                }
+                __syncwarp(lanes);
+            }
+        }
+        for (int v = lane; v < blocks * (R * T); v += GROUP)
+            c_data[first * (R * T) + v] = sums[v % (R * T) * room + v / (R * T)];
+        __syncwarp(lanes);
     }
 }

@@ -3,13 +3,14 @@
 The product of two matrices of ones, an entry for each block, gives C's pattern and how many pairs of blocks meet in
 each block of C. Thread blocks then take as many pairs each, expand pointers to them in shared memory, and multiply the
 blocks that the pointers name while they add them up in registers; each block of C is written once. float64 blocks of
-6 x 6 and more are multiplied on the tensor cores.
+6 x 6 and more are multiplied on the tensor cores. Blocks of up to 3 x 3 whose rows are short and alike are added up in
+shared memory instead, row by row.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,16 @@ LEAST_SHARE = 0.4
 """Of what tensor cores multiply, blocks filled up with zeros, so much must be asked for: of 6 x 6, but not of 4 x 4."""
 MOST_OF_LANE = 6
 """Values of a block of C that a lane takes, where a warp has lanes enough."""
+ROW_THREADS = 128
+"""Threads of a thread block that takes rows of C whole; as in bsr.cu."""
+ROW_SIDE = 3
+"""Sides of blocks up to which they do, where rows are short: quicker at 3 x 3, not at 4 x 4."""
+ROW_PAIRS = 8
+"""Pairs of a row of C, for each block it has room for, up to which rows are short."""
+ROW_ROOM = 1.1
+"""Blocks of C for which a row has room, by their mean."""
+ROW_SHARED = 48 << 10
+"""Shared memory of such a thread block."""
 EXACT = 1 << 24
 """Entries in a row of A from which float32 may count the pairs of a block of C wrongly."""
 ALIGNMENT = 16
@@ -41,7 +52,7 @@ SIZES = (2, 3, 4, 6, 8, 16)
 """Blocks that are compiled in the tests."""
 
 
-def multiply(a: BSR, b: BSR) -> BSR:
+def multiply(a: BSR, b: BSR, *, ones: Any = None) -> BSR:
     """Return ``a @ b``.
 
     Parameters
@@ -49,6 +60,8 @@ def multiply(a: BSR, b: BSR) -> BSR:
     a, b : BSR
         Arrays of cupy on the current device; float32, float64, complex64 or complex128; blocks of r x s times s x t, of
         any r, s and t. Block rows of B are sorted and free of duplicates; those of A need not be.
+    ones : (b.blocks,) float32, optional
+        Ones, of whoever multiplies by B more than once.
 
     Returns
     -------
@@ -77,14 +90,12 @@ def multiply(a: BSR, b: BSR) -> BSR:
         if m.blocks >= MOST_BLOCKS:
             raise MatrixError(f"{name} has {m.blocks:,} blocks, the GPU takes fewer than {MOST_BLOCKS:,}: cut its rows")
     shape, (r, t) = (a.shape[0], b.shape[1]), (a.blocksize[0], b.blocksize[1])
-    counts, pairs = _count_pairs(a, b)
+    counts, pairs, longest = _count_pairs(a, b, ones)
     blocks = counts.nnz
     try:
-        ends = cupy.cumsum(counts.data.astype(np.int64))
         c = BSR(counts.indptr, counts.indices, cupy.empty((blocks, r, t), dtype), shape)
-        del counts
         if blocks:
-            _fill(a, b, c, ends, pairs)
+            _fill(a, b, c, counts.data, pairs, longest)
     except cupy.cuda.memory.OutOfMemoryError as error:
         raise MemoryBoundError(
             f"C takes {format_bytes(blocks * r * t * dtype.itemsize)} in {blocks:,} blocks of {r} x {t}, more than the "
@@ -93,38 +104,88 @@ def multiply(a: BSR, b: BSR) -> BSR:
     return c
 
 
-def _count_pairs(a: BSR, b: BSR) -> tuple[CSR, int]:
-    """Return the pattern of C, with the number of pairs in each block as its value, and all pairs."""
+def _count_pairs(a: BSR, b: BSR, ones: Any = None) -> tuple[CSR, int, int]:
+    """Return C's pattern, the pairs in each block as its value; all pairs; the blocks of the longest block row of A."""
     import cupy
 
-    def count(dtype: npt.DTypeLike) -> tuple[CSR, int, int]:
+    def count(dtype: npt.DTypeLike, ones: Any) -> tuple[CSR, int, int]:
         left = a.pattern(cupy.ones(a.blocks, dtype))
-        return gpu.multiply_counted(left, left if b is a else b.pattern(cupy.ones(b.blocks, dtype)))
+        if b is a:
+            return gpu.multiply_counted(left, left)
+        return gpu.multiply_counted(left, b.pattern(cupy.ones(b.blocks, dtype) if ones is None else ones))
 
-    counts, pairs, longest = count(np.float32)
+    counts, pairs, longest = count(np.float32, ones)
     if longest >= EXACT:
-        counts, pairs, _ = count(np.float64)
-    return counts, pairs
+        counts, pairs, longest = count(np.float64, None)
+    return counts, pairs, longest
 
 
-def _fill(a: BSR, b: BSR, c: BSR, ends: Any, pairs: int) -> None:
-    """Write the values of C; `ends`: (blocks,) int64, the pairs up to and with each block."""
-    import cupy
-
+def _fill(a: BSR, b: BSR, c: BSR, counts: Any, pairs: int, longest: int) -> None:
+    """Write the values of C; `counts`: (blocks,), the pairs in each block; `longest`: blocks in a row of A at most."""
     index = c.indices.dtype
     pointer = np.result_type(a.indptr.dtype, b.indptr.dtype, c.indptr.dtype)
     arrays = [
         (m.indptr.astype(pointer, copy=False), m.indices.astype(index, copy=False), _values(m, c.dtype))
         for m in (a, b, c)
     ]
+    operands = tuple(x for m in arrays for x in m)
     sizes = a.blocksize[0], *b.blocksize
     types = c_type(c.dtype), c_type(index), c_type(pointer)
+    mean_b, mean_c = (m.blocks / m.block_shape[0] for m in (b, c))
+    whole = whole_rows(longest, mean_b, mean_c, sizes, c.dtype.itemsize, index.itemsize)
+    if whole is not None:
+        name, rows = row_kernel(*types, sizes, whole.group), c.block_shape[0]
+        grid = ceil_div(rows, ROW_THREADS // whole.group)
+        module("bsr.cu", (name,))(name, grid, ROW_THREADS, (rows, whole.room, *operands), whole.shared)
+    else:
+        _fill_by_tasks(c, counts, pairs, types, sizes, operands)
+
+
+def _fill_by_tasks(
+    c: BSR, counts: Any, pairs: int, types: tuple[str, str, str], sizes: tuple[int, int, int], operands: tuple[Any, ...]
+) -> None:
+    """Write the values of C by tasks of about as many pairs each."""
+    import cupy
+
     names = kernels(*types, sizes, _has_tensor_cores(_device()))
-    compiled, tasks = module("bsr.cu", names), ceil_div(pairs, SHARE)
-    firsts, rows = cupy.empty(tasks + 1, np.int64), cupy.empty(2 * tasks, np.int64)
-    offsets = arrays[2][0]
-    compiled(names[0], ceil_div(tasks, 256), 256, (tasks, c.blocks, len(offsets) - 1, ends, offsets, firsts, rows))
-    compiled(names[1], tasks, 256, (firsts, rows, *sizes, *(x for m in arrays for x in m)))
+    compiled, tasks, rows = module("bsr.cu", names), ceil_div(pairs, SHARE), c.block_shape[0]
+    ends = cupy.cumsum(counts.astype(np.int64))
+    firsts, at = cupy.empty(tasks + 1, np.int64), cupy.empty(2 * tasks, np.int64)
+    compiled(names[0], ceil_div(tasks, 256), 256, (tasks, c.blocks, rows, ends, operands[6], firsts, at))
+    compiled(names[1], tasks, 256, (firsts, at, *sizes, *operands))
+
+
+class WholeRows(NamedTuple):
+    """How rows of C are taken whole: lanes of a row, places for its blocks, bytes of shared memory."""
+
+    group: int
+    room: int
+    shared: int
+
+
+def whole_rows(
+    longest: int, mean_b: float, mean_c: float, sizes: tuple[int, int, int], value: int, index: int
+) -> WholeRows | None:
+    """Return how rows of C are taken whole; None where blocks are larger, or some rows take too many pairs.
+
+    Parameters
+    ----------
+    longest : int
+        Blocks in a block row of A at most.
+    mean_b, mean_c : float
+        Blocks in a block row of B, and of C, in the mean.
+    sizes : (r, s, t)
+    value, index : int
+        Bytes of a value, and of a block column.
+    """
+    room = int(ROW_ROOM * mean_c) + 8
+    if max(sizes) > ROW_SIDE or longest * mean_b > ROW_PAIRS * room:
+        return None
+    for group in (4, 8, 16, 32):
+        shared = ROW_THREADS // group * room * (sizes[0] * sizes[2] * value + index)
+        if shared <= ROW_SHARED and (group >= mean_b or group == 32):
+            return WholeRows(group, room, shared)
+    return None
 
 
 def _values(m: BSR, dtype: np.dtype[Any]) -> Any:
@@ -146,6 +207,11 @@ def kernels(value: str, index: str, pointer: str, sizes: tuple[int, int, int], t
         elif tile := best_tile(r, t):
             method = f"Tiles<{value},{r},{s},{t},{tile[0]},{tile[1]}>"
     return f"bsr_cut<{pointer}>", f"bsr_multiply<{value},{index},{pointer},{method}>"
+
+
+def row_kernel(value: str, index: str, pointer: str, sizes: tuple[int, int, int], group: int) -> str:
+    """Return the name expression of the kernel that takes rows whole, by groups of so many lanes."""
+    return f"bsr_rows<{value},{index},{pointer},{','.join(map(str, (*sizes, group)))}>"
 
 
 def best_tile(r: int, t: int) -> tuple[int, int] | None:
@@ -170,6 +236,7 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
     sides = *SIZES, LONGEST_SIDE + 1
     names = {name for side in sides for name in kernels(value, index, pointer, (side, side, side), True)}
+    names |= {row_kernel(value, index, pointer, (side, side, side), 32) for side in SIZES if side <= ROW_SIDE}
     return {"bsr.cu": tuple(sorted(names))}
 
 

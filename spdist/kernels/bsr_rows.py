@@ -1,4 +1,4 @@
-"""Block-sparse multiply on the CPU, compiled by Numba for each block size; `bsr_cpu` imports it when it is needed.
+"""Block-sparse multiply on the CPU, compiled by Numba for each block size; imported when it is needed.
 
 The pattern of C is known. A row of C's blocks at a time: a table says where in C each block column lies, and every
 product of two blocks is added there. Block sizes are the lengths of tuples, which are types to Numba, so that a product
@@ -23,20 +23,24 @@ IN_REGISTERS = 64
 def add_blocks(context: Any, a: Any, p: Any, b: Any, q: Any, c: Any, at: Any, sizes: Any) -> Any:
     """Add the product of the block of A at p and the block of B at q to the block of C at `at`, in the order of k.
 
-    Places are of values in one-dimensional arrays of one dtype. Each row of a block is one vector.
+    Places are of values in one-dimensional arrays, B's and C's of one dtype, A's of it or less precise. Each row of a
+    block is one vector.
     """
     r, s, t = (len(size) for size in sizes)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         arrays = [context.make_array(signature.args[n])(context, builder, value=args[n]) for n in (0, 2, 4)]
-        row = _Row(context, builder, c.dtype, t)
-        a_data, b_data, c_data = (builder.bitcast(array.data, row.scalar.as_pointer()) for array in arrays)
+        factor, row = _Row(context, builder, a.dtype, 1), _Row(context, builder, c.dtype, t)
+        a_data, b_data, c_data = (
+            builder.bitcast(array.data, kind.scalar.as_pointer())
+            for array, kind in zip(arrays, (factor, row, row), strict=True)
+        )
         b_rows = [row.load(b_data, args[3], k * t) for k in range(s)] if s * t <= IN_REGISTERS else None
         for i in range(r):
             total = row.load(c_data, args[5], i * t)
             for k in range(s):
                 right = b_rows[k] if b_rows else row.load(b_data, args[3], k * t)
-                total = row.add(total, row.scale(a_data, args[1], i * s + k, right))
+                total = row.add(total, row.scale(factor.number(a_data, args[1], i * s + k), right))
             builder.store(total, row.place(c_data, args[5], i * t), align=row.align)
         return context.get_dummy_value()
 
@@ -69,10 +73,14 @@ class _Row:
         """Return the row that lies `offset` values after `at`."""
         return self.builder.load(self.place(data, at, offset), align=self.align)
 
-    def scale(self, data: Any, at: Any, offset: int, row: Any) -> Any:
-        """Return a row times the value that lies `offset` after `at`."""
+    def number(self, data: Any, at: Any, offset: int) -> list[Any]:
+        """Return the parts of the value that lies `offset` after `at`."""
         start = self.builder.bitcast(self.place(data, at, offset), self.scalar.as_pointer())
-        parts = [self.builder.load(self.builder.gep(start, [ir.IntType(64)(n)])) for n in range(self.parts)]
+        return [self.builder.load(self.builder.gep(start, [ir.IntType(64)(n)])) for n in range(self.parts)]
+
+    def scale(self, number: list[Any], row: Any) -> Any:
+        """Return a row times a value, which may be less precise."""
+        parts = [part if part.type == self.scalar else self.builder.fpext(part, self.scalar) for part in number]
         if self.parts == 1:
             return self.times(self._all_lanes(parts), row)
         swap = ir.Constant(ir.VectorType(ir.IntType(32), self.length), [n ^ 1 for n in range(self.length)])
@@ -116,3 +124,25 @@ def multiply_rows(a: Any, b: Any, start: Any, stop: Any, places: Any, c: Any, si
             for q in range(np.uintp(b[0][k]), np.uintp(b[0][k + np.uintp(1)])):
                 at = np.uintp(places[np.uintp(b[1][q])]) * np.uintp(r * t)
                 add_blocks(a[2], p * np.uintp(r * s), b[2], q * np.uintp(s * t), c[2], at, sizes)
+
+
+@compiled
+def multiply_columns(a: Any, start: Any, stop: Any, x: Any, y: Any, sizes: Any) -> None:
+    """Write block rows ``[start, stop)`` of a block matrix times a dense one.
+
+    Parameters
+    ----------
+    a : tuple of (indptr, indices, data)
+        Values as one array.
+    start, stop : int
+    x, y : (ncols * columns,), (nrows * columns,)
+        Dense matrices of few columns, by rows; y is written to, whatever it was.
+    sizes : tuple of three tuples
+        Of lengths r and s, for blocks of r x s, and of the number of columns.
+    """
+    r, s, t = len(sizes[0]), len(sizes[1]), len(sizes[2])
+    for row in range(np.uintp(start), np.uintp(stop)):
+        at = row * np.uintp(r * t)
+        y[at : at + np.uintp(r * t)] = 0
+        for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
+            add_blocks(a[2], p * np.uintp(r * s), x, np.uintp(a[1][p]) * np.uintp(s * t), y, at, sizes)

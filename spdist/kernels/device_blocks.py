@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from spdist.csr import CSR, INT32_MAX, Int64Array
+from spdist.csr import CSR, INT32_MAX, Int64Array, block_dtype, blocksize, index_dtype, number_dtype, result_dtype
 from spdist.errors import MatrixError
 from spdist.kernels.pinned import Bytes, array_at
-from spdist.kernels.workspace import aligned
+from spdist.kernels.workspace import PAIR_BYTES, aligned
 
 BLOCK_BYTES = 320 << 20
 """Bytes of a block that are aimed at where the slot has room for more and B is resident; else larger blocks repeat less
@@ -33,15 +33,19 @@ of B."""
 FIRST_SHARE, GROWTH = 12, 7 / 6
 """The first block is so many times smaller, each one after it so many times as large as the one before: all threads
 begin at once, and the device waits for what takes one thread long."""
+FIRST_BYTES = 48 << 20
+"""But not smaller than this: for less, the launches would take longer than the copies."""
 MARGIN = 1.25
 """By how much what is expected of a block is raised."""
 ROW_BYTES = 64
 """Device bytes that the kernels take for a row of C, its offsets included."""
 SCRATCH_BYTES = 24 << 20
 """And those they take whatever the rows."""
+BLOCK_SCRATCH = 24
+"""And those for an entry of C that is a dense block."""
 WINDOW_SHARE = 1.3
 """Rows of B are sent from the first to the last if these are at most so many times those asked for."""
-AHEAD_BYTES = 1 << 30
+AHEAD_BYTES = 4 << 30
 """Page-locked memory for blocks that are prepared ahead, and on their way, where the device has no limit for it."""
 LEAST_AHEAD = 4
 """Blocks that this must hold: one is prepared, one waits, two are on their way."""
@@ -53,17 +57,20 @@ STAGE_SHARE, COUNT_SHARE = 1.0, 0.5
 """Threads a core: those that prepare blocks, and those that count products."""
 FIRST_ENTRIES, PARALLEL_ENTRIES = 1 << 16, 1 << 20
 """Entries of A whose products a thread counts at a time: the first, and the most."""
+ALONE_ENTRIES = 1 << 18
+"""Entries of A up to which the caller counts them all: to wake threads would take longer."""
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------
 
 
 class Part(NamedTuple):
-    """A matrix inside a block's memory: its shape, entries, and the byte where each array begins."""
+    """A matrix inside a block's memory: its shape, entries, their dtype, and the byte where each array begins."""
 
     nrows: int
     ncols: int
     nnz: int
+    value: np.dtype[Any]
     data: int
     indices: int
     indptr: int
@@ -72,23 +79,62 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Kinds:
-    """Dtypes on the device: of values, columns and offsets."""
+    """Dtypes on the device: of C's values, columns and offsets, and of the values of A and B.
+
+    These are all one dtype, unless values are dense blocks (`csr.block_dtype`): then A and B have blocks of their own.
+    """
 
     value: np.dtype[Any]
     index: np.dtype[Any]
     pointer: np.dtype[Any]
+    a: np.dtype[Any]
+    b: np.dtype[Any]
+
+    @property
+    def blocked(self) -> bool:
+        """Whether values are dense blocks."""
+        return blocksize(self.value) is not None
 
     @property
     def entry(self) -> int:
-        """Bytes of an entry."""
+        """Bytes of an entry of C."""
         return self.value.itemsize + self.index.itemsize
 
+    @property
+    def a_entry(self) -> int:
+        """Bytes of an entry of A."""
+        return self.a.itemsize + self.index.itemsize
 
-def lay_out(nrows: int, ncols: int, nnz: int, kinds: Kinds, at: int = 0) -> Part:
+    @property
+    def b_entry(self) -> int:
+        """Bytes of an entry of B."""
+        return self.b.itemsize + self.index.itemsize
+
+
+def kinds_of(a: CSR, b: CSR, value: np.dtype[Any] | None = None) -> Kinds:
+    """Return the dtypes of a product on the device; `value` of its values, by default of plus and times."""
+    value = result_dtype(a.dtype, b.dtype) if value is None else value
+    wide = max(b.nrows, b.ncols) > INT32_MAX
+    index = np.dtype(np.int64) if wide else index_dtype(b.ncols)
+    # 31 bits count the entries of a block's A, but for a single row: the cutter sees to it.
+    longest = int(np.max(np.diff(a.indptr))) if a.nnz > INT32_MAX else 0
+    pointer = np.dtype(np.int64 if max(b.nnz, longest, b.ncols if wide else 0) > INT32_MAX else np.int32)
+    sizes = (blocksize(m.dtype) for m in (a, b))
+    number = number_dtype(value)
+    return Kinds(value, index, pointer, *(number if size is None else block_dtype(number, size) for size in sizes))
+
+
+def lay_out(nrows: int, ncols: int, nnz: int, value: np.dtype[Any], kinds: Kinds, at: int = 0) -> Part:
     """Place the arrays of a matrix from byte `at` on."""
-    indices = at + aligned(nnz * kinds.value.itemsize)
+    indices = at + aligned(nnz * value.itemsize)
     indptr = indices + aligned(nnz * kinds.index.itemsize)
-    return Part(nrows, ncols, nnz, at, indices, indptr, indptr + aligned((nrows + 1) * kinds.pointer.itemsize))
+    return Part(nrows, ncols, nnz, value, at, indices, indptr, indptr + aligned((nrows + 1) * kinds.pointer.itemsize))
+
+
+def lay_out_whole(b: CSR, kinds: Kinds) -> tuple[Part, int]:
+    """Return where the arrays of a B that stays on the device lie, and the bytes of all; the last count its pairs."""
+    part = lay_out(b.nrows, b.ncols, b.nnz, kinds.b, kinds)
+    return part, part.end + (aligned(PAIR_BYTES * b.nnz) if kinds.blocked else 0)
 
 
 @dataclass
@@ -107,6 +153,8 @@ class Staged:
         When its preparation began, in seconds since 1970, and how long it took.
     low : int
         What is to be taken off A's columns, where these are not sent apart from B's.
+    inside : slice, optional
+        A's entries among those of the B that is resident, where they are not sent: A has only offsets in `memory`.
     """
 
     start: int
@@ -118,6 +166,7 @@ class Staged:
     begin: float
     seconds: float = 0.0
     low: int = 0
+    inside: slice | None = None
 
     @property
     def nbytes(self) -> int:
@@ -172,7 +221,7 @@ class Products:
         ends = np.cumsum(sizes)
         cuts = np.searchsorted(a.indptr, ends[ends < a.nnz].astype(np.int64))
         starts = np.unique(np.concatenate([[0], cuts, [a.nrows]]))
-        submit = pool(threads, "count").submit if len(starts) > 2 else _now
+        submit = pool(threads, "count").submit if a.nnz > ALONE_ENTRIES else now
         self.coming = collections.deque(
             (start, stop, submit(count_products, left, b.indptr, start, stop, 0, 0, self.before))
             for start, stop in itertools.pairwise(starts.tolist())
@@ -222,8 +271,8 @@ def bad_row(row: Any, ncols: int) -> MatrixError:
     return MatrixError(f"row {int(row):,} of A: offsets or columns out of range; A has {ncols:,} columns")
 
 
-def _now(function: Callable[..., Any], *args: Any) -> Future[Any]:
-    """Call a function at once."""
+def now(function: Callable[..., Any], *args: Any) -> Future[Any]:
+    """Call a function at once, as an executor's `submit` does later."""
     future: Future[Any] = Future()
     future.set_result(function(*args))
     return future
@@ -258,7 +307,7 @@ class Cutter:
     _rows: int = field(init=False, default=1)
 
     def __post_init__(self) -> None:
-        self._next = self._most / FIRST_SHARE
+        self._next = min(self._most, max(FIRST_BYTES, self._most / FIRST_SHARE))
 
     @property
     def _most(self) -> float:
@@ -267,14 +316,15 @@ class Cutter:
 
     def cost(self, start: int, stop: int) -> float:
         """Return the device bytes expected of a block."""
-        products = MARGIN * self.products.between(start, stop)
-        return self.sent(start, stop) + products * self.c_ratio * self.kinds.entry + (stop - start) * ROW_BYTES
+        entries = MARGIN * self.products.between(start, stop) * self.c_ratio
+        nbytes = self.kinds.entry + (BLOCK_SCRATCH if self.kinds.blocked else 0)
+        return self.sent(start, stop) + entries * nbytes + (stop - start) * ROW_BYTES
 
     def sent(self, start: int, stop: int) -> float:
         """Return the bytes that are expected to be sent of a block."""
         entries, pointer = int(self.indptr[stop] - self.indptr[start]), self.kinds.pointer.itemsize
-        for_b = MARGIN * self.b_ratio * self.products.between(start, stop) * (self.kinds.entry + 1.0)
-        return for_b + entries * (self.kinds.entry + pointer) + (stop - start + 1) * pointer
+        for_b = MARGIN * self.b_ratio * self.products.between(start, stop) * (self.kinds.b_entry + 1.0)
+        return for_b + entries * (self.kinds.a_entry + pointer) + (stop - start + 1) * pointer
 
     def _fits(self, start: int, stop: int, room: float) -> bool:
         return self.cost(start, stop) <= room and LEAST_AHEAD * self.sent(start, stop) <= self.ahead
@@ -355,12 +405,22 @@ class Stager:
         self.local = threading.local()
         self.recent = 0
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` need not wait for the next block."""
+        return bool(self.ahead) and self.ahead[0].done()
+
     def take(self) -> Staged | None:
         """Return the next block; None after the last."""
         wanted = max(2, min(self.threads + 1, self.cutter.ahead // max(self.recent, 1) - 2))
-        while self.at < self.a.nrows and len(self.ahead) < wanted and (not self.ahead or self.cutter.is_ready(self.at)):
+        # While the first of them is prepared one may as well wait for what the next needs.
+        while (
+            self.at < self.a.nrows and len(self.ahead) < wanted and (not self.is_ready or self.cutter.is_ready(self.at))
+        ):
             stop = self.cutter.next(self.at)
-            self.ahead.append(pool(self.threads).submit(self.stage, self.at, stop))
+            only = not self.ahead and stop == self.a.nrows
+            submit = now if only else pool(self.threads).submit
+            self.ahead.append(submit(self.stage, self.at, stop))
             self.at = stop
         if not self.ahead:
             return None
@@ -388,14 +448,19 @@ class Stager:
         begin, clock = time.time(), time.perf_counter()
         products = self.cutter.products.between(start, stop)
         first, last = int(self.a.indptr[start]), int(self.a.indptr[stop])
-        if self.resident:
-            part = lay_out(stop - start, self.b.nrows, last - first, self.kinds)
-            memory = self.allocate(part.end)
-            self._copy_rows(self.a, start, stop, memory, part)
-            self._copy_columns(first, last, 0, memory, part)
-            found = Staged(start, stop, products, memory, part, None, begin)
-        else:
+        if not self.resident:
             found = self._with_b(start, stop, products, begin)
+        else:
+            inside = self.a.indices is self.b.indices and self.a.data is self.b.data
+            part = lay_out(stop - start, self.b.nrows, 0 if inside else last - first, self.kinds.a, self.kinds)
+            memory = self.allocate(part.end)
+            found = Staged(start, stop, products, memory, part, None, begin)
+            if inside:
+                found.inside = slice(first, last)
+                self._copy_offsets(self.a, start, stop, memory, part)
+            else:
+                self._copy_rows(self.a, start, stop, memory, part)
+                self._copy_columns(first, last, 0, memory, part)
         found.seconds = time.perf_counter() - clock
         return found
 
@@ -409,12 +474,12 @@ class Stager:
         words = mark_rows(a.indices, first, last, bits)
         rows, entries = number_rows(bits, places, words[0], words[1], b.indptr)
         low, high = min(64 * words[0], b.nrows), min(64 * words[1], b.nrows)
-        window = int(b.indptr[high] - b.indptr[low]) * kinds.entry + (high - low) * kinds.pointer.itemsize
-        if window <= WINDOW_SHARE * (entries * kinds.entry + rows * kinds.pointer.itemsize):
+        window = int(b.indptr[high] - b.indptr[low]) * kinds.b_entry + (high - low) * kinds.pointer.itemsize
+        if window <= WINDOW_SHARE * (entries * kinds.b_entry + rows * kinds.pointer.itemsize):
             bits[words[0] : words[1]] = 0
             return self._with_window(start, stop, low, high, products, begin)
-        of_a = lay_out(stop - start, rows, last - first, kinds)
-        of_b = lay_out(rows, b.ncols, entries, kinds, of_a.end)
+        of_a = lay_out(stop - start, rows, last - first, kinds.a, kinds)
+        of_b = lay_out(rows, b.ncols, entries, kinds.b, kinds, of_a.end)
         memory = self.allocate(of_b.end)
         self._copy_rows(a, start, stop, memory, of_a)
         self._copy_distinct(first, last, (bits, places), words, memory, of_a, of_b)
@@ -426,8 +491,8 @@ class Stager:
         first, last, of_low = int(a.indptr[start]), int(a.indptr[stop]), int(b.indptr[low])
         entries = int(b.indptr[high]) - of_low
         inside = a.indices is b.indices and a.data is b.data and of_low <= first and last <= of_low + entries
-        of_a = lay_out(stop - start, high - low, 0 if inside else last - first, kinds)
-        of_b = lay_out(high - low, b.ncols, entries, kinds, of_a.end)
+        of_a = lay_out(stop - start, high - low, 0 if inside else last - first, kinds.a, kinds)
+        of_b = lay_out(high - low, b.ncols, entries, kinds.b, kinds, of_a.end)
         memory = self.allocate(of_b.end)
         self._copy_rows(b, low, high, memory, of_b)
         array_at(memory, of_b.indices, entries, kinds.index)[:] = b.indices[of_low : of_low + entries]
@@ -437,7 +502,7 @@ class Stager:
             return Staged(start, stop, products, memory, of_a, of_b, begin)
         self._copy_offsets(a, start, stop, memory, of_a)
         data, indices = (at + (first - of_low) * kind.itemsize
-                         for at, kind in ((of_b.data, kinds.value), (of_b.indices, kinds.index)))  # fmt: skip
+                         for at, kind in ((of_b.data, kinds.b), (of_b.indices, kinds.index)))  # fmt: skip
         of_a = of_a._replace(nnz=last - first, data=data, indices=indices)
         return Staged(start, stop, products, memory, of_a, of_b, begin, low=low)
 
@@ -451,7 +516,7 @@ class Stager:
     def _copy_rows(self, m: CSR, start: int, stop: int, memory: Bytes, part: Part) -> None:
         """Copy values and offsets of rows of a matrix."""
         first, last = int(m.indptr[start]), int(m.indptr[stop])
-        array_at(memory, part.data, last - first, self.kinds.value)[:] = m.data[first:last]
+        array_at(memory, part.data, last - first, part.value)[:] = m.data[first:last]
         self._copy_offsets(m, start, stop, memory, part)
 
     def _copy_offsets(self, m: CSR, start: int, stop: int, memory: Bytes, part: Part) -> None:
@@ -478,10 +543,12 @@ class Stager:
         numbers = array_at(memory, of_a.indices, of_a.nnz, kinds.index)
         starts = array_at(memory, of_b.indptr, of_b.nrows + 1, kinds.pointer)
         columns = array_at(memory, of_b.indices, of_b.nnz, kinds.index)
-        values = array_at(memory, of_b.data, of_b.nnz, kinds.value)
-        rows = b.indptr, b.indices, b.data
+        number = number_dtype(of_b.value)  # of blocks, one after the other
+        width = of_b.value.itemsize // number.itemsize
+        values = array_at(memory, of_b.data, of_b.nnz * width, number)
+        rows = b.indptr, b.indices, b.data.view(number)
         bits, places = scratch
         send_distinct(
             self.a.indices, first, last, rows, bits, places, words[0], words[1], numbers, 0, starts, 0, columns, 0,
-            values, 0,
+            values, 0, width,
         )  # fmt: skip

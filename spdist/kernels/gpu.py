@@ -1,8 +1,11 @@
 """Multiply two matrices whose arrays are on the GPU: C = A @ B, row by row.
 
 A first kernel counts the products of every row of C. Each row then goes to the kernels that suit it (`gpu_rows`):
-sorted in the registers of a warp, or less; added up in shared memory by a warp, for finite elements, or by thread
-blocks; or shared among thread blocks. These first count the entries of each row, and then write them.
+sorted in the registers of a warp, or less; added up in shared memory by a warp, for finite elements; added up in place
+by thread blocks; or shared among thread blocks. These first count the entries of each row, and then write them.
+
+Rows that are sorted need not be counted: where most products are in rows of much the same length, one kernel makes them
+in their order. C has the room that a sample of them asks for; thread blocks tell each other how many entries they have.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from spdist.kernels.gpu_rows import (
     RankClass,
     RowClass,
     Rows,
+    RowsAtOnce,
     SortClass,
     SortRows,
 )
@@ -51,6 +55,11 @@ FEW_PARTS = 1 << 11
 NARROW_COLUMNS = 1 << 22
 """Columns that fit in 32-bit sort keys beside the number of a product."""
 STREAMS = 4
+AT_ONCE_ROWS = 1 << 15
+"""Rows that a product should have, unless it is small, for rows to be made without being counted."""
+AT_ONCE_SHARE, AT_ONCE_FULL = 0.9, 0.6
+"""Share of the products, rounded up to those of their classes, that is in these rows; and how full they are, in the
+mean, for a kernel made for the longest."""
 
 
 @dataclass(eq=False)
@@ -94,7 +103,8 @@ def multiply(a: CSR, b: CSR, *, deterministic: bool = False, semiring: Semiring 
     -------
     CSR
         Canonical, with the structural pattern. Indices have the wider dtype of the two; indptr is int64 where nnz needs
-        it. A small C is cut from buffers for all products, which it keeps: 32 MiB at most.
+        it. A small C is cut from buffers for all products, which it keeps: 32 MiB at most. One whose rows were not
+        counted first is cut from buffers, too, an eighth of which it leaves unused at most.
 
     Raises
     ------
@@ -148,7 +158,7 @@ def multiply_counted(a: CSR, b: CSR) -> tuple[CSR, int, int]:
 
 def symbolic(a: CSR, b: CSR, *, deterministic: bool = False) -> Pattern:
     """Return the structure of ``a @ b`` for `numeric`; arguments as for `multiply`."""
-    c, product = _Product(a, b, deterministic).run()
+    c, product = _Product(a, b, deterministic, counted=True).run()
     x = product.operands
     if x is not None:  # the structure is kept, the values are not
         a, b = (CSR(m.indptr, m.indices, m.data[:0], m.shape) for m in (x.a, x.b))
@@ -272,10 +282,35 @@ def _may_join(rows: int, kind: RowClass, later: RowClass | None) -> bool:
     return later is not CLASSES[-1] and rows * later.parts <= FEW_PARTS
 
 
+def at_once(counts: list[int], small: bool) -> int | None:
+    """Return the class up to whose products rows are made without being counted; None if all are to be counted.
+
+    Parameters
+    ----------
+    counts : (SLOTS,) ints
+        Rows of each class, the empty rows first.
+    small : bool
+        Whether C may have room for all products: then all rows must be of that class.
+    """
+    if small:
+        shares = share_rows(counts, True)
+        least = shares[0][0] if len(shares) == 1 else len(CLASSES)
+        return next((number for number in gpu_rows.AT_ONCE if number >= least), None)
+    slots = [rows * kind.most for rows, kind in zip(counts[1:], CLASSES, strict=False)]
+    for number in gpu_rows.AT_ONCE:
+        rows, products = sum(counts[1 : number + 2]), sum(slots[: number + 1])
+        if products >= AT_ONCE_SHARE * sum(slots):
+            full = products >= AT_ONCE_FULL * rows * CLASSES[number].most
+            return number if rows >= AT_ONCE_ROWS and full else None
+    return None
+
+
 class _Product:
     """One product on its way: facts about the rows, the families of rows, C."""
 
-    def __init__(self, a: CSR, b: CSR, deterministic: bool, semiring: Semiring = PLUS_TIMES) -> None:
+    def __init__(
+        self, a: CSR, b: CSR, deterministic: bool, semiring: Semiring = PLUS_TIMES, counted: bool = False
+    ) -> None:
         import cupy
 
         if a.ncols != b.nrows:
@@ -289,6 +324,7 @@ class _Product:
         self.a, self.b = _alike(a, b, self.dtype)
         self.semiring, self.defines = semiring, semiring.defines(self.dtype)
         self.deterministic = deterministic or not semiring.has_atomics(self.dtype)
+        self.counted = counted
         self.shape = (a.nrows, b.ncols)
         self.operands: Operands | None = None
         self.work: list[Rows] = []
@@ -317,20 +353,19 @@ class _Product:
             # nnz(C) may pass 2^31: begin again with 64-bit offsets.
             left = _wide(self.a)
             right = left if self.b is self.a else _wide(self.b)
-            wide = _Product(left, right, self.deterministic, self.semiring)
+            wide = _Product(left, right, self.deterministic, self.semiring, self.counted)
             c = wide._run()
             self.operands, self.work = wide.operands, wide.work
             return CSR(c.indptr.astype(np.int32), c.indices, c.data, c.shape) if c.nnz <= INT32_MAX else c
-        self.work = self._prepare(self._families())
+        counts = facts.class_rows()
+        indptr = self.cupy.empty(self.a.nrows + 1, x.a.indptr.dtype)
+        number = None if self.counted else at_once(counts, self._is_small())
+        if number is not None:
+            return self._run_at_once(number, counts, indptr)
+        self.work = self._prepare(self._families(counts))
         in_nodes = any(isinstance(rows, NodeRows) for rows in self.work)
         # C of a small product is cut from buffers for all products, so that the host need not wait for nnz(C) before.
         small = self._is_small() and not in_nodes
-        indptr = self.cupy.empty(self.a.nrows + 1, x.a.indptr.dtype)
-        first = self.work[0] if self.work else None
-        if small and isinstance(first, SortRows) and first.has_all:
-            c = self._allocate(indptr, products)
-            first.fill_at_once(x, c, facts.at(gpu_rows.FACTS), facts.on_host(gpu_rows.NNZ_C))
-            return self._cut(c)
         _side_by_side([functools.partial(rows.count_entries, x) for rows in self.work])
         total = facts.at(gpu_rows.NNZ_C) if in_nodes else facts.on_host(gpu_rows.NNZ_C)
         args = self.a.nrows, x.lengths, facts.at(gpu_rows.FACTS), indptr, total
@@ -344,9 +379,48 @@ class _Product:
         if 0 in (self.a.nnz, self.b.nnz, *self.shape):
             return self.cupy.zeros(self.shape[0], np.uint32)
         x = self.operands = self._analyse()
-        self.work = self._prepare(self._families())
+        self.work = self._prepare(self._families(x.facts.class_rows()))
         _side_by_side([functools.partial(rows.count_entries, x) for rows in self.work])
         return x.lengths
+
+    def _run_at_once(self, number: int, counts: list[int], indptr: Any) -> CSR:
+        """Multiply without counting first, but for a sample of the rows, and rows of too many products."""
+        x = self.operands
+        assert x is not None
+        rows, small = RowsAtOnce(number, x.lengths), self._is_small()
+        capacity = x.facts[gpu_rows.PRODUCTS]
+        if not small:
+            capacity = min(capacity, self._expected(rows, counts))
+        while True:
+            c = self._allocate(indptr, capacity)
+            rows.fill(x, c)
+            x.facts.wait()
+            self.known_nnz = nnz = x.facts[gpu_rows.NNZ_C]
+            if nnz <= capacity:
+                break
+            capacity = nnz  # the sample has misled
+        _side_by_side([functools.partial(others.fill, x, c) for others in self.work])
+        indices, data = c.indices[:nnz], c.data[:nnz]
+        if not small and workspace.SPARE * (capacity - nnz) > capacity:
+            indices, data = indices.copy(), data.copy()
+        return CSR(indptr, indices, data, self.shape)
+
+    def _expected(self, rows: RowsAtOnce, counts: list[int]) -> int:
+        """Count the rows that are not made at once, and some others; return the room that C should have."""
+        x = self.operands
+        assert x is not None
+        rows.sample(x)
+        first = rows.number + 2
+        if sum(counts[first:]):
+            families = self._families([sum(counts[:first]), *[0] * (first - 1), *counts[first:]])
+            rows.lengths = x.lengths = self.cupy.empty(self.a.nrows, np.uint32)
+            self.work = self._prepare(families)
+            _side_by_side([functools.partial(others.count_entries, x) for others in self.work])
+        x.facts.read()
+        for others in self.work:
+            others.counted(x)
+        expected = rows.expected(x)
+        return expected + expected // workspace.SAMPLE_MARGIN
 
     def _is_small(self) -> bool:
         """Whether buffers for all products are small."""
@@ -402,12 +476,13 @@ class _Product:
         _check(facts)
         return x
 
-    def _families(self) -> list[Rows]:
+    def _families(self, counts: list[int]) -> list[Rows]:
         """Return the rows of each class, for the kernels that suit them."""
         x, nrows = self.operands, self.a.nrows
         assert x is not None
-        shares = share_rows(x.facts.class_rows(), self._is_small())
-        if len(shares) == 1 and isinstance(CLASSES[shares[0][0]], SortClass):
+        shares = share_rows(counts, self._is_small())
+        all_rows = counts[0] == x.facts.class_rows()[0] and len(shares) == 1
+        if all_rows and isinstance(CLASSES[shares[0][0]], SortClass):
             return [SortRows(CLASSES[shares[0][0]], shares[0][0], 0, nrows)]  # all rows, the empty ones too
         rows = x.listed = self.cupy.empty(nrows, np.uint32)
         device = self.cupy.cuda.runtime.getDevice()
@@ -523,8 +598,8 @@ def _scan_tiles(nrows: int) -> int:
 
 
 def _scan_words(nrows: int) -> int:
-    """Return the 64-bit words that `offsets` needs, or `fill_at_once`, which has up to a thread block a row."""
-    return 1 + (nrows if nrows <= workspace.SMALL_ROWS else _scan_tiles(nrows))
+    """Return the 64-bit words that `offsets` needs."""
+    return 1 + _scan_tiles(nrows)
 
 
 @functools.cache

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from spdist.csr import CSR
-from spdist.errors import MemoryBoundError
-from spdist.kernels import outofcore, packing
+from spdist.bsr import BSR
+from spdist.csr import CSR, blocksize, number_dtype
+from spdist.errors import MatrixError, MemoryBoundError
+from spdist.kernels import bsr_gpu, outofcore, packing
 from spdist.kernels.answers_gpu import Work
-from spdist.kernels.device_blocks import AHEAD_BYTES, Kinds, Part, Staged, cores, lay_out, pool
+from spdist.kernels.device_blocks import AHEAD_BYTES, Kinds, Part, Staged, cores, lay_out_whole, pool
 from spdist.kernels.module import value_type
 from spdist.kernels.options import PLAIN, Options
 from spdist.kernels.outofcore import ArenaFullError, Stage
@@ -31,13 +32,15 @@ FREE_SHARE = 0.9
 PIECE = 8 << 20
 """Bytes that a thread copies to page-locked memory at a time on the way to the GPU."""
 STEPS = "upload", "multiply", "reduce", "pack", "download"
-LEAST_PACKED = 1 << 20
+LEAST_PACKED = 1 << 22
 """Entries of C for which packing is tried."""
 PLAIN_BLOCKS = 16
 """Blocks that are copied as they are after one for which packing would not have paid."""
 LEAST_SLOT = 4 << 20
 OUT_OF_MEMORY = 2
 """Status of the CUDA runtime."""
+HOST_MEMORY = 1
+"""Its type of page-locked host memory."""
 
 
 def free_memory() -> int:
@@ -95,6 +98,7 @@ class GpuSlot:
         self.held = 0
         self.room: Any = None
         self.found: Any = None
+        self.packed: packing.Packed | None = None
         self.steps: list[tuple[str, int, float]] = []
         self.work: list[Callable[[], None]] = []
 
@@ -111,11 +115,11 @@ class GpuSlot:
 
     def release(self) -> None:
         """Let go of the memory, whoever still holds the slot: a traceback may."""
-        self.arena.memory, self.staged, self.c, self.room = None, None, None, None
+        self.arena.memory, self.staged, self.c, self.room, self.packed = None, None, None, None, None
 
     def upload(self, staged: Staged) -> None:
         """Send a block; returns at once."""
-        self.steps, self.staged, self.c, self.room = [], staged, None, None
+        self.steps, self.staged, self.c, self.room, self.packed = [], staged, None, None, None
         if staged.nbytes > self.size:
             return  # `multiply` says so
         self.arena.reset(staged.nbytes)
@@ -133,20 +137,33 @@ class GpuSlot:
         a = self.device.matrix(self.arena.memory, self.staged.a)
         b = self.device.b if self.staged.b is None else self.device.matrix(self.arena.memory, self.staged.b)
         assert b is not None
+        if self.staged.inside is not None:
+            a = CSR(a.indptr, b.indices[self.staged.inside], b.data[self.staged.inside], a.shape)
         begin = self._begin("multiply", self.stream, "upload")
         try:
             with self.stream, self.cupy.cuda.using_allocator(self.arena.malloc):
                 if self.staged.low:  # A's columns are B's, counted from the first row of all B
                     indices = self.cupy.subtract(a.indices, a.indices.dtype.type(self.staged.low))
                     a = CSR(a.indptr, indices, a.data, a.shape)
-                work = self.device.work
-                self.c, self.held = work.make(a, b, self.staged.start, self.device.deterministic)
-                self.room = None if work.reduction is None else work.room(self.c)
+                self._make(a, b)
         except ArenaFullError:
             self.cupy.cuda.Device().synchronize()  # kernels on other streams may use what is given back
             raise
         self._end("multiply", self.stream, self.c.nbytes, begin)
+        work = self.device.work
+        self.packed = self._pack() if work.reduction is None else None
         return 0 if work.counts else int(self.c.nnz)
+
+    def _make(self, a: Any, b: Any) -> None:
+        """Make of the block what is wanted."""
+        device, work = self.device, self.device.work
+        assert self.staged is not None
+        if a.data.ndim > 1:
+            self.c = device.product(a, b)
+            self.held = self.c.nnz
+        else:
+            self.c, self.held = work.make(a, b, self.staged.start, device.deterministic)
+            self.room = None if work.reduction is None else work.room(self.c)
 
     def reduce(self, first: int) -> None:
         """Fetch what a reduction makes of C, row 0 of the product being row `first`; returns at once."""
@@ -168,23 +185,33 @@ class GpuSlot:
         """Return what the block has come to."""
         return self.device.work.part(self.found)
 
+    @property
+    def is_packing(self) -> bool:
+        """Whether C's columns are packed now: `download` waits for that."""
+        return self.packed is not None
+
     def _pack(self) -> packing.Packed | None:
-        """Pack the columns of C into what is left of the slot; None where that does not pay."""
+        """Begin to pack the columns of C into what is left of the slot; None where that does not pay."""
         c, device, arena = self.c, self.device, self.arena
         assert c is not None
         size = packed_bound(c.shape, c.nnz, c.indices.itemsize)
-        few = c.nnz < LEAST_PACKED or c.dtype.kind not in packing.KINDS
-        if device.plain_blocks or few or arena.size - arena.used < size + ALLOCATION:
+        # Columns of dense blocks are a small part of C.
+        small = c.data.ndim > 1 or c.nnz < LEAST_PACKED or c.dtype.kind not in packing.KINDS
+        if device.plain_blocks or small or arena.size - arena.used < size + ALLOCATION:
             device.plain_blocks = max(0, device.plain_blocks - 1)
             return None
         with self.stream, self.cupy.cuda.using_allocator(arena.malloc):
             begin = self._begin("pack", self.stream)
             packed = packing.pack(c, self.cupy.empty(size, np.uint8), values=False)
             self._end("pack", self.stream, c.nnz * c.indices.itemsize, begin)
-        packed.wait().choose(unpackers())
-        if packed.columns:
+        return packed
+
+    def _take_packed(self) -> packing.Packed | None:
+        """Wait until C is packed; None where it is not, or where that does not pay."""
+        packed, self.packed = self.packed, None
+        if packed is None or packed.wait().choose(unpackers()).columns:
             return packed
-        device.plain_blocks = PLAIN_BLOCKS
+        self.device.plain_blocks = PLAIN_BLOCKS
         outofcore.logger.info("columns of C are copied as they are: %s", packed.why)
         return None
 
@@ -200,13 +227,13 @@ class GpuSlot:
     def download(self, rows: int, nnz: int, offsets: Any, indices: Any, data: Any) -> None:
         """Fetch the first `rows` rows of C; returns at once, or when C is packed."""
         c: Any = self.c
-        packed = self._pack() if (rows, nnz) == (c.nrows, c.nnz) else None
+        packed = self._take_packed() if (rows, nnz) == (c.nrows, c.nnz) else None
         runtime, stream = self.cupy.cuda.runtime, self.device.down
         begin = self._begin("download", stream, "pack" if packed else "multiply")
         parts = [
-            (offsets, c.indptr.data.ptr + c.indptr.itemsize, rows * c.indptr.itemsize),
-            (indices, c.indices.data.ptr, nnz * c.indices.itemsize),
-            (data, c.data.data.ptr, nnz * c.data.itemsize),
+            (offsets, c.indptr.data.ptr + c.indptr.itemsize, offsets.nbytes),
+            (indices, c.indices.data.ptr, indices.nbytes),
+            (data, c.data.data.ptr, data.nbytes),
         ]
         if packed:
             host = self.device.allocate(packed.nbytes)
@@ -249,6 +276,8 @@ class Gpu:
         Bytes of page-locked host memory for blocks on their way to the GPU.
     pack : bool
         Whether C's columns may come back packed, where `packing` expects that to be quicker.
+    malloc : callable, optional
+        Takes bytes, returns device memory, as of a pool of CuPy's; by default memory that goes back to the system.
 
     Attributes
     ----------
@@ -264,13 +293,16 @@ class Gpu:
         *,
         deterministic: bool = False,
         ahead: int = AHEAD_BYTES,
-        pack: bool = False,
+        pack: bool = True,
+        malloc: Callable[[int], Any] | None = None,
     ) -> None:
         import cupy
 
         self.cupy, self.deterministic, self.ahead = cupy, deterministic, ahead
         self.memory_limit = free_memory() if memory_limit is None else memory_limit
+        self.malloc = malloc or self._from_system
         self.b: CSR | None = None
+        self.ones: Any = None
         self.up, self.down = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
         self.peak = 0
         self.kinds: Kinds | None = None
@@ -278,11 +310,12 @@ class Gpu:
         self._slots: list[GpuSlot] = []
         self._slot_bytes = self._b_bytes = self._work_bytes = 0
         self.work = Work(PLAIN, None, (0, 0), np.dtype(np.float64))
+        self._b_memory: Any = None  # outlives B, for another of the same size
         self.plain_blocks = 0 if pack else sys.maxsize
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
-    def _allocate(self, size: int) -> Any:
+    def _from_system(self, size: int) -> Any:
         """Return device memory, from no pool."""
         cuda = self.cupy.cuda
         try:
@@ -305,7 +338,12 @@ class Gpu:
         MatrixError
             If the GPU's kernels do not multiply such values.
         """
-        value_type(dtype)
+        number = number_dtype(dtype)
+        value_type(number)
+        if blocksize(dtype) is not None and number.kind not in "fc":
+            raise MatrixError(
+                f"blocks of {number} are not multiplied on the GPU: convert to float32, float64 or complex"
+            )
         work = Work(options, reduction, shape, dtype)
         taken = sum(work.sizes)
         if self._work_bytes or taken > self._work_bytes:
@@ -318,7 +356,7 @@ class Gpu:
 
     def _place(self, work: Work) -> None:
         """Send the factors of rows and columns, and make room for sums."""
-        memory = self._allocate(sum(work.sizes))
+        memory = self.malloc(sum(work.sizes))
         arrays: list[Any] = []
         offset = 0
         sums = work.sums_of_columns
@@ -347,13 +385,14 @@ class Gpu:
         size = size // ALLOCATION * ALLOCATION
         if self._b_bytes not in (0, kept):
             self._forget()
+            self._b_memory, self._b_bytes = None, 0
         if len(self._slots) == count and self._slot_bytes == size:
             return self._slots
         self._drop_slots()
         self._slot_bytes = size
         while not self._slots:
             try:
-                self._slots = [GpuSlot(self, self._allocate(size), size) for _ in range(count)]
+                self._slots = [GpuSlot(self, self.malloc(size), size) for _ in range(count)]
             except self.cupy.cuda.memory.OutOfMemoryError:
                 self._slots = []
                 self._shrunk(size)
@@ -375,7 +414,7 @@ class Gpu:
         )  # fmt: skip
 
     def _forget(self) -> None:
-        self.b, self._kept, self._b_bytes = None, None, 0
+        self.b, self.ones, self._kept = None, None, None
 
     def keep(self, b: CSR | None, kinds: Kinds) -> bool:
         """Keep B on the GPU, or nothing; return whether B is there.
@@ -388,18 +427,27 @@ class Gpu:
         self._forget()
         if b is None:
             return False
-        part = lay_out(b.nrows, b.ncols, b.nnz, kinds)
-        try:
-            memory = self._allocate(part.end)
-        except self.cupy.cuda.memory.OutOfMemoryError:
-            outofcore.logger.warning("the GPU has no room for B, another program uses it: its rows come block by block")
-            return False
-        self._b_bytes = part.end
-        self._note()
-        self._send(b.data, kinds.value, memory.ptr + part.data)
+        part, size = lay_out_whole(b, kinds)
+        if size != self._b_bytes:
+            self._b_memory, self._b_bytes = None, 0
+            try:
+                self._b_memory = self.malloc(size)
+            except self.cupy.cuda.memory.OutOfMemoryError:
+                outofcore.logger.warning(
+                    "the GPU has no room for B, another program uses it: its rows come block by block"
+                )
+                return False
+            self._b_bytes = size
+            self._note()
+        memory = self._b_memory
+        self._send(b.data, kinds.b, memory.ptr + part.data)
         self._send(b.indices, kinds.index, memory.ptr + part.indices)
         self._send(b.indptr, kinds.pointer, memory.ptr + part.indptr)
-        self.b = self._matrix(memory, part, kinds)
+        self.b = self.matrix(memory, part)
+        if kinds.blocked:
+            self.ones = self.cupy.ndarray((b.nnz,), np.float32, memory + part.end)
+            self.ones.fill(1)
+            self.cupy.cuda.Device().synchronize()  # slots have streams of their own
         self._kept = b, kinds
         return True
 
@@ -407,6 +455,10 @@ class Gpu:
         """Copy an array to the GPU as `dtype`, by way of page-locked memory that several threads fill."""
         step = PIECE // dtype.itemsize
         runtime, stream = self.cupy.cuda.runtime, self.up
+        if array.dtype == dtype and self._is_locked(array):
+            runtime.memcpyAsync(target, array.ctypes.data, array.nbytes, runtime.memcpyHostToDevice, stream.ptr)
+            stream.synchronize()
+            return
 
         def fill(first: int) -> Any:
             count = min(step, len(array) - first)
@@ -431,25 +483,42 @@ class Gpu:
                 flying.popleft()[0].synchronize()
         stream.synchronize()
 
+    def _is_locked(self, array: Any) -> bool:
+        """Whether the GPU copies from an array as it is."""
+        runtime, size = self.cupy.cuda.runtime, array.nbytes
+        ends = (array.ctypes.data, array.ctypes.data + size - 1) if size and array.flags.c_contiguous else ()
+        return bool(ends) and all(runtime.pointerGetAttributes(end).type == HOST_MEMORY for end in ends)
+
     def matrix(self, memory: Any, part: Part) -> CSR:
-        """Return the matrix that lies in a block's memory; dtypes are those of B."""
-        assert self.kinds is not None
-        return self._matrix(memory, part, self.kinds)
+        """Return the matrix that lies in a block's memory; blocks as values of three dimensions, (nnz, r, s)."""
+        kinds = self.kinds
+        assert kinds is not None
 
-    def _matrix(self, memory: Any, part: Part, kinds: Kinds) -> CSR:
-        def array(offset: int, count: int, dtype: Any) -> Any:
-            return self.cupy.ndarray((count,), dtype, memory + offset)
+        def array(offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
+            return self.cupy.ndarray(shape, dtype, memory + offset)
 
+        size = blocksize(part.value) or ()
         return CSR(
-            array(part.indptr, part.nrows + 1, kinds.pointer),
-            array(part.indices, part.nnz, kinds.index),
-            array(part.data, part.nnz, kinds.value),
+            array(part.indptr, (part.nrows + 1,), kinds.pointer),
+            array(part.indices, (part.nnz,), kinds.index),
+            array(part.data, (part.nnz, *size), number_dtype(part.value)),
             (part.nrows, part.ncols),
         )
+
+    def product(self, a: CSR, b: CSR) -> CSR:
+        """Multiply two matrices whose values are blocks."""
+        c = bsr_gpu.multiply(*map(_with_sizes, (a, b)), ones=self.ones if b is self.b else None)
+        return c.pattern(c.data)
 
     def allocate(self, size: int, /) -> Bytes:
         """Return page-locked memory."""
         return pinned(size)
+
+
+def _with_sizes(m: CSR) -> BSR:
+    """Return a matrix whose values are blocks as what it is."""
+    _, r, s = m.data.shape
+    return BSR(m.indptr, m.indices, m.data, (m.nrows * r, m.ncols * s))
 
 
 def _is_same(b: CSR, other: CSR) -> bool:

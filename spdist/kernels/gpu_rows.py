@@ -37,11 +37,16 @@ class SortClass(NamedTuple):
 
 
 class RankClass(NamedTuple):
-    """Rows of up to `most` products: `parts` thread blocks a row, each of `warps`."""
+    """Rows of up to `most` products: `parts` thread blocks a row, each of `warps`.
+
+    They hold the values, and add them in the order of A's entries; where the order does not matter they add in C, and
+    for values of 16 bytes a row has `open_parts`, for smaller ones fewer: `workspace.open_parts`.
+    """
 
     most: int
     warps: int
     parts: int
+    open_parts: int
 
 
 RowClass = SortClass | RankClass
@@ -58,12 +63,14 @@ SORT_CLASSES = (
     SortClass(32, 16, 2),
     SortClass(32, 32, 1),
 )
+AT_ONCE = (0, 2, 4, 6, 7, 9)
+"""Places, in these, of the classes whose kernels can make all rows of up to their products without counting first."""
 RANK_CLASSES = (
-    RankClass(4096, 4, 1),
-    RankClass(16384, 8, 2),
-    RankClass(65536, 8, 8),
-    RankClass(workspace.LONG_PRODUCTS, 8, 16),
-    RankClass(2**63 - 1, 8, 32),
+    RankClass(4096, 4, 1, 1),
+    RankClass(16384, 8, 2, 4),
+    RankClass(65536, 8, 8, 8),
+    RankClass(workspace.LONG_PRODUCTS, 8, 16, 16),
+    RankClass(2**63 - 1, 8, 32, 32),
 )
 CLASSES: tuple[RowClass, ...] = (*SORT_CLASSES, *RANK_CLASSES)
 """In ascending order of products; number 0 on the device is the empty rows, so that these start at 1."""
@@ -77,7 +84,9 @@ NODES = TAKEN + SLOTS
 """Where the figures of `find_nodes` start, `NODE_FACTS` per class."""
 NODE_FACTS = 5
 WIDTHS = NODES + NODE_FACTS * SLOTS
-FACTS = WIDTHS + SLOTS
+SAMPLED = WIDTHS + SLOTS
+"""Where the products and the entries of `sample_rows` are."""
+FACTS = SAMPLED + 2
 
 VERY_LONG = 8192
 """Entries of rows of A above which thread blocks share their analysis, as in rows.cu."""
@@ -111,8 +120,18 @@ class Kernels:
                     for n, s in enumerate(SORT_CLASSES)
                 },
                 **{
-                    f"fill {n}": f"sort_rows<{vip},u32,{s.group},{s.items},{s.warps}>"
+                    f"fill {n}": f"sort_rows<{vip},u32,{s.group},{s.items},{s.warps},false>"
                     for n, s in enumerate(SORT_CLASSES)
+                },
+                **{
+                    f"sample {n}": f"sample_rows<{ip},{s.group},{_power(s.most)},{s.warps}>"
+                    for n, s in enumerate(SORT_CLASSES)
+                    if n in AT_ONCE
+                },
+                **{
+                    f"at once {n}": f"sort_rows<{vip},u32,{s.group},{s.items},{s.warps},true>"
+                    for n, s in enumerate(SORT_CLASSES)
+                    if n in AT_ONCE
                 },
             },
             "node_rows.cu": {
@@ -295,27 +314,63 @@ class Rows:
 class SortRows(Rows):
     """Rows sorted in registers."""
 
-    @property
-    def has_all(self) -> bool:
-        """Whether these are all rows of the product, in their order."""
-        return isinstance(self.rows, int) and self.rows == 0
-
     def count_entries(self, x: Operands) -> None:
         """Write the lengths of the rows of C."""
         self._launch(x, "count", (*x.pattern, x.lengths))
 
     def fill(self, x: Operands, c: CSR) -> None:
         """Write the rows of C."""
-        self._launch(x, "fill", (*x.arrays, c.indptr, c.indices, c.data, 0, 0))
-
-    def fill_at_once(self, x: Operands, c: CSR, state: int, nnz: int) -> None:
-        """Write all rows of C and its offsets; `state`: (grid + 1) zeros; nnz(C) goes to the address `nnz`."""
-        self._launch(x, "fill", (*x.arrays, c.indptr, c.indices, c.data, state, nnz))
+        self._launch(x, "fill", (*x.arrays, c.indptr, c.indices, c.data, 0, 0, 0, 0))
 
     def _launch(self, x: Operands, step: str, args: tuple[Any, ...]) -> None:
         grid = ceil_div(self.count, self.kind.rows_per_block)
         args = (self.count, self.rows, *args)
         x.kernels.launch("sort_rows.cu", f"{step} {self.number}", grid, 32 * self.kind.warps, args)
+
+
+@dataclass(eq=False)
+class RowsAtOnce:
+    """Rows sorted in registers that are made without being counted: all of a product, but for the longest.
+
+    Attributes
+    ----------
+    number : int
+        Of the class of the longest that are made so; one of `AT_ONCE`.
+    sizes : (nrows,) uint32
+        Products of each row.
+    lengths : (nrows,) uint32, optional
+        Lengths of the rows of C that have too many products; None if none has.
+    """
+
+    number: int
+    sizes: Any
+    lengths: Any = None
+
+    def sample(self, x: Operands) -> None:
+        """Count the entries of some rows of C."""
+        step = max(1, x.a.nrows // workspace.SAMPLE_ROWS)
+        count, most = x.a.nrows // step, SORT_CLASSES[self.number].most
+        self._launch(x, "sample", count, (step, most, self.sizes, *x.pattern, x.facts.at(SAMPLED)))
+
+    def expected(self, x: Operands) -> int:
+        """Return nnz(C) as far as the facts tell, which have been read after `sample`."""
+        products, entries = x.facts[SAMPLED], x.facts[SAMPLED + 1]
+        return ceil_div(x.facts[PRODUCTS] * entries, max(products, 1))
+
+    def fill(self, x: Operands, c: CSR) -> None:
+        """Write the rows of C as far as they fit, and its offsets; nnz(C) goes to the host's facts."""
+        import cupy
+
+        count = x.a.nrows
+        state = cupy.zeros(1 + ceil_div(count, SORT_CLASSES[self.number].rows_per_block), np.uint64)
+        sizes = None if self.lengths is None else self.sizes
+        out = c.indptr, c.indices, c.data, self.lengths, len(c.indices), state, x.facts.on_host(NNZ_C)
+        self._launch(x, "at once", count, (sizes, *x.arrays, *out))
+
+    def _launch(self, x: Operands, step: str, count: int, args: tuple[Any, ...]) -> None:
+        kind = SORT_CLASSES[self.number]
+        grid = ceil_div(count, kind.rows_per_block)
+        x.kernels.launch("sort_rows.cu", f"{step} {self.number}", grid, 32 * kind.warps, (count, *args))
 
 
 @dataclass(eq=False)
@@ -417,8 +472,12 @@ class RankRows(Rows):
         """Make the tasks: parts of rows."""
         import cupy
 
-        self.parts = workspace.rank_parts(self.kind.parts, x.b.ncols, self.count)
-        self.width = workspace.rank_width(x.b.ncols, self.parts)
+        parts, columns = self.kind.parts, workspace.PART_COLUMNS
+        if not x.deterministic:
+            parts = workspace.open_parts(parts, self.kind.open_parts, self.count, x.a.dtype.itemsize)
+            columns = workspace.OPEN_COLUMNS
+        self.parts = workspace.rank_parts(parts, x.b.ncols, self.count, columns)
+        self.width = workspace.rank_width(x.b.ncols, self.parts, columns)
         self.memory = cupy.empty((3, self.count * self.parts), np.uint64)
         spans, tasks, _ = self._tasks()
         args = self.count, self.rows, self.parts, *x.pattern
@@ -443,7 +502,9 @@ class RankRows(Rows):
 
     def fill(self, x: Operands, c: CSR) -> None:
         """Write the rows of C."""
-        window, capacity, shared = workspace.rank_fill_shared(self.width, self.kind.most, c.dtype.itemsize)
+        window, capacity, shared = workspace.rank_fill_shared(
+            self.width, self.kind.most, c.dtype.itemsize, x.deterministic
+        )
         sizes = self.parts, window, capacity
         spans, tasks, counts = self._tasks()
         args = tasks, counts, *sizes, spans, *x.arrays, c.indptr, c.indices, c.data
@@ -475,7 +536,7 @@ class LongRows(Rows):
         """Write the rows of C."""
         words = self.masks.shape[1]
         args = self.rows, words, self.masks, self.ranks
-        grid = ceil_div(words, 256), self.count
+        grid = ceil_div(words, 64), self.count
         x.kernels.launch("long_rows.cu", "columns", grid, 256, (*args, c.indptr, c.indices, c.data))
         grid = ceil_div(x.longest_a, SHARE), self.count
         x.kernels.launch("long_rows.cu", "fill", grid, 256, (*args, *x.arrays, c.indptr, c.data))

@@ -49,8 +49,8 @@ long_mark(const u32* __restrict__ list, const i64 words, const Pointer* __restri
     visit_share<8>(begin, end, a_indices, b_indptr, [&](const Pointer, const Pointer t) {
         const i64 column = b_indices[t];
         const u32 bit = 1u << (column & 31);
-        // Most bits of a long row are set already: look before the atomic.
-        if (!(*(volatile u32*)&halves[column >> 5] & bit)) atomicOr(&halves[column >> 5], bit);
+        // Most bits of a long row are set already: look before the atomic. What the first-level cache says may be old.
+        if (!(__ldca(&halves[column >> 5]) & bit)) atomicOr(&halves[column >> 5], bit);
     });
 }
 
@@ -85,17 +85,22 @@ long_rank(const u32* __restrict__ list, const i64 words, const u64* __restrict__
 
 // Write the columns of the listed rows of C, and zeros for their values.
 //
-// Launch  block 256, grid (any, rows).
+// Launch  block 256, grid (any, rows): a warp a word.
 template <typename Value, typename Index, typename Pointer>
 __global__ void __launch_bounds__(256)
 long_columns(const u32* __restrict__ list, const i64 words, const u64* __restrict__ masks, const u32* __restrict__ ranks,
              const Pointer* __restrict__ c_indptr, Index* __restrict__ c_indices, Value* __restrict__ c_data) {
     const u64* mask = masks + words * blockIdx.y;
     const Pointer base = c_indptr[list[blockIdx.y]];
-    for (i64 i = (i64)blockIdx.x * 256 + threadIdx.x; i < words; i += (i64)gridDim.x * 256) {
-        Pointer out = base + ranks[words * blockIdx.y + i];
-        for (u64 left = mask[i]; left; left &= left - 1, ++out) {
-            c_indices[out] = (Index)(64 * i + __ffsll(left) - 1);
+    const int lane = threadIdx.x % 32;
+    for (i64 i = ((i64)blockIdx.x * 256 + threadIdx.x) / 32; i < words; i += (i64)gridDim.x * 8) {
+        const u64 word = mask[i];
+        const Pointer first = base + ranks[words * blockIdx.y + i];
+#pragma unroll
+        for (int bit = lane; bit < 64; bit += 32) {
+            if (!(word >> bit & 1)) continue;
+            const Pointer out = first + __popcll(word & ((1ull << bit) - 1));
+            c_indices[out] = (Index)(64 * i + bit);
             c_data[out] = zero<Value>();
         }
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,9 +24,9 @@ class Epilogue:
 
     Parameters
     ----------
-    rows : (nrows,) array, optional
-        Factor for each row of C.
-    columns : (ncols,) array, optional
+    rows : (nrows,) array or path, optional
+        Factor for each row of C; or a file of `numpy.save` with them.
+    columns : (ncols,) array or path, optional
         Factor for each column.
     apply : function of one number, optional
         Compiled by Numba, in each process again. What it returns is converted to the dtype of C.
@@ -40,7 +41,8 @@ class Epilogue:
     Raises
     ------
     InputError
-        If `normalize` is none of the three, or there is an expression without a function.
+        If `normalize` is none of the three, a file holds no vector of numbers, or there is an expression without a
+        function.
 
     Examples
     --------
@@ -55,8 +57,8 @@ class Epilogue:
            [0.   , 0.615, 0.346]])
     """
 
-    rows: npt.NDArray[Any] | None = None
-    columns: npt.NDArray[Any] | None = None
+    rows: Any = None
+    columns: Any = None
     apply: Callable[[Any], Any] | None = None
     normalize: str | None = None
     drop_zeros: bool = False
@@ -67,6 +69,14 @@ class Epilogue:
             raise InputError(f"cuda={self.cuda!r} says again what a function does: pass it as apply")
         if self.normalize is not None and self.normalize not in NORMS:
             raise InputError(f"normalize={self.normalize!r} is not one of {', '.join(NORMS)}")
+        for name in ("rows", "columns"):
+            if isinstance(path := getattr(self, name), str | os.PathLike):
+                object.__setattr__(self, name, _read_factors(path))
+
+    @property
+    def idle(self) -> bool:
+        """Whether it changes nothing."""
+        return not self.drop_zeros and all(x is None for x in (self.rows, self.columns, self.apply, self.normalize))
 
     def check(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
         """Check that it fits a C of this shape and dtype.
@@ -92,6 +102,17 @@ class Epilogue:
         factors = [None if one is None else digest(np.asarray(one).tobytes()) for one in (self.rows, self.columns)]
         code = None if self.apply is None else digest(repr(code_of(self.apply)).encode())
         return [*factors, code, self.normalize, self.drop_zeros, *([] if self.cuda is None else [self.cuda])]
+
+
+def _read_factors(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
+    try:
+        factors = np.load(path)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path}: not readable as a vector of NumPy's ({error}): write one with numpy.save") from None
+    if not isinstance(factors, np.ndarray) or factors.ndim != 1 or factors.dtype.kind not in "biufc":
+        what = f"{factors.dtype} of shape {factors.shape}" if isinstance(factors, np.ndarray) else "several arrays"
+        raise InputError(f"{path} holds {what}: factors for rows or columns are a vector of numbers")
+    return factors
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from spdist.csr import CSR, INT32_MAX, Int64Array, empty, index_dtype, result_dtype
+from spdist.csr import CSR, Int64Array, empty, index_dtype
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.device_blocks import (
     COUNT_SHARE,
@@ -44,7 +44,9 @@ from spdist.kernels.device_blocks import (
     Stager,
     bad_row,
     cores,
-    lay_out,
+    kinds_of,
+    lay_out_whole,
+    now,
     pool,
 )
 from spdist.kernels.options import PLAIN, Options
@@ -57,13 +59,14 @@ logger = logging.getLogger("spdist")
 
 AHEAD = 2
 """Blocks that are sent before they are computed."""
-SAMPLE_ROWS, SAMPLE_ENTRIES = 2048, {True: 1 << 18, False: 1 << 15}
+SAMPLE_ROWS, SAMPLE_ENTRIES = 2048, {True: 1 << 16, False: 1 << 15}
 """Rows of A, evenly spaced, that the estimate of nnz(C) multiplies, and their entries at most: with B resident, and
 where they bring their rows of it."""
 
 
-SMALL_ENTRIES, SMALL_PRODUCTS = 1 << 20, 1 << 22
-"""Entries of A, and products, up to which C is not estimated: it has as many entries as products, for all one knows."""
+SMALL_ENTRIES, SMALL_PRODUCTS = 1 << 20, 1 << 24
+"""Entries of A and of B, and products, up to which C is not estimated (it has as many entries as products, for all one
+knows), B comes with its block, and no threads are woken."""
 
 
 class ArenaFullError(Exception):
@@ -110,6 +113,10 @@ class Slot(Protocol):
 
     def take_part(self) -> Part:
         """Return what the block has come to."""
+
+    @property
+    def is_packing(self) -> bool:
+        """Whether C is packed now: `download` would wait for that."""
 
     def download(self, rows: int, nnz: int, offsets: Any, indices: Any, data: Any) -> None:
         """Fetch the first `rows` rows of C: where each ends, columns, values; returns at once."""
@@ -192,12 +199,13 @@ class Result:
 
 @dataclass
 class _Flight:
-    """A block on the device: what was sent, and which rows of the result it fills once it is multiplied, or reduced."""
+    """A block on the device: what was sent; once it is multiplied, which rows of C it fills, and where."""
 
     slot: Any
     staged: Staged
     filled: tuple[int, int, int] | None = None
     reduced: bool = False
+    target: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -230,24 +238,18 @@ class Run:
 
     def __post_init__(self) -> None:
         plain, semiring = self.options.plain, self.options.semiring
-        left, right = self.a.dtype, self.b.dtype
-        value = result_dtype(left, right) if plain else semiring.result_dtype(left, right)
-        self.shape = self.a.nrows, self.b.ncols
-        self.options.check(self.shape, value)
-        self.options.check_device()
-        if not plain:
+        value = None if plain else semiring.result_dtype(self.a.dtype, self.b.dtype)
+        if value is not None:
             self.a, self.b = _without_unread(self.a, self.b, semiring.reads, value)
-        a, b = self.a, self.b
-        wide = max(b.nrows, b.ncols) > INT32_MAX
-        index = np.dtype(np.int64) if wide else index_dtype(b.ncols)
-        # 31 bits count the entries of a block's A, but for a single row: the cutter sees to it.
-        longest = int(np.max(np.diff(a.indptr))) if a.nnz > INT32_MAX else 0
-        pointer = np.dtype(np.int64 if max(b.nnz, longest, b.ncols if wide else 0) > INT32_MAX else np.int32)
-        self.kinds = Kinds(value, index, pointer)
+        self.kinds = kinds_of(self.a, self.b, value)
+        self.shape = self.a.nrows, self.b.ncols
+        self.options.check(self.shape, self.kinds.value)
+        self.options.check_device()
         self.memory_limit -= self._begin()
-        self.b_bytes = lay_out(b.nrows, b.ncols, b.nnz, self.kinds).end
+        _, self.b_bytes = lay_out_whole(self.b, self.kinds)
         self.resident = device_shares(self.b_bytes, self.memory_limit).kept > 0
         self.flying: collections.deque[_Flight] = collections.deque()
+        self.leaving: _Flight | None = None  # the last of those: its C is packed, and not sent for yet
         self.finishing: collections.deque[list[Future[None]]] = collections.deque()
         self.slots: list[Any] = []
         self.stager: Any = None
@@ -287,12 +289,13 @@ class Run:
         """Take the rows through the device."""
         self.products = Products(self.a, self.b, max(1, int(COUNT_SHARE * cores())))
         try:
+            self.small = max(self.a.nnz, self.b.nnz) <= SMALL_ENTRIES and self.total <= SMALL_PRODUCTS
             self._settle()
             ratio = 0.0 if self.resident else 1.0
             size, ahead = self.slots[0].size, self.device.ahead
             self.cutter = Cutter(self.products, self.a.indptr, self.kinds, size, ahead, b_ratio=ratio)
             self.stager = self._stager(self.a, self.cutter, self.start)
-            if self.a.nnz <= SMALL_ENTRIES and self.total <= SMALL_PRODUCTS:
+            if self.small:
                 self.cutter.begin_large()
             else:
                 self._learn_from_sample()
@@ -318,6 +321,7 @@ class Run:
 
     def _settle(self) -> None:
         """Take the device's memory: for slots, and for B if it stays there."""
+        self.resident = self.resident and not self.small
         self._take_slots(self.pairs)
         if self.resident and self.device.keep(self.b, self.kinds):
             return
@@ -331,7 +335,7 @@ class Run:
         self.resident = False
         self.device.keep(None, self.kinds)
         indices, data = self.b.indices, self.b.data
-        indices, data = indices.astype(self.kinds.index, copy=False), data.astype(self.kinds.value, copy=False)
+        indices, data = indices.astype(self.kinds.index, copy=False), data.astype(self.kinds.b, copy=False)
         self.b = CSR(self.b.indptr, indices, data, self.b.shape)
 
     def _take_slots(self, pairs: int) -> None:
@@ -404,6 +408,8 @@ class Run:
         more = True
         while more:
             while len(waiting) < min(AHEAD, max(1, len(self.slots) - 1)):
+                if not self.stager.is_ready:
+                    self._depart()
                 staged = self.stager.stage(*backlog.popleft()) if backlog else self.stager.take()
                 if staged is None:
                     break
@@ -467,13 +473,16 @@ class Run:
         """Wait for a slot, and for those that were sent before it."""
         while any(flight.slot is slot for flight in self.flying):
             flight = self.flying.popleft()
+            if flight is self.leaving:
+                self._depart()
             for stage in flight.slot.wait():
                 self.report(stage)
             self.report(Stage(flight.staged.start, "prepare", flight.staged.begin, flight.staged.seconds,
                               flight.staged.nbytes))  # fmt: skip
             if flight.filled:
                 jobs = [functools.partial(self.result.shift, *flight.filled), *flight.slot.take_work()]
-                self.finishing.append([pool(cores(), "finish").submit(job) for job in jobs])
+                submit = now if self.small else pool(cores(), "finish").submit
+                self.finishing.append([submit(job) for job in jobs])
                 self._finish(PAIRS)  # else C would come back faster than it is unpacked
             if flight.reduced and self.reduction != "column_sums":
                 self.parts.append(flight.slot.take_part())
@@ -526,11 +535,21 @@ class Run:
         return True
 
     def _fill(self, flight: _Flight, rows: int, nnz: int) -> None:
-        """Send for the first `rows` rows of a block."""
+        """Send for the first `rows` rows of a block; if it is being packed, once the next one is computed."""
         base, first = self.result.nnz, self.result.rows
-        flight.slot.download(rows, nnz, *self.result.place(rows, nnz))
         flight.filled = first, rows, base
+        flight.target = rows, nnz, *self.result.place(rows, nnz)
+        self._depart()
         self.flying.append(flight)
+        self.leaving = flight
+        if not flight.slot.is_packing:
+            self._depart()
+
+    def _depart(self) -> None:
+        """Send for the C of the block that was computed last, unless that is done."""
+        flight, self.leaving = self.leaving, None
+        if flight is not None:
+            flight.slot.download(*flight.target)
 
     def _fetch_some(self, flight: _Flight, rows: int) -> bool:
         """Fetch the rows of a block for which there is room: the product ends there."""
@@ -597,7 +616,8 @@ def multiply(
     Parameters
     ----------
     a, b : CSR
-        On the host. Rows of A need not be sorted and may hold duplicates; those of B are canonical.
+        On the host. Rows of A need not be sorted and may hold duplicates; those of B are canonical. Values may be dense
+        blocks that fit (`csr.block_dtype`); rows, columns and entries are then of blocks.
     device : gpu_device.Gpu
         With its memory limit, which holds whatever the sizes of A, B and C.
     pairs : int

@@ -224,19 +224,25 @@ def send_rows(a: Any, counted: Any, table: Any, start: Any, stop: Any, values: A
 
 
 @inlined
-def copy_rows(b: Any, source: Any, stop: Any, columns: Any, column_at: Any, values: Any, value_at: Any) -> None:
-    """Copy entries [source, stop) of B."""
+def copy_rows(
+    b: Any, source: Any, stop: Any, columns: Any, column_at: Any, values: Any, value_at: Any, width: Any
+) -> None:
+    """Copy entries [source, stop) of B, each of `width` values."""
     for j in range(np.uintp(stop - source)):
         columns[np.uintp(column_at) + j] = b[1][np.uintp(source) + j]
-    for j in range(np.uintp(stop - source)):
-        values[np.uintp(value_at) + j] = b[2][np.uintp(source) + j]
+    target, first = np.uintp(value_at) * np.uintp(width), np.uintp(source) * np.uintp(width)
+    for j in range(np.uintp(stop - source) * np.uintp(width)):
+        values[target + j] = b[2][first + j]
 
 
 @compiled
 def send_distinct(a_indices: Any, first: Any, last: Any, b: Any, bits: Any, places: Any, low: Any, high: Any,
                   numbers: Any, number_at: Any, starts: Any, start_at: Any, columns: Any, column_at: Any, values: Any,
-                  value_at: Any) -> None:  # fmt: skip
-    """Renumber the columns of entries [first, last) of A, copy the marked rows of B in order, and clear the marks."""
+                  value_at: Any, width: Any) -> None:  # fmt: skip
+    """Renumber the columns of entries [first, last) of A, copy the marked rows of B in order, and clear the marks.
+
+    Each entry of B has `width` values, side by side.
+    """
     for at in range(np.uintp(last - first)):
         k: Any = np.uint64(a_indices[np.uintp(first) + at])
         word = k >> np.uint64(6)
@@ -253,7 +259,7 @@ def send_distinct(a_indices: Any, first: Any, last: Any, b: Any, bits: Any, plac
             for k in range(begin, end):
                 starts[row] = out + b[0][k] - source
                 row += np.uintp(1)
-            copy_rows(b, source, stop, columns, column_at + out, values, value_at + out)
+            copy_rows(b, source, stop, columns, column_at + out, values, value_at + out, width)
             out += stop - source
     starts[row] = out
 
@@ -267,7 +273,7 @@ def send_duplicated(a_indices: Any, first: Any, last: Any, b: Any, starts: Any, 
         k = np.uintp(a_indices[at])
         source, stop = b[0][k], b[0][k + np.uintp(1)]
         starts[np.uintp(start_at) + at - np.uintp(first)] = out
-        copy_rows(b, source, stop, columns, column_at + out, values, value_at + out)
+        copy_rows(b, source, stop, columns, column_at + out, values, value_at + out, 1)
         out += stop - source
     starts[np.uintp(start_at) + np.uintp(last - first)] = out
 
@@ -325,7 +331,7 @@ def prepare_blocks(a: Any, b: Any, counted: Any, cuts: Any, distinct: Any, sizes
         if distinct:
             number_at = (at + offsets[6]) // 4
             send_distinct(a[1], first, last, b, bits, places, low, high, numbers, number_at, pointers, start_at,
-                          columns, column_at, values, value_at)  # fmt: skip
+                          columns, column_at, values, value_at, 1)  # fmt: skip
         else:
             send_duplicated(a[1], first, last, b, pointers, start_at, columns, column_at, values, value_at)
         entries_at, products_at = (at + offsets[4]) // sizes[2], (at + offsets[5]) // sizes[2]

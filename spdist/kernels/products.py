@@ -10,9 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from spdist.bsr import BSR
 from spdist.csr import CSR
 from spdist.errors import MatrixError
-from spdist.kernels import ehyb, reorder, sell, sell_gpu, spmv
+from spdist.kernels import bsr_vectors, ehyb, reorder, sell, sell_gpu, spmv
 from spdist.kernels.ehyb import Ehyb
 from spdist.kernels.sell_format import Sell, is_on_gpu
 
@@ -133,8 +134,35 @@ class EhybProduct:
         return f"EHYB, {len(m.ends):,} parts of up to {m.most:,} rows, {m.outside:.1%} of the slots outside"
 
 
-FORMS: dict[str, type[Any]] = {"sell": SellProduct, "csr": CsrProduct, "cusparse": CusparseProduct, "ehyb": EhybProduct}
-HOLDERS: dict[str, type[Any]] = {"Sell": Sell, "CSR": CSR, "Ehyb": Ehyb}
+@dataclass(frozen=True, eq=False)
+class BsrProduct:
+    """Dense blocks as they came, on the host."""
+
+    matrix: BSR
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads of the matrix."""
+        return self.matrix.nbytes
+
+    def multiply(self, x: Any, out: Any, threads: int) -> Any:
+        """Return ``a @ x``."""
+        return bsr_vectors.multiply(self.matrix, x, out, threads=threads)
+
+    def describe(self) -> str:
+        """Say in what form the matrix is, for people."""
+        r, s = self.matrix.blocksize
+        return f"BSR, {self.matrix.blocks:,} blocks of {r} x {s}"
+
+
+FORMS: dict[str, type[Any]] = {
+    "sell": SellProduct,
+    "csr": CsrProduct,
+    "cusparse": CusparseProduct,
+    "ehyb": EhybProduct,
+    "bsr": BsrProduct,
+}
+HOLDERS: dict[str, type[Any]] = {"Sell": Sell, "CSR": CSR, "Ehyb": Ehyb, "BSR": BSR}
 
 
 def by_levels(a: CSR, **options: Any) -> SellProduct:

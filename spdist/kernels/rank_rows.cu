@@ -1,5 +1,5 @@
 // rank_rows.cu: rows of C of many products. A thread block marks the columns of a row in a bit mask in shared memory;
-// the bits before a column are its place in the row, so that values are added where they will lie, already sorted.
+// the bits before a column are its place in the row, so that values are added where they will lie in C, already sorted.
 //
 // Row by row: F. Gustavson, "Two fast algorithms for sparse matrices", ACM TOMS 4(3), 1978. Masks of columns: after HSMU-SpGEMM
 // (2025), here without a mask matrix of B and with places from counts of bits instead of a search.
@@ -16,9 +16,11 @@ struct Stage {
     u32 products;            // of the other entries
 };
 
-// First place in [first, last) whose column is not below `column`.
+// First place in [first, last) whose column is not below `column`; most often it is one of the two.
 template <typename Index, typename Pointer>
 __device__ __forceinline__ Pointer lower_bound(const Index* __restrict__ indices, Pointer first, Pointer last, const i64 column) {
+    if (first == last || indices[first] >= column) return first;
+    if (indices[last - 1] < column) return last;
     while (first < last) {
         const Pointer middle = first + (last - first) / 2;
         if (indices[middle] < column) first = middle + 1;
@@ -29,10 +31,9 @@ __device__ __forceinline__ Pointer lower_bound(const Index* __restrict__ indices
 
 // Look up the rows of B of up to STAGE entries of A, cut to the columns [low, high).
 template <int WARPS, bool VALUES, typename Value, typename Index, typename Pointer>
-__device__ __forceinline__ void look_up(Stage<Value, Pointer>& stage, const Pointer at, const int entries, const bool cut,
-                                        const i64 low, const i64 high, const Index* __restrict__ a_indices,
-                                        const Value* __restrict__ a_data, const Pointer* __restrict__ b_indptr,
-                                        const Index* __restrict__ b_indices) {
+__device__ __forceinline__ void look_up(Stage<Value, Pointer>& stage, const Pointer at, const int entries, const i64 low,
+                                        const i64 high, const Index* __restrict__ a_indices, const Value* __restrict__ a_data,
+                                        const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices) {
     __syncthreads();
     if (threadIdx.x == 0) stage.wides = 0, stage.products = 0;
     __syncthreads();
@@ -40,10 +41,8 @@ __device__ __forceinline__ void look_up(Stage<Value, Pointer>& stage, const Poin
     for (int i = threadIdx.x; i < entries; i += 32 * WARPS) {
         const Index k = a_indices[at + i];
         Pointer first = b_indptr[k], last = b_indptr[k + 1];
-        if (cut) {
-            first = lower_bound(b_indices, first, last, low);
-            last = lower_bound(b_indices, first, last, high);
-        }
+        first = lower_bound(b_indices, first, last, low);
+        last = lower_bound(b_indices, first, last, high);
         stage.first[i] = first;
         stage.last[i] = last;
         if (VALUES) stage.factor[i] = a_data[at + i];
@@ -73,17 +72,18 @@ __device__ __forceinline__ void visit_all(const Stage<Value, Pointer>& stage, co
     }
 }
 
-// Mark the columns [low, high) of one row of C; mask[i] holds columns low + 64 i to low + 64 i + 63.
-template <int WARPS, typename Value, typename Index, typename Pointer>
+// Mark the columns [low, high) of one row of C; mask[i] holds columns low + 64 i to low + 64 i + 63. The last entries of A
+// stay staged, with their values where VALUES.
+template <int WARPS, bool VALUES, typename Value, typename Index, typename Pointer>
 __device__ __forceinline__ void mark(u64* mask, const int words, Stage<Value, Pointer>& stage, const Pointer begin,
-                                     const Pointer end, const bool cut, const i64 low, const i64 high,
-                                     const Index* __restrict__ a_indices, const Pointer* __restrict__ b_indptr,
+                                     const Pointer end, const i64 low, const i64 high, const Index* __restrict__ a_indices,
+                                     const Value* __restrict__ a_data, const Pointer* __restrict__ b_indptr,
                                      const Index* __restrict__ b_indices) {
     u32* halves = reinterpret_cast<u32*>(mask);
     for (int i = threadIdx.x; i < words; i += 32 * WARPS) mask[i] = 0;
     for (Pointer at = begin; at < end; at += STAGE) {
         const int entries = (int)min((i64)STAGE, (i64)(end - at));
-        look_up<WARPS, false>(stage, at, entries, cut, low, high, a_indices, (const Value*)nullptr, b_indptr, b_indices);
+        look_up<WARPS, VALUES>(stage, at, entries, low, high, a_indices, a_data, b_indptr, b_indices);
         visit_all<WARPS>(stage, entries, [&](const int, const Pointer t) {
             const u32 bit = (u32)(b_indices[t] - low);
             atomicOr(&halves[bit >> 5], 1u << (bit & 31));
@@ -113,7 +113,8 @@ rank_count(const u32* __restrict__ tasks, const i64 window, const i64* __restric
     for (i64 from = low; from < high; from += window) {
         const i64 to = min(from + window, high);
         const int words = (int)((to - from + 63) / 64);
-        mark<WARPS>(mask, words, stage, a_indptr[row], a_indptr[row + 1], true, from, to, a_indices, b_indptr, b_indices);
+        mark<WARPS, false>(mask, words, stage, a_indptr[row], a_indptr[row + 1], from, to, a_indices, (const float*)nullptr,
+                           b_indptr, b_indices);
         for (int i = threadIdx.x; i < words; i += 32 * WARPS) nnz += __popcll(mask[i]);
         __syncthreads();
     }
@@ -190,10 +191,12 @@ __device__ __forceinline__ void write_columns(const u64* mask, const u32* ranks,
 // Multiply the rows, or parts of rows, of the tasks.
 //
 // Launch  block 32 * WARPS, one per task; `parts` successive tasks make up a row.
-// Shared  dynamic: window / 8 bytes of mask, window / 16 + 16 of ranks, `capacity` values; static: the stage.
-// Pre     as `rank_count`, which gave counts; capacity >= 64; c_indptr from lengths; columns distinct within rows of B.
-// Post    the row of C, sorted. ORDERED: values are added in the order of A's entries, the same bits on every run;
-//         else by atomics, in any order.
+// Shared  dynamic: window / 8 bytes of mask, window / 16 + 16 of ranks; ORDERED: `capacity` values; static: the stage.
+// Pre     as `rank_count`, which gave counts; c_indptr from lengths; columns distinct within rows of B; ORDERED:
+//         capacity >= 64.
+// Post    the row of C, sorted. ORDERED: values are added in the order of A's entries, in shared memory: the same bits on
+//         every run. Else by atomics on C, in any order: the L2 cache adds floating-point numbers by itself, where in
+//         shared memory a thread reads, adds and tries to write until no other was quicker.
 template <typename Value, typename Index, typename Pointer, int WARPS, bool ORDERED>
 __global__ void __launch_bounds__(32 * WARPS)
 rank_fill(const u32* __restrict__ tasks, const u32* __restrict__ counts, const int parts, const i64 window, const int capacity,
@@ -218,9 +221,26 @@ rank_fill(const u32* __restrict__ tasks, const u32* __restrict__ counts, const i
     for (i64 from = low; from < high; from += window) {
         const i64 to = min(from + window, high);
         const int words = (int)((to - from + 63) / 64);
-        mark<WARPS>(mask, words, stage, begin, end, true, from, to, a_indices, b_indptr, b_indices);
+        mark<WARPS, !ORDERED>(mask, words, stage, begin, end, from, to, a_indices, a_data, b_indptr, b_indices);
         const int nnz = (int)rank_words<WARPS>(mask, ranks, words, scratch);
-        for (int word = 0; word < words;) {
+        const auto rank = [&](const Pointer t) {
+            const u32 bit = (u32)(b_indices[t] - from);
+            return ranks[bit >> 6] + __popcll(mask[bit >> 6] & ((1ull << (bit & 63)) - 1));
+        };
+        if constexpr (!ORDERED) {
+            for (int i = threadIdx.x; i < nnz; i += THREADS) c_data[out + i] = zero<Value>();
+            write_columns<WARPS>(mask, ranks, 0, words, from, c_indices + out);
+            __syncthreads();
+            for (Pointer at = begin; at < end; at += STAGE) {
+                const int entries = (int)min((i64)STAGE, (i64)(end - at));
+                if (end - begin > STAGE) look_up<WARPS, true>(stage, at, entries, from, to, a_indices, a_data, b_indptr, b_indices);
+                visit_all<WARPS>(stage, entries, [&](const int i, const Pointer t) {
+                    atomic_fold(&c_data[out + rank(t)], product(stage.factor[i], b_data[t]));
+                });
+            }
+            out += nnz;
+            __syncthreads();
+        } else for (int word = 0; word < words;) {
             const u32 done = ranks[word];
             int stop = words;
             if (nnz - done > capacity) {  // the last word whose bits all fit
@@ -235,24 +255,14 @@ rank_fill(const u32* __restrict__ tasks, const u32* __restrict__ counts, const i
             const int here = (int)(ranks[stop] - done);
             const i64 first_column = from + 64ll * word, end_column = min(from + 64ll * stop, to);
             for (int i = threadIdx.x; i < here; i += THREADS) sums[i] = zero<Value>();
-            const auto rank = [&](const Pointer t) {
-                const u32 bit = (u32)(b_indices[t] - from);
-                return ranks[bit >> 6] + __popcll(mask[bit >> 6] & ((1ull << (bit & 63)) - 1)) - done;
-            };
             for (Pointer at = begin; at < end; at += STAGE) {
                 const int entries = (int)min((i64)STAGE, (i64)(end - at));
-                look_up<WARPS, true>(stage, at, entries, true, first_column, end_column, a_indices, a_data, b_indptr, b_indices);
-                if (ORDERED) {
-                    for (int i = 0; i < entries; ++i) {
-                        const Value factor = stage.factor[i];
-                        const Pointer last = stage.last[i];
-                        for (Pointer t = stage.first[i] + threadIdx.x; t < last; t += THREADS) add_to(sums[rank(t)], product(factor, b_data[t]));
-                        __syncthreads();
-                    }
-                } else {
-                    visit_all<WARPS>(stage, entries, [&](const int i, const Pointer t) {
-                        atomic_fold(&sums[rank(t)], product(stage.factor[i], b_data[t]));
-                    });
+                look_up<WARPS, true>(stage, at, entries, first_column, end_column, a_indices, a_data, b_indptr, b_indices);
+                for (int i = 0; i < entries; ++i) {
+                    const Value factor = stage.factor[i];
+                    const Pointer last = stage.last[i];
+                    for (Pointer t = stage.first[i] + threadIdx.x; t < last; t += THREADS) add_to(sums[rank(t) - done], product(factor, b_data[t]));
+                    __syncthreads();
                 }
             }
             __syncthreads();

@@ -78,21 +78,21 @@ __device__ __forceinline__ int place(const int at) {
     return (piece ^ ((piece >> 3) & 7)) * PIECE + at % PIECE;
 }
 
-// Write sorted keys to where `place` says.
-template <int ITEMS, typename Key>
+// Write sorted keys to where `place` says for LIKE items a lane.
+template <int ITEMS, typename Key, int LIKE = ITEMS>
 __device__ __forceinline__ void store_keys(Key* slots, const Key (&keys)[ITEMS], const int lane) {
     constexpr int PIECE = 16 / sizeof(Key);
     if constexpr (ITEMS % PIECE == 0) {
 #pragma unroll
         for (int i = 0; i < ITEMS; i += PIECE) {
-            Key* piece = slots + place<ITEMS, Key>(lane * ITEMS + i);
+            Key* piece = slots + place<LIKE, Key>(lane * ITEMS + i);
             if constexpr (PIECE == 4)
                 *reinterpret_cast<uint4*>(piece) = make_uint4(keys[i], keys[i + 1], keys[i + 2], keys[i + 3]);
             else *reinterpret_cast<ulonglong2*>(piece) = make_ulonglong2(keys[i], keys[i + 1]);
         }
     } else {
 #pragma unroll
-        for (int i = 0; i < ITEMS; ++i) slots[lane * ITEMS + i] = keys[i];
+        for (int i = 0; i < ITEMS; ++i) slots[place<LIKE, Key>(lane * ITEMS + i)] = keys[i];
     }
 }
 
@@ -173,8 +173,8 @@ __device__ __forceinline__ void sort_group(Key (&keys)[ITEMS], const int lane, K
 // Store sorted keys, of which the first `total` count, and where each column begins; returns the number of columns.
 //
 // Every lane of the warp takes part. BITS low bits of a key are the number of its product. Afterwards key number i lies at
-// slots[place(i)], and the keys of column c are those from number heads[c] on.
-template <int GROUP, int ITEMS, int BITS, typename Key>
+// slots[place(i)], as for LIKE items a lane, and the keys of column c are those from number heads[c] on.
+template <int GROUP, int ITEMS, int BITS, typename Key, int LIKE = ITEMS>
 __device__ __forceinline__ int store_columns(Key* slots, unsigned short* heads, const Key (&keys)[ITEMS], const int total,
                                              const int lane) {
     int mine = 0;
@@ -191,7 +191,7 @@ __device__ __forceinline__ int store_columns(Key* slots, unsigned short* heads, 
     const int through = inclusive_sum<GROUP>(mine, lane);
     const int columns = take(through, GROUP - 1, GROUP);
     __syncwarp();  // all keys are in registers: the slots can be written again
-    store_keys<ITEMS, Key>(slots, keys, lane);
+    store_keys<ITEMS, Key, LIKE>(slots, keys, lane);
     int head = through - mine;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i)

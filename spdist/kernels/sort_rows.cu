@@ -63,31 +63,18 @@ __device__ __forceinline__ int expand(const Pointer begin, const Pointer end, co
     return total;
 }
 
-// Count the entries of the listed rows of C, each of at most SLOTS products, by hashing their columns.
+// Count the entries of a row of C, of at most SLOTS products, by hashing their columns into `table` of 2 * SLOTS columns.
 //
-// Launch  block 32 * WARPS, grid ceil_div(count, 32 * WARPS / GROUP).
-// Shared  a table of 2 * SLOTS columns per row.
-// Pre     SLOTS a power of two; list null: all rows; offsets and indices in range. Neither A nor B need be sorted.
-// Post    lengths[row].
-template <typename Index, typename Pointer, int GROUP, int SLOTS, int WARPS>
-__global__ void __launch_bounds__(32 * WARPS)
-count_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restrict__ a_indptr,
-           const Index* __restrict__ a_indices, const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices,
-           u32* __restrict__ lengths) {
-    constexpr int GROUPS = 32 * WARPS / GROUP, TABLE = 2 * SLOTS;
-    using Column = typename Unsigned<sizeof(Index)>::Type;
+// All lanes of the warp must call it, those without a row with begin == end.
+template <int GROUP, int SLOTS, typename Column, typename Index, typename Pointer>
+__device__ __forceinline__ int count_row(Column* table, const Pointer begin, const Pointer end, const Index* __restrict__ a_indices,
+                                         const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices) {
+    constexpr int TABLE = 2 * SLOTS;
     constexpr Column EMPTY = ~(Column)0;
-    __shared__ Column tables[GROUPS * TABLE];
-    const int group = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
-    Column* table = tables + group * TABLE;
-    for (int i = lane; i < TABLE; i += GROUP) table[i] = EMPTY;
+    for (int i = threadIdx.x % GROUP; i < TABLE; i += GROUP) table[i] = EMPTY;
     __syncwarp();
-    const u32 number = blockIdx.x * GROUPS + group;
-    const bool active = number < count;
-    const u32 row = !active ? 0 : list == nullptr ? number : list[number];
     int found = 0;
-    expand<GROUP, false>(active ? a_indptr[row] : Pointer(0), active ? a_indptr[row + 1] : Pointer(0), a_indices,
-                         (const float*)nullptr, b_indptr, [&](const int, const Pointer from, const float) {
+    expand<GROUP, false>(begin, end, a_indices, (const float*)nullptr, b_indptr, [&](const int, const Pointer from, const float) {
         const Column column = (Column)b_indices[from];
         u32 slot = ((u32)column * 2654435761u) >> 16;  // Knuth's multiplicative hash
         while (true) {
@@ -100,17 +87,75 @@ count_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restr
     });
 #pragma unroll
     for (int step = GROUP / 2; step > 0; step /= 2) found += __shfl_xor_sync(FULL_WARP, found, step);
+    return found;
+}
+
+// Count the entries of the listed rows of C, each of at most SLOTS products.
+//
+// Launch  block 32 * WARPS, grid ceil_div(count, 32 * WARPS / GROUP).
+// Shared  a table of 2 * SLOTS columns per row.
+// Pre     SLOTS a power of two; list null: all rows; offsets and indices in range. Neither A nor B need be sorted.
+// Post    lengths[row].
+template <typename Index, typename Pointer, int GROUP, int SLOTS, int WARPS>
+__global__ void __launch_bounds__(32 * WARPS)
+count_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restrict__ a_indptr,
+           const Index* __restrict__ a_indices, const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices,
+           u32* __restrict__ lengths) {
+    constexpr int GROUPS = 32 * WARPS / GROUP;
+    using Column = typename Unsigned<sizeof(Index)>::Type;
+    __shared__ Column tables[GROUPS * 2 * SLOTS];
+    const int group = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
+    const u32 number = blockIdx.x * GROUPS + group;
+    const bool active = number < count;
+    const u32 row = !active ? 0 : list == nullptr ? number : list[number];
+    const int found = count_row<GROUP, SLOTS>(tables + group * 2 * SLOTS, active ? a_indptr[row] : Pointer(0),
+                                              active ? a_indptr[row + 1] : Pointer(0), a_indices, b_indptr, b_indices);
     if (active && lane == 0) lengths[row] = found;
 }
 
-// Sort the first `total` keys, at most GROUP * ITEMS, and find where columns begin, as `store_columns` has it.
-template <int GROUP, int ITEMS, int BITS, typename Key>
+// Count the entries of `count` rows of C spread over all, of those that have at most `most` products.
+//
+// Launch  block 32 * WARPS, grid ceil_div(count, 32 * WARPS / GROUP).
+// Shared  as `count_rows`.
+// Pre     as `count_rows`; most <= SLOTS; count * step <= rows of A; sizes: products of each row.
+// Post    sums[0] risen by their products, sums[1] by their entries.
+template <typename Index, typename Pointer, int GROUP, int SLOTS, int WARPS>
+__global__ void __launch_bounds__(32 * WARPS)
+sample_rows(const u32 count, const u32 step, const u32 most, const u32* __restrict__ sizes, const Pointer* __restrict__ a_indptr,
+            const Index* __restrict__ a_indices, const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices,
+            u64* __restrict__ sums) {
+    constexpr int GROUPS = 32 * WARPS / GROUP;
+    using Column = typename Unsigned<sizeof(Index)>::Type;
+    __shared__ Column tables[GROUPS * 2 * SLOTS];
+    __shared__ u32 here[2];
+    if (threadIdx.x < 2) here[threadIdx.x] = 0;
+    const int group = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
+    const u32 number = blockIdx.x * GROUPS + group;
+    // One row out of `step` neighbours, any of them: a period of the matrix must not meet one of the sample.
+    const u32 row = number * step + (u32)((u64)(number * 2654435761u) * step >> 32);
+    const u32 products = number < count ? sizes[row] : 0;
+    const bool active = number < count && products <= most;
+    __syncthreads();
+    const int found = count_row<GROUP, SLOTS>(tables + group * 2 * SLOTS, active ? a_indptr[row] : Pointer(0),
+                                              active ? a_indptr[row + 1] : Pointer(0), a_indices, b_indptr, b_indices);
+    if (active && lane == 0) atomicAdd(&here[0], products), atomicAdd(&here[1], (u32)found);
+    __syncthreads();
+    if (threadIdx.x < 2 && here[threadIdx.x]) atomicAdd(&sums[threadIdx.x], (u64)here[threadIdx.x]);
+}
+
+// Sort the first `total` keys, at most GROUP * ITEMS, and find where columns begin, as `store_columns` has it. ADAPTS: as if
+// fewer items were a lane's where these hold all; a group is a warp.
+template <int GROUP, int ITEMS, int LIKE, int BITS, bool ADAPTS, typename Key>
 __device__ __forceinline__ int sort_row(Key* slots, unsigned short* heads, const int total, const int lane) {
+    if constexpr (ADAPTS && ITEMS > 1) {
+        constexpr int FEWER = ITEMS == 12 ? 8 : ITEMS / 2;
+        if (total <= GROUP * FEWER) return sort_row<GROUP, FEWER, LIKE, BITS, true>(slots, heads, total, lane);
+    }
     Key keys[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) keys[i] = i * GROUP + lane < total ? slots[i * GROUP + lane] : ~(Key)0;
     sort_keys<GROUP, ITEMS>(keys, lane);
-    return store_columns<GROUP, ITEMS, BITS>(slots, heads, keys, total, lane);
+    return store_columns<GROUP, ITEMS, BITS, Key, LIKE>(slots, heads, keys, total, lane);
 }
 
 // Where the rows of a thread block, one for each of GROUPS groups of lanes, start in C; writes where they end. They are
@@ -137,27 +182,29 @@ __device__ __forceinline__ Pointer place_rows(const int nnz, const int group, co
     return (Pointer)(end - nnz);
 }
 
-// Multiply the listed rows, each of at most GROUP * ITEMS products.
+// Multiply the listed rows, each of at most GROUP * ITEMS products; or, AT_ONCE, all of these, not counted before.
 //
 // Launch  block 32 * WARPS, grid ceil_div(count, WARPS * 32 / GROUP).
 // Shared  per slot: a key, a value and a 16-bit position.
 // Pre     list null: all rows; columns of B fit in what is left of Key after log2(GROUP * ITEMS) bits, rounded up;
-//         offsets and indices in range. Neither A nor B need be sorted. state null: c_indptr from `count_rows`; else
-//         it is grid + 1 zeros, list null, and C has room for all products: rows go there one after the other, offsets
-//         to c_indptr, their last to *total_nnz, which may lie in page-locked host memory.
+//         offsets and indices in range. Neither A nor B need be sorted.
+//         AT_ONCE: list: products of each of `count` rows, all rows of C, and lengths of those that are too long; null if
+//         none is; state: (grid + 1) zeros; total_nnz may lie in page-locked host memory. Else c_indptr from `count_rows`.
 // Post    columns rise strictly; values are added in the order of A's entries: the same bits on every run.
-template <typename Value, typename Index, typename Pointer, typename Key, int GROUP, int ITEMS, int WARPS>
+//         AT_ONCE: c_indptr and *total_nnz; of the rows that are not too long, those that end within `capacity`.
+template <typename Value, typename Index, typename Pointer, typename Key, int GROUP, int ITEMS, int WARPS, bool AT_ONCE>
 __global__ void __launch_bounds__(32 * WARPS)
 sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restrict__ a_indptr,
           const Index* __restrict__ a_indices, const Value* __restrict__ a_data, const Pointer* __restrict__ b_indptr,
           const Index* __restrict__ b_indices, const Value* __restrict__ b_data, Pointer* __restrict__ c_indptr,
-          Index* __restrict__ c_indices, Value* __restrict__ c_data, u64* __restrict__ state, u64* __restrict__ total_nnz) {
+          Index* __restrict__ c_indices, Value* __restrict__ c_data, const u32* __restrict__ lengths, const i64 capacity,
+          u64* __restrict__ state, u64* __restrict__ total_nnz) {
     constexpr int SLOTS = GROUP * ITEMS, GROUPS = WARPS * 32 / GROUP;
     constexpr int STRIDE = GROUP == 32 ? SLOTS : SLOTS + GROUP;  // groups of one warp start at different banks
     constexpr int BITS = SLOTS <= 16 ? 4 : SLOTS <= 32 ? 5 : SLOTS <= 64 ? 6 : SLOTS <= 128 ? 7 : SLOTS <= 256 ? 8
                        : SLOTS <= 512 ? 9 : 10;
     static_assert(SLOTS <= 1 << BITS, "at most 1024 slots");
-    constexpr bool ADAPTS = GROUP == 32 && ITEMS == 32;  // a warp a row: shorter rows are sorted as such
+    constexpr bool ADAPTS = GROUP == 32 && (AT_ONCE || ITEMS == 32);  // a warp a row: shorter rows are sorted as such
     constexpr u32 SLOT = (1u << BITS) - 1;
     __shared__ __align__(16) Key all_keys[GROUPS * STRIDE];
     __shared__ __align__(16) char all_values[GROUPS * STRIDE * sizeof(Value)];
@@ -168,15 +215,17 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
     unsigned short* heads = all_heads + group * STRIDE;
 
     i64 tile = blockIdx.x;
-    if (state != nullptr) {
+    if (AT_ONCE) {  // in the order in which thread blocks start, whatever that is: else one could wait for a later one
         __shared__ i64 my_tile;
         if (threadIdx.x == 0) my_tile = atomicAdd(&state[0], 1ull);
         __syncthreads();
         tile = my_tile;
     }
     const u32 number = (u32)tile * GROUPS + group;
-    const bool active = number < count;
-    const u32 row = !active ? 0 : list == nullptr ? number : list[number];
+    bool active = number < count;
+    const u32 row = !active ? 0 : AT_ONCE || list == nullptr ? number : list[number];
+    int nnz = 0;
+    if (AT_ONCE && list != nullptr && active && list[row] > SLOTS) active = false, nnz = lengths[row];
     const int total = expand<GROUP, true>(
         active ? a_indptr[row] : Pointer(0), active ? a_indptr[row + 1] : Pointer(0), a_indices, a_data, b_indptr,
         [&](const int slot, const Pointer from, const Value scale) {
@@ -184,13 +233,13 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
             values[slot] = product(scale, b_data[from]);
         });
     __syncwarp();
-    int nnz;
-    if (ADAPTS && total <= SLOTS / 4) nnz = sort_row<GROUP, ITEMS / 4, BITS>(slots, heads, total, lane);
-    else if (ADAPTS && total <= SLOTS / 2) nnz = sort_row<GROUP, ITEMS / 2, BITS>(slots, heads, total, lane);
-    else nnz = sort_row<GROUP, ITEMS, BITS>(slots, heads, total, lane);
+    const int columns = sort_row<GROUP, ITEMS, ITEMS, BITS, ADAPTS>(slots, heads, total, lane);
+    if (active) nnz = columns;
     Pointer base = 0;
-    if (state != nullptr) base = place_rows<GROUPS>(nnz, group, lane, tile, count, state + 1, c_indptr, total_nnz);
-    else if (active) base = c_indptr[row];
+    if (AT_ONCE) {
+        base = place_rows<GROUPS>(nnz, group, lane, tile, count, state + 1, c_indptr, total_nnz);
+        active = active && base + nnz <= capacity;
+    } else if (active) base = c_indptr[row];
     if (!active) return;
     for (int out = lane; out < nnz; out += GROUP) {
         const int first = heads[out], stop = out + 1 < nnz ? heads[out + 1] : total;

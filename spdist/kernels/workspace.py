@@ -162,6 +162,10 @@ NODE_COLUMNS = 1 << 16
 """Columns that a node may span."""
 PART_COLUMNS = 1 << 16
 """Columns that a part of a row should not span more of, where there may be more parts."""
+OPEN_COLUMNS = 1 << 17
+"""The same where thread blocks do not hold the values of their parts."""
+OPEN_TASKS = 1 << 10
+"""Parts of rows that a class should have at least, if those that hold values would be as many."""
 MOST_PARTS = 32
 FEW_TASKS = 256
 """Parts of rows that a class should have at least."""
@@ -171,6 +175,14 @@ SMALL_BYTES = 32 << 20
 """Bytes of products up to which the host does not wait for nnz(C): C is cut from buffers that hold all products."""
 SMALL_ROWS = 1 << 18
 """Rows up to which such a product is made by one kernel if one class has all of them."""
+SAMPLE_ROWS = 1 << 12
+"""Rows that are counted to tell the size of C, at least, where the others are not."""
+SAMPLE_MARGIN = 32
+"""C gets room for what the sample tells and one part in so many."""
+SPARE = 8
+"""C is copied if it leaves more than one part in so many of its room unused."""
+LEAST_ROWS = 4
+"""Rows of each thread block that makes rows at once, at least; of small products one."""
 SCRATCH_BYTES = 1 << 16
 """For facts, and for rounding up of allocations."""
 TASK_BYTES = 64 << 20
@@ -193,17 +205,32 @@ def long_fits(rows: int, ncols: int) -> bool:
     return rows * ceil_div(ncols, 64) * 12 <= LONG_BYTES
 
 
-def rank_parts(parts: int, ncols: int, rows: int) -> int:
+def open_parts(held_parts: int, parts: int, rows: int, value_itemsize: int) -> int:
+    """Return into how many parts each row of a class is cut whose values are added up in C, at least.
+
+    Every part looks at all entries of A: few large ones take less time, as long as what all thread blocks add to at a
+    time stays in the L2 cache. So the smaller the values the larger the parts. Few rows are cut like those whose parts
+    hold their values.
+
+    Examples
+    --------
+    >>> [open_parts(16, 16, 10_000, size) for size in (4, 8, 16)], open_parts(16, 16, 100, 4)
+    ([4, 8, 16], 10)
+    """
+    return max(parts * value_itemsize // 16, min(held_parts, OPEN_TASKS // max(rows, 1)), 1)
+
+
+def rank_parts(parts: int, ncols: int, rows: int, columns: int = PART_COLUMNS) -> int:
     """Return into how many parts each row of a class is cut: at least `parts`, unless the tasks would take too much.
 
-    Few rows are cut into more, so that all of the device has something to do.
+    Few rows are cut into more, so that all of the device has something to do; wide ones into parts of `columns`.
     """
-    wanted = max(parts, min(MOST_PARTS, ceil_div(ncols, PART_COLUMNS)), min(FEW_TASKS // max(rows, 1), MOST_PARTS))
+    wanted = max(parts, min(MOST_PARTS, ceil_div(ncols, columns)), min(FEW_TASKS // max(rows, 1), MOST_PARTS))
     return max(1, min(wanted, TASK_BYTES // (24 * max(rows, 1))))
 
 
-def rank_width(ncols: int, parts: int) -> int:
-    """Bound the columns of a part of a row; 0 where the bound is too wide to be used untested.
+def rank_width(ncols: int, parts: int, columns: int = PART_COLUMNS) -> int:
+    """Bound the columns of a part of a row; 0 where the bound is more than `columns`, too wide to be used untested.
 
     Examples
     --------
@@ -211,7 +238,7 @@ def rank_width(ncols: int, parts: int) -> int:
     (50048, 0)
     """
     width = _round_up(ceil_div(ncols + 63, parts), 64)
-    return width if width <= PART_COLUMNS else 0
+    return width if width <= columns else 0
 
 
 def rank_count_window(width: int) -> int:
@@ -219,7 +246,7 @@ def rank_count_window(width: int) -> int:
     return min(_round_up(width, 256), 1 << 20)
 
 
-def rank_fill_shared(width: int, most_products: int, value_itemsize: int) -> tuple[int, int, int]:
+def rank_fill_shared(width: int, most_products: int, value_itemsize: int, ordered: bool) -> tuple[int, int, int]:
     """Return columns marked at once, values held at once and bytes of shared memory of `rank_fill`.
 
     Parameters
@@ -229,9 +256,13 @@ def rank_fill_shared(width: int, most_products: int, value_itemsize: int) -> tup
     most_products : int
         Of any row.
     value_itemsize : int
+    ordered : bool
+        Whether values are held there and added in the order of A's entries; else none are.
     """
     window = min(_round_up(width, 256), 1 << 19)
     masks = window // 8 + window // 16 + 16
+    if not ordered:
+        return window, 0, masks
     room = min(32 << 10, SHARED_BYTES - masks) // value_itemsize
     capacity = max(min(most_products, width, room), 64)
     return window, capacity, masks + _round_up(capacity * value_itemsize, 4)  # atomics of bytes take whole words
@@ -289,20 +320,22 @@ def rowwise_workspace(
     Returns
     -------
     int
-        Bytes, with those that a C cut from its buffers leaves unused.
+        Bytes, with those that a C cut from its buffers leaves unused, unless the rows sampled to tell its size mislead:
+        then up to the bytes of all products while it is made.
 
     Examples
     --------
-    >>> rowwise_workspace(10**6, 10**6, 10**6, 10**8, [0, 10**6, *[0] * 14], 8, 4) < 32 * 2**20
+    >>> rowwise_workspace(10**6, 10**6, 10**6, 10**8, [0, 10**6, *[0] * 14], 8, 4) < 192 * 2**20
     True
     """
-    scan = SCRATCH_BYTES + 8 * (nrows_a if nrows_a <= SMALL_ROWS else ceil_div(nrows_a, 2048))
-    lists = 12 * nrows_a
+    scan = SCRATCH_BYTES + 8 * (nrows_a if nrows_a <= SMALL_ROWS else ceil_div(nrows_a, LEAST_ROWS))
+    lists = 16 * nrows_a
     tasks = sum(min(24 * MOST_PARTS * n, max(TASK_BYTES, 24 * n)) for n in class_rows[-RANKED:])
     nodes = 20 * sum(class_rows[-RANKED - 1 :]) + nrows_a + nrows_b
     long = min(LONG_BYTES, class_rows[-1] * ceil_div(ncols, 64) * 12)
     buffers = products * (value_itemsize + index_itemsize)
-    return scan + lists + tasks + nodes + long + (buffers if buffers <= SMALL_BYTES else 0)
+    spare = buffers if buffers <= SMALL_BYTES else buffers // SPARE
+    return scan + lists + tasks + nodes + long + spare
 
 
 ESC_BUCKET = 3 << 10
@@ -475,6 +508,8 @@ def device_shares(b_bytes: int, memory_limit: int, pairs: int = PAIRS) -> Device
     return DeviceShares(kept, pairs, room if pairs == 1 else min(room // pairs, SLOT_BYTES))
 
 
+PAIR_BYTES = 4
+"""Bytes, for each entry of a B of dense blocks that stays on the GPU, by which pairs of blocks are counted."""
 ALIGNMENT = 256
 """Bytes to whose multiples the arrays of a block on the GPU are placed."""
 SORT_GROUPS = 11

@@ -9,13 +9,14 @@ products are merged.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from spdist.csr import INT32_MAX
-from spdist.kernels.workspace import device_shares
+from spdist.kernels.workspace import PAIR_BYTES, device_shares
 
 MAX_BLOCK_PRODUCTS = 1 << 26
 """Products of one row block at the most: about a quarter of a second of one core, so that workers stay balanced."""
@@ -185,7 +186,9 @@ class Plan:
 
     def through_gpu(self, memory_limit: int) -> Plan:
         """Return the plan for GPUs of so many bytes; how it is cut depends on the host's memory alone."""
-        resident = self.b.nnz * self.c.entry_bytes + 8 * self.b.shape[0]
+        number = self.c.value_bytes // math.prod(self.c.block)
+        entry = number * math.prod(self.b.block) + self.b.index_bytes + (PAIR_BYTES if self.b.block != (1, 1) else 0)
+        resident = self.b.nnz * entry + 8 * self.b.shape[0]
         b_bytes = resident if self.resident else max((block.b_bytes for block in self.blocks), default=0)
         return replace(self, memory_limit=memory_limit, device_memory=device_shares(b_bytes, memory_limit).total)
 

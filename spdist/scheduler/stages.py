@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from spdist.answer import WHOLE, Answer
-from spdist.csr import CSR, Int64Array, ValueArray, blocksize, check_canonical, index_dtype
+from spdist.csr import CSR, Int64Array, ValueArray, blocksize, check_canonical, index_dtype, number_dtype
 from spdist.errors import SpdistError
 from spdist.kernels import cpu, outofcore, reductions
 from spdist.kernels.options import PLAIN, Options
@@ -193,7 +193,7 @@ class Product:
         if self.on_gpu:
             from spdist.kernels import gpu, packing
 
-            dtype = self.answer.dtype(self.a, self.b)
+            dtype = number_dtype(self.answer.dtype(self.a, self.b))
             gpu.compile_kernels(dtype, self.b.ncols, self.answer.options.semiring)
             if dtype.kind in packing.KINDS:
                 packing.compile_kernels(dtype, index_dtype(self.b.ncols))

@@ -213,6 +213,7 @@ inline float __int_as_float(const int x) { return bits_of<float>(x); }
 inline long long __double_as_longlong(const double x) { return bits_of<long long>(x); }
 inline double __longlong_as_double(const long long x) { return bits_of<double>(x); }
 template <typename T> T __ldcs(const T* at) { return *at; }
+template <typename T> T __ldca(const T* at) { return *at; }
 
 struct float2 { float x, y; };
 struct double2 { double x, y; };

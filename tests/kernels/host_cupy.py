@@ -94,7 +94,8 @@ class Module:
             place.write_text(source)
             include = f"-I{HEADER.parent}", f"-I{module.FOLDER}"
             command = ["g++", *FLAGS, *include, *self.defines, str(place), "-o", str(place)[:-3] + "so"]
-            subprocess.run(command, check=True, capture_output=True, text=True)
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
         return ctypes.CDLL(str(place.with_suffix(".so")))
 
     def _source(self) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from spdist.csr import CSR
-from spdist.kernels import cpu
+from spdist.csr import CSR, INT32_MAX, blocksize
+from spdist.kernels import bsr_cpu, cpu
 from spdist.kernels.device_blocks import Kinds, Staged
 from spdist.kernels.options import PLAIN, Options
 from spdist.kernels.outofcore import ArenaFullError, Stage
@@ -23,6 +23,13 @@ def poisoned(size: int) -> Any:
     memory = pageable(size)
     memory[:] = 0xFF
     return memory
+
+
+def multiply(a: CSR, b: CSR) -> CSR:
+    """Return the product of matrices of numbers, or of blocks."""
+    if blocksize(a.dtype) is None:
+        return cpu.multiply(a, b, engine="scipy")
+    return bsr_cpu.multiply_rows(a, b, 0, INT32_MAX)
 
 
 class Room:
@@ -62,17 +69,19 @@ class HostSlot:
         kinds = self.device.kinds
         indptr = array_at(self.memory, part.indptr, part.nrows + 1, kinds.pointer).astype(np.int64)
         indices = array_at(self.memory, part.indices, part.nnz, kinds.index)
-        return CSR(indptr, indices, array_at(self.memory, part.data, part.nnz, kinds.value), (part.nrows, part.ncols))
+        return CSR(indptr, indices, array_at(self.memory, part.data, part.nnz, part.value), (part.nrows, part.ncols))
 
     def multiply(self) -> int:
         assert self.staged is not None
         room = self.room  # of the arrays of this frame
         assert room is not None
         b = self.device.b if self.staged.b is None else self._matrix(self.staged.b)
-        a = self._matrix(self.staged.a)
+        a, inside = self._matrix(self.staged.a), self.staged.inside
+        if inside is not None:
+            a = CSR(a.indptr, b.indices[inside], b.data[inside], a.shape)
         a = CSR(a.indptr, a.indices - a.indices.dtype.type(self.staged.low), a.data, a.shape)
         options = of_block(self.device.options, self.staged.start, a.nrows)
-        whole = cpu.multiply(a, b, engine="scipy" if options.plain else "numba", options=options.unfinished)
+        whole = multiply(a, b) if options.plain else cpu.multiply(a, b, engine="numba", options=options.unfinished)
         self.c, self.held = whole, whole.nnz
         if options.finishes:
             indptr, indices, data = (x.copy() for x in (whole.indptr, whole.indices, whole.data))
@@ -92,6 +101,11 @@ class HostSlot:
     def take_part(self) -> Part:
         assert self.part is not None
         return self.part
+
+    @property
+    def is_packing(self) -> bool:
+        """Every other block is, so that both ways are taken."""
+        return self.staged is not None and self.staged.start % 2 == 0
 
     def download(self, rows: int, nnz: int, offsets: Any, indices: Any, data: Any) -> None:
         self.pending = [

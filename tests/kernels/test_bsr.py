@@ -24,3 +24,24 @@ def test_tensor_cores_are_for_double():
     assert "Tensor" not in bsr_gpu.kernels("double", "int", "int", sizes, False)[1]
     assert "Tensor" not in bsr_gpu.kernels("float", "int", "int", sizes, True)[1]
     assert "AnySize" in bsr_gpu.kernels("double", "int", "int", (17, 2, 2), True)[1]
+
+
+@pytest.mark.parametrize("mean", [1.0, 3.0, 9.0, 27.0, 60.0])
+@pytest.mark.parametrize("sides", [(1, 1, 1), (2, 2, 2), (3, 3, 3), (1, 2, 3)])
+@pytest.mark.parametrize("value", [4, 8, 16])
+def test_short_rows_are_taken_whole(mean, sides, value):
+    whole = bsr_gpu.whole_rows(int(mean) + 1, mean, 5 * mean, sides, value, 4)
+    if whole is None:  # too much shared memory, or many more pairs than blocks
+        assert bsr_gpu.ROW_THREADS // 32 * 5 * mean * sides[0] * sides[2] * value > bsr_gpu.ROW_SHARED / 2 or mean == 60
+        return
+    assert whole.group in (4, 8, 16, 32)
+    assert whole.group >= mean or whole.group == 32
+    assert whole.room >= 5 * mean
+    groups = bsr_gpu.ROW_THREADS // whole.group
+    assert whole.shared == groups * whole.room * (sides[0] * sides[2] * value + 4) <= bsr_gpu.ROW_SHARED
+
+
+def test_other_rows_are_not():
+    assert bsr_gpu.whole_rows(10, 5.0, 20.0, (4, 4, 4), 8, 4) is None
+    assert bsr_gpu.whole_rows(10_000, 5.0, 20.0, (2, 2, 2), 8, 4) is None
+    assert bsr_gpu.whole_rows(10, 5.0, 1e6, (2, 2, 2), 8, 4) is None

@@ -110,6 +110,29 @@ def test_long_rows_are_cut(side):
     assert_multiplies(a, block_matrix(9000, 5000, 3.0, (side, side), 3))
 
 
+@pytest.mark.parametrize("room", [0.0, 0.3, 1.1])
+@pytest.mark.parametrize("sides", [(1, 1, 1), (2, 2, 2), (3, 2, 1), (3, 3, 3)])
+@pytest.mark.parametrize("per_row", [2.0, 12.0, 40.0])
+def test_rows_are_taken_whole_or_in_parts(monkeypatch, room, sides, per_row):
+    monkeypatch.setattr(bsr_gpu, "ROW_PAIRS", 10**9)
+    monkeypatch.setattr(bsr_gpu, "ROW_ROOM", room)
+    monkeypatch.setattr(bsr_gpu, "ROW_SHARED", 160 << 10)
+    monkeypatch.delattr(bsr_gpu, "_fill_by_tasks")
+    a, b = block_matrix(300, 200, per_row, sides[:2], 1), block_matrix(200, 400, per_row, sides[1:], 2)
+    assert_multiplies(a, b)
+    assert_multiplies(a, b, np.int64, np.int64)
+
+
+@pytest.mark.parametrize("side", [2, 3])
+def test_small_blocks_in_tasks_have_the_same_bits(monkeypatch, side):
+    a = block_matrix(400, 400, 9.0, (side, side), side)
+    a = to_gpu(BSR(a.indptr, a.indices, np.random.default_rng(1).standard_normal(a.data.shape), a.shape))
+    whole = bsr_gpu.multiply(a, a)
+    monkeypatch.setattr(bsr_gpu, "ROW_SIDE", 0)
+    monkeypatch.delattr(bsr_gpu, "row_kernel")
+    np.testing.assert_array_equal(bsr_gpu.multiply(a, a).data.get(), whole.data.get())
+
+
 @pytest.mark.parametrize("most", [1, 40, 5000])
 def test_tasks_have_all_blocks_once_and_about_as_many_pairs(most):
     import cupy
@@ -152,7 +175,7 @@ def test_the_same_bits_on_every_run():
 def test_more_pairs_than_float32_counts(monkeypatch):
     monkeypatch.setattr(bsr_gpu, "EXACT", 3)
     a = block_matrix(100, 100, 9.0, (3, 3), 1)
-    assert bsr_gpu._count_pairs(to_gpu(a), to_gpu(a))[0].dtype == np.float64
+    assert bsr_gpu._count_pairs(to_gpu(a), to_gpu(a))[0].data.dtype == np.float64
     assert_multiplies(a, a)
 
 

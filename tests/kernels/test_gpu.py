@@ -87,8 +87,9 @@ def poisoned():
     st.sampled_from(TYPES),
     st.booleans(),
     st.booleans(),
+    st.sampled_from([None, 0.0, 0.5, 1.0]),
 )
-def test_equals_scipy(seed, shape, kinds, types, deterministic, everywhere):
+def test_equals_scipy(seed, shape, kinds, types, deterministic, everywhere, share_at_once):
     rng = np.random.default_rng(seed)
     a, b = a_matrix(kinds[0], *shape[:2], rng), a_matrix(kinds[1], *shape[1:], rng)
     square = shape[0] == shape[1] == shape[2]
@@ -103,6 +104,11 @@ def test_equals_scipy(seed, shape, kinds, types, deterministic, everywhere):
             patch.setattr(gpu, "FEW_PARTS", 0)
         if seed % 2:  # as for large products
             patch.setattr(workspace, "SMALL_BYTES", 0)
+        if share_at_once is not None:  # not counted before, up to several lengths; with samples that tell little
+            patch.setattr(gpu, "AT_ONCE_ROWS", 1)
+            patch.setattr(gpu, "AT_ONCE_FULL", 0.0)
+            patch.setattr(gpu, "AT_ONCE_SHARE", share_at_once)
+            patch.setattr(workspace, "SAMPLE_ROWS", 1 + seed % 50)
         left = to_gpu(a, *types)
         right = left if square else to_gpu(b, *types)
         c = gpu.multiply(left, right, deterministic=deterministic)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import sys
 from collections import Counter
 from types import SimpleNamespace
@@ -13,9 +14,10 @@ import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_array_equal
 
+from spdist.bsr import BSR, from_rows
 from spdist.csr import CSR, from_scipy
 from spdist.errors import InputError, MatrixError, MemoryBoundError
-from spdist.kernels import answers_gpu, cpu, device_blocks, gpu_device, outofcore, packing, pinned
+from spdist.kernels import answers_gpu, bsr_cpu, cpu, device_blocks, gpu_device, outofcore, packing, pinned
 from spdist.kernels.device_blocks import Kinds
 from spdist.kernels.gpu_device import Gpu
 from spdist.kernels.options import Epilogue, Options
@@ -23,8 +25,13 @@ from spdist.kernels.reductions import REDUCTIONS, reduce_product, result
 from spdist.kernels.semirings import PLUS_TIMES, SEMIRINGS, Semiring
 from tests.conftest import random_matrix
 from tests.kernels import answers_twin, packing_twin
+from tests.kernels.test_bsr_cpu import assert_is_block_product, block_matrix
 
-KINDS = Kinds(*map(np.dtype, ("f8", "i4", "i4")))
+KINDS = Kinds(*map(np.dtype, ("f8", "i4", "i4", "f8", "f8")))
+
+
+LOCKED: set[int] = set()
+"""Host memory that is page-locked."""
 
 
 class Memory:
@@ -62,7 +69,8 @@ class DeviceArray(np.ndarray):
 
 
 def array(shape, dtype, pointer):
-    return pinned.array_at(pointer.memory.bytes, pointer.offset, shape[0], dtype).view(DeviceArray)
+    flat = pinned.array_at(pointer.memory.bytes, pointer.offset, math.prod(shape), dtype)
+    return flat.reshape(shape).view(DeviceArray)
 
 
 class Event:
@@ -123,7 +131,7 @@ class Allocator:
         return array((size,), dtype, self.malloc(size * dtype.itemsize))
 
     def of(self, values):
-        new = self.empty(len(values), values.dtype)
+        new = self.empty(values.size, values.dtype).reshape(values.shape)
         new[:] = values
         return new
 
@@ -140,6 +148,7 @@ def device(monkeypatch, allocator):
         memcpyAsync=lambda target, source, size, kind, stream: ctypes.memmove(target, source, size),
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,
+        pointerGetAttributes=lambda pointer: SimpleNamespace(type=int(pointer in LOCKED)),
         CUDARuntimeError=RuntimeError,
     )
     memory = SimpleNamespace(OutOfMemoryError=MemoryError)
@@ -180,9 +189,19 @@ def multiplies(monkeypatch, allocator):
         indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(dtype)
         return allocator.of(indptr), int(indptr[-1])
 
+    def multiply_blocks(a, b, ones=None):
+        left, right = (
+            BSR(m.indptr.astype(np.int64), np.asarray(m.indices), np.asarray(m.data), m.shape) for m in (a, b)
+        )
+        assert ones is None or (len(ones) == b.blocks and (ones == 1).all())
+        c = bsr_cpu.multiply(left, right)
+        arrays = c.indptr.astype(np.int32), c.indices, c.data
+        return BSR(*map(allocator.of, arrays), c.shape)
+
     def pack(c, out, values):
         assert not values
-        c = CSR(c.indptr.astype(np.int64), np.asarray(c.indices), np.asarray(c.data), c.shape)
+        data = np.asarray(c.data) if c.data.ndim == 1 else np.random.default_rng(1).random(c.nnz)  # never looked at
+        c = CSR(c.indptr.astype(np.int64), np.asarray(c.indices), data, c.shape)
         made, values = packing_twin.pack(c)
         if not values:
             assert len(made) <= len(out)
@@ -200,11 +219,13 @@ def multiplies(monkeypatch, allocator):
         lambda a, b: allocator.of(np.diff(product(a, b, PLUS_TIMES).indptr).astype(np.uint32)),
     )
     monkeypatch.setattr(answers_gpu, "_module", lambda *types: (answers_twin.NAMES, answers_twin.launch))
+    monkeypatch.setattr("spdist.kernels.bsr_gpu.multiply", multiply_blocks)
     monkeypatch.setattr(packing, "pack", pack)
     monkeypatch.setattr(gpu_device, "LEAST_PACKED", 50)
     monkeypatch.setattr(gpu_device, "PLAIN_BLOCKS", 2)
     monkeypatch.setattr(outofcore, "SMALL_ENTRIES", -1)
     monkeypatch.setattr(device_blocks, "SCRATCH_BYTES", 1 << 10)
+    monkeypatch.setattr(device_blocks, "FIRST_BYTES", 0)
 
 
 @pytest.mark.parametrize("limit", [1 << 17, 1 << 20, 1 << 24])
@@ -309,6 +330,33 @@ def test_what_the_gpu_does_not_do_is_refused(device):
         outofcore.multiply(a, a, device, options=Options(epilogue=EPILOGUES["all"]))
 
 
+def test_a_small_product_goes_through_one_slot(device, multiplies, monkeypatch):
+    monkeypatch.setattr(outofcore, "SMALL_ENTRIES", 1 << 20)
+    device.memory_limit = 1 << 22
+    a, stages = from_scipy(random_matrix(300, 300, 6.0, 3)), []
+    c, d = outofcore.multiply(a, a, device, report=stages.append), cpu.multiply(a, a, engine="scipy")
+    for x, y in ((c.indptr, d.indptr), (c.indices, d.indices)):
+        assert_array_equal(x, y)
+    assert [stage.name for stage in stages if stage.name == "multiply"] == ["multiply"]
+    assert device.b is None
+
+
+@pytest.mark.parametrize("limit", [1 << 17, 1 << 20, 1 << 24])
+@pytest.mark.parametrize("sides", [(2, 2, 2), (3, 2, 4)])
+def test_values_that_are_blocks_go_through_slots(device, multiplies, sides, limit):
+    a, b = block_matrix(900, 900, 6.0, sides[:2], 1, "float32"), block_matrix(900, 900, 6.0, sides[1:], 2)
+    device.memory_limit = limit
+    rows, stages = b.rows(), []
+    for _ in range(2):  # B is kept for the second
+        c = outofcore.multiply(a.rows(), rows, device, report=stages.append)
+        assert_is_block_product(from_rows(c), a, b)
+    assert (device.ones is None) == (device.b is None)
+    assert device.peak <= limit
+    names = Counter(stage.name for stage in stages)
+    assert names["download"] == names["multiply"] == names["upload"] == names["prepare"]
+    assert names["multiply"] > 2
+
+
 def test_slots_go_before_others_come(device):
     """Whoever still holds those before, such as a traceback."""
     before = device.slots(4, 1 << 18, 0)
@@ -324,6 +372,21 @@ def test_slots_and_b_fit_the_limit_in_any_order(device):
         device.slots(2, (1 << 20) - kept >> 1, kept)
         assert device.keep(b if kept else None, KINDS) == bool(kept)
     assert Memory.most <= 1 << 20
+
+
+@pytest.mark.parametrize("locked", [(0, -1), (0,), (-1,), ()])
+def test_locked_b_is_copied_from_where_it_is(device, monkeypatch, locked):
+    """Only if all of it is locked."""
+    b, sizes = from_scipy(random_matrix(900, 900, 20.0, 1)), []
+    bytes_ = b.data.view(np.uint8)
+    monkeypatch.setattr(sys.modules[__name__], "LOCKED", {bytes_[end:].ctypes.data for end in locked})
+    monkeypatch.setattr(gpu_device, "PIECE", 1 << 12)
+    copy = device.cupy.cuda.runtime.memcpyAsync
+    device.cupy.cuda.runtime.memcpyAsync = lambda *args: sizes.append(args[2]) or copy(*args)
+    device.slots(2, 1 << 18, 1 << 19)
+    assert device.keep(b, KINDS)
+    assert_array_equal(device.b.data, b.data)
+    assert (b.data.nbytes in sizes) == (len(locked) == 2)
 
 
 def test_other_values_of_one_structure_are_sent_again(device):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from spdist.csr import from_scipy
 from spdist.errors import MatrixError
 from spdist.kernels import gpu, workspace
-from spdist.kernels.gpu_rows import CLASSES, FACTS, SLOTS, SORT_CLASSES, Kernels, SortClass
+from spdist.kernels.gpu_rows import AT_ONCE, CLASSES, FACTS, SLOTS, SORT_CLASSES, Kernels, SortClass
 from spdist.kernels.module import C_TYPES, c_type
 from tests.conftest import random_matrix
 
@@ -62,11 +62,29 @@ def test_few_rows_do_join():
     assert gpu.share_rows(counts) == [(0, 0, 10**7), (1, 10**7, 20)]
 
 
-@given(st.integers(1, 1 << 20), st.integers(1, 1 << 40), st.sampled_from([4, 8, 16]))
-def test_a_part_of_a_row_fits_in_shared_memory(width, products, itemsize):
-    window, capacity, shared = workspace.rank_fill_shared(width, products, itemsize)
+@given(st.lists(st.integers(0, 1 << 20), min_size=16, max_size=16), st.booleans())
+def test_rows_made_at_once_are_most_of_the_products(counts, small):
+    counts[len(CLASSES) + 1 :] = [0] * (SLOTS - 1 - len(CLASSES))
+    number = gpu.at_once(counts, small)
+    if number is None:
+        return
+    slots = [rows * kind.most for rows, kind in zip(counts[1:], CLASSES, strict=False)]
+    share = sum(slots[: number + 1]) / sum(slots)
+    assert number in AT_ONCE
+    assert share == 1 if small else share >= gpu.AT_ONCE_SHARE
+
+
+def test_rows_of_one_class_are_made_at_once_unless_they_are_few_or_long():
+    one = [[0] * place + [rows] + [0] * (SLOTS - 1 - place) for place, rows in ((3, 10**6), (3, 100), (11, 10**6))]
+    assert [gpu.at_once(counts, False) for counts in one] == [2, None, None]
+    assert [gpu.at_once(counts, True) for counts in one[:2]] == [2, 2]
+
+
+@given(st.integers(1, 1 << 20), st.integers(1, 1 << 40), st.sampled_from([4, 8, 16]), st.booleans())
+def test_a_part_of_a_row_fits_in_shared_memory(width, products, itemsize, ordered):
+    window, capacity, shared = workspace.rank_fill_shared(width, products, itemsize, ordered)
     assert window % 256 == 0
-    assert capacity >= 64
+    assert capacity >= 64 if ordered else capacity == 0
     assert shared % itemsize == 0
     assert shared <= workspace.SHARED_BYTES + 64 * itemsize
 
@@ -108,7 +126,7 @@ def test_wide_keys_change_the_sort_alone():
     narrow, wide = Kernels("double", "int", "int"), Kernels("double", "int", "int").with_wide_keys()
     changed = {file for file in narrow.sources() if narrow.sources()[file] != wide.sources()[file]}
     assert changed == {"sort_rows.cu"}
-    assert sum("u64" in name for name in wide.sources()["sort_rows.cu"]) == len(SORT_CLASSES)
+    assert sum("u64" in name for name in wide.sources()["sort_rows.cu"]) == len(SORT_CLASSES) + len(AT_ONCE)
 
 
 def test_shapes_are_checked_before_a_gpu_is_needed(monkeypatch):

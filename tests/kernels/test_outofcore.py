@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
+from spdist.bsr import BSR, from_rows
 from spdist.csr import CSR, from_scipy
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels import cpu, device_blocks, outofcore, workspace
 from tests.conftest import random_matrix
 from tests.kernels.host_device import HostDevice, HostSlot, poisoned
+from tests.kernels.test_bsr_cpu import assert_is_block_product, block_matrix
 from tests.strategies import csr_pairs
 
 
@@ -26,6 +28,12 @@ def assert_same(c: CSR, d: CSR) -> None:
 
 def oracle(a: CSR, b: CSR) -> CSR:
     return cpu.multiply(a, b, engine="scipy")
+
+
+@pytest.fixture(autouse=True)
+def first_blocks_are_small(monkeypatch):
+    """As they are of products that take some time."""
+    monkeypatch.setattr(device_blocks, "FIRST_BYTES", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +76,39 @@ def test_blocks_of_many_sizes(kind, limit):
             outofcore.multiply(a, a, device)
         return
     assert_same(outofcore.multiply(a, a, device), oracle(a, a))
+
+
+@pytest.mark.parametrize("limit", [1 << 17, 1 << 19, 1 << 28])
+@pytest.mark.parametrize("sides", [(2, 2, 2), (3, 2, 4)])
+@pytest.mark.parametrize("kind", ["random", "banded", "mixed"])
+def test_values_that_are_blocks(kind, sides, limit):
+    """In rows, in windows of B, with B resident; of float32 times float64; A as a part of B's window."""
+    if kind == "banded":
+        pattern = sp.diags_array([np.ones(1500)] * 9, offsets=range(-4, 5), shape=(1500, 1500)).tocsr()
+        a, b = (
+            BSR(pattern.indptr.astype(np.int64), pattern.indices, numbers, (1500 * size[0], 1500 * size[1]))
+            for size in (sides[:2], sides[1:])
+            for numbers in [np.random.default_rng(1).integers(-3, 4, (pattern.nnz, *size)).astype(np.float64)]
+        )
+    else:
+        a = block_matrix(700, 800, 6.0, sides[:2], 1, "float32" if kind == "mixed" else "float64")
+        b = block_matrix(800, 900, 6.0, sides[1:], 2)
+    left = a.rows()
+    right = left if kind == "banded" and len(set(sides)) == 1 else b.rows()
+    device, stages = HostDevice(limit), []
+    c = outofcore.multiply(left, right, device, report=stages.append)
+    assert_is_block_product(from_rows(c), a, from_rows(right))
+    assert device.most <= limit
+    assert (len({stage.start for stage in stages}) > 1) == (limit < 1 << 28)
+    part = outofcore.multiply_rows(left, right, 5, 1000, HostDevice(limit))
+    assert_same(part, c.rows(5, 5 + part.nrows))
+    assert part.nnz <= 1000 < c.indptr[6 + part.nrows] - c.indptr[5]
+
+
+def test_blocks_that_do_not_fit_are_refused():
+    a, b = block_matrix(20, 20, 3.0, (2, 3), 1).rows(), block_matrix(20, 20, 3.0, (2, 3), 2).rows()
+    with pytest.raises(MatrixError, match=r"blocks of 2 x 3: both need blocks"):
+        outofcore.multiply(a, b, HostDevice(1 << 20))
 
 
 def test_b_stays_where_it_fits_and_is_sent_in_parts_where_not():
@@ -151,10 +192,19 @@ def test_c_has_room_before_all_is_counted(monkeypatch, capacity):
 
 @pytest.mark.parametrize("limit", [1 << 14, 1 << 25])
 def test_small_products_are_not_sampled(monkeypatch, limit):
+    """They are one block that brings B, and wake no threads, where they fit."""
     monkeypatch.setattr(outofcore, "SMALL_ENTRIES", 1 << 20)
-    a, stages = from_scipy(random_matrix(3000, 3000, 5.0, 4)), []
-    assert_same(outofcore.multiply(a, a, HostDevice(limit), report=stages.append), oracle(a, a))
-    assert limit < 1 << 25 or sorted(stage.name for stage in stages) == ["download", "multiply", "prepare", "upload"]
+    woken, wake = [], device_blocks.pool
+    for module in (outofcore, device_blocks):
+        monkeypatch.setattr(module, "pool", lambda *args: woken.append(args) or wake(*args))
+    a, stages, device = from_scipy(random_matrix(3000, 3000, 5.0, 4)), [], HostDevice(limit)
+    assert_same(outofcore.multiply(a, a, device, report=stages.append), oracle(a, a))
+    assert device.b is None
+    if limit == 1 << 25:
+        assert sorted(stage.name for stage in stages) == ["download", "multiply", "prepare", "upload"]
+        assert not woken
+    else:
+        assert woken
 
 
 def test_types_and_shapes_are_checked():
@@ -179,7 +229,7 @@ def test_every_stage_of_every_block_is_reported():
 
 
 def test_offsets_pass_32_bits():
-    kinds = device_blocks.Kinds(*map(np.dtype, ("f8", "i4", "i4")))
+    kinds = device_blocks.Kinds(*map(np.dtype, ("f8", "i4", "i4", "f8", "f8")))
     result = outofcore.Result(4, 9, 0, kinds, poisoned)
     result.offsets[:] = [1, 3, 5, 6]
     result.shift(0, 2, 2**31 - 2)

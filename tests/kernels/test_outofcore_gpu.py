@@ -7,10 +7,14 @@ import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_array_equal
 
+import spdist
+from spdist.bsr import from_rows
+from spdist.bsr import from_scipy as from_scipy_blocks
 from spdist.csr import CSR, from_scipy
 from spdist.errors import MatrixError, MemoryBoundError
-from spdist.kernels import cpu, outofcore
+from spdist.kernels import bsr_cpu, cpu, outofcore
 from tests.conftest import random_matrix
+from tests.kernels.test_bsr_cpu import assert_is_block_product, block_matrix
 
 pytestmark = pytest.mark.gpu
 
@@ -130,3 +134,22 @@ def test_a_gpu_in_use_by_others_makes_smaller_blocks(caplog):
     finally:
         del taken
     assert "another program uses it" in caplog.text
+
+
+@pytest.mark.parametrize("megabytes", [16, 64, 1024])
+@pytest.mark.parametrize("sides", [(2, 2, 2), (3, 3, 3), (6, 6, 6), (8, 2, 5)])
+def test_values_that_are_blocks(sides, megabytes):
+    a, b = block_matrix(9000, 8000, 6.0, sides[:2], 1, "float32"), block_matrix(8000, 9000, 6.0, sides[1:], 2)
+    device = gpu(megabytes << 20, pack=True)
+    c, d = from_rows(outofcore.multiply(a.rows(), b.rows(), device)), bsr_cpu.multiply(a, b)
+    for x, y in ((c.indptr, d.indptr), (c.indices, d.indices), (c.data, d.data)):
+        assert_array_equal(x, y)
+    assert device.peak <= megabytes << 20
+
+
+def test_block_matrices_from_host_to_host():
+    a = block_matrix(5000, 5000, 6.0, (3, 3), 1)
+    for m in (a, a.to_scipy()):
+        c = spdist.matmul(m, m, engine="cuda", memory_limit="8MiB")
+        assert type(c) is type(m)
+    assert_is_block_product(from_scipy_blocks(c), a, a)
