@@ -816,7 +816,7 @@ def _check_values(engine: str, dtype: np.dtype[Any]) -> None:
     number = number_dtype(dtype)
     if engine in GPU_ENGINES and blocksize(dtype) is not None and number.kind not in "fc":
         raise InputError(
-            f"engine={engine!r} multiplies blocks of float and complex values, not {number}: choose engine='auto'"
+            f"engine={engine!r} multiplies float and complex values, not {number}, in blocks: choose 'auto'"
         )
     if engine in GPU_ENGINES and number.kind in "iu" and number.itemsize < 4:
         raise InputError(
