@@ -3,13 +3,18 @@
 Peers are optional, and those that are missing are named: ``pip install sparse_dot_topn networkx pyamg``. Results are
 compared; a difference ends the run. Both sides have `--threads` threads where the peer has threads at all; medians of
 `--repeats` calls in turn, in seconds.
+
+With `--gpu`, answers on a GPU: top-n from host memory to host memory, beside the whole product and the time of its
+kernels; reductions beside the kernels of the product; semirings beside plus and times, on the device.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,9 +26,13 @@ import matrices
 import numpy as np
 import record
 import scipy.sparse as sp
-from fused import in_turn
+from fused import documents, in_turn
 
 import spdist
+from spdist.csr import CSR, from_scipy
+from spdist.kernels import outofcore
+from spdist.kernels.options import Options
+from spdist.kernels.semirings import SEMIRINGS
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 PEERS = ("sparse_dot_topn", "networkx", "pyamg")
@@ -180,6 +189,131 @@ def all_pairs(m: sp.csr_array, threads: int) -> Any:
         before = after
 
 
+# -- on a GPU ----------------------------------------------------------------------------------------------------------
+
+WHOLE = 200_000_000
+"""Entries of C up to which it is also made whole."""
+RINGS = {
+    "plus_times": np.float64, "min_plus": np.float64, "max_plus": np.float64, "max_times": np.float64,
+    "max_min": np.float64, "plus_first": np.float64, "plus_second": np.float64, "plus_pair": np.int64,
+    "or_and": np.bool_, "any_pair": np.bool_,
+}  # fmt: skip
+
+
+def on_device(m: CSR, dtype: Any = np.float64) -> CSR:
+    """Copy a matrix to the GPU."""
+    import cupy
+
+    arrays = m.indptr.astype(np.int32), m.indices.astype(np.int32), m.data.astype(dtype)
+    return CSR(*(cupy.asarray(array) for array in arrays), m.shape)
+
+
+def synchronous(run: Callable[[], Any]) -> Callable[[], None]:
+    """Return a function that waits for the GPU, and lets go of what it made."""
+    import cupy
+
+    def wait() -> None:
+        run()
+        cupy.cuda.Device().synchronize()
+
+    return wait
+
+
+def kernels(a: CSR, b: CSR) -> Callable[[], None]:
+    """Return the product of matrices that are on the GPU, left there."""
+    from spdist.kernels import gpu
+
+    left, right = on_device(a), on_device(b)
+    return synchronous(lambda: gpu.multiply(left, right))
+
+
+def compile_ahead(names: dict[str, Any]) -> None:
+    """Compile the kernels of semirings side by side."""
+    from spdist.kernels import gpu
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: gpu.compile_kernels(np.dtype(names[name]), 1 << 16, SEMIRINGS[name]), names))
+
+
+def check_rows(a: CSR, b: CSR, c: CSR, options: Options) -> None:
+    """Compare the values that are kept of some rows with SciPy's."""
+    assert options.top_n is not None
+    for row in np.linspace(0, a.nrows - 1, 50).astype(int):
+        made = np.sort((a.rows(row, row + 1).to_scipy() @ b.to_scipy()).data)[::-1]
+        kept = np.sort(c.rows(row, row + 1).data)[::-1]
+        expected = made[made >= options.threshold][: options.top_n]
+        near = abs(made - options.threshold) < 1e-12  # sums of another order may fall on the other side
+        check(near.any() or (len(kept) == len(expected) and np.allclose(kept, expected)), f"row {row}")
+
+
+def gpu_top_n(quick: bool, threads: int, repeats: int) -> list[Row]:
+    """Time cosine similarities, the best 10 of each row from a threshold on, as `similarity` and fused.py have them."""
+    from spdist.kernels.gpu_device import Gpu
+
+    m = sp.csr_array(sp.load_npz(DATA / "human_gene_GO.npz"))[: 300 if quick else None]
+    unit = sp.csr_matrix(m / np.sqrt(m.power(2).sum(axis=1))[:, None])
+    cases = {f"{m.shape[0]:,} genes, cosine from 0.5, top 10": (from_scipy(unit), 0.5)}
+    for nrows, terms, per_row, threshold in [(500, 300, 8, 0.2)] if quick else [
+        (40_000, 30_000, 20, 0.2), (40_000, 30_000, 20, 0.0), (100_000, 100_000, 12, 0.3),
+    ]:  # fmt: skip
+        cases[f"{nrows:,} documents, {terms:,} terms, threshold {threshold}"] = (
+            documents(nrows, terms, per_row), threshold,
+        )  # fmt: skip
+    rows = []
+    for case, (a, threshold) in cases.items():
+        b, device = from_scipy(a.to_scipy().T), Gpu()
+        options = Options(top_n=10, threshold=threshold)
+        make = functools.partial(outofcore.multiply, a, b, device)
+        runs: dict[str, Callable[[], Any]] = {"spdist": lambda make=make, options=options: make(options=options)}
+        check_rows(a, b, runs["spdist"](), options)
+        entries = int(outofcore.reduce(a, b, "nnz", device).values[0])
+        if entries <= WHOLE:
+            runs |= {"whole": make, "kernels": kernels(a, b)}
+        rows.append({"case": case, "entries": entries, "seconds": in_turn(min(repeats, 3), **runs)})
+    return rows
+
+
+def gpu_reductions(quick: bool, threads: int, repeats: int) -> list[Row]:
+    """Time reductions of a product whose operands are in host memory beside its kernels alone."""
+    from spdist.kernels.gpu_device import Gpu
+
+    cases = {"rmat 8 x 8": matrices.rmat(8, 8)} if quick else {
+        "rmat 17 x 8": matrices.rmat(17, 8), "27-point 80^3": matrices.poisson(27, 80),
+    }  # fmt: skip
+    rows = []
+    for case, a in cases.items():
+        device = Gpu()
+        alone = in_turn(repeats, kernels=kernels(a, a))
+        for what in ("frobenius", "trace", "row_nnz"):
+            run = functools.partial(outofcore.reduce, a, a, what, device)
+            rows.append({"case": f"{case}, {what}", "seconds": in_turn(repeats, spdist=run) | alone})
+    return rows
+
+
+def gpu_semirings(quick: bool, threads: int, repeats: int) -> list[Row]:
+    """Time products on the device over semirings, beside plus and times."""
+    from spdist.kernels import gpu
+
+    cases = {"rmat 8 x 8": matrices.rmat(8, 8)} if quick else {
+        "rmat 17 x 8": matrices.rmat(17, 8), "erdos-renyi 500k x 8": matrices.erdos_renyi(500_000, 8),
+        "27-point 60^3": matrices.poisson(27, 60),
+    }  # fmt: skip
+    rows = []
+    compile_ahead(RINGS)
+    for case, a in cases.items():
+        plain: dict[str, float] = {}
+        for name, dtype in RINGS.items():
+            m = on_device(a, dtype)
+            run = synchronous(lambda m=m, name=name: gpu.multiply(m, m, semiring=SEMIRINGS[name]))
+            seconds = in_turn(repeats, spdist=run)
+            plain = plain or {"plus_times": seconds["spdist"]}
+            rows.append({"case": f"{case}, {name}", "seconds": seconds | plain})
+    return rows
+
+
+GPU_PARTS: dict[str, Callable[[bool, int, int], list[Row]]] = {
+    "gpu_top_n": gpu_top_n, "gpu_reductions": gpu_reductions, "gpu_semirings": gpu_semirings,
+}  # fmt: skip
 PARTS: dict[str, Callable[[bool, int, int], list[Row]]] = {
     "stored": stored, "reductions": reductions, "similarity": similarity, "triangles": triangles, "galerkin": galerkin,
     "shortest_paths": shortest_paths,
@@ -206,16 +340,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser = record.parser(__doc__ or "")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--gpu", action="store_true", help="answers on a GPU, and nothing else")
+    parser.add_argument("--only", nargs="*", choices=[*PARTS, *GPU_PARTS])
     options = parser.parse_args(arguments)
+    parts = GPU_PARTS if options.gpu else PARTS
     if missing := [name for name in PEERS if not find_spec(name)]:
         print(f"not installed, and not compared with: {', '.join(missing)}")
     results = {}
-    for name in options.only:
-        results[name] = PARTS[name](options.quick, options.threads, 2 if options.quick else options.repeats)
+    for name in options.only or parts:
+        results[name] = parts[name](options.quick, options.threads, 2 if options.quick else options.repeats)
         show(name, results[name])
     peers = {package: record.installed(package) for package in PEERS}
-    record.write({"threads": options.threads, "peers": peers, "results": results}, options.out)
+    gpu = {"gpu": record.gpu()} if options.gpu else {}
+    record.write({**gpu, "threads": options.threads, "peers": peers, "results": results}, options.out)
     return 0
 
 

@@ -83,10 +83,12 @@ class Answer:
         MatrixError
             If the mask has another shape, or values are complex and have to be compared.
         """
-        if not self.plain and engine not in ("auto", "numba"):
+        if not self.plain and engine == "cuda":
+            self.options.check_device()
+        elif not self.plain and engine not in ("auto", "numba"):
             raise InputError(
-                f"engine={engine!r} makes whole products by plus and times: semirings, masks, top_n and threshold are "
-                f"for the CPU, with engine='auto' or 'numba'"
+                f"engine={engine!r} makes whole products by plus and times: for semirings, masks, top_n and threshold "
+                f"choose engine='auto' or 'numba'"
             )
         if not self.plain:
             refuse_blocks("semirings, masks, epilogues, threshold and top_n", a, b, self.mask)

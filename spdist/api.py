@@ -312,7 +312,8 @@ def multiply(
         Where C goes; not A or B.
     engine : {"auto", "scipy", "numba", "cuda"}
         What multiplies a block: "auto" picks one of the two of the CPU for each block; "cuda" is a GPU for each worker,
-        for float and complex values. Matrices stored in dense blocks have one kernel on the CPU, and one on the GPU.
+        for all values but integers of 8 or 16 bits. Matrices stored in dense blocks have one kernel on the CPU, and one
+        on the GPU, for float and complex values.
     memory_limit : int or str, optional
         Bytes on each worker. With the engines of the CPU: what blocks, buffers and waiting results may take beyond what
         the worker holds idle, 2GiB by default. With "cuda": of the GPU's memory, by default 0.9 of what is free.
@@ -335,9 +336,9 @@ def multiply(
     record : str or Path, optional
         Where to write what each stage of each block took: one JSON object a line.
     semiring, mask, complement, epilogue, threshold, top_n
-        What becomes of each row while it is made, as in `spgemm`, with a stored mask; for the engines "auto" and
-        "numba". Where the inner dimension is cut, partial products are added by the semiring before rows are cut.
-        `check` then looks at every row and makes some of them again: `Report.verification` says how many.
+        What becomes of each row while it is made, as in `spgemm`, with a stored mask; for all engines but "scipy".
+        Where the inner dimension is cut, partial products are added by the semiring before rows are cut. `check` then
+        looks at every row and makes some of them again: `Report.verification` says how many.
     transpose_a, transpose_b : bool
         Multiply by the transpose of A or B. A transposed copy lies beside C while the product runs, and takes the space
         and the time to write it; it is made again to resume.
@@ -553,7 +554,8 @@ def reduce(
         "sum", "row_sums", "column_sums", "trace", "nnz" (entries, zeros included), "row_nnz" (of each row), or
         "frobenius" (the root of the sum of squares).
     engine, memory_limit, workers, scheduler, callbacks
-        As in `multiply`, for stored operands; the engine is "auto" or "numba".
+        As in `multiply`; the engine is "auto", "numba" or, with C never leaving the GPU, "cuda". In memory, workers
+        and scheduler do not count, and `memory_limit` only with "cuda".
     semiring, mask, complement, epilogue, threshold, top_n
         What becomes of the product before, as in `spgemm`.
 
@@ -584,10 +586,11 @@ def reduce(
         "top_n": top_n,
     }  # fmt: skip
     _check_engine(engine)
-    if engine not in ("auto", "numba"):
-        raise InputError(f"engine={engine!r} has no reductions yet: choose engine='auto' or 'numba'")
+    if engine == "scipy":
+        raise InputError("engine='scipy' has no reductions: choose engine='auto', 'numba' or 'cuda'")
     if _all_in_memory(a, b, mask):
-        return inmemory.reduce(a, b, what, **wanted)
+        limit = None if memory_limit is None else parse_bytes(memory_limit)
+        return inmemory.reduce(a, b, what, engine=engine, memory_limit=limit, **wanted)
     left, right, answer = _stored(a), _stored(b), _answer(**wanted)
     check_operands(left, right, None)
     storage.refuse_blocks("reductions", left, right, answer.mask)
@@ -595,6 +598,7 @@ def reduce(
     dtype = answer.dtype(left, right)
     if is_linear(what, answer.options, dtype) and answer.mask is None:
         return reduce_linear(what, _blocks(left), _blocks(right), (left.shape, right.shape), dtype)
+    _check_values(engine, dtype)
     if what == "trace" and not answer.fused:
         answer = replace(answer, mask=Diagonal((left.nrows, right.ncols)))
     answer = replace(answer, options=options_for(what, answer.options))
@@ -620,7 +624,8 @@ def _reduce_stored(
     callbacks.planned(made)
     local = any(storage.in_process(m.url) for m in (a, b, answer.mask) if m is not None)
     workers, scheduler = where["workers"], where["scheduler"]
-    with connect(workers=workers, scheduler=scheduler, processes=not local, blocks=len(made.blocks)) as client:
+    blocks = len(made.blocks)
+    with connect(workers=workers, scheduler=scheduler, processes=not local, blocks=blocks, engine=engine) as client:
         return execute_reduction(client, made, a, b, what, answer, callbacks.started, callbacks.progress)
 
 
@@ -809,8 +814,15 @@ def _check_values(engine: str, dtype: np.dtype[Any]) -> None:
     if engine == "scipy" and blocksize(dtype) is not None:
         raise InputError(f"engine={engine!r} does not multiply block matrices: choose engine='auto'")
     number = number_dtype(dtype)
-    if engine in GPU_ENGINES and number.kind not in "fc":
-        raise InputError(f"engine={engine!r} multiplies float and complex values, not {number}: choose engine='auto'")
+    if engine in GPU_ENGINES and blocksize(dtype) is not None and number.kind not in "fc":
+        raise InputError(
+            f"engine={engine!r} multiplies blocks of float and complex values, not {number}: choose engine='auto'"
+        )
+    if engine in GPU_ENGINES and number.kind in "iu" and number.itemsize < 4:
+        raise InputError(
+            f"engine={engine!r} multiplies floats, complex values, bools, and whole numbers of 32 or 64 bits, not "
+            f"{number}: choose engine='auto'"
+        )
 
 
 def _turned(m: Any) -> Any:

@@ -17,6 +17,8 @@ from spdist.csr import CSR
 from spdist.errors import InputError, MatrixError
 from spdist.kernels import gpu
 from spdist.kernels.gpu import NotCanonicalError, Pattern
+from spdist.kernels.options import PLAIN, Options
+from spdist.kernels.reductions import result
 
 Method = Literal["auto", "rowwise", "esc"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -69,16 +71,43 @@ def to_cupyx_any(m: CSR) -> Any:
     return csp.csr_matrix((m.data, m.indices, m.indptr), shape=m.shape, copy=False)
 
 
-def spgemm(a: Any, b: Any, method: str, deterministic: bool) -> Any:
+def spgemm(a: Any, b: Any, method: str, deterministic: bool, options: Options = PLAIN) -> Any:
     """Multiply two matrices of CuPy's; see `spdist.spgemm`."""
     if method not in METHODS:
         raise InputError(f"method={method!r} is not for matrices on the GPU: choose one of {', '.join(METHODS)}")
     by_columns = getattr(a, "format", "") == getattr(b, "format", "") == "csc"
+    if not options.plain:
+        c = to_cupyx(_answer(a, b, method, deterministic, options))
+        return c.tocsc() if by_columns else c
     left, right = (b.T, a.T) if by_columns else (a, b)
     operand = from_cupyx(left)
     other = operand if right is left else from_cupyx(right)
     c = to_cupyx(_multiply(operand, other, _method(method, deterministic), right))
     return c.T if by_columns else c
+
+
+def _answer(a: Any, b: Any, method: str, deterministic: bool, options: Options) -> CSR:
+    """Return what the options make of the product."""
+    from spdist.kernels.answers_gpu import Work
+
+    if method == "esc":
+        raise InputError(
+            "method='esc' makes whole products by plus and times: for semirings, epilogues, threshold and top_n choose "
+            "method='auto'"
+        )
+    left = from_cupyx(a)
+    right = left if b is a else from_cupyx(b)
+    shape, dtype = (left.nrows, right.ncols), options.semiring.result_dtype(left.dtype, right.dtype)
+    options.check(shape, dtype)
+    options.check_device()
+    work = Work(options, None, shape, dtype)
+    work.send()
+
+    def make(x: CSR, y: CSR) -> CSR:
+        made: CSR = work.make(x, y, 0, deterministic)[0]
+        return made
+
+    return _multiply(left, right, make, b)
 
 
 def _method(name: str, deterministic: bool) -> Callable[[CSR, CSR], CSR]:
@@ -104,7 +133,10 @@ def _multiply(a: CSR, b: CSR, method: Callable[[CSR, CSR], CSR], original: Any) 
         return method(a, from_cupyx(canonical))
 
 
-def through_gpu(a: CSR, b: CSR, method: str, threads: int | None, memory_limit: int | None, deterministic: bool) -> CSR:
+def through_gpu(
+    a: CSR, b: CSR, method: str, threads: int | None, memory_limit: int | None, deterministic: bool,
+    options: Options = PLAIN,
+) -> CSR:  # fmt: skip
     """Multiply matrices of the host block by block on the GPU.
 
     Raises
@@ -112,6 +144,42 @@ def through_gpu(a: CSR, b: CSR, method: str, threads: int | None, memory_limit: 
     InputError
         If there is no GPU, or no CuPy to reach it.
     """
+    _check_gpu(method)
+    if method == "cuda":
+        from spdist.kernels import outofcore
+        from spdist.kernels.gpu_device import Gpu
+
+        gpu = Gpu(memory_limit, deterministic=deterministic, malloc=_pool())
+        return outofcore.multiply(a, b, gpu, options=options)
+    from spdist.kernels import hyspmm
+
+    return hyspmm.multiply(a, b, threads=threads)
+
+
+def reduce_through_gpu(a: CSR, b: CSR, what: str, memory_limit: int | None, options: Options) -> Any:
+    """Return a reduction of the product of matrices of the host, of which C stays on the GPU.
+
+    Raises
+    ------
+    InputError
+        If there is no GPU, or no CuPy to reach it.
+    """
+    _check_gpu("cuda")
+    from spdist.kernels import outofcore
+    from spdist.kernels.gpu_device import Gpu
+
+    return result(what, outofcore.reduce(a, b, what, Gpu(memory_limit, malloc=_pool()), options=options), b.ncols)
+
+
+def _pool() -> Any:
+    """Return what takes device memory from CuPy's pool: what is free again stays there, for the next product."""
+    import cupy
+
+    return cupy.get_default_memory_pool().malloc
+
+
+def _check_gpu(method: str) -> None:
+    """Refuse a method of the GPU where there is none."""
     try:
         import cupy
 
@@ -121,16 +189,6 @@ def through_gpu(a: CSR, b: CSR, method: str, threads: int | None, memory_limit: 
             f"method={method!r} needs a CUDA device and CuPy ({error}): install 'spdist[cu13]' on a machine with a "
             f"GPU, or choose method='auto'"
         ) from None
-    if method == "cuda":
-        from spdist.kernels import outofcore
-        from spdist.kernels.gpu_device import Gpu
-
-        # What is free again stays in CuPy's pool, for the next product.
-        malloc = cupy.get_default_memory_pool().malloc
-        return outofcore.multiply(a, b, Gpu(memory_limit, deterministic=deterministic, malloc=malloc))
-    from spdist.kernels import hyspmm
-
-    return hyspmm.multiply(a, b, threads=threads)
 
 
 def symbolic(a: Any, b: Any, deterministic: bool) -> Pattern:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,13 @@ from spdist.csr import CSR, IndexArray, Int64Array, from_scipy
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.gpu import Pattern
 from spdist.kernels.options import Epilogue, Options
-from spdist.kernels.reductions import check_reduction, reduce_product
+from spdist.kernels.reductions import check_reduction, diagonal, is_linear, reduce_product
 from spdist.kernels.semirings import Semiring, find
 from spdist.vbr import VBR
 from spdist.vbr import multiply as multiply_vbr
 
 METHODS = ("auto", "scipy", "numba", "cuda", "hyspmm")
-CPU_METHODS = ("auto", "numba")
+ANSWERING = ("auto", "numba", "cuda")
 """Those that take semirings, masks, threshold and top-n."""
 
 
@@ -53,17 +53,18 @@ def spgemm(
 ) -> Any:  # fmt: skip
     """Multiply two sparse matrices in memory: SciPy in, SciPy out; CuPy in, CuPy out.
 
-    On the CPU the product can be turned into an answer as its rows are made, so that C is never whole: by a semiring,
-    then a mask, an epilogue, a threshold, then the largest entries of each row.
+    The product can be turned into an answer as its rows are made, so that C is never whole: by a semiring, then a mask,
+    an epilogue, a threshold, then the largest entries of each row. On the GPU CuPy's C is whole before it is cut, and
+    functions of one's own need expressions in C.
 
     Parameters
     ----------
     a, b : sparse matrix or array
-        Both of SciPy's (dtypes: bool, integers, float32/64, complex64/128), or both of `cupyx.scipy.sparse`
-        (float32/64, complex64/128). Two-dimensional, any format; rows need not be sorted. Or both block matrices:
-        SciPy's `bsr_array`, or `spdist.BSR` on the host or the GPU, with blocks of r x s and of s x t. These are
-        multiplied block by block; where only one is in blocks, or theirs do not fit, entry by entry, which is logged.
-        Or both `spdist.VBR`: blocks of many sizes, multiplied entry by entry.
+        Both of SciPy's (dtypes: bool, integers, float32/64, complex64/128; through the GPU no integers of 8 or 16
+        bits), or both of `cupyx.scipy.sparse` (bool, float32/64, complex64/128). Two-dimensional, any format; rows need
+        not be sorted. Or both block matrices: SciPy's `bsr_array`, or `spdist.BSR` on the host or the GPU, with blocks
+        of r x s and of s x t. These are multiplied block by block; where only one is in blocks, or theirs do not fit,
+        entry by entry, which is logged. Or both `spdist.VBR`: blocks of many sizes, multiplied entry by entry.
     method : str
         For SciPy's matrices "auto", "scipy" or "numba": the CPU engine; "auto" picks from a cheap look at the operands.
         "cuda" sends blocks of rows, of block matrices too, through the GPU, which need not hold any of the three;
@@ -84,7 +85,8 @@ def spgemm(
         "plus_pair" int64; "plus_times" keeps bool. A NaN is neither smaller nor larger than anything: "min" and "max"
         pass it over.
     mask : sparse matrix or array, optional
-        C has entries only where the mask stores one, whatever its value; other products are not made. Of C's shape.
+        C has entries only where the mask stores one, whatever its value; other products are not made. Of C's shape; on
+        the host or the GPU.
     complement : bool
         C has entries only where the mask stores none.
     epilogue : Epilogue, optional
@@ -109,7 +111,7 @@ def spgemm(
         If the shapes do not fit, or an operand is not a matrix spdist multiplies; or if values are complex and have to
         be compared.
     InputError
-        If semiring, mask, threshold or top-n are wrong, or asked for on the GPU or of SciPy's engine.
+        If semiring, mask, threshold or top-n are wrong, or asked for of an engine that has them not.
     MemoryBoundError
         If the GPU has too little memory; says how much is needed.
 
@@ -149,11 +151,13 @@ def spgemm(
         reason = "blocks of the other do not fit" if options.plain else "semirings, masks and cuts are for entries"
         left = blocks.expand(a, "A", reason)
         a, b = left, left if b is a else blocks.expand(b, "B", reason)
-    if not options.plain and (_on_gpu(a, b) or method not in CPU_METHODS):
-        methods = ", ".join(CPU_METHODS)
-        raise InputError(f"semirings, masks, epilogues, threshold and top_n are for SciPy's matrices and {methods}")
     if _on_gpu(a, b):
-        return device.spgemm(a, b, method, deterministic)
+        return device.spgemm(a, b, method, deterministic, options)
+    if not options.plain and method in METHODS and method not in ANSWERING:
+        raise InputError(
+            f"method={method!r} makes whole products by plus and times: for semirings, masks, epilogues, threshold and "
+            f"top_n choose one of {', '.join(ANSWERING)}"
+        )
     from spdist.kernels import cpu
 
     # With options the rows of C matter, and the order of the factors.
@@ -165,7 +169,8 @@ def spgemm(
     if left.ncols != right.nrows:
         raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
     if method in ("cuda", "hyspmm"):
-        c = device.through_gpu(left, right, method, threads, memory_limit, deterministic)
+        options.check_device()
+        c = device.through_gpu(left, right, method, threads, memory_limit, deterministic, options)
     else:
         c = cpu.multiply(left, right, engine=method, threads=threads or os.cpu_count() or 1, options=options)  # type: ignore[arg-type]
     out = _like(a, c)
@@ -178,12 +183,14 @@ def _options(
     semiring: str | Semiring, mask: Any, complement: bool, epilogue: Epilogue | None, threshold: float | None,
     top_n: int | None,
 ) -> Options:  # fmt: skip
+    mask = mask.get() if device.is_cupyx(mask) else mask
     pattern = None if mask is None else from_scipy(mask.astype(np.bool_))
     return Options(find(semiring), pattern, complement, top_n, threshold, epilogue)
 
 
 def reduce(
-    a: Any, b: Any, what: str, *, threads: int | None = None, semiring: str | Semiring = "plus_times", mask: Any = None,
+    a: Any, b: Any, what: str, *, engine: str = "auto", memory_limit: int | None = None, threads: int | None = None,
+    semiring: str | Semiring = "plus_times", mask: Any = None,
     complement: bool = False, epilogue: Epilogue | None = None, threshold: float | None = None,
     top_n: int | None = None,
 ) -> Any:  # fmt: skip
@@ -193,6 +200,11 @@ def reduce(
     if left.ncols != right.nrows:
         raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
     options = _options(semiring, mask, complement, epilogue, threshold, top_n)
+    if engine == "cuda" and not is_linear(what, options, options.semiring.result_dtype(left.dtype, right.dtype)):
+        options.check_device()
+        if what == "trace" and not options.fused:
+            options = replace(options, mask=diagonal(0, left.nrows, right.ncols))
+        return device.reduce_through_gpu(left, right, what, memory_limit, options)
     return reduce_product(what, left, right, threads=threads or os.cpu_count() or 1, options=options)
 
 

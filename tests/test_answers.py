@@ -43,6 +43,9 @@ def assert_same(c: CSR, expected: sp.csr_matrix) -> None:
         np.testing.assert_array_equal(getattr(c, name), getattr(other, name))
 
 
+OWN = spdist.Semiring(min, lambda x, y: x + y, np.inf)
+
+
 def own_max(x, y):
     return x if x > y else y
 
@@ -248,8 +251,8 @@ def test_wrong_options_are_refused_before_anything_is_written(stored, tmp_path):
     m = whole_numbers(20, 20, 3, 1)
     a, small = stored("A", m), stored("S", whole_numbers(5, 5, 2, 1))
     for wanted, message in (
-        ({"engine": "cuda", "top_n": 3}, "for the CPU, with engine='auto' or 'numba'"),
-        ({"engine": "scipy", "semiring": "min_plus"}, "for the CPU"),
+        ({"engine": "cuda", "semiring": OWN}, "no C expressions, which the GPU needs"),
+        ({"engine": "scipy", "semiring": "min_plus"}, "choose engine='auto' or 'numba'"),
         ({"semiring": "plus_plus"}, "is not one of plus_times"),
         ({"complement": True}, "needs a mask"),
         ({"mask": small}, "the mask is 5 x 5, but C is 20 x 20"),

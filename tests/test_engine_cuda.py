@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import math
 import os
 import signal
 import sys
@@ -17,11 +18,12 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from spdist import api
+import spdist
+from spdist import Epilogue, Semiring, api
 from spdist.bsr import BSR, from_rows, from_scipy
 from spdist.errors import InputError, MemoryBoundError
 from spdist.kernels import bsr_cpu
-from spdist.scheduler import cluster, stages
+from spdist.scheduler import cluster, sizes, stages
 from spdist.scheduler.run import _Timings
 from tests.conftest import assert_is_product, has_gpu, random_matrix
 from tests.kernels.host_device import HostDevice
@@ -39,9 +41,9 @@ def test_no_gpu_is_said_before_anything_is_written(stored, tmp_path, limit):
 
 
 def test_other_values_are_refused(stored, tmp_path):
-    a = stored("A", random_matrix(50, 50, 3, 1, "int32"))
+    a = stored("A", random_matrix(50, 50, 3, 1, "int32").astype("int16"))
     for run in (api.plan, functools.partial(api.multiply, c=tmp_path / "C.zarr")):
-        with pytest.raises(InputError, match=r"multiplies float and complex values, not int32: choose engine='auto'"):
+        with pytest.raises(InputError, match=r"whole numbers of 32 or 64 bits, not int16: choose engine='auto'"):
             run(a, a, engine="cuda", memory_limit="1GiB")
 
 
@@ -136,7 +138,7 @@ def host_gpu(monkeypatch):
     """Let a worker in this process multiply through a device whose memory is the host's."""
     monkeypatch.setattr(cluster, "count_gpus", lambda: 1)
     monkeypatch.setattr("spdist.kernels.gpu_device.Gpu", HostDevice)
-    monkeypatch.setattr("spdist.kernels.gpu.compile_kernels", lambda dtype, ncols: None)
+    monkeypatch.setattr("spdist.kernels.gpu.compile_kernels", lambda dtype, ncols, semiring: None)
     monkeypatch.setattr("spdist.kernels.packing.compile_kernels", lambda dtype, index: None)
 
 
@@ -175,8 +177,10 @@ def test_block_matrices_through_a_device(host_gpu, grid):
 
 
 def test_block_matrices_from_host_to_host(monkeypatch):
-    runtime = SimpleNamespace(getDevice=lambda: 0)
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    runtime, pool = SimpleNamespace(getDevice=lambda: 0), lambda: SimpleNamespace(malloc=None)
+    monkeypatch.setitem(
+        sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime), get_default_memory_pool=pool)
+    )
     devices = []
     monkeypatch.setattr(
         "spdist.kernels.gpu_device.Gpu", lambda limit, **_: devices.append(HostDevice(limit)) or devices[-1]
@@ -194,6 +198,54 @@ def test_block_matrices_need_a_gpu_too():
     a = block_matrix(7, 7, 2.0, (3, 3), 1)
     with pytest.raises(InputError, match="needs a CUDA device and CuPy"):
         api.matmul(a, a, engine="cuda")
+
+
+WANTED = {
+    "top": {"top_n": 3, "threshold": 0.5},
+    "min_plus": {"semiring": "min_plus"},
+    "plus_pair": {"semiring": "plus_pair", "top_n": 2},
+    "own": {"semiring": Semiring(lambda x, y: x if x > y else y, lambda x, y: x - y, -math.inf,
+                                 cuda=("y > x ? y : x", "x - y"))},
+    "inside": {"semiring": "plus_pair", "mask": True},
+    "outside": {"mask": True, "complement": True, "top_n": 4},
+    "epilogue": {"epilogue": Epilogue(rows=np.arange(900) % 7 - 3.0, normalize="l1", drop_zeros=True)},
+}  # fmt: skip
+
+
+def as_mask(wanted, m):
+    """Return the mask, if there is to be one."""
+    return {"mask": m} if "mask" in wanted else {}
+
+
+@pytest.mark.parametrize("grid", [None, (5, 1, 1), (3, 2, 2)])
+@pytest.mark.parametrize("name", list(WANTED))
+def test_answers_through_a_device(host_gpu, name, grid):
+    m, wanted = random_matrix(900, 900, 6.0, 4), WANTED[name]
+    a, c = "memory://cuda/a.zarr", "memory://cuda/c.zarr"
+    api.save(a, m, overwrite=True)
+    options = {"engine": "cuda", "memory_limit": "1MiB", **wanted}
+    report = api.multiply(a, a, c, grid=grid, check=True, overwrite=True, **options | as_mask(wanted, a))
+    assert report.verification["ok"]
+    found, expected = read(c), api.from_scipy(spdist.spgemm(m, m, **wanted | as_mask(wanted, m)))
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found.indptr, expected.indptr)
+    np.testing.assert_array_equal(found.indices, expected.indices)
+    np.testing.assert_allclose(found.data, expected.data, rtol=1e-12)
+
+
+@pytest.mark.parametrize("grid", [None, (5, 2, 1)])
+@pytest.mark.parametrize("what", ["trace", "column_sums", "row_nnz", "frobenius"])
+def test_reductions_through_a_device(host_gpu, monkeypatch, what, grid):
+    m = random_matrix(900, 900, 6.0, 4)
+    a = "memory://cuda/a.zarr"
+    api.save(a, m, overwrite=True)
+    make = sizes.make_plan
+    monkeypatch.setattr("spdist.scheduler.sizes.make_plan", lambda *a, **k: make(*a, **k, grid=grid))
+    for wanted in ({}, WANTED["top"], WANTED["inside"]):
+        found = spdist.reduce(a, a, what, engine="cuda", memory_limit="1MiB", **wanted | as_mask(wanted, a))
+        expected = spdist.reduce(m, m, what, **wanted | as_mask(wanted, m))
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        assert np.asarray(found).dtype == np.asarray(expected).dtype
 
 
 def test_nothing_of_the_gpu_is_kept_after_a_run(host_gpu, tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
-// common.cuh: what every kernel shares: complex values, group shuffles and scans. Included first by every .cu file.
+// common.cuh: what every kernel shares: complex values, semirings, group shuffles and scans. Included first by every .cu
+// file.
 //
-// Kernels are templates over Value (float, double, Complex<float>, Complex<double>), Index (column indices: int or
-// long long) and Pointer (row offsets: int or long long). Counts of products are 64-bit throughout.
+// Kernels are templates over Value (float, double, Complex<float>, Complex<double>; those of products also bool, int,
+// long long, u32, u64), Index (column indices: int or long long) and Pointer (row offsets: int or long long). Counts of
+// products are 64-bit throughout.
 #pragma once
 
 typedef unsigned short u16;
@@ -128,6 +130,99 @@ __device__ __forceinline__ void atomic_add(Complex<T>* target, const Complex<T> 
     atomicAdd(&target->re, value.re);
     atomicAdd(&target->im, value.im);
 }
+
+__device__ __forceinline__ void atomic_add(i64* target, const i64 value) { atomicAdd((u64*)target, (u64)value); }
+
+// What adds and multiplies: plus and times, or what the compiler is told: SPDIST_ADD and SPDIST_MULTIPLY are expressions of
+// x and y, SPDIST_ZERO the identity of the first. One of SPDIST_ATOMIC_ADD, _MIN, _MAX, _OR says which instruction adds to
+// memory that other threads add to, SPDIST_CAS that there is none.
+#ifndef SPDIST_ADD
+
+template <typename T> __device__ __forceinline__ T zero() { return T(0); }
+template <typename T> __device__ __forceinline__ T product(const T x, const T y) { return x * y; }
+template <typename T> __device__ __forceinline__ void add_to(T& sum, const T value) { sum += value; }
+template <typename T> __device__ __forceinline__ void atomic_fold(T* target, const T value) { atomic_add(target, value); }
+
+#else
+
+template <typename T> __device__ __forceinline__ T zero() { return T(SPDIST_ZERO); }
+template <typename T> __device__ __forceinline__ T product(const T x, const T y) { return T(SPDIST_MULTIPLY); }
+template <typename T> __device__ __forceinline__ T sum_of(const T x, const T y) { return T(SPDIST_ADD); }
+template <typename T> __device__ __forceinline__ void add_to(T& sum, const T value) { sum = sum_of(sum, value); }
+
+// The word that holds a byte, and how far from its lowest bit.
+__device__ __forceinline__ u32* word_of(void* target, int& shift) {
+    shift = 8 * (int)((u64)target & 3);
+    return reinterpret_cast<u32*>((u64)target & ~3ull);
+}
+
+#if defined(SPDIST_ATOMIC_ADD)
+template <typename T> __device__ __forceinline__ void atomic_fold(T* target, const T value) { atomic_add(target, value); }
+#elif defined(SPDIST_ATOMIC_OR)
+template <typename T> __device__ __forceinline__ void atomic_fold(T* target, const T value) {
+    if constexpr (sizeof(T) == 1) {
+        int shift;
+        u32* word = word_of(target, shift);
+        if (value && !(*(volatile u32*)word >> shift & 1)) atomicOr(word, 1u << shift);
+    } else {
+        using Word = typename Unsigned<sizeof(T)>::Type;
+        atomicOr(reinterpret_cast<Word*>(target), (Word)value);
+    }
+}
+#elif defined(SPDIST_ATOMIC_MIN) || defined(SPDIST_ATOMIC_MAX)
+#ifdef SPDIST_ATOMIC_MIN
+#define SPDIST_FIRST atomicMin
+#define SPDIST_LAST atomicMax
+#else
+#define SPDIST_FIRST atomicMax
+#define SPDIST_LAST atomicMin
+#endif
+template <typename T> __device__ __forceinline__ void fold_bits(T* target, const T value) { SPDIST_FIRST(target, value); }
+
+// The bits of floats are in the order of the floats as numbers with a sign where the sign is +, in the reverse order as
+// numbers without where it is -.
+__device__ __forceinline__ void fold_bits(float* target, const float value) {
+    const int bits = __float_as_int(value);
+    if (bits >= 0) SPDIST_FIRST((int*)target, bits);
+    else SPDIST_LAST((u32*)target, (u32)bits);
+}
+__device__ __forceinline__ void fold_bits(double* target, const double value) {
+    const i64 bits = __double_as_longlong(value);
+    if (bits >= 0) SPDIST_FIRST((i64*)target, bits);
+    else SPDIST_LAST((u64*)target, (u64)bits);
+}
+template <typename T> __device__ __forceinline__ void atomic_fold(T* target, const T value) {
+    const T there = *(volatile T*)target;
+    if (sum_of(there, value) != there) fold_bits(target, value);  // most values change nothing, and NaN never does
+}
+#else
+template <typename T> __device__ __forceinline__ void atomic_fold(T* target, const T value) {
+    if constexpr (sizeof(T) == 4 || sizeof(T) == 8) {
+        using Word = typename Unsigned<sizeof(T)>::Type;
+        Word* word = reinterpret_cast<Word*>(target);
+        Word there = *(volatile Word*)word, seen;
+        do {
+            seen = there;
+            T sum = *reinterpret_cast<const T*>(&seen);
+            add_to(sum, value);
+            const Word wanted = *reinterpret_cast<const Word*>(&sum);
+            there = wanted == seen ? seen : atomicCAS(word, seen, wanted);
+        } while (there != seen);
+    } else if constexpr (sizeof(T) == 1) {
+        int shift;
+        u32* word = word_of(target, shift);
+        u32 there = *(volatile u32*)word, seen;
+        do {
+            seen = there;
+            T sum = T(seen >> shift & 1);
+            add_to(sum, value);
+            const u32 wanted = (seen & ~(255u << shift)) | (u32)sum << shift;
+            there = wanted == seen ? seen : atomicCAS(word, seen, wanted);
+        } while (there != seen);
+    } else __trap();  // the host adds these in order
+}
+#endif
+#endif
 
 // First and last column of a row of C, found by a warp from its row of A; B's rows are sorted. high < low if there is none.
 template <typename Index, typename Pointer>

@@ -35,7 +35,8 @@ from spdist.kernels.gpu_rows import (
     SortClass,
     SortRows,
 )
-from spdist.kernels.module import c_type
+from spdist.kernels.module import c_type, value_type
+from spdist.kernels.semirings import PLUS_TIMES, Semiring
 from spdist.kernels.workspace import ceil_div
 from spdist.text import format_bytes
 
@@ -84,17 +85,19 @@ class Pattern:
         return len(self.indices)
 
 
-def multiply(a: CSR, b: CSR, *, deterministic: bool = False) -> CSR:
+def multiply(a: CSR, b: CSR, *, deterministic: bool = False, semiring: Semiring = PLUS_TIMES) -> CSR:
     """Return ``a @ b``.
 
     Parameters
     ----------
     a, b : CSR
-        Arrays of cupy on the current device; float32, float64, complex64 or complex128; int32 or int64 indices. Rows
-        of B are sorted and free of duplicates; those of A need not be.
+        Arrays of cupy on the current device; float32, float64, complex64, complex128, bool, or whole numbers of 32 or
+        64 bits; int32 or int64 indices. Rows of B are sorted and free of duplicates; those of A need not be.
     deterministic : bool
         Add the products of every entry in the order of A's entries, so that the bits are the same on every run. Without
         it, rows of more than 1,024 products that form no node are summed by atomics, in any order.
+    semiring : Semiring
+        With C expressions for the GPU.
 
     Returns
     -------
@@ -107,11 +110,43 @@ def multiply(a: CSR, b: CSR, *, deterministic: bool = False) -> CSR:
     ------
     MatrixError
         If shapes or dtypes do not fit, offsets or columns are out of range, or a row of B is not sorted.
+    InputError
+        If the semiring has no C expressions, or these do not compile.
     MemoryBoundError
         If the GPU has too little memory; says how much is needed.
     """
-    c, _ = _Product(a, b, deterministic).run()
+    c, _ = _Product(a, b, deterministic, semiring).run()
     return c
+
+
+def count(a: CSR, b: CSR) -> Any:
+    """Return the entries of each row of ``a @ b``, (nrows,) uint32 on the device; nothing is multiplied.
+
+    Arguments and errors as for `multiply`.
+    """
+    return _Product(a, b, False).count()
+
+
+def checked(a: CSR, b: CSR, semiring: Semiring) -> Operands | None:
+    """Return operands, checked as `multiply` checks them and ready for kernels; None where there is no product."""
+    product = _Product(a, b, False, semiring)
+    return None if 0 in (a.nnz, b.nnz, a.nrows, b.ncols) else product._analyse()
+
+
+def offsets(lengths: Any, dtype: np.dtype[Any]) -> tuple[Any, int]:
+    """Return row offsets from row lengths, (nrows,) uint32, on the device; and their last, for which it waits."""
+    import cupy
+
+    nrows = len(lengths)
+    device = cupy.cuda.runtime.getDevice()
+    indptr, state = cupy.empty(nrows + 1, dtype), cupy.zeros(_scan_words(nrows), np.uint64)
+    memory, address = _mirror(device, threading.get_ident())
+    pointer = c_type(dtype)
+    loaded = _kernels(device, "double", "int", pointer, False)
+    total = address + 8 * gpu_rows.NNZ_C
+    loaded.launch("rows.cu", "offsets", _scan_tiles(nrows), 256, (nrows, lengths, state, indptr, total))
+    cupy.cuda.get_current_stream().synchronize()
+    return indptr, int(memory[gpu_rows.NNZ_C])
 
 
 def multiply_counted(a: CSR, b: CSR) -> tuple[CSR, int, int]:
@@ -183,18 +218,21 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     return (kernels.with_wide_keys() if index != "int" else kernels).sources()
 
 
-def compile_kernels(dtype: np.dtype[Any], ncols: int) -> None:
+def compile_kernels(dtype: np.dtype[Any], ncols: int, semiring: Semiring = PLUS_TIMES) -> None:
     """Compile what products of a dtype with `ncols` columns need, before the first of them.
 
     Raises
     ------
     MatrixError
         If the GPU's kernels do not multiply such values.
+    InputError
+        If the semiring has no C expressions, or these do not compile.
     """
     import cupy
 
-    index = c_type(index_dtype(ncols))
-    _kernels(cupy.cuda.runtime.getDevice(), c_type(dtype), index, "int", ncols > NARROW_COLUMNS).compile()
+    types = value_type(dtype), c_type(index_dtype(ncols)), "int"
+    defines = semiring.defines(dtype)
+    _kernels(cupy.cuda.runtime.getDevice(), *types, ncols > NARROW_COLUMNS, defines).compile()
 
 
 def share_rows(counts: list[int], small: bool = False) -> list[tuple[int, int, int]]:
@@ -270,7 +308,9 @@ def at_once(counts: list[int], small: bool) -> int | None:
 class _Product:
     """One product on its way: facts about the rows, the families of rows, C."""
 
-    def __init__(self, a: CSR, b: CSR, deterministic: bool, counted: bool = False) -> None:
+    def __init__(
+        self, a: CSR, b: CSR, deterministic: bool, semiring: Semiring = PLUS_TIMES, *, counted: bool = False
+    ) -> None:
         import cupy
 
         if a.ncols != b.nrows:
@@ -279,10 +319,11 @@ class _Product:
                 f"columns as B has rows"
             )
         self.cupy = cupy
-        self.dtype = result_dtype(a.dtype, b.dtype)
-        c_type(self.dtype)
+        self.dtype = semiring.result_dtype(a.dtype, b.dtype)
+        value_type(self.dtype)
         self.a, self.b = _alike(a, b, self.dtype)
-        self.deterministic = deterministic
+        self.semiring, self.defines = semiring, semiring.defines(self.dtype)
+        self.deterministic = deterministic or not semiring.has_atomics(self.dtype)
         self.counted = counted
         self.shape = (a.nrows, b.ncols)
         self.operands: Operands | None = None
@@ -311,7 +352,8 @@ class _Product:
         if products > INT32_MAX and x.a.indptr.dtype == np.int32:
             # nnz(C) may pass 2^31: begin again with 64-bit offsets.
             left = _wide(self.a)
-            wide = _Product(left, left if self.b is self.a else _wide(self.b), self.deterministic, self.counted)
+            right = left if self.b is self.a else _wide(self.b)
+            wide = _Product(left, right, self.deterministic, self.semiring, counted=self.counted)
             c = wide._run()
             self.operands, self.work = wide.operands, wide.work
             return CSR(c.indptr.astype(np.int32), c.indices, c.data, c.shape) if c.nnz <= INT32_MAX else c
@@ -371,6 +413,15 @@ class _Product:
         expected = rows.expected(x)
         return expected + expected // workspace.SAMPLE_MARGIN
 
+    def count(self) -> Any:
+        """Return the entries of each row of C."""
+        if 0 in (self.a.nnz, self.b.nnz, *self.shape):
+            return self.cupy.zeros(self.shape[0], np.uint32)
+        x = self.operands = self._analyse()
+        self.work = self._prepare(self._families(x.facts.class_rows()))
+        _side_by_side([functools.partial(rows.count_entries, x) for rows in self.work])
+        return x.lengths
+
     def _is_small(self) -> bool:
         """Whether buffers for all products are small."""
         x = self.operands
@@ -402,8 +453,8 @@ class _Product:
         """Count products and check the operands."""
         cupy, a, b = self.cupy, self.a, self.b
         device = cupy.cuda.runtime.getDevice()
-        types = c_type(self.dtype), c_type(a.indices.dtype), c_type(a.indptr.dtype)
-        kernels = _kernels(device, *types, b.ncols > NARROW_COLUMNS)
+        types = value_type(self.dtype), c_type(a.indices.dtype), c_type(a.indptr.dtype)
+        kernels = _kernels(device, *types, b.ncols > NARROW_COLUMNS, self.defines)
         numbers = cupy.zeros(gpu_rows.FACTS + _scan_words(a.nrows), np.uint64)
         mirror = _mirror(device, threading.get_ident())
         facts = Facts(numbers, *mirror, cupy.cuda.get_current_stream(), kernels)
@@ -552,8 +603,10 @@ def _scan_words(nrows: int) -> int:
 
 
 @functools.cache
-def _kernels(device: int, value: str, index: str, pointer: str, wide_keys: bool) -> Kernels:
-    kernels = Kernels(value, index, pointer)
+def _kernels(
+    device: int, value: str, index: str, pointer: str, wide_keys: bool, defines: tuple[str, ...] = ()
+) -> Kernels:
+    kernels = Kernels(value, index, pointer, defines)
     return kernels.with_wide_keys() if wide_keys else kernels
 
 

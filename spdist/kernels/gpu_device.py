@@ -15,11 +15,15 @@ import numpy as np
 
 from spdist.bsr import BSR
 from spdist.csr import CSR, blocksize, number_dtype
-from spdist.errors import MatrixError, MemoryBoundError
-from spdist.kernels import bsr_gpu, gpu, outofcore, packing
+from spdist.errors import MemoryBoundError
+from spdist.kernels import bsr_gpu, outofcore, packing
+from spdist.kernels.answers_gpu import Work
 from spdist.kernels.device_blocks import AHEAD_BYTES, Kinds, Part, Staged, cores, lay_out_whole, pool
+from spdist.kernels.module import value_type
+from spdist.kernels.options import PLAIN, Options
 from spdist.kernels.outofcore import ArenaFullError, Stage
 from spdist.kernels.pinned import Bytes, array_at, pinned
+from spdist.kernels.reductions import Part as Reduced
 from spdist.kernels.workspace import ALLOCATION, packed_bound, packed_units
 from spdist.text import format_bytes
 
@@ -27,7 +31,7 @@ FREE_SHARE = 0.9
 """Of the GPU's free memory, the limit where none is given."""
 PIECE = 8 << 20
 """Bytes that a thread copies to page-locked memory at a time on the way to the GPU."""
-STEPS = "upload", "multiply", "pack", "download"
+STEPS = "upload", "multiply", "reduce", "pack", "download"
 LEAST_PACKED = 1 << 22
 """Entries of C for which packing is tried."""
 PLAIN_BLOCKS = 16
@@ -90,7 +94,10 @@ class GpuSlot:
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.begun, self.ended = ({name: cupy.cuda.Event() for name in STEPS} for _ in range(2))
         self.staged: Staged | None = None
-        self.c: CSR | None = None
+        self.c: Any = None
+        self.held = 0
+        self.room: Any = None
+        self.found: Any = None
         self.packed: packing.Packed | None = None
         self.steps: list[tuple[str, int, float]] = []
         self.work: list[Callable[[], None]] = []
@@ -108,11 +115,11 @@ class GpuSlot:
 
     def release(self) -> None:
         """Let go of the memory, whoever still holds the slot: a traceback may."""
-        self.arena.memory, self.staged, self.c, self.packed = None, None, None, None
+        self.arena.memory, self.staged, self.c, self.room, self.packed = None, None, None, None, None
 
     def upload(self, staged: Staged) -> None:
         """Send a block; returns at once."""
-        self.steps, self.staged, self.c, self.packed = [], staged, None, None
+        self.steps, self.staged, self.c, self.room, self.packed = [], staged, None, None, None
         if staged.nbytes > self.size:
             return  # `multiply` says so
         self.arena.reset(staged.nbytes)
@@ -123,7 +130,7 @@ class GpuSlot:
         self._end("upload", stream, staged.nbytes, begin)
 
     def multiply(self) -> int:
-        """Multiply the block that was sent; return nnz(C)."""
+        """Multiply the block that was sent; return the entries of C that are kept."""
         assert self.staged is not None
         if self.staged.nbytes > self.size:
             raise ArenaFullError(self.staged.nbytes)
@@ -138,13 +145,35 @@ class GpuSlot:
                 if self.staged.low:  # A's columns are B's, counted from the first row of all B
                     indices = self.cupy.subtract(a.indices, a.indices.dtype.type(self.staged.low))
                     a = CSR(a.indptr, indices, a.data, a.shape)
-                self.c = self.device.product(a, b)
+                work = self.device.work
+                self.c, self.held = self.device.make(a, b, self.staged.start)
+                self.room = None if work.reduction is None else work.room(self.c)
         except ArenaFullError:
             self.cupy.cuda.Device().synchronize()  # kernels on other streams may use what is given back
             raise
         self._end("multiply", self.stream, self.c.nbytes, begin)
-        self.packed = self._pack()
-        return self.c.nnz
+        self.packed = self._pack() if work.reduction is None else None
+        return 0 if work.counts else int(self.c.nnz)
+
+    def reduce(self, first: int) -> None:
+        """Fetch what a reduction makes of C, row 0 of the product being row `first`; returns at once."""
+        assert self.staged is not None
+        room, runtime = self.room, self.cupy.cuda.runtime
+        begin = self._begin("reduce", self.stream)
+        with self.stream:
+            self.device.work.reduce(self.c, first + self.staged.start, room)
+        self._end("reduce", self.stream, room.nbytes, begin)
+        self.found = array_at(self.device.allocate(room.nbytes), 0, len(room), room.dtype)
+        stream = self.device.down
+        begin = self._begin("download", stream, "reduce")
+        if room.nbytes:
+            target = self.found.ctypes.data
+            runtime.memcpyAsync(target, room.data.ptr, room.nbytes, runtime.memcpyDeviceToHost, stream.ptr)
+        self._end("download", stream, room.nbytes, begin)
+
+    def take_part(self) -> Reduced:
+        """Return what the block has come to."""
+        return self.device.work.part(self.found)
 
     @property
     def is_packing(self) -> bool:
@@ -157,8 +186,9 @@ class GpuSlot:
         assert c is not None
         assert device.kinds is not None
         size = packed_bound(c.shape, c.nnz, c.indices.itemsize)
-        small = device.kinds.blocked or c.nnz < LEAST_PACKED  # columns of dense blocks are a small part of C
-        if device.plain_blocks or small or arena.size - arena.used < size + ALLOCATION:
+        few = device.kinds.blocked or c.nnz < LEAST_PACKED  # columns of dense blocks are a small part of C
+        few = few or c.dtype.kind not in packing.KINDS
+        if device.plain_blocks or few or arena.size - arena.used < size + ALLOCATION:
             device.plain_blocks = max(0, device.plain_blocks - 1)
             return None
         with self.stream, self.cupy.cuda.using_allocator(arena.malloc):
@@ -269,8 +299,9 @@ class Gpu:
         self.kinds: Kinds | None = None
         self._kept: tuple[CSR, Kinds] | None = None
         self._slots: list[GpuSlot] = []
-        self._slot_bytes = self._b_bytes = 0
+        self._slot_bytes = self._b_bytes = self._work_bytes = 0
         self._b_memory: Any = None  # outlives B, for another of the same size
+        self.work = Work(PLAIN, None, (0, 0), np.dtype(np.float64))
         self.plain_blocks = 0 if pack else sys.maxsize
 
     # -- memory --------------------------------------------------------------------------------------------------------
@@ -286,9 +317,54 @@ class Gpu:
             raise cuda.memory.OutOfMemoryError(size, 0) from None
 
     def _note(self) -> None:
-        held = self._b_bytes + sum(slot.size for slot in self._slots)
+        held = self._b_bytes + self._work_bytes + sum(slot.size for slot in self._slots)
         assert held <= self.memory_limit, f"{held} bytes of {self.memory_limit}"
         self.peak = max(self.peak, held)
+
+    def begin(self, options: Options, reduction: str | None, shape: tuple[int, int], dtype: np.dtype[Any]) -> int:
+        """Take what blocks are to be made into; return the bytes that this takes besides B and the slots.
+
+        Raises
+        ------
+        MatrixError
+            If the GPU's kernels do not multiply such values.
+        """
+        value_type(number_dtype(dtype))
+        work = Work(options, reduction, shape, dtype)
+        taken = sum(work.sizes)
+        if self._work_bytes or taken > self._work_bytes:
+            self._drop_slots()
+        self.work, self._work_bytes = work, 0
+        if 2 * taken <= self.memory_limit and taken:
+            self._place(work)
+            self._work_bytes = taken
+        return taken
+
+    def _place(self, work: Work) -> None:
+        """Send the factors of rows and columns, and make room for sums."""
+        memory = self.malloc(sum(work.sizes))
+        arrays: list[Any] = []
+        offset = 0
+        sums = work.sums_of_columns
+        for values, size in zip((*work.factors, sums), work.sizes, strict=True):
+            if values is not None:
+                self._send(values, values.dtype, memory.ptr + offset)
+            arrays.append(None if values is None else self.cupy.ndarray((len(values),), values.dtype, memory + offset))
+            offset += size
+        work.take(arrays)
+
+    def take_sums(self) -> Reduced:
+        """Return the sums of the columns of all blocks."""
+        sums, runtime = self.work.sums, self.cupy.cuda.runtime
+        found = np.empty(len(sums), sums.dtype)
+        runtime.memcpyAsync(found.ctypes.data, sums.data.ptr, sums.nbytes, runtime.memcpyDeviceToHost, self.down.ptr)
+        self.down.synchronize()
+        return self.work.part(found)
+
+    def _drop_slots(self) -> None:
+        for slot in self._slots:
+            slot.release()
+        self._slots, self._slot_bytes = [], 0
 
     def slots(self, count: int, size: int, kept: int) -> list[GpuSlot]:
         """Return slots of `size` bytes; of less where another program has taken the GPU's memory."""
@@ -298,9 +374,7 @@ class Gpu:
             self._b_memory, self._b_bytes = None, 0
         if len(self._slots) == count and self._slot_bytes == size:
             return self._slots
-        for slot in self._slots:
-            slot.release()
-        self._slots = []
+        self._drop_slots()
         self._slot_bytes = size
         while not self._slots:
             try:
@@ -332,15 +406,7 @@ class Gpu:
         """Keep B on the GPU, or nothing; return whether B is there.
 
         One of the same arrays is not sent again: these must not change from product to product.
-
-        Raises
-        ------
-        MatrixError
-            If the GPU's kernels do not multiply such values.
         """
-        number = number_dtype(kinds.value)
-        if number.kind not in "fc":
-            raise MatrixError(f"dtype {number} is not multiplied on the GPU: convert it to float32, float64 or complex")
         self.kinds = kinds
         if b is not None and self._kept is not None and _is_same(self._kept[0], b) and self._kept[1] == kinds:
             return True
@@ -425,12 +491,12 @@ class Gpu:
             (part.nrows, part.ncols),
         )
 
-    def product(self, a: CSR, b: CSR) -> CSR:
-        """Multiply two such matrices."""
+    def make(self, a: CSR, b: CSR, first: int) -> tuple[Any, int]:
+        """Return what is made of two such matrices, row `first` of the product the first, and the entries it took."""
         if a.data.ndim == 1:
-            return gpu.multiply(a, b, deterministic=self.deterministic)
+            return self.work.make(a, b, first, self.deterministic)
         c = bsr_gpu.multiply(*map(_with_sizes, (a, b)), ones=self.ones if b is self.b else None)
-        return c.pattern(c.data)
+        return c.pattern(c.data), c.blocks
 
     def allocate(self, size: int, /) -> Bytes:
         """Return page-locked memory."""

@@ -98,11 +98,14 @@ SHARE = 128
 
 
 class Kernels:
-    """The compiled kernels for one choice of types, by their C names; compiled on first use, file by file."""
+    """The compiled kernels for one choice of types, by their C names; compiled on first use, file by file.
 
-    def __init__(self, value: str, index: str, pointer: str) -> None:
+    `defines` are the compiler's options for a semiring, for the files that multiply.
+    """
+
+    def __init__(self, value: str, index: str, pointer: str, defines: tuple[str, ...] = ()) -> None:
         ip, vip = f"{index},{pointer}", f"{value},{index},{pointer}"
-        self.types = value, index, pointer
+        self.types, self.defines = (value, index, pointer), defines
         self.names = {
             "rows.cu": {
                 "list": "list_rows",
@@ -153,7 +156,7 @@ class Kernels:
 
     def with_wide_keys(self) -> Kernels:
         """Return the kernels for more columns than 32-bit sort keys have room for."""
-        wide = Kernels(*self.types)
+        wide = Kernels(*self.types, self.defines)
         sort = wide.names["sort_rows.cu"]
         for name in sort:
             sort[name] = sort[name].replace(",u32,", ",u64,")
@@ -170,7 +173,7 @@ class Kernels:
     def compile(self) -> None:
         """Compile all kernels now, side by side; what was compiled before comes from the cache on disk."""
         with ThreadPoolExecutor(len(self.names)) as pool:
-            modules = {file: module(file, tuple(names.values())) for file, names in self.names.items()}
+            modules = {file: self._module(file) for file in self.names}
             list(pool.map(Module.compile, modules.values()))
         self._modules.update(modules)
 
@@ -178,8 +181,12 @@ class Kernels:
         """Launch a kernel of `file` by our name for it, on the current stream."""
         loaded = self._modules.get(file)
         if loaded is None:
-            loaded = self._modules[file] = module(file, tuple(self.names[file].values()))
+            loaded = self._modules[file] = self._module(file)
         loaded(self.names[file][name], grid, block, args, shared)
+
+    def _module(self, file: str) -> Module:
+        defines = () if file == "rows.cu" else self.defines  # nothing is multiplied there
+        return module(file, tuple(self.names[file].values()), defines)
 
 
 def _power(count: int) -> int:

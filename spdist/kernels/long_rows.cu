@@ -101,7 +101,7 @@ long_columns(const u32* __restrict__ list, const i64 words, const u64* __restric
             if (!(word >> bit & 1)) continue;
             const Pointer out = first + __popcll(word & ((1ull << bit) - 1));
             c_indices[out] = (Index)(64 * i + bit);
-            c_data[out] = Value(0);
+            c_data[out] = zero<Value>();
         }
     }
 }
@@ -129,7 +129,7 @@ long_fill(const u32* __restrict__ list, const i64 words, const u64* __restrict__
     __shared__ Column columns[KEPT];
     __shared__ __align__(16) char sum_bytes[KEPT * sizeof(Value)];
     Value* sums = reinterpret_cast<Value*>(sum_bytes);
-    for (int i = threadIdx.x; i < KEPT; i += 256) columns[i] = NONE, sums[i] = Value(0);
+    for (int i = threadIdx.x; i < KEPT; i += 256) columns[i] = NONE, sums[i] = zero<Value>();
     const u64* mask = masks + words * blockIdx.y;
     const u32* rank = ranks + words * blockIdx.y;
     Value* out = c_data + c_indptr[row];
@@ -142,10 +142,10 @@ long_fill(const u32* __restrict__ list, const i64 words, const u64* __restrict__
         const u32 place = ((u32)column * 2654435761u) / (0xffffffffu / KEPT + 1);
         Column there = *(volatile Column*)&columns[place];
         if (there == NONE) there = atomicCAS(&columns[place], NONE, column);
-        if (there == NONE || there == column) atomic_add(sums + place, a_data[at] * b_data[t]);
-        else atomic_add(entry(column), a_data[at] * b_data[t]);
+        if (there == NONE || there == column) atomic_fold(sums + place, product(a_data[at], b_data[t]));
+        else atomic_fold(entry(column), product(a_data[at], b_data[t]));
     });
     __syncthreads();
     for (int i = threadIdx.x; i < KEPT; i += 256)
-        if (columns[i] != NONE) atomic_add(entry(columns[i]), sums[i]);
+        if (columns[i] != NONE) atomic_fold(entry(columns[i]), sums[i]);
 }

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from spdist.errors import MatrixError
+from spdist.errors import InputError, MatrixError
 
 FOLDER = Path(__file__).parent
-HEADERS = ("common.cuh", "sort.cuh")
+HEADERS = ("common.cuh", "sort.cuh", "groups.cuh")
 C_TYPES = {
     np.dtype(np.float32): "float",
     np.dtype(np.float64): "double",
@@ -27,6 +27,8 @@ C_TYPES = {
     np.dtype(np.int32): "int",
     np.dtype(np.int64): "long long",
 }
+OTHER_VALUES = {np.dtype(np.bool_): "bool", np.dtype(np.uint32): "u32", np.dtype(np.uint64): "u64"}
+"""Values that products have besides: whole numbers of 32 and 64 bits, and bools."""
 
 
 def c_type(dtype: np.dtype[Any]) -> str:
@@ -43,13 +45,30 @@ def c_type(dtype: np.dtype[Any]) -> str:
     return name
 
 
+def value_type(dtype: np.dtype[Any]) -> str:
+    """Return the kernels' name of a dtype of values that products are made of.
+
+    Raises
+    ------
+    MatrixError
+        If there are no kernels for the dtype.
+    """
+    name = OTHER_VALUES.get(dtype) or C_TYPES.get(dtype)
+    if name is None:
+        raise MatrixError(
+            f"dtype {dtype} is not multiplied on the GPU: convert it to float32, float64, complex, or whole numbers "
+            f"of 32 or 64 bits"
+        )
+    return name
+
+
 def options() -> tuple[str, ...]:
     """Return the compiler's options; they hold a digest of the headers, which CuPy's cache does not look into.
 
     Kernels of one file are optimized side by side on all cores.
     """
     digest = hashlib.sha256(b"".join((FOLDER / name).read_bytes() for name in HEADERS)).hexdigest()[:16]
-    return ("-std=c++17", "--split-compile=0", f"-I{FOLDER}", f"-DSPDIST_HEADERS=0x{digest}ull")
+    return ("-std=c++17", "-default-device", "--split-compile=0", f"-I{FOLDER}", f"-DSPDIST_HEADERS=0x{digest}ull")
 
 
 class Module:
@@ -61,21 +80,38 @@ class Module:
         Name of the file in this folder.
     names : iterable of str
         Name expressions, such as ``"offsets<int>"``; all of them are compiled at the first call.
+    defines : tuple of str
+        Options of the compiler, such as ``"-DSPDIST_APPLY=x * x"``.
     """
 
-    def __init__(self, file: str, names: Iterable[str]) -> None:
+    def __init__(self, file: str, names: Iterable[str], defines: tuple[str, ...] = ()) -> None:
         import cupy
 
         self._module: Any = cupy.RawModule(
-            code=(FOLDER / file).read_text(), options=options(), backend="nvrtc", name_expressions=tuple(names)
-        )
+            code=(FOLDER / file).read_text(), options=(*options(), *defines), backend="nvrtc",
+            name_expressions=tuple(names),
+        )  # fmt: skip
+        self._defines, self._failed = defines, cupy.cuda.compiler.CompileException
         self._kernels: dict[str, Any] = {}
         self._launch = cupy.cuda.driver.launchKernel
         self._stream = cupy.cuda.get_current_stream
 
     def compile(self) -> None:
-        """Compile now rather than at the first call."""
-        self._module.compile()
+        """Compile now rather than at the first call.
+
+        Raises
+        ------
+        InputError
+            If expressions of the caller's do not compile.
+        """
+        try:
+            self._module.compile()
+        except self._failed as error:
+            if not self._defines:
+                raise
+            raise InputError(
+                f"a C expression for the GPU does not compile, {' '.join(self._defines)}: {error}"
+            ) from None
 
     def __call__(
         self, name: str, grid: int | tuple[int, int], block: int, args: tuple[Any, ...], shared: int = 0
@@ -86,6 +122,8 @@ class Module:
         """
         kernel = self._kernels.get(name)
         if kernel is None:
+            if not self._kernels:
+                self.compile()
             kernel = self._kernels[name] = self._module.get_function(name)
         if shared > 32 << 10 and kernel.max_dynamic_shared_size_bytes < shared:
             kernel.max_dynamic_shared_size_bytes = shared
@@ -133,12 +171,12 @@ def _arguments() -> _Arguments:
 
 
 @functools.cache
-def _module(device: int, file: str, names: tuple[str, ...]) -> Module:
-    return Module(file, names)
+def _module(device: int, file: str, names: tuple[str, ...], defines: tuple[str, ...]) -> Module:
+    return Module(file, names, defines)
 
 
-def module(file: str, names: tuple[str, ...]) -> Module:
+def module(file: str, names: tuple[str, ...], defines: tuple[str, ...] = ()) -> Module:
     """Return the compiled kernels of `file` for the current device, from memory where they were asked for before."""
     import cupy
 
-    return _module(cupy.cuda.runtime.getDevice(), file, names)
+    return _module(cupy.cuda.runtime.getDevice(), file, names, defines)

@@ -169,7 +169,7 @@ __device__ __forceinline__ void add_step(const Value (&b)[RUNS], Value* sums, co
     for (int r = 0; r < ROWS; ++r) {
         Value sum = sums[r * stride];
 #pragma unroll
-        for (int n = 0; n < RUN; ++n) sum += factors[r * 32 + n] * b[n];
+        for (int n = 0; n < RUN; ++n) add_to(sum, product(factors[r * 32 + n], b[n]));
         sums[r * stride] = sum;
     }
 }
@@ -235,7 +235,7 @@ node_fill(const u32 count, const uint2* __restrict__ nodes, const i64* __restric
     for (int done = 0; done < nnz; done += capacity) {
         const int here = min(capacity, nnz - done);
         for (int r = 0; r < node.y; ++r)
-            for (int i = lane; i < here; i += 32) sums[r * capacity + i] = Value(0);
+            for (int i = lane; i < here; i += 32) sums[r * capacity + i] = zero<Value>();
         for (Pointer at = begin; at < end; at += 32) {
             Index k = -2;
             Pointer first = 0;
@@ -289,7 +289,7 @@ node_fill(const u32 count, const uint2* __restrict__ nodes, const i64* __restric
                         const int rank = (int)word.y + __popc(word.x & ((1u << (bits[step] & 31)) - 1)) - done;
                         if (rank >= 0 && rank < here) {
                             columns_of[rank] = bits[step];
-                            if (SINGLE) sums[rank] += factors[entry_of[step]] * b[step][0];
+                            if (SINGLE) add_to(sums[rank], product(factors[entry_of[step]], b[step][0]));
                             else add_rows(node.y, run_of[step], b[step], sums + rank, capacity, factors + entry_of[step]);
                         }
                     }

@@ -35,11 +35,14 @@ class Epilogue:
         them; rows of zeros stay.
     drop_zeros : bool
         Entries that are zero now are left out.
+    cuda : str, optional
+        `apply` once more, as an expression of x in C, for the GPU: ``"x * x"``.
 
     Raises
     ------
     InputError
-        If `normalize` is none of the three, or a file holds no vector of numbers.
+        If `normalize` is none of the three, a file holds no vector of numbers, or there is an expression without a
+        function.
 
     Examples
     --------
@@ -59,8 +62,11 @@ class Epilogue:
     apply: Callable[[Any], Any] | None = None
     normalize: str | None = None
     drop_zeros: bool = False
+    cuda: str | None = None
 
     def __post_init__(self) -> None:
+        if self.cuda is not None and self.apply is None:
+            raise InputError(f"cuda={self.cuda!r} says again what a function does: pass it as apply")
         if self.normalize is not None and self.normalize not in NORMS:
             raise InputError(f"normalize={self.normalize!r} is not one of {', '.join(NORMS)}")
         for name in ("rows", "columns"):
@@ -95,7 +101,7 @@ class Epilogue:
         """Return what tells it from others, in this process and in another."""
         factors = [None if one is None else digest(np.asarray(one).tobytes()) for one in (self.rows, self.columns)]
         code = None if self.apply is None else digest(repr(code_of(self.apply)).encode())
-        return [*factors, code, self.normalize, self.drop_zeros]
+        return [*factors, code, self.normalize, self.drop_zeros, *([] if self.cuda is None else [self.cuda])]
 
 
 def _read_factors(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
@@ -205,6 +211,21 @@ class Options:
             raise MatrixError(f"values of dtype {dtype} have no order, which top_n and threshold need: pass real ones")
         if dtype.kind in "biu" and self.threshold is not None and self.threshold > _highest(dtype):
             raise InputError(f"threshold={self.threshold} is above every value of dtype {dtype}: lower it")
+
+    def check_device(self) -> None:
+        """Check that the GPU has kernels for them.
+
+        Raises
+        ------
+        InputError
+        """
+        if self.semiring is not PLUS_TIMES:
+            self.semiring.check_device()
+        if self.epilogue is not None and self.epilogue.apply is not None and self.epilogue.cuda is None:
+            raise InputError(
+                "epilogue: apply is a function of Python's, which the GPU does not call: give it as an expression of x "
+                "in C as well, spdist.Epilogue(apply=lambda x: x * x, cuda='x * x')"
+            )
 
     def least(self, dtype: np.dtype[Any]) -> Any:
         """Return the smallest value of a real `dtype` that is kept: the threshold, or the lowest if there is none."""

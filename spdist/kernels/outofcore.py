@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from spdist.csr import CSR, Int64Array, empty, index_dtype
+from spdist.csr import CSR, Int64Array, empty, index_dtype, result_dtype
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.device_blocks import (
     COUNT_SHARE,
@@ -49,7 +49,9 @@ from spdist.kernels.device_blocks import (
     now,
     pool,
 )
+from spdist.kernels.options import PLAIN, Options
 from spdist.kernels.pinned import Bytes, array_at
+from spdist.kernels.reductions import Part, of_rows, together
 from spdist.kernels.workspace import PAIRS, ceil_div, device_shares
 from spdist.text import format_bytes
 
@@ -92,15 +94,25 @@ Report = Callable[[Stage], None]
 
 
 class Slot(Protocol):
-    """Room of `size` bytes for a block on a device."""
+    """Room of `size` bytes for a block on a device; `held` entries of C, made and kept, took of it what C takes."""
 
     size: int
+    held: int
 
     def upload(self, staged: Staged) -> None:
         """Send a block; returns at once."""
 
     def multiply(self) -> int:
-        """Multiply the block that was sent; return nnz(C). Raises `ArenaFullError` if the slot has no room for C."""
+        """Multiply the block that was sent; return the entries of C that are kept.
+
+        Raises `ArenaFullError` if the slot has no room for C.
+        """
+
+    def reduce(self, first: int) -> None:
+        """Fetch what a reduction makes of C; `first` is the number of row 0 of the product; returns at once."""
+
+    def take_part(self) -> Part:
+        """Return what the block has come to."""
 
     @property
     def is_packing(self) -> bool:
@@ -127,8 +139,14 @@ class Device(Protocol):
         Those given before lose their memory first.
         """
 
+    def begin(self, options: Options, reduction: str | None, shape: tuple[int, int], dtype: Any) -> int:
+        """Take what blocks are to be made into; return the bytes of the device that this takes besides B and slots."""
+
     def keep(self, b: CSR | None, kinds: Kinds) -> bool:
         """Keep B on the device for the blocks to come, or nothing; return whether B is there."""
+
+    def take_sums(self) -> Part:
+        """Return the sums of the columns of all blocks."""
 
     def allocate(self, size: int, /) -> Bytes:
         """Return host memory from which the device copies."""
@@ -181,12 +199,16 @@ class Result:
 
 @dataclass
 class _Flight:
-    """A block on the device: what was sent; once it is multiplied, which rows of the result it fills, and where."""
+    """A block on the device: what was sent; once it is multiplied, which rows of the result it fills, and where.
+
+    Or that it is reduced.
+    """
 
     slot: Any
     staged: Staged
     filled: tuple[int, int, int] | None = None
     target: tuple[Any, ...] = ()
+    reduced: bool = False
 
 
 @dataclass
@@ -198,7 +220,11 @@ class Run:
     capacity : int or None
         Entries of C for which there is room; None: all.
     first_row : int
-        What messages call row 0 of A.
+        What messages, and reductions, call row 0 of A.
+    options : Options
+        What becomes of rows on the device.
+    reduction : str, optional
+        What is made of C, instead of C.
     """
 
     a: CSR
@@ -210,9 +236,20 @@ class Run:
     capacity: int | None
     report: Report
     first_row: int = 0
+    options: Options = PLAIN
+    reduction: str | None = None
 
     def __post_init__(self) -> None:
-        self.kinds = kinds_of(self.a, self.b)
+        plain, semiring = self.options.plain, self.options.semiring
+        left, right = self.a.dtype, self.b.dtype
+        value = result_dtype(left, right) if plain else semiring.result_dtype(left, right)
+        self.shape = self.a.nrows, self.b.ncols
+        self.options.check(self.shape, value)
+        self.options.check_device()
+        if not plain:
+            self.a, self.b = _without_unread(self.a, self.b, semiring.reads, value)
+        self.kinds = kinds_of(self.a, self.b, value)
+        self.memory_limit -= self._begin()
         _, self.b_bytes = lay_out_whole(self.b, self.kinds)
         self.resident = device_shares(self.b_bytes, self.memory_limit).kept > 0
         self.flying: collections.deque[_Flight] = collections.deque()
@@ -220,12 +257,40 @@ class Run:
         self.finishing: collections.deque[list[Future[None]]] = collections.deque()
         self.slots: list[Any] = []
         self.stager: Any = None
-        self.per_entry = 0.0
+        self.per_entry, self.kept = 0.0, 1.0
+        self.parts: list[Part] = []
+
+    def _begin(self) -> int:
+        """Tell the device what is wanted; return the bytes that this takes of its memory."""
+        taken = self.device.begin(self.options, self.reduction, self.shape, self.kinds.value)
+        if 2 * taken > self.memory_limit:
+            raise MemoryBoundError(
+                f"factors of rows and columns, and sums of columns, take {format_bytes(taken)} of the GPU's "
+                f"{format_bytes(self.memory_limit)}, and no more than half may go to them: raise memory_limit"
+            )
+        return taken
+
+    @property
+    def _is_empty(self) -> bool:
+        return 0 in (self.a.nrows - self.start, self.a.nnz, self.b.nnz)
 
     def multiply(self) -> CSR:
         """Return C, or as many of its rows as there is room for."""
-        if 0 in (self.a.nrows - self.start, self.a.nnz, self.b.nnz):
+        if self._is_empty:
             return empty((self.a.nrows - self.start, self.b.ncols), self.kinds.value)
+        self._run()
+        return self.result.matrix()
+
+    def reduce(self) -> Part:
+        """Return what the reduction makes of C."""
+        assert self.reduction is not None
+        if self._is_empty:
+            return of_rows(self.reduction, empty(self.shape, self.kinds.value), self.first_row)
+        self._run()
+        return self.device.take_sums() if self.reduction == "column_sums" else together(self.reduction, self.parts)
+
+    def _run(self) -> None:
+        """Take the rows through the device."""
         self.products = Products(self.a, self.b, max(1, int(COUNT_SHARE * cores())))
         try:
             self.small = max(self.a.nnz, self.b.nnz) <= SMALL_ENTRIES and self.total <= SMALL_PRODUCTS
@@ -244,7 +309,6 @@ class Run:
             raise
         for error in self._close():
             raise error
-        return self.result.matrix()
 
     def _close(self) -> list[Exception]:
         """Wait for all that is under way, whatever fails; return the errors."""
@@ -299,10 +363,18 @@ class Run:
         staged = self._stager(sample, cutter).stage(0, stop)
         self.slots[0].upload(staged)
         try:
-            self.cutter.learn(staged, self.slots[0].multiply())
+            self._learn(staged, self.slots[0])
         except ArenaFullError:
-            self.cutter.c_ratio = 1 / FIRST_SHARE  # little is known: C grows as blocks come back
+            self.cutter.c_ratio = self.kept = 1 / FIRST_SHARE  # little is known: C grows as blocks come back
         self.slots[0].wait()
+
+    def _learn(self, staged: Staged, slot: Any) -> int:
+        """Multiply a block that was sent, take what it came to, and return the entries that are kept."""
+        nnz: int = slot.multiply()
+        self.cutter.learn(staged, slot.held)
+        if staged.products:
+            self.kept = nnz / staged.products
+        return nnz
 
     @functools.cached_property
     def total(self) -> int:
@@ -312,12 +384,15 @@ class Run:
     @functools.cached_property
     def most(self) -> int:
         """Entries of C that there may be."""
-        return self.total if self.capacity is None else min(self.capacity, self.total)
+        top_n, inside = self.options.top_n, self.options.inside
+        total = self.total if top_n is None else min(self.total, top_n * (self.a.nrows - self.start))
+        total = total if inside is None else min(total, inside.nnz)
+        return total if self.capacity is None else min(self.capacity, total)
 
     @functools.cached_property
     def result(self) -> Result:
         """C, with the room that it should need."""
-        expected = int(MARGIN * self.cutter.c_ratio * self._expect_products()) + (1 << 20)
+        expected = int(MARGIN * self.kept * self._expect_products()) + (1 << 20)
         capacity = expected if self.capacity is None else min(self.capacity, expected)
         if self.products.look()[0] == self.a.nrows:
             capacity = min(capacity, self.total)
@@ -413,6 +488,8 @@ class Run:
                 submit = now if self.small else pool(cores(), "finish").submit
                 self.finishing.append([submit(job) for job in jobs])
                 self._finish(PAIRS)  # else C would come back faster than it is unpacked
+            if flight.reduced and self.reduction != "column_sums":
+                self.parts.append(flight.slot.take_part())
 
     def _finish(self, most: int) -> None:
         """Wait until no more than so many blocks that came back are worked on by the host."""
@@ -425,13 +502,17 @@ class Run:
         """Multiply a block that was sent and send for its C; return whether there is room for more."""
         needed = 0
         try:
-            nnz = flight.slot.multiply()
+            nnz = self._learn(flight.staged, flight.slot)
         except ArenaFullError as full:
             needed = full.needed
         if needed:  # not in the handler: the error's frames hold memory of the slot
             return self._split(flight, needed)
-        self.cutter.learn(flight.staged, nnz)
-        return self._fetch(flight, nnz)
+        if self.reduction is None:
+            return self._fetch(flight, nnz)
+        flight.slot.reduce(self.first_row)
+        flight.reduced = True
+        self.flying.append(flight)
+        return True
 
     def _split(self, flight: _Flight, needed: int) -> bool:
         """Multiply the halves of a block whose C has no room in its slot."""
@@ -519,12 +600,22 @@ def _rows_of(a: CSR, rows: Int64Array) -> CSR:
     return CSR(indptr, a.indices[at], a.data[at], (len(rows), a.ncols))
 
 
+def _without_unread(a: CSR, b: CSR, reads: str, dtype: np.dtype[Any]) -> tuple[CSR, CSR]:
+    """Return the operands with zeros for values that are not looked at, which need not fit the dtype of C."""
+    values = [m.data if name in reads else np.zeros(m.nnz, dtype) for name, m in (("a", a), ("b", b))]
+    if a.data is b.data and not reads:
+        values[1] = values[0]
+    return CSR(a.indptr, a.indices, values[0], a.shape), CSR(b.indptr, b.indices, values[1], b.shape)
+
+
 def ignore(stage: Stage) -> None:
     """Take no notice of what a stage took."""
 
 
-def multiply(a: CSR, b: CSR, device: Any, *, pairs: int = PAIRS, report: Report = ignore) -> CSR:
-    """Return ``a @ b``; arrays of NumPy in and out.
+def multiply(
+    a: CSR, b: CSR, device: Any, *, pairs: int = PAIRS, report: Report = ignore, options: Options = PLAIN
+) -> CSR:
+    """Return ``a @ b``, or what the options make of it; arrays of NumPy in and out.
 
     Parameters
     ----------
@@ -537,6 +628,8 @@ def multiply(a: CSR, b: CSR, device: Any, *, pairs: int = PAIRS, report: Report 
         Blocks on the GPU at once.
     report : callable, optional
         Called with a `Stage` for each stage of each block.
+    options : Options
+        What they leave out of C does not come back from the GPU.
 
     Returns
     -------
@@ -548,15 +641,37 @@ def multiply(a: CSR, b: CSR, device: Any, *, pairs: int = PAIRS, report: Report 
     ------
     MatrixError
         If shapes, dtypes or columns do not fit, or B is not canonical.
+    InputError
+        If the GPU has no kernels for the options.
     MemoryBoundError
         If one row alone does not fit in the limit; names the bytes.
     """
-    return multiply_rows(a, b, 0, None, device, pairs=pairs, report=report)
+    return multiply_rows(a, b, 0, None, device, pairs=pairs, report=report, options=options)
+
+
+def reduce(
+    a: CSR, b: CSR, what: str, device: Any, *, pairs: int = PAIRS, report: Report = ignore, options: Options = PLAIN,
+    first_row: int = 0,
+) -> Part:  # fmt: skip
+    """Return what a reduction makes of ``a @ b``, or of what the options make of that; C stays on the GPU.
+
+    Parameters
+    ----------
+    what : str
+        Of `reductions.REDUCTIONS`.
+    first_row : int
+        The number of A's first row among all rows.
+
+    Other arguments, and errors, as for `multiply`.
+    """
+    _check_shapes(a, b)
+    limit = device.memory_limit
+    return Run(a, b, device, limit, pairs, 0, None, report, first_row, options, what).reduce()
 
 
 def multiply_rows(
     a: CSR, b: CSR, start: int, capacity: int | None, device: Any, *, pairs: int = PAIRS, report: Report = ignore,
-    first_row: int = 0,
+    first_row: int = 0, options: Options = PLAIN,
 ) -> CSR:  # fmt: skip
     """Return as many whole rows of ``a @ b``, from `start` on, as fit in `capacity` entries; None: all.
 
@@ -570,8 +685,13 @@ def multiply_rows(
     """
     if not 0 <= start <= a.nrows or (capacity or 0) < 0 or pairs < 1:
         raise InputError(f"start={start:,} must lie in [0, {a.nrows:,}], capacity={capacity} and pairs={pairs} above 0")
+    _check_shapes(a, b)
+    limit = device.memory_limit
+    return Run(a, b, device, limit, pairs, start, capacity, report, first_row, options).multiply()
+
+
+def _check_shapes(a: CSR, b: CSR) -> None:
     if a.ncols != b.nrows:
         raise MatrixError(
             f"A has {a.ncols:,} columns but B has {b.nrows:,} rows: A @ B needs as many rows of B as A has columns"
         )
-    return Run(a, b, device, device.memory_limit, pairs, start, capacity, report, first_row).multiply()

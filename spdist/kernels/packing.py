@@ -37,6 +37,8 @@ from spdist.kernels.workspace import (
 
 Bytes = npt.NDArray[np.uint8]
 
+KINDS = "fc"
+"""Kinds of the values of matrices that are packed."""
 USED, COLUMNS, DISTINCT, NUMBERS = range(4)
 """The numbers at the start: bytes of all units, of their columns, words of the dictionary."""
 DICTIONARY, WORDS = 64, 256

@@ -228,14 +228,14 @@ rank_fill(const u32* __restrict__ tasks, const u32* __restrict__ counts, const i
             return ranks[bit >> 6] + __popcll(mask[bit >> 6] & ((1ull << (bit & 63)) - 1));
         };
         if constexpr (!ORDERED) {
-            for (int i = threadIdx.x; i < nnz; i += THREADS) c_data[out + i] = Value(0);
+            for (int i = threadIdx.x; i < nnz; i += THREADS) c_data[out + i] = zero<Value>();
             write_columns<WARPS>(mask, ranks, 0, words, from, c_indices + out);
             __syncthreads();
             for (Pointer at = begin; at < end; at += STAGE) {
                 const int entries = (int)min((i64)STAGE, (i64)(end - at));
                 if (end - begin > STAGE) look_up<WARPS, true>(stage, at, entries, from, to, a_indices, a_data, b_indptr, b_indices);
                 visit_all<WARPS>(stage, entries, [&](const int i, const Pointer t) {
-                    atomic_add(&c_data[out + rank(t)], stage.factor[i] * b_data[t]);
+                    atomic_fold(&c_data[out + rank(t)], product(stage.factor[i], b_data[t]));
                 });
             }
             out += nnz;
@@ -254,14 +254,14 @@ rank_fill(const u32* __restrict__ tasks, const u32* __restrict__ counts, const i
             }
             const int here = (int)(ranks[stop] - done);
             const i64 first_column = from + 64ll * word, end_column = min(from + 64ll * stop, to);
-            for (int i = threadIdx.x; i < here; i += THREADS) sums[i] = Value(0);
+            for (int i = threadIdx.x; i < here; i += THREADS) sums[i] = zero<Value>();
             for (Pointer at = begin; at < end; at += STAGE) {
                 const int entries = (int)min((i64)STAGE, (i64)(end - at));
                 look_up<WARPS, true>(stage, at, entries, first_column, end_column, a_indices, a_data, b_indptr, b_indices);
                 for (int i = 0; i < entries; ++i) {
                     const Value factor = stage.factor[i];
                     const Pointer last = stage.last[i];
-                    for (Pointer t = stage.first[i] + threadIdx.x; t < last; t += THREADS) sums[rank(t) - done] += factor * b_data[t];
+                    for (Pointer t = stage.first[i] + threadIdx.x; t < last; t += THREADS) add_to(sums[rank(t) - done], product(factor, b_data[t]));
                     __syncthreads();
                 }
             }

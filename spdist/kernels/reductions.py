@@ -68,9 +68,15 @@ def is_linear(what: str, options: Options, dtype: np.dtype[Any]) -> bool:
     return what in ("sum", "row_sums", "column_sums") and options.plain and exact
 
 
+def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return what NumPy adds values of a dtype up in."""
+    found: np.dtype[Any] = np.add.reduce(np.zeros(1, dtype)).dtype
+    return found
+
+
 def of_rows(what: str, c: CSR, first: int) -> Part:
     """Reduce some rows of C, of which `first` is the first."""
-    kind = np.add.reduce(np.zeros(1, c.dtype)).dtype  # what NumPy adds such values up in
+    kind = sum_dtype(c.dtype)
     if what == "row_sums":
         filled = np.flatnonzero(np.diff(c.indptr))
         sums = np.zeros(c.nrows, kind)

@@ -41,6 +41,9 @@ class Semiring:
         must be given.
     name : str
         For messages.
+    cuda : (str, str), optional
+        `add` and `multiply` once more, as expressions of x and y in C, for the GPU, with x and y in the dtype of C.
+        Without them the GPU does not multiply by the semiring.
 
     Raises
     ------
@@ -71,6 +74,7 @@ class Semiring:
     dtype: npt.DTypeLike | None = None
     reads: Literal["ab", "a", "b", ""] = "ab"
     name: str = "one's own"
+    cuda: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         if self.reads not in ("ab", "a", "b", ""):
@@ -82,7 +86,7 @@ class Semiring:
         """Travel to other processes by name, so that there, too, it is the one of that name."""
         if self.named:
             return find, (self.name,)
-        return Semiring, (self.add, self.multiply, self.zero, self.dtype, self.reads, self.name)
+        return Semiring, (self.add, self.multiply, self.zero, self.dtype, self.reads, self.name, self.cuda)
 
     @property
     def named(self) -> bool:
@@ -98,7 +102,8 @@ class Semiring:
             return self.name
         codes = [code_of(function) for function in (self.add, self.multiply)]
         dtype = None if self.dtype is None else np.dtype(self.dtype).str
-        return f"{self.name} {digest(repr((codes, self.zero, dtype, self.reads)).encode())}"
+        facts = codes, self.zero, dtype, self.reads, *([] if self.cuda is None else [self.cuda])
+        return f"{self.name} {digest(repr(facts).encode())}"
 
     def result_dtype(self, a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
         """Return the dtype of C.
@@ -121,6 +126,57 @@ class Semiring:
         if dtype.kind in "iu" and math.isinf(np.real(self.zero)):
             return dtype.type(np.iinfo(dtype).max if self.zero > 0 else np.iinfo(dtype).min)
         return dtype.type(self.zero)
+
+    def check_device(self) -> tuple[str, str]:
+        """Return the expressions for the GPU.
+
+        Raises
+        ------
+        InputError
+            If there are none.
+        """
+        if self.cuda is None:
+            raise InputError(
+                f"semiring {self.name} has no C expressions, which the GPU needs: pass "
+                f"spdist.Semiring(..., cuda=('y < x ? y : x', 'x + y')) with those of your add and multiply"
+            )
+        return self.cuda
+
+    def defines(self, dtype: np.dtype[Any]) -> tuple[str, ...]:
+        """Return the compiler's options for the GPU's kernels, whose own operators are plus and times.
+
+        Raises
+        ------
+        InputError
+            If there are no C expressions.
+        """
+        if self is PLUS_TIMES:
+            return OR_AND.defines(dtype) if dtype.kind == "b" else ()
+        add, multiply = self.check_device()
+        zero = c_literal(self.zero_of(dtype))
+        kind = ATOMICS.get(add.strip(), "CAS")
+        return f"-DSPDIST_ADD={add}", f"-DSPDIST_MULTIPLY={multiply}", f"-DSPDIST_ZERO={zero}", f"-DSPDIST_{kind}"
+
+    def has_atomics(self, dtype: np.dtype[Any]) -> bool:
+        """Whether threads of the GPU can add to one sum at a time: to complex numbers by plus alone."""
+        return self is PLUS_TIMES or dtype.kind != "c" or (self.cuda or ("",))[0].strip() == C_PLUS
+
+
+C_PLUS, C_MIN, C_MAX, C_OR = "x + y", "y < x ? y : x", "y > x ? y : x", "x | y"
+ATOMICS = {C_PLUS: "ATOMIC_ADD", C_MIN: "ATOMIC_MIN", C_MAX: "ATOMIC_MAX", C_OR: "ATOMIC_OR"}
+"""Sums that the GPU has instructions for; others compare and swap."""
+
+
+def c_literal(value: np.generic) -> str:
+    """Return a value of NumPy's in C, bit for bit."""
+    dtype, number = value.dtype, value.item()
+    if dtype.kind == "c":
+        parts = np.array([value]).view(dtype.char.lower())
+        return f"Complex<{'float' if dtype.itemsize == 8 else 'double'}>({c_literal(parts[0])}, {c_literal(parts[1])})"
+    if dtype.kind == "f":
+        bits = int.from_bytes(value.tobytes(), "little")
+        return f"__int_as_float(0x{bits:x})" if dtype.itemsize == 4 else f"__longlong_as_double(0x{bits:x}ull)"
+    return f"(i64)0x{int(number) & (1 << 64) - 1:x}ull"
 
 
 def digest(content: bytes) -> str:
@@ -189,21 +245,21 @@ def second(x: Any, y: Any) -> Any:
 
 
 PLUS_TIMES = Semiring(plus, times, name="plus_times")
-OR_AND = Semiring(either, both, dtype=np.bool_, name="or_and")
+OR_AND = Semiring(either, both, dtype=np.bool_, name="or_and", cuda=(C_OR, "x & y"))
 
 SEMIRINGS = {
     semiring.name: semiring
     for semiring in (
         PLUS_TIMES,
         OR_AND,
-        Semiring(smaller, plus, math.inf, name="min_plus"),
-        Semiring(larger, plus, -math.inf, name="max_plus"),
-        Semiring(larger, times, -math.inf, name="max_times"),
-        Semiring(larger, smaller, -math.inf, name="max_min"),
-        Semiring(plus, pair, dtype=np.int64, reads="", name="plus_pair"),
-        Semiring(plus, first, reads="a", name="plus_first"),
-        Semiring(plus, second, reads="b", name="plus_second"),
-        Semiring(second, pair, dtype=np.bool_, reads="", name="any_pair"),
+        Semiring(smaller, plus, math.inf, name="min_plus", cuda=(C_MIN, C_PLUS)),
+        Semiring(larger, plus, -math.inf, name="max_plus", cuda=(C_MAX, C_PLUS)),
+        Semiring(larger, times, -math.inf, name="max_times", cuda=(C_MAX, "x * y")),
+        Semiring(larger, smaller, -math.inf, name="max_min", cuda=(C_MAX, C_MIN)),
+        Semiring(plus, pair, dtype=np.int64, reads="", name="plus_pair", cuda=(C_PLUS, "1")),
+        Semiring(plus, first, reads="a", name="plus_first", cuda=(C_PLUS, "x")),
+        Semiring(plus, second, reads="b", name="plus_second", cuda=(C_PLUS, "y")),
+        Semiring(second, pair, dtype=np.bool_, reads="", name="any_pair", cuda=(C_OR, "1")),
     )
 }
 """Those that have a name."""

@@ -230,7 +230,7 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
         active ? a_indptr[row] : Pointer(0), active ? a_indptr[row + 1] : Pointer(0), a_indices, a_data, b_indptr,
         [&](const int slot, const Pointer from, const Value scale) {
             slots[slot] = (Key)b_indices[from] << BITS | slot;
-            values[slot] = scale * b_data[from];
+            values[slot] = product(scale, b_data[from]);
         });
     __syncwarp();
     const int columns = sort_row<GROUP, ITEMS, ITEMS, BITS, ADAPTS>(slots, heads, total, lane);
@@ -244,9 +244,9 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
     for (int out = lane; out < nnz; out += GROUP) {
         const int first = heads[out], stop = out + 1 < nnz ? heads[out + 1] : total;
         const Key key = slots[place<ITEMS, Key>(first)];
-        Value sum = Value(0);
-        sum += values[key & SLOT];
-        for (int i = first + 1; i < stop; ++i) sum += values[slots[place<ITEMS, Key>(i)] & SLOT];
+        Value sum = zero<Value>();
+        add_to(sum, values[key & SLOT]);
+        for (int i = first + 1; i < stop; ++i) add_to(sum, values[slots[place<ITEMS, Key>(i)] & SLOT]);
         c_indices[base + out] = (Index)(key >> BITS);
         c_data[base + out] = sum;
     }

@@ -265,7 +265,7 @@ def rank_fill_shared(width: int, most_products: int, value_itemsize: int, ordere
         return window, 0, masks
     room = min(32 << 10, SHARED_BYTES - masks) // value_itemsize
     capacity = max(min(most_products, width, room), 64)
-    return window, capacity, masks + capacity * value_itemsize
+    return window, capacity, masks + _round_up(capacity * value_itemsize, 4)  # atomics of bytes take whole words
 
 
 def node_count_shared(words: int) -> int:
@@ -287,9 +287,10 @@ def node_fill_shared(words: int, rows: int, most_entries: int, value_itemsize: i
     value_itemsize : int
     """
     room = max(64, (24 << 10) // (value_itemsize * rows))
-    capacity = _round_up(min(most_entries, room), 4)  # what follows the values stays aligned
+    unit = max(4, 8 // value_itemsize)  # what follows the values stays aligned
+    capacity = _round_up(min(most_entries, room), unit)
     values = _round_up(value_itemsize * (32 + capacity) * rows, 16)
-    most = min(_round_up(most_entries, 4), rows * capacity)
+    most = min(_round_up(most_entries, unit), rows * capacity)
     return capacity, most, values + _round_up(8 * words + 4 * most, 16)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from spdist.answer import WHOLE, Answer
-from spdist.csr import CSR, Int64Array, ValueArray, blocksize, check_canonical, index_dtype, number_dtype, result_dtype
+from spdist.csr import CSR, Int64Array, ValueArray, blocksize, check_canonical, index_dtype, number_dtype
 from spdist.errors import SpdistError
 from spdist.kernels import cpu, outofcore, reductions
 from spdist.kernels.options import PLAIN, Options
@@ -189,16 +189,17 @@ class Product:
             for m in (self.a, self.b)
         )
         one = CSR(a.indptr, a.indices, a.data, (1, 1))
+        options = self.answer.of_rows(0, 1, None if self.answer.mask is None else b)
         if self.on_gpu:
             from spdist.kernels import gpu, packing
 
-            dtype = number_dtype(result_dtype(self.a.dtype, self.b.dtype))
-            gpu.compile_kernels(dtype, self.b.ncols)
-            packing.compile_kernels(dtype, index_dtype(self.b.ncols))
-            c = self.product(one, b, 1, 0)
+            dtype = number_dtype(self.answer.dtype(self.a, self.b))
+            gpu.compile_kernels(dtype, self.b.ncols, self.answer.options.semiring)
+            if dtype.kind in packing.KINDS:
+                packing.compile_kernels(dtype, index_dtype(self.b.ncols))
+            c = self.product(one, b, 1, 0, options)
             self.totals.clear()  # of no block of the run
             self.take_timings()
-        options = self.answer.of_rows(0, 1, None if self.answer.mask is None else b)
         for engine in self._host_engines():
             c = self.on_host(one, b, 1, engine, options)
         if len(self.pieces) > 1:
@@ -220,7 +221,8 @@ class Product:
             return self.on_host(a, b, capacity, self.engine, options)
         with self._gpu_lock:
             note = functools.partial(self._note_gpu, row)
-            return outofcore.multiply_rows(a, b, 0, capacity, self.gpu(), report=note, first_row=row)
+            device = self.gpu()
+            return outofcore.multiply_rows(a, b, 0, capacity, device, report=note, first_row=row, options=options)
 
     @staticmethod
     def on_host(a: CSR, b: CSR, capacity: int, engine: Any, options: Options) -> CSR:
@@ -351,6 +353,8 @@ class Product:
 
     def reduce(self, task: Task, what: str) -> reductions.Part:
         """Make a block, as many rows at a time as it has room for, and return what they come to."""
+        if self.on_gpu and not task.split:
+            return self._reduce_on_gpu(task, what)
         parts: list[reductions.Part] = []
         while task.start < task.stop or not parts:
             c = self.compute(task, len(self.pieces) if task.split else 1)
@@ -360,6 +364,16 @@ class Product:
                 done(c.nbytes)
             task = replace(task, start=task.start + c.nrows)
         return reductions.together(what, parts)
+
+    def _reduce_on_gpu(self, task: Task, what: str) -> reductions.Part:
+        """Return what a block comes to; its rows of C stay on the GPU."""
+        operands = self.preprocess(task)
+        b = self.resident_b() if operands.b is None else operands.b
+        options = self.answer.of_rows(task.start, task.stop, operands.mask)
+        note = functools.partial(self._note_gpu, task.start)
+        with self.report("reduce", task.start) as done, self._gpu_lock:
+            done(0)
+            return outofcore.reduce(operands.a, b, what, self.gpu(), report=note, options=options, first_row=task.start)
 
     @staticmethod
     def count(c: CSR, task: Task) -> Counted:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from spdist.kernels.module import FOLDER, options
 
 
-def compile_log(file: str, names: list[str], arch: str) -> tuple[bool, str]:
+def compile_log(file: str, names: list[str], arch: str, defines: tuple[str, ...] = ()) -> tuple[bool, str]:
     """Return whether `file` compiles for `arch` with these name expressions, and what the compiler says."""
     from cuda.bindings import nvrtc
 
     _, program = nvrtc.nvrtcCreateProgram((FOLDER / file).read_bytes(), file.encode(), 0, [], [])
     for name in names:
         nvrtc.nvrtcAddNameExpression(program, name.encode())
-    flags = [option.encode() for option in (f"--gpu-architecture={arch}", *options())]
+    flags = [option.encode() for option in (f"--gpu-architecture={arch}", *options(), *defines)]
     (result,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
     log = b" " * size

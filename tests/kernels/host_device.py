@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import numpy as np
 from spdist.csr import CSR, INT32_MAX, blocksize
 from spdist.kernels import bsr_cpu, cpu
 from spdist.kernels.device_blocks import Kinds, Staged
+from spdist.kernels.options import PLAIN, Options
 from spdist.kernels.outofcore import ArenaFullError, Stage
 from spdist.kernels.pinned import array_at, pageable
+from spdist.kernels.reductions import Part, of_rows, together
 
 
 def poisoned(size: int) -> Any:
@@ -36,6 +39,13 @@ class Room:
         self.size = size
 
 
+def of_block(options: Options, start: int, nrows: int) -> Options:
+    """Return the options of some rows of a product."""
+    epilogue, mask = options.epilogue, options.mask
+    options = options if mask is None else replace(options, mask=mask.rows(start, start + nrows))
+    return options if epilogue is None else replace(options, epilogue=epilogue.of_rows(start, start + nrows))
+
+
 class HostSlot:
     """Multiplies on the CPU what was sent; holds C until the next block."""
 
@@ -48,6 +58,8 @@ class HostSlot:
         self.pending: list[Any] = []
         self.work: list[Any] = []
         self.steps: list[str] = []
+        self.held = 0
+        self.part: Part | None = None
 
     def upload(self, staged: Staged) -> None:
         assert not self.pending, "the block before has not come back"
@@ -68,18 +80,39 @@ class HostSlot:
         if inside is not None:
             a = CSR(a.indptr, b.indices[inside], b.data[inside], a.shape)
         a = CSR(a.indptr, a.indices - a.indices.dtype.type(self.staged.low), a.data, a.shape)
-        self.c = multiply(a, b)
-        needed = self.staged.nbytes + self.c.nbytes
+        self.c, self.held, needed = self._make(a, b)
         self.device.most = max(self.device.most, needed if needed <= self.size else 0)
         if needed > room.size:
             raise ArenaFullError(needed)
         self.steps.append("multiply")
         return self.c.nnz
 
+    def _make(self, a: CSR, b: CSR) -> tuple[CSR, int, int]:
+        """Return what is made of a block, the entries it took, and the bytes."""
+        if blocksize(a.dtype) is not None:
+            c = multiply(a, b)
+            return c, c.nnz, self.staged.nbytes + c.nbytes
+        options = of_block(self.device.options, self.staged.start, a.nrows)
+        whole = cpu.multiply(a, b, engine="scipy" if options.plain else "numba", options=options.unfinished)
+        c = whole
+        if options.finishes:
+            indptr, indices, data = (x.copy() for x in (whole.indptr, whole.indices, whole.data))
+            c = cpu.cut(CSR(indptr, indices, data, whole.shape), options)
+        return c, whole.nnz, self.staged.nbytes + whole.nbytes
+
     @property
     def is_packing(self) -> bool:
         """Every other block is, so that both ways are taken."""
         return self.staged is not None and self.staged.start % 2 == 0
+
+    def reduce(self, first: int) -> None:
+        self.part = of_rows(self.device.reduction, self.c, first + self.staged.start)
+        self.device.parts.append(self.part)
+        self.steps.append("reduce")
+
+    def take_part(self) -> Part:
+        assert self.part is not None
+        return self.part
 
     def download(self, rows: int, nnz: int, offsets: Any, indices: Any, data: Any) -> None:
         self.pending = [
@@ -116,6 +149,7 @@ class HostDevice:
         self.taken: list[tuple[int, int]] = []
         self.living: weakref.WeakSet[Room] = weakref.WeakSet()
         self.given: list[HostSlot] = []
+        self.options, self.reduction, self.parts = PLAIN, None, []
 
     @property
     def peak(self) -> int:
@@ -129,6 +163,13 @@ class HostDevice:
         self.given = [HostSlot(self, size) for _ in range(count)]
         self.living.update(slot.room for slot in self.given)
         return self.given
+
+    def begin(self, options: Options, reduction: Any, shape: tuple[int, int], dtype: Any) -> int:
+        self.options, self.reduction, self.parts = options, reduction, []
+        return 0
+
+    def take_sums(self) -> Part:
+        return together("column_sums", self.parts)
 
     def keep(self, b: CSR | None, kinds: Kinds) -> bool:
         self.b, self.kinds = b, kinds

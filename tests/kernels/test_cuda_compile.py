@@ -7,13 +7,18 @@ or in a method of its class `Kernels`, made for these types.
 from __future__ import annotations
 
 import importlib
+import itertools
+import math
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
 
+import numpy as np
 import pytest
 
-from spdist.kernels.module import FOLDER
+from spdist.kernels import answers_gpu
+from spdist.kernels.module import FOLDER, value_type
+from spdist.kernels.semirings import SEMIRINGS, Semiring
 from tests.kernels.compile_cuda import compile_log
 
 FILES = sorted(path.name for path in FOLDER.glob("*.cu"))
@@ -24,6 +29,16 @@ TYPES = [  # every value, index and pointer type, and both architectures; all co
     ("Complex<float>", "long long", "int", "sm_90"),
     ("Complex<double>", "long long", "long long", "sm_80"),
 ]
+
+
+OWN = Semiring(min, max, math.inf, cuda=("x < y ? x : y", "x < y ? y : x"))
+RINGS = {  # each named one once, and each way to add to a sum at each width, in the kernels that do so
+    **{name: (ring, np.dtype(ring.dtype or np.float64)) for name, ring in SEMIRINGS.items()},
+    **{f"min_plus {kind}": (SEMIRINGS["min_plus"], np.dtype(kind)) for kind in ("f4", "i4", "u8")},
+    **{f"own {kind}": (OWN, np.dtype(kind)) for kind in ("f4", "i8", "?")},
+    **{f"plus_times {kind}": (SEMIRINGS["plus_times"], np.dtype(kind)) for kind in ("i4", "i8", "u4", "u8", "?")},
+    "plus_first c16": (SEMIRINGS["plus_first"], np.dtype("c16")),
+}
 
 
 def names_of(file: str, *types: str) -> list[str]:
@@ -60,6 +75,29 @@ def compiled(compiler):
 def test_compiles(compiled, file, value, index, pointer, arch):
     done, log = compiled[file, value, index, pointer, arch].result()
     assert done, log
+
+
+@pytest.fixture(scope="module")
+def rings(compiler):
+    """Return the outcome of a kernel of each family for every semiring, one architecture and the other in turn."""
+    jobs = {}
+    for (name, (ring, dtype)), arch in zip(RINGS.items(), itertools.cycle(["sm_80", "sm_90"]), strict=False):
+        types = f"{value_type(dtype)},int,int"
+        kernels = {"rank_rows.cu": f"rank_fill<{types},8,false>", "long_rows.cu": f"long_fill<{types}>"}
+        if name in ("min_plus", "or_and", "plus_first c16"):
+            kernels |= {"sort_rows.cu": f"sort_rows<{types},u32,16,8,4>", "node_rows.cu": f"node_fill<{types},2,false>"}
+        defines = ring.defines(dtype)
+        if name.startswith("plus_times "):
+            kernels["answers.cu"] = answers_gpu.sources(value_type(dtype), "int", "int")["answers.cu"][2]
+        jobs[name] = [compiler.submit(compile_log, file, [one], arch, defines) for file, one in kernels.items()]
+    return jobs
+
+
+@pytest.mark.parametrize("name", list(RINGS))
+def test_semirings_compile(rings, name):
+    for job in rings[name]:
+        done, log = job.result()
+        assert done, log
 
 
 def test_a_broken_name_fails(compiler):

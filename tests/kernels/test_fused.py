@@ -308,7 +308,7 @@ def test_wrong_options_are_refused() -> None:
         ({"threshold": math.nan}, "NaN"),
         ({"complement": True}, "needs a mask"),
         ({"top_n": 1, "method": "scipy"}, "auto, numba"),
-        ({"mask": a, "method": "cuda"}, "auto, numba"),
+        ({"mask": a, "method": "hyspmm"}, "auto, numba, cuda"),
     ):
         with pytest.raises(InputError, match=message):
             spdist.spgemm(a, a, **options)

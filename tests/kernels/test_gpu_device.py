@@ -16,11 +16,15 @@ from numpy.testing import assert_array_equal
 
 from spdist.bsr import BSR, from_rows
 from spdist.csr import CSR, from_scipy
-from spdist.kernels import bsr_cpu, cpu, device_blocks, gpu_device, outofcore, packing, pinned
+from spdist.errors import InputError, MatrixError, MemoryBoundError
+from spdist.kernels import answers_gpu, bsr_cpu, cpu, device_blocks, gpu_device, outofcore, packing, pinned
 from spdist.kernels.device_blocks import Kinds
 from spdist.kernels.gpu_device import Gpu
+from spdist.kernels.options import Epilogue, Options
+from spdist.kernels.reductions import REDUCTIONS, reduce_product, result
+from spdist.kernels.semirings import PLUS_TIMES, SEMIRINGS, Semiring
 from tests.conftest import random_matrix
-from tests.kernels import packing_twin
+from tests.kernels import answers_twin, packing_twin
 from tests.kernels.test_bsr_cpu import assert_is_block_product, block_matrix
 
 KINDS = Kinds(*map(np.dtype, ("f8", "i4", "i4", "f8", "f8")))
@@ -152,8 +156,9 @@ def device(monkeypatch, allocator):
     names |= {"using_allocator": allocator.using, "get_elapsed_time": elapsed, "Stream": Stream, "Event": Event}
     cuda = SimpleNamespace(Device=Stream, **names)
     whole = SimpleNamespace(
-        cuda=cuda, ndarray=array, empty=allocator.empty, subtract=lambda x, y: allocator.of(np.subtract(x, y))
-    )
+        cuda=cuda, ndarray=array, empty=allocator.empty, asarray=allocator.of,
+        subtract=lambda x, y: allocator.of(np.subtract(x, y)),
+    )  # fmt: skip
     monkeypatch.setitem(sys.modules, "cupy", whole)
     monkeypatch.setattr("spdist.kernels.gpu_device.pinned", pinned.pageable)
     Memory.held = Memory.most = 0
@@ -164,9 +169,20 @@ def device(monkeypatch, allocator):
 def multiplies(monkeypatch, allocator):
     """Multiply on the CPU what lies on this GPU, and pack it in plain Python."""
 
-    def multiply(a, b, deterministic):
-        a, b = (CSR(m.indptr.astype(np.int64), np.asarray(m.indices), np.asarray(m.data), m.shape) for m in (a, b))
-        c = cpu.multiply(a, b, engine="scipy")
+    def on_host(m):
+        return CSR(m.indptr.astype(np.int64), np.asarray(m.indices), np.asarray(m.data), m.shape)
+
+    def product(a, b, semiring, mask=None, complement=False):
+        return cpu.multiply(on_host(a), on_host(b), options=Options(semiring, mask, complement))
+
+    def under_mask(a, b, mask, complement, deterministic, semiring):
+        c = product(a, b, semiring, on_host(mask), complement)
+        return to_device(c), c.nnz
+
+    def multiply(a, b, deterministic, semiring):
+        return to_device(product(a, b, semiring))
+
+    def to_device(c):
         return CSR(allocator.of(c.indptr.astype(np.int32)), allocator.of(c.indices), allocator.of(c.data), c.shape)
 
     def multiply_blocks(a, b, ones=None):
@@ -177,6 +193,10 @@ def multiplies(monkeypatch, allocator):
         c = bsr_cpu.multiply(left, right)
         arrays = c.indptr.astype(np.int32), c.indices, c.data
         return BSR(*map(allocator.of, arrays), c.shape)
+
+    def offsets(lengths, dtype):
+        indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(dtype)
+        return allocator.of(indptr), int(indptr[-1])
 
     def pack(c, out, values):
         assert not values
@@ -193,6 +213,13 @@ def multiplies(monkeypatch, allocator):
 
     monkeypatch.setattr("spdist.kernels.gpu.multiply", multiply)
     monkeypatch.setattr("spdist.kernels.bsr_gpu.multiply", multiply_blocks)
+    monkeypatch.setattr("spdist.kernels.masks_gpu.multiply", under_mask)
+    monkeypatch.setattr("spdist.kernels.gpu.offsets", offsets)
+    monkeypatch.setattr(
+        "spdist.kernels.gpu.count",
+        lambda a, b: allocator.of(np.diff(product(a, b, PLUS_TIMES).indptr).astype(np.uint32)),
+    )
+    monkeypatch.setattr(answers_gpu, "_module", lambda *types: (answers_twin.NAMES, answers_twin.launch))
     monkeypatch.setattr(packing, "pack", pack)
     monkeypatch.setattr(gpu_device, "LEAST_PACKED", 50)
     monkeypatch.setattr(gpu_device, "PLAIN_BLOCKS", 2)
@@ -246,6 +273,88 @@ def test_values_that_are_blocks_go_through_slots(device, multiplies, sides, limi
     names = Counter(stage.name for stage in stages)
     assert names["download"] == names["multiply"] == names["upload"] == names["prepare"]
     assert names["multiply"] > 2
+
+
+N = 500
+EPILOGUES = {
+    "all": Epilogue(
+        rows=np.arange(N) % 5 - 1.0, columns=np.arange(N) % 3 - 1.0, apply=lambda x: x * x + 1, cuda="x * x + 1",
+        normalize="l2",
+    ),
+    "rows": Epilogue(rows=np.arange(N) % 4 - 1.0, drop_zeros=True),
+    "l1": Epilogue(normalize="l1"),
+    "max": Epilogue(normalize="max", drop_zeros=True),
+}  # fmt: skip
+OPTIONS = {
+    "top": Options(top_n=3),
+    "threshold": Options(threshold=1.5),
+    "both": Options(threshold=-2.0, top_n=11, epilogue=EPILOGUES["rows"]),
+    "min_plus": Options(SEMIRINGS["min_plus"], top_n=2),
+    "plus_pair": Options(SEMIRINGS["plus_pair"], threshold=2),
+    "or_and": Options(SEMIRINGS["or_and"], top_n=4),
+    "whole": Options(SEMIRINGS["max_times"]),
+} | {name: Options(epilogue=epilogue) for name, epilogue in EPILOGUES.items()}
+
+
+def small_whole_numbers(seed: int) -> CSR:
+    """Return a matrix whose products repeat, cancel, and are exact in any order."""
+    m = random_matrix(N, N, 9.0, seed)
+    m.data = np.random.default_rng(seed).integers(-2, 3, m.nnz).astype(float)
+    return from_scipy(m)
+
+
+MASK = small_whole_numbers(9)
+OPTIONS["inside"] = Options(SEMIRINGS["plus_pair"], MASK)
+OPTIONS["outside"] = Options(mask=MASK, complement=True, top_n=5)
+
+
+@pytest.mark.parametrize("limit", [1 << 17, 1 << 22])
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_blocks_are_made_into_answers(device, multiplies, name, limit):
+    a, b, options = small_whole_numbers(1), small_whole_numbers(2), OPTIONS[name]
+    device.memory_limit = limit
+    c, d = outofcore.multiply(a, b, device, options=options), cpu.multiply(a, b, options=options)
+    assert c.dtype == d.dtype
+    assert_array_equal(c.indptr, d.indptr)
+    assert_array_equal(c.indices, d.indices)
+    np.testing.assert_allclose(c.data, d.data, rtol=1e-13)
+    assert Memory.most <= limit
+    assert outofcore.multiply(a, b, device).nnz == cpu.multiply(a, b).nnz  # nothing is left of the options
+
+
+@pytest.mark.parametrize("what", REDUCTIONS)
+@pytest.mark.parametrize("name", [None, "top", "all", "inside", "or_and"])
+def test_blocks_are_reduced(device, multiplies, name, what):
+    a, b, options = small_whole_numbers(3), small_whole_numbers(4), OPTIONS[name] if name else Options()
+    stages = []
+    part = outofcore.reduce(a, b, what, device, options=options, report=stages.append)
+    expected = reduce_product(what, a, b, threads=1, options=options)
+    found = result(what, part, N)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    assert np.asarray(found).dtype == np.asarray(expected).dtype
+    back = [stage.nbytes for stage in stages if stage.name == "download"]
+    assert sum(back) <= 8 * (N + 2 * len(back))
+    assert Memory.most <= 1 << 20
+    if name not in ("all", "inside"):  # have factors for all rows
+        some = outofcore.reduce(a.rows(7, 90), b, what, device, options=options, first_row=7)
+        assert len(some.values) in (1, 83, N)
+
+
+def test_what_the_gpu_does_not_do_is_refused(device):
+    a = small_whole_numbers(1)
+    own = Semiring(lambda x, y: x + y, lambda x, y: x, 0)
+    for options, message in (
+        (Options(own), "no C expressions"),
+        (Options(epilogue=Epilogue(apply=abs)), "expression of x in C"),
+    ):
+        with pytest.raises(InputError, match=message):
+            outofcore.multiply(a, a, device, options=options)
+    short = CSR(a.indptr, a.indices, a.data.astype(np.int16), a.shape)
+    with pytest.raises(MatrixError, match="int16 is not multiplied on the GPU"):
+        outofcore.multiply(short, short, device)
+    device.memory_limit = 3 * 8 * N
+    with pytest.raises(MemoryBoundError, match="raise memory_limit"):
+        outofcore.multiply(a, a, device, options=Options(epilogue=EPILOGUES["all"]))
 
 
 def test_slots_go_before_others_come(device):

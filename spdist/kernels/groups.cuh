@@ -1,0 +1,49 @@
+// groups.cuh: rows that a warp takes each, but for long ones, which the whole thread block takes.
+//
+// Launch  block 32 * ROWS, grid ceil_div(nrows, ROWS).
+#pragma once
+#include "common.cuh"
+
+constexpr int ROWS = 8;  // rows that a thread block takes
+
+// The threads that take a row: a warp, or the thread block.
+template <int COUNT> struct Group {
+    static constexpr int WARPS = COUNT, THREADS = 32 * COUNT;
+    static __device__ __forceinline__ int thread() { return COUNT == 1 ? threadIdx.x % 32 : threadIdx.x; }
+    static __device__ __forceinline__ void wait() {
+        if (COUNT == 1) __syncwarp();
+        else __syncthreads();
+    }
+};
+
+// Call visit(group, row, begin, end) for the rows of this thread block: those of more than `longest` entries by all of it,
+// one after the other.
+template <typename Pointer, typename Visit>
+__device__ __forceinline__ void for_rows(const i64 nrows, const Pointer* __restrict__ indptr, const i64 longest,
+                                         const Visit visit) {
+    const i64 first = (i64)blockIdx.x * ROWS, row = first + threadIdx.x / 32;
+    const bool is_long = row < nrows && indptr[row + 1] - indptr[row] > longest;
+    if (row < nrows && !is_long) visit(Group<1>(), row, indptr[row], indptr[row + 1]);
+    if (!__syncthreads_or(is_long)) return;
+    for (i64 r = first; r < min(first + ROWS, nrows); ++r)
+        if (indptr[r + 1] - indptr[r] > longest) visit(Group<ROWS>(), r, indptr[r], indptr[r + 1]);
+}
+
+// Threads of the group before this one for which `holds` is true; `total`: all of them.
+template <int WARPS>
+__device__ __forceinline__ u32 count_before(const bool holds, u32* scratch, u32& total) {
+    const u32 votes = __ballot_sync(FULL_WARP, holds);
+    u32 before = __popc(votes & ((1u << (threadIdx.x % 32)) - 1));
+    total = __popc(votes);
+    if (WARPS == 1) return before;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = total;
+    __syncthreads();
+    total = 0;
+#pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) {
+        if (warp < threadIdx.x / 32) before += scratch[warp];
+        total += scratch[warp];
+    }
+    return before;
+}
