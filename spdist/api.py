@@ -313,7 +313,7 @@ def multiply(
     engine : {"auto", "scipy", "numba", "cuda"}
         What multiplies a block: "auto" picks one of the two of the CPU for each block; "cuda" is a GPU for each worker,
         for all values but integers of 8 or 16 bits. Matrices stored in dense blocks have one kernel on the CPU, and one
-        on the GPU, for float and complex values.
+        on the GPU, the latter for float and complex values.
     memory_limit : int or str, optional
         Bytes on each worker. With the engines of the CPU: what blocks, buffers and waiting results may take beyond what
         the worker holds idle, 2GiB by default. With "cuda": of the GPU's memory, by default 0.9 of what is free.

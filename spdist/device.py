@@ -147,10 +147,8 @@ def through_gpu(
     _check_gpu(method)
     if method == "cuda":
         from spdist.kernels import outofcore
-        from spdist.kernels.gpu_device import Gpu
 
-        gpu = Gpu(memory_limit, deterministic=deterministic, malloc=_pool())
-        return outofcore.multiply(a, b, gpu, options=options)
+        return outofcore.multiply(a, b, _gpu(memory_limit, deterministic), options=options)
     from spdist.kernels import hyspmm
 
     return hyspmm.multiply(a, b, threads=threads)
@@ -166,20 +164,20 @@ def reduce_through_gpu(a: CSR, b: CSR, what: str, memory_limit: int | None, opti
     """
     _check_gpu("cuda")
     from spdist.kernels import outofcore
-    from spdist.kernels.gpu_device import Gpu
 
-    return result(what, outofcore.reduce(a, b, what, Gpu(memory_limit, malloc=_pool()), options=options), b.ncols)
+    return result(what, outofcore.reduce(a, b, what, _gpu(memory_limit), options=options), b.ncols)
 
 
-def _pool() -> Any:
-    """Return what takes device memory from CuPy's pool: what is free again stays there, for the next product."""
+def _gpu(memory_limit: int | None, deterministic: bool = False) -> Any:
+    """Return the GPU; memory that is free again stays in CuPy's pool, for the next product."""
     import cupy
 
-    return cupy.get_default_memory_pool().malloc
+    from spdist.kernels.gpu_device import Gpu
+
+    return Gpu(memory_limit, deterministic=deterministic, malloc=cupy.get_default_memory_pool().malloc)
 
 
 def _check_gpu(method: str) -> None:
-    """Refuse a method of the GPU where there is none."""
     try:
         import cupy
 

@@ -161,45 +161,6 @@ def test_through_a_device_block_by_block(host_gpu, tmp_path, grid):
         assert grid is None or max(rows) >= 3000 * (grid[0] - 1) // grid[0] - 100
 
 
-@pytest.mark.parametrize("grid", [None, (3, 2, 2)])
-def test_block_matrices_through_a_device(host_gpu, grid):
-    a, b = block_matrix(700, 600, 6.0, (3, 2), 1), block_matrix(600, 500, 6.0, (2, 4), 2, "float32")
-    url = "memory://cuda/{}.zarr".format
-    for name, m in (("a", a), ("b", b)):
-        api.save(url(name), m.to_scipy(), overwrite=True)
-    options = {"engine": "cuda", "memory_limit": "1MiB", "check": True, "overwrite": True}
-    report = api.multiply(url("a"), url("b"), url("c"), grid=grid, **options)
-    assert report.verification["ok"]
-    assert 0 < report.peak_memory <= 1 << 20
-    assert report.stages["gpu multiply"]["tasks"] > 1
-    c = api.open_matrix(url("c"))
-    assert_is_block_product(from_rows(c.rows(0, c.nrows)), a, b)
-
-
-def test_block_matrices_from_host_to_host(monkeypatch):
-    runtime, pool = SimpleNamespace(getDevice=lambda: 0), lambda: SimpleNamespace(malloc=None)
-    monkeypatch.setitem(
-        sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime), get_default_memory_pool=pool)
-    )
-    devices = []
-    monkeypatch.setattr(
-        "spdist.kernels.gpu_device.Gpu", lambda limit, **_: devices.append(HostDevice(limit)) or devices[-1]
-    )
-    a = block_matrix(700, 700, 6.0, (3, 3), 1)
-    for m in (a, a.to_scipy()):
-        c = api.matmul(m, m, engine="cuda", memory_limit="1MiB")
-        assert type(c) is type(m)
-        assert_is_block_product(c if isinstance(c, BSR) else from_scipy(c), a, a)
-    assert all(0 < device.most <= 1 << 20 for device in devices)
-
-
-@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
-def test_block_matrices_need_a_gpu_too():
-    a = block_matrix(7, 7, 2.0, (3, 3), 1)
-    with pytest.raises(InputError, match="needs a CUDA device and CuPy"):
-        api.matmul(a, a, engine="cuda")
-
-
 WANTED = {
     "top": {"top_n": 3, "threshold": 0.5},
     "min_plus": {"semiring": "min_plus"},
@@ -246,6 +207,45 @@ def test_reductions_through_a_device(host_gpu, monkeypatch, what, grid):
         expected = spdist.reduce(m, m, what, **wanted | as_mask(wanted, m))
         np.testing.assert_allclose(found, expected, rtol=1e-12)
         assert np.asarray(found).dtype == np.asarray(expected).dtype
+
+
+@pytest.mark.parametrize("grid", [None, (3, 2, 2)])
+def test_block_matrices_through_a_device(host_gpu, grid):
+    a, b = block_matrix(700, 600, 6.0, (3, 2), 1), block_matrix(600, 500, 6.0, (2, 4), 2, "float32")
+    url = "memory://cuda/{}.zarr".format
+    for name, m in (("a", a), ("b", b)):
+        api.save(url(name), m.to_scipy(), overwrite=True)
+    options = {"engine": "cuda", "memory_limit": "1MiB", "check": True, "overwrite": True}
+    report = api.multiply(url("a"), url("b"), url("c"), grid=grid, **options)
+    assert report.verification["ok"]
+    assert 0 < report.peak_memory <= 1 << 20
+    assert report.stages["gpu multiply"]["tasks"] > 1
+    c = api.open_matrix(url("c"))
+    assert_is_block_product(from_rows(c.rows(0, c.nrows)), a, b)
+
+
+def test_block_matrices_from_host_to_host(monkeypatch):
+    runtime = SimpleNamespace(getDevice=lambda: 0)
+    pool = SimpleNamespace(malloc=None)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime), get_default_memory_pool=lambda: pool)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    devices = []
+    monkeypatch.setattr(
+        "spdist.kernels.gpu_device.Gpu", lambda limit, **_: devices.append(HostDevice(limit)) or devices[-1]
+    )
+    a = block_matrix(700, 700, 6.0, (3, 3), 1)
+    for m in (a, a.to_scipy()):
+        c = api.matmul(m, m, engine="cuda", memory_limit="1MiB")
+        assert type(c) is type(m)
+        assert_is_block_product(c if isinstance(c, BSR) else from_scipy(c), a, a)
+    assert all(0 < device.most <= 1 << 20 for device in devices)
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_block_matrices_need_a_gpu_too():
+    a = block_matrix(7, 7, 2.0, (3, 3), 1)
+    with pytest.raises(InputError, match="needs a CUDA device and CuPy"):
+        api.matmul(a, a, engine="cuda")
 
 
 def test_nothing_of_the_gpu_is_kept_after_a_run(host_gpu, tmp_path, monkeypatch):

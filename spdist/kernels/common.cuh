@@ -163,7 +163,7 @@ template <typename T> __device__ __forceinline__ void atomic_fold(T* target, con
     if constexpr (sizeof(T) == 1) {
         int shift;
         u32* word = word_of(target, shift);
-        if (value && !(*(volatile u32*)word >> shift & 1)) atomicOr(word, 1u << shift);
+        if (value) atomicOr(word, 1u << shift);
     } else {
         using Word = typename Unsigned<sizeof(T)>::Type;
         atomicOr(reinterpret_cast<Word*>(target), (Word)value);
@@ -192,8 +192,7 @@ __device__ __forceinline__ void fold_bits(double* target, const double value) {
     else SPDIST_LAST((u64*)target, (u64)bits);
 }
 template <typename T> __device__ __forceinline__ void atomic_fold(T* target, const T value) {
-    const T there = *(volatile T*)target;
-    if (sum_of(there, value) != there) fold_bits(target, value);  // most values change nothing, and NaN never does
+    if (sum_of(zero<T>(), value) == value) fold_bits(target, value);  // NaN changes nothing
 }
 #else
 template <typename T> __device__ __forceinline__ void atomic_fold(T* target, const T value) {

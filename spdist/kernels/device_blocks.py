@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from spdist.csr import CSR, INT32_MAX, Int64Array, block_dtype, blocksize, index_dtype, number_dtype
+from spdist.csr import CSR, INT32_MAX, Int64Array, block_dtype, blocksize, index_dtype, number_dtype, result_dtype
 from spdist.errors import MatrixError
 from spdist.kernels.pinned import Bytes, array_at
 from spdist.kernels.workspace import PAIR_BYTES, aligned
@@ -111,8 +111,9 @@ class Kinds:
         return self.b.itemsize + self.index.itemsize
 
 
-def kinds_of(a: CSR, b: CSR, value: np.dtype[Any]) -> Kinds:
-    """Return the dtypes on the device of a product with values of dtype `value`."""
+def kinds_of(a: CSR, b: CSR, value: np.dtype[Any] | None = None) -> Kinds:
+    """Return the dtypes of a product on the device; `value` of its values, by default of plus and times."""
+    value = result_dtype(a.dtype, b.dtype) if value is None else value
     wide = max(b.nrows, b.ncols) > INT32_MAX
     index = np.dtype(np.int64) if wide else index_dtype(b.ncols)
     # 31 bits count the entries of a block's A, but for a single row: the cutter sees to it.

@@ -309,7 +309,7 @@ class _Product:
     """One product on its way: facts about the rows, the families of rows, C."""
 
     def __init__(
-        self, a: CSR, b: CSR, deterministic: bool, semiring: Semiring = PLUS_TIMES, *, counted: bool = False
+        self, a: CSR, b: CSR, deterministic: bool, semiring: Semiring = PLUS_TIMES, counted: bool = False
     ) -> None:
         import cupy
 
@@ -353,7 +353,7 @@ class _Product:
             # nnz(C) may pass 2^31: begin again with 64-bit offsets.
             left = _wide(self.a)
             right = left if self.b is self.a else _wide(self.b)
-            wide = _Product(left, right, self.deterministic, self.semiring, counted=self.counted)
+            wide = _Product(left, right, self.deterministic, self.semiring, self.counted)
             c = wide._run()
             self.operands, self.work = wide.operands, wide.work
             return CSR(c.indptr.astype(np.int32), c.indices, c.data, c.shape) if c.nnz <= INT32_MAX else c
@@ -373,6 +373,15 @@ class _Product:
         c = self._allocate(indptr, products if small else self._count(in_nodes))
         _side_by_side([functools.partial(rows.fill, x, c) for rows in self.work])
         return self._cut(c) if small else c
+
+    def count(self) -> Any:
+        """Return the entries of each row of C."""
+        if 0 in (self.a.nnz, self.b.nnz, *self.shape):
+            return self.cupy.zeros(self.shape[0], np.uint32)
+        x = self.operands = self._analyse()
+        self.work = self._prepare(self._families(x.facts.class_rows()))
+        _side_by_side([functools.partial(rows.count_entries, x) for rows in self.work])
+        return x.lengths
 
     def _run_at_once(self, number: int, counts: list[int], indptr: Any) -> CSR:
         """Multiply without counting first, but for a sample of the rows, and rows of too many products."""
@@ -412,15 +421,6 @@ class _Product:
             others.counted(x)
         expected = rows.expected(x)
         return expected + expected // workspace.SAMPLE_MARGIN
-
-    def count(self) -> Any:
-        """Return the entries of each row of C."""
-        if 0 in (self.a.nnz, self.b.nnz, *self.shape):
-            return self.cupy.zeros(self.shape[0], np.uint32)
-        x = self.operands = self._analyse()
-        self.work = self._prepare(self._families(x.facts.class_rows()))
-        _side_by_side([functools.partial(rows.count_entries, x) for rows in self.work])
-        return x.lengths
 
     def _is_small(self) -> bool:
         """Whether buffers for all products are small."""

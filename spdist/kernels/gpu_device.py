@@ -15,7 +15,7 @@ import numpy as np
 
 from spdist.bsr import BSR
 from spdist.csr import CSR, blocksize, number_dtype
-from spdist.errors import MemoryBoundError
+from spdist.errors import MatrixError, MemoryBoundError
 from spdist.kernels import bsr_gpu, outofcore, packing
 from spdist.kernels.answers_gpu import Work
 from spdist.kernels.device_blocks import AHEAD_BYTES, Kinds, Part, Staged, cores, lay_out_whole, pool
@@ -145,15 +145,25 @@ class GpuSlot:
                 if self.staged.low:  # A's columns are B's, counted from the first row of all B
                     indices = self.cupy.subtract(a.indices, a.indices.dtype.type(self.staged.low))
                     a = CSR(a.indptr, indices, a.data, a.shape)
-                work = self.device.work
-                self.c, self.held = self.device.make(a, b, self.staged.start)
-                self.room = None if work.reduction is None else work.room(self.c)
+                self._make(a, b)
         except ArenaFullError:
             self.cupy.cuda.Device().synchronize()  # kernels on other streams may use what is given back
             raise
         self._end("multiply", self.stream, self.c.nbytes, begin)
+        work = self.device.work
         self.packed = self._pack() if work.reduction is None else None
         return 0 if work.counts else int(self.c.nnz)
+
+    def _make(self, a: Any, b: Any) -> None:
+        """Make of the block what is wanted."""
+        device, work = self.device, self.device.work
+        assert self.staged is not None
+        if a.data.ndim > 1:
+            self.c = device.product(a, b)
+            self.held = self.c.nnz
+        else:
+            self.c, self.held = work.make(a, b, self.staged.start, device.deterministic)
+            self.room = None if work.reduction is None else work.room(self.c)
 
     def reduce(self, first: int) -> None:
         """Fetch what a reduction makes of C, row 0 of the product being row `first`; returns at once."""
@@ -184,11 +194,10 @@ class GpuSlot:
         """Begin to pack the columns of C into what is left of the slot; None where that does not pay."""
         c, device, arena = self.c, self.device, self.arena
         assert c is not None
-        assert device.kinds is not None
         size = packed_bound(c.shape, c.nnz, c.indices.itemsize)
-        few = device.kinds.blocked or c.nnz < LEAST_PACKED  # columns of dense blocks are a small part of C
-        few = few or c.dtype.kind not in packing.KINDS
-        if device.plain_blocks or few or arena.size - arena.used < size + ALLOCATION:
+        # Columns of dense blocks are a small part of C.
+        small = c.data.ndim > 1 or c.nnz < LEAST_PACKED or c.dtype.kind not in packing.KINDS
+        if device.plain_blocks or small or arena.size - arena.used < size + ALLOCATION:
             device.plain_blocks = max(0, device.plain_blocks - 1)
             return None
         with self.stream, self.cupy.cuda.using_allocator(arena.malloc):
@@ -300,8 +309,8 @@ class Gpu:
         self._kept: tuple[CSR, Kinds] | None = None
         self._slots: list[GpuSlot] = []
         self._slot_bytes = self._b_bytes = self._work_bytes = 0
-        self._b_memory: Any = None  # outlives B, for another of the same size
         self.work = Work(PLAIN, None, (0, 0), np.dtype(np.float64))
+        self._b_memory: Any = None  # outlives B, for another of the same size
         self.plain_blocks = 0 if pack else sys.maxsize
 
     # -- memory --------------------------------------------------------------------------------------------------------
@@ -329,7 +338,12 @@ class Gpu:
         MatrixError
             If the GPU's kernels do not multiply such values.
         """
-        value_type(number_dtype(dtype))
+        number = number_dtype(dtype)
+        value_type(number)
+        if blocksize(dtype) is not None and number.kind not in "fc":
+            raise MatrixError(
+                f"blocks of {number} are not multiplied on the GPU: convert to float32, float64 or complex"
+            )
         work = Work(options, reduction, shape, dtype)
         taken = sum(work.sizes)
         if self._work_bytes or taken > self._work_bytes:
@@ -491,12 +505,10 @@ class Gpu:
             (part.nrows, part.ncols),
         )
 
-    def make(self, a: CSR, b: CSR, first: int) -> tuple[Any, int]:
-        """Return what is made of two such matrices, row `first` of the product the first, and the entries it took."""
-        if a.data.ndim == 1:
-            return self.work.make(a, b, first, self.deterministic)
+    def product(self, a: CSR, b: CSR) -> CSR:
+        """Multiply two matrices whose values are blocks."""
         c = bsr_gpu.multiply(*map(_with_sizes, (a, b)), ones=self.ones if b is self.b else None)
-        return c.pattern(c.data), c.blocks
+        return c.pattern(c.data)
 
     def allocate(self, size: int, /) -> Bytes:
         """Return page-locked memory."""

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from spdist.csr import CSR, Int64Array, empty, index_dtype, result_dtype
+from spdist.csr import CSR, Int64Array, empty, index_dtype
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.device_blocks import (
     COUNT_SHARE,
@@ -199,16 +199,13 @@ class Result:
 
 @dataclass
 class _Flight:
-    """A block on the device: what was sent; once it is multiplied, which rows of the result it fills, and where.
-
-    Or that it is reduced.
-    """
+    """A block on the device: what was sent; once it is multiplied, which rows of C it fills, and where."""
 
     slot: Any
     staged: Staged
     filled: tuple[int, int, int] | None = None
-    target: tuple[Any, ...] = ()
     reduced: bool = False
+    target: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -241,14 +238,13 @@ class Run:
 
     def __post_init__(self) -> None:
         plain, semiring = self.options.plain, self.options.semiring
-        left, right = self.a.dtype, self.b.dtype
-        value = result_dtype(left, right) if plain else semiring.result_dtype(left, right)
-        self.shape = self.a.nrows, self.b.ncols
-        self.options.check(self.shape, value)
-        self.options.check_device()
-        if not plain:
+        value = None if plain else semiring.result_dtype(self.a.dtype, self.b.dtype)
+        if value is not None:
             self.a, self.b = _without_unread(self.a, self.b, semiring.reads, value)
         self.kinds = kinds_of(self.a, self.b, value)
+        self.shape = self.a.nrows, self.b.ncols
+        self.options.check(self.shape, self.kinds.value)
+        self.options.check_device()
         self.memory_limit -= self._begin()
         _, self.b_bytes = lay_out_whole(self.b, self.kinds)
         self.resident = device_shares(self.b_bytes, self.memory_limit).kept > 0

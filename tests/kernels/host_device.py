@@ -80,30 +80,18 @@ class HostSlot:
         if inside is not None:
             a = CSR(a.indptr, b.indices[inside], b.data[inside], a.shape)
         a = CSR(a.indptr, a.indices - a.indices.dtype.type(self.staged.low), a.data, a.shape)
-        self.c, self.held, needed = self._make(a, b)
+        options = of_block(self.device.options, self.staged.start, a.nrows)
+        whole = multiply(a, b) if options.plain else cpu.multiply(a, b, engine="numba", options=options.unfinished)
+        self.c, self.held = whole, whole.nnz
+        if options.finishes:
+            indptr, indices, data = (x.copy() for x in (whole.indptr, whole.indices, whole.data))
+            self.c = cpu.cut(CSR(indptr, indices, data, whole.shape), options)
+        needed = self.staged.nbytes + whole.nbytes
         self.device.most = max(self.device.most, needed if needed <= self.size else 0)
         if needed > room.size:
             raise ArenaFullError(needed)
         self.steps.append("multiply")
         return self.c.nnz
-
-    def _make(self, a: CSR, b: CSR) -> tuple[CSR, int, int]:
-        """Return what is made of a block, the entries it took, and the bytes."""
-        if blocksize(a.dtype) is not None:
-            c = multiply(a, b)
-            return c, c.nnz, self.staged.nbytes + c.nbytes
-        options = of_block(self.device.options, self.staged.start, a.nrows)
-        whole = cpu.multiply(a, b, engine="scipy" if options.plain else "numba", options=options.unfinished)
-        c = whole
-        if options.finishes:
-            indptr, indices, data = (x.copy() for x in (whole.indptr, whole.indices, whole.data))
-            c = cpu.cut(CSR(indptr, indices, data, whole.shape), options)
-        return c, whole.nnz, self.staged.nbytes + whole.nbytes
-
-    @property
-    def is_packing(self) -> bool:
-        """Every other block is, so that both ways are taken."""
-        return self.staged is not None and self.staged.start % 2 == 0
 
     def reduce(self, first: int) -> None:
         self.part = of_rows(self.device.reduction, self.c, first + self.staged.start)
@@ -113,6 +101,11 @@ class HostSlot:
     def take_part(self) -> Part:
         assert self.part is not None
         return self.part
+
+    @property
+    def is_packing(self) -> bool:
+        """Every other block is, so that both ways are taken."""
+        return self.staged is not None and self.staged.start % 2 == 0
 
     def download(self, rows: int, nnz: int, offsets: Any, indices: Any, data: Any) -> None:
         self.pending = [

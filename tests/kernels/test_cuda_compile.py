@@ -85,7 +85,10 @@ def rings(compiler):
         types = f"{value_type(dtype)},int,int"
         kernels = {"rank_rows.cu": f"rank_fill<{types},8,false>", "long_rows.cu": f"long_fill<{types}>"}
         if name in ("min_plus", "or_and", "plus_first c16"):
-            kernels |= {"sort_rows.cu": f"sort_rows<{types},u32,16,8,4>", "node_rows.cu": f"node_fill<{types},2,false>"}
+            kernels |= {
+                "sort_rows.cu": f"sort_rows<{types},u32,16,8,4,false>",
+                "node_rows.cu": f"node_fill<{types},2,false>",
+            }
         defines = ring.defines(dtype)
         if name.startswith("plus_times "):
             kernels["answers.cu"] = answers_gpu.sources(value_type(dtype), "int", "int")["answers.cu"][2]

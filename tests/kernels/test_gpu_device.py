@@ -185,6 +185,10 @@ def multiplies(monkeypatch, allocator):
     def to_device(c):
         return CSR(allocator.of(c.indptr.astype(np.int32)), allocator.of(c.indices), allocator.of(c.data), c.shape)
 
+    def offsets(lengths, dtype):
+        indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(dtype)
+        return allocator.of(indptr), int(indptr[-1])
+
     def multiply_blocks(a, b, ones=None):
         left, right = (
             BSR(m.indptr.astype(np.int64), np.asarray(m.indices), np.asarray(m.data), m.shape) for m in (a, b)
@@ -193,10 +197,6 @@ def multiplies(monkeypatch, allocator):
         c = bsr_cpu.multiply(left, right)
         arrays = c.indptr.astype(np.int32), c.indices, c.data
         return BSR(*map(allocator.of, arrays), c.shape)
-
-    def offsets(lengths, dtype):
-        indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(dtype)
-        return allocator.of(indptr), int(indptr[-1])
 
     def pack(c, out, values):
         assert not values
@@ -212,7 +212,6 @@ def multiplies(monkeypatch, allocator):
         return found
 
     monkeypatch.setattr("spdist.kernels.gpu.multiply", multiply)
-    monkeypatch.setattr("spdist.kernels.bsr_gpu.multiply", multiply_blocks)
     monkeypatch.setattr("spdist.kernels.masks_gpu.multiply", under_mask)
     monkeypatch.setattr("spdist.kernels.gpu.offsets", offsets)
     monkeypatch.setattr(
@@ -220,6 +219,7 @@ def multiplies(monkeypatch, allocator):
         lambda a, b: allocator.of(np.diff(product(a, b, PLUS_TIMES).indptr).astype(np.uint32)),
     )
     monkeypatch.setattr(answers_gpu, "_module", lambda *types: (answers_twin.NAMES, answers_twin.launch))
+    monkeypatch.setattr("spdist.kernels.bsr_gpu.multiply", multiply_blocks)
     monkeypatch.setattr(packing, "pack", pack)
     monkeypatch.setattr(gpu_device, "LEAST_PACKED", 50)
     monkeypatch.setattr(gpu_device, "PLAIN_BLOCKS", 2)
@@ -246,33 +246,6 @@ def test_blocks_go_through_slots(device, multiplies, kind, limit):
     names = Counter(stage.name for stage in stages)
     assert names["download"] == names["multiply"] == names["upload"] == names["prepare"]
     assert 0 < names["pack"] < names["multiply"] or limit == 1 << 24
-
-
-def test_a_small_product_goes_through_one_slot(device, multiplies, monkeypatch):
-    monkeypatch.setattr(outofcore, "SMALL_ENTRIES", 1 << 20)
-    device.memory_limit = 1 << 22
-    a, stages = from_scipy(random_matrix(300, 300, 6.0, 3)), []
-    c, d = outofcore.multiply(a, a, device, report=stages.append), cpu.multiply(a, a, engine="scipy")
-    for x, y in ((c.indptr, d.indptr), (c.indices, d.indices)):
-        assert_array_equal(x, y)
-    assert [stage.name for stage in stages if stage.name == "multiply"] == ["multiply"]
-    assert device.b is None
-
-
-@pytest.mark.parametrize("limit", [1 << 17, 1 << 20, 1 << 24])
-@pytest.mark.parametrize("sides", [(2, 2, 2), (3, 2, 4)])
-def test_values_that_are_blocks_go_through_slots(device, multiplies, sides, limit):
-    a, b = block_matrix(900, 900, 6.0, sides[:2], 1, "float32"), block_matrix(900, 900, 6.0, sides[1:], 2)
-    device.memory_limit = limit
-    rows, stages = b.rows(), []
-    for _ in range(2):  # B is kept for the second
-        c = outofcore.multiply(a.rows(), rows, device, report=stages.append)
-        assert_is_block_product(from_rows(c), a, b)
-    assert (device.ones is None) == (device.b is None)
-    assert device.peak <= limit
-    names = Counter(stage.name for stage in stages)
-    assert names["download"] == names["multiply"] == names["upload"] == names["prepare"]
-    assert names["multiply"] > 2
 
 
 N = 500
@@ -355,6 +328,33 @@ def test_what_the_gpu_does_not_do_is_refused(device):
     device.memory_limit = 3 * 8 * N
     with pytest.raises(MemoryBoundError, match="raise memory_limit"):
         outofcore.multiply(a, a, device, options=Options(epilogue=EPILOGUES["all"]))
+
+
+def test_a_small_product_goes_through_one_slot(device, multiplies, monkeypatch):
+    monkeypatch.setattr(outofcore, "SMALL_ENTRIES", 1 << 20)
+    device.memory_limit = 1 << 22
+    a, stages = from_scipy(random_matrix(300, 300, 6.0, 3)), []
+    c, d = outofcore.multiply(a, a, device, report=stages.append), cpu.multiply(a, a, engine="scipy")
+    for x, y in ((c.indptr, d.indptr), (c.indices, d.indices)):
+        assert_array_equal(x, y)
+    assert [stage.name for stage in stages if stage.name == "multiply"] == ["multiply"]
+    assert device.b is None
+
+
+@pytest.mark.parametrize("limit", [1 << 17, 1 << 20, 1 << 24])
+@pytest.mark.parametrize("sides", [(2, 2, 2), (3, 2, 4)])
+def test_values_that_are_blocks_go_through_slots(device, multiplies, sides, limit):
+    a, b = block_matrix(900, 900, 6.0, sides[:2], 1, "float32"), block_matrix(900, 900, 6.0, sides[1:], 2)
+    device.memory_limit = limit
+    rows, stages = b.rows(), []
+    for _ in range(2):  # B is kept for the second
+        c = outofcore.multiply(a.rows(), rows, device, report=stages.append)
+        assert_is_block_product(from_rows(c), a, b)
+    assert (device.ones is None) == (device.b is None)
+    assert device.peak <= limit
+    names = Counter(stage.name for stage in stages)
+    assert names["download"] == names["multiply"] == names["upload"] == names["prepare"]
+    assert names["multiply"] > 2
 
 
 def test_slots_go_before_others_come(device):

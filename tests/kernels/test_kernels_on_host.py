@@ -1,0 +1,84 @@
+"""Kernels of products and answers, run thread by thread on the host: their tests for the GPU, some of each."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+
+import numpy as np
+import pytest
+
+from spdist.kernels.semirings import SEMIRINGS
+from tests.kernels import host_cupy
+from tests.kernels import test_answers_gpu as answers
+from tests.kernels import test_gpu as products
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None or platform.machine() != "x86_64", reason="needs g++ on x86-64"
+)
+everywhere = answers.everywhere
+"""Every family of kernels at small sizes, and as they are chosen."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(autouse=True)
+def on_host(monkeypatch, folder):
+    with host_cupy.installed(monkeypatch, folder):
+        yield
+
+
+@pytest.mark.parametrize(("ring", "dtype"), [
+    (SEMIRINGS["plus_times"], np.float64), (SEMIRINGS["min_plus"], np.float64), (SEMIRINGS["or_and"], np.bool_),
+    (answers.OWN, np.float32),
+], ids=lambda one: getattr(one, "name", None))  # fmt: skip
+def test_semirings(everywhere, ring, dtype):
+    answers.test_semirings_equal_numpy(None, ring, dtype)
+
+
+@pytest.mark.parametrize("name", ["min_plus", "or_and", "least product"])
+def test_rows_that_thread_blocks_share(name):
+    answers.test_rows_that_thread_blocks_share(name)
+
+
+def test_minus_zero_infinities_and_nan():
+    answers.test_minus_zero_infinities_and_nan()
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "u8", "?"])
+def test_cuts(dtype):
+    for options in answers.CUTS:
+        answers.test_cuts_equal_numpy(options, dtype)
+
+
+def test_values_that_differ_in_their_last_bits_and_nan():
+    answers.test_values_that_differ_in_their_last_bits_and_nan()
+
+
+@pytest.mark.parametrize("dtype", ["f8", "c8"])
+def test_epilogues(dtype):
+    for norm in (None, "l1", "l2", "max"):
+        answers.test_epilogues_equal_numpy(dtype, norm)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "c16", "i4", "?"])
+def test_reductions(dtype):
+    for what in answers.reductions.REDUCTIONS:
+        answers.test_reductions_equal_numpy(dtype, what)
+
+
+@pytest.mark.parametrize("name", ["plus_times", "or_and"])
+@pytest.mark.parametrize("kinds", ["skew skew", "longrow sparse", "dense dense"])
+def test_masks(name, kinds):
+    answers.test_masks_equal_numpy(name, kinds)
+
+
+@pytest.mark.parametrize("entries", [1025, 8193])
+def test_long_rows(entries):
+    for deterministic in (False, True):
+        m = products.long_row(entries, 10_000)
+        c = products.gpu.multiply(products.to_gpu(m), products.to_gpu(m), deterministic=deterministic)
+        products.assert_product(c, m, m)
