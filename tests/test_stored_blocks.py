@@ -83,7 +83,7 @@ def test_blocks_and_numbers_are_refused_with_what_to_do(kept, tmp_path):
     with pytest.raises(InputError, match="engine='scipy' does not multiply block matrices: choose"):
         api.plan(left, left, engine="scipy", memory_limit="1GiB")
     _, integers = kept("i", 60, 60, (2, 2), dtype="int32")
-    with pytest.raises(InputError, match="engine='cuda' multiplies blocks of float and complex values, not int32"):
+    with pytest.raises(InputError, match="engine='cuda' multiplies float and complex values, not int32, in blocks"):
         api.plan(integers, integers, engine="cuda", memory_limit="1GiB")
 
 
