@@ -82,3 +82,14 @@ def test_long_rows(entries):
         m = products.long_row(entries, 10_000)
         c = products.gpu.multiply(products.to_gpu(m), products.to_gpu(m), deterministic=deterministic)
         products.assert_product(c, m, m)
+
+
+@pytest.mark.parametrize("share", [None, 0.0, 0.5, 1.0])
+def test_products(share):
+    """Rows that are counted first, and rows that are made at once, of every family."""
+    equals_scipy = products.test_equals_scipy.hypothesis.inner_test
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        shape, kinds = rng.choice([1, 7, 100, 300, 700], 3).tolist(), rng.choice(products.KINDS, 2).tolist()
+        for everywhere, deterministic in ((False, False), (True, False), (True, True)):
+            equals_scipy(seed, tuple(shape), kinds, products.TYPES[0], deterministic, everywhere, share)
