@@ -24,7 +24,7 @@ from spdist.kernels.options import Epilogue, Options
 from spdist.kernels.reductions import REDUCTIONS, reduce_product, result
 from spdist.kernels.semirings import PLUS_TIMES, SEMIRINGS, Semiring
 from tests.conftest import random_matrix
-from tests.kernels import answers_twin, packing_twin
+from tests.kernels import answers_twin, host_cupy, packing_twin
 from tests.kernels.test_bsr_cpu import assert_is_block_product, block_matrix
 
 KINDS = Kinds(*map(np.dtype, ("f8", "i4", "i4", "f8", "f8")))
@@ -85,28 +85,11 @@ class Event:
         pass
 
 
-class Stream:
-    """A stream that is done at once."""
-
-    ptr = 0
-
-    def __init__(self, **options: bool) -> None:
-        pass
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
+class Stream(host_cupy.Stream):
+    """A stream that is done at once; it waits for what was recorded only."""
 
     def wait_event(self, event: Event) -> None:
         assert event.recorded
-
-    def synchronize(self) -> None:
-        pass
-
-    def record(self) -> Stream:
-        return self
 
 
 def elapsed(begin: Event, end: Event) -> float:
