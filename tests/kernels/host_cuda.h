@@ -105,16 +105,20 @@ inline void start_threads(const unsigned count) {
 }
 
 inline void run_block(const unsigned count) {
-    static const char* text = getenv("HOST_CUDA_ORDER");
-    static const int order = text ? atoi(text) : 0;
+    const char* text = getenv("HOST_CUDA_ORDER");
+    const int order = text ? atoi(text) : 0;
     static uint64_t random = 88172645463325252ull;
+    unsigned places = 32;  // a power of two, so that the changing order has every thread once
+    while (places < count) places *= 2;
     start_threads(count);
     for (bool left = true; left;) {
         left = false;
         bool goes_on = false;
         random ^= random << 13, random ^= random >> 7, random ^= random << 17;  // Marsaglia's xorshift
-        for (unsigned n = 0; n < count; ++n) {
-            Thread& thread = threads[order == 1 ? count - 1 - n : order == 2 ? n ^ (random & (count - 1)) : n];
+        for (unsigned n = 0; n < places; ++n) {
+            const unsigned at = order == 1 ? places - 1 - n : order == 2 ? n ^ (random & (places - 1)) : n;
+            if (at >= count) continue;
+            Thread& thread = threads[at];
             left |= !thread.done;
             if (thread.done || thread.waits != NOTHING) continue;
             current = &thread;

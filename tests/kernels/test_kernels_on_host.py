@@ -93,3 +93,12 @@ def test_products(share):
         shape, kinds = rng.choice([1, 7, 100, 300, 700], 3).tolist(), rng.choice(products.KINDS, 2).tolist()
         for everywhere, deterministic in ((False, False), (True, False), (True, True)):
             equals_scipy(seed, tuple(shape), kinds, products.TYPES[0], deterministic, everywhere, share)
+
+
+@pytest.mark.parametrize("order", ["1", "2"])
+def test_products_whatever_the_order_of_threads(monkeypatch, order):
+    monkeypatch.setenv("HOST_CUDA_ORDER", order)
+    equals_scipy = products.test_equals_scipy.hypothesis.inner_test
+    for seed, kind in enumerate(products.KINDS):
+        for share in (None, 1.0):
+            equals_scipy(seed, (300, 100, 300), (kind, kind), products.TYPES[0], False, True, share)
