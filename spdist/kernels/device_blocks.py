@@ -30,9 +30,9 @@ from spdist.kernels.workspace import PAIR_BYTES, aligned
 BLOCK_BYTES = 320 << 20
 """Bytes of a block that are aimed at where the slot has room for more and B is resident; else larger blocks repeat less
 of B."""
-FIRST_SHARE, GROWTH = 12, 7 / 6
+FIRST_SHARE, GROWTH, BRIEF_GROWTH = 12, 7 / 6, 2.0
 """The first block is so many times smaller, each one after it so many times as large as the one before: all threads
-begin at once, and the device waits for what takes one thread long."""
+begin at once, and the device waits for what takes one thread long; and so many times where nothing needs preparing."""
 FIRST_BYTES = 48 << 20
 """But not smaller than this: for less, the launches would take longer than the copies."""
 MARGIN = 1.25
@@ -294,6 +294,8 @@ class Cutter:
         Bytes of the host's memory for blocks that are sent.
     c_ratio, b_ratio : float
         Entries of C, and entries of B that are sent, for each product.
+    growth : float
+        How many times as large as a block the next one is.
     """
 
     products: Products
@@ -303,6 +305,7 @@ class Cutter:
     ahead: int = AHEAD_BYTES
     c_ratio: float = 1.0
     b_ratio: float = 0.0
+    growth: float = GROWTH
     _next: float = field(init=False)
     _rows: int = field(init=False, default=1)
 
@@ -316,9 +319,13 @@ class Cutter:
 
     def cost(self, start: int, stop: int) -> float:
         """Return the device bytes expected of a block."""
-        entries = MARGIN * self.products.between(start, stop) * self.c_ratio
+        entries = self.products.between(start, stop) * self.c_ratio
+        return self.sent(start, stop) + self.made(entries, stop - start)
+
+    def made(self, entries: float, rows: int) -> float:
+        """Return the device bytes expected of what is made of a block."""
         nbytes = self.kinds.entry + (BLOCK_SCRATCH if self.kinds.blocked else 0)
-        return self.sent(start, stop) + entries * nbytes + (stop - start) * ROW_BYTES
+        return MARGIN * entries * nbytes + rows * ROW_BYTES
 
     def sent(self, start: int, stop: int) -> float:
         """Return the bytes that are expected to be sent of a block."""
@@ -333,16 +340,12 @@ class Cutter:
         """Whether the block from `start` on can be cut without waiting for products to be counted."""
         return self.products.look()[0] >= min(start + 4 * self._rows, len(self.indptr) - 1)
 
-    def begin_large(self) -> None:
-        """Let the first block be as large as any."""
-        self._next = self._most
-
     def next(self, start: int) -> int:
         """Return where the block from `start` on ends: one row at least, products and entries that 31 bits count."""
         stop = self.stop(start, self._next)
         if self.indptr[stop] - self.indptr[start] > INT32_MAX:
             stop = int(np.searchsorted(self.indptr, int(self.indptr[start]) + INT32_MAX, side="right")) - 1
-        self._next = min(GROWTH * self._next, self._most)
+        self._next = min(self.growth * self._next, self._most)
         while stop > start + 1 and self.products.between(start, stop) > INT32_MAX:
             stop = self.middle(start, stop)
         return max(start + 1, stop)
@@ -379,31 +382,108 @@ class Cutter:
 # -- preparation -------------------------------------------------------------------------------------------------------
 
 
-class Stager:
-    """Prepares blocks, ahead and in several threads; `take` hands them out in order.
+class Copier:
+    """Copies rows of A and of B into memory that is sent.
 
     Parameters
     ----------
     a, b : CSR
         On the host.
     kinds : Kinds
+    allocate : callable
+        Takes bytes, returns page-locked memory.
+    """
+
+    def __init__(self, a: CSR, b: CSR, kinds: Kinds, allocate: Callable[[int], Bytes]) -> None:
+        self.a, self.b, self.kinds, self.allocate = a, b, kinds, allocate
+        self.shared = a.indices is b.indices and a.data is b.data
+
+    def cost(self, products: int) -> int:
+        """Return the device bytes that the product takes at most as one block, with so many entries of C."""
+        a, b, kinds = self.a, self.b, self.kinds
+        sent = lay_out(
+            b.nrows, b.ncols, b.nnz, kinds.b, kinds, lay_out(a.nrows, b.nrows, a.nnz, kinds.a, kinds).end
+        ).end
+        return sent + products * kinds.entry + a.nrows * ROW_BYTES + SCRATCH_BYTES
+
+    def whole(self) -> Staged:
+        """Prepare all of A and B as one block, its products not counted."""
+        begin, clock = time.time(), time.perf_counter()
+        found = self._with_window(0, self.a.nrows, 0, self.b.nrows, 0, begin)
+        found.seconds = time.perf_counter() - clock
+        return found
+
+    def _with_window(self, start: int, stop: int, low: int, high: int, products: int, begin: float) -> Staged:
+        """Prepare rows of A with rows [low, high) of B; where A is B, its entries are not sent again."""
+        a, b, kinds = self.a, self.b, self.kinds
+        first, last, of_low = int(a.indptr[start]), int(a.indptr[stop]), int(b.indptr[low])
+        entries = int(b.indptr[high]) - of_low
+        inside = self.shared and of_low <= first and last <= of_low + entries
+        of_a = lay_out(stop - start, high - low, 0 if inside else last - first, kinds.a, kinds)
+        of_b = lay_out(high - low, b.ncols, entries, kinds.b, kinds, of_a.end)
+        memory = self.allocate(of_b.end)
+        self._copy_rows(b, low, high, memory, of_b)
+        array_at(memory, of_b.indices, entries, kinds.index)[:] = b.indices[of_low : of_low + entries]
+        if not inside:
+            self._copy_rows(a, start, stop, memory, of_a)
+            self._copy_columns(first, last, low, memory, of_a)
+            return Staged(start, stop, products, memory, of_a, of_b, begin)
+        self._copy_offsets(a, start, stop, memory, of_a)
+        data, indices = (at + (first - of_low) * kind.itemsize
+                         for at, kind in ((of_b.data, kinds.b), (of_b.indices, kinds.index)))  # fmt: skip
+        of_a = of_a._replace(nnz=last - first, data=data, indices=indices)
+        return Staged(start, stop, products, memory, of_a, of_b, begin, low=low)
+
+    def _copy_rows(self, m: CSR, start: int, stop: int, memory: Bytes, part: Part) -> None:
+        """Copy values and offsets of rows of a matrix."""
+        first, last = int(m.indptr[start]), int(m.indptr[stop])
+        array_at(memory, part.data, last - first, part.value)[:] = m.data[first:last]
+        self._copy_offsets(m, start, stop, memory, part)
+
+    def _copy_offsets(self, m: CSR, start: int, stop: int, memory: Bytes, part: Part) -> None:
+        """Copy where rows of a matrix begin, counted from the first of them."""
+        first = int(m.indptr[start])
+        offsets = array_at(memory, part.indptr, stop - start + 1, self.kinds.pointer)
+        np.subtract(m.indptr[start : stop + 1], first, out=offsets, casting="unsafe")
+
+    def _copy_columns(self, first: int, last: int, low: int, memory: Bytes, part: Part) -> None:
+        """Copy the columns of entries of A, counted from row `low` of B."""
+        columns = array_at(memory, part.indices, last - first, self.kinds.index)
+        if low:
+            np.subtract(self.a.indices[first:last], low, out=columns, casting="unsafe")
+        else:
+            columns[:] = self.a.indices[first:last]
+
+
+class Stager(Copier):
+    """Prepares blocks, ahead and in several threads; `take` hands them out in order.
+
+    Parameters
+    ----------
+    a, b, kinds, allocate
+        As for `Copier`.
     resident : bool
         Whether B is on the device, so that blocks come without.
     cutter : Cutter
-    allocate : callable
-        Takes bytes, returns page-locked memory.
+    first : int
+        The row to begin with.
     """
 
     def __init__(
         self, a: CSR, b: CSR, kinds: Kinds, resident: bool, cutter: Cutter, allocate: Callable[[int], Bytes],
         first: int = 0,
     ) -> None:  # fmt: skip
-        self.a, self.b, self.kinds, self.resident = a, b, kinds, resident
-        self.cutter, self.allocate, self.at = cutter, allocate, first
+        super().__init__(a, b, kinds, allocate)
+        self.resident, self.cutter, self.at = resident, cutter, first
         self.threads = max(1, int(STAGE_SHARE * cores()))
         self.ahead: collections.deque[Future[Staged]] = collections.deque()
         self.local = threading.local()
         self.recent = 0
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether blocks are no more than offsets, as A lies in the B that is resident: no thread is woken for them."""
+        return self.resident and self.shared
 
     @property
     def is_ready(self) -> bool:
@@ -412,14 +492,14 @@ class Stager:
 
     def take(self) -> Staged | None:
         """Return the next block; None after the last."""
-        wanted = max(2, min(self.threads + 1, self.cutter.ahead // max(self.recent, 1) - 2))
+        wanted = 1 if self.is_brief else max(2, min(self.threads + 1, self.cutter.ahead // max(self.recent, 1) - 2))
         # While the first of them is prepared one may as well wait for what the next needs.
         while (
             self.at < self.a.nrows and len(self.ahead) < wanted and (not self.is_ready or self.cutter.is_ready(self.at))
         ):
             stop = self.cutter.next(self.at)
             only = not self.ahead and stop == self.a.nrows
-            submit = now if only else pool(self.threads).submit
+            submit = now if only or self.is_brief else pool(self.threads).submit
             self.ahead.append(submit(self.stage, self.at, stop))
             self.at = stop
         if not self.ahead:
@@ -451,11 +531,10 @@ class Stager:
         if not self.resident:
             found = self._with_b(start, stop, products, begin)
         else:
-            inside = self.a.indices is self.b.indices and self.a.data is self.b.data
-            part = lay_out(stop - start, self.b.nrows, 0 if inside else last - first, self.kinds.a, self.kinds)
+            part = lay_out(stop - start, self.b.nrows, 0 if self.shared else last - first, self.kinds.a, self.kinds)
             memory = self.allocate(part.end)
             found = Staged(start, stop, products, memory, part, None, begin)
-            if inside:
+            if self.shared:
                 found.inside = slice(first, last)
                 self._copy_offsets(self.a, start, stop, memory, part)
             else:
@@ -485,53 +564,12 @@ class Stager:
         self._copy_distinct(first, last, (bits, places), words, memory, of_a, of_b)
         return Staged(start, stop, products, memory, of_a, of_b, begin)
 
-    def _with_window(self, start: int, stop: int, low: int, high: int, products: int, begin: float) -> Staged:
-        """Prepare rows of A with rows [low, high) of B; where A is B, its entries are not sent again."""
-        a, b, kinds = self.a, self.b, self.kinds
-        first, last, of_low = int(a.indptr[start]), int(a.indptr[stop]), int(b.indptr[low])
-        entries = int(b.indptr[high]) - of_low
-        inside = a.indices is b.indices and a.data is b.data and of_low <= first and last <= of_low + entries
-        of_a = lay_out(stop - start, high - low, 0 if inside else last - first, kinds.a, kinds)
-        of_b = lay_out(high - low, b.ncols, entries, kinds.b, kinds, of_a.end)
-        memory = self.allocate(of_b.end)
-        self._copy_rows(b, low, high, memory, of_b)
-        array_at(memory, of_b.indices, entries, kinds.index)[:] = b.indices[of_low : of_low + entries]
-        if not inside:
-            self._copy_rows(a, start, stop, memory, of_a)
-            self._copy_columns(first, last, low, memory, of_a)
-            return Staged(start, stop, products, memory, of_a, of_b, begin)
-        self._copy_offsets(a, start, stop, memory, of_a)
-        data, indices = (at + (first - of_low) * kind.itemsize
-                         for at, kind in ((of_b.data, kinds.b), (of_b.indices, kinds.index)))  # fmt: skip
-        of_a = of_a._replace(nnz=last - first, data=data, indices=indices)
-        return Staged(start, stop, products, memory, of_a, of_b, begin, low=low)
-
     def _scratch(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return a bit for each row of B, zero, and the number of the first of each word; of this thread alone."""
         if not hasattr(self.local, "bits"):
             words = self.b.nrows // 64 + 1
             self.local.bits, self.local.places = np.zeros(words, np.uint64), np.empty(words, np.uint32)
         return self.local.bits, self.local.places
-
-    def _copy_rows(self, m: CSR, start: int, stop: int, memory: Bytes, part: Part) -> None:
-        """Copy values and offsets of rows of a matrix."""
-        first, last = int(m.indptr[start]), int(m.indptr[stop])
-        array_at(memory, part.data, last - first, part.value)[:] = m.data[first:last]
-        self._copy_offsets(m, start, stop, memory, part)
-
-    def _copy_offsets(self, m: CSR, start: int, stop: int, memory: Bytes, part: Part) -> None:
-        """Copy where rows of a matrix begin, counted from the first of them."""
-        first = int(m.indptr[start])
-        offsets = array_at(memory, part.indptr, stop - start + 1, self.kinds.pointer)
-        np.subtract(m.indptr[start : stop + 1], first, out=offsets, casting="unsafe")
-
-    def _copy_columns(self, first: int, last: int, low: int, memory: Bytes, part: Part) -> None:
-        """Copy the columns of entries of A, counted from row `low` of B."""
-        columns = array_at(memory, part.indices, last - first, self.kinds.index)
-        if low:
-            np.subtract(self.a.indices[first:last], low, out=columns, casting="unsafe")
-        else:
-            columns[:] = self.a.indices[first:last]
 
     def _copy_distinct(
         self, first: int, last: int, scratch: Any, words: Any, memory: Bytes, of_a: Part, of_b: Part

@@ -8,7 +8,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import wait
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,8 @@ from spdist.text import format_bytes
 
 FREE_SHARE = 0.9
 """Of the GPU's free memory, the limit where none is given."""
-PIECE = 8 << 20
-"""Bytes that a thread copies to page-locked memory at a time on the way to the GPU."""
+PIECE = 4 << 20
+"""Bytes that a thread copies to page-locked memory at a time on the way to the GPU; more or fewer take longer."""
 STEPS = "upload", "multiply", "reduce", "pack", "download"
 LEAST_PACKED = 1 << 22
 """Entries of C for which packing is tried."""
@@ -304,6 +304,7 @@ class Gpu:
         self.b: CSR | None = None
         self.ones: Any = None
         self.up, self.down = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+        self._number = cupy.cuda.Device()  # which threads must say too
         self.peak = 0
         self.kinds: Kinds | None = None
         self._kept: tuple[CSR, Kinds] | None = None
@@ -362,7 +363,7 @@ class Gpu:
         sums = work.sums_of_columns
         for values, size in zip((*work.factors, sums), work.sizes, strict=True):
             if values is not None:
-                self._send(values, values.dtype, memory.ptr + offset)
+                self._send((values, values.dtype, memory.ptr + offset))
             arrays.append(None if values is None else self.cupy.ndarray((len(values),), values.dtype, memory + offset))
             offset += size
         work.take(arrays)
@@ -414,6 +415,8 @@ class Gpu:
         )  # fmt: skip
 
     def _forget(self) -> None:
+        if self._kept is not None:
+            self.up.synchronize()  # B's arrays may be on their way
         self.b, self.ones, self._kept = None, None, None
 
     def keep(self, b: CSR | None, kinds: Kinds) -> bool:
@@ -440,9 +443,11 @@ class Gpu:
             self._b_bytes = size
             self._note()
         memory = self._b_memory
-        self._send(b.data, kinds.b, memory.ptr + part.data)
-        self._send(b.indices, kinds.index, memory.ptr + part.indices)
-        self._send(b.indptr, kinds.pointer, memory.ptr + part.indptr)
+        self._send(
+            (b.data, kinds.b, memory.ptr + part.data),
+            (b.indices, kinds.index, memory.ptr + part.indices),
+            (b.indptr, kinds.pointer, memory.ptr + part.indptr),
+        )
         self.b = self.matrix(memory, part)
         if kinds.blocked:
             self.ones = self.cupy.ndarray((b.nnz,), np.float32, memory + part.end)
@@ -451,37 +456,49 @@ class Gpu:
         self._kept = b, kinds
         return True
 
-    def _send(self, array: Any, dtype: np.dtype[Any], target: int) -> None:
-        """Copy an array to the GPU as `dtype`, by way of page-locked memory that several threads fill."""
-        step = PIECE // dtype.itemsize
+    def _send(self, *arrays: tuple[Any, np.dtype[Any], int]) -> None:
+        """Copy arrays, each as a dtype to an address; those in page-locked memory are still on their way after it.
+
+        Others go by way of page-locked memory that threads fill, each of which sends what it has filled.
+        """
         runtime, stream = self.cupy.cuda.runtime, self.up
-        if array.dtype == dtype and self._is_locked(array):
-            runtime.memcpyAsync(target, array.ctypes.data, array.nbytes, runtime.memcpyHostToDevice, stream.ptr)
-            stream.synchronize()
+        pieces: list[tuple[Any, np.dtype[Any], int]] = []
+        for array, dtype, target in arrays:
+            if array.dtype == dtype and self._is_locked(array):
+                runtime.memcpyAsync(target, array.ctypes.data, array.nbytes, runtime.memcpyHostToDevice, stream.ptr)
+                continue
+            step = PIECE // dtype.itemsize
+            pieces.extend(
+                (array[first : first + step], dtype, target + first * dtype.itemsize)
+                for first in range(0, len(array), step)
+            )
+        threads = min(len(pieces), cores())
+        if threads < 2:
+            self._send_pieces(pieces)
             return
+        submit = pool(cores(), "send").submit
+        jobs = [submit(self._send_pieces, pieces[first::threads]) for first in range(threads)]
+        wait(jobs)
+        for job in jobs:
+            job.result()
 
-        def fill(first: int) -> Any:
-            count = min(step, len(array) - first)
-            piece = array_at(pinned(count * dtype.itemsize), 0, count, dtype)
-            piece[:] = array[first : first + count]
-            return piece
-
-        threads = cores()
-        firsts = iter(range(0, len(array), step))
-        ahead: collections.deque[tuple[int, Future[Any]]] = collections.deque()
-        flying: collections.deque[tuple[Any, Any]] = collections.deque()
-        while True:
-            new = itertools.islice(firsts, 2 * threads - len(ahead))
-            ahead.extend((first, pool(threads, "send").submit(fill, first)) for first in new)
-            if not ahead:
-                break
-            first, filled = ahead.popleft()
-            piece, where = filled.result(), target + first * dtype.itemsize
-            runtime.memcpyAsync(where, piece.ctypes.data, piece.nbytes, runtime.memcpyHostToDevice, stream.ptr)
-            flying.append((stream.record(), piece))
-            if len(flying) > threads:
-                flying.popleft()[0].synchronize()
-        stream.synchronize()
+    def _send_pieces(self, pieces: list[tuple[Any, np.dtype[Any], int]]) -> None:
+        """Copy pieces by way of page-locked memory: one is filled while the one before is on its way."""
+        runtime, stream = self.cupy.cuda.runtime, self.up
+        self._number.use()
+        flying: collections.deque[tuple[Any, Bytes]] = collections.deque()
+        for values, dtype, target in pieces:
+            if len(flying) < 2:
+                memory = pinned(PIECE)
+            else:
+                event, memory = flying.popleft()
+                event.synchronize()
+            piece = array_at(memory, 0, len(values), dtype)
+            piece[:] = values
+            runtime.memcpyAsync(target, piece.ctypes.data, piece.nbytes, runtime.memcpyHostToDevice, stream.ptr)
+            flying.append((stream.record(), memory))
+        for event, _ in flying:
+            event.synchronize()
 
     def _is_locked(self, array: Any) -> bool:
         """Whether the GPU copies from an array as it is."""

@@ -21,6 +21,7 @@ University, 2015: equations 3 and 5, and the pipeline of section 3.4.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import itertools
 import logging
@@ -31,12 +32,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from spdist.csr import CSR, Int64Array, empty, index_dtype
+from spdist.csr import CSR, INT32_MAX, Int64Array, empty, index_dtype
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.device_blocks import (
+    BRIEF_GROWTH,
     COUNT_SHARE,
     FIRST_SHARE,
     MARGIN,
+    Copier,
     Cutter,
     Kinds,
     Products,
@@ -65,8 +68,8 @@ where they bring their rows of it."""
 
 
 SMALL_ENTRIES, SMALL_PRODUCTS = 1 << 20, 1 << 24
-"""Entries of A and of B, and products, up to which C is not estimated (it has as many entries as products, for all one
-knows), B comes with its block, and no threads are woken."""
+"""Entries of A and of B, and products to be expected from these numbers, up to which a product is one block that brings
+all of A and B, and no threads are woken; if its slot has room for C whatever that comes to."""
 
 
 class ArenaFullError(Exception):
@@ -220,6 +223,8 @@ class Run:
         What messages, and reductions, call row 0 of A.
     options : Options
         What becomes of rows on the device.
+    alone : bool
+        Whether the product was a single block, which brought all of A and B.
     reduction : str, optional
         What is made of C, instead of C.
     """
@@ -253,6 +258,7 @@ class Run:
         self.finishing: collections.deque[list[Future[None]]] = collections.deque()
         self.slots: list[Any] = []
         self.stager: Any = None
+        self.alone = False
         self.per_entry, self.kept = 0.0, 1.0
         self.parts: list[Part] = []
 
@@ -287,28 +293,70 @@ class Run:
 
     def _run(self) -> None:
         """Take the rows through the device."""
-        self.products = Products(self.a, self.b, max(1, int(COUNT_SHARE * cores())))
         try:
-            self.small = max(self.a.nnz, self.b.nnz) <= SMALL_ENTRIES and self.total <= SMALL_PRODUCTS
-            self._settle()
-            ratio = 0.0 if self.resident else 1.0
-            size, ahead = self.slots[0].size, self.device.ahead
-            self.cutter = Cutter(self.products, self.a.indptr, self.kinds, size, ahead, b_ratio=ratio)
-            self.stager = self._stager(self.a, self.cutter, self.start)
-            if self.small:
-                self.cutter.begin_large()
-            else:
-                self._learn_from_sample()
-            self._loop()
+            if not (self._is_small and self._run_as_one()):
+                self._run_in_blocks()
         except BaseException:
             self._close()
             raise
         for error in self._close():
             raise error
 
+    @property
+    def _is_small(self) -> bool:
+        """Whether all rows are wanted, and so few entries come to so few products that one block takes least time."""
+        a, b = self.a, self.b
+        few = max(a.nnz, b.nnz) <= SMALL_ENTRIES and a.nnz * b.nnz <= SMALL_PRODUCTS * b.nrows
+        return few and not self.kinds.blocked and self.start == 0 and self.capacity is None
+
+    def _run_as_one(self) -> bool:
+        """Take all rows through the device as one block; return False where a slot may have no room for their C."""
+        resident, self.resident = self.resident, False
+        self._take_slots(self.pairs)
+        slot, copier = self.slots[0], Copier(self.a, self.b, self.kinds, self.device.allocate)
+        most = self.a.nnz * int(np.max(np.diff(self.b.indptr), initial=0))
+        if 0 <= most <= INT32_MAX and copier.cost(most) <= slot.size:
+            self.device.keep(None, self.kinds)
+            flight = self._send(slot, copier.whole())
+            with contextlib.suppress(ArenaFullError):
+                nnz = slot.multiply()
+                self.alone = True
+                self.result = Result(self.a.nrows, self.b.ncols, nnz, self.kinds, self.device.allocate)
+                if self.reduction is None:
+                    self._fill(flight, self.a.nrows, nnz)
+                else:
+                    self._reduce(flight)
+                self._land_all()
+        self.resident = resident and not self.alone
+        return self.alone
+
+    def _run_in_blocks(self) -> None:
+        """Take the rows through the device, several blocks at once."""
+        self.products = Products(self.a, self.b, max(1, int(COUNT_SHARE * cores())))
+        try:
+            self._settle()
+            ratio = 0.0 if self.resident else 1.0
+            size, ahead = self.slots[0].size, self.device.ahead
+            self.cutter = Cutter(self.products, self.a.indptr, self.kinds, size, ahead, b_ratio=ratio)
+            self.stager = self._stager(self.a, self.cutter, self.start)
+            if self.stager.is_brief:
+                self.cutter.growth = BRIEF_GROWTH
+            if not self._is_learnt_on_the_way:
+                self._learn_from_sample()
+            self._loop()
+        finally:
+            self.products.cancel()
+
+    @property
+    def _is_learnt_on_the_way(self) -> bool:
+        """Whether blocks are cut one by one, and a slot has room for all products: then no sample is needed first."""
+        if not self.stager.is_brief:
+            return False
+        self.products.through(min(self.start + 1, self.a.nrows))
+        return bool(self.cutter.made(self._expect_products(), self.a.nrows) <= self.slots[0].size)
+
     def _close(self) -> list[Exception]:
         """Wait for all that is under way, whatever fails; return the errors."""
-        self.products.cancel()
         if self.stager is not None:
             self.stager.close()
         errors = []
@@ -321,7 +369,6 @@ class Run:
 
     def _settle(self) -> None:
         """Take the device's memory: for slots, and for B if it stays there."""
-        self.resident = self.resident and not self.small
         self._take_slots(self.pairs)
         if self.resident and self.device.keep(self.b, self.kinds):
             return
@@ -481,7 +528,7 @@ class Run:
                               flight.staged.nbytes))  # fmt: skip
             if flight.filled:
                 jobs = [functools.partial(self.result.shift, *flight.filled), *flight.slot.take_work()]
-                submit = now if self.small else pool(cores(), "finish").submit
+                submit = now if self.alone else pool(cores(), "finish").submit
                 self.finishing.append([submit(job) for job in jobs])
                 self._finish(PAIRS)  # else C would come back faster than it is unpacked
             if flight.reduced and self.reduction != "column_sums":
@@ -505,10 +552,14 @@ class Run:
             return self._split(flight, needed)
         if self.reduction is None:
             return self._fetch(flight, nnz)
+        self._reduce(flight)
+        return True
+
+    def _reduce(self, flight: _Flight) -> None:
+        """Send for what the reduction makes of a block's C."""
         flight.slot.reduce(self.first_row)
         flight.reduced = True
         self.flying.append(flight)
-        return True
 
     def _split(self, flight: _Flight, needed: int) -> bool:
         """Multiply the halves of a block whose C has no room in its slot."""

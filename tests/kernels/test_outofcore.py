@@ -99,7 +99,7 @@ def test_values_that_are_blocks(kind, sides, limit):
     c = outofcore.multiply(left, right, device, report=stages.append)
     assert_is_block_product(from_rows(c), a, from_rows(right))
     assert device.most <= limit
-    assert (len({stage.start for stage in stages}) > 1) == (limit < 1 << 28)
+    assert (len({stage.start for stage in stages}) > 2) == (limit < 1 << 28)
     part = outofcore.multiply_rows(left, right, 5, 1000, HostDevice(limit))
     assert_same(part, c.rows(5, 5 + part.nrows))
     assert part.nnz <= 1000 < c.indptr[6 + part.nrows] - c.indptr[5]
@@ -188,6 +188,23 @@ def test_c_has_room_before_all_is_counted(monkeypatch, capacity):
     assert_same(c, whole.rows(0, c.nrows))
     assert c.nrows == (10 if capacity == 10 else whole.nrows)
     assert capacity == 10 or len(sizes) > 1
+
+
+@pytest.mark.parametrize("scale", [1, 100])
+def test_blocks_of_a_resident_square_need_no_sample(monkeypatch, scale):
+    """They are cut one by one, each by what those before came to, and no thread is woken to prepare them."""
+    learn, tasks, wake = [], [], device_blocks.pool
+    learnt = outofcore.Run._learn_from_sample
+    monkeypatch.setattr(outofcore.Run, "_learn_from_sample", lambda run: learn.append(run) or learnt(run))
+    monkeypatch.setattr(device_blocks, "pool", lambda count, *task: tasks.append(task) or wake(count, *task))
+    a, device = from_scipy(random_matrix(3000, 3000, 5.0, 4)), HostDevice(scale << 21)
+    assert_same(outofcore.multiply(a, a, device), oracle(a, a))
+    assert device.b is a
+    assert bool(learn) == (scale == 1)  # all products might not have room in a slot
+    assert () not in tasks
+    b = CSR(a.indptr, a.indices.copy(), a.data, a.shape)
+    assert_same(outofcore.multiply(a, b, HostDevice(1 << 21)), oracle(a, a))
+    assert () in tasks
 
 
 @pytest.mark.parametrize("limit", [1 << 14, 1 << 25])
@@ -293,8 +310,8 @@ def test_a_bad_row_is_called_by_its_number():
 
 def test_what_was_done_before_the_capacity_was_reached_is_reported():
     seen: list[outofcore.Stage] = []
-    a = from_scipy(random_matrix(300, 300, 4.0, 7))
-    outofcore.multiply_rows(a, a, 0, 1000, HostDevice(1 << 20), report=seen.append)
+    a, b = (from_scipy(random_matrix(300, 300, 4.0, 7)) for _ in range(2))
+    outofcore.multiply_rows(a, b, 0, 1000, HostDevice(1 << 20), report=seen.append)
     assert [stage.name for stage in seen] == ["upload", "multiply", "download", "prepare"]
 
 
