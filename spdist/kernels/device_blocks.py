@@ -35,6 +35,8 @@ FIRST_SHARE, GROWTH, BRIEF_GROWTH = 12, 7 / 6, 2.0
 begin at once, and the device waits for what takes one thread long; and so many times where nothing needs preparing."""
 FIRST_BYTES = 48 << 20
 """But not smaller than this: for less, the launches would take longer than the copies."""
+LAST_BYTES = 32 << 20
+"""Nor are the last blocks, each of which is at most half of what is left."""
 MARGIN = 1.25
 """By how much what is expected of a block is raised."""
 ROW_BYTES = 64
@@ -49,6 +51,8 @@ AHEAD_BYTES = 4 << 30
 """Page-locked memory for blocks that are prepared ahead, and on their way, where the device has no limit for it."""
 LEAST_AHEAD = 4
 """Blocks that this must hold: one is prepared, one waits, two are on their way."""
+MOST_CUT = 2
+"""Blocks that are cut before the next one is handed out, if that is prepared."""
 FINE = 32
 """Parts of its rows to which a block's end is found."""
 NICE = 10
@@ -153,8 +157,8 @@ class Staged:
         When its preparation began, in seconds since 1970, and how long it took.
     low : int
         What is to be taken off A's columns, where these are not sent apart from B's.
-    inside : slice, optional
-        A's entries among those of the B that is resident, where they are not sent: A has only offsets in `memory`.
+    inside : bool
+        Whether A is those rows of the B that is resident: nothing is sent.
     """
 
     start: int
@@ -166,7 +170,7 @@ class Staged:
     begin: float
     seconds: float = 0.0
     low: int = 0
-    inside: slice | None = None
+    inside: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -259,11 +263,50 @@ class Products:
         self.through(stop)
         return int(self.before[stop] - self.before[start])
 
+    def most(self, start: int) -> int:
+        """Return how many products the rows from `start` on have; waits until they are counted."""
+        return self.between(start, len(self.before) - 1)
+
     def cancel(self) -> None:
         """Wait for the threads, whose arrays are about to go."""
         for _, _, future in self.coming:
             future.cancel()
         wait(future for _, _, future in self.coming)
+
+
+class Expected:
+    """The products of rows as B's mean row makes one expect them, in the place of `Products`: nothing is counted.
+
+    Parameters
+    ----------
+    a, b : CSR
+    """
+
+    def __init__(self, a: CSR, b: CSR) -> None:
+        self.indptr, self.mean = a.indptr, b.nnz / max(b.nrows, 1)
+        self.longest = int(np.max(np.diff(b.indptr), initial=0))
+
+    @functools.cached_property
+    def before(self) -> Int64Array:
+        """As of `Products`."""
+        before: Int64Array = ((self.indptr - self.indptr[0]) * self.mean).astype(np.int64)
+        return before
+
+    def look(self) -> tuple[int, int]:
+        """Return the number of all rows, and how many products are expected of them."""
+        nrows = len(self.indptr) - 1
+        return nrows, self.between(0, nrows)
+
+    def between(self, start: int, stop: int) -> int:
+        """Return the products expected of rows [start, stop)."""
+        return int(float(self.indptr[stop] - self.indptr[start]) * self.mean)
+
+    def most(self, start: int) -> int:
+        """Return how many products the rows from `start` on have at most."""
+        return int(self.indptr[-1] - self.indptr[start]) * self.longest
+
+    def cancel(self) -> None:
+        """Do nothing: no thread is at work."""
 
 
 def bad_row(row: Any, ncols: int) -> MatrixError:
@@ -284,7 +327,7 @@ class Cutter:
 
     Attributes
     ----------
-    products : Products
+    products : Products or Expected
     indptr : (nrows + 1,) int64
         Of A.
     kinds : Kinds
@@ -298,7 +341,7 @@ class Cutter:
         How many times as large as a block the next one is.
     """
 
-    products: Products
+    products: Products | Expected
     indptr: Int64Array
     kinds: Kinds
     room: int
@@ -342,6 +385,9 @@ class Cutter:
 
     def next(self, start: int) -> int:
         """Return where the block from `start` on ends: one row at least, products and entries that 31 bits count."""
+        nrows = len(self.indptr) - 1
+        if self.products.look()[0] == nrows and (left := self.cost(start, nrows)) > 2 * LAST_BYTES:
+            self._next = min(self._next, left / 2)  # nothing else goes on while the last block comes back
         stop = self.stop(start, self._next)
         if self.indptr[stop] - self.indptr[start] > INT32_MAX:
             stop = int(np.searchsorted(self.indptr, int(self.indptr[start]) + INT32_MAX, side="right")) - 1
@@ -482,7 +528,7 @@ class Stager(Copier):
 
     @property
     def is_brief(self) -> bool:
-        """Whether blocks are no more than offsets, as A lies in the B that is resident: no thread is woken for them."""
+        """Whether A lies in the B that is resident, so that there is nothing to prepare and no thread is woken."""
         return self.resident and self.shared
 
     @property
@@ -493,15 +539,18 @@ class Stager(Copier):
     def take(self) -> Staged | None:
         """Return the next block; None after the last."""
         wanted = 1 if self.is_brief else max(2, min(self.threads + 1, self.cutter.ahead // max(self.recent, 1) - 2))
-        # While the first of them is prepared one may as well wait for what the next needs.
+        # While the first of them is prepared one may as well wait for what the next needs; else the device waits.
+        new = 0
         while (
-            self.at < self.a.nrows and len(self.ahead) < wanted and (not self.is_ready or self.cutter.is_ready(self.at))
+            self.at < self.a.nrows
+            and len(self.ahead) < wanted
+            and (not self.is_ready or (new < MOST_CUT and self.cutter.is_ready(self.at)))
         ):
             stop = self.cutter.next(self.at)
             only = not self.ahead and stop == self.a.nrows
             submit = now if only or self.is_brief else pool(self.threads).submit
             self.ahead.append(submit(self.stage, self.at, stop))
-            self.at = stop
+            self.at, new = stop, new + 1
         if not self.ahead:
             return None
         staged = self.ahead.popleft().result()
@@ -527,19 +576,18 @@ class Stager(Copier):
         """Prepare rows [start, stop)."""
         begin, clock = time.time(), time.perf_counter()
         products = self.cutter.products.between(start, stop)
-        first, last = int(self.a.indptr[start]), int(self.a.indptr[stop])
         if not self.resident:
             found = self._with_b(start, stop, products, begin)
+        elif self.shared:
+            part = Part(stop - start, self.b.nrows, 0, self.kinds.a, 0, 0, 0, 0)
+            found = Staged(start, stop, products, np.empty(0, np.uint8), part, None, begin, inside=True)
         else:
-            part = lay_out(stop - start, self.b.nrows, 0 if self.shared else last - first, self.kinds.a, self.kinds)
+            first, last = int(self.a.indptr[start]), int(self.a.indptr[stop])
+            part = lay_out(stop - start, self.b.nrows, last - first, self.kinds.a, self.kinds)
             memory = self.allocate(part.end)
             found = Staged(start, stop, products, memory, part, None, begin)
-            if self.shared:
-                found.inside = slice(first, last)
-                self._copy_offsets(self.a, start, stop, memory, part)
-            else:
-                self._copy_rows(self.a, start, stop, memory, part)
-                self._copy_columns(first, last, 0, memory, part)
+            self._copy_rows(self.a, start, stop, memory, part)
+            self._copy_columns(first, last, 0, memory, part)
         found.seconds = time.perf_counter() - clock
         return found
 

@@ -125,8 +125,9 @@ class GpuSlot:
         self.arena.reset(staged.nbytes)
         runtime, stream = self.cupy.cuda.runtime, self.device.up
         begin = self._begin("upload", stream)
-        source, target = staged.memory.ctypes.data, self.arena.memory.ptr
-        runtime.memcpyAsync(target, source, staged.nbytes, runtime.memcpyHostToDevice, stream.ptr)
+        if staged.nbytes:
+            source, target = staged.memory.ctypes.data, self.arena.memory.ptr
+            runtime.memcpyAsync(target, source, staged.nbytes, runtime.memcpyHostToDevice, stream.ptr)
         self._end("upload", stream, staged.nbytes, begin)
 
     def multiply(self) -> int:
@@ -134,18 +135,12 @@ class GpuSlot:
         assert self.staged is not None
         if self.staged.nbytes > self.size:
             raise ArenaFullError(self.staged.nbytes)
-        a = self.device.matrix(self.arena.memory, self.staged.a)
         b = self.device.b if self.staged.b is None else self.device.matrix(self.arena.memory, self.staged.b)
         assert b is not None
-        if self.staged.inside is not None:
-            a = CSR(a.indptr, b.indices[self.staged.inside], b.data[self.staged.inside], a.shape)
         begin = self._begin("multiply", self.stream, "upload")
         try:
             with self.stream, self.cupy.cuda.using_allocator(self.arena.malloc):
-                if self.staged.low:  # A's columns are B's, counted from the first row of all B
-                    indices = self.cupy.subtract(a.indices, a.indices.dtype.type(self.staged.low))
-                    a = CSR(a.indptr, indices, a.data, a.shape)
-                self._make(a, b)
+                self._make(self._a(b), b)
         except ArenaFullError:
             self.cupy.cuda.Device().synchronize()  # kernels on other streams may use what is given back
             raise
@@ -153,6 +148,20 @@ class GpuSlot:
         work = self.device.work
         self.packed = self._pack() if work.reduction is None else None
         return 0 if work.counts else int(self.c.nnz)
+
+    def _a(self, b: CSR) -> CSR:
+        """Return the block's rows of A, as they were sent or out of B."""
+        staged, cupy = self.staged, self.cupy
+        assert staged is not None
+        if staged.inside:
+            first, last = self.device.inside(staged.start, staged.stop)
+            indptr = cupy.subtract(b.indptr[staged.start : staged.stop + 1], b.indptr.dtype.type(first))
+            return CSR(indptr, b.indices[first:last], b.data[first:last], (staged.stop - staged.start, b.nrows))
+        a = self.device.matrix(self.arena.memory, staged.a)
+        if not staged.low:
+            return a
+        # A's columns are B's, counted from the first row of all B.
+        return CSR(a.indptr, cupy.subtract(a.indices, a.indices.dtype.type(staged.low)), a.data, a.shape)
 
     def _make(self, a: Any, b: Any) -> None:
         """Make of the block what is wanted."""
@@ -455,6 +464,11 @@ class Gpu:
             self.cupy.cuda.Device().synchronize()  # slots have streams of their own
         self._kept = b, kinds
         return True
+
+    def inside(self, start: int, stop: int) -> tuple[int, int]:
+        """Return where the entries of rows of the B that is kept begin and end."""
+        assert self._kept is not None
+        return int(self._kept[0].indptr[start]), int(self._kept[0].indptr[stop])
 
     def _send(self, *arrays: tuple[Any, np.dtype[Any], int]) -> None:
         """Copy arrays, each as a dtype to an address; those in page-locked memory are still on their way after it.

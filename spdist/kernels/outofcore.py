@@ -41,6 +41,7 @@ from spdist.kernels.device_blocks import (
     MARGIN,
     Copier,
     Cutter,
+    Expected,
     Kinds,
     Products,
     Staged,
@@ -70,6 +71,11 @@ where they bring their rows of it."""
 SMALL_ENTRIES, SMALL_PRODUCTS = 1 << 20, 1 << 24
 """Entries of A and of B, and products to be expected from these numbers, up to which a product is one block that brings
 all of A and B, and no threads are woken; if its slot has room for C whatever that comes to."""
+
+
+UNCOUNTED_PRODUCTS = 1 << 30
+"""Products to be expected up to which nothing is counted, and no sample multiplied, where A lies in the B that is
+resident: each block is cut by what the one before came to, and the first, small, says how large C will be."""
 
 
 class ArenaFullError(Exception):
@@ -332,7 +338,7 @@ class Run:
 
     def _run_in_blocks(self) -> None:
         """Take the rows through the device, several blocks at once."""
-        self.products = Products(self.a, self.b, max(1, int(COUNT_SHARE * cores())))
+        self.products = self._count()
         try:
             self._settle()
             ratio = 0.0 if self.resident else 1.0
@@ -341,19 +347,19 @@ class Run:
             self.stager = self._stager(self.a, self.cutter, self.start)
             if self.stager.is_brief:
                 self.cutter.growth = BRIEF_GROWTH
-            if not self._is_learnt_on_the_way:
+            if isinstance(self.products, Products):
                 self._learn_from_sample()
             self._loop()
         finally:
             self.products.cancel()
 
-    @property
-    def _is_learnt_on_the_way(self) -> bool:
-        """Whether blocks are cut one by one, and a slot has room for all products: then no sample is needed first."""
-        if not self.stager.is_brief:
-            return False
-        self.products.through(min(self.start + 1, self.a.nrows))
-        return bool(self.cutter.made(self._expect_products(), self.a.nrows) <= self.slots[0].size)
+    def _count(self) -> Products | Expected:
+        """Have the products of rows counted, unless blocks will be cut by what the one before came to, and are few."""
+        a, b = self.a, self.b
+        brief = self.resident and a.indices is b.indices and a.data is b.data
+        if brief and self.start == 0 and self.capacity is None and a.nnz * b.nnz <= UNCOUNTED_PRODUCTS * b.nrows:
+            return Expected(a, b)
+        return Products(a, b, max(1, int(COUNT_SHARE * cores())))
 
     def _close(self) -> list[Exception]:
         """Wait for all that is under way, whatever fails; return the errors."""
@@ -421,14 +427,15 @@ class Run:
 
     @functools.cached_property
     def total(self) -> int:
-        """Products in all; waits until they are counted."""
+        """Products in all, or those expected; waits until they are counted."""
         return self.products.between(self.start, self.a.nrows)
 
     @functools.cached_property
     def most(self) -> int:
         """Entries of C that there may be."""
         top_n, inside = self.options.top_n, self.options.inside
-        total = self.total if top_n is None else min(self.total, top_n * (self.a.nrows - self.start))
+        total = self.products.most(self.start)
+        total = total if top_n is None else min(total, top_n * (self.a.nrows - self.start))
         total = total if inside is None else min(total, inside.nnz)
         return total if self.capacity is None else min(self.capacity, total)
 
@@ -438,7 +445,7 @@ class Run:
         expected = int(MARGIN * self.kept * self._expect_products()) + (1 << 20)
         capacity = expected if self.capacity is None else min(self.capacity, expected)
         if self.products.look()[0] == self.a.nrows:
-            capacity = min(capacity, self.total)
+            capacity = min(capacity, self.products.most(self.start))
         return Result(self.a.nrows - self.start, self.b.ncols, capacity, self.kinds, self.device.allocate)
 
     def _expect_products(self) -> int:
@@ -446,7 +453,7 @@ class Run:
         row, known = self.products.look()
         row = max(row, self.start)
         entries, left = (int(self.a.indptr[i] - self.a.indptr[j]) for i, j in ((row, 0), (-1, row)))
-        return known - int(self.products.before[self.start]) + int(left * max(known / max(entries, 1), self.per_entry))
+        return known - self.products.between(0, self.start) + int(left * max(known / max(entries, 1), self.per_entry))
 
     def _loop(self) -> None:
         """Keep one block on its way to the device, one computed, and others on their way back."""
@@ -486,8 +493,9 @@ class Run:
         """
         row = self.first_row + error.staged.start
         if len(self.slots) == 1 and not self.resident:
+            products = Products(self.a.rows(error.staged.start, error.staged.stop), self.b, 1).between(0, 1)
             raise MemoryBoundError(
-                f"row {row:,} of A expands to {error.staged.products:,} products and needs more than "
+                f"row {row:,} of A expands to {products:,} products and needs more than "
                 f"{format_bytes(error.needed)} on the GPU, but memory_limit={format_bytes(self.memory_limit)} leaves "
                 f"{format_bytes(self.slots[0].size)} for a block: raise memory_limit, or cut the inner dimension with "
                 f"a grid"

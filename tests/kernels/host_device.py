@@ -77,9 +77,8 @@ class HostSlot:
         room = self.room  # of the arrays of this frame
         assert room is not None
         b = self.device.b if self.staged.b is None else self._matrix(self.staged.b)
-        a, inside = self._matrix(self.staged.a), self.staged.inside
-        if inside is not None:
-            a = CSR(a.indptr, b.indices[inside], b.data[inside], a.shape)
+        inside = self.staged.inside
+        a = b.rows(self.staged.start, self.staged.stop) if inside else self._matrix(self.staged.a)
         a = CSR(a.indptr, a.indices - a.indices.dtype.type(self.staged.low), a.data, a.shape)
         options = of_block(self.device.options, self.staged.start, a.nrows)
         whole = multiply(a, b) if options.plain else cpu.multiply(a, b, engine="numba", options=options.unfinished)

@@ -190,21 +190,38 @@ def test_c_has_room_before_all_is_counted(monkeypatch, capacity):
     assert capacity == 10 or len(sizes) > 1
 
 
-@pytest.mark.parametrize("scale", [1, 100])
-def test_blocks_of_a_resident_square_need_no_sample(monkeypatch, scale):
-    """They are cut one by one, each by what those before came to, and no thread is woken to prepare them."""
+@pytest.mark.parametrize("most", [1000, 1 << 30])
+def test_a_small_square_inside_a_resident_b_is_not_counted(monkeypatch, most):
+    """Nor sampled, and no thread is woken to prepare its blocks, which are cut by what those before came to."""
+    monkeypatch.setattr(outofcore, "UNCOUNTED_PRODUCTS", most)
     learn, tasks, wake = [], [], device_blocks.pool
     learnt = outofcore.Run._learn_from_sample
     monkeypatch.setattr(outofcore.Run, "_learn_from_sample", lambda run: learn.append(run) or learnt(run))
     monkeypatch.setattr(device_blocks, "pool", lambda count, *task: tasks.append(task) or wake(count, *task))
-    a, device = from_scipy(random_matrix(3000, 3000, 5.0, 4)), HostDevice(scale << 21)
-    assert_same(outofcore.multiply(a, a, device), oracle(a, a))
+    m = random_matrix(3000, 3000, 5.0, 4).tolil()
+    m[0], m[2000] = 1.0, 1.0  # the first block compresses as no other does
+    a, device, stages = from_scipy(m.tocsr()), HostDevice(1 << 21), []
+    assert_same(outofcore.multiply(a, a, device, report=stages.append), oracle(a, a))
     assert device.b is a
-    assert bool(learn) == (scale == 1)  # all products might not have room in a slot
+    assert bool(learn) == (most == 1000)
     assert () not in tasks
+    assert len({stage.start for stage in stages}) > 3
     b = CSR(a.indptr, a.indices.copy(), a.data, a.shape)
-    assert_same(outofcore.multiply(a, b, HostDevice(1 << 21)), oracle(a, a))
+    assert_same(outofcore.multiply(a, b, device), oracle(a, a))
     assert () in tasks
+
+
+def test_the_last_blocks_are_smaller(monkeypatch):
+    rows = {}
+    a = from_scipy(random_matrix(20_000, 20_000, 5.0, 4))
+    for last in (1 << 16, 1 << 30):
+        monkeypatch.setattr(device_blocks, "LAST_BYTES", last)
+        stages: list[outofcore.Stage] = []
+        assert_same(outofcore.multiply(a, a, HostDevice(1 << 24), report=stages.append), oracle(a, a))
+        starts = sorted({stage.start for stage in stages})
+        rows[last] = np.diff([*starts, a.nrows])
+    assert rows[1 << 16][-1] < 0.1 * rows[1 << 16].max()
+    assert rows[1 << 30][-2:].max() > 0.5 * rows[1 << 30].max()
 
 
 @pytest.mark.parametrize("limit", [1 << 14, 1 << 25])
@@ -237,8 +254,8 @@ def test_types_and_shapes_are_checked():
 
 def test_every_stage_of_every_block_is_reported():
     seen: list[outofcore.Stage] = []
-    a = from_scipy(random_matrix(900, 900, 6.0, 3))
-    outofcore.multiply(a, a, HostDevice(1 << 18), report=seen.append)
+    a, b = (from_scipy(random_matrix(900, 900, 6.0, 3)) for _ in range(2))
+    outofcore.multiply(a, b, HostDevice(1 << 18), report=seen.append)
     prepared = [stage for stage in seen if stage.name == "prepare"]
     assert len(prepared) > 3
     assert [s.start for s in prepared] == sorted({s.start for s in prepared})
