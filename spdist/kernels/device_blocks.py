@@ -35,7 +35,7 @@ FIRST_SHARE, GROWTH, BRIEF_GROWTH = 12, 7 / 6, 2.0
 begin at once, and the device waits for what takes one thread long; and so many times where nothing needs preparing."""
 FIRST_BYTES = 48 << 20
 """But not smaller than this: for less, the launches would take longer than the copies."""
-LAST_BYTES = 32 << 20
+LAST_BYTES = 64 << 20
 """Nor are the last blocks, each of which is at most half of what is left."""
 MARGIN = 1.25
 """By how much what is expected of a block is raised."""
@@ -59,6 +59,8 @@ NICE = 10
 """Priority of the threads that prepare blocks, as `nice` has it."""
 STAGE_SHARE, COUNT_SHARE = 1.0, 0.5
 """Threads a core: those that prepare blocks, and those that count products."""
+EVEN, SAMPLE_OF_B = 4, 2048
+"""Products of A's rows are not counted if none of so many rows of B is more than so many times as long as the mean."""
 FIRST_ENTRIES, PARALLEL_ENTRIES = 1 << 16, 1 << 20
 """Entries of A whose products a thread counts at a time: the first, and the most."""
 ALONE_ENTRIES = 1 << 18
@@ -283,8 +285,14 @@ class Expected:
     """
 
     def __init__(self, a: CSR, b: CSR) -> None:
-        self.indptr, self.mean = a.indptr, b.nnz / max(b.nrows, 1)
-        self.longest = int(np.max(np.diff(b.indptr), initial=0))
+        self.indptr, self.b_indptr, self.mean = a.indptr, b.indptr, b.nnz / max(b.nrows, 1)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether rows of B, by a sample, are so much alike that the entries of A tell how many products there are."""
+        rows = np.linspace(0, len(self.b_indptr) - 2, SAMPLE_OF_B).astype(np.int64)
+        lengths = self.b_indptr[rows + 1] - self.b_indptr[rows]
+        return bool(lengths.max() <= EVEN * self.mean)
 
     @functools.cached_property
     def before(self) -> Int64Array:
@@ -303,7 +311,7 @@ class Expected:
 
     def most(self, start: int) -> int:
         """Return how many products the rows from `start` on have at most."""
-        return int(self.indptr[-1] - self.indptr[start]) * self.longest
+        return int(self.indptr[-1] - self.indptr[start]) * int(np.max(np.diff(self.b_indptr), initial=0))
 
     def cancel(self) -> None:
         """Do nothing: no thread is at work."""
@@ -494,11 +502,26 @@ class Copier:
 
     def _copy_columns(self, first: int, last: int, low: int, memory: Bytes, part: Part) -> None:
         """Copy the columns of entries of A, counted from row `low` of B."""
+        from spdist.kernels.prepare import copy_columns
+
+        source = self.a.indices[first:last]
+        if not len(source):
+            return
         columns = array_at(memory, part.indices, last - first, self.kinds.index)
-        if low:
-            np.subtract(self.a.indices[first:last], low, out=columns, casting="unsafe")
-        else:
-            columns[:] = self.a.indices[first:last]
+        least, greatest = copy_columns(source, source.dtype.type(low), columns)
+        if least < 0 or greatest >= self.b.nrows:
+            raise self._bad_entry(first + int(np.argmax((source < 0) | (source >= self.b.nrows))))
+
+    def _bad_entry(self, at: int) -> MatrixError:
+        """Return the error of an entry of A whose column is out of range."""
+        return bad_row(int(np.searchsorted(self.a.indptr, at, side="right")) - 1, self.a.ncols)
+
+    def _check_offsets(self, start: int, stop: int) -> None:
+        """Raise the error of the first of the rows whose offsets are out of range."""
+        ends = self.a.indptr[start : stop + 1]
+        bad = (ends[1:] < ends[:-1]) | (ends[1:] > self.a.nnz)
+        if bad.any():
+            raise bad_row(start + int(np.argmax(bad)), self.a.ncols)
 
 
 class Stager(Copier):
@@ -576,6 +599,7 @@ class Stager(Copier):
         """Prepare rows [start, stop)."""
         begin, clock = time.time(), time.perf_counter()
         products = self.cutter.products.between(start, stop)
+        self._check_offsets(start, stop)
         if not self.resident:
             found = self._with_b(start, stop, products, begin)
         elif self.shared:
@@ -598,7 +622,9 @@ class Stager(Copier):
         a, b, kinds = self.a, self.b, self.kinds
         first, last = int(a.indptr[start]), int(a.indptr[stop])
         bits, places = self._scratch()
-        words = mark_rows(a.indices, first, last, bits)
+        words = mark_rows(a.indices, first, last, b.nrows, bits)
+        if words[0] < 0:
+            raise self._bad_entry(words[1])
         rows, entries = number_rows(bits, places, words[0], words[1], b.indptr)
         low, high = min(64 * words[0], b.nrows), min(64 * words[1], b.nrows)
         window = int(b.indptr[high] - b.indptr[low]) * kinds.b_entry + (high - low) * kinds.pointer.itemsize

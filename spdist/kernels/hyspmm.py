@@ -429,7 +429,7 @@ def choose(a: CSR, b: CSR) -> tuple[Variant, int, int]:
     for begin in sorted({0, max(a.nnz // 2, 0), max(a.nnz - SAMPLE, 0)}):
         k = a.indices[begin : begin + SAMPLE]
         duplicated += int((b.indptr[k + 1] - b.indptr[k]).sum()) * size + 4 * len(k)
-        low, high = mark_rows(a.indices, begin, begin + len(k), bits)
+        low, high = mark_rows(a.indices, begin, begin + len(k), b.nrows, bits)
         rows, entries = number_rows(bits, places, low, high, b.indptr)
         distinct += int(entries) * size + 4 * int(rows) + 4 * len(k)
         bits[low:high] = 0

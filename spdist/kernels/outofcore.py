@@ -73,7 +73,7 @@ SMALL_ENTRIES, SMALL_PRODUCTS = 1 << 20, 1 << 24
 all of A and B, and no threads are woken; if its slot has room for C whatever that comes to."""
 
 
-UNCOUNTED_PRODUCTS = 1 << 30
+LEARNT_PRODUCTS = 1 << 30
 """Products to be expected up to which nothing is counted, and no sample multiplied, where A lies in the B that is
 resident: each block is cut by what the one before came to, and the first, small, says how large C will be."""
 
@@ -302,6 +302,10 @@ class Run:
         try:
             if not (self._is_small and self._run_as_one()):
                 self._run_in_blocks()
+        except MatrixError:
+            self._close()
+            Products(self.a, self.b, 1).most(0)  # the error of a bad row of A says which it is
+            raise
         except BaseException:
             self._close()
             raise
@@ -347,19 +351,26 @@ class Run:
             self.stager = self._stager(self.a, self.cutter, self.start)
             if self.stager.is_brief:
                 self.cutter.growth = BRIEF_GROWTH
-            if isinstance(self.products, Products):
+            if not (self._is_learnt_on_the_way and self.stager.is_brief):
                 self._learn_from_sample()
             self._loop()
         finally:
             self.products.cancel()
 
     def _count(self) -> Products | Expected:
-        """Have the products of rows counted, unless blocks will be cut by what the one before came to, and are few."""
+        """Have the products of rows counted where the entries of A do not tell how many there are."""
+        expected = Expected(self.a, self.b)
+        if self._is_learnt_on_the_way or expected.is_even:
+            return expected
+        return Products(self.a, self.b, max(1, int(COUNT_SHARE * cores())))
+
+    @property
+    def _is_learnt_on_the_way(self) -> bool:
+        """Whether blocks are cut one by one by what those before came to, and C is not so large as to be estimated."""
         a, b = self.a, self.b
         brief = self.resident and a.indices is b.indices and a.data is b.data
-        if brief and self.start == 0 and self.capacity is None and a.nnz * b.nnz <= UNCOUNTED_PRODUCTS * b.nrows:
-            return Expected(a, b)
-        return Products(a, b, max(1, int(COUNT_SHARE * cores())))
+        whole = self.start == 0 and self.capacity is None
+        return brief and whole and a.nnz * b.nnz <= LEARNT_PRODUCTS * b.nrows
 
     def _close(self) -> list[Exception]:
         """Wait for all that is under way, whatever fails; return the errors."""

@@ -160,15 +160,31 @@ def cut(counted: Any, a_indptr: Any, budget: Any, first_budget: Any, most: Any, 
 
 
 @compiled
-def mark_rows(a_indices: Any, first: Any, last: Any, bits: Any) -> Any:
-    """Set the bit of each row of B that the entries [first, last) of A ask for; return the range of words touched."""
-    low, high = np.uint64(len(bits)), np.uint64(0)
+def mark_rows(a_indices: Any, first: Any, last: Any, nrows: Any, bits: Any) -> Any:
+    """Set the bit of each of B's rows that the entries [first, last) of A ask for; return the range of words touched.
+
+    If an entry asks for none of the `nrows` there are, returned are -1 and that entry.
+    """
+    low, high, end = np.uint64(len(bits)), np.uint64(0), np.uint64(nrows)
     for at in range(np.uintp(first), np.uintp(last)):
-        k = np.uint64(a_indices[at])
+        k = np.uint64(np.int64(a_indices[at]))
+        if k >= end:
+            return np.int64(-1), np.int64(at)
         word = k >> np.uint64(6)
         bits[word] |= ONE << (k & np.uint64(63))
         low, high = min(low, word), max(high, word + ONE)
     return np.int64(min(low, high)), np.int64(high)
+
+
+@compiled
+def copy_columns(source: Any, low: Any, columns: Any) -> Any:
+    """Copy the columns of entries of A, less `low`; return the least and the greatest."""
+    least = greatest = source[0]
+    for at in range(np.uintp(len(source))):
+        k = source[at]
+        least, greatest = min(least, k), max(greatest, k)
+        columns[at] = k - low
+    return least, greatest
 
 
 @inlined
@@ -319,7 +335,7 @@ def prepare_blocks(a: Any, b: Any, counted: Any, cuts: Any, distinct: Any, sizes
         rows, entries = last - first, products_before(counted, stop) - products_before(counted, start)
         low, high = np.int64(0), np.int64(0)
         if distinct:
-            low, high = mark_rows(a[1], first, last, bits)
+            low, high = mark_rows(a[1], first, last, len(b[0]) - 1, bits)
             rows, entries = number_rows(bits, places, low, high, b[0])
         offsets = sent_offsets(stop - start, last - first, rows, entries, distinct, sizes[0], sizes[1], sizes[2])
         begin = take_place(state, number, offsets[7], room)

@@ -193,7 +193,8 @@ def test_c_has_room_before_all_is_counted(monkeypatch, capacity):
 @pytest.mark.parametrize("most", [1000, 1 << 30])
 def test_a_small_square_inside_a_resident_b_is_not_counted(monkeypatch, most):
     """Nor sampled, and no thread is woken to prepare its blocks, which are cut by what those before came to."""
-    monkeypatch.setattr(outofcore, "UNCOUNTED_PRODUCTS", most)
+    monkeypatch.setattr(outofcore, "LEARNT_PRODUCTS", most)
+    monkeypatch.setattr(device_blocks, "ALONE_ENTRIES", 0)
     learn, tasks, wake = [], [], device_blocks.pool
     learnt = outofcore.Run._learn_from_sample
     monkeypatch.setattr(outofcore.Run, "_learn_from_sample", lambda run: learn.append(run) or learnt(run))
@@ -204,11 +205,29 @@ def test_a_small_square_inside_a_resident_b_is_not_counted(monkeypatch, most):
     assert_same(outofcore.multiply(a, a, device, report=stages.append), oracle(a, a))
     assert device.b is a
     assert bool(learn) == (most == 1000)
+    assert (("count",) in tasks) == (most == 1000)
     assert () not in tasks
     assert len({stage.start for stage in stages}) > 3
     b = CSR(a.indptr, a.indices.copy(), a.data, a.shape)
     assert_same(outofcore.multiply(a, b, device), oracle(a, a))
     assert () in tasks
+
+
+@pytest.mark.parametrize("limit", [1 << 15, 1 << 20])
+def test_rows_are_not_counted_where_those_of_b_are_alike(monkeypatch, limit):
+    of, count = [], device_blocks.Products
+    monkeypatch.setattr(outofcore, "Products", lambda a, *args: of.append(a.nrows) or count(a, *args))
+    a = from_scipy(random_matrix(3000, 2000, 5.0, 4))
+    even = from_scipy(
+        sp.csr_matrix(sp.diags_array([np.arange(1.0, 2001)] * 5, offsets=range(-2, 3), shape=(2000, 2000)))
+    )
+    m = random_matrix(2000, 2000, 5.0, 4).tolil()
+    m[::100] = 1.0
+    uneven = from_scipy(m.tocsr())
+    for b, counted in ((even, False), (uneven, True)):
+        of.clear()
+        assert_same(outofcore.multiply(a, b, HostDevice(limit << 2 * counted)), oracle(a, b))
+        assert (a.nrows in of) == counted  # beside those of a sample
 
 
 def test_the_last_blocks_are_smaller(monkeypatch):
@@ -314,7 +333,11 @@ def test_arrays_that_a_and_b_share_have_offsets_of_their_own():
     assert_same(outofcore.multiply(a, b, HostDevice(1 << 15)), oracle(a, b))
 
 
-def test_a_bad_row_is_called_by_its_number():
+@pytest.mark.parametrize("limit", [1 << 13, 1 << 20])
+@pytest.mark.parametrize("even", [0, 1000])
+def test_a_bad_row_is_called_by_its_number(monkeypatch, limit, even):
+    """Whether products are counted first or not, and B is resident or not."""
+    monkeypatch.setattr(device_blocks, "EVEN", even)
     a = from_scipy(random_matrix(5000, 40, 4.0, 14))
     b = from_scipy(random_matrix(40, 40, 4.0, 14))
     indices, indptr = a.indices.copy(), a.indptr.copy()
@@ -322,7 +345,7 @@ def test_a_bad_row_is_called_by_its_number():
     indptr[-2] = a.nnz + 1
     for bad in (CSR(a.indptr, indices, a.data, a.shape), CSR(indptr, a.indices, a.data, a.shape)):
         with pytest.raises(MatrixError, match=r"row 4,99[89] of A"):
-            outofcore.multiply(bad, b, HostDevice(1 << 20))
+            outofcore.multiply(bad, b, HostDevice(limit))
 
 
 def test_what_was_done_before_the_capacity_was_reached_is_reported():
