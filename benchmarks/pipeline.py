@@ -311,11 +311,9 @@ def parse() -> Any:
 
 def main() -> int:
     """Measure, print, record."""
-    from spgemm import has_gpu
-
     args = parse()
     rows: list[dict[str, Any]] = []
-    if not has_gpu():
+    if not record.has_gpu():
         print("no GPU here (or no CuPy): nothing is measured")
         record.write({"benchmark": "pipeline", "rows": rows}, args.out)
         return 0

@@ -42,6 +42,16 @@ def machine() -> dict[str, Any]:
     }
 
 
+def has_gpu() -> bool:
+    """Whether CuPy is installed and sees a device."""
+    try:
+        import cupy
+
+        return bool(cupy.cuda.runtime.getDeviceCount())
+    except Exception:  # no CuPy, no driver, no device: each raises its own
+        return False
+
+
 def gpu() -> dict[str, Any]:
     """Return the current GPU and the versions of CuPy and CUDA."""
     import cupy

@@ -52,16 +52,6 @@ Bind = Callable[[CSR, CSR], Callable[[], CSR]]
 """Takes operands, returns the function that is timed."""
 
 
-def has_gpu() -> bool:
-    """Whether CuPy is installed and sees a device."""
-    try:
-        import cupy
-
-        return bool(cupy.cuda.runtime.getDeviceCount())
-    except Exception:  # no CuPy, no driver, no device: each raises its own
-        return False
-
-
 def find_methods(names: list[str], deterministic: bool, probe: bool = True) -> dict[str, Bind]:
     """Return what each requested method multiplies with; say which are missing, by trying where `probe` is set."""
     found: dict[str, Bind] = {}
@@ -448,7 +438,7 @@ def main() -> int:
     args = parse()
     rows: list[dict[str, Any]] = []
     result: dict[str, Any] = {"benchmark": "spgemm", "dtype": args.dtype, "rows": rows}
-    if not has_gpu():
+    if not record.has_gpu():
         print("no GPU here (or no CuPy): nothing is measured")
         record.write(result, args.out)
         return 0

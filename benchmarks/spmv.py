@@ -334,16 +334,6 @@ def on_cpu(args: Any, folder: Path) -> dict[str, Any]:
     return {"threads": args.threads, "dtype": args.dtype, "geometric_mean": mean, "minimum": least, "results": rows}
 
 
-def has_gpu() -> bool:
-    """Whether CuPy is installed and sees a device."""
-    try:
-        import cupy
-
-        return bool(cupy.cuda.runtime.getDeviceCount())
-    except Exception:  # no CuPy, no driver, no device: each raises its own
-        return False
-
-
 def main() -> int:
     parser = record.parser("y = A @ x: spdist beside cuSPARSE, or beside SciPy on the CPU")
     parser.add_argument("--cpu", action="store_true", help="on the CPU; without a GPU that is all there is")
@@ -356,7 +346,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.folder or Path(scratch)
-        cpu = args.cpu or not has_gpu()
+        cpu = args.cpu or not record.has_gpu()
         if cpu and not args.cpu:
             print("no GPU: the products on the CPU only")
         result = (on_cpu if cpu else on_gpu)(args, folder)

@@ -74,7 +74,7 @@ def test_a_plan_for_gpus_elsewhere_says_what_to_give(stored):
 def test_workers_are_as_many_as_gpus_have_blocks(monkeypatch):
     monkeypatch.setattr(cluster, "count_gpus", lambda: 4)
     started = []
-    monkeypatch.setattr(cluster, "_cuda_cluster", lambda count, threads: started.append(count) or 1 / 0)
+    monkeypatch.setattr(cluster, "cuda_cluster", lambda count, threads: started.append(count) or 1 / 0)
     for blocks, workers in ((3, None), (9, None), (2, 4)):
         with (
             pytest.raises(ZeroDivisionError),

@@ -40,6 +40,7 @@ SETTINGS = {
 }
 MOST_THREADS = 8
 """Threads of a worker with a GPU: blocks are read, multiplied and written at the same time."""
+PRELOAD = ["spdist.scheduler.process"]
 CLOSE_SECONDS = 10
 CONNECT_SECONDS = 20
 
@@ -114,7 +115,7 @@ def connect(
     count = count if processes else 1
     with dask.config.set(SETTINGS), _main_left_out():
         threads = min(MOST_THREADS, max(2, (os.cpu_count() or 1) // count)) if on_gpu else 1
-        cluster = _cuda_cluster(count, threads) if count > 1 and on_gpu else _local_cluster(count, threads, processes)
+        cluster = cuda_cluster(count, threads) if count > 1 and on_gpu else local_cluster(count, threads, processes)
         client = _client_of(cluster)
         try:
             yield client
@@ -124,7 +125,8 @@ def connect(
                 cluster.close(timeout=CLOSE_SECONDS)
 
 
-def _local_cluster(count: int, threads: int, processes: bool) -> LocalCluster:
+def local_cluster(count: int, threads: int, processes: bool) -> LocalCluster:
+    """Return a cluster of processes, or of threads of this one; to be started under `SETTINGS`."""
     return LocalCluster(
         n_workers=count,
         threads_per_worker=threads,
@@ -133,12 +135,12 @@ def _local_cluster(count: int, threads: int, processes: bool) -> LocalCluster:
         dashboard_address="127.0.0.1:0",
         silence_logs=logging.CRITICAL,
         scheduler_kwargs=_scheduler_options(processes),
-        **({"preload": ["spdist.scheduler.process"]} if processes else {}),
+        **({"preload": PRELOAD} if processes else {}),
     )
 
 
-def _cuda_cluster(count: int, threads: int) -> LocalCluster:
-    """Return a cluster of one process a GPU, each on the cores next to it."""
+def cuda_cluster(count: int, threads: int) -> LocalCluster:
+    """Return a cluster of one process a GPU, each on the cores next to it; to be started under `SETTINGS`."""
     try:
         from dask_cuda import LocalCUDACluster
     except ImportError as error:
@@ -153,6 +155,7 @@ def _cuda_cluster(count: int, threads: int) -> LocalCluster:
         dashboard_address="127.0.0.1:0",
         silence_logs=logging.CRITICAL,
         scheduler_kwargs=_scheduler_options(True),
+        preload=PRELOAD,
     )
     return cluster
 

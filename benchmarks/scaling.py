@@ -1,0 +1,103 @@
+"""Time products from Zarr to Zarr, and reductions of products, for several numbers of workers.
+
+::
+
+    python benchmarks/scaling.py --folder /dev/shm/scaling --workers 1,2,4,8 --out record.json    # a GPU each
+    python benchmarks/scaling.py --engine numba --workers 1,2                                     # CPU workers
+
+Workers are started first, and make each product once before it is timed: kernels are compiled, memory is page-locked.
+C of the 27-point grid goes to the same folder as A, in memory if that is; of the R-MAT graph C stays where it is made,
+and the Frobenius norm of all is what comes back. Each C is verified once; the norms of all runs must agree.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask
+import record
+
+import spdist
+from spdist import storage
+from spdist.scheduler import cluster
+
+REPEATS = 2
+THREADS = 8
+"""Of a worker with a GPU."""
+
+
+def seconds(run: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the median time of some runs after a first one, and what the last returned."""
+    run()
+    times = []
+    for _ in range(REPEATS):
+        begin = time.perf_counter()
+        found = run()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times), found
+
+
+def measure(workers: int, engine: str, stored: dict[str, Path]) -> dict[str, Any]:
+    """Start workers; return the seconds of each job, and whether its result is right."""
+    on_gpu = engine == "cuda"
+    target = stored["grid"].parent / "C.zarr"
+    with dask.config.set(cluster.SETTINGS):
+        made = cluster.cuda_cluster(workers, THREADS) if on_gpu else cluster.local_cluster(workers, 1, True)
+        where: dict[str, Any] = {"engine": engine, "scheduler": made.scheduler_address}
+        grid, graph = stored["grid"], stored["graph"]
+        try:
+            reduced, norm = seconds(lambda: spdist.reduce(graph, graph, "frobenius", **where))
+            written, report = seconds(lambda: spdist.multiply(grid, grid, target, overwrite=True, **where))
+        finally:
+            made.close()
+    right = spdist.verify(grid, grid, target).ok
+    storage.remove(str(target))
+    print(f"{workers} workers: reduction {reduced:.3f} s, product to Zarr {written:.3f} s, nnz(C) {report.nnz:,}, "
+          f"{report.blocks} blocks, {'right' if right else 'WRONG'}", flush=True)  # fmt: skip
+    stages = {name: stage["seconds"] for name, stage in report.stages.items()}
+    return {"workers": workers, "reduction_s": reduced, "norm": float(norm), "product_s": written, "nnz_c": report.nnz,
+            "blocks": report.blocks, "stages": stages, "right": right}  # fmt: skip
+
+
+def make(folder: Path, quick: bool) -> dict[str, Path]:
+    """Store the matrices, unless they are there."""
+    side, scale = (12, 8) if quick else (200, 20)
+    stored = {"grid": folder / f"poisson-{side}.zarr", "graph": folder / f"rmat-{scale}.zarr"}
+    if not stored["grid"].exists():
+        spdist.generate("poisson", stored["grid"], dims=(side,) * 3, points=27)
+    if not stored["graph"].exists():
+        spdist.generate("rmat", stored["graph"], scale=scale, edge_factor=16)
+    return stored
+
+
+def main() -> int:
+    """Measure, print, record."""
+    parser = record.parser("products over several workers")
+    parser.add_argument("--workers", default="1,2", help="how many, separated by commas")
+    parser.add_argument("--engine", default="cuda", choices=["cuda", "numba"])
+    parser.add_argument("--folder", type=Path, help="keeps the matrices; a temporary one by default")
+    args = parser.parse_args()
+    if args.engine == "cuda" and not record.has_gpu():
+        print("no GPU here (or no CuPy): nothing is measured; --engine numba measures CPU workers")
+        record.write({"benchmark": "scaling", "results": []}, args.out)
+        return 0
+    with tempfile.TemporaryDirectory() as scratch:
+        stored = make(args.folder or Path(scratch), args.quick)
+        rows = [measure(int(count), args.engine, stored) for count in args.workers.split(",")]
+    agree = all(math.isclose(row["norm"], rows[0]["norm"], rel_tol=1e-12) for row in rows)
+    result: dict[str, Any] = {"benchmark": "scaling", "engine": args.engine, "results": rows, "norms_agree": agree}
+    if args.engine == "cuda":
+        result["gpu"] = record.gpu()
+    record.write(result, args.out)
+    return 0 if agree and all(row["right"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
