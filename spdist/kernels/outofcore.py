@@ -325,7 +325,7 @@ class Run:
         self._take_slots(self.pairs)
         slot, copier = self.slots[0], Copier(self.a, self.b, self.kinds, self.device.allocate)
         most = self.a.nnz * int(np.max(np.diff(self.b.indptr), initial=0))
-        if 0 <= most <= INT32_MAX and copier.cost(most) <= slot.size:
+        if copier.is_sound and 0 <= most <= INT32_MAX and copier.cost(most) <= slot.size:
             self.device.keep(None, self.kinds)
             flight = self._send(slot, copier.whole())
             with contextlib.suppress(ArenaFullError):

@@ -348,6 +348,26 @@ def test_a_bad_row_is_called_by_its_number(monkeypatch, limit, even):
             outofcore.multiply(bad, b, HostDevice(limit))
 
 
+@pytest.mark.parametrize("entries", [-1, 1 << 20])
+@pytest.mark.parametrize("square", [True, False])
+def test_a_bad_row_that_the_device_finds_is_called_by_its_number_too(monkeypatch, square, entries):
+    def refuse(slot):
+        raise MatrixError("columns are out of range")
+
+    monkeypatch.setattr(HostSlot, "multiply", refuse)
+    monkeypatch.setattr(outofcore, "SMALL_ENTRIES", entries)
+    a = from_scipy(random_matrix(400, 400, 4.0, 14))
+    bad = CSR(a.indptr, np.where(np.arange(a.nnz) == a.nnz // 2, 400, a.indices), a.data, a.shape)
+    row = int(np.searchsorted(a.indptr, a.nnz // 2, side="right")) - 1
+    with pytest.raises(MatrixError, match=rf"row {row} of A"):
+        outofcore.multiply(bad, bad if square else a, HostDevice(1 << 24))
+    with pytest.raises(MatrixError, match="columns are out of range"):
+        outofcore.multiply(a, bad, HostDevice(1 << 24))
+    cut = CSR(np.minimum(a.indptr, a.nnz - 1), a.indices, a.data, a.shape)
+    with pytest.raises(MatrixError, match=r"rows? .*of A|columns are"):
+        outofcore.multiply(cut, a, HostDevice(1 << 24))
+
+
 def test_what_was_done_before_the_capacity_was_reached_is_reported():
     seen: list[outofcore.Stage] = []
     a, b = (from_scipy(random_matrix(300, 300, 4.0, 7)) for _ in range(2))
