@@ -322,6 +322,11 @@ def bad_row(row: Any, ncols: int) -> MatrixError:
     return MatrixError(f"row {int(row):,} of A: offsets or columns out of range; A has {ncols:,} columns")
 
 
+def bad_b() -> MatrixError:
+    """Return the error of a B whose offsets fall, or pass its entries."""
+    return MatrixError("offsets of B are out of range: rebuild it, for instance with scipy.sparse.csr_array(B)")
+
+
 def now(function: Callable[..., Any], *args: Any) -> Future[Any]:
     """Call a function at once, as an executor's `submit` does later."""
     future: Future[Any] = Future()
@@ -455,9 +460,8 @@ class Copier:
     def cost(self, products: int) -> int:
         """Return the device bytes that the product takes at most as one block, with so many entries of C."""
         a, b, kinds = self.a, self.b, self.kinds
-        sent = lay_out(
-            b.nrows, b.ncols, b.nnz, kinds.b, kinds, lay_out(a.nrows, b.nrows, a.nnz, kinds.a, kinds).end
-        ).end
+        of_a = lay_out(a.nrows, b.nrows, a.nnz, kinds.a, kinds)
+        sent = lay_out(b.nrows, b.ncols, b.nnz, kinds.b, kinds, of_a.end).end
         return sent + products * kinds.entry + a.nrows * ROW_BYTES + SCRATCH_BYTES
 
     @property
@@ -477,6 +481,8 @@ class Copier:
         a, b, kinds = self.a, self.b, self.kinds
         first, last, of_low = int(a.indptr[start]), int(a.indptr[stop]), int(b.indptr[low])
         entries = int(b.indptr[high]) - of_low
+        if not 0 <= of_low <= of_low + entries <= b.nnz:
+            raise bad_b()
         inside = self.shared and of_low <= first and last <= of_low + entries
         of_a = lay_out(stop - start, high - low, 0 if inside else last - first, kinds.a, kinds)
         of_b = lay_out(high - low, b.ncols, entries, kinds.b, kinds, of_a.end)
@@ -632,6 +638,8 @@ class Stager(Copier):
         if words[0] < 0:
             raise self._bad_entry(words[1])
         rows, entries = number_rows(bits, places, words[0], words[1], b.indptr)
+        if entries < 0 or b.indptr[-1] > b.nnz:
+            raise bad_b()
         low, high = min(64 * words[0], b.nrows), min(64 * words[1], b.nrows)
         window = int(b.indptr[high] - b.indptr[low]) * kinds.b_entry + (high - low) * kinds.pointer.itemsize
         if window <= WINDOW_SHARE * (entries * kinds.b_entry + rows * kinds.pointer.itemsize):

@@ -200,17 +200,21 @@ def next_run(bits: Any, base: Any) -> Any:
 
 @compiled
 def number_rows(bits: Any, places: Any, low: Any, high: Any, b_indptr: Any) -> Any:
-    """Give the marked rows of B numbers from 0 on, one for each word of `bits`; return how many, and their entries."""
+    """Give the marked rows of B numbers from 0 on, one for each word of `bits`; return how many, and their entries.
+
+    If offsets of B fall, or pass the last of them, returned are -1 entries.
+    """
     rows: Any = np.uint64(0)
-    entries: Any = np.int64(0)
+    entries, end, sound = np.int64(0), b_indptr[len(b_indptr) - 1], True
     for word in range(np.uintp(low), np.uintp(high)):
         left = bits[word]
         places[word] = rows
         rows += ones(left)
         while left:
             first, last, left = next_run(left, np.uint64(word) * WORD)
+            sound &= 0 <= b_indptr[first] <= b_indptr[last] <= end
             entries += b_indptr[last] - b_indptr[first]
-    return np.int64(rows), entries
+    return np.int64(rows), entries if sound else np.int64(-1)
 
 
 @compiled

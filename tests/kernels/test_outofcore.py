@@ -348,6 +348,18 @@ def test_a_bad_row_is_called_by_its_number(monkeypatch, limit, even):
             outofcore.multiply(bad, b, HostDevice(limit))
 
 
+@pytest.mark.parametrize("banded", [True, False])
+@pytest.mark.parametrize("wrong", [10**9, -1, 0])
+def test_bad_offsets_of_b_are_refused_before_they_are_read(monkeypatch, banded, wrong):
+    monkeypatch.setattr(device_blocks, "EVEN", 1e9)  # nothing is counted
+    pattern = sp.diags_array([np.ones(4000)] * 3, offsets=(-1, 0, 1), shape=(4000, 4000)).tocsr()
+    a = from_scipy(sp.csr_matrix(pattern if banded else random_matrix(4000, 4000, 4.0, 14)))
+    indptr = a.indptr.copy()
+    indptr[2000] = wrong
+    with pytest.raises(MatrixError, match=r"offsets of B|offsets or columns"):
+        outofcore.multiply(a, CSR(indptr, a.indices.copy(), a.data, a.shape), HostDevice(1 << 18))
+
+
 @pytest.mark.parametrize("entries", [-1, 1 << 20])
 @pytest.mark.parametrize("square", [True, False])
 def test_a_bad_row_that_the_device_finds_is_called_by_its_number_too(monkeypatch, square, entries):
