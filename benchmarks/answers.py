@@ -5,7 +5,8 @@ compared; a difference ends the run. Both sides have `--threads` threads where t
 `--repeats` calls in turn, in seconds.
 
 With `--gpu`, answers on a GPU: top-n from host memory to host memory, beside the whole product and the time of its
-kernels; reductions beside the kernels of the product; semirings beside plus and times, on the device.
+kernels; reductions beside the kernels of the product; and on the device semirings beside plus and times, R A P of known
+structure and masked products beside cuSPARSE.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import matrices
 import numpy as np
 import record
 import scipy.sparse as sp
+import suite
 from fused import documents, in_turn
 
 import spdist
@@ -311,8 +313,63 @@ def gpu_semirings(quick: bool, threads: int, repeats: int) -> list[Row]:
     return rows
 
 
+def cusparse(*factors: CSR) -> Callable[[], Any]:
+    """Return the product of CuPy's matrices from the last factor to the first, left on the device."""
+    import cupyx.scipy.sparse as csp
+
+    made = [csp.csr_matrix((m.data, m.indices, m.indptr), m.shape) for m in map(on_device, factors)]
+    return lambda: functools.reduce(lambda right, left: left @ right, reversed(made))
+
+
+def gpu_galerkin(quick: bool, threads: int, repeats: int) -> list[Row]:
+    """Time R (A P) on the device with the structures of both products known, beside cuSPARSE's two products."""
+    from spdist.kernels import gpu
+
+    rows = []
+    for side in [9] if quick else [63, 96]:
+        a, p = suite.galerkin(side, seed=28)
+        r = from_scipy(sp.csr_matrix(p.to_scipy().T))
+        left, middle, right = (on_device(m) for m in (r, a, p))
+        first = gpu.symbolic(middle, right)
+        second = gpu.symbolic(left, gpu.numeric(first, middle, right))
+
+        def again(left=left, middle=middle, right=right, first=first, second=second) -> CSR:
+            return gpu.numeric(second, left, gpu.numeric(first, middle, right))
+
+        x = np.random.default_rng(1).uniform(-1, 1, p.ncols)
+        expected = r.to_scipy() @ (a.to_scipy() @ (p.to_scipy() @ x))
+        c = again()
+        made = sp.csr_matrix((c.data.get(), c.indices.get(), c.indptr.get()), c.shape) @ x
+        check(np.allclose(made, expected, rtol=1e-10, atol=1e-10 * abs(expected).max()), "galerkin")
+        runs = {"spdist": synchronous(again), "cusparse": synchronous(cusparse(r, a, p))}
+        rows.append({"case": f"27-point {side}^3, R A P, structures known", "seconds": in_turn(repeats, **runs)})
+    return rows
+
+
+def gpu_masks(quick: bool, threads: int, repeats: int) -> list[Row]:
+    """Time triangles as L L inside L on the device, beside whole products of spdist and cuSPARSE that are filtered."""
+    import cupyx.scipy.sparse as csp
+
+    rows = []
+    for scale, factor in [(8, 8)] if quick else [(16, 8), (18, 16)]:
+        pattern = matrices.rmat(scale, factor).to_scipy()
+        pattern.data[:] = 1
+        lower = on_device(from_scipy(sp.csr_matrix(sp.tril(pattern + pattern.T, -1) > 0)))
+        m = csp.csr_matrix((lower.data, lower.indices, lower.indptr), lower.shape)
+        runs = {
+            "spdist": lambda m=m: spdist.spgemm(m, m, mask=m),
+            "whole, filtered": lambda m=m: spdist.spgemm(m, m).multiply(m),
+            "cusparse, filtered": lambda m=m: (m @ m).multiply(m),
+        }
+        check(len({round(float(run().sum())) for run in runs.values()}) == 1, f"triangles of rmat {scale}")
+        seconds = in_turn(min(repeats, 3), **{name: synchronous(run) for name, run in runs.items()})
+        rows.append({"case": f"rmat {scale} x {factor}, L L inside L", "seconds": seconds})
+    return rows
+
+
 GPU_PARTS: dict[str, Callable[[bool, int, int], list[Row]]] = {
     "gpu_top_n": gpu_top_n, "gpu_reductions": gpu_reductions, "gpu_semirings": gpu_semirings,
+    "gpu_galerkin": gpu_galerkin, "gpu_masks": gpu_masks,
 }  # fmt: skip
 PARTS: dict[str, Callable[[bool, int, int], list[Row]]] = {
     "stored": stored, "reductions": reductions, "similarity": similarity, "triangles": triangles, "galerkin": galerkin,
