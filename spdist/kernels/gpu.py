@@ -455,6 +455,7 @@ class _Product:
         device = cupy.cuda.runtime.getDevice()
         types = value_type(self.dtype), c_type(a.indices.dtype), c_type(a.indptr.dtype)
         kernels = _kernels(device, *types, b.ncols > NARROW_COLUMNS, self.defines)
+        kernels.compile()
         numbers = cupy.zeros(gpu_rows.FACTS + _scan_words(a.nrows), np.uint64)
         mirror = _mirror(device, threading.get_ident())
         facts = Facts(numbers, *mirror, cupy.cuda.get_current_stream(), kernels)

@@ -171,10 +171,17 @@ class Kernels:
         return {}
 
     def compile(self) -> None:
-        """Compile all kernels now, side by side; what was compiled before comes from the cache on disk."""
-        with ThreadPoolExecutor(len(self.names)) as pool:
-            modules = {file: self._module(file) for file in self.names}
-            list(pool.map(Module.compile, modules.values()))
+        """Compile all kernels now, side by side; what was compiled before comes from the cache on disk.
+
+        A product that compiled what it comes to, file by file, would wait for the sum instead of the longest.
+        """
+        if len(self._modules) == len(self.names):
+            return
+        import cupy
+
+        modules = {file: self._module(file) for file in self.names}
+        with ThreadPoolExecutor(len(modules), initializer=cupy.cuda.Device().use) as pool:
+            list(pool.map(lambda loaded: loaded.compile(), modules.values()))
         self._modules.update(modules)
 
     def launch(self, file: str, name: str, grid: Any, block: int, args: tuple[Any, ...], shared: int = 0) -> None:
