@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import spdist
@@ -133,6 +133,21 @@ def test_histograms_of_what_is_stored(stored, tmp_path, scheduler, monkeypatch, 
         tmp_path / "A.zarr", tmp_path / "B.zarr", "histogram", bins=bins, scheduler=scheduler, **wanted
     )
     np.testing.assert_array_equal(found, expected)
+
+
+EXTREME = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-3, 3).map(float)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(EXTREME, min_size=2, max_size=20, unique=True), st.lists(EXTREME | st.just(np.nan), max_size=20))
+def test_bins_of_any_width(edges, values):
+    from spdist.kernels.bins import histogram
+
+    edges = np.unique(edges)
+    assume(len(edges) > 1)
+    around = [np.nextafter(edges[1:-1], side) for side in (-np.inf, np.inf)]
+    values = np.concatenate([np.array(values), edges, *around])
+    np.testing.assert_array_equal(histogram(values, edges), np.histogram(values, edges)[0])
 
 
 def test_infinities_and_nan_are_in_no_bin():

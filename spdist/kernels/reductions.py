@@ -113,8 +113,9 @@ def of_rows(what: Reduction, c: CSR, first: int) -> Part:
     """Reduce some rows of C, of which `first` is the first."""
     kind = sum_dtype(c.dtype)
     if isinstance(what, Histogram):
-        values = c.data.view(np.uint8) if c.dtype.kind == "b" else c.data
-        return Part(np.histogram(values, np.array(what.edges))[0])
+        from spdist.kernels.bins import histogram  # with Numba
+
+        return Part(histogram(c.data, np.array(what.edges)))
     if what == "row_sums":
         filled = np.flatnonzero(np.diff(c.indptr))
         sums = np.zeros(c.nrows, kind)
