@@ -86,10 +86,11 @@ def reductions(quick: bool, threads: int, repeats: int) -> list[Row]:
     """Time reductions beside the product they are of."""
     a = matrices.rmat(9 if quick else 16, 8).to_scipy()
     rows = []
-    for what in ("frobenius", "column_sums", "nnz", "trace"):
+    for what in ("frobenius", "column_sums", "nnz", "trace", "histogram"):
         options = {"mask": a} if what == "column_sums" else {}
+        bins = np.linspace(0, 5, 101) if what == "histogram" else None
         runs = {
-            "spdist": lambda what=what, options=options: spdist.reduce(a, a, what, **options),
+            "spdist": lambda what=what, bins=bins, options=options: spdist.reduce(a, a, what, bins=bins, **options),
             "product": lambda options=options: spdist.spgemm(a, a, threads=threads, **options),
         }
         rows.append({"case": f"{what}{' inside A' if options else ''}", "seconds": in_turn(repeats, **runs)})

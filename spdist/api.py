@@ -26,7 +26,7 @@ from spdist.csr import CSR, blocksize, from_scipy, number_dtype
 from spdist.errors import InputError, ResumeError, VerificationError
 from spdist.inmemory import spgemm
 from spdist.kernels.options import Epilogue, Options
-from spdist.kernels.reductions import check_reduction, is_linear, options_for, reduce_linear
+from spdist.kernels.reductions import Reduction, check_values, is_linear, options_for, reduce_linear, reduction_of
 from spdist.kernels.semirings import Semiring, find
 from spdist.scheduler.plan import GPU_ENGINES, MAX_BLOCK_PRODUCTS, Plan
 from spdist.staging import staged_matrix
@@ -532,6 +532,7 @@ def reduce(
     b: Any,
     what: str,
     *,
+    bins: Any = None,
     engine: Engine = "auto",
     memory_limit: int | str | None = None,
     workers: int | None = None,
@@ -551,8 +552,12 @@ def reduce(
     a, b : scipy.sparse matrix or array; or path, URL or StoredMatrix
         Both of the same sort, and a mask too.
     what : str
-        "sum", "row_sums", "column_sums", "trace", "nnz" (entries, zeros included), "row_nnz" (of each row), or
-        "frobenius" (the root of the sum of squares).
+        "sum", "row_sums", "column_sums", "trace", "nnz" (entries, zeros included), "row_nnz" (of each row),
+        "frobenius" (the root of the sum of squares), or "histogram".
+    bins : sequence of float, optional
+        The edges of a histogram, finite and rising, at least two. Entries, zeros included, are counted where
+        ``edge <= value < next edge``, those equal to the last edge in the last bin; values outside, and NaN, are not
+        counted. Compared as float64, to which whole numbers beyond 2^53 are rounded. Not of complex values.
     engine, memory_limit, workers, scheduler, callbacks
         As in `multiply`; the engine is "auto", "numba" or, with C never leaving the GPU, "cuda". In memory, workers
         and scheduler do not count, and `memory_limit` only with "cuda".
@@ -561,8 +566,9 @@ def reduce(
 
     Returns
     -------
-    number or (nrows,) or (ncols,) array
+    number or (nrows,), (ncols,) or (bins,) array
         Values are added by plus, whatever the semiring; integers and bools as NumPy adds them, as int64 or uint64.
+        Counts are int64.
 
     Notes
     -----
@@ -580,7 +586,7 @@ def reduce(
     """
     from spdist.scheduler.sizes import check_operands
 
-    check_reduction(what)
+    reduction = reduction_of(what, bins)
     wanted: dict[str, Any] = {
         "semiring": semiring, "mask": mask, "complement": complement, "epilogue": epilogue, "threshold": threshold,
         "top_n": top_n,
@@ -590,26 +596,27 @@ def reduce(
         raise InputError("engine='scipy' has no reductions: choose engine='auto', 'numba' or 'cuda'")
     if _all_in_memory(a, b, mask):
         limit = None if memory_limit is None else parse_bytes(memory_limit)
-        return inmemory.reduce(a, b, what, engine=engine, memory_limit=limit, **wanted)
+        return inmemory.reduce(a, b, reduction, engine=engine, memory_limit=limit, **wanted)
     left, right, answer = _stored(a), _stored(b), _answer(**wanted)
     check_operands(left, right, None)
     storage.refuse_blocks("reductions", left, right, answer.mask)
     answer.check(left, right, engine)
     dtype = answer.dtype(left, right)
-    if is_linear(what, answer.options, dtype) and answer.mask is None:
-        return reduce_linear(what, _blocks(left), _blocks(right), (left.shape, right.shape), dtype)
+    check_values(reduction, dtype)
+    if is_linear(reduction, answer.options, dtype) and answer.mask is None:
+        return reduce_linear(reduction, _blocks(left), _blocks(right), (left.shape, right.shape), dtype)
     _check_values(engine, dtype)
     if what == "trace" and not answer.fused:
         answer = replace(answer, mask=Diagonal((left.nrows, right.ncols)))
-    answer = replace(answer, options=options_for(what, answer.options))
+    answer = replace(answer, options=options_for(reduction, answer.options))
     where = {"memory_limit": memory_limit, "workers": workers, "scheduler": scheduler}
-    return _reduce_stored(left, right, what, answer, engine, where, callbacks or Callbacks())
+    return _reduce_stored(left, right, reduction, answer, engine, where, callbacks or Callbacks())
 
 
 def _reduce_stored(
     a: StoredMatrix,
     b: StoredMatrix,
-    what: str,
+    what: Reduction,
     answer: Answer,
     engine: Engine,
     where: dict[str, Any],

@@ -47,6 +47,13 @@ def _block_size(text: str) -> tuple[int, int] | str:
     return int(sides[0]), int(sides[1])
 
 
+def _edges(text: str) -> list[float]:
+    try:
+        return [float(edge) for edge in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' are no edges: write numbers that rise, as in 0,0.5,1") from None
+
+
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
@@ -160,6 +167,7 @@ def _reduce(args: argparse.Namespace) -> int:
             args.a,
             args.b,
             args.what,
+            bins=args.bins,
             memory_limit=args.memory_limit,
             workers=args.workers,
             scheduler=args.scheduler,
@@ -247,7 +255,9 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
     mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
     sub = add("reduce", _reduce, "a number or vector of A @ B, which is never whole", "what", "a", "b")
-    sub.epilog = "WHAT: sum, row_sums, column_sums, trace, nnz, row_nnz, frobenius"
+    sub.epilog = "WHAT: sum, row_sums, column_sums, trace, nnz, row_nnz, frobenius, histogram"
+    text = "edges of a histogram's bins, rising: --bins=-1,0,0.5,1"
+    sub.add_argument("--bins", type=_edges, metavar="X,X,...", help=text)
     sub.add_argument("--out", metavar="FILE.npy", help="where to write a vector")
     sub.add_argument("--memory-limit", metavar="BYTES", help="of each worker, by default 2GiB")
     sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core")

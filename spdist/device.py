@@ -18,7 +18,7 @@ from spdist.errors import InputError, MatrixError
 from spdist.kernels import gpu
 from spdist.kernels.gpu import NotCanonicalError, Pattern
 from spdist.kernels.options import PLAIN, Options
-from spdist.kernels.reductions import result
+from spdist.kernels.reductions import Reduction, result
 
 Method = Literal["auto", "rowwise", "esc"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -154,7 +154,7 @@ def through_gpu(
     return hyspmm.multiply(a, b, threads=threads)
 
 
-def reduce_through_gpu(a: CSR, b: CSR, what: str, memory_limit: int | None, options: Options) -> Any:
+def reduce_through_gpu(a: CSR, b: CSR, what: Reduction, memory_limit: int | None, options: Options) -> Any:
     """Return a reduction of the product of matrices of the host, of which C stays on the GPU.
 
     Raises

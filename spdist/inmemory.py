@@ -14,7 +14,7 @@ from spdist.csr import CSR, IndexArray, Int64Array, from_scipy
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.gpu import Pattern
 from spdist.kernels.options import Epilogue, Options
-from spdist.kernels.reductions import check_reduction, diagonal, is_linear, reduce_product
+from spdist.kernels.reductions import Reduction, check_values, diagonal, is_linear, reduce_product
 from spdist.kernels.semirings import Semiring, find
 from spdist.vbr import VBR
 from spdist.vbr import multiply as multiply_vbr
@@ -189,18 +189,19 @@ def _options(
 
 
 def reduce(
-    a: Any, b: Any, what: str, *, engine: str = "auto", memory_limit: int | None = None, threads: int | None = None,
-    semiring: str | Semiring = "plus_times", mask: Any = None,
+    a: Any, b: Any, what: Reduction, *, engine: str = "auto", memory_limit: int | None = None,
+    threads: int | None = None, semiring: str | Semiring = "plus_times", mask: Any = None,
     complement: bool = False, epilogue: Epilogue | None = None, threshold: float | None = None,
     top_n: int | None = None,
 ) -> Any:  # fmt: skip
     """Return a reduction of a product of SciPy's matrices; `api.reduce` describes it."""
-    check_reduction(what)
     left, right = from_scipy(a), from_scipy(b)
     if left.ncols != right.nrows:
         raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
     options = _options(semiring, mask, complement, epilogue, threshold, top_n)
-    if engine == "cuda" and not is_linear(what, options, options.semiring.result_dtype(left.dtype, right.dtype)):
+    dtype = options.semiring.result_dtype(left.dtype, right.dtype)
+    check_values(what, dtype)
+    if engine == "cuda" and not is_linear(what, options, dtype):
         options.check_device()
         if what == "trace" and not options.fused:
             options = replace(options, mask=diagonal(0, left.nrows, right.ncols))

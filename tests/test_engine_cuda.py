@@ -195,16 +195,17 @@ def test_answers_through_a_device(host_gpu, name, grid):
 
 
 @pytest.mark.parametrize("grid", [None, (5, 2, 1)])
-@pytest.mark.parametrize("what", ["trace", "column_sums", "row_nnz", "frobenius"])
+@pytest.mark.parametrize("what", ["trace", "column_sums", "row_nnz", "frobenius", "histogram"])
 def test_reductions_through_a_device(host_gpu, monkeypatch, what, grid):
     m = random_matrix(900, 900, 6.0, 4)
     a = "memory://cuda/a.zarr"
     api.save(a, m, overwrite=True)
     make = sizes.make_plan
     monkeypatch.setattr("spdist.scheduler.sizes.make_plan", lambda *a, **k: make(*a, **k, grid=grid))
+    bins = [0, 0.5, 1] if what == "histogram" else None
     for wanted in ({}, WANTED["top"], WANTED["inside"]):
-        found = spdist.reduce(a, a, what, engine="cuda", memory_limit="1MiB", **wanted | as_mask(wanted, a))
-        expected = spdist.reduce(m, m, what, **wanted | as_mask(wanted, m))
+        found = spdist.reduce(a, a, what, bins=bins, engine="cuda", memory_limit="1MiB", **wanted | as_mask(wanted, a))
+        expected = spdist.reduce(m, m, what, bins=bins, **wanted | as_mask(wanted, m))
         np.testing.assert_allclose(found, expected, rtol=1e-12)
         assert np.asarray(found).dtype == np.asarray(expected).dtype
 

@@ -8,12 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 import spdist
 from spdist import api, cli
 from spdist.errors import InputError, MatrixError, SpdistError
 from spdist.kernels import reductions
 from spdist.scheduler import sizes, stages
+from tests.strategies import csr_pairs
 from tests.test_answers import whole_numbers
 
 OPTIONS = [{}, {"top_n": 3}, {"semiring": "min_plus", "mask": True}]
@@ -90,6 +93,77 @@ def test_rows_that_do_not_fit_come_later(stored, scheduler, monkeypatch):
     assert spdist.reduce(a, a, "frobenius", scheduler=scheduler) == by_hand(m @ m, "frobenius")
 
 
+EDGES = [[0, 1], [-8, 0, 8, 64], [-1000, -0.5, 0.5, 1e9], [3, 4, 5]]
+
+
+@settings(max_examples=100, deadline=None)
+@given(csr_pairs(), st.sampled_from(EDGES), st.sampled_from(["f8", "f4", "i8", "i2", "u1", "?"]))
+def test_histograms_equal_numpy(pair, bins, dtype):
+    """With values on edges and outside, zeros, rows without entries, and entries of A that occur twice."""
+    a, b = (m.to_scipy().astype(dtype) for m in pair)
+    twice = sp.csr_matrix((np.repeat(a.data, 2), np.repeat(a.indices, 2), 2 * a.indptr), a.shape)
+    for left in (a, twice):
+        found = spdist.reduce(left, b, "histogram", bins=bins)
+        np.testing.assert_array_equal(found, by_bins(left, b, bins))
+        assert found.dtype == np.int64
+
+
+def by_bins(a: sp.csr_matrix, b: sp.csr_matrix, bins):
+    """Count the values of SciPy's product wherever it has an entry."""
+    ones = [sp.csr_matrix((np.ones(m.nnz), m.indices, m.indptr), m.shape) for m in (a, b)]
+    values = (a @ b).toarray()[(ones[0] @ ones[1]).nonzero()]
+    return np.histogram(values.astype(np.uint8) if values.dtype == bool else values, bins)[0]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_histograms_of_what_is_stored(stored, tmp_path, scheduler, monkeypatch, options):
+    monkeypatch.setattr(reductions, "SLICE_PRODUCTS", 3_000)
+    a, b, mask = (whole_numbers(*shape, 6, 1) for shape in ((150, 90), (90, 150), (150, 150)))
+    a.data[::7] = 0
+    for name, matrix in (("A", a), ("B", b), ("M", mask)):
+        stored(name, matrix)
+    make = sizes.make_plan
+    monkeypatch.setattr("spdist.scheduler.sizes.make_plan", lambda *a, **k: make(*a, **k, grid=(5, 2, 2)))
+    within = options | ({"mask": mask} if "mask" in options else {})
+    bins = [-20, 0, 1, 7, 30]
+    expected = np.histogram(spdist.spgemm(a, b, **within).data, bins)[0]
+    np.testing.assert_array_equal(spdist.reduce(a, b, "histogram", bins=bins, **within), expected)
+    wanted = options | ({"mask": tmp_path / "M.zarr"} if "mask" in options else {})
+    found = spdist.reduce(
+        tmp_path / "A.zarr", tmp_path / "B.zarr", "histogram", bins=bins, scheduler=scheduler, **wanted
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+EXTREME = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-3, 3).map(float)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(EXTREME, min_size=2, max_size=20, unique=True), st.lists(EXTREME | st.just(np.nan), max_size=20))
+def test_bins_of_any_width(edges, values):
+    from spdist.kernels.bins import histogram
+
+    edges = np.unique(edges)
+    assume(len(edges) > 1)
+    around = [np.nextafter(edges[1:-1], side) for side in (-np.inf, np.inf)]
+    values = np.concatenate([np.array(values), edges, *around])
+    np.testing.assert_array_equal(histogram(values, edges), np.histogram(values, edges)[0])
+
+
+def test_infinities_and_nan_are_in_no_bin():
+    m = sp.csr_matrix(np.diag([np.nan, np.inf, -np.inf, 1e300, 2.0, 3.0]))
+    found = spdist.reduce(m, sp.csr_matrix(np.eye(6)), "histogram", bins=[-1e308, 0, 2, 3])
+    np.testing.assert_array_equal(found, [0, 0, 2])
+
+
+@pytest.mark.parametrize("bins", [None, 10, [1], [0, 0], [0, 2, 1], [0, np.nan], [0, np.inf], [[0, 1], [2, 3]], "low"])
+def test_bins_that_are_no_edges(stored, bins):
+    m = whole_numbers(20, 20, 3, 1)
+    for one in (m, stored("A", m)):
+        with pytest.raises(InputError, match="two edges or more, finite and rising"):
+            spdist.reduce(one, one, "histogram", bins=bins)
+
+
 def test_nothing_stays_when_it_fails(stored, scheduler, monkeypatch):
     a = stored("A", whole_numbers(100, 100, 5, 4))
 
@@ -115,6 +189,11 @@ def test_refusals(stored):
             spdist.reduce(m if sp.issparse(b) else a, b, "sum")
     with pytest.raises(InputError, match="some of the operands are in memory"):
         spdist.reduce(m, a, "sum")
+    with pytest.raises(InputError, match="bins are for a histogram, not for 'sum'"):
+        spdist.reduce(m, m, "sum", bins=[0, 1])
+    for one in (m.astype(complex), stored("Z", m.astype(complex))):
+        with pytest.raises(MatrixError, match="no order, which a histogram needs"):
+            spdist.reduce(one, one, "histogram", bins=[0, 1])
 
 
 def test_command_line(stored, tmp_path, monkeypatch, capsys):
@@ -127,3 +206,9 @@ def test_command_line(stored, tmp_path, monkeypatch, capsys):
     assert cli.main(["reduce", "row_nnz", "A.zarr", "A.zarr", "--out", "n.npy"]) == 0
     assert "60 values" in capsys.readouterr().out
     np.testing.assert_array_equal(np.load("n.npy"), np.diff(spdist.spgemm(m, m).indptr))
+    assert cli.main(["reduce", "histogram", "A.zarr", "A.zarr", "--json", "--bins=-1,0,2.5,100"]) == 0
+    expected = np.histogram(spdist.spgemm(m, m).data, [-1, 0, 2.5, 100])[0]
+    assert json.loads(capsys.readouterr().out)["histogram"] == expected.tolist()
+    with pytest.raises(SystemExit):
+        cli.main(["reduce", "histogram", "A.zarr", "A.zarr", "--bins", "low,high"])
+    assert "'low,high' are no edges" in capsys.readouterr().err

@@ -1,5 +1,5 @@
 // answers.cu: what becomes of C once its products are added: values scaled, mapped and normalised; zeros, and all but the
-// largest of a row, left out; or all of them added up.
+// largest of a row, left out; or all of them added up, or counted.
 //
 // The n-th largest value of a row is found digit by digit from the highest: radix selection, T. Alabi, J. Blanchard,
 // B. Gordon, R. Steinbach, "Fast k-selection algorithms for graphics processing units", ACM JEA 17, 2012.
@@ -11,6 +11,7 @@
 #endif
 
 constexpr int LONG = 2048;  // entries above which the whole thread block takes a row
+constexpr int BINS = 2048;  // of a histogram that a thread block counts into shared memory, at the most
 constexpr u32 ALL = ~0u;    // of the entries that are equal to the smallest that is kept
 
 // Numbers of the parts of a value.
@@ -276,4 +277,35 @@ sum_diagonal(const i64 nrows, const i64 first, const Pointer* __restrict__ indpt
     }
     sum = block_sum<8>(sum, scratch);
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+}
+
+// Count values by bins: value x falls into the bin with edges[bin] <= x < edges[bin + 1], the last edge into the last.
+//
+// Launch  block 256, any grid.
+// Shared  BINS counts; more bins are counted where they lie.
+// Pre     edges[bins + 1] finite and rising; values are compared as doubles.
+// Post    counts[bin] risen, by atomics; values outside, and NaN, are not counted.
+template <typename Value>
+__global__ void __launch_bounds__(256)
+count_by_bins(const i64 nnz, const Value* __restrict__ data, const int bins, const double* __restrict__ edges, i64* counts) {
+    __shared__ u32 here[BINS];
+    const bool shares = bins <= BINS;
+    for (int bin = threadIdx.x; shares && bin < bins; bin += 256) here[bin] = 0;
+    __syncthreads();
+    const double first = edges[0], last = edges[bins];
+    for (i64 at = (i64)blockIdx.x * 256 + threadIdx.x; at < nnz; at += (i64)gridDim.x * 256) {
+        const double x = (double)data[at];
+        if (!(x >= first && x <= last)) continue;
+        int low = 0, high = bins;
+        while (high - low > 1) {
+            const int middle = (low + high) / 2;
+            if (edges[middle] <= x) low = middle;
+            else high = middle;
+        }
+        if (shares) atomicAdd(&here[low], 1u);
+        else atomic_add(&counts[low], (i64)1);
+    }
+    __syncthreads();
+    for (int bin = threadIdx.x; shares && bin < bins; bin += 256)
+        if (here[bin]) atomic_add(&counts[bin], (i64)here[bin]);
 }

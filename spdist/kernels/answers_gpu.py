@@ -15,7 +15,7 @@ from spdist.csr import CSR
 from spdist.kernels import gpu, masks_gpu
 from spdist.kernels.module import Module, c_type, module, value_type
 from spdist.kernels.options import NORMS, Options
-from spdist.kernels.reductions import Part, sum_dtype
+from spdist.kernels.reductions import Histogram, Part, Reduction, sum_dtype
 from spdist.kernels.workspace import ALLOCATION, ceil_div
 
 ROWS = 8
@@ -40,6 +40,7 @@ def _more_types(value: str) -> tuple[str, str]:
 
 def _names(value: str, index: str, pointer: str, key: str, wide: str) -> dict[str, str]:
     """Return the name expressions of the kernels by our names for them."""
+    ordered = {} if value.startswith("Complex") else {"histogram": f"count_by_bins<{value}>"}
     return {
         "finish": f"finish_rows<{value},{index},{pointer}>",
         "cut": f"cut_rows<{value},{pointer},{key}>",
@@ -49,6 +50,7 @@ def _names(value: str, index: str, pointer: str, key: str, wide: str) -> dict[st
         "row_sums": f"sum_rows<{value},{pointer},{wide}>",
         "column_sums": f"sum_columns<{value},{index},{wide}>",
         "trace": f"sum_diagonal<{value},{index},{pointer},{wide}>",
+        **ordered,
     }
 
 
@@ -64,8 +66,8 @@ class Work:
     ----------
     options : Options
         With the mask on the host.
-    reduction : str, optional
-        Of `reductions.REDUCTIONS`: nothing else comes back.
+    reduction : Reduction, optional
+        Nothing else comes back.
     shape, dtype
         Of C.
 
@@ -73,24 +75,29 @@ class Work:
     ----------
     counts : bool
         Whether the rows of C need only be counted.
+    factors : tuple of arrays
+        Of rows, of columns; and the edges of bins, which are there for all blocks too. None where there are none.
     """
 
-    def __init__(self, options: Options, reduction: str | None, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, options: Options, reduction: Reduction | None, shape: tuple[int, int], dtype: np.dtype[Any]
+    ) -> None:
         self.options, self.reduction, self.shape, self.dtype = options, reduction, shape, dtype
         self.counts = reduction in ("nnz", "row_nnz") and not options.fused
         epilogue = options.epilogue
         given = (None, None) if epilogue is None or self.counts else (epilogue.rows, epilogue.columns)
-        self.factors = tuple(None if one is None else np.ascontiguousarray(one, dtype) for one in given)
+        edges = np.array(reduction.edges) if isinstance(reduction, Histogram) else None
+        self.factors = *(None if one is None else np.ascontiguousarray(one, dtype) for one in given), edges
         self.on_device: tuple[Any, Any] = (None, None)
+        self.edges: Any = None
         self.sums: Any = None
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Bytes on the device for the whole product: factors of rows and of columns, sums of columns."""
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes on the device for the whole product: factors of rows and of columns, edges of bins, sums of columns."""
         sums = wide_dtype(self.dtype).itemsize * self.shape[1] if self.reduction == "column_sums" else 0
         factors = [0 if one is None else one.nbytes for one in self.factors]
-        rows, columns, total = (-(-size // ALLOCATION) * ALLOCATION for size in (*factors, sums))
-        return rows, columns, total
+        return tuple(-(-size // ALLOCATION) * ALLOCATION for size in (*factors, sums))
 
     @property
     def sums_of_columns(self) -> Any:
@@ -98,8 +105,9 @@ class Work:
         return np.zeros(self.shape[1], wide_dtype(self.dtype)) if self.reduction == "column_sums" else None
 
     def take(self, arrays: list[Any]) -> None:
-        """Take the arrays on the device: factors of rows and of columns as they are here, sums of columns zero."""
-        self.on_device, self.sums = (arrays[0], arrays[1]), arrays[2]
+        """Take the arrays on the device: those of `factors` as they are here, sums of columns zero."""
+        rows, columns, self.edges, self.sums = arrays
+        self.on_device = rows, columns
 
     def send(self) -> None:
         """Copy the factors to the device, for a product that is there as a whole."""
@@ -133,6 +141,8 @@ class Work:
         wide = wide_dtype(self.dtype)
         if self.reduction == "row_sums":
             return cupy.empty(c.nrows, wide)
+        if isinstance(self.reduction, Histogram):
+            return cupy.zeros(len(self.reduction.edges) - 1, np.int64)
         parts = {"sum": wide, "trace": wide, "frobenius": np.dtype(np.float64)}
         if self.reduction in parts:
             entries = c.nrows if self.reduction == "trace" else c.nnz
@@ -146,8 +156,10 @@ class Work:
         what = self.reduction
         if what in ("nnz", "row_nnz") or (what != "column_sums" and not len(out)):
             return
-        launch = functools.partial(_kernels(c, self.options), what)
-        if what == "row_sums":
+        launch = functools.partial(_kernels(c, self.options), "histogram" if isinstance(what, Histogram) else what)
+        if isinstance(what, Histogram):
+            launch(min(ceil_div(c.nnz, 1024), PARTS), 256, (c.nnz, c.data, len(out), self.edges, out))
+        elif what == "row_sums":
             launch(ceil_div(c.nrows, ROWS), 32 * ROWS, (c.nrows, c.indptr, c.data, out))
         elif what == "column_sums":
             launch(min(ceil_div(c.nnz, 1024), 2112), 256, (c.nnz, c.indices, c.data, self.sums))
@@ -164,6 +176,8 @@ class Work:
             if what == "row_nnz":
                 return Part(found if self.counts else np.diff(found))
             return Part(np.add.reduce(found, keepdims=True))
+        if isinstance(what, Histogram):
+            return Part(found)
         if what == "row_sums":
             return Part(found.astype(kind))
         if what == "column_sums":

@@ -24,6 +24,7 @@ from spdist.kernels.options import PLAIN, Options
 from spdist.kernels.outofcore import ArenaFullError, Stage
 from spdist.kernels.pinned import Bytes, array_at, pinned
 from spdist.kernels.reductions import Part as Reduced
+from spdist.kernels.reductions import Reduction
 from spdist.kernels.workspace import ALLOCATION, packed_bound, packed_units
 from spdist.text import format_bytes
 
@@ -340,7 +341,7 @@ class Gpu:
         assert held <= self.memory_limit, f"{held} bytes of {self.memory_limit}"
         self.peak = max(self.peak, held)
 
-    def begin(self, options: Options, reduction: str | None, shape: tuple[int, int], dtype: np.dtype[Any]) -> int:
+    def begin(self, options: Options, reduction: Reduction | None, shape: tuple[int, int], dtype: np.dtype[Any]) -> int:
         """Take what blocks are to be made into; return the bytes that this takes besides B and the slots.
 
         Raises

@@ -55,7 +55,7 @@ from spdist.kernels.device_blocks import (
 )
 from spdist.kernels.options import PLAIN, Options
 from spdist.kernels.pinned import Bytes, array_at
-from spdist.kernels.reductions import Part, of_rows, together
+from spdist.kernels.reductions import Part, Reduction, of_rows, together
 from spdist.kernels.workspace import PAIRS, ceil_div, device_shares
 from spdist.text import format_bytes
 
@@ -148,7 +148,7 @@ class Device(Protocol):
         Those given before lose their memory first.
         """
 
-    def begin(self, options: Options, reduction: str | None, shape: tuple[int, int], dtype: Any) -> int:
+    def begin(self, options: Options, reduction: Reduction | None, shape: tuple[int, int], dtype: Any) -> int:
         """Take what blocks are to be made into; return the bytes of the device that this takes besides B and slots."""
 
     def keep(self, b: CSR | None, kinds: Kinds) -> bool:
@@ -231,7 +231,7 @@ class Run:
         What becomes of rows on the device.
     alone : bool
         Whether the product was a single block, which brought all of A and B.
-    reduction : str, optional
+    reduction : Reduction, optional
         What is made of C, instead of C.
     """
 
@@ -245,7 +245,7 @@ class Run:
     report: Report
     first_row: int = 0
     options: Options = PLAIN
-    reduction: str | None = None
+    reduction: Reduction | None = None
 
     def __post_init__(self) -> None:
         plain, semiring = self.options.plain, self.options.semiring
@@ -273,7 +273,7 @@ class Run:
         taken = self.device.begin(self.options, self.reduction, self.shape, self.kinds.value)
         if 2 * taken > self.memory_limit:
             raise MemoryBoundError(
-                f"factors of rows and columns, and sums of columns, take {format_bytes(taken)} of the GPU's "
+                f"factors of rows and columns, edges, and sums of columns, take {format_bytes(taken)} of the GPU's "
                 f"{format_bytes(self.memory_limit)}, and no more than half may go to them: raise memory_limit"
             )
         return taken
@@ -716,15 +716,14 @@ def multiply(
 
 
 def reduce(
-    a: CSR, b: CSR, what: str, device: Any, *, pairs: int = PAIRS, report: Report = ignore, options: Options = PLAIN,
-    first_row: int = 0,
+    a: CSR, b: CSR, what: Reduction, device: Any, *, pairs: int = PAIRS, report: Report = ignore,
+    options: Options = PLAIN, first_row: int = 0,
 ) -> Part:  # fmt: skip
     """Return what a reduction makes of ``a @ b``, or of what the options make of that; C stays on the GPU.
 
     Parameters
     ----------
-    what : str
-        Of `reductions.REDUCTIONS`.
+    what : Reduction
     first_row : int
         The number of A's first row among all rows.
 

@@ -6,17 +6,18 @@ import functools
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from spdist.csr import CSR, Int64Array, ValueArray, index_dtype
-from spdist.errors import InputError
+from spdist.errors import InputError, MatrixError
 from spdist.kernels import cpu
 from spdist.kernels.options import Options
 from spdist.kernels.semirings import SEMIRINGS
 
 REDUCTIONS = ("sum", "row_sums", "column_sums", "trace", "nnz", "row_nnz", "frobenius")
+"""Those that a name says all of; the other is "histogram"."""
 SLICE_PRODUCTS = 1 << 23
 """Products of the rows of C that a thread holds at a time, at the most, but for longer rows."""
 
@@ -26,13 +27,24 @@ ENTRIES = 1 << 20
 
 
 @dataclass(frozen=True)
+class Histogram:
+    """Numbers of entries of C by their values; `edges` are finite and rise."""
+
+    edges: tuple[float, ...]
+
+
+Reduction: TypeAlias = str | Histogram
+"""Of `REDUCTIONS`, or a histogram."""
+
+
+@dataclass(frozen=True)
 class Part:
     """What some rows come to.
 
     Attributes
     ----------
     values : array
-        One number; or one for each row; or, with `columns`, one for each of these.
+        One number; or one for each row; or, with `columns`, one for each of these; or one for each bin.
     columns : (n,) int64, optional
         Rising.
     """
@@ -41,25 +53,48 @@ class Part:
     columns: Int64Array | None = None
 
 
-def check_reduction(what: str) -> None:
-    """Refuse what is no reduction.
+def reduction_of(what: str, bins: Any = None) -> Reduction:
+    """Return the reduction of a name; with `bins`, the edges of a histogram.
 
     Raises
     ------
     InputError
+        If there is none, or `bins` are no edges, or are for another.
     """
-    if what not in REDUCTIONS:
-        raise InputError(f"reduction {what!r} is not one of {', '.join(REDUCTIONS)}")
+    if what not in (*REDUCTIONS, "histogram"):
+        raise InputError(f"reduction {what!r} is not one of {', '.join(REDUCTIONS)}, histogram")
+    if what != "histogram":
+        if bins is not None:
+            raise InputError(f"bins are for a histogram, not for {what!r}")
+        return what
+    try:
+        edges = np.asarray(bins, np.float64)
+    except (TypeError, ValueError):
+        edges = np.zeros(0)
+    if edges.ndim != 1 or len(edges) < 2 or not np.isfinite(edges).all() or (np.diff(edges) <= 0).any():
+        raise InputError(f"bins={bins!r}: a histogram needs two edges or more, finite and rising, such as [0, 0.5, 1]")
+    return Histogram(tuple(edges.tolist()))
 
 
-def options_for(what: str, options: Options) -> Options:
+def check_values(what: Reduction, dtype: np.dtype[Any]) -> None:
+    """Refuse to count complex values by bins.
+
+    Raises
+    ------
+    MatrixError
+    """
+    if isinstance(what, Histogram) and dtype.kind == "c":
+        raise MatrixError(f"values of dtype {dtype} have no order, which a histogram needs: pass real ones")
+
+
+def options_for(what: Reduction, options: Options) -> Options:
     """Return the options under which fewest products are made for a reduction."""
     if what in ("nnz", "row_nnz") and not options.finishes:
         return replace(options, semiring=SEMIRINGS["any_pair"])
     return options
 
 
-def is_linear(what: str, options: Options, dtype: np.dtype[Any]) -> bool:
+def is_linear(what: Reduction, options: Options, dtype: np.dtype[Any]) -> bool:
     """Whether it needs no product: sums of rows or columns of A @ B are products with vectors of ones.
 
     Not of short integers, whose entries wrap before they are added up, nor of bools.
@@ -74,9 +109,13 @@ def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return found
 
 
-def of_rows(what: str, c: CSR, first: int) -> Part:
+def of_rows(what: Reduction, c: CSR, first: int) -> Part:
     """Reduce some rows of C, of which `first` is the first."""
     kind = sum_dtype(c.dtype)
+    if isinstance(what, Histogram):
+        from spdist.kernels.bins import histogram  # with Numba
+
+        return Part(histogram(c.data, np.array(what.edges)))
     if what == "row_sums":
         filled = np.flatnonzero(np.diff(c.indptr))
         sums = np.zeros(c.nrows, kind)
@@ -122,13 +161,15 @@ def _on_diagonal(c: CSR, first: int) -> Int64Array:
     return np.concatenate([np.zeros(0, np.int64), *found])
 
 
-def together(what: str, parts: Sequence[Part]) -> Part:
+def together(what: Reduction, parts: Sequence[Part]) -> Part:
     """Return what successive rows come to together."""
     if len(parts) == 1:
         return parts[0]
     values = np.concatenate([part.values for part in parts])
     if what in ("row_sums", "row_nnz"):
         return Part(values)
+    if isinstance(what, Histogram):
+        return Part(np.sum([part.values for part in parts], axis=0))
     if what != "column_sums":
         return Part(np.add.reduce(values, keepdims=True))
     columns, at = np.unique(np.concatenate([part.columns for part in parts if part.columns is not None]), False, True)
@@ -137,20 +178,21 @@ def together(what: str, parts: Sequence[Part]) -> Part:
     return Part(sums, columns)
 
 
-def result(what: str, part: Part, ncols: int) -> Any:
+def result(what: Reduction, part: Part, ncols: int) -> Any:
     """Return the reduction of all rows: a number or an array."""
     if what == "column_sums":
         out = np.zeros(ncols, part.values.dtype)
         out[part.columns] = part.values
         return out
-    if what in ("row_sums", "row_nnz"):
+    if what in ("row_sums", "row_nnz") or isinstance(what, Histogram):
         return part.values
     return np.sqrt(part.values[0]) if what == "frobenius" else part.values[0]
 
 
 def reduce_linear(
-    what: str, a: Iterable[CSR], b: Iterable[CSR], shapes: tuple[tuple[int, int], tuple[int, int]], dtype: np.dtype[Any]
-) -> Any:
+    what: Reduction, a: Iterable[CSR], b: Iterable[CSR], shapes: tuple[tuple[int, int], tuple[int, int]],
+    dtype: np.dtype[Any],
+) -> Any:  # fmt: skip
     """Return sums of A @ B without a product.
 
     Parameters
@@ -183,13 +225,12 @@ def _times_ones_from_left(blocks: Iterable[CSR], shape: tuple[int, int], dtype: 
     return out
 
 
-def reduce_product(what: str, a: CSR, b: CSR, *, threads: int, options: Options) -> Any:
+def reduce_product(what: Reduction, a: CSR, b: CSR, *, threads: int, options: Options) -> Any:
     """Return a reduction of what the options make of ``a @ b``, both in memory.
 
     Parameters
     ----------
-    what : str
-        Of `REDUCTIONS`.
+    what : Reduction
     a, b : CSR
         Canonical.
     threads : int
@@ -212,7 +253,7 @@ def reduce_product(what: str, a: CSR, b: CSR, *, threads: int, options: Options)
     return result(what, together(what, parts), b.ncols)
 
 
-def _reduce_slice(what: str, a: CSR, b: CSR, options: Options, start: int, stop: int) -> Part:
+def _reduce_slice(what: Reduction, a: CSR, b: CSR, options: Options, start: int, stop: int) -> Part:
     mask = None if options.mask is None else options.mask.rows(start, stop)
     epilogue = None if options.epilogue is None else options.epilogue.of_rows(start, stop)
     c = cpu.multiply(a.rows(start, stop), b, options=replace(options, mask=mask, epilogue=epilogue))

@@ -30,7 +30,7 @@ def execute_reduction(
     plan: Plan,
     a: StoredMatrix,
     b: StoredMatrix,
-    what: str,
+    what: reductions.Reduction,
     answer: Answer,
     started: Callable[[str], None] = lambda link: None,
     progress: Callable[[Progress], None] | None = None,
@@ -56,7 +56,7 @@ def execute_reduction(
 
 
 def _run(
-    client: Client, plan: Plan, name: str, what: str, progress: Callable[[Progress], None] | None
+    client: Client, plan: Plan, name: str, what: reductions.Reduction, progress: Callable[[Progress], None] | None
 ) -> reductions.Part:
     tasks = [
         Task(number, block.start, block.stop, block.capacity, block.split, block.b_bytes)

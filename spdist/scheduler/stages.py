@@ -351,7 +351,7 @@ class Product:
                 self.merge(task, piece)
         return self.waiting[task.number][1]
 
-    def reduce(self, task: Task, what: str) -> reductions.Part:
+    def reduce(self, task: Task, what: reductions.Reduction) -> reductions.Part:
         """Make a block, as many rows at a time as it has room for, and return what they come to."""
         if self.on_gpu and not task.split:
             return self._reduce_on_gpu(task, what)
@@ -365,7 +365,7 @@ class Product:
             task = replace(task, start=task.start + c.nrows)
         return reductions.together(what, parts)
 
-    def _reduce_on_gpu(self, task: Task, what: str) -> reductions.Part:
+    def _reduce_on_gpu(self, task: Task, what: reductions.Reduction) -> reductions.Part:
         """Return what a block comes to; its rows of C stay on the GPU."""
         operands = self.preprocess(task)
         b = self.resident_b() if operands.b is None else operands.b

@@ -9,7 +9,8 @@ import numpy as np
 
 ALL = 2**32 - 1
 NAMES = {
-    name: name for name in ("finish", "cut", "keep", "sum", "frobenius", "row_sums", "column_sums", "trace")
+    name: name
+    for name in ("finish", "cut", "keep", "sum", "frobenius", "row_sums", "column_sums", "trace", "histogram")
 }  # fmt: skip
 
 
@@ -87,7 +88,14 @@ def trace(nrows: int, first: int, indptr: Any, indices: Any, data: Any, parts: A
     parts[0] = np.asarray(data)[np.asarray(indices) == rows + first].astype(parts.dtype).sum()
 
 
+def histogram(nnz: int, data: Any, bins: int, edges: Any, counts: Any) -> None:
+    values = np.asarray(data).astype(np.float64)
+    found = np.searchsorted(np.asarray(edges)[:-1], values, side="right") - 1
+    inside = (found >= 0) & (values <= edges[bins])
+    np.add.at(np.asarray(counts), found[inside], 1)
+
+
 KERNELS = {
     "finish": finish, "cut": cut, "keep": keep, "sum": sum_all, "frobenius": frobenius, "row_sums": row_sums,
-    "column_sums": column_sums, "trace": trace,
+    "column_sums": column_sums, "trace": trace, "histogram": histogram,
 }  # fmt: skip

@@ -66,7 +66,8 @@ def test_epilogues(dtype):
 
 @pytest.mark.parametrize("dtype", ["f4", "c16", "i4", "?"])
 def test_reductions(dtype):
-    for what in answers.reductions.REDUCTIONS:
+    ordered = dtype != "c16"
+    for what in answers.REDUCTIONS if ordered else answers.reductions.REDUCTIONS:
         answers.test_reductions_equal_numpy(dtype, what)
 
 
