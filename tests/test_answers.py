@@ -375,6 +375,19 @@ def test_products_with_a_transpose(stored, tmp_path, scheduler):
         api.multiply(a, a, tmp_path / "C.zarr", resume=True, top_n=4, **right)
 
 
+def test_the_largest_of_each_column(stored, tmp_path, scheduler):
+    m, other = random_matrix(90, 70, 5, 1), random_matrix(70, 80, 5, 2)
+    c = (m @ other).toarray()
+    flags = {"transpose_a": True, "transpose_b": True, "top_n": 3}
+    spdist.multiply(
+        stored("B", other), stored("A", m), tmp_path / "T.zarr", grid=(3, 2, 1), scheduler=scheduler, **flags
+    )
+    for found in (read(tmp_path / "T.zarr").to_scipy(), spdist.matmul(other, m, **flags)):
+        for column, kept in enumerate(found.toarray()):
+            made = np.sort(c[:, column])[::-1]
+            np.testing.assert_allclose(np.sort(kept[kept != 0])[::-1], made[made != 0][:3], rtol=1e-12)
+
+
 def test_transpose(stored, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("spdist.coo.BUCKET_BYTES", 1 << 12)
     m = random_matrix(300, 200, 9, 2)
