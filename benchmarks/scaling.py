@@ -90,12 +90,13 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         stored = make(args.folder or Path(scratch), args.quick)
-        rows = [measure(int(count), args.engine, stored) for count in args.workers.split(",")]
-    agree = all(math.isclose(row["norm"], rows[0]["norm"], rel_tol=1e-12) for row in rows)
-    result: dict[str, Any] = {"benchmark": "scaling", "engine": args.engine, "results": rows, "norms_agree": agree}
-    if args.engine == "cuda":
-        result["gpu"] = record.gpu()
-    record.write(result, args.out)
+        rows: list[dict[str, Any]] = []
+        for count in args.workers.split(","):
+            rows.append(measure(int(count), args.engine, stored))
+            agree = all(math.isclose(row["norm"], rows[0]["norm"], rel_tol=1e-12) for row in rows)
+            result = {"benchmark": "scaling", "engine": args.engine, "results": rows, "norms_agree": agree}
+            # What is measured is kept, should the run be ended before its time.
+            record.write(result | ({"gpu": record.gpu()} if args.engine == "cuda" else {}), args.out)
     return 0 if agree and all(row["right"] for row in rows) else 1
 
 
