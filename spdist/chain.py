@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,8 @@ import scipy.sparse as sp
 from spdist import api, storage
 from spdist.csr import CSR, from_scipy, index_dtype, result_dtype
 from spdist.errors import InputError
-from spdist.inmemory import spgemm
+from spdist.inmemory import like, spgemm
+from spdist.kernels import cpu
 from spdist.storage import StoredMatrix, open_matrix
 from spdist.text import parse_bytes
 
@@ -113,8 +116,12 @@ def multi_matmul(
     if len(kinds) > 1:
         raise InputError("some matrices are in memory and others stored: store all with spdist.save, or open all")
     if kinds == {True}:
-        chain = plan_chain([from_scipy(m) for m in matrices], sizes=False)
-        c = _multiply_in_memory(chain.order, matrices)
+        canonical = [from_scipy(m) for m in matrices]
+        chain = plan_chain(canonical, sizes=False)
+        if all(m.format == "csr" for m in matrices):  # what lies between is canonical: nobody looks at it again
+            c = like(matrices[0], _multiply_rows(chain.order, canonical))
+        else:
+            c = _multiply_in_memory(chain.order, matrices)
         return c if out is None else api.save(out, c, overwrite=overwrite)
     if out is None:
         raise InputError("the product of stored matrices is stored too: say where, with out='C.zarr'")
@@ -129,6 +136,13 @@ def multi_matmul(
         held = [m.rows(0, m.nrows).to_scipy() for m in stored]
         return api.save(out, _multiply_in_memory(chain.order, held), overwrite=overwrite or resume)
     return _multiply_stored(chain.order, stored, storage.normalise(out), where, resume=resume, overwrite=overwrite)
+
+
+def _multiply_rows(order: Order, matrices: Sequence[CSR]) -> CSR:
+    if isinstance(order, int):
+        return matrices[order]
+    left, right = (_multiply_rows(part, matrices) for part in order)
+    return cpu.multiply(left, right, threads=os.cpu_count() or 1)
 
 
 def _multiply_in_memory(order: Order, matrices: Sequence[Any]) -> Any:
@@ -243,19 +257,28 @@ def _part_lengths(matrices: Sequence[CSR | StoredMatrix], *, sizes: bool) -> tup
     columns: Parts = {}
     for i, m in enumerate(matrices):
         rows[i, i], columns[i, i] = _lengths(m)
-    first = 0 if sizes else 1
-    for j in range(n - 1, first, -1):
-        least = _draw(matrices[j].ncols, j)
-        for i in range(j, first - 1, -1):
-            least = _reach(matrices[i], least, to_rows=True)
-            if i < j:
-                rows[i, j] = _estimate(least)
-    for i in range(n - 2):
-        least = _draw(matrices[i].nrows, n + i)
-        for j in range(i, n - 1):
-            least = _reach(matrices[j], least, to_rows=False)
-            if j > i:
-                columns[i, j] = _estimate(least)
+
+    def of_rows() -> None:
+        first = 0 if sizes else 1
+        for j in range(n - 1, first, -1):
+            least = _draw(matrices[j].ncols, j)
+            for i in range(j, first - 1, -1):
+                least = _reach(matrices[i], least, to_rows=True)
+                if i < j:
+                    rows[i, j] = _estimate(least)
+
+    def of_columns() -> None:
+        for i in range(n - 2):
+            least = _draw(matrices[i].nrows, n + i)
+            for j in range(i, n - 1):
+                least = _reach(matrices[j], least, to_rows=False)
+                if j > i:
+                    columns[i, j] = _estimate(least)
+
+    # Of stored matrices one after the other: half the memory, and each is read at full speed.
+    with ThreadPoolExecutor(2 if all(isinstance(m, CSR) for m in matrices) else 1) as pool:
+        for job in [pool.submit(of_rows), pool.submit(of_columns)]:
+            job.result()
     return rows, columns
 
 
@@ -274,8 +297,9 @@ def _draw(n: int, seed: int) -> npt.NDArray[np.float32]:
 
 def _estimate(least: npt.NDArray[np.float32]) -> Lengths:
     """Return how many random numbers each row saw, from the least of them: their sum has mean SAMPLES / n."""
-    total = least.sum(axis=1)
-    return np.where(np.isfinite(total), (SAMPLES - 1) / np.where(np.isfinite(total), total, 1.0), 0.0)
+    total = np.einsum("ij->i", least)  # infinite where none was seen; no BLAS, whose threads would go on waiting
+    lengths: Lengths = (SAMPLES - 1) / total.astype(np.float64)
+    return lengths
 
 
 def _reach(m: CSR | StoredMatrix, least: npt.NDArray[np.float32], *, to_rows: bool) -> npt.NDArray[np.float32]:

@@ -173,7 +173,7 @@ def spgemm(
         c = device.through_gpu(left, right, method, threads, memory_limit, deterministic, options)
     else:
         c = cpu.multiply(left, right, engine=method, threads=threads or os.cpu_count() or 1, options=options)  # type: ignore[arg-type]
-    out = _like(a, c)
+    out = like(a, c)
     if swapped:
         return out.T
     return out.tocsc() if by_columns else out
@@ -271,7 +271,7 @@ def numeric(pattern: Pattern | HostPattern, a: Any, b: Any) -> Any:
             f"{pattern.shape[0]:,} x {pattern.shape[1]:,} with {pattern.nnz:,}, or they lie elsewhere: call symbolic "
             f"again"
         )
-    return _like(a, CSR(pattern.indptr, pattern.indices, c.data, pattern.shape))
+    return like(a, CSR(pattern.indptr, pattern.indices, c.data, pattern.shape))
 
 
 def _ones(m: CSR) -> CSR:
@@ -288,7 +288,7 @@ def _on_gpu(a: Any, b: Any) -> bool:
     return gpu[0]
 
 
-def _like(a: Any, c: CSR) -> Any:
+def like(a: Any, c: CSR) -> Any:
     """Return C as SciPy's matrix, or array if `a` is one."""
     m: Any = c.to_scipy()
     if isinstance(a, sp.sparray):
