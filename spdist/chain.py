@@ -15,10 +15,11 @@ References
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +120,8 @@ def multi_matmul(
         canonical = [from_scipy(m) for m in matrices]
         chain = plan_chain(canonical, sizes=False)
         if all(m.format == "csr" for m in matrices):  # what lies between is canonical: nobody looks at it again
-            c = like(matrices[0], _multiply_rows(chain.order, canonical))
+            multiply = functools.partial(cpu.multiply, threads=os.cpu_count() or 1)
+            c = like(matrices[0], _multiply_in_memory(chain.order, canonical, multiply))
         else:
             c = _multiply_in_memory(chain.order, matrices)
         return c if out is None else api.save(out, c, overwrite=overwrite)
@@ -138,17 +140,11 @@ def multi_matmul(
     return _multiply_stored(chain.order, stored, storage.normalise(out), where, resume=resume, overwrite=overwrite)
 
 
-def _multiply_rows(order: Order, matrices: Sequence[CSR]) -> CSR:
+def _multiply_in_memory(order: Order, matrices: Sequence[Any], multiply: Callable[[Any, Any], Any] = spgemm) -> Any:
     if isinstance(order, int):
         return matrices[order]
-    left, right = (_multiply_rows(part, matrices) for part in order)
-    return cpu.multiply(left, right, threads=os.cpu_count() or 1)
-
-
-def _multiply_in_memory(order: Order, matrices: Sequence[Any]) -> Any:
-    if isinstance(order, int):
-        return matrices[order]
-    return spgemm(*(_multiply_in_memory(part, matrices) for part in order))
+    left, right = (_multiply_in_memory(part, matrices, multiply) for part in order)
+    return multiply(left, right)
 
 
 def _multiply_stored(

@@ -375,13 +375,9 @@ class Cutter:
 
     def cost(self, start: int, stop: int) -> float:
         """Return the device bytes expected of a block."""
-        entries = self.products.between(start, stop) * self.c_ratio
-        return self.sent(start, stop) + self.made(entries, stop - start)
-
-    def made(self, entries: float, rows: int) -> float:
-        """Return the device bytes expected of what is made of a block."""
+        entries = MARGIN * self.products.between(start, stop) * self.c_ratio
         nbytes = self.kinds.entry + (BLOCK_SCRATCH if self.kinds.blocked else 0)
-        return MARGIN * entries * nbytes + rows * ROW_BYTES
+        return self.sent(start, stop) + entries * nbytes + (stop - start) * ROW_BYTES
 
     def sent(self, start: int, stop: int) -> float:
         """Return the bytes that are expected to be sent of a block."""
@@ -441,6 +437,11 @@ class Cutter:
 # -- preparation -------------------------------------------------------------------------------------------------------
 
 
+def share_entries(a: CSR, b: CSR) -> bool:
+    """Whether two matrices are of the same columns and values, in memory."""
+    return a.indices is b.indices and a.data is b.data
+
+
 class Copier:
     """Copies rows of A and of B into memory that is sent.
 
@@ -455,7 +456,7 @@ class Copier:
 
     def __init__(self, a: CSR, b: CSR, kinds: Kinds, allocate: Callable[[int], Bytes]) -> None:
         self.a, self.b, self.kinds, self.allocate = a, b, kinds, allocate
-        self.shared = a.indices is b.indices and a.data is b.data
+        self.shared = share_entries(a, b)
 
     def cost(self, products: int) -> int:
         """Return the device bytes that the product takes at most as one block, with so many entries of C."""

@@ -18,7 +18,16 @@ from spdist.csr import CSR, blocksize, number_dtype
 from spdist.errors import MatrixError, MemoryBoundError
 from spdist.kernels import bsr_gpu, outofcore, packing
 from spdist.kernels.answers_gpu import Work
-from spdist.kernels.device_blocks import AHEAD_BYTES, Kinds, Part, Staged, cores, lay_out_whole, pool
+from spdist.kernels.device_blocks import (
+    AHEAD_BYTES,
+    Kinds,
+    Part,
+    Staged,
+    cores,
+    lay_out_whole,
+    pool,
+    share_entries,
+)
 from spdist.kernels.module import value_type
 from spdist.kernels.options import PLAIN, Options
 from spdist.kernels.outofcore import ArenaFullError, Stage
@@ -555,5 +564,4 @@ def _with_sizes(m: CSR) -> BSR:
 
 def _is_same(b: CSR, other: CSR) -> bool:
     """Return whether two matrices are of the same arrays."""
-    same = b.indptr is other.indptr and b.indices is other.indices and b.data is other.data
-    return same and b.shape == other.shape
+    return share_entries(b, other) and b.indptr is other.indptr and b.shape == other.shape

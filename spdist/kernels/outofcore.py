@@ -21,7 +21,6 @@ University, 2015: equations 3 and 5, and the pipeline of section 3.4.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import itertools
 import logging
@@ -52,6 +51,7 @@ from spdist.kernels.device_blocks import (
     lay_out_whole,
     now,
     pool,
+    share_entries,
 )
 from spdist.kernels.options import PLAIN, Options
 from spdist.kernels.pinned import Bytes, array_at
@@ -327,18 +327,25 @@ class Run:
         most = self.a.nnz * int(np.max(np.diff(self.b.indptr), initial=0))
         if copier.is_sound and 0 <= most <= INT32_MAX and copier.cost(most) <= slot.size:
             self.device.keep(None, self.kinds)
-            flight = self._send(slot, copier.whole())
-            with contextlib.suppress(ArenaFullError):
-                nnz = slot.multiply()
-                self.alone = True
-                self.result = Result(self.a.nrows, self.b.ncols, nnz, self.kinds, self.device.allocate)
-                if self.reduction is None:
-                    self._fill(flight, self.a.nrows, nnz)
-                else:
-                    self._reduce(flight)
-                self._land_all()
+            self.alone = self._finish_alone(self._send(slot, copier.whole()))
         self.resident = resident and not self.alone
         return self.alone
+
+    def _finish_alone(self, flight: _Flight) -> bool:
+        """Multiply the only block, and wait until it has come back; return False where its slot had no room for it."""
+        try:
+            nnz = flight.slot.multiply()
+        except ArenaFullError as full:
+            logger.info("one block for the product needs more than %d bytes: several", full.needed)
+            return False
+        self.alone = True
+        if self.reduction is None:
+            self.result = Result(self.a.nrows, self.b.ncols, nnz, self.kinds, self.device.allocate)
+            self._fill(flight, self.a.nrows, nnz)
+        else:
+            self._reduce(flight)
+        self._land_all()
+        return True
 
     def _run_in_blocks(self) -> None:
         """Take the rows through the device, several blocks at once."""
@@ -351,7 +358,7 @@ class Run:
             self.stager = self._stager(self.a, self.cutter, self.start)
             if self.stager.is_brief:
                 self.cutter.growth = BRIEF_GROWTH
-            if not (self._is_learnt_on_the_way and self.stager.is_brief):
+            if not self._is_learnt_on_the_way:
                 self._learn_from_sample()
             self._loop()
         finally:
@@ -368,9 +375,8 @@ class Run:
     def _is_learnt_on_the_way(self) -> bool:
         """Whether blocks are cut one by one by what those before came to, and C is not so large as to be estimated."""
         a, b = self.a, self.b
-        brief = self.resident and a.indices is b.indices and a.data is b.data
         whole = self.start == 0 and self.capacity is None
-        return brief and whole and a.nnz * b.nnz <= LEARNT_PRODUCTS * b.nrows
+        return self.resident and share_entries(a, b) and whole and a.nnz * b.nnz <= LEARNT_PRODUCTS * b.nrows
 
     def _close(self) -> list[Exception]:
         """Wait for all that is under way, whatever fails; return the errors."""

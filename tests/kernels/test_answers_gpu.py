@@ -270,13 +270,13 @@ REDUCTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["f4", "f8", "c16", "i4", "u8", "?"])
-@pytest.mark.parametrize("what", REDUCTIONS, ids=lambda what: str(what)[:20])
+@pytest.mark.parametrize(("dtype", "what"), [
+    (dtype, what) for dtype in ("f4", "f8", "c16", "i4", "u8", "?") for what in REDUCTIONS
+    if dtype != "c16" or not isinstance(what, reductions.Histogram)  # complex values have no order
+], ids=lambda one: str(one)[:20])  # fmt: skip
 def test_reductions_equal_numpy(dtype, what):
     from spdist.kernels.answers_gpu import Work
 
-    if dtype == "c16" and isinstance(what, reductions.Histogram):
-        pytest.skip("complex values have no order")
     c = mixed(5, dtype)
     c = CSR(c.indptr, c.indices % 70 if what == "trace" else c.indices, c.data, c.shape)
     if what == "trace":

@@ -260,6 +260,18 @@ def test_small_products_are_not_sampled(monkeypatch, limit):
         assert woken
 
 
+@pytest.mark.parametrize("reduction", [None, "nnz"])
+def test_a_small_product_that_needs_more_than_was_thought_is_several_blocks(monkeypatch, reduction):
+    monkeypatch.setattr(outofcore, "SMALL_ENTRIES", 1 << 20)
+    monkeypatch.setattr(device_blocks.Copier, "cost", lambda copier, products: 0)
+    a, stages, device = from_scipy(random_matrix(3000, 3000, 5.0, 4)), [], HostDevice(1 << 20)
+    if reduction is None:
+        assert_same(outofcore.multiply(a, a, device, report=stages.append), oracle(a, a))
+    else:
+        assert outofcore.reduce(a, a, reduction, device, report=stages.append).values == [oracle(a, a).nnz]
+    assert len({stage.start for stage in stages}) > 1
+
+
 def test_types_and_shapes_are_checked():
     a = from_scipy(random_matrix(5, 4, 2.0, 9))
     with pytest.raises(MatrixError, match="4 columns but B has 5 rows"):
