@@ -17,6 +17,7 @@ import psutil
 import pytest
 import scipy.sparse as sp
 from dask.utils import key_split
+from distributed import as_completed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -337,6 +338,32 @@ def test_all_workers_killed_at_once(stored, tmp_path, foreign):
         api.multiply(a, a, tmp_path / "C.zarr", grid=(40, 1, 1), callbacks=callbacks, **options)
     assert len(victims) == 1 + foreign
     assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+
+
+@pytest.mark.parametrize("reduce", [None, "nnz"])
+def test_a_result_lost_before_it_was_looked_at_is_waited_for(stored, tmp_path, monkeypatch, reduce):
+    m = random_matrix(300, 300, 5, 17)
+    a, taken, lost = stored("A", m), as_completed.next_batch, []
+
+    def late(completed, block=True):
+        batch = taken(completed, block)
+        if not lost:
+            for future in batch:
+                lost.append(future.key)
+                future._state.lose()  # as the scheduler's word that its worker is gone has it
+                told = {"op": "report-key", "key": future.key}
+                future.client.loop.add_callback(
+                    future.client.loop.call_later, 0.2, future.client._send_to_scheduler, told
+                )
+        return batch
+
+    monkeypatch.setattr(as_completed, "next_batch", late)
+    if reduce:
+        assert api.reduce(a, a, reduce, workers=1) == (m @ m).nnz
+    else:
+        api.multiply(a, a, tmp_path / "C.zarr", grid=(5, 1, 1), workers=1)
+        assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+    assert lost
 
 
 def test_a_scheduler_that_takes_no_plugin_is_named(scheduler, caplog, monkeypatch):

@@ -17,7 +17,7 @@ from spdist.answer import Answer
 from spdist.kernels import reductions
 from spdist.scheduler.cluster import dashboard_link
 from spdist.scheduler.plan import Plan
-from spdist.scheduler.run import Install, Progress, failure
+from spdist.scheduler.run import Install, Progress, settled
 from spdist.scheduler.stages import Product, Task, stage
 from spdist.storage import StoredMatrix
 
@@ -74,9 +74,7 @@ def _run(
             numbers[future.key] = sent
             completed.add(future)
             sent += 1
-        for future in completed.next_batch(block=True):
-            if future.status != "finished":
-                raise failure(future)
+        for future in settled(completed.next_batch(block=True), completed):
             number = numbers.pop(future.key)
             waiting[number] = future.result()
             products += plan.blocks[number].products

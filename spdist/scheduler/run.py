@@ -297,9 +297,7 @@ class Driver:
         self.completed.add(future)
 
     def _finished(self, futures: list[Future[Any]]) -> None:
-        for future in futures:
-            if future.status != "finished":
-                raise failure(future)
+        futures = settled(futures, self.completed)
         subjects = [self.by_future.pop(future.key) for future in futures]
         counts = [i for i, (what, _) in enumerate(subjects) if what == "count"]
         for i, counted in zip(counts, self.client.gather([futures[i] for i in counts]), strict=True):
@@ -399,8 +397,32 @@ class Driver:
             self.progress(Progress(self.blocks_done, total, self.products_done, self.plan.expansion, self.nnz))
 
 
+def settled(futures: Iterable[Future[Any]], completed: as_completed) -> list[Future[Any]]:
+    """Return those of the completed futures that still are.
+
+    One whose result has meanwhile gone with its worker is being computed again: it goes back to `completed`.
+
+    Raises
+    ------
+    SpdistError
+        If one failed.
+    """
+    finished = []
+    for future in futures:
+        status = future.status  # another thread changes it
+        if status in ("error", "cancelled"):
+            raise failure(future)
+        if status == "finished":
+            finished.append(future)
+        else:
+            completed.add(future)
+    return finished
+
+
 def failure(future: Future[Any]) -> Exception:
     """Return the exception to raise for a task that failed, in words."""
+    if future.cancelled():
+        return SpdistError(f"stage {future.key!s} was cancelled on the scheduler; continue with --resume")
     error = future.exception()
     if isinstance(error, SpdistError):
         return error
