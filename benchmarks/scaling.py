@@ -3,6 +3,7 @@
 ::
 
     python benchmarks/scaling.py --folder /dev/shm/scaling --workers 1,2,4,8 --out record.json    # a GPU each
+    python benchmarks/scaling.py --engine cuda,hybrid --workers 1                                 # cores beside them
     python benchmarks/scaling.py --engine numba --workers 1,2                                     # CPU workers
 
 Workers are started first, and make each product once before it is timed: kernels are compiled, memory is page-locked.
@@ -12,7 +13,9 @@ and the Frobenius norm of all is what comes back. Each C is verified once; the n
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 import statistics
 import sys
 import tempfile
@@ -23,12 +26,14 @@ from typing import Any
 
 import dask
 import record
+from distributed import Client
 
 import spdist
 from spdist import storage
 from spdist.scheduler import cluster
 
 REPEATS = 2
+GPU_ENGINES = {"cuda", "hybrid"}
 THREADS = 8
 """Of a worker with a GPU."""
 
@@ -46,23 +51,26 @@ def seconds(run: Callable[[], Any]) -> tuple[float, Any]:
 
 def measure(workers: int, engine: str, stored: dict[str, Path]) -> dict[str, Any]:
     """Start workers; return the seconds of each job, and whether its result is right."""
-    on_gpu = engine == "cuda"
+    on_gpu = engine in GPU_ENGINES
     target = stored["grid"].parent / "C.zarr"
     with dask.config.set(cluster.SETTINGS):
         made = cluster.cuda_cluster(workers, THREADS) if on_gpu else cluster.local_cluster(workers, 1, True)
         where: dict[str, Any] = {"engine": engine, "scheduler": made.scheduler_address}
         grid, graph = stored["grid"], stored["graph"]
         try:
+            if engine == "hybrid":
+                with Client(made) as client:
+                    cluster.add_cores(made, client, (os.cpu_count() or 1) // 2)
             reduced, norm = seconds(lambda: spdist.reduce(graph, graph, "frobenius", **where))
             written, report = seconds(lambda: spdist.multiply(grid, grid, target, overwrite=True, **where))
         finally:
             made.close()
     right = spdist.verify(grid, grid, target).ok
     storage.remove(str(target))
-    print(f"{workers} workers: reduction {reduced:.3f} s, product to Zarr {written:.3f} s, nnz(C) {report.nnz:,}, "
+    print(f"{engine}, {workers} workers: reduction {reduced:.3f} s, product to Zarr {written:.3f} s, nnz(C) {report.nnz:,}, "
           f"{report.blocks} blocks, {'right' if right else 'WRONG'}", flush=True)  # fmt: skip
     stages = {name: stage["seconds"] for name, stage in report.stages.items()}
-    return {"workers": workers, "reduction_s": reduced, "norm": float(norm), "product_s": written, "nnz_c": report.nnz,
+    return {"engine": engine, "workers": workers, "reduction_s": reduced, "norm": float(norm), "product_s": written, "nnz_c": report.nnz,
             "blocks": report.blocks, "stages": stages, "right": right}  # fmt: skip
 
 
@@ -81,22 +89,24 @@ def main() -> int:
     """Measure, print, record."""
     parser = record.parser("products over several workers")
     parser.add_argument("--workers", default="1,2", help="how many, separated by commas")
-    parser.add_argument("--engine", default="cuda", choices=["cuda", "numba"])
+    parser.add_argument("--engine", default="cuda", help="cuda, hybrid or numba; several, separated by commas")
     parser.add_argument("--folder", type=Path, help="keeps the matrices; a temporary one by default")
     args = parser.parse_args()
-    if args.engine == "cuda" and not record.has_gpu():
+    engines = args.engine.split(",")
+    on_gpu = bool(GPU_ENGINES & {*engines})
+    if on_gpu and not record.has_gpu():
         print("no GPU here (or no CuPy): nothing is measured; --engine numba measures CPU workers")
         record.write({"benchmark": "scaling", "results": []}, args.out)
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         stored = make(args.folder or Path(scratch), args.quick)
         rows: list[dict[str, Any]] = []
-        for count in args.workers.split(","):
-            rows.append(measure(int(count), args.engine, stored))
+        for count, engine in itertools.product(args.workers.split(","), engines):
+            rows.append(measure(int(count), engine, stored))
             agree = all(math.isclose(row["norm"], rows[0]["norm"], rel_tol=1e-12) for row in rows)
-            result = {"benchmark": "scaling", "engine": args.engine, "results": rows, "norms_agree": agree}
+            result = {"benchmark": "scaling", "results": rows, "norms_agree": agree}
             # What is measured is kept, should the run be ended before its time.
-            record.write(result | ({"gpu": record.gpu()} if args.engine == "cuda" else {}), args.out)
+            record.write(result | ({"gpu": record.gpu()} if on_gpu else {}), args.out)
     return 0 if agree and all(row["right"] for row in rows) else 1
 
 

@@ -11,6 +11,7 @@ from spdist.csr import CSR, Int64Array, check_canonical, result_dtype
 from spdist.errors import InputError
 from spdist.kernels.options import PLAIN, Options
 from spdist.kernels.reductions import diagonal
+from spdist.scheduler.plan import GPU_ENGINES
 from spdist.storage import StoredMatrix, refuse_blocks
 
 
@@ -83,7 +84,7 @@ class Answer:
         MatrixError
             If the mask has another shape, or values are complex and have to be compared.
         """
-        if not self.plain and engine == "cuda":
+        if not self.plain and engine in GPU_ENGINES:
             self.options.check_device()
         elif not self.plain and engine not in ("auto", "numba"):
             raise InputError(

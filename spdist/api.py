@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import os
 import threading
 import time
@@ -33,8 +34,9 @@ from spdist.staging import staged_matrix
 from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
 from spdist.text import parse_bytes
 
-Engine = Literal["auto", "scipy", "numba", "cuda"]
+Engine = Literal["auto", "scipy", "numba", "cuda", "hybrid"]
 ENGINES = get_args(Engine)
+logger = logging.getLogger("spdist")
 DEFAULT_MEMORY_LIMIT = "2GiB"
 MatrixLike = str | Path | StoredMatrix
 PLAN_NOTE = "plan"
@@ -173,7 +175,7 @@ def plan(
     Parameters
     ----------
     a, b : path, URL or StoredMatrix
-    engine : {"auto", "scipy", "numba", "cuda"}
+    engine : {"auto", "scipy", "numba", "cuda", "hybrid"}
     memory_limit, host_limit : int or str, optional
         As in `multiply`: bytes, as a number or for instance ``"512MiB"``.
     grid : (int, int, int), optional
@@ -310,22 +312,23 @@ def multiply(
     a, b : path, URL or StoredMatrix
     c : str or Path
         Where C goes; not A or B.
-    engine : {"auto", "scipy", "numba", "cuda"}
+    engine : {"auto", "scipy", "numba", "cuda", "hybrid"}
         What multiplies a block: "auto" picks one of the two of the CPU for each block; "cuda" is a GPU for each worker,
         for all values but integers of 8 or 16 bits. Matrices stored in dense blocks have one kernel on the CPU, and one
-        on the GPU, the latter for float and complex values.
+        on the GPU, the latter for float and complex values. "hybrid" is "cuda", with workers of one core each beside
+        those of the GPUs: they take blocks so far ahead that no GPU waits for them.
     memory_limit : int or str, optional
         Bytes on each worker. With the engines of the CPU: what blocks, buffers and waiting results may take beyond what
-        the worker holds idle, 2GiB by default. With "cuda": of the GPU's memory, by default 0.9 of what is free.
+        the worker holds idle, 2GiB by default. With GPUs: of the GPU's memory, by default 0.9 of what is free.
     host_limit : int or str, optional
-        Bytes that blocks, and those on their way to the GPU, may take of the host's memory on a worker with a GPU; 8GiB
-        by default.
+        Bytes that blocks, and those on their way to the GPU, may take of the host's memory on each worker of an engine
+        with GPUs; 8GiB by default.
     grid : (int, int, int), optional
         Force the number of row, inner and column blocks.
     workers : int, optional
-        Processes on this machine; by default one a core.
+        Processes on this machine; by default one a core, or one a GPU.
     scheduler : str, optional
-        Address of a running Dask scheduler to use instead.
+        Address of a running Dask scheduler to use instead. With "hybrid", its workers that see no GPU are cores.
     resume : bool
         Continue an unfinished C by its stored plan; start afresh where there is none, do nothing on a finished one.
         With "cuda", `memory_limit` may be another than before.
@@ -441,7 +444,8 @@ class _Job:
         if self.planned_first or local or scheduler is not None or self._products() < most * MAX_BLOCK_PRODUCTS:
             made = self.plan()
             callbacks.planned(made)
-            with connect(**where, blocks=len(made.blocks), engine=made.engine) as client:
+            memory = made.projected_host_memory
+            with connect(**where, blocks=len(made.blocks), engine=made.engine, host_bytes=memory) as client:
                 yield client, made
             return
         planning = _in_background(self.plan)
@@ -596,7 +600,7 @@ def reduce(
         raise InputError("engine='scipy' has no reductions: choose engine='auto', 'numba' or 'cuda'")
     if _all_in_memory(a, b, mask):
         limit = None if memory_limit is None else parse_bytes(memory_limit)
-        return inmemory.reduce(a, b, reduction, engine=engine, memory_limit=limit, **wanted)
+        return inmemory.reduce(a, b, reduction, engine=_in_memory_engine(engine), memory_limit=limit, **wanted)
     left, right, answer = _stored(a), _stored(b), _answer(**wanted)
     check_operands(left, right, None)
     storage.refuse_blocks("reductions", left, right, answer.mask)
@@ -631,8 +635,10 @@ def _reduce_stored(
     callbacks.planned(made)
     local = any(storage.in_process(m.url) for m in (a, b, answer.mask) if m is not None)
     workers, scheduler = where["workers"], where["scheduler"]
-    blocks = len(made.blocks)
-    with connect(workers=workers, scheduler=scheduler, processes=not local, blocks=blocks, engine=engine) as client:
+    with connect(
+        workers=workers, scheduler=scheduler, processes=not local, blocks=len(made.blocks), engine=engine,
+        host_bytes=made.projected_host_memory,
+    ) as client:  # fmt: skip
         return execute_reduction(client, made, a, b, what, answer, callbacks.started, callbacks.progress)
 
 
@@ -850,7 +856,15 @@ def _in_memory(a: Any, b: Any, engine: str, memory_limit: int | str | None, want
     """Multiply matrices of SciPy's."""
     if engine not in GPU_ENGINES:
         return spgemm(a, b, engine, **wanted)
-    return spgemm(a, b, "cuda", memory_limit=None if memory_limit is None else parse_bytes(memory_limit), **wanted)
+    limit = None if memory_limit is None else parse_bytes(memory_limit)
+    return spgemm(a, b, _in_memory_engine(engine), memory_limit=limit, **wanted)
+
+
+def _in_memory_engine(engine: str) -> str:
+    """Return the engine for matrices in memory."""
+    if engine == "hybrid":
+        logger.info("engine hybrid: matrices in memory are multiplied by the GPU alone")
+    return "cuda" if engine == "hybrid" else engine
 
 
 @contextlib.contextmanager

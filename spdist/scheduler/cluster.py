@@ -7,12 +7,14 @@ import logging
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import dask
-from distributed import Client, LocalCluster, SchedulerPlugin
+import psutil
+from distributed import Client, LocalCluster, Nanny, SchedulerPlugin
 from distributed.scheduler import DEFAULT_EXTENSIONS
 
 from spdist.errors import InputError
@@ -41,6 +43,10 @@ SETTINGS = {
 MOST_THREADS = 8
 """Threads of a worker with a GPU: blocks are read, multiplied and written at the same time."""
 PRELOAD = ["spdist.scheduler.process"]
+HOST_SHARE = 0.5
+"""Of the free memory, what workers may take together with engine ``hybrid``; their number follows."""
+CORE_NICE = 19
+"""Priority of its workers without a GPU."""
 CLOSE_SECONDS = 10
 CONNECT_SECONDS = 20
 
@@ -79,7 +85,13 @@ class Stranded(SchedulerPlugin):
 
 @contextlib.contextmanager
 def connect(
-    *, workers: int | None, scheduler: str | None, processes: bool, blocks: int, engine: str = "auto"
+    *,
+    workers: int | None,
+    scheduler: str | None,
+    processes: bool,
+    blocks: int,
+    engine: str = "auto",
+    host_bytes: int = 1,
 ) -> Iterator[Client]:
     """Give a client whose workers run the stages, and clean up afterwards.
 
@@ -87,7 +99,8 @@ def connect(
     ----------
     workers : int, optional
         Worker processes on this machine, one core each; by default one a core, and no more than there are blocks. With
-        an engine of GPUs, one GPU each and its share of the cores; by default one a GPU, as many as have blocks.
+        an engine of GPUs, one GPU each and its share of the cores; by default one a GPU, as many as have blocks. With
+        engine ``hybrid`` there are others, one core each, beside those.
     scheduler : str, optional
         Address of a running scheduler to use instead.
     processes : bool
@@ -95,6 +108,8 @@ def connect(
     blocks : int
         Row blocks of the plan: one block alone runs in this process, which saves starting another.
     engine : str
+    host_bytes : int
+        Bytes of the host's memory that a worker may take.
 
     Raises
     ------
@@ -105,7 +120,7 @@ def connect(
     if scheduler is not None:
         with _remote(scheduler) as client:
             if on_gpu:
-                _check_gpus(client)
+                _check_gpus(client, engine)
             yield client
         return
     gpus = count_gpus() if on_gpu else 0
@@ -118,6 +133,8 @@ def connect(
         cluster = cuda_cluster(count, threads) if count > 1 and on_gpu else local_cluster(count, threads, processes)
         client = _client_of(cluster)
         try:
+            if engine == "hybrid" and processes:
+                add_cores(cluster, client, beside_gpus(count, host_bytes))
             yield client
         finally:
             with contextlib.suppress(Exception):  # a nanny that is restarting its worker can keep close() waiting
@@ -160,6 +177,34 @@ def cuda_cluster(count: int, threads: int) -> LocalCluster:
     return cluster
 
 
+def beside_gpus(gpus: int, host_bytes: int) -> int:
+    """Return the workers of one core each for which there is room beside those of GPUs, which keep half of the cores.
+
+    All together take no more than `HOST_SHARE` of the memory that is free, at `host_bytes` a worker.
+    """
+    room = int(HOST_SHARE * psutil.virtual_memory().available) // max(host_bytes, 1)
+    cores = max(0, min((os.cpu_count() or 1) // 2, room - gpus))
+    logger.info("hybrid: %d GPUs, and %d cores beside them", gpus, cores)
+    return cores
+
+
+def add_cores(cluster: LocalCluster, client: Client, count: int) -> None:
+    """Start workers of one core each that see no GPU; the GPUs' go first where both want a core."""
+    options = {
+        "nthreads": 1,
+        "memory_limit": 0,
+        "env": {"CUDA_VISIBLE_DEVICES": ""},
+        "preload": PRELOAD,
+        "silence_logs": logging.CRITICAL,
+    }
+    before = set(workers_of(client))
+    names = [f"core-{i}" for i in range(count)]
+    cluster.worker_spec.update({name: {"cls": Nanny, "options": options | {"name": name}} for name in names})
+    cluster.scale(len(cluster.worker_spec))
+    client.wait_for_workers(len(before) + count)
+    client.run(os.nice, CORE_NICE, workers=sorted(set(workers_of(client)) - before))
+
+
 def count_gpus() -> int:
     """Return how many GPUs this process sees.
 
@@ -174,7 +219,7 @@ def count_gpus() -> int:
         return int(cupy.cuda.runtime.getDeviceCount())
     except Exception as error:  # no CuPy, no driver, no device: each has an error of its own
         raise InputError(
-            f"engine='cuda' needs a CUDA device and CuPy ({error}): install 'spdist[cu13]' on a machine with a GPU, or "
+            f"the engine needs a CUDA device and CuPy ({error}): install 'spdist[cu13]' on a machine with a GPU, or "
             f"choose engine='auto'"
         ) from None
 
@@ -188,13 +233,27 @@ def _check_count(workers: int | None, gpus: int) -> int:
     return gpus
 
 
-def _check_gpus(client: Client) -> None:
-    """Refuse workers without a GPU."""
-    missing = [address for address, name in client.run(gpu_name).items() if name is None]
-    if missing:
+def workers_of(client: Client) -> list[str]:
+    """Return the addresses of the workers; waits until there is one."""
+    while not (workers := client.scheduler_info(n_workers=-1)["workers"]):
+        time.sleep(0.1)
+    return list(workers)
+
+
+def with_gpu(client: Client, workers: list[str]) -> list[str]:
+    """Return those of some workers that see a GPU."""
+    names = client.run(gpu_name, workers=workers, on_error="ignore")  # one may have left
+    return [address for address, name in names.items() if name is not None]
+
+
+def _check_gpus(client: Client, engine: str) -> None:
+    """Refuse workers without a GPU, or, for engine ``hybrid``, if none has one."""
+    workers = list(client.scheduler_info(n_workers=-1)["workers"])
+    missing = sorted(set(workers) - set(with_gpu(client, workers)))
+    if missing and (engine == "cuda" or len(missing) == len(workers)):
         raise InputError(
-            f"engine='cuda', but {len(missing)} workers of the scheduler see no GPU, {missing[0]} among them: start "
-            f"them with `dask cuda worker`, or choose engine='auto'"
+            f"engine={engine!r}, but {len(missing)} workers of the scheduler see no GPU, {missing[0]} among them: "
+            f"start them with `dask cuda worker`, or choose engine='{'auto' if engine == 'hybrid' else 'hybrid'}'"
         )
 
 

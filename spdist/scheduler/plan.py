@@ -24,8 +24,8 @@ MAX_BLOCK_PRODUCTS = 1 << 26
 GPU_BLOCK_PRODUCTS = 1 << 28
 """The same where a GPU multiplies: some tenths of a second of writing C."""
 
-GPU_ENGINES = ("cuda",)
-"""Engines whose memory limit is that of the GPU."""
+GPU_ENGINES = ("cuda", "hybrid")
+"""Engines whose memory limit is that of the GPU; with the second, cores without one multiply too."""
 
 DEFAULT_HOST_LIMIT = 8 << 30
 """Bytes of the host's memory for a worker with a GPU."""

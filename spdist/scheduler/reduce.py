@@ -7,6 +7,7 @@ put together in the order of rows: the same on every run of a plan. Nothing is s
 from __future__ import annotations
 
 import contextlib
+import functools
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +16,11 @@ from distributed import Client, as_completed
 
 from spdist.answer import Answer
 from spdist.kernels import reductions
-from spdist.scheduler.cluster import dashboard_link
+from spdist.scheduler.cluster import dashboard_link, with_gpu, workers_of
+from spdist.scheduler.crew import Crew, Work, work_of
 from spdist.scheduler.plan import Plan
 from spdist.scheduler.run import Install, Progress, settled
-from spdist.scheduler.stages import Product, Task, stage
+from spdist.scheduler.stages import Product, stage
 from spdist.storage import StoredMatrix
 
 AHEAD = 2
@@ -58,28 +60,32 @@ def execute_reduction(
 def _run(
     client: Client, plan: Plan, name: str, what: reductions.Reduction, progress: Callable[[Progress], None] | None
 ) -> reductions.Part:
-    tasks = [
-        Task(number, block.start, block.stop, block.capacity, block.split, block.b_bytes)
-        for number, block in enumerate(plan.blocks)
-    ]
+    todo = [work_of(block, number) for number, block in enumerate(plan.blocks)][::-1]
+    total = len(todo)
     empty = reductions.of_rows(what, reductions.diagonal(0, 0, 0), 0)
     waiting: dict[int, reductions.Part] = {}
-    done, products, sent = [] if tasks else [empty], 0, 0
-    completed = as_completed()
-    numbers: dict[Any, int] = {}
-    while len(done) + len(waiting) < len(tasks):
-        room = AHEAD * max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
-        while sent < len(tasks) and len(numbers) < room:
-            future = client.submit(stage, name, "reduce", tasks[sent], what, key=(f"reduce-{name}", sent), pure=False)
-            numbers[future.key] = sent
+    done, products = [] if todo else [empty], 0
+    completed, crew = as_completed(), Crew(plan, AHEAD, functools.partial(with_gpu, client))
+    sent: dict[Any, tuple[str, Work]] = {}
+    while len(done) + len(waiting) < total:
+        crew.meet(workers_of(client))
+        while todo and (chosen := crew.choose(reversed(todo))) is not None:
+            worker, work = chosen[0], todo.pop(-1 - chosen[1])
+            future = client.submit(
+                stage, name, "reduce", work.task, what, key=(f"reduce-{name}", work.task.number), pure=False,
+                workers=[worker], allow_other_workers=True,
+            )  # fmt: skip
+            sent[future.key] = worker, work
+            crew.give(worker, work)
             completed.add(future)
-            sent += 1
         for future in settled(completed.next_batch(block=True), completed):
-            number = numbers.pop(future.key)
-            waiting[number] = future.result()
-            products += plan.blocks[number].products
+            worker, work = sent.pop(future.key)
+            crew.counted(worker, work)
+            crew.done(worker)
+            waiting[work.task.number] = future.result()
+            products += work.products
         while len(done) in waiting:
             done.append(waiting.pop(len(done)))
         if progress is not None:
-            progress(Progress(len(done) + len(waiting), len(tasks), products, plan.expansion, 0))
+            progress(Progress(len(done) + len(waiting), total, products, plan.expansion, 0))
     return reductions.together(what, done)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import bisect
 import contextlib
 import errno
+import functools
 import gc
-import heapq
 import json
 import time
 from collections import Counter, deque
@@ -29,7 +29,8 @@ from spdist.answer import WHOLE, Answer
 from spdist.csr import Int64Array
 from spdist.errors import SpdistError
 from spdist.scheduler import process
-from spdist.scheduler.cluster import dashboard_link
+from spdist.scheduler.cluster import dashboard_link, with_gpu, workers_of
+from spdist.scheduler.crew import Crew, Work, work_of
 from spdist.scheduler.graph import Graph
 from spdist.scheduler.plan import Plan
 from spdist.scheduler.stages import PRODUCTS, Counted, Product, StageTotal, Task
@@ -134,13 +135,17 @@ class Front:
 class _Block:
     """A block in flight."""
 
-    task: Task
-    products: int
+    work: Work
     worker: str
     multiplied: Future[Any]
     counted: Counted | None = None
     at: int = -1
     committed: bool = False
+
+    @property
+    def task(self) -> Task:
+        """What the worker was told; ends where its room did, once that is known."""
+        return self.work.task
 
 
 @dataclass
@@ -223,12 +228,14 @@ class Driver:
         self.graph = Graph(client, name, pieces, self.layout)
         self.offsets = ChunkBuffer(layout.array("indptr"), (front.row + 1) - len(offsets))
         self.offsets.append(offsets)
-        self.todo = list(self._remaining())  # a heap: what comes first in C goes first, or all slots could wait for it
+        # What comes first in C lies last and goes first, or all slots could wait for it.
+        self.todo = list(self._remaining())[::-1]
         self.number = 0 if front.row == 0 else 1  # block 0 decides on compression
         self.inflight: deque[_Block] = deque()  # in order of rows; placed ones leave when they are durable
         self.by_future: dict[Any, tuple[str, Any]] = {}
-        self.slots: dict[str, int] = {}
-        self.nnz, self.blocks_done, self.products_done = front.nnz, 0, plan.expansion - sum(p for _, _, p in self.todo)
+        self.crew = Crew(plan, plan.pairs, functools.partial(with_gpu, client))
+        self.nnz, self.blocks_done = front.nnz, 0
+        self.products_done = plan.expansion - sum(work.products for work in self.todo)
         self.placed = 0
         self.committing: dict[int, int] = {}
         self.sharers: dict[int, list[Future[Any]]] = {}
@@ -236,13 +243,9 @@ class Driver:
         self.completed = as_completed()
         self.last_checkpoint = self.last_workers = 0.0
 
-    def _remaining(self) -> Iterable[tuple[int, Task, int]]:
+    def _remaining(self) -> Iterable[Work]:
         """Yield the blocks that are not durable, the first one from the row where the durable part ends."""
-        for block in self.plan.blocks:
-            if block.stop <= self.front.row:
-                continue
-            start = max(block.start, self.front.row)
-            yield start, Task(-1, start, block.stop, block.capacity, block.split, block.b_bytes), block.products
+        return (work_of(block, start=self.front.row) for block in self.plan.blocks if block.stop > self.front.row)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -263,34 +266,30 @@ class Driver:
         if not self.todo:
             return
         self._find_workers()
-        while self.todo:
-            worker = min(self.slots, key=lambda address: self.slots[address])
-            if self.slots[worker] >= self.plan.pairs:
-                return
-            _, task, products = heapq.heappop(self.todo)
-            self._submit(replace(task, number=self._next_number()), products, worker)
+        while self.todo and (chosen := self.crew.choose(reversed(self.todo))) is not None:
+            worker, ahead = chosen
+            work = self.todo.pop(-1 - ahead)
+            self._submit(work._replace(task=replace(work.task, number=self._next_number())), worker)
 
     def _next_number(self) -> int:
         self.number += 1
         return self.number - 1
 
-    def _submit(self, task: Task, products: int, worker: str) -> None:
-        block = _Block(task, products, worker, self.graph.block(task, worker))
-        self.slots[worker] += 1
-        at = bisect.bisect(self.inflight, task.start, key=lambda other: other.task.start)
+    def _submit(self, work: Work, worker: str) -> None:
+        block = _Block(work, worker, self.graph.block(work.task, worker))
+        self.crew.give(worker, work)
+        at = bisect.bisect(self.inflight, work.task.start, key=lambda other: other.task.start)
         self.inflight.insert(at, block)
         self._watch(block.multiplied, "count", block)
 
     def _find_workers(self) -> None:
-        """Learn which workers there are; those that left lose their slots, new ones get theirs."""
+        """Learn which workers there are."""
         now = time.monotonic()
-        if self.slots and now - self.last_workers < WORKERS_SECONDS:
+        if len(self.crew) and now - self.last_workers < WORKERS_SECONDS:
             return
         self.last_workers = now
         key_split.cache_clear()
-        while not (workers := self.client.scheduler_info(n_workers=-1)["workers"]):
-            time.sleep(0.1)
-        self.slots = {address: self.slots.get(address, 0) for address in workers}
+        self.crew.meet(workers_of(self.client))
 
     def _watch(self, future: Future[Any], what: str, subject: Any) -> None:
         self.by_future[future.key] = (what, subject)
@@ -317,10 +316,9 @@ class Driver:
             self.layout = self.graph.layout = replace(self.layout, compressed=True)
         done = block.task.start + len(counted.row_nnz)
         if done < block.task.stop:
-            rest = block.products * (block.task.stop - done) // (block.task.stop - block.task.start)
-            heapq.heappush(self.todo, (done, replace(block.task, start=done, number=-1), rest))
-            block.products -= rest
-            block.task = replace(block.task, stop=done)
+            block.work, rest = block.work.cut(done)
+            bisect.insort(self.todo, rest, key=lambda work: -work.task.start)
+        self.crew.counted(block.worker, block.work)
         block.counted = counted
 
     def _place(self) -> None:
@@ -357,10 +355,9 @@ class Driver:
     def _committed(self, block: _Block) -> None:
         block.committed = True
         del self.committing[block.task.number]
-        if block.worker in self.slots:
-            self.slots[block.worker] -= 1
+        self.crew.done(block.worker)
         self.blocks_done += 1
-        self.products_done += block.products
+        self.products_done += block.work.products
 
     # -- what is durable -----------------------------------------------------------------------------------------------
 

@@ -407,7 +407,7 @@ def make_plan(
     host = host_limit or DEFAULT_HOST_LIMIT if on_gpu else memory_limit
     cuts = cuts_of(answer, a, b, lengths)
     dtype = answer.dtype(a, b)
-    casts = _casts(a, b, answer, dtype) if not on_gpu else (0, 0)
+    casts = _casts(a, b, answer, dtype) if engine != "cuda" else (0, 0)
     draft = _Draft(a, b, engine, host, grid, lengths, sample_rows(a, b, lengths), dtype, cuts, casts)
     plan = draft.plan()
     return plan.through_gpu(memory_limit) if on_gpu else plan
@@ -506,11 +506,15 @@ class _Draft:
         pieces = 2 * pairs * self.chunk * self.c_entry
         resident = self._resident_bytes if self.resident else 0
         kept = min(self.memory_limit // KEPT_SHARE, KEPT_MOST)
-        if self.engine in GPU_ENGINES:
-            return kept + resident + reading + pieces + gpu_staging(self.memory_limit)
+        kernels = [gpu_staging(self.memory_limit)] if self.engine in GPU_ENGINES else []
+        kernels += [self._cpu_workspace()] if self.engine != "cuda" else []
+        return kept + resident + max(kernels) + reading + pieces
+
+    def _cpu_workspace(self) -> int:
+        """Return the bytes that a kernel of the CPU takes beside its operands and C."""
         if self.a.blocksize is not None:
             blocks = self.memory_limit // min(self.a.entry_nbytes, self.b.entry_nbytes, self.c_entry)
-            return kept + resident + workspace.block_workspace(self.b.ncols, blocks) + reading + pieces
+            return workspace.block_workspace(self.b.ncols, blocks)
         kernel = workspace.cpu_workspace(
             "scipy" if self.engine == "scipy" else "numba",
             self.b.ncols,
@@ -522,7 +526,7 @@ class _Draft:
             top = min(self.cuts.top_n, self.cuts.longest)
             sizes = self.dtype.itemsize, index_dtype(self.b.ncols).itemsize
             kernel += workspace.fused_workspace(self.cuts.longest, self.cuts.longest_mask, top, *sizes)
-        return kept + resident + kernel + reading + pieces
+        return kernel
 
     def plan(self) -> Plan:
         """Return the plan of least predicted time, with B on the worker for good or its rows read block by block."""

@@ -172,8 +172,8 @@ class Product:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether this worker's GPU multiplies."""
-        return self.engine in GPU_ENGINES
+        """Whether this worker has a GPU, which multiplies."""
+        return self.engine in GPU_ENGINES and (self.engine != "hybrid" or gpu_name() is not None)
 
     @property
     def pieces(self) -> tuple[tuple[int, int, int, int], ...]:
@@ -211,14 +211,18 @@ class Product:
         """Return the CPU engines that may multiply here."""
         if self.on_gpu:
             return ()
-        if self.engine == "auto":
+        if self._host_engine == "auto":
             return ("numba", "scipy") if self.answer.plain else ("numba",)
-        return (self.engine,)
+        return (self._host_engine,)
+
+    @property
+    def _host_engine(self) -> Any:
+        return "auto" if self.engine == "hybrid" else self.engine
 
     def product(self, a: CSR, b: CSR, capacity: int, row: int, options: Options = PLAIN) -> CSR:
         """Multiply as many rows of A, the first of them `row`, as fit in `capacity` entries, where the engine says."""
         if not self.on_gpu:
-            return self.on_host(a, b, capacity, self.engine, options)
+            return self.on_host(a, b, capacity, self._host_engine, options)
         with self._gpu_lock:
             note = functools.partial(self._note_gpu, row)
             device = self.gpu()
@@ -523,6 +527,7 @@ PRODUCTS: dict[str, Any] = {}
 """The products that this process works on, by name; set by `run.Install`."""
 
 
+@functools.cache
 def gpu_name() -> str | None:
     """Return the name of the GPU of this process; None where there is none, or no CuPy to reach it."""
     try:

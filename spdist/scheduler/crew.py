@@ -1,0 +1,164 @@
+"""The workers of a run: who has room for a block, and which of the blocks that are left is for it."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from spdist.scheduler.plan import GPU_RATES, RATES, Block, Plan
+from spdist.scheduler.stages import Task
+
+CAUTION = 1.5
+"""A core takes a block if the GPUs need so many times as long as it does to come to that block."""
+LOOK = 2048
+"""Blocks ahead among which one for a core is looked for."""
+CHOICE = 8
+"""Of those that are far enough ahead, so many are compared."""
+REMEMBERED = 8
+"""Blocks by which a sort of worker is judged."""
+
+
+class Work(NamedTuple):
+    """A block that is left: what its worker will be told, products and estimated entries of C."""
+
+    task: Task
+    products: int
+    nnz: int
+
+    def cut(self, row: int) -> tuple[Work, Work]:
+        """Return the parts before and from a row on, as if all rows were alike."""
+        task = self.task
+        rest = [count * (task.stop - row) // (task.stop - task.start) for count in (self.products, self.nnz)]
+        before = Work(replace(task, stop=row), self.products - rest[0], self.nnz - rest[1])
+        return before, Work(replace(task, start=row, number=-1), *rest)
+
+
+def work_of(block: Block, number: int = -1, start: int | None = None) -> Work:
+    """Return a block of a plan as what is left to do, from a later row on where one is given."""
+    task = Task(number, block.start, block.stop, block.capacity, block.split, block.b_bytes)
+    work = Work(task, block.products, block.nnz)
+    return work if start is None or start <= block.start else work.cut(start)[1]
+
+
+class _Pace:
+    """Seconds that blocks took, beside those that were expected of them."""
+
+    def __init__(self) -> None:
+        self.blocks: collections.deque[tuple[float, float]] = collections.deque(maxlen=REMEMBERED)
+
+    @property
+    def mean(self) -> float:
+        """How many times as long as expected blocks took; of none, as long."""
+        expected = sum(seconds for _, seconds in self.blocks)
+        return sum(took for took, _ in self.blocks) / expected if expected else 1.0
+
+    @property
+    def worst(self) -> float:
+        """The same of the slowest."""
+        return max((took / expected for took, expected in self.blocks), default=1.0)
+
+
+class Crew:
+    """Workers, and the blocks that each has in hand.
+
+    Workers that are all of one sort take the next block in turn. Of GPUs and cores together (engine ``hybrid``), GPUs
+    take the next block. Rows of C find their places in order, so that blocks wait for a late one before them; therefore
+    a core, which needs many times as long, takes a block so far ahead that it will be done when the GPUs come to it:
+    one of the longest for a GPU and the shortest for a core. Where there is none, as towards the end, it takes none.
+
+    Parameters
+    ----------
+    plan : Plan
+    pairs : int
+        Blocks that a worker has in hand at most, from when it takes them until they are written.
+    has_gpu : callable, optional
+        Takes addresses; returns those of workers with a GPU. Needed for engine ``hybrid`` alone.
+    clock : callable
+        Returns seconds.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        pairs: int,
+        has_gpu: Callable[[list[str]], Iterable[str]] = lambda addresses: addresses,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pairs, self.clock, self.mixed = pairs, clock, plan.engine == "hybrid"
+        self.has_gpu = has_gpu
+        self.entry_bytes = plan.c.entry_bytes
+        self.in_hand: dict[str, int] = {}
+        self.cores: set[str] = set()
+        self.at_work: set[str] = set()  # right for cores, which multiply one block at a time
+        self.paces = {True: _Pace(), False: _Pace()}
+        self.since: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self.in_hand)
+
+    def meet(self, addresses: Iterable[str]) -> None:
+        """Learn which workers there are; blocks of those that left are nobody's, new ones have none."""
+        addresses = list(addresses)
+        new = [address for address in addresses if address not in self.in_hand]
+        self.in_hand = {address: self.in_hand.get(address, 0) for address in addresses}
+        if self.mixed and new:
+            self.cores |= set(new) - set(self.has_gpu(new))
+        self.cores &= set(addresses)
+        self.at_work &= set(addresses)
+
+    def choose(self, todo: Iterable[Work]) -> tuple[str, int] | None:
+        """Return who takes the next block, and which, counted from the first of those left; None: nobody for now."""
+        others = [address for address in self.in_hand if address not in self.cores]
+        worker = min(others or self.in_hand, key=lambda address: self.in_hand[address])
+        if self.in_hand[worker] < self.pairs:
+            return worker, 0
+        idle = next((core for core in self.cores - self.at_work if self.in_hand[core] < self.pairs), None)
+        ahead = self._ahead(todo, len(others)) if idle and others else None
+        return None if idle is None or ahead is None else (idle, ahead)
+
+    def _ahead(self, todo: Iterable[Work], gpus: int) -> int | None:
+        """Return the block that a core should take, counted from the first of those left."""
+        if not self.paces[True].blocks:
+            return None  # nobody knows yet how quick the GPUs are
+        pace, core_pace = self.paces[True].mean / gpus, self.paces[False].worst
+        fitting: list[tuple[float, int]] = []
+        lead = 0.0
+        for at, work in enumerate(itertools.islice(todo, LOOK)):
+            gpu, core = pace * self._expected(work, True), core_pace * self._expected(work, False)
+            if lead >= CAUTION * core:
+                fitting.append((core / gpu, at))
+            if len(fitting) == CHOICE:
+                break
+            lead += gpu
+        return min(fitting)[1] if fitting else None
+
+    def _expected(self, work: Work, on_gpu: bool) -> float:
+        """Return the seconds that a block should take, by rates that are the same on every machine."""
+        rates = RATES | GPU_RATES if on_gpu else RATES
+        writing = self.entry_bytes * work.nnz / rates["write"]
+        return (work.products + 1) / rates["product"] + work.nnz / rates["entry"] + writing
+
+    def give(self, worker: str, work: Work) -> None:
+        """Note that a worker has taken a block."""
+        if not self.in_hand[worker] or worker in self.cores:
+            self.since[worker] = self.clock()
+        self.in_hand[worker] += 1
+        self.at_work.add(worker)
+
+    def counted(self, worker: str, work: Work) -> None:
+        """Note that a worker has multiplied a block, and learn from the time since the one before."""
+        if worker not in self.in_hand:  # another made what was lost with it
+            return
+        self.at_work.discard(worker)
+        now, on_gpu = self.clock(), worker not in self.cores
+        self.paces[on_gpu].blocks.append((now - self.since[worker], self._expected(work, on_gpu)))
+        self.since[worker] = now
+
+    def done(self, worker: str) -> None:
+        """Note that a block of a worker is written, and its memory free; of one that left, nothing is known."""
+        if worker in self.in_hand:
+            self.in_hand[worker] -= 1

@@ -1,0 +1,83 @@
+"""Engine hybrid: GPUs and cores on one product; with a GPU whose memory is the host's."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+
+import numpy as np
+import pytest
+
+from spdist import api
+from spdist.errors import InputError
+from spdist.scheduler import cluster
+from tests.conftest import assert_is_product, has_gpu, random_matrix
+from tests.test_run import read
+
+
+@pytest.fixture
+def one_gpu(monkeypatch):
+    """Let the first worker of a cluster have a GPU, of a sort."""
+    monkeypatch.setattr(cluster, "count_gpus", lambda: 1)
+    monkeypatch.setattr(cluster, "PRELOAD", [*cluster.PRELOAD, "tests.fake_gpu"])
+
+
+@pytest.mark.slow
+def test_cores_multiply_beside_a_gpu(stored, tmp_path, one_gpu, monkeypatch, caplog):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    m = random_matrix(6000, 6000, 4.0, 4)
+    a, file = stored("A", m), tmp_path / "run.jsonl"
+    options = {"engine": "hybrid", "memory_limit": "4MiB", "check": True, "record": file}
+    with caplog.at_level(logging.INFO, "spdist"):
+        report = api.multiply(a, a, tmp_path / "C.zarr", grid=(150, 1, 1), **options)
+    assert "1 GPUs, and 2 cores beside them" in caplog.text
+    assert report.engine == "hybrid"
+    assert report.workers == 3
+    assert 0 < report.peak_memory <= 4 << 20
+    assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = {
+        worker: {line["row"] for line in lines if line["stage"] == "multiply" and line["worker"] == worker}
+        for worker in {line["worker"] for line in lines}
+    }
+    on_gpu = {line["worker"] for line in lines if line["stage"] == "gpu multiply"}
+    assert len(on_gpu) == 1
+    assert len(rows) == 3
+    assert min(map(len, rows.values())) > 0
+    assert sum(map(len, rows.values())) == 150
+    assert 0 in rows[on_gpu.pop()]
+
+
+@pytest.mark.slow
+def test_reductions_too(stored, one_gpu):
+    m = random_matrix(3000, 3000, 4.0, 5)
+    a = stored("A", m)
+    assert api.reduce(a, a, "nnz", engine="hybrid", memory_limit="4MiB") == np.diff((m @ m).indptr).sum()
+
+
+def test_the_host_is_not_overbooked(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 32)
+    monkeypatch.setattr(cluster.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 100 << 30}))
+    assert cluster.beside_gpus(2, 1 << 30) == 16
+    assert cluster.beside_gpus(2, 8 << 30) == 4
+    assert cluster.beside_gpus(2, 40 << 30) == 0
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_without_any_gpu_it_is_refused(stored, tmp_path, scheduler):
+    a = stored("A", random_matrix(50, 50, 3, 1))
+    with pytest.raises(InputError, match="needs a CUDA device and CuPy"):
+        api.multiply(a, a, tmp_path / "C.zarr", engine="hybrid")
+    with pytest.raises(InputError, match=r"engine='hybrid', but 2 workers .* see no GPU.* choose engine='auto'"):
+        api.multiply(a, a, tmp_path / "C.zarr", engine="hybrid", memory_limit="1GiB", scheduler=scheduler)
+    assert not (tmp_path / "C.zarr").exists()
+
+
+def test_its_plan_has_room_for_both(stored):
+    a = stored("A", random_matrix(5000, 5000, 20.0, 6))
+    limits = {"memory_limit": "1GiB", "host_limit": "64MiB"}
+    plans = {engine: api.plan(a, a, engine=engine, **limits) for engine in ("cuda", "hybrid")}
+    assert plans["hybrid"].reserved_memory >= plans["cuda"].reserved_memory
+    assert plans["hybrid"].projected_memory == plans["cuda"].projected_memory > 0
+    assert plans["hybrid"].projected_host_memory <= 64 << 20
