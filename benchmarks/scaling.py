@@ -67,11 +67,11 @@ def measure(workers: int, engine: str, stored: dict[str, Path]) -> dict[str, Any
             made.close()
     right = spdist.verify(grid, grid, target).ok
     storage.remove(str(target))
-    print(f"{engine}, {workers} workers: reduction {reduced:.3f} s, product to Zarr {written:.3f} s, nnz(C) {report.nnz:,}, "
-          f"{report.blocks} blocks, {'right' if right else 'WRONG'}", flush=True)  # fmt: skip
+    print(f"{engine}, {workers} workers: reduction {reduced:.3f} s, product to Zarr {written:.3f} s, nnz(C) "
+          f"{report.nnz:,}, {report.blocks} blocks, {'right' if right else 'WRONG'}", flush=True)  # fmt: skip
     stages = {name: stage["seconds"] for name, stage in report.stages.items()}
-    return {"engine": engine, "workers": workers, "reduction_s": reduced, "norm": float(norm), "product_s": written, "nnz_c": report.nnz,
-            "blocks": report.blocks, "stages": stages, "right": right}  # fmt: skip
+    facts = {"engine": engine, "workers": workers, "nnz_c": report.nnz, "blocks": report.blocks, "stages": stages}
+    return {**facts, "reduction_s": reduced, "norm": float(norm), "product_s": written, "right": right}
 
 
 def make(folder: Path, quick: bool) -> dict[str, Path]:

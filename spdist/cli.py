@@ -268,7 +268,9 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
 
 
 def _add_plan_options(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--engine", default="auto", help="auto (default), scipy or numba; cuda for GPUs, hybrid for GPUs and cores")
+    sub.add_argument(
+        "--engine", default="auto", help="auto (default), scipy, numba; cuda: GPUs; hybrid: GPUs and cores"
+    )
     sub.add_argument(
         "--memory-limit", metavar="BYTES",
         help="of each worker, by default 2GiB; with GPUs, of each GPU, by default 0.9 of what is free",
