@@ -249,6 +249,21 @@ def test_block_matrices_need_a_gpu_too():
         api.matmul(a, a, engine="cuda")
 
 
+@pytest.mark.parametrize("kind", ["banded", "random"])
+def test_rows_of_a_that_are_in_b_are_not_sent(host_gpu, kind):
+    """Neither where B is a band of rows, nor where all of it stays; but for the sample of the first block."""
+    m = random_matrix(20_000, 20_000, 6.0, 4)
+    if kind == "banded":
+        m.indices = np.clip(np.repeat(np.arange(20_000), np.diff(m.indptr)) + m.indices % 40 - 20, 0, 19_999)
+        m.sum_duplicates()
+    a, c = "memory://within/a.zarr", "memory://within/c.zarr"
+    api.save(a, m, overwrite=True)
+    report = api.multiply(a, a, c, engine="cuda", memory_limit="32MiB", grid=(5, 1, 1), overwrite=True)
+    assert report.blocks == 5
+    assert report.stages["gpu upload"]["bytes"] < m.data.nbytes // 4
+    assert_is_product(read(c), m, m, 1e-12)
+
+
 def test_nothing_of_the_gpu_is_kept_after_a_run(host_gpu, tmp_path, monkeypatch):
     freed, devices = [], []
     monkeypatch.setattr("spdist.kernels.pinned.free_pinned", lambda: freed.append(1))

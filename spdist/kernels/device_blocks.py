@@ -159,8 +159,8 @@ class Staged:
         When its preparation began, in seconds since 1970, and how long it took.
     low : int
         What is to be taken off A's columns, where these are not sent apart from B's.
-    inside : bool
-        Whether A is those rows of the B that is resident: nothing is sent.
+    inside : int, optional
+        Where A lies in the B that is resident, the row of B at which it begins: nothing is sent.
     """
 
     start: int
@@ -172,7 +172,7 @@ class Staged:
     begin: float
     seconds: float = 0.0
     low: int = 0
-    inside: bool = False
+    inside: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -437,6 +437,13 @@ class Cutter:
 # -- preparation -------------------------------------------------------------------------------------------------------
 
 
+class Within(NamedTuple):
+    """Where A lies in B, entry by entry: the row of B that is A's first, and by how much B's columns are higher."""
+
+    row: int = 0
+    low: int = 0
+
+
 def share_entries(a: CSR, b: CSR) -> bool:
     """Whether two matrices are of the same columns and values, in memory."""
     return a.indices is b.indices and a.data is b.data
@@ -452,11 +459,14 @@ class Copier:
     kinds : Kinds
     allocate : callable
         Takes bytes, returns page-locked memory.
+    within : Within, optional
+        Where A lies in B: its entries need not be sent apart.
     """
 
-    def __init__(self, a: CSR, b: CSR, kinds: Kinds, allocate: Callable[[int], Bytes]) -> None:
-        self.a, self.b, self.kinds, self.allocate = a, b, kinds, allocate
-        self.shared = share_entries(a, b)
+    def __init__(
+        self, a: CSR, b: CSR, kinds: Kinds, allocate: Callable[[int], Bytes], within: Within | None = None
+    ) -> None:
+        self.a, self.b, self.kinds, self.allocate, self.within = a, b, kinds, allocate, within
 
     def cost(self, products: int) -> int:
         """Return the device bytes that the product takes at most as one block, with so many entries of C."""
@@ -484,21 +494,29 @@ class Copier:
         entries = int(b.indptr[high]) - of_low
         if not 0 <= of_low <= of_low + entries <= b.nnz:
             raise bad_b()
-        inside = self.shared and of_low <= first and last <= of_low + entries
-        of_a = lay_out(stop - start, high - low, 0 if inside else last - first, kinds.a, kinds)
+        within = self.within if self._is_inside(start, stop, of_low, of_low + entries) else None
+        of_a = lay_out(stop - start, high - low, last - first if within is None else 0, kinds.a, kinds)
         of_b = lay_out(high - low, b.ncols, entries, kinds.b, kinds, of_a.end)
         memory = self.allocate(of_b.end)
         self._copy_rows(b, low, high, memory, of_b)
         array_at(memory, of_b.indices, entries, kinds.index)[:] = b.indices[of_low : of_low + entries]
-        if not inside:
+        if within is None:
             self._copy_rows(a, start, stop, memory, of_a)
             self._copy_columns(first, last, low, memory, of_a)
             return Staged(start, stop, products, memory, of_a, of_b, begin)
         self._copy_offsets(a, start, stop, memory, of_a)
-        data, indices = (at + (first - of_low) * kind.itemsize
+        ahead = int(b.indptr[within.row + start]) - of_low
+        data, indices = (at + ahead * kind.itemsize
                          for at, kind in ((of_b.data, kinds.b), (of_b.indices, kinds.index)))  # fmt: skip
         of_a = of_a._replace(nnz=last - first, data=data, indices=indices)
-        return Staged(start, stop, products, memory, of_a, of_b, begin, low=low)
+        return Staged(start, stop, products, memory, of_a, of_b, begin, low=low + within.low)
+
+    def _is_inside(self, start: int, stop: int, first: int, last: int) -> bool:
+        """Whether rows [start, stop) of A are among entries [first, last) of B."""
+        if self.within is None:
+            return False
+        rows, b_indptr = self.within.row, self.b.indptr
+        return bool(first <= b_indptr[rows + start] and b_indptr[rows + stop] <= last)
 
     def _copy_rows(self, m: CSR, start: int, stop: int, memory: Bytes, part: Part) -> None:
         """Copy values and offsets of rows of a matrix."""
@@ -541,7 +559,7 @@ class Stager(Copier):
 
     Parameters
     ----------
-    a, b, kinds, allocate
+    a, b, kinds, allocate, within
         As for `Copier`.
     resident : bool
         Whether B is on the device, so that blocks come without.
@@ -552,9 +570,9 @@ class Stager(Copier):
 
     def __init__(
         self, a: CSR, b: CSR, kinds: Kinds, resident: bool, cutter: Cutter, allocate: Callable[[int], Bytes],
-        first: int = 0,
+        first: int = 0, within: Within | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(a, b, kinds, allocate)
+        super().__init__(a, b, kinds, allocate, within)
         self.resident, self.cutter, self.at = resident, cutter, first
         self.threads = max(1, int(STAGE_SHARE * cores()))
         self.ahead: collections.deque[Future[Staged]] = collections.deque()
@@ -564,7 +582,7 @@ class Stager(Copier):
     @property
     def is_brief(self) -> bool:
         """Whether A lies in the B that is resident, so that there is nothing to prepare and no thread is woken."""
-        return self.resident and self.shared
+        return self.resident and self.within is not None
 
     @property
     def is_ready(self) -> bool:
@@ -615,9 +633,10 @@ class Stager(Copier):
             self._check_offsets(start, stop)
         if not self.resident:
             found = self._with_b(start, stop, products, begin)
-        elif self.shared:
-            part = Part(stop - start, self.b.nrows, 0, self.kinds.a, 0, 0, 0, 0)
-            found = Staged(start, stop, products, np.empty(0, np.uint8), part, None, begin, inside=True)
+        elif self.within is not None:
+            part, (row, low) = Part(stop - start, self.b.nrows, 0, self.kinds.a, 0, 0, 0, 0), self.within
+            nothing = np.empty(0, np.uint8)
+            found = Staged(start, stop, products, nothing, part, None, begin, low=low, inside=row + start)
         else:
             first, last = int(self.a.indptr[start]), int(self.a.indptr[stop])
             part = lay_out(stop - start, self.b.nrows, last - first, self.kinds.a, self.kinds)

@@ -163,11 +163,13 @@ class GpuSlot:
         """Return the block's rows of A, as they were sent or out of B."""
         staged, cupy = self.staged, self.cupy
         assert staged is not None
-        if staged.inside:
-            first, last = self.device.inside(staged.start, staged.stop)
-            indptr = cupy.subtract(b.indptr[staged.start : staged.stop + 1], b.indptr.dtype.type(first))
-            return CSR(indptr, b.indices[first:last], b.data[first:last], (staged.stop - staged.start, b.nrows))
-        a = self.device.matrix(self.arena.memory, staged.a)
+        if staged.inside is not None:
+            row, rows = staged.inside, staged.stop - staged.start
+            first, last = self.device.inside(row, row + rows)
+            indptr = cupy.subtract(b.indptr[row : row + rows + 1], b.indptr.dtype.type(first))
+            a = CSR(indptr, b.indices[first:last], b.data[first:last], (rows, b.nrows))
+        else:
+            a = self.device.matrix(self.arena.memory, staged.a)
         if not staged.low:
             return a
         # A's columns are B's, counted from the first row of all B.

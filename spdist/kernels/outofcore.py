@@ -26,7 +26,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -45,6 +45,7 @@ from spdist.kernels.device_blocks import (
     Products,
     Staged,
     Stager,
+    Within,
     bad_row,
     cores,
     kinds_of,
@@ -218,6 +219,21 @@ class _Flight:
 
 
 @dataclass
+class Learnt:
+    """What blocks of a product came to, for those of its other rows.
+
+    Attributes
+    ----------
+    kept, c_ratio, b_ratio : float
+        Entries of C that are kept, entries of C, and rows of B's entries that are sent, for each product; 0: not known.
+    """
+
+    kept: float = 0.0
+    c_ratio: float = 0.0
+    b_ratio: float = 0.0
+
+
+@dataclass
 class Run:
     """One product, or the first rows of one, through a device.
 
@@ -233,6 +249,10 @@ class Run:
         Whether the product was a single block, which brought all of A and B.
     reduction : Reduction, optional
         What is made of C, instead of C.
+    within : Within, optional
+        Where A lies in B; found out where A is B.
+    learnt : Learnt
+        What other rows of the product came to; with what these come to, in the end.
     """
 
     a: CSR
@@ -246,13 +266,19 @@ class Run:
     first_row: int = 0
     options: Options = PLAIN
     reduction: Reduction | None = None
+    within: Within | None = None
+    learnt: Learnt = field(default_factory=Learnt)
 
     def __post_init__(self) -> None:
         plain, semiring = self.options.plain, self.options.semiring
+        if share_entries(self.a, self.b) and _same(self.a.indptr, self.b.indptr):
+            self.within = Within()
         value = None if plain else semiring.result_dtype(self.a.dtype, self.b.dtype)
         if value is not None:
             self.a, self.b = _without_unread(self.a, self.b, semiring.reads, value)
         self.kinds = kinds_of(self.a, self.b, value)
+        if ("a" in semiring.reads) != ("b" in semiring.reads) or self.kinds.a != self.kinds.b:
+            self.within = None  # values of one alone
         self.shape = self.a.nrows, self.b.ncols
         self.options.check(self.shape, self.kinds.value)
         self.options.check_device()
@@ -323,7 +349,7 @@ class Run:
         """Take all rows through the device as one block; return False where a slot may have no room for their C."""
         resident, self.resident = self.resident, False
         self._take_slots(self.pairs)
-        slot, copier = self.slots[0], Copier(self.a, self.b, self.kinds, self.device.allocate)
+        slot, copier = self.slots[0], Copier(self.a, self.b, self.kinds, self.device.allocate, self.within)
         most = self.a.nnz * int(np.max(np.diff(self.b.indptr), initial=0))
         if copier.is_sound and 0 <= most <= INT32_MAX and copier.cost(most) <= slot.size:
             self.device.keep(None, self.kinds)
@@ -358,7 +384,9 @@ class Run:
             self.stager = self._stager(self.a, self.cutter, self.start)
             if self.stager.is_brief:
                 self.cutter.growth = BRIEF_GROWTH
-            if not self._is_learnt_on_the_way:
+            if self.learnt.c_ratio:
+                self._recall()
+            elif not self._is_learnt_on_the_way:
                 self._learn_from_sample()
             self._loop()
         finally:
@@ -376,7 +404,7 @@ class Run:
         """Whether blocks are cut one by one by what those before came to, and C is not so large as to be estimated."""
         a, b = self.a, self.b
         whole = self.start == 0 and self.capacity is None
-        return self.resident and share_entries(a, b) and whole and a.nnz * b.nnz <= LEARNT_PRODUCTS * b.nrows
+        return self.resident and self.within is not None and whole and a.nnz * b.nnz <= LEARNT_PRODUCTS * b.nrows
 
     def _close(self) -> list[Exception]:
         """Wait for all that is under way, whatever fails; return the errors."""
@@ -415,7 +443,8 @@ class Run:
         self.turns = itertools.cycle(self.slots)
 
     def _stager(self, a: CSR, cutter: Cutter, first: int = 0) -> Stager:
-        return Stager(a, self.b, self.kinds, self.resident, cutter, self.device.allocate, first)
+        within = self.within if a is self.a else None  # and not a sample of it
+        return Stager(a, self.b, self.kinds, self.resident, cutter, self.device.allocate, first, within)
 
     def _learn_from_sample(self) -> None:
         """Multiply a sample of the rows, so that the first blocks, and C, get about the room that they need."""
@@ -440,7 +469,14 @@ class Run:
         self.cutter.learn(staged, slot.held)
         if staged.products:
             self.kept = nnz / staged.products
+            self.learnt.kept, self.learnt.c_ratio = self.kept, self.cutter.c_ratio
+            self.learnt.b_ratio = self.cutter.b_ratio or self.learnt.b_ratio
         return nnz
+
+    def _recall(self) -> None:
+        """Expect of the first blocks what others of the product came to."""
+        self.kept, self.cutter.c_ratio = self.learnt.kept, self.learnt.c_ratio
+        self.cutter.b_ratio = 0.0 if self.resident else self.learnt.b_ratio or 1.0
 
     @functools.cached_property
     def total(self) -> int:
@@ -680,6 +716,11 @@ def _without_unread(a: CSR, b: CSR, reads: str, dtype: np.dtype[Any]) -> tuple[C
     return CSR(a.indptr, a.indices, values[0], a.shape), CSR(b.indptr, b.indices, values[1], b.shape)
 
 
+def _same(a: Int64Array, b: Int64Array) -> bool:
+    """Return whether offsets are the same."""
+    return a is b or np.array_equal(a, b)
+
+
 def ignore(stage: Stage) -> None:
     """Take no notice of what a stage took."""
 
@@ -723,7 +764,7 @@ def multiply(
 
 def reduce(
     a: CSR, b: CSR, what: Reduction, device: Any, *, pairs: int = PAIRS, report: Report = ignore,
-    options: Options = PLAIN, first_row: int = 0,
+    options: Options = PLAIN, first_row: int = 0, within: Within | None = None,
 ) -> Part:  # fmt: skip
     """Return what a reduction makes of ``a @ b``, or of what the options make of that; C stays on the GPU.
 
@@ -732,22 +773,25 @@ def reduce(
     what : Reduction
     first_row : int
         The number of A's first row among all rows.
+    within
+        As for `multiply_rows`.
 
     Other arguments, and errors, as for `multiply`.
     """
     _check_shapes(a, b)
     limit = device.memory_limit
-    return Run(a, b, device, limit, pairs, 0, None, report, first_row, options, what).reduce()
+    return Run(a, b, device, limit, pairs, 0, None, report, first_row, options, what, within).reduce()
 
 
 def multiply_rows(
     a: CSR, b: CSR, start: int, capacity: int | None, device: Any, *, pairs: int = PAIRS, report: Report = ignore,
-    first_row: int = 0, options: Options = PLAIN,
+    first_row: int = 0, options: Options = PLAIN, within: Within | None = None, learnt: Learnt | None = None,
 ) -> CSR:  # fmt: skip
     """Return as many whole rows of ``a @ b``, from `start` on, as fit in `capacity` entries; None: all.
 
     A first row longer than that is returned whole, alone. The message that a row does not fit calls row 0 of A
-    `first_row`. Arguments else as for `multiply`.
+    `first_row`. `within` says where all of A lies in B, if it does: it is not sent then. `learnt` goes from call to
+    call for rows of one product. Arguments else as for `multiply`.
 
     Raises
     ------
@@ -758,7 +802,8 @@ def multiply_rows(
         raise InputError(f"start={start:,} must lie in [0, {a.nrows:,}], capacity={capacity} and pairs={pairs} above 0")
     _check_shapes(a, b)
     limit = device.memory_limit
-    return Run(a, b, device, limit, pairs, start, capacity, report, first_row, options).multiply()
+    rows = pairs, start, capacity, report, first_row, options
+    return Run(a, b, device, limit, *rows, within=within, learnt=learnt or Learnt()).multiply()
 
 
 def _check_shapes(a: CSR, b: CSR) -> None:

@@ -21,6 +21,7 @@ from spdist.answer import WHOLE, Answer
 from spdist.csr import CSR, Int64Array, ValueArray, blocksize, check_canonical, index_dtype, number_dtype
 from spdist.errors import SpdistError
 from spdist.kernels import cpu, outofcore, reductions
+from spdist.kernels.device_blocks import Within
 from spdist.kernels.options import PLAIN, Options
 from spdist.scheduler.plan import GPU_ENGINES, gpu_staging
 from spdist.storage import Held, Layout, StoredMatrix, compresses
@@ -76,11 +77,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Operands:
-    """Rows of A, their columns renumbered to the rows of B beside them; no B where it is resident; the mask's rows."""
+    """Rows of A, their columns renumbered to the rows of B beside them; no B where it is resident; the mask's rows.
+
+    `within` says where these rows lie in B, if they do.
+    """
 
     a: CSR
     b: CSR | None
     mask: CSR | None = None
+    within: Within | None = None
 
 
 @dataclass
@@ -115,6 +120,8 @@ class Product:
         Of the GPU, and of the host's memory beside it, where a GPU multiplies.
     told : int
         Timings that were sent to whom it may concern.
+    learnt : Learnt
+        What blocks came to on this worker's GPU.
     resident : bool
         Whether all of B is kept in memory.
     inner_bounds, column_bounds : tuple of int
@@ -140,6 +147,7 @@ class Product:
     totals: dict[str, StageTotal] = field(default_factory=dict, compare=False)
     timings: list[Timing] = field(default_factory=list, compare=False)
     told: int = field(default=0, compare=False)
+    learnt: outofcore.Learnt = field(default_factory=outofcore.Learnt, compare=False)
     _b: CSR | None = field(default=None, compare=False)
     _band: Held | None = field(default=None, compare=False)
     _lock: Any = field(default=None, compare=False)
@@ -219,14 +227,18 @@ class Product:
     def _host_engine(self) -> Any:
         return "auto" if self.engine == "hybrid" else self.engine
 
-    def product(self, a: CSR, b: CSR, capacity: int, row: int, options: Options = PLAIN) -> CSR:
+    def product(
+        self, a: CSR, b: CSR, capacity: int, row: int, options: Options = PLAIN, within: Within | None = None
+    ) -> CSR:
         """Multiply as many rows of A, the first of them `row`, as fit in `capacity` entries, where the engine says."""
         if not self.on_gpu:
             return self.on_host(a, b, capacity, self._host_engine, options)
         with self._gpu_lock:
             note = functools.partial(self._note_gpu, row)
-            device = self.gpu()
-            return outofcore.multiply_rows(a, b, 0, capacity, device, report=note, first_row=row, options=options)
+            return outofcore.multiply_rows(
+                a, b, 0, capacity, self.gpu(), report=note, first_row=row, options=options, within=within,
+                learnt=self.learnt,
+            )  # fmt: skip
 
     @staticmethod
     def on_host(a: CSR, b: CSR, capacity: int, engine: Any, options: Options) -> CSR:
@@ -252,7 +264,8 @@ class Product:
         from spdist.kernels.gpu_device import Gpu
 
         if self._gpu is None:
-            self._gpu = Gpu(self.memory_limit, ahead=gpu_staging(self.host_limit))
+            # Not packed: cores that would unpack C have enough to do with reading and writing.
+            self._gpu = Gpu(self.memory_limit, ahead=gpu_staging(self.host_limit), pack=False)
         return self._gpu
 
     def gpu_peak(self) -> int:
@@ -272,10 +285,14 @@ class Product:
     def preprocess(self, task: Task, piece: int = 0) -> Operands:
         """Read the rows of A and the rows of B that they need."""
         with self.report("preprocess", task.start) as done:
+            mask = self.answer.read_mask(task.start, task.stop)
+            resident = self.resident and not task.split
+            if resident and (rows := self.rows_of_resident(task)) is not None:
+                done(0)
+                return Operands(rows, None, mask, Within(task.start))
             a = self.a.rows(task.start, task.stop)
             check_canonical(a, self.a.url, task.start)
-            mask = self.answer.read_mask(task.start, task.stop)
-            if not task.split and self.resident:
+            if resident:
                 self.resident_b()
                 done(a.nbytes)
                 return Operands(a, None, mask)
@@ -319,7 +336,15 @@ class Product:
         self._band = (first, b) if self.pairs > 1 else None
         inside = first <= at and at + a.nnz <= last
         data = b.data[at - first : at - first + a.nnz] if inside else a.data
-        return Operands(CSR(a.indptr, a.indices - a.indices.dtype.type(low), data, (a.nrows, high - low)), b)
+        renumbered = CSR(a.indptr, a.indices - a.indices.dtype.type(low), data, (a.nrows, high - low))
+        return Operands(renumbered, b, within=Within(task.start - low, low) if inside else None)
+
+    def rows_of_resident(self, task: Task) -> CSR | None:
+        """Return the rows of A out of the B that stays, if they are the same."""
+        if self.a != self.b:
+            return None
+        b = self.resident_b()
+        return b.rows(task.start, task.stop) if b.dtype == self.a.dtype else None
 
     def multiply(self, task: Task, operands: Operands, piece: int = 0) -> Counted:
         """Multiply as many rows as fit the block's capacity; the result waits here."""
@@ -327,7 +352,7 @@ class Product:
             b = self.resident_b() if operands.b is None else operands.b
             partial = task.split and len(self.pieces) > 1
             options = self.answer.of_rows(task.start, task.stop, operands.mask, partial=partial)
-            c = self.product(operands.a, b, task.capacity, task.start, options)
+            c = self.product(operands.a, b, task.capacity, task.start, options, operands.within)
             done(c.nbytes)
         if piece:
             self.partial[task.number] = (piece, c)
@@ -377,7 +402,10 @@ class Product:
         note = functools.partial(self._note_gpu, task.start)
         with self.report("reduce", task.start) as done, self._gpu_lock:
             done(0)
-            return outofcore.reduce(operands.a, b, what, self.gpu(), report=note, options=options, first_row=task.start)
+            return outofcore.reduce(
+                operands.a, b, what, self.gpu(), report=note, options=options, first_row=task.start,
+                within=operands.within,
+            )  # fmt: skip
 
     @staticmethod
     def count(c: CSR, task: Task) -> Counted:

@@ -77,9 +77,9 @@ class HostSlot:
         room = self.room  # of the arrays of this frame
         assert room is not None
         b = self.device.b if self.staged.b is None else self._matrix(self.staged.b)
-        inside = self.staged.inside
-        a = b.rows(self.staged.start, self.staged.stop) if inside else self._matrix(self.staged.a)
-        a = CSR(a.indptr, a.indices - a.indices.dtype.type(self.staged.low), a.data, a.shape)
+        row, rows = self.staged.inside, self.staged.stop - self.staged.start
+        a = self._matrix(self.staged.a) if row is None else b.rows(row, row + rows)
+        a = CSR(a.indptr, a.indices - a.indices.dtype.type(self.staged.low), a.data, (rows, b.nrows))
         options = of_block(self.device.options, self.staged.start, a.nrows)
         whole = multiply(a, b) if options.plain else cpu.multiply(a, b, engine="numba", options=options.unfinished)
         self.c, self.held = whole, whole.nnz
@@ -135,7 +135,7 @@ class HostSlot:
 class HostDevice:
     """Checks what is asked of it, and notes the most bytes a block took."""
 
-    def __init__(self, memory_limit: int, ahead: int = 1 << 30) -> None:
+    def __init__(self, memory_limit: int, ahead: int = 1 << 30, pack: bool = True) -> None:
         self.memory_limit, self.ahead, self.most = memory_limit, ahead, 0
         self.b: CSR | None = None
         self.kinds: Kinds

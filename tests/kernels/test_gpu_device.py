@@ -18,7 +18,7 @@ from spdist.bsr import BSR, from_rows
 from spdist.csr import CSR, from_scipy
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels import answers_gpu, bsr_cpu, cpu, device_blocks, gpu_device, outofcore, packing, pinned
-from spdist.kernels.device_blocks import Kinds
+from spdist.kernels.device_blocks import Kinds, Within
 from spdist.kernels.gpu_device import Gpu
 from spdist.kernels.options import Epilogue, Options
 from spdist.kernels.reductions import REDUCTIONS, Histogram, reduce_product, result
@@ -230,6 +230,20 @@ def test_blocks_go_through_slots(device, multiplies, kind, limit):
     names = Counter(stage.name for stage in stages)
     assert names["download"] == names["multiply"] == names["upload"] == names["prepare"]
     assert 0 < names["pack"] <= names["multiply"] or limit == 1 << 24
+
+
+@pytest.mark.parametrize("limit", [1 << 18, 1 << 20])
+def test_rows_that_lie_in_b(device, multiplies, limit):
+    """Under the larger limit B stays, and its columns become those of the rows on the device."""
+    device.memory_limit, n, row, low = limit, 900, 200, 7
+    b = from_scipy(random_matrix(n, n, 9.0, 3))
+    b = CSR(b.indptr, b.indices + low, b.data, (n, n + low))
+    part = b.rows(row, row + 500)
+    a = CSR(part.indptr, part.indices - low, part.data, (500, n))
+    c, d = outofcore.multiply_rows(a, b, 0, None, device, within=Within(row, low)), cpu.multiply(a, b, engine="scipy")
+    for x, y in ((c.indptr, d.indptr), (c.indices, d.indices)):
+        assert_array_equal(x, y)
+    np.testing.assert_allclose(c.data, d.data, rtol=1e-14)
 
 
 N = 500

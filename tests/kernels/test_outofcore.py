@@ -13,6 +13,9 @@ from spdist.bsr import BSR, from_rows
 from spdist.csr import CSR, from_scipy
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels import cpu, device_blocks, outofcore, workspace
+from spdist.kernels.device_blocks import Within
+from spdist.kernels.options import Options
+from spdist.kernels.semirings import SEMIRINGS
 from tests.conftest import random_matrix
 from tests.kernels.host_device import HostDevice, HostSlot, poisoned
 from tests.kernels.test_bsr_cpu import assert_is_block_product, block_matrix
@@ -337,12 +340,63 @@ def test_rows_without_products_are_halved(monkeypatch):
     assert_same(outofcore.multiply(a, b, HostDevice(1 << 13), pairs=1), oracle(a, b))
 
 
-def test_arrays_that_a_and_b_share_have_offsets_of_their_own():
-    """Entries of B's first half are those of A's second, and ask for B's second."""
+@pytest.mark.parametrize("limit", [1 << 15, 1 << 20])
+def test_arrays_that_a_and_b_share_have_offsets_of_their_own(limit):
+    """Entries of B's first half are those of A's second, and ask for B's second; B stays under the larger limit."""
     n = 640
     b = from_scipy(sp.csr_array((np.arange(2.0 * n), (np.arange(2 * n), n + np.arange(2 * n) % n)), (2 * n, 2 * n)))
     a = CSR(np.concatenate([np.zeros(n, np.int64), np.arange(n), [2 * n]]), b.indices, b.data, b.shape)
-    assert_same(outofcore.multiply(a, b, HostDevice(1 << 15)), oracle(a, b))
+    assert_same(outofcore.multiply(a, b, HostDevice(limit)), oracle(a, b))
+
+
+def rows_within(seed: int) -> tuple[CSR, CSR, Within]:
+    """Return B, some rows of it with lower columns as A, and where they lie."""
+    rng = np.random.default_rng(seed)
+    rows, row, low = (int(x) for x in rng.integers(1, 120, 3))
+    n = row + rows + int(rng.integers(0, 50))
+    b = random_matrix(n, low + n, 5.0, seed)
+    b.indices = (low + b.indices % n).astype(b.indices.dtype)
+    b.has_canonical_format = False
+    b.sum_duplicates()
+    b = from_scipy(b)
+    part = b.rows(row, row + rows)
+    return CSR(part.indptr, part.indices - low, part.data, (rows, n)), b, Within(row, low)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6), limit=st.sampled_from([1 << 13, 1 << 15, 1 << 20]), small=st.booleans(),
+    semiring=st.sampled_from(["plus_times", "plus_first", "plus_second", "plus_pair", "max_times"]),
+)  # fmt: skip
+def test_rows_of_b_that_are_a(seed, limit, small, semiring):
+    """Whole, then the later half, with what the blocks before came to."""
+    a, b, within = rows_within(seed)
+    options, learnt, cut = Options(SEMIRINGS[semiring]), outofcore.Learnt(), a.nrows // 2
+    expected, device = cpu.multiply(a, b, engine="numba", options=options), HostDevice(limit)
+    told = {"options": options, "learnt": learnt}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outofcore, "SMALL_ENTRIES", 1 << 20 if small else -1)
+        try:
+            c = outofcore.multiply_rows(a, b, 0, None, device, within=within, **told)
+            later, shifted = a.rows(cut, a.nrows), Within(within.row + cut, within.low)
+            half = outofcore.multiply_rows(later, b, 0, 1 << 30, device, within=shifted, **told)
+        except MemoryBoundError:
+            assert limit == 1 << 13
+            return
+    assert_same(c, expected)
+    assert_same(half, expected.rows(cut, a.nrows))
+
+
+def test_rows_of_a_resident_b_are_not_sent_and_a_sample_only_once(monkeypatch):
+    a, b, within = rows_within(3)
+    sent, stage, learnt = [], device_blocks.Stager.stage, outofcore.Learnt()
+    monkeypatch.setattr(device_blocks.Stager, "stage", lambda *args: (s := stage(*args), sent.append(s.nbytes))[0])
+    for known in (False, True):
+        sent.clear()
+        outofcore.multiply_rows(a, b, 0, 1 << 30, HostDevice(1 << 20), within=within, learnt=learnt)
+        assert [nbytes > 0 for nbytes in sent] == [not known] * (not known) + [False] * (len(sent) - (not known))
+    assert 0 < learnt.c_ratio <= 1
+    assert learnt.kept == learnt.c_ratio
 
 
 @pytest.mark.parametrize("limit", [1 << 13, 1 << 20])
