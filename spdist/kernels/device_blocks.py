@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +68,19 @@ ALONE_ENTRIES = 1 << 18
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------
+
+
+Send = tuple[npt.NDArray[Any], int]
+
+
+class Host(Protocol):
+    """What a device knows of the host's memory."""
+
+    def allocate(self, size: int, /) -> Bytes:
+        """Return host memory from which the device copies."""
+
+    def is_locked(self, array: Any, /) -> bool:
+        """Whether the device copies from an array as it is."""
 
 
 class Part(NamedTuple):
@@ -151,10 +164,10 @@ class Staged:
     ----------
     start, stop, products : int
         Its rows, and the products they expand to.
-    memory : bytes
-        What is sent.
+    sends : list of (array, int)
+        Page-locked arrays, and the bytes of the block's device memory from which on each goes.
     a, b : Part
-        Where A and B lie in it; no B where it is resident.
+        Where A and B come to lie there; no B where it is resident.
     begin, seconds : float
         When its preparation began, in seconds since 1970, and how long it took.
     low : int
@@ -166,7 +179,7 @@ class Staged:
     start: int
     stop: int
     products: int
-    memory: Bytes
+    sends: list[Send]
     a: Part
     b: Part | None
     begin: float
@@ -176,7 +189,7 @@ class Staged:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are sent."""
+        """Bytes that are sent, and gaps."""
         return (self.b or self.a).end
 
 
@@ -450,23 +463,25 @@ def share_entries(a: CSR, b: CSR) -> bool:
 
 
 class Copier:
-    """Copies rows of A and of B into memory that is sent.
+    """Makes blocks of rows of A and of B ready to be sent: copied to page-locked memory, unless they are there already.
 
     Parameters
     ----------
     a, b : CSR
         On the host.
     kinds : Kinds
-    allocate : callable
-        Takes bytes, returns page-locked memory.
+    device : Device
+        Allocates page-locked memory, and knows what is.
     within : Within, optional
         Where A lies in B: its entries need not be sent apart.
     """
 
-    def __init__(
-        self, a: CSR, b: CSR, kinds: Kinds, allocate: Callable[[int], Bytes], within: Within | None = None
-    ) -> None:
-        self.a, self.b, self.kinds, self.allocate, self.within = a, b, kinds, allocate, within
+    def __init__(self, a: CSR, b: CSR, kinds: Kinds, device: Host, within: Within | None = None) -> None:
+        self.a, self.b, self.kinds, self.allocate, self.within = a, b, kinds, device.allocate, within
+        self.a_lies, self.b_lies = (
+            (m.data.dtype, m.indices.dtype) == (kind, kinds.index) and all(map(device.is_locked, (m.data, m.indices)))
+            for m, kind in ((a, kinds.a), (b, kinds.b))
+        )
 
     def cost(self, products: int) -> int:
         """Return the device bytes that the product takes at most as one block, with so many entries of C."""
@@ -497,19 +512,16 @@ class Copier:
         within = self.within if self._is_inside(start, stop, of_low, of_low + entries) else None
         of_a = lay_out(stop - start, high - low, last - first if within is None else 0, kinds.a, kinds)
         of_b = lay_out(high - low, b.ncols, entries, kinds.b, kinds, of_a.end)
-        memory = self.allocate(of_b.end)
-        self._copy_rows(b, low, high, memory, of_b)
-        array_at(memory, of_b.indices, entries, kinds.index)[:] = b.indices[of_low : of_low + entries]
+        sends = self._rows_of_b(low, high, of_b)
         if within is None:
-            self._copy_rows(a, start, stop, memory, of_a)
-            self._copy_columns(first, last, low, memory, of_a)
-            return Staged(start, stop, products, memory, of_a, of_b, begin)
-        self._copy_offsets(a, start, stop, memory, of_a)
+            sends += self._rows_of_a(start, stop, low, of_a)
+            return Staged(start, stop, products, sends, of_a, of_b, begin, low=low if self.a_lies else 0)
+        sends += self._offsets(a, start, stop, of_a)
         ahead = int(b.indptr[within.row + start]) - of_low
         data, indices = (at + ahead * kind.itemsize
                          for at, kind in ((of_b.data, kinds.b), (of_b.indices, kinds.index)))  # fmt: skip
         of_a = of_a._replace(nnz=last - first, data=data, indices=indices)
-        return Staged(start, stop, products, memory, of_a, of_b, begin, low=low + within.low)
+        return Staged(start, stop, products, sends, of_a, of_b, begin, low=low + within.low)
 
     def _is_inside(self, start: int, stop: int, first: int, last: int) -> bool:
         """Whether rows [start, stop) of A are among entries [first, last) of B."""
@@ -518,17 +530,53 @@ class Copier:
         rows, b_indptr = self.within.row, self.b.indptr
         return bool(first <= b_indptr[rows + start] and b_indptr[rows + stop] <= last)
 
+    def _rows_of_a(self, start: int, stop: int, low: int, part: Part) -> list[Send]:
+        """Prepare rows of A; columns that are copied count from row `low` of B."""
+        if self.a_lies:
+            self._check_columns(int(self.a.indptr[start]), int(self.a.indptr[stop]))
+            return self._lying(self.a, start, stop, part)
+        memory = self.allocate(part.end - part.data)
+        self._copy_rows(self.a, start, stop, memory, part)
+        self._copy_columns(int(self.a.indptr[start]), int(self.a.indptr[stop]), low, memory, part)
+        return [(memory, part.data)]
+
+    def _rows_of_b(self, start: int, stop: int, part: Part) -> list[Send]:
+        """Prepare rows of B."""
+        if self.b_lies:
+            return self._lying(self.b, start, stop, part)
+        memory, first = self.allocate(part.end - part.data), int(self.b.indptr[start])
+        self._copy_rows(self.b, start, stop, memory, part)
+        self._array(memory, part, part.indices, part.nnz, self.kinds.index)[:] = self.b.indices[first:][: part.nnz]
+        return [(memory, part.data)]
+
+    def _lying(self, m: CSR, start: int, stop: int, part: Part) -> list[Send]:
+        """Have rows of a matrix sent from where they are."""
+        entries = slice(int(m.indptr[start]), int(m.indptr[stop]))
+        there = [(m.data[entries], part.data), (m.indices[entries], part.indices)]
+        return there + self._offsets(m, start, stop, part)
+
+    def _offsets(self, m: CSR, start: int, stop: int, part: Part) -> list[Send]:
+        """Prepare where rows of a matrix begin, alone."""
+        memory = self.allocate(part.end - part.indptr)
+        self._copy_offsets(m, start, stop, array_at(memory, 0, stop - start + 1, self.kinds.pointer))
+        return [(memory, part.indptr)]
+
+    @staticmethod
+    def _array(memory: Bytes, part: Part, at: int, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return an array of a matrix in memory that begins with its values."""
+        return array_at(memory, at - part.data, count, dtype)
+
     def _copy_rows(self, m: CSR, start: int, stop: int, memory: Bytes, part: Part) -> None:
         """Copy values and offsets of rows of a matrix."""
         first, last = int(m.indptr[start]), int(m.indptr[stop])
-        array_at(memory, part.data, last - first, part.value)[:] = m.data[first:last]
-        self._copy_offsets(m, start, stop, memory, part)
+        self._array(memory, part, part.data, last - first, part.value)[:] = m.data[first:last]
+        offsets = self._array(memory, part, part.indptr, stop - start + 1, self.kinds.pointer)
+        self._copy_offsets(m, start, stop, offsets)
 
-    def _copy_offsets(self, m: CSR, start: int, stop: int, memory: Bytes, part: Part) -> None:
+    @staticmethod
+    def _copy_offsets(m: CSR, start: int, stop: int, offsets: npt.NDArray[Any]) -> None:
         """Copy where rows of a matrix begin, counted from the first of them."""
-        first = int(m.indptr[start])
-        offsets = array_at(memory, part.indptr, stop - start + 1, self.kinds.pointer)
-        np.subtract(m.indptr[start : stop + 1], first, out=offsets, casting="unsafe")
+        np.subtract(m.indptr[start : stop + 1], int(m.indptr[start]), out=offsets, casting="unsafe")
 
     def _copy_columns(self, first: int, last: int, low: int, memory: Bytes, part: Part) -> None:
         """Copy the columns of entries of A, counted from row `low` of B."""
@@ -537,8 +585,16 @@ class Copier:
         source = self.a.indices[first:last]
         if not len(source):
             return
-        columns = array_at(memory, part.indices, last - first, self.kinds.index)
-        least, greatest = copy_columns(source, source.dtype.type(low), columns)
+        columns = self._array(memory, part, part.indices, last - first, self.kinds.index)
+        self._check_range(first, source, *copy_columns(source, source.dtype.type(low), columns))
+
+    def _check_columns(self, first: int, last: int) -> None:
+        """Raise the error of the first entry of A whose column is out of range."""
+        source = self.a.indices[first:last]
+        if len(source):
+            self._check_range(first, source, source.min(), source.max())
+
+    def _check_range(self, first: int, source: npt.NDArray[Any], least: int, greatest: int) -> None:
         if least < 0 or greatest >= self.b.nrows:
             raise self._bad_entry(first + int(np.argmax((source < 0) | (source >= self.b.nrows))))
 
@@ -559,7 +615,7 @@ class Stager(Copier):
 
     Parameters
     ----------
-    a, b, kinds, allocate, within
+    a, b, kinds, device, within
         As for `Copier`.
     resident : bool
         Whether B is on the device, so that blocks come without.
@@ -569,10 +625,10 @@ class Stager(Copier):
     """
 
     def __init__(
-        self, a: CSR, b: CSR, kinds: Kinds, resident: bool, cutter: Cutter, allocate: Callable[[int], Bytes],
-        first: int = 0, within: Within | None = None,
+        self, a: CSR, b: CSR, kinds: Kinds, resident: bool, cutter: Cutter, device: Host, first: int = 0,
+        within: Within | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(a, b, kinds, allocate, within)
+        super().__init__(a, b, kinds, device, within)
         self.resident, self.cutter, self.at = resident, cutter, first
         self.threads = max(1, int(STAGE_SHARE * cores()))
         self.ahead: collections.deque[Future[Staged]] = collections.deque()
@@ -635,15 +691,11 @@ class Stager(Copier):
             found = self._with_b(start, stop, products, begin)
         elif self.within is not None:
             part, (row, low) = Part(stop - start, self.b.nrows, 0, self.kinds.a, 0, 0, 0, 0), self.within
-            nothing = np.empty(0, np.uint8)
-            found = Staged(start, stop, products, nothing, part, None, begin, low=low, inside=row + start)
+            found = Staged(start, stop, products, [], part, None, begin, low=low, inside=row + start)
         else:
             first, last = int(self.a.indptr[start]), int(self.a.indptr[stop])
             part = lay_out(stop - start, self.b.nrows, last - first, self.kinds.a, self.kinds)
-            memory = self.allocate(part.end)
-            found = Staged(start, stop, products, memory, part, None, begin)
-            self._copy_rows(self.a, start, stop, memory, part)
-            self._copy_columns(first, last, 0, memory, part)
+            found = Staged(start, stop, products, self._rows_of_a(start, stop, 0, part), part, None, begin)
         found.seconds = time.perf_counter() - clock
         return found
 
@@ -670,7 +722,7 @@ class Stager(Copier):
         memory = self.allocate(of_b.end)
         self._copy_rows(a, start, stop, memory, of_a)
         self._copy_distinct(first, last, (bits, places), words, memory, of_a, of_b)
-        return Staged(start, stop, products, memory, of_a, of_b, begin)
+        return Staged(start, stop, products, [(memory, 0)], of_a, of_b, begin)
 
     def _scratch(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return a bit for each row of B, zero, and the number of the first of each word; of this thread alone."""

@@ -135,9 +135,10 @@ class GpuSlot:
         self.arena.reset(staged.nbytes)
         runtime, stream = self.cupy.cuda.runtime, self.device.up
         begin = self._begin("upload", stream)
-        if staged.nbytes:
-            source, target = staged.memory.ctypes.data, self.arena.memory.ptr
-            runtime.memcpyAsync(target, source, staged.nbytes, runtime.memcpyHostToDevice, stream.ptr)
+        for array, at in staged.sends:
+            target, size = self.arena.memory.ptr + at, array.nbytes
+            if size:
+                runtime.memcpyAsync(target, array.ctypes.data, size, runtime.memcpyHostToDevice, stream.ptr)
         self._end("upload", stream, staged.nbytes, begin)
 
     def multiply(self) -> int:
@@ -490,7 +491,7 @@ class Gpu:
         runtime, stream = self.cupy.cuda.runtime, self.up
         pieces: list[tuple[Any, np.dtype[Any], int]] = []
         for array, dtype, target in arrays:
-            if array.dtype == dtype and self._is_locked(array):
+            if array.dtype == dtype and self.is_locked(array):
                 runtime.memcpyAsync(target, array.ctypes.data, array.nbytes, runtime.memcpyHostToDevice, stream.ptr)
                 continue
             step = PIECE // dtype.itemsize
@@ -526,7 +527,7 @@ class Gpu:
         for event, _ in flying:
             event.synchronize()
 
-    def _is_locked(self, array: Any) -> bool:
+    def is_locked(self, array: Any, /) -> bool:
         """Whether the GPU copies from an array as it is."""
         runtime, size = self.cupy.cuda.runtime, array.nbytes
         ends = (array.ctypes.data, array.ctypes.data + size - 1) if size and array.flags.c_contiguous else ()

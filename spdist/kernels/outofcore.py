@@ -41,6 +41,7 @@ from spdist.kernels.device_blocks import (
     Copier,
     Cutter,
     Expected,
+    Host,
     Kinds,
     Products,
     Staged,
@@ -138,7 +139,7 @@ class Slot(Protocol):
         """Return what is left to be done on the host for the block that has come back: its columns, unpacked."""
 
 
-class Device(Protocol):
+class Device(Host, Protocol):
     """A device with memory for slots, and perhaps for B; blocks on their way there take `ahead` bytes of the host's."""
 
     ahead: int
@@ -157,9 +158,6 @@ class Device(Protocol):
 
     def take_sums(self) -> Part:
         """Return the sums of the columns of all blocks."""
-
-    def allocate(self, size: int, /) -> Bytes:
-        """Return host memory from which the device copies."""
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
@@ -349,7 +347,7 @@ class Run:
         """Take all rows through the device as one block; return False where a slot may have no room for their C."""
         resident, self.resident = self.resident, False
         self._take_slots(self.pairs)
-        slot, copier = self.slots[0], Copier(self.a, self.b, self.kinds, self.device.allocate, self.within)
+        slot, copier = self.slots[0], Copier(self.a, self.b, self.kinds, self.device, self.within)
         most = self.a.nnz * int(np.max(np.diff(self.b.indptr), initial=0))
         if copier.is_sound and 0 <= most <= INT32_MAX and copier.cost(most) <= slot.size:
             self.device.keep(None, self.kinds)
@@ -382,7 +380,7 @@ class Run:
             size, ahead = self.slots[0].size, self.device.ahead
             self.cutter = Cutter(self.products, self.a.indptr, self.kinds, size, ahead, b_ratio=ratio)
             self.stager = self._stager(self.a, self.cutter, self.start)
-            if self.stager.is_brief:
+            if self.stager.is_brief or (self.resident and self.stager.a_lies):
                 self.cutter.growth = BRIEF_GROWTH
             if self.learnt.c_ratio:
                 self._recall()
@@ -444,7 +442,7 @@ class Run:
 
     def _stager(self, a: CSR, cutter: Cutter, first: int = 0) -> Stager:
         within = self.within if a is self.a else None  # and not a sample of it
-        return Stager(a, self.b, self.kinds, self.resident, cutter, self.device.allocate, first, within)
+        return Stager(a, self.b, self.kinds, self.resident, cutter, self.device, first, within)
 
     def _learn_from_sample(self) -> None:
         """Multiply a sample of the rows, so that the first blocks, and C, get about the room that they need."""

@@ -64,7 +64,9 @@ class HostSlot:
 
     def upload(self, staged: Staged) -> None:
         assert not self.pending, "the block before has not come back"
-        self.staged, self.memory, self.c, self.steps = staged, staged.memory.copy(), None, ["upload"]
+        self.staged, self.memory, self.c, self.steps = staged, poisoned(staged.nbytes), None, ["upload"]
+        for array, at in staged.sends:
+            self.memory[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
 
     def _matrix(self, part: Any) -> CSR:
         kinds = self.device.kinds
@@ -143,6 +145,8 @@ class HostDevice:
         self.living: weakref.WeakSet[Room] = weakref.WeakSet()
         self.given: list[HostSlot] = []
         self.options, self.reduction, self.parts = PLAIN, None, []
+        self.locked = False  # whether operands are sent from where they are
+        self.allocated = 0
 
     @property
     def peak(self) -> int:
@@ -172,4 +176,8 @@ class HostDevice:
         return b is not None
 
     def allocate(self, size: int, /) -> Any:
+        self.allocated += size
         return poisoned(size)
+
+    def is_locked(self, array: Any, /) -> bool:
+        return self.locked and bool(array.size)

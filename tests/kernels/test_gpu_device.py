@@ -387,6 +387,22 @@ def test_locked_b_is_copied_from_where_it_is(device, monkeypatch, locked):
     assert (b.data.nbytes in sizes) == (len(locked) == 2)
 
 
+def test_locked_operands_are_sent_from_where_they_are(device, multiplies, monkeypatch):
+    """A's values and columns, B resident; whichever part of them a block takes."""
+    a, b = (from_scipy(random_matrix(900, 900, 9.0, seed)) for seed in (1, 2))
+    device.memory_limit, sources = 1 << 20, []
+    places = [(x.ctypes.data, x.ctypes.data + x.nbytes) for m in (a, b) for x in (m.data, m.indices)]
+    monkeypatch.setattr(sys.modules[__name__], "LOCKED", {end for first, stop in places for end in (first, stop - 1)})
+    copy = device.cupy.cuda.runtime.memcpyAsync
+    device.cupy.cuda.runtime.memcpyAsync = lambda *args: sources.append(args[1:3]) or copy(*args)
+    c, d = outofcore.multiply(a, b, device), cpu.multiply(a, b, engine="scipy")
+    for x, y in ((c.indptr, d.indptr), (c.indices, d.indices)):
+        assert_array_equal(x, y)
+    np.testing.assert_allclose(c.data, d.data, rtol=1e-14)
+    for first, stop in places:
+        assert sum(size for source, size in sources if first <= source < stop) == stop - first
+
+
 def test_other_values_of_one_structure_are_sent_again(device):
     b = from_scipy(random_matrix(100, 100, 5.0, 2))
     other = CSR(b.indptr, b.indices, 2 * b.data, b.shape)

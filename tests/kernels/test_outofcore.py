@@ -46,13 +46,14 @@ def small_margins(monkeypatch):
     monkeypatch.setattr(outofcore, "SMALL_ENTRIES", -1)
 
 
-@given(csr_pairs(), st.integers(12, 24), st.integers(1, 4))
+@given(csr_pairs(), st.integers(12, 24), st.integers(1, 4), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_equals_scipy_whatever_the_limit(pair, log_limit, pairs):
+def test_equals_scipy_whatever_the_limit(pair, log_limit, pairs, locked):
     a, b = pair
     if a.dtype.kind not in "fc" or b.dtype.kind not in "fc":
         return
     device = HostDevice(1 << log_limit)
+    device.locked = locked
     try:
         c = outofcore.multiply(a, b, device, pairs=pairs)
     except MemoryBoundError:
@@ -64,7 +65,8 @@ def test_equals_scipy_whatever_the_limit(pair, log_limit, pairs):
 
 @pytest.mark.parametrize("limit", [1 << 15, 1 << 16, 1 << 18, 1 << 22, 1 << 28])
 @pytest.mark.parametrize("kind", ["random", "banded", "skewed"])
-def test_blocks_of_many_sizes(kind, limit):
+@pytest.mark.parametrize("locked", [False, True])
+def test_blocks_of_many_sizes(kind, limit, locked):
     if kind == "random":
         a = from_scipy(random_matrix(900, 900, 6.0, 3))
     elif kind == "banded":
@@ -73,18 +75,36 @@ def test_blocks_of_many_sizes(kind, limit):
         m = random_matrix(800, 800, 3.0, 4).tolil()
         m[5] = 1.0
         a = from_scipy(m.tocsr())
-    device = HostDevice(limit)
+    device, b = HostDevice(limit), CSR(a.indptr, a.indices, 2 * a.data, a.shape)
+    device.locked = locked
     if kind == "skewed" and limit < 1 << 16:
         with pytest.raises(MemoryBoundError, match="raise memory_limit"):
             outofcore.multiply(a, a, device)
         return
-    assert_same(outofcore.multiply(a, a, device), oracle(a, a))
+    for right in (a, b):
+        assert_same(outofcore.multiply(a, right, device), oracle(a, right))
+
+
+@pytest.mark.parametrize(("limit", "small", "copies"), [(1 << 22, -1, 2), (1 << 24, -1, 1), (1 << 28, 1 << 20, 2)])
+def test_operands_in_locked_memory_are_sent_from_where_they_are(monkeypatch, limit, small, copies):
+    """In windows of B, A alone with B resident, and both as one block; but for their offsets."""
+    monkeypatch.setattr(outofcore, "SMALL_ENTRIES", small)
+    a = from_scipy(sp.diags_array([np.ones(30_000)] * 9, offsets=range(-4, 5), shape=(30_000, 30_000)).tocsr())
+    b = CSR(a.indptr, a.indices, 2 * a.data, a.shape)
+    taken = {}
+    for locked in (False, True):
+        device = HostDevice(limit)
+        device.locked = locked
+        assert_same(outofcore.multiply(a, b, device), oracle(a, b))
+        taken[locked] = device.allocated
+    assert taken[False] - taken[True] > 0.9 * copies * 12 * a.nnz
 
 
 @pytest.mark.parametrize("limit", [1 << 17, 1 << 19, 1 << 28])
 @pytest.mark.parametrize("sides", [(2, 2, 2), (3, 2, 4)])
 @pytest.mark.parametrize("kind", ["random", "banded", "mixed"])
-def test_values_that_are_blocks(kind, sides, limit):
+@pytest.mark.parametrize("locked", [False, True])
+def test_values_that_are_blocks(kind, sides, limit, locked):
     """In rows, in windows of B, with B resident; of float32 times float64; A as a part of B's window."""
     if kind == "banded":
         pattern = sp.diags_array([np.ones(1500)] * 9, offsets=range(-4, 5), shape=(1500, 1500)).tocsr()
@@ -99,6 +119,7 @@ def test_values_that_are_blocks(kind, sides, limit):
     left = a.rows()
     right = left if kind == "banded" and len(set(sides)) == 1 else b.rows()
     device, stages = HostDevice(limit), []
+    device.locked = locked
     c = outofcore.multiply(left, right, device, report=stages.append)
     assert_is_block_product(from_rows(c), a, from_rows(right))
     assert device.most <= limit
@@ -401,7 +422,8 @@ def test_rows_of_a_resident_b_are_not_sent_and_a_sample_only_once(monkeypatch):
 
 @pytest.mark.parametrize("limit", [1 << 13, 1 << 20])
 @pytest.mark.parametrize("even", [0, 1000])
-def test_a_bad_row_is_called_by_its_number(monkeypatch, limit, even):
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_bad_row_is_called_by_its_number(monkeypatch, limit, even, locked):
     """Whether products are counted first or not, and B is resident or not."""
     monkeypatch.setattr(device_blocks, "EVEN", even)
     a = from_scipy(random_matrix(5000, 40, 4.0, 14))
@@ -410,8 +432,22 @@ def test_a_bad_row_is_called_by_its_number(monkeypatch, limit, even):
     indices[a.indptr[-2]] = 41
     indptr[-2] = a.nnz + 1
     for bad in (CSR(a.indptr, indices, a.data, a.shape), CSR(indptr, a.indices, a.data, a.shape)):
+        device = HostDevice(limit)
+        device.locked = locked
         with pytest.raises(MatrixError, match=r"row 4,99[89] of A"):
-            outofcore.multiply(bad, b, HostDevice(limit))
+            outofcore.multiply(bad, b, device)
+
+
+@pytest.mark.parametrize("wrong", [-1, 40])
+@pytest.mark.parametrize("locked", [False, True])
+def test_columns_are_checked_before_they_are_sent(wrong, locked):
+    a, b = from_scipy(random_matrix(500, 40, 4.0, 14)), from_scipy(random_matrix(40, 40, 4.0, 14))
+    indices = a.indices.copy()
+    indices[a.indptr[400]] = wrong
+    bad, device = CSR(a.indptr, indices, a.data, a.shape), HostDevice(1 << 20)
+    device.locked = locked
+    with pytest.raises(MatrixError, match="row 400 of A"):
+        device_blocks.Copier(bad, b, device_blocks.kinds_of(a, b), device).whole()
 
 
 @pytest.mark.parametrize("banded", [True, False])
