@@ -16,6 +16,8 @@ from spdist.kernels import bsr_cpu, bsr_gpu
 
 METHODS = ("auto", "numba", "cuda")
 """Those that multiply blocks."""
+GPU_METHODS = ("auto", "tf32")
+"""Those for blocks that lie on the GPU."""
 
 log = logging.getLogger("spdist")
 
@@ -42,7 +44,7 @@ def spgemm(a: Any, b: Any, method: str, threads: int | None, memory_limit: int |
     MatrixError
         If the shapes do not fit, or an operand is not a matrix spdist multiplies.
     """
-    methods = METHODS[:1] if _is_on_gpu(a) else METHODS
+    methods = GPU_METHODS if _is_on_gpu(a) else METHODS
     if method not in methods:
         raise InputError(
             f"method={method!r} is not for block matrices: choose one of {', '.join(methods)}, or multiply their "
@@ -51,7 +53,7 @@ def spgemm(a: Any, b: Any, method: str, threads: int | None, memory_limit: int |
     left = _canonical(a, "A")
     right = left if b is a else _canonical(b, "B")
     if _is_on_gpu(left):
-        return bsr_gpu.multiply(left, right)
+        return bsr_gpu.multiply(left, right, tf32=method == "tf32")
     if method == "cuda":
         rows = left.rows()
         other = rows if right is left else right.rows()

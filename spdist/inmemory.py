@@ -69,7 +69,9 @@ def spgemm(
         For SciPy's matrices "auto", "scipy" or "numba": the CPU engine; "auto" picks from a cheap look at the operands.
         "cuda" sends blocks of rows, of block matrices too, through the GPU, which need not hold any of the three;
         "hyspmm" does so as Wu's hybrid of CPU and GPU. For CuPy's matrices "auto", "rowwise" (each row by the kernels
-        that suit it) or "esc" (Polok's expansion, sorting, compression).
+        that suit it) or "esc" (Polok's expansion, sorting, compression). For float32 blocks on the GPU "auto", or
+        "tf32": blocks that fill tensor cores, as 8 x 8 and 16 x 16 do, have their values rounded to 11 significant bits
+        first, so that each product is off by 2^-10 of itself at the most.
     threads : int, optional
         On the CPU; by default one per core.
     deterministic : bool

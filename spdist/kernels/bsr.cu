@@ -116,76 +116,108 @@ struct Tiles {
     }
 };
 
-// c += a b on the tensor cores. Lane l has row l / 4, column l % 4 of a, 8 x 4; row l % 4, column l / 4 of b, 4 x 8; row
-// l / 4, columns 2 (l % 4) and the next of c.
-__device__ __forceinline__ void mma(double (&c)[2], const double a, const double b) {
-    asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
-        : "+d"(c[0]), "+d"(c[1]) : "d"(a), "d"(b));
-}
+// What the tensor cores take at a time: c += a b, a of M x K, b of K x 8. Lane l has of a, as element e, row l / 4 +
+// 8 (e % 2), column l % 4 + 4 (e / 2); of b row l % 4 + 4 e, column l / 4; of c row l / 4 + 8 (e / 2), column
+// 2 (l % 4) + e % 2.
+struct Double {
+    using Value = double;
+    using Factor = double;
+    static constexpr int M = 8, K = 4;
+    static __device__ __forceinline__ Factor factor(const double x) { return x; }
+    static __device__ __forceinline__ void multiply(double (&c)[2], const double (&a)[1], const double (&b)[1]) {
+        asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+            : "+d"(c[0]), "+d"(c[1]) : "d"(a[0]), "d"(b[0]));
+    }
+};
 
-// Blocks of double on the tensor cores, a warp each; filled up with zeros to multiples of 8, 4 and 8.
-template <int R, int S, int T>
+// Single precision whose factors are rounded to the nearest of 11 significant bits, and added up in all 24.
+struct Rounded {
+    using Value = float;
+    using Factor = u32;
+    static constexpr int M = 16, K = 8;
+    static __device__ __forceinline__ Factor factor(const float x) {
+        Factor rounded;
+        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
+        return rounded;
+    }
+    static __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+};
+
+// Blocks on the tensor cores, a warp each; filled up with zeros to multiples of M, K and 8.
+template <typename Core, int R, int S, int T>
 struct Tensor {
-    static constexpr int DOWN = (R + 7) / 8, STEPS = (S + 3) / 4, ACROSS = (T + 7) / 8;
+    using Value = typename Core::Value;
+    static constexpr int M = Core::M, K = Core::K, OF_A = M * K / 32, OF_B = K / 4, OF_C = M / 4;  // elements of a lane
+    static constexpr int DOWN = (R + M - 1) / M, STEPS = (S + K - 1) / K, ACROSS = (T + 7) / 8;
     static constexpr int RESIDENT = DOWN * ACROSS == 1 ? 6 : 2;
 
     template <typename Shared>
-    static __device__ void multiply(const Operands<double>& x, const Shared& pairs, const i64 first, const int blocks,
+    static __device__ void multiply(const Operands<Value>& x, const Shared& pairs, const i64 first, const int blocks,
                                     const bool fresh) {
         const int lane = threadIdx.x % 32, major = lane / 4, minor = lane % 4;
         for (int block = threadIdx.x / 32; block < blocks; block += WARPS) {
             const int begin = pairs.begin[block], end = pairs.begin[block + 1];
             if (begin == end && !fresh) continue;
-            double* out = x.c + (first + block) * (R * T);
-            double sum[DOWN][ACROSS][2];
+            Value* out = x.c + (first + block) * (R * T);
+            Value sum[DOWN][ACROSS][OF_C];
 #pragma unroll
             for (int m = 0; m < DOWN; ++m)
 #pragma unroll
                 for (int n = 0; n < ACROSS; ++n)
 #pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-                        const int i = 8 * m + major, j = 8 * n + 2 * minor + h;
-                        sum[m][n][h] = fresh || i >= R || j >= T ? 0.0 : out[i * T + j];
+                    for (int h = 0; h < OF_C; ++h) {
+                        const int i = M * m + major + h / 2 * 8, j = 8 * n + 2 * minor + h % 2;
+                        sum[m][n][h] = fresh || i >= R || j >= T ? Value(0) : out[i * T + j];
                     }
 #pragma unroll (R * T <= 64 ? 2 : 1)
             for (int e = begin; e < end; ++e) {
                 const int pair = pairs.order[e];
-                const double* a = x.a + (i64)pairs.left[pair] * (R * S);
-                const double* b = x.b + (i64)pairs.right[pair] * (S * T);
-                double left[DOWN][STEPS], right[STEPS][ACROSS];
+                const Value* a = x.a + (i64)pairs.left[pair] * (R * S);
+                const Value* b = x.b + (i64)pairs.right[pair] * (S * T);
+                typename Core::Factor left[DOWN][STEPS][OF_A], right[STEPS][ACROSS][OF_B];
 #pragma unroll
                 for (int k = 0; k < STEPS; ++k) {
-                    const int inner = 4 * k + minor;
 #pragma unroll
-                    for (int m = 0; m < DOWN; ++m) {
-                        const int i = 8 * m + major;
-                        left[m][k] = i < R && inner < S ? a[i * S + inner] : 0.0;
-                    }
+                    for (int m = 0; m < DOWN; ++m)
 #pragma unroll
-                    for (int n = 0; n < ACROSS; ++n) {
-                        const int j = 8 * n + major;
-                        right[k][n] = j < T && inner < S ? b[inner * T + j] : 0.0;
-                    }
+                        for (int h = 0; h < OF_A; ++h) {
+                            const int i = M * m + major + h % 2 * 8, inner = K * k + minor + h / 2 * 4;
+                            left[m][k][h] = Core::factor(i < R && inner < S ? a[i * S + inner] : Value(0));
+                        }
+#pragma unroll
+                    for (int n = 0; n < ACROSS; ++n)
+#pragma unroll
+                        for (int h = 0; h < OF_B; ++h) {
+                            const int inner = K * k + minor + h * 4, j = 8 * n + major;
+                            right[k][n][h] = Core::factor(j < T && inner < S ? b[inner * T + j] : Value(0));
+                        }
                 }
 #pragma unroll
                 for (int k = 0; k < STEPS; ++k)
 #pragma unroll
                     for (int m = 0; m < DOWN; ++m)
 #pragma unroll
-                        for (int n = 0; n < ACROSS; ++n) mma(sum[m][n], left[m][k], right[k][n]);
+                        for (int n = 0; n < ACROSS; ++n) Core::multiply(sum[m][n], left[m][k], right[k][n]);
             }
 #pragma unroll
             for (int m = 0; m < DOWN; ++m)
 #pragma unroll
-                for (int n = 0; n < ACROSS; ++n) {
-                    const int i = 8 * m + major, j = 8 * n + 2 * minor;
-                    if (T % 2 == 0) {
-                        if (i < R && j < T) *reinterpret_cast<double2*>(out + i * T + j) = make_double2(sum[m][n][0], sum[m][n][1]);
-                    } else {
-                        if (i < R && j < T) out[i * T + j] = sum[m][n][0];
-                        if (i < R && j + 1 < T) out[i * T + j + 1] = sum[m][n][1];
+                for (int n = 0; n < ACROSS; ++n)
+#pragma unroll
+                    for (int h = 0; h < OF_C; h += 2) {
+                        const int i = M * m + major + h / 2 * 8, j = 8 * n + 2 * minor;
+                        if (T % 2 == 0) {
+                            if (i < R && j < T)
+                                *reinterpret_cast<Run<Value, 2>*>(out + i * T + j) = {{sum[m][n][h], sum[m][n][h + 1]}};
+                        } else {
+                            if (i < R && j < T) out[i * T + j] = sum[m][n][h];
+                            if (i < R && j + 1 < T) out[i * T + j + 1] = sum[m][n][h + 1];
+                        }
                     }
-                }
         }
     }
 };

@@ -10,6 +10,7 @@ shared memory instead, row by row.
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +18,14 @@ import numpy.typing as npt
 
 from spdist.bsr import BSR
 from spdist.csr import CSR, result_dtype
-from spdist.errors import MatrixError, MemoryBoundError
+from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels import gpu
 from spdist.kernels.bsr_cpu import check_fit
 from spdist.kernels.module import c_type, module
 from spdist.kernels.workspace import ceil_div
 from spdist.text import format_bytes
+
+logger = logging.getLogger("spdist")
 
 SHARE = 768
 """Pairs of blocks from the start of one task to that of the next; as in bsr.cu."""
@@ -52,7 +55,7 @@ SIZES = (2, 3, 4, 6, 8, 16)
 """Blocks that are compiled in the tests."""
 
 
-def multiply(a: BSR, b: BSR, *, ones: Any = None) -> BSR:
+def multiply(a: BSR, b: BSR, *, ones: Any = None, tf32: bool = False) -> BSR:
     """Return ``a @ b``.
 
     Parameters
@@ -62,6 +65,9 @@ def multiply(a: BSR, b: BSR, *, ones: Any = None) -> BSR:
         any r, s and t. Block rows of B are sorted and free of duplicates; those of A need not be.
     ones : (b.blocks,) float32, optional
         Ones, of whoever multiplies by B more than once.
+    tf32 : bool
+        Multiply float32 blocks that fill the tensor cores there: their values are rounded to 11 significant bits first,
+        so that each product is off by 2^-10 of itself at the most. Blocks that do not are multiplied in full.
 
     Returns
     -------
@@ -74,6 +80,8 @@ def multiply(a: BSR, b: BSR, *, ones: Any = None) -> BSR:
     MatrixError
         If shapes, block sizes or dtypes do not fit, offsets or block columns are out of range, or a block row of B is
         not sorted.
+    InputError
+        If tf32 is asked for of other values than float32.
     MemoryBoundError
         If the GPU has too little memory; says how much is needed.
 
@@ -86,6 +94,8 @@ def multiply(a: BSR, b: BSR, *, ones: Any = None) -> BSR:
     check_fit(a, b)
     dtype = result_dtype(a.dtype, b.dtype)
     c_type(dtype)
+    if tf32 and dtype != np.float32:
+        raise InputError(f"tf32 is for float32, and C is {dtype}: convert both operands, or multiply in full")
     for name, m in (("A", a), ("B", b)):
         if m.blocks >= MOST_BLOCKS:
             raise MatrixError(f"{name} has {m.blocks:,} blocks, the GPU takes fewer than {MOST_BLOCKS:,}: cut its rows")
@@ -95,7 +105,7 @@ def multiply(a: BSR, b: BSR, *, ones: Any = None) -> BSR:
     try:
         c = BSR(counts.indptr, counts.indices, cupy.empty((blocks, r, t), dtype), shape)
         if blocks:
-            _fill(a, b, c, counts.data, pairs, longest)
+            _fill(a, b, c, counts.data, pairs, longest, tf32)
     except cupy.cuda.memory.OutOfMemoryError as error:
         raise MemoryBoundError(
             f"C takes {format_bytes(blocks * r * t * dtype.itemsize)} in {blocks:,} blocks of {r} x {t}, more than the "
@@ -120,7 +130,7 @@ def _count_pairs(a: BSR, b: BSR, ones: Any = None) -> tuple[CSR, int, int]:
     return counts, pairs, longest
 
 
-def _fill(a: BSR, b: BSR, c: BSR, counts: Any, pairs: int, longest: int) -> None:
+def _fill(a: BSR, b: BSR, c: BSR, counts: Any, pairs: int, longest: int, tf32: bool) -> None:
     """Write the values of C; `counts`: (blocks,), the pairs in each block; `longest`: blocks in a row of A at most."""
     index = c.indices.dtype
     pointer = np.result_type(a.indptr.dtype, b.indptr.dtype, c.indptr.dtype)
@@ -138,16 +148,18 @@ def _fill(a: BSR, b: BSR, c: BSR, counts: Any, pairs: int, longest: int) -> None
         grid = ceil_div(rows, ROW_THREADS // whole.group)
         module("bsr.cu", (name,))(name, grid, ROW_THREADS, (rows, whole.room, *operands), whole.shared)
     else:
-        _fill_by_tasks(c, counts, pairs, types, sizes, operands)
+        method = method_of(types[0], sizes, _has_tensor_cores(_device()), tf32)
+        if tf32 and "Rounded" not in method:
+            logger.info("blocks of %d x %d by %d are too small for tf32, or too large: multiplied in full", *sizes)
+        _fill_by_tasks(c, counts, pairs, kernels(*types, method), sizes, operands)
 
 
 def _fill_by_tasks(
-    c: BSR, counts: Any, pairs: int, types: tuple[str, str, str], sizes: tuple[int, int, int], operands: tuple[Any, ...]
+    c: BSR, counts: Any, pairs: int, names: tuple[str, str], sizes: tuple[int, int, int], operands: tuple[Any, ...]
 ) -> None:
     """Write the values of C by tasks of about as many pairs each."""
     import cupy
 
-    names = kernels(*types, sizes, _has_tensor_cores(_device()))
     compiled, tasks, rows = module("bsr.cu", names), ceil_div(pairs, SHARE), c.block_shape[0]
     ends = cupy.cumsum(counts.astype(np.int64))
     firsts, at = cupy.empty(tasks + 1, np.int64), cupy.empty(2 * tasks, np.int64)
@@ -196,16 +208,26 @@ def _values(m: BSR, dtype: np.dtype[Any]) -> Any:
     return data if data.data.ptr % ALIGNMENT == 0 else data.copy()
 
 
-def kernels(value: str, index: str, pointer: str, sizes: tuple[int, int, int], tensor_cores: bool) -> tuple[str, str]:
-    """Return the name expressions of the kernels for blocks of r x s times s x t: to cut, and to multiply."""
+CORES = {"double": ("Double", 8, 4), "float": ("Rounded", 16, 8)}
+"""What tensor cores take at a time of a type: name in bsr.cu, rows, and columns of A's block; of B's it is 8."""
+
+
+def method_of(value: str, sizes: tuple[int, int, int], tensor_cores: bool, tf32: bool = False) -> str:
+    """Return the name of what multiplies blocks of r x s by s x t of a C type."""
     r, s, t = sizes
-    method = f"AnySize<{value}>"
-    if max(sizes) <= LONGEST_SIDE:
-        padded = ceil_div(r, 8) * ceil_div(s, 4) * ceil_div(t, 8) * 8 * 4 * 8
-        if tensor_cores and value == "double" and r * s * t >= LEAST_SHARE * padded:
-            method = f"Tensor<{r},{s},{t}>"
-        elif tile := best_tile(r, t):
-            method = f"Tiles<{value},{r},{s},{t},{tile[0]},{tile[1]}>"
+    if max(sizes) > LONGEST_SIDE:
+        return f"AnySize<{value}>"
+    if tensor_cores and (value == "double" or (tf32 and value == "float")):
+        core, rows, columns = CORES[value]
+        filled = (ceil_div(r, rows) * rows) * (ceil_div(s, columns) * columns) * (ceil_div(t, 8) * 8)
+        if r * s * t >= LEAST_SHARE * filled:
+            return f"Tensor<{core},{r},{s},{t}>"
+    tile = best_tile(r, t)
+    return f"Tiles<{value},{r},{s},{t},{tile[0]},{tile[1]}>" if tile else f"AnySize<{value}>"
+
+
+def kernels(value: str, index: str, pointer: str, method: str) -> tuple[str, str]:
+    """Return the name expressions of the kernels: to cut, and to multiply."""
     return f"bsr_cut<{pointer}>", f"bsr_multiply<{value},{index},{pointer},{method}>"
 
 
@@ -235,7 +257,8 @@ def best_tile(r: int, t: int) -> tuple[int, int] | None:
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
     sides = *SIZES, LONGEST_SIDE + 1
-    names = {name for side in sides for name in kernels(value, index, pointer, (side, side, side), True)}
+    methods = {method_of(value, (side, side, side), True, tf32) for side in sides for tf32 in (False, True)}
+    names = {name for method in methods for name in kernels(value, index, pointer, method)}
     names |= {row_kernel(value, index, pointer, (side, side, side), 32) for side in SIZES if side <= ROW_SIDE}
     return {"bsr.cu": tuple(sorted(names))}
 

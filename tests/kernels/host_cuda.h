@@ -15,6 +15,7 @@
 #include <vector>
 
 #define __global__
+#define __host__
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
@@ -135,7 +136,7 @@ inline void run_block(const unsigned count) {
 }
 
 inline void __syncthreads() { wait_for(BLOCK); }
-inline void __syncwarp() { wait_for(WARP); }
+inline void __syncwarp(unsigned = ~0u) { wait_for(WARP); }  // groups of a warp wait for each other: that is stricter
 inline void __threadfence() {}
 inline int __syncthreads_or(const int holds) {
     any_of_block |= holds != 0;
@@ -217,6 +218,20 @@ inline float __int_as_float(const int x) { return bits_of<float>(x); }
 inline long long __double_as_longlong(const double x) { return bits_of<long long>(x); }
 inline double __longlong_as_double(const long long x) { return bits_of<double>(x); }
 template <typename T> T __ldcs(const T* at) { return *at; }
+
+// The tensor cores' instructions, one element of a row of a and of a column of b after the other.
+inline double factor_of(const double x) { return x; }
+inline float factor_of(const unsigned x) { return bits_of<float>(x); }
+template <typename T, int OF_C, typename Factor, int OF_A, int OF_B>
+void host_mma(T (&c)[OF_C], const Factor (&a)[OF_A], const Factor (&b)[OF_B]) {
+    for (int h = 0; h < OF_C; ++h)
+        for (int k = 0; k < 4 * OF_B; ++k) {
+            const Factor left = exchange(a[h / 2 + k / 4 * 2], lane() / 4 * 4 + k % 4);
+            const Factor right = exchange(b[k / 4], (2 * (lane() % 4) + h % 2) * 4 + k % 4);
+            c[h] += factor_of(left) * factor_of(right);
+        }
+}
+inline unsigned host_tf32(const float x) { return (bits_of<unsigned>(x) + (1u << 12)) & ~((1u << 13) - 1); }
 template <typename T> T __ldca(const T* at) { return *at; }
 
 struct float2 { float x, y; };

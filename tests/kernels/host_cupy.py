@@ -103,9 +103,11 @@ class Module:
 
     def _source(self) -> str:
         """Return the file, and a function that launches its kernels by name."""
-        shared = r"extern __shared__ __align__\(16\) (\w+) (\w+)\[\];"
+        shared = r"extern __shared__ __align__\(16\) ([\w ]+) (\w+)\[\];"
         text = (module.FOLDER / self.file).read_text()
         text = re.sub(shared, r"\1* \2 = reinterpret_cast<\1*>(dynamic_shared);", text)
+        text = re.sub(r'asm\("mma\..*?\);', "host_mma(c, a, b);", text, flags=re.DOTALL)
+        text = re.sub(r'asm\("cvt\.rna\.tf32.*?\((\w+)\) : "f"\((\w+)\)\);', r"\1 = host_tf32(\2);", text)
         calls = "".join(
             f'    if (!strcmp(name, "{name}")) return launch({name}, {{x, y, 1}}, block, shared, arguments), 0;\n'
             for name in self.names
@@ -133,6 +135,9 @@ def fake_cupy() -> ModuleType:
         using_allocator=lambda allocator: nullcontext(), memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
     )  # fmt: skip
     cupy.empty, cupy.asarray = empty, filled
+    cupy.ones = lambda shape, dtype=float: filled(np.ones(shape, dtype))
+    cupy.cumsum = lambda values: filled(np.cumsum(values))
+    cupy.ascontiguousarray = lambda values, dtype: values if values.dtype == dtype else filled(values, dtype)
     cupy.zeros = lambda shape, dtype=float: filled(np.zeros(shape, dtype))
     cupy.get_default_memory_pool = lambda: pool
     return cupy

@@ -18,12 +18,15 @@ def test_tiles_fit_in_a_warp(r, t):
         assert r * t // (tile[0] * tile[1]) <= 32
 
 
-def test_tensor_cores_are_for_double():
+def test_tensor_cores_are_for_double_and_for_float_where_asked():
     sizes = 8, 8, 8
-    assert "Tensor<8,8,8>" in bsr_gpu.kernels("double", "int", "int", sizes, True)[1]
-    assert "Tensor" not in bsr_gpu.kernels("double", "int", "int", sizes, False)[1]
-    assert "Tensor" not in bsr_gpu.kernels("float", "int", "int", sizes, True)[1]
-    assert "AnySize" in bsr_gpu.kernels("double", "int", "int", (17, 2, 2), True)[1]
+    assert bsr_gpu.method_of("double", sizes, True) == "Tensor<Double,8,8,8>"
+    assert "Tiles" in bsr_gpu.method_of("double", sizes, False)
+    assert "Tiles" in bsr_gpu.method_of("float", sizes, True)
+    assert "Tiles" in bsr_gpu.method_of("float", sizes, False, True)
+    assert bsr_gpu.method_of("float", sizes, True, True) == "Tensor<Rounded,8,8,8>"
+    assert "Tiles" in bsr_gpu.method_of("float", (6, 6, 6), True, True)  # a fifth of what tensor cores take
+    assert "AnySize" in bsr_gpu.method_of("double", (17, 2, 2), True, True)
 
 
 @pytest.mark.parametrize("mean", [1.0, 3.0, 9.0, 27.0, 60.0])

@@ -84,6 +84,28 @@ def test_any_sizes(sides):
     assert_multiplies(a, b)
 
 
+@pytest.mark.parametrize("sides", [(8, 8, 8), (16, 16, 16), (16, 8, 8), (15, 7, 16), (8, 16, 5), (6, 6, 6)])
+def test_tf32(sides, caplog):
+    """Small whole numbers are exact; others off by no more than their rounding, blocks that are too small by none."""
+    a, b = block_matrix(90, 80, 6.0, sides[:2], 1, "float32"), block_matrix(80, 70, 6.0, sides[1:], 2, "float32")
+    with caplog.at_level("INFO", "spdist"):
+        assert_is_block_product(to_host(bsr_gpu.multiply(to_gpu(a), to_gpu(b), tf32=True)), a, b)
+    assert ("in full" in caplog.text) == (sides == (6, 6, 6))
+    rng = np.random.default_rng(3)
+    a, b = (BSR(m.indptr, m.indices, rng.standard_normal(m.data.shape).astype("f4"), m.shape) for m in (a, b))
+    c = to_host(bsr_gpu.multiply(to_gpu(a), to_gpu(b), tf32=True)).to_scipy().toarray().astype(float)
+    left, right = (m.to_scipy().toarray().astype(float) for m in (a, b))
+    off = abs(c - left @ right) / (abs(left) @ abs(right)).clip(1e-30)
+    assert off.max() <= 2**-10 + 2**-20
+    assert (off.max() > 2**-14) == (sides != (6, 6, 6))  # as it is not in single precision
+
+
+def test_tf32_is_for_float32():
+    a = to_gpu(block_matrix(20, 20, 3.0, (8, 8), 1))
+    with pytest.raises(InputError, match="tf32 is for float32, and C is float64"):
+        spdist.spgemm(a, a, "tf32")
+
+
 @pytest.mark.parametrize("side", [2, 3, 8, 16, 17])
 def test_many_pairs_in_few_blocks(side):
     """A block of C with more pairs than are held at a time is written more than once."""
@@ -146,7 +168,7 @@ def test_tasks_have_all_blocks_once_and_about_as_many_pairs(most):
     tasks = -(-int(ends[-1]) // bsr_gpu.SHARE)
     firsts, rows = cupy.empty(tasks + 1, np.int64), cupy.empty((tasks, 2), np.int64)
     args = tasks, len(ends), len(lengths), cupy.asarray(ends), cupy.asarray(indptr), firsts, rows
-    names = bsr_gpu.kernels("double", "int", "int", (2, 2, 2), True)
+    names = bsr_gpu.kernels("double", "int", "int", bsr_gpu.method_of("double", (2, 2, 2), True))
     module("bsr.cu", names)(names[0], -(-tasks // 256), 256, args)
     firsts, rows, starts = firsts.get(), rows.get(), np.append(0, ends)[:-1]
     assert (firsts[0], firsts[-1]) == (0, len(ends))

@@ -8,10 +8,13 @@ import shutil
 import numpy as np
 import pytest
 
+from spdist.kernels import bsr_gpu
 from spdist.kernels.semirings import SEMIRINGS
 from tests.kernels import host_cupy
 from tests.kernels import test_answers_gpu as answers
+from tests.kernels import test_bsr_gpu as blocks_on_gpu
 from tests.kernels import test_gpu as products
+from tests.kernels.test_bsr_cpu import block_matrix
 
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None or platform.machine() != "x86_64", reason="needs g++ on x86-64"
@@ -94,6 +97,40 @@ def test_products(share):
         shape, kinds = rng.choice([1, 7, 100, 300, 700], 3).tolist(), rng.choice(products.KINDS, 2).tolist()
         for everywhere, deterministic in ((False, False), (True, False), (True, True)):
             equals_scipy(seed, tuple(shape), kinds, products.TYPES[0], deterministic, everywhere, share)
+
+
+@pytest.fixture
+def tensor_cores(monkeypatch):
+    monkeypatch.setattr(bsr_gpu, "_has_tensor_cores", lambda device: True)
+
+
+@pytest.mark.parametrize(("side", "dtype"), [(2, "f8"), (3, "c16"), (4, "f4"), (6, "f8"), (8, "f8"), (16, "f8")])
+def test_blocks(tensor_cores, side, dtype):
+    a = block_matrix(60, 60, 5.0, (side, side), side, dtype)
+    blocks_on_gpu.assert_multiplies(a, a)
+
+
+@pytest.mark.parametrize("sides", [(17, 3, 5), (7, 7, 7), (16, 12, 8), (2, 9, 3)])
+def test_blocks_of_other_sizes(tensor_cores, sides):
+    blocks_on_gpu.test_any_sizes(sides)
+
+
+@pytest.mark.parametrize("sides", [(8, 8, 8), (16, 16, 16), (15, 7, 16), (6, 6, 6)])
+def test_blocks_rounded_for_tensor_cores(tensor_cores, sides, caplog):
+    blocks_on_gpu.test_tf32(sides, caplog)
+
+
+@pytest.mark.parametrize("side", [2, 8])
+def test_many_pairs_in_few_blocks(tensor_cores, side):
+    blocks_on_gpu.test_many_pairs_in_few_blocks(side)
+
+
+@pytest.mark.parametrize("order", ["1", "2"])
+def test_blocks_whatever_the_order_of_threads(tensor_cores, monkeypatch, order):
+    monkeypatch.setenv("HOST_CUDA_ORDER", order)
+    for side in (2, 8):
+        a = block_matrix(60, 60, 5.0, (side, side), side)
+        blocks_on_gpu.assert_multiplies(a, a)
 
 
 @pytest.mark.parametrize("order", ["1", "2"])
