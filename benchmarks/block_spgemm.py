@@ -42,6 +42,8 @@ PATIENCE, SECONDS, RUNS = 0.1, 0.1, 10
 """Seconds of a call from which it is timed once; of all calls, and their number, at most."""
 THREADS = 2
 TOLERANCE = 1e-12
+TF32_SIDE = 8
+"""Blocks from which on they fill tensor cores in single precision."""
 AT_ONCE = 1 << 20
 
 Product = Callable[[], Any]
@@ -160,6 +162,21 @@ def by_entries(a: BSR, ours: float) -> dict[str, Any]:
     return {"entries_ms": times, "entries_best": best, "ratio": times[best] / ours}
 
 
+def in_single_precision(a: BSR) -> dict[str, Any]:
+    """Time the product of float32, in full and rounded for tensor cores; and how far off the latter is."""
+    import cupy
+
+    single = BSR(a.indptr, a.indices, a.data.astype(np.float32), a.shape)
+    x = cupy.random.default_rng(1).random(a.shape[1])
+    expected = times_vector(single, times_vector(single, x))
+    y = times_vector(spdist.spgemm(single, single, "tf32"), x)
+    full, tf32 = (
+        median(lambda method=method: spdist.spgemm(single, single, method), cupy.cuda.Device().synchronize)[0]
+        for method in ("auto", "tf32")
+    )
+    return {"float32_ms": full, "tf32_ms": tf32, "tf32_off": float((abs(y - expected) / expected).max())}
+
+
 def in_ranges(pattern: CSR, side: int, offsets: Int64Array) -> dict[str, Any]:
     """Time the whole of C, by ranges of block rows, each of at most `RANGE_BYTES`."""
     import cupy
@@ -223,7 +240,8 @@ def measure(name: str, pattern: CSR, offsets: Int64Array, side: int, on_gpu: boo
 
     a = filled(part, side, cupy)
     found = by_blocks(a, a)
-    rows = [facts(name, part, side, blocks, workspace(a) | found | by_entries(a, found["ms"]))]
+    single = in_single_precision(a) if side >= TF32_SIDE else {}
+    rows = [facts(name, part, side, blocks, workspace(a) | found | by_entries(a, found["ms"]) | single)]
     del a
     if part is not pattern:
         rows.append(facts(name, pattern, side, int(offsets[-1]), in_ranges(pattern, side, offsets)))
@@ -244,6 +262,8 @@ def show(row: dict[str, Any]) -> None:
     ratio = f"{row['ratio']:6.2f}" if "ratio" in row else "     -"
     size = f"{row['block_rows']:9,} {row['products']:12,} {row['c_bytes'] / 1e9:7.2f} GB"
     print(f"{row['matrix']:12} {row['side']:3} {size} {row['ms']:9.3f} ms {row['gflops']:9.1f} GFLOP/s {ratio}", end="")
+    if "tf32_ms" in row:
+        print(f", float32 {row['float32_ms']:.3f} ms, tf32 {row['tf32_ms']:.3f} off {row['tf32_off']:.1e}", end="")
     print("" if row["right"] else " WRONG", flush=True)
 
 

@@ -5,9 +5,11 @@
     python benchmarks/pipeline.py --folder /dev/shm/suite --out record.json
     python benchmarks/pipeline.py --folder /dev/shm/suite --store /dev/shm/store     # Zarr to Zarr there, under Dask
     python benchmarks/pipeline.py --folder /dev/shm/suite --thesis                   # hySpMM's matrices, beside CuPy
+    python benchmarks/pipeline.py --blocks                                           # a matrix of dense blocks
 
-Host memory to host memory: operands in ordinary memory, C in page-locked memory that is used again from product to
-product, as a run over many blocks does; a B that stays on the GPU is sent with the first. The limit of a run is the
+Host memory to host memory: operands in ordinary memory, and then in page-locked memory too, C in page-locked memory
+that is used again from product to product, as a run over many blocks does; a B that stays on the GPU is sent with the
+first. The limit of a run is the
 time of the bytes to the GPU and of those back, both ways at once, at the rates measured here for page-locked memory; A,
 B and C count once at the size of an entry. Every product is checked: canonical form, and C x against A (B x).
 
@@ -36,7 +38,8 @@ import numpy as np
 import record
 import suite
 
-from spdist.csr import CSR, is_canonical
+from spdist.bsr import BSR, from_rows
+from spdist.csr import CSR, blocksize, is_canonical
 
 SHARE_OF_C = 3.0
 """C over the memory limit."""
@@ -45,6 +48,10 @@ RUNS = 9
 """Of those the median."""
 JOB_SECONDS = 2.0
 """Products are repeated until their limits sum to so much."""
+FEW = 5
+"""Repeats of what is measured beside."""
+GRID, SIDE = 64, 4
+"""Points in each direction of a 27-point grid, and rows and columns of its blocks."""
 LOOP_BLOCKS = (8, 32)
 """Row blocks of the loop; the better is taken."""
 
@@ -99,10 +106,27 @@ def loop(a: CSR, b: CSR, blocks: int) -> float:
 
 def right(c: CSR, a: CSR, b: CSR) -> bool:
     """Whether C is canonical, and C x is A (B x)."""
-    x = np.random.default_rng(1).uniform(-1, 1, b.ncols)
-    expected = a.to_scipy() @ (b.to_scipy() @ x)
-    scale = abs(a.to_scipy()) @ (abs(b.to_scipy()) @ abs(x))
-    return is_canonical(c) and bool(np.all(abs(c.to_scipy() @ x - expected) <= 1e-12 * scale))
+    left, second, product = (m.to_scipy() if blocksize(m.dtype) is None else from_rows(m).to_scipy() for m in (a, b, c))
+    x = np.random.default_rng(1).uniform(-1, 1, second.shape[1])
+    expected, scale = left @ (second @ x), abs(left) @ (abs(second) @ abs(x))
+    return is_canonical(c) and bool(np.all(abs(product @ x - expected) <= 1e-12 * scale))
+
+
+def locked(m: CSR) -> CSR:
+    """Return a copy whose columns and values are in page-locked memory."""
+    from spdist.kernels.pinned import array_at, pinned
+
+    copies = [array_at(pinned(x.nbytes), 0, len(x), x.dtype) for x in (m.indices, m.data)]
+    for copy, x in zip(copies, (m.indices, m.data), strict=True):
+        copy[:] = x
+    return CSR(m.indptr, *copies, m.shape)
+
+
+def block_matrix(points: int) -> CSR:
+    """Return the matrix of a 27-point grid whose entries are dense blocks."""
+    pattern = suite.stencil((points,) * 3, suite.box(3), 1)
+    data = np.random.default_rng(1).random((pattern.nnz, SIDE, SIDE)) + 0.5
+    return BSR(pattern.indptr, pattern.indices, data, (pattern.nrows * SIDE, pattern.ncols * SIDE)).rows()
 
 
 def through(a: CSR, b: CSR, device: Any, wanted: Callable[[float], int]) -> dict[str, Any]:
@@ -148,9 +172,12 @@ def measure(name: str, a: CSR, b: CSR, rate: dict[str, float], skip_loop: bool, 
     def wanted(nnz: float) -> int:
         return max(3, int(np.ceil(JOB_SECONDS / bound(int(nnz)))))
 
-    plain = through(a, b, Gpu(memory_limit, pack=False), wanted)
+    plain = through(a, b, Gpu(memory_limit, pack=False), lambda _: FEW)
     found = through(a, b, Gpu(memory_limit), wanted)
-    found |= {"plain_s": plain["seconds"], "plain_right": plain["right"]}
+    lying_a = locked(a)
+    lying = through(lying_a, lying_a if b is a else locked(b), Gpu(memory_limit), lambda _: FEW)
+    found |= {"plain_s": plain["seconds"], "locked_s": lying["seconds"], "right": found["right"] and lying["right"]}
+    found |= {"plain_right": plain["right"]}
     found |= {"matrix": name, "products": products, "memory_limit": memory_limit, "limit_s": bound(found["nnz_c"])}
     found["share"] = found["limit_s"] / found["seconds"]
     if not skip_loop:
@@ -161,6 +188,9 @@ def measure(name: str, a: CSR, b: CSR, rate: dict[str, float], skip_loop: bool, 
 
 def default_limit(a: CSR, b: CSR) -> int:
     """Return the memory limit of which C is so many times as SHARE_OF_C says."""
+    if blocksize(a.dtype) is not None:
+        a = b = CSR(a.indptr, a.indices, np.ones(a.nnz), a.shape)
+        return int(default_limit(a, b) * (SIDE * SIDE * 8 + 4) / 12)
     entry = a.indices.itemsize + a.dtype.itemsize
     return int(np.diff(b.indptr)[a.indices].sum() * entry / SHARE_OF_C / compression(a, b))
 
@@ -290,8 +320,8 @@ def show(found: dict[str, Any]) -> None:
         f"{found['matrix']:14} nnz(C) {found['nnz_c']:>13,}  limit {found['memory_limit'] >> 20:>6} MiB  peak "
         f"{found['peak'] >> 20:>6}  {1e3 * found['seconds']:8.1f} ms (first {1e3 * found['first_s']:.0f})  bound "
         f"{1e3 * found['limit_s']:7.1f}  {found['share']:6.1%}  not packed "
-        f"{1e3 * found.get('plain_s', 0):.1f}  loop {found.get('loop_s', 0):6.2f} s "
-        f"{found.get('over_loop', 0):5.1f}x  {stages.get('blocks', 0):.0f} blocks; ms: {busy}; "
+        f"{1e3 * found.get('plain_s', 0):.1f}  locked {1e3 * found.get('locked_s', 0):.1f}  loop "
+        f"{found.get('loop_s', 0):6.2f} s {found.get('over_loop', 0):5.1f}x  {stages.get('blocks', 0):.0f} blocks; ms: {busy}; "
         f"{'right' if found['right'] else 'WRONG'}",
         flush=True,
     )
@@ -302,6 +332,7 @@ def parse() -> Any:
     parser.add_argument("--matrices", help="names, by commas")
     parser.add_argument("--folder", type=Path, help="keeps the matrices")
     parser.add_argument("--thesis", action="store_true", help="the matrices of the thesis, which fit the GPU")
+    parser.add_argument("--blocks", action="store_true", help="a matrix of dense blocks")
     parser.add_argument("--no-loop", action="store_true")
     parser.add_argument("--store", type=Path, help="go from Zarr to Zarr in this folder")
     parser.add_argument("--workers", type=int, default=1, help="with --store: GPUs")
@@ -318,7 +349,7 @@ def main() -> int:
         record.write({"benchmark": "pipeline", "rows": rows}, args.out)
         return 0
     known = suite.TINY if args.quick else THESIS if args.thesis else suite.LARGE
-    names = args.matrices.split(",") if args.matrices else list(known)
+    names = args.matrices.split(",") if args.matrices else [] if args.blocks else list(known)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         begin = time.perf_counter()
@@ -339,6 +370,11 @@ def main() -> int:
             if not args.thesis:
                 show(rows[-1])
             # What is measured is kept, should the run be ended before its time.
+            record.write({"benchmark": "pipeline", "gpu": record.gpu(), "rates": rate, "rows": rows}, args.out)
+        if args.blocks:
+            a = block_matrix(8 if args.quick else GRID)
+            rows.append(measure(f"27-point, {SIDE} x {SIDE}", a, a, rate, True, args.memory_limit))
+            show(rows[-1])
             record.write({"benchmark": "pipeline", "gpu": record.gpu(), "rates": rate, "rows": rows}, args.out)
         if args.thesis:
             show_thesis(rows)
