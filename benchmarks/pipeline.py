@@ -321,8 +321,8 @@ def show(found: dict[str, Any]) -> None:
         f"{found['peak'] >> 20:>6}  {1e3 * found['seconds']:8.1f} ms (first {1e3 * found['first_s']:.0f})  bound "
         f"{1e3 * found['limit_s']:7.1f}  {found['share']:6.1%}  not packed "
         f"{1e3 * found.get('plain_s', 0):.1f}  locked {1e3 * found.get('locked_s', 0):.1f}  loop "
-        f"{found.get('loop_s', 0):6.2f} s {found.get('over_loop', 0):5.1f}x  {stages.get('blocks', 0):.0f} blocks; ms: {busy}; "
-        f"{'right' if found['right'] else 'WRONG'}",
+        f"{found.get('loop_s', 0):6.2f} s {found.get('over_loop', 0):5.1f}x  {stages.get('blocks', 0):.0f} blocks; ms: "
+        f"{busy}; {'right' if found['right'] else 'WRONG'}",
         flush=True,
     )
 
