@@ -83,8 +83,8 @@ def conjugate_gradient(
 ) -> Solution:  # fmt: skip
     """Solve A x = b by conjugate gradients.
 
-    The recurrence is Hestenes' and Stiefel's, which sums over all parts twice an iteration. Chronopoulos' and Gear's does
-    so once, but its residual leaves b - A x sooner, and it can take more iterations.
+    The recurrence is Hestenes' and Stiefel's, which sums over all parts twice an iteration; Chronopoulos' and Gear's
+    does so once, but its residual leaves b - A x sooner, and it can take more iterations.
 
     Parameters
     ----------
