@@ -62,6 +62,7 @@ template <typename Value>
 __global__ void __launch_bounds__(THREADS)
 update_dot(const i64 n, const Value* x, const Value* y, double* out, double* partial, u32* arrived) {
     double sums[1] = {0};
+#pragma unroll 4
     for (i64 i = first_element(); i < n; i += elements_apart()) sums[0] += y ? real_dot(x[i], y[i]) : real_part(x[i]);
     if (add_up(sums, partial, arrived) && threadIdx.x == 0) *out = sums[0];
 }
@@ -76,6 +77,7 @@ update_advance(const i64 n, const Value* __restrict__ scale, const Value* __rest
     const Value step = Value(typename Real<Value>::Type(ratio(before, sums[PQ])));
     const Value back = Value(typename Real<Value>::Type(-ratio(before, sums[PQ])));
     double found[2] = {0, 0};
+#pragma unroll 4
     for (i64 i = first_element(); i < n; i += elements_apart()) {
         x[i] = x[i] + step * p[i];
         const Value left = r[i] + back * q[i];
@@ -96,6 +98,7 @@ template <typename Value>
 __global__ void __launch_bounds__(THREADS)
 update_turn(const i64 n, const Value* __restrict__ z, Value* __restrict__ p, const double* sums) {
     const Value factor = Value(typename Real<Value>::Type(ratio(sums[RZ], sums[BEFORE])));
+#pragma unroll 4
     for (i64 i = first_element(); i < n; i += elements_apart()) p[i] = z[i] + factor * p[i];
 }
 
@@ -106,6 +109,7 @@ update_settle(const i64 n, const double damping, const double nodes, const Value
               Value* __restrict__ ranks, double* sums, double* partial, u32* arrived) {
     const double share = (1 - damping * sums[KEPT]) / nodes;
     double found[1] = {0};
+#pragma unroll 4
     for (i64 i = first_element(); i < n; i += elements_apart()) {
         const Value rank = Value(damping * moved[i] + share);
         const double change = double(rank) - ranks[i];

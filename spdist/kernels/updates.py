@@ -20,8 +20,8 @@ from spdist.kernels.workspace import ceil_div
 
 FILE = "updates.cu"
 THREADS = 256
-BLOCKS = 1024
-"""Thread blocks at most: about as many as a large GPU runs at a time."""
+BLOCKS = 512
+"""Thread blocks at most: fewer than a large GPU runs at a time, so that all of them do."""
 PQ, RZ, RR, BEFORE = range(4)
 """Places of sums: (p, q), (r, z), (r, r), and (r, z) of the iteration before."""
 KEPT, CHANGED = range(2)
