@@ -49,7 +49,7 @@ def products_s(part: Any, x: Any, *, count: int, graph: bool) -> float:
 
 def iteration_ms(op: Any, b: Any, iterations: int, graph: bool) -> tuple[float, str]:
     """Return the milliseconds of an iteration, and how it was launched."""
-    runs = [spdist.conjugate_gradient(op, b, rtol=0, maxiter=iterations, graph=graph) for _ in range(ROUNDS)]
+    runs = [spdist.conjugate_gradient(op, b, rtol=0, maxiter=iterations, cuda_graph=graph) for _ in range(ROUNDS)]
     return statistics.median(1e3 * run.seconds / run.iterations for run in runs), runs[0].launched
 
 

@@ -6,6 +6,7 @@ place and reads no number on the host, so that on GPUs a CUDA graph of `LOOKS` o
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ class _Whole:
 
 def conjugate_gradient(
     a: Operator | PartitionedOperator, b: Any, x0: Any = None, *, diagonal: Any = None, rtol: float = 1e-8,
-    maxiter: int | None = None, graph: bool = True,
+    maxiter: int | None = None, cuda_graph: bool = True,
 ) -> Solution:  # fmt: skip
     """Solve A x = b by conjugate gradients.
 
@@ -100,7 +101,7 @@ def conjugate_gradient(
         Ends at ``|b - A x| <= rtol |b|``, as the recurrence has it.
     maxiter : int, optional
         10 n by default.
-    graph : bool
+    cuda_graph : bool
         Whether iterations on a GPU are captured as a CUDA graph; results are the same.
 
     References
@@ -118,13 +119,13 @@ def conjugate_gradient(
         raise MatrixError(f"conjugate gradients are for square matrices: A is {a.shape}, b is {b.shape}")
     most = 10 * a.shape[0] if maxiter is None else maxiter
     begin = module_of(b).zeros_like(b) if x0 is None else x0
-    vectors = [b, begin] if diagonal is None else [b, begin, 1 / diagonal]
-    return _on(a, conjugate_gradient_loop, *(v.astype(a.dtype) for v in vectors), rtol=rtol, maxiter=most, graph=graph)
+    vectors = [v.astype(a.dtype) for v in ([b, begin] if diagonal is None else [b, begin, 1 / diagonal])]
+    return _on(a, conjugate_gradient_loop, *vectors, rtol=rtol, maxiter=most, cuda_graph=cuda_graph)
 
 
 def pagerank(
     links: Any, *, damping: float = 0.85, tolerance: float = 1e-10, maxiter: int = 1000,
-    workers: int | None = None, scheduler: str | None = None, on_gpu: bool = False, graph: bool = True,
+    workers: int | None = None, scheduler: str | None = None, on_gpu: bool = False, cuda_graph: bool = True,
 ) -> Solution:  # fmt: skip
     """Rank the nodes of a graph by PageRank.
 
@@ -138,7 +139,7 @@ def pagerank(
         Ends once ranks change by no more than that in total.
     workers, scheduler, on_gpu
         As for `partitioned`, where one of them is given; else the graph is ranked where it is.
-    graph : bool
+    cuda_graph : bool
         As for `conjugate_gradient`.
 
     Returns
@@ -161,7 +162,7 @@ def pagerank(
         raise InputError(f"damping={damping} must be at least 0 and below 1")
     m = _followed(links)
     start = module_of(m.data).full(m.shape[0], 1 / m.shape[0], m.dtype)
-    options = {"damping": damping, "tolerance": tolerance, "maxiter": maxiter, "graph": graph}
+    options = {"damping": damping, "tolerance": tolerance, "maxiter": maxiter, "cuda_graph": cuda_graph}
     if workers is None and scheduler is None and not on_gpu:
         return _on(operators.operator(m), pagerank_loop, start, **options)
     from spdist.parts import partitioned
@@ -201,7 +202,7 @@ def _back_on_host(part: Any, *vectors: Any, loop: Any, **options: Any) -> tuple[
 
 def _iterate(
     space: Space, step: Callable[[], None], look: Callable[[], float], value: float, limit: float, maxiter: int,
-    graph: bool,
+    cuda_graph: bool,
 ) -> tuple[int, float, str]:  # fmt: skip
     """Take steps until a value is within its limit or no number; return how many, the value, how they were launched."""
 
@@ -209,7 +210,7 @@ def _iterate(
         return float(space.total(space.xp.full(1, float(not captured)))[0]) == 0
 
     done, batch = 0, 1 if space.xp is np else LOOKS
-    with Steps(space.xp, step, batch, agree, graph) as steps:
+    with Steps(space.xp, step, batch, agree, cuda_graph) as steps:
         while done < maxiter and value > limit:
             count = min(batch, maxiter - done)
             steps.take(count)
@@ -218,7 +219,7 @@ def _iterate(
 
 
 def conjugate_gradient_loop(
-    space: Space, b: Any, x: Any, scale: Any = None, *, rtol: float, maxiter: int, graph: bool = True
+    space: Space, b: Any, x: Any, scale: Any = None, *, rtol: float, maxiter: int, cuda_graph: bool = True
 ) -> tuple[Any, int, float, bool, float, str]:
     """Return what a `Solution` holds; `scale` times r is the preconditioned r."""
     begin, x, p, sums = time.perf_counter(), x.copy(), space.x, space.xp.zeros(4)
@@ -239,13 +240,16 @@ def conjugate_gradient_loop(
         space.total(reduced)
         update.turn(p, z, sums)
 
-    limit = rtol * squared**0.5
-    done, residual, launched = _iterate(space, step, lambda: float(sums[RR]) ** 0.5, first**0.5, limit, maxiter, graph)
+    def look() -> float:
+        return math.sqrt(float(sums[RR]))
+
+    limit = rtol * math.sqrt(squared)
+    done, residual, launched = _iterate(space, step, look, math.sqrt(first), limit, maxiter, cuda_graph)
     return x, done, residual, residual <= limit, time.perf_counter() - begin, launched
 
 
 def pagerank_loop(
-    space: Space, start: Any, *, damping: float, tolerance: float, maxiter: int, graph: bool = True
+    space: Space, start: Any, *, damping: float, tolerance: float, maxiter: int, cuda_graph: bool = True
 ) -> tuple[Any, int, float, bool, float, str]:
     """Return what a `Solution` holds."""
     begin, ranks, sums = time.perf_counter(), space.x, space.xp.zeros(2)
@@ -261,5 +265,8 @@ def pagerank_loop(
         update.settle(ranks, moved, damping, nodes, sums)
         space.total(changed)
 
-    done, change, launched = _iterate(space, step, lambda: float(changed[0]), np.inf, tolerance, maxiter, graph)
+    def look() -> float:
+        return float(sums[CHANGED])
+
+    done, change, launched = _iterate(space, step, look, np.inf, tolerance, maxiter, cuda_graph)
     return ranks.copy(), done, change, change <= tolerance, time.perf_counter() - begin, launched

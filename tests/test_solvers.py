@@ -262,7 +262,7 @@ def test_captured_gradients_are_those_launched_one_by_one(on_host, scaled, itera
     for graph in (True, False):
         host_cupy.Module.launched.clear()
         x, done, residual, converged, _, launched = conjugate_gradient_loop(
-            OneGpu(m), *vectors, rtol=0, maxiter=iterations, graph=graph
+            OneGpu(m), *vectors, rtol=0, maxiter=iterations, cuda_graph=graph
         )
         found[graph] = x
         assert (done, converged) == (iterations, False)
@@ -286,7 +286,7 @@ def test_captured_ranks_are_those_launched_one_by_one(on_host):
         host_cupy.Module.launched.clear()
         space = OneGpu(moves)
         found[graph], done, change, *_ = pagerank_loop(
-            space, start, damping=0.85, tolerance=0, maxiter=3 * LOOKS, graph=graph
+            space, start, damping=0.85, tolerance=0, maxiter=3 * LOOKS, cuda_graph=graph
         )
         assert not np.shares_memory(found[graph], space.x)  # the next products are multiplied there
         names = [name.partition("<")[0] for name in host_cupy.Module.launched]
@@ -327,7 +327,7 @@ def test_graphs_of_each_product(method, make):
     a, here = MAKERS[method](csp.csr_matrix(m)), cupy.asarray(b)
     for diagonal in (None, cupy.asarray(m.diagonal())):
         captured, plain = (
-            spdist.conjugate_gradient(a, here, diagonal=diagonal, rtol=0, maxiter=MANY, graph=graph)
+            spdist.conjugate_gradient(a, here, diagonal=diagonal, rtol=0, maxiter=MANY, cuda_graph=graph)
             for graph in (True, False)
         )
         assert captured.iterations == plain.iterations == MANY
@@ -350,7 +350,7 @@ def test_graphs_of_each_dtype(dtype):
     m, b = positive(3000, dtype), np.ones(3000, dtype)
     a = spdist.operator(csp.csr_matrix(m), "sell")
     captured, plain = (
-        spdist.conjugate_gradient(a, cupy.asarray(b), rtol=0, maxiter=MANY, graph=graph) for graph in (True, False)
+        spdist.conjugate_gradient(a, cupy.asarray(b), rtol=0, maxiter=MANY, cuda_graph=graph) for graph in (True, False)
     )
     assert captured.launched == "as a CUDA graph"
     np.testing.assert_array_equal(captured.x.get(), plain.x.get())
@@ -380,7 +380,7 @@ def test_graphs_of_ranks():
     import cupyx.scipy.sparse as csp
 
     links = csp.csr_matrix(abs(random_matrix(3000, 3000, 3, 4)))
-    captured, plain = (spdist.pagerank(links, tolerance=0, maxiter=MANY, graph=graph) for graph in (True, False))
+    captured, plain = (spdist.pagerank(links, tolerance=0, maxiter=MANY, cuda_graph=graph) for graph in (True, False))
     assert (captured.launched, plain.launched) == ("as a CUDA graph", "one by one: as asked for")
     np.testing.assert_array_equal(captured.x.get(), plain.x.get())
 
@@ -392,7 +392,7 @@ def test_graphs_of_a_partitioned_matrix():
     m, b = positive(5000), np.random.default_rng(0).standard_normal(5000)
     with spdist.partitioned(m, cupy.cuda.runtime.getDeviceCount(), partition="rows", on_gpu=True, method="sell") as a:
         captured, plain, again = (
-            spdist.conjugate_gradient(a, b, rtol=0, maxiter=MANY, graph=graph) for graph in (True, False, True)
+            spdist.conjugate_gradient(a, b, rtol=0, maxiter=MANY, cuda_graph=graph) for graph in (True, False, True)
         )
         np.testing.assert_allclose(a @ b, m @ b, atol=1e-10)  # messages go on as before
     assert (captured.launched, plain.launched) == ("as a CUDA graph", "one by one: as asked for")
