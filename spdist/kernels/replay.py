@@ -73,27 +73,27 @@ class Steps:
 
     def _agreed(self) -> Any:
         """Return the graph, or None where it is not captured everywhere."""
-        graph, error = self._captured()
-        if self.agree(error is None):
+        graph, why = self._captured()
+        if self.agree(not why):
             self.launched = "as a CUDA graph"
             return graph
-        self.launched = f"one by one: {'another part has no CUDA graph' if error is None else error}"
+        self.launched = f"one by one: {why or 'another part has no CUDA graph'}"
         log.info("iterations are launched %s", self.launched)
         return None
 
-    def _captured(self) -> tuple[Any, Exception | None]:
-        """Return a graph of a batch, or why there is none."""
-        graph, found = None, []
+    def _captured(self) -> tuple[Any, str]:
+        """Return a graph of a batch, or why there is none; no exception is kept, whose frames would hold the graph."""
+        graph, why = None, ""
         try:
             self._stream.begin_capture()
             self._one_by_one(self.batch)
         except Exception as error:  # whatever it was, steps that are not captured can still be taken
-            found.append(error)
+            why = str(error) or repr(error)
         try:
             graph = self._stream.end_capture()
-        except Exception as error:  # the first one broke the capture
-            found.append(error)
-        return graph, found[0] if found else None
+        except Exception as error:  # often because of the first one
+            why = why or str(error)
+        return (None, why) if why else (graph, why)
 
     def __enter__(self) -> Steps:
         if self._cuda is not None:
