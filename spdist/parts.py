@@ -52,11 +52,14 @@ class Part:
         self.buffer = xp.zeros(share.outer.ncols, self.dtype)
         self.x = self.buffer[: len(share.rows)]
 
-    def matvec(self, x: Any) -> Any:
-        """Return this part of A @ x; the halo is on its way while rows that need none are multiplied."""
+    def matvec(self, x: Any, out: Any = None) -> Any:
+        """Return this part of A @ x, in `out` where that is given; a CUDA graph can capture it.
+
+        The halo is on its way while rows that need none of it are multiplied.
+        """
         if x is not self.x:
             self.x[...] = x
-        y = self.xp.empty(len(self.rows), self.dtype)
+        y = self.xp.empty(len(self.rows), self.dtype) if out is None else out
         self.messages.start(self.buffer)
         if self.inner is not None:
             self.inner.matvec(self.x, out=y[: self.first_outer])
@@ -66,7 +69,7 @@ class Part:
         return y
 
     def total(self, values: Any) -> Any:
-        """Return the sums of real values over all parts."""
+        """Set real values to their sums over all parts; return them."""
         return self.messages.total(values)
 
 

@@ -1,11 +1,14 @@
 """Iterations around products with vectors: conjugate gradients and PageRank, in one process or on all workers at once.
 
-Each is one loop over a space: something that multiplies a vector, and sums over all of its parts.
+Each is one loop over a space: something that multiplies a vector, and sums over all of its parts. An iteration works in
+place and reads no number on the host, so that on GPUs a CUDA graph of `LOOKS` of them is launched again and again.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,13 +16,15 @@ import numpy as np
 import scipy.sparse as sp
 
 from spdist import device, operators
+from spdist.csr import module_of
 from spdist.errors import InputError, MatrixError
-from spdist.kernels.sell_format import module_of
+from spdist.kernels.replay import Steps
+from spdist.kernels.updates import BEFORE, CHANGED, KEPT, PQ, RR, RZ, updates_of
 from spdist.operators import Operator
 from spdist.parts import PartitionedOperator, on_host
 
 LOOKS = 8
-"""Iterations between looks at the residual on a GPU: each look waits for it."""
+"""Iterations between looks at the residual on a GPU: each look waits for it. A CUDA graph holds as many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +40,9 @@ class Solution:
     converged : bool
     seconds : float
         Of the iterations.
+    launched : str
+        How they were: "as a CUDA graph", or "one by one", and on a GPU why. The first `LOOKS`, and those that are fewer
+        than that at the end, are launched one by one always.
     """
 
     x: Any
@@ -42,6 +50,7 @@ class Solution:
     residual: float
     converged: bool
     seconds: float
+    launched: str
 
 
 class Space(Protocol):
@@ -50,11 +59,11 @@ class Space(Protocol):
     xp: Any
     x: Any
 
-    def matvec(self, x: Any) -> Any:
-        """Return ``A @ x``."""
+    def matvec(self, x: Any, out: Any = None) -> Any:
+        """Return ``A @ x``, in `out` where that is given."""
 
     def total(self, values: Any) -> Any:
-        """Return sums over all parts."""
+        """Set values to their sums over all parts; return them."""
 
 
 class _Whole:
@@ -71,9 +80,12 @@ class _Whole:
 
 def conjugate_gradient(
     a: Operator | PartitionedOperator, b: Any, x0: Any = None, *, diagonal: Any = None, rtol: float = 1e-8,
-    maxiter: int | None = None,
+    maxiter: int | None = None, cuda_graph: bool = True,
 ) -> Solution:  # fmt: skip
     """Solve A x = b by conjugate gradients.
+
+    The recurrence is Hestenes' and Stiefel's, which sums over all parts twice an iteration; Chronopoulos' and Gear's
+    does so once, but its residual leaves b - A x sooner, and it can take more iterations.
 
     Parameters
     ----------
@@ -89,6 +101,8 @@ def conjugate_gradient(
         Ends at ``|b - A x| <= rtol |b|``, as the recurrence has it.
     maxiter : int, optional
         10 n by default.
+    cuda_graph : bool
+        Whether iterations on a GPU are captured as a CUDA graph; results are the same.
 
     References
     ----------
@@ -105,13 +119,13 @@ def conjugate_gradient(
         raise MatrixError(f"conjugate gradients are for square matrices: A is {a.shape}, b is {b.shape}")
     most = 10 * a.shape[0] if maxiter is None else maxiter
     begin = module_of(b).zeros_like(b) if x0 is None else x0
-    vectors = [b, begin] if diagonal is None else [b, begin, 1 / diagonal]
-    return _on(a, conjugate_gradient_loop, *(v.astype(a.dtype) for v in vectors), rtol=rtol, maxiter=most)
+    vectors = [v.astype(a.dtype) for v in ([b, begin] if diagonal is None else [b, begin, 1 / diagonal])]
+    return _on(a, conjugate_gradient_loop, *vectors, rtol=rtol, maxiter=most, cuda_graph=cuda_graph)
 
 
 def pagerank(
     links: Any, *, damping: float = 0.85, tolerance: float = 1e-10, maxiter: int = 1000,
-    workers: int | None = None, scheduler: str | None = None, on_gpu: bool = False,
+    workers: int | None = None, scheduler: str | None = None, on_gpu: bool = False, cuda_graph: bool = True,
 ) -> Solution:  # fmt: skip
     """Rank the nodes of a graph by PageRank.
 
@@ -125,6 +139,8 @@ def pagerank(
         Ends once ranks change by no more than that in total.
     workers, scheduler, on_gpu
         As for `partitioned`, where one of them is given; else the graph is ranked where it is.
+    cuda_graph : bool
+        As for `conjugate_gradient`.
 
     Returns
     -------
@@ -146,7 +162,7 @@ def pagerank(
         raise InputError(f"damping={damping} must be at least 0 and below 1")
     m = _followed(links)
     start = module_of(m.data).full(m.shape[0], 1 / m.shape[0], m.dtype)
-    options = {"damping": damping, "tolerance": tolerance, "maxiter": maxiter}
+    options = {"damping": damping, "tolerance": tolerance, "maxiter": maxiter, "cuda_graph": cuda_graph}
     if workers is None and scheduler is None and not on_gpu:
         return _on(operators.operator(m), pagerank_loop, start, **options)
     from spdist.parts import partitioned
@@ -184,55 +200,73 @@ def _back_on_host(part: Any, *vectors: Any, loop: Any, **options: Any) -> tuple[
 # -- the loops, on each part alike -------------------------------------------------------------------------------------
 
 
-def _dots(space: Space, *pairs: tuple[Any, Any]) -> Any:
-    """Return the real parts of dot products over all parts, in an array where the vectors are."""
-    return space.total(space.xp.stack([space.xp.vdot(x, y).real for x, y in pairs]))
+def _iterate(
+    space: Space, step: Callable[[], None], look: Callable[[], float], value: float, limit: float, maxiter: int,
+    cuda_graph: bool,
+) -> tuple[int, float, str]:  # fmt: skip
+    """Take steps until a value is within its limit or no number; return how many, the value, how they were launched."""
 
+    def agree(captured: bool) -> bool:
+        return float(space.total(space.xp.full(1, float(not captured)))[0]) == 0
 
-def _ratio(space: Space, above: Any, below: Any) -> Any:
-    """Return a ratio; 0 where r has become 0 between two looks."""
-    return above / space.xp.where(below == 0, 1, below)
+    done, batch = 0, 1 if space.xp is np else LOOKS
+    with Steps(space.xp, step, batch, agree, cuda_graph) as steps:
+        while done < maxiter and value > limit:
+            count = min(batch, maxiter - done)
+            steps.take(count)
+            value, done = look(), done + count
+    return done, value, steps.launched
 
 
 def conjugate_gradient_loop(
-    space: Space, b: Any, x: Any, scale: Any = None, *, rtol: float, maxiter: int
-) -> tuple[Any, int, float, bool, float]:
-    """Return x, iterations, residual, whether it converged, and seconds; `scale` times r is the preconditioned r."""
-    looks = 1 if space.xp is np else LOOKS
-    begin, x = time.perf_counter(), x.copy()
-    r = b - space.matvec(x)
-    z = r if scale is None else scale * r
-    p = space.x
-    p[...] = z
-    limit = rtol * float(_dots(space, (b, b))[0]) ** 0.5
-    sums = _dots(space, (r, z), (r, r))
-    for done in range(maxiter + 1):
-        if done % looks == 0 or done == maxiter:
-            residual = float(sums[-1]) ** 0.5
-            if residual <= limit or done == maxiter:
-                break
-        q = space.matvec(p)
-        step = _ratio(space, sums[:1], _dots(space, (p, q)))
-        x += step * p
-        r -= step * q
-        z = r if scale is None else scale * r
-        before, sums = sums, _dots(space, (r, z)) if scale is None else _dots(space, (r, z), (r, r))
-        p *= _ratio(space, sums[:1], before[:1])
-        p += z
-    return x, done, residual, residual <= limit, time.perf_counter() - begin
+    space: Space, b: Any, x: Any, scale: Any = None, *, rtol: float, maxiter: int, cuda_graph: bool = True
+) -> tuple[Any, int, float, bool, float, str]:
+    """Return what a `Solution` holds; `scale` times r is the preconditioned r."""
+    begin, x, p, sums = time.perf_counter(), x.copy(), space.x, space.xp.zeros(4)
+    update, q = updates_of(p), space.xp.empty_like(b)
+    p[...] = x
+    r = b - space.matvec(p, q)
+    p[...] = r if scale is None else scale * r
+    for place, (left, right) in {PQ: (b, b), RZ: (r, p), RR: (r, r)}.items():
+        update.dot(left, right, sums[place : place + 1])
+    squared, _, first = space.total(sums[:BEFORE]).tolist()
+    curved, reduced, z = sums[PQ:RZ], sums[RZ:BEFORE], r if scale is None else q
+
+    def step() -> None:
+        space.matvec(p, q)
+        update.dot(p, q, curved)
+        space.total(curved)
+        update.advance(x, r, p, q, scale, sums)
+        space.total(reduced)
+        update.turn(p, z, sums)
+
+    def look() -> float:
+        return math.sqrt(float(sums[RR]))
+
+    limit = rtol * math.sqrt(squared)
+    done, residual, launched = _iterate(space, step, look, math.sqrt(first), limit, maxiter, cuda_graph)
+    return x, done, residual, residual <= limit, time.perf_counter() - begin, launched
 
 
 def pagerank_loop(
-    space: Space, ranks: Any, *, damping: float, tolerance: float, maxiter: int
-) -> tuple[Any, int, float, bool, float]:
-    """Return ranks, iterations, their last change, whether it was small enough, and seconds."""
-    begin = time.perf_counter()
-    nodes = float(space.total(space.xp.full(1, len(ranks), ranks.dtype))[0])
-    changed, done = np.inf, 0
-    while done < maxiter and changed > tolerance:
-        moved = space.matvec(ranks) * damping
-        kept = space.total(moved.sum().reshape(1))  # what is lost at nodes without links goes to all alike
-        moved += (1 - kept) / nodes
-        changed = float(space.total(abs(moved - ranks).sum().reshape(1))[0])
-        ranks, done = moved, done + 1
-    return ranks, done, changed, changed <= tolerance, time.perf_counter() - begin
+    space: Space, start: Any, *, damping: float, tolerance: float, maxiter: int, cuda_graph: bool = True
+) -> tuple[Any, int, float, bool, float, str]:
+    """Return what a `Solution` holds."""
+    begin, ranks, sums = time.perf_counter(), space.x, space.xp.zeros(2)
+    update, moved = updates_of(ranks), space.xp.empty_like(start)
+    ranks[...] = start
+    nodes = float(space.total(space.xp.full(1, float(len(start))))[0])
+    kept, changed = sums[KEPT:CHANGED], sums[CHANGED:]
+
+    def step() -> None:
+        space.matvec(ranks, moved)
+        update.dot(moved, None, kept)  # what is lost at nodes without links goes to all alike
+        space.total(kept)
+        update.settle(ranks, moved, damping, nodes, sums)
+        space.total(changed)
+
+    def look() -> float:
+        return float(sums[CHANGED])
+
+    done, change, launched = _iterate(space, step, look, np.inf, tolerance, maxiter, cuda_graph)
+    return ranks.copy(), done, change, change <= tolerance, time.perf_counter() - begin, launched

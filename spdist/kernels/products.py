@@ -5,10 +5,12 @@ Every form multiplies ``(ncols,)`` and ``(ncols, k)`` arrays in C order that lie
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from scipy.sparse import _sparsetools
 
 from spdist.bsr import BSR
 from spdist.csr import CSR
@@ -74,11 +76,18 @@ class CsrProduct:
         """Return ``a @ x``."""
         if is_on_gpu(x):
             return spmv.multiply(self.matrix, x, out, width=self.width or None)
-        y = self.matrix.to_scipy() @ x
-        if out is None:
-            return y
-        out[...] = y
-        return out
+        y = np.empty((self.matrix.nrows, *x.shape[1:]), x.dtype) if out is None else out
+        y[...] = 0
+        m = self._scipy  # its own product makes y anew, which costs as much as a pass over it
+        if x.ndim == 1:
+            _sparsetools.csr_matvec(*self.matrix.shape, m.indptr, m.indices, m.data, x, y)
+        else:
+            _sparsetools.csr_matvecs(*self.matrix.shape, x.shape[1], m.indptr, m.indices, m.data, x.ravel(), y.ravel())
+        return y
+
+    @functools.cached_property
+    def _scipy(self) -> Any:
+        return self.matrix.to_scipy()
 
     def describe(self) -> str:
         """Say in what form the matrix is, for people."""

@@ -14,7 +14,7 @@ import subprocess
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -49,10 +49,22 @@ def filled(values: Any, dtype: Any = None) -> Any:
     return out
 
 
+class Graph:
+    """What was captured, to be done when it is launched."""
+
+    def __init__(self, calls: list[Any]) -> None:
+        self.calls = calls
+
+    def launch(self) -> None:
+        for call in self.calls:
+            call()
+
+
 class Stream:
-    """A stream, an event, or a device, on which all is done at once."""
+    """A stream, an event, or a device, on which all is done at once; while one captures, launches are noted instead."""
 
     ptr = 0
+    captured: list[Any] | None = None
 
     def __init__(self, **options: bool) -> None:
         pass
@@ -75,6 +87,26 @@ class Stream:
     def use(self) -> None:
         pass
 
+    def begin_capture(self) -> None:
+        Stream.captured = []
+
+    def end_capture(self) -> Graph:
+        calls, Stream.captured = Stream.captured, None
+        assert calls is not None
+        return Graph(calls)
+
+
+class Pool:
+    """A pool that has nothing."""
+
+    malloc = None
+
+    def free_bytes(self) -> int:
+        return 0
+
+    def free_all_blocks(self) -> None:
+        pass
+
 
 class OutOfMemoryError(MemoryError):
     pass
@@ -84,6 +116,7 @@ class Module:
     """The kernels of one .cu file for some types, as `spdist.kernels.module.Module` has them."""
 
     folder: Path
+    launched: ClassVar[list[str]] = []
 
     def __init__(self, file: str, names: tuple[str, ...], defines: tuple[str, ...] = ()) -> None:
         self.file, self.names, self.defines = file, tuple(names), defines
@@ -122,24 +155,31 @@ class Module:
         x, y = grid if isinstance(grid, tuple) else (grid, 1)
         words = (ctypes.c_int64 * len(args))(*[a if a.__class__ is int else module._word(a) for a in args])
         sizes = ctypes.c_uint(x or 1), ctypes.c_uint(y or 1), ctypes.c_uint(block), ctypes.c_size_t(shared)
-        assert self.library.launch_named(name.encode(), *sizes, words) == 0, name
+
+        def launch() -> None:
+            Module.launched.append(name)
+            assert self.library.launch_named(name.encode(), *sizes, words) == 0, name
+
+        (launch if Stream.captured is None else functools.partial(Stream.captured.append, launch))()
 
 
 def fake_cupy() -> ModuleType:
     """Return what the kernels' modules import as CuPy."""
-    pool = SimpleNamespace(free_bytes=lambda: 0)
     runtime = SimpleNamespace(getDevice=lambda: 0, memGetInfo=lambda: (1 << 30, 1 << 30))
     cupy: Any = ModuleType("cupy")
     cupy.cuda = SimpleNamespace(
         runtime=runtime, Stream=Stream, Event=Stream, Device=Stream, get_current_stream=Stream,
-        using_allocator=lambda allocator: nullcontext(), memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+        using_allocator=lambda allocator: nullcontext(), MemoryPool=Pool,
+        memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
     )  # fmt: skip
     cupy.empty, cupy.asarray = empty, filled
     cupy.ones = lambda shape, dtype=float: filled(np.ones(shape, dtype))
     cupy.cumsum = lambda values: filled(np.cumsum(values))
     cupy.ascontiguousarray = lambda values, dtype: values if values.dtype == dtype else filled(values, dtype)
     cupy.zeros = lambda shape, dtype=float: filled(np.zeros(shape, dtype))
-    cupy.get_default_memory_pool = lambda: pool
+    cupy.empty_like = lambda x: empty(x.shape, x.dtype)
+    cupy.full = lambda shape, value, dtype=None: filled(np.full(shape, value, dtype))
+    cupy.get_default_memory_pool = Pool
     return cupy
 
 
