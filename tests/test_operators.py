@@ -130,7 +130,7 @@ def test_it_says_what_it_chose_and_why():
     assert all(name in tried.why for name in ("sell", "scipy"))
     once = spdist.operator(m, uses=1)
     assert once.why == "auto: the model's choice for 1 uses"
-    assert "SELL-8" in repr(once)
+    assert "SELL-16" in repr(once)
 
 
 def test_sell_has_its_parameters():

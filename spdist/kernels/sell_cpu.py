@@ -1,12 +1,17 @@
 """SELL-C-sigma on the CPU, compiled by Numba: the same arrays, the same steps, as on the GPU in `sell.cu`.
 
-Eight lanes are summed at a time in one vector register, so that no addition waits for the one before it in its row.
+The sums of a chunk stay in vector registers, eight lanes in each, while its slots pass from first to last: any C that
+is a multiple of eight is read in the order in which it lies, C = 32 too, which the GPU reads. Where columns have 32
+bits the elements of x are fetched ahead: a processor by itself has few loads under way where rows are short.
 """
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 import os
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -35,9 +40,13 @@ BASES, DIAGONALS = 16, 4
 """Bases of slots, and pairs of a diagonal and its lanes, are padded to multiples of so many."""
 GROUP = 8
 """Lanes that are summed at a time."""
+STREAM_AHEAD, COLUMNS_AHEAD = 512, 128
+"""Entries by which values and indices, and the elements of x that columns of 32 bits ask for, are fetched ahead."""
 MOST_LANES = 32
 PARALLEL_ENTRIES = 1 << 19
 """Entries below which a second thread costs more than it gains."""
+PART, MOST_PARTS = 1 << 18, 16
+"""Weight of a range that a thread takes at a time, at least; ranges, unless there are more threads."""
 
 
 @inlined
@@ -250,6 +259,34 @@ def _load(builder: Any, array: Any, at: Any, count: int) -> Any:
     return builder.load(wide, align=max(element.width // 8 if isinstance(element, ir.IntType) else 4, 1))
 
 
+def _prefetch(builder: Any, array: Any, at: Any) -> None:
+    """Build the prefetch of an element of a Numba array; a place outside of it does no harm."""
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    pointer = builder.bitcast(builder.gep(array.data, [at]), byte)
+    builder.call(prefetch, [pointer, number(0), number(3), number(1)])  # to read, into all caches, data
+
+
+def _prefetch_stream(builder: Any, array: Any, at: Any) -> None:
+    """Build the prefetch of what is read later of an array that is read from its start to its end."""
+    _prefetch(builder, array, builder.add(at, ir.IntType(64)(STREAM_AHEAD)))
+
+
+def _prefetch_x(builder: Any, index: Any, place: Any, x: Any) -> None:
+    """Build the prefetches of the elements of x that columns further on ask for, of this chunk or of the next.
+
+    Columns of 32 bits lie anywhere, and x waits for memory: more loads are then under way at a time than the processor
+    finds by itself, which stops where a short chunk ends. All that `index` holds is taken for columns.
+    """
+    word = ir.IntType(64)
+    later, last = builder.add(place, word(COLUMNS_AHEAD)), builder.sub(index.nitems, word(GROUP))
+    later = builder.select(builder.icmp_signed("<", later, last), later, last)
+    for lane in range(GROUP):
+        column = _load(builder, index, builder.add(later, word(lane)), 1)
+        _prefetch(builder, x, builder.zext(column, word))
+
+
 def _widened(builder: Any, vector: Any, element: Any) -> Any:
     """Build the conversion of a vector of floats to another kind of float."""
     wanted = ir.VectorType(element, GROUP)
@@ -257,58 +294,77 @@ def _widened(builder: Any, vector: Any, element: Any) -> Any:
 
 
 def _sum_loop(context: Any, builder: Any, signature: Any, args: Any, products: Any) -> Any:
-    """Build ``sums[:GROUP] = the sum over slots of products(slot)``, the sums in one vector register."""
+    """Build the sums over slots of products(slot), of `GROUP` lanes each in a vector register, and write them.
+
+    The first five arguments are a tuple as long as there are such groups, `sums`, `y`, a place in y or -1 for `sums`,
+    and how many slots there are.
+    """
     arrays = [
         context.make_array(kind)(context, builder, value=arg) if isinstance(kind, types.Array) else arg
         for kind, arg in zip(signature.args, args, strict=True)
     ]
-    sums, slots = arrays[0], arrays[1]
+    sums, y, place, slots = arrays[1:5]
     vector = ir.VectorType(sums.data.type.pointee, GROUP)
-    total = cgutils.alloca_once_value(builder, ir.Constant(vector, None))
+    totals = [cgutils.alloca_once_value(builder, ir.Constant(vector, None)) for _ in range(len(signature.args[0]))]
     with cgutils.for_range(builder, slots) as loop:
-        value, factor = products(arrays[2:], loop.index)
-        value, factor = (_widened(builder, part, vector.element) for part in (value, factor))
-        builder.store(builder.fadd(builder.load(total), builder.fmul(value, factor)), total)
-    builder.store(builder.load(total), builder.bitcast(sums.data, vector.as_pointer()), align=4)
+        for total, parts in zip(totals, products(arrays[5:], loop.index, len(totals)), strict=True):
+            value, factor = (_widened(builder, part, vector.element) for part in parts)
+            builder.store(builder.fadd(builder.load(total), builder.fmul(value, factor)), total)
+    elsewhere = builder.icmp_signed("<", place, ir.IntType(64)(0))
+    target = builder.select(elsewhere, sums.data, builder.gep(y.data, [place]))
+    for number, total in enumerate(totals):
+        pointer = builder.gep(target, [ir.IntType(64)(number * GROUP)])
+        builder.store(builder.load(total), builder.bitcast(pointer, vector.as_pointer()), align=4)
     return context.get_dummy_value()
 
 
 @instruction
-def sum_entries(typing: Any, sums: Any, slots: Any, values: Any, at: Any, index: Any, to: Any, bases: Any, base_at: Any,
-                based: Any, step: Any, x: Any) -> Any:  # fmt: skip
-    """Write the sums of eight lanes over slots without padding to `sums`; each column is an offset where `based`."""
+def sum_entries(typing: Any, groups: Any, sums: Any, y: Any, place: Any, slots: Any, values: Any, at: Any, index: Any,
+                to: Any, bases: Any, base_at: Any, based: Any, x: Any) -> Any:  # fmt: skip
+    """Write the sums of all lanes over slots without padding; each column is an offset where `based`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        def products(given: Any, slot: Any) -> Any:
-            values, at, index, to, bases, base_at, based, step, x = given
-            ahead = builder.mul(slot, step)
-            value = _load(builder, values, builder.add(at, ahead), GROUP)
-            place = builder.add(to, ahead)
-            base = cgutils.alloca_once_value(builder, ir.IntType(64)(0))
-            with builder.if_then(based):
-                low = _load(builder, bases, builder.add(base_at, slot), 1)
-                builder.store(builder.zext(low, ir.IntType(64)), base)
-            low = builder.load(base)
+        word = ir.IntType(64)
+
+        def gathered(index: Any, place: Any, low: Any, x: Any) -> Any:
             factor = ir.Constant(ir.VectorType(x.data.type.pointee, GROUP), ir.Undefined)
             for lane in range(GROUP):
-                column = _load(builder, index, builder.add(place, ir.IntType(64)(lane)), 1)
-                column = builder.zext(column, ir.IntType(64))
-                element = _load(builder, x, builder.add(low, column), 1)
+                column = _load(builder, index, builder.add(place, word(lane)), 1)
+                element = _load(builder, x, builder.add(low, builder.zext(column, word)), 1)
                 factor = builder.insert_element(factor, element, ir.IntType(32)(lane))
-            return value, factor
+            return factor
+
+        def products(given: Any, slot: Any, count: int) -> Any:
+            values, at, index, to, bases, base_at, based, x = given
+            base = cgutils.alloca_once_value(builder, word(0))
+            with builder.if_then(based):
+                low = _load(builder, bases, builder.add(base_at, slot), 1)
+                builder.store(builder.zext(low, word), base)
+            low = builder.load(base)
+            for number in range(count):
+                ahead = builder.add(builder.mul(slot, word(count * GROUP)), word(number * GROUP))
+                value_at, place = builder.add(at, ahead), builder.add(to, ahead)
+                _prefetch_stream(builder, values, value_at)
+                _prefetch_stream(builder, index, place)
+                if index.data.type.pointee.width == 32:
+                    _prefetch_x(builder, index, place, x)
+                yield _load(builder, values, value_at, GROUP), gathered(index, place, low, x)
 
         return _sum_loop(context, builder, signature, args, products)
 
-    word = types.uintp
-    return types.void(sums, word, values, word, index, word, bases, word, types.boolean, word, x), generate
+    number = types.uintp
+    given = groups, sums, y, types.intp, number, values, number, index, number, bases, number, types.boolean, x
+    return types.void(*given), generate
 
 
 @instruction
-def sum_diagonals(typing: Any, sums: Any, slots: Any, values: Any, at: Any, wide: Any, to: Any, lane: Any, first: Any,
-                  step: Any, x: Any) -> Any:  # fmt: skip
-    """Write the sums of eight lanes over pieces of diagonals to `sums`; lanes that have none are not read."""
+def sum_diagonals(typing: Any, groups: Any, sums: Any, y: Any, place: Any, slots: Any, values: Any, at: Any, wide: Any,
+                  to: Any, first: Any, x: Any) -> Any:  # fmt: skip
+    """Write the sums of all lanes over pieces of diagonals; lanes that have none are not read."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+
         def masked(array: Any, place: Any, mask: Any) -> Any:
             vector = ir.VectorType(array.data.type.pointee, GROUP)
             byte = ir.IntType(8).as_pointer()
@@ -318,25 +374,30 @@ def sum_diagonals(typing: Any, sums: Any, slots: Any, values: Any, at: Any, wide
             pointer = builder.bitcast(builder.gep(array.data, [place]), byte)
             return builder.call(load, [pointer, ir.IntType(32)(4), mask, ir.Constant(vector, None)])
 
-        def products(given: Any, slot: Any) -> Any:
-            values, at, wide, to, lane, first, step, x = given
-            pair = builder.add(to, builder.shl(slot, ir.IntType(64)(1)))
-            column = builder.add(first, builder.sext(_load(builder, wide, pair, 1), ir.IntType(64)))
-            bits = builder.lshr(_load(builder, wide, builder.add(pair, ir.IntType(64)(1)), 1), lane)
-            mask = builder.bitcast(builder.trunc(bits, ir.IntType(GROUP)), ir.VectorType(ir.IntType(1), GROUP))
-            return masked(values, builder.add(at, builder.mul(slot, step)), mask), masked(x, column, mask)
+        def products(given: Any, slot: Any, count: int) -> Any:
+            values, at, wide, to, first, x = given
+            pair = builder.add(to, builder.shl(slot, word(1)))
+            column = builder.add(first, builder.sext(_load(builder, wide, pair, 1), word))
+            lanes = _load(builder, wide, builder.add(pair, word(1)), 1)
+            for number in range(count):
+                lane = number * GROUP
+                value_at = builder.add(at, builder.add(builder.mul(slot, word(count * GROUP)), word(lane)))
+                _prefetch_stream(builder, values, value_at)
+                bits = builder.trunc(builder.lshr(lanes, lanes.type(lane)), ir.IntType(GROUP))
+                mask = builder.bitcast(bits, ir.VectorType(ir.IntType(1), GROUP))
+                yield masked(values, value_at, mask), masked(x, builder.add(column, word(lane)), mask)
 
         return _sum_loop(context, builder, signature, args, products)
 
-    word = types.uintp
-    return types.void(sums, word, values, word, wide, word, types.uint32, word, word, x), generate
+    number = types.uintp
+    return types.void(groups, sums, y, types.intp, number, values, number, wide, number, number, x), generate
 
 
 @inlined
-def add_slots(zero: Any, slots: Any, step: Any, at: Any, to: Any, base_at: Any, bases: Any, padding: Any, values: Any,
+def add_slots(total: Any, slots: Any, step: Any, at: Any, to: Any, base_at: Any, bases: Any, padding: Any, values: Any,
               index: Any, x: Any) -> Any:  # fmt: skip
-    """Return the sum of one lane over slots that may be padding; `bases` is empty where columns are no offsets."""
-    total, base = zero, np.uintp(0)
+    """Return `total` with a lane's slots added up to its padding; `bases` is empty where columns are no offsets."""
+    base = np.uintp(0)
     for _ in range(slots):
         column = index[to]
         if column == padding:
@@ -351,50 +412,54 @@ def add_slots(zero: Any, slots: Any, step: Any, at: Any, to: Any, base_at: Any, 
 
 
 @inlined
-def store(position: Any, count: Any, rows: Any, sums: Any, y: Any) -> None:
-    """Write the sums of up to eight lanes, the first of which serves the row at `position`."""
-    for i in range(min(count, GROUP)):
-        y[row_at(position + i, rows)] = sums[i]
+def store(first: Any, count: Any, rows: Any, sums: Any, y: Any) -> None:
+    """Write the sums of a chunk's lanes, the first of which serves the row at position `first`."""
+    for i in range(count):
+        y[np.uintp(rows[np.uintp(first + i)]) if len(rows) else np.uintp(first + i)] = sums[i]
 
 
 @inlined
-def entry_chunk(zero: Any, lanes: Any, chunk: Any, full: Any, bases: Any, padding: Any, rows: Any, values: Any,
+def entry_chunk(groups: Any, chunk: Any, full: Any, direct: Any, bases: Any, padding: Any, rows: Any, values: Any,
                 index: Any, x: Any, y: Any, sums: Any, bases_or_none: Any) -> None:  # fmt: skip
     """Multiply a chunk of entries, a lane a row."""
     place, to, first, width, count = chunk
-    based = len(bases_or_none) > 0
-    base_at, step = np.uintp(to // 2), np.uintp(lanes)
-    to += base_room(width) if based else 0
-    for lane in range(0, lanes, GROUP):
-        sum_entries(sums, np.uintp(full), values, np.uintp(place + lane), index, np.uintp(to + lane), bases, base_at,
-                    based, step, x)  # fmt: skip
-        store(first + lane, count - lane, rows, sums, y)
+    lanes, base_at = len(groups) * GROUP, np.uintp(to // 2)
+    to += base_room(width) if len(bases_or_none) else 0
+    sum_entries(groups, sums, y, direct, np.uintp(full), values, np.uintp(place), index, np.uintp(to), bases, base_at,
+                len(bases_or_none) > 0, x)  # fmt: skip
+    if direct < 0:
+        store(first, count, rows, sums, y)
     if full < width:
         done = full * lanes
         for r in range(count):
-            y[row_at(first + r, rows)] += add_slots(
-                zero, width - full, step, np.uintp(place + done + r), np.uintp(to + done + r),
+            row = np.uintp(row_at(first + r, rows))
+            y[row] = add_slots(
+                y[row], width - full, np.uintp(lanes), np.uintp(place + done + r), np.uintp(to + done + r),
                 base_at + np.uintp(full), bases_or_none, padding, values, index, x,
             )  # fmt: skip
 
 
 @compiled
-def multiply_chunks(zero: Any, start: Any, stop: Any, lanes: Any, chunks: Any, values: Any, wide: Any, narrow: Any,
-                    bases: Any, rows: Any, x: Any, y: Any, sums: Any) -> None:  # fmt: skip
-    """Multiply chunks ``[start:stop)`` of real numbers, a lane a row, none in blocks, with one column of x."""
+def multiply_chunks(start: Any, stop: Any, groups: Any, chunks: Any, values: Any, wide: Any, narrow: Any, bases: Any,
+                    rows: Any, x: Any, y: Any, sums: Any) -> None:  # fmt: skip
+    """Multiply chunks ``[start:stop)`` of real numbers, a lane a row, none in blocks, with one column of x.
+
+    `groups` is a tuple as long as there are groups of lanes in a chunk, `sums` room for their sums.
+    """
     for at in range(start, stop):
         code = chunks[at, 3] >> 32
         kind, count, full = code & 15, code >> 8 & 255, code >> 16
         chunk = chunks[at, 0], chunks[at, 1], chunks[at, 2] & 0xFFFFFFFF, chunks[at, 2] >> 32, count
+        direct = -1 if len(rows) or count < len(groups) * GROUP else chunk[2]
         if kind == DIAGONAL:
-            for lane in range(0, lanes, GROUP):
-                sum_diagonals(sums, np.uintp(chunk[3]), values, np.uintp(chunk[0] + lane), wide, np.uintp(chunk[1]),
-                              np.uint32(lane), np.uintp(chunk[2] + lane), np.uintp(lanes), x)  # fmt: skip
-                store(chunk[2] + lane, count - lane, rows, sums, y)
+            sum_diagonals(groups, sums, y, direct, np.uintp(chunk[3]), values, np.uintp(chunk[0]), wide,
+                          np.uintp(chunk[1]), np.uintp(chunk[2]), x)  # fmt: skip
+            if direct < 0:
+                store(chunk[2], count, rows, sums, y)
         elif kind == WIDE:
-            entry_chunk(zero, lanes, chunk, full, bases, PADDING, rows, values, wide, x, y, sums, bases[:0])
+            entry_chunk(groups, chunk, full, direct, bases, PADDING, rows, values, wide, x, y, sums, bases[:0])
         else:
-            entry_chunk(zero, lanes, chunk, full, bases, NARROW_PADDING, rows, values, narrow, x, y, sums, bases)
+            entry_chunk(groups, chunk, full, direct, bases, NARROW_PADDING, rows, values, narrow, x, y, sums, bases)
 
 
 @inlined
@@ -437,9 +502,25 @@ def multiply_columns(zero: Any, start: Any, stop: Any, lanes: Any, block: Any, c
 
 
 @compiled
-def multiply_pieces(
-    zero: Any, start: Any, stop: Any, pieces: Any, indices: Any, data: Any, x: Any, partial: Any
-) -> None:
+def multiply_pieces(start: Any, stop: Any, pieces: Any, indices: Any, data: Any, bases: Any, x: Any, partial: Any,
+                    sums: Any) -> None:  # fmt: skip
+    """Sum pieces ``[start:stop)`` of long rows of real numbers, `GROUP` entries at a time."""
+    for piece in range(start, stop):
+        begin, end = pieces[piece], pieces[piece + 1]
+        slots = (end - begin) // GROUP
+        sum_entries((0,), sums, partial, -1, np.uintp(slots), data, np.uintp(begin), indices, np.uintp(begin), bases,
+                    np.uintp(0), False, x)  # fmt: skip
+        total = sums[0]
+        for lane in range(1, GROUP):
+            total += sums[lane]
+        for at in range(begin + slots * GROUP, end):
+            total += data[at] * x[indices[at]]
+        partial[piece] = total
+
+
+@compiled
+def multiply_piece_columns(zero: Any, start: Any, stop: Any, pieces: Any, indices: Any, data: Any, x: Any,
+                           partial: Any) -> None:  # fmt: skip
     """Sum pieces ``[start:stop)`` of long rows into ``partial[piece, column]``."""
     for piece in range(start, stop):
         begin, end = pieces[piece], pieces[piece + 1]
@@ -486,21 +567,29 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def in_parallel(work: Callable[[int, int], None], ends: IndexArray, threads: int) -> None:
-    """Call ``work(start, stop)`` for ranges of about equal weight; ``ends[i]`` is the weight of items up to i."""
+    """Call ``work(start, stop)`` for ranges of about equal weight; ``ends[i]`` is the weight of items up to i.
+
+    There are more ranges than threads where they are not too small, and threads take them as they come: on a machine
+    that others use too one core may do twice the work of another. The caller takes part, and does not wait for a thread
+    that has not begun when nothing is left.
+    """
     count = len(ends)
     if threads <= 1 or count < 2 * threads:
         if count:
             work(0, count)
         return
-    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, threads) / threads)
-    bounds = [0, *cuts.tolist(), count]
-    parts = [_pool(threads).submit(_apart, i, work, *bounds[i : i + 2]) for i in range(threads)]
-    for part in parts:
-        part.result()
+    parts = max(threads, min(MOST_PARTS, int(ends[-1]) // PART, count))
+    cuts = (bisect.bisect_left(ends, ends[-1] * part / parts) for part in range(1, parts))
+    left = deque(itertools.pairwise((0, *cuts, count)))
+    others = [_pool(threads).submit(_share, i, work, left) for i in range(1, threads)]
+    _share(0, work, left)
+    for other in others:
+        if not other.cancel():
+            other.result()
 
 
-def _apart(number: int, work: Callable[[int, int], None], start: int, stop: int) -> None:
-    """Call ``work(start, stop)``, beginning on a core of this thread's own.
+def _share(number: int, work: Callable[[int, int], None], left: deque[tuple[int, int]]) -> None:
+    """Call ``work(start, stop)`` for ranges until none is left, beginning on a core of this thread's own.
 
     Threads that sleep between products were seen to wake on one core and share it for milliseconds, the others idle.
     The thread moves to its core and is free again at once, for the system to move where that is busy.
@@ -509,7 +598,13 @@ def _apart(number: int, work: Callable[[int, int], None], start: int, stop: int)
         cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {sorted(cores)[(os.getpid() + number) % len(cores)]})
         os.sched_setaffinity(0, cores)
-    work(start, stop)
+    while left:
+        try:
+            start, stop = left.popleft()
+        except IndexError:  # another thread was quicker
+            return
+        if start < stop:
+            work(start, stop)
 
 
 class Builder:
@@ -578,12 +673,12 @@ def multiply(a: Sell, x: ValueArray, out: Any, threads: int) -> ValueArray:
     threads = threads if a.nnz * (x.shape[1] if x.ndim == 2 else 1) >= PARALLEL_ENTRIES else 1
     zero = x.dtype.type(0)
     rows, bases = _or_empty(a.rows), a.narrow.view(np.int32)
-    plain = x.ndim == 1 and x.dtype.kind == "f" and a.lanes % GROUP == 0 and a.block == 1
-    if plain and not (a.chunks[:, 3] >> 36 & 15).any():
+    plain = x.ndim == 1 and x.dtype.kind == "f" and a.lanes % GROUP == 0 and a.block == 1 and y.flags.c_contiguous
+    if plain and not a.shares_rows:
 
         def work(start: int, stop: int) -> None:
-            sums = np.empty(GROUP, x.dtype)
-            multiply_chunks(zero, start, stop, a.lanes, a.chunks, a.values, a.wide, a.narrow, bases, rows, x, y, sums)
+            sums, groups = np.empty(a.lanes, x.dtype), (0,) * (a.lanes // GROUP)
+            multiply_chunks(start, stop, groups, a.chunks, a.values, a.wide, a.narrow, bases, rows, x, y, sums)
     else:
         y[...] = 0
 
@@ -593,15 +688,21 @@ def multiply(a: Sell, x: ValueArray, out: Any, threads: int) -> ValueArray:
 
     in_parallel(work, a.chunks[:, 0], threads)
     if len(a.long_rows):
-        _multiply_long(a, _two(x), _two(y), zero, threads)
+        _multiply_long(a, x, y, zero, threads)
     return y
 
 
 def _multiply_long(a: Sell, x: ValueArray, y: ValueArray, zero: Any, threads: int) -> None:
-    partial = np.empty((len(a.pieces) - 1, x.shape[1]), x.dtype)
+    partial = np.empty((len(a.pieces) - 1, *x.shape[1:]), x.dtype)
+    if x.ndim == 1 and x.dtype.kind == "f":
 
-    def work(start: int, stop: int) -> None:
-        multiply_pieces(zero, start, stop, a.pieces, a.long_indices, a.long_data, x, partial)
+        def work(start: int, stop: int) -> None:
+            multiply_pieces(start, stop, a.pieces, a.long_indices, a.long_data, a.long_indices[:0], x, partial,
+                            np.empty(GROUP, x.dtype))  # fmt: skip
+    else:
+
+        def work(start: int, stop: int) -> None:
+            multiply_piece_columns(zero, start, stop, a.pieces, a.long_indices, a.long_data, _two(x), _two(partial))
 
     in_parallel(work, a.pieces[1:], threads)
     y[a.long_rows] = np.add.reduceat(partial, a.row_pieces[:-1], axis=0)

@@ -13,6 +13,7 @@ sparse matrix-vector multiplication on modern processors with wide SIMD units", 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -112,6 +113,11 @@ class Sell:
         """Chunk occupancy: entries over places for them; 1 is no padding."""
         places = len(self.values) + len(self.long_data)
         return self.nnz / places if places else 1.0
+
+    @functools.cached_property
+    def shares_rows(self) -> bool:
+        """Whether several lanes share a row anywhere."""
+        return bool((self.chunks[:, 3] >> 36 & 15).any())
 
     def kinds(self) -> dict[str, int]:
         """Return how many chunks keep their columns in which form."""

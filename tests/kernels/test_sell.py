@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -17,6 +21,7 @@ from tests.strategies import SMALL_INTS
 OPTIONS = [
     {},
     {"lanes": 8},
+    {"lanes": 24},
     {"height": 8},
     {"height": 1},
     {"height": 32, "sigma": 1},
@@ -86,7 +91,8 @@ def test_product_and_back(options, data):
     a = sell.build(m, **options)
     x = (np.arange(m.ncols * 3).reshape(-1, 3) % 7 - 3).astype(dtype)
     truth = dense(m)
-    np.testing.assert_array_equal(sell.multiply(a, x[:, 0].copy()), truth @ x[:, 0])
+    y = np.full(m.nrows, np.nan, dtype)
+    np.testing.assert_array_equal(sell.multiply(a, x[:, 0].copy(), y), truth @ x[:, 0])
     np.testing.assert_array_equal(sell.multiply(a, x), truth @ x)
     back = sell.to_csr(a)
     np.testing.assert_array_equal(back.to_scipy().toarray(), truth)
@@ -145,6 +151,52 @@ def test_long_rows_are_cut_into_pieces():
     x = np.random.default_rng(1).integers(-4, 5, (9000, 2)).astype(float)
     np.testing.assert_allclose(sell.multiply(a, x, threads=2), m @ x, rtol=1e-12)
     np.testing.assert_allclose(sell.multiply(a, x[:, 0].copy(), threads=2), m @ x[:, 0], rtol=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(513, 545) | st.integers(0, 30), min_size=1, max_size=12),
+    st.sampled_from([np.float32, np.float64]),
+    st.sampled_from([8, 16, 32]),
+)
+def test_long_rows_of_all_lengths(lengths, dtype, lanes):
+    ncols = 1 << 17  # columns of 32 bits, for x to be fetched ahead
+    rng = np.random.default_rng(len(lengths))
+    columns = np.concatenate([np.sort(rng.choice(ncols, n, replace=False)) for n in lengths]).astype(np.int32)
+    m = CSR(
+        np.append(0, np.cumsum(lengths)),
+        columns,
+        rng.integers(-4, 5, len(columns)).astype(dtype),
+        (len(lengths), ncols),
+    )
+    x = np.full(ncols, np.nan, np.float64)  # an element that no row asks for would show
+    x[columns] = rng.integers(-4, 5, len(columns))
+    truth = [m.data[i:j].astype(np.float64) @ x[m.indices[i:j]] for i, j in itertools.pairwise(m.indptr)]
+    a = sell.build(m, lanes=lanes)
+    assert len(a.long_rows) == sum(n > 512 for n in lengths)
+    np.testing.assert_array_equal(sell.multiply(a, x, np.full(m.nrows, np.nan)), truth)
+    np.testing.assert_array_equal(sell.multiply(a, np.stack([x, x], axis=1)), np.stack([truth, truth], axis=1))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 90), st.sampled_from([1, 64]), st.sampled_from([8, 16, 24, 32]), st.integers(0, 2**32 - 1))
+def test_every_height_gives_the_same_sums(nrows, sigma, lanes, seed):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 12, nrows)
+    columns = np.concatenate([np.sort(rng.choice(1 << 18, n, replace=False)) for n in lengths]).astype(np.int32)
+    values = rng.standard_normal(len(columns))
+    m = CSR(np.append(0, np.cumsum(lengths)), columns, values, (nrows, 1 << 18))
+    x = rng.standard_normal(1 << 18)
+    one = sell.multiply(sell.build(m, height=1, lanes=1), x)
+    np.testing.assert_array_equal(sell.multiply(sell.build(m, lanes=lanes, sigma=sigma), x), one)
+
+
+def test_results_may_be_strided():
+    m = stencil(8)
+    x, y = np.random.default_rng(1).standard_normal(m.shape[1]), np.zeros(2 * m.shape[0])
+    sell.multiply(sell.build(as_csr(m), lanes=16, sigma=1), x, y[::2])
+    np.testing.assert_allclose(y[::2], m @ x, rtol=1e-12)
+    assert not y[1::2].any()
 
 
 def test_padding_is_not_multiplied():
@@ -215,9 +267,29 @@ def test_orders_are_permutations_and_keep_the_product(order):
     np.testing.assert_array_equal(reorder.inverse(places)[places], np.arange(60))
 
 
-def test_ranges_for_threads_cover_all(monkeypatch):
-    seen = []
-    sell_cpu.in_parallel(lambda start, stop: seen.append((start, stop)), np.arange(1, 101), 3)
-    assert sorted(seen)[0][0] == 0
-    assert sorted(seen)[-1][1] == 100
-    assert sum(stop - start for start, stop in seen) == 100
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 1 << 20), max_size=60),
+    st.integers(1, 20),
+    st.sampled_from(["runs", "waits"]),
+)
+def test_ranges_for_threads_cover_all(weights, threads, others):
+    """Each item belongs to one range, also if no other thread begins before all is done."""
+    seen, busy = [], threading.Event()
+    pool = ThreadPoolExecutor(1)
+    if others == "waits":
+        pool.submit(busy.wait)
+    with pytest.MonkeyPatch.context() as patch, pool:
+        patch.setattr(sell_cpu, "_pool", lambda threads: pool)
+        sell_cpu.in_parallel(lambda start, stop: seen.extend(range(start, stop)), np.cumsum([1, *weights]), threads)
+        busy.set()
+    assert sorted(seen) == list(range(len(weights) + 1))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_fails_in_a_thread_fails(threads):
+    def work(start, stop):
+        raise ValueError(f"[{start}:{stop})")
+
+    with pytest.raises(ValueError, match=r"\[0:"):
+        sell_cpu.in_parallel(work, np.arange(1, 101), threads)
