@@ -182,14 +182,15 @@ def _memory_table(plan: Plan) -> Table:
 def _stage_table(report: Report) -> Table:
     """Return what each stage took; those of the GPU lie within multiply and overlap."""
     table = Table(title=None)
-    for name in ("stage", "tasks", "seconds", "share", "moved", "GB/s"):
+    for name in ("stage", "tasks", "seconds", "share", "moved", "GB/s", "of limit"):
         table.add_column(name, justify="left" if name == "stage" else "right")
     total = sum(stage["seconds"] for name, stage in report.stages.items() if name not in GPU_STAGES) or 1.0
     for name, stage in sorted(report.stages.items(), key=lambda item: (item[0] in GPU_STAGES, -item[1]["seconds"])):
         rate = stage["bytes"] / stage["seconds"] / 1e9 if stage["seconds"] else 0.0
         share = "" if name in GPU_STAGES else f"{stage['seconds'] / total:.0%}"
         figures = f"{stage['tasks']:,.0f}", f"{stage['seconds']:.2f}", share, format_bytes(stage["bytes"])
-        table.add_row(name, *figures, f"{rate:.2f}")
+        of_limit = f"{1e9 * rate / stage['limit']:.0%}" if stage["limit"] else ""
+        table.add_row(name, *figures, f"{rate:.2f}", of_limit)
     return table
 
 

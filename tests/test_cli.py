@@ -19,7 +19,7 @@ from spdist import api, storage
 from tests.conftest import assert_is_product, random_matrix
 from tests.test_run import files, read
 
-SPDIST = [sys.executable, "-m", "spdist.cli"]
+SPDIST = [sys.executable, "-m", "spdist"]
 
 
 def spdist(*words: str | Path, **options) -> subprocess.CompletedProcess[str]:

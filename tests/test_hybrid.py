@@ -34,6 +34,8 @@ def test_cores_multiply_beside_a_gpu(stored, tmp_path, one_gpu, monkeypatch, cap
     assert "1 GPUs, and 2 cores beside them" in caplog.text
     assert report.engine == "hybrid"
     assert report.workers == 3
+    assert report.stages["commit"]["limit"] > 1e8
+    assert report.stages["gpu upload"]["limit"] == 1e9
     assert 0 < report.peak_memory <= 4 << 20
     assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
     lines = [json.loads(line) for line in file.read_text().splitlines()]

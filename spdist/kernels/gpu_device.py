@@ -47,6 +47,8 @@ LEAST_PACKED = 1 << 22
 PLAIN_BLOCKS = 16
 """Blocks that are copied as they are after one for which packing would not have paid."""
 LEAST_SLOT = 4 << 20
+COPY_BYTES, COPIES = 32 << 20, 3
+"""Bytes that are copied to see how quick the bus is, and how often each way."""
 OUT_OF_MEMORY = 2
 """Status of the CUDA runtime."""
 HOST_MEMORY = 1
@@ -553,6 +555,23 @@ class Gpu:
         """Multiply two matrices whose values are blocks."""
         c = bsr_gpu.multiply(*map(_with_sizes, (a, b)), ones=self.ones if b is self.b else None)
         return c.pattern(c.data)
+
+    def copy_rates(self) -> dict[str, float]:
+        """Return the bytes/s at which a block is sent, and comes back, from page-locked memory."""
+        size = min(COPY_BYTES, self.memory_limit // 2)
+        host, there = pinned(size), self.malloc(size)
+        runtime, ends = self.cupy.cuda.runtime, (there.ptr, host.ctypes.data)
+        ways = {
+            "gpu upload": (*ends, size, runtime.memcpyHostToDevice, self.up),
+            "gpu download": (*ends[::-1], size, runtime.memcpyDeviceToHost, self.down),
+        }
+        return {name: size / min(self._copy_seconds(*way) for _ in range(COPIES)) for name, way in ways.items()}
+
+    def _copy_seconds(self, target: int, source: int, size: int, kind: int, stream: Any) -> float:
+        begin = time.perf_counter()
+        self.cupy.cuda.runtime.memcpyAsync(target, source, size, kind, stream.ptr)
+        stream.synchronize()
+        return time.perf_counter() - begin
 
     def allocate(self, size: int, /) -> Bytes:
         """Return page-locked memory."""

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
+COPY_BYTES, COPIES = 16 << 20, 3
+"""Bytes that are copied to see how quick that is, more than a core's caches hold, and how often."""
 _STATUS = Path("/proc/self/status")
 
 
@@ -30,6 +36,18 @@ def peak_memory() -> int:
     except OSError:
         return resident_memory()
     return int(line.split()[1]) * 1024
+
+
+@functools.cache
+def copy_rate() -> float:
+    """Return the bytes/s at which one core copies in memory."""
+    source = np.ones(COPY_BYTES, np.uint8)
+    target, best = np.empty_like(source), math.inf
+    for _ in range(COPIES):
+        begin = time.perf_counter()
+        target[:] = source
+        best = min(best, time.perf_counter() - begin)
+    return COPY_BYTES / best
 
 
 def dask_setup(worker: Any) -> None:

@@ -512,12 +512,13 @@ class _Timings:
 
 
 def add_totals(workers: Iterable[dict[str, StageTotal]]) -> dict[str, dict[str, float]]:
-    """Return seconds, bytes and tasks by stage, over all workers."""
+    """Return seconds, bytes and tasks by stage, over all workers, and the quickest worker's limit in bytes/s."""
     added: dict[str, dict[str, float]] = {}
     for totals in workers:
         for stage, total in totals.items():
-            sums = added.setdefault(stage, {"seconds": 0.0, "bytes": 0, "tasks": 0})
+            sums = added.setdefault(stage, {"seconds": 0.0, "bytes": 0, "tasks": 0, "limit": 0.0})
             sums["seconds"] += total.seconds
             sums["bytes"] += total.nbytes
             sums["tasks"] += total.tasks
+            sums["limit"] = max(sums["limit"], total.limit)
     return added

@@ -23,6 +23,7 @@ from spdist.errors import SpdistError
 from spdist.kernels import cpu, outofcore, reductions
 from spdist.kernels.device_blocks import Within
 from spdist.kernels.options import PLAIN, Options
+from spdist.scheduler import process
 from spdist.scheduler.plan import GPU_ENGINES, gpu_staging
 from spdist.storage import Held, Layout, StoredMatrix, compresses
 
@@ -90,11 +91,15 @@ class Operands:
 
 @dataclass
 class StageTotal:
-    """What one stage took on this worker: seconds of wall time, bytes moved, tasks run."""
+    """What one stage took on this worker: seconds of wall time, bytes moved, tasks run.
+
+    `limit` is what the machine moves at best, in bytes/s: a core in memory, or the bus; 0 where that is not known.
+    """
 
     seconds: float = 0.0
     nbytes: int = 0
     tasks: int = 0
+    limit: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,8 @@ class Product:
         Timings that were sent to whom it may concern.
     learnt : Learnt
         What blocks came to on this worker's GPU.
+    limits : dict
+        Of stages that only move bytes; see `StageTotal`.
     resident : bool
         Whether all of B is kept in memory.
     inner_bounds, column_bounds : tuple of int
@@ -148,6 +155,7 @@ class Product:
     timings: list[Timing] = field(default_factory=list, compare=False)
     told: int = field(default=0, compare=False)
     learnt: outofcore.Learnt = field(default_factory=outofcore.Learnt, compare=False)
+    limits: dict[str, float] = field(default_factory=dict, compare=False)
     _b: CSR | None = field(default=None, compare=False)
     _band: Held | None = field(default=None, compare=False)
     _lock: Any = field(default=None, compare=False)
@@ -214,6 +222,9 @@ class Product:
             self.add(c, c, 0, options)
         for m in (self.a, self.b):
             m.rows(0, min(m.nrows, 1))
+        self.limits = dict.fromkeys(("preprocess", "merge", "commit", "join"), process.copy_rate())
+        if self.on_gpu:
+            self.limits |= self.gpu().copy_rates()
 
     def _host_engines(self) -> tuple[Any, ...]:
         """Return the CPU engines that may multiply here."""
@@ -287,13 +298,12 @@ class Product:
         with self.report("preprocess", task.start) as done:
             mask = self.answer.read_mask(task.start, task.stop)
             resident = self.resident and not task.split
-            if resident and (rows := self.rows_of_resident(task)) is not None:
-                done(0)
+            if resident and (rows := self.rows_of_resident(task, done)) is not None:
                 return Operands(rows, None, mask, Within(task.start))
             a = self.a.rows(task.start, task.stop)
             check_canonical(a, self.a.url, task.start)
             if resident:
-                self.resident_b()
+                self.resident_b(done)
                 done(a.nbytes)
                 return Operands(a, None, mask)
             if not task.split and (operands := self.band(task, a)) is not None:
@@ -339,11 +349,11 @@ class Product:
         renumbered = CSR(a.indptr, a.indices - a.indices.dtype.type(low), data, (a.nrows, high - low))
         return Operands(renumbered, b, within=Within(task.start - low, low) if inside else None)
 
-    def rows_of_resident(self, task: Task) -> CSR | None:
+    def rows_of_resident(self, task: Task, moved: Callable[[int], None]) -> CSR | None:
         """Return the rows of A out of the B that stays, if they are the same."""
         if self.a != self.b:
             return None
-        b = self.resident_b()
+        b = self.resident_b(moved)
         return b.rows(task.start, task.stop) if b.dtype == self.a.dtype else None
 
     def multiply(self, task: Task, operands: Operands, piece: int = 0) -> Counted:
@@ -464,8 +474,8 @@ class Product:
 
     # -- what they share -----------------------------------------------------------------------------------------------
 
-    def resident_b(self) -> CSR:
-        """Return the whole of B, read once per worker."""
+    def resident_b(self, moved: Callable[[int], None] = lambda nbytes: None) -> CSR:
+        """Return the whole of B, read once per worker; `moved` is told the bytes if this is the time."""
         with self._b_lock:
             if self._b is None:
                 b = self.b.rows(0, self.b.nrows)
@@ -475,6 +485,7 @@ class Product:
                 if read and not self.on_gpu:  # once, and not for each block
                     b = CSR(b.indptr, b.indices, b.data.astype(dtype, copy=False), b.shape)
                 self._b = b
+                moved(b.nbytes)
             return self._b
 
     @contextmanager
@@ -490,7 +501,7 @@ class Product:
 
     def _note(self, timing: Timing) -> None:
         with self._lock:
-            total = self.totals.setdefault(timing.stage, StageTotal())
+            total = self.totals.setdefault(timing.stage, StageTotal(limit=self.limits.get(timing.stage, 0.0)))
             total.seconds += timing.seconds
             total.nbytes += timing.nbytes
             total.tasks += 1

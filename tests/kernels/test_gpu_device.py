@@ -403,6 +403,15 @@ def test_locked_operands_are_sent_from_where_they_are(device, multiplies, monkey
         assert sum(size for source, size in sources if first <= source < stop) == stop - first
 
 
+def test_what_the_bus_copies_is_measured_within_the_limit(device):
+    device.memory_limit, Memory.most = 1 << 20, 0
+    rates = device.copy_rates()
+    assert sorted(rates) == ["gpu download", "gpu upload"]
+    assert min(rates.values()) > 0
+    assert 0 < Memory.most <= 1 << 20
+    assert Memory.held == 0
+
+
 def test_other_values_of_one_structure_are_sent_again(device):
     b = from_scipy(random_matrix(100, 100, 5.0, 2))
     other = CSR(b.indptr, b.indices, 2 * b.data, b.shape)
