@@ -12,7 +12,7 @@ from pathlib import Path
 import record
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "orsirr_1.mtx.gz"
-SPDIST = [sys.executable, "-m", "spdist.cli"]
+SPDIST = [sys.executable, "-m", "spdist"]
 
 
 def seconds(*words: str) -> float:

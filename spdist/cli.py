@@ -340,7 +340,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         again = "; continue with --resume" if args.command == "multiply" else ""
         print(f"spdist: {error}{again}", file=sys.stderr)
         return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -131,7 +131,7 @@ def spdist_command(*arguments: object) -> None:
     """Show a command and run it."""
     words = [str(word) for word in arguments]
     print("$ spdist", *(os.path.relpath(word) if word.startswith("/") else word for word in words), flush=True)
-    subprocess.run([sys.executable, "-m", "spdist.cli", *words], check=True)
+    subprocess.run([sys.executable, "-m", "spdist", *words], check=True)
     print(flush=True)
 
 
