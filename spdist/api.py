@@ -53,7 +53,7 @@ class Report:
         Wall time, planning and the start of the workers included.
     engine : str
     peak_memory : int
-        Most bytes of the limited memory that a worker took: of the GPU's with "cuda", else of the host's
+        Most bytes of the limited memory that a worker took: of the GPU's with "cuda" and "hybrid", else of the host's
         beyond what it held idle.
     peak_host_memory : int
         Of the host's in any case.
@@ -316,7 +316,7 @@ def multiply(
         What multiplies a block: "auto" picks one of the two of the CPU for each block; "cuda" is a GPU for each worker,
         for all values but integers of 8 or 16 bits. Matrices stored in dense blocks have one kernel on the CPU, and one
         on the GPU, the latter for float and complex values. "hybrid" is "cuda", with workers of one core each beside
-        those of the GPUs: they take blocks so far ahead that no GPU waits for them.
+        those of the GPUs: they take blocks so far ahead that no GPU should wait for them.
     memory_limit : int or str, optional
         Bytes on each worker. With the engines of the CPU: what blocks, buffers and waiting results may take beyond what
         the worker holds idle, 2GiB by default. With GPUs: of the GPU's memory, by default 0.9 of what is free.
@@ -331,7 +331,7 @@ def multiply(
         Address of a running Dask scheduler to use instead. With "hybrid", its workers that see no GPU are cores.
     resume : bool
         Continue an unfinished C by its stored plan; start afresh where there is none, do nothing on a finished one.
-        With "cuda", `memory_limit` may be another than before.
+        With GPUs, `memory_limit` may be another than before.
     overwrite : bool
         Replace an old C, once the new one is whole.
     check : bool
@@ -563,8 +563,8 @@ def reduce(
         ``edge <= value < next edge``, those equal to the last edge in the last bin; values outside, and NaN, are not
         counted. Compared as float64, to which whole numbers beyond 2^53 are rounded. Not of complex values.
     engine, memory_limit, workers, scheduler, callbacks
-        As in `multiply`; the engine is "auto", "numba" or, with C never leaving the GPU, "cuda". In memory, workers
-        and scheduler do not count, and `memory_limit` only with "cuda".
+        As in `multiply`; the engine is "auto", "numba" or, with C never leaving the GPU, "cuda" or "hybrid". In memory,
+        workers and scheduler do not count, and `memory_limit` only with GPUs.
     semiring, mask, complement, epilogue, threshold, top_n
         What becomes of the product before, as in `spgemm`.
 
@@ -597,7 +597,7 @@ def reduce(
     }  # fmt: skip
     _check_engine(engine)
     if engine == "scipy":
-        raise InputError("engine='scipy' has no reductions: choose engine='auto', 'numba' or 'cuda'")
+        raise InputError("engine='scipy' has no reductions: choose engine='auto', 'numba', 'cuda' or 'hybrid'")
     if _all_in_memory(a, b, mask):
         limit = None if memory_limit is None else parse_bytes(memory_limit)
         return inmemory.reduce(a, b, reduction, engine=_in_memory_engine(engine), memory_limit=limit, **wanted)

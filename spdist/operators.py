@@ -213,8 +213,9 @@ class Operator:
             return self._multiply_parts(x, out, dtype)
         if x.dtype != dtype or not x.flags.c_contiguous:
             xp_x = x.astype(dtype, order="C")
-        if out is not None and (out.dtype != dtype or not out.flags.c_contiguous or out.shape[1:] != x.shape[1:]):
-            raise MatrixError(f"out must be a C-ordered {dtype} array of shape {(self.shape[0], *x.shape[1:])}")
+        shape = self.shape[0], *x.shape[1:]
+        if out is not None and (out.dtype != dtype or not out.flags.c_contiguous or out.shape != shape):
+            raise MatrixError(f"out must be a C-ordered {dtype} array of shape {shape}")
         return self.product.multiply(xp_x, out, self.threads)
 
     def _multiply_parts(self, x: Any, out: Any, dtype: np.dtype[Any]) -> Any:

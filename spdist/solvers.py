@@ -245,7 +245,7 @@ def conjugate_gradient_loop(
 
     limit = rtol * math.sqrt(squared)
     done, residual, launched = _iterate(space, step, look, math.sqrt(first), limit, maxiter, cuda_graph)
-    return x, done, residual, residual <= limit, time.perf_counter() - begin, launched
+    return x, done, residual, residual <= limit < math.inf, time.perf_counter() - begin, launched
 
 
 def pagerank_loop(

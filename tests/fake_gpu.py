@@ -8,6 +8,8 @@ from typing import Any
 
 from tests.kernels.host_device import HostDevice
 
+LATE = "SPDIST_TEST_LATE"
+"""Environment variable: the seconds by which a core is late once."""
 SECONDS = 0.05
 """Of each block beside its work: quick enough to lead, slow enough for cores to help."""
 
@@ -27,12 +29,28 @@ class SlowDevice(HostDevice):
 
 def dask_setup(worker: Any) -> None:
     """Put the device where a worker looks for its GPU."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return
-    from spdist.kernels import gpu, gpu_device, packing
+    from spdist.kernels import gpu, gpu_device
     from spdist.scheduler import stages
+
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        if LATE in os.environ:
+            _be_late(stages.Product, float(os.environ[LATE]))
+        return
 
     stages.gpu_name = lambda: "host memory"
     gpu_device.Gpu = SlowDevice  # type: ignore[misc,assignment]
     gpu.compile_kernels = lambda *_: None
-    packing.compile_kernels = lambda *_: None
+
+
+def _be_late(product: Any, seconds: float) -> None:
+    """Let a core take longer for its third block, and have room for half of its rows alone."""
+    multiply, calls = product.product, []
+
+    def late(self: Any, a: Any, b: Any, capacity: int, *told: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 4:  # one was to warm up
+            time.sleep(seconds)
+            capacity = int(multiply(self, a, b, capacity, *told).indptr[a.nrows // 2])
+        return multiply(self, a, b, capacity, *told)
+
+    product.product = late

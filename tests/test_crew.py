@@ -30,7 +30,7 @@ class Room:
         self.time, self.seconds, self.works = 0.0, seconds, works
         self.todo = works[::-1]
         plan = SimpleNamespace(engine=engine, c=SimpleNamespace(entry_bytes=12))
-        self.crew = Crew(plan, PAIRS, lambda names: [name for name in names if name[0] == "g"], lambda: self.time)
+        self.crew = Crew(plan, PAIRS, lambda names: {name: name[0] == "g" for name in names}, lambda: self.time)
         self.names = [f"gpu {i}" for i in range(gpus)] + [f"core {i}" for i in range(cores)]
         self.crew.meet(self.names)
         self.queues = {name: deque() for name in self.names}
@@ -152,6 +152,41 @@ def test_a_worker_that_left_counts_no_more():
     crew.done("gpu 0")
     assert crew.in_hand == {"gpu 1": 1, "gpu 2": 0}
     assert not crew.paces[True].blocks
+
+
+def test_hands_that_are_full_of_blocks_that_wait_for_the_first_take_it():
+    works = made_of(np.random.default_rng(6), 20)
+    room = Room(works, 1, 1, None)
+    for name, work in zip(("gpu 0", "gpu 0", "core 0", "core 0"), works[4:], strict=False):
+        room.crew.give(name, work)
+        room.crew.counted(name, work)
+    assert room.crew.choose(iter(works)) is None
+    assert room.crew.choose(iter(works), stuck=True)[1] == 0
+    room.crew.done("core 0")
+    assert room.crew.choose(iter(works), stuck=True) == ("core 0", 0)
+
+
+def test_a_gpu_that_waits_for_a_core_is_not_slow():
+    works = made_of(np.random.default_rng(7), 4)
+    room = Room(works, 1, 0, None)
+    for _ in range(2):
+        room.crew.give("gpu 0", works[0])
+        room.time += 1.0
+        room.crew.counted("gpu 0", works[0])
+        room.time += 100.0
+    assert [took for took, _ in room.crew.paces[True].blocks] == [1.0, 1.0]
+
+
+def test_a_worker_that_does_not_answer_is_met_later():
+    crew = Room(made_of(np.random.default_rng(8), 4), 1, 0, None).crew
+    answers = {}
+    crew.has_gpu = lambda names: {name: answers[name] for name in names if name in answers}
+    crew.meet(["gpu 0", "new"])
+    assert "new" not in crew.in_hand
+    answers["new"] = True
+    crew.meet(["gpu 0", "new"])
+    assert crew.in_hand == {"gpu 0": 0, "new": 0}
+    assert not crew.cores
 
 
 def test_a_block_that_ends_early_is_cut():

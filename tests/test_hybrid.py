@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 
 import numpy as np
 import pytest
 
 from spdist import api
 from spdist.errors import InputError
-from spdist.scheduler import cluster
+from spdist.scheduler import cluster, sizes
+from spdist.scheduler.crew import Crew
+from tests import fake_gpu
 from tests.conftest import assert_is_product, has_gpu, random_matrix
 from tests.test_run import read
 
@@ -52,10 +55,44 @@ def test_cores_multiply_beside_a_gpu(stored, tmp_path, one_gpu, monkeypatch, cap
 
 
 @pytest.mark.slow
-def test_reductions_too(stored, one_gpu):
-    m = random_matrix(3000, 3000, 4.0, 5)
+def test_a_core_that_is_late_and_has_too_little_room_ends_no_run(stored, tmp_path, one_gpu, monkeypatch):
+    """The rest of its rows comes first, when all hands are full of blocks that wait for it."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setenv(fake_gpu.LATE, "6")
+    m = random_matrix(3000, 3000, 4.0, 4)
     a = stored("A", m)
+    api.multiply(a, a, tmp_path / "C.zarr", engine="hybrid", memory_limit="4MiB", grid=(150, 1, 1))
+    assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+
+
+@pytest.mark.slow
+def test_reductions_too(stored, one_gpu, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(sizes, "GPU_BLOCK_PRODUCTS", 1000)
+    monkeypatch.setattr(sizes, "SMALL_NNZ", 0)
+    m = random_matrix(3000, 3000, 4.0, 5)
+    a, sent, give = stored("A", m), [], Crew.give
+    monkeypatch.setattr(Crew, "give", lambda crew, worker, work: (sent.append(worker), give(crew, worker, work)))
     assert api.reduce(a, a, "nnz", engine="hybrid", memory_limit="4MiB") == np.diff((m @ m).indptr).sum()
+    assert len(sent) > 20
+    assert len(set(sent)) > 1
+
+
+@pytest.mark.slow
+def test_cores_step_back_for_good(one_gpu, monkeypatch):
+    """Also when they start again."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with cluster.connect(workers=1, scheduler=None, processes=True, blocks=9, engine="hybrid") as client:
+        for again in (False, True):
+            nice = client.run(os.nice, 0)
+            assert sorted(nice.values()) == [os.nice(0), min(os.nice(0) + cluster.CORE_NICE, 19)]
+            if not again:
+                core = max(nice, key=nice.get)
+                client.run(os._exit, 1, workers=[core], on_error="ignore")
+                deadline = time.monotonic() + 60
+                while core in cluster.workers_of(client) and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                client.wait_for_workers(2, timeout=60)
 
 
 def test_the_host_is_not_overbooked(monkeypatch):

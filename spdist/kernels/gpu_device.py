@@ -557,9 +557,12 @@ class Gpu:
         return c.pattern(c.data)
 
     def copy_rates(self) -> dict[str, float]:
-        """Return the bytes/s at which a block is sent, and comes back, from page-locked memory."""
+        """Return the bytes/s at which a block is sent, and comes back; nothing where the GPU has no memory for that."""
         size = min(COPY_BYTES, self.memory_limit // 2)
-        host, there = pinned(size), self.malloc(size)
+        try:
+            host, there = pinned(size), self.malloc(size)
+        except self.cupy.cuda.memory.OutOfMemoryError:
+            return {}
         runtime, ends = self.cupy.cuda.runtime, (there.ptr, host.ctypes.data)
         ways = {
             "gpu upload": (*ends, size, runtime.memcpyHostToDevice, self.up),

@@ -762,7 +762,7 @@ def multiply(
 
 def reduce(
     a: CSR, b: CSR, what: Reduction, device: Any, *, pairs: int = PAIRS, report: Report = ignore,
-    options: Options = PLAIN, first_row: int = 0, within: Within | None = None,
+    options: Options = PLAIN, first_row: int = 0, within: Within | None = None, learnt: Learnt | None = None,
 ) -> Part:  # fmt: skip
     """Return what a reduction makes of ``a @ b``, or of what the options make of that; C stays on the GPU.
 
@@ -771,14 +771,15 @@ def reduce(
     what : Reduction
     first_row : int
         The number of A's first row among all rows.
-    within
+    within, learnt
         As for `multiply_rows`.
 
     Other arguments, and errors, as for `multiply`.
     """
     _check_shapes(a, b)
     limit = device.memory_limit
-    return Run(a, b, device, limit, pairs, 0, None, report, first_row, options, what, within).reduce()
+    rows = pairs, 0, None, report, first_row, options
+    return Run(a, b, device, limit, *rows, what, within, learnt or Learnt()).reduce()
 
 
 def multiply_rows(

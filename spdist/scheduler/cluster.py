@@ -19,6 +19,7 @@ from distributed.scheduler import DEFAULT_EXTENSIONS
 
 from spdist.errors import InputError
 from spdist.scheduler.plan import GPU_ENGINES
+from spdist.scheduler.process import NICE_VARIABLE
 from spdist.scheduler.stages import gpu_name
 
 logger = logging.getLogger("spdist")
@@ -47,6 +48,7 @@ HOST_SHARE = 0.5
 """Of the free memory, what workers may take together with engine ``hybrid``; their number follows."""
 CORE_NICE = 19
 """Priority of its workers without a GPU."""
+START_SECONDS = 60
 CLOSE_SECONDS = 10
 CONNECT_SECONDS = 20
 
@@ -193,16 +195,19 @@ def add_cores(cluster: LocalCluster, client: Client, count: int) -> None:
     options = {
         "nthreads": 1,
         "memory_limit": 0,
-        "env": {"CUDA_VISIBLE_DEVICES": ""},
+        "env": {"CUDA_VISIBLE_DEVICES": "", NICE_VARIABLE: str(CORE_NICE)},
         "preload": PRELOAD,
         "silence_logs": logging.CRITICAL,
     }
-    before = set(workers_of(client))
+    before = len(workers_of(client))
     names = [f"core-{i}" for i in range(count)]
     cluster.worker_spec.update({name: {"cls": Nanny, "options": options | {"name": name}} for name in names})
     cluster.scale(len(cluster.worker_spec))
-    client.wait_for_workers(len(before) + count)
-    client.run(os.nice, CORE_NICE, workers=sorted(set(workers_of(client)) - before))
+    try:
+        client.wait_for_workers(before + count, timeout=START_SECONDS)
+    except TimeoutError:
+        logger.warning("%d of %d cores have not started yet: the run goes on without them",
+                       before + count - len(workers_of(client)), count)  # fmt: skip
 
 
 def count_gpus() -> int:
@@ -240,16 +245,16 @@ def workers_of(client: Client) -> list[str]:
     return list(workers)
 
 
-def with_gpu(client: Client, workers: list[str]) -> list[str]:
-    """Return those of some workers that see a GPU."""
-    names = client.run(gpu_name, workers=workers, on_error="ignore")  # one may have left
-    return [address for address, name in names.items() if name is not None]
+def with_gpu(client: Client, workers: list[str]) -> dict[str, bool]:
+    """Say of some workers whether they see a GPU; of those that have left, nothing."""
+    names = client.run(gpu_name, workers=workers, on_error="ignore")
+    return {address: name is not None for address, name in names.items()}
 
 
 def _check_gpus(client: Client, engine: str) -> None:
     """Refuse workers without a GPU, or, for engine ``hybrid``, if none has one."""
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
-    missing = sorted(set(workers) - set(with_gpu(client, workers)))
+    missing = sorted(address for address, gpu in with_gpu(client, workers).items() if not gpu)
     if missing and (engine == "cuda" or len(missing) == len(workers)):
         raise InputError(
             f"engine={engine!r}, but {len(missing)} workers of the scheduler see no GPU, {missing[0]} among them: "

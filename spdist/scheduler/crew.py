@@ -18,6 +18,8 @@ LOOK = 2048
 """Blocks ahead among which one for a core is looked for."""
 CHOICE = 8
 """Of those that are far enough ahead, so many are compared."""
+LEAST_SECONDS = 1e-6
+"""That a block took: several may be counted at once."""
 REMEMBERED = 8
 """Blocks by which a sort of worker is judged."""
 
@@ -67,8 +69,9 @@ class Crew:
 
     Workers that are all of one sort take the next block in turn. Of GPUs and cores together (engine ``hybrid``), GPUs
     take the next block. Rows of C find their places in order, so that blocks wait for a late one before them; therefore
-    a core, which needs many times as long, takes a block so far ahead that it will be done when the GPUs come to it:
-    one of the longest for a GPU and the shortest for a core. Where there is none, as towards the end, it takes none.
+    a core, which needs many times as long, takes a block so far ahead that it should be done when the GPUs come to it,
+    as the blocks before tell: one of the longest for a GPU and the shortest for a core. Where there is none, as towards
+    the end, it takes none.
 
     Parameters
     ----------
@@ -76,7 +79,7 @@ class Crew:
     pairs : int
         Blocks that a worker has in hand at most, from when it takes them until they are written.
     has_gpu : callable, optional
-        Takes addresses; returns those of workers with a GPU. Needed for engine ``hybrid`` alone.
+        Takes addresses; says which of these workers have a GPU, of those that answer. For engine ``hybrid`` alone.
     clock : callable
         Returns seconds.
     """
@@ -85,7 +88,7 @@ class Crew:
         self,
         plan: Plan,
         pairs: int,
-        has_gpu: Callable[[list[str]], Iterable[str]] = lambda addresses: addresses,
+        has_gpu: Callable[[list[str]], dict[str, bool]] = lambda addresses: dict.fromkeys(addresses, True),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pairs, self.clock, self.mixed = pairs, clock, plan.engine == "hybrid"
@@ -93,7 +96,7 @@ class Crew:
         self.entry_bytes = plan.c.entry_bytes
         self.in_hand: dict[str, int] = {}
         self.cores: set[str] = set()
-        self.at_work: set[str] = set()  # right for cores, which multiply one block at a time
+        self.multiplying: dict[str, int] = {}
         self.paces = {True: _Pace(), False: _Pace()}
         self.since: dict[str, float] = {}
 
@@ -104,21 +107,35 @@ class Crew:
         """Learn which workers there are; blocks of those that left are nobody's, new ones have none."""
         addresses = list(addresses)
         new = [address for address in addresses if address not in self.in_hand]
-        self.in_hand = {address: self.in_hand.get(address, 0) for address in addresses}
         if self.mixed and new:
-            self.cores |= set(new) - set(self.has_gpu(new))
+            sorts = self.has_gpu(new)
+            self.cores |= {address for address, gpu in sorts.items() if not gpu}
+            addresses = [address for address in addresses if address not in new or address in sorts]
+        self.in_hand = {address: self.in_hand.get(address, 0) for address in addresses}
+        self.multiplying = {address: self.multiplying.get(address, 0) for address in addresses}
         self.cores &= set(addresses)
-        self.at_work &= set(addresses)
 
-    def choose(self, todo: Iterable[Work]) -> tuple[str, int] | None:
-        """Return who takes the next block, and which, counted from the first of those left; None: nobody for now."""
+    def choose(self, todo: Iterable[Work], *, stuck: bool = False) -> tuple[str, int] | None:
+        """Return who takes the next block, and which, counted from the first of those left; None: nobody for now.
+
+        Where the run is `stuck`, as all blocks in hand wait for the first of those left, somebody takes it who has his
+        hands full.
+        """
         others = [address for address in self.in_hand if address not in self.cores]
-        worker = min(others or self.in_hand, key=lambda address: self.in_hand[address])
+        worker = self._freest(others or self.in_hand)
         if self.in_hand[worker] < self.pairs:
             return worker, 0
-        idle = next((core for core in self.cores - self.at_work if self.in_hand[core] < self.pairs), None)
-        ahead = self._ahead(todo, len(others)) if idle and others else None
-        return None if idle is None or ahead is None else (idle, ahead)
+        core = next((core for core in self.cores if self._is_idle(core)), None)
+        ahead = self._ahead(todo, len(others)) if core is not None and others else None
+        if core is not None and ahead is not None:
+            return core, ahead
+        return (self._freest(self.in_hand), 0) if stuck else None
+
+    def _freest(self, workers: Iterable[str]) -> str:
+        return min(workers, key=lambda address: self.in_hand[address])
+
+    def _is_idle(self, core: str) -> bool:
+        return not self.multiplying[core] and self.in_hand[core] < self.pairs
 
     def _ahead(self, todo: Iterable[Work], gpus: int) -> int | None:
         """Return the block that a core should take, counted from the first of those left."""
@@ -144,18 +161,19 @@ class Crew:
 
     def give(self, worker: str, work: Work) -> None:
         """Note that a worker has taken a block."""
-        if not self.in_hand[worker] or worker in self.cores:
+        if not self.multiplying[worker]:
             self.since[worker] = self.clock()
         self.in_hand[worker] += 1
-        self.at_work.add(worker)
+        self.multiplying[worker] += 1
 
     def counted(self, worker: str, work: Work) -> None:
         """Note that a worker has multiplied a block, and learn from the time since the one before."""
-        if worker not in self.in_hand:  # another made what was lost with it
+        if not self.multiplying.get(worker):  # another made what was lost with it
             return
-        self.at_work.discard(worker)
+        self.multiplying[worker] -= 1
         now, on_gpu = self.clock(), worker not in self.cores
-        self.paces[on_gpu].blocks.append((now - self.since[worker], self._expected(work, on_gpu)))
+        took = max(now - self.since[worker], LEAST_SECONDS)
+        self.paces[on_gpu].blocks.append((took, self._expected(work, on_gpu)))
         self.since[worker] = now
 
     def done(self, worker: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import signal
 import time
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 import psutil
 
+NICE_VARIABLE = "SPDIST_NICE"
+"""By how much a worker's priority is to be lower."""
 COPY_BYTES, COPIES = 16 << 20, 3
 """Bytes that are copied to see how quick that is, more than a core's caches hold, and how often."""
 _STATUS = Path("/proc/self/status")
@@ -51,6 +54,7 @@ def copy_rate() -> float:
 
 
 def dask_setup(worker: Any) -> None:
-    """Leave Ctrl-C to the client, which closes its workers: Dask calls this as a worker starts."""
+    """Leave Ctrl-C to the client, which closes its workers, and step back if told so: Dask calls this at the start."""
+    os.nice(int(os.environ.get(NICE_VARIABLE, 0)))
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGINT, signal.SIG_IGN)

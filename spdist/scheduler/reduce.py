@@ -1,7 +1,8 @@
 """Run a plan for a reduction of the product: blocks are made, reduced where they are, and thrown away.
 
 A task is a whole block, from reading to its small result, so that a worker has one in memory at a time. Results are
-put together in the order of rows: the same on every run of a plan. Nothing is stored, and there is nothing to resume.
+put together in the order of rows: the same on every run of a plan, unless GPUs and cores share it. Nothing is stored,
+and there is nothing to resume.
 """
 
 from __future__ import annotations

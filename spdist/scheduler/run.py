@@ -266,7 +266,10 @@ class Driver:
         if not self.todo:
             return
         self._find_workers()
-        while self.todo and (chosen := self.crew.choose(reversed(self.todo))) is not None:
+        while self.todo:
+            chosen = self.crew.choose(reversed(self.todo), stuck=not self.by_future)
+            if chosen is None:
+                return
             worker, ahead = chosen
             work = self.todo.pop(-1 - ahead)
             self._submit(work._replace(task=replace(work.task, number=self._next_number())), worker)

@@ -207,12 +207,11 @@ class Product:
         one = CSR(a.indptr, a.indices, a.data, (1, 1))
         options = self.answer.of_rows(0, 1, None if self.answer.mask is None else b)
         if self.on_gpu:
-            from spdist.kernels import gpu, packing
+            from spdist.kernels import gpu
 
+            self.limits |= self.gpu().copy_rates()  # before slots take the memory
             dtype = number_dtype(self.answer.dtype(self.a, self.b))
             gpu.compile_kernels(dtype, self.b.ncols, self.answer.options.semiring)
-            if dtype.kind in packing.KINDS:
-                packing.compile_kernels(dtype, index_dtype(self.b.ncols))
             c = self.product(one, b, 1, 0, options)
             self.totals.clear()  # of no block of the run
             self.take_timings()
@@ -222,9 +221,7 @@ class Product:
             self.add(c, c, 0, options)
         for m in (self.a, self.b):
             m.rows(0, min(m.nrows, 1))
-        self.limits = dict.fromkeys(("preprocess", "merge", "commit", "join"), process.copy_rate())
-        if self.on_gpu:
-            self.limits |= self.gpu().copy_rates()
+        self.limits |= dict.fromkeys(("preprocess", "merge", "commit", "join"), process.copy_rate())
 
     def _host_engines(self) -> tuple[Any, ...]:
         """Return the CPU engines that may multiply here."""
@@ -344,10 +341,10 @@ class Product:
         b = CSR(offsets - first, *self.b.entries(first, last, held), (high - low, self.b.ncols))
         check_canonical(b, self.b.url, low)
         self._band = (first, b) if self.pairs > 1 else None
-        inside = first <= at and at + a.nnz <= last
-        data = b.data[at - first : at - first + a.nnz] if inside else a.data
+        data = b.data[at - first : at - first + a.nnz] if first <= at and at + a.nnz <= last else a.data
         renumbered = CSR(a.indptr, a.indices - a.indices.dtype.type(low), data, (a.nrows, high - low))
-        return Operands(renumbered, b, within=Within(task.start - low, low) if inside else None)
+        rows = self.a == self.b and low <= task.start and task.stop <= high  # empty ones may lie outside of the band
+        return Operands(renumbered, b, within=Within(task.start - low, low) if rows else None)
 
     def rows_of_resident(self, task: Task, moved: Callable[[int], None]) -> CSR | None:
         """Return the rows of A out of the B that stays, if they are the same."""
@@ -414,7 +411,7 @@ class Product:
             done(0)
             return outofcore.reduce(
                 operands.a, b, what, self.gpu(), report=note, options=options, first_row=task.start,
-                within=operands.within,
+                within=operands.within, learnt=self.learnt,
             )  # fmt: skip
 
     @staticmethod
