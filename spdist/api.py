@@ -30,9 +30,9 @@ from spdist.kernels.options import Epilogue, Options
 from spdist.kernels.reductions import Reduction, check_values, is_linear, options_for, reduce_linear, reduction_of
 from spdist.kernels.semirings import Semiring, find
 from spdist.scheduler.plan import GPU_ENGINES, MAX_BLOCK_PRODUCTS, Plan
-from spdist.staging import staged_matrix
+from spdist.staging import is_ours, staged_matrix
 from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
-from spdist.text import parse_bytes
+from spdist.text import check_count, format_bytes, parse_bytes
 
 Engine = Literal["auto", "scipy", "numba", "cuda", "hybrid"]
 ENGINES = get_args(Engine)
@@ -137,6 +137,15 @@ def _check_target(target: str, *, overwrite: bool) -> None:
         _check_parent(target)
     elif not overwrite:
         raise InputError(f"{target} exists; choose another name or pass --overwrite (overwrite=True)")
+    elif not is_ours(target):
+        raise InputError(f"{target} exists and is not a matrix, so it is not replaced; remove it yourself")
+
+
+def _check_apart(target: str, *operands: str) -> None:
+    """Refuse a C that is an operand, lies in one, or has one in it."""
+    for operand in operands:
+        if f"{target}/".startswith(f"{operand}/") or f"{operand}/".startswith(f"{target}/"):
+            raise InputError(f"C may not be A or B, or the mask, nor lie in one or around one: {target} and {operand}")
 
 
 def _check_parent(target: str) -> None:
@@ -254,6 +263,7 @@ def matmul(
         "semiring": semiring, "mask": mask, "complement": complement, "epilogue": epilogue,
         "threshold": threshold, "top_n": top_n,
     }  # fmt: skip
+    _check_engine(engine)
     if _all_in_memory(a, b, mask):
         left, right = _turned(a) if transpose_a else a, _turned(b) if transpose_b else b
         c = _in_memory(left, right, engine, memory_limit, wanted)
@@ -360,6 +370,7 @@ def multiply(
         If `check` found C false.
     """
     begin = time.perf_counter()
+    check_count("workers", workers, "one a core or a GPU")
     callbacks = callbacks or Callbacks()
     limits = {"memory_limit": memory_limit, "host_limit": host_limit}
     answer = _answer(semiring, mask, complement, epilogue, threshold, top_n)
@@ -494,8 +505,8 @@ def _prepare(
     answer.check(left, right, engine)
     if resume and overwrite:
         raise InputError("--resume continues C and --overwrite replaces it: choose one")
-    if target in (left.url, right.url) or (answer.mask is not None and target == answer.mask.url):
-        raise InputError(f"C may not be A or B, or the mask: {target} would be overwritten while it is read")
+    masks = [] if answer.mask is None else [answer.mask.url]
+    _check_apart(target, left.url, right.url, *masks)
     facts = {
         "provenance": {"command": "multiply", "a": left.url, "b": right.url},
         "product": {
@@ -520,6 +531,7 @@ def _prepare(
             stored = Plan.from_json(content)
             if stored.on_gpu and limits["memory_limit"] is not None:
                 stored = stored.through_gpu(parse_bytes(limits["memory_limit"]))
+            _check_still_fits(stored, found[0], limits)
             return _Job(left, right, lambda: stored, target, found[0], False, facts, stored.on_gpu, answer)
         storage.remove(found[0])
     check_operands(left, right, grid)
@@ -596,6 +608,7 @@ def reduce(
         "top_n": top_n,
     }  # fmt: skip
     _check_engine(engine)
+    check_count("workers", workers, "one a core or a GPU")
     if engine == "scipy":
         raise InputError("engine='scipy' has no reductions: choose engine='auto', 'numba', 'cuda' or 'hybrid'")
     if _all_in_memory(a, b, mask):
@@ -792,12 +805,17 @@ def _answer(
     """Return what is asked for of a stored product."""
     if sp.issparse(mask):
         raise InputError("the mask of a stored product is stored too: spdist.save('M.zarr', mask)")
-    epilogue = None if epilogue is None or epilogue.idle else epilogue
+    epilogue = None if getattr(epilogue, "idle", False) else epilogue
     options = Options(find(semiring), top_n=top_n, threshold=threshold, epilogue=epilogue)
     return Answer(options, None if mask is None else _stored(mask), complement)
 
 
 def _stored(m: MatrixLike) -> StoredMatrix:
+    if not isinstance(m, StoredMatrix | str | Path):
+        raise InputError(
+            f"a matrix in memory ({type(m).__name__}) where a stored one is expected: spdist.save('A.zarr', m) stores "
+            f"it, and spdist.matmul multiplies matrices in memory"
+        )
     return m if isinstance(m, StoredMatrix) else open_matrix(m)
 
 
@@ -885,6 +903,17 @@ def _timings(record: str | Path | None, c: str | Path) -> Iterator[Callable[[lis
             file.writelines(json.dumps(timing) + "\n" for timing in timings)
 
         yield write
+
+
+def _check_still_fits(plan: Plan, place: str, limits: dict[str, int | str | None]) -> None:
+    """Refuse to resume a product by its stored plan under a limit of the host's memory that this does not keep."""
+    name = "host_limit" if plan.on_gpu else "memory_limit"
+    limit = limits[name]
+    if limit is not None and parse_bytes(limit) < plan.projected_host_memory:
+        raise ResumeError(
+            f"{place} was begun with blocks that take up to {format_bytes(plan.projected_host_memory)} on a worker, "
+            f"more than {name}={limit}: resume with as much, or begin anew with --overwrite"
+        )
 
 
 def _check_engine(engine: str) -> None:

@@ -16,6 +16,7 @@ from spdist.kernels.gpu import Pattern
 from spdist.kernels.options import Epilogue, Options
 from spdist.kernels.reductions import Reduction, check_values, diagonal, is_linear, reduce_product
 from spdist.kernels.semirings import Semiring, find
+from spdist.text import check_count
 from spdist.vbr import VBR
 from spdist.vbr import multiply as multiply_vbr
 
@@ -142,6 +143,7 @@ def spgemm(
     >>> spgemm(a, a, semiring="plus_pair").sum(), spgemm(a, a, semiring="plus_pair", mask=a).sum()
     (np.int64(12), np.int64(6))
     """
+    check_count("threads", threads, "one a core")
     options = _options(semiring, mask, complement, epilogue, threshold, top_n)
     if isinstance(a, VBR) or isinstance(b, VBR):
         if not (isinstance(a, VBR) and isinstance(b, VBR) and options.plain and method == "auto"):
@@ -186,6 +188,8 @@ def _options(
     top_n: int | None,
 ) -> Options:  # fmt: skip
     mask = mask.get() if device.is_cupyx(mask) else mask
+    if not (mask is None or hasattr(mask, "tocsr")):
+        raise InputError(f"mask={mask!r} is no sparse matrix: where operands are in memory it is SciPy's or CuPy's")
     pattern = None if mask is None else from_scipy(mask.astype(np.bool_))
     return Options(find(semiring), pattern, complement, top_n, threshold, epilogue)
 

@@ -26,6 +26,7 @@ from spdist.kernels.halo import Rows, Share
 from spdist.scheduler import cluster
 from spdist.scheduler.messages import HostMessages, Messages, NcclMessages
 from spdist.storage import StoredMatrix
+from spdist.text import check_count
 
 logger = logging.getLogger("spdist")
 
@@ -217,6 +218,7 @@ def partitioned(
     InputError
         If there are no workers, no GPUs where they are asked for, or no pymetis.
     """
+    check_count("workers", workers, "one a core or a GPU")
     if device.is_cupyx(a):
         raise MatrixError("a matrix to be partitioned is SciPy's or stored, this is CuPy's")
     stored = storage.open_matrix(a) if isinstance(a, str | Path) else a if isinstance(a, StoredMatrix) else None

@@ -89,7 +89,7 @@ def conjugate_gradient(
 
     Parameters
     ----------
-    a : Operator or PartitionedOperator
+    a : Operator or PartitionedOperator, or a sparse matrix
         Symmetric (Hermitian) and positive definite.
     b : (n,) array
         Where the operator is; of the host for a partitioned one.
@@ -115,6 +115,8 @@ def conjugate_gradient(
     >>> conjugate_gradient(a, np.ones(3)).x
     array([1.  , 0.5 , 0.25])
     """
+    if sp.issparse(a) or device.is_cupyx(a):
+        a = operators.operator(a)
     if a.shape[0] != a.shape[1] or b.shape != a.shape[:1]:
         raise MatrixError(f"conjugate gradients are for square matrices: A is {a.shape}, b is {b.shape}")
     most = 10 * a.shape[0] if maxiter is None else maxiter
@@ -178,6 +180,8 @@ def _followed(links: Any) -> Any:
         import cupyx.scipy.sparse as library  # type: ignore[no-redef]
     m = library.csr_matrix(links)
     m = m.astype(m.dtype if m.dtype.kind == "f" else np.float64)
+    if not (m.data >= 0).all():  # NaN is not
+        raise MatrixError("links have weights below zero, or that are no numbers: PageRank follows links by chance")
     out = module_of(m.data).asarray(m.sum(axis=1)).ravel()
     shares = (out > 0) / out.clip(np.finfo(m.dtype).tiny)
     return library.csr_matrix((library.diags(shares.astype(m.dtype)) @ m).T)

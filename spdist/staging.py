@@ -128,13 +128,13 @@ def _check_free(url: str, overwrite: bool, *, is_matrix: bool) -> None:
         return
     if not overwrite:
         raise InputError(f"{url}: already exists; choose another target, or pass --overwrite to replace it")
-    if is_matrix and not _is_ours(url):
+    if is_matrix and not is_ours(url):
         raise InputError(f"{url}: exists and is not a matrix, so it is not replaced; remove it yourself")
     if not is_matrix and storage.local_path(url).is_dir():
         raise InputError(f"{url}: is a directory, so it is not replaced by a file")
 
 
-def _is_ours(url: str) -> bool:
+def is_ours(url: str) -> bool:
     """Whether `url` holds a matrix, whole or unfinished: the only thing that --overwrite deletes."""
     if storage.read_facts(url):
         return True

@@ -21,6 +21,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import shutil
 import threading
 import warnings
@@ -93,6 +94,8 @@ def in_process(url: str) -> bool:
 
 def normalise(url: str | Path) -> str:
     """Return `url` as workers in other directories understand it: an absolute path with links followed, or a URL."""
+    if not isinstance(url, str | os.PathLike):
+        raise InputError(f"{url!r} is no path and no URL: write for instance 'C.zarr'")
     text = str(url).rstrip("/")
     return str(local_path(text).resolve()) if is_local(text) else text
 
@@ -463,14 +466,28 @@ class StoredMatrix:
         return found.astype(dtype, copy=False)
 
     def rows(self, start: int, stop: int) -> CSR:
-        """Read rows ``[start:stop)``."""
+        """Read rows ``[start:stop)``, or as many of them as there are.
+
+        Raises
+        ------
+        InputError
+            If `start` is negative, or above `stop`.
+        """
+        start, stop = self._range(start, stop)
         offsets = self.read_indptr(start, stop)
         first, last = int(offsets[0]), int(offsets[-1])
         values = self.data.read(first, last)
         return CSR(offsets - first, self.read_indices(first, last), values, (stop - start, self.ncols))
 
+    def _range(self, start: int, stop: int) -> tuple[int, int]:
+        """Return a range of rows, cut to those that there are."""
+        if not 0 <= start <= stop:
+            raise InputError(f"{self.url}: rows {start:,} to {stop:,} are no range of its {self.nrows:,} rows")
+        return min(start, self.nrows), min(stop, self.nrows)
+
     def rows_indices(self, start: int, stop: int) -> CSR:
         """Read the pattern of rows ``[start:stop)``; `data` of the result is its `indices`."""
+        start, stop = self._range(start, stop)
         offsets = self.read_indptr(start, stop)
         indices = self.read_indices(int(offsets[0]), int(offsets[-1]))
         return CSR(offsets - offsets[0], indices, indices, (stop - start, self.ncols))
@@ -653,12 +670,15 @@ def open_matrix(url: str | Path) -> StoredMatrix:
 
 
 def _read_group(url: str) -> tuple[dict[str, Any], dict[str, zarr.Array[Any]]]:
-    if not exists(url):
-        raise MatrixError(f"{url}: there is no such matrix")
     try:
-        group = zarr.open_group(open_store(url), mode="r")
+        there = exists(url)
+        group = zarr.open_group(open_store(url), mode="r") if there else None
+    except PermissionError as error:
+        raise MatrixError(f"{url}: may not be read ({error.strerror}): ask whoever owns it for access") from error
     except (GroupNotFoundError, FileNotFoundError, NotADirectoryError, ValueError) as error:
         raise MatrixError(f"{url}: not a Zarr group; convert files with `spdist import`") from error
+    if group is None:
+        raise MatrixError(f"{url}: there is no such matrix")
     members = {name: member for name in ARRAYS if isinstance(member := group.get(name), zarr.Array)}
     return group.attrs.asdict(), members
 

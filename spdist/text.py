@@ -1,8 +1,9 @@
-"""Sizes as people write them: ``2GiB`` to bytes and back."""
+"""Sizes as people write them, ``2GiB`` to bytes and back; numbers of things."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from spdist.errors import InputError
 
@@ -44,3 +45,17 @@ def parse_bytes(text: str | int) -> int:
         raise InputError(f"memory limit {text!r} is not a size: write for instance 512MiB or 2GiB")
     base = 1000 if found[3].lower() == "b" else 1024
     return int(float(found[1]) * base ** _UNITS[found[2].upper()])
+
+
+def check_count(name: str, value: Any, without: str) -> None:
+    """Refuse what is no number of things; None stands for what the message calls `without`.
+
+    Raises
+    ------
+    InputError
+        If it is no whole number, or below 1.
+    """
+    if value is None:
+        return
+    if type(value) is bool or not hasattr(value, "__index__") or value < 1:
+        raise InputError(f"{name}={value!r} must be a whole number of at least 1; leave it out for {without}")

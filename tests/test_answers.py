@@ -247,6 +247,23 @@ def test_rounding_of_partial_sums_passes(stored, tmp_path, scheduler):
 # -- refusals, command line --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("wanted", "message"), [
+    ({"mask": "M.zarr"}, "is no sparse matrix"), ({"mask": True}, "is no sparse matrix"),
+    ({"threads": 0}, "at least 1"), ({"threads": "2"}, "at least 1"), ({"epilogue": {}}, "spdist.Epilogue"),
+])  # fmt: skip
+def test_wrong_options_in_memory_are_refused(wanted, message):
+    m = whole_numbers(20, 20, 3, 1)
+    with pytest.raises(InputError, match=message):
+        spdist.spgemm(m, m, **wanted)
+
+
+def test_functions_that_numba_does_not_compile_are_refused():
+    with pytest.raises(InputError, match=r"apply=.*write lambda x: \.\.\. around it"):
+        spdist.Epilogue(apply=np.sqrt)
+    with pytest.raises(InputError, match=r"add=.*write lambda x, y: \.\.\. around it"):
+        spdist.Semiring(np.maximum, lambda x, y: x * y, 0)
+
+
 def test_wrong_options_are_refused_before_anything_is_written(stored, tmp_path):
     m = whole_numbers(20, 20, 3, 1)
     a, small = stored("A", m), stored("S", whole_numbers(5, 5, 2, 1))
@@ -258,6 +275,10 @@ def test_wrong_options_are_refused_before_anything_is_written(stored, tmp_path):
         ({"mask": small}, "the mask is 5 x 5, but C is 20 x 20"),
         ({"mask": m}, "is stored too"),
         ({"top_n": 0}, "at least 1"),
+        ({"top_n": 1.5}, "at least 1"),
+        ({"top_n": True}, "at least 1"),
+        ({"threshold": "x"}, "must be a number"),
+        ({"epilogue": {"normalize": "l1"}}, "spdist.Epilogue"),
     ):
         with pytest.raises(InputError, match=message):
             api.multiply(a, a, tmp_path / "C.zarr", **wanted)

@@ -33,7 +33,7 @@ def test_cores_multiply_beside_a_gpu(stored, tmp_path, one_gpu, monkeypatch, cap
     a, file = stored("A", m), tmp_path / "run.jsonl"
     options = {"engine": "hybrid", "memory_limit": "4MiB", "check": True, "record": file}
     with caplog.at_level(logging.INFO, "spdist"):
-        report = api.multiply(a, a, tmp_path / "C.zarr", grid=(150, 1, 1), **options)
+        report = api.multiply(a, a, tmp_path / "C.zarr", grid=(80, 1, 1), **options)
     assert "1 GPUs, and 2 cores beside them" in caplog.text
     assert report.engine == "hybrid"
     assert report.workers == 3
@@ -50,7 +50,7 @@ def test_cores_multiply_beside_a_gpu(stored, tmp_path, one_gpu, monkeypatch, cap
     assert len(on_gpu) == 1
     assert len(rows) == 3
     assert min(map(len, rows.values())) > 0
-    assert sum(map(len, rows.values())) == 150
+    assert sum(map(len, rows.values())) == 80
     assert 0 in rows[on_gpu.pop()]
 
 
@@ -58,10 +58,10 @@ def test_cores_multiply_beside_a_gpu(stored, tmp_path, one_gpu, monkeypatch, cap
 def test_a_core_that_is_late_and_has_too_little_room_ends_no_run(stored, tmp_path, one_gpu, monkeypatch):
     """The rest of its rows comes first, when all hands are full of blocks that wait for it."""
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setenv(fake_gpu.LATE, "6")
+    monkeypatch.setenv(fake_gpu.LATE, "3")
     m = random_matrix(3000, 3000, 4.0, 4)
     a = stored("A", m)
-    api.multiply(a, a, tmp_path / "C.zarr", engine="hybrid", memory_limit="4MiB", grid=(150, 1, 1))
+    api.multiply(a, a, tmp_path / "C.zarr", engine="hybrid", memory_limit="4MiB", grid=(80, 1, 1))
     assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
 
 

@@ -186,6 +186,9 @@ def test_what_does_not_fit_is_refused():
         a @ np.ones((5, 2))
     with pytest.raises(MatrixError, match="out must be a C-ordered float64 array"):
         a.matvec(np.ones(27), out=np.ones(27, np.float32))
+    for method in ("sell", "scipy"):
+        with pytest.raises(MatrixError, match=r"array of shape \(27,\)"):
+            spdist.operator(stencil(3), method).matvec(np.ones(27), out=np.ones(10))
     with pytest.raises(InputError, match="'csr' is not for this matrix on the CPU"):
         spdist.operator(stencil(3), "csr")
     with pytest.raises(InputError, match="'levels' is not for this matrix"):

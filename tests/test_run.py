@@ -366,6 +366,54 @@ def test_a_result_lost_before_it_was_looked_at_is_waited_for(stored, tmp_path, m
     assert lost
 
 
+def test_only_a_matrix_is_overwritten(stored, tmp_path):
+    a = stored("A", random_matrix(30, 30, 3, 18))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    (tmp_path / "notes.txt").write_text("note")
+    for place in ("mine", "notes.txt"):
+        with pytest.raises(InputError, match="is not a matrix, so it is not replaced"):
+            api.multiply(a, a, tmp_path / place, overwrite=True)
+    assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
+    assert (tmp_path / "notes.txt").read_text() == "note"
+
+
+@pytest.mark.parametrize("place", [".", "A.zarr/C.zarr", "A.zarr"])
+def test_c_is_apart_from_its_operands(stored, tmp_path, place):
+    a = stored("A", random_matrix(30, 30, 3, 19))
+    before = files(a.url)
+    with pytest.raises(InputError, match="nor lie in one or around one"):
+        api.multiply(a, a, tmp_path / place, overwrite=True)
+    assert files(a.url) == before
+
+
+@pytest.mark.slow
+def test_matrices_without_columns_go_through_workers(stored, tmp_path):
+    a, b = stored("A", sp.csr_array((4, 5))), stored("B", sp.csr_array((5, 0)))
+    api.multiply(a, b, tmp_path / "C.zarr", workers=1)
+    assert api.open_matrix(tmp_path / "C.zarr").shape == (4, 0)
+
+
+@pytest.mark.parametrize("workers", [-1, 0, 1.5, "2", True])
+def test_a_number_of_workers_is_one(stored, tmp_path, workers):
+    a = stored("A", random_matrix(30, 30, 3, 20))
+    for run in (lambda **k: api.multiply(a, a, tmp_path / "C.zarr", **k), lambda **k: api.reduce(a, a, "nnz", **k)):
+        with pytest.raises(InputError, match="must be a whole number of at least 1"):
+            run(workers=workers)
+
+
+def test_less_memory_than_it_was_begun_with_is_refused(stored, tmp_path, monkeypatch):
+    a, target = stored("A", random_matrix(3000, 3000, 20, 21)), tmp_path / "C.zarr"
+    monkeypatch.setattr("spdist.scheduler.run.Driver.run", lambda driver: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        api.multiply(a, a, target, memory_limit="64MiB", grid=(3, 1, 1))
+    monkeypatch.undo()
+    with pytest.raises(ResumeError, match=r"take up to .* MiB on a worker, more than memory_limit=1MiB"):
+        api.multiply(a, a, target, memory_limit="1MiB", resume=True)
+    api.multiply(a, a, target, memory_limit="64MiB", resume=True)
+    assert api.verify(a, a, target).ok
+
+
 def test_a_scheduler_that_takes_no_plugin_is_named(scheduler, caplog, monkeypatch):
     def refuse(self, plugin):
         raise ModuleNotFoundError("No module named 'spdist'")

@@ -19,6 +19,7 @@ import scipy.sparse as sp
 import spdist
 from spdist import solvers
 from spdist.csr import CSR
+from spdist.errors import MatrixError
 from spdist.kernels import spmv, updates
 from spdist.kernels.replay import Steps
 from spdist.solvers import LOOKS, conjugate_gradient_loop, pagerank_loop
@@ -399,3 +400,20 @@ def test_graphs_of_a_partitioned_matrix():
     np.testing.assert_array_equal(captured.x, plain.x)
     np.testing.assert_array_equal(again.x, plain.x)
     np.testing.assert_allclose(m @ captured.x, b, atol=1e-8)
+
+
+@pytest.mark.parametrize("weight", [-1.0, np.nan])
+def test_links_have_weights_above_zero(weight):
+    with pytest.raises(MatrixError, match="below zero, or that are no numbers"):
+        spdist.pagerank(sp.csr_array([[0.0, weight], [1.0, 0.0]]))
+
+
+def test_a_matrix_is_an_operator():
+    a = sp.diags_array([1.0, 2.0, 4.0], format="csr")
+    np.testing.assert_allclose(spdist.conjugate_gradient(a, np.ones(3)).x, [1, 0.5, 0.25])
+
+
+def test_a_norm_that_is_infinite_is_not_reached():
+    a = sp.diags_array([1.0, 2.0, 4.0], format="csr")
+    with np.errstate(over="ignore"):
+        assert not spdist.conjugate_gradient(a, np.full(3, 1e300)).converged

@@ -138,6 +138,17 @@ def test_any_range_of_rows(tmp_path_factory, data):
     assert_same(stored.rows(start, stop), matrix.rows(start, stop))
 
 
+def test_ranges_of_rows_end_where_the_rows_do(stored):
+    whole = stored.rows(0, 200).to_scipy()
+    for start, stop in ((0, 500), (150, 201), (300, 400), (200, 200)):
+        rows = stored.rows(start, stop).to_scipy()
+        assert rows.shape == whole[start:stop].shape
+        assert abs(rows - whole[start:stop]).nnz == 0
+    for start, stop in ((-1, 50), (5, 3)):
+        with pytest.raises(InputError, match="are no range of its 200 rows"):
+            stored.rows(start, stop)
+
+
 def test_rows_touch_only_their_chunks(stored):
     """With every other Zarr chunk deleted, the rows in the middle still read."""
     want = stored.rows(100, 103)

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from spdist.csr import CSR, Int64Array
 from spdist.errors import InputError, MatrixError
-from spdist.kernels.semirings import OR_AND, PLUS_TIMES, Semiring, code_of, digest
+from spdist.kernels.semirings import OR_AND, PLUS_TIMES, Semiring, check_function, code_of, digest
+from spdist.text import check_count
 
 NORMS = ("l1", "l2", "max")
 
@@ -65,6 +66,7 @@ class Epilogue:
     cuda: str | None = None
 
     def __post_init__(self) -> None:
+        check_function("apply", self.apply, "x")
         if self.cuda is not None and self.apply is None:
             raise InputError(f"cuda={self.cuda!r} says again what a function does: pass it as apply")
         if self.normalize is not None and self.normalize not in NORMS:
@@ -115,6 +117,13 @@ def _read_factors(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
     return factors
 
 
+def _is_number(value: Any) -> bool:
+    try:
+        return not isinstance(value, str) and not math.isnan(float(value))
+    except (TypeError, ValueError):
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options of a product, applied in this order: semiring, mask, epilogue, threshold, top-n.
@@ -148,10 +157,11 @@ class Options:
     epilogue: Epilogue | None = None
 
     def __post_init__(self) -> None:
-        if self.top_n is not None and self.top_n < 1:
-            raise InputError(f"top_n={self.top_n} must be at least 1")
-        if self.threshold is not None and math.isnan(self.threshold):
-            raise InputError("threshold is NaN, which no value reaches")
+        check_count("top_n", self.top_n, "all entries")
+        if self.threshold is not None and not _is_number(self.threshold):
+            raise InputError(f"threshold={self.threshold!r} must be a number, which NaN is not")
+        if type(self.epilogue) not in (type(None), Epilogue):
+            raise InputError(f"epilogue={self.epilogue!r} is none: pass spdist.Epilogue(normalize='l1'), for instance")
         if self.complement and self.mask is None:
             raise InputError("complement=True needs a mask")
 

@@ -77,6 +77,8 @@ class Semiring:
     cuda: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
+        for name, function in (("add", self.add), ("multiply", self.multiply)):
+            check_function(name, function, "x, y")
         if self.reads not in ("ab", "a", "b", ""):
             raise InputError(f"reads={self.reads!r} of a semiring is not one of 'ab', 'a', 'b', ''")
         if not self.reads and self.dtype is None:
@@ -182,6 +184,12 @@ def c_literal(value: np.generic) -> str:
 def digest(content: bytes) -> str:
     """Return a digest of some bytes."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def check_function(name: str, function: Any, arguments: str) -> None:
+    """Refuse what Numba does not compile: NumPy's functions of arrays, and what is no function."""
+    if function is not None and (isinstance(function, np.ufunc) or not callable(function)):
+        raise InputError(f"{name}={function!r} is no function of numbers: write lambda {arguments}: ... around it")
 
 
 def code_of(function: Callable[..., Any]) -> Any:

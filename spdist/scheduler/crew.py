@@ -125,11 +125,11 @@ class Crew:
         worker = self._freest(others or self.in_hand)
         if self.in_hand[worker] < self.pairs:
             return worker, 0
+        if stuck:
+            return self._freest(self.in_hand), 0
         core = next((core for core in self.cores if self._is_idle(core)), None)
         ahead = self._ahead(todo, len(others)) if core is not None and others else None
-        if core is not None and ahead is not None:
-            return core, ahead
-        return (self._freest(self.in_hand), 0) if stuck else None
+        return None if core is None or ahead is None else (core, ahead)
 
     def _freest(self, workers: Iterable[str]) -> str:
         return min(workers, key=lambda address: self.in_hand[address])

@@ -201,8 +201,9 @@ class Product:
     def warm(self) -> None:
         """Load and compile what the stages need, on a product of one entry, before the idle worker is weighed."""
         a, b = (
-            CSR(np.array([0, 1]), np.zeros(1, index_dtype(m.ncols)), np.ones(1, m.dtype), (1, m.ncols))
+            CSR(np.array([0, n]), np.zeros(n, index_dtype(m.ncols)), np.ones(n, m.dtype), (1, m.ncols))
             for m in (self.a, self.b)
+            for n in [min(1, m.ncols)]
         )
         one = CSR(a.indptr, a.indices, a.data, (1, 1))
         options = self.answer.of_rows(0, 1, None if self.answer.mask is None else b)
