@@ -863,6 +863,12 @@ def _turned(m: Any) -> Any:
 
 def _all_in_memory(a: Any, b: Any, mask: Any) -> bool:
     """Whether all are SciPy's or block matrices, and not stored; refuses some of each."""
+    for m in (a, b, mask):
+        if not (m is None or sp.issparse(m) or isinstance(m, BSR | StoredMatrix | str | Path)):
+            raise InputError(
+                f"a {type(m).__name__} where a matrix is expected: SciPy's, or the path of a stored one; CuPy's are "
+                f"for spdist.spgemm"
+            )
     in_memory = [sp.issparse(m) or isinstance(m, BSR) for m in (a, b, mask) if m is not None]
     if any(in_memory) and not all(in_memory):
         what = "the operands" if mask is None else "the operands and the mask"

@@ -168,6 +168,7 @@ def _reduce(args: argparse.Namespace) -> int:
             args.b,
             args.what,
             bins=args.bins,
+            engine=args.engine,
             memory_limit=args.memory_limit,
             workers=args.workers,
             scheduler=args.scheduler,
@@ -259,7 +260,7 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     text = "edges of a histogram's bins, rising: --bins=-1,0,0.5,1"
     sub.add_argument("--bins", type=_edges, metavar="X,X,...", help=text)
     sub.add_argument("--out", metavar="FILE.npy", help="where to write a vector")
-    sub.add_argument("--memory-limit", metavar="BYTES", help="of each worker, by default 2GiB")
+    _add_engine_options(sub)
     sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core")
     sub.add_argument("--scheduler", metavar="ADDRESS", help="use a running Dask scheduler")
     _add_answer_options(sub)
@@ -267,7 +268,7 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_plan_options(sub: argparse.ArgumentParser) -> None:
+def _add_engine_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--engine", default="auto", help="auto (default), scipy, numba; cuda: GPUs; hybrid: GPUs and cores"
     )
@@ -275,6 +276,10 @@ def _add_plan_options(sub: argparse.ArgumentParser) -> None:
         "--memory-limit", metavar="BYTES",
         help="of each worker, by default 2GiB; with GPUs, of each GPU, by default 0.9 of what is free",
     )  # fmt: skip
+
+
+def _add_plan_options(sub: argparse.ArgumentParser) -> None:
+    _add_engine_options(sub)
     sub.add_argument("--host-limit", metavar="BYTES", help="of the host's memory for each GPU, by default 8GiB")
     sub.add_argument("--grid", type=_grid, metavar="I,K,J", help="force the number of row, inner and column blocks")
     _add_answer_options(sub)

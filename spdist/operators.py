@@ -36,7 +36,6 @@ GOOD_SHARE = 0.7
 """Share of the memory's bandwidth from which no other order is tried."""
 REORDERING = 200
 """Products that a reordering takes, roughly; it must be won back."""
-METHODS = ("auto", "sell", "csr", "bsr", "scipy", "cusparse", "levels", "popular", "ehyb")
 ENCODING = "spdist-operator"
 
 log = logging.getLogger("spdist")
@@ -442,8 +441,8 @@ def _asked_for(
     """Return the operator of a method that was asked for."""
     make = makers.get(method)
     if make is None:
-        where = "GPU" if is_on_gpu(m.data) else "CPU"
-        raise InputError(f"method {method!r} is not for this matrix on the {where}: choose one of {', '.join(METHODS)}")
+        where, suited = "GPU" if is_on_gpu(m.data) else "CPU", ", ".join(["auto", *makers])
+        raise InputError(f"method {method!r} is not for this matrix on the {where}: choose one of {suited}")
     return Operator(make(), m.shape, wanted, method, "asked for", threads=threads, source=m)
 
 

@@ -63,7 +63,9 @@ def build(
     """
     if max(a.shape) > INT32_MAX:
         raise MatrixError(f"SELL-C-sigma has 32-bit positions, the matrix is {a.nrows:,} x {a.ncols:,}: use CSR")
-    if lanes < 1 or (height and lanes % height):
+    if lanes < 1 or height < 0:
+        raise InputError(f"C = {height} rows of a chunk and {lanes} lanes: both are numbers above 0")
+    if height and lanes % height:
         raise InputError(f"C = {height} rows of a chunk must divide its {lanes} lanes")
     builder = _builder(a, lanes, threads)
     stored = np.dtype(a.dtype if dtype is None else dtype)
