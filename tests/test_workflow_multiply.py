@@ -167,6 +167,7 @@ BAD = {
     "no folder for C": ({**GOOD, "out": "no/C.zarr"}, r"out: 'no/C.zarr': .*/no is not a folder; create it"),
     "no folder for the report": ({**GOOD, "report": "no/r.json"}, r"report: 'no/r.json': .* is not a folder"),
     "report is a folder": ({**GOOD, "report": "folder"}, r"report: 'folder' is a folder; name a file in it"),
+    "report is the job": ({**GOOD, "report": "job.yaml"}, r"report: 'job.yaml' exists and is no report of a job"),
     "C is there": ({**GOOD, "out": "folder", "resume": False}, r"out: 'folder' exists; remove it.*resume: true"),
     "C is something else": (
         {**GOOD, "out": "folder"},
@@ -189,6 +190,8 @@ def test_shapes_that_do_not_fit_are_refused(run, capsys):
     api.save("folder", random_matrix(200, 10, 2, 1))
     assert run({**GOOD, "b": "folder"}) == 2
     assert "300" in refusal(capsys)
+    assert run({**GOOD, "mask": "folder"}) == 2
+    assert re.search("mask.* 200 x 10", refusal(capsys))
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def test_not_converged(run_job):
     report = run_job("conjugate_gradient", 1, a="A.zarr", out="x.npy", maxiter=2)
     assert report["state"] == "failed"
     assert "after 2 iterations; raise maxiter" in report["error"]
+    assert (report["result"]["converged"], report["result"]["iterations"]) == (False, 2)
 
 
 REFUSED = [

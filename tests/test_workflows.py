@@ -151,6 +151,39 @@ def test_markov_clusters_of_a_power_network(run_job):
     assert len({*zip(labels, expected, strict=True)}) == count
 
 
+def test_markov_clusters_after_too_few_steps(run_job, capsys):
+    spdist.save("A.zarr", abs(sp.csr_array(sp.load_npz(DATA / "1138_bus.npz"))[:100, :100]))
+    report = run_job("markov_clustering", code=1, a="A.zarr", out="clusters.txt", steps=2)
+    assert (report["state"], report["result"]["converged"], report["result"]["steps"]) == ("failed", False, 2)
+    assert "not converged: the last change is" in capsys.readouterr().out
+    assert len(np.loadtxt("clusters.txt", dtype=int)) == 100
+    left_beside("A.zarr", "clusters.txt")
+    report = run_job("markov_clustering", a="A.zarr", out="clusters.txt")  # the clusters are its own
+    assert report["result"]["converged"]
+
+
+@pytest.mark.parametrize("name", ["triangles", "markov_clustering", "shortest_paths"])
+@pytest.mark.parametrize("shape", [(5, 9), (9, 5)])
+def test_graphs_are_square(run_job, capsys, name, shape):
+    spdist.save("A.zarr", sp.random_array(shape, density=0.5, format="csr", random_state=0))
+    run_job(name, code=2, a="A.zarr", out="C")
+    errors = capsys.readouterr().err
+    assert errors.startswith("job.yaml: a: ")
+    assert errors.count("\n") == 1
+    assert f"{shape[0]} x {shape[1]}; a square matrix is needed" in errors
+    assert {path.name for path in Path().iterdir()} == {"A.zarr", "job.yaml"}
+
+
+@pytest.mark.parametrize(("keys", "message"), [({"p": "wide.zarr"}, "5"), ({"r": "wide.zarr"}, "9")], ids=str)
+def test_a_chain_that_does_not_fit_is_refused(run_job, capsys, keys, message):
+    a, p = sp.eye_array(9).tocsr(), sp.csr_array(np.ones((9, 2)))
+    spdist.save("A.zarr", a), spdist.save("P.zarr", p), spdist.save("wide.zarr", sp.csr_array(np.ones((9, 5))[:5]))
+    run_job("galerkin", code=2, **({"a": "A.zarr", "p": "P.zarr", "out": "C.zarr"} | keys))
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert message in errors
+
+
 def test_a_stopped_job_goes_on_with_its_step(run_job, monkeypatch):
     m = sp.csr_array(abs(sp.load_npz(DATA / "1138_bus.npz")))[:300, :300]
     spdist.save("A.zarr", m)
@@ -171,6 +204,36 @@ def test_a_stopped_job_goes_on_with_its_step(run_job, monkeypatch):
     assert states[:3] == ["already finished"] * 2 + ["computed"]
     left_beside("A.zarr", "C.zarr")
     assert read("C.zarr").nnz == np.isfinite(shortest_path(m)).sum()
+
+
+@pytest.mark.parametrize("name", ["triangles", "markov_clustering", "shortest_paths", "conjugate_gradient", "pagerank"])
+def test_a_file_of_others_is_not_replaced(run_job, capsys, name):
+    spdist.save("A.zarr", sp.eye_array(4).tocsr())
+    Path("x").write_text("mine")
+    run_job(name, code=2, a="A.zarr", out="x")
+    assert "job.report.json does not say that this job wrote it" in capsys.readouterr().err
+    assert Path("x").read_text() == "mine"
+    run_job(name, a="A.zarr", out="x", overwrite=True)
+    run_job(name, a="A.zarr", out="x")  # its own now
+    assert Path("x").is_dir() or Path("x").read_bytes() != b"mine"
+    run_job(name, code=2, a="A.zarr", out="x", resume=False)
+    assert "out: 'x' exists" in capsys.readouterr().err
+
+
+def test_a_report_replaces_nothing_but_a_report(run_job, capsys):
+    spdist.save("A.zarr", sp.eye_array(4).tocsr())
+    np.save("b.npy", np.ones(4))
+    for report, message in (
+        ("job.yaml", "report: 'job.yaml' exists and is no report of a job; name another file"),
+        ("b.npy", "report: 'b.npy' exists and is no report"),
+        ("x.npy", "report: 'x.npy' is what out names; name another file"),
+    ):
+        run_job("conjugate_gradient", code=2, a="A.zarr", b="b.npy", out="x.npy", report=report)
+        errors = capsys.readouterr().err
+        assert message in errors
+        assert errors.count("\n") == 1
+    assert Path("job.yaml").read_text().startswith("a: A.zarr")
+    assert {path.name for path in Path().iterdir()} == {"A.zarr", "b.npy", "job.yaml"}
 
 
 def test_wrong_jobs_are_refused(run_job, capsys):

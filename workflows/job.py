@@ -7,8 +7,8 @@ A workflow is a `Workflow`: its keys, what it looks at before it starts, and wha
 A signal of the batch system (SIGTERM, SIGUSR1) ends the run so that it can be resumed, and the same command goes on
 from there. Relative paths count from the current folder.
 
-Exit codes: 0 done; 1 the job failed, or its result is false; 2 the job file or a matrix is wrong, nothing was written;
-75 stopped by a signal before the end: run it again.
+Exit codes: 0 done; 1 the job failed, or its result is false or has not converged; 2 the job file or a matrix is wrong,
+nothing was written; 75 stopped by a signal before the end: run it again.
 """
 
 from __future__ import annotations
@@ -54,6 +54,13 @@ class Job:
         return {"memory_limit": self.memory_limit, "workers": self.workers, "scheduler": scheduler}
 
 
+@dataclass(frozen=True, kw_only=True)
+class WholeJob(Job):
+    """The keys of a job that makes its result whole, and puts it in place of what lies at `out`."""
+
+    overwrite: bool = False
+
+
 @dataclass(frozen=True)
 class Workflow:
     """One workflow.
@@ -89,6 +96,14 @@ class Workflow:
 
 class JobError(ValueError):
     """The job file is wrong; the message says where and what to do."""
+
+
+class ConvergenceError(Exception):
+    """The steps that were allowed are done, and the end is not reached; `result` is what the report says of it."""
+
+    def __init__(self, message: str, result: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.result = {**result, "converged": False}
 
 
 class Stopped(KeyboardInterrupt):
@@ -224,6 +239,9 @@ COMMON: dict[str, Callable[[Any], Any]] = {
 }
 """What reads the keys that every job has, but for `out`."""
 
+WHOLE: dict[str, Callable[[Any], Any]] = {"out": text_of, "overwrite": flag, **COMMON}
+"""What reads the keys of a `WholeJob`."""
+
 
 # -- what must be there ------------------------------------------------------------------------------------------------
 
@@ -241,17 +259,58 @@ def check_places(workflow: Workflow, job: Any) -> None:
     for key in workflow.matrices:
         if getattr(job, key) is not None:
             check_matrix(key, getattr(job, key))
-    check_folder("report", job.report)
-    if Path(job.report).is_dir():
-        raise JobError(f"report: {job.report!r} is a folder; name a file in it")
+    check_report(job)
     if (out := local(job.out)) is not None:
         check_folder("out", str(out))
-        if out.exists() and not job.resume:
-            raise JobError(
-                f"out: {job.out!r} exists; remove it, choose another name, or set resume: true to continue it"
-            )
+    if not isinstance(job, WholeJob) or not job.overwrite:
+        check_out(job)
     if job.scheduler_file is not None:
         scheduler_address(job.scheduler_file)
+
+
+def check_report(job: Job) -> None:
+    """Refuse a report in place of anything but an earlier report: the job file, say, or a vector that it names."""
+    check_folder("report", job.report)
+    path = Path(job.report)
+    if path.is_dir():
+        raise JobError(f"report: {job.report!r} is a folder; name a file in it")
+    if (out := local(job.out)) is not None and path.resolve() == out.resolve():
+        raise JobError(f"report: {job.report!r} is what out names; name another file")
+    if path.exists() and not earlier_report(path):
+        raise JobError(f"report: {job.report!r} exists and is no report of a job; name another file")
+
+
+def earlier_report(path: Path) -> dict[str, Any]:
+    """Return what an earlier run left as its report; nothing where there is none."""
+    try:
+        content = json.loads(path.read_text()) if path.is_file() else None
+    except (OSError, ValueError):
+        return {}
+    is_report = isinstance(content, dict) and "exit_code" in content and isinstance(content.get("job"), dict)
+    return content if is_report else {}
+
+
+def check_out(job: Job) -> None:
+    """Refuse to go on with what lies at `out` against `resume`; to replace it, unless this job's report names it."""
+    if (out := local(job.out)) is not None and out.exists() and not job.resume:
+        raise JobError(f"out: {job.out!r} exists; remove it, choose another name, or set resume: true to continue it")
+    own = earlier_report(Path(job.report)).get("job", {}).get("out") == job.out
+    if isinstance(job, WholeJob) and not own and is_there(job.out):
+        raise JobError(
+            f"out: {job.out!r} exists, and {job.report} does not say that this job wrote it; name another out, or set "
+            f"overwrite: true to replace it"
+        )
+
+
+def is_there(place: str) -> bool:
+    """Whether there is anything at a place."""
+    import fsspec
+
+    try:
+        system, path = fsspec.core.url_to_fs(place)
+        return bool(system.exists(path))
+    except (OSError, ImportError, ValueError) as error:
+        raise JobError(f"out: {place!r} cannot be opened: {error}; correct the address") from None
 
 
 def check_matrix(key: str, place: str) -> None:
@@ -269,6 +328,18 @@ def check_matrix(key: str, place: str) -> None:
         raise JobError(f"{key}: {place!r}: {error}") from None
     except (OSError, ImportError, ValueError) as error:
         raise JobError(f"{key}: {place!r} cannot be opened: {error}; correct the address") from None
+
+
+def square(key: str, a: Any) -> Any:
+    """Return a stored matrix if it is square, as the adjacency matrix of a graph."""
+    import spdist
+
+    if a.nrows != a.ncols or not a.nrows:
+        raise spdist.MatrixError(
+            f"{key}: {a.url} is {a.nrows:,} x {a.ncols:,}; a square matrix is needed, with a row and a column for each "
+            f"vertex or unknown: name another"
+        )
+    return a
 
 
 def check_folder(key: str, place: str) -> None:
@@ -383,6 +454,8 @@ def run_to_exit(workflow: Workflow, job: Any, log: Log) -> tuple[int, dict[str, 
         result = workflow.run(job, log)
     except KeyboardInterrupt:
         return STOPPED, stopped
+    except ConvergenceError as error:
+        return 1, {"state": "failed", "error": str(error), "result": error.result}
     except Exception as error:
         if was_stopped(error):
             return STOPPED, stopped

@@ -32,7 +32,7 @@ CHANGE = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(jobs.Job):
+class Job(jobs.WholeJob):
     """What a job file says; `markov_clustering.yaml` explains the keys."""
 
     a: str
@@ -51,12 +51,11 @@ def power(value: Any) -> float:
 
 READERS = {
     "a": jobs.text_of,
-    "out": jobs.text_of,
     "inflation": power,
     "threshold": jobs.number,
     "top_n": jobs.count,
     "steps": jobs.count,
-    **jobs.COMMON,
+    **jobs.WHOLE,
 }
 
 
@@ -66,9 +65,9 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
 
     epilogue = spdist.Epilogue(apply=raised_to(job.inflation), normalize="l1")
     with jobs.scratch(job.out, "walks", keep=True) as (walks,):
-        spdist.save(walks, first_walks(spdist.open(job.a)), overwrite=True)
-        before, step = walks, 0
-        while step < job.steps:
+        spdist.save(walks, first_walks(jobs.square("a", spdist.open(job.a))), overwrite=True)
+        before, step, converged = walks, 0, False
+        while step < job.steps and not converged:
             step += 1
             after = f"{walks}-{step}"
             spdist.multiply(
@@ -84,14 +83,17 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
             )
             change = largest_change(spdist.open(before), spdist.open(after))
             jobs.say(f"step {step}: {spdist.open(after).nnz:,} entries, change {change:.1e}")
-            before = after
-            if change < CHANGE:
-                break
+            before, converged = after, change < CHANGE
         labels = clusters(spdist.open(before))
         jobs.remove_steps(walks, step)
     Path(job.out).write_text("".join(f"{label}\n" for label in labels))
     sizes = np.bincount(labels)
-    return {"clusters": len(sizes), "largest": int(sizes.max()), "alone": int((sizes == 1).sum()), "steps": step}
+    facts = {"clusters": len(sizes), "largest": int(sizes.max()), "alone": int((sizes == 1).sum()), "steps": step}
+    if not converged:
+        raise jobs.ConvergenceError(
+            f"not converged: the last change is {change:.1e}; {summary(facts)}; raise steps", facts
+        )
+    return {**facts, "converged": True}
 
 
 def raised_to(inflation: float) -> Callable[[Any], Any]:

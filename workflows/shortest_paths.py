@@ -30,7 +30,7 @@ ROUNDINGS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(jobs.Job):
+class Job(jobs.WholeJob):
     """What a job file says; `shortest_paths.yaml` explains the keys."""
 
     a: str
@@ -47,10 +47,9 @@ def vertices_of(value: Any) -> list[int]:
 
 READERS = {
     "a": jobs.text_of,
-    "out": jobs.text_of,
     "sources": vertices_of,
     "hops": jobs.count,
-    **jobs.COMMON,
+    **jobs.WHOLE,
 }
 
 
@@ -59,7 +58,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     import spdist
 
     with jobs.scratch(job.out, "edges", keep=True) as (edges,):
-        a = spdist.open(job.a)
+        a = jobs.square("a", spdist.open(job.a))
         if max(job.sources or [0]) >= a.nrows:
             raise spdist.InputError(f"sources: vertex {max(job.sources or [0])} of {a.nrows:,} vertices")
         graph = with_loops(a)

@@ -29,20 +29,20 @@ import scipy.sparse as sp
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(jobs.Job):
+class Job(jobs.WholeJob):
     """What a job file says; `triangles.yaml` explains the keys."""
 
     a: str
 
 
-READERS = {"a": jobs.text_of, "out": jobs.text_of, **jobs.COMMON}
+READERS = {"a": jobs.text_of, **jobs.WHOLE}
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """Order the graph, take its lower part, and reduce the masked product."""
     import spdist
 
-    a = spdist.open(job.a)
+    a = jobs.square("a", spdist.open(job.a))
     lower = lower_part(a.rows(0, a.nrows).to_scipy())
     with jobs.scratch(job.out, "lower") as (place,):
         spdist.save(place, lower)

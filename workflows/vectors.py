@@ -11,7 +11,7 @@ from dask.utils import parse_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(jobs.Job):
+class Job(jobs.WholeJob):
     """The keys that these jobs have besides those of every job."""
 
     maxiter: int | None = None
@@ -24,7 +24,7 @@ class Job(jobs.Job):
         return asked if any(asked.values()) else None
 
 
-READERS = {"out": jobs.text_of, "maxiter": jobs.count, "on_gpu": jobs.flag, **jobs.COMMON}
+READERS = {"maxiter": jobs.count, "on_gpu": jobs.flag, **jobs.WHOLE}
 
 
 def fraction(value: Any) -> float:
@@ -42,9 +42,7 @@ def square_matrix(key: str, job: Job) -> Any:
     """Return a stored square matrix as SciPy's, if it takes no more than the memory limit."""
     import spdist
 
-    a = spdist.open(getattr(job, key))
-    if a.nrows != a.ncols or not a.nrows:
-        raise spdist.MatrixError(f"{key}: {a.url} is {a.nrows:,} x {a.ncols:,}; a square matrix is needed")
+    a = jobs.square(key, spdist.open(getattr(job, key)))
     if a.nbytes > parse_bytes(job.memory_limit):
         raise spdist.InputError(
             f"{key}: {a.url} takes {a.nbytes / 2**20:,.0f} MiB in memory, more than memory_limit={job.memory_limit}: "
@@ -70,12 +68,11 @@ def read_vector(key: str, place: str, size: int) -> Any:
 
 def finish(job: Job, found: Any, what: str) -> dict[str, Any]:
     """Write the vector that was found; return the facts for the report, or say that it has not converged."""
-    import spdist
-
     with open(job.out, "wb") as file:  # noqa: PTH123  (np.save would add a suffix to a name)
         np.save(file, found.x)
+    facts = {"iterations": found.iterations, "seconds": found.seconds, "residual": found.residual}
     if not found.converged:
-        raise spdist.VerificationError(
-            f"not converged: {what} is {found.residual:.1e} after {found.iterations:,} iterations; raise maxiter"
+        raise jobs.ConvergenceError(
+            f"not converged: {what} is {found.residual:.1e} after {found.iterations:,} iterations; raise maxiter", facts
         )
-    return {"iterations": found.iterations, "seconds": found.seconds, "residual": found.residual}
+    return {**facts, "converged": True}
