@@ -17,10 +17,10 @@ from distributed import Client, as_completed
 
 from spdist.answer import Answer
 from spdist.kernels import reductions
-from spdist.scheduler.cluster import dashboard_link, with_gpu, workers_of
+from spdist.scheduler.cluster import dashboard_link, with_gpu
 from spdist.scheduler.crew import Crew, Work, work_of
 from spdist.scheduler.plan import Plan
-from spdist.scheduler.run import Install, Progress, settled
+from spdist.scheduler.run import Install, Progress, meet, settled
 from spdist.scheduler.stages import Product, stage
 from spdist.storage import StoredMatrix
 
@@ -69,7 +69,7 @@ def _run(
     completed, crew = as_completed(), Crew(plan, AHEAD, functools.partial(with_gpu, client))
     sent: dict[Any, tuple[str, Work]] = {}
     while len(done) + len(waiting) < total:
-        crew.meet(workers_of(client))
+        meet(crew, client)
         while todo and (chosen := crew.choose(reversed(todo))) is not None:
             worker, work = chosen[0], todo.pop(-1 - chosen[1])
             future = client.submit(

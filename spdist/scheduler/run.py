@@ -292,7 +292,7 @@ class Driver:
             return
         self.last_workers = now
         key_split.cache_clear()
-        self.crew.meet(workers_of(self.client))
+        meet(self.crew, self.client)
 
     def _watch(self, future: Future[Any], what: str, subject: Any) -> None:
         self.by_future[future.key] = (what, subject)
@@ -395,6 +395,14 @@ class Driver:
         if self.progress is not None:
             total = self.blocks_done + len(self.inflight) + len(self.todo)
             self.progress(Progress(self.blocks_done, total, self.products_done, self.plan.expansion, self.nnz))
+
+
+def meet(crew: Crew, client: Client) -> None:
+    """Let a crew learn which workers there are; waits until one of them says what it is."""
+    crew.meet(workers_of(client))
+    while not len(crew):
+        time.sleep(0.1)
+        crew.meet(workers_of(client))
 
 
 def settled(futures: Iterable[Future[Any]], completed: as_completed) -> list[Future[Any]]:
