@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import platform
-import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -243,7 +241,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def on_host(monkeypatch, folder):
-    if shutil.which("g++") is None or platform.machine() != "x86_64":
+    if not host_cupy.CAN_RUN:
         pytest.skip("needs g++ on x86-64")
     with host_cupy.installed(monkeypatch, folder):
         monkeypatch.setattr(updates, "is_on_gpu", lambda x: isinstance(x, host_cupy.HostArray))

@@ -29,7 +29,6 @@ from spdist.kernels.workspace import (
     PACKED_PADDING,
     PACKED_PLACES,
     ceil_div,
-    packed_bound,
     packed_start,
     packed_unit,
     packed_units,
@@ -255,16 +254,6 @@ def pack(c: CSR, out: Any, *, values: bool = True) -> Packed:
         places = at + DICTIONARY, at + TABLE, at, directory, stream
         kernels(coded, grid, 256, (*sizes, parts, c.indptr, words, *places))
     return Packed(c, out)
-
-
-def compile_kernels(dtype: np.dtype[Any], index: np.dtype[Any]) -> None:
-    """Compile what packing needs, on the GPU and on the host, by packing a matrix of one entry."""
-    import cupy
-
-    one = CSR(cupy.asarray([0, 1], np.int32), cupy.zeros(1, index), cupy.ones(1, dtype), (1, 1))
-    out = cupy.empty(packed_bound(one.shape, 1, one.indices.itemsize), np.uint8)
-    packed = pack(one, out, values=False).wait()
-    unpack(cupy.asnumpy(out[: packed.nbytes]), np.empty(2, np.int32), np.empty(1, index))
 
 
 def unpack(

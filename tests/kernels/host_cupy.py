@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import platform
 import re
+import shutil
 import subprocess
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -20,6 +22,8 @@ import numpy as np
 
 from spdist.kernels import gpu, module
 
+CAN_RUN = shutil.which("g++") is not None and platform.machine() == "x86_64"
+"""Whether kernels run on the host here: g++, and switches between threads in x86-64's registers."""
 HEADER = Path(__file__).parent / "host_cuda.h"
 FLAGS = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", "-shared", "-fPIC"]
 

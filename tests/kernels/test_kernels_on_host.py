@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import shutil
-
 import numpy as np
 import pytest
 
@@ -16,9 +13,7 @@ from tests.kernels import test_bsr_gpu as blocks_on_gpu
 from tests.kernels import test_gpu as products
 from tests.kernels.test_bsr_cpu import block_matrix
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.machine() != "x86_64", reason="needs g++ on x86-64"
-)
+pytestmark = pytest.mark.skipif(not host_cupy.CAN_RUN, reason="needs g++ on x86-64")
 everywhere = answers.everywhere
 """Every family of kernels at small sizes, and as they are chosen."""
 

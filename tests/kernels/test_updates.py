@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import shutil
-
 import numpy as np
 import pytest
 
@@ -31,7 +28,7 @@ def place(request, monkeypatch, folder):
         import cupy
 
         yield cupy.array, updates.updates_of
-    elif shutil.which("g++") is None or platform.machine() != "x86_64":
+    elif not host_cupy.CAN_RUN:
         pytest.skip("needs g++ on x86-64")
     else:
         with host_cupy.installed(monkeypatch, folder):
