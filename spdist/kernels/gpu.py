@@ -85,7 +85,9 @@ class Pattern:
         return len(self.indices)
 
 
-def multiply(a: CSR, b: CSR, *, deterministic: bool = False, semiring: Semiring = PLUS_TIMES) -> CSR:
+def multiply(
+    a: CSR, b: CSR, *, deterministic: bool = False, semiring: Semiring = PLUS_TIMES, sound_b: bool = False
+) -> CSR:
     """Return ``a @ b``.
 
     Parameters
@@ -98,6 +100,8 @@ def multiply(a: CSR, b: CSR, *, deterministic: bool = False, semiring: Semiring 
         it, rows of more than 1,024 products that form no node are summed by atomics, in any order.
     semiring : Semiring
         With C expressions for the GPU.
+    sound_b : bool
+        Whether another product has found nothing wrong with B: to look at all of it takes time.
 
     Returns
     -------
@@ -115,7 +119,7 @@ def multiply(a: CSR, b: CSR, *, deterministic: bool = False, semiring: Semiring 
     MemoryBoundError
         If the GPU has too little memory; says how much is needed.
     """
-    c, _ = _Product(a, b, deterministic, semiring).run()
+    c, _ = _Product(a, b, deterministic, semiring, sound_b=sound_b).run()
     return c
 
 
@@ -232,7 +236,7 @@ def compile_kernels(dtype: np.dtype[Any], ncols: int, semiring: Semiring = PLUS_
 
     types = value_type(dtype), c_type(index_dtype(ncols)), "int"
     defines = semiring.defines(dtype)
-    _kernels(cupy.cuda.runtime.getDevice(), *types, ncols > NARROW_COLUMNS, defines).compile()
+    _kernels(cupy.cuda.runtime.getDevice(), *types, ncols > INT32_MAX, defines).compile()
 
 
 def share_rows(counts: list[int], small: bool = False) -> list[tuple[int, int, int]]:
@@ -309,8 +313,9 @@ class _Product:
     """One product on its way: facts about the rows, the families of rows, C."""
 
     def __init__(
-        self, a: CSR, b: CSR, deterministic: bool, semiring: Semiring = PLUS_TIMES, counted: bool = False
-    ) -> None:
+        self, a: CSR, b: CSR, deterministic: bool, semiring: Semiring = PLUS_TIMES, counted: bool = False,
+        sound_b: bool = False,
+    ) -> None:  # fmt: skip
         import cupy
 
         if a.ncols != b.nrows:
@@ -324,7 +329,7 @@ class _Product:
         self.a, self.b = _alike(a, b, self.dtype)
         self.semiring, self.defines = semiring, semiring.defines(self.dtype)
         self.deterministic = deterministic or not semiring.has_atomics(self.dtype)
-        self.counted = counted
+        self.counted, self.sound_b = counted, sound_b
         self.shape = (a.nrows, b.ncols)
         self.operands: Operands | None = None
         self.work: list[Rows] = []
@@ -353,7 +358,7 @@ class _Product:
             # nnz(C) may pass 2^31: begin again with 64-bit offsets.
             left = _wide(self.a)
             right = left if self.b is self.a else _wide(self.b)
-            wide = _Product(left, right, self.deterministic, self.semiring, self.counted)
+            wide = _Product(left, right, self.deterministic, self.semiring, self.counted, self.sound_b)
             c = wide._run()
             self.operands, self.work = wide.operands, wide.work
             return CSR(c.indptr.astype(np.int32), c.indices, c.data, c.shape) if c.nnz <= INT32_MAX else c
@@ -454,7 +459,7 @@ class _Product:
         cupy, a, b = self.cupy, self.a, self.b
         device = cupy.cuda.runtime.getDevice()
         types = value_type(self.dtype), c_type(a.indices.dtype), c_type(a.indptr.dtype)
-        kernels = _kernels(device, *types, b.ncols > NARROW_COLUMNS, self.defines)
+        kernels = _kernels(device, *types, b.ncols > INT32_MAX, self.defines)
         kernels.compile()
         numbers = cupy.zeros(gpu_rows.FACTS + _scan_words(a.nrows), np.uint64)
         mirror = _mirror(device, threading.get_ident())
@@ -464,7 +469,7 @@ class _Product:
         very_long = cupy.empty(most_long, np.uint32) if most_long else None
         mean = a.nnz / a.nrows
         group = 2 if mean < 3 else 4 if mean < 10 else 8 if mean < 64 else 32
-        sizes = a.nrows, a.nnz, b.nrows, b.nnz, b.ncols
+        sizes = a.nrows, a.nnz, b.nrows, b.nnz, b.ncols, gpu_rows.SORT_CLASSES[-1].most, int(not self.sound_b)
         where = facts.at(0), facts.at(gpu_rows.COUNTS), very_long, facts.on_host(0)
         args = *sizes, *x.pattern, _limits(device), x.lengths, *where
         kernels.launch("rows.cu", f"analyse {group}", min(ceil_div(a.nrows, 256 // group), 2112), 256, args)
@@ -475,6 +480,9 @@ class _Product:
             kernels.launch("rows.cu", "analyse long", (ceil_div(x.longest_a, 2048), rows), 256, args)
             facts.read()
         _check(facts)
+        if b.ncols > NARROW_COLUMNS and facts[gpu_rows.WIDEST] >= NARROW_COLUMNS:
+            x.kernels = _kernels(device, *types, True, self.defines)
+            x.kernels.compile()
         return x
 
     def _families(self, counts: list[int]) -> list[Rows]:

@@ -186,7 +186,9 @@ class GpuSlot:
             self.c = device.product(a, b)
             self.held = self.c.nnz
         else:
-            self.c, self.held = work.make(a, b, self.staged.start, device.deterministic)
+            stays = b is device.b
+            self.c, self.held = work.make(a, b, self.staged.start, device.deterministic, stays and device.b_is_sound)
+            device.b_is_sound = device.b_is_sound or stays
             self.room = None if work.reduction is None else work.room(self.c)
 
     def reduce(self, first: int) -> None:
@@ -326,6 +328,7 @@ class Gpu:
         self.memory_limit = free_memory() if memory_limit is None else memory_limit
         self.malloc = malloc or self._from_system
         self.b: CSR | None = None
+        self.b_is_sound = False  # or not looked at yet
         self.ones: Any = None
         self.up, self.down = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
         self._number = cupy.cuda.Device()  # which threads must say too
@@ -441,7 +444,7 @@ class Gpu:
     def _forget(self) -> None:
         if self._kept is not None:
             self.up.synchronize()  # B's arrays may be on their way
-        self.b, self.ones, self._kept = None, None, None
+        self.b, self.ones, self._kept, self.b_is_sound = None, None, None, False
 
     def keep(self, b: CSR | None, kinds: Kinds) -> bool:
         """Keep B on the GPU, or nothing; return whether B is there.

@@ -36,6 +36,7 @@ from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.device_blocks import (
     BRIEF_GROWTH,
     COUNT_SHARE,
+    FIRST_BYTES,
     FIRST_SHARE,
     MARGIN,
     Copier,
@@ -289,7 +290,7 @@ class Run:
         self.slots: list[Any] = []
         self.stager: Any = None
         self.alone = False
-        self.per_entry, self.kept = 0.0, 1.0
+        self.per_entry, self.kept, self.sampled = 0.0, 1.0, 0.0
         self.parts: list[Part] = []
 
     def _begin(self) -> int:
@@ -348,7 +349,7 @@ class Run:
         resident, self.resident = self.resident, False
         self._take_slots(self.pairs)
         slot, copier = self.slots[0], Copier(self.a, self.b, self.kinds, self.device, self.within)
-        most = self.a.nnz * int(np.max(np.diff(self.b.indptr), initial=0))
+        most = Expected(self.a, self.b).most(0)
         if copier.is_sound and 0 <= most <= INT32_MAX and copier.cost(most) <= slot.size:
             self.device.keep(None, self.kinds)
             self.alone = self._finish_alone(self._send(slot, copier.whole()))
@@ -460,6 +461,18 @@ class Run:
         except ArenaFullError:
             self.cutter.c_ratio = self.kept = 1 / FIRST_SHARE  # little is known: C grows as blocks come back
         self.slots[0].wait()
+        self.sampled = self.kept
+        if not self.resident:
+            self._learn_share_of_b()
+
+    def _learn_share_of_b(self) -> None:
+        """Count the rows of B that a first block asks for: those of the sample share fewer than neighbours do."""
+        cutter, first = self.cutter, self.start
+        cutter.b_ratio = 0.0
+        stop = cutter.stop(first, min(FIRST_BYTES, cutter.room / FIRST_SHARE))
+        if products := cutter.products.between(first, stop):
+            cutter.b_ratio = self.stager.entries_of_b(first, stop) / products
+        cutter.b_ratio = cutter.b_ratio or 1.0
 
     def _learn(self, staged: Staged, slot: Any) -> int:
         """Multiply a block that was sent, take what it came to, and return the entries that are kept."""
@@ -493,9 +506,10 @@ class Run:
     @functools.cached_property
     def result(self) -> Result:
         """C, with the room that it should need."""
-        expected = int(MARGIN * self.kept * self._expect_products()) + (1 << 20)
+        kept = self.sampled or self.kept  # the first rows are not like all, as those at the edge of a grid
+        expected = int(MARGIN * kept * self._expect_products()) + (1 << 20)
         capacity = expected if self.capacity is None else min(self.capacity, expected)
-        if self.products.look()[0] == self.a.nrows:
+        if not isinstance(self.products, Expected) and self.products.look()[0] == self.a.nrows:
             capacity = min(capacity, self.products.most(self.start))
         return Result(self.a.nrows - self.start, self.b.ncols, capacity, self.kinds, self.device.allocate)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from spdist.csr import CSR, INT32_MAX, blocksize
+from spdist.errors import MatrixError
 from spdist.kernels import bsr_cpu, cpu
 from spdist.kernels.device_blocks import Kinds, Staged
 from spdist.kernels.options import PLAIN, Options
@@ -82,6 +83,8 @@ class HostSlot:
         row, rows = self.staged.inside, self.staged.stop - self.staged.start
         a = self._matrix(self.staged.a) if row is None else b.rows(row, row + rows)
         a = CSR(a.indptr, a.indices - a.indices.dtype.type(self.staged.low), a.data, (rows, b.nrows))
+        if a.nnz and not 0 <= a.indices.min() <= a.indices.max() < b.nrows:
+            raise MatrixError("a column of A is out of range")  # as the GPU's kernels find
         options = of_block(self.device.options, self.staged.start, a.nrows)
         whole = multiply(a, b) if options.plain else cpu.multiply(a, b, engine="numba", options=options.unfinished)
         self.c, self.held = whole, whole.nnz

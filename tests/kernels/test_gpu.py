@@ -151,6 +151,21 @@ def test_wide_matrices_take_wide_keys():
     assert_product(gpu.multiply(to_gpu(a), to_gpu(b)), a, b)
 
 
+@pytest.mark.parametrize("spread", [9, gpu.NARROW_COLUMNS - 1, gpu.NARROW_COLUMNS, 2 * gpu.NARROW_COLUMNS])
+@pytest.mark.parametrize("entries", [1, 80, 300])
+def test_wide_matrices_of_rows_that_are_not(spread, entries):
+    """Each row of C is within a band of its own, as wide as keys have room for, or wider; one row of A may be long."""
+    rng, rows, ncols = np.random.default_rng(3), 400, 4 * gpu.NARROW_COLUMNS
+    starts, near = rng.integers(0, ncols - spread, (rows, 1)), rng.integers(1, spread, (rows, 5))
+    columns = starts + np.hstack([np.zeros((rows, 1), int), np.full((rows, 1), spread), near])
+    b = sp.csr_matrix(
+        (np.ones(columns.size), (np.repeat(np.arange(rows), columns.shape[1]), columns.ravel())), (rows, ncols)
+    )
+    lengths = np.append(entries, np.ones(rows - 1, int))
+    a = sp.csr_matrix((np.ones(lengths.sum()), np.repeat(np.arange(rows), lengths), np.append(0, np.cumsum(lengths))))
+    assert_product(gpu.multiply(to_gpu(a), to_gpu(b)), a, b)
+
+
 def test_operands_may_have_indices_of_two_dtypes():
     m = a_matrix("sparse", 300, 300, np.random.default_rng(1))
     c = gpu.multiply(to_gpu(m), to_gpu(m, index=np.int64, pointer=np.int64))

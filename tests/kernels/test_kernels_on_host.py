@@ -75,6 +75,12 @@ def test_masks(name, kinds):
     answers.test_masks_equal_numpy(name, kinds)
 
 
+@pytest.mark.parametrize("spread", [9, products.gpu.NARROW_COLUMNS - 1, products.gpu.NARROW_COLUMNS])
+def test_wide_matrices_of_rows_that_are_not(spread):
+    for entries in (1, 80, 300):
+        products.test_wide_matrices_of_rows_that_are_not(spread, entries)
+
+
 @pytest.mark.parametrize("entries", [1025, 8193])
 def test_long_rows(entries):
     for deterministic in (False, True):
