@@ -446,11 +446,9 @@ def test_columns_are_checked_before_they_are_sent(wrong, locked):
     indices[a.indptr[400]] = wrong
     bad, device = CSR(a.indptr, indices, a.data, a.shape), HostDevice(1 << 20)
     device.locked = locked  # then nobody copies them: the device looks at them
+    copier = device_blocks.Copier(bad, b, device_blocks.kinds_of(a, b), device)
     with pytest.raises(MatrixError, match="row 400 of A"):
-        if locked:
-            outofcore.multiply(bad, b, device)
-        else:
-            device_blocks.Copier(bad, b, device_blocks.kinds_of(a, b), device).whole()
+        outofcore.multiply(bad, b, device) if locked else copier.whole()
 
 
 @pytest.mark.parametrize("banded", [True, False])
