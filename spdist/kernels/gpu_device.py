@@ -146,7 +146,6 @@ class GpuSlot:
     def multiply(self) -> int:
         """Multiply the block that was sent; return the entries of C that are kept."""
         assert self.staged is not None
-        self.device.use()
         if self.staged.nbytes > self.size:
             raise ArenaFullError(self.staged.nbytes)
         b = self.device.b if self.staged.b is None else self.device.matrix(self.arena.memory, self.staged.b)
@@ -211,6 +210,11 @@ class GpuSlot:
     def take_part(self) -> Reduced:
         """Return what the block has come to."""
         return self.device.work.part(self.found)
+
+    @property
+    def is_packing(self) -> bool:
+        """Whether C's columns are packed now: `download` waits for that."""
+        return self.packed is not None
 
     def _pack(self) -> packing.Packed | None:
         """Begin to pack the columns of C into what is left of the slot; None where that does not pay."""
@@ -336,10 +340,6 @@ class Gpu:
         self.work = Work(PLAIN, None, (0, 0), np.dtype(np.float64))
         self._b_memory: Any = None  # outlives B, for another of the same size
         self.plain_blocks = 0 if pack else sys.maxsize
-
-    def use(self) -> None:
-        """Make this GPU that of the calling thread."""
-        self._number.use()
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
@@ -517,7 +517,7 @@ class Gpu:
     def _send_pieces(self, pieces: list[tuple[Any, np.dtype[Any], int]]) -> None:
         """Copy pieces by way of page-locked memory: one is filled while the one before is on its way."""
         runtime, stream = self.cupy.cuda.runtime, self.up
-        self.use()
+        self._number.use()
         flying: collections.deque[tuple[Any, Bytes]] = collections.deque()
         for values, dtype, target in pieces:
             if len(flying) < 2:

@@ -6,7 +6,6 @@ Every family counts the entries of its rows, then writes them. All arrays are on
 from __future__ import annotations
 
 import functools
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -106,7 +105,7 @@ class Kernels:
 
     def __init__(self, value: str, index: str, pointer: str, defines: tuple[str, ...] = ()) -> None:
         ip, vip = f"{index},{pointer}", f"{value},{index},{pointer}"
-        self.types, self.defines, self._lock = (value, index, pointer), defines, threading.Lock()
+        self.types, self.defines = (value, index, pointer), defines
         self.names = {
             "rows.cu": {
                 "list": "list_rows",
@@ -176,15 +175,14 @@ class Kernels:
 
         A product that compiled what it comes to, file by file, would wait for the sum instead of the longest.
         """
+        if len(self._modules) == len(self.names):
+            return
         import cupy
 
-        with self._lock:  # threads launch several blocks at once
-            if len(self._modules) == len(self.names):
-                return
-            modules = {file: self._module(file) for file in self.names}
-            with ThreadPoolExecutor(len(modules), initializer=cupy.cuda.Device().use) as pool:
-                list(pool.map(lambda loaded: loaded.compile(), modules.values()))
-            self._modules.update(modules)
+        modules = {file: self._module(file) for file in self.names}
+        with ThreadPoolExecutor(len(modules), initializer=cupy.cuda.Device().use) as pool:
+            list(pool.map(lambda loaded: loaded.compile(), modules.values()))
+        self._modules.update(modules)
 
     def launch(self, file: str, name: str, grid: Any, block: int, args: tuple[Any, ...], shared: int = 0) -> None:
         """Launch a kernel of `file` by our name for it, on the current stream."""

@@ -25,7 +25,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -115,7 +115,7 @@ class Slot(Protocol):
         """Send a block; returns at once."""
 
     def multiply(self) -> int:
-        """Multiply the block that was sent; return the entries of C that are kept. Any thread may call it.
+        """Multiply the block that was sent; return the entries of C that are kept.
 
         Raises `ArenaFullError` if the slot has no room for C.
         """
@@ -126,8 +126,12 @@ class Slot(Protocol):
     def take_part(self) -> Part:
         """Return what the block has come to."""
 
+    @property
+    def is_packing(self) -> bool:
+        """Whether C is packed now: `download` would wait for that."""
+
     def download(self, rows: int, nnz: int, offsets: Any, indices: Any, data: Any) -> None:
-        """Fetch the first `rows` rows of C: where each ends, columns, values; returns at once, or when C is packed."""
+        """Fetch the first `rows` rows of C: where each ends, columns, values; returns at once."""
 
     def wait(self) -> list[Stage]:
         """Wait until all that was asked of the slot is done; say what it took."""
@@ -204,13 +208,13 @@ class Result:
 
 @dataclass
 class _Flight:
-    """A block on the device: what was sent; the thread that multiplies it; then which rows of C it fills, and where."""
+    """A block on the device: what was sent; once it is multiplied, which rows of C it fills, and where."""
 
     slot: Any
     staged: Staged
-    multiplied: Future[int] | None
     filled: tuple[int, int, int] | None = None
     reduced: bool = False
+    target: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -281,7 +285,7 @@ class Run:
         _, self.b_bytes = lay_out_whole(self.b, self.kinds)
         self.resident = device_shares(self.b_bytes, self.memory_limit).kept > 0
         self.flying: collections.deque[_Flight] = collections.deque()
-        self.launched: set[Future[int]] = set()
+        self.leaving: _Flight | None = None  # the last of those: its C is packed, and not sent for yet
         self.finishing: collections.deque[list[Future[None]]] = collections.deque()
         self.slots: list[Any] = []
         self.stager: Any = None
@@ -348,8 +352,7 @@ class Run:
         most = Expected(self.a, self.b).most(0)
         if copier.is_sound and 0 <= most <= INT32_MAX and copier.cost(most) <= slot.size:
             self.device.keep(None, self.kinds)
-            slot.upload(staged := copier.whole())
-            self.alone = self._finish_alone(_Flight(slot, staged, None))
+            self.alone = self._finish_alone(self._send(slot, copier.whole()))
         self.resident = resident and not self.alone
         return self.alone
 
@@ -406,7 +409,6 @@ class Run:
         """Wait for all that is under way, whatever fails; return the errors."""
         if self.stager is not None:
             self.stager.close()
-        wait(self.launched)
         errors = []
         for wait_for in [slot.wait for slot in self.slots] + [job.result for jobs in self.finishing for job in jobs]:
             try:
@@ -455,7 +457,7 @@ class Run:
         staged = self._stager(sample, cutter).stage(0, stop)
         self.slots[0].upload(staged)
         try:
-            self._learn(staged, self.slots[0], self.slots[0].multiply())
+            self._learn(staged, self.slots[0])
         except ArenaFullError:
             self.cutter.c_ratio = self.kept = 1 / FIRST_SHARE  # little is known: C grows as blocks come back
         self.slots[0].wait()
@@ -472,13 +474,15 @@ class Run:
             cutter.b_ratio = self.stager.entries_of_b(first, stop) / products
         cutter.b_ratio = cutter.b_ratio or 1.0
 
-    def _learn(self, staged: Staged, slot: Any, nnz: int) -> None:
-        """Take what a block came to, `nnz` entries of which are kept."""
+    def _learn(self, staged: Staged, slot: Any) -> int:
+        """Multiply a block that was sent, take what it came to, and return the entries that are kept."""
+        nnz: int = slot.multiply()
         self.cutter.learn(staged, slot.held)
         if staged.products:
             self.kept = nnz / staged.products
             self.learnt.kept, self.learnt.c_ratio = self.kept, self.cutter.c_ratio
             self.learnt.b_ratio = self.cutter.b_ratio or self.learnt.b_ratio
+        return nnz
 
     def _recall(self) -> None:
         """Expect of the first blocks what others of the product came to."""
@@ -517,12 +521,14 @@ class Run:
         return known - self.products.between(0, self.start) + int(left * max(known / max(entries, 1), self.per_entry))
 
     def _loop(self) -> None:
-        """Keep blocks on their way to the device or computed, and others on their way back."""
+        """Keep one block on its way to the device, one computed, and others on their way back."""
         waiting: collections.deque[_Flight] = collections.deque()
         backlog: collections.deque[tuple[int, int]] = collections.deque()
         more = True
         while more:
             while len(waiting) < min(AHEAD, max(1, len(self.slots) - 1)):
+                if not self.stager.is_ready:
+                    self._depart()
                 staged = self.stager.stage(*backlog.popleft()) if backlog else self.stager.take()
                 if staged is None:
                     break
@@ -535,22 +541,15 @@ class Run:
             except _RowTooLongError as error:
                 later = [(other.staged.start, other.staged.stop) for other in waiting]
                 backlog.extendleft(reversed([(error.staged.start, flight.staged.stop), *later]))
-                wait(self.launched)
-                self.launched.clear()
                 waiting.clear()
                 backlog.extend(self._widen(error))
         self._land_all()
 
     def _send(self, slot: Any, staged: Staged) -> _Flight:
-        """Send a block to a slot, once what was there has come back, and have it multiplied.
-
-        A thread waits for what the device counts on the way: meanwhile another launches the next block.
-        """
+        """Send a block to a slot, once what was there has come back."""
         self._land(slot)
         slot.upload(staged)
-        multiplied = _launchers().submit(slot.multiply)
-        self.launched.add(multiplied)
-        return _Flight(slot, staged, multiplied)
+        return _Flight(slot, staged)
 
     def _widen(self, error: _RowTooLongError) -> Iterable[tuple[int, int]]:
         """Go on with one slot that has all the room, then without B, for the sake of a long row.
@@ -594,6 +593,8 @@ class Run:
         """Wait for a slot, and for those that were sent before it."""
         while any(flight.slot is slot for flight in self.flying):
             flight = self.flying.popleft()
+            if flight is self.leaving:
+                self._depart()
             for stage in flight.slot.wait():
                 self.report(stage)
             self.report(Stage(flight.staged.start, "prepare", flight.staged.begin, flight.staged.seconds,
@@ -615,18 +616,13 @@ class Run:
 
     def _compute(self, flight: _Flight) -> bool:
         """Multiply a block that was sent and send for its C; return whether there is room for more."""
-        assert flight.multiplied is not None
-        needed = nnz = 0
+        needed = 0
         try:
-            nnz = flight.multiplied.result()
+            nnz = self._learn(flight.staged, flight.slot)
         except ArenaFullError as full:
             needed = full.needed
-        finally:
-            self.launched.discard(flight.multiplied)
-            flight.multiplied = None
         if needed:  # not in the handler: the error's frames hold memory of the slot
             return self._split(flight, needed)
-        self._learn(flight.staged, flight.slot, nnz)
         if self.reduction is None:
             return self._fetch(flight, nnz)
         self._reduce(flight)
@@ -663,10 +659,21 @@ class Run:
         return True
 
     def _fill(self, flight: _Flight, rows: int, nnz: int) -> None:
-        """Send for the first `rows` rows of a block."""
-        flight.filled = self.result.rows, rows, self.result.nnz
+        """Send for the first `rows` rows of a block; if it is being packed, once the next one is computed."""
+        base, first = self.result.nnz, self.result.rows
+        flight.filled = first, rows, base
+        flight.target = rows, nnz, *self.result.place(rows, nnz)
+        self._depart()
         self.flying.append(flight)
-        flight.slot.download(rows, nnz, *self.result.place(rows, nnz))
+        self.leaving = flight
+        if not flight.slot.is_packing:
+            self._depart()
+
+    def _depart(self) -> None:
+        """Send for the C of the block that was computed last, unless that is done."""
+        flight, self.leaving = self.leaving, None
+        if flight is not None:
+            flight.slot.download(*flight.target)
 
     def _fetch_some(self, flight: _Flight, rows: int) -> bool:
         """Fetch the rows of a block for which there is room: the product ends there."""
@@ -684,12 +691,6 @@ class Run:
             result.grow(max(result.nnz + nnz, result.capacity))
             self._fill(flight, fitting, nnz)
         return False
-
-
-@functools.cache
-def _launchers() -> ThreadPoolExecutor:
-    """Return the threads that launch kernels, as many as blocks are on their way: each waits for its block."""
-    return ThreadPoolExecutor(AHEAD, "spdist-launch")
 
 
 class _RowTooLongError(Exception):

@@ -107,6 +107,11 @@ class HostSlot:
         assert self.part is not None
         return self.part
 
+    @property
+    def is_packing(self) -> bool:
+        """Every other block is, so that both ways are taken."""
+        return self.staged is not None and self.staged.start % 2 == 0
+
     def download(self, rows: int, nnz: int, offsets: Any, indices: Any, data: Any) -> None:
         self.pending = [
             (offsets, self.c.indptr[1 : rows + 1]),

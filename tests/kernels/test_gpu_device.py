@@ -7,7 +7,6 @@ import ctypes
 import functools
 import math
 import sys
-import threading
 from collections import Counter
 from types import SimpleNamespace
 
@@ -100,8 +99,8 @@ def elapsed(begin: Event, end: Event) -> float:
     return 1.0
 
 
-class Allocator(threading.local):
-    """What CuPy takes memory from at the moment; each thread has its own."""
+class Allocator:
+    """What CuPy takes memory from at the moment."""
 
     malloc = None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -254,23 +252,6 @@ def test_rows_are_not_counted_where_those_of_b_are_alike(monkeypatch, limit):
         of.clear()
         assert_same(outofcore.multiply(a, b, HostDevice(limit << 2 * counted)), oracle(a, b))
         assert (a.nrows in of) == counted  # beside those of a sample
-
-
-def test_a_block_is_launched_while_another_is_waited_for(monkeypatch):
-    """A thread of its own waits for each: two that never meet end the test."""
-    multiply, meeting = HostSlot.multiply, threading.Barrier(2)
-    stages: list[outofcore.Stage] = []
-
-    def meet(slot):
-        if threading.current_thread() is not threading.main_thread() and slot.staged.start in starts[:2]:
-            meeting.wait(20)
-        return multiply(slot)
-
-    a = from_scipy(random_matrix(20_000, 20_000, 5.0, 4))
-    outofcore.multiply(a, a, HostDevice(1 << 24), report=stages.append)
-    starts = sorted({stage.start for stage in stages})
-    monkeypatch.setattr(HostSlot, "multiply", meet)
-    assert_same(outofcore.multiply(a, a, HostDevice(1 << 24)), oracle(a, a))
 
 
 def test_the_last_blocks_are_smaller(monkeypatch):
