@@ -115,16 +115,17 @@ class Work:
 
         self.take([None if one is None else cupy.asarray(one) for one in (*self.factors, self.sums_of_columns)])
 
-    def make(self, a: CSR, b: CSR, first: int, deterministic: bool, sound_b: bool = False) -> tuple[Any, int]:
+    def make(self, a: CSR, b: CSR, first: int, deterministic: bool, **known: Any) -> tuple[Any, int]:
         """Return what is made of rows of A, row `first` of the product the first; and the entries it took.
 
-        That is a CSR or, of rows that are counted, their lengths. `sound_b` as for `gpu.multiply`.
+        That is a CSR or, of rows that are counted, their lengths. What is `known`, and may be done
+        meanwhile, goes to `gpu.multiply`.
         """
         if self.counts:
             return gpu.count(a, b), 0
         mask, semiring = self.options.mask, self.options.semiring
         if mask is None:
-            c = gpu.multiply(a, b, deterministic=deterministic, semiring=semiring, sound_b=sound_b)
+            c = gpu.multiply(a, b, deterministic=deterministic, semiring=semiring, **known)
             held = c.nnz
         else:
             rows = masks_gpu.on_device(mask.rows(first, first + a.nrows), a.indices.dtype, a.indptr.dtype)

@@ -86,8 +86,9 @@ class Pattern:
 
 
 def multiply(
-    a: CSR, b: CSR, *, deterministic: bool = False, semiring: Semiring = PLUS_TIMES, sound_b: bool = False
-) -> CSR:
+    a: CSR, b: CSR, *, deterministic: bool = False, semiring: Semiring = PLUS_TIMES, sound_b: bool = False,
+    expected: int = 0, meanwhile: Callable[[], None] | None = None,
+) -> CSR:  # fmt: skip
     """Return ``a @ b``.
 
     Parameters
@@ -102,6 +103,10 @@ def multiply(
         With C expressions for the GPU.
     sound_b : bool
         Whether another product has found nothing wrong with B: to look at all of it takes time.
+    expected : int
+        About how many entries C has, if that is known: no rows are counted to find out then.
+    meanwhile : callable, optional
+        What the host may do while it would wait for the GPU; not always called.
 
     Returns
     -------
@@ -119,7 +124,9 @@ def multiply(
     MemoryBoundError
         If the GPU has too little memory; says how much is needed.
     """
-    c, _ = _Product(a, b, deterministic, semiring, sound_b=sound_b).run()
+    product = _Product(a, b, deterministic, semiring, sound_b=sound_b)
+    product.expected, product.meanwhile = expected, meanwhile
+    c, _ = product.run()
     return c
 
 
@@ -333,7 +340,8 @@ class _Product:
         self.shape = (a.nrows, b.ncols)
         self.operands: Operands | None = None
         self.work: list[Rows] = []
-        self.known_nnz = 0
+        self.known_nnz = self.expected = 0
+        self.meanwhile: Callable[[], None] | None = None
 
     def run(self) -> tuple[CSR, _Product]:
         """Multiply; a lack of memory says how much was needed."""
@@ -395,27 +403,36 @@ class _Product:
         rows, small = RowsAtOnce(number, x.lengths), self._is_small()
         capacity = x.facts[gpu_rows.PRODUCTS]
         if not small:
-            capacity = min(capacity, self._expected(rows, counts))
+            capacity = min(capacity, self._expect(rows, counts))
         while True:
             c = self._allocate(indptr, capacity)
             rows.fill(x, c)
+            self._go_on()
             x.facts.wait()
             self.known_nnz = nnz = x.facts[gpu_rows.NNZ_C]
             if nnz <= capacity:
                 break
-            capacity = nnz  # the sample has misled
+            capacity = nnz  # more than was expected
         _side_by_side([functools.partial(others.fill, x, c) for others in self.work])
         indices, data = c.indices[:nnz], c.data[:nnz]
         if not small and workspace.SPARE * (capacity - nnz) > capacity:
             indices, data = indices.copy(), data.copy()
         return CSR(indptr, indices, data, self.shape)
 
-    def _expected(self, rows: RowsAtOnce, counts: list[int]) -> int:
+    def _go_on(self) -> None:
+        """Have the host do what it has to while the GPU is busy; once."""
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+
+    def _expect(self, rows: RowsAtOnce, counts: list[int]) -> int:
         """Count the rows that are not made at once, and some others; return the room that C should have."""
         x = self.operands
         assert x is not None
-        rows.sample(x)
         first = rows.number + 2
+        if self.expected and not sum(counts[first:]):
+            return self.expected + self.expected // workspace.EXPECTED_MARGIN
+        rows.sample(x)
         if sum(counts[first:]):
             families = self._families([sum(counts[:first]), *[0] * (first - 1), *counts[first:]])
             rows.lengths = x.lengths = self.cupy.empty(self.a.nrows, np.uint32)
@@ -438,6 +455,7 @@ class _Product:
         """Wait for nnz(C), and for what `count_entries` has found about nodes."""
         x = self.operands
         assert x is not None
+        self._go_on()
         x.facts.read() if in_nodes else x.facts.wait()
         for rows in self.work:
             rows.counted(x)

@@ -114,10 +114,11 @@ class Slot(Protocol):
     def upload(self, staged: Staged) -> None:
         """Send a block; returns at once."""
 
-    def multiply(self) -> int:
+    def multiply(self, meanwhile: Callable[[], None] | None = None) -> int:
         """Multiply the block that was sent; return the entries of C that are kept.
 
-        Raises `ArenaFullError` if the slot has no room for C.
+        What is to be done `meanwhile` is called while the device is busy, if it is. Raises `ArenaFullError` if the slot
+        has no room for C.
         """
 
     def reduce(self, first: int) -> None:
@@ -284,7 +285,9 @@ class Run:
         self.memory_limit -= self._begin()
         _, self.b_bytes = lay_out_whole(self.b, self.kinds)
         self.resident = device_shares(self.b_bytes, self.memory_limit).kept > 0
-        self.flying: collections.deque[_Flight] = collections.deque()
+        self.flying: collections.deque[_Flight] = collections.deque()  # on their way back
+        self.waiting: collections.deque[_Flight] = collections.deque()  # on the device
+        self.backlog: collections.deque[tuple[int, int]] = collections.deque()  # rows to prepare once more
         self.leaving: _Flight | None = None  # the last of those: its C is packed, and not sent for yet
         self.finishing: collections.deque[list[Future[None]]] = collections.deque()
         self.slots: list[Any] = []
@@ -474,9 +477,9 @@ class Run:
             cutter.b_ratio = self.stager.entries_of_b(first, stop) / products
         cutter.b_ratio = cutter.b_ratio or 1.0
 
-    def _learn(self, staged: Staged, slot: Any) -> int:
+    def _learn(self, staged: Staged, slot: Any, meanwhile: Callable[[], None] | None = None) -> int:
         """Multiply a block that was sent, take what it came to, and return the entries that are kept."""
-        nnz: int = slot.multiply()
+        nnz: int = slot.multiply(meanwhile)
         self.cutter.learn(staged, slot.held)
         if staged.products:
             self.kept = nnz / staged.products
@@ -522,28 +525,36 @@ class Run:
 
     def _loop(self) -> None:
         """Keep one block on its way to the device, one computed, and others on their way back."""
-        waiting: collections.deque[_Flight] = collections.deque()
-        backlog: collections.deque[tuple[int, int]] = collections.deque()
         more = True
         while more:
-            while len(waiting) < min(AHEAD, max(1, len(self.slots) - 1)):
-                if not self.stager.is_ready:
-                    self._depart()
-                staged = self.stager.stage(*backlog.popleft()) if backlog else self.stager.take()
-                if staged is None:
-                    break
-                waiting.append(self._send(next(self.turns), staged))
-            if not waiting:
+            self._send_ahead()
+            if not self.waiting:
                 break
-            flight = waiting.popleft()
+            flight = self.waiting.popleft()
             try:
                 more = self._compute(flight)
             except _RowTooLongError as error:
-                later = [(other.staged.start, other.staged.stop) for other in waiting]
-                backlog.extendleft(reversed([(error.staged.start, flight.staged.stop), *later]))
-                waiting.clear()
-                backlog.extend(self._widen(error))
+                later = [(other.staged.start, other.staged.stop) for other in self.waiting]
+                self.backlog.extendleft(reversed([(error.staged.start, flight.staged.stop), *later]))
+                self.waiting.clear()
+                self.backlog.extend(self._widen(error))
         self._land_all()
+
+    def _send_ahead(self) -> None:
+        """Send the next blocks, up to those that are to wait on the device."""
+        while len(self.waiting) < min(AHEAD, max(1, len(self.slots) - 1)):
+            if not self.stager.is_ready:
+                self._depart()
+            staged = self.stager.stage(*self.backlog.popleft()) if self.backlog else self.stager.take()
+            if staged is None:
+                break
+            self.waiting.append(self._send(next(self.turns), staged))
+
+    def _meanwhile(self) -> None:
+        """Do what else there is to do while the device multiplies."""
+        self._depart()
+        if len(self.slots) > 1:  # else it is multiplied in the only one
+            self._send_ahead()
 
     def _send(self, slot: Any, staged: Staged) -> _Flight:
         """Send a block to a slot, once what was there has come back."""
@@ -618,7 +629,7 @@ class Run:
         """Multiply a block that was sent and send for its C; return whether there is room for more."""
         needed = 0
         try:
-            nnz = self._learn(flight.staged, flight.slot)
+            nnz = self._learn(flight.staged, flight.slot, self._meanwhile)
         except ArenaFullError as full:
             needed = full.needed
         if needed:  # not in the handler: the error's frames hold memory of the slot

@@ -23,6 +23,7 @@ from spdist.kernels import workspace
 from spdist.scheduler import memory
 from spdist.scheduler.plan import (
     DEFAULT_HOST_LIMIT,
+    GPU_BLOCK_BYTES,
     GPU_BLOCK_PRODUCTS,
     GPU_ENGINES,
     MAX_BLOCK_PRODUCTS,
@@ -683,6 +684,8 @@ class _Draft:
                 forced = np.array([self.a.nrows], np.int64)
         elif (one := self._one_block(budget)) is not None:
             return one
+        if self.resident and self.engine in GPU_ENGINES:
+            budget = min(budget, GPU_BLOCK_BYTES)
         b_entry = self.ob.entry_bytes + self.casts[1]
         a_entry = self.oa.entry_bytes + self.casts[0] + REMAP_BYTES
         costs = Costs(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -75,8 +76,10 @@ class HostSlot:
         indices = array_at(self.memory, part.indices, part.nnz, kinds.index)
         return CSR(indptr, indices, array_at(self.memory, part.data, part.nnz, part.value), (part.nrows, part.ncols))
 
-    def multiply(self) -> int:
+    def multiply(self, meanwhile: Callable[[], None] | None = None) -> int:
         assert self.staged is not None
+        if meanwhile is not None and self.staged.start % 3:  # a device may or may not be busy
+            meanwhile()
         room = self.room  # of the arrays of this frame
         assert room is not None
         b = self.device.b if self.staged.b is None else self._matrix(self.staged.b)

@@ -141,6 +141,21 @@ def test_deterministic_gives_the_same_bits():
     assert len(set(results)) == 1
 
 
+@pytest.mark.parametrize("share", [0.0, 0.01, 1.0, 3.0])
+def test_what_is_expected_of_c_may_be_wrong(monkeypatch, share):
+    """And what the host does meanwhile is done once, whether rows are made at once or counted first."""
+    monkeypatch.setattr(gpu, "AT_ONCE_ROWS", 100)
+    monkeypatch.setattr(workspace, "SMALL_BYTES", 0)
+    m, called = a_matrix("sparse", 3000, 3000, np.random.default_rng(1)), []
+    whole = (m @ m).nnz
+    for deterministic in (False, True):
+        expected = int(share * whole)
+        c = gpu.multiply(to_gpu(m), to_gpu(m), deterministic=deterministic, expected=expected,
+                         meanwhile=lambda: called.append(1))  # fmt: skip
+        assert_product(c, m, m)
+    assert len(called) == 2
+
+
 def test_wide_matrices_take_wide_keys():
     rng = np.random.default_rng(2)
     ncols = 2 * gpu.NARROW_COLUMNS

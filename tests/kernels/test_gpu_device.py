@@ -164,7 +164,9 @@ def multiplies(monkeypatch, allocator):
         c = product(a, b, semiring, on_host(mask), complement)
         return to_device(c), c.nnz
 
-    def multiply(a, b, deterministic, semiring, sound_b):
+    def multiply(a, b, deterministic, semiring, sound_b, expected, meanwhile):
+        if meanwhile is not None:
+            meanwhile()
         return to_device(product(a, b, semiring))
 
     def to_device(c):

@@ -75,6 +75,11 @@ def test_masks(name, kinds):
     answers.test_masks_equal_numpy(name, kinds)
 
 
+@pytest.mark.parametrize("share", [0.01, 3.0])
+def test_what_is_expected_of_c_may_be_wrong(monkeypatch, share):
+    products.test_what_is_expected_of_c_may_be_wrong(monkeypatch, share)
+
+
 @pytest.mark.parametrize("spread", [9, products.gpu.NARROW_COLUMNS - 1, products.gpu.NARROW_COLUMNS])
 def test_wide_matrices_of_rows_that_are_not(spread):
     for entries in (1, 80, 300):

@@ -466,7 +466,7 @@ def test_bad_offsets_of_b_are_refused_before_they_are_read(monkeypatch, banded, 
 @pytest.mark.parametrize("entries", [-1, 1 << 20])
 @pytest.mark.parametrize("square", [True, False])
 def test_a_bad_row_that_the_device_finds_is_called_by_its_number_too(monkeypatch, square, entries):
-    def refuse(slot):
+    def refuse(slot, meanwhile=None):
         raise MatrixError("columns are out of range")
 
     monkeypatch.setattr(HostSlot, "multiply", refuse)
