@@ -407,6 +407,7 @@ def make_plan(
     host_limit: int | None = None,
     grid: tuple[int, int, int] | None = None,
     answer: Answer = WHOLE,
+    stored: bool = True,
 ) -> Plan:
     """Cut A @ B so that every worker stays within `memory_limit` bytes.
 
@@ -424,6 +425,8 @@ def make_plan(
     answer : Answer
         What becomes of the product: C has no more entries than mask and top-n leave. What a threshold leaves is not
         known.
+    stored : bool
+        Whether C is written, and not reduced where it is made.
 
     Raises
     ------
@@ -442,6 +445,7 @@ def make_plan(
     dtype = answer.dtype(a, b)
     casts = _casts(a, b, answer, dtype) if engine != "cuda" else (0, 0)
     draft = _Draft(a, b, engine, host, grid, lengths, sample_rows(a, b, lengths), dtype, cuts, casts)
+    draft.stored = stored
     plan = draft.plan()
     return plan.through_gpu(memory_limit) if on_gpu else plan
 
@@ -519,7 +523,7 @@ class _Draft:
             grid is None or grid[1] == grid[2] == 1
         ) and self._resident_bytes <= RESIDENT_SHARE * usable
         self.block_products = GPU_BLOCK_PRODUCTS if engine in GPU_ENGINES else MAX_BLOCK_PRODUCTS
-        self.resident = False
+        self.resident, self.stored = False, True
         self.asked = np.empty((0, NUMBER + 1), np.int64)  # what blocks would read of B, if it did not stay
         self.chunk = self._chunk_length(usable)
         self.checked = a.ours
@@ -684,7 +688,7 @@ class _Draft:
                 forced = np.array([self.a.nrows], np.int64)
         elif (one := self._one_block(budget)) is not None:
             return one
-        if self.resident and self.engine in GPU_ENGINES:
+        if self.resident and self.stored and self.engine in GPU_ENGINES:
             budget = min(budget, GPU_BLOCK_BYTES)
         b_entry = self.ob.entry_bytes + self.casts[1]
         a_entry = self.oa.entry_bytes + self.casts[0] + REMAP_BYTES
