@@ -65,7 +65,7 @@ class Work:
     Parameters
     ----------
     options : Options
-        With the mask on the host.
+        With the mask on the host; or on the device, where the product is made at once.
     reduction : Reduction, optional
         Nothing else comes back.
     shape, dtype
@@ -127,9 +127,10 @@ class Work:
             c = gpu.multiply(a, b, deterministic=deterministic, semiring=semiring)
             held = c.nnz
         else:
-            rows = masks_gpu.on_device(mask.rows(first, first + a.nrows), a.indices.dtype, a.indptr.dtype)
+            rows = mask if a.nrows == mask.nrows else mask.rows(first, first + a.nrows)
+            there = masks_gpu.on_device(rows, a.indices.dtype, a.indptr.dtype)
             c, held = masks_gpu.multiply(
-                a, b, rows, complement=self.options.complement, semiring=semiring, deterministic=deterministic
+                a, b, there, complement=self.options.complement, semiring=semiring, deterministic=deterministic
             )
         made = finish(c, self.options, *self.on_device, first)
         return made, held if made is c else held + made.nnz

@@ -9,8 +9,9 @@
 #include "groups.cuh"
 
 constexpr int WARP_BITS = 14, BLOCK_BITS = 17;  // logarithms of the filters' bits
-constexpr int BLOCKS = 5;                       // on a multiprocessor: more leave a thread too few registers
-constexpr int WAITING = 64;                     // columns that may wait: less than a warp's 32, and 32 more
+constexpr int BLOCKS = 5, WIDE_BLOCKS = 3;      // on a multiprocessor: with more a thread has too few registers
+constexpr int AT_ONCE = 4;                      // columns that a lane reads before it looks at the first
+constexpr int WAITING = 32 * (AT_ONCE + 1);     // products that may wait: fewer than a warp takes, and a step's
 constexpr int VERY_LONG = 8192, SHARED_FACTOR = 256;  // as in rows.cu: products of longer rows of A are not known
 constexpr i64 MOST_SEARCHED = 1 << 30;
 static_assert(ROWS << WARP_BITS == 1 << BLOCK_BITS, "the filters of a thread block's warps are its own");
@@ -152,7 +153,7 @@ template <typename Value, typename Index, typename Pointer, typename Threads, bo
                 walk(chunk, (int)entries, from, min(from + own, total));
                 Threads::wait();
             }
-            take(count);
+            take_all();
         }
         filter.clear(m.mask_indices + first, last - first);
     }
@@ -165,8 +166,11 @@ template <typename Value, typename Index, typename Pointer, typename Threads, bo
             const Pointer start = m.b_indptr[k], stop = m.b_indptr[k + 1];
             const bool searched = stop - start > limit;
             const Pointer products = searched ? last - first : stop - start;
-            for (Pointer t = 32 * warp; t < products; t += Threads::THREADS) look(t + lane < products, searched, start, stop, t + lane, p);
-            take(count);
+            for (Pointer t = 32 * warp; t < products; t += Threads::THREADS) {
+                look(t + lane < products, searched, start, stop, t + lane, p);
+                while (count >= 32) take(32);
+            }
+            take_all();
             Threads::wait();  // the next row of B may add to the same sums
         }
     }
@@ -201,6 +205,7 @@ template <typename Value, typename Index, typename Pointer, typename Threads, bo
             else high = middle;
         }
         while (at < until) {
+            while (count >= 32) take(32);
             const i64 here = min(batch.before[e + 1], until) - at;
             if (here >= 32 && batch.stops[e] - batch.starts[e] <= limit) {
                 read(batch.starts[e] + (Pointer)(at - batch.before[e]), (int)(here / 32), chunk + batch.places[e]);
@@ -222,16 +227,16 @@ template <typename Value, typename Index, typename Pointer, typename Threads, bo
 
     // Look at 32 * steps columns of B from place `q` on, by a warp; p: the entry of A.
     __device__ __forceinline__ void read(Pointer q, int steps, const Pointer p) {
-        constexpr int AT_ONCE = 4;
         q += threadIdx.x % 32;
-        for (; steps >= AT_ONCE; steps -= AT_ONCE) {
+        for (; steps > 0; steps -= AT_ONCE) {
+            while (count >= 32) take(32);
             Index columns[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) columns[i] = m.b_indices[q + 32 * i];
+            for (int i = 0; i < AT_ONCE; ++i)
+                if (i < steps) columns[i] = m.b_indices[q + 32 * i];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i, q += 32) wait_for_more(filter.holds(columns[i]), p, q);
+            for (int i = 0; i < AT_ONCE; ++i, q += 32) keep(i < steps && filter.holds(columns[i]), p, q);
         }
-        for (; steps > 0; --steps, q += 32) wait_for_more(filter.holds(m.b_indices[q]), p, q);
     }
 
     // Look at product `t` of a lane's entry of A, of which B's row is [start, stop): its column, or a column of the mask.
@@ -244,15 +249,18 @@ template <typename Value, typename Index, typename Pointer, typename Threads, bo
             q = lower_bound(m.b_indices, start, stop, column);
             found = q < stop && m.b_indices[q] == column;
         } else if (is_any) found = filter.holds(m.b_indices[q]);
-        wait_for_more(found, p, q);
+        keep(found, p, q);
     }
 
-    __device__ __forceinline__ void wait_for_more(const bool found, const Pointer p, const Pointer q) {
+    // Let products wait whose columns may be in the mask.
+    __device__ __forceinline__ void keep(const bool found, const Pointer p, const Pointer q) {
         const u32 votes = __ballot_sync(FULL_WARP, found);
-        if (votes == 0) return;
         if (found) waiting[count + __popc(votes & ((1u << (threadIdx.x % 32)) - 1))] = {p, q};
         count += __popc(votes);
-        if (count >= 32) take(32);
+    }
+
+    __device__ __forceinline__ void take_all() {
+        while (count > 0) take(min(count, 32));
     }
 
     // Add the last `number` of those waiting, 32 at most, as far as the mask has their columns.
@@ -283,7 +291,7 @@ template <typename Value, typename Index, typename Pointer, typename Threads, bo
 // Post    sums and hits, for each entry of the mask: its sum, and whether there is any product. ORDERED adds products in the
 //         order of A's entries, so that the bits are the same on every run; else by atomics, in any order.
 template <typename Value, typename Index, typename Pointer, bool ORDERED>
-__global__ void __launch_bounds__(32 * ROWS, BLOCKS)
+__global__ void __launch_bounds__(32 * ROWS, sizeof(Pointer) == 4 ? BLOCKS : WIDE_BLOCKS)
 masked_rows(const i64 nrows, const i64 search_gain, const i64 row_products, const i64 mask_entries, const i64 task_products,
             const int rows, const u32* __restrict__ products, const Pointer* __restrict__ a_indptr,
             const Index* __restrict__ a_indices, const Value* __restrict__ a_data, const Pointer* __restrict__ b_indptr,

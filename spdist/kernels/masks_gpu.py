@@ -97,7 +97,7 @@ def _add_products(x: Operands, c: CSR, hits: Any, kernels: Module, names: dict[s
     import cupy
 
     # The host need not know how many tasks there are, only how many there can be.
-    cost = x.facts[gpu_rows.PRODUCTS] + gpu_rows.LONG_PRODUCTS * x.a.nnz
+    cost = x.facts[gpu_rows.PRODUCTS] + gpu_rows.SHARED_FACTOR * x.a.nnz
     tasks = cupy.empty((c.nrows if ordered else c.nrows + cost // TASK_PRODUCTS, 2), np.uint32)
     counters = cupy.zeros(3, np.uint64)
     shares = SEARCH_GAIN, ROW_PRODUCTS, ROW_MASK, 2**62 if ordered else TASK_PRODUCTS
