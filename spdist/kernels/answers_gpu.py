@@ -128,9 +128,8 @@ class Work:
             held = c.nnz
         else:
             rows = mask if a.nrows == mask.nrows else mask.rows(first, first + a.nrows)
-            there = masks_gpu.on_device(rows, a.indices.dtype, a.indptr.dtype)
             c, held = masks_gpu.multiply(
-                a, b, there, complement=self.options.complement, semiring=semiring, deterministic=deterministic
+                a, b, rows, complement=self.options.complement, semiring=semiring, deterministic=deterministic
             )
         made = finish(c, self.options, *self.on_device, first)
         return made, held if made is c else held + made.nnz

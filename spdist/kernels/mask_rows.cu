@@ -99,7 +99,7 @@ template <typename Threads> struct Filter {
 template <typename Index, typename Pointer>
 __device__ __forceinline__ Pointer lower_bound(const Index* __restrict__ indices, Pointer first, Pointer last, const Index column) {
     while (first < last) {
-        const Pointer middle = first + (last - first) / 2;
+        const Pointer middle = first + ((last - first) >> 1);
         if (indices[middle] < column) first = middle + 1;
         else last = middle;
     }

@@ -6,11 +6,12 @@ looked at, and not added. Outside of one the product is made, and what is inside
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from spdist.csr import CSR
+from spdist.csr import CSR, INT32_MAX
 from spdist.kernels import gpu, gpu_rows
 from spdist.kernels.gpu_rows import Operands
 from spdist.kernels.module import Module, c_type, module, value_type
@@ -59,12 +60,14 @@ def multiply(
     a, b, semiring, deterministic
         As for `gpu.multiply`.
     mask : CSR
-        On the GPU, canonical, with the rows of A and the columns of B; values do not count.
+        Of the host or on the GPU, canonical, with the rows of A and the columns of B; values do not count.
     complement : bool
         Whether C has entries only where the mask holds none.
     """
     import cupy
 
+    if mask.nnz > INT32_MAX and a.indptr.dtype == np.int32:
+        a = replace(a, indptr=a.indptr.astype(np.int64))
     x = None if complement else gpu.checked(a, b, semiring)
     if x is None:
         c = gpu.multiply(a, b, deterministic=deterministic, semiring=semiring)
