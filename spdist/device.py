@@ -126,6 +126,7 @@ def _canonical(mask: CSR) -> CSR:
     except NotCanonicalError:
         ones = cupy.ones(mask.nnz, np.float32)
         copied = to_cupyx_any(CSR(mask.indptr, mask.indices, ones, mask.shape)).copy()
+        copied.has_sorted_indices = copied.has_canonical_format = False
         copied.sum_duplicates()
         return from_cupyx(copied)
     return mask

@@ -147,10 +147,11 @@ template <typename Value, typename Index, typename Pointer, typename Threads, bo
         filter.mark(m.mask_indices + first, last - first);
         if (ORDERED) in_order(begin, end);
         else {
-            for (Pointer chunk = begin; chunk < end; chunk += Threads::THREADS) {
-                const i64 size = Threads::WARPS * 32, entries = gather(chunk, end), total = batch.before[entries];
-                const i64 own = (total + size - 1) / size * 32, from = Threads::thread() / 32 * own;
-                walk(chunk, (int)entries, from, min(from + own, total));
+            for (i64 chunk = begin; chunk < end; chunk += Threads::THREADS) {
+                const int entries = gather(chunk, end);
+                const i64 total = batch.before[entries];
+                const i64 own = (total + Threads::THREADS - 1) / Threads::THREADS * 32, from = Threads::thread() / 32 * own;
+                walk((Pointer)chunk, entries, from, min(from + own, total));
                 Threads::wait();
             }
             take_all();
@@ -176,8 +177,8 @@ template <typename Value, typename Index, typename Pointer, typename Threads, bo
     }
 
     // Look at entries of A from `chunk` on, one a thread; return how many have products.
-    __device__ __forceinline__ i64 gather(const Pointer chunk, const Pointer end) {
-        const Pointer p = chunk + Threads::thread();
+    __device__ __forceinline__ int gather(const i64 chunk, const i64 end) {
+        const i64 p = chunk + Threads::thread();
         Pointer start = 0, stop = 0;
         if (p < end) start = m.b_indptr[m.a_indices[p]], stop = m.b_indptr[m.a_indices[p] + 1];
         const i64 products = stop - start > limit ? last - first : stop - start;
