@@ -214,7 +214,7 @@ def test_hubs_inside_masks(monkeypatch, shares):
     b = sp.vstack([sp.random(4, 3000, density=0.9, random_state=2), b[4:]]).tocsr()
     mask = sp.vstack([sp.random(1, 3000, density=d, random_state=3) for d in (0.5, 0.5, 0.1, 0.9, 0.9, 0.002)]).tocsr()
     for pointer in (np.int32, np.int64):
-        masked(rows_of(a, pointer), rows_of(b), rows_of(mask), rtol=1e-12)
+        masked(rows_of(a, pointer), rows_of(b), rows_of(mask), rtol=1e-12, outside=False)
 
 
 @pytest.mark.parametrize("shares", SHARES)
