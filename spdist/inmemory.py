@@ -144,7 +144,8 @@ def spgemm(
     (np.int64(12), np.int64(6))
     """
     check_count("threads", threads, "one a core")
-    options = _options(semiring, mask, complement, epilogue, threshold, top_n)
+    on_gpu = device.is_cupyx(a) and device.is_cupyx(b)
+    options = _options(semiring, mask, complement, epilogue, threshold, top_n, on_gpu)
     if isinstance(a, VBR) or isinstance(b, VBR):
         if not (isinstance(a, VBR) and isinstance(b, VBR) and options.plain and method == "auto"):
             raise InputError("a VBR is multiplied by a VBR, with method='auto' and no options: else take its entries()")
@@ -185,8 +186,10 @@ def spgemm(
 
 def _options(
     semiring: str | Semiring, mask: Any, complement: bool, epilogue: Epilogue | None, threshold: float | None,
-    top_n: int | None,
+    top_n: int | None, on_gpu: bool = False,
 ) -> Options:  # fmt: skip
+    if on_gpu and device.is_cupyx(mask):
+        return Options(find(semiring), device.from_cupyx(mask), complement, top_n, threshold, epilogue)
     mask = mask.get() if device.is_cupyx(mask) else mask
     if not (mask is None or hasattr(mask, "tocsr")):
         raise InputError(f"mask={mask!r} is no sparse matrix: where operands are in memory it is SciPy's or CuPy's")

@@ -65,7 +65,7 @@ class Work:
     Parameters
     ----------
     options : Options
-        With the mask on the host.
+        With the mask on the host; or on the device, where the product is made at once.
     reduction : Reduction, optional
         Nothing else comes back.
     shape, dtype
@@ -128,7 +128,7 @@ class Work:
             c = gpu.multiply(a, b, deterministic=deterministic, semiring=semiring, **known)
             held = c.nnz
         else:
-            rows = masks_gpu.on_device(mask.rows(first, first + a.nrows), a.indices.dtype, a.indptr.dtype)
+            rows = mask if a.nrows == mask.nrows else mask.rows(first, first + a.nrows)
             c, held = masks_gpu.multiply(
                 a, b, rows, complement=self.options.complement, semiring=semiring, deterministic=deterministic
             )

@@ -144,6 +144,28 @@ def checked(a: CSR, b: CSR, semiring: Semiring) -> Operands | None:
     return None if 0 in (a.nnz, b.nnz, a.nrows, b.ncols) else product._analyse()
 
 
+def check_canonical(m: CSR, name: str) -> None:
+    """Check a matrix on the device, for which it waits.
+
+    Raises
+    ------
+    MatrixError
+        If offsets fall, or a column is out of range; a `NotCanonicalError` if a row is not sorted or holds a duplicate.
+    """
+    import cupy
+
+    device = cupy.cuda.runtime.getDevice()
+    kernels = _kernels(device, "double", c_type(m.indices.dtype), c_type(m.indptr.dtype), False)
+    numbers, mirror = cupy.zeros(gpu_rows.FACTS, np.uint64), _mirror(device, threading.get_ident())
+    facts = Facts(numbers, *mirror, cupy.cuda.get_current_stream(), kernels)
+    sizes = 0, 0, m.nrows, m.nnz, m.ncols  # as if it were B, and no row of A
+    where = facts.at(0), facts.at(gpu_rows.COUNTS), None, facts.on_host(0)
+    args = *sizes, None, None, m.indptr, m.indices, _limits(device), None, *where
+    kernels.launch("rows.cu", "analyse 2", min(ceil_div(m.nnz, 1024), 2112), 256, args)
+    facts.wait()
+    _check(facts, name)
+
+
 def offsets(lengths: Any, dtype: np.dtype[Any]) -> tuple[Any, int]:
     """Return row offsets from row lengths, (nrows,) uint32, on the device; and their last, for which it waits."""
     import cupy
@@ -549,20 +571,20 @@ class _Product:
                 rows.prepared(x)
 
 
-def _check(facts: Facts) -> None:
+def _check(facts: Facts, name_b: str = "B") -> None:
     """Refuse operands whose arrays are no CSR matrix, or whose B is not canonical."""
-    for name, slot in (("A", gpu_rows.BAD_A), ("B", gpu_rows.BAD_B)):
+    for name, slot in (("A", gpu_rows.BAD_A), (name_b, gpu_rows.BAD_B)):
         if facts[slot]:
             raise MatrixError(
                 f"{name}: offsets that fall, or a column outside of the matrix; nothing was read there. Rebuild the "
                 f"matrix, or check it with spdist.csr.check_structure on the host"
             )
     if facts[gpu_rows.FALLS] != facts[gpu_rows.FALLS_AT_ROWS]:
-        raise NotCanonicalError("B: a row is not sorted or holds a duplicate; call sum_duplicates() first")
+        raise NotCanonicalError(f"{name_b}: a row is not sorted or holds a duplicate; call sum_duplicates() first")
 
 
 class NotCanonicalError(MatrixError):
-    """A row of B is not sorted, or holds a duplicate."""
+    """A row of B, or of a mask, is not sorted, or holds a duplicate."""
 
 
 def _alike(a: CSR, b: CSR, dtype: np.dtype[Any]) -> tuple[CSR, CSR]:

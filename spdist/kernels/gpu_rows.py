@@ -90,6 +90,8 @@ FACTS = SAMPLED + 2
 
 VERY_LONG = 8192
 """Entries of rows of A above which thread blocks share their analysis, as in rows.cu."""
+SHARED_FACTOR = 256
+"""Products that an entry of a row of more than 1,024 counts for at least, as in rows.cu."""
 NODE_MEAN = 1.5
 """Rows that nodes have in the mean where those of more products than are sorted are multiplied as nodes."""
 NODE_WARPS = 2
