@@ -158,7 +158,7 @@ def check_canonical(m: CSR, name: str) -> None:
     kernels = _kernels(device, "double", c_type(m.indices.dtype), c_type(m.indptr.dtype), False)
     numbers, mirror = cupy.zeros(gpu_rows.FACTS, np.uint64), _mirror(device, threading.get_ident())
     facts = Facts(numbers, *mirror, cupy.cuda.get_current_stream(), kernels)
-    sizes = 0, 0, m.nrows, m.nnz, m.ncols  # as if it were B, and no row of A
+    sizes = 0, 0, m.nrows, m.nnz, m.ncols, 0, 1  # as if it were B, and no row of A
     where = facts.at(0), facts.at(gpu_rows.COUNTS), None, facts.on_host(0)
     args = *sizes, None, None, m.indptr, m.indices, _limits(device), None, *where
     kernels.launch("rows.cu", "analyse 2", min(ceil_div(m.nnz, 1024), 2112), 256, args)
