@@ -78,7 +78,7 @@ def measure(workers: int, engine: str, stored: dict[str, Path]) -> dict[str, Any
 
 def make(folder: Path, quick: bool) -> dict[str, Path]:
     """Store the matrices, unless they are there."""
-    side, scale = (12, 8) if quick else (200, 20)
+    side, scale = (12, 8) if quick else (256, 20)
     stored = {"grid": folder / f"poisson-{side}.zarr", "graph": folder / f"rmat-{scale}.zarr"}
     if not stored["grid"].exists():
         spdist.generate("poisson", stored["grid"], dims=(side,) * 3, points=27)

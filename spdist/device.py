@@ -48,8 +48,12 @@ def from_cupyx(matrix: Any) -> CSR:
 
 def to_cupyx(m: CSR) -> Any:
     """Return a `cupyx.scipy.sparse.csr_matrix` on the arrays of a canonical `CSR`."""
-    out = copy.copy(_empty_cupyx(m.shape, m.dtype))
-    out.data, out.indptr = m.data, m.indptr
+    data = m.data
+    if data.dtype.kind in "iu":
+        log.info("CuPy has no sparse matrices of %s: C is float64", data.dtype)
+        data = data.astype(np.float64)
+    out = copy.copy(_empty_cupyx(m.shape, data.dtype))
+    out.data, out.indptr = data, m.indptr
     out.indices = m.indices.astype(m.indptr.dtype, copy=False)
     return out
 

@@ -106,7 +106,8 @@ def spgemm(
     sparse matrix or array
         Of the kind of `a`, by columns if both are `csc`, in blocks of r x t if both are block matrices that fit, else
         by rows. Rows sorted, no duplicates; entries that cancel to zero are kept, so that the pattern is the structural
-        product's, unless mask, threshold or top-n cut it.
+        product's, unless mask, threshold or top-n cut it. CuPy has no sparse matrices of whole numbers: where C has
+        such values, as with "plus_pair", it comes as float64.
 
     Raises
     ------
