@@ -175,6 +175,7 @@ def plan(
     semiring: str | Semiring = "plus_times",
     mask: MatrixLike | None = None,
     complement: bool = False,
+    triangle: str | None = None,
     epilogue: Epilogue | None = None,
     threshold: float | None = None,
     top_n: int | None = None,
@@ -189,7 +190,7 @@ def plan(
         As in `multiply`: bytes, as a number or for instance ``"512MiB"``.
     grid : (int, int, int), optional
         Force the number of row, inner and column blocks.
-    semiring, mask, complement, epilogue, threshold, top_n
+    semiring, mask, complement, triangle, epilogue, threshold, top_n
         As in `multiply`. C is planned for what mask and top-n leave at the most; of a threshold the plan knows nothing.
 
     Returns
@@ -208,7 +209,7 @@ def plan(
     from spdist.scheduler.sizes import check_operands, make_plan
 
     _check_engine(engine)
-    answer = _answer(semiring, mask, complement, epilogue, threshold, top_n)
+    answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
     left, right = _stored(a), _stored(b)
     check_operands(left, right, grid)
     answer.check(left, right, engine)
@@ -233,6 +234,7 @@ def matmul(
     semiring: str | Semiring = "plus_times",
     mask: Any = None,
     complement: bool = False,
+    triangle: str | None = None,
     epilogue: Epilogue | None = None,
     threshold: float | None = None,
     top_n: int | None = None,
@@ -249,7 +251,7 @@ def matmul(
         Where to store C; required for stored operands.
     engine, memory_limit, host_limit, grid, workers, scheduler, resume, overwrite
         As in `multiply`.
-    semiring, mask, complement, epilogue, threshold, top_n
+    semiring, mask, complement, triangle, epilogue, threshold, top_n
         As in `spgemm`; a mask is of the same sort as the operands.
     transpose_a, transpose_b : bool
         Multiply by the transpose of A or B: ``matmul(a, a, transpose_b=True)`` is ``A @ A.T``.
@@ -260,7 +262,7 @@ def matmul(
         As the operands.
     """
     wanted: dict[str, Any] = {
-        "semiring": semiring, "mask": mask, "complement": complement, "epilogue": epilogue,
+        "semiring": semiring, "mask": mask, "complement": complement, "triangle": triangle, "epilogue": epilogue,
         "threshold": threshold, "top_n": top_n,
     }  # fmt: skip
     _check_engine(engine)
@@ -309,6 +311,7 @@ def multiply(
     semiring: str | Semiring = "plus_times",
     mask: MatrixLike | None = None,
     complement: bool = False,
+    triangle: str | None = None,
     epilogue: Epilogue | None = None,
     threshold: float | None = None,
     top_n: int | None = None,
@@ -348,7 +351,7 @@ def multiply(
         Verify C at the end.
     record : str or Path, optional
         Where to write what each stage of each block took: one JSON object a line.
-    semiring, mask, complement, epilogue, threshold, top_n
+    semiring, mask, complement, triangle, epilogue, threshold, top_n
         What becomes of each row while it is made, as in `spgemm`, with a stored mask; for all engines but "scipy".
         Where the inner dimension is cut, partial products are added by the semiring before rows are cut. `check` then
         looks at every row and makes some of them again: `Report.verification` says how many.
@@ -373,7 +376,7 @@ def multiply(
     check_count("workers", workers, "one a core or a GPU")
     callbacks = callbacks or Callbacks()
     limits = {"memory_limit": memory_limit, "host_limit": host_limit}
-    answer = _answer(semiring, mask, complement, epilogue, threshold, top_n)
+    answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
     with _operands(a, b, c, transpose_a, transpose_b, resume or overwrite) as (left, right):
         job = _prepare(left, right, c, engine, limits, grid, answer, resume=resume, overwrite=overwrite)
         if isinstance(job, Report):
@@ -556,6 +559,7 @@ def reduce(
     semiring: str | Semiring = "plus_times",
     mask: Any = None,
     complement: bool = False,
+    triangle: str | None = None,
     epilogue: Epilogue | None = None,
     threshold: float | None = None,
     top_n: int | None = None,
@@ -577,7 +581,7 @@ def reduce(
     engine, memory_limit, workers, scheduler, callbacks
         As in `multiply`; the engine is "auto", "numba" or, with C never leaving the GPU, "cuda" or "hybrid". In memory,
         workers and scheduler do not count, and `memory_limit` only with GPUs.
-    semiring, mask, complement, epilogue, threshold, top_n
+    semiring, mask, complement, triangle, epilogue, threshold, top_n
         What becomes of the product before, as in `spgemm`.
 
     Returns
@@ -604,8 +608,8 @@ def reduce(
 
     reduction = reduction_of(what, bins)
     wanted: dict[str, Any] = {
-        "semiring": semiring, "mask": mask, "complement": complement, "epilogue": epilogue, "threshold": threshold,
-        "top_n": top_n,
+        "semiring": semiring, "mask": mask, "complement": complement, "triangle": triangle, "epilogue": epilogue,
+        "threshold": threshold, "top_n": top_n,
     }  # fmt: skip
     _check_engine(engine)
     check_count("workers", workers, "one a core or a GPU")
@@ -749,6 +753,7 @@ def verify(
     semiring: str | Semiring = "plus_times",
     mask: MatrixLike | None = None,
     complement: bool = False,
+    triangle: str | None = None,
     epilogue: Epilogue | None = None,
     threshold: float | None = None,
     top_n: int | None = None,
@@ -759,7 +764,7 @@ def verify(
     Parameters
     ----------
     a, b, c : path, URL or StoredMatrix
-    semiring, mask, complement, epilogue, threshold, top_n
+    semiring, mask, complement, triangle, epilogue, threshold, top_n
         As C was made by `multiply`. Where any of them is given, rows drawn at random are made again, and all rows
         looked at for what mask, threshold and top-n demand; `reason` says how many.
     **options
@@ -770,9 +775,8 @@ def verify(
     Verification
         `ok` says whether C is A @ B, `reason` why.
     """
-    return _verify(
-        _stored(a), _stored(b), _stored(c), _answer(semiring, mask, complement, epilogue, threshold, top_n), **options
-    )
+    answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
+    return _verify(_stored(a), _stored(b), _stored(c), answer, **options)
 
 
 def _verify(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, answer: Answer, **options: Any) -> Any:
@@ -798,6 +802,7 @@ def _answer(
     semiring: str | Semiring,
     mask: MatrixLike | None,
     complement: bool,
+    triangle: str | None,
     epilogue: Epilogue | None,
     threshold: float | None,
     top_n: int | None,
@@ -806,7 +811,7 @@ def _answer(
     if sp.issparse(mask):
         raise InputError("the mask of a stored product is stored too: spdist.save('M.zarr', mask)")
     epilogue = None if getattr(epilogue, "idle", False) else epilogue
-    options = Options(find(semiring), top_n=top_n, threshold=threshold, epilogue=epilogue)
+    options = Options(find(semiring), top_n=top_n, threshold=threshold, epilogue=epilogue, triangle=triangle)
     return Answer(options, None if mask is None else _stored(mask), complement)
 
 

@@ -198,7 +198,7 @@ def _answer(args: argparse.Namespace) -> dict[str, Any]:
     from spdist.kernels.options import Epilogue
 
     epilogue = Epilogue(args.scale_rows, args.scale_columns, None, args.normalize, args.drop_zeros)
-    named = {name: getattr(args, name) for name in ("semiring", "mask", "complement", "top_n", "threshold")}
+    named = {name: getattr(args, name) for name in ("semiring", "mask", "complement", "triangle", "top_n", "threshold")}
     return {**named, "epilogue": epilogue}
 
 
@@ -290,6 +290,7 @@ def _add_answer_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--semiring", default="plus_times", help="plus_times (default), min_plus, plus_pair, or_and, ...")
     sub.add_argument("--mask", metavar="M", help="a matrix: C has entries only where it stores one")
     sub.add_argument("--complement", action="store_true", help="only where the mask stores none")
+    sub.add_argument("--triangle", metavar="upper", help="of a symmetric C, only what is on and above the diagonal")
     for name in ("rows", "columns"):
         sub.add_argument(f"--scale-{name}", metavar="F.npy", help=f"multiply {name} of C by these factors")
     sub.add_argument("--normalize", metavar="NORM", help="divide rows by their norm: l1, l2 or max")

@@ -22,7 +22,7 @@ from spdist.vbr import multiply as multiply_vbr
 
 METHODS = ("auto", "scipy", "numba", "cuda", "hyspmm")
 ANSWERING = ("auto", "numba", "cuda")
-"""Those that take semirings, masks, threshold and top-n."""
+"""Those that take semirings, masks, triangles, threshold and top-n."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class HostPattern:
 def spgemm(
     a: Any, b: Any, method: str = "auto", *, threads: int | None = None, deterministic: bool = False,
     memory_limit: int | None = None, semiring: str | Semiring = "plus_times", mask: Any = None,
-    complement: bool = False, epilogue: Epilogue | None = None, threshold: float | None = None,
-    top_n: int | None = None,
+    complement: bool = False, triangle: str | None = None, epilogue: Epilogue | None = None,
+    threshold: float | None = None, top_n: int | None = None,
 ) -> Any:  # fmt: skip
     """Multiply two sparse matrices in memory: SciPy in, SciPy out; CuPy in, CuPy out.
 
-    The product can be turned into an answer as its rows are made, so that C is never whole: by a semiring, then a mask,
-    an epilogue, a threshold, then the largest entries of each row. On the GPU CuPy's C is whole before it is cut, and
-    functions of one's own need expressions in C.
+    The product can be turned into an answer as its rows are made, so that C is never whole: by a semiring, then a mask
+    or a triangle, an epilogue, a threshold, then the largest entries of each row. On the GPU CuPy's C is made before it
+    is cut by values, and functions of one's own need expressions in C.
 
     Parameters
     ----------
@@ -92,6 +92,11 @@ def spgemm(
         the host or the GPU.
     complement : bool
         C has entries only where the mask stores none.
+    triangle : {"upper"}, optional
+        For a C that is known to be symmetric, or Hermitian, as ``a @ a.T`` is and ``a.conj().T @ a``: its entries on
+        and above the diagonal alone. Products below are not made, nor is it checked that they would be the same. Not
+        with what needs whole rows: `top_n`, and an epilogue that normalises. ``c + scipy.sparse.triu(c, 1).T`` is the
+        whole, of complex values with ``.conj()``.
     epilogue : Epilogue, optional
         What becomes of the values of a row: scaling, a function of one's own, normalisation, zeros dropped.
     top_n : int, optional
@@ -142,9 +147,16 @@ def spgemm(
     >>> a = sp.csr_array([[0, 1, 1], [1, 0, 1], [1, 1, 0]])
     >>> spgemm(a, a, semiring="plus_pair").sum(), spgemm(a, a, semiring="plus_pair", mask=a).sum()
     (np.int64(12), np.int64(6))
+
+    Rows that share a column, each pair once:
+
+    >>> spgemm(a, a.T, triangle="upper").toarray()
+    array([[2, 1, 1],
+           [0, 2, 1],
+           [0, 0, 2]])
     """
     check_count("threads", threads, "one a core")
-    options = _options(semiring, mask, complement, epilogue, threshold, top_n)
+    options = _options(semiring, mask, complement, triangle, epilogue, threshold, top_n)
     if isinstance(a, VBR) or isinstance(b, VBR):
         if not (isinstance(a, VBR) and isinstance(b, VBR) and options.plain and method == "auto"):
             raise InputError("a VBR is multiplied by a VBR, with method='auto' and no options: else take its entries()")
@@ -152,15 +164,16 @@ def spgemm(
     if blocks.is_blocked(a) or blocks.is_blocked(b):
         if blocks.fit(a, b) and options.plain:
             return blocks.spgemm(a, b, method, threads, memory_limit)
-        reason = "blocks of the other do not fit" if options.plain else "semirings, masks and cuts are for entries"
+        options_need = "semirings, masks, triangles and cuts are for entries"
+        reason = "blocks of the other do not fit" if options.plain else options_need
         left = blocks.expand(a, "A", reason)
         a, b = left, left if b is a else blocks.expand(b, "B", reason)
     if _on_gpu(a, b):
         return device.spgemm(a, b, method, deterministic, options)
     if not options.plain and method in METHODS and method not in ANSWERING:
         raise InputError(
-            f"method={method!r} makes whole products by plus and times: for semirings, masks, epilogues, threshold and "
-            f"top_n choose one of {', '.join(ANSWERING)}"
+            f"method={method!r} makes whole products by plus and times: for semirings, masks, triangles, epilogues, "
+            f"threshold and top_n choose one of {', '.join(ANSWERING)}"
         )
     from spdist.kernels import cpu
 
@@ -172,6 +185,7 @@ def spgemm(
         raise InputError(f"method {method!r} is not one of {', '.join(METHODS)}, which matrices of SciPy's have")
     if left.ncols != right.nrows:
         raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
+    options.check_square((left.nrows, right.ncols))
     if method in ("cuda", "hyspmm"):
         options.check_device()
         c = device.through_gpu(left, right, method, threads, memory_limit, deterministic, options)
@@ -184,27 +198,28 @@ def spgemm(
 
 
 def _options(
-    semiring: str | Semiring, mask: Any, complement: bool, epilogue: Epilogue | None, threshold: float | None,
-    top_n: int | None,
+    semiring: str | Semiring, mask: Any, complement: bool, triangle: str | None, epilogue: Epilogue | None,
+    threshold: float | None, top_n: int | None,
 ) -> Options:  # fmt: skip
     mask = mask.get() if device.is_cupyx(mask) else mask
     if not (mask is None or hasattr(mask, "tocsr")):
         raise InputError(f"mask={mask!r} is no sparse matrix: where operands are in memory it is SciPy's or CuPy's")
     pattern = None if mask is None else from_scipy(mask.astype(np.bool_))
-    return Options(find(semiring), pattern, complement, top_n, threshold, epilogue)
+    return Options(find(semiring), pattern, complement, top_n, threshold, epilogue, triangle)
 
 
 def reduce(
     a: Any, b: Any, what: Reduction, *, engine: str = "auto", memory_limit: int | None = None,
     threads: int | None = None, semiring: str | Semiring = "plus_times", mask: Any = None,
-    complement: bool = False, epilogue: Epilogue | None = None, threshold: float | None = None,
-    top_n: int | None = None,
+    complement: bool = False, triangle: str | None = None, epilogue: Epilogue | None = None,
+    threshold: float | None = None, top_n: int | None = None,
 ) -> Any:  # fmt: skip
     """Return a reduction of a product of SciPy's matrices; `api.reduce` describes it."""
     left, right = from_scipy(a), from_scipy(b)
     if left.ncols != right.nrows:
         raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
-    options = _options(semiring, mask, complement, epilogue, threshold, top_n)
+    options = _options(semiring, mask, complement, triangle, epilogue, threshold, top_n)
+    options.check_square((left.nrows, right.ncols))
     dtype = options.semiring.result_dtype(left.dtype, right.dtype)
     check_values(what, dtype)
     if engine == "cuda" and not is_linear(what, options, dtype):

@@ -37,6 +37,7 @@ class Job(jobs.Job):
     semiring: str = "plus_times"
     mask: str | None = None
     complement: bool = False
+    triangle: str | None = None
     scale_rows: str | None = None
     scale_columns: str | None = None
     normalize: str | None = None
@@ -68,6 +69,7 @@ READERS = {
     "semiring": jobs.text_of,
     "mask": jobs.text_of,
     "complement": jobs.flag,
+    "triangle": jobs.text_of,
     "scale_rows": jobs.text_of,
     "scale_columns": jobs.text_of,
     "normalize": jobs.text_of,
@@ -105,6 +107,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
         semiring=job.semiring,
         mask=job.mask,
         complement=job.complement,
+        triangle=job.triangle,
         epilogue=spdist.Epilogue(job.scale_rows, job.scale_columns, None, job.normalize, job.drop_zeros),
         top_n=job.top_n,
         threshold=job.threshold,
