@@ -191,7 +191,8 @@ def plan(
     grid : (int, int, int), optional
         Force the number of row, inner and column blocks.
     semiring, mask, complement, triangle, epilogue, threshold, top_n
-        As in `multiply`. C is planned for what mask and top-n leave at the most; of a threshold the plan knows nothing.
+        As in `multiply`. C is planned for what mask, triangle and top-n leave; of a threshold the plan knows nothing.
+        How many products a triangle takes is estimated.
 
     Returns
     -------

@@ -223,7 +223,8 @@ class Learnt:
     Attributes
     ----------
     kept, c_ratio, b_ratio : float
-        Entries of C that are kept, entries of C, and rows of B's entries that are sent, for each product; 0: not known.
+        Entries of C that are kept (of a triangle: would be, of whole rows), entries of C, and rows of B's entries that
+        are sent, for each product; 0: not known.
     """
 
     kept: float = 0.0
@@ -466,10 +467,16 @@ class Run:
         nnz: int = slot.multiply()
         self.cutter.learn(staged, slot.held)
         if staged.products:
-            self.kept = nnz / staged.products
+            self.kept = nnz / (staged.products * self._share(staged.start, staged.stop))
             self.learnt.kept, self.learnt.c_ratio = self.kept, self.cutter.c_ratio
             self.learnt.b_ratio = self.cutter.b_ratio or self.learnt.b_ratio
         return nnz
+
+    def _share(self, start: int, stop: int) -> float:
+        """Return how much of rows is made where only a triangle is, if columns are spread evenly."""
+        if self.options.diagonal is None:
+            return 1.0
+        return max(1 - (self.options.diagonal + (start + stop) / 2) / self.b.ncols, 0.5 / self.b.ncols)
 
     def _recall(self) -> None:
         """Expect of the first blocks what others of the product came to."""
@@ -493,7 +500,8 @@ class Run:
     @functools.cached_property
     def result(self) -> Result:
         """C, with the room that it should need."""
-        expected = int(MARGIN * self.kept * self._expect_products()) + (1 << 20)
+        share = self._share(self.start, self.a.nrows)
+        expected = int(MARGIN * self.kept * share * self._expect_products()) + (1 << 20)
         capacity = expected if self.capacity is None else min(self.capacity, expected)
         if self.products.look()[0] == self.a.nrows:
             capacity = min(capacity, self.products.most(self.start))
@@ -639,7 +647,8 @@ class Run:
             if result.nnz + nnz > self.most:
                 return self._fetch_some(flight, rows)
             done = self.products.between(self.start, flight.staged.stop)
-            expected = (result.nnz + nnz) * (self.total / max(done, 1))
+            shares = self._share(self.start, self.a.nrows) / self._share(self.start, flight.staged.stop)
+            expected = (result.nnz + nnz) * (self.total / max(done, 1)) * shares
             result.grow(min(int(MARGIN * expected) + 1, self.most))
         self._fill(flight, rows, nnz)
         return True
