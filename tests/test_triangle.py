@@ -269,7 +269,8 @@ def test_lost_blocks_and_resume(stored, tmp_path, scheduler, monkeypatch):
     monkeypatch.setattr("spdist.scheduler.sizes.CHUNK_LENGTH", 1 << 10)
     monkeypatch.setattr("spdist.scheduler.run.CHECKPOINT_SECONDS", 0.0)
     a = stored("A", whole_numbers(900, 900, 12, 3))
-    wanted = {"triangle": "upper", "scheduler": scheduler}
+    whole = {"threshold": 2.0, "scheduler": scheduler}
+    wanted = whole | {"triangle": "upper"}
     api.multiply(a, a, tmp_path / "R.zarr", grid=(20, 2, 1), **wanted)
     commits, again, commit, computed = [], [], stages.Product.commit, stages.Product.again
 
@@ -287,7 +288,7 @@ def test_lost_blocks_and_resume(stored, tmp_path, scheduler, monkeypatch):
     assert again
     monkeypatch.setattr(stages.Product, "commit", commit)
     with pytest.raises(ResumeError, match="what was asked"):
-        api.multiply(a, a, tmp_path / "C.zarr", resume=True, scheduler=scheduler)
+        api.multiply(a, a, tmp_path / "C.zarr", resume=True, **whole)
     assert api.multiply(a, a, tmp_path / "C.zarr", resume=True, **wanted).state == "resumed"
     assert files(tmp_path / "C.zarr") == files(tmp_path / "R.zarr")
 
