@@ -100,6 +100,16 @@ def _transpose(args: argparse.Namespace) -> int:
     return _show_matrix(matrix, args)
 
 
+def _symmetrize(args: argparse.Namespace) -> int:
+    from spdist import display
+    from spdist.transposed import symmetrize
+
+    told = {"conjugate": args.conjugate, "overwrite": args.overwrite}
+    with display.transfer_bar(f"mirroring {args.source}", quiet=args.json) as bar:
+        matrix = symmetrize(args.source, args.target, **told, progress=bar)
+    return _show_matrix(matrix, args)
+
+
 def _info(args: argparse.Namespace) -> int:
     from spdist import api
 
@@ -237,6 +247,11 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     sub.add_argument("--format", choices=("mtx", "npz", "binsparse"), help="by default from TARGET's ending")
     sub.add_argument("--overwrite", action="store_true", help="replace TARGET")
     sub = add("transpose", _transpose, "write the transpose of a matrix", "source", "target")
+    sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
+    sub = add(
+        "symmetrize", _symmetrize, "write the whole of a symmetric matrix from its upper triangle", "source", "target"
+    )
+    sub.add_argument("--conjugate", action="store_true", help="of a Hermitian one")
     sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
     add("info", _info, "shape, dtype, entries, row lengths, bytes and state of a matrix", "matrix")
     _add_generate(add("generate", _generate, "write a matrix of a known kind, of any size"), command == "generate")

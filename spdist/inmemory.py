@@ -96,7 +96,7 @@ def spgemm(
         For a C that is known to be symmetric, or Hermitian, as ``a @ a.T`` is and ``a.conj().T @ a``: its entries on
         and above the diagonal alone. Products below are not made, nor is it checked that they would be the same. Not
         with what needs whole rows: `top_n`, and an epilogue that normalises. ``c + scipy.sparse.triu(c, 1).T`` is the
-        whole, of complex values with ``.conj()``.
+        whole, of Hermitian ones with ``.conj()``; of stored ones `symmetrize` writes it.
     epilogue : Epilogue, optional
         What becomes of the values of a row: scaling, a function of one's own, normalisation, zeros dropped.
     top_n : int, optional

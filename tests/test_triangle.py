@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import spdist
 from spdist import api, cli
+from spdist.coo import RowSorter
 from spdist.csr import CSR, check_canonical, from_scipy
 from spdist.errors import InputError, MatrixError, ResumeError, SpdistError
 from spdist.kernels import cpu, reductions
@@ -314,6 +315,29 @@ def test_verification_finds_what_is_wrong(stored, tmp_path, monkeypatch):
         assert not found.ok
         assert reason in found.reason
     assert not api.verify(a, b, tmp_path / "R.zarr").ok
+
+
+@pytest.mark.parametrize("bucket", [1 << 10, 1 << 24])
+def test_the_whole_from_the_half(stored, tmp_path, monkeypatch, capsys, bucket):
+    monkeypatch.setitem(RowSorter.__init__.__kwdefaults__, "bucket_bytes", bucket)
+    monkeypatch.chdir(tmp_path)
+    m = whole_numbers(150, 90, 6, 1)
+    a = stored("A", m)
+    api.multiply(a, a, "U.zarr", transpose_b=True, triangle="upper", workers=1)
+    assert_same(
+        spdist.symmetrize("U.zarr", "C.zarr").rows(0, 150), cpu.multiply(from_scipy(m), from_scipy(m.T.tocsr()))
+    )
+    assert cli.main(["symmetrize", "U.zarr", "C.zarr", "--overwrite", "--json"]) == 0
+    assert cli.main(["verify", "A.zarr", str(api.save("B.zarr", m.T.tocsr()).url), "C.zarr"]) == 0
+    z = m.astype(complex) * (1 + 2j)
+    api.save("H.zarr", spdist.spgemm(z, z.conj().T, triangle="upper"))
+    assert cli.main(["symmetrize", "H.zarr", "W.zarr", "--conjugate"]) == 0
+    assert abs(read("W.zarr").to_scipy() - z @ z.conj().T).nnz == 0
+    capsys.readouterr()
+    for name, message in (("C.zarr", "an entry below the diagonal"), ("A.zarr", "is 150 x 90: what is symmetric")):
+        assert cli.main(["symmetrize", name, "D.zarr"]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "D.zarr").exists()
 
 
 # -- refusals, command line, jobs --------------------------------------------------------------------------------------
