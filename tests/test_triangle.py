@@ -390,8 +390,11 @@ def test_command_line(stored, tmp_path, monkeypatch, capsys):
     assert "triangle='lower' is not 'upper'" in capsys.readouterr().err
 
 
-def test_a_job(stored, run_job, tmp_path):
+def test_jobs(stored, run_job, tmp_path):
     m = whole_numbers(60, 40, 4, 1)
     stored("A", m)
     run_job("multiply", a="A.zarr", b="A.zarr", out="C.zarr", transpose_b=True, triangle="upper")
     assert_same(read("C.zarr"), from_scipy(spdist.spgemm(m, m.T.tocsr(), triangle="upper")))
+    found = run_job("cooccurrence", a="A.zarr", out="P.zarr", triangle="upper")
+    assert found["result"]["nnz"] == sp.triu(m.T @ m, 1).nnz
+    run_job("cooccurrence", code=2, a="A.zarr", out="Q.zarr", triangle="upper", top_n=3)
