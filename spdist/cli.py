@@ -158,6 +158,7 @@ def _multiply(args: argparse.Namespace) -> int:
             record=args.record,
             transpose_a=args.transpose_a,
             transpose_b=args.transpose_b,
+            axis=args.axis,
             callbacks=shown.callbacks,
             **_answer(args),
         )
@@ -267,6 +268,8 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         sub.add_argument(
             f"--transpose-{name}", action="store_true", help=f"multiply by the transpose of {name.upper()}"
         )
+    text = "0: --top-n and --normalize look at columns, not rows; the transposes are multiplied"
+    sub.add_argument("--axis", type=int, choices=(0, 1), default=1, help=text)
     mode = sub.add_mutually_exclusive_group()
     mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
     mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")

@@ -13,9 +13,9 @@ from spdist import blocks, device
 from spdist.csr import CSR, IndexArray, Int64Array, from_scipy
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.gpu import Pattern
-from spdist.kernels.options import Epilogue, Options
+from spdist.kernels.options import Epilogue, Options, is_by_columns
 from spdist.kernels.reductions import Reduction, check_values, diagonal, is_linear, reduce_product
-from spdist.kernels.semirings import Semiring, find
+from spdist.kernels.semirings import Semiring, find, turned
 from spdist.text import check_count
 from spdist.vbr import VBR
 from spdist.vbr import multiply as multiply_vbr
@@ -50,7 +50,7 @@ def spgemm(
     a: Any, b: Any, method: str = "auto", *, threads: int | None = None, deterministic: bool = False,
     memory_limit: int | None = None, semiring: str | Semiring = "plus_times", mask: Any = None,
     complement: bool = False, triangle: str | None = None, epilogue: Epilogue | None = None,
-    threshold: float | None = None, top_n: int | None = None,
+    threshold: float | None = None, top_n: int | None = None, axis: int = 1,
 ) -> Any:  # fmt: skip
     """Multiply two sparse matrices in memory: SciPy in, SciPy out; CuPy in, CuPy out.
 
@@ -105,6 +105,9 @@ def spgemm(
     threshold : float, optional
         Entries ``>= threshold`` are kept, compared in the dtype of C, after its last product is added. Neither this nor
         `top_n` keeps a NaN.
+    axis : {1, 0}
+        Whether `top_n` and an epilogue's norm look at rows or, with 0, at columns. By columns the product is made as
+        the transpose of ``b.T @ a.T``: of equal values those in smaller rows stay. Not with a semiring of one's own.
 
     Returns
     -------
@@ -156,6 +159,12 @@ def spgemm(
            [0, 0, 2]])
     """
     check_count("threads", threads, "one a core")
+    if is_by_columns(axis, top_n, epilogue):
+        wanted = {
+            "method": method, "threads": threads, "deterministic": deterministic, "memory_limit": memory_limit,
+            "complement": complement, "triangle": triangle, "threshold": threshold, "top_n": top_n,
+        }  # fmt: skip
+        return _by_columns(a, b, find(semiring), mask, epilogue, wanted)
     options = _options(semiring, mask, complement, triangle, epilogue, threshold, top_n)
     if isinstance(a, VBR) or isinstance(b, VBR):
         if not (isinstance(a, VBR) and isinstance(b, VBR) and options.plain and method == "auto"):
@@ -195,6 +204,20 @@ def spgemm(
     if swapped:
         return out.T
     return out.tocsc() if by_columns else out
+
+
+def _by_columns(
+    a: Any, b: Any, semiring: Semiring, mask: Any, epilogue: Epilogue | None, wanted: dict[str, Any]
+) -> Any:
+    """Multiply two matrices as the transpose of the product of their transposes."""
+    if not all(one is None or sp.issparse(one) or device.is_cupyx(one) for one in (a, b, mask)):
+        raise InputError("axis=0 is for SciPy's and CuPy's matrices")
+    options: dict[str, Any] = {
+        "semiring": turned(semiring), "mask": None if mask is None else mask.T,
+        "epilogue": None if epilogue is None else epilogue.turned(),
+    }  # fmt: skip
+    made = spgemm(b.T, a.T, **options, **wanted)
+    return made.T.asformat("csc" if a.format == b.format == "csc" else "csr")
 
 
 def _options(

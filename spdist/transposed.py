@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ def transpose(
     *,
     overwrite: bool = False,
     progress: Callable[[int, int], None] = ignore_progress,
+    facts: dict[str, Any] | None = None,
 ) -> StoredMatrix:
     """Store the transpose of a stored matrix.
 
@@ -34,6 +36,8 @@ def transpose(
         Replace what is there, once the new matrix is whole.
     progress : callable, optional
         Called with entries read and entries in all.
+    facts : dict, optional
+        What its record says; by default, where it comes from.
 
     Returns
     -------
@@ -51,7 +55,7 @@ def transpose(
     def turned(rows: CSR, numbers: Int64Array) -> Iterator[Entries]:
         yield Entries(rows.indices, numbers, rows.data)
 
-    return _write(matrix, out, (matrix.ncols, matrix.nrows), turned, "transpose", overwrite, progress)
+    return _write(matrix, out, (matrix.ncols, matrix.nrows), turned, overwrite, progress, facts or _origin("transpose"))
 
 
 def symmetrize(
@@ -103,7 +107,11 @@ def symmetrize(
         values = rows.data[above].conj() if conjugate else rows.data[above]
         yield Entries(rows.indices[above], numbers[above], values)
 
-    return _write(matrix, out, matrix.shape, both, "symmetrize", overwrite, progress)
+    return _write(matrix, out, matrix.shape, both, overwrite, progress, _origin("symmetrize"))
+
+
+def _origin(command: str) -> dict[str, Any]:
+    return {"provenance": {"command": command}}
 
 
 def _write(
@@ -111,13 +119,13 @@ def _write(
     out: str | Path,
     shape: tuple[int, int],
     entries: Callable[[CSR, Int64Array], Iterator[Entries]],
-    command: str,
     overwrite: bool,
     progress: Callable[[int, int], None],
+    facts: dict[str, Any],
 ) -> StoredMatrix:
     """Store what a function makes of rows of `m` and the row of each of their entries: entries in any order."""
     with staged_matrix(out, overwrite=overwrite) as stage:
-        sorter = RowSorter(stage.scratch, shape, m.dtype, expected=m.nnz * (2 if command == "symmetrize" else 1))
+        sorter = RowSorter(stage.scratch, shape, m.dtype, expected=m.nnz)
         done = 0
         for start, rows in _blocks(m):
             numbers = np.repeat(np.arange(start, start + rows.nrows), np.diff(rows.indptr))
@@ -125,7 +133,7 @@ def _write(
                 sorter.add(some)
             done += rows.nnz
             progress(done, m.nnz)
-        writer = MatrixWriter(stage.url, shape[1], m.dtype, {"provenance": {"command": command}})
+        writer = MatrixWriter(stage.url, shape[1], m.dtype, facts)
         for block in sorter.blocks():
             writer.append(block)
         writer.close()

@@ -44,6 +44,7 @@ class Job(jobs.Job):
     drop_zeros: bool = False
     threshold: float | None = None
     top_n: int | None = None
+    axis: int = 1
     transpose_a: bool = False
     transpose_b: bool = False
 
@@ -56,6 +57,13 @@ def engine_of(value: Any) -> str:
     if value not in engines:
         raise ValueError(f"is no engine; write one of {', '.join(engines)}")
     return str(value)
+
+
+def axis_of(value: Any) -> int:
+    """Accept 0 and 1."""
+    if jobs.number(value) not in (0, 1):
+        raise ValueError("is no axis; write 1 for rows or 0 for columns")
+    return int(value)
 
 
 READERS = {
@@ -76,6 +84,7 @@ READERS = {
     "drop_zeros": jobs.flag,
     "threshold": jobs.number,
     "top_n": jobs.count,
+    "axis": axis_of,
     "transpose_a": jobs.flag,
     "transpose_b": jobs.flag,
     "workers": jobs.count,
@@ -110,6 +119,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
         triangle=job.triangle,
         epilogue=spdist.Epilogue(job.scale_rows, job.scale_columns, None, job.normalize, job.drop_zeros),
         top_n=job.top_n,
+        axis=job.axis,
         threshold=job.threshold,
         transpose_a=job.transpose_a,
         transpose_b=job.transpose_b,

@@ -99,6 +99,10 @@ class Epilogue:
         """Return that of rows ``[start:stop)``."""
         return self if self.rows is None else replace(self, rows=self.rows[start:stop])
 
+    def turned(self) -> Epilogue:
+        """Return that of the transpose."""
+        return replace(self, rows=self.columns, columns=self.rows)
+
     def identity(self) -> list[Any]:
         """Return what tells it from others, in this process and in another."""
         factors = [None if one is None else digest(np.asarray(one).tobytes()) for one in (self.rows, self.columns)]
@@ -297,6 +301,19 @@ class Options:
         """Bound the entries of a row of C that has `ncols` columns."""
         bounds = [ncols] if self.top_n is None else [ncols, self.top_n]
         return min(bounds if self.inside is None else [*bounds, longest_row(self.inside)])
+
+
+def is_by_columns(axis: int, top_n: int | None, epilogue: Epilogue | None) -> bool:
+    """Return whether something of a product looks at whole columns: `top_n` or a norm, with an axis of 0.
+
+    Raises
+    ------
+    InputError
+        If the axis is neither 0 nor 1.
+    """
+    if isinstance(axis, bool) or axis not in (0, 1):
+        raise InputError(f"axis={axis!r} is neither 1, for the largest of each row, nor 0, for those of each column")
+    return axis == 0 and (top_n is not None or getattr(epilogue, "normalize", None) is not None)
 
 
 def longest_row(m: CSR) -> int:

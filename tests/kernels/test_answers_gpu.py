@@ -390,6 +390,12 @@ def test_public_calls():
     inside = spdist.spgemm(on_device, on_device, mask=on_device).get()
     assert_same(from_scipy(inside), confined(by_hand(m, m, SEMIRINGS["plus_times"]), from_scipy(m), False))
     np.testing.assert_allclose(spdist.reduce(m, m, "trace", engine="cuda"), (m @ m).diagonal().sum())
+    expected = spdist.spgemm(m, m, **wanted, axis=0)
+    for found in (
+        spdist.matmul(m, m, engine="cuda", memory_limit="64MiB", **wanted, axis=0),
+        spdist.spgemm(on_device, on_device, **wanted, axis=0).get(),
+    ):
+        assert abs(found - expected).nnz == 0
     half = upper(by_hand(m, m, SEMIRINGS["plus_times"]))
     assert_same(from_scipy(spdist.spgemm(on_device, on_device, triangle="upper").get()), half)
     assert_same(from_scipy(spdist.matmul(m, m, engine="cuda", memory_limit="64MiB", triangle="upper")), half)
