@@ -145,6 +145,15 @@ def test_resume_and_overwrite(stored, tmp_path, scheduler, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"A.zarr", "C.zarr"}
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_of_a_symmetric_matrix_columns_are_not_rows_either(stored, tmp_path, scheduler, axis):
+    m = whole_numbers(50, 50, 4, 1)
+    a = stored("A", sp.csr_matrix(m + m.T))
+    api.multiply(a, a, tmp_path / "C.zarr", top_n=2, axis=axis, scheduler=scheduler)
+    with pytest.raises(ResumeError, match="what was asked"):
+        api.multiply(a, a, tmp_path / "C.zarr", top_n=2, axis=1 - axis, scheduler=scheduler, resume=True)
+
+
 def test_refusals(operands, stored, tmp_path):
     a, b = operands
     one, other = stored("A", a), stored("B", b)
