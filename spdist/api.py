@@ -720,7 +720,7 @@ def _reduce_stored(
     from spdist.scheduler.sizes import make_plan
 
     memory, _ = _limits(engine, where["memory_limit"], None)
-    made = make_plan(a, b, engine=engine, memory_limit=memory, answer=answer)
+    made = make_plan(a, b, engine=engine, memory_limit=memory, answer=answer, stored=False)
     callbacks.planned(made)
     local = any(storage.in_process(m.url) for m in (a, b, answer.mask) if m is not None)
     workers, scheduler = where["workers"], where["scheduler"]

@@ -9,6 +9,7 @@ import copy
 import functools
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -101,14 +102,35 @@ def _answer(a: Any, b: Any, method: str, deterministic: bool, options: Options) 
     options.check_square(shape)
     options.check(shape, dtype)
     options.check_device()
+    mask = options.mask
+    is_b = mask is not None and mask.indices is right.indices and mask.indptr is right.indptr  # and checked as B
+    if mask is not None and not is_b and type(mask.indices) is not np.ndarray:
+        options = replace(options, mask=_canonical(mask))
     work = Work(options, None, shape, dtype)
     work.send()
 
     def make(x: CSR, y: CSR) -> CSR:
+        if is_b:
+            work.options = replace(options, mask=y)
         made: CSR = work.make(x, y, 0, deterministic)[0]
         return made
 
     return _multiply(left, right, make, b)
+
+
+def _canonical(mask: CSR) -> CSR:
+    """Return a mask on the GPU whose rows are sorted and free of duplicates: a copy where it is not."""
+    import cupy
+
+    try:
+        gpu.check_canonical(mask, "the mask")
+    except NotCanonicalError:
+        ones = cupy.ones(mask.nnz, np.float32)
+        copied = to_cupyx_any(CSR(mask.indptr, mask.indices, ones, mask.shape)).copy()
+        copied.has_sorted_indices = copied.has_canonical_format = False
+        copied.sum_duplicates()
+        return from_cupyx(copied)
+    return mask
 
 
 def _method(name: str, deterministic: bool) -> Callable[[CSR, CSR], CSR]:

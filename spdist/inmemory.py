@@ -165,7 +165,8 @@ def spgemm(
             "complement": complement, "triangle": triangle, "threshold": threshold, "top_n": top_n,
         }  # fmt: skip
         return _by_columns(a, b, find(semiring), mask, epilogue, wanted)
-    options = _options(semiring, mask, complement, triangle, epilogue, threshold, top_n)
+    on_gpu = device.is_cupyx(a) and device.is_cupyx(b)
+    options = _options(semiring, mask, complement, triangle, epilogue, threshold, top_n, on_gpu)
     if isinstance(a, VBR) or isinstance(b, VBR):
         if not (isinstance(a, VBR) and isinstance(b, VBR) and options.plain and method == "auto"):
             raise InputError("a VBR is multiplied by a VBR, with method='auto' and no options: else take its entries()")
@@ -222,8 +223,10 @@ def _by_columns(
 
 def _options(
     semiring: str | Semiring, mask: Any, complement: bool, triangle: str | None, epilogue: Epilogue | None,
-    threshold: float | None, top_n: int | None,
+    threshold: float | None, top_n: int | None, on_gpu: bool = False,
 ) -> Options:  # fmt: skip
+    if on_gpu and device.is_cupyx(mask):
+        return Options(find(semiring), device.from_cupyx(mask), complement, top_n, threshold, epilogue, triangle)
     mask = mask.get() if device.is_cupyx(mask) else mask
     if not (mask is None or hasattr(mask, "tocsr")):
         raise InputError(f"mask={mask!r} is no sparse matrix: where operands are in memory it is SciPy's or CuPy's")

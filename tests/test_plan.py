@@ -172,6 +172,21 @@ def test_one_pair_in_flight_where_b_is_read_again_and_again(stored):
     assert all(block.b_read == every_chunk for block in plan.blocks[:-1])
 
 
+def test_a_gpu_does_not_wait_for_all_of_b_where_blocks_ask_for_neighbours(stored, monkeypatch):
+    """Blocks that read B about once, and no other product or engine, bring their rows of it."""
+    monkeypatch.setattr("spdist.scheduler.sizes.GPU_BLOCK_PRODUCTS", 1 << 22)
+    monkeypatch.setattr("spdist.scheduler.sizes.SMALL_SHARE", 0)
+    n = 1_000_000
+    banded = stored("band", sp.diags_array([np.ones(n)] * 5, offsets=range(-2, 3), shape=(n, n)).tocsr())
+    anywhere = stored("any", random_matrix(n, n, 5.0, 1))
+    limits = {"memory_limit": "1GiB", "host_limit": "1GiB"}
+    plans = {m: api.plan(m, m, engine="cuda", **limits) for m in (banded, anywhere)}
+    assert (plans[banded].resident, plans[anywhere].resident) == (False, True)
+    assert all(len(plan.blocks) > 4 and plan.projected_host_memory <= 1 << 30 for plan in plans.values())
+    assert sum(block.b_bytes for block in plans[banded].blocks) < 1.5 * plans[banded].b.nbytes
+    assert api.plan(banded, banded, engine="numba", memory_limit="1GiB").resident
+
+
 def test_plan_of_an_older_version_is_read(stored):
     a = stored("A", random_matrix(300, 300, 5, 8))
     raw = json.loads(api.plan(a, a).to_json())

@@ -65,7 +65,7 @@ class Work:
     Parameters
     ----------
     options : Options
-        With the mask on the host.
+        With the mask on the host; or on the device, where the product is made at once.
     reduction : Reduction, optional
         Nothing else comes back.
     shape, dtype
@@ -115,31 +115,34 @@ class Work:
 
         self.take([None if one is None else cupy.asarray(one) for one in (*self.factors, self.sums_of_columns)])
 
-    def make(self, a: CSR, b: CSR, first: int, deterministic: bool) -> tuple[Any, int]:
+    def make(self, a: CSR, b: CSR, first: int, deterministic: bool, **known: Any) -> tuple[Any, int]:
         """Return what is made of rows of A, row `first` of the product the first; and the entries it took.
 
-        That is a CSR or, of rows that are counted, their lengths.
+        That is a CSR or, of rows that are counted, their lengths. What is `known`, and may be done
+        meanwhile, goes to `gpu.multiply`.
         """
         if self.options.diagonal is None:
-            return self._make(a, b, first, deterministic)
-        entered = gpu.enter(a, b, self.options.diagonal + first, self.options.semiring)
-        made, held = self._make(*entered, first, deterministic)
+            return self._make(a, b, first, deterministic, **known)
+        diagonal, sound_b = self.options.diagonal + first, known.get("sound_b", False)
+        entered = gpu.enter(a, b, diagonal, self.options.semiring, sound_b=sound_b)
+        known["expected"] = 0  # rows of the block before were longer
+        made, held = self._make(*entered, first, deterministic, **known)
         taken = entered[0].indices.nbytes + entered[1].indptr.nbytes
         held += ceil_div(taken, a.indices.itemsize + self.dtype.itemsize)
         if not self.counts and made.indices.dtype != (index := np.promote_types(a.indices.dtype, b.indices.dtype)):
             made = CSR(made.indptr, made.indices.astype(index), made.data, made.shape)
         return made, held
 
-    def _make(self, a: CSR, b: CSR, first: int, deterministic: bool) -> tuple[Any, int]:
+    def _make(self, a: CSR, b: CSR, first: int, deterministic: bool, **known: Any) -> tuple[Any, int]:
         """Return what is made of rows of A; columns of C have the dtype of A's."""
         if self.counts:
             return gpu.count(a, b), 0
         mask, semiring = self.options.mask, self.options.semiring
         if mask is None:
-            c = gpu.multiply(a, b, deterministic=deterministic, semiring=semiring)
+            c = gpu.multiply(a, b, deterministic=deterministic, semiring=semiring, **known)
             held = c.nnz
         else:
-            rows = masks_gpu.on_device(mask.rows(first, first + a.nrows), a.indices.dtype, a.indptr.dtype)
+            rows = mask if a.nrows == mask.nrows else mask.rows(first, first + a.nrows)
             c, held = masks_gpu.multiply(
                 a, b, rows, complement=self.options.complement, semiring=semiring, deterministic=deterministic
             )

@@ -324,7 +324,9 @@ class Expected:
 
     def most(self, start: int) -> int:
         """Return how many products the rows from `start` on have at most."""
-        return int(self.indptr[-1] - self.indptr[start]) * int(np.max(np.diff(self.b_indptr), initial=0))
+        from spdist.kernels.prepare import longest_row
+
+        return int(self.indptr[-1] - self.indptr[start]) * int(longest_row(self.b_indptr))
 
     def cancel(self) -> None:
         """Do nothing: no thread is at work."""
@@ -532,8 +534,9 @@ class Copier:
 
     def _rows_of_a(self, start: int, stop: int, low: int, part: Part) -> list[Send]:
         """Prepare rows of A; columns that are copied count from row `low` of B."""
-        if self.a_lies:
-            self._check_columns(int(self.a.indptr[start]), int(self.a.indptr[stop]))
+        if self.a_lies:  # the device looks at its columns, but not at those of blocks
+            if self.kinds.blocked:
+                self._check_columns(int(self.a.indptr[start]), int(self.a.indptr[stop]))
             return self._lying(self.a, start, stop, part)
         memory = self.allocate(part.end - part.data)
         self._copy_rows(self.a, start, stop, memory, part)
@@ -701,17 +704,10 @@ class Stager(Copier):
 
     def _with_b(self, start: int, stop: int, products: int, begin: float) -> Staged:
         """Prepare rows of A with the rows of B that they ask for."""
-        from spdist.kernels.prepare import mark_rows, number_rows
-
         a, b, kinds = self.a, self.b, self.kinds
         first, last = int(a.indptr[start]), int(a.indptr[stop])
         bits, places = self._scratch()
-        words = mark_rows(a.indices, first, last, b.nrows, bits)
-        if words[0] < 0:
-            raise self._bad_entry(words[1])
-        rows, entries = number_rows(bits, places, words[0], words[1], b.indptr)
-        if entries < 0 or b.indptr[-1] > b.nnz:
-            raise bad_b()
+        words, rows, entries = self._mark(start, stop)
         low, high = min(64 * words[0], b.nrows), min(64 * words[1], b.nrows)
         window = int(b.indptr[high] - b.indptr[low]) * kinds.b_entry + (high - low) * kinds.pointer.itemsize
         if window <= WINDOW_SHARE * (entries * kinds.b_entry + rows * kinds.pointer.itemsize):
@@ -723,6 +719,27 @@ class Stager(Copier):
         self._copy_rows(a, start, stop, memory, of_a)
         self._copy_distinct(first, last, (bits, places), words, memory, of_a, of_b)
         return Staged(start, stop, products, [(memory, 0)], of_a, of_b, begin)
+
+    def _mark(self, start: int, stop: int) -> tuple[tuple[int, int], int, int]:
+        """Mark the rows of B that rows of A ask for; return the range of words, the rows, and their entries."""
+        from spdist.kernels.prepare import mark_rows, number_rows
+
+        a, b = self.a, self.b
+        bits, places = self._scratch()
+        words = mark_rows(a.indices, int(a.indptr[start]), int(a.indptr[stop]), b.nrows, bits)
+        if words[0] < 0:
+            raise self._bad_entry(words[1])
+        rows, entries = number_rows(bits, places, words[0], words[1], b.indptr)
+        if entries < 0 or b.indptr[-1] > b.nnz:
+            raise bad_b()
+        return words, rows, entries
+
+    def entries_of_b(self, start: int, stop: int) -> int:
+        """Return how many entries the rows of B have that rows of A ask for."""
+        self._check_offsets(start, stop)
+        words, _, entries = self._mark(start, stop)
+        self._scratch()[0][words[0] : words[1]] = 0
+        return entries
 
     def _scratch(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return a bit for each row of B, zero, and the number of the first of each word; of this thread alone."""

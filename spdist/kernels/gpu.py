@@ -87,7 +87,10 @@ class Pattern:
         return len(self.indices)
 
 
-def multiply(a: CSR, b: CSR, *, deterministic: bool = False, semiring: Semiring = PLUS_TIMES) -> CSR:
+def multiply(
+    a: CSR, b: CSR, *, deterministic: bool = False, semiring: Semiring = PLUS_TIMES, sound_b: bool = False,
+    expected: int = 0, meanwhile: Callable[[], None] | None = None,
+) -> CSR:  # fmt: skip
     """Return ``a @ b``.
 
     Parameters
@@ -100,6 +103,12 @@ def multiply(a: CSR, b: CSR, *, deterministic: bool = False, semiring: Semiring 
         it, rows of more than 1,024 products that form no node are summed by atomics, in any order.
     semiring : Semiring
         With C expressions for the GPU.
+    sound_b : bool
+        Whether another product has found nothing wrong with B: to look at all of it takes time.
+    expected : int
+        About how many entries C has, if that is known: no rows are counted to find out then.
+    meanwhile : callable, optional
+        What the host may do while it would wait for the GPU; not always called.
 
     Returns
     -------
@@ -117,7 +126,9 @@ def multiply(a: CSR, b: CSR, *, deterministic: bool = False, semiring: Semiring 
     MemoryBoundError
         If the GPU has too little memory; says how much is needed.
     """
-    c, _ = _Product(a, b, deterministic, semiring).run()
+    product = _Product(a, b, deterministic, semiring, sound_b=sound_b)
+    product.expected, product.meanwhile = expected, meanwhile
+    c, _ = product.run()
     return c
 
 
@@ -129,23 +140,23 @@ def count(a: CSR, b: CSR) -> Any:
     return _Product(a, b, False).count()
 
 
-def checked(a: CSR, b: CSR, semiring: Semiring) -> Operands | None:
+def checked(a: CSR, b: CSR, semiring: Semiring, *, sound_b: bool = False) -> Operands | None:
     """Return operands, checked as `multiply` checks them and ready for kernels; None where there is no product."""
-    product = _Product(a, b, False, semiring)
+    product = _Product(a, b, False, semiring, sound_b=sound_b)
     return None if 0 in (a.nnz, b.nnz, a.nrows, b.ncols) else product._analyse()
 
 
 @dataclass(frozen=True, slots=True)
 class Entered(CSR):
-    """B with a row for each entry of A, ``2 p`` for entry p; rows overlap, and those between mean nothing."""
+    """B, checked, with a row for each entry of A, ``2 p`` for entry p; rows overlap, and those between mean nothing."""
 
 
-def enter(a: CSR, b: CSR, diagonal: int, semiring: Semiring = PLUS_TIMES) -> tuple[CSR, CSR]:
+def enter(a: CSR, b: CSR, diagonal: int, semiring: Semiring = PLUS_TIMES, *, sound_b: bool = False) -> tuple[CSR, CSR]:
     """Return operands whose product is the part of ``a @ b`` on and above a diagonal; no other products are made.
 
     Parameters
     ----------
-    a, b, semiring
+    a, b, semiring, sound_b
         As for `multiply`, with the same errors.
     diagonal : int
         The column of the diagonal in the first row of ``a @ b``; it is one more in each row after that.
@@ -159,7 +170,7 @@ def enter(a: CSR, b: CSR, diagonal: int, semiring: Semiring = PLUS_TIMES) -> tup
     import cupy
 
     columns = a.indices.astype(np.promote_types(a.indices.dtype, index_dtype(2 * a.nnz)), copy=False)
-    x = checked(CSR(a.indptr, columns, a.data, a.shape), b, semiring)
+    x = checked(CSR(a.indptr, columns, a.data, a.shape), b, semiring, sound_b=sound_b)
     if x is None:
         return a, b
     rows, offsets = cupy.empty(a.nnz, x.a.indices.dtype), cupy.zeros(2 * a.nnz + 1, x.a.indptr.dtype)
@@ -167,6 +178,28 @@ def enter(a: CSR, b: CSR, diagonal: int, semiring: Semiring = PLUS_TIMES) -> tup
     x.kernels.launch("rows.cu", "enter", ceil_div(a.nrows, ENTERED_ROWS), 32 * ENTERED_ROWS, args)
     entered = Entered(offsets, x.b.indices, x.b.data, (2 * a.nnz, b.ncols))
     return CSR(x.a.indptr, rows, x.a.data, (a.nrows, 2 * a.nnz)), entered
+
+
+def check_canonical(m: CSR, name: str) -> None:
+    """Check a matrix on the device, for which it waits.
+
+    Raises
+    ------
+    MatrixError
+        If offsets fall, or a column is out of range; a `NotCanonicalError` if a row is not sorted or holds a duplicate.
+    """
+    import cupy
+
+    device = cupy.cuda.runtime.getDevice()
+    kernels = _kernels(device, "double", c_type(m.indices.dtype), c_type(m.indptr.dtype), False)
+    numbers, mirror = cupy.zeros(gpu_rows.FACTS, np.uint64), _mirror(device, threading.get_ident())
+    facts = Facts(numbers, *mirror, cupy.cuda.get_current_stream(), kernels)
+    sizes = 0, 0, m.nrows, m.nnz, m.ncols, 0, 1  # as if it were B, and no row of A
+    where = facts.at(0), facts.at(gpu_rows.COUNTS), None, facts.on_host(0)
+    args = *sizes, None, None, m.indptr, m.indices, _limits(device), None, *where
+    kernels.launch("rows.cu", "analyse 2", min(ceil_div(m.nnz, 1024), 2112), 256, args)
+    facts.wait()
+    _check(facts, name)
 
 
 def offsets(lengths: Any, dtype: np.dtype[Any]) -> tuple[Any, int]:
@@ -268,7 +301,7 @@ def compile_kernels(dtype: np.dtype[Any], ncols: int, semiring: Semiring = PLUS_
 
     types = value_type(dtype), c_type(index_dtype(ncols)), "int"
     defines = semiring.defines(dtype)
-    _kernels(cupy.cuda.runtime.getDevice(), *types, ncols > NARROW_COLUMNS, defines).compile()
+    _kernels(cupy.cuda.runtime.getDevice(), *types, ncols > INT32_MAX, defines).compile()
 
 
 def share_rows(counts: list[int], small: bool = False) -> list[tuple[int, int, int]]:
@@ -345,8 +378,9 @@ class _Product:
     """One product on its way: facts about the rows, the families of rows, C."""
 
     def __init__(
-        self, a: CSR, b: CSR, deterministic: bool, semiring: Semiring = PLUS_TIMES, counted: bool = False
-    ) -> None:
+        self, a: CSR, b: CSR, deterministic: bool, semiring: Semiring = PLUS_TIMES, counted: bool = False,
+        sound_b: bool = False,
+    ) -> None:  # fmt: skip
         import cupy
 
         if a.ncols != b.nrows:
@@ -360,11 +394,12 @@ class _Product:
         self.a, self.b = _alike(a, b, self.dtype)
         self.semiring, self.defines = semiring, semiring.defines(self.dtype)
         self.deterministic = deterministic or not semiring.has_atomics(self.dtype)
-        self.counted = counted
+        self.counted, self.sound_b = counted, sound_b or isinstance(b, Entered)
         self.shape = (a.nrows, b.ncols)
         self.operands: Operands | None = None
         self.work: list[Rows] = []
-        self.known_nnz = 0
+        self.known_nnz = self.expected = 0
+        self.meanwhile: Callable[[], None] | None = None
 
     def run(self) -> tuple[CSR, _Product]:
         """Multiply; a lack of memory says how much was needed."""
@@ -389,7 +424,7 @@ class _Product:
             # nnz(C) may pass 2^31: begin again with 64-bit offsets.
             left = _wide(self.a)
             right = left if self.b is self.a else _wide(self.b)
-            wide = _Product(left, right, self.deterministic, self.semiring, self.counted)
+            wide = _Product(left, right, self.deterministic, self.semiring, self.counted, self.sound_b)
             c = wide._run()
             self.operands, self.work = wide.operands, wide.work
             return CSR(c.indptr.astype(np.int32), c.indices, c.data, c.shape) if c.nnz <= INT32_MAX else c
@@ -426,27 +461,36 @@ class _Product:
         rows, small = RowsAtOnce(number, x.lengths), self._is_small()
         capacity = x.facts[gpu_rows.PRODUCTS]
         if not small:
-            capacity = min(capacity, self._expected(rows, counts))
+            capacity = min(capacity, self._expect(rows, counts))
         while True:
             c = self._allocate(indptr, capacity)
             rows.fill(x, c)
+            self._go_on()
             x.facts.wait()
             self.known_nnz = nnz = x.facts[gpu_rows.NNZ_C]
             if nnz <= capacity:
                 break
-            capacity = nnz  # the sample has misled
+            capacity = nnz  # more than was expected
         _side_by_side([functools.partial(others.fill, x, c) for others in self.work])
         indices, data = c.indices[:nnz], c.data[:nnz]
         if not small and workspace.SPARE * (capacity - nnz) > capacity:
             indices, data = indices.copy(), data.copy()
         return CSR(indptr, indices, data, self.shape)
 
-    def _expected(self, rows: RowsAtOnce, counts: list[int]) -> int:
+    def _go_on(self) -> None:
+        """Have the host do what it has to while the GPU is busy; once."""
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+
+    def _expect(self, rows: RowsAtOnce, counts: list[int]) -> int:
         """Count the rows that are not made at once, and some others; return the room that C should have."""
         x = self.operands
         assert x is not None
-        rows.sample(x)
         first = rows.number + 2
+        if self.expected and not sum(counts[first:]):
+            return self.expected + self.expected // workspace.EXPECTED_MARGIN
+        rows.sample(x)
         if sum(counts[first:]):
             families = self._families([sum(counts[:first]), *[0] * (first - 1), *counts[first:]])
             rows.lengths = x.lengths = self.cupy.empty(self.a.nrows, np.uint32)
@@ -469,6 +513,7 @@ class _Product:
         """Wait for nnz(C), and for what `count_entries` has found about nodes."""
         x = self.operands
         assert x is not None
+        self._go_on()
         x.facts.read() if in_nodes else x.facts.wait()
         for rows in self.work:
             rows.counted(x)
@@ -490,7 +535,7 @@ class _Product:
         cupy, a, b = self.cupy, self.a, self.b
         device = cupy.cuda.runtime.getDevice()
         types = value_type(self.dtype), c_type(a.indices.dtype), c_type(a.indptr.dtype)
-        kernels = _kernels(device, *types, b.ncols > NARROW_COLUMNS, self.defines)
+        kernels = _kernels(device, *types, b.ncols > INT32_MAX, self.defines)
         kernels.compile()
         numbers = cupy.zeros(gpu_rows.FACTS + _scan_words(a.nrows), np.uint64)
         mirror = _mirror(device, threading.get_ident())
@@ -500,7 +545,7 @@ class _Product:
         very_long = cupy.empty(most_long, np.uint32) if most_long else None
         mean = a.nnz / a.nrows
         group = 2 if mean < 3 else 4 if mean < 10 else 8 if mean < 64 else 32
-        sizes = a.nrows, a.nnz, b.nrows, b.nnz, b.ncols
+        sizes = a.nrows, a.nnz, b.nrows, b.nnz, b.ncols, gpu_rows.SORT_CLASSES[-1].most, int(not self.sound_b)
         where = facts.at(0), facts.at(gpu_rows.COUNTS), very_long, facts.on_host(0)
         args = *sizes, *x.pattern, _limits(device), x.lengths, *where
         kernels.launch("rows.cu", f"analyse {group}", min(ceil_div(a.nrows, 256 // group), 2112), 256, args)
@@ -510,7 +555,10 @@ class _Product:
             args = very_long, b.nrows, b.nnz, a.indptr, a.indices, b.indptr, facts.at(0)
             kernels.launch("rows.cu", "analyse long", (ceil_div(x.longest_a, 2048), rows), 256, args)
             facts.read()
-        _check(facts, was_checked=isinstance(b, Entered))
+        _check(facts)
+        if b.ncols > NARROW_COLUMNS and facts[gpu_rows.WIDEST] >= NARROW_COLUMNS:
+            x.kernels = _kernels(device, *types, True, self.defines)
+            x.kernels.compile()
         return x
 
     def _families(self, counts: list[int]) -> list[Rows]:
@@ -559,22 +607,20 @@ class _Product:
                 rows.prepared(x)
 
 
-def _check(facts: Facts, *, was_checked: bool) -> None:
-    """Refuse operands whose arrays are no CSR matrix, or whose B is not canonical, unless it was checked before."""
-    if was_checked:
-        return
-    for name, slot in (("A", gpu_rows.BAD_A), ("B", gpu_rows.BAD_B)):
+def _check(facts: Facts, name_b: str = "B") -> None:
+    """Refuse operands whose arrays are no CSR matrix, or whose B is not canonical."""
+    for name, slot in (("A", gpu_rows.BAD_A), (name_b, gpu_rows.BAD_B)):
         if facts[slot]:
             raise MatrixError(
                 f"{name}: offsets that fall, or a column outside of the matrix; nothing was read there. Rebuild the "
                 f"matrix, or check it with spdist.csr.check_structure on the host"
             )
     if facts[gpu_rows.FALLS] != facts[gpu_rows.FALLS_AT_ROWS]:
-        raise NotCanonicalError("B: a row is not sorted or holds a duplicate; call sum_duplicates() first")
+        raise NotCanonicalError(f"{name_b}: a row is not sorted or holds a duplicate; call sum_duplicates() first")
 
 
 class NotCanonicalError(MatrixError):
-    """A row of B is not sorted, or holds a duplicate."""
+    """A row of B, or of a mask, is not sorted, or holds a duplicate."""
 
 
 def _alike(a: CSR, b: CSR, dtype: np.dtype[Any]) -> tuple[CSR, CSR]:

@@ -143,7 +143,7 @@ class GpuSlot:
                 runtime.memcpyAsync(target, array.ctypes.data, size, runtime.memcpyHostToDevice, stream.ptr)
         self._end("upload", stream, staged.nbytes, begin)
 
-    def multiply(self) -> int:
+    def multiply(self, meanwhile: Callable[[], None] | None = None) -> int:
         """Multiply the block that was sent; return the entries of C that are kept."""
         assert self.staged is not None
         if self.staged.nbytes > self.size:
@@ -153,7 +153,7 @@ class GpuSlot:
         begin = self._begin("multiply", self.stream, "upload")
         try:
             with self.stream, self.cupy.cuda.using_allocator(self.arena.malloc):
-                self._make(self._a(b), b)
+                self._make(self._a(b), b, meanwhile)
         except ArenaFullError:
             self.cupy.cuda.Device().synchronize()  # kernels on other streams may use what is given back
             raise
@@ -178,15 +178,22 @@ class GpuSlot:
         # A's columns are B's, counted from the first row of all B.
         return CSR(a.indptr, cupy.subtract(a.indices, a.indices.dtype.type(staged.low)), a.data, a.shape)
 
-    def _make(self, a: Any, b: Any) -> None:
+    def _make(self, a: Any, b: Any, meanwhile: Callable[[], None] | None) -> None:
         """Make of the block what is wanted."""
-        device, work = self.device, self.device.work
-        assert self.staged is not None
+        device, work, staged = self.device, self.device.work, self.staged
+        assert staged is not None
         if a.data.ndim > 1:
             self.c = device.product(a, b)
             self.held = self.c.nnz
         else:
-            self.c, self.held = work.make(a, b, self.staged.start, device.deterministic)
+            stays, expected = b is device.b, int(device.entries_per_product * staged.products)
+            self.c, self.held = work.make(
+                a, b, staged.start, device.deterministic, sound_b=stays and device.b_is_sound, expected=expected,
+                meanwhile=meanwhile,
+            )  # fmt: skip
+            device.b_is_sound = device.b_is_sound or stays
+            if staged.products and work.options.mask is None:
+                device.entries_per_product = self.held / staged.products
             self.room = None if work.reduction is None else work.room(self.c)
 
     def reduce(self, first: int) -> None:
@@ -326,6 +333,8 @@ class Gpu:
         self.memory_limit = free_memory() if memory_limit is None else memory_limit
         self.malloc = malloc or self._from_system
         self.b: CSR | None = None
+        self.b_is_sound = False  # or not looked at yet
+        self.entries_per_product = 0.0  # of the last block
         self.ones: Any = None
         self.up, self.down = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
         self._number = cupy.cuda.Device()  # which threads must say too
@@ -369,7 +378,7 @@ class Gpu:
             raise MatrixError(
                 f"blocks of {number} are not multiplied on the GPU: convert to float32, float64 or complex"
             )
-        work = Work(options, reduction, shape, dtype)
+        work, self.entries_per_product = Work(options, reduction, shape, dtype), 0.0
         taken = sum(work.sizes)
         if self._work_bytes or taken > self._work_bytes:
             self._drop_slots()
@@ -441,7 +450,7 @@ class Gpu:
     def _forget(self) -> None:
         if self._kept is not None:
             self.up.synchronize()  # B's arrays may be on their way
-        self.b, self.ones, self._kept = None, None, None
+        self.b, self.ones, self._kept, self.b_is_sound = None, None, None, False
 
     def keep(self, b: CSR | None, kinds: Kinds) -> bool:
         """Keep B on the GPU, or nothing; return whether B is there.

@@ -77,8 +77,8 @@ CLASSES: tuple[RowClass, ...] = (*SORT_CLASSES, *RANK_CLASSES)
 
 SLOTS = 16
 """Classes that the device counts: these and the empty rows."""
-PRODUCTS, BAD_A, BAD_B, FALLS, FALLS_AT_ROWS, MAX_ROW_A, NNZ_C, VERY_LONG_ROWS, BLOCKS_DONE = range(9)
-COUNTS = 9
+PRODUCTS, BAD_A, BAD_B, FALLS, FALLS_AT_ROWS, MAX_ROW_A, NNZ_C, VERY_LONG_ROWS, WIDEST, BLOCKS_DONE = range(10)
+COUNTS = 10
 TAKEN = COUNTS + SLOTS
 NODES = TAKEN + SLOTS
 """Where the figures of `find_nodes` start, `NODE_FACTS` per class."""
@@ -90,6 +90,8 @@ FACTS = SAMPLED + 2
 
 VERY_LONG = 8192
 """Entries of rows of A above which thread blocks share their analysis, as in rows.cu."""
+SHARED_FACTOR = 256
+"""Products that an entry of a row of more than 1,024 counts for at least, as in rows.cu."""
 NODE_MEAN = 1.5
 """Rows that nodes have in the mean where those of more products than are sorted are multiplied as nodes."""
 NODE_WARPS = 2
@@ -156,7 +158,7 @@ class Kernels:
         }
 
     def with_wide_keys(self) -> Kernels:
-        """Return the kernels for more columns than 32-bit sort keys have room for."""
+        """Return the kernels for rows whose columns are further apart than 32-bit sort keys have room for."""
         wide = Kernels(*self.types, self.defines)
         sort = wide.names["sort_rows.cu"]
         for name in sort:

@@ -47,3 +47,23 @@ __device__ __forceinline__ u32 count_before(const bool holds, u32* scratch, u32&
     }
     return before;
 }
+
+// Sum over the threads of the group before this one; `total`: over all of them.
+template <int WARPS, typename T>
+__device__ __forceinline__ T sum_of_earlier(const T value, T* scratch, T& total) {
+    const int lane = threadIdx.x % 32;
+    const T inclusive = inclusive_sum<32>(value, lane);
+    T before = inclusive - value;
+    total = __shfl_sync(FULL_WARP, inclusive, 31);
+    if (WARPS == 1) return before;
+    __syncthreads();
+    if (lane == 31) scratch[threadIdx.x / 32] = inclusive;
+    __syncthreads();
+    total = 0;
+#pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) {
+        if (warp < threadIdx.x / 32) before += scratch[warp];
+        total += scratch[warp];
+    }
+    return before;
+}

@@ -1,23 +1,35 @@
 """Multiply on the GPU under a mask: C has entries only where the mask holds one, or only where it holds none.
 
 Inside a mask sums lie where the mask's entries are, and what has no product is left out afterwards; other products are
-looked up, and not added. Outside of one the product is made, and what is inside is left out.
+looked at, and not added. Outside of one the product is made, and what is inside is left out.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from spdist.csr import CSR
-from spdist.kernels import gpu
-from spdist.kernels.module import c_type, module, value_type
+from spdist.csr import CSR, INT32_MAX
+from spdist.kernels import gpu, gpu_rows
+from spdist.kernels.gpu_rows import Operands
+from spdist.kernels.module import Module, c_type, module, value_type
 from spdist.kernels.semirings import Semiring
 from spdist.kernels.workspace import ceil_div
 
 ROWS = 8
 """Rows of a thread block, as in groups.cuh."""
+SEARCH_GAIN = 16
+"""A row of B so many times as long as the row of the mask is searched for its columns; a shorter one is read."""
+ROW_PRODUCTS, ROW_MASK = 1 << 12, 1 << 10
+"""Products, and entries of the mask, of the rows that a warp takes: up to these."""
+TASK_PRODUCTS = 1 << 15
+"""Products of a longer row that a thread block takes at a time, about."""
+ROWS_AT_ONCE = 1 << 15
+"""Rows from which on warps take more than one at a time."""
+MOST_BLOCKS = 2112
+"""Thread blocks of a launch whose thread blocks take what is left."""
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
@@ -29,6 +41,7 @@ def _names(value: str, index: str, pointer: str) -> dict[str, str]:
     """Return the name expressions of the kernels by our names for them."""
     types = f"{value},{index},{pointer}"
     return {
+        "prepare": f"prepare_rows<{value},{pointer}>",
         "inside": f"masked_rows<{types},false>",
         "inside ordered": f"masked_rows<{types},true>",
         "outside": f"outside_rows<{index},{pointer}>",
@@ -47,32 +60,33 @@ def multiply(
     a, b, semiring, deterministic
         As for `gpu.multiply`.
     mask : CSR
-        On the GPU, canonical, with the rows of A and the columns of B, and the index dtypes of A; values do not count.
+        Of the host or on the GPU, canonical, with the rows of A and the columns of B; values do not count.
     complement : bool
         Whether C has entries only where the mask holds none.
     """
     import cupy
 
+    if mask.nnz > INT32_MAX and a.indptr.dtype == np.int32:
+        a = replace(a, indptr=a.indptr.astype(np.int64))
     x = None if complement else gpu.checked(a, b, semiring)
     if x is None:
         c = gpu.multiply(a, b, deterministic=deterministic, semiring=semiring)
         if not complement or 0 in (c.nnz, mask.nnz):
             return c, c.nnz
+        mask = on_device(mask, c.indices.dtype, c.indptr.dtype)
     else:
+        mask = on_device(mask, x.a.indices.dtype, x.a.indptr.dtype)
         c = CSR(mask.indptr, mask.indices, cupy.empty(mask.nnz, x.a.dtype), mask.shape)
         if not mask.nnz:
             return c, 0
-    defines = semiring.defines(c.dtype)
     names = _names(value_type(c.dtype), c_type(c.indices.dtype), c_type(c.indptr.dtype))
-    kernels = module("mask_rows.cu", tuple(names.values()), defines)
+    kernels = module("mask_rows.cu", tuple(names.values()), semiring.defines(c.dtype))
     grid, block = ceil_div(c.nrows, ROWS), 32 * ROWS
     hits = cupy.empty(c.nnz, np.uint8)
     if x is None:
         kernels(names["outside"], grid, block, (c.nrows, c.indptr, c.indices, mask.indptr, mask.indices, hits))
     else:
-        ordered = deterministic or not semiring.has_atomics(c.dtype)
-        args = c.nrows, *x.arrays, mask.indptr, mask.indices, c.data, hits
-        kernels(names["inside ordered" if ordered else "inside"], grid, block, args)
+        _add_products(x, c, hits, kernels, names, deterministic or not semiring.has_atomics(c.dtype))
     lengths = cupy.empty(c.nrows, np.uint32)
     kernels(names["count"], grid, block, (c.nrows, c.indptr, hits, lengths))
     indptr, nnz = gpu.offsets(lengths, c.indptr.dtype)
@@ -81,8 +95,25 @@ def multiply(
     return CSR(indptr, indices, data, c.shape), c.nnz + nnz
 
 
+def _add_products(x: Operands, c: CSR, hits: Any, kernels: Module, names: dict[str, str], ordered: bool) -> None:
+    """Queue the sums of the products that the mask, whose structure C has, leaves; and which entries have any."""
+    import cupy
+
+    # The host need not know how many tasks there are, only how many there can be.
+    cost = x.facts[gpu_rows.PRODUCTS] + gpu_rows.SHARED_FACTOR * x.a.nnz
+    tasks = cupy.empty((c.nrows if ordered else c.nrows + cost // TASK_PRODUCTS, 2), np.uint32)
+    counters = cupy.zeros(3, np.uint64)
+    shares = SEARCH_GAIN, ROW_PRODUCTS, ROW_MASK, 2**62 if ordered else TASK_PRODUCTS
+    grid = min(ceil_div(max(c.nrows, c.nnz), 256), MOST_BLOCKS)
+    args = c.nrows, *shares, x.a.indptr, c.indptr, x.lengths, c.data, hits, counters, tasks
+    kernels(names["prepare"], grid, 256, args)
+    rows = min(max(c.nrows // ROWS_AT_ONCE, 1), 32)
+    args = c.nrows, *shares, rows, x.lengths, *x.arrays, c.indptr, c.indices, c.data, hits, counters, tasks
+    kernels(names["inside ordered" if ordered else "inside"], min(len(tasks), MOST_BLOCKS), 32 * ROWS, args)
+
+
 def on_device(mask: CSR, index: np.dtype[Any], pointer: np.dtype[Any]) -> CSR:
-    """Copy the structure of a mask of the host to the GPU."""
+    """Return the structure of a mask, of the host or the GPU, on the GPU, in the dtypes of columns and offsets."""
     import cupy
 
     indptr = cupy.asarray(mask.indptr.astype(pointer, copy=False))

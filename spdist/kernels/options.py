@@ -137,7 +137,7 @@ class Options:
     semiring : Semiring
     mask : CSR, optional
         Canonical, with the rows of A and the columns of B. C has entries only where the mask holds one, whatever its
-        value.
+        value. Beside operands on the GPU it may be there, too.
     complement : bool
         Entries only where the mask holds none.
     top_n : int, optional

@@ -36,6 +36,7 @@ from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.device_blocks import (
     BRIEF_GROWTH,
     COUNT_SHARE,
+    FIRST_BYTES,
     FIRST_SHARE,
     MARGIN,
     Copier,
@@ -113,10 +114,11 @@ class Slot(Protocol):
     def upload(self, staged: Staged) -> None:
         """Send a block; returns at once."""
 
-    def multiply(self) -> int:
+    def multiply(self, meanwhile: Callable[[], None] | None = None) -> int:
         """Multiply the block that was sent; return the entries of C that are kept.
 
-        Raises `ArenaFullError` if the slot has no room for C.
+        What is to be done `meanwhile` is called while the device is busy, if it is. Raises `ArenaFullError` if the slot
+        has no room for C.
         """
 
     def reduce(self, first: int) -> None:
@@ -284,13 +286,15 @@ class Run:
         self.memory_limit -= self._begin()
         _, self.b_bytes = lay_out_whole(self.b, self.kinds)
         self.resident = device_shares(self.b_bytes, self.memory_limit).kept > 0
-        self.flying: collections.deque[_Flight] = collections.deque()
+        self.flying: collections.deque[_Flight] = collections.deque()  # on their way back
+        self.waiting: collections.deque[_Flight] = collections.deque()  # on the device
+        self.backlog: collections.deque[tuple[int, int]] = collections.deque()  # rows to prepare once more
         self.leaving: _Flight | None = None  # the last of those: its C is packed, and not sent for yet
         self.finishing: collections.deque[list[Future[None]]] = collections.deque()
         self.slots: list[Any] = []
         self.stager: Any = None
         self.alone = False
-        self.per_entry, self.kept = 0.0, 1.0
+        self.per_entry, self.kept, self.sampled = 0.0, 1.0, 0.0
         self.parts: list[Part] = []
 
     def _begin(self) -> int:
@@ -349,7 +353,7 @@ class Run:
         resident, self.resident = self.resident, False
         self._take_slots(self.pairs)
         slot, copier = self.slots[0], Copier(self.a, self.b, self.kinds, self.device, self.within)
-        most = self.a.nnz * int(np.max(np.diff(self.b.indptr), initial=0))
+        most = Expected(self.a, self.b).most(0)
         if copier.is_sound and 0 <= most <= INT32_MAX and copier.cost(most) <= slot.size:
             self.device.keep(None, self.kinds)
             self.alone = self._finish_alone(self._send(slot, copier.whole()))
@@ -461,10 +465,22 @@ class Run:
         except ArenaFullError:
             self.cutter.c_ratio = self.kept = 1 / FIRST_SHARE  # little is known: C grows as blocks come back
         self.slots[0].wait()
+        self.sampled = self.kept
+        if not self.resident:
+            self._learn_share_of_b()
 
-    def _learn(self, staged: Staged, slot: Any) -> int:
+    def _learn_share_of_b(self) -> None:
+        """Count the rows of B that a first block asks for: those of the sample share fewer than neighbours do."""
+        cutter, first = self.cutter, self.start
+        cutter.b_ratio = 0.0
+        stop = cutter.stop(first, min(FIRST_BYTES, cutter.room / FIRST_SHARE))
+        if products := cutter.products.between(first, stop):
+            cutter.b_ratio = self.stager.entries_of_b(first, stop) / products
+        cutter.b_ratio = cutter.b_ratio or 1.0
+
+    def _learn(self, staged: Staged, slot: Any, meanwhile: Callable[[], None] | None = None) -> int:
         """Multiply a block that was sent, take what it came to, and return the entries that are kept."""
-        nnz: int = slot.multiply()
+        nnz: int = slot.multiply(meanwhile)
         self.cutter.learn(staged, slot.held)
         if staged.products:
             self.kept = nnz / (staged.products * self._share(staged.start, staged.stop))
@@ -500,10 +516,11 @@ class Run:
     @functools.cached_property
     def result(self) -> Result:
         """C, with the room that it should need."""
-        share = self._share(self.start, self.a.nrows)
-        expected = int(MARGIN * self.kept * share * self._expect_products()) + (1 << 20)
+        kept = self.sampled or self.kept  # the first rows are not like all, as those at the edge of a grid
+        kept *= self._share(self.start, self.a.nrows)
+        expected = int(MARGIN * kept * self._expect_products()) + (1 << 20)
         capacity = expected if self.capacity is None else min(self.capacity, expected)
-        if self.products.look()[0] == self.a.nrows:
+        if not isinstance(self.products, Expected) and self.products.look()[0] == self.a.nrows:
             capacity = min(capacity, self.products.most(self.start))
         return Result(self.a.nrows - self.start, self.b.ncols, capacity, self.kinds, self.device.allocate)
 
@@ -516,28 +533,36 @@ class Run:
 
     def _loop(self) -> None:
         """Keep one block on its way to the device, one computed, and others on their way back."""
-        waiting: collections.deque[_Flight] = collections.deque()
-        backlog: collections.deque[tuple[int, int]] = collections.deque()
         more = True
         while more:
-            while len(waiting) < min(AHEAD, max(1, len(self.slots) - 1)):
-                if not self.stager.is_ready:
-                    self._depart()
-                staged = self.stager.stage(*backlog.popleft()) if backlog else self.stager.take()
-                if staged is None:
-                    break
-                waiting.append(self._send(next(self.turns), staged))
-            if not waiting:
+            self._send_ahead()
+            if not self.waiting:
                 break
-            flight = waiting.popleft()
+            flight = self.waiting.popleft()
             try:
                 more = self._compute(flight)
             except _RowTooLongError as error:
-                later = [(other.staged.start, other.staged.stop) for other in waiting]
-                backlog.extendleft(reversed([(error.staged.start, flight.staged.stop), *later]))
-                waiting.clear()
-                backlog.extend(self._widen(error))
+                later = [(other.staged.start, other.staged.stop) for other in self.waiting]
+                self.backlog.extendleft(reversed([(error.staged.start, flight.staged.stop), *later]))
+                self.waiting.clear()
+                self.backlog.extend(self._widen(error))
         self._land_all()
+
+    def _send_ahead(self) -> None:
+        """Send the next blocks, up to those that are to wait on the device."""
+        while len(self.waiting) < min(AHEAD, max(1, len(self.slots) - 1)):
+            if not self.stager.is_ready:
+                self._depart()
+            staged = self.stager.stage(*self.backlog.popleft()) if self.backlog else self.stager.take()
+            if staged is None:
+                break
+            self.waiting.append(self._send(next(self.turns), staged))
+
+    def _meanwhile(self) -> None:
+        """Do what else there is to do while the device multiplies."""
+        self._depart()
+        if len(self.slots) > 1:  # else it is multiplied in the only one
+            self._send_ahead()
 
     def _send(self, slot: Any, staged: Staged) -> _Flight:
         """Send a block to a slot, once what was there has come back."""
@@ -612,7 +637,7 @@ class Run:
         """Multiply a block that was sent and send for its C; return whether there is room for more."""
         needed = 0
         try:
-            nnz = self._learn(flight.staged, flight.slot)
+            nnz = self._learn(flight.staged, flight.slot, self._meanwhile)
         except ArenaFullError as full:
             needed = full.needed
         if needed:  # not in the handler: the error's frames hold memory of the slot

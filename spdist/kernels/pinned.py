@@ -149,8 +149,8 @@ def pinned_bytes(size: int) -> int:
 
 
 def pinned(size: int) -> Bytes:
-    """Return page-locked bytes; they go back to the pool with the last array on them."""
-    return _pool().take(pinned_bytes(size))
+    """Return `size` page-locked bytes; they go back to the pool with the last array on them."""
+    return _pool().take(pinned_bytes(size))[:size]  # a copy of more would run over what lies behind its target
 
 
 def pageable(size: int) -> Bytes:

@@ -160,6 +160,15 @@ def cut(counted: Any, a_indptr: Any, budget: Any, first_budget: Any, most: Any, 
 
 
 @compiled
+def longest_row(indptr: Any) -> Any:
+    """Return the entries of the longest row; 0 where there is none."""
+    most = np.int64(0)
+    for row in range(np.uintp(len(indptr) - 1)):
+        most = max(most, np.int64(indptr[row + np.uintp(1)]) - np.int64(indptr[row]))
+    return most
+
+
+@compiled
 def mark_rows(a_indices: Any, first: Any, last: Any, nrows: Any, bits: Any) -> Any:
     """Set the bit of each of B's rows that the entries [first, last) of A ask for; return the range of words touched.
 

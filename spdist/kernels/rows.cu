@@ -5,13 +5,24 @@
 #include "common.cuh"
 #include "groups.cuh"
 
-enum Fact { PRODUCTS, BAD_A, BAD_B, FALLS, FALLS_AT_ROWS, MAX_ROW_A, NNZ_C, VERY_LONG_ROWS, BLOCKS_DONE };
+enum Fact { PRODUCTS, BAD_A, BAD_B, FALLS, FALLS_AT_ROWS, MAX_ROW_A, NNZ_C, VERY_LONG_ROWS, WIDEST, BLOCKS_DONE };
 constexpr int CLASSES = 16;
 
-// Row length of B at one entry of A; 0 where the entry or B's offsets are out of range.
-template <typename Index, typename Pointer>
-__device__ __forceinline__ u64 products_of(const Index k, const i64 nrows_b, const i64 nnz_b,
-                                           const Pointer* __restrict__ b_indptr, bool& bad, bool& bad_b) {
+// The lowest and the highest column of a row of C.
+struct Span {
+    i64 low = 0x7fffffffffffffffll, high = -1;
+
+    template <typename Index> __device__ __forceinline__ void add(const Index* __restrict__ b_indices, const i64 first, const i64 last) {
+        if (first == last) return;
+        low = min(low, (i64)b_indices[first]);
+        high = max(high, (i64)b_indices[last - 1]);
+    }
+};
+
+// Row length of B at one entry of A; 0 where the entry or B's offsets are out of range. SPANS: that row is added to `span`.
+template <bool SPANS, typename Index, typename Pointer>
+__device__ __forceinline__ u64 products_of(const Index k, const i64 nrows_b, const i64 nnz_b, const Pointer* __restrict__ b_indptr,
+                                           const Index* __restrict__ b_indices, bool& bad, bool& bad_b, Span& span) {
     if (k < 0 || k >= nrows_b) {
         bad = true;
         return 0;
@@ -19,10 +30,11 @@ __device__ __forceinline__ u64 products_of(const Index k, const i64 nrows_b, con
     const i64 first = b_indptr[k], last = b_indptr[k + 1];
     const bool wrong = first < 0 || last < first || last > nnz_b;
     bad_b |= wrong;
+    if (SPANS && !wrong) span.add(b_indices, first, last);
     return wrong ? 0 : last - first;
 }
 
-// Count the products of each row of C and the rows of each class; check A and B.
+// Count the products of each row of C and the rows of each class; check A, and B where that was not done before.
 //
 // Launch  block 256, any grid; GROUP lanes a row, rows of A longer than 32 * GROUP or LONG by the thread block.
 // Shared  histogram of classes.
@@ -30,15 +42,17 @@ __device__ __forceinline__ u64 products_of(const Index k, const i64 nrows_b, con
 //         ascending, the last ~0; very_long: room for nnz_a / VERY_LONG rows; host: page-locked.
 // Post    products[row], capped at 2^32 - 1, and where A's entries are more than LONG at least SHARED_FACTOR times these,
 //         so that thread blocks share the row; facts[PRODUCTS], facts[MAX_ROW_A]; class_rows[c]; facts[BAD_A], facts[BAD_B]
-//         are not zero where offsets or columns are out of range; facts[FALLS]: places where the columns of B do not
+//         are not zero where offsets or columns are out of range; checks_b: facts[FALLS]: places where the columns of B do not
 //         rise from one entry to the next, facts[FALLS_AT_ROWS] those at the starts of rows: B's rows are sorted and free
-//         of duplicates if the two are equal; host: a copy of facts and class_rows. Rows of A longer than VERY_LONG are
-//         listed, facts[VERY_LONG_ROWS] of them: their products are not counted, nor their columns checked.
-constexpr int LONG = 1024, VERY_LONG = 8192, SHARED_FACTOR = 256;
+//         of duplicates if the two are equal; facts[WIDEST], where B has more than NARROW columns: how far, at most, columns
+//         of a row of C of up to `sorted` products are apart, B's rows being sorted (ncols where a thread block takes such a
+//         row); host: a copy of facts and class_rows. Rows of A longer than VERY_LONG are listed, facts[VERY_LONG_ROWS] of
+//         them: their products are not counted, nor their columns checked.
+constexpr int LONG = 1024, VERY_LONG = 8192, SHARED_FACTOR = 256, NARROW = 1 << 22;
 
 template <typename Index, typename Pointer, int GROUP>
 __global__ void __launch_bounds__(256)
-analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_b, const i64 ncols,
+analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_b, const i64 ncols, const u64 sorted, const bool checks_b,
              const Pointer* __restrict__ a_indptr, const Index* __restrict__ a_indices, const Pointer* __restrict__ b_indptr,
              const Index* __restrict__ b_indices, const u64* __restrict__ limits, u32* __restrict__ products,
              u64* __restrict__ facts, u64* __restrict__ class_rows, u32* __restrict__ very_long, u64* __restrict__ host) {
@@ -51,7 +65,8 @@ analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_
     __syncthreads();
     const int lane = threadIdx.x % GROUP, warp_lane = threadIdx.x % 32;
     bool bad = false, bad_b = false;
-    u64 total = 0, longest = 0;
+    u64 total = 0, longest = 0, widest = 0;
+    Span none;
     for (i64 first_row = (i64)blockIdx.x * (256 / GROUP); first_row < nrows; first_row += (i64)gridDim.x * (256 / GROUP)) {
         const i64 row = first_row + threadIdx.x / GROUP;
         i64 begin = 0, end = 0;
@@ -61,12 +76,23 @@ analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_
         }
         const bool is_long = end - begin > (32 * GROUP < LONG ? 32 * GROUP : LONG);
         u64 count = 0;
-        if (!is_long) {
+        Span span;
+        if (!is_long && ncols > NARROW) {
+            for (i64 at = begin + lane; at < end; at += GROUP)
+                count += products_of<true>(a_indices[at], nrows_b, nnz_b, b_indptr, b_indices, bad, bad_b, span);
+        } else if (!is_long) {
 #pragma unroll 4
-            for (i64 at = begin + lane; at < end; at += GROUP) count += products_of(a_indices[at], nrows_b, nnz_b, b_indptr, bad, bad_b);
+            for (i64 at = begin + lane; at < end; at += GROUP)
+                count += products_of<false>(a_indices[at], nrows_b, nnz_b, b_indptr, b_indices, bad, bad_b, span);
         }
 #pragma unroll
-        for (int step = GROUP / 2; step > 0; step /= 2) count += __shfl_xor_sync(FULL_WARP, count, step);
+        for (int step = GROUP / 2; step > 0; step /= 2) {
+            count += __shfl_xor_sync(FULL_WARP, count, step);
+            if (ncols <= NARROW) continue;
+            span.low = min(span.low, __shfl_xor_sync(FULL_WARP, span.low, step));
+            span.high = max(span.high, __shfl_xor_sync(FULL_WARP, span.high, step));
+        }
+        if (count <= sorted && span.high >= 0) widest = max(widest, (u64)(span.high - span.low));
         int kind = -1;
         if (lane == 0 && row < nrows) {
             longest = max(longest, (u64)(end - begin));
@@ -93,10 +119,12 @@ analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_
                 const i64 from = a_indptr[waiting[which]], to = a_indptr[waiting[which] + 1];
                 u64 part = 0;
 #pragma unroll 8
-                for (i64 at = from + threadIdx.x; at < to; at += 256) part += products_of(a_indices[at], nrows_b, nnz_b, b_indptr, bad, bad_b);
+                for (i64 at = from + threadIdx.x; at < to; at += 256)
+                    part += products_of<false>(a_indices[at], nrows_b, nnz_b, b_indptr, b_indices, bad, bad_b, none);
                 part = block_sum<8>(part, scratch);
                 if (threadIdx.x > 0) continue;
                 total += part;
+                if (part <= sorted) widest = ncols;
                 const u64 size = to - from > LONG ? max(part, (u64)SHARED_FACTOR * (to - from)) : part;
                 products[waiting[which]] = size > 0xffffffffull ? 0xffffffffu : (u32)size;
                 int kind_of = 0;
@@ -111,12 +139,12 @@ analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_
     u64 falls = 0, falls_at_rows = 0;
     const i64 thread = (i64)blockIdx.x * 256 + threadIdx.x, threads = (i64)gridDim.x * 256;
 #pragma unroll 4
-    for (i64 at = thread; at < nnz_b; at += threads) {
+    for (i64 at = thread; checks_b && at < nnz_b; at += threads) {
         const Index column = b_indices[at];
         bad_b |= column < 0 || column >= ncols;
         falls += at > 0 && column <= b_indices[at - 1];
     }
-    for (i64 r = thread; r < nrows_b; r += threads) {
+    for (i64 r = thread; checks_b && r < nrows_b; r += threads) {
         const i64 start = b_indptr[r];
         bad_b |= start < 0 || b_indptr[r + 1] < start || b_indptr[r + 1] > nnz_b;
         if (start > 0 && start < nnz_b && b_indptr[r + 1] > start) falls_at_rows += b_indices[start] <= b_indices[start - 1];
@@ -126,8 +154,12 @@ analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_
     falls_at_rows = block_sum<8>(falls_at_rows, scratch);
     const bool any_bad = __syncthreads_or(bad), any_bad_b = __syncthreads_or(bad_b);
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) longest = max(longest, __shfl_xor_sync(FULL_WARP, longest, step));
+    for (int step = 16; step > 0; step /= 2) {
+        longest = max(longest, __shfl_xor_sync(FULL_WARP, longest, step));
+        widest = max(widest, __shfl_xor_sync(FULL_WARP, widest, step));
+    }
     if (warp_lane == 0 && longest > *(volatile u64*)&facts[MAX_ROW_A]) atomicMax(&facts[MAX_ROW_A], longest);
+    if (warp_lane == 0 && widest > *(volatile u64*)&facts[WIDEST]) atomicMax(&facts[WIDEST], widest);
     if (threadIdx.x == 0) {
         if (total) atomicAdd(&facts[PRODUCTS], total);
         if (falls) atomicAdd(&facts[FALLS], falls);
@@ -155,11 +187,13 @@ analyse_long(const u32* __restrict__ list, const i64 nrows_b, const i64 nnz_b, c
     __shared__ u64 scratch[8];
     const u32 row = list[blockIdx.y];
     const Pointer end = a_indptr[row + 1];
+    const Index* const none = nullptr;
     bool bad = false, bad_b = false;
+    Span span;
     u64 total = 0;
 #pragma unroll 4
     for (i64 at = a_indptr[row] + (i64)blockIdx.x * 256 + threadIdx.x; at < end; at += (i64)gridDim.x * 256)
-        total += products_of(a_indices[at], nrows_b, nnz_b, b_indptr, bad, bad_b);
+        total += products_of<false>(a_indices[at], nrows_b, nnz_b, b_indptr, none, bad, bad_b, span);
     total = block_sum<8>(total, scratch);
     const bool any_bad = __syncthreads_or(bad), any_bad_b = __syncthreads_or(bad_b);
     if (threadIdx.x > 0) return;

@@ -143,17 +143,35 @@ sample_rows(const u32 count, const u32 step, const u32 most, const u32* __restri
     if (threadIdx.x < 2 && here[threadIdx.x]) atomicAdd(&sums[threadIdx.x], (u64)here[threadIdx.x]);
 }
 
-// Sort the first `total` keys, at most GROUP * ITEMS, and find where columns begin, as `store_columns` has it. ADAPTS: as if
-// fewer items were a lane's where these hold all; a group is a warp.
+// Make keys of the columns of the first `total` products, at most GROUP * ITEMS: how far each is from `low`, the lowest, and
+// the product's number. Keys of 64 bits have room for any column: there `low` is 0.
+template <int GROUP, int ITEMS, int BITS, typename Key>
+__device__ __forceinline__ void make_keys(const Key* slots, Key (&keys)[ITEMS], const int total, const int lane, Key& low) {
+    low = sizeof(Key) == 4 ? ~(Key)0 : 0;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+        keys[i] = i * GROUP + lane < total ? slots[i * GROUP + lane] : ~(Key)0;
+        low = min(low, keys[i]);
+    }
+    if (sizeof(Key) == 4) {
+#pragma unroll
+        for (int step = GROUP / 2; step > 0; step /= 2) low = min(low, __shfl_xor_sync(FULL_WARP, low, step));
+    }
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i)
+        if (i * GROUP + lane < total) keys[i] = (keys[i] - low) << BITS | (i * GROUP + lane);
+}
+
+// Sort the columns of the first `total` products, at most GROUP * ITEMS, as keys, and find where columns begin, as
+// `store_columns` has it. ADAPTS: as if fewer items were a lane's where these hold all; a group is a warp.
 template <int GROUP, int ITEMS, int LIKE, int BITS, bool ADAPTS, typename Key>
-__device__ __forceinline__ int sort_row(Key* slots, unsigned short* heads, const int total, const int lane) {
+__device__ __forceinline__ int sort_row(Key* slots, unsigned short* heads, const int total, const int lane, Key& low) {
     if constexpr (ADAPTS && ITEMS > 1) {
         constexpr int FEWER = ITEMS == 12 ? 8 : ITEMS / 2;
-        if (total <= GROUP * FEWER) return sort_row<GROUP, FEWER, LIKE, BITS, true>(slots, heads, total, lane);
+        if (total <= GROUP * FEWER) return sort_row<GROUP, FEWER, LIKE, BITS, true>(slots, heads, total, lane, low);
     }
     Key keys[ITEMS];
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) keys[i] = i * GROUP + lane < total ? slots[i * GROUP + lane] : ~(Key)0;
+    make_keys<GROUP, ITEMS, BITS>(slots, keys, total, lane, low);
     sort_keys<GROUP, ITEMS>(keys, lane);
     return store_columns<GROUP, ITEMS, BITS, Key, LIKE>(slots, heads, keys, total, lane);
 }
@@ -186,8 +204,8 @@ __device__ __forceinline__ Pointer place_rows(const int nnz, const int group, co
 //
 // Launch  block 32 * WARPS, grid ceil_div(count, WARPS * 32 / GROUP).
 // Shared  per slot: a key, a value and a 16-bit position.
-// Pre     list null: all rows; columns of B fit in what is left of Key after log2(GROUP * ITEMS) bits, rounded up;
-//         offsets and indices in range. Neither A nor B need be sorted.
+// Pre     list null: all rows; columns of B fit in Key, and so does, in what is left of it after log2(GROUP * ITEMS) bits,
+//         rounded up, how far columns of a row of C are apart; offsets and indices in range. Neither A nor B need be sorted.
 //         AT_ONCE: list: products of each of `count` rows, all rows of C, and lengths of those that are too long; null if
 //         none is; state: (grid + 1) zeros; total_nnz may lie in page-locked host memory. Else c_indptr from `count_rows`.
 // Post    columns rise strictly; values are added in the order of A's entries: the same bits on every run.
@@ -229,11 +247,12 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
     const int total = expand<GROUP, true>(
         active ? a_indptr[row] : Pointer(0), active ? a_indptr[row + 1] : Pointer(0), a_indices, a_data, b_indptr,
         [&](const int slot, const Pointer from, const Value scale) {
-            slots[slot] = (Key)b_indices[from] << BITS | slot;
+            slots[slot] = (Key)b_indices[from];
             values[slot] = product(scale, b_data[from]);
         });
     __syncwarp();
-    const int columns = sort_row<GROUP, ITEMS, ITEMS, BITS, ADAPTS>(slots, heads, total, lane);
+    Key low;
+    const int columns = sort_row<GROUP, ITEMS, ITEMS, BITS, ADAPTS>(slots, heads, total, lane, low);
     if (active) nnz = columns;
     Pointer base = 0;
     if (AT_ONCE) {
@@ -247,7 +266,7 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
         Value sum = zero<Value>();
         add_to(sum, values[key & SLOT]);
         for (int i = first + 1; i < stop; ++i) add_to(sum, values[slots[place<ITEMS, Key>(i)] & SLOT]);
-        c_indices[base + out] = (Index)(key >> BITS);
+        c_indices[base + out] = (Index)((key >> BITS) + low);
         c_data[base + out] = sum;
     }
 }

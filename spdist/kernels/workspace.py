@@ -179,6 +179,8 @@ SAMPLE_ROWS = 1 << 12
 """Rows that are counted to tell the size of C, at least, where the others are not."""
 SAMPLE_MARGIN = 32
 """C gets room for what the sample tells and one part in so many."""
+EXPECTED_MARGIN = 16
+"""The same where other rows of the product tell."""
 SPARE = 8
 """C is copied if it leaves more than one part in so many of its room unused."""
 LEAST_ROWS = 4

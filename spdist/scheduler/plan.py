@@ -24,6 +24,10 @@ MAX_BLOCK_PRODUCTS = 1 << 26
 GPU_BLOCK_PRODUCTS = 1 << 28
 """The same where a GPU multiplies: some tenths of a second of writing C."""
 
+GPU_BLOCK_BYTES = 1 << 28
+"""Bytes of A and C of such a block that is written. With larger ones a run would begin with a wait for the page-locked
+memory of all that are in flight."""
+
 GPU_ENGINES = ("cuda", "hybrid")
 """Engines whose memory limit is that of the GPU; with the second, cores without one multiply too."""
 

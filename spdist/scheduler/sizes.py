@@ -8,7 +8,9 @@ upper triangle the sample says how much of the rows, from the first to the last,
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -16,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.answer import WHOLE, Answer, Diagonal
-from spdist.csr import CSR, Int64Array, blocksize, check_canonical, index_dtype, number_dtype, result_dtype
+from spdist.csr import CSR, Int64Array, ValueArray, blocksize, check_canonical, index_dtype, number_dtype, result_dtype
 from spdist.errors import InputError, MemoryBoundError
 from spdist.kernels import workspace
 from spdist.scheduler import memory
 from spdist.scheduler.plan import (
     DEFAULT_HOST_LIMIT,
+    GPU_BLOCK_BYTES,
     GPU_BLOCK_PRODUCTS,
     GPU_ENGINES,
     MAX_BLOCK_PRODUCTS,
@@ -44,6 +47,9 @@ SAMPLE_RUNS, SAMPLE_ROWS = 256, 64
 SAMPLE_PRODUCTS = 1 << 21
 """Products of the sample in all, at the most."""
 
+READERS = 8
+"""Threads that read the sample, at the most."""
+
 MAX_PAIRS = 2
 """Block pairs in flight on a worker: one is multiplied while the other waits for its place in C or is written."""
 
@@ -58,6 +64,9 @@ KEPT_SHARE, KEPT_MOST = 12, 16 << 20
 
 B_ROW_BYTES, START_BYTES = 24, 8
 """Bytes that a row of B takes beside its entries; and once more where kernels enter it at the diagonal."""
+
+BANDS, BAND_SHARE = 4, 1.5
+"""Blocks at the least, and bytes of B that they read in all as a multiple of B, for a GPU's B not to be read whole."""
 
 REMAP_BYTES = 12
 """Bytes an entry of A takes beside itself while its column is renumbered for the block's rows of B."""
@@ -164,12 +173,17 @@ def _candidates(a: StoredMatrix) -> Iterator[tuple[int, Lengths]]:
     """Yield number and columns of rows from all over A, in runs of 8, in an order that is spread evenly."""
     runs = max(1, min(SAMPLE_RUNS, a.nrows // 8))
     whole = a.rows_indices(0, a.nrows) if a.nnz <= 8 * a.indices.chunk else None
-    for run in _spread(runs):
+
+    def read(run: int) -> CSR:
         start = run * a.nrows // runs
         stop = min(start + 8, a.nrows)
-        block = whole.rows(start, stop) if whole else a.rows_indices(start, stop)
-        for row in range(block.nrows):
-            yield start + row, block.indices[block.indptr[row] : block.indptr[row + 1]]
+        return whole.rows(start, stop) if whole else a.rows_indices(start, stop)
+
+    with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1)) as threads:
+        order = _spread(runs)
+        for run, block in zip(order, threads.map(read, order), strict=True):
+            for row in range(block.nrows):
+                yield run * a.nrows // runs + row, block.indices[block.indptr[row] : block.indptr[row + 1]]
 
 
 def _spread(count: int) -> list[int]:
@@ -253,13 +267,14 @@ class Costs:
     mask_entry: int
     inside: bool
     top_n: int
+    resident: bool
 
     def array(self) -> Int64Array:
         """Return the fields as the kernel takes them."""
         return np.array(
             [
                 self.a_entry, self.b_entry, self.b_row, self.c_entry, self.nrows, self.ncols, self.budget,
-                self.max_products, self.mask_entry, self.inside, self.top_n,
+                self.max_products, self.mask_entry, self.inside, self.top_n, self.resident,
             ], np.int64,
         )  # fmt: skip
 
@@ -284,12 +299,13 @@ def _cut(
 
     `stamp[k]` is the number of the block that last used row k of B, so that each row of B counts once a block;
     `chunk_stamp` is the same for B's Zarr chunks, of `chunk_rows` rows on average.
+    Where B is `resident`, its bytes are counted, but bound nothing.
     `forced` holds the rows at which blocks must start; where it is empty, blocks end where the bounds say.
     `masked` holds the lengths of the mask's rows, if there is one.
     Returns the number of blocks closed, one row of `out` each: start, stop, products, nnz, bytes of A and the mask, of
     B, Zarr chunks of B, and nnz before rows are cut.
     """
-    a_entry, b_entry, b_row, c_entry, nrows, ncols, budget, max_products, mask_entry, inside, top_n = costs
+    a_entry, b_entry, b_row, c_entry, nrows, ncols, budget, max_products, mask_entry, inside, top_n, resident = costs
     closed = 0
     for i in range(len(offsets) - 1):
         row = first_row + i
@@ -317,7 +333,9 @@ def _cut(
         place = row * share.shape[1] // nrows
         products, nnz = np.int64(np.ceil(products * share[0, place])), np.int64(np.ceil(nnz * share[1, place]))
         uncut, nnz = nnz, min(nnz, top_n)
-        total = state[A_BYTES] + state[B_BYTES] + a_bytes + b_bytes + (state[NNZ] + nnz) * c_entry
+        total = state[A_BYTES] + a_bytes + (state[NNZ] + nnz) * c_entry
+        if not resident:
+            total += state[B_BYTES] + b_bytes
         if len(forced) > 0:
             full = state[FORCED] < len(forced) and row == forced[state[FORCED]]
             state[FORCED] += full
@@ -382,11 +400,27 @@ class Cutter:
         return np.array([[start, self._row, *sums]], np.int64)[: int(self._row > 0)]
 
 
+def _columns(a: StoredMatrix) -> Iterator[tuple[int, int, Int64Array, ValueArray]]:
+    """Yield ranges of rows, their offsets and their columns: the next are read meanwhile."""
+
+    def read(offsets: Int64Array) -> ValueArray:
+        return a.read_indices(int(offsets[0]), int(offsets[-1]))
+
+    with ThreadPoolExecutor(1) as thread:
+        before: tuple[tuple[int, int, Int64Array], Future[ValueArray]] | None = None
+        for rows in a.row_blocks(8 * a.indices.chunk):
+            coming = thread.submit(read, rows[2])
+            if before is not None:
+                yield *before[0], before[1].result()
+            before = rows, coming
+        if before is not None:
+            yield *before[0], before[1].result()
+
+
 def _walk(a: StoredMatrix, cutter: Cutter, *, check: bool) -> Int64Array:
     closed = []
-    for start, stop, offsets in a.row_blocks(8 * a.indices.chunk):
+    for start, stop, offsets, indices in _columns(a):
         first = int(offsets[0])
-        indices = a.read_indices(first, int(offsets[-1]))
         if check or (len(indices) and (indices.min() < 0 or indices.max() >= a.ncols)):
             check_canonical(CSR(offsets - first, indices, indices, (stop - start, a.ncols)), a.url, start)
         closed.append(cutter.feed(offsets, indices))
@@ -412,6 +446,7 @@ def make_plan(
     host_limit: int | None = None,
     grid: tuple[int, int, int] | None = None,
     answer: Answer = WHOLE,
+    stored: bool = True,
 ) -> Plan:
     """Cut A @ B so that every worker stays within `memory_limit` bytes.
 
@@ -429,6 +464,8 @@ def make_plan(
     answer : Answer
         What becomes of the product: C has no more entries than mask and top-n leave. What a threshold leaves is not
         known.
+    stored : bool
+        Whether C is written, and not reduced where it is made.
 
     Raises
     ------
@@ -448,6 +485,7 @@ def make_plan(
     casts = _casts(a, b, answer, dtype) if engine != "cuda" else (0, 0)
     estimate = sample_rows(a, b, lengths, answer.options.triangle)
     draft = _Draft(a, b, engine, host, grid, lengths, estimate, dtype, cuts, casts)
+    draft.stored = stored
     plan = draft.plan()
     return plan.through_gpu(memory_limit) if on_gpu else plan
 
@@ -525,7 +563,8 @@ class _Draft:
             grid is None or grid[1] == grid[2] == 1
         ) and self._resident_bytes <= RESIDENT_SHARE * usable
         self.block_products = GPU_BLOCK_PRODUCTS if engine in GPU_ENGINES else MAX_BLOCK_PRODUCTS
-        self.resident = False
+        self.resident, self.stored = False, True
+        self.asked = np.empty((0, NUMBER + 1), np.int64)  # what blocks would read of B, if it did not stay
         self.chunk = self._chunk_length(usable)
         self.checked = a.ours
 
@@ -574,6 +613,8 @@ class _Draft:
         for resident in (True, False) if self.can_be_resident else (False,):
             self.resident = resident
             plan, refused = self._attempt()
+            if resident and (banded := self._in_bands()) is not None:
+                return banded
             if plan is not None:
                 plans.append(plan)
             refusal = refusal or refused
@@ -582,6 +623,22 @@ class _Draft:
         if not plans:
             raise MemoryBoundError(refusal.format(needed=self._enough() // 2**20))
         return min(plans, key=lambda plan: plan.seconds(1))
+
+    def _in_bands(self) -> Plan | None:
+        """Return a plan of the same blocks that each read their own rows of B, for GPUs and if these are neighbours.
+
+        All of B is not much less to read; but it is read by every worker, while its GPU waits.
+        """
+        read = int(self.asked[:, 6].sum()) * self.ob.read_bytes
+        if self.engine not in GPU_ENGINES or len(self.asked) < BANDS or read > BAND_SHARE * self.ob.nbytes:
+            return None
+        self.resident = False
+        reserved = self.reserved(MAX_PAIRS)
+        budget = memory.pair_budget(self.memory_limit, reserved, MAX_PAIRS)
+        sizes = self._sizes(self.asked, budget)
+        if sizes.split.any() or sizes.needed(self.asked).max() > budget:
+            return None
+        return self._widen(self._assemble(self.asked, MAX_PAIRS, reserved, budget))
 
     def _enough(self) -> int:
         """Return a limit, in whole MiB, that is enough: the least of a doubling, then of halvings of the last step."""
@@ -671,17 +728,20 @@ class _Draft:
                 forced = np.array([self.a.nrows], np.int64)
         elif (one := self._one_block(budget)) is not None:
             return one
-        b_entry = 0 if self.resident else self.ob.entry_bytes + self.casts[1]
+        if self.resident and self.stored and self.engine in GPU_ENGINES:
+            budget = min(budget, GPU_BLOCK_BYTES)
+        b_entry = self.ob.entry_bytes + self.casts[1]
         a_entry = self.oa.entry_bytes + self.casts[0] + REMAP_BYTES
         costs = Costs(
             a_entry, b_entry, B_ROW_BYTES + (START_BYTES if self.cuts.upper else 0), self.c_entry, self.a.nrows,
             self.b.ncols, int(budget / MARGIN), products, index_dtype(self.b.ncols).itemsize, self.cuts.inside,
-            self.cuts.top_n,
+            self.cuts.top_n, self.resident,
         )  # fmt: skip
         cutter = Cutter(costs, self.estimate, self.lengths, self.b.indices.nchunks, forced, self.cuts.mask)
         rows = _walk(self.a, cutter, check=not self.checked)
         self.checked = True
         if self.resident:
+            self.asked = rows.copy()
             rows[:, 5:7] = 0
         return rows
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from spdist.csr import CSR, INT32_MAX, blocksize
+from spdist.errors import MatrixError
 from spdist.kernels import bsr_cpu, cpu
 from spdist.kernels.device_blocks import Kinds, Staged
 from spdist.kernels.options import PLAIN, Options
@@ -66,14 +68,18 @@ class HostSlot:
         indices = array_at(self.memory, part.indices, part.nnz, kinds.index)
         return CSR(indptr, indices, array_at(self.memory, part.data, part.nnz, part.value), (part.nrows, part.ncols))
 
-    def multiply(self) -> int:
+    def multiply(self, meanwhile: Callable[[], None] | None = None) -> int:
         assert self.staged is not None
+        if meanwhile is not None and self.staged.start % 3:  # a device may or may not be busy
+            meanwhile()
         room = self.room  # of the arrays of this frame
         assert room is not None
         b = self.device.b if self.staged.b is None else self._matrix(self.staged.b)
         row, rows = self.staged.inside, self.staged.stop - self.staged.start
         a = self._matrix(self.staged.a) if row is None else b.rows(row, row + rows)
         a = CSR(a.indptr, a.indices - a.indices.dtype.type(self.staged.low), a.data, (rows, b.nrows))
+        if a.nnz and not 0 <= a.indices.min() <= a.indices.max() < b.nrows:
+            raise MatrixError("a column of A is out of range")  # as the GPU's kernels find
         options = self.device.options.of_rows(self.staged.start, self.staged.start + a.nrows)
         whole = multiply(a, b) if options.plain else cpu.multiply(a, b, engine="numba", options=options.unfinished)
         self.c, self.held = whole, whole.nnz

@@ -148,30 +148,133 @@ def confined(c: CSR, mask: CSR, complement: bool) -> CSR:
     return CSR(indptr, c.indices[keep], c.data[keep], c.shape)
 
 
-@pytest.mark.parametrize("name", ["plus_times", "min_plus", "or_and", "plus_first", "least product"])
-@pytest.mark.parametrize("kinds", ["sparse dense", "skew skew", "longrow sparse", "dense dense", "sparse sparse"])
-def test_masks_equal_numpy(name, kinds):
-    """Rows that warps and thread blocks take, of masks that are searched for, looked up, and longer than a table."""
+SHARES = {
+    "as chosen": {},
+    "tasks": {"SEARCH_GAIN": 1 << 30, "ROW_PRODUCTS": 16, "ROW_MASK": 8, "TASK_PRODUCTS": 64, "ROWS_AT_ONCE": 1},
+    "searched": {"SEARCH_GAIN": 1, "ROW_PRODUCTS": 200, "TASK_PRODUCTS": 500, "ROWS_AT_ONCE": 100},
+    "warps": {"ROW_PRODUCTS": 1 << 40, "ROW_MASK": 1 << 40},
+}
+"""How rows are shared out: small tasks, tasks and warps that search, and warps alone."""
+
+
+def masked(
+    a: CSR, b: CSR, mask: CSR, ring: Semiring = SEMIRINGS["plus_times"], rtol: float = 0.0, outside: bool = True
+) -> None:
+    """Compare products inside of a mask, and outside, with NumPy's, with sums in any order and in order."""
     from spdist.kernels import masks_gpu
 
+    whole_c = by_hand(a.to_scipy(), b.to_scipy(), ring)
+    for complement in (False, True) if outside else (False,):
+        for deterministic in (False, True):
+            there = masks_gpu.on_device(mask, mask.indices.dtype, mask.indptr.dtype)
+            wanted = {"complement": complement, "deterministic": deterministic, "semiring": ring}
+            c, made = masks_gpu.multiply(on_gpu(a, a.indptr.dtype), on_gpu(b, b.indptr.dtype), there, **wanted)
+            assert_same(c, confined(whole_c, mask, complement), 0.0 if deterministic else rtol)
+            assert made >= c.nnz
+
+
+@pytest.mark.parametrize("name", ["plus_times", "min_plus", "or_and", "plus_first", "least product"])
+@pytest.mark.parametrize("kinds", ["sparse dense", "skew skew", "longrow sparse", "dense dense", "sparse sparse"])
+@pytest.mark.parametrize("shares", SHARES)
+def test_masks_equal_numpy(monkeypatch, shares, name, kinds):
+    """Rows that warps and thread blocks take, of masks that are searched for, and looked up."""
+    from spdist.kernels import masks_gpu
+
+    for share, value in SHARES[shares].items():
+        monkeypatch.setattr(masks_gpu, share, value)
     kind, of_mask = kinds.split()
     ring = OWN if name == "least product" else SEMIRINGS[name]
     dtype = {"or_and": np.bool_, "plus_first": np.complex128}.get(name, np.float64)
     n = 150 if kind == "dense" else 400
     a, b = operand(kind, 3, dtype, n), operand("skew" if kind == "longrow" else kind, 4, dtype, n)
-    mask = from_scipy(operand(of_mask, 5, np.float64, n))
-    if kind == "longrow":  # wider than the table of a warp
+    mask = operand(of_mask, 5, np.float64, n)
+    if kind == "longrow":
         b = sp.hstack([b] * 15).tocsr()
-        mask = from_scipy(sp.random(n, b.shape[1], density=0.8, random_state=1, format="csr"))
-    whole_c = by_hand(a, b, ring)
-    for complement in (False, True):
-        for deterministic in (False, True):
-            left, right = to_gpu(a, dtype), to_gpu(b, dtype)
-            there = masks_gpu.on_device(mask, np.dtype(np.int32), np.dtype(np.int32))
-            wanted = {"complement": complement, "deterministic": deterministic, "semiring": ring}
-            c, made = masks_gpu.multiply(left, right, there, **wanted)
-            assert_same(c, confined(whole_c, mask, complement))
-            assert made >= c.nnz
+        mask = sp.random(n, b.shape[1], density=0.8, random_state=1, format="csr")
+    masked(rows_of(a.astype(dtype)), rows_of(b.astype(dtype)), rows_of(from_scipy(mask).to_scipy()), ring)
+
+
+def rows_of(m: sp.csr_matrix, pointer=np.int32) -> CSR:
+    """Return the arrays of a matrix of SciPy's."""
+    return CSR(m.indptr.astype(pointer), m.indices.astype(np.int32), m.data, m.shape)
+
+
+@pytest.mark.parametrize("shares", SHARES)
+def test_hubs_inside_masks(monkeypatch, shares):
+    """Rows of A that are very long, as a whole and in their B; sums in order have the bits of sums one by one."""
+    from spdist.kernels import masks_gpu
+
+    for share, value in SHARES[shares].items():
+        monkeypatch.setattr(masks_gpu, share, value)
+    rng = np.random.default_rng(7)
+    lengths = [9000, 0, 1, 1500, 3, 40]
+    rows, columns = np.repeat(np.arange(6), lengths), np.concatenate([rng.choice(9000, n, False) for n in lengths])
+    a = sp.csr_matrix((rng.normal(size=len(rows)), (rows, columns)), (6, 9000))
+    b = sp.random(9000, 3000, density=0.0005, format="csr", random_state=1)
+    b = sp.vstack([sp.random(4, 3000, density=0.9, random_state=2), b[4:]]).tocsr()
+    mask = sp.vstack([sp.random(1, 3000, density=d, random_state=3) for d in (0.5, 0.5, 0.1, 0.9, 0.9, 0.002)]).tocsr()
+    for pointer in (np.int32, np.int64):
+        masked(rows_of(a, pointer), rows_of(b), rows_of(mask), rtol=1e-12, outside=False)
+
+
+@pytest.mark.parametrize("shares", SHARES)
+def test_masks_of_columns_far_apart(monkeypatch, shares):
+    """Columns that share their bits in the filters, with whole numbers of 64 bits; masks that are long, or empty."""
+    from spdist.kernels import masks_gpu
+
+    for share, value in SHARES[shares].items():
+        monkeypatch.setattr(masks_gpu, share, value)
+    rng = np.random.default_rng(8)
+    ncols = 1 << 45
+    of = np.array([0, 1, 31, 1 << 14, 1 << 17, 70_000])
+    places = np.unique(np.concatenate([of + (k << 36) for k in range(40)] + [of + (k << 28) for k in range(40)]))
+
+    def matrix(lengths: list[int], pointer=np.int64) -> CSR:
+        columns = [np.sort(rng.choice(places, n, False)) for n in lengths]
+        data = rng.integers(-8, 9, sum(lengths)).astype(np.float64)
+        indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(pointer)
+        return CSR(indptr, np.concatenate(columns).astype(np.int64), data, (len(lengths), ncols))
+
+    b, mask = matrix([200, 0, 400, 1, 100, 300] * 4, np.int32), matrix([200, 0, 3, 1, 100, 350, 400, 17])
+    a = rows_of(sp.random(8, 24, density=0.5, format="csr", random_state=1))
+    for left in (a, CSR(a.indptr, a.indices.astype(np.int64), a.data, a.shape)):
+        exact = CSR(left.indptr, left.indices, np.round(8 * left.data), left.shape)
+        masked(exact, b, mask, outside=False)  # the kernels of whole products count such columns for a very long time
+    masked(exact, b, CSR(np.zeros(9, np.int64), mask.indices[:0], mask.data[:0], mask.shape), outside=False)
+
+
+def test_masks_longer_than_filters():
+    n = 1 << 18
+    rng = np.random.default_rng(9)
+    a = sp.csr_matrix(np.array([[1.0, 2.0, 0.0], [0.0, 0.0, 3.0], [0.0, 1.0, 0.0]]))
+    b = sp.csr_matrix((rng.integers(1, 9, 5000).astype(float), (np.arange(5000) % 3, rng.integers(0, n, 5000))), (3, n))
+    mask = sp.csr_matrix(
+        (np.ones(150_004), (np.repeat([0, 2], [150_000, 4]), [*range(7, 150_007), 3, 5, 9, n - 1])), (3, n)
+    )
+    masked(rows_of(a), rows_of(b), rows_of(mask))
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 5), (5, 0, 5), (5, 5, 0), (1, 1, 1)])
+def test_masks_of_no_rows_or_columns(shape):
+    n, k, m = shape
+    a, b, mask = (sp.csr_matrix(np.ones(size)) for size in ((n, k), (k, m), (n, m)))
+    masked(rows_of(a), rows_of(b), rows_of(mask))
+
+
+def test_masks_that_are_not_canonical():
+    from spdist.kernels import gpu
+
+    m = rows_of(operand("sparse", 1, np.float64))
+    gpu.check_canonical(on_gpu(m), "the mask")
+    twice, outside = m.indices.copy(), m.indices.copy()
+    row = int(np.argmax(np.diff(m.indptr)))
+    twice[m.indptr[row] + 1], outside[-1] = twice[m.indptr[row]], m.ncols
+    for columns, message in (
+        (twice, "the mask: a row is not sorted"),
+        (outside, "the mask: offsets that fall, or a col"),
+    ):
+        with pytest.raises(MatrixError, match=message):
+            gpu.check_canonical(on_gpu(CSR(m.indptr, columns, m.data, m.shape)), "the mask")
 
 
 def twice(m: sp.csr_matrix) -> sp.csr_matrix:
@@ -387,8 +490,15 @@ def test_public_calls():
     assert_same(from_scipy(spdist.matmul(m, m, engine="cuda", memory_limit="64MiB", **wanted)), expected)
     on_device = csp.csr_matrix(m)
     assert_same(from_scipy(spdist.spgemm(on_device, on_device, **wanted).get()), expected)
-    inside = spdist.spgemm(on_device, on_device, mask=on_device).get()
-    assert_same(from_scipy(inside), confined(by_hand(m, m, SEMIRINGS["plus_times"]), from_scipy(m), False))
+    backwards = csp.csr_matrix((on_device.data, on_device.indices, on_device.indptr), on_device.shape)
+    backwards.indices, backwards.data = backwards.indices.copy(), backwards.data.copy()
+    for row in np.flatnonzero(np.diff(m.indptr) > 1)[:50]:
+        own = slice(m.indptr[row], m.indptr[row + 1])
+        for array in (backwards.indices, backwards.data):
+            array[own] = array[own][::-1].copy()
+    inside = confined(by_hand(m, m, SEMIRINGS["plus_times"]), from_scipy(m), False)
+    for right, mask in ((on_device, on_device), (on_device, m), (on_device, backwards), (backwards, backwards)):
+        assert_same(from_scipy(spdist.spgemm(on_device, right, mask=mask).get()), inside)
     np.testing.assert_allclose(spdist.reduce(m, m, "trace", engine="cuda"), (m @ m).diagonal().sum())
     expected = spdist.spgemm(m, m, **wanted, axis=0)
     for found in (

@@ -88,6 +88,7 @@ def rings(compiler):
             kernels |= {
                 "sort_rows.cu": f"sort_rows<{types},u32,16,8,4,false>",
                 "node_rows.cu": f"node_fill<{types},2,false>",
+                "mask_rows.cu": f"masked_rows<{types},{'true' if name == 'plus_first c16' else 'false'}>",
             }
         defines = ring.defines(dtype)
         if name.startswith("plus_times "):

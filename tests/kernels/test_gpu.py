@@ -141,6 +141,21 @@ def test_deterministic_gives_the_same_bits():
     assert len(set(results)) == 1
 
 
+@pytest.mark.parametrize("share", [0.0, 0.01, 1.0, 3.0])
+def test_what_is_expected_of_c_may_be_wrong(monkeypatch, share):
+    """And what the host does meanwhile is done once, whether rows are made at once or counted first."""
+    monkeypatch.setattr(gpu, "AT_ONCE_ROWS", 100)
+    monkeypatch.setattr(workspace, "SMALL_BYTES", 0)
+    m, called = a_matrix("sparse", 3000, 3000, np.random.default_rng(1)), []
+    whole = (m @ m).nnz
+    for deterministic in (False, True):
+        expected = int(share * whole)
+        c = gpu.multiply(to_gpu(m), to_gpu(m), deterministic=deterministic, expected=expected,
+                         meanwhile=lambda: called.append(1))  # fmt: skip
+        assert_product(c, m, m)
+    assert len(called) == 2
+
+
 def test_wide_matrices_take_wide_keys():
     rng = np.random.default_rng(2)
     ncols = 2 * gpu.NARROW_COLUMNS
@@ -148,6 +163,21 @@ def test_wide_matrices_take_wide_keys():
     b = sp.csr_matrix((np.ones(2000), (rows, columns)), (300, ncols))
     a = sp.random(50, 300, density=0.1, random_state=3, format="csr")
     a.data[:] = 2.0
+    assert_product(gpu.multiply(to_gpu(a), to_gpu(b)), a, b)
+
+
+@pytest.mark.parametrize("spread", [9, gpu.NARROW_COLUMNS - 1, gpu.NARROW_COLUMNS, 2 * gpu.NARROW_COLUMNS])
+@pytest.mark.parametrize("entries", [1, 80, 300])
+def test_wide_matrices_of_rows_that_are_not(spread, entries):
+    """Each row of C is within a band of its own, as wide as keys have room for, or wider; one row of A may be long."""
+    rng, rows, ncols = np.random.default_rng(3), 400, 4 * gpu.NARROW_COLUMNS
+    starts, near = rng.integers(0, ncols - spread, (rows, 1)), rng.integers(1, spread, (rows, 5))
+    columns = starts + np.hstack([np.zeros((rows, 1), int), np.full((rows, 1), spread), near])
+    b = sp.csr_matrix(
+        (np.ones(columns.size), (np.repeat(np.arange(rows), columns.shape[1]), columns.ravel())), (rows, ncols)
+    )
+    lengths = np.append(entries, np.ones(rows - 1, int))
+    a = sp.csr_matrix((np.ones(lengths.sum()), np.repeat(np.arange(rows), lengths), np.append(0, np.cumsum(lengths))))
     assert_product(gpu.multiply(to_gpu(a), to_gpu(b)), a, b)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 import sys
 from collections import Counter
@@ -163,7 +164,9 @@ def multiplies(monkeypatch, allocator):
         c = product(a, b, semiring, on_host(mask), complement)
         return to_device(c), c.nnz
 
-    def multiply(a, b, deterministic, semiring):
+    def multiply(a, b, deterministic, semiring, sound_b, expected, meanwhile):
+        if meanwhile is not None:
+            meanwhile()
         return to_device(product(a, b, semiring))
 
     def to_device(c):
@@ -435,6 +438,13 @@ def test_few_sizes_are_kept(monkeypatch):
     assert len(locked) <= 4
     first, second = pool.take(1 << 20), pool.take(1 << 20)
     assert not np.may_share_memory(first, second)
+
+
+def test_as_much_memory_as_was_asked_for(monkeypatch):
+    """Whole arrays are sent to the GPU: longer ones would run over what lies behind their target."""
+    monkeypatch.setattr(pinned, "_lock", lambda size: np.empty(size, np.uint8))
+    monkeypatch.setattr(pinned, "_pool", functools.cache(pinned.Pool))
+    assert [len(pinned.pinned(size)) for size in (0, 1, 1_000_000)] == [0, 1, 1_000_000]
 
 
 def test_what_is_idle_longest_goes_first(monkeypatch):

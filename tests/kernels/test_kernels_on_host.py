@@ -69,10 +69,38 @@ def test_reductions(dtype):
         answers.test_reductions_equal_numpy(dtype, what)
 
 
-@pytest.mark.parametrize("name", ["plus_times", "or_and"])
-@pytest.mark.parametrize("kinds", ["skew skew", "longrow sparse", "dense dense"])
-def test_masks(name, kinds):
-    answers.test_masks_equal_numpy(name, kinds)
+@pytest.mark.parametrize(("name", "kinds"), [
+    ("plus_times", "skew skew"), ("plus_times", "longrow sparse"), ("plus_times", "dense dense"),
+    ("or_and", "skew skew"), ("plus_first", "sparse sparse"), ("least product", "skew skew"),
+])  # fmt: skip
+@pytest.mark.parametrize("shares", answers.SHARES)
+def test_masks(monkeypatch, shares, name, kinds):
+    answers.test_masks_equal_numpy(monkeypatch, shares, name, kinds)
+
+
+@pytest.mark.parametrize(("shares", "order"), [*((one, "0") for one in answers.SHARES), ("tasks", "1"), ("tasks", "2")])
+def test_masks_of_hubs_and_columns_far_apart(monkeypatch, shares, order):
+    monkeypatch.setenv("HOST_CUDA_ORDER", order)
+    answers.test_hubs_inside_masks(monkeypatch, shares)
+    answers.test_masks_of_columns_far_apart(monkeypatch, shares)
+
+
+def test_masks_that_are_long_or_wrong():
+    answers.test_masks_longer_than_filters()
+    for shape in ((0, 5, 5), (5, 0, 5), (5, 5, 0), (1, 1, 1)):
+        answers.test_masks_of_no_rows_or_columns(shape)
+    answers.test_masks_that_are_not_canonical()
+
+
+@pytest.mark.parametrize("share", [0.01, 3.0])
+def test_what_is_expected_of_c_may_be_wrong(monkeypatch, share):
+    products.test_what_is_expected_of_c_may_be_wrong(monkeypatch, share)
+
+
+@pytest.mark.parametrize("spread", [9, products.gpu.NARROW_COLUMNS - 1, products.gpu.NARROW_COLUMNS])
+def test_wide_matrices_of_rows_that_are_not(spread):
+    for entries in (1, 80, 300):
+        products.test_wide_matrices_of_rows_that_are_not(spread, entries)
 
 
 @pytest.mark.parametrize("kind", ["skew", "longrow", "block"])
