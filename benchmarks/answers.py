@@ -6,7 +6,7 @@ compared; a difference ends the run. Both sides have `--threads` threads where t
 
 With `--gpu`, answers on a GPU: top-n from host memory to host memory, beside the whole product and the time of its
 kernels; reductions beside the kernels of the product; and on the device semirings beside plus and times, R A P of known
-structure and masked products beside cuSPARSE.
+structure and masked products beside cuSPARSE, upper triangles beside whole products.
 """
 
 from __future__ import annotations
@@ -112,6 +112,29 @@ def similarity(quick: bool, threads: int, repeats: int) -> list[Row]:
         sums = [np.asarray(run().sum(axis=1)).ravel() for run in runs.values()]
         check(np.allclose(*sums), "similarity")
     return [{"case": f"{m.shape[0]:,} genes, cosine from 0.5, top 10", "seconds": in_turn(min(repeats, 3), **runs)}]
+
+
+def halves(quick: bool, threads: int, repeats: int) -> list[Row]:
+    """Time the upper triangle of A @ A.T, and of A.T @ A for genes' annotations, beside the whole product."""
+    annotations = from_scipy(sp.load_npz(DATA / "human_gene_GO.npz").tocsr()[: 300 if quick else None].T)
+    cases = {"genes, terms that share them": annotations} | (
+        {"rmat 8 x 8": matrices.rmat(8, 8)} if quick else
+        {"rmat 15 x 8": matrices.rmat(15, 8), "erdos-renyi 500k x 8": matrices.erdos_renyi(500_000, 8),
+         "27-point 60^3": matrices.poisson(27, 60)}
+    )  # fmt: skip
+    rows = []
+    for case, m in cases.items():
+        a = sp.csr_matrix(m.to_scipy())
+        b = sp.csr_matrix(a.T)
+        runs = {
+            "spdist": lambda a=a, b=b: spdist.spgemm(a, b, threads=threads, triangle="upper"),
+            "whole": lambda a=a, b=b: spdist.spgemm(a, b, "numba", threads=threads),
+        }
+        half, whole = (run() for run in runs.values())
+        check(2 * half.nnz - np.count_nonzero(np.diff(a.indptr)) == whole.nnz, case)
+        check(np.array_equal(half.diagonal(), whole.diagonal()), case)
+        rows.append({"case": case, "nnz": half.nnz, "nnz_of_whole": whole.nnz, "seconds": in_turn(repeats, **runs)})
+    return rows
 
 
 def triangles(quick: bool, threads: int, repeats: int) -> list[Row]:
@@ -368,13 +391,37 @@ def gpu_masks(quick: bool, threads: int, repeats: int) -> list[Row]:
     return rows
 
 
+def gpu_halves(quick: bool, threads: int, repeats: int) -> list[Row]:
+    """Time the upper triangle of A @ A.T on the device beside the whole product."""
+    import cupyx.scipy.sparse as csp
+
+    cases = {"rmat 8 x 8": matrices.rmat(8, 8)} if quick else {
+        "rmat 17 x 8": matrices.rmat(17, 8), "erdos-renyi 500k x 8": matrices.erdos_renyi(500_000, 8),
+        "27-point 60^3": matrices.poisson(27, 60),
+    }  # fmt: skip
+    rows = []
+    for case, a in cases.items():
+        transposed = from_scipy(sp.csr_matrix(a.to_scipy().T))
+        left, right = (csp.csr_matrix((m.data, m.indices, m.indptr), m.shape) for m in map(on_device, (a, transposed)))
+        runs = {
+            "spdist": lambda left=left, right=right: spdist.spgemm(left, right, triangle="upper"),
+            "whole": lambda left=left, right=right: spdist.spgemm(left, right),
+        }
+        half, whole = (run() for run in runs.values())
+        check(2 * half.nnz - np.count_nonzero(np.diff(a.indptr)) == whole.nnz, case)
+        check(np.isclose(float(2 * half.sum() - half.diagonal().sum()), float(whole.sum())), case)
+        seconds = in_turn(repeats, **{name: synchronous(run) for name, run in runs.items()})
+        rows.append({"case": case, "nnz": half.nnz, "nnz_of_whole": whole.nnz, "seconds": seconds})
+    return rows
+
+
 GPU_PARTS: dict[str, Callable[[bool, int, int], list[Row]]] = {
     "gpu_top_n": gpu_top_n, "gpu_reductions": gpu_reductions, "gpu_semirings": gpu_semirings,
-    "gpu_galerkin": gpu_galerkin, "gpu_masks": gpu_masks,
+    "gpu_galerkin": gpu_galerkin, "gpu_masks": gpu_masks, "gpu_halves": gpu_halves,
 }  # fmt: skip
 PARTS: dict[str, Callable[[bool, int, int], list[Row]]] = {
     "stored": stored, "reductions": reductions, "similarity": similarity, "triangles": triangles, "galerkin": galerkin,
-    "shortest_paths": shortest_paths,
+    "shortest_paths": shortest_paths, "halves": halves,
 }  # fmt: skip
 
 

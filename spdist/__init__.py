@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from spdist.parts import PartitionedOperator, partitioned
     from spdist.solvers import Solution, conjugate_gradient, pagerank
     from spdist.storage import open_matrix as open
-    from spdist.transposed import transpose
+    from spdist.transposed import symmetrize, transpose
     from spdist.vbr import VBR, open_vbr
 
 __version__ = "0.1.0"
@@ -63,7 +63,7 @@ _HOME = {
     "export_matrix": "spdist.interchange",
     "import_matrix": "spdist.interchange",
     "open": "spdist.storage",
-    "transpose": "spdist.transposed",
+    **dict.fromkeys(("symmetrize", "transpose"), "spdist.transposed"),
     **dict.fromkeys(("VBR", "open_vbr"), "spdist.vbr"),
 }
 
@@ -107,6 +107,7 @@ __all__ = [
     "sell",
     "spgemm",
     "symbolic",
+    "symmetrize",
     "transpose",
     "verify",
 ]

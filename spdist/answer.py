@@ -82,18 +82,20 @@ class Answer:
         InputError
             If the engine has no such options, or no value reaches the threshold.
         MatrixError
-            If the mask has another shape, or values are complex and have to be compared.
+            If the mask has another shape, C has a triangle and is not square, or values are complex and have to be
+            compared.
         """
         if not self.plain and engine in GPU_ENGINES:
             self.options.check_device()
         elif not self.plain and engine not in ("auto", "numba"):
             raise InputError(
-                f"engine={engine!r} makes whole products by plus and times: for semirings, masks, top_n and threshold "
-                f"choose engine='auto' or 'numba'"
+                f"engine={engine!r} makes whole products by plus and times: for semirings, masks, triangles, top_n and "
+                f"threshold choose engine='auto' or 'numba'"
             )
         if not self.plain:
-            refuse_blocks("semirings, masks, epilogues, threshold and top_n", a, b, self.mask)
+            refuse_blocks("semirings, masks, triangles, epilogues, threshold and top_n", a, b, self.mask)
         shape = a.nrows, b.ncols
+        self.options.check_square(shape)
         self.options.check(shape, self.dtype(a, b))
         if self.mask is not None and self.mask.shape != shape:
             raise InputError(
@@ -102,13 +104,13 @@ class Answer:
 
     def arguments(self) -> dict[str, Any]:
         """Return it as the public calls take it."""
-        own = ("semiring", "epilogue", "threshold", "top_n")
+        own = ("semiring", "triangle", "epilogue", "threshold", "top_n")
         options = {name: getattr(self.options, name) for name in own}
         return {**options, "mask": self.mask, "complement": self.complement}
 
     def facts(self) -> dict[str, Any]:
         """Return what tells it from others, as JSON can hold it: a product is resumed only with the same."""
-        epilogue = self.options.epilogue
+        epilogue, triangle = self.options.epilogue, self.options.triangle
         return {
             "semiring": self.options.semiring.identity(),
             "mask": None if self.mask is None else self.mask.fingerprint(),
@@ -116,6 +118,7 @@ class Answer:
             "top_n": self.options.top_n,
             "threshold": self.options.threshold,
             **({} if epilogue is None else {"epilogue": epilogue.identity()}),
+            **({} if triangle is None else {"triangle": triangle}),
         }
 
     def read_mask(self, start: int, stop: int) -> CSR | None:
@@ -129,11 +132,9 @@ class Answer:
 
     def of_rows(self, start: int, stop: int, mask: CSR | None, *, partial: bool = False) -> Options:
         """Return the options for some rows, whose rows of the mask are given; without what follows partial products."""
-        options = replace(self.options, mask=mask, complement=self.complement and mask is not None)
-        if partial:
-            return options.unfinished
-        epilogue = self.options.epilogue
-        return options if epilogue is None else replace(options, epilogue=epilogue.of_rows(start, stop))
+        complement = self.complement and mask is not None
+        options = replace(self.options.of_rows(start, stop), mask=mask, complement=complement)
+        return options.unfinished if partial else options
 
 
 WHOLE = Answer()

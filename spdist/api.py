@@ -26,9 +26,9 @@ from spdist.bsr import from_scipy as bsr_from_scipy
 from spdist.csr import CSR, blocksize, from_scipy, number_dtype
 from spdist.errors import InputError, ResumeError, VerificationError
 from spdist.inmemory import spgemm
-from spdist.kernels.options import Epilogue, Options
+from spdist.kernels.options import Epilogue, Options, is_by_columns
 from spdist.kernels.reductions import Reduction, check_values, is_linear, options_for, reduce_linear, reduction_of
-from spdist.kernels.semirings import Semiring, find
+from spdist.kernels.semirings import Semiring, find, turned
 from spdist.scheduler.plan import GPU_ENGINES, MAX_BLOCK_PRODUCTS, Plan
 from spdist.staging import is_ours, staged_matrix
 from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
@@ -141,6 +141,11 @@ def _check_target(target: str, *, overwrite: bool) -> None:
         raise InputError(f"{target} exists and is not a matrix, so it is not replaced; remove it yourself")
 
 
+def _check_mode(resume: bool, overwrite: bool) -> None:
+    if resume and overwrite:
+        raise InputError("--resume continues C and --overwrite replaces it: choose one")
+
+
 def _check_apart(target: str, *operands: str) -> None:
     """Refuse a C that is an operand, lies in one, or has one in it."""
     for operand in operands:
@@ -175,6 +180,7 @@ def plan(
     semiring: str | Semiring = "plus_times",
     mask: MatrixLike | None = None,
     complement: bool = False,
+    triangle: str | None = None,
     epilogue: Epilogue | None = None,
     threshold: float | None = None,
     top_n: int | None = None,
@@ -189,8 +195,9 @@ def plan(
         As in `multiply`: bytes, as a number or for instance ``"512MiB"``.
     grid : (int, int, int), optional
         Force the number of row, inner and column blocks.
-    semiring, mask, complement, epilogue, threshold, top_n
-        As in `multiply`. C is planned for what mask and top-n leave at the most; of a threshold the plan knows nothing.
+    semiring, mask, complement, triangle, epilogue, threshold, top_n
+        As in `multiply`. C is planned for what mask, triangle and top-n leave; of a threshold the plan knows nothing.
+        How many products a triangle takes is estimated.
 
     Returns
     -------
@@ -208,7 +215,7 @@ def plan(
     from spdist.scheduler.sizes import check_operands, make_plan
 
     _check_engine(engine)
-    answer = _answer(semiring, mask, complement, epilogue, threshold, top_n)
+    answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
     left, right = _stored(a), _stored(b)
     check_operands(left, right, grid)
     answer.check(left, right, engine)
@@ -233,9 +240,11 @@ def matmul(
     semiring: str | Semiring = "plus_times",
     mask: Any = None,
     complement: bool = False,
+    triangle: str | None = None,
     epilogue: Epilogue | None = None,
     threshold: float | None = None,
     top_n: int | None = None,
+    axis: int = 1,
     transpose_a: bool = False,
     transpose_b: bool = False,
 ) -> Any:
@@ -249,7 +258,7 @@ def matmul(
         Where to store C; required for stored operands.
     engine, memory_limit, host_limit, grid, workers, scheduler, resume, overwrite
         As in `multiply`.
-    semiring, mask, complement, epilogue, threshold, top_n
+    semiring, mask, complement, triangle, epilogue, threshold, top_n, axis
         As in `spgemm`; a mask is of the same sort as the operands.
     transpose_a, transpose_b : bool
         Multiply by the transpose of A or B: ``matmul(a, a, transpose_b=True)`` is ``A @ A.T``.
@@ -260,8 +269,8 @@ def matmul(
         As the operands.
     """
     wanted: dict[str, Any] = {
-        "semiring": semiring, "mask": mask, "complement": complement, "epilogue": epilogue,
-        "threshold": threshold, "top_n": top_n,
+        "semiring": semiring, "mask": mask, "complement": complement, "triangle": triangle, "epilogue": epilogue,
+        "threshold": threshold, "top_n": top_n, "axis": axis,
     }  # fmt: skip
     _check_engine(engine)
     if _all_in_memory(a, b, mask):
@@ -309,9 +318,11 @@ def multiply(
     semiring: str | Semiring = "plus_times",
     mask: MatrixLike | None = None,
     complement: bool = False,
+    triangle: str | None = None,
     epilogue: Epilogue | None = None,
     threshold: float | None = None,
     top_n: int | None = None,
+    axis: int = 1,
     transpose_a: bool = False,
     transpose_b: bool = False,
 ) -> Report:
@@ -348,10 +359,14 @@ def multiply(
         Verify C at the end.
     record : str or Path, optional
         Where to write what each stage of each block took: one JSON object a line.
-    semiring, mask, complement, epilogue, threshold, top_n
+    semiring, mask, complement, triangle, epilogue, threshold, top_n
         What becomes of each row while it is made, as in `spgemm`, with a stored mask; for all engines but "scipy".
         Where the inner dimension is cut, partial products are added by the semiring before rows are cut. `check` then
         looks at every row and makes some of them again: `Report.verification` says how many.
+    axis : {1, 0}
+        Whether `top_n` and an epilogue's norm look at rows or, with 0, at columns, as in `spgemm`. By columns
+        transposed copies of A, B and the mask lie beside C, then the transpose of C, from which C is written in the
+        end.
     transpose_a, transpose_b : bool
         Multiply by the transpose of A or B. A transposed copy lies beside C while the product runs, and takes the space
         and the time to write it; it is made again to resume.
@@ -372,8 +387,16 @@ def multiply(
     begin = time.perf_counter()
     check_count("workers", workers, "one a core or a GPU")
     callbacks = callbacks or Callbacks()
+    if is_by_columns(axis, top_n, epilogue):
+        wanted: dict[str, Any] = {
+            "engine": engine, "memory_limit": memory_limit, "host_limit": host_limit, "grid": grid and grid[::-1],
+            "workers": workers, "scheduler": scheduler, "resume": resume, "check": check, "record": record,
+            "callbacks": callbacks,
+        }  # fmt: skip
+        answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
+        return _multiply_by_columns((a, transpose_a), (b, transpose_b), c, answer, overwrite, wanted)
     limits = {"memory_limit": memory_limit, "host_limit": host_limit}
-    answer = _answer(semiring, mask, complement, epilogue, threshold, top_n)
+    answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
     with _operands(a, b, c, transpose_a, transpose_b, resume or overwrite) as (left, right):
         job = _prepare(left, right, c, engine, limits, grid, answer, resume=resume, overwrite=overwrite)
         if isinstance(job, Report):
@@ -392,6 +415,54 @@ def multiply(
             "resumed" if job.unfinished else "computed", outcome.stages, outcome.peak_host_memory, outcome.workers,
         )  # fmt: skip
         return _verified(report, left, right, c, answer, callbacks) if check else report
+
+
+def _multiply_by_columns(
+    a: tuple[MatrixLike, bool],
+    b: tuple[MatrixLike, bool],
+    c: str | Path,
+    answer: Answer,
+    overwrite: bool,
+    wanted: dict[str, Any],
+) -> Report:
+    """Make the transpose of C out of transposes, and write C from it. It stays if the run fails, to be resumed.
+
+    A and B come with whether to multiply by their transposes.
+    """
+    from spdist.transposed import transpose, transposed_copy
+
+    target, mask, epilogue = storage.normalise(c), answer.mask, answer.options.epilogue
+    place, resume = f"{target}.spdist-columns", wanted["resume"]
+    _check_mode(resume, overwrite)
+    _check_target(target, overwrite=resume or overwrite)
+    masks = [] if mask is None else [mask.url]
+    _check_apart(target, _stored(a[0]).url, _stored(b[0]).url, *masks)
+    options = answer.arguments() | {
+        "semiring": turned(answer.options.semiring), "epilogue": None if epilogue is None else epilogue.turned(),
+    }  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        copies = _operands(b[0], a[0], c, not b[1], not a[1], resume or overwrite)
+        left, right = stack.enter_context(copies)
+        if isinstance(mask, StoredMatrix):
+            options["mask"] = stack.enter_context(transposed_copy(mask, f"{target}.spdist-transposed-mask"))
+        facts = _facts(left, right, _answer(**options))
+        facts["product"]["axis"] = 0
+        if resume and storage.exists(target):
+            return _finished(target, facts)
+        report = multiply(left, right, place, overwrite=not resume, **options, **wanted)
+        transpose(place, target, overwrite=overwrite, facts=facts)
+    storage.remove(place)
+    return report
+
+
+def _finished(target: str, facts: dict[str, Any]) -> Report:
+    """Return the report of a product that is there already; refuse to resume another."""
+    if storage.read_facts(target).get("product") != facts["product"]:
+        raise ResumeError(
+            f"{target} is a product of other matrices or options: A or B changed, or the mask, or what was asked for; "
+            f"use --overwrite"
+        )
+    return Report(open_matrix(target).nnz, 0, 0.0, "auto", 0, 0, {}, "already finished", {})
 
 
 @dataclass(frozen=True)
@@ -503,19 +574,10 @@ def _prepare(
     _check_engine(engine)
     left, right, target = _stored(a), _stored(b), storage.normalise(c)
     answer.check(left, right, engine)
-    if resume and overwrite:
-        raise InputError("--resume continues C and --overwrite replaces it: choose one")
+    _check_mode(resume, overwrite)
     masks = [] if answer.mask is None else [answer.mask.url]
     _check_apart(target, left.url, right.url, *masks)
-    facts = {
-        "provenance": {"command": "multiply", "a": left.url, "b": right.url},
-        "product": {
-            "a": left.fingerprint(),
-            "b": right.fingerprint(),
-            "dtype": str(answer.dtype(left, right)),
-            **({} if answer.plain else {"options": answer.facts()}),
-        },
-    }
+    facts = _facts(left, right, answer)
     if resume and (found := _unfinished(target)) is not None:
         if found[1].get("product") != facts["product"]:
             raise ResumeError(
@@ -543,6 +605,19 @@ def _prepare(
     return _Job(left, right, make, target, "", overwrite, facts, engine in GPU_ENGINES, answer)
 
 
+def _facts(a: StoredMatrix, b: StoredMatrix, answer: Answer) -> dict[str, Any]:
+    """Return what C's record says: what it is a product of, and what was asked for."""
+    return {
+        "provenance": {"command": "multiply", "a": a.url, "b": b.url},
+        "product": {
+            "a": a.fingerprint(),
+            "b": b.fingerprint(),
+            "dtype": str(answer.dtype(a, b)),
+            **({} if answer.plain else {"options": answer.facts()}),
+        },
+    }
+
+
 def reduce(
     a: Any,
     b: Any,
@@ -556,6 +631,7 @@ def reduce(
     semiring: str | Semiring = "plus_times",
     mask: Any = None,
     complement: bool = False,
+    triangle: str | None = None,
     epilogue: Epilogue | None = None,
     threshold: float | None = None,
     top_n: int | None = None,
@@ -577,7 +653,7 @@ def reduce(
     engine, memory_limit, workers, scheduler, callbacks
         As in `multiply`; the engine is "auto", "numba" or, with C never leaving the GPU, "cuda" or "hybrid". In memory,
         workers and scheduler do not count, and `memory_limit` only with GPUs.
-    semiring, mask, complement, epilogue, threshold, top_n
+    semiring, mask, complement, triangle, epilogue, threshold, top_n
         What becomes of the product before, as in `spgemm`.
 
     Returns
@@ -604,8 +680,8 @@ def reduce(
 
     reduction = reduction_of(what, bins)
     wanted: dict[str, Any] = {
-        "semiring": semiring, "mask": mask, "complement": complement, "epilogue": epilogue, "threshold": threshold,
-        "top_n": top_n,
+        "semiring": semiring, "mask": mask, "complement": complement, "triangle": triangle, "epilogue": epilogue,
+        "threshold": threshold, "top_n": top_n,
     }  # fmt: skip
     _check_engine(engine)
     check_count("workers", workers, "one a core or a GPU")
@@ -749,6 +825,7 @@ def verify(
     semiring: str | Semiring = "plus_times",
     mask: MatrixLike | None = None,
     complement: bool = False,
+    triangle: str | None = None,
     epilogue: Epilogue | None = None,
     threshold: float | None = None,
     top_n: int | None = None,
@@ -759,7 +836,7 @@ def verify(
     Parameters
     ----------
     a, b, c : path, URL or StoredMatrix
-    semiring, mask, complement, epilogue, threshold, top_n
+    semiring, mask, complement, triangle, epilogue, threshold, top_n
         As C was made by `multiply`. Where any of them is given, rows drawn at random are made again, and all rows
         looked at for what mask, threshold and top-n demand; `reason` says how many.
     **options
@@ -770,9 +847,8 @@ def verify(
     Verification
         `ok` says whether C is A @ B, `reason` why.
     """
-    return _verify(
-        _stored(a), _stored(b), _stored(c), _answer(semiring, mask, complement, epilogue, threshold, top_n), **options
-    )
+    answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
+    return _verify(_stored(a), _stored(b), _stored(c), answer, **options)
 
 
 def _verify(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, answer: Answer, **options: Any) -> Any:
@@ -798,6 +874,7 @@ def _answer(
     semiring: str | Semiring,
     mask: MatrixLike | None,
     complement: bool,
+    triangle: str | None,
     epilogue: Epilogue | None,
     threshold: float | None,
     top_n: int | None,
@@ -806,7 +883,7 @@ def _answer(
     if sp.issparse(mask):
         raise InputError("the mask of a stored product is stored too: spdist.save('M.zarr', mask)")
     epilogue = None if getattr(epilogue, "idle", False) else epilogue
-    options = Options(find(semiring), top_n=top_n, threshold=threshold, epilogue=epilogue)
+    options = Options(find(semiring), top_n=top_n, threshold=threshold, epilogue=epilogue, triangle=triangle)
     return Answer(options, None if mask is None else _stored(mask), complement)
 
 

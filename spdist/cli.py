@@ -100,6 +100,16 @@ def _transpose(args: argparse.Namespace) -> int:
     return _show_matrix(matrix, args)
 
 
+def _symmetrize(args: argparse.Namespace) -> int:
+    from spdist import display
+    from spdist.transposed import symmetrize
+
+    told = {"conjugate": args.conjugate, "overwrite": args.overwrite}
+    with display.transfer_bar(f"mirroring {args.source}", quiet=args.json) as bar:
+        matrix = symmetrize(args.source, args.target, **told, progress=bar)
+    return _show_matrix(matrix, args)
+
+
 def _info(args: argparse.Namespace) -> int:
     from spdist import api
 
@@ -148,6 +158,7 @@ def _multiply(args: argparse.Namespace) -> int:
             record=args.record,
             transpose_a=args.transpose_a,
             transpose_b=args.transpose_b,
+            axis=args.axis,
             callbacks=shown.callbacks,
             **_answer(args),
         )
@@ -198,7 +209,7 @@ def _answer(args: argparse.Namespace) -> dict[str, Any]:
     from spdist.kernels.options import Epilogue
 
     epilogue = Epilogue(args.scale_rows, args.scale_columns, None, args.normalize, args.drop_zeros)
-    named = {name: getattr(args, name) for name in ("semiring", "mask", "complement", "top_n", "threshold")}
+    named = {name: getattr(args, name) for name in ("semiring", "mask", "complement", "triangle", "top_n", "threshold")}
     return {**named, "epilogue": epilogue}
 
 
@@ -238,6 +249,11 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     sub.add_argument("--overwrite", action="store_true", help="replace TARGET")
     sub = add("transpose", _transpose, "write the transpose of a matrix", "source", "target")
     sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
+    sub = add(
+        "symmetrize", _symmetrize, "write the whole of a symmetric matrix from its upper triangle", "source", "target"
+    )
+    sub.add_argument("--conjugate", action="store_true", help="of a Hermitian one")
+    sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
     add("info", _info, "shape, dtype, entries, row lengths, bytes and state of a matrix", "matrix")
     _add_generate(add("generate", _generate, "write a matrix of a known kind, of any size"), command == "generate")
     sub = add("plan", _plan, "show how A @ B would be cut, and what it takes; runs nothing", "a", "b")
@@ -252,6 +268,8 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         sub.add_argument(
             f"--transpose-{name}", action="store_true", help=f"multiply by the transpose of {name.upper()}"
         )
+    text = "0: --top-n and --normalize look at columns, not rows; the transposes are multiplied"
+    sub.add_argument("--axis", type=int, choices=(0, 1), default=1, help=text)
     mode = sub.add_mutually_exclusive_group()
     mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
     mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
@@ -290,6 +308,7 @@ def _add_answer_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--semiring", default="plus_times", help="plus_times (default), min_plus, plus_pair, or_and, ...")
     sub.add_argument("--mask", metavar="M", help="a matrix: C has entries only where it stores one")
     sub.add_argument("--complement", action="store_true", help="only where the mask stores none")
+    sub.add_argument("--triangle", metavar="upper", help="of a symmetric C, only what is on and above the diagonal")
     for name in ("rows", "columns"):
         sub.add_argument(f"--scale-{name}", metavar="F.npy", help=f"multiply {name} of C by these factors")
     sub.add_argument("--normalize", metavar="NORM", help="divide rows by their norm: l1, l2 or max")

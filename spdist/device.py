@@ -97,12 +97,13 @@ def _answer(a: Any, b: Any, method: str, deterministic: bool, options: Options) 
 
     if method == "esc":
         raise InputError(
-            "method='esc' makes whole products by plus and times: for semirings, epilogues, threshold and top_n choose "
-            "method='auto'"
+            "method='esc' makes whole products by plus and times: for semirings, triangles, epilogues, threshold and "
+            "top_n choose method='auto'"
         )
     left = from_cupyx(a)
     right = left if b is a else from_cupyx(b)
     shape, dtype = (left.nrows, right.ncols), options.semiring.result_dtype(left.dtype, right.dtype)
+    options.check_square(shape)
     options.check(shape, dtype)
     options.check_device()
     mask = options.mask

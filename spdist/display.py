@@ -86,7 +86,7 @@ class RunDisplay:
         grid = plan.grid
         self.bar.console.print(
             f"{_size(plan.a)} times {_size(plan.b)}: "
-            f"{plan.expansion:,} products in {grid['row_blocks']:,} x {grid['inner_blocks']} x {grid['column_blocks']} "
+            f"{_products(plan)} in {grid['row_blocks']:,} x {grid['inner_blocks']} x {grid['column_blocks']} "
             f"blocks, up to {format_bytes(plan.projected_memory)} of {format_bytes(plan.memory_limit)} a worker",
             markup=False,
         )
@@ -131,11 +131,16 @@ def _size(m: Operand) -> str:
     return f"{m.shape[0]:,} x {m.shape[1]:,}{blocks}"
 
 
+def _products(plan: Plan) -> str:
+    """Say how many products there are."""
+    return f"{'' if plan.counted else 'about '}{plan.expansion:,} products"
+
+
 def plan_table(plan: Plan) -> None:
     """Print a plan: what is cut and why, bytes and seconds of each stage, and what bounds it."""
     _out.print(f"A {_size(plan.a)} with {plan.a.nnz:,} entries, B {_size(plan.b)} with {plan.b.nnz:,}")
     _out.print(
-        f"{plan.expansion:,} products, about {plan.c.nnz:,} entries in C ({format_bytes(plan.c.nbytes)}), "
+        f"{_products(plan)}, about {plan.c.nnz:,} entries in C ({format_bytes(plan.c.nbytes)}), "
         f"compression {plan.compression:.1f}"
     )
     grid = plan.grid

@@ -13,16 +13,16 @@ from spdist import blocks, device
 from spdist.csr import CSR, IndexArray, Int64Array, from_scipy
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.gpu import Pattern
-from spdist.kernels.options import Epilogue, Options
+from spdist.kernels.options import Epilogue, Options, is_by_columns
 from spdist.kernels.reductions import Reduction, check_values, diagonal, is_linear, reduce_product
-from spdist.kernels.semirings import Semiring, find
+from spdist.kernels.semirings import Semiring, find, turned
 from spdist.text import check_count
 from spdist.vbr import VBR
 from spdist.vbr import multiply as multiply_vbr
 
 METHODS = ("auto", "scipy", "numba", "cuda", "hyspmm")
 ANSWERING = ("auto", "numba", "cuda")
-"""Those that take semirings, masks, threshold and top-n."""
+"""Those that take semirings, masks, triangles, threshold and top-n."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class HostPattern:
 def spgemm(
     a: Any, b: Any, method: str = "auto", *, threads: int | None = None, deterministic: bool = False,
     memory_limit: int | None = None, semiring: str | Semiring = "plus_times", mask: Any = None,
-    complement: bool = False, epilogue: Epilogue | None = None, threshold: float | None = None,
-    top_n: int | None = None,
+    complement: bool = False, triangle: str | None = None, epilogue: Epilogue | None = None,
+    threshold: float | None = None, top_n: int | None = None, axis: int = 1,
 ) -> Any:  # fmt: skip
     """Multiply two sparse matrices in memory: SciPy in, SciPy out; CuPy in, CuPy out.
 
-    The product can be turned into an answer as its rows are made, so that C is never whole: by a semiring, then a mask,
-    an epilogue, a threshold, then the largest entries of each row. On the GPU CuPy's C is whole before it is cut, and
-    functions of one's own need expressions in C.
+    The product can be turned into an answer as its rows are made, so that C is never whole: by a semiring, then a mask
+    or a triangle, an epilogue, a threshold, then the largest entries of each row. On the GPU CuPy's C is made before it
+    is cut by values, and functions of one's own need expressions in C.
 
     Parameters
     ----------
@@ -92,6 +92,11 @@ def spgemm(
         the host or the GPU.
     complement : bool
         C has entries only where the mask stores none.
+    triangle : {"upper"}, optional
+        For a C that is known to be symmetric, or Hermitian, as ``a @ a.T`` is and ``a.conj().T @ a``: its entries on
+        and above the diagonal alone. Products below are not made, nor is it checked that they would be the same. Not
+        with what needs whole rows: `top_n`, and an epilogue that normalises. ``c + scipy.sparse.triu(c, 1).T`` is the
+        whole, of Hermitian ones with ``.conj()``; of stored ones `symmetrize` writes it.
     epilogue : Epilogue, optional
         What becomes of the values of a row: scaling, a function of one's own, normalisation, zeros dropped.
     top_n : int, optional
@@ -100,6 +105,9 @@ def spgemm(
     threshold : float, optional
         Entries ``>= threshold`` are kept, compared in the dtype of C, after its last product is added. Neither this nor
         `top_n` keeps a NaN.
+    axis : {1, 0}
+        Whether `top_n` and an epilogue's norm look at rows or, with 0, at columns. By columns the product is made as
+        the transpose of ``b.T @ a.T``: of equal values those in smaller rows stay. Not with a semiring of one's own.
 
     Returns
     -------
@@ -143,10 +151,23 @@ def spgemm(
     >>> a = sp.csr_array([[0, 1, 1], [1, 0, 1], [1, 1, 0]])
     >>> spgemm(a, a, semiring="plus_pair").sum(), spgemm(a, a, semiring="plus_pair", mask=a).sum()
     (np.int64(12), np.int64(6))
+
+    Rows that share a column, each pair once:
+
+    >>> spgemm(a, a.T, triangle="upper").toarray()
+    array([[2, 1, 1],
+           [0, 2, 1],
+           [0, 0, 2]])
     """
     check_count("threads", threads, "one a core")
+    if is_by_columns(axis, top_n, epilogue):
+        wanted = {
+            "method": method, "threads": threads, "deterministic": deterministic, "memory_limit": memory_limit,
+            "complement": complement, "triangle": triangle, "threshold": threshold, "top_n": top_n,
+        }  # fmt: skip
+        return _by_columns(a, b, find(semiring), mask, epilogue, wanted)
     on_gpu = device.is_cupyx(a) and device.is_cupyx(b)
-    options = _options(semiring, mask, complement, epilogue, threshold, top_n, on_gpu)
+    options = _options(semiring, mask, complement, triangle, epilogue, threshold, top_n, on_gpu)
     if isinstance(a, VBR) or isinstance(b, VBR):
         if not (isinstance(a, VBR) and isinstance(b, VBR) and options.plain and method == "auto"):
             raise InputError("a VBR is multiplied by a VBR, with method='auto' and no options: else take its entries()")
@@ -154,15 +175,16 @@ def spgemm(
     if blocks.is_blocked(a) or blocks.is_blocked(b):
         if blocks.fit(a, b) and options.plain:
             return blocks.spgemm(a, b, method, threads, memory_limit)
-        reason = "blocks of the other do not fit" if options.plain else "semirings, masks and cuts are for entries"
+        options_need = "semirings, masks, triangles and cuts are for entries"
+        reason = "blocks of the other do not fit" if options.plain else options_need
         left = blocks.expand(a, "A", reason)
         a, b = left, left if b is a else blocks.expand(b, "B", reason)
     if _on_gpu(a, b):
         return device.spgemm(a, b, method, deterministic, options)
     if not options.plain and method in METHODS and method not in ANSWERING:
         raise InputError(
-            f"method={method!r} makes whole products by plus and times: for semirings, masks, epilogues, threshold and "
-            f"top_n choose one of {', '.join(ANSWERING)}"
+            f"method={method!r} makes whole products by plus and times: for semirings, masks, triangles, epilogues, "
+            f"threshold and top_n choose one of {', '.join(ANSWERING)}"
         )
     from spdist.kernels import cpu
 
@@ -174,6 +196,7 @@ def spgemm(
         raise InputError(f"method {method!r} is not one of {', '.join(METHODS)}, which matrices of SciPy's have")
     if left.ncols != right.nrows:
         raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
+    options.check_square((left.nrows, right.ncols))
     if method in ("cuda", "hyspmm"):
         options.check_device()
         c = device.through_gpu(left, right, method, threads, memory_limit, deterministic, options)
@@ -185,30 +208,45 @@ def spgemm(
     return out.tocsc() if by_columns else out
 
 
+def _by_columns(
+    a: Any, b: Any, semiring: Semiring, mask: Any, epilogue: Epilogue | None, wanted: dict[str, Any]
+) -> Any:
+    """Multiply two matrices as the transpose of the product of their transposes."""
+    if not all(one is None or sp.issparse(one) or device.is_cupyx(one) for one in (a, b, mask)):
+        raise InputError("axis=0 is for SciPy's and CuPy's matrices")
+    options: dict[str, Any] = {
+        "semiring": turned(semiring), "mask": None if mask is None else mask.T,
+        "epilogue": None if epilogue is None else epilogue.turned(),
+    }  # fmt: skip
+    made = spgemm(b.T, a.T, **options, **wanted)
+    return made.T.asformat("csc" if a.format == b.format == "csc" else "csr")
+
+
 def _options(
-    semiring: str | Semiring, mask: Any, complement: bool, epilogue: Epilogue | None, threshold: float | None,
-    top_n: int | None, on_gpu: bool = False,
+    semiring: str | Semiring, mask: Any, complement: bool, triangle: str | None, epilogue: Epilogue | None,
+    threshold: float | None, top_n: int | None, on_gpu: bool = False,
 ) -> Options:  # fmt: skip
     if on_gpu and device.is_cupyx(mask):
-        return Options(find(semiring), device.from_cupyx(mask), complement, top_n, threshold, epilogue)
+        return Options(find(semiring), device.from_cupyx(mask), complement, top_n, threshold, epilogue, triangle)
     mask = mask.get() if device.is_cupyx(mask) else mask
     if not (mask is None or hasattr(mask, "tocsr")):
         raise InputError(f"mask={mask!r} is no sparse matrix: where operands are in memory it is SciPy's or CuPy's")
     pattern = None if mask is None else from_scipy(mask.astype(np.bool_))
-    return Options(find(semiring), pattern, complement, top_n, threshold, epilogue)
+    return Options(find(semiring), pattern, complement, top_n, threshold, epilogue, triangle)
 
 
 def reduce(
     a: Any, b: Any, what: Reduction, *, engine: str = "auto", memory_limit: int | None = None,
     threads: int | None = None, semiring: str | Semiring = "plus_times", mask: Any = None,
-    complement: bool = False, epilogue: Epilogue | None = None, threshold: float | None = None,
-    top_n: int | None = None,
+    complement: bool = False, triangle: str | None = None, epilogue: Epilogue | None = None,
+    threshold: float | None = None, top_n: int | None = None,
 ) -> Any:  # fmt: skip
     """Return a reduction of a product of SciPy's matrices; `api.reduce` describes it."""
     left, right = from_scipy(a), from_scipy(b)
     if left.ncols != right.nrows:
         raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
-    options = _options(semiring, mask, complement, epilogue, threshold, top_n)
+    options = _options(semiring, mask, complement, triangle, epilogue, threshold, top_n)
+    options.check_square((left.nrows, right.ncols))
     dtype = options.semiring.result_dtype(left.dtype, right.dtype)
     check_values(what, dtype)
     if engine == "cuda" and not is_linear(what, options, dtype):

@@ -2,9 +2,9 @@
 
 Freivalds' check is for sums of products, whole. What a semiring, a mask, a threshold or top-n made of them is checked
 in two ways. Every row of C: sorted, no longer than top-n, no value below the threshold, inside the mask or outside of
-it. And rows drawn at random, the first and the last among them: made again with NumPy, the products of each entry added
-in the order of k, and compared entry by entry; exactly, but for floating sums, whose partial sums may have been added
-in another order. What was checked is said in the result.
+it, on and above the diagonal. And rows drawn at random, the first and the last among them: made again with NumPy, the
+products of each entry added in the order of k, and compared entry by entry; exactly, but for floating sums, whose
+partial sums may have been added in another order. What was checked is said in the result.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ def _praise(c: StoredMatrix, answer: Answer, again: int) -> str:
         *(["at most top_n entries"] if answer.options.top_n is not None else []),
         *(["values from the threshold up"] if answer.options.threshold is not None else []),
         *([f"{'out of' if answer.complement else 'inside'} the mask"] if answer.mask is not None else []),
+        *(["on and above the diagonal"] if answer.options.triangle is not None else []),
     ]
     kept = ", ".join(["sorted", *limits])
     unlike = "" if again == c.nrows else "; values of the others were not"
@@ -141,6 +142,10 @@ def _check_rows(c: StoredMatrix, answer: Answer) -> Iterator[int]:
             if (wrong := np.flatnonzero(found == answer.complement)).size:
                 where = "inside" if answer.complement else "outside"
                 raise _FalseError(f"{_place(rows, start, wrong[0])} of C is {where} the mask")
+        if answer.options.triangle is not None:
+            below = np.flatnonzero(rows.indices < np.repeat(np.arange(start, stop), lengths))
+            if below.size:
+                raise _FalseError(f"{_place(rows, start, below[0])} of C is below the diagonal")
         yield stop
 
 
@@ -201,6 +206,8 @@ def _check_row(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, answer: Answer
     mask = answer.read_mask(row, row + 1)
     if mask is not None:
         made = made.only(np.isin(made.columns, mask.indices) != answer.complement)
+    if answer.options.triangle is not None:
+        made = made.only(made.columns >= row)
     if answer.options.epilogue is not None:
         made = _finish(made, answer.options.epilogue.of_rows(row, row + 1))
     found = c.rows(row, row + 1)

@@ -1,16 +1,18 @@
-"""The transpose of a stored matrix, written in bounded memory; and copies of it that last as long as a product."""
+"""The transpose of a stored matrix, or the whole of a symmetric one, in bounded memory; and copies for one product."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from spdist import storage
 from spdist.coo import Entries, RowSorter
-from spdist.csr import CSR, check_canonical
+from spdist.csr import CSR, Int64Array, check_canonical
+from spdist.errors import MatrixError
 from spdist.staging import ignore_progress, staged_matrix
 from spdist.storage import MatrixWriter, StoredMatrix, open_matrix
 
@@ -21,6 +23,7 @@ def transpose(
     *,
     overwrite: bool = False,
     progress: Callable[[int, int], None] = ignore_progress,
+    facts: dict[str, Any] | None = None,
 ) -> StoredMatrix:
     """Store the transpose of a stored matrix.
 
@@ -33,6 +36,8 @@ def transpose(
         Replace what is there, once the new matrix is whole.
     progress : callable, optional
         Called with entries read and entries in all.
+    facts : dict, optional
+        What its record says; by default, where it comes from.
 
     Returns
     -------
@@ -46,15 +51,89 @@ def transpose(
     """
     matrix = a if isinstance(a, StoredMatrix) else open_matrix(a)
     storage.refuse_blocks("transposes", matrix)
+
+    def turned(rows: CSR, numbers: Int64Array) -> Iterator[Entries]:
+        yield Entries(rows.indices, numbers, rows.data)
+
+    return _write(matrix, out, (matrix.ncols, matrix.nrows), turned, overwrite, progress, facts or _origin("transpose"))
+
+
+def symmetrize(
+    c: str | Path | StoredMatrix,
+    out: str | Path,
+    *,
+    conjugate: bool = False,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] = ignore_progress,
+) -> StoredMatrix:
+    """Store the whole of a symmetric matrix from its upper triangle, which ``multiply(..., triangle="upper")`` stores.
+
+    Parameters
+    ----------
+    c : path, URL or StoredMatrix
+        Square, without entries below the diagonal.
+    out : str or Path
+        Where the whole goes. Entries are sorted as by `transpose`, in temporary files of twice the size of C.
+    conjugate : bool
+        Whether complex values are mirrored as their conjugates: for a Hermitian matrix.
+    overwrite, progress
+        As for `transpose`.
+
+    Returns
+    -------
+    StoredMatrix
+        Canonical.
+
+    Raises
+    ------
+    InputError
+        As `transpose`.
+    MatrixError
+        If C is not square, or has an entry below the diagonal.
+    """
+    matrix = c if isinstance(c, StoredMatrix) else open_matrix(c)
+    storage.refuse_blocks("triangles", matrix)
+    if matrix.nrows != matrix.ncols:
+        raise MatrixError(f"{matrix.url} is {matrix.nrows:,} x {matrix.ncols:,}: what is symmetric is square")
+
+    def both(rows: CSR, numbers: Int64Array) -> Iterator[Entries]:
+        if (below := np.flatnonzero(rows.indices < numbers)).size:
+            raise MatrixError(
+                f"{matrix.url}, row {numbers[below[0]]:,}, column {rows.indices[below[0]]:,}: an entry below the "
+                f"diagonal of what should be an upper triangle"
+            )
+        yield Entries(numbers, rows.indices, rows.data)
+        above = rows.indices > numbers
+        values = rows.data[above].conj() if conjugate else rows.data[above]
+        yield Entries(rows.indices[above], numbers[above], values)
+
+    return _write(matrix, out, matrix.shape, both, overwrite, progress, _origin("symmetrize"))
+
+
+def _origin(command: str) -> dict[str, Any]:
+    return {"provenance": {"command": command}}
+
+
+def _write(
+    m: StoredMatrix,
+    out: str | Path,
+    shape: tuple[int, int],
+    entries: Callable[[CSR, Int64Array], Iterator[Entries]],
+    overwrite: bool,
+    progress: Callable[[int, int], None],
+    facts: dict[str, Any],
+) -> StoredMatrix:
+    """Store what a function makes of rows of `m` and the row of each of their entries: entries in any order."""
     with staged_matrix(out, overwrite=overwrite) as stage:
-        sorter = RowSorter(stage.scratch, (matrix.ncols, matrix.nrows), matrix.dtype, expected=matrix.nnz)
+        sorter = RowSorter(stage.scratch, shape, m.dtype, expected=m.nnz)
         done = 0
-        for start, rows in _blocks(matrix):
+        for start, rows in _blocks(m):
             numbers = np.repeat(np.arange(start, start + rows.nrows), np.diff(rows.indptr))
-            sorter.add(Entries(rows.indices, numbers, rows.data))
+            for some in entries(rows, numbers):
+                sorter.add(some)
             done += rows.nnz
-            progress(done, matrix.nnz)
-        writer = MatrixWriter(stage.url, matrix.nrows, matrix.dtype, {"provenance": {"command": "transpose"}})
+            progress(done, m.nnz)
+        writer = MatrixWriter(stage.url, shape[1], m.dtype, facts)
         for block in sorter.blocks():
             writer.append(block)
         writer.close()

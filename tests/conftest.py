@@ -13,6 +13,7 @@ import scipy.sparse as sp
 import yaml
 
 from spdist import api
+from spdist.csr import CSR
 from spdist.storage import StoredMatrix
 
 WORKFLOWS = Path(__file__).resolve().parent.parent / "workflows"
@@ -90,6 +91,13 @@ def pattern_product(a: sp.csr_matrix, b: sp.csr_matrix) -> sp.csr_matrix:
     pattern = left @ right
     pattern.sort_indices()
     return pattern
+
+
+def upper(c: CSR, first: int = 0) -> CSR:
+    """Return the entries on and above the diagonal; `first` is the number of the first row."""
+    keep = c.indices >= np.repeat(np.arange(first, first + c.nrows), np.diff(c.indptr))
+    indptr = np.concatenate([[0], np.cumsum(keep)])[c.indptr]
+    return CSR(indptr, c.indices[keep], c.data[keep], c.shape)
 
 
 def assert_is_product(c, a: sp.csr_matrix, b: sp.csr_matrix, rtol: float = 0.0) -> None:

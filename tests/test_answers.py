@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import spdist
 from spdist import api, cli, storage
+from spdist.coo import RowSorter
 from spdist.csr import CSR, from_scipy
 from spdist.errors import InputError, ResumeError, SpdistError
 from spdist.kernels.semirings import SEMIRINGS
@@ -412,7 +413,7 @@ def test_the_largest_of_each_column(stored, tmp_path, scheduler):
 
 
 def test_transpose(stored, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("spdist.coo.BUCKET_BYTES", 1 << 12)
+    monkeypatch.setitem(RowSorter.__init__.__kwdefaults__, "bucket_bytes", 1 << 12)
     m = random_matrix(300, 200, 9, 2)
     stored("A", m)
     monkeypatch.chdir(tmp_path)

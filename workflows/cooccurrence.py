@@ -36,6 +36,7 @@ class Job(jobs.Job):
     measure: str = "count"
     threshold: float | None = None
     top_n: int | None = None
+    triangle: str | None = None
     verify: bool = True
 
 
@@ -52,6 +53,7 @@ READERS = {
     "measure": measure_of,
     "threshold": jobs.number,
     "top_n": jobs.count,
+    "triangle": jobs.text_of,
     "verify": jobs.flag,
     **jobs.COMMON,
 }
@@ -78,6 +80,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
             complement=True,
             threshold=job.threshold,
             top_n=job.top_n,
+            triangle=job.triangle,
             check=job.verify,
             resume=job.resume,
             **job.where(),

@@ -37,12 +37,14 @@ class Job(jobs.Job):
     semiring: str = "plus_times"
     mask: str | None = None
     complement: bool = False
+    triangle: str | None = None
     scale_rows: str | None = None
     scale_columns: str | None = None
     normalize: str | None = None
     drop_zeros: bool = False
     threshold: float | None = None
     top_n: int | None = None
+    axis: int = 1
     transpose_a: bool = False
     transpose_b: bool = False
 
@@ -57,6 +59,13 @@ def engine_of(value: Any) -> str:
     return str(value)
 
 
+def axis_of(value: Any) -> int:
+    """Accept 0 and 1."""
+    if jobs.number(value) not in (0, 1):
+        raise ValueError("is no axis; write 1 for rows or 0 for columns")
+    return int(value)
+
+
 READERS = {
     "a": jobs.text_of,
     "b": jobs.text_of,
@@ -68,12 +77,14 @@ READERS = {
     "semiring": jobs.text_of,
     "mask": jobs.text_of,
     "complement": jobs.flag,
+    "triangle": jobs.text_of,
     "scale_rows": jobs.text_of,
     "scale_columns": jobs.text_of,
     "normalize": jobs.text_of,
     "drop_zeros": jobs.flag,
     "threshold": jobs.number,
     "top_n": jobs.count,
+    "axis": axis_of,
     "transpose_a": jobs.flag,
     "transpose_b": jobs.flag,
     "workers": jobs.count,
@@ -105,8 +116,10 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
         semiring=job.semiring,
         mask=job.mask,
         complement=job.complement,
+        triangle=job.triangle,
         epilogue=spdist.Epilogue(job.scale_rows, job.scale_columns, None, job.normalize, job.drop_zeros),
         top_n=job.top_n,
+        axis=job.axis,
         threshold=job.threshold,
         transpose_a=job.transpose_a,
         transpose_b=job.transpose_b,

@@ -121,6 +121,20 @@ class Work:
         That is a CSR or, of rows that are counted, their lengths. What is `known`, and may be done
         meanwhile, goes to `gpu.multiply`.
         """
+        if self.options.diagonal is None:
+            return self._make(a, b, first, deterministic, **known)
+        diagonal, sound_b = self.options.diagonal + first, known.get("sound_b", False)
+        entered = gpu.enter(a, b, diagonal, self.options.semiring, sound_b=sound_b)
+        known["expected"] = 0  # rows of the block before were longer
+        made, held = self._make(*entered, first, deterministic, **known)
+        taken = entered[0].indices.nbytes + entered[1].indptr.nbytes
+        held += ceil_div(taken, a.indices.itemsize + self.dtype.itemsize)
+        if not self.counts and made.indices.dtype != (index := np.promote_types(a.indices.dtype, b.indices.dtype)):
+            made = CSR(made.indptr, made.indices.astype(index), made.data, made.shape)
+        return made, held
+
+    def _make(self, a: CSR, b: CSR, first: int, deterministic: bool, **known: Any) -> tuple[Any, int]:
+        """Return what is made of rows of A; columns of C have the dtype of A's."""
         if self.counts:
             return gpu.count(a, b), 0
         mask, semiring = self.options.mask, self.options.semiring

@@ -73,7 +73,7 @@ def multiply(
     workspace_limit : int, optional
         Bytes that "auto" may use beyond operands and result.
     options : Options
-        Semiring, mask, threshold, top-n; all but plain ones are for "numba", which "auto" takes for them.
+        Semiring, mask, triangle, threshold, top-n; all but plain ones are for "numba", which "auto" takes for them.
 
     Returns
     -------
@@ -288,7 +288,7 @@ def _prepare(
     if threads < 1:
         raise InputError(f"threads={threads} must be at least 1")
     if engine == "scipy" and not options.plain:
-        raise InputError("engine 'scipy' knows no semirings, masks, threshold or top_n: use 'numba' or 'auto'")
+        raise InputError("engine 'scipy' knows no semirings, masks, triangles or cuts of rows: use 'numba' or 'auto'")
     dtype = options.semiring.result_dtype(a.dtype, b.dtype)
     options.check((a.nrows, b.ncols), dtype)
     chosen: Engine = "numba" if not options.plain or engine == "numba" else "scipy"
@@ -505,10 +505,11 @@ def _product_fill(task: _Task) -> Fill:
     """Return the function that makes whole rows."""
     kernel = _jit().for_ring(_rowwise().multiply_rows, task.ring)
     a, b, work, ahead, wide = _kernel_arguments(task)
+    diagonal = task.options.diagonal
 
     def fill(start: int, stop: int, target: _Target) -> tuple[int, int]:
         c = (target.indices, target.data.view(task.kernel_dtype), target.ends)
-        rows, needed = kernel(a, b, start, stop, work, c, target.capacity, ahead, task.ring, wide)
+        rows, needed = kernel(a, b, start, stop, work, c, target.capacity, ahead, task.ring, wide, diagonal)
         return int(rows), int(needed)
 
     return fill
@@ -532,7 +533,7 @@ def _fused_fill(task: _Task) -> Fill:
 
     def fill(start: int, stop: int, target: _Target) -> tuple[int, int]:
         c = (target.indices, target.data.view(dtype), target.ends)
-        rest = work, row, c, target.capacity, ahead, task.ring, wide
+        rest = work, row, c, target.capacity, ahead, task.ring, wide, options.diagonal
         rows, needed = kernel(a, b, inside, outside, finish, keep, start, stop, *rest)
         return int(rows), int(needed)
 
@@ -564,7 +565,9 @@ def _kernel_arguments(task: _Task) -> tuple[Any, ...]:
     work = new_work(task.b.ncols, dtype, zero)
     # None is a type of its own to Numba, and what hangs on it is left out of the compiled code.
     wide = True if task.b.ncols > workspace.WINDOW else None
-    return _kernel_arrays(task.a, dtype), _kernel_arrays(task.b, dtype), work, task.b.nbytes > CACHE_BYTES, wide
+    a, (offsets, *entries) = _kernel_arrays(task.a, dtype), _kernel_arrays(task.b, dtype)
+    starts = offsets[:-1] if task.options.diagonal is None else offsets[:-1].copy()  # which kernels move then
+    return a, (starts, *entries, offsets[1:]), work, task.b.nbytes > CACHE_BYTES, wide
 
 
 def _mask_arguments(task: _Task, zero: npt.NDArray[Any]) -> tuple[Any, Any]:

@@ -16,7 +16,15 @@ import numpy as np
 
 from spdist.kernels.jit import add_product, compiled, inlined, part, zero_of
 from spdist.kernels.masks import excluded, fill_table, multiply_inside
-from spdist.kernels.rowwise import expand_small, fetch_ahead, flush_batch, is_small, multiply_row, row_extent
+from spdist.kernels.rowwise import (
+    enter_rows,
+    expand_small,
+    fetch_ahead,
+    flush_batch,
+    is_small,
+    multiply_row,
+    row_extent,
+)
 from spdist.kernels.workspace import WINDOW
 
 DENSE_SPAN = 8
@@ -161,7 +169,7 @@ def make_dense(
     """
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
         k, value = np.uintp(a[1][p]), a[2][p]
-        for q in range(np.uintp(b[0][k]), np.uintp(b[0][k + np.uintp(1)])):
+        for q in range(np.uintp(b[0][k]), np.uintp(b[3][k])):
             if not excluded(outside, b[1][q]):
                 j = np.uintp(b[1][q]) - first
                 totals[j] = add_product(totals[j], value, b[2][q], ring)
@@ -236,13 +244,14 @@ def make_outside(a: Any, b: Any, row: Any, outside: Any, keep: Any, work: Any, c
 @compiled
 def fused_rows(
     a: Any, b: Any, inside: Any, outside: Any, finish: Any, keep: Any, start: int, stop: int,
-    work: Any, row_buffer: Any, c: Any, capacity: int, ahead: bool, ring: Any, wide: Any,
+    work: Any, row_buffer: Any, c: Any, capacity: int, ahead: bool, ring: Any, wide: Any, diagonal: Any,
 ) -> Any:  # fmt: skip
     """Make rows ``[start, stop)`` of C, under a mask and cut, until `capacity` entries are full.
 
     Parameters
     ----------
-    a, b : (indptr, indices, data)
+    a, b
+        As for `rowwise.multiply_rows`.
     inside, outside : None or (indptr, indices, ...)
         The mask that rows are confined to, or kept out of, with what `masks.multiply_inside` or `masks.excluded` need;
         one of them at most. What is None is left out of the compiled code, here and below.
@@ -255,7 +264,7 @@ def fused_rows(
         As for `rowwise.multiply_rows`.
     row_buffer : (indices, data, ends)
         For the longest row before it is cut, one spare entry, and one end.
-    c, capacity, ahead, ring, wide
+    c, capacity, ahead, ring, wide, diagonal
         As for `rowwise.multiply_rows`.
 
     Returns
@@ -267,6 +276,8 @@ def fused_rows(
     for row in range(origin, last):
         if ahead:
             fetch_ahead(a, b, row, last)
+        if diagonal is not None:
+            enter_rows(a, b, row, np.uintp(diagonal) + row)
         if inside is None:
             if outside is None:
                 n = make_row(a, b, row, None, keep, work, row_buffer, ring, wide)

@@ -54,6 +54,8 @@ FEW_PARTS = 1 << 11
 """The same for rows that thread blocks share: rows times their parts."""
 NARROW_COLUMNS = 1 << 22
 """Columns that fit in 32-bit sort keys beside the number of a product."""
+ENTERED_ROWS = 8
+"""Rows of a thread block of `enter_rows`, as in groups.cuh."""
 STREAMS = 4
 AT_ONCE_ROWS = 1 << 15
 """Rows that a product should have, unless it is small, for rows to be made without being counted."""
@@ -138,10 +140,44 @@ def count(a: CSR, b: CSR) -> Any:
     return _Product(a, b, False).count()
 
 
-def checked(a: CSR, b: CSR, semiring: Semiring) -> Operands | None:
+def checked(a: CSR, b: CSR, semiring: Semiring, *, sound_b: bool = False) -> Operands | None:
     """Return operands, checked as `multiply` checks them and ready for kernels; None where there is no product."""
-    product = _Product(a, b, False, semiring)
+    product = _Product(a, b, False, semiring, sound_b=sound_b)
     return None if 0 in (a.nnz, b.nnz, a.nrows, b.ncols) else product._analyse()
+
+
+@dataclass(frozen=True, slots=True)
+class Entered(CSR):
+    """B, checked, with a row for each entry of A, ``2 p`` for entry p; rows overlap, and those between mean nothing."""
+
+
+def enter(a: CSR, b: CSR, diagonal: int, semiring: Semiring = PLUS_TIMES, *, sound_b: bool = False) -> tuple[CSR, CSR]:
+    """Return operands whose product is the part of ``a @ b`` on and above a diagonal; no other products are made.
+
+    Parameters
+    ----------
+    a, b, semiring, sound_b
+        As for `multiply`, with the same errors.
+    diagonal : int
+        The column of the diagonal in the first row of ``a @ b``; it is one more in each row after that.
+
+    Returns
+    -------
+    a, b : CSR
+        For `multiply`, `count` and `checked`. Entries of B are shared; 8 bytes or more for each of A's are new. Columns
+        are of 64 bits where A has 2^30 entries or more.
+    """
+    import cupy
+
+    columns = a.indices.astype(np.promote_types(a.indices.dtype, index_dtype(2 * a.nnz)), copy=False)
+    x = checked(CSR(a.indptr, columns, a.data, a.shape), b, semiring, sound_b=sound_b)
+    if x is None:
+        return a, b
+    rows, offsets = cupy.empty(a.nnz, x.a.indices.dtype), cupy.zeros(2 * a.nnz + 1, x.a.indptr.dtype)
+    args = a.nrows, diagonal, *x.pattern, rows, offsets
+    x.kernels.launch("rows.cu", "enter", ceil_div(a.nrows, ENTERED_ROWS), 32 * ENTERED_ROWS, args)
+    entered = Entered(offsets, x.b.indices, x.b.data, (2 * a.nnz, b.ncols))
+    return CSR(x.a.indptr, rows, x.a.data, (a.nrows, 2 * a.nnz)), entered
 
 
 def check_canonical(m: CSR, name: str) -> None:
@@ -358,7 +394,7 @@ class _Product:
         self.a, self.b = _alike(a, b, self.dtype)
         self.semiring, self.defines = semiring, semiring.defines(self.dtype)
         self.deterministic = deterministic or not semiring.has_atomics(self.dtype)
-        self.counted, self.sound_b = counted, sound_b
+        self.counted, self.sound_b = counted, sound_b or isinstance(b, Entered)
         self.shape = (a.nrows, b.ncols)
         self.operands: Operands | None = None
         self.work: list[Rows] = []
@@ -602,12 +638,12 @@ def _cast(m: CSR, *wanted: np.dtype[Any]) -> CSR:
     data, indices, indptr = (
         x.astype(t, copy=False) for x, t in zip((m.data, m.indices, m.indptr), wanted, strict=True)
     )
-    return CSR(indptr, indices, data, m.shape)
+    return replace(m, indptr=indptr, indices=indices, data=data)
 
 
 def _wide(m: CSR) -> CSR:
     """Return the matrix with 64-bit offsets."""
-    return CSR(m.indptr.astype(np.int64), m.indices, m.data, m.shape)
+    return replace(m, indptr=m.indptr.astype(np.int64))
 
 
 def _empty(shape: tuple[int, int], dtype: np.dtype[Any], like: CSR) -> CSR:

@@ -113,6 +113,7 @@ class Kernels:
                 "list": "list_rows",
                 "offsets": f"offsets<{pointer}>",
                 "publish": "publish",
+                "enter": f"enter_rows<{ip}>",
                 **{f"analyse {g}": f"analyse_rows<{ip},{g}>" for g in (2, 4, 8, 32)},
                 "analyse long": f"analyse_long<{ip}>",
             },

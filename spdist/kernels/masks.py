@@ -99,7 +99,7 @@ def search_row(
 
     Totals and hits are by the column less `base`, or by the place in the mask's row if `base` is None.
     """
-    start, stop = np.uintp(b[0][k]), np.uintp(b[0][k + np.uintp(1)])
+    start, stop = np.uintp(b[0][k]), np.uintp(b[3][k])
     for t in range(n):
         column = np.uintp(columns[first + t])
         start = first_at_least(b[1], start, stop, column)
@@ -126,7 +126,7 @@ def inside_window(a: Any, b: Any, row: Any, mask: Any, window: Any, c: Any, ring
         hits[np.uintp(columns[t]) - base] = ALLOWED
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
         k, value = np.uintp(a[1][p]), a[2][p]
-        start, stop = np.uintp(b[0][k]), np.uintp(b[0][k + np.uintp(1)])
+        start, stop = np.uintp(b[0][k]), np.uintp(b[3][k])
         if stop - start > SEARCH_GAIN * (last - first):
             search_row(b, k, value, columns, first, last - first, base, totals, hits, ring)
             continue
@@ -157,7 +157,7 @@ def inside_table(a: Any, b: Any, row: Any, mask: Any, c: Any, ring: Any) -> Any:
     n, shift = last - first, np.uint64(0)
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
         k, value = np.uintp(a[1][p]), a[2][p]
-        start, stop = np.uintp(b[0][k]), np.uintp(b[0][k + np.uintp(1)])
+        start, stop = np.uintp(b[0][k]), np.uintp(b[3][k])
         if stop - start > SEARCH_GAIN * n:
             search_row(b, k, value, columns, first, n, None, totals, hits, ring)
             continue
@@ -186,7 +186,8 @@ def multiply_inside(a: Any, b: Any, row: Any, mask: Any, work: Any, c: Any, ring
 
     Parameters
     ----------
-    a, b : (indptr, indices, data)
+    a, b
+        As for `rowwise.multiply_rows`.
     mask : (indptr, indices, keys, places, totals, hits)
         Keys and places for `fill_table`; totals and hits for each place of the longest row, all the semiring's zero and
         0, before and after.

@@ -99,6 +99,10 @@ class Epilogue:
         """Return that of rows ``[start:stop)``."""
         return self if self.rows is None else replace(self, rows=self.rows[start:stop])
 
+    def turned(self) -> Epilogue:
+        """Return that of the transpose."""
+        return replace(self, rows=self.columns, columns=self.rows)
+
     def identity(self) -> list[Any]:
         """Return what tells it from others, in this process and in another."""
         factors = [None if one is None else digest(np.asarray(one).tobytes()) for one in (self.rows, self.columns)]
@@ -126,7 +130,7 @@ def _is_number(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a product, applied in this order: semiring, mask, epilogue, threshold, top-n.
+    """Options of a product, applied in this order: semiring, mask and triangle, epilogue, threshold, top-n.
 
     Attributes
     ----------
@@ -142,11 +146,16 @@ class Options:
         Entries kept are ``>= threshold``, compared in the dtype of C.
     epilogue : Epilogue, optional
         What becomes of values before rows are cut.
+    triangle : {"upper"}, optional
+        C has entries only on and above the diagonal; products below are not made.
+    first_row : int
+        The number in C of the first row, which the triangle counts from.
 
     Raises
     ------
     InputError
-        If `top_n` is below 1, `threshold` is NaN, or `complement` comes without a mask.
+        If `top_n` is below 1, `threshold` is NaN, or `complement` comes without a mask; or if a triangle is not the
+        upper one, or comes with what needs whole rows: `top_n` or norms.
     """
 
     semiring: Semiring = PLUS_TIMES
@@ -155,6 +164,8 @@ class Options:
     top_n: int | None = None
     threshold: float | None = None
     epilogue: Epilogue | None = None
+    triangle: str | None = None
+    first_row: int = 0
 
     def __post_init__(self) -> None:
         check_count("top_n", self.top_n, "all entries")
@@ -164,6 +175,26 @@ class Options:
             raise InputError(f"epilogue={self.epilogue!r} is none: pass spdist.Epilogue(normalize='l1'), for instance")
         if self.complement and self.mask is None:
             raise InputError("complement=True needs a mask")
+        self._check_triangle()
+
+    def _check_triangle(self) -> None:
+        if self.triangle not in (None, "upper"):
+            raise InputError(
+                f"triangle={self.triangle!r} is not 'upper', the one there is: the lower one of a symmetric C is its "
+                f"transpose"
+            )
+        normalize = None if self.epilogue is None else self.epilogue.normalize
+        for name, value in (("top_n", self.top_n), ("epilogue: normalize", normalize)):
+            if self.triangle is not None and value is not None:
+                raise InputError(
+                    f"{name}={value!r} needs whole rows, and triangle='upper' makes the part of each from the diagonal "
+                    f"on: leave one of the two out"
+                )
+
+    @property
+    def diagonal(self) -> int | None:
+        """The column of the diagonal in the first row, where C is cut there; None where rows are whole."""
+        return None if self.triangle is None else self.first_row
 
     @property
     def inside(self) -> CSR | None:
@@ -193,7 +224,13 @@ class Options:
     @property
     def plain(self) -> bool:
         """Whether C is the product as it is."""
-        return self.semiring is PLUS_TIMES and not self.fused
+        return self.semiring is PLUS_TIMES and self.triangle is None and not self.fused
+
+    def of_rows(self, start: int, stop: int) -> Options:
+        """Return those of rows ``[start:stop)``."""
+        mask = None if self.mask is None else self.mask.rows(start, stop)
+        epilogue = None if self.epilogue is None else self.epilogue.of_rows(start, stop)
+        return replace(self, mask=mask, epilogue=epilogue, first_row=self.first_row + start)
 
     def ring(self, dtype: np.dtype[Any]) -> Semiring | None:
         """Return the semiring as kernels take it: None for plus and times, which bools have OR and AND for."""
@@ -221,6 +258,20 @@ class Options:
             raise MatrixError(f"values of dtype {dtype} have no order, which top_n and threshold need: pass real ones")
         if dtype.kind in "biu" and self.threshold is not None and self.threshold > _highest(dtype):
             raise InputError(f"threshold={self.threshold} is above every value of dtype {dtype}: lower it")
+
+    def check_square(self, shape: tuple[int, int]) -> None:
+        """Check that a whole C of this shape has such a triangle.
+
+        Raises
+        ------
+        MatrixError
+            If C is not square.
+        """
+        if self.triangle is not None and shape[0] != shape[1]:
+            raise MatrixError(
+                f"triangle={self.triangle!r} is for a symmetric C, which A @ A.T and A.T @ A are: this one is "
+                f"{shape[0]:,} x {shape[1]:,}"
+            )
 
     def check_device(self) -> None:
         """Check that the GPU has kernels for them.
@@ -250,6 +301,19 @@ class Options:
         """Bound the entries of a row of C that has `ncols` columns."""
         bounds = [ncols] if self.top_n is None else [ncols, self.top_n]
         return min(bounds if self.inside is None else [*bounds, longest_row(self.inside)])
+
+
+def is_by_columns(axis: int, top_n: int | None, epilogue: Epilogue | None) -> bool:
+    """Return whether something of a product looks at whole columns: `top_n` or a norm, with an axis of 0.
+
+    Raises
+    ------
+    InputError
+        If the axis is neither 0 nor 1.
+    """
+    if isinstance(axis, bool) or axis not in (0, 1):
+        raise InputError(f"axis={axis!r} is neither 1, for the largest of each row, nor 0, for those of each column")
+    return axis == 0 and (top_n is not None or getattr(epilogue, "normalize", None) is not None)
 
 
 def longest_row(m: CSR) -> int:

@@ -225,7 +225,8 @@ class Learnt:
     Attributes
     ----------
     kept, c_ratio, b_ratio : float
-        Entries of C that are kept, entries of C, and rows of B's entries that are sent, for each product; 0: not known.
+        Entries of C that are kept (of a triangle: would be, of whole rows), entries of C, and rows of B's entries that
+        are sent, for each product; 0: not known.
     """
 
     kept: float = 0.0
@@ -482,10 +483,16 @@ class Run:
         nnz: int = slot.multiply(meanwhile)
         self.cutter.learn(staged, slot.held)
         if staged.products:
-            self.kept = nnz / staged.products
+            self.kept = nnz / (staged.products * self._share(staged.start, staged.stop))
             self.learnt.kept, self.learnt.c_ratio = self.kept, self.cutter.c_ratio
             self.learnt.b_ratio = self.cutter.b_ratio or self.learnt.b_ratio
         return nnz
+
+    def _share(self, start: int, stop: int) -> float:
+        """Return how much of rows is made where only a triangle is, if columns are spread evenly."""
+        if self.options.diagonal is None:
+            return 1.0
+        return max(1 - (self.options.diagonal + (start + stop) / 2) / self.b.ncols, 0.5 / self.b.ncols)
 
     def _recall(self) -> None:
         """Expect of the first blocks what others of the product came to."""
@@ -510,6 +517,7 @@ class Run:
     def result(self) -> Result:
         """C, with the room that it should need."""
         kept = self.sampled or self.kept  # the first rows are not like all, as those at the edge of a grid
+        kept *= self._share(self.start, self.a.nrows)
         expected = int(MARGIN * kept * self._expect_products()) + (1 << 20)
         capacity = expected if self.capacity is None else min(self.capacity, expected)
         if not isinstance(self.products, Expected) and self.products.look()[0] == self.a.nrows:
@@ -664,7 +672,8 @@ class Run:
             if result.nnz + nnz > self.most:
                 return self._fetch_some(flight, rows)
             done = self.products.between(self.start, flight.staged.stop)
-            expected = (result.nnz + nnz) * (self.total / max(done, 1))
+            shares = self._share(self.start, self.a.nrows) / self._share(self.start, flight.staged.stop)
+            expected = (result.nnz + nnz) * (self.total / max(done, 1)) * shares
             result.grow(min(int(MARGIN * expected) + 1, self.most))
         self._fill(flight, rows, nnz)
         return True

@@ -254,9 +254,7 @@ def reduce_product(what: Reduction, a: CSR, b: CSR, *, threads: int, options: Op
 
 
 def _reduce_slice(what: Reduction, a: CSR, b: CSR, options: Options, start: int, stop: int) -> Part:
-    mask = None if options.mask is None else options.mask.rows(start, stop)
-    epilogue = None if options.epilogue is None else options.epilogue.of_rows(start, stop)
-    c = cpu.multiply(a.rows(start, stop), b, options=replace(options, mask=mask, epilogue=epilogue))
+    c = cpu.multiply(a.rows(start, stop), b, options=options.of_rows(start, stop))
     return of_rows(what, c, start)
 
 

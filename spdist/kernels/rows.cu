@@ -1,8 +1,9 @@
 // rows.cu: what is known about C = A @ B before it is computed: products, columns and class of each row; lists of rows
-// by class; and row offsets from row lengths.
+// by class; row offsets from row lengths; and where rows of B are entered if only the upper triangle of C is wanted.
 //
 // Expansion size: L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015, equation 1, by rows.
 #include "common.cuh"
+#include "groups.cuh"
 
 enum Fact { PRODUCTS, BAD_A, BAD_B, FALLS, FALLS_AT_ROWS, MAX_ROW_A, NNZ_C, VERY_LONG_ROWS, WIDEST, BLOCKS_DONE };
 constexpr int CLASSES = 16;
@@ -199,6 +200,36 @@ analyse_long(const u32* __restrict__ list, const i64 nrows_b, const i64 nnz_b, c
     atomicAdd(&facts[PRODUCTS], total);
     if (any_bad) atomicAdd(&facts[BAD_A], 1ull);
     if (any_bad_b) atomicAdd(&facts[BAD_B], 1ull);
+}
+
+// Find where the rows of B that A asks for reach the diagonal of C, and give each entry of A a row of its own.
+//
+// Launch  as of groups.cuh.
+// Pre     rows of B sorted; offsets and indices in range; diagonal: the column of C's diagonal in the first row;
+//         offsets[2 nnz(A) + 1] zero.
+// Post    rows[p] = 2 p; offsets[2 p], offsets[2 p + 1]: the part, from the diagonal on, of the row of B that entry p of A
+//         multiplies. Kernels take the two for where row 2 p begins and ends; nobody asks for the rows between.
+template <typename Index, typename Pointer>
+__global__ void __launch_bounds__(32 * ROWS)
+enter_rows(const i64 nrows, const i64 diagonal, const Pointer* __restrict__ a_indptr, const Index* __restrict__ a_indices,
+           const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices, Index* __restrict__ rows,
+           Pointer* __restrict__ offsets) {
+    for_rows(nrows, a_indptr, 2048, [&](auto group, const i64 row, const Pointer begin, const Pointer end) {
+        using Threads = decltype(group);
+        for (Pointer at = begin + Threads::thread(); at < end; at += Threads::THREADS) {
+            const Index k = a_indices[at];
+            const Pointer stop = b_indptr[k + 1];
+            Pointer first = b_indptr[k], last = stop;
+            while (first < last) {
+                const Pointer middle = first + (last - first) / 2;
+                if (b_indices[middle] < diagonal + row) first = middle + 1;
+                else last = middle;
+            }
+            rows[at] = 2 * (Index)at;
+            offsets[2 * (i64)at] = first;
+            offsets[2 * (i64)at + 1] = stop;
+        }
+    });
 }
 
 // List the rows of each class, those of a lower class first.

@@ -18,6 +18,8 @@ strips
     What is left: the row is cut into strips of columns narrow enough for one of the two methods above.
 
 Every method adds the products of an entry in the order of k, to a zero, one rounding each: the same bits as SciPy.
+Row k of B is ``[starts[k], stops[k])`` of its entries. Where only the upper triangle of C is wanted, starts move on
+from row to row, to the first column that is not left of the diagonal: what lies before is never looked at again.
 A semiring puts its own operators in the place of plus and times; they are compiled in. The methods also take a table of
 columns to keep out of, for masks: see `fused`.
 Columns are handled as unsigned numbers, for which Numba leaves out its test for negative ones.
@@ -114,13 +116,29 @@ def row_extent(a: Any, b: Any, row: Any) -> Any:
     products, first, last, parts = np.int64(0), np.int64(np.iinfo(np.int64).max), np.int64(-1), 0
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
         k = np.uintp(a[1][p])
-        start, stop = np.uintp(b[0][k]), np.uintp(b[0][k + np.uintp(1)])
+        start, stop = np.uintp(b[0][k]), np.uintp(b[3][k])
         if start < stop:
             products += np.int64(stop - start)
             first = min(first, np.int64(b[1][start]))
             last = max(last, np.int64(b[1][stop - np.uintp(1)]))
             parts += 1
     return products, first, last, parts
+
+
+@part
+def enter_rows(a: Any, b: Any, row: Any, diagonal: Any) -> None:
+    """Move the starts of the rows of B that a row of A asks for to their first column from `diagonal` on.
+
+    Rows of A come in rising order. In A @ A.T each of them moves a start by one.
+    """
+    for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
+        k = np.uintp(a[1][p])
+        start, stop = np.uintp(b[0][k]), np.uintp(b[3][k])
+        if start < stop and np.uintp(b[1][start]) < diagonal:
+            start += np.uintp(1)
+            if start < stop and np.uintp(b[1][start]) < diagonal:
+                start = first_at_least(b[1], start + np.uintp(1), stop, diagonal)
+            b[0][k] = start
 
 
 @inlined
@@ -142,7 +160,7 @@ def accumulate(a: Any, b: Any, row: Any, first: Any, window: Any, ring: Any, out
     total, hit, hit64 = window
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
         k, value = np.uintp(a[1][p]), a[2][p]
-        for q in range(np.uintp(b[0][k]), np.uintp(b[0][k + np.uintp(1)])):
+        for q in range(np.uintp(b[0][k]), np.uintp(b[3][k])):
             if excluded(outside, b[1][q]):
                 continue
             j = np.uintp(b[1][q]) - first
@@ -157,7 +175,7 @@ def accumulate_strip(a: Any, b: Any, row: Any, first: Any, end: Any, window: Any
     total, hit, hit64 = window
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
         k, value = np.uintp(a[1][p]), a[2][p]
-        stop = np.uintp(b[0][k + np.uintp(1)])
+        stop = np.uintp(b[3][k])
         q = first_at_least(b[1], np.uintp(b[0][k]), stop, first)
         while q < stop and np.uintp(b[1][q]) < end:
             if not excluded(outside, b[1][q]):
@@ -202,7 +220,7 @@ def copy_row(a: Any, b: Any, row: Any, c: Any, at: Any, capacity: Any, ring: Any
     zero = zero_of(c[1], ring)
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
         k, value = np.uintp(a[1][p]), a[2][p]
-        start, stop = np.uintp(b[0][k]), np.uintp(b[0][k + np.uintp(1)])
+        start, stop = np.uintp(b[0][k]), np.uintp(b[3][k])
         if outside is not None:
             for q in range(start, stop):
                 if not excluded(outside, b[1][q]):
@@ -235,7 +253,7 @@ def expand_small(
     t = np.uintp(0)
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
         k, value = np.uintp(a[1][p]), a[2][p]
-        for q in range(np.uintp(b[0][k]), np.uintp(b[0][k + np.uintp(1)])):
+        for q in range(np.uintp(b[0][k]), np.uintp(b[3][k])):
             if excluded(outside, b[1][q]):
                 continue
             keys[slot + t] = ((np.uintp(b[1][q]) - first) << np.uintp(RANK_BITS)) | t
@@ -310,7 +328,7 @@ def expand_strip(a: Any, b: Any, row: Any, first: Any, end: Any, sorting: Any, r
     n = np.uintp(0)
     for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
         k, value = np.uintp(a[1][p]), a[2][p]
-        stop = np.uintp(b[0][k + np.uintp(1)])
+        stop = np.uintp(b[3][k])
         q = first_at_least(b[1], np.uintp(b[0][k]), stop, first)
         while q < stop and np.uintp(b[1][q]) < end:
             q += np.uintp(1)
@@ -452,13 +470,16 @@ def is_small(extent: Any) -> Any:
 
 @compiled
 def multiply_rows(
-    a: Any, b: Any, start: int, stop: int, work: Any, c: Any, capacity: int, ahead: bool, ring: Any, wide: Any
-) -> Any:
+    a: Any, b: Any, start: int, stop: int, work: Any, c: Any, capacity: int, ahead: bool, ring: Any, wide: Any,
+    diagonal: Any,
+) -> Any:  # fmt: skip
     """Make rows ``[start, stop)`` of C until `capacity` entries are full.
 
     Parameters
     ----------
-    a, b : (indptr, indices, data)
+    a : (indptr, indices, data)
+    b : (starts, indices, data, stops)
+        Of its rows; starts are moved if `diagonal` is not None.
     work : (window, sorting, batch)
         As `cpu.new_work` makes it; all of the window is the semiring's zero, before and after.
     c : (indices, data, ends)
@@ -469,6 +490,8 @@ def multiply_rows(
         None for plus and times.
     wide : None or True
         None if C has no more than `WINDOW` columns: a kernel that takes half as long to compile.
+    diagonal : None or int
+        The first column that is wanted of row 0, one more of each row after it; None for whole rows.
 
     Returns
     -------
@@ -483,6 +506,8 @@ def multiply_rows(
     for row in range(origin, last):
         if ahead:
             fetch_ahead(a, b, row, last)
+        if diagonal is not None:
+            enter_rows(a, b, row, np.uintp(diagonal) + row)
         extent = row_extent(a, b, row)
         small = is_small(extent)
         if count > np.uintp(0) and (not small or count == np.uintp(BATCH_ROWS) or slot > np.uintp(BATCH_SLOTS)):

@@ -273,6 +273,23 @@ SEMIRINGS = {
 """Those that have a name."""
 
 
+def turned(semiring: Semiring) -> Semiring:
+    """Return the semiring by which ``B.T @ A.T`` is the transpose of ``A @ B``.
+
+    Raises
+    ------
+    InputError
+        If it is one's own: whether its operands may change places is not known.
+    """
+    if not semiring.named:
+        raise InputError(
+            f"axis=0 multiplies B.T by A.T, for which semiring {semiring.name} would have to take B's value first: "
+            f"multiply these by one that does, with axis=1, and take the transpose"
+        )
+    others = {"plus_first": "plus_second", "plus_second": "plus_first"}
+    return SEMIRINGS[others.get(semiring.name, semiring.name)]
+
+
 def find(semiring: str | Semiring) -> Semiring:
     """Return a semiring by name, or the one given.
 

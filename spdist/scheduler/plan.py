@@ -165,6 +165,8 @@ class Plan:
         In order of rows.
     expansion : int
         Products in all.
+    counted : bool
+        Whether these were counted; of a triangle they are estimated.
     """
 
     a: Operand
@@ -182,6 +184,7 @@ class Plan:
     expansion: int
     host_limit: int = 0
     device_memory: int = 0
+    counted: bool = True
 
     @property
     def on_gpu(self) -> bool:

@@ -1,7 +1,8 @@
 """Sizes of a product, streamed: from two stored matrices to a `Plan` in bounded memory.
 
 Three passes, none of which holds a matrix: the row lengths of B (4 bytes a row), nnz(C) of a sample of rows, and one
-walk over A's columns that counts products and distinct rows of B and cuts a block whenever the bound is reached.
+walk over A's columns that counts products and distinct rows of B and cuts a block whenever the bound is reached. Of an
+upper triangle the sample says how much of the rows, from the first to the last, lies in it.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ MOST_PAIRS = 8
 KEPT_SHARE, KEPT_MOST = 12, 16 << 20
 """What a worker's allocator keeps for reuse beside what is in use: this part of the limit, and no more than that."""
 
+B_ROW_BYTES, START_BYTES = 24, 8
+"""Bytes that a row of B takes beside its entries; and once more where kernels enter it at the diagonal."""
+
 BANDS, BAND_SHARE = 4, 1.5
 """Blocks at the least, and bytes of B that they read in all as a multiple of B, for a GPU's B not to be read whole."""
 
@@ -69,6 +73,9 @@ REMAP_BYTES = 12
 
 SMALL_NNZ, SMALL_PRODUCTS = 1 << 17, 1 << 22
 """Entries of A and products up to which a product is one block if it fits: a few milliseconds of work."""
+
+PLACES = 16
+"""Ranges of rows of an upper triangle that are estimated apart: rows grow shorter from the first to the last."""
 
 MARGIN = 1.08
 """Factor on the estimated nnz(C) of a block, so that few blocks turn out longer than planned."""
@@ -98,49 +105,72 @@ class Estimate:
     ----------
     ratio : (64,) float64
         nnz(C row) / products, for rows of ``2**i`` products.
+    share : (2, 1) or (2, PLACES) float64
+        Products that are made, and entries, of all there are; for as many ranges of rows of one length.
     """
 
     ratio: npt.NDArray[np.float64]
+    share: npt.NDArray[np.float64]
+
+    def shares(self, nrows: int) -> npt.NDArray[np.float64]:
+        """Return the shares of each of all rows, (2, nrows)."""
+        return self.share[:, np.arange(nrows) * self.share.shape[1] // max(nrows, 1)]
 
 
-def sample_rows(a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths) -> Estimate:
+def sample_rows(a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths, triangle: str | None = None) -> Estimate:
     """Estimate the compression from the exact nnz(C) of some hundred rows from all over A; deterministic."""
-    rows, columns = _sampled(a, b_lengths)
+    rows, columns, numbers = _sampled(a, b_lengths)
     lengths = b_lengths[columns].astype(np.int64)
     products = np.bincount(rows, lengths, minlength=1).astype(np.int64)
     needed, place = np.unique(columns, return_inverse=True)
     found = b.take(needed.astype(np.int64), values=False)
     starts = found.indptr[place]
     entries = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
-    places = np.sort(np.repeat(rows, lengths) * b.ncols + found.indices[entries])
+    samples, reached = np.repeat(rows, lengths), found.indices[entries]
+    places = np.sort(samples * b.ncols + reached)
     first = np.append(True, places[1:] != places[:-1])[: len(places)]  # several times quicker than np.unique
-    nnz = np.bincount(places[first] // max(b.ncols, 1), minlength=len(products))
+    of_entry, columns = np.divmod(places[first], max(b.ncols, 1))
+    nnz = np.bincount(of_entry, minlength=len(products))
+    share = np.ones((2, 1))
+    if triangle is not None:
+        both = (numbers[samples], reached), (numbers[of_entry], columns)
+        share = np.stack([_upper_share(own, reaches, a.nrows) for own, reaches in both])
     bins = np.zeros(len(products), np.int64)
     bins[products > 0] = np.log2(products[products > 0]).astype(np.int64)
     pooled = [np.bincount(bins, counts, 64).astype(np.float64) for counts in (nnz, products)]
-    return Estimate(_fill_gaps(*pooled))
+    return Estimate(_fill_gaps(*pooled), share)
 
 
-def _sampled(a: StoredMatrix, b_lengths: Lengths) -> tuple[Int64Array, Lengths]:
-    """Return the entries of the sampled rows: the number of the sample, and the column.
+def _upper_share(rows: Int64Array, columns: Lengths, nrows: int) -> npt.NDArray[np.float64]:
+    """Return how much is on and above the diagonal in each of `PLACES` ranges of rows, from the places of some."""
+    at = rows * PLACES // max(nrows, 1)
+    whole, upper = (np.bincount(at, weights, PLACES) for weights in (None, columns >= rows))
+    known = np.flatnonzero(whole)
+    middle = (np.arange(PLACES) + 0.5) / PLACES
+    return np.interp(middle, middle[known], upper[known] / whole[known]) if len(known) else 1 - middle
+
+
+def _sampled(a: StoredMatrix, b_lengths: Lengths) -> tuple[Int64Array, Lengths, Int64Array]:
+    """Return the entries of the sampled rows, the number of the sample and the column; and each sample's row of A.
 
     Rows are taken from all over A, and each power of two of the number of products has a budget of its own: a few long
     rows would use up a common one.
     """
     budget = np.full(64, SAMPLE_PRODUCTS // 16)
-    rows, columns = [np.empty(0, np.int64)], [np.empty(0, index_dtype(a.ncols))]
-    for found in _candidates(a):
+    rows, columns, numbers = [np.empty(0, np.int64)], [np.empty(0, index_dtype(a.ncols))], []
+    for number, found in _candidates(a):
         count = int(b_lengths[found].sum(dtype=np.int64))
         bin_ = count.bit_length() - 1
         if 0 < count <= SAMPLE_PRODUCTS and budget[bin_] > 0:
             budget[bin_] -= max(count, SAMPLE_PRODUCTS // 16 // SAMPLE_ROWS)
             rows.append(np.full(len(found), len(rows) - 1))
             columns.append(found)
-    return np.concatenate(rows), np.concatenate(columns)
+            numbers.append(number)
+    return np.concatenate(rows), np.concatenate(columns), np.array(numbers, np.int64)
 
 
-def _candidates(a: StoredMatrix) -> Iterator[Lengths]:
-    """Yield the columns of rows from all over A, in runs of 8, in an order that is spread evenly."""
+def _candidates(a: StoredMatrix) -> Iterator[tuple[int, Lengths]]:
+    """Yield number and columns of rows from all over A, in runs of 8, in an order that is spread evenly."""
     runs = max(1, min(SAMPLE_RUNS, a.nrows // 8))
     whole = a.rows_indices(0, a.nrows) if a.nnz <= 8 * a.indices.chunk else None
 
@@ -150,9 +180,10 @@ def _candidates(a: StoredMatrix) -> Iterator[Lengths]:
         return whole.rows(start, stop) if whole else a.rows_indices(start, stop)
 
     with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1)) as threads:
-        for block in threads.map(read, _spread(runs)):
+        order = _spread(runs)
+        for run, block in zip(order, threads.map(read, order), strict=True):
             for row in range(block.nrows):
-                yield block.indices[block.indptr[row] : block.indptr[row + 1]]
+                yield run * a.nrows // runs + row, block.indices[block.indptr[row] : block.indptr[row + 1]]
 
 
 def _spread(count: int) -> list[int]:
@@ -190,12 +221,15 @@ class Cuts:
         Entries of a row that are kept.
     longest : int
         Bound on the entries of a row before it is cut; 0 where none is.
+    upper : bool
+        Whether C is an upper triangle.
     """
 
     mask: Lengths
     inside: bool
     top_n: int
     longest: int
+    upper: bool
 
     @property
     def longest_mask(self) -> int:
@@ -215,7 +249,7 @@ def cuts_of(answer: Answer, a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths
         longest = int(mask.max(initial=0))
     elif answer.fused:
         longest = min(b.ncols, int(row_lengths(a).max(initial=0)) * int(b_lengths.max(initial=0)))
-    return Cuts(mask, inside, top_n, longest)
+    return Cuts(mask, inside, top_n, longest, answer.options.triangle is not None)
 
 
 @dataclass(frozen=True)
@@ -224,7 +258,9 @@ class Costs:
 
     a_entry: int
     b_entry: int
+    b_row: int
     c_entry: int
+    nrows: int
     ncols: int
     budget: int
     max_products: int
@@ -237,8 +273,8 @@ class Costs:
         """Return the fields as the kernel takes them."""
         return np.array(
             [
-                self.a_entry, self.b_entry, self.c_entry, self.ncols, self.budget, self.max_products,
-                self.mask_entry, self.inside, self.top_n, self.resident,
+                self.a_entry, self.b_entry, self.b_row, self.c_entry, self.nrows, self.ncols, self.budget,
+                self.max_products, self.mask_entry, self.inside, self.top_n, self.resident,
             ], np.int64,
         )  # fmt: skip
 
@@ -248,6 +284,7 @@ def _cut(
     indices: npt.NDArray[Any],
     b_lengths: Lengths,
     ratio: npt.NDArray[np.float64],
+    share: npt.NDArray[np.float64],
     masked: Lengths,
     costs: Int64Array,
     forced: Int64Array,
@@ -268,7 +305,7 @@ def _cut(
     Returns the number of blocks closed, one row of `out` each: start, stop, products, nnz, bytes of A and the mask, of
     B, Zarr chunks of B, and nnz before rows are cut.
     """
-    a_entry, b_entry, c_entry, ncols, budget, max_products, mask_entry, inside, top_n, resident = costs
+    a_entry, b_entry, b_row, c_entry, nrows, ncols, budget, max_products, mask_entry, inside, top_n, resident = costs
     closed = 0
     for i in range(len(offsets) - 1):
         row = first_row + i
@@ -278,10 +315,10 @@ def _cut(
             k = indices[p]
             length = np.int64(b_lengths[k])
             products += length
-            alone += length * b_entry + 24
+            alone += length * b_entry + b_row
             if stamp[k] != state[NUMBER]:
                 stamp[k] = state[NUMBER]
-                b_bytes += length * b_entry + 24
+                b_bytes += length * b_entry + b_row
                 if chunk_stamp[k // chunk_rows] != state[NUMBER]:
                     chunk_stamp[k // chunk_rows] = state[NUMBER]
                     b_chunks += 1
@@ -293,6 +330,8 @@ def _cut(
             marked = np.int64(masked[row])
             nnz = min(nnz, marked if inside else ncols - marked)
             a_bytes += marked * mask_entry + 8
+        place = row * share.shape[1] // nrows
+        products, nnz = np.int64(np.ceil(products * share[0, place])), np.int64(np.ceil(nnz * share[1, place]))
         uncut, nnz = nnz, min(nnz, top_n)
         total = state[A_BYTES] + a_bytes + (state[NNZ] + nnz) * c_entry
         if not resident:
@@ -339,7 +378,7 @@ class Cutter:
         self, costs: Costs, estimate: Estimate, b_lengths: Lengths, b_chunks: int, forced: Int64Array, masked: Lengths
     ) -> None:
         self._kernel = _compiled()
-        self._fixed = (b_lengths, estimate.ratio, masked, costs.array(), forced)
+        self._fixed = (b_lengths, estimate.ratio, estimate.share, masked, costs.array(), forced)
         self._stamp = np.zeros(len(b_lengths), np.uint32)
         self._chunk_rows = max(1, -(-len(b_lengths) // max(b_chunks, 1)))
         self._chunk_stamp = np.zeros(len(b_lengths) // self._chunk_rows + 1, np.uint32)
@@ -444,7 +483,8 @@ def make_plan(
     cuts = cuts_of(answer, a, b, lengths)
     dtype = answer.dtype(a, b)
     casts = _casts(a, b, answer, dtype) if engine != "cuda" else (0, 0)
-    draft = _Draft(a, b, engine, host, grid, lengths, sample_rows(a, b, lengths), dtype, cuts, casts)
+    estimate = sample_rows(a, b, lengths, answer.options.triangle)
+    draft = _Draft(a, b, engine, host, grid, lengths, estimate, dtype, cuts, casts)
     draft.stored = stored
     plan = draft.plan()
     return plan.through_gpu(memory_limit) if on_gpu else plan
@@ -564,7 +604,7 @@ class _Draft:
             top = min(self.cuts.top_n, self.cuts.longest)
             sizes = self.dtype.itemsize, index_dtype(self.b.ncols).itemsize
             kernel += workspace.fused_workspace(self.cuts.longest, self.cuts.longest_mask, top, *sizes)
-        return kernel
+        return kernel + (START_BYTES * self.b.nrows if self.cuts.upper and self.resident else 0)
 
     def plan(self) -> Plan:
         """Return the plan of least predicted time, with B on the worker for good or its rows read block by block."""
@@ -693,8 +733,9 @@ class _Draft:
         b_entry = self.ob.entry_bytes + self.casts[1]
         a_entry = self.oa.entry_bytes + self.casts[0] + REMAP_BYTES
         costs = Costs(
-            a_entry, b_entry, self.c_entry, self.b.ncols, int(budget / MARGIN), products,
-            index_dtype(self.b.ncols).itemsize, self.cuts.inside, self.cuts.top_n, self.resident,
+            a_entry, b_entry, B_ROW_BYTES + (START_BYTES if self.cuts.upper else 0), self.c_entry, self.a.nrows,
+            self.b.ncols, int(budget / MARGIN), products, index_dtype(self.b.ncols).itemsize, self.cuts.inside,
+            self.cuts.top_n, self.resident,
         )  # fmt: skip
         cutter = Cutter(costs, self.estimate, self.lengths, self.b.indices.nchunks, forced, self.cuts.mask)
         rows = _walk(self.a, cutter, check=not self.checked)
@@ -718,19 +759,21 @@ class _Draft:
         if len(mask := self.cuts.mask.astype(np.int64)):
             whole = np.minimum(whole, mask if self.cuts.inside else self.b.ncols - mask)
             a_bytes += int(mask.sum()) * index_dtype(self.b.ncols).itemsize + 8 * a.nrows
+        products, whole = np.ceil(self.estimate.shares(self.a.nrows) * (products, whole)).astype(np.int64)
         nnz = int(np.minimum(whole, self.cuts.top_n).sum())
         if int(products.sum()) > SMALL_PRODUCTS or (a_bytes + nnz * self.c_entry) * MARGIN > budget:
             return None
         return np.array([[0, a.nrows, products.sum(), nnz, a_bytes, 0, 0, whole.sum()]], np.int64)
 
     def _row_products(self) -> Int64Array:
-        """Return the products of every row; only a forced grid needs them all at once."""
+        """Return the products of every row that are made; only a forced grid needs them all at once."""
         out = np.empty(self.a.nrows, np.int64)
         for start, stop, offsets in self.a.row_blocks(8 * self.a.indices.chunk):
             indices = self.a.read_indices(int(offsets[0]), int(offsets[-1]))
             total = np.concatenate([[0], np.cumsum(self.lengths[indices], dtype=np.int64)])
             out[start:stop] = np.diff(total[offsets - offsets[0]])
-        return out
+        made: Int64Array = np.ceil(out * self.estimate.shares(self.a.nrows)[0]).astype(np.int64)
+        return made
 
     def _sizes(self, rows: Int64Array, budget: int) -> _Sizes:
         """Return what each block takes under the cuts that the worst of them needs."""
@@ -765,7 +808,8 @@ class _Draft:
         for (start, stop, products, nnz, a_bytes, _, b_chunks, uncut), split, b_bytes, nnz_bytes in chosen:
             room = (budget - a_bytes - b_bytes) // (3 if split else 1) - 8 * (stop - start)
             capacity = max(room // self.c_entry, int((uncut if split else nnz) * MARGIN))
-            capacity = max(1, min(capacity, products, (stop - start) * self.b.ncols))
+            most = (stop - start) * self.b.ncols  # of a triangle products are not counted, but estimated
+            capacity = max(1, min(capacity, most if self.cuts.upper else min(products, most)))
             read = b_chunks * self.ob.read_bytes
             blocks.append(Block(start, stop, split, products, nnz, capacity, a_bytes, b_bytes, nnz_bytes, read))
         c_nnz = sum(block.nnz for block in blocks)
@@ -779,7 +823,7 @@ class _Draft:
         expansion = sum(block.products for block in blocks)
         return Plan(
             self.oa, self.ob, c, self.engine, self.memory_limit, reserved, pairs, self.resident, self.chunk,
-            sizes.inner, sizes.columns, tuple(blocks), expansion, self.memory_limit,
+            sizes.inner, sizes.columns, tuple(blocks), expansion, self.memory_limit, counted=not self.cuts.upper,
         )  # fmt: skip
 
     def _bounds(self, rows: Int64Array, budget: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -6,7 +6,6 @@ import functools
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,13 +39,6 @@ class Room:
 
     def __init__(self, size: int) -> None:
         self.size = size
-
-
-def of_block(options: Options, start: int, nrows: int) -> Options:
-    """Return the options of some rows of a product."""
-    epilogue, mask = options.epilogue, options.mask
-    options = options if mask is None else replace(options, mask=mask.rows(start, start + nrows))
-    return options if epilogue is None else replace(options, epilogue=epilogue.of_rows(start, start + nrows))
 
 
 class HostSlot:
@@ -88,7 +80,7 @@ class HostSlot:
         a = CSR(a.indptr, a.indices - a.indices.dtype.type(self.staged.low), a.data, (rows, b.nrows))
         if a.nnz and not 0 <= a.indices.min() <= a.indices.max() < b.nrows:
             raise MatrixError("a column of A is out of range")  # as the GPU's kernels find
-        options = of_block(self.device.options, self.staged.start, a.nrows)
+        options = self.device.options.of_rows(self.staged.start, self.staged.start + a.nrows)
         whole = multiply(a, b) if options.plain else cpu.multiply(a, b, engine="numba", options=options.unfinished)
         self.c, self.held = whole, whole.nnz
         if options.finishes:

@@ -14,7 +14,7 @@ from spdist.errors import InputError, MatrixError
 from spdist.kernels import gpu, outofcore, reductions, workspace
 from spdist.kernels.options import Epilogue, Options
 from spdist.kernels.semirings import SEMIRINGS, Semiring
-from tests.conftest import random_matrix
+from tests.conftest import random_matrix, upper
 from tests.kernels.test_esc_gpu import poisoned as poisoned_pool
 from tests.kernels.test_gpu import a_matrix, to_gpu
 
@@ -281,6 +281,52 @@ def test_masks_that_are_not_canonical():
             gpu.check_canonical(on_gpu(CSR(m.indptr, columns, m.data, m.shape)), "the mask")
 
 
+def twice(m: sp.csr_matrix) -> sp.csr_matrix:
+    """Return a matrix whose rows hold each entry twice, once in rising and once in falling order."""
+    at = [np.arange(first, last) for first, last in zip(m.indptr[:-1], m.indptr[1:], strict=True)]
+    at = np.concatenate([m.indptr[:0], *(x for row in at for x in (row, row[::-1]))])
+    return sp.csr_matrix((m.data[at], m.indices[at], 2 * m.indptr), m.shape)
+
+
+@pytest.mark.parametrize("name", ["plus_times", "min_plus", "or_and", "plus_first"])
+@pytest.mark.parametrize("kind", ["sparse", "dense", "skew", "longrow", "block"])
+def test_triangles_equal_numpy(everywhere, kind, name):
+    """Of all rows and of the last, of rows that hold a column twice; counted, and inside and outside of a mask."""
+    from spdist.kernels.answers_gpu import Work
+
+    ring, dtype = SEMIRINGS[name], np.dtype({"or_and": "?", "plus_first": "c16"}.get(name, "f8"))
+    a, b = twice(operand(kind, 1, dtype)), operand("skew" if kind == "longrow" else kind, 2, dtype)
+    mask = from_scipy(operand("dense" if kind == "dense" else "skew", 3, np.float64))
+    for base, first in ((0, 0), (10, 30)):
+        at = int(a.indptr[first])
+        rows = sp.csr_matrix((a.data[at:], a.indices[at:], a.indptr[first:] - at), (a.shape[0] - first, a.shape[1]))
+        expected = upper(by_hand(rows, b, ring), first)
+        left, right = to_gpu(rows, dtype), to_gpu(b, dtype)
+        for masked in ({}, {"mask": mask}, {"mask": mask, "complement": True}):
+            options = Options(ring, triangle="upper", **masked).of_rows(base, a.shape[0])
+            of_mask = mask.rows(first, mask.nrows)
+            made = confined(expected, of_mask, options.complement) if masked else expected
+            for deterministic in (False, True):
+                work = Work(options, None, (a.shape[0] - base, b.shape[1]), dtype)
+                c, held = work.make(left, right, first - base, deterministic)
+                assert_same(c, made)
+                assert held >= c.nnz
+        counted = Work(Options(triangle="upper", first_row=base), "row_nnz", expected.shape, dtype)
+        lengths, _ = counted.make(left, right, first - base, False)
+        np.testing.assert_array_equal(lengths.get(), np.diff(expected.indptr))
+
+
+def test_triangles_of_as_many_entries_as_pass_their_columns(monkeypatch):
+    from spdist.kernels.answers_gpu import Work
+
+    monkeypatch.setattr(gpu, "index_dtype", lambda columns: np.dtype(np.int64))
+    a, b = operand("skew", 1, np.float64), operand("skew", 2, np.float64)
+    work = Work(Options(triangle="upper"), None, a.shape, np.dtype(np.float64))
+    c, _ = work.make(to_gpu(a), to_gpu(b), 0, True)
+    assert c.indices.dtype == np.int32
+    assert_same(c, upper(by_hand(a, b, SEMIRINGS["plus_times"])))
+
+
 @pytest.mark.parametrize("name", ["min_plus", "or_and", "plus_times", "least product"])
 def test_rows_that_thread_blocks_share(name):
     ring = OWN if name == "least product" else SEMIRINGS[name]
@@ -461,6 +507,16 @@ def test_public_calls():
     found = spdist.spgemm(on_device, on_device, semiring="plus_pair", mask=on_device).get()
     assert_same(from_scipy(found), CSR(pairs.indptr, pairs.indices, pairs.data.astype(np.float64), pairs.shape))
     np.testing.assert_allclose(spdist.reduce(m, m, "trace", engine="cuda"), (m @ m).diagonal().sum())
+    expected = spdist.spgemm(m, m, **wanted, axis=0)
+    for found in (
+        spdist.matmul(m, m, engine="cuda", memory_limit="64MiB", **wanted, axis=0),
+        spdist.spgemm(on_device, on_device, **wanted, axis=0).get(),
+    ):
+        assert abs(found - expected).nnz == 0
+    half = upper(by_hand(m, m, SEMIRINGS["plus_times"]))
+    assert_same(from_scipy(spdist.spgemm(on_device, on_device, triangle="upper").get()), half)
+    assert_same(from_scipy(spdist.matmul(m, m, engine="cuda", memory_limit="64MiB", triangle="upper")), half)
+    assert spdist.reduce(m, m, "nnz", engine="cuda", triangle="upper") == half.nnz
     with pytest.raises(InputError, match="esc"):
         spdist.spgemm(on_device, on_device, "esc", top_n=3)
     with pytest.raises(InputError, match="does not compile"):
@@ -476,6 +532,10 @@ def test_answers_from_storage(stored, tmp_path):
     report = spdist.multiply(a, a, tmp_path / "C.zarr", grid=(3, 1, 1), check=True, **options)
     assert report.verification["ok"]
     assert spdist.reduce(a, a, "nnz", **options) == report.nnz
+    half = {"engine": "cuda", "memory_limit": "64MiB", "triangle": "upper"}
+    report = spdist.multiply(a, a, tmp_path / "U.zarr", grid=(3, 1, 1), check=True, **half)
+    assert report.verification["ok"]
+    assert report.nnz == upper(from_scipy(m @ m)).nnz == spdist.reduce(a, a, "nnz", **half)
     np.testing.assert_allclose(
         spdist.reduce(a, a, "frobenius", engine="cuda", memory_limit="64MiB"), np.sqrt(((m @ m).data ** 2).sum())
     )

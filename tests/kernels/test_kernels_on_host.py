@@ -103,6 +103,16 @@ def test_wide_matrices_of_rows_that_are_not(spread):
         products.test_wide_matrices_of_rows_that_are_not(spread, entries)
 
 
+@pytest.mark.parametrize("kind", ["skew", "longrow", "block"])
+def test_triangles(everywhere, kind):
+    for name in ("plus_times", "or_and"):
+        answers.test_triangles_equal_numpy(None, kind, name)
+
+
+def test_triangles_of_wide_columns(monkeypatch):
+    answers.test_triangles_of_as_many_entries_as_pass_their_columns(monkeypatch)
+
+
 @pytest.mark.parametrize("entries", [1025, 8193])
 def test_long_rows(entries):
     for deterministic in (False, True):
