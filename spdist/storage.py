@@ -557,16 +557,19 @@ class StoredMatrix:
             starts[i:j], stops[i:j] = offsets[rows[i:j] - low], offsets[rows[i:j] - low + 1]
         return starts, stops
 
-    def row_blocks(self, entries: int) -> Iterator[tuple[int, int, Int64Array]]:
-        """Cut the rows into blocks of about `entries` entries, streaming.
+    def row_blocks(
+        self, entries: int, first: int = 0, last: int | None = None
+    ) -> Iterator[tuple[int, int, Int64Array]]:
+        """Cut rows ``[first:last)``, all by default, into blocks of about `entries` entries, streaming.
 
         Yields
         ------
         start, stop, offsets
             Rows ``[start:stop)`` and their ``stop - start + 1`` offsets.
         """
-        for at in range(0, self.nrows, self.indptr.chunk):
-            end = min(at + self.indptr.chunk, self.nrows)
+        last = self.nrows if last is None else last
+        for at in range(first, last, self.indptr.chunk):
+            end = min(at + self.indptr.chunk, last)
             offsets = self.read_indptr(at, end)
             start = at
             while start < end:

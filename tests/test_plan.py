@@ -78,6 +78,20 @@ def test_small_and_large_products_agree_on_the_walk(stored, monkeypatch):
     assert abs(short.c.nnz - walked.c.nnz) <= 900
 
 
+def test_parts_that_are_walked_over_side_by_side(stored, monkeypatch):
+    """Blocks end where parts do; all else is as of one walk."""
+    a, b = stored("A", random_matrix(20_000, 3_000, 20, 1)), stored("B", random_matrix(3_000, 40_000, 20, 2))
+    whole = api.plan(a, b, memory_limit="64MiB")
+    monkeypatch.setattr("spdist.scheduler.sizes.WALK_ENTRIES", 1 << 17)
+    plan = api.plan(a, b, memory_limit="64MiB")
+    starts = [block.start for block in plan.blocks]
+    assert starts == [0, *(block.stop for block in plan.blocks[:-1])]
+    assert plan.blocks[-1].stop == 20_000
+    assert {0, 20_000 // 3, 2 * 20_000 // 3} <= {*starts} != {block.start for block in whole.blocks}
+    assert plan.expansion == whole.expansion
+    assert plan.projected_memory <= 0.9 * plan.memory_limit
+
+
 def test_estimate_is_near_the_truth(stored):
     for seed, make in enumerate((lambda: random_matrix(30_000, 30_000, 8, 7), lambda: grid_stencil(40))):
         m = make()

@@ -22,7 +22,7 @@ ROWS = 8
 """Rows of a thread block, as in groups.cuh."""
 SEARCH_GAIN = 16
 """A row of B so many times as long as the row of the mask is searched for its columns; a shorter one is read."""
-ROW_PRODUCTS, ROW_MASK = 1 << 12, 1 << 10
+ROW_PRODUCTS, ROW_MASK = 1 << 11, 1 << 10
 """Products, and entries of the mask, of the rows that a warp takes: up to these."""
 TASK_PRODUCTS = 1 << 15
 """Products of a longer row that a thread block takes at a time, about."""

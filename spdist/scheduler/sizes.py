@@ -50,6 +50,10 @@ SAMPLE_PRODUCTS = 1 << 21
 READERS = 8
 """Threads that read the sample, at the most."""
 
+WALKERS, WALK_ENTRIES = 4, 1 << 25
+"""Parts of A's rows that are walked over side by side, at the most, and entries of each at the least. Each takes 4
+bytes for a row of B; blocks end where parts do, on every machine alike."""
+
 MAX_PAIRS = 2
 """Block pairs in flight on a worker: one is multiplied while the other waits for its place in C or is written."""
 
@@ -375,8 +379,9 @@ class Cutter:
     """The walk over A as a value with state: feed it row ranges in order, take the closed blocks."""
 
     def __init__(
-        self, costs: Costs, estimate: Estimate, b_lengths: Lengths, b_chunks: int, forced: Int64Array, masked: Lengths
-    ) -> None:
+        self, costs: Costs, estimate: Estimate, b_lengths: Lengths, b_chunks: int, forced: Int64Array, masked: Lengths,
+        row: int = 0,
+    ) -> None:  # fmt: skip
         self._kernel = _compiled()
         self._fixed = (b_lengths, estimate.ratio, estimate.share, masked, costs.array(), forced)
         self._stamp = np.zeros(len(b_lengths), np.uint32)
@@ -384,7 +389,7 @@ class Cutter:
         self._chunk_stamp = np.zeros(len(b_lengths) // self._chunk_rows + 1, np.uint32)
         self._state = np.zeros(FORCED + 1, np.int64)
         self._state[NUMBER] = 1
-        self._row = 0
+        self._state[START] = self._row = row
 
     def feed(self, offsets: Int64Array, indices: npt.NDArray[Any]) -> Int64Array:
         """Walk over the next rows; return the blocks they close, (n, 8)."""
@@ -397,18 +402,18 @@ class Cutter:
     def close(self) -> Int64Array:
         """Return the last block."""
         start, *sums = self._state[:NUMBER]
-        return np.array([[start, self._row, *sums]], np.int64)[: int(self._row > 0)]
+        return np.array([[start, self._row, *sums]], np.int64)[: int(self._row > start)]
 
 
-def _columns(a: StoredMatrix) -> Iterator[tuple[int, int, Int64Array, ValueArray]]:
-    """Yield ranges of rows, their offsets and their columns: the next are read meanwhile."""
+def _columns(a: StoredMatrix, first: int, last: int) -> Iterator[tuple[int, int, Int64Array, ValueArray]]:
+    """Yield ranges of rows of [first, last), their offsets and their columns: the next are read meanwhile."""
 
     def read(offsets: Int64Array) -> ValueArray:
         return a.read_indices(int(offsets[0]), int(offsets[-1]))
 
     with ThreadPoolExecutor(1) as thread:
         before: tuple[tuple[int, int, Int64Array], Future[ValueArray]] | None = None
-        for rows in a.row_blocks(8 * a.indices.chunk):
+        for rows in a.row_blocks(8 * a.indices.chunk, first, last):
             coming = thread.submit(read, rows[2])
             if before is not None:
                 yield *before[0], before[1].result()
@@ -417,9 +422,20 @@ def _columns(a: StoredMatrix) -> Iterator[tuple[int, int, Int64Array, ValueArray
             yield *before[0], before[1].result()
 
 
-def _walk(a: StoredMatrix, cutter: Cutter, *, check: bool) -> Int64Array:
+def _walk(a: StoredMatrix, cutter: Callable[[int], Cutter], parts: int, *, check: bool) -> Int64Array:
+    """Walk over parts of the rows side by side; `cutter` makes one that begins at a row."""
+
+    def walk(first: int, last: int) -> Int64Array:
+        return _walk_rows(a, cutter(first), first, last, check=check)
+
+    bounds = [part * a.nrows // parts for part in range(parts + 1)]
+    with ThreadPoolExecutor(parts) as threads:
+        return np.concatenate(list(threads.map(walk, bounds[:-1], bounds[1:])))
+
+
+def _walk_rows(a: StoredMatrix, cutter: Cutter, low: int, high: int, *, check: bool) -> Int64Array:
     closed = []
-    for start, stop, offsets, indices in _columns(a):
+    for start, stop, offsets, indices in _columns(a, low, high):
         first = int(offsets[0])
         if check or (len(indices) and (indices.min() < 0 or indices.max() >= a.ncols)):
             check_canonical(CSR(offsets - first, indices, indices, (stop - start, a.ncols)), a.url, start)
@@ -737,8 +753,11 @@ class _Draft:
             self.b.ncols, int(budget / MARGIN), products, index_dtype(self.b.ncols).itemsize, self.cuts.inside,
             self.cuts.top_n, self.resident,
         )  # fmt: skip
-        cutter = Cutter(costs, self.estimate, self.lengths, self.b.indices.nchunks, forced, self.cuts.mask)
-        rows = _walk(self.a, cutter, check=not self.checked)
+        cutter = functools.partial(
+            Cutter, costs, self.estimate, self.lengths, self.b.indices.nchunks, forced, self.cuts.mask
+        )
+        parts = 1 if len(forced) else max(1, min(WALKERS, self.a.nnz // WALK_ENTRIES, self.a.nrows))
+        rows = _walk(self.a, cutter, parts, check=not self.checked)
         self.checked = True
         if self.resident:
             self.asked = rows.copy()
