@@ -8,7 +8,9 @@
 
 Workers are started first, and make each product once before it is timed: kernels are compiled, memory is page-locked.
 C of the 27-point grid goes to the same folder as A, in memory if that is; of the R-MAT graph C stays where it is made,
-and the Frobenius norm of all is what comes back. Each C is verified once; the norms of all runs must agree.
+and the Frobenius norm of all is what comes back. Each C is verified once; the norms of all runs must agree. Beside
+them: how quick the same bytes are read and written there by threads of one process, one a core, with nothing else
+going on.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import pipeline
 import record
 from distributed import Client
 
@@ -76,6 +79,13 @@ def measure(workers: int, engine: str, stored: dict[str, Path]) -> dict[str, Any
     return {**facts, "reduction_s": reduced, "norm": float(norm), "product_s": written, "right": right}
 
 
+def stored_s(grid: Path, nnz_c: int, speed: dict[str, float]) -> float:
+    """Return the seconds that A takes to be read, or C to be written, whichever is longer."""
+    a = spdist.open(grid)
+    entry = a.indices.dtype.itemsize + a.dtype.itemsize
+    return max(a.nnz * entry / speed["read"], nnz_c * entry / speed["write"])
+
+
 def make(folder: Path, quick: bool) -> dict[str, Path]:
     """Store the matrices, unless they are there."""
     side, scale = (12, 8) if quick else (256, 20)
@@ -103,10 +113,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         stored = make(args.folder or Path(scratch), args.quick)
         rows: list[dict[str, Any]] = []
+        scratch_matrix = str(stored["grid"].parent / "scratch.zarr")
+        speed = pipeline.storage_seconds(str(stored["grid"]), scratch_matrix, os.cpu_count() or 1)
         for count, engine in itertools.product(args.workers.split(","), engines):
             rows.append(measure(int(count), engine, stored))
+            rows[-1]["share_of_storage"] = stored_s(stored["grid"], rows[-1]["nnz_c"], speed) / rows[-1]["product_s"]
             agree = all(math.isclose(row["norm"], rows[0]["norm"], rel_tol=1e-12) for row in rows)
-            result = {"benchmark": "scaling", "results": rows, "norms_agree": agree}
+            result = {"benchmark": "scaling", "results": rows, "norms_agree": agree, "storage": speed}
             # What is measured is kept, should the run be ended before its time.
             record.write(result | ({"gpu": record.gpu()} if on_gpu else {}), args.out)
     return 0 if agree and all(row["right"] for row in rows) else 1

@@ -29,7 +29,7 @@ from spdist.inmemory import spgemm
 from spdist.kernels.options import Epilogue, Options, is_by_columns
 from spdist.kernels.reductions import Reduction, check_values, is_linear, options_for, reduce_linear, reduction_of
 from spdist.kernels.semirings import Semiring, find, turned
-from spdist.scheduler.plan import GPU_ENGINES, MAX_BLOCK_PRODUCTS, Plan
+from spdist.scheduler.plan import GPU_BLOCK_PRODUCTS, GPU_ENGINES, MAX_BLOCK_PRODUCTS, Plan
 from spdist.staging import is_ours, staged_matrix
 from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
 from spdist.text import check_count, format_bytes, parse_bytes
@@ -401,7 +401,7 @@ def multiply(
         job = _prepare(left, right, c, engine, limits, grid, answer, resume=resume, overwrite=overwrite)
         if isinstance(job, Report):
             return _verified(job, left, right, c, answer, callbacks) if check else job
-        if job.planned_first and scheduler is None:
+        if job.engine in GPU_ENGINES and scheduler is None:
             from spdist.scheduler.cluster import count_gpus
 
             count_gpus()  # or it is said now, before a plan is made
@@ -477,8 +477,8 @@ class _Job:
         Where the C lies that is to be continued; empty for a new one.
     overwrite : bool
         Whether a new C may replace what lies at `target`.
-    planned_first : bool
-        Whether the plan comes before the workers: it says how many GPUs have work.
+    engine : str
+        Of the stored plan, where that is continued.
     """
 
     a: StoredMatrix
@@ -488,7 +488,7 @@ class _Job:
     unfinished: str
     overwrite: bool
     facts: dict[str, Any]
-    planned_first: bool = False
+    engine: str = "auto"
     answer: Answer = WHOLE
 
     def run(self, workers: int | None, scheduler: str | None, callbacks: Callbacks) -> tuple[Plan, Any]:
@@ -514,7 +514,7 @@ class _Job:
     @contextlib.contextmanager
     def _ready(self, workers: int | None, scheduler: str | None, callbacks: Callbacks) -> Iterator[tuple[Any, Plan]]:
         """Give the workers' client and the plan. Workers start meanwhile where it is sure to have blocks for all."""
-        from spdist.scheduler.cluster import connect
+        from spdist.scheduler.cluster import connect, count_gpus
         from spdist.scheduler.stages import warm
 
         mask = [] if self.answer.mask is None else [self.answer.mask.url]
@@ -522,8 +522,9 @@ class _Job:
         if local and scheduler is not None:
             raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
         where: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "processes": not local}
-        most = workers or os.cpu_count() or 1
-        if self.planned_first or local or scheduler is not None or self._products() < most * MAX_BLOCK_PRODUCTS:
+        on_gpu, ready = self.engine in GPU_ENGINES, local or scheduler is not None or self.engine == "hybrid"
+        most = 0 if ready else workers or (count_gpus() if on_gpu else os.cpu_count() or 1)
+        if ready or self._products() < most * (GPU_BLOCK_PRODUCTS if on_gpu else MAX_BLOCK_PRODUCTS):
             made = self.plan()
             callbacks.planned(made)
             memory = made.projected_host_memory
@@ -531,8 +532,10 @@ class _Job:
                 yield client, made
             return
         planning = _in_background(self.plan)
-        with connect(**where, blocks=most) as client:
-            client.run(warm, self.a, self.b)
+        # A single block would need no process of its own; there are many.
+        with connect(**where, blocks=max(most, 2), engine=self.engine) as client:
+            if not on_gpu:
+                client.run(warm, self.a, self.b)
             made = planning.result()
             callbacks.planned(made)
             yield client, made
@@ -594,7 +597,7 @@ def _prepare(
             if stored.on_gpu and limits["memory_limit"] is not None:
                 stored = stored.through_gpu(parse_bytes(limits["memory_limit"]))
             _check_still_fits(stored, found[0], limits)
-            return _Job(left, right, lambda: stored, target, found[0], False, facts, stored.on_gpu, answer)
+            return _Job(left, right, lambda: stored, target, found[0], False, facts, stored.engine, answer)
         storage.remove(found[0])
     check_operands(left, right, grid)
     _check_values(engine, answer.dtype(left, right))
@@ -602,7 +605,7 @@ def _prepare(
     _check_target(target, overwrite=overwrite)
     wanted = {"engine": engine, "memory_limit": memory, "host_limit": host, "grid": grid, **answer.arguments()}
     make = functools.partial(plan, left, right, **wanted)
-    return _Job(left, right, make, target, "", overwrite, facts, engine in GPU_ENGINES, answer)
+    return _Job(left, right, make, target, "", overwrite, facts, engine, answer)
 
 
 def _facts(a: StoredMatrix, b: StoredMatrix, answer: Answer) -> dict[str, Any]:

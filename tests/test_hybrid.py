@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import time
 
 import numpy as np
@@ -24,6 +25,26 @@ def one_gpu(monkeypatch):
     """Let the first worker of a cluster have a GPU, of a sort."""
     monkeypatch.setattr(cluster, "count_gpus", lambda: 1)
     monkeypatch.setattr(cluster, "PRELOAD", [*cluster.PRELOAD, "tests.fake_gpu"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("least", [1, 1 << 60])
+def test_a_worker_with_a_gpu_starts_while_a_large_product_is_planned(stored, tmp_path, one_gpu, monkeypatch, least):
+    started, plan, start = threading.Event(), api.plan, cluster.local_cluster
+    monkeypatch.setattr(cluster, "local_cluster", lambda *args: started.set() or start(*args))
+
+    def planned(*args, **options):
+        found.append(started.wait(wait))
+        return plan(*args, **options)
+
+    monkeypatch.setattr(api, "plan", planned)
+    monkeypatch.setattr(api, "GPU_BLOCK_PRODUCTS", least)
+    m, found, wait = random_matrix(3000, 3000, 4.0, 4), [], 20 if least == 1 else 0
+    a = stored("A", m)
+    report = api.multiply(a, a, tmp_path / "C.zarr", engine="cuda", memory_limit="4MiB", grid=(9, 1, 1), check=True)
+    assert found == [least == 1]
+    assert (report.engine, report.workers) == ("cuda", 1)
+    assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
 
 
 @pytest.mark.slow
