@@ -45,8 +45,10 @@ def test_ties_go_to_smaller_rows(operands, kind, top_n):
     np.testing.assert_array_equal(spdist.matmul(a, b, top_n=top_n, threshold=2, axis=0).toarray(), c.toarray())
 
 
-@pytest.mark.parametrize("semiring", ["plus_times", "min_plus", "plus_first", "plus_second", "plus_pair"])
-@pytest.mark.parametrize("masked", [{}, {"mask": True}, {"mask": True, "complement": True}], ids=str)
+@pytest.mark.parametrize(("semiring", "masked"), [
+    ("plus_times", {}), ("plus_first", {"mask": True}), ("plus_second", {"mask": True, "complement": True}),
+    ("min_plus", {"mask": True, "complement": True}), ("plus_pair", {"mask": True}),
+])  # fmt: skip
 def test_other_options_stay_as_they_are(operands, semiring, masked):
     """The mask and factors of rows are those of C; the first operand is A's."""
     a, b = operands
