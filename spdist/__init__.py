@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from spdist.operators import ehyb_operator as ehyb
     from spdist.operators import sell_operator as sell
     from spdist.parts import PartitionedOperator, partitioned
+    from spdist.scheduler.cluster import workers
     from spdist.solvers import Solution, conjugate_gradient, pagerank
     from spdist.storage import open_matrix as open
     from spdist.transposed import symmetrize, transpose
@@ -65,6 +66,7 @@ _HOME = {
     "open": "spdist.storage",
     **dict.fromkeys(("symmetrize", "transpose"), "spdist.transposed"),
     **dict.fromkeys(("VBR", "open_vbr"), "spdist.vbr"),
+    "workers": "spdist.scheduler.cluster",
 }
 
 _NAME_AT_HOME = {"ehyb": "ehyb_operator", "open": "open_matrix", "sell": "sell_operator"}
@@ -110,6 +112,7 @@ __all__ = [
     "symmetrize",
     "transpose",
     "verify",
+    "workers",
 ]
 
 

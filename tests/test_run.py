@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from spdist import api, storage
 from spdist.errors import CorruptError, InputError, MemoryBoundError, ResumeError, SpdistError
 from spdist.scheduler import stages
-from spdist.scheduler.cluster import connect
+from spdist.scheduler.cluster import connect, workers
 from spdist.scheduler.run import read_journal
 from spdist.scheduler.stages import shared_slices
 from tests.conftest import assert_is_product, random_matrix
@@ -466,3 +466,22 @@ def test_bad_input_is_refused_before_workers_start(stored, tmp_path, monkeypatch
     monkeypatch.setattr("spdist.scheduler.cluster.connect", lambda **_: pytest.fail("workers were started"))
     with pytest.raises(InputError):
         api.multiply(b, a, tmp_path / place, workers=1, grid=grid)
+
+
+def test_workers_for_several_products(stored, tmp_path):
+    m = random_matrix(500, 500, 5, 1)
+    a = stored("A", m)
+    with workers(2) as scheduler:
+        for engine in ("numba", "scipy"):
+            report = api.multiply(a, a, tmp_path / engine, engine=engine, grid=(6, 1, 1), scheduler=scheduler)
+            assert report.workers == 2
+            assert_is_product(read(tmp_path / engine), m, m, 1e-12)
+
+
+@pytest.mark.parametrize(("asked", "said"), [
+    ({"count": 0}, "count=0"), ({"engine": "hybrid"}, "engine='hybrid' starts no workers"), ({"engine": "cuda"}, "GPU"),
+])  # fmt: skip
+def test_workers_that_there_are_not(monkeypatch, asked, said):
+    monkeypatch.setattr("spdist.scheduler.cluster.count_gpus", lambda: 0)
+    with pytest.raises(InputError, match=said), workers(**{"count": 1} | asked):
+        pass

@@ -13,6 +13,7 @@ import yaml
 from scipy.sparse.csgraph import connected_components, shortest_path
 
 import spdist
+from spdist.scheduler import cluster
 from tests.conftest import WORKFLOWS, load_workflow
 from tests.test_run import read
 
@@ -149,6 +150,19 @@ def test_markov_clusters_of_a_power_network(run_job):
     count, expected = connected_components(sp.csr_array(walks), directed=False)
     assert report["result"]["clusters"] == count
     assert len({*zip(labels, expected, strict=True)}) == count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["markov_clustering", "shortest_paths", "similarity"])
+def test_workers_start_once_for_all_steps(run_job, monkeypatch, name):
+    spdist.save("A.zarr", abs(sp.csr_array(sp.load_npz(DATA / "1138_bus.npz"))[:100, :100]))
+    alone = run_job(name, a="A.zarr", out="alone")
+    started, start = [], cluster.local_cluster
+    monkeypatch.setattr(cluster, "local_cluster", lambda *args: started.append(args) or start(*args))
+    assert run_job(name, a="A.zarr", out="C", workers=2)["state"] == alone["state"]
+    assert [count for count, *_ in started] == [2]
+    found = [Path(out).read_text() if name == "markov_clustering" else read(out).data for out in ("alone", "C")]
+    np.testing.assert_array_equal(*found)
 
 
 def test_markov_clusters_after_too_few_steps(run_job, capsys):

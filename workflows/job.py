@@ -53,6 +53,18 @@ class Job:
         scheduler = scheduler_address(file) if file is not None else self.scheduler
         return {"memory_limit": self.memory_limit, "workers": self.workers, "scheduler": scheduler}
 
+    @contextmanager
+    def where_for_all(self) -> Iterator[dict[str, Any]]:
+        """Give the same for several products: workers that are asked for start once."""
+        import spdist
+
+        where = self.where()
+        if self.workers is None:
+            yield where
+            return
+        with spdist.workers(self.workers) as scheduler:
+            yield where | {"workers": None, "scheduler": scheduler}
+
 
 @dataclass(frozen=True, kw_only=True)
 class WholeJob(Job):

@@ -64,8 +64,9 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     import spdist
 
     epilogue = spdist.Epilogue(apply=raised_to(job.inflation), normalize="l1")
-    with jobs.scratch(job.out, "walks", keep=True) as (walks,):
-        spdist.save(walks, first_walks(jobs.square("a", spdist.open(job.a))), overwrite=True)
+    walk = first_walks(jobs.square("a", spdist.open(job.a)))
+    with jobs.scratch(job.out, "walks", keep=True) as (walks,), job.where_for_all() as where:
+        spdist.save(walks, walk, overwrite=True)
         before, step, converged = walks, 0, False
         while step < job.steps and not converged:
             step += 1
@@ -78,7 +79,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
                 threshold=job.threshold,
                 top_n=job.top_n,
                 resume=True,
-                **job.where(),
+                **where,
                 callbacks=log.callbacks(),
             )
             change = largest_change(spdist.open(before), spdist.open(after))

@@ -57,11 +57,11 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """Take steps until the hops are done or nothing changes."""
     import spdist
 
-    with jobs.scratch(job.out, "edges", keep=True) as (edges,):
-        a = jobs.square("a", spdist.open(job.a))
-        if max(job.sources or [0]) >= a.nrows:
-            raise spdist.InputError(f"sources: vertex {max(job.sources or [0])} of {a.nrows:,} vertices")
-        graph = with_loops(a)
+    a = jobs.square("a", spdist.open(job.a))
+    if max(job.sources or [0]) >= a.nrows:
+        raise spdist.InputError(f"sources: vertex {max(job.sources or [0])} of {a.nrows:,} vertices")
+    graph = with_loops(a)
+    with jobs.scratch(job.out, "edges", keep=True) as (edges,), job.where_for_all() as where:
         spdist.save(edges, graph, overwrite=True)
         if job.sources is not None:
             spdist.save(f"{edges}-0", graph_rows(graph.shape[0], job.sources, graph.dtype), overwrite=True)
@@ -70,9 +70,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
             steps += 1
             after = f"{edges}-{steps}"
             right = before if job.sources is None and (job.hops is None or 2 * hops <= job.hops) else edges
-            spdist.multiply(
-                before, right, after, semiring="min_plus", resume=True, **job.where(), callbacks=log.callbacks()
-            )
+            spdist.multiply(before, right, after, semiring="min_plus", resume=True, **where, callbacks=log.callbacks())
             hops += hops if right == before else 1
             jobs.say(f"step {steps}: paths of at most {hops:,} hops, {spdist.open(after).nnz:,} pairs")
             done = same(spdist.open(before), spdist.open(after))

@@ -46,11 +46,11 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     import spdist
 
     a = spdist.open(job.a)
-    with jobs.scratch(job.out, "unit", "diagonal", "itself") as (unit, diagonal, itself):
+    with jobs.scratch(job.out, "unit", "diagonal", "itself") as (unit, diagonal, itself), job.where_for_all() as where:
         spdist.save(diagonal, sp.diags_array(1 / row_lengths(a)).tocsr())
         spdist.save(itself, sp.eye_array(a.nrows, dtype=bool).tocsr())
         jobs.say("scaling rows to length 1")
-        spdist.multiply(diagonal, a, unit, **job.where(), callbacks=log.callbacks())
+        spdist.multiply(diagonal, a, unit, **where, callbacks=log.callbacks())
         jobs.say("comparing rows")
         report = spdist.multiply(
             unit,
@@ -63,7 +63,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
             top_n=job.top_n,
             check=job.verify,
             resume=job.resume,
-            **job.where(),
+            **where,
             callbacks=log.callbacks(),
         )
     return report.to_json()

@@ -21,6 +21,7 @@ from spdist.errors import InputError
 from spdist.scheduler.plan import GPU_ENGINES
 from spdist.scheduler.process import NICE_VARIABLE
 from spdist.scheduler.stages import gpu_name
+from spdist.text import check_count
 
 logger = logging.getLogger("spdist")
 
@@ -48,6 +49,7 @@ HOST_SHARE = 0.5
 """Of the free memory, what workers may take together with engine ``hybrid``; their number follows."""
 CORE_NICE = 19
 """Priority of its workers without a GPU."""
+ENGINES_THAT_START = "auto", "scipy", "numba", "cuda"
 START_SECONDS = 60
 CLOSE_SECONDS = 10
 CONNECT_SECONDS = 20
@@ -142,6 +144,44 @@ def connect(
             with contextlib.suppress(Exception):  # a nanny that is restarting its worker can keep close() waiting
                 client.close(timeout=CLOSE_SECONDS)
                 cluster.close(timeout=CLOSE_SECONDS)
+
+
+@contextlib.contextmanager
+def workers(count: int | None = None, *, engine: str = "auto") -> Iterator[str]:
+    """Start workers on this machine for several products, and stop them afterwards.
+
+    Parameters
+    ----------
+    count : int, optional
+        Processes; by default one a core or, with an engine of GPUs, one a GPU.
+    engine : {"auto", "scipy", "numba", "cuda"}
+        What the products will ask for. "hybrid" knows from the plan how many cores there is room for.
+
+    Yields
+    ------
+    str
+        Their scheduler's address, for the argument `scheduler` of `multiply`, `reduce` and others.
+
+    Raises
+    ------
+    InputError
+        If the count is not positive, or there are no GPUs, or fewer, for an engine that needs them.
+
+    Examples
+    --------
+    ::
+
+        with spdist.workers(4) as scheduler:
+            for a, c in jobs:
+                spdist.multiply(a, a, c, scheduler=scheduler)
+    """
+    check_count("count", count, "one a core or a GPU")
+    if engine not in ENGINES_THAT_START:
+        known = ", ".join(ENGINES_THAT_START)
+        raise InputError(f"engine={engine!r} starts no workers for several products; write one of {known}")
+    most = count or max(2, os.cpu_count() or 1)
+    with connect(workers=count, scheduler=None, processes=True, blocks=most, engine=engine) as client:
+        yield str(client.scheduler_info(n_workers=0)["address"])
 
 
 def local_cluster(count: int, threads: int, processes: bool) -> LocalCluster:
