@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spdist import api
+from spdist.csr import CSR
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.scheduler.plan import Plan, even_bounds
-from spdist.scheduler.sizes import _spread, row_lengths, sample_rows
+from spdist.scheduler.sizes import READERS, _candidates, _spread, row_lengths, sample_rows
 from spdist.scheduler.stages import renumber
 from tests.conftest import random_matrix
 
@@ -90,6 +93,22 @@ def test_parts_that_are_walked_over_side_by_side(stored, monkeypatch):
     assert {0, 20_000 // 3, 2 * 20_000 // 3} <= {*starts} != {block.start for block in whole.blocks}
     assert plan.expansion == whole.expansion
     assert plan.projected_memory <= 0.9 * plan.memory_limit
+
+
+def test_rows_of_the_sample_are_not_read_far_ahead():
+    """Rows may be long: those that wait to be looked at are in memory."""
+    reads: list[int] = []
+
+    def read(start: int, stop: int) -> CSR:
+        reads.append(start)
+        return CSR(np.arange(stop - start + 1), np.zeros(stop - start, np.int32), np.zeros(0), (stop - start, 9))
+
+    a = SimpleNamespace(nrows=10_000, nnz=10_000, indices=SimpleNamespace(chunk=8), rows_indices=read)
+    found = _candidates(a)
+    assert next(found)[0] == 0
+    time.sleep(0.2)
+    assert len(reads) <= READERS
+    assert len(list(found)) == 256 * 8 - 1
 
 
 def test_estimate_is_near_the_truth(stored):

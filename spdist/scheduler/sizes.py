@@ -183,11 +183,13 @@ def _candidates(a: StoredMatrix) -> Iterator[tuple[int, Lengths]]:
         stop = min(start + 8, a.nrows)
         return whole.rows(start, stop) if whole else a.rows_indices(start, stop)
 
+    order = _spread(runs)
     with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1)) as threads:
-        order = _spread(runs)
-        for run, block in zip(order, threads.map(read, order), strict=True):
-            for row in range(block.nrows):
-                yield run * a.nrows // runs + row, block.indices[block.indptr[row] : block.indptr[row + 1]]
+        for first in range(0, runs, READERS):  # no more of them at once, however long rows are
+            some = order[first : first + READERS]
+            for run, block in zip(some, threads.map(read, some), strict=True):
+                for row in range(block.nrows):
+                    yield run * a.nrows // runs + row, block.indices[block.indptr[row] : block.indptr[row + 1]]
 
 
 def _spread(count: int) -> list[int]:
