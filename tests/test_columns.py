@@ -173,6 +173,28 @@ def test_refusals(operands, stored, tmp_path):
     assert not (tmp_path / "C.zarr").exists()
 
 
+def test_c_is_of_the_kind_of_a(operands):
+    a, b = operands
+    for left, right in ((sp.csr_array, sp.csr_matrix), (sp.csr_matrix, sp.csc_array), (sp.csc_array, sp.csc_matrix)):
+        rows, columns = (spdist.spgemm(left(a), right(b), top_n=3, axis=axis) for axis in (1, 0))
+        assert type(columns) is type(rows)
+        np.testing.assert_array_equal(columns.toarray(), largest(a @ b, 3))
+
+
+def test_errors_name_what_was_given(operands):
+    """And not its transpose, which is multiplied."""
+    a, b = operands
+    for options, message in (
+        ({"mask": a}, "the mask is 90 x 70, but C is 90 x 80"),
+        ({"epilogue": spdist.Epilogue(rows=np.ones(80))}, "rows has shape"),
+        ({"epilogue": "l1"}, "epilogue='l1' is none"),
+    ):
+        with pytest.raises(SpdistError, match=message):
+            spdist.spgemm(a, b, top_n=3, axis=0, **options)
+    with pytest.raises(SpdistError, match="A is 90 x 70, B 90 x 70"):
+        spdist.spgemm(a, a, top_n=3, axis=0)
+
+
 def test_command_line_and_a_job(operands, stored, tmp_path, run_job, capsys):
     a, b = operands
     stored("A", a), stored("B", b)
