@@ -221,7 +221,8 @@ def _by_columns(
     }  # fmt: skip
     made = spgemm(b.T, a.T, **options, **wanted)
     if sp.issparse(made) and isinstance(made, sp.sparray) != isinstance(a, sp.sparray):
-        made = (sp.csr_array if isinstance(a, sp.sparray) else sp.csr_matrix)(made)
+        kind: Any = sp.csr_array if isinstance(a, sp.sparray) else sp.csr_matrix
+        made = kind(made)
     return made.T.asformat("csc" if a.format == b.format == "csc" else "csr")
 
 

@@ -145,6 +145,44 @@ def test_resume_and_overwrite(stored, tmp_path, scheduler, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"A.zarr", "C.zarr"}
 
 
+def test_a_replacement_is_resumed_and_what_is_finished_is_verified(stored, tmp_path, scheduler, monkeypatch):
+    """The old C stays until the new one is whole, and is not taken for it."""
+    a, b = stored("A", whole_numbers(90, 70, 5, 1)), stored("B", whole_numbers(70, 80, 5, 2))
+    c, wanted = tmp_path / "C.zarr", {"axis": 0, "scheduler": scheduler}
+    api.multiply(a, b, c, top_n=1, **wanted)
+    old, transpose = read(c).to_scipy(), transposed.transpose
+
+    def last_fails(m, out, **options):
+        if "facts" in options:
+            raise OSError(28, "No space left on device")
+        return transpose(m, out, **options)
+
+    monkeypatch.setattr(transposed, "transpose", last_fails)
+    with pytest.raises(OSError, match="No space left"):
+        api.multiply(a, b, c, top_n=3, overwrite=True, **wanted)
+    monkeypatch.setattr(transposed, "transpose", transpose)
+    assert_same(read(c), old)
+    api.multiply(a, b, c, top_n=3, resume=True, **wanted)
+    assert np.diff(read(c).to_scipy().tocsc().indptr).max() == 3
+    again = api.multiply(a, b, c, top_n=3, resume=True, check=True, **wanted)
+    assert (again.state, again.verification["ok"]) == ("already finished", True)
+    assert {path.name for path in tmp_path.iterdir()} == {"A.zarr", "B.zarr", "C.zarr"}
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_transposed(stored, tmp_path, monkeypatch):
+    a, b = stored("A", whole_numbers(90, 70, 5, 1)), stored("B", whole_numbers(70, 80, 5, 2))
+    mask = stored("M", whole_numbers(80, 90, 5, 3))
+    monkeypatch.setattr(transposed, "transpose", None)
+    for right, options, message in (
+        (a, {}, "A is 90 x 70 and B is 90 x 70"), (b, {"mask": mask}, "the mask is 80 x 90, but C is 90 x 80"),
+        (b, {"grid": (99, 1, 1)}, "99 row blocks of 90 rows"), (b, {"engine": "scipy"}, "choose engine='auto'"),
+        (b, {"memory_limit": "much"}, "is not a size"), (b, {"transpose_a": True}, "A is 70 x 90 and B is 70 x 80"),
+        (b, {"epilogue": spdist.Epilogue(rows=np.ones(80))}, "rows has shape"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            api.multiply(a, right, tmp_path / "C.zarr", top_n=3, axis=0, **options)
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_of_a_symmetric_matrix_columns_are_not_rows_either(stored, tmp_path, scheduler, axis):
     m = whole_numbers(50, 50, 4, 1)
