@@ -394,7 +394,8 @@ def multiply(
             "callbacks": callbacks,
         }  # fmt: skip
         answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
-        return _multiply_by_columns((a, transpose_a), (b, transpose_b), c, answer, overwrite, wanted)
+        report = _multiply_by_columns((a, transpose_a), (b, transpose_b), c, answer, overwrite, wanted)
+        return replace(report, seconds=time.perf_counter() - begin) if report.blocks else report
     limits = {"memory_limit": memory_limit, "host_limit": host_limit}
     answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
     with _operands(a, b, c, transpose_a, transpose_b, resume or overwrite) as (left, right):
@@ -458,7 +459,7 @@ def _multiply_by_columns(
         report = multiply(left, right, place, overwrite=not resume, **options, **wanted)
         transpose(place, target, overwrite=overwrite or replaces, facts=facts)
     storage.remove(place)
-    return report
+    return replace(report, grid=dict(zip(report.grid, reversed(report.grid.values()), strict=True)))
 
 
 def _check_columns(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -92,6 +94,7 @@ def test_from_storage(operands, stored, tmp_path, scheduler, grid, turned):
         grid=grid, scheduler=scheduler, check=True, **turned,
     )  # fmt: skip
     assert report.verification["ok"]
+    assert tuple(report.grid.values()) == grid  # of C, not of its transpose
     assert_same(read(tmp_path / "C.zarr"), spdist.spgemm(a, b, mask=mask, top_n=4, axis=0))
     assert {path.name for path in tmp_path.iterdir()} == {"A.zarr", "B.zarr", "M.zarr", "C.zarr"}
 
@@ -181,6 +184,15 @@ def test_what_does_not_fit_is_refused_before_anything_is_transposed(stored, tmp_
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):
             api.multiply(a, right, tmp_path / "C.zarr", top_n=3, axis=0, **options)
+
+
+def test_the_time_of_transposes_counts(operands, stored, tmp_path, scheduler, monkeypatch):
+    a, b = (stored(name, m) for name, m in zip("AB", operands, strict=True))
+    transpose = transposed.transpose
+    monkeypatch.setattr(transposed, "transpose", lambda *m, **told: (time.sleep(0.2), transpose(*m, **told))[1])
+    begin = time.perf_counter()
+    report = api.multiply(a, b, tmp_path / "C.zarr", top_n=3, axis=0, scheduler=scheduler)
+    assert 0.6 < report.seconds < time.perf_counter() - begin
 
 
 @pytest.mark.parametrize("axis", [0, 1])
