@@ -394,7 +394,8 @@ def multiply(
             "callbacks": callbacks,
         }  # fmt: skip
         answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
-        return _multiply_by_columns((a, transpose_a), (b, transpose_b), c, answer, overwrite, wanted)
+        report = _multiply_by_columns((a, transpose_a), (b, transpose_b), c, answer, overwrite, wanted)
+        return replace(report, seconds=time.perf_counter() - begin) if report.blocks else report
     limits = {"memory_limit": memory_limit, "host_limit": host_limit}
     answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
     with _operands(a, b, c, transpose_a, transpose_b, resume or overwrite) as (left, right):
@@ -432,11 +433,13 @@ def _multiply_by_columns(
     from spdist.transposed import transpose, transposed_copy
 
     target, mask, epilogue = storage.normalise(c), answer.mask, answer.options.epilogue
-    place, resume = f"{target}.spdist-columns", wanted["resume"]
+    resume, check = wanted["resume"], wanted["check"]
     _check_mode(resume, overwrite)
     _check_target(target, overwrite=resume or overwrite)
     masks = [] if mask is None else [mask.url]
     _check_apart(target, _stored(a[0]).url, _stored(b[0]).url, *masks)
+    _check_columns(a, b, answer, wanted)
+    place, replaces = _place_of_columns(target, resume=resume, overwrite=overwrite)
     options = answer.arguments() | {
         "semiring": turned(answer.options.semiring), "epilogue": None if epilogue is None else epilogue.turned(),
     }  # fmt: skip
@@ -447,12 +450,44 @@ def _multiply_by_columns(
             options["mask"] = stack.enter_context(transposed_copy(mask, f"{target}.spdist-transposed-mask"))
         facts = _facts(left, right, _answer(**options))
         facts["product"]["axis"] = 0
-        if resume and storage.exists(target):
-            return _finished(target, facts)
+        if resume and not replaces and storage.exists(target):
+            report = _finished(target, facts)
+            if not check:
+                return report
+            turned_c = stack.enter_context(transposed_copy(open_matrix(target), f"{target}.spdist-transposed-c"))
+            return _verified(report, left, right, turned_c, _answer(**options), wanted["callbacks"], target)
         report = multiply(left, right, place, overwrite=not resume, **options, **wanted)
-        transpose(place, target, overwrite=overwrite, facts=facts)
+        transpose(place, target, overwrite=overwrite or replaces, facts=facts)
     storage.remove(place)
-    return report
+    return replace(report, grid=dict(zip(report.grid, reversed(report.grid.values()), strict=True)))
+
+
+def _check_columns(
+    a: tuple[MatrixLike, bool], b: tuple[MatrixLike, bool], answer: Answer, wanted: dict[str, Any]
+) -> None:
+    """Refuse what does not fit before transposes are made, by the names and shapes it was given with."""
+    from spdist.scheduler.sizes import check_operands
+
+    left, right = (
+        replace(stored, shape=stored.shape[::-1]) if turned else stored
+        for stored, turned in ((_stored(m), turned) for m, turned in (a, b))
+    )
+    engine = wanted["engine"]
+    _check_engine(engine)
+    check_operands(left, right, wanted["grid"] and wanted["grid"][::-1])
+    answer.check(left, right, engine)
+    if engine not in GPU_ENGINES:
+        _limits(engine, wanted["memory_limit"], wanted["host_limit"])
+
+
+def _place_of_columns(target: str, *, resume: bool, overwrite: bool) -> tuple[str, bool]:
+    """Return where the transpose of C is made, and whether that C replaces another, which a name of its own tells."""
+    own, other = (f"{at}.spdist-columns" for at in (target, beside(target)))
+    replaces = storage.exists(other) if resume else overwrite and storage.exists(target)
+    for place in () if resume else (own, other):  # of runs that nobody will resume
+        if is_ours(place):
+            storage.remove(place)
+    return (other if replaces else own), replaces
 
 
 def _finished(target: str, facts: dict[str, Any]) -> Report:
@@ -865,11 +900,11 @@ def _verify(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, answer: Answer, *
 
 
 def _verified(
-    report: Report, a: MatrixLike, b: MatrixLike, c: MatrixLike, answer: Answer, callbacks: Callbacks
+    report: Report, a: MatrixLike, b: MatrixLike, c: MatrixLike, answer: Answer, callbacks: Callbacks, name: str = ""
 ) -> Report:
     found = _verify(_stored(a), _stored(b), _stored(c), answer, progress=callbacks.verifying)
     if not found.ok:
-        raise VerificationError(f"{c} is not A @ B: {found.reason}; it is kept for inspection")
+        raise VerificationError(f"{name or c} is not A @ B: {found.reason}; it is kept for inspection")
     return replace(report, verification=found.to_json())
 
 

@@ -195,7 +195,7 @@ def spgemm(
     if method not in METHODS:
         raise InputError(f"method {method!r} is not one of {', '.join(METHODS)}, which matrices of SciPy's have")
     if left.ncols != right.nrows:
-        raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
+        raise _do_not_fit(a, b)
     options.check_square((left.nrows, right.ncols))
     if method in ("cuda", "hyspmm"):
         options.check_device()
@@ -214,12 +214,36 @@ def _by_columns(
     """Multiply two matrices as the transpose of the product of their transposes."""
     if not all(one is None or sp.issparse(one) or device.is_cupyx(one) for one in (a, b, mask)):
         raise InputError("axis=0 is for SciPy's and CuPy's matrices")
+    _check_columns(a, b, semiring, mask, epilogue, wanted)
     options: dict[str, Any] = {
         "semiring": turned(semiring), "mask": None if mask is None else mask.T,
         "epilogue": None if epilogue is None else epilogue.turned(),
     }  # fmt: skip
     made = spgemm(b.T, a.T, **options, **wanted)
+    if sp.issparse(made) and isinstance(made, sp.sparray) != isinstance(a, sp.sparray):
+        kind: Any = sp.csr_array if isinstance(a, sp.sparray) else sp.csr_matrix
+        made = kind(made)
     return made.T.asformat("csc" if a.format == b.format == "csc" else "csr")
+
+
+def _check_columns(
+    a: Any, b: Any, semiring: Semiring, mask: Any, epilogue: Epilogue | None, wanted: dict[str, Any]
+) -> None:
+    """Refuse what does not fit by the names and shapes it was given with, which the transposes no longer have."""
+    shapes = [m.shape for m in (a, b, mask) if m is not None]
+    if any(len(shape) != 2 for shape in shapes):
+        return  # as for rows
+    if a.shape[1] != b.shape[0]:
+        raise _do_not_fit(a, b)
+    shape = a.shape[0], b.shape[1]
+    if mask is not None and mask.shape != shape:
+        raise MatrixError(f"the mask is {mask.shape[0]:,} x {mask.shape[1]:,}, but C is {shape[0]:,} x {shape[1]:,}")
+    cuts = {name: wanted[name] for name in ("triangle", "threshold", "top_n")}
+    Options(semiring, epilogue=epilogue, **cuts).check(shape, semiring.result_dtype(a.dtype, b.dtype))
+
+
+def _do_not_fit(a: Any, b: Any) -> MatrixError:
+    return MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
 
 
 def _options(
@@ -244,7 +268,7 @@ def reduce(
     """Return a reduction of a product of SciPy's matrices; `api.reduce` describes it."""
     left, right = from_scipy(a), from_scipy(b)
     if left.ncols != right.nrows:
-        raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
+        raise _do_not_fit(a, b)
     options = _options(semiring, mask, complement, triangle, epilogue, threshold, top_n)
     options.check_square((left.nrows, right.ncols))
     dtype = options.semiring.result_dtype(left.dtype, right.dtype)

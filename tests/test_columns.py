@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -94,6 +96,7 @@ def test_from_storage(operands, stored, tmp_path, scheduler, grid, turned):
         grid=grid, scheduler=scheduler, check=True, **turned,
     )  # fmt: skip
     assert report.verification["ok"]
+    assert tuple(report.grid.values()) == grid  # of C, not of its transpose
     assert_same(read(tmp_path / "C.zarr"), spdist.spgemm(a, b, mask=mask, top_n=4, axis=0))
     assert {path.name for path in tmp_path.iterdir()} == {"A.zarr", "B.zarr", "M.zarr", "C.zarr"}
 
@@ -147,6 +150,53 @@ def test_resume_and_overwrite(stored, tmp_path, scheduler, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"A.zarr", "C.zarr"}
 
 
+def test_a_replacement_is_resumed_and_what_is_finished_is_verified(stored, tmp_path, scheduler, monkeypatch):
+    """The old C stays until the new one is whole, and is not taken for it."""
+    a, b = stored("A", whole_numbers(90, 70, 5, 1)), stored("B", whole_numbers(70, 80, 5, 2))
+    c, wanted = tmp_path / "C.zarr", {"axis": 0, "scheduler": scheduler}
+    api.multiply(a, b, c, top_n=1, **wanted)
+    old, transpose = read(c).to_scipy(), transposed.transpose
+
+    def last_fails(m, out, **options):
+        if "facts" in options:
+            raise OSError(28, "No space left on device")
+        return transpose(m, out, **options)
+
+    monkeypatch.setattr(transposed, "transpose", last_fails)
+    with pytest.raises(OSError, match="No space left"):
+        api.multiply(a, b, c, top_n=3, overwrite=True, **wanted)
+    monkeypatch.setattr(transposed, "transpose", transpose)
+    assert_same(read(c), old)
+    api.multiply(a, b, c, top_n=3, resume=True, **wanted)
+    assert np.diff(read(c).to_scipy().tocsc().indptr).max() == 3
+    again = api.multiply(a, b, c, top_n=3, resume=True, check=True, **wanted)
+    assert (again.state, again.verification["ok"]) == ("already finished", True)
+    assert {path.name for path in tmp_path.iterdir()} == {"A.zarr", "B.zarr", "C.zarr"}
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_transposed(stored, tmp_path, monkeypatch):
+    a, b = stored("A", whole_numbers(90, 70, 5, 1)), stored("B", whole_numbers(70, 80, 5, 2))
+    mask = stored("M", whole_numbers(80, 90, 5, 3))
+    monkeypatch.setattr(transposed, "transpose", None)
+    for right, options, message in (
+        (a, {}, "A is 90 x 70 and B is 90 x 70"), (b, {"mask": mask}, "the mask is 80 x 90, but C is 90 x 80"),
+        (b, {"grid": (99, 1, 1)}, "99 row blocks of 90 rows"), (b, {"engine": "scipy"}, "choose engine='auto'"),
+        (b, {"memory_limit": "much"}, "is not a size"), (b, {"transpose_a": True}, "A is 70 x 90 and B is 70 x 80"),
+        (b, {"epilogue": spdist.Epilogue(rows=np.ones(80))}, "rows has shape"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            api.multiply(a, right, tmp_path / "C.zarr", top_n=3, axis=0, **options)
+
+
+def test_the_time_of_transposes_counts(operands, stored, tmp_path, scheduler, monkeypatch):
+    a, b = (stored(name, m) for name, m in zip("AB", operands, strict=True))
+    transpose = transposed.transpose
+    monkeypatch.setattr(transposed, "transpose", lambda *m, **told: (time.sleep(0.2), transpose(*m, **told))[1])
+    begin = time.perf_counter()
+    report = api.multiply(a, b, tmp_path / "C.zarr", top_n=3, axis=0, scheduler=scheduler)
+    assert 0.6 < report.seconds < time.perf_counter() - begin
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_of_a_symmetric_matrix_columns_are_not_rows_either(stored, tmp_path, scheduler, axis):
     m = whole_numbers(50, 50, 4, 1)
@@ -173,6 +223,28 @@ def test_refusals(operands, stored, tmp_path):
     with pytest.raises(InputError, match="axis=0 is for SciPy's and CuPy's matrices"):
         spdist.spgemm(spdist.bsr.from_scipy(blocks), spdist.bsr.from_scipy(blocks), top_n=3, axis=0)
     assert not (tmp_path / "C.zarr").exists()
+
+
+def test_c_is_of_the_kind_of_a(operands):
+    a, b = operands
+    for left, right in ((sp.csr_array, sp.csr_matrix), (sp.csr_matrix, sp.csc_array), (sp.csc_array, sp.csc_matrix)):
+        rows, columns = (spdist.spgemm(left(a), right(b), top_n=3, axis=axis) for axis in (1, 0))
+        assert type(columns) is type(rows)
+        np.testing.assert_array_equal(columns.toarray(), largest(a @ b, 3))
+
+
+def test_errors_name_what_was_given(operands):
+    """And not its transpose, which is multiplied."""
+    a, b = operands
+    for options, message in (
+        ({"mask": a}, "the mask is 90 x 70, but C is 90 x 80"),
+        ({"epilogue": spdist.Epilogue(rows=np.ones(80))}, "rows has shape"),
+        ({"epilogue": "l1"}, "epilogue='l1' is none"),
+    ):
+        with pytest.raises(SpdistError, match=message):
+            spdist.spgemm(a, b, top_n=3, axis=0, **options)
+    with pytest.raises(SpdistError, match="A is 90 x 70, B 90 x 70"):
+        spdist.spgemm(a, a, top_n=3, axis=0)
 
 
 def test_command_line_and_a_job(operands, stored, tmp_path, run_job, capsys):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spdist import api
+from spdist.csr import CSR
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.scheduler.plan import Plan, even_bounds
-from spdist.scheduler.sizes import _spread, row_lengths, sample_rows
+from spdist.scheduler.sizes import READERS, _candidates, _spread, row_lengths, sample_rows
 from spdist.scheduler.stages import renumber
 from tests.conftest import random_matrix
 
@@ -90,6 +94,39 @@ def test_parts_that_are_walked_over_side_by_side(stored, monkeypatch):
     assert {0, 20_000 // 3, 2 * 20_000 // 3} <= {*starts} != {block.start for block in whole.blocks}
     assert plan.expansion == whole.expansion
     assert plan.projected_memory <= 0.9 * plan.memory_limit
+
+
+def test_rows_of_the_sample_are_not_read_far_ahead():
+    """Rows may be long: those that wait to be looked at are in memory."""
+    reads: list[int] = []
+
+    def read(start: int, stop: int) -> CSR:
+        reads.append(start)
+        return CSR(np.arange(stop - start + 1), np.zeros(stop - start, np.int32), np.zeros(0), (stop - start, 9))
+
+    a = SimpleNamespace(
+        nrows=10_000, ncols=9, nnz=10_000, ours=True, url="", indices=SimpleNamespace(chunk=8), rows_indices=read
+    )
+    found = _candidates(a)
+    assert next(found)[0] == 0
+    time.sleep(0.2)
+    assert len(reads) <= READERS
+    assert len(list(found)) == 256 * 8 - 1
+
+
+@pytest.mark.parametrize("wrong", [-3, 307])
+def test_a_column_out_of_range_is_found_in_the_sample_too(stored, tmp_path, monkeypatch, wrong):
+    """And the matrix is named that has it."""
+    m = random_matrix(300, 300, 8, 1)
+    a = stored("A", m)
+    stored("F", m)
+    foreign = zarr.open_group(tmp_path / "F.zarr")
+    foreign.attrs.put({key: value for key, value in foreign.attrs.items() if key != "spdist"})
+    foreign["indices"][int(m.indptr[150])] = wrong
+    for grid in (None, (5, 1, 1)):
+        with pytest.raises(MatrixError, match=rf"F.zarr: column {wrong} in row 150 is outside \[0, 300\)"):
+            api.plan(tmp_path / "F.zarr", a, grid=grid)
+        monkeypatch.setattr("spdist.scheduler.sizes.SAMPLE_RUNS", 1)  # of the first rows
 
 
 def test_estimate_is_near_the_truth(stored):

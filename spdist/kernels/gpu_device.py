@@ -191,7 +191,7 @@ class GpuSlot:
                 a, b, staged.start, device.deterministic, sound_b=stays and device.b_is_sound, expected=expected,
                 meanwhile=meanwhile,
             )  # fmt: skip
-            device.b_is_sound = device.b_is_sound or stays
+            device.b_is_sound = device.b_is_sound or (stays and a.nnz > 0)  # else nobody has looked at B
             if staged.products and work.options.mask is None:
                 device.entries_per_product = self.held / staged.products
             self.room = None if work.reduction is None else work.room(self.c)

@@ -181,13 +181,17 @@ def _candidates(a: StoredMatrix) -> Iterator[tuple[int, Lengths]]:
     def read(run: int) -> CSR:
         start = run * a.nrows // runs
         stop = min(start + 8, a.nrows)
-        return whole.rows(start, stop) if whole else a.rows_indices(start, stop)
+        rows = whole.rows(start, stop) if whole else a.rows_indices(start, stop)
+        _check_rows(a, rows, start, check=not a.ours)
+        return rows
 
+    order = _spread(runs)
     with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1)) as threads:
-        order = _spread(runs)
-        for run, block in zip(order, threads.map(read, order), strict=True):
-            for row in range(block.nrows):
-                yield run * a.nrows // runs + row, block.indices[block.indptr[row] : block.indptr[row + 1]]
+        for first in range(0, runs, READERS):  # no more of them at once, however long rows are
+            some = order[first : first + READERS]
+            for run, block in zip(some, threads.map(read, some), strict=True):
+                for row in range(block.nrows):
+                    yield run * a.nrows // runs + row, block.indices[block.indptr[row] : block.indptr[row + 1]]
 
 
 def _spread(count: int) -> list[int]:
@@ -436,12 +440,17 @@ def _walk(a: StoredMatrix, cutter: Callable[[int], Cutter], parts: int, *, check
 def _walk_rows(a: StoredMatrix, cutter: Cutter, low: int, high: int, *, check: bool) -> Int64Array:
     closed = []
     for start, stop, offsets, indices in _columns(a, low, high):
-        first = int(offsets[0])
-        if check or (len(indices) and (indices.min() < 0 or indices.max() >= a.ncols)):
-            check_canonical(CSR(offsets - first, indices, indices, (stop - start, a.ncols)), a.url, start)
+        rows = CSR(offsets - int(offsets[0]), indices, indices, (stop - start, a.ncols))
+        _check_rows(a, rows, start, check=check)
         closed.append(cutter.feed(offsets, indices))
     closed.append(cutter.close())
     return np.concatenate(closed)
+
+
+def _check_rows(a: StoredMatrix, rows: CSR, start: int, *, check: bool) -> None:
+    """Refuse rows, the first of them `start`, whose columns are out of range; if asked to, those not canonical too."""
+    if check or (rows.nnz and (rows.indices.min() < 0 or rows.indices.max() >= a.ncols)):
+        check_canonical(rows, a.url, start)
 
 
 # -- the plan ----------------------------------------------------------------------------------------------------------
@@ -789,6 +798,8 @@ class _Draft:
         out = np.empty(self.a.nrows, np.int64)
         for start, stop, offsets in self.a.row_blocks(8 * self.a.indices.chunk):
             indices = self.a.read_indices(int(offsets[0]), int(offsets[-1]))
+            rows = CSR(offsets - int(offsets[0]), indices, indices, (stop - start, self.a.ncols))
+            _check_rows(self.a, rows, start, check=False)
             total = np.concatenate([[0], np.cumsum(self.lengths[indices], dtype=np.int64)])
             out[start:stop] = np.diff(total[offsets - offsets[0]])
         made: Int64Array = np.ceil(out * self.estimate.shares(self.a.nrows)[0]).astype(np.int64)

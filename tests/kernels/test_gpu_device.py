@@ -18,7 +18,7 @@ from numpy.testing import assert_array_equal
 from spdist.bsr import BSR, from_rows
 from spdist.csr import CSR, from_scipy
 from spdist.errors import InputError, MatrixError, MemoryBoundError
-from spdist.kernels import answers_gpu, bsr_cpu, cpu, device_blocks, gpu_device, outofcore, packing, pinned
+from spdist.kernels import answers_gpu, bsr_cpu, cpu, device_blocks, gpu, gpu_device, outofcore, packing, pinned
 from spdist.kernels.device_blocks import Kinds, Within
 from spdist.kernels.gpu_device import Gpu
 from spdist.kernels.options import Epilogue, Options
@@ -247,6 +247,25 @@ def test_rows_that_lie_in_b(device, multiplies, limit):
     for x, y in ((c.indptr, d.indptr), (c.indices, d.indices)):
         assert_array_equal(x, y)
     np.testing.assert_allclose(c.data, d.data, rtol=1e-14)
+
+
+def test_b_is_looked_at_until_a_block_has_entries(device, multiplies, monkeypatch):
+    """Nothing is asked of B for rows without any."""
+    m = random_matrix(3000, 3000, 6.0, 3).tolil()
+    m[:1500] = 0
+    a, trusted, multiply = from_scipy(m.tocsr()), [], gpu.multiply
+
+    def noting(x, y, **known):
+        trusted.append((x.nnz, known["sound_b"]))
+        return multiply(x, y, **known)
+
+    monkeypatch.setattr(gpu, "multiply", noting)
+    device.memory_limit = 1 << 20
+    assert outofcore.multiply(a, a, device).nnz == cpu.multiply(a, a).nnz
+    first = next(number for number, (entries, _) in enumerate(trusted) if entries)
+    assert first > 0
+    assert not any(sound for _, sound in trusted[: first + 1])
+    assert all(sound for _, sound in trusted[first + 1 :])
 
 
 N = 500
