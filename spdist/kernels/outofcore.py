@@ -561,7 +561,8 @@ class Run:
     def _meanwhile(self) -> None:
         """Do what else there is to do while the device multiplies."""
         self._depart()
-        if len(self.slots) > 1:  # else it is multiplied in the only one
+        prepared = self.stager.is_ready or self.stager.is_brief  # else the device might wait for what is not
+        if prepared and len(self.slots) > 1:  # and not multiplied in the only one
             self._send_ahead()
 
     def _send(self, slot: Any, staged: Staged) -> _Flight:
