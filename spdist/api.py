@@ -214,6 +214,7 @@ def plan(
     """
     from spdist.scheduler.sizes import check_operands, make_plan
 
+    _check_grid(grid)
     _check_engine(engine)
     answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
     left, right = _stored(a), _stored(b)
@@ -386,6 +387,7 @@ def multiply(
     """
     begin = time.perf_counter()
     check_count("workers", workers, "one a core or a GPU")
+    _check_grid(grid)
     callbacks = callbacks or Callbacks()
     if is_by_columns(axis, top_n, epilogue):
         wanted: dict[str, Any] = {
@@ -398,6 +400,8 @@ def multiply(
         return replace(report, seconds=time.perf_counter() - begin) if report.blocks else report
     limits = {"memory_limit": memory_limit, "host_limit": host_limit}
     answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
+    if transpose_a or transpose_b:
+        _check_fit((a, transpose_a), (b, transpose_b), answer, engine, grid, limits)
     with _operands(a, b, c, transpose_a, transpose_b, resume or overwrite) as (left, right):
         job = _prepare(left, right, c, engine, limits, grid, answer, resume=resume, overwrite=overwrite)
         if isinstance(job, Report):
@@ -438,7 +442,8 @@ def _multiply_by_columns(
     _check_target(target, overwrite=resume or overwrite)
     masks = [] if mask is None else [mask.url]
     _check_apart(target, _stored(a[0]).url, _stored(b[0]).url, *masks)
-    _check_columns(a, b, answer, wanted)
+    limits = {name: wanted[name] for name in ("memory_limit", "host_limit")}
+    _check_fit(a, b, answer, wanted["engine"], wanted["grid"] and wanted["grid"][::-1], limits)
     place, replaces = _place_of_columns(target, resume=resume, overwrite=overwrite)
     options = answer.arguments() | {
         "semiring": turned(answer.options.semiring), "epilogue": None if epilogue is None else epilogue.turned(),
@@ -462,9 +467,16 @@ def _multiply_by_columns(
     return replace(report, grid=dict(zip(report.grid, reversed(report.grid.values()), strict=True)))
 
 
-def _check_columns(
-    a: tuple[MatrixLike, bool], b: tuple[MatrixLike, bool], answer: Answer, wanted: dict[str, Any]
-) -> None:
+def _check_grid(grid: Any) -> None:
+    """Refuse what is no number of row, inner and column blocks."""
+    if grid is not None and (not isinstance(grid, tuple | list) or len(grid) != 3):
+        raise InputError(f"grid={grid!r}: write the numbers of row, inner and column blocks, for instance (10, 1, 1)")
+
+
+def _check_fit(
+    a: tuple[MatrixLike, bool], b: tuple[MatrixLike, bool], answer: Answer, engine: str,
+    grid: tuple[int, int, int] | None, limits: dict[str, Any],
+) -> None:  # fmt: skip
     """Refuse what does not fit before transposes are made, by the names and shapes it was given with."""
     from spdist.scheduler.sizes import check_operands
 
@@ -472,12 +484,11 @@ def _check_columns(
         replace(stored, shape=stored.shape[::-1]) if turned else stored
         for stored, turned in ((_stored(m), turned) for m, turned in (a, b))
     )
-    engine = wanted["engine"]
     _check_engine(engine)
-    check_operands(left, right, wanted["grid"] and wanted["grid"][::-1])
+    check_operands(left, right, grid)
     answer.check(left, right, engine)
     if engine not in GPU_ENGINES:
-        _limits(engine, wanted["memory_limit"], wanted["host_limit"])
+        _limits(engine, **limits)
 
 
 def _place_of_columns(target: str, *, resume: bool, overwrite: bool) -> tuple[str, bool]:

@@ -186,6 +186,15 @@ def test_what_does_not_fit_is_refused_before_anything_is_transposed(stored, tmp_
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):
             api.multiply(a, right, tmp_path / "C.zarr", top_n=3, axis=0, **options)
+    turned = stored("T", whole_numbers(70, 90, 5, 1))
+    for options, message in (
+        ({"mask": mask}, "the mask is 80 x 90, but C is 90 x 80"), ({"grid": (99, 1, 1)}, "99 row blocks of 90 rows"),
+        ({"grid": 7}, "grid=7: write the numbers of row"), ({"memory_limit": "much"}, "is not a size"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            api.multiply(turned, b, tmp_path / "C.zarr", transpose_a=True, **options)
+    with pytest.raises(InputError, match="grid=7"):
+        api.plan(a, b, grid=7)
 
 
 def test_the_time_of_transposes_counts(operands, stored, tmp_path, scheduler, monkeypatch):
