@@ -144,8 +144,9 @@ class Work:
         else:
             rows = mask if a.nrows == mask.nrows else mask.rows(first, first + a.nrows)
             c, held = masks_gpu.multiply(
-                a, b, rows, complement=self.options.complement, semiring=semiring, deterministic=deterministic
-            )
+                a, b, rows, complement=self.options.complement, semiring=semiring, deterministic=deterministic,
+                sound_b=known.get("sound_b", False),
+            )  # fmt: skip
         made = finish(c, self.options, *self.on_device, first)
         return made, held if made is c else held + made.nnz
 

@@ -51,13 +51,14 @@ def _names(value: str, index: str, pointer: str) -> dict[str, str]:
 
 
 def multiply(
-    a: CSR, b: CSR, mask: CSR, *, complement: bool, semiring: Semiring, deterministic: bool = False
-) -> tuple[CSR, int]:
+    a: CSR, b: CSR, mask: CSR, *, complement: bool, semiring: Semiring, deterministic: bool = False,
+    sound_b: bool = False,
+) -> tuple[CSR, int]:  # fmt: skip
     """Return ``a @ b`` under a mask, and the entries that were made on the way.
 
     Parameters
     ----------
-    a, b, semiring, deterministic
+    a, b, semiring, deterministic, sound_b
         As for `gpu.multiply`.
     mask : CSR
         Of the host or on the GPU, canonical, with the rows of A and the columns of B; values do not count.
@@ -68,9 +69,9 @@ def multiply(
 
     if mask.nnz > INT32_MAX and a.indptr.dtype == np.int32:
         a = replace(a, indptr=a.indptr.astype(np.int64))
-    x = None if complement else gpu.checked(a, b, semiring)
+    x = None if complement else gpu.checked(a, b, semiring, sound_b=sound_b)
     if x is None:
-        c = gpu.multiply(a, b, deterministic=deterministic, semiring=semiring)
+        c = gpu.multiply(a, b, deterministic=deterministic, semiring=semiring, sound_b=sound_b)
         if not complement or 0 in (c.nnz, mask.nnz):
             return c, c.nnz
         mask = on_device(mask, c.indices.dtype, c.indptr.dtype)

@@ -160,7 +160,7 @@ def multiplies(monkeypatch, allocator):
     def product(a, b, semiring, mask=None, complement=False):
         return cpu.multiply(on_host(a), on_host(b), options=Options(semiring, mask, complement))
 
-    def under_mask(a, b, mask, complement, deterministic, semiring):
+    def under_mask(a, b, mask, complement, deterministic, semiring, sound_b):
         c = product(a, b, semiring, on_host(mask), complement)
         return to_device(c), c.nnz
 
