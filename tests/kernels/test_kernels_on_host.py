@@ -70,8 +70,8 @@ def test_reductions(dtype):
 
 
 @pytest.mark.parametrize(("name", "kinds"), [
-    ("plus_times", "skew skew"), ("plus_times", "longrow sparse"), ("plus_times", "dense dense"),
-    ("or_and", "skew skew"), ("plus_first", "sparse sparse"), ("least product", "skew skew"),
+    ("plus_times", "longrow sparse"), ("or_and", "skew skew"), ("plus_first", "sparse sparse"),
+    ("least product", "skew skew"),
 ])  # fmt: skip
 @pytest.mark.parametrize("shares", answers.SHARES)
 def test_masks(monkeypatch, shares, name, kinds):
@@ -97,7 +97,7 @@ def test_what_is_expected_of_c_may_be_wrong(monkeypatch, share):
     products.test_what_is_expected_of_c_may_be_wrong(monkeypatch, share)
 
 
-@pytest.mark.parametrize("spread", [9, products.gpu.NARROW_COLUMNS - 1, products.gpu.NARROW_COLUMNS])
+@pytest.mark.parametrize("spread", [products.gpu.NARROW_COLUMNS - 1, products.gpu.NARROW_COLUMNS])
 def test_wide_matrices_of_rows_that_are_not(spread):
     for entries in (1, 80, 300):
         products.test_wide_matrices_of_rows_that_are_not(spread, entries)
