@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import sys
@@ -14,6 +15,8 @@ import yaml
 
 from spdist import api
 from spdist.csr import CSR
+from spdist.errors import SpdistError
+from spdist.scheduler import stages
 from spdist.storage import StoredMatrix
 
 WORKFLOWS = Path(__file__).resolve().parent.parent / "workflows"
@@ -127,3 +130,20 @@ def run_job(tmp_path, monkeypatch):
         return json.loads(Path("job.report.json").read_text()) if code != 2 else {}
 
     return call
+
+
+@contextlib.contextmanager
+def out_of_space():
+    """Let the commits of a product fail after the sixth, and expect the run to say so."""
+    commits, commit = [], stages.Product.commit
+
+    def failing(self, task, *rest):
+        commits.append(task.number)
+        if len(commits) > 6:
+            raise OSError(28, "No space left on device")
+        return commit(self, task, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stages.Product, "commit", failing)
+        with pytest.raises(SpdistError, match="no space left"):
+            yield

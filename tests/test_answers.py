@@ -15,10 +15,9 @@ import spdist
 from spdist import api, cli, storage
 from spdist.coo import RowSorter
 from spdist.csr import CSR, from_scipy
-from spdist.errors import InputError, ResumeError, SpdistError
+from spdist.errors import InputError, ResumeError
 from spdist.kernels.semirings import SEMIRINGS
-from spdist.scheduler import stages
-from tests.conftest import random_matrix
+from tests.conftest import out_of_space, random_matrix
 from tests.test_run import files, read
 
 OPTIONS = [
@@ -155,18 +154,8 @@ def test_resume_with_the_same_options_only(stored, tmp_path, scheduler, monkeypa
     a, mask = stored("A", whole_numbers(900, 900, 12, 3)), stored("M", whole_numbers(900, 900, 90, 7))
     wanted = {"semiring": "min_plus", "mask": mask, "top_n": 7, "scheduler": scheduler}
     api.multiply(a, a, tmp_path / "R.zarr", grid=(20, 2, 1), **wanted)
-    commits, commit = [], stages.Product.commit
-
-    def failing(self, task, *rest):
-        commits.append(task.number)
-        if len(commits) > 6:
-            raise OSError(28, "No space left on device")
-        return commit(self, task, *rest)
-
-    monkeypatch.setattr(stages.Product, "commit", failing)
-    with pytest.raises(SpdistError, match="no space left"):
+    with out_of_space():
         api.multiply(a, a, tmp_path / "C.zarr", grid=(20, 2, 1), **wanted)
-    monkeypatch.setattr(stages.Product, "commit", commit)
     for other in ({"top_n": 8}, {"semiring": "max_plus"}, {"mask": a}, {"complement": True}, {"threshold": 1.0}):
         with pytest.raises(ResumeError, match="what was asked"):
             api.multiply(a, a, tmp_path / "C.zarr", resume=True, **wanted | other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import numpy as np
@@ -12,8 +13,7 @@ import spdist
 from spdist import api, cli, transposed
 from spdist.csr import check_canonical, from_scipy
 from spdist.errors import InputError, ResumeError, SpdistError
-from spdist.scheduler import stages
-from tests.conftest import random_matrix
+from tests.conftest import out_of_space, random_matrix
 from tests.test_answers import assert_same, whole_numbers
 from tests.test_run import read
 
@@ -101,26 +101,9 @@ def test_from_storage(operands, stored, tmp_path, scheduler, grid, turned):
     assert {path.name for path in tmp_path.iterdir()} == {"A.zarr", "B.zarr", "M.zarr", "C.zarr"}
 
 
-def test_resume_and_overwrite(stored, tmp_path, scheduler, monkeypatch):
-    monkeypatch.setattr("spdist.scheduler.sizes.CHUNK_LENGTH", 1 << 10)
-    monkeypatch.setattr("spdist.scheduler.run.CHECKPOINT_SECONDS", 0.0)
-    m = whole_numbers(900, 900, 12, 3)
-    a, wanted = stored("A", m), {"top_n": 5, "axis": 0, "scheduler": scheduler}
-    commits, commit = [], stages.Product.commit
-
-    def failing(self, task, *rest):
-        commits.append(task.number)
-        if len(commits) > 6:
-            raise OSError(28, "No space left on device")
-        return commit(self, task, *rest)
-
-    monkeypatch.setattr(stages.Product, "commit", failing)
-    with pytest.raises(SpdistError, match="no space left"):
-        api.multiply(a, a, tmp_path / "C.zarr", grid=(2, 1, 20), **wanted)
-    monkeypatch.setattr(stages.Product, "commit", commit)
-    assert not (tmp_path / "C.zarr").exists()
-    with pytest.raises(ResumeError, match="what was asked"):
-        api.multiply(a, a, tmp_path / "C.zarr", resume=True, **wanted | {"top_n": 6})
+@contextlib.contextmanager
+def out_of_space_in_the_end():
+    """Let the transpose fail that becomes C."""
     transpose = transposed.transpose
 
     def last_fails(m, out, **options):
@@ -128,10 +111,24 @@ def test_resume_and_overwrite(stored, tmp_path, scheduler, monkeypatch):
             raise OSError(28, "No space left on device")
         return transpose(m, out, **options)
 
-    monkeypatch.setattr(transposed, "transpose", last_fails)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transposed, "transpose", last_fails)
+        with pytest.raises(OSError, match="No space left"):
+            yield
+
+
+def test_resume_and_overwrite(stored, tmp_path, scheduler, monkeypatch):
+    monkeypatch.setattr("spdist.scheduler.sizes.CHUNK_LENGTH", 1 << 10)
+    monkeypatch.setattr("spdist.scheduler.run.CHECKPOINT_SECONDS", 0.0)
+    m = whole_numbers(900, 900, 12, 3)
+    a, wanted = stored("A", m), {"top_n": 5, "axis": 0, "scheduler": scheduler}
+    with out_of_space():
+        api.multiply(a, a, tmp_path / "C.zarr", grid=(2, 1, 20), **wanted)
+    assert not (tmp_path / "C.zarr").exists()
+    with pytest.raises(ResumeError, match="what was asked"):
+        api.multiply(a, a, tmp_path / "C.zarr", resume=True, **wanted | {"top_n": 6})
+    with out_of_space_in_the_end():
         api.multiply(a, a, tmp_path / "C.zarr", resume=True, **wanted)
-    monkeypatch.setattr(transposed, "transpose", transpose)
     assert {path.name for path in tmp_path.iterdir()} == {"A.zarr", "C.zarr.spdist-columns"}
     api.multiply(a, a, tmp_path / "C.zarr", resume=True, **wanted)
     assert_same(read(tmp_path / "C.zarr"), spdist.spgemm(m, m, top_n=5, axis=0))
@@ -155,17 +152,9 @@ def test_a_replacement_is_resumed_and_what_is_finished_is_verified(stored, tmp_p
     a, b = stored("A", whole_numbers(90, 70, 5, 1)), stored("B", whole_numbers(70, 80, 5, 2))
     c, wanted = tmp_path / "C.zarr", {"axis": 0, "scheduler": scheduler}
     api.multiply(a, b, c, top_n=1, **wanted)
-    old, transpose = read(c).to_scipy(), transposed.transpose
-
-    def last_fails(m, out, **options):
-        if "facts" in options:
-            raise OSError(28, "No space left on device")
-        return transpose(m, out, **options)
-
-    monkeypatch.setattr(transposed, "transpose", last_fails)
-    with pytest.raises(OSError, match="No space left"):
+    old = read(c).to_scipy()
+    with out_of_space_in_the_end():
         api.multiply(a, b, c, top_n=3, overwrite=True, **wanted)
-    monkeypatch.setattr(transposed, "transpose", transpose)
     assert_same(read(c), old)
     api.multiply(a, b, c, top_n=3, resume=True, **wanted)
     assert np.diff(read(c).to_scipy().tocsc().indptr).max() == 3

@@ -29,15 +29,13 @@ __device__ __forceinline__ void for_rows(const i64 nrows, const Pointer* __restr
         if (indptr[r + 1] - indptr[r] > longest) visit(Group<ROWS>(), r, indptr[r], indptr[r + 1]);
 }
 
-// Threads of the group before this one for which `holds` is true; `total`: all of them.
-template <int WARPS>
-__device__ __forceinline__ u32 count_before(const bool holds, u32* scratch, u32& total) {
-    const u32 votes = __ballot_sync(FULL_WARP, holds);
-    u32 before = __popc(votes & ((1u << (threadIdx.x % 32)) - 1));
-    total = __popc(votes);
+// Turn what is before a thread in its warp, of which all have `own`, into what is before it in its group; `total`: of all.
+template <int WARPS, typename T>
+__device__ __forceinline__ T across_warps(T before, const T own, T* scratch, T& total) {
+    total = own;
     if (WARPS == 1) return before;
     __syncthreads();
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = total;
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = own;
     __syncthreads();
     total = 0;
 #pragma unroll
@@ -48,22 +46,16 @@ __device__ __forceinline__ u32 count_before(const bool holds, u32* scratch, u32&
     return before;
 }
 
+// Threads of the group before this one for which `holds` is true; `total`: all of them.
+template <int WARPS>
+__device__ __forceinline__ u32 count_before(const bool holds, u32* scratch, u32& total) {
+    const u32 votes = __ballot_sync(FULL_WARP, holds);
+    return across_warps<WARPS>((u32)__popc(votes & ((1u << (threadIdx.x % 32)) - 1)), (u32)__popc(votes), scratch, total);
+}
+
 // Sum over the threads of the group before this one; `total`: over all of them.
 template <int WARPS, typename T>
 __device__ __forceinline__ T sum_of_earlier(const T value, T* scratch, T& total) {
-    const int lane = threadIdx.x % 32;
-    const T inclusive = inclusive_sum<32>(value, lane);
-    T before = inclusive - value;
-    total = __shfl_sync(FULL_WARP, inclusive, 31);
-    if (WARPS == 1) return before;
-    __syncthreads();
-    if (lane == 31) scratch[threadIdx.x / 32] = inclusive;
-    __syncthreads();
-    total = 0;
-#pragma unroll
-    for (int warp = 0; warp < WARPS; ++warp) {
-        if (warp < threadIdx.x / 32) before += scratch[warp];
-        total += scratch[warp];
-    }
-    return before;
+    const T inclusive = inclusive_sum<32>(value, threadIdx.x % 32);
+    return across_warps<WARPS>((T)(inclusive - value), (T)__shfl_sync(FULL_WARP, inclusive, 31), scratch, total);
 }
