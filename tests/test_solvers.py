@@ -269,7 +269,8 @@ def test_captured_gradients_are_those_launched_one_by_one(on_host, scaled, itera
         names = [name.partition("<")[0] for name in host_cupy.Module.launched]
         assert names == ["spmv_csr", *["update_dot"] * 3, *one * iterations]
         np.testing.assert_allclose(x, expected.x, atol=1e-7)
-        np.testing.assert_allclose(residual, expected.residual, rtol=1e-2, atol=1e-10)
+        # Of its own x: after so many iterations another order of sums, as another processor has, shows in the residual.
+        np.testing.assert_allclose(residual, np.linalg.norm(b - m @ np.asarray(x)), rtol=1e-6, atol=1e-10)
         captured = graph and iterations >= 2 * LOOKS
         assert launched == ("as a CUDA graph" if captured else "one by one" + ": as asked for" * (not graph))
     np.testing.assert_array_equal(found[True], found[False])
