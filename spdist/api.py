@@ -656,11 +656,12 @@ def _prepare(
 
 def _facts(a: StoredMatrix, b: StoredMatrix, answer: Answer) -> dict[str, Any]:
     """Return what C's record says: what it is a product of, and what was asked for."""
+    own = a.fingerprint()
     return {
         "provenance": {"command": "multiply", "a": a.url, "b": b.url},
         "product": {
-            "a": a.fingerprint(),
-            "b": b.fingerprint(),
+            "a": own,
+            "b": own if b == a else b.fingerprint(),
             "dtype": str(answer.dtype(a, b)),
             **({} if answer.plain else {"options": answer.facts()}),
         },

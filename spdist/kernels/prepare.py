@@ -90,6 +90,30 @@ def atomic_store(context: Any, words: Any, at: Any, value: Any) -> Any:
 
 
 @compiled
+def survey(indptr: Any, indices: Any) -> Any:
+    """Return the least and the greatest column, and whether rows are in canonical form, in one pass; not of no entries.
+
+    Columns fall, or stay, only where a row begins: these places are counted twice, in all and at the rows' beginnings.
+    """
+    entries, falls = len(indices), np.int64(0)
+    if indptr[0] != 0 or indptr[-1] != entries:
+        return np.int64(0), np.int64(-1), False
+    low = high = indices[0]
+    for at in range(1, entries):
+        low, high = min(low, indices[at]), max(high, indices[at])
+        falls += indices[at] <= indices[at - 1]
+    before = indptr[0]
+    for row in range(1, len(indptr) - 1):
+        start = indptr[row]
+        if start < before or start > entries:
+            return np.int64(0), np.int64(-1), False
+        if before < start < entries:
+            falls -= indices[start] <= indices[start - 1]
+        before = start
+    return np.int64(low), np.int64(high), falls == 0
+
+
+@compiled
 def count_products(
     a: Any, b_indptr: Any, start: Any, stop: Any, entry_bytes: Any, product_bytes: Any, ends: Any
 ) -> Any:

@@ -50,7 +50,7 @@ SAMPLE_PRODUCTS = 1 << 21
 READERS = 8
 """Threads that read the sample, at the most."""
 
-WALKERS, WALK_ENTRIES = 4, 1 << 25
+WALKERS, WALK_ENTRIES = 8, 1 << 25
 """Parts of A's rows that are walked over side by side, at the most, and entries of each at the least. Each takes 4
 bytes for a row of B; blocks end where parts do, on every machine alike."""
 
@@ -69,7 +69,7 @@ KEPT_SHARE, KEPT_MOST = 12, 16 << 20
 B_ROW_BYTES, START_BYTES = 24, 8
 """Bytes that a row of B takes beside its entries; and once more where kernels enter it at the diagonal."""
 
-BANDS, BAND_SHARE = 4, 1.5
+BANDS, BAND_SHARE = 4, 2.0
 """Blocks at the least, and bytes of B that they read in all as a multiple of B, for a GPU's B not to be read whole."""
 
 REMAP_BYTES = 12
@@ -127,7 +127,7 @@ def sample_rows(a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths, triangle: 
     lengths = b_lengths[columns].astype(np.int64)
     products = np.bincount(rows, lengths, minlength=1).astype(np.int64)
     needed, place = np.unique(columns, return_inverse=True)
-    found = b.take(needed.astype(np.int64), values=False)
+    found = _patterns(b, needed.astype(np.int64))
     starts = found.indptr[place]
     entries = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
     samples, reached = np.repeat(rows, lengths), found.indices[entries]
@@ -143,6 +143,19 @@ def sample_rows(a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths, triangle: 
     bins[products > 0] = np.log2(products[products > 0]).astype(np.int64)
     pooled = [np.bincount(bins, counts, 64).astype(np.float64) for counts in (nnz, products)]
     return Estimate(_fill_gaps(*pooled), share)
+
+
+def _patterns(b: StoredMatrix, rows: Int64Array) -> CSR:
+    """Return the columns of some rows, read by several threads."""
+    with ThreadPoolExecutor(_readers()) as threads:
+        parts = list(threads.map(functools.partial(b.take, values=False), np.array_split(rows, _readers())))
+    lengths = np.concatenate([np.diff(part.indptr) for part in parts])
+    indices = np.concatenate([part.indices for part in parts])
+    return CSR(np.append(0, np.cumsum(lengths)), indices, indices, (len(rows), b.ncols))
+
+
+def _readers() -> int:
+    return min(READERS, os.cpu_count() or 1)
 
 
 def _upper_share(rows: Int64Array, columns: Lengths, nrows: int) -> npt.NDArray[np.float64]:
@@ -186,7 +199,7 @@ def _candidates(a: StoredMatrix) -> Iterator[tuple[int, Lengths]]:
         return rows
 
     order = _spread(runs)
-    with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(_readers()) as threads:
         for first in range(0, runs, READERS):  # no more of them at once, however long rows are
             some = order[first : first + READERS]
             for run, block in zip(some, threads.map(read, some), strict=True):
@@ -589,7 +602,6 @@ class _Draft:
         ) and self._resident_bytes <= RESIDENT_SHARE * usable
         self.block_products = GPU_BLOCK_PRODUCTS if engine in GPU_ENGINES else MAX_BLOCK_PRODUCTS
         self.resident, self.stored = False, True
-        self.asked = np.empty((0, NUMBER + 1), np.int64)  # what blocks would read of B, if it did not stay
         self.chunk = self._chunk_length(usable)
         self.checked = a.ours
 
@@ -635,35 +647,28 @@ class _Draft:
         """Return the plan of least predicted time, with B on the worker for good or its rows read block by block."""
         plans: list[Plan] = []
         refusal = ""
-        for resident in (True, False) if self.can_be_resident else (False,):
+        on_gpu, is_small = self.engine in GPU_ENGINES, self._resident_bytes <= SMALL_SHARE * self.memory_limit
+        for resident in (not on_gpu, on_gpu) if self.can_be_resident else (False,):
             self.resident = resident
             plan, refused = self._attempt()
-            if resident and (banded := self._in_bands()) is not None:
-                return banded
-            if plan is not None:
-                plans.append(plan)
             refusal = refusal or refused
-            if plans and self._resident_bytes <= SMALL_SHARE * self.memory_limit:
-                break
+            if plan is None:
+                continue
+            if resident and is_small or on_gpu and self._is_in_bands(plan):
+                return plan
+            plans.append(plan)
         if not plans:
             raise MemoryBoundError(refusal.format(needed=self._enough() // 2**20))
         return min(plans, key=lambda plan: plan.seconds(1))
 
-    def _in_bands(self) -> Plan | None:
-        """Return a plan of the same blocks that each read their own rows of B, for GPUs and if these are neighbours.
+    def _is_in_bands(self, plan: Plan) -> bool:
+        """Whether blocks ask for rows of B that are neighbours: they read little more than B in all.
 
-        All of B is not much less to read; but it is read by every worker, while its GPU waits.
+        A B that stays is not much less to read; but it is read by every worker, while its GPU waits.
         """
-        read = int(self.asked[:, 6].sum()) * self.ob.read_bytes
-        if self.engine not in GPU_ENGINES or len(self.asked) < BANDS or read > BAND_SHARE * self.ob.nbytes:
-            return None
-        self.resident = False
-        reserved = self.reserved(MAX_PAIRS)
-        budget = memory.pair_budget(self.memory_limit, reserved, MAX_PAIRS)
-        sizes = self._sizes(self.asked, budget)
-        if sizes.split.any() or sizes.needed(self.asked).max() > budget:
-            return None
-        return self._widen(self._assemble(self.asked, MAX_PAIRS, reserved, budget))
+        read = sum(block.b_read for block in plan.blocks)
+        many = len(plan.blocks) >= BANDS and not any(block.split for block in plan.blocks)
+        return not plan.resident and many and read <= BAND_SHARE * self.ob.nbytes
 
     def _enough(self) -> int:
         """Return a limit, in whole MiB, that is enough: the least of a doubling, then of halvings of the last step."""
@@ -769,7 +774,6 @@ class _Draft:
         rows = _walk(self.a, cutter, parts, check=not self.checked)
         self.checked = True
         if self.resident:
-            self.asked = rows.copy()
             rows[:, 5:7] = 0
         return rows
 

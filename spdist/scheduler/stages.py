@@ -23,9 +23,10 @@ from spdist.errors import SpdistError
 from spdist.kernels import cpu, outofcore, reductions
 from spdist.kernels.device_blocks import Within
 from spdist.kernels.options import PLAIN, Options
+from spdist.kernels.pinned import array_at
 from spdist.scheduler import process
 from spdist.scheduler.plan import GPU_ENGINES, gpu_staging
-from spdist.storage import Held, Layout, StoredMatrix, compresses
+from spdist.storage import Allocate, Held, Layout, StoredMatrix, compresses
 
 BlockKey = int
 
@@ -221,7 +222,7 @@ class Product:
         if len(self.pieces) > 1:
             self.add(c, c, 0, options)
         for m in (self.a, self.b):
-            m.rows(0, min(m.nrows, 1))
+            self.check(m.rows(0, min(m.nrows, 1)), m.url)
         self.limits |= dict.fromkeys(("preprocess", "merge", "commit", "join"), process.copy_rate())
 
     def _host_engines(self) -> tuple[Any, ...]:
@@ -272,10 +273,11 @@ class Product:
         """Return this worker's GPU within its memory limit."""
         from spdist.kernels.gpu_device import Gpu
 
-        if self._gpu is None:
-            # Not packed: cores that would unpack C have enough to do with reading and writing.
-            self._gpu = Gpu(self.memory_limit, ahead=gpu_staging(self.host_limit), pack=False)
-        return self._gpu
+        with self._lock:
+            if self._gpu is None:
+                # Not packed: cores that would unpack C have enough to do with reading and writing.
+                self._gpu = Gpu(self.memory_limit, ahead=gpu_staging(self.host_limit), pack=False)
+            return self._gpu
 
     def gpu_peak(self) -> int:
         """Return the most bytes of the GPU's memory that were held."""
@@ -298,13 +300,13 @@ class Product:
             resident = self.resident and not task.split
             if resident and (rows := self.rows_of_resident(task, done)) is not None:
                 return Operands(rows, None, mask, Within(task.start))
-            a = self.a.rows(task.start, task.stop)
-            check_canonical(a, self.a.url, task.start)
+            a = self.a.rows(task.start, task.stop, self.allocate)
+            reach = self.check(a, self.a.url, task.start)
             if resident:
                 self.resident_b(done)
                 done(a.nbytes)
                 return Operands(a, None, mask)
-            if not task.split and (operands := self.band(task, a)) is not None:
+            if not task.split and (operands := self.band(task, a, *reach)) is not None:
                 done(operands.a.nbytes + operands.b.nbytes)  # type: ignore[union-attr]
                 return replace(operands, mask=mask)
             k0, k1, j0, j1 = self.pieces[piece] if task.split else (0, self.a.ncols, 0, self.b.ncols)
@@ -312,13 +314,34 @@ class Product:
                 a = columns_between(a, k0, k1)
             a, needed = renumber(a)
             b = self.b.take(needed)
-            check_canonical(b, self.b.url)
+            self.check(b, self.b.url)
             if j1 - j0 < self.b.ncols:
                 b = columns_between(b, j0, j1)
             done(a.nbytes + b.nbytes)
             return Operands(a, b, mask)
 
-    def band(self, task: Task, a: CSR) -> Operands | None:
+    @property
+    def allocate(self) -> Allocate | None:
+        """What blocks are read to: memory from which the GPU copies; None: any."""
+        return self._for_gpu if self.on_gpu else None
+
+    def _for_gpu(self, count: int, dtype: np.dtype[Any]) -> ValueArray:
+        dtype = np.dtype(dtype)
+        return array_at(self.gpu().allocate(count * dtype.itemsize), 0, count, dtype)
+
+    def check(self, m: CSR, name: str, first_row: int = 0) -> tuple[int, int]:
+        """Return the least column and the one after the greatest; refuse rows that are not canonical."""
+        if self.engine == "scipy" or not m.nnz:  # Numba need not be loaded
+            check_canonical(m, name, first_row)
+            return (int(m.indices.min()), int(m.indices.max()) + 1) if m.nnz else (0, 0)
+        from spdist.kernels.prepare import survey
+
+        low, high, is_canonical = survey(m.indptr, m.indices)
+        if not is_canonical or low < 0 or high >= m.ncols:
+            check_canonical(m, name, first_row)  # says what is wrong
+        return low, high + 1
+
+    def band(self, task: Task, a: CSR, low: int, high: int) -> Operands | None:
         """Return the operands of a block that asks for rows of B that lie side by side; None if they do not.
 
         All rows from the first to the last are taken, so that columns need no numbers of their own: the bytes that
@@ -327,7 +350,6 @@ class Product:
         """
         if not a.nnz:
             return None
-        low, high = int(a.indices.min()), int(a.indices.max()) + 1
         room = task.b_bytes + 8 * a.nnz - 24 * (high - low)
         if room <= 0:
             return None
@@ -339,11 +361,13 @@ class Product:
         at = int(self.a.read_indptr(task.start, task.start)[0]) if self.a == self.b else -1
         if at >= 0:
             held.append((at, a))
-        b = CSR(offsets - first, *self.b.entries(first, last, held), (high - low, self.b.ncols))
-        check_canonical(b, self.b.url, low)
+        allocate = self.allocate or np.empty
+        b = CSR(offsets - first, *self.b.entries(first, last, held, allocate), (high - low, self.b.ncols))
+        self.check(b, self.b.url, low)
         self._band = (first, b) if self.pairs > 1 else None
         data = b.data[at - first : at - first + a.nnz] if first <= at and at + a.nnz <= last else a.data
-        renumbered = CSR(a.indptr, a.indices - a.indices.dtype.type(low), data, (a.nrows, high - low))
+        columns = np.subtract(a.indices, low, out=allocate(a.nnz, a.indices.dtype))
+        renumbered = CSR(a.indptr, columns, data, (a.nrows, high - low))
         rows = self.a == self.b and low <= task.start and task.stop <= high  # empty ones may lie outside of the band
         return Operands(renumbered, b, within=Within(task.start - low, low) if rows else None)
 
@@ -477,7 +501,7 @@ class Product:
         with self._b_lock:
             if self._b is None:
                 b = self.b.rows(0, self.b.nrows)
-                check_canonical(b, self.b.url)
+                self.check(b, self.b.url)
                 dtype = self.answer.dtype(self.a, self.b)
                 read = "b" in self.answer.options.semiring.reads and blocksize(dtype) is None
                 if read and not self.on_gpu:  # once, and not for each block
