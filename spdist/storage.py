@@ -238,7 +238,6 @@ class ChunkedArray:
 
     def _decode(self, k0: int, k1: int, out: ValueArray | None = None) -> ValueArray:
         """Return the elements of Zarr chunks [k0, k1); if `out` is given, they are there."""
-        self._require(k0, k1)
         array = _open_array(self.url, self.name, self.metadata)
         prototype = default_buffer_prototype() if out is None else _into(out)
         wanted = slice(k0 * self.chunk, k1 * self.chunk)
@@ -248,6 +247,7 @@ class ChunkedArray:
             raise self._diagnose(k0, k1, error) from error
         if out is not None and not np.shares_memory(found, out):  # a Zarr that takes its memory elsewhere
             out[:] = found
+        self._require(k0, found, array.metadata.fill_value)
         return found
 
     def write_chunks(self, k: int, values: ValueArray) -> None:
@@ -309,14 +309,15 @@ class ChunkedArray:
         raw = [cast(Any, buffer).to_bytes() for buffer in found]
         return raw if self.checked else [hashlib.blake2b(chunk).digest() for chunk in raw]
 
-    def _require(self, k0: int, k1: int) -> None:
-        """Look for the chunk files before a read: a missing one would read as zeros."""
+    def _require(self, k0: int, found: ValueArray, fill: Any) -> None:
+        """Look for the files of Zarr chunks that were read and may be missing: those would read as zeros, or `fill`."""
         if not is_local(self.url):
             return
-        root = local_path(self.url)
-        for k in range(k0, k1):
-            if not (root / self.key(k)).exists():
-                raise self._missing(k)
+        glances = found.reshape(len(found) // self.chunk, self.chunk, -1)[:, :GLANCE]
+        doubtful = range(len(glances)) if fill else np.flatnonzero(~glances.any(axis=(1, 2)))
+        for k in doubtful:
+            if not os.access(local_path(self.url) / self.key(k0 + int(k)), os.F_OK):
+                raise self._missing(k0 + int(k))
 
     def _missing(self, k: int) -> CorruptError:
         return CorruptError(

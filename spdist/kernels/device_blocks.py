@@ -367,6 +367,8 @@ class Cutter:
         Entries of C, and entries of B that are sent, for each product.
     growth : float
         How many times as large as a block the next one is.
+    last : float
+        Bytes of the last blocks.
     """
 
     products: Products | Expected
@@ -377,11 +379,16 @@ class Cutter:
     c_ratio: float = 1.0
     b_ratio: float = 0.0
     growth: float = GROWTH
+    last: float = field(init=False)
     _next: float = field(init=False)
     _rows: int = field(init=False, default=1)
 
     def __post_init__(self) -> None:
-        self._next = min(self._most, max(FIRST_BYTES, self._most / FIRST_SHARE))
+        self._next, self.last = min(self._most, max(FIRST_BYTES, self._most / FIRST_SHARE)), LAST_BYTES
+
+    def cut_large(self) -> None:
+        """Cut no small blocks, neither first nor last: where other threads are as busy, launches cost more."""
+        self._next, self.last = self._most, self._most / 2
 
     @property
     def _most(self) -> float:
@@ -410,7 +417,7 @@ class Cutter:
     def next(self, start: int) -> int:
         """Return where the block from `start` on ends: one row at least, products and entries that 31 bits count."""
         nrows = len(self.indptr) - 1
-        if self.products.look()[0] == nrows and (left := self.cost(start, nrows)) > 2 * LAST_BYTES:
+        if self.products.look()[0] == nrows and (left := self.cost(start, nrows)) > 2 * self.last:
             self._next = min(self._next, left / 2)  # nothing else goes on while the last block comes back
         stop = self.stop(start, self._next)
         if self.indptr[stop] - self.indptr[start] > INT32_MAX:

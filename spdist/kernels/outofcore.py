@@ -385,10 +385,13 @@ class Run:
             size, ahead = self.slots[0].size, self.device.ahead
             self.cutter = Cutter(self.products, self.a.indptr, self.kinds, size, ahead, b_ratio=ratio)
             self.stager = self._stager(self.a, self.cutter, self.start)
-            if self.stager.is_brief or (self.resident and self.stager.a_lies):
+            is_brief = self.stager.is_brief or (self.resident and self.stager.a_lies)
+            if is_brief:
                 self.cutter.growth = BRIEF_GROWTH
             if self.learnt.c_ratio:
                 self._recall()
+                if is_brief:
+                    self.cutter.cut_large()
             elif not self._is_learnt_on_the_way:
                 self._learn_from_sample()
             self._loop()

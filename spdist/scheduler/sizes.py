@@ -66,6 +66,10 @@ MOST_PAIRS = 8
 KEPT_SHARE, KEPT_MOST = 12, 16 << 20
 """What a worker's allocator keeps for reuse beside what is in use: this part of the limit, and no more than that."""
 
+GPU_CHUNK_LENGTH = 1 << 19
+"""Elements of C's Zarr chunks where GPUs multiply: the interpreter takes some 50 us for each chunk, most of the time of a
+run otherwise."""
+
 B_ROW_BYTES, START_BYTES = 24, 8
 """Bytes that a row of B takes beside its entries; and once more where kernels enter it at the diagonal."""
 
@@ -608,7 +612,8 @@ class _Draft:
     def _chunk_length(self, usable: int) -> int:
         """Return the length of C's Zarr chunks: a power of two, shorter where the limit is small."""
         most = max(usable // (16 * MAX_PAIRS) // self.c_entry, 1)
-        return int(min(CHUNK_LENGTH, max(1 << (most.bit_length() - 1), 1 << 10)))
+        longest = GPU_CHUNK_LENGTH if self.engine in GPU_ENGINES else CHUNK_LENGTH
+        return int(min(longest, max(1 << (most.bit_length() - 1), 1 << 10)))
 
     @property
     def _resident_bytes(self) -> int:
@@ -654,7 +659,7 @@ class _Draft:
             refusal = refusal or refused
             if plan is None:
                 continue
-            if resident and is_small or on_gpu and self._is_in_bands(plan):
+            if (resident and is_small) or (on_gpu and self._is_in_bands(plan)):
                 return plan
             plans.append(plan)
         if not plans:
