@@ -458,8 +458,8 @@ def esc_workspace(
 
 PAIRS = 4
 """Blocks on the GPU at once, np of hySpMM's equation 5: one is sent, one is computed, the C of two comes back."""
-RESIDENT_SHARE = 0.6
-"""Of the memory limit, what B may take to stay on the GPU."""
+RESIDENT_SHARE, ROOM_BYTES = 0.7, 2 << 30
+"""Of the memory limit, what B may take to stay on the GPU; and it may take more if so much is left for blocks."""
 SLOT_BYTES = 768 << 20
 """The most a slot takes unless a single row needs more: larger blocks gain nothing, and the first and last wait."""
 
@@ -502,10 +502,11 @@ def device_shares(b_bytes: int, memory_limit: int, pairs: int = PAIRS) -> Device
     --------
     >>> device_shares(1 << 30, 8 << 30).total
     4294967296
-    >>> device_shares(6 << 30, 8 << 30).kept
+    >>> device_shares(7 << 30, 8 << 30).kept
     0
     """
-    kept = b_bytes if b_bytes <= RESIDENT_SHARE * memory_limit else 0
+    stays = b_bytes <= RESIDENT_SHARE * memory_limit or b_bytes + ROOM_BYTES <= memory_limit
+    kept = b_bytes if stays else 0
     room = memory_limit - kept
     return DeviceShares(kept, pairs, room if pairs == 1 else min(room // pairs, SLOT_BYTES))
 

@@ -47,6 +47,9 @@ SAMPLE_RUNS, SAMPLE_ROWS = 256, 64
 SAMPLE_PRODUCTS = 1 << 21
 """Products of the sample in all, at the most."""
 
+IDLE_ROWS = 512
+"""Rows after which no more are looked at, if none of them was wanted."""
+
 READERS = 8
 """Threads that read the sample, at the most."""
 
@@ -67,8 +70,8 @@ KEPT_SHARE, KEPT_MOST = 12, 16 << 20
 """What a worker's allocator keeps for reuse beside what is in use: this part of the limit, and no more than that."""
 
 GPU_CHUNK_LENGTH = 1 << 19
-"""Elements of C's Zarr chunks where GPUs multiply: the interpreter takes some 50 us for each chunk, most of the time of a
-run otherwise."""
+"""Elements of C's Zarr chunks where GPUs multiply: the interpreter takes some 50 us for each chunk, which was most of the
+time of a run."""
 
 B_ROW_BYTES, START_BYTES = 24, 8
 """Bytes that a row of B takes beside its entries; and once more where kernels enter it at the diagonal."""
@@ -179,7 +182,11 @@ def _sampled(a: StoredMatrix, b_lengths: Lengths) -> tuple[Int64Array, Lengths, 
     """
     budget = np.full(64, SAMPLE_PRODUCTS // 16)
     rows, columns, numbers = [np.empty(0, np.int64)], [np.empty(0, index_dtype(a.ncols))], []
+    idle = 0
     for number, found in _candidates(a):
+        idle += 1
+        if idle > IDLE_ROWS:
+            break
         count = int(b_lengths[found].sum(dtype=np.int64))
         bin_ = count.bit_length() - 1
         if 0 < count <= SAMPLE_PRODUCTS and budget[bin_] > 0:
@@ -187,6 +194,7 @@ def _sampled(a: StoredMatrix, b_lengths: Lengths) -> tuple[Int64Array, Lengths, 
             rows.append(np.full(len(found), len(rows) - 1))
             columns.append(found)
             numbers.append(number)
+            idle = 0
     return np.concatenate(rows), np.concatenate(columns), np.array(numbers, np.int64)
 
 
