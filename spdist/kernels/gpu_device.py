@@ -42,8 +42,8 @@ FREE_SHARE = 0.9
 PIECE = 4 << 20
 """Bytes that a thread copies to page-locked memory at a time on the way to the GPU; more or fewer take longer."""
 STEPS = "upload", "multiply", "reduce", "pack", "download"
-LEAST_PACKED = 1 << 22
-"""Entries of C for which packing is tried."""
+LEAST_PACKED = 12 << 20
+"""Entries of C for which packing is tried: its launches, and the wait for them, take as long as it saves of as many."""
 PLAIN_BLOCKS = 16
 """Blocks that are copied as they are after one for which packing would not have paid."""
 LEAST_SLOT = 4 << 20

@@ -66,6 +66,8 @@ logger = logging.getLogger("spdist")
 
 AHEAD = 2
 """Blocks that are sent before they are computed."""
+PAIRS_UNSENT = 3
+"""Blocks on the device at once where nothing of them is sent: fewer, for they can be larger."""
 SAMPLE_ROWS, SAMPLE_ENTRIES = 2048, {True: 1 << 16, False: 1 << 15}
 """Rows of A, evenly spaced, that the estimate of nnz(C) multiplies, and their entries at most: with B resident, and
 where they bring their rows of it."""
@@ -406,11 +408,16 @@ class Run:
         return Products(self.a, self.b, max(1, int(COUNT_SHARE * cores())))
 
     @property
+    def _nothing_is_sent(self) -> bool:
+        """Whether blocks are rows of the B that is on the device."""
+        return self.resident and self.within is not None
+
+    @property
     def _is_learnt_on_the_way(self) -> bool:
         """Whether blocks are cut one by one by what those before came to, and C is not so large as to be estimated."""
         a, b = self.a, self.b
         whole = self.start == 0 and self.capacity is None
-        return self.resident and self.within is not None and whole and a.nnz * b.nnz <= LEARNT_PRODUCTS * b.nrows
+        return self._nothing_is_sent and whole and a.nnz * b.nnz <= LEARNT_PRODUCTS * b.nrows
 
     def _close(self) -> list[Exception]:
         """Wait for all that is under way, whatever fails; return the errors."""
@@ -426,7 +433,7 @@ class Run:
 
     def _settle(self) -> None:
         """Take the device's memory: for slots, and for B if it stays there."""
-        self._take_slots(self.pairs)
+        self._take_slots(min(self.pairs, PAIRS_UNSENT) if self._nothing_is_sent else self.pairs)
         if self.resident and self.device.keep(self.b, self.kinds):
             return
         if self.resident:  # but another program has the room
@@ -553,7 +560,8 @@ class Run:
 
     def _send_ahead(self) -> None:
         """Send the next blocks, up to those that are to wait on the device."""
-        while len(self.waiting) < min(AHEAD, max(1, len(self.slots) - 1)):
+        ahead = 1 if self._nothing_is_sent else AHEAD
+        while len(self.waiting) < min(ahead, max(1, len(self.slots) - 1)):
             if not self.stager.is_ready:
                 self._depart()
             staged = self.stager.stage(*self.backlog.popleft()) if self.backlog else self.stager.take()

@@ -70,8 +70,8 @@ KEPT_SHARE, KEPT_MOST = 12, 16 << 20
 """What a worker's allocator keeps for reuse beside what is in use: this part of the limit, and no more than that."""
 
 GPU_CHUNK_LENGTH = 1 << 19
-"""Elements of C's Zarr chunks where GPUs multiply: the interpreter takes some 50 us for each chunk, which was most of the
-time of a run."""
+"""Elements of C's Zarr chunks where GPUs multiply: the interpreter takes some 50 us for each chunk, which was most of a
+run."""
 
 B_ROW_BYTES, START_BYTES = 24, 8
 """Bytes that a row of B takes beside its entries; and once more where kernels enter it at the diagonal."""

@@ -149,7 +149,7 @@ def test_a_long_row_gets_all_the_room():
     a = from_scipy(m.tocsr())
     device = HostDevice(34_000)
     assert_same(outofcore.multiply(a, a, device), oracle(a, a))
-    assert [count for count, _ in device.taken] == [workspace.PAIRS, 1]
+    assert [count for count, _ in device.taken] == [outofcore.PAIRS_UNSENT, 1]
 
 
 @pytest.mark.parametrize("ahead", [1 << 30, 1 << 12])
