@@ -48,7 +48,7 @@ SAMPLE_PRODUCTS = 1 << 21
 """Products of the sample in all, at the most."""
 
 IDLE_ROWS = 512
-"""Rows after which no more are looked at, if none of them was wanted."""
+"""Rows after which no more are looked at, if none of them was wanted: of a triangle places matter, and all are."""
 
 READERS = 8
 """Threads that read the sample, at the most."""
@@ -130,7 +130,7 @@ class Estimate:
 
 def sample_rows(a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths, triangle: str | None = None) -> Estimate:
     """Estimate the compression from the exact nnz(C) of some hundred rows from all over A; deterministic."""
-    rows, columns, numbers = _sampled(a, b_lengths)
+    rows, columns, numbers = _sampled(a, b_lengths, IDLE_ROWS if triangle is None else a.nrows)
     lengths = b_lengths[columns].astype(np.int64)
     products = np.bincount(rows, lengths, minlength=1).astype(np.int64)
     needed, place = np.unique(columns, return_inverse=True)
@@ -174,18 +174,18 @@ def _upper_share(rows: Int64Array, columns: Lengths, nrows: int) -> npt.NDArray[
     return np.interp(middle, middle[known], upper[known] / whole[known]) if len(known) else 1 - middle
 
 
-def _sampled(a: StoredMatrix, b_lengths: Lengths) -> tuple[Int64Array, Lengths, Int64Array]:
+def _sampled(a: StoredMatrix, b_lengths: Lengths, patience: int) -> tuple[Int64Array, Lengths, Int64Array]:
     """Return the entries of the sampled rows, the number of the sample and the column; and each sample's row of A.
 
     Rows are taken from all over A, and each power of two of the number of products has a budget of its own: a few long
-    rows would use up a common one.
+    rows would use up a common one. The search ends after `patience` rows of which none was taken.
     """
     budget = np.full(64, SAMPLE_PRODUCTS // 16)
     rows, columns, numbers = [np.empty(0, np.int64)], [np.empty(0, index_dtype(a.ncols))], []
     idle = 0
     for number, found in _candidates(a):
         idle += 1
-        if idle > IDLE_ROWS:
+        if idle > patience:
             break
         count = int(b_lengths[found].sum(dtype=np.int64))
         bin_ = count.bit_length() - 1
@@ -343,18 +343,20 @@ def _cut(
     for i in range(len(offsets) - 1):
         row = first_row + i
         begin, end = offsets[i] - offsets[0], offsets[i + 1] - offsets[0]
-        products, b_bytes, b_chunks, alone = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+        products, b_bytes, b_chunks = np.int64(0), np.int64(0), np.int64(0)
+        number = np.uint32(state[NUMBER])
         for p in range(begin, end):
-            k = indices[p]
+            k = np.uintp(indices[p])
             length = np.int64(b_lengths[k])
             products += length
-            alone += length * b_entry + b_row
-            if stamp[k] != state[NUMBER]:
-                stamp[k] = state[NUMBER]
+            if stamp[k] != number:
+                stamp[k] = number
                 b_bytes += length * b_entry + b_row
-                if chunk_stamp[k // chunk_rows] != state[NUMBER]:
-                    chunk_stamp[k // chunk_rows] = state[NUMBER]
+                chunk = k // np.uintp(chunk_rows)
+                if chunk_stamp[chunk] != number:
+                    chunk_stamp[chunk] = number
                     b_chunks += 1
+        alone = products * b_entry + (end - begin) * b_row
         nnz = products
         if products > 0:
             nnz = min(np.int64(products * ratio[int(np.log2(products))]) + 1, products, ncols)
