@@ -216,7 +216,7 @@ def compression(a: CSR, b: CSR) -> float:
 
 
 def storage_seconds(url: str, scratch: str, threads: int) -> dict[str, float]:
-    """Return bytes a second with which a stored matrix is read and written again, by as many threads."""
+    """Return bytes a second, as they are in memory, with which a stored matrix is read and written again by threads."""
     from spdist import storage
 
     m = storage.open_matrix(url)
@@ -227,7 +227,7 @@ def storage_seconds(url: str, scratch: str, threads: int) -> dict[str, float]:
         read = time.perf_counter() - begin
         size = sum(block.indices.nbytes + block.data.nbytes for block in blocks)
         chunk = max(1, min(1 << 20, *(block.nnz for block in blocks)))
-        layout = storage.Layout(scratch, m.ncols, m.dtype, chunk)
+        layout = storage.Layout(scratch, m.ncols, m.dtype, chunk, storage.compresses(blocks[0].data))
         pieces = [(b.indices[at : at + chunk], b.data[at : at + chunk])
                   for b in blocks for at in range(0, b.nnz - chunk + 1, chunk)]  # fmt: skip
         begin = time.perf_counter()

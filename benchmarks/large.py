@@ -1,0 +1,125 @@
+"""Time a product far larger than the GPU and the host, its Frobenius norm, and one product under several limits.
+
+::
+
+    python benchmarks/large.py --folder /dev/shm/large --out record.json
+
+The product is the square of a 27-point grid of 412^3, whose C has 104 GB, from Zarr to Zarr, and verified. Its norm is
+of A in the host's memory: the whole, beside the kernels that multiply and add up, first with B sent and then with B
+where it is. The limits are those of the GPU, from host memory to host memory, on a smaller grid.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pipeline
+import record
+
+import spdist
+from spdist.csr import CSR
+from spdist.kernels import outofcore, reductions
+from spdist.kernels.gpu_device import Gpu
+
+SIDES = {False: (412, 256), True: (16, 12)}
+"""Of the grids of the product and of the limits."""
+LIMITS_GIB = 1, 4, 60
+REPEATS = 4
+
+
+def grid(side: int, folder: Path) -> Path:
+    """Store the matrix of a grid with constant coefficients, unless it is there."""
+    path = folder / f"poisson-{side}.zarr"
+    if not path.exists():
+        spdist.generate("poisson", path, dims=(side,) * 3, points=27)
+    return path
+
+
+def product(side: int, folder: Path) -> dict[str, Any]:
+    """Square a stored grid; return what it took from the first read to the last write, and whether C is right."""
+    a, c, stages = grid(side, folder), folder / "C.zarr", folder / "run.jsonl"
+    begin = time.perf_counter()
+    report = spdist.multiply(a, a, c, engine="cuda", record=stages, overwrite=True)
+    wall = time.perf_counter() - begin
+    lines = [json.loads(line) for line in stages.read_text().splitlines()]
+    first = min(line["begin"] for line in lines if line["stage"] == "preprocess")
+    found = {
+        "matrix": f"27-point {side}^3", "nnz_c": report.nnz, "bytes_c": 12 * report.nnz, "wall_s": wall,
+        "run_s": max(line["begin"] + line["seconds"] for line in lines) - first, "blocks": report.blocks,
+        "peak_device": report.peak_memory, "peak_host": report.peak_host_memory,
+        "right": spdist.verify(a, a, c).ok,
+    }  # fmt: skip
+    spdist.storage.remove(str(c))
+    return found
+
+
+def norm(a: CSR, device: Gpu) -> dict[str, Any]:
+    """Return the seconds of the Frobenius norm of A A, and how many times as long as its kernels' they are."""
+    stages = collections.Counter[str]()
+
+    def note(stage: outofcore.Stage) -> None:
+        stages[stage.name] += stage.seconds
+
+    begin = time.perf_counter()
+    part = outofcore.reduce(a, a, "frobenius", device, report=note)
+    seconds = time.perf_counter() - begin
+    kernels = stages["multiply"] + stages["reduce"]
+    value = float(reductions.result("frobenius", part, a.ncols))
+    return {"seconds": seconds, "stages": dict(stages), "over_kernels": seconds / kernels, "value": value}
+
+
+def limited(a: CSR, limit: int) -> dict[str, Any]:
+    """Return the seconds of A A within a limit of the GPU's memory, and the most of it that was held."""
+    device = Gpu(limit)
+    times = []
+    for _ in range(1 + REPEATS):
+        begin = time.perf_counter()
+        c = outofcore.multiply(a, a, device)
+        times.append(time.perf_counter() - begin)
+        if len(times) == 1:
+            right = pipeline.right(c, a, a)
+        del c
+    seconds = statistics.median(times[1:])
+    found = {"memory_limit": limit, "first_s": times[0], "seconds": seconds, "peak": device.peak}
+    return {**found, "right": right and device.peak <= limit}
+
+
+def main() -> int:
+    """Measure, print, record."""
+    parser = record.parser("a product of 104 GB, its norm, and products under several limits")
+    parser.add_argument("--folder", type=Path, help="keeps the matrices; a temporary one by default")
+    args = parser.parse_args()
+    result: dict[str, Any] = {"benchmark": "large"}
+    if not record.has_gpu():
+        print("no GPU here (or no CuPy): nothing is measured")
+        record.write(result, args.out)
+        return 0
+    large, small = SIDES[args.quick]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        result |= {"gpu": record.gpu(), "product": product(large, folder)}
+        print("C of {nnz_c:,} entries: {run_s:.1f} s from first read to last write".format(**result["product"]))
+        record.write(result, args.out)
+        stored, device = spdist.open(grid(large, folder)), Gpu()
+        a = stored.rows(0, stored.nrows)
+        result["reductions"] = [norm(a, device) for _ in range(2)]
+        print("norm: {seconds:.3f} s, {over_kernels:.2f} of its kernels".format(**result["reductions"][-1]))
+        stored, device = spdist.open(grid(small, folder)), Gpu(1 << 28)  # the memory of the former goes
+        a, result["limits"] = stored.rows(0, stored.nrows), []
+        for gib in LIMITS_GIB:
+            result["limits"].append({"matrix": f"27-point {small}^3", **limited(a, gib << 30)})
+            print("limit {memory_limit:,}: {seconds:.3f} s, peak {peak:,}".format(**result["limits"][-1]))
+            record.write(result, args.out)
+    return 0 if all(row["right"] for row in (result["product"], *result["limits"])) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
