@@ -53,9 +53,9 @@ IDLE_ROWS = 512
 READERS = 8
 """Threads that read the sample, at the most."""
 
-WALKERS, WALK_ENTRIES = 8, 1 << 25
-"""Parts of A's rows that are walked over side by side, at the most, and entries of each at the least. Each takes 4
-bytes for a row of B; blocks end where parts do, on every machine alike."""
+WALKS, WALK_ENTRIES = 32, 1 << 25
+"""Parts of A's rows that are walked over by themselves, at the most, and entries of each at the least: blocks end where
+parts do, on every machine alike. As many threads as there are cores walk, and each takes 4 bytes for a row of B."""
 
 MAX_PAIRS = 2
 """Block pairs in flight on a worker: one is multiplied while the other waits for its place in C or is written."""
@@ -454,13 +454,13 @@ def _columns(a: StoredMatrix, first: int, last: int) -> Iterator[tuple[int, int,
 
 
 def _walk(a: StoredMatrix, cutter: Callable[[int], Cutter], parts: int, *, check: bool) -> Int64Array:
-    """Walk over parts of the rows side by side; `cutter` makes one that begins at a row."""
+    """Walk over parts of the rows, as many at once as there are cores; `cutter` makes one that begins at a row."""
 
     def walk(first: int, last: int) -> Int64Array:
         return _walk_rows(a, cutter(first), first, last, check=check)
 
     bounds = [part * a.nrows // parts for part in range(parts + 1)]
-    with ThreadPoolExecutor(parts) as threads:
+    with ThreadPoolExecutor(min(parts, os.cpu_count() or 1)) as threads:
         return np.concatenate(list(threads.map(walk, bounds[:-1], bounds[1:])))
 
 
@@ -785,7 +785,7 @@ class _Draft:
         cutter = functools.partial(
             Cutter, costs, self.estimate, self.lengths, self.b.indices.nchunks, forced, self.cuts.mask
         )
-        parts = 1 if len(forced) else max(1, min(WALKERS, self.a.nnz // WALK_ENTRIES, self.a.nrows))
+        parts = 1 if len(forced) else max(1, min(WALKS, self.a.nnz // WALK_ENTRIES, self.a.nrows))
         rows = _walk(self.a, cutter, parts, check=not self.checked)
         self.checked = True
         if self.resident:
