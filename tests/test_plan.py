@@ -14,9 +14,11 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
+import spdist
 from spdist import api
 from spdist.csr import CSR
 from spdist.errors import InputError, MatrixError, MemoryBoundError
+from spdist.scheduler import sizes
 from spdist.scheduler.plan import Plan, even_bounds
 from spdist.scheduler.sizes import READERS, _candidates, _spread, row_lengths, sample_rows
 from spdist.scheduler.stages import renumber
@@ -88,6 +90,8 @@ def test_parts_that_are_walked_over_side_by_side(stored, monkeypatch):
     whole = api.plan(a, b, memory_limit="64MiB")
     monkeypatch.setattr("spdist.scheduler.sizes.WALK_ENTRIES", 1 << 17)
     plan = api.plan(a, b, memory_limit="64MiB")
+    monkeypatch.setattr("spdist.scheduler.sizes.os.cpu_count", lambda: 64)
+    assert api.plan(a, b, memory_limit="64MiB") == plan
     starts = [block.start for block in plan.blocks]
     assert starts == [0, *(block.stop for block in plan.blocks[:-1])]
     assert plan.blocks[-1].stop == 20_000
@@ -236,6 +240,33 @@ def test_a_gpu_does_not_wait_for_all_of_b_where_blocks_ask_for_neighbours(stored
     assert all(len(plan.blocks) > 4 and plan.projected_host_memory <= 1 << 30 for plan in plans.values())
     assert sum(block.b_bytes for block in plans[banded].blocks) < 1.5 * plans[banded].b.nbytes
     assert api.plan(banded, banded, engine="numba", memory_limit="1GiB").resident
+
+
+def test_chunks_of_c_are_long_where_gpus_write_many(stored):
+    a = stored("A", random_matrix(300, 300, 5, 8))
+    chunks = [api.plan(a, a, engine=engine, memory_limit="1GiB").chunk for engine in ("numba", "cuda")]
+    assert chunks == [1 << 17, 1 << 19]
+    assert api.plan(a, a, engine="cuda", memory_limit="1GiB", host_limit="64MiB").chunk <= 1 << 17
+
+
+def test_a_sample_that_finds_nothing_new_ends(tmp_path, monkeypatch):
+    a = spdist.generate("poisson", tmp_path / "A.zarr", dims=(40, 40, 40), points=27)
+    lengths, looked = row_lengths(a), []
+    original = sizes._candidates
+
+    def counted(m):
+        for found in original(m):
+            looked.append(found)
+            yield found
+
+    monkeypatch.setattr(sizes, "_candidates", counted)
+    short = sample_rows(a, a, lengths)
+    assert sizes.IDLE_ROWS < len(looked) < 0.8 * 2048
+    looked.clear()
+    monkeypatch.setattr(sizes, "IDLE_ROWS", 10**6)
+    whole = sample_rows(a, a, lengths)
+    assert len(looked) == 2048
+    np.testing.assert_allclose(short.ratio[8:10], whole.ratio[8:10], rtol=0.05)
 
 
 def test_plan_of_an_older_version_is_read(stored):

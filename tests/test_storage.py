@@ -1,6 +1,7 @@
 """Storage: what is written reads back, AnnData reads it too, and no damaged chunk goes unseen."""
 
 import itertools
+import json
 import shutil
 from pathlib import Path
 
@@ -138,6 +139,46 @@ def test_any_range_of_rows(tmp_path_factory, data):
     assert_same(stored.rows(start, stop), matrix.rows(start, stop))
 
 
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), dtype=st.sampled_from(DTYPES), chunk=st.sampled_from([1, 7, 64]))
+def test_entries_are_decoded_where_they_belong(tmp_path_factory, data, dtype, chunk):
+    """Whole Zarr chunks at once, in memory that is given, beside what is held; nothing around it is written to."""
+    url = tmp_path_factory.getbasetemp() / f"into-{dtype.replace('?', 'bool')}-{chunk}.zarr"
+    matrix = random_csr(50, 100, 700, dtype)
+    stored = open_matrix(url) if url.exists() else write(url, matrix, chunk)
+    first = data.draw(st.integers(0, matrix.nnz))
+    last = data.draw(st.integers(first, matrix.nnz))
+    given: list[np.ndarray] = []
+
+    def allocate(count, dtype):
+        given.append(np.full((count + 2) * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype))
+        return given[-1][1:-1]
+
+    row = data.draw(st.integers(0, 49))
+    held = [(int(matrix.indptr[row]), matrix.rows(row, min(row + 9, 50)))]
+    indices, values = stored.entries(first, last, held, allocate)
+    np.testing.assert_array_equal(indices, matrix.indices[first:last])
+    np.testing.assert_array_equal(values, matrix.data[first:last])
+    for array, found in zip(given, (indices, values), strict=True):
+        assert not len(found) or np.shares_memory(array, found)
+        ends = array[[0, -1]].view(np.uint8)
+        assert (ends == 0xA5).all()
+    assert_same(stored.rows(row, 50, allocate), matrix.rows(row, 50))
+
+
+def test_zarr_decodes_to_memory_that_is_given(stored, monkeypatch):
+    decoded, original = [], storage._run
+    monkeypatch.setattr(storage, "_run", lambda *args: (decoded.append(original(*args)), decoded[-1])[1])
+    rows = stored.rows(0, 200, np.empty)
+    for array in (rows.indices, rows.data):
+        assert sum(np.shares_memory(array, found) for found in decoded) == 1
+
+
+def test_zarr_that_decodes_elsewhere_is_copied_from(stored, monkeypatch):
+    monkeypatch.setattr(storage, "_into", lambda out: storage.default_buffer_prototype())
+    assert_same(stored.rows(0, 200, np.empty), random_csr(200, 100, 1500))
+
+
 def test_ranges_of_rows_end_where_the_rows_do(stored):
     whole = stored.rows(0, 200).to_scipy()
     for start, stop in ((0, 500), (150, 201), (300, 400), (200, 200)):
@@ -188,8 +229,35 @@ def test_damage_names_array_and_chunk(tmp_path, damage, name, place, values):
             path.write_bytes(raw + raw[-8:])
         case "flipped":
             path.write_bytes(raw[:at] + bytes([raw[at] ^ 0x10]) + raw[at + 1 :])
-    with pytest.raises(CorruptError, match=rf"chunk {k} of array '{name}'"):
-        stored.rows(0, stored.nrows)
+    for allocate in (None, np.empty):
+        with pytest.raises(CorruptError, match=rf"chunk {k} of array '{name}'"):
+            stored.rows(0, stored.nrows, allocate)
+
+
+@pytest.mark.parametrize("allocate", [None, np.empty])
+def test_chunks_of_zeros_are_there(tmp_path, allocate):
+    """A chunk of nothing but zeros is no missing one, nor is one whose only value comes late."""
+    matrix = random_csr(200, 100, 1500)
+    values = np.zeros(matrix.nnz)
+    values[5 * 256 - 1] = 1.0
+    matrix = CSR(matrix.indptr, matrix.indices, values, matrix.shape)
+    stored = write(tmp_path / "a.zarr", matrix, 256)
+    assert_same(stored.rows(0, 200, allocate), matrix)
+    chunk_file(stored, "data", 1).unlink()
+    with pytest.raises(CorruptError, match="chunk 1 of array 'data'"):
+        stored.rows(0, 200, allocate)
+
+
+@pytest.mark.parametrize("fill", [1.0, np.nan])
+def test_missing_chunk_of_another_fill_value(stored, fill):
+    """Foreign arrays may read as something else where a chunk is missing."""
+    path = Path(stored.url) / "data" / "zarr.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"fill_value": "NaN" if np.isnan(fill) else fill}))
+    stored = open_matrix(stored.url)
+    chunk_file(stored, "data", 1).unlink()
+    with pytest.raises(CorruptError, match="chunk 1 of array 'data'"):
+        stored.rows(0, 200)
 
 
 @settings(max_examples=60, deadline=None)

@@ -420,6 +420,23 @@ def test_rows_of_a_resident_b_are_not_sent_and_a_sample_only_once(monkeypatch):
     assert learnt.kept == learnt.c_ratio
 
 
+def test_blocks_of_a_product_that_is_known_are_large(monkeypatch):
+    """None is small, first or last, where others of the product told what to expect and nothing is sent."""
+    monkeypatch.setattr(device_blocks, "FIRST_BYTES", 1 << 12)
+    monkeypatch.setattr(device_blocks, "LAST_BYTES", 1 << 12)
+    a, learnt, device = from_scipy(random_matrix(4_000, 4_000, 5.0, 4)), outofcore.Learnt(), HostDevice(1 << 22)
+    expected, blocks = oracle(a, a), {}
+    for known in (False, True):
+        stages: list[outofcore.Stage] = []
+        told = {"within": Within(), "learnt": learnt, "report": stages.append}
+        assert_same(outofcore.multiply_rows(a, a, 0, 10**9, device, **told), expected)
+        starts = sorted({stage.start for stage in stages})
+        blocks[known] = np.diff([*starts, a.nrows])
+    assert len(blocks[True]) < 0.5 * len(blocks[False])
+    assert blocks[True].min() > 4 * blocks[False].min()
+    assert device.taken[-1][0] == outofcore.PAIRS_UNSENT
+
+
 @pytest.mark.parametrize("limit", [1 << 13, 1 << 20])
 @pytest.mark.parametrize("even", [0, 1000])
 @pytest.mark.parametrize("locked", [False, True])
