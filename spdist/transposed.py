@@ -107,7 +107,7 @@ def symmetrize(
         values = rows.data[above].conj() if conjugate else rows.data[above]
         yield Entries(rows.indices[above], numbers[above], values)
 
-    return _write(matrix, out, matrix.shape, both, overwrite, progress, _origin("symmetrize"))
+    return _write(matrix, out, matrix.shape, both, overwrite, progress, _origin("symmetrize"), 2 * matrix.nnz)
 
 
 def _origin(command: str) -> dict[str, Any]:
@@ -122,10 +122,14 @@ def _write(
     overwrite: bool,
     progress: Callable[[int, int], None],
     facts: dict[str, Any],
+    expected: int | None = None,
 ) -> StoredMatrix:
-    """Store what a function makes of rows of `m` and the row of each of their entries: entries in any order."""
+    """Store what a function makes of rows of `m` and the row of each of their entries: entries in any order.
+
+    About as many are `expected`; by default as `m` has.
+    """
     with staged_matrix(out, overwrite=overwrite) as stage:
-        sorter = RowSorter(stage.scratch, shape, m.dtype, expected=m.nnz)
+        sorter = RowSorter(stage.scratch, shape, m.dtype, expected=m.nnz if expected is None else expected)
         done = 0
         for start, rows in _blocks(m):
             numbers = np.repeat(np.arange(start, start + rows.nrows), np.diff(rows.indptr))

@@ -209,6 +209,7 @@ def test_refusals(operands, stored, tmp_path):
     one, other = stored("A", a), stored("B", b)
     for options, message in (
         ({"axis": 2}, "axis=2 is neither 1"), ({"axis": True}, "axis=True is neither"),
+        ({"axis": np.array([0, 1])}, "axis=array.* is neither"),
         ({"semiring": spdist.Semiring(min, min, np.inf)}, "would have to take B's value first"),
         ({"triangle": "upper"}, "top_n=3 needs whole rows"),
     ):  # fmt: skip

@@ -311,7 +311,7 @@ def is_by_columns(axis: int, top_n: int | None, epilogue: Epilogue | None) -> bo
     InputError
         If the axis is neither 0 nor 1.
     """
-    if isinstance(axis, bool) or axis not in (0, 1):
+    if not isinstance(axis, int | np.integer) or isinstance(axis, bool) or axis not in (0, 1):
         raise InputError(f"axis={axis!r} is neither 1, for the largest of each row, nor 0, for those of each column")
     return axis == 0 and (top_n is not None or getattr(epilogue, "normalize", None) is not None)
 
