@@ -54,12 +54,21 @@ class Pool:
     ----------
     most_idle : int, optional
         Bytes that nobody uses and that are kept; by default a quarter of the machine's memory.
+
+    Attributes
+    ----------
+    most : int or None
+        Bytes in all beyond which what nobody uses is not kept, when more is locked; None: no such bound.
+    held : int
+        Bytes that are locked.
     """
 
     def __init__(self, most_idle: int | None = None) -> None:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self.most_idle = int(IDLE_SHARE * total) if most_idle is None else most_idle
         self.idle: list[Bytes] = []  # the last used last
+        self.most: int | None = None
+        self.held = 0
         self.lock = threading.RLock()  # the garbage collector may give back while this thread takes
 
     def take(self, size: int) -> Bytes:
@@ -68,9 +77,19 @@ class Pool:
             fitting = [at for at, memory in enumerate(self.idle) if size <= len(memory) <= SPARE * size]
             memory = self.idle.pop(min(fitting, key=lambda at: len(self.idle[at]))) if fitting else None
         if memory is None:
-            self.shrink(max(0, self.most_idle - size))
+            self.shrink(max(0, self._spare() - size))
             memory = _lock(size)
+            with self.lock:
+                self.held += size
         return np.asarray(_Lease(self, memory))[:size]
+
+    def _spare(self) -> int:
+        """Return how much more may be locked beside what is in use, though nobody used it."""
+        if self.most is None:
+            return self.most_idle
+        with self.lock:
+            used = self.held - sum(map(len, self.idle))
+        return min(self.most_idle, self.most - used)
 
     def give_back(self, memory: Bytes) -> None:
         """Keep memory for the next to take."""
@@ -85,6 +104,7 @@ class Pool:
                 kept -= 1
                 held += len(self.idle[kept])
             gone, self.idle = self.idle[:kept], self.idle[kept:]
+            self.held -= sum(map(len, gone))
         for memory in gone:
             _unlock(memory)
 
@@ -131,9 +151,15 @@ def _pool() -> Pool:
     return Pool()
 
 
+def bound_pinned(most: int | None) -> None:
+    """Keep no page-locked memory that nobody uses where more than so many bytes would be locked in all; None: any."""
+    _pool().most = most
+
+
 def free_pinned() -> None:
-    """Give the page-locked memory that no block and no result uses back to the system."""
+    """Give the page-locked memory that no block and no result uses back to the system; there is no bound then."""
     _pool().shrink(0)
+    _pool().most = None
 
 
 def pinned_bytes(size: int) -> int:

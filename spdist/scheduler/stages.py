@@ -272,9 +272,11 @@ class Product:
     def gpu(self) -> Any:
         """Return this worker's GPU within its memory limit."""
         from spdist.kernels.gpu_device import Gpu
+        from spdist.kernels.pinned import bound_pinned
 
         with self._lock:
             if self._gpu is None:
+                bound_pinned(self.host_limit or None)
                 # Not packed: cores that would unpack C have enough to do with reading and writing.
                 self._gpu = Gpu(self.memory_limit, ahead=gpu_staging(self.host_limit), pack=False)
             return self._gpu

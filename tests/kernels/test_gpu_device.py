@@ -481,6 +481,25 @@ def test_what_is_idle_longest_goes_first(monkeypatch):
     assert unlocked[3:] == [8 << 20]
 
 
+@pytest.mark.parametrize("most", [None, 6 << 20, 1 << 20])
+def test_what_is_locked_in_all_is_bounded(monkeypatch, most):
+    """Sizes that fit none that is kept: what nobody uses goes where both would pass the bound, what is in use stays."""
+    monkeypatch.setattr(pinned, "_lock", lambda size: np.empty(size, np.uint8))
+    monkeypatch.setattr(pinned, "_unlock", lambda memory: None)
+    pool, rng = pinned.Pool(most_idle=1 << 30), np.random.default_rng(3)
+    pool.most, used, peak = most, [], 0
+    for size in rng.integers(1, 64, 300) << 14:
+        used = [*used, pool.take(int(size))][-3:]
+        live = sum(len(np.asarray(lease.base).base.memory) for lease in used)
+        peak = max(peak, pool.held)
+        assert pool.held == live + sum(map(len, pool.idle))
+        assert most is None or pool.held <= max(most, 5 << 20)
+    assert (peak > 6 << 20) == (most is None)
+    del used
+    pool.shrink(0)
+    assert pool.held == 0
+
+
 def test_memory_comes_back_to_a_pool_that_is_in_use():
     """The garbage collector may find a lease while the same thread takes another."""
     pool = pinned.Pool()
