@@ -238,6 +238,13 @@ def storage_seconds(url: str, scratch: str, threads: int) -> dict[str, float]:
     return {"read": size / read, "write": sum(i.nbytes + v.nbytes for i, v in pieces) / max(written, 1e-9)}
 
 
+def run_seconds(stages: Path) -> float:
+    """Return the seconds from the first block's read to the last write, from what ``record=`` wrote of a run."""
+    lines = [json.loads(line) for line in stages.read_text().splitlines()]
+    first = min(line["begin"] for line in lines if line["stage"] == "preprocess")
+    return max(line["begin"] + line["seconds"] for line in lines) - first
+
+
 def stored(name: str, a: CSR, b: CSR, memory_limit: int, store: Path, workers: int) -> dict[str, Any]:
     """Return the figures of a product from Zarr to Zarr under Dask."""
     from spdist import api
@@ -255,9 +262,7 @@ def stored(name: str, a: CSR, b: CSR, memory_limit: int, store: Path, workers: i
     record_file = store / "run.jsonl"
     report = api.multiply(*paths, store / "C.zarr", engine="cuda", memory_limit=memory_limit, workers=workers,
                           record=record_file)  # fmt: skip
-    lines = [json.loads(line) for line in record_file.read_text().splitlines()]
-    ends = [line["begin"] + line["seconds"] for line in lines]
-    seconds = max(ends) - min(line["begin"] for line in lines if line["stage"] == "preprocess")
+    seconds = run_seconds(record_file)
     checked = api.verify(*paths, store / "C.zarr").ok
     entry = a.indices.itemsize + a.dtype.itemsize
     read, written = (a.nnz + (0 if b is a else b.nnz)) * entry, report.nnz * entry
