@@ -238,6 +238,8 @@ class ChunkedArray:
 
     def _decode(self, k0: int, k1: int, out: ValueArray | None = None) -> ValueArray:
         """Return the elements of Zarr chunks [k0, k1); if `out` is given, they are there."""
+        if k1 > self.nchunks:
+            raise self._missing(max(k0, self.nchunks))
         array = _open_array(self.url, self.name, self.metadata)
         prototype = default_buffer_prototype() if out is None else _into(out)
         wanted = slice(k0 * self.chunk, k1 * self.chunk)

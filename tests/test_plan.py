@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,10 +19,10 @@ import spdist
 from spdist import api
 from spdist.csr import CSR
 from spdist.errors import InputError, MatrixError, MemoryBoundError
-from spdist.scheduler import sizes
 from spdist.scheduler.plan import Plan, even_bounds
 from spdist.scheduler.sizes import READERS, _candidates, _spread, row_lengths, sample_rows
 from spdist.scheduler.stages import renumber
+from spdist.storage import MatrixWriter
 from tests.conftest import random_matrix
 
 
@@ -242,31 +243,48 @@ def test_a_gpu_does_not_wait_for_all_of_b_where_blocks_ask_for_neighbours(stored
     assert api.plan(banded, banded, engine="numba", memory_limit="1GiB").resident
 
 
-def test_chunks_of_c_are_long_where_gpus_write_many(stored):
+def test_neighbours_that_read_much_of_each_others_rows_are_joined(tmp_path, monkeypatch):
+    """Blocks of a GPU: as few as it takes for no more than half of B to be read again; where three do not do, none."""
+    whole = spdist.generate("poisson", tmp_path / "whole.zarr", dims=(60, 30, 30), points=27)
+    writer = MatrixWriter(tmp_path / "A.zarr", whole.ncols, whole.dtype, {})
+    writer.layout = replace(writer.layout, chunk=1 << 11)
+    writer.append(whole.rows(0, whole.nrows))
+    a = writer.close()
+    monkeypatch.setattr("spdist.scheduler.sizes.SMALL_SHARE", 0)
+    found = {}
+    for mebibytes in (16, 8, 4, 2):
+        monkeypatch.setattr("spdist.scheduler.sizes.GPU_BLOCK_BYTES", mebibytes << 20)
+        plan = api.plan(a, a, engine="cuda", memory_limit="1GiB", host_limit="1GiB")
+        found[mebibytes] = len(plan.blocks), sum(block.b_read for block in plan.blocks) / plan.b.nbytes
+        assert not plan.resident
+        assert [0, *(block.stop for block in plan.blocks)] == [*(block.start for block in plan.blocks), a.nrows]
+        assert plan.projected_host_memory <= 1 << 30
+    assert found[8][0] >= 2 * found[16][0]  # by themselves
+    assert 0.8 * found[8][0] < found[4][0] <= found[8][0]  # two and two
+    assert all(1.1 < found[mebibytes][1] <= 1.5 for mebibytes in (16, 8, 4))
+    assert found[2][0] == 1  # three and three would read too much: not cut by bytes
+
+
+def test_chunks_of_c_are_long_where_gpus_write_many(stored, monkeypatch):
     a = stored("A", random_matrix(300, 300, 5, 8))
-    chunks = [api.plan(a, a, engine=engine, memory_limit="1GiB").chunk for engine in ("numba", "cuda")]
-    assert chunks == [1 << 17, 1 << 19]
+    engines = ("numba", "cuda")
+    assert {api.plan(a, a, engine=engine, memory_limit="1GiB").chunk for engine in engines} == {1 << 17}
+    monkeypatch.setattr("spdist.scheduler.sizes.MANY_CHUNKS", 0)
+    assert [api.plan(a, a, engine=engine, memory_limit="1GiB").chunk for engine in engines] == [1 << 17, 1 << 19]
     assert api.plan(a, a, engine="cuda", memory_limit="1GiB", host_limit="64MiB").chunk <= 1 << 17
 
 
-def test_a_sample_that_finds_nothing_new_ends(tmp_path, monkeypatch):
-    a = spdist.generate("poisson", tmp_path / "A.zarr", dims=(40, 40, 40), points=27)
-    lengths, looked = row_lengths(a), []
-    original = sizes._candidates
-
-    def counted(m):
-        for found in original(m):
-            looked.append(found)
-            yield found
-
-    monkeypatch.setattr(sizes, "_candidates", counted)
-    short = sample_rows(a, a, lengths)
-    assert sizes.IDLE_ROWS < len(looked) < 0.8 * 2048
-    looked.clear()
-    monkeypatch.setattr(sizes, "IDLE_ROWS", 10**6)
-    whole = sample_rows(a, a, lengths)
-    assert len(looked) == 2048
-    np.testing.assert_allclose(short.ratio[8:10], whole.ratio[8:10], rtol=0.05)
+@pytest.mark.parametrize("engine", ["numba", "cuda"])
+@pytest.mark.parametrize("n", [300, 30_000])
+@pytest.mark.parametrize("grid", [None, (3, 1, 1)])
+def test_offsets_that_were_altered_are_refused(stored, engine, n, grid):
+    """Also in what spdist wrote, whose checksums are right: else the walk would read where nothing is."""
+    good, bad = stored("good", sp.eye_array(n, format="csr")), stored("bad", random_matrix(n, n, 9.0, 1))
+    for offset in (10**8, 0):
+        zarr.open_group(bad.url, mode="r+")["indptr"][n // 2] = offset
+        for a, b in ((good, bad), (bad, good)):
+            with pytest.raises(MatrixError, match=r"bad\.zarr.*indptr"):
+                api.plan(a, b, engine=engine, memory_limit="1GiB", grid=grid)
 
 
 def test_plan_of_an_older_version_is_read(stored):

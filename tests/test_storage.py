@@ -248,6 +248,14 @@ def test_chunks_of_zeros_are_there(tmp_path, allocate):
         stored.rows(0, 200, allocate)
 
 
+def test_reads_past_the_end_name_the_chunk_that_is_not_there(stored):
+    end = stored.nnz
+    last = stored.data.nchunks
+    for first, stop in ((end - 5, 64 * last + 1), (64 * last, 64 * last + 7)):
+        with pytest.raises(CorruptError, match=f"chunk {last} of array 'data'"):
+            stored.data.read(first, stop)
+
+
 @pytest.mark.parametrize("fill", [1.0, np.nan])
 def test_missing_chunk_of_another_fill_value(stored, fill):
     """Foreign arrays may read as something else where a chunk is missing."""

@@ -8,6 +8,7 @@ upper triangle the sample says how much of the rows, from the first to the last,
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from spdist.answer import WHOLE, Answer, Diagonal
 from spdist.csr import CSR, Int64Array, ValueArray, blocksize, check_canonical, index_dtype, number_dtype, result_dtype
-from spdist.errors import InputError, MemoryBoundError
+from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels import workspace
 from spdist.scheduler import memory
 from spdist.scheduler.plan import (
@@ -47,15 +48,15 @@ SAMPLE_RUNS, SAMPLE_ROWS = 256, 64
 SAMPLE_PRODUCTS = 1 << 21
 """Products of the sample in all, at the most."""
 
-IDLE_ROWS = 512
-"""Rows after which no more are looked at, if none of them was wanted: of a triangle places matter, and all are."""
-
 READERS = 8
 """Threads that read the sample, at the most."""
 
 WALKS, WALK_ENTRIES = 32, 1 << 25
 """Parts of A's rows that are walked over by themselves, at the most, and entries of each at the least: blocks end where
 parts do, on every machine alike. As many threads as there are cores walk, and each takes 4 bytes for a row of B."""
+
+WALK_BYTES = 2 << 30
+"""Of all these, but for one thread."""
 
 MAX_PAIRS = 2
 """Block pairs in flight on a worker: one is multiplied while the other waits for its place in C or is written."""
@@ -69,15 +70,16 @@ MOST_PAIRS = 8
 KEPT_SHARE, KEPT_MOST = 12, 16 << 20
 """What a worker's allocator keeps for reuse beside what is in use: this part of the limit, and no more than that."""
 
-GPU_CHUNK_LENGTH = 1 << 19
-"""Elements of C's Zarr chunks where GPUs multiply: the interpreter takes some 50 us for each chunk, which was most of a
-run."""
+GPU_CHUNK_LENGTH, MANY_CHUNKS = 1 << 19, 64
+"""Elements of C's Zarr chunks where GPUs multiply and C has so many of them: the interpreter takes some 50 us for each
+chunk, which was most of a run. Whoever reads that C block by block holds some MiB more."""
 
 B_ROW_BYTES, START_BYTES = 24, 8
 """Bytes that a row of B takes beside its entries; and once more where kernels enter it at the diagonal."""
 
-BANDS, BAND_SHARE = 4, 2.0
-"""Blocks at the least, and bytes of B that they read in all as a multiple of B, for a GPU's B not to be read whole."""
+BANDS, BAND_OVER, MOST_JOINED = 4, 0.5, 3
+"""For a GPU's B not to be read whole: blocks at the least, bytes of B that they read again as a share of B, and blocks
+that are joined for that at the most."""
 
 REMAP_BYTES = 12
 """Bytes an entry of A takes beside itself while its column is renumbered for the block's rows of B."""
@@ -95,14 +97,27 @@ MARGIN = 1.08
 def row_lengths(matrix: StoredMatrix) -> Lengths:
     """Return the entries of each row, 4 bytes a row (8 where a row is longer than 2^32), streamed."""
     lengths = np.empty(matrix.nrows, np.uint32)
-    step = 4 * matrix.indptr.chunk
+    step, end = 4 * matrix.indptr.chunk, 0
     for start in range(0, matrix.nrows, step):
         stop = min(start + step, matrix.nrows)
-        found = np.diff(matrix.read_indptr(start, stop))
+        offsets = matrix.read_indptr(start, stop)
+        found = np.diff(offsets)
+        if offsets[0] != end or (len(found) and found.min() < 0):
+            raise _bad_offsets(matrix)
+        end = int(offsets[-1])
         if len(found) and found.max() > np.iinfo(lengths.dtype).max:
             lengths = lengths.astype(np.int64)
         lengths[start:stop] = found
+    if end != matrix.nnz:
+        raise _bad_offsets(matrix)
     return lengths
+
+
+def _bad_offsets(matrix: StoredMatrix) -> MatrixError:
+    return MatrixError(
+        f"{matrix.url}: indptr does not rise from 0 to the {matrix.nnz:,} entries there are: restore it from a copy or "
+        f"write the matrix again"
+    )
 
 
 # -- nnz(C) by sampling ------------------------------------------------------------------------------------------------
@@ -130,7 +145,7 @@ class Estimate:
 
 def sample_rows(a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths, triangle: str | None = None) -> Estimate:
     """Estimate the compression from the exact nnz(C) of some hundred rows from all over A; deterministic."""
-    rows, columns, numbers = _sampled(a, b_lengths, IDLE_ROWS if triangle is None else a.nrows)
+    rows, columns, numbers = _sampled(a, b_lengths)
     lengths = b_lengths[columns].astype(np.int64)
     products = np.bincount(rows, lengths, minlength=1).astype(np.int64)
     needed, place = np.unique(columns, return_inverse=True)
@@ -174,19 +189,15 @@ def _upper_share(rows: Int64Array, columns: Lengths, nrows: int) -> npt.NDArray[
     return np.interp(middle, middle[known], upper[known] / whole[known]) if len(known) else 1 - middle
 
 
-def _sampled(a: StoredMatrix, b_lengths: Lengths, patience: int) -> tuple[Int64Array, Lengths, Int64Array]:
+def _sampled(a: StoredMatrix, b_lengths: Lengths) -> tuple[Int64Array, Lengths, Int64Array]:
     """Return the entries of the sampled rows, the number of the sample and the column; and each sample's row of A.
 
     Rows are taken from all over A, and each power of two of the number of products has a budget of its own: a few long
-    rows would use up a common one. The search ends after `patience` rows of which none was taken.
+    rows would use up a common one.
     """
     budget = np.full(64, SAMPLE_PRODUCTS // 16)
     rows, columns, numbers = [np.empty(0, np.int64)], [np.empty(0, index_dtype(a.ncols))], []
-    idle = 0
     for number, found in _candidates(a):
-        idle += 1
-        if idle > patience:
-            break
         count = int(b_lengths[found].sum(dtype=np.int64))
         bin_ = count.bit_length() - 1
         if 0 < count <= SAMPLE_PRODUCTS and budget[bin_] > 0:
@@ -194,7 +205,6 @@ def _sampled(a: StoredMatrix, b_lengths: Lengths, patience: int) -> tuple[Int64A
             rows.append(np.full(len(found), len(rows) - 1))
             columns.append(found)
             numbers.append(number)
-            idle = 0
     return np.concatenate(rows), np.concatenate(columns), np.array(numbers, np.int64)
 
 
@@ -460,7 +470,8 @@ def _walk(a: StoredMatrix, cutter: Callable[[int], Cutter], parts: int, *, check
         return _walk_rows(a, cutter(first), first, last, check=check)
 
     bounds = [part * a.nrows // parts for part in range(parts + 1)]
-    with ThreadPoolExecutor(min(parts, os.cpu_count() or 1)) as threads:
+    most = max(1, WALK_BYTES // (4 * max(a.ncols, 1)))
+    with ThreadPoolExecutor(min(parts, os.cpu_count() or 1, most)) as threads:
         return np.concatenate(list(threads.map(walk, bounds[:-1], bounds[1:])))
 
 
@@ -475,8 +486,9 @@ def _walk_rows(a: StoredMatrix, cutter: Cutter, low: int, high: int, *, check: b
 
 
 def _check_rows(a: StoredMatrix, rows: CSR, start: int, *, check: bool) -> None:
-    """Refuse rows, the first of them `start`, whose columns are out of range; if asked to, those not canonical too."""
-    if check or (rows.nnz and (rows.indices.min() < 0 or rows.indices.max() >= a.ncols)):
+    """Refuse rows, the first of them `start`, that would be read wrongly; if asked to, those not canonical too."""
+    falls = len(rows.indices) != rows.indptr[-1] or np.any(rows.indptr[1:] < rows.indptr[:-1])
+    if check or falls or (rows.nnz and (rows.indices.min() < 0 or rows.indices.max() >= a.ncols)):
         check_canonical(rows, a.url, start)
 
 
@@ -616,14 +628,23 @@ class _Draft:
         ) and self._resident_bytes <= RESIDENT_SHARE * usable
         self.block_products = GPU_BLOCK_PRODUCTS if engine in GPU_ENGINES else MAX_BLOCK_PRODUCTS
         self.resident, self.stored = False, True
+        self.asked = np.empty((0, NUMBER + 1), np.int64)  # what blocks would read of B, if it did not stay
         self.chunk = self._chunk_length(usable)
         self.checked = a.ours
 
     def _chunk_length(self, usable: int) -> int:
         """Return the length of C's Zarr chunks: a power of two, shorter where the limit is small."""
         most = max(usable // (16 * MAX_PAIRS) // self.c_entry, 1)
-        longest = GPU_CHUNK_LENGTH if self.engine in GPU_ENGINES else CHUNK_LENGTH
+        many = self.engine in GPU_ENGINES and self._expected() >= MANY_CHUNKS * GPU_CHUNK_LENGTH
+        longest = GPU_CHUNK_LENGTH if many else CHUNK_LENGTH
         return int(min(longest, max(1 << (most.bit_length() - 1), 1 << 10)))
+
+    def _expected(self) -> float:
+        """Return about how many entries C has, before products are counted."""
+        products = self.a.nnz * self.b.nnz / max(self.b.nrows, 1)
+        of_a_row = products / max(self.a.nrows, 1)
+        ratio = self.estimate.ratio[int(math.log2(max(of_a_row, 1)))]
+        return float(min(products * ratio, self.a.nrows * min(self.cuts.top_n, self.b.ncols)))
 
     @property
     def _resident_bytes(self) -> int:
@@ -662,28 +683,39 @@ class _Draft:
         """Return the plan of least predicted time, with B on the worker for good or its rows read block by block."""
         plans: list[Plan] = []
         refusal = ""
-        on_gpu, is_small = self.engine in GPU_ENGINES, self._resident_bytes <= SMALL_SHARE * self.memory_limit
-        for resident in (not on_gpu, on_gpu) if self.can_be_resident else (False,):
+        for resident in (True, False) if self.can_be_resident else (False,):
             self.resident = resident
             plan, refused = self._attempt()
+            if resident and (banded := self._in_bands()) is not None:
+                return banded
+            if plan is not None:
+                plans.append(plan)
             refusal = refusal or refused
-            if plan is None:
-                continue
-            if (resident and is_small) or (on_gpu and self._is_in_bands(plan)):
-                return plan
-            plans.append(plan)
+            if plans and self._resident_bytes <= SMALL_SHARE * self.memory_limit:
+                break
         if not plans:
             raise MemoryBoundError(refusal.format(needed=self._enough() // 2**20))
         return min(plans, key=lambda plan: plan.seconds(1))
 
-    def _is_in_bands(self, plan: Plan) -> bool:
-        """Whether blocks ask for rows of B that are neighbours: they read little more than B in all.
+    def _in_bands(self) -> Plan | None:
+        """Return a plan of the same blocks that each read their own rows of B, for GPUs and if these are neighbours.
 
-        A B that stays is not much less to read; but it is read by every worker, while its GPU waits.
+        All of B is not much less to read; but it is read by every worker, while its GPU waits. Neighbours that would
+        read much of each other's rows again are joined.
         """
-        read = sum(block.b_read for block in plan.blocks)
-        many = len(plan.blocks) >= BANDS and not any(block.split for block in plan.blocks)
-        return not plan.resident and many and read <= BAND_SHARE * self.ob.nbytes
+        over = int(self.asked[:, 6].sum()) * self.ob.read_bytes / max(self.ob.nbytes, 1) - 1
+        joins = max(1, math.ceil(over / BAND_OVER))
+        if self.engine not in GPU_ENGINES or len(self.asked) < BANDS * joins or joins > MOST_JOINED:
+            return None
+        self.resident = False
+        reserved = self.reserved(MAX_PAIRS)
+        budget = memory.pair_budget(self.memory_limit, reserved, MAX_PAIRS)
+        rows = self._joined(self.asked, budget, joins)
+        rows[:, 6] = rows[:, 6] * (1 + over * len(rows) / len(self.asked)) / (1 + over)
+        sizes = self._sizes(rows, budget)
+        if sizes.split.any() or sizes.needed(rows).max() > budget:
+            return None
+        return self._widen(self._assemble(rows, MAX_PAIRS, reserved, budget))
 
     def _enough(self) -> int:
         """Return a limit, in whole MiB, that is enough: the least of a doubling, then of halvings of the last step."""
@@ -738,17 +770,24 @@ class _Draft:
         single = self._assemble(self._joined(rows, budget), 1, reserved, budget)
         return min(plan, single, key=lambda made: made.seconds(1))
 
-    def _joined(self, rows: Int64Array, budget: int) -> Int64Array:
-        """Join neighbouring blocks while they fit a larger budget: no second walk, if a row of B may count twice."""
+    def _joined(self, rows: Int64Array, budget: int, most: int | None = None) -> Int64Array:
+        """Join neighbouring blocks while they fit a larger budget: no second walk, if a row of B may count twice.
+
+        So many at the `most`; by default any number.
+        """
         joined: list[Int64Array] = []
+        count = 0
         for row in rows:
             both = joined[-1] + row if joined else row
             nbytes = both[4] + both[5] + both[3] * self.c_entry
-            if joined and nbytes * MARGIN <= budget and both[2] <= self.block_products:
+            fits = nbytes * MARGIN <= budget and both[2] <= self.block_products
+            count += 1
+            if joined and fits and (most is None or count <= most):
                 chunks = min(both[6], self.b.indices.nchunks)
                 joined[-1] = np.array([joined[-1][0], row[1], *both[2:6], chunks, both[7]], np.int64)
             else:
                 joined.append(row)
+                count = 1
         return np.array(joined)
 
     def _widen(self, plan: Plan) -> Plan:
@@ -789,6 +828,7 @@ class _Draft:
         rows = _walk(self.a, cutter, parts, check=not self.checked)
         self.checked = True
         if self.resident:
+            self.asked = rows.copy()
             rows[:, 5:7] = 0
         return rows
 

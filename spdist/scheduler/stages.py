@@ -221,8 +221,9 @@ class Product:
             c = self.on_host(one, b, 1, engine, options)
         if len(self.pieces) > 1:
             self.add(c, c, 0, options)
-        for m in (self.a, self.b):
-            self.check(m.rows(0, min(m.nrows, 1)), m.url)
+        for m, row in ((self.a, a), (self.b, b)):
+            m.rows(0, min(m.nrows, 1))
+            self.check(row, m.url)
         self.limits |= dict.fromkeys(("preprocess", "merge", "commit", "join"), process.copy_rate())
 
     def _host_engines(self) -> tuple[Any, ...]:
