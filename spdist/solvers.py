@@ -119,6 +119,11 @@ def conjugate_gradient(
         a = operators.operator(a)
     if a.shape[0] != a.shape[1] or b.shape != a.shape[:1]:
         raise MatrixError(f"conjugate gradients are for square matrices: A is {a.shape}, b is {b.shape}")
+    given = [v for v in (b, x0, diagonal) if v is not None]
+    if a.dtype.kind != "c" and any(v.dtype.kind == "c" for v in given):
+        raise MatrixError(
+            f"A is {a.dtype}, but b, x0 or the diagonal is complex: prepare A as complex, A.astype(complex)"
+        )
     most = 10 * a.shape[0] if maxiter is None else maxiter
     begin = module_of(b).zeros_like(b) if x0 is None else x0
     vectors = [v.astype(a.dtype) for v in ([b, begin] if diagonal is None else [b, begin, 1 / diagonal])]

@@ -416,3 +416,9 @@ def test_a_norm_that_is_infinite_is_not_reached():
     a = sp.diags_array([1.0, 2.0, 4.0], format="csr")
     with np.errstate(over="ignore"):
         assert not spdist.conjugate_gradient(a, np.full(3, 1e300)).converged
+
+
+def test_complex_vectors_of_a_real_matrix_are_refused():
+    """Their imaginary parts would be dropped."""
+    with pytest.raises(MatrixError, match="b, x0 or the diagonal is complex"):
+        spdist.conjugate_gradient(spdist.operator(positive(5)), 1j * np.ones(5))
