@@ -184,6 +184,8 @@ def _followed(links: Any) -> Any:
     if device.is_cupyx(links):
         import cupyx.scipy.sparse as library  # type: ignore[no-redef]
     m = library.csr_matrix(links)
+    if m.dtype.kind == "c":
+        raise MatrixError(f"links have weights of {m.dtype}: PageRank follows links by chance, give real weights")
     m = m.astype(m.dtype if m.dtype.kind == "f" else np.float64)
     if not (m.data >= 0).all():  # NaN is not
         raise MatrixError("links have weights below zero, or that are no numbers: PageRank follows links by chance")

@@ -422,3 +422,5 @@ def test_complex_vectors_of_a_real_matrix_are_refused():
     """Their imaginary parts would be dropped."""
     with pytest.raises(MatrixError, match="b, x0 or the diagonal is complex"):
         spdist.conjugate_gradient(spdist.operator(positive(5)), 1j * np.ones(5))
+    with pytest.raises(MatrixError, match="give real weights"):
+        spdist.pagerank(positive(5, "c16"))
