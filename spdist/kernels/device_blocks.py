@@ -14,7 +14,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -78,6 +78,9 @@ class Host(Protocol):
 
     def allocate(self, size: int, /) -> Bytes:
         """Return host memory from which the device copies."""
+
+    def note(self, arrays: Iterable[Any], /) -> None:
+        """Take note of a product that reads arrays: the next one may find them locked."""
 
     def is_locked(self, array: Any, /) -> bool:
         """Whether the device copies from an array as it is."""
@@ -278,6 +281,10 @@ class Products:
         self.through(stop)
         return int(self.before[stop] - self.before[start])
 
+    def middle(self, start: int, stop: int) -> int:
+        """Return the row that halves the products of rows [start, stop); one between them."""
+        return _middle(self.before, start, stop)
+
     def most(self, start: int) -> int:
         """Return how many products the rows from `start` on have; waits until they are counted."""
         return self.between(start, len(self.before) - 1)
@@ -307,12 +314,6 @@ class Expected:
         lengths = self.b_indptr[rows + 1] - self.b_indptr[rows]
         return bool(lengths.max() <= EVEN * self.mean)
 
-    @functools.cached_property
-    def before(self) -> Int64Array:
-        """As of `Products`."""
-        before: Int64Array = ((self.indptr - self.indptr[0]) * self.mean).astype(np.int64)
-        return before
-
     def look(self) -> tuple[int, int]:
         """Return the number of all rows, and how many products are expected of them."""
         nrows = len(self.indptr) - 1
@@ -322,6 +323,10 @@ class Expected:
         """Return the products expected of rows [start, stop)."""
         return int(float(self.indptr[stop] - self.indptr[start]) * self.mean)
 
+    def middle(self, start: int, stop: int) -> int:
+        """Return the row that halves the entries of rows [start, stop); one between them."""
+        return _middle(self.indptr, start, stop)
+
     def most(self, start: int) -> int:
         """Return how many products the rows from `start` on have at most."""
         from spdist.kernels.prepare import longest_row
@@ -330,6 +335,15 @@ class Expected:
 
     def cancel(self) -> None:
         """Do nothing: no thread is at work."""
+
+
+def _middle(before: Int64Array, start: int, stop: int) -> int:
+    """Return the row that halves what rows [start, stop) have, by the sums `before`; or their number, of nothing."""
+    first, last = int(before[start]), int(before[stop])
+    if first == last:
+        return (start + stop) // 2
+    half = int(np.searchsorted(before[start : stop + 1], (first + last) // 2))
+    return start + min(max(half, 1), stop - start - 1)
 
 
 def bad_row(row: Any, ncols: int) -> MatrixError:
@@ -424,7 +438,7 @@ class Cutter:
             stop = int(np.searchsorted(self.indptr, int(self.indptr[start]) + INT32_MAX, side="right")) - 1
         self._next = min(self.growth * self._next, self._most)
         while stop > start + 1 and self.products.between(start, stop) > INT32_MAX:
-            stop = self.middle(start, stop)
+            stop = self.products.middle(start, stop)
         return max(start + 1, stop)
 
     def stop(self, start: int, room: float) -> int:
@@ -446,14 +460,6 @@ class Cutter:
         if staged.products:
             self.c_ratio = nnz / staged.products
             self.b_ratio = staged.b.nnz / staged.products if staged.b else 0.0
-
-    def middle(self, start: int, stop: int) -> int:
-        """Return the row that halves the products of a block; its rows, where there are none."""
-        before = self.products.before[start : stop + 1]
-        if before[0] == before[-1]:
-            return (start + stop) // 2
-        half = (int(before[0]) + int(before[-1])) // 2
-        return start + min(max(int(np.searchsorted(before, half)), 1), stop - start - 1)
 
 
 # -- preparation -------------------------------------------------------------------------------------------------------
@@ -586,7 +592,9 @@ class Copier:
     @staticmethod
     def _copy_offsets(m: CSR, start: int, stop: int, offsets: npt.NDArray[Any]) -> None:
         """Copy where rows of a matrix begin, counted from the first of them."""
-        np.subtract(m.indptr[start : stop + 1], int(m.indptr[start]), out=offsets, casting="unsafe")
+        from spdist.kernels.prepare import copy_offsets
+
+        copy_offsets(m.indptr, start, offsets[: stop - start + 1])
 
     def _copy_columns(self, first: int, last: int, low: int, memory: Bytes, part: Part) -> None:
         """Copy the columns of entries of A, counted from row `low` of B."""
@@ -614,10 +622,11 @@ class Copier:
 
     def _check_offsets(self, start: int, stop: int) -> None:
         """Raise the error of the first of the rows whose offsets are out of range."""
-        ends = self.a.indptr[start : stop + 1]
-        bad = (ends[1:] < ends[:-1]) | (ends[1:] > self.a.nnz)
-        if bad.any():
-            raise bad_row(start + int(np.argmax(bad)), self.a.ncols)
+        from spdist.kernels.prepare import first_bad_row
+
+        bad = first_bad_row(self.a.indptr, start, stop, self.a.nnz)
+        if bad >= 0:
+            raise bad_row(bad, self.a.ncols)
 
 
 class Stager(Copier):
@@ -647,8 +656,8 @@ class Stager(Copier):
 
     @property
     def is_brief(self) -> bool:
-        """Whether A lies in the B that is resident, so that there is nothing to prepare and no thread is woken."""
-        return self.resident and self.within is not None
+        """Whether B is resident, and A too or sent as it lies: there is little to prepare, and no thread is woken."""
+        return self.resident and (self.within is not None or (self.a_lies and not self.kinds.blocked))
 
     @property
     def is_ready(self) -> bool:
@@ -695,7 +704,7 @@ class Stager(Copier):
         """Prepare rows [start, stop)."""
         begin, clock = time.time(), time.perf_counter()
         products = self.cutter.products.between(start, stop)
-        if not self.is_brief:
+        if self.within is None or not self.resident:
             self._check_offsets(start, stop)
         if not self.resident:
             found = self._with_b(start, stop, products, begin)

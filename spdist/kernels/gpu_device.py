@@ -7,7 +7,7 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import wait
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from spdist.bsr import BSR
 from spdist.csr import CSR, blocksize, number_dtype
 from spdist.errors import MatrixError, MemoryBoundError
-from spdist.kernels import bsr_gpu, outofcore, packing
+from spdist.kernels import bsr_gpu, in_place, outofcore, packing
 from spdist.kernels.answers_gpu import Work
 from spdist.kernels.device_blocks import (
     AHEAD_BYTES,
@@ -148,19 +148,33 @@ class GpuSlot:
         assert self.staged is not None
         if self.staged.nbytes > self.size:
             raise ArenaFullError(self.staged.nbytes)
-        b = self.device.b if self.staged.b is None else self.device.matrix(self.arena.memory, self.staged.b)
-        assert b is not None
         begin = self._begin("multiply", self.stream, "upload")
+        try:
+            self._make_in_room(meanwhile)
+        except ArenaFullError:
+            if not self.device.entries_per_product:
+                raise
+            # C had more entries than those before let expect, and room was taken again: a sample of this one tells.
+            self.device.entries_per_product = 0.0
+            self.arena.reset(self.staged.nbytes)
+            self._make_in_room(None)
+        self._end("multiply", self.stream, self.c.nbytes, begin)
+        work = self.device.work
+        self.packed = self._pack() if work.reduction is None else None
+        return 0 if work.counts else int(self.c.nnz)
+
+    def _make_in_room(self, meanwhile: Callable[[], None] | None) -> None:
+        """Make of the block what is wanted, in the memory of the slot."""
+        staged, device = self.staged, self.device
+        assert staged is not None
+        b = device.b if staged.b is None else device.matrix(self.arena.memory, staged.b)
+        assert b is not None
         try:
             with self.stream, self.cupy.cuda.using_allocator(self.arena.malloc):
                 self._make(self._a(b), b, meanwhile)
         except ArenaFullError:
             self.cupy.cuda.Device().synchronize()  # kernels on other streams may use what is given back
             raise
-        self._end("multiply", self.stream, self.c.nbytes, begin)
-        work = self.device.work
-        self.packed = self._pack() if work.reduction is None else None
-        return 0 if work.counts else int(self.c.nnz)
 
     def _a(self, b: CSR) -> CSR:
         """Return the block's rows of A, as they were sent or out of B."""
@@ -537,6 +551,10 @@ class Gpu:
             flying.append((stream.record(), memory))
         for event, _ in flying:
             event.synchronize()
+
+    def note(self, arrays: Iterable[Any], /) -> None:
+        """Take note of a product that reads arrays: the second finds them locked."""
+        in_place.note(arrays)
 
     def is_locked(self, array: Any, /) -> bool:
         """Whether the GPU copies from an array as it is."""

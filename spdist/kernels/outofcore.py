@@ -383,16 +383,16 @@ class Run:
         self.products = self._count()
         try:
             self._settle()
+            self.device.note(x for m in self._sent for x in (m.indices, m.data))
             ratio = 0.0 if self.resident else 1.0
             size, ahead = self.slots[0].size, self.device.ahead
             self.cutter = Cutter(self.products, self.a.indptr, self.kinds, size, ahead, b_ratio=ratio)
             self.stager = self._stager(self.a, self.cutter, self.start)
-            is_brief = self.stager.is_brief or (self.resident and self.stager.a_lies)
-            if is_brief:
+            if self.stager.is_brief:
                 self.cutter.growth = BRIEF_GROWTH
             if self.learnt.c_ratio:
                 self._recall()
-                if is_brief:
+                if self.stager.is_brief:
                     self.cutter.cut_large()
             elif not self._is_learnt_on_the_way:
                 self._learn_from_sample()
@@ -411,6 +411,11 @@ class Run:
     def _nothing_is_sent(self) -> bool:
         """Whether blocks are rows of the B that is on the device."""
         return self.resident and self.within is not None
+
+    @property
+    def _sent(self) -> list[CSR]:
+        """The operands of which blocks bring rows."""
+        return [] if self._nothing_is_sent else [self.a] if self.resident else [self.a, self.b]
 
     @property
     def _is_learnt_on_the_way(self) -> bool:
@@ -671,7 +676,7 @@ class Run:
         if stop - start == 1:
             raise _RowTooLongError(flight.staged, needed)
         logger.info("rows %d to %d need more than %d bytes: split", start, stop - 1, flight.slot.size)
-        middle = self.cutter.middle(start, stop)
+        middle = self.cutter.products.middle(start, stop)
         halves = (start, middle), (middle, stop)
         return all(self._compute(self._send(flight.slot, self.stager.stage(*half))) for half in halves)
 

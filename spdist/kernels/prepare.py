@@ -193,6 +193,24 @@ def longest_row(indptr: Any) -> Any:
 
 
 @compiled
+def first_bad_row(indptr: Any, start: Any, stop: Any, nnz: Any) -> Any:
+    """Return the first of rows [start, stop) whose offsets fall or pass the entries; -1 where there is none."""
+    for row in range(np.uintp(start), np.uintp(stop)):
+        last = indptr[row + np.uintp(1)]
+        if last < indptr[row] or last > nnz:
+            return np.int64(row)
+    return np.int64(-1)
+
+
+@compiled
+def copy_offsets(indptr: Any, start: Any, offsets: Any) -> None:
+    """Copy where rows from `start` on begin, counted from the first of them."""
+    first = np.uintp(start)
+    for row in range(np.uintp(len(offsets))):
+        offsets[row] = indptr[first + row] - indptr[first]
+
+
+@compiled
 def mark_rows(a_indices: Any, first: Any, last: Any, nrows: Any, bits: Any) -> Any:
     """Set the bit of each of B's rows that the entries [first, last) of A ask for; return the range of words touched.
 

@@ -180,5 +180,8 @@ class HostDevice:
     def copy_rates(self) -> dict[str, float]:
         return {"gpu upload": 1e9}
 
+    def note(self, arrays: Any, /) -> None:
+        pass
+
     def is_locked(self, array: Any, /) -> bool:
         return self.locked and bool(array.size)

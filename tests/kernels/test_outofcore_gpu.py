@@ -154,3 +154,27 @@ def test_block_matrices_from_host_to_host():
         c = spdist.matmul(m, m, engine="cuda", memory_limit="8MiB")
         assert type(c) is type(m)
     assert_is_block_product(from_scipy_blocks(c), a, a)
+
+
+@pytest.mark.parametrize("megabytes", [128, 1024])
+def test_operands_of_a_second_product_are_locked_where_they_are(monkeypatch, megabytes):
+    """And copied as any other array by whoever else does, and unlocked when they go."""
+    import cupy
+
+    from spdist.kernels import in_place
+
+    monkeypatch.setattr(in_place, "LEAST", 33 << 20)  # of the system, from which size on pages are an array's own
+    monkeypatch.setattr(in_place, "LEAST_RATE", 0)
+    bands = sp.diags_array([np.linspace(1, 2, 1_100_000)] * 9, offsets=range(-4, 5), shape=(1_100_000,) * 2)
+    a, b = from_scipy(sp.csr_array(bands)), from_scipy(sp.csr_array(bands))
+    device = gpu(megabytes << 20)
+    locked = []
+    for _ in range(3):
+        assert_product(outofcore.multiply(a, b, device), a, b)
+        locked.append(all(map(device.is_locked, (a.indices, a.data))))
+    assert locked == [False, True, True]
+    assert_array_equal(cupy.asarray(a.data[100:-100]).get(), a.data[100:-100])
+    addresses = {m.ctypes.data for m in (a.indices, a.data)}
+    assert addresses <= in_place._known.keys()
+    del a, device  # whose slots hold what was sent last
+    assert not addresses & in_place._known.keys()
