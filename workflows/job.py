@@ -354,6 +354,27 @@ def square(key: str, a: Any) -> Any:
     return a
 
 
+def with_values(key: str, a: Any, fit: Callable[[Any], Any], needed: str) -> Any:
+    """Return a stored matrix if all of its values fit, `needed` in words; they are looked at by blocks of rows."""
+    import spdist
+
+    if a.blocksize is not None:
+        raise spdist.MatrixError(
+            f"{key}: {a.url} is stored in blocks; store it by entries: `spdist export` it, `spdist import` that"
+        )
+    if a.dtype.kind == "c":
+        raise spdist.MatrixError(f"{key}: {a.url} holds {a.dtype}; {needed} are needed: convert it")
+    for start, stop, _ in a.row_blocks(1 << 20):
+        block = a.rows(start, stop).to_scipy().tocoo()
+        if not (fits := fit(block.data)).all():
+            at = int(fits.argmin())
+            raise spdist.MatrixError(
+                f"{key}: {a.url} holds {block.data[at]} in row {start + block.row[at]:,}, column {block.col[at]:,}; "
+                f"{needed} are needed: correct it"
+            )
+    return a
+
+
 def check_folder(key: str, place: str) -> None:
     """Refuse a file in a folder that is not there or may not be written to."""
     parent = Path(place).absolute().parent
