@@ -576,16 +576,17 @@ def product_summary(result: dict[str, Any], what: str) -> str:
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
+        """End with exit code 2."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def arguments(workflow: Workflow, argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = _Parser(description=workflow.description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=workflow.description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", type=Path, metavar="JOB.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the file's value")
     return parser.parse_args(argv)
