@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -20,10 +21,31 @@ from spdist.kernels.semirings import Semiring
 OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "_nrt": False}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+log = logging.getLogger("spdist")
+
+
+def kept(function: Function, **options: Any) -> Function:
+    """Compile a function with these options, and keep it on disk if Numba finds a place that can be written to."""
+    try:
+        return cast(Function, njit(cache=True, **options)(function))
+    except RuntimeError as error:
+        if "cannot cache function" not in str(error):
+            raise
+        _say_that_nothing_is_kept()
+        return cast(Function, njit(**options)(function))
+
+
+@functools.cache
+def _say_that_nothing_is_kept() -> None:
+    log.warning(
+        "Numba may write neither to the folder of spdist nor to that of the user: each process compiles the kernels "
+        "again, which takes some seconds; set NUMBA_CACHE_DIR to a folder that can be written to"
+    )
+
 
 def compiled(function: Function) -> Function:
     """Compile a function when it is first called with new types, and keep it on disk."""
-    return cast(Function, njit(cache=True, **OPTIONS)(function))
+    return kept(function, **OPTIONS)
 
 
 def part(function: Function) -> Function:
