@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spdist import vbr
     from spdist.api import Callbacks, Report, matmul, multiply, plan, reduce, save, verify
     from spdist.bsr import BSR
     from spdist.chain import multi_matmul
@@ -111,12 +112,15 @@ __all__ = [
     "symbolic",
     "symmetrize",
     "transpose",
+    "vbr",
     "verify",
     "workers",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "vbr":  # a module: Python itself keeps it among the names of the package
+        return importlib.import_module("spdist.vbr")
     if name not in _HOME:
         raise AttributeError(f"module 'spdist' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name]), _NAME_AT_HOME.get(name, name))
@@ -125,4 +129,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *__all__})

@@ -80,7 +80,7 @@ class Answer:
         Raises
         ------
         InputError
-            If the engine has no such options, or no value reaches the threshold.
+            If the engine has no such options, no value reaches the threshold, or Numba does not compile a function.
         MatrixError
             If the mask has another shape, C has a triangle and is not square, or values are complex and have to be
             compared.
@@ -97,6 +97,10 @@ class Answer:
         shape = a.nrows, b.ncols
         self.options.check_square(shape)
         self.options.check(shape, self.dtype(a, b))
+        if self.options.functions and engine != "cuda":  # which takes expressions in C
+            from spdist.kernels import jit
+
+            jit.check_functions(self.options.functions, self.dtype(a, b))
         if self.mask is not None and self.mask.shape != shape:
             raise InputError(
                 f"the mask is {self.mask.shape[0]:,} x {self.mask.shape[1]:,}, but C is {shape[0]:,} x {shape[1]:,}"

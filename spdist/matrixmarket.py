@@ -8,6 +8,7 @@ SciPy refuses is read again line by line in Python, which also knows what to say
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,11 +17,11 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import scipy.io
 import scipy.sparse as sp
-from numba import njit
 
 from spdist.coo import Entries
 from spdist.csr import CSR, IndexArray, ValueArray
 from spdist.errors import MatrixError
+from spdist.kernels.jit import kept
 
 TEXT_BYTES = 4 << 20
 """Bytes of text read at a time; the entries in it take about three times as much, eleven times at the very worst."""
@@ -336,7 +337,7 @@ _INTEGERS = _grammar(_WHOLE, {_INT}, ())
 _REALS = _grammar(_WHOLE + _DECIMAL, {_INT, _FRACTION, _EXPONENT}, ("nan", "inf", "infinity"))
 
 
-@njit(nogil=True, cache=True)
+@functools.partial(kept, nogil=True)
 def _count_entries(text: IndexArray, table: IndexArray, numbers: int) -> int:
     """Count the lines that hold `numbers` numbers; -1 where another line is not blank."""
     state, found, count = 0, 0, 0

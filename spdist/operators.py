@@ -25,6 +25,7 @@ from spdist.errors import InputError, MatrixError
 from spdist.kernels import ehyb, products, reorder, sell, spmv
 from spdist.kernels.products import BsrProduct, CsrProduct, CusparseProduct, EhybProduct, Product, SellProduct
 from spdist.kernels.sell_format import LANES, is_on_gpu
+from spdist.text import check_count
 
 CPU_LANES = 16
 """C on the CPU: the sums of a chunk fill two vector registers, and an addition waits for none of the other."""
@@ -205,6 +206,11 @@ class Operator:
 
     def _multiply(self, x: Any, out: Any) -> Any:
         """Multiply: x in the dtype that its products are summed in, C order; complex x of a real A as two columns."""
+        if not hasattr(x, "flags"):
+            raise MatrixError(
+                f"x is a {type(x).__name__}, and operators multiply dense arrays: give x.toarray(), or multiply two "
+                f"sparse matrices by spdist.spgemm"
+            )
         xp_x, dtype = x, np.result_type(self.dtype, x.dtype)
         if is_on_gpu(x) != _is_gpu_product(self.product):
             raise MatrixError(f"the operator is not where x is: x is {type(x).__module__}.{type(x).__name__}")
@@ -322,6 +328,13 @@ def sell_operator(
     dtype, threads
         As for `operator`.
 
+    Raises
+    ------
+    MatrixError
+        If `a` is no matrix spdist multiplies, or a chunk would have more lanes than there are.
+    InputError
+        If a parameter is none of those.
+
     References
     ----------
     .. [1] M. Kreutzer, G. Hager, G. Wellein, "A Unified Sparse Matrix Storage Format for Heterogeneous Systems".
@@ -332,12 +345,22 @@ def sell_operator(
     >>> sell_operator(sp.eye_array(4, format="csr"), C=8, sigma=1) @ np.ones(4)
     array([1., 1., 1., 1.])
     """
+    _check_format(C, sigma, T, index, block)
     m, wanted = read_matrix(a)
     lanes = C * T if T is not None else LANES if is_on_gpu(m.data) else C
     count = threads or os.cpu_count() or 1
-    made = sell.build(m, height=C, lanes=lanes, sigma=sigma, index=index, block=block,
+    made = sell.build(m, height=int(C), lanes=int(lanes), sigma=sigma, index=index, block=block,
                       dtype=_stored_dtype(wanted, dtype), threads=count)  # fmt: skip
     return Operator(SellProduct(made), m.shape, wanted, "sell", "asked for", threads=count, source=m)
+
+
+def _check_format(C: int, sigma: int | str, T: int | None, index: str, block: int | str) -> None:  # noqa: N803
+    """Refuse what are no parameters of SELL-C-sigma."""
+    for name, value in (("C", C), ("T", T), ("sigma", sigma), ("block", block)):
+        if name in ("C", "T") or value != "auto":
+            check_count(name, value, "the default")
+    if index not in sell.ALLOWED:
+        raise InputError(f"index={index!r} is not one of {', '.join(sell.ALLOWED)}")
 
 
 def ehyb_operator(a: Any, *, part: Any = None, dtype: Any = None) -> Operator:
@@ -418,7 +441,10 @@ def _of_floats(m: CSR) -> tuple[CSR, np.dtype[Any]]:
 
 
 def _stored_dtype(wanted: np.dtype[Any], dtype: Any) -> np.dtype[Any]:
-    stored = wanted if dtype is None else np.dtype(dtype)
+    try:
+        stored = wanted if dtype is None else np.dtype(dtype)
+    except TypeError:
+        raise InputError(f"dtype={dtype!r} is none of NumPy's: write for instance dtype='float32'") from None
     if (
         stored.kind != wanted.kind
         or stored.itemsize > wanted.itemsize

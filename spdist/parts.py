@@ -16,6 +16,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import numpy as np
+import scipy.sparse as sp
 from distributed import Client, as_completed, get_worker, wait
 
 from spdist import device, operators, storage
@@ -92,7 +93,7 @@ class PartitionedOperator:
         self, client: Client, rows: list[Any], part: Any, addresses: list[str], why: str, options: Any
     ) -> None:
         self.client, self.why, self.addresses = client, why, addresses
-        self.closing = contextlib.ExitStack()
+        self.closing, self.closed = contextlib.ExitStack(), False
         found = client.gather([self._submit(i, _facts, mine) for i, mine in enumerate(rows)])
         self.shape, self.dtype = (len(part), len(part)), found[0][1]
         exchanges = halo.exchanges([needs for needs, _ in found], part)
@@ -144,7 +145,18 @@ class PartitionedOperator:
         -------
         list
             What it returned, by rank.
+
+        Raises
+        ------
+        MatrixError
+            If a vector does not fit.
+        InputError
+            If the operator is closed.
         """
+        if self.closed:
+            raise InputError(
+                "the operator is closed: use it inside of its `with`, or make another by spdist.partitioned"
+            )
         for vector in vectors:
             if np.shape(vector) != self.shape[:1]:
                 raise MatrixError(f"A is {self.shape[0]:,} x {self.shape[1]:,}, a vector has shape {np.shape(vector)}")
@@ -167,6 +179,8 @@ class PartitionedOperator:
 
     def matvec(self, x: Any) -> Any:
         """Return ``A @ x`` for an (nrows,) vector of the host, in the operator's dtype."""
+        if sp.issparse(x):
+            raise MatrixError(f"x is a {type(x).__name__}, and a partitioned operator multiplies vectors: give one")
         if not np.can_cast(np.asarray(x).dtype, self.dtype, "same_kind"):
             raise MatrixError(f"x of dtype {np.asarray(x).dtype} cannot be multiplied in {self.dtype}")
         return self.whole(self.run(_product, np.asarray(x, self.dtype)))
@@ -176,6 +190,7 @@ class PartitionedOperator:
 
     def close(self) -> None:
         """Give the workers' memory back, and end those that were started for it."""
+        self.closed = True
         self.closing.close()
 
     def __enter__(self) -> PartitionedOperator:

@@ -119,8 +119,13 @@ def conjugate_gradient(
         a = operators.operator(a)
     if a.shape[0] != a.shape[1] or b.shape != a.shape[:1]:
         raise MatrixError(f"conjugate gradients are for square matrices: A is {a.shape}, b is {b.shape}")
-    given = [v for v in (b, x0, diagonal) if v is not None]
-    if a.dtype.kind != "c" and any(v.dtype.kind == "c" for v in given):
+    given = {name: v for name, v in {"b": b, "x0": x0, "diagonal": diagonal}.items() if v is not None}
+    for name, v in given.items():
+        if not module_of(v).isfinite(v).all():
+            raise MatrixError(f"{name} holds NaN or infinite values, where finite ones are needed: correct it")
+    if diagonal is not None and not (diagonal.real > 0).all():
+        raise MatrixError("the diagonal is not positive, as that of a positive definite matrix is: leave it out")
+    if a.dtype.kind != "c" and any(v.dtype.kind == "c" for v in given.values()):
         raise MatrixError(
             f"A is {a.dtype}, but b, x0 or the diagonal is complex: prepare A as complex, A.astype(complex)"
         )
@@ -187,8 +192,10 @@ def _followed(links: Any) -> Any:
     if m.dtype.kind == "c":
         raise MatrixError(f"links have weights of {m.dtype}: PageRank follows links by chance, give real weights")
     m = m.astype(m.dtype if m.dtype.kind == "f" else np.float64)
-    if not (m.data >= 0).all():  # NaN is not
-        raise MatrixError("links have weights below zero, or that are no numbers: PageRank follows links by chance")
+    if not ((m.data >= 0) & (m.data < math.inf)).all():  # NaN is neither
+        raise MatrixError(
+            "links have weights below zero, infinite ones, or that are no numbers: PageRank follows links by chance"
+        )
     out = module_of(m.data).asarray(m.sum(axis=1)).ravel()
     shares = (out > 0) / out.clip(np.finfo(m.dtype).tiny)
     return library.csr_matrix((library.diags(shares.astype(m.dtype)) @ m).T)

@@ -254,6 +254,32 @@ def test_functions_that_numba_does_not_compile_are_refused():
         spdist.Semiring(np.maximum, lambda x, y: x * y, 0)
 
 
+def returns_none(x):
+    """Return nothing."""
+
+
+NOT_COMPILED = [
+    ({"semiring": spdist.Semiring(lambda x, y: x.least(y), lambda x, y: x, 0)}, "semiring one's own: add=.*'least'"),
+    ({"semiring": spdist.Semiring(min, lambda x, y: x, 0)}, "add=min cannot be compiled .* not a function"),
+    ({"semiring": spdist.Semiring(lambda x, y: x, lambda x, y: "x", 0, name="letters")}, "semiring letters: multiply="),
+    ({"epilogue": spdist.Epilogue(apply=lambda x: read(x))}, "epilogue: apply=.*for values of float64: .*'read'"),
+    ({"epilogue": spdist.Epilogue(apply=lambda x, y: x)}, "epilogue: apply=.*write lambda x: "),
+    ({"epilogue": spdist.Epilogue(apply=lambda x: x * 1j)}, "it returns complex128"),
+    ({"epilogue": spdist.Epilogue(apply=returns_none)}, "apply=returns_none cannot be compiled .* it returns none"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "message"), NOT_COMPILED, ids=lambda one: one if isinstance(one, str) else "")
+def test_functions_are_compiled_before_anything_is_written(stored, tmp_path, wanted, message):
+    m = whole_numbers(20, 20, 3, 1).astype(float)
+    a = stored("A", m)
+    with pytest.raises(InputError, match=message):
+        spdist.spgemm(m, m, **wanted)
+    with pytest.raises(InputError, match=message):
+        api.multiply(a, a, tmp_path / "C.zarr", **wanted)
+    assert not storage.exists(str(tmp_path / "C.zarr"))
+
+
 def test_wrong_options_are_refused_before_anything_is_written(stored, tmp_path):
     m = whole_numbers(20, 20, 3, 1)
     a, small = stored("A", m), stored("S", whole_numbers(5, 5, 2, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -313,3 +314,19 @@ def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch
 def test_import_does_not_load_numba() -> None:
     code = "import sys, spdist.kernels.cpu; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_works_where_nothing_can_be_kept_on_disk():
+    """Numba finds no folder that can be written to, and refuses to keep a function while spdist's modules load."""
+    program = (
+        "from numba.core import caching; caching.CacheImpl._locator_classes = []; "
+        "import numpy as np; from spdist import csr, matrixmarket; from spdist.kernels import merge, rowwise; "
+        "from spdist.scheduler import sizes; sizes._compiled(); "
+        "m = csr.CSR(np.array([0, 1]), np.array([0], np.int32), np.ones(1), (1, 1)); "
+        "print(merge.merge(m, m).data)"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CACHE")}
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert (found.returncode, found.stdout) == (0, "[2.]\n")
+    assert found.stderr.count("\n") == 1
+    assert "set NUMBA_CACHE_DIR to a folder that can be written to" in found.stderr

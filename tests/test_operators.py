@@ -141,6 +141,25 @@ def test_sell_has_its_parameters():
     np.testing.assert_allclose(a @ x, m @ x, rtol=1e-12)
 
 
+SELL_REFUSED = [
+    ({"sigma": "x"}, "sigma='x' must be a whole number"), ({"sigma": 1.5}, "sigma=1.5 must be"),
+    ({"sigma": 0}, "sigma=0 must be"), ({"block": "x"}, "block='x' must be"), ({"C": "auto"}, "C='auto' must be"),
+    ({"C": 8.0}, "C=8.0 must be"), ({"T": 0}, "T=0 must be"), ({"index": "x"}, "index='x' is not one of wide"),
+    ({"dtype": "x"}, "dtype='x' is none of NumPy's"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("parameters", "message"), SELL_REFUSED)
+def test_what_are_no_parameters_of_sell_is_refused(parameters, message):
+    with pytest.raises(InputError, match=message):
+        spdist.sell(stencil(3), **parameters)
+
+
+def test_parameters_may_be_numbers_of_numpy():
+    m, x = stencil(3), np.ones(27)
+    np.testing.assert_allclose(spdist.sell(m, C=np.int64(8), sigma=np.int32(4), T=np.int64(2)) @ x, m @ x)
+
+
 @pytest.mark.parametrize("dtype", ["int32", "bool", "float32", "complex64", "complex128"])
 def test_dtypes(dtype):
     m = stencil(6).astype(dtype)
@@ -186,6 +205,9 @@ def test_what_does_not_fit_is_refused():
         a @ np.ones((5, 2))
     with pytest.raises(MatrixError, match="out must be a C-ordered float64 array"):
         a.matvec(np.ones(27), out=np.ones(27, np.float32))
+    for other in (stencil(3), stencil(3)[:, :1]):
+        with pytest.raises(MatrixError, match=r"x is a csr_(array|matrix), .*multiply two sparse matrices by spdist"):
+            a @ other
     for method in ("sell", "scipy"):
         with pytest.raises(MatrixError, match=r"array of shape \(27,\)"):
             spdist.operator(stencil(3), method).matvec(np.ones(27), out=np.ones(10))

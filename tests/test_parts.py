@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import dask
 import numpy as np
 import pytest
@@ -66,6 +68,16 @@ def test_long_messages(three):
     x = np.random.default_rng(0).standard_normal(150_000)
     with spdist.partitioned(m, scheduler=three, partition="rows") as a:  # 400 kB to send before any is received
         np.testing.assert_array_equal(a @ x, m @ x)
+
+
+def test_closed_operators_and_sparse_x_are_refused(three):
+    m = poisson(3)
+    with spdist.partitioned(m, scheduler=three) as a, pytest.raises(MatrixError, match="multiplies vectors: give one"):
+        a @ m
+    for use in (a.matvec, functools.partial(spdist.conjugate_gradient, a)):
+        with pytest.raises(InputError, match="the operator is closed"):
+            use(np.ones(27))
+    a.close()
 
 
 def test_conjugate_gradients(three):

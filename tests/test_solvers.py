@@ -87,7 +87,7 @@ def test_ranks_are_those_of_the_power_method(dtype):
 
 
 def test_a_residual_that_is_no_number_ends_it():
-    found = spdist.conjugate_gradient(spdist.operator(positive(9)), np.full(9, np.nan))
+    found = spdist.conjugate_gradient(spdist.operator(np.nan * positive(9)), np.ones(9))
     assert (found.iterations, found.converged) == (0, False)
 
 
@@ -401,9 +401,9 @@ def test_graphs_of_a_partitioned_matrix():
     np.testing.assert_allclose(m @ captured.x, b, atol=1e-8)
 
 
-@pytest.mark.parametrize("weight", [-1.0, np.nan])
+@pytest.mark.parametrize("weight", [-1.0, np.inf, np.nan])
 def test_links_have_weights_above_zero(weight):
-    with pytest.raises(MatrixError, match="below zero, or that are no numbers"):
+    with pytest.raises(MatrixError, match="below zero, infinite ones, or that are no numbers"):
         spdist.pagerank(sp.csr_array([[0.0, weight], [1.0, 0.0]]))
 
 
@@ -416,6 +416,20 @@ def test_a_norm_that_is_infinite_is_not_reached():
     a = sp.diags_array([1.0, 2.0, 4.0], format="csr")
     with np.errstate(over="ignore"):
         assert not spdist.conjugate_gradient(a, np.full(3, 1e300)).converged
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["b", "x0", "diagonal"])
+def test_vectors_are_of_finite_values(name, value):
+    vectors = {"b": np.ones(3), name: np.array([1, value, 1])}
+    with pytest.raises(MatrixError, match=f"{name} holds NaN or infinite values"):
+        spdist.conjugate_gradient(positive(3), **vectors)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_a_diagonal_is_positive(value):
+    with pytest.raises(MatrixError, match="the diagonal is not positive"):
+        spdist.conjugate_gradient(positive(3), np.ones(3), diagonal=np.array([1, value, 1]))
 
 
 def test_complex_vectors_of_a_real_matrix_are_refused():

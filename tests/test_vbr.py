@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -115,3 +118,10 @@ def test_products_on_the_gpu():
     assert_is_product(moved(c, cupy.asnumpy), a, b)
     with pytest.raises(MatrixError, match="bring both to one side"):
         spdist.spgemm(moved(a, cupy.asarray), b)
+
+
+def test_the_module_is_a_name_of_the_package():
+    """In a process that has not imported it."""
+    program = "import spdist; print('spdist.vbr' in sys.modules, spdist.vbr.from_scipy.__name__, 'vbr' in dir(spdist))"
+    found = subprocess.run([sys.executable, "-c", f"import sys; {program}"], capture_output=True, text=True, check=True)
+    assert found.stdout == "False from_scipy True\n"

@@ -1,20 +1,20 @@
-"""The step of bundle adjustment on a small problem of its form."""
+"""The step of bundle adjustment on a small problem of its form; what is none is refused."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
+import pytest
 import scipy.sparse as sp
 
-SCRIPT = Path(__file__).resolve().parent.parent / "workflows" / "bundle_adjustment.py"
+from tests.conftest import load_workflow
 
 
-def test_a_step_solves_the_normal_equations(tmp_path, capsys):
-    spec = importlib.util.spec_from_file_location("workflow_bundle_adjustment", SCRIPT)
-    workflow = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(workflow)
+@pytest.fixture
+def step(tmp_path, monkeypatch):
+    """Return a function that makes a step in a fresh folder, where J.npz has 4 cameras; it gives the exit code."""
+    monkeypatch.chdir(tmp_path)
     rng, cameras, points, observations = np.random.default_rng(1), 4, 60, 300
     seen = rng.integers(0, cameras, observations), np.arange(observations) % points
     indptr = np.arange(observations + 1)
@@ -24,6 +24,49 @@ def test_a_step_solves_the_normal_equations(tmp_path, capsys):
         )
         for which, width, n in zip(seen, (9, 3), (cameras, points), strict=True)
     )
-    sp.save_npz(tmp_path / "J.npz", sp.csr_array(sp.hstack(list(parts))))
-    assert workflow.main([str(tmp_path / "J.npz"), "--cameras", "4", "--damping", "1e-2"]) == 0
+    sp.save_npz("J.npz", sp.csr_array(sp.hstack(list(parts))))
+    return load_workflow("bundle_adjustment").main
+
+
+def test_a_step_solves_the_normal_equations(step, capsys):
+    assert step(["J.npz", "--cameras", "4", "--damping", "1e-2"]) == 0
     assert "equal: True" in capsys.readouterr().out
+
+
+REFUSED = [
+    (["none.npz"], "none.npz: cannot be read: "),
+    (["text.npz"], "text.npz: is no sparse matrix: name a file"),
+    (["nan.npz", "--cameras", "4"], "nan.npz: holds float64, not all of it finite"),
+    (["odd.npz", "--cameras", "4"], "odd.npz: is 599 x 216, which are no 2 rows an observation"),
+    (["J.npz", "--cameras", "0"], "9 columns for each of 0 cameras and 3 for each point: give as many as J has"),
+    (["J.npz", "--cameras", "24"], "each of 24 cameras"),
+    (["J.npz", "--cameras", "3"], " has 0 cameras where it is of one: give as many as J has"),
+    (["J.npz", "--cameras", "5"], "with 5 cameras, observation 0 has 2 cameras where it is of one"),
+    (["J.npz", "--cameras", "4", "--damping", "-1"], "--damping -1.0 is no finite number of 0 and more"),
+    (["J.npz", "--cameras", "4", "--damping", "nan"], "--damping nan is no finite number of 0 and more"),
+    (["J.npz", "--cameras", "many"], "invalid int value: 'many'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=lambda one: " ".join(one) if list is type(one) else "")
+def test_refusals(step, capsys, arguments, message):
+    j = sp.load_npz("J.npz")
+    sp.save_npz("nan.npz", j * np.nan)
+    sp.save_npz("odd.npz", j[1:])
+    Path("text.npz").write_text("no archive")
+    try:
+        code = step(arguments)
+    except SystemExit as error:  # of an option
+        code = error.code
+    errors = capsys.readouterr()
+    assert (code, errors.out) == (2, "")
+    assert message in errors.err
+    assert errors.err.count("\n") == 1
+
+
+def test_equations_that_are_singular_ask_for_damping(step, capsys):
+    j = sp.load_npz("J.npz")
+    j.data[:] = 1024.0  # the three columns of a point are the same
+    sp.save_npz("flat.npz", j)
+    assert step(["flat.npz", "--cameras", "4", "--damping", "0"]) == 1
+    assert capsys.readouterr().err.endswith("raise --damping\n")

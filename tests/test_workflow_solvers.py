@@ -57,6 +57,7 @@ def test_not_converged(run_job):
     assert (report["result"]["converged"], report["result"]["iterations"]) == (False, 2)
 
 
+BEYOND = {"nan.zarr": np.nan, "inf.zarr": np.inf}
 REFUSED = [
     ("conjugate_gradient", {"a": "bus.zarr", "rtol": 2}, "rtol: 2 is not a number from 0"),
     ("conjugate_gradient", {"a": "bus.zarr", "b": "job.yaml"}, "cannot be read"),
@@ -64,7 +65,11 @@ REFUSED = [
     ("conjugate_gradient", {"a": "bus.zarr", "memory_limit": "20KiB"}, "more than memory_limit=20KiB"),
     ("conjugate_gradient", {"a": "skew.zarr"}, "is not symmetric"),
     ("conjugate_gradient", {"a": "minus.zarr"}, "not positive definite"),
+    ("conjugate_gradient", {"a": "nan.zarr"}, "infinite or no numbers"),
+    ("conjugate_gradient", {"a": "bus.zarr", "b": "nan.npy"}, "1,138 finite real numbers are needed"),
     ("pagerank", {"a": "minus.zarr"}, "weights that are negative"),
+    ("pagerank", {"a": "nan.zarr"}, "infinite or no numbers"),
+    ("pagerank", {"a": "inf.zarr"}, "infinite or no numbers"),
     ("pagerank", {"a": "wide.zarr"}, "a square matrix is needed"),
 ]
 
@@ -73,8 +78,10 @@ REFUSED = [
 def test_refusals(run_job, capsys, name, keys, message):
     bus = matrix("1138_bus")
     kinds = {"bus.zarr": bus, "minus.zarr": -bus, "skew.zarr": sp.triu(bus).tocsr(), "wide.zarr": bus[:5]}
+    kinds |= {name: abs(bus) + sp.csr_matrix(([value], ([0], [1])), bus.shape) for name, value in BEYOND.items()}
     spdist.save(keys["a"], kinds[keys["a"]])
     np.save("short.npy", np.ones(3))
+    np.save("nan.npy", np.full(bus.shape[0], np.nan))
     run_job(name, 2, out="x.npy", **keys)
     errors = capsys.readouterr().err
     assert message in errors

@@ -262,6 +262,38 @@ def test_wrong_jobs_are_refused(run_job, capsys):
     ):
         run_job(name, code=2, a="A.zarr", out="C.zarr", **keys)
         assert message in capsys.readouterr().err
-    spdist.save("N.zarr", -sp.eye_array(4, k=1).tocsr())
-    run_job("shortest_paths", code=2, a="N.zarr", out="C.zarr")
-    assert "negative length" in capsys.readouterr().err
+
+
+VALUES_REFUSED = [
+    ("markov_clustering", -1.0, "finite weights of 0 and more"),
+    ("markov_clustering", np.inf, "finite weights of 0 and more"),
+    ("markov_clustering", np.nan, "finite weights of 0 and more"),
+    ("markov_clustering", 1j, "finite weights of 0 and more"),
+    ("shortest_paths", -1.0, "lengths of 0 and more"),
+    ("shortest_paths", np.nan, "lengths of 0 and more"),
+    ("shortest_paths", 1j, "lengths of 0 and more"),
+    ("similarity", np.nan, "finite real values"),
+    ("similarity", -np.inf, "finite real values"),
+    ("similarity", 1j, "finite real values"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "needed"), VALUES_REFUSED)
+def test_values_that_mean_nothing_are_refused(run_job, capsys, name, value, needed):
+    m = sp.eye_array(4, dtype=np.result_type(value), format="lil")
+    m[3, 2] = value
+    spdist.save("A.zarr", m.tocsr())
+    run_job(name, code=2, a="A.zarr", out="C")
+    errors = capsys.readouterr().err
+    held = "complex128" if value == 1j else f"{value} in row 3, column 2"
+    assert f"A.zarr holds {held}; {needed} are needed" in errors
+    assert errors.count("\n") == 1
+    assert {path.name for path in Path().iterdir()} == {"A.zarr", "job.yaml"}
+
+
+@pytest.mark.parametrize("name", ["markov_clustering", "shortest_paths", "similarity"])
+def test_matrices_in_blocks_are_refused(run_job, capsys, name):
+    spdist.save("A.zarr", sp.bsr_array(np.eye(4), blocksize=(2, 2)))
+    run_job(name, code=2, a="A.zarr", out="C")
+    assert "a: " in (errors := capsys.readouterr().err)
+    assert "is stored in blocks; store it by entries" in errors

@@ -5,23 +5,25 @@
     python workflows/bundle_adjustment.py J.npz [--cameras 16] [--damping 1e-4]
 
 J is the Jacobian of a problem of *Bundle Adjustment in the Large*: two rows an observation, nine columns a camera, the
-cameras first, three a point. With J = [Jc Jp] and damped diagonals, ``U = Jc' Jc`` has blocks of 9 x 9, ``V = Jp' Jp``
-one of 3 x 3 for each point, ``W = Jc' Jp`` blocks of 9 x 3; the points are eliminated by ``S = U - W inv(V) W'``. The
-residuals are random. Exits with 1 unless the step solves the normal equations, and the same products made entry by
-entry agree.
+cameras first, three a point; an observation is of one point by one camera. With J = [Jc Jp] and damped diagonals,
+``U = Jc' Jc`` has blocks of 9 x 9, ``V = Jp' Jp`` one of 3 x 3 for each point, ``W = Jc' Jp`` blocks of 9 x 3; the
+points are eliminated by ``S = U - W inv(V) W'``. The residuals are random. Exits with 1 unless the step solves the
+normal equations, and the same products made entry by entry agree; with 2 where J or an option is wrong.
 
 S. Agarwal, N. Snavely, S. Seitz, R. Szeliski, "Bundle Adjustment in the Large", ECCV 2010.
 """
 
 from __future__ import annotations
 
-import argparse
+import math
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import job as jobs
 import numpy as np
 import scipy.sparse as sp
 
@@ -29,6 +31,38 @@ import spdist
 
 CAMERA, POINT, OBSERVATION = 9, 3, 2
 TOLERANCE = 1e-8
+
+
+def read(place: Path) -> Any:
+    """Return a Jacobian that `scipy.sparse.save_npz` wrote."""
+    try:
+        j = sp.csr_array(sp.load_npz(place))
+    except OSError as error:
+        raise spdist.InputError(f"cannot be read: {error.strerror}; name a file of scipy.sparse.save_npz") from None
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        raise spdist.InputError("is no sparse matrix: name a file of scipy.sparse.save_npz") from None
+    if j.dtype.kind not in "biuf" or not np.isfinite(j.data).all():
+        raise spdist.MatrixError(f"holds {j.dtype}, not all of it finite real numbers: correct it")
+    return j.astype(np.float64)
+
+
+def split(j: Any, cameras: int) -> tuple[Any, Any]:
+    """Return the columns of cameras and those of points, in blocks; each observation has one of both."""
+    cut = CAMERA * cameras
+    if j.shape[0] % OBSERVATION or cameras < 1 or j.shape[1] <= cut or (j.shape[1] - cut) % POINT:
+        raise spdist.MatrixError(
+            f"is {j.shape[0]:,} x {j.shape[1]:,}, which are no {OBSERVATION} rows an observation, {CAMERA} columns for "
+            f"each of {cameras:,} cameras and {POINT} for each point: give as many as J has, --cameras N"
+        )
+    parts = j[:, :cut].tobsr((OBSERVATION, CAMERA)), j[:, cut:].tobsr((OBSERVATION, POINT))
+    for part, what in zip(parts, ("camera", "point"), strict=True):
+        wrong = np.flatnonzero(np.diff(part.indptr) != 1)
+        if len(wrong):
+            raise spdist.MatrixError(
+                f"with {cameras:,} cameras, observation {wrong[0]:,} has {np.diff(part.indptr)[wrong[0]]} {what}s "
+                f"where it is of one: give as many as J has, --cameras N"
+            )
+    return parts
 
 
 def normal_equations(jc: Any, jp: Any) -> tuple[Any, Any, Any]:
@@ -72,26 +106,38 @@ def timed(function: Callable[[], Any]) -> tuple[Any, float]:
     return function(), time.perf_counter() - begin
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Make a step; return the exit code."""
-    parser = argparse.ArgumentParser(description="A step of bundle adjustment by products of block matrices.")
-    parser.add_argument("jacobian", type=Path, help="a scipy.sparse.save_npz file")
-    parser.add_argument("--cameras", type=int, default=16)
-    parser.add_argument("--damping", type=float, default=1e-4)
-    args = parser.parse_args(arguments)
-    j = sp.csr_array(sp.load_npz(args.jacobian))
-    cut = CAMERA * args.cameras
-    jc, jp = j[:, :cut].tobsr((OBSERVATION, CAMERA)), j[:, cut:].tobsr((OBSERVATION, POINT))
-    print(f"{j.shape[0] // OBSERVATION:,} observations, {args.cameras:,} cameras, {jp.shape[1] // POINT:,} points")
+def report(jc: Any, jp: Any, damping: float) -> bool:
+    """Make a step and print what it took; return whether it is right."""
+    observations, cameras, points = jc.shape[0] // OBSERVATION, jc.shape[1] // CAMERA, jp.shape[1] // POINT
+    print(f"{observations:,} observations, {cameras:,} cameras, {points:,} points")
     blocks, seconds = timed(lambda: normal_equations(jc, jp))
     numbers, by_entries = timed(lambda: normal_equations(jc.tocsr(), jp.tocsr()))
     agree = all(abs(m.tocsr() - n).max() <= TOLERANCE * abs(n).max() for m, n in zip(blocks, numbers, strict=True))
     print(f"normal equations: {seconds:.3f} s by blocks, {by_entries:.3f} s by entries; equal: {agree}")
-    residuals = np.random.default_rng(0).standard_normal(j.shape[0])
-    found, seconds = timed(lambda: step(jc, jp, residuals, args.damping))
-    error = error_of(jc, jp, residuals, args.damping, *found)
+    residuals = np.random.default_rng(0).standard_normal(jc.shape[0])
+    found, seconds = timed(lambda: step(jc, jp, residuals, damping))
+    error = error_of(jc, jp, residuals, damping, *found)
     print(f"a step: {seconds:.3f} s; it solves the normal equations to {error:.1e} of their right-hand side")
-    return 0 if agree and error <= TOLERANCE else 1
+    return agree and error <= TOLERANCE
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Make a step; return the exit code."""
+    parser = jobs.Parser(description="A step of bundle adjustment by products of block matrices.")
+    parser.add_argument("jacobian", type=Path, help="a scipy.sparse.save_npz file")
+    parser.add_argument("--cameras", type=int, default=16)
+    parser.add_argument("--damping", type=float, default=1e-4)
+    args = parser.parse_args(arguments)
+    if not 0 <= args.damping < math.inf:
+        parser.error(f"--damping {args.damping} is no finite number of 0 and more; write for instance 1e-4")
+    try:
+        return 0 if report(*split(read(args.jacobian), args.cameras), args.damping) else 1
+    except spdist.InputError as error:
+        print(f"{args.jacobian}: {error}", file=sys.stderr)
+        return error.exit_code
+    except np.linalg.LinAlgError as error:
+        print(f"{args.jacobian}: the normal equations cannot be solved ({error}): raise --damping", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

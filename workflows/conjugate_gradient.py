@@ -59,6 +59,8 @@ def check_matrix(place: str, a: Any) -> Any:
     """Return the diagonal of a matrix that conjugate gradients are for."""
     import spdist
 
+    if not np.isfinite(a.data).all():
+        raise spdist.MatrixError(f"a: {place!r} has values that are infinite or no numbers; correct them")
     difference = abs(a - a.T)
     if difference.nnz and difference.max() > 1e-12 * abs(a).max():
         raise spdist.MatrixError(f"a: {place!r} is not symmetric; conjugate gradients need a symmetric matrix")

@@ -354,6 +354,27 @@ def square(key: str, a: Any) -> Any:
     return a
 
 
+def with_values(key: str, a: Any, fit: Callable[[Any], Any], needed: str) -> Any:
+    """Return a stored matrix if all of its values fit, `needed` in words; they are looked at by blocks of rows."""
+    import spdist
+
+    if a.blocksize is not None:
+        raise spdist.MatrixError(
+            f"{key}: {a.url} is stored in blocks; store it by entries: `spdist export` it, `spdist import` that"
+        )
+    if a.dtype.kind == "c":
+        raise spdist.MatrixError(f"{key}: {a.url} holds {a.dtype}; {needed} are needed: convert it")
+    for start, stop, _ in a.row_blocks(1 << 20):
+        block = a.rows(start, stop).to_scipy().tocoo()
+        if not (fits := fit(block.data)).all():
+            at = int(fits.argmin())
+            raise spdist.MatrixError(
+                f"{key}: {a.url} holds {block.data[at]} in row {start + block.row[at]:,}, column {block.col[at]:,}; "
+                f"{needed} are needed: correct it"
+            )
+    return a
+
+
 def check_folder(key: str, place: str) -> None:
     """Refuse a file in a folder that is not there or may not be written to."""
     parent = Path(place).absolute().parent
@@ -555,16 +576,17 @@ def product_summary(result: dict[str, Any], what: str) -> str:
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
+        """End with exit code 2."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def arguments(workflow: Workflow, argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = _Parser(description=workflow.description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=workflow.description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", type=Path, metavar="JOB.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the file's value")
     return parser.parse_args(argv)

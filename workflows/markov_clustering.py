@@ -64,7 +64,8 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     import spdist
 
     epilogue = spdist.Epilogue(apply=raised_to(job.inflation), normalize="l1")
-    walk = first_walks(jobs.square("a", spdist.open(job.a)))
+    a = jobs.square("a", spdist.open(job.a))
+    walk = first_walks(jobs.with_values("a", a, lambda x: np.isfinite(x) & (x >= 0), "finite weights of 0 and more"))
     with jobs.scratch(job.out, "walks", keep=True) as (walks,), job.where_for_all() as where:
         spdist.save(walks, walk, overwrite=True)
         before, step, converged = walks, 0, False
@@ -106,7 +107,7 @@ def raised_to(inflation: float) -> Callable[[Any], Any]:
 
 def first_walks(a: Any) -> Any:
     """Return one step of a walk: the graph, symmetric, with a loop at each vertex as heavy as its heaviest edge."""
-    m = abs(a.rows(0, a.nrows).to_scipy()).astype(np.float64).tocsr()
+    m = a.rows(0, a.nrows).to_scipy().astype(np.float64).tocsr()
     m = m.maximum(m.T)
     heaviest = m.max(axis=1).toarray().ravel()
     m = m - sp.diags_array(m.diagonal()) + sp.diags_array(np.where(heaviest > 0, heaviest, 1.0))

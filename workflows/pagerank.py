@@ -43,8 +43,8 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     import spdist
 
     links = vectors.square_matrix("a", job)
-    if links.nnz and not links.data.min() >= 0:
-        raise spdist.MatrixError(f"a: {job.a!r} has weights that are negative or no numbers; links have none")
+    if not (np.isfinite(links.data) & (links.data >= 0)).all():
+        raise spdist.MatrixError(f"a: {job.a!r} has weights that are negative, infinite or no numbers; links have none")
     options = {"damping": job.damping, "tolerance": job.tolerance, "maxiter": job.maxiter}
     found = spdist.pagerank(links, **options, **(job.workers_asked_for() or {}))
     facts = vectors.finish(job, found, "the last change")

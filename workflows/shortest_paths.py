@@ -60,7 +60,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     a = jobs.square("a", spdist.open(job.a))
     if max(job.sources or [0]) >= a.nrows:
         raise spdist.InputError(f"sources: vertex {max(job.sources or [0])} of {a.nrows:,} vertices")
-    graph = with_loops(a)
+    graph = with_loops(jobs.with_values("a", a, lambda x: x >= 0, "lengths of 0 and more"))  # NaN is neither
     with jobs.scratch(job.out, "edges", keep=True) as (edges,), job.where_for_all() as where:
         spdist.save(edges, graph, overwrite=True)
         if job.sources is not None:
@@ -86,10 +86,6 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
 def with_loops(a: Any) -> Any:
     """Return the edges with a loop of length 0 at each vertex, so that shorter paths stay."""
     m = a.rows(0, a.nrows).to_scipy().tocoo()
-    if m.nnz and m.data.min() < 0:
-        import spdist
-
-        raise spdist.InputError(f"{a.url} has edges of negative length: shortest paths need lengths of 0 and more")
     other = m.row != m.col
     loops = np.arange(a.nrows)
     data = np.concatenate([m.data[other], np.zeros(a.nrows, m.dtype)])

@@ -45,7 +45,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """Scale the rows of A and multiply them with one another."""
     import spdist
 
-    a = spdist.open(job.a)
+    a = jobs.with_values("a", spdist.open(job.a), np.isfinite, "finite real values")
     with jobs.scratch(job.out, "unit", "diagonal", "itself") as (unit, diagonal, itself), job.where_for_all() as where:
         spdist.save(diagonal, sp.diags_array(1 / row_lengths(a)).tocsr())
         spdist.save(itself, sp.eye_array(a.nrows, dtype=bool).tocsr())

@@ -85,7 +85,7 @@ def multiply(
     MatrixError
         If the shapes or dtypes do not fit.
     InputError
-        If `engine` is "scipy" and the options are not plain.
+        If `engine` is "scipy" and the options are not plain, or Numba does not compile a function of theirs.
     """
     task = _prepare(a, b, engine, threads, workspace_limit, options)
     return _finish(task, _bound(task), 0)
@@ -291,6 +291,8 @@ def _prepare(
         raise InputError("engine 'scipy' knows no semirings, masks, triangles or cuts of rows: use 'numba' or 'auto'")
     dtype = options.semiring.result_dtype(a.dtype, b.dtype)
     options.check((a.nrows, b.ncols), dtype)
+    if options.functions:
+        _jit().check_functions(options.functions, dtype)
     chosen: Engine = "numba" if not options.plain or engine == "numba" else "scipy"
     if options.plain and engine == "auto":
         chosen = choose(a, b, threads=threads, workspace_limit=workspace_limit)[0]

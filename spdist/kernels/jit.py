@@ -3,24 +3,49 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import numpy as np
 from numba import njit, types
 from numba.core.dispatcher import Dispatcher
+from numba.core.errors import NumbaError
 from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
-from numba.np.numpy_support import as_dtype
+from numba.np.numpy_support import as_dtype, from_dtype
 
+from spdist.errors import InputError
 from spdist.kernels.semirings import Semiring
 
 # No function makes arrays, so that references need not be counted: threads would fight for the counters.
 OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "_nrt": False}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+log = logging.getLogger("spdist")
+
+
+def kept(function: Function, **options: Any) -> Function:
+    """Compile a function with these options, and keep it on disk if Numba finds a place that can be written to."""
+    try:
+        return cast(Function, njit(cache=True, **options)(function))
+    except RuntimeError as error:
+        if "cannot cache function" not in str(error):
+            raise
+        _say_that_nothing_is_kept()
+        return cast(Function, njit(**options)(function))
+
+
+@functools.cache
+def _say_that_nothing_is_kept() -> None:
+    log.warning(
+        "Numba may write neither to the folder of spdist nor to that of the user: each process compiles the kernels "
+        "again, which takes some seconds; set NUMBA_CACHE_DIR to a folder that can be written to"
+    )
+
 
 def compiled(function: Function) -> Function:
     """Compile a function when it is first called with new types, and keep it on disk."""
-    return cast(Function, njit(cache=True, **OPTIONS)(function))
+    return kept(function, **OPTIONS)
 
 
 def part(function: Function) -> Function:
@@ -42,6 +67,40 @@ def instruction(function: Callable[..., Any]) -> Callable[..., Any]:
 def callable_part(function: Callable[..., Any]) -> Any:
     """Return a function as compiled functions call it, the same each time: kernels are compiled for each."""
     return function if isinstance(function, Dispatcher) else njit(**INLINED)(function)
+
+
+def check_functions(functions: dict[str, tuple[Callable[..., Any], str]], dtype: np.dtype[Any]) -> None:
+    """Check that Numba compiles functions of one's own, `Options.functions`, for a C of this dtype.
+
+    Raises
+    ------
+    InputError
+        Names the function, and says why it does not.
+    """
+    for what, (function, arguments) in functions.items():
+        reason = _refusal(function, arguments, dtype)
+        if reason is not None:
+            name = getattr(function, "__qualname__", repr(function))
+            raise InputError(
+                f"{what}={name} cannot be compiled by Numba for values of {dtype}: {reason}; write lambda {arguments}: "
+                f"... of arithmetic, comparisons and functions of math, which returns a number"
+            )
+
+
+@functools.cache
+def _refusal(function: Callable[..., Any], arguments: str, dtype: np.dtype[Any]) -> str | None:
+    """Return why Numba does not compile a function as kernels call it; None where it does."""
+    kinds = (from_dtype(dtype),) * len(arguments.split(","))
+    try:
+        called = callable_part(function)
+        caller = njit(**INLINED)((lambda x: called(x)) if len(kinds) == 1 else (lambda x, y: called(x, y)))
+        caller.compile(kinds)
+    except (NumbaError, TypeError) as error:
+        lines = [line for line in str(error).splitlines() if line and not line.startswith("Failed in nopython mode")]
+        return lines[0].rstrip(".") if lines else type(error).__name__
+    result = types.unliteral(caller.overloads[kinds].signature.return_type)
+    real = isinstance(result, types.Integer | types.Float | types.Boolean)
+    return None if real or (dtype.kind == "c" and result in types.complex_domain) else f"it returns {result}"
 
 
 def for_ring(function: Any, ring: Semiring | None) -> Any:

@@ -217,6 +217,16 @@ class Options:
         return self.selects or self.epilogue is not None
 
     @property
+    def functions(self) -> dict[str, tuple[Callable[..., Any], str]]:
+        """The functions of one's own, with their arguments, by what they are."""
+        ring, found = self.semiring, {}
+        if not ring.named:
+            found = {f"semiring {ring.name}: {name}": (getattr(ring, name), "x, y") for name in ("add", "multiply")}
+        if self.epilogue is not None and self.epilogue.apply is not None:
+            found["epilogue: apply"] = self.epilogue.apply, "x"
+        return found
+
+    @property
     def unfinished(self) -> Options:
         """The options of a partial product."""
         return replace(self, top_n=None, threshold=None, epilogue=None)

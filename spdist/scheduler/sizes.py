@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -411,9 +411,9 @@ def _cut(
 
 @functools.cache
 def _compiled() -> Callable[..., int]:
-    from numba import njit
+    from spdist.kernels.jit import kept
 
-    return cast(Callable[..., int], njit(nogil=True, cache=True)(_cut))
+    return kept(_cut, nogil=True)
 
 
 class Cutter:
