@@ -56,6 +56,16 @@ def test_blocks_cover_rows_once_and_keep_the_bound(stored, limit, grid):
         assert (len(plan.blocks), plan.inner_blocks, plan.column_blocks) == grid
 
 
+@pytest.mark.parametrize(("limit", "resident"), [("32MiB", False), ("64MiB", True)])
+def test_blocks_of_short_rows_keep_the_bound_they_were_cut_by(stored, limit, resident):
+    """Of rows of one entry, the offsets of C are much of what is counted."""
+    a = stored("A", sp.eye_array(1_000_000, format="csr"))
+    plan = api.plan(a, a, memory_limit=limit)
+    assert len(plan.blocks) > 1
+    assert plan.resident is resident
+    assert plan.projected_memory <= 0.9 * plan.memory_limit
+
+
 def test_distinct_rows_of_b_are_counted_exactly(stored, monkeypatch):
     monkeypatch.setattr(Plan, "rereads", False)  # blocks that are joined count some twice
     a, b = random_matrix(4_000, 60_000, 20, 3), random_matrix(60_000, 60_000, 120, 4)

@@ -77,6 +77,9 @@ chunk, which was most of a run. Whoever reads that C block by block holds some M
 B_ROW_BYTES, START_BYTES = 24, 8
 """Bytes that a row of B takes beside its entries; and once more where kernels enter it at the diagonal."""
 
+C_ROW_BYTES = 8
+"""Bytes that a row of C takes beside its entries."""
+
 BANDS, BAND_OVER, MOST_JOINED = 4, 0.5, 3
 """For a GPU's B not to be read whole: blocks at the least, bytes of B that they read again as a share of B, and blocks
 that are joined for that at the most."""
@@ -378,7 +381,7 @@ def _cut(
         place = row * share.shape[1] // nrows
         products, nnz = np.int64(np.ceil(products * share[0, place])), np.int64(np.ceil(nnz * share[1, place]))
         uncut, nnz = nnz, min(nnz, top_n)
-        total = state[A_BYTES] + a_bytes + (state[NNZ] + nnz) * c_entry
+        total = state[A_BYTES] + a_bytes + (state[NNZ] + nnz) * c_entry + (row + 1 - state[START]) * C_ROW_BYTES
         if not resident:
             total += state[B_BYTES] + b_bytes
         if len(forced) > 0:
@@ -779,7 +782,8 @@ class _Draft:
         count = 0
         for row in rows:
             both = joined[-1] + row if joined else row
-            nbytes = both[4] + both[5] + both[3] * self.c_entry
+            start = joined[-1][0] if joined else row[0]
+            nbytes = both[4] + both[5] + both[3] * self.c_entry + (row[1] - start) * C_ROW_BYTES
             fits = nbytes * MARGIN <= budget and both[2] <= self.block_products
             count += 1
             if joined and fits and (most is None or count <= most):
@@ -848,7 +852,8 @@ class _Draft:
             a_bytes += int(mask.sum()) * index_dtype(self.b.ncols).itemsize + 8 * a.nrows
         products, whole = np.ceil(self.estimate.shares(self.a.nrows) * (products, whole)).astype(np.int64)
         nnz = int(np.minimum(whole, self.cuts.top_n).sum())
-        if int(products.sum()) > SMALL_PRODUCTS or (a_bytes + nnz * self.c_entry) * MARGIN > budget:
+        nbytes = a_bytes + nnz * self.c_entry + self.a.nrows * C_ROW_BYTES
+        if int(products.sum()) > SMALL_PRODUCTS or nbytes * MARGIN > budget:
             return None
         return np.array([[0, a.nrows, products.sum(), nnz, a_bytes, 0, 0, whole.sum()]], np.int64)
 
@@ -879,8 +884,8 @@ class _Draft:
 
     def _c_bytes(self, rows: Int64Array, nnz: int) -> Int64Array:
         """Return the bytes of each block's C by one of the counts of entries in `rows`."""
-        out: Int64Array = (rows[:, nnz] * self.c_entry * MARGIN).astype(np.int64) + 8 * (rows[:, 1] - rows[:, 0])
-        return out
+        entries: Int64Array = (rows[:, nnz] * self.c_entry * MARGIN).astype(np.int64)
+        return entries + C_ROW_BYTES * (rows[:, 1] - rows[:, 0])
 
     def _assemble(
         self,
@@ -895,7 +900,7 @@ class _Draft:
         blocks = []
         chosen = zip(*(x[which].tolist() for x in (rows, sizes.split, sizes.b_bytes, sizes.c_bytes)), strict=True)
         for (start, stop, products, nnz, a_bytes, _, b_chunks, uncut), split, b_bytes, nnz_bytes in chosen:
-            room = (budget - a_bytes - b_bytes) // (3 if split else 1) - 8 * (stop - start)
+            room = (budget - a_bytes - b_bytes) // (3 if split else 1) - C_ROW_BYTES * (stop - start)
             capacity = max(room // self.c_entry, int((uncut if split else nnz) * MARGIN))
             most = (stop - start) * self.b.ncols  # of a triangle products are not counted, but estimated
             capacity = max(1, min(capacity, most if self.cuts.upper else min(products, most)))
@@ -923,7 +928,7 @@ class _Draft:
             return inner, columns
         whole = (0, self.a.ncols), (0, self.b.ncols)
         rest = rows[:, 4] + 3 * self._c_bytes(rows, 7)
-        over = (rows[:, 4] + rows[:, 5] + rows[:, 3] * self.c_entry * MARGIN > budget) & (rest < budget)
+        over = (rows[:, 4] + rows[:, 5] + self._c_bytes(rows, 3) > budget) & (rest < budget)
         if not over.any():
             return whole
         parts = int(np.max(-(-rows[over, 5] // np.maximum(budget - rest[over], 1)))) + 1
