@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -122,6 +123,17 @@ def matrix_table(facts: dict[str, Any]) -> None:
         else:
             text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
         table.add_row(name, text)
+    _out.print(table)
+
+
+def histogram_table(edges: list[float], counts: list[int]) -> None:
+    """Print how many values lie in each bin."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    for i, count in enumerate(counts):
+        end = "]" if i == len(counts) - 1 else ")"
+        table.add_row(escape(f"[{edges[i]:g}, {edges[i + 1]:g}{end}"), f"{count:,}")
     _out.print(table)
 
 
