@@ -48,7 +48,9 @@ class Report:
 
     Attributes
     ----------
-    nnz, blocks : int
+    nnz : int
+        Entries of C; dense blocks, where it is stored in such.
+    blocks : int
     seconds : float
         Wall time, planning and the start of the workers included.
     engine : str
@@ -64,6 +66,8 @@ class Report:
         Seconds, bytes and tasks by stage, over all workers.
     verification : dict or None
         What `verify` found.
+    block_size : (int, int) or None
+        Of C's dense blocks.
     """
 
     nnz: int
@@ -78,6 +82,7 @@ class Report:
     peak_host_memory: int = 0
     workers: int = 0
     verification: dict[str, Any] | None = None
+    block_size: tuple[int, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as ``spdist multiply --json`` prints it."""
@@ -418,6 +423,7 @@ def multiply(
             outcome.nnz, outcome.blocks, time.perf_counter() - begin, made.engine,
             outcome.peak_device_memory if made.on_gpu else outcome.peak_host_memory, made.memory_limit, made.grid,
             "resumed" if job.unfinished else "computed", outcome.stages, outcome.peak_host_memory, outcome.workers,
+            block_size=blocksize(answer.dtype(left, right)),
         )  # fmt: skip
         return _verified(report, left, right, c, answer, callbacks) if check else report
 
@@ -636,7 +642,7 @@ def _prepare(
         if found[1]["state"] == "complete":
             m = open_matrix(target)
             limit = parse_bytes(limits["memory_limit"] or DEFAULT_MEMORY_LIMIT)  # of no run
-            return Report(m.nnz, 0, 0.0, engine, 0, limit, {}, "already finished", {})
+            return Report(m.nnz, 0, 0.0, engine, 0, limit, {}, "already finished", {}, block_size=m.blocksize)
         content = storage.read_note(found[0], PLAN_NOTE)
         if content is not None:
             stored = Plan.from_json(content)
@@ -858,11 +864,13 @@ def _unfinished_info(url: str) -> dict[str, Any]:
 
     front, _ = read_journal(url)
     content = storage.read_note(url, PLAN_NOTE)
-    of = f" of {Plan.from_json(content).a.shape[0]:,}" if content is not None else ""
+    plan = None if content is None else Plan.from_json(content)
+    of = f" of {plan.a.shape[0]:,}" if plan else ""
+    rows, entries = ("rows", "entries") if plan is None or plan.c.block == (1, 1) else ("block rows", "dense blocks")
     return {
         "matrix": url,
         "state": "unfinished",
-        "durable": f"{front.row:,}{of} rows, {front.nnz:,} entries",
+        "durable": f"{front.row:,}{of} {rows}, {front.nnz:,} {entries}",
         "remedy": "finish it with spdist multiply --resume",
     }
 
