@@ -24,13 +24,13 @@ from spdist.answer import WHOLE, Answer, Diagonal
 from spdist.bsr import BSR, is_scipy_bsr
 from spdist.bsr import from_scipy as bsr_from_scipy
 from spdist.csr import CSR, blocksize, from_scipy, number_dtype
-from spdist.errors import InputError, ResumeError, VerificationError
+from spdist.errors import InputError, ResumeError, SpdistError, VerificationError
 from spdist.inmemory import spgemm
 from spdist.kernels.options import Epilogue, Options, is_by_columns
 from spdist.kernels.reductions import Reduction, check_values, is_linear, options_for, reduce_linear, reduction_of
 from spdist.kernels.semirings import Semiring, find, turned
 from spdist.scheduler.plan import GPU_BLOCK_PRODUCTS, GPU_ENGINES, MAX_BLOCK_PRODUCTS, Plan
-from spdist.staging import is_ours, staged_matrix
+from spdist.staging import is_full, is_ours, staged_matrix
 from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
 from spdist.text import check_count, format_bytes, parse_bytes
 
@@ -141,6 +141,11 @@ def _check_target(target: str, *, overwrite: bool) -> None:
     if not storage.exists(target):
         _check_parent(target)
     elif not overwrite:
+        if "product" in (facts := storage.read_facts(target)) and facts["state"] == "unfinished":
+            raise InputError(
+                f"{target} is an unfinished product; continue it with --resume (resume=True), or begin anew with "
+                f"--overwrite (overwrite=True)"
+            )
         raise InputError(f"{target} exists; choose another name or pass --overwrite (overwrite=True)")
     elif not is_ours(target):
         raise InputError(f"{target} exists and is not a matrix, so it is not replaced; remove it yourself")
@@ -162,8 +167,8 @@ def _check_parent(target: str) -> None:
     if storage.is_local(target):
         parent = storage.local_path(target).parent
         if not parent.is_dir() or not os.access(parent, os.W_OK):
-            problem = "may not be written to" if parent.is_dir() else "is not a folder"
-            raise InputError(f"{target}: {parent} {problem}; create it or choose another place")
+            problem = "may not be written to; ask for access" if parent.is_dir() else "is not a folder; create it"
+            raise InputError(f"{target}: {parent} {problem} or choose another place")
 
 
 def beside(target: str) -> str:
@@ -417,7 +422,7 @@ def multiply(
             count_gpus()  # or it is said now, before a plan is made
         if job.unfinished:
             callbacks.resumed(info(job.unfinished)["durable"])
-        with _timings(record, c) as timed:
+        with _timings(record, c) as timed, _clear_of_full_disks(job.target):
             made, outcome = job.run(workers, scheduler, replace(callbacks, timed=timed))
         report = Report(
             outcome.nnz, outcome.blocks, time.perf_counter() - begin, made.engine,
@@ -550,7 +555,7 @@ class _Job:
         with self._ready(workers, scheduler, callbacks) as (client, made):
             place = self.unfinished or claim(self.target, overwrite=self.overwrite)
             if not self.unfinished:
-                storage.begin(place, self.facts)
+                self._begin(place)
                 storage.write_note(place, PLAN_NOTE, made.to_json().encode())
             layout = Layout(place, self.b.ncols, self.answer.dtype(self.a, self.b), made.chunk)
             name = uuid.uuid4().hex[:8]
@@ -562,6 +567,15 @@ class _Job:
         if place != self.target:
             storage.move(place, self.target)
         return made, outcome
+
+    def _begin(self, place: str) -> None:
+        """Create C, or nothing: what is not even begun could be neither resumed nor replaced."""
+        try:
+            storage.begin(place, self.facts)
+        except BaseException:
+            if storage.exists(place):
+                storage.remove(place)
+            raise
 
     @contextlib.contextmanager
     def _ready(self, workers: int | None, scheduler: str | None, callbacks: Callbacks) -> Iterator[tuple[Any, Plan]]:
@@ -595,6 +609,21 @@ class _Job:
     def _products(self) -> int:
         """Guess the products: as if rows of B were of one length."""
         return self.a.nnz * self.b.nnz // max(self.b.nrows, 1)
+
+
+@contextlib.contextmanager
+def _clear_of_full_disks(target: str) -> Iterator[None]:
+    """Say of a full disk what to do, where it is not a worker that finds it."""
+    from spdist.scheduler.run import full_disk
+
+    try:
+        yield
+    except SpdistError:
+        raise
+    except Exception as error:
+        if not is_full(error):
+            raise
+        raise full_disk(target, error) from error
 
 
 def _in_background(function: Callable[[], Plan]) -> Future[Plan]:
