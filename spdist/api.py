@@ -933,9 +933,20 @@ def verify(
     -------
     Verification
         `ok` says whether C is A @ B, `reason` why.
+
+    Raises
+    ------
+    InputError
+        If C was made by columns, with an axis of 0.
     """
     answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
-    return _verify(_stored(a), _stored(b), _stored(c), answer, **options)
+    product = _stored(c)
+    if product.facts.get("product", {}).get("axis") == 0:
+        raise InputError(
+            f"{product.url} was made by columns, with axis=0, and here rows are made again: verify it by the call that "
+            f"made it, with --axis 0 --resume --verify (resume=True, check=True), which computes nothing anew"
+        )
+    return _verify(_stored(a), _stored(b), product, answer, **options)
 
 
 def _verify(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, answer: Answer, **options: Any) -> Any:
