@@ -463,6 +463,12 @@ class StoredMatrix:
     data: ChunkedArray
     facts: dict[str, Any] = field(compare=False)
 
+    def __repr__(self) -> str:
+        size = f"{self.full_shape[0]:,} x {self.full_shape[1]:,}, {number_dtype(self.dtype)}"
+        of = self.blocksize
+        stored = f"{self.nnz:,} entries" if of is None else f"{self.nnz:,} blocks of {of[0]} x {of[1]}"
+        return f"<StoredMatrix {size}: {stored} at {self.url}>"
+
     @property
     def nrows(self) -> int:
         """Number of rows."""

@@ -56,6 +56,13 @@ def test_info_says_blocks(kept):
     assert (facts["nnz"], facts["dtype"]) == (m.nnz, "float64")
 
 
+def test_matrices_say_in_a_line_what_they_are(kept, tmp_path):
+    m, a = kept("a", 30, 20, (2, 3))
+    assert repr(a) == f"<StoredMatrix 60 x 60, float64: {m.blocks:,} blocks of 2 x 3 at {tmp_path}/a.zarr>"
+    numbers = api.save(tmp_path / "n.zarr", sp.eye_array(2_000, dtype="float32", format="csr"))
+    assert repr(numbers) == f"<StoredMatrix 2,000 x 2,000, float32: 2,000 entries at {tmp_path}/n.zarr>"
+
+
 def test_what_is_in_blocks_is_not_called_entries(kept, tmp_path, capsys):
     _, a = kept("a", 30, 30, (2, 2))
     c = tmp_path / "C.zarr"
