@@ -685,7 +685,7 @@ class _Draft:
     def plan(self) -> Plan:
         """Return the plan of least predicted time, with B on the worker for good or its rows read block by block."""
         plans: list[Plan] = []
-        refusal = ""
+        refusals: list[tuple[int, str]] = []
         for resident in (True, False) if self.can_be_resident else (False,):
             self.resident = resident
             plan, refused = self._attempt()
@@ -693,11 +693,11 @@ class _Draft:
                 return banded
             if plan is not None:
                 plans.append(plan)
-            refusal = refusal or refused
+            refusals.append(refused)
             if plans and self._resident_bytes <= SMALL_SHARE * self.memory_limit:
                 break
         if not plans:
-            raise MemoryBoundError(refusal.format(needed=self._enough() // 2**20))
+            raise MemoryBoundError(min(refusals)[1].format(needed=self._enough() // 2**20))
         return min(plans, key=lambda plan: plan.seconds(1))
 
     def _in_bands(self) -> Plan | None:
@@ -742,8 +742,8 @@ class _Draft:
         draft.resident = draft.can_be_resident
         return draft.resident and draft._attempt()[0] is not None
 
-    def _attempt(self) -> tuple[Plan | None, str]:
-        """Return a plan that fits; or None, and the refusal with a place for the limit that is needed."""
+    def _attempt(self) -> tuple[Plan | None, tuple[int, str]]:
+        """Return a plan that fits; or None, with the bytes it takes, and the refusal with a place for the limit."""
         for pairs in (MAX_PAIRS, 1):
             reserved = self.reserved(pairs)
             budget = memory.pair_budget(self.memory_limit, reserved, pairs)
@@ -751,17 +751,19 @@ class _Draft:
             needed = self._sizes(rows, budget).needed(rows)
             if not len(rows) or needed.max() <= budget:
                 plan = self._assemble(rows, pairs, reserved, budget)
-                return self._fewer_reads(self._widen(plan), rows), ""
+                return self._fewer_reads(self._widen(plan), rows), (0, "")
             at = int(needed.argmax())  # of all the blocks of a refused plan, this one alone is made
             worst = self._assemble(rows, pairs, reserved, budget, slice(at, at + 1)).blocks[0]
         one = worst.stop == worst.start + 1
         limit = "host_limit" if self.engine in GPU_ENGINES else "memory_limit"
         what = f"row {worst.start:,}" if one else f"the block of rows {worst.start:,} to {worst.stop:,}"
+        held = "buffers, workspace and B" if self.resident else "buffers and workspace"
         return None, (
+            reserved + worst.needed,
             f"{what} of A expands to {worst.products:,} products and needs {format_bytes(worst.needed)}, but "
             f"{limit}={format_bytes(self.memory_limit)} leaves {format_bytes(max(budget, 0))} for a block after "
-            f"{format_bytes(reserved)} for buffers and workspace: raise {limit} to at least {{needed}}MiB"
-            + (", or ask for a finer grid" if self.grid else "")
+            f"{format_bytes(reserved)} for {held}: raise {limit} to at least {{needed}}MiB"
+            + (", or ask for a finer grid" if self.grid else ""),
         )
 
     def _fewer_reads(self, plan: Plan, rows: Int64Array) -> Plan:
