@@ -24,13 +24,13 @@ from spdist.answer import WHOLE, Answer, Diagonal
 from spdist.bsr import BSR, is_scipy_bsr
 from spdist.bsr import from_scipy as bsr_from_scipy
 from spdist.csr import CSR, blocksize, from_scipy, number_dtype
-from spdist.errors import InputError, ResumeError, VerificationError
+from spdist.errors import InputError, ResumeError, SpdistError, VerificationError
 from spdist.inmemory import spgemm
 from spdist.kernels.options import Epilogue, Options, is_by_columns
 from spdist.kernels.reductions import Reduction, check_values, is_linear, options_for, reduce_linear, reduction_of
 from spdist.kernels.semirings import Semiring, find, turned
 from spdist.scheduler.plan import GPU_BLOCK_PRODUCTS, GPU_ENGINES, MAX_BLOCK_PRODUCTS, Plan
-from spdist.staging import is_ours, staged_matrix
+from spdist.staging import is_full, is_ours, staged_matrix
 from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
 from spdist.text import check_count, format_bytes, parse_bytes
 
@@ -48,7 +48,9 @@ class Report:
 
     Attributes
     ----------
-    nnz, blocks : int
+    nnz : int
+        Entries of C; dense blocks, where it is stored in such.
+    blocks : int
     seconds : float
         Wall time, planning and the start of the workers included.
     engine : str
@@ -64,6 +66,8 @@ class Report:
         Seconds, bytes and tasks by stage, over all workers.
     verification : dict or None
         What `verify` found.
+    block_size : (int, int) or None
+        Of C's dense blocks.
     """
 
     nnz: int
@@ -78,6 +82,7 @@ class Report:
     peak_host_memory: int = 0
     workers: int = 0
     verification: dict[str, Any] | None = None
+    block_size: tuple[int, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as ``spdist multiply --json`` prints it."""
@@ -136,6 +141,11 @@ def _check_target(target: str, *, overwrite: bool) -> None:
     if not storage.exists(target):
         _check_parent(target)
     elif not overwrite:
+        if "product" in (facts := storage.read_facts(target)) and facts["state"] == "unfinished":
+            raise InputError(
+                f"{target} is an unfinished product; continue it with --resume (resume=True), or begin anew with "
+                f"--overwrite (overwrite=True)"
+            )
         raise InputError(f"{target} exists; choose another name or pass --overwrite (overwrite=True)")
     elif not is_ours(target):
         raise InputError(f"{target} exists and is not a matrix, so it is not replaced; remove it yourself")
@@ -157,8 +167,8 @@ def _check_parent(target: str) -> None:
     if storage.is_local(target):
         parent = storage.local_path(target).parent
         if not parent.is_dir() or not os.access(parent, os.W_OK):
-            problem = "may not be written to" if parent.is_dir() else "is not a folder"
-            raise InputError(f"{target}: {parent} {problem}; create it or choose another place")
+            problem = "may not be written to; ask for access" if parent.is_dir() else "is not a folder; create it"
+            raise InputError(f"{target}: {parent} {problem} or choose another place")
 
 
 def beside(target: str) -> str:
@@ -412,12 +422,13 @@ def multiply(
             count_gpus()  # or it is said now, before a plan is made
         if job.unfinished:
             callbacks.resumed(info(job.unfinished)["durable"])
-        with _timings(record, c) as timed:
+        with _timings(record, c) as timed, _clear_of_full_disks(job.target):
             made, outcome = job.run(workers, scheduler, replace(callbacks, timed=timed))
         report = Report(
             outcome.nnz, outcome.blocks, time.perf_counter() - begin, made.engine,
             outcome.peak_device_memory if made.on_gpu else outcome.peak_host_memory, made.memory_limit, made.grid,
             "resumed" if job.unfinished else "computed", outcome.stages, outcome.peak_host_memory, outcome.workers,
+            block_size=blocksize(answer.dtype(left, right)),
         )  # fmt: skip
         return _verified(report, left, right, c, answer, callbacks) if check else report
 
@@ -544,7 +555,7 @@ class _Job:
         with self._ready(workers, scheduler, callbacks) as (client, made):
             place = self.unfinished or claim(self.target, overwrite=self.overwrite)
             if not self.unfinished:
-                storage.begin(place, self.facts)
+                self._begin(place)
                 storage.write_note(place, PLAN_NOTE, made.to_json().encode())
             layout = Layout(place, self.b.ncols, self.answer.dtype(self.a, self.b), made.chunk)
             name = uuid.uuid4().hex[:8]
@@ -556,6 +567,15 @@ class _Job:
         if place != self.target:
             storage.move(place, self.target)
         return made, outcome
+
+    def _begin(self, place: str) -> None:
+        """Create C, or nothing: what is not even begun could be neither resumed nor replaced."""
+        try:
+            storage.begin(place, self.facts)
+        except BaseException:
+            if storage.exists(place):
+                storage.remove(place)
+            raise
 
     @contextlib.contextmanager
     def _ready(self, workers: int | None, scheduler: str | None, callbacks: Callbacks) -> Iterator[tuple[Any, Plan]]:
@@ -589,6 +609,21 @@ class _Job:
     def _products(self) -> int:
         """Guess the products: as if rows of B were of one length."""
         return self.a.nnz * self.b.nnz // max(self.b.nrows, 1)
+
+
+@contextlib.contextmanager
+def _clear_of_full_disks(target: str) -> Iterator[None]:
+    """Say of a full disk what to do, where it is not a worker that finds it."""
+    from spdist.scheduler.run import full_disk
+
+    try:
+        yield
+    except SpdistError:
+        raise
+    except Exception as error:
+        if not is_full(error):
+            raise
+        raise full_disk(target, error) from error
 
 
 def _in_background(function: Callable[[], Plan]) -> Future[Plan]:
@@ -636,7 +671,7 @@ def _prepare(
         if found[1]["state"] == "complete":
             m = open_matrix(target)
             limit = parse_bytes(limits["memory_limit"] or DEFAULT_MEMORY_LIMIT)  # of no run
-            return Report(m.nnz, 0, 0.0, engine, 0, limit, {}, "already finished", {})
+            return Report(m.nnz, 0, 0.0, engine, 0, limit, {}, "already finished", {}, block_size=m.blocksize)
         content = storage.read_note(found[0], PLAN_NOTE)
         if content is not None:
             stored = Plan.from_json(content)
@@ -858,11 +893,13 @@ def _unfinished_info(url: str) -> dict[str, Any]:
 
     front, _ = read_journal(url)
     content = storage.read_note(url, PLAN_NOTE)
-    of = f" of {Plan.from_json(content).a.shape[0]:,}" if content is not None else ""
+    plan = None if content is None else Plan.from_json(content)
+    of = f" of {plan.a.shape[0]:,}" if plan else ""
+    rows, entries = ("rows", "entries") if plan is None or plan.c.block == (1, 1) else ("block rows", "dense blocks")
     return {
         "matrix": url,
         "state": "unfinished",
-        "durable": f"{front.row:,}{of} rows, {front.nnz:,} entries",
+        "durable": f"{front.row:,}{of} {rows}, {front.nnz:,} {entries}",
         "remedy": "finish it with spdist multiply --resume",
     }
 
@@ -896,9 +933,20 @@ def verify(
     -------
     Verification
         `ok` says whether C is A @ B, `reason` why.
+
+    Raises
+    ------
+    InputError
+        If C was made by columns, with an axis of 0.
     """
     answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
-    return _verify(_stored(a), _stored(b), _stored(c), answer, **options)
+    product = _stored(c)
+    if product.facts.get("product", {}).get("axis") == 0:
+        raise InputError(
+            f"{product.url} was made by columns, with axis=0, and here rows are made again: verify it by the call that "
+            f"made it, with --axis 0 --resume --verify (resume=True, check=True), which computes nothing anew"
+        )
+    return _verify(_stored(a), _stored(b), product, answer, **options)
 
 
 def _verify(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, answer: Answer, **options: Any) -> Any:

@@ -7,15 +7,19 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
-from spdist.errors import SpdistError
+from spdist.errors import InputError, SpdistError
 
 EXAMPLES = """examples:
   spdist import A.mtx A.zarr
   spdist plan A.zarr A.zarr --memory-limit 512MiB
   spdist multiply A.zarr A.zarr C.zarr --memory-limit 512MiB --verify
 """
+
+VECTORS = ("row_sums", "column_sums", "row_nnz")
+"""Reductions that are as long as C has rows or columns."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -172,8 +176,12 @@ def _reduce(args: argparse.Namespace) -> int:
     import numpy as np
 
     from spdist import api, display
+    from spdist.staging import staged_file
 
-    with display.RunDisplay(quiet=args.json) as shown:
+    if args.what in VECTORS and args.out is None and not args.json:
+        raise InputError(f"{args.what} is a vector: say where it goes with --out FILE.npy, or print it with --json")
+    out = nullcontext() if args.out is None else staged_file(args.out, overwrite=True)  # refused before the work
+    with out as place, display.RunDisplay(quiet=args.json) as shown:
         found = api.reduce(
             args.a,
             args.b,
@@ -186,11 +194,15 @@ def _reduce(args: argparse.Namespace) -> int:
             callbacks=shown.callbacks,
             **_answer(args),
         )
-    if args.out is not None:
-        np.save(args.out, found)
-    value = found.tolist() if np.ndim(found) == 0 or args.json else f"{len(found):,} values"
+        if place is not None:
+            with place.open("wb") as file:  # of a name np.save would add .npy to
+                np.save(file, found)
+    several = "values" if args.what in VECTORS else "bins"
+    value = found.tolist() if np.ndim(found) == 0 or args.json else f"{len(found):,} {several}"
     if not args.json:
         display.line(f"{args.what}: {value}" + (f", in {args.out}" if args.out is not None else ""))
+        if args.what == "histogram":
+            display.histogram_table(args.bins, found.tolist())
     return _print_json({args.what: value}, args)
 
 
@@ -277,7 +289,8 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     sub.epilog = "WHAT: sum, row_sums, column_sums, trace, nnz, row_nnz, frobenius, histogram"
     text = "edges of a histogram's bins, rising: --bins=-1,0,0.5,1"
     sub.add_argument("--bins", type=_edges, metavar="X,X,...", help=text)
-    sub.add_argument("--out", metavar="FILE.npy", help="where to write a vector")
+    text = "where to write it; a value for each row or column goes there, or is printed with --json"
+    sub.add_argument("--out", metavar="FILE.npy", help=text)
     _add_engine_options(sub)
     sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core")
     sub.add_argument("--scheduler", metavar="ADDRESS", help="use a running Dask scheduler")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -66,6 +67,7 @@ class RunDisplay:
         self.quiet = quiet
         self.bar = _bar()
         self.task: Any = None
+        self.entries = "entries"
         self.callbacks = Callbacks()
         if not quiet:
             self.callbacks = Callbacks(self._resumed, self._planned, self._started, self._moved, self._verifying)
@@ -84,6 +86,7 @@ class RunDisplay:
 
     def _planned(self, plan: Plan) -> None:
         grid = plan.grid
+        self.entries = _entries(plan.c.block)
         self.bar.console.print(
             f"{_size(plan.a)} times {_size(plan.b)}: "
             f"{_products(plan)} in {grid['row_blocks']:,} x {grid['inner_blocks']} x {grid['column_blocks']} "
@@ -98,7 +101,7 @@ class RunDisplay:
     def _moved(self, now: Any) -> None:
         elapsed = self.bar.tasks[0].elapsed or 0
         rate = f"{now.nnz / elapsed / 1e6:.1f} M/s" if elapsed > 0 else ""
-        text = f"{now.blocks:,}/{now.blocks_total:,} blocks, {now.nnz:.2e} entries, {rate}"
+        text = f"{now.blocks:,}/{now.blocks_total:,} blocks, {now.nnz:.2e} {self.entries}, {rate}"
         self.bar.update(self.task, completed=now.products, total=max(now.products_total, 1), rate=text)
 
     def _verifying(self, done: int, total: int) -> None:
@@ -112,7 +115,8 @@ def matrix_table(facts: dict[str, Any]) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in facts.items():
         if name == "rows":
-            text = f"{value['min']:,} to {value['max']:,} entries, mean {value['mean']:.2f}; {value['empty']:,} empty"
+            what = _entries(facts.get("block_size"))
+            text = f"{value['min']:,} to {value['max']:,} {what}, mean {value['mean']:.2f}; {value['empty']:,} empty"
         elif name == "bytes":
             text = f"{format_bytes(value['memory'])} in memory, {format_bytes(value['stored'])} stored"
         elif name == "shape":
@@ -123,6 +127,22 @@ def matrix_table(facts: dict[str, Any]) -> None:
             text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
         table.add_row(name, text)
     _out.print(table)
+
+
+def histogram_table(edges: list[float], counts: list[int]) -> None:
+    """Print how many values lie in each bin."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    for i, count in enumerate(counts):
+        end = "]" if i == len(counts) - 1 else ")"
+        table.add_row(escape(f"[{edges[i]:g}, {edges[i + 1]:g}{end}"), f"{count:,}")
+    _out.print(table)
+
+
+def _entries(block_size: Sequence[int] | None) -> str:
+    """Say what a matrix of such blocks stores."""
+    return "entries" if block_size is None or tuple(block_size) == (1, 1) else "dense blocks"
 
 
 def _size(m: Operand) -> str:
@@ -138,9 +158,9 @@ def _products(plan: Plan) -> str:
 
 def plan_table(plan: Plan) -> None:
     """Print a plan: what is cut and why, bytes and seconds of each stage, and what bounds it."""
-    _out.print(f"A {_size(plan.a)} with {plan.a.nnz:,} entries, B {_size(plan.b)} with {plan.b.nnz:,}")
+    _out.print(f"A {_size(plan.a)} with {plan.a.nnz:,} {_entries(plan.a.block)}, B {_size(plan.b)} with {plan.b.nnz:,}")
     _out.print(
-        f"{_products(plan)}, about {plan.c.nnz:,} entries in C ({format_bytes(plan.c.nbytes)}), "
+        f"{_products(plan)}, about {plan.c.nnz:,} {_entries(plan.c.block)} in C ({format_bytes(plan.c.nbytes)}), "
         f"compression {plan.compression:.1f}"
     )
     grid = plan.grid
@@ -207,13 +227,14 @@ def _bound_by(report: Report) -> str:
 
 def report_table(report: Report, target: str) -> None:
     """Print what a multiplication did."""
+    entries = f"{report.nnz:,} {_entries(report.block_size)}"
     if report.state == "already finished":
-        _out.print(f"{target} is finished already: {report.nnz:,} entries", markup=False)
+        _out.print(f"{target} is finished already: {entries}", markup=False)
     else:
         _out.print(_stage_table(report))
         memory = f"{format_bytes(report.peak_memory)} of {format_bytes(report.memory_limit)}"
         _out.print(
-            f"{target}: {report.nnz:,} entries in {report.seconds:.2f} s, {report.blocks:,} blocks, "
+            f"{target}: {entries} in {report.seconds:.2f} s, {report.blocks:,} blocks, "
             f"engine {report.engine}; worst worker used {memory}; bounded by {_bound_by(report)}",
             markup=False,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,7 +18,12 @@ from spdist.errors import InputError, MatrixError, SpdistError
 Progress = Callable[[int, int], None]
 """Called as ``progress(done, total)``."""
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether there is no room to write; zarrs passes the system's error on as a RuntimeError."""
+    return getattr(error, "errno", None) in _FULL or any(os.strerror(code) in str(error) for code in _FULL)
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -111,8 +117,8 @@ def _clear_errors(url: str) -> Iterator[None]:
         yield
     except SpdistError:
         raise
-    except Exception as error:  # zarrs passes the system's error on as a RuntimeError
-        if getattr(error, "errno", None) in _FULL or "No space left" in str(error):
+    except Exception as error:
+        if is_full(error):
             raise SpdistError(
                 f"{url}: the disk is full; nothing was kept. Free space for the matrix and for temporary files of its "
                 f"size, or write to another disk"

@@ -16,6 +16,7 @@ wrong bytes out of a product:
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import hashlib
 import itertools
@@ -295,6 +296,8 @@ class ChunkedArray:
             descriptor = os.open(path, os.O_RDONLY)  # a file object takes several times as long
         except FileNotFoundError as error:
             raise self._missing(k) from error
+        except PermissionError as error:
+            raise _unreadable(path) from error
         try:
             size = os.fstat(descriptor).st_size
             return os.pread(descriptor, 4, max(size - 4, 0)) + size.to_bytes(8, "little")
@@ -334,6 +337,8 @@ class ChunkedArray:
             try:
                 _run(self.url, array.async_array.getitem(slice(k * self.chunk, (k + 1) * self.chunk)))
             except Exception as cause:
+                if os.strerror(errno.EACCES) in str(cause):  # zarrs passes the system's error on as a RuntimeError
+                    return _unreadable(f"{self.url}/{self.key(k)}")
                 return CorruptError(
                     f"{self.url}: chunk {k} of array '{self.name}' ({self.key(k)}) is truncated or altered "
                     f"({cause}); restore it from a copy or write the matrix again"
@@ -457,6 +462,12 @@ class StoredMatrix:
     indices: ChunkedArray
     data: ChunkedArray
     facts: dict[str, Any] = field(compare=False)
+
+    def __repr__(self) -> str:
+        size = f"{self.full_shape[0]:,} x {self.full_shape[1]:,}, {number_dtype(self.dtype)}"
+        of = self.blocksize
+        stored = f"{self.nnz:,} entries" if of is None else f"{self.nnz:,} blocks of {of[0]} x {of[1]}"
+        return f"<StoredMatrix {size}: {stored} at {self.url}>"
 
     @property
     def nrows(self) -> int:
@@ -734,17 +745,24 @@ def open_matrix(url: str | Path) -> StoredMatrix:
     return StoredMatrix(url, shape, indptr, indices, data, facts)
 
 
+def _unreadable(place: str) -> MatrixError:
+    return MatrixError(f"{place}: may not be read (permission denied): ask whoever owns it for access")
+
+
 def _read_group(url: str) -> tuple[dict[str, Any], dict[str, zarr.Array[Any]]]:
     try:
         there = exists(url)
         group = zarr.open_group(open_store(url), mode="r") if there else None
     except PermissionError as error:
-        raise MatrixError(f"{url}: may not be read ({error.strerror}): ask whoever owns it for access") from error
+        raise _unreadable(url) from error
     except (GroupNotFoundError, FileNotFoundError, NotADirectoryError, ValueError) as error:
         raise MatrixError(f"{url}: not a Zarr group; convert files with `spdist import`") from error
     if group is None:
         raise MatrixError(f"{url}: there is no such matrix")
-    members = {name: member for name in ARRAYS if isinstance(member := group.get(name), zarr.Array)}
+    try:
+        members = {name: member for name in ARRAYS if isinstance(member := group.get(name), zarr.Array)}
+    except PermissionError as error:
+        raise _unreadable(url) from error
     return group.attrs.asdict(), members
 
 
@@ -809,10 +827,12 @@ def begin(url: str, facts: dict[str, Any]) -> None:
 
 def read_facts(url: str) -> dict[str, Any]:
     """Return what spdist noted at `url`, empty where there is nothing of ours."""
-    if not exists(url):
-        return {}
     try:
+        if not exists(url):
+            return {}
         attributes = zarr.open_group(open_store(url), mode="r").attrs.asdict()
+    except PermissionError as error:
+        raise _unreadable(url) from error
     except (GroupNotFoundError, FileNotFoundError, NotADirectoryError, ValueError):
         return {}
     return cast(dict[str, Any], attributes.get("spdist", {}))

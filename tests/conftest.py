@@ -145,5 +145,5 @@ def out_of_space():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages.Product, "commit", failing)
-        with pytest.raises(SpdistError, match="no space left"):
+        with pytest.raises(SpdistError, match="disk is full"):
             yield

@@ -117,6 +117,16 @@ def out_of_space_in_the_end():
             yield
 
 
+def test_what_was_made_by_columns_is_not_called_false(operands, stored, tmp_path, scheduler):
+    a, b = (stored(name, m) for name, m in zip("AB", operands, strict=True))
+    c, wanted = tmp_path / "C.zarr", {"top_n": 3, "axis": 0, "scheduler": scheduler}
+    api.multiply(a, b, c, **wanted)
+    with pytest.raises(InputError, match=r"C\.zarr was made by columns, with axis=0.*--axis 0 --resume --verify"):
+        api.verify(a, b, c, top_n=3)
+    report = api.multiply(a, b, c, **wanted, resume=True, check=True)  # as it says
+    assert (report.state, report.verification["ok"]) == ("already finished", True)
+
+
 def test_resume_and_overwrite(stored, tmp_path, scheduler, monkeypatch):
     monkeypatch.setattr("spdist.scheduler.sizes.CHUNK_LENGTH", 1 << 10)
     monkeypatch.setattr("spdist.scheduler.run.CHECKPOINT_SECONDS", 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from spdist.scheduler.plan import Plan, even_bounds
 from spdist.scheduler.sizes import READERS, _candidates, _spread, row_lengths, sample_rows
 from spdist.scheduler.stages import renumber
 from spdist.storage import MatrixWriter
+from spdist.text import parse_bytes
 from tests.conftest import random_matrix
 
 
@@ -54,6 +56,16 @@ def test_blocks_cover_rows_once_and_keep_the_bound(stored, limit, grid):
     assert all(block.products == products[block.start : block.stop].sum() for block in plan.blocks)
     if grid:
         assert (len(plan.blocks), plan.inner_blocks, plan.column_blocks) == grid
+
+
+@pytest.mark.parametrize(("limit", "resident"), [("32MiB", False), ("64MiB", True)])
+def test_blocks_of_short_rows_keep_the_bound_they_were_cut_by(stored, limit, resident):
+    """Of rows of one entry, the offsets of C are much of what is counted."""
+    a = stored("A", sp.eye_array(1_000_000, format="csr"))
+    plan = api.plan(a, a, memory_limit=limit)
+    assert len(plan.blocks) > 1
+    assert plan.resident is resident
+    assert plan.projected_memory <= 0.9 * plan.memory_limit
 
 
 def test_distinct_rows_of_b_are_counted_exactly(stored, monkeypatch):
@@ -164,6 +176,18 @@ def test_memory_too_small_says_how_much_is_needed(stored):
         api.plan(a, b, memory_limit="32MiB")
     enough = str(refusal.value).rsplit(" ", 1)[1]
     assert api.plan(a, b, memory_limit=enough).projected_memory > 2**25
+
+
+@pytest.mark.parametrize(("n", "limit", "held"), [(300, 3, ", workspace and B:"), (200_000, 19, " and workspace:")])
+def test_a_refusal_names_the_least_that_is_held(stored, n, limit, held):
+    """With B on the worker or read block by block, whichever takes less: what it names is what a limit is short of."""
+    a = stored("A", random_matrix(n, n, 5, 1))
+    with pytest.raises(MemoryBoundError, match=f"for buffers{held} raise") as refusal:
+        api.plan(a, a, memory_limit=f"{limit}MiB")
+    enough = str(refusal.value).rsplit(" ", 1)[1]
+    held_bytes = parse_bytes(re.findall(r"after ([\d.]+ MiB) for", str(refusal.value))[0].replace(" ", ""))
+    assert 0.9 * (limit << 20) < held_bytes < parse_bytes(enough)
+    api.plan(a, a, memory_limit=enough)
 
 
 def test_inner_split_where_one_row_needs_too_much_of_b(stored):

@@ -212,3 +212,28 @@ def test_command_line(stored, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         cli.main(["reduce", "histogram", "A.zarr", "A.zarr", "--bins", "low,high"])
     assert "'low,high' are no edges" in capsys.readouterr().err
+    assert cli.main(["reduce", "histogram", "A.zarr", "A.zarr", "--bins=-1,0,2.5,100"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    bins = ["[-1,", "0)"], ["[0,", "2.5)"], ["[2.5,", "100]"]
+    assert lines[1:] == [[*bin_, f"{count:,}"] for bin_, count in zip(bins, expected, strict=True)]
+
+
+def test_a_vector_goes_where_it_is_told(stored, tmp_path, monkeypatch, capsys):
+    """To the very name, which is looked at before the work; and no vector is made to be thrown away."""
+    monkeypatch.chdir(tmp_path)
+    m = whole_numbers(60, 60, 4, 1)
+    stored("A", m)
+    assert cli.main(["reduce", "row_sums", "A.zarr", "A.zarr", "--out", "sums.txt"]) == 0
+    np.testing.assert_array_equal(np.load("sums.txt"), api.reduce(m, m, "row_sums"))
+    assert {path.name for path in tmp_path.iterdir()} == {"A.zarr", "sums.txt"}
+    capsys.readouterr()
+    assert cli.main(["reduce", "row_nnz", "A.zarr", "A.zarr", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["row_nnz"]) == 60
+    monkeypatch.setattr(api, "reduce", None)  # nothing is computed
+    for out, message in (
+        ([], "--out FILE.npy"),
+        (["--out", "sums.txt/x.npy"], "sums.txt"),
+        (["--out", "A.zarr"], "A.zarr: is a dir"),
+    ):
+        assert cli.main(["reduce", "column_sums", "A.zarr", "A.zarr", *out]) == 2
+        assert message in capsys.readouterr().err

@@ -108,7 +108,7 @@ def test_resume_gives_the_bytes_of_an_undisturbed_run(stored, tmp_path, schedule
         return commit(self, task, *rest)
 
     monkeypatch.setattr(stages.Product, "commit", failing)
-    with pytest.raises(SpdistError, match=r"no space left.*--resume"):
+    with pytest.raises(SpdistError, match=r"disk is full.*--resume"):
         api.multiply(a, a, tmp_path / "C.zarr", **options)
     monkeypatch.setattr(stages.Product, "commit", commit)
     assert api.info(tmp_path / "C.zarr")["state"] == "unfinished"
@@ -119,6 +119,26 @@ def test_resume_gives_the_bytes_of_an_undisturbed_run(stored, tmp_path, schedule
     assert report.state == "resumed"
     assert front.row == 0 or report.blocks < grid[0]
     assert files(tmp_path / "C.zarr") == files(tmp_path / "R.zarr")
+
+
+@pytest.mark.parametrize("step", ["begin", "write_note", "finish"])
+def test_a_disk_that_the_driver_finds_full(stored, tmp_path, scheduler, monkeypatch, step):
+    """Said as the workers say it; and what is left can be resumed, or is nothing."""
+    a, c = stored("A", random_matrix(300, 300, 5, 1)), tmp_path / "C.zarr"
+
+    def full(*_):
+        c.mkdir(exist_ok=True)
+        raise RuntimeError("No space left on device (os error 28)")  # as zarrs does
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, step, full)
+        with pytest.raises(SpdistError, match=r"C\.zarr: the disk is full.*--resume"):
+            api.multiply(a, a, c, scheduler=scheduler)
+    assert c.exists() == (step != "begin")
+    if step != "begin":
+        with pytest.raises(InputError, match=r"C\.zarr is an unfinished product.*--resume.*--overwrite"):
+            api.multiply(a, a, c, scheduler=scheduler)
+    assert api.multiply(a, a, c, scheduler=scheduler, resume=True, check=True).verification["ok"]
 
 
 def test_resume_goes_on_from_the_durable_part(stored, tmp_path, scheduler, monkeypatch):

@@ -325,6 +325,30 @@ def test_unfinished_is_no_matrix(tmp_path):
     assert sp.issparse(anndata.io.read_elem(zarr.open_group(tmp_path / "a.zarr", mode="r"))) is False
 
 
+def test_what_may_not_be_read_is_named_with_what_to_do(stored, monkeypatch):
+    """Root reads everything, so the refusals are made up: Python's, and zarrs', which is a RuntimeError."""
+
+    def denied(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    def denied_by_zarrs(_url, coroutine):
+        coroutine.close()
+        raise RuntimeError("failed to read: Permission denied (os error 13)")
+
+    attempts = [
+        (storage.os, "open", denied, stored.fingerprint),
+        (storage, "_run", denied_by_zarrs, lambda: stored.rows(0, 10)),
+        (storage.zarr, "open_group", denied, lambda: open_matrix(stored.url)),
+        (storage.zarr, "open_group", denied, lambda: storage.read_facts(stored.url)),
+        (storage.zarr.Group, "get", denied, lambda: open_matrix(stored.url)),
+    ]
+    for where, name, refuse, attempt in attempts:
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, refuse)
+            with pytest.raises(MatrixError, match=r"may not be read.*ask whoever owns"):
+                attempt()
+
+
 def test_not_a_matrix(tmp_path):
     with pytest.raises(MatrixError, match="no such matrix"):
         open_matrix(tmp_path / "none.zarr")

@@ -56,6 +56,26 @@ def test_info_says_blocks(kept):
     assert (facts["nnz"], facts["dtype"]) == (m.nnz, "float64")
 
 
+def test_matrices_say_in_a_line_what_they_are(kept, tmp_path):
+    m, a = kept("a", 30, 20, (2, 3))
+    assert repr(a) == f"<StoredMatrix 60 x 60, float64: {m.blocks:,} blocks of 2 x 3 at {tmp_path}/a.zarr>"
+    numbers = api.save(tmp_path / "n.zarr", sp.eye_array(2_000, dtype="float32", format="csr"))
+    assert repr(numbers) == f"<StoredMatrix 2,000 x 2,000, float32: 2,000 entries at {tmp_path}/n.zarr>"
+
+
+def test_what_is_in_blocks_is_not_called_entries(kept, tmp_path, capsys):
+    _, a = kept("a", 30, 30, (2, 2))
+    c = tmp_path / "C.zarr"
+    words = ["multiply", a.url, a.url, str(c), "--workers", "1"]
+    for command in (["info", a.url], ["plan", a.url, a.url], words, [*words, "--resume"]):
+        assert main(command) == 0
+        said = capsys.readouterr().out
+        assert "dense blocks" in said
+        assert "entries" not in said
+    assert f"C.zarr is finished already: {api.info(c)['blocks']:,} dense blocks" in said
+    assert api.multiply(a, a, c, resume=True).block_size == (2, 2)
+
+
 @pytest.mark.parametrize("grid", [None, (3, 1, 1), (2, 3, 1), (2, 2, 2)])
 def test_multiply(kept, tmp_path, scheduler, grid):
     a, left = kept("a", 600, 500, (3, 2), 1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import errno
 import functools
 import gc
 import json
@@ -34,9 +33,9 @@ from spdist.scheduler.crew import Crew, Work, work_of
 from spdist.scheduler.graph import Graph
 from spdist.scheduler.plan import Plan
 from spdist.scheduler.stages import PRODUCTS, Counted, Product, StageTotal, Task
+from spdist.staging import is_full
 from spdist.storage import ChunkBuffer, Layout, StoredMatrix
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CHECKPOINT_SECONDS = 0.5
 WORKERS_SECONDS = 2.0
 TELL_SECONDS = 0.5
@@ -427,6 +426,13 @@ def settled(futures: Iterable[Future[Any]], completed: as_completed) -> list[Fut
     return finished
 
 
+def full_disk(what: str, error: BaseException) -> SpdistError:
+    """Return the exception to raise where there is no room for C."""
+    return SpdistError(
+        f"{what}: the disk is full ({error}); what was written is kept. Free space and continue with --resume"
+    )
+
+
 def failure(future: Future[Any]) -> Exception:
     """Return the exception to raise for a task that failed, in words."""
     if future.cancelled():
@@ -434,8 +440,8 @@ def failure(future: Future[Any]) -> Exception:
     error = future.exception()
     if isinstance(error, SpdistError):
         return error
-    if isinstance(error, OSError) and error.errno in FULL:
-        return SpdistError(f"no space left while writing C ({error}); free some and continue with --resume")
+    if is_full(error):
+        return full_disk("C", error)
     return SpdistError(f"stage {future.key!s} failed: {type(error).__name__}: {error}; continue with --resume")
 
 

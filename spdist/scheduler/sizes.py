@@ -77,6 +77,9 @@ chunk, which was most of a run. Whoever reads that C block by block holds some M
 B_ROW_BYTES, START_BYTES = 24, 8
 """Bytes that a row of B takes beside its entries; and once more where kernels enter it at the diagonal."""
 
+C_ROW_BYTES = 8
+"""Bytes that a row of C takes beside its entries."""
+
 BANDS, BAND_OVER, MOST_JOINED = 4, 0.5, 3
 """For a GPU's B not to be read whole: blocks at the least, bytes of B that they read again as a share of B, and blocks
 that are joined for that at the most."""
@@ -378,7 +381,7 @@ def _cut(
         place = row * share.shape[1] // nrows
         products, nnz = np.int64(np.ceil(products * share[0, place])), np.int64(np.ceil(nnz * share[1, place]))
         uncut, nnz = nnz, min(nnz, top_n)
-        total = state[A_BYTES] + a_bytes + (state[NNZ] + nnz) * c_entry
+        total = state[A_BYTES] + a_bytes + (state[NNZ] + nnz) * c_entry + (row + 1 - state[START]) * C_ROW_BYTES
         if not resident:
             total += state[B_BYTES] + b_bytes
         if len(forced) > 0:
@@ -682,7 +685,7 @@ class _Draft:
     def plan(self) -> Plan:
         """Return the plan of least predicted time, with B on the worker for good or its rows read block by block."""
         plans: list[Plan] = []
-        refusal = ""
+        refusals: list[tuple[int, str]] = []
         for resident in (True, False) if self.can_be_resident else (False,):
             self.resident = resident
             plan, refused = self._attempt()
@@ -690,11 +693,11 @@ class _Draft:
                 return banded
             if plan is not None:
                 plans.append(plan)
-            refusal = refusal or refused
+            refusals.append(refused)
             if plans and self._resident_bytes <= SMALL_SHARE * self.memory_limit:
                 break
         if not plans:
-            raise MemoryBoundError(refusal.format(needed=self._enough() // 2**20))
+            raise MemoryBoundError(min(refusals)[1].format(needed=self._enough() // 2**20))
         return min(plans, key=lambda plan: plan.seconds(1))
 
     def _in_bands(self) -> Plan | None:
@@ -739,8 +742,8 @@ class _Draft:
         draft.resident = draft.can_be_resident
         return draft.resident and draft._attempt()[0] is not None
 
-    def _attempt(self) -> tuple[Plan | None, str]:
-        """Return a plan that fits; or None, and the refusal with a place for the limit that is needed."""
+    def _attempt(self) -> tuple[Plan | None, tuple[int, str]]:
+        """Return a plan that fits; or None, with the bytes it takes, and the refusal with a place for the limit."""
         for pairs in (MAX_PAIRS, 1):
             reserved = self.reserved(pairs)
             budget = memory.pair_budget(self.memory_limit, reserved, pairs)
@@ -748,17 +751,19 @@ class _Draft:
             needed = self._sizes(rows, budget).needed(rows)
             if not len(rows) or needed.max() <= budget:
                 plan = self._assemble(rows, pairs, reserved, budget)
-                return self._fewer_reads(self._widen(plan), rows), ""
+                return self._fewer_reads(self._widen(plan), rows), (0, "")
             at = int(needed.argmax())  # of all the blocks of a refused plan, this one alone is made
             worst = self._assemble(rows, pairs, reserved, budget, slice(at, at + 1)).blocks[0]
         one = worst.stop == worst.start + 1
         limit = "host_limit" if self.engine in GPU_ENGINES else "memory_limit"
         what = f"row {worst.start:,}" if one else f"the block of rows {worst.start:,} to {worst.stop:,}"
+        held = "buffers, workspace and B" if self.resident else "buffers and workspace"
         return None, (
+            reserved + worst.needed,
             f"{what} of A expands to {worst.products:,} products and needs {format_bytes(worst.needed)}, but "
             f"{limit}={format_bytes(self.memory_limit)} leaves {format_bytes(max(budget, 0))} for a block after "
-            f"{format_bytes(reserved)} for buffers and workspace: raise {limit} to at least {{needed}}MiB"
-            + (", or ask for a finer grid" if self.grid else "")
+            f"{format_bytes(reserved)} for {held}: raise {limit} to at least {{needed}}MiB"
+            + (", or ask for a finer grid" if self.grid else ""),
         )
 
     def _fewer_reads(self, plan: Plan, rows: Int64Array) -> Plan:
@@ -779,7 +784,8 @@ class _Draft:
         count = 0
         for row in rows:
             both = joined[-1] + row if joined else row
-            nbytes = both[4] + both[5] + both[3] * self.c_entry
+            start = joined[-1][0] if joined else row[0]
+            nbytes = both[4] + both[5] + both[3] * self.c_entry + (row[1] - start) * C_ROW_BYTES
             fits = nbytes * MARGIN <= budget and both[2] <= self.block_products
             count += 1
             if joined and fits and (most is None or count <= most):
@@ -848,7 +854,8 @@ class _Draft:
             a_bytes += int(mask.sum()) * index_dtype(self.b.ncols).itemsize + 8 * a.nrows
         products, whole = np.ceil(self.estimate.shares(self.a.nrows) * (products, whole)).astype(np.int64)
         nnz = int(np.minimum(whole, self.cuts.top_n).sum())
-        if int(products.sum()) > SMALL_PRODUCTS or (a_bytes + nnz * self.c_entry) * MARGIN > budget:
+        nbytes = a_bytes + nnz * self.c_entry + self.a.nrows * C_ROW_BYTES
+        if int(products.sum()) > SMALL_PRODUCTS or nbytes * MARGIN > budget:
             return None
         return np.array([[0, a.nrows, products.sum(), nnz, a_bytes, 0, 0, whole.sum()]], np.int64)
 
@@ -879,8 +886,8 @@ class _Draft:
 
     def _c_bytes(self, rows: Int64Array, nnz: int) -> Int64Array:
         """Return the bytes of each block's C by one of the counts of entries in `rows`."""
-        out: Int64Array = (rows[:, nnz] * self.c_entry * MARGIN).astype(np.int64) + 8 * (rows[:, 1] - rows[:, 0])
-        return out
+        entries: Int64Array = (rows[:, nnz] * self.c_entry * MARGIN).astype(np.int64)
+        return entries + C_ROW_BYTES * (rows[:, 1] - rows[:, 0])
 
     def _assemble(
         self,
@@ -895,7 +902,7 @@ class _Draft:
         blocks = []
         chosen = zip(*(x[which].tolist() for x in (rows, sizes.split, sizes.b_bytes, sizes.c_bytes)), strict=True)
         for (start, stop, products, nnz, a_bytes, _, b_chunks, uncut), split, b_bytes, nnz_bytes in chosen:
-            room = (budget - a_bytes - b_bytes) // (3 if split else 1) - 8 * (stop - start)
+            room = (budget - a_bytes - b_bytes) // (3 if split else 1) - C_ROW_BYTES * (stop - start)
             capacity = max(room // self.c_entry, int((uncut if split else nnz) * MARGIN))
             most = (stop - start) * self.b.ncols  # of a triangle products are not counted, but estimated
             capacity = max(1, min(capacity, most if self.cuts.upper else min(products, most)))
@@ -923,7 +930,7 @@ class _Draft:
             return inner, columns
         whole = (0, self.a.ncols), (0, self.b.ncols)
         rest = rows[:, 4] + 3 * self._c_bytes(rows, 7)
-        over = (rows[:, 4] + rows[:, 5] + rows[:, 3] * self.c_entry * MARGIN > budget) & (rest < budget)
+        over = (rows[:, 4] + rows[:, 5] + self._c_bytes(rows, 3) > budget) & (rest < budget)
         if not over.any():
             return whole
         parts = int(np.max(-(-rows[over, 5] // np.maximum(budget - rest[over], 1)))) + 1
