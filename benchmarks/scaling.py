@@ -90,9 +90,9 @@ def stored_s(grid: Path, nnz_c: int, speed: dict[str, float]) -> float:
     return max(a.nnz * entry / speed["read"], nnz_c * entry / speed["write"])
 
 
-def make(folder: Path, quick: bool) -> dict[str, Path]:
-    """Store the matrices, unless they are there."""
-    side, scale = (12, 8) if quick else (256, 20)
+def make(folder: Path, quick: bool, scale: int) -> dict[str, Path]:
+    """Store the matrices, unless they are there; the graph has 2^scale nodes."""
+    side, scale = (12, 8) if quick else (256, scale)
     stored = {"grid": folder / f"poisson-{side}.zarr", "graph": folder / f"rmat-{scale}.zarr"}
     if not stored["grid"].exists():
         spdist.generate("poisson", stored["grid"], dims=(side,) * 3, points=27)
@@ -107,6 +107,7 @@ def main() -> int:
     parser.add_argument("--workers", default="1,2", help="how many, separated by commas")
     parser.add_argument("--engine", default="cuda", help="cuda, hybrid or numba; several, separated by commas")
     parser.add_argument("--folder", type=Path, help="keeps the matrices; a temporary one by default")
+    parser.add_argument("--scale", type=int, default=22, help="of the graph, which has 2^scale nodes; 22 by default")
     args = parser.parse_args()
     engines = args.engine.split(",")
     on_gpu = bool(GPU_ENGINES & {*engines})
@@ -115,7 +116,7 @@ def main() -> int:
         record.write({"benchmark": "scaling", "results": []}, args.out)
         return 0
     with tempfile.TemporaryDirectory() as scratch:
-        stored = make(args.folder or Path(scratch), args.quick)
+        stored = make(args.folder or Path(scratch), args.quick, args.scale)
         rows: list[dict[str, Any]] = []
         scratch_matrix = str(stored["grid"].parent / "scratch.zarr")
         speed = pipeline.storage_seconds(str(stored["grid"]), scratch_matrix, os.cpu_count() or 1)

@@ -603,7 +603,7 @@ class StoredMatrix:
         CSR
             Of shape ``(n, ncols)``.
         """
-        starts, stops = self._offsets_of(rows)
+        starts, stops = self.offsets_of(rows)
         indptr = np.concatenate([[0], np.cumsum(stops - starts)]).astype(np.int64)
         indices = np.empty(int(indptr[-1]), index_dtype(self.ncols))
         data = np.empty(len(indices), self.dtype) if values else indices
@@ -621,8 +621,8 @@ class StoredMatrix:
                 np.take(array.read(first, last).astype(out.dtype, copy=False), shift, out=out[part], mode="clip")
         return CSR(indptr, indices, data, (len(rows), self.ncols))
 
-    def _offsets_of(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return where each of `rows` starts and stops."""
+    def offsets_of(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return where each of some rising rows starts and stops; each Zarr chunk that holds them is read once."""
         starts, stops = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         for i, j in _runs(rows // (READ_CHUNKS * self.indptr.chunk)):
             low = int(rows[i])

@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 
 import spdist
 from spdist import api
-from spdist.csr import CSR
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.scheduler.plan import Plan, even_bounds
-from spdist.scheduler.sizes import READERS, _candidates, _spread, row_lengths, sample_rows
+from spdist.scheduler.sizes import READERS, _candidates, _columns, _spread, row_lengths, sample_rows
 from spdist.scheduler.stages import renumber
-from spdist.storage import MatrixWriter
+from spdist.storage import ChunkedArray, MatrixWriter, open_matrix
 from spdist.text import parse_bytes
 from tests.conftest import random_matrix
 
@@ -117,18 +116,45 @@ def test_rows_of_the_sample_are_not_read_far_ahead():
     """Rows may be long: those that wait to be looked at are in memory."""
     reads: list[int] = []
 
-    def read(start: int, stop: int) -> CSR:
-        reads.append(start)
-        return CSR(np.arange(stop - start + 1), np.zeros(stop - start, np.int32), np.zeros(0), (stop - start, 9))
+    def read(first: int, last: int) -> np.ndarray:
+        reads.append(first)
+        return np.zeros(last - first, np.int32)
 
     a = SimpleNamespace(
-        nrows=10_000, ncols=9, nnz=10_000, ours=True, url="", indices=SimpleNamespace(chunk=8), rows_indices=read
-    )
+        nrows=10_000, ncols=9, nnz=1 << 40, ours=True, url="", read_indices=read,
+        offsets_of=lambda rows: (rows, rows + 1),
+    )  # fmt: skip
     found = _candidates(a)
     assert next(found)[0] == 0
     time.sleep(0.2)
     assert len(reads) <= READERS
     assert len(list(found)) == 256 * 8 - 1
+
+
+@pytest.mark.parametrize("piece", [1, 700, 1 << 22])
+@pytest.mark.parametrize("chunk", [128, 1000])
+def test_each_zarr_chunk_is_decoded_once_by_a_walk(tmp_path, monkeypatch, chunk, piece):
+    """Whatever is read at once: the columns are those of the rows, and read ahead into memory that is used again."""
+    m = random_matrix(3_000, 500, 7, 1)
+    monkeypatch.setattr("spdist.storage.chunk_of", lambda dtype: chunk)
+    api.save(tmp_path / "A.zarr", m)
+    a = open_matrix(tmp_path / "A.zarr")
+    decoded: list[int] = []
+    decode = ChunkedArray._decode
+
+    def note(self, k0, k1, out=None):
+        decoded.extend(range(k0, k1) if self.name == "indices" else [])
+        return decode(self, k0, k1, out)
+
+    monkeypatch.setattr(ChunkedArray, "_decode", note)
+    monkeypatch.setattr("spdist.scheduler.sizes.WALK_PIECE", piece)
+    for first, last in ((0, 3_000), (700, 2_222)):
+        decoded.clear()
+        found = [(start, stop, columns.copy()) for start, stop, _, columns in _columns(a, first, last)]
+        assert [start for start, _, _ in found] == [first, *(stop for _, stop, _ in found)][:-1]
+        low, high = m.indptr[first], m.indptr[last]
+        np.testing.assert_array_equal(np.concatenate([columns for _, _, columns in found]), m.indices[low:high])
+        assert sorted(decoded) == list(range(low // chunk, -(-high // chunk)))
 
 
 @pytest.mark.parametrize("wrong", [-3, 307])

@@ -42,8 +42,12 @@ from spdist.text import format_bytes
 
 Lengths = npt.NDArray[Any]
 
-SAMPLE_RUNS, SAMPLE_ROWS = 256, 64
-"""Runs of 8 rows looked at, and rows of each power of two of products whose nnz(C) is counted, at the most."""
+SAMPLE_RUNS, RUN, SAMPLE_ROWS = 256, 8, 64
+"""Runs of so many rows looked at, and rows of each power of two of products whose nnz(C) is counted, at the most."""
+
+WHOLE_ENTRIES = 1 << 24
+"""Entries up to which a matrix is read at once for its sample, and not run by run: each read takes the interpreter
+about a millisecond."""
 
 SAMPLE_PRODUCTS = 1 << 21
 """Products of the sample in all, at the most."""
@@ -51,9 +55,12 @@ SAMPLE_PRODUCTS = 1 << 21
 READERS = 8
 """Threads that read the sample, at the most."""
 
-WALKS, WALK_ENTRIES = 32, 1 << 25
+WALKS, WALK_ENTRIES = 32, 1 << 23
 """Parts of A's rows that are walked over by themselves, at the most, and entries of each at the least: blocks end where
 parts do, on every machine alike. As many threads as there are cores walk, and each takes 4 bytes for a row of B."""
+
+WALK_PIECE = 1 << 22
+"""Entries of A that are read at once, two Zarr chunks at the least; each walk holds two such pieces."""
 
 WALK_BYTES = 2 << 30
 """Of all these, but for one thread."""
@@ -213,23 +220,26 @@ def _sampled(a: StoredMatrix, b_lengths: Lengths) -> tuple[Int64Array, Lengths, 
 
 def _candidates(a: StoredMatrix) -> Iterator[tuple[int, Lengths]]:
     """Yield number and columns of rows from all over A, in runs of 8, in an order that is spread evenly."""
-    runs = max(1, min(SAMPLE_RUNS, a.nrows // 8))
-    whole = a.rows_indices(0, a.nrows) if a.nnz <= 8 * a.indices.chunk else None
+    runs = max(1, min(SAMPLE_RUNS, a.nrows // RUN))
+    rows = (np.arange(runs) * a.nrows // runs)[:, None] + np.arange(min(RUN, a.nrows))
 
     def read(run: int) -> CSR:
-        start = run * a.nrows // runs
-        stop = min(start + 8, a.nrows)
-        rows = whole.rows(start, stop) if whole else a.rows_indices(start, stop)
-        _check_rows(a, rows, start, check=not a.ours)
-        return rows
+        start, offsets = int(rows[run, 0]), np.append(starts[run], stops[run, -1:])
+        columns = whole[offsets[0] : offsets[-1]] if whole is not None else a.read_indices(*offsets[[0, -1]].tolist())
+        found = CSR(offsets - offsets[0], columns, columns, (rows.shape[1], a.ncols))
+        _check_rows(a, found, start, check=not a.ours)
+        return found
 
     order = _spread(runs)
     with ThreadPoolExecutor(_readers()) as threads:
+        parts = list(threads.map(a.offsets_of, np.array_split(rows.ravel(), _readers())))
+        starts, stops = (np.concatenate(ends).reshape(rows.shape) for ends in zip(*parts, strict=True))
+        whole = a.read_indices(0, a.nnz) if a.nnz <= WHOLE_ENTRIES else None
         for first in range(0, runs, READERS):  # no more of them at once, however long rows are
             some = order[first : first + READERS]
             for run, block in zip(some, threads.map(read, some), strict=True):
                 for row in range(block.nrows):
-                    yield run * a.nrows // runs + row, block.indices[block.indptr[row] : block.indptr[row + 1]]
+                    yield int(rows[run, row]), block.indices[block.indptr[row] : block.indptr[row + 1]]
 
 
 def _spread(count: int) -> list[int]:
@@ -449,16 +459,43 @@ class Cutter:
         return np.array([[start, self._row, *sums]], np.int64)[: int(self._row > start)]
 
 
+class _Reader:
+    """Reads the columns of successive rows of a matrix, each Zarr chunk once, into two buffers by turns."""
+
+    def __init__(self, a: StoredMatrix) -> None:
+        self.a = a
+        empty: ValueArray = np.empty(0, a.indices.dtype)
+        self.buffers, self.rest, self.end = [empty, empty], empty, 0
+
+    def read(self, offsets: Int64Array) -> ValueArray:
+        """Return the columns of the rows after those of the last call: good until the next but one."""
+        a, first, last = self.a, int(offsets[0]), int(offsets[-1])
+        if a.indices.dtype != index_dtype(a.ncols) or not 0 <= first <= last <= a.nnz:
+            return a.read_indices(first, last)  # converts, or says what is wrong
+        rest = self.rest if first + len(self.rest) == self.end else self.rest[:0]
+        begin = first + len(rest)
+        end = max(begin, min(-(-last // a.indices.chunk) * a.indices.chunk, a.nnz))
+        out = self._buffer(end - first)
+        out[: len(rest)] = rest  # what the last Zarr chunk had beyond the rows before
+        a.indices.read_into(out[len(rest) :], begin)
+        self.rest, self.end = out[last - first :], end
+        return out[: last - first]
+
+    def _buffer(self, size: int) -> ValueArray:
+        """Return the other of the two buffers, made larger if it has to be: new memory takes longer than to decode."""
+        if len(self.buffers[0]) < size:
+            self.buffers[0] = np.empty(size, self.a.indices.dtype)
+        self.buffers.reverse()
+        return self.buffers[1][:size]
+
+
 def _columns(a: StoredMatrix, first: int, last: int) -> Iterator[tuple[int, int, Int64Array, ValueArray]]:
-    """Yield ranges of rows of [first, last), their offsets and their columns: the next are read meanwhile."""
-
-    def read(offsets: Int64Array) -> ValueArray:
-        return a.read_indices(int(offsets[0]), int(offsets[-1]))
-
+    """Yield ranges of rows of [first, last), their offsets and, until the next but one, their columns."""
+    reader = _Reader(a)
     with ThreadPoolExecutor(1) as thread:
         before: tuple[tuple[int, int, Int64Array], Future[ValueArray]] | None = None
-        for rows in a.row_blocks(8 * a.indices.chunk, first, last):
-            coming = thread.submit(read, rows[2])
+        for rows in a.row_blocks(max(WALK_PIECE, 2 * a.indices.chunk), first, last):
+            coming = thread.submit(reader.read, rows[2])
             if before is not None:
                 yield *before[0], before[1].result()
             before = rows, coming
