@@ -299,6 +299,8 @@ class GpuSlot:
         for event in (self.ended["upload"], self.stream, self.ended["download"]):
             event.synchronize()
         steps, self.steps, staged = self.steps, [], self.staged
+        if staged is not None:
+            staged.sends.clear()  # arrays of the caller's may be among them
         if staged is None or staged.nbytes > self.size:
             return []
         elapsed = self.cupy.cuda.get_elapsed_time

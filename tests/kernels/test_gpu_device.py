@@ -423,6 +423,7 @@ def test_locked_operands_are_sent_from_where_they_are(device, multiplies, monkey
     np.testing.assert_allclose(c.data, d.data, rtol=1e-14)
     for first, stop in places:
         assert sum(size for source, size in sources if first <= source < stop) == stop - first
+    assert not any(slot.staged.sends for slot in device._slots)  # which would keep the caller's arrays
 
 
 def test_what_the_bus_copies_is_measured_within_the_limit(device):
