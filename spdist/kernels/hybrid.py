@@ -72,13 +72,9 @@ class Exchange:
         self._arrived.record(self.stream)
         return there
 
-    def wait(self) -> None:
-        """Return once what was fetched is there."""
-        self._arrived.synchronize()
-
     def rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Return a place for rows of y, from where those of the product before have gone."""
-        self._returned.synchronize()
+        """Wait for what is fetched; return a place for rows of y, which those of the product before have left then."""
+        self._arrived.synchronize()
         return self._place("y", shape, dtype)
 
     def give_back(self, rows: Any, out: Any, caller: Any) -> None:
@@ -93,7 +89,7 @@ class Exchange:
         """Return page-locked memory as an array."""
         count = math.prod(shape)
         if name not in self._memory or len(self._memory[name]) < count * dtype.itemsize:
-            self.stream.synchronize()  # a copy may be under way from or to what is let go
+            self.stream.synchronize()  # a product that failed may have left a copy under way to what is let go
             self._memory[name] = pinned(count * dtype.itemsize)
         return array_at(self._memory[name], 0, count, dtype).reshape(shape)
 
@@ -167,7 +163,6 @@ class HybridProduct:
             there = self._exchange.fetch(asked, caller)
             if self.device is not None:
                 self.device.multiply(x, y[: self.cut], threads)
-            self._exchange.wait()
             rows = self._exchange.rows((self.shape[0] - self.cut, *x.shape[1:]), x.dtype)
             self.host.multiply(there, rows, threads)
             self._exchange.give_back(rows, y[self.cut :], caller)
