@@ -225,7 +225,7 @@ def partitioned(
     on_gpu : bool
         Whether each worker multiplies on a GPU of its own; parts then talk by NCCL.
     method, uses
-        As for `operator`, for each part's rows.
+        As for `operator`, for each part's rows; of "hybrid", parts on one host have as many of its cores each.
 
     Returns
     -------

@@ -289,6 +289,8 @@ class Forms:
 def prepare(a: CSR, forms: Forms) -> tuple[HybridProduct | None, str]:
     """Share a matrix of the GPU's between it and the host, if that pays.
 
+    Until that is known the GPU holds its rows of the shared product besides the whole one.
+
     Parameters
     ----------
     a : CSR

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 import spdist
-from spdist import operators
+from spdist import operators, parts
 from spdist.errors import InputError, MatrixError
 from spdist.kernels import hybrid, sell
 from spdist.kernels.hybrid import Cuts, Forms, HybridProduct
@@ -296,3 +298,17 @@ def test_matrices_of_the_host_are_refused():
     with pytest.raises(InputError) as refused:
         spdist.operator(stencil(3), "csr")
     assert "CuPy" not in str(refused.value)
+
+
+def test_parts_of_one_host_share_its_cores(monkeypatch, cupy):
+    m, asked = on_gpu(stencil(3)), []
+    empty = on_gpu(sp.csr_array((0, 27)))
+    share = SimpleNamespace(rank=0, rows=np.arange(27), inner=m, outer=empty)
+    cupy.zeros = lambda shape, dtype: array(np.zeros(shape, dtype))
+    monkeypatch.setattr(parts, "NcclMessages", lambda *arguments: None)
+    monkeypatch.setattr(parts.device, "to_cupyx_any", lambda matrix: matrix)
+    monkeypatch.setattr(parts.operators, "operator", lambda *given, **options: asked.append((given[1], options)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(13)))
+    for on_this_host in (1, 4, 20):
+        parts._join_gpus(share, 20, None, on_this_host, {"method": "hybrid", "uses": 7})
+    assert asked == [("hybrid", {"uses": 7, "threads": threads}) for threads in (13, 3, 1)]
