@@ -5,6 +5,7 @@
     python benchmarks/spmv.py --folder /data/suite --out record.json        # on the GPU, in double precision
     python benchmarks/spmv.py --dtype float32 --matrices tet_1m,rmat_20
     python benchmarks/spmv.py --real data                                   # a folder of .npz as well
+    python benchmarks/spmv.py --hybrid --threads 16 --out record.json       # shared with cores, beside the GPU alone
     python benchmarks/spmv.py --cpu --out record.json                       # on two threads, beside SciPy's one
 
 On the GPU, products are captured in a CUDA graph, ours and cuSPARSE's alike, and a replay is timed: what a solver that
@@ -35,6 +36,7 @@ import spmv_suite as suite  # noqa: E402
 from spdist import operators  # noqa: E402
 from spdist.csr import CSR, from_scipy  # noqa: E402
 from spdist.errors import InputError  # noqa: E402
+from spdist.kernels.hybrid import HybridProduct  # noqa: E402
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 """Greatest error allowed, in units of ``|A| |x|``."""
@@ -64,9 +66,10 @@ extern "C" __global__ void stream(const VALUE* v, const int* c, VALUE* out, cons
 
 def matrices(args: Any, folder: Path) -> Iterator[tuple[str, CSR]]:
     """Yield the name and the matrix of each that was asked for, on the host."""
-    known = suite.TINY if args.quick else suite.SUITE
+    known = suite.TINY if args.quick else suite.SUITE | suite.LARGE
+    usual = suite.TINY if args.quick else [*suite.STREAMED, *suite.LARGE] if args.hybrid else suite.SUITE
     files = {f"real/{path.stem}": path for path in sorted(args.real.glob("*.npz"))} if args.real else {}
-    names = [*known, *files] if args.matrices is None else args.matrices.split(",")
+    names = [*usual, *files] if args.matrices is None else args.matrices.split(",")
     suite.prepare([name for name in names if name in known], folder, args.quick)
     for name in names:
         if name in known:
@@ -241,6 +244,51 @@ def on_gpu(args: Any, folder: Path) -> dict[str, Any]:
     return {"gpu": gpu, "dtype": dtype.name, "results": rows, "summary": summary(rows), "long_rows": long_rows(args)}
 
 
+def launched_us(call: Callable[[], Any]) -> float:
+    """Return the microseconds of a call among others that are launched one by one, by the clock of the host."""
+    import cupy
+
+    count = 20
+    call()
+    cupy.cuda.Device().synchronize()
+    begin = time.perf_counter()
+    for _ in range(count):
+        call()
+    cupy.cuda.Device().synchronize()
+    return 1e6 * (time.perf_counter() - begin) / count
+
+
+def shared(args: Any, folder: Path) -> dict[str, Any]:
+    """Measure rows shared by the GPU and cores beside the GPU alone, turn by turn; return the record."""
+    import cupy
+    import cupyx.scipy.sparse as csp
+
+    rows = []
+    for name, m in matrices(args, folder):
+        reference = Reference(m, np.dtype(args.dtype))
+        a = csp.csr_matrix(m.to_scipy().astype(args.dtype))
+        alone = operators.operator(a)
+        begin = time.perf_counter()
+        both = operators.operator(a, "hybrid", threads=args.threads)
+        prepared = time.perf_counter() - begin
+        x, ys = cupy.asarray(reference.x), [cupy.full(m.nrows, np.nan, args.dtype) for _ in range(2)]
+        calls = [functools.partial(one.matvec, x, out=y) for one, y in zip((alone, both), ys, strict=True)]
+        captured = launched_us if alone.method == "cusparse" else graph_us
+        turns = [(captured(calls[0]), launched_us(calls[0]), launched_us(calls[1])) for _ in range(REPLAYS)]
+        graph, one_by_one, ours = (statistics.median(times) for times in zip(*turns, strict=True))
+        error = max(reference.error(y.get()) for y in ys)
+        rows.append({
+            "matrix": name, "nrows": m.nrows, "nnz": m.nnz, "alone_us": graph, "alone_launched_us": one_by_one,
+            "hybrid_us": ours, "ratio": graph / ours, "turns_us": turns, "error": error,
+            "right": error <= TOLERANCE[args.dtype], "prepared_s": prepared, "threads": both.threads,
+            "shared": isinstance(both.product, HybridProduct), "form": both.product.describe(), "why": both.why,
+        })  # fmt: skip
+        print(f"{name:20} the GPU alone {graph:8.1f} us, launched one by one {one_by_one:8.1f} us, hybrid "
+              f"{ours:8.1f} us, ratio {graph / ours:.3f}{'' if rows[-1]['right'] else ', WRONG'}; {both}",
+              flush=True)  # fmt: skip
+    return {"gpu": record.gpu(), "dtype": args.dtype, "results": rows}
+
+
 def long_rows(args: Any) -> dict[str, float]:
     """Return the milliseconds of CSR-scalar and CSR-vector on long rows, and their ratio."""
     import cupy
@@ -342,14 +390,17 @@ def main() -> int:
     parser.add_argument("--real", type=Path, help="a folder of .npz files to measure as well")
     parser.add_argument("--methods", help="names, separated by commas, with + for a comma and a space in a name")
     parser.add_argument("--dtype", choices=TOLERANCE, default="float64")
-    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--hybrid", action="store_true", help="rows shared by the GPU and cores, beside the GPU alone")
+    parser.add_argument("--threads", type=int, help="by default 2 on the CPU, and all cores beside the GPU")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.folder or Path(scratch)
         cpu = args.cpu or not record.has_gpu()
         if cpu and not args.cpu:
             print("no GPU: the products on the CPU only")
-        result = (on_cpu if cpu else on_gpu)(args, folder)
+        if cpu and args.threads is None:
+            args.threads = min(2, os.cpu_count() or 1)
+        result = (on_cpu if cpu else shared if args.hybrid else on_gpu)(args, folder)
     record.write(result, args.out)
     rights = [f["right"] for row in result["results"] for f in row.get("methods", {"": row}).values()]
     return 0 if all(rights) else 1

@@ -154,6 +154,11 @@ SUITE: dict[str, Callable[[], CSR]] = {
     "s5_2d_300": lambda: stencil((1, 300, 300), CROSS[:5]),
     "s27_40": lambda: stencil((40, 40, 40), BOX),
 }
+LARGE: dict[str, Callable[[], CSR]] = {
+    "s27_200": lambda: stencil((200, 200, 200), BOX),
+    "s7_250": lambda: stencil((250, 250, 250), CROSS),
+}
+"""Those that take a GPU so long that cores beside it could be worth their while."""
 TINY: dict[str, Callable[[], CSR]] = {
     "s27_12": lambda: stencil((12, 12, 12), BOX),
     "elas3_10": lambda: stencil((10, 10, 10), BOX, 3),
@@ -175,7 +180,7 @@ def path_of(name: str, folder: Path) -> Path:
 
 
 def _store(folder: Path, tiny: bool, name: str) -> None:
-    m = (TINY if tiny else SUITE)[name]()
+    m = (TINY if tiny else SUITE | LARGE)[name]()
     partial = path_of(name, folder).with_suffix(".partial.npz")
     np.savez(partial, indptr=m.indptr, indices=m.indices, data=m.data)
     partial.replace(path_of(name, folder))

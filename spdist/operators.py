@@ -22,13 +22,16 @@ from spdist.bsr import BSR, entries, is_scipy_bsr
 from spdist.bsr import from_scipy as bsr_from_scipy
 from spdist.csr import CSR, from_scipy
 from spdist.errors import InputError, MatrixError
-from spdist.kernels import ehyb, products, reorder, sell, spmv
+from spdist.kernels import ehyb, hybrid, products, reorder, sell, spmv
+from spdist.kernels.hybrid import HybridProduct
 from spdist.kernels.products import BsrProduct, CsrProduct, CusparseProduct, EhybProduct, Product, SellProduct
 from spdist.kernels.sell_format import LANES, is_on_gpu
 from spdist.text import check_count
 
 CPU_LANES = 16
 """C on the CPU: the sums of a chunk fill two vector registers, and an addition waits for none of the other."""
+MANY = 1000
+"""Uses that a matrix is prepared for where none are given."""
 TRIAL_USES = 50
 """Uses from which candidates are timed."""
 TRIALS = 5
@@ -38,6 +41,8 @@ GOOD_SHARE = 0.7
 REORDERING = 200
 """Products that a reordering takes, roughly; it must be won back."""
 ENCODING = "spdist-operator"
+HYBRID = "hybrid"
+"""The method that is a choice for a matrix and a machine, not a form."""
 
 log = logging.getLogger("spdist")
 
@@ -58,7 +63,7 @@ class Operator:
     why : str
         How that came to be chosen.
     threads : int
-        On the CPU.
+        On the CPU; of "hybrid", those that multiply beside the GPU.
     """
 
     def __init__(
@@ -128,6 +133,8 @@ class Operator:
             shape = self.shape[1], self.shape[0]
             return Operator(blocks, shape, self.dtype, self.method, "asked for", threads=self.threads)
         m = _adjoint_of(self._source if self._source is not None else self._fetched())
+        if self.method == HYBRID:
+            return _shared(m, self.dtype, self.dtype, MANY, self.threads)
         makers = _makers(m, self.threads, self.dtype)
         return _asked_for(m, self.method.split(" ")[0], self.threads, self.dtype, makers)
 
@@ -138,20 +145,7 @@ class Operator:
 
     def to_csr(self) -> CSR:
         """Return the matrix as a canonical `CSR` in host memory; of the dtype that its values are stored in."""
-        if isinstance(self.product, SellProduct):
-            m = sell.to_csr(self.product.matrix)
-            if self.product.columns is None:
-                return m
-            columns = self.product.columns
-            return reorder.apply(m, None, reorder.inverse(columns.get() if is_on_gpu(columns) else columns))
-        kept = cast(Any, self.product).matrix
-        if isinstance(kept, ehyb.Ehyb):
-            return ehyb.to_csr(kept)
-        if isinstance(kept, BSR):
-            return entries(kept)
-        if is_on_gpu(kept.data):
-            kept = CSR(kept.indptr.get(), kept.indices.get(), kept.data.get(), kept.shape)
-        return from_scipy(kept.to_scipy())
+        return _csr_of(self.product)
 
     def _fetched(self) -> CSR:
         """Return the matrix as a `CSR` where the operator is."""
@@ -189,6 +183,8 @@ class Operator:
     def save(self, url: str | Path, *, overwrite: bool = False) -> None:
         """Store the prepared operator in Zarr, for `open_operator`.
 
+        Of "hybrid" the matrix is stored, and shared anew by the machine that opens it.
+
         Parameters
         ----------
         url : str or Path
@@ -196,9 +192,10 @@ class Operator:
         overwrite : bool
             Replace an operator or a matrix that is there, once the new one is whole.
         """
-        arrays, facts = products.to_arrays(self.product)
+        shared = self.method == HYBRID  # by times of this machine
+        arrays, facts = products.to_arrays(CsrProduct(self.to_csr()) if shared else self.product)
         arrays = {name: array.get() if is_on_gpu(array) else array for name, array in arrays.items()}
-        form = next(name for name, kind in products.FORMS.items() if type(self.product) is kind)
+        form = HYBRID if shared else next(name for name, kind in products.FORMS.items() if type(self.product) is kind)
         facts |= {"form": form, "method": self.method, "why": self.why, "dtype": self.dtype.name}
         with staging.staged_matrix(url, overwrite=overwrite) as stage:
             storage.write_arrays(stage.url, arrays, {"encoding-type": ENCODING, "encoding-version": "0.1.0",
@@ -234,6 +231,26 @@ class Operator:
         return out
 
 
+def _csr_of(product: Product) -> CSR:
+    """Return a prepared matrix as a canonical `CSR` in host memory."""
+    if isinstance(product, HybridProduct):
+        return hybrid.to_csr(_csr_of(cast(Product, product.device)), _csr_of(product.host), product)
+    if isinstance(product, SellProduct):
+        m = sell.to_csr(product.matrix)
+        if product.columns is None:
+            return m
+        columns = product.columns
+        return reorder.apply(m, None, reorder.inverse(columns.get() if is_on_gpu(columns) else columns))
+    kept = cast(Any, product).matrix
+    if isinstance(kept, ehyb.Ehyb):
+        return ehyb.to_csr(kept)
+    if isinstance(kept, BSR):
+        return entries(kept)
+    if is_on_gpu(kept.data):
+        kept = CSR(kept.indptr.get(), kept.indices.get(), kept.data.get(), kept.shape)
+    return from_scipy(kept.to_scipy())
+
+
 def _is_gpu_product(product: Any) -> bool:
     """Whether a product's arrays are on the GPU."""
     matrix = product.matrix
@@ -248,7 +265,7 @@ def _adjoint_of(a: CSR) -> CSR:
 
 
 def operator(
-    a: Any, method: str = "auto", *, uses: int = 1000, dtype: Any = None, threads: int | None = None
+    a: Any, method: str = "auto", *, uses: int = MANY, dtype: Any = None, threads: int | None = None
 ) -> Operator:
     """Prepare a sparse matrix for many products with vectors.
 
@@ -261,14 +278,15 @@ def operator(
         "auto"; "sell": SELL-C-sigma; "csr": CSR-scalar or CSR-vector, on the GPU; "bsr": block matrices by their
         blocks, on the CPU; "scipy" and "cusparse": their products; "levels" and "popular": SELL-C-sigma in another
         order of rows and columns, hidden from the caller; "ehyb": parts cut by METIS, x cached in shared
-        memory, on the GPU.
+        memory, on the GPU; "hybrid": the first rows on the GPU, as "auto" has them, the others by cores of this
+        process, shared by the times of both, or the GPU alone where that is as quick; a CUDA graph does not hold it.
     uses : int
         Products that are to come. "auto" times its candidates if they are worth that, and reorders if the gain pays
         for it.
     dtype : dtype, optional
         In which values are stored: float32 halves their bytes, and products are still summed in the dtype of `a`.
     threads : int, optional
-        On the CPU; by default one per core.
+        On the CPU; by default one per core. For "hybrid", one per core that this process may use.
 
     Returns
     -------
@@ -277,7 +295,7 @@ def operator(
     Raises
     ------
     MatrixError
-        If `a` is no matrix spdist multiplies.
+        If `a` is no matrix spdist multiplies, or has 2**31 rows or columns and the method none for so many.
     InputError
         If there is no such method for this matrix.
 
@@ -296,6 +314,8 @@ def operator(
     """
     m, wanted = read_matrix(a)
     stored = _stored_dtype(wanted, dtype)
+    if method == HYBRID and is_on_gpu(m.data):
+        return _shared(m, wanted, stored, uses, threads)
     count = threads or os.cpu_count() or 1
     makers = _makers(m, count, stored)
     if (isinstance(a, BSR) or is_scipy_bsr(a)) and not is_on_gpu(m.data):
@@ -406,7 +426,7 @@ def open_operator(url: str | Path, *, on_gpu: bool = False, threads: int | None 
     MatrixError
         If there is no operator.
     InputError
-        If it is for the CPU only, and asked for on the GPU.
+        If it is for the CPU only, and asked for on the GPU; or shared by both, and not asked for there.
     CorruptError
         If a Zarr chunk is missing, truncated or altered.
     """
@@ -420,10 +440,23 @@ def open_operator(url: str | Path, *, on_gpu: bool = False, threads: int | None 
         import cupy
 
         arrays = {name: cupy.asarray(array) for name, array in arrays.items()}
+    if facts["form"] == HYBRID:
+        return _shared_again(url, arrays, facts, on_gpu, threads)
     product = products.from_arrays(products.FORMS[facts["form"]], arrays, facts)
     shape = (int(attributes["shape"][0]), int(attributes["shape"][1]))
     count = threads or os.cpu_count() or 1
     return Operator(product, shape, facts["dtype"], facts["method"], facts["why"], threads=count)
+
+
+def _shared_again(
+    url: str | Path, arrays: dict[str, Any], facts: dict[str, Any], on_gpu: bool, threads: int | None
+) -> Operator:
+    """Share the rows of a stored matrix between the GPU and the cores of this machine."""
+    if not on_gpu:
+        raise InputError(f"{url}: the operator's rows are shared by a GPU and cores: open it with on_gpu=True")
+    m, wanted = products.from_arrays(CsrProduct, arrays, facts).matrix, np.dtype(facts["dtype"])
+    whole = CSR(m.indptr, m.indices, m.data.astype(wanted), m.shape)
+    return _shared(whole, wanted, np.dtype(m.dtype), MANY, threads)
 
 
 def read_matrix(a: Any) -> tuple[CSR, np.dtype[Any]]:
@@ -467,7 +500,10 @@ def _asked_for(
     """Return the operator of a method that was asked for."""
     make = makers.get(method)
     if make is None:
-        where, suited = "GPU" if is_on_gpu(m.data) else "CPU", ", ".join(["auto", *makers])
+        gpu = is_on_gpu(m.data)
+        where, suited = "GPU" if gpu else "CPU", ", ".join(["auto", *makers, *([HYBRID] if gpu else [])])
+        if method == HYBRID:
+            suited += "; or give a matrix of CuPy's, whose rows a GPU and the cores can share"
         raise InputError(f"method {method!r} is not for this matrix on the {where}: choose one of {suited}")
     return Operator(make(), m.shape, wanted, method, "asked for", threads=threads, source=m)
 
@@ -536,6 +572,26 @@ def _choose(
         why = f"auto: quickest of {trial.told()}"
     log.debug("%s: %s", name, why)
     return Operator(product, m.shape, wanted, name, why, threads=threads, source=m)
+
+
+def _shared(m: CSR, wanted: np.dtype[Any], stored: np.dtype[Any], uses: int, threads: int | None) -> Operator:
+    """Prepare a matrix of the GPU's for it and the cores together; for the GPU alone where that is as quick."""
+    count = threads or len(os.sched_getaffinity(0))
+
+    def on_gpu(rows: CSR) -> Product:
+        return _choose(rows, wanted, _makers(rows, count, stored), uses, count).product
+
+    def on_host(rows: CSR) -> Product:
+        return _makers(rows, count, stored)["sell"]()
+
+    whole = on_gpu(m)
+
+    def alone() -> float:
+        return _gpu_seconds(whole, m, wanted, count)
+
+    found, why = hybrid.prepare(m, hybrid.Forms(on_gpu, on_host, alone, wanted, count))
+    log.info("hybrid: %s", why)
+    return Operator(found or whole, m.shape, wanted, HYBRID, f"{HYBRID}: {why}", threads=count, source=m)
 
 
 def _try_on_cpu(trial: _Trial, makers: dict[str, Callable[[], Product]], uses: int) -> None:

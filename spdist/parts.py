@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 from collections.abc import Callable
 from multiprocessing.connection import Listener
@@ -55,7 +56,7 @@ class Part:
         self.x = self.buffer[: len(share.rows)]
 
     def matvec(self, x: Any, out: Any = None) -> Any:
-        """Return this part of A @ x, in `out` where that is given; a CUDA graph can capture it.
+        """Return this part of A @ x, in `out` where that is given; a CUDA graph can capture it, unless cores take part.
 
         The halo is on its way while rows that need none of it are multiplied.
         """
@@ -107,7 +108,11 @@ class PartitionedOperator:
         key, size = secrets.token_bytes(16), len(shares)
         if options["on_gpu"]:
             name = self._submit(0, _nccl_name).result()
-            parts = [self._submit(i, _join_gpus, mine, size, name, options) for i, mine in enumerate(shares)]
+            hosts = [urlsplit(address).hostname for address in self.addresses]
+            parts = [
+                self._submit(i, _join_gpus, mine, size, name, hosts.count(hosts[i]), options)
+                for i, mine in enumerate(shares)
+            ]
         else:
             listeners = [self._submit(i, _listen, key, size) for i in range(size)]
             places = [self._submit(i, _address, listener) for i, listener in enumerate(listeners)]
@@ -220,7 +225,7 @@ def partitioned(
     on_gpu : bool
         Whether each worker multiplies on a GPU of its own; parts then talk by NCCL.
     method, uses
-        As for `operator`, for each part's rows.
+        As for `operator`, for each part's rows; of "hybrid", parts on one host have as many of its cores each.
 
     Returns
     -------
@@ -334,15 +339,16 @@ def _nccl_name() -> Any:
     return nccl.get_unique_id()
 
 
-def _join_gpus(share: Share, size: int, name: Any, options: dict[str, Any]) -> Part:
-    """Reach the other parts, then prepare this one."""
+def _join_gpus(share: Share, size: int, name: Any, on_this_host: int, options: dict[str, Any]) -> Part:
+    """Reach the other parts, then prepare this one; parts on one host share its cores, where cores multiply too."""
     import cupy
 
+    threads = max(1, len(os.sched_getaffinity(0)) // on_this_host)
     messages = NcclMessages(share, size, name, share.inner.dtype)
 
     def prepare(m: CSR) -> operators.Operator:
         moved = CSR(cupy.asarray(m.indptr), cupy.asarray(m.indices), cupy.asarray(m.data), m.shape)
-        return operators.operator(device.to_cupyx_any(moved), options["method"], uses=options["uses"])
+        return operators.operator(device.to_cupyx_any(moved), options["method"], uses=options["uses"], threads=threads)
 
     return Part(share, messages, prepare, cupy)
 
