@@ -91,7 +91,7 @@ def conjugate_gradient(
     ----------
     a : Operator or PartitionedOperator, or a sparse matrix
         Symmetric (Hermitian) and positive definite.
-    b : (n,) array
+    b : (n,) array or sequence
         Where the operator is; of the host for a partitioned one.
     x0 : (n,) array, optional
         Where to begin; zero by default.
@@ -117,10 +117,11 @@ def conjugate_gradient(
     """
     if sp.issparse(a) or device.is_cupyx(a):
         a = operators.operator(a)
-    if a.shape[0] != a.shape[1] or b.shape != a.shape[:1]:
-        raise MatrixError(f"conjugate gradients are for square matrices: A is {a.shape}, b is {b.shape}")
+    b, x0, diagonal = (v if v is None or hasattr(v, "dtype") else np.asarray(v) for v in (b, x0, diagonal))
     given = {name: v for name, v in {"b": b, "x0": x0, "diagonal": diagonal}.items() if v is not None}
     for name, v in given.items():
+        if a.shape[0] != a.shape[1] or v.shape != a.shape[:1]:
+            raise MatrixError(f"conjugate gradients are for square matrices: A is {a.shape}, {name} is {v.shape}")
         if not module_of(v).isfinite(v).all():
             raise MatrixError(f"{name} holds NaN or infinite values, where finite ones are needed: correct it")
     if diagonal is not None and not (diagonal.real > 0).all():

@@ -268,3 +268,9 @@ def test_products_go_into_graphs():
         graph.launch(stream)
         stream.synchronize()
     np.testing.assert_allclose(y.get(), m @ np.ones(512))
+
+
+@pytest.mark.parametrize("threads", [0, -1, "x", 1.5])
+def test_threads_that_are_no_number_are_refused(threads):
+    with pytest.raises(InputError, match=r"threads=.* must be a whole number of at least 1"):
+        spdist.operator(sp.eye_array(3, format="csr"), threads=threads)

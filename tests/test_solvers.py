@@ -438,3 +438,11 @@ def test_complex_vectors_of_a_real_matrix_are_refused():
         spdist.conjugate_gradient(spdist.operator(positive(5)), 1j * np.ones(5))
     with pytest.raises(MatrixError, match="give real weights"):
         spdist.pagerank(positive(5, "c16"))
+
+
+def test_vectors_may_be_lists_and_must_fit():
+    a = sp.diags_array([1.0, 2.0, 4.0], format="csr")
+    np.testing.assert_allclose(spdist.conjugate_gradient(a, [1, 1, 1], [0, 0, 0], diagonal=[1, 2, 4]).x, [1, 0.5, 0.25])
+    for wrong in ({"x0": [1.0]}, {"diagonal": np.ones((3, 1))}):
+        with pytest.raises(MatrixError, match=rf"A is \(3, 3\), {next(iter(wrong))} is"):
+            spdist.conjugate_gradient(a, np.ones(3), **wrong)
