@@ -136,7 +136,7 @@ def histogram_table(edges: list[float], counts: list[int]) -> None:
     table.add_column(justify="right")
     for i, count in enumerate(counts):
         end = "]" if i == len(counts) - 1 else ")"
-        table.add_row(escape(f"[{edges[i]:g}, {edges[i + 1]:g}{end}"), f"{count:,}")
+        table.add_row(escape(f"[{edges[i]:.15g}, {edges[i + 1]:.15g}{end}"), f"{count:,}")
     _out.print(table)
 
 

@@ -122,6 +122,8 @@ def conjugate_gradient(
     for name, v in given.items():
         if a.shape[0] != a.shape[1] or v.shape != a.shape[:1]:
             raise MatrixError(f"conjugate gradients are for square matrices: A is {a.shape}, {name} is {v.shape}")
+        if v.dtype.kind not in "biufc":
+            raise MatrixError(f"{name} holds {v.dtype}, where numbers are needed: convert it, for instance to float64")
         if not module_of(v).isfinite(v).all():
             raise MatrixError(f"{name} holds NaN or infinite values, where finite ones are needed: correct it")
     if diagonal is not None and not (diagonal.real > 0).all():

@@ -103,7 +103,13 @@ def _scratch(url: str) -> Iterator[Path]:
     if storage.is_local(url):
         parent = storage.local_path(url).parent
         parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".spdist-", dir=parent))
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=".spdist-", dir=parent))
+    except OSError as error:
+        if is_full(error):
+            raise
+        where = parent or tempfile.gettempdir()
+        raise InputError(f"{url}: {where} may not be written to ({error.strerror}); choose another place") from error
     try:
         yield scratch
     finally:
@@ -136,8 +142,9 @@ def _check_free(url: str, overwrite: bool, *, is_matrix: bool) -> None:
         raise InputError(f"{url}: already exists; choose another target, or pass --overwrite to replace it")
     if is_matrix and not is_ours(url):
         raise InputError(f"{url}: exists and is not a matrix, so it is not replaced; remove it yourself")
-    if not is_matrix and storage.local_path(url).is_dir():
-        raise InputError(f"{url}: is a directory, so it is not replaced by a file")
+    if not is_matrix and not storage.local_path(url).is_file():
+        what = "a directory" if storage.local_path(url).is_dir() else "no ordinary file"
+        raise InputError(f"{url}: is {what}, so it is not replaced by a file; choose another place")
 
 
 def is_ours(url: str) -> bool:

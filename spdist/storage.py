@@ -635,12 +635,14 @@ class StoredMatrix:
     ) -> Iterator[tuple[int, int, Int64Array]]:
         """Cut rows ``[first:last)``, all by default, into blocks of about `entries` entries, streaming.
 
+        Of no fewer than a Zarr chunk has, which would be decoded again for each.
+
         Yields
         ------
         start, stop, offsets
             Rows ``[start:stop)`` and their ``stop - start + 1`` offsets.
         """
-        last = self.nrows if last is None else last
+        last, entries = self.nrows if last is None else last, max(entries, self.indices.chunk)
         for at in range(first, last, self.indptr.chunk):
             end = min(at + self.indptr.chunk, last)
             offsets = self.read_indptr(at, end)

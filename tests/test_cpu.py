@@ -18,7 +18,9 @@ from numpy.testing import assert_array_equal
 from spdist.csr import CSR, check_canonical, from_scipy, index_dtype, result_dtype
 from spdist.errors import InputError, MatrixError
 from spdist.kernels import cpu
+from spdist.kernels.options import Epilogue, Options
 from spdist.kernels.workspace import cpu_workspace
+from tests.conftest import random_matrix
 from tests.strategies import DTYPES, FLOATS, csr_pairs
 
 ENGINES = ["scipy", "numba"]
@@ -330,3 +332,15 @@ def test_works_where_nothing_can_be_kept_on_disk():
     assert (found.returncode, found.stdout) == (0, "[2.]\n")
     assert found.stderr.count("\n") == 1
     assert "set NUMBA_CACHE_DIR to a folder that can be written to" in found.stderr
+
+
+def test_a_function_that_cannot_be_hashed_is_refused_by_name() -> None:
+    class Square:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self, x: float) -> float:
+            return x * x
+
+    a = from_scipy(random_matrix(9, 9, 3, 1))
+    with pytest.raises(InputError, match=r"epilogue: apply=.*Square.* cannot be compiled by Numba .* cannot be hashed"):
+        cpu.multiply(a, a, options=Options(epilogue=Epilogue(apply=Square())))

@@ -5,6 +5,7 @@ import errno
 import gzip
 import io
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -666,6 +667,9 @@ def test_export_refusals(tmp_path):
     (tmp_path / "c.npz").mkdir()
     with pytest.raises(InputError, match="is a directory"):
         export_matrix(tmp_path / "a.zarr", tmp_path / "c.npz", overwrite=True)
+    os.mkfifo(tmp_path / "d.npz")
+    with pytest.raises(InputError, match="is no ordinary file"):
+        export_matrix(tmp_path / "a.zarr", tmp_path / "d.npz", overwrite=True)
     export_matrix(tmp_path / "a.zarr", tmp_path / "b.mtx", overwrite=True)
     assert (tmp_path / "b.mtx").read_text() != "mine"
     assert left_over(tmp_path) == []
@@ -709,3 +713,17 @@ def test_import_is_bounded_in_memory(tmp_path):
     run = subprocess.run([sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, check=True)
     grown, whole_arrays = map(int, run.stdout.split())
     assert grown < 0.75 * whole_arrays
+
+
+def test_a_folder_that_may_not_be_written_to_is_named(tmp_path, monkeypatch):
+    """And not what would have been made in it."""
+    stored(tmp_path / "a.zarr", sample())
+
+    def refuse(**wanted):
+        raise PermissionError(13, "Permission denied", f"{wanted['dir']}/{wanted['prefix']}x")
+
+    monkeypatch.setattr("spdist.staging.tempfile.mkdtemp", refuse)
+    with pytest.raises(
+        InputError, match=rf"b.npz: {tmp_path} may not be written to \(Permission denied\); choose another"
+    ):
+        export_matrix(tmp_path / "a.zarr", tmp_path / "b.npz")

@@ -157,6 +157,24 @@ def test_each_zarr_chunk_is_decoded_once_by_a_walk(tmp_path, monkeypatch, chunk,
         assert sorted(decoded) == list(range(low // chunk, -(-high // chunk)))
 
 
+@pytest.mark.parametrize("rows", [0, 1, 7])
+def test_few_rows_or_none_are_planned(stored, rows):
+    plan = api.plan(stored("A", sp.csr_matrix((rows, 5))), stored("B", random_matrix(5, 4, 2, 1)))
+    assert (plan.c.shape, plan.c.nnz, plan.expansion) == ((rows, 4), 0, 0)
+
+
+@pytest.mark.parametrize(("at", "value"), [(0, 1), (-1, 90)])
+def test_offsets_that_leave_entries_out_are_refused(stored, tmp_path, at, value):
+    """Of an A that another program wrote, too: its product would lack them."""
+    m = sp.csr_matrix((np.ones(100), np.arange(100) % 30, np.arange(0, 101, 5)), (20, 30))
+    stored("F", m)
+    foreign = zarr.open_group(tmp_path / "F.zarr")
+    foreign.attrs.put({key: found for key, found in foreign.attrs.items() if key != "spdist"})
+    foreign["indptr"][at if at >= 0 else 20] = value
+    with pytest.raises(MatrixError, match=r"F.zarr: indptr does not rise from 0 to the 100 entries there are"):
+        api.plan(tmp_path / "F.zarr", stored("B", random_matrix(30, 4, 2, 1)))
+
+
 @pytest.mark.parametrize("wrong", [-3, 307])
 def test_a_column_out_of_range_is_found_in_the_sample_too(stored, tmp_path, monkeypatch, wrong):
     """And the matrix is named that has it."""

@@ -446,3 +446,5 @@ def test_vectors_may_be_lists_and_must_fit():
     for wrong in ({"x0": [1.0]}, {"diagonal": np.ones((3, 1))}):
         with pytest.raises(MatrixError, match=rf"A is \(3, 3\), {next(iter(wrong))} is"):
             spdist.conjugate_gradient(a, np.ones(3), **wrong)
+    with pytest.raises(MatrixError, match="b holds object, where numbers are needed"):
+        spdist.conjugate_gradient(a, np.array([1, None, 2]))

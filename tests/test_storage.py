@@ -13,10 +13,11 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spdist import storage
+from spdist import api, storage
 from spdist.csr import CSR, from_scipy, index_dtype
 from spdist.errors import CorruptError, InputError, MatrixError
 from spdist.storage import ARRAYS, ChunkBuffer, MatrixWriter, StoredMatrix, open_matrix
+from tests.conftest import random_matrix
 
 pytestmark = pytest.mark.filterwarnings("ignore:zarr v3 autosharding", "ignore::anndata.OldFormatWarning")
 
@@ -421,3 +422,12 @@ def test_chunk_buffer_holds_less_than_a_chunk(tmp_path):
 def test_from_scipy_is_what_is_written(tmp_path):
     matrix = from_scipy(sp.random(30, 20, 0.2, "coo", random_state=np.random.default_rng(0)))
     assert_same(write(tmp_path / "a.zarr", matrix).rows(0, 30), matrix)
+
+
+def test_blocks_of_rows_have_as_many_entries_as_a_zarr_chunk(tmp_path, monkeypatch):
+    """Which would be decoded again for each that is smaller."""
+    monkeypatch.setattr("spdist.storage.chunk_of", lambda dtype: 64)
+    a = api.save(tmp_path / "A.zarr", random_matrix(300, 50, 4, 1))
+    lengths = [int(offsets[-1] - offsets[0]) for _, stop, offsets in a.row_blocks(1) if stop % 64 and stop < 300]
+    assert lengths
+    assert min(lengths) > 64 - 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,9 @@ def test_a_step_solves_the_normal_equations(step, capsys):
 REFUSED = [
     (["none.npz"], "none.npz: cannot be read: "),
     (["text.npz"], "text.npz: is no sparse matrix: name a file"),
+    (["line.npz"], "line.npz: has 1 dimension, not 2"),
+    (["far.npz"], "far.npz: is no sparse matrix: name a file"),
+    (["broken.npz"], "broken.npz: is no sparse matrix: name a file"),
     (["nan.npz", "--cameras", "4"], "nan.npz: holds float64, not all of it finite"),
     (["odd.npz", "--cameras", "4"], "odd.npz: is 599 x 216, which are no 2 rows an observation"),
     (["J.npz", "--cameras", "0"], "9 columns for each of 0 cameras and 3 for each point: give as many as J has"),
@@ -48,12 +52,27 @@ REFUSED = [
 ]
 
 
+def break_values(place: str, out: str) -> None:
+    """Copy an archive whose values do not begin as what is compressed does."""
+    with zipfile.ZipFile(place) as archive:
+        at = archive.getinfo("data.npy").header_offset
+    content = bytearray(Path(place).read_bytes())
+    name, extra = (int.from_bytes(content[at + i : at + i + 2], "little") for i in (26, 28))
+    content[at + 30 + name + extra] = 0x07
+    Path(out).write_bytes(content)
+
+
 @pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=lambda one: " ".join(one) if list is type(one) else "")
 def test_refusals(step, capsys, arguments, message):
     j = sp.load_npz("J.npz")
     sp.save_npz("nan.npz", j * np.nan)
     sp.save_npz("odd.npz", j[1:])
     Path("text.npz").write_text("no archive")
+    sp.save_npz("line.npz", sp.coo_array(np.ones(9)))
+    far = j.copy()
+    far.indices[5] = 10**6
+    sp.save_npz("far.npz", far)
+    break_values("J.npz", "broken.npz")
     try:
         code = step(arguments)
     except SystemExit as error:  # of an option

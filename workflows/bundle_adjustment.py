@@ -19,6 +19,7 @@ import math
 import sys
 import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,13 @@ def read(place: Path) -> Any:
     """Return a Jacobian that `scipy.sparse.save_npz` wrote."""
     try:
         j = sp.csr_array(sp.load_npz(place))
+        j.check_format()
     except OSError as error:
         raise spdist.InputError(f"cannot be read: {error.strerror}; name a file of scipy.sparse.save_npz") from None
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         raise spdist.InputError("is no sparse matrix: name a file of scipy.sparse.save_npz") from None
+    if j.ndim != 2:
+        raise spdist.MatrixError(f"has {j.ndim} dimension, not 2: name a matrix")
     if j.dtype.kind not in "biuf" or not np.isfinite(j.data).all():
         raise spdist.MatrixError(f"holds {j.dtype}, not all of it finite real numbers: correct it")
     return j.astype(np.float64)

@@ -158,14 +158,15 @@ class HybridProduct:
                 f"take products one by one, or prepare the operator by another method than 'hybrid'"
             )
         y = cupy.empty((self.shape[0], *x.shape[1:]), x.dtype) if out is None else out
-        with self._exchange.lock:
+        exchange = self._exchange
+        with exchange.lock:
             asked = x[self.low : self.high] if self.columns is None else sell_gpu.gather(x, self.columns)
-            there = self._exchange.fetch(asked, caller)
+            there = exchange.fetch(asked, caller)
             if self.device is not None:
                 self.device.multiply(x, y[: self.cut], threads)
-            rows = self._exchange.rows((self.shape[0] - self.cut, *x.shape[1:]), x.dtype)
+            rows = exchange.rows((self.shape[0] - self.cut, *x.shape[1:]), x.dtype)
             self.host.multiply(there, rows, threads)
-            self._exchange.give_back(rows, y[self.cut :], caller)
+            exchange.give_back(rows, y[self.cut :], caller)
         return y
 
     @functools.cached_property

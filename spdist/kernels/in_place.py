@@ -3,7 +3,8 @@
 To lock memory takes about as long as to copy it to memory that is locked: an array is locked when a second product
 reads it, and stays so as long as it lives. Only large arrays whose memory NumPy owns are: their end is known. Each is
 locked as a whole, for no copy may begin in locked memory and end in other. Memory in small pages takes far longer to be
-locked than to be copied; small parts of it, tried first, tell.
+locked than to be copied; small parts of it, tried first, tell. NumPy refuses to resize such an array in place from its
+first product on: it has a weak reference, by which the end of its memory is known.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -78,7 +78,8 @@ def check_functions(functions: dict[str, tuple[Callable[..., Any], str]], dtype:
         Names the function, and says why it does not.
     """
     for what, (function, arguments) in functions.items():
-        reason = _refusal(function, arguments, dtype)
+        hashable = isinstance(function, Hashable)  # it is kept, compiled
+        reason = _refusal(function, arguments, dtype) if hashable else "it cannot be hashed"
         if reason is not None:
             name = getattr(function, "__qualname__", repr(function))
             raise InputError(

@@ -45,7 +45,7 @@ Lengths = npt.NDArray[Any]
 SAMPLE_RUNS, RUN, SAMPLE_ROWS = 256, 8, 64
 """Runs of so many rows looked at, and rows of each power of two of products whose nnz(C) is counted, at the most."""
 
-WHOLE_ENTRIES = 1 << 24
+WHOLE_ENTRIES = 1 << 22
 """Entries up to which a matrix is read at once for its sample, and not run by run: each read takes the interpreter
 about a millisecond."""
 
@@ -121,6 +121,13 @@ def row_lengths(matrix: StoredMatrix) -> Lengths:
     if end != matrix.nnz:
         raise _bad_offsets(matrix)
     return lengths
+
+
+def _check_ends(matrix: StoredMatrix) -> None:
+    """Refuse offsets that leave entries out, first or last: of A no more than its rows is looked at."""
+    ends = [int(matrix.read_indptr(row, row)[0]) for row in (0, matrix.nrows)]
+    if ends != [0, matrix.nnz]:
+        raise _bad_offsets(matrix)
 
 
 def _bad_offsets(matrix: StoredMatrix) -> MatrixError:
@@ -220,6 +227,8 @@ def _sampled(a: StoredMatrix, b_lengths: Lengths) -> tuple[Int64Array, Lengths, 
 
 def _candidates(a: StoredMatrix) -> Iterator[tuple[int, Lengths]]:
     """Yield number and columns of rows from all over A, in runs of 8, in an order that is spread evenly."""
+    if not a.nrows:
+        return
     runs = max(1, min(SAMPLE_RUNS, a.nrows // RUN))
     rows = (np.arange(runs) * a.nrows // runs)[:, None] + np.arange(min(RUN, a.nrows))
 
@@ -580,6 +589,8 @@ def make_plan(
     """
     check_operands(a, b, grid)
     lengths = row_lengths(b)
+    for m in (a, b):
+        _check_ends(m)
     if not b.ours:
         b.check()
     on_gpu = engine in GPU_ENGINES
