@@ -7,7 +7,10 @@ import hashlib
 import json
 import logging
 import os
+import platform
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +24,11 @@ from distributed import as_completed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import spdist
 from spdist import api, storage
 from spdist.errors import CorruptError, InputError, MemoryBoundError, ResumeError, SpdistError
 from spdist.scheduler import stages
-from spdist.scheduler.cluster import connect, workers
+from spdist.scheduler.cluster import SETTINGS, connect, workers
 from spdist.scheduler.run import read_journal
 from spdist.scheduler.stages import shared_slices
 from tests.conftest import assert_is_product, random_matrix
@@ -505,3 +509,39 @@ def test_workers_that_there_are_not(monkeypatch, asked, said):
     monkeypatch.setattr("spdist.scheduler.cluster.count_gpus", lambda: 0)
     with pytest.raises(InputError, match=said), workers(**{"count": 1} | asked):
         pass
+
+
+def test_a_small_memory_limit_is_kept(tmp_path):
+    """Where B is read block by block: of what is read the allocator keeps little."""
+    spdist.generate("erdos-renyi", tmp_path / "A.zarr", nrows=500_000, ncols=500_000, per_row=5.0)
+    report = spdist.multiply(
+        tmp_path / "A.zarr", tmp_path / "A.zarr", tmp_path / "C.zarr", memory_limit="32MiB", workers=1
+    )
+    assert report.blocks > 20
+    assert report.peak_memory <= 32 << 20
+
+
+KEPT = """
+import sys, numpy as np
+from spdist.scheduler import process
+if sys.argv[1] == "little":
+    process.keep_small_arrays(32 << 20)
+before, small = process.resident_memory(), []
+arrays = []
+for _ in range(40):
+    arrays.append(np.ones(3 << 19, np.uint8))
+    small.append(bytes(2000))
+del arrays
+print(process.resident_memory() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps what it keeps")
+def test_arrays_of_a_share_of_the_limit_are_given_back():
+    environ = {**os.environ, **{k.rpartition(".")[2]: str(v) for k, v in SETTINGS.items() if "MALLOC" in k}}
+    little, much = (
+        int(subprocess.run([sys.executable, "-c", KEPT, how], env=environ, capture_output=True, check=True).stdout)
+        for how in ("little", "much")
+    )
+    assert little < 10 << 20
+    assert much > 40 << 20  # else nothing is shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import math
 import os
@@ -18,6 +19,12 @@ NICE_VARIABLE = "SPDIST_NICE"
 """By how much a worker's priority is to be lower."""
 COPY_BYTES, COPIES = 16 << 20, 3
 """Bytes that are copied to see how quick that is, more than a core's caches hold, and how often."""
+KEPT_SHARE, KEPT_LEAST, KEPT_MOST = 32, 128 << 10, 4 << 20
+"""Arrays of so small a part of a memory limit are kept by the allocator for reuse, within these bounds: to touch fresh
+pages costs several times as much as to use old ones, but what is kept in pieces between others is not given back. The
+most is what workers start with."""
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
+"""Parameters of glibc's `mallopt`."""
 _STATUS = Path("/proc/self/status")
 
 
@@ -39,6 +46,14 @@ def peak_memory() -> int:
     except OSError:
         return resident_memory()
     return int(line.split()[1]) * 1024
+
+
+def keep_small_arrays(memory_limit: int) -> None:
+    """Have the allocator give larger arrays back to the system at once, where it is glibc's."""
+    most = min(max(memory_limit // KEPT_SHARE, KEPT_LEAST), KEPT_MOST)
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
+        for parameter in (MMAP_THRESHOLD, TRIM_THRESHOLD):
+            ctypes.CDLL(None).mallopt(parameter, most)
 
 
 @functools.cache
