@@ -57,7 +57,6 @@ class Install(WorkerPlugin):
         PRODUCTS[self.name] = self.product
         if worker.nanny:  # a worker that is a thread of this process compiles when it must
             process.dask_setup(worker)
-            process.keep_small_arrays(self.product.host_limit or self.product.memory_limit)
             self.product.warm()
         calls = {"forget": (key_split.cache_clear, FORGET_SECONDS), "tell": (lambda: self.tell(worker), TELL_SECONDS)}
         for what, (call, seconds) in calls.items():

@@ -201,6 +201,7 @@ class Product:
 
     def warm(self) -> None:
         """Load and compile what the stages need, on a product of one entry, before the idle worker is weighed."""
+        process.keep_small_arrays(self.host_limit or self.memory_limit)
         a, b = (
             CSR(np.array([0, n]), np.zeros(n, index_dtype(m.ncols)), np.ones(n, m.dtype), (1, m.ncols))
             for m in (self.a, self.b)
