@@ -24,13 +24,13 @@ from spdist.answer import WHOLE, Answer, Diagonal
 from spdist.bsr import BSR, is_scipy_bsr
 from spdist.bsr import from_scipy as bsr_from_scipy
 from spdist.csr import CSR, blocksize, from_scipy, number_dtype
-from spdist.errors import InputError, ResumeError, SpdistError, VerificationError
+from spdist.errors import InputError, ResumeError, VerificationError
 from spdist.inmemory import spgemm
 from spdist.kernels.options import Epilogue, Options, is_by_columns
 from spdist.kernels.reductions import Reduction, check_values, is_linear, options_for, reduce_linear, reduction_of
 from spdist.kernels.semirings import Semiring, find, turned
 from spdist.scheduler.plan import GPU_BLOCK_PRODUCTS, GPU_ENGINES, MAX_BLOCK_PRODUCTS, Plan
-from spdist.staging import is_full, is_ours, staged_matrix
+from spdist.staging import clear_of_full_disks, full_disk, is_ours, staged_matrix
 from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
 from spdist.text import check_count, format_bytes, parse_bytes
 
@@ -422,7 +422,8 @@ def multiply(
             count_gpus()  # or it is said now, before a plan is made
         if job.unfinished:
             callbacks.resumed(info(job.unfinished)["durable"])
-        with _timings(record, c) as timed, _clear_of_full_disks(job.target):
+        # where it is not a worker that finds it full
+        with _timings(record, c) as timed, clear_of_full_disks(functools.partial(full_disk, job.target)):
             made, outcome = job.run(workers, scheduler, replace(callbacks, timed=timed))
         report = Report(
             outcome.nnz, outcome.blocks, time.perf_counter() - begin, made.engine,
@@ -609,21 +610,6 @@ class _Job:
     def _products(self) -> int:
         """Guess the products: as if rows of B were of one length."""
         return self.a.nnz * self.b.nnz // max(self.b.nrows, 1)
-
-
-@contextlib.contextmanager
-def _clear_of_full_disks(target: str) -> Iterator[None]:
-    """Say of a full disk what to do, where it is not a worker that finds it."""
-    from spdist.scheduler.run import full_disk
-
-    try:
-        yield
-    except SpdistError:
-        raise
-    except Exception as error:
-        if not is_full(error):
-            raise
-        raise full_disk(target, error) from error
 
 
 def _in_background(function: Callable[[], Plan]) -> Future[Plan]:

@@ -26,6 +26,13 @@ def is_full(error: BaseException) -> bool:
     return getattr(error, "errno", None) in _FULL or any(os.strerror(code) in str(error) for code in _FULL)
 
 
+def full_disk(what: str, error: BaseException) -> SpdistError:
+    """Return the exception to raise where there is no room for C."""
+    return SpdistError(
+        f"{what}: the disk is full ({error}); what was written is kept. Free space and continue with --resume"
+    )
+
+
 def ignore_progress(done: int, total: int) -> None:
     """Take a progress report and do nothing with it."""
 
@@ -117,19 +124,30 @@ def _scratch(url: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _clear_errors(url: str) -> Iterator[None]:
-    """Turn the operating system's refusals into one line that says what to do."""
+def clear_of_full_disks(refusal: Callable[[Exception], SpdistError]) -> Iterator[None]:
+    """Raise what is made of an error that says that there is no room to write; others pass."""
     try:
         yield
     except SpdistError:
         raise
     except Exception as error:
-        if is_full(error):
-            raise SpdistError(
-                f"{url}: the disk is full; nothing was kept. Free space for the matrix and for temporary files of its "
-                f"size, or write to another disk"
-            ) from error
-        if isinstance(error, OSError) and error.strerror:
+        if not is_full(error):
+            raise
+        raise refusal(error) from error
+
+
+@contextmanager
+def _clear_errors(url: str) -> Iterator[None]:
+    """Turn the operating system's refusals into one line that says what to do."""
+    full = SpdistError(
+        f"{url}: the disk is full; nothing was kept. Free space for the matrix and for temporary files of its size, or "
+        f"write to another disk"
+    )
+    try:
+        with clear_of_full_disks(lambda error: full):
+            yield
+    except OSError as error:
+        if error.strerror:
             raise InputError(f"{error.filename or url}: {error.strerror}") from error
         raise
 

@@ -33,7 +33,7 @@ from spdist.scheduler.crew import Crew, Work, work_of
 from spdist.scheduler.graph import Graph
 from spdist.scheduler.plan import Plan
 from spdist.scheduler.stages import PRODUCTS, Counted, Product, StageTotal, Task
-from spdist.staging import is_full
+from spdist.staging import full_disk, is_full
 from spdist.storage import ChunkBuffer, Layout, StoredMatrix
 
 CHECKPOINT_SECONDS = 0.5
@@ -424,13 +424,6 @@ def settled(futures: Iterable[Future[Any]], completed: as_completed) -> list[Fut
         else:
             completed.add(future)
     return finished
-
-
-def full_disk(what: str, error: BaseException) -> SpdistError:
-    """Return the exception to raise where there is no room for C."""
-    return SpdistError(
-        f"{what}: the disk is full ({error}); what was written is kept. Free space and continue with --resume"
-    )
 
 
 def failure(future: Future[Any]) -> Exception:
