@@ -52,6 +52,14 @@ __device__ __forceinline__ Complex<T> take(const Complex<T> value, const int sou
     return Complex<T>(take(value.re, source, width), take(value.im, source, width));
 }
 
+// Wait until the launches before this one have ended, and let the next one begin. Kernels that are launched early (`Module`)
+// call it in every thread block before they read what those wrote, and before they write; others need not.
+__device__ __forceinline__ void take_turn() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // Load what is used once: it should not drive x out of the caches.
 template <typename T> __device__ __forceinline__ T stream(const T* at) { return __ldcs(at); }
 template <> __device__ __forceinline__ Complex<float> stream(const Complex<float>* at) {
@@ -61,6 +69,45 @@ template <> __device__ __forceinline__ Complex<float> stream(const Complex<float
 template <> __device__ __forceinline__ Complex<double> stream(const Complex<double>* at) {
     const double2 v = __ldcs((const double2*)at);
     return Complex<double>(v.x, v.y);
+}
+
+// How the L2 cache should hold what is loaded: like other things if it `fits`, else so that it does not drive them out.
+__device__ __forceinline__ u64 l2_policy(const bool fits) {
+    u64 policy = 0;
+#ifdef __CUDA_ARCH__
+    if (fits) asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    else asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+    return policy;
+}
+
+// Load, by a policy, what no launch writes and no other thread of this one reads.
+template <typename T> __device__ __forceinline__ T load(const T* at, const u64 policy) {
+#ifdef __CUDA_ARCH__
+    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "of 2 to 16 bytes");
+    T found;
+    if constexpr (sizeof(T) == 2) {
+        u16 word;
+        asm("ld.global.nc.L1::no_allocate.L2::cache_hint.b16 %0, [%1], %2;" : "=h"(word) : "l"(at), "l"(policy));
+        memcpy(&found, &word, sizeof(T));
+    } else if constexpr (sizeof(T) == 4) {
+        u32 word;
+        asm("ld.global.nc.L1::no_allocate.L2::cache_hint.b32 %0, [%1], %2;" : "=r"(word) : "l"(at), "l"(policy));
+        memcpy(&found, &word, sizeof(T));
+    } else if constexpr (sizeof(T) == 8) {
+        u64 word;
+        asm("ld.global.nc.L1::no_allocate.L2::cache_hint.b64 %0, [%1], %2;" : "=l"(word) : "l"(at), "l"(policy));
+        memcpy(&found, &word, sizeof(T));
+    } else {
+        ulonglong2 words;
+        asm("ld.global.nc.L1::no_allocate.L2::cache_hint.v2.b64 {%0, %1}, [%2], %3;"
+            : "=l"(words.x), "=l"(words.y) : "l"(at), "l"(policy));
+        memcpy(&found, &words, sizeof(T));
+    }
+    return found;
+#else
+    return *at;
+#endif
 }
 
 // Sum over this lane and those before it in its group of GROUP lanes.

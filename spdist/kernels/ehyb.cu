@@ -103,13 +103,14 @@ __global__ void __launch_bounds__(32 * WARPS)
 ehyb_multiply(const i64 any_stride, const int* __restrict__ starts, const int* __restrict__ ends,
               const int* __restrict__ first_slices, const int* __restrict__ order, const Slice* __restrict__ slices,
               const Value* __restrict__ values, const u16* __restrict__ places, const int* __restrict__ columns,
-              const Vector* __restrict__ x, Vector* __restrict__ y) {
+              const Vector* x, Vector* __restrict__ y) {
     extern __shared__ double2 memory[];  // aligned for any Vector
     __shared__ int next;
     Vector* cached = (Vector*)memory;
     const i64 stride = UNIT ? 1 : any_stride;
     const int part = blockIdx.x, start = starts[part], end = ends[part], lane = threadIdx.x % 32;
     if (threadIdx.x == 0) next = first_slices[part];
+    take_turn();
     for (int i = start + threadIdx.x; i < starts[part + 1]; i += 32 * WARPS)
         cached[i - start] = x[(order ? order[i] : i) * stride];
     __syncthreads();

@@ -322,7 +322,7 @@ def multiply(a: Ehyb, x: Any, out: Any = None) -> Any:
                 np.int64(stride), a.starts, a.ends, a.first_slices, np.intp(0) if a.order is None else a.order,
                 a.slices, a.values, a.places, a.columns, x.data.ptr + k * x.dtype.itemsize,
                 y.data.ptr + k * x.dtype.itemsize,
-            ), shared)  # fmt: skip
+            ), shared, early=True)  # fmt: skip
     if len(a.long.long_rows):
         sell_gpu.multiply(a.long, x, y)
     return y

@@ -5,6 +5,7 @@ CuPy compiles through NVRTC and caches on disk; no CUDA toolkit is needed.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import struct
@@ -27,6 +28,8 @@ C_TYPES = {
     np.dtype(np.int32): "int",
     np.dtype(np.int64): "long long",
 }
+EARLY_CUDA, EARLY_CAPABILITY = 12_030, 90
+"""CUDA and compute capability from which on a kernel may begin before the one before it has ended, in graphs too."""
 OTHER_VALUES = {np.dtype(np.bool_): "bool", np.dtype(np.uint32): "u32", np.dtype(np.uint64): "u64"}
 """Values that products have besides: whole numbers of 32 and 64 bits, and bools."""
 
@@ -114,11 +117,13 @@ class Module:
             ) from None
 
     def __call__(
-        self, name: str, grid: int | tuple[int, int], block: int, args: tuple[Any, ...], shared: int = 0
-    ) -> None:
+        self, name: str, grid: int | tuple[int, int], block: int, args: tuple[Any, ...], shared: int = 0,
+        early: bool = False,
+    ) -> None:  # fmt: skip
         """Launch a kernel on the current stream; `shared` is dynamic shared memory in bytes.
 
-        Arguments are integers, arrays of CuPy, None for no array, or scalars of NumPy.
+        Arguments are integers, arrays of CuPy, None for no array, or scalars of NumPy. A kernel that is launched
+        `early` may begin before the one before it has ended, and waits for it by itself (``take_turn``).
         """
         kernel = self._kernels.get(name)
         if kernel is None:
@@ -132,7 +137,11 @@ class Module:
         place = _arguments()
         place.forms[len(words)].pack_into(place.memory, 0, *words)
         stream = self._stream().ptr
-        self._launch(kernel.kernel.ptr, across or 1, down or 1, 1, block, 1, 1, shared, stream, place.table, 0)
+        sizes = across or 1, down or 1, 1, block, 1, 1
+        if early and (launch := _early_launch()) is not None:
+            launch(kernel.kernel.ptr, sizes, shared, stream, place.table)
+        else:
+            self._launch(kernel.kernel.ptr, *sizes, shared, stream, place.table, 0)
 
 
 def _word(argument: Any) -> int:
@@ -168,6 +177,65 @@ class _Arguments(threading.local):
 @functools.cache
 def _arguments() -> _Arguments:
     return _Arguments()
+
+
+class _Config(ctypes.Structure):
+    """The driver's ``CUlaunchConfig``."""
+
+    _fields_ = (
+        ("sizes", ctypes.c_uint * 6),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    )
+
+
+class _EarlyLaunch(threading.local):
+    """Launches kernels that may begin before the one before has ended: programmatic dependent launch, CUDA 12.3."""
+
+    SERIALIZATION = 6
+    """The number of the attribute, whose value is 1."""
+
+    def __init__(self, driver: Any) -> None:
+        self.launch = driver.cuLaunchKernelEx
+        self.attribute = (ctypes.c_uint * 18)(self.SERIALIZATION, 0, 1)  # 8 bytes, then a union of 64
+        self.config = _Config(attributes=ctypes.addressof(self.attribute), count=1)
+        self.address = ctypes.c_void_p(ctypes.addressof(self.config))
+
+    def __call__(self, kernel: int, sizes: tuple[int, ...], shared: int, stream: int, table: int) -> None:
+        """Launch a kernel: its handle, grid and block, bytes of shared memory, stream and table of arguments.
+
+        Raises
+        ------
+        cupy.cuda.driver.CUDADriverError
+        """
+        config = self.config
+        config.sizes[:], config.shared, config.stream = sizes, shared, stream
+        status = self.launch(self.address, ctypes.c_void_p(kernel), ctypes.c_void_p(table), None)
+        if status:
+            import cupy
+
+            raise cupy.cuda.driver.CUDADriverError(status)
+
+
+def _early_launch() -> _EarlyLaunch | None:
+    """Return what launches kernels early on the current device; None where it cannot."""
+    import cupy
+
+    return _early_launch_of(cupy.cuda.runtime.getDevice())
+
+
+@functools.cache
+def _early_launch_of(device: int) -> _EarlyLaunch | None:
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    if runtime.is_hip or min(runtime.driverGetVersion(), runtime.runtimeGetVersion()) < EARLY_CUDA:
+        return None
+    if int(cupy.cuda.Device(device).compute_capability) < EARLY_CAPABILITY:
+        return None
+    return _EarlyLaunch(ctypes.CDLL("libcuda.so.1"))
 
 
 @functools.cache

@@ -12,6 +12,7 @@
 //   BLOCK_NARROW  the same as 16-bit offsets from the slot's base
 // 16-bit offsets of a chunk start after the bases of its slots, at a multiple of BASES bases.
 // Rows of more than a few thousand entries stay in CSR: a thread block for each, or for each of its pieces.
+// Products are launched early: thread blocks begin while the launch before ends. x is no `__restrict__`: that may write it.
 #include "common.cuh"
 
 enum Kind { WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW };
@@ -243,8 +244,9 @@ __device__ __forceinline__ void add(Vector* sum, const Value value, const Vector
 // Add slots [slot, slot + AT_ONCE) of those below width: all loads of a kind before the first that depends on them.
 // `bases` is not read where columns are no offsets.
 template <int K, int AT_ONCE, typename Value, typename Index, typename Vector>
-__device__ __forceinline__ void add_entries(const int slot, const int width, const Value* values, const int* bases,
-                                            const Index* index, const Vector* x, const i64 stride, Vector* sum) {
+__device__ __forceinline__ void add_entries(const int slot, const int width, const u64 policy, const Value* values,
+                                            const int* bases, const Index* index, const Vector* x, const i64 stride,
+                                            Vector* sum) {
     Index column[AT_ONCE];
     Value value[AT_ONCE];
     int4 base[AT_ONCE / 4];
@@ -253,8 +255,8 @@ __device__ __forceinline__ void add_entries(const int slot, const int width, con
         base[u] = sizeof(Index) == 2 && slot + 4 * u < width ? ((const int4*)(bases + slot))[u] : make_int4(0, 0, 0, 0);
 #pragma unroll
     for (int u = 0; u < AT_ONCE; ++u) {
-        column[u] = slot + u < width ? stream(index + (slot + u) * 32) : (Index)PADDING;
-        value[u] = slot + u < width ? stream(values + (slot + u) * 32) : Value(0);
+        column[u] = slot + u < width ? load(index + (slot + u) * 32, policy) : (Index)PADDING;
+        value[u] = slot + u < width ? load(values + (slot + u) * 32, policy) : Value(0);
     }
 #pragma unroll
     for (int u = 0; u < AT_ONCE; ++u) {
@@ -266,15 +268,15 @@ __device__ __forceinline__ void add_entries(const int slot, const int width, con
 
 // Diagonals are padded with some that no lane has.
 template <int K, int AT_ONCE, typename Value, typename Vector>
-__device__ __forceinline__ void add_diagonals(const int slot, const int width, const Value* values, const int4* pairs,
-                                              const Vector* x, const i64 stride, Vector* sum) {
+__device__ __forceinline__ void add_diagonals(const int slot, const int width, const u64 policy, const Value* values,
+                                              const int4* pairs, const Vector* x, const i64 stride, Vector* sum) {
     int4 pair[AT_ONCE / 2];
     Value value[AT_ONCE];
 #pragma unroll
     for (int u = 0; u < AT_ONCE / 2; ++u)
         pair[u] = slot + 2 * u < width ? pairs[slot / 2 + u] : make_int4(0, 0, 0, 0);
 #pragma unroll
-    for (int u = 0; u < AT_ONCE; ++u) value[u] = slot + u < width ? stream(values + (slot + u) * 32) : Value(0);
+    for (int u = 0; u < AT_ONCE; ++u) value[u] = slot + u < width ? load(values + (slot + u) * 32, policy) : Value(0);
 #pragma unroll
     for (int u = 0; u < AT_ONCE; ++u) {
         const int diagonal = u % 2 ? pair[u / 2].z : pair[u / 2].x, mask = u % 2 ? pair[u / 2].w : pair[u / 2].y;
@@ -283,8 +285,9 @@ __device__ __forceinline__ void add_diagonals(const int slot, const int width, c
 }
 
 template <int K, int AT_ONCE, int BLOCK, typename Value, typename Index, typename Vector>
-__device__ __forceinline__ void add_blocks(const int slot, const int width, const Value* values, const int* bases,
-                                           const Index* index, const Vector* x, const i64 stride, Vector* sum) {
+__device__ __forceinline__ void add_blocks(const int slot, const int width, const u64 policy, const Value* values,
+                                           const int* bases, const Index* index, const Vector* x, const i64 stride,
+                                           Vector* sum) {
     Index column[AT_ONCE];
     int base[AT_ONCE];
     Value value[AT_ONCE][BLOCK];
@@ -294,7 +297,7 @@ __device__ __forceinline__ void add_blocks(const int slot, const int width, cons
         base[u] = sizeof(Index) == 2 && slot + u < width ? bases[slot + u] : 0;
 #pragma unroll
         for (int e = 0; e < BLOCK; ++e)
-            value[u][e] = slot + u < width ? stream(values + ((slot + u) * BLOCK + e) * 32) : Value(0);
+            value[u][e] = slot + u < width ? load(values + ((slot + u) * BLOCK + e) * 32, policy) : Value(0);
     }
 #pragma unroll
     for (int u = 0; u < AT_ONCE; ++u) {
@@ -306,8 +309,8 @@ __device__ __forceinline__ void add_blocks(const int slot, const int width, cons
 
 // The sums of a lane's slots.
 template <int K, int BLOCK, typename Value, typename Vector>
-__device__ __forceinline__ void add_chunk(const Chunk& c, const Value* values, const int* wide, const u16* narrow,
-                                          const Vector* x, const i64 stride, Vector* sum) {
+__device__ __forceinline__ void add_chunk(const Chunk& c, const u64 policy, const Value* values, const int* wide,
+                                          const u16* narrow, const Vector* x, const i64 stride, Vector* sum) {
     constexpr int N = K > 2 ? 4 : 8, NB = BLOCK * K >= 6 ? 1 : BLOCK * K >= 4 ? 2 : BLOCK * K >= 3 ? 3 : 4;
     const int lane = threadIdx.x % 32, place = (c.first % BLOCK + lane) / BLOCK;
     values += c.values + lane;
@@ -315,15 +318,15 @@ __device__ __forceinline__ void add_chunk(const Chunk& c, const Value* values, c
     const u16* offsets = narrow + c.index + base_room(c.width);
     if (c.kind() == DIAGONAL) {
         const Vector* from = x + (i64)(c.first + lane) * stride;
-        for (int s = 0; s < c.width; s += N) add_diagonals<K, N>(s, c.width, values, (const int4*)(wide + c.index), from, stride, sum);
+        for (int s = 0; s < c.width; s += N) add_diagonals<K, N>(s, c.width, policy, values, (const int4*)(wide + c.index), from, stride, sum);
     } else if (c.kind() == NARROW) {
-        for (int s = 0; s < c.width; s += N) add_entries<K, N>(s, c.width, values, bases, offsets + lane, x, stride, sum);
+        for (int s = 0; s < c.width; s += N) add_entries<K, N>(s, c.width, policy, values, bases, offsets + lane, x, stride, sum);
     } else if (c.kind() == WIDE) {
-        for (int s = 0; s < c.width; s += N) add_entries<K, N>(s, c.width, values, bases, wide + c.index + lane, x, stride, sum);
+        for (int s = 0; s < c.width; s += N) add_entries<K, N>(s, c.width, policy, values, bases, wide + c.index + lane, x, stride, sum);
     } else if (BLOCK > 1 && c.kind() == BLOCK_NARROW) {
-        for (int s = 0; s < c.width; s += NB) add_blocks<K, NB, BLOCK>(s, c.width, values, bases, offsets + place, x, stride, sum);
+        for (int s = 0; s < c.width; s += NB) add_blocks<K, NB, BLOCK>(s, c.width, policy, values, bases, offsets + place, x, stride, sum);
     } else if (BLOCK > 1) {
-        for (int s = 0; s < c.width; s += NB) add_blocks<K, NB, BLOCK>(s, c.width, values, bases, wide + c.index + place, x, stride, sum);
+        for (int s = 0; s < c.width; s += NB) add_blocks<K, NB, BLOCK>(s, c.width, policy, values, bases, wide + c.index + place, x, stride, sum);
     }
 }
 
@@ -353,7 +356,7 @@ __device__ __forceinline__ void add_piece(const i64 begin, const i64 end, const 
 
 // Multiply K columns: y[row * stride + k] for every row but long ones of several pieces, partial sums of these.
 //
-// Launch  block 256: npieces thread blocks for the long rows, then a warp a chunk.
+// Launch  block 256: npieces thread blocks for the long rows, then a warp a chunk; `fits`: the L2 cache holds the matrix.
 // Shared  a sum for each warp.
 // Pre     0 <= columns < ncols; x[column * stride + k]; stride 1 where UNIT; rows null where positions are rows; if no long
 //         row has several pieces, there are as many pieces as long rows.
@@ -361,13 +364,14 @@ __device__ __forceinline__ void add_piece(const i64 begin, const i64 end, const 
 //         (0 * inf is NaN); no atomics, the same bits on every run.
 template <typename Value, typename Vector, int BLOCK, int K, bool UNIT>
 __global__ void __launch_bounds__(256, K == 1 ? 5 : 0)
-sell_multiply(const int npieces, const int nlong, const i64 nchunks, const i64 any_stride, const Chunk* __restrict__ chunks,
-              const Value* __restrict__ values, const int* __restrict__ wide, const u16* __restrict__ narrow,
-              const int* __restrict__ rows, const i64* __restrict__ pieces, const int* __restrict__ long_rows,
-              const int* __restrict__ long_indices, const Value* __restrict__ long_data, const Vector* __restrict__ x,
-              Vector* __restrict__ y, Vector* __restrict__ partial) {
+sell_multiply(const int npieces, const int nlong, const int fits, const i64 nchunks, const i64 any_stride,
+              const Chunk* __restrict__ chunks, const Value* __restrict__ values, const int* __restrict__ wide,
+              const u16* __restrict__ narrow, const int* __restrict__ rows, const i64* __restrict__ pieces,
+              const int* __restrict__ long_rows, const int* __restrict__ long_indices, const Value* __restrict__ long_data,
+              const Vector* x, Vector* __restrict__ y, Vector* __restrict__ partial) {
     const i64 stride = UNIT ? 1 : any_stride;  // known to be 1, it costs neither registers nor multiplications
     if (blockIdx.x < npieces) {
+        take_turn();
         const i64 piece = blockIdx.x;
         Vector* to = npieces == nlong ? y + long_rows[piece] * stride : partial + piece * K;
         add_piece<K>(pieces[piece], pieces[piece + 1], long_data, long_indices, x, stride, to);
@@ -381,7 +385,8 @@ sell_multiply(const int npieces, const int nlong, const i64 nchunks, const i64 a
     Vector sum[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) sum[k] = Vector(0);
-    add_chunk<K, BLOCK>(c, values, wide, narrow, x, stride, sum);
+    take_turn();
+    add_chunk<K, BLOCK>(c, l2_policy(fits), values, wide, narrow, x, stride, sum);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         for (int step = threads / 2; step > 0; step /= 2) sum[k] += across(sum[k], step);
@@ -396,7 +401,8 @@ sell_multiply(const int npieces, const int nlong, const i64 nchunks, const i64 a
 template <typename Vector, int K>
 __global__ void __launch_bounds__(256)
 sell_long_rows(const int nlong, const i64 stride, const int* __restrict__ row_pieces, const int* __restrict__ long_rows,
-               const Vector* __restrict__ partial, Vector* __restrict__ y) {
+               const Vector* partial, Vector* __restrict__ y) {
+    take_turn();
     const int i = blockIdx.x * 256 + threadIdx.x;
     if (i >= nlong) return;
 #pragma unroll
@@ -412,7 +418,7 @@ sell_long_rows(const int nlong, const i64 stride, const int* __restrict__ row_pi
 // Launch  block 256, GATHERED elements a thread; `stride` elements a row.
 template <typename Vector>
 __global__ void __launch_bounds__(256)
-sell_gather(const i64 elements, const i64 stride, const int* __restrict__ order, const Vector* __restrict__ x,
+sell_gather(const i64 elements, const i64 stride, const int* __restrict__ order, const Vector* x,
             Vector* __restrict__ out) {
     const i64 first = (i64)blockIdx.x * 256 * GATHERED + threadIdx.x;
     i64 from[GATHERED];
@@ -422,6 +428,7 @@ sell_gather(const i64 elements, const i64 stride, const int* __restrict__ order,
         const i64 i = min(first + u * 256, elements - 1);
         from[u] = stride == 1 ? order[i] : order[i / stride] * stride + i % stride;
     }
+    take_turn();
 #pragma unroll
     for (int u = 0; u < GATHERED; ++u) found[u] = x[from[u]];
 #pragma unroll

@@ -19,6 +19,8 @@ COLUMNS = (8, 4, 2, 1)
 VECTORS = {"float": ("float", "double"), "Complex<float>": ("Complex<float>", "Complex<double>")}
 """Dtypes of x and y for stored values that may be narrower than these."""
 WARPS, GATHERED = 8, 4
+CACHED_SHARE = 0.5
+"""Of the L2 cache, what may hold a matrix from product to product."""
 NULL = np.intp(0)
 
 
@@ -95,6 +97,7 @@ class Builder:
                 np.int64(len(chunks)), self.a.indptr, self.a.indices, self.a.data, _or_null(rows), sizes, ends, chunks,
                 *filled,
             ))  # fmt: skip
+        self.xp.cuda.get_current_stream().synchronize()  # products launched early do not wait for what they multiply
         return filled
 
     def _launch(self, name: str, grid: int, arguments: tuple[Any, ...]) -> None:
@@ -129,6 +132,7 @@ def _launches(device: int, value: str, vector: str, block: int, columns: int, al
     name, long_name = multiply_name(*types, block, columns, alone), f"sell_long_rows<{types[1]}, {columns}>"
     kernels = module(FILE, (name, long_name))
     itemsize = np.dtype(vector).itemsize
+    cached = CACHED_SHARE * cupy.cuda.Device(device).attributes["L2CacheSize"]
 
     def launch(a: Sell, x: int, y: int, stride: int) -> None:
         npieces, nlong = len(a.pieces) - 1, len(a.long_rows)
@@ -138,13 +142,13 @@ def _launches(device: int, value: str, vector: str, block: int, columns: int, al
         parted = npieces > nlong
         partial = cupy.cuda.alloc(npieces * columns * itemsize).ptr if parted else 0
         kernels(name, grid, 256, (
-            np.int32(npieces), np.int32(nlong), np.int64(len(a.chunks)), np.int64(stride), a.chunks, a.values, a.wide,
+            npieces, nlong, int(a.nbytes <= cached), len(a.chunks), np.int64(stride), a.chunks, a.values, a.wide,
             a.narrow, _or_null(a.rows), a.pieces, a.long_rows, a.long_indices, a.long_data, x, y, partial,
-        ))  # fmt: skip
+        ), early=True)  # fmt: skip
         if parted:
             kernels(long_name, ceil_div(nlong, 256), 256, (
                 np.int32(nlong), np.int64(stride), a.row_pieces, a.long_rows, partial, y
-            ))  # fmt: skip
+            ), early=True)  # fmt: skip
 
     return launch
 
@@ -159,5 +163,5 @@ def gather(x: Any, order: Any) -> Any:
         stride = x.shape[1] if x.ndim == 2 else 1
         module(FILE, (name,))(name, ceil_div(out.size, 256 * GATHERED), 256, (
             np.int64(out.size), np.int64(stride), order, x, out
-        ))  # fmt: skip
+        ), early=True)  # fmt: skip
     return out

@@ -23,8 +23,9 @@ __device__ __forceinline__ Complex<T> group_sum(const Complex<T> value) {
 // Post    y[row * stride + k] written once, the same bits on every run.
 template <typename Value, typename Vector, typename Index, typename Pointer, int WIDTH>
 __global__ void __launch_bounds__(256)
-spmv_csr(const i64 nrows, const i64 stride, const Pointer* __restrict__ indptr, const Index* __restrict__ indices,
-         const Value* __restrict__ data, const Vector* __restrict__ x, Vector* __restrict__ y) {
+spmv_csr(const i64 nrows, const i64 stride, const Pointer* indptr, const Index* indices, const Value* data,
+         const Vector* x, Vector* __restrict__ y) {
+    take_turn();  // before the matrix is read: it may be the caller's, and just have changed
     const i64 row = (i64)blockIdx.x * (256 / WIDTH) + threadIdx.x / WIDTH;
     const int lane = threadIdx.x % WIDTH;
     const Pointer begin = row < nrows ? indptr[row] : 0, end = row < nrows ? indptr[row + 1] : 0;

@@ -76,5 +76,5 @@ def multiply(a: CSR, x: Any, out: Any = None, *, width: int | None = None) -> An
         name = _name(c_type(np.dtype(a.dtype)), c_type(x.dtype), index, pointer, lanes)
         module(FILE, (name,))(name, (ceil_div(a.nrows, 256 // lanes), columns), 256, (
             np.int64(a.nrows), np.int64(columns), a.indptr, a.indices, a.data, x, y
-        ))  # fmt: skip
+        ), early=True)  # fmt: skip
     return y
