@@ -3,15 +3,19 @@
 Three passes, none of which holds a matrix: the row lengths of B (4 bytes a row), nnz(C) of a sample of rows, and one
 walk over A's columns that counts products and distinct rows of B and cuts a block whenever the bound is reached. Of an
 upper triangle the sample says how much of the rows, from the first to the last, lies in it.
+
+Parts of A of as many entries each are walked over by themselves: by threads, or by other processes (`Helpers`), since
+reads take the interpreter. The parts, and with them the plan, are the same.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +24,7 @@ import numpy.typing as npt
 
 from spdist.answer import WHOLE, Answer, Diagonal
 from spdist.csr import CSR, Int64Array, ValueArray, blocksize, check_canonical, index_dtype, number_dtype, result_dtype
-from spdist.errors import InputError, MatrixError, MemoryBoundError
+from spdist.errors import InputError, MatrixError, MemoryBoundError, SpdistError
 from spdist.kernels import workspace
 from spdist.scheduler import memory
 from spdist.scheduler.plan import (
@@ -37,7 +41,7 @@ from spdist.scheduler.plan import (
     even_bounds,
     gpu_staging,
 )
-from spdist.storage import CHUNK_LENGTH, READ_CHUNKS, StoredMatrix
+from spdist.storage import CHUNK_LENGTH, READ_CHUNKS, StoredMatrix, in_process
 from spdist.text import format_bytes
 
 Lengths = npt.NDArray[Any]
@@ -56,14 +60,15 @@ READERS = 8
 """Threads that read the sample, at the most."""
 
 WALKS, WALK_ENTRIES = 32, 1 << 23
-"""Parts of A's rows that are walked over by themselves, at the most, and entries of each at the least: blocks end where
-parts do, on every machine alike. As many threads as there are cores walk, and each takes 4 bytes for a row of B."""
+"""Parts of A that are walked over by themselves, at the most, and entries of each at the least: blocks end where parts
+do, on every machine alike. As many threads as there are cores walk, or as helpers have, and each takes 4 bytes for a
+row of B."""
 
 WALK_PIECE = 1 << 22
 """Entries of A that are read at once, two Zarr chunks at the least; each walk holds two such pieces."""
 
 WALK_BYTES = 2 << 30
-"""Of all these, but for one thread."""
+"""Of all these in one process, but for one thread."""
 
 MAX_PAIRS = 2
 """Block pairs in flight on a worker: one is multiplied while the other waits for its place in C or is written."""
@@ -107,20 +112,37 @@ MARGIN = 1.08
 def row_lengths(matrix: StoredMatrix) -> Lengths:
     """Return the entries of each row, 4 bytes a row (8 where a row is longer than 2^32), streamed."""
     lengths = np.empty(matrix.nrows, np.uint32)
+    for start, offsets in _offsets(matrix):
+        found = np.diff(offsets)
+        if found.max() > np.iinfo(lengths.dtype).max:
+            lengths = lengths.astype(np.int64)
+        lengths[start : start + len(found)] = found
+    return lengths
+
+
+def even_rows(matrix: StoredMatrix, parts: int) -> list[int]:
+    """Return rows that cut a matrix into parts of about as many entries, from 0 to its number of rows; streamed.
+
+    Fewer parts than asked for where rows are longer than a part.
+    """
+    first, wanted = np.zeros(parts, np.int64), np.arange(parts) * matrix.nnz // parts
+    for start, offsets in _offsets(matrix):
+        inside = (offsets[0] < wanted) & (wanted <= offsets[-1])
+        first[inside] = start + np.searchsorted(offsets, wanted[inside])
+    return [int(row) for row in np.unique(np.append(first, matrix.nrows))]
+
+
+def _offsets(matrix: StoredMatrix) -> Iterator[tuple[int, Int64Array]]:
+    """Yield all offsets by ranges of rows, with the first row; refuses them if they do not rise to the entries."""
     step, end = 4 * matrix.indptr.chunk, 0
     for start in range(0, matrix.nrows, step):
-        stop = min(start + step, matrix.nrows)
-        offsets = matrix.read_indptr(start, stop)
-        found = np.diff(offsets)
-        if offsets[0] != end or (len(found) and found.min() < 0):
+        offsets = matrix.read_indptr(start, min(start + step, matrix.nrows))
+        if offsets[0] != end or np.any(offsets[1:] < offsets[:-1]):
             raise _bad_offsets(matrix)
         end = int(offsets[-1])
-        if len(found) and found.max() > np.iinfo(lengths.dtype).max:
-            lengths = lengths.astype(np.int64)
-        lengths[start:stop] = found
+        yield start, offsets
     if end != matrix.nnz:
         raise _bad_offsets(matrix)
-    return lengths
 
 
 def _check_ends(matrix: StoredMatrix) -> None:
@@ -170,9 +192,10 @@ def sample_rows(a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths, triangle: 
     starts = found.indptr[place]
     entries = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
     samples, reached = np.repeat(rows, lengths), found.indices[entries]
-    places = np.sort(samples * b.ncols + reached)
+    places = _sorted(samples * b.ncols + reached, products)
     first = np.append(True, places[1:] != places[:-1])[: len(places)]  # several times quicker than np.unique
-    of_entry, columns = np.divmod(places[first], max(b.ncols, 1))
+    of_entry = samples[first]
+    columns = places[first] - of_entry * b.ncols
     nnz = np.bincount(of_entry, minlength=len(products))
     share = np.ones((2, 1))
     if triangle is not None:
@@ -191,6 +214,15 @@ def _patterns(b: StoredMatrix, rows: Int64Array) -> CSR:
     lengths = np.concatenate([np.diff(part.indptr) for part in parts])
     indices = np.concatenate([part.indices for part in parts])
     return CSR(np.append(0, np.cumsum(lengths)), indices, indices, (len(rows), b.ncols))
+
+
+def _sorted(places: Int64Array, counts: Int64Array) -> Int64Array:
+    """Sort in place, by several threads, what is sorted already but within groups of so many."""
+    ends = np.append(0, np.cumsum(counts))
+    cuts = ends[np.searchsorted(ends, np.arange(_readers() + 1) * len(places) // _readers())]
+    with ThreadPoolExecutor(_readers()) as threads:
+        list(threads.map(np.ndarray.sort, np.split(places, cuts[1:-1])))
+    return places
 
 
 def _readers() -> int:
@@ -212,21 +244,23 @@ def _sampled(a: StoredMatrix, b_lengths: Lengths) -> tuple[Int64Array, Lengths, 
     Rows are taken from all over A, and each power of two of the number of products has a budget of its own: a few long
     rows would use up a common one.
     """
-    budget = np.full(64, SAMPLE_PRODUCTS // 16)
+    budget = [SAMPLE_PRODUCTS // 16] * 64
     rows, columns, numbers = [np.empty(0, np.int64)], [np.empty(0, index_dtype(a.ncols))], []
-    for number, found in _candidates(a):
-        count = int(b_lengths[found].sum(dtype=np.int64))
-        bin_ = count.bit_length() - 1
-        if 0 < count <= SAMPLE_PRODUCTS and budget[bin_] > 0:
-            budget[bin_] -= max(count, SAMPLE_PRODUCTS // 16 // SAMPLE_ROWS)
-            rows.append(np.full(len(found), len(rows) - 1))
-            columns.append(found)
-            numbers.append(number)
+    for number, block in _candidates(a):
+        places = np.append(0, np.cumsum(b_lengths[block.indices], dtype=np.int64))
+        for row, count in enumerate(np.diff(places[block.indptr]).tolist()):
+            bin_ = count.bit_length() - 1
+            if 0 < count <= SAMPLE_PRODUCTS and budget[bin_] > 0:
+                budget[bin_] -= max(count, SAMPLE_PRODUCTS // 16 // SAMPLE_ROWS)
+                found = block.indices[block.indptr[row] : block.indptr[row + 1]]
+                rows.append(np.full(len(found), len(rows) - 1))
+                columns.append(found.copy())  # not a view: it would keep all that was read with it
+                numbers.append(number + row)
     return np.concatenate(rows), np.concatenate(columns), np.array(numbers, np.int64)
 
 
-def _candidates(a: StoredMatrix) -> Iterator[tuple[int, Lengths]]:
-    """Yield number and columns of rows from all over A, in runs of 8, in an order that is spread evenly."""
+def _candidates(a: StoredMatrix) -> Iterator[tuple[int, CSR]]:
+    """Yield runs of 8 rows from all over A, with the number of the first, in an order that is spread evenly."""
     if not a.nrows:
         return
     runs = max(1, min(SAMPLE_RUNS, a.nrows // RUN))
@@ -247,8 +281,7 @@ def _candidates(a: StoredMatrix) -> Iterator[tuple[int, Lengths]]:
         for first in range(0, runs, READERS):  # no more of them at once, however long rows are
             some = order[first : first + READERS]
             for run, block in zip(some, threads.map(read, some), strict=True):
-                for row in range(block.nrows):
-                    yield int(rows[run, row]), block.indices[block.indptr[row] : block.indptr[row + 1]]
+                yield int(rows[run, 0]), block
 
 
 def _spread(count: int) -> list[int]:
@@ -304,17 +337,23 @@ class Cuts:
 
 def cuts_of(answer: Answer, a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths) -> Cuts:
     """Return what an answer leaves of rows, from the row lengths of the matrices."""
-    mask: Lengths = np.empty(0, np.uint32)
-    if answer.mask is not None:
-        mask = answer.mask.lengths() if isinstance(answer.mask, Diagonal) else row_lengths(answer.mask)
+    mask = _mask_lengths(answer.mask)
     inside = answer.mask is not None and not answer.complement
     top_n = answer.options.top_n or max(b.ncols, 1)
     longest = 0
     if inside:
         longest = int(mask.max(initial=0))
     elif answer.fused:
-        longest = min(b.ncols, int(row_lengths(a).max(initial=0)) * int(b_lengths.max(initial=0)))
+        a_lengths = b_lengths if a == b else row_lengths(a)
+        longest = min(b.ncols, int(a_lengths.max(initial=0)) * int(b_lengths.max(initial=0)))
     return Cuts(mask, inside, top_n, longest, answer.options.triangle is not None)
+
+
+def _mask_lengths(mask: StoredMatrix | Diagonal | None) -> Lengths:
+    """Return the entries of each row of a mask; (0,) without one."""
+    if mask is None:
+        return np.empty(0, np.uint32)
+    return mask.lengths() if isinstance(mask, Diagonal) else row_lengths(mask)
 
 
 @dataclass(frozen=True)
@@ -512,16 +551,92 @@ def _columns(a: StoredMatrix, first: int, last: int) -> Iterator[tuple[int, int,
             yield *before[0], before[1].result()
 
 
-def _walk(a: StoredMatrix, cutter: Callable[[int], Cutter], parts: int, *, check: bool) -> Int64Array:
-    """Walk over parts of the rows, as many at once as there are cores; `cutter` makes one that begins at a row."""
+@dataclass(frozen=True)
+class Helpers:
+    """Processes beside this one that see the matrices, to walk over parts of A.
 
-    def walk(first: int, last: int) -> Int64Array:
-        return _walk_rows(a, cutter(first), first, last, check=check)
+    Attributes
+    ----------
+    executor : Executor
+        Runs functions there; of Dask ``client.get_executor(pure=False)``. An error comes back as it was raised.
+    processes : int
+        How many there are: each is given one task, so that what all of its parts need is read once.
+    threads : int
+        That walk in each, at the most.
+    """
 
-    bounds = [part * a.nrows // parts for part in range(parts + 1)]
-    most = max(1, WALK_BYTES // (4 * max(a.ncols, 1)))
-    with ThreadPoolExecutor(min(parts, os.cpu_count() or 1, most)) as threads:
-        return np.concatenate(list(threads.map(walk, bounds[:-1], bounds[1:])))
+    executor: Executor
+    processes: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """What is walked over, and what is counted: a few kilobytes, which travel."""
+
+    a: StoredMatrix
+    b: StoredMatrix
+    mask: StoredMatrix | Diagonal | None
+    costs: Costs
+    estimate: Estimate
+    forced: Int64Array
+    check: bool
+
+    def parts(self, parts: Sequence[tuple[int, int]], threads: int, *known: Lengths) -> list[Int64Array | SpdistError]:
+        """Walk over ranges of rows, several at once; return the blocks of each, or what is wrong with it.
+
+        Row lengths of B and of the mask that are not `known` are read, and let go of in the end.
+        """
+        lengths, masked = known or (row_lengths(self.b), _mask_lengths(self.mask))
+
+        def walk(part: tuple[int, int]) -> Int64Array | SpdistError:
+            fixed = self.costs, self.estimate, lengths, self.b.indices.nchunks, self.forced, masked
+            try:
+                return _walk_rows(self.a, Cutter(*fixed, part[0]), *part, check=self.check)
+            except SpdistError as error:
+                return error
+
+        most = max(1, WALK_BYTES // (4 * max(self.a.ncols, 1)))
+        with ThreadPoolExecutor(max(1, min(len(parts), threads, most))) as pool:
+            return list(pool.map(walk, parts))
+
+    def run(self, bounds: Sequence[int], known: tuple[Lengths, Lengths], helpers: Helpers | None) -> Int64Array:
+        """Return the blocks of all parts between these rows.
+
+        Raises
+        ------
+        SpdistError
+            What is wrong with the first part that is not sound.
+        """
+        parts = list(itertools.pairwise(bounds))
+        if helpers is None or len(parts) == 1:
+            found = self.parts(parts, os.cpu_count() or 1, *known)
+        else:
+            found = self._spread(parts, helpers)
+        blocks = [np.empty((0, NUMBER + 1), np.int64)]
+        for part in found:
+            if isinstance(part, SpdistError):
+                raise part
+            blocks.append(part)
+        return np.concatenate(blocks)
+
+    def _spread(self, parts: Sequence[tuple[int, int]], helpers: Helpers) -> list[Int64Array | SpdistError]:
+        """Let each of the helpers walk over every n-th part."""
+        count = min(helpers.processes, len(parts))
+        tasks = [helpers.executor.submit(_walk_parts, self, parts[i::count], helpers.threads) for i in range(count)]
+        found: list[Any] = [None] * len(parts)
+        try:
+            for i, task in enumerate(tasks):
+                found[i::count] = task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+        return found
+
+
+def _walk_parts(walk: _Walk, parts: Sequence[tuple[int, int]], threads: int) -> list[Int64Array | SpdistError]:
+    """Call `_Walk.parts`: a function, whose name Dask shows."""
+    return walk.parts(parts, threads)
 
 
 def _walk_rows(a: StoredMatrix, cutter: Cutter, low: int, high: int, *, check: bool) -> Int64Array:
@@ -560,6 +675,7 @@ def make_plan(
     grid: tuple[int, int, int] | None = None,
     answer: Answer = WHOLE,
     stored: bool = True,
+    helpers: Helpers | None = None,
 ) -> Plan:
     """Cut A @ B so that every worker stays within `memory_limit` bytes.
 
@@ -579,6 +695,9 @@ def make_plan(
         known.
     stored : bool
         Whether C is written, and not reduced where it is made.
+    helpers : Helpers, optional
+        Processes that take part of the work where A is large; the plan is the same. They must have started, and nothing
+        is asked of them where a matrix is in the memory of this one.
 
     Raises
     ------
@@ -588,17 +707,23 @@ def make_plan(
         If the shapes do not fit, or the grid has more blocks than there are rows or columns.
     """
     check_operands(a, b, grid)
-    lengths = row_lengths(b)
-    _check_ends(a)
-    if not b.ours:
-        b.check()
     on_gpu = engine in GPU_ENGINES
     host = host_limit or DEFAULT_HOST_LIMIT if on_gpu else memory_limit
-    cuts = cuts_of(answer, a, b, lengths)
-    dtype = answer.dtype(a, b)
-    casts = _casts(a, b, answer, dtype) if engine != "cuda" else (0, 0)
-    estimate = sample_rows(a, b, lengths, answer.options.triangle)
-    draft = _Draft(a, b, engine, host, grid, lengths, estimate, dtype, cuts, casts)
+    if any(in_process(m.url) for m in (a, b, answer.mask) if m is not None):
+        helpers = None
+    parts = max(1, min(WALKS, a.nnz // WALK_ENTRIES)) if grid is None else 1
+    with ThreadPoolExecutor(1) as aside:
+        bounds = aside.submit(even_rows, a, parts) if parts > 1 else None
+        lengths = row_lengths(b)
+        _check_ends(a)
+        if not b.ours:
+            b.check()
+        cuts = cuts_of(answer, a, b, lengths)
+        dtype = answer.dtype(a, b)
+        casts = _casts(a, b, answer, dtype) if engine != "cuda" else (0, 0)
+        estimate = sample_rows(a, b, lengths, answer.options.triangle)
+        walks = _Walks(answer.mask, [0, a.nrows] if bounds is None else bounds.result(), helpers)
+    draft = _Draft(a, b, engine, host, grid, lengths, estimate, dtype, cuts, casts, walks)
     draft.stored = stored
     plan = draft.plan()
     return plan.through_gpu(memory_limit) if on_gpu else plan
@@ -638,6 +763,15 @@ def check_operands(a: StoredMatrix, b: StoredMatrix, grid: tuple[int, int, int] 
 
 
 @dataclass(frozen=True)
+class _Walks:
+    """What walks over A need beside bounds on blocks: the stored mask, the rows at which parts begin, and helpers."""
+
+    mask: StoredMatrix | Diagonal | None
+    bounds: list[int]
+    helpers: Helpers | None
+
+
+@dataclass(frozen=True)
 class _Sizes:
     """Cuts of the inner dimension and of B's columns, and bytes of B and C of each block under them."""
 
@@ -667,9 +801,11 @@ class _Draft:
         dtype: np.dtype[Any],
         cuts: Cuts,
         casts: tuple[int, int],
+        walks: _Walks,
     ) -> None:
         self.a, self.b, self.engine, self.memory_limit, self.grid = a, b, engine, memory_limit, grid
         self.lengths, self.estimate, self.dtype, self.cuts, self.casts = lengths, estimate, dtype, cuts, casts
+        self.walks = walks
         self.oa, self.ob = operand(a), operand(b)
         self.c_entry = index_dtype(b.ncols).itemsize + self.dtype.itemsize
         usable = memory.pair_budget(memory_limit, 0, 1)
@@ -781,7 +917,7 @@ class _Draft:
 
     def _at(self, memory_limit: int) -> bool:
         """Whether a plan under another limit fits."""
-        known = self.lengths, self.estimate, self.dtype, self.cuts, self.casts
+        known = self.lengths, self.estimate, self.dtype, self.cuts, self.casts, self.walks
         draft = _Draft(self.a, self.b, self.engine, memory_limit, self.grid, *known)
         draft.checked = True
         if draft._attempt()[0] is not None:
@@ -874,11 +1010,8 @@ class _Draft:
             self.b.ncols, int(budget / MARGIN), products, index_dtype(self.b.ncols).itemsize, self.cuts.inside,
             self.cuts.top_n, self.resident,
         )  # fmt: skip
-        cutter = functools.partial(
-            Cutter, costs, self.estimate, self.lengths, self.b.indices.nchunks, forced, self.cuts.mask
-        )
-        parts = 1 if len(forced) else max(1, min(WALKS, self.a.nnz // WALK_ENTRIES, self.a.nrows))
-        rows = _walk(self.a, cutter, parts, check=not self.checked)
+        walk = _Walk(self.a, self.b, self.walks.mask, costs, self.estimate, forced, not self.checked)
+        rows = walk.run(self.walks.bounds, (self.lengths, self.cuts.mask), self.walks.helpers)
         self.checked = True
         if self.resident:
             self.asked = rows.copy()
