@@ -56,6 +56,9 @@ about a millisecond."""
 SAMPLE_PRODUCTS = 1 << 21
 """Products of the sample in all, at the most."""
 
+SAMPLE_PARTS = 16
+"""Parts of the sample that are counted by themselves: in the caches, and side by side."""
+
 READERS = 8
 """Threads that read the sample, at the most."""
 
@@ -190,20 +193,29 @@ def sample_rows(a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths, triangle: 
     needed, place = np.unique(columns, return_inverse=True)
     found = _patterns(b, needed.astype(np.int64))
     starts = found.indptr[place]
-    entries = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
-    samples, reached = np.repeat(rows, lengths), found.indices[entries]
-    places = _sorted(samples * b.ncols + reached, products)
-    first = np.append(True, places[1:] != places[:-1])[: len(places)]  # several times quicker than np.unique
-    of_entry = samples[first]
-    columns = places[first] - of_entry * b.ncols
-    nnz = np.bincount(of_entry, minlength=len(products))
-    share = np.ones((2, 1))
-    if triangle is not None:
-        both = (numbers[samples], reached), (numbers[of_entry], columns)
-        share = np.stack([_upper_share(own, reaches, a.nrows) for own, reaches in both])
+
+    def count(low: int, high: int) -> tuple[Int64Array, Int64Array | None]:
+        """Count entries of some samples, and of a triangle what is in it."""
+        part = slice(*np.searchsorted(rows, (low, high)).tolist())
+        of, long = rows[part] - low, lengths[part]
+        entries = np.repeat(starts[part] - np.cumsum(long) + long, long) + np.arange(int(long.sum()))
+        samples, reached = np.repeat(of, long), found.indices[entries]
+        places = np.sort(samples * b.ncols + reached)
+        first = np.append(True, places[1:] != places[:-1])[: len(places)]  # several times quicker than np.unique
+        of_entry = samples[first]
+        nnz = np.bincount(of_entry, minlength=high - low)
+        if triangle is None:
+            return nnz, None
+        both = (samples, reached), (of_entry, places[first] - of_entry * b.ncols)
+        return nnz, np.stack([_count_upper(numbers[low + own], reaches, a.nrows) for own, reaches in both])
+
+    bounds = even_bounds(products, min(SAMPLE_PARTS, len(products)))
+    with ThreadPoolExecutor(_readers()) as threads:
+        nnz, counts = zip(*threads.map(count, bounds[:-1], bounds[1:]), strict=True)
+    share = np.ones((2, 1)) if triangle is None else np.stack([_upper_share(*both) for both in sum(counts)])
     bins = np.zeros(len(products), np.int64)
     bins[products > 0] = np.log2(products[products > 0]).astype(np.int64)
-    pooled = [np.bincount(bins, counts, 64).astype(np.float64) for counts in (nnz, products)]
+    pooled = [np.bincount(bins, counts, 64).astype(np.float64) for counts in (np.concatenate(nnz), products)]
     return Estimate(_fill_gaps(*pooled), share)
 
 
@@ -216,23 +228,18 @@ def _patterns(b: StoredMatrix, rows: Int64Array) -> CSR:
     return CSR(np.append(0, np.cumsum(lengths)), indices, indices, (len(rows), b.ncols))
 
 
-def _sorted(places: Int64Array, counts: Int64Array) -> Int64Array:
-    """Sort in place, by several threads, what is sorted already but within groups of so many."""
-    ends = np.append(0, np.cumsum(counts))
-    cuts = ends[np.searchsorted(ends, np.arange(_readers() + 1) * len(places) // _readers())]
-    with ThreadPoolExecutor(_readers()) as threads:
-        list(threads.map(np.ndarray.sort, np.split(places, cuts[1:-1])))
-    return places
-
-
 def _readers() -> int:
     return min(READERS, os.cpu_count() or 1)
 
 
-def _upper_share(rows: Int64Array, columns: Lengths, nrows: int) -> npt.NDArray[np.float64]:
-    """Return how much is on and above the diagonal in each of `PLACES` ranges of rows, from the places of some."""
+def _count_upper(rows: Int64Array, columns: Lengths, nrows: int) -> Int64Array:
+    """Count in each of `PLACES` ranges of rows what there is, and what of it is on and above the diagonal."""
     at = rows * PLACES // max(nrows, 1)
-    whole, upper = (np.bincount(at, weights, PLACES) for weights in (None, columns >= rows))
+    return np.stack([np.bincount(places, minlength=PLACES) for places in (at, at[columns >= rows])])
+
+
+def _upper_share(whole: Int64Array, upper: Int64Array) -> npt.NDArray[np.float64]:
+    """Return how much is on and above the diagonal in each range of rows, from what was counted in some."""
     known = np.flatnonzero(whole)
     middle = (np.arange(PLACES) + 0.5) / PLACES
     return np.interp(middle, middle[known], upper[known] / whole[known]) if len(known) else 1 - middle
