@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -162,6 +162,66 @@ def _bad_offsets(matrix: StoredMatrix) -> MatrixError:
     )
 
 
+# -- side by side ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Helpers:
+    """Processes beside this one that see the matrices, and read parts of them for a plan.
+
+    Attributes
+    ----------
+    executor : Executor
+        Runs functions there: of Dask ``client.get_executor(pure=False)``.
+    processes : int
+        How many there are: each is given one task, so that what all of its parts need is read once.
+    threads : int
+        That read and walk in each, at the most.
+    """
+
+    executor: Executor
+    processes: int
+    threads: int
+
+    def map(self, function: Callable[[Sequence[Any], int], list[Any]], items: Sequence[Any]) -> list[Any]:
+        """Return what a function makes of items; each process is given every n-th of them, and how many threads."""
+        count = min(self.processes, len(items))
+        found: list[Any] = [None] * len(items)
+        tasks = [self.executor.submit(function, items[i::count], self.threads) for i in range(count)]
+        try:
+            for i, task in enumerate(tasks):
+                found[i::count] = task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+        return found
+
+
+def plan_parts(function: Callable[[Any], Any], items: Sequence[Any], threads: int) -> list[Any]:
+    """Return what a function makes of each item, or what is wrong with it; None after the first that is not sound."""
+    wrong: list[int] = []
+
+    def attempt(i: int, item: Any) -> Any:
+        if any(before < i for before in wrong):
+            return None
+        try:
+            return function(item)
+        except SpdistError as error:
+            wrong.append(i)
+            return error
+
+    with ThreadPoolExecutor(max(1, min(len(items), threads))) as pool:
+        return list(pool.map(attempt, range(len(items)), items))
+
+
+def _sound(found: Iterable[Any]) -> Iterator[Any]:
+    """Yield what `plan_parts` found; raises what is wrong when it comes to it."""
+    for part in found:
+        if isinstance(part, SpdistError):
+            raise part
+        yield part
+
+
 # -- nnz(C) by sampling ------------------------------------------------------------------------------------------------
 
 
@@ -185,13 +245,15 @@ class Estimate:
         return self.share[:, np.arange(nrows) * self.share.shape[1] // max(nrows, 1)]
 
 
-def sample_rows(a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths, triangle: str | None = None) -> Estimate:
+def sample_rows(
+    a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths, triangle: str | None = None, helpers: Helpers | None = None
+) -> Estimate:
     """Estimate the compression from the exact nnz(C) of some hundred rows from all over A; deterministic."""
-    rows, columns, numbers = _sampled(a, b_lengths)
+    rows, columns, numbers = _sampled(a, b_lengths, helpers)
     lengths = b_lengths[columns].astype(np.int64)
     products = np.bincount(rows, lengths, minlength=1).astype(np.int64)
     needed, place = np.unique(columns, return_inverse=True)
-    found = _patterns(b, needed.astype(np.int64))
+    found = _patterns(b, needed.astype(np.int64), helpers)
     starts = found.indptr[place]
 
     def count(low: int, high: int) -> tuple[Int64Array, Int64Array | None]:
@@ -219,10 +281,13 @@ def sample_rows(a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths, triangle: 
     return Estimate(_fill_gaps(*pooled), share)
 
 
-def _patterns(b: StoredMatrix, rows: Int64Array) -> CSR:
-    """Return the columns of some rows, read by several threads."""
-    with ThreadPoolExecutor(_readers()) as threads:
-        parts = list(threads.map(functools.partial(b.take, values=False), np.array_split(rows, _readers())))
+def _patterns(b: StoredMatrix, rows: Int64Array, helpers: Helpers | None) -> CSR:
+    """Return the columns of some rows, read by several threads, or by helpers where they lie in many Zarr chunks."""
+    take = functools.partial(plan_parts, functools.partial(b.take, values=False))
+    if helpers is None or b.nnz <= WHOLE_ENTRIES:
+        parts = list(_sound(take(np.array_split(rows, _readers()), _readers())))
+    else:
+        parts = list(_sound(helpers.map(take, np.array_split(rows, helpers.processes * helpers.threads))))
     lengths = np.concatenate([np.diff(part.indptr) for part in parts])
     indices = np.concatenate([part.indices for part in parts])
     return CSR(np.append(0, np.cumsum(lengths)), indices, indices, (len(rows), b.ncols))
@@ -245,7 +310,7 @@ def _upper_share(whole: Int64Array, upper: Int64Array) -> npt.NDArray[np.float64
     return np.interp(middle, middle[known], upper[known] / whole[known]) if len(known) else 1 - middle
 
 
-def _sampled(a: StoredMatrix, b_lengths: Lengths) -> tuple[Int64Array, Lengths, Int64Array]:
+def _sampled(a: StoredMatrix, b_lengths: Lengths, helpers: Helpers | None) -> tuple[Int64Array, Lengths, Int64Array]:
     """Return the entries of the sampled rows, the number of the sample and the column; and each sample's row of A.
 
     Rows are taken from all over A, and each power of two of the number of products has a budget of its own: a few long
@@ -253,7 +318,7 @@ def _sampled(a: StoredMatrix, b_lengths: Lengths) -> tuple[Int64Array, Lengths, 
     """
     budget = [SAMPLE_PRODUCTS // 16] * 64
     rows, columns, numbers = [np.empty(0, np.int64)], [np.empty(0, index_dtype(a.ncols))], []
-    for number, block in _candidates(a):
+    for number, block in _candidates(a, helpers):
         places = np.append(0, np.cumsum(b_lengths[block.indices], dtype=np.int64))
         for row, count in enumerate(np.diff(places[block.indptr]).tolist()):
             bin_ = count.bit_length() - 1
@@ -266,29 +331,34 @@ def _sampled(a: StoredMatrix, b_lengths: Lengths) -> tuple[Int64Array, Lengths, 
     return np.concatenate(rows), np.concatenate(columns), np.array(numbers, np.int64)
 
 
-def _candidates(a: StoredMatrix) -> Iterator[tuple[int, CSR]]:
+def _candidates(a: StoredMatrix, helpers: Helpers | None = None) -> Iterator[tuple[int, CSR]]:
     """Yield runs of 8 rows from all over A, with the number of the first, in an order that is spread evenly."""
     if not a.nrows:
         return
     runs = max(1, min(SAMPLE_RUNS, a.nrows // RUN))
     rows = (np.arange(runs) * a.nrows // runs)[:, None] + np.arange(min(RUN, a.nrows))
-
-    def read(run: int) -> CSR:
-        start, offsets = int(rows[run, 0]), np.append(starts[run], stops[run, -1:])
-        columns = whole[offsets[0] : offsets[-1]] if whole is not None else a.read_indices(*offsets[[0, -1]].tolist())
-        found = CSR(offsets - offsets[0], columns, columns, (rows.shape[1], a.ncols))
-        _check_rows(a, found, start, check=not a.ours)
-        return found
-
-    order = _spread(runs)
     with ThreadPoolExecutor(_readers()) as threads:
         parts = list(threads.map(a.offsets_of, np.array_split(rows.ravel(), _readers())))
         starts, stops = (np.concatenate(ends).reshape(rows.shape) for ends in zip(*parts, strict=True))
         whole = a.read_indices(0, a.nnz) if a.nnz <= WHOLE_ENTRIES else None
+        order = [(int(rows[run, 0]), np.append(starts[run], stops[run, -1:])) for run in _spread(runs)]
+        read = functools.partial(_read_run, a, whole)
+        if helpers is not None and whole is None and int((stops - starts).sum()) <= WHOLE_ENTRIES:
+            found = helpers.map(functools.partial(plan_parts, read), order)
+            yield from zip((start for start, _ in order), _sound(found), strict=True)
+            return
         for first in range(0, runs, READERS):  # no more of them at once, however long rows are
             some = order[first : first + READERS]
-            for run, block in zip(some, threads.map(read, some), strict=True):
-                yield int(rows[run, 0]), block
+            yield from zip((start for start, _ in some), threads.map(read, some), strict=True)
+
+
+def _read_run(a: StoredMatrix, whole: ValueArray | None, run: tuple[int, Int64Array]) -> CSR:
+    """Return the pattern of successive rows, from the number of the first and their offsets."""
+    start, offsets = run
+    columns = whole[offsets[0] : offsets[-1]] if whole is not None else a.read_indices(*offsets[[0, -1]].tolist())
+    found = CSR(offsets - offsets[0], columns, columns, (len(offsets) - 1, a.ncols))
+    _check_rows(a, found, start, check=not a.ours)
+    return found
 
 
 def _spread(count: int) -> list[int]:
@@ -559,25 +629,6 @@ def _columns(a: StoredMatrix, first: int, last: int) -> Iterator[tuple[int, int,
 
 
 @dataclass(frozen=True)
-class Helpers:
-    """Processes beside this one that see the matrices, to walk over parts of A.
-
-    Attributes
-    ----------
-    executor : Executor
-        Runs functions there; of Dask ``client.get_executor(pure=False)``. An error comes back as it was raised.
-    processes : int
-        How many there are: each is given one task, so that what all of its parts need is read once.
-    threads : int
-        That walk in each, at the most.
-    """
-
-    executor: Executor
-    processes: int
-    threads: int
-
-
-@dataclass(frozen=True)
 class _Walk:
     """What is walked over, and what is counted: a few kilobytes, which travel."""
 
@@ -589,61 +640,30 @@ class _Walk:
     forced: Int64Array
     check: bool
 
-    def parts(self, parts: Sequence[tuple[int, int]], threads: int, *known: Lengths) -> list[Int64Array | SpdistError]:
-        """Walk over ranges of rows, several at once; return the blocks of each, or what is wrong with it.
-
-        Row lengths of B and of the mask that are not `known` are read, and let go of in the end.
-        """
-        lengths, masked = known or (row_lengths(self.b), _mask_lengths(self.mask))
-
-        def walk(part: tuple[int, int]) -> Int64Array | SpdistError:
-            fixed = self.costs, self.estimate, lengths, self.b.indices.nchunks, self.forced, masked
-            try:
-                return _walk_rows(self.a, Cutter(*fixed, part[0]), *part, check=self.check)
-            except SpdistError as error:
-                return error
-
-        most = max(1, WALK_BYTES // (4 * max(self.a.ncols, 1)))
-        with ThreadPoolExecutor(max(1, min(len(parts), threads, most))) as pool:
-            return list(pool.map(walk, parts))
-
     def run(self, bounds: Sequence[int], known: tuple[Lengths, Lengths], helpers: Helpers | None) -> Int64Array:
-        """Return the blocks of all parts between these rows.
-
-        Raises
-        ------
-        SpdistError
-            What is wrong with the first part that is not sound.
-        """
+        """Return the blocks of all parts between these rows; of B and the mask the row lengths are `known` here."""
         parts = list(itertools.pairwise(bounds))
         if helpers is None or len(parts) == 1:
-            found = self.parts(parts, os.cpu_count() or 1, *known)
+            found = walk_parts(self, parts, os.cpu_count() or 1, known)
         else:
-            found = self._spread(parts, helpers)
-        blocks = [np.empty((0, NUMBER + 1), np.int64)]
-        for part in found:
-            if isinstance(part, SpdistError):
-                raise part
-            blocks.append(part)
-        return np.concatenate(blocks)
-
-    def _spread(self, parts: Sequence[tuple[int, int]], helpers: Helpers) -> list[Int64Array | SpdistError]:
-        """Let each of the helpers walk over every n-th part."""
-        count = min(helpers.processes, len(parts))
-        tasks = [helpers.executor.submit(_walk_parts, self, parts[i::count], helpers.threads) for i in range(count)]
-        found: list[Any] = [None] * len(parts)
-        try:
-            for i, task in enumerate(tasks):
-                found[i::count] = task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-        return found
+            found = helpers.map(functools.partial(walk_parts, self), parts)
+        return np.concatenate([np.empty((0, NUMBER + 1), np.int64), *_sound(found)])
 
 
-def _walk_parts(walk: _Walk, parts: Sequence[tuple[int, int]], threads: int) -> list[Int64Array | SpdistError]:
-    """Call `_Walk.parts`: a function, whose name Dask shows."""
-    return walk.parts(parts, threads)
+def walk_parts(
+    walk: _Walk, parts: Sequence[tuple[int, int]], threads: int, known: tuple[Lengths, Lengths] | None = None
+) -> list[Any]:
+    """Walk over ranges of rows, several at once; return the blocks of each, or what is wrong with it.
+
+    Row lengths that are not known are read, and let go of in the end.
+    """
+    lengths, masked = known or (row_lengths(walk.b), _mask_lengths(walk.mask))
+
+    def blocks(part: tuple[int, int]) -> Int64Array:
+        fixed = walk.costs, walk.estimate, lengths, walk.b.indices.nchunks, walk.forced, masked
+        return _walk_rows(walk.a, Cutter(*fixed, part[0]), *part, check=walk.check)
+
+    return plan_parts(blocks, parts, min(threads, WALK_BYTES // (4 * max(walk.a.ncols, 1))))
 
 
 def _walk_rows(a: StoredMatrix, cutter: Cutter, low: int, high: int, *, check: bool) -> Int64Array:
@@ -728,7 +748,7 @@ def make_plan(
         cuts = cuts_of(answer, a, b, lengths)
         dtype = answer.dtype(a, b)
         casts = _casts(a, b, answer, dtype) if engine != "cuda" else (0, 0)
-        estimate = sample_rows(a, b, lengths, answer.options.triangle)
+        estimate = sample_rows(a, b, lengths, answer.options.triangle, helpers if parts > 1 else None)
         walks = _Walks(answer.mask, [0, a.nrows] if bounds is None else bounds.result(), helpers)
     draft = _Draft(a, b, engine, host, grid, lengths, estimate, dtype, cuts, casts, walks)
     draft.stored = stored
