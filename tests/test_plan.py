@@ -144,7 +144,9 @@ def test_parts_have_as_many_entries(stored, monkeypatch, seed, parts):
     monkeypatch.setattr("spdist.storage.chunk_of", lambda dtype: 50)
     m = random_matrix(400, 300, 5, seed)
     m = sp.vstack([m, np.ones((seed % 3, 300)), m[:: -(seed % 2) or 1]], format="csr")
-    bounds = even_rows(stored("A", m), parts)
+    a = stored("A", m)
+    bounds = even_rows(a, parts)
+    assert bounds == even_rows(a, parts, row_lengths(a))
     entries = np.diff(m.indptr[bounds])
     assert (bounds[0], bounds[-1]) == (0, m.shape[0])
     assert len(bounds) <= parts + 1

@@ -123,16 +123,25 @@ def row_lengths(matrix: StoredMatrix) -> Lengths:
     return lengths
 
 
-def even_rows(matrix: StoredMatrix, parts: int) -> list[int]:
+def even_rows(matrix: StoredMatrix, parts: int, lengths: Lengths | None = None) -> list[int]:
     """Return rows that cut a matrix into parts of about as many entries, from 0 to its number of rows; streamed.
 
-    Fewer parts than asked for where rows are longer than a part.
+    Fewer parts than asked for where rows are longer than a part. Without the row lengths, offsets are read.
     """
     first, wanted = np.zeros(parts, np.int64), np.arange(parts) * matrix.nnz // parts
-    for start, offsets in _offsets(matrix):
+    for start, offsets in _offsets(matrix) if lengths is None else _summed(lengths):
         inside = (offsets[0] < wanted) & (wanted <= offsets[-1])
         first[inside] = start + np.searchsorted(offsets, wanted[inside])
     return [int(row) for row in np.unique(np.append(first, matrix.nrows))]
+
+
+def _summed(lengths: Lengths) -> Iterator[tuple[int, Int64Array]]:
+    """Yield what `_offsets` does, from row lengths."""
+    end = 0
+    for start in range(0, len(lengths), CHUNK_LENGTH):
+        offsets = np.cumsum(np.append(end, lengths[start : start + CHUNK_LENGTH]), dtype=np.int64)
+        end = int(offsets[-1])
+        yield start, offsets
 
 
 def _offsets(matrix: StoredMatrix) -> Iterator[tuple[int, Int64Array]]:
@@ -739,17 +748,18 @@ def make_plan(
     if any(in_process(m.url) for m in (a, b, answer.mask) if m is not None):
         helpers = None
     parts = max(1, min(WALKS, a.nnz // WALK_ENTRIES)) if grid is None else 1
+    lengths = row_lengths(b)
+    _check_ends(a)
+    if not b.ours:
+        b.check()
+    cuts = cuts_of(answer, a, b, lengths)
+    dtype = answer.dtype(a, b)
+    casts = _casts(a, b, answer, dtype) if engine != "cuda" else (0, 0)
     with ThreadPoolExecutor(1) as aside:
-        bounds = aside.submit(even_rows, a, parts) if parts > 1 else None
-        lengths = row_lengths(b)
-        _check_ends(a)
-        if not b.ours:
-            b.check()
-        cuts = cuts_of(answer, a, b, lengths)
-        dtype = answer.dtype(a, b)
-        casts = _casts(a, b, answer, dtype) if engine != "cuda" else (0, 0)
+        coming = aside.submit(even_rows, a, parts, lengths if a == b else None) if parts > 1 else None
         estimate = sample_rows(a, b, lengths, answer.options.triangle, helpers if parts > 1 else None)
-        walks = _Walks(answer.mask, [0, a.nrows] if bounds is None else bounds.result(), helpers)
+        bounds = [0, a.nrows] if coming is None else coming.result()
+    walks = _Walks(answer.mask, bounds, helpers)
     draft = _Draft(a, b, engine, host, grid, lengths, estimate, dtype, cuts, casts, walks)
     draft.stored = stored
     plan = draft.plan()
