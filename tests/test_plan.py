@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import multiprocessing
+import os
 import re
+import signal
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import zarr
+from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
 import spdist
 from spdist import api
-from spdist.errors import InputError, MatrixError, MemoryBoundError
+from spdist.answer import Answer, Diagonal
+from spdist.errors import CorruptError, InputError, MatrixError, MemoryBoundError, SpdistError
+from spdist.kernels.options import Options
+from spdist.scheduler import sizes
 from spdist.scheduler.plan import Plan, even_bounds
-from spdist.scheduler.sizes import READERS, _candidates, _columns, _spread, row_lengths, sample_rows
+from spdist.scheduler.sizes import (
+    READERS,
+    Helpers,
+    _candidates,
+    _columns,
+    _spread,
+    even_rows,
+    make_plan,
+    row_lengths,
+    sample_rows,
+)
 from spdist.scheduler.stages import renumber
 from spdist.storage import ChunkedArray, MatrixWriter, open_matrix
 from spdist.text import parse_bytes
@@ -107,9 +130,29 @@ def test_parts_that_are_walked_over_side_by_side(stored, monkeypatch):
     starts = [block.start for block in plan.blocks]
     assert starts == [0, *(block.stop for block in plan.blocks[:-1])]
     assert plan.blocks[-1].stop == 20_000
-    assert {0, 20_000 // 3, 2 * 20_000 // 3} <= {*starts} != {block.start for block in whole.blocks}
+    bounds = even_rows(a, a.nnz >> 17)
+    assert len(bounds) == 4
+    assert {*bounds} - {20_000} <= {*starts} != {block.start for block in whole.blocks}
     assert plan.expansion == whole.expansion
     assert plan.projected_memory <= 0.9 * plan.memory_limit
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("parts", [1, 2, 7, 32])
+def test_parts_have_as_many_entries(stored, monkeypatch, seed, parts):
+    """But for one row, the longest at the most; where rows are longer than a part, there are fewer of them."""
+    monkeypatch.setattr("spdist.storage.chunk_of", lambda dtype: 50)
+    m = random_matrix(400, 300, 5, seed)
+    m = sp.vstack([m, np.ones((seed % 3, 300)), m[:: -(seed % 2) or 1]], format="csr")
+    a = stored("A", m)
+    bounds = even_rows(a, parts)
+    assert bounds == even_rows(a, parts, row_lengths(a))
+    entries = np.diff(m.indptr[bounds])
+    assert (bounds[0], bounds[-1]) == (0, m.shape[0])
+    assert len(bounds) <= parts + 1
+    assert min(np.diff(bounds)) > 0
+    assert entries.max() <= m.nnz / parts + np.diff(m.indptr).max() + 1
+    assert parts > 7 or len(bounds) == parts + 1
 
 
 def test_rows_of_the_sample_are_not_read_far_ahead():
@@ -128,7 +171,7 @@ def test_rows_of_the_sample_are_not_read_far_ahead():
     assert next(found)[0] == 0
     time.sleep(0.2)
     assert len(reads) <= READERS
-    assert len(list(found)) == 256 * 8 - 1
+    assert sum(block.nrows for _, block in found) == 255 * 8
 
 
 @pytest.mark.parametrize("piece", [1, 700, 1 << 22])
@@ -155,6 +198,169 @@ def test_each_zarr_chunk_is_decoded_once_by_a_walk(tmp_path, monkeypatch, chunk,
         low, high = m.indptr[first], m.indptr[last]
         np.testing.assert_array_equal(np.concatenate([columns for _, _, columns in found]), m.indices[low:high])
         assert sorted(decoded) == list(range(low // chunk, -(-high // chunk)))
+
+
+class Counting(Executor):
+    """Hands on what it is given, in the words of another function if there is one, and counts."""
+
+    def __init__(self, executor: Executor | None = None, through: Callable[..., object] | None = None) -> None:
+        self.executor, self.through, self.count = executor, through, 0
+
+    def submit(self, fn, /, *args, **kwargs) -> Future:
+        assert self.executor is not None, "nothing may be asked of others"
+        self.count += 1
+        return self.executor.submit(*([fn] if self.through is None else [self.through, fn]), *args, **kwargs)
+
+
+@contextmanager
+def cluster(count: int):
+    """Give an executor of Dask workers that are processes."""
+    with spdist.workers(count) as address, Client(address) as client:
+        yield client.get_executor(pure=False)
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Walk over parts of 2,000 entries, and ask helpers for all that they can read."""
+    for name, value in {"WALK_ENTRIES": 2_000, "WHOLE_ENTRIES": 9_000, "SMALL_NNZ": 0, "SMALL_SHARE": 0}.items():
+        monkeypatch.setattr(f"spdist.scheduler.sizes.{name}", value)
+    monkeypatch.setattr("spdist.storage.chunk_of", lambda dtype: 1_000)
+
+
+def outcome(*args, **kwargs) -> Plan | str:
+    """Return a plan, or why there is none."""
+    try:
+        return make_plan(*args, **kwargs)
+    except SpdistError as error:
+        return repr(error)
+
+
+def problems(stored):
+    """Yield operands and options at random: masks, triangles, cuts, engines, limits and grids."""
+    for seed in range(24):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(1_500, 5_000))
+        a, b, mask = (
+            stored(f"{seed}{name}", random_matrix(n, n, per, seed)) for name, per in zip("ABM", (9, 11, 5), strict=True)
+        )
+        options: dict[str, object] = {"engine": ["numba", "scipy", "cuda"][seed % 3] if seed < 6 else "numba"}
+        options["memory_limit"] = int(rng.choice([1, 2, 4, 1024])) << 20
+        if options["engine"] == "cuda":
+            options["host_limit"] = 1 << 30
+        if seed % 7 == 6:
+            options["grid"] = (5, 1, 1)
+        if seed >= 6:
+            cut = [{}, {"triangle": "upper"}, {"top_n": int(rng.integers(1, 50))}][int(rng.integers(3))]
+            masks = [None, mask, Diagonal((n, n))]
+            chosen = masks[int(rng.integers(3))]
+            options["answer"] = Answer(Options(**cut), chosen, bool(chosen is not None and rng.integers(2)))
+        yield (a, a if rng.integers(2) else b), options
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes", "dask"])
+def test_helpers_make_the_plan_that_threads_make(stored, small_parts, kind):
+    context = multiprocessing.get_context("spawn")
+    made = {
+        "threads": lambda: ThreadPoolExecutor(3),
+        "processes": lambda: ProcessPoolExecutor(2, mp_context=context),
+        "dask": lambda: cluster(2),
+    }
+    found = []
+    with made[kind]() as executor:
+        counting = Counting(executor)
+        helpers = Helpers(counting, processes=2 if kind == "dask" else 3, threads=2)
+        for operands, options in itertools.islice(problems(stored), 24 if kind == "threads" else 8):
+            before = counting.count
+            alone = outcome(*operands, **options)
+            assert outcome(*operands, **options, helpers=helpers) == alone
+            assert (counting.count > before) == ("grid" not in options)
+            found.append(alone)
+    assert 0 < sum(isinstance(plan, str) for plan in found) < len(found) / 2  # refused, by the same text
+    assert {plan.resident for plan in found if isinstance(plan, Plan)} == {True, False}
+
+
+def test_helpers_are_asked_for_large_matrices_that_they_see(stored, small_parts):
+    m = random_matrix(3_000, 3_000, 9, 1)
+    inside = api.save("memory://walked.zarr", m)
+    small = stored("small", random_matrix(300, 300, 9, 1))
+    for a in (inside, small):
+        plans = [
+            make_plan(a, a, engine="numba", memory_limit=1 << 30, helpers=h) for h in (None, Helpers(Counting(), 2, 1))
+        ]
+        assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_of_several_errors_the_first_in_row_order_is_told(stored, tmp_path, monkeypatch, small_parts, spread):
+    """Also where another helper finds a later one sooner; rows out of order, and a Zarr chunk that was altered."""
+    monkeypatch.setattr("spdist.scheduler.sizes.SAMPLE_RUNS", 1)  # of the first rows
+    m = random_matrix(3_000, 3_000, 9, 1)
+    good, bad, foreign = (stored(name, m) for name in ("good", "bad", "foreign"))
+    group = zarr.open_group(foreign.url, mode="r+")
+    group.attrs["spdist"] = dict(group.attrs["spdist"]) | {"canonical": False}
+    rows = np.flatnonzero(np.diff(m.indptr) > 1)
+    wrong = [int(rows[np.searchsorted(rows, row)]) for row in (900, 1_500, 2_100, 2_990)]
+    columns = group["indices"][:]
+    for row in wrong:
+        columns[m.indptr[row] : m.indptr[row] + 2] = columns[m.indptr[row] : m.indptr[row] + 2][::-1]
+    group["indices"][:] = columns
+    for chunk in (11, 17, 24):
+        path = Path(bad.url) / "indices" / "c" / str(chunk)
+        path.write_bytes(path.read_bytes()[:-9])
+    with ThreadPoolExecutor(4) as executor:
+        helpers = Helpers(executor, 3, 1) if spread else None
+        with pytest.raises(MatrixError, match=rf"foreign.zarr: row {wrong[0]} is not sorted"):
+            make_plan(open_matrix(foreign.url), good, engine="numba", memory_limit=1 << 30, helpers=helpers)
+        with pytest.raises(CorruptError, match=r"bad.zarr: chunk 11 of array 'indices'"):
+            make_plan(bad, good, engine="numba", memory_limit=1 << 30, helpers=helpers)
+
+
+def killed_once(marker: str, function: Callable[..., object], *args: object) -> object:
+    """Do something in a process that dies the first time, with half of the work done."""
+    if function.func is sizes.walk_parts:
+        try:
+            os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return function(*args)
+        function(args[0][:1], *args[1:])
+        os.kill(os.getpid(), signal.SIGKILL)
+    return function(*args)
+
+
+def test_a_helper_that_is_killed_costs_no_more_than_time(stored, tmp_path, small_parts):
+    a = stored("A", random_matrix(4_000, 4_000, 9, 1))
+    options = {"engine": "numba", "memory_limit": 1 << 30}
+    with cluster(2) as executor:
+        counting = Counting(executor, functools.partial(killed_once, str(tmp_path / "killed")))
+        plan = make_plan(a, a, **options, helpers=Helpers(counting, 2, 1))
+    assert (tmp_path / "killed").exists()
+    assert plan == make_plan(a, a, **options)
+
+
+@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize(("rows_held", "most"), [(0, 1), (3, 3), (99, 4)])
+def test_walks_of_a_process_keep_their_bound(stored, monkeypatch, small_parts, spread, rows_held, most):
+    """Of 4 bytes a row of B for each walk that is under way; one there is always."""
+    a = stored("A", random_matrix(4_000, 4_000, 9, 1))
+    monkeypatch.setattr("spdist.scheduler.sizes.WALK_BYTES", 4 * 4_000 * rows_held)
+    monkeypatch.setattr("spdist.scheduler.sizes.os.cpu_count", lambda: 4)
+    walk_rows, lock, under_way, seen = sizes._walk_rows, threading.Lock(), [0], []
+
+    def noted(*args, **kwargs):
+        with lock:
+            under_way[0] += 1
+            seen.append(under_way[0])
+        time.sleep(0.02)
+        try:
+            return walk_rows(*args, **kwargs)
+        finally:
+            with lock:
+                under_way[0] -= 1
+
+    monkeypatch.setattr(sizes, "_walk_rows", noted)
+    with ThreadPoolExecutor(1) as executor:  # a process, and the threads it may have
+        make_plan(a, a, engine="numba", memory_limit=1 << 30, helpers=Helpers(executor, 1, 4) if spread else None)
+    assert max(seen) == most
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7])

@@ -3,15 +3,19 @@
 Three passes, none of which holds a matrix: the row lengths of B (4 bytes a row), nnz(C) of a sample of rows, and one
 walk over A's columns that counts products and distinct rows of B and cuts a block whenever the bound is reached. Of an
 upper triangle the sample says how much of the rows, from the first to the last, lies in it.
+
+Parts of A of as many entries each are walked over by themselves: by threads, or by other processes (`Helpers`), since
+reads take the interpreter. The parts, and with them the plan, are the same.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +24,7 @@ import numpy.typing as npt
 
 from spdist.answer import WHOLE, Answer, Diagonal
 from spdist.csr import CSR, Int64Array, ValueArray, blocksize, check_canonical, index_dtype, number_dtype, result_dtype
-from spdist.errors import InputError, MatrixError, MemoryBoundError
+from spdist.errors import InputError, MatrixError, MemoryBoundError, SpdistError
 from spdist.kernels import workspace
 from spdist.scheduler import memory
 from spdist.scheduler.plan import (
@@ -37,7 +41,7 @@ from spdist.scheduler.plan import (
     even_bounds,
     gpu_staging,
 )
-from spdist.storage import CHUNK_LENGTH, READ_CHUNKS, StoredMatrix
+from spdist.storage import CHUNK_LENGTH, READ_CHUNKS, StoredMatrix, in_process
 from spdist.text import format_bytes
 
 Lengths = npt.NDArray[Any]
@@ -52,18 +56,22 @@ about a millisecond."""
 SAMPLE_PRODUCTS = 1 << 21
 """Products of the sample in all, at the most."""
 
+SAMPLE_PARTS = 16
+"""Parts of the sample that are counted by themselves: in the caches, and side by side."""
+
 READERS = 8
 """Threads that read the sample, at the most."""
 
 WALKS, WALK_ENTRIES = 32, 1 << 23
-"""Parts of A's rows that are walked over by themselves, at the most, and entries of each at the least: blocks end where
-parts do, on every machine alike. As many threads as there are cores walk, and each takes 4 bytes for a row of B."""
+"""Parts of A that are walked over by themselves, at the most, and entries of each at the least: blocks end where parts
+do, on every machine alike. As many threads as there are cores walk, or as helpers have, and each takes 4 bytes for a
+row of B."""
 
 WALK_PIECE = 1 << 22
 """Entries of A that are read at once, two Zarr chunks at the least; each walk holds two such pieces."""
 
 WALK_BYTES = 2 << 30
-"""Of all these, but for one thread."""
+"""Of all these in one process, but for one thread."""
 
 MAX_PAIRS = 2
 """Block pairs in flight on a worker: one is multiplied while the other waits for its place in C or is written."""
@@ -107,20 +115,46 @@ MARGIN = 1.08
 def row_lengths(matrix: StoredMatrix) -> Lengths:
     """Return the entries of each row, 4 bytes a row (8 where a row is longer than 2^32), streamed."""
     lengths = np.empty(matrix.nrows, np.uint32)
+    for start, offsets in _offsets(matrix):
+        found = np.diff(offsets)
+        if found.max() > np.iinfo(lengths.dtype).max:
+            lengths = lengths.astype(np.int64)
+        lengths[start : start + len(found)] = found
+    return lengths
+
+
+def even_rows(matrix: StoredMatrix, parts: int, lengths: Lengths | None = None) -> list[int]:
+    """Return rows that cut a matrix into parts of about as many entries, from 0 to its number of rows; streamed.
+
+    Fewer parts than asked for where rows are longer than a part. Without the row lengths, offsets are read.
+    """
+    first, wanted = np.zeros(parts, np.int64), np.arange(parts) * matrix.nnz // parts
+    for start, offsets in _offsets(matrix) if lengths is None else _summed(lengths):
+        inside = (offsets[0] < wanted) & (wanted <= offsets[-1])
+        first[inside] = start + np.searchsorted(offsets, wanted[inside])
+    return [int(row) for row in np.unique(np.append(first, matrix.nrows))]
+
+
+def _summed(lengths: Lengths) -> Iterator[tuple[int, Int64Array]]:
+    """Yield what `_offsets` does, from row lengths."""
+    end = 0
+    for start in range(0, len(lengths), CHUNK_LENGTH):
+        offsets = np.cumsum(np.append(end, lengths[start : start + CHUNK_LENGTH]), dtype=np.int64)
+        end = int(offsets[-1])
+        yield start, offsets
+
+
+def _offsets(matrix: StoredMatrix) -> Iterator[tuple[int, Int64Array]]:
+    """Yield all offsets by ranges of rows, with the first row; refuses them if they do not rise to the entries."""
     step, end = 4 * matrix.indptr.chunk, 0
     for start in range(0, matrix.nrows, step):
-        stop = min(start + step, matrix.nrows)
-        offsets = matrix.read_indptr(start, stop)
-        found = np.diff(offsets)
-        if offsets[0] != end or (len(found) and found.min() < 0):
+        offsets = matrix.read_indptr(start, min(start + step, matrix.nrows))
+        if offsets[0] != end or np.any(offsets[1:] < offsets[:-1]):
             raise _bad_offsets(matrix)
         end = int(offsets[-1])
-        if len(found) and found.max() > np.iinfo(lengths.dtype).max:
-            lengths = lengths.astype(np.int64)
-        lengths[start:stop] = found
+        yield start, offsets
     if end != matrix.nnz:
         raise _bad_offsets(matrix)
-    return lengths
 
 
 def _check_ends(matrix: StoredMatrix) -> None:
@@ -135,6 +169,66 @@ def _bad_offsets(matrix: StoredMatrix) -> MatrixError:
         f"{matrix.url}: indptr does not rise from 0 to the {matrix.nnz:,} entries there are: restore it from a copy or "
         f"write the matrix again"
     )
+
+
+# -- side by side ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Helpers:
+    """Processes beside this one that see the matrices, and read parts of them for a plan.
+
+    Attributes
+    ----------
+    executor : Executor
+        Runs functions there: of Dask ``client.get_executor(pure=False)``.
+    processes : int
+        How many there are: each is given one task, so that what all of its parts need is read once.
+    threads : int
+        That read and walk in each, at the most.
+    """
+
+    executor: Executor
+    processes: int
+    threads: int
+
+    def map(self, function: Callable[[Sequence[Any], int], list[Any]], items: Sequence[Any]) -> list[Any]:
+        """Return what a function makes of items; each process is given every n-th of them, and how many threads."""
+        count = min(self.processes, len(items))
+        found: list[Any] = [None] * len(items)
+        tasks = [self.executor.submit(function, items[i::count], self.threads) for i in range(count)]
+        try:
+            for i, task in enumerate(tasks):
+                found[i::count] = task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+        return found
+
+
+def plan_parts(function: Callable[[Any], Any], items: Sequence[Any], threads: int) -> list[Any]:
+    """Return what a function makes of each item, or what is wrong with it; None after the first that is not sound."""
+    wrong: list[int] = []
+
+    def attempt(i: int, item: Any) -> Any:
+        if any(before < i for before in wrong):
+            return None
+        try:
+            return function(item)
+        except SpdistError as error:
+            wrong.append(i)
+            return error
+
+    with ThreadPoolExecutor(max(1, min(len(items), threads))) as pool:
+        return list(pool.map(attempt, range(len(items)), items))
+
+
+def _sound(found: Iterable[Any]) -> Iterator[Any]:
+    """Yield what `plan_parts` found; raises what is wrong when it comes to it."""
+    for part in found:
+        if isinstance(part, SpdistError):
+            raise part
+        yield part
 
 
 # -- nnz(C) by sampling ------------------------------------------------------------------------------------------------
@@ -160,34 +254,49 @@ class Estimate:
         return self.share[:, np.arange(nrows) * self.share.shape[1] // max(nrows, 1)]
 
 
-def sample_rows(a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths, triangle: str | None = None) -> Estimate:
+def sample_rows(
+    a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths, triangle: str | None = None, helpers: Helpers | None = None
+) -> Estimate:
     """Estimate the compression from the exact nnz(C) of some hundred rows from all over A; deterministic."""
-    rows, columns, numbers = _sampled(a, b_lengths)
+    rows, columns, numbers = _sampled(a, b_lengths, helpers)
     lengths = b_lengths[columns].astype(np.int64)
     products = np.bincount(rows, lengths, minlength=1).astype(np.int64)
     needed, place = np.unique(columns, return_inverse=True)
-    found = _patterns(b, needed.astype(np.int64))
+    found = _patterns(b, needed.astype(np.int64), helpers)
     starts = found.indptr[place]
-    entries = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
-    samples, reached = np.repeat(rows, lengths), found.indices[entries]
-    places = np.sort(samples * b.ncols + reached)
-    first = np.append(True, places[1:] != places[:-1])[: len(places)]  # several times quicker than np.unique
-    of_entry, columns = np.divmod(places[first], max(b.ncols, 1))
-    nnz = np.bincount(of_entry, minlength=len(products))
-    share = np.ones((2, 1))
-    if triangle is not None:
-        both = (numbers[samples], reached), (numbers[of_entry], columns)
-        share = np.stack([_upper_share(own, reaches, a.nrows) for own, reaches in both])
+
+    def count(low: int, high: int) -> tuple[Int64Array, Int64Array | None]:
+        """Count entries of some samples, and of a triangle what is in it."""
+        part = slice(*np.searchsorted(rows, (low, high)).tolist())
+        of, long = rows[part] - low, lengths[part]
+        entries = np.repeat(starts[part] - np.cumsum(long) + long, long) + np.arange(int(long.sum()))
+        samples, reached = np.repeat(of, long), found.indices[entries]
+        places = np.sort(samples * b.ncols + reached)
+        first = np.append(True, places[1:] != places[:-1])[: len(places)]  # several times quicker than np.unique
+        of_entry = samples[first]
+        nnz = np.bincount(of_entry, minlength=high - low)
+        if triangle is None:
+            return nnz, None
+        both = (samples, reached), (of_entry, places[first] - of_entry * b.ncols)
+        return nnz, np.stack([_count_upper(numbers[low + own], reaches, a.nrows) for own, reaches in both])
+
+    bounds = even_bounds(products, min(SAMPLE_PARTS, len(products)))
+    with ThreadPoolExecutor(_readers()) as threads:
+        nnz, counts = zip(*threads.map(count, bounds[:-1], bounds[1:]), strict=True)
+    share = np.ones((2, 1)) if triangle is None else np.stack([_upper_share(*both) for both in sum(counts)])
     bins = np.zeros(len(products), np.int64)
     bins[products > 0] = np.log2(products[products > 0]).astype(np.int64)
-    pooled = [np.bincount(bins, counts, 64).astype(np.float64) for counts in (nnz, products)]
+    pooled = [np.bincount(bins, counts, 64).astype(np.float64) for counts in (np.concatenate(nnz), products)]
     return Estimate(_fill_gaps(*pooled), share)
 
 
-def _patterns(b: StoredMatrix, rows: Int64Array) -> CSR:
-    """Return the columns of some rows, read by several threads."""
-    with ThreadPoolExecutor(_readers()) as threads:
-        parts = list(threads.map(functools.partial(b.take, values=False), np.array_split(rows, _readers())))
+def _patterns(b: StoredMatrix, rows: Int64Array, helpers: Helpers | None) -> CSR:
+    """Return the columns of some rows, read by several threads, or by helpers where they lie in many Zarr chunks."""
+    take = functools.partial(plan_parts, functools.partial(b.take, values=False))
+    if helpers is None or b.nnz <= WHOLE_ENTRIES:
+        parts = list(_sound(take(np.array_split(rows, _readers()), _readers())))
+    else:
+        parts = list(_sound(helpers.map(take, np.array_split(rows, helpers.processes * helpers.threads))))
     lengths = np.concatenate([np.diff(part.indptr) for part in parts])
     indices = np.concatenate([part.indices for part in parts])
     return CSR(np.append(0, np.cumsum(lengths)), indices, indices, (len(rows), b.ncols))
@@ -197,58 +306,68 @@ def _readers() -> int:
     return min(READERS, os.cpu_count() or 1)
 
 
-def _upper_share(rows: Int64Array, columns: Lengths, nrows: int) -> npt.NDArray[np.float64]:
-    """Return how much is on and above the diagonal in each of `PLACES` ranges of rows, from the places of some."""
+def _count_upper(rows: Int64Array, columns: Lengths, nrows: int) -> Int64Array:
+    """Count in each of `PLACES` ranges of rows what there is, and what of it is on and above the diagonal."""
     at = rows * PLACES // max(nrows, 1)
-    whole, upper = (np.bincount(at, weights, PLACES) for weights in (None, columns >= rows))
+    return np.stack([np.bincount(places, minlength=PLACES) for places in (at, at[columns >= rows])])
+
+
+def _upper_share(whole: Int64Array, upper: Int64Array) -> npt.NDArray[np.float64]:
+    """Return how much is on and above the diagonal in each range of rows, from what was counted in some."""
     known = np.flatnonzero(whole)
     middle = (np.arange(PLACES) + 0.5) / PLACES
     return np.interp(middle, middle[known], upper[known] / whole[known]) if len(known) else 1 - middle
 
 
-def _sampled(a: StoredMatrix, b_lengths: Lengths) -> tuple[Int64Array, Lengths, Int64Array]:
+def _sampled(a: StoredMatrix, b_lengths: Lengths, helpers: Helpers | None) -> tuple[Int64Array, Lengths, Int64Array]:
     """Return the entries of the sampled rows, the number of the sample and the column; and each sample's row of A.
 
     Rows are taken from all over A, and each power of two of the number of products has a budget of its own: a few long
     rows would use up a common one.
     """
-    budget = np.full(64, SAMPLE_PRODUCTS // 16)
+    budget = [SAMPLE_PRODUCTS // 16] * 64
     rows, columns, numbers = [np.empty(0, np.int64)], [np.empty(0, index_dtype(a.ncols))], []
-    for number, found in _candidates(a):
-        count = int(b_lengths[found].sum(dtype=np.int64))
-        bin_ = count.bit_length() - 1
-        if 0 < count <= SAMPLE_PRODUCTS and budget[bin_] > 0:
-            budget[bin_] -= max(count, SAMPLE_PRODUCTS // 16 // SAMPLE_ROWS)
-            rows.append(np.full(len(found), len(rows) - 1))
-            columns.append(found)
-            numbers.append(number)
+    for number, block in _candidates(a, helpers):
+        places = np.append(0, np.cumsum(b_lengths[block.indices], dtype=np.int64))
+        for row, count in enumerate(np.diff(places[block.indptr]).tolist()):
+            bin_ = count.bit_length() - 1
+            if 0 < count <= SAMPLE_PRODUCTS and budget[bin_] > 0:
+                budget[bin_] -= max(count, SAMPLE_PRODUCTS // 16 // SAMPLE_ROWS)
+                found = block.indices[block.indptr[row] : block.indptr[row + 1]]
+                rows.append(np.full(len(found), len(rows) - 1))
+                columns.append(found.copy())  # not a view: it would keep all that was read with it
+                numbers.append(number + row)
     return np.concatenate(rows), np.concatenate(columns), np.array(numbers, np.int64)
 
 
-def _candidates(a: StoredMatrix) -> Iterator[tuple[int, Lengths]]:
-    """Yield number and columns of rows from all over A, in runs of 8, in an order that is spread evenly."""
+def _candidates(a: StoredMatrix, helpers: Helpers | None = None) -> Iterator[tuple[int, CSR]]:
+    """Yield runs of 8 rows from all over A, with the number of the first, in an order that is spread evenly."""
     if not a.nrows:
         return
     runs = max(1, min(SAMPLE_RUNS, a.nrows // RUN))
     rows = (np.arange(runs) * a.nrows // runs)[:, None] + np.arange(min(RUN, a.nrows))
-
-    def read(run: int) -> CSR:
-        start, offsets = int(rows[run, 0]), np.append(starts[run], stops[run, -1:])
-        columns = whole[offsets[0] : offsets[-1]] if whole is not None else a.read_indices(*offsets[[0, -1]].tolist())
-        found = CSR(offsets - offsets[0], columns, columns, (rows.shape[1], a.ncols))
-        _check_rows(a, found, start, check=not a.ours)
-        return found
-
-    order = _spread(runs)
     with ThreadPoolExecutor(_readers()) as threads:
         parts = list(threads.map(a.offsets_of, np.array_split(rows.ravel(), _readers())))
         starts, stops = (np.concatenate(ends).reshape(rows.shape) for ends in zip(*parts, strict=True))
         whole = a.read_indices(0, a.nnz) if a.nnz <= WHOLE_ENTRIES else None
+        order = [(int(rows[run, 0]), np.append(starts[run], stops[run, -1:])) for run in _spread(runs)]
+        read = functools.partial(_read_run, a, whole)
+        if helpers is not None and whole is None and int((stops - starts).sum()) <= WHOLE_ENTRIES:
+            found = helpers.map(functools.partial(plan_parts, read), order)
+            yield from zip((start for start, _ in order), _sound(found), strict=True)
+            return
         for first in range(0, runs, READERS):  # no more of them at once, however long rows are
             some = order[first : first + READERS]
-            for run, block in zip(some, threads.map(read, some), strict=True):
-                for row in range(block.nrows):
-                    yield int(rows[run, row]), block.indices[block.indptr[row] : block.indptr[row + 1]]
+            yield from zip((start for start, _ in some), threads.map(read, some), strict=True)
+
+
+def _read_run(a: StoredMatrix, whole: ValueArray | None, run: tuple[int, Int64Array]) -> CSR:
+    """Return the pattern of successive rows, from the number of the first and their offsets."""
+    start, offsets = run
+    columns = whole[offsets[0] : offsets[-1]] if whole is not None else a.read_indices(*offsets[[0, -1]].tolist())
+    found = CSR(offsets - offsets[0], columns, columns, (len(offsets) - 1, a.ncols))
+    _check_rows(a, found, start, check=not a.ours)
+    return found
 
 
 def _spread(count: int) -> list[int]:
@@ -304,17 +423,23 @@ class Cuts:
 
 def cuts_of(answer: Answer, a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths) -> Cuts:
     """Return what an answer leaves of rows, from the row lengths of the matrices."""
-    mask: Lengths = np.empty(0, np.uint32)
-    if answer.mask is not None:
-        mask = answer.mask.lengths() if isinstance(answer.mask, Diagonal) else row_lengths(answer.mask)
+    mask = _mask_lengths(answer.mask)
     inside = answer.mask is not None and not answer.complement
     top_n = answer.options.top_n or max(b.ncols, 1)
     longest = 0
     if inside:
         longest = int(mask.max(initial=0))
     elif answer.fused:
-        longest = min(b.ncols, int(row_lengths(a).max(initial=0)) * int(b_lengths.max(initial=0)))
+        a_lengths = b_lengths if a == b else row_lengths(a)
+        longest = min(b.ncols, int(a_lengths.max(initial=0)) * int(b_lengths.max(initial=0)))
     return Cuts(mask, inside, top_n, longest, answer.options.triangle is not None)
+
+
+def _mask_lengths(mask: StoredMatrix | Diagonal | None) -> Lengths:
+    """Return the entries of each row of a mask; (0,) without one."""
+    if mask is None:
+        return np.empty(0, np.uint32)
+    return mask.lengths() if isinstance(mask, Diagonal) else row_lengths(mask)
 
 
 @dataclass(frozen=True)
@@ -512,16 +637,42 @@ def _columns(a: StoredMatrix, first: int, last: int) -> Iterator[tuple[int, int,
             yield *before[0], before[1].result()
 
 
-def _walk(a: StoredMatrix, cutter: Callable[[int], Cutter], parts: int, *, check: bool) -> Int64Array:
-    """Walk over parts of the rows, as many at once as there are cores; `cutter` makes one that begins at a row."""
+@dataclass(frozen=True)
+class _Walk:
+    """What is walked over, and what is counted: a few kilobytes, which travel."""
 
-    def walk(first: int, last: int) -> Int64Array:
-        return _walk_rows(a, cutter(first), first, last, check=check)
+    a: StoredMatrix
+    b: StoredMatrix
+    mask: StoredMatrix | Diagonal | None
+    costs: Costs
+    estimate: Estimate
+    forced: Int64Array
+    check: bool
 
-    bounds = [part * a.nrows // parts for part in range(parts + 1)]
-    most = max(1, WALK_BYTES // (4 * max(a.ncols, 1)))
-    with ThreadPoolExecutor(min(parts, os.cpu_count() or 1, most)) as threads:
-        return np.concatenate(list(threads.map(walk, bounds[:-1], bounds[1:])))
+    def run(self, bounds: Sequence[int], known: tuple[Lengths, Lengths], helpers: Helpers | None) -> Int64Array:
+        """Return the blocks of all parts between these rows; of B and the mask the row lengths are `known` here."""
+        parts = list(itertools.pairwise(bounds))
+        if helpers is None or len(parts) == 1:
+            found = walk_parts(self, parts, os.cpu_count() or 1, known)
+        else:
+            found = helpers.map(functools.partial(walk_parts, self), parts)
+        return np.concatenate([np.empty((0, NUMBER + 1), np.int64), *_sound(found)])
+
+
+def walk_parts(
+    walk: _Walk, parts: Sequence[tuple[int, int]], threads: int, known: tuple[Lengths, Lengths] | None = None
+) -> list[Any]:
+    """Walk over ranges of rows, several at once; return the blocks of each, or what is wrong with it.
+
+    Row lengths that are not known are read, and let go of in the end.
+    """
+    lengths, masked = known or (row_lengths(walk.b), _mask_lengths(walk.mask))
+
+    def blocks(part: tuple[int, int]) -> Int64Array:
+        fixed = walk.costs, walk.estimate, lengths, walk.b.indices.nchunks, walk.forced, masked
+        return _walk_rows(walk.a, Cutter(*fixed, part[0]), *part, check=walk.check)
+
+    return plan_parts(blocks, parts, min(threads, WALK_BYTES // (4 * max(walk.a.ncols, 1))))
 
 
 def _walk_rows(a: StoredMatrix, cutter: Cutter, low: int, high: int, *, check: bool) -> Int64Array:
@@ -560,6 +711,7 @@ def make_plan(
     grid: tuple[int, int, int] | None = None,
     answer: Answer = WHOLE,
     stored: bool = True,
+    helpers: Helpers | None = None,
 ) -> Plan:
     """Cut A @ B so that every worker stays within `memory_limit` bytes.
 
@@ -579,6 +731,9 @@ def make_plan(
         known.
     stored : bool
         Whether C is written, and not reduced where it is made.
+    helpers : Helpers, optional
+        Processes that take part of the work where A is large; the plan is the same. They must have started, and nothing
+        is asked of them where a matrix is in the memory of this one.
 
     Raises
     ------
@@ -588,17 +743,24 @@ def make_plan(
         If the shapes do not fit, or the grid has more blocks than there are rows or columns.
     """
     check_operands(a, b, grid)
+    on_gpu = engine in GPU_ENGINES
+    host = host_limit or DEFAULT_HOST_LIMIT if on_gpu else memory_limit
+    if any(in_process(m.url) for m in (a, b, answer.mask) if m is not None):
+        helpers = None
+    parts = max(1, min(WALKS, a.nnz // WALK_ENTRIES)) if grid is None else 1
     lengths = row_lengths(b)
     _check_ends(a)
     if not b.ours:
         b.check()
-    on_gpu = engine in GPU_ENGINES
-    host = host_limit or DEFAULT_HOST_LIMIT if on_gpu else memory_limit
     cuts = cuts_of(answer, a, b, lengths)
     dtype = answer.dtype(a, b)
     casts = _casts(a, b, answer, dtype) if engine != "cuda" else (0, 0)
-    estimate = sample_rows(a, b, lengths, answer.options.triangle)
-    draft = _Draft(a, b, engine, host, grid, lengths, estimate, dtype, cuts, casts)
+    with ThreadPoolExecutor(1) as aside:
+        coming = aside.submit(even_rows, a, parts, lengths if a == b else None) if parts > 1 else None
+        estimate = sample_rows(a, b, lengths, answer.options.triangle, helpers if parts > 1 else None)
+        bounds = [0, a.nrows] if coming is None else coming.result()
+    walks = _Walks(answer.mask, bounds, helpers)
+    draft = _Draft(a, b, engine, host, grid, lengths, estimate, dtype, cuts, casts, walks)
     draft.stored = stored
     plan = draft.plan()
     return plan.through_gpu(memory_limit) if on_gpu else plan
@@ -638,6 +800,15 @@ def check_operands(a: StoredMatrix, b: StoredMatrix, grid: tuple[int, int, int] 
 
 
 @dataclass(frozen=True)
+class _Walks:
+    """What walks over A need beside bounds on blocks: the stored mask, the rows at which parts begin, and helpers."""
+
+    mask: StoredMatrix | Diagonal | None
+    bounds: list[int]
+    helpers: Helpers | None
+
+
+@dataclass(frozen=True)
 class _Sizes:
     """Cuts of the inner dimension and of B's columns, and bytes of B and C of each block under them."""
 
@@ -667,9 +838,11 @@ class _Draft:
         dtype: np.dtype[Any],
         cuts: Cuts,
         casts: tuple[int, int],
+        walks: _Walks,
     ) -> None:
         self.a, self.b, self.engine, self.memory_limit, self.grid = a, b, engine, memory_limit, grid
         self.lengths, self.estimate, self.dtype, self.cuts, self.casts = lengths, estimate, dtype, cuts, casts
+        self.walks = walks
         self.oa, self.ob = operand(a), operand(b)
         self.c_entry = index_dtype(b.ncols).itemsize + self.dtype.itemsize
         usable = memory.pair_budget(memory_limit, 0, 1)
@@ -781,7 +954,7 @@ class _Draft:
 
     def _at(self, memory_limit: int) -> bool:
         """Whether a plan under another limit fits."""
-        known = self.lengths, self.estimate, self.dtype, self.cuts, self.casts
+        known = self.lengths, self.estimate, self.dtype, self.cuts, self.casts, self.walks
         draft = _Draft(self.a, self.b, self.engine, memory_limit, self.grid, *known)
         draft.checked = True
         if draft._attempt()[0] is not None:
@@ -874,11 +1047,8 @@ class _Draft:
             self.b.ncols, int(budget / MARGIN), products, index_dtype(self.b.ncols).itemsize, self.cuts.inside,
             self.cuts.top_n, self.resident,
         )  # fmt: skip
-        cutter = functools.partial(
-            Cutter, costs, self.estimate, self.lengths, self.b.indices.nchunks, forced, self.cuts.mask
-        )
-        parts = 1 if len(forced) else max(1, min(WALKS, self.a.nnz // WALK_ENTRIES, self.a.nrows))
-        rows = _walk(self.a, cutter, parts, check=not self.checked)
+        walk = _Walk(self.a, self.b, self.walks.mask, costs, self.estimate, forced, not self.checked)
+        rows = walk.run(self.walks.bounds, (self.lengths, self.cuts.mask), self.walks.helpers)
         self.checked = True
         if self.resident:
             self.asked = rows.copy()
