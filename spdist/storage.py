@@ -568,14 +568,14 @@ class StoredMatrix:
         for place, rows in sorted(held, key=lambda one: one[0]):
             low, high = max(at, place), min(last, place + rows.nnz)
             if low < high:
-                self._read_into(indices, data, first, at, low)
+                self.read_entries(indices, data, first, at, low)
                 indices[low - first : high - first] = rows.indices[low - place : high - place]
                 data[low - first : high - first] = rows.data[low - place : high - place]
                 at = high
-        self._read_into(indices, data, first, at, last)
+        self.read_entries(indices, data, first, at, last)
         return indices, data
 
-    def _read_into(self, indices: ValueArray, data: ValueArray, origin: int, first: int, last: int) -> None:
+    def read_entries(self, indices: ValueArray, data: ValueArray, origin: int, first: int, last: int) -> None:
         """Read entries ``[first:last)`` to where they belong, `origin` being the entry that comes first."""
         part = slice(first - origin, last - origin)
         self.data.read_into(data[part], first)

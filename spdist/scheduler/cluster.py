@@ -285,6 +285,12 @@ def workers_of(client: Client) -> list[str]:
     return list(workers)
 
 
+def share_hosts(client: Client) -> bool:
+    """Whether several workers are, or may come to be, on one host."""
+    hosts = [urlsplit(address).hostname for address in client.scheduler_info(n_workers=-1)["workers"]]
+    return not hosts or len(set(hosts)) < len(hosts)
+
+
 def with_gpu(client: Client, workers: list[str]) -> dict[str, bool]:
     """Say of some workers whether they see a GPU; of those that have left, nothing."""
     names = client.run(gpu_name, workers=workers, on_error="ignore")
