@@ -165,7 +165,8 @@ def remove_abandoned() -> None:
     """Remove the files of this user's that have no user left, as all were killed."""
     for path in FOLDER.glob(f"{_prefix()}*"):
         with contextlib.suppress(OSError):  # gone already, or no file
-            _leave(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), path)
+            if path.lstat().st_uid == os.getuid():
+                _leave(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), path)
 
 
 def _ranges(length: int, *arrays: ChunkedArray) -> list[tuple[int, int]]:
@@ -208,8 +209,14 @@ class Resident:
             If a Zarr chunk is missing or altered, or rows are not canonical.
         """
         with self.lock:
+            if self.stopped:
+                raise CancelledError
             if self.whole is None:
-                b = self._read()
+                try:
+                    b = self._read()
+                except BaseException:
+                    self._leave()
+                    raise
                 self.whole = CSR(b.indptr, b.indices, b.data.astype(self.dtype, copy=False), b.shape)
                 moved(self.whole.nbytes)
             return self.whole
@@ -240,8 +247,8 @@ class Resident:
                 self.memory = Together(self.name, layout)
                 return self._fill(offsets, entries)
             except OSError as error:
-                logger.info("B is not shared by the workers of this host (%s): this one reads it by itself", error)
                 self._leave()
+                logger.info("B is not shared by the workers of this host (%s): this one reads it by itself", error)
         self.memory = Alone(layout)
         return self._fill(offsets, entries)
 
