@@ -605,12 +605,13 @@ def _ready(
 ) -> Iterator[tuple[Any, Plan, str]]:
     """Give the workers' client, the plan, and a name for the product.
 
-    Where workers are there, or are sure to have blocks for all and so start meanwhile, they load what the product needs
-    while the plan is made, and begin to read B if it `stays`. There is nothing to wait for, and no `stays`, where the
-    plan is one that was stored.
+    Where workers are there and B is not small, or they are sure to have blocks for all and so start meanwhile, they
+    load what the product needs while the plan is made, and begin to read B if it `stays`. There is nothing to wait for,
+    and no `stays`, where the plan is one that was stored.
     """
     from spdist.scheduler.cluster import connect, count_gpus
     from spdist.scheduler.run import ahead, shared_name
+    from spdist.scheduler.shared import PIECE
 
     name, a, b, mask = uuid.uuid4().hex[:8], draft.a, draft.b, draft.answer.mask
     local = any(storage.in_process(url) for url in (a.url, b.url, target, "" if mask is None else mask.url))
@@ -618,8 +619,8 @@ def _ready(
         raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
     where = where | {"processes": not local, "engine": draft.engine}
     on_gpu, most = draft.engine in GPU_ENGINES, 0
-    at_once = stays is not None and where["scheduler"] is not None
-    if stays is not None and not (local or at_once or draft.engine == "hybrid"):
+    at_once = where["scheduler"] is not None and b.nbytes >= PIECE
+    if where["scheduler"] is None and not (local or draft.engine == "hybrid"):
         most = where["workers"] or (count_gpus() if on_gpu else os.cpu_count() or 1)
         products = a.nnz * b.nnz // max(b.nrows, 1)  # as if rows of B were of one length
         at_once = products >= most * (GPU_BLOCK_PRODUCTS if on_gpu else MAX_BLOCK_PRODUCTS)

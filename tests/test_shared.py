@@ -27,7 +27,7 @@ from spdist import api
 from spdist.csr import CSR, check_canonical
 from spdist.errors import CorruptError, MatrixError, MemoryBoundError
 from spdist.scheduler import shared, sizes, stages
-from spdist.scheduler.cluster import workers
+from spdist.scheduler.cluster import share_hosts, workers
 from spdist.scheduler.run import AHEAD
 from spdist.scheduler.shared import Resident
 from spdist.storage import MatrixWriter, StoredMatrix, open_matrix
@@ -66,8 +66,7 @@ def b(tmp_path, small):
 
 
 def resident(b: StoredMatrix, name: str = "", engine: str = "numba", **options) -> Resident:
-    product = stages.Product(b, b, engine, True, (0, 0), (0, 0))
-    return Resident(b, lambda m: product.check(m, "B"), name, **options)
+    return Resident(b, lambda m: stages.check_rows(engine, m, "B"), name, **options)
 
 
 def assert_same(found: CSR, b: StoredMatrix) -> None:
@@ -360,8 +359,10 @@ def test_of_a_damaged_a_nothing_is_said(b):
 
 
 @pytest.fixture
-def large(stored):
-    """Return a matrix of more than a piece, and itself."""
+def large(stored, monkeypatch):
+    """Return a matrix of more than a piece, and itself; two workers share it, and begin ahead of the plan."""
+    monkeypatch.setattr("spdist.scheduler.cluster.SHARERS", 2)
+    monkeypatch.setattr(api, "MAX_BLOCK_PRODUCTS", 0)
     m = random_matrix(40_000, 40_000, 19, 3)
     a = stored("A", m)
     assert a.nbytes > shared.PIECE
@@ -376,7 +377,6 @@ def left_behind() -> tuple[int, int]:
 @pytest.mark.parametrize("given", [False, True])
 def test_workers_share_b_and_leave_nothing(large, tmp_path, monkeypatch, given):
     """Read while the plan is made, or not; beyond what workers hold idle."""
-    monkeypatch.setattr(api, "MAX_BLOCK_PRODUCTS", 0)
     a, _ = large
     before, maps, early = files(), [], []
     make = api.plan
@@ -410,8 +410,7 @@ def test_workers_share_b_and_leave_nothing(large, tmp_path, monkeypatch, given):
     assert api.verify(a, a, tmp_path / "C.zarr").ok
 
 
-def test_a_worker_that_is_killed_finds_b_again(large, tmp_path, monkeypatch):
-    monkeypatch.setattr(api, "MAX_BLOCK_PRODUCTS", 0)
+def test_a_worker_that_is_killed_finds_b_again(large, tmp_path):
     a, _ = large
     before, victims = files(), []
 
@@ -452,7 +451,6 @@ def test_a_refused_plan_leaves_nothing_on_workers(large, tmp_path, monkeypatch):
 
 def test_a_wrong_guess_is_dropped(large, tmp_path, monkeypatch):
     """The plan cuts B: what was read of it is let go before blocks are made."""
-    monkeypatch.setattr(api, "MAX_BLOCK_PRODUCTS", 0)
     monkeypatch.setattr(sizes, "stays", lambda *_, **__: True)
     a, _ = large
     before, maps = files(), []
@@ -468,7 +466,6 @@ def test_a_wrong_guess_is_dropped(large, tmp_path, monkeypatch):
 
 
 def test_a_reduction_begins_before_its_plan_too(large, monkeypatch):
-    monkeypatch.setattr(api, "MAX_BLOCK_PRODUCTS", 0)
     a, m = large
     begun, make = [], sizes.make_plan
 
@@ -485,8 +482,7 @@ def test_a_reduction_begins_before_its_plan_too(large, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["altered", "not canonical"])
-def test_errors_arrive_from_workers_as_they_are(large, tmp_path, monkeypatch, damage):
-    monkeypatch.setattr(api, "MAX_BLOCK_PRODUCTS", 0)
+def test_errors_arrive_from_workers_as_they_are(large, tmp_path, damage):
     a, m = large
     before = files()
     if damage == "altered":
@@ -503,3 +499,14 @@ def test_errors_arrive_from_workers_as_they_are(large, tmp_path, monkeypatch, da
         api.multiply(a, b, tmp_path / "C.zarr", workers=2)
     assert files() <= before
     assert not workers_alive()
+
+
+@pytest.mark.parametrize(("hosts", "share"), [
+    ([], True), ("ab", False), ("aab", False), ("aba", False), ("abaa", True), ("abcabc", False),
+])  # fmt: skip
+def test_hosts_of_several_workers_share(hosts, share):
+    class Scheduler:
+        def scheduler_info(self, n_workers):
+            return {"workers": {f"tcp://{host}:{port}": {} for port, host in enumerate(hosts)}}
+
+    assert share_hosts(Scheduler()) == share

@@ -351,15 +351,7 @@ class Product:
 
     def check(self, m: CSR, name: str, first_row: int = 0) -> tuple[int, int]:
         """Return the least column and the one after the greatest; refuse rows that are not canonical."""
-        if self.engine == "scipy" or not m.nnz:  # Numba need not be loaded
-            check_canonical(m, name, first_row)
-            return (int(m.indices.min()), int(m.indices.max()) + 1) if m.nnz else (0, 0)
-        from spdist.kernels.prepare import survey
-
-        low, high, is_canonical = survey(m.indptr, m.indices)
-        if not is_canonical or low < 0 or high >= m.ncols:
-            check_canonical(m, name, first_row)  # says what is wrong
-        return low, high + 1
+        return check_rows(self.engine, m, name, first_row)
 
     def band(self, task: Task, a: CSR, low: int, high: int) -> Operands | None:
         """Return the operands of a block that asks for rows of B that lie side by side; None if they do not.
@@ -527,7 +519,7 @@ class Product:
                 dtype = self.answer.dtype(self.a, self.b)
                 read = "b" in self.answer.options.semiring.reads and blocksize(dtype) is None
                 casts = read and not self.on_gpu and dtype != self.b.dtype
-                check = functools.partial(self.check, name=self.b.url)
+                check = functools.partial(check_rows, self.engine, name=self.b.url)
                 self._b = Resident(self.b, check, "" if casts else self.shared, dtype if casts else None)
             return self._b
 
@@ -559,6 +551,19 @@ class Product:
         with self._lock:
             taken, self.timings = self.timings, []
         return taken
+
+
+def check_rows(engine: str, m: CSR, name: str, first_row: int = 0) -> tuple[int, int]:
+    """Return the least column and the one after the greatest; refuse rows that are not canonical."""
+    if engine == "scipy" or not m.nnz:  # Numba need not be loaded
+        check_canonical(m, name, first_row)
+        return (int(m.indices.min()), int(m.indices.max()) + 1) if m.nnz else (0, 0)
+    from spdist.kernels.prepare import survey
+
+    low, high, is_canonical = survey(m.indptr, m.indices)
+    if not is_canonical or low < 0 or high >= m.ncols:
+        check_canonical(m, name, first_row)  # says what is wrong
+    return low, high + 1
 
 
 def shared_slices(at: int, nnz: int, chunk: int) -> list[tuple[int, int]]:
