@@ -611,7 +611,7 @@ def _ready(
     """
     from spdist.scheduler.cluster import connect, count_gpus
     from spdist.scheduler.run import ahead, shared_name
-    from spdist.scheduler.shared import PIECE
+    from spdist.scheduler.shared import LEAST
 
     name, a, b, mask = uuid.uuid4().hex[:8], draft.a, draft.b, draft.answer.mask
     local = any(storage.in_process(url) for url in (a.url, b.url, target, "" if mask is None else mask.url))
@@ -619,7 +619,7 @@ def _ready(
         raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
     where = where | {"processes": not local, "engine": draft.engine}
     on_gpu, most = draft.engine in GPU_ENGINES, 0
-    at_once = where["scheduler"] is not None and b.nbytes >= PIECE
+    at_once = where["scheduler"] is not None and b.nbytes >= LEAST
     if where["scheduler"] is None and not (local or draft.engine == "hybrid"):
         most = where["workers"] or (count_gpus() if on_gpu else os.cpu_count() or 1)
         products = a.nnz * b.nnz // max(b.nrows, 1)  # as if rows of B were of one length

@@ -399,13 +399,17 @@ def _open_array(url: str, name: str, metadata: str, *, fast: bool = True) -> zar
 
 
 def _into(out: ValueArray) -> BufferPrototype:
-    """Return what makes Zarr decode to `out`: the first buffer for decoded elements that it asks for."""
+    """Return what makes Zarr decode to `out`: the first buffer for decoded elements that it asks for.
+
+    The class made here goes with the next garbage collection only, so that it may not keep `out`.
+    """
     waiting: list[Any] = [out]
+    expected = out.shape, out.dtype
 
     class Into(NDBuffer):
         @classmethod
         def empty(cls, shape: tuple[int, ...], dtype: npt.DTypeLike, order: Literal["C", "F"] = "C") -> Self:
-            fits = bool(waiting) and shape == out.shape and dtype == out.dtype
+            fits = bool(waiting) and (shape, dtype) == expected
             return cls(waiting.pop()) if fits else super().empty(shape, dtype, order)
 
     return BufferPrototype(buffer=default_buffer_prototype().buffer, nd_buffer=Into)

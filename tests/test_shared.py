@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import logging
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 import uuid
+import weakref
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +48,7 @@ def files() -> set[str]:
 def small(monkeypatch, tmp_path):
     """Cut pieces of a few Zarr chunks; files lie in a folder of the test's."""
     monkeypatch.setattr(shared, "PIECE", 1 << 12)
+    monkeypatch.setattr(shared, "LEAST", 1 << 12)
     monkeypatch.setattr(shared, "FOLDER", tmp_path / "shm")
     shared.FOLDER.mkdir()
 
@@ -88,7 +91,7 @@ def test_pieces_give_the_whole(tmp_path, small, seed, shape, per_row, chunk, pie
     b = in_chunks(tmp_path / name, random_matrix(*shape, per_row, seed, dtype), chunk)
     held = resident(b, name if shares else "")
     assert_same(held.get(), b)
-    assert bool(files()) == (shares and b.nbytes >= piece)
+    assert bool(files()) == (shares and b.nbytes >= shared.LEAST)
     held.drop()
     assert not files()
 
@@ -183,7 +186,7 @@ import sys, time
 from pathlib import Path
 from spdist.scheduler import shared
 from spdist.storage import StoredMatrix, open_matrix
-shared.FOLDER, shared.PIECE = Path(sys.argv[2]), 1 << 12
+shared.FOLDER, shared.PIECE, shared.LEAST = Path(sys.argv[2]), 1 << 12, 1 << 12
 read, seen = StoredMatrix.read_entries, []
 
 def stuck(self, indices, data, origin, first, last):
@@ -365,7 +368,7 @@ def large(stored, monkeypatch):
     monkeypatch.setattr(api, "MAX_BLOCK_PRODUCTS", 0)
     m = random_matrix(40_000, 40_000, 19, 3)
     a = stored("A", m)
-    assert a.nbytes > shared.PIECE
+    assert a.nbytes > shared.LEAST
     return a, m
 
 
@@ -510,3 +513,16 @@ def test_hosts_of_several_workers_share(hosts, share):
             return {"workers": {f"tcp://{host}:{port}": {} for port, host in enumerate(hosts)}}
 
     assert share_hosts(Scheduler()) == share
+
+
+def test_memory_goes_with_the_last_who_holds_it(b):
+    """And not with the next garbage collection."""
+    gc.collect()
+    gc.disable()
+    try:
+        held = resident(b)
+        memory = weakref.ref(held.get().data)
+        del held
+        assert memory() is None
+    finally:
+        gc.enable()

@@ -35,9 +35,11 @@ from spdist.text import format_bytes
 logger = logging.getLogger("spdist")
 
 FOLDER = Path("/dev/shm")
-PIECE = 8 << 20
-"""Bytes of a piece, in whole Zarr chunks; a matrix of fewer is not shared."""
-READERS = 8
+PIECE = 16 << 20
+"""Bytes of a piece, in whole Zarr chunks: of small ones zarrs decodes too few at once."""
+LEAST = 8 << 20
+"""Bytes of a matrix that is shared."""
+READERS = 4
 """Threads of a worker that read, at the most."""
 SPARE_SHARE = 1 / 8
 """Of the file system, what others keep."""
@@ -242,7 +244,7 @@ class Resident:
         entries = _ranges(b.nnz, b.indices, b.data)
         marks = len(offsets) + len(entries), np.dtype(np.uint8)
         layout: Layout = [marks, (b.nrows + 1, np.dtype(np.int64)), (b.nnz, index_dtype(b.ncols)), (b.nnz, b.dtype)]
-        if self.name and b.nbytes >= PIECE:
+        if self.name and b.nbytes >= LEAST:
             try:
                 self.memory = Together(self.name, layout)
                 return self._fill(offsets, entries)
