@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import scipy.sparse as sp
 
 from spdist import inmemory, storage
-from spdist.answer import WHOLE, Answer, Diagonal
+from spdist.answer import Answer, Diagonal
 from spdist.bsr import BSR, is_scipy_bsr
 from spdist.bsr import from_scipy as bsr_from_scipy
 from spdist.csr import CSR, blocksize, from_scipy, number_dtype
@@ -29,10 +29,13 @@ from spdist.inmemory import spgemm
 from spdist.kernels.options import Epilogue, Options, is_by_columns
 from spdist.kernels.reductions import Reduction, check_values, is_linear, options_for, reduce_linear, reduction_of
 from spdist.kernels.semirings import Semiring, find, turned
-from spdist.scheduler.plan import GPU_BLOCK_PRODUCTS, GPU_ENGINES, MAX_BLOCK_PRODUCTS, Plan
+from spdist.scheduler.plan import DEFAULT_HOST_LIMIT, GPU_BLOCK_PRODUCTS, GPU_ENGINES, MAX_BLOCK_PRODUCTS, Plan
 from spdist.staging import clear_of_full_disks, full_disk, is_ours, staged_matrix
 from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
 from spdist.text import check_count, format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from spdist.scheduler.stages import Product
 
 Engine = Literal["auto", "scipy", "numba", "cuda", "hybrid"]
 ENGINES = get_args(Engine)
@@ -416,7 +419,7 @@ def multiply(
         job = _prepare(left, right, c, engine, limits, grid, answer, resume=resume, overwrite=overwrite)
         if isinstance(job, Report):
             return _verified(job, left, right, c, answer, callbacks) if check else job
-        if job.engine in GPU_ENGINES and scheduler is None:
+        if job.draft.engine in GPU_ENGINES and scheduler is None:
             from spdist.scheduler.cluster import count_gpus
 
             count_gpus()  # or it is said now, before a plan is made
@@ -525,44 +528,45 @@ def _finished(target: str, facts: dict[str, Any]) -> Report:
 
 @dataclass(frozen=True)
 class _Job:
-    """A product about to run: operands, what gives its plan, and where C goes.
+    """A product about to run: what is known of it, what gives its plan, and where C goes.
 
     Attributes
     ----------
+    draft : Product
+        Its engine is that of the stored plan, where that is continued.
     plan : callable
         Makes the plan, or restores the stored one.
-    unfinished : str
-        Where the C lies that is to be continued; empty for a new one.
+    target, unfinished : str
+        Where C is to be; and where the C lies that is to be continued, empty for a new one.
     overwrite : bool
         Whether a new C may replace what lies at `target`.
-    engine : str
-        Of the stored plan, where that is continued.
+    stays : callable, optional
+        Tells whether B will stay with the workers, before there is a plan.
     """
 
-    a: StoredMatrix
-    b: StoredMatrix
+    draft: Product
     plan: Callable[[], Plan]
     target: str
     unfinished: str
     overwrite: bool
     facts: dict[str, Any]
-    engine: str = "auto"
-    answer: Answer = WHOLE
+    stays: Callable[[], bool] | None = None
 
     def run(self, workers: int | None, scheduler: str | None, callbacks: Callbacks) -> tuple[Plan, Any]:
         """Plan, run the plan and finish C."""
         from spdist.scheduler.run import JOURNAL, execute
 
-        with self._ready(workers, scheduler, callbacks) as (client, made):
+        where = {"workers": workers, "scheduler": scheduler}
+        with _ready(self.draft, self.plan, self.stays, where, callbacks, self.target) as (client, made, name):
             place = self.unfinished or claim(self.target, overwrite=self.overwrite)
             if not self.unfinished:
                 self._begin(place)
                 storage.write_note(place, PLAN_NOTE, made.to_json().encode())
-            layout = Layout(place, self.b.ncols, self.answer.dtype(self.a, self.b), made.chunk)
-            name = uuid.uuid4().hex[:8]
+            a, b, answer = self.draft.a, self.draft.b, self.draft.answer
+            layout = Layout(place, b.ncols, answer.dtype(a, b), made.chunk)
             told = callbacks.started, callbacks.progress, callbacks.timed
-            outcome, layout = execute(client, made, self.a, self.b, layout, name, *told, self.answer)
-        storage.finish(layout, self.a.nrows, outcome.nnz, self.facts)
+            outcome, layout = execute(client, made, a, b, layout, name, *told, answer)
+        storage.finish(layout, a.nrows, outcome.nnz, self.facts)
         for note in (PLAN_NOTE, JOURNAL):
             storage.remove_note(place, note)
         if place != self.target:
@@ -578,38 +582,63 @@ class _Job:
                 storage.remove(place)
             raise
 
-    @contextlib.contextmanager
-    def _ready(self, workers: int | None, scheduler: str | None, callbacks: Callbacks) -> Iterator[tuple[Any, Plan]]:
-        """Give the workers' client and the plan. Workers start meanwhile where it is sure to have blocks for all."""
-        from spdist.scheduler.cluster import connect, count_gpus
-        from spdist.scheduler.stages import warm
 
-        mask = [] if self.answer.mask is None else [self.answer.mask.url]
-        local = any(storage.in_process(url) for url in (self.a.url, self.b.url, self.target, *mask))
-        if local and scheduler is not None:
-            raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
-        where: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "processes": not local}
-        on_gpu, ready = self.engine in GPU_ENGINES, local or scheduler is not None or self.engine == "hybrid"
-        most = 0 if ready else workers or (count_gpus() if on_gpu else os.cpu_count() or 1)
-        if ready or self._products() < most * (GPU_BLOCK_PRODUCTS if on_gpu else MAX_BLOCK_PRODUCTS):
-            made = self.plan()
-            callbacks.planned(made)
-            memory = made.projected_host_memory
-            with connect(**where, blocks=len(made.blocks), engine=made.engine, host_bytes=memory) as client:
-                yield client, made
-            return
-        planning = _in_background(self.plan)
+def _draft(
+    a: StoredMatrix, b: StoredMatrix, engine: str, memory_limit: int, host_limit: int | None, answer: Answer
+) -> Product:
+    """Return a product as far as it is known before there is a plan."""
+    from spdist.scheduler.stages import Product
+
+    host = host_limit or DEFAULT_HOST_LIMIT if engine in GPU_ENGINES else memory_limit
+    bounds = (0, a.ncols), (0, b.ncols)
+    return Product(a, b, engine, False, *bounds, memory_limit=memory_limit, host_limit=host, answer=answer)
+
+
+@contextlib.contextmanager
+def _ready(
+    draft: Product,
+    plan: Callable[[], Plan],
+    stays: Callable[[], bool] | None,
+    where: dict[str, Any],
+    callbacks: Callbacks,
+    target: str = "",
+) -> Iterator[tuple[Any, Plan, str]]:
+    """Give the workers' client, the plan, and a name for the product.
+
+    Where workers are there and B is not small, or they are sure to have blocks for all and so start meanwhile, they
+    load what the product needs while the plan is made, and begin to read B if it `stays`. There is nothing to wait for,
+    and no `stays`, where the plan is one that was stored.
+    """
+    from spdist.scheduler.cluster import connect, count_gpus
+    from spdist.scheduler.run import ahead, shared_name
+    from spdist.scheduler.shared import LEAST
+
+    name, a, b, mask = uuid.uuid4().hex[:8], draft.a, draft.b, draft.answer.mask
+    local = any(storage.in_process(url) for url in (a.url, b.url, target, "" if mask is None else mask.url))
+    if local and where["scheduler"] is not None:
+        raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
+    where = where | {"processes": not local, "engine": draft.engine}
+    on_gpu, most = draft.engine in GPU_ENGINES, 0
+    at_once = where["scheduler"] is not None and b.nbytes >= LEAST
+    if where["scheduler"] is None and not (local or draft.engine == "hybrid"):
+        most = where["workers"] or (count_gpus() if on_gpu else os.cpu_count() or 1)
+        products = a.nnz * b.nnz // max(b.nrows, 1)  # as if rows of B were of one length
+        at_once = products >= most * (GPU_BLOCK_PRODUCTS if on_gpu else MAX_BLOCK_PRODUCTS)
+    if stays is None or not at_once:
+        made = plan()
+        callbacks.planned(made)
+        with connect(**where, blocks=len(made.blocks), host_bytes=made.projected_host_memory) as client:
+            yield client, made, name
+        return
+    planning = _in_background(plan)
+    with contextlib.ExitStack() as stack:
         # A single block would need no process of its own; there are many.
-        with connect(**where, blocks=max(most, 2), engine=self.engine) as client:
-            if not on_gpu:
-                client.run(warm, self.a, self.b)
-            made = planning.result()
-            callbacks.planned(made)
-            yield client, made
-
-    def _products(self) -> int:
-        """Guess the products: as if rows of B were of one length."""
-        return self.a.nnz * self.b.nnz // max(self.b.nrows, 1)
+        client = stack.enter_context(connect(**where, blocks=max(most, 2)))
+        draft = replace(draft, resident=stays(), shared=shared_name(client))
+        stack.enter_context(ahead(client, name, draft))
+        made = planning.result()
+        callbacks.planned(made)
+        yield client, made, name
 
 
 def _in_background(function: Callable[[], Plan]) -> Future[Plan]:
@@ -639,7 +668,7 @@ def _prepare(
     overwrite: bool,
 ) -> _Job | Report:
     """Check what can be checked before work starts; return the job, or the report of a finished one."""
-    from spdist.scheduler.sizes import check_operands
+    from spdist.scheduler.sizes import check_operands, stays
 
     _check_engine(engine)
     left, right, target = _stored(a), _stored(b), storage.normalise(c)
@@ -664,15 +693,18 @@ def _prepare(
             if stored.on_gpu and limits["memory_limit"] is not None:
                 stored = stored.through_gpu(parse_bytes(limits["memory_limit"]))
             _check_still_fits(stored, found[0], limits)
-            return _Job(left, right, lambda: stored, target, found[0], False, facts, stored.engine, answer)
+            draft = _draft(left, right, stored.engine, stored.memory_limit, stored.host_limit, answer)
+            return _Job(draft, lambda: stored, target, found[0], False, facts)
         storage.remove(found[0])
     check_operands(left, right, grid)
     _check_values(engine, answer.dtype(left, right))
     memory, host = _limits(engine, **limits)
     _check_target(target, overwrite=overwrite)
-    wanted = {"engine": engine, "memory_limit": memory, "host_limit": host, "grid": grid, **answer.arguments()}
-    make = functools.partial(plan, left, right, **wanted)
-    return _Job(left, right, make, target, "", overwrite, facts, engine, answer)
+    wanted: dict[str, Any] = {"engine": engine, "memory_limit": memory, "host_limit": host, "grid": grid}
+    make = functools.partial(plan, left, right, **wanted, **answer.arguments())
+    stay = functools.partial(stays, left, right, **wanted, answer=answer)
+    draft = _draft(left, right, engine, memory, host, answer)
+    return _Job(draft, make, target, "", overwrite, facts, stay)
 
 
 def _facts(a: StoredMatrix, b: StoredMatrix, answer: Answer) -> dict[str, Any]:
@@ -773,8 +805,8 @@ def reduce(
     if what == "trace" and not answer.fused:
         answer = replace(answer, mask=Diagonal((left.nrows, right.ncols)))
     answer = replace(answer, options=options_for(reduction, answer.options))
-    where = {"memory_limit": memory_limit, "workers": workers, "scheduler": scheduler}
-    return _reduce_stored(left, right, reduction, answer, engine, where, callbacks or Callbacks())
+    where = {"workers": workers, "scheduler": scheduler}
+    return _reduce_stored(left, right, reduction, answer, engine, memory_limit, where, callbacks or Callbacks())
 
 
 def _reduce_stored(
@@ -783,23 +815,20 @@ def _reduce_stored(
     what: Reduction,
     answer: Answer,
     engine: Engine,
+    memory_limit: int | str | None,
     where: dict[str, Any],
     callbacks: Callbacks,
 ) -> Any:
-    from spdist.scheduler.cluster import connect
     from spdist.scheduler.reduce import execute_reduction
-    from spdist.scheduler.sizes import make_plan
+    from spdist.scheduler.sizes import make_plan, stays
 
-    memory, _ = _limits(engine, where["memory_limit"], None)
-    made = make_plan(a, b, engine=engine, memory_limit=memory, answer=answer, stored=False)
-    callbacks.planned(made)
-    local = any(storage.in_process(m.url) for m in (a, b, answer.mask) if m is not None)
-    workers, scheduler = where["workers"], where["scheduler"]
-    with connect(
-        workers=workers, scheduler=scheduler, processes=not local, blocks=len(made.blocks), engine=engine,
-        host_bytes=made.projected_host_memory,
-    ) as client:  # fmt: skip
-        return execute_reduction(client, made, a, b, what, answer, callbacks.started, callbacks.progress)
+    memory, _ = _limits(engine, memory_limit, None)
+    wanted: dict[str, Any] = {"engine": engine, "memory_limit": memory, "answer": answer}
+    make = functools.partial(make_plan, a, b, **wanted, stored=False)
+    stay = functools.partial(stays, a, b, **wanted)
+    draft = _draft(a, b, engine, memory, None, answer)
+    with _ready(draft, make, stay, where, callbacks) as (client, made, name):
+        return execute_reduction(client, made, a, b, what, answer, name, callbacks.started, callbacks.progress)
 
 
 def _blocks(m: StoredMatrix) -> Iterator[CSR]:

@@ -399,13 +399,17 @@ def _open_array(url: str, name: str, metadata: str, *, fast: bool = True) -> zar
 
 
 def _into(out: ValueArray) -> BufferPrototype:
-    """Return what makes Zarr decode to `out`: the first buffer for decoded elements that it asks for."""
+    """Return what makes Zarr decode to `out`: the first buffer for decoded elements that it asks for.
+
+    The class made here goes with the next garbage collection only, so that it may not keep `out`.
+    """
     waiting: list[Any] = [out]
+    expected = out.shape, out.dtype
 
     class Into(NDBuffer):
         @classmethod
         def empty(cls, shape: tuple[int, ...], dtype: npt.DTypeLike, order: Literal["C", "F"] = "C") -> Self:
-            fits = bool(waiting) and shape == out.shape and dtype == out.dtype
+            fits = bool(waiting) and (shape, dtype) == expected
             return cls(waiting.pop()) if fits else super().empty(shape, dtype, order)
 
     return BufferPrototype(buffer=default_buffer_prototype().buffer, nd_buffer=Into)
@@ -568,14 +572,14 @@ class StoredMatrix:
         for place, rows in sorted(held, key=lambda one: one[0]):
             low, high = max(at, place), min(last, place + rows.nnz)
             if low < high:
-                self._read_into(indices, data, first, at, low)
+                self.read_entries(indices, data, first, at, low)
                 indices[low - first : high - first] = rows.indices[low - place : high - place]
                 data[low - first : high - first] = rows.data[low - place : high - place]
                 at = high
-        self._read_into(indices, data, first, at, last)
+        self.read_entries(indices, data, first, at, last)
         return indices, data
 
-    def _read_into(self, indices: ValueArray, data: ValueArray, origin: int, first: int, last: int) -> None:
+    def read_entries(self, indices: ValueArray, data: ValueArray, origin: int, first: int, last: int) -> None:
         """Read entries ``[first:last)`` to where they belong, `origin` being the entry that comes first."""
         part = slice(first - origin, last - origin)
         self.data.read_into(data[part], first)

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -50,6 +51,9 @@ HOST_SHARE = 0.5
 CORE_NICE = 19
 """Priority of its workers without a GPU."""
 ENGINES_THAT_START = "auto", "scipy", "numba", "cuda"
+SHARERS = 3
+"""Workers of a host that share a B that stays, at the least: pages of shared memory are small, and to fill them takes
+twice as long as to read to memory of one's own."""
 START_SECONDS = 60
 CLOSE_SECONDS = 10
 CONNECT_SECONDS = 20
@@ -283,6 +287,12 @@ def workers_of(client: Client) -> list[str]:
     while not (workers := client.scheduler_info(n_workers=-1)["workers"]):
         time.sleep(0.1)
     return list(workers)
+
+
+def share_hosts(client: Client) -> bool:
+    """Whether so many workers are on one host that to share what they read pays, or there are none yet."""
+    hosts = Counter(urlsplit(address).hostname for address in client.scheduler_info(n_workers=-1)["workers"])
+    return max(hosts.values(), default=SHARERS) >= SHARERS
 
 
 def with_gpu(client: Client, workers: list[str]) -> dict[str, bool]:

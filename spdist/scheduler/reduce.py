@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from spdist.kernels import reductions
 from spdist.scheduler.cluster import dashboard_link, with_gpu
 from spdist.scheduler.crew import Crew, Work, work_of
 from spdist.scheduler.plan import Plan
-from spdist.scheduler.run import Install, Progress, meet, settled
+from spdist.scheduler.run import Install, Progress, meet, settled, shared_name
 from spdist.scheduler.stages import Product, stage
 from spdist.storage import StoredMatrix
 
@@ -35,6 +34,7 @@ def execute_reduction(
     b: StoredMatrix,
     what: reductions.Reduction,
     answer: Answer,
+    name: str,
     started: Callable[[str], None] = lambda link: None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Any:
@@ -45,9 +45,9 @@ def execute_reduction(
     SpdistError
         If a task failed.
     """
-    name = uuid.uuid4().hex[:8]
     cuts = plan.inner_bounds, plan.column_bounds
-    product = Product(a, b, plan.engine, plan.resident, *cuts, 1, plan.memory_limit, plan.host_limit, answer)
+    limits = plan.memory_limit, plan.host_limit
+    product = Product(a, b, plan.engine, plan.resident, *cuts, 1, *limits, answer, shared_name(client))
     client.register_plugin(Install(name, product), name=name)
     started(dashboard_link(client))
     try:

@@ -13,8 +13,9 @@ import functools
 import gc
 import json
 import time
+import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from spdist.answer import WHOLE, Answer
 from spdist.csr import Int64Array
 from spdist.errors import SpdistError
 from spdist.scheduler import process
-from spdist.scheduler.cluster import dashboard_link, with_gpu, workers_of
+from spdist.scheduler.cluster import dashboard_link, share_hosts, with_gpu, workers_of
 from spdist.scheduler.crew import Crew, Work, work_of
 from spdist.scheduler.graph import Graph
 from spdist.scheduler.plan import Plan
@@ -53,17 +54,17 @@ class Install(WorkerPlugin):
         self.name, self.product = name, product
 
     def setup(self, worker: Worker) -> None:
-        """Load what the stages need before the idle worker is weighed."""
+        """Load what the stages need before the idle worker is weighed, unless that was done ahead."""
         PRODUCTS[self.name] = self.product
-        if worker.nanny:  # a worker that is a thread of this process compiles when it must
-            process.dask_setup(worker)
-            self.product.warm()
+        ahead = AHEAD.pop(self.name, None)
+        if ahead is not None:
+            self.product.follow(ahead)
+        if ahead is None or not self.product.resident:
+            load(self.product, worker)
         calls = {"forget": (key_split.cache_clear, FORGET_SECONDS), "tell": (lambda: self.tell(worker), TELL_SECONDS)}
         for what, (call, seconds) in calls.items():
             worker.periodic_callbacks[f"{what}-{self.name}"] = PeriodicCallback(call, 1e3 * seconds)
             worker.periodic_callbacks[f"{what}-{self.name}"].start()
-        process.reset_peak()
-        IDLE[worker.address] = process.resident_memory()
 
     def teardown(self, worker: Worker) -> None:
         """Let go of the product, and of what still waits there."""
@@ -78,6 +79,62 @@ class Install(WorkerPlugin):
         if timings := product.take_timings():
             product.told += len(timings)
             worker.log_event("spdist", {"product": self.name, "timings": [asdict(timing) for timing in timings]})
+
+
+class Ahead(WorkerPlugin):
+    """Has workers load what a product needs while its plan is made, and begin to read B if that is sure to stay."""
+
+    def __init__(self, name: str, product: Product) -> None:
+        self.name, self.product = name, product
+
+    def setup(self, worker: Worker) -> None:
+        """Do so where the worker is a process; what goes wrong is met again when the plan is there."""
+        if not worker.nanny:
+            return
+        try:
+            load(self.product, worker)
+        except Exception:
+            self.product.release()
+            return
+        AHEAD[self.name] = self.product
+        if self.product.resident:
+            self.product.whole_b().begin()
+
+    def teardown(self, worker: Worker) -> None:
+        """Let go of what no plan asked for."""
+        if (product := AHEAD.pop(self.name, None)) is not None:
+            product.release()
+
+
+AHEAD: dict[str, Product] = {}
+"""Products of this process whose plans are being made, by name."""
+
+
+def load(product: Any, worker: Worker) -> None:
+    """Load what the stages of a product need, then weigh the idle worker."""
+    if worker.nanny:  # a worker that is a thread of this process compiles when it must, and shares nothing
+        process.dask_setup(worker)
+        product.warm()
+    else:
+        product.shared = ""
+    process.reset_peak()
+    IDLE[worker.address] = process.resident_memory()
+
+
+@contextlib.contextmanager
+def ahead(client: Client, name: str, product: Product) -> Iterator[None]:
+    """Have the workers do what can be done before the plan of a product is there; in the end nothing of it is left."""
+    client.register_plugin(Ahead(name, product), name=f"{name}-ahead")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # of a worker that has just died
+            client.unregister_worker_plugin(f"{name}-ahead")
+
+
+def shared_name(client: Client) -> str:
+    """Return a name that nobody guesses for what workers of one host share; none where each has a host of its own."""
+    return uuid.uuid4().hex if share_hosts(client) else ""
 
 
 def worker_memory(name: str, dask_worker: Worker) -> tuple[int, int]:
@@ -465,7 +522,8 @@ def execute(
         If a stage failed. What is durable stays and is on record.
     """
     cuts = plan.inner_bounds, plan.column_bounds
-    product = Product(a, b, plan.engine, plan.resident, *cuts, plan.pairs, plan.memory_limit, plan.host_limit, answer)
+    limits = plan.memory_limit, plan.host_limit
+    product = Product(a, b, plan.engine, plan.resident, *cuts, plan.pairs, *limits, answer, shared_name(client))
     client.register_plugin(Install(name, product), name=name)
     timings = _Timings(name, timed) if timed is not None else None
     if timings is not None:

@@ -99,6 +99,9 @@ BANDS, BAND_OVER, MOST_JOINED = 4, 0.5, 3
 """For a GPU's B not to be read whole: blocks at the least, bytes of B that they read again as a share of B, and blocks
 that are joined for that at the most."""
 
+GLANCES = 8
+"""Zarr chunks of A that are looked at before there is a plan."""
+
 REMAP_BYTES = 12
 """Bytes an entry of A takes beside itself while its column is renumbered for the block's rows of B."""
 
@@ -766,6 +769,42 @@ def make_plan(
     return plan.through_gpu(memory_limit) if on_gpu else plan
 
 
+def stays(
+    a: StoredMatrix,
+    b: StoredMatrix,
+    *,
+    engine: str,
+    memory_limit: int,
+    host_limit: int | None = None,
+    grid: tuple[int, int, int] | None = None,
+    answer: Answer = WHOLE,
+) -> bool:
+    """Whether B will as good as surely stay with the workers, as `make_plan` with the same arguments is to decide.
+
+    It is small, and where GPUs multiply some Zarr chunks of A each ask for so much of B that bands of it would not pay.
+    """
+    on_gpu = engine in GPU_ENGINES
+    limit = host_limit or DEFAULT_HOST_LIMIT if on_gpu else memory_limit
+    cast = _casts(a, b, answer, answer.dtype(a, b))[1] if engine != "cuda" else 0
+    whole = grid is None or grid[1] == grid[2] == 1
+    if not whole or operand(b).nbytes + b.nnz * cast > SMALL_SHARE * limit:
+        return False
+    try:
+        return not on_gpu or _reach(a, b) > (1 + BAND_OVER * MOST_JOINED) / BANDS
+    except SpdistError:
+        return False  # as the plan will say
+
+
+def _reach(a: StoredMatrix, b: StoredMatrix) -> float:
+    """Return the share of B's Zarr chunks that one of A's asks for, the mean of some from all over A."""
+    rows = max(1, -(-b.nrows // max(b.indices.nchunks, 1)))
+    asked = np.zeros((GLANCES, b.nrows // rows + 1), bool)
+    for glance, k in enumerate(np.arange(GLANCES) * a.indices.nchunks // GLANCES):
+        columns = a.read_indices(int(k) * a.indices.chunk, min(int(k + 1) * a.indices.chunk, a.nnz))
+        asked[glance, np.clip(columns // rows, 0, asked.shape[1] - 1)] = True
+    return float(asked.sum(axis=1).mean()) / max(b.indices.nchunks, 1)
+
+
 def _casts(a: StoredMatrix, b: StoredMatrix, answer: Answer, dtype: np.dtype[Any]) -> tuple[int, int]:
     """Return the bytes that an entry of A and of B takes once more, in the dtype of C, while it is multiplied."""
     reads = answer.options.semiring.reads
@@ -846,9 +885,8 @@ class _Draft:
         self.oa, self.ob = operand(a), operand(b)
         self.c_entry = index_dtype(b.ncols).itemsize + self.dtype.itemsize
         usable = memory.pair_budget(memory_limit, 0, 1)
-        self.can_be_resident = (
-            grid is None or grid[1] == grid[2] == 1
-        ) and self._resident_bytes <= RESIDENT_SHARE * usable
+        whole = grid is None or grid[1] == grid[2] == 1
+        self.can_be_resident = whole and self._resident_bytes <= RESIDENT_SHARE * usable
         self.block_products = GPU_BLOCK_PRODUCTS if engine in GPU_ENGINES else MAX_BLOCK_PRODUCTS
         self.resident, self.stored = False, True
         self.asked = np.empty((0, NUMBER + 1), np.int64)  # what blocks would read of B, if it did not stay

@@ -26,6 +26,7 @@ from spdist.kernels.options import PLAIN, Options
 from spdist.kernels.pinned import array_at
 from spdist.scheduler import process
 from spdist.scheduler.plan import GPU_ENGINES, gpu_staging
+from spdist.scheduler.shared import Resident
 from spdist.storage import Allocate, Held, Layout, StoredMatrix, compresses
 
 BlockKey = int
@@ -138,6 +139,8 @@ class Product:
         Block pairs in flight.
     answer : Answer
         What becomes of the product.
+    shared : str
+        Name of the memory in which workers of one host keep such a B together; empty: each keeps its own.
     """
 
     a: StoredMatrix
@@ -150,6 +153,7 @@ class Product:
     memory_limit: int = 0
     host_limit: int = 0
     answer: Answer = WHOLE
+    shared: str = ""
     waiting: dict[BlockKey, tuple[int, CSR]] = field(default_factory=dict, compare=False)
     partial: dict[BlockKey, tuple[int, CSR]] = field(default_factory=dict, compare=False)
     totals: dict[str, StageTotal] = field(default_factory=dict, compare=False)
@@ -157,10 +161,9 @@ class Product:
     told: int = field(default=0, compare=False)
     learnt: outofcore.Learnt = field(default_factory=outofcore.Learnt, compare=False)
     limits: dict[str, float] = field(default_factory=dict, compare=False)
-    _b: CSR | None = field(default=None, compare=False)
+    _b: Resident | None = field(default=None, compare=False)
     _band: Held | None = field(default=None, compare=False)
     _lock: Any = field(default=None, compare=False)
-    _b_lock: Any = field(default=None, compare=False)
     _gpu: Any = field(default=None, compare=False)
     _gpu_lock: Any = field(default=None, compare=False)
 
@@ -177,6 +180,7 @@ class Product:
             "memory_limit",
             "host_limit",
             "answer",
+            "shared",
         )
         return {name: getattr(self, name) for name in fields}
 
@@ -185,7 +189,7 @@ class Product:
         self.__init__(**state)  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        self._lock, self._b_lock, self._gpu_lock = (threading.Lock() for _ in range(3))
+        self._lock, self._gpu_lock = threading.Lock(), threading.Lock()
 
     @property
     def on_gpu(self) -> bool:
@@ -212,7 +216,8 @@ class Product:
         if self.on_gpu:
             from spdist.kernels import gpu
 
-            self.limits |= self.gpu().copy_rates()  # before slots take the memory
+            if not self.limits:
+                self.limits |= self.gpu().copy_rates()  # before slots take the memory
             dtype = number_dtype(self.answer.dtype(self.a, self.b))
             gpu.compile_kernels(dtype, self.b.ncols, self.answer.options.semiring)
             c = self.product(one, b, 1, 0, options)
@@ -287,8 +292,19 @@ class Product:
         """Return the most bytes of the GPU's memory that were held."""
         return self._gpu.peak if self._gpu is not None else 0
 
+    def follow(self, before: Product) -> None:
+        """Go on from a product that was there before the plan: with its GPU, and with its B if that stays."""
+        self.limits = before.limits
+        self._gpu, before._gpu = before._gpu, None
+        self._b, before._b = before._b, None
+        if self._b is not None and not self.resident:
+            self._b.drop()
+            self._b = None
+
     def release(self) -> None:
-        """Let go of the GPU's memory, and of the page-locked memory that no block uses any more."""
+        """Let go of B, of the GPU's memory, and of the page-locked memory that no block uses any more."""
+        if self._b is not None:
+            self._b.drop()
         if self._gpu is not None:
             from spdist.kernels.pinned import free_pinned
 
@@ -335,15 +351,7 @@ class Product:
 
     def check(self, m: CSR, name: str, first_row: int = 0) -> tuple[int, int]:
         """Return the least column and the one after the greatest; refuse rows that are not canonical."""
-        if self.engine == "scipy" or not m.nnz:  # Numba need not be loaded
-            check_canonical(m, name, first_row)
-            return (int(m.indices.min()), int(m.indices.max()) + 1) if m.nnz else (0, 0)
-        from spdist.kernels.prepare import survey
-
-        low, high, is_canonical = survey(m.indptr, m.indices)
-        if not is_canonical or low < 0 or high >= m.ncols:
-            check_canonical(m, name, first_row)  # says what is wrong
-        return low, high + 1
+        return check_rows(self.engine, m, name, first_row)
 
     def band(self, task: Task, a: CSR, low: int, high: int) -> Operands | None:
         """Return the operands of a block that asks for rows of B that lie side by side; None if they do not.
@@ -501,17 +509,18 @@ class Product:
     # -- what they share -----------------------------------------------------------------------------------------------
 
     def resident_b(self, moved: Callable[[int], None] = lambda nbytes: None) -> CSR:
-        """Return the whole of B, read once per worker; `moved` is told the bytes if this is the time."""
-        with self._b_lock:
+        """Return the whole of B, read once; `moved` is told the bytes if this is the time."""
+        return self.whole_b().get(moved)
+
+    def whole_b(self) -> Resident:
+        """Return the B that stays. Where a CPU would cast the values of each block, it is cast once, and not shared."""
+        with self._lock:
             if self._b is None:
-                b = self.b.rows(0, self.b.nrows)
-                self.check(b, self.b.url)
                 dtype = self.answer.dtype(self.a, self.b)
                 read = "b" in self.answer.options.semiring.reads and blocksize(dtype) is None
-                if read and not self.on_gpu:  # once, and not for each block
-                    b = CSR(b.indptr, b.indices, b.data.astype(dtype, copy=False), b.shape)
-                self._b = b
-                moved(b.nbytes)
+                casts = read and not self.on_gpu and dtype != self.b.dtype
+                check = functools.partial(check_rows, self.engine, name=self.b.url)
+                self._b = Resident(self.b, check, "" if casts else self.shared, dtype if casts else None)
             return self._b
 
     @contextmanager
@@ -542,6 +551,19 @@ class Product:
         with self._lock:
             taken, self.timings = self.timings, []
         return taken
+
+
+def check_rows(engine: str, m: CSR, name: str, first_row: int = 0) -> tuple[int, int]:
+    """Return the least column and the one after the greatest; refuse rows that are not canonical."""
+    if engine == "scipy" or not m.nnz:  # Numba need not be loaded
+        check_canonical(m, name, first_row)
+        return (int(m.indices.min()), int(m.indices.max()) + 1) if m.nnz else (0, 0)
+    from spdist.kernels.prepare import survey
+
+    low, high, is_canonical = survey(m.indptr, m.indices)
+    if not is_canonical or low < 0 or high >= m.ncols:
+        check_canonical(m, name, first_row)  # says what is wrong
+    return low, high + 1
 
 
 def shared_slices(at: int, nnz: int, chunk: int) -> list[tuple[int, int]]:
@@ -602,11 +624,6 @@ def gpu_name() -> str | None:
         return str(runtime.getDeviceProperties(runtime.getDevice())["name"].decode())
     except Exception:  # no CuPy, no driver, no device: each has an error of its own
         return None
-
-
-def warm(a: StoredMatrix, b: StoredMatrix) -> None:
-    """Load and compile ahead of a product what its stages need on this worker."""
-    Product(a, b, "auto", False, (0, a.ncols), (0, b.ncols)).warm()
 
 
 def stage(product: str, name: str, *arguments: Any) -> Any:
