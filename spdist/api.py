@@ -35,6 +35,7 @@ from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
 from spdist.text import check_count, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
+    from spdist.scheduler.sizes import Helpers
     from spdist.scheduler.stages import Product
 
 Engine = Literal["auto", "scipy", "numba", "cuda", "hybrid"]
@@ -545,7 +546,7 @@ class _Job:
     """
 
     draft: Product
-    plan: Callable[[], Plan]
+    plan: Callable[[Helpers | None], Plan]
     target: str
     unfinished: str
     overwrite: bool
@@ -597,7 +598,7 @@ def _draft(
 @contextlib.contextmanager
 def _ready(
     draft: Product,
-    plan: Callable[[], Plan],
+    plan: Callable[[Helpers | None], Plan],
     stays: Callable[[], bool] | None,
     where: dict[str, Any],
     callbacks: Callbacks,
@@ -606,11 +607,11 @@ def _ready(
     """Give the workers' client, the plan, and a name for the product.
 
     Where workers are there and B is not small, or they are sure to have blocks for all and so start meanwhile, they
-    load what the product needs while the plan is made, and begin to read B if it `stays`. There is nothing to wait for,
-    and no `stays`, where the plan is one that was stored.
+    load what the product needs while the plan is made, and begin to read B if it `stays`; those that are there help to
+    plan. There is nothing to wait for, and no `stays`, where the plan is one that was stored.
     """
     from spdist.scheduler.cluster import connect, count_gpus
-    from spdist.scheduler.run import ahead, shared_name
+    from spdist.scheduler.run import ahead, helpers_of, shared_name
     from spdist.scheduler.shared import LEAST
 
     name, a, b, mask = uuid.uuid4().hex[:8], draft.a, draft.b, draft.answer.mask
@@ -625,15 +626,17 @@ def _ready(
         products = a.nnz * b.nnz // max(b.nrows, 1)  # as if rows of B were of one length
         at_once = products >= most * (GPU_BLOCK_PRODUCTS if on_gpu else MAX_BLOCK_PRODUCTS)
     if stays is None or not at_once:
-        made = plan()
+        made = plan(None)
         callbacks.planned(made)
         with connect(**where, blocks=len(made.blocks), host_bytes=made.projected_host_memory) as client:
             yield client, made, name
         return
-    planning = _in_background(plan)
+    # A single block would need no process of its own; there are many.
+    starting = connect(**where, blocks=max(most, 2))
+    planning = None if where["scheduler"] else _in_background(plan, None)
     with contextlib.ExitStack() as stack:
-        # A single block would need no process of its own; there are many.
-        client = stack.enter_context(connect(**where, blocks=max(most, 2)))
+        client = stack.enter_context(starting)
+        planning = planning or _in_background(plan, helpers_of(client))
         draft = replace(draft, resident=stays(), shared=shared_name(client))
         stack.enter_context(ahead(client, name, draft))
         made = planning.result()
@@ -641,13 +644,13 @@ def _ready(
         yield client, made, name
 
 
-def _in_background(function: Callable[[], Plan]) -> Future[Plan]:
+def _in_background(function: Callable[[Helpers | None], Plan], helpers: Helpers | None) -> Future[Plan]:
     """Call a function in a thread that nobody waits for if the program is interrupted."""
     future: Future[Plan] = Future()
 
     def call() -> None:
         try:
-            future.set_result(function())
+            future.set_result(function(helpers))
         except BaseException as error:
             future.set_exception(error)
 
@@ -668,7 +671,7 @@ def _prepare(
     overwrite: bool,
 ) -> _Job | Report:
     """Check what can be checked before work starts; return the job, or the report of a finished one."""
-    from spdist.scheduler.sizes import check_operands, stays
+    from spdist.scheduler.sizes import check_operands, make_plan, stays
 
     _check_engine(engine)
     left, right, target = _stored(a), _stored(b), storage.normalise(c)
@@ -694,14 +697,17 @@ def _prepare(
                 stored = stored.through_gpu(parse_bytes(limits["memory_limit"]))
             _check_still_fits(stored, found[0], limits)
             draft = _draft(left, right, stored.engine, stored.memory_limit, stored.host_limit, answer)
-            return _Job(draft, lambda: stored, target, found[0], False, facts)
+            return _Job(draft, lambda helpers: stored, target, found[0], False, facts)
         storage.remove(found[0])
     check_operands(left, right, grid)
     _check_values(engine, answer.dtype(left, right))
     memory, host = _limits(engine, **limits)
     _check_target(target, overwrite=overwrite)
     wanted: dict[str, Any] = {"engine": engine, "memory_limit": memory, "host_limit": host, "grid": grid}
-    make = functools.partial(plan, left, right, **wanted, **answer.arguments())
+
+    def make(helpers: Helpers | None) -> Plan:
+        return make_plan(left, right, **wanted, answer=answer, helpers=helpers)
+
     stay = functools.partial(stays, left, right, **wanted, answer=answer)
     draft = _draft(left, right, engine, memory, host, answer)
     return _Job(draft, make, target, "", overwrite, facts, stay)
@@ -824,7 +830,10 @@ def _reduce_stored(
 
     memory, _ = _limits(engine, memory_limit, None)
     wanted: dict[str, Any] = {"engine": engine, "memory_limit": memory, "answer": answer}
-    make = functools.partial(make_plan, a, b, **wanted, stored=False)
+
+    def make(helpers: Helpers | None) -> Plan:
+        return make_plan(a, b, **wanted, stored=False, helpers=helpers)
+
     stay = functools.partial(stays, a, b, **wanted)
     draft = _draft(a, b, engine, memory, None, answer)
     with _ready(draft, make, stay, where, callbacks) as (client, made, name):

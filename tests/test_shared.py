@@ -382,7 +382,7 @@ def test_workers_share_b_and_leave_nothing(large, tmp_path, monkeypatch, given):
     """Read while the plan is made, or not; beyond what workers hold idle."""
     a, _ = large
     before, maps, early = files(), [], []
-    make = api.plan
+    make = sizes.make_plan
 
     def slow(*arguments, **options):
         late = time.monotonic() + 20
@@ -395,7 +395,7 @@ def test_workers_share_b_and_leave_nothing(large, tmp_path, monkeypatch, given):
         for worker in workers_alive():
             maps.extend(each.path for each in worker.memory_maps() if "/spdist-" in each.path)
 
-    monkeypatch.setattr(api, "plan", slow)
+    monkeypatch.setattr(sizes, "make_plan", slow)
     callbacks = api.Callbacks(progress=look)
     options = {"grid": (12, 1, 1), "callbacks": callbacks}
     if given:
@@ -437,7 +437,6 @@ def test_a_refused_plan_leaves_nothing_on_workers(large, tmp_path, monkeypatch):
         time.sleep(0.5)
         raise refusal
 
-    monkeypatch.setattr(api, "plan", refuse)
     monkeypatch.setattr(sizes, "make_plan", refuse)
     with workers(2) as scheduler, Client(scheduler) as client:
         for run in (

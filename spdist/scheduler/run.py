@@ -33,6 +33,7 @@ from spdist.scheduler.cluster import dashboard_link, share_hosts, with_gpu, work
 from spdist.scheduler.crew import Crew, Work, work_of
 from spdist.scheduler.graph import Graph
 from spdist.scheduler.plan import Plan
+from spdist.scheduler.sizes import Helpers
 from spdist.scheduler.stages import PRODUCTS, Counted, Product, StageTotal, Task
 from spdist.staging import full_disk, is_full
 from spdist.storage import ChunkBuffer, Layout, StoredMatrix
@@ -135,6 +136,12 @@ def ahead(client: Client, name: str, product: Product) -> Iterator[None]:
 def shared_name(client: Client) -> str:
     """Return a name that nobody guesses for what workers of one host share; none where each has a host of its own."""
     return uuid.uuid4().hex if share_hosts(client) else ""
+
+
+def helpers_of(client: Client) -> Helpers | None:
+    """Return the workers as helpers with a plan; None where there is none yet."""
+    threads = client.nthreads()
+    return Helpers(client.get_executor(pure=False), len(threads), min(threads.values())) if threads else None
 
 
 def worker_memory(name: str, dask_worker: Worker) -> tuple[int, int]:
