@@ -9,6 +9,7 @@
 //         runs meanwhile.
 // Post    every element written once. Sums are written by the thread block that ends last, which adds up those of all
 //         blocks in order: the same bits on every run with the same grid. *arrived is 0 again.
+// Launched early: what is read may be what the launch before writes, so that it is no `__restrict__`.
 #include "common.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
@@ -61,6 +62,7 @@ __device__ __forceinline__ bool add_up(double (&sums)[COUNT], volatile double* p
 template <typename Value>
 __global__ void __launch_bounds__(THREADS)
 update_dot(const i64 n, const Value* x, const Value* y, double* out, double* partial, u32* arrived) {
+    take_turn();
     double sums[1] = {0};
 #pragma unroll 4
     for (i64 i = first_element(); i < n; i += elements_apart()) sums[0] += y ? real_dot(x[i], y[i]) : real_part(x[i]);
@@ -71,8 +73,9 @@ update_dot(const i64 n, const Value* x, const Value* y, double* out, double* par
 // RR = (r, r), the last two of these elements alone.
 template <typename Value>
 __global__ void __launch_bounds__(THREADS)
-update_advance(const i64 n, const Value* __restrict__ scale, const Value* __restrict__ p, Value* __restrict__ q,
+update_advance(const i64 n, const Value* scale, const Value* p, Value* __restrict__ q,
                Value* __restrict__ x, Value* __restrict__ r, double* sums, double* partial, u32* arrived) {
+    take_turn();
     const double before = sums[RZ];
     const Value step = Value(typename Real<Value>::Type(ratio(before, sums[PQ])));
     const Value back = Value(typename Real<Value>::Type(-ratio(before, sums[PQ])));
@@ -96,7 +99,8 @@ update_advance(const i64 n, const Value* __restrict__ scale, const Value* __rest
 // p = z + (RZ / BEFORE) p.
 template <typename Value>
 __global__ void __launch_bounds__(THREADS)
-update_turn(const i64 n, const Value* __restrict__ z, Value* __restrict__ p, const double* sums) {
+update_turn(const i64 n, const Value* z, Value* __restrict__ p, const double* sums) {
+    take_turn();
     const Value factor = Value(typename Real<Value>::Type(ratio(sums[RZ], sums[BEFORE])));
 #pragma unroll 4
     for (i64 i = first_element(); i < n; i += elements_apart()) p[i] = z[i] + factor * p[i];
@@ -105,8 +109,9 @@ update_turn(const i64 n, const Value* __restrict__ z, Value* __restrict__ p, con
 // ranks = damping moved + what is left of 1, in equal shares for all nodes; CHANGED = what ranks of these elements changed.
 template <typename Value>
 __global__ void __launch_bounds__(THREADS)
-update_settle(const i64 n, const double damping, const double nodes, const Value* __restrict__ moved,
+update_settle(const i64 n, const double damping, const double nodes, const Value* moved,
               Value* __restrict__ ranks, double* sums, double* partial, u32* arrived) {
+    take_turn();
     const double share = (1 - damping * sums[KEPT]) / nodes;
     double found[1] = {0};
 #pragma unroll 4

@@ -128,4 +128,4 @@ class OnGpu:
         self._launch("settle", *numbers, moved, ranks, sums, self.partial, self.arrived)
 
     def _launch(self, kernel: str, *arguments: Any) -> None:
-        self.kernels(f"update_{kernel}<{self.value}>", self.blocks, THREADS, (self.count, *arguments))
+        self.kernels(f"update_{kernel}<{self.value}>", self.blocks, THREADS, (self.count, *arguments), early=True)

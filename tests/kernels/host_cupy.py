@@ -155,7 +155,9 @@ class Module:
     def compile(self) -> None:
         """Wait for the first call: most tests call the kernels of few files."""
 
-    def __call__(self, name: str, grid: Any, block: int, args: tuple[Any, ...], shared: int = 0) -> None:
+    def __call__(
+        self, name: str, grid: Any, block: int, args: tuple[Any, ...], shared: int = 0, early: bool = False
+    ) -> None:
         x, y = grid if isinstance(grid, tuple) else (grid, 1)
         words = (ctypes.c_int64 * len(args))(*[a if a.__class__ is int else module._word(a) for a in args])
         sizes = ctypes.c_uint(x or 1), ctypes.c_uint(y or 1), ctypes.c_uint(block), ctypes.c_size_t(shared)
