@@ -172,3 +172,42 @@ def test_products_that_follow_each_other_wait_for_each_other(monkeypatch, make, 
             product.multiply(y, x, 1)
         found.append(x.get())
     np.testing.assert_array_equal(*found)
+
+
+def test_early_products_wait_for_other_streams_in_a_graph_too():
+    """As those of a matrix that is cut by rows do: one beside an exchange, the next after it."""
+    import cupy
+
+    m = stencil(20)
+    a = sell.build(on_gpu(as_csr(m)))
+    x = cupy.asarray(np.random.default_rng(5).uniform(-1, 1, m.shape[0]))
+    y, z, there = (cupy.zeros_like(x) for _ in range(3))
+    stream, beside = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    cupy.cuda.Device().synchronize()
+
+    def step():
+        with stream:
+            sell.multiply(a, x, y)
+        beside.wait_event(stream.record())
+        with beside:
+            cupy.multiply(y, 3.0, out=z)
+        with stream:
+            sell.multiply(a, y, there)  # meanwhile
+        stream.wait_event(beside.record())
+        with stream:
+            sell.multiply(a, z, y)
+
+    step()
+    stream.synchronize()
+    expected = y.get()
+    y.fill(0)
+    z.fill(0)
+    cupy.cuda.Device().synchronize()
+    stream.begin_capture()
+    step()
+    graph = stream.end_capture()
+    for _ in range(5):
+        graph.launch(stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(y.get(), expected)
+    np.testing.assert_allclose(expected, m @ (3 * (m @ x.get())), rtol=1e-12, atol=1e-10)
