@@ -7,7 +7,8 @@
 // a row go to its T lanes in turn. Slot s of a chunk holds one value for each lane (BLOCK for each in a chunk of blocks):
 //   WIDE          columns as 32-bit numbers, PADDING where a row has ended
 //   NARROW        columns as 16-bit offsets from the slot's base, NARROW_PADDING where a row has ended
-//   DIAGONAL      a slot is a piece of a diagonal: one offset (column less position) and a bit for each lane that has it
+//   DIAGONAL      a slot is a piece of a diagonal: one offset (column less position) and a bit for each lane that has it;
+//                 chunks of equal lists of such pairs share the first one's
 //   BLOCK_WIDE    rows in dense blocks of BLOCK x BLOCK: one block column for each block row and slot
 //   BLOCK_NARROW  the same as 16-bit offsets from the slot's base
 // 16-bit offsets of a chunk start after the bases of its slots, at a multiple of BASES bases.
@@ -124,11 +125,18 @@ sell_probe(const i64 samples, const i64 stride, const i64 nrows, const Pointer* 
     if (is_blocked<6>(row, nrows, indptr, indices)) atomicAdd(found + 3, 1);
 }
 
+// The hash of a list of diagonals with one more pair.
+__device__ __forceinline__ u64 hashed(u64 hash, const int diagonal, const u32 mask) {
+    hash = (hash ^ ((u64)mask << 32 | (u32)diagonal)) * 0x9e3779b97f4a7c15ull;
+    return hash ^ hash >> 32;
+}
+
 // Find each chunk's width and the kind that takes fewest bytes.
 //
 // Launch  block 256, a warp a chunk.
 // Pre     first and code (threads and rows) of each chunk set; rows null where positions are rows.
-// Post    width and kind set; sizes[k * nchunks + chunk]: elements of `values`, `wide` and `narrow`, k = 0, 1, 2.
+// Post    width and kind set; sizes[k * nchunks + chunk]: elements of `values`, `wide` and `narrow`, k = 0, 1, 2; for k = 3
+//         the hash of its list of diagonals, -1 if it has none.
 template <typename Index, typename Pointer, int BLOCK>
 __global__ void __launch_bounds__(256)
 sell_analyse(const i64 nchunks, const i64 nrows, const int value_bytes, const int allowed,
@@ -148,6 +156,7 @@ sell_analyse(const i64 nchunks, const i64 nrows, const int value_bytes, const in
     }
     const bool near = (allowed & MAY_BE_NARROW) && spans_fit(c.width, unit, threads, s, indices);
     int kind = unit > 1 ? (near ? BLOCK_NARROW : BLOCK_WIDE) : (near ? NARROW : WIDE);
+    u64 hash = 0;
     if ((allowed & MAY_BE_DIAGONAL) && unit == 1 && threads == 1) {
         // as many as cost no more bytes than the slots otherwise would
         const int most = c.width * 32 * (value_bytes + (near ? 2 : 4)) / (32 * value_bytes + 8);
@@ -156,6 +165,7 @@ sell_analyse(const i64 nchunks, const i64 nrows, const int value_bytes, const in
         for (;; ++count) {
             const int diagonal = next_diagonal(k < s.end, indices + k, s.position, mine);
             if (diagonal == NO_DIAGONAL || count > most) break;
+            hash = hashed(hash, diagonal, __ballot_sync(FULL_WARP, mine == diagonal));
             k += mine == diagonal;
         }
         if (count <= most) kind = DIAGONAL, c.width = count;
@@ -169,22 +179,29 @@ sell_analyse(const i64 nchunks, const i64 nrows, const int value_bytes, const in
         sizes[at] = (i64)c.width * 32 * unit;
         sizes[nchunks + at] = kind == DIAGONAL ? diagonal_room(c.width) : narrow ? 0 : round_up(places, 4);
         sizes[2 * nchunks + at] = narrow ? base_room(c.width) + round_up(places, 2 * BASES) : 0;
+        sizes[3 * nchunks + at] = kind == DIAGONAL ? (i64)(hash >> 1) : -1;
     }
 }
 
+// A list that is `shared` has been written; whether it is this chunk's too.
 template <typename Value, typename Stored, typename Index, typename Pointer>
-__device__ __forceinline__ void fill_diagonals(const Chunk& c, const Served<Pointer>& s, const Index* __restrict__ indices,
-                                               const Value* __restrict__ data, Stored* values, int* wide) {
+__device__ __forceinline__ bool fill_diagonals(const Chunk& c, const Served<Pointer>& s, const Index* __restrict__ indices,
+                                               const Value* __restrict__ data, Stored* values, int* wide,
+                                               const bool shared) {
     const int lane = threadIdx.x % 32;
+    int2* list = (int2*)(wide + c.index);
+    bool same = true;
     Pointer k = s.begin;
     for (int slot = 0, mine; slot < c.width; ++slot) {
         const int diagonal = next_diagonal(k < s.end, indices + k, s.position, mine);
         const bool has = mine == diagonal && k < s.end;
         const u32 mask = __ballot_sync(FULL_WARP, has);
         values[c.values + (i64)slot * 32 + lane] = has ? Stored(data[k]) : Stored(0);
-        if (lane == 0) ((int2*)(wide + c.index))[slot] = make_int2(diagonal, (int)mask);
+        if (shared) same &= list[slot].x == diagonal && list[slot].y == (int)mask;
+        else if (lane == 0) list[slot] = make_int2(diagonal, (int)mask);
         k += has;
     }
+    return same;
 }
 
 template <int BLOCK, typename Value, typename Stored, typename Index, typename Pointer, typename Narrowed>
@@ -207,28 +224,34 @@ __device__ __forceinline__ void fill_entries(const Chunk& c, const Served<Pointe
     }
 }
 
-// Write values and indices of each chunk.
+// Write values and indices of each chunk: of those that own their indices, in a second launch of the others (`shared`).
 //
 // Launch  block 256, a warp a chunk.
-// Pre     chunks and sizes as sell_analyse leaves them; ends: sums of sizes up to each chunk; wide and narrow zero.
-// Post    places of the first slots in chunks.
+// Pre     chunks and sizes as sell_analyse leaves them, but 0 in `wide` for lists that are another's; owners: the chunk that
+//         each chunk's list is of, null where all have their own; ends: sums of sizes up to each chunk; wide and narrow zero.
+// Post    places of the first slots in chunks; *differ set if a list is not that of its owner.
 template <typename Value, typename Stored, typename Index, typename Pointer, int BLOCK>
 __global__ void __launch_bounds__(256)
 sell_fill(const i64 nchunks, const Pointer* __restrict__ indptr, const Index* __restrict__ indices,
           const Value* __restrict__ data, const int* __restrict__ rows, const i64* __restrict__ sizes,
-          const i64* __restrict__ ends, Chunk* __restrict__ chunks, Stored* __restrict__ values, int* __restrict__ wide,
-          u16* __restrict__ narrow) {
+          const i64* __restrict__ ends, const int* __restrict__ owners, const int shared, Chunk* __restrict__ chunks,
+          Stored* __restrict__ values, int* __restrict__ wide, u16* __restrict__ narrow, int* __restrict__ differ) {
     const i64 at = (i64)blockIdx.x * WARPS + threadIdx.x / 32;
     if (at >= nchunks) return;
+    const i64 owner = owners ? owners[at] : at;
+    if ((owner != at) != shared) return;
     Chunk c = chunks[at];
-    const i64 which = nchunks * (c.kind() == NARROW || c.kind() == BLOCK_NARROW ? 2 : 1) + at;
+    const bool as_wide = !shared || chunks[owner].width == c.width;
+    const i64 which = nchunks * (c.kind() == NARROW || c.kind() == BLOCK_NARROW ? 2 : 1) + owner;
     c.values = ends[at] - sizes[at];
     c.index = ends[which] - sizes[which];
     __syncwarp();
     if (threadIdx.x % 32 == 0) chunks[at] = c;
     const Served<Pointer> s(c, threadIdx.x % 32, rows, indptr);
-    if (c.kind() == DIAGONAL) fill_diagonals(c, s, indices, data, values, wide);
-    else if (c.kind() == WIDE) fill_entries<1>(c, s, indices, data, values, wide);
+    if (c.kind() == DIAGONAL) {
+        const bool same = as_wide && fill_diagonals(c, s, indices, data, values, wide, shared);
+        if (!same && threadIdx.x % 32 == 0) *differ = 1;
+    } else if (c.kind() == WIDE) fill_entries<1>(c, s, indices, data, values, wide);
     else if (c.kind() == NARROW) fill_entries<1>(c, s, indices, data, values, narrow);
     else if (c.kind() == BLOCK_WIDE) fill_entries<BLOCK>(c, s, indices, data, values, wide);
     else fill_entries<BLOCK>(c, s, indices, data, values, narrow);

@@ -26,6 +26,8 @@ Index = Literal["auto", "wide", "narrow"]
 
 ALLOWED = {"wide": 0, "narrow": 1, "auto": 3}
 """Forms that a chunk may take, as the kernels number them."""
+FEW_LISTS = 1 / 8
+"""Share of the chunks up to which those that keep diagonals have a list each: to find equal ones is not free."""
 SPREAD_ROWS = WARPS_WANTED
 """Times 32: rows below which several lanes of a GPU take a row."""
 
@@ -82,10 +84,45 @@ def build(
     chunks = builder.xp.zeros((len(placed.first), 4), np.int64)
     chunks[:, 2], chunks[:, 3] = placed.first, placed.code << 32
     sizes = builder.analyse(chunks, placed.rows, side, stored, ALLOWED[index])
-    filled = builder.fill(chunks, placed.rows, side, stored, sizes)
+    owners, kept = _share_lists(builder.xp, sizes)
+    filled = builder.fill(chunks, placed.rows, side, stored, kept, owners)
+    if filled is None:  # two lists of one hash
+        filled = builder.fill(chunks, placed.rows, side, stored, sizes, None)
     long = _long_rows(a, builder.xp, lengths, limit, stored)
     parts: tuple[Any, ...] = (*filled, placed.rows, *long)
     return Sell(a.shape, a.nnz, lanes, side, placed.sigma, chunks, *parts)
+
+
+def _share_lists(xp: Any, sizes: Any) -> tuple[Any, Any]:
+    """Find chunks whose lists of diagonals are equal, as far as hashes tell: `fill` compares the lists.
+
+    Parameters
+    ----------
+    sizes : (4, nchunks) int64
+        Elements of each chunk's values, of its indices in `wide` and in `narrow`; the hash of its list, -1 for none.
+
+    Returns
+    -------
+    owners : (nchunks,) int32 or None
+        The first chunk with the list of each; itself where it has none, or where another list's hash took its place.
+        None where few chunks have lists.
+    sizes : (4, nchunks) int64
+        The same with nothing in `wide` for those whose list is another's.
+    """
+    nchunks, hashes = sizes.shape[1], sizes[3]
+    listed = hashes >= 0
+    if int(listed.sum()) <= FEW_LISTS * nchunks:
+        return None, sizes
+    own = xp.arange(nchunks, dtype=np.int32)
+    size = 1 << (8 * nchunks).bit_length()  # many more places than lists: few of these meet another in theirs
+    places = hashes & (size - 1)
+    first = xp.full(size, nchunks, np.int32)
+    xp.minimum.at(first, places, own)
+    found = first[places]
+    owners = xp.where(listed & (hashes[found] == hashes), found, own)
+    kept = sizes.copy()
+    kept[1] *= owners == own
+    return owners, kept
 
 
 def _long_rows(a: CSR, xp: Any, lengths: Any, limit: int | None, dtype: np.dtype[Any]) -> tuple[Any, ...]:

@@ -35,6 +35,7 @@ from spdist.kernels.sell_format import (
 )
 
 PADDING, NARROW_PADDING, NO_DIAGONAL = -1, 0xFFFF, 0x7FFFFFFF
+HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 MOST_FULL = 0x7FFF
 BASES, DIAGONALS = 16, 4
 """Bases of slots, and pairs of a diagonal and its lanes, are padded to multiples of so many."""
@@ -98,16 +99,27 @@ def start_rows(first: Any, count: Any, rows: Any, indptr: Any, cursor: Any, end:
 
 
 @inlined
+def hashed(number: Any, diagonal: Any, mask: Any) -> Any:
+    """Return the hash of a list of diagonals with one more pair."""
+    pair = np.uint64(mask << 32 | diagonal & 0xFFFFFFFF)
+    number = (number ^ pair) * HASH_FACTOR
+    return number ^ number >> np.uint64(32)
+
+
+@inlined
 def count_diagonals(first: Any, count: Any, most: Any, indices: Any, cursor: Any, end: Any) -> Any:
-    """Return how many diagonals a chunk's rows have; more than `most` if that is so."""
+    """Return how many diagonals a chunk's rows have, more than `most` if that is so, and the hash of their list."""
+    number = np.uint64(0)
     for found in range(most + 1):
-        diagonal = next_diagonal(count, first, indices, cursor, end)
+        diagonal, mask = next_diagonal(count, first, indices, cursor, end), 0
         if diagonal == NO_DIAGONAL:
-            return found
+            return found, np.int64(number >> np.uint64(1))
         for r in range(count):
             if cursor[r] < end[r] and indices[cursor[r]] - (first + r) == diagonal:
+                mask |= 1 << r
                 cursor[r] += 1
-    return most + 1
+        number = hashed(number, diagonal, mask)
+    return most + 1, np.int64(-1)
 
 
 @inlined
@@ -168,11 +180,12 @@ def analyse(start: Any, stop: Any, shape: Any, allowed: Any, indptr: Any, indice
         width, least = width // unit, least // unit if count * threads == lanes else 0
         near = allowed & 1 == 1 and spans_fit(width, unit, threads, count, indices, cursor, end)
         kind = (BLOCK_NARROW if near else BLOCK_WIDE) if blocked else NARROW if near else WIDE
+        sizes[3, at] = -1
         if allowed & 2 and threads == 1 and not blocked:
             most = width * lanes * (value_bytes + (2 if near else 4)) // (lanes * value_bytes + 8)
-            found = count_diagonals(first, count, most, indices, cursor, end)
+            found, number = count_diagonals(first, count, most, indices, cursor, end)
             if found <= most:
-                kind, width = DIAGONAL, found
+                kind, width, sizes[3, at] = DIAGONAL, found, number
         narrow, places = kind in (NARROW, BLOCK_NARROW), width * (block_rows(lanes, block) if blocked else lanes)
         chunks[at, 2] = first | width << 32
         chunks[at, 3] = (kind | (code & 0xFFF0) | min(least, MOST_FULL) << 16) << 32
@@ -182,11 +195,11 @@ def analyse(start: Any, stop: Any, shape: Any, allowed: Any, indptr: Any, indice
 
 
 @inlined
-def fill_diagonals(
-    lanes: Any, chunk: Any, indices: Any, data: Any, values: Any, wide: Any, cursor: Any, end: Any
-) -> None:
-    """Write a chunk of pieces of diagonals."""
+def fill_diagonals(lanes: Any, chunk: Any, indices: Any, data: Any, values: Any, wide: Any, shared: Any, cursor: Any,
+                   end: Any) -> Any:  # fmt: skip
+    """Write a chunk of pieces of diagonals; a list that is `shared` has been written: return whether it is the same."""
     place, index, first, width, count = chunk
+    same = True
     for slot in range(width):
         diagonal, mask = next_diagonal(count, first, indices, cursor, end), 0
         for r in range(lanes):
@@ -195,7 +208,12 @@ def fill_diagonals(
             if has:
                 mask |= 1 << r
                 cursor[r] += 1
-        wide[index + 2 * slot], wide[index + 2 * slot + 1] = diagonal, np.int32(np.uint32(mask))
+        pair, bits = index + 2 * slot, np.int32(np.uint32(mask))
+        if shared:
+            same = same and wide[pair] == diagonal and wide[pair + 1] == bits
+        else:
+            wide[pair], wide[pair + 1] = diagonal, bits
+    return same
 
 
 @inlined
@@ -227,18 +245,28 @@ def fill_entries(lanes: Any, threads: Any, block: Any, chunk: Any, indices: Any,
 
 
 @compiled
-def fill(start: Any, stop: Any, lanes: Any, block: Any, indptr: Any, indices: Any, data: Any, rows: Any, chunks: Any,
-         values: Any, wide: Any, narrow: Any, bases: Any, cursor: Any, end: Any) -> None:  # fmt: skip
-    """Write values and indices of chunks ``[start:stop)``; `narrow` and `bases` share their memory."""
+def fill(start: Any, stop: Any, lanes: Any, block: Any, indptr: Any, indices: Any, data: Any, rows: Any, owners: Any,
+         shared: Any, chunks: Any, values: Any, wide: Any, narrow: Any, bases: Any, differ: Any, cursor: Any,
+         end: Any) -> None:  # fmt: skip
+    """Write values and indices of chunks ``[start:stop)``; `narrow` and `bases` share their memory.
+
+    Of those that own their indices, or of those that do not, `shared`; `owners` is empty where all do. ``differ[0]`` is
+    set if a list of diagonals is not that of its owner.
+    """
     none = bases[:0]
     for at in range(start, stop):
+        owner = np.int64(owners[at]) if len(owners) else at
+        if (owner != at) != shared:
+            continue
         code = chunks[at, 3] >> 32
         kind, threads, count = code & 15, 1 << (code >> 4 & 15), code >> 8 & 255
         chunk = chunks[at, 0], chunks[at, 1], chunks[at, 2] & 0xFFFFFFFF, chunks[at, 2] >> 32, count
         start_rows(chunk[2], count, rows, indptr, cursor, end)
         unit = block if kind in (BLOCK_WIDE, BLOCK_NARROW) else 1
         if kind == DIAGONAL:
-            fill_diagonals(lanes, chunk, indices, data, values, wide, cursor, end)
+            as_wide = chunks[owner, 2] >> 32 == chunk[3]
+            if not as_wide or not fill_diagonals(lanes, chunk, indices, data, values, wide, shared, cursor, end):
+                differ[0] = 1
         elif kind in (WIDE, BLOCK_WIDE):
             fill_entries(lanes, threads, unit, chunk, indices, data, values, wide, none, PADDING, cursor, end)
         else:
@@ -627,8 +655,8 @@ class Builder:
         return 1
 
     def analyse(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], allowed: int) -> Any:
-        """Set width, base and kind of each chunk; return the sizes of its arrays."""
-        sizes = np.empty((3, len(chunks)), np.int64)
+        """Set width, base and kind of each chunk; return the sizes of its arrays, and the hash of its diagonals."""
+        sizes = np.empty((4, len(chunks)), np.int64)
         shape = self.lanes, block, self.a.nrows, dtype.itemsize
 
         def work(start: int, stop: int) -> None:
@@ -640,23 +668,31 @@ class Builder:
         in_parallel(work, np.arange(1, len(chunks) + 1), self.threads)
         return sizes
 
-    def fill(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], sizes: Any) -> tuple[Any, ...]:
-        """Place each chunk's arrays behind those of the chunks before; return values and indices of all chunks."""
-        ends = np.cumsum(sizes, axis=1)
+    def fill(
+        self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], sizes: Any, owners: Any
+    ) -> tuple[Any, ...] | None:
+        """Place each chunk's arrays behind those of the chunks before; return values and indices of all chunks.
+
+        None if a chunk's diagonals are not those of its owner.
+        """
+        ends = np.cumsum(sizes[:3], axis=1)
         totals = ends[:, -1].tolist() if len(chunks) else (0, 0, 0)
         narrow = np.isin(chunks[:, 3] >> 32 & 15, (NARROW, BLOCK_NARROW))
-        chunks[:, 0] = ends[0] - sizes[0]
-        chunks[:, 1] = np.where(narrow, ends[2] - sizes[2], ends[1] - sizes[1])
+        places = ends - sizes[:3]
+        chunks[:, 0] = places[0]
+        chunks[:, 1] = np.where(narrow, places[2], places[1] if owners is None else places[1, owners])
         filled = np.empty(totals[0], dtype), np.zeros(totals[1], np.int32), np.zeros(totals[2], np.uint16)
-        bases = filled[2].view(np.int32)
+        bases, differ = filled[2].view(np.int32), np.zeros(1, np.int64)
 
-        def work(start: int, stop: int) -> None:
+        def work(shared: bool, start: int, stop: int) -> None:
             cursor, end = np.empty((2, MOST_LANES), np.int64)
-            fill(start, stop, self.lanes, block, self.a.indptr, self.a.indices, self.a.data, _or_empty(rows), chunks,
-                 filled[0], filled[1], filled[2], bases, cursor, end)  # fmt: skip
+            fill(start, stop, self.lanes, block, self.a.indptr, self.a.indices, self.a.data, _or_empty(rows),
+                 _or_empty(owners), shared, chunks, filled[0], filled[1], filled[2], bases, differ, cursor,
+                 end)  # fmt: skip
 
-        in_parallel(work, chunks[:, 0] + 1, self.threads)
-        return filled
+        for shared in (False,) if owners is None else (False, True):
+            in_parallel(functools.partial(work, shared), chunks[:, 0] + 1, self.threads)
+        return None if differ[0] else filled
 
 
 def _two(x: ValueArray) -> ValueArray:

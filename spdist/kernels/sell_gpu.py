@@ -71,8 +71,8 @@ class Builder:
         return max((b for b, n in zip(BLOCKS, found.tolist(), strict=True) if n >= BLOCKED_SHARE * samples), default=1)
 
     def analyse(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], allowed: int) -> Any:
-        """Set width, base and kind of each chunk; return the sizes of its arrays."""
-        sizes = self.xp.empty((3, len(chunks)), np.int64)
+        """Set width, base and kind of each chunk; return the sizes of its arrays, and the hash of its diagonals."""
+        sizes = self.xp.empty((4, len(chunks)), np.int64)
         if len(chunks):
             self._launch(f"sell_analyse<{self.types}, {block}>", ceil_div(len(chunks), WARPS), (
                 np.int64(len(chunks)), np.int64(self.a.nrows), np.int32(dtype.itemsize), np.int32(allowed),
@@ -80,9 +80,15 @@ class Builder:
             ))  # fmt: skip
         return sizes
 
-    def fill(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], sizes: Any) -> tuple[Any, ...]:
-        """Place each chunk's arrays behind those of the chunks before; return values and indices of all chunks."""
-        ends = self.xp.empty_like(sizes)
+    def fill(
+        self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], sizes: Any, owners: Any
+    ) -> tuple[Any, ...] | None:
+        """Place each chunk's arrays behind those of the chunks before; return values and indices of all chunks.
+
+        None if a chunk's diagonals are not those of its owner.
+        """
+        ends = self.xp.empty((3, len(chunks)), np.int64)
+        differ = None if owners is None else self.xp.zeros(1, np.int32)
         for k in range(3):
             self.xp.cumsum(sizes[k], out=ends[k])
         totals = ends[:, -1].get().tolist() if len(chunks) else (0, 0, 0)
@@ -93,12 +99,13 @@ class Builder:
         )
         if len(chunks):
             name = f"sell_fill<{c_type(self.a.dtype)}, {c_type(dtype)}, {self.types}, {block}>"
-            self._launch(name, ceil_div(len(chunks), WARPS), (
-                np.int64(len(chunks)), self.a.indptr, self.a.indices, self.a.data, _or_null(rows), sizes, ends, chunks,
-                *filled,
-            ))  # fmt: skip
+            for shared in (0,) if differ is None else (0, 1):
+                self._launch(name, ceil_div(len(chunks), WARPS), (
+                    np.int64(len(chunks)), self.a.indptr, self.a.indices, self.a.data, _or_null(rows), sizes, ends,
+                    owners, shared, chunks, *filled, differ,
+                ))  # fmt: skip
         self.xp.cuda.get_current_stream().synchronize()  # products launched early do not wait for what they multiply
-        return filled
+        return None if differ is not None and differ.get()[0] else filled
 
     def _launch(self, name: str, grid: int, arguments: tuple[Any, ...]) -> None:
         module(FILE, (name,))(name, grid, 256, arguments)

@@ -180,7 +180,10 @@ def fake_cupy() -> ModuleType:
     )  # fmt: skip
     cupy.empty, cupy.asarray = empty, filled
     cupy.ones = lambda shape, dtype=float: filled(np.ones(shape, dtype))
-    cupy.cumsum = lambda values: filled(np.cumsum(values))
+    cupy.cumsum = lambda values, out=None: filled(np.cumsum(values)) if out is None else np.cumsum(values, out=out)
+    cupy.where = lambda *values: filled(np.where(*values))
+    cupy.arange = lambda *values, dtype=None: filled(np.arange(*values, dtype=dtype))
+    cupy.minimum, cupy.concatenate = np.minimum, lambda values: filled(np.concatenate(values))
     cupy.ascontiguousarray = lambda values, dtype: values if values.dtype == dtype else filled(values, dtype)
     cupy.zeros = lambda shape, dtype=float: filled(np.zeros(shape, dtype))
     cupy.empty_like = lambda x: empty(x.shape, x.dtype)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spdist.kernels import bsr_gpu
+from spdist.kernels import bsr_gpu, sell, sell_gpu
 from spdist.kernels.semirings import SEMIRINGS
 from tests.kernels import host_cupy
 from tests.kernels import test_answers_gpu as answers
 from tests.kernels import test_bsr_gpu as blocks_on_gpu
 from tests.kernels import test_gpu as products
 from tests.kernels.test_bsr_cpu import block_matrix
+from tests.kernels.test_sell import LISTS, as_csr, collide
 
 pytestmark = pytest.mark.skipif(not host_cupy.CAN_RUN, reason="needs g++ on x86-64")
 everywhere = answers.everywhere
@@ -173,3 +174,21 @@ def test_products_whatever_the_order_of_threads(monkeypatch, order):
     for seed, kind in enumerate(products.KINDS):
         for share in (None, 1.0):
             equals_scipy(seed, (300, 100, 300), (kind, kind), products.TYPES[0], False, True, share)
+
+
+@pytest.mark.parametrize("order", ["0", "2"])
+@pytest.mark.parametrize("options", [{}, {"sigma": 64}, {"index": "narrow"}, {"dtype": np.float32}], ids=str)
+@pytest.mark.parametrize("name", LISTS)
+def test_sell_is_built_as_on_the_host(monkeypatch, name, options, order):
+    monkeypatch.setenv("HOST_CUDA_ORDER", order)
+    m = as_csr(LISTS[name]())
+    on_gpu = products.CSR(*map(host_cupy.filled, (m.indptr, m.indices, m.data)), m.shape)
+    for hashes in (None, collide):
+        if hashes is not None:
+            hashes(monkeypatch)
+        host = sell.build(m, height=32, block=1, **options)
+        with monkeypatch.context() as patch:
+            patch.setattr(sell, "_builder", lambda a, lanes, threads: sell_gpu.Builder(a, lanes))
+            gpu = sell.build(on_gpu, height=32, block=1, **options)
+        for array in ("chunks", "values", "wide", "narrow"):
+            np.testing.assert_array_equal(getattr(host, array), getattr(gpu, array))

@@ -70,6 +70,46 @@ def stencil(n: int = 12) -> sp.csr_matrix:
     return sp.kron(sp.kron(line, line), line).tocsr()
 
 
+def mixed() -> sp.csr_matrix:
+    """Return a stencil below, between and above rows of far columns, of near ones, and of none."""
+    rng = np.random.default_rng(8)
+    n = 1 << 17
+    far = sp.random_array((100, n), density=6 / n, rng=rng)
+    near = sp.random_array((100, 200), density=0.03, rng=rng)
+    parts = [stencil(10), far, stencil(9), near, sp.csr_matrix((70, n)), stencil(11)]
+    return sp.vstack([sp.csr_matrix((p.data, p.coords), (p.shape[0], n)) for p in map(sp.coo_array, parts)]).tocsr()
+
+
+LISTS = {
+    "stencil": lambda: stencil(20),
+    "line": lambda: sp.diags_array([1.0, 2.0, 3.0], offsets=[-40, 0, 7], shape=(3000, 3000)),
+    "mixed": mixed,
+    "none equal": lambda: sp.diags_array(np.arange(1.0, 901.0) * (np.random.default_rng(2).random((9, 900)) < 0.9),
+                                         offsets=range(-4, 5), shape=(900, 900)).tocsr(),
+    "empty": lambda: sp.csr_matrix((300, 40)),
+    "no rows": lambda: sp.csr_matrix((0, 40)),
+}  # fmt: skip
+"""Matrices of chunks that keep diagonals, or not."""
+SHARE_LISTS = sell._share_lists
+
+
+def collide(patch, change=lambda hashes: np.full_like(hashes, 5)) -> None:
+    """Change the hashes of lists."""
+
+    def share_lists(xp, sizes):
+        sizes[3] = np.where(sizes[3] >= 0, change(sizes[3]), -1)
+        return SHARE_LISTS(xp, sizes)
+
+    patch.setattr(sell, "_share_lists", share_lists)
+
+
+def lists_of(a) -> list[tuple[int, bytes]]:
+    """Return where each chunk's list of diagonals lies, and the list."""
+    width, places = a.chunks[:, 2] >> 32, a.chunks[:, 1]
+    listed = np.flatnonzero(a.chunks[:, 3] >> 32 & 15 == sell_cpu.DIAGONAL)
+    return [(int(places[i]), a.wide[places[i] : places[i] + 2 * width[i]].tobytes()) for i in listed]
+
+
 def guarded() -> np.ndarray:
     """Return an x of 4 elements, infinite first, with NaN on either side as far as 16-bit offsets reach."""
     memory = np.full(140_000, np.nan)
@@ -130,6 +170,63 @@ def test_stencils_keep_diagonals():
     assert a.nbytes < 0.75 * plain.nbytes
     x = np.random.default_rng(1).standard_normal(m.shape[1])
     np.testing.assert_allclose(sell.multiply(a, x), m @ x, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize(("lanes", "dtype"), [(32, "f8"), (32, "f4"), (16, "c16"), (24, "f8"), (8, "c8")])
+def test_chunks_of_equal_lists_share_one(monkeypatch, name, lanes, dtype):
+    m = as_csr(LISTS[name]().astype(dtype))
+    a = sell.build(m, lanes=lanes, sigma=1)
+    monkeypatch.setattr(sell, "FEW_LISTS", 1)
+    apart = sell.build(m, lanes=lanes, sigma=1)
+    lists = lists_of(a)
+    listed = [pairs for _, pairs in lists]
+    assert listed == [pairs for _, pairs in lists_of(apart)]
+    assert len({place for place, pairs in lists if pairs}) == len({pairs for pairs in listed if pairs})
+    assert not any(place % 8 for place, _ in lists)
+    rooms = [sum(len(pairs) + 31 & -32 for pairs in some) for some in (listed, set(listed))]
+    assert apart.wide.nbytes - a.wide.nbytes == rooms[0] - rooms[1]
+    assert (a.nbytes < apart.nbytes) == (name in ("stencil", "line", "mixed"))
+    for array in ("values", "narrow"):
+        np.testing.assert_array_equal(getattr(a, array), getattr(apart, array))
+    x = (np.arange(2 * m.ncols).reshape(-1, 2) % 7 - 3).astype(dtype)
+    np.testing.assert_array_equal(sell.multiply(a, x), m.to_scipy() @ x)
+    np.testing.assert_array_equal(sell.multiply(a, x[:, 0].copy()), m.to_scipy() @ x[:, 0])
+    back, wanted = sell.to_csr(a), sell.to_csr(apart)
+    for array in ("indptr", "indices", "data"):
+        np.testing.assert_array_equal(getattr(back, array), getattr(wanted, array))
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_different_lists_of_one_hash(monkeypatch, name):
+    m = as_csr(LISTS[name]())
+    right = sell.build(m, sigma=1, threads=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(sell, "FEW_LISTS", 1)
+        apart = sell.build(m, sigma=1)
+    collide(monkeypatch)
+    a = sell.build(m, sigma=1, threads=2)
+    few = len({pairs for _, pairs in lists_of(a)}) <= 1
+    for array in ("chunks", "values", "wide", "narrow"):
+        np.testing.assert_array_equal(getattr(a, array), getattr(right if few else apart, array))
+
+
+def test_different_hashes_in_one_place(monkeypatch):
+    """The first list is shared, the others are not."""
+    m = as_csr(stencil(20))
+    collide(monkeypatch, lambda hashes: hashes >> 20 << 20)
+    lists = lists_of(a := sell.build(m, sigma=1))
+    assert len({place for place, pairs in lists}) == 1 + sum(pairs != lists[0][1] for _, pairs in lists)
+    x = np.arange(m.ncols) % 7 - 3.0
+    np.testing.assert_array_equal(sell.multiply(a, x), m.to_scipy() @ x)
+
+
+def test_few_lists_stay_apart():
+    far = sp.random_array((4000, 1 << 17), density=1e-4, random_state=3)
+    near = sp.eye_array(300, 1 << 17)
+    a = sell.build(as_csr(sp.vstack([far, near])), sigma=1)
+    places = [place for place, _ in lists_of(a)]
+    assert 1 < len(places) == len(set(places))
 
 
 def test_far_columns_take_32_bits():
