@@ -95,9 +95,8 @@ def stored_s(grid: Path, nnz_c: int, speed: dict[str, float]) -> float:
     return max(a.nnz * entry / speed["read"], nnz_c * entry / speed["write"])
 
 
-def make(folder: Path, quick: bool, scale: int) -> dict[str, Path]:
+def make(folder: Path, side: int, scale: int) -> dict[str, Path]:
     """Store the matrices, unless they are there; the graph has 2^scale nodes."""
-    side, scale = (12, 8) if quick else (256, scale)
     stored = {"grid": folder / f"poisson-{side}.zarr", "graph": folder / f"rmat-{scale}.zarr"}
     if not stored["grid"].exists():
         spdist.generate("poisson", stored["grid"], dims=(side,) * 3, points=27)
@@ -124,6 +123,7 @@ def main() -> int:
     parser.add_argument("--engine", default="cuda", help="cuda, hybrid or numba; several, separated by commas")
     parser.add_argument("--folder", type=Path, help="keeps the matrices; a temporary one by default")
     parser.add_argument("--scale", type=int, default=22, help="of the graph, which has 2^scale nodes; 22 by default")
+    parser.add_argument("--side", type=int, default=256, help="of the grid; 256 by default")
     parser.add_argument("--weak", action="store_true", help="a product that grows with the workers as well")
     args = parser.parse_args()
     engines = args.engine.split(",")
@@ -133,7 +133,7 @@ def main() -> int:
         record.write({"benchmark": "scaling", "results": []}, args.out)
         return 0
     with tempfile.TemporaryDirectory() as scratch:
-        stored = make(args.folder or Path(scratch), args.quick, args.scale)
+        stored = make(args.folder or Path(scratch), *((12, 8) if args.quick else (args.side, args.scale)))
         counts = [int(count) for count in args.workers.split(",")]
         if args.weak:
             draw_rows(stored, counts)
