@@ -182,6 +182,8 @@ template <typename Fold> unsigned over_warp(const unsigned value, const unsigned
 inline unsigned __reduce_or_sync(unsigned, const unsigned x) { return over_warp(x, 0, [](unsigned a, unsigned b) { return a | b; }); }
 inline unsigned __reduce_add_sync(unsigned, const unsigned x) { return over_warp(x, 0, [](unsigned a, unsigned b) { return a + b; }); }
 inline unsigned __ballot_sync(const unsigned mask, const int holds) { return __reduce_or_sync(mask, holds ? 1u << lane() : 0u); }
+inline int __reduce_min_sync(unsigned, const int x) { return over_warp(x, ~0u >> 1, [](int a, int b) { return std::min(a, b); }); }
+inline int __reduce_max_sync(unsigned, const int x) { return over_warp(x, 1u << 31, [](int a, int b) { return std::max(a, b); }); }
 inline int __any_sync(const unsigned mask, const int holds) { return __ballot_sync(mask, holds) != 0; }
 inline int __all_sync(const unsigned mask, const int holds) { return __ballot_sync(mask, !holds) == 0; }
 
@@ -236,9 +238,13 @@ template <typename T> T __ldca(const T* at) { return *at; }
 
 struct float2 { float x, y; };
 struct double2 { double x, y; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
 struct uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(16) ulonglong2 { unsigned long long x, y; };
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline ulonglong2 make_ulonglong2(unsigned long long x, unsigned long long y) { return {x, y}; }

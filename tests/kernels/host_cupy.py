@@ -68,9 +68,10 @@ class Stream:
     """A stream, an event, or a device, on which all is done at once; while one captures, launches are noted instead."""
 
     ptr = 0
+    attributes: ClassVar[dict[str, int]] = {"L2CacheSize": 1 << 20}
     captured: list[Any] | None = None
 
-    def __init__(self, **options: bool) -> None:
+    def __init__(self, device: int = 0, **options: bool) -> None:
         pass
 
     def __enter__(self) -> Stream:
@@ -155,7 +156,9 @@ class Module:
     def compile(self) -> None:
         """Wait for the first call: most tests call the kernels of few files."""
 
-    def __call__(self, name: str, grid: Any, block: int, args: tuple[Any, ...], shared: int = 0) -> None:
+    def __call__(
+        self, name: str, grid: Any, block: int, args: tuple[Any, ...], shared: int = 0, early: bool = False
+    ) -> None:
         x, y = grid if isinstance(grid, tuple) else (grid, 1)
         words = (ctypes.c_int64 * len(args))(*[a if a.__class__ is int else module._word(a) for a in args])
         sizes = ctypes.c_uint(x or 1), ctypes.c_uint(y or 1), ctypes.c_uint(block), ctypes.c_size_t(shared)
@@ -178,7 +181,7 @@ def fake_cupy() -> ModuleType:
     )  # fmt: skip
     cupy.empty, cupy.asarray = empty, filled
     cupy.ones = lambda shape, dtype=float: filled(np.ones(shape, dtype))
-    cupy.cumsum = lambda values: filled(np.cumsum(values))
+    cupy.cumsum = lambda values, out=None: filled(np.cumsum(values, out=out))
     cupy.ascontiguousarray = lambda values, dtype: values if values.dtype == dtype else filled(values, dtype)
     cupy.zeros = lambda shape, dtype=float: filled(np.zeros(shape, dtype))
     cupy.empty_like = lambda x: empty(x.shape, x.dtype)
