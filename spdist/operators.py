@@ -605,15 +605,12 @@ def _try_on_gpu(trial: _Trial, makers: dict[str, Callable[[], Product]], uses: i
     """Time what needs no other order; then one that may help, where x is read so badly that it may pay."""
     m = trial.m
     seconds = trial.add("sell", makers["sell"])
-    made = cast(SellProduct, trial.found["sell"][1])
-    dtype = made.matrix.dtype
-    if made.matrix.widest_mixed:
-        trial.add("sell of no mixed chunks", lambda: SellProduct(sell.build(m, dtype=dtype, mixed=False)))
     if m.nrows < LANES * sell.SPREAD_ROWS:
-        trial.add("sell of one lane a row", lambda: SellProduct(sell.build(m, height=LANES, dtype=dtype)))
+        trial.add("sell of one lane a row", lambda: SellProduct(sell.build(m, height=LANES)))
     for name in ("csr", "cusparse"):
         if name in makers:
             trial.add(name, makers[name])
+    made = cast(SellProduct, trial.found["sell"][1])
     moved = made.nbytes + trial.dtype.itemsize * sum(m.shape)
     floor = moved / _bandwidth(_device())
     worth = uses * (seconds - floor) > REORDERING * seconds
