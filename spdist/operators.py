@@ -371,7 +371,7 @@ def sell_operator(
     lanes = C * T if T is not None else LANES if is_on_gpu(m.data) else C
     count = threads or os.cpu_count() or 1
     made = sell.build(m, height=int(C), lanes=int(lanes), sigma=sigma, index=index, block=block,
-                      mixed=None if T is None else True, dtype=_stored_dtype(wanted, dtype), threads=count)  # fmt: skip
+                      dtype=_stored_dtype(wanted, dtype), threads=count)  # fmt: skip
     return Operator(SellProduct(made), m.shape, wanted, "sell", "asked for", threads=count, source=m)
 
 

@@ -11,7 +11,7 @@ import spdist
 from spdist.bsr import BSR
 from spdist.errors import CorruptError, InputError, MatrixError
 from tests.kernels.test_bsr_cpu import block_matrix
-from tests.kernels.test_sell import stencil, with_far_slots
+from tests.kernels.test_sell import stencil
 
 HOST_METHODS = ("auto", "sell", "scipy", "levels", "popular")
 GPU_METHODS = ("auto", "sell", "csr", "cusparse", "levels", "popular")
@@ -101,18 +101,6 @@ def test_saved_and_opened(tmp_path, method):
     np.testing.assert_array_equal(b @ x, a @ x)
     np.testing.assert_allclose(b.rmatvec(x), m.T @ x, rtol=1e-12)
     assert abs(b.to_csr().to_scipy() - m).max() == 0
-
-
-def test_chunks_of_far_slots_are_for_the_gpu_and_stored(tmp_path):
-    m = with_far_slots(2).to_scipy()
-    a, x = spdist.sell(m, T=1), np.random.default_rng(1).standard_normal(m.shape[1])
-    assert "chunks: 2 mixed" in repr(a)
-    assert "mixed" not in repr(spdist.sell(m))
-    assert "mixed" not in repr(spdist.sell(m, T=1, index="wide"))
-    a.save(tmp_path / "a.zarr")
-    b = spdist.open_operator(tmp_path / "a.zarr")
-    np.testing.assert_array_equal(b @ x, a @ x)
-    np.testing.assert_array_equal(b @ x, spdist.sell(m) @ x)
 
 
 def test_opening_checks(tmp_path):

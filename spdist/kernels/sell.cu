@@ -11,18 +11,14 @@
 //                 chunks of equal lists of such pairs share the first one's
 //   BLOCK_WIDE    rows in dense blocks of BLOCK x BLOCK: one block column for each block row and slot
 //   BLOCK_NARROW  the same as 16-bit offsets from the slot's base
-//   MIXED         as NARROW, but the columns of some slots are too far from each other for that: each lane has its own base
-// 16-bit offsets of a chunk start after the bases of its slots, at a multiple of BASES bases. In a MIXED chunk planes of 32
-// numbers, one for each far slot, follow those of the offsets; such a slot has ~plane for its base, counted from the first
-// plane of offsets, and a lane's own base is NARROW_PADDING times its number there: offsets stay below NARROW_PADDING.
+// 16-bit offsets of a chunk start after the bases of its slots, at a multiple of BASES bases.
 // Rows of more than a few thousand entries stay in CSR: a thread block for each, or for each of its pieces.
 // Products are launched early: thread blocks begin while the launch before ends. x is no `__restrict__`: that may write it.
 #include "common.cuh"
 
-enum Kind { WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW, MIXED };
-enum Allowed { MAY_BE_NARROW = 1, MAY_BE_DIAGONAL = 2, MAY_BE_MIXED = 4 };
+enum Kind { WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW };
+enum Allowed { MAY_BE_NARROW = 1, MAY_BE_DIAGONAL = 2, MAY_BE_WIDE = 4 };
 constexpr int PADDING = -1, NO_DIAGONAL = 0x7fffffff, WARPS = 8, BASES = 16, DIAGONALS = 4, MOST_FULL = 0x7fff, GATHERED = 4;
-constexpr int LEAST_SAVED = 20;  // a MIXED chunk saves one in so many bytes of a WIDE one: its loads wait for each other
 constexpr u32 NARROW_PADDING = 0xffffu;
 
 struct __align__(16) Chunk {
@@ -31,7 +27,6 @@ struct __align__(16) Chunk {
     __device__ int kind() const { return code & 15; }
     __device__ int log_threads() const { return code >> 4 & 15; }
     __device__ int rows() const { return code >> 8 & 255; }  // above: slots that no row leaves empty, up to MOST_FULL
-    __device__ bool has_offsets() const { return kind() == NARROW || kind() == BLOCK_NARROW || kind() == MIXED; }
 };
 
 // Block columns of a slot: 32 rows meet so many block rows at most.
@@ -100,26 +95,16 @@ __device__ __forceinline__ int slot_span(const bool more, const Index* __restric
     return __reduce_min_sync(FULL_WARP, column);
 }
 
-// Whether the columns of a slot lie too far from each other for 16 bits.
-__device__ __forceinline__ bool is_far(const int low, const int high) { return high - low >= (int)NARROW_PADDING; }
-
-// How many slots are far; more than `most` if that is so.
+// Whether the columns of each slot lie within 16 bits.
 template <typename Index, typename Pointer>
-__device__ __forceinline__ int count_far(const int width, const int unit, const int threads, const int most,
-                                         const Served<Pointer>& s, const Index* __restrict__ indices) {
+__device__ __forceinline__ bool spans_fit(const int width, const int unit, const int threads, const Served<Pointer>& s,
+                                          const Index* __restrict__ indices) {
     Pointer k = s.begin + threadIdx.x % threads * unit;
-    int count = 0;
-    for (int slot = 0, high; slot < width && count <= most; ++slot, k += threads * unit) {
+    for (int slot = 0, high; slot < width; ++slot, k += threads * unit) {
         const int low = slot_span(k < s.end, indices + k, unit, high);
-        count += is_far(low, high);
+        if (high - low >= (int)NARROW_PADDING) return false;
     }
-    return count;
-}
-
-// Far slots that a MIXED chunk has at most: of more bytes than these it is WIDE.
-__device__ __forceinline__ int most_far(const int width, const int value_bytes) {
-    const int bytes = 4 * 32 * width, saved = round_up(bytes + 32 * width * value_bytes, LEAST_SAVED) / LEAST_SAVED;
-    return max((int)((bytes - saved) / 2 - base_room(width)) / 32 - width, 0);
+    return true;
 }
 
 // Count in a sample which rows are blocked.
@@ -169,14 +154,12 @@ sell_analyse(const i64 nchunks, const i64 nrows, const int value_bytes, const in
         const bool blocked = !s.valid || (s.position % BLOCK == s.row % BLOCK && is_blocked<BLOCK>(s.row, nrows, indptr, indices));
         if (__all_sync(FULL_WARP, blocked)) unit = BLOCK, c.width /= BLOCK;
     }
-    const int limit = allowed & MAY_BE_MIXED && unit == 1 ? most_far(c.width, value_bytes) : 0;
-    const int far = allowed & MAY_BE_NARROW ? count_far(c.width, unit, threads, limit, s, indices) : limit + 1;
-    int kind = unit > 1 ? (far == 0 ? BLOCK_NARROW : BLOCK_WIDE) : far == 0 ? NARROW : far <= limit ? MIXED : WIDE;
+    const bool near = (allowed & MAY_BE_NARROW) && spans_fit(c.width, unit, threads, s, indices);
+    int kind = unit > 1 ? (near ? BLOCK_NARROW : BLOCK_WIDE) : (near ? NARROW : WIDE);
     u64 hash = 0;
     if ((allowed & MAY_BE_DIAGONAL) && unit == 1 && threads == 1) {
         // as many as cost no more bytes than the slots otherwise would
-        const int planes = c.width + (kind == WIDE ? c.width : far);
-        const int most = 32 * (c.width * value_bytes + 2 * planes) / (32 * value_bytes + 8);
+        const int most = c.width * 32 * (value_bytes + (near ? 2 : 4)) / (32 * value_bytes + 8);
         Pointer k = s.begin;
         int count = 0, mine;
         for (;; ++count) {
@@ -192,9 +175,10 @@ sell_analyse(const i64 nchunks, const i64 nrows, const int value_bytes, const in
     if (lane == 0) {
         chunks[at] = c;
         const i64 places = c.width * (i64)(unit > 1 ? block_rows<BLOCK>() : 32);
+        const bool narrow = kind == NARROW || kind == BLOCK_NARROW;
         sizes[at] = (i64)c.width * 32 * unit;
-        sizes[nchunks + at] = kind == DIAGONAL ? diagonal_room(c.width) : c.has_offsets() ? 0 : round_up(places, 4);
-        sizes[2 * nchunks + at] = c.has_offsets() ? base_room(c.width) + round_up(places + far * 32, 2 * BASES) : 0;
+        sizes[nchunks + at] = kind == DIAGONAL ? diagonal_room(c.width) : narrow ? 0 : round_up(places, 4);
+        sizes[2 * nchunks + at] = narrow ? base_room(c.width) + round_up(places, 2 * BASES) : 0;
         sizes[3 * nchunks + at] = kind == DIAGONAL ? (i64)(hash >> 1) : -1;
     }
 }
@@ -230,14 +214,11 @@ __device__ __forceinline__ void fill_entries(const Chunk& c, const Served<Pointe
     int* bases = (int*)(index + c.index);
     index += c.index + (narrow ? base_room(c.width) : 0);
     Pointer k = s.begin + (Pointer)(lane % threads) * BLOCK;
-    for (int slot = 0, plane = c.width, high; slot < c.width; ++slot, k += (Pointer)threads * BLOCK) {
+    for (int slot = 0, high; slot < c.width; ++slot, k += (Pointer)threads * BLOCK) {
         const bool more = k < s.end;
-        const int low = narrow ? slot_span(more, indices + k, BLOCK, high) : 0;
-        const bool far = narrow && is_far(low, high);
-        const int column = more ? (int)(indices[k] / BLOCK) : 0, offset = far ? column % (int)NARROW_PADDING : column - low;
-        if (narrow && lane == 0) bases[slot] = far ? ~plane : low;
-        if (writes) index[slot * places + place] = more ? (Narrowed)offset : (Narrowed)PADDING;
-        if (far) index[plane++ * places + place] = (Narrowed)(column / (int)NARROW_PADDING);
+        const int base = narrow ? slot_span(more, indices + k, BLOCK, high) : 0;
+        if (narrow && lane == 0) bases[slot] = base;
+        if (writes) index[slot * places + place] = more ? (Narrowed)(indices[k] / BLOCK - base) : (Narrowed)PADDING;
         for (int e = 0; e < BLOCK; ++e)
             values[c.values + ((i64)slot * BLOCK + e) * 32 + lane] = more ? Stored(data[k + e]) : Stored(0);
     }
@@ -261,7 +242,7 @@ sell_fill(const i64 nchunks, const Pointer* __restrict__ indptr, const Index* __
     if ((owner != at) != shared) return;
     Chunk c = chunks[at];
     const bool as_wide = !shared || chunks[owner].width == c.width;
-    const i64 which = nchunks * (c.has_offsets() ? 2 : 1) + owner;
+    const i64 which = nchunks * (c.kind() == NARROW || c.kind() == BLOCK_NARROW ? 2 : 1) + owner;
     c.values = ends[at] - sizes[at];
     c.index = ends[which] - sizes[which];
     __syncwarp();
@@ -271,7 +252,7 @@ sell_fill(const i64 nchunks, const Pointer* __restrict__ indptr, const Index* __
         const bool same = as_wide && fill_diagonals(c, s, indices, data, values, wide, shared);
         if (!same && threadIdx.x % 32 == 0) *differ = 1;
     } else if (c.kind() == WIDE) fill_entries<1>(c, s, indices, data, values, wide);
-    else if (c.kind() == NARROW || c.kind() == MIXED) fill_entries<1>(c, s, indices, data, values, narrow);
+    else if (c.kind() == NARROW) fill_entries<1>(c, s, indices, data, values, narrow);
     else if (c.kind() == BLOCK_WIDE) fill_entries<BLOCK>(c, s, indices, data, values, wide);
     else fill_entries<BLOCK>(c, s, indices, data, values, narrow);
 }
@@ -305,32 +286,6 @@ __device__ __forceinline__ void add_entries(const int slot, const int width, con
         const int4 four = base[u / 4];
         const int low = u % 4 == 0 ? four.x : u % 4 == 1 ? four.y : u % 4 == 2 ? four.z : four.w;
         if (column[u] != (Index)PADDING) add<K>(sum, value[u], x + (low + (int)column[u]) * stride);
-    }
-}
-
-// Add all slots of a MIXED chunk. Bases are loaded one step ahead, so that what depends on them is not; that leaves registers
-// for four slots at a time.
-template <int K, typename Value, typename Vector>
-__device__ __forceinline__ void add_mixed(const int width, const u64 policy, const Value* values, const int* bases,
-                                          const u16* index, const Vector* x, const i64 stride, Vector* sum) {
-    int4 next = *(const int4*)bases;
-    for (int slot = 0; slot < width; slot += 4) {
-        const int base[4] = {next.x, next.y, next.z, next.w};
-        u16 offset[4], far[4];
-        Value value[4];
-        if (slot + 4 < width) next = *(const int4*)(bases + slot + 4);
-#pragma unroll
-        for (int u = 0; u < 4; ++u) {
-            offset[u] = slot + u < width ? load(index + (slot + u) * 32, policy) : (u16)PADDING;
-            value[u] = slot + u < width ? load(values + (slot + u) * 32, policy) : Value(0);
-        }
-#pragma unroll
-        for (int u = 0; u < 4; ++u) far[u] = base[u] < 0 ? load(index + ~base[u] * 32, policy) : (u16)0;
-#pragma unroll
-        for (int u = 0; u < 4; ++u) {
-            const int low = base[u] < 0 ? far[u] * (int)NARROW_PADDING : base[u];
-            if (offset[u] != (u16)PADDING) add<K>(sum, value[u], x + (low + (int)offset[u]) * stride);
-        }
     }
 }
 
@@ -389,8 +344,6 @@ __device__ __forceinline__ void add_chunk(const Chunk& c, const u64 policy, cons
         for (int s = 0; s < c.width; s += N) add_diagonals<K, N>(s, c.width, policy, values, (const int4*)(wide + c.index), from, stride, sum);
     } else if (c.kind() == NARROW) {
         for (int s = 0; s < c.width; s += N) add_entries<K, N>(s, c.width, policy, values, bases, offsets + lane, x, stride, sum);
-    } else if (c.kind() == MIXED) {
-        add_mixed<K>(c.width, policy, values, bases, offsets + lane, x, stride, sum);
     } else if (c.kind() == WIDE) {
         for (int s = 0; s < c.width; s += N) add_entries<K, N>(s, c.width, policy, values, bases, wide + c.index + lane, x, stride, sum);
     } else if (BLOCK > 1 && c.kind() == BLOCK_NARROW) {
@@ -451,7 +404,7 @@ sell_multiply(const int npieces, const int nlong, const int fits, const i64 nchu
     if (at >= nchunks) return;
     const Chunk c = chunks[at];
     const int lane = threadIdx.x % 32, threads = 1 << c.log_threads(), r = lane >> c.log_threads();
-    const int row = r < c.rows() && rows ? stream(rows + c.first + r) : c.first + r;
+    const i64 row = r < c.rows() && rows ? stream(rows + c.first + r) : c.first + r;
     Vector sum[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) sum[k] = Vector(0);
@@ -460,7 +413,7 @@ sell_multiply(const int npieces, const int nlong, const int fits, const i64 nchu
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         for (int step = threads / 2; step > 0; step /= 2) sum[k] += across(sum[k], step);
-        if (r < c.rows() && lane % threads == 0) y[(i64)row * stride + k] = sum[k];
+        if (r < c.rows() && lane % threads == 0) y[row * stride + k] = sum[k];
     }
 }
 

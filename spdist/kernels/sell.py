@@ -28,8 +28,6 @@ ALLOWED = {"wide": 0, "narrow": 1, "auto": 3}
 """Forms that a chunk may take, as the kernels number them."""
 FEW_LISTS = 1 / 8
 """Share of the chunks up to which those that keep diagonals have a list each: to find equal ones is not free."""
-MIXED_ALLOWED = 4
-"""The number of mixed chunks, where there are narrow ones too."""
 SPREAD_ROWS = WARPS_WANTED
 """Times 32: rows below which several lanes of a GPU take a row."""
 
@@ -37,7 +35,7 @@ SPREAD_ROWS = WARPS_WANTED
 def build(
     a: CSR, *, height: int = 0, lanes: int = LANES, sigma: int | Literal["auto"] = "auto",
     index: Index = "auto", block: int | Literal["auto"] = "auto", dtype: Any = None,
-    mixed: bool | None = None, threads: int = 1,
+    threads: int = 1,
 ) -> Sell:  # fmt: skip
     """Bring a matrix into SELL-C-sigma, where its arrays are.
 
@@ -57,9 +55,6 @@ def build(
         Side of the dense blocks to look for; 1 for none, as "auto" has it on the CPU.
     dtype : dtype, optional
         Of the stored values; that of `a` unless given.
-    mixed : bool, optional
-        Whether a few slots with columns far from each other leave the others of their chunk 16-bit offsets: for the
-        GPU, unless given. The CPU multiplies such chunks too, but 32-bit columns in less time.
     threads : int
         On the host.
 
@@ -88,10 +83,7 @@ def build(
     )  # fmt: skip
     chunks = builder.xp.zeros((len(placed.first), 4), np.int64)
     chunks[:, 2], chunks[:, 3] = placed.first, placed.code << 32
-    allowed = ALLOWED[index] | (
-        MIXED_ALLOWED if index != "wide" and (builder.spread if mixed is None else mixed) else 0
-    )
-    sizes = builder.analyse(chunks, placed.rows, side, stored, allowed)
+    sizes = builder.analyse(chunks, placed.rows, side, stored, ALLOWED[index])
     owners, kept = _share_lists(builder.xp, sizes)
     filled = builder.fill(chunks, placed.rows, side, stored, kept, owners)
     if filled is None:  # two lists of one hash

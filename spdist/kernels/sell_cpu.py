@@ -29,10 +29,7 @@ from spdist.kernels.sell_format import (
     BLOCK_WIDE,
     CPU_LONG,
     DIAGONAL,
-    LEAST_SAVED,
-    MIXED,
     NARROW,
-    OFFSETS,
     WIDE,
     Sell,
 )
@@ -154,31 +151,13 @@ def slot_span(slot: Any, unit: Any, threads: Any, count: Any, indices: Any, curs
 
 
 @inlined
-def is_far(low: Any, high: Any) -> Any:
-    """Whether the columns of a slot lie too far from each other for 16 bits."""
-    return high - low >= NARROW_PADDING
-
-
-@inlined
-def count_far(width: Any, unit: Any, threads: Any, most: Any, count: Any, indices: Any, cursor: Any, end: Any) -> Any:
-    """Return how many slots are far; more than `most` if that is so."""
-    found = 0
+def spans_fit(width: Any, unit: Any, threads: Any, count: Any, indices: Any, cursor: Any, end: Any) -> Any:
+    """Whether the columns of each slot lie within 16 bits."""
     for slot in range(width):
         low, high = slot_span(slot, unit, threads, count, indices, cursor, end)
-        if is_far(low, high):
-            found += 1
-            if found > most:
-                break
-    return found
-
-
-@inlined
-def most_far(width: Any, lanes: Any, value_bytes: Any) -> Any:
-    """Return the far slots that a mixed chunk has at most: of more bytes than these it is wide."""
-    index_bytes = 4 * round_up(width * lanes, 4)
-    saved = round_up(index_bytes + width * lanes * value_bytes, LEAST_SAVED) // LEAST_SAVED
-    room = (index_bytes - saved) // 2 - base_room(width)
-    return max(room // (2 * BASES) * (2 * BASES) // lanes - width, 0)
+        if high - low >= NARROW_PADDING:
+            return False
+    return True
 
 
 @compiled
@@ -199,25 +178,20 @@ def analyse(start: Any, stop: Any, shape: Any, allowed: Any, indptr: Any, indice
                 blocked = (first + r) % block == row % block and is_blocked(block, row, nrows, indptr, indices)
         unit = block if blocked else 1
         width, least = width // unit, least // unit if count * threads == lanes else 0
-        limit = most_far(width, lanes, value_bytes) if allowed & 4 and not blocked else 0
-        far = count_far(width, unit, threads, limit, count, indices, cursor, end) if allowed & 1 else limit + 1
-        if blocked:
-            kind = BLOCK_NARROW if far == 0 else BLOCK_WIDE
-        else:
-            kind = NARROW if far == 0 else MIXED if far <= limit else WIDE
+        near = allowed & 1 == 1 and spans_fit(width, unit, threads, count, indices, cursor, end)
+        kind = (BLOCK_NARROW if near else BLOCK_WIDE) if blocked else NARROW if near else WIDE
         sizes[3, at] = -1
         if allowed & 2 and threads == 1 and not blocked:
-            planes = width + (width if kind == WIDE else far)
-            most = lanes * (width * value_bytes + 2 * planes) // (lanes * value_bytes + 8)
+            most = width * lanes * (value_bytes + (2 if near else 4)) // (lanes * value_bytes + 8)
             found, number = count_diagonals(first, count, most, indices, cursor, end)
             if found <= most:
                 kind, width, sizes[3, at] = DIAGONAL, found, number
-        narrow, places = kind in OFFSETS, width * (block_rows(lanes, block) if blocked else lanes)
+        narrow, places = kind in (NARROW, BLOCK_NARROW), width * (block_rows(lanes, block) if blocked else lanes)
         chunks[at, 2] = first | width << 32
         chunks[at, 3] = (kind | (code & 0xFFF0) | min(least, MOST_FULL) << 16) << 32
         sizes[0, at] = width * lanes * unit
         sizes[1, at] = diagonal_room(width) if kind == DIAGONAL else 0 if narrow else round_up(places, 4)
-        sizes[2, at] = base_room(width) + round_up(places + far * lanes, 2 * BASES) if narrow else 0
+        sizes[2, at] = base_room(width) + round_up(places, 2 * BASES) if narrow else 0
 
 
 @inlined
@@ -244,15 +218,10 @@ def fill_diagonals(lanes: Any, chunk: Any, indices: Any, data: Any, values: Any,
 
 @inlined
 def fill_bases(unit: Any, threads: Any, chunk: Any, indices: Any, bases: Any, cursor: Any, end: Any) -> None:
-    """Write the bases of a chunk's slots, of far ones their planes; `bases` is `narrow` as 32-bit numbers."""
+    """Write the bases of a chunk's slots; `bases` is `narrow` as 32-bit numbers."""
     _, to, _, width, count = chunk
-    plane = width
     for slot in range(width):
-        low, high = slot_span(slot, unit, threads, count, indices, cursor, end)
-        if is_far(low, high):
-            low = ~plane
-            plane += 1
-        bases[to // 2 + slot] = low
+        bases[to // 2 + slot] = slot_span(slot, unit, threads, count, indices, cursor, end)[0]
 
 
 @inlined
@@ -269,11 +238,8 @@ def fill_entries(lanes: Any, threads: Any, block: Any, chunk: Any, indices: Any,
         row_place = r * threads if block == 1 else (first % block + r) // block
         for number in range((end[r] - cursor[r]) // block):
             k, slot, lane = cursor[r] + number * block, number // threads, number % threads
-            base, column = np.int64(bases[to // 2 + slot]) if len(bases) else 0, np.int64(indices[k]) // block
-            if base < 0:
-                index[offsets + ~base * places + row_place + lane] = column // NARROW_PADDING
-                base = column - column % NARROW_PADDING
-            index[offsets + slot * places + row_place + lane] = column - base
+            base = np.int64(bases[to // 2 + slot]) if len(bases) else 0
+            index[offsets + slot * places + row_place + lane] = indices[k] // block - base
             for e in range(block):
                 values[place + (slot * block + e) * lanes + r * threads + lane] = data[k + e]
 
@@ -456,20 +422,6 @@ def sum_diagonals(typing: Any, groups: Any, sums: Any, y: Any, place: Any, slots
 
 
 @inlined
-def widen(lanes: Any, chunk: Any, narrow: Any, bases: Any, columns: Any) -> None:
-    """Write the columns of a mixed chunk as those of a wide one."""
-    _, to, _, width, _ = chunk
-    offsets = to + base_room(width)
-    for slot in range(width):
-        base, out, at = bases[to // 2 + slot], np.uintp(slot * lanes), np.uintp(offsets + slot * lanes)
-        own = np.uintp(offsets + ~np.int64(base) * lanes) if base < 0 else at
-        for lane in range(lanes):
-            low = np.int32(narrow[own + np.uintp(lane)] * NARROW_PADDING) if base < 0 else base
-            offset = narrow[at + np.uintp(lane)]
-            columns[out + np.uintp(lane)] = PADDING if offset == NARROW_PADDING else low + offset
-
-
-@inlined
 def add_slots(total: Any, slots: Any, step: Any, at: Any, to: Any, base_at: Any, bases: Any, padding: Any, values: Any,
               index: Any, x: Any) -> Any:  # fmt: skip
     """Return `total` with a lane's slots added up to its padding; `bases` is empty where columns are no offsets."""
@@ -517,11 +469,10 @@ def entry_chunk(groups: Any, chunk: Any, full: Any, direct: Any, bases: Any, pad
 
 @compiled
 def multiply_chunks(start: Any, stop: Any, groups: Any, chunks: Any, values: Any, wide: Any, narrow: Any, bases: Any,
-                    rows: Any, x: Any, y: Any, sums: Any, columns: Any) -> None:  # fmt: skip
+                    rows: Any, x: Any, y: Any, sums: Any) -> None:  # fmt: skip
     """Multiply chunks ``[start:stop)`` of real numbers, a lane a row, none in blocks, with one column of x.
 
-    `groups` is a tuple as long as there are groups of lanes in a chunk, `sums` room for their sums, `columns` for the
-    columns of the widest mixed chunk.
+    `groups` is a tuple as long as there are groups of lanes in a chunk, `sums` room for their sums.
     """
     for at in range(start, stop):
         code = chunks[at, 3] >> 32
@@ -533,14 +484,10 @@ def multiply_chunks(start: Any, stop: Any, groups: Any, chunks: Any, values: Any
                           np.uintp(chunk[1]), np.uintp(chunk[2]), x)  # fmt: skip
             if direct < 0:
                 store(chunk[2], count, rows, sums, y)
-        elif kind == NARROW:
-            entry_chunk(groups, chunk, full, direct, bases, NARROW_PADDING, rows, values, narrow, x, y, sums, bases)
+        elif kind == WIDE:
+            entry_chunk(groups, chunk, full, direct, bases, PADDING, rows, values, wide, x, y, sums, bases[:0])
         else:
-            index = wide
-            if kind == MIXED:
-                widen(len(groups) * GROUP, chunk, narrow, bases, columns)
-                index, chunk = columns, (chunk[0], 0, chunk[2], chunk[3], count)
-            entry_chunk(groups, chunk, full, direct, bases, PADDING, rows, values, index, x, y, sums, bases[:0])
+            entry_chunk(groups, chunk, full, direct, bases, NARROW_PADDING, rows, values, narrow, x, y, sums, bases)
 
 
 @inlined
@@ -558,10 +505,7 @@ def entry_of(kind: Any, block: Any, lanes: Any, lane: Any, slot: Any, chunk: Any
         column = np.int64(wide[to + place])
         return column * unit if column >= 0 else column
     offset = np.int64(narrow[to + base_room(width) + place])
-    base = np.int64(bases[to // 2 + slot])
-    if base < 0:
-        base = np.int64(narrow[to + base_room(width) + ~base * lanes + lane]) * NARROW_PADDING
-    return np.int64(-1) if offset == NARROW_PADDING else (base + offset) * unit
+    return np.int64(-1) if offset == NARROW_PADDING else (bases[to // 2 + slot] + offset) * unit
 
 
 @compiled
@@ -733,7 +677,7 @@ class Builder:
         """
         ends = np.cumsum(sizes[:3], axis=1)
         totals = ends[:, -1].tolist() if len(chunks) else (0, 0, 0)
-        narrow = np.isin(chunks[:, 3] >> 32 & 15, OFFSETS)
+        narrow = np.isin(chunks[:, 3] >> 32 & 15, (NARROW, BLOCK_NARROW))
         places = ends - sizes[:3]
         chunks[:, 0] = places[0]
         chunks[:, 1] = np.where(narrow, places[2], places[1] if owners is None else places[1, owners])
@@ -770,8 +714,7 @@ def multiply(a: Sell, x: ValueArray, out: Any, threads: int) -> ValueArray:
 
         def work(start: int, stop: int) -> None:
             sums, groups = np.empty(a.lanes, x.dtype), (0,) * (a.lanes // GROUP)
-            columns = np.empty(a.widest_mixed * a.lanes, np.int32)
-            multiply_chunks(start, stop, groups, a.chunks, a.values, a.wide, a.narrow, bases, rows, x, y, sums, columns)
+            multiply_chunks(start, stop, groups, a.chunks, a.values, a.wide, a.narrow, bases, rows, x, y, sums)
     else:
         y[...] = 0
 

@@ -2,9 +2,7 @@
 
 C rows, of similar length where rows were sorted within windows of sigma, make a SELL chunk, stored column by column
 and padded to its longest row; T lanes may share a row. Each chunk keeps its column indices in the form that takes
-fewest bytes, as `sell.cu` describes: 16-bit offsets from a base for each slot, where a few slots' columns lie too far
-from each other from one for each of its lanes, else 32-bit numbers; or diagonals, or dense blocks. Arrays may be
-NumPy's or CuPy's; both are built alike.
+fewest bytes, as `sell.cu` describes. Arrays may be NumPy's or CuPy's; both are built alike.
 
 References
 ----------
@@ -26,13 +24,9 @@ from spdist.csr import is_on_gpu as is_on_gpu
 from spdist.csr import module_of as module_of
 from spdist.kernels.workspace import ceil_div
 
-WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW, MIXED = range(6)
-KINDS = ("wide", "narrow", "diagonal", "block_wide", "block_narrow", "mixed")
+WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW = range(5)
+KINDS = ("wide", "narrow", "diagonal", "block_wide", "block_narrow")
 """How a chunk keeps its columns; by the number in its code."""
-OFFSETS = NARROW, BLOCK_NARROW, MIXED
-"""Kinds whose columns are 16-bit offsets, in `narrow`."""
-LEAST_SAVED = 20
-"""A mixed chunk saves one in so many bytes of a wide one: its loads wait for each other."""
 LANES = 32
 BLOCKS = (2, 3, 4, 6)
 WINDOW = 1024
@@ -125,12 +119,6 @@ class Sell:
     def shares_rows(self) -> bool:
         """Whether several lanes share a row anywhere."""
         return bool((self.chunks[:, 3] >> 36 & 15).any())
-
-    @functools.cached_property
-    def widest_mixed(self) -> int:
-        """Slots of the widest mixed chunk; 0 if there is none."""
-        mixed = self.chunks[:, 3] >> 32 & 15 == MIXED
-        return int((self.chunks[mixed, 2] >> 32).max()) if mixed.any() else 0
 
     def kinds(self) -> dict[str, int]:
         """Return how many chunks keep their columns in which form."""

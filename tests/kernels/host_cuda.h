@@ -238,7 +238,7 @@ template <typename T> T __ldca(const T* at) { return *at; }
 
 struct float2 { float x, y; };
 struct double2 { double x, y; };
-struct alignas(8) int2 { int x, y; };
+struct int2 { int x, y; };
 struct alignas(16) int4 { int x, y, z, w; };
 struct uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };

@@ -68,10 +68,9 @@ class Stream:
     """A stream, an event, or a device, on which all is done at once; while one captures, launches are noted instead."""
 
     ptr = 0
-    attributes: ClassVar[dict[str, int]] = {"L2CacheSize": 1 << 20}
     captured: list[Any] | None = None
 
-    def __init__(self, device: int = 0, **options: bool) -> None:
+    def __init__(self, **options: bool) -> None:
         pass
 
     def __enter__(self) -> Stream:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from spdist.kernels import bsr_gpu, sell, sell_gpu
-from spdist.kernels.sell_format import place_rows
 from spdist.kernels.semirings import SEMIRINGS
 from tests.kernels import host_cupy
 from tests.kernels import test_answers_gpu as answers
 from tests.kernels import test_bsr_gpu as blocks_on_gpu
 from tests.kernels import test_gpu as products
-from tests.kernels import test_sell_gpu as sell_on_gpu
 from tests.kernels.test_bsr_cpu import block_matrix
-from tests.kernels.test_sell import LISTS, as_csr, blocks, collide, far_csr, stencil, with_far_slots
+from tests.kernels.test_sell import LISTS, as_csr, collide
 
 pytestmark = pytest.mark.skipif(not host_cupy.CAN_RUN, reason="needs g++ on x86-64")
 everywhere = answers.everywhere
@@ -183,57 +179,16 @@ def test_products_whatever_the_order_of_threads(monkeypatch, order):
 @pytest.mark.parametrize("order", ["0", "2"])
 @pytest.mark.parametrize("options", [{}, {"sigma": 64}, {"index": "narrow"}, {"dtype": np.float32}], ids=str)
 @pytest.mark.parametrize("name", LISTS)
-def test_sell_shares_lists_as_on_the_host(monkeypatch, name, options, order):
+def test_sell_is_built_as_on_the_host(monkeypatch, name, options, order):
     monkeypatch.setenv("HOST_CUDA_ORDER", order)
     m = as_csr(LISTS[name]())
     on_gpu = products.CSR(*map(host_cupy.filled, (m.indptr, m.indices, m.data)), m.shape)
     for hashes in (None, collide):
         if hashes is not None:
             hashes(monkeypatch)
-        host = sell.build(m, height=32, block=1, mixed=False, **options)
+        host = sell.build(m, height=32, block=1, **options)
         with monkeypatch.context() as patch:
             patch.setattr(sell, "_builder", lambda a, lanes, threads: sell_gpu.Builder(a, lanes))
-            gpu = sell.build(on_gpu, height=32, block=1, mixed=False, **options)
+            gpu = sell.build(on_gpu, height=32, block=1, **options)
         for array in ("chunks", "values", "wide", "narrow"):
             np.testing.assert_array_equal(getattr(host, array), getattr(gpu, array))
-
-
-@pytest.fixture
-def sell_on_host(monkeypatch):
-    def placed(*args, **options):
-        found = place_rows(*args, **options)
-        return found._replace(rows=None if found.rows is None else host_cupy.filled(found.rows))
-
-    monkeypatch.setattr(sell, "place_rows", placed)
-    monkeypatch.setattr(sell, "is_on_gpu", lambda array: isinstance(array, host_cupy.HostArray))
-    sell_gpu._launches.cache_clear()
-    yield
-    sell_gpu._launches.cache_clear()
-
-
-@pytest.mark.parametrize("make", [stencil, lambda: blocks(1, 300, 2)])
-def test_sell_is_built_as_on_the_host(sell_on_host, make):
-    sell_on_gpu.test_host_and_gpu_build_the_same({}, make)
-
-
-@pytest.mark.parametrize("make", [stencil, lambda: blocks(3, 61, 3)])
-def test_sell(sell_on_host, make):
-    m = make()
-    sell_on_gpu.check(sell.build(sell_on_gpu.on_gpu(sell_on_gpu.as_csr(m))), m, 3)
-
-
-@pytest.mark.parametrize("options", sell_on_gpu.FAR_OPTIONS, ids=str)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_sell_of_far_slots(sell_on_host, options, data):
-    sell_on_gpu.check_far(data.draw(far_csr()), options)
-
-
-@pytest.mark.parametrize("dtype", ["f4", "c16"])
-@pytest.mark.parametrize("order", ["0", "1", "2"])
-def test_sell_of_other_types(sell_on_host, monkeypatch, dtype, order):
-    monkeypatch.setenv("HOST_CUDA_ORDER", order)
-    for far, width in ((1, 15), (4, 6), (9, 15), (3, 33)):
-        m = with_far_slots(far, 1 << 20, width)
-        m = sell.CSR(m.indptr, m.indices, m.data.astype(dtype), m.shape)
-        assert set(sell_on_gpu.check_far(m, {"height": 32, "index": "narrow"}).kinds()) <= {"mixed", "wide"}

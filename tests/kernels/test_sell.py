@@ -57,22 +57,6 @@ def dense(m: CSR) -> np.ndarray:
     return out
 
 
-@st.composite
-def far_csr(draw, dtype=np.float64, ncols=1 << 18):
-    """Draw CSR whose rows have columns near each other, but in some slots: there they are 16 bits apart or more."""
-    nrows, width = draw(st.integers(1, 70)), draw(st.integers(1, 18))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    far = draw(st.lists(st.integers(0, width - 1), max_size=4))
-    spans = np.where(np.isin(np.arange(width), far), draw(st.sampled_from([0xFFFE, 0xFFFF, 0x10000, ncols - 1])), 40)
-    lows = rng.integers(0, ncols - spans)
-    lengths = rng.integers(0, width + 1, nrows) if draw(st.booleans()) else np.full(nrows, width)
-    ends = draw(st.booleans())  # columns of a slot are its first and its last one
-    rows = [lows[:n] + (rng.integers(0, 2, n) * spans[:n] if ends else rng.integers(0, spans[:n] + 1)) for n in lengths]
-    kinds = st.sampled_from([np.int32, np.int64])
-    indices, indptr = np.concatenate(rows).astype(draw(kinds)), np.append(0, np.cumsum(lengths)).astype(draw(kinds))
-    return CSR(indptr, indices, rng.integers(-8, 9, len(indices)).astype(dtype), (nrows, ncols))
-
-
 def blocks(side: int, count: int, seed: int) -> sp.csr_matrix:
     """Return a matrix of dense blocks with random values."""
     nodes = sp.random_array((count, count), density=0.1, random_state=seed, format="csr") + sp.eye_array(count)
@@ -153,85 +137,6 @@ def test_product_and_back(options, data):
     back = sell.to_csr(a)
     np.testing.assert_array_equal(back.to_scipy().toarray(), truth)
     assert back.nnz == len(set(zip(np.repeat(np.arange(m.nrows), np.diff(m.indptr)), m.indices, strict=True)))
-
-
-FAR_OPTIONS = [
-    {},
-    {"sigma": 1},
-    {"height": 8},
-    {"height": 1},
-    {"lanes": 16},
-    {"lanes": 4},
-    {"index": "narrow"},
-    {"block": 2},
-]
-
-
-def far_x(m: CSR, columns: int) -> np.ndarray:
-    """Return an x of small numbers where the matrix asks for it, NaN elsewhere."""
-    x = np.full((m.ncols, columns), np.nan, m.dtype)
-    x[m.indices] = (m.indices[:, None] + np.arange(columns)) % 7 - 3
-    return x
-
-
-def far_truth(m: CSR, x: np.ndarray) -> np.ndarray:
-    y = np.zeros((m.nrows, x.shape[1]), m.dtype)
-    np.add.at(y, np.repeat(np.arange(m.nrows), np.diff(m.indptr)), m.data[:, None] * x[m.indices])
-    return y
-
-
-@pytest.mark.parametrize("options", FAR_OPTIONS, ids=str)
-@settings(max_examples=30, deadline=None)
-@given(st.data())
-def test_some_slots_are_far(options, data):
-    m = data.draw(far_csr(data.draw(st.sampled_from([np.float32, np.float64, np.complex64, np.complex128]))))
-    a = sell.build(m, mixed=True, **options)
-    x = far_x(m, 3)
-    truth = far_truth(m, x)
-    np.testing.assert_array_equal(sell.multiply(a, x[:, 0].copy(), np.full(m.nrows, np.nan, m.dtype)), truth[:, 0])
-    np.testing.assert_array_equal(sell.multiply(a, x), truth)
-    back, whole = sell.to_csr(a), m.to_scipy().copy()
-    whole.sum_duplicates()
-    np.testing.assert_array_equal(back.indptr, whole.indptr)
-    np.testing.assert_array_equal(back.indices, whole.indices)
-    np.testing.assert_array_equal(back.data, whole.data)
-
-
-def with_far_slots(far: int, ncols: int = 1 << 20, width: int = 15) -> CSR:
-    """Return 64 rows of neighbouring columns, but the first `far` of every other row are the last columns."""
-    row, slot = np.arange(64)[:, None], np.arange(width)
-    columns = np.where((slot < far) & (row % 2 == 1), ncols - 1 - slot, row + slot)
-    data = np.arange(columns.size) % 5 + 1.0
-    return CSR(np.arange(65) * width, columns.ravel().astype(np.int32), data, (64, ncols))
-
-
-@pytest.mark.parametrize(("far", "kind"), [(0, "narrow"), (1, "mixed"), (9, "mixed"), (10, "wide"), (15, "wide")])
-def test_mixed_chunks_save_bytes(far, kind):
-    """From 5 % of a wide chunk on: of 15 slots nine may be far."""
-    m = with_far_slots(far)
-    a, wide = sell.build(m, index="narrow", mixed=True), sell.build(m, index="wide")
-    assert a.kinds() == {kind: 2}
-    chunk = 15 * 32 * (8 + 4)
-    assert wide.nbytes - a.nbytes == 2 * (0 if kind == "wide" else 15 * 64 - 64 * far - 64)
-    assert (wide.nbytes - a.nbytes >= 2 * 0.05 * chunk) == (kind != "wide")
-    assert sell.build(m, index="narrow").kinds() == {
-        kind if kind == "narrow" else "wide": 2
-    }  # the CPU has no use for them
-
-
-@pytest.mark.parametrize("ncols", [2**31 - 1, 2**31 - 2, 65535 * 2 + 1])
-def test_far_columns_go_up_to_the_last(tmp_path, ncols):
-    m = with_far_slots(1, ncols)
-    a = sell.build(m, mixed=True)
-    assert a.kinds() == {"mixed": 2}
-    assert m.indices.max() == ncols - 1
-    back, whole = sell.to_csr(a), m.to_scipy().copy()
-    whole.sum_duplicates()
-    assert abs(back.to_scipy() - whole).max() == 0
-    x = np.asarray(np.memmap(tmp_path / "x", np.float32, "w+", shape=(ncols,)))  # most of it is nowhere
-    x[m.indices] = m.indices % 7
-    m, a = CSR(m.indptr, m.indices, m.data.astype(np.float32), m.shape), sell.build(m, mixed=True, dtype=np.float32)
-    np.testing.assert_array_equal(sell.multiply(a, x), far_truth(m, x[:, None])[:, 0])
 
 
 @pytest.mark.parametrize("side", [2, 3, 4, 6])

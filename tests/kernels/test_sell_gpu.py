@@ -13,7 +13,7 @@ from spdist.csr import CSR
 from spdist.errors import InputError
 from spdist.kernels import reorder, sell, spmv
 from spdist.kernels.sell_format import to_gpu, to_host
-from tests.kernels.test_sell import any_csr, as_csr, blocks, dense, far_csr, far_truth, far_x, stencil
+from tests.kernels.test_sell import any_csr, as_csr, blocks, dense, stencil
 
 pytestmark = pytest.mark.gpu
 
@@ -70,37 +70,6 @@ def test_host_and_gpu_build_the_same(options, make):
     host, gpu = sell.build(m, height=32, **options), to_host(sell.build(on_gpu(m), height=32, **options))
     for name in ("chunks", "values", "wide", "narrow"):
         np.testing.assert_array_equal(getattr(host, name), getattr(gpu, name))
-
-
-FAR_OPTIONS = [
-    {},
-    {"height": 32, "sigma": 1},
-    {"height": 8},
-    {"height": 1},
-    {"height": 32, "index": "narrow"},
-    {"block": 2},
-]
-
-
-def check_far(m: CSR, options: dict[str, object]) -> sell.Sell:
-    """Compare products, and the arrays where the host makes the same chunks; return the matrix."""
-    import cupy
-
-    a, x = sell.build(on_gpu(m), **options), far_x(m, 3)
-    truth = far_truth(m, x)
-    np.testing.assert_array_equal(sell.multiply(a, cupy.asarray(x)).get(), truth)
-    np.testing.assert_array_equal(sell.multiply(a, cupy.asarray(x[:, 0].copy())).get(), truth[:, 0])
-    gpu, host = to_host(a), sell.build(m, mixed=True, **options)
-    for name in ("chunks", "values", "wide", "narrow") if "height" in options else ():
-        np.testing.assert_array_equal(getattr(host, name), getattr(gpu, name))
-    return gpu
-
-
-@pytest.mark.parametrize("options", FAR_OPTIONS, ids=str)
-@settings(max_examples=15, deadline=None)
-@given(st.data())
-def test_some_slots_are_far(options, data):
-    check_far(data.draw(far_csr(data.draw(st.sampled_from(TYPES)))), options)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4, 32])
