@@ -606,7 +606,8 @@ def _try_on_gpu(trial: _Trial, makers: dict[str, Callable[[], Product]], uses: i
     m = trial.m
     seconds = trial.add("sell", makers["sell"])
     if m.nrows < LANES * sell.SPREAD_ROWS:
-        trial.add("sell of one lane a row", lambda: SellProduct(sell.build(m, height=LANES)))
+        dtype = cast(SellProduct, trial.found["sell"][1]).matrix.dtype
+        trial.add("sell of one lane a row", lambda: SellProduct(sell.build(m, height=LANES, dtype=dtype)))
     for name in ("csr", "cusparse"):
         if name in makers:
             trial.add(name, makers[name])

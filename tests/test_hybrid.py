@@ -29,14 +29,14 @@ def one_gpu(monkeypatch):
 
 @pytest.mark.slow
 def test_a_worker_with_a_gpu_starts_while_a_large_product_is_planned(stored, tmp_path, one_gpu, monkeypatch):
-    started, plan, start = threading.Event(), api.plan, cluster.local_cluster
+    started, plan, start = threading.Event(), sizes.make_plan, cluster.local_cluster
     monkeypatch.setattr(cluster, "local_cluster", lambda *args: started.set() or start(*args))
 
     def planned(*args, **options):
         found.append(started.wait(20))
         return plan(*args, **options)
 
-    monkeypatch.setattr(api, "plan", planned)
+    monkeypatch.setattr(sizes, "make_plan", planned)
     monkeypatch.setattr(api, "GPU_BLOCK_PRODUCTS", 1)
     m, found = random_matrix(3000, 3000, 4.0, 4), []
     a = stored("A", m)
@@ -96,6 +96,28 @@ def test_reductions_too(stored, one_gpu, monkeypatch):
     assert api.reduce(a, a, "nnz", engine="hybrid", memory_limit="4MiB") == np.diff((m @ m).indptr).sum()
     assert len(sent) > 20
     assert len(set(sent)) > 1
+
+
+@pytest.mark.slow
+def test_no_reduction_waits_for_a_late_core(stored, one_gpu, monkeypatch):
+    """The GPU makes its block, too."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(sizes, "GPU_BLOCK_PRODUCTS", 1000)
+    monkeypatch.setattr(sizes, "SMALL_NNZ", 0)
+    monkeypatch.setenv(fake_gpu.LATE, "60")
+    m = random_matrix(3000, 3000, 4.0, 5)
+    a, sent, give = stored("A", m), [], Crew.give
+    monkeypatch.setattr(
+        Crew, "give", lambda crew, worker, work: (sent.append(work.task.number), give(crew, worker, work))
+    )
+    begin, seconds = time.monotonic(), []
+    callbacks = api.Callbacks(progress=lambda told: seconds.append(time.monotonic() - begin))
+    assert (
+        api.reduce(a, a, "nnz", engine="hybrid", memory_limit="4MiB", callbacks=callbacks)
+        == np.diff((m @ m).indptr).sum()
+    )
+    assert len(sent) == len(set(sent)) + 1
+    assert seconds[-1] < 50
 
 
 @pytest.mark.slow

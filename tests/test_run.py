@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 import spdist
 from spdist import api, storage
 from spdist.errors import CorruptError, InputError, MemoryBoundError, ResumeError, SpdistError
-from spdist.scheduler import stages
+from spdist.scheduler import sizes, stages
 from spdist.scheduler.cluster import SETTINGS, connect, workers
 from spdist.scheduler.run import read_journal
 from spdist.scheduler.stages import shared_slices
@@ -89,7 +89,7 @@ def test_rows_that_do_not_fit_their_room_become_blocks_of_their_own(stored, tmp_
     a = stored("A", m)
     plan = api.plan(a, a, grid=(9, 1, 1))
     short = replace(plan, blocks=tuple(replace(block, capacity=block.capacity // 7 + 1) for block in plan.blocks))
-    monkeypatch.setattr(api, "plan", lambda *_, **__: short)
+    monkeypatch.setattr("spdist.scheduler.sizes.make_plan", lambda *_, **__: short)
     report = api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
     assert report.blocks > 9
     assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
@@ -460,7 +460,7 @@ def at_once(monkeypatch):
 def test_workers_start_while_the_plan_is_made(stored, tmp_path, monkeypatch, at_once):
     m = random_matrix(300, 300, 5, 10)
     a = stored("A", m)
-    make, alive = api.plan, []
+    make, alive = sizes.make_plan, []
 
     def slow(*args, **kwargs):
         deadline = time.monotonic() + 30
@@ -469,7 +469,7 @@ def test_workers_start_while_the_plan_is_made(stored, tmp_path, monkeypatch, at_
         alive.append(len(workers_alive()))
         return make(*args, **kwargs)
 
-    monkeypatch.setattr(api, "plan", slow)
+    monkeypatch.setattr(sizes, "make_plan", slow)
     api.multiply(a, a, tmp_path / "C.zarr", workers=1)
     assert alive == [1]
     assert not workers_alive()

@@ -131,6 +131,13 @@ class Crew:
         ahead = self._ahead(todo, len(others)) if core is not None and others else None
         return None if core is None or ahead is None else (core, ahead)
 
+    def relief(self, held: Iterable[tuple[str, Work]]) -> tuple[str, Work] | None:
+        """Return a GPU that has nothing to do, and the last of the blocks held that a core has; None if none are."""
+        idle = (address for address, count in self.in_hand.items() if not count and address not in self.cores)
+        late = [work for worker, work in held if worker in self.cores]
+        gpu = next(idle, None)
+        return (gpu, late[-1]) if gpu is not None and late else None
+
     def _freest(self, workers: Iterable[str]) -> str:
         return min(workers, key=lambda address: self.in_hand[address])
 

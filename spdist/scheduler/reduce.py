@@ -61,32 +61,40 @@ def execute_reduction(
 def _run(
     client: Client, plan: Plan, name: str, what: reductions.Reduction, progress: Callable[[Progress], None] | None
 ) -> reductions.Part:
+    """Have all blocks reduced; what a core is late with is given to a GPU that has nothing to do as well."""
     todo = [work_of(block, number) for number, block in enumerate(plan.blocks)][::-1]
-    total = len(todo)
-    empty = reductions.of_rows(what, reductions.diagonal(0, 0, 0), 0)
-    waiting: dict[int, reductions.Part] = {}
-    done, products = [] if todo else [empty], 0
+    total, products = len(todo), 0
+    found: dict[int, reductions.Part] = {}
     completed, crew = as_completed(), Crew(plan, AHEAD, functools.partial(with_gpu, client))
     sent: dict[Any, tuple[str, Work]] = {}
-    while len(done) + len(waiting) < total:
+    sent_twice: set[int] = set()
+
+    def send(worker: str, work: Work) -> None:
+        key = f"reduce-{name}", work.task.number, len(sent_twice)
+        future = client.submit(
+            stage, name, "reduce", work.task, what, key=key, pure=False, workers=[worker], allow_other_workers=True,
+        )  # fmt: skip
+        sent[future.key] = worker, work
+        crew.give(worker, work)
+        completed.add(future)
+
+    while len(found) < total:
         meet(crew, client)
         while todo and (chosen := crew.choose(reversed(todo))) is not None:
-            worker, work = chosen[0], todo.pop(-1 - chosen[1])
-            future = client.submit(
-                stage, name, "reduce", work.task, what, key=(f"reduce-{name}", work.task.number), pure=False,
-                workers=[worker], allow_other_workers=True,
-            )  # fmt: skip
-            sent[future.key] = worker, work
-            crew.give(worker, work)
-            completed.add(future)
+            send(chosen[0], todo.pop(-1 - chosen[1]))
+        once = [each for each in sent.values() if each[1].task.number not in {*found, *sent_twice}]
+        while not todo and (relief := crew.relief(once)) is not None:
+            once = [each for each in once if each[1] is not relief[1]]
+            sent_twice.add(relief[1].task.number)
+            send(*relief)
         for future in settled(completed.next_batch(block=True), completed):
             worker, work = sent.pop(future.key)
             crew.counted(worker, work)
             crew.done(worker)
-            waiting[work.task.number] = future.result()
-            products += work.products
-        while len(done) in waiting:
-            done.append(waiting.pop(len(done)))
+            if work.task.number not in found:
+                found[work.task.number] = future.result()
+                products += work.products
         if progress is not None:
-            progress(Progress(len(done) + len(waiting), total, products, plan.expansion, 0))
-    return reductions.together(what, done)
+            progress(Progress(len(found), total, products, plan.expansion, 0))
+    empty = reductions.of_rows(what, reductions.diagonal(0, 0, 0), 0)
+    return reductions.together(what, [found[number] for number in range(total)] or [empty])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -177,4 +179,5 @@ def test_operands_of_a_second_product_are_locked_where_they_are(monkeypatch, meg
     addresses = {m.ctypes.data for m in (a.indices, a.data)}
     assert addresses <= in_place._known.keys()
     del a
+    gc.collect()
     assert not addresses & in_place._known.keys()
