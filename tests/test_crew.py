@@ -76,10 +76,10 @@ def made_of(rng, count):
 @settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 10**6), count=st.integers(1, 300), gpus=st.integers(1, 4), cores=st.integers(1, 32),
-    gpu=st.floats(0.01, 3.0), core=st.floats(0.3, 1.4),
+    gpu=st.floats(0.01, 3.0), core=st.floats(0.3, 5.5),
 )  # fmt: skip
 def test_cores_never_make_the_gpus_late(seed, count, gpus, cores, gpu, core):
-    """Whatever the GPUs' speed is; cores may be quicker than expected, or slower by as much as caution allows."""
+    """Whatever the GPUs' speed is; cores may be quicker than expected, or several times as slow."""
     works = made_of(np.random.default_rng(seed), count)
 
     def seconds(work, on_gpu):

@@ -14,6 +14,8 @@ from spdist.scheduler.stages import Task
 
 CAUTION = 1.5
 """A core takes a block if the GPUs need so many times as long as it does to come to that block."""
+UNSEEN = 4.0
+"""A core's first block may take so many times as long as expected: other cores, and the GPUs' threads, are busy."""
 LOOK = 2048
 """Blocks ahead among which one for a core is looked for."""
 CHOICE = 8
@@ -60,8 +62,8 @@ class _Pace:
 
     @property
     def worst(self) -> float:
-        """The same of the slowest."""
-        return max((took / expected for took, expected in self.blocks), default=1.0)
+        """The same of the slowest; of none, what may be feared."""
+        return max((took / expected for took, expected in self.blocks), default=UNSEEN)
 
 
 class Crew:
