@@ -53,7 +53,7 @@ CORE_NICE = 19
 ENGINES_THAT_START = "auto", "scipy", "numba", "cuda"
 SHARERS = 3
 """Workers of a host that share a B that stays, at the least: pages of shared memory are small, and to fill them takes
-twice as long as to read to memory of one's own."""
+longer than to read to memory of one's own."""
 START_SECONDS = 60
 CLOSE_SECONDS = 10
 CONNECT_SECONDS = 20
