@@ -95,12 +95,12 @@ class PartitionedOperator:
     ) -> None:
         self.client, self.why, self.addresses = client, why, addresses
         self.closing, self.closed = contextlib.ExitStack(), False
-        found = client.gather([self._submit(i, _facts, mine) for i, mine in enumerate(rows)])
+        found = cluster.fetch(client, [self._submit(i, _facts, mine) for i, mine in enumerate(rows)])
         self.shape, self.dtype = (len(part), len(part)), found[0][1]
         exchanges = halo.exchanges([needs for needs, _ in found], part)
         sent = [_sent(client, address, mine) for address, mine in zip(addresses, exchanges, strict=True)]
         shares = [self._submit(i, halo.share, i, *pair) for i, pair in enumerate(zip(rows, sent, strict=True))]
-        self.rows = client.gather([self._submit(i, _rows_of, mine) for i, mine in enumerate(shares)])
+        self.rows = cluster.fetch(client, [self._submit(i, _rows_of, mine) for i, mine in enumerate(shares)])
         self.parts = self._joined(shares, options)
 
     def _joined(self, shares: list[Any], options: dict[str, Any]) -> list[Any]:
@@ -116,7 +116,7 @@ class PartitionedOperator:
         else:
             listeners = [self._submit(i, _listen, key, size) for i in range(size)]
             places = [self._submit(i, _address, listener) for i, listener in enumerate(listeners)]
-            where = self.client.gather(places)
+            where = cluster.fetch(self.client, places)
             parts = [
                 self._submit(i, _join_hosts, mine, listener, where, key, options)
                 for i, (mine, listener) in enumerate(zip(shares, listeners, strict=True))
@@ -173,7 +173,7 @@ class PartitionedOperator:
             self._submit(rank, _call, function, part, mine, options)
             for rank, (part, mine) in enumerate(zip(self.parts, sent, strict=True))
         ]
-        return list(self.client.gather(tasks))
+        return list(cluster.fetch(self.client, tasks))
 
     def whole(self, pieces: list[Any]) -> Any:
         """Return a vector of the host whose rows are on the workers, as `run` returned them."""

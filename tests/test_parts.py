@@ -175,6 +175,13 @@ def test_refusals(three):
         a @ np.full(8, 1j)
 
 
+def test_vectors_of_more_than_64_mib_come_back():
+    """Dask sends them in parts, which a scheduler in this process does not put together."""
+    n = 9 << 20
+    with spdist.partitioned(sp.eye_array(n, format="csr"), workers=1) as a:
+        assert (a @ np.full(n, 3.0) == 3).all()
+
+
 @pytest.mark.gpu
 def test_alone_on_a_gpu():
     import cupy

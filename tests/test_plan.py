@@ -567,3 +567,22 @@ def test_plan_of_an_older_version_is_read(stored):
     for block in raw["blocks"]:
         del block["b_read"]
     assert [block.b_read for block in Plan.from_json(json.dumps(raw)).blocks] == [0]
+
+
+def test_a_reduction_on_gpus_has_blocks_by_products_alone(stored, monkeypatch):
+    """C is not on the host: no sample of it is multiplied, and its bytes bound nothing."""
+    a = stored("A", random_matrix(30_000, 30_000, 40, 1))
+    options = {"memory_limit": 1 << 30, "host_limit": 160 << 20, "stored": False}
+    by_cores = make_plan(a, a, engine="hybrid", **options)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a sample")
+
+    monkeypatch.setattr(sizes, "sample_rows", refuse)
+    plan = make_plan(a, a, engine="cuda", **options)
+    assert plan.expansion == by_cores.expansion
+    assert 1 == len(plan.blocks) < len(by_cores.blocks)
+    monkeypatch.setattr(sizes, "GPU_BLOCK_PRODUCTS", plan.expansion // 5)
+    blocks = make_plan(a, a, engine="cuda", **options).blocks
+    assert 5 <= len(blocks) <= 6
+    assert max(block.products for block in blocks) <= plan.expansion // 5

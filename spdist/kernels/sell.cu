@@ -19,6 +19,7 @@
 enum Kind { WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW };
 enum Allowed { MAY_BE_NARROW = 1, MAY_BE_DIAGONAL = 2, MAY_BE_WIDE = 4 };
 constexpr int PADDING = -1, NO_DIAGONAL = 0x7fffffff, WARPS = 8, BASES = 16, DIAGONALS = 4, MOST_FULL = 0x7fff, GATHERED = 4;
+constexpr int LEADING = 512;  // chunks that products begin with whichever way they go: those of the longest rows are first
 constexpr u32 NARROW_PADDING = 0xffffu;
 
 struct __align__(16) Chunk {
@@ -379,7 +380,8 @@ __device__ __forceinline__ void add_piece(const i64 begin, const i64 end, const 
 
 // Multiply K columns: y[row * stride + k] for every row but long ones of several pieces, partial sums of these.
 //
-// Launch  block 256: npieces thread blocks for the long rows, then a warp a chunk; `fits`: the L2 cache holds the matrix.
+// Launch  block 256: npieces thread blocks for the long rows, then a warp a chunk; `fits`: the L2 cache holds the matrix;
+//         `backwards`: from the last chunk on, which a product that went forwards has left in the cache.
 // Shared  a sum for each warp.
 // Pre     0 <= columns < ncols; x[column * stride + k]; stride 1 where UNIT; rows null where positions are rows; if no long
 //         row has several pieces, there are as many pieces as long rows.
@@ -387,7 +389,7 @@ __device__ __forceinline__ void add_piece(const i64 begin, const i64 end, const 
 //         (0 * inf is NaN); no atomics, the same bits on every run.
 template <typename Value, typename Vector, int BLOCK, int K, bool UNIT>
 __global__ void __launch_bounds__(256, K == 1 ? 5 : 0)
-sell_multiply(const int npieces, const int nlong, const int fits, const i64 nchunks, const i64 any_stride,
+sell_multiply(const int npieces, const int nlong, const int fits, const int backwards, const int nchunks, const i64 any_stride,
               const Chunk* __restrict__ chunks, const Value* __restrict__ values, const int* __restrict__ wide,
               const u16* __restrict__ narrow, const int* __restrict__ rows, const i64* __restrict__ pieces,
               const int* __restrict__ long_rows, const int* __restrict__ long_indices, const Value* __restrict__ long_data,
@@ -400,9 +402,9 @@ sell_multiply(const int npieces, const int nlong, const int fits, const i64 nchu
         add_piece<K>(pieces[piece], pieces[piece + 1], long_data, long_indices, x, stride, to);
         return;
     }
-    const i64 at = (i64)(blockIdx.x - npieces) * WARPS + threadIdx.x / 32;
-    if (at >= nchunks) return;
-    const Chunk c = chunks[at];
+    const int warp = (blockIdx.x - npieces) * WARPS + threadIdx.x / 32;
+    if (warp >= nchunks) return;
+    const Chunk c = chunks[backwards && warp >= LEADING ? nchunks - 1 + LEADING - warp : warp];
     const int lane = threadIdx.x % 32, threads = 1 << c.log_threads(), r = lane >> c.log_threads();
     const i64 row = r < c.rows() && rows ? stream(rows + c.first + r) : c.first + r;
     Vector sum[K];

@@ -116,6 +116,15 @@ class Sell:
         return self.nnz / places if places else 1.0
 
     @functools.cached_property
+    def _ways(self) -> list[int]:
+        return [1]
+
+    def way(self) -> int:
+        """Return 0 and 1 by turns: a product on the GPU begins with the chunks that the one before left in the cache."""
+        self._ways[0] ^= 1
+        return self._ways[0]
+
+    @functools.cached_property
     def shares_rows(self) -> bool:
         """Whether several lanes share a row anywhere."""
         return bool((self.chunks[:, 3] >> 36 & 15).any())
@@ -267,7 +276,7 @@ def place_rows(
         order = sort_by_length(lengths[tall_rows], max(len(tall_rows), 1))
         rows = xp.concatenate([rows, tall_rows[order]])
         places = _by_length(xp, lengths[tall_rows[order]], lanes // fixed, most)
-        first, code = xp.concatenate([first, places[0] + len(rest)]), xp.concatenate([code, places[1]])
+        first, code = xp.concatenate([places[0] + len(rest), first]), xp.concatenate([places[1], code])
     return Rows(None if rows is None else rows.astype(np.int32), first, code, sigma)
 
 

@@ -327,6 +327,15 @@ def _client_of(cluster: LocalCluster) -> Client:
     return client
 
 
+def fetch(client: Client, futures: Any) -> Any:
+    """Return results that may be large: from the workers, not by way of a scheduler in this process.
+
+    Dask sends an array of more than 64 MiB in parts, and puts together only those that came through a socket.
+    """
+    here = urlsplit(client.scheduler.address).scheme == "inproc"
+    return client.gather(futures, direct=True if here else None)
+
+
 @contextlib.contextmanager
 def _main_left_out() -> Iterator[None]:
     """Keep new processes from importing the caller's script.

@@ -16,7 +16,7 @@ from distributed import Client, as_completed
 
 from spdist.answer import Answer
 from spdist.kernels import reductions
-from spdist.scheduler.cluster import dashboard_link, with_gpu
+from spdist.scheduler.cluster import dashboard_link, fetch, with_gpu
 from spdist.scheduler.crew import Crew, Work, work_of
 from spdist.scheduler.plan import Plan
 from spdist.scheduler.run import Install, Progress, meet, settled, shared_name
@@ -92,7 +92,7 @@ def _run(
             crew.counted(worker, work)
             crew.done(worker)
             if work.task.number not in found:
-                found[work.task.number] = future.result()
+                found[work.task.number] = fetch(client, future)
                 products += work.products
         if progress is not None:
             progress(Progress(len(found), total, products, plan.expansion, 0))

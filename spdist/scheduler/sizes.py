@@ -62,7 +62,7 @@ SAMPLE_PARTS = 16
 READERS = 8
 """Threads that read the sample, at the most."""
 
-WALKS, WALK_ENTRIES = 32, 1 << 23
+WALKS, WALK_ENTRIES = 32, 1 << 22
 """Parts of A that are walked over by themselves, at the most, and entries of each at the least: blocks end where parts
 do, on every machine alike. As many threads as there are cores walk, or as helpers have, and each takes 4 bytes for a
 row of B."""
@@ -255,6 +255,10 @@ class Estimate:
     def shares(self, nrows: int) -> npt.NDArray[np.float64]:
         """Return the shares of each of all rows, (2, nrows)."""
         return self.share[:, np.arange(nrows) * self.share.shape[1] // max(nrows, 1)]
+
+
+UNKNOWN = Estimate(np.ones(64), np.ones((2, 1)))
+"""That of a C nobody looked at: an entry for each product."""
 
 
 def sample_rows(
@@ -760,12 +764,13 @@ def make_plan(
     casts = _casts(a, b, answer, dtype) if engine != "cuda" else (0, 0)
     with ThreadPoolExecutor(1) as aside:
         coming = aside.submit(even_rows, a, parts, lengths if a == b else None) if parts > 1 else None
-        estimate = sample_rows(a, b, lengths, answer.options.triangle, helpers if parts > 1 else None)
+        triangle = answer.options.triangle
+        estimate = UNKNOWN  # where C stays on GPUs, its entries bound nothing on the host
+        if stored or engine != "cuda" or triangle is not None:
+            estimate = sample_rows(a, b, lengths, triangle, helpers if parts > 1 else None)
         bounds = [0, a.nrows] if coming is None else coming.result()
     walks = _Walks(answer.mask, bounds, helpers)
-    draft = _Draft(a, b, engine, host, grid, lengths, estimate, dtype, cuts, casts, walks)
-    draft.stored = stored
-    plan = draft.plan()
+    plan = _Draft(a, b, engine, host, grid, lengths, estimate, dtype, cuts, casts, walks, stored).plan()
     return plan.through_gpu(memory_limit) if on_gpu else plan
 
 
@@ -878,17 +883,19 @@ class _Draft:
         cuts: Cuts,
         casts: tuple[int, int],
         walks: _Walks,
+        stored: bool,
     ) -> None:
         self.a, self.b, self.engine, self.memory_limit, self.grid = a, b, engine, memory_limit, grid
         self.lengths, self.estimate, self.dtype, self.cuts, self.casts = lengths, estimate, dtype, cuts, casts
-        self.walks = walks
+        self.walks, self.stored = walks, stored
         self.oa, self.ob = operand(a), operand(b)
         self.c_entry = index_dtype(b.ncols).itemsize + self.dtype.itemsize
+        self.c_held = self.c_entry if stored or engine != "cuda" else 0
         usable = memory.pair_budget(memory_limit, 0, 1)
         whole = grid is None or grid[1] == grid[2] == 1
         self.can_be_resident = whole and self._resident_bytes <= RESIDENT_SHARE * usable
         self.block_products = GPU_BLOCK_PRODUCTS if engine in GPU_ENGINES else MAX_BLOCK_PRODUCTS
-        self.resident, self.stored = False, True
+        self.resident = False
         self.asked = np.empty((0, NUMBER + 1), np.int64)  # what blocks would read of B, if it did not stay
         self.chunk = self._chunk_length(usable)
         self.checked = a.ours
@@ -992,7 +999,7 @@ class _Draft:
 
     def _at(self, memory_limit: int) -> bool:
         """Whether a plan under another limit fits."""
-        known = self.lengths, self.estimate, self.dtype, self.cuts, self.casts, self.walks
+        known = self.lengths, self.estimate, self.dtype, self.cuts, self.casts, self.walks, self.stored
         draft = _Draft(self.a, self.b, self.engine, memory_limit, self.grid, *known)
         draft.checked = True
         if draft._attempt()[0] is not None:
@@ -1043,7 +1050,7 @@ class _Draft:
         for row in rows:
             both = joined[-1] + row if joined else row
             start = joined[-1][0] if joined else row[0]
-            nbytes = both[4] + both[5] + both[3] * self.c_entry + (row[1] - start) * C_ROW_BYTES
+            nbytes = both[4] + both[5] + both[3] * self.c_held + (row[1] - start) * C_ROW_BYTES
             fits = nbytes * MARGIN <= budget and both[2] <= self.block_products
             count += 1
             if joined and fits and (most is None or count <= most):
@@ -1081,7 +1088,7 @@ class _Draft:
         b_entry = self.ob.entry_bytes + self.casts[1]
         a_entry = self.oa.entry_bytes + self.casts[0] + REMAP_BYTES
         costs = Costs(
-            a_entry, b_entry, B_ROW_BYTES + (START_BYTES if self.cuts.upper else 0), self.c_entry, self.a.nrows,
+            a_entry, b_entry, B_ROW_BYTES + (START_BYTES if self.cuts.upper else 0), self.c_held, self.a.nrows,
             self.b.ncols, int(budget / MARGIN), products, index_dtype(self.b.ncols).itemsize, self.cuts.inside,
             self.cuts.top_n, self.resident,
         )  # fmt: skip
@@ -1109,7 +1116,7 @@ class _Draft:
             a_bytes += int(mask.sum()) * index_dtype(self.b.ncols).itemsize + 8 * a.nrows
         products, whole = np.ceil(self.estimate.shares(self.a.nrows) * (products, whole)).astype(np.int64)
         nnz = int(np.minimum(whole, self.cuts.top_n).sum())
-        nbytes = a_bytes + nnz * self.c_entry + self.a.nrows * C_ROW_BYTES
+        nbytes = a_bytes + nnz * self.c_held + self.a.nrows * C_ROW_BYTES
         if int(products.sum()) > SMALL_PRODUCTS or nbytes * MARGIN > budget:
             return None
         return np.array([[0, a.nrows, products.sum(), nnz, a_bytes, 0, 0, whole.sum()]], np.int64)
@@ -1141,7 +1148,7 @@ class _Draft:
 
     def _c_bytes(self, rows: Int64Array, nnz: int) -> Int64Array:
         """Return the bytes of each block's C by one of the counts of entries in `rows`."""
-        entries: Int64Array = (rows[:, nnz] * self.c_entry * MARGIN).astype(np.int64)
+        entries: Int64Array = (rows[:, nnz] * self.c_held * MARGIN).astype(np.int64)
         return entries + C_ROW_BYTES * (rows[:, 1] - rows[:, 0])
 
     def _assemble(

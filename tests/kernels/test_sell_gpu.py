@@ -101,6 +101,27 @@ def test_rows_of_all_lengths(monkeypatch, least):
     assert abs(sell.to_csr(a).to_scipy() - m).max() == 0
 
 
+def test_products_go_both_ways_to_the_same_bits():
+    """By turns from the first chunk and from the last, the longest first either way; a row of many lanes among them."""
+    import cupy
+
+    rng = np.random.default_rng(4)
+    lengths = np.append(rng.integers(0, 5, 40_000), [1500, 700])
+    rng.shuffle(lengths)
+    columns = rng.integers(0, 10_000, lengths.sum())
+    m = as_csr(sp.csr_matrix((rng.random(len(columns)), columns, np.append(0, np.cumsum(lengths))), (40_002, 10_000)))
+    a = sell.build(on_gpu(m))
+    assert len(a.chunks) > 1000
+    assert a.chunks[0, 3].get() >> 36 & 15 == 5  # 32 lanes a row
+    x = cupy.asarray(rng.random(10_000))
+    ways, y = [], [sell.multiply(a, x).get() for _ in range(2)]
+    for _ in range(2):
+        ways.append(a.way())
+    assert ways == [0, 1]
+    np.testing.assert_array_equal(*y)
+    np.testing.assert_allclose(y[0], m.to_scipy() @ x.get(), rtol=1e-12)
+
+
 def test_padding_is_not_multiplied():
     import cupy
 
