@@ -120,7 +120,7 @@ class Sell:
         return [1]
 
     def way(self) -> int:
-        """Return 0 and 1 by turns: a product on the GPU begins with the chunks that the one before left in the cache."""
+        """Return 0 and 1 by turns: a product on the GPU begins with the chunks that the last one left in the cache."""
         self._ways[0] ^= 1
         return self._ways[0]
 

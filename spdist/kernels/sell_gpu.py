@@ -149,8 +149,8 @@ def _launches(device: int, value: str, vector: str, block: int, columns: int, al
         parted = npieces > nlong
         partial = cupy.cuda.alloc(npieces * columns * itemsize).ptr if parted else 0
         kernels(name, grid, 256, (
-            npieces, nlong, int(a.nbytes <= cached), a.way(), len(a.chunks), np.int64(stride), a.chunks, a.values, a.wide,
-            a.narrow, _or_null(a.rows), a.pieces, a.long_rows, a.long_indices, a.long_data, x, y, partial,
+            npieces, nlong, int(a.nbytes <= cached), a.way(), len(a.chunks), np.int64(stride), a.chunks, a.values,
+            a.wide, a.narrow, _or_null(a.rows), a.pieces, a.long_rows, a.long_indices, a.long_data, x, y, partial,
         ), early=True)  # fmt: skip
         if parted:
             kernels(long_name, ceil_div(nlong, 256), 256, (

@@ -332,8 +332,8 @@ def fetch(client: Client, futures: Any) -> Any:
 
     Dask sends an array of more than 64 MiB in parts, and puts together only those that came through a socket.
     """
-    here = urlsplit(client.scheduler.address).scheme == "inproc"
-    return client.gather(futures, direct=True if here else None)
+    scheduler: Any = client.scheduler
+    return client.gather(futures, direct=True if scheduler.address.startswith("inproc:") else None)
 
 
 @contextlib.contextmanager

@@ -388,5 +388,5 @@ def test_what_fails_in_a_thread_fails(threads):
     def work(start, stop):
         raise ValueError(f"[{start}:{stop})")
 
-    with pytest.raises(ValueError, match=r"\[0:"):
+    with pytest.raises(ValueError, match=r"\[\d+:\d+\)"):  # of whichever thread was first
         sell_cpu.in_parallel(work, np.arange(1, 101), threads)
