@@ -107,7 +107,7 @@ class GpuSlot:
         self.begun, self.ended = ({name: cupy.cuda.Event() for name in STEPS} for _ in range(2))
         self.staged: Staged | None = None
         self.c: Any = None
-        self.held = 0
+        self.held, self.idle = 0, True
         self.room: Any = None
         self.found: Any = None
         self.packed: packing.Packed | None = None
@@ -116,6 +116,7 @@ class GpuSlot:
 
     def _begin(self, name: str, stream: Any, after: str | None = None) -> float:
         """Begin a step on a stream, which waits for the step before it; return the time."""
+        self.idle = False
         if after is not None:
             stream.wait_event(self.ended[after])
         self.begun[name].record(stream)
@@ -296,8 +297,9 @@ class GpuSlot:
 
     def wait(self) -> list[Stage]:
         """Wait until all that was asked of the slot is done; say what it took."""
-        for event in (self.ended["upload"], self.stream, self.ended["download"]):
+        for event in () if self.idle else (self.ended["upload"], self.stream, self.ended["download"]):
             event.synchronize()
+        self.idle = True
         steps, self.steps, staged = self.steps, [], self.staged
         if staged is not None:
             staged.sends.clear()  # arrays of the caller's may be among them

@@ -173,7 +173,8 @@ class Result:
     def __init__(self, nrows: int, ncols: int, capacity: int, kinds: Kinds, allocate: Callable[[int], Bytes]) -> None:
         self.kinds, self.ncols, self.allocate = kinds, ncols, allocate
         self.offsets = array_at(allocate(kinds.pointer.itemsize * nrows), 0, nrows, kinds.pointer)
-        self.indptr = np.zeros(nrows + 1, np.int64)
+        self.indptr = array_at(allocate(8 * (nrows + 1)), 0, nrows + 1, np.dtype(np.int64))
+        self.indptr[0] = 0
         self.rows = self.nnz = 0
         self.indices = np.empty(0, kinds.index)
         self.data = np.empty(0, kinds.value)

@@ -108,14 +108,25 @@ class CusparseProduct:
     def multiply(self, x: Any, out: Any, threads: int) -> Any:
         """Return ``a @ x``."""
         import cupy
-        import cupyx.scipy.sparse as csp
+        from cupyx import cusparse
 
-        m = self.matrix
-        y = csp.csr_matrix((m.data, m.indices, m.indptr), shape=m.shape) @ x
+        if x.ndim == 1:
+            return cusparse.spmv(self._cupyx, x, out)
+        y = self._cupyx @ x
         if out is None:
             return cupy.ascontiguousarray(y)
         out[...] = y
         return out
+
+    @functools.cached_property
+    def _cupyx(self) -> Any:
+        """The matrix as CuPy's, looked at once: whether it is canonical takes longer to find out than a product."""
+        import cupyx.scipy.sparse as csp
+
+        m = self.matrix
+        made = csp.csr_matrix((m.data, m.indices, m.indptr), shape=m.shape)
+        made.sum_duplicates()
+        return made
 
     def describe(self) -> str:
         """Say in what form the matrix is, for people."""

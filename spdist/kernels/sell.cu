@@ -18,7 +18,7 @@
 
 enum Kind { WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW };
 enum Allowed { MAY_BE_NARROW = 1, MAY_BE_DIAGONAL = 2, MAY_BE_WIDE = 4 };
-constexpr int PADDING = -1, NO_DIAGONAL = 0x7fffffff, WARPS = 8, BASES = 16, DIAGONALS = 4, MOST_FULL = 0x7fff, GATHERED = 4;
+constexpr int PADDING = -1, NO_DIAGONAL = 0x7fffffff, WARPS = 8, BASES = 16, DIAGONALS = 4, MOST_FULL = 0x7fff;
 constexpr int LEADING = 512;  // chunks that products begin with whichever way they go: those of the longest rows are first
 constexpr u32 NARROW_PADDING = 0xffffu;
 
@@ -389,7 +389,7 @@ __device__ __forceinline__ void add_piece(const i64 begin, const i64 end, const 
 //         (0 * inf is NaN); no atomics, the same bits on every run.
 template <typename Value, typename Vector, int BLOCK, int K, bool UNIT>
 __global__ void __launch_bounds__(256, K == 1 ? 5 : 0)
-sell_multiply(const int npieces, const int nlong, const int fits, const int backwards, const int nchunks, const i64 any_stride,
+sell_multiply(const int npieces, const int nlong, const int kept, const int backwards, const int nchunks, const i64 any_stride,
               const Chunk* __restrict__ chunks, const Value* __restrict__ values, const int* __restrict__ wide,
               const u16* __restrict__ narrow, const int* __restrict__ rows, const i64* __restrict__ pieces,
               const int* __restrict__ long_rows, const int* __restrict__ long_indices, const Value* __restrict__ long_data,
@@ -411,7 +411,7 @@ sell_multiply(const int npieces, const int nlong, const int fits, const int back
 #pragma unroll
     for (int k = 0; k < K; ++k) sum[k] = Vector(0);
     take_turn();
-    add_chunk<K, BLOCK>(c, l2_policy(fits), values, wide, narrow, x, stride, sum);
+    add_chunk<K, BLOCK>(c, l2_policy(warp >= nchunks - kept), values, wide, narrow, x, stride, sum);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         for (int step = threads / 2; step > 0; step /= 2) sum[k] += across(sum[k], step);
@@ -440,23 +440,14 @@ sell_long_rows(const int nlong, const i64 stride, const int* __restrict__ row_pi
 
 // Bring the rows of x into the order of the matrix's columns: out[i] = x[order[i]].
 //
-// Launch  block 256, GATHERED elements a thread; `stride` elements a row.
+// Launch  block 256, an element a thread; `stride` elements a row.
 template <typename Vector>
 __global__ void __launch_bounds__(256)
 sell_gather(const i64 elements, const i64 stride, const int* __restrict__ order, const Vector* x,
             Vector* __restrict__ out) {
-    const i64 first = (i64)blockIdx.x * 256 * GATHERED + threadIdx.x;
-    i64 from[GATHERED];
-    Vector found[GATHERED];
-#pragma unroll
-    for (int u = 0; u < GATHERED; ++u) {
-        const i64 i = min(first + u * 256, elements - 1);
-        from[u] = stride == 1 ? order[i] : order[i / stride] * stride + i % stride;
-    }
+    const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (i >= elements) return;
+    const i64 from = stride == 1 ? order[i] : order[i / stride] * stride + i % stride;
     take_turn();
-#pragma unroll
-    for (int u = 0; u < GATHERED; ++u) found[u] = x[from[u]];
-#pragma unroll
-    for (int u = 0; u < GATHERED; ++u)
-        if (first + u * 256 < elements) out[first + u * 256] = found[u];
+    out[i] = x[from];
 }

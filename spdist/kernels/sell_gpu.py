@@ -18,7 +18,8 @@ COLUMNS = (8, 4, 2, 1)
 """Columns of x that one launch may multiply."""
 VECTORS = {"float": ("float", "double"), "Complex<float>": ("Complex<float>", "Complex<double>")}
 """Dtypes of x and y for stored values that may be narrower than these."""
-WARPS, GATHERED = 8, 4
+WARPS = 8
+KEPT_BYTES = 0
 CACHED_SHARE = 0.5
 """Of the L2 cache, what may hold a matrix from product to product."""
 NULL = np.intp(0)
@@ -146,10 +147,11 @@ def _launches(device: int, value: str, vector: str, block: int, columns: int, al
         grid = npieces + ceil_div(len(a.chunks), WARPS)
         if not grid:
             return
+        kept = len(a.chunks) if a.nbytes <= cached else int(len(a.chunks) * KEPT_BYTES / a.nbytes)
         parted = npieces > nlong
         partial = cupy.cuda.alloc(npieces * columns * itemsize).ptr if parted else 0
         kernels(name, grid, 256, (
-            npieces, nlong, int(a.nbytes <= cached), a.way(), len(a.chunks), np.int64(stride), a.chunks, a.values,
+            npieces, nlong, kept, a.way(), len(a.chunks), np.int64(stride), a.chunks, a.values,
             a.wide, a.narrow, _or_null(a.rows), a.pieces, a.long_rows, a.long_indices, a.long_data, x, y, partial,
         ), early=True)  # fmt: skip
         if parted:
@@ -168,7 +170,7 @@ def gather(x: Any, order: Any) -> Any:
     name = f"sell_gather<{c_type(x.dtype)}>"
     if out.size:
         stride = x.shape[1] if x.ndim == 2 else 1
-        module(FILE, (name,))(name, ceil_div(out.size, 256 * GATHERED), 256, (
+        module(FILE, (name,))(name, ceil_div(out.size, 256), 256, (
             np.int64(out.size), np.int64(stride), order, x, out
         ), early=True)  # fmt: skip
     return out
