@@ -300,6 +300,7 @@ class GpuSlot:
         for event in () if self.idle else (self.ended["upload"], self.stream, self.ended["download"]):
             event.synchronize()
         self.idle = True
+        self.device.let_go()
         steps, self.steps, staged = self.steps, [], self.staged
         if staged is not None:
             staged.sends.clear()  # arrays of the caller's may be among them
@@ -363,6 +364,7 @@ class Gpu:
         self._slot_bytes = self._b_bytes = self._work_bytes = 0
         self.work = Work(PLAIN, None, (0, 0), np.dtype(np.float64))
         self._b_memory: Any = None  # outlives B, for another of the same size
+        self._sending: list[tuple[Any, Bytes]] = []  # page-locked memory that copies may still read
         self.plain_blocks = 0 if pack else sys.maxsize
 
     # -- memory --------------------------------------------------------------------------------------------------------
@@ -468,6 +470,7 @@ class Gpu:
     def _forget(self) -> None:
         if self._kept is not None:
             self.up.synchronize()  # B's arrays may be on their way
+            self.let_go()
         self.b, self.ones, self._kept, self.b_is_sound = None, None, None, False
 
     def keep(self, b: CSR | None, kinds: Kinds) -> bool:
@@ -513,9 +516,9 @@ class Gpu:
         return int(self._kept[0].indptr[start]), int(self._kept[0].indptr[stop])
 
     def _send(self, *arrays: tuple[Any, np.dtype[Any], int]) -> None:
-        """Copy arrays, each as a dtype to an address; those in page-locked memory are still on their way after it.
+        """Copy arrays, each as a dtype to an address; they are still on their way after it.
 
-        Others go by way of page-locked memory that threads fill, each of which sends what it has filled.
+        Those that are not in page-locked memory go by way of such, which threads fill; each sends what it has filled.
         """
         runtime, stream = self.cupy.cuda.runtime, self.up
         pieces: list[tuple[Any, np.dtype[Any], int]] = []
@@ -553,8 +556,11 @@ class Gpu:
             piece[:] = values
             runtime.memcpyAsync(target, piece.ctypes.data, piece.nbytes, runtime.memcpyHostToDevice, stream.ptr)
             flying.append((stream.record(), memory))
-        for event, _ in flying:
-            event.synchronize()
+        self._sending.extend(flying)
+
+    def let_go(self) -> None:
+        """Let go of the page-locked memory that copies have read."""
+        self._sending = [each for each in self._sending if not each[0].done]
 
     def note(self, arrays: Iterable[Any], /) -> None:
         """Take note of a product that reads arrays: the second finds them locked."""

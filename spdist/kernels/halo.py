@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from spdist.csr import CSR, from_scipy
+from spdist.csr import CSR, from_scipy, index_dtype
 
 Integers = npt.NDArray[np.integer]
 
@@ -81,8 +81,10 @@ def even_rows(indptr: Integers, parts: int) -> Integers:
 
 def needed(rows: Rows) -> Integers:
     """Return the columns of other parts that these rows ask for, ascending."""
-    columns = np.unique(rows.matrix.indices)
-    return columns[~np.isin(columns, rows.numbers, assume_unique=True)]
+    asked = np.zeros(rows.matrix.ncols, bool)
+    asked[rows.matrix.indices] = True
+    asked[rows.numbers] = False
+    return np.flatnonzero(asked)
 
 
 def exchanges(needs: list[Integers], part: Integers) -> list[Exchange]:
@@ -110,23 +112,22 @@ def exchanges(needs: list[Integers], part: Integers) -> list[Exchange]:
 
 def share(rank: int, rows: Rows, exchange: Exchange) -> Share:
     """Return the share of a part: rows in their order there, columns numbered by their places in its x."""
-    numbers, m = rows.numbers, rows.matrix
-    at = np.searchsorted(numbers, m.indices)
-    inside = np.append(numbers, -1)[at] == m.indices
-    before = np.append(0, np.cumsum(~inside))
-    reaches = before[m.indptr[1:]] > before[m.indptr[:-1]]
+    numbers, m, count = rows.numbers, rows.matrix, len(rows.numbers)
+    whole = m.to_scipy()
+    of_others = np.ones(m.ncols, bool)
+    of_others[numbers] = False
+    reaches = type(whole)((np.ones(m.nnz, bool), m.indices, m.indptr), shape=m.shape) @ of_others
     order = np.argsort(reaches, kind="stable")
-    place = np.empty(len(order) + 1, np.int64)
-    place[order] = np.arange(len(order))
-    by = np.append(np.argsort(exchange.halo), 0)
-    found = by[np.searchsorted(exchange.halo, m.indices, sorter=by[:-1])]
-    columns = np.where(inside, place[at], len(order) + found)
-    moved = type(m.to_scipy())((m.data, columns, m.indptr), shape=(len(order), len(order) + len(exchange.halo)))[order]
-    first = len(order) - int(reaches.sum())
+    place = np.empty(m.ncols, index_dtype(count + len(exchange.halo)))  # in x, of the columns that rows have
+    place[numbers[order]] = np.arange(count)
+    place[exchange.halo] = count + np.arange(len(exchange.halo))
+    shape = count, count + len(exchange.halo)
+    moved = type(whole)((m.data, place[m.indices], m.indptr), shape=shape)[order]
+    first = count - int(reaches.sum())
     return Share(
-        rank, numbers[order], _columns(moved[:first], len(order)), from_scipy(moved[first:]),
-        {q: place[np.searchsorted(numbers, asked)] for q, asked in exchange.requests.items()},
-        {q: (len(order) + start, len(order) + end) for q, (start, end) in exchange.receives.items()},
+        rank, numbers[order], _columns(moved[:first], count), from_scipy(moved[first:]),
+        {q: place[asked].astype(np.int64) for q, asked in exchange.requests.items()},
+        {q: (count + start, count + end) for q, (start, end) in exchange.receives.items()},
     )  # fmt: skip
 
 

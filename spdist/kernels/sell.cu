@@ -380,8 +380,8 @@ __device__ __forceinline__ void add_piece(const i64 begin, const i64 end, const 
 
 // Multiply K columns: y[row * stride + k] for every row but long ones of several pieces, partial sums of these.
 //
-// Launch  block 256: npieces thread blocks for the long rows, then a warp a chunk; `fits`: the L2 cache holds the matrix;
-//         `backwards`: from the last chunk on, which a product that went forwards has left in the cache.
+// Launch  block 256: npieces thread blocks for the long rows, then a warp a chunk; the last `kept` of these are to
+//         stay in the L2 cache; `backwards`: from the last chunk on, where a product that went forwards has ended.
 // Shared  a sum for each warp.
 // Pre     0 <= columns < ncols; x[column * stride + k]; stride 1 where UNIT; rows null where positions are rows; if no long
 //         row has several pieces, there are as many pieces as long rows.

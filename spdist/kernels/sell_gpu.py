@@ -19,9 +19,10 @@ COLUMNS = (8, 4, 2, 1)
 VECTORS = {"float": ("float", "double"), "Complex<float>": ("Complex<float>", "Complex<double>")}
 """Dtypes of x and y for stored values that may be narrower than these."""
 WARPS = 8
-KEPT_BYTES = 0
 CACHED_SHARE = 0.5
 """Of the L2 cache, what may hold a matrix from product to product."""
+KEPT_SHARE = 1 / 6
+"""Of the L2 cache, what holds the end of a larger one for the next product, which begins with it."""
 NULL = np.intp(0)
 
 
@@ -140,18 +141,18 @@ def _launches(device: int, value: str, vector: str, block: int, columns: int, al
     name, long_name = multiply_name(*types, block, columns, alone), f"sell_long_rows<{types[1]}, {columns}>"
     kernels = module(FILE, (name, long_name))
     itemsize = np.dtype(vector).itemsize
-    cached = CACHED_SHARE * cupy.cuda.Device(device).attributes["L2CacheSize"]
+    cache = cupy.cuda.Device(device).attributes["L2CacheSize"]
 
     def launch(a: Sell, x: int, y: int, stride: int) -> None:
         npieces, nlong = len(a.pieces) - 1, len(a.long_rows)
         grid = npieces + ceil_div(len(a.chunks), WARPS)
         if not grid:
             return
-        kept = len(a.chunks) if a.nbytes <= cached else int(len(a.chunks) * KEPT_BYTES / a.nbytes)
+        share = 1.0 if a.nbytes <= CACHED_SHARE * cache else KEPT_SHARE * cache / a.nbytes
         parted = npieces > nlong
         partial = cupy.cuda.alloc(npieces * columns * itemsize).ptr if parted else 0
         kernels(name, grid, 256, (
-            npieces, nlong, kept, a.way(), len(a.chunks), np.int64(stride), a.chunks, a.values,
+            npieces, nlong, int(share * len(a.chunks)), a.way(), len(a.chunks), np.int64(stride), a.chunks, a.values,
             a.wide, a.narrow, _or_null(a.rows), a.pieces, a.long_rows, a.long_indices, a.long_data, x, y, partial,
         ), early=True)  # fmt: skip
         if parted:

@@ -268,6 +268,19 @@ def test_b_is_looked_at_until_a_block_has_entries(device, multiplies, monkeypatc
     assert all(sound for _, sound in trusted[first + 1 :])
 
 
+def test_memory_is_kept_until_copies_have_read_it(device, multiplies, monkeypatch):
+    """A B in ordinary memory is still on its way when `keep` returns."""
+    b = from_scipy(random_matrix(800, 800, 6.0, 3))
+    monkeypatch.setattr(Stream, "done", False)
+    device.keep(b, device_blocks.kinds_of(b, b))
+    assert len(device._sending) == 3  # values, columns, offsets
+    device.let_go()
+    assert len(device._sending) == 3
+    monkeypatch.setattr(Stream, "done", True)
+    assert outofcore.multiply(b, b, device).nnz == cpu.multiply(b, b).nnz
+    assert not device._sending
+
+
 N = 500
 EPILOGUES = {
     "all": Epilogue(
