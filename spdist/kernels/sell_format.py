@@ -65,8 +65,8 @@ class Sell:
     sigma : int
         Rows of the windows in which rows were sorted by length; 1 where they were not.
     chunks : (nchunks, 4) int64
-        Places of values and of indices, ``first | width << 32`` and ``code << 32``. Chunks of equal lists of diagonals
-        share one, at the same place of `wide`.
+        Places of values and of indices, ``first | width << 32`` and ``code << 32``; those of rows that several lanes take
+        come first. Chunks of equal lists of diagonals share one, at the same place of `wide`.
     values : (slots * lanes,) value dtype
     wide : int32
     narrow : uint16
@@ -259,7 +259,8 @@ def place_rows(
     entry_bytes : int
         Bytes of a value and its index.
     spread : bool
-        Whether several lanes may take a row: those far longer than others come last, sorted all together.
+        Whether several lanes may take a row: those far longer than others have the last positions, sorted all together,
+        and the first chunks.
     """
     xp, nrows = module_of(lengths), len(lengths)
     fixed = height or lanes // (_threads(nrows, block) if spread else 1)
