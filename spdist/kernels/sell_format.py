@@ -65,7 +65,7 @@ class Sell:
     sigma : int
         Rows of the windows in which rows were sorted by length; 1 where they were not.
     chunks : (nchunks, 4) int64
-        Places of values and of indices, ``first | width << 32`` and ``code << 32``; those of the longest rows come first.
+        Places of values and of indices, ``first | width << 32`` and ``code << 32``; the longest rows' come first.
         Chunks of equal lists of diagonals share one, at the same place of `wide`.
     values : (slots * lanes,) value dtype
     wide : int32
