@@ -34,8 +34,8 @@ MANY = 1000
 """Uses that a matrix is prepared for where none are given."""
 TRIAL_USES = 50
 """Uses from which candidates are timed."""
-TRIALS = 5
-"""Products of a trial, after one that is not timed."""
+TRIALS = 6
+"""Products of a trial, after one that is not timed; as many each way, where they go to and fro through the matrix."""
 GOOD_SHARE = 0.7
 """Share of the memory's bandwidth from which no other order is tried."""
 REORDERING = 200

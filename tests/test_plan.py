@@ -586,3 +586,16 @@ def test_a_reduction_on_gpus_has_blocks_by_products_alone(stored, monkeypatch):
     blocks = make_plan(a, a, engine="cuda", **options).blocks
     assert 5 <= len(blocks) <= 6
     assert max(block.products for block in blocks) <= plan.expansion // 5
+
+
+def test_partial_products_of_a_reduction_have_room_on_the_host(stored):
+    """Where a row of A asks for more of B than fits, they come to the host, and are added there."""
+    n, each = 3_000, 1_000
+    columns = np.random.default_rng(1).integers(0, 2_000, (n, each)) + 2_000 * np.arange(each)
+    a = stored("A", sp.csr_matrix(np.ones((1, n))))
+    b = stored("B", sp.csr_matrix((np.ones(n * each), columns.ravel(), np.arange(n + 1) * each), (n, 2_000_000)))
+    options = {"engine": "cuda", "memory_limit": 1 << 30, "stored": False}
+    with pytest.raises(MemoryBoundError, match="raise host_limit to at least"):
+        make_plan(a, b, **options, host_limit=40 << 20)
+    whole = make_plan(a, b, **options, host_limit=120 << 20).blocks[0]
+    assert (whole.split, whole.c_bytes) == (False, 8)

@@ -71,11 +71,11 @@ template <> __device__ __forceinline__ Complex<double> stream(const Complex<doub
     return Complex<double>(v.x, v.y);
 }
 
-// How the L2 cache should hold what is loaded: like other things if it `fits`, else so that it does not drive them out.
-__device__ __forceinline__ u64 l2_policy(const bool fits) {
+// How the L2 cache should hold what is loaded: like other things if it `stays`, else so that it does not drive them out.
+__device__ __forceinline__ u64 l2_policy(const bool stays) {
     u64 policy = 0;
 #ifdef __CUDA_ARCH__
-    if (fits) asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    if (stays) asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
     else asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
 #endif
     return policy;

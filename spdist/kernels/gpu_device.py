@@ -8,10 +8,11 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from spdist.bsr import BSR
 from spdist.csr import CSR, blocksize, number_dtype
@@ -25,6 +26,7 @@ from spdist.kernels.device_blocks import (
     Staged,
     cores,
     lay_out_whole,
+    now,
     pool,
     share_entries,
 )
@@ -41,6 +43,8 @@ FREE_SHARE = 0.9
 """Of the GPU's free memory, the limit where none is given."""
 PIECE = 4 << 20
 """Bytes that a thread copies to page-locked memory at a time on the way to the GPU; more or fewer take longer."""
+MOST_PIECES = 256
+"""Pieces of a B on its way to the GPU."""
 STEPS = "upload", "multiply", "reduce", "pack", "download"
 LEAST_PACKED = 12 << 20
 """Entries of C for which packing is tried: its launches, and the wait for them, take as long as it saves of as many."""
@@ -89,6 +93,46 @@ class Arena:
         if self.used > self.size:
             raise ArenaFullError(self.used)
         return self.memory + begin
+
+
+class Arrival:
+    """A B on its way to the GPU: pieces of as many entries each, which threads look at, copy and send.
+
+    Attributes
+    ----------
+    ends : (npieces,) int64
+        Rows that are whole once a piece and those before it are there.
+    pieces : list of Future
+        Each done when the piece is there, with the greatest column of the rows that end in it: -1 of none, None where
+        nobody looked, or rows are not as they should be.
+    looked : bool
+        Whether threads look at rows.
+    """
+
+    def __init__(self, ends: npt.NDArray[np.int64], pieces: list[Future[int | None]], looked: bool) -> None:
+        self.ends, self.pieces, self.looked = ends, pieces, looked
+        self.found: list[int | None] = []
+
+    def wait(self, rows: int) -> None:
+        """Wait until the first rows are there."""
+        while len(self.found) <= min(int(np.searchsorted(self.ends, rows)), len(self.pieces) - 1):
+            self.found.append(self.pieces[len(self.found)].result())
+
+    @property
+    def failed(self) -> bool:
+        """Whether a piece could not be sent."""
+        return any(piece.done() and piece.exception() is not None for piece in self.pieces)
+
+    def wait_for_all(self) -> None:
+        """Wait until B is there."""
+        self.wait(int(self.ends[-1]))
+
+    def reach(self, start: int, stop: int) -> int | None:
+        """Return the greatest column of rows that are there then, or a greater one; None if it is not known."""
+        self.wait(stop)
+        first, last = (int(np.searchsorted(self.ends, row, side="right")) for row in (start, stop - 1))
+        columns = self.found[first : last + 1]
+        return None if None in columns else max(column for column in columns if column is not None)
 
 
 class GpuSlot:
@@ -168,8 +212,7 @@ class GpuSlot:
         """Make of the block what is wanted, in the memory of the slot."""
         staged, device = self.staged, self.device
         assert staged is not None
-        b = device.b if staged.b is None else device.matrix(self.arena.memory, staged.b)
-        assert b is not None
+        b = device.b_for(staged) if staged.b is None else device.matrix(self.arena.memory, staged.b)
         try:
             with self.stream, self.cupy.cuda.using_allocator(self.arena.malloc):
                 self._make(self._a(b), b, meanwhile)
@@ -300,7 +343,6 @@ class GpuSlot:
         for event in () if self.idle else (self.ended["upload"], self.stream, self.ended["download"]):
             event.synchronize()
         self.idle = True
-        self.device.let_go()
         steps, self.steps, staged = self.steps, [], self.staged
         if staged is not None:
             staged.sends.clear()  # arrays of the caller's may be among them
@@ -352,6 +394,7 @@ class Gpu:
         self.memory_limit = free_memory() if memory_limit is None else memory_limit
         self.malloc = malloc or self._from_system
         self.b: CSR | None = None
+        self.arrival = Arrival(np.zeros(1, np.int64), [], False)  # of B
         self.b_is_sound = False  # or not looked at yet
         self.entries_per_product = 0.0  # of the last block
         self.ones: Any = None
@@ -364,7 +407,6 @@ class Gpu:
         self._slot_bytes = self._b_bytes = self._work_bytes = 0
         self.work = Work(PLAIN, None, (0, 0), np.dtype(np.float64))
         self._b_memory: Any = None  # outlives B, for another of the same size
-        self._sending: list[tuple[Any, Bytes]] = []  # page-locked memory that copies may still read
         self.plain_blocks = 0 if pack else sys.maxsize
 
     # -- memory --------------------------------------------------------------------------------------------------------
@@ -469,17 +511,18 @@ class Gpu:
 
     def _forget(self) -> None:
         if self._kept is not None:
-            self.up.synchronize()  # B's arrays may be on their way
-            self.let_go()
+            self.finish()
         self.b, self.ones, self._kept, self.b_is_sound = None, None, None, False
 
-    def keep(self, b: CSR | None, kinds: Kinds) -> bool:
-        """Keep B on the GPU, or nothing; return whether B is there.
+    def keep(self, b: CSR | None, kinds: Kinds, look: bool = False) -> bool:
+        """Keep B on the GPU, or nothing; return whether B is there, or on its way: blocks wait for it.
 
-        One of the same arrays is not sent again: these must not change from product to product.
+        One of the same arrays is not sent again: these must not change from product to product. Where A lies in B, and
+        threads `look` at B, blocks wait for no more of it than they ask for.
         """
         self.kinds = kinds
-        if b is not None and self._kept is not None and _is_same(self._kept[0], b) and self._kept[1] == kinds:
+        same = b is not None and self._kept is not None and _is_same(self._kept[0], b) and self._kept[1] == kinds
+        if same and not self.arrival.failed:
             return True
         self._forget()
         if b is None:
@@ -497,12 +540,8 @@ class Gpu:
             self._b_bytes = size
             self._note()
         memory = self._b_memory
-        self._send(
-            (b.data, kinds.b, memory.ptr + part.data),
-            (b.indices, kinds.index, memory.ptr + part.indices),
-            (b.indptr, kinds.pointer, memory.ptr + part.indptr),
-        )
-        self.b = self.matrix(memory, part)
+        self.b, self.b_is_sound = self.matrix(memory, part), look
+        self.arrival = self._send_b(b, part, kinds, look)
         if kinds.blocked:
             self.ones = self.cupy.ndarray((b.nnz,), np.float32, memory + part.end)
             self.ones.fill(1)
@@ -510,15 +549,59 @@ class Gpu:
         self._kept = b, kinds
         return True
 
+    def _send_b(self, b: CSR, part: Part, kinds: Kinds, look: bool) -> Arrival:
+        """Have threads send B, the first rows first."""
+        step = max(1, PIECE // part.value.itemsize, -(-b.nnz // MOST_PIECES))
+        cuts = np.append(np.arange(0, b.nnz, step), b.nnz)
+        ends = np.maximum.accumulate(np.searchsorted(b.indptr, cuts[1:], side="right") - 1)
+        rows = np.concatenate([[0], np.minimum(ends[:-1], b.nrows), [b.nrows]])
+        submit = pool(cores(), "send").submit if len(cuts) > 2 else now
+        send = functools.partial(self._send_piece_of_b, b, part, self._b_memory.ptr, kinds, look)
+        entries, between = itertools.pairwise(cuts.tolist()), itertools.pairwise(rows.tolist())
+        return Arrival(rows[1:], [submit(send, *piece) for piece in zip(entries, between, strict=True)], look)
+
+    def _send_piece_of_b(
+        self, b: CSR, part: Part, to: int, kinds: Kinds, look: bool, entries: tuple[int, int], rows: tuple[int, int]
+    ) -> int | None:
+        """Send entries of B, and the offsets of rows that end among them; return the greatest column of these rows."""
+        self._number.use()
+        greatest = _greatest_column(b, *rows) if look else None
+        (first, last), (low, high) = entries, rows
+        self._send(
+            (b.data[first:last], kinds.b, to + part.data + first * kinds.b.itemsize),
+            (b.indices[first:last], kinds.index, to + part.indices + first * kinds.index.itemsize),
+            (b.indptr[low : high + 1], kinds.pointer, to + part.indptr + low * kinds.pointer.itemsize),
+            threads=False,
+        )
+        self.up.record().synchronize()
+        return greatest
+
+    def finish(self) -> None:
+        """Wait until nothing of B is on its way any more."""
+        wait(self.arrival.pieces)
+
+    def b_for(self, staged: Staged) -> CSR:
+        """Return B once what a block asks for is there; all of B where that is not known."""
+        assert self.b is not None
+        arrival, stop = self.arrival, (staged.inside or 0) + staged.stop - staged.start
+        reach = arrival.reach(staged.inside, stop) if arrival.looked and staged.inside is not None else None
+        if reach is None:
+            arrival.wait_for_all()
+        else:
+            arrival.wait(reach - staged.low + 1)
+        if arrival.looked and None in arrival.found:
+            self.b_is_sound = False  # the GPU says what is wrong
+        return self.b
+
     def inside(self, start: int, stop: int) -> tuple[int, int]:
         """Return where the entries of rows of the B that is kept begin and end."""
         assert self._kept is not None
         return int(self._kept[0].indptr[start]), int(self._kept[0].indptr[stop])
 
-    def _send(self, *arrays: tuple[Any, np.dtype[Any], int]) -> None:
-        """Copy arrays, each as a dtype to an address; they are still on their way after it.
+    def _send(self, *arrays: tuple[Any, np.dtype[Any], int], threads: bool = True) -> None:
+        """Copy arrays, each as a dtype to an address; those in page-locked memory are still on their way after it.
 
-        Those that are not in page-locked memory go by way of such, which threads fill; each sends what it has filled.
+        Others go by way of page-locked memory that threads fill, each of which sends what it has filled.
         """
         runtime, stream = self.cupy.cuda.runtime, self.up
         pieces: list[tuple[Any, np.dtype[Any], int]] = []
@@ -531,12 +614,12 @@ class Gpu:
                 (array[first : first + step], dtype, target + first * dtype.itemsize)
                 for first in range(0, len(array), step)
             )
-        threads = min(len(pieces), cores())
-        if threads < 2:
+        count = min(len(pieces), cores()) if threads else 1
+        if count < 2:
             self._send_pieces(pieces)
             return
         submit = pool(cores(), "send").submit
-        jobs = [submit(self._send_pieces, pieces[first::threads]) for first in range(threads)]
+        jobs = [submit(self._send_pieces, pieces[first::count]) for first in range(count)]
         wait(jobs)
         for job in jobs:
             job.result()
@@ -556,11 +639,8 @@ class Gpu:
             piece[:] = values
             runtime.memcpyAsync(target, piece.ctypes.data, piece.nbytes, runtime.memcpyHostToDevice, stream.ptr)
             flying.append((stream.record(), memory))
-        self._sending.extend(flying)
-
-    def let_go(self) -> None:
-        """Let go of the page-locked memory that copies have read."""
-        self._sending = [each for each in self._sending if not each[0].done]
+        for event, _ in flying:
+            event.synchronize()
 
     def note(self, arrays: Iterable[Any], /) -> None:
         """Take note of a product that reads arrays: the second finds them locked."""
@@ -622,6 +702,19 @@ def _with_sizes(m: CSR) -> BSR:
     """Return a matrix whose values are blocks as what it is."""
     _, r, s = m.data.shape
     return BSR(m.indptr, m.indices, m.data, (m.nrows * r, m.ncols * s))
+
+
+def _greatest_column(b: CSR, start: int, stop: int) -> int | None:
+    """Return the greatest column of rows, -1 of none; None if they are not canonical, or reach out of B."""
+    from spdist.kernels.prepare import survey
+
+    first, last = int(b.indptr[start]), int(b.indptr[stop])
+    if not 0 <= first <= last <= b.nnz:
+        return None
+    if first == last:
+        return -1 if not np.any(b.indptr[start : stop + 1] != first) else None
+    least, greatest, is_canonical = survey(b.indptr[start : stop + 1] - first, b.indices[first:last])
+    return int(greatest) if is_canonical and least >= 0 and greatest < b.ncols else None
 
 
 def _is_same(b: CSR, other: CSR) -> bool:

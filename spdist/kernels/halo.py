@@ -81,10 +81,19 @@ def even_rows(indptr: Integers, parts: int) -> Integers:
 
 def needed(rows: Rows) -> Integers:
     """Return the columns of other parts that these rows ask for, ascending."""
-    asked = np.zeros(rows.matrix.ncols, bool)
-    asked[rows.matrix.indices] = True
-    asked[rows.numbers] = False
-    return np.flatnonzero(asked)
+    low, high = _span(rows)
+    asked = np.zeros(high - low, bool)
+    asked[rows.matrix.indices - low] = True
+    asked[rows.numbers - low] = False
+    return np.flatnonzero(asked) + low
+
+
+def _span(rows: Rows) -> tuple[int, int]:
+    """Return the range of columns that rows have, and of their numbers: of neighbours far fewer than all."""
+    arrays = [array for array in (rows.numbers, rows.matrix.indices) if len(array)]
+    if not arrays:
+        return 0, 0
+    return min(int(array.min()) for array in arrays), max(int(array.max()) for array in arrays) + 1
 
 
 def exchanges(needs: list[Integers], part: Integers) -> list[Exchange]:
@@ -114,19 +123,21 @@ def share(rank: int, rows: Rows, exchange: Exchange) -> Share:
     """Return the share of a part: rows in their order there, columns numbered by their places in its x."""
     numbers, m, count = rows.numbers, rows.matrix, len(rows.numbers)
     whole = m.to_scipy()
-    of_others = np.ones(m.ncols, bool)
-    of_others[numbers] = False
-    reaches = type(whole)((np.ones(m.nnz, bool), m.indices, m.indptr), shape=m.shape) @ of_others
+    low, high = _span(rows)
+    columns = m.indices - low
+    of_others = np.ones(high - low, bool)
+    of_others[numbers - low] = False
+    reaches = type(whole)((np.ones(m.nnz, bool), columns, m.indptr), shape=(count, high - low)) @ of_others
     order = np.argsort(reaches, kind="stable")
-    place = np.empty(m.ncols, index_dtype(count + len(exchange.halo)))  # in x, of the columns that rows have
-    place[numbers[order]] = np.arange(count)
-    place[exchange.halo] = count + np.arange(len(exchange.halo))
+    place = np.empty(high - low, index_dtype(count + len(exchange.halo)))  # in x, of the columns that rows have
+    place[numbers[order] - low] = np.arange(count)
+    place[exchange.halo - low] = count + np.arange(len(exchange.halo))
     shape = count, count + len(exchange.halo)
-    moved = type(whole)((m.data, place[m.indices], m.indptr), shape=shape)[order]
+    moved = type(whole)((m.data, place[columns], m.indptr), shape=shape)[order]
     first = count - int(reaches.sum())
     return Share(
         rank, numbers[order], _columns(moved[:first], count), from_scipy(moved[first:]),
-        {q: place[asked].astype(np.int64) for q, asked in exchange.requests.items()},
+        {q: place[asked - low].astype(np.int64) for q, asked in exchange.requests.items()},
         {q: (count + start, count + end) for q, (start, end) in exchange.receives.items()},
     )  # fmt: skip
 

@@ -9,8 +9,9 @@ C of a third comes back, so that both directions of the bus are busy while the G
     slot 1               upload ─▶ count, multiply ─▶ download
     slot 2                         upload ─▶ ...
 
-B stays on the GPU where it fits beside the slots. Else each block brings its rows of B: all from the first to the last
-where they lie side by side, else each that it asks for, once.
+B stays on the GPU where it fits beside the slots; the first blocks of an A that lies in it wait for no more of it than
+they ask for. Else each block brings its rows of B: all from the first to the last where they lie side by side, else
+each that it asks for, once.
 
 References
 ----------
@@ -157,8 +158,14 @@ class Device(Host, Protocol):
     def begin(self, options: Options, reduction: Reduction | None, shape: tuple[int, int], dtype: Any) -> int:
         """Take what blocks are to be made into; return the bytes of the device that this takes besides B and slots."""
 
-    def keep(self, b: CSR | None, kinds: Kinds) -> bool:
-        """Keep B on the device for the blocks to come, or nothing; return whether B is there."""
+    def keep(self, b: CSR | None, kinds: Kinds, look: bool = False) -> bool:
+        """Keep B on the device for the blocks to come, or nothing; return whether B is there, or on its way.
+
+        Where the device is to `look` at B, blocks that lie in it need not wait for all of it.
+        """
+
+    def finish(self) -> None:
+        """Wait until nothing of B is on its way any more: the caller may change it."""
 
     def take_sums(self) -> Part:
         """Return the sums of the columns of all blocks."""
@@ -430,7 +437,8 @@ class Run:
         if self.stager is not None:
             self.stager.close()
         errors = []
-        for wait_for in [slot.wait for slot in self.slots] + [job.result for jobs in self.finishing for job in jobs]:
+        jobs = [job.result for some in self.finishing for job in some]
+        for wait_for in (*(slot.wait for slot in self.slots), *jobs, self.device.finish):
             try:
                 wait_for()
             except Exception as error:
@@ -440,7 +448,7 @@ class Run:
     def _settle(self) -> None:
         """Take the device's memory: for slots, and for B if it stays there."""
         self._take_slots(min(self.pairs, PAIRS_UNSENT) if self._nothing_is_sent else self.pairs)
-        if self.resident and self.device.keep(self.b, self.kinds):
+        if self.resident and self.device.keep(self.b, self.kinds, self._is_learnt_on_the_way):
             return
         if self.resident:  # but another program has the room
             self.resident = False

@@ -19,7 +19,7 @@
 enum Kind { WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW };
 enum Allowed { MAY_BE_NARROW = 1, MAY_BE_DIAGONAL = 2, MAY_BE_WIDE = 4 };
 constexpr int PADDING = -1, NO_DIAGONAL = 0x7fffffff, WARPS = 8, BASES = 16, DIAGONALS = 4, MOST_FULL = 0x7fff;
-constexpr int LEADING = 512;  // chunks that products begin with whichever way they go: those of the longest rows are first
+constexpr int LEADING = 512;  // chunks that products begin with whichever way they go: rows of several lanes are first
 constexpr u32 NARROW_PADDING = 0xffffu;
 
 struct __align__(16) Chunk {
@@ -381,7 +381,7 @@ __device__ __forceinline__ void add_piece(const i64 begin, const i64 end, const 
 // Multiply K columns: y[row * stride + k] for every row but long ones of several pieces, partial sums of these.
 //
 // Launch  block 256: npieces thread blocks for the long rows, then a warp a chunk; the last `kept` of these are to
-//         stay in the L2 cache; `backwards`: from the last chunk on, where a product that went forwards has ended.
+//         stay in the L2 cache; `backwards`: from the last chunk on, but for the LEADING ones.
 // Shared  a sum for each warp.
 // Pre     0 <= columns < ncols; x[column * stride + k]; stride 1 where UNIT; rows null where positions are rows; if no long
 //         row has several pieces, there are as many pieces as long rows.

@@ -53,7 +53,7 @@ class Graph:
         self, task: Task, counted: Counted, at: int, done_chunks: int, worker: str, multiplied: Future[Any]
     ) -> Future[Any]:
         """Submit what writes a block whose place `at` in C is known."""
-        arguments = (task, counted, self.layout, at, done_chunks)
+        arguments = (task, len(counted.row_nnz), counted.digest, self.layout, at, done_chunks)
         return self._submit("commit", *arguments, number=task.number, worker=worker, after=multiplied)
 
     def join(self, k: int, commits: list[Future[Any]]) -> Future[Any]:

@@ -109,12 +109,12 @@ class Block:
     split : bool
         Whether the inner dimension is cut for this block.
     products, nnz : int
-        Multiply-adds, and the estimated entries of C.
+        Multiply-adds, and the estimated entries of C; as many, at the most, where GPUs reduce it.
     capacity : int
         Entries of C for which there is room; a block that turns out longer ends where the room does, and the rest
         becomes a block of its own.
     a_bytes, b_bytes, c_bytes : int
-        Bytes of A's rows, of the rows of B they need, and of C as estimated.
+        Bytes of A's rows, of the rows of B they need, and of C as estimated; none of a C that stays on the GPU.
     b_read : int
         Bytes of B's Zarr chunks in which those rows lie; each is decoded whole.
     """

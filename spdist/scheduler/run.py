@@ -29,7 +29,7 @@ from spdist.answer import WHOLE, Answer
 from spdist.csr import Int64Array
 from spdist.errors import SpdistError
 from spdist.scheduler import process
-from spdist.scheduler.cluster import dashboard_link, share_hosts, with_gpu, workers_of
+from spdist.scheduler.cluster import dashboard_link, fetch, share_hosts, with_gpu, workers_of
 from spdist.scheduler.crew import Crew, Work, work_of
 from spdist.scheduler.graph import Graph
 from spdist.scheduler.plan import Plan
@@ -365,7 +365,7 @@ class Driver:
         futures = settled(futures, self.completed)
         subjects = [self.by_future.pop(future.key) for future in futures]
         counts = [i for i, (what, _) in enumerate(subjects) if what == "count"]
-        for i, counted in zip(counts, self.client.gather([futures[i] for i in counts]), strict=True):
+        for i, counted in zip(counts, fetch(self.client, [futures[i] for i in counts]), strict=True):
             self._counted(subjects[i][1], counted)
         for what, subject in subjects:
             if what == "commit":

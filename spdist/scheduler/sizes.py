@@ -2,7 +2,8 @@
 
 Three passes, none of which holds a matrix: the row lengths of B (4 bytes a row), nnz(C) of a sample of rows, and one
 walk over A's columns that counts products and distinct rows of B and cuts a block whenever the bound is reached. Of an
-upper triangle the sample says how much of the rows, from the first to the last, lies in it.
+upper triangle the sample says how much of the rows, from the first to the last, lies in it. Where GPUs reduce C, which
+does not leave them then, there is no sample, and entries of C bound nothing.
 
 Parts of A of as many entries each are walked over by themselves: by threads, or by other processes (`Helpers`), since
 reads take the interpreter. The parts, and with them the plan, are the same.
@@ -10,6 +11,7 @@ reads take the interpreter. The parts, and with them the plan, are the same.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -762,16 +764,22 @@ def make_plan(
     cuts = cuts_of(answer, a, b, lengths)
     dtype = answer.dtype(a, b)
     casts = _casts(a, b, answer, dtype) if engine != "cuda" else (0, 0)
+    triangle = answer.options.triangle
+
+    def drafted(estimate: Estimate, bounds: list[int], held: bool) -> Plan:
+        walks = _Walks(answer.mask, bounds, helpers)
+        plan = _Draft(a, b, engine, host, grid, lengths, estimate, dtype, cuts, casts, walks, stored, held).plan()
+        return plan.through_gpu(memory_limit) if on_gpu else plan
+
     with ThreadPoolExecutor(1) as aside:
         coming = aside.submit(even_rows, a, parts, lengths if a == b else None) if parts > 1 else None
-        triangle = answer.options.triangle
-        estimate = UNKNOWN  # where C stays on GPUs, its entries bound nothing on the host
-        if stored or engine != "cuda" or triangle is not None:
-            estimate = sample_rows(a, b, lengths, triangle, helpers if parts > 1 else None)
-        bounds = [0, a.nrows] if coming is None else coming.result()
-    walks = _Walks(answer.mask, bounds, helpers)
-    plan = _Draft(a, b, engine, host, grid, lengths, estimate, dtype, cuts, casts, walks, stored).plan()
-    return plan.through_gpu(memory_limit) if on_gpu else plan
+        if not stored and engine == "cuda" and triangle is None:
+            with contextlib.suppress(MemoryBoundError):
+                plan = drafted(UNKNOWN, [0, a.nrows] if coming is None else coming.result(), False)
+                if not any(block.split for block in plan.blocks):  # partial products are added on the host
+                    return plan
+        estimate = sample_rows(a, b, lengths, triangle, helpers if parts > 1 else None)
+        return drafted(estimate, [0, a.nrows] if coming is None else coming.result(), True)
 
 
 def stays(
@@ -884,13 +892,14 @@ class _Draft:
         casts: tuple[int, int],
         walks: _Walks,
         stored: bool,
+        held: bool,
     ) -> None:
         self.a, self.b, self.engine, self.memory_limit, self.grid = a, b, engine, memory_limit, grid
         self.lengths, self.estimate, self.dtype, self.cuts, self.casts = lengths, estimate, dtype, cuts, casts
-        self.walks, self.stored = walks, stored
+        self.walks, self.stored, self.held = walks, stored, held  # the host holds C, or writes it too
         self.oa, self.ob = operand(a), operand(b)
         self.c_entry = index_dtype(b.ncols).itemsize + self.dtype.itemsize
-        self.c_held = self.c_entry if stored or engine != "cuda" else 0
+        self.c_held = self.c_entry if held else 0
         usable = memory.pair_budget(memory_limit, 0, 1)
         whole = grid is None or grid[1] == grid[2] == 1
         self.can_be_resident = whole and self._resident_bytes <= RESIDENT_SHARE * usable
@@ -973,7 +982,7 @@ class _Draft:
         """
         over = int(self.asked[:, 6].sum()) * self.ob.read_bytes / max(self.ob.nbytes, 1) - 1
         joins = max(1, math.ceil(over / BAND_OVER))
-        if self.engine not in GPU_ENGINES or len(self.asked) < BANDS * joins or joins > MOST_JOINED:
+        if self.engine not in GPU_ENGINES or len(self.asked) < BANDS * joins or joins > MOST_JOINED or over <= -1:
             return None
         self.resident = False
         reserved = self.reserved(MAX_PAIRS)
@@ -1000,7 +1009,7 @@ class _Draft:
     def _at(self, memory_limit: int) -> bool:
         """Whether a plan under another limit fits."""
         known = self.lengths, self.estimate, self.dtype, self.cuts, self.casts, self.walks, self.stored
-        draft = _Draft(self.a, self.b, self.engine, memory_limit, self.grid, *known)
+        draft = _Draft(self.a, self.b, self.engine, memory_limit, self.grid, *known, self.held)
         draft.checked = True
         if draft._attempt()[0] is not None:
             return True

@@ -8,6 +8,7 @@ that is not there when it is to be committed (its worker died) is computed again
 from __future__ import annotations
 
 import functools
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -58,9 +59,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Counted:
-    """What the driver learns of a multiplied block: entries of each row done, and whether values compress."""
+    """What the driver learns of a multiplied block: entries of each row done, their digest, whether values compress."""
 
     row_nnz: Int64Array
+    digest: bytes
     compresses: bool
 
     @property
@@ -456,19 +458,22 @@ class Product:
         """Return what the driver needs to place the block."""
         lengths = np.diff(c.indptr)
         small = len(lengths) == 0 or lengths.max() <= np.iinfo(np.uint32).max
-        return Counted(lengths.astype(np.uint32) if small else lengths, task.number == 0 and compresses(c.data))
+        lengths = lengths.astype(np.uint32) if small else lengths
+        return Counted(lengths, _digest(c), task.number == 0 and compresses(c.data))
 
-    def commit(self, task: Task, counted: Counted, layout: Layout, at: int, done_chunks: int) -> list[Part]:
+    def commit(self, task: Task, rows: int, digest: bytes, layout: Layout, at: int, done_chunks: int) -> list[Part]:
         """Write the Zarr chunks that lie inside the block; return what it shares with its neighbours.
 
         Parameters
         ----------
+        rows, digest
+            As the block was counted.
         at : int
             Place of the block's first entry in C.
         done_chunks : int
             Zarr chunks before this one are written already.
         """
-        c = self.waiting[task.number][1] if task.number in self.waiting else self.again(task, counted)
+        c = self.waiting[task.number][1] if task.number in self.waiting else self.again(task, rows, digest)
         with self.report("commit", task.start) as done:
             first, last = -(-at // layout.chunk), (at + c.nnz) // layout.chunk
             first, last = max(first, done_chunks), max(last, done_chunks)
@@ -484,11 +489,11 @@ class Product:
         self.waiting.pop(task.number, None)
         return parts
 
-    def again(self, task: Task, counted: Counted) -> CSR:
+    def again(self, task: Task, rows: int, digest: bytes) -> CSR:
         """Compute a block whose worker was lost, and make sure that it is the block that was placed."""
         c = self.compute(task, len(self.pieces) if task.split else 1)
-        c = c.rows(0, min(c.nrows, len(counted.row_nnz)))
-        if not np.array_equal(np.diff(c.indptr), counted.row_nnz):
+        c = c.rows(0, min(c.nrows, rows))
+        if _digest(c) != digest:
             raise SpdistError(
                 f"rows {task.start:,}-{task.stop:,} gave another pattern when computed again: A or B changed while "
                 f"they were multiplied"
@@ -564,6 +569,11 @@ def check_rows(engine: str, m: CSR, name: str, first_row: int = 0) -> tuple[int,
     if not is_canonical or low < 0 or high >= m.ncols:
         check_canonical(m, name, first_row)  # says what is wrong
     return low, high + 1
+
+
+def _digest(c: CSR) -> bytes:
+    """Return a digest of the entries of each row."""
+    return hashlib.blake2b(np.diff(c.indptr).astype("<i8", copy=False).tobytes(), digest_size=16).digest()
 
 
 def shared_slices(at: int, nnz: int, chunk: int) -> list[tuple[int, int]]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import math
 import sys
+import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -31,7 +35,7 @@ from tests.kernels.test_bsr_cpu import assert_is_block_product, block_matrix
 KINDS = Kinds(*map(np.dtype, ("f8", "i4", "i4", "f8", "f8")))
 
 
-LOCKED: set[int] = set()
+LOCKED: set[int] | range = set()
 """Host memory that is page-locked."""
 
 
@@ -42,7 +46,7 @@ class Memory:
     most = 0
 
     def __init__(self, size: int) -> None:
-        self.bytes, self.size = np.empty(size, np.uint8), size
+        self.bytes, self.size = np.zeros(size, np.uint8), size
         Memory.held += size
         Memory.most = max(Memory.most, Memory.held)
 
@@ -253,32 +257,18 @@ def test_b_is_looked_at_until_a_block_has_entries(device, multiplies, monkeypatc
     """Nothing is asked of B for rows without any."""
     m = random_matrix(3000, 3000, 6.0, 3).tolil()
     m[:1500] = 0
-    a, trusted, multiply = from_scipy(m.tocsr()), [], gpu.multiply
+    (a, b), trusted, multiply = (from_scipy(m.tocsr()) for _ in range(2)), [], gpu.multiply
 
     def noting(x, y, **known):
         trusted.append((x.nnz, known["sound_b"]))
         return multiply(x, y, **known)
 
     monkeypatch.setattr(gpu, "multiply", noting)
-    device.memory_limit = 1 << 20
-    assert outofcore.multiply(a, a, device).nnz == cpu.multiply(a, a).nnz
+    device.memory_limit = 1 << 22
+    assert outofcore.multiply(a, b, device).nnz == cpu.multiply(a, b).nnz
     first = next(number for number, (entries, _) in enumerate(trusted) if entries)
-    assert first > 0
     assert not any(sound for _, sound in trusted[: first + 1])
     assert all(sound for _, sound in trusted[first + 1 :])
-
-
-def test_memory_is_kept_until_copies_have_read_it(device, multiplies, monkeypatch):
-    """A B in ordinary memory is still on its way when `keep` returns."""
-    b = from_scipy(random_matrix(800, 800, 6.0, 3))
-    monkeypatch.setattr(Stream, "done", False)
-    device.keep(b, device_blocks.kinds_of(b, b))
-    assert len(device._sending) == 3  # values, columns, offsets
-    device.let_go()
-    assert len(device._sending) == 3
-    monkeypatch.setattr(Stream, "done", True)
-    assert outofcore.multiply(b, b, device).nnz == cpu.multiply(b, b).nnz
-    assert not device._sending
 
 
 N = 500
@@ -407,19 +397,124 @@ def test_slots_and_b_fit_the_limit_in_any_order(device):
     assert Memory.most <= 1 << 20
 
 
-@pytest.mark.parametrize("locked", [(0, -1), (0,), (-1,), ()])
+@pytest.mark.parametrize("locked", [1.0, 0.5, 0.0])
 def test_locked_b_is_copied_from_where_it_is(device, monkeypatch, locked):
-    """Only if all of it is locked."""
+    """Those of its pieces that are locked whole."""
     b, sizes = from_scipy(random_matrix(900, 900, 20.0, 1)), []
-    bytes_ = b.data.view(np.uint8)
-    monkeypatch.setattr(sys.modules[__name__], "LOCKED", {bytes_[end:].ctypes.data for end in locked})
+    first, size = b.data.ctypes.data, b.data.nbytes
+    monkeypatch.setattr(sys.modules[__name__], "LOCKED", range(first, first + int(locked * size)))
     monkeypatch.setattr(gpu_device, "PIECE", 1 << 12)
     copy = device.cupy.cuda.runtime.memcpyAsync
-    device.cupy.cuda.runtime.memcpyAsync = lambda *args: sizes.append(args[2]) or copy(*args)
+    from_there = range(first, first + size)
+    device.cupy.cuda.runtime.memcpyAsync = lambda *args: sizes.append(args[2] * (args[1] in from_there)) or copy(*args)
     device.slots(2, 1 << 18, 1 << 19)
     assert device.keep(b, KINDS)
+    device.arrival.wait_for_all()
     assert_array_equal(device.b.data, b.data)
-    assert (b.data.nbytes in sizes) == (len(locked) == 2)
+    assert max(0.0, locked - (1 << 12) / size) <= sum(sizes) / size <= locked
+
+
+def late_pieces(monkeypatch, device, before=lambda number: time.sleep(0.002)):
+    """Have pieces of B come one after the other, each once `before` has returned; they have some rows each."""
+    send, numbers = device._send_piece_of_b, itertools.count()
+
+    def late(*args):
+        before(next(numbers))
+        return send(*args)
+
+    monkeypatch.setattr(device, "_send_piece_of_b", late)
+    monkeypatch.setattr(gpu_device, "PIECE", 1 << 11)
+    pool = ThreadPoolExecutor(1)
+    monkeypatch.setattr(gpu_device, "pool", lambda count, task="": pool)
+
+
+def banded(n: int) -> CSR:
+    """Return a matrix of five diagonals, with rows of nothing and one that is longer than a piece of B."""
+    m = sp.lil_matrix(
+        sp.diags_array([np.random.default_rng(k).random(n) for k in range(5)], offsets=range(-2, 3), shape=(n, n))
+    )
+    m[n // 3 : n // 3 + 40] = 0
+    m[n // 2, n // 2 - 150 : n // 2 + 150] = 1.5
+    return from_scipy(sp.csr_matrix(m))
+
+
+@pytest.mark.parametrize("make", [banded, lambda n: from_scipy(random_matrix(n, n, 6.0, 3))], ids=["banded", "random"])
+def test_blocks_wait_for_the_rows_of_b_that_they_ask_for(device, multiplies, monkeypatch, make):
+    """Memory that nothing has been sent to yet is zero, which would be noticed."""
+    a = make(3000)
+    device.memory_limit = 1 << 21
+    late_pieces(monkeypatch, device)
+    c, d = outofcore.multiply(a, a, device), cpu.multiply(a, a, engine="scipy")
+    for x, y in ((c.indptr, d.indptr), (c.indices, d.indices)):
+        assert_array_equal(x, y)
+    np.testing.assert_allclose(c.data, d.data, rtol=1e-14)
+
+
+def test_rows_inside_b_wait_for_theirs(device, multiplies, monkeypatch):
+    """A's columns are B's less some; other rows of B come before and after."""
+    whole, row, low = banded(3000), 900, 7
+    b = CSR(whole.indptr, whole.indices + low, whole.data, (3000, 3000 + low))
+    a = whole.rows(row, row + 1200)
+    device.memory_limit = 1 << 21
+    late_pieces(monkeypatch, device)
+    c, d = outofcore.multiply_rows(a, b, 0, None, device, within=Within(row, low)), cpu.multiply(a, b, engine="scipy")
+    for x, y in ((c.indptr, d.indptr), (c.indices, d.indices)):
+        assert_array_equal(x, y)
+    np.testing.assert_allclose(c.data, d.data, rtol=1e-14)
+    assert device.arrival.looked
+
+
+def test_first_blocks_do_not_wait_for_all_of_b(device, multiplies, monkeypatch):
+    a, multiplied, multiply = banded(3000), threading.Event(), gpu.multiply
+    device.memory_limit = 1 << 21
+
+    def noted(*args, **known):
+        multiplied.set()
+        return multiply(*args, **known)
+
+    monkeypatch.setattr(gpu, "multiply", noted)
+    waited = []
+    late_pieces(monkeypatch, device, lambda number: waited.append(multiplied.wait(20)) if number > 30 else None)
+    assert outofcore.multiply(a, a, device).nnz == cpu.multiply(a, a).nnz
+    assert len(waited) > 10
+    assert all(waited)
+
+
+def test_rows_of_b_that_are_not_sound_are_left_to_the_device(device, multiplies, monkeypatch):
+    """It looks at all of B, as at a B that nobody has looked at, and says what is wrong."""
+    a, trusted, multiply = banded(3000), [], gpu.multiply
+    wrong = int(a.indptr[2000])
+    a.indices[wrong : wrong + 2] = a.indices[wrong : wrong + 2][::-1].copy()
+
+    def noting(x, y, **known):
+        trusted.append(known["sound_b"])
+        if not known["sound_b"]:
+            assert len(device.arrival.found) == len(device.arrival.pieces)
+            raise MatrixError("a row is not sorted")
+        return multiply(x, y, **known)
+
+    monkeypatch.setattr(gpu, "multiply", noting)
+    device.memory_limit = 1 << 21
+    late_pieces(monkeypatch, device)
+    with pytest.raises(MatrixError, match="not sorted"):
+        outofcore.multiply(a, a, device)
+    assert trusted[0]
+    assert not trusted[-1]
+
+
+def test_a_b_that_could_not_be_sent_is_sent_again(device, multiplies, monkeypatch):
+    a, failing = banded(3000), [True]
+    device.memory_limit = 1 << 21
+
+    def fail(number):
+        if number > 20 and failing:
+            failing.pop()
+            raise RuntimeError("the bus")
+
+    late_pieces(monkeypatch, device, fail)
+    with pytest.raises(RuntimeError, match="the bus"):
+        outofcore.multiply(a, a, device)
+    assert outofcore.multiply(a, a, device).nnz == cpu.multiply(a, a).nnz
 
 
 def test_locked_operands_are_sent_from_where_they_are(device, multiplies, monkeypatch):
