@@ -552,9 +552,9 @@ class Gpu:
     def _send_b(self, b: CSR, part: Part, kinds: Kinds, look: bool) -> Arrival:
         """Have threads send B, the first rows first."""
         step = max(1, PIECE // part.value.itemsize, -(-b.nnz // MOST_PIECES))
-        cuts = np.append(np.arange(0, b.nnz, step), b.nnz)
+        cuts = np.append(np.arange(0, max(b.nnz, 1), step), b.nnz)
         ends = np.maximum.accumulate(np.searchsorted(b.indptr, cuts[1:], side="right") - 1)
-        rows = np.concatenate([[0], np.minimum(ends[:-1], b.nrows), [b.nrows]])
+        rows = np.concatenate([[0], np.clip(ends[:-1], 0, b.nrows), [b.nrows]])
         submit = pool(cores(), "send").submit if len(cuts) > 2 else now
         send = functools.partial(self._send_piece_of_b, b, part, self._b_memory.ptr, kinds, look)
         entries, between = itertools.pairwise(cuts.tolist()), itertools.pairwise(rows.tolist())

@@ -502,6 +502,28 @@ def test_rows_of_b_that_are_not_sound_are_left_to_the_device(device, multiplies,
     assert not trusted[-1]
 
 
+@pytest.mark.parametrize("look", [False, True])
+@pytest.mark.parametrize("offsets", ["none", "late", "falling", "beyond"])
+def test_any_offsets_of_b_are_sent_as_they_are(device, monkeypatch, offsets, look):
+    """The device says what is wrong with them."""
+    b = banded(900)
+    if offsets == "none":
+        b = CSR(np.zeros(901, np.int64), b.indices[:0], b.data[:0], b.shape)
+    elif offsets == "late":
+        b.indptr[:300] = b.indptr[300]
+    elif offsets == "falling":
+        b.indptr[100:200] = b.indptr[100:200][::-1].copy()
+    else:
+        b.indptr[500] = b.nnz + 9
+    monkeypatch.setattr(gpu_device, "PIECE", 1 << 10)
+    device.slots(2, 1 << 18, 1 << 19)
+    assert device.keep(b, KINDS, look)
+    device.arrival.wait_for_all()
+    for name in ("indptr", "indices", "data"):
+        assert_array_equal(getattr(device.b, name), getattr(b, name))
+    assert (None in device.arrival.found) == (not look or offsets in ("falling", "beyond"))
+
+
 def test_a_b_that_could_not_be_sent_is_sent_again(device, multiplies, monkeypatch):
     a, failing = banded(3000), [True]
     device.memory_limit = 1 << 21
