@@ -896,7 +896,7 @@ class _Draft:
     ) -> None:
         self.a, self.b, self.engine, self.memory_limit, self.grid = a, b, engine, memory_limit, grid
         self.lengths, self.estimate, self.dtype, self.cuts, self.casts = lengths, estimate, dtype, cuts, casts
-        self.walks, self.stored, self.held = walks, stored, held  # the host holds C, or writes it too
+        self.walks, self.stored, self.held = walks, stored, held  # C is written; is on the host at all
         self.oa, self.ob = operand(a), operand(b)
         self.c_entry = index_dtype(b.ncols).itemsize + self.dtype.itemsize
         self.c_held = self.c_entry if held else 0
