@@ -571,7 +571,6 @@ class Gpu:
             (b.data[first:last], kinds.b, to + part.data + first * kinds.b.itemsize),
             (b.indices[first:last], kinds.index, to + part.indices + first * kinds.index.itemsize),
             (b.indptr[low : high + 1], kinds.pointer, to + part.indptr + low * kinds.pointer.itemsize),
-            threads=False,
         )
         self.up.record().synchronize()
         return greatest
@@ -598,10 +597,10 @@ class Gpu:
         assert self._kept is not None
         return int(self._kept[0].indptr[start]), int(self._kept[0].indptr[stop])
 
-    def _send(self, *arrays: tuple[Any, np.dtype[Any], int], threads: bool = True) -> None:
+    def _send(self, *arrays: tuple[Any, np.dtype[Any], int]) -> None:
         """Copy arrays, each as a dtype to an address; those in page-locked memory are still on their way after it.
 
-        Others go by way of page-locked memory that threads fill, each of which sends what it has filled.
+        Others go by way of page-locked memory, piece by piece.
         """
         runtime, stream = self.cupy.cuda.runtime, self.up
         pieces: list[tuple[Any, np.dtype[Any], int]] = []
@@ -614,15 +613,7 @@ class Gpu:
                 (array[first : first + step], dtype, target + first * dtype.itemsize)
                 for first in range(0, len(array), step)
             )
-        count = min(len(pieces), cores()) if threads else 1
-        if count < 2:
-            self._send_pieces(pieces)
-            return
-        submit = pool(cores(), "send").submit
-        jobs = [submit(self._send_pieces, pieces[first::count]) for first in range(count)]
-        wait(jobs)
-        for job in jobs:
-            job.result()
+        self._send_pieces(pieces)
 
     def _send_pieces(self, pieces: list[tuple[Any, np.dtype[Any], int]]) -> None:
         """Copy pieces by way of page-locked memory: one is filled while the one before is on its way."""

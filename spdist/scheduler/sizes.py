@@ -774,7 +774,7 @@ def make_plan(
     with ThreadPoolExecutor(1) as aside:
         coming = aside.submit(even_rows, a, parts, lengths if a == b else None) if parts > 1 else None
         if not stored and engine == "cuda" and triangle is None:
-            with contextlib.suppress(MemoryBoundError):
+            with contextlib.suppress(MemoryBoundError):  # the plan by a sample fits, or says what does not
                 plan = drafted(UNKNOWN, [0, a.nrows] if coming is None else coming.result(), False)
                 if not any(block.split for block in plan.blocks):  # partial products are added on the host
                     return plan
