@@ -7,7 +7,7 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -41,10 +41,12 @@ from spdist.text import format_bytes
 
 FREE_SHARE = 0.9
 """Of the GPU's free memory, the limit where none is given."""
-PIECE = 4 << 20
-"""Bytes that a thread copies to page-locked memory at a time on the way to the GPU; more or fewer take longer."""
+PIECE = 8 << 20
+"""Bytes that a thread copies to page-locked memory at a time on the way to the GPU; fewer take longer."""
+FIRST_PIECE = 1 << 20
+"""Bytes of B's values that come first, then twice as many: blocks wait for the first rows. Four times that are one."""
 MOST_PIECES = 256
-"""Pieces of a B on its way to the GPU."""
+"""Pieces of a B on its way to the GPU, or some more."""
 STEPS = "upload", "multiply", "reduce", "pack", "download"
 LEAST_PACKED = 12 << 20
 """Entries of C for which packing is tried: its launches, and the wait for them, take as long as it saves of as many."""
@@ -96,43 +98,56 @@ class Arena:
 
 
 class Arrival:
-    """A B on its way to the GPU: pieces of as many entries each, which threads look at, copy and send.
+    """A B on its way to the GPU in pieces, which threads send, and look at.
 
     Attributes
     ----------
     ends : (npieces,) int64
         Rows that are whole once a piece and those before it are there.
     pieces : list of Future
-        Each done when the piece is there, with the greatest column of the rows that end in it: -1 of none, None where
-        nobody looked, or rows are not as they should be.
-    looked : bool
-        Whether threads look at rows.
+        Each done when the piece was sent, with the event of its arrival.
+    looks : list of Future
+        The greatest column of the rows that end in each piece: -1 of none, less where rows are not as they should be.
+        None where nobody looks.
+    stream : cupy.cuda.Stream
+        That waits for pieces.
     """
 
-    def __init__(self, ends: npt.NDArray[np.int64], pieces: list[Future[int | None]], looked: bool) -> None:
-        self.ends, self.pieces, self.looked = ends, pieces, looked
-        self.found: list[int | None] = []
+    def __init__(
+        self, ends: npt.NDArray[np.int64], pieces: list[Future[Any]], looks: list[Future[int]], stream: Any
+    ) -> None:
+        self.ends, self.pieces, self.looks, self.stream = ends, pieces, looks, stream
+        self.sent = 0  # of the pieces, those that the stream waits for
+        self.is_sound = bool(looks)
 
-    def wait(self, rows: int) -> None:
-        """Wait until the first rows are there."""
-        while len(self.found) <= min(int(np.searchsorted(self.ends, rows)), len(self.pieces) - 1):
-            self.found.append(self.pieces[len(self.found)].result())
+    def _wait(self, rows: int) -> None:
+        """Have the stream wait for the first rows; returns once they were sent."""
+        count = min(int(np.searchsorted(self.ends, rows)) + 1, len(self.pieces))
+        for at in range(self.sent, count):
+            self.stream.wait_event(self.pieces[at].result())
+            self.is_sound = self.is_sound and self.looks[at].result() >= -1
+        self.sent = max(self.sent, count)
 
     @property
     def failed(self) -> bool:
         """Whether a piece could not be sent."""
-        return any(piece.done() and piece.exception() is not None for piece in self.pieces)
+        return any(job.done() and job.exception() is not None for job in (*self.pieces, *self.looks))
 
     def wait_for_all(self) -> None:
-        """Wait until B is there."""
-        self.wait(int(self.ends[-1]))
+        """Have the stream wait for all of B."""
+        self._wait(int(self.ends[-1]))
 
-    def reach(self, start: int, stop: int) -> int | None:
-        """Return the greatest column of rows that are there then, or a greater one; None if it is not known."""
-        self.wait(stop)
-        first, last = (int(np.searchsorted(self.ends, row, side="right")) for row in (start, stop - 1))
-        columns = self.found[first : last + 1]
-        return None if None in columns else max(column for column in columns if column is not None)
+    def wait_for_rows(self, start: int, stop: int, low: int) -> None:
+        """Have the stream wait for rows of B, and for those that they ask for, whose columns are higher by `low`.
+
+        For all where nobody looks, or a row is not as it should be.
+        """
+        self._wait(stop)
+        if self.is_sound:
+            first, last = (int(np.searchsorted(self.ends, row, side="right")) for row in (start, stop - 1))
+            self._wait(max(look.result() for look in self.looks[first : last + 1]) - low + 1)
+        if not self.is_sound:
+            self.wait_for_all()
 
 
 class GpuSlot:
@@ -212,7 +227,7 @@ class GpuSlot:
         """Make of the block what is wanted, in the memory of the slot."""
         staged, device = self.staged, self.device
         assert staged is not None
-        b = device.b_for(staged) if staged.b is None else device.matrix(self.arena.memory, staged.b)
+        b = device.b_for(staged, self.stream) if staged.b is None else device.matrix(self.arena.memory, staged.b)
         try:
             with self.stream, self.cupy.cuda.using_allocator(self.arena.malloc):
                 self._make(self._a(b), b, meanwhile)
@@ -394,7 +409,8 @@ class Gpu:
         self.memory_limit = free_memory() if memory_limit is None else memory_limit
         self.malloc = malloc or self._from_system
         self.b: CSR | None = None
-        self.arrival = Arrival(np.zeros(1, np.int64), [], False)  # of B
+        self.flying: collections.deque[tuple[Any, Bytes]] = collections.deque()  # page-locked memory on its way
+        self.arrival = Arrival(np.zeros(1, np.int64), [], [], cupy.cuda.Stream(non_blocking=True))  # of B
         self.b_is_sound = False  # or not looked at yet
         self.entries_per_product = 0.0  # of the last block
         self.ones: Any = None
@@ -458,7 +474,8 @@ class Gpu:
         sums = work.sums_of_columns
         for values, size in zip((*work.factors, sums), work.sizes, strict=True):
             if values is not None:
-                self._send((values, values.dtype, memory.ptr + offset))
+                self._send(values, values.dtype, memory.ptr + offset, self.is_locked(values))
+                self.up.synchronize()
             arrays.append(None if values is None else self.cupy.ndarray((len(values),), values.dtype, memory + offset))
             offset += size
         work.take(arrays)
@@ -550,46 +567,54 @@ class Gpu:
         return True
 
     def _send_b(self, b: CSR, part: Part, kinds: Kinds, look: bool) -> Arrival:
-        """Have threads send B, the first rows first."""
-        step = max(1, PIECE // part.value.itemsize, -(-b.nnz // MOST_PIECES))
-        cuts = np.append(np.arange(0, max(b.nnz, 1), step), b.nnz)
+        """Have threads send B, the first rows first, and others look at it."""
+        from spdist.kernels.prepare import greatest_column
+
+        cuts = _cuts(b.nnz, part.value.itemsize)
         ends = np.maximum.accumulate(np.searchsorted(b.indptr, cuts[1:], side="right") - 1)
         rows = np.concatenate([[0], np.clip(ends[:-1], 0, b.nrows), [b.nrows]])
-        submit = pool(cores(), "send").submit if len(cuts) > 2 else now
-        send = functools.partial(self._send_piece_of_b, b, part, self._b_memory.ptr, kinds, look)
-        entries, between = itertools.pairwise(cuts.tolist()), itertools.pairwise(rows.tolist())
-        return Arrival(rows[1:], [submit(send, *piece) for piece in zip(entries, between, strict=True)], look)
+        arrays = (b.data, kinds.b, part.data), (b.indices, kinds.index, part.indices)
+        locked = [array.dtype == dtype and self.is_locked(array) for array, dtype, _ in arrays]
+        send = functools.partial(self._send_piece_of_b, b, part, self._b_memory.ptr, kinds, locked)
+        between = list(itertools.pairwise(rows.tolist()))
+        threads = 0 if len(cuts) == 2 else max(1, cores() // 2)
+        looks = [functools.partial(greatest_column, b.indptr, b.indices, b.ncols, *some) for some in between if look]
+        sends = [
+            functools.partial(send, *piece) for piece in zip(itertools.pairwise(cuts.tolist()), between, strict=True)
+        ]
+        # One thread sends what it need not copy: others would make it wait for its turn.
+        sent = _in_order(sends, min(threads, 1) if all(locked) else threads, "send")
+        return Arrival(rows[1:], sent, _in_order(looks, threads, "look"), self.arrival.stream)
 
     def _send_piece_of_b(
-        self, b: CSR, part: Part, to: int, kinds: Kinds, look: bool, entries: tuple[int, int], rows: tuple[int, int]
-    ) -> int | None:
-        """Send entries of B, and the offsets of rows that end among them; return the greatest column of these rows."""
+        self, b: CSR, part: Part, to: int, kinds: Kinds, locked: list[bool], entries: tuple[int, int],
+        rows: tuple[int, int],
+    ) -> Any:  # fmt: skip
+        """Send entries of B, and the offsets of rows that end among them; return the event of their arrival."""
         self._number.use()
-        greatest = _greatest_column(b, *rows) if look else None
         (first, last), (low, high) = entries, rows
-        self._send(
-            (b.data[first:last], kinds.b, to + part.data + first * kinds.b.itemsize),
-            (b.indices[first:last], kinds.index, to + part.indices + first * kinds.index.itemsize),
-            (b.indptr[low : high + 1], kinds.pointer, to + part.indptr + low * kinds.pointer.itemsize),
-        )
-        self.up.record().synchronize()
-        return greatest
+        self._send(b.data[first:last], kinds.b, to + part.data + first * kinds.b.itemsize, locked[0])
+        self._send(b.indices[first:last], kinds.index, to + part.indices + first * kinds.index.itemsize, locked[1])
+        self._send(b.indptr[low : high + 1], kinds.pointer, to + part.indptr + low * kinds.pointer.itemsize, False)
+        return self.up.record()
 
     def finish(self) -> None:
         """Wait until nothing of B is on its way any more."""
-        wait(self.arrival.pieces)
+        wait((*self.arrival.pieces, *self.arrival.looks))
+        self.up.synchronize()
+        self.flying.clear()
 
-    def b_for(self, staged: Staged) -> CSR:
-        """Return B once what a block asks for is there; all of B where that is not known."""
+    def b_for(self, staged: Staged, stream: Any) -> CSR:
+        """Return B; have a stream wait for what a block asks for of it, for all where that is not known."""
         assert self.b is not None
-        arrival, stop = self.arrival, (staged.inside or 0) + staged.stop - staged.start
-        reach = arrival.reach(staged.inside, stop) if arrival.looked and staged.inside is not None else None
-        if reach is None:
+        arrival = self.arrival
+        if staged.inside is None:
             arrival.wait_for_all()
         else:
-            arrival.wait(reach - staged.low + 1)
-        if arrival.looked and None in arrival.found:
-            self.b_is_sound = False  # the GPU says what is wrong
+            arrival.wait_for_rows(staged.inside, staged.inside + staged.stop - staged.start, staged.low)
+        if arrival.looks:
+            self.b_is_sound = arrival.is_sound  # else the GPU says what is wrong
+        stream.wait_event(arrival.stream.record())
         return self.b
 
     def inside(self, start: int, stop: int) -> tuple[int, int]:
@@ -597,41 +622,29 @@ class Gpu:
         assert self._kept is not None
         return int(self._kept[0].indptr[start]), int(self._kept[0].indptr[stop])
 
-    def _send(self, *arrays: tuple[Any, np.dtype[Any], int]) -> None:
-        """Copy arrays, each as a dtype to an address; those in page-locked memory are still on their way after it.
+    def _send(self, array: Any, dtype: np.dtype[Any], target: int, locked: bool) -> None:
+        """Send an array as a dtype to an address: as it is where it is locked, else by way of page-locked memory."""
+        runtime, stream = self.cupy.cuda.runtime, self.up
+        if locked:
+            runtime.memcpyAsync(target, array.ctypes.data, array.nbytes, runtime.memcpyHostToDevice, stream.ptr)
+            return
+        step = PIECE // dtype.itemsize
+        for first in range(0, len(array), step):
+            self._send_by_way(array[first : first + step], dtype, target + first * dtype.itemsize)
 
-        Others go by way of page-locked memory, piece by piece.
+    def _send_by_way(self, values: Any, dtype: np.dtype[Any], target: int) -> None:
+        """Send an array by way of page-locked memory, of which only so much is on its way at a time.
+
+        Nobody waits for a copy of his own: a core that did would be kept from other copies.
         """
         runtime, stream = self.cupy.cuda.runtime, self.up
-        pieces: list[tuple[Any, np.dtype[Any], int]] = []
-        for array, dtype, target in arrays:
-            if array.dtype == dtype and self.is_locked(array):
-                runtime.memcpyAsync(target, array.ctypes.data, array.nbytes, runtime.memcpyHostToDevice, stream.ptr)
-                continue
-            step = PIECE // dtype.itemsize
-            pieces.extend(
-                (array[first : first + step], dtype, target + first * dtype.itemsize)
-                for first in range(0, len(array), step)
-            )
-        self._send_pieces(pieces)
-
-    def _send_pieces(self, pieces: list[tuple[Any, np.dtype[Any], int]]) -> None:
-        """Copy pieces by way of page-locked memory: one is filled while the one before is on its way."""
-        runtime, stream = self.cupy.cuda.runtime, self.up
-        self._number.use()
-        flying: collections.deque[tuple[Any, Bytes]] = collections.deque()
-        for values, dtype, target in pieces:
-            if len(flying) < 2:
-                memory = pinned(PIECE)
-            else:
-                event, memory = flying.popleft()
-                event.synchronize()
-            piece = array_at(memory, 0, len(values), dtype)
-            piece[:] = values
-            runtime.memcpyAsync(target, piece.ctypes.data, piece.nbytes, runtime.memcpyHostToDevice, stream.ptr)
-            flying.append((stream.record(), memory))
-        for event, _ in flying:
-            event.synchronize()
+        if len(self.flying) >= 2 * cores():  # more than there are threads to take some
+            self.flying.popleft()[0].synchronize()
+        memory = pinned(PIECE)
+        piece = array_at(memory, 0, len(values), dtype)
+        piece[:] = values
+        runtime.memcpyAsync(target, piece.ctypes.data, piece.nbytes, runtime.memcpyHostToDevice, stream.ptr)
+        self.flying.append((stream.record(), memory))
 
     def note(self, arrays: Iterable[Any], /) -> None:
         """Take note of a product that reads arrays: the second finds them locked."""
@@ -695,17 +708,35 @@ def _with_sizes(m: CSR) -> BSR:
     return BSR(m.indptr, m.indices, m.data, (m.nrows * r, m.ncols * s))
 
 
-def _greatest_column(b: CSR, start: int, stop: int) -> int | None:
-    """Return the greatest column of rows, -1 of none; None if they are not canonical, or reach out of B."""
-    from spdist.kernels.prepare import survey
+def _cuts(nnz: int, itemsize: int) -> npt.NDArray[np.int64]:
+    """Return where the pieces of a B of so many entries begin, and where the last one ends."""
+    first, most = max(1, FIRST_PIECE // itemsize), max(PIECE // itemsize, -(-nnz // MOST_PIECES), 1)
+    if nnz <= 4 * first:
+        return np.array([0, nnz])
+    ends = np.cumsum(np.minimum(most, first * 2.0 ** np.arange(MOST_PIECES + 64)).astype(np.int64))
+    return np.concatenate([[0], ends[ends < nnz], [nnz]])
 
-    first, last = int(b.indptr[start]), int(b.indptr[stop])
-    if not 0 <= first <= last <= b.nnz:
-        return None
-    if first == last:
-        return -1 if not np.any(b.indptr[start : stop + 1] != first) else None
-    least, greatest, is_canonical = survey(b.indptr[start : stop + 1] - first, b.indices[first:last])
-    return int(greatest) if is_canonical and least >= 0 and greatest < b.ncols else None
+
+def _in_order(calls: Sequence[Callable[[], Any]], threads: int, task: str) -> list[Future[Any]]:
+    """Have threads call functions, the first ones first; with none, call them at once.
+
+    Each thread takes one after the other: to be woken for each would take longer than many of the calls.
+    """
+    if not threads:
+        return [now(call) for call in calls]
+    futures: list[Future[Any]] = [Future() for _ in calls]
+    left = iter(list(zip(futures, calls, strict=True)))
+
+    def work() -> None:
+        for future, call in left:
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+
+    for _ in range(min(threads, len(calls))):
+        pool(threads, task).submit(work)
+    return futures
 
 
 def _is_same(b: CSR, other: CSR) -> bool:

@@ -29,7 +29,7 @@ from spdist.kernels.options import Epilogue, Options
 from spdist.kernels.reductions import REDUCTIONS, Histogram, reduce_product, result
 from spdist.kernels.semirings import PLUS_TIMES, SEMIRINGS, Semiring
 from tests.conftest import random_matrix
-from tests.kernels import answers_twin, host_cupy, packing_twin
+from tests.kernels import answers_twin, host_cupy, late_cupy, packing_twin
 from tests.kernels.test_bsr_cpu import assert_is_block_product, block_matrix
 
 KINDS = Kinds(*map(np.dtype, ("f8", "i4", "i4", "f8", "f8")))
@@ -92,6 +92,11 @@ class Event:
 
 class Stream(host_cupy.Stream):
     """A stream that is done at once; it waits for what was recorded only."""
+
+    def record(self) -> Event:
+        event = Event()
+        event.record(self)
+        return event
 
     def wait_event(self, event: Event) -> None:
         assert event.recorded
@@ -397,13 +402,40 @@ def test_slots_and_b_fit_the_limit_in_any_order(device):
     assert Memory.most <= 1 << 20
 
 
+@pytest.mark.parametrize("look", [False, True])
+def test_a_stream_waits_for_the_pieces_of_b_that_a_block_asks_for(device, monkeypatch, look):
+    """Pieces arrive as late as they may; nobody looked: all of them are waited for."""
+    b, runtime = banded(3000), device.cupy.cuda.runtime
+    monkeypatch.setattr(runtime, "memcpyAsync", late_cupy.copy)
+    monkeypatch.setattr(gpu_device, "PIECE", 1 << 11)
+    monkeypatch.setattr(gpu_device, "FIRST_PIECE", 1 << 9)
+    monkeypatch.setattr(gpu_device, "cores", lambda: 1000)  # else passages are waited for
+    device.up, device.arrival.stream, mine = (late_cupy.Stream() for _ in range(3))
+    device.slots(2, 1 << 18, 1 << 19)
+    monkeypatch.setattr(gpu_device, "pool", lambda count, task="": SimpleNamespace(submit=device_blocks.now))
+    assert device.keep(b, KINDS, look)
+    staged = SimpleNamespace(inside=100, start=0, stop=50, low=0)
+    there = device.b_for(staged, mine)
+    assert not any(np.any(x) for x in (there.indptr, there.indices, there.data))
+    mine.synchronize()
+    entries = slice(0, int(b.indptr[152]))
+    assert_array_equal(there.indptr[:153], b.indptr[:153])
+    assert_array_equal(there.indices[entries], b.indices[entries])
+    assert_array_equal(there.data[entries], b.data[entries])
+    assert np.any(there.data[int(b.indptr[2000]) :]) != look
+    device.finish()
+    assert_array_equal(there.data, b.data)
+    assert not device.flying
+
+
 @pytest.mark.parametrize("locked", [1.0, 0.5, 0.0])
 def test_locked_b_is_copied_from_where_it_is(device, monkeypatch, locked):
-    """Those of its pieces that are locked whole."""
+    """If it is locked whole."""
     b, sizes = from_scipy(random_matrix(900, 900, 20.0, 1)), []
     first, size = b.data.ctypes.data, b.data.nbytes
     monkeypatch.setattr(sys.modules[__name__], "LOCKED", range(first, first + int(locked * size)))
     monkeypatch.setattr(gpu_device, "PIECE", 1 << 12)
+    monkeypatch.setattr(gpu_device, "FIRST_PIECE", 1 << 10)
     copy = device.cupy.cuda.runtime.memcpyAsync
     from_there = range(first, first + size)
     device.cupy.cuda.runtime.memcpyAsync = lambda *args: sizes.append(args[2] * (args[1] in from_there)) or copy(*args)
@@ -411,7 +443,7 @@ def test_locked_b_is_copied_from_where_it_is(device, monkeypatch, locked):
     assert device.keep(b, KINDS)
     device.arrival.wait_for_all()
     assert_array_equal(device.b.data, b.data)
-    assert max(0.0, locked - (1 << 12) / size) <= sum(sizes) / size <= locked
+    assert sum(sizes) == size * (locked == 1)
 
 
 def late_pieces(monkeypatch, device, before=lambda number: time.sleep(0.002)):
@@ -424,8 +456,9 @@ def late_pieces(monkeypatch, device, before=lambda number: time.sleep(0.002)):
 
     monkeypatch.setattr(device, "_send_piece_of_b", late)
     monkeypatch.setattr(gpu_device, "PIECE", 1 << 11)
-    pool = ThreadPoolExecutor(1)
-    monkeypatch.setattr(gpu_device, "pool", lambda count, task="": pool)
+    monkeypatch.setattr(gpu_device, "FIRST_PIECE", 1 << 9)
+    pools = {task: ThreadPoolExecutor(1) for task in ("send", "look")}
+    monkeypatch.setattr(gpu_device, "pool", lambda count, task: pools[task])
 
 
 def banded(n: int) -> CSR:
@@ -461,7 +494,7 @@ def test_rows_inside_b_wait_for_theirs(device, multiplies, monkeypatch):
     for x, y in ((c.indptr, d.indptr), (c.indices, d.indices)):
         assert_array_equal(x, y)
     np.testing.assert_allclose(c.data, d.data, rtol=1e-14)
-    assert device.arrival.looked
+    assert device.arrival.looks
 
 
 def test_first_blocks_do_not_wait_for_all_of_b(device, multiplies, monkeypatch):
@@ -489,7 +522,7 @@ def test_rows_of_b_that_are_not_sound_are_left_to_the_device(device, multiplies,
     def noting(x, y, **known):
         trusted.append(known["sound_b"])
         if not known["sound_b"]:
-            assert len(device.arrival.found) == len(device.arrival.pieces)
+            assert device.arrival.sent == len(device.arrival.pieces)
             raise MatrixError("a row is not sorted")
         return multiply(x, y, **known)
 
@@ -516,12 +549,13 @@ def test_any_offsets_of_b_are_sent_as_they_are(device, monkeypatch, offsets, loo
     else:
         b.indptr[500] = b.nnz + 9
     monkeypatch.setattr(gpu_device, "PIECE", 1 << 10)
+    monkeypatch.setattr(gpu_device, "FIRST_PIECE", 1 << 8)
     device.slots(2, 1 << 18, 1 << 19)
     assert device.keep(b, KINDS, look)
     device.arrival.wait_for_all()
     for name in ("indptr", "indices", "data"):
         assert_array_equal(getattr(device.b, name), getattr(b, name))
-    assert (None in device.arrival.found) == (not look or offsets in ("falling", "beyond"))
+    assert device.arrival.is_sound == (look and offsets not in ("falling", "beyond"))
 
 
 def test_a_b_that_could_not_be_sent_is_sent_again(device, multiplies, monkeypatch):
