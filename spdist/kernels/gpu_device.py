@@ -45,6 +45,8 @@ PIECE = 8 << 20
 """Bytes that a thread copies to page-locked memory at a time on the way to the GPU; fewer take longer."""
 FIRST_PIECE = 1 << 20
 """Bytes of B's values that come first, then twice as many: blocks wait for the first rows. Four times that are one."""
+SEND_SHARE, LOOK_SHARE = 1 / 2, 1 / 4
+"""Threads a core that copy pieces of B, and that look at them: more wait for each other's turns."""
 MOST_PIECES = 256
 """Pieces of a B on its way to the GPU, or some more."""
 STEPS = "upload", "multiply", "reduce", "pack", "download"
@@ -577,14 +579,15 @@ class Gpu:
         locked = [array.dtype == dtype and self.is_locked(array) for array, dtype, _ in arrays]
         send = functools.partial(self._send_piece_of_b, b, part, self._b_memory.ptr, kinds, locked)
         between = list(itertools.pairwise(rows.tolist()))
-        threads = 0 if len(cuts) == 2 else max(1, cores() // 2)
+        few = len(cuts) == 2
+        senders, lookers = (0 if few else max(1, int(share * cores())) for share in (SEND_SHARE, LOOK_SHARE))
         looks = [functools.partial(greatest_column, b.indptr, b.indices, b.ncols, *some) for some in between if look]
         sends = [
             functools.partial(send, *piece) for piece in zip(itertools.pairwise(cuts.tolist()), between, strict=True)
         ]
         # One thread sends what it need not copy: others would make it wait for its turn.
-        sent = _in_order(sends, min(threads, 1) if all(locked) else threads, "send")
-        return Arrival(rows[1:], sent, _in_order(looks, threads, "look"), self.arrival.stream)
+        sent = _in_order(sends, min(senders, 1) if all(locked) else senders, "send")
+        return Arrival(rows[1:], sent, _in_order(looks, lookers, "look"), self.arrival.stream)
 
     def _send_piece_of_b(
         self, b: CSR, part: Part, to: int, kinds: Kinds, locked: list[bool], entries: tuple[int, int],

@@ -586,6 +586,8 @@ class Run:
     def _meanwhile(self) -> None:
         """Do what else there is to do while the device multiplies."""
         self._depart()
+        if self._nothing_is_sent and not self.learnt.c_ratio:
+            return  # the next block is cut at once, and better by what the first comes to
         prepared = self.stager.is_ready or self.stager.is_brief  # else the device might wait for what is not
         if prepared and len(self.slots) > 1:  # and not multiplied in the only one
             self._send_ahead()
@@ -646,7 +648,8 @@ class Run:
                               flight.staged.nbytes))  # fmt: skip
             if flight.filled:
                 jobs = [functools.partial(self.result.shift, *flight.filled), *flight.slot.take_work()]
-                submit = now if self.alone else pool(cores(), "finish").submit
+                is_last = not self.flying and len(jobs) == 1  # nothing else is to be done meanwhile
+                submit = now if self.alone or is_last else pool(cores(), "finish").submit
                 self.finishing.append([submit(job) for job in jobs])
                 self._finish(PAIRS)  # else C would come back faster than it is unpacked
             if flight.reduced and self.reduction != "column_sums":
