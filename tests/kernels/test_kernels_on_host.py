@@ -13,6 +13,7 @@ from tests.kernels import test_bsr_gpu as blocks_on_gpu
 from tests.kernels import test_gpu as products
 from tests.kernels import test_sell_gpu as rows_in_chunks
 from tests.kernels.test_bsr_cpu import block_matrix
+from tests.kernels.test_sell import as_csr, blocks
 
 pytestmark = pytest.mark.skipif(not host_cupy.CAN_RUN, reason="needs g++ on x86-64")
 everywhere = answers.everywhere
@@ -212,6 +213,12 @@ def test_rows_go_where_they_belong_whatever_the_order_of_threads(sell_on_gpu, mo
 def test_lists_are_shared_as_on_the_host(sell_on_gpu, collisions, monkeypatch, name, number, order):
     monkeypatch.setenv("HOST_CUDA_ORDER", order)
     rows_in_chunks.test_lists_are_shared_as_on_the_host(collisions, name, number)
+
+
+@pytest.mark.parametrize(("side", "found"), [(2, 2), (3, 3), (4, 4), (6, 6), (5, 1)])
+def test_dense_blocks_are_found(side, found):
+    m = rows_in_chunks.on_gpu(as_csr(blocks(side, 61, side)))
+    assert sell_gpu.Builder(m, 32, 0).find_block() == found
 
 
 @pytest.mark.parametrize("side", [2, 3, 4, 6])
