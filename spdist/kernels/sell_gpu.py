@@ -185,7 +185,7 @@ class Builder:
             sigma = choose_window(self._slots, survey.entries(), survey.rest, survey.height, entry_bytes, 4)
         rows = self._ordered(sigma)
         most, start, runs = _lane_entries(self.a.nnz), survey.rest, []
-        for threads in (32, 16, 8, 4, 2, 1):
+        for threads in (32, 16, 8, 4, 2, 1) if survey.tall(0) else ():
             end = survey.rest + survey.tall(most * threads // 2)  # so many lanes for rows of more entries
             runs.append((start, end - start, min(LANES // threads, survey.height)))
             start = end
@@ -243,10 +243,8 @@ class Builder:
             ordered = self._windows
         elif sigma > 1 and n:
             keys = self._keys(rows, n)
-            whole = sigma >= n
-            order = (
-                xp.argsort(keys, kind="stable") if whole else sort_by_length(GPU_LONG - keys.astype(np.int32), sigma)
-            )
+            lengths = None if sigma >= n else GPU_LONG - keys.astype(np.int32)
+            order = xp.argsort(keys, kind="stable") if lengths is None else sort_by_length(lengths, sigma)
             if rows is None:
                 return order.astype(np.int32)
             ordered = xp.empty_like(rows)
