@@ -190,7 +190,7 @@ def build(a: CSR, *, part: Any = None, dtype: Any = None) -> Ehyb:
     if part is None:
         share = int(SHARED_SHARE * SLACK * limit)
         parts, _ = part_count(a.nrows, a.dtype.itemsize, processors(), share)
-        side = sell_gpu.Builder(a, 32).find_block()
+        side = sell_gpu.Builder(a, 32, 0).find_block()
         part = partition(a, parts, side if a.nrows % side == 0 else 1)
     part = cupy.asarray(part, np.int32)
     sizes = host(cupy.bincount(part)) if a.nrows else np.zeros(1, np.int64)
@@ -260,7 +260,7 @@ class _Build:
         most = int(self.sizes.max())
         return Ehyb(
             a.shape, a.nnz, order, device["starts"], device["ends"], xp.asarray(first_slices), slices, values, places,
-            columns, most, long_rows(a, GPU_LONG, self.dtype),
+            columns, most, long_rows(a, self.dtype),
         )  # fmt: skip
 
     def _order(self, near: Any, far: Any, is_long: Any) -> Any:

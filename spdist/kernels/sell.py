@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, Literal
 
 import numpy as np
 
 from spdist.csr import CSR, INT32_MAX
 from spdist.errors import InputError, MatrixError
-from spdist.kernels.sell_format import (
-    LANES,
-    PIECE,
-    PIECES,
-    WARPS_WANTED,
-    Sell,
-    host,
-    is_on_gpu,
-    module_of,
-    place_rows,
-    to_host,
-)
+from spdist.kernels.sell_format import LANES, WARPS_WANTED, Sell, is_on_gpu, module_of, to_host
 
 Index = Literal["auto", "wide", "narrow"]
 
 ALLOWED = {"wide": 0, "narrow": 1, "auto": 3}
 """Forms that a chunk may take, as the kernels number them."""
-FEW_LISTS = 1 / 8
-"""Share of the chunks up to which those that keep diagonals have a list each: to find equal ones is not free."""
 SPREAD_ROWS = WARPS_WANTED
 """Times 32: rows below which several lanes of a GPU take a row."""
 
@@ -69,103 +55,35 @@ def build(
         raise InputError(f"C = {height} rows of a chunk and {lanes} lanes: both are numbers above 0")
     if height and lanes % height:
         raise InputError(f"C = {height} rows of a chunk must divide its {lanes} lanes")
-    builder = _builder(a, lanes, threads)
+    builder = _builder(a, lanes, height, threads)
     stored = np.dtype(a.dtype if dtype is None else dtype)
-    lengths = builder.lengths()
-    longest = int(lengths.max()) if a.nrows else 0
-    limit = builder.long if longest > builder.long else None
     side = builder.find_block() if block == "auto" and index == "auto" else 1 if block == "auto" else block
-    if limit is not None or height not in (0, lanes):
+    if builder.has_long_rows() or height not in (0, lanes):
         side = 1  # blocks have a lane a row
-    placed = place_rows(
-        lengths if limit is None else builder.xp.where(lengths > limit, -1, lengths), longest, a.nnz, height=height,
-        lanes=lanes, sigma=sigma, block=side, entry_bytes=stored.itemsize + 2, spread=builder.spread,
-    )  # fmt: skip
-    chunks = builder.xp.zeros((len(placed.first), 4), np.int64)
-    chunks[:, 2], chunks[:, 3] = placed.first, placed.code << 32
-    sizes = builder.analyse(chunks, placed.rows, side, stored, ALLOWED[index])
-    owners, kept = _share_lists(builder.xp, sizes)
-    filled = builder.fill(chunks, placed.rows, side, stored, kept, owners)
-    if filled is None:  # two lists of one hash
-        filled = builder.fill(chunks, placed.rows, side, stored, sizes, None)
-    long = _long_rows(a, builder.xp, lengths, limit, stored)
+    placed = builder.place(sigma, side, stored.itemsize + 2)
+    long = builder.long_rows(stored)
+    filled = builder.fill(placed, side, stored, ALLOWED[index])
     parts: tuple[Any, ...] = (*filled, placed.rows, *long)
-    return Sell(a.shape, a.nnz, lanes, side, placed.sigma, chunks, *parts)
+    return Sell(a.shape, a.nnz, lanes, side, placed.sigma, placed.chunks, *parts)
 
 
-def _share_lists(xp: Any, sizes: Any) -> tuple[Any, Any]:
-    """Find chunks whose lists of diagonals are equal, as far as hashes tell: `fill` compares the lists.
-
-    Parameters
-    ----------
-    sizes : (4, nchunks) int64
-        Elements of each chunk's values, of its indices in `wide` and in `narrow`; the hash of its list, -1 for none.
-
-    Returns
-    -------
-    owners : (nchunks,) int32 or None
-        The first chunk with the list of each; itself where it has none, or where another list's hash took its place.
-        None where few chunks have lists.
-    sizes : (4, nchunks) int64
-        The same with nothing in `wide` for those whose list is another's.
-    """
-    nchunks, hashes = sizes.shape[1], sizes[3]
-    listed = hashes >= 0
-    if int(listed.sum()) <= FEW_LISTS * nchunks:
-        return None, sizes
-    own = xp.arange(nchunks, dtype=np.int32)
-    size = 1 << (8 * nchunks).bit_length()  # many more places than lists: few of these meet another in theirs
-    places = hashes & (size - 1)
-    first = xp.full(size, nchunks, np.int32)
-    xp.minimum.at(first, places, own)
-    found = first[places]
-    owners = xp.where(listed & (hashes[found] == hashes), found, own)
-    kept = sizes.copy()
-    kept[1] *= owners == own
-    return owners, kept
-
-
-def _long_rows(a: CSR, xp: Any, lengths: Any, limit: int | None, dtype: np.dtype[Any]) -> tuple[Any, ...]:
-    """Return the rows longer than `limit` in CSR, cut into pieces; none if it is None."""
-    if limit is None:
-        empty = xp.empty(0, np.int32)
-        zero = xp.zeros(1, np.int64)
-        return empty, zero, empty, xp.empty(0, dtype), zero, xp.zeros(1, np.int32)
-    rows = xp.flatnonzero(lengths > limit)
-    counts = lengths[rows].astype(np.int64)
-    indptr = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(counts)])
-    ends = host(indptr)
-    size = max(PIECE, a.nnz // PIECES)
-    starts = [np.arange(first, last, size) for first, last in itertools.pairwise(ends)]
-    row_pieces = np.append(0, np.cumsum([len(s) for s in starts])).astype(np.int32)
-    pieces = np.append(np.concatenate(starts), ends[-1])
-    entry = xp.arange(int(ends[-1]))
-    owner = xp.searchsorted(indptr, entry, side="right") - 1
-    source = entry + (a.indptr[rows].astype(np.int64) - indptr[:-1])[owner]
-    return (
-        rows.astype(np.int32), indptr, a.indices[source].astype(np.int32), a.data[source].astype(dtype),
-        xp.asarray(pieces), xp.asarray(row_pieces),
-    )  # fmt: skip
-
-
-def long_rows(a: CSR, limit: int, dtype: np.dtype[Any]) -> Sell:
-    """Return only the rows of more than `limit` entries, for products that write the others themselves."""
+def long_rows(a: CSR, dtype: np.dtype[Any]) -> Sell:
+    """Return only the rows that stay in CSR, for products that write the others themselves."""
     xp = module_of(a.data)
-    lengths = a.indptr[1:] - a.indptr[:-1]
-    found = limit if a.nrows and int(lengths.max()) > limit else None
     none = (xp.empty((0, 4), np.int64), *(xp.empty(0, kind) for kind in (dtype, np.int32, np.uint16)))
-    parts: tuple[Any, ...] = (*none, None, *_long_rows(a, xp, lengths, found, dtype))
+    parts: tuple[Any, ...] = (*none, None, *_builder(a, LANES, 0, 1).long_rows(dtype))
     return Sell(a.shape, a.nnz, LANES, 1, 1, *parts)
 
 
-def _builder(a: CSR, lanes: int, threads: int) -> Any:
+def _builder(a: CSR, lanes: int, height: int, threads: int) -> Any:
+    """Return the steps of `build`, where the arrays are."""
     if is_on_gpu(a.data):
         from spdist.kernels.sell_gpu import Builder as GpuBuilder
 
-        return GpuBuilder(a, lanes)
+        return GpuBuilder(a, lanes, height)
     from spdist.kernels.sell_cpu import Builder
 
-    return Builder(a, lanes, threads)
+    return Builder(a, lanes, height, threads)
 
 
 def multiply(a: Sell, x: Any, out: Any = None, *, threads: int = 1) -> Any:

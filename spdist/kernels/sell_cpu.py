@@ -14,7 +14,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -29,9 +29,15 @@ from spdist.kernels.sell_format import (
     BLOCK_WIDE,
     CPU_LONG,
     DIAGONAL,
+    FEW_LISTS,
     NARROW,
     WIDE,
+    Placed,
     Sell,
+    cut_long_rows,
+    list_places,
+    no_long_rows,
+    sort_groups,
 )
 
 PADDING, NARROW_PADDING, NO_DIAGONAL = -1, 0xFFFF, 0x7FFFFFFF
@@ -638,24 +644,53 @@ def _share(number: int, work: Callable[[int, int], None], left: deque[tuple[int,
 class Builder:
     """The steps of `sell.build` for a matrix on the host."""
 
-    xp = np
-    long, spread = CPU_LONG, False
-
-    def __init__(self, a: CSR, lanes: int, threads: int) -> None:
+    def __init__(self, a: CSR, lanes: int, height: int, threads: int) -> None:
         if lanes > MOST_LANES:
             raise MatrixError(f"a chunk has up to {MOST_LANES} lanes, not {lanes}")
-        self.a, self.lanes, self.threads = a, lanes, threads
-
-    def lengths(self) -> Any:
-        """Return the entries of each row."""
-        return np.diff(self.a.indptr)
+        self.a, self.lanes, self.height, self.threads = a, lanes, height or lanes, threads
+        self.lengths = np.diff(a.indptr)
 
     def find_block(self) -> int:
         """Return 1: the CPU gains nothing by dense blocks."""
         return 1
 
-    def analyse(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], allowed: int) -> Any:
-        """Set width, base and kind of each chunk; return the sizes of its arrays, and the hash of its diagonals."""
+    def has_long_rows(self) -> bool:
+        """Whether rows stay in CSR."""
+        return bool((self.lengths > CPU_LONG).any())
+
+    def place(self, sigma: int | Literal["auto"], block: int, entry_bytes: int) -> Placed:
+        """Choose sigma where it is "auto", sort the rows in groups of `block`, and cut them into chunks."""
+        kept = np.flatnonzero(self.lengths <= CPU_LONG) if self.has_long_rows() else None
+        rest = self.lengths if kept is None else self.lengths[kept]
+        sigma, order = sort_groups(rest, sigma, self.height, block, entry_bytes)
+        rows = order if kept is None else kept if order is None else kept[order]
+        first = np.arange(0, len(rest), self.height)
+        chunks = np.zeros((len(first), 4), np.int64)
+        log_threads = (self.lanes // self.height).bit_length() - 1
+        chunks[:, 2] = first
+        chunks[:, 3] = (np.minimum(len(rest) - first, self.height) << 8 | log_threads << 4) << 32
+        return Placed(chunks, None if rows is None else rows.astype(np.int32), sigma)
+
+    def long_rows(self, dtype: np.dtype[Any]) -> tuple[Any, ...]:
+        """Return the rows that stay in CSR, cut into pieces."""
+        if not self.has_long_rows():
+            return no_long_rows(np, dtype)
+        rows = np.flatnonzero(self.lengths > CPU_LONG)
+        counts = self.lengths[rows].astype(np.int64)
+        indptr, pieces, row_pieces = cut_long_rows(counts, self.a.nnz)
+        entry = np.arange(indptr[-1]) + np.repeat(self.a.indptr[rows] - indptr[:-1], counts)
+        indices, data = self.a.indices[entry].astype(np.int32), self.a.data[entry].astype(dtype)
+        return rows.astype(np.int32), indptr, indices, data, pieces, row_pieces
+
+    def fill(self, placed: Placed, block: int, dtype: np.dtype[Any], allowed: int) -> tuple[Any, ...]:
+        """Find each chunk's width and kind, and where its arrays are; return values and indices of all chunks."""
+        sizes = self._analyse(placed.chunks, placed.rows, block, dtype, allowed)
+        owners, kept = share_lists(sizes)
+        filled: tuple[Any, ...] | None = self._fill(placed.chunks, placed.rows, block, dtype, kept, owners)
+        return filled or self._fill(placed.chunks, placed.rows, block, dtype, sizes, None)  # two lists of one hash
+
+    def _analyse(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], allowed: int) -> Any:
+        """Set width and kind of each chunk; return the sizes of its arrays, and the hash of its diagonals."""
         sizes = np.empty((4, len(chunks)), np.int64)
         shape = self.lanes, block, self.a.nrows, dtype.itemsize
 
@@ -668,10 +703,8 @@ class Builder:
         in_parallel(work, np.arange(1, len(chunks) + 1), self.threads)
         return sizes
 
-    def fill(
-        self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], sizes: Any, owners: Any
-    ) -> tuple[Any, ...] | None:
-        """Place each chunk's arrays behind those of the chunks before; return values and indices of all chunks.
+    def _fill(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], sizes: Any, owners: Any) -> Any:
+        """Place each chunk's arrays behind those of the chunks before, and write them.
 
         None if a chunk's diagonals are not those of its owner.
         """
@@ -693,6 +726,36 @@ class Builder:
         for shared in (False,) if owners is None else (False, True):
             in_parallel(functools.partial(work, shared), chunks[:, 0] + 1, self.threads)
         return None if differ[0] else filled
+
+
+def share_lists(sizes: Any) -> tuple[Any, Any]:
+    """Find chunks whose lists of diagonals are equal, as far as hashes tell: `fill` compares the lists.
+
+    Parameters
+    ----------
+    sizes : (4, nchunks) int64
+        Elements of each chunk's values, of its indices in `wide` and in `narrow`; the hash of its list, -1 for none.
+
+    Returns
+    -------
+    owners : (nchunks,) int32 or None
+        The first chunk with the list of each; itself where it has none, or where another list's hash took its place.
+        None where few chunks have lists.
+    sizes : (4, nchunks) int64
+        The same with nothing in `wide` for those whose list is another's.
+    """
+    nchunks, hashes = sizes.shape[1], sizes[3]
+    own, listed = np.arange(nchunks, dtype=np.int32), hashes >= 0
+    if np.count_nonzero(listed) <= FEW_LISTS * nchunks:
+        return None, sizes
+    places = hashes & (list_places(nchunks) - 1)
+    first = np.full(list_places(nchunks), nchunks, np.int32)
+    np.minimum.at(first, places[listed], own[listed])
+    found = np.where(listed, first[places], own)
+    owners = np.where(hashes[found] == hashes, found, own)
+    kept = sizes.copy()
+    kept[1] *= owners == own
+    return owners, kept
 
 
 def _two(x: ValueArray) -> ValueArray:

@@ -14,6 +14,7 @@ sparse matrix-vector multiplication on modern processors with wide SIMD units", 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -34,18 +35,14 @@ WINDOW = 1024
 BLOCKED_SHARE = 0.9
 """Share of sampled rows in dense blocks from which blocks are looked for everywhere."""
 SAMPLES = 4096
+FEW_LISTS = 1 / 8
+"""Share of the chunks up to which those that keep diagonals have a list each."""
 GPU_LONG, CPU_LONG = 2048, 512
 """Entries above which a row stays in CSR, and is shared among thread blocks or threads."""
 PIECE = 2048
 """Entries that a piece of such a row has at least."""
 PIECES = 256
 """Pieces that a matrix would be cut into: a row shorter than that takes no longer than the rest."""
-LANE_ENTRIES = 64
-"""Entries of a lane from which more lanes take a row, where rows are sorted all together; of a large matrix."""
-LEAST_ENTRIES = 8
-"""The same of a small one, whose product lasts as long as its longest lane."""
-LARGE = 1 << 23
-"""Nonzeros of a large matrix."""
 WARPS_WANTED = 2048
 """Chunks that occupy a GPU; where there are fewer, more lanes take a row."""
 
@@ -218,134 +215,103 @@ def sort_by_length(lengths: Any, sigma: int) -> Any:
     return xp.argsort(key.astype(np.int32) if small else key, kind="stable")
 
 
-class Rows(NamedTuple):
+class Placed(NamedTuple):
     """Which rows go to which chunks."""
 
+    chunks: Any
+    """As `Sell` has them: first positions, lanes of a row and rows are set."""
     rows: Any
     """Row at each position; None where positions are rows."""
-    first: Any
-    """First position of each chunk."""
-    code: Any
-    """``log2(T) << 4 | rows << 8`` of each chunk."""
     sigma: int
 
 
-def place_rows(
-    lengths: Any,
-    longest: int,
-    nnz: int,
-    *,
-    height: int,
-    lanes: int,
-    sigma: int | Literal["auto"],
-    block: int,
-    entry_bytes: int,
-    spread: bool,
-) -> Rows:
-    """Choose sigma where it is "auto", sort the rows, and cut them into chunks.
+def choose_window(slots: Callable[[int], int], entries: int, nrows: int, height: int, entry: int, row: int) -> int:
+    """Return the window in which to sort rows for fewest bytes; a wider one must save enough beyond the narrower.
+
+    Parameters
+    ----------
+    slots : callable
+        Gives the sum of the widths of all chunks where rows are sorted in windows of so many.
+    entries, nrows, height : int
+        Of all rows; rows of a chunk.
+    entry, row : int
+        Bytes of an entry and its index; of a row's number.
+    """
+    best, least = 1, height * slots(1) * entry
+    for window in (WINDOW, nrows):
+        if least <= 1.02 * (entries * entry + nrows * row):
+            break
+        needed = height * slots(window) * entry + nrows * row
+        if needed < (0.9 if window == nrows else 0.99) * least:
+            best, least = window, needed
+    return best
+
+
+def sort_groups(
+    lengths: Any, sigma: int | Literal["auto"], height: int, block: int, entry_bytes: int
+) -> tuple[int, Any]:
+    """Return sigma, chosen where it is "auto", and the order of the rows; groups of `block` rows stay together.
 
     Parameters
     ----------
     lengths : (nrows,) int
-        Negative for the rows that are kept elsewhere.
-    longest, nnz : int
-        Entries of the longest row, and of all, those kept elsewhere too.
     height : int
-        C; 0 lets each chunk have as many rows as suits their length.
-    lanes : int
-        Lanes of a chunk.
-    block : int
-        Rows of a group that stays together.
+        Rows of a chunk.
     entry_bytes : int
         Bytes of a value and its index.
-    spread : bool
-        Whether several lanes may take a row: those far longer than others have the last positions, sorted all together,
-        and the first chunks.
+
+    Returns
+    -------
+    sigma : int
+    order : (nrows,) int64 or None
+        None where rows are as they were.
     """
-    xp, nrows = module_of(lengths), len(lengths)
-    fixed = height or lanes // (_threads(nrows, block) if spread else 1)
-    most = _lane_entries(nnz)
-    limit = max(most, 4 * nnz // max(nrows, 1)) if spread and not height and block == 1 else INT32_MAX
-    elsewhere = longest > (GPU_LONG if spread else CPU_LONG)
-    kept = xp.flatnonzero((lengths >= 0) & (lengths <= limit)) if elsewhere or longest > limit else None
-    rest = lengths if kept is None else lengths[kept]
-    sigma, order = _choose_window(rest, sigma, max(fixed // block, 1), entry_bytes, block)
-    rows = order if kept is None else kept if order is None else kept[order]
-    first, code = _uniform(xp, len(rest), fixed, lanes)
-    if kept is not None:
-        tall_rows = xp.flatnonzero(lengths > limit)
-        order = sort_by_length(lengths[tall_rows], max(len(tall_rows), 1))
-        rows = xp.concatenate([rows, tall_rows[order]])
-        places = _by_length(xp, lengths[tall_rows[order]], lanes // fixed, most)
-        first, code = xp.concatenate([places[0] + len(rest), first]), xp.concatenate([places[1], code])
-    return Rows(None if rows is None else rows.astype(np.int32), first, code, sigma)
+    xp, leaders, height = module_of(lengths), lengths[: len(lengths) // block * block : block], max(height // block, 1)
 
+    @functools.cache
+    def order_of(window: int) -> Any:
+        return sort_by_length(leaders, window) if window > 1 else None
 
-def _choose_window(
-    lengths: Any, sigma: int | Literal["auto"], height: int, entry_bytes: int, block: int
-) -> tuple[int, Any]:
-    """Return sigma and the order of the rows, None where it is as it was; groups of `block` rows stay together."""
-    xp = module_of(lengths)
-    leaders = lengths[: len(lengths) // block * block : block]
-    windows = [sigma] if sigma != "auto" else [1, WINDOW, max(len(leaders), 1)]
-    chosen, order = _best_window(leaders, windows, height, entry_bytes * block * block, 4 * block)
+    def slots(window: int) -> int:
+        order = order_of(window)
+        return _slots(leaders if order is None else leaders[order], height)
+
+    if sigma == "auto":
+        entry = entry_bytes * block * block
+        sigma = choose_window(slots, int(leaders.sum()), len(leaders), height, entry, 4 * block)
+    order = order_of(sigma)
     if order is not None and block > 1:
         tail = xp.arange(len(leaders) * block, len(lengths))
         order = xp.concatenate([(order[:, None] * block + xp.arange(block)).ravel(), tail])
-    return chosen, order
+    return sigma, order
 
 
-def _best_window(lengths: Any, windows: list[int], height: int, entry: int, row: int) -> tuple[int, Any]:
-    """Return the window of fewest bytes, and its order; a wider one must save enough beyond the narrower."""
-    best: tuple[int, Any] = (windows[0], sort_by_length(lengths, windows[0]) if windows[0] > 1 else None)
-    if len(windows) == 1 or not len(lengths):
-        return best
-    nnz, nrows = int(lengths.sum()), len(lengths)
-    least = height * _slots(lengths, height) * entry
-    for window in windows[1:]:
-        if least <= 1.02 * (nnz * entry + nrows * row):
-            break
-        order = sort_by_length(lengths, window)
-        needed = height * _slots(lengths[order], height) * entry + nrows * row
-        if needed < (0.9 if window == nrows else 0.99) * least:
-            best, least = (window, order), needed
-    return best
+def list_places(nchunks: int) -> int:
+    """Return the places for hashes of lists, a power of two: so many that few lists meet another in theirs."""
+    return 1 << (8 * nchunks).bit_length()
 
 
-def _threads(nrows: int, block: int) -> int:
-    """Return the lanes of a row that give a GPU enough chunks."""
-    threads = 1
-    while block == 1 and threads < 8 and nrows * threads < WARPS_WANTED * LANES:
-        threads *= 2
-    return threads
+def cut_long_rows(counts: IndexArray, nnz: int) -> tuple[IndexArray, IndexArray, IndexArray]:
+    """Return offsets of the rows that stay in CSR, where their pieces start, and the first piece of each row.
+
+    Parameters
+    ----------
+    counts : (nlong,) int64
+        Entries of each, on the host.
+    nnz : int
+        Entries of the matrix.
+    """
+    indptr, size = np.append(0, np.cumsum(counts)), max(PIECE, nnz // PIECES)
+    row_pieces = np.append(0, np.cumsum(-(-counts // size)))
+    row = np.repeat(np.arange(len(counts)), np.diff(row_pieces))
+    starts = indptr[row] + (np.arange(row_pieces[-1]) - row_pieces[row]) * size
+    return indptr, np.append(starts, indptr[-1]), row_pieces.astype(np.int32)
 
 
-def _uniform(xp: Any, nrows: int, height: int, lanes: int) -> tuple[Any, Any]:
-    """Return first positions and codes of chunks of `height` rows."""
-    first = xp.arange(0, nrows, height, dtype=np.int64)
-    rows = xp.minimum(nrows - first, height)
-    return first, (rows << 8) | ((lanes // height).bit_length() - 1 << 4)
-
-
-def _lane_entries(nnz: int) -> int:
-    """Return the entries of a lane from which more lanes take a row: a power of 2."""
-    most = LANE_ENTRIES
-    while most > LEAST_ENTRIES and nnz * LANE_ENTRIES < LARGE * most:
-        most //= 2
-    return most
-
-
-def _by_length(xp: Any, lengths: Any, least: int, most: int) -> tuple[Any, Any]:
-    """Return those of rows sorted by length: at least `least` lanes a row, more for those of over `most` entries."""
-    limits = most * 2 ** np.arange(4, -1, -1)  # rows of more entries take 32, 16, 8, 4, 2 lanes
-    ends = [*host(xp.searchsorted(-lengths, xp.asarray(-limits), side="left")).tolist(), len(lengths)]
-    firsts, codes, start = [xp.empty(0, np.int64)], [xp.empty(0, np.int64)], 0
-    for threads, end in zip((32, 16, 8, 4, 2, 1), ends, strict=True):
-        first, code = _uniform(xp, end - start, LANES // max(threads, least), LANES)
-        firsts.append(first + start)
-        codes.append(code)
-        start = end
-    return xp.concatenate(firsts), xp.concatenate(codes)
+def no_long_rows(xp: Any, dtype: np.dtype[Any]) -> tuple[Any, ...]:
+    """Return the arrays of no rows that stay in CSR."""
+    empty, zero = xp.empty(0, np.int32), xp.zeros(1, np.int64)
+    return empty, zero, empty, xp.empty(0, dtype), zero, zero.view(np.int32)[:1]
 
 
 # -- between host and GPU ----------------------------------------------------------------------------------------------

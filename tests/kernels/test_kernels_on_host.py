@@ -5,18 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spdist.kernels import bsr_gpu, sell, sell_gpu
+from spdist.kernels import bsr_gpu, sell, sell_cpu, sell_format, sell_gpu
 from spdist.kernels.semirings import SEMIRINGS
 from tests.kernels import host_cupy
 from tests.kernels import test_answers_gpu as answers
 from tests.kernels import test_bsr_gpu as blocks_on_gpu
 from tests.kernels import test_gpu as products
+from tests.kernels import test_sell_gpu as rows_in_chunks
 from tests.kernels.test_bsr_cpu import block_matrix
-from tests.kernels.test_sell import LISTS, as_csr, collide
+from tests.kernels.test_sell import as_csr, blocks
 
 pytestmark = pytest.mark.skipif(not host_cupy.CAN_RUN, reason="needs g++ on x86-64")
 everywhere = answers.everywhere
 """Every family of kernels at small sizes, and as they are chosen."""
+collisions = rows_in_chunks.collisions
 
 
 @pytest.fixture(scope="module")
@@ -176,19 +178,49 @@ def test_products_whatever_the_order_of_threads(monkeypatch, order):
             equals_scipy(seed, (300, 100, 300), (kind, kind), products.TYPES[0], False, True, share)
 
 
-@pytest.mark.parametrize("order", ["0", "2"])
-@pytest.mark.parametrize("options", [{}, {"sigma": 64}, {"index": "narrow"}, {"dtype": np.float32}], ids=str)
-@pytest.mark.parametrize("name", LISTS)
-def test_sell_is_built_as_on_the_host(monkeypatch, name, options, order):
+@pytest.fixture
+def sell_on_gpu(monkeypatch):
+    """Build matrices whose offsets are `HostArray` with the steps for the GPU."""
+    import cupy
+
+    def builder(a, lanes, height, threads):
+        if isinstance(a.indptr, host_cupy.HostArray):
+            return sell_gpu.Builder(a, lanes, height)
+        return sell_cpu.Builder(a, lanes, height, threads)
+
+    monkeypatch.setattr(sell, "_builder", builder)
+    of = sell_format.module_of
+    monkeypatch.setattr(sell_format, "module_of", lambda x: cupy if isinstance(x, host_cupy.HostArray) else of(x))
+
+
+@pytest.mark.parametrize("options", rows_in_chunks.PLACES, ids=str)
+@pytest.mark.parametrize("name", rows_in_chunks.LENGTHS)
+def test_rows_go_where_they_belong(sell_on_gpu, name, options):
+    rows_in_chunks.test_rows_go_where_they_belong(name, options)
+
+
+@pytest.mark.parametrize("order", ["1", "2"])
+@pytest.mark.parametrize("name", ["tall and long", "powers"])
+def test_rows_go_where_they_belong_whatever_the_order_of_threads(sell_on_gpu, monkeypatch, name, order):
     monkeypatch.setenv("HOST_CUDA_ORDER", order)
-    m = as_csr(LISTS[name]())
-    on_gpu = products.CSR(*map(host_cupy.filled, (m.indptr, m.indices, m.data)), m.shape)
-    for hashes in (None, collide):
-        if hashes is not None:
-            hashes(monkeypatch)
-        host = sell.build(m, height=32, block=1, **options)
-        with monkeypatch.context() as patch:
-            patch.setattr(sell, "_builder", lambda a, lanes, threads: sell_gpu.Builder(a, lanes))
-            gpu = sell.build(on_gpu, height=32, block=1, **options)
-        for array in ("chunks", "values", "wide", "narrow"):
-            np.testing.assert_array_equal(getattr(host, array), getattr(gpu, array))
+    for options in ({}, {"height": 32}):
+        rows_in_chunks.test_rows_go_where_they_belong(name, options)
+
+
+@pytest.mark.parametrize("order", ["0", "2"])
+@pytest.mark.parametrize("number", range(len(rows_in_chunks.HASHES)))
+@pytest.mark.parametrize("name", rows_in_chunks.LISTS)
+def test_lists_are_shared_as_on_the_host(sell_on_gpu, collisions, monkeypatch, name, number, order):
+    monkeypatch.setenv("HOST_CUDA_ORDER", order)
+    rows_in_chunks.test_lists_are_shared_as_on_the_host(collisions, name, number)
+
+
+@pytest.mark.parametrize(("side", "found"), [(2, 2), (3, 3), (4, 4), (6, 6), (5, 1)])
+def test_dense_blocks_are_found(side, found):
+    m = rows_in_chunks.on_gpu(as_csr(blocks(side, 61, side)))
+    assert sell_gpu.Builder(m, 32, 0).find_block() == found
+
+
+@pytest.mark.parametrize("side", [2, 3, 4, 6])
+def test_places_of_no_block_row_are_zero(sell_on_gpu, side):
+    rows_in_chunks.test_places_of_no_block_row_are_zero(side)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from spdist.csr import CSR
 from spdist.errors import InputError, MatrixError
-from spdist.kernels import reorder, sell, sell_cpu
+from spdist.kernels import module, reorder, sell, sell_cpu
 from spdist.kernels.sell_format import chunk_occupancy, code_balance, sort_by_length
 from tests.strategies import SMALL_INTS
 
@@ -90,17 +91,27 @@ LISTS = {
     "no rows": lambda: sp.csr_matrix((0, 40)),
 }  # fmt: skip
 """Matrices of chunks that keep diagonals, or not."""
-SHARE_LISTS = sell._share_lists
+SHARE_LISTS = sell_cpu.share_lists
 
 
 def collide(patch, change=lambda hashes: np.full_like(hashes, 5)) -> None:
     """Change the hashes of lists."""
 
-    def share_lists(xp, sizes):
+    def share_lists(sizes):
         sizes[3] = np.where(sizes[3] >= 0, change(sizes[3]), -1)
-        return SHARE_LISTS(xp, sizes)
+        return SHARE_LISTS(sizes)
 
-    patch.setattr(sell, "_share_lists", share_lists)
+    patch.setattr(sell_cpu, "share_lists", share_lists)
+
+
+def collide_on_gpu(patch, folder, hashes="5") -> None:
+    """Let kernels be made of a copy, in `folder`, of their sources, with other hashes of lists."""
+    shutil.copytree(module.FOLDER, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    text = (folder / "sell.cu").read_text()
+    assert text.count("(i64)(d.hash >> 1)") == 1
+    (folder / "sell.cu").write_text(text.replace("(i64)(d.hash >> 1)", hashes))
+    module._module.cache_clear()
+    patch.setattr(module, "FOLDER", folder)
 
 
 def lists_of(a) -> list[tuple[int, bytes]]:
@@ -177,7 +188,7 @@ def test_stencils_keep_diagonals():
 def test_chunks_of_equal_lists_share_one(monkeypatch, name, lanes, dtype):
     m = as_csr(LISTS[name]().astype(dtype))
     a = sell.build(m, lanes=lanes, sigma=1)
-    monkeypatch.setattr(sell, "FEW_LISTS", 1)
+    monkeypatch.setattr(sell_cpu, "FEW_LISTS", 1)
     apart = sell.build(m, lanes=lanes, sigma=1)
     lists = lists_of(a)
     listed = [pairs for _, pairs in lists]
@@ -202,7 +213,7 @@ def test_different_lists_of_one_hash(monkeypatch, name):
     m = as_csr(LISTS[name]())
     right = sell.build(m, sigma=1, threads=2)
     with monkeypatch.context() as patch:
-        patch.setattr(sell, "FEW_LISTS", 1)
+        patch.setattr(sell_cpu, "FEW_LISTS", 1)
         apart = sell.build(m, sigma=1)
     collide(monkeypatch)
     a = sell.build(m, sigma=1, threads=2)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 import spdist
 from spdist.csr import CSR
 from spdist.errors import InputError
-from spdist.kernels import reorder, sell, spmv
-from spdist.kernels.sell_format import to_gpu, to_host
-from tests.kernels.test_sell import any_csr, as_csr, blocks, dense, stencil
+from spdist.kernels import module, reorder, sell, sell_format, spmv
+from spdist.kernels.sell_format import choose_window, to_gpu, to_host
+from tests.kernels.test_sell import LISTS, any_csr, as_csr, blocks, collide, collide_on_gpu, dense, stencil
 
 pytestmark = pytest.mark.gpu
 
@@ -72,6 +72,153 @@ def test_host_and_gpu_build_the_same(options, make):
         np.testing.assert_array_equal(getattr(host, name), getattr(gpu, name))
 
 
+def of_lengths(lengths, ncols=10_000, index=np.int32, pointer=np.int64) -> CSR:
+    """Return a matrix of rows of so many entries, in columns all over."""
+    rng, lengths = np.random.default_rng(7), np.asarray(lengths)
+    columns = [np.sort(rng.choice(ncols, n, replace=False)) for n in lengths] or [np.empty(0)]
+    indptr = np.append(0, np.cumsum(lengths)).astype(pointer)
+    return CSR(indptr, np.concatenate(columns).astype(index), rng.random(indptr[-1]), (len(lengths), ncols))
+
+
+def mixed_lengths(rows: int, *others: int) -> np.ndarray:
+    """Return lengths of many short rows, and others among them."""
+    rng = np.random.default_rng(6)
+    return rng.permutation(np.append(rng.integers(0, 9, rows), others).astype(int))
+
+
+LENGTHS = {
+    "no rows": lambda: [],
+    "one row": lambda: [3],
+    "no entries": lambda: [0] * 77,
+    "equal": lambda: [5] * 3000,
+    "one short of a window": lambda: mixed_lengths(1023),
+    "windows": lambda: np.random.default_rng(8).integers(0, 40, 5000),
+    "windows of 2": lambda: [2, 30] * 2600,
+    "powers": lambda: np.minimum(np.random.default_rng(9).pareto(1.0, 9000) * 3, 3000).astype(int),
+    "tall": lambda: mixed_lengths(5000, 70, 130, 260, 520, 1030, 2040, 2047, 2048, 100, 100, 9, 10, 33, 65),
+    "tall and long": lambda: mixed_lengths(5000, *[70, 130, 260, 520, 1030, 2040, 2050, 9000, 2048, 2049] * 2),
+    "short and long": lambda: mixed_lengths(200, 2050, 9000),
+    "only long": lambda: [2050, 3000, 2049],
+    "only tall": lambda: [2040, 300, 300, 120, 900] * 7,
+}
+PLACES = [
+    {},
+    {"height": 32},
+    {"height": 8},
+    {"sigma": 1},
+    {"sigma": 64},
+    {"sigma": 1024},
+    {"sigma": 1500},
+    {"sigma": 1 << 20},
+]
+
+
+def placed(lengths, height=0, sigma="auto"):
+    """Return sigma, the row at each position, and the first position, lanes of a row and rows of each chunk."""
+    nrows, nnz, lanes, most = len(lengths), int(lengths.sum()), 1, 64
+    while not height and lanes < 8 and nrows * lanes < 1 << 16:
+        lanes *= 2
+    while most > 8 and nnz * 64 < most << 23:
+        most //= 2
+    high, limit = height or 32 // lanes, 2048 if height else min(max(most, 4 * nnz // max(nrows, 1)), 2048)
+    rest, tall = np.flatnonzero(lengths <= limit), np.flatnonzero((lengths > limit) & (lengths <= 2048))
+
+    def ordered(window):
+        return rest[np.lexsort((-lengths[rest], np.arange(len(rest)) // window))] if window > 1 else rest
+
+    def slots(window):
+        rows = ordered(window)
+        return sum(int(lengths[rows[i : i + high]].max()) for i in range(0, len(rows), high))
+
+    if sigma == "auto":
+        sigma = choose_window(slots, int(lengths[rest].sum()), len(rest), high, 10, 4)
+    tall = tall[np.argsort(-lengths[tall], kind="stable")]
+    chunks = []
+    for lanes in (32, 16, 8, 4, 2, 1):  # of rows of more entries than `low`, and of at most twice as many
+        low, above = most * lanes // 2 if lanes > 1 else 0, most * lanes if lanes < 32 else 2048
+        some = np.flatnonzero((lengths[tall] > low) & (lengths[tall] <= above)) + len(rest)
+        step = min(32 // lanes, high)
+        chunks += [(some[i], 32 // step, len(some[i : i + step])) for i in range(0, len(some), step)]
+    chunks += [(i, 32 // high, min(high, len(rest) - i)) for i in range(0, len(rest), high)]
+    return sigma, np.append(ordered(sigma), tall), chunks
+
+
+@pytest.mark.parametrize("options", PLACES, ids=str)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_rows_go_where_they_belong(name, options):
+    for kinds in ((np.int32, np.int64), (np.int64, np.int32)):
+        m = of_lengths(LENGTHS[name](), 10_000, *kinds)
+        a = to_host(sell.build(on_gpu(m), **options))
+        lengths = np.diff(m.indptr).astype(np.int64)
+        sigma, rows, chunks = placed(lengths, **options)
+        assert a.sigma == sigma
+        np.testing.assert_array_equal(np.arange(m.nrows) if a.rows is None else a.rows, rows)
+        code = a.chunks[:, 3] >> 32
+        found = np.stack([a.chunks[:, 2] & 0xFFFFFFFF, 1 << (code >> 4 & 15), code >> 8 & 255], axis=1)
+        np.testing.assert_array_equal(found, np.reshape(chunks, (-1, 3)))
+        long = np.flatnonzero(lengths > 2048)
+        kept = m.to_scipy()[long]
+        np.testing.assert_array_equal(a.long_rows, long)
+        for array, wanted in (("long_indptr", kept.indptr), ("long_indices", kept.indices), ("long_data", kept.data)):
+            np.testing.assert_array_equal(getattr(a, array), wanted)
+        np.testing.assert_array_equal(np.isin(a.pieces[a.row_pieces], a.long_indptr), True)
+        assert np.diff(a.pieces).max(initial=0) <= sell_format.PIECE
+        back = sell.to_csr(a)
+        for array in ("indptr", "indices", "data"):
+            np.testing.assert_array_equal(getattr(back, array), getattr(m, array))
+
+
+@pytest.fixture
+def collisions(tmp_path, monkeypatch):
+    """Give a function that changes the hashes of lists, on the host and on the GPU."""
+
+    def change(number, on_host, there):
+        collide(monkeypatch, on_host)
+        collide_on_gpu(monkeypatch, tmp_path / str(number), there)
+
+    yield change
+    monkeypatch.undo()
+    module._module.cache_clear()
+
+
+HASHES = [
+    None,
+    (lambda hashes: np.full_like(hashes, 5), "5"),
+    (lambda hashes: hashes >> 20 << 20, "(i64)(d.hash >> 1) >> 20 << 20"),  # different ones in one place
+]
+
+
+@pytest.mark.parametrize("number", range(len(HASHES)))
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_are_shared_as_on_the_host(collisions, name, number):
+    m = as_csr(LISTS[name]())
+    if HASHES[number]:
+        collisions(number, *HASHES[number])
+    for options in ({}, {"sigma": 64}, {"index": "narrow"}, {"dtype": np.float32}):
+        host = sell.build(m, height=32, block=1, **options)
+        gpu = to_host(sell.build(on_gpu(m), height=32, block=1, **options))
+        for array in ("chunks", "values", "wide", "narrow"):
+            np.testing.assert_array_equal(getattr(host, array), getattr(gpu, array))
+
+
+@pytest.mark.parametrize("side", [2, 3, 4, 6])
+def test_places_of_no_block_row_are_zero(side):
+    """As they are where memory was zero before: the same arrays on every run."""
+    m = sp.vstack([blocks(side, 61, 3), sp.random_array((side + 1, 61 * side), density=0.1, random_state=3)])
+    first, again = (to_host(sell.build(on_gpu(as_csr(m)), block=side)) for _ in range(2))
+    assert {"block_narrow", "narrow"} <= set(first.kinds())
+    np.testing.assert_array_equal(first.narrow, again.narrow)
+    read = np.zeros(len(first.narrow), bool)
+    for place, index, at, code in zip(*(first.chunks[:, i] for i in range(4)), strict=True):
+        del place
+        width, kind = at >> 32, code >> 32 & 15
+        places = 32 if kind < 3 else 32 // side if 32 % side == 0 else 32 // side + 2
+        read[index : index + 2 * width] = True
+        start = index + -(-width // 16) * 32
+        read[start : start + width * places] = True
+    assert not first.narrow[~read].any()
+
+
 @pytest.mark.parametrize("threads", [1, 2, 4, 32])
 def test_prepared_on_the_host_for_the_gpu(threads):
     m = stencil()
@@ -88,7 +235,7 @@ def test_dense_blocks_are_found(side, found):
 
 @pytest.mark.parametrize("least", [2048, 1 << 20])  # entries of a piece: rows of several, rows of one
 def test_rows_of_all_lengths(monkeypatch, least):
-    monkeypatch.setattr(sell, "PIECE", least)
+    monkeypatch.setattr(sell_format, "PIECE", least)
     rng = np.random.default_rng(3)
     lengths = np.append(rng.integers(0, 9, 5000), [70, 130, 260, 520, 1030, 2040, 2050, 9000, 2048, 2049])
     rng.shuffle(lengths)
