@@ -539,6 +539,32 @@ def test_neighbours_that_read_much_of_each_others_rows_are_joined(tmp_path, monk
     assert found[2][0] == 1  # three and three would read too much: not cut by bytes
 
 
+def test_blocks_that_a_gpu_only_reduces_grow_fewer_towards_the_end(stored, monkeypatch):
+    """The last ones are as small as those that are written; cores get no larger ones."""
+    least, most = 1 << 12, 1 << 15
+    monkeypatch.setattr("spdist.scheduler.sizes.GPU_BLOCK_PRODUCTS", least)
+    monkeypatch.setattr("spdist.scheduler.sizes.GPU_MOST_PRODUCTS", most)
+    monkeypatch.setattr("spdist.scheduler.sizes.SMALL_NNZ", 0)
+    a = stored("A", random_matrix(40_000, 40_000, 8.0, 1))
+    where = {"memory_limit": 1 << 30, "host_limit": 1 << 30}
+
+    def products(stored: bool, engine: str) -> np.ndarray:
+        plan = sizes.make_plan(a, a, engine=engine, stored=stored, **where)
+        assert [0, *(block.stop for block in plan.blocks)] == [*(block.start for block in plan.blocks), a.nrows]
+        assert plan.expansion == sum(block.products for block in plan.blocks)
+        return np.array([block.products for block in plan.blocks])
+
+    reduced, written = products(False, "cuda"), products(True, "cuda")
+    left = np.cumsum(reduced[::-1])[::-1]
+    bound = np.clip(left // sizes.TAPER, least, most)
+    assert np.all(reduced <= bound)
+    assert np.all(reduced[:-1] >= bound[:-1] - 2 * least)
+    assert reduced[0] > most - 2 * least
+    assert 0.8 * least < reduced[-2] <= least
+    assert written.max() <= least
+    assert products(False, "hybrid").max() <= least
+
+
 def test_chunks_of_c_are_long_where_gpus_write_many(stored, monkeypatch):
     a = stored("A", random_matrix(300, 300, 5, 8))
     engines = ("numba", "cuda")

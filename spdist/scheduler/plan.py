@@ -24,6 +24,9 @@ MAX_BLOCK_PRODUCTS = 1 << 26
 GPU_BLOCK_PRODUCTS = 1 << 28
 """The same where a GPU multiplies: some tenths of a second of writing C."""
 
+GPU_MOST_PRODUCTS = 1 << 31
+"""The same of blocks that a GPU only reduces, but for the last ones."""
+
 GPU_BLOCK_BYTES = 1 << 28
 """Bytes of A and C of such a block that is written. With larger ones a run would begin with a wait for the page-locked
 memory of all that are in flight."""

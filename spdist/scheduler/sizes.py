@@ -34,6 +34,7 @@ from spdist.scheduler.plan import (
     GPU_BLOCK_BYTES,
     GPU_BLOCK_PRODUCTS,
     GPU_ENGINES,
+    GPU_MOST_PRODUCTS,
     MAX_BLOCK_PRODUCTS,
     RESIDENT_SHARE,
     SMALL_SHARE,
@@ -115,6 +116,9 @@ PLACES = 16
 
 MARGIN = 1.08
 """Factor on the estimated nnz(C) of a block, so that few blocks turn out longer than planned."""
+
+TAPER = 32
+"""Parts of the products that are left, one of which a joined block may have: some for each of many GPUs."""
 
 
 def row_lengths(matrix: StoredMatrix) -> Lengths:
@@ -1024,7 +1028,7 @@ class _Draft:
             rows = self._cut(max(budget, 1))
             needed = self._sizes(rows, budget).needed(rows)
             if not len(rows) or needed.max() <= budget:
-                plan = self._assemble(rows, pairs, reserved, budget)
+                plan = self._assemble(self._tapered(rows, budget), pairs, reserved, budget)
                 return self._fewer_reads(self._widen(plan), rows), (0, "")
             at = int(needed.argmax())  # of all the blocks of a refused plan, this one alone is made
             worst = self._assemble(rows, pairs, reserved, budget, slice(at, at + 1)).blocks[0]
@@ -1049,18 +1053,31 @@ class _Draft:
         single = self._assemble(self._joined(rows, budget), 1, reserved, budget)
         return min(plan, single, key=lambda made: made.seconds(1))
 
-    def _joined(self, rows: Int64Array, budget: int, most: int | None = None) -> Int64Array:
+    def _tapered(self, rows: Int64Array, budget: int) -> Int64Array:
+        """Join blocks that a GPU only reduces, ever fewer towards the end, so that all GPUs end at about one time.
+
+        It has nothing to do from the end of one to the beginning of the next.
+        """
+        if self.stored or self.engine != "cuda" or not self.resident or self.grid is not None:
+            return rows
+        left = np.cumsum(rows[::-1, 2])[::-1]
+        return self._joined(rows, budget, products=np.clip(left // TAPER, self.block_products, GPU_MOST_PRODUCTS))
+
+    def _joined(
+        self, rows: Int64Array, budget: int, most: int | None = None, products: Int64Array | None = None
+    ) -> Int64Array:
         """Join neighbouring blocks while they fit a larger budget: no second walk, if a row of B may count twice.
 
-        So many at the `most`; by default any number.
+        So many at the `most`, by default any number, and of so many `products` where one of them is the last.
         """
         joined: list[Int64Array] = []
         count = 0
-        for row in rows:
+        bounds = np.full(len(rows), self.block_products) if products is None else products
+        for row, bound in zip(rows, bounds, strict=True):
             both = joined[-1] + row if joined else row
             start = joined[-1][0] if joined else row[0]
             nbytes = both[4] + both[5] + both[3] * self.c_held + (row[1] - start) * C_ROW_BYTES
-            fits = nbytes * MARGIN <= budget and both[2] <= self.block_products
+            fits = nbytes * MARGIN <= budget and both[2] <= bound
             count += 1
             if joined and fits and (most is None or count <= most):
                 chunks = min(both[6], self.b.indices.nchunks)
