@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,9 @@ from spdist.scheduler.plan import (
 )
 from spdist.storage import CHUNK_LENGTH, READ_CHUNKS, StoredMatrix, in_process
 from spdist.text import format_bytes
+
+if TYPE_CHECKING:
+    from spdist.scheduler.cut_rows import Costs, Cutter
 
 Lengths = npt.NDArray[Any]
 
@@ -107,6 +110,9 @@ GLANCES = 8
 
 REMAP_BYTES = 12
 """Bytes an entry of A takes beside itself while its column is renumbered for the block's rows of B."""
+
+NUMBERS = 8
+"""Of a block, as `cut_rows.cut` returns them."""
 
 SMALL_NNZ, SMALL_PRODUCTS = 1 << 17, 1 << 22
 """Entries of A and products up to which a product is one block if it fits: a few milliseconds of work."""
@@ -400,9 +406,6 @@ def _fill_gaps(nnz: npt.NDArray[np.float64], products: npt.NDArray[np.float64]) 
 
 # -- cutting -----------------------------------------------------------------------------------------------------------
 
-START, PRODUCTS, NNZ, A_BYTES, B_BYTES, B_CHUNKS, UNCUT, NUMBER, FORCED = range(9)
-"""What `_cut` knows of the block it is at; the first seven, with the row after it, are what it returns of each."""
-
 
 @dataclass(frozen=True)
 class Cuts:
@@ -453,157 +456,6 @@ def _mask_lengths(mask: StoredMatrix | Diagonal | None) -> Lengths:
     if mask is None:
         return np.empty(0, np.uint32)
     return mask.lengths() if isinstance(mask, Diagonal) else row_lengths(mask)
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Bytes per entry and the bounds that end a block: what the walk over A needs to know."""
-
-    a_entry: int
-    b_entry: int
-    b_row: int
-    c_entry: int
-    nrows: int
-    ncols: int
-    budget: int
-    max_products: int
-    mask_entry: int
-    inside: bool
-    top_n: int
-    resident: bool
-
-    def array(self) -> Int64Array:
-        """Return the fields as the kernel takes them."""
-        return np.array(
-            [
-                self.a_entry, self.b_entry, self.b_row, self.c_entry, self.nrows, self.ncols, self.budget,
-                self.max_products, self.mask_entry, self.inside, self.top_n, self.resident,
-            ], np.int64,
-        )  # fmt: skip
-
-
-def _cut(
-    offsets: Int64Array,
-    indices: npt.NDArray[Any],
-    b_lengths: Lengths,
-    ratio: npt.NDArray[np.float64],
-    share: npt.NDArray[np.float64],
-    masked: Lengths,
-    costs: Int64Array,
-    forced: Int64Array,
-    first_row: int,
-    stamp: npt.NDArray[np.uint32],
-    chunk_rows: int,
-    chunk_stamp: npt.NDArray[np.uint32],
-    state: Int64Array,
-    out: Int64Array,
-) -> int:
-    """Walk over rows, adding each to the block in `state`; rows that would pass a bound start the next block.
-
-    `stamp[k]` is the number of the block that last used row k of B, so that each row of B counts once a block;
-    `chunk_stamp` is the same for B's Zarr chunks, of `chunk_rows` rows on average.
-    Where B is `resident`, its bytes are counted, but bound nothing.
-    `forced` holds the rows at which blocks must start; where it is empty, blocks end where the bounds say.
-    `masked` holds the lengths of the mask's rows, if there is one.
-    Returns the number of blocks closed, one row of `out` each: start, stop, products, nnz, bytes of A and the mask, of
-    B, Zarr chunks of B, and nnz before rows are cut.
-    """
-    a_entry, b_entry, b_row, c_entry, nrows, ncols, budget, max_products, mask_entry, inside, top_n, resident = costs
-    closed = 0
-    for i in range(len(offsets) - 1):
-        row = first_row + i
-        begin, end = offsets[i] - offsets[0], offsets[i + 1] - offsets[0]
-        products, b_bytes, b_chunks = np.int64(0), np.int64(0), np.int64(0)
-        number = np.uint32(state[NUMBER])
-        for p in range(begin, end):
-            k = np.uintp(indices[p])
-            length = np.int64(b_lengths[k])
-            products += length
-            if stamp[k] != number:
-                stamp[k] = number
-                b_bytes += length * b_entry + b_row
-                chunk = k // np.uintp(chunk_rows)
-                if chunk_stamp[chunk] != number:
-                    chunk_stamp[chunk] = number
-                    b_chunks += 1
-        alone = products * b_entry + (end - begin) * b_row
-        nnz = products
-        if products > 0:
-            nnz = min(np.int64(products * ratio[int(np.log2(products))]) + 1, products, ncols)
-        a_bytes = (end - begin) * a_entry + 16
-        if len(masked) > 0:
-            marked = np.int64(masked[row])
-            nnz = min(nnz, marked if inside else ncols - marked)
-            a_bytes += marked * mask_entry + 8
-        place = row * share.shape[1] // nrows
-        products, nnz = np.int64(np.ceil(products * share[0, place])), np.int64(np.ceil(nnz * share[1, place]))
-        uncut, nnz = nnz, min(nnz, top_n)
-        total = state[A_BYTES] + a_bytes + (state[NNZ] + nnz) * c_entry + (row + 1 - state[START]) * C_ROW_BYTES
-        if not resident:
-            total += state[B_BYTES] + b_bytes
-        if len(forced) > 0:
-            full = state[FORCED] < len(forced) and row == forced[state[FORCED]]
-            state[FORCED] += full
-        else:
-            full = row > state[START] and (total > budget or state[PRODUCTS] + products > max_products)
-        if full:
-            out[closed, 0] = state[START]
-            out[closed, 1] = row
-            out[closed, 2:] = state[PRODUCTS:NUMBER]
-            closed += 1
-            state[START] = row
-            state[PRODUCTS:NUMBER] = 0
-            state[NUMBER] += 1
-            b_bytes, b_chunks = alone, np.int64(0)
-            for p in range(begin, end):
-                stamp[indices[p]] = state[NUMBER]
-                if chunk_stamp[indices[p] // chunk_rows] != state[NUMBER]:
-                    chunk_stamp[indices[p] // chunk_rows] = state[NUMBER]
-                    b_chunks += 1
-        state[PRODUCTS] += products
-        state[NNZ] += nnz
-        state[A_BYTES] += a_bytes
-        state[B_BYTES] += b_bytes
-        state[B_CHUNKS] += b_chunks
-        state[UNCUT] += uncut
-    return closed
-
-
-@functools.cache
-def _compiled() -> Callable[..., int]:
-    from spdist.kernels.jit import kept
-
-    return kept(_cut, nogil=True)
-
-
-class Cutter:
-    """The walk over A as a value with state: feed it row ranges in order, take the closed blocks."""
-
-    def __init__(
-        self, costs: Costs, estimate: Estimate, b_lengths: Lengths, b_chunks: int, forced: Int64Array, masked: Lengths,
-        row: int = 0,
-    ) -> None:  # fmt: skip
-        self._kernel = _compiled()
-        self._fixed = (b_lengths, estimate.ratio, estimate.share, masked, costs.array(), forced)
-        self._stamp = np.zeros(len(b_lengths), np.uint32)
-        self._chunk_rows = max(1, -(-len(b_lengths) // max(b_chunks, 1)))
-        self._chunk_stamp = np.zeros(len(b_lengths) // self._chunk_rows + 1, np.uint32)
-        self._state = np.zeros(FORCED + 1, np.int64)
-        self._state[NUMBER] = 1
-        self._state[START] = self._row = row
-
-    def feed(self, offsets: Int64Array, indices: npt.NDArray[Any]) -> Int64Array:
-        """Walk over the next rows; return the blocks they close, (n, 8)."""
-        out = np.empty((len(offsets), NUMBER + 1), np.int64)
-        stamps = self._stamp, self._chunk_rows, self._chunk_stamp
-        closed = self._kernel(offsets, indices, *self._fixed, self._row, *stamps, self._state, out)
-        self._row += len(offsets) - 1
-        return out[:closed].copy()  # not a view: it would keep all of `out`
-
-    def close(self) -> Int64Array:
-        """Return the last block."""
-        start, *sums = self._state[:NUMBER]
-        return np.array([[start, self._row, *sums]], np.int64)[: int(self._row > start)]
 
 
 class _Reader:
@@ -669,7 +521,7 @@ class _Walk:
             found = walk_parts(self, parts, os.cpu_count() or 1, known)
         else:
             found = helpers.map(functools.partial(walk_parts, self), parts)
-        return np.concatenate([np.empty((0, NUMBER + 1), np.int64), *_sound(found)])
+        return np.concatenate([np.empty((0, NUMBERS), np.int64), *_sound(found)])
 
 
 def walk_parts(
@@ -679,10 +531,13 @@ def walk_parts(
 
     Row lengths that are not known are read, and let go of in the end.
     """
+    from spdist.scheduler.cut_rows import Cutter
+
     lengths, masked = known or (row_lengths(walk.b), _mask_lengths(walk.mask))
 
     def blocks(part: tuple[int, int]) -> Int64Array:
-        fixed = walk.costs, walk.estimate, lengths, walk.b.indices.nchunks, walk.forced, masked
+        estimate = walk.estimate.ratio, walk.estimate.share
+        fixed = walk.costs, *estimate, lengths, walk.b.indices.nchunks, walk.forced, masked
         return _walk_rows(walk.a, Cutter(*fixed, part[0]), *part, check=walk.check)
 
     return plan_parts(blocks, parts, min(threads, WALK_BYTES // (4 * max(walk.a.ncols, 1))))
@@ -909,7 +764,7 @@ class _Draft:
         self.can_be_resident = whole and self._resident_bytes <= RESIDENT_SHARE * usable
         self.block_products = GPU_BLOCK_PRODUCTS if engine in GPU_ENGINES else MAX_BLOCK_PRODUCTS
         self.resident = False
-        self.asked = np.empty((0, NUMBER + 1), np.int64)  # what blocks would read of B, if it did not stay
+        self.asked = np.empty((0, NUMBERS), np.int64)  # what blocks would read of B, if it did not stay
         self.chunk = self._chunk_length(usable)
         self.checked = a.ours
 
@@ -1109,14 +964,16 @@ class _Draft:
                 forced = np.array([self.a.nrows], np.int64)
         elif (one := self._one_block(budget)) is not None:
             return one
+        from spdist.scheduler.cut_rows import Costs  # loads Numba
+
         if self.resident and self.stored and self.engine in GPU_ENGINES:
             budget = min(budget, GPU_BLOCK_BYTES)
         b_entry = self.ob.entry_bytes + self.casts[1]
         a_entry = self.oa.entry_bytes + self.casts[0] + REMAP_BYTES
         costs = Costs(
-            a_entry, b_entry, B_ROW_BYTES + (START_BYTES if self.cuts.upper else 0), self.c_held, self.a.nrows,
-            self.b.ncols, int(budget / MARGIN), products, index_dtype(self.b.ncols).itemsize, self.cuts.inside,
-            self.cuts.top_n, self.resident,
+            a_entry, b_entry, B_ROW_BYTES + (START_BYTES if self.cuts.upper else 0), self.c_held, C_ROW_BYTES,
+            self.a.nrows, self.b.ncols, int(budget / MARGIN), products, index_dtype(self.b.ncols).itemsize,
+            self.cuts.inside, self.cuts.top_n, self.resident,
         )  # fmt: skip
         walk = _Walk(self.a, self.b, self.walks.mask, costs, self.estimate, forced, not self.checked)
         rows = walk.run(self.walks.bounds, (self.lengths, self.cuts.mask), self.walks.helpers)
