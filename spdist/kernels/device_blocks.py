@@ -531,7 +531,10 @@ class Copier:
         if within is None:
             sends += self._rows_of_a(start, stop, low, of_a)
             return Staged(start, stop, products, sends, of_a, of_b, begin, low=low if self.a_lies else 0)
-        sends += self._offsets(a, start, stop, of_a)
+        if (within.row + start, within.row + stop) == (low, high):
+            of_a = of_a._replace(indptr=of_b.indptr)  # B's are A's too
+        else:
+            sends += self._offsets(a, start, stop, of_a)
         ahead = int(b.indptr[within.row + start]) - of_low
         data, indices = (at + ahead * kind.itemsize
                          for at, kind in ((of_b.data, kinds.b), (of_b.indices, kinds.index)))  # fmt: skip

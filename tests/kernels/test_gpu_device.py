@@ -359,13 +359,17 @@ def test_what_the_gpu_does_not_do_is_refused(device):
 
 
 def test_a_small_product_goes_through_one_slot(device, multiplies, monkeypatch):
+    """With one copy to the GPU, where A is B."""
     monkeypatch.setattr(outofcore, "SMALL_ENTRIES", 1 << 20)
     device.memory_limit = 1 << 22
-    a, stages = from_scipy(random_matrix(300, 300, 6.0, 3)), []
+    a, stages, kinds, runtime = from_scipy(random_matrix(300, 300, 6.0, 3)), [], [], device.cupy.cuda.runtime
+    copy = runtime.memcpyAsync
+    monkeypatch.setattr(runtime, "memcpyAsync", lambda *args: kinds.append(args[3]) or copy(*args))
     c, d = outofcore.multiply(a, a, device, report=stages.append), cpu.multiply(a, a, engine="scipy")
     for x, y in ((c.indptr, d.indptr), (c.indices, d.indices)):
         assert_array_equal(x, y)
     assert [stage.name for stage in stages if stage.name == "multiply"] == ["multiply"]
+    assert kinds.count(runtime.memcpyHostToDevice) == 1
     assert device.b is None
 
 
