@@ -563,6 +563,8 @@ def test_blocks_that_a_gpu_only_reduces_grow_fewer_towards_the_end(stored, monke
     assert 0.8 * least < reduced[-2] <= least
     assert written.max() <= least
     assert products(False, "hybrid").max() <= least
+    none = stored("none", sp.csr_matrix((0, 40_000)))
+    assert sizes.make_plan(none, a, engine="cuda", stored=False, **where).blocks == ()
 
 
 def test_chunks_of_c_are_long_where_gpus_write_many(stored, monkeypatch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import contextlib
 import functools
 import itertools
 import os
@@ -209,7 +210,8 @@ def pool(count: int, task: str = "stage") -> ThreadPoolExecutor:
 
 
 def _stand_back() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    with contextlib.suppress(OSError):  # of a process that stands back further already, and may not come forward
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def cores() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import itertools
 import sys
@@ -45,6 +46,8 @@ PIECE = 8 << 20
 """Bytes that a thread copies to page-locked memory at a time on the way to the GPU; fewer take longer."""
 FIRST_PIECE = 1 << 20
 """Bytes of B's values that come first, then twice as many: blocks wait for the first rows. Four times that are one."""
+SHORT_PIECE = 1 << 20
+"""The same of those that are no longer: offsets of few rows."""
 SEND_SHARE, LOOK_SHARE = 1 / 2, 1 / 4
 """Threads a core that copy pieces of B, and that look at them: more wait for each other's turns."""
 MOST_PIECES = 256
@@ -197,7 +200,8 @@ class GpuSlot:
         if staged.nbytes > self.size:
             return  # `multiply` says so
         self.arena.reset(staged.nbytes)
-        runtime, stream = self.cupy.cuda.runtime, self.device.up
+        # A block that sends nothing does not wait for what else is on its way to the GPU: pieces of B.
+        runtime, stream = self.cupy.cuda.runtime, self.device.up if staged.sends else self.stream
         begin = self._begin("upload", stream)
         for array, at in staged.sends:
             target, size = self.arena.memory.ptr + at, array.nbytes
@@ -641,13 +645,21 @@ class Gpu:
         Nobody waits for a copy of his own: a core that did would be kept from other copies.
         """
         runtime, stream = self.cupy.cuda.runtime, self.up
-        if len(self.flying) >= 2 * cores():  # more than there are threads to take some
-            self.flying.popleft()[0].synchronize()
-        memory = pinned(PIECE)
+        if len(self.flying) >= min(2 * cores(), self.ahead // PIECE):
+            self._wait_for_the_first()
+        size = len(values) * dtype.itemsize
+        memory = pinned(PIECE if size > SHORT_PIECE else SHORT_PIECE)  # few sizes
         piece = array_at(memory, 0, len(values), dtype)
         piece[:] = values
         runtime.memcpyAsync(target, piece.ctypes.data, piece.nbytes, runtime.memcpyHostToDevice, stream.ptr)
         self.flying.append((stream.record(), memory))
+
+    def _wait_for_the_first(self) -> None:
+        """Wait for the copy that was asked for first; its memory goes back then, and no sooner."""
+        with contextlib.suppress(IndexError):  # other threads wait for all there are
+            event, memory = self.flying.popleft()
+            event.synchronize()
+            del memory
 
     def note(self, arrays: Iterable[Any], /) -> None:
         """Take note of a product that reads arrays: the second finds them locked."""

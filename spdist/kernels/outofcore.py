@@ -305,6 +305,7 @@ class Run:
         self.stager: Any = None
         self.alone = False
         self.per_entry, self.kept, self.sampled = 0.0, 1.0, 0.0
+        self.told = bool(self.learnt.c_ratio)  # or a block was multiplied
         self.parts: list[Part] = []
 
     def _begin(self) -> int:
@@ -505,6 +506,7 @@ class Run:
     def _learn(self, staged: Staged, slot: Any, meanwhile: Callable[[], None] | None = None) -> int:
         """Multiply a block that was sent, take what it came to, and return the entries that are kept."""
         nnz: int = slot.multiply(meanwhile)
+        self.told = True
         self.cutter.learn(staged, slot.held)
         if staged.products:
             self.kept = nnz / (staged.products * self._share(staged.start, staged.stop))
@@ -586,7 +588,7 @@ class Run:
     def _meanwhile(self) -> None:
         """Do what else there is to do while the device multiplies."""
         self._depart()
-        if self._nothing_is_sent and not self.learnt.c_ratio:
+        if self._nothing_is_sent and not self.told:
             return  # the next block is cut at once, and better by what the first comes to
         prepared = self.stager.is_ready or self.stager.is_brief  # else the device might wait for what is not
         if prepared and len(self.slots) > 1:  # and not multiplied in the only one

@@ -150,7 +150,8 @@ sell_survey(const i64 samples, const i64 stride, const i64 nrows, const int heig
     i64 slots = 0;
     for (i64 first = (i64)(blockIdx.x - probes) * 256; first < nrows; first += (i64)(gridDim.x - probes) * 256) {
         const i64 row = first + threadIdx.x;
-        const int length = row < nrows ? (int)min((i64)(indptr[row + 1] - indptr[row]), (i64)(LONG + 1)) : 0;
+        const i64 entries = row < nrows ? indptr[row + 1] - indptr[row] : 0;
+        const int length = (int)max((i64)0, min(entries, (i64)(LONG + 1)));
         if (row < nrows) atomicAdd(&counts[length], 1);
         const int width = widest(length, height);
         if (threadIdx.x % height == 0) slots += width;

@@ -24,7 +24,7 @@ MAX_BLOCK_PRODUCTS = 1 << 26
 GPU_BLOCK_PRODUCTS = 1 << 28
 """The same where a GPU multiplies: some tenths of a second of writing C."""
 
-GPU_MOST_PRODUCTS = 1 << 31
+GPU_MOST_PRODUCTS = 1 << 30
 """The same of blocks that a GPU only reduces, but for the last ones."""
 
 GPU_BLOCK_BYTES = 1 << 28

@@ -940,7 +940,7 @@ class _Draft:
             else:
                 joined.append(row)
                 count = 1
-        return np.array(joined)
+        return np.array(joined, np.int64).reshape(-1, NUMBERS)
 
     def _widen(self, plan: Plan) -> Plan:
         """Put more block pairs in flight where blocks are small for other reasons than the limit: hides latency."""

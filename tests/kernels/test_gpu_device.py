@@ -7,9 +7,11 @@ import ctypes
 import functools
 import itertools
 import math
+import queue
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -23,7 +25,7 @@ from spdist.bsr import BSR, from_rows
 from spdist.csr import CSR, from_scipy
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels import answers_gpu, bsr_cpu, cpu, device_blocks, gpu, gpu_device, outofcore, packing, pinned
-from spdist.kernels.device_blocks import Kinds, Within
+from spdist.kernels.device_blocks import Kinds, Part, Staged, Within
 from spdist.kernels.gpu_device import Gpu
 from spdist.kernels.options import Epilogue, Options
 from spdist.kernels.reductions import REDUCTIONS, Histogram, reduce_product, result
@@ -418,7 +420,11 @@ def test_a_stream_waits_for_the_pieces_of_b_that_a_block_asks_for(device, monkey
     device.slots(2, 1 << 18, 1 << 19)
     monkeypatch.setattr(gpu_device, "pool", lambda count, task="": SimpleNamespace(submit=device_blocks.now))
     assert device.keep(b, KINDS, look)
-    staged = SimpleNamespace(inside=100, start=0, stop=50, low=0)
+    staged = Staged(0, 50, 1, [], Part(50, 3000, 0, KINDS.a, 0, 0, 0, 0), None, 0.0, inside=100)
+    slot = device._slots[0]
+    slot.stream, slot.begun, slot.ended = mine, *({name: late_cupy.Event() for name in slot.ended} for _ in range(2))
+    slot.upload(staged)
+    slot._begin("multiply", mine, "upload")
     there = device.b_for(staged, mine)
     assert not any(np.any(x) for x in (there.indptr, there.indices, there.data))
     mine.synchronize()
@@ -430,6 +436,61 @@ def test_a_stream_waits_for_the_pieces_of_b_that_a_block_asks_for(device, monkey
     device.finish()
     assert_array_equal(there.data, b.data)
     assert not device.flying
+
+
+def test_memory_goes_back_when_its_copy_has_ended(device):
+    memory, seen = np.zeros(8, np.uint8), []
+    alive = weakref.ref(memory)
+    device.flying.append((SimpleNamespace(synchronize=lambda: seen.append(alive() is not None)), memory))
+    del memory
+    device._wait_for_the_first()
+    assert seen == [True]
+    assert alive() is None
+    device._wait_for_the_first()  # there is none
+
+
+class Bus:
+    """A stream whose copies a thread makes, one after the other, slower than others ask for them."""
+
+    def __init__(self) -> None:
+        self.given: queue.SimpleQueue = queue.SimpleQueue()
+        threading.Thread(target=lambda: [call() for call in iter(self.given.get, None)], daemon=True).start()
+
+    @property
+    def ptr(self) -> Bus:
+        return self
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        self.given.put(lambda: (time.sleep(0.0005), ctypes.memmove(target, source, size)))
+
+    def record(self) -> SimpleNamespace:
+        done = threading.Event()
+        self.given.put(done.set)
+        return SimpleNamespace(synchronize=done.wait, recorded=True)
+
+    def synchronize(self) -> None:
+        self.record().synchronize()
+
+
+def test_passages_are_used_again_when_they_are_free(device, monkeypatch):
+    """Threads copy B to them more quickly than the bus copies it on; memory comes from a real pool."""
+    monkeypatch.setattr(device.cupy.cuda.runtime, "memcpyAsync", lambda to, at, size, kind, bus: bus.copy(to, at, size))
+    monkeypatch.setattr(pinned, "_lock", lambda size: np.zeros(size, np.uint8))
+    pool = pinned.Pool()
+    monkeypatch.setattr(gpu_device, "pinned", lambda size: pool.take(pinned.pinned_bytes(size))[:size])
+    for name, value in (("cores", lambda: 8), ("PIECE", 1 << 13), ("SHORT_PIECE", 1 << 10), ("FIRST_PIECE", 1 << 11)):
+        monkeypatch.setattr(gpu_device, name, value)
+    device.up, device.memory_limit = Bus(), 1 << 26
+    n, k = 20_000, 20
+    values = np.random.default_rng(1).random(n * k)
+    b = CSR(np.arange(n + 1, dtype=np.int64) * k, np.tile(np.arange(k, dtype=np.int32), n), values, (n, n))
+    device.slots(2, 1 << 18, 1 << 23)
+    assert device.keep(b, KINDS)
+    device.finish()
+    device.up.given.put(None)
+    for name in ("indptr", "indices", "data"):
+        assert_array_equal(getattr(device.b, name), getattr(b, name))
+    assert pool.held <= (2 * 8 + 8) * pinned.pinned_bytes(1 << 13)  # on their way, and one for each thread
 
 
 @pytest.mark.parametrize("locked", [1.0, 0.5, 0.0])

@@ -13,6 +13,7 @@ from spdist.csr import CSR
 from spdist.errors import InputError
 from spdist.kernels import module, reorder, sell, sell_format, spmv
 from spdist.kernels.sell_format import choose_window, to_gpu, to_host
+from tests.conftest import random_matrix
 from tests.kernels.test_sell import LISTS, any_csr, as_csr, blocks, collide, collide_on_gpu, dense, stencil
 
 pytestmark = pytest.mark.gpu
@@ -325,7 +326,7 @@ def test_products_that_follow_each_other_wait_for_each_other(monkeypatch, make, 
 
     from spdist.kernels import module
 
-    m = sp.random_array((n, n), density=6 / n, random_state=2, format="csr") + sp.eye_array(n)
+    m = random_matrix(n, n, 6.0, 2) + sp.eye_array(n)
     m = sp.csr_matrix(m / abs(m).sum(axis=1).max())
     product = spdist.operator(cupyx_sparse.csr_matrix(m), make).product
     start = cupy.asarray(np.random.default_rng(3).uniform(-1, 1, n))
