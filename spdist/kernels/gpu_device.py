@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterable
+from concurrent.futures import wait
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from spdist.bsr import BSR
 from spdist.csr import CSR, blocksize, number_dtype
@@ -27,7 +25,6 @@ from spdist.kernels.device_blocks import (
     Staged,
     cores,
     lay_out_whole,
-    now,
     pool,
     share_entries,
 )
@@ -42,16 +39,8 @@ from spdist.text import format_bytes
 
 FREE_SHARE = 0.9
 """Of the GPU's free memory, the limit where none is given."""
-PIECE = 8 << 20
-"""Bytes that a thread copies to page-locked memory at a time on the way to the GPU; fewer take longer."""
-FIRST_PIECE = 1 << 20
-"""Bytes of B's values that come first, then twice as many: blocks wait for the first rows. Four times that are one."""
-SHORT_PIECE = 1 << 20
-"""The same of those that are no longer: offsets of few rows."""
-SEND_SHARE, LOOK_SHARE = 1 / 2, 1 / 4
-"""Threads a core that copy pieces of B, and that look at them: more wait for each other's turns."""
-MOST_PIECES = 256
-"""Pieces of a B on its way to the GPU, or some more."""
+PIECE = 4 << 20
+"""Bytes that a thread copies to page-locked memory at a time on the way to the GPU; more or fewer take longer."""
 STEPS = "upload", "multiply", "reduce", "pack", "download"
 LEAST_PACKED = 12 << 20
 """Entries of C for which packing is tried: its launches, and the wait for them, take as long as it saves of as many."""
@@ -102,59 +91,6 @@ class Arena:
         return self.memory + begin
 
 
-class Arrival:
-    """A B on its way to the GPU in pieces, which threads send, and look at.
-
-    Attributes
-    ----------
-    ends : (npieces,) int64
-        Rows that are whole once a piece and those before it are there.
-    pieces : list of Future
-        Each done when the piece was sent, with the event of its arrival.
-    looks : list of Future
-        The greatest column of the rows that end in each piece: -1 of none, less where rows are not as they should be.
-        None where nobody looks.
-    stream : cupy.cuda.Stream
-        That waits for pieces.
-    """
-
-    def __init__(
-        self, ends: npt.NDArray[np.int64], pieces: list[Future[Any]], looks: list[Future[int]], stream: Any
-    ) -> None:
-        self.ends, self.pieces, self.looks, self.stream = ends, pieces, looks, stream
-        self.sent = 0  # of the pieces, those that the stream waits for
-        self.is_sound = bool(looks)
-
-    def _wait(self, rows: int) -> None:
-        """Have the stream wait for the first rows; returns once they were sent."""
-        count = min(int(np.searchsorted(self.ends, rows)) + 1, len(self.pieces))
-        for at in range(self.sent, count):
-            self.stream.wait_event(self.pieces[at].result())
-            self.is_sound = self.is_sound and self.looks[at].result() >= -1
-        self.sent = max(self.sent, count)
-
-    @property
-    def failed(self) -> bool:
-        """Whether a piece could not be sent."""
-        return any(job.done() and job.exception() is not None for job in (*self.pieces, *self.looks))
-
-    def wait_for_all(self) -> None:
-        """Have the stream wait for all of B."""
-        self._wait(int(self.ends[-1]))
-
-    def wait_for_rows(self, start: int, stop: int, low: int) -> None:
-        """Have the stream wait for rows of B, and for those that they ask for, whose columns are higher by `low`.
-
-        For all where nobody looks, or a row is not as it should be.
-        """
-        self._wait(stop)
-        if self.is_sound:
-            first, last = (int(np.searchsorted(self.ends, row, side="right")) for row in (start, stop - 1))
-            self._wait(max(look.result() for look in self.looks[first : last + 1]) - low + 1)
-        if not self.is_sound:
-            self.wait_for_all()
-
-
 class GpuSlot:
     """Room for a block on the GPU, with a stream of its own; see `outofcore.Slot`.
 
@@ -200,8 +136,7 @@ class GpuSlot:
         if staged.nbytes > self.size:
             return  # `multiply` says so
         self.arena.reset(staged.nbytes)
-        # A block that sends nothing does not wait for what else is on its way to the GPU: pieces of B.
-        runtime, stream = self.cupy.cuda.runtime, self.device.up if staged.sends else self.stream
+        runtime, stream = self.cupy.cuda.runtime, self.device.up
         begin = self._begin("upload", stream)
         for array, at in staged.sends:
             target, size = self.arena.memory.ptr + at, array.nbytes
@@ -233,7 +168,8 @@ class GpuSlot:
         """Make of the block what is wanted, in the memory of the slot."""
         staged, device = self.staged, self.device
         assert staged is not None
-        b = device.b_for(staged, self.stream) if staged.b is None else device.matrix(self.arena.memory, staged.b)
+        b = device.b if staged.b is None else device.matrix(self.arena.memory, staged.b)
+        assert b is not None
         try:
             with self.stream, self.cupy.cuda.using_allocator(self.arena.malloc):
                 self._make(self._a(b), b, meanwhile)
@@ -364,6 +300,7 @@ class GpuSlot:
         for event in () if self.idle else (self.ended["upload"], self.stream, self.ended["download"]):
             event.synchronize()
         self.idle = True
+        self.device.let_go()
         steps, self.steps, staged = self.steps, [], self.staged
         if staged is not None:
             staged.sends.clear()  # arrays of the caller's may be among them
@@ -415,8 +352,6 @@ class Gpu:
         self.memory_limit = free_memory() if memory_limit is None else memory_limit
         self.malloc = malloc or self._from_system
         self.b: CSR | None = None
-        self.flying: collections.deque[tuple[Any, Bytes]] = collections.deque()  # page-locked memory on its way
-        self.arrival = Arrival(np.zeros(1, np.int64), [], [], cupy.cuda.Stream(non_blocking=True))  # of B
         self.b_is_sound = False  # or not looked at yet
         self.entries_per_product = 0.0  # of the last block
         self.ones: Any = None
@@ -429,6 +364,7 @@ class Gpu:
         self._slot_bytes = self._b_bytes = self._work_bytes = 0
         self.work = Work(PLAIN, None, (0, 0), np.dtype(np.float64))
         self._b_memory: Any = None  # outlives B, for another of the same size
+        self._sending: list[tuple[Any, Bytes]] = []  # page-locked memory that copies may still read
         self.plain_blocks = 0 if pack else sys.maxsize
 
     # -- memory --------------------------------------------------------------------------------------------------------
@@ -480,8 +416,7 @@ class Gpu:
         sums = work.sums_of_columns
         for values, size in zip((*work.factors, sums), work.sizes, strict=True):
             if values is not None:
-                self._send(values, values.dtype, memory.ptr + offset, self.is_locked(values))
-                self.up.synchronize()
+                self._send((values, values.dtype, memory.ptr + offset))
             arrays.append(None if values is None else self.cupy.ndarray((len(values),), values.dtype, memory + offset))
             offset += size
         work.take(arrays)
@@ -534,18 +469,17 @@ class Gpu:
 
     def _forget(self) -> None:
         if self._kept is not None:
-            self.finish()
+            self.up.synchronize()  # B's arrays may be on their way
+            self.let_go()
         self.b, self.ones, self._kept, self.b_is_sound = None, None, None, False
 
-    def keep(self, b: CSR | None, kinds: Kinds, look: bool = False) -> bool:
-        """Keep B on the GPU, or nothing; return whether B is there, or on its way: blocks wait for it.
+    def keep(self, b: CSR | None, kinds: Kinds) -> bool:
+        """Keep B on the GPU, or nothing; return whether B is there.
 
-        One of the same arrays is not sent again: these must not change from product to product. Where A lies in B, and
-        threads `look` at B, blocks wait for no more of it than they ask for.
+        One of the same arrays is not sent again: these must not change from product to product.
         """
         self.kinds = kinds
-        same = b is not None and self._kept is not None and _is_same(self._kept[0], b) and self._kept[1] == kinds
-        if same and not self.arrival.failed:
+        if b is not None and self._kept is not None and _is_same(self._kept[0], b) and self._kept[1] == kinds:
             return True
         self._forget()
         if b is None:
@@ -563,8 +497,12 @@ class Gpu:
             self._b_bytes = size
             self._note()
         memory = self._b_memory
-        self.b, self.b_is_sound = self.matrix(memory, part), look
-        self.arrival = self._send_b(b, part, kinds, look)
+        self._send(
+            (b.data, kinds.b, memory.ptr + part.data),
+            (b.indices, kinds.index, memory.ptr + part.indices),
+            (b.indptr, kinds.pointer, memory.ptr + part.indptr),
+        )
+        self.b = self.matrix(memory, part)
         if kinds.blocked:
             self.ones = self.cupy.ndarray((b.nnz,), np.float32, memory + part.end)
             self.ones.fill(1)
@@ -572,94 +510,57 @@ class Gpu:
         self._kept = b, kinds
         return True
 
-    def _send_b(self, b: CSR, part: Part, kinds: Kinds, look: bool) -> Arrival:
-        """Have threads send B, the first rows first, and others look at it."""
-        from spdist.kernels.prepare import greatest_column
-
-        cuts = _cuts(b.nnz, part.value.itemsize)
-        ends = np.maximum.accumulate(np.searchsorted(b.indptr, cuts[1:], side="right") - 1)
-        rows = np.concatenate([[0], np.clip(ends[:-1], 0, b.nrows), [b.nrows]])
-        arrays = (b.data, kinds.b, part.data), (b.indices, kinds.index, part.indices)
-        locked = [array.dtype == dtype and self.is_locked(array) for array, dtype, _ in arrays]
-        send = functools.partial(self._send_piece_of_b, b, part, self._b_memory.ptr, kinds, locked)
-        between = list(itertools.pairwise(rows.tolist()))
-        few = len(cuts) == 2
-        senders, lookers = (0 if few else max(1, int(share * cores())) for share in (SEND_SHARE, LOOK_SHARE))
-        looks = [functools.partial(greatest_column, b.indptr, b.indices, b.ncols, *some) for some in between if look]
-        sends = [
-            functools.partial(send, *piece) for piece in zip(itertools.pairwise(cuts.tolist()), between, strict=True)
-        ]
-        # One thread sends what it need not copy: others would make it wait for its turn.
-        sent = _in_order(sends, min(senders, 1) if all(locked) else senders, "send")
-        return Arrival(rows[1:], sent, _in_order(looks, lookers, "look"), self.arrival.stream)
-
-    def _send_piece_of_b(
-        self, b: CSR, part: Part, to: int, kinds: Kinds, locked: list[bool], entries: tuple[int, int],
-        rows: tuple[int, int],
-    ) -> Any:  # fmt: skip
-        """Send entries of B, and the offsets of rows that end among them; return the event of their arrival."""
-        self._number.use()
-        (first, last), (low, high) = entries, rows
-        self._send(b.data[first:last], kinds.b, to + part.data + first * kinds.b.itemsize, locked[0])
-        self._send(b.indices[first:last], kinds.index, to + part.indices + first * kinds.index.itemsize, locked[1])
-        self._send(b.indptr[low : high + 1], kinds.pointer, to + part.indptr + low * kinds.pointer.itemsize, False)
-        return self.up.record()
-
-    def finish(self) -> None:
-        """Wait until nothing of B is on its way any more."""
-        wait((*self.arrival.pieces, *self.arrival.looks))
-        self.up.synchronize()
-        self.flying.clear()
-
-    def b_for(self, staged: Staged, stream: Any) -> CSR:
-        """Return B; have a stream wait for what a block asks for of it, for all where that is not known."""
-        assert self.b is not None
-        arrival = self.arrival
-        if staged.inside is None:
-            arrival.wait_for_all()
-        else:
-            arrival.wait_for_rows(staged.inside, staged.inside + staged.stop - staged.start, staged.low)
-        if arrival.looks:
-            self.b_is_sound = arrival.is_sound  # else the GPU says what is wrong
-        stream.wait_event(arrival.stream.record())
-        return self.b
-
     def inside(self, start: int, stop: int) -> tuple[int, int]:
         """Return where the entries of rows of the B that is kept begin and end."""
         assert self._kept is not None
         return int(self._kept[0].indptr[start]), int(self._kept[0].indptr[stop])
 
-    def _send(self, array: Any, dtype: np.dtype[Any], target: int, locked: bool) -> None:
-        """Send an array as a dtype to an address: as it is where it is locked, else by way of page-locked memory."""
-        runtime, stream = self.cupy.cuda.runtime, self.up
-        if locked:
-            runtime.memcpyAsync(target, array.ctypes.data, array.nbytes, runtime.memcpyHostToDevice, stream.ptr)
-            return
-        step = PIECE // dtype.itemsize
-        for first in range(0, len(array), step):
-            self._send_by_way(array[first : first + step], dtype, target + first * dtype.itemsize)
+    def _send(self, *arrays: tuple[Any, np.dtype[Any], int]) -> None:
+        """Copy arrays, each as a dtype to an address; they are still on their way after it.
 
-    def _send_by_way(self, values: Any, dtype: np.dtype[Any], target: int) -> None:
-        """Send an array by way of page-locked memory, of which only so much is on its way at a time.
-
-        Nobody waits for a copy of his own: a core that did would be kept from other copies.
+        Those that are not in page-locked memory go by way of such, which threads fill; each sends what it has filled.
         """
         runtime, stream = self.cupy.cuda.runtime, self.up
-        if len(self.flying) >= min(2 * cores(), self.ahead // PIECE):
-            self._wait_for_the_first()
-        size = len(values) * dtype.itemsize
-        memory = pinned(PIECE if size > SHORT_PIECE else SHORT_PIECE)  # few sizes
-        piece = array_at(memory, 0, len(values), dtype)
-        piece[:] = values
-        runtime.memcpyAsync(target, piece.ctypes.data, piece.nbytes, runtime.memcpyHostToDevice, stream.ptr)
-        self.flying.append((stream.record(), memory))
+        pieces: list[tuple[Any, np.dtype[Any], int]] = []
+        for array, dtype, target in arrays:
+            if array.dtype == dtype and self.is_locked(array):
+                runtime.memcpyAsync(target, array.ctypes.data, array.nbytes, runtime.memcpyHostToDevice, stream.ptr)
+                continue
+            step = PIECE // dtype.itemsize
+            pieces.extend(
+                (array[first : first + step], dtype, target + first * dtype.itemsize)
+                for first in range(0, len(array), step)
+            )
+        threads = min(len(pieces), cores())
+        if threads < 2:
+            self._send_pieces(pieces)
+            return
+        submit = pool(cores(), "send").submit
+        jobs = [submit(self._send_pieces, pieces[first::threads]) for first in range(threads)]
+        wait(jobs)
+        for job in jobs:
+            job.result()
 
-    def _wait_for_the_first(self) -> None:
-        """Wait for the copy that was asked for first; its memory goes back then, and no sooner."""
-        with contextlib.suppress(IndexError):  # other threads wait for all there are
-            event, memory = self.flying.popleft()
-            event.synchronize()
-            del memory
+    def _send_pieces(self, pieces: list[tuple[Any, np.dtype[Any], int]]) -> None:
+        """Copy pieces by way of page-locked memory: one is filled while the one before is on its way."""
+        runtime, stream = self.cupy.cuda.runtime, self.up
+        self._number.use()
+        flying: collections.deque[tuple[Any, Bytes]] = collections.deque()
+        for values, dtype, target in pieces:
+            if len(flying) < 2:
+                memory = pinned(PIECE)
+            else:
+                event, memory = flying.popleft()
+                event.synchronize()
+            piece = array_at(memory, 0, len(values), dtype)
+            piece[:] = values
+            runtime.memcpyAsync(target, piece.ctypes.data, piece.nbytes, runtime.memcpyHostToDevice, stream.ptr)
+            flying.append((stream.record(), memory))
+        self._sending.extend(flying)
+
+    def let_go(self) -> None:
+        """Let go of the page-locked memory that copies have read."""
+        self._sending = [each for each in self._sending if not each[0].done]
 
     def note(self, arrays: Iterable[Any], /) -> None:
         """Take note of a product that reads arrays: the second finds them locked."""
@@ -721,37 +622,6 @@ def _with_sizes(m: CSR) -> BSR:
     """Return a matrix whose values are blocks as what it is."""
     _, r, s = m.data.shape
     return BSR(m.indptr, m.indices, m.data, (m.nrows * r, m.ncols * s))
-
-
-def _cuts(nnz: int, itemsize: int) -> npt.NDArray[np.int64]:
-    """Return where the pieces of a B of so many entries begin, and where the last one ends."""
-    first, most = max(1, FIRST_PIECE // itemsize), max(PIECE // itemsize, -(-nnz // MOST_PIECES), 1)
-    if nnz <= 4 * first:
-        return np.array([0, nnz])
-    ends = np.cumsum(np.minimum(most, first * 2.0 ** np.arange(MOST_PIECES + 64)).astype(np.int64))
-    return np.concatenate([[0], ends[ends < nnz], [nnz]])
-
-
-def _in_order(calls: Sequence[Callable[[], Any]], threads: int, task: str) -> list[Future[Any]]:
-    """Have threads call functions, the first ones first; with none, call them at once.
-
-    Each thread takes one after the other: to be woken for each would take longer than many of the calls.
-    """
-    if not threads:
-        return [now(call) for call in calls]
-    futures: list[Future[Any]] = [Future() for _ in calls]
-    left = iter(list(zip(futures, calls, strict=True)))
-
-    def work() -> None:
-        for future, call in left:
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
-
-    for _ in range(min(threads, len(calls))):
-        pool(threads, task).submit(work)
-    return futures
 
 
 def _is_same(b: CSR, other: CSR) -> bool:

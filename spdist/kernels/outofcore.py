@@ -9,9 +9,8 @@ C of a third comes back, so that both directions of the bus are busy while the G
     slot 1               upload ─▶ count, multiply ─▶ download
     slot 2                         upload ─▶ ...
 
-B stays on the GPU where it fits beside the slots; the first blocks of an A that lies in it wait for no more of it than
-they ask for. Else each block brings its rows of B: all from the first to the last where they lie side by side, else
-each that it asks for, once.
+B stays on the GPU where it fits beside the slots. Else each block brings its rows of B: all from the first to the last
+where they lie side by side, else each that it asks for, once.
 
 References
 ----------
@@ -158,14 +157,8 @@ class Device(Host, Protocol):
     def begin(self, options: Options, reduction: Reduction | None, shape: tuple[int, int], dtype: Any) -> int:
         """Take what blocks are to be made into; return the bytes of the device that this takes besides B and slots."""
 
-    def keep(self, b: CSR | None, kinds: Kinds, look: bool = False) -> bool:
-        """Keep B on the device for the blocks to come, or nothing; return whether B is there, or on its way.
-
-        Where the device is to `look` at B, blocks that lie in it need not wait for all of it.
-        """
-
-    def finish(self) -> None:
-        """Wait until nothing of B is on its way any more: the caller may change it."""
+    def keep(self, b: CSR | None, kinds: Kinds) -> bool:
+        """Keep B on the device for the blocks to come, or nothing; return whether B is there."""
 
     def take_sums(self) -> Part:
         """Return the sums of the columns of all blocks."""
@@ -305,7 +298,6 @@ class Run:
         self.stager: Any = None
         self.alone = False
         self.per_entry, self.kept, self.sampled = 0.0, 1.0, 0.0
-        self.told = bool(self.learnt.c_ratio)  # or a block was multiplied
         self.parts: list[Part] = []
 
     def _begin(self) -> int:
@@ -438,8 +430,7 @@ class Run:
         if self.stager is not None:
             self.stager.close()
         errors = []
-        jobs = [job.result for some in self.finishing for job in some]
-        for wait_for in (*(slot.wait for slot in self.slots), *jobs, self.device.finish):
+        for wait_for in [slot.wait for slot in self.slots] + [job.result for jobs in self.finishing for job in jobs]:
             try:
                 wait_for()
             except Exception as error:
@@ -449,7 +440,7 @@ class Run:
     def _settle(self) -> None:
         """Take the device's memory: for slots, and for B if it stays there."""
         self._take_slots(min(self.pairs, PAIRS_UNSENT) if self._nothing_is_sent else self.pairs)
-        if self.resident and self.device.keep(self.b, self.kinds, self._is_learnt_on_the_way):
+        if self.resident and self.device.keep(self.b, self.kinds):
             return
         if self.resident:  # but another program has the room
             self.resident = False
@@ -506,7 +497,6 @@ class Run:
     def _learn(self, staged: Staged, slot: Any, meanwhile: Callable[[], None] | None = None) -> int:
         """Multiply a block that was sent, take what it came to, and return the entries that are kept."""
         nnz: int = slot.multiply(meanwhile)
-        self.told = True
         self.cutter.learn(staged, slot.held)
         if staged.products:
             self.kept = nnz / (staged.products * self._share(staged.start, staged.stop))
@@ -588,8 +578,6 @@ class Run:
     def _meanwhile(self) -> None:
         """Do what else there is to do while the device multiplies."""
         self._depart()
-        if self._nothing_is_sent and not self.told:
-            return  # the next block is cut at once, and better by what the first comes to
         prepared = self.stager.is_ready or self.stager.is_brief  # else the device might wait for what is not
         if prepared and len(self.slots) > 1:  # and not multiplied in the only one
             self._send_ahead()
@@ -650,8 +638,7 @@ class Run:
                               flight.staged.nbytes))  # fmt: skip
             if flight.filled:
                 jobs = [functools.partial(self.result.shift, *flight.filled), *flight.slot.take_work()]
-                is_last = not self.flying and len(jobs) == 1  # nothing else is to be done meanwhile
-                submit = now if self.alone or is_last else pool(cores(), "finish").submit
+                submit = now if self.alone else pool(cores(), "finish").submit
                 self.finishing.append([submit(job) for job in jobs])
                 self._finish(PAIRS)  # else C would come back faster than it is unpacked
             if flight.reduced and self.reduction != "column_sums":

@@ -114,27 +114,6 @@ def survey(indptr: Any, indices: Any) -> Any:
 
 
 @compiled
-def greatest_column(indptr: Any, indices: Any, ncols: Any, start: Any, stop: Any) -> Any:
-    """Return the greatest column of rows [start, stop), -1 of none; -2 if they are not canonical, or reach out of B."""
-    most = np.int64(-1)
-    end = indptr[start]
-    if end < 0:
-        return np.int64(-2)
-    for row in range(start, stop):
-        begin, end = end, indptr[row + 1]
-        if end < begin or end > len(indices):
-            return np.int64(-2)
-        before = np.int64(-1)
-        for at in range(begin, end):
-            column = np.int64(indices[at])
-            if column <= before:
-                return np.int64(-2)
-            before = column
-        most = max(most, before)
-    return most if most < ncols else np.int64(-2)
-
-
-@compiled
 def count_products(
     a: Any, b_indptr: Any, start: Any, stop: Any, entry_bytes: Any, product_bytes: Any, ends: Any
 ) -> Any:

@@ -169,10 +169,7 @@ class HostDevice:
     def take_sums(self) -> Part:
         return together("column_sums", self.parts)
 
-    def finish(self) -> None:
-        pass
-
-    def keep(self, b: CSR | None, kinds: Kinds, look: bool = False) -> bool:
+    def keep(self, b: CSR | None, kinds: Kinds) -> bool:
         self.b, self.kinds = b, kinds
         return b is not None
 

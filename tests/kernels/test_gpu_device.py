@@ -5,15 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import itertools
 import math
-import queue
 import sys
-import threading
-import time
-import weakref
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,19 +19,19 @@ from spdist.bsr import BSR, from_rows
 from spdist.csr import CSR, from_scipy
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels import answers_gpu, bsr_cpu, cpu, device_blocks, gpu, gpu_device, outofcore, packing, pinned
-from spdist.kernels.device_blocks import Kinds, Part, Staged, Within
+from spdist.kernels.device_blocks import Kinds, Within
 from spdist.kernels.gpu_device import Gpu
 from spdist.kernels.options import Epilogue, Options
 from spdist.kernels.reductions import REDUCTIONS, Histogram, reduce_product, result
 from spdist.kernels.semirings import PLUS_TIMES, SEMIRINGS, Semiring
 from tests.conftest import random_matrix
-from tests.kernels import answers_twin, host_cupy, late_cupy, packing_twin
+from tests.kernels import answers_twin, host_cupy, packing_twin
 from tests.kernels.test_bsr_cpu import assert_is_block_product, block_matrix
 
 KINDS = Kinds(*map(np.dtype, ("f8", "i4", "i4", "f8", "f8")))
 
 
-LOCKED: set[int] | range = set()
+LOCKED: set[int] = set()
 """Host memory that is page-locked."""
 
 
@@ -48,7 +42,7 @@ class Memory:
     most = 0
 
     def __init__(self, size: int) -> None:
-        self.bytes, self.size = np.zeros(size, np.uint8), size
+        self.bytes, self.size = np.empty(size, np.uint8), size
         Memory.held += size
         Memory.most = max(Memory.most, Memory.held)
 
@@ -94,11 +88,6 @@ class Event:
 
 class Stream(host_cupy.Stream):
     """A stream that is done at once; it waits for what was recorded only."""
-
-    def record(self) -> Event:
-        event = Event()
-        event.record(self)
-        return event
 
     def wait_event(self, event: Event) -> None:
         assert event.recorded
@@ -264,18 +253,32 @@ def test_b_is_looked_at_until_a_block_has_entries(device, multiplies, monkeypatc
     """Nothing is asked of B for rows without any."""
     m = random_matrix(3000, 3000, 6.0, 3).tolil()
     m[:1500] = 0
-    (a, b), trusted, multiply = (from_scipy(m.tocsr()) for _ in range(2)), [], gpu.multiply
+    a, trusted, multiply = from_scipy(m.tocsr()), [], gpu.multiply
 
     def noting(x, y, **known):
         trusted.append((x.nnz, known["sound_b"]))
         return multiply(x, y, **known)
 
     monkeypatch.setattr(gpu, "multiply", noting)
-    device.memory_limit = 1 << 22
-    assert outofcore.multiply(a, b, device).nnz == cpu.multiply(a, b).nnz
+    device.memory_limit = 1 << 20
+    assert outofcore.multiply(a, a, device).nnz == cpu.multiply(a, a).nnz
     first = next(number for number, (entries, _) in enumerate(trusted) if entries)
+    assert first > 0
     assert not any(sound for _, sound in trusted[: first + 1])
     assert all(sound for _, sound in trusted[first + 1 :])
+
+
+def test_memory_is_kept_until_copies_have_read_it(device, multiplies, monkeypatch):
+    """A B in ordinary memory is still on its way when `keep` returns."""
+    b = from_scipy(random_matrix(800, 800, 6.0, 3))
+    monkeypatch.setattr(Stream, "done", False)
+    device.keep(b, device_blocks.kinds_of(b, b))
+    assert len(device._sending) == 3  # values, columns, offsets
+    device.let_go()
+    assert len(device._sending) == 3
+    monkeypatch.setattr(Stream, "done", True)
+    assert outofcore.multiply(b, b, device).nnz == cpu.multiply(b, b).nnz
+    assert not device._sending
 
 
 N = 500
@@ -408,234 +411,19 @@ def test_slots_and_b_fit_the_limit_in_any_order(device):
     assert Memory.most <= 1 << 20
 
 
-@pytest.mark.parametrize("look", [False, True])
-def test_a_stream_waits_for_the_pieces_of_b_that_a_block_asks_for(device, monkeypatch, look):
-    """Pieces arrive as late as they may; nobody looked: all of them are waited for."""
-    b, runtime = banded(3000), device.cupy.cuda.runtime
-    monkeypatch.setattr(runtime, "memcpyAsync", late_cupy.copy)
-    monkeypatch.setattr(gpu_device, "PIECE", 1 << 11)
-    monkeypatch.setattr(gpu_device, "FIRST_PIECE", 1 << 9)
-    monkeypatch.setattr(gpu_device, "cores", lambda: 1000)  # else passages are waited for
-    device.up, device.arrival.stream, mine = (late_cupy.Stream() for _ in range(3))
-    device.slots(2, 1 << 18, 1 << 19)
-    monkeypatch.setattr(gpu_device, "pool", lambda count, task="": SimpleNamespace(submit=device_blocks.now))
-    assert device.keep(b, KINDS, look)
-    staged = Staged(0, 50, 1, [], Part(50, 3000, 0, KINDS.a, 0, 0, 0, 0), None, 0.0, inside=100)
-    slot = device._slots[0]
-    slot.stream, slot.begun, slot.ended = mine, *({name: late_cupy.Event() for name in slot.ended} for _ in range(2))
-    slot.upload(staged)
-    slot._begin("multiply", mine, "upload")
-    there = device.b_for(staged, mine)
-    assert not any(np.any(x) for x in (there.indptr, there.indices, there.data))
-    mine.synchronize()
-    entries = slice(0, int(b.indptr[152]))
-    assert_array_equal(there.indptr[:153], b.indptr[:153])
-    assert_array_equal(there.indices[entries], b.indices[entries])
-    assert_array_equal(there.data[entries], b.data[entries])
-    assert np.any(there.data[int(b.indptr[2000]) :]) != look
-    device.finish()
-    assert_array_equal(there.data, b.data)
-    assert not device.flying
-
-
-def test_memory_goes_back_when_its_copy_has_ended(device):
-    memory, seen = np.zeros(8, np.uint8), []
-    alive = weakref.ref(memory)
-    device.flying.append((SimpleNamespace(synchronize=lambda: seen.append(alive() is not None)), memory))
-    del memory
-    device._wait_for_the_first()
-    assert seen == [True]
-    assert alive() is None
-    device._wait_for_the_first()  # there is none
-
-
-class Bus:
-    """A stream whose copies a thread makes, one after the other, slower than others ask for them."""
-
-    def __init__(self) -> None:
-        self.given: queue.SimpleQueue = queue.SimpleQueue()
-        threading.Thread(target=lambda: [call() for call in iter(self.given.get, None)], daemon=True).start()
-
-    @property
-    def ptr(self) -> Bus:
-        return self
-
-    def copy(self, target: int, source: int, size: int) -> None:
-        self.given.put(lambda: (time.sleep(0.0005), ctypes.memmove(target, source, size)))
-
-    def record(self) -> SimpleNamespace:
-        done = threading.Event()
-        self.given.put(done.set)
-        return SimpleNamespace(synchronize=done.wait, recorded=True)
-
-    def synchronize(self) -> None:
-        self.record().synchronize()
-
-
-def test_passages_are_used_again_when_they_are_free(device, monkeypatch):
-    """Threads copy B to them more quickly than the bus copies it on; memory comes from a real pool."""
-    monkeypatch.setattr(device.cupy.cuda.runtime, "memcpyAsync", lambda to, at, size, kind, bus: bus.copy(to, at, size))
-    monkeypatch.setattr(pinned, "_lock", lambda size: np.zeros(size, np.uint8))
-    pool = pinned.Pool()
-    monkeypatch.setattr(gpu_device, "pinned", lambda size: pool.take(pinned.pinned_bytes(size))[:size])
-    for name, value in (("cores", lambda: 8), ("PIECE", 1 << 13), ("SHORT_PIECE", 1 << 10), ("FIRST_PIECE", 1 << 11)):
-        monkeypatch.setattr(gpu_device, name, value)
-    device.up, device.memory_limit = Bus(), 1 << 26
-    n, k = 20_000, 20
-    values = np.random.default_rng(1).random(n * k)
-    b = CSR(np.arange(n + 1, dtype=np.int64) * k, np.tile(np.arange(k, dtype=np.int32), n), values, (n, n))
-    device.slots(2, 1 << 18, 1 << 23)
-    assert device.keep(b, KINDS)
-    device.finish()
-    device.up.given.put(None)
-    for name in ("indptr", "indices", "data"):
-        assert_array_equal(getattr(device.b, name), getattr(b, name))
-    assert pool.held <= (2 * 8 + 8) * pinned.pinned_bytes(1 << 13)  # on their way, and one for each thread
-
-
-@pytest.mark.parametrize("locked", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("locked", [(0, -1), (0,), (-1,), ()])
 def test_locked_b_is_copied_from_where_it_is(device, monkeypatch, locked):
-    """If it is locked whole."""
+    """Only if all of it is locked."""
     b, sizes = from_scipy(random_matrix(900, 900, 20.0, 1)), []
-    first, size = b.data.ctypes.data, b.data.nbytes
-    monkeypatch.setattr(sys.modules[__name__], "LOCKED", range(first, first + int(locked * size)))
+    bytes_ = b.data.view(np.uint8)
+    monkeypatch.setattr(sys.modules[__name__], "LOCKED", {bytes_[end:].ctypes.data for end in locked})
     monkeypatch.setattr(gpu_device, "PIECE", 1 << 12)
-    monkeypatch.setattr(gpu_device, "FIRST_PIECE", 1 << 10)
     copy = device.cupy.cuda.runtime.memcpyAsync
-    from_there = range(first, first + size)
-    device.cupy.cuda.runtime.memcpyAsync = lambda *args: sizes.append(args[2] * (args[1] in from_there)) or copy(*args)
+    device.cupy.cuda.runtime.memcpyAsync = lambda *args: sizes.append(args[2]) or copy(*args)
     device.slots(2, 1 << 18, 1 << 19)
     assert device.keep(b, KINDS)
-    device.arrival.wait_for_all()
     assert_array_equal(device.b.data, b.data)
-    assert sum(sizes) == size * (locked == 1)
-
-
-def late_pieces(monkeypatch, device, before=lambda number: time.sleep(0.002)):
-    """Have pieces of B come one after the other, each once `before` has returned; they have some rows each."""
-    send, numbers = device._send_piece_of_b, itertools.count()
-
-    def late(*args):
-        before(next(numbers))
-        return send(*args)
-
-    monkeypatch.setattr(device, "_send_piece_of_b", late)
-    monkeypatch.setattr(gpu_device, "PIECE", 1 << 11)
-    monkeypatch.setattr(gpu_device, "FIRST_PIECE", 1 << 9)
-    pools = {task: ThreadPoolExecutor(1) for task in ("send", "look")}
-    monkeypatch.setattr(gpu_device, "pool", lambda count, task: pools[task])
-
-
-def banded(n: int) -> CSR:
-    """Return a matrix of five diagonals, with rows of nothing and one that is longer than a piece of B."""
-    m = sp.lil_matrix(
-        sp.diags_array([np.random.default_rng(k).random(n) for k in range(5)], offsets=range(-2, 3), shape=(n, n))
-    )
-    m[n // 3 : n // 3 + 40] = 0
-    m[n // 2, n // 2 - 150 : n // 2 + 150] = 1.5
-    return from_scipy(sp.csr_matrix(m))
-
-
-@pytest.mark.parametrize("make", [banded, lambda n: from_scipy(random_matrix(n, n, 6.0, 3))], ids=["banded", "random"])
-def test_blocks_wait_for_the_rows_of_b_that_they_ask_for(device, multiplies, monkeypatch, make):
-    """Memory that nothing has been sent to yet is zero, which would be noticed."""
-    a = make(3000)
-    device.memory_limit = 1 << 21
-    late_pieces(monkeypatch, device)
-    c, d = outofcore.multiply(a, a, device), cpu.multiply(a, a, engine="scipy")
-    for x, y in ((c.indptr, d.indptr), (c.indices, d.indices)):
-        assert_array_equal(x, y)
-    np.testing.assert_allclose(c.data, d.data, rtol=1e-14)
-
-
-def test_rows_inside_b_wait_for_theirs(device, multiplies, monkeypatch):
-    """A's columns are B's less some; other rows of B come before and after."""
-    whole, row, low = banded(3000), 900, 7
-    b = CSR(whole.indptr, whole.indices + low, whole.data, (3000, 3000 + low))
-    a = whole.rows(row, row + 1200)
-    device.memory_limit = 1 << 21
-    late_pieces(monkeypatch, device)
-    c, d = outofcore.multiply_rows(a, b, 0, None, device, within=Within(row, low)), cpu.multiply(a, b, engine="scipy")
-    for x, y in ((c.indptr, d.indptr), (c.indices, d.indices)):
-        assert_array_equal(x, y)
-    np.testing.assert_allclose(c.data, d.data, rtol=1e-14)
-    assert device.arrival.looks
-
-
-def test_first_blocks_do_not_wait_for_all_of_b(device, multiplies, monkeypatch):
-    a, multiplied, multiply = banded(3000), threading.Event(), gpu.multiply
-    device.memory_limit = 1 << 21
-
-    def noted(*args, **known):
-        multiplied.set()
-        return multiply(*args, **known)
-
-    monkeypatch.setattr(gpu, "multiply", noted)
-    waited = []
-    late_pieces(monkeypatch, device, lambda number: waited.append(multiplied.wait(20)) if number > 30 else None)
-    assert outofcore.multiply(a, a, device).nnz == cpu.multiply(a, a).nnz
-    assert len(waited) > 10
-    assert all(waited)
-
-
-def test_rows_of_b_that_are_not_sound_are_left_to_the_device(device, multiplies, monkeypatch):
-    """It looks at all of B, as at a B that nobody has looked at, and says what is wrong."""
-    a, trusted, multiply = banded(3000), [], gpu.multiply
-    wrong = int(a.indptr[2000])
-    a.indices[wrong : wrong + 2] = a.indices[wrong : wrong + 2][::-1].copy()
-
-    def noting(x, y, **known):
-        trusted.append(known["sound_b"])
-        if not known["sound_b"]:
-            assert device.arrival.sent == len(device.arrival.pieces)
-            raise MatrixError("a row is not sorted")
-        return multiply(x, y, **known)
-
-    monkeypatch.setattr(gpu, "multiply", noting)
-    device.memory_limit = 1 << 21
-    late_pieces(monkeypatch, device)
-    with pytest.raises(MatrixError, match="not sorted"):
-        outofcore.multiply(a, a, device)
-    assert trusted[0]
-    assert not trusted[-1]
-
-
-@pytest.mark.parametrize("look", [False, True])
-@pytest.mark.parametrize("offsets", ["none", "late", "falling", "beyond"])
-def test_any_offsets_of_b_are_sent_as_they_are(device, monkeypatch, offsets, look):
-    """The device says what is wrong with them."""
-    b = banded(900)
-    if offsets == "none":
-        b = CSR(np.zeros(901, np.int64), b.indices[:0], b.data[:0], b.shape)
-    elif offsets == "late":
-        b.indptr[:300] = b.indptr[300]
-    elif offsets == "falling":
-        b.indptr[100:200] = b.indptr[100:200][::-1].copy()
-    else:
-        b.indptr[500] = b.nnz + 9
-    monkeypatch.setattr(gpu_device, "PIECE", 1 << 10)
-    monkeypatch.setattr(gpu_device, "FIRST_PIECE", 1 << 8)
-    device.slots(2, 1 << 18, 1 << 19)
-    assert device.keep(b, KINDS, look)
-    device.arrival.wait_for_all()
-    for name in ("indptr", "indices", "data"):
-        assert_array_equal(getattr(device.b, name), getattr(b, name))
-    assert device.arrival.is_sound == (look and offsets not in ("falling", "beyond"))
-
-
-def test_a_b_that_could_not_be_sent_is_sent_again(device, multiplies, monkeypatch):
-    a, failing = banded(3000), [True]
-    device.memory_limit = 1 << 21
-
-    def fail(number):
-        if number > 20 and failing:
-            failing.pop()
-            raise RuntimeError("the bus")
-
-    late_pieces(monkeypatch, device, fail)
-    with pytest.raises(RuntimeError, match="the bus"):
-        outofcore.multiply(a, a, device)
-    assert outofcore.multiply(a, a, device).nnz == cpu.multiply(a, a).nnz
+    assert (b.data.nbytes in sizes) == (len(locked) == 2)
 
 
 def test_locked_operands_are_sent_from_where_they_are(device, multiplies, monkeypatch):
