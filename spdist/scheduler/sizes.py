@@ -909,9 +909,9 @@ class _Draft:
         return min(plan, single, key=lambda made: made.seconds(1))
 
     def _tapered(self, rows: Int64Array, budget: int) -> Int64Array:
-        """Join blocks that a GPU only reduces, ever fewer towards the end, so that all GPUs end at about one time.
+        """Join blocks that a GPU only reduces, into ever smaller ones, so that all GPUs end at about one time.
 
-        It has nothing to do from the end of one to the beginning of the next.
+        A GPU has nothing to do from the end of a block to the beginning of the next.
         """
         if self.stored or self.engine != "cuda" or not self.resident or self.grid is not None:
             return rows
