@@ -31,10 +31,10 @@ import suite
 from fused import documents, in_turn
 
 import spdist
-from spdist.csr import CSR, from_scipy
-from spdist.kernels import outofcore
-from spdist.kernels.options import Options
+from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import SEMIRINGS
+from spdist.kernels.streaming import pipeline
+from spdist.matrices.csr import CSR, from_scipy
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 PEERS = ("sparse_dot_topn", "networkx", "pyamg")
@@ -247,21 +247,21 @@ def synchronous(run: Callable[[], Any]) -> Callable[[], None]:
 
 def kernels(a: CSR, b: CSR) -> Callable[[], None]:
     """Return the product of matrices that are on the GPU, left there."""
-    from spdist.kernels import gpu
+    from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 
     left, right = on_device(a), on_device(b)
-    return synchronous(lambda: gpu.multiply(left, right))
+    return synchronous(lambda: rowwise_gpu.multiply(left, right))
 
 
 def compile_ahead(names: dict[str, Any]) -> None:
     """Compile the kernels of semirings side by side."""
-    from spdist.kernels import gpu
+    from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda name: gpu.compile_kernels(np.dtype(names[name]), 1 << 16, SEMIRINGS[name]), names))
+        list(pool.map(lambda name: rowwise_gpu.compile_kernels(np.dtype(names[name]), 1 << 16, SEMIRINGS[name]), names))
 
 
-def check_rows(a: CSR, b: CSR, c: CSR, options: Options) -> None:
+def check_rows(a: CSR, b: CSR, c: CSR, options: ProductSpec) -> None:
     """Compare the values that are kept of some rows with SciPy's."""
     assert options.top_n is not None
     for row in np.linspace(0, a.nrows - 1, 50).astype(int):
@@ -274,7 +274,7 @@ def check_rows(a: CSR, b: CSR, c: CSR, options: Options) -> None:
 
 def gpu_top_n(quick: bool, threads: int, repeats: int) -> list[Row]:
     """Time cosine similarities, the best 10 of each row from a threshold on, as `similarity` and fused.py have them."""
-    from spdist.kernels.gpu_device import Gpu
+    from spdist.kernels.streaming.gpu_device import Gpu
 
     m = sp.csr_array(sp.load_npz(DATA / "human_gene_GO.npz"))[: 300 if quick else None]
     unit = sp.csr_matrix(m / np.sqrt(m.power(2).sum(axis=1))[:, None])
@@ -288,11 +288,11 @@ def gpu_top_n(quick: bool, threads: int, repeats: int) -> list[Row]:
     rows = []
     for case, (a, threshold) in cases.items():
         b, device = from_scipy(a.to_scipy().T), Gpu()
-        options = Options(top_n=10, threshold=threshold)
-        make = functools.partial(outofcore.multiply, a, b, device)
-        runs: dict[str, Callable[[], Any]] = {"spdist": lambda make=make, options=options: make(options=options)}
+        options = ProductSpec(top_n=10, threshold=threshold)
+        make = functools.partial(pipeline.multiply, a, b, device)
+        runs: dict[str, Callable[[], Any]] = {"spdist": lambda make=make, options=options: make(spec=options)}
         check_rows(a, b, runs["spdist"](), options)
-        entries = int(outofcore.reduce(a, b, "nnz", device).values[0])
+        entries = int(pipeline.reduce(a, b, "nnz", device).values[0])
         if entries <= WHOLE:
             runs |= {"whole": make, "kernels": kernels(a, b)}
         rows.append({"case": case, "entries": entries, "seconds": in_turn(min(repeats, 3), **runs)})
@@ -301,7 +301,7 @@ def gpu_top_n(quick: bool, threads: int, repeats: int) -> list[Row]:
 
 def gpu_reductions(quick: bool, threads: int, repeats: int) -> list[Row]:
     """Time reductions of a product whose operands are in host memory beside its kernels alone."""
-    from spdist.kernels.gpu_device import Gpu
+    from spdist.kernels.streaming.gpu_device import Gpu
 
     cases = {"rmat 8 x 8": matrices.rmat(8, 8)} if quick else {
         "rmat 17 x 8": matrices.rmat(17, 8), "27-point 80^3": matrices.poisson(27, 80),
@@ -311,14 +311,14 @@ def gpu_reductions(quick: bool, threads: int, repeats: int) -> list[Row]:
         device = Gpu()
         alone = in_turn(repeats, kernels=kernels(a, a))
         for what in ("frobenius", "trace", "row_nnz"):
-            run = functools.partial(outofcore.reduce, a, a, what, device)
+            run = functools.partial(pipeline.reduce, a, a, what, device)
             rows.append({"case": f"{case}, {what}", "seconds": in_turn(repeats, spdist=run) | alone})
     return rows
 
 
 def gpu_semirings(quick: bool, threads: int, repeats: int) -> list[Row]:
     """Time products on the device over semirings, beside plus and times."""
-    from spdist.kernels import gpu
+    from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 
     cases = {"rmat 8 x 8": matrices.rmat(8, 8)} if quick else {
         "rmat 17 x 8": matrices.rmat(17, 8), "erdos-renyi 500k x 8": matrices.erdos_renyi(500_000, 8),
@@ -330,7 +330,7 @@ def gpu_semirings(quick: bool, threads: int, repeats: int) -> list[Row]:
         plain: dict[str, float] = {}
         for name, dtype in RINGS.items():
             m = on_device(a, dtype)
-            run = synchronous(lambda m=m, name=name: gpu.multiply(m, m, semiring=SEMIRINGS[name]))
+            run = synchronous(lambda m=m, name=name: rowwise_gpu.multiply(m, m, semiring=SEMIRINGS[name]))
             seconds = in_turn(repeats, spdist=run)
             plain = plain or {"plus_times": seconds["spdist"]}
             rows.append({"case": f"{case}, {name}", "seconds": seconds | plain})
@@ -347,18 +347,18 @@ def cusparse(*factors: CSR) -> Callable[[], Any]:
 
 def gpu_galerkin(quick: bool, threads: int, repeats: int) -> list[Row]:
     """Time R (A P) on the device with the structures of both products known, beside cuSPARSE's two products."""
-    from spdist.kernels import gpu
+    from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 
     rows = []
     for side in [9] if quick else [63, 96]:
         a, p = suite.galerkin(side, seed=28)
         r = from_scipy(sp.csr_matrix(p.to_scipy().T))
         left, middle, right = (on_device(m) for m in (r, a, p))
-        first = gpu.symbolic(middle, right)
-        second = gpu.symbolic(left, gpu.numeric(first, middle, right))
+        first = rowwise_gpu.symbolic(middle, right)
+        second = rowwise_gpu.symbolic(left, rowwise_gpu.numeric(first, middle, right))
 
         def again(left=left, middle=middle, right=right, first=first, second=second) -> CSR:
-            return gpu.numeric(second, left, gpu.numeric(first, middle, right))
+            return rowwise_gpu.numeric(second, left, rowwise_gpu.numeric(first, middle, right))
 
         x = np.random.default_rng(1).uniform(-1, 1, p.ncols)
         expected = r.to_scipy() @ (a.to_scipy() @ (p.to_scipy() @ x))

@@ -28,9 +28,11 @@ import scipy.sparse as sp  # noqa: E402
 import suite  # noqa: E402
 
 import spdist  # noqa: E402
-from spdist.bsr import BSR, entries  # noqa: E402
-from spdist.csr import CSR, Int64Array, from_scipy  # noqa: E402
-from spdist.kernels import bsr_cpu, cpu, gpu  # noqa: E402
+from spdist.kernels.bsr import multiply_cpu as bsr_cpu  # noqa: E402
+from spdist.kernels.cpu import multiply as cpu  # noqa: E402
+from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu  # noqa: E402
+from spdist.matrices.bsr import BSR, entries  # noqa: E402
+from spdist.matrices.csr import CSR, Int64Array, from_scipy  # noqa: E402
 
 STORED = ("email-Enron", "ca-CondMat", "pwt")
 SIDES = (2, 3, 4, 6, 8, 16)
@@ -82,7 +84,7 @@ def offsets_of_c(pattern: CSR, on_gpu: bool) -> Int64Array:
     import cupy
 
     ones = CSR(*map(cupy.asarray, (ones.indptr.astype(np.int32), ones.indices, ones.data)), ones.shape)
-    return gpu.multiply(ones, ones).indptr.get().astype(np.int64)
+    return rowwise_gpu.multiply(ones, ones).indptr.get().astype(np.int64)
 
 
 def filled(pattern: CSR, side: int, xp: Any = np) -> BSR:
@@ -150,7 +152,7 @@ def by_entries(a: BSR, ours: float) -> dict[str, Any]:
     device, pool = cupy.cuda.Device(), cupy.get_default_memory_pool()
     scalar = entries(a)
     scalar = CSR(scalar.indptr.astype(np.int32), scalar.indices, scalar.data, scalar.shape)
-    times = {"auto": median(lambda: gpu.multiply(scalar, scalar), device.synchronize)[0]}
+    times = {"auto": median(lambda: rowwise_gpu.multiply(scalar, scalar), device.synchronize)[0]}
     for name, product in of_cusparse(scalar).items():
         pool.free_all_blocks()
         try:

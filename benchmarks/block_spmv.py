@@ -24,7 +24,7 @@ import record  # noqa: E402
 from spmv import in_turns  # noqa: E402
 
 import spdist  # noqa: E402
-from spdist.csr import CSR  # noqa: E402
+from spdist.matrices.csr import CSR  # noqa: E402
 
 SIDES = (2, 3, 4, 6)
 ROUNDS = 15

@@ -14,9 +14,9 @@ from typing import Any
 import cupy
 import numpy as np
 
-from spdist.csr import CSR
-from spdist.kernels import sell
-from spdist.kernels.sell_format import LANES
+from spdist.kernels.spmv import sell
+from spdist.kernels.spmv.sell_format import LANES
+from spdist.matrices.csr import CSR
 
 ALGORITHMS = {"alg1": 3, "reuse": 0, "alg2": 4, "alg3": 5}
 """cusparseSpGEMMAlg_t, fastest first as a rule; "reuse" is the default algorithm by way of SpGEMMreuse."""

@@ -26,10 +26,10 @@ import numpy as np  # noqa: E402
 import record  # noqa: E402
 import scipy.sparse as sp  # noqa: E402
 
-from spdist.csr import CSR, from_scipy  # noqa: E402
-from spdist.kernels import cpu  # noqa: E402
-from spdist.kernels.options import Options  # noqa: E402
+from spdist.kernels.cpu import multiply as cpu  # noqa: E402
+from spdist.kernels.product_spec import ProductSpec  # noqa: E402
 from spdist.kernels.semirings import SEMIRINGS  # noqa: E402
+from spdist.matrices.csr import CSR, from_scipy  # noqa: E402
 
 PEERS = {"sparse_dot_topn": "sparse_dot_topn", "graphblas": "python-graphblas"}
 GRAPHBLAS = {"or_and": "lor_land"}
@@ -73,8 +73,8 @@ def top_n(quick: bool, threads: int, repeats: int) -> list[Row]:
     ]:  # fmt: skip
         a = documents(nrows, terms, per_row)
         b = from_scipy(a.to_scipy().T)
-        options = Options(top_n=10, threshold=threshold)
-        runs = {"spdist": lambda a=a, b=b, options=options: cpu.multiply(a, b, threads=threads, options=options)}
+        options = ProductSpec(top_n=10, threshold=threshold)
+        runs = {"spdist": lambda a=a, b=b, options=options: cpu.multiply(a, b, threads=threads, spec=options)}
         if find_spec("sparse_dot_topn"):
             from sparse_dot_topn import sp_matmul_topn
 
@@ -106,8 +106,8 @@ def semirings(quick: bool, threads: int, repeats: int) -> list[Row]:
     rows = []
     for case, a in cases.items():
         for name in RINGS:
-            options = Options(SEMIRINGS[name])
-            runs = {"spdist": lambda a=a, options=options: cpu.multiply(a, a, threads=threads, options=options)}
+            options = ProductSpec(SEMIRINGS[name])
+            runs = {"spdist": lambda a=a, options=options: cpu.multiply(a, a, threads=threads, spec=options)}
             if find_spec("graphblas"):
                 runs["graphblas"] = graphblas_product(a, name, threads)
                 check_product(runs["spdist"](), runs["graphblas"]())
@@ -161,14 +161,14 @@ def triangles(quick: bool, threads: int, repeats: int) -> list[Row]:
         graph = matrices.rmat(scale, edges).to_scipy()
         lower = sp.csr_matrix(sp.tril(graph + graph.T, -1))
         a = from_scipy(lower + lower.T if whole else lower)
-        masked, unmasked = Options(pair, a), Options(pair)
+        masked, unmasked = ProductSpec(pair, a), ProductSpec(pair)
         mask = a.to_scipy().astype(np.bool_)
 
-        def filtered(a: CSR = a, mask: Any = mask, options: Options = unmasked) -> Any:
-            return cpu.multiply(a, a, threads=threads, options=options).to_scipy().multiply(mask).sum()
+        def filtered(a: CSR = a, mask: Any = mask, options: ProductSpec = unmasked) -> Any:
+            return cpu.multiply(a, a, threads=threads, spec=options).to_scipy().multiply(mask).sum()
 
-        def confined(a: CSR = a, options: Options = masked) -> Any:
-            return cpu.multiply(a, a, threads=threads, options=options).data.sum()
+        def confined(a: CSR = a, options: ProductSpec = masked) -> Any:
+            return cpu.multiply(a, a, threads=threads, spec=options).data.sum()
 
         runs = {"spdist": confined, "unmasked": filtered}
         if find_spec("graphblas"):

@@ -14,7 +14,7 @@ import cupyx.scipy.sparse
 import numpy as np
 from cusparse import ALGORITHMS, Cusparse, CusparseError
 
-from spdist.csr import CSR
+from spdist.matrices.csr import CSR
 
 Product = Callable[[], CSR]
 
@@ -332,7 +332,7 @@ class Launch(NamedTuple):
 @contextlib.contextmanager
 def launches() -> Iterator[list[Launch]]:
     """Collect every launch of spdist's kernels, each timed alone."""
-    from spdist.kernels.module import Module
+    from spdist.kernels.cuda.module import Module
 
     original, seen = Module.__call__, []
 

@@ -23,9 +23,11 @@ import pipeline
 import record
 
 import spdist
-from spdist.csr import CSR
-from spdist.kernels import outofcore, reductions
-from spdist.kernels.gpu_device import Gpu
+from spdist.kernels import reduction_spec
+from spdist.kernels.streaming import pipeline as streaming
+from spdist.kernels.streaming.gpu_device import Gpu
+from spdist.matrices.csr import CSR
+from spdist.storage import matrix as storage
 
 SIDES = {False: (412, 256), True: (16, 12)}
 """Of the grids of the product and of the limits."""
@@ -53,7 +55,7 @@ def product(side: int, folder: Path) -> dict[str, Any]:
         "peak_device": report.peak_memory, "peak_host": report.peak_host_memory,
         "right": spdist.verify(a, a, c).ok,
     }  # fmt: skip
-    spdist.storage.remove(str(c))
+    storage.remove(str(c))
     return found
 
 
@@ -61,14 +63,14 @@ def norm(a: CSR, device: Gpu) -> dict[str, Any]:
     """Return the seconds of the Frobenius norm of A A, and how many times as long as its kernels' they are."""
     stages = collections.Counter[str]()
 
-    def note(stage: outofcore.Stage) -> None:
+    def note(stage: streaming.Stage) -> None:
         stages[stage.name] += stage.seconds
 
     begin = time.perf_counter()
-    part = outofcore.reduce(a, a, "frobenius", device, report=note)
+    part = streaming.reduce(a, a, "frobenius", device, report=note)
     seconds = time.perf_counter() - begin
     kernels = stages["multiply"] + stages["reduce"]
-    value = float(reductions.result("frobenius", part, a.ncols))
+    value = float(reduction_spec.result("frobenius", part, a.ncols))
     return {"seconds": seconds, "stages": dict(stages), "over_kernels": seconds / kernels, "value": value}
 
 
@@ -78,7 +80,7 @@ def limited(a: CSR, limit: int) -> dict[str, Any]:
     times = []
     for _ in range(1 + REPEATS):
         begin = time.perf_counter()
-        c = outofcore.multiply(a, a, device)
+        c = streaming.multiply(a, a, device)
         times.append(time.perf_counter() - begin)
         if len(times) == 1:
             right = pipeline.right(c, a, a)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from spdist.csr import CSR, from_scipy
+from spdist.matrices.csr import CSR, from_scipy
 
 
 def poisson(points: int, side: int, seed: int = 0) -> CSR:

@@ -19,11 +19,12 @@ import psutil
 import record
 
 import spdist
-from spdist import api, storage
-from spdist.kernels import cpu
-from spdist.scheduler.plan import Plan
-from spdist.scheduler.stages import Product
-from spdist.storage import StoredMatrix
+from spdist import api
+from spdist.kernels.cpu import multiply as cpu
+from spdist.scheduler.execution.stages import Product
+from spdist.scheduler.planner.plan import Plan
+from spdist.storage import matrix as storage
+from spdist.storage.matrix import StoredMatrix
 
 WORKERS = 2
 CASES = {

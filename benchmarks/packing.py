@@ -25,8 +25,9 @@ import numpy as np
 import record
 import suite
 
-from spdist.csr import CSR
-from spdist.kernels import packing, workspace
+from spdist.kernels import workspace
+from spdist.kernels.streaming import packing
+from spdist.matrices.csr import CSR
 
 CONSTANT = "27-point 96^3 constant"
 PRODUCTS: dict[str, Callable[[], CSR | suite.Pair]] = {
@@ -48,7 +49,7 @@ def c_on_device(name: str, tiny: bool) -> CSR:
     """Return C of a product, on the GPU."""
     import gpu_measure
 
-    from spdist.kernels import gpu
+    from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 
     made = (TINY if tiny else PRODUCTS)[name]()
     a, b = made if isinstance(made, tuple) else (made, made)
@@ -56,7 +57,7 @@ def c_on_device(name: str, tiny: bool) -> CSR:
         diagonal = np.repeat(np.arange(a.nrows), np.diff(a.indptr)) == a.indices
         a = b = CSR(a.indptr, a.indices, np.where(diagonal, 26.0, -1.0), a.shape)
     left = gpu_measure.on_device(a, np.float64)
-    return gpu.multiply(left, left if b is a else gpu_measure.on_device(b, np.float64))
+    return rowwise_gpu.multiply(left, left if b is a else gpu_measure.on_device(b, np.float64))
 
 
 class Way:

@@ -39,8 +39,8 @@ import numpy as np
 import record
 import suite
 
-from spdist.bsr import BSR, from_rows
-from spdist.csr import CSR, blocksize, is_canonical
+from spdist.matrices.bsr import BSR, from_rows
+from spdist.matrices.csr import CSR, blocksize, is_canonical
 
 SHARE_OF_C = 3.0
 """C over the memory limit."""
@@ -63,7 +63,7 @@ def rates() -> dict[str, float]:
     """Return bytes a second between page-locked memory and the GPU: each way alone, and each while both are busy."""
     import cupy
 
-    from spdist.kernels.pinned import pinned
+    from spdist.kernels.cuda.pinned import pinned
 
     runtime, size = cupy.cuda.runtime, 1 << 30
     hosts, devices = [pinned(size) for _ in range(2)], [cupy.empty(size, np.uint8) for _ in range(2)]
@@ -129,7 +129,7 @@ def right(c: CSR, a: CSR, b: CSR) -> bool:
 
 def locked(m: CSR) -> CSR:
     """Return a copy whose columns and values are in page-locked memory."""
-    from spdist.kernels.pinned import array_at, pinned
+    from spdist.kernels.cuda.pinned import array_at, pinned
 
     copies = [array_at(pinned(x.nbytes), 0, len(x), x.dtype) for x in (m.indices, m.data)]
     for copy, x in zip(copies, (m.indices, m.data), strict=True):
@@ -145,13 +145,13 @@ def fresh(a: CSR, b: CSR) -> tuple[CSR, CSR]:
 
 def once_seconds(a: CSR, b: CSR, device: Any) -> float:
     """Return the median seconds of a product whose operands no product has read."""
-    from spdist.kernels import outofcore
+    from spdist.kernels.streaming import pipeline
 
     times = []
     for _ in range(ONCE):
         operands = fresh(a, b)
         begin = time.perf_counter()
-        c = outofcore.multiply(*operands, device)
+        c = pipeline.multiply(*operands, device)
         times.append(time.perf_counter() - begin)
         del c, operands
     return float(np.median(times))
@@ -166,16 +166,16 @@ def block_matrix(points: int) -> CSR:
 
 def through(a: CSR, b: CSR, device: Any, wanted: Callable[[float], int]) -> dict[str, Any]:
     """Return the figures of spdist's product: the first, and `wanted` more after it, one after the other."""
-    from spdist.kernels import outofcore
+    from spdist.kernels.streaming import pipeline
 
     stages = collections.Counter[str]()
 
-    def note(stage: outofcore.Stage) -> None:
+    def note(stage: pipeline.Stage) -> None:
         stages[stage.name] += stage.seconds
         stages["blocks"] += stage.name == "multiply"
 
     begin = time.perf_counter()
-    c = outofcore.multiply(a, b, device)
+    c = pipeline.multiply(a, b, device)
     first = time.perf_counter() - begin
     nnz, checked = c.nnz, right(c, a, b)
     del c
@@ -183,7 +183,7 @@ def through(a: CSR, b: CSR, device: Any, wanted: Callable[[float], int]) -> dict
     times = []
     for _ in range(repeats):
         begin = time.perf_counter()
-        outofcore.multiply(a, b, device, report=note)
+        pipeline.multiply(a, b, device, report=note)
         times.append(time.perf_counter() - begin)
     return {
         "nnz_c": nnz, "right": checked, "first_s": first, "seconds": sum(times) / repeats, "least_s": min(times),
@@ -193,7 +193,7 @@ def through(a: CSR, b: CSR, device: Any, wanted: Callable[[float], int]) -> dict
 
 def measure(name: str, a: CSR, b: CSR, rate: dict[str, float], skip_loop: bool, limit: int | None) -> dict[str, Any]:
     """Return the figures of one product."""
-    from spdist.kernels.gpu_device import Gpu
+    from spdist.kernels.streaming.gpu_device import Gpu
 
     entry = a.indices.itemsize + a.dtype.itemsize
     sent = (a.nnz + (0 if b is a else b.nnz)) * entry
@@ -244,7 +244,7 @@ def compression(a: CSR, b: CSR) -> float:
 
 def storage_seconds(url: str, scratch: str, threads: int) -> dict[str, float]:
     """Return bytes a second, as they are in memory, with which a stored matrix is read and written again by threads."""
-    from spdist import storage
+    from spdist.storage import matrix as storage
 
     m = storage.open_matrix(url)
     cuts = np.linspace(0, m.nrows, 4 * threads + 1).astype(int)
@@ -309,8 +309,8 @@ def thesis(name: str, a: CSR, b: CSR, rate: dict[str, float]) -> dict[str, Any]:
     import cupyx.scipy.sparse as csp
     import gpu_measure
 
-    from spdist.kernels import outofcore
-    from spdist.kernels.gpu_device import Gpu
+    from spdist.kernels.streaming import pipeline
+    from spdist.kernels.streaming.gpu_device import Gpu
 
     device = Gpu()
     locked, left = gpu_measure.ThereAndBack(a, b, a.dtype, once=True), a.to_scipy()
@@ -319,7 +319,7 @@ def thesis(name: str, a: CSR, b: CSR, rate: dict[str, float]) -> dict[str, Any]:
     def ours(a: CSR) -> CSR:
         if device.kinds is not None:
             device.keep(None, device.kinds)  # B is sent again
-        return outofcore.multiply(a, a, device)
+        return pipeline.multiply(a, a, device)
 
     def plain() -> Any:
         on_gpu = csp.csr_matrix(left)

@@ -18,8 +18,8 @@ CHILD = """
 import json, resource, sys, time
 from distributed import Client
 from spdist import workers
-from spdist.scheduler.sizes import Helpers, make_plan
-from spdist.storage import open_matrix
+from spdist.scheduler.planner.planner import Helpers, make_plan
+from spdist.storage.matrix import open_matrix
 
 def timed(**options):
     begin, cpu = time.perf_counter(), time.process_time()

@@ -33,8 +33,8 @@ import record
 from distributed import Client
 
 import spdist
-from spdist import storage
-from spdist.scheduler import cluster
+from spdist.scheduler.execution import cluster
+from spdist.storage import matrix as storage
 
 REPEATS = 2
 GPU_ENGINES = {"cuda", "hybrid"}

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import record
 
-from spdist import storage
-from spdist.csr import CSR
-from spdist.scheduler import run
-from spdist.scheduler.cluster import connect
-from spdist.scheduler.plan import Block, Operand, Plan
-from spdist.scheduler.process import resident_memory
-from spdist.scheduler.stages import Counted, Part, Task
+from spdist.matrices.csr import CSR
+from spdist.scheduler.execution import driver as driver_module
+from spdist.scheduler.execution.cluster import connect
+from spdist.scheduler.execution.stages import Counted, Part, Task
+from spdist.scheduler.execution.worker_process import resident_memory
+from spdist.scheduler.planner.plan import Block, Operand, Plan
+from spdist.storage import matrix as storage
 
 ENTRIES = 64
 PAIRS = 8
@@ -83,8 +83,10 @@ def measure(blocks: int, workers: int, slow: int, seconds: float) -> dict[str, f
         layout = storage.Layout(str(Path(folder) / "C.zarr"), 8, np.dtype(np.float64), plan.chunk)
         storage.begin(layout.url, {})
         with connect(workers=workers, scheduler=None, processes=True, blocks=blocks) as client:
-            client.register_plugin(run.Install("bench", Empty(slow, seconds)), name="bench")
-            driver = run.Driver(client, plan, None, layout, "bench", *run.read_journal(layout.url), None)
+            client.register_plugin(driver_module.Install("bench", Empty(slow, seconds)), name="bench")
+            driver = driver_module.Driver(
+                client, plan, None, layout, "bench", *driver_module.read_journal(layout.url), None
+            )
             driver.progress = lambda now: (
                 seen.append((now.blocks, resident_memory())) if now.blocks % 500 == 0 else None
             )
@@ -97,7 +99,7 @@ def measure(blocks: int, workers: int, slow: int, seconds: float) -> dict[str, f
             wall = time.perf_counter() - begin
             stop.set()
             gc.unfreeze()
-            growth = max(peak for peak, _ in client.run(run.worker_memory, "").values())
+            growth = max(peak for peak, _ in client.run(driver_module.worker_memory, "").values())
     settled = [memory for done, memory in seen if done >= blocks // 2]
     return {
         "blocks": blocks,
@@ -110,7 +112,7 @@ def measure(blocks: int, workers: int, slow: int, seconds: float) -> dict[str, f
     }
 
 
-def _watch(driver: run.Driver, slow: int, stop: threading.Event, ahead: list[int]) -> None:
+def _watch(driver: driver_module.Driver, slow: int, stop: threading.Event, ahead: list[int]) -> None:
     """Note how many blocks were handed out while the slow one was the first that is not placed."""
     while not stop.is_set():
         waiting = [block.task.number for block in list(driver.inflight) if block.at < 0]

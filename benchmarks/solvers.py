@@ -25,7 +25,7 @@ import record
 import scipy.sparse.linalg as sla
 
 import spdist
-from spdist import solvers
+from spdist.operators import solvers
 
 ROUNDS = 3
 TOLERANCE = 1e-8

@@ -36,7 +36,7 @@ import scipy.io
 import scipy.sparse as sp
 import suite
 
-from spdist.csr import CSR, from_scipy
+from spdist.matrices.csr import CSR, from_scipy
 
 HERE = Path(__file__).resolve().parent
 KERNELS = {"rowwise": "gpu", "esc": "esc", "hyspmm": "hyspmm", "hyspmm_duplicated": "hyspmm"}
@@ -72,9 +72,9 @@ def _method(name: str, deterministic: bool, probe: bool) -> Bind:
 
 def _numeric(deterministic: bool, a: CSR, b: CSR) -> Callable[[], CSR]:
     """Return the product on a pattern that is known, as for every step but the first of many on one structure."""
-    from spdist.kernels import gpu
+    from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 
-    return functools.partial(gpu.numeric, gpu.symbolic(a, b, deterministic=deterministic), a, b)
+    return functools.partial(rowwise_gpu.numeric, rowwise_gpu.symbolic(a, b, deterministic=deterministic), a, b)
 
 
 def _kernel(name: str, deterministic: bool) -> Bind:

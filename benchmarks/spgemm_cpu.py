@@ -27,8 +27,8 @@ import numpy as np  # noqa: E402
 import scipy  # noqa: E402
 import scipy.sparse as sp  # noqa: E402
 
-from spdist.csr import CSR, from_scipy  # noqa: E402
-from spdist.kernels import cpu  # noqa: E402
+from spdist.kernels.cpu import multiply as cpu  # noqa: E402
+from spdist.matrices.csr import CSR, from_scipy  # noqa: E402
 
 Make = Callable[[], CSR]
 

@@ -33,10 +33,10 @@ import record  # noqa: E402
 import scipy.sparse as sp  # noqa: E402
 import spmv_suite as suite  # noqa: E402
 
-from spdist import operators  # noqa: E402
-from spdist.csr import CSR, from_scipy  # noqa: E402
 from spdist.errors import InputError  # noqa: E402
-from spdist.kernels.hybrid import HybridProduct  # noqa: E402
+from spdist.kernels.spmv.cpu_gpu_split import HybridProduct  # noqa: E402
+from spdist.matrices.csr import CSR, from_scipy  # noqa: E402
+from spdist.operators import operator as operators  # noqa: E402
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 """Greatest error allowed, in units of ``|A| |x|``."""
@@ -299,14 +299,14 @@ def long_rows(args: Any) -> dict[str, float]:
     import cupy
     import gpu_measure
 
-    from spdist.kernels import spmv
+    from spdist.kernels.spmv import csr as csr_spmv
 
     m = suite.skewed(500, 200, 51) if args.quick else suite.LONG_ROWS()
     a, reference = gpu_measure.on_device(m, np.dtype(args.dtype)), Reference(m, np.dtype(args.dtype))
     x, found = cupy.asarray(reference.x), {}
     for name, width in (("csr-scalar", 1), ("csr-vector", 32)):
         y = cupy.full(a.nrows, np.nan, x.dtype)
-        found[name] = graph_us(functools.partial(spmv.multiply, a, x, y, width=width)) / 1e3
+        found[name] = graph_us(functools.partial(csr_spmv.multiply, a, x, y, width=width)) / 1e3
         assert reference.error(y.get()) <= TOLERANCE[x.dtype.name]
     found["ratio"] = found["csr-scalar"] / found["csr-vector"]
     print(f"rows of {m.nnz // m.nrows:,} entries: CSR-vector over CSR-scalar {found['ratio']:.2f}")

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from spdist.csr import CSR
+from spdist.matrices.csr import CSR
 
 Integers = npt.NDArray[np.integer]
 BOX = tuple(itertools.product((-1, 0, 1), repeat=3))

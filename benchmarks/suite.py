@@ -20,7 +20,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from spdist.csr import CSR
+from spdist.matrices.csr import CSR
 
 Integers = npt.NDArray[np.int64]
 Step = tuple[int, ...]

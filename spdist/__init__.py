@@ -9,9 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spdist import vbr
     from spdist.api import Callbacks, Report, matmul, multiply, plan, reduce, save, verify
-    from spdist.bsr import BSR
     from spdist.chain import multi_matmul
     from spdist.errors import (
         CorruptError,
@@ -22,26 +20,28 @@ if TYPE_CHECKING:
         SpdistError,
         VerificationError,
     )
-    from spdist.generators import generate
-    from spdist.inmemory import numeric, spgemm, symbolic
-    from spdist.interchange import export_matrix, import_matrix
-    from spdist.kernels.options import Epilogue
+    from spdist.inmemory.spgemm import numeric, spgemm, symbolic
+    from spdist.kernels.product_spec import Epilogue
     from spdist.kernels.semirings import Semiring
-    from spdist.operators import Operator, open_operator, operator
-    from spdist.operators import ehyb_operator as ehyb
-    from spdist.operators import sell_operator as sell
-    from spdist.parts import PartitionedOperator, partitioned
-    from spdist.scheduler.cluster import workers
-    from spdist.solvers import Solution, conjugate_gradient, pagerank
-    from spdist.storage import open_matrix as open
-    from spdist.transposed import symmetrize, transpose
-    from spdist.vbr import VBR, open_vbr
+    from spdist.matrices import vbr
+    from spdist.matrices.bsr import BSR
+    from spdist.matrices.vbr import VBR, open_vbr
+    from spdist.operators.operator import Operator, open_operator, operator
+    from spdist.operators.operator import ehyb_operator as ehyb
+    from spdist.operators.operator import sell_operator as sell
+    from spdist.operators.partitioned import PartitionedOperator, partitioned
+    from spdist.operators.solvers import Solution, conjugate_gradient, pagerank
+    from spdist.scheduler.execution.cluster import workers
+    from spdist.storage.generators import generate
+    from spdist.storage.import_export import export_matrix, import_matrix
+    from spdist.storage.matrix import open_matrix as open
+    from spdist.storage.transpose import symmetrize, transpose
 
 __version__ = "0.1.0"
 
 _HOME = {
     **dict.fromkeys(("Callbacks", "Report", "matmul", "multiply", "plan", "reduce", "save", "verify"), "spdist.api"),
-    **dict.fromkeys(("numeric", "spgemm", "symbolic"), "spdist.inmemory"),
+    **dict.fromkeys(("numeric", "spgemm", "symbolic"), "spdist.inmemory.spgemm"),
     **dict.fromkeys(
         (
             "CorruptError",
@@ -54,20 +54,20 @@ _HOME = {
         ),
         "spdist.errors",
     ),
-    "BSR": "spdist.bsr",
-    "Epilogue": "spdist.kernels.options",
+    "BSR": "spdist.matrices.bsr",
+    "Epilogue": "spdist.kernels.product_spec",
     "multi_matmul": "spdist.chain",
     "Semiring": "spdist.kernels.semirings",
-    **dict.fromkeys(("Operator", "ehyb", "open_operator", "operator", "sell"), "spdist.operators"),
-    **dict.fromkeys(("PartitionedOperator", "partitioned"), "spdist.parts"),
-    **dict.fromkeys(("Solution", "conjugate_gradient", "pagerank"), "spdist.solvers"),
-    "generate": "spdist.generators",
-    "export_matrix": "spdist.interchange",
-    "import_matrix": "spdist.interchange",
-    "open": "spdist.storage",
-    **dict.fromkeys(("symmetrize", "transpose"), "spdist.transposed"),
-    **dict.fromkeys(("VBR", "open_vbr"), "spdist.vbr"),
-    "workers": "spdist.scheduler.cluster",
+    **dict.fromkeys(("Operator", "ehyb", "open_operator", "operator", "sell"), "spdist.operators.operator"),
+    **dict.fromkeys(("PartitionedOperator", "partitioned"), "spdist.operators.partitioned"),
+    **dict.fromkeys(("Solution", "conjugate_gradient", "pagerank"), "spdist.operators.solvers"),
+    "generate": "spdist.storage.generators",
+    "export_matrix": "spdist.storage.import_export",
+    "import_matrix": "spdist.storage.import_export",
+    "open": "spdist.storage.matrix",
+    **dict.fromkeys(("symmetrize", "transpose"), "spdist.storage.transpose"),
+    **dict.fromkeys(("VBR", "open_vbr"), "spdist.matrices.vbr"),
+    "workers": "spdist.scheduler.execution.cluster",
 }
 
 _NAME_AT_HOME = {"ehyb": "ehyb_operator", "open": "open_matrix", "sell": "sell_operator"}
@@ -120,7 +120,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "vbr":  # a module: Python itself keeps it among the names of the package
-        return importlib.import_module("spdist.vbr")
+        return importlib.import_module("spdist.matrices.vbr")
     if name not in _HOME:
         raise AttributeError(f"module 'spdist' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name]), _NAME_AT_HOME.get(name, name))

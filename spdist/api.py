@@ -14,32 +14,32 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
 
-from spdist import inmemory, storage
-from spdist.answer import Answer, Diagonal
-from spdist.bsr import BSR, is_scipy_bsr
-from spdist.bsr import from_scipy as bsr_from_scipy
-from spdist.csr import CSR, blocksize, from_scipy, number_dtype
+from spdist.engines import ENGINES, GPU_ENGINES, Engine
 from spdist.errors import InputError, ResumeError, VerificationError
-from spdist.inmemory import spgemm
-from spdist.kernels.options import Epilogue, Options, is_by_columns
-from spdist.kernels.reductions import Reduction, check_values, is_linear, options_for, reduce_linear, reduction_of
+from spdist.inmemory import spgemm as inmemory
+from spdist.inmemory.spgemm import spgemm
+from spdist.kernels.product_spec import Epilogue, ProductSpec, is_by_columns
+from spdist.kernels.reduction_spec import Reduction, check_values, is_linear, reduce_linear, reduction_of, spec_for
 from spdist.kernels.semirings import Semiring, find, turned
-from spdist.scheduler.plan import DEFAULT_HOST_LIMIT, GPU_BLOCK_PRODUCTS, GPU_ENGINES, MAX_BLOCK_PRODUCTS, Plan
-from spdist.staging import clear_of_full_disks, full_disk, is_ours, staged_matrix
-from spdist.storage import Layout, MatrixWriter, StoredMatrix, open_matrix
-from spdist.text import check_count, format_bytes, parse_bytes
+from spdist.matrices.bsr import BSR, is_scipy_bsr
+from spdist.matrices.bsr import from_scipy as bsr_from_scipy
+from spdist.matrices.csr import CSR, blocksize, from_scipy, number_dtype
+from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT, GPU_BLOCK_PRODUCTS, MAX_BLOCK_PRODUCTS, Plan
+from spdist.storage import matrix as storage
+from spdist.storage.atomic_replace import clear_of_full_disks, full_disk, is_ours, staged_matrix
+from spdist.storage.matrix import Layout, MatrixWriter, StoredMatrix, open_matrix
+from spdist.storage.product_spec import Diagonal, StoredProductSpec
+from spdist.units import check_count, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from spdist.scheduler.sizes import Helpers
-    from spdist.scheduler.stages import Product
+    from spdist.scheduler.execution.stages import Product
+    from spdist.scheduler.planner.planner import RemoteReaders
 
-Engine = Literal["auto", "scipy", "numba", "cuda", "hybrid"]
-ENGINES = get_args(Engine)
 logger = logging.getLogger("spdist")
 DEFAULT_MEMORY_LIMIT = "2GiB"
 MatrixLike = str | Path | StoredMatrix
@@ -226,17 +226,17 @@ def plan(
         If A or B is not a matrix, their shapes do not fit, or the engine does not multiply their values; or if there is
         no GPU here to say what is free, and no `memory_limit`.
     """
-    from spdist.scheduler.sizes import check_operands, make_plan
+    from spdist.scheduler.planner.planner import check_operands, make_plan
 
     _check_grid(grid)
     _check_engine(engine)
-    answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
+    spec = stored_spec(semiring, mask, complement, triangle, epilogue, threshold, top_n)
     left, right = _stored(a), _stored(b)
     check_operands(left, right, grid)
-    answer.check(left, right, engine)
-    _check_values(engine, answer.dtype(left, right))
+    spec.check(left, right, engine)
+    _check_values(engine, spec.dtype(left, right))
     memory, host = _limits(engine, memory_limit, host_limit)
-    return make_plan(left, right, engine=engine, memory_limit=memory, host_limit=host, grid=grid, answer=answer)
+    return make_plan(left, right, engine=engine, memory_limit=memory, host_limit=host, grid=grid, spec=spec)
 
 
 def matmul(
@@ -409,19 +409,19 @@ def multiply(
             "workers": workers, "scheduler": scheduler, "resume": resume, "check": check, "record": record,
             "callbacks": callbacks,
         }  # fmt: skip
-        answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
-        report = _multiply_by_columns((a, transpose_a), (b, transpose_b), c, answer, overwrite, wanted)
+        spec = stored_spec(semiring, mask, complement, triangle, epilogue, threshold, top_n)
+        report = _multiply_by_columns((a, transpose_a), (b, transpose_b), c, spec, overwrite, wanted)
         return replace(report, seconds=time.perf_counter() - begin) if report.blocks else report
     limits = {"memory_limit": memory_limit, "host_limit": host_limit}
-    answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
+    spec = stored_spec(semiring, mask, complement, triangle, epilogue, threshold, top_n)
     if transpose_a or transpose_b:
-        _check_fit((a, transpose_a), (b, transpose_b), answer, engine, grid, limits)
+        _check_fit((a, transpose_a), (b, transpose_b), spec, engine, grid, limits)
     with _operands(a, b, c, transpose_a, transpose_b, resume or overwrite) as (left, right):
-        job = _prepare(left, right, c, engine, limits, grid, answer, resume=resume, overwrite=overwrite)
+        job = _prepare(left, right, c, engine, limits, grid, spec, resume=resume, overwrite=overwrite)
         if isinstance(job, Report):
-            return _verified(job, left, right, c, answer, callbacks) if check else job
+            return _verified(job, left, right, c, spec, callbacks) if check else job
         if job.draft.engine in GPU_ENGINES and scheduler is None:
-            from spdist.scheduler.cluster import count_gpus
+            from spdist.scheduler.execution.cluster import count_gpus
 
             count_gpus()  # or it is said now, before a plan is made
         if job.unfinished:
@@ -433,16 +433,16 @@ def multiply(
             outcome.nnz, outcome.blocks, time.perf_counter() - begin, made.engine,
             outcome.peak_device_memory if made.on_gpu else outcome.peak_host_memory, made.memory_limit, made.grid,
             "resumed" if job.unfinished else "computed", outcome.stages, outcome.peak_host_memory, outcome.workers,
-            block_size=blocksize(answer.dtype(left, right)),
+            block_size=blocksize(spec.dtype(left, right)),
         )  # fmt: skip
-        return _verified(report, left, right, c, answer, callbacks) if check else report
+        return _verified(report, left, right, c, spec, callbacks) if check else report
 
 
 def _multiply_by_columns(
     a: tuple[MatrixLike, bool],
     b: tuple[MatrixLike, bool],
     c: str | Path,
-    answer: Answer,
+    spec: StoredProductSpec,
     overwrite: bool,
     wanted: dict[str, Any],
 ) -> Report:
@@ -450,33 +450,33 @@ def _multiply_by_columns(
 
     A and B come with whether to multiply by their transposes.
     """
-    from spdist.transposed import transpose, transposed_copy
+    from spdist.storage.transpose import transpose, transposed_copy
 
-    target, mask, epilogue = storage.normalise(c), answer.mask, answer.options.epilogue
+    target, mask, epilogue = storage.normalise(c), spec.mask, spec.per_row.epilogue
     resume, check = wanted["resume"], wanted["check"]
     _check_mode(resume, overwrite)
     _check_target(target, overwrite=resume or overwrite)
     masks = [] if mask is None else [mask.url]
     _check_apart(target, _stored(a[0]).url, _stored(b[0]).url, *masks)
     limits = {name: wanted[name] for name in ("memory_limit", "host_limit")}
-    _check_fit(a, b, answer, wanted["engine"], wanted["grid"] and wanted["grid"][::-1], limits)
+    _check_fit(a, b, spec, wanted["engine"], wanted["grid"] and wanted["grid"][::-1], limits)
     place, replaces = _place_of_columns(target, resume=resume, overwrite=overwrite)
-    options = answer.arguments() | {
-        "semiring": turned(answer.options.semiring), "epilogue": None if epilogue is None else epilogue.turned(),
+    options = spec.arguments() | {
+        "semiring": turned(spec.per_row.semiring), "epilogue": None if epilogue is None else epilogue.turned(),
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         copies = _operands(b[0], a[0], c, not b[1], not a[1], resume or overwrite)
         left, right = stack.enter_context(copies)
         if isinstance(mask, StoredMatrix):
             options["mask"] = stack.enter_context(transposed_copy(mask, f"{target}.spdist-transposed-mask"))
-        facts = _facts(left, right, _answer(**options))
+        facts = _facts(left, right, stored_spec(**options))
         facts["product"]["axis"] = 0
         if resume and not replaces and storage.exists(target):
             report = _finished(target, facts)
             if not check:
                 return report
             turned_c = stack.enter_context(transposed_copy(open_matrix(target), f"{target}.spdist-transposed-c"))
-            return _verified(report, left, right, turned_c, _answer(**options), wanted["callbacks"], target)
+            return _verified(report, left, right, turned_c, stored_spec(**options), wanted["callbacks"], target)
         report = multiply(left, right, place, overwrite=not resume, **options, **wanted)
         transpose(place, target, overwrite=overwrite or replaces, facts=facts)
     storage.remove(place)
@@ -490,11 +490,11 @@ def _check_grid(grid: Any) -> None:
 
 
 def _check_fit(
-    a: tuple[MatrixLike, bool], b: tuple[MatrixLike, bool], answer: Answer, engine: str,
+    a: tuple[MatrixLike, bool], b: tuple[MatrixLike, bool], spec: StoredProductSpec, engine: str,
     grid: tuple[int, int, int] | None, limits: dict[str, Any],
 ) -> None:  # fmt: skip
     """Refuse what does not fit before transposes are made, by the names and shapes it was given with."""
-    from spdist.scheduler.sizes import check_operands
+    from spdist.scheduler.planner.planner import check_operands
 
     left, right = (
         replace(stored, shape=stored.shape[::-1]) if turned else stored
@@ -502,7 +502,7 @@ def _check_fit(
     )
     _check_engine(engine)
     check_operands(left, right, grid)
-    answer.check(left, right, engine)
+    spec.check(left, right, engine)
     if engine not in GPU_ENGINES:
         _limits(engine, **limits)
 
@@ -546,7 +546,7 @@ class _Job:
     """
 
     draft: Product
-    plan: Callable[[Helpers | None], Plan]
+    plan: Callable[[RemoteReaders | None], Plan]
     target: str
     unfinished: str
     overwrite: bool
@@ -555,7 +555,7 @@ class _Job:
 
     def run(self, workers: int | None, scheduler: str | None, callbacks: Callbacks) -> tuple[Plan, Any]:
         """Plan, run the plan and finish C."""
-        from spdist.scheduler.run import JOURNAL, execute
+        from spdist.scheduler.execution.driver import JOURNAL, execute
 
         where = {"workers": workers, "scheduler": scheduler}
         with _ready(self.draft, self.plan, self.stays, where, callbacks, self.target) as (client, made, name):
@@ -563,10 +563,10 @@ class _Job:
             if not self.unfinished:
                 self._begin(place)
                 storage.write_note(place, PLAN_NOTE, made.to_json().encode())
-            a, b, answer = self.draft.a, self.draft.b, self.draft.answer
-            layout = Layout(place, b.ncols, answer.dtype(a, b), made.chunk)
+            a, b, spec = self.draft.a, self.draft.b, self.draft.spec
+            layout = Layout(place, b.ncols, spec.dtype(a, b), made.chunk)
             told = callbacks.started, callbacks.progress, callbacks.timed
-            outcome, layout = execute(client, made, a, b, layout, name, *told, answer)
+            outcome, layout = execute(client, made, a, b, layout, name, *told, spec)
         storage.finish(layout, a.nrows, outcome.nnz, self.facts)
         for note in (PLAN_NOTE, JOURNAL):
             storage.remove_note(place, note)
@@ -585,20 +585,20 @@ class _Job:
 
 
 def _draft(
-    a: StoredMatrix, b: StoredMatrix, engine: str, memory_limit: int, host_limit: int | None, answer: Answer
+    a: StoredMatrix, b: StoredMatrix, engine: str, memory_limit: int, host_limit: int | None, spec: StoredProductSpec
 ) -> Product:
     """Return a product as far as it is known before there is a plan."""
-    from spdist.scheduler.stages import Product
+    from spdist.scheduler.execution.stages import Product
 
     host = host_limit or DEFAULT_HOST_LIMIT if engine in GPU_ENGINES else memory_limit
     bounds = (0, a.ncols), (0, b.ncols)
-    return Product(a, b, engine, False, *bounds, memory_limit=memory_limit, host_limit=host, answer=answer)
+    return Product(a, b, engine, False, *bounds, memory_limit=memory_limit, host_limit=host, spec=spec)
 
 
 @contextlib.contextmanager
 def _ready(
     draft: Product,
-    plan: Callable[[Helpers | None], Plan],
+    plan: Callable[[RemoteReaders | None], Plan],
     stays: Callable[[], bool] | None,
     where: dict[str, Any],
     callbacks: Callbacks,
@@ -610,11 +610,11 @@ def _ready(
     load what the product needs while the plan is made, and begin to read B if it `stays`; those that are there help to
     plan. There is nothing to wait for, and no `stays`, where the plan is one that was stored.
     """
-    from spdist.scheduler.cluster import connect, count_gpus
-    from spdist.scheduler.run import ahead, helpers_of, shared_name
-    from spdist.scheduler.shared import LEAST
+    from spdist.scheduler.execution.cluster import connect, count_gpus
+    from spdist.scheduler.execution.driver import ahead, helpers_of, shared_name
+    from spdist.scheduler.execution.shared_operand import LEAST
 
-    name, a, b, mask = uuid.uuid4().hex[:8], draft.a, draft.b, draft.answer.mask
+    name, a, b, mask = uuid.uuid4().hex[:8], draft.a, draft.b, draft.spec.mask
     local = any(storage.in_process(url) for url in (a.url, b.url, target, "" if mask is None else mask.url))
     if local and where["scheduler"] is not None:
         raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
@@ -644,7 +644,7 @@ def _ready(
         yield client, made, name
 
 
-def _in_background(function: Callable[[Helpers | None], Plan], helpers: Helpers | None) -> Future[Plan]:
+def _in_background(function: Callable[[RemoteReaders | None], Plan], helpers: RemoteReaders | None) -> Future[Plan]:
     """Call a function in a thread that nobody waits for if the program is interrupted."""
     future: Future[Plan] = Future()
 
@@ -665,21 +665,21 @@ def _prepare(
     engine: Engine,
     limits: dict[str, int | str | None],
     grid: tuple[int, int, int] | None,
-    answer: Answer,
+    spec: StoredProductSpec,
     *,
     resume: bool,
     overwrite: bool,
 ) -> _Job | Report:
     """Check what can be checked before work starts; return the job, or the report of a finished one."""
-    from spdist.scheduler.sizes import check_operands, make_plan, stays
+    from spdist.scheduler.planner.planner import check_operands, make_plan, stays
 
     _check_engine(engine)
     left, right, target = _stored(a), _stored(b), storage.normalise(c)
-    answer.check(left, right, engine)
+    spec.check(left, right, engine)
     _check_mode(resume, overwrite)
-    masks = [] if answer.mask is None else [answer.mask.url]
+    masks = [] if spec.mask is None else [spec.mask.url]
     _check_apart(target, left.url, right.url, *masks)
-    facts = _facts(left, right, answer)
+    facts = _facts(left, right, spec)
     if resume and (found := _unfinished(target)) is not None:
         if found[1].get("product") != facts["product"]:
             raise ResumeError(
@@ -696,24 +696,24 @@ def _prepare(
             if stored.on_gpu and limits["memory_limit"] is not None:
                 stored = stored.through_gpu(parse_bytes(limits["memory_limit"]))
             _check_still_fits(stored, found[0], limits)
-            draft = _draft(left, right, stored.engine, stored.memory_limit, stored.host_limit, answer)
+            draft = _draft(left, right, stored.engine, stored.memory_limit, stored.host_limit, spec)
             return _Job(draft, lambda helpers: stored, target, found[0], False, facts)
         storage.remove(found[0])
     check_operands(left, right, grid)
-    _check_values(engine, answer.dtype(left, right))
+    _check_values(engine, spec.dtype(left, right))
     memory, host = _limits(engine, **limits)
     _check_target(target, overwrite=overwrite)
     wanted: dict[str, Any] = {"engine": engine, "memory_limit": memory, "host_limit": host, "grid": grid}
 
-    def make(helpers: Helpers | None) -> Plan:
-        return make_plan(left, right, **wanted, answer=answer, helpers=helpers)
+    def make(helpers: RemoteReaders | None) -> Plan:
+        return make_plan(left, right, **wanted, spec=spec, helpers=helpers)
 
-    stay = functools.partial(stays, left, right, **wanted, answer=answer)
-    draft = _draft(left, right, engine, memory, host, answer)
+    stay = functools.partial(stays, left, right, **wanted, spec=spec)
+    draft = _draft(left, right, engine, memory, host, spec)
     return _Job(draft, make, target, "", overwrite, facts, stay)
 
 
-def _facts(a: StoredMatrix, b: StoredMatrix, answer: Answer) -> dict[str, Any]:
+def _facts(a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec) -> dict[str, Any]:
     """Return what C's record says: what it is a product of, and what was asked for."""
     own = a.fingerprint()
     return {
@@ -721,8 +721,8 @@ def _facts(a: StoredMatrix, b: StoredMatrix, answer: Answer) -> dict[str, Any]:
         "product": {
             "a": own,
             "b": own if b == a else b.fingerprint(),
-            "dtype": str(answer.dtype(a, b)),
-            **({} if answer.plain else {"options": answer.facts()}),
+            "dtype": str(spec.dtype(a, b)),
+            **({} if spec.plain else {"options": spec.facts()}),
         },
     }
 
@@ -785,7 +785,7 @@ def reduce(
     >>> int(reduce(a, a, "sum", semiring="plus_pair", mask=a)) // 6
     2
     """
-    from spdist.scheduler.sizes import check_operands
+    from spdist.scheduler.planner.planner import check_operands
 
     reduction = reduction_of(what, bins)
     wanted: dict[str, Any] = {
@@ -799,45 +799,45 @@ def reduce(
     if _all_in_memory(a, b, mask):
         limit = None if memory_limit is None else parse_bytes(memory_limit)
         return inmemory.reduce(a, b, reduction, engine=_in_memory_engine(engine), memory_limit=limit, **wanted)
-    left, right, answer = _stored(a), _stored(b), _answer(**wanted)
+    left, right, spec = _stored(a), _stored(b), stored_spec(**wanted)
     check_operands(left, right, None)
-    storage.refuse_blocks("reductions", left, right, answer.mask)
-    answer.check(left, right, engine)
-    dtype = answer.dtype(left, right)
+    storage.refuse_blocks("reductions", left, right, spec.mask)
+    spec.check(left, right, engine)
+    dtype = spec.dtype(left, right)
     check_values(reduction, dtype)
-    if is_linear(reduction, answer.options, dtype) and answer.mask is None:
+    if is_linear(reduction, spec.per_row, dtype) and spec.mask is None:
         return reduce_linear(reduction, _blocks(left), _blocks(right), (left.shape, right.shape), dtype)
     _check_values(engine, dtype)
-    if what == "trace" and not answer.fused:
-        answer = replace(answer, mask=Diagonal((left.nrows, right.ncols)))
-    answer = replace(answer, options=options_for(reduction, answer.options))
+    if what == "trace" and not spec.fused:
+        spec = replace(spec, mask=Diagonal((left.nrows, right.ncols)))
+    spec = replace(spec, per_row=spec_for(reduction, spec.per_row))
     where = {"workers": workers, "scheduler": scheduler}
-    return _reduce_stored(left, right, reduction, answer, engine, memory_limit, where, callbacks or Callbacks())
+    return _reduce_stored(left, right, reduction, spec, engine, memory_limit, where, callbacks or Callbacks())
 
 
 def _reduce_stored(
     a: StoredMatrix,
     b: StoredMatrix,
     what: Reduction,
-    answer: Answer,
+    spec: StoredProductSpec,
     engine: Engine,
     memory_limit: int | str | None,
     where: dict[str, Any],
     callbacks: Callbacks,
 ) -> Any:
-    from spdist.scheduler.reduce import execute_reduction
-    from spdist.scheduler.sizes import make_plan, stays
+    from spdist.scheduler.execution.reduction import execute_reduction
+    from spdist.scheduler.planner.planner import make_plan, stays
 
     memory, _ = _limits(engine, memory_limit, None)
-    wanted: dict[str, Any] = {"engine": engine, "memory_limit": memory, "answer": answer}
+    wanted: dict[str, Any] = {"engine": engine, "memory_limit": memory, "answer": spec}
 
-    def make(helpers: Helpers | None) -> Plan:
+    def make(helpers: RemoteReaders | None) -> Plan:
         return make_plan(a, b, **wanted, stored=False, helpers=helpers)
 
     stay = functools.partial(stays, a, b, **wanted)
-    draft = _draft(a, b, engine, memory, None, answer)
+    draft = _draft(a, b, engine, memory, None, spec)
     with _ready(draft, make, stay, where, callbacks) as (client, made, name):
-        return execute_reduction(client, made, a, b, what, answer, name, callbacks.started, callbacks.progress)
+        return execute_reduction(client, made, a, b, what, spec, name, callbacks.started, callbacks.progress)
 
 
 def _blocks(m: StoredMatrix) -> Iterator[CSR]:
@@ -851,7 +851,7 @@ def _operands(
     a: MatrixLike, b: MatrixLike, c: str | Path, transpose_a: bool, transpose_b: bool, may_exist: bool
 ) -> Iterator[tuple[StoredMatrix, StoredMatrix]]:
     """Give the operands, transposed where asked; the copies go in the end."""
-    from spdist.transposed import transposed_copy
+    from spdist.storage.transpose import transposed_copy
 
     target = storage.normalise(c)
     if transpose_a or transpose_b:
@@ -913,7 +913,7 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
 
 
 def _unfinished_info(url: str) -> dict[str, Any]:
-    from spdist.scheduler.run import read_journal
+    from spdist.scheduler.execution.driver import read_journal
 
     front, _ = read_journal(url)
     content = storage.read_note(url, PLAN_NOTE)
@@ -951,7 +951,7 @@ def verify(
         As C was made by `multiply`. Where any of them is given, rows drawn at random are made again, and all rows
         looked at for what mask, threshold and top-n demand; `reason` says how many.
     **options
-        As `spdist.verification.verify` takes them, or `spdist.sampling.verify_answer`.
+        As `spdist.verification.freivalds.verify` takes them, or `spdist.verification.recompute_sample.verify_answer`.
 
     Returns
     -------
@@ -963,36 +963,42 @@ def verify(
     InputError
         If C was made by columns, with an axis of 0.
     """
-    answer = _answer(semiring, mask, complement, triangle, epilogue, threshold, top_n)
+    spec = stored_spec(semiring, mask, complement, triangle, epilogue, threshold, top_n)
     product = _stored(c)
     if product.facts.get("product", {}).get("axis") == 0:
         raise InputError(
             f"{product.url} was made by columns, with axis=0, and here rows are made again: verify it by the call that "
             f"made it, with --axis 0 --resume --verify (resume=True, check=True), which computes nothing anew"
         )
-    return _verify(_stored(a), _stored(b), product, answer, **options)
+    return _verify(_stored(a), _stored(b), product, spec, **options)
 
 
-def _verify(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, answer: Answer, **options: Any) -> Any:
-    if answer.plain:
-        from spdist.verification import verify as check
+def _verify(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, spec: StoredProductSpec, **options: Any) -> Any:
+    if spec.plain:
+        from spdist.verification.freivalds import verify as check
 
         return check(a, b, c, **options)
-    from spdist.sampling import verify_answer
+    from spdist.verification.recompute_sample import verify_by_recomputing
 
-    return verify_answer(a, b, c, answer, **options)
+    return verify_by_recomputing(a, b, c, spec, **options)
 
 
 def _verified(
-    report: Report, a: MatrixLike, b: MatrixLike, c: MatrixLike, answer: Answer, callbacks: Callbacks, name: str = ""
+    report: Report,
+    a: MatrixLike,
+    b: MatrixLike,
+    c: MatrixLike,
+    spec: StoredProductSpec,
+    callbacks: Callbacks,
+    name: str = "",
 ) -> Report:
-    found = _verify(_stored(a), _stored(b), _stored(c), answer, progress=callbacks.verifying)
+    found = _verify(_stored(a), _stored(b), _stored(c), spec, progress=callbacks.verifying)
     if not found.ok:
         raise VerificationError(f"{name or c} is not A @ B: {found.reason}; it is kept for inspection")
     return replace(report, verification=found.to_json())
 
 
-def _answer(
+def stored_spec(
     semiring: str | Semiring,
     mask: MatrixLike | None,
     complement: bool,
@@ -1000,13 +1006,13 @@ def _answer(
     epilogue: Epilogue | None,
     threshold: float | None,
     top_n: int | None,
-) -> Answer:
+) -> StoredProductSpec:
     """Return what is asked for of a stored product."""
     if sp.issparse(mask):
         raise InputError("the mask of a stored product is stored too: spdist.save('M.zarr', mask)")
     epilogue = None if getattr(epilogue, "idle", False) else epilogue
-    options = Options(find(semiring), top_n=top_n, threshold=threshold, epilogue=epilogue, triangle=triangle)
-    return Answer(options, None if mask is None else _stored(mask), complement)
+    options = ProductSpec(find(semiring), top_n=top_n, threshold=threshold, epilogue=epilogue, triangle=triangle)
+    return StoredProductSpec(options, None if mask is None else _stored(mask), complement)
 
 
 def _stored(m: MatrixLike) -> StoredMatrix:
@@ -1027,8 +1033,8 @@ def _limits(engine: str, memory_limit: int | str | None, host_limit: int | str |
     host = None if host_limit is None else parse_bytes(host_limit)
     if memory_limit is not None:
         return parse_bytes(memory_limit), host
-    from spdist.kernels.gpu_device import free_memory
-    from spdist.scheduler.cluster import count_gpus
+    from spdist.kernels.streaming.gpu_device import free_memory
+    from spdist.scheduler.execution.cluster import count_gpus
 
     try:
         count_gpus()

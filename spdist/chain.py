@@ -29,13 +29,15 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from spdist import api, storage
-from spdist.csr import CSR, from_scipy, index_dtype, result_dtype
+from spdist import api
+from spdist.engines import Engine
 from spdist.errors import InputError
-from spdist.inmemory import like, spgemm
-from spdist.kernels import cpu
-from spdist.storage import StoredMatrix, open_matrix
-from spdist.text import parse_bytes
+from spdist.inmemory.spgemm import like, spgemm
+from spdist.kernels.cpu import multiply as cpu
+from spdist.matrices.csr import CSR, from_scipy, index_dtype, result_dtype
+from spdist.storage import matrix as storage
+from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.units import parse_bytes
 
 logger = logging.getLogger("spdist")
 
@@ -72,7 +74,7 @@ def multi_matmul(
     matrices: Sequence[Any],
     out: str | Path | None = None,
     *,
-    engine: api.Engine = "auto",
+    engine: Engine = "auto",
     memory_limit: int | str | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
@@ -300,10 +302,10 @@ def _estimate(least: npt.NDArray[np.float32]) -> Lengths:
 
 def _reach(m: CSR | StoredMatrix, least: npt.NDArray[np.float32], *, to_rows: bool) -> npt.NDArray[np.float32]:
     """Send the least numbers through a matrix, from columns to rows or from rows to columns."""
-    from spdist.kernels import reach
+    from spdist.kernels.cpu import row_size_estimate
 
     out = np.full((m.nrows if to_rows else m.ncols, SAMPLES), np.inf, np.float32)
-    step = reach.least_of_rows if to_rows else reach.least_of_columns
+    step = row_size_estimate.least_of_rows if to_rows else row_size_estimate.least_of_columns
     for start, block in _blocks(m):
         step(block.indptr, block.indices, start, least, out)
     return out

@@ -62,33 +62,33 @@ def _edges(text: str) -> list[float]:
 
 
 def _import(args: argparse.Namespace) -> int:
-    from spdist import display
-    from spdist.interchange import import_matrix
+    from spdist import console
+    from spdist.storage.import_export import import_matrix
 
-    with display.transfer_bar(f"importing {args.source}", quiet=args.json) as bar:
+    with console.transfer_bar(f"importing {args.source}", quiet=args.json) as bar:
         size = args.block_size
         matrix = import_matrix(args.source, args.target, overwrite=args.overwrite, block_size=size, progress=bar)
     return _show_matrix(matrix, args)
 
 
 def _export(args: argparse.Namespace) -> int:
-    from spdist import display
-    from spdist.interchange import export_matrix
+    from spdist import console
+    from spdist.storage.import_export import export_matrix
 
-    with display.transfer_bar(f"exporting {args.source}", quiet=args.json) as bar:
+    with console.transfer_bar(f"exporting {args.source}", quiet=args.json) as bar:
         export_matrix(args.source, args.target, format=args.format, overwrite=args.overwrite, progress=bar)
     if not args.json:
-        display.line(f"wrote {args.target}")
+        console.line(f"wrote {args.target}")
     return _print_json({"target": args.target}, args)
 
 
 def _generate(args: argparse.Namespace) -> int:
-    from spdist import display
-    from spdist.generators import KINDS, generate
+    from spdist import console
+    from spdist.storage.generators import KINDS, generate
 
     names = {name for kind in KINDS.values() for name in kind.parameters}
     given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
-    with display.transfer_bar(f"generating {args.kind}", quiet=args.json) as bar:
+    with console.transfer_bar(f"generating {args.kind}", quiet=args.json) as bar:
         matrix = generate(
             args.kind, args.target, overwrite=args.overwrite, progress=bar, dtype=args.dtype, seed=args.seed, **given
         )
@@ -96,20 +96,20 @@ def _generate(args: argparse.Namespace) -> int:
 
 
 def _transpose(args: argparse.Namespace) -> int:
-    from spdist import display
-    from spdist.transposed import transpose
+    from spdist import console
+    from spdist.storage.transpose import transpose
 
-    with display.transfer_bar(f"transposing {args.source}", quiet=args.json) as bar:
+    with console.transfer_bar(f"transposing {args.source}", quiet=args.json) as bar:
         matrix = transpose(args.source, args.target, overwrite=args.overwrite, progress=bar)
     return _show_matrix(matrix, args)
 
 
 def _symmetrize(args: argparse.Namespace) -> int:
-    from spdist import display
-    from spdist.transposed import symmetrize
+    from spdist import console
+    from spdist.storage.transpose import symmetrize
 
     told = {"conjugate": args.conjugate, "overwrite": args.overwrite}
-    with display.transfer_bar(f"mirroring {args.source}", quiet=args.json) as bar:
+    with console.transfer_bar(f"mirroring {args.source}", quiet=args.json) as bar:
         matrix = symmetrize(args.source, args.target, **told, progress=bar)
     return _show_matrix(matrix, args)
 
@@ -119,9 +119,9 @@ def _info(args: argparse.Namespace) -> int:
 
     facts = api.info(args.matrix)
     if not args.json:
-        from spdist import display
+        from spdist import console
 
-        display.matrix_table(facts)
+        console.matrix_table(facts)
     return _print_json(facts, args)
 
 
@@ -136,16 +136,16 @@ def _plan(args: argparse.Namespace) -> int:
     limits = {"memory_limit": args.memory_limit, "host_limit": args.host_limit}
     plan = api.plan(args.a, args.b, engine=args.engine, **limits, grid=args.grid, **_answer(args))
     if not args.json:
-        from spdist import display
+        from spdist import console
 
-        display.plan_table(plan)
+        console.plan_table(plan)
     return _print_json(plan.summary(), args)
 
 
 def _multiply(args: argparse.Namespace) -> int:
-    from spdist import api, display
+    from spdist import api, console
 
-    with display.RunDisplay(quiet=args.json) as shown:
+    with console.RunDisplay(quiet=args.json) as shown:
         report = api.multiply(
             args.a,
             args.b,
@@ -167,7 +167,7 @@ def _multiply(args: argparse.Namespace) -> int:
             **_answer(args),
         )
     if not args.json:
-        display.report_table(report, args.c)
+        console.report_table(report, args.c)
     _print_json(report.to_json(), args)
     return 0
 
@@ -175,13 +175,13 @@ def _multiply(args: argparse.Namespace) -> int:
 def _reduce(args: argparse.Namespace) -> int:
     import numpy as np
 
-    from spdist import api, display
-    from spdist.staging import staged_file
+    from spdist import api, console
+    from spdist.storage.atomic_replace import staged_file
 
     if args.what in VECTORS and args.out is None and not args.json:
         raise InputError(f"{args.what} is a vector: say where it goes with --out FILE.npy, or print it with --json")
     out = nullcontext() if args.out is None else staged_file(args.out, overwrite=True)  # refused before the work
-    with out as place, display.RunDisplay(quiet=args.json) as shown:
+    with out as place, console.RunDisplay(quiet=args.json) as shown:
         found = api.reduce(
             args.a,
             args.b,
@@ -200,25 +200,25 @@ def _reduce(args: argparse.Namespace) -> int:
     several = "values" if args.what in VECTORS else "bins"
     value = found.tolist() if np.ndim(found) == 0 or args.json else f"{len(found):,} {several}"
     if not args.json:
-        display.line(f"{args.what}: {value}" + (f", in {args.out}" if args.out is not None else ""))
+        console.line(f"{args.what}: {value}" + (f", in {args.out}" if args.out is not None else ""))
         if args.what == "histogram":
-            display.histogram_table(args.bins, found.tolist())
+            console.histogram_table(args.bins, found.tolist())
     return _print_json({args.what: value}, args)
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from spdist import api, display
+    from spdist import api, console
 
-    with display.transfer_bar("verifying", quiet=args.json) as bar:
+    with console.transfer_bar("verifying", quiet=args.json) as bar:
         found = api.verify(args.a, args.b, args.c, progress=bar, **_answer(args))
     if not args.json:
-        display.verification_line(found.to_json())
+        console.verification_line(found.to_json())
     _print_json(found.to_json(), args)
     return 0 if found.ok else 1
 
 
 def _answer(args: argparse.Namespace) -> dict[str, Any]:
-    from spdist.kernels.options import Epilogue
+    from spdist.kernels.product_spec import Epilogue
 
     epilogue = Epilogue(args.scale_rows, args.scale_columns, None, args.normalize, args.drop_zeros)
     named = {name: getattr(args, name) for name in ("semiring", "mask", "complement", "triangle", "top_n", "threshold")}
@@ -338,7 +338,7 @@ def _add_generate(sub: argparse.ArgumentParser, chosen: bool) -> None:
     sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
     if not chosen:
         return  # the kinds come with Zarr, which --help can do without
-    from spdist.generators import KINDS
+    from spdist.storage.generators import KINDS
 
     sub.formatter_class = argparse.RawDescriptionHelpFormatter
     sub.epilog = "kinds:\n" + "\n".join(

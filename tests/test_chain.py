@@ -9,12 +9,12 @@ import scipy.sparse as sp
 import spdist
 from spdist import chain
 from spdist.chain import plan_chain
-from spdist.csr import from_scipy
 from spdist.errors import InputError, SpdistError
-from spdist.scheduler import stages
+from spdist.matrices.csr import from_scipy
+from spdist.scheduler.execution import stages
 from tests.conftest import random_matrix
-from tests.test_answers import assert_same, whole_numbers
-from tests.test_run import read
+from tests.scheduler.execution.test_driver import read
+from tests.scheduler.execution.test_product_spec import assert_same, whole_numbers
 
 
 def galerkin(dtype: str = "float64") -> list[sp.csr_matrix]:

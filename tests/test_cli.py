@@ -15,9 +15,10 @@ import psutil
 import pytest
 import scipy.sparse as sp
 
-from spdist import api, storage
+from spdist import api
+from spdist.storage import matrix as storage
 from tests.conftest import assert_is_product, random_matrix
-from tests.test_run import files, read
+from tests.scheduler.execution.test_driver import files, read
 
 SPDIST = [sys.executable, "-m", "spdist"]
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from spdist.csr import check_dtype
 from spdist.errors import InputError, MatrixError
+from spdist.matrices.csr import check_dtype
 
 Operator = Callable[[Any, Any], Any]
 

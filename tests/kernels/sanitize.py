@@ -17,11 +17,13 @@ import numpy as np
 import scipy.sparse as sp
 
 import spdist
-from spdist import bsr
-from spdist.csr import CSR, from_scipy
-from spdist.kernels import bsr_gpu, outofcore, reductions
-from spdist.kernels.gpu_device import Gpu
-from spdist.kernels.options import Options
+from spdist.kernels import reduction_spec
+from spdist.kernels.bsr import multiply_gpu as bsr_gpu
+from spdist.kernels.product_spec import ProductSpec
+from spdist.kernels.streaming import pipeline
+from spdist.kernels.streaming.gpu_device import Gpu
+from spdist.matrices import bsr
+from spdist.matrices.csr import CSR, from_scipy
 
 RNG = np.random.default_rng(7)
 
@@ -85,18 +87,19 @@ def answers() -> None:
     for a, b in operands():
         left, right, c = from_scipy(a), from_scipy(b), (a @ b).tocsr()
         device = Gpu(64 << 20)
-        agree(outofcore.multiply(left, right, device, options=Options(threshold=8.0)), c.multiply(c >= 8.0))
-        top = outofcore.multiply(left, right, device, options=Options(top_n=3))
+        agree(pipeline.multiply(left, right, device, spec=ProductSpec(threshold=8.0)), c.multiply(c >= 8.0))
+        top = pipeline.multiply(left, right, device, spec=ProductSpec(top_n=3))
         assert np.array_equal(np.diff(top.indptr), np.minimum(np.diff(from_scipy(c).indptr), 3))
         for what in ("nnz", "frobenius", "row_sums", "column_sums", "trace"):
             if what != "trace" or a.shape[0] == b.shape[1]:
-                part = outofcore.reduce(left, right, what, device)
+                part = pipeline.reduce(left, right, what, device)
                 found, wanted = (
-                    reductions.result(what, x, c.shape[1]) for x in (part, reductions.of_rows(what, from_scipy(c), 0))
+                    reduction_spec.result(what, x, c.shape[1])
+                    for x in (part, reduction_spec.of_rows(what, from_scipy(c), 0))
                 )
                 assert np.allclose(found, wanted), what
         if a.shape[0] == b.shape[1]:
-            agree(outofcore.multiply(left, right, device, options=Options(triangle="upper")), sp.triu(c))
+            agree(pipeline.multiply(left, right, device, spec=ProductSpec(triangle="upper")), sp.triu(c))
 
 
 def blocks() -> None:
@@ -106,7 +109,7 @@ def blocks() -> None:
     for a, b in operands():
         for limit in (48 << 20, 256 << 20):
             for pack in (True, False):
-                agree(outofcore.multiply(from_scipy(a), from_scipy(b), Gpu(limit, pack=pack)), a @ b)
+                agree(pipeline.multiply(from_scipy(a), from_scipy(b), Gpu(limit, pack=pack)), a @ b)
     for size in ((2, 2), (3, 3), (4, 4), (6, 6), (8, 8), (16, 16), (5, 5)):
         m = sp.bsr_matrix(sp.kron(ragged(40, 40, (0, 4, 9)), np.ones(size)), blocksize=size)
         for dtype, tf32 in (("float64", False), ("float32", False), ("float32", True)):

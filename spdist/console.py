@@ -1,0 +1,247 @@
+"""What a person sees in the terminal: progress bars and tables. Tables go to stdout, bars to stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from spdist.api import Callbacks, Report
+from spdist.scheduler.planner.plan import Operand, Plan
+from spdist.units import format_bytes
+
+_out = Console(highlight=False, soft_wrap=True)
+_err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+WHAT = {
+    "preprocess": "read A, and the rows of B each block needs",
+    "multiply": "products, sorted and summed",
+    "merge": "sums of partial products",
+    "commit": "write C",
+    "join": "write the Zarr chunks of C that blocks share",
+    "schedule": "hand out the blocks",
+}
+
+GPU_STAGES = ("gpu prepare", "gpu upload", "gpu multiply", "gpu pack", "gpu download")
+
+
+def line(text: str) -> None:
+    """Print one line."""
+    _out.print(text, markup=False)
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=12),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(compact=True),
+        console=_err,
+        transient=True,
+        disable=not _err.is_terminal,
+    )
+
+
+@contextmanager
+def transfer_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar for calls of ``progress(done, total)``."""
+    if quiet:
+        yield lambda done, total: None
+        return
+    with _bar() as bar:
+        task = bar.add_task(what, total=None, rate="")
+        yield lambda done, total: bar.update(task, completed=done, total=max(total, 1))
+
+
+class RunDisplay:
+    """Shows a multiplication while it runs: the plan in a line, the dashboard's link, one bar."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.quiet = quiet
+        self.bar = _bar()
+        self.task: Any = None
+        self.entries = "entries"
+        self.callbacks = Callbacks()
+        if not quiet:
+            self.callbacks = Callbacks(self._resumed, self._planned, self._started, self._moved, self._verifying)
+
+    def __enter__(self) -> RunDisplay:
+        if not self.quiet:
+            self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if not self.quiet:
+            self.bar.stop()
+
+    def _resumed(self, durable: str) -> None:
+        self.bar.console.print(f"resuming by the stored plan: {durable} are there already", markup=False)
+
+    def _planned(self, plan: Plan) -> None:
+        grid = plan.grid
+        self.entries = _entries(plan.c.block)
+        self.bar.console.print(
+            f"{_size(plan.a)} times {_size(plan.b)}: "
+            f"{_products(plan)} in {grid['row_blocks']:,} x {grid['inner_blocks']} x {grid['column_blocks']} "
+            f"blocks, up to {format_bytes(plan.projected_memory)} of {format_bytes(plan.memory_limit)} a worker",
+            markup=False,
+        )
+
+    def _started(self, link: str) -> None:
+        self.bar.console.print(f"dashboard: {link}", markup=False)
+        self.task = self.bar.add_task("multiplying", total=None, rate="")
+
+    def _moved(self, now: Any) -> None:
+        elapsed = self.bar.tasks[0].elapsed or 0
+        rate = f"{now.nnz / elapsed / 1e6:.1f} M/s" if elapsed > 0 else ""
+        text = f"{now.blocks:,}/{now.blocks_total:,} blocks, {now.nnz:.2e} {self.entries}, {rate}"
+        self.bar.update(self.task, completed=now.products, total=max(now.products_total, 1), rate=text)
+
+    def _verifying(self, done: int, total: int) -> None:
+        if self.task is None:
+            self.task = self.bar.add_task("verifying", total=None, rate="")
+        self.bar.update(self.task, description="verifying", completed=done, total=max(total, 1), rate="")
+
+
+def matrix_table(facts: dict[str, Any]) -> None:
+    """Print what `info` says of a matrix."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, value in facts.items():
+        if name == "rows":
+            what = _entries(facts.get("block_size"))
+            text = f"{value['min']:,} to {value['max']:,} {what}, mean {value['mean']:.2f}; {value['empty']:,} empty"
+        elif name == "bytes":
+            text = f"{format_bytes(value['memory'])} in memory, {format_bytes(value['stored'])} stored"
+        elif name == "shape":
+            text = " x ".join(f"{size:,}" for size in value)
+        elif name == "block_size":
+            name, text = "block size", f"{value[0]} x {value[1]}"
+        else:
+            text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        table.add_row(name, text)
+    _out.print(table)
+
+
+def histogram_table(edges: list[float], counts: list[int]) -> None:
+    """Print how many values lie in each bin."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    for i, count in enumerate(counts):
+        end = "]" if i == len(counts) - 1 else ")"
+        table.add_row(escape(f"[{edges[i]:.15g}, {edges[i + 1]:.15g}{end}"), f"{count:,}")
+    _out.print(table)
+
+
+def _entries(block_size: Sequence[int] | None) -> str:
+    """Say what a matrix of such blocks stores."""
+    return "entries" if block_size is None or tuple(block_size) == (1, 1) else "dense blocks"
+
+
+def _size(m: Operand) -> str:
+    """Say how large a matrix is."""
+    blocks = "" if m.block == (1, 1) else f" blocks of {m.block[0]} x {m.block[1]}"
+    return f"{m.shape[0]:,} x {m.shape[1]:,}{blocks}"
+
+
+def _products(plan: Plan) -> str:
+    """Say how many products there are."""
+    return f"{'' if plan.counted else 'about '}{plan.expansion:,} products"
+
+
+def plan_table(plan: Plan) -> None:
+    """Print a plan: what is cut and why, bytes and seconds of each stage, and what bounds it."""
+    _out.print(f"A {_size(plan.a)} with {plan.a.nnz:,} {_entries(plan.a.block)}, B {_size(plan.b)} with {plan.b.nnz:,}")
+    _out.print(
+        f"{_products(plan)}, about {plan.c.nnz:,} {_entries(plan.c.block)} in C ({format_bytes(plan.c.nbytes)}), "
+        f"compression {plan.compression:.1f}"
+    )
+    grid = plan.grid
+    _out.print(
+        f"grid: {grid['row_blocks']:,} row x {grid['inner_blocks']} inner x {grid['column_blocks']} column blocks, "
+        f"{plan.pairs} in flight on each worker; B {'stays in memory' if plan.resident else 'is read block by block'}"
+    )
+    table = Table(title=None)
+    for name in ("stage", "moves", "core seconds", "bounds", "what it does"):
+        table.add_column(name, justify="right" if name in ("moves", "core seconds") else "left")
+    moved = plan.stage_bytes()
+    for stage, seconds in plan.stage_seconds().items():
+        mark = "the run" if stage == plan.bound_by else ""
+        table.add_row(
+            stage, format_bytes(moved[stage]) if stage in moved else "", f"{seconds:.2f}", mark, WHAT[stage]
+        )  # fmt: skip
+    _out.print(table)
+    _out.print(_memory_table(plan))
+    _out.print(
+        f"about {plan.seconds(2):.1f} s with 2 workers, {plan.seconds(16):.1f} s with 16; bounded by {plan.bound_by}"
+    )
+
+
+def _memory_table(plan: Plan) -> Table:
+    """Return what a worker's memory is used for, and the GPU's where there is one."""
+    table = Table(title=None)
+    for name in ("memory of a worker", "bytes"):
+        table.add_column(name, justify="right" if name == "bytes" else "left")
+    largest = max(plan.blocks, key=lambda block: block.needed, default=None)
+    table.add_row(
+        "held throughout: buffers, workspace" + (", B" if plan.resident else ""), format_bytes(plan.reserved_memory)
+    )
+    if largest is not None:
+        for what, size in (("A", largest.a_bytes), ("B", largest.b_bytes), ("C", largest.c_bytes)):
+            table.add_row(f"largest block's {what}, times {plan.pairs}", format_bytes(plan.pairs * size))
+    table.add_row("projected", format_bytes(plan.projected_host_memory))
+    table.add_row("limit", format_bytes(plan.host_limit or plan.memory_limit))
+    if plan.on_gpu:
+        table.add_row("on the GPU, projected", format_bytes(plan.device_memory))
+        table.add_row("on the GPU, limit", format_bytes(plan.memory_limit))
+    return table
+
+
+def _stage_table(report: Report) -> Table:
+    """Return what each stage took; those of the GPU lie within multiply and overlap."""
+    table = Table(title=None)
+    for name in ("stage", "tasks", "seconds", "share", "moved", "GB/s", "of limit"):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    total = sum(stage["seconds"] for name, stage in report.stages.items() if name not in GPU_STAGES) or 1.0
+    for name, stage in sorted(report.stages.items(), key=lambda item: (item[0] in GPU_STAGES, -item[1]["seconds"])):
+        rate = stage["bytes"] / stage["seconds"] / 1e9 if stage["seconds"] else 0.0
+        share = "" if name in GPU_STAGES else f"{stage['seconds'] / total:.0%}"
+        figures = f"{stage['tasks']:,.0f}", f"{stage['seconds']:.2f}", share, format_bytes(stage["bytes"])
+        of_limit = f"{1e9 * rate / stage['limit']:.0%}" if stage["limit"] else ""
+        table.add_row(name, *figures, f"{rate:.2f}", of_limit)
+    return table
+
+
+def _bound_by(report: Report) -> str:
+    """Return the stage that took longest."""
+    stages = {name: stage["seconds"] for name, stage in report.stages.items() if name not in GPU_STAGES}
+    return max(stages, key=lambda name: stages[name], default="nothing")
+
+
+def report_table(report: Report, target: str) -> None:
+    """Print what a multiplication did."""
+    entries = f"{report.nnz:,} {_entries(report.block_size)}"
+    if report.state == "already finished":
+        _out.print(f"{target} is finished already: {entries}", markup=False)
+    else:
+        _out.print(_stage_table(report))
+        memory = f"{format_bytes(report.peak_memory)} of {format_bytes(report.memory_limit)}"
+        _out.print(
+            f"{target}: {entries} in {report.seconds:.2f} s, {report.blocks:,} blocks, "
+            f"engine {report.engine}; worst worker used {memory}; bounded by {_bound_by(report)}",
+            markup=False,
+        )
+    if report.verification is not None:
+        verification_line(report.verification)
+
+
+def verification_line(found: dict[str, Any]) -> None:
+    """Print what `verify` found."""
+    _out.print(f"{'verified' if found['ok'] else 'FALSE'}: {found['reason']}", markup=False)

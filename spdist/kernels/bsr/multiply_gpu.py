@@ -1,0 +1,277 @@
+"""Multiply two block matrices whose arrays are on the GPU: C = A @ B, block by block.
+
+The product of two matrices of ones, an entry for each block, gives C's pattern and how many pairs of blocks meet in
+each block of C. Thread blocks then take as many pairs each, expand pointers to them in shared memory, and multiply the
+blocks that the pointers name while they add them up in registers; each block of C is written once. float64 blocks of
+6 x 6 and more are multiplied on the tensor cores. Blocks of up to 3 x 3 whose rows are short and alike are added up in
+shared memory instead, row by row.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from spdist.errors import InputError, MatrixError, MemoryBoundError
+from spdist.kernels.bsr.multiply_cpu import check_fit
+from spdist.kernels.cuda.module import c_type, module
+from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
+from spdist.kernels.workspace import ceil_div
+from spdist.matrices.bsr import BSR
+from spdist.matrices.csr import CSR, result_dtype
+from spdist.units import format_bytes
+
+logger = logging.getLogger("spdist")
+
+SHARE = 768
+"""Pairs of blocks from the start of one task to that of the next; as in bsr.cu."""
+MOST_BLOCKS = 1 << 32
+"""Blocks of an operand that pointers of the kernel tell apart."""
+LONGEST_SIDE = 16
+"""Of blocks for which a kernel is compiled; larger ones share one kernel, which takes any size."""
+TILE_SIDES = (1, 2, 3, 4)
+LEAST_SHARE = 0.4
+"""Of what tensor cores multiply, blocks filled up with zeros, so much must be asked for: of 6 x 6, but not of 4 x 4."""
+MOST_OF_LANE = 6
+"""Values of a block of C that a lane takes, where a warp has lanes enough."""
+ROW_THREADS = 128
+"""Threads of a thread block that takes rows of C whole; as in bsr.cu."""
+ROW_SIDE = 3
+"""Sides of blocks up to which they do, where rows are short: quicker at 3 x 3, not at 4 x 4."""
+ROW_PAIRS = 8
+"""Pairs of a row of C, for each block it has room for, up to which rows are short."""
+ROW_ROOM = 1.1
+"""Blocks of C for which a row has room, by their mean."""
+ROW_SHARED = 48 << 10
+"""Shared memory of such a thread block."""
+EXACT = 1 << 24
+"""Entries in a row of A from which float32 may count the pairs of a block of C wrongly."""
+ALIGNMENT = 16
+SIZES = (2, 3, 4, 6, 8, 16)
+"""Blocks that are compiled in the tests."""
+
+
+def multiply(a: BSR, b: BSR, *, ones: Any = None, tf32: bool = False) -> BSR:
+    """Return ``a @ b``.
+
+    Parameters
+    ----------
+    a, b : BSR
+        Arrays of cupy on the current device; float32, float64, complex64 or complex128; blocks of r x s times s x t, of
+        any r, s and t. Block rows of B are sorted and free of duplicates; those of A need not be.
+    ones : (b.blocks,) float32, optional
+        Ones, of whoever multiplies by B more than once.
+    tf32 : bool
+        Multiply float32 blocks that fill the tensor cores there: their values are rounded to 11 significant bits first,
+        so that each product is off by 2^-10 of itself at the most. Blocks that do not are multiplied in full.
+
+    Returns
+    -------
+    BSR
+        Canonical, with a block wherever blocks of A and B meet; the same bits on every run. Workspace beyond C: some 20
+        bytes a block, and what the pattern's product takes (`workspace.rowwise_workspace`).
+
+    Raises
+    ------
+    MatrixError
+        If shapes, block sizes or dtypes do not fit, offsets or block columns are out of range, or a block row of B is
+        not sorted.
+    InputError
+        If tf32 is asked for of other values than float32.
+    MemoryBoundError
+        If the GPU has too little memory; says how much is needed.
+
+    References
+    ----------
+    .. [1] L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015.
+    """
+    import cupy
+
+    check_fit(a, b)
+    dtype = result_dtype(a.dtype, b.dtype)
+    c_type(dtype)
+    if tf32 and dtype != np.float32:
+        raise InputError(f"tf32 is for float32, and C is {dtype}: convert both operands, or multiply in full")
+    for name, m in (("A", a), ("B", b)):
+        if m.blocks >= MOST_BLOCKS:
+            raise MatrixError(f"{name} has {m.blocks:,} blocks, the GPU takes fewer than {MOST_BLOCKS:,}: cut its rows")
+    shape, (r, t) = (a.shape[0], b.shape[1]), (a.blocksize[0], b.blocksize[1])
+    counts, pairs, longest = _count_pairs(a, b, ones)
+    blocks = counts.nnz
+    try:
+        c = BSR(counts.indptr, counts.indices, cupy.empty((blocks, r, t), dtype), shape)
+        if blocks:
+            _fill(a, b, c, counts.data, pairs, longest, tf32)
+    except cupy.cuda.memory.OutOfMemoryError as error:
+        raise MemoryBoundError(
+            f"C takes {format_bytes(blocks * r * t * dtype.itemsize)} in {blocks:,} blocks of {r} x {t}, more than the "
+            f"GPU has beside A and B ({error}): multiply ranges of A's block rows one after another"
+        ) from None
+    return c
+
+
+def _count_pairs(a: BSR, b: BSR, ones: Any = None) -> tuple[CSR, int, int]:
+    """Return C's pattern, the pairs in each block as its value; all pairs; the blocks of the longest block row of A."""
+    import cupy
+
+    def count(dtype: npt.DTypeLike, ones: Any) -> tuple[CSR, int, int]:
+        left = a.pattern(cupy.ones(a.blocks, dtype))
+        if b is a:
+            return rowwise_gpu.multiply_counted(left, left)
+        return rowwise_gpu.multiply_counted(left, b.pattern(cupy.ones(b.blocks, dtype) if ones is None else ones))
+
+    counts, pairs, longest = count(np.float32, ones)
+    if longest >= EXACT:
+        counts, pairs, longest = count(np.float64, None)
+    return counts, pairs, longest
+
+
+def _fill(a: BSR, b: BSR, c: BSR, counts: Any, pairs: int, longest: int, tf32: bool) -> None:
+    """Write the values of C; `counts`: (blocks,), the pairs in each block; `longest`: blocks in a row of A at most."""
+    index = c.indices.dtype
+    pointer = np.result_type(a.indptr.dtype, b.indptr.dtype, c.indptr.dtype)
+    arrays = [
+        (m.indptr.astype(pointer, copy=False), m.indices.astype(index, copy=False), _values(m, c.dtype))
+        for m in (a, b, c)
+    ]
+    operands = tuple(x for m in arrays for x in m)
+    sizes = a.blocksize[0], *b.blocksize
+    types = c_type(c.dtype), c_type(index), c_type(pointer)
+    mean_b, mean_c = (m.blocks / m.block_shape[0] for m in (b, c))
+    whole = whole_rows(longest, mean_b, mean_c, sizes, c.dtype.itemsize, index.itemsize)
+    if whole is not None:
+        name, rows = row_kernel(*types, sizes, whole.group), c.block_shape[0]
+        grid = ceil_div(rows, ROW_THREADS // whole.group)
+        module("bsr/bsr.cu", (name,))(name, grid, ROW_THREADS, (rows, whole.room, *operands), whole.shared)
+    else:
+        method = method_of(types[0], sizes, _has_tensor_cores(_device()), tf32)
+        if tf32 and "Rounded" not in method:
+            logger.info("blocks of %d x %d by %d are too small for tf32, or too large: multiplied in full", *sizes)
+        _fill_by_tasks(c, counts, pairs, kernels(*types, method), sizes, operands)
+
+
+def _fill_by_tasks(
+    c: BSR, counts: Any, pairs: int, names: tuple[str, str], sizes: tuple[int, int, int], operands: tuple[Any, ...]
+) -> None:
+    """Write the values of C by tasks of about as many pairs each."""
+    import cupy
+
+    compiled, tasks, rows = module("bsr/bsr.cu", names), ceil_div(pairs, SHARE), c.block_shape[0]
+    ends = cupy.cumsum(counts.astype(np.int64))
+    firsts, at = cupy.empty(tasks + 1, np.int64), cupy.empty(2 * tasks, np.int64)
+    compiled(names[0], ceil_div(tasks, 256), 256, (tasks, c.blocks, rows, ends, operands[6], firsts, at))
+    compiled(names[1], tasks, 256, (firsts, at, *sizes, *operands))
+
+
+class WholeRows(NamedTuple):
+    """How rows of C are taken whole: lanes of a row, places for its blocks, bytes of shared memory."""
+
+    group: int
+    room: int
+    shared: int
+
+
+def whole_rows(
+    longest: int, mean_b: float, mean_c: float, sizes: tuple[int, int, int], value: int, index: int
+) -> WholeRows | None:
+    """Return how rows of C are taken whole; None where blocks are larger, or some rows take too many pairs.
+
+    Parameters
+    ----------
+    longest : int
+        Blocks in a block row of A at most.
+    mean_b, mean_c : float
+        Blocks in a block row of B, and of C, in the mean.
+    sizes : (r, s, t)
+    value, index : int
+        Bytes of a value, and of a block column.
+    """
+    room = int(ROW_ROOM * mean_c) + 8
+    if max(sizes) > ROW_SIDE or longest * mean_b > ROW_PAIRS * room:
+        return None
+    for group in (4, 8, 16, 32):
+        shared = ROW_THREADS // group * room * (sizes[0] * sizes[2] * value + index)
+        if shared <= ROW_SHARED and (group >= mean_b or group == 32):
+            return WholeRows(group, room, shared)
+    return None
+
+
+def _values(m: BSR, dtype: np.dtype[Any]) -> Any:
+    """Return the values as the kernel takes them; a copy where they are not aligned, or not of the dtype."""
+    import cupy
+
+    data = cupy.ascontiguousarray(m.data, dtype)
+    return data if data.data.ptr % ALIGNMENT == 0 else data.copy()
+
+
+CORES = {"double": ("Double", 8, 4), "float": ("Rounded", 16, 8)}
+"""What tensor cores take at a time of a type: name in bsr.cu, rows, and columns of A's block; of B's it is 8."""
+
+
+def method_of(value: str, sizes: tuple[int, int, int], tensor_cores: bool, tf32: bool = False) -> str:
+    """Return the name of what multiplies blocks of r x s by s x t of a C type."""
+    r, s, t = sizes
+    if max(sizes) > LONGEST_SIDE:
+        return f"AnySize<{value}>"
+    if tensor_cores and (value == "double" or (tf32 and value == "float")):
+        core, rows, columns = CORES[value]
+        filled = (ceil_div(r, rows) * rows) * (ceil_div(s, columns) * columns) * (ceil_div(t, 8) * 8)
+        if r * s * t >= LEAST_SHARE * filled:
+            return f"Tensor<{core},{r},{s},{t}>"
+    tile = best_tile(r, t)
+    return f"Tiles<{value},{r},{s},{t},{tile[0]},{tile[1]}>" if tile else f"AnySize<{value}>"
+
+
+def kernels(value: str, index: str, pointer: str, method: str) -> tuple[str, str]:
+    """Return the name expressions of the kernels: to cut, and to multiply."""
+    return f"bsr_cut<{pointer}>", f"bsr_multiply<{value},{index},{pointer},{method}>"
+
+
+def row_kernel(value: str, index: str, pointer: str, sizes: tuple[int, int, int], group: int) -> str:
+    """Return the name expression of the kernel that takes rows whole, by groups of so many lanes."""
+    return f"bsr_rows<{value},{index},{pointer},{','.join(map(str, (*sizes, group)))}>"
+
+
+def best_tile(r: int, t: int) -> tuple[int, int] | None:
+    """Return the rows and columns of C's block that each lane takes; None where a warp has too few lanes.
+
+    Of those measured, the best leaves the fewest lanes idle, has two columns, which are loaded at once, and is
+    small; but not a lane for a whole block.
+    """
+    tiles = [(i, j) for i in TILE_SIDES for j in TILE_SIDES if r % i == t % j == 0 and r * t <= 32 * i * j]
+    few = [(i, j) for i, j in tiles if i * j <= MOST_OF_LANE and i * j < r * t] or tiles
+    if not few:
+        return None
+
+    def rank(tile: tuple[int, int]) -> tuple[int, bool, int, int]:
+        lanes = r * t // (tile[0] * tile[1])
+        return 32 // lanes * lanes, tile[1] == 2, -tile[0] * tile[1], tile[1]
+
+    return max(few, key=rank)
+
+
+def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
+    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    sides = *SIZES, LONGEST_SIDE + 1
+    methods = {method_of(value, (side, side, side), True, tf32) for side in sides for tf32 in (False, True)}
+    names = {name for method in methods for name in kernels(value, index, pointer, method)}
+    names |= {row_kernel(value, index, pointer, (side, side, side), 32) for side in SIZES if side <= ROW_SIDE}
+    return {"bsr/bsr.cu": tuple(sorted(names))}
+
+
+def _device() -> int:
+    import cupy
+
+    return int(cupy.cuda.runtime.getDevice())
+
+
+@functools.cache
+def _has_tensor_cores(device: int) -> bool:
+    """Whether the GPU multiplies matrices of doubles."""
+    import cupy
+
+    return int(cupy.cuda.Device(device).compute_capability) >= 80

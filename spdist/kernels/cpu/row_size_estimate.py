@@ -1,0 +1,38 @@
+"""Random numbers sent through a matrix, each row or column taking the least of those it reaches (CPU, Numba).
+
+E. Cohen, "Structure prediction and computation of sparse matrix products", Journal of Combinatorial Optimization 2,
+1998: the least of exponential random numbers tell how many there were.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spdist.kernels.cpu.numba_compile import compiled
+
+SAMPLES = 8
+"""Random numbers for each row or column, side by side; a register of 8 floats."""
+
+
+@compiled
+def least_of_rows(indptr: Any, indices: Any, start: int, least: Any, out: Any) -> None:
+    """Lower ``out[start + i]`` to the numbers ``least[k]`` of all columns k of row i; both of shape (n, SAMPLES)."""
+    for row in range(len(indptr) - 1):
+        at = np.uintp(start + row)
+        for p in range(np.uintp(indptr[row]), np.uintp(indptr[row + 1])):
+            k = np.uintp(indices[p])
+            for s in range(SAMPLES):
+                out[at, s] = min(out[at, s], least[k, s])
+
+
+@compiled
+def least_of_columns(indptr: Any, indices: Any, start: int, least: Any, out: Any) -> None:
+    """Lower ``out[k]`` to the numbers ``least[start + i]`` of all rows i that have column k."""
+    for row in range(len(indptr) - 1):
+        at = np.uintp(start + row)
+        for p in range(np.uintp(indptr[row]), np.uintp(indptr[row + 1])):
+            k = np.uintp(indices[p])
+            for s in range(SAMPLES):
+                out[k, s] = min(out[k, s], least[at, s])

@@ -1,0 +1,1 @@
+"""What every CUDA kernel needs: compiling, launching, page-locked memory."""

@@ -1,0 +1,1 @@
+"""Expansion, sorting and compression (Polok, Ila, Smrz, 2015)."""

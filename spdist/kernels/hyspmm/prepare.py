@@ -1,0 +1,443 @@
+"""The CPU stage of hySpMM, compiled by Numba: `hyspmm` imports it when it is first needed.
+
+A block of rows of A is put together with the rows of B that its entries ask for, in the order of the entries
+(duplicated), or each of them once (distinct). Threads take block after block without the interpreter's lock, and leave
+what they made in a ring of memory, in the order of the blocks; the caller frees it in that order.
+
+References
+----------
+X. Wu, "Optimizing Sparse Matrix-Matrix Multiplication on a Heterogeneous CPU-GPU Platform", thesis, Georgia State
+University, 2015, algorithm 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from spdist.kernels import workspace
+from spdist.kernels.cpu.numba_compile import compiled, inlined, instruction
+from spdist.kernels.cpu.rowwise import lowest_bit
+
+ONE = np.uint64(1)
+WORD = np.uint64(64)
+
+TAKEN, TURN, USED, FREED, CLOSED = range(0, 40, 8)
+"""Words of the state that threads share, each on a cache line of its own: blocks taken, the block whose turn it is to
+get its place, bytes of the ring handed out and freed since the start, and whether to stop."""
+STATE = 48
+PLACE, B_ROWS, B_ENTRIES, LENGTHS = range(4)
+"""Words of what is said of a block: its place in the ring, rows and entries of its B, then rows of each group."""
+TABLE = 1026
+"""Products that the table of groups knows; longer rows are in the last group."""
+RISE = 6
+"""A block is larger than the one before by one in so many, until the budget is reached: a thread takes several times as
+long to prepare a block as the GPU to be done with it, and all threads begin at once."""
+NAP = 20
+"""Microseconds that a thread sleeps while the ring is full."""
+
+sent_offsets = compiled(workspace.sent_offsets)
+usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
+sched_yield: Any = types.ExternalFunction("sched_yield", types.int32())
+
+
+def _word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    array = context.make_array(signature.args[0])(context, builder, value=args[0])
+    return builder.gep(array.data, [args[1]])
+
+
+@instruction
+def ones(context: Any, bits: Any) -> Any:
+    """Return how many bits of a number are set."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.uint64(types.uint64), generate
+
+
+@instruction
+def atomic_add(context: Any, words: Any, at: Any, value: Any) -> Any:
+    """Add to a word and return what it was."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", _word(context, builder, signature, args), args[2], "seq_cst")
+
+    return types.int64(words, types.intp, types.int64), generate
+
+
+@instruction
+def atomic_load(context: Any, words: Any, at: Any) -> Any:
+    """Return a word that another thread writes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(_word(context, builder, signature, args), "seq_cst", 8)
+
+    return types.int64(words, types.intp), generate
+
+
+@instruction
+def atomic_store(context: Any, words: Any, at: Any, value: Any) -> Any:
+    """Write a word that another thread reads, after all that was written before."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[2], _word(context, builder, signature, args), "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.void(words, types.intp, types.int64), generate
+
+
+@compiled
+def survey(indptr: Any, indices: Any) -> Any:
+    """Return the least and the greatest column, and whether rows are in canonical form, in one pass; not of no entries.
+
+    Columns fall, or stay, only where a row begins: these places are counted twice, in all and at the rows' beginnings.
+    """
+    entries, falls = len(indices), np.int64(0)
+    if indptr[0] != 0 or indptr[-1] != entries:
+        return np.int64(0), np.int64(-1), False
+    low = high = indices[0]
+    for at in range(1, entries):
+        low, high = min(low, indices[at]), max(high, indices[at])
+        falls += indices[at] <= indices[at - 1]
+    before = indptr[0]
+    for row in range(1, len(indptr) - 1):
+        start = indptr[row]
+        if start < before or start > entries:
+            return np.int64(0), np.int64(-1), False
+        if before < start < entries:
+            falls -= indices[start] <= indices[start - 1]
+        before = start
+    return np.int64(low), np.int64(high), falls == 0
+
+
+@compiled
+def count_products(
+    a: Any, b_indptr: Any, start: Any, stop: Any, entry_bytes: Any, product_bytes: Any, ends: Any
+) -> Any:
+    """Count the products of rows [start, stop) of A, offsets and columns: ``ends[row + 1]``, from 0 at `start`.
+
+    Returned are their sum, the most bytes that a row takes, and which row that is; or -1, 0 and a row whose offsets or
+    columns do not fit.
+    """
+    total, most, widest = np.int64(0), np.int64(-1), np.int64(start)
+    nrows_b, nnz_a = np.uintp(len(b_indptr) - 1), np.uintp(len(a[1]))
+    for row in range(np.uintp(start), np.uintp(stop)):
+        first, last = np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])
+        if last < first or last > nnz_a:
+            return np.int64(-1), np.int64(0), np.int64(row)
+        products = np.int64(0)
+        for at in range(first, last):
+            k = np.uintp(np.int64(a[1][at]))
+            if k >= nrows_b or b_indptr[k + np.uintp(1)] < b_indptr[k]:
+                return np.int64(-1), np.int64(0), np.int64(row)
+            products += b_indptr[k + np.uintp(1)] - b_indptr[k]
+        total += products
+        ends[row + np.uintp(1)] = total
+        taken = np.int64(last - first) * entry_bytes + products * product_bytes
+        if taken > most:
+            most, widest = taken, np.int64(row)
+    return total, most, widest
+
+
+@inlined
+def products_before(counted: Any, row: Any) -> Any:
+    """Return the products of the rows before `row`; they were counted in parts, each from 0 on."""
+    ends, starts, bases = counted
+    if row == 0:
+        return np.int64(0)
+    part = 0
+    while starts[part + 1] < row:
+        part += 1
+    return ends[row] + bases[part]
+
+
+@compiled
+def cut(counted: Any, a_indptr: Any, budget: Any, first_budget: Any, most: Any, costs: Any, cuts: Any) -> Any:
+    """Cut the rows into blocks of at most `budget` bytes, `most` products and entries, and of one row at least.
+
+    The first block may take `first_budget` bytes, each one after it a little more than the one before. Written are
+    where blocks start and the last ends; returned how many there are.
+    """
+    nrows = np.int64(len(a_indptr) - 1)
+    start, number = np.int64(0), np.int64(0)
+    cuts[0] = 0
+    allowed = first_budget
+    while start < nrows:
+        before = products_before(counted, start)
+        low, high = start + 1, nrows
+        while low < high:
+            middle = (low + high + 1) // 2
+            products, entries = products_before(counted, middle) - before, a_indptr[middle] - a_indptr[start]
+            taken = (middle - start) * costs[0] + entries * costs[1] + products * costs[2]
+            if taken <= allowed and products <= most and entries <= most:
+                low = middle
+            else:
+                high = middle - 1
+        start = low
+        number += 1
+        cuts[number] = start
+        allowed = min(allowed + allowed // RISE, budget)
+    return number
+
+
+@compiled
+def longest_row(indptr: Any) -> Any:
+    """Return the entries of the longest row; 0 where there is none."""
+    most = np.int64(0)
+    for row in range(np.uintp(len(indptr) - 1)):
+        most = max(most, np.int64(indptr[row + np.uintp(1)]) - np.int64(indptr[row]))
+    return most
+
+
+@compiled
+def first_bad_row(indptr: Any, start: Any, stop: Any, nnz: Any) -> Any:
+    """Return the first of rows [start, stop) whose offsets fall or pass the entries; -1 where there is none."""
+    for row in range(np.uintp(start), np.uintp(stop)):
+        last = indptr[row + np.uintp(1)]
+        if last < indptr[row] or last > nnz:
+            return np.int64(row)
+    return np.int64(-1)
+
+
+@compiled
+def copy_offsets(indptr: Any, start: Any, offsets: Any) -> None:
+    """Copy where rows from `start` on begin, counted from the first of them."""
+    first = np.uintp(start)
+    for row in range(np.uintp(len(offsets))):
+        offsets[row] = indptr[first + row] - indptr[first]
+
+
+@compiled
+def mark_rows(a_indices: Any, first: Any, last: Any, nrows: Any, bits: Any) -> Any:
+    """Set the bit of each of B's rows that the entries [first, last) of A ask for; return the range of words touched.
+
+    If an entry asks for none of the `nrows` there are, returned are -1 and that entry.
+    """
+    low, high, end = np.uint64(len(bits)), np.uint64(0), np.uint64(nrows)
+    for at in range(np.uintp(first), np.uintp(last)):
+        k = np.uint64(np.int64(a_indices[at]))
+        if k >= end:
+            return np.int64(-1), np.int64(at)
+        word = k >> np.uint64(6)
+        bits[word] |= ONE << (k & np.uint64(63))
+        low, high = min(low, word), max(high, word + ONE)
+    return np.int64(min(low, high)), np.int64(high)
+
+
+@compiled
+def copy_columns(source: Any, low: Any, columns: Any) -> Any:
+    """Copy the columns of entries of A, less `low`; return the least and the greatest."""
+    least = greatest = source[0]
+    for at in range(np.uintp(len(source))):
+        k = source[at]
+        least, greatest = min(least, k), max(greatest, k)
+        columns[at] = k - low
+    return least, greatest
+
+
+@inlined
+def next_run(bits: Any, base: Any) -> Any:
+    """Return the first row of the first run of set bits of a word, the row after its last, and the bits after it."""
+    start = lowest_bit(bits)
+    filled = bits | ((ONE << start) - ONE)
+    if filled + ONE == np.uint64(0):
+        return base + start, base + WORD, np.uint64(0)
+    stop = lowest_bit(~filled)
+    return base + start, base + stop, bits & ~((ONE << stop) - ONE)
+
+
+@compiled
+def number_rows(bits: Any, places: Any, low: Any, high: Any, b_indptr: Any) -> Any:
+    """Give the marked rows of B numbers from 0 on, one for each word of `bits`; return how many, and their entries.
+
+    If offsets of B fall, or pass the last of them, returned are -1 entries.
+    """
+    rows: Any = np.uint64(0)
+    entries, end, sound = np.int64(0), b_indptr[len(b_indptr) - 1], True
+    for word in range(np.uintp(low), np.uintp(high)):
+        left = bits[word]
+        places[word] = rows
+        rows += ones(left)
+        while left:
+            first, last, left = next_run(left, np.uint64(word) * WORD)
+            sound &= 0 <= b_indptr[first] <= b_indptr[last] <= end
+            entries += b_indptr[last] - b_indptr[first]
+    return np.int64(rows), entries if sound else np.int64(-1)
+
+
+@compiled
+def send_rows(a: Any, counted: Any, table: Any, start: Any, stop: Any, values: Any, value_at: Any, pointers: Any,
+              entries_at: Any, products_at: Any, lengths: Any) -> None:  # fmt: skip
+    """Copy the values of rows [start, stop) of A, and where entries and products of each row start in the block.
+
+    Count the rows of each group by their products, which `table` knows.
+    """
+    first, part = a[0][start], 0
+    ends, starts, bases = counted
+    base = products_before(counted, start)
+    before = np.int64(0)
+    pointers[entries_at] = 0
+    pointers[products_at] = 0
+    for row in range(np.uintp(start), np.uintp(stop)):
+        at: Any = np.uintp(1) + row - np.uintp(start)
+        while starts[part + 1] < np.int64(row) + 1:
+            part += 1
+        products = ends[row + np.uintp(1)] + bases[part] - base
+        pointers[np.uintp(entries_at) + at] = a[0][row + np.uintp(1)] - first
+        pointers[np.uintp(products_at) + at] = products
+        lengths[table[np.uintp(min(products - before, np.int64(TABLE - 1)))]] += 1
+        before = products
+    for at in range(np.uintp(a[0][stop] - first)):
+        values[np.uintp(value_at) + at] = a[2][np.uintp(first) + at]
+
+
+@inlined
+def copy_rows(
+    b: Any, source: Any, stop: Any, columns: Any, column_at: Any, values: Any, value_at: Any, width: Any
+) -> None:
+    """Copy entries [source, stop) of B, each of `width` values."""
+    for j in range(np.uintp(stop - source)):
+        columns[np.uintp(column_at) + j] = b[1][np.uintp(source) + j]
+    target, first = np.uintp(value_at) * np.uintp(width), np.uintp(source) * np.uintp(width)
+    for j in range(np.uintp(stop - source) * np.uintp(width)):
+        values[target + j] = b[2][first + j]
+
+
+@compiled
+def send_distinct(a_indices: Any, first: Any, last: Any, b: Any, bits: Any, places: Any, low: Any, high: Any,
+                  numbers: Any, number_at: Any, starts: Any, start_at: Any, columns: Any, column_at: Any, values: Any,
+                  value_at: Any, width: Any) -> None:  # fmt: skip
+    """Renumber the columns of entries [first, last) of A, copy the marked rows of B in order, and clear the marks.
+
+    Each entry of B has `width` values, side by side.
+    """
+    for at in range(np.uintp(last - first)):
+        k: Any = np.uint64(a_indices[np.uintp(first) + at])
+        word = k >> np.uint64(6)
+        number = np.uint64(places[word]) + ones(bits[word] & ((ONE << (k & np.uint64(63))) - ONE))
+        numbers[np.uintp(number_at) + at] = number
+    row: Any = np.uintp(start_at)
+    out: Any = np.int64(0)
+    for word in range(np.uintp(low), np.uintp(high)):
+        left = bits[word]
+        bits[word] = np.uint64(0)
+        while left:
+            begin, end, left = next_run(left, np.uint64(word) * WORD)
+            source, stop = b[0][begin], b[0][end]
+            for k in range(begin, end):
+                starts[row] = out + b[0][k] - source
+                row += np.uintp(1)
+            copy_rows(b, source, stop, columns, column_at + out, values, value_at + out, width)
+            out += stop - source
+    starts[row] = out
+
+
+@compiled
+def send_duplicated(a_indices: Any, first: Any, last: Any, b: Any, starts: Any, start_at: Any, columns: Any,
+                    column_at: Any, values: Any, value_at: Any) -> None:  # fmt: skip
+    """Copy the row of B of each of the entries [first, last) of A, in order; the starts are sums of repeat counts."""
+    out: Any = np.int64(0)
+    for at in range(np.uintp(first), np.uintp(last)):
+        k = np.uintp(a_indices[at])
+        source, stop = b[0][k], b[0][k + np.uintp(1)]
+        starts[np.uintp(start_at) + at - np.uintp(first)] = out
+        copy_rows(b, source, stop, columns, column_at + out, values, value_at + out, 1)
+        out += stop - source
+    starts[np.uintp(start_at) + np.uintp(last - first)] = out
+
+
+@compiled
+def take_place(state: Any, number: Any, size: Any, room: Any) -> Any:
+    """Wait for the turn of block `number` and for `size` free bytes of the ring; return where, or -1 if to stop."""
+    while atomic_load(state, TURN) != number:
+        if atomic_load(state, CLOSED):
+            return np.int64(-1)
+        sched_yield()
+    used = atomic_load(state, USED)
+    begin = used
+    if begin % room + size > room:
+        begin += room - begin % room
+    while True:
+        freed = atomic_load(state, FREED)
+        if begin + size - freed <= room or freed == used:  # all is free, also what is left out before the ring's end
+            break
+        if atomic_load(state, CLOSED):
+            return np.int64(-1)
+        usleep(NAP)
+    atomic_store(state, USED, begin + size)
+    atomic_store(state, TURN, number + 1)
+    return begin
+
+
+@compiled
+def prepare_blocks(a: Any, b: Any, counted: Any, cuts: Any, distinct: Any, sizes: Any, table: Any, state: Any,
+                   ready: Any, said: Any, ring: Any, room: Any, bits: Any, places: Any) -> None:  # fmt: skip
+    """Prepare blocks until none is left; several threads at once, each with `bits` (zero) and `places` of its own.
+
+    `ring` is the same `room` bytes as values, columns, offsets and numbers. What is said of a block, and all that was
+    written, may be read once ``ready[number]`` is 1.
+    """
+    values, columns, pointers, numbers = ring
+    while not atomic_load(state, CLOSED):
+        number = atomic_add(state, TAKEN, 1)
+        if number >= len(cuts) - 1:
+            return
+        start, stop = cuts[number], cuts[number + 1]
+        first, last = a[0][start], a[0][stop]
+        rows, entries = last - first, products_before(counted, stop) - products_before(counted, start)
+        low, high = np.int64(0), np.int64(0)
+        if distinct:
+            low, high = mark_rows(a[1], first, last, len(b[0]) - 1, bits)
+            rows, entries = number_rows(bits, places, low, high, b[0])
+        offsets = sent_offsets(stop - start, last - first, rows, entries, distinct, sizes[0], sizes[1], sizes[2])
+        begin = take_place(state, number, offsets[7], room)
+        if begin < 0:
+            return
+        at = begin % room
+        value_at, column_at = (at + offsets[1]) // sizes[0], (at + offsets[2]) // sizes[1]
+        start_at = (at + offsets[3]) // sizes[2]
+        if distinct:
+            number_at = (at + offsets[6]) // 4
+            send_distinct(a[1], first, last, b, bits, places, low, high, numbers, number_at, pointers, start_at,
+                          columns, column_at, values, value_at, 1)  # fmt: skip
+        else:
+            send_duplicated(a[1], first, last, b, pointers, start_at, columns, column_at, values, value_at)
+        entries_at, products_at = (at + offsets[4]) // sizes[2], (at + offsets[5]) // sizes[2]
+        send_rows(a, counted, table, start, stop, values, at // sizes[0], pointers, entries_at, products_at,
+                  said[number, LENGTHS:])  # fmt: skip
+        said[number, PLACE] = begin
+        said[number, B_ROWS] = rows
+        said[number, B_ENTRIES] = entries
+        atomic_store(ready, number, 1)
+
+
+@compiled
+def wait_ready(ready: Any, number: Any, tries: Any) -> Any:
+    """Wait for a block, `tries` looks at most; return whether it is ready."""
+    for _ in range(tries):
+        if atomic_load(ready, number):
+            return True
+        sched_yield()
+    return False
+
+
+@compiled
+def free_place(state: Any, end: Any) -> None:
+    """Free the ring up to `end`."""
+    atomic_store(state, FREED, end)
+
+
+@compiled
+def close(state: Any) -> None:
+    """Let the threads stop."""
+    atomic_store(state, CLOSED, 1)
+
+
+@compiled
+def shift(local: Any, start: Any, stop: Any, place: Any, indptr: Any) -> None:
+    """Turn the offsets of rows [start, stop) inside their block, each of its end, into those of C."""
+    for row in range(np.uintp(start), np.uintp(stop)):
+        indptr[row + np.uintp(1)] = place + local[row]

@@ -1,0 +1,339 @@
+"""What turns a product into an answer, row by row, so that C is never whole: semiring, mask, epilogue, cuts."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from spdist.errors import InputError, MatrixError
+from spdist.kernels.semirings import OR_AND, PLUS_TIMES, Semiring, check_function, code_of, digest
+from spdist.matrices.csr import CSR, Int64Array
+from spdist.units import check_count
+
+NORMS = ("l1", "l2", "max")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Epilogue:
+    """What becomes of the values of a finished row, in this order.
+
+    Parameters
+    ----------
+    rows : (nrows,) array or path, optional
+        Factor for each row of C; or a file of `numpy.save` with them.
+    columns : (ncols,) array or path, optional
+        Factor for each column.
+    apply : function of one number, optional
+        Compiled by Numba, in each process again. What it returns is converted to the dtype of C.
+    normalize : {"l1", "l2", "max"}, optional
+        Rows are divided by the sum of their absolute values, the root of the sum of their squares, or the largest of
+        them; rows of zeros stay.
+    drop_zeros : bool
+        Entries that are zero now are left out.
+    cuda : str, optional
+        `apply` once more, as an expression of x in C, for the GPU: ``"x * x"``.
+
+    Raises
+    ------
+    InputError
+        If `normalize` is none of the three, a file holds no vector of numbers, or there is an expression without a
+        function.
+
+    Examples
+    --------
+    A step of Markov clustering, on a matrix whose rows sum to 1:
+
+    >>> import numpy as np, scipy.sparse as sp, spdist
+    >>> m = sp.csr_array(np.array([[0.5, 0.5, 0], [0.25, 0.5, 0.25], [0, 0.5, 0.5]]))
+    >>> inflate = spdist.Epilogue(apply=lambda x: x * x, normalize="l1")
+    >>> spdist.spgemm(m, m, epilogue=inflate, threshold=0.1).toarray().round(3)
+    array([[0.346, 0.615, 0.   ],
+           [0.167, 0.667, 0.167],
+           [0.   , 0.615, 0.346]])
+    """
+
+    rows: Any = None
+    columns: Any = None
+    apply: Callable[[Any], Any] | None = None
+    normalize: str | None = None
+    drop_zeros: bool = False
+    cuda: str | None = None
+
+    def __post_init__(self) -> None:
+        check_function("apply", self.apply, "x")
+        if self.cuda is not None and self.apply is None:
+            raise InputError(f"cuda={self.cuda!r} says again what a function does: pass it as apply")
+        if self.normalize is not None and self.normalize not in NORMS:
+            raise InputError(f"normalize={self.normalize!r} is not one of {', '.join(NORMS)}")
+        for name in ("rows", "columns"):
+            if isinstance(path := getattr(self, name), str | os.PathLike):
+                object.__setattr__(self, name, _read_factors(path))
+
+    @property
+    def idle(self) -> bool:
+        """Whether it changes nothing."""
+        return not self.drop_zeros and all(x is None for x in (self.rows, self.columns, self.apply, self.normalize))
+
+    def check(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
+        """Check that it fits a C of this shape and dtype.
+
+        Raises
+        ------
+        InputError
+            If there are not as many factors as rows or columns, or values are whole that would become fractions.
+        """
+        for name, factors, size in (("rows", self.rows, shape[0]), ("columns", self.columns, shape[1])):
+            if factors is not None and np.shape(factors) != (size,):
+                raise InputError(f"epilogue: {name} has shape {np.shape(factors)}, but C has {size:,} {name}")
+        divides = self.rows is not None or self.columns is not None or self.normalize is not None
+        if dtype.kind in "biu" and (divides or (dtype.kind == "b" and self.apply is not None)):
+            raise InputError(f"epilogue: C holds {dtype}, which has no fractions: convert A or B to float64")
+
+    def of_rows(self, start: int, stop: int) -> Epilogue:
+        """Return that of rows ``[start:stop)``."""
+        return self if self.rows is None else replace(self, rows=self.rows[start:stop])
+
+    def turned(self) -> Epilogue:
+        """Return that of the transpose."""
+        return replace(self, rows=self.columns, columns=self.rows)
+
+    def identity(self) -> list[Any]:
+        """Return what tells it from others, in this process and in another."""
+        factors = [None if one is None else digest(np.asarray(one).tobytes()) for one in (self.rows, self.columns)]
+        code = None if self.apply is None else digest(repr(code_of(self.apply)).encode())
+        return [*factors, code, self.normalize, self.drop_zeros, *([] if self.cuda is None else [self.cuda])]
+
+
+def _read_factors(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
+    try:
+        factors = np.load(path)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path}: not readable as a vector of NumPy's ({error}): write one with numpy.save") from None
+    if not isinstance(factors, np.ndarray) or factors.ndim != 1 or factors.dtype.kind not in "biufc":
+        what = f"{factors.dtype} of shape {factors.shape}" if isinstance(factors, np.ndarray) else "several arrays"
+        raise InputError(f"{path} holds {what}: factors for rows or columns are a vector of numbers")
+    return factors
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return not isinstance(value, str) and not math.isnan(float(value))
+    except (TypeError, ValueError):
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class ProductSpec:
+    """Options of a product, applied in this order: semiring, mask and triangle, epilogue, threshold, top-n.
+
+    Attributes
+    ----------
+    semiring : Semiring
+    mask : CSR, optional
+        Canonical, with the rows of A and the columns of B. C has entries only where the mask holds one, whatever its
+        value. Beside operands on the GPU it may be there, too.
+    complement : bool
+        Entries only where the mask holds none.
+    top_n : int, optional
+        Entries kept of each row: the largest, of equal ones those in the smaller columns.
+    threshold : float, optional
+        Entries kept are ``>= threshold``, compared in the dtype of C.
+    epilogue : Epilogue, optional
+        What becomes of values before rows are cut.
+    triangle : {"upper"}, optional
+        C has entries only on and above the diagonal; products below are not made.
+    first_row : int
+        The number in C of the first row, which the triangle counts from.
+
+    Raises
+    ------
+    InputError
+        If `top_n` is below 1, `threshold` is NaN, or `complement` comes without a mask; or if a triangle is not the
+        upper one, or comes with what needs whole rows: `top_n` or norms.
+    """
+
+    semiring: Semiring = PLUS_TIMES
+    mask: CSR | None = None
+    complement: bool = False
+    top_n: int | None = None
+    threshold: float | None = None
+    epilogue: Epilogue | None = None
+    triangle: str | None = None
+    first_row: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("top_n", self.top_n, "all entries")
+        if self.threshold is not None and not _is_number(self.threshold):
+            raise InputError(f"threshold={self.threshold!r} must be a number, which NaN is not")
+        if type(self.epilogue) not in (type(None), Epilogue):
+            raise InputError(f"epilogue={self.epilogue!r} is none: pass spdist.Epilogue(normalize='l1'), for instance")
+        if self.complement and self.mask is None:
+            raise InputError("complement=True needs a mask")
+        self._check_triangle()
+
+    def _check_triangle(self) -> None:
+        if self.triangle not in (None, "upper"):
+            raise InputError(
+                f"triangle={self.triangle!r} is not 'upper', the one there is: the lower one of a symmetric C is its "
+                f"transpose"
+            )
+        normalize = None if self.epilogue is None else self.epilogue.normalize
+        for name, value in (("top_n", self.top_n), ("epilogue: normalize", normalize)):
+            if self.triangle is not None and value is not None:
+                raise InputError(
+                    f"{name}={value!r} needs whole rows, and triangle='upper' makes the part of each from the diagonal "
+                    f"on: leave one of the two out"
+                )
+
+    @property
+    def diagonal(self) -> int | None:
+        """The column of the diagonal in the first row, where C is cut there; None where rows are whole."""
+        return None if self.triangle is None else self.first_row
+
+    @property
+    def inside(self) -> CSR | None:
+        """The mask whose columns C is confined to."""
+        return None if self.complement else self.mask
+
+    @property
+    def selects(self) -> bool:
+        """Whether finished rows are cut."""
+        return self.top_n is not None or self.threshold is not None
+
+    @property
+    def fused(self) -> bool:
+        """Whether rows need more than their products: a mask, an epilogue, or to be cut."""
+        return self.finishes or self.mask is not None
+
+    @property
+    def finishes(self) -> bool:
+        """Whether something becomes of rows once all their products are added."""
+        return self.selects or self.epilogue is not None
+
+    @property
+    def functions(self) -> dict[str, tuple[Callable[..., Any], str]]:
+        """The functions of one's own, with their arguments, by what they are."""
+        ring, found = self.semiring, {}
+        if not ring.named:
+            found = {f"semiring {ring.name}: {name}": (getattr(ring, name), "x, y") for name in ("add", "multiply")}
+        if self.epilogue is not None and self.epilogue.apply is not None:
+            found["epilogue: apply"] = self.epilogue.apply, "x"
+        return found
+
+    @property
+    def unfinished(self) -> ProductSpec:
+        """The options of a partial product."""
+        return replace(self, top_n=None, threshold=None, epilogue=None)
+
+    @property
+    def plain(self) -> bool:
+        """Whether C is the product as it is."""
+        return self.semiring is PLUS_TIMES and self.triangle is None and not self.fused
+
+    def of_rows(self, start: int, stop: int) -> ProductSpec:
+        """Return those of rows ``[start:stop)``."""
+        mask = None if self.mask is None else self.mask.rows(start, stop)
+        epilogue = None if self.epilogue is None else self.epilogue.of_rows(start, stop)
+        return replace(self, mask=mask, epilogue=epilogue, first_row=self.first_row + start)
+
+    def ring(self, dtype: np.dtype[Any]) -> Semiring | None:
+        """Return the semiring as kernels take it: None for plus and times, which bools have OR and AND for."""
+        if self.semiring is not PLUS_TIMES:
+            return self.semiring
+        return OR_AND if dtype.kind == "b" else None
+
+    def check(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
+        """Check that they fit a C of this shape and dtype.
+
+        Raises
+        ------
+        MatrixError
+            If the mask has another shape, or rows of complex values are to be cut.
+        InputError
+            If no value of the dtype reaches the threshold, or the epilogue does not fit.
+        """
+        if self.mask is not None and self.mask.shape != shape:
+            raise MatrixError(
+                f"the mask is {self.mask.nrows:,} x {self.mask.ncols:,}, but C is {shape[0]:,} x {shape[1]:,}"
+            )
+        if self.epilogue is not None:
+            self.epilogue.check(shape, dtype)
+        if self.selects and dtype.kind == "c":
+            raise MatrixError(f"values of dtype {dtype} have no order, which top_n and threshold need: pass real ones")
+        if dtype.kind in "biu" and self.threshold is not None and self.threshold > _highest(dtype):
+            raise InputError(f"threshold={self.threshold} is above every value of dtype {dtype}: lower it")
+
+    def check_square(self, shape: tuple[int, int]) -> None:
+        """Check that a whole C of this shape has such a triangle.
+
+        Raises
+        ------
+        MatrixError
+            If C is not square.
+        """
+        if self.triangle is not None and shape[0] != shape[1]:
+            raise MatrixError(
+                f"triangle={self.triangle!r} is for a symmetric C, which A @ A.T and A.T @ A are: this one is "
+                f"{shape[0]:,} x {shape[1]:,}"
+            )
+
+    def check_device(self) -> None:
+        """Check that the GPU has kernels for them.
+
+        Raises
+        ------
+        InputError
+        """
+        if self.semiring is not PLUS_TIMES:
+            self.semiring.check_device()
+        if self.epilogue is not None and self.epilogue.apply is not None and self.epilogue.cuda is None:
+            raise InputError(
+                "epilogue: apply is a function of Python's, which the GPU does not call: give it as an expression of x "
+                "in C as well, spdist.Epilogue(apply=lambda x: x * x, cuda='x * x')"
+            )
+
+    def least(self, dtype: np.dtype[Any]) -> Any:
+        """Return the smallest value of a real `dtype` that is kept: the threshold, or the lowest if there is none."""
+        if dtype.kind == "f":
+            return dtype.type(-math.inf if self.threshold is None else self.threshold)
+        lowest = 0 if dtype.kind == "b" else int(np.iinfo(dtype).min)
+        if self.threshold is None or self.threshold <= lowest:
+            return dtype.type(lowest)
+        return dtype.type(math.ceil(self.threshold))
+
+    def row_entries(self, ncols: int) -> int:
+        """Bound the entries of a row of C that has `ncols` columns."""
+        bounds = [ncols] if self.top_n is None else [ncols, self.top_n]
+        return min(bounds if self.inside is None else [*bounds, longest_row(self.inside)])
+
+
+def is_by_columns(axis: int, top_n: int | None, epilogue: Epilogue | None) -> bool:
+    """Return whether something of a product looks at whole columns: `top_n` or a norm, with an axis of 0.
+
+    Raises
+    ------
+    InputError
+        If the axis is neither 0 nor 1.
+    """
+    if not isinstance(axis, int | np.integer) or isinstance(axis, bool) or axis not in (0, 1):
+        raise InputError(f"axis={axis!r} is neither 1, for the largest of each row, nor 0, for those of each column")
+    return axis == 0 and (top_n is not None or getattr(epilogue, "normalize", None) is not None)
+
+
+def longest_row(m: CSR) -> int:
+    """Return the entries of the longest row."""
+    lengths: Int64Array = m.indptr[1:] - m.indptr[:-1]
+    return int(lengths.max(initial=0))
+
+
+def _highest(dtype: np.dtype[Any]) -> int:
+    return 1 if dtype.kind == "b" else int(np.iinfo(dtype).max)
+
+
+PLAIN = ProductSpec()

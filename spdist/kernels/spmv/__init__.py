@@ -1,0 +1,1 @@
+"""Products of a prepared matrix with vectors."""

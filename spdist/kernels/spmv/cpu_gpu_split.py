@@ -1,0 +1,399 @@
+"""Rows of a matrix shared between a GPU and this process's cores, for products with vectors: a share fixed beforehand.
+
+The GPU has the first rows, the host the others. What the host's rows ask of x is on its way to page-locked memory while
+the GPU's rows are launched, and the host's rows of y go back beside them; the caller's stream waits for those, the host
+for what it reads alone.
+
+The share is the one that takes both equally long, by what each was timed at. It is kept where a product is then quicker
+than the GPU by itself, by more than times of the same product differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from spdist.errors import InputError, MatrixError
+from spdist.kernels.cuda.pinned import Bytes, array_at, pinned
+from spdist.kernels.spmv import sell_gpu
+from spdist.kernels.spmv.prepared import Product
+from spdist.matrices.csr import CSR, INT32_MAX
+
+FIRST_SHARE = 1 / 32
+"""Of the matrix, what the host is timed with first."""
+ROUNDS = 3
+"""Shares that the host is timed with at most."""
+CLOSE = 0.1
+"""Change of a share, relative to it, below which the host is not timed again."""
+TURNS = 9
+"""Times that the shared product and the GPU alone are timed in the end, turn by turn."""
+PRODUCTS = 5
+"""Products that a time is the mean of."""
+TRIES = 3
+"""Such times of the host, of which the least tells what share it is given."""
+WIDER = 1.25
+"""A range of x may be so many times as long as what is asked of it, and is copied without being gathered."""
+
+
+class Exchange:
+    """The way of elements of x to the host, and of its rows of y back: a stream beside the caller's.
+
+    Attributes
+    ----------
+    lock : Lock
+        Held for a product: there is one place for each way.
+    """
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._runtime = cupy.cuda.runtime
+        self.lock, self.stream = threading.Lock(), cupy.cuda.Stream(non_blocking=True)
+        self._ready, self._arrived, self._returned = (cupy.cuda.Event(disable_timing=True) for _ in range(3))
+        self._memory: dict[str, Bytes] = {}
+
+    def fetch(self, asked: Any, caller: Any) -> Any:
+        """Begin to copy an array of the GPU's, once `caller`, a stream, has made it; return where it will lie."""
+        there = self._place("x", asked.shape, asked.dtype)
+        self._ready.record(caller)
+        self.stream.wait_event(self._ready)
+        if asked.size:
+            down = self._runtime.memcpyDeviceToHost
+            self._runtime.memcpyAsync(there.ctypes.data, asked.data.ptr, asked.nbytes, down, self.stream.ptr)
+        self._arrived.record(self.stream)
+        return there
+
+    def rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Wait for what is fetched; return a place for rows of y, which those of the product before have left then."""
+        self._arrived.synchronize()
+        return self._place("y", shape, dtype)
+
+    def give_back(self, rows: Any, out: Any, caller: Any) -> None:
+        """Begin to copy rows of y to the GPU; what `caller` is given from now on waits for them."""
+        if rows.size:
+            up = self._runtime.memcpyHostToDevice
+            self._runtime.memcpyAsync(out.data.ptr, rows.ctypes.data, rows.nbytes, up, self.stream.ptr)
+        self._returned.record(self.stream)
+        caller.wait_event(self._returned)
+
+    def _place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return page-locked memory as an array."""
+        count = math.prod(shape)
+        if name not in self._memory or len(self._memory[name]) < count * dtype.itemsize:
+            self.stream.synchronize()  # a product that failed may have left a copy under way to what is let go
+            self._memory[name] = pinned(count * dtype.itemsize)
+        return array_at(self._memory[name], 0, count, dtype).reshape(shape)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # the interpreter may be gone
+            self.stream.synchronize()  # others get the memory
+
+
+@dataclass(frozen=True, eq=False)
+class HybridProduct:
+    """The first rows on the GPU, the others on the host; x and y are on the GPU.
+
+    Attributes
+    ----------
+    device : Product or None
+        Rows before `cut`; None: they are left as they are.
+    host : Product
+        The others; its columns are those that they ask for.
+    shape : (nrows, ncols)
+    cut : int
+        The first row on the host.
+    low, high : int
+        The columns that the host's rows ask for are among these.
+    columns : (n,) int32 or None
+        Those asked for, on the GPU; None: all of ``[low, high)``.
+    """
+
+    device: Product | None
+    host: Product
+    shape: tuple[int, int]
+    cut: int
+    low: int
+    high: int
+    columns: Any = None
+
+    @property
+    def matrix(self) -> Any:
+        """The matrix of the GPU's rows."""
+        return getattr(self.device, "matrix", None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads of the matrix, on the GPU and on the host."""
+        order = 0 if self.columns is None else int(self.columns.nbytes)
+        return self.host.nbytes + order + (0 if self.device is None else self.device.nbytes)
+
+    @property
+    def asked(self) -> int:
+        """Elements of x that go to the host."""
+        return self.high - self.low if self.columns is None else len(self.columns)
+
+    def multiply(self, x: Any, out: Any, threads: int) -> Any:
+        """Return ``a @ x``.
+
+        Raises
+        ------
+        InputError
+            If the stream is being captured.
+        """
+        import cupy
+
+        caller = cupy.cuda.get_current_stream()
+        if caller.is_capturing():
+            raise InputError(
+                f"rows from {self.cut:,} on are multiplied by cores of the host, which a CUDA graph does not hold: "
+                f"take products one by one, or prepare the operator by another method than 'hybrid'"
+            )
+        y = cupy.empty((self.shape[0], *x.shape[1:]), x.dtype) if out is None else out
+        exchange = self._exchange
+        with exchange.lock:
+            asked = x[self.low : self.high] if self.columns is None else sell_gpu.gather(x, self.columns)
+            there = exchange.fetch(asked, caller)
+            if self.device is not None:
+                self.device.multiply(x, y[: self.cut], threads)
+            rows = exchange.rows((self.shape[0] - self.cut, *x.shape[1:]), x.dtype)
+            self.host.multiply(there, rows, threads)
+            exchange.give_back(rows, y[self.cut :], caller)
+        return y
+
+    @functools.cached_property
+    def _exchange(self) -> Exchange:
+        return Exchange()
+
+    def describe(self) -> str:
+        """Say in what form the matrix is, for people."""
+        form = "none" if self.device is None else self.device.describe()
+        return (
+            f"{self.cut:,} rows on the GPU ({form}), {self.shape[0] - self.cut:,} on the host "
+            f"({self.host.describe()}), which asks for {self.asked:,} elements of x"
+        )
+
+
+# -- rows of either ----------------------------------------------------------------------------------------------------
+
+
+class Cuts:
+    """A matrix on the GPU, to be cut between two rows.
+
+    Parameters
+    ----------
+    a : CSR
+        On the GPU.
+
+    Raises
+    ------
+    MatrixError
+        If it has 2**31 rows or columns.
+    """
+
+    def __init__(self, a: CSR) -> None:
+        if max(a.shape) > INT32_MAX:
+            raise MatrixError(
+                f"method='hybrid' has 32-bit columns, the matrix is {a.nrows:,} x {a.ncols:,}: choose method='csr'"
+            )
+        self.a, self.offsets = a, _on_host(a.indptr).astype(np.int64)
+        self.weights = self.offsets + np.arange(len(self.offsets))  # an entry, and a row to write
+
+    def row(self, share: float) -> int:
+        """Return the row from which on such a share of the matrix lies, at least a row and not all."""
+        at = int(np.searchsorted(self.weights, (1 - share) * self.weights[-1]))
+        return min(max(at, 1), self.a.nrows - 1)
+
+    def share(self, cut: int) -> float:
+        """Return the share of the matrix that lies from a row on."""
+        return 1 - float(self.weights[cut] / self.weights[-1])
+
+    def before(self, cut: int) -> CSR:
+        """Return the rows before a cut, on the GPU, without a copy."""
+        a, end = self.a, int(self.offsets[cut])
+        return CSR(a.indptr[: cut + 1], a.indices[:end], a.data[:end], (cut, a.ncols))
+
+    def after(self, cut: int) -> CSR:
+        """Return the rows from a cut on, in host memory."""
+        a, first = self.a, int(self.offsets[cut])
+        indices, data = _on_host(a.indices[first:]), _on_host(a.data[first:])
+        return CSR(self.offsets[cut:] - first, indices, data, (a.nrows - cut, a.ncols))
+
+
+def _on_host(array: Any) -> Any:
+    """Return an array as NumPy's."""
+    return array.get() if hasattr(array, "get") else array
+
+
+def renumbered(a: CSR) -> tuple[CSR, int, int, Any]:
+    """Return rows of the host with their columns numbered by what they ask for.
+
+    Returns
+    -------
+    CSR, int, int, (n,) int32 or None
+        The columns asked for are those of ``[low, high)``, all of them where there is no array.
+    """
+    asks = np.zeros(a.ncols, bool)
+    asks[a.indices] = True
+    columns = np.flatnonzero(asks).astype(np.int32)
+    low, high = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, 0)
+    if high - low <= WIDER * len(columns):
+        return CSR(a.indptr, (a.indices - low).astype(np.int32), a.data, (a.nrows, high - low)), low, high, None
+    place = np.cumsum(asks, dtype=np.int32) - 1
+    return CSR(a.indptr, place[a.indices].astype(np.int32), a.data, (a.nrows, len(columns))), low, high, columns
+
+
+def to_csr(before: CSR, after: CSR, product: HybridProduct) -> CSR:
+    """Put the rows of both, canonical and in host memory, together."""
+    columns = product.low + np.arange(product.high - product.low) if product.columns is None else product.columns
+    indices = _on_host(columns)[after.indices].astype(before.indices.dtype)
+    return CSR(
+        np.append(before.indptr, before.indptr[-1] + after.indptr[1:]), np.append(before.indices, indices),
+        np.append(before.data, after.data), product.shape,
+    )  # fmt: skip
+
+
+# -- the share ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Forms:
+    """What prepares rows, and how long the GPU takes alone.
+
+    Attributes
+    ----------
+    on_gpu, on_host : callable
+        Each returns the product of rows that are there.
+    alone : callable
+        Returns the seconds of the GPU's product of the whole matrix.
+    dtype : dtype
+        Of vectors.
+    threads : int
+        Of the host.
+    """
+
+    on_gpu: Callable[[CSR], Product]
+    on_host: Callable[[CSR], Product]
+    alone: Callable[[], float]
+    dtype: np.dtype[Any]
+    threads: int
+
+
+def prepare(a: CSR, forms: Forms) -> tuple[HybridProduct | None, str]:
+    """Share a matrix of the GPU's between it and the host, if that pays.
+
+    Until that is known the GPU holds its rows of the shared product besides the whole one.
+
+    Parameters
+    ----------
+    a : CSR
+        On the GPU.
+    forms : Forms
+
+    Returns
+    -------
+    HybridProduct or None, str
+        None: the GPU alone is as quick. And why it is this one.
+
+    Raises
+    ------
+    MatrixError
+        If the matrix has 2**31 rows or columns.
+    """
+    cuts = Cuts(a)
+    if a.nrows < 2 or not a.nnz:
+        return None, f"the GPU alone: {a.nrows:,} rows with {a.nnz:,} entries are not to be shared"
+    vectors = _vectors(a, forms.dtype)
+    alone = forms.alone()
+
+    def chain(share: float) -> float:
+        product = _cut(cuts, cuts.row(share), forms, gpu=False)
+        return min(_seconds(product, vectors, forms.threads) for _ in range(TRIES))
+
+    fixed = chain(0.0)
+    if alone <= fixed:
+        return None, f"the GPU alone, {_us(alone)}: a row's way to the host and back takes {_us(fixed)}"
+    share = balance(alone, fixed, chain)
+    product = _cut(cuts, cuts.row(share), forms, gpu=True)
+    ours, theirs = _turns(lambda: _seconds(product, vectors, forms.threads), forms.alone)
+    told = f"{cuts.share(product.cut):.1%} of the matrix on the host, threads={forms.threads}"
+    both, one = _us(statistics.median(ours)), _us(statistics.median(theirs))
+    if wins(ours, theirs):
+        return product, f"{told}: {both}, the GPU alone {one}"
+    return None, f"the GPU alone, {one}: with {told}, {both}, no gain beyond the noise"
+
+
+def balance(alone: float, fixed: float, chain: Callable[[float], float]) -> float:
+    """Return the share of the host with which it is done when the GPU is.
+
+    Parameters
+    ----------
+    alone : float
+        Seconds of the GPU with the whole matrix; with a part it takes as long as that is large.
+    fixed : float
+        Seconds of the host with next to nothing.
+    chain : callable
+        Returns the seconds of the host with a share, on the way there and back too.
+    """
+    share = FIRST_SHARE
+    for _ in range(ROUNDS):
+        slope = max(chain(share) - fixed, 0.0) / share
+        before, share = share, (alone - fixed) / (alone + slope)
+        if abs(share - before) <= CLOSE * before:
+            break
+    return share
+
+
+def wins(ours: list[float], theirs: list[float]) -> bool:
+    """Whether three of four times of ours are below three of four of theirs."""
+    return statistics.quantiles(ours, n=4)[2] < statistics.quantiles(theirs, n=4)[0]
+
+
+def _cut(cuts: Cuts, cut: int, forms: Forms, gpu: bool) -> HybridProduct:
+    """Prepare a cut matrix; its rows of the GPU only if asked for."""
+    rows, low, high, columns = renumbered(cuts.after(cut))
+    if columns is not None:
+        import cupy
+
+        columns = cupy.asarray(columns)
+    device = forms.on_gpu(cuts.before(cut)) if gpu else None
+    return HybridProduct(device, forms.on_host(rows), cuts.a.shape, cut, low, high, columns)
+
+
+def _vectors(a: CSR, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """Return an x and a place for y, on the GPU."""
+    import cupy
+
+    return cupy.ones(a.ncols, dtype), cupy.empty(a.nrows, dtype)
+
+
+def _seconds(product: HybridProduct, vectors: tuple[Any, Any], threads: int) -> float:
+    """Return the seconds of a product among others, by the clock of the host, which takes part."""
+    import cupy
+
+    stream = cupy.cuda.get_current_stream()
+    product.multiply(*vectors, threads)
+    stream.synchronize()
+    begin = time.perf_counter()
+    for _ in range(PRODUCTS):
+        product.multiply(*vectors, threads)
+    stream.synchronize()
+    return (time.perf_counter() - begin) / PRODUCTS
+
+
+def _turns(ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[list[float], list[float]]:
+    """Time two, turn by turn: what disturbs one disturbs the other."""
+    pairs = [(ours(), theirs()) for _ in range(TURNS)]
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def _us(seconds: float) -> str:
+    return f"{1e6 * seconds:,.1f} us"

@@ -1,0 +1,80 @@
+"""CSR-scalar and CSR-vector: products with vectors of a matrix that stays as it is, on the GPU.
+
+References
+----------
+F. Villa, "Efficient Sparse Matrix-Vector Multiplication on CUDA", Politecnico di Milano.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from spdist.errors import InputError
+from spdist.kernels.cuda.module import C_TYPES, c_type, module
+from spdist.kernels.workspace import ceil_div
+from spdist.matrices.csr import CSR
+
+FILE = "spmv/csr.cu"
+WIDTHS = (1, 2, 4, 8, 16, 32)
+WIDE = {"float": ("float", "double"), "Complex<float>": ("Complex<float>", "Complex<double>")}
+"""Dtypes of x and y for values that may be narrower than these."""
+
+Width = Literal[1, 2, 4, 8, 16, 32]
+
+
+def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
+    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    vectors = WIDE.get(value, (value,))
+    return {FILE: tuple(_name(value, vector, index, pointer, width) for vector in vectors for width in WIDTHS)}
+
+
+def _name(value: str, vector: str, index: str, pointer: str, width: int) -> str:
+    return f"spmv_csr<{value}, {vector}, {index}, {pointer}, {width}>"
+
+
+def row_width(nrows: int, nnz: int) -> int:
+    """Return how many lanes suit rows of this mean length: about four entries each, 32 at most.
+
+    Examples
+    --------
+    >>> row_width(1000, 5000), row_width(1000, 10**6)
+    (2, 32)
+    """
+    mean = nnz / max(nrows, 1)
+    return max((width for width in WIDTHS if 2.5 * width <= mean), default=1)
+
+
+def multiply(a: CSR, x: Any, out: Any = None, *, width: int | None = None) -> Any:
+    """Return ``a @ x`` by CSR-scalar (`width` 1) or CSR-vector.
+
+    Parameters
+    ----------
+    a : CSR
+        On the GPU; any order of entries, duplicates count twice.
+    x : (ncols,) or (ncols, k)
+        On the GPU, C order; of the dtype of `a` or the wider one of its kind.
+    out : array, optional
+        Takes the result.
+    width : {1, 2, 4, 8, 16, 32}, optional
+        Lanes of a row; by default what suits the mean length.
+
+    References
+    ----------
+    .. [1] F. Villa, "Efficient Sparse Matrix-Vector Multiplication on CUDA", Politecnico di Milano.
+    """
+    import cupy
+
+    lanes = row_width(a.nrows, a.nnz) if width is None else width
+    if lanes not in WIDTHS:
+        raise InputError(f"{lanes} lanes a row: choose one of {', '.join(map(str, WIDTHS))}")
+    y = cupy.empty((a.nrows, *x.shape[1:]), x.dtype) if out is None else out
+    columns = x.shape[1] if x.ndim == 2 else 1
+    if a.nrows and columns:
+        index, pointer = (C_TYPES[np.dtype(array.dtype)] for array in (a.indices, a.indptr))
+        name = _name(c_type(np.dtype(a.dtype)), c_type(x.dtype), index, pointer, lanes)
+        module(FILE, (name,))(name, (ceil_div(a.nrows, 256 // lanes), columns), 256, (
+            np.int64(a.nrows), np.int64(columns), a.indptr, a.indices, a.data, x, y
+        ), early=True)  # fmt: skip
+    return y

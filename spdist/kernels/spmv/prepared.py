@@ -1,0 +1,248 @@
+"""A matrix prepared for products with vectors, in each of the forms that `spdist.operator` chooses among.
+
+Every form multiplies ``(ncols,)`` and ``(ncols, k)`` arrays in C order that lie where its own arrays are.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from scipy.sparse import _sparsetools
+
+from spdist.errors import MatrixError
+from spdist.kernels.spmv import bsr as bsr_spmv
+from spdist.kernels.spmv import csr as csr_spmv
+from spdist.kernels.spmv import ehyb, reorder, sell, sell_gpu
+from spdist.kernels.spmv.ehyb import Ehyb
+from spdist.kernels.spmv.sell_format import Sell, is_on_gpu
+from spdist.matrices.bsr import BSR
+from spdist.matrices.csr import CSR
+
+
+class Product(Protocol):
+    """What multiplies."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads of the matrix."""
+
+    def multiply(self, x: Any, out: Any, threads: int) -> Any:
+        """Return ``a @ x``, in `out` where that is not None."""
+
+    def describe(self) -> str:
+        """Say in what form the matrix is, for people."""
+
+
+@dataclass(frozen=True, eq=False)
+class SellProduct:
+    """SELL-C-sigma, its columns in an order of their own where `columns` is set."""
+
+    matrix: Sell
+    columns: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads of the matrix."""
+        return self.matrix.nbytes + (0 if self.columns is None else int(self.columns.nbytes))
+
+    def multiply(self, x: Any, out: Any, threads: int) -> Any:
+        """Return ``a @ x``."""
+        if self.columns is not None:
+            x = sell_gpu.gather(x, self.columns) if is_on_gpu(x) else x[self.columns]
+        return sell.multiply(self.matrix, x, out, threads=threads)
+
+    def describe(self) -> str:
+        """Say in what form the matrix is, for people."""
+        m = self.matrix
+        kinds = ", ".join(f"{count:,} {name}" for name, count in m.kinds().items())
+        blocks = f" in {m.block} x {m.block} blocks" if m.block > 1 else ""
+        return f"SELL-{m.lanes}-{m.sigma}{blocks}, occupancy {m.beta:.3f}, chunks: {kinds or 'none'}"
+
+
+@dataclass(frozen=True, eq=False)
+class CsrProduct:
+    """CSR as it came: CSR-scalar or CSR-vector on the GPU, SciPy's product on the host."""
+
+    matrix: CSR
+    width: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads of the matrix."""
+        return self.matrix.nbytes
+
+    def multiply(self, x: Any, out: Any, threads: int) -> Any:
+        """Return ``a @ x``."""
+        if is_on_gpu(x):
+            return csr_spmv.multiply(self.matrix, x, out, width=self.width or None)
+        y = np.empty((self.matrix.nrows, *x.shape[1:]), x.dtype) if out is None else out
+        y[...] = 0
+        m = self._scipy  # its own product makes y anew, which costs as much as a pass over it
+        if x.ndim == 1:
+            _sparsetools.csr_matvec(*self.matrix.shape, m.indptr, m.indices, m.data, x, y)
+        else:
+            _sparsetools.csr_matvecs(*self.matrix.shape, x.shape[1], m.indptr, m.indices, m.data, x.ravel(), y.ravel())
+        return y
+
+    @functools.cached_property
+    def _scipy(self) -> Any:
+        return self.matrix.to_scipy()
+
+    def describe(self) -> str:
+        """Say in what form the matrix is, for people."""
+        return f"CSR, {self.width} lanes a row" if self.width else "CSR"
+
+
+@dataclass(frozen=True, eq=False)
+class CusparseProduct:
+    """CSR as it came, multiplied by cuSPARSE through CuPy."""
+
+    matrix: CSR
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads of the matrix."""
+        return self.matrix.nbytes
+
+    def multiply(self, x: Any, out: Any, threads: int) -> Any:
+        """Return ``a @ x``."""
+        import cupy
+        from cupyx import cusparse
+
+        if x.ndim == 1:
+            return cusparse.spmv(self._cupyx, x, out)
+        y = self._cupyx @ x
+        if out is None:
+            return cupy.ascontiguousarray(y)
+        out[...] = y
+        return out
+
+    @functools.cached_property
+    def _cupyx(self) -> Any:
+        """The matrix as CuPy's, looked at once: whether it is canonical takes longer to find out than a product."""
+        import cupyx.scipy.sparse as csp
+
+        m = self.matrix
+        made = csp.csr_matrix((m.data, m.indices, m.indptr), shape=m.shape)
+        made.sum_duplicates()
+        return made
+
+    def describe(self) -> str:
+        """Say in what form the matrix is, for people."""
+        return "CSR, by cuSPARSE"
+
+
+@dataclass(frozen=True, eq=False)
+class EhybProduct:
+    """EHYB, on the GPU."""
+
+    matrix: Ehyb
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads of the matrix."""
+        return self.matrix.nbytes
+
+    def multiply(self, x: Any, out: Any, threads: int) -> Any:
+        """Return ``a @ x``."""
+        return ehyb.multiply(self.matrix, x, out)
+
+    def describe(self) -> str:
+        """Say in what form the matrix is, for people."""
+        m = self.matrix
+        return f"EHYB, {len(m.ends):,} parts of up to {m.most:,} rows, {m.outside:.1%} of the slots outside"
+
+
+@dataclass(frozen=True, eq=False)
+class BsrProduct:
+    """Dense blocks as they came, on the host."""
+
+    matrix: BSR
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads of the matrix."""
+        return self.matrix.nbytes
+
+    def multiply(self, x: Any, out: Any, threads: int) -> Any:
+        """Return ``a @ x``."""
+        return bsr_spmv.multiply(self.matrix, x, out, threads=threads)
+
+    def describe(self) -> str:
+        """Say in what form the matrix is, for people."""
+        r, s = self.matrix.blocksize
+        return f"BSR, {self.matrix.blocks:,} blocks of {r} x {s}"
+
+
+FORMS: dict[str, type[Any]] = {
+    "sell": SellProduct,
+    "csr": CsrProduct,
+    "cusparse": CusparseProduct,
+    "ehyb": EhybProduct,
+    "bsr": BsrProduct,
+}
+HOLDERS: dict[str, type[Any]] = {"Sell": Sell, "CSR": CSR, "Ehyb": Ehyb, "BSR": BSR}
+
+
+def by_levels(a: CSR, **options: Any) -> SellProduct:
+    """Return a square matrix in SELL, rows and columns in the order of `reorder.levels`."""
+    order = reorder.levels(a)
+    made = sell.build(reorder.apply(a, order, order), **options)
+    return SellProduct(_with_rows(made, order), order)
+
+
+def by_popularity(a: CSR, **options: Any) -> SellProduct:
+    """Return a matrix in SELL, columns in the order of `reorder.popular`."""
+    order = reorder.popular(a)
+    return SellProduct(sell.build(reorder.apply(a, None, order), **options), order)
+
+
+def _with_rows(m: Sell, order: Any) -> Sell:
+    """Return a matrix whose rows are written where they were before they were put in this order."""
+    from dataclasses import replace
+
+    rows = order if m.rows is None else order[m.rows]
+    long = order[m.long_rows] if len(m.long_rows) else m.long_rows
+    return replace(m, rows=rows.astype(np.int32, copy=False), long_rows=long.astype(np.int32, copy=False))
+
+
+def to_arrays(value: Any, prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split a product into its arrays and the facts beside them, by dotted names."""
+    arrays: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
+    for field in fields(value):
+        part, name = getattr(value, field.name), prefix + field.name
+        if is_dataclass(part):
+            inner = to_arrays(part, f"{name}.")
+            arrays |= inner[0]
+            facts |= {**inner[1], f"{name}.kind": type(part).__name__}
+        elif hasattr(part, "dtype"):
+            arrays[name] = part
+        else:
+            facts[name] = list(part) if isinstance(part, tuple) else part
+    return arrays, facts
+
+
+def from_arrays(kind: type[Any], arrays: dict[str, Any], facts: dict[str, Any], prefix: str = "") -> Any:
+    """Put together what `to_arrays` took apart.
+
+    Raises
+    ------
+    MatrixError
+        If something is missing.
+    """
+    parts: dict[str, Any] = {}
+    for field in fields(kind):
+        name = prefix + field.name
+        if f"{name}.kind" in facts:
+            parts[field.name] = from_arrays(HOLDERS[facts[f"{name}.kind"]], arrays, facts, f"{name}.")
+        elif name in arrays:
+            parts[field.name] = arrays[name]
+        elif name in facts:
+            parts[field.name] = tuple(facts[name]) if isinstance(facts[name], list) else facts[name]
+        else:
+            raise MatrixError(f"the stored operator has no {name}: prepare it again")
+    return kind(**parts)

@@ -1,0 +1,131 @@
+"""What an iteration of a solver does to its vectors: updates, in place, with the sums they need.
+
+On the GPU each is one launch, and sums stay there; on the host NumPy's operations. Sums are doubles.
+
+References
+----------
+M. R. Hestenes, E. Stiefel, "Methods of Conjugate Gradients for Solving Linear Systems", J. Res. NBS 49(6).
+L. Page, S. Brin, R. Motwani, T. Winograd, "The PageRank Citation Ranking: Bringing Order to the Web", 1999.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from spdist.kernels.cuda.module import c_type, module
+from spdist.kernels.workspace import ceil_div
+from spdist.matrices.csr import is_on_gpu
+
+FILE = "spmv/vector_updates.cu"
+THREADS = 256
+BLOCKS = 512
+"""Thread blocks at most: fewer than a large GPU runs at a time, so that all of them do."""
+PQ, RZ, RR, BEFORE = range(4)
+"""Places of sums: (p, q), (r, z), (r, r), and (r, z) of the iteration before."""
+KEPT, CHANGED = range(2)
+"""Places of sums: ranks that went along links, and what ranks changed."""
+
+
+class Updates(Protocol):
+    """The updates of vectors of one length and dtype; vectors of a call do not overlap."""
+
+    def dot(self, x: Any, y: Any, out: Any) -> None:
+        """Set ``out[0]`` to the real part of ``(x, y)``; to that of the sum of x if y is None."""
+
+    def advance(self, x: Any, r: Any, p: Any, q: Any, scale: Any, sums: Any) -> None:
+        """Take a step of conjugate gradients along p, where q = A p.
+
+        ``x += step p``, ``r -= step q``, where ``step = RZ / PQ``, 0 where r has become 0. Of `sums`, BEFORE is set to
+        RZ, then RZ and RR to the new ones. What q held is lost: ``z = scale r`` is left there, unless `scale` is None
+        and z is r.
+        """
+
+    def turn(self, p: Any, z: Any, sums: Any) -> None:
+        """Set p to the next direction, ``z + (RZ / BEFORE) p``."""
+
+    def settle(self, ranks: Any, moved: Any, damping: float, nodes: float, sums: Any) -> None:
+        """Set ranks to ``damping moved`` and equal shares, of `nodes`, of what KEPT is short of; set CHANGED.
+
+        What `moved` held is lost.
+        """
+
+
+def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
+    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    kernels = ("dot", "advance", "turn") if value.startswith("Complex") else ("dot", "advance", "turn", "settle")
+    return {FILE: tuple(f"update_{kernel}<{value}>" for kernel in kernels)}
+
+
+def updates_of(x: Any) -> Updates:
+    """Return the updates of vectors like x, where it is."""
+    return OnGpu(x) if is_on_gpu(x) else OnHost()
+
+
+class OnHost:
+    """The updates by NumPy."""
+
+    def dot(self, x: Any, y: Any, out: Any) -> None:
+        """See `Updates`."""
+        out[0] = (x.sum() if y is None else np.vdot(x, y)).real
+
+    def advance(self, x: Any, r: Any, p: Any, q: Any, scale: Any, sums: Any) -> None:
+        """See `Updates`."""
+        step = _ratio(sums[RZ], sums[PQ])
+        np.multiply(q, step, out=q)
+        r -= q
+        np.multiply(p, step, out=q)
+        x += q
+        sums[BEFORE], sums[RR] = sums[RZ], np.vdot(r, r).real
+        sums[RZ] = sums[RR] if scale is None else np.vdot(r, np.multiply(scale, r, out=q)).real
+
+    def turn(self, p: Any, z: Any, sums: Any) -> None:
+        """See `Updates`."""
+        p *= _ratio(sums[RZ], sums[BEFORE])
+        p += z
+
+    def settle(self, ranks: Any, moved: Any, damping: float, nodes: float, sums: Any) -> None:
+        """See `Updates`."""
+        moved *= damping
+        moved += (1 - damping * float(sums[KEPT])) / nodes
+        ranks -= moved
+        sums[CHANGED] = np.abs(ranks, out=ranks).sum()
+        ranks[...] = moved
+
+
+def _ratio(above: Any, below: Any) -> float:
+    """Return a ratio; 0 where r has become 0 between two looks."""
+    return float(above) / (float(below) or 1.0)
+
+
+class OnGpu:
+    """The updates by the kernels of `updates.cu`."""
+
+    def __init__(self, x: Any) -> None:
+        import cupy
+
+        self.count, self.blocks = len(x), min(BLOCKS, max(1, ceil_div(len(x), THREADS)))
+        self.value = c_type(np.dtype(x.dtype))
+        self.kernels = module(FILE, sources(self.value, "", "")[FILE])
+        self.partial, self.arrived = cupy.empty(2 * self.blocks), cupy.zeros(1, np.uint32)
+
+    def dot(self, x: Any, y: Any, out: Any) -> None:
+        """See `Updates`."""
+        self._launch("dot", x, y, out, self.partial, self.arrived)
+
+    def advance(self, x: Any, r: Any, p: Any, q: Any, scale: Any, sums: Any) -> None:
+        """See `Updates`."""
+        self._launch("advance", scale, p, q, x, r, sums, self.partial, self.arrived)
+
+    def turn(self, p: Any, z: Any, sums: Any) -> None:
+        """See `Updates`."""
+        self._launch("turn", z, p, sums)
+
+    def settle(self, ranks: Any, moved: Any, damping: float, nodes: float, sums: Any) -> None:
+        """See `Updates`."""
+        numbers = np.float64(damping), np.float64(nodes)
+        self._launch("settle", *numbers, moved, ranks, sums, self.partial, self.arrived)
+
+    def _launch(self, kernel: str, *arguments: Any) -> None:
+        self.kernels(f"update_{kernel}<{self.value}>", self.blocks, THREADS, (self.count, *arguments), early=True)

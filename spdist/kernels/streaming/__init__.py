@@ -1,0 +1,1 @@
+"""Products that stream through a GPU which need not hold them."""

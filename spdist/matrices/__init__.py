@@ -1,0 +1,1 @@
+"""Matrices in memory: their formats, dtypes and checks."""

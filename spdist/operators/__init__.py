@@ -1,0 +1,1 @@
+"""Matrices prepared for many products with vectors, and solvers on them."""

@@ -1,0 +1,379 @@
+"""A matrix cut by rows over Dask workers, for solvers that run there: each has its rows of the matrix and of vectors.
+
+The driver starts the same function on all workers at once (SPMD) and hands each its part; parts talk to each other
+without it. Workers are processes on CPUs, or have a GPU each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from multiprocessing.connection import Listener
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import numpy as np
+import scipy.sparse as sp
+from distributed import Client, as_completed, get_worker, wait
+
+from spdist.errors import InputError, MatrixError
+from spdist.inmemory import cupy_operands
+from spdist.kernels.spmv import ehyb
+from spdist.matrices.csr import CSR
+from spdist.operators import halo
+from spdist.operators import operator as operators
+from spdist.operators.halo import Rows, Share
+from spdist.operators.halo_exchange import HostMessages, Messages, NcclMessages
+from spdist.scheduler.execution import cluster
+from spdist.storage import matrix as storage
+from spdist.storage.matrix import StoredMatrix
+from spdist.units import check_count
+
+logger = logging.getLogger("spdist")
+
+Partition = Literal["auto", "metis", "rows"]
+CLOSE_SECONDS = 10
+"""How long parts have to end their connections: one that waits for a part that failed never does."""
+
+
+class Part:
+    """What a function that runs on all workers gets: the rows of one of them, and a way to the others.
+
+    Attributes
+    ----------
+    rows : (n,) int
+        The rows of the matrix that are here, in the order of the part's vectors.
+    x : (n,) array
+        A vector that a product needs not copy: solvers may keep the one they multiply here.
+    """
+
+    def __init__(self, share: Share, messages: Messages, prepare: Callable[[CSR], operators.Operator], xp: Any) -> None:
+        self.rank, self.rows, self.xp, self.messages = share.rank, share.rows, xp, messages
+        self.inner, self.outer = (prepare(m) if m.nrows else None for m in (share.inner, share.outer))
+        self.dtype, self.first_outer = share.inner.dtype, share.inner.nrows
+        self.buffer = xp.zeros(share.outer.ncols, self.dtype)
+        self.x = self.buffer[: len(share.rows)]
+
+    def matvec(self, x: Any, out: Any = None) -> Any:
+        """Return this part of A @ x, in `out` where that is given; a CUDA graph can capture it, unless cores take part.
+
+        The halo is on its way while rows that need none of it are multiplied.
+        """
+        if x is not self.x:
+            self.x[...] = x
+        y = self.xp.empty(len(self.rows), self.dtype) if out is None else out
+        self.messages.start(self.buffer)
+        if self.inner is not None:
+            self.inner.matvec(self.x, out=y[: self.first_outer])
+        self.messages.finish()
+        if self.outer is not None:
+            self.outer.matvec(self.buffer, out=y[self.first_outer :])
+        return y
+
+    def total(self, values: Any) -> Any:
+        """Set real values to their sums over all parts; return them."""
+        return self.messages.total(values)
+
+
+class PartitionedOperator:
+    """A square matrix whose rows lie on Dask workers. Made by `partitioned`; close it, or use it in a ``with``.
+
+    SciPy's solvers take it, at the price of a vector sent back and forth for each product; `conjugate_gradient` and
+    `pagerank` keep their vectors on the workers.
+
+    Attributes
+    ----------
+    shape : (nrows, nrows)
+    dtype : dtype
+    why : str
+        How it is cut.
+    """
+
+    def __init__(
+        self, client: Client, rows: list[Any], part: Any, addresses: list[str], why: str, options: Any
+    ) -> None:
+        self.client, self.why, self.addresses = client, why, addresses
+        self.closing, self.closed = contextlib.ExitStack(), False
+        found = cluster.fetch(client, [self._submit(i, _facts, mine) for i, mine in enumerate(rows)])
+        self.shape, self.dtype = (len(part), len(part)), found[0][1]
+        exchanges = halo.exchanges([needs for needs, _ in found], part)
+        sent = [_sent(client, address, mine) for address, mine in zip(addresses, exchanges, strict=True)]
+        shares = [self._submit(i, halo.share, i, *pair) for i, pair in enumerate(zip(rows, sent, strict=True))]
+        self.rows = cluster.fetch(client, [self._submit(i, _rows_of, mine) for i, mine in enumerate(shares)])
+        self.parts = self._joined(shares, options)
+
+    def _joined(self, shares: list[Any], options: dict[str, Any]) -> list[Any]:
+        """Return the futures of the parts, once each has reached the others."""
+        key, size = secrets.token_bytes(16), len(shares)
+        if options["on_gpu"]:
+            name = self._submit(0, _nccl_name).result()
+            hosts = [urlsplit(address).hostname for address in self.addresses]
+            parts = [
+                self._submit(i, _join_gpus, mine, size, name, hosts.count(hosts[i]), options)
+                for i, mine in enumerate(shares)
+            ]
+        else:
+            listeners = [self._submit(i, _listen, key, size) for i in range(size)]
+            places = [self._submit(i, _address, listener) for i, listener in enumerate(listeners)]
+            where = cluster.fetch(self.client, places)
+            parts = [
+                self._submit(i, _join_hosts, mine, listener, where, key, options)
+                for i, (mine, listener) in enumerate(zip(shares, listeners, strict=True))
+            ]
+        for part in as_completed(parts):
+            if part.status == "error":
+                part.result()  # raises what went wrong there; else it would bring the part here
+        return parts
+
+    def _submit(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self.client.submit(function, *arguments, workers=[self.addresses[rank]], pure=False)
+
+    def leave(self) -> None:
+        """Have the parts end their connections; workers that are gone have none."""
+        try:
+            wait([self._submit(rank, _close, part) for rank, part in enumerate(self.parts)], timeout=CLOSE_SECONDS)
+        except Exception as error:  # whatever it was, the workers are let go next
+            logger.info("not all parts ended their connections: %s", error)
+
+    def run(self, function: Callable[..., Any], *vectors: Any, **options: Any) -> list[Any]:
+        """Call ``function(part, *vectors, **options)`` on all workers at once, each with its rows of the vectors.
+
+        Parameters
+        ----------
+        function : callable
+            Importable by the workers; its `Part` multiplies and sums over all parts.
+        vectors : (nrows,) arrays
+            In host memory.
+
+        Returns
+        -------
+        list
+            What it returned, by rank.
+
+        Raises
+        ------
+        MatrixError
+            If a vector does not fit.
+        InputError
+            If the operator is closed.
+        """
+        if self.closed:
+            raise InputError(
+                "the operator is closed: use it inside of its `with`, or make another by spdist.partitioned"
+            )
+        for vector in vectors:
+            if np.shape(vector) != self.shape[:1]:
+                raise MatrixError(f"A is {self.shape[0]:,} x {self.shape[1]:,}, a vector has shape {np.shape(vector)}")
+        sent = [
+            _sent(self.client, address, [np.asarray(vector)[rows] for vector in vectors])
+            for address, rows in zip(self.addresses, self.rows, strict=True)
+        ]
+        tasks = [
+            self._submit(rank, _call, function, part, mine, options)
+            for rank, (part, mine) in enumerate(zip(self.parts, sent, strict=True))
+        ]
+        return list(cluster.fetch(self.client, tasks))
+
+    def whole(self, pieces: list[Any]) -> Any:
+        """Return a vector of the host whose rows are on the workers, as `run` returned them."""
+        out = np.empty(self.shape[0], pieces[0].dtype)
+        for rows, piece in zip(self.rows, pieces, strict=True):
+            out[rows] = piece
+        return out
+
+    def matvec(self, x: Any) -> Any:
+        """Return ``A @ x`` for an (nrows,) vector of the host, in the operator's dtype."""
+        if sp.issparse(x):
+            raise MatrixError(f"x is a {type(x).__name__}, and a partitioned operator multiplies vectors: give one")
+        if not np.can_cast(np.asarray(x).dtype, self.dtype, "same_kind"):
+            raise MatrixError(f"x of dtype {np.asarray(x).dtype} cannot be multiplied in {self.dtype}")
+        return self.whole(self.run(_product, np.asarray(x, self.dtype)))
+
+    def __matmul__(self, x: Any) -> Any:
+        return self.matvec(x)
+
+    def close(self) -> None:
+        """Give the workers' memory back, and end those that were started for it."""
+        self.closed = True
+        self.closing.close()
+
+    def __enter__(self) -> PartitionedOperator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def partitioned(
+    a: Any, workers: int | None = None, *, scheduler: str | None = None, partition: Partition | Any = "auto",
+    on_gpu: bool = False, method: str = "auto", uses: int = 1000,
+) -> PartitionedOperator:  # fmt: skip
+    """Cut a square sparse matrix by rows, and prepare each part on a Dask worker for many products with vectors.
+
+    Parameters
+    ----------
+    a : sparse matrix or array, StoredMatrix, str or Path
+        SciPy's; or a stored matrix, of which each worker reads its own rows, so that no process holds all of it.
+    workers : int, optional
+        Processes to start on this machine; by default one a core or a GPU.
+    scheduler : str, optional
+        Address of a running scheduler instead; all of its workers take a part.
+    partition : {"auto", "metis", "rows"} or (nrows,) int
+        "metis" cuts few connections between parts; "rows" puts neighbouring rows together, which suits grids in
+        natural order; "auto" is METIS where the matrix is in memory and pymetis is installed. Or the part of each row.
+    on_gpu : bool
+        Whether each worker multiplies on a GPU of its own; parts then talk by NCCL.
+    method, uses
+        As for `operator`, for each part's rows; of "hybrid", parts on one host have as many of its cores each.
+
+    Returns
+    -------
+    PartitionedOperator
+
+    Raises
+    ------
+    MatrixError
+        If the matrix is not square.
+    InputError
+        If there are no workers, no GPUs where they are asked for, or no pymetis.
+    """
+    check_count("workers", workers, "one a core or a GPU")
+    if cupy_operands.is_cupyx(a):
+        raise MatrixError("a matrix to be partitioned is SciPy's or stored, this is CuPy's")
+    stored = storage.open_matrix(a) if isinstance(a, str | Path) else a if isinstance(a, StoredMatrix) else None
+    m = operators.read_matrix(a)[0] if stored is None else stored
+    if m.shape[0] != m.shape[1] or not m.shape[0]:
+        raise MatrixError(f"a partitioned matrix is square and not empty, this is {m.shape[0]:,} x {m.shape[1]:,}")
+    with contextlib.ExitStack() as stack:
+        engine = "cuda" if on_gpu else "auto"
+        client = stack.enter_context(
+            cluster.connect(workers=workers, scheduler=scheduler, processes=True, blocks=m.shape[0], engine=engine)
+        )
+        addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
+        part, why = _parts_of(m, partition, len(addresses))
+        numbers = [np.flatnonzero(part == rank) for rank in range(len(addresses))]
+        rows = [_brought(client, m, mine, address) for mine, address in zip(numbers, addresses, strict=True)]
+        options = {"on_gpu": on_gpu, "method": method, "uses": uses}
+        made = PartitionedOperator(client, rows, part, addresses, why, options)
+        stack.callback(made.leave)
+        made.closing = stack.pop_all()
+    return made
+
+
+def _parts_of(m: CSR | StoredMatrix, partition: Any, parts: int) -> tuple[Any, str]:
+    """Return the part of each row, and how that was chosen."""
+    if not isinstance(partition, str):
+        part = np.asarray(partition, np.int64)
+        if part.shape != m.shape[:1] or part.min(initial=0) < 0 or part.max(initial=0) >= parts:
+            raise InputError(f"partition must hold a part from 0 to {parts - 1} for each of the {m.shape[0]:,} rows")
+        return part, "by the parts given"
+    if partition not in ("auto", "metis", "rows"):
+        raise InputError(f"partition={partition!r} is unknown: choose auto, metis, rows, or give the part of each row")
+    if isinstance(m, StoredMatrix):
+        if partition == "metis":
+            raise InputError("METIS cuts matrices in memory only: give SciPy's matrix, or choose partition='rows'")
+        return halo.even_rows(m.read_indptr(0, m.nrows), parts), "neighbouring rows together"
+    if parts == 1 or partition == "rows" or (partition == "auto" and not ehyb.has_metis()):
+        return halo.even_rows(m.indptr, parts), "neighbouring rows together"
+    return ehyb.partition(m, parts).astype(np.int64), "by METIS"
+
+
+def _brought(client: Client, m: CSR | StoredMatrix, numbers: Any, address: str) -> Any:
+    """Return the future of a part's rows: sent, or read where they will be multiplied."""
+    if isinstance(m, StoredMatrix):
+        return client.submit(_read, m.url, _sent(client, address, numbers), workers=[address], pure=False)
+    return _sent(client, address, Rows(numbers, operators.read_matrix(m.to_scipy()[numbers])[0]))
+
+
+def _sent(client: Client, address: str, value: Any) -> Any:
+    """Return the future of a value that is on a worker: within a task, large ones would pass through the scheduler."""
+    return client.scatter([value], workers=[address], hash=False)[0]
+
+
+# -- on the workers ----------------------------------------------------------------------------------------------------
+
+
+def _read(url: str, numbers: Any) -> Rows:
+    """Read rows of a stored matrix."""
+    stored = storage.open_matrix(url)
+    beside = len(numbers) > 0 and numbers[-1] - numbers[0] == len(numbers) - 1
+    m = stored.rows(int(numbers[0]), int(numbers[-1]) + 1) if beside else stored.take(numbers)
+    return Rows(numbers, operators.read_matrix(m.to_scipy())[0])
+
+
+def _facts(rows: Rows) -> tuple[Any, Any]:
+    """Return what the rows need of others, and the dtype they are multiplied in."""
+    return halo.needed(rows), rows.matrix.dtype
+
+
+def _rows_of(share: Share) -> Any:
+    return share.rows
+
+
+def _listen(key: bytes, size: int) -> Listener:
+    """Listen where Dask's worker does."""
+    url = urlsplit(get_worker().address)
+    host = url.hostname if url.scheme in ("tcp", "tls") else None
+    return Listener((host or "127.0.0.1", 0), backlog=size, authkey=key)
+
+
+def _address(listener: Listener) -> Any:
+    return listener.address
+
+
+def _join_hosts(share: Share, listener: Listener, where: list[Any], key: bytes, options: dict[str, Any]) -> Part:
+    """Reach the other parts, then prepare this one."""
+    messages = HostMessages(share, listener, where, key)
+    threads = get_worker().state.nthreads
+
+    def prepare(m: CSR) -> operators.Operator:
+        return operators.operator(m.to_scipy(), options["method"], uses=options["uses"], threads=threads)
+
+    return Part(share, messages, prepare, np)
+
+
+def _nccl_name() -> Any:
+    from cupy.cuda import nccl
+
+    return nccl.get_unique_id()
+
+
+def _join_gpus(share: Share, size: int, name: Any, on_this_host: int, options: dict[str, Any]) -> Part:
+    """Reach the other parts, then prepare this one; parts on one host share its cores, where cores multiply too."""
+    import cupy
+
+    threads = max(1, len(os.sched_getaffinity(0)) // on_this_host)
+    messages = NcclMessages(share, size, name, share.inner.dtype)
+
+    def prepare(m: CSR) -> operators.Operator:
+        moved = CSR(cupy.asarray(m.indptr), cupy.asarray(m.indices), cupy.asarray(m.data), m.shape)
+        return operators.operator(
+            cupy_operands.to_cupyx_any(moved), options["method"], uses=options["uses"], threads=threads
+        )
+
+    return Part(share, messages, prepare, cupy)
+
+
+def _call(function: Callable[..., Any], part: Part, vectors: list[Any], options: dict[str, Any]) -> Any:
+    try:
+        return function(part, *map(part.xp.asarray, vectors), **options)
+    except BaseException:
+        part.messages.abort()  # the others wait for this part
+        raise
+
+
+def _product(part: Part, x: Any) -> Any:
+    return on_host(part.matvec(x))
+
+
+def on_host(array: Any) -> Any:
+    """Return an array of the host's."""
+    return array.get() if hasattr(array, "get") else array
+
+
+def _close(part: Part) -> None:
+    part.messages.close()

@@ -1,0 +1,1 @@
+"""From a plan to a finished C, on Dask workers."""

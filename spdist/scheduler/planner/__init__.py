@@ -1,0 +1,1 @@
+"""From sizes and a memory limit to a plan."""

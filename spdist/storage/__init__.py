@@ -1,0 +1,1 @@
+"""Matrices in Zarr, and the ways in and out of it."""

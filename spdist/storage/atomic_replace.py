@@ -1,0 +1,176 @@
+"""Write beside the target, put in place when whole: what a failure or Ctrl-C leaves is the old target, or nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from spdist.errors import InputError, MatrixError, SpdistError
+from spdist.storage import matrix as storage
+
+Progress = Callable[[int, int], None]
+"""Called as ``progress(done, total)``."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether there is no room to write; zarrs passes the system's error on as a RuntimeError."""
+    return getattr(error, "errno", None) in _FULL or any(os.strerror(code) in str(error) for code in _FULL)
+
+
+def full_disk(what: str, error: BaseException) -> SpdistError:
+    """Return the exception to raise where there is no room for C."""
+    return SpdistError(
+        f"{what}: the disk is full ({error}); what was written is kept. Free space and continue with --resume"
+    )
+
+
+def ignore_progress(done: int, total: int) -> None:
+    """Take a progress report and do nothing with it."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where a target is written until it is whole.
+
+    Attributes
+    ----------
+    url : str
+        Write the target here; the same file system as the target, so that one rename puts it in place.
+    scratch : Path
+        An empty local directory for temporary files.
+    """
+
+    url: str
+    scratch: Path
+
+
+@contextmanager
+def staged_matrix(target: str | Path, *, overwrite: bool) -> Iterator[Stage]:
+    """Give a place to write a matrix; put it at `target` on a normal exit, delete it on any other.
+
+    Temporary files lie beside a local target, because a matrix that fits there has room for them; for a URL they lie
+    in ``$TMPDIR``.
+
+    Raises
+    ------
+    InputError
+        If `target` exists and `overwrite` is false, or it holds something other than a matrix of ours.
+    SpdistError
+        If the disk is full.
+    """
+    url = storage.normalise(target)
+    _check_free(url, overwrite, is_matrix=True)
+    with _clear_errors(url), _scratch(url) as scratch:
+        staged = str(scratch / "whole.zarr") if storage.is_local(url) else f"{url}.spdist-{uuid4().hex[:8]}"
+        (scratch / "scratch").mkdir()
+        try:
+            yield Stage(staged, scratch / "scratch")
+            _check_free(url, overwrite, is_matrix=True)  # somebody else may have been faster
+            storage.move(staged, url)
+        finally:
+            if not storage.is_local(url):
+                with suppress(FileNotFoundError):
+                    storage.remove(staged)
+
+
+@contextmanager
+def staged_file(target: str | Path, *, overwrite: bool) -> Iterator[Path]:
+    """Give a path to write a local file to; rename it to `target` on a normal exit, delete it on any other.
+
+    Raises
+    ------
+    InputError
+        If `target` exists and `overwrite` is false, or it is a directory.
+    SpdistError
+        If the disk is full.
+    """
+    url = storage.normalise(target)
+    if not storage.is_local(url):
+        raise InputError(f"{url}: files are exported to local paths only; export there, then copy")
+    path = storage.local_path(url)
+    _check_free(url, overwrite, is_matrix=False)
+    with _clear_errors(url), _scratch(url) as scratch:
+        yield scratch / path.name
+        _check_free(url, overwrite, is_matrix=False)
+        (scratch / path.name).replace(path)
+
+
+@contextmanager
+def _scratch(url: str) -> Iterator[Path]:
+    parent = None
+    if storage.is_local(url):
+        parent = storage.local_path(url).parent
+        parent.mkdir(parents=True, exist_ok=True)
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=".spdist-", dir=parent))
+    except OSError as error:
+        if is_full(error):
+            raise
+        where = parent or tempfile.gettempdir()
+        raise InputError(f"{url}: {where} may not be written to ({error.strerror}); choose another place") from error
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def clear_of_full_disks(refusal: Callable[[Exception], SpdistError]) -> Iterator[None]:
+    """Raise what is made of an error that says that there is no room to write; others pass."""
+    try:
+        yield
+    except SpdistError:
+        raise
+    except Exception as error:
+        if not is_full(error):
+            raise
+        raise refusal(error) from error
+
+
+@contextmanager
+def _clear_errors(url: str) -> Iterator[None]:
+    """Turn the operating system's refusals into one line that says what to do."""
+    full = SpdistError(
+        f"{url}: the disk is full; nothing was kept. Free space for the matrix and for temporary files of its size, or "
+        f"write to another disk"
+    )
+    try:
+        with clear_of_full_disks(lambda error: full):
+            yield
+    except OSError as error:
+        if error.strerror:
+            raise InputError(f"{error.filename or url}: {error.strerror}") from error
+        raise
+
+
+def _check_free(url: str, overwrite: bool, *, is_matrix: bool) -> None:
+    """Refuse a target that exists, unless it may be replaced and is what we would replace it with."""
+    if not storage.exists(url):
+        return
+    if not overwrite:
+        raise InputError(f"{url}: already exists; choose another target, or pass --overwrite to replace it")
+    if is_matrix and not is_ours(url):
+        raise InputError(f"{url}: exists and is not a matrix, so it is not replaced; remove it yourself")
+    if not is_matrix and not storage.local_path(url).is_file():
+        what = "a directory" if storage.local_path(url).is_dir() else "no ordinary file"
+        raise InputError(f"{url}: is {what}, so it is not replaced by a file; choose another place")
+
+
+def is_ours(url: str) -> bool:
+    """Whether `url` holds a matrix, whole or unfinished: the only thing that --overwrite deletes."""
+    if storage.read_facts(url):
+        return True
+    try:
+        storage.open_matrix(url)
+    except MatrixError:
+        return False
+    return True

@@ -1,0 +1,389 @@
+"""Matrix Market text, read and written by pieces.
+
+SciPy's reader (fast_matrix_market) converts the numbers, correctly rounded and in threads: each piece of the file is
+given to it under a header of its own. It stops reading a line where a number ends, so that ``1,5`` would pass for 1:
+`_count_entries` therefore looks at every byte first. What that finds unusual (comments between the entries, ``+1``) or
+SciPy refuses is read again line by line in Python, which also knows what to say about the line.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import scipy.io
+import scipy.sparse as sp
+
+from spdist.errors import MatrixError
+from spdist.kernels.cpu.numba_compile import kept
+from spdist.matrices.csr import CSR, IndexArray, ValueArray
+from spdist.storage.external_sort import Entries
+
+TEXT_BYTES = 4 << 20
+"""Bytes of text read at a time; the entries in it take about three times as much, eleven times at the very worst."""
+
+MAX_LINE = 1 << 20
+FIELDS = {
+    "real": np.dtype(np.float64),
+    "double": np.dtype(np.float64),
+    "integer": np.dtype(np.int64),
+    "unsigned-integer": np.dtype(np.uint64),
+    "complex": np.dtype(np.complex128),
+    "pattern": np.dtype(np.float64),
+}
+SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the first lines of a file say.
+
+    Attributes
+    ----------
+    name : str
+        The file, for messages.
+    dense : bool
+        Whether it lists all values by columns (``array``), not entries (``coordinate``).
+    field, symmetry : str
+    shape : (nrows, ncols)
+    count : int
+        Entries, or values, that follow.
+    lines : int
+        Lines of the header itself.
+    """
+
+    name: str
+    dense: bool
+    field: str
+    symmetry: str
+    shape: tuple[int, int]
+    count: int
+    lines: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the values; pattern entries are ones of float64, as in SciPy."""
+        return FIELDS[self.field]
+
+    @property
+    def numbers(self) -> int:
+        """Numbers on a line."""
+        return (0 if self.dense else 2) + {"pattern": 0, "complex": 2}.get(self.field, 1)
+
+    def error(self, line: int, what: str) -> MatrixError:
+        """Return the error that `what` is wrong in line `line`."""
+        return MatrixError(f"{self.name}, line {line:,}: {what}")
+
+
+# -- the header --------------------------------------------------------------------------------------------------------
+
+
+def read_header(file: BinaryIO, name: str) -> Header:
+    """Read the banner, the comments and the size line.
+
+    Raises
+    ------
+    MatrixError
+        Naming the file and the line.
+    """
+    words = file.readline(MAX_LINE).decode("latin-1").lower().split()
+    if len(words) != 5 or words[0].lstrip("%") != "matrixmarket" or words[1] != "matrix":
+        raise MatrixError(
+            f"{name}, line 1: not a Matrix Market file; "
+            f"its first line is like '%%MatrixMarket matrix coordinate real general'"
+        )
+    _, _, layout, field, symmetry = words
+    for word, known in ((layout, ("coordinate", "array")), (field, tuple(FIELDS)), (symmetry, SYMMETRIES)):
+        if word not in known:
+            raise MatrixError(f"{name}, line 1: '{word}' is none of {', '.join(known)}")
+    if field == "pattern" and (layout == "array" or symmetry in ("skew-symmetric", "hermitian")):
+        raise MatrixError(f"{name}, line 1: a pattern cannot be '{layout} {symmetry}'")
+    line, text = 1, b"%"
+    while not text.strip() or text.lstrip().startswith(b"%"):
+        line, text = line + 1, file.readline(MAX_LINE)
+        if not text:
+            raise MatrixError(f"{name}, line {line:,}: the file ends before the line with the sizes")
+    return _read_sizes(Header(name, layout == "array", field, symmetry, (0, 0), 0, line), text)
+
+
+def _read_sizes(header: Header, text: bytes) -> Header:
+    words = text.split()
+    expected = ["rows", "columns"] if header.dense else ["rows", "columns", "entries"]
+    if len(words) != len(expected) or not all(map(_is_whole, words)):
+        raise header.error(header.lines, f"expected the numbers of {', '.join(expected)}, got '{_excerpt(text)}'")
+    nrows, ncols, *rest = map(int, words)
+    if max(nrows, ncols) >= 1 << 63:
+        raise header.error(header.lines, f"{nrows:,} x {ncols:,} is larger than 64-bit indices reach")
+    if header.symmetry != "general" and nrows != ncols:
+        raise header.error(header.lines, f"a {header.symmetry} matrix must be square, not {nrows:,} x {ncols:,}")
+    count = rest[0] if rest else _dense_count(nrows, ncols, header.symmetry)
+    return Header(header.name, header.dense, header.field, header.symmetry, (nrows, ncols), count, header.lines)
+
+
+def _dense_count(nrows: int, ncols: int, symmetry: str) -> int:
+    if symmetry == "general":
+        return nrows * ncols
+    return nrows * (nrows - 1) // 2 if symmetry == "skew-symmetric" else nrows * (nrows + 1) // 2
+
+
+# -- the entries -------------------------------------------------------------------------------------------------------
+
+
+def read_entries(file: BinaryIO, header: Header, text_bytes: int = TEXT_BYTES) -> Iterator[Entries]:
+    """Yield the entries after the header, in file order, each with its mirror image where the matrix is symmetric.
+
+    Zeros are kept in ``coordinate`` files and dropped from ``array`` files.
+
+    Raises
+    ------
+    MatrixError
+        Naming the file and the line: what is not a number, an index out of range, more or fewer entries than announced.
+    """
+    done, line = 0, header.lines + 1
+    for text in _pieces(file, header, text_bytes):
+        piece = _parse(text, header, line)
+        if done + len(piece.values) > header.count:
+            extra = _line_of_entry(text, header.count - done)
+            raise header.error(
+                line + extra, f"more than the {header.count:,} entries that line {header.lines} announces"
+            )
+        if header.dense:
+            piece = _place(piece.values, done, header)
+            done += len(piece.values)
+            piece = piece.take(piece.values != 0)
+        else:
+            done += len(piece.values)
+        line += text.count(b"\n")
+        yield _mirror(piece, header.symmetry)
+    if done < header.count:
+        raise header.error(line - 1, f"the file ends after {done:,} of {header.count:,} entries; is it truncated?")
+
+
+def _pieces(file: BinaryIO, header: Header, text_bytes: int) -> Iterator[bytes]:
+    """Yield the rest of `file` in pieces of whole lines."""
+    rest = b""
+    while text := file.read(text_bytes):
+        cut = text.rfind(b"\n") + 1
+        if cut:
+            yield rest + text[:cut]
+            rest = text[cut:]
+        else:
+            rest += text
+        if len(rest) > max(MAX_LINE, text_bytes):
+            raise MatrixError(f"{header.name}: a line is longer than {MAX_LINE:,} bytes; this is no Matrix Market file")
+    if rest:
+        yield rest + b"\n"
+
+
+def _parse(text: bytes, header: Header, line: int) -> Entries:
+    """Convert whole lines of text; `line` is the number of the first."""
+    if b"%" in text:
+        lines = text.split(b"\n")
+        text = b"\n".join(b"" if each.lstrip().startswith(b"%") else each for each in lines)
+    table = _INTEGERS if header.dtype.kind in "iu" or header.field == "pattern" else _REALS
+    count = _count_entries(np.frombuffer(text, np.uint8), table, header.numbers)
+    if count == 0:
+        return _parse_lines([], header, line)
+    if count > 0:
+        try:
+            return _convert(text, header, count)
+        except (ValueError, OverflowError):
+            pass  # the lines themselves show better what is wrong
+    return _parse_lines(text.split(b"\n"), header, line)
+
+
+def _convert(text: bytes, header: Header, count: int) -> Entries:
+    """Let SciPy convert `count` lines."""
+    layout, (nrows, ncols) = ("array", (count, 1)) if header.dense else ("coordinate", header.shape)
+    size = f"{nrows} {ncols}" if header.dense else f"{nrows} {ncols} {count}"
+    top = f"%%MatrixMarket matrix {layout} {header.field} general\n{size}\n"
+    matrix = cast(Any, scipy.io.mmread(io.BytesIO(top.encode() + text)))
+    if header.dense:
+        nowhere = np.empty(count, np.int64)
+        return Entries(nowhere, nowhere, matrix[:, 0])
+    return Entries(matrix.row, matrix.col, matrix.data)
+
+
+def _parse_lines(lines: list[bytes], header: Header, line: int) -> Entries:
+    """Convert lines one by one: slow, takes all that float() takes, and says what is wrong."""
+    places, values = [], []
+    for number, text in enumerate(lines, line):
+        words = text.split()
+        if not words:
+            continue
+        if len(words) != header.numbers:
+            raise header.error(number, f"expected {header.numbers} numbers, got '{_excerpt(text)}'")
+        places.append((0, 0) if header.dense else _place_of(words, header, number))
+        values.append(_value_of(words[0 if header.dense else 2 :], header, number))
+    rows, columns = np.array(places, np.int64).reshape(-1, 2).T
+    return Entries(rows, columns, np.array(values, header.dtype))
+
+
+def _place_of(words: list[bytes], header: Header, number: int) -> tuple[int, int]:
+    """Return the 0-based row and column."""
+    place = []
+    for word, limit, what in zip(words, header.shape, ("row", "column"), strict=False):
+        digits = word.removeprefix(b"+")
+        if not _is_whole(digits.removeprefix(b"-")):
+            raise header.error(number, f"'{_excerpt(word)}' is not a {what} number")
+        if not 1 <= int(digits) <= limit:
+            raise header.error(number, f"{what} {int(digits):,} is outside 1 to {limit:,} (indices are 1-based)")
+        place.append(int(digits) - 1)
+    return place[0], place[1]
+
+
+def _value_of(words: list[bytes], header: Header, number: int) -> complex:
+    """Return the value that the words after the indices spell."""
+    if header.field == "pattern":
+        return 1.0
+    kind = header.dtype.kind
+    try:
+        if any(b"_" in word for word in words):
+            raise ValueError
+        parts = [int(word) if kind in "iu" else float(word) for word in words]
+    except ValueError:
+        raise header.error(number, f"'{_excerpt(b' '.join(words))}' is not a number of type {header.field}") from None
+    if kind in "iu" and not np.iinfo(header.dtype).min <= parts[0] <= np.iinfo(header.dtype).max:
+        raise header.error(number, f"{parts[0]:,} does not fit {header.dtype}; write the values as 'real'")
+    return complex(*parts) if kind == "c" else parts[0]
+
+
+def _place(values: ValueArray, done: int, header: Header) -> Entries:
+    """Give the values of an ``array`` file, from number `done` on, their rows and columns."""
+    nrows, ncols = header.shape
+    at = np.arange(done, done + len(values), dtype=np.int64)
+    if header.symmetry == "general":
+        return Entries(at % nrows, at // nrows, values)
+    skip = int(header.symmetry == "skew-symmetric")
+    column = np.arange(ncols, dtype=np.int64)
+    starts = column * (nrows - skip) - column * (column - 1) // 2  # of the columns' lower triangles
+    columns = np.searchsorted(starts, at, side="right") - 1
+    return Entries(at - starts[columns] + columns + skip, columns, values)
+
+
+def _mirror(entries: Entries, symmetry: str) -> Entries:
+    """Follow each entry off the diagonal by its mirror image."""
+    if symmetry == "general":
+        return entries
+    rows, columns, values = entries
+    image = -values if symmetry == "skew-symmetric" else values.conj() if symmetry == "hermitian" else values
+    keep = np.stack([np.ones(len(rows), np.bool_), rows != columns], 1).ravel()
+    both = (np.stack(pair, 1).ravel() for pair in ((rows, columns), (columns, rows), (values, image)))
+    return Entries(*(each[keep] for each in both))
+
+
+def _line_of_entry(text: bytes, number: int) -> int:
+    """Return the line of entry `number` within `text`, both counted from 0."""
+    for line, words in enumerate(text.split(b"\n")):
+        if words.strip() and not words.lstrip().startswith(b"%"):
+            if number == 0:
+                return line
+            number -= 1
+    return 0
+
+
+def _is_whole(word: bytes) -> bool:
+    """Whether `word` is digits only, and not so many that Python refuses to convert them."""
+    return word.isdigit() and len(word) < 100
+
+
+def _excerpt(text: bytes) -> str:
+    shown = text.strip().decode("latin-1")
+    return shown if len(shown) <= 40 else shown[:40] + "..."
+
+
+# -- the grammar of a number -------------------------------------------------------------------------------------------
+
+_SPACE, _SIGN, _INT, _DOT, _FRACTION, _E, _E_SIGN, _EXPONENT, _BAD = range(9)
+_DIGITS = "0123456789"
+
+
+def _grammar(edges: list[tuple[int, str, int]], accepting: set[int], words: tuple[str, ...]) -> IndexArray:
+    """Return the transition table [state, byte] of an automaton that reads numbers with spaces between."""
+    table = np.full((_BAD + 1 + sum(map(len, words)), 256), _BAD, np.uint8)
+    for state, characters, to in edges:
+        table[state, _codes(characters)] = to
+    fresh = _BAD + 1
+    for word in words:
+        states = [_SPACE, _SIGN]
+        for letter in word:
+            to = int(table[states[0], ord(letter)])
+            if to == _BAD:
+                to, fresh = fresh, fresh + 1
+            for state in states:
+                table[state, _codes(letter + letter.upper())] = to
+            states = [to]
+        accepting = accepting | set(states)
+    for state in (_SPACE, *accepting):
+        table[state, _codes(" \t\r\n")] = _SPACE
+    return table
+
+
+def _codes(characters: str) -> list[int]:
+    return [ord(character) for character in characters]
+
+
+_WHOLE = [(_SPACE, "-", _SIGN), (_SPACE, _DIGITS, _INT), (_SIGN, _DIGITS, _INT), (_INT, _DIGITS, _INT)]
+_DECIMAL = [
+    (_SPACE, ".", _DOT), (_SIGN, ".", _DOT), (_INT, ".", _FRACTION), (_DOT, _DIGITS, _FRACTION),
+    (_FRACTION, _DIGITS, _FRACTION), (_INT, "eE", _E), (_FRACTION, "eE", _E), (_E, "+-", _E_SIGN),
+    (_E, _DIGITS, _EXPONENT), (_E_SIGN, _DIGITS, _EXPONENT), (_EXPONENT, _DIGITS, _EXPONENT),
+]  # fmt: skip
+_INTEGERS = _grammar(_WHOLE, {_INT}, ())
+_REALS = _grammar(_WHOLE + _DECIMAL, {_INT, _FRACTION, _EXPONENT}, ("nan", "inf", "infinity"))
+
+
+@functools.partial(kept, nogil=True)
+def _count_entries(text: IndexArray, table: IndexArray, numbers: int) -> int:
+    """Count the lines that hold `numbers` numbers; -1 where another line is not blank."""
+    state, found, count = 0, 0, 0
+    for byte in text:
+        before = state
+        state = table[before, byte]
+        if state == _BAD:
+            return -1
+        if before == _SPACE and state != _SPACE:
+            found += 1
+        if byte == 10:
+            if found == numbers:
+                count += 1
+            elif found != 0:
+                return -1
+            found = 0
+    return count
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def field_of(dtype: np.dtype[Any]) -> str:
+    """Return the field that values of `dtype` are written as; bool as integers, so that a stored False survives."""
+    if dtype.kind == "u" and dtype.itemsize == 8:
+        return "unsigned-integer"
+    return {"f": "real", "c": "complex"}.get(dtype.kind, "integer")
+
+
+def write_header(file: BinaryIO, shape: tuple[int, int], nnz: int, dtype: np.dtype[Any]) -> None:
+    """Write the banner and the size line of a general coordinate file."""
+    file.write(f"%%MatrixMarket matrix coordinate {field_of(dtype)} general\n".encode())
+    file.write(f"{shape[0]} {shape[1]} {nnz}\n".encode())
+
+
+def write_rows(file: BinaryIO, block: CSR, first_row: int, nrows: int) -> None:
+    """Write the entries of rows ``first_row, first_row + 1, ...``; values read back as exactly the same numbers."""
+    if not block.nnz:
+        return
+    exact = FIELDS[field_of(block.dtype)]  # float32 as the float64 it equals, not as the shortest float32
+    rows = np.repeat(np.arange(first_row, first_row + block.nrows, dtype=np.int64), np.diff(block.indptr))
+    matrix = sp.coo_array((block.data.astype(exact, copy=False), (rows, block.indices)), shape=(nrows, block.ncols))
+    text = io.BytesIO()
+    scipy.io.mmwrite(text, matrix, field=None, symmetry="general")
+    body = text.getvalue()
+    start = 0
+    for _ in range(3):  # SciPy's own banner, empty comment and size line
+        start = body.index(b"\n", start) + 1
+    file.write(memoryview(body)[start:])

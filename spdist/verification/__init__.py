@@ -1,0 +1,1 @@
+"""Checks that C = A @ B."""

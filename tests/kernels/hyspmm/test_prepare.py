@@ -1,0 +1,63 @@
+"""The compiled look at rows, against NumPy and SciPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spdist.errors import MatrixError
+from spdist.kernels.hyspmm.prepare import survey
+from spdist.matrices.csr import CSR, check_canonical, empty
+from spdist.scheduler.execution.stages import Product
+from tests.support.strategies import csr_matrices
+
+
+@st.composite
+def spoilt(draw) -> CSR:
+    """Draw a matrix with entries whose offsets or columns are changed at some places, or at none."""
+    shape = draw(st.integers(1, 12)), draw(st.integers(1, 20))
+    m = draw(csr_matrices(shape).filter(lambda m: m.nnz))
+    indptr, indices = m.indptr.copy(), m.indices.copy()
+    for _ in range(draw(st.integers(0, 2))):
+        array, most = draw(st.sampled_from([(indptr, m.nnz), (indices, m.ncols)]))
+        array[draw(st.integers(0, len(array) - 1))] = draw(st.integers(-1, most))
+    return CSR(indptr, indices, m.data, m.shape)
+
+
+def is_sound(m: CSR) -> bool:
+    try:
+        check_canonical(m)
+    except MatrixError:
+        return False
+    return True
+
+
+@settings(max_examples=300, deadline=None)
+@given(spoilt())
+def test_survey_finds_what_a_check_of_each_kind_finds(m):
+    low, high, canonical = survey(m.indptr, m.indices)
+    in_range = canonical and low >= 0 and high < m.ncols
+    assert in_range == is_sound(m)
+    if canonical:
+        assert (low, high) == (m.indices.min(), m.indices.max())
+
+
+@pytest.mark.parametrize("engine", ["scipy", "numba"])
+@settings(max_examples=60, deadline=None)
+@given(m=spoilt())
+def test_rows_of_a_block_are_refused_by_name(engine, m):
+    product = Product.__new__(Product)
+    product.engine = engine
+    if is_sound(m):
+        assert product.check(m, "A.zarr") == (m.indices.min(), m.indices.max() + 1)
+        return
+    with pytest.raises(MatrixError, match=r"A\.zarr"):
+        product.check(m, "A.zarr", 7)
+
+
+def test_no_entries():
+    product = Product.__new__(Product)
+    product.engine = "numba"
+    assert product.check(empty((3, 5), np.float64), "A.zarr") == (0, 0)

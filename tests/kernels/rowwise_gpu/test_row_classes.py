@@ -1,0 +1,137 @@
+"""The row-by-row product on the GPU: what of it runs on the host, without a GPU."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spdist.errors import MatrixError
+from spdist.kernels import workspace
+from spdist.kernels.cuda.module import C_TYPES, c_type
+from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
+from spdist.kernels.rowwise_gpu.row_classes import AT_ONCE, CLASSES, FACTS, SLOTS, SORT_CLASSES, Kernels, SortClass
+from spdist.matrices.csr import from_scipy
+from tests.conftest import random_matrix
+
+COUNTS = st.lists(st.integers(0, 10**6) | st.just(0), min_size=SLOTS, max_size=SLOTS)
+
+
+def test_classes_ascend_and_fit_the_device():
+    most = [kind.most for kind in CLASSES]
+    assert most == sorted(set(most))
+    assert len(CLASSES) + 1 == SLOTS
+    assert 8 * FACTS <= workspace.SCRATCH_BYTES
+    first_ranked = next(i for i, kind in enumerate(CLASSES) if not isinstance(kind, SortClass))
+    assert len(CLASSES) - first_ranked == workspace.RANKED - 1
+    assert CLASSES[first_ranked - 2].most == rowwise_gpu.NODE_PRODUCTS[0]
+
+
+@given(COUNTS)
+def test_every_row_is_in_one_share(counts):
+    shares = rowwise_gpu.share_rows(counts)
+    at = counts[0]
+    for number, first, count in shares:
+        assert first == at
+        assert count > 0
+        at += count
+        assert at == sum(counts[: number + 2])  # no row of a later class, and all of this one
+    assert at == sum(counts)
+
+
+@given(COUNTS)
+def test_few_rows_join_the_next_sorted_class(counts):
+    shares = rowwise_gpu.share_rows(counts)
+    for (number, _, count), (later, _, _) in itertools.pairwise(shares):
+        between = [n for n in range(number + 1, later + 1) if counts[n + 1]]
+        if isinstance(CLASSES[between[0]], SortClass):
+            assert count * CLASSES[between[0]].most > rowwise_gpu.FEW_SLOTS
+
+
+def test_few_rows_do_join():
+    counts = [3, 10, 20, *[0] * (SLOTS - 3)]
+    assert rowwise_gpu.share_rows(counts) == [(len(SORT_CLASSES) - 1, 3, 30)]
+    counts = [3, 5000, 50_000, *[0] * (SLOTS - 3)]  # too many for a kernel that takes a warp a row
+    assert rowwise_gpu.share_rows(counts, small=True) == [(1, 3, 55_000)]
+    counts = [3, 5000, *[0] * 4, 50_000, *[0] * (SLOTS - 7)]
+    assert rowwise_gpu.share_rows(counts, small=True) == [(len(SORT_CLASSES) - 1, 3, 55_000)]
+    assert rowwise_gpu.share_rows(counts) == [(5, 3, 55_000)]
+    counts = [0, 10**7, 20, *[0] * (SLOTS - 3)]
+    assert rowwise_gpu.share_rows(counts) == [(0, 0, 10**7), (1, 10**7, 20)]
+
+
+@given(st.lists(st.integers(0, 1 << 20), min_size=16, max_size=16), st.booleans())
+def test_rows_made_at_once_are_most_of_the_products(counts, small):
+    counts[len(CLASSES) + 1 :] = [0] * (SLOTS - 1 - len(CLASSES))
+    number = rowwise_gpu.at_once(counts, small)
+    if number is None:
+        return
+    slots = [rows * kind.most for rows, kind in zip(counts[1:], CLASSES, strict=False)]
+    share = sum(slots[: number + 1]) / sum(slots)
+    assert number in AT_ONCE
+    assert share == 1 if small else share >= rowwise_gpu.AT_ONCE_SHARE
+
+
+def test_rows_of_one_class_are_made_at_once_unless_they_are_few_or_long():
+    one = [[0] * place + [rows] + [0] * (SLOTS - 1 - place) for place, rows in ((3, 10**6), (3, 100), (11, 10**6))]
+    assert [rowwise_gpu.at_once(counts, False) for counts in one] == [2, None, None]
+    assert [rowwise_gpu.at_once(counts, True) for counts in one[:2]] == [2, 2]
+
+
+@given(st.integers(1, 1 << 20), st.integers(1, 1 << 40), st.sampled_from([4, 8, 16]), st.booleans())
+def test_a_part_of_a_row_fits_in_shared_memory(width, products, itemsize, ordered):
+    window, capacity, shared = workspace.rank_fill_shared(width, products, itemsize, ordered)
+    assert window % 256 == 0
+    assert capacity >= 64 if ordered else capacity == 0
+    assert shared % itemsize == 0
+    assert shared <= workspace.SHARED_BYTES + 64 * itemsize
+
+
+@given(st.integers(1, 1 << 11), st.integers(1, 6), st.integers(1, 20_000), st.sampled_from([4, 8, 16]))
+def test_a_node_fits_in_shared_memory(words, rows, entries, itemsize):
+    capacity, most, stride = workspace.node_fill_shared(words, rows, entries, itemsize)
+    assert capacity % 4 == 0
+    assert capacity <= most <= rows * capacity
+    assert capacity >= min(entries, 64)
+    assert stride % 16 == 0
+    assert 2 * stride <= workspace.SHARED_BYTES
+
+
+@given(st.integers(1, 32), st.integers(1, 1 << 33), st.integers(1, 1 << 24))
+def test_tasks_stay_small(parts, ncols, rows):
+    taken = workspace.rank_parts(parts, ncols, rows)
+    assert taken >= 1
+    assert taken == 1 or 24 * taken * rows <= workspace.TASK_BYTES
+
+
+def test_long_rows_need_little():
+    assert workspace.long_fits(64, 200_000)
+    assert not workspace.long_fits(10**5, 10**7)
+
+
+@pytest.mark.parametrize("dtype", C_TYPES)
+def test_names_cover_all_types(dtype):
+    assert c_type(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int16", "longdouble"])
+def test_other_types_are_refused(dtype):
+    with pytest.raises(MatrixError, match="convert it to"):
+        c_type(np.dtype(dtype))
+
+
+def test_wide_keys_change_the_sort_alone():
+    narrow, wide = Kernels("double", "int", "int"), Kernels("double", "int", "int").with_wide_keys()
+    changed = {file for file in narrow.sources() if narrow.sources()[file] != wide.sources()[file]}
+    assert changed == {"rowwise_gpu/sort_rows.cu"}
+    assert sum("u64" in name for name in wide.sources()["rowwise_gpu/sort_rows.cu"]) == len(SORT_CLASSES) + len(AT_ONCE)
+
+
+def test_shapes_are_checked_before_a_gpu_is_needed(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "cupy", object())
+    a = from_scipy(random_matrix(4, 5, 2.0, 1))
+    with pytest.raises(MatrixError, match="A is 4 x 5, B 4 x 5"):
+        rowwise_gpu.multiply(a, a)

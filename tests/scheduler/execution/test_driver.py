@@ -1,0 +1,562 @@
+"""The driver: places in C, resume, recomputation, splitting; on a cluster inside this process."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import scipy.sparse as sp
+from dask.utils import key_split
+from distributed import as_completed
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import spdist
+from spdist import api
+from spdist.errors import CorruptError, InputError, MemoryBoundError, ResumeError, SpdistError
+from spdist.scheduler.execution import stages
+from spdist.scheduler.execution.cluster import SETTINGS, connect, workers
+from spdist.scheduler.execution.driver import read_journal
+from spdist.scheduler.execution.stages import shared_slices
+from spdist.scheduler.planner import planner
+from spdist.storage import matrix as storage
+from tests.conftest import assert_is_product, random_matrix
+
+
+def files(url: str | Path) -> dict[str, str]:
+    """Return a digest of every file of a matrix."""
+    root = Path(url)
+    return {str(p.relative_to(root)): hashlib.md5(p.read_bytes()).hexdigest() for p in root.rglob("*") if p.is_file()}
+
+
+def read(url) -> storage.CSR:
+    m = api.open_matrix(url)
+    m.check()
+    return m.rows(0, m.nrows)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6), data=st.data())
+def test_any_grid_gives_the_product(tmp_path, scheduler, seed, data):
+    rng = np.random.default_rng(seed)
+    m, k, n = (int(x) for x in rng.integers(1, 60, 3))
+    dtype = data.draw(st.sampled_from(["float64", "float32", "complex128", "int32", "bool", "uint8"]))
+    a, b = random_matrix(m, k, 4, seed, dtype), random_matrix(k, n, 4, seed + 1, dtype)
+    grid = (data.draw(st.integers(1, m)), data.draw(st.integers(1, min(k, 3))), data.draw(st.integers(1, min(n, 3))))
+    place = tmp_path / f"{seed}"
+    place.mkdir(exist_ok=True)
+    for name, matrix in (("a", a), ("b", b)):
+        api.save(place / name, matrix, overwrite=True)
+    api.multiply(place / "a", place / "b", place / "c", grid=grid, scheduler=scheduler, overwrite=True)
+    rtol = 1e-5 if a.dtype.kind in "fc" else 0.0
+    assert_is_product(read(place / "c"), a, b, rtol)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 4), (5, 0, 4), (5, 4, 0), (0, 0, 0), (1, 1, 1)])
+def test_empty_shapes(stored, tmp_path, scheduler, shape):
+    m, k, n = shape
+    a, b = sp.csr_matrix((m, k)), sp.csr_matrix((k, n))
+    stored("A", a), stored("B", b)
+    report = api.multiply(tmp_path / "A.zarr", tmp_path / "B.zarr", tmp_path / "C.zarr", scheduler=scheduler)
+    assert report.nnz == 0
+    c = read(tmp_path / "C.zarr")
+    assert (c.shape, c.nnz) == ((m, n), 0)
+
+
+@pytest.mark.parametrize("engine", ["scipy", "numba", "auto"])
+@pytest.mark.parametrize("grid", [None, (7, 1, 1), (40, 1, 1)])
+def test_same_bytes_whatever_the_engine_and_the_rows(stored, tmp_path, scheduler, engine, grid):
+    a = stored("A", random_matrix(800, 800, 12, 1))
+    reference = tmp_path / "R.zarr"
+    api.multiply(a, a, reference, engine="scipy", scheduler=scheduler)
+    api.multiply(a, a, tmp_path / "C.zarr", engine=engine, grid=grid, scheduler=scheduler)
+    assert files(tmp_path / "C.zarr") == files(reference)
+
+
+def test_rows_that_do_not_fit_their_room_become_blocks_of_their_own(stored, tmp_path, scheduler, monkeypatch):
+    m = random_matrix(500, 500, 10, 2)
+    a = stored("A", m)
+    plan = api.plan(a, a, grid=(9, 1, 1))
+    short = replace(plan, blocks=tuple(replace(block, capacity=block.capacity // 7 + 1) for block in plan.blocks))
+    monkeypatch.setattr("spdist.scheduler.planner.planner.make_plan", lambda *_, **__: short)
+    report = api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
+    assert report.blocks > 9
+    assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+
+
+@pytest.mark.parametrize(("grid", "stop_after"), [((30, 1, 1), 1), ((30, 1, 1), 17), ((6, 3, 2), 1), ((6, 3, 2), 4)])
+def test_resume_gives_the_bytes_of_an_undisturbed_run(stored, tmp_path, scheduler, monkeypatch, grid, stop_after):
+    monkeypatch.setattr("spdist.scheduler.planner.planner.CHUNK_LENGTH", 1 << 10)
+    monkeypatch.setattr("spdist.scheduler.execution.driver.CHECKPOINT_SECONDS", 0.0)
+    a = stored("A", random_matrix(900, 900, 12, 3))
+    options = {"grid": grid, "scheduler": scheduler}
+    api.multiply(a, a, tmp_path / "R.zarr", **options)
+    commits = []
+    commit = stages.Product.commit
+
+    def failing(self, task, *rest):
+        commits.append(task.number)
+        if len(commits) > stop_after:
+            raise OSError(28, "No space left on device")
+        return commit(self, task, *rest)
+
+    monkeypatch.setattr(stages.Product, "commit", failing)
+    with pytest.raises(SpdistError, match=r"disk is full.*--resume"):
+        api.multiply(a, a, tmp_path / "C.zarr", **options)
+    monkeypatch.setattr(stages.Product, "commit", commit)
+    assert api.info(tmp_path / "C.zarr")["state"] == "unfinished"
+    with pytest.raises(InputError, match="unfinished"):
+        api.open_matrix(tmp_path / "C.zarr")
+    front, _ = read_journal(str(tmp_path / "C.zarr"))
+    report = api.multiply(a, a, tmp_path / "C.zarr", resume=True, **options)
+    assert report.state == "resumed"
+    assert front.row == 0 or report.blocks < grid[0]
+    assert files(tmp_path / "C.zarr") == files(tmp_path / "R.zarr")
+
+
+@pytest.mark.parametrize("step", ["begin", "write_note", "finish"])
+def test_a_disk_that_the_driver_finds_full(stored, tmp_path, scheduler, monkeypatch, step):
+    """Said as the workers say it; and what is left can be resumed, or is nothing."""
+    a, c = stored("A", random_matrix(300, 300, 5, 1)), tmp_path / "C.zarr"
+
+    def full(*_):
+        c.mkdir(exist_ok=True)
+        raise RuntimeError("No space left on device (os error 28)")  # as zarrs does
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, step, full)
+        with pytest.raises(SpdistError, match=r"C\.zarr: the disk is full.*--resume"):
+            api.multiply(a, a, c, scheduler=scheduler)
+    assert c.exists() == (step != "begin")
+    if step != "begin":
+        with pytest.raises(InputError, match=r"C\.zarr is an unfinished product.*--resume.*--overwrite"):
+            api.multiply(a, a, c, scheduler=scheduler)
+    assert api.multiply(a, a, c, scheduler=scheduler, resume=True, check=True).verification["ok"]
+
+
+def test_resume_goes_on_from_the_durable_part(stored, tmp_path, scheduler, monkeypatch):
+    """Rows before the front are not computed again: a trap on them is never sprung."""
+    monkeypatch.setattr("spdist.scheduler.planner.planner.CHUNK_LENGTH", 1 << 10)
+    monkeypatch.setattr("spdist.scheduler.execution.driver.CHECKPOINT_SECONDS", 0.0)
+    a = stored("A", random_matrix(900, 900, 12, 4))
+    preprocess = stages.Product.preprocess
+
+    def stop_late(self, task, *rest):
+        if task.start > 500:
+            time.sleep(1.0)  # so that earlier blocks are durable by now
+            raise OSError(5, "the disk is gone")
+        return preprocess(self, task, *rest)
+
+    monkeypatch.setattr(stages.Product, "preprocess", stop_late)
+    with pytest.raises(SpdistError, match="the disk is gone"):
+        api.multiply(a, a, tmp_path / "C.zarr", grid=(40, 1, 1), scheduler=scheduler)
+    front, offsets = read_journal(str(tmp_path / "C.zarr"))
+    assert 0 < front.row < 520
+    assert offsets[-1] == front.nnz
+
+    def refuse_early(self, task, *rest):
+        assert task.start >= front.row
+        return preprocess(self, task, *rest)
+
+    monkeypatch.setattr(stages.Product, "preprocess", refuse_early)
+    api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, resume=True)
+    assert api.verify(a, a, tmp_path / "C.zarr").ok
+
+
+def test_resume_refuses_another_product(stored, tmp_path, scheduler, monkeypatch):
+    a, other = stored("A", random_matrix(50, 50, 3, 5)), stored("B", random_matrix(50, 50, 3, 6))
+    monkeypatch.setattr(
+        "spdist.scheduler.execution.driver.execute", lambda *_: (_ for _ in ()).throw(SpdistError("stopped"))
+    )
+    with pytest.raises(SpdistError, match="stopped"):
+        api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
+    with pytest.raises(ResumeError, match="A or B changed"):
+        api.multiply(a, other, tmp_path / "C.zarr", scheduler=scheduler, resume=True)
+
+
+def test_resume_on_a_finished_product_does_nothing(stored, tmp_path, scheduler):
+    a = stored("A", random_matrix(50, 50, 3, 7))
+    api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, resume=True)
+    before = files(tmp_path / "C.zarr")
+    assert api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, resume=True).state == "already finished"
+    assert files(tmp_path / "C.zarr") == before
+
+
+def test_a_lost_block_is_computed_again(stored, tmp_path, scheduler, monkeypatch):
+    m = random_matrix(600, 600, 10, 8)
+    a = stored("A", m)
+    commit, again = stages.Product.commit, stages.Product.again
+    lost = []
+
+    def forget(self, task, *rest):
+        if task.number % 3 == 0 and task.number not in lost:
+            lost.append(task.number)
+            del self.waiting[task.number]
+        return commit(self, task, *rest)
+
+    recomputed = []
+    monkeypatch.setattr(stages.Product, "commit", forget)
+    monkeypatch.setattr(stages.Product, "again", lambda self, *rest: recomputed.append(1) or again(self, *rest))
+    for grid in ((12, 1, 1), (4, 2, 2)):
+        lost.clear()
+        api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, grid=grid, overwrite=True)
+        assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+    assert len(recomputed) == 4 + 2
+
+
+def test_a_block_that_changed_is_not_written(stored, tmp_path, scheduler, monkeypatch):
+    a = stored("A", random_matrix(100, 100, 5, 9))
+    commit = stages.Product.commit
+
+    def other(self, task, rows, digest, *rest):
+        del self.waiting[task.number]
+        return commit(self, task, rows, digest[::-1], *rest)
+
+    monkeypatch.setattr(stages.Product, "commit", other)
+    with pytest.raises(SpdistError, match="gave another pattern when computed again"):
+        api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
+    assert api.info(tmp_path / "C.zarr")["state"] == "unfinished"
+
+
+@pytest.mark.parametrize("array", ["indptr", "indices", "data"])
+@pytest.mark.parametrize("damage", ["missing", "flipped", "truncated"])
+def test_damaged_operand_is_named_and_leaves_no_matrix(stored, tmp_path, scheduler, array, damage):
+    a = stored("A", random_matrix(300, 300, 6, 10))
+    chunk = tmp_path / "A.zarr" / array / "c" / "0"
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 2] ^= 4
+    chunk.write_bytes({"flipped": bytes(content), "truncated": bytes(content[:-9]), "missing": b""}[damage])
+    if damage == "missing":
+        chunk.unlink()
+    with pytest.raises(CorruptError, match=f"chunk 0 of array '{array}'"):
+        api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
+    assert not (tmp_path / "C.zarr" / "indptr" / "zarr.json").exists()
+
+
+def test_overwrite_replaces_only_at_the_end(stored, tmp_path, scheduler, monkeypatch):
+    a, b = stored("A", random_matrix(60, 60, 4, 11)), stored("B", random_matrix(60, 60, 4, 12))
+    api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
+    before = files(tmp_path / "C.zarr")
+    with pytest.raises(InputError, match=r"exists.*--overwrite"):
+        api.multiply(a, b, tmp_path / "C.zarr", scheduler=scheduler)
+    commit = stages.Product.commit
+    monkeypatch.setattr(stages.Product, "commit", lambda *_: (_ for _ in ()).throw(OSError(5, "broken")))
+    with pytest.raises(SpdistError, match="broken"):
+        api.multiply(a, b, tmp_path / "C.zarr", scheduler=scheduler, overwrite=True)
+    assert files(tmp_path / "C.zarr") == before
+    monkeypatch.setattr(stages.Product, "commit", commit)
+    api.multiply(a, b, tmp_path / "C.zarr", scheduler=scheduler, resume=True)
+    assert api.verify(a, b, tmp_path / "C.zarr").ok
+    assert sorted(p.name for p in tmp_path.glob("C*")) == ["C.zarr"]
+
+
+def test_output_may_not_be_an_input(stored, tmp_path, scheduler):
+    a = stored("A", random_matrix(20, 20, 3, 13))
+    for c in (tmp_path / "A.zarr", tmp_path / "." / "A.zarr", tmp_path / "x" / ".." / "A.zarr"):
+        with pytest.raises(InputError, match="C may not be A or B"):
+            api.multiply(a, a, c, scheduler=scheduler, overwrite=True)
+
+
+def test_memory_urls(scheduler):
+    m = random_matrix(70, 70, 4, 14)
+    api.save("memory://run/a.zarr", m, overwrite=True)
+    api.multiply("memory://run/a.zarr", "memory://run/a.zarr", "memory://run/c.zarr", overwrite=True, check=True)
+    assert_is_product(read("memory://run/c.zarr"), m, m, 1e-12)
+    with pytest.raises(InputError, match="this process alone"):
+        api.multiply("memory://run/a.zarr", "memory://run/a.zarr", "memory://run/d.zarr", scheduler=scheduler)
+
+
+def test_no_scheduler_at_the_address(stored, tmp_path, monkeypatch):
+    monkeypatch.setattr("spdist.scheduler.execution.cluster.CONNECT_SECONDS", 0.5)
+    a = stored("A", random_matrix(20, 20, 3, 15))
+    with pytest.raises(InputError, match="no Dask scheduler answers"):
+        api.multiply(a, a, tmp_path / "C.zarr", scheduler="tcp://127.0.0.1:9")
+    assert not (tmp_path / "C.zarr").exists()
+
+
+def test_anndata_reads_the_product(stored, tmp_path, scheduler):
+    anndata = pytest.importorskip("anndata")
+    import zarr
+
+    m = random_matrix(200, 200, 5, 16)
+    a = stored("A", m)
+    api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, grid=(5, 1, 1))
+    c = anndata.io.read_elem(zarr.open_group(tmp_path / "C.zarr", mode="r"))
+    assert abs(c - m @ m).max() < 1e-12
+
+
+@given(st.integers(0, 500), st.integers(0, 500), st.integers(1, 120))
+def test_shared_slices_leave_whole_chunks(at, nnz, chunk):
+    slices = shared_slices(at, nnz, chunk)
+    kept = np.zeros(nnz, bool)
+    for low, high in slices:
+        assert 0 <= low < high <= nnz
+        assert (at + low) // chunk == (at + high - 1) // chunk
+        kept[low:high] = True
+    body = np.flatnonzero(~kept)
+    if len(body):
+        assert (at + body[0]) % chunk == 0
+        assert (at + body[-1] + 1) % chunk == 0
+        assert body[-1] - body[0] + 1 == len(body)
+
+
+def test_journal_is_one_file(tmp_path):
+    from spdist.scheduler.execution.driver import Front, write_journal
+
+    url = str(tmp_path / "C.zarr")
+    storage.begin(url, {})
+    assert read_journal(url)[0] == Front()
+    write_journal(url, Front(5, 70, 2, True), np.array([3, 70]))
+    front, offsets = read_journal(url)
+    assert (front, offsets.tolist()) == (Front(5, 70, 2, True), [3, 70])
+    assert json.loads((tmp_path / "C.zarr" / "spdist-journal").read_bytes().split(b"\n")[0])["row"] == 5
+
+
+def test_what_dask_remembers_of_a_run_does_not_grow(stored, tmp_path, monkeypatch):
+    """Neither a name of each task nor a record of each submission stays with the scheduler of our own cluster."""
+    monkeypatch.setattr("spdist.scheduler.execution.driver.WORKERS_SECONDS", 0.0)
+    a = stored("A", random_matrix(600, 600, 4, 9))
+    with connect(workers=1, scheduler=None, processes=False, blocks=60) as client:
+        monkeypatch.setattr("spdist.scheduler.execution.cluster.connect", lambda **_: contextlib.nullcontext(client))
+        api.multiply(a, a, tmp_path / "C.zarr", grid=(60, 1, 1))
+        assert not hasattr(client.cluster.scheduler.extensions["spans"], "spans")
+    assert key_split.cache_info().currsize < 60
+
+
+def workers_alive() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children(recursive=True) if any("spawn_main" in word for word in p.cmdline())]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("foreign", [False, True])
+def test_all_workers_killed_at_once(stored, tmp_path, foreign):
+    """Blocks go to workers by address: those of the dead must go to the next that come."""
+    from distributed import LocalCluster
+
+    m = random_matrix(4000, 4000, 20, 14)
+    a, victims = stored("A", m), []
+
+    def kill(progress) -> None:
+        if progress.blocks >= 2 and not victims:
+            victims.extend(worker.pid for worker in workers_alive())
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+
+    with contextlib.ExitStack() as stack:
+        options = {"workers": 1}
+        if foreign:
+            cluster = stack.enter_context(LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0"))
+            options = {"scheduler": cluster.scheduler_address}
+        callbacks = api.Callbacks(progress=kill)
+        api.multiply(a, a, tmp_path / "C.zarr", grid=(40, 1, 1), callbacks=callbacks, **options)
+    assert len(victims) == 1 + foreign
+    assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+
+
+@pytest.mark.parametrize("reduce", [None, "nnz"])
+def test_a_result_lost_before_it_was_looked_at_is_waited_for(stored, tmp_path, monkeypatch, reduce):
+    m = random_matrix(300, 300, 5, 17)
+    a, taken, lost = stored("A", m), as_completed.next_batch, []
+
+    def late(completed, block=True):
+        batch = taken(completed, block)
+        if not lost:
+            for future in batch:
+                lost.append(future.key)
+                future._state.lose()  # as the scheduler's word that its worker is gone has it
+                told = {"op": "report-key", "key": future.key}
+                future.client.loop.add_callback(
+                    future.client.loop.call_later, 0.2, future.client._send_to_scheduler, told
+                )
+        return batch
+
+    monkeypatch.setattr(as_completed, "next_batch", late)
+    if reduce:
+        assert api.reduce(a, a, reduce, workers=1) == (m @ m).nnz
+    else:
+        api.multiply(a, a, tmp_path / "C.zarr", grid=(5, 1, 1), workers=1)
+        assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+    assert lost
+
+
+def test_only_a_matrix_is_overwritten(stored, tmp_path):
+    a = stored("A", random_matrix(30, 30, 3, 18))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    (tmp_path / "notes.txt").write_text("note")
+    for place in ("mine", "notes.txt"):
+        with pytest.raises(InputError, match="is not a matrix, so it is not replaced"):
+            api.multiply(a, a, tmp_path / place, overwrite=True)
+    assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
+    assert (tmp_path / "notes.txt").read_text() == "note"
+
+
+@pytest.mark.parametrize("place", [".", "A.zarr/C.zarr", "A.zarr"])
+def test_c_is_apart_from_its_operands(stored, tmp_path, place):
+    a = stored("A", random_matrix(30, 30, 3, 19))
+    before = files(a.url)
+    with pytest.raises(InputError, match="nor lie in one or around one"):
+        api.multiply(a, a, tmp_path / place, overwrite=True)
+    assert files(a.url) == before
+
+
+@pytest.mark.slow
+def test_matrices_without_columns_go_through_workers(stored, tmp_path):
+    a, b = stored("A", sp.csr_array((4, 5))), stored("B", sp.csr_array((5, 0)))
+    api.multiply(a, b, tmp_path / "C.zarr", workers=1)
+    assert api.open_matrix(tmp_path / "C.zarr").shape == (4, 0)
+
+
+@pytest.mark.parametrize("workers", [-1, 0, 1.5, "2", True])
+def test_a_number_of_workers_is_one(stored, tmp_path, workers):
+    a = stored("A", random_matrix(30, 30, 3, 20))
+    for run in (lambda **k: api.multiply(a, a, tmp_path / "C.zarr", **k), lambda **k: api.reduce(a, a, "nnz", **k)):
+        with pytest.raises(InputError, match="must be a whole number of at least 1"):
+            run(workers=workers)
+
+
+def test_less_memory_than_it_was_begun_with_is_refused(stored, tmp_path, monkeypatch):
+    a, target = stored("A", random_matrix(3000, 3000, 20, 21)), tmp_path / "C.zarr"
+    monkeypatch.setattr(
+        "spdist.scheduler.execution.driver.Driver.run", lambda driver: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        api.multiply(a, a, target, memory_limit="64MiB", grid=(3, 1, 1))
+    monkeypatch.undo()
+    with pytest.raises(ResumeError, match=r"take up to .* MiB on a worker, more than memory_limit=1MiB"):
+        api.multiply(a, a, target, memory_limit="1MiB", resume=True)
+    api.multiply(a, a, target, memory_limit="64MiB", resume=True)
+    assert api.verify(a, a, target).ok
+
+
+def test_a_scheduler_that_takes_no_plugin_is_named(scheduler, caplog, monkeypatch):
+    def refuse(self, plugin):
+        raise ModuleNotFoundError("No module named 'spdist'")
+
+    monkeypatch.setattr("distributed.Client.register_plugin", refuse)
+    with (
+        caplog.at_level(logging.WARNING, "spdist"),
+        connect(workers=None, scheduler=scheduler, processes=True, blocks=1),
+    ):
+        pass
+    assert f"the scheduler at {scheduler} takes no plugin (No module named 'spdist')" in caplog.text
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Let workers start while the plan is made, however small the product."""
+    monkeypatch.setattr(api, "MAX_BLOCK_PRODUCTS", 0)
+
+
+def test_workers_start_while_the_plan_is_made(stored, tmp_path, monkeypatch, at_once):
+    m = random_matrix(300, 300, 5, 10)
+    a = stored("A", m)
+    make, alive = planner.make_plan, []
+
+    def slow(*args, **kwargs):
+        deadline = time.monotonic() + 30
+        while not workers_alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        alive.append(len(workers_alive()))
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(planner, "make_plan", slow)
+    api.multiply(a, a, tmp_path / "C.zarr", workers=1)
+    assert alive == [1]
+    assert not workers_alive()
+    assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+
+
+def test_a_plan_that_is_refused_leaves_no_worker_and_no_file(stored, tmp_path, at_once):
+    a = stored("A", random_matrix(300, 300, 5, 11))
+    with pytest.raises(MemoryBoundError):
+        api.multiply(a, a, tmp_path / "C.zarr", workers=1, memory_limit="1KiB")
+    assert not workers_alive()
+    assert not (tmp_path / "C.zarr").exists()
+
+
+@pytest.mark.parametrize(("place", "grid"), [("no/such/C.zarr", None), ("A.zarr", None), ("C.zarr", (500, 1, 1))])
+def test_bad_input_is_refused_before_workers_start(stored, tmp_path, monkeypatch, at_once, place, grid):
+    a, b = stored("A", random_matrix(300, 300, 5, 12)), stored("B", random_matrix(300, 300, 5, 13))
+    monkeypatch.setattr("spdist.scheduler.execution.cluster.connect", lambda **_: pytest.fail("workers were started"))
+    with pytest.raises(InputError):
+        api.multiply(b, a, tmp_path / place, workers=1, grid=grid)
+
+
+def test_workers_for_several_products(stored, tmp_path):
+    m = random_matrix(500, 500, 5, 1)
+    a = stored("A", m)
+    with workers(2) as scheduler:
+        for engine in ("numba", "scipy"):
+            report = api.multiply(a, a, tmp_path / engine, engine=engine, grid=(6, 1, 1), scheduler=scheduler)
+            assert report.workers == 2
+            assert_is_product(read(tmp_path / engine), m, m, 1e-12)
+
+
+@pytest.mark.parametrize(("asked", "said"), [
+    ({"count": 0}, "count=0"), ({"engine": "hybrid"}, "engine='hybrid' starts no workers"), ({"engine": "cuda"}, "GPU"),
+])  # fmt: skip
+def test_workers_that_there_are_not(monkeypatch, asked, said):
+    monkeypatch.setattr("spdist.scheduler.execution.cluster.count_gpus", lambda: 0)
+    with pytest.raises(InputError, match=said), workers(**{"count": 1} | asked):
+        pass
+
+
+def test_a_small_memory_limit_is_kept(tmp_path):
+    """Where B is read block by block: of what is read the allocator keeps little."""
+    spdist.generate("erdos-renyi", tmp_path / "A.zarr", nrows=500_000, ncols=500_000, per_row=5.0)
+    report = spdist.multiply(
+        tmp_path / "A.zarr", tmp_path / "A.zarr", tmp_path / "C.zarr", memory_limit="32MiB", workers=1
+    )
+    assert report.blocks > 20
+    assert report.peak_memory <= 32 << 20
+
+
+KEPT = """
+import sys, numpy as np
+from spdist.scheduler.execution import worker_process
+if sys.argv[1] == "little":
+    process.keep_small_arrays(32 << 20)
+before, small = process.resident_memory(), []
+arrays = []
+for _ in range(40):
+    arrays.append(np.ones(3 << 19, np.uint8))
+    small.append(bytes(2000))
+del arrays
+print(process.resident_memory() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps what it keeps")
+def test_arrays_of_a_share_of_the_limit_are_given_back():
+    environ = {**os.environ, **{k.rpartition(".")[2]: str(v) for k, v in SETTINGS.items() if "MALLOC" in k}}
+    little, much = (
+        int(subprocess.run([sys.executable, "-c", KEPT, how], env=environ, capture_output=True, check=True).stdout)
+        for how in ("little", "much")
+    )
+    assert little < 10 << 20
+    assert much > 40 << 20  # else nothing is shown
+
+
+def test_blocks_of_many_rows(tmp_path):
+    """Their lengths are more than Dask sends in one part."""
+    n = 17 << 20
+    m = sp.csr_array((np.ones(1000), (np.arange(1000) * 1000, np.arange(1000) * 1000)), shape=(n, n))
+    spdist.save(tmp_path / "A.zarr", m)
+    report = spdist.multiply(
+        tmp_path / "A.zarr", tmp_path / "A.zarr", tmp_path / "C.zarr", memory_limit="3GiB", workers=1
+    )
+    assert (report.nnz, report.blocks) == (1000, 1)
