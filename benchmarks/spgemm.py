@@ -215,7 +215,7 @@ class Bench:
 
         The bound is the longer of what is sent with B duplicated, and C coming back, each at the rate of its way alone.
         """
-        from spdist.kernels import workspace
+        from spdist.kernels.hyspmm import workspace as hyspmm_sizes
 
         for method in set(ON_HOST) & set(ours):
             figures = ours[method]
@@ -224,7 +224,7 @@ class Bench:
             figures["over_cupy"] = theirs["ms"] / figures["ms"] if theirs["right"] else None
             if ON_HOST[method] == "duplicated":
                 sizes = a.nrows, a.nnz, a.nnz, products, 0, self.dtype.itemsize, 4, 4
-                sent = workspace.sent_offsets(*sizes)[-1]
+                sent = hyspmm_sizes.sent_offsets(*sizes)[-1]
                 bound = 1e3 * max(sent / self.pcie["to_device"], figures["c_bytes"] / self.pcie["to_host"])
                 figures |= {"sent": sent, "bound_ms": bound, "of_bound": bound / figures["ms"]}
 

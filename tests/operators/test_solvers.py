@@ -16,9 +16,9 @@ import scipy.sparse as sp
 
 import spdist
 from spdist.errors import MatrixError
+from spdist.kernels.cuda.cuda_graph import Steps
 from spdist.kernels.spmv import csr as csr_spmv
 from spdist.kernels.spmv import vector_updates
-from spdist.kernels.spmv.cuda_graph import Steps
 from spdist.matrices.csr import CSR
 from spdist.operators import solvers
 from spdist.operators.solvers import LOOKS, conjugate_gradient_loop, pagerank_loop

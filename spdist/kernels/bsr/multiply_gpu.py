@@ -19,8 +19,8 @@ import numpy.typing as npt
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.bsr.multiply_cpu import check_fit
 from spdist.kernels.cuda.module import c_type, module
+from spdist.kernels.rounding import ceil_div
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
-from spdist.kernels.workspace import ceil_div
 from spdist.matrices.bsr import BSR
 from spdist.matrices.csr import CSR, result_dtype
 from spdist.units import format_bytes

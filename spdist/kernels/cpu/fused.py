@@ -25,7 +25,7 @@ from spdist.kernels.cpu.rowwise import (
     multiply_row,
     row_extent,
 )
-from spdist.kernels.workspace import WINDOW
+from spdist.kernels.cpu.workspace import WINDOW
 
 DENSE_SPAN = 8
 """Columns per product up to which the scan is quicker than marks."""

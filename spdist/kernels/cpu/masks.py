@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from spdist.kernels.cpu.numba_compile import add_product, inlined, part, zero_of
-from spdist.kernels.workspace import TABLE_SLOTS, WINDOW
+from spdist.kernels.cpu.workspace import TABLE_SLOTS, WINDOW
 
 EMPTY = -1
 ALLOWED = 1

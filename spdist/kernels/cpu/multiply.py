@@ -21,10 +21,10 @@ import numpy.typing as npt
 from scipy.sparse import _sparsetools
 
 from spdist.errors import InputError, MatrixError
-from spdist.kernels import workspace
+from spdist.kernels.cpu import workspace as cpu_sizes
+from spdist.kernels.cpu.workspace import Engine
 from spdist.kernels.product_spec import NORMS, PLAIN, ProductSpec, longest_row
 from spdist.kernels.semirings import Semiring
-from spdist.kernels.workspace import Engine
 from spdist.matrices.csr import (
     CSR,
     INT32_MAX,
@@ -181,7 +181,7 @@ def choose(a: CSR, b: CSR, *, threads: int = 1, workspace_limit: int | None = No
     if b.nnz > INT32_MAX or a.nnz > INT32_MAX:
         return "numba", "SciPy would need a copy of the indices in int64"
     sizes = result_dtype(a.dtype, b.dtype).itemsize, index_dtype(b.ncols).itemsize
-    needed = workspace.cpu_workspace("scipy", b.ncols, products, *sizes, threads)
+    needed = cpu_sizes.cpu_workspace("scipy", b.ncols, products, *sizes, threads)
     if workspace_limit is not None and needed > workspace_limit:
         return "numba", f"SciPy may need {needed:,} bytes of workspace, and {workspace_limit:,} are allowed"
     return "scipy", f"about {products:,} products are done before Numba's kernels would be loaded"
@@ -395,7 +395,7 @@ class _Slices:
     def _work(self) -> None:
         try:
             fill = self.task.new_fill(self.task)
-            size = min(workspace.SCRATCH_ENTRIES, self.target.capacity)
+            size = min(cpu_sizes.SCRATCH_ENTRIES, self.target.capacity)
             scratch = np.empty(size + 1, self.target.indices.dtype), np.empty(size + 1, self.target.data.dtype)
             while (taken := self._take()) is not None:
                 self._make(fill, *taken, *scratch)
@@ -464,13 +464,13 @@ def _slice_stop(task: _Task, start: int, stop: int) -> tuple[int, int]:
     """Return the end of a slice of about `SLICE_PRODUCTS` products, one row at least, and its products."""
     a, b = task.a, task.b
     if task.engine == "numba":
-        last, products = _rowwise().slice_stop(a.indptr, a.indices, b.indptr, start, stop, workspace.SLICE_PRODUCTS)
+        last, products = _rowwise().slice_stop(a.indptr, a.indices, b.indptr, start, stop, cpu_sizes.SLICE_PRODUCTS)
         return int(last), int(products)
     begin = int(a.indptr[start])
-    last = int(np.searchsorted(a.indptr, begin + workspace.SLICE_PRODUCTS, side="right")) - 1
+    last = int(np.searchsorted(a.indptr, begin + cpu_sizes.SLICE_PRODUCTS, side="right")) - 1
     last = min(max(last, start + 1), stop)
     total = np.cumsum(row_products(a.rows(start, last), np.diff(b.indptr)))
-    rows = max(1, int(np.searchsorted(total, workspace.SLICE_PRODUCTS, side="right")))
+    rows = max(1, int(np.searchsorted(total, cpu_sizes.SLICE_PRODUCTS, side="right")))
     return start + rows, int(total[rows - 1])
 
 
@@ -490,7 +490,7 @@ def _jit() -> Any:
 
 def _specialisation(a: CSR, b: CSR) -> tuple[Any, ...]:
     """Return what a compiled kernel depends on."""
-    wide = b.ncols > workspace.WINDOW
+    wide = b.ncols > cpu_sizes.WINDOW
     return result_dtype(a.dtype, b.dtype), index_dtype(a.ncols), index_dtype(b.ncols), wide
 
 
@@ -565,7 +565,7 @@ def _kernel_arguments(task: _Task) -> tuple[Any, ...]:
     zero = dtype.type(0) if task.ring is None else task.ring.zero_of(dtype)
     work = new_work(task.b.ncols, dtype, zero)
     # None is a type of its own to Numba, and what hangs on it is left out of the compiled code.
-    wide = True if task.b.ncols > workspace.WINDOW else None
+    wide = True if task.b.ncols > cpu_sizes.WINDOW else None
     a, (offsets, *entries) = _kernel_arrays(task.a, dtype), _kernel_arrays(task.b, dtype)
     starts = offsets[:-1] if task.spec.diagonal is None else offsets[:-1].copy()  # which kernels move then
     return a, (starts, *entries, offsets[1:]), work, task.b.nbytes > CACHE_BYTES, wide
@@ -578,7 +578,7 @@ def _mask_arguments(task: _Task, zero: npt.NDArray[Any]) -> tuple[Any, Any]:
         return None, None
     arrays = _plain(mask.indptr), _plain(mask.indices.astype(task.index_dtype, copy=False))
     longest = longest_row(mask)
-    table = np.empty((2, workspace.table_slots(longest)), task.index_dtype)
+    table = np.empty((2, cpu_sizes.table_slots(longest)), task.index_dtype)
     if task.spec.complement:
         return None, (*arrays, table[0], table[1], np.empty(1, np.uint64))
     return (*arrays, table[0], table[1], np.repeat(zero, longest + 1), np.zeros(longest + 1, np.uint8)), None
@@ -593,14 +593,14 @@ def _row_buffer_entries(task: _Task) -> int:
 
 
 def new_work(ncols: int, dtype: np.dtype[Any], zero: Any = 0) -> tuple[tuple[npt.NDArray[Any], ...], ...]:
-    """Return the buffers of one thread's Numba kernel, of `workspace.cpu_workspace` bytes."""
-    columns, products = workspace.window_columns(ncols), workspace.sort_products(ncols)
-    padded = columns + workspace.PADDING
+    """Return the buffers of one thread's Numba kernel, of `cpu_sizes.cpu_workspace` bytes."""
+    columns, products = cpu_sizes.window_columns(ncols), cpu_sizes.sort_products(ncols)
+    padded = columns + cpu_sizes.PADDING
     totals = np.full(padded, zero, dtype) if zero else np.zeros(padded, dtype)  # zeros take no memory until written
     window = totals, np.zeros(padded, np.uint8), np.zeros(columns // 64 + 2 * 64, np.uint8)
     keys = np.empty((2, products), np.uint64)
-    sorting = keys, np.empty(products, dtype), np.empty(workspace.RADIX_BINS, np.int32)
-    slots, rows = workspace.BATCH_SLOTS + 2 * workspace.RANK_PRODUCTS, workspace.BATCH_ROWS + 1
+    sorting = keys, np.empty(products, dtype), np.empty(cpu_sizes.RADIX_BINS, np.int32)
+    slots, rows = cpu_sizes.BATCH_SLOTS + 2 * cpu_sizes.RANK_PRODUCTS, cpu_sizes.BATCH_ROWS + 1
     table = np.empty((3, rows), np.uint64)
     batch = np.empty(slots, np.int32), np.empty(slots, np.uint64), np.empty(slots, dtype), table[0], table[1], table[2]
     return window, sorting, batch

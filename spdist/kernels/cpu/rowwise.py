@@ -39,7 +39,7 @@ from numba import types
 
 from spdist.kernels.cpu.masks import excluded, first_at_least
 from spdist.kernels.cpu.numba_compile import add_product, compiled, fold, inlined, instruction, part, zero_of
-from spdist.kernels.workspace import BATCH_ROWS, BATCH_SLOTS, RANK_PRODUCTS, SORT_PRODUCTS, WINDOW
+from spdist.kernels.cpu.workspace import BATCH_ROWS, BATCH_SLOTS, RANK_PRODUCTS, SORT_PRODUCTS, WINDOW
 
 LANES = 16
 RANK_BITS = RANK_PRODUCTS.bit_length() - 1

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spdist.errors import MatrixError, MemoryBoundError
+from spdist.kernels.cuda.constants import SCAN_ROWS
 from spdist.kernels.cuda.module import Module, c_type, module
-from spdist.kernels.workspace import ESC_BUCKET, ESC_STATE, SCAN_ROWS, EscWorkspace, ceil_div, esc_setup, esc_workspace
+from spdist.kernels.esc.workspace import ESC_BUCKET, ESC_STATE, EscWorkspace, esc_setup, esc_workspace
+from spdist.kernels.rounding import ceil_div
 from spdist.matrices.csr import CSR, INT32_MAX, Int64Array, result_dtype
 
 i64, u64, u32 = np.int64, np.uint64, np.uint32

@@ -34,10 +34,12 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import InputError, MatrixError, MemoryBoundError
-from spdist.kernels import workspace
+from spdist.kernels.cuda import constants
 from spdist.kernels.cuda.module import Module, c_type, module
 from spdist.kernels.cuda.pinned import Bytes, array_at, pageable, pinned
-from spdist.kernels.workspace import Block, BlockCost, Layout, Types, ceil_div
+from spdist.kernels.hyspmm import workspace as hyspmm_sizes
+from spdist.kernels.hyspmm.workspace import Block, BlockCost, Layout, Types
+from spdist.kernels.rounding import ceil_div
 from spdist.matrices.csr import CSR, INT32_MAX, Int64Array, check_dtype, empty, index_dtype, result_dtype
 
 Variant = Literal["duplicated", "distinct"]
@@ -266,9 +268,9 @@ class Task:
             b_rows, b_entries = np.minimum(entries, self.b.nrows), np.minimum(b_entries, self.b.nnz)
         row, entry, pair = 2 * self.types.pointer_bytes, self.types.value_bytes + 4, sum(self.types[:2])
         sent = rows * row + entries * entry + b_rows * self.types.pointer_bytes + b_entries * pair
-        fixed = len(Layout._fields) * (workspace.ALIGNMENT + 8)
+        fixed = len(Layout._fields) * (constants.ALIGNMENT + 8)
         largest = int(sent.max(initial=0)) + fixed
-        return workspace.aligned(max(largest, min(RING_BYTES, int(sent.sum()) + fixed * len(sent))))
+        return constants.aligned(max(largest, min(RING_BYTES, int(sent.sum()) + fixed * len(sent))))
 
     def _products_at(self, rows: Int64Array) -> Int64Array:
         """Return the products before each of some rows."""
@@ -276,7 +278,7 @@ class Task:
         return np.where(rows > 0, self.counted.ends[rows] + self.counted.bases[part], 0)
 
     def scratch(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return what one thread needs to find distinct rows of B; `workspace.host_bytes` says how much that is."""
+        """Return what one thread needs to find distinct rows of B; `hyspmm_sizes.host_bytes` says how much that is."""
         words = self.b.nrows // 64 + 1
         return np.zeros(words, np.uint64), np.empty(words, np.uint32)
 
@@ -322,13 +324,13 @@ def plan(
     threads = len(os.sched_getaffinity(0)) if threads is None else threads
     if pairs < 1 or threads < 1 or memory_limit < 1:
         raise InputError(f"pairs={pairs}, threads={threads} and memory_limit={memory_limit:,} must be at least 1")
-    threads = max(1, min(threads, SCRATCH_BYTES // workspace.host_bytes(b.nrows, 1)))
+    threads = max(1, min(threads, SCRATCH_BYTES // hyspmm_sizes.host_bytes(b.nrows, 1)))
     sizes = Types(a.dtype.itemsize, b.indices.itemsize, 4)
-    counted, widest = _count(a, b, threads, workspace.block_cost(sizes))
+    counted, widest = _count(a, b, threads, hyspmm_sizes.block_cost(sizes))
     entries, products = _row_sizes(a, b, widest)
     pointer = np.dtype(np.int32 if max(entries, products) <= INT32_MAX else np.int64)
     types = sizes._replace(pointer_bytes=pointer.itemsize)
-    cost = workspace.block_cost(types)
+    cost = hyspmm_sizes.block_cost(types)
     needed = cost.bytes(1, entries, products)
     pairs = _fitting_pairs(pairs, memory_limit, needed, widest, products)
     chosen = choose(a, b)[0] if variant == "auto" else variant
@@ -491,7 +493,7 @@ class Preparation:
         place, b_rows, b_entries = (int(n) for n in said[: self.code.LENGTHS])
         entries = int(task.a.indptr[stop] - task.a.indptr[start])
         block = Block(stop - start, entries, products, b_rows, b_entries, task.variant == "distinct")
-        layout = workspace.block_layout(block, task.types)
+        layout = hyspmm_sizes.block_layout(block, task.types)
         at = place % self.room
         sent, lengths = self.ring[at : at + layout.sent], said[self.code.LENGTHS : -1]
         return Prepared(start, stop, block, layout, sent, lengths, place + layout.sent)
@@ -607,7 +609,7 @@ def launch_block(kernels: Any, prepared: Prepared, base: int, ncols: int) -> Non
             grid = min(grid, GRID if group < len(REGISTERS) - 1 else 2 * LIST_GRID)
             sort(kernels.registers[group], group, grid, kind.warps, at.columns, at.values)
     scan = rows, at.lengths, at.scan, at.c_indptr, at.status
-    kernels.rows(kernels.offsets, ceil_div(block.rows, workspace.SCAN_ROWS), 256, scan)
+    kernels.rows(kernels.offsets, ceil_div(block.rows, constants.SCAN_ROWS), 256, scan)
     lanes = GATHER_LANES[block.products > 64 * block.rows]
     kernels.own(
         kernels.gather[lanes], ceil_div(block.rows, 256 // lanes), 256,
@@ -632,7 +634,7 @@ class _Pipeline:
         device = cupy.cuda.runtime.getDevice()
         key = "u32" if task.b.ncols <= 1 << 22 else "u64"
         self.kernels = _kernels(device, *map(c_type, (task.dtype, task.b.indices.dtype, task.pointer)), key)
-        status = array_at(pinned(16 * task.pairs), 0, workspace.STATUS * task.pairs, np.int64)
+        status = array_at(pinned(16 * task.pairs), 0, hyspmm_sizes.STATUS * task.pairs, np.int64)
         self.slots = [
             _Slot(
                 cupy.cuda.alloc(task.budget),

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from spdist.kernels import workspace
 from spdist.kernels.cpu.numba_compile import compiled, inlined, instruction
 from spdist.kernels.cpu.rowwise import lowest_bit
+from spdist.kernels.hyspmm import workspace as hyspmm_sizes
 
 ONE = np.uint64(1)
 WORD = np.uint64(64)
@@ -38,7 +38,7 @@ long to prepare a block as the GPU to be done with it, and all threads begin at 
 NAP = 20
 """Microseconds that a thread sleeps while the ring is full."""
 
-sent_offsets = compiled(workspace.sent_offsets)
+sent_offsets = compiled(hyspmm_sizes.sent_offsets)
 usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
 sched_yield: Any = types.ExternalFunction("sched_yield", types.int32())
 

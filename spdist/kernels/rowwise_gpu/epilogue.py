@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from spdist.kernels.cuda.constants import ALLOCATION
 from spdist.kernels.cuda.module import Module, c_type, module, value_type
 from spdist.kernels.product_spec import NORMS, ProductSpec
 from spdist.kernels.reduction_spec import Histogram, Part, Reduction, sum_dtype
+from spdist.kernels.rounding import ceil_div
 from spdist.kernels.rowwise_gpu import masked as masked_gpu
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
-from spdist.kernels.workspace import ALLOCATION, ceil_div
 from spdist.matrices.csr import CSR
 
 ROWS = 8

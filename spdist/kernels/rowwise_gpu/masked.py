@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from spdist.kernels.cuda.module import Module, c_type, module, value_type
+from spdist.kernels.rounding import ceil_div
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.kernels.rowwise_gpu import row_classes
 from spdist.kernels.rowwise_gpu.row_classes import Operands
 from spdist.kernels.semirings import Semiring
-from spdist.kernels.workspace import ceil_div
 from spdist.matrices.csr import CSR, INT32_MAX
 
 ROWS = 8

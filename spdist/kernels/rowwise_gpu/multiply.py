@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from spdist.errors import MatrixError, MemoryBoundError
-from spdist.kernels import workspace
 from spdist.kernels.cuda.module import c_type, value_type
-from spdist.kernels.rowwise_gpu import row_classes
+from spdist.kernels.rounding import ceil_div
+from spdist.kernels.rowwise_gpu import row_classes, workspace
 from spdist.kernels.rowwise_gpu.row_classes import (
     CLASSES,
     Facts,
@@ -37,7 +37,6 @@ from spdist.kernels.rowwise_gpu.row_classes import (
     SortRows,
 )
 from spdist.kernels.semirings import PLUS_TIMES, Semiring
-from spdist.kernels.workspace import ceil_div
 from spdist.matrices.csr import CSR, INT32_MAX, index_dtype, result_dtype
 from spdist.units import format_bytes
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spdist.kernels import workspace
 from spdist.kernels.cuda.module import Module, module
-from spdist.kernels.workspace import ceil_div
+from spdist.kernels.rounding import ceil_div
+from spdist.kernels.rowwise_gpu import workspace
 from spdist.matrices.csr import CSR
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from spdist.errors import InputError
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
-from spdist.kernels.workspace import ceil_div
+from spdist.kernels.rounding import ceil_div
 from spdist.matrices.csr import CSR
 
 FILE = "spmv/csr.cu"

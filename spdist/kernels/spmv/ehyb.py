@@ -18,12 +18,12 @@ import numpy as np
 
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
+from spdist.kernels.rounding import ceil_div
 from spdist.kernels.spmv import sell_gpu
 from spdist.kernels.spmv.csr import WIDE
 from spdist.kernels.spmv.sell import long_rows
 from spdist.kernels.spmv.sell import to_csr as from_sell
 from spdist.kernels.spmv.sell_format import GPU_LONG, Sell, host, is_on_gpu
-from spdist.kernels.workspace import ceil_div
 from spdist.matrices.csr import CSR, INT32_MAX
 
 FILE = "spmv/ehyb.cu"

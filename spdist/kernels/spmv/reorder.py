@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
+from spdist.kernels.rounding import ceil_div
 from spdist.kernels.spmv.sell_format import is_on_gpu
-from spdist.kernels.workspace import ceil_div
 from spdist.matrices.csr import CSR
 
 FILE = "spmv/reorder.cu"

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from spdist.kernels.workspace import ceil_div
+from spdist.kernels.rounding import ceil_div
 from spdist.matrices.csr import INT32_MAX, IndexArray, ValueArray
 from spdist.matrices.csr import is_on_gpu as is_on_gpu
 from spdist.matrices.csr import module_of as module_of

@@ -11,6 +11,7 @@ import numpy as np
 
 from spdist.errors import MatrixError
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
+from spdist.kernels.rounding import ceil_div
 from spdist.kernels.spmv.sell_format import (
     BLOCKED_SHARE,
     BLOCKS,
@@ -29,7 +30,6 @@ from spdist.kernels.spmv.sell_format import (
     sort_by_length,
     sort_groups,
 )
-from spdist.kernels.workspace import ceil_div
 from spdist.matrices.csr import CSR, IndexArray
 
 FILE = "spmv/sell.cu"

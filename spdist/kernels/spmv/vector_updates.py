@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from spdist.kernels.cuda.module import c_type, module
-from spdist.kernels.workspace import ceil_div
+from spdist.kernels.rounding import ceil_div
 from spdist.matrices.csr import is_on_gpu
 
 FILE = "spmv/vector_updates.cu"

@@ -16,6 +16,7 @@ import numpy as np
 from spdist.errors import MatrixError, MemoryBoundError
 from spdist.kernels.bsr import multiply_gpu as bsr_gpu
 from spdist.kernels.cuda import host_registration
+from spdist.kernels.cuda.constants import ALLOCATION
 from spdist.kernels.cuda.module import value_type
 from spdist.kernels.cuda.pinned import Bytes, array_at, pinned
 from spdist.kernels.product_spec import PLAIN, ProductSpec
@@ -23,6 +24,7 @@ from spdist.kernels.reduction_spec import Part as Reduced
 from spdist.kernels.reduction_spec import Reduction
 from spdist.kernels.rowwise_gpu.epilogue import Work
 from spdist.kernels.streaming import packing, pipeline
+from spdist.kernels.streaming.packed_sizes import packed_bound, packed_units
 from spdist.kernels.streaming.partition import (
     AHEAD_BYTES,
     DeviceDtypes,
@@ -34,7 +36,6 @@ from spdist.kernels.streaming.partition import (
     share_entries,
 )
 from spdist.kernels.streaming.pipeline import ArenaFullError, Stage
-from spdist.kernels.workspace import ALLOCATION, packed_bound, packed_units
 from spdist.matrices.bsr import BSR
 from spdist.matrices.csr import CSR, blocksize, number_dtype
 from spdist.units import format_bytes

@@ -23,11 +23,11 @@ import numpy.typing as npt
 
 from spdist.errors import InputError
 from spdist.kernels.cuda.module import c_type, module
-from spdist.kernels.workspace import (
+from spdist.kernels.rounding import ceil_div
+from spdist.kernels.streaming.packed_sizes import (
     PACKED_HEAD,
     PACKED_PADDING,
     PACKED_PLACES,
-    ceil_div,
     packed_start,
     packed_unit,
     packed_units,

@@ -24,8 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import MatrixError
+from spdist.kernels.cuda.constants import aligned
 from spdist.kernels.cuda.pinned import Bytes, array_at
-from spdist.kernels.workspace import PAIR_BYTES, aligned
+from spdist.kernels.streaming.workspace import PAIR_BYTES
 from spdist.matrices.csr import (
     CSR,
     INT32_MAX,

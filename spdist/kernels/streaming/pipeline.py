@@ -35,6 +35,7 @@ from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.cuda.pinned import Bytes, array_at
 from spdist.kernels.product_spec import PLAIN, ProductSpec
 from spdist.kernels.reduction_spec import Part, Reduction, of_rows, together
+from spdist.kernels.rounding import ceil_div
 from spdist.kernels.streaming.partition import (
     BRIEF_GROWTH,
     COUNT_SHARE,
@@ -58,7 +59,7 @@ from spdist.kernels.streaming.partition import (
     pool,
     share_entries,
 )
-from spdist.kernels.workspace import PAIRS, ceil_div, device_shares
+from spdist.kernels.streaming.workspace import PAIRS, device_shares
 from spdist.matrices.csr import CSR, INT32_MAX, Int64Array, empty, index_dtype
 from spdist.units import format_bytes
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from spdist.engines import GPU_ENGINES
-from spdist.kernels.workspace import PAIR_BYTES, device_shares
+from spdist.kernels.streaming.workspace import PAIR_BYTES, device_shares
 from spdist.matrices.csr import INT32_MAX
 
 MAX_BLOCK_PRODUCTS = 1 << 26

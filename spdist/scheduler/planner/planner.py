@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError, MatrixError, MemoryBoundError, SpdistError
-from spdist.kernels import workspace
+from spdist.kernels.cpu import workspace as cpu_sizes
 from spdist.matrices.csr import (
     CSR,
     Int64Array,
@@ -816,8 +816,8 @@ class _Draft:
         """Return the bytes that a kernel of the CPU takes beside its operands and C."""
         if self.a.blocksize is not None:
             blocks = self.memory_limit // min(self.a.entry_nbytes, self.b.entry_nbytes, self.c_entry)
-            return workspace.block_workspace(self.b.ncols, blocks)
-        kernel = workspace.cpu_workspace(
+            return cpu_sizes.block_workspace(self.b.ncols, blocks)
+        kernel = cpu_sizes.cpu_workspace(
             "scipy" if self.engine == "scipy" else "numba",
             self.b.ncols,
             min(int(self.lengths.sum(dtype=np.int64)), self.b.ncols),
@@ -827,7 +827,7 @@ class _Draft:
         if self.cuts.longest:
             top = min(self.cuts.top_n, self.cuts.longest)
             sizes = self.dtype.itemsize, index_dtype(self.b.ncols).itemsize
-            kernel += workspace.fused_workspace(self.cuts.longest, self.cuts.longest_mask, top, *sizes)
+            kernel += cpu_sizes.fused_workspace(self.cuts.longest, self.cuts.longest_mask, top, *sizes)
         return kernel + (START_BYTES * self.b.nrows if self.cuts.upper and self.resident else 0)
 
     def plan(self) -> Plan:

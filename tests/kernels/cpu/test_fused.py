@@ -17,8 +17,8 @@ from numpy.testing import assert_array_equal
 
 import spdist
 from spdist.errors import InputError, MatrixError
-from spdist.kernels import workspace
 from spdist.kernels.cpu import multiply as cpu
+from spdist.kernels.cpu import workspace as cpu_sizes
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import PLUS_TIMES, SEMIRINGS, Semiring
 from spdist.matrices.csr import CSR, check_canonical, from_scipy
@@ -345,8 +345,8 @@ def test_memory_is_that_of_what_is_kept() -> None:
     c = cpu.multiply(a, b, threads=2, spec=options)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    fixed = workspace.cpu_workspace("numba", 50_000, int(products.max()), 8, 4, 2)
-    fixed += workspace.fused_workspace(min(50_000, int(products.max())), 0, 5, 8, 4, 2)
+    fixed = cpu_sizes.cpu_workspace("numba", 50_000, int(products.max()), 8, 4, 2)
+    fixed += cpu_sizes.fused_workspace(min(50_000, int(products.max())), 0, 5, 8, 4, 2)
     counting = 4 * a.nrows * 8 + 2 * cpu.SAMPLE * 24  # row_products
     assert peak <= c.nbytes + fixed + counting
     assert int(products.sum()) * 12 > 20 * peak

@@ -17,8 +17,8 @@ from numpy.testing import assert_array_equal
 
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.cpu import multiply as cpu
+from spdist.kernels.cpu.workspace import cpu_workspace
 from spdist.kernels.product_spec import Epilogue, ProductSpec
-from spdist.kernels.workspace import cpu_workspace
 from spdist.matrices.csr import CSR, check_canonical, from_scipy, index_dtype, result_dtype
 from tests.conftest import random_matrix
 from tests.support.strategies import DTYPES, FLOATS, csr_pairs

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spdist.kernels.esc import multiply as esc
-from spdist.kernels.workspace import ESC_BUCKET, ESC_LIMIT, esc_workspace
+from spdist.kernels.esc.workspace import ESC_BUCKET, ESC_LIMIT, esc_workspace
 
 COUNTS = st.lists(st.integers(0, 50), max_size=30)
 TILE = 8192

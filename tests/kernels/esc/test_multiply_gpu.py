@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from spdist.errors import MatrixError, MemoryBoundError
 from spdist.kernels.esc import multiply as esc
-from spdist.kernels.workspace import esc_workspace
+from spdist.kernels.esc.workspace import esc_workspace
 from spdist.matrices.csr import CSR
 
 pytestmark = pytest.mark.gpu

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from spdist.errors import InputError, MatrixError, MemoryBoundError
-from spdist.kernels import workspace
+from spdist.kernels.cuda import constants
 from spdist.kernels.cuda.pinned import pinned_bytes
 from spdist.kernels.hyspmm import multiply as hyspmm
-from spdist.kernels.workspace import Block, Types
+from spdist.kernels.hyspmm import workspace as hyspmm_sizes
+from spdist.kernels.hyspmm.workspace import Block, Types
 from spdist.matrices.csr import CSR, from_scipy
 from tests.conftest import random_matrix
 from tests.support.strategies import csr_matrices, csr_pairs
@@ -167,7 +168,7 @@ def test_blocks_are_cut_by_bytes_and_products(rows, budget, first_budget, most, 
     bases = np.array([0, products[: starts[1]].sum(), products.sum()])
     counted = hyspmm.Counted(np.concatenate([[0], *sums]), starts, bases)
     assert_array_equal(counted.products(), products)
-    cost, cuts = workspace.block_cost(Types(8, 4, 4)), np.empty(len(rows) + 1, np.int64)
+    cost, cuts = hyspmm_sizes.block_cost(Types(8, 4, 4)), np.empty(len(rows) + 1, np.int64)
     count = cut(counted, indptr, budget, first_budget, most, cost[:3], cuts)
     allowed = first_budget
     for start, stop in itertools.pairwise(cuts[: count + 1].tolist()):
@@ -195,10 +196,10 @@ def test_a_block_never_takes_more_than_its_bound(
     types = Types(value, index, pointer)
     b_rows = min(b_rows, entries) if distinct else entries
     b_entries = data.draw(st.integers(0, products)) if distinct else products
-    layout = workspace.block_layout(Block(rows, entries, products, b_rows, b_entries, distinct), types)
-    assert layout.end <= workspace.block_cost(types).bytes(rows, entries, products)
+    layout = hyspmm_sizes.block_layout(Block(rows, entries, products, b_rows, b_entries, distinct), types)
+    assert layout.end <= hyspmm_sizes.block_cost(types).bytes(rows, entries, products)
     own = sorted(set(layout))
-    assert all(offset % workspace.ALIGNMENT == 0 for offset in own)
+    assert all(offset % constants.ALIGNMENT == 0 for offset in own)
     assert layout.sent <= layout.counts < layout.end
 
 

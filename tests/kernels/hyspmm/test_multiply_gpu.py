@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from spdist.errors import MatrixError, MemoryBoundError
-from spdist.kernels import workspace
 from spdist.kernels.cuda.pinned import pinned
 from spdist.kernels.hyspmm import multiply as hyspmm
+from spdist.kernels.hyspmm import workspace as hyspmm_sizes
 from spdist.matrices.csr import CSR, from_scipy, index_dtype
 from tests.support.strategies import csr_pairs
 
@@ -95,7 +95,7 @@ def test_every_group_of_lengths(variant, dtype):
 def test_many_blocks_have_the_same_bits(variant, pairs):
     a, b = ragged(2000, 300, 40_000, seed=4)
     whole = hyspmm.multiply(a, b, variant="distinct")
-    cost = workspace.block_cost(workspace.Types(8, 4, 4))
+    cost = hyspmm_sizes.block_cost(hyspmm_sizes.Types(8, 4, 4))
     lengths = np.diff(b.indptr)
     longest = max(int(lengths[a.indices[a.indptr[i] : a.indptr[i + 1]]].sum()) for i in range(a.nrows))
     limit = int(pairs * cost.bytes(1, 300, longest) / 0.9) + 1

@@ -10,10 +10,11 @@ import scipy.sparse as sp
 
 import spdist
 from spdist.errors import InputError, MatrixError
-from spdist.kernels import reduction_spec, workspace
+from spdist.kernels import reduction_spec
 from spdist.kernels.product_spec import Epilogue, ProductSpec
 from spdist.kernels.rowwise_gpu import epilogue as gpu_epilogue
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
+from spdist.kernels.rowwise_gpu import workspace
 from spdist.kernels.semirings import SEMIRINGS, Semiring
 from spdist.kernels.streaming import pipeline
 from spdist.matrices.csr import CSR, from_scipy

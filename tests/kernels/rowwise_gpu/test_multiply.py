@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spdist.errors import MatrixError, MemoryBoundError
-from spdist.kernels import workspace
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
-from spdist.kernels.rowwise_gpu import row_classes
+from spdist.kernels.rowwise_gpu import row_classes, workspace
 from spdist.matrices.csr import CSR
 from tests.kernels.esc.test_multiply_gpu import poisoned as poisoned_pool
 

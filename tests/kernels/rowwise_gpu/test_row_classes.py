@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spdist.errors import MatrixError
-from spdist.kernels import workspace
 from spdist.kernels.cuda.module import C_TYPES, c_type
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
+from spdist.kernels.rowwise_gpu import workspace
 from spdist.kernels.rowwise_gpu.row_classes import AT_ONCE, CLASSES, FACTS, SLOTS, SORT_CLASSES, Kernels, SortClass
 from spdist.matrices.csr import from_scipy
 from tests.conftest import random_matrix

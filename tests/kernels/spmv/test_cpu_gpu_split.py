@@ -12,9 +12,9 @@ import scipy.sparse as sp
 
 import spdist
 from spdist.errors import InputError, MatrixError
+from spdist.kernels.cuda.cuda_graph import Steps
 from spdist.kernels.spmv import cpu_gpu_split, sell
 from spdist.kernels.spmv.cpu_gpu_split import Cuts, Forms, HybridProduct
-from spdist.kernels.spmv.cuda_graph import Steps
 from spdist.kernels.spmv.prepared import SellProduct
 from spdist.operators import operator as operators
 from spdist.operators import partitioned as partitioning

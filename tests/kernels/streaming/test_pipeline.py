@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from spdist.errors import InputError, MatrixError, MemoryBoundError
-from spdist.kernels import workspace
 from spdist.kernels.cpu import multiply as cpu
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import SEMIRINGS
 from spdist.kernels.streaming import partition, pipeline
+from spdist.kernels.streaming import workspace as streaming_sizes
 from spdist.kernels.streaming.partition import SubmatrixOffset
 from spdist.matrices.bsr import BSR, from_rows
 from spdist.matrices.csr import CSR, from_scipy
@@ -167,7 +167,7 @@ def test_a_long_row_gets_the_room_of_b(ahead, row):
     a = from_scipy(a.tocsr())
     device = HostDevice(int((b.nnz * 12 + 2021 * 4) / 0.59), ahead)
     assert_same(pipeline.multiply(a, b, device), oracle(a, b))
-    assert [count for count, _ in device.taken] == [workspace.PAIRS, 1, 1]
+    assert [count for count, _ in device.taken] == [streaming_sizes.PAIRS, 1, 1]
     assert device.b is None
 
 

@@ -1,0 +1,153 @@
+"""Bytes that a multiply on the CPU needs beyond its operands and its result; pure functions of integers.
+
+The planner and the kernels call the same functions, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Engine = Literal["scipy", "numba"]
+WINDOW = 1 << 18
+"""Columns of the dense accumulator of the numba engine."""
+SORT_PRODUCTS = 1 << 15
+"""Products that the numba engine sorts at once."""
+RADIX_BINS = 1 << 11
+RANK_PRODUCTS = 128
+"""Products of the longest row that is sorted in a batch of small rows."""
+BATCH_ROWS = 128
+BATCH_SLOTS = 1 << 11
+"""Products of a batch of small rows, before its last row is added."""
+SLICE_PRODUCTS = 1 << 17
+"""Products of the slices of rows that threads take in turn."""
+SCRATCH_ENTRIES = 1 << 18
+"""Entries of C that a thread can make before it knows their place."""
+TABLE_SLOTS = 4
+"""Slots of a hash table for each column of a mask's row, at least: most searches end at the first."""
+PADDING = 64
+"""Elements after the accumulator, so that its marks can be read 64 at a time."""
+OBJECTS = 1 << 16
+"""Bytes for Python's and NumPy's objects around the arrays, per thread."""
+
+
+def window_columns(ncols: int) -> int:
+    """Return the columns of the numba engine's accumulator for a C of `ncols` columns."""
+    return min(max(ncols, 1), WINDOW)
+
+
+def sort_products(ncols: int) -> int:
+    """Return the products that the numba engine's sort buffers hold; narrow matrices need none."""
+    return SORT_PRODUCTS if ncols > WINDOW else 0
+
+
+def cpu_workspace(
+    engine: Engine,
+    ncols: int,
+    max_row_products: int,
+    value_itemsize: int,
+    index_itemsize: int,
+    threads: int = 1,
+) -> int:
+    """Bound the bytes that a multiply on the CPU takes beyond its operands and the buffers of its result.
+
+    Values whose dtype is not the result's, and indices whose dtype is not `index_dtype` of their matrix, are copied as
+    well: add `cast_bytes` for each.
+
+    Parameters
+    ----------
+    engine : "scipy" or "numba"
+    ncols : int
+        Columns of C.
+    max_row_products : int
+        Products of the longest row; bounds what one slice of rows takes with scipy.
+    value_itemsize, index_itemsize : int
+        Bytes of a value and of a column index of C.
+    threads : int
+
+    Returns
+    -------
+    int
+        Bytes. With numba a few MiB a thread, whatever `ncols` is; with scipy it grows with `ncols`.
+
+    Examples
+    --------
+    >>> cpu_workspace("numba", 10**9, 10**6, 8, 4) < 5 * 2**20
+    True
+    >>> cpu_workspace("scipy", 10**9, 10**6, 8, 4) > 10**10
+    True
+    """
+    if engine == "scipy":
+        return threads * _scipy_bytes(ncols, max_row_products, value_itemsize, index_itemsize)
+    scratch = SCRATCH_ENTRIES * (value_itemsize + index_itemsize) if threads > 1 else 0
+    return threads * (_numba_bytes(ncols, value_itemsize) + scratch)
+
+
+def block_workspace(ncols: int, entries: int) -> int:
+    """Bound the bytes that a multiply of block matrices on the CPU, by one thread, takes beyond operands and result.
+
+    Parameters
+    ----------
+    ncols : int
+        Block columns of C.
+    entries : int
+        Blocks of A, of B and of C together: their patterns are multiplied as matrices of bools.
+    """
+    return _numba_bytes(ncols, 1) + 8 * ncols + entries
+
+
+def table_slots(mask_row: int) -> int:
+    """Return the slots of the hash table for a mask whose longest row has so many columns: a power of two."""
+    return max(16, 1 << (TABLE_SLOTS * mask_row - 1).bit_length()) if mask_row else 16
+
+
+def fused_workspace(
+    row_entries: int, mask_row: int, top_n: int, value_itemsize: int, index_itemsize: int, threads: int = 1
+) -> int:
+    """Bound the bytes that a mask, a threshold or top-n take beyond `cpu_workspace` with numba.
+
+    Parameters
+    ----------
+    row_entries : int
+        Entries of the longest row before it is cut: at most its products, columns of C, and `mask_row` under a mask.
+    mask_row : int
+        Entries of the longest row of the mask; 0 without one.
+    top_n : int
+        Entries kept of a row; 0 for all.
+    value_itemsize, index_itemsize : int
+        Bytes of a value and of a column index of C.
+    threads : int
+
+    Returns
+    -------
+    int
+        Bytes; of rows and tables only what is written takes memory.
+
+    Examples
+    --------
+    >>> fused_workspace(10**6, 0, 10, 8, 4) < 13 * 10**6
+    True
+    """
+    row = (row_entries + 1) * (value_itemsize + index_itemsize) + 8
+    table = table_slots(mask_row) * 2 * index_itemsize + (mask_row + 1) * (value_itemsize + 1)
+    return threads * (row + table + (min(top_n, row_entries) + 1) * value_itemsize)
+
+
+def cast_bytes(nnz: int, itemsize: int, wanted_itemsize: int) -> int:
+    """Return the bytes of a copy of an operand's values, or indices, in the wanted dtype; 0 if they have that size."""
+    return 0 if itemsize == wanted_itemsize else nnz * wanted_itemsize
+
+
+def _numba_bytes(ncols: int, value_itemsize: int) -> int:
+    columns = window_columns(ncols)
+    window = (columns + PADDING) * (value_itemsize + 1) + columns // 64 + 2 * PADDING
+    sorting = sort_products(ncols) * (2 * 8 + value_itemsize) + 4 * RADIX_BINS
+    slots = BATCH_SLOTS + 2 * RANK_PRODUCTS
+    batch = slots * (4 + 8 + value_itemsize) + 3 * 8 * (BATCH_ROWS + 1)
+    return window + sorting + batch + OBJECTS
+
+
+def _scipy_bytes(ncols: int, max_row_products: int, value_itemsize: int, index_itemsize: int) -> int:
+    dense = ncols * (2 * index_itemsize + value_itemsize)
+    products = max(max_row_products, SLICE_PRODUCTS)
+    entry = 2 * (value_itemsize + index_itemsize) + 4 * 8
+    return dense + products * entry + OBJECTS

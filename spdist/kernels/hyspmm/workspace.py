@@ -1,0 +1,183 @@
+"""Where the arrays of a block lie on the GPU for hySpMM, and what an entry of a block costs.
+
+The planner and the kernels call the same functions, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from spdist.kernels.cuda.constants import ALIGNMENT, SCAN_ROWS, aligned
+
+SORT_GROUPS = 11
+"""Groups of row lengths of `hyspmm.cu`."""
+STATUS = 2
+"""64-bit words that a block reports: entries of its C, and whether its rows of B are not canonical."""
+
+
+class Types(NamedTuple):
+    """Bytes of a value, of a column index and of an offset."""
+
+    value_bytes: int
+    index_bytes: int
+    pointer_bytes: int
+
+
+class Block(NamedTuple):
+    """Sizes of a prepared pair of blocks of hySpMM.
+
+    Attributes
+    ----------
+    rows, entries, products : int
+        Of the block of A: rows, entries, and products they expand to.
+    b_rows, b_entries : int
+        Of the block of B as it is sent. Duplicated: `entries` and `products`; distinct: at most so many.
+    distinct : bool
+        Whether each row of B is sent once.
+    """
+
+    rows: int
+    entries: int
+    products: int
+    b_rows: int
+    b_entries: int
+    distinct: bool
+
+
+class Layout(NamedTuple):
+    """Where the arrays of a block lie, in bytes from its start; the first `sent` bytes are what the CPU prepares.
+
+    The fields before `sent` are the prepared arrays: the values of A and of the block of B, the columns of that, where
+    its rows start, where entries and products of each row of C start, and which row of the block of B an entry takes.
+    `columns` and `values` hold products, sorted and compressed row by row: those of B where it is duplicated, arrays
+    of their own otherwise. `c_columns` and `c_values` are scratch for the sort, then the block of C.
+    """
+
+    a_values: int
+    b_values: int
+    b_columns: int
+    b_starts: int
+    row_entries: int
+    row_products: int
+    a_rows: int
+    sent: int
+    columns: int
+    values: int
+    c_columns: int
+    c_values: int
+    c_indptr: int
+    lengths: int
+    lists: int
+    counts: int
+    scan: int
+    status: int
+    end: int
+
+
+def sent_offsets(
+    rows: int, entries: int, b_rows: int, b_entries: int, distinct: int, value: int, index: int, pointer: int
+) -> tuple[int, int, int, int, int, int, int, int]:
+    """Place the arrays that are sent: the fields of `Layout` up to ``sent``. Also compiled.
+
+    Parameters
+    ----------
+    rows, entries, b_rows, b_entries, distinct : int
+        Fields of `Block`.
+    value, index, pointer : int
+        Fields of `Types`.
+    """
+    b_values = (entries * value + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    b_columns = b_values + (b_entries * value + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    b_starts = b_columns + (b_entries * index + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    row_entries = b_starts + ((b_rows + 1) * pointer + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    row_products = row_entries + ((rows + 1) * pointer + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    a_rows = row_products + ((rows + 1) * pointer + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    sent = a_rows + (distinct * entries * 4 + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    return 0, b_values, b_columns, b_starts, row_entries, row_products, a_rows, sent
+
+
+def block_layout(block: Block, types: Types) -> Layout:
+    """Place the arrays of a block of hySpMM one after the other.
+
+    Parameters
+    ----------
+    block : Block
+    types : Types
+
+    Returns
+    -------
+    Layout
+        ``sent`` bytes are transferred and ``end`` bytes of device memory taken. Between ``counts`` and ``end`` the
+        device memory must be zero when the block starts.
+    """
+    sizes = block.rows, block.entries, block.b_rows, block.b_entries, int(block.distinct)
+    places = list(sent_offsets(*sizes, *types))
+    at = places[-1]
+
+    def add(count: int, itemsize: int) -> None:
+        nonlocal at
+        places.append(at)
+        at += aligned(count * itemsize)
+
+    if block.distinct:
+        add(block.products, types.index_bytes)
+        add(block.products, types.value_bytes)
+    else:
+        places += [places[2], places[1]]
+    add(block.products, types.index_bytes)
+    add(block.products, types.value_bytes)
+    add(block.rows + 1, types.pointer_bytes)
+    add(block.rows, 4)
+    add(block.rows * SORT_GROUPS, 4)
+    add(SORT_GROUPS, 4)
+    add(-(-block.rows // SCAN_ROWS) + 1, 8)
+    add(STATUS, 8)
+    return Layout._make([*places, at])
+
+
+class BlockCost(NamedTuple):
+    """Bytes of device memory that a block takes at most: per row, entry and product, and at all."""
+
+    row: int
+    entry: int
+    product: int
+    fixed: int
+
+    def bytes(self, rows: int, entries: int, products: int) -> int:
+        """Return the bound for a block."""
+        return self.fixed + rows * self.row + entries * self.entry + products * self.product
+
+
+def block_cost(types: Types) -> BlockCost:
+    """Bound the device memory of a block of hySpMM before its distinct rows of B are known.
+
+    Parameters
+    ----------
+    types : Types
+
+    Returns
+    -------
+    BlockCost
+        ``block_layout(block, types).end`` is never more, for either variant.
+
+    References
+    ----------
+    X. Wu, "Optimizing Sparse Matrix-Matrix Multiplication on a Heterogeneous CPU-GPU Platform", thesis, Georgia State
+    University, 2015, equations 3 and 5: the block of A, the block of B, and an upper bound of the triples and C.
+
+    Examples
+    --------
+    >>> types = Types(8, 4, 4)
+    >>> block = Block(rows=10, entries=30, products=90, b_rows=7, b_entries=21, distinct=True)
+    >>> block_layout(block, types).end <= block_cost(types).bytes(10, 30, 90)
+    True
+    """
+    pair = types.value_bytes + types.index_bytes
+    row = 3 * types.pointer_bytes + 4 + 4 * SORT_GROUPS + 1
+    return BlockCost(row, types.value_bytes + types.pointer_bytes + 4, 3 * pair, len(Layout._fields) * (ALIGNMENT + 8))
+
+
+def host_bytes(b_rows: int, threads: int) -> int:
+    """Return the bytes that `threads` threads take on the host to find the distinct rows of a B of `b_rows` rows."""
+    words = b_rows // 64 + 1
+    return threads * words * (8 + 4)

@@ -1,0 +1,13 @@
+"""Integer division and multiples, rounded up."""
+
+from __future__ import annotations
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Return ``a / b``, rounded up."""
+    return -(-a // b)
+
+
+def round_up(a: int, b: int) -> int:
+    """Return the least multiple of `b` that is at least `a`."""
+    return ceil_div(a, b) * b
