@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from spdist.storage.matrix import open_matrix as open
     from spdist.storage.transpose import symmetrize, transpose
 
-__version__ = "0.1.0"
+    __version__: str
 
 _HOME = {
     **dict.fromkeys(("Callbacks", "Report", "matmul", "multiply", "plan", "reduce", "save", "verify"), "spdist.api"),
@@ -121,11 +121,23 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "vbr":  # a module: Python itself keeps it among the names of the package
         return importlib.import_module("spdist.matrices.vbr")
+    if name == "__version__":
+        return _version()
     if name not in _HOME:
         raise AttributeError(f"module 'spdist' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name]), _NAME_AT_HOME.get(name, name))
     globals()[name] = value
     return value
+
+
+def _version() -> str:
+    """Return the version that the build took from tag and commit; ``0.0.0`` if spdist is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("spdist")
+    except PackageNotFoundError:
+        return "0.0.0"
 
 
 def __dir__() -> list[str]:
