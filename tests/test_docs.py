@@ -182,7 +182,9 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "docs" / "measured.md", ROOT / "CHANGELOG.md"], ids=name_of)
+@pytest.mark.parametrize(
+    "path", [*DOCUMENTS, *(ROOT / "docs").glob("*.md"), ROOT / "CHANGELOG.md", ROOT / "data" / "README.md"], ids=name_of
+)
 def test_links_work(path):
     text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -229,6 +231,16 @@ def test_architecture_names_every_folder():
     text = (ROOT / "ARCHITECTURE.md").read_text()
     folders = {path.parent.name for path in (ROOT / "spdist").rglob("__init__.py")}
     assert not {folder for folder in folders if f"{folder}/" not in text}
+
+
+def test_reference_has_every_public_name():
+    names = re.findall(r"^   spdist\.(\w+)$", (ROOT / "docs" / "api" / "index.md").read_text(), re.MULTILINE)
+    assert sorted(names) == sorted(spdist.__all__)
+
+
+def test_site_has_every_page():
+    listed = (ROOT / "docs" / "index.md").read_text()
+    assert all(f"\nguide/{path.stem}\n" in listed for path in GUIDE)
 
 
 def test_version_is_one(capsys):
