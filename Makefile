@@ -7,7 +7,7 @@ PROBE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.12 python3.11 python3.13 python3; do \
 	"$$name" -c '$(PROBE)' 2>/dev/null && { echo "$$name"; break; }; done)
 
-.PHONY: demo test check docs gpu bench clean
+.PHONY: demo test check ruff mypy doctests figures docs gpu bench clean
 
 demo: .venv/installed
 	@$(BIN)/python workflows/demo.py
@@ -16,10 +16,19 @@ test: .venv/installed
 	@$(PYTEST) -m "not gpu"
 
 check: .venv/installed
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target ruff mypy doctests figures
+
+ruff: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+mypy: .venv/installed
 	$(BIN)/mypy
+
+doctests: .venv/installed
 	$(BIN)/pytest -q --doctest-modules spdist
+
+figures: .venv/installed
 	$(BIN)/python docs/measured.py --check
 
 docs: .venv/docs-installed

@@ -248,7 +248,9 @@ def spgemm_gpu() -> str:
         "Every result was checked.\n\n"
         + table(["matrix", "products", "nnz(C)", "cuSPARSE", "spdist", "ratio", "its MB", "our MB"], lines)
         + f"\n{source(name)}"
-        + "\nAll methods; `numeric` knows C's structure:\n\n"
+        + "\nBeside the fastest of the open SpGEMM codes tried, for each matrix (`benchmarks/peers.json`). "
+        + summary([r["methods"]["auto"]["over_peer"] for r in content["rows"] if r["methods"]["auto"].get("over_peer")])
+        + "\n\nAll methods beside cuSPARSE; `numeric` knows C's structure:\n\n"
         + table(["method", "geometric mean", "least", "record"], methods)
         + f"\nThe first product of a type compiles its kernels, once a machine: {compiled}. "
         "The records\n`deterministic` and `real` are of older kernels.\n\n" + source("2026-11-21-spgemm_cold")
@@ -467,7 +469,9 @@ SECTIONS: dict[str, list[Callable[[], str]]] = {
 def figures() -> list[Figure]:
     """Return the comparisons of README: like beside like, no steady state beside a single run."""
     fused = record("2026-11-21-fused")["results"]
-    spgemm = [r["methods"]["auto"]["over_cusparse"] for r in record("2026-11-21-spgemm")["rows"]]
+    products = [r["methods"]["auto"] for r in record("2026-11-21-spgemm")["rows"]]
+    spgemm = [found["over_cusparse"] for found in products]
+    peers = [found["over_peer"] for found in products if found.get("over_peer")]
     galerkin = record("2026-11-22-answers_masks_gpu")["results"]["gpu_galerkin"]
     rows = {name: record(name)["rows"] for name in
             ("2026-11-21-block_spgemm", "2026-11-21-block_spgemm_gpu", "2026-11-22-pipeline_thesis")}  # fmt: skip
@@ -486,6 +490,7 @@ def figures() -> list[Figure]:
                seconds_ratios(fused["semirings"], "graphblas"), "2026-11-21-fused"),
         Figure("`operator(a, \"sell\") @ x`, 2 threads", "one product", "SciPy, 1 thread", spmv, "2026-11-21-spmv_cpu"),
         Figure("`spgemm`, operands on the GPU", "call", "best of cuSPARSE", spgemm, "2026-11-21-spgemm"),
+        Figure("the same", "call", "fastest of the open codes tried", peers, "2026-11-21-spgemm"),
         Figure("`spgemm` of blocks, on the GPU", "call", "entry by entry, best of cuSPARSE and spdist", blocks_gpu,
                "2026-11-21-block_spgemm_gpu"),
         Figure("R A P, structure known, on the GPU", "call", "cuSPARSE, two products",
