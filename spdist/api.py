@@ -829,7 +829,7 @@ def _reduce_stored(
     from spdist.scheduler.planner.planner import make_plan, stays
 
     memory, _ = _limits(engine, memory_limit, None)
-    wanted: dict[str, Any] = {"engine": engine, "memory_limit": memory, "answer": spec}
+    wanted: dict[str, Any] = {"engine": engine, "memory_limit": memory, "spec": spec}
 
     def make(helpers: RemoteReaders | None) -> Plan:
         return make_plan(a, b, **wanted, stored=False, helpers=helpers)
