@@ -43,7 +43,6 @@ TO_SPLIT = {
     "esc.cu",
     "freivalds.py",
     "gpu_device.py",
-    "matrix.py",
     "multiply.py",
     "operator.py",
     "partition.py",

@@ -118,14 +118,16 @@ class VBR:
 
     def save(self, url: str | Path, *, overwrite: bool = False) -> None:
         """Store the matrix in Zarr, for `open_vbr`; `url` is a path or an fsspec URL."""
-        from spdist.storage import atomic_replace  # products need no Zarr
-        from spdist.storage import matrix as storage
+        from spdist.storage import (
+            atomic_replace,  # products need no Zarr
+            groups,
+        )
 
         arrays = {field.name: getattr(self, field.name) for field in fields(self)}
         arrays = {name: array.get() if is_on_gpu(array) else array for name, array in arrays.items()}
         with atomic_replace.staged_matrix(url, overwrite=overwrite) as stage:
             facts = {"encoding-type": ENCODING, "encoding-version": "0.1.0", "shape": list(self.shape)}
-            storage.write_arrays(stage.url, arrays, facts)
+            groups.write_arrays(stage.url, arrays, facts)
 
     def _widths(self) -> Any:
         """Return the columns of each block."""
@@ -226,9 +228,9 @@ def open_vbr(url: str | Path, *, on_gpu: bool = False) -> VBR:
     CorruptError
         If a Zarr chunk is missing, truncated or altered.
     """
-    from spdist.storage import matrix as storage
+    from spdist.storage import groups
 
-    arrays, attributes = storage.read_arrays(url)
+    arrays, attributes = groups.read_arrays(url)
     if attributes.get("encoding-type") != ENCODING:
         raise MatrixError(f"{url}: not in blocks of many sizes, but {attributes.get('encoding-type')}")
     if on_gpu:

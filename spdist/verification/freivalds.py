@@ -46,7 +46,8 @@ from spdist.matrices.csr import (
     result_dtype,
 )
 from spdist.storage.block_layout import as_numbers
-from spdist.storage.matrix import ChunkedArray, StoredMatrix
+from spdist.storage.chunked_array import ChunkedArray
+from spdist.storage.matrix import StoredMatrix
 
 ENTRIES = 1 << 21
 """Entries of A and C, or of B, that one thread holds at a time: 24 MiB of float64 with its columns."""

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from spdist.errors import CorruptError, InputError
 from spdist.matrices.csr import CSR, empty, from_scipy, index_dtype, result_dtype
-from spdist.storage.matrix import MatrixWriter, open_matrix
+from spdist.storage.matrix import open_matrix
+from spdist.storage.writer import MatrixWriter
 from spdist.verification import freivalds as verify_module
 from spdist.verification.freivalds import verify
 

@@ -33,10 +33,11 @@ from spdist.scheduler.execution.graph import Graph
 from spdist.scheduler.execution.stages import PRODUCTS, Counted, Product, StageTotal, Task
 from spdist.scheduler.planner.plan import Plan
 from spdist.scheduler.planner.planner import RemoteReaders
-from spdist.storage import matrix as storage
+from spdist.storage import groups
 from spdist.storage.atomic_replace import full_disk, is_full
-from spdist.storage.matrix import ChunkBuffer, Layout, StoredMatrix
+from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import WHOLE, StoredProductSpec
+from spdist.storage.writer import ChunkBuffer, Layout
 
 CHECKPOINT_SECONDS = 0.5
 WORKERS_SECONDS = 2.0
@@ -242,12 +243,12 @@ def write_journal(url: str, front: Front, offsets: Int64Array) -> None:
         Row offsets since the last whole Zarr chunk of `indptr`.
     """
     head = json.dumps(front.__dict__, sort_keys=True).encode()
-    storage.write_note(url, JOURNAL, head + b"\n" + offsets.astype("<i8").tobytes())
+    groups.write_note(url, JOURNAL, head + b"\n" + offsets.astype("<i8").tobytes())
 
 
 def read_journal(url: str) -> tuple[Front, Int64Array]:
     """Return what `write_journal` wrote; the beginning where there is nothing."""
-    content = storage.read_note(url, JOURNAL)
+    content = groups.read_note(url, JOURNAL)
     if content is None:
         return Front(), np.zeros(1, np.int64)
     head, _, body = content.partition(b"\n")

@@ -30,8 +30,10 @@ from spdist.matrices.csr import CSR, Int64Array, ValueArray, blocksize, check_ca
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.shared_operand import Resident
 from spdist.scheduler.planner.plan import gpu_staging
-from spdist.storage.matrix import Allocate, Held, Layout, StoredMatrix, compresses
+from spdist.storage.chunked_array import compresses
+from spdist.storage.matrix import Allocate, Held, StoredMatrix
 from spdist.storage.product_spec import WHOLE, StoredProductSpec
+from spdist.storage.writer import Layout
 
 BlockKey = int
 

@@ -52,7 +52,9 @@ from spdist.scheduler.planner.plan import (
     even_bounds,
     gpu_staging,
 )
-from spdist.storage.matrix import CHUNK_LENGTH, READ_CHUNKS, StoredMatrix, in_process
+from spdist.storage.chunked_array import CHUNK_LENGTH
+from spdist.storage.locations import in_process
+from spdist.storage.matrix import READ_CHUNKS, StoredMatrix
 from spdist.storage.product_spec import WHOLE, Diagonal, StoredProductSpec
 from spdist.units import format_bytes
 
