@@ -40,7 +40,9 @@ import record
 import suite
 
 from spdist.matrices.bsr import BSR, from_rows
-from spdist.matrices.csr import CSR, blocksize, is_canonical
+from spdist.matrices.checks import is_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import blocksize
 
 SHARE_OF_C = 3.0
 """C over the memory limit."""

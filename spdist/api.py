@@ -28,7 +28,8 @@ from spdist.kernels.reduction_spec import Reduction, check_values, is_linear, re
 from spdist.kernels.semirings import Semiring, find, turned
 from spdist.matrices.bsr import BSR, is_scipy_bsr
 from spdist.matrices.bsr import from_scipy as bsr_from_scipy
-from spdist.matrices.csr import CSR, blocksize, from_scipy, number_dtype
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.dtypes import blocksize, number_dtype
 from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT, GPU_BLOCK_PRODUCTS, MAX_BLOCK_PRODUCTS, Plan
 from spdist.storage import groups, locations
 from spdist.storage.atomic_replace import clear_of_full_disks, full_disk, is_ours, staged_matrix

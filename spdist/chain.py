@@ -34,7 +34,9 @@ from spdist.engines import Engine
 from spdist.errors import InputError
 from spdist.inmemory.spgemm import like, spgemm
 from spdist.kernels.cpu import multiply as cpu
-from spdist.matrices.csr import CSR, from_scipy, index_dtype, result_dtype
+from spdist.matrices.checks import check_product_shapes
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.dtypes import index_dtype, result_dtype
 from spdist.storage import locations
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.units import parse_bytes
@@ -217,10 +219,7 @@ def plan_chain(matrices: Sequence[CSR | StoredMatrix], *, sizes: bool = True) ->
         If neighbours do not fit.
     """
     for number, (a, b) in enumerate(itertools.pairwise(matrices)):
-        if a.ncols != b.nrows:
-            raise InputError(
-                f"shapes do not fit: matrix {number} is {a.nrows:,} x {a.ncols:,}, the next {b.nrows:,} x {b.ncols:,}"
-            )
+        check_product_shapes(a.shape, b.shape, (f"matrix {number}", f"matrix {number + 1}"))
     n = len(matrices)
     rows, columns = _part_lengths(matrices, sizes=sizes)
     best: dict[tuple[int, int], tuple[float, Order]] = {(i, i): (0.0, i) for i in range(n)}

@@ -29,7 +29,7 @@ from zarr.core.sync import sync
 from zarr.storage import StorePath
 
 from spdist.errors import CorruptError, MatrixError
-from spdist.matrices.csr import ValueArray, block_dtype, blocksize, from_blocks, number_dtype
+from spdist.matrices.dtypes import ValueArray, block_dtype, blocksize, from_blocks, number_dtype
 from spdist.storage.locations import is_local, local_path, open_store, unreadable
 
 CHUNK_LENGTH = 1 << 17

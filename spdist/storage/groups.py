@@ -13,7 +13,7 @@ from zarr.core.sync import sync
 from zarr.errors import GroupNotFoundError
 
 from spdist.errors import MatrixError
-from spdist.matrices.csr import ValueArray
+from spdist.matrices.dtypes import ValueArray
 from spdist.storage import locations
 from spdist.storage.chunked_array import CHUNK_LENGTH, ChunkedArray, compresses, from_zarr, new_array
 from spdist.storage.locations import unreadable

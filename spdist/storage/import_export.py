@@ -30,16 +30,9 @@ from typing import Any, BinaryIO, Literal, Protocol, cast
 import numpy as np
 
 from spdist.errors import InputError, MatrixError
-from spdist.matrices.csr import (
-    CSR,
-    INT32_MAX,
-    IndexArray,
-    ValueArray,
-    check_dtype,
-    check_structure,
-    index_dtype,
-    is_canonical,
-)
+from spdist.matrices.checks import check_structure, is_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX, IndexArray, ValueArray, check_dtype, index_dtype
 from spdist.storage import groups, locations, matrix_market
 from spdist.storage.atomic_replace import Progress, Stage, ignore_progress, staged_file, staged_matrix
 from spdist.storage.block_layout import BlockSize, as_numbers, natural_size, store_blocks

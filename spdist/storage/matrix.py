@@ -4,7 +4,7 @@ A matrix is one Zarr v3 group in AnnData's ``csr_matrix`` encoding: one-dimensio
 and the attributes ``encoding-type``, ``encoding-version`` and ``shape``. Facts of ours (state, provenance) lie under
 the one attribute ``spdist``. A block matrix is a group of SciPy's BSR arrays in an encoding of ours, ``bsr_matrix``:
 `data` has three dimensions, ``block-size`` is an attribute, ``shape`` counts rows and columns. In memory its values are
-blocks (`csr.block_dtype`), and rows, columns and entries are block rows, block columns and blocks. Three rules keep
+blocks (`dtypes.block_dtype`), and rows, columns and entries are block rows, block columns and blocks. Three rules keep
 wrong bytes out of a product:
 
 * Every Zarr chunk ends in Zarr's own crc32c codec, and is always read **whole**: a pipeline that decodes part of a
@@ -25,16 +25,9 @@ from typing import Any
 import numpy as np
 
 from spdist.errors import InputError, MatrixError
-from spdist.matrices.csr import (
-    CSR,
-    Int64Array,
-    ValueArray,
-    blocksize,
-    check_canonical,
-    check_dtype,
-    index_dtype,
-    number_dtype,
-)
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, ValueArray, blocksize, check_dtype, index_dtype, number_dtype
 from spdist.storage import groups, locations
 from spdist.storage.chunked_array import ChunkedArray, from_zarr
 from spdist.storage.groups import ARRAYS

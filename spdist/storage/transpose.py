@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from spdist.errors import MatrixError
-from spdist.matrices.csr import CSR, Int64Array, check_canonical
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array
 from spdist.storage import locations
 from spdist.storage.atomic_replace import ignore_progress, staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter

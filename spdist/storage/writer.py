@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from spdist.matrices.csr import CSR, ValueArray, blocksize, check_dtype, index_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import ValueArray, blocksize, check_dtype, index_dtype
 from spdist.storage import groups, locations
 from spdist.storage.chunked_array import CHUNK_LENGTH, ChunkedArray, compresses, new_array
 from spdist.storage.groups import ARRAYS

@@ -35,16 +35,9 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from spdist.errors import InputError, MatrixError
-from spdist.matrices.csr import (
-    CSR,
-    IndexArray,
-    Int64Array,
-    ValueArray,
-    check_canonical,
-    index_dtype,
-    is_canonical,
-    result_dtype,
-)
+from spdist.matrices.checks import check_canonical, check_product_shapes, is_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray, index_dtype, result_dtype
 from spdist.storage.block_layout import as_numbers
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.matrix import StoredMatrix
@@ -172,10 +165,7 @@ def verify(
 
 
 def _check_input(a: StoredMatrix, b: StoredMatrix, vectors: int, threads: int | None) -> None:
-    if a.ncols != b.nrows:
-        raise InputError(
-            f"A is {a.nrows:,} x {a.ncols:,} and B is {b.nrows:,} x {b.ncols:,}: A must have as many columns as B rows"
-        )
+    check_product_shapes(a.shape, b.shape)
     if vectors < 1 or (threads is not None and threads < 1):
         raise InputError(f"vectors={vectors} and threads={threads} must be at least 1")
 

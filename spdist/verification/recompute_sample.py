@@ -20,7 +20,9 @@ import numpy.typing as npt
 from spdist.errors import MatrixError
 from spdist.kernels.product_spec import Epilogue, ProductSpec
 from spdist.kernels.semirings import Operator, Semiring, both, either, first, larger, pair, plus, second, smaller, times
-from spdist.matrices.csr import CSR, Int64Array, ValueArray, check_canonical
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, ValueArray
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import StoredProductSpec
 from spdist.verification.freivalds import Verification

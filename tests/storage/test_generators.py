@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdist.errors import InputError
-from spdist.matrices.csr import CSR, check_canonical
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR
 from spdist.storage import external_sort, groups, locations
 from spdist.storage import generators as module
 from spdist.storage.generators import KINDS, generate

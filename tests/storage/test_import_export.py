@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdist.errors import InputError, MatrixError, SpdistError
-from spdist.matrices.csr import CSR, check_canonical, from_scipy
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR, from_scipy
 from spdist.storage import external_sort, import_export, locations, matrix_market
 from spdist.storage.external_sort import Entries, RowSorter
 from spdist.storage.import_export import export_matrix, import_matrix

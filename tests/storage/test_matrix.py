@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from spdist import api
 from spdist.errors import CorruptError, InputError, MatrixError
-from spdist.matrices.csr import CSR, from_scipy, index_dtype
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.dtypes import index_dtype
 from spdist.storage import chunked_array, groups, locations
 from spdist.storage.chunked_array import new_array
 from spdist.storage.groups import ARRAYS

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spdist.errors import CorruptError, InputError
-from spdist.matrices.csr import CSR, empty, from_scipy, index_dtype, result_dtype
+from spdist.matrices.csr import CSR, empty, from_scipy
+from spdist.matrices.dtypes import index_dtype, result_dtype
 from spdist.storage.matrix import open_matrix
 from spdist.storage.writer import MatrixWriter
 from spdist.verification import freivalds as verify_module

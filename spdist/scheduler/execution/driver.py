@@ -25,7 +25,7 @@ from distributed import Client, Future, Worker, WorkerPlugin, as_completed
 from tornado.ioloop import PeriodicCallback
 
 from spdist.errors import SpdistError
-from spdist.matrices.csr import Int64Array
+from spdist.matrices.dtypes import Int64Array
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.assignment import BlockAssigner, Work, work_of
 from spdist.scheduler.execution.cluster import dashboard_link, fetch, share_hosts, with_gpu, workers_of

@@ -26,7 +26,9 @@ from spdist.kernels.cuda.pinned import array_at
 from spdist.kernels.product_spec import PLAIN, ProductSpec
 from spdist.kernels.streaming import pipeline
 from spdist.kernels.streaming.partition import SubmatrixOffset
-from spdist.matrices.csr import CSR, Int64Array, ValueArray, blocksize, check_canonical, index_dtype, number_dtype
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, ValueArray, blocksize, index_dtype, number_dtype
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.shared_operand import Resident
 from spdist.scheduler.planner.plan import gpu_staging
@@ -186,7 +188,7 @@ class Product:
             "pairs",
             "memory_limit",
             "host_limit",
-            "answer",
+            "spec",
             "shared",
         )
         return {name: getattr(self, name) for name in fields}

@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 import spdist
 from spdist import api
 from spdist.errors import CorruptError, MatrixError, MemoryBoundError
-from spdist.matrices.csr import CSR, check_canonical
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR
 from spdist.scheduler.execution import shared_operand, stages
 from spdist.scheduler.execution.cluster import share_hosts, workers
 from spdist.scheduler.execution.driver import AHEAD
