@@ -41,7 +41,6 @@ FAMILIES = {  # folder of kernels -> the folders of kernels that it may import
 TO_SPLIT = {
     "api.py",
     "esc.cu",
-    "freivalds.py",
     "gpu_device.py",
     "multiply.py",
     "operator.py",
