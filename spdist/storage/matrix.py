@@ -1,11 +1,11 @@
-"""Matrices in Zarr: the only file that imports zarr.
+"""Finished matrices in Zarr, read by rows.
 
 A matrix is one Zarr v3 group in AnnData's ``csr_matrix`` encoding: one-dimensional arrays `indptr`, `indices`, `data`
-and the attributes ``encoding-type``, ``encoding-version`` and ``shape``. Facts of ours (state, provenance) lie under
-the one attribute ``spdist``. A block matrix is a group of SciPy's BSR arrays in an encoding of ours, ``bsr_matrix``:
-`data` has three dimensions, ``block-size`` is an attribute, ``shape`` counts rows and columns. In memory its values are
-blocks (`dtypes.block_dtype`), and rows, columns and entries are block rows, block columns and blocks. Three rules keep
-wrong bytes out of a product:
+and the attributes ``encoding-type``, ``encoding-version`` and ``shape``. Facts of spdist's own (state, provenance) are
+in the one attribute ``spdist``. A block matrix is a group of SciPy's BSR arrays in spdist's own encoding
+``bsr_matrix``: `data` has three dimensions, ``block-size`` is an attribute, ``shape`` counts rows and columns. Its
+values in memory are blocks (`dtypes.block_dtype`), and rows, columns and entries are block rows, block columns and
+blocks. Three rules keep wrong bytes out of a product:
 
 * Every Zarr chunk ends in Zarr's own crc32c codec, and is always read **whole**: a pipeline that decodes part of a
   chunk does not check it. `ChunkedArray` therefore sees an array as if its length were a multiple of the chunk length.
@@ -33,20 +33,28 @@ from spdist.storage.chunked_array import ChunkedArray, from_zarr
 from spdist.storage.groups import ARRAYS
 
 READ_CHUNKS = 2
-"""Zarr chunks that one read of scattered rows decodes at a time."""
+"""Zarr chunks that one read of scattered rows decodes at a time, of each array."""
 
 Allocate = Callable[[int, np.dtype[Any]], ValueArray]
-"""Takes a number of elements and their dtype, returns an array."""
+"""Function that takes a number of elements and their dtype and returns an array to fill."""
 
 Held = tuple[int, CSR]
-"""Rows in memory, and the place of their first entry in the stored matrix."""
+"""The position of an entry in the stored matrix, and rows in memory that begin with this entry."""
 
 
 @dataclass(frozen=True)
-class StoredMatrix:
-    """A finished matrix in Zarr; opens its arrays where it is used, so it travels to workers as a few hundred bytes.
+class MatrixHeader:
+    """What the metadata of a stored matrix say; no Zarr chunk is read.
 
-    Of a block matrix, shape, rows, columns and entries are in blocks; `full_shape` is not.
+    Attributes
+    ----------
+    url : str
+        An absolute path or an fsspec URL.
+    shape : (nrows, ncols)
+        In a block matrix rows, columns and entries are counted in blocks; `full_shape` is not.
+    indptr, indices, data : ChunkedArray
+    facts : dict
+        The attribute ``spdist``: state and provenance.
     """
 
     url: str
@@ -84,18 +92,18 @@ class StoredMatrix:
 
     @property
     def blocksize(self) -> tuple[int, int] | None:
-        """Rows and columns of its blocks; None where entries are numbers."""
+        """Rows and columns of the blocks; None if entries are numbers."""
         return blocksize(self.dtype)
 
     @property
     def full_shape(self) -> tuple[int, int]:
-        """Rows and columns, also of a block matrix."""
+        """Rows and columns, counted singly in a block matrix too."""
         r, s = self.blocksize or (1, 1)
         return self.nrows * r, self.ncols * s
 
     @property
     def entry_nbytes(self) -> int:
-        """Bytes of one entry in memory: its column and its value."""
+        """Bytes of an entry in memory: its column and its value."""
         return index_dtype(self.ncols).itemsize + self.dtype.itemsize
 
     @property
@@ -105,11 +113,16 @@ class StoredMatrix:
 
     @property
     def ours(self) -> bool:
-        """Whether spdist wrote it, canonical; what others wrote is checked before it is multiplied."""
+        """Whether spdist wrote the matrix in canonical form; any other matrix is checked before it is multiplied."""
         return bool(self.facts.get("canonical"))
 
+
+@dataclass(frozen=True, repr=False)
+class StoredMatrix(MatrixHeader):
+    """A finished matrix in Zarr; each process opens the arrays itself, so that it pickles to a few hundred bytes."""
+
     def read_indptr(self, start: int, stop: int) -> Int64Array:
-        """Return the offsets of rows `start` to `stop`, both included: ``stop - start + 1`` of them."""
+        """Return the ``stop - start + 1`` offsets of rows ``[start:stop)``."""
         return self.indptr.read(start, stop + 1).astype(np.int64, copy=False)
 
     def read_indices(self, first: int, last: int) -> ValueArray:
@@ -124,14 +137,20 @@ class StoredMatrix:
         return found.astype(dtype, copy=False)
 
     def rows(self, start: int, stop: int, allocate: Allocate | None = None) -> CSR:
-        """Read rows ``[start:stop)``, or as many of them as there are; to memory that is allocated so, if it is given.
+        """Read rows ``[start:stop)``, or as many of them as there are.
+
+        Parameters
+        ----------
+        start, stop : int
+        allocate : callable, optional
+            Gives the memory to read into; by default columns and values are views of decoded Zarr chunks.
 
         Raises
         ------
         InputError
             If `start` is negative, or above `stop`.
         """
-        start, stop = self._range(start, stop)
+        start, stop = self._clip(start, stop)
         offsets = self.read_indptr(start, stop)
         first, last = int(offsets[0]), int(offsets[-1])
         if allocate is None:
@@ -139,15 +158,15 @@ class StoredMatrix:
             return CSR(offsets - first, self.read_indices(first, last), values, (stop - start, self.ncols))
         return CSR(offsets - first, *self.entries(first, last, (), allocate), (stop - start, self.ncols))
 
-    def _range(self, start: int, stop: int) -> tuple[int, int]:
-        """Return a range of rows, cut to those that there are."""
+    def _clip(self, start: int, stop: int) -> tuple[int, int]:
+        """Return a range of rows, cut to the rows that exist."""
         if not 0 <= start <= stop:
             raise InputError(f"{self.url}: rows {start:,} to {stop:,} are no range of its {self.nrows:,} rows")
         return min(start, self.nrows), min(stop, self.nrows)
 
     def rows_indices(self, start: int, stop: int) -> CSR:
         """Read the pattern of rows ``[start:stop)``; `data` of the result is its `indices`."""
-        start, stop = self._range(start, stop)
+        start, stop = self._clip(start, stop)
         offsets = self.read_indptr(start, stop)
         indices = self.read_indices(int(offsets[0]), int(offsets[-1]))
         return CSR(offsets - offsets[0], indices, indices, (stop - start, self.ncols))
@@ -155,21 +174,21 @@ class StoredMatrix:
     def entries(
         self, first: int, last: int, held: Sequence[Held] = (), allocate: Allocate = np.empty
     ) -> tuple[ValueArray, ValueArray]:
-        """Return columns and values of entries ``[first:last)``; those that are held are copied, the rest is read."""
+        """Return columns and values of entries ``[first:last)``: copy the entries that are held, read the others."""
         indices, data = allocate(last - first, index_dtype(self.ncols)), allocate(last - first, self.dtype)
-        at = first
-        for place, rows in sorted(held, key=lambda one: one[0]):
-            low, high = max(at, place), min(last, place + rows.nnz)
+        done = first
+        for position, rows in sorted(held, key=lambda one: one[0]):
+            low, high = max(done, position), min(last, position + rows.nnz)
             if low < high:
-                self.read_entries(indices, data, first, at, low)
-                indices[low - first : high - first] = rows.indices[low - place : high - place]
-                data[low - first : high - first] = rows.data[low - place : high - place]
-                at = high
-        self.read_entries(indices, data, first, at, last)
+                self.read_entries(indices, data, first, done, low)
+                indices[low - first : high - first] = rows.indices[low - position : high - position]
+                data[low - first : high - first] = rows.data[low - position : high - position]
+                done = high
+        self.read_entries(indices, data, first, done, last)
         return indices, data
 
     def read_entries(self, indices: ValueArray, data: ValueArray, origin: int, first: int, last: int) -> None:
-        """Read entries ``[first:last)`` to where they belong, `origin` being the entry that comes first."""
+        """Read entries ``[first:last)`` into arrays whose first element is entry `origin`."""
         part = slice(first - origin, last - origin)
         self.data.read_into(data[part], first)
         if indices.dtype == self.indices.dtype:
@@ -182,14 +201,14 @@ class StoredMatrix:
             first = stop
 
     def take(self, rows: Int64Array, *, values: bool = True) -> CSR:
-        """Read the given rows, reading only the Zarr chunks that hold them.
+        """Read the given rows; decode only the Zarr chunks that hold them.
 
         Parameters
         ----------
         rows : (n,) int64
             Rising, no duplicates.
         values : bool
-            Without, `data` of the result is its `indices`, and no values are read.
+            If false, no values are read, and `data` of the result is its `indices`.
 
         Returns
         -------
@@ -200,24 +219,14 @@ class StoredMatrix:
         indptr = np.concatenate([[0], np.cumsum(stops - starts)]).astype(np.int64)
         indices = np.empty(int(indptr[-1]), index_dtype(self.ncols))
         data = np.empty(len(indices), self.dtype) if values else indices
-        for i, j in _runs(starts // (READ_CHUNKS * self.indices.chunk)):
-            first, last = int(starts[i]), int(stops[j - 1])
-            part = slice(int(indptr[i]), int(indptr[j]))
-            pairs = ((self.indices, indices), (self.data, data))[: 1 + values]
-            if part.stop - part.start == last - first:
-                for array, out in pairs:
-                    out[part] = array.read(first, last)
-                continue
-            shift = np.repeat(starts[i:j] - first - indptr[i:j] + indptr[i], stops[i:j] - starts[i:j])
-            shift += np.arange(len(shift))  # places of the wanted entries in what is read
-            for array, out in pairs:
-                np.take(array.read(first, last).astype(out.dtype, copy=False), shift, out=out[part], mode="clip")
+        pairs = ((self.indices, indices), (self.data, data))[: 1 + values]
+        _gather(pairs, starts, indptr, READ_CHUNKS * self.indices.chunk)
         return CSR(indptr, indices, data, (len(rows), self.ncols))
 
     def offsets_of(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return where each of some rising rows starts and stops; each Zarr chunk that holds them is read once."""
+        """Return the first entry of some rising rows, and the entry after the last of each."""
         starts, stops = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        for i, j in _runs(rows // (READ_CHUNKS * self.indptr.chunk)):
+        for i, j in _runs(rows // (READ_CHUNKS * self.indptr.chunk)):  # decodes each Zarr chunk once
             low = int(rows[i])
             offsets = self.read_indptr(low, int(rows[j - 1]) + 1)
             starts[i:j], stops[i:j] = offsets[rows[i:j] - low], offsets[rows[i:j] - low + 1]
@@ -226,9 +235,9 @@ class StoredMatrix:
     def row_blocks(
         self, entries: int, first: int = 0, last: int | None = None
     ) -> Iterator[tuple[int, int, Int64Array]]:
-        """Cut rows ``[first:last)``, all by default, into blocks of about `entries` entries, streaming.
+        """Cut rows ``[first:last)``, by default all, into blocks of about `entries` entries, streaming.
 
-        Of no fewer than a Zarr chunk has, which would be decoded again for each.
+        A block has at least as many entries as a Zarr chunk, which each smaller block would decode again.
 
         Yields
         ------
@@ -236,15 +245,15 @@ class StoredMatrix:
             Rows ``[start:stop)`` and their ``stop - start + 1`` offsets.
         """
         last, entries = self.nrows if last is None else last, max(entries, self.indices.chunk)
-        for at in range(first, last, self.indptr.chunk):
-            end = min(at + self.indptr.chunk, last)
-            offsets = self.read_indptr(at, end)
-            start = at
+        for begin in range(first, last, self.indptr.chunk):
+            end = min(begin + self.indptr.chunk, last)
+            offsets = self.read_indptr(begin, end)
+            start = begin
             while start < end:
-                limit = offsets[start - at] + entries
-                stop = at + int(np.searchsorted(offsets, limit, side="right")) - 1
+                limit = offsets[start - begin] + entries
+                stop = begin + int(np.searchsorted(offsets, limit, side="right")) - 1
                 stop = min(max(stop, start + 1), end)
-                yield start, stop, offsets[start - at : stop - at + 1]
+                yield start, stop, offsets[start - begin : stop - begin + 1]
                 start = stop
 
     def check(self) -> None:
@@ -253,25 +262,20 @@ class StoredMatrix:
         Raises
         ------
         MatrixError
-            Naming the row.
+            Names the row.
         """
-        end = 0
-        for start, stop, offsets in self.row_blocks(4 * self.indices.chunk):
-            first, last = int(offsets[0]), int(offsets[-1])
-            if first != end or np.any(np.diff(offsets) < 0) or last > self.nnz:
-                raise MatrixError(f"{self.url}: indptr does not rise from 0 to {self.nnz:,} in rows {start:,}-{stop:,}")
-            end = last
-            indices = self.read_indices(first, last)
-            block = CSR(offsets - first, indices, indices, (stop - start, self.ncols))
-            check_canonical(block, self.url, start)
-        if end != self.nnz:
-            raise MatrixError(f"{self.url}: indptr ends at {end:,}, but there are {self.nnz:,} entries")
+        _check_stored(self)
 
     def fingerprint(self) -> str:
-        """Return a digest of the content; also finds every Zarr chunk that is missing.
+        """Return a digest of the content, and raise if a Zarr chunk is missing.
 
-        Made of the chunks' stored checksums, so it costs one small read a chunk; a matrix without checksums is read
-        whole.
+        The digest is of the chunks' stored checksums, so that it costs one small read a chunk; a matrix without
+        checksums is read whole.
+
+        Raises
+        ------
+        CorruptError
+            Names the first Zarr chunk that is missing.
         """
         kind = self.dtype.str if blocksize(self.dtype) is None else str(self.dtype)
         digest = hashlib.blake2b(repr((self.shape, kind)).encode(), digest_size=16)
@@ -282,18 +286,67 @@ class StoredMatrix:
 
 
 def _runs(keys: Int64Array) -> Iterator[tuple[int, int]]:
-    """Yield the ranges over which `keys` stays the same."""
+    """Yield the ranges in which all of `keys` are equal."""
     cuts = np.flatnonzero(np.diff(keys)) + 1
     yield from itertools.pairwise([0, *cuts.tolist(), len(keys)] if len(keys) else [])
 
 
+def _gather(
+    pairs: tuple[tuple[ChunkedArray, ValueArray], ...], starts: Int64Array, indptr: Int64Array, span: int
+) -> None:
+    """Read the entries of some rows; rows that start in the same `span` entries share one read.
+
+    Parameters
+    ----------
+    pairs : pairs of a ChunkedArray and an array of ``indptr[-1]`` elements
+        Each stored array, and where to put its elements.
+    starts : (n,) int64
+        First entry of each row in the stored arrays, rising.
+    indptr : (n + 1,) int64
+        Offsets of the rows in the arrays to fill.
+    span : int
+    """
+    lengths = np.diff(indptr)
+    for i, j in _runs(starts // span):
+        first, last = int(starts[i]), int(starts[j - 1] + lengths[j - 1])
+        part = slice(int(indptr[i]), int(indptr[j]))
+        if part.stop - part.start == last - first:
+            for array, out in pairs:
+                out[part] = array.read(first, last)
+            continue
+        wanted = np.repeat(starts[i:j] - first - indptr[i:j] + indptr[i], lengths[i:j])
+        wanted += np.arange(len(wanted))  # positions of the wanted elements among those that are read
+        for array, out in pairs:
+            np.take(array.read(first, last).astype(out.dtype, copy=False), wanted, out=out[part], mode="clip")
+
+
+def _check_stored(m: StoredMatrix) -> None:
+    end = 0
+    for start, stop, offsets in m.row_blocks(4 * m.indices.chunk):
+        first, last = int(offsets[0]), int(offsets[-1])
+        if first != end or np.any(np.diff(offsets) < 0) or last > m.nnz:
+            raise MatrixError(f"{m.url}: indptr does not rise from 0 to {m.nnz:,} in rows {start:,}-{stop:,}")
+        end = last
+        indices = m.read_indices(first, last)
+        check_canonical(CSR(offsets - first, indices, indices, (stop - start, m.ncols)), m.url, start)
+    if end != m.nnz:
+        raise MatrixError(f"{m.url}: indptr ends at {end:,}, but there are {m.nnz:,} entries")
+
+
 def refuse_blocks(what: str, *matrices: Any) -> None:
-    """Refuse matrices that are stored in blocks where entries are asked for.
+    """Refuse matrices that are stored in blocks for an operation on single entries.
+
+    Parameters
+    ----------
+    what : str
+        The operation, a plural, as messages call it.
+    *matrices : object
+        Anything but a `StoredMatrix` passes.
 
     Raises
     ------
     InputError
-        Names the first, and its blocks.
+        Names the first stored block matrix, and its blocks.
     """
     for m in matrices:
         if isinstance(m, StoredMatrix) and m.blocksize is not None:
@@ -305,12 +358,17 @@ def refuse_blocks(what: str, *matrices: Any) -> None:
 
 
 def open_matrix(url: str | Path) -> StoredMatrix:
-    """Open the matrix at `url`, a path or an fsspec URL.
+    """Open a stored matrix.
+
+    Parameters
+    ----------
+    url : str or Path
+        A path or an fsspec URL.
 
     Raises
     ------
     MatrixError
-        If there is nothing, it is not a CSR matrix in AnnData's encoding, or it is unfinished.
+        If nothing is there, it is not a CSR matrix in AnnData's encoding, or it is unfinished.
     """
     url = locations.normalise(url)
     attributes, members = groups.read(url)
