@@ -17,7 +17,9 @@ from spdist.kernels.cuda.constants import SCAN_ROWS
 from spdist.kernels.cuda.module import Module, c_type, module
 from spdist.kernels.esc.workspace import ESC_BUCKET, ESC_STATE, EscWorkspace, esc_setup, esc_workspace
 from spdist.kernels.rounding import ceil_div
-from spdist.matrices.csr import CSR, INT32_MAX, Int64Array, result_dtype
+from spdist.matrices.checks import check_product_shapes
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX, Int64Array, result_dtype
 
 i64, u64, u32 = np.int64, np.uint64, np.uint32
 
@@ -488,8 +490,7 @@ def multiply(a: CSR, b: CSR, *, workspace_limit: int | None = None) -> CSR:
     ----------
     .. [1] L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015.
     """
-    if a.ncols != b.nrows:
-        raise MatrixError(f"A has {a.ncols:,} columns but B has {b.nrows:,} rows: they must be equal")
+    check_product_shapes(a.shape, b.shape)
     c_type(result_dtype(a.dtype, b.dtype))
     if a.nrows == 0 or b.ncols == 0 or a.nnz == 0 or b.nnz == 0:
         return _empty(a, b)

@@ -17,7 +17,8 @@ from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.kernels.rowwise_gpu import row_classes
 from spdist.kernels.rowwise_gpu.row_classes import Operands
 from spdist.kernels.semirings import Semiring
-from spdist.matrices.csr import CSR, INT32_MAX
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX
 
 ROWS = 8
 """Rows of a thread block, as in groups.cuh."""

@@ -37,7 +37,9 @@ from spdist.kernels.rowwise_gpu.row_classes import (
     SortRows,
 )
 from spdist.kernels.semirings import PLUS_TIMES, Semiring
-from spdist.matrices.csr import CSR, INT32_MAX, index_dtype, result_dtype
+from spdist.matrices.checks import check_product_shapes
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX, index_dtype, result_dtype
 from spdist.units import format_bytes
 
 NODE_PRODUCTS = 512, 16384
@@ -383,11 +385,7 @@ class _Product:
     ) -> None:  # fmt: skip
         import cupy
 
-        if a.ncols != b.nrows:
-            raise MatrixError(
-                f"shapes do not fit: A is {a.nrows:,} x {a.ncols:,}, B {b.nrows:,} x {b.ncols:,}; A needs as many "
-                f"columns as B has rows"
-            )
+        check_product_shapes(a.shape, b.shape)
         self.cupy = cupy
         self.dtype = semiring.result_dtype(a.dtype, b.dtype)
         value_type(self.dtype)
@@ -613,7 +611,7 @@ def _check(facts: Facts, name_b: str = "B") -> None:
         if facts[slot]:
             raise MatrixError(
                 f"{name}: offsets that fall, or a column outside of the matrix; nothing was read there. Rebuild the "
-                f"matrix, or check it with spdist.matrices.csr.check_structure on the host"
+                f"matrix, or check it with spdist.matrices.checks.check_structure on the host"
             )
     if facts[row_classes.FALLS] != facts[row_classes.FALLS_AT_ROWS]:
         raise NotCanonicalError(f"{name_b}: a row is not sorted or holds a duplicate; call sum_duplicates() first")

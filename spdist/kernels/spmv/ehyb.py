@@ -24,7 +24,8 @@ from spdist.kernels.spmv.csr import WIDE
 from spdist.kernels.spmv.sell import long_rows
 from spdist.kernels.spmv.sell import to_csr as from_sell
 from spdist.kernels.spmv.sell_format import GPU_LONG, Sell, host, is_on_gpu
-from spdist.matrices.csr import CSR, INT32_MAX
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX
 
 FILE = "spmv/ehyb.cu"
 THREADS = 1024

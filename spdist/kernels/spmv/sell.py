@@ -8,7 +8,8 @@ import numpy as np
 
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.spmv.sell_format import LANES, WARPS_WANTED, Sell, is_on_gpu, module_of, to_host
-from spdist.matrices.csr import CSR, INT32_MAX
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX
 
 Index = Literal["auto", "wide", "narrow"]
 

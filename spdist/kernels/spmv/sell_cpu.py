@@ -38,7 +38,8 @@ from spdist.kernels.spmv.sell_format import (
     no_long_rows,
     sort_groups,
 )
-from spdist.matrices.csr import CSR, IndexArray, ValueArray, index_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import IndexArray, ValueArray, index_dtype
 
 PADDING, NARROW_PADDING, NO_DIAGONAL = -1, 0xFFFF, 0x7FFFFFFF
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)

@@ -21,9 +21,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from spdist.kernels.rounding import ceil_div
-from spdist.matrices.csr import INT32_MAX, IndexArray, ValueArray
-from spdist.matrices.csr import is_on_gpu as is_on_gpu
-from spdist.matrices.csr import module_of as module_of
+from spdist.matrices.dtypes import INT32_MAX, IndexArray, ValueArray
+from spdist.matrices.dtypes import is_on_gpu as is_on_gpu
+from spdist.matrices.dtypes import module_of as module_of
 
 WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW = range(5)
 KINDS = ("wide", "narrow", "diagonal", "block_wide", "block_narrow")

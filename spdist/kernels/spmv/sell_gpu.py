@@ -30,7 +30,8 @@ from spdist.kernels.spmv.sell_format import (
     sort_by_length,
     sort_groups,
 )
-from spdist.matrices.csr import CSR, IndexArray
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import IndexArray
 
 FILE = "spmv/sell.cu"
 COLUMNS = (8, 4, 2, 1)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.kernels.cpu.numba_compile import compiled, part
-from spdist.matrices.csr import Int64Array
+from spdist.matrices.dtypes import Int64Array
 
 Lengths = npt.NDArray[Any]
 

@@ -15,7 +15,7 @@ import math
 
 import numpy as np
 
-from spdist.matrices.csr import Int64Array
+from spdist.matrices.dtypes import Int64Array
 
 USABLE = 0.9
 """Share of the memory limit that blocks may take (equation 3); the rest is for what nobody counts."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from spdist.engines import GPU_ENGINES
 from spdist.kernels.streaming.workspace import PAIR_BYTES, device_shares
-from spdist.matrices.csr import INT32_MAX
+from spdist.matrices.dtypes import INT32_MAX
 
 MAX_BLOCK_PRODUCTS = 1 << 26
 """Products of one row block at the most: about a quarter of a second of one core, so that workers stay balanced."""

@@ -27,16 +27,9 @@ import numpy.typing as npt
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError, MatrixError, MemoryBoundError, SpdistError
 from spdist.kernels.cpu import workspace as cpu_sizes
-from spdist.matrices.csr import (
-    CSR,
-    Int64Array,
-    ValueArray,
-    blocksize,
-    check_canonical,
-    index_dtype,
-    number_dtype,
-    result_dtype,
-)
+from spdist.matrices.checks import check_canonical, check_product_shapes
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, ValueArray, blocksize, index_dtype, number_dtype, result_dtype
 from spdist.scheduler.planner import memory
 from spdist.scheduler.planner.plan import (
     DEFAULT_HOST_LIMIT,
@@ -52,7 +45,9 @@ from spdist.scheduler.planner.plan import (
     even_bounds,
     gpu_staging,
 )
-from spdist.storage.matrix import CHUNK_LENGTH, READ_CHUNKS, StoredMatrix, in_process
+from spdist.storage.chunked_array import CHUNK_LENGTH
+from spdist.storage.locations import in_process
+from spdist.storage.matrix import READ_CHUNKS, StoredMatrix
 from spdist.storage.product_spec import WHOLE, Diagonal, StoredProductSpec
 from spdist.units import format_bytes
 
@@ -713,11 +708,7 @@ def check_operands(a: StoredMatrix, b: StoredMatrix, grid: tuple[int, int, int] 
     """
     if {blocksize(a.dtype), blocksize(b.dtype)} != {None}:
         result_dtype(a.dtype, b.dtype)
-    if a.ncols != b.nrows:
-        raise InputError(
-            f"shapes do not fit: A is {a.nrows:,} x {a.ncols:,} and B is {b.nrows:,} x {b.ncols:,}; the columns of A "
-            f"must equal the rows of B"
-        )
+    check_product_shapes(a.shape, b.shape)
     if grid is None:
         return
     for count, size, what in zip(grid, (a.nrows, a.ncols, b.ncols), ("row", "inner", "column"), strict=True):

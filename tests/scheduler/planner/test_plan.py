@@ -44,8 +44,10 @@ from spdist.scheduler.planner.planner import (
     row_lengths,
     sample_rows,
 )
-from spdist.storage.matrix import ChunkedArray, MatrixWriter, open_matrix
+from spdist.storage.chunked_array import ChunkedArray
+from spdist.storage.matrix import open_matrix
 from spdist.storage.product_spec import Diagonal, StoredProductSpec
+from spdist.storage.writer import MatrixWriter
 from spdist.units import parse_bytes
 from tests.conftest import random_matrix
 
@@ -141,7 +143,7 @@ def test_parts_that_are_walked_over_side_by_side(stored, monkeypatch):
 @pytest.mark.parametrize("parts", [1, 2, 7, 32])
 def test_parts_have_as_many_entries(stored, monkeypatch, seed, parts):
     """But for one row, the longest at the most; where rows are longer than a part, there are fewer of them."""
-    monkeypatch.setattr("spdist.storage.matrix.chunk_of", lambda dtype: 50)
+    monkeypatch.setattr("spdist.storage.writer.chunk_of", lambda dtype: 50)
     m = random_matrix(400, 300, 5, seed)
     m = sp.vstack([m, np.ones((seed % 3, 300)), m[:: -(seed % 2) or 1]], format="csr")
     a = stored("A", m)
@@ -179,7 +181,7 @@ def test_rows_of_the_sample_are_not_read_far_ahead():
 def test_each_zarr_chunk_is_decoded_once_by_a_walk(tmp_path, monkeypatch, chunk, piece):
     """Whatever is read at once: the columns are those of the rows, and read ahead into memory that is used again."""
     m = random_matrix(3_000, 500, 7, 1)
-    monkeypatch.setattr("spdist.storage.matrix.chunk_of", lambda dtype: chunk)
+    monkeypatch.setattr("spdist.storage.writer.chunk_of", lambda dtype: chunk)
     api.save(tmp_path / "A.zarr", m)
     a = open_matrix(tmp_path / "A.zarr")
     decoded: list[int] = []
@@ -224,7 +226,7 @@ def small_parts(monkeypatch):
     """Walk over parts of 2,000 entries, and ask helpers for all that they can read."""
     for name, value in {"WALK_ENTRIES": 2_000, "WHOLE_ENTRIES": 9_000, "SMALL_NNZ": 0, "SMALL_SHARE": 0}.items():
         monkeypatch.setattr(f"spdist.scheduler.planner.planner.{name}", value)
-    monkeypatch.setattr("spdist.storage.matrix.chunk_of", lambda dtype: 1_000)
+    monkeypatch.setattr("spdist.storage.writer.chunk_of", lambda dtype: 1_000)
 
 
 def outcome(*args, **kwargs) -> Plan | str:
