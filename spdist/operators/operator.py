@@ -23,10 +23,11 @@ from spdist.kernels.spmv import cpu_gpu_split, ehyb, prepared, reorder, sell
 from spdist.kernels.spmv import csr as csr_spmv
 from spdist.kernels.spmv.cpu_gpu_split import HybridProduct
 from spdist.kernels.spmv.prepared import BsrProduct, CsrProduct, CusparseProduct, EhybProduct, Product, SellProduct
-from spdist.kernels.spmv.sell_format import LANES, is_on_gpu
+from spdist.kernels.spmv.sell_format import LANES
 from spdist.matrices.bsr import BSR, entries, is_scipy_bsr
 from spdist.matrices.bsr import from_scipy as bsr_from_scipy
 from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.dtypes import is_on_gpu
 from spdist.storage import atomic_replace, groups
 from spdist.units import check_count
 
