@@ -25,21 +25,8 @@ MAX_BLOCK_PRODUCTS = 1 << 26
 GPU_BLOCK_PRODUCTS = 1 << 28
 """The same where a GPU multiplies: some tenths of a second of writing C."""
 
-GPU_MOST_PRODUCTS = 1 << 30
-"""The same of blocks that a GPU only reduces, but for the last ones."""
-
-GPU_BLOCK_BYTES = 1 << 28
-"""Bytes of A and C of such a block that is written. With larger ones a run would begin with a wait for the page-locked
-memory of all that are in flight."""
-
 DEFAULT_HOST_LIMIT = 8 << 30
 """Bytes of the host's memory for a worker with a GPU."""
-
-RESIDENT_SHARE = 0.8
-"""Share of the usable memory that B may take to stay on the worker for the whole run, if that is faster."""
-
-SMALL_SHARE = 0.25
-"""Share of the memory limit below which B stays without another look."""
 
 RATES = {
     "read": 0.7e9,
@@ -59,6 +46,9 @@ block cost beside their bytes, that a block costs the scheduler, and that the wo
 
 GPU_RATES = {"read": 6.0e9, "decode": 8.0e9, "write": 6.0e9, "product": 3.0e10, "entry": 4.0e9}
 """Those that differ where the worker is a GPU with its share of the cores: round guesses, no measurement."""
+
+JSON_KEYS = {"blocks_in_flight": "pairs"}
+"""Keys of a serialised `Plan` that are not its attributes' names: plans of unfinished products must stay readable."""
 
 
 def gpu_staging(host_limit: int) -> int:
@@ -154,8 +144,8 @@ class Plan:
         holds throughout: B where resident, workspace, read buffers.
     device_memory : int
         Bytes of the GPU's memory that a worker takes.
-    pairs : int
-        Block pairs in flight on a worker, np of hySpMM's equation 5.
+    blocks_in_flight : int
+        Blocks that a worker reads, multiplies or writes at once, np of hySpMM's equation 5.
     resident : bool
         Whether B stays in a worker's memory for the whole run.
     chunk : int
@@ -176,7 +166,7 @@ class Plan:
     engine: str
     memory_limit: int
     reserved_memory: int
-    pairs: int
+    blocks_in_flight: int
     resident: bool
     chunk: int
     inner_bounds: tuple[int, ...]
@@ -232,7 +222,7 @@ class Plan:
     @property
     def projected_host_memory(self) -> int:
         """Bytes of the host's memory that the worst worker should reach."""
-        return self.reserved_memory + self.pairs * max((block.needed for block in self.blocks), default=0)
+        return self.reserved_memory + self.blocks_in_flight * max((block.needed for block in self.blocks), default=0)
 
     @property
     def compression(self) -> float:
@@ -293,15 +283,17 @@ class Plan:
 
     def to_json(self) -> str:
         """Serialise; the same plan gives the same text."""
-        return json.dumps(asdict(self), sort_keys=True)
+        fields = {JSON_KEYS.get(name, name): value for name, value in asdict(self).items()}
+        return json.dumps(fields, sort_keys=True)
 
     @staticmethod
     def from_json(text: str | bytes) -> Plan:
         """Restore what `to_json` wrote."""
-        raw = json.loads(text)
+        names = {key: name for name, key in JSON_KEYS.items()}
+        raw = {names.get(key, key): value for key, value in json.loads(text).items()}
         for name in ("a", "b", "c"):
-            pairs = {key: tuple(raw[name][key]) for key in ("shape", "block")}
-            raw[name] = Operand(**(raw[name] | pairs))
+            tuples = {key: tuple(raw[name][key]) for key in ("shape", "block")}
+            raw[name] = Operand(**(raw[name] | tuples))
         for name in ("inner_bounds", "column_bounds"):
             raw[name] = tuple(raw[name])
         raw["blocks"] = tuple(Block(**block) for block in raw["blocks"])
@@ -321,7 +313,7 @@ class Plan:
             "projected_memory": self.projected_memory,
             "host_limit": self.host_limit,
             "projected_host_memory": self.projected_host_memory,
-            "pairs": self.pairs,
+            "pairs": self.blocks_in_flight,
             "b_resident": self.resident,
             "chunk": self.chunk,
             "stage_bytes": self.stage_bytes(),
