@@ -529,10 +529,8 @@ def execute(
         If a stage failed. What is durable stays and is on record.
     """
     cuts = plan.inner_bounds, plan.column_bounds
-    limits = plan.memory_limit, plan.host_limit
-    product = Product(
-        a, b, plan.engine, plan.resident, *cuts, plan.blocks_in_flight, *limits, spec, shared_name(client)
-    )
+    limits = plan.blocks_in_flight, plan.memory_limit, plan.host_limit
+    product = Product(a, b, plan.engine, plan.resident, *cuts, *limits, spec, shared_name(client))
     client.register_plugin(Install(name, product), name=name)
     timings = _Timings(name, timed) if timed is not None else None
     if timings is not None:
