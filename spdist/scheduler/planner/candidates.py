@@ -16,7 +16,7 @@ from spdist.scheduler.planner.block_table import (
     block_table,
     joined_records,
 )
-from spdist.scheduler.planner.memory import pair_budget
+from spdist.scheduler.planner.memory import block_budget
 from spdist.scheduler.planner.plan import Block, Operand, Plan, even_bounds
 from spdist.scheduler.planner.stored_rows import Lengths
 from spdist.scheduler.planner.worker_memory import C_ROW_BYTES, Room, WorkerMemory
@@ -189,7 +189,7 @@ def with_more_in_flight(memory: WorkerMemory, plan: Plan) -> Plan:
     worst = max(block.needed for block in plan.blocks)
     for count in range(plan.blocks_in_flight + 1, memory.tuning.blocks.most_in_flight + 1):
         reserved = memory.reserved(plan.resident, count)
-        if reserved + count * worst > pair_budget(memory.limit, 0, 1):
+        if reserved + count * worst > block_budget(memory.limit, 0, 1):
             break
         plan = replace(plan, blocks_in_flight=count, reserved_memory=reserved)
     return plan

@@ -14,7 +14,7 @@ from spdist.kernels.cpu.workspace import block_workspace, cpu_workspace, fused_w
 from spdist.matrices.csr import Int64Array, index_dtype
 from spdist.scheduler.planner.block_table import BlockTable
 from spdist.scheduler.planner.estimate import Estimate, RowLimits
-from spdist.scheduler.planner.memory import pair_budget
+from spdist.scheduler.planner.memory import block_budget
 from spdist.scheduler.planner.plan import Operand, gpu_staging
 from spdist.scheduler.planner.request import PlanRequest, operand
 from spdist.scheduler.planner.tuning import PlannerTuning
@@ -144,7 +144,7 @@ class WorkerMemory:
     @property
     def usable(self) -> int:
         """Bytes that all blocks and what is held throughout may take."""
-        return pair_budget(self.limit, 0, 1)
+        return block_budget(self.limit, 0, 1)
 
     @property
     def can_be_resident(self) -> bool:
@@ -177,7 +177,7 @@ class WorkerMemory:
     def room(self, b_resident: bool, blocks_in_flight: int) -> Room:
         """Divide the memory: what is held throughout, and equal parts for blocks (hySpMM equation 5)."""
         reserved = self.reserved(b_resident, blocks_in_flight)
-        return Room(b_resident, blocks_in_flight, reserved, pair_budget(self.limit, reserved, blocks_in_flight))
+        return Room(b_resident, blocks_in_flight, reserved, block_budget(self.limit, reserved, blocks_in_flight))
 
     def reserved(self, b_resident: bool, blocks_in_flight: int) -> int:
         """Return the bytes held throughout: resident B, kernels' workspace, read buffers, parts of C's Zarr chunks."""
