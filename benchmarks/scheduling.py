@@ -109,7 +109,7 @@ def measure(blocks: int, workers: int, slow: int, seconds: float) -> dict[str, f
         "worker_growth_mb": growth / 1e6,
         "memory_growth_mb_second_half": (settled[-1] - settled[0]) / 1e6 if settled else 0.0,
         "blocks_beyond_a_slow_one": max(ahead, default=0),
-        "window": plan.pairs * workers,
+        "window": plan.blocks_in_flight * workers,
     }
 
 

@@ -40,7 +40,7 @@ from spdist.units import check_count, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from spdist.scheduler.execution.stages import Product
-    from spdist.scheduler.planner.planner import RemoteReaders
+    from spdist.scheduler.planner.remote_readers import RemoteReaders
 
 logger = logging.getLogger("spdist")
 DEFAULT_MEMORY_LIMIT = "2GiB"
@@ -229,6 +229,7 @@ def plan(
         no GPU here to say what is free, and no `memory_limit`.
     """
     from spdist.scheduler.planner.planner import check_operands, make_plan
+    from spdist.scheduler.planner.request import PlanRequest
 
     _check_grid(grid)
     _check_engine(engine)
@@ -238,7 +239,7 @@ def plan(
     spec.check(left, right, engine)
     _check_values(engine, spec.dtype(left, right))
     memory, host = _limits(engine, memory_limit, host_limit)
-    return make_plan(left, right, engine=engine, memory_limit=memory, host_limit=host, grid=grid, spec=spec)
+    return make_plan(PlanRequest(left, right, engine, memory, host, grid, spec))
 
 
 def matmul(
@@ -673,7 +674,8 @@ def _prepare(
     overwrite: bool,
 ) -> _Job | Report:
     """Check what can be checked before work starts; return the job, or the report of a finished one."""
-    from spdist.scheduler.planner.planner import check_operands, make_plan, stays
+    from spdist.scheduler.planner.planner import check_operands, make_plan, will_be_resident
+    from spdist.scheduler.planner.request import PlanRequest
 
     _check_engine(engine)
     left, right, target = _stored(a), _stored(b), locations.normalise(c)
@@ -705,12 +707,8 @@ def _prepare(
     _check_values(engine, spec.dtype(left, right))
     memory, host = _limits(engine, **limits)
     _check_target(target, overwrite=overwrite)
-    wanted: dict[str, Any] = {"engine": engine, "memory_limit": memory, "host_limit": host, "grid": grid}
-
-    def make(helpers: RemoteReaders | None) -> Plan:
-        return make_plan(left, right, **wanted, spec=spec, helpers=helpers)
-
-    stay = functools.partial(stays, left, right, **wanted, spec=spec)
+    request = PlanRequest(left, right, engine, memory, host, grid, spec)
+    make, stay = functools.partial(make_plan, request), functools.partial(will_be_resident, request)
     draft = _draft(left, right, engine, memory, host, spec)
     return _Job(draft, make, target, "", overwrite, facts, stay)
 
@@ -828,15 +826,12 @@ def _reduce_stored(
     callbacks: Callbacks,
 ) -> Any:
     from spdist.scheduler.execution.reduction import execute_reduction
-    from spdist.scheduler.planner.planner import make_plan, stays
+    from spdist.scheduler.planner.planner import make_plan, will_be_resident
+    from spdist.scheduler.planner.request import PlanRequest
 
     memory, _ = _limits(engine, memory_limit, None)
-    wanted: dict[str, Any] = {"engine": engine, "memory_limit": memory, "spec": spec}
-
-    def make(helpers: RemoteReaders | None) -> Plan:
-        return make_plan(a, b, **wanted, stored=False, helpers=helpers)
-
-    stay = functools.partial(stays, a, b, **wanted)
+    request = PlanRequest(a, b, engine, memory, spec=spec, writes_c=False)
+    make, stay = functools.partial(make_plan, request), functools.partial(will_be_resident, request)
     draft = _draft(a, b, engine, memory, None, spec)
     with _ready(draft, make, stay, where, callbacks) as (client, made, name):
         return execute_reduction(client, made, a, b, what, spec, name, callbacks.started, callbacks.progress)

@@ -46,7 +46,6 @@ TO_SPLIT = {
     "operator.py",
     "partition.py",
     "pipeline.py",
-    "planner.py",
     "sell.cu",
     "sell_cpu.py",
     "stages.py",

@@ -32,7 +32,7 @@ from spdist.scheduler.execution.cluster import dashboard_link, fetch, share_host
 from spdist.scheduler.execution.graph import Graph
 from spdist.scheduler.execution.stages import PRODUCTS, Counted, Product, StageTotal, Task
 from spdist.scheduler.planner.plan import Plan
-from spdist.scheduler.planner.planner import RemoteReaders
+from spdist.scheduler.planner.remote_readers import RemoteReaders
 from spdist.storage import groups
 from spdist.storage.atomic_replace import full_disk, is_full
 from spdist.storage.matrix import StoredMatrix
@@ -297,7 +297,7 @@ class Driver:
         self.number = 0 if front.row == 0 else 1  # block 0 decides on compression
         self.inflight: deque[_Block] = deque()  # in order of rows; placed ones leave when they are durable
         self.by_future: dict[Any, tuple[str, Any]] = {}
-        self.crew = BlockAssigner(plan, plan.pairs, functools.partial(with_gpu, client))
+        self.crew = BlockAssigner(plan, plan.blocks_in_flight, functools.partial(with_gpu, client))
         self.nnz, self.blocks_done = front.nnz, 0
         self.products_done = plan.expansion - sum(work.products for work in self.todo)
         self.placed = 0
@@ -530,8 +530,8 @@ def execute(
         If a stage failed. What is durable stays and is on record.
     """
     cuts = plan.inner_bounds, plan.column_bounds
-    limits = plan.memory_limit, plan.host_limit
-    product = Product(a, b, plan.engine, plan.resident, *cuts, plan.pairs, *limits, spec, shared_name(client))
+    limits = plan.blocks_in_flight, plan.memory_limit, plan.host_limit
+    product = Product(a, b, plan.engine, plan.resident, *cuts, *limits, spec, shared_name(client))
     client.register_plugin(Install(name, product), name=name)
     timings = _Timings(name, timed) if timed is not None else None
     if timings is not None:

@@ -19,6 +19,7 @@ from spdist.storage import transpose as transposition
 from tests.conftest import out_of_space, random_matrix
 from tests.scheduler.execution.test_driver import read
 from tests.scheduler.execution.test_product_spec import assert_same, whole_numbers
+from tests.support.planning import SHORT_CHUNKS
 
 
 def largest(c, top_n: int, threshold: float = -np.inf):
@@ -131,7 +132,7 @@ def test_what_was_made_by_columns_is_not_called_false(operands, stored, tmp_path
 
 
 def test_resume_and_overwrite(stored, tmp_path, scheduler, monkeypatch):
-    monkeypatch.setattr("spdist.scheduler.planner.planner.CHUNK_LENGTH", 1 << 10)
+    monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
     monkeypatch.setattr("spdist.scheduler.execution.driver.CHECKPOINT_SECONDS", 0.0)
     m = whole_numbers(900, 900, 12, 3)
     a, wanted = stored("A", m), {"top_n": 5, "axis": 0, "scheduler": scheduler}

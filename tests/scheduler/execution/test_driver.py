@@ -35,6 +35,7 @@ from spdist.scheduler.execution.stages import shared_slices
 from spdist.scheduler.planner import planner
 from spdist.storage import groups
 from tests.conftest import assert_is_product, random_matrix
+from tests.support.planning import SHORT_CHUNKS
 
 
 def files(url: str | Path) -> dict[str, str]:
@@ -100,7 +101,7 @@ def test_rows_that_do_not_fit_their_room_become_blocks_of_their_own(stored, tmp_
 
 @pytest.mark.parametrize(("grid", "stop_after"), [((30, 1, 1), 1), ((30, 1, 1), 17), ((6, 3, 2), 1), ((6, 3, 2), 4)])
 def test_resume_gives_the_bytes_of_an_undisturbed_run(stored, tmp_path, scheduler, monkeypatch, grid, stop_after):
-    monkeypatch.setattr("spdist.scheduler.planner.planner.CHUNK_LENGTH", 1 << 10)
+    monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
     monkeypatch.setattr("spdist.scheduler.execution.driver.CHECKPOINT_SECONDS", 0.0)
     a = stored("A", random_matrix(900, 900, 12, 3))
     options = {"grid": grid, "scheduler": scheduler}
@@ -150,7 +151,7 @@ def test_a_disk_that_the_driver_finds_full(stored, tmp_path, scheduler, monkeypa
 
 def test_resume_goes_on_from_the_durable_part(stored, tmp_path, scheduler, monkeypatch):
     """Rows before the front are not computed again: a trap on them is never sprung."""
-    monkeypatch.setattr("spdist.scheduler.planner.planner.CHUNK_LENGTH", 1 << 10)
+    monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
     monkeypatch.setattr("spdist.scheduler.execution.driver.CHECKPOINT_SECONDS", 0.0)
     a = stored("A", random_matrix(900, 900, 12, 4))
     preprocess = stages.Product.preprocess

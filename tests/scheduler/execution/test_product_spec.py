@@ -21,6 +21,7 @@ from spdist.storage.external_sort import RowSorter
 from spdist.storage.matrix import open_matrix
 from tests.conftest import out_of_space, random_matrix
 from tests.scheduler.execution.test_driver import files, read
+from tests.support.planning import SHORT_CHUNKS
 
 OPTIONS = [
     {"semiring": "min_plus"},
@@ -151,7 +152,7 @@ def test_a_product_many_times_the_memory_limit_keeps_it(stored, tmp_path):
 
 
 def test_resume_with_the_same_options_only(stored, tmp_path, scheduler, monkeypatch):
-    monkeypatch.setattr("spdist.scheduler.planner.planner.CHUNK_LENGTH", 1 << 10)
+    monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
     monkeypatch.setattr("spdist.scheduler.execution.driver.CHECKPOINT_SECONDS", 0.0)
     a, mask = stored("A", whole_numbers(900, 900, 12, 3)), stored("M", whole_numbers(900, 900, 90, 7))
     wanted = {"semiring": "min_plus", "mask": mask, "top_n": 7, "scheduler": scheduler}
