@@ -14,7 +14,7 @@ import numpy as np
 from spdist.kernels.cuda.constants import ALLOCATION
 from spdist.kernels.cuda.module import Module, c_type, module, value_type
 from spdist.kernels.product_spec import NORMS, ProductSpec
-from spdist.kernels.reduction_spec import Histogram, Part, Reduction, sum_dtype
+from spdist.kernels.reduction_spec import Histogram, PartialReduction, Reduction, sum_dtype
 from spdist.kernels.rounding import ceil_div
 from spdist.kernels.rowwise_gpu import masked as masked_gpu
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
@@ -186,22 +186,22 @@ class Work:
         else:
             launch(len(out), 256, (c.nnz, c.data, out))
 
-    def part(self, found: Any) -> Part:
+    def part(self, found: Any) -> PartialReduction:
         """Return what a block has come to, from what `room` holds, on the host."""
         what, kind = self.reduction, sum_dtype(self.dtype)
         if what in ("nnz", "row_nnz"):
             found = found.astype(np.int64)
             if what == "row_nnz":
-                return Part(found if self.counts else np.diff(found))
-            return Part(np.add.reduce(found, keepdims=True))
+                return PartialReduction(found if self.counts else np.diff(found))
+            return PartialReduction(np.add.reduce(found, keepdims=True))
         if isinstance(what, Histogram):
-            return Part(found)
+            return PartialReduction(found)
         if what == "row_sums":
-            return Part(found.astype(kind))
+            return PartialReduction(found.astype(kind))
         if what == "column_sums":
-            return Part(found.astype(kind), np.arange(len(found)))
+            return PartialReduction(found.astype(kind), np.arange(len(found)))
         kind = np.dtype(np.float64) if what == "frobenius" else kind
-        return Part(np.array([np.add.reduce(found)]).astype(kind))
+        return PartialReduction(np.array([np.add.reduce(found)]).astype(kind))
 
 
 def finish(c: CSR, spec: ProductSpec, rows: Any = None, columns: Any = None, first: int = 0) -> CSR:
