@@ -10,7 +10,7 @@ import numpy as np
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
 from spdist.kernels.product_spec import PLAIN, ProductSpec
-from spdist.kernels.reduction_spec import diagonal
+from spdist.kernels.reduction_spec import diagonal_pattern
 from spdist.matrices.checks import check_canonical, check_mask_shape
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, result_dtype
@@ -27,11 +27,11 @@ class Diagonal:
 
     def rows_indices(self, start: int, stop: int) -> CSR:
         """Return rows ``[start:stop)``."""
-        return diagonal(start, stop, self.shape[1])
+        return diagonal_pattern(start, stop, self.shape[1])
 
     def lengths(self) -> Int64Array:
         """Return the entries of each row."""
-        return np.diff(diagonal(0, *self.shape).indptr)
+        return np.diff(diagonal_pattern(0, *self.shape).indptr)
 
     def fingerprint(self) -> str:
         """Return what tells it from other masks."""

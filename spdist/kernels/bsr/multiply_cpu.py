@@ -13,6 +13,7 @@ import numpy as np
 from spdist.errors import MatrixError
 from spdist.kernels.cpu import multiply as cpu
 from spdist.kernels.cpu.merge import merge as merge_values
+from spdist.kernels.cpu.product_counts import row_products
 from spdist.matrices.bsr import BSR, from_rows
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, result_dtype
@@ -117,7 +118,7 @@ def _ones(m: BSR) -> CSR:
 
 def _row_work(a: BSR, b: BSR) -> Int64Array:
     """Return the products of blocks in each block row of C."""
-    return cpu.row_products(_ones(a), np.diff(b.indptr))
+    return row_products(_ones(a), np.diff(b.indptr))
 
 
 def _cuts(work: Int64Array, slices: int) -> list[int]:

@@ -20,8 +20,7 @@ from spdist.kernels.cuda.constants import ALLOCATION
 from spdist.kernels.cuda.module import value_type
 from spdist.kernels.cuda.pinned import Bytes, array_at, pinned
 from spdist.kernels.product_spec import PLAIN, ProductSpec
-from spdist.kernels.reduction_spec import Part as Reduced
-from spdist.kernels.reduction_spec import Reduction
+from spdist.kernels.reduction_spec import PartialReduction, Reduction
 from spdist.kernels.rowwise_gpu.epilogue import BlockEpilogue
 from spdist.kernels.streaming import packing, pipeline
 from spdist.kernels.streaming.packed_sizes import packed_bound, packed_units
@@ -231,7 +230,7 @@ class GpuSlot:
             runtime.memcpyAsync(target, room.data.ptr, room.nbytes, runtime.memcpyDeviceToHost, stream.ptr)
         self._end("download", stream, room.nbytes, begin)
 
-    def take_part(self) -> Reduced:
+    def take_part(self) -> PartialReduction:
         """Return what the block has come to."""
         return self.device.work.part(self.found)
 
@@ -427,7 +426,7 @@ class Gpu:
             offset += size
         work.take(arrays)
 
-    def take_sums(self) -> Reduced:
+    def take_sums(self) -> PartialReduction:
         """Return the sums of the columns of all blocks."""
         sums, runtime = self.work.sums, self.cupy.cuda.runtime
         found = np.empty(len(sums), sums.dtype)

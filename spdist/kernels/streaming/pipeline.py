@@ -32,9 +32,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from spdist.errors import InputError, MatrixError, MemoryBoundError
+from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.kernels.cuda.pinned import Bytes, array_at
 from spdist.kernels.product_spec import PLAIN, ProductSpec
-from spdist.kernels.reduction_spec import Part, Reduction, of_rows, together
+from spdist.kernels.reduction_spec import PartialReduction, Reduction, combine
 from spdist.kernels.rounding import ceil_div
 from spdist.kernels.streaming.partition import (
     BRIEF_GROWTH,
@@ -129,7 +130,7 @@ class Slot(Protocol):
     def reduce(self, first: int) -> None:
         """Fetch what a reduction makes of C; `first` is the number of row 0 of the product; returns at once."""
 
-    def take_part(self) -> Part:
+    def take_part(self) -> PartialReduction:
         """Return what the block has come to."""
 
     @property
@@ -163,7 +164,7 @@ class Device(Host, Protocol):
     def keep(self, b: CSR | None, kinds: DeviceDtypes) -> bool:
         """Keep B on the device for the blocks to come, or nothing; return whether B is there."""
 
-    def take_sums(self) -> Part:
+    def take_sums(self) -> PartialReduction:
         """Return the sums of the columns of all blocks."""
 
 
@@ -303,7 +304,7 @@ class Run:
         self.stager: Any = None
         self.alone = False
         self.per_entry, self.kept, self.sampled = 0.0, 1.0, 0.0
-        self.parts: list[Part] = []
+        self.parts: list[PartialReduction] = []
 
     def _begin(self) -> int:
         """Tell the device what is wanted; return the bytes that this takes of its memory."""
@@ -326,13 +327,13 @@ class Run:
         self._run()
         return self.result.matrix()
 
-    def reduce(self) -> Part:
+    def reduce(self) -> PartialReduction:
         """Return what the reduction makes of C."""
         assert self.reduction is not None
         if self._is_empty:
-            return of_rows(self.reduction, empty(self.shape, self.kinds.value), self.first_row)
+            return reduce_rows(self.reduction, empty(self.shape, self.kinds.value), self.first_row)
         self._run()
-        return self.device.take_sums() if self.reduction == "column_sums" else together(self.reduction, self.parts)
+        return self.device.take_sums() if self.reduction == "column_sums" else combine(self.reduction, self.parts)
 
     def _run(self) -> None:
         """Take the rows through the device."""
@@ -820,7 +821,7 @@ def multiply(
 def reduce(
     a: CSR, b: CSR, what: Reduction, device: Any, *, pairs: int = PAIRS, report: Report = ignore,
     spec: ProductSpec = PLAIN, first_row: int = 0, within: SubmatrixOffset | None = None, learnt: Learnt | None = None,
-) -> Part:  # fmt: skip
+) -> PartialReduction:  # fmt: skip
     """Return what a reduction makes of ``a @ b``, or of what the options make of that; C stays on the GPU.
 
     Parameters

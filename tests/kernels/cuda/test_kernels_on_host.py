@@ -7,7 +7,7 @@ import pytest
 
 from spdist.kernels.bsr import multiply_gpu as bsr_gpu
 from spdist.kernels.semirings import SEMIRINGS
-from spdist.kernels.spmv import sell, sell_cpu, sell_format, sell_gpu
+from spdist.kernels.spmv.sell import build_cpu, build_gpu, layout, sell
 from tests.kernels.bsr import test_multiply_gpu as blocks_on_gpu
 from tests.kernels.bsr.test_multiply_cpu import block_matrix
 from tests.kernels.rowwise_gpu import test_epilogue as answers
@@ -186,12 +186,12 @@ def sell_on_gpu(monkeypatch):
 
     def builder(a, lanes, height, threads):
         if isinstance(a.indptr, host_cupy.HostArray):
-            return sell_gpu.Builder(a, lanes, height)
-        return sell_cpu.Builder(a, lanes, height, threads)
+            return build_gpu.Builder(a, lanes, height)
+        return build_cpu.Builder(a, lanes, height, threads)
 
     monkeypatch.setattr(sell, "_builder", builder)
-    of = sell_format.module_of
-    monkeypatch.setattr(sell_format, "module_of", lambda x: cupy if isinstance(x, host_cupy.HostArray) else of(x))
+    of = layout.module_of
+    monkeypatch.setattr(layout, "module_of", lambda x: cupy if isinstance(x, host_cupy.HostArray) else of(x))
 
 
 @pytest.mark.parametrize("options", rows_in_chunks.PLACES, ids=str)
@@ -219,7 +219,7 @@ def test_lists_are_shared_as_on_the_host(sell_on_gpu, collisions, monkeypatch, n
 @pytest.mark.parametrize(("side", "found"), [(2, 2), (3, 3), (4, 4), (6, 6), (5, 1)])
 def test_dense_blocks_are_found(side, found):
     m = rows_in_chunks.on_gpu(as_csr(blocks(side, 61, side)))
-    assert sell_gpu.Builder(m, 32, 0).find_block() == found
+    assert build_gpu.Builder(m, 32, 0).find_block() == found
 
 
 @pytest.mark.parametrize("side", [2, 3, 4, 6])

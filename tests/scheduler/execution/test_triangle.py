@@ -164,7 +164,7 @@ def test_any_matrix_of_scipys():
 
 @pytest.mark.parametrize("what", [*reduction_spec.REDUCTIONS, "histogram"])
 def test_reductions(stored, tmp_path, scheduler, monkeypatch, what):
-    monkeypatch.setattr(reduction_spec, "SLICE_PRODUCTS", 3_000)
+    monkeypatch.setattr("spdist.kernels.cpu.reduce.SLICE_PRODUCTS", 3_000)
     m = whole_numbers(150, 90, 6, 1)
     wanted = {"triangle": "upper"} | ({"bins": [-20, 0, 1, 30]} if what == "histogram" else {})
     c = sp.csr_matrix(spdist.spgemm(m, m.T, triangle="upper"))
