@@ -248,7 +248,7 @@ def spgemm_gpu() -> str:
         "Every result was checked.\n\n"
         + table(["matrix", "products", "nnz(C)", "cuSPARSE", "spdist", "ratio", "its MB", "our MB"], lines)
         + f"\n{source(name)}"
-        + "\nBeside the fastest of the open SpGEMM codes tried, for each matrix (`benchmarks/peers.json`). "
+        + "\nBeside the fastest of the open SpGEMM codes tried, for each matrix, timed in another run on an\nH100 (`benchmarks/peers.json`). "
         + summary([r["methods"]["auto"]["over_peer"] for r in content["rows"] if r["methods"]["auto"].get("over_peer")])
         + "\n\nAll methods beside cuSPARSE; `numeric` knows C's structure:\n\n"
         + table(["method", "geometric mean", "least", "record"], methods)
