@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from spdist.matrices import hooks
+
 if TYPE_CHECKING:
     from spdist.api import Callbacks, Report, matmul, multiply, plan, reduce, save, verify
     from spdist.chain import multi_matmul
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from spdist.kernels.semirings import Semiring
     from spdist.matrices import vbr
     from spdist.matrices.bsr import BSR
-    from spdist.matrices.vbr import VBR, open_vbr
+    from spdist.matrices.vbr import VBR
     from spdist.operators.operator import Operator, open_operator, operator
     from spdist.operators.operator import ehyb_operator as ehyb
     from spdist.operators.operator import sell_operator as sell
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from spdist.storage.import_export import export_matrix, import_matrix
     from spdist.storage.matrix import open_matrix as open
     from spdist.storage.transpose import symmetrize, transpose
+    from spdist.storage.vbr import open_vbr
 
     __version__: str
 
@@ -66,9 +69,12 @@ _HOME = {
     "import_matrix": "spdist.storage.import_export",
     "open": "spdist.storage.matrix",
     **dict.fromkeys(("symmetrize", "transpose"), "spdist.storage.transpose"),
-    **dict.fromkeys(("VBR", "open_vbr"), "spdist.matrices.vbr"),
+    "VBR": "spdist.matrices.vbr",
+    "open_vbr": "spdist.storage.vbr",
     "workers": "spdist.scheduler.execution.cluster",
 }
+
+hooks.register("save_vbr", "spdist.storage.vbr")
 
 _NAME_AT_HOME = {"ehyb": "ehyb_operator", "open": "open_matrix", "sell": "sell_operator"}
 
