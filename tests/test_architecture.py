@@ -40,7 +40,6 @@ FAMILIES = {  # folder of kernels -> the folders of kernels that it may import
 }
 TO_SPLIT = {
     "api.py",
-    "esc.cu",
     "gpu_device.py",
     "multiply.py",
     "partition.py",
