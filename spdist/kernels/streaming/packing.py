@@ -24,7 +24,7 @@ import numpy.typing as npt
 from spdist.errors import InputError
 from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.streaming.packed_sizes import (
+from spdist.kernels.streaming.workspace import (
     PACKED_HEAD,
     PACKED_PADDING,
     PACKED_PLACES,
@@ -36,8 +36,8 @@ from spdist.matrices.csr import CSR, IndexArray, ValueArray
 
 Bytes = npt.NDArray[np.uint8]
 
-KINDS = "fc"
-"""Kinds of the values of matrices that are packed."""
+PACKED_KINDS = "fc"
+"""Kinds of the dtypes of matrices that are packed."""
 USED, COLUMNS, DISTINCT, NUMBERS = range(4)
 """The numbers at the start: bytes of all units, of their columns, words of the dictionary."""
 DICTIONARY, WORDS = 64, 256
