@@ -158,13 +158,7 @@ class Gpu:
     def slots(self, count: int, size: int, kept: int) -> list[GpuSlot]:
         """Return slots for blocks; slots returned earlier lose their memory first.
 
-        Parameters
-        ----------
-        count : int
-        size : int
-            Bytes of each slot; they get less if another program has taken the GPU's memory.
-        kept : int
-            Bytes that stay free for B.
+        They get less than `size` bytes if another program has taken the GPU's memory. `kept` bytes stay free for B.
         """
         size = size // ALLOCATION * ALLOCATION
         resident = self.context.resident

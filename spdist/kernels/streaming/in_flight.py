@@ -35,10 +35,11 @@ class DeviceMemory:
     b_resident : bool
         Whether B is resident, or is to be.
     slots : sequence of Slot
+    device : Device
     """
 
     def __init__(self, device: Device, work: Multiplication, memory_limit: int) -> None:
-        self.memory_limit, self._device, self._dtypes = memory_limit, device, work.dtypes
+        self.memory_limit, self.device, self._dtypes = memory_limit, device, work.dtypes
         _, self._b_bytes = lay_out_resident(work.b, work.dtypes)
         self.b_resident = device_shares(self._b_bytes, memory_limit).kept > 0
         self.slots: Sequence[Slot] = ()
@@ -47,7 +48,7 @@ class DeviceMemory:
     def take_slots(self, count: int, *, beside_b: bool) -> None:
         """Take so many slots, and leave room for B or not; a single slot gets all the room."""
         shares = device_shares(self._b_bytes if beside_b else 0, self.memory_limit, count)
-        self.slots = self._device.slots(count, shares.slot, shares.kept)
+        self.slots = self.device.slots(count, shares.slot, shares.kept)
         self._turns = itertools.cycle(self.slots)
 
     def next_slot(self) -> Slot:
@@ -56,13 +57,33 @@ class DeviceMemory:
 
     def make_resident(self, b: CSR) -> bool:
         """Make B resident; return False if another program has taken the room."""
-        self.b_resident = self._device.keep(b, self._dtypes)
+        self.b_resident = self.device.keep(b, self._dtypes)
         return self.b_resident
+
+    def has_all_of(self, work: Multiplication) -> bool:
+        """Return whether blocks are rows of the resident B, so that nothing is uploaded for them."""
+        return self.b_resident and work.rows.offset is not None
+
+    def uploaded_operands(self, work: Multiplication) -> list[CSR]:
+        """Return the operands of which blocks bring rows."""
+        if self.has_all_of(work):
+            return []
+        return [work.a] if self.b_resident else [work.a, work.b]
+
+    def wait(self) -> list[Exception]:
+        """Wait for all slots, whatever fails; return the errors."""
+        errors = []
+        for slot in self.slots:
+            try:
+                slot.wait()
+            except Exception as error:
+                errors.append(error)
+        return errors
 
     def drop_b(self) -> None:
         """Keep no B on the device."""
         self.b_resident = False
-        self._device.keep(None, self._dtypes)
+        self.device.keep(None, self._dtypes)
 
 
 @dataclass

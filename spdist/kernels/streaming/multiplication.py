@@ -10,8 +10,10 @@ import numpy as np
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.reduction_spec import Reduction
+from spdist.kernels.rounding import ceil_div
 from spdist.kernels.streaming.history import BlockHistory
 from spdist.kernels.streaming.layout import DeviceDtypes, SubmatrixOffset, device_dtypes, share_entries
+from spdist.kernels.streaming.partition import bad_row_error
 from spdist.matrices.csr import CSR, Int64Array
 
 
@@ -104,6 +106,23 @@ class Multiplication:
         )
         return min(bound for bound in bounds if bound is not None)
 
+    def sampled_rows(self, count: int, entries: int) -> Int64Array:
+        """Return evenly spaced rows to multiply: at most `count`, with about `entries` entries at most.
+
+        Raises
+        ------
+        MatrixError
+            If offsets of A are out of range.
+        """
+        a, start = self.a, self.rows.start
+        rows = np.unique(np.linspace(start, a.nrows - 1, min(count, self.nrows)).astype(np.int64))
+        lengths = a.indptr[rows + 1] - a.indptr[rows]
+        bad = (lengths < 0) | (a.indptr[rows + 1] > a.nnz)
+        if bad.any():
+            raise bad_row_error(int(rows[np.argmax(bad)]), a.ncols)
+        step = max(1, ceil_div(int(lengths.sum()), entries))
+        return rows[step // 2 :: step] if step < len(rows) else rows[:1]
+
     def with_b_as_uploaded(self) -> Multiplication:
         """Return the multiplication with B in the device's dtypes, so that its rows can be copied as they are."""
         b, dtypes = self.b, self.dtypes
@@ -156,3 +175,18 @@ def _without_unread_values(a: CSR, b: CSR, reads: str, dtype: np.dtype[Any]) -> 
 def _are_equal(a: Int64Array, b: Int64Array) -> bool:
     """Return whether two arrays of offsets are equal."""
     return a is b or np.array_equal(a, b)
+
+
+def gather_rows(m: CSR, rows: Int64Array) -> CSR:
+    """Return some rows of a matrix.
+
+    Examples
+    --------
+    >>> m = CSR(np.array([0, 2, 3]), np.array([0, 1, 1]), np.array([5.0, 6.0, 7.0]), (2, 2))
+    >>> gather_rows(m, np.array([1, 0])).data
+    array([7., 5., 6.])
+    """
+    lengths = m.indptr[rows + 1] - m.indptr[rows]
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    at = np.repeat(m.indptr[rows] - indptr[:-1], lengths) + np.arange(indptr[-1])
+    return CSR(indptr, m.indices[at], m.data[at], (len(rows), m.ncols))

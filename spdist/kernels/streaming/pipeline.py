@@ -24,15 +24,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.product_spec import PLAIN, ProductSpec
 from spdist.kernels.reduction_spec import Part, Reduction, of_rows
-from spdist.kernels.rounding import ceil_div
 from spdist.kernels.streaming.in_flight import DeviceMemory, DownloadQueue, InFlightBlock, UploadQueue
 from spdist.kernels.streaming.layout import StagedBlock
-from spdist.kernels.streaming.multiplication import Multiplication, RowSlice, plan_multiplication
+from spdist.kernels.streaming.multiplication import Multiplication, RowSlice, gather_rows, plan_multiplication
 from spdist.kernels.streaming.partition import (
     BLOCK_TUNING,
     COUNT_TUNING,
@@ -41,12 +38,12 @@ from spdist.kernels.streaming.partition import (
     CountedProducts,
     CountTuning,
     ExpectedProducts,
-    bad_row_error,
     single_block_bytes,
 )
 from spdist.kernels.streaming.protocols import ArenaFullError, Device, Report, Stage, ignore_stage, logger
 from spdist.kernels.streaming.results import (
     NO_SAMPLE,
+    Collector,
     EntryEstimate,
     MatrixCollector,
     PartCollector,
@@ -60,7 +57,7 @@ from spdist.kernels.streaming.staging import (
     WindowPreparer,
 )
 from spdist.kernels.streaming.workspace import BLOCKS_IN_FLIGHT
-from spdist.matrices.csr import CSR, INT32_MAX, Int64Array, empty
+from spdist.matrices.csr import CSR, INT32_MAX, empty
 from spdist.units import format_bytes
 
 __all__ = ["PipelineTuning", "RowSlice", "Stage", "StreamingPipeline", "multiply", "multiply_rows", "reduce"]
@@ -123,7 +120,7 @@ class _RowTooLongError(Exception):
 
 
 class StreamingPipeline:
-    """Takes the rows of one multiplication through a device, several blocks at once. Use it once.
+    """Takes the rows of one multiplication through a device, in one block or in several. Use it once.
 
     Parameters
     ----------
@@ -142,13 +139,13 @@ class StreamingPipeline:
     def __init__(
         self, work: Multiplication, device: Device, report: Report = ignore_stage, tuning: PipelineTuning = TUNING
     ) -> None:
-        self.work, self.device, self.tuning, self.history = work, device, tuning, work.rows.history
+        self.work, self.tuning = work, tuning
         self.memory = DeviceMemory(device, work, device.memory_limit - _reserve(device, work))
-        self.collector: MatrixCollector | PartCollector = (
+        self.collector: Collector = (
             MatrixCollector(work, device.allocate) if work.reduction is None else PartCollector(work)
         )
         self.downloads = DownloadQueue(report)
-        self.uploads: UploadQueue | None = None
+        self._loop: BlockLoop | None = None
 
     def run(self) -> None:
         """Multiply all rows; the collector then has the result.
@@ -175,17 +172,9 @@ class StreamingPipeline:
 
     def _close(self) -> list[Exception]:
         """Wait for all that is under way, whatever fails; return the errors."""
-        if self.uploads is not None:
-            self.uploads.stager.close()
-        errors = []
-        for slot in self.memory.slots:
-            try:
-                slot.wait()
-            except Exception as error:
-                errors.append(error)
-        return errors + self.downloads.close()
-
-    # -- a single block ------------------------------------------------------------------------------------------------
+        if self._loop is not None:
+            self._loop.close()
+        return self.memory.wait() + self.downloads.close()
 
     @property
     def _is_small(self) -> bool:
@@ -196,14 +185,14 @@ class StreamingPipeline:
 
     def _run_as_one(self) -> bool:
         """Multiply all rows as one block; return False if a slot might have no room for their C."""
-        work, preparer = self.work, WindowPreparer(self.work, self.device)
-        self.memory.take_slots(self.tuning.blocks_in_flight, beside_b=False)
-        slot, most = self.memory.slots[0], ExpectedProducts(work.a, work.b).upper_bound(0)
+        work, memory, preparer = self.work, self.memory, WindowPreparer(self.work, self.memory.device)
+        memory.take_slots(self.tuning.blocks_in_flight, beside_b=False)
+        slot, most = memory.slots[0], ExpectedProducts(work.a, work.b).upper_bound(0)
         if not preparer.has_sound_ends or not 0 <= most <= INT32_MAX:
             return False
         if single_block_bytes(work.a, work.b, work.dtypes, most, self.tuning.blocks) > slot.size:
             return False
-        self.device.keep(None, work.dtypes)
+        memory.device.keep(None, work.dtypes)
         staged = preparer.prepare_all()
         slot.upload(staged)
         try:
@@ -216,54 +205,48 @@ class StreamingPipeline:
         self.downloads.complete_all()
         return True
 
-    # -- several blocks ------------------------------------------------------------------------------------------------
-
     def _run_in_blocks(self) -> None:
         """Multiply the rows in several blocks."""
-        products = self._count()
+        products = _count_products(self.work, self.memory, self.tuning)
         try:
-            self._take_memory()
-            self.device.note_operands(x for m in self._uploaded_operands for x in (m.indices, m.data))
-            self.history.begin()
-            stager = self._make_stager(products)
-            most = 1 if self._nothing_is_uploaded else self.tuning.uploaded_ahead
-            self.uploads = UploadQueue(self.memory, stager, self.downloads, most)
-            sample = self._learn(stager)
-            margin = self.tuning.blocks.margin
-            self._loop(self.uploads, EntryEstimate(self.work, products, self.history, sample, margin))
+            self._loop = BlockLoop(self.work, self.memory, self.tuning, products, self.downloads)
+            self._loop.run(self.collector)
         finally:
             products.cancel()
 
-    def _count(self) -> CountedProducts | ExpectedProducts:
-        """Have the products of rows counted unless the entries of A tell how many there are."""
-        expected, counts = ExpectedProducts(self.work.a, self.work.b), self.tuning.counts
-        if self._learns_from_first_block or expected.is_even(counts):
-            return expected
-        return CountedProducts(self.work.a, self.work.b, counts)
 
-    @property
-    def _nothing_is_uploaded(self) -> bool:
-        """Whether blocks are rows of the resident B."""
-        return self.memory.b_resident and self.work.rows.offset is not None
+class BlockLoop:
+    """Multiplies rows in blocks: keeps one on its way to the device, one multiplied, and others on their way back.
 
-    @property
-    def _uploaded_operands(self) -> list[CSR]:
-        """The operands of which blocks bring rows."""
-        if self._nothing_is_uploaded:
-            return []
-        return [self.work.a] if self.memory.b_resident else [self.work.a, self.work.b]
+    Parameters
+    ----------
+    work : Multiplication
+    memory : DeviceMemory
+    tuning : PipelineTuning
+    products : CountedProducts or ExpectedProducts
+        Of A's rows.
+    downloads : DownloadQueue
+    """
 
-    @property
-    def _learns_from_first_block(self) -> bool:
-        """Whether blocks are cut by what earlier ones came to, and C is too small to be estimated first."""
-        small = self.work.expects_at_most(self.tuning.uncounted_products)
-        return self._nothing_is_uploaded and self.work.is_whole and small
+    def __init__(
+        self, work: Multiplication, memory: DeviceMemory, tuning: PipelineTuning,
+        products: CountedProducts | ExpectedProducts, downloads: DownloadQueue,
+    ) -> None:  # fmt: skip
+        self.work, self.memory, self.tuning, self.downloads = work, memory, tuning, downloads
+        self._take_memory()
+        memory.device.note_operands(x for m in memory.uploaded_operands(self.work) for x in (m.indices, m.data))
+        self.work.rows.history.begin()
+        stager = _make_stager(self.work, memory, tuning, products)
+        most = 1 if memory.has_all_of(work) else tuning.uploaded_ahead
+        self.uploads = UploadQueue(memory, stager, downloads, most)
+        sample = _learn(self.work, memory, stager, tuning)
+        self.estimate = EntryEstimate(self.work, products, sample, tuning.blocks.margin)
 
     def _take_memory(self) -> None:
         """Take the device's memory: slots, and B if it is to be resident."""
         memory, tuning = self.memory, self.tuning
         few = min(tuning.blocks_in_flight, tuning.blocks_without_upload)
-        memory.take_slots(few if self._nothing_is_uploaded else tuning.blocks_in_flight, beside_b=memory.b_resident)
+        memory.take_slots(few if memory.has_all_of(self.work) else tuning.blocks_in_flight, beside_b=memory.b_resident)
         if memory.b_resident:
             if memory.make_resident(self.work.b):
                 return
@@ -275,66 +258,47 @@ class StreamingPipeline:
         self.memory.drop_b()
         self.work = self.work.with_b_as_uploaded()
 
-    def _make_stager(self, products: CountedProducts | ExpectedProducts) -> BlockStager:
-        """Return what prepares the blocks."""
-        work, memory, blocks = self.work, self.memory, self.tuning.blocks
-        preparer = BlockPreparer(work, self.device, memory.b_resident, self.tuning.staging)
-        growth = blocks.unprepared_growth if preparer.is_brief else blocks.growth
-        cutter = BlockCutter(
-            products, work.a.indptr, work.dtypes, memory.slots[0].size, self.device.staging_bytes, self.history,
-            memory.b_resident, growth, blocks,
-        )  # fmt: skip
-        return BlockStager(preparer, cutter, work.rows.start)
-
-    def _learn(self, stager: BlockStager) -> SampleEstimate:
-        """Learn how large C will be: from blocks of an earlier call, else from a sample, else from the first block."""
-        if self.history.is_known:
-            if stager.preparer.is_brief:
-                stager.cutter.cut_large()
-            return NO_SAMPLE
-        if self._learns_from_first_block:
-            return NO_SAMPLE
-        return _learn_from_sample(self.work, self.device, self.memory, stager, self.tuning)
-
-    # -- the loop ------------------------------------------------------------------------------------------------------
-
-    def _loop(self, uploads: UploadQueue, estimate: EntryEstimate) -> None:
-        """Keep one block on its way to the device, one multiplied, and others on their way back."""
+    def run(self, collector: Collector) -> None:
+        """Multiply all blocks, and wait until they are back."""
         more = True
         while more:
-            uploads.fill()
-            block = uploads.take()
+            self.uploads.fill()
+            block = self.uploads.take()
             if block is None:
                 break
             try:
-                more = self._compute(block, uploads, estimate)
+                more = self._compute(block, collector)
             except _RowTooLongError as error:
-                uploads.recall(error.staged.start, block.staged.stop)
-                uploads.prepare_again(self._make_room(error, uploads))
+                self.uploads.recall(error.staged.start, block.staged.stop)
+                self.uploads.prepare_again(self._make_room(error))
         self.downloads.complete_all()
 
-    def _compute(self, block: InFlightBlock, uploads: UploadQueue, estimate: EntryEstimate) -> bool:
+    def close(self) -> None:
+        """Drop prepared blocks; wait for threads that prepare one."""
+        self.uploads.stager.close()
+
+    def _compute(self, block: InFlightBlock, collector: Collector) -> bool:
         """Multiply a block and send for its result; return whether there is room for more."""
         needed = 0
         try:
-            nnz = block.multiply(self.work, uploads.fill_while_busy)
+            nnz = block.multiply(self.work, self.uploads.fill_while_busy)
         except ArenaFullError as full:
             needed = full.needed
         if needed:  # not in the handler: the error's frames hold memory of the slot
-            return self._split(block, needed, uploads, estimate)
-        return self.collector.collect(block, nnz, self.downloads, estimate)
+            return self._split(block, needed, collector)
+        return collector.collect(block, nnz, self.downloads, self.estimate)
 
-    def _split(self, block: InFlightBlock, needed: int, uploads: UploadQueue, estimate: EntryEstimate) -> bool:
+    def _split(self, block: InFlightBlock, needed: int, collector: Collector) -> bool:
         """Multiply the halves of a block whose C has no room in its slot."""
         start, stop, slot = block.staged.start, block.staged.stop, block.slot
         if stop - start == 1:
             raise _RowTooLongError(block.staged, needed)
         logger.info("rows %d to %d need more than %d bytes: split", start, stop - 1, slot.size)
-        middle = uploads.stager.cutter.products.middle(start, stop)
+        middle = self.uploads.stager.cutter.products.middle(start, stop)
         halves = (start, middle), (middle, stop)
-        return all(self._compute(uploads.upload_rows(slot, *half), uploads, estimate) for half in halves)
+        return all(self._compute(self.uploads.upload_rows(slot, *half), collector) for half in halves)
 
-    def _make_room(self, error: _RowTooLongError, uploads: UploadQueue) -> Sequence[tuple[int, int]]:
+    def _make_room(self, error: _RowTooLongError) -> Sequence[tuple[int, int]]:
         """Make room for a long row: go on with a single slot, then without a resident B.
 
         Returns
@@ -342,7 +306,7 @@ class StreamingPipeline:
         sequence of (start, stop)
             Rows of prepared blocks that must be prepared again.
         """
-        memory, stager = self.memory, uploads.stager
+        memory, stager = self.memory, self.uploads.stager
         self._check_room(error)
         row = self.work.rows.first_row + error.staged.start
         self.downloads.complete_all()
@@ -355,10 +319,10 @@ class StreamingPipeline:
             logger.info("row %d needs the room of B: blocks bring their rows of B from here on", row)
             recalled = stager.recall()
             self._upload_b_with_blocks()
-            self.history.record_b(0.0)
-            preparer = BlockPreparer(self.work, self.device, False, self.tuning.staging)
+            self.work.rows.history.record_b(0.0)
+            preparer = BlockPreparer(self.work, memory.device, False, self.tuning.staging)
             stager = BlockStager(preparer, stager.cutter, stager.next_row)
-            uploads.use_stager(stager)
+            self.uploads.use_stager(stager)
         memory.take_slots(1, beside_b=memory.b_resident)
         stager.use_cutter(replace(stager.cutter, room=memory.slots[0].size, b_resident=memory.b_resident))
         return [(staged.start, staged.stop) for staged in recalled]
@@ -376,6 +340,9 @@ class StreamingPipeline:
         )
 
 
+# -- how blocks are set up ---------------------------------------------------------------------------------------------
+
+
 def _reserve(device: Device, work: Multiplication) -> int:
     """Begin a multiplication on a device; return the bytes that it reserves."""
     reserved, limit = device.begin(work.spec, work.reduction, work.shape, work.dtypes.value), device.memory_limit
@@ -387,14 +354,54 @@ def _reserve(device: Device, work: Multiplication) -> int:
     return reserved
 
 
+def _learns_from_first_block(work: Multiplication, memory: DeviceMemory, tuning: PipelineTuning) -> bool:
+    """Return whether blocks are cut by what earlier ones came to, and C is too small to be estimated first."""
+    return memory.has_all_of(work) and work.is_whole and work.expects_at_most(tuning.uncounted_products)
+
+
+def _count_products(
+    work: Multiplication, memory: DeviceMemory, tuning: PipelineTuning
+) -> CountedProducts | ExpectedProducts:
+    """Have the products of A's rows counted unless the entries of A tell how many there are."""
+    expected = ExpectedProducts(work.a, work.b)
+    if _learns_from_first_block(work, memory, tuning) or expected.is_even(tuning.counts):
+        return expected
+    return CountedProducts(work.a, work.b, tuning.counts)
+
+
+def _make_stager(
+    work: Multiplication, memory: DeviceMemory, tuning: PipelineTuning, products: CountedProducts | ExpectedProducts
+) -> BlockStager:
+    """Return what cuts and prepares the blocks."""
+    device, blocks = memory.device, tuning.blocks
+    preparer = BlockPreparer(work, device, memory.b_resident, tuning.staging)
+    growth = blocks.unprepared_growth if preparer.is_brief else blocks.growth
+    cutter = BlockCutter(
+        products, work.a.indptr, work.dtypes, memory.slots[0].size, device.staging_bytes, work.rows.history,
+        memory.b_resident, growth, blocks,
+    )  # fmt: skip
+    return BlockStager(preparer, cutter, work.rows.start)
+
+
+def _learn(work: Multiplication, memory: DeviceMemory, stager: BlockStager, tuning: PipelineTuning) -> SampleEstimate:
+    """Learn how large C will be: from blocks of an earlier call, else from a sample, else from the first block."""
+    if work.rows.history.is_known:
+        if stager.preparer.is_brief:
+            stager.cutter.cut_large()
+        return NO_SAMPLE
+    if _learns_from_first_block(work, memory, tuning):
+        return NO_SAMPLE
+    return _learn_from_sample(work, memory, stager, tuning)
+
+
 def _learn_from_sample(
-    work: Multiplication, device: Device, memory: DeviceMemory, stager: BlockStager, tuning: PipelineTuning
+    work: Multiplication, memory: DeviceMemory, stager: BlockStager, tuning: PipelineTuning
 ) -> SampleEstimate:
     """Multiply a sample of the rows, so that the first blocks, and C, get about the room that they need."""
     slot, history = memory.slots[0], work.rows.history
     limit = tuning.sample_entries_resident if memory.b_resident else tuning.sample_entries
-    rows = _sampled_rows(work.a, work.rows.start, tuning.sample_rows, limit)
-    sample = _gather_rows(work.a, rows)
+    rows = work.sampled_rows(tuning.sample_rows, limit)
+    sample = gather_rows(work.a, rows)
     counted = CountedProducts(sample, work.b, tuning.counts, rows)
     cutter = replace(stager.cutter, products=counted, indptr=sample.indptr)
     per_entry = counted.between(0, sample.nrows) / max(sample.nnz, 1)
@@ -402,7 +409,7 @@ def _learn_from_sample(
     if not counted.between(0, stop):
         return SampleEstimate(per_entry)
     sampled = replace(work, a=sample, rows=RowSlice(history=history))  # sampled rows do not lie in B side by side
-    preparer = BlockPreparer(sampled, device, memory.b_resident, tuning.staging)
+    preparer = BlockPreparer(sampled, memory.device, memory.b_resident, tuning.staging)
     block = InFlightBlock(slot, preparer.prepare(0, stop, counted.between(0, stop)))
     slot.upload(block.staged)
     try:
@@ -423,25 +430,6 @@ def _learn_share_of_b(work: Multiplication, stager: BlockStager, tuning: BlockTu
     stop = replace(cutter, b_resident=True).last_fitting(first, room)
     products = cutter.products.between(first, stop)
     work.rows.history.record_b(stager.preparer.entries_of_b(first, stop) / products if products else 0.0)
-
-
-def _sampled_rows(a: CSR, start: int, count: int, entries: int) -> Int64Array:
-    """Return evenly spaced rows from `start` on: at most `count`, with about `entries` entries at most."""
-    rows = np.unique(np.linspace(start, a.nrows - 1, min(count, a.nrows - start)).astype(np.int64))
-    lengths = a.indptr[rows + 1] - a.indptr[rows]
-    bad = (lengths < 0) | (a.indptr[rows + 1] > a.nnz)
-    if bad.any():
-        raise bad_row_error(int(rows[np.argmax(bad)]), a.ncols)
-    step = max(1, ceil_div(int(lengths.sum()), entries))
-    return rows[step // 2 :: step] if step < len(rows) else rows[:1]
-
-
-def _gather_rows(a: CSR, rows: Int64Array) -> CSR:
-    """Return some rows of a matrix."""
-    lengths = a.indptr[rows + 1] - a.indptr[rows]
-    indptr = np.concatenate([[0], np.cumsum(lengths)])
-    at = np.repeat(a.indptr[rows] - indptr[:-1], lengths) + np.arange(indptr[-1])
-    return CSR(indptr, a.indices[at], a.data[at], (len(rows), a.ncols))
 
 
 # -- public functions --------------------------------------------------------------------------------------------------

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from spdist.kernels.cuda.pinned import Bytes, array_at
 from spdist.kernels.reduction_spec import Part, together
-from spdist.kernels.streaming.history import BlockHistory
 from spdist.kernels.streaming.in_flight import DownloadQueue, HostWork, InFlightBlock
 from spdist.kernels.streaming.layout import DeviceDtypes
 from spdist.kernels.streaming.multiplication import Multiplication
@@ -114,19 +113,18 @@ class EntryEstimate:
     Parameters
     ----------
     work : Multiplication
+        With the history of its blocks.
     products : CountedProducts or ExpectedProducts
-    history : BlockHistory
+        Of A's rows.
     sample : SampleEstimate
     margin : float
         Factor on predicted entries.
     """
 
     def __init__(
-        self, work: Multiplication, products: CountedProducts | ExpectedProducts, history: BlockHistory,
-        sample: SampleEstimate, margin: float,
-    ) -> None:  # fmt: skip
-        self._work, self._products, self._history = work, products, history
-        self._sample, self._margin = sample, margin
+        self, work: Multiplication, products: CountedProducts | ExpectedProducts, sample: SampleEstimate, margin: float
+    ) -> None:
+        self._work, self._products, self._sample, self._margin = work, products, sample, margin
 
     @functools.cached_property
     def most(self) -> int:
@@ -136,7 +134,8 @@ class EntryEstimate:
     def first_capacity(self) -> int:
         """Return the entries of C to make room for when the first block was multiplied."""
         work, start, capacity = self._work, self._work.rows.start, self._work.rows.capacity
-        kept = self._sample.kept_ratio or self._history.kept_ratio  # first rows differ, as those at the edge of a grid
+        # The sample goes first: A's first rows may be unlike the others, as rows at the edge of a grid are.
+        kept = self._sample.kept_ratio or work.rows.history.kept_ratio
         kept *= work.triangle_share(start, work.a.nrows)
         expected = int(self._margin * kept * self._expected_products()) + SPARE_ENTRIES
         expected = expected if capacity is None else min(capacity, expected)
@@ -163,6 +162,19 @@ class EntryEstimate:
     def _total(self) -> int:
         """Products of all rows; waits until they are counted."""
         return self._products.between(self._work.rows.start, self._work.a.nrows)
+
+
+class Collector(Protocol):
+    """Gathers the results of blocks."""
+
+    def collect_only(self, block: InFlightBlock, nnz: int, downloads: DownloadQueue) -> None:
+        """Send for the result of the only block, of which `nnz` entries are kept."""
+
+    def collect(self, block: InFlightBlock, nnz: int, downloads: DownloadQueue, estimate: EntryEstimate) -> bool:
+        """Send for the result of a block; return whether there is room for more."""
+
+    def result(self) -> Any:
+        """Return C, or what the reduction made of it, when all blocks are back."""
 
 
 class MatrixCollector:
@@ -252,7 +264,7 @@ class PartCollector:
         block.set_target(None, self._receive)
         downloads.add(block)
 
-    def collect(self, block: InFlightBlock, nnz: int, downloads: DownloadQueue, estimate: Any) -> bool:
+    def collect(self, block: InFlightBlock, nnz: int, downloads: DownloadQueue, estimate: EntryEstimate) -> bool:
         """Reduce the C of a block; there is always room for more."""
         self.collect_only(block, nnz, downloads)
         return True
