@@ -55,7 +55,6 @@ class HostSlot:
         self.work: list[Any] = []
         self.steps: list[str] = []
         self.held = 0
-        self.expected: list[int] = []  # of each block
         self.part: Part | None = None
 
     def upload(self, staged: StagedBlock) -> None:
@@ -72,7 +71,6 @@ class HostSlot:
 
     def multiply(self, expected: int = 0, while_busy: Callable[[], None] | None = None) -> int:
         assert self.staged is not None
-        self.expected.append(expected)
         if while_busy is not None and self.staged.start % 3:  # a device may or may not be busy
             while_busy()
         room = self.room  # of the arrays of this frame

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -565,3 +567,21 @@ def test_where_a_is_b_its_entries_are_sent_once():
         assert_same(multiply(a, b, HostDevice(4 << 20), report=seen.append), oracle(a, a))
         sent.append(sum(stage.nbytes for stage in seen if stage.name == "prepare"))
     assert sent[0] < 0.7 * sent[1]
+
+
+@pytest.mark.parametrize("limit", [1 << 17, 1 << 22, 1 << 28])
+def test_no_cycle_of_references_keeps_memory(limit):
+    """Page-locked memory is free as soon as C is gone."""
+    a, device, arrays = from_scipy(random_matrix(900, 900, 6.0, 3)), HostDevice(limit), []
+    allocate = device.allocate
+    device.allocate = lambda size: (memory := allocate(size), arrays.append(weakref.ref(memory.base)))[0]
+    gc.collect()
+    gc.disable()
+    try:
+        c = multiply(a, a, device, tuning=tuned(1 << 20 if limit == 1 << 28 else -1))
+        assert any(array() is not None for array in arrays)
+        del c
+        device.slots(1, 1 << 10, 0)  # drops blocks that slots hold
+        assert not any(array() is not None for array in arrays)
+    finally:
+        gc.enable()
