@@ -40,10 +40,7 @@ FAMILIES = {  # folder of kernels -> the folders of kernels that it may import
 }
 TO_SPLIT = {
     "api.py",
-    "gpu_device.py",
     "multiply.py",
-    "partition.py",
-    "pipeline.py",
     "stages.py",
     "workspace.py",
 }
