@@ -37,7 +37,7 @@ from spdist.storage.product_spec import Diagonal, StoredProductSpec
 from spdist.units import check_count, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from spdist.scheduler.execution.stages import Product
+    from spdist.scheduler.execution.records import JobSpec
     from spdist.scheduler.planner.planner import RemoteReaders
 
 logger = logging.getLogger("spdist")
@@ -533,7 +533,7 @@ class _Job:
 
     Attributes
     ----------
-    draft : Product
+    draft : JobSpec
         Its engine is that of the stored plan, where that is continued.
     plan : callable
         Makes the plan, or restores the stored one.
@@ -545,7 +545,7 @@ class _Job:
         Tells whether B will stay with the workers, before there is a plan.
     """
 
-    draft: Product
+    draft: JobSpec
     plan: Callable[[RemoteReaders | None], Plan]
     target: str
     unfinished: str
@@ -555,7 +555,9 @@ class _Job:
 
     def run(self, workers: int | None, scheduler: str | None, callbacks: Callbacks) -> tuple[Plan, Any]:
         """Plan, run the plan and finish C."""
-        from spdist.scheduler.execution.driver import JOURNAL, execute
+        from spdist.scheduler.execution.driver import execute
+        from spdist.scheduler.execution.journal import JOURNAL
+        from spdist.scheduler.execution.telemetry import RunCallbacks
 
         where = {"workers": workers, "scheduler": scheduler}
         with _ready(self.draft, self.plan, self.stays, where, callbacks, self.target) as (client, made, name):
@@ -563,10 +565,10 @@ class _Job:
             if not self.unfinished:
                 self._begin(place)
                 storage.write_note(place, PLAN_NOTE, made.to_json().encode())
-            a, b, spec = self.draft.a, self.draft.b, self.draft.spec
+            a, b, spec = self.draft.a, self.draft.b, self.draft.product
             layout = Layout(place, b.ncols, spec.dtype(a, b), made.chunk)
-            told = callbacks.started, callbacks.progress, callbacks.timed
-            outcome, layout = execute(client, made, a, b, layout, name, *told, spec)
+            told = RunCallbacks(callbacks.started, callbacks.progress, callbacks.timed)
+            outcome, layout = execute(client, name, self.draft, made, layout, told)
         storage.finish(layout, a.nrows, outcome.nnz, self.facts)
         for note in (PLAN_NOTE, JOURNAL):
             storage.remove_note(place, note)
@@ -586,18 +588,18 @@ class _Job:
 
 def _draft(
     a: StoredMatrix, b: StoredMatrix, engine: str, memory_limit: int, host_limit: int | None, spec: StoredProductSpec
-) -> Product:
+) -> JobSpec:
     """Return a product as far as it is known before there is a plan."""
-    from spdist.scheduler.execution.stages import Product
+    from spdist.scheduler.execution.records import JobSpec
 
     host = host_limit or DEFAULT_HOST_LIMIT if engine in GPU_ENGINES else memory_limit
     bounds = (0, a.ncols), (0, b.ncols)
-    return Product(a, b, engine, False, *bounds, memory_limit=memory_limit, host_limit=host, spec=spec)
+    return JobSpec(a, b, engine, False, *bounds, memory_limit=memory_limit, host_limit=host, product=spec)
 
 
 @contextlib.contextmanager
 def _ready(
-    draft: Product,
+    draft: JobSpec,
     plan: Callable[[RemoteReaders | None], Plan],
     stays: Callable[[], bool] | None,
     where: dict[str, Any],
@@ -610,17 +612,17 @@ def _ready(
     load what the product needs while the plan is made, and begin to read B if it `stays`; those that are there help to
     plan. There is nothing to wait for, and no `stays`, where the plan is one that was stored.
     """
-    from spdist.scheduler.execution.cluster import connect, count_gpus
-    from spdist.scheduler.execution.driver import ahead, helpers_of, shared_name
-    from spdist.scheduler.execution.shared_operand import LEAST
+    from spdist.scheduler.execution.cluster import connect, count_gpus, remote_readers, shared_name
+    from spdist.scheduler.execution.plugins import prefetch
+    from spdist.scheduler.execution.shared_operand import SHARING
 
-    name, a, b, mask = uuid.uuid4().hex[:8], draft.a, draft.b, draft.spec.mask
+    name, a, b, mask = uuid.uuid4().hex[:8], draft.a, draft.b, draft.product.mask
     local = any(storage.in_process(url) for url in (a.url, b.url, target, "" if mask is None else mask.url))
     if local and where["scheduler"] is not None:
         raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
     where = where | {"processes": not local, "engine": draft.engine}
     on_gpu, most = draft.engine in GPU_ENGINES, 0
-    at_once = where["scheduler"] is not None and b.nbytes >= LEAST
+    at_once = where["scheduler"] is not None and b.nbytes >= SHARING.least_bytes
     if where["scheduler"] is None and not (local or draft.engine == "hybrid"):
         most = where["workers"] or (count_gpus() if on_gpu else os.cpu_count() or 1)
         products = a.nnz * b.nnz // max(b.nrows, 1)  # as if rows of B were of one length
@@ -636,9 +638,9 @@ def _ready(
     planning = None if where["scheduler"] else _in_background(plan, None)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(starting)
-        planning = planning or _in_background(plan, helpers_of(client))
-        draft = replace(draft, resident=stays(), shared=shared_name(client))
-        stack.enter_context(ahead(client, name, draft))
+        planning = planning or _in_background(plan, remote_readers(client))
+        draft = replace(draft, resident=stays(), shared_name=shared_name(client))
+        stack.enter_context(prefetch(client, name, draft))
         made = planning.result()
         callbacks.planned(made)
         yield client, made, name
@@ -826,10 +828,11 @@ def _reduce_stored(
     callbacks: Callbacks,
 ) -> Any:
     from spdist.scheduler.execution.reduction import execute_reduction
+    from spdist.scheduler.execution.telemetry import RunCallbacks
     from spdist.scheduler.planner.planner import make_plan, stays
 
     memory, _ = _limits(engine, memory_limit, None)
-    wanted: dict[str, Any] = {"engine": engine, "memory_limit": memory, "answer": spec}
+    wanted: dict[str, Any] = {"engine": engine, "memory_limit": memory, "spec": spec}
 
     def make(helpers: RemoteReaders | None) -> Plan:
         return make_plan(a, b, **wanted, stored=False, helpers=helpers)
@@ -837,7 +840,8 @@ def _reduce_stored(
     stay = functools.partial(stays, a, b, **wanted)
     draft = _draft(a, b, engine, memory, None, spec)
     with _ready(draft, make, stay, where, callbacks) as (client, made, name):
-        return execute_reduction(client, made, a, b, what, spec, name, callbacks.started, callbacks.progress)
+        told = RunCallbacks(callbacks.started, callbacks.progress)
+        return execute_reduction(client, name, draft, made, what, told)
 
 
 def _blocks(m: StoredMatrix) -> Iterator[CSR]:
@@ -913,7 +917,7 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
 
 
 def _unfinished_info(url: str) -> dict[str, Any]:
-    from spdist.scheduler.execution.driver import read_journal
+    from spdist.scheduler.execution.journal import read_journal
 
     front, _ = read_journal(url)
     content = storage.read_note(url, PLAN_NOTE)

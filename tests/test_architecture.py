@@ -51,7 +51,6 @@ TO_SPLIT = {
     "planner.py",
     "sell.cu",
     "sell_cpu.py",
-    "stages.py",
     "workspace.py",
 }
 """Files that are still to be split."""

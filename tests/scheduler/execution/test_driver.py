@@ -29,7 +29,8 @@ from spdist import api
 from spdist.errors import CorruptError, InputError, MemoryBoundError, ResumeError, SpdistError
 from spdist.scheduler.execution import stages
 from spdist.scheduler.execution.cluster import SETTINGS, connect, workers
-from spdist.scheduler.execution.driver import read_journal
+from spdist.scheduler.execution.driver import DriverTuning
+from spdist.scheduler.execution.journal import Checkpoint, read_journal, write_journal
 from spdist.scheduler.execution.stages import shared_slices
 from spdist.scheduler.planner import planner
 from spdist.storage import matrix as storage
@@ -100,23 +101,23 @@ def test_rows_that_do_not_fit_their_room_become_blocks_of_their_own(stored, tmp_
 @pytest.mark.parametrize(("grid", "stop_after"), [((30, 1, 1), 1), ((30, 1, 1), 17), ((6, 3, 2), 1), ((6, 3, 2), 4)])
 def test_resume_gives_the_bytes_of_an_undisturbed_run(stored, tmp_path, scheduler, monkeypatch, grid, stop_after):
     monkeypatch.setattr("spdist.scheduler.planner.planner.CHUNK_LENGTH", 1 << 10)
-    monkeypatch.setattr("spdist.scheduler.execution.driver.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
     a = stored("A", random_matrix(900, 900, 12, 3))
     options = {"grid": grid, "scheduler": scheduler}
     api.multiply(a, a, tmp_path / "R.zarr", **options)
     commits = []
-    commit = stages.Product.commit
+    commit = stages.commit
 
-    def failing(self, task, *rest):
+    def failing(context, task, *rest):
         commits.append(task.number)
         if len(commits) > stop_after:
             raise OSError(28, "No space left on device")
-        return commit(self, task, *rest)
+        return commit(context, task, *rest)
 
-    monkeypatch.setattr(stages.Product, "commit", failing)
+    monkeypatch.setitem(stages.STAGES, "commit", failing)
     with pytest.raises(SpdistError, match=r"disk is full.*--resume"):
         api.multiply(a, a, tmp_path / "C.zarr", **options)
-    monkeypatch.setattr(stages.Product, "commit", commit)
+    monkeypatch.setitem(stages.STAGES, "commit", commit)
     assert api.info(tmp_path / "C.zarr")["state"] == "unfinished"
     with pytest.raises(InputError, match="unfinished"):
         api.open_matrix(tmp_path / "C.zarr")
@@ -150,28 +151,28 @@ def test_a_disk_that_the_driver_finds_full(stored, tmp_path, scheduler, monkeypa
 def test_resume_goes_on_from_the_durable_part(stored, tmp_path, scheduler, monkeypatch):
     """Rows before the front are not computed again: a trap on them is never sprung."""
     monkeypatch.setattr("spdist.scheduler.planner.planner.CHUNK_LENGTH", 1 << 10)
-    monkeypatch.setattr("spdist.scheduler.execution.driver.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
     a = stored("A", random_matrix(900, 900, 12, 4))
-    preprocess = stages.Product.preprocess
+    preprocess = stages.preprocess
 
-    def stop_late(self, task, *rest):
+    def stop_late(context, task, *rest):
         if task.start > 500:
             time.sleep(1.0)  # so that earlier blocks are durable by now
             raise OSError(5, "the disk is gone")
-        return preprocess(self, task, *rest)
+        return preprocess(context, task, *rest)
 
-    monkeypatch.setattr(stages.Product, "preprocess", stop_late)
+    monkeypatch.setitem(stages.STAGES, "preprocess", stop_late)
     with pytest.raises(SpdistError, match="the disk is gone"):
         api.multiply(a, a, tmp_path / "C.zarr", grid=(40, 1, 1), scheduler=scheduler)
     front, offsets = read_journal(str(tmp_path / "C.zarr"))
     assert 0 < front.row < 520
     assert offsets[-1] == front.nnz
 
-    def refuse_early(self, task, *rest):
+    def refuse_early(context, task, *rest):
         assert task.start >= front.row
-        return preprocess(self, task, *rest)
+        return preprocess(context, task, *rest)
 
-    monkeypatch.setattr(stages.Product, "preprocess", refuse_early)
+    monkeypatch.setitem(stages.STAGES, "preprocess", refuse_early)
     api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, resume=True)
     assert api.verify(a, a, tmp_path / "C.zarr").ok
 
@@ -198,18 +199,18 @@ def test_resume_on_a_finished_product_does_nothing(stored, tmp_path, scheduler):
 def test_a_lost_block_is_computed_again(stored, tmp_path, scheduler, monkeypatch):
     m = random_matrix(600, 600, 10, 8)
     a = stored("A", m)
-    commit, again = stages.Product.commit, stages.Product.again
+    commit, recompute = stages.commit, stages.recompute
     lost = []
 
-    def forget(self, task, *rest):
+    def forget(context, task, *rest):
         if task.number % 3 == 0 and task.number not in lost:
             lost.append(task.number)
-            del self.waiting[task.number]
-        return commit(self, task, *rest)
+            del context.results[task.number]
+        return commit(context, task, *rest)
 
     recomputed = []
-    monkeypatch.setattr(stages.Product, "commit", forget)
-    monkeypatch.setattr(stages.Product, "again", lambda self, *rest: recomputed.append(1) or again(self, *rest))
+    monkeypatch.setitem(stages.STAGES, "commit", forget)
+    monkeypatch.setattr(stages, "recompute", lambda *args: recomputed.append(1) or recompute(*args))
     for grid in ((12, 1, 1), (4, 2, 2)):
         lost.clear()
         api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, grid=grid, overwrite=True)
@@ -219,13 +220,13 @@ def test_a_lost_block_is_computed_again(stored, tmp_path, scheduler, monkeypatch
 
 def test_a_block_that_changed_is_not_written(stored, tmp_path, scheduler, monkeypatch):
     a = stored("A", random_matrix(100, 100, 5, 9))
-    commit = stages.Product.commit
+    commit = stages.commit
 
-    def other(self, task, rows, digest, *rest):
-        del self.waiting[task.number]
-        return commit(self, task, rows, digest[::-1], *rest)
+    def other(context, task, rows, digest, *rest):
+        del context.results[task.number]
+        return commit(context, task, rows, digest[::-1], *rest)
 
-    monkeypatch.setattr(stages.Product, "commit", other)
+    monkeypatch.setitem(stages.STAGES, "commit", other)
     with pytest.raises(SpdistError, match="gave another pattern when computed again"):
         api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
     assert api.info(tmp_path / "C.zarr")["state"] == "unfinished"
@@ -252,12 +253,12 @@ def test_overwrite_replaces_only_at_the_end(stored, tmp_path, scheduler, monkeyp
     before = files(tmp_path / "C.zarr")
     with pytest.raises(InputError, match=r"exists.*--overwrite"):
         api.multiply(a, b, tmp_path / "C.zarr", scheduler=scheduler)
-    commit = stages.Product.commit
-    monkeypatch.setattr(stages.Product, "commit", lambda *_: (_ for _ in ()).throw(OSError(5, "broken")))
+    commit = stages.commit
+    monkeypatch.setitem(stages.STAGES, "commit", lambda *_: (_ for _ in ()).throw(OSError(5, "broken")))
     with pytest.raises(SpdistError, match="broken"):
         api.multiply(a, b, tmp_path / "C.zarr", scheduler=scheduler, overwrite=True)
     assert files(tmp_path / "C.zarr") == before
-    monkeypatch.setattr(stages.Product, "commit", commit)
+    monkeypatch.setitem(stages.STAGES, "commit", commit)
     api.multiply(a, b, tmp_path / "C.zarr", scheduler=scheduler, resume=True)
     assert api.verify(a, b, tmp_path / "C.zarr").ok
     assert sorted(p.name for p in tmp_path.glob("C*")) == ["C.zarr"]
@@ -314,20 +315,18 @@ def test_shared_slices_leave_whole_chunks(at, nnz, chunk):
 
 
 def test_journal_is_one_file(tmp_path):
-    from spdist.scheduler.execution.driver import Front, write_journal
-
     url = str(tmp_path / "C.zarr")
     storage.begin(url, {})
-    assert read_journal(url)[0] == Front()
-    write_journal(url, Front(5, 70, 2, True), np.array([3, 70]))
+    assert read_journal(url)[0] == Checkpoint()
+    write_journal(url, Checkpoint(5, 70, 2, True), np.array([3, 70]))
     front, offsets = read_journal(url)
-    assert (front, offsets.tolist()) == (Front(5, 70, 2, True), [3, 70])
+    assert (front, offsets.tolist()) == (Checkpoint(5, 70, 2, True), [3, 70])
     assert json.loads((tmp_path / "C.zarr" / "spdist-journal").read_bytes().split(b"\n")[0])["row"] == 5
 
 
 def test_what_dask_remembers_of_a_run_does_not_grow(stored, tmp_path, monkeypatch):
     """Neither a name of each task nor a record of each submission stays with the scheduler of our own cluster."""
-    monkeypatch.setattr("spdist.scheduler.execution.driver.WORKERS_SECONDS", 0.0)
+    monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(worker_seconds=0.0))
     a = stored("A", random_matrix(600, 600, 4, 9))
     with connect(workers=1, scheduler=None, processes=False, blocks=60) as client:
         monkeypatch.setattr("spdist.scheduler.execution.cluster.connect", lambda **_: contextlib.nullcontext(client))
@@ -529,14 +528,14 @@ KEPT = """
 import sys, numpy as np
 from spdist.scheduler.execution import worker_process
 if sys.argv[1] == "little":
-    process.keep_small_arrays(32 << 20)
-before, small = process.resident_memory(), []
+    worker_process.keep_small_arrays(32 << 20)
+before, small = worker_process.resident_memory(), []
 arrays = []
 for _ in range(40):
     arrays.append(np.ones(3 << 19, np.uint8))
     small.append(bytes(2000))
 del arrays
-print(process.resident_memory() - before)
+print(worker_process.resident_memory() - before)
 """
 
 

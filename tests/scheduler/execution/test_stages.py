@@ -7,7 +7,9 @@ import pytest
 
 import spdist
 from spdist.kernels.cpu import multiply as cpu
-from spdist.scheduler.execution.stages import Operands, Product, Task
+from spdist.scheduler.execution.records import BlockOperands, BlockTask, JobSpec
+from spdist.scheduler.execution.stages import preprocess
+from spdist.scheduler.execution.worker import WorkerContext
 from spdist.storage.matrix import ChunkedArray, StoredMatrix
 from tests.conftest import assert_is_product, random_matrix
 
@@ -21,7 +23,7 @@ def stencil(tmp_path):
     return spdist.generate("poisson", tmp_path / "A.zarr", dims=(20, 16, 16), points=27)
 
 
-def tasks_of(a: StoredMatrix) -> list[Task]:
+def tasks_of(a: StoredMatrix) -> list[BlockTask]:
     """Return blocks as the planner would cut them, with room for the rows of B they ask for and no more."""
     m = a.rows(0, a.nrows).to_scipy()
     tasks = []
@@ -29,20 +31,20 @@ def tasks_of(a: StoredMatrix) -> list[Task]:
         stop = min(start + STEP, a.nrows)
         needed = np.unique(m[start:stop].indices)
         room = int(np.diff(m.indptr)[needed].sum()) * 12 + 24 * len(needed)
-        tasks.append(Task(len(tasks), start, stop, 10**6, False, room))
+        tasks.append(BlockTask(len(tasks), start, stop, 10**6, False, room))
     return tasks
 
 
-def operands(a: StoredMatrix, tasks: list[Task], pairs: int) -> list[Operands]:
-    product = Product(a, a, "numba", False, (0, a.ncols), (0, a.ncols), pairs)
-    return [product.preprocess(task) for task in tasks]
+def operands(a: StoredMatrix, tasks: list[BlockTask], blocks_in_flight: int) -> list[BlockOperands]:
+    context = WorkerContext(JobSpec(a, a, "numba", False, (0, a.ncols), (0, a.ncols), blocks_in_flight))
+    return [preprocess(context, task) for task in tasks]
 
 
-@pytest.mark.parametrize("pairs", [1, 2])
-def test_rows_side_by_side_give_the_same_product(stencil, pairs):
+@pytest.mark.parametrize("blocks_in_flight", [1, 2])
+def test_rows_side_by_side_give_the_same_product(stencil, blocks_in_flight):
     whole = stencil.rows(0, stencil.nrows)
     tasks = tasks_of(stencil)
-    for task, found in zip(tasks, operands(stencil, tasks, pairs), strict=True):
+    for task, found in zip(tasks, operands(stencil, tasks, blocks_in_flight), strict=True):
         assert found.b.nbytes <= task.b_bytes + 8 * found.a.nnz
         c = cpu.multiply(found.a, found.b, engine="numba")
         assert_is_product(c, whole.rows(task.start, task.stop).to_scipy(), whole.to_scipy(), 1e-12)
@@ -57,10 +59,10 @@ def test_what_the_block_before_asked_for_is_not_read_again(stencil, monkeypatch)
 
     monkeypatch.setattr(ChunkedArray, "read", counting)
     times = {}
-    for pairs in (1, 2):
+    for blocks_in_flight in (1, 2):
         read.clear()
-        operands(stencil, tasks, pairs)
-        times[pairs] = sum(read) / stencil.nnz
+        operands(stencil, tasks, blocks_in_flight)
+        times[blocks_in_flight] = sum(read) / stencil.nnz
     assert times[2] < 1.9  # rows of A, and those after them
     assert 2.1 < times[1] < 2.6  # those before them, too
 
@@ -68,6 +70,6 @@ def test_what_the_block_before_asked_for_is_not_read_again(stencil, monkeypatch)
 def test_scattered_rows_are_gathered(stored):
     m = random_matrix(3_000, 3_000, 5, 1)
     a = stored("A", m)
-    product = Product(a, a, "numba", False, (0, 3_000), (0, 3_000), 2)
-    found = product.preprocess(Task(0, 10, 20, 10_000, False, 1_000))
+    context = WorkerContext(JobSpec(a, a, "numba", False, (0, 3_000), (0, 3_000), 2))
+    found = preprocess(context, BlockTask(0, 10, 20, 10_000, False, 1_000))
     assert found.b.nrows == len(np.unique(m[10:20].indices))
