@@ -9,7 +9,6 @@ import math
 import os
 import signal
 import sys
-import threading
 import time
 import weakref
 from types import SimpleNamespace
@@ -25,7 +24,6 @@ from spdist.kernels.bsr import multiply_cpu as bsr_cpu
 from spdist.matrices.bsr import BSR, from_rows, from_scipy
 from spdist.scheduler.execution import cluster
 from spdist.scheduler.execution.records import JobSpec
-from spdist.scheduler.execution.telemetry import TimingSubscriber
 from spdist.scheduler.execution.worker import WorkerContext
 from spdist.scheduler.planner import planner
 from tests.conftest import assert_is_product, has_gpu, random_matrix
@@ -120,16 +118,6 @@ def test_a_record_that_cannot_be_written_is_refused_first(stored, tmp_path, name
     with pytest.raises(InputError, match="choose another name"):
         api.multiply(a, a, tmp_path / "C.zarr", record=tmp_path / name)
     assert not (tmp_path / "C.zarr").exists()
-
-
-def test_what_was_told_late_is_waited_for():
-    """Events go another way than answers."""
-    lines = []
-    timings = TimingSubscriber("p", lines.extend)
-    event = 0, {"product": "p", "worker": "w", "timings": [{"row": 1}] * 2}
-    threading.Timer(0.1, timings.receive, [event]).start()
-    timings.finish({"w": (2, [{"row": 3}])})
-    assert [line["row"] for line in lines] == [1, 1, 3]
 
 
 @pytest.fixture
