@@ -428,6 +428,7 @@ def dashboard_link(client: Client) -> str:
 
 @contextlib.contextmanager
 def _remote(scheduler: str) -> Iterator[Client]:
+    """Yield a client of a running scheduler."""
     try:
         client = Client(scheduler, timeout=CONNECT_SECONDS)
     except (OSError, ValueError) as error:

@@ -19,7 +19,7 @@ from distributed import Client, Future, as_completed
 
 from spdist.errors import SpdistError
 from spdist.scheduler.execution.assignment import BlockAssigner, BlockWork
-from spdist.scheduler.execution.cluster import dashboard_link, fetch, shared_name, with_gpu, workers_of
+from spdist.scheduler.execution.cluster import POLL_SECONDS, dashboard_link, fetch, shared_name, with_gpu, workers_of
 from spdist.scheduler.execution.graph import TaskGraph
 from spdist.scheduler.execution.journal import Journal
 from spdist.scheduler.execution.plugins import installed, peak_memory
@@ -30,9 +30,6 @@ from spdist.scheduler.execution.worker import stage_totals, unpublished_timings
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage.atomic_replace import full_disk, is_full
 from spdist.storage.matrix import Layout
-
-RETRY_SECONDS = 0.1
-"""Seconds between two questions for workers while there are none."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +232,7 @@ def update_workers(assigner: BlockAssigner, client: Client) -> None:
     """Tell an assigner which workers there are; waits until one answers."""
     assigner.update_workers(workers_of(client))
     while not len(assigner):
-        time.sleep(RETRY_SECONDS)
+        time.sleep(POLL_SECONDS)
         assigner.update_workers(workers_of(client))
 
 
