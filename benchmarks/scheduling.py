@@ -20,11 +20,12 @@ import scipy.sparse as sp
 from distributed import Worker, WorkerPlugin
 
 import spdist
+from spdist.scheduler.execution import stages
 from spdist.scheduler.execution.cluster import connect
 from spdist.scheduler.execution.driver import Driver, DriverTuning
 from spdist.scheduler.execution.plugins import installed, peak_memory
 from spdist.scheduler.execution.records import BlockCounts, BlockTask, ChunkFragment, JobSpec
-from spdist.scheduler.execution.stages import STAGES, CommitTarget
+from spdist.scheduler.execution.stages import CommitTarget
 from spdist.scheduler.execution.telemetry import Progress, RunCallbacks
 from spdist.scheduler.execution.worker import WorkerContext
 from spdist.scheduler.execution.worker_process import resident_memory
@@ -42,8 +43,8 @@ class EmptyStages(WorkerPlugin):
         self.slow, self.seconds = slow, seconds
 
     def setup(self, worker: Worker) -> None:
-        """Replace the stages; these workers run nothing else."""
-        STAGES.update(preprocess=self.preprocess, multiply=self.multiply, commit=self.commit, join=self.join)
+        """Replace the stages in the module, which does not travel with this class; these workers run nothing else."""
+        stages.STAGES.update(preprocess=self.preprocess, multiply=self.multiply, commit=self.commit, join=self.join)
 
     def preprocess(self, context: WorkerContext, task: BlockTask, piece: int = 0) -> None:
         """Read nothing."""
