@@ -34,13 +34,15 @@ from spdist.matrices.dtypes import blocksize, number_dtype
 from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT, GPU_BLOCK_PRODUCTS, MAX_BLOCK_PRODUCTS, Plan
 from spdist.storage import groups, locations
 from spdist.storage.atomic_replace import clear_of_full_disks, full_disk, is_ours, staged_matrix
+from spdist.storage.groups import write_note
+from spdist.storage.locations import in_process
 from spdist.storage.matrix import StoredMatrix, open_matrix, refuse_blocks
 from spdist.storage.product_spec import Diagonal, StoredProductSpec
 from spdist.storage.writer import Layout, MatrixWriter, finish_matrix
 from spdist.units import check_count, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from spdist.scheduler.execution.stages import Product
+    from spdist.scheduler.execution.records import JobSpec
     from spdist.scheduler.planner.remote_readers import RemoteReaders
 
 logger = logging.getLogger("spdist")
@@ -537,7 +539,7 @@ class _Job:
 
     Attributes
     ----------
-    draft : Product
+    draft : JobSpec
         Its engine is that of the stored plan, where that is continued.
     plan : callable
         Makes the plan, or restores the stored one.
@@ -549,7 +551,7 @@ class _Job:
         Tells whether B will stay with the workers, before there is a plan.
     """
 
-    draft: Product
+    draft: JobSpec
     plan: Callable[[RemoteReaders | None], Plan]
     target: str
     unfinished: str
@@ -559,18 +561,20 @@ class _Job:
 
     def run(self, workers: int | None, scheduler: str | None, callbacks: Callbacks) -> tuple[Plan, Any]:
         """Plan, run the plan and finish C."""
-        from spdist.scheduler.execution.driver import JOURNAL, execute
+        from spdist.scheduler.execution.driver import execute
+        from spdist.scheduler.execution.journal import JOURNAL
+        from spdist.scheduler.execution.telemetry import RunCallbacks
 
         where = {"workers": workers, "scheduler": scheduler}
         with _ready(self.draft, self.plan, self.stays, where, callbacks, self.target) as (client, made, name):
             place = self.unfinished or claim(self.target, overwrite=self.overwrite)
             if not self.unfinished:
                 self._begin(place)
-                groups.write_note(place, PLAN_NOTE, made.to_json().encode())
-            a, b, spec = self.draft.a, self.draft.b, self.draft.spec
+                write_note(place, PLAN_NOTE, made.to_json().encode())
+            a, b, spec = self.draft.a, self.draft.b, self.draft.product
             layout = Layout(place, b.ncols, spec.dtype(a, b), made.chunk)
-            told = callbacks.started, callbacks.progress, callbacks.timed
-            outcome, layout = execute(client, made, a, b, layout, name, *told, spec)
+            told = RunCallbacks(callbacks.started, callbacks.progress, callbacks.timed)
+            outcome, layout = execute(client, name, self.draft, made, layout, told)
         finish_matrix(layout, a.nrows, outcome.nnz, self.facts)
         for note in (PLAN_NOTE, JOURNAL):
             groups.remove_note(place, note)
@@ -590,18 +594,18 @@ class _Job:
 
 def _draft(
     a: StoredMatrix, b: StoredMatrix, engine: str, memory_limit: int, host_limit: int | None, spec: StoredProductSpec
-) -> Product:
+) -> JobSpec:
     """Return a product as far as it is known before there is a plan."""
-    from spdist.scheduler.execution.stages import Product
+    from spdist.scheduler.execution.records import JobSpec
 
     host = host_limit or DEFAULT_HOST_LIMIT if engine in GPU_ENGINES else memory_limit
     bounds = (0, a.ncols), (0, b.ncols)
-    return Product(a, b, engine, False, *bounds, memory_limit=memory_limit, host_limit=host, spec=spec)
+    return JobSpec(a, b, engine, False, *bounds, memory_limit=memory_limit, host_limit=host, product=spec)
 
 
 @contextlib.contextmanager
 def _ready(
-    draft: Product,
+    draft: JobSpec,
     plan: Callable[[RemoteReaders | None], Plan],
     stays: Callable[[], bool] | None,
     where: dict[str, Any],
@@ -614,17 +618,17 @@ def _ready(
     load what the product needs while the plan is made, and begin to read B if it `stays`; those that are there help to
     plan. There is nothing to wait for, and no `stays`, where the plan is one that was stored.
     """
-    from spdist.scheduler.execution.cluster import connect, count_gpus
-    from spdist.scheduler.execution.driver import ahead, helpers_of, shared_name
-    from spdist.scheduler.execution.shared_operand import LEAST
+    from spdist.scheduler.execution.cluster import connect, count_gpus, remote_readers, shared_name
+    from spdist.scheduler.execution.plugins import prefetch
+    from spdist.scheduler.execution.shared_operand import SHARING
 
-    name, a, b, mask = uuid.uuid4().hex[:8], draft.a, draft.b, draft.spec.mask
-    local = any(locations.in_process(url) for url in (a.url, b.url, target, "" if mask is None else mask.url))
+    name, a, b, mask = uuid.uuid4().hex[:8], draft.a, draft.b, draft.product.mask
+    local = any(in_process(url) for url in (a.url, b.url, target, "" if mask is None else mask.url))
     if local and where["scheduler"] is not None:
         raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
     where = where | {"processes": not local, "engine": draft.engine}
     on_gpu, most = draft.engine in GPU_ENGINES, 0
-    at_once = where["scheduler"] is not None and b.nbytes >= LEAST
+    at_once = where["scheduler"] is not None and b.nbytes >= SHARING.least_bytes
     if where["scheduler"] is None and not (local or draft.engine == "hybrid"):
         most = where["workers"] or (count_gpus() if on_gpu else os.cpu_count() or 1)
         products = a.nnz * b.nnz // max(b.nrows, 1)  # as if rows of B were of one length
@@ -640,9 +644,9 @@ def _ready(
     planning = None if where["scheduler"] else _in_background(plan, None)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(starting)
-        planning = planning or _in_background(plan, helpers_of(client))
-        draft = replace(draft, resident=stays(), shared=shared_name(client))
-        stack.enter_context(ahead(client, name, draft))
+        planning = planning or _in_background(plan, remote_readers(client))
+        draft = replace(draft, resident=stays(), shared_name=shared_name(client))
+        stack.enter_context(prefetch(client, name, draft))
         made = planning.result()
         callbacks.planned(made)
         yield client, made, name
@@ -827,6 +831,7 @@ def _reduce_stored(
     callbacks: Callbacks,
 ) -> Any:
     from spdist.scheduler.execution.reduction import execute_reduction
+    from spdist.scheduler.execution.telemetry import RunCallbacks
     from spdist.scheduler.planner.planner import make_plan, will_be_resident
     from spdist.scheduler.planner.request import PlanRequest
 
@@ -835,7 +840,8 @@ def _reduce_stored(
     make, stay = functools.partial(make_plan, request), functools.partial(will_be_resident, request)
     draft = _draft(a, b, engine, memory, None, spec)
     with _ready(draft, make, stay, where, callbacks) as (client, made, name):
-        return execute_reduction(client, made, a, b, what, spec, name, callbacks.started, callbacks.progress)
+        told = RunCallbacks(callbacks.started, callbacks.progress)
+        return execute_reduction(client, name, draft, made, what, told)
 
 
 def _blocks(m: StoredMatrix) -> Iterator[CSR]:
@@ -911,7 +917,7 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
 
 
 def _unfinished_info(url: str) -> dict[str, Any]:
-    from spdist.scheduler.execution.driver import read_journal
+    from spdist.scheduler.execution.journal import read_journal
 
     front, _ = read_journal(url)
     content = groups.read_note(url, PLAN_NOTE)

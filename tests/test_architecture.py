@@ -41,7 +41,6 @@ FAMILIES = {  # folder of kernels -> the folders of kernels that it may import
 TO_SPLIT = {
     "api.py",
     "multiply.py",
-    "stages.py",
     "workspace.py",
 }
 """Files that are still to be split."""
