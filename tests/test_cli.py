@@ -88,7 +88,7 @@ def test_tables_for_people(tmp_path):
 
 def test_generate_and_verify_commands(tmp_path):
     assert spdist("generate", "poisson", tmp_path / "P.zarr", "--dims", "12x12x12", "--points", "27").returncode == 0
-    assert api.open_matrix(tmp_path / "P.zarr").shape == (1728, 1728)
+    assert storage.open_matrix(tmp_path / "P.zarr").shape == (1728, 1728)
     assert "poisson" in refused("generate", "nonsense", tmp_path / "Q.zarr")
     assert "--dims" in spdist("generate", "--help").stdout
 

@@ -34,6 +34,7 @@ from spdist.scheduler.execution.driver import AHEAD
 from spdist.scheduler.execution.shared_operand import Resident
 from spdist.scheduler.planner import planner
 from spdist.storage.matrix import MatrixWriter, StoredMatrix, open_matrix
+from spdist.units import parse_bytes
 from tests.conftest import random_matrix
 from tests.scheduler.execution.test_driver import workers_alive
 
@@ -346,7 +347,7 @@ def test_what_is_said_to_stay_does(tmp_path, kind, sizes_, limit, guesses, monke
     for module in ("spdist.storage.matrix.CHUNK_LENGTH", "spdist.scheduler.planner.planner.GPU_BLOCK_PRODUCTS"):
         monkeypatch.setattr(module, 1 << 12)
     a = spdist.generate(kind, tmp_path / "A.zarr", **sizes_)
-    bytes_ = api.parse_bytes(limit)
+    bytes_ = parse_bytes(limit)
     for engine, guess in zip(("numba", "cuda"), guesses, strict=True):
         limits = {"memory_limit": bytes_, "host_limit": None if engine == "numba" else bytes_}
         assert planner.stays(a, a, engine=engine, **limits) == guess
@@ -366,7 +367,7 @@ def test_of_a_damaged_a_nothing_is_said(b):
 def large(stored, monkeypatch):
     """Return a matrix of more than a piece, and itself; two workers share it, and begin ahead of the plan."""
     monkeypatch.setattr("spdist.scheduler.execution.cluster.SHARERS", 2)
-    monkeypatch.setattr(api, "MAX_BLOCK_PRODUCTS", 0)
+    monkeypatch.setattr("spdist.jobs.startup.MAX_BLOCK_PRODUCTS", 0)
     m = random_matrix(40_000, 40_000, 19, 3)
     a = stored("A", m)
     assert a.nbytes > shared_operand.LEAST

@@ -1,0 +1,193 @@
+"""From a request to a plan: limits in bytes, checks of values and engine, and the one place that calls the planner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from spdist.engines import GPU_ENGINES
+from spdist.errors import InputError
+from spdist.jobs.operands import MatrixLike, open_operand, stored_spec
+from spdist.matrices.csr import blocksize, number_dtype
+from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions, ProductOptions
+from spdist.scheduler.planner import planner
+from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT, Plan
+from spdist.storage.matrix import StoredMatrix
+from spdist.storage.product_spec import StoredProductSpec
+from spdist.units import parse_bytes
+
+if TYPE_CHECKING:
+    from spdist.scheduler.execution.stages import Product
+    from spdist.scheduler.planner.planner import RemoteReaders
+
+
+class Limits(NamedTuple):
+    """Memory of a worker.
+
+    Attributes
+    ----------
+    memory : int
+        Bytes; of the GPU with an engine of GPUs.
+    host : int or None
+        Bytes of the host's memory with an engine of GPUs; None means the default.
+    """
+
+    memory: int
+    host: int | None
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What the planner needs to know of a product.
+
+    Attributes
+    ----------
+    a, b : StoredMatrix
+    spec : StoredProductSpec
+    engine : str
+    limits : Limits
+    grid : (int, int, int) or None
+    writes_c : bool
+        Whether C is stored; otherwise each block is reduced where it is made.
+    stored_plan : Plan or None
+        The plan of an unfinished C, by which the product is continued.
+    """
+
+    a: StoredMatrix
+    b: StoredMatrix
+    spec: StoredProductSpec
+    engine: str
+    limits: Limits
+    grid: tuple[int, int, int] | None = None
+    writes_c: bool = True
+    stored_plan: Plan | None = None
+
+    def make(self, readers: RemoteReaders | None = None) -> Plan:
+        """Return the stored plan, or make one; `readers` are processes that help to read A."""
+        if self.stored_plan is not None:
+            return self.stored_plan
+        return planner.make_plan(
+            self.a,
+            self.b,
+            engine=self.engine,
+            memory_limit=self.limits.memory,
+            host_limit=self.limits.host,
+            grid=self.grid,
+            spec=self.spec,
+            stored=self.writes_c,
+            helpers=readers,
+        )
+
+    def will_be_resident(self) -> bool:
+        """Whether the plan will almost surely keep all of B in each worker's memory."""
+        return planner.stays(
+            self.a,
+            self.b,
+            engine=self.engine,
+            memory_limit=self.limits.memory,
+            host_limit=self.limits.host,
+            grid=self.grid,
+            spec=self.spec,
+        )
+
+    def unplanned_product(self) -> Product:
+        """Return what workers load before there is a plan: blocks are not cut yet."""
+        from spdist.scheduler.execution.stages import Product
+
+        host = self.limits.host or DEFAULT_HOST_LIMIT if self.engine in GPU_ENGINES else self.limits.memory
+        return Product(
+            self.a,
+            self.b,
+            self.engine,
+            False,
+            (0, self.a.ncols),
+            (0, self.b.ncols),
+            memory_limit=self.limits.memory,
+            host_limit=host,
+            spec=self.spec,
+        )
+
+
+def plan(a: MatrixLike, b: MatrixLike, product: ProductOptions, execution: ExecutionOptions) -> Plan:
+    """Plan ``A @ B``; `spdist.plan` describes it."""
+    execution.check()
+    spec = stored_spec(product)
+    left, right = open_operand(a), open_operand(b)
+    check_fit(left, right, spec, execution)
+    check_values(execution.engine, spec.dtype(left, right))
+    return PlanRequest(left, right, spec, execution.engine, limits_of(execution), execution.grid).make()
+
+
+def check_fit(a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec, execution: ExecutionOptions) -> None:
+    """Refuse operands, options and a grid that do not fit each other or the engine.
+
+    Raises
+    ------
+    InputError
+    """
+    planner.check_operands(a, b, execution.grid)
+    spec.check(a, b, execution.engine)
+
+
+def check_values(engine: str, dtype: np.dtype[Any]) -> None:
+    """Refuse values of C that the engine does not multiply.
+
+    Raises
+    ------
+    InputError
+    """
+    if engine == "scipy" and blocksize(dtype) is not None:
+        raise InputError(f"engine={engine!r} does not multiply block matrices: choose engine='auto'")
+    number = number_dtype(dtype)
+    if engine in GPU_ENGINES and blocksize(dtype) is not None and number.kind not in "fc":
+        raise InputError(
+            f"engine={engine!r} multiplies float and complex values, not {number}, in blocks: choose 'auto'"
+        )
+    if engine in GPU_ENGINES and number.kind in "iu" and number.itemsize < 4:
+        raise InputError(
+            f"engine={engine!r} multiplies floats, complex values, bools, and whole numbers of 32 or 64 bits, not "
+            f"{number}: choose engine='auto'"
+        )
+
+
+def limits_of(execution: ExecutionOptions) -> Limits:
+    """Return the limits in bytes, defaults in place of those that were not given.
+
+    Raises
+    ------
+    InputError
+        If a limit is no size, there is a host limit without an engine of GPUs, or no GPU here to say what is free.
+    """
+    if execution.engine not in GPU_ENGINES:
+        if execution.host_limit is not None:
+            raise InputError(
+                f"host_limit={execution.host_limit} is for GPUs: engine={execution.engine!r} has its memory_limit on "
+                f"the host"
+            )
+        limit = DEFAULT_MEMORY_LIMIT if execution.memory_limit is None else execution.memory_limit
+        return Limits(parse_bytes(limit), None)
+    host = None if execution.host_limit is None else parse_bytes(execution.host_limit)
+    memory = free_gpu_memory() if execution.memory_limit is None else parse_bytes(execution.memory_limit)
+    return Limits(memory, host)
+
+
+def free_gpu_memory() -> int:
+    """Return the bytes that a worker may take of a GPU of this machine by default.
+
+    Raises
+    ------
+    InputError
+        If there is no GPU.
+    """
+    from spdist.kernels.streaming.gpu_device import free_memory
+    from spdist.scheduler.execution.cluster import count_gpus
+
+    try:
+        count_gpus()
+    except InputError as error:
+        raise InputError(
+            f"{error}; where the GPUs are on other machines, say what each may take with memory_limit"
+        ) from None
+    return free_memory()
