@@ -184,7 +184,7 @@ class Product:
             "pairs",
             "memory_limit",
             "host_limit",
-            "answer",
+            "spec",
             "shared",
         )
         return {name: getattr(self, name) for name in fields}
