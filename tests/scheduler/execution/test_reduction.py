@@ -48,7 +48,9 @@ def test_all_in_memory_and_stored(stored, tmp_path, scheduler, monkeypatch, opti
     for name, matrix in (("A", a), ("B", b), ("M", mask)):
         stored(name, matrix)
     make = planner.make_plan
-    monkeypatch.setattr("spdist.scheduler.planner.planner.make_plan", lambda *a, **k: make(*a, **k, grid=(5, 2, 2)))
+    monkeypatch.setattr(
+        "spdist.scheduler.planner.planner.make_plan", lambda *a, **k: make(*a, **(k | {"grid": (5, 2, 2)}))
+    )
     for what in reduction_spec.REDUCTIONS:
         expected = by_hand(c, what)
         found = spdist.reduce(a, b, what, **options | ({"mask": mask} if "mask" in options else {}))
@@ -87,7 +89,7 @@ def test_rows_that_do_not_fit_come_later(stored, scheduler, monkeypatch):
     make = planner.make_plan
 
     def short(*args, **options):
-        plan = make(*args, **options, grid=(6, 1, 1))
+        plan = make(*args, **(options | {"grid": (6, 1, 1)}))
         return replace(plan, blocks=tuple(replace(block, capacity=300) for block in plan.blocks))
 
     monkeypatch.setattr("spdist.scheduler.planner.planner.make_plan", short)
@@ -124,7 +126,7 @@ def test_histograms_of_what_is_stored(stored, tmp_path, scheduler, monkeypatch, 
     for name, matrix in (("A", a), ("B", b), ("M", mask)):
         stored(name, matrix)
     make = planner.make_plan
-    monkeypatch.setattr("spdist.scheduler.planner.planner.make_plan", lambda *a, **k: make(*a, **k, grid=(5, 2, 2)))
+    monkeypatch.setattr(planner, "make_plan", lambda *a, **k: make(*a, **(k | {"grid": (5, 2, 2)})))
     within = options | ({"mask": mask} if "mask" in options else {})
     bins = [-20, 0, 1, 7, 30]
     expected = np.histogram(spdist.spgemm(a, b, **within).data, bins)[0]
