@@ -29,7 +29,7 @@ from spdist.options import (
 )
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage.matrix import StoredMatrix
-from spdist.verification.freivalds import Verification
+from spdist.verification.result import Verification
 
 __all__ = ["Callbacks", "MatrixLike", "Report", "info", "matmul", "multiply", "plan", "reduce", "save", "verify"]
 

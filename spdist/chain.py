@@ -18,7 +18,8 @@ from spdist.jobs.chain_order import Chain, Order, first_of, last_of, parts_of, p
 from spdist.jobs.save import save
 from spdist.jobs.target import reserve_target
 from spdist.kernels.cpu import multiply as cpu
-from spdist.matrices.csr import from_scipy, index_dtype, result_dtype
+from spdist.matrices.csr import from_scipy
+from spdist.matrices.dtypes import index_dtype, result_dtype
 from spdist.options import (
     DEFAULT_MEMORY_LIMIT,
     ChainKeywords,
@@ -28,7 +29,7 @@ from spdist.options import (
     lists,
     options_of,
 )
-from spdist.storage import matrix as storage
+from spdist.storage import locations
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.units import parse_bytes
 
@@ -121,7 +122,7 @@ def multiply_chain(
     chain = plan_chain(stored)
     logger.info("order %s, about %s products", chain.order, f"{chain.products:,}")
     limit = parse_bytes(execution.memory_limit or DEFAULT_MEMORY_LIMIT)
-    target = storage.normalise(out)
+    target = locations.normalise(out)
     if len(stored) > 2 and _estimate_bytes(stored, chain) <= in_memory_share * limit:
         replace_old = output.overwrite or output.resume
         reserve_target(target, overwrite=replace_old)  # refuses before anything is computed
@@ -171,7 +172,7 @@ def _multiply_stored(
 
     made = make(order, out)
     for place in partial:
-        storage.remove(place)
+        locations.remove(place)
     return made
 
 

@@ -16,7 +16,8 @@ import pytest
 import scipy.sparse as sp
 
 from spdist import api
-from spdist.storage import matrix as storage
+from spdist.storage import groups
+from spdist.storage.matrix import open_matrix
 from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import files, read
 
@@ -88,7 +89,7 @@ def test_tables_for_people(tmp_path):
 
 def test_generate_and_verify_commands(tmp_path):
     assert spdist("generate", "poisson", tmp_path / "P.zarr", "--dims", "12x12x12", "--points", "27").returncode == 0
-    assert storage.open_matrix(tmp_path / "P.zarr").shape == (1728, 1728)
+    assert open_matrix(tmp_path / "P.zarr").shape == (1728, 1728)
     assert "poisson" in refused("generate", "nonsense", tmp_path / "Q.zarr")
     assert "--dims" in spdist("generate", "--help").stdout
 
@@ -118,7 +119,7 @@ def test_wrong_input_is_one_line_and_exit_2(tmp_path, words, message):
     if message not in ("shapes do not fit",):
         api.save(tmp_path / "A.zarr", random_matrix(30, 30, 3, 3), overwrite=True)
     api.save(tmp_path / "B.zarr", random_matrix(30, 30, 3, 4))
-    storage.begin(str(tmp_path / "U.zarr"), {})
+    groups.begin(str(tmp_path / "U.zarr"), {})
     (tmp_path / "text").write_text("no matrix")
     before = files(tmp_path)
     assert message in refused(*(word.format(t=tmp_path) for word in words))

@@ -17,7 +17,8 @@ import numpy as np
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
-from spdist.kernels.rowwise_gpu.multiply import NotCanonicalError, Pattern
+from spdist.kernels.rowwise_gpu.analysis import NotCanonicalError, check_canonical
+from spdist.kernels.rowwise_gpu.multiply import Pattern
 from spdist.matrices.csr import CSR
 from spdist.options import InMemoryOptions
 
@@ -165,7 +166,7 @@ def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any
 
 def _multiply_with_options(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> CSR:
     """Return what the options make of the product."""
-    from spdist.kernels.rowwise_gpu.epilogue import Work
+    from spdist.kernels.rowwise_gpu.epilogue import BlockEpilogue
 
     left = from_cupyx(a)
     right = left if b is a else from_cupyx(b)
@@ -178,7 +179,7 @@ def _multiply_with_options(a: Any, b: Any, spec: ProductSpec, options: InMemoryO
     is_b = mask is not None and mask.indices is right.indices and mask.indptr is right.indptr
     if mask is not None and not is_b and type(mask.indices) is not np.ndarray:
         spec = replace(spec, mask=_canonical_mask(mask))
-    work = Work(spec, None, shape, dtype)
+    work = BlockEpilogue(spec, None, shape, dtype)
     work.send()
 
     def make(x: CSR, y: CSR) -> CSR:
@@ -195,7 +196,7 @@ def _canonical_mask(mask: CSR) -> CSR:
     import cupy
 
     try:
-        rowwise_gpu.check_canonical(mask, "the mask")
+        check_canonical(mask, "the mask")
     except NotCanonicalError:
         ones = cupy.ones(mask.nnz, np.float32)
         return from_cupyx(_summed_copy(to_cupyx_any(CSR(mask.indptr, mask.indices, ones, mask.shape))))

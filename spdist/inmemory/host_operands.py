@@ -8,10 +8,12 @@ from typing import Any
 
 import scipy.sparse as sp
 
-from spdist.errors import InputError, MatrixError
+from spdist.errors import InputError
 from spdist.inmemory import through_gpu
+from spdist.kernels.cpu.reduce import reduce_product
 from spdist.kernels.product_spec import ProductSpec
-from spdist.kernels.reduction_spec import Reduction, check_values, diagonal, is_linear, reduce_product
+from spdist.kernels.reduction_spec import Reduction, check_values, diagonal_pattern, is_linear
+from spdist.matrices.checks import check_product_shapes
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.options import InMemoryOptions
 
@@ -83,7 +85,7 @@ def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any
         raise InputError(
             f"method {options.method!r} is not one of {', '.join(METHODS)}, which matrices of SciPy's have"
         )
-    check_shapes(a, b)
+    check_product_shapes(a.shape, b.shape)
     spec.check_square((left.nrows, right.ncols))
     out = scipy_like(a, method.multiply(left, right, spec, options))
     if swapped:
@@ -114,26 +116,15 @@ def reduce(a: Any, b: Any, what: Reduction, spec: ProductSpec, options: InMemory
         If an option does not fit, or the GPU has no kernel for it.
     """
     left, right = from_scipy(a), from_scipy(b)
-    check_shapes(a, b)
+    check_product_shapes(a.shape, b.shape)
     spec.check_square((left.nrows, right.ncols))
     dtype = spec.semiring.result_dtype(left.dtype, right.dtype)
     check_values(what, dtype)
     if options.method == "cuda" and not is_linear(what, spec, dtype):
         if what == "trace" and not spec.fused:
-            spec = replace(spec, mask=diagonal(0, left.nrows, right.ncols))
+            spec = replace(spec, mask=diagonal_pattern(0, left.nrows, right.ncols))
         return through_gpu.reduce(left, right, what, spec, options)
     return reduce_product(what, left, right, threads=options.thread_count, spec=spec)
-
-
-def check_shapes(a: Any, b: Any) -> None:
-    """Refuse operands whose shapes do not fit.
-
-    Raises
-    ------
-    MatrixError
-    """
-    if a.shape[1] != b.shape[0]:
-        raise MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
 
 
 def scipy_like(a: Any, c: CSR) -> Any:

@@ -13,7 +13,8 @@ from spdist.inmemory import cupy_operands
 from spdist.inmemory.host_operands import scipy_like
 from spdist.inmemory.spgemm import spgemm
 from spdist.kernels.rowwise_gpu.multiply import Pattern
-from spdist.matrices.csr import CSR, IndexArray, Int64Array, from_scipy
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.dtypes import IndexArray, Int64Array
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from typing import Any, Unpack
 import numpy as np
 import scipy.sparse as sp
 
-from spdist.errors import InputError, MatrixError
+from spdist.errors import InputError
 from spdist.inmemory import block_operands, cupy_operands, host_operands
 from spdist.kernels.product_spec import ProductSpec, is_by_columns
 from spdist.kernels.semirings import Semiring, find, turned
+from spdist.matrices.checks import check_mask_shape, check_product_shapes
 from spdist.matrices.csr import from_scipy
 from spdist.matrices.vbr import VBR
-from spdist.matrices.vbr import multiply as multiply_vbr
 from spdist.options import InMemoryOptions, ProductOptions, SpgemmKeywords, lists, options_of
 from spdist.units import check_count
 
@@ -201,7 +201,7 @@ def spec_of(product: ProductOptions, *, on_gpu: bool = False) -> ProductSpec:
 def _multiply_vbr(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> VBR:
     if not (isinstance(a, VBR) and isinstance(b, VBR) and spec.plain and options.method == "auto"):
         raise InputError("a VBR is multiplied by a VBR, with method='auto' and no options: else take its entries()")
-    return multiply_vbr(a, b, options.threads)
+    return block_operands.multiply_vbr(a, b, options.threads)
 
 
 # -- by columns --------------------------------------------------------------------------------------------------------
@@ -232,10 +232,10 @@ def _check_columns(a: Any, b: Any, semiring: Semiring, product: ProductOptions) 
     mask = product.mask
     if any(len(m.shape) != 2 for m in (a, b, mask) if m is not None):
         return  # refused as by rows
-    host_operands.check_shapes(a, b)
+    check_product_shapes(a.shape, b.shape)
     shape = a.shape[0], b.shape[1]
-    if mask is not None and mask.shape != shape:
-        raise MatrixError(f"the mask is {mask.shape[0]:,} x {mask.shape[1]:,}, but C is {shape[0]:,} x {shape[1]:,}")
+    if mask is not None:
+        check_mask_shape(mask.shape, shape)
     spec = ProductSpec(
         semiring,
         epilogue=product.epilogue,

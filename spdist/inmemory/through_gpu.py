@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from spdist.errors import InputError
 from spdist.kernels.product_spec import ProductSpec
-from spdist.kernels.reduction_spec import Reduction, result
+from spdist.kernels.reduction_spec import Reduction, final_value
 from spdist.matrices.csr import CSR
 from spdist.options import InMemoryOptions
 
@@ -78,7 +78,7 @@ def reduce(a: CSR, b: CSR, what: Reduction, spec: ProductSpec, options: InMemory
     check_gpu("cuda")
     from spdist.kernels.streaming import pipeline
 
-    return result(what, pipeline.reduce(a, b, what, _gpu(options.memory_limit), spec=spec), b.ncols)
+    return final_value(what, pipeline.reduce(a, b, what, _gpu(options.memory_limit), spec=spec), b.ncols)
 
 
 def check_gpu(method: str) -> None:

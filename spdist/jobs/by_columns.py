@@ -12,7 +12,7 @@ from spdist.jobs.report import Report
 from spdist.jobs.request import Request
 from spdist.jobs.target import Facts, check_target, replacement_path
 from spdist.kernels.semirings import turned
-from spdist.storage import matrix as storage
+from spdist.storage import groups, locations
 from spdist.storage.atomic_replace import is_ours
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.product_spec import StoredProductSpec
@@ -45,7 +45,7 @@ def multiply_by_columns(request: Request) -> Report:
         transposed = _transposed_request(request, place, stack)
         facts = product_facts(transposed.a, transposed.b, transposed.spec)
         facts["product"]["axis"] = 0
-        if output.resume and not replaces and storage.exists(target):
+        if output.resume and not replaces and locations.exists(target):
             report = _finished(target, facts)
             if not output.check:
                 return report
@@ -54,7 +54,7 @@ def multiply_by_columns(request: Request) -> Report:
             return verified(report, matrices, transposed.spec, request.callbacks, target)
         report = multiply_by_rows(transposed, time.perf_counter())
         transpose(place, target, overwrite=output.overwrite or replaces, facts=facts)
-    storage.remove(place)
+    locations.remove(place)
     return replace(report, grid=dict(zip(report.grid, reversed(report.grid.values()), strict=True)))
 
 
@@ -95,15 +95,15 @@ def _transposed_spec(spec: StoredProductSpec) -> StoredProductSpec:
 def _place_of_transpose(target: str, *, resume: bool, overwrite: bool) -> tuple[str, bool]:
     """Return where the transpose of C is made, and whether C is to replace another matrix, which its name tells."""
     own, other = (f"{at}.spdist-columns" for at in (target, replacement_path(target)))
-    replaces = storage.exists(other) if resume else overwrite and storage.exists(target)
+    replaces = locations.exists(other) if resume else overwrite and locations.exists(target)
     for place in () if resume else (own, other):  # left by runs that are not resumed
         if is_ours(place):
-            storage.remove(place)
+            locations.remove(place)
     return (other if replaces else own), replaces
 
 
 def _finished(target: str, facts: Facts) -> Report:
     """Return the report of a product that is finished already; refuse another product."""
-    if storage.read_facts(target).get("product") != facts["product"]:
+    if groups.read_facts(target).get("product") != facts["product"]:
         raise other_product(target)
     return Report(open_matrix(target).nnz, 0, 0.0, "auto", 0, 0, {}, "already finished", {})

@@ -11,21 +11,23 @@ from spdist.engines import GPU_ENGINES
 from spdist.errors import ResumeError
 from spdist.jobs.check import verified
 from spdist.jobs.describe import PLAN_NOTE, durable_part
-from spdist.jobs.planning import Limits, PlanRequest, check_values, limits_of
+from spdist.jobs.planning import PlanSource, check_values, limits_of
 from spdist.jobs.report import Callbacks, Report, recorder
 from spdist.jobs.request import Request
 from spdist.jobs.startup import workers_and_plan
 from spdist.jobs.target import Facts, check_target, find_earlier_product, reserve_target
-from spdist.matrices.csr import blocksize
+from spdist.matrices.dtypes import blocksize
 from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions
 from spdist.scheduler.execution.cluster import count_gpus
 from spdist.scheduler.execution.driver import JOURNAL, Outcome, execute
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.plan import Plan
-from spdist.storage import matrix as storage
+from spdist.scheduler.planner.request import PlanRequest
+from spdist.storage import groups, locations
 from spdist.storage.atomic_replace import clear_of_full_disks, full_disk
-from spdist.storage.matrix import Layout, StoredMatrix, open_matrix
+from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.product_spec import StoredProductSpec
+from spdist.storage.writer import Layout, finish_matrix
 from spdist.units import format_bytes, parse_bytes
 
 
@@ -35,8 +37,8 @@ class Job:
 
     Attributes
     ----------
-    planning : PlanRequest
-        Its engine and limits are those of the stored plan if an unfinished C is continued.
+    planning : PlanSource
+        Where the plan comes from.
     target : str
         Where C is to be.
     unfinished : str
@@ -47,7 +49,7 @@ class Job:
         The record that C carries.
     """
 
-    planning: PlanRequest
+    planning: PlanSource
     target: str
     unfinished: str
     overwrite: bool
@@ -55,18 +57,18 @@ class Job:
 
     def run(self, execution: ExecutionOptions, callbacks: Callbacks) -> tuple[Plan, Outcome]:
         """Plan, run the plan, and put the finished C at the target."""
-        a, b, spec = self.planning.a, self.planning.b, self.planning.spec
+        a, b, spec = self.planning.request.a, self.planning.request.b, self.planning.request.spec
         with workers_and_plan(self.planning, execution, callbacks, self.target) as (client, plan, name):
             place = self.unfinished or self._begin(plan)
             layout = Layout(place, b.ncols, spec.dtype(a, b), plan.chunk)
             outcome, layout = execute(
                 client, plan, a, b, layout, name, callbacks.started, callbacks.progress, callbacks.timed, spec
             )
-        storage.finish(layout, a.nrows, outcome.nnz, self.facts)
+        finish_matrix(layout, a.nrows, outcome.nnz, self.facts)
         for note in (PLAN_NOTE, JOURNAL):
-            storage.remove_note(place, note)
+            groups.remove_note(place, note)
         if place != self.target:
-            storage.move(place, self.target)
+            locations.move(place, self.target)
         return plan, outcome
 
     def _begin(self, plan: Plan) -> str:
@@ -76,12 +78,12 @@ class Job:
         """
         place = reserve_target(self.target, overwrite=self.overwrite)
         try:
-            storage.begin(place, self.facts)
+            groups.begin(place, self.facts)
         except BaseException:
-            if storage.exists(place):
-                storage.remove(place)
+            if locations.exists(place):
+                locations.remove(place)
             raise
-        storage.write_note(place, PLAN_NOTE, plan.to_json().encode())
+        groups.write_note(place, PLAN_NOTE, plan.to_json().encode())
         return place
 
 
@@ -115,7 +117,7 @@ def multiply_by_rows(request: Request, begin: float) -> Report:
 
 def _run(job: Job, request: Request, begin: float) -> Report:
     """Run a job and report on it."""
-    if job.planning.engine in GPU_ENGINES and request.execution.scheduler is None:
+    if job.planning.request.engine in GPU_ENGINES and request.execution.scheduler is None:
         count_gpus()  # refuses before a plan is made
     if job.unfinished:
         request.callbacks.resumed(durable_part(job.unfinished))
@@ -161,8 +163,8 @@ def prepare(request: Request) -> Job | Report:
     check_values(execution.engine, spec.dtype(a, b))
     limits = limits_of(execution)
     check_target(request.target, overwrite=request.output.overwrite)
-    planning = PlanRequest(a, b, spec, execution.engine, limits, execution.grid)
-    return Job(planning, request.target, "", request.output.overwrite, facts)
+    planning = PlanRequest(a, b, execution.engine, limits.memory, limits.host, execution.grid, spec)
+    return Job(PlanSource(planning), request.target, "", request.output.overwrite, facts)
 
 
 def _continue(request: Request, facts: Facts, place: str, earlier: Facts) -> Job | Report | None:
@@ -177,23 +179,16 @@ def _continue(request: Request, facts: Facts, place: str, earlier: Facts) -> Job
         m = open_matrix(request.target)
         limit = parse_bytes(execution.memory_limit or DEFAULT_MEMORY_LIMIT)  # nothing runs within it
         return Report(m.nnz, 0, 0.0, execution.engine, 0, limit, {}, "already finished", {}, block_size=m.blocksize)
-    content = storage.read_note(place, PLAN_NOTE)
+    content = groups.read_note(place, PLAN_NOTE)
     if content is None:
-        storage.remove(place)
+        locations.remove(place)
         return None
     plan = Plan.from_json(content)
     if plan.on_gpu and execution.memory_limit is not None:
         plan = plan.through_gpu(parse_bytes(execution.memory_limit))
     _check_still_fits(plan, place, execution)
-    planning = PlanRequest(
-        request.a,
-        request.b,
-        request.spec,
-        plan.engine,
-        Limits(plan.memory_limit, plan.host_limit),
-        stored_plan=plan,
-    )
-    return Job(planning, request.target, place, False, facts)
+    planning = PlanRequest(request.a, request.b, plan.engine, plan.memory_limit, plan.host_limit, spec=request.spec)
+    return Job(PlanSource(planning, plan), request.target, place, False, facts)
 
 
 def _check_still_fits(plan: Plan, place: str, execution: ExecutionOptions) -> None:

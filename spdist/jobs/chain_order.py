@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from spdist.errors import InputError
+from spdist.matrices.checks import check_product_shapes
 from spdist.matrices.csr import CSR
 from spdist.storage.matrix import StoredMatrix
 
@@ -113,10 +113,7 @@ def plan_chain(matrices: Sequence[CSR | StoredMatrix], *, sizes: bool = True) ->
     (0, (1, 2))
     """
     for number, (a, b) in enumerate(itertools.pairwise(matrices)):
-        if a.ncols != b.nrows:
-            raise InputError(
-                f"shapes do not fit: matrix {number} is {a.nrows:,} x {a.ncols:,}, the next {b.nrows:,} x {b.ncols:,}"
-            )
+        check_product_shapes(a.shape, b.shape, (f"matrix {number}", f"matrix {number + 1}"))
     rows, columns = _part_lengths(matrices, sizes=sizes)
     products, order = _best_order(len(matrices), rows, columns)
     return Chain(order, int(products), {part: int(lengths.sum()) for part, lengths in rows.items()})

@@ -11,9 +11,9 @@ from spdist.jobs.report import Callbacks, Report
 from spdist.options import CheckKeywords, ProductOptions
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import StoredProductSpec
-from spdist.verification.freivalds import Verification
 from spdist.verification.freivalds import verify as verify_plain
 from spdist.verification.recompute_sample import verify_by_recomputing
+from spdist.verification.result import Verification
 
 Matrices = tuple[StoredMatrix, StoredMatrix, StoredMatrix]
 """A, B and C."""

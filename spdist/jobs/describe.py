@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from spdist.jobs.operands import MatrixLike, open_operand
-from spdist.matrices.csr import number_dtype
+from spdist.matrices.dtypes import number_dtype
 from spdist.scheduler.planner.plan import Plan
-from spdist.storage import matrix as storage
+from spdist.storage import groups, locations
 from spdist.storage.matrix import StoredMatrix
 
 PLAN_NOTE = "plan"
@@ -18,8 +18,8 @@ PLAN_NOTE = "plan"
 
 def info(matrix: MatrixLike) -> dict[str, Any]:
     """Describe a stored matrix; `spdist.api.info` lists what is returned."""
-    url = matrix.url if isinstance(matrix, StoredMatrix) else storage.normalise(matrix)
-    facts = storage.read_facts(url)
+    url = matrix.url if isinstance(matrix, StoredMatrix) else locations.normalise(matrix)
+    facts = groups.read_facts(url)
     if facts.get("state") == "unfinished":
         return {
             "matrix": url,
@@ -36,7 +36,7 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
         "nnz": m.nnz * (1 if size is None else size[0] * size[1]),
         **({} if size is None else {"blocks": m.nnz, "block_size": list(size)}),
         "rows": _row_lengths(m),
-        "bytes": {"memory": m.nbytes, "stored": storage.stored_bytes(url)},
+        "bytes": {"memory": m.nbytes, "stored": locations.stored_bytes(url)},
         "state": "complete",
         "provenance": facts.get("provenance", {}),
     }
@@ -57,7 +57,7 @@ def durable_part(url: str) -> str:
     from spdist.scheduler.execution.driver import read_journal
 
     front, _ = read_journal(url)
-    content = storage.read_note(url, PLAN_NOTE)
+    content = groups.read_note(url, PLAN_NOTE)
     plan = None if content is None else Plan.from_json(content)
     of = f" of {plan.a.shape[0]:,}" if plan else ""
     rows, entries = ("rows", "entries") if plan is None or plan.c.block == (1, 1) else ("block rows", "dense blocks")

@@ -13,7 +13,7 @@ from spdist.jobs.report import Callbacks, Report
 from spdist.jobs.request import Request
 from spdist.kernels.product_spec import is_by_columns
 from spdist.options import ExecutionOptions, OutputOptions, ProductOptions
-from spdist.storage import matrix as storage
+from spdist.storage import locations
 
 
 def multiply(
@@ -32,7 +32,7 @@ def multiply(
     request = Request(
         open_operand(operands[0]),
         open_operand(operands[1]),
-        storage.normalise(target),
+        locations.normalise(target),
         spec,
         execution,
         output,

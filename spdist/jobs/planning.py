@@ -10,17 +10,18 @@ import numpy as np
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
 from spdist.jobs.operands import MatrixLike, open_operand, stored_spec
-from spdist.matrices.csr import blocksize, number_dtype
+from spdist.matrices.dtypes import blocksize, number_dtype
 from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions, ProductOptions
 from spdist.scheduler.planner import planner
-from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT, Plan
+from spdist.scheduler.planner.plan import Plan
+from spdist.scheduler.planner.request import PlanRequest
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import StoredProductSpec
 from spdist.units import parse_bytes
 
 if TYPE_CHECKING:
     from spdist.scheduler.execution.stages import Product
-    from spdist.scheduler.planner.planner import RemoteReaders
+    from spdist.scheduler.planner.remote_readers import RemoteReaders
 
 
 class Limits(NamedTuple):
@@ -39,74 +40,43 @@ class Limits(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PlanRequest:
-    """What the planner needs to know of a product.
+class PlanSource:
+    """Where the plan of a product comes from: the planner, or an unfinished C that is continued.
 
     Attributes
     ----------
-    a, b : StoredMatrix
-    spec : StoredProductSpec
-    engine : str
-    limits : Limits
-    grid : (int, int, int) or None
-    writes_c : bool
-        Whether C is stored; otherwise each block is reduced where it is made.
+    request : PlanRequest
+        Of a stored plan: its engine and limits.
     stored_plan : Plan or None
-        The plan of an unfinished C, by which the product is continued.
+        The plan of the unfinished C.
     """
 
-    a: StoredMatrix
-    b: StoredMatrix
-    spec: StoredProductSpec
-    engine: str
-    limits: Limits
-    grid: tuple[int, int, int] | None = None
-    writes_c: bool = True
+    request: PlanRequest
     stored_plan: Plan | None = None
 
     def make(self, readers: RemoteReaders | None = None) -> Plan:
         """Return the stored plan, or make one; `readers` are processes that help to read A."""
-        if self.stored_plan is not None:
-            return self.stored_plan
-        return planner.make_plan(
-            self.a,
-            self.b,
-            engine=self.engine,
-            memory_limit=self.limits.memory,
-            host_limit=self.limits.host,
-            grid=self.grid,
-            spec=self.spec,
-            stored=self.writes_c,
-            helpers=readers,
-        )
+        return planner.make_plan(self.request, readers) if self.stored_plan is None else self.stored_plan
 
     def will_be_resident(self) -> bool:
         """Whether the plan will almost surely keep all of B in each worker's memory."""
-        return planner.stays(
-            self.a,
-            self.b,
-            engine=self.engine,
-            memory_limit=self.limits.memory,
-            host_limit=self.limits.host,
-            grid=self.grid,
-            spec=self.spec,
-        )
+        return planner.will_be_resident(self.request)
 
     def unplanned_product(self) -> Product:
         """Return what workers load before there is a plan: blocks are not cut yet."""
         from spdist.scheduler.execution.stages import Product
 
-        host = self.limits.host or DEFAULT_HOST_LIMIT if self.engine in GPU_ENGINES else self.limits.memory
+        one = self.request
         return Product(
-            self.a,
-            self.b,
-            self.engine,
+            one.a,
+            one.b,
+            one.engine,
             False,
-            (0, self.a.ncols),
-            (0, self.b.ncols),
-            memory_limit=self.limits.memory,
-            host_limit=host,
-            spec=self.spec,
+            (0, one.a.ncols),
+            (0, one.b.ncols),
+            memory_limit=one.memory_limit,
+            host_limit=one.host_bytes,
+            spec=one.spec,
         )
 
 
@@ -117,7 +87,9 @@ def plan(a: MatrixLike, b: MatrixLike, product: ProductOptions, execution: Execu
     left, right = open_operand(a), open_operand(b)
     check_fit(left, right, spec, execution)
     check_values(execution.engine, spec.dtype(left, right))
-    return PlanRequest(left, right, spec, execution.engine, limits_of(execution), execution.grid).make()
+    limits = limits_of(execution)
+    request = PlanRequest(left, right, execution.engine, limits.memory, limits.host, execution.grid, spec)
+    return planner.make_plan(request)
 
 
 def check_fit(a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec, execution: ExecutionOptions) -> None:

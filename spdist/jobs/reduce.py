@@ -7,15 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from spdist.jobs.operands import MatrixLike, open_operand, stored_spec
-from spdist.jobs.planning import PlanRequest, check_values, limits_of
+from spdist.jobs.planning import PlanSource, check_values, limits_of
 from spdist.jobs.report import Callbacks
-from spdist.kernels.reduction_spec import Reduction, is_linear, reduce_linear, spec_for
+from spdist.kernels.cpu.reduce import reduce_linear
+from spdist.kernels.reduction_spec import Reduction, is_linear, spec_for
 from spdist.kernels.reduction_spec import check_values as check_reducible
 from spdist.matrices.csr import CSR
 from spdist.options import ExecutionOptions, ProductOptions
 from spdist.scheduler.planner import planner
-from spdist.storage import matrix as storage
-from spdist.storage.matrix import StoredMatrix
+from spdist.scheduler.planner.request import PlanRequest
+from spdist.storage.matrix import StoredMatrix, refuse_blocks
 from spdist.storage.product_spec import Diagonal
 
 
@@ -29,7 +30,7 @@ def reduce(
     """Return a reduction of the product of two stored matrices; `spdist.reduce` describes it."""
     a, b, spec = open_operand(operands[0]), open_operand(operands[1]), stored_spec(product)
     planner.check_operands(a, b, None)
-    storage.refuse_blocks("reductions", a, b, spec.mask)
+    refuse_blocks("reductions", a, b, spec.mask)
     spec.check(a, b, execution.engine)
     dtype = spec.dtype(a, b)
     check_reducible(what, dtype)
@@ -39,17 +40,18 @@ def reduce(
     if what == "trace" and not spec.fused:
         spec = replace(spec, mask=Diagonal((a.nrows, b.ncols)))
     spec = replace(spec, per_row=spec_for(what, spec.per_row))
-    request = PlanRequest(a, b, spec, execution.engine, limits_of(execution), writes_c=False)
-    return _run(request, what, execution, callbacks or Callbacks())
+    limits = limits_of(execution)
+    request = PlanRequest(a, b, execution.engine, limits.memory, limits.host, spec=spec, writes_c=False)
+    return _run(PlanSource(request), what, execution, callbacks or Callbacks())
 
 
-def _run(request: PlanRequest, what: Reduction, execution: ExecutionOptions, callbacks: Callbacks) -> Any:
+def _run(source: PlanSource, what: Reduction, execution: ExecutionOptions, callbacks: Callbacks) -> Any:
     """Plan and run a reduction on workers."""
     from spdist.jobs.startup import workers_and_plan
     from spdist.scheduler.execution.reduction import execute_reduction
 
-    with workers_and_plan(request, execution, callbacks) as (client, plan, name):
-        a, b, spec = request.a, request.b, request.spec
+    with workers_and_plan(source, execution, callbacks) as (client, plan, name):
+        a, b, spec = source.request.a, source.request.b, source.request.spec
         return execute_reduction(client, plan, a, b, what, spec, name, callbacks.started, callbacks.progress)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from spdist.errors import InputError
 from spdist.scheduler.planner.plan import Plan
-from spdist.storage.matrix import normalise
+from spdist.storage.locations import normalise
 
 Timings = list[dict[str, Any]]
 """What stages of blocks took, each as a JSON object."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from spdist.jobs.operands import canonical_rows
 from spdist.storage.atomic_replace import staged_matrix
-from spdist.storage.matrix import MatrixWriter, StoredMatrix, open_matrix
+from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.writer import MatrixWriter
 
 
 def save(url: str | Path, matrix: Any, *, overwrite: bool = False) -> StoredMatrix:

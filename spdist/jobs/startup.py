@@ -15,15 +15,16 @@ from distributed import Client
 
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
-from spdist.jobs.planning import PlanRequest
+from spdist.jobs.planning import PlanSource
 from spdist.jobs.report import Callbacks
 from spdist.options import ExecutionOptions
 from spdist.scheduler.execution.cluster import connect, count_gpus
 from spdist.scheduler.execution.driver import ahead, helpers_of, shared_name
 from spdist.scheduler.execution.shared_operand import LEAST
 from spdist.scheduler.planner.plan import GPU_BLOCK_PRODUCTS, MAX_BLOCK_PRODUCTS, Plan
-from spdist.scheduler.planner.planner import RemoteReaders
-from spdist.storage.matrix import in_process
+from spdist.scheduler.planner.remote_readers import RemoteReaders
+from spdist.scheduler.planner.request import PlanRequest
+from spdist.storage.locations import in_process
 
 
 class Ready(NamedTuple):
@@ -36,13 +37,13 @@ class Ready(NamedTuple):
 
 @contextlib.contextmanager
 def workers_and_plan(
-    request: PlanRequest, execution: ExecutionOptions, callbacks: Callbacks, target: str = ""
+    source: PlanSource, execution: ExecutionOptions, callbacks: Callbacks, target: str = ""
 ) -> Iterator[Ready]:
     """Yield workers and a plan; stop the workers afterwards if they were started here.
 
     Parameters
     ----------
-    request : PlanRequest
+    source : PlanSource
     execution : ExecutionOptions
         Its workers and scheduler count; the engine is that of the request, which a stored plan may have changed.
     callbacks : Callbacks
@@ -63,6 +64,7 @@ def workers_and_plan(
     at once if B is not small. They load what the product needs, help to plan, and begin to read B if all of it will
     stay in memory. A stored plan is there at once: then nothing is done early.
     """
+    request = source.request
     name = uuid.uuid4().hex[:8]
     local = _is_local(request, target)
     if local and execution.scheduler is not None:
@@ -73,20 +75,20 @@ def workers_and_plan(
         "processes": not local,
         "engine": request.engine,
     }
-    count = None if request.stored_plan is not None else _count_early_workers(request, execution, local=local)
+    count = None if source.stored_plan is not None else _count_early_workers(request, execution, local=local)
     if count is None:
-        plan = request.make()
+        plan = source.make()
         callbacks.planned(plan)
         with connect(**cluster, blocks=len(plan.blocks), host_bytes=plan.projected_host_memory) as client:
             yield Ready(client, plan, name)
         return
     starting = connect(**cluster, blocks=max(count, 2))  # a single block would need no process of its own
-    planning = None if execution.scheduler else _plan_in_background(request, None)
+    planning = None if execution.scheduler else _plan_in_background(source, None)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(starting)
-        planning = planning or _plan_in_background(request, helpers_of(client))
-        product = request.unplanned_product()
-        product = replace(product, resident=request.will_be_resident(), shared=shared_name(client))
+        planning = planning or _plan_in_background(source, helpers_of(client))
+        product = source.unplanned_product()
+        product = replace(product, resident=source.will_be_resident(), shared=shared_name(client))
         stack.enter_context(ahead(client, name, product))
         plan = planning.result()
         callbacks.planned(plan)
@@ -112,13 +114,13 @@ def _count_early_workers(request: PlanRequest, execution: ExecutionOptions, *, l
     return most if products >= most * (GPU_BLOCK_PRODUCTS if on_gpu else MAX_BLOCK_PRODUCTS) else None
 
 
-def _plan_in_background(request: PlanRequest, readers: RemoteReaders | None) -> Future[Plan]:
+def _plan_in_background(source: PlanSource, readers: RemoteReaders | None) -> Future[Plan]:
     """Make the plan in a daemon thread, which an interrupted program does not wait for."""
     future: Future[Plan] = Future()
 
     def make() -> None:
         try:
-            future.set_result(request.make(readers))
+            future.set_result(source.make(readers))
         except BaseException as error:
             future.set_exception(error)
 

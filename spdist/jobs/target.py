@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from spdist.errors import InputError
-from spdist.storage import matrix as storage
+from spdist.storage import groups, locations
 from spdist.storage.atomic_replace import is_ours
 
 Facts = dict[str, Any]
@@ -36,14 +36,14 @@ def reserve_target(target: str, *, overwrite: bool) -> str:
         As `check_target`.
     """
     check_target(target, overwrite=overwrite)
-    if not storage.exists(target):
+    if not locations.exists(target):
         return target
-    if storage.read_facts(target).get("state") == "unfinished":
-        storage.remove(target)
+    if groups.read_facts(target).get("state") == "unfinished":
+        locations.remove(target)
         return target
     place = replacement_path(target)
-    if storage.exists(place):
-        storage.remove(place)
+    if locations.exists(place):
+        locations.remove(place)
     return place
 
 
@@ -66,10 +66,10 @@ def check_target(target: str, *, overwrite: bool) -> None:
     ------
     InputError
     """
-    if not storage.exists(target):
+    if not locations.exists(target):
         _check_parent(target)
     elif not overwrite:
-        if "product" in (facts := storage.read_facts(target)) and facts["state"] == "unfinished":
+        if "product" in (facts := groups.read_facts(target)) and facts["state"] == "unfinished":
             raise InputError(
                 f"{target} is an unfinished product; continue it with --resume (resume=True), or begin anew with "
                 f"--overwrite (overwrite=True)"
@@ -80,8 +80,8 @@ def check_target(target: str, *, overwrite: bool) -> None:
 
 
 def _check_parent(target: str) -> None:
-    if storage.is_local(target):
-        parent = storage.local_path(target).parent
+    if locations.is_local(target):
+        parent = locations.local_path(target).parent
         if not parent.is_dir() or not os.access(parent, os.W_OK):
             problem = "may not be written to; ask for access" if parent.is_dir() else "is not a folder; create it"
             raise InputError(f"{target}: {parent} {problem} or choose another place")
@@ -108,9 +108,9 @@ def find_earlier_product(target: str) -> tuple[str, Facts] | None:
         If what lies at `target` is no product.
     """
     for place in (replacement_path(target), target):
-        facts = storage.read_facts(place)
+        facts = groups.read_facts(place)
         if "product" in facts:
             return place, facts
-    if storage.exists(target):
+    if locations.exists(target):
         raise InputError(f"{target} exists and is no product of spdist: choose another name or pass --overwrite")
     return None

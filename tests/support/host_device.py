@@ -13,12 +13,14 @@ import numpy as np
 from spdist.errors import MatrixError
 from spdist.kernels.bsr import multiply_cpu as bsr_cpu
 from spdist.kernels.cpu import multiply as cpu
+from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.kernels.cuda.pinned import array_at, pageable
 from spdist.kernels.product_spec import PLAIN, ProductSpec
-from spdist.kernels.reduction_spec import Part, of_rows, together
+from spdist.kernels.reduction_spec import PartialReduction, combine
 from spdist.kernels.streaming.partition import DeviceDtypes, Staged
 from spdist.kernels.streaming.pipeline import ArenaFullError, Stage
-from spdist.matrices.csr import CSR, INT32_MAX, blocksize
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX, blocksize
 
 
 def poisoned(size: int) -> Any:
@@ -55,7 +57,7 @@ class HostSlot:
         self.work: list[Any] = []
         self.steps: list[str] = []
         self.held = 0
-        self.part: Part | None = None
+        self.part: PartialReduction | None = None
 
     def upload(self, staged: Staged) -> None:
         assert not self.pending, "the block before has not come back"
@@ -95,11 +97,11 @@ class HostSlot:
         return self.c.nnz
 
     def reduce(self, first: int) -> None:
-        self.part = of_rows(self.device.reduction, self.c, first + self.staged.start)
+        self.part = reduce_rows(self.device.reduction, self.c, first + self.staged.start)
         self.device.parts.append(self.part)
         self.steps.append("reduce")
 
-    def take_part(self) -> Part:
+    def take_part(self) -> PartialReduction:
         assert self.part is not None
         return self.part
 
@@ -167,8 +169,8 @@ class HostDevice:
         self.spec, self.reduction, self.parts = options, reduction, []
         return 0
 
-    def take_sums(self) -> Part:
-        return together("column_sums", self.parts)
+    def take_sums(self) -> PartialReduction:
+        return combine("column_sums", self.parts)
 
     def keep(self, b: CSR | None, kinds: DeviceDtypes) -> bool:
         self.b, self.kinds = b, kinds

@@ -32,9 +32,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from spdist.errors import InputError, MatrixError, MemoryBoundError
+from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.kernels.cuda.pinned import Bytes, array_at
 from spdist.kernels.product_spec import PLAIN, ProductSpec
-from spdist.kernels.reduction_spec import Part, Reduction, of_rows, together
+from spdist.kernels.reduction_spec import PartialReduction, Reduction, combine
 from spdist.kernels.rounding import ceil_div
 from spdist.kernels.streaming.partition import (
     BRIEF_GROWTH,
@@ -60,7 +61,9 @@ from spdist.kernels.streaming.partition import (
     share_entries,
 )
 from spdist.kernels.streaming.workspace import PAIRS, device_shares
-from spdist.matrices.csr import CSR, INT32_MAX, Int64Array, empty, index_dtype
+from spdist.matrices.checks import check_product_shapes
+from spdist.matrices.csr import CSR, empty
+from spdist.matrices.dtypes import INT32_MAX, Int64Array, index_dtype
 from spdist.units import format_bytes
 
 logger = logging.getLogger("spdist")
@@ -127,7 +130,7 @@ class Slot(Protocol):
     def reduce(self, first: int) -> None:
         """Fetch what a reduction makes of C; `first` is the number of row 0 of the product; returns at once."""
 
-    def take_part(self) -> Part:
+    def take_part(self) -> PartialReduction:
         """Return what the block has come to."""
 
     @property
@@ -161,7 +164,7 @@ class Device(Host, Protocol):
     def keep(self, b: CSR | None, kinds: DeviceDtypes) -> bool:
         """Keep B on the device for the blocks to come, or nothing; return whether B is there."""
 
-    def take_sums(self) -> Part:
+    def take_sums(self) -> PartialReduction:
         """Return the sums of the columns of all blocks."""
 
 
@@ -301,7 +304,7 @@ class Run:
         self.stager: Any = None
         self.alone = False
         self.per_entry, self.kept, self.sampled = 0.0, 1.0, 0.0
-        self.parts: list[Part] = []
+        self.parts: list[PartialReduction] = []
 
     def _begin(self) -> int:
         """Tell the device what is wanted; return the bytes that this takes of its memory."""
@@ -324,13 +327,13 @@ class Run:
         self._run()
         return self.result.matrix()
 
-    def reduce(self) -> Part:
+    def reduce(self) -> PartialReduction:
         """Return what the reduction makes of C."""
         assert self.reduction is not None
         if self._is_empty:
-            return of_rows(self.reduction, empty(self.shape, self.kinds.value), self.first_row)
+            return reduce_rows(self.reduction, empty(self.shape, self.kinds.value), self.first_row)
         self._run()
-        return self.device.take_sums() if self.reduction == "column_sums" else together(self.reduction, self.parts)
+        return self.device.take_sums() if self.reduction == "column_sums" else combine(self.reduction, self.parts)
 
     def _run(self) -> None:
         """Take the rows through the device."""
@@ -787,7 +790,7 @@ def multiply(
     ----------
     a, b : CSR
         On the host. Rows of A need not be sorted and may hold duplicates; those of B are canonical. Values may be dense
-        blocks that fit (`csr.block_dtype`); rows, columns and entries are then of blocks.
+        blocks that fit (`dtypes.block_dtype`); rows, columns and entries are then of blocks.
     device : gpu_device.Gpu
         With its memory limit, which holds whatever the sizes of A, B and C.
     pairs : int
@@ -818,7 +821,7 @@ def multiply(
 def reduce(
     a: CSR, b: CSR, what: Reduction, device: Any, *, pairs: int = PAIRS, report: Report = ignore,
     spec: ProductSpec = PLAIN, first_row: int = 0, within: SubmatrixOffset | None = None, learnt: Learnt | None = None,
-) -> Part:  # fmt: skip
+) -> PartialReduction:  # fmt: skip
     """Return what a reduction makes of ``a @ b``, or of what the options make of that; C stays on the GPU.
 
     Parameters
@@ -831,7 +834,7 @@ def reduce(
 
     Other arguments, and errors, as for `multiply`.
     """
-    _check_shapes(a, b)
+    check_product_shapes(a.shape, b.shape)
     limit = device.memory_limit
     rows = pairs, 0, None, report, first_row, spec
     return Run(a, b, device, limit, *rows, what, within, learnt or Learnt()).reduce()
@@ -854,14 +857,7 @@ def multiply_rows(
     """
     if not 0 <= start <= a.nrows or (capacity or 0) < 0 or pairs < 1:
         raise InputError(f"start={start:,} must lie in [0, {a.nrows:,}], capacity={capacity} and pairs={pairs} above 0")
-    _check_shapes(a, b)
+    check_product_shapes(a.shape, b.shape)
     limit = device.memory_limit
     rows = pairs, start, capacity, report, first_row, spec
     return Run(a, b, device, limit, *rows, within=within, learnt=learnt or Learnt()).multiply()
-
-
-def _check_shapes(a: CSR, b: CSR) -> None:
-    if a.ncols != b.nrows:
-        raise MatrixError(
-            f"A has {a.ncols:,} columns but B has {b.nrows:,} rows: A @ B needs as many rows of B as A has columns"
-        )

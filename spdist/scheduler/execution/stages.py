@@ -22,16 +22,21 @@ from spdist.engines import GPU_ENGINES
 from spdist.errors import SpdistError
 from spdist.kernels import reduction_spec
 from spdist.kernels.cpu import multiply as cpu
+from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.kernels.cuda.pinned import array_at
 from spdist.kernels.product_spec import PLAIN, ProductSpec
 from spdist.kernels.streaming import pipeline
 from spdist.kernels.streaming.partition import SubmatrixOffset
-from spdist.matrices.csr import CSR, Int64Array, ValueArray, blocksize, check_canonical, index_dtype, number_dtype
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, ValueArray, blocksize, index_dtype, number_dtype
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.shared_operand import Resident
 from spdist.scheduler.planner.plan import gpu_staging
-from spdist.storage.matrix import Allocate, Held, Layout, StoredMatrix, compresses
+from spdist.storage.chunked_array import compresses
+from spdist.storage.matrix import Allocate, Held, StoredMatrix
 from spdist.storage.product_spec import WHOLE, StoredProductSpec
+from spdist.storage.writer import Layout
 
 BlockKey = int
 
@@ -429,21 +434,21 @@ class Product:
                 self.merge(task, piece)
         return self.waiting[task.number][1]
 
-    def reduce(self, task: Task, what: reduction_spec.Reduction) -> reduction_spec.Part:
+    def reduce(self, task: Task, what: reduction_spec.Reduction) -> reduction_spec.PartialReduction:
         """Make a block, as many rows at a time as it has room for, and return what they come to."""
         if self.on_gpu and not task.split:
             return self._reduce_on_gpu(task, what)
-        parts: list[reduction_spec.Part] = []
+        parts: list[reduction_spec.PartialReduction] = []
         while task.start < task.stop or not parts:
             c = self.compute(task, len(self.pieces) if task.split else 1)
             del self.waiting[task.number]
             with self.report("reduce", task.start) as done:
-                parts.append(reduction_spec.of_rows(what, c, task.start))
+                parts.append(reduce_rows(what, c, task.start))
                 done(c.nbytes)
             task = replace(task, start=task.start + c.nrows)
-        return reduction_spec.together(what, parts)
+        return reduction_spec.combine(what, parts)
 
-    def _reduce_on_gpu(self, task: Task, what: reduction_spec.Reduction) -> reduction_spec.Part:
+    def _reduce_on_gpu(self, task: Task, what: reduction_spec.Reduction) -> reduction_spec.PartialReduction:
         """Return what a block comes to; its rows of C stay on the GPU."""
         operands = self.preprocess(task)
         b = self.resident_b() if operands.b is None else operands.b

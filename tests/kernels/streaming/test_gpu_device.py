@@ -18,9 +18,10 @@ from numpy.testing import assert_array_equal
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.bsr import multiply_cpu as bsr_cpu
 from spdist.kernels.cpu import multiply as cpu
+from spdist.kernels.cpu.reduce import reduce_product
 from spdist.kernels.cuda import pinned
 from spdist.kernels.product_spec import Epilogue, ProductSpec
-from spdist.kernels.reduction_spec import REDUCTIONS, Histogram, reduce_product, result
+from spdist.kernels.reduction_spec import REDUCTIONS, Histogram, final_value
 from spdist.kernels.rowwise_gpu import epilogue as gpu_epilogue
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.kernels.semirings import PLUS_TIMES, SEMIRINGS, Semiring
@@ -205,7 +206,7 @@ def multiplies(monkeypatch, allocator):
 
     monkeypatch.setattr("spdist.kernels.rowwise_gpu.multiply.multiply", multiply)
     monkeypatch.setattr("spdist.kernels.rowwise_gpu.masked.multiply", under_mask)
-    monkeypatch.setattr("spdist.kernels.rowwise_gpu.multiply.offsets", offsets)
+    monkeypatch.setattr("spdist.kernels.rowwise_gpu.analysis.offsets", offsets)
     monkeypatch.setattr(
         "spdist.kernels.rowwise_gpu.multiply.count",
         lambda a, b: allocator.of(np.diff(product(a, b, PLUS_TIMES).indptr).astype(np.uint32)),
@@ -343,7 +344,7 @@ def test_blocks_are_reduced(device, multiplies, name, what):
     stages = []
     part = pipeline.reduce(a, b, what, device, spec=options, report=stages.append)
     expected = reduce_product(what, a, b, threads=1, spec=options)
-    found = result(what, part, N)
+    found = final_value(what, part, N)
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
     assert np.asarray(found).dtype == np.asarray(expected).dtype
     back = [stage.nbytes for stage in stages if stage.name == "download"]
