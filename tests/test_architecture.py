@@ -41,10 +41,7 @@ FAMILIES = {  # folder of kernels -> the folders of kernels that it may import
     "streaming": {"cuda", "cpu", "rowwise_gpu", "hyspmm", "bsr"},
 }
 TO_SPLIT = {
-    "gpu_device.py",
     "multiply.py",
-    "partition.py",
-    "pipeline.py",
     "stages.py",
     "workspace.py",
 }

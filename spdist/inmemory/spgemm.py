@@ -213,14 +213,14 @@ def _multiply_by_columns(a: Any, b: Any, product: ProductOptions, options: InMem
     if not all(one is None or sp.issparse(one) or cupy_operands.is_cupyx(one) for one in (a, b, mask)):
         raise InputError("axis=0 is for SciPy's and CuPy's matrices")
     _check_columns(a, b, semiring, product)
-    transposed = replace(
+    swapped = replace(
         product,
         semiring=turned(semiring),
         mask=None if mask is None else mask.T,
         epilogue=None if epilogue is None else epilogue.turned(),
         axis=1,
     )
-    c = multiply(b.T, a.T, transposed, options)
+    c = multiply(b.T, a.T, swapped, options)
     if sp.issparse(c) and isinstance(c, sp.sparray) != isinstance(a, sp.sparray):
         as_array: Any = sp.csr_array if isinstance(a, sp.sparray) else sp.csr_matrix
         c = as_array(c)

@@ -42,17 +42,17 @@ def multiply_by_columns(request: Request) -> Report:
     request.check_fit()
     place, replaces = _place_of_transpose(target, resume=output.resume, overwrite=output.overwrite)
     with contextlib.ExitStack() as stack:
-        transposed = _transposed_request(request, place, stack)
-        facts = product_facts(transposed.a, transposed.b, transposed.spec)
+        swapped = _transposed_request(request, place, stack)
+        facts = product_facts(swapped.a, swapped.b, swapped.spec)
         facts["product"]["axis"] = 0
         if output.resume and not replaces and locations.exists(target):
             report = _finished(target, facts)
             if not output.check:
                 return report
             c = stack.enter_context(transposed_copy(open_matrix(target), f"{target}.spdist-transposed-c"))
-            matrices = transposed.a, transposed.b, c
-            return verified(report, matrices, transposed.spec, request.callbacks, target)
-        report = multiply_by_rows(transposed, time.perf_counter())
+            matrices = swapped.a, swapped.b, c
+            return verified(report, matrices, swapped.spec, request.callbacks, target)
+        report = multiply_by_rows(swapped, time.perf_counter())
         transpose(place, target, overwrite=output.overwrite or replaces, facts=facts)
     locations.remove(place)
     return replace(report, grid=dict(zip(report.grid, reversed(report.grid.values()), strict=True)))
