@@ -41,7 +41,7 @@ def files(url: str | Path) -> dict[str, str]:
 
 
 def read(url) -> CSR:
-    m = api.open_matrix(url)
+    m = spdist.open(url)
     m.check()
     return m.rows(0, m.nrows)
 
@@ -121,7 +121,7 @@ def test_resume_gives_the_bytes_of_an_undisturbed_run(stored, tmp_path, schedule
     monkeypatch.setitem(stages.STAGES, "commit", commit)
     assert api.info(tmp_path / "C.zarr")["state"] == "unfinished"
     with pytest.raises(InputError, match="unfinished"):
-        api.open_matrix(tmp_path / "C.zarr")
+        spdist.open(tmp_path / "C.zarr")
     front, _ = read_journal(str(tmp_path / "C.zarr"))
     report = api.multiply(a, a, tmp_path / "C.zarr", resume=True, **options)
     assert report.state == "resumed"
@@ -392,7 +392,7 @@ def test_c_is_apart_from_its_operands(stored, tmp_path, place):
 def test_matrices_without_columns_go_through_workers(stored, tmp_path):
     a, b = stored("A", sp.csr_array((4, 5))), stored("B", sp.csr_array((5, 0)))
     api.multiply(a, b, tmp_path / "C.zarr", workers=1)
-    assert api.open_matrix(tmp_path / "C.zarr").shape == (4, 0)
+    assert spdist.open(tmp_path / "C.zarr").shape == (4, 0)
 
 
 @pytest.mark.parametrize("workers", [-1, 0, 1.5, "2", True])
@@ -433,7 +433,7 @@ def test_a_scheduler_that_takes_no_plugin_is_named(scheduler, caplog, monkeypatc
 @pytest.fixture
 def at_once(monkeypatch):
     """Let workers start while the plan is made, however small the product."""
-    monkeypatch.setattr(api, "MAX_BLOCK_PRODUCTS", 0)
+    monkeypatch.setattr("spdist.jobs.startup.MAX_BLOCK_PRODUCTS", 0)
 
 
 def test_workers_start_while_the_plan_is_made(stored, tmp_path, monkeypatch, at_once):

@@ -22,10 +22,12 @@ from spdist import Epilogue, Semiring, api
 from spdist.errors import InputError, MemoryBoundError
 from spdist.kernels.bsr import multiply_cpu as bsr_cpu
 from spdist.matrices.bsr import BSR, from_rows, from_scipy
+from spdist.matrices.csr import from_scipy as csr_from_scipy
 from spdist.scheduler.execution import cluster
 from spdist.scheduler.execution.records import JobSpec
 from spdist.scheduler.execution.worker import WorkerContext
 from spdist.scheduler.planner import planner
+from spdist.scheduler.planner.plan import Plan
 from tests.conftest import assert_is_product, has_gpu, random_matrix
 from tests.kernels.bsr.test_multiply_cpu import assert_is_block_product, block_matrix
 from tests.scheduler.execution.test_driver import read, workers_alive
@@ -61,7 +63,7 @@ def test_a_plan_needs_no_gpu(stored):
     assert plan.memory_limit == 1 << 30
     assert 0 < plan.projected_memory <= plan.memory_limit
     assert 0 < plan.projected_host_memory <= 64 << 20
-    assert api.Plan.from_json(plan.to_json()) == plan
+    assert Plan.from_json(plan.to_json()) == plan
     with pytest.raises(MemoryBoundError, match=r"host_limit=1.00 MiB leaves .*: raise host_limit to at least"):
         api.plan(a, a, engine="cuda", memory_limit="1GiB", host_limit="1MiB")
 
@@ -174,7 +176,7 @@ def test_answers_through_a_device(host_gpu, name, grid):
     options = {"engine": "cuda", "memory_limit": "1MiB", **wanted}
     report = api.multiply(a, a, c, grid=grid, check=True, overwrite=True, **options | as_mask(wanted, a))
     assert report.verification["ok"]
-    found, expected = read(c), api.from_scipy(spdist.spgemm(m, m, **wanted | as_mask(wanted, m)))
+    found, expected = read(c), csr_from_scipy(spdist.spgemm(m, m, **wanted | as_mask(wanted, m)))
     assert found.dtype == expected.dtype
     np.testing.assert_array_equal(found.indptr, expected.indptr)
     np.testing.assert_array_equal(found.indices, expected.indices)
@@ -207,7 +209,7 @@ def test_block_matrices_through_a_device(host_gpu, grid):
     assert report.verification["ok"]
     assert 0 < report.peak_memory <= 1 << 20
     assert report.stages["gpu multiply"]["tasks"] > 1
-    c = api.open_matrix(url("c"))
+    c = spdist.open(url("c"))
     assert_is_block_product(from_rows(c.rows(0, c.nrows)), a, b)
 
 
@@ -334,7 +336,7 @@ def test_block_matrices(stored, tmp_path, grid):
     report = api.multiply(left, right, tmp_path / "c.zarr", grid=grid, **options)
     assert report.verification["ok"]
     assert 0 < report.peak_memory <= 32 << 20
-    c = from_rows(api.open_matrix(tmp_path / "c.zarr").rows(0, 9000))
+    c = from_rows(spdist.open(tmp_path / "c.zarr").rows(0, 9000))
     d = bsr_cpu.multiply(a, b)
     for x, y in ((c.indptr, d.indptr), (c.indices, d.indices), (c.data, d.data)):
         np.testing.assert_array_equal(x, y)
@@ -399,4 +401,4 @@ def test_scipy_in_scipy_out():
 
     m = random_matrix(5000, 5000, 6.0, 9)
     c = spdist.matmul(m, m, engine="cuda", memory_limit="64MiB")
-    assert_is_product(api.from_scipy(c), m, m, 1e-12)
+    assert_is_product(csr_from_scipy(c), m, m, 1e-12)

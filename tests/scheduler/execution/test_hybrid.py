@@ -39,7 +39,7 @@ def test_a_worker_with_a_gpu_starts_while_a_large_product_is_planned(stored, tmp
         return plan(*args, **options)
 
     monkeypatch.setattr(planner, "make_plan", planned)
-    monkeypatch.setattr(api, "GPU_BLOCK_PRODUCTS", 1)
+    monkeypatch.setattr("spdist.jobs.startup.GPU_BLOCK_PRODUCTS", 1)
     m, found = random_matrix(3000, 3000, 4.0, 4), []
     a = stored("A", m)
     report = api.multiply(a, a, tmp_path / "C.zarr", engine="cuda", memory_limit="4MiB", grid=(9, 1, 1), check=True)

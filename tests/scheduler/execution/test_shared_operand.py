@@ -39,6 +39,7 @@ from spdist.scheduler.planner.request import PlanRequest
 from spdist.scheduler.planner.tuning import BlockTuning, PlannerTuning
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
+from spdist.units import parse_bytes
 from tests.conftest import random_matrix
 from tests.scheduler.execution.test_driver import workers_alive
 
@@ -353,7 +354,7 @@ def test_what_is_said_to_stay_does(tmp_path, kind, sizes_, limit, guesses, monke
     monkeypatch.setattr("spdist.storage.writer.CHUNK_LENGTH", 1 << 12)
     tuning = PlannerTuning(blocks=BlockTuning(gpu_products=1 << 12))
     a = spdist.generate(kind, tmp_path / "A.zarr", **sizes_)
-    bytes_ = api.parse_bytes(limit)
+    bytes_ = parse_bytes(limit)
     for engine, guess in zip(("numba", "cuda"), guesses, strict=True):
         limits = {"memory_limit": bytes_, "host_limit": None if engine == "numba" else bytes_}
         request = PlanRequest(a, a, engine, **limits)
@@ -373,7 +374,7 @@ def test_of_a_damaged_a_nothing_is_said(b):
 def large(stored, monkeypatch):
     """Return a matrix of more than a piece, and itself; two workers share it, and begin ahead of the plan."""
     monkeypatch.setattr("spdist.scheduler.execution.cluster.SHARERS", 2)
-    monkeypatch.setattr(api, "MAX_BLOCK_PRODUCTS", 0)
+    monkeypatch.setattr("spdist.jobs.startup.MAX_BLOCK_PRODUCTS", 0)
     m = random_matrix(40_000, 40_000, 19, 3)
     a = stored("A", m)
     assert a.nbytes > shared_operand.SHARING.least_bytes

@@ -15,6 +15,7 @@ from spdist import api
 from spdist.cli import main
 from spdist.errors import CorruptError, InputError, MatrixError
 from spdist.matrices.bsr import from_rows
+from spdist.scheduler.planner.plan import Plan
 from tests.kernels.bsr.test_multiply_cpu import assert_is_block_product, block_matrix
 
 
@@ -112,7 +113,7 @@ def test_a_plan_for_gpus_needs_none(kept):
     _, right = kept("b", 500, 400, (2, 4), 2)
     plan = api.plan(left, right, engine="cuda", memory_limit="1MiB", host_limit="64MiB")
     assert 0 < plan.projected_memory <= 1 << 20
-    assert api.Plan.from_json(plan.to_json()) == plan
+    assert Plan.from_json(plan.to_json()) == plan
 
 
 def test_what_is_for_entries_is_refused_with_what_to_do(kept, tmp_path):
