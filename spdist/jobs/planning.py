@@ -68,8 +68,10 @@ class PlanSource:
 
         one = self.request
         bounds = (0, one.a.ncols), (0, one.b.ncols)
-        limits = {"memory_limit": one.memory_limit, "host_limit": one.host_bytes}
-        return JobSpec(one.a, one.b, one.engine, False, *bounds, **limits, product=one.spec)
+        return JobSpec(
+            one.a, one.b, one.engine, False, *bounds, memory_limit=one.memory_limit, host_limit=one.host_bytes,
+            product=one.spec,
+        )  # fmt: skip
 
 
 def plan(a: MatrixLike, b: MatrixLike, product: ProductOptions, execution: ExecutionOptions) -> Plan:
