@@ -10,7 +10,7 @@ from spdist.kernels.rounding import ceil_div, round_up
 LONG_PRODUCTS = 1 << 18
 """Products above which thread blocks share a row, unless its sums must be in order."""
 LONG_BYTES = 128 << 20
-"""Device bytes for masks and ranks of shared rows; if they need more, they are multiplied in parts like shorter rows."""
+"""Device bytes for masks and ranks of shared rows; if they need more, they are cut into parts like shorter rows."""
 NODE_COLUMNS = 1 << 16
 """Columns that a node may span at most."""
 PART_COLUMNS = 1 << 16
@@ -68,7 +68,7 @@ def open_parts(held_parts: int, parts: int, rows: int, value_itemsize: int) -> i
 
 
 def rank_parts(parts: int, ncols: int, rows: int, columns: int = PART_COLUMNS) -> int:
-    """Return the number of parts of each row of a class: at least `parts`, unless the tasks would take too much memory.
+    """Return the number of parts of each row of a class: at least `parts`, unless tasks would take too much memory.
 
     Few rows are cut into more parts, so that all of the device is busy; wide rows into parts of `columns` columns.
     """
@@ -77,7 +77,7 @@ def rank_parts(parts: int, ncols: int, rows: int, columns: int = PART_COLUMNS) -
 
 
 def rank_width(ncols: int, parts: int, columns: int = PART_COLUMNS) -> int:
-    """Bound the columns of a part of a row; 0 if the bound is above `columns`, so that the widest part must be measured.
+    """Bound the columns of a part of a row; 0 if the bound is above `columns`, which asks to measure it.
 
     Examples
     --------
@@ -167,8 +167,8 @@ def rowwise_workspace(
     Returns
     -------
     int
-        Bytes, with the unused room of a C cut from larger buffers. If the sampled rows mislead, a product may take up to
-        the bytes of all products while it is made.
+        Bytes, with the unused room of a C cut from larger buffers. If the sampled rows mislead, a product may take up
+        to the bytes of all products while it is made.
 
     Examples
     --------
