@@ -257,7 +257,7 @@ def next_run(bits: Any, base: Any) -> Any:
 def number_rows(bits: Any, places: Any, low: Any, high: Any, b_indptr: Any) -> Any:
     """Number the marked rows of B from 0 on: write the first number of each word of `bits` to `places`.
 
-    Return the number of marked rows and of their entries; -1 entries if offsets of B fall or exceed the last of them.
+    Return the number of marked rows and of their entries; -1 entries if offsets of B fall or exceed the last offset.
     """
     rows: Any = np.uint64(0)
     entries, end, sound = np.int64(0), b_indptr[len(b_indptr) - 1], True
