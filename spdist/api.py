@@ -26,7 +26,7 @@ from spdist.inmemory.spgemm import spgemm
 from spdist.kernels.cpu.reduce import reduce_linear
 from spdist.kernels.product_spec import Epilogue, ProductSpec, is_by_columns
 from spdist.kernels.reduction_spec import Reduction, check_values, is_linear, reduction_of, spec_for
-from spdist.kernels.semirings import Semiring, find, turned
+from spdist.kernels.semirings import Semiring, find, transposed
 from spdist.matrices.bsr import BSR, is_scipy_bsr
 from spdist.matrices.bsr import from_scipy as bsr_from_scipy
 from spdist.matrices.csr import CSR, blocksize, from_scipy, number_dtype
@@ -463,7 +463,7 @@ def _multiply_by_columns(
     _check_fit(a, b, spec, wanted["engine"], wanted["grid"] and wanted["grid"][::-1], limits)
     place, replaces = _place_of_columns(target, resume=resume, overwrite=overwrite)
     options = spec.arguments() | {
-        "semiring": turned(spec.per_row.semiring), "epilogue": None if epilogue is None else epilogue.turned(),
+        "semiring": transposed(spec.per_row.semiring), "epilogue": None if epilogue is None else epilogue.transposed(),
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         copies = _operands(b[0], a[0], c, not b[1], not a[1], resume or overwrite)

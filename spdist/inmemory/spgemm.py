@@ -15,7 +15,7 @@ from spdist.kernels.cpu.reduce import reduce_product
 from spdist.kernels.product_spec import Epilogue, ProductSpec, is_by_columns
 from spdist.kernels.reduction_spec import Reduction, check_values, diagonal_pattern, is_linear
 from spdist.kernels.rowwise_gpu.multiply import Pattern
-from spdist.kernels.semirings import Semiring, find, turned
+from spdist.kernels.semirings import Semiring, find, transposed
 from spdist.matrices.csr import CSR, IndexArray, Int64Array, from_scipy
 from spdist.matrices.vbr import VBR
 from spdist.matrices.vbr import multiply as multiply_vbr
@@ -217,8 +217,8 @@ def _by_columns(
         raise InputError("axis=0 is for SciPy's and CuPy's matrices")
     _check_columns(a, b, semiring, mask, epilogue, wanted)
     spec: dict[str, Any] = {
-        "semiring": turned(semiring), "mask": None if mask is None else mask.T,
-        "epilogue": None if epilogue is None else epilogue.turned(),
+        "semiring": transposed(semiring), "mask": None if mask is None else mask.T,
+        "epilogue": None if epilogue is None else epilogue.transposed(),
     }  # fmt: skip
     made = spgemm(b.T, a.T, **spec, **wanted)
     if sp.issparse(made) and isinstance(made, sp.sparray) != isinstance(a, sp.sparray):
