@@ -32,12 +32,12 @@ import numpy as np  # noqa: E402
 import record  # noqa: E402
 import scipy.sparse as sp  # noqa: E402
 import spmv_suite as suite  # noqa: E402
-from spdist.prepare.operator import Operator  # noqa: E402
 
 from spdist.errors import InputError  # noqa: E402
 from spdist.kernels.spmv.cpu_gpu_split import PreparedSplit  # noqa: E402
 from spdist.matrices.csr import CSR, from_scipy  # noqa: E402
 from spdist.operators import prepare  # noqa: E402
+from spdist.operators.operator import Operator  # noqa: E402
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 """Greatest error allowed, in units of ``|A| |x|``."""

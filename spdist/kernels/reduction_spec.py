@@ -16,7 +16,8 @@ import numpy.typing as npt
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import SEMIRINGS
-from spdist.matrices.csr import CSR, Int64Array, ValueArray, index_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, ValueArray, index_dtype
 
 REDUCTIONS = ("sum", "row_sums", "column_sums", "trace", "nnz", "row_nnz", "frobenius")
 """Names of the reductions without parameters. "histogram" has edges, and is a `Histogram`."""

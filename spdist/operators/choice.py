@@ -18,7 +18,8 @@ from spdist.kernels.spmv import csr as csr_spmv
 from spdist.kernels.spmv.prepared import PreparedCsr, PreparedCusparse, PreparedEhyb, PreparedMatrix, PreparedSell
 from spdist.kernels.spmv.sell import sell
 from spdist.kernels.spmv.sell.format import LANES
-from spdist.matrices.csr import CSR, is_on_gpu
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import is_on_gpu
 
 CPU_LANES = 16
 """Lanes of a SELL chunk on the CPU: their sums fill two vector registers, so that no addition waits."""

@@ -15,15 +15,21 @@ from spdist.errors import InputError, MatrixError
 from spdist.inmemory import cupy_operands
 from spdist.kernels.spmv import cpu_gpu_split, ehyb, prepared, reorder
 from spdist.kernels.spmv.cpu_gpu_split import PreparedSplit
-from spdist.kernels.spmv.prepared import PreparedBsr, PreparedCsr, PreparedEhyb, PreparedMatrix, PreparedSell
+from spdist.kernels.spmv.prepared import (
+    PreparedBsr,
+    PreparedCsr,
+    PreparedEhyb,
+    PreparedMatrix,
+    PreparedSell,
+)
 from spdist.kernels.spmv.sell import sell
 from spdist.matrices.bsr import BSR, entries
 from spdist.matrices.bsr import from_scipy as bsr_from_scipy
-from spdist.matrices.csr import CSR, from_scipy, is_on_gpu
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.dtypes import is_on_gpu
 from spdist.operators import choice
 from spdist.operators.choice import HYBRID, Choice
-from spdist.storage import atomic_replace
-from spdist.storage import matrix as storage
+from spdist.storage import atomic_replace, groups
 
 ENCODING = "spdist-operator"
 """``encoding-type`` of a stored operator."""
@@ -182,7 +188,7 @@ class Operator:
         form = HYBRID if shared else next(name for name, kind in prepared.FORMS.items() if type(self.prepared) is kind)
         facts |= {"form": form, "method": self.method, "why": self.why, "dtype": self.dtype.name}
         with atomic_replace.staged_matrix(url, overwrite=overwrite) as stage:
-            storage.write_arrays(stage.url, arrays, {"encoding-type": ENCODING, "encoding-version": "0.1.0",
+            groups.write_arrays(stage.url, arrays, {"encoding-type": ENCODING, "encoding-version": "0.1.0",
                                                      "shape": list(self.shape), "operator": facts})  # fmt: skip
 
     def _multiply(self, x: Any, out: Any) -> Any:

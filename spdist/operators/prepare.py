@@ -16,11 +16,12 @@ from spdist.kernels.spmv.sell import sell
 from spdist.kernels.spmv.sell.format import LANES
 from spdist.matrices.bsr import BSR, entries, is_scipy_bsr
 from spdist.matrices.bsr import from_scipy as bsr_from_scipy
-from spdist.matrices.csr import CSR, from_scipy, is_on_gpu
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.dtypes import is_on_gpu
 from spdist.operators import choice
 from spdist.operators.choice import DEFAULT_USES, HYBRID, Choice
 from spdist.operators.operator import ENCODING, Operator
-from spdist.storage import matrix as storage
+from spdist.storage.groups import read_arrays
 from spdist.units import check_count
 
 
@@ -191,7 +192,7 @@ def open_operator(url: str | Path, *, on_gpu: bool = False, threads: int | None 
     CorruptError
         If a Zarr chunk is missing, truncated or altered.
     """
-    arrays, attributes = storage.read_arrays(url)
+    arrays, attributes = read_arrays(url)
     if attributes.get("encoding-type") != ENCODING:
         raise MatrixError(f"{url}: not an operator, but {attributes.get('encoding-type')}")
     facts = attributes["operator"]

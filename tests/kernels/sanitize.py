@@ -95,8 +95,7 @@ def answers() -> None:
             if what != "trace" or a.shape[0] == b.shape[1]:
                 part = pipeline.reduce(left, right, what, device)
                 found, wanted = (
-                    reduction_spec.final_value(what, x, c.shape[1])
-                    for x in (part, reduce_rows(what, from_scipy(c), 0))
+                    reduction_spec.final_value(what, x, c.shape[1]) for x in (part, reduce_rows(what, from_scipy(c), 0))
                 )
                 assert np.allclose(found, wanted), what
         if a.shape[0] == b.shape[1]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from spdist.matrices.csr import IndexArray, Int64Array, ValueArray
+from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]

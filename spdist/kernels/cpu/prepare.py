@@ -11,12 +11,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from spdist.errors import InputError, MatrixError
+from spdist.errors import InputError
 from spdist.kernels.cpu.product_counts import SAMPLE, estimate_products
 from spdist.kernels.cpu.workspace import WINDOW, Engine, cpu_workspace
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import Semiring
-from spdist.matrices.csr import CSR, INT32_MAX, IndexArray, Int64Array, ValueArray, index_dtype, result_dtype
+from spdist.matrices.checks import check_product_shapes
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX, IndexArray, Int64Array, ValueArray, index_dtype, result_dtype
 
 EngineOrAuto = Literal["auto", "scipy", "numba"]
 
@@ -110,10 +112,7 @@ def prepare(
     MatrixError, InputError
         As for `multiply.multiply`.
     """
-    if a.ncols != b.nrows:
-        raise MatrixError(
-            f"A has {a.ncols:,} columns but B has {b.nrows:,} rows: A @ B needs as many rows of B as A has columns"
-        )
+    check_product_shapes(a.shape, b.shape)
     if engine not in ("auto", "scipy", "numba"):
         raise InputError(f"engine={engine!r} is not one of auto, scipy, numba")
     if threads < 1:

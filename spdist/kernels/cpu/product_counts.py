@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from spdist.matrices.csr import CSR, Int64Array
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array
 
 SAMPLE = 1 << 16
 """Entries of A that an estimate reads, and that a count gathers at a time: their counts stay in the cache."""

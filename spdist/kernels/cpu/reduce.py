@@ -24,7 +24,8 @@ from spdist.kernels.reduction_spec import (
     spec_for,
     sum_dtype,
 )
-from spdist.matrices.csr import CSR, Int64Array, ValueArray, index_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, ValueArray, index_dtype
 
 SLICE_PRODUCTS = 1 << 23
 """Most products of the rows of C that a thread holds at a time; one longer row is held alone."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from spdist.kernels.cpu.prepare import FillRows, PreparedProduct, RowBuffers
 from spdist.kernels.cpu.workspace import SCRATCH_ENTRIES
-from spdist.matrices.csr import IndexArray, ValueArray
+from spdist.matrices.dtypes import IndexArray, ValueArray
 
 SliceStop = Callable[[PreparedProduct, int, int], tuple[int, int]]
 """Returns the end of a slice of rows from `start` on, one row at least, and its products."""

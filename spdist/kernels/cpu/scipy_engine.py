@@ -10,7 +10,7 @@ from scipy.sparse import _sparsetools
 from spdist.kernels.cpu.prepare import FillRows, PreparedProduct, RowBuffers
 from spdist.kernels.cpu.product_counts import row_products
 from spdist.kernels.cpu.workspace import SLICE_PRODUCTS
-from spdist.matrices.csr import INT32_MAX, IndexArray, Int64Array, ValueArray
+from spdist.matrices.dtypes import INT32_MAX, IndexArray, Int64Array, ValueArray
 
 
 class _Arrays(NamedTuple):

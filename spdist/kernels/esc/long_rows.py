@@ -12,7 +12,8 @@ from spdist.kernels.esc.product import Arena, CountedRows, EscProduct
 from spdist.kernels.esc.row_classes import EscClass
 from spdist.kernels.esc.workspace import ESC_BUCKET, EscWorkspace
 from spdist.kernels.rounding import ceil_div
-from spdist.matrices.csr import CSR, Int64Array
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array
 
 FILE = "esc/long_rows.cu"
 TILE_BYTES = 6

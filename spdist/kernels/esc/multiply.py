@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spdist.errors import MatrixError, MemoryBoundError
+from spdist.errors import MemoryBoundError
 from spdist.kernels.cuda.constants import EscFact, LongRowField
 from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.esc.long_rows import TILE_BYTES, EntryPool, LongRows, describe, long_row_kernels
@@ -42,7 +42,9 @@ from spdist.kernels.esc.product import (
 from spdist.kernels.esc.row_classes import ESC_CLASSES, EscClass, RowShare, share_rows
 from spdist.kernels.esc.workspace import EscSizes, EscWorkspace, esc_workspace
 from spdist.kernels.rounding import ceil_div
-from spdist.matrices.csr import CSR, INT32_MAX, result_dtype
+from spdist.matrices.checks import check_product_shapes
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX, result_dtype
 
 FILE = "esc/short_rows.cu"
 COPIED_ENTRIES = 2048
@@ -79,8 +81,7 @@ def multiply(a: CSR, b: CSR, *, workspace_limit: int | None = None) -> CSR:
     ----------
     .. [1] L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015.
     """
-    if a.ncols != b.nrows:
-        raise MatrixError(f"A has {a.ncols:,} columns but B has {b.nrows:,} rows: they must be equal")
+    check_product_shapes(a.shape, b.shape)
     c_type(result_dtype(a.dtype, b.dtype))
     if a.nrows == 0 or b.ncols == 0 or a.nnz == 0 or b.nnz == 0:
         return _empty(a, b)

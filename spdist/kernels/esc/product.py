@@ -14,7 +14,8 @@ from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.esc.row_classes import EscClass, classes_that_fit
 from spdist.kernels.esc.workspace import ESC_STATE, FACT_WORDS, esc_setup
 from spdist.kernels.rounding import ceil_div
-from spdist.matrices.csr import CSR, result_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import result_dtype
 
 COUNT_FILE, LIST_FILE = "esc/count_products.cu", "rowwise_gpu/rows.cu"
 CLASS_ROWS = FACT_WORDS

@@ -17,7 +17,9 @@ from spdist.kernels.rowwise_gpu import row_kernels, workspace
 from spdist.kernels.rowwise_gpu.row_classes import CLASSES, SORT_CLASSES
 from spdist.kernels.rowwise_gpu.row_kernels import ProductFacts, RowKernels
 from spdist.kernels.semirings import PLUS_TIMES, Semiring
-from spdist.matrices.csr import CSR, INT32_MAX
+from spdist.matrices.checks import check_product_shapes
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX
 
 MOST_BLOCKS = 2112
 """Thread blocks of `analyse_rows` at most: 16 on each of the 132 multiprocessors of an H100."""
@@ -83,11 +85,7 @@ def requested(
     InputError
         If the semiring has no C expressions.
     """
-    if a.ncols != b.nrows:
-        raise MatrixError(
-            f"shapes do not fit: A is {a.nrows:,} x {a.ncols:,}, B {b.nrows:,} x {b.ncols:,}; A needs as many "
-            f"columns as B has rows"
-        )
+    check_product_shapes(a.shape, b.shape)
     dtype = semiring.result_dtype(a.dtype, b.dtype)
     value_type(dtype)
     left, right = _alike(a, b, dtype)
@@ -290,7 +288,7 @@ def _check(facts: ProductFacts, name_b: str = "B") -> None:
         if facts[slot]:
             raise MatrixError(
                 f"{name}: offsets that fall, or a column outside of the matrix; nothing was read there. Rebuild the "
-                f"matrix, or check it with spdist.matrices.csr.check_structure on the host"
+                f"matrix, or check it with spdist.matrices.checks.check_structure on the host"
             )
     if facts[RowFact.FALLS] != facts[RowFact.FALLS_AT_ROWS]:
         raise NotCanonicalError(f"{name_b}: a row is not sorted or holds a duplicate; call sum_duplicates() first")

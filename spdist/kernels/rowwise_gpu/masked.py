@@ -19,7 +19,8 @@ from spdist.kernels.rowwise_gpu import analysis
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.kernels.rowwise_gpu.analysis import AnalysedProduct
 from spdist.kernels.semirings import Semiring
-from spdist.matrices.csr import CSR, INT32_MAX
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX
 
 MOST_BLOCKS = 2112
 """Thread blocks of a launch at most: 16 on each of the 132 multiprocessors of an H100."""

@@ -33,7 +33,8 @@ from spdist.kernels.rowwise_gpu.analysis import (
 from spdist.kernels.rowwise_gpu.families import NodeRows, RowFamily, SinglePassRows, families_of, prepared
 from spdist.kernels.rowwise_gpu.row_classes import single_pass_class
 from spdist.kernels.semirings import PLUS_TIMES, Semiring
-from spdist.matrices.csr import CSR, INT32_MAX, index_dtype, result_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX, index_dtype, result_dtype
 from spdist.units import format_bytes
 
 TUNING = row_classes.TUNING

@@ -8,7 +8,8 @@ from spdist.kernels.cuda.constants import GROUP_ROWS
 from spdist.kernels.rounding import ceil_div
 from spdist.kernels.rowwise_gpu.analysis import EnteredRows, analysed
 from spdist.kernels.semirings import PLUS_TIMES, Semiring
-from spdist.matrices.csr import CSR, index_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import index_dtype
 
 
 def enter(a: CSR, b: CSR, diagonal: int, semiring: Semiring = PLUS_TIMES, *, sound_b: bool = False) -> tuple[CSR, CSR]:

@@ -25,7 +25,8 @@ from spdist.kernels.spmv.sell import build_gpu, multiply_gpu
 from spdist.kernels.spmv.sell.format import GPU_LONG, Sell, host
 from spdist.kernels.spmv.sell.sell import long_rows
 from spdist.kernels.spmv.sell.sell import to_csr as from_sell
-from spdist.matrices.csr import CSR, INT32_MAX, is_on_gpu
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX, is_on_gpu
 
 FILE = "spmv/ehyb.cu"
 SHARED_SHARE = 0.45

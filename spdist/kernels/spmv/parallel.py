@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from spdist.matrices.csr import IndexArray
+from spdist.matrices.dtypes import IndexArray
 
 PARALLEL_ENTRIES = 1 << 19
 """Entries below which a second thread costs more than it gains."""

@@ -20,7 +20,8 @@ from spdist.kernels.spmv.ehyb import Ehyb
 from spdist.kernels.spmv.sell import multiply_gpu, sell
 from spdist.kernels.spmv.sell.format import Sell
 from spdist.matrices.bsr import BSR
-from spdist.matrices.csr import CSR, is_on_gpu
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import is_on_gpu
 
 
 class PreparedMatrix(Protocol):

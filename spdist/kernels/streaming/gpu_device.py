@@ -36,7 +36,8 @@ from spdist.kernels.streaming.partition import (
 )
 from spdist.kernels.streaming.pipeline import ArenaFullError, Stage
 from spdist.matrices.bsr import BSR
-from spdist.matrices.csr import CSR, blocksize, number_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import blocksize, number_dtype
 from spdist.units import format_bytes
 
 FREE_SHARE = 0.9

@@ -33,7 +33,8 @@ from spdist.kernels.streaming.packed_sizes import (
     packed_unit,
     packed_units,
 )
-from spdist.matrices.csr import CSR, IndexArray, ValueArray
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import IndexArray, ValueArray
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -25,18 +25,19 @@ from distributed import Client, Future, Worker, WorkerPlugin, as_completed
 from tornado.ioloop import PeriodicCallback
 
 from spdist.errors import SpdistError
-from spdist.matrices.csr import Int64Array
+from spdist.matrices.dtypes import Int64Array
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.assignment import BlockAssigner, Work, work_of
 from spdist.scheduler.execution.cluster import dashboard_link, fetch, share_hosts, with_gpu, workers_of
 from spdist.scheduler.execution.graph import Graph
 from spdist.scheduler.execution.stages import PRODUCTS, Counted, Product, StageTotal, Task
 from spdist.scheduler.planner.plan import Plan
-from spdist.scheduler.planner.planner import RemoteReaders
-from spdist.storage import matrix as storage
+from spdist.scheduler.planner.remote_readers import RemoteReaders
+from spdist.storage import groups
 from spdist.storage.atomic_replace import full_disk, is_full
-from spdist.storage.matrix import ChunkBuffer, Layout, StoredMatrix
+from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import WHOLE, StoredProductSpec
+from spdist.storage.writer import ChunkBuffer, Layout
 
 CHECKPOINT_SECONDS = 0.5
 WORKERS_SECONDS = 2.0
@@ -242,12 +243,12 @@ def write_journal(url: str, front: Front, offsets: Int64Array) -> None:
         Row offsets since the last whole Zarr chunk of `indptr`.
     """
     head = json.dumps(front.__dict__, sort_keys=True).encode()
-    storage.write_note(url, JOURNAL, head + b"\n" + offsets.astype("<i8").tobytes())
+    groups.write_note(url, JOURNAL, head + b"\n" + offsets.astype("<i8").tobytes())
 
 
 def read_journal(url: str) -> tuple[Front, Int64Array]:
     """Return what `write_journal` wrote; the beginning where there is nothing."""
-    content = storage.read_note(url, JOURNAL)
+    content = groups.read_note(url, JOURNAL)
     if content is None:
         return Front(), np.zeros(1, np.int64)
     head, _, body = content.partition(b"\n")
@@ -296,7 +297,7 @@ class Driver:
         self.number = 0 if front.row == 0 else 1  # block 0 decides on compression
         self.inflight: deque[_Block] = deque()  # in order of rows; placed ones leave when they are durable
         self.by_future: dict[Any, tuple[str, Any]] = {}
-        self.crew = BlockAssigner(plan, plan.pairs, functools.partial(with_gpu, client))
+        self.crew = BlockAssigner(plan, plan.blocks_in_flight, functools.partial(with_gpu, client))
         self.nnz, self.blocks_done = front.nnz, 0
         self.products_done = plan.expansion - sum(work.products for work in self.todo)
         self.placed = 0
@@ -529,8 +530,8 @@ def execute(
         If a stage failed. What is durable stays and is on record.
     """
     cuts = plan.inner_bounds, plan.column_bounds
-    limits = plan.memory_limit, plan.host_limit
-    product = Product(a, b, plan.engine, plan.resident, *cuts, plan.pairs, *limits, spec, shared_name(client))
+    limits = plan.blocks_in_flight, plan.memory_limit, plan.host_limit
+    product = Product(a, b, plan.engine, plan.resident, *cuts, *limits, spec, shared_name(client))
     client.register_plugin(Install(name, product), name=name)
     timings = _Timings(name, timed) if timed is not None else None
     if timings is not None:

@@ -19,6 +19,7 @@ from spdist.kernels.cpu import reduce
 from spdist.scheduler.execution import stages
 from spdist.scheduler.planner import planner
 from tests.scheduler.execution.test_product_spec import whole_numbers
+from tests.support.planning import in_grid
 from tests.support.strategies import csr_pairs
 
 OPTIONS = [{}, {"top_n": 3}, {"semiring": "min_plus", "mask": True}]
@@ -48,8 +49,7 @@ def test_all_in_memory_and_stored(stored, tmp_path, scheduler, monkeypatch, opti
     c = spdist.spgemm(a, b, **options | ({"mask": mask} if "mask" in options else {}))
     for name, matrix in (("A", a), ("B", b), ("M", mask)):
         stored(name, matrix)
-    make = planner.make_plan
-    monkeypatch.setattr("spdist.scheduler.planner.planner.make_plan", lambda *a, **k: make(*a, **k, grid=(5, 2, 2)))
+    monkeypatch.setattr(planner, "make_plan", in_grid((5, 2, 2)))
     for what in reduction_spec.REDUCTIONS:
         expected = by_hand(c, what)
         found = spdist.reduce(a, b, what, **options | ({"mask": mask} if "mask" in options else {}))
@@ -85,10 +85,10 @@ def test_empty_and_oblong(stored, tmp_path, scheduler, shape):
 def test_rows_that_do_not_fit_come_later(stored, scheduler, monkeypatch):
     m = whole_numbers(400, 400, 10, 3)
     a = stored("A", m)
-    make = planner.make_plan
+    make = in_grid((6, 1, 1))
 
-    def short(*args, **options):
-        plan = make(*args, **options, grid=(6, 1, 1))
+    def short(*arguments):
+        plan = make(*arguments)
         return replace(plan, blocks=tuple(replace(block, capacity=300) for block in plan.blocks))
 
     monkeypatch.setattr("spdist.scheduler.planner.planner.make_plan", short)
@@ -124,8 +124,7 @@ def test_histograms_of_what_is_stored(stored, tmp_path, scheduler, monkeypatch, 
     a.data[::7] = 0
     for name, matrix in (("A", a), ("B", b), ("M", mask)):
         stored(name, matrix)
-    make = planner.make_plan
-    monkeypatch.setattr("spdist.scheduler.planner.planner.make_plan", lambda *a, **k: make(*a, **k, grid=(5, 2, 2)))
+    monkeypatch.setattr(planner, "make_plan", in_grid((5, 2, 2)))
     within = options | ({"mask": mask} if "mask" in options else {})
     bins = [-20, 0, 1, 7, 30]
     expected = np.histogram(spdist.spgemm(a, b, **within).data, bins)[0]

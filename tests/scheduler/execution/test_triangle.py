@@ -21,7 +21,8 @@ from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import SEMIRINGS
 from spdist.kernels.streaming.partition import SubmatrixOffset
 from spdist.kernels.streaming.pipeline import Learnt, multiply_rows, reduce
-from spdist.matrices.csr import CSR, check_canonical, from_scipy
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR, from_scipy
 from spdist.scheduler.execution import cluster, stages
 from spdist.scheduler.execution.assignment import BlockAssigner
 from spdist.scheduler.planner import planner
@@ -32,6 +33,7 @@ from tests.scheduler.execution.test_driver import files, read
 from tests.scheduler.execution.test_product_spec import whole_numbers
 from tests.scheduler.execution.test_reduction import by_hand
 from tests.support.host_device import HostDevice
+from tests.support.planning import SHORT_CHUNKS, in_grid
 from tests.support.strategies import csr_matrices
 
 UPPER = ProductSpec(triangle="upper")
@@ -168,8 +170,7 @@ def test_reductions(stored, tmp_path, scheduler, monkeypatch, what):
     c = sp.csr_matrix(spdist.spgemm(m, m.T, triangle="upper"))
     expected = np.histogram(c.data, wanted["bins"])[0] if what == "histogram" else by_hand(c, what)
     np.testing.assert_array_equal(spdist.reduce(m, m.T, what, **wanted), expected)
-    make = planner.make_plan
-    monkeypatch.setattr("spdist.scheduler.planner.planner.make_plan", lambda *a, **k: make(*a, **k, grid=(5, 2, 2)))
+    monkeypatch.setattr(planner, "make_plan", in_grid((5, 2, 2)))
     stored("A", m), stored("B", m.T.tocsr())
     found = spdist.reduce(tmp_path / "A.zarr", tmp_path / "B.zarr", what, scheduler=scheduler, **wanted)
     np.testing.assert_array_equal(found, expected)
@@ -271,7 +272,7 @@ def test_rows_that_do_not_fit_their_room(stored, tmp_path, scheduler, monkeypatc
 
 def test_lost_blocks_and_resume(stored, tmp_path, scheduler, monkeypatch):
     """Blocks whose worker is gone are computed again, as triangles; and a run goes on as a triangle only."""
-    monkeypatch.setattr("spdist.scheduler.planner.planner.CHUNK_LENGTH", 1 << 10)
+    monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
     monkeypatch.setattr("spdist.scheduler.execution.driver.CHECKPOINT_SECONDS", 0.0)
     a = stored("A", whole_numbers(900, 900, 12, 3))
     whole = {"threshold": 2.0, "scheduler": scheduler}

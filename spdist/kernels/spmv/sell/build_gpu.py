@@ -32,7 +32,8 @@ from spdist.kernels.spmv.sell.layout import (
     sort_by_length,
     sort_groups,
 )
-from spdist.matrices.csr import CSR, IndexArray
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import IndexArray
 
 FILE = "spmv/sell/build.cu"
 SURVEY_BLOCKS = 1024

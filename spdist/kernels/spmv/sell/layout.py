@@ -16,7 +16,9 @@ import numpy as np
 from spdist.kernels.rounding import ceil_div
 from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.sell.format import WINDOW
-from spdist.matrices.csr import INT32_MAX, IndexArray, module_of
+from spdist.matrices.dtypes import INT32_MAX, IndexArray
+from spdist.matrices.dtypes import is_on_gpu as is_on_gpu
+from spdist.matrices.dtypes import module_of as module_of
 
 PIECE = 2048
 """Least entries of a piece of a long row."""

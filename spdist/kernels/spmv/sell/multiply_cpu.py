@@ -21,7 +21,8 @@ from spdist.kernels.spmv.sell.chunks_cpu import (
 )
 from spdist.kernels.spmv.sell.format import BLOCK_NARROW, BLOCK_WIDE, DIAGONAL, WIDE, Sell, value_places
 from spdist.kernels.spmv.sell.lane_sums import GROUP, sum_diagonals, sum_entries
-from spdist.matrices.csr import CSR, ValueArray, index_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import ValueArray, index_dtype
 
 
 @inlined
