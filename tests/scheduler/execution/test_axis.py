@@ -257,7 +257,7 @@ def test_errors_name_what_was_given(operands):
     ):
         with pytest.raises(SpdistError, match=message):
             spdist.spgemm(a, b, top_n=3, axis=0, **options)
-    with pytest.raises(SpdistError, match="A is 90 x 70, B 90 x 70"):
+    with pytest.raises(SpdistError, match="A is 90 x 70 and B is 90 x 70"):
         spdist.spgemm(a, a, top_n=3, axis=0)
 
 
