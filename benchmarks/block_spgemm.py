@@ -32,7 +32,8 @@ from spdist.kernels.bsr import multiply_cpu as bsr_cpu  # noqa: E402
 from spdist.kernels.cpu import multiply as cpu  # noqa: E402
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu  # noqa: E402
 from spdist.matrices.bsr import BSR, entries  # noqa: E402
-from spdist.matrices.csr import CSR, Int64Array, from_scipy  # noqa: E402
+from spdist.matrices.csr import CSR, from_scipy  # noqa: E402
+from spdist.matrices.dtypes import Int64Array  # noqa: E402
 
 STORED = ("email-Enron", "ca-CondMat", "pwt")
 SIDES = (2, 3, 4, 6, 8, 16)

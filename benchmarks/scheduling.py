@@ -23,7 +23,8 @@ from spdist.scheduler.execution.cluster import connect
 from spdist.scheduler.execution.stages import Counted, Part, Task
 from spdist.scheduler.execution.worker_process import resident_memory
 from spdist.scheduler.planner.plan import Block, Operand, Plan
-from spdist.storage import matrix as storage
+from spdist.storage import groups
+from spdist.storage.writer import Layout
 
 ENTRIES = 64
 PAIRS = 8
@@ -80,8 +81,8 @@ def measure(blocks: int, workers: int, slow: int, seconds: float) -> dict[str, f
     seen: list[tuple[int, int]] = []
     ahead: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
-        layout = storage.Layout(str(Path(folder) / "C.zarr"), 8, np.dtype(np.float64), plan.chunk)
-        storage.begin(layout.url, {})
+        layout = Layout(str(Path(folder) / "C.zarr"), 8, np.dtype(np.float64), plan.chunk)
+        groups.begin(layout.url, {})
         with connect(workers=workers, scheduler=None, processes=True, blocks=blocks) as client:
             client.register_plugin(driver_module.Install("bench", Empty(slow, seconds)), name="bench")
             driver = driver_module.Driver(

@@ -14,7 +14,8 @@ from spdist.errors import InputError, MatrixError
 from spdist.kernels.cpu import multiply as cpu
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import SEMIRINGS
-from spdist.matrices.csr import CSR, Int64Array, ValueArray, index_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, ValueArray, index_dtype
 
 REDUCTIONS = ("sum", "row_sums", "column_sums", "trace", "nnz", "row_nnz", "frobenius")
 """Those that a name says all of; the other is "histogram"."""

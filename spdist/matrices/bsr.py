@@ -13,17 +13,16 @@ import numpy as np
 import scipy.sparse as sp
 
 from spdist.errors import MatrixError
-from spdist.matrices.csr import (
-    CSR,
+from spdist.matrices.checks import check_structure, is_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import (
     IndexArray,
     Int64Array,
     ValueArray,
     blocksize,
     check_dtype,
-    check_structure,
     from_blocks,
     index_dtype,
-    is_canonical,
     module_of,
 )
 

@@ -23,12 +23,12 @@ from spdist.kernels.spmv import cpu_gpu_split, ehyb, prepared, reorder, sell
 from spdist.kernels.spmv import csr as csr_spmv
 from spdist.kernels.spmv.cpu_gpu_split import HybridProduct
 from spdist.kernels.spmv.prepared import BsrProduct, CsrProduct, CusparseProduct, EhybProduct, Product, SellProduct
-from spdist.kernels.spmv.sell_format import LANES, is_on_gpu
+from spdist.kernels.spmv.sell_format import LANES
 from spdist.matrices.bsr import BSR, entries, is_scipy_bsr
 from spdist.matrices.bsr import from_scipy as bsr_from_scipy
 from spdist.matrices.csr import CSR, from_scipy
-from spdist.storage import atomic_replace
-from spdist.storage import matrix as storage
+from spdist.matrices.dtypes import is_on_gpu
+from spdist.storage import atomic_replace, groups
 from spdist.units import check_count
 
 CPU_LANES = 16
@@ -201,7 +201,7 @@ class Operator:
         form = HYBRID if shared else next(name for name, kind in prepared.FORMS.items() if type(self.product) is kind)
         facts |= {"form": form, "method": self.method, "why": self.why, "dtype": self.dtype.name}
         with atomic_replace.staged_matrix(url, overwrite=overwrite) as stage:
-            storage.write_arrays(stage.url, arrays, {"encoding-type": ENCODING, "encoding-version": "0.1.0",
+            groups.write_arrays(stage.url, arrays, {"encoding-type": ENCODING, "encoding-version": "0.1.0",
                                                      "shape": list(self.shape), "operator": facts})  # fmt: skip
 
     def _multiply(self, x: Any, out: Any) -> Any:
@@ -434,7 +434,7 @@ def open_operator(url: str | Path, *, on_gpu: bool = False, threads: int | None 
     CorruptError
         If a Zarr chunk is missing, truncated or altered.
     """
-    arrays, attributes = storage.read_arrays(url)
+    arrays, attributes = groups.read_arrays(url)
     if attributes.get("encoding-type") != ENCODING:
         raise MatrixError(f"{url}: not an operator, but {attributes.get('encoding-type')}")
     facts = attributes["operator"]

@@ -29,8 +29,7 @@ from spdist.operators import operator as operators
 from spdist.operators.halo import Rows, Share
 from spdist.operators.halo_exchange import HostMessages, Messages, NcclMessages
 from spdist.scheduler.execution import cluster
-from spdist.storage import matrix as storage
-from spdist.storage.matrix import StoredMatrix
+from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.units import check_count
 
 logger = logging.getLogger("spdist")
@@ -244,7 +243,7 @@ def partitioned(
     check_count("workers", workers, "one a core or a GPU")
     if cupy_operands.is_cupyx(a):
         raise MatrixError("a matrix to be partitioned is SciPy's or stored, this is CuPy's")
-    stored = storage.open_matrix(a) if isinstance(a, str | Path) else a if isinstance(a, StoredMatrix) else None
+    stored = open_matrix(a) if isinstance(a, str | Path) else a if isinstance(a, StoredMatrix) else None
     m = operators.read_matrix(a)[0] if stored is None else stored
     if m.shape[0] != m.shape[1] or not m.shape[0]:
         raise MatrixError(f"a partitioned matrix is square and not empty, this is {m.shape[0]:,} x {m.shape[1]:,}")
@@ -299,7 +298,7 @@ def _sent(client: Client, address: str, value: Any) -> Any:
 
 def _read(url: str, numbers: Any) -> Rows:
     """Read rows of a stored matrix."""
-    stored = storage.open_matrix(url)
+    stored = open_matrix(url)
     beside = len(numbers) > 0 and numbers[-1] - numbers[0] == len(numbers) - 1
     m = stored.rows(int(numbers[0]), int(numbers[-1]) + 1) if beside else stored.take(numbers)
     return Rows(numbers, operators.read_matrix(m.to_scipy())[0])

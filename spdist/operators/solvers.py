@@ -19,7 +19,7 @@ from spdist.errors import InputError, MatrixError
 from spdist.inmemory import cupy_operands
 from spdist.kernels.cuda.cuda_graph import Steps
 from spdist.kernels.spmv.vector_updates import BEFORE, CHANGED, KEPT, PQ, RR, RZ, updates_of
-from spdist.matrices.csr import module_of
+from spdist.matrices.dtypes import module_of
 from spdist.operators import operator as operators
 from spdist.operators.operator import Operator
 from spdist.operators.partitioned import PartitionedOperator, on_host

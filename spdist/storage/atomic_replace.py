@@ -13,7 +13,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from spdist.errors import InputError, MatrixError, SpdistError
-from spdist.storage import matrix as storage
+from spdist.storage import groups, locations
+from spdist.storage.matrix import open_matrix
 
 Progress = Callable[[int, int], None]
 """Called as ``progress(done, total)``."""
@@ -67,19 +68,19 @@ def staged_matrix(target: str | Path, *, overwrite: bool) -> Iterator[Stage]:
     SpdistError
         If the disk is full.
     """
-    url = storage.normalise(target)
+    url = locations.normalise(target)
     _check_free(url, overwrite, is_matrix=True)
     with _clear_errors(url), _scratch(url) as scratch:
-        staged = str(scratch / "whole.zarr") if storage.is_local(url) else f"{url}.spdist-{uuid4().hex[:8]}"
+        staged = str(scratch / "whole.zarr") if locations.is_local(url) else f"{url}.spdist-{uuid4().hex[:8]}"
         (scratch / "scratch").mkdir()
         try:
             yield Stage(staged, scratch / "scratch")
             _check_free(url, overwrite, is_matrix=True)  # somebody else may have been faster
-            storage.move(staged, url)
+            locations.move(staged, url)
         finally:
-            if not storage.is_local(url):
+            if not locations.is_local(url):
                 with suppress(FileNotFoundError):
-                    storage.remove(staged)
+                    locations.remove(staged)
 
 
 @contextmanager
@@ -93,10 +94,10 @@ def staged_file(target: str | Path, *, overwrite: bool) -> Iterator[Path]:
     SpdistError
         If the disk is full.
     """
-    url = storage.normalise(target)
-    if not storage.is_local(url):
+    url = locations.normalise(target)
+    if not locations.is_local(url):
         raise InputError(f"{url}: files are exported to local paths only; export there, then copy")
-    path = storage.local_path(url)
+    path = locations.local_path(url)
     _check_free(url, overwrite, is_matrix=False)
     with _clear_errors(url), _scratch(url) as scratch:
         yield scratch / path.name
@@ -107,8 +108,8 @@ def staged_file(target: str | Path, *, overwrite: bool) -> Iterator[Path]:
 @contextmanager
 def _scratch(url: str) -> Iterator[Path]:
     parent = None
-    if storage.is_local(url):
-        parent = storage.local_path(url).parent
+    if locations.is_local(url):
+        parent = locations.local_path(url).parent
         parent.mkdir(parents=True, exist_ok=True)
     try:
         scratch = Path(tempfile.mkdtemp(prefix=".spdist-", dir=parent))
@@ -154,23 +155,23 @@ def _clear_errors(url: str) -> Iterator[None]:
 
 def _check_free(url: str, overwrite: bool, *, is_matrix: bool) -> None:
     """Refuse a target that exists, unless it may be replaced and is what we would replace it with."""
-    if not storage.exists(url):
+    if not locations.exists(url):
         return
     if not overwrite:
         raise InputError(f"{url}: already exists; choose another target, or pass --overwrite to replace it")
     if is_matrix and not is_ours(url):
         raise InputError(f"{url}: exists and is not a matrix, so it is not replaced; remove it yourself")
-    if not is_matrix and not storage.local_path(url).is_file():
-        what = "a directory" if storage.local_path(url).is_dir() else "no ordinary file"
+    if not is_matrix and not locations.local_path(url).is_file():
+        what = "a directory" if locations.local_path(url).is_dir() else "no ordinary file"
         raise InputError(f"{url}: is {what}, so it is not replaced by a file; choose another place")
 
 
 def is_ours(url: str) -> bool:
     """Whether `url` holds a matrix, whole or unfinished: the only thing that --overwrite deletes."""
-    if storage.read_facts(url):
+    if groups.read_facts(url):
         return True
     try:
-        storage.open_matrix(url)
+        open_matrix(url)
     except MatrixError:
         return False
     return True

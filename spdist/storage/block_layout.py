@@ -15,8 +15,11 @@ import numpy as np
 
 from spdist.errors import InputError
 from spdist.matrices.bsr import BSR, entries, from_rows
-from spdist.matrices.csr import CSR, Int64Array, ValueArray, block_dtype, blocksize, index_dtype, number_dtype
-from spdist.storage.matrix import ChunkedArray, MatrixWriter, StoredMatrix
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, ValueArray, block_dtype, blocksize, index_dtype, number_dtype
+from spdist.storage.chunked_array import ChunkedArray
+from spdist.storage.matrix import StoredMatrix
+from spdist.storage.writer import MatrixWriter
 
 BlockSize = tuple[int, int]
 LONGEST_SIDE = 16

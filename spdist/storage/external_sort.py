@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from spdist.matrices.csr import CSR, IndexArray, Int64Array, ValueArray, index_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray, index_dtype
 
 BUCKET_BYTES = 24 << 20
 """Bytes of the entries of one bucket; sorting it takes about seven times as much."""

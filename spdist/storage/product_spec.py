@@ -11,7 +11,9 @@ from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
 from spdist.kernels.product_spec import PLAIN, ProductSpec
 from spdist.kernels.reduction_spec import diagonal
-from spdist.matrices.csr import CSR, Int64Array, check_canonical, result_dtype
+from spdist.matrices.checks import check_canonical, check_mask_shape
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, result_dtype
 from spdist.storage.matrix import StoredMatrix, refuse_blocks
 
 
@@ -101,10 +103,8 @@ class StoredProductSpec:
             from spdist.kernels.cpu import numba_compile
 
             numba_compile.check_functions(self.per_row.functions, self.dtype(a, b))
-        if self.mask is not None and self.mask.shape != shape:
-            raise InputError(
-                f"the mask is {self.mask.shape[0]:,} x {self.mask.shape[1]:,}, but C is {shape[0]:,} x {shape[1]:,}"
-            )
+        if self.mask is not None:
+            check_mask_shape(self.mask.shape, shape)
 
     def arguments(self) -> dict[str, Any]:
         """Return it as the public calls take it."""

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from spdist.errors import MatrixError
-from spdist.matrices.csr import CSR, Int64Array, check_canonical
-from spdist.storage import matrix as storage
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array
+from spdist.storage import locations
 from spdist.storage.atomic_replace import ignore_progress, staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
-from spdist.storage.matrix import MatrixWriter, StoredMatrix, open_matrix
+from spdist.storage.matrix import StoredMatrix, open_matrix, refuse_blocks
+from spdist.storage.writer import MatrixWriter
 
 
 def transpose(
@@ -50,7 +53,7 @@ def transpose(
         If something is at `out` already, without `overwrite`, or A is stored in blocks.
     """
     matrix = a if isinstance(a, StoredMatrix) else open_matrix(a)
-    storage.refuse_blocks("transposes", matrix)
+    refuse_blocks("transposes", matrix)
 
     def turned(rows: CSR, numbers: Int64Array) -> Iterator[Entries]:
         yield Entries(rows.indices, numbers, rows.data)
@@ -92,7 +95,7 @@ def symmetrize(
         If C is not square, or has an entry below the diagonal.
     """
     matrix = c if isinstance(c, StoredMatrix) else open_matrix(c)
-    storage.refuse_blocks("triangles", matrix)
+    refuse_blocks("triangles", matrix)
     if matrix.nrows != matrix.ncols:
         raise MatrixError(f"{matrix.url} is {matrix.nrows:,} x {matrix.ncols:,}: what is symmetric is square")
 
@@ -154,10 +157,10 @@ def _blocks(m: StoredMatrix) -> Iterator[tuple[int, CSR]]:
 @contextmanager
 def transposed_copy(m: StoredMatrix, place: str) -> Iterator[StoredMatrix]:
     """Give a transpose at `place`, and remove it in the end, whatever happens."""
-    if storage.exists(place):  # of a run that was killed
-        storage.remove(place)
+    if locations.exists(place):  # of a run that was killed
+        locations.remove(place)
     try:
         yield transpose(m, place)
     finally:
-        if storage.exists(place):
-            storage.remove(place)
+        if locations.exists(place):
+            locations.remove(place)

@@ -20,10 +20,12 @@ import numpy.typing as npt
 from spdist.errors import MatrixError
 from spdist.kernels.product_spec import Epilogue, ProductSpec
 from spdist.kernels.semirings import Operator, Semiring, both, either, first, larger, pair, plus, second, smaller, times
-from spdist.matrices.csr import CSR, Int64Array, ValueArray, check_canonical
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, ValueArray
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import StoredProductSpec
-from spdist.verification.freivalds import Verification
+from spdist.verification.result import Verification, WrongProductError
 
 ROWS = 200
 """Rows made again, at the most."""
@@ -47,10 +49,6 @@ ON_ARRAYS: dict[Operator, Operator] = {
     second: lambda x, y: np.broadcast_to(y, np.broadcast(x, y).shape),
 }
 """What the operators of the named semirings are on arrays."""
-
-
-class _FalseError(Exception):
-    """C is false; the message says why."""
 
 
 def verify_by_recomputing(
@@ -92,7 +90,7 @@ def verify_by_recomputing(
             again += 1
             tell(c.nrows + again, c.nrows + len(chosen))
         ok, reason = True, _praise(c, spec, again)
-    except _FalseError as error:
+    except WrongProductError as error:
         ok, reason = False, str(error)
     return Verification(ok, reason, c.nrows, c.nnz, 0, "sampled", 0.0, time.perf_counter() - began)
 
@@ -112,9 +110,9 @@ def _praise(c: StoredMatrix, spec: StoredProductSpec, again: int) -> str:
 
 def _check_form(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, dtype: np.dtype[Any]) -> None:
     if c.shape != (a.nrows, b.ncols):
-        raise _FalseError(f"C is {c.nrows:,} x {c.ncols:,}, but A times B is {a.nrows:,} x {b.ncols:,}")
+        raise WrongProductError(f"C is {c.nrows:,} x {c.ncols:,}, but A times B is {a.nrows:,} x {b.ncols:,}")
     if c.dtype != dtype:
-        raise _FalseError(
+        raise WrongProductError(
             f"C holds {c.dtype}, but the product of {a.dtype} and {b.dtype} that was asked for is {dtype}"
         )
 
@@ -123,30 +121,35 @@ def _check_form(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, dtype: np.dty
 
 
 def _check_rows(c: StoredMatrix, spec: StoredProductSpec) -> Iterator[int]:
-    """Check every row against what the answer allows; yield the row after those done."""
-    top_n, mask = spec.per_row.top_n, spec.mask
-    least = spec.per_row.least(c.dtype) if spec.per_row.selects else None
+    """Check the form of every row; yield the number of rows done."""
     for start, stop, _ in c.row_blocks(4 * c.indices.chunk):
         rows = c.rows(start, stop)
         try:
             check_canonical(rows, c.url, start)
         except MatrixError as error:
-            raise _FalseError(str(error)) from None
-        lengths = np.diff(rows.indptr)
-        if top_n is not None and (long := np.flatnonzero(lengths > top_n)).size:
-            raise _FalseError(f"row {start + long[0]:,} of C has {lengths[long[0]]:,} entries, but top_n is {top_n:,}")
-        if least is not None and (low := np.flatnonzero(~(rows.data >= least))).size:
-            raise _FalseError(f"{_place(rows, start, low[0])} of C holds {rows.data[low[0]]}, below the threshold")
-        if mask is not None:
-            found = _inside(rows, mask.rows_indices(start, stop))
+            raise WrongProductError(str(error)) from None
+        _check_selection(rows, start, spec.per_row)
+        if spec.mask is not None:
+            found = _inside(rows, spec.mask.rows_indices(start, stop))
             if (wrong := np.flatnonzero(found == spec.complement)).size:
-                where = "inside" if spec.complement else "outside"
-                raise _FalseError(f"{_place(rows, start, wrong[0])} of C is {where} the mask")
-        if spec.per_row.triangle is not None:
-            below = np.flatnonzero(rows.indices < np.repeat(np.arange(start, stop), lengths))
-            if below.size:
-                raise _FalseError(f"{_place(rows, start, below[0])} of C is below the diagonal")
+                side = "inside" if spec.complement else "outside"
+                raise WrongProductError(f"{_place(rows, start, wrong[0])} of C is {side} the mask")
         yield stop
+
+
+def _check_selection(rows: CSR, start: int, spec: ProductSpec) -> None:
+    """Check rows from `start` on against `top_n`, `threshold` and `triangle`."""
+    top_n, lengths = spec.top_n, np.diff(rows.indptr)
+    if top_n is not None and (long := np.flatnonzero(lengths > top_n)).size:
+        count = lengths[long[0]]
+        raise WrongProductError(f"row {start + long[0]:,} of C has {count:,} entries, but top_n is {top_n:,}")
+    if spec.selects and (low := np.flatnonzero(~(rows.data >= spec.least(rows.dtype)))).size:
+        place = _place(rows, start, low[0])
+        raise WrongProductError(f"{place} of C holds {rows.data[low[0]]}, below the threshold")
+    if spec.triangle is not None:
+        below = np.flatnonzero(rows.indices < np.repeat(np.arange(start, start + rows.nrows), lengths))
+        if below.size:
+            raise WrongProductError(f"{_place(rows, start, below[0])} of C is below the diagonal")
 
 
 def _place(rows: CSR, start: int, at: int) -> str:
@@ -218,7 +221,7 @@ def _check_row(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, spec: StoredPr
     odd = int(np.setxor1d(found.indices, expected.columns)[0])
     if not made.error.any() or not _may_be(found, made, spec.per_row, c.dtype):
         have = "is missing in C" if odd in expected.columns else "of C should not be there"
-        raise _FalseError(f"row {row:,}, column {odd:,}: this entry {have}")
+        raise WrongProductError(f"row {row:,}, column {odd:,}: this entry {have}")
     at = np.searchsorted(made.columns, found.indices)
     _compare(found.data, made.only(at), row)
     return right.nnz
@@ -310,7 +313,7 @@ def _compare(values: ValueArray, expected: _Row, row: int) -> None:
         near = same | (np.abs(values - expected.values) <= expected.error) if expected.error.any() else same
     if not near.all():
         at = int(np.argmin(near))
-        raise _FalseError(
+        raise WrongProductError(
             f"row {row:,}, column {int(expected.columns[at]):,}: C holds {values[at]}, made again it is "
             f"{expected.values[at]}"
         )

@@ -22,6 +22,7 @@ def test_benchmark_runs_and_records(tmp_path, script):
     assert done.returncode == 0, done.stderr
     record = json.loads(out.read_text())
     assert record["date"]
+    assert "commit" in record
     assert record["command"].startswith("python")
 
 

@@ -18,7 +18,8 @@ from spdist.kernels.product_spec import PLAIN, ProductSpec
 from spdist.kernels.reduction_spec import Part, of_rows, together
 from spdist.kernels.streaming.partition import DeviceDtypes, Staged
 from spdist.kernels.streaming.pipeline import ArenaFullError, Stage
-from spdist.matrices.csr import CSR, INT32_MAX, blocksize
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX, blocksize
 
 
 def poisoned(size: int) -> Any:

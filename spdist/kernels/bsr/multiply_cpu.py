@@ -14,7 +14,8 @@ from spdist.errors import MatrixError
 from spdist.kernels.cpu import multiply as cpu
 from spdist.kernels.cpu.merge import merge as merge_values
 from spdist.matrices.bsr import BSR, from_rows
-from spdist.matrices.csr import CSR, Int64Array, result_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, result_dtype
 
 SLICES = 16
 """Slices of block rows for each thread: those of many products come when they come."""
@@ -53,7 +54,7 @@ def multiply_rows(a: CSR, b: CSR, start: int, capacity: int) -> CSR:
     Parameters
     ----------
     a, b : CSR
-        Canonical; their values are blocks that fit (`csr.block_dtype`).
+        Canonical; their values are blocks that fit (`dtypes.block_dtype`).
     start, capacity : int
         As for `cpu.multiply_rows`, in block rows and blocks.
 

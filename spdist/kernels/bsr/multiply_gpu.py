@@ -22,7 +22,8 @@ from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.rounding import ceil_div
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.matrices.bsr import BSR
-from spdist.matrices.csr import CSR, result_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import result_dtype
 from spdist.units import format_bytes
 
 logger = logging.getLogger("spdist")

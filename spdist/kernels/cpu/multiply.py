@@ -20,21 +20,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import _sparsetools
 
-from spdist.errors import InputError, MatrixError
+from spdist.errors import InputError
 from spdist.kernels.cpu import workspace as cpu_sizes
 from spdist.kernels.cpu.workspace import Engine
 from spdist.kernels.product_spec import NORMS, PLAIN, ProductSpec, longest_row
 from spdist.kernels.semirings import Semiring
-from spdist.matrices.csr import (
-    CSR,
-    INT32_MAX,
-    IndexArray,
-    Int64Array,
-    ValueArray,
-    empty,
-    index_dtype,
-    result_dtype,
-)
+from spdist.matrices.checks import check_product_shapes
+from spdist.matrices.csr import CSR, empty
+from spdist.matrices.dtypes import INT32_MAX, IndexArray, Int64Array, ValueArray, index_dtype, result_dtype
 
 EngineOrAuto = Literal["auto", "scipy", "numba"]
 
@@ -278,10 +271,7 @@ class _Task:
 def _prepare(
     a: CSR, b: CSR, engine: EngineOrAuto, threads: int, workspace_limit: int | None, spec: ProductSpec
 ) -> _Task:
-    if a.ncols != b.nrows:
-        raise MatrixError(
-            f"A has {a.ncols:,} columns but B has {b.nrows:,} rows: A @ B needs as many rows of B as A has columns"
-        )
+    check_product_shapes(a.shape, b.shape)
     if engine not in ("auto", "scipy", "numba"):
         raise InputError(f"engine={engine!r} is not one of auto, scipy, numba")
     if threads < 1:

@@ -40,7 +40,9 @@ from spdist.kernels.cuda.pinned import Bytes, array_at, pageable, pinned
 from spdist.kernels.hyspmm import workspace as hyspmm_sizes
 from spdist.kernels.hyspmm.workspace import Block, BlockCost, Layout, Types
 from spdist.kernels.rounding import ceil_div
-from spdist.matrices.csr import CSR, INT32_MAX, Int64Array, check_dtype, empty, index_dtype, result_dtype
+from spdist.matrices.checks import check_product_shapes
+from spdist.matrices.csr import CSR, empty
+from spdist.matrices.dtypes import INT32_MAX, Int64Array, check_dtype, index_dtype, result_dtype
 
 Variant = Literal["duplicated", "distinct"]
 VariantOrAuto = Literal["auto", "duplicated", "distinct"]
@@ -344,10 +346,7 @@ def plan(
 
 def _checked(a: CSR, b: CSR) -> tuple[CSR, CSR]:
     """Return the operands with values and indices in the dtypes of the result."""
-    if a.ncols != b.nrows:
-        raise MatrixError(
-            f"A has {a.ncols:,} columns but B has {b.nrows:,} rows: A @ B needs as many rows of B as A has columns"
-        )
+    check_product_shapes(a.shape, b.shape)
     dtype = check_dtype(result_dtype(check_dtype(a.dtype), check_dtype(b.dtype)))
     if dtype.kind not in "fc":
         raise MatrixError(f"dtype {dtype} is not multiplied on the GPU: convert it to float32, float64 or complex")

@@ -26,7 +26,8 @@ from spdist.errors import InputError, MatrixError
 from spdist.kernels.cuda.pinned import Bytes, array_at, pinned
 from spdist.kernels.spmv import sell_gpu
 from spdist.kernels.spmv.prepared import Product
-from spdist.matrices.csr import CSR, INT32_MAX
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX
 
 FIRST_SHARE = 1 / 32
 """Of the matrix, what the host is timed with first."""

@@ -17,9 +17,10 @@ from spdist.kernels.spmv import bsr as bsr_spmv
 from spdist.kernels.spmv import csr as csr_spmv
 from spdist.kernels.spmv import ehyb, reorder, sell, sell_gpu
 from spdist.kernels.spmv.ehyb import Ehyb
-from spdist.kernels.spmv.sell_format import Sell, is_on_gpu
+from spdist.kernels.spmv.sell_format import Sell
 from spdist.matrices.bsr import BSR
 from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import is_on_gpu
 
 
 class Product(Protocol):

@@ -16,12 +16,13 @@
 // Products are launched early: thread blocks begin while the launch before ends. x is no `__restrict__`: that may write it.
 #include "sort.cuh"
 
-enum Kind { WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW };
+enum Kind { SPDIST_CHUNK_KIND };
 enum Allowed { MAY_BE_NARROW = 1, MAY_BE_DIAGONAL = 2, MAY_BE_WIDE = 4 };
-constexpr int PADDING = -1, NO_DIAGONAL = 0x7fffffff, WARPS = 8, BASES = 16, DIAGONALS = 4, MOST_FULL = 0x7fff;
-constexpr int LONG = 2048, WINDOW = 1024;  // as in sell_format.py: entries above which a row stays in CSR; rows sorted together
+constexpr int PADDING = SPDIST_SELL_PADDING, NO_DIAGONAL = SPDIST_SELL_NO_DIAGONAL, MOST_FULL = SPDIST_SELL_MOST_FULL;
+constexpr int WARPS = SPDIST_SELL_WARPS, BASES = SPDIST_SELL_BASES, DIAGONALS = SPDIST_SELL_DIAGONALS;
+constexpr int LONG = SPDIST_SELL_LONG, WINDOW = SPDIST_SELL_WINDOW;  // entries above which a row stays in CSR; rows sorted together
 constexpr int LEADING = 512;  // chunks that products begin with whichever way they go: rows of several lanes are first
-constexpr u32 NARROW_PADDING = 0xffffu;
+constexpr u32 NARROW_PADDING = SPDIST_SELL_NARROW_PADDING;
 
 struct __align__(16) Chunk {
     i64 values, index;  // places of the first slot in `values`, and in `wide` or `narrow`

@@ -7,8 +7,9 @@ from typing import Any, Literal
 import numpy as np
 
 from spdist.errors import InputError, MatrixError
-from spdist.kernels.spmv.sell_format import LANES, WARPS_WANTED, Sell, is_on_gpu, module_of, to_host
-from spdist.matrices.csr import CSR, INT32_MAX
+from spdist.kernels.spmv.sell_format import LANES, WARPS_WANTED, Sell, to_host
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX, is_on_gpu, module_of
 
 Index = Literal["auto", "wide", "narrow"]
 

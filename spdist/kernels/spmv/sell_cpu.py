@@ -23,6 +23,7 @@ from numba.core import cgutils
 
 from spdist.errors import MatrixError
 from spdist.kernels.cpu.numba_compile import compiled, inlined, instruction
+from spdist.kernels.cuda import constants
 from spdist.kernels.spmv.sell_format import (
     BLOCK_NARROW,
     BLOCK_WIDE,
@@ -38,12 +39,13 @@ from spdist.kernels.spmv.sell_format import (
     no_long_rows,
     sort_groups,
 )
-from spdist.matrices.csr import CSR, IndexArray, ValueArray, index_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import IndexArray, ValueArray, index_dtype
 
-PADDING, NARROW_PADDING, NO_DIAGONAL = -1, 0xFFFF, 0x7FFFFFFF
+PADDING, NARROW_PADDING, NO_DIAGONAL = constants.SELL_PADDING, constants.SELL_NARROW_PADDING, constants.SELL_NO_DIAGONAL
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-MOST_FULL = 0x7FFF
-BASES, DIAGONALS = 16, 4
+MOST_FULL = constants.SELL_MOST_FULL
+BASES, DIAGONALS = constants.SELL_BASES, constants.SELL_DIAGONALS
 """Bases of slots, and pairs of a diagonal and its lanes, are padded to multiples of so many."""
 GROUP = 8
 """Lanes that are summed at a time."""

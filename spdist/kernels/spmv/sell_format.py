@@ -20,24 +20,25 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from spdist.kernels.cuda.constants import SELL_LONG, SELL_WINDOW, ChunkKind
 from spdist.kernels.rounding import ceil_div
-from spdist.matrices.csr import INT32_MAX, IndexArray, ValueArray
-from spdist.matrices.csr import is_on_gpu as is_on_gpu
-from spdist.matrices.csr import module_of as module_of
+from spdist.matrices.dtypes import INT32_MAX, IndexArray, ValueArray
+from spdist.matrices.dtypes import is_on_gpu as is_on_gpu
+from spdist.matrices.dtypes import module_of as module_of
 
-WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW = range(5)
+WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW = map(int, ChunkKind)
 KINDS = ("wide", "narrow", "diagonal", "block_wide", "block_narrow")
 """How a chunk keeps its columns; by the number in its code."""
 LANES = 32
 BLOCKS = (2, 3, 4, 6)
-WINDOW = 1024
+WINDOW = SELL_WINDOW
 """Rows of the windows that "auto" sorts within: y is still written to a few Zarr pages' worth of memory."""
 BLOCKED_SHARE = 0.9
 """Share of sampled rows in dense blocks from which blocks are looked for everywhere."""
 SAMPLES = 4096
 FEW_LISTS = 1 / 8
 """Share of the chunks up to which those that keep diagonals have a list each."""
-GPU_LONG, CPU_LONG = 2048, 512
+GPU_LONG, CPU_LONG = SELL_LONG, 512
 """Entries above which a row stays in CSR, and is shared among thread blocks or threads."""
 PIECE = 2048
 """Entries that a piece of such a row has at least."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from spdist.errors import MatrixError
+from spdist.kernels.cuda.constants import SELL_WARPS
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
 from spdist.kernels.spmv.sell_format import (
@@ -30,14 +31,14 @@ from spdist.kernels.spmv.sell_format import (
     sort_by_length,
     sort_groups,
 )
-from spdist.matrices.csr import CSR, IndexArray
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import IndexArray
 
 FILE = "spmv/sell.cu"
 COLUMNS = (8, 4, 2, 1)
 """Columns of x that one launch may multiply."""
 VECTORS = {"float": ("float", "double"), "Complex<float>": ("Complex<float>", "Complex<double>")}
 """Dtypes of x and y for stored values that may be narrower than these."""
-WARPS = 8
 CACHED_SHARE = 0.5
 """Of the L2 cache, what may hold a matrix from product to product."""
 KEPT_SHARE = 1 / 6
@@ -295,7 +296,7 @@ class Builder:
         zeros = xp.zeros(6 + 4 * (tiles + 1) + places // 2, np.int64)
         totals, differ, states, found = zeros[:5], zeros[5:6], zeros[6:], zeros[6 + 4 * (tiles + 1) :]
         if nchunks:
-            self._launch(f"sell_analyse<{self.types}, {block}>", ceil_div(nchunks, WARPS), (
+            self._launch(f"sell_analyse<{self.types}, {block}>", ceil_div(nchunks, SELL_WARPS), (
                 nchunks, self.a.nrows, dtype.itemsize, allowed, places, self.a.indptr, self.a.indices, placed.rows,
                 placed.chunks, sizes, found,
             ))  # fmt: skip
@@ -316,7 +317,7 @@ class Builder:
         a, nchunks, chunks, rows = self.a, len(placed.chunks), placed.chunks, placed.rows
         name = f"sell_fill<{c_type(np.dtype(a.dtype))}, {c_type(filled[0].dtype)}, {self.types}, {block}>"
         for shared in () if not nchunks else (0,) if owners is None else (0, 1):
-            self._launch(name, ceil_div(nchunks, WARPS), (
+            self._launch(name, ceil_div(nchunks, SELL_WARPS), (
                 nchunks, a.indptr, a.indices, a.data, rows, starts, owners, shared, chunks, *filled, differ
             ))  # fmt: skip
 
@@ -372,7 +373,7 @@ def _launches(device: int, value: str, vector: str, block: int, columns: int, al
 
     def launch(a: Sell, x: int, y: int, stride: int) -> None:
         npieces, nlong = len(a.pieces) - 1, len(a.long_rows)
-        grid = npieces + ceil_div(len(a.chunks), WARPS)
+        grid = npieces + ceil_div(len(a.chunks), SELL_WARPS)
         if not grid:
             return
         share = 1.0 if a.nbytes <= CACHED_SHARE * cache else KEPT_SHARE * cache / a.nbytes

@@ -22,7 +22,7 @@ from spdist.kernels.cuda.pinned import Bytes, array_at, pinned
 from spdist.kernels.product_spec import PLAIN, ProductSpec
 from spdist.kernels.reduction_spec import Part as Reduced
 from spdist.kernels.reduction_spec import Reduction
-from spdist.kernels.rowwise_gpu.epilogue import Work
+from spdist.kernels.rowwise_gpu.epilogue import BlockEpilogue
 from spdist.kernels.streaming import packing, pipeline
 from spdist.kernels.streaming.packed_sizes import packed_bound, packed_units
 from spdist.kernels.streaming.partition import (
@@ -37,7 +37,8 @@ from spdist.kernels.streaming.partition import (
 )
 from spdist.kernels.streaming.pipeline import ArenaFullError, Stage
 from spdist.matrices.bsr import BSR
-from spdist.matrices.csr import CSR, blocksize, number_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import blocksize, number_dtype
 from spdist.units import format_bytes
 
 FREE_SHARE = 0.9
@@ -365,7 +366,7 @@ class Gpu:
         self._kept: tuple[CSR, DeviceDtypes] | None = None
         self._slots: list[GpuSlot] = []
         self._slot_bytes = self._b_bytes = self._work_bytes = 0
-        self.work = Work(PLAIN, None, (0, 0), np.dtype(np.float64))
+        self.work = BlockEpilogue(PLAIN, None, (0, 0), np.dtype(np.float64))
         self._b_memory: Any = None  # outlives B, for another of the same size
         self._sending: list[tuple[Any, Bytes]] = []  # page-locked memory that copies may still read
         self.plain_blocks = 0 if pack else sys.maxsize
@@ -403,7 +404,7 @@ class Gpu:
             raise MatrixError(
                 f"blocks of {number} are not multiplied on the GPU: convert to float32, float64 or complex"
             )
-        work, self.entries_per_product = Work(spec, reduction, shape, dtype), 0.0
+        work, self.entries_per_product = BlockEpilogue(spec, reduction, shape, dtype), 0.0
         taken = sum(work.sizes)
         if self._work_bytes or taken > self._work_bytes:
             self._drop_slots()
@@ -413,7 +414,7 @@ class Gpu:
             self._work_bytes = taken
         return taken
 
-    def _place(self, work: Work) -> None:
+    def _place(self, work: BlockEpilogue) -> None:
         """Send the factors of rows and columns, and make room for sums."""
         memory = self.malloc(sum(work.sizes))
         arrays: list[Any] = []

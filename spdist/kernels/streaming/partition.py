@@ -27,8 +27,8 @@ from spdist.errors import MatrixError
 from spdist.kernels.cuda.constants import aligned
 from spdist.kernels.cuda.pinned import Bytes, array_at
 from spdist.kernels.streaming.workspace import PAIR_BYTES
-from spdist.matrices.csr import (
-    CSR,
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import (
     INT32_MAX,
     Int64Array,
     block_dtype,
@@ -114,7 +114,7 @@ class Part(NamedTuple):
 class DeviceDtypes:
     """Dtypes on the device: of C's values, columns and offsets, and of the values of A and B.
 
-    These are all one dtype, unless values are dense blocks (`csr.block_dtype`): then A and B have blocks of their own.
+    These are all one dtype, unless values are dense blocks (`block_dtype`): then A and B have blocks of their own.
     """
 
     value: np.dtype[Any]

@@ -60,7 +60,9 @@ from spdist.kernels.streaming.partition import (
     share_entries,
 )
 from spdist.kernels.streaming.workspace import PAIRS, device_shares
-from spdist.matrices.csr import CSR, INT32_MAX, Int64Array, empty, index_dtype
+from spdist.matrices.checks import check_product_shapes
+from spdist.matrices.csr import CSR, empty
+from spdist.matrices.dtypes import INT32_MAX, Int64Array, index_dtype
 from spdist.units import format_bytes
 
 logger = logging.getLogger("spdist")
@@ -787,7 +789,7 @@ def multiply(
     ----------
     a, b : CSR
         On the host. Rows of A need not be sorted and may hold duplicates; those of B are canonical. Values may be dense
-        blocks that fit (`csr.block_dtype`); rows, columns and entries are then of blocks.
+        blocks that fit (`dtypes.block_dtype`); rows, columns and entries are then of blocks.
     device : gpu_device.Gpu
         With its memory limit, which holds whatever the sizes of A, B and C.
     pairs : int
@@ -831,7 +833,7 @@ def reduce(
 
     Other arguments, and errors, as for `multiply`.
     """
-    _check_shapes(a, b)
+    check_product_shapes(a.shape, b.shape)
     limit = device.memory_limit
     rows = pairs, 0, None, report, first_row, spec
     return Run(a, b, device, limit, *rows, what, within, learnt or Learnt()).reduce()
@@ -854,14 +856,7 @@ def multiply_rows(
     """
     if not 0 <= start <= a.nrows or (capacity or 0) < 0 or pairs < 1:
         raise InputError(f"start={start:,} must lie in [0, {a.nrows:,}], capacity={capacity} and pairs={pairs} above 0")
-    _check_shapes(a, b)
+    check_product_shapes(a.shape, b.shape)
     limit = device.memory_limit
     rows = pairs, start, capacity, report, first_row, spec
     return Run(a, b, device, limit, *rows, within=within, learnt=learnt or Learnt()).multiply()
-
-
-def _check_shapes(a: CSR, b: CSR) -> None:
-    if a.ncols != b.nrows:
-        raise MatrixError(
-            f"A has {a.ncols:,} columns but B has {b.nrows:,} rows: A @ B needs as many rows of B as A has columns"
-        )

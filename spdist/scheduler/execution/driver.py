@@ -25,7 +25,7 @@ from distributed import Client, Future, Worker, WorkerPlugin, as_completed
 from tornado.ioloop import PeriodicCallback
 
 from spdist.errors import SpdistError
-from spdist.matrices.csr import Int64Array
+from spdist.matrices.dtypes import Int64Array
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.assignment import BlockAssigner, Work, work_of
 from spdist.scheduler.execution.cluster import dashboard_link, fetch, share_hosts, with_gpu, workers_of
@@ -33,10 +33,11 @@ from spdist.scheduler.execution.graph import Graph
 from spdist.scheduler.execution.stages import PRODUCTS, Counted, Product, StageTotal, Task
 from spdist.scheduler.planner.plan import Plan
 from spdist.scheduler.planner.remote_readers import RemoteReaders
-from spdist.storage import matrix as storage
+from spdist.storage import groups
 from spdist.storage.atomic_replace import full_disk, is_full
-from spdist.storage.matrix import ChunkBuffer, Layout, StoredMatrix
+from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import WHOLE, StoredProductSpec
+from spdist.storage.writer import ChunkBuffer, Layout
 
 CHECKPOINT_SECONDS = 0.5
 WORKERS_SECONDS = 2.0
@@ -242,12 +243,12 @@ def write_journal(url: str, front: Front, offsets: Int64Array) -> None:
         Row offsets since the last whole Zarr chunk of `indptr`.
     """
     head = json.dumps(front.__dict__, sort_keys=True).encode()
-    storage.write_note(url, JOURNAL, head + b"\n" + offsets.astype("<i8").tobytes())
+    groups.write_note(url, JOURNAL, head + b"\n" + offsets.astype("<i8").tobytes())
 
 
 def read_journal(url: str) -> tuple[Front, Int64Array]:
     """Return what `write_journal` wrote; the beginning where there is nothing."""
-    content = storage.read_note(url, JOURNAL)
+    content = groups.read_note(url, JOURNAL)
     if content is None:
         return Front(), np.zeros(1, np.int64)
     head, _, body = content.partition(b"\n")

@@ -12,7 +12,7 @@ from typing import Any
 from distributed import Client, Future
 
 from spdist.scheduler.execution.stages import Counted, Task, stage
-from spdist.storage.matrix import Layout
+from spdist.storage.writer import Layout
 
 COMMIT_PRIORITY = 10
 """Commits go before the stages of later blocks: they free memory."""

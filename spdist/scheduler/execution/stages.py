@@ -26,12 +26,16 @@ from spdist.kernels.cuda.pinned import array_at
 from spdist.kernels.product_spec import PLAIN, ProductSpec
 from spdist.kernels.streaming import pipeline
 from spdist.kernels.streaming.partition import SubmatrixOffset
-from spdist.matrices.csr import CSR, Int64Array, ValueArray, blocksize, check_canonical, index_dtype, number_dtype
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, ValueArray, blocksize, index_dtype, number_dtype
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.shared_operand import Resident
 from spdist.scheduler.planner.plan import gpu_staging
-from spdist.storage.matrix import Allocate, Held, Layout, StoredMatrix, compresses
+from spdist.storage.chunked_array import compresses
+from spdist.storage.matrix import Allocate, Held, StoredMatrix
 from spdist.storage.product_spec import WHOLE, StoredProductSpec
+from spdist.storage.writer import Layout
 
 BlockKey = int
 
@@ -184,7 +188,7 @@ class Product:
             "pairs",
             "memory_limit",
             "host_limit",
-            "answer",
+            "spec",
             "shared",
         )
         return {name: getattr(self, name) for name in fields}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from spdist.matrices.csr import Int64Array, blocksize
+from spdist.matrices.dtypes import Int64Array, blocksize
 from spdist.scheduler.planner.block_table import (
     BlockRecord,
     BlockTable,

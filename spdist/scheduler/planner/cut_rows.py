@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.kernels.cpu.numba_compile import compiled, part
-from spdist.matrices.csr import Int64Array, ValueArray
+from spdist.matrices.dtypes import Int64Array, ValueArray
 from spdist.scheduler.planner.block_table import BLOCK_RECORD, BlockTable
 from spdist.scheduler.planner.stored_rows import Lengths
 

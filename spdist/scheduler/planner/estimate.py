@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from spdist.matrices.csr import Int64Array
+from spdist.matrices.dtypes import Int64Array
 from spdist.scheduler.planner.stored_rows import Lengths, mask_lengths, row_lengths
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import StoredProductSpec

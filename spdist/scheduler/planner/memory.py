@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from spdist.matrices.csr import Int64Array
+from spdist.matrices.dtypes import Int64Array
 
 USABLE = 0.9
 """Share of the memory limit that is planned for (equation 3); the rest is for allocations that no plan counts."""

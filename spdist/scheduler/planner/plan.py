@@ -16,7 +16,7 @@ import numpy as np
 
 from spdist.engines import GPU_ENGINES
 from spdist.kernels.streaming.workspace import PAIR_BYTES, device_shares
-from spdist.matrices.csr import INT32_MAX
+from spdist.matrices.dtypes import INT32_MAX
 
 MAX_BLOCK_PRODUCTS = 1 << 26
 """Products of a row block at the most if cores multiply: about a quarter of a second, so that workers stay balanced."""

@@ -15,7 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from spdist.errors import InputError, MemoryBoundError, SpdistError
-from spdist.matrices.csr import CSR, Int64Array, blocksize, check_canonical, result_dtype
+from spdist.matrices.checks import check_canonical, check_product_shapes
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, blocksize, result_dtype
 from spdist.scheduler.planner.block_table import BlockRecord, BlockTable, block_table
 from spdist.scheduler.planner.candidates import (
     Assembler,
@@ -168,11 +170,7 @@ def check_operands(a: StoredMatrix, b: StoredMatrix, grid: tuple[int, int, int] 
     """
     if {blocksize(a.dtype), blocksize(b.dtype)} != {None}:
         result_dtype(a.dtype, b.dtype)
-    if a.ncols != b.nrows:
-        raise InputError(
-            f"shapes do not fit: A is {a.nrows:,} x {a.ncols:,} and B is {b.nrows:,} x {b.ncols:,}; the columns of A "
-            f"must equal the rows of B"
-        )
+    check_product_shapes(a.shape, b.shape)
     if grid is None:
         return
     for count, size, what in zip(grid, (a.nrows, a.ncols, b.ncols), ("row", "inner", "column"), strict=True):

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from spdist.engines import GPU_ENGINES
-from spdist.matrices.csr import number_dtype
+from spdist.matrices.dtypes import number_dtype
 from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT, Operand
-from spdist.storage.matrix import StoredMatrix, in_process
+from spdist.storage.locations import in_process
+from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import WHOLE, StoredProductSpec
 
 

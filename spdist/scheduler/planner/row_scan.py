@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from spdist.errors import SpdistError
-from spdist.matrices.csr import CSR, Int64Array, ValueArray, index_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, ValueArray, index_dtype
 from spdist.scheduler.planner.block_table import BlockTable, block_table
 from spdist.scheduler.planner.estimate import Estimate
 from spdist.scheduler.planner.remote_readers import RemoteReaders, raise_first_error, results_or_errors

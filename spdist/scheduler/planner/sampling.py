@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from spdist.matrices.csr import CSR, Int64Array, ValueArray, index_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, ValueArray, index_dtype
 from spdist.scheduler.planner.estimate import Estimate
 from spdist.scheduler.planner.plan import even_bounds
 from spdist.scheduler.planner.remote_readers import RemoteReaders, raise_first_error, results_or_errors

@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import MatrixError
-from spdist.matrices.csr import CSR, Int64Array, check_canonical
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import Diagonal
 

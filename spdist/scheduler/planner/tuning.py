@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spdist.scheduler.planner.plan import GPU_BLOCK_PRODUCTS, MAX_BLOCK_PRODUCTS
-from spdist.storage.matrix import CHUNK_LENGTH
+from spdist.storage.chunked_array import CHUNK_LENGTH
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from spdist.engines import GPU_ENGINES
 from spdist.kernels.cpu.workspace import block_workspace, cpu_workspace, fused_workspace
-from spdist.matrices.csr import Int64Array, index_dtype
+from spdist.matrices.dtypes import Int64Array, index_dtype
 from spdist.scheduler.planner.block_table import BlockTable
 from spdist.scheduler.planner.estimate import Estimate, RowLimits
 from spdist.scheduler.planner.memory import block_budget

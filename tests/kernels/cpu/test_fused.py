@@ -21,7 +21,8 @@ from spdist.kernels.cpu import multiply as cpu
 from spdist.kernels.cpu import workspace as cpu_sizes
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import PLUS_TIMES, SEMIRINGS, Semiring
-from spdist.matrices.csr import CSR, check_canonical, from_scipy
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR, from_scipy
 from tests.kernels.cpu.test_multiply import assert_same, random_csr
 from tests.support.strategies import FLOATS, csr_matrices, csr_pairs
 

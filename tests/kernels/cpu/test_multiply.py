@@ -19,7 +19,9 @@ from spdist.errors import InputError, MatrixError
 from spdist.kernels.cpu import multiply as cpu
 from spdist.kernels.cpu.workspace import cpu_workspace
 from spdist.kernels.product_spec import Epilogue, ProductSpec
-from spdist.matrices.csr import CSR, check_canonical, from_scipy, index_dtype, result_dtype
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.dtypes import index_dtype, result_dtype
 from tests.conftest import random_matrix
 from tests.support.strategies import DTYPES, FLOATS, csr_pairs
 
@@ -287,7 +289,7 @@ def test_row_products_over_several_blocks() -> None:
 
 def test_wrong_input_is_refused() -> None:
     a, b = random_csr(3, 4, 2), random_csr(3, 4, 2)
-    with pytest.raises(MatrixError, match="as many rows of B as A has columns"):
+    with pytest.raises(MatrixError, match="as many columns as B has rows"):
         cpu.multiply(a, b)
     square = random_csr(4, 4, 2)
     half = CSR(square.indptr, square.indices, square.data.astype(np.float16), square.shape)

@@ -101,7 +101,7 @@ def test_what_is_expected_of_c_may_be_wrong(monkeypatch, share):
     products.test_what_is_expected_of_c_may_be_wrong(monkeypatch, share)
 
 
-@pytest.mark.parametrize("spread", [products.rowwise_gpu.NARROW_COLUMNS - 1, products.rowwise_gpu.NARROW_COLUMNS])
+@pytest.mark.parametrize("spread", [products.NARROW_COLUMNS - 1, products.NARROW_COLUMNS])
 def test_wide_matrices_of_rows_that_are_not(spread):
     for entries in (1, 80, 300):
         products.test_wide_matrices_of_rows_that_are_not(spread, entries)

@@ -15,7 +15,8 @@ from spdist.errors import MatrixError, MemoryBoundError
 from spdist.kernels.cuda.pinned import pinned
 from spdist.kernels.hyspmm import multiply as hyspmm
 from spdist.kernels.hyspmm import workspace as hyspmm_sizes
-from spdist.matrices.csr import CSR, from_scipy, index_dtype
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.dtypes import index_dtype
 from tests.support.strategies import csr_pairs
 
 pytestmark = pytest.mark.gpu

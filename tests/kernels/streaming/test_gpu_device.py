@@ -205,7 +205,7 @@ def multiplies(monkeypatch, allocator):
 
     monkeypatch.setattr("spdist.kernels.rowwise_gpu.multiply.multiply", multiply)
     monkeypatch.setattr("spdist.kernels.rowwise_gpu.masked.multiply", under_mask)
-    monkeypatch.setattr("spdist.kernels.rowwise_gpu.multiply.offsets", offsets)
+    monkeypatch.setattr("spdist.kernels.rowwise_gpu.analysis.offsets", offsets)
     monkeypatch.setattr(
         "spdist.kernels.rowwise_gpu.multiply.count",
         lambda a, b: allocator.of(np.diff(product(a, b, PLUS_TIMES).indptr).astype(np.uint32)),

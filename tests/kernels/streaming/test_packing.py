@@ -16,7 +16,8 @@ from numpy.testing import assert_array_equal
 
 from spdist.errors import InputError
 from spdist.kernels.streaming import packed_sizes, packing
-from spdist.matrices.csr import CSR, index_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import index_dtype
 from tests.support import packing_twin as twin
 
 DTYPES = [np.dtype(t) for t in ("f4", "f8", "c8", "c16")]

@@ -300,7 +300,7 @@ def test_a_small_product_that_needs_more_than_was_thought_is_several_blocks(monk
 
 def test_types_and_shapes_are_checked():
     a = from_scipy(random_matrix(5, 4, 2.0, 9))
-    with pytest.raises(MatrixError, match="4 columns but B has 5 rows"):
+    with pytest.raises(MatrixError, match=r"A is .* x 4 and B is 5 x"):
         pipeline.multiply(a, a, HostDevice(1 << 20))
     with pytest.raises(InputError, match="start=6"):
         pipeline.multiply_rows(a, from_scipy(random_matrix(4, 4, 2.0, 9)), 6, 1, HostDevice(1 << 20))

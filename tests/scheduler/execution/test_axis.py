@@ -13,7 +13,8 @@ import spdist
 from spdist import api, cli
 from spdist.errors import InputError, ResumeError, SpdistError
 from spdist.matrices.bsr import from_scipy as from_scipy_blocks
-from spdist.matrices.csr import check_canonical, from_scipy
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import from_scipy
 from spdist.storage import transpose as transposition
 from tests.conftest import out_of_space, random_matrix
 from tests.scheduler.execution.test_driver import read

@@ -27,12 +27,13 @@ from hypothesis import strategies as st
 import spdist
 from spdist import api
 from spdist.errors import CorruptError, InputError, MemoryBoundError, ResumeError, SpdistError
+from spdist.matrices.csr import CSR
 from spdist.scheduler.execution import stages
 from spdist.scheduler.execution.cluster import SETTINGS, connect, workers
 from spdist.scheduler.execution.driver import read_journal
 from spdist.scheduler.execution.stages import shared_slices
 from spdist.scheduler.planner import planner
-from spdist.storage import matrix as storage
+from spdist.storage import groups
 from tests.conftest import assert_is_product, random_matrix
 from tests.support.planning import SHORT_CHUNKS
 
@@ -43,7 +44,7 @@ def files(url: str | Path) -> dict[str, str]:
     return {str(p.relative_to(root)): hashlib.md5(p.read_bytes()).hexdigest() for p in root.rglob("*") if p.is_file()}
 
 
-def read(url) -> storage.CSR:
+def read(url) -> CSR:
     m = api.open_matrix(url)
     m.check()
     return m.rows(0, m.nrows)
@@ -128,7 +129,7 @@ def test_resume_gives_the_bytes_of_an_undisturbed_run(stored, tmp_path, schedule
     assert files(tmp_path / "C.zarr") == files(tmp_path / "R.zarr")
 
 
-@pytest.mark.parametrize("step", ["begin", "write_note", "finish"])
+@pytest.mark.parametrize("step", ["begin", "write_note", "finish_group"])
 def test_a_disk_that_the_driver_finds_full(stored, tmp_path, scheduler, monkeypatch, step):
     """Said as the workers say it; and what is left can be resumed, or is nothing."""
     a, c = stored("A", random_matrix(300, 300, 5, 1)), tmp_path / "C.zarr"
@@ -138,7 +139,7 @@ def test_a_disk_that_the_driver_finds_full(stored, tmp_path, scheduler, monkeypa
         raise RuntimeError("No space left on device (os error 28)")  # as zarrs does
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage, step, full)
+        patch.setattr(groups, step, full)
         with pytest.raises(SpdistError, match=r"C\.zarr: the disk is full.*--resume"):
             api.multiply(a, a, c, scheduler=scheduler)
     assert c.exists() == (step != "begin")
@@ -318,7 +319,7 @@ def test_journal_is_one_file(tmp_path):
     from spdist.scheduler.execution.driver import Front, write_journal
 
     url = str(tmp_path / "C.zarr")
-    storage.begin(url, {})
+    groups.begin(url, {})
     assert read_journal(url)[0] == Front()
     write_journal(url, Front(5, 70, 2, True), np.array([3, 70]))
     front, offsets = read_journal(url)

@@ -16,8 +16,9 @@ from spdist import api, cli
 from spdist.errors import InputError, ResumeError
 from spdist.kernels.semirings import SEMIRINGS
 from spdist.matrices.csr import CSR, from_scipy
-from spdist.storage import matrix as storage
+from spdist.storage import locations
 from spdist.storage.external_sort import RowSorter
+from spdist.storage.matrix import open_matrix
 from tests.conftest import out_of_space, random_matrix
 from tests.scheduler.execution.test_driver import files, read
 from tests.support.planning import SHORT_CHUNKS
@@ -279,7 +280,7 @@ def test_functions_are_compiled_before_anything_is_written(stored, tmp_path, wan
         spdist.spgemm(m, m, **wanted)
     with pytest.raises(InputError, match=message):
         api.multiply(a, a, tmp_path / "C.zarr", **wanted)
-    assert not storage.exists(str(tmp_path / "C.zarr"))
+    assert not locations.exists(str(tmp_path / "C.zarr"))
 
 
 def test_wrong_options_are_refused_before_anything_is_written(stored, tmp_path):
@@ -306,7 +307,7 @@ def test_wrong_options_are_refused_before_anything_is_written(stored, tmp_path):
         api.matmul(m, np.ones(20))
     with pytest.raises(InputError, match="some of the operands and the mask are in memory"):
         api.matmul(m, m, mask=a)
-    assert not storage.exists(str(tmp_path / "C.zarr"))
+    assert not locations.exists(str(tmp_path / "C.zarr"))
     assert_same(from_scipy(api.matmul(m, m, mask=m)), spdist.spgemm(m, m, mask=m))
 
 
@@ -319,7 +320,7 @@ def test_command_line(stored, tmp_path, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["nnz_estimate"] <= 120
     assert cli.main(["multiply", "A.zarr", "A.zarr", "C.zarr", "--verify", *wanted]) == 0
     assert "made again by min_plus" in " ".join(capsys.readouterr().out.split())
-    mask = storage.open_matrix("M.zarr").rows(0, 60).to_scipy()
+    mask = open_matrix("M.zarr").rows(0, 60).to_scipy()
     expected = spdist.spgemm(m, m, semiring="min_plus", mask=mask, complement=True, threshold=3, top_n=2)
     assert_same(read("C.zarr"), expected)
     assert cli.main(["verify", "A.zarr", "A.zarr", "C.zarr", *wanted]) == 0

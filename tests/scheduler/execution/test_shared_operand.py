@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 import spdist
 from spdist import api
 from spdist.errors import CorruptError, MatrixError, MemoryBoundError
-from spdist.matrices.csr import CSR, check_canonical
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR
 from spdist.scheduler.execution import shared_operand, stages
 from spdist.scheduler.execution.cluster import share_hosts, workers
 from spdist.scheduler.execution.driver import AHEAD
@@ -35,7 +36,8 @@ from spdist.scheduler.execution.shared_operand import Resident
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.request import PlanRequest
 from spdist.scheduler.planner.tuning import BlockTuning, PlannerTuning
-from spdist.storage.matrix import MatrixWriter, StoredMatrix, open_matrix
+from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.writer import MatrixWriter
 from tests.conftest import random_matrix
 from tests.scheduler.execution.test_driver import workers_alive
 
@@ -345,7 +347,7 @@ def test_values_are_cast_once(b):
 ])  # fmt: skip
 def test_what_is_said_to_stay_does(tmp_path, kind, sizes_, limit, guesses, monkeypatch):
     """On cores and on GPUs, where bands are read of a B whose rows are asked for by their neighbours."""
-    monkeypatch.setattr("spdist.storage.matrix.CHUNK_LENGTH", 1 << 12)
+    monkeypatch.setattr("spdist.storage.writer.CHUNK_LENGTH", 1 << 12)
     tuning = PlannerTuning(blocks=BlockTuning(gpu_products=1 << 12))
     a = spdist.generate(kind, tmp_path / "A.zarr", **sizes_)
     bytes_ = api.parse_bytes(limit)

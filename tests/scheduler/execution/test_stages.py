@@ -8,7 +8,8 @@ import pytest
 import spdist
 from spdist.kernels.cpu import multiply as cpu
 from spdist.scheduler.execution.stages import Operands, Product, Task
-from spdist.storage.matrix import ChunkedArray, StoredMatrix
+from spdist.storage.chunked_array import ChunkedArray
+from spdist.storage.matrix import StoredMatrix
 from tests.conftest import assert_is_product, random_matrix
 
 STEP = 340

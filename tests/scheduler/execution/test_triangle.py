@@ -21,7 +21,8 @@ from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import SEMIRINGS
 from spdist.kernels.streaming.partition import SubmatrixOffset
 from spdist.kernels.streaming.pipeline import Learnt, multiply_rows, reduce
-from spdist.matrices.csr import CSR, check_canonical, from_scipy
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR, from_scipy
 from spdist.scheduler.execution import cluster, stages
 from spdist.scheduler.execution.assignment import BlockAssigner
 from spdist.scheduler.planner import planner

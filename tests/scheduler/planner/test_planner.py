@@ -24,7 +24,7 @@ from spdist.scheduler.planner.tuning import (
     PlannerTuning,
     ResidencyTuning,
 )
-from spdist.storage.matrix import MatrixWriter
+from spdist.storage.writer import MatrixWriter
 from spdist.units import parse_bytes
 from tests.conftest import random_matrix
 

@@ -63,7 +63,7 @@ def cluster(count: int):
 @pytest.fixture
 def small_parts(monkeypatch):
     """Return a tuning by which parts of 2,000 entries are scanned, and readers read all that they can."""
-    monkeypatch.setattr("spdist.storage.matrix.chunk_of", lambda dtype: 1_000)
+    monkeypatch.setattr("spdist.storage.writer.chunk_of", lambda dtype: 1_000)
     return PlannerTuning(
         scan=ScanTuning(part_entries=2_000),
         sample=SampleTuning(read_whole_entries=9_000),

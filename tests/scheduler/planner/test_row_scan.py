@@ -16,7 +16,8 @@ from spdist.scheduler.planner.tuning import (
     PlannerTuning,
     ScanTuning,
 )
-from spdist.storage.matrix import ChunkedArray, open_matrix
+from spdist.storage.chunked_array import ChunkedArray
+from spdist.storage.matrix import open_matrix
 from tests.conftest import random_matrix
 
 
@@ -42,7 +43,7 @@ def test_parts_that_are_scanned_side_by_side(stored, monkeypatch):
 def test_each_zarr_chunk_is_decoded_once_by_a_scan(tmp_path, monkeypatch, chunk, piece):
     """Whatever is read at once: the columns are those of the rows, and read ahead into memory that is used again."""
     m = random_matrix(3_000, 500, 7, 1)
-    monkeypatch.setattr("spdist.storage.matrix.chunk_of", lambda dtype: chunk)
+    monkeypatch.setattr("spdist.storage.writer.chunk_of", lambda dtype: chunk)
     api.save(tmp_path / "A.zarr", m)
     a = open_matrix(tmp_path / "A.zarr")
     decoded: list[int] = []

@@ -14,7 +14,7 @@ from tests.conftest import random_matrix
 @pytest.mark.parametrize("parts", [1, 2, 7, 32])
 def test_parts_have_as_many_entries(stored, monkeypatch, seed, parts):
     """But for one row, the longest at the most; where rows are longer than a part, there are fewer of them."""
-    monkeypatch.setattr("spdist.storage.matrix.chunk_of", lambda dtype: 50)
+    monkeypatch.setattr("spdist.storage.writer.chunk_of", lambda dtype: 50)
     m = random_matrix(400, 300, 5, seed)
     m = sp.vstack([m, np.ones((seed % 3, 300)), m[:: -(seed % 2) or 1]], format="csr")
     a = stored("A", m)

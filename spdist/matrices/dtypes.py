@@ -1,0 +1,96 @@
+"""Dtypes of indices and values, blocks among them, and the array module, NumPy or CuPy, that an array belongs to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from spdist.errors import MatrixError
+
+IndexArray = npt.NDArray[Any]
+Int64Array = npt.NDArray[np.int64]
+ValueArray = npt.NDArray[Any]
+
+INT32_MAX = np.iinfo(np.int32).max
+"""Largest column index, and largest number of entries, that int32 arrays hold."""
+
+
+def index_dtype(ncols: int) -> np.dtype[Any]:
+    """Return the dtype of column indices below `ncols`: int32 where they fit, else int64."""
+    return np.dtype(np.int32 if ncols <= INT32_MAX else np.int64)
+
+
+def block_dtype(dtype: np.dtype[Any], size: tuple[int, int]) -> np.dtype[Any]:
+    """Return the dtype of a matrix's values where each is a dense block of r x s: a `CSR` of them is a block matrix."""
+    return np.dtype([("block", dtype, size)])
+
+
+def blocksize(dtype: np.dtype[Any]) -> tuple[int, int] | None:
+    """Return rows and columns of the blocks that values of a dtype are; None where they are numbers."""
+    return (dtype["block"].shape[0], dtype["block"].shape[1]) if dtype.names == ("block",) else None
+
+
+def from_blocks(data: npt.NDArray[Any]) -> ValueArray:
+    """Return an array of blocks, (n, r, s), as (n,) values of `block_dtype`; a view where it has no gaps."""
+    size = (data.shape[1], data.shape[2])
+    flat = np.ascontiguousarray(data).reshape(-1, size[0] * size[1])
+    return flat.view(block_dtype(data.dtype, size)).reshape(-1)
+
+
+def number_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of the numbers that values of a dtype are or, where they are blocks, hold."""
+    return dtype if blocksize(dtype) is None else dtype["block"].base
+
+
+def result_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of a product: NumPy's ``result_type``; bool times bool stays bool (OR of ANDs).
+
+    Raises
+    ------
+    MatrixError
+        If one holds blocks and the other does not, or their blocks do not fit.
+    """
+    left, right = blocksize(a), blocksize(b)
+    if left is None and right is None:
+        return np.result_type(a, b)
+    if left is None or right is None or left[1] != right[0]:
+        sizes = ["numbers" if size is None else f"blocks of {size[0]} x {size[1]}" for size in (left, right)]
+        raise MatrixError(
+            f"A holds {sizes[0]}, B {sizes[1]}: both need blocks, of r x s and of s x t; import one of them again with "
+            f"another --block-size, or without"
+        )
+    return block_dtype(np.result_type(number_dtype(a), number_dtype(b)), (left[0], right[1]))
+
+
+def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return `dtype` if spdist multiplies it: bool, integers, float32/64, complex64/128, and blocks of these.
+
+    Raises
+    ------
+    MatrixError
+        For any other dtype, float16 and long double among them.
+    """
+    number = number_dtype(dtype)
+    ok = number.kind in "biu" or number in map(np.dtype, ("f4", "f8", "c8", "c16"))
+    if not ok:
+        raise MatrixError(
+            f"values of dtype {dtype} cannot be multiplied: convert them to bool, an integer, float32, float64, "
+            f"complex64 or complex128"
+        )
+    return dtype
+
+
+def is_on_gpu(array: Any) -> bool:
+    """Whether an array is CuPy's."""
+    return type(array).__module__.partition(".")[0] == "cupy"
+
+
+def module_of(array: Any) -> Any:
+    """Return CuPy for its arrays, else NumPy."""
+    if is_on_gpu(array):
+        import cupy
+
+        return cupy
+    return np
