@@ -70,7 +70,7 @@ def norm(a: CSR, device: Gpu) -> dict[str, Any]:
     part = streaming.reduce(a, a, "frobenius", device, report=note)
     seconds = time.perf_counter() - begin
     kernels = stages["multiply"] + stages["reduce"]
-    value = float(reduction_spec.result("frobenius", part, a.ncols))
+    value = float(reduction_spec.final_value("frobenius", part, a.ncols))
     return {"seconds": seconds, "stages": dict(stages), "over_kernels": seconds / kernels, "value": value}
 
 

@@ -23,7 +23,8 @@ BEGIN, END = "<!-- figures: python docs/measured.py -->", "<!-- end of figures -
 INTRODUCTION = """# Measured
 
 `python docs/measured.py` writes this page from the records in [benchmarks/results](../benchmarks/results); `make check`
-fails if it is stale. Each record names its command, date, device and versions. `make bench` runs the benchmarks again.
+fails if it is stale. Each record names its command, date, device and versions, and from
+2026-11-23 on its commit. `make bench` runs the benchmarks again.
 
 How to read it:
 
@@ -104,13 +105,13 @@ def million(count: float) -> str:
 
 
 def spgemm_cpu() -> str:
-    """Products in memory beside SciPy."""
+    """Products in memory compared with SciPy."""
     name = "2026-11-21-spgemm_cpu"
     rows = record(name)["results"]
     lines = [[r["matrix"], r["nnz"], 1e3 * r["scipy_seconds"], 1e3 * r["spdist_seconds"], r["ratio"]] for r in rows]
     return (
         "### In memory\n\n"
-        "`spgemm(a, a)` with 2 threads beside SciPy's `a @ a` with `sort_indices()` on one thread. Inner call, medians in\n"
+        "`spgemm(a, a)` with 2 threads, compared with SciPy's `a @ a` with `sort_indices()` on one thread. Inner call, medians in\n"
         f"ms. {summary([r['ratio'] for r in rows])}\n\n"
         + table(["matrix", "nnz(A)", "SciPy", "spdist", "ratio"], lines)
         + "\n"
@@ -129,12 +130,12 @@ def by_side(name: str) -> str:
 
 
 def block_cpu() -> str:
-    """Products of block matrices beside SciPy."""
+    """Products of block matrices compared with SciPy."""
     name = "2026-11-21-block_spgemm"
     ratios = [r["ratio"] for r in record(name)["rows"]]
     return (
         "### Block matrices in memory\n\n"
-        "C = A @ A in float64 with 2 threads beside SciPy's `bsr_array` product on one, which leaves rows unsorted. Inner\n"
+        "C = A @ A in float64 with 2 threads, compared with SciPy's `bsr_array` product on one, which leaves rows unsorted. Inner\n"
         "call, ratios. Where blocks are small and rows short, most of the time goes to finding C's pattern, and SciPy is\n"
         f"quicker there. {summary(ratios)}\n\n" + by_side(name) + "\n" + source(name)
     )
@@ -165,12 +166,12 @@ def answers_cpu() -> str:
         "adjacency matrix below the diagonal). `unmasked` is spdist's whole product filtered by SciPy. Inner call with 2\n"
         "threads, medians in ms.\n\n"
         + table(["case", "products", "spdist", "peer", "which", "ratio"], lines)
-        + f"\nEight semirings on three matrices beside GraphBLAS, rows sorted. "
+        + f"\nEight semirings on three matrices compared with GraphBLAS, rows sorted. "
         f"{summary(seconds_ratios(results['semirings'], 'graphblas'))}\n\n{source(fused)}"
         + "\nThe whole of a symmetric product takes this many times as long as its upper triangle (one thread):\n\n"
         + table(["product", "whole / triangle"], half)
         + f"\n{source(halves)}"
-        + "\nThe kernels that the workflows call, beside other packages; medians in ms, 2 threads where there are threads.\n"
+        + "\nThe kernels that the workflows call, compared with other packages; medians in ms, 2 threads where there are threads.\n"
         "All pairs of shortest paths in a sparse graph are found faster by Dijkstra's algorithm than by squaring:\n\n"
         + table(["case", "spdist", "peer", "which"], workflows)
         + f"\n{source(more)}"
@@ -198,12 +199,12 @@ def stored_cpu() -> str:
     return (
         "### From Zarr to Zarr\n\n"
         "Whole call with 2 workers, storage in RAM. *Parts*: the same blocks in memory, A and B read once, C written once.\n"
-        "Wall time is far above the parts where a block needs many rows of B beside its rows of A: a halo on a stencil;\n"
+        "Wall time is far above the parts where a block needs many rows of B besides its rows of A: a halo on a stencil;\n"
         "on a random matrix a few rows from every Zarr chunk of B, each decoded whole for its checksum. *Memory*: resident\n"
         "memory of the worst worker beyond idle, of 1.15 times the limit and 40 MB.\n\n"
         + table(["product", "nnz(C)", "C / limit", "wall", "parts", "memory"], lines)
         + f"\n{source(name)}"
-        + "\nProducts cut or masked while they are made, within 64 MiB a worker; *blocks*: of those the whole C would need:\n\n"
+        + "\nProducts cut or masked while they are made, within 64 MiB a worker; *blocks*: of the number that the whole C would need:\n\n"
         + table(["rmat 17 x 16", "C / limit", "blocks", "entries kept", "wall", "memory"], fewer)
         + f"\n{source(cut)}"
         + "\nPlanning alone:\n\n"
@@ -243,14 +244,14 @@ def spgemm_gpu() -> str:
     compiled = ", ".join(f"`{r['method']}` {r['cold']['first_s']:.1f} s" for r in cold)
     return (
         "### Operands and result on the GPU\n\n"
-        "A @ A (amg_AP: A @ P) in float64 of CuPy's matrices, beside the quickest of cuSPARSE's ALG1, ALG2, ALG3 and\n"
+        "A @ A (amg_AP: A @ P) in float64 of CuPy's matrices, compared with the quickest of cuSPARSE's ALG1, ALG2, ALG3 and\n"
         "SpGEMMreuse in the same run. Inner call, from allocation to C, medians in ms; workspace beyond A, B and C in MB.\n"
         "Every result was checked.\n\n"
         + table(["matrix", "products", "nnz(C)", "cuSPARSE", "spdist", "ratio", "its MB", "our MB"], lines)
         + f"\n{source(name)}"
-        + "\nBeside the fastest of the open SpGEMM codes tried, for each matrix (`benchmarks/peers.json`). "
+        + "\nCompared with the fastest of the open SpGEMM codes tried, for each matrix, timed in another run on an\nH100 (`benchmarks/peers.json`). "
         + summary([r["methods"]["auto"]["over_peer"] for r in content["rows"] if r["methods"]["auto"].get("over_peer")])
-        + "\n\nAll methods beside cuSPARSE; `numeric` knows C's structure:\n\n"
+        + "\n\nAll methods compared with cuSPARSE; `numeric` knows C's structure:\n\n"
         + table(["method", "geometric mean", "least", "record"], methods)
         + f"\nThe first product of a type compiles its kernels, once a machine: {compiled}. "
         "The records\n`deterministic` and `real` are of older kernels.\n\n" + source("2026-11-21-spgemm_cold")
@@ -263,7 +264,7 @@ def block_gpu() -> str:
     ratios = [r["ratio"] for r in record(name)["rows"] if r.get("ratio")]
     return (
         "### Block matrices on the GPU\n\n"
-        "C = A @ A in float64 beside the same product entry by entry, by the quicker of cuSPARSE and our own `auto`.\n"
+        "C = A @ A in float64 compared with the same product entry by entry, by the quicker of cuSPARSE and our own `auto`.\n"
         f"Inner call, ratios; every result checked. {summary(ratios)}\n\n"
         + by_side(name)
         + f"\n{source(name)}\nAgain on other hosts:\n\n"
@@ -299,7 +300,7 @@ def streamed() -> str:
         "the GPU, which is how some pass the bound. `pipeline_limits` was recorded with older code.\n\n"
         + table(["product", "nnz(C)", "limit, used", "bound", "once", "repeated", "unpacked"], lines)
         + f"\n{source(*names)}"
-        + "\nBeside the loop a user of CuPy writes (row blocks of A up, `A_i @ B`, `.get()`), which allocates C anew:\n\n"
+        + "\nCompared with the loop a user of CuPy writes (row blocks of A up, `A_i @ B`, `.get()`), which allocates C anew:\n\n"
         + table(["product", "loop", "spdist, once", "ratio"], beside)
         + f"\n{source(loop)}"
     )
@@ -318,12 +319,12 @@ def thesis() -> str:
     methods = [[m, found[m]["over_cupy"]["geometric_mean"], found[m]["over_cupy"]["minimum"]] for m in found]
     return (
         "### Matrices of the thesis, A sent and C brought back\n\n"
-        "Inner call, repeated, medians in ms, beside CuPy's `A @ A` and `.get()`. The fair comparison has both programs\n"
+        "Inner call, repeated, medians in ms, compared with CuPy's `A @ A` and `.get()`. The fair comparison has both programs\n"
         "copy from and to page-locked memory (*locked*). In the last two columns both take NumPy's arrays; spdist has\n"
         "page-locked them by then, CuPy has not.\n\n"
         + table(["matrix", "spdist, locked", "CuPy, locked", "bound", "ratio", "spdist", "CuPy"], lines)
         + f"\nLocked. {summary([r['cupy_locked_s'] / r['locked_s'] for r in rows])}\n\n{source(name)}"
-        + "\nThe thesis' own method beside CuPy between page-locked transfers (ratio):\n\n"
+        + "\nThe thesis' own method compared with CuPy between page-locked transfers (ratio):\n\n"
         + table(["method", "geometric mean", "least"], methods)
         + f"\n{source(older)}"
     )
@@ -383,7 +384,7 @@ def answers_gpu() -> str:
         + f"\nKernels of other semirings take {geometric_mean(ratios):.2f} of the time of plus and times in the geometric "
         f"mean, {max(ratios):.2f} at most.\n\n{source(top)}"
         + "\nMasked products, upper triangles and R A P, operands on the GPU, medians in ms; *whole*: our own product:\n\n"
-        + table(["case", "spdist", "beside", "ms", "ratio"], beside)
+        + table(["case", "spdist", "compared with", "ms", "ratio"], beside)
         + f"\n{source(masked_name)}"
     )
 
@@ -398,11 +399,11 @@ def vectors_cpu() -> str:
     lines = [[r["matrix"], million(r["nnz"]), r["scipy_ms"], r["ms"], r["ratio"]] for r in rows]
     return (
         "### On the CPU\n\n"
-        '`operator(a, "sell")` with 2 threads beside SciPy\'s product with one, turn by turn on idle cores; ms a product,\n'
+        '`operator(a, "sell")` with 2 threads compared with SciPy\'s product with one, turn by turn on idle cores; ms a product,\n'
         f"preparation apart. {summary([r['ratio'] for r in rows])}\n\n"
         + table(["matrix", "nonzeros", "SciPy", "spdist", "ratio"], lines)
         + f"\n{source(name)}"
-        + '\nBlock matrices: `operator(a, "bsr")` with one thread beside the quicker of SciPy\'s `bsr_array` and `csr_array`.\n'
+        + '\nBlock matrices: `operator(a, "bsr")` with one thread compared with the quicker of SciPy\'s `bsr_array` and `csr_array`.\n'
         f"{summary([r['ratio'] for r in dense])}\n\n{source(blocks)}"
     )
 
@@ -429,7 +430,7 @@ def vectors_gpu() -> str:
     ]
     return (
         "### On the GPU\n\n"
-        "`operator(a)` in float64 beside the quickest of cuSPARSE's CSR ALG1 and ALG2, COO, sliced ELL and BSR,\n"
+        "`operator(a)` in float64 compared with the quickest of cuSPARSE's CSR ALG1 and ALG2, COO, sliced ELL and BSR,\n"
         "preprocessed; us a product, both replayed in CUDA graphs, preparation apart; every result checked.\n"
         f"{suites(name)}\nIn float32: {suites(single)}\n\n"
         + table(["matrix", "rows", "nonzeros", "cuSPARSE", "spdist", "ratio", "chosen", "float32 ratio"], lines)
@@ -467,7 +468,7 @@ SECTIONS: dict[str, list[Callable[[], str]]] = {
 
 
 def figures() -> list[Figure]:
-    """Return the comparisons of README: like beside like, no steady state beside a single run."""
+    """Return the comparisons of README: like with like, no steady state against a single run."""
     fused = record("2026-11-21-fused")["results"]
     products = [r["methods"]["auto"] for r in record("2026-11-21-spgemm")["rows"]]
     spgemm = [found["over_cusparse"] for found in products]
@@ -522,7 +523,7 @@ def readme_table() -> str:
     ]  # fmt: skip
     runs = [[w, d, f"{g:.1f} GB", f"{s:.1f} s", f"[record](benchmarks/results/{n}.json)"] for w, d, g, s, n in whole]
     return (
-        table(["what", "timed", "on", "beside", "times as fast", "least", ""], lines)
+        table(["what", "timed", "on", "compared with", "times as fast", "least", ""], lines)
         + "\n"
         + table(["from Zarr to Zarr, whole call", "on", "C", "wall time", ""], runs)
     )

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from spdist.matrices import vbr
     from spdist.matrices.bsr import BSR
     from spdist.matrices.vbr import VBR
-    from spdist.operators.operator import Operator, open_operator, operator
-    from spdist.operators.operator import ehyb_operator as ehyb
-    from spdist.operators.operator import sell_operator as sell
+    from spdist.operators.operator import Operator
     from spdist.operators.partitioned import PartitionedOperator, partitioned
+    from spdist.operators.prepare import ehyb_operator as ehyb
+    from spdist.operators.prepare import open_operator, operator
+    from spdist.operators.prepare import sell_operator as sell
     from spdist.operators.solvers import Solution, conjugate_gradient, pagerank
     from spdist.scheduler.execution.cluster import workers
     from spdist.storage.generators import generate
@@ -61,7 +62,8 @@ _HOME = {
     "Epilogue": "spdist.kernels.product_spec",
     "multi_matmul": "spdist.chain",
     "Semiring": "spdist.kernels.semirings",
-    **dict.fromkeys(("Operator", "ehyb", "open_operator", "operator", "sell"), "spdist.operators.operator"),
+    "Operator": "spdist.operators.operator",
+    **dict.fromkeys(("ehyb", "open_operator", "operator", "sell"), "spdist.operators.prepare"),
     **dict.fromkeys(("PartitionedOperator", "partitioned"), "spdist.operators.partitioned"),
     **dict.fromkeys(("Solution", "conjugate_gradient", "pagerank"), "spdist.operators.solvers"),
     "generate": "spdist.storage.generators",

@@ -23,8 +23,9 @@ from spdist.engines import ENGINES, GPU_ENGINES, Engine
 from spdist.errors import InputError, ResumeError, VerificationError
 from spdist.inmemory import spgemm as inmemory
 from spdist.inmemory.spgemm import spgemm
+from spdist.kernels.cpu.reduce import reduce_linear
 from spdist.kernels.product_spec import Epilogue, ProductSpec, is_by_columns
-from spdist.kernels.reduction_spec import Reduction, check_values, is_linear, reduce_linear, reduction_of, spec_for
+from spdist.kernels.reduction_spec import Reduction, check_values, is_linear, reduction_of, spec_for
 from spdist.kernels.semirings import Semiring, find, turned
 from spdist.matrices.bsr import BSR, is_scipy_bsr
 from spdist.matrices.bsr import from_scipy as bsr_from_scipy

@@ -116,6 +116,16 @@ def test_command_lines_parse(path, monkeypatch):
                 cli.main(shlex.split(command)[1:])
 
 
+def test_plan_prints_what_readme_shows(tmp_path, monkeypatch, capsys):
+    shown = next(fence.text for fence in fences(ROOT / "README.md") if "$ spdist plan" in fence.text).splitlines()
+    generate = next(command for command in commands(ROOT / "README.md") if command.startswith("spdist generate"))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(shlex.split(generate)[1:]) == 0
+    capsys.readouterr()
+    assert cli.main(shlex.split(shown[0])[2:]) == 0
+    assert capsys.readouterr().out.splitlines()[: len(shown) - 2] == shown[1:-1]
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_scripts_and_targets_exist(path):
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

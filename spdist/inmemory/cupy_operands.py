@@ -16,7 +16,7 @@ import numpy as np
 
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.product_spec import PLAIN, ProductSpec
-from spdist.kernels.reduction_spec import Reduction, result
+from spdist.kernels.reduction_spec import Reduction, final_value
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.kernels.rowwise_gpu.analysis import NotCanonicalError, check_canonical
 from spdist.kernels.rowwise_gpu.multiply import Pattern
@@ -193,7 +193,7 @@ def reduce_through_gpu(a: CSR, b: CSR, what: Reduction, memory_limit: int | None
     _check_gpu("cuda")
     from spdist.kernels.streaming import pipeline
 
-    return result(what, pipeline.reduce(a, b, what, _gpu(memory_limit), spec=spec), b.ncols)
+    return final_value(what, pipeline.reduce(a, b, what, _gpu(memory_limit), spec=spec), b.ncols)
 
 
 def _gpu(memory_limit: int | None, deterministic: bool = False) -> Any:

@@ -11,8 +11,9 @@ import scipy.sparse as sp
 
 from spdist.errors import InputError, MatrixError
 from spdist.inmemory import block_operands, cupy_operands
+from spdist.kernels.cpu.reduce import reduce_product
 from spdist.kernels.product_spec import Epilogue, ProductSpec, is_by_columns
-from spdist.kernels.reduction_spec import Reduction, check_values, diagonal, is_linear, reduce_product
+from spdist.kernels.reduction_spec import Reduction, check_values, diagonal_pattern, is_linear
 from spdist.kernels.rowwise_gpu.multiply import Pattern
 from spdist.kernels.semirings import Semiring, find, turned
 from spdist.matrices.checks import check_mask_shape, check_product_shapes
@@ -272,7 +273,7 @@ def reduce(
     if engine == "cuda" and not is_linear(what, spec, dtype):
         spec.check_device()
         if what == "trace" and not spec.fused:
-            spec = replace(spec, mask=diagonal(0, left.nrows, right.ncols))
+            spec = replace(spec, mask=diagonal_pattern(0, left.nrows, right.ncols))
         return cupy_operands.reduce_through_gpu(left, right, what, memory_limit, spec)
     return reduce_product(what, left, right, threads=threads or os.cpu_count() or 1, spec=spec)
 

@@ -1,7 +1,7 @@
-"""CSR: the one in-memory form of a sparse matrix that every other module takes and gives.
+"""CSR (compressed sparse row): the in-memory form of a sparse matrix that all other modules take and return.
 
-A `CSR` is canonical when each row's column indices rise strictly (sorted, no duplicates) and lie in
-``[0, ncols)``. Entries that are zero are kept: the pattern of a product is structural, the same for every engine.
+A `CSR` is canonical if the column indices of each row rise strictly (sorted, no duplicates) and lie in ``[0, ncols)``.
+Entries that are zero are kept: the pattern of a product is structural and the same for every engine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from spdist.matrices.dtypes import (
 
 @dataclass(frozen=True, slots=True)
 class CSR:
-    """A sparse matrix, or a block of rows of one, in compressed sparse row form.
+    """A sparse matrix, or a row block of one, in compressed sparse row form.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class CSR:
     def to_scipy(self) -> Any:
         """Return SciPy's `csr_matrix` on the same arrays, with no check and no copy of indices or data.
 
-        Where values are blocks, a `bsr_array`.
+        If values are blocks, return a `bsr_array`.
         """
         size = blocksize(self.dtype)
         if size is None:
@@ -97,7 +97,13 @@ class CSR:
 
 
 def empty(shape: tuple[int, int], dtype: npt.DTypeLike) -> CSR:
-    """Return a matrix with no entries."""
+    """Return a matrix without entries.
+
+    Examples
+    --------
+    >>> empty((2, 3), "f8").indptr
+    array([0, 0, 0])
+    """
     indices = np.empty(0, index_dtype(shape[1]))
     return CSR(np.zeros(shape[0] + 1, np.int64), indices, np.empty(0, dtype), shape)
 
@@ -114,6 +120,11 @@ def from_scipy(matrix: Any) -> CSR:
     ------
     MatrixError
         If it is not a two-dimensional sparse matrix, has a dtype spdist does not multiply, or an index out of range.
+
+    Examples
+    --------
+    >>> from_scipy(sp.coo_array(([1, 2], ([0, 0], [1, 1])), shape=(1, 2))).data
+    array([3])
     """
     kind, sparse = type(matrix).__name__, bool(sp.issparse(matrix))
     if not sparse or matrix.ndim != 2:

@@ -18,39 +18,68 @@ INT32_MAX = np.iinfo(np.int32).max
 
 
 def index_dtype(ncols: int) -> np.dtype[Any]:
-    """Return the dtype of column indices below `ncols`: int32 where they fit, else int64."""
+    """Return the dtype of column indices below `ncols`: int32 if they fit, else int64.
+
+    Examples
+    --------
+    >>> index_dtype(2**31)
+    dtype('int64')
+    """
     return np.dtype(np.int32 if ncols <= INT32_MAX else np.int64)
 
 
 def block_dtype(dtype: np.dtype[Any], size: tuple[int, int]) -> np.dtype[Any]:
-    """Return the dtype of a matrix's values where each is a dense block of r x s: a `CSR` of them is a block matrix."""
+    """Return the dtype of values that are dense blocks of r x s; a `CSR` of such values is a block matrix.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of the numbers in the blocks.
+    size : (r, s)
+    """
     return np.dtype([("block", dtype, size)])
 
 
 def blocksize(dtype: np.dtype[Any]) -> tuple[int, int] | None:
-    """Return rows and columns of the blocks that values of a dtype are; None where they are numbers."""
+    """Return rows and columns of the blocks if a dtype is a `block_dtype`; None if it is one of numbers.
+
+    Examples
+    --------
+    >>> blocksize(block_dtype(np.dtype("f4"), (3, 2)))
+    (3, 2)
+    """
     return (dtype["block"].shape[0], dtype["block"].shape[1]) if dtype.names == ("block",) else None
 
 
 def from_blocks(data: npt.NDArray[Any]) -> ValueArray:
-    """Return an array of blocks, (n, r, s), as (n,) values of `block_dtype`; a view where it has no gaps."""
+    """Return an array of blocks, (n, r, s), as (n,) values of `block_dtype`; a view if the array has no gaps."""
     size = (data.shape[1], data.shape[2])
     flat = np.ascontiguousarray(data).reshape(-1, size[0] * size[1])
     return flat.view(block_dtype(data.dtype, size)).reshape(-1)
 
 
 def number_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of the numbers that values of a dtype are or, where they are blocks, hold."""
+    """Return the dtype of the numbers in the blocks if a dtype is a `block_dtype`; otherwise the dtype itself."""
     return dtype if blocksize(dtype) is None else dtype["block"].base
 
 
 def result_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of a product: NumPy's ``result_type``; bool times bool stays bool (OR of ANDs).
+    """Return the dtype of a product: NumPy's ``result_type``; bool times bool is bool (an OR of ANDs).
+
+    Parameters
+    ----------
+    a, b : dtype
+        Of the values of A and B, numbers or blocks.
 
     Raises
     ------
     MatrixError
-        If one holds blocks and the other does not, or their blocks do not fit.
+        If one operand holds blocks and the other does not, or their blocks do not fit.
+
+    Examples
+    --------
+    >>> result_dtype(np.dtype("f4"), np.dtype("i4"))
+    dtype('float64')
     """
     left, right = blocksize(a), blocksize(b)
     if left is None and right is None:
@@ -65,7 +94,7 @@ def result_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return `dtype` if spdist multiplies it: bool, integers, float32/64, complex64/128, and blocks of these.
+    """Return `dtype` if spdist multiplies it: bool, integers, float32/64, complex64/128, or blocks of these.
 
     Raises
     ------
@@ -83,12 +112,12 @@ def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def is_on_gpu(array: Any) -> bool:
-    """Whether an array is CuPy's."""
+    """Whether an array is CuPy's, told by its class, so that CuPy is not imported."""
     return type(array).__module__.partition(".")[0] == "cupy"
 
 
 def module_of(array: Any) -> Any:
-    """Return CuPy for its arrays, else NumPy."""
+    """Return the module, CuPy or NumPy, that an array belongs to."""
     if is_on_gpu(array):
         import cupy
 

@@ -1,4 +1,4 @@
-"""Write beside the target, put in place when whole: what a failure or Ctrl-C leaves is the old target, or nothing."""
+"""Write next to a target and rename when all is written: a failure or Ctrl-C leaves the old target, or nothing."""
 
 from __future__ import annotations
 
@@ -20,32 +20,41 @@ Progress = Callable[[int, int], None]
 """Called as ``progress(done, total)``."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a file system that has no room."""
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether there is no room to write; zarrs passes the system's error on as a RuntimeError."""
+    """Whether an error says that there is no room to write; zarrs raises the system's error as a RuntimeError."""
     return getattr(error, "errno", None) in _FULL or any(os.strerror(code) in str(error) for code in _FULL)
 
 
 def full_disk(what: str, error: BaseException) -> SpdistError:
-    """Return the exception to raise where there is no room for C."""
+    """Return the exception to raise when there is no room for C.
+
+    Parameters
+    ----------
+    what : str
+        C, as the message calls it.
+    error : Exception
+        What the system said.
+    """
     return SpdistError(
         f"{what}: the disk is full ({error}); what was written is kept. Free space and continue with --resume"
     )
 
 
 def ignore_progress(done: int, total: int) -> None:
-    """Take a progress report and do nothing with it."""
+    """Ignore a progress report."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Where a target is written until it is whole.
+    """Where a target is written until it is complete.
 
     Attributes
     ----------
     url : str
-        Write the target here; the same file system as the target, so that one rename puts it in place.
+        Write the target here. It is on the target's file system, so that one rename moves it to the target.
     scratch : Path
         An empty local directory for temporary files.
     """
@@ -56,15 +65,26 @@ class Stage:
 
 @contextmanager
 def staged_matrix(target: str | Path, *, overwrite: bool) -> Iterator[Stage]:
-    """Give a place to write a matrix; put it at `target` on a normal exit, delete it on any other.
+    """Yield where to write a matrix; move it to `target` on a normal exit, delete it on any other.
 
-    Temporary files lie beside a local target, because a matrix that fits there has room for them; for a URL they lie
-    in ``$TMPDIR``.
+    Temporary files are next to a local target, because a disk with room for the matrix has room for them; for a URL
+    they are in ``$TMPDIR``.
+
+    Parameters
+    ----------
+    target : str or Path
+        A path or an fsspec URL.
+    overwrite : bool
+        Whether a matrix at `target` may be replaced.
+
+    Yields
+    ------
+    Stage
 
     Raises
     ------
     InputError
-        If `target` exists and `overwrite` is false, or it holds something other than a matrix of ours.
+        If `target` exists and `overwrite` is false, or it holds something other than a matrix.
     SpdistError
         If the disk is full.
     """
@@ -75,7 +95,7 @@ def staged_matrix(target: str | Path, *, overwrite: bool) -> Iterator[Stage]:
         (scratch / "scratch").mkdir()
         try:
             yield Stage(staged, scratch / "scratch")
-            _check_free(url, overwrite, is_matrix=True)  # somebody else may have been faster
+            _check_free(url, overwrite, is_matrix=True)  # another process may have written it in the meantime
             locations.move(staged, url)
         finally:
             if not locations.is_local(url):
@@ -85,7 +105,18 @@ def staged_matrix(target: str | Path, *, overwrite: bool) -> Iterator[Stage]:
 
 @contextmanager
 def staged_file(target: str | Path, *, overwrite: bool) -> Iterator[Path]:
-    """Give a path to write a local file to; rename it to `target` on a normal exit, delete it on any other.
+    """Yield a path to write a local file to; rename it to `target` on a normal exit, delete it on any other.
+
+    Parameters
+    ----------
+    target : str or Path
+        A local path.
+    overwrite : bool
+        Whether a file at `target` may be replaced.
+
+    Yields
+    ------
+    Path
 
     Raises
     ------
@@ -126,7 +157,7 @@ def _scratch(url: str) -> Iterator[Path]:
 
 @contextmanager
 def clear_of_full_disks(refusal: Callable[[Exception], SpdistError]) -> Iterator[None]:
-    """Raise what is made of an error that says that there is no room to write; others pass."""
+    """Replace an error that says that there is no room to write by ``refusal(error)``; others pass."""
     try:
         yield
     except SpdistError:
@@ -139,7 +170,7 @@ def clear_of_full_disks(refusal: Callable[[Exception], SpdistError]) -> Iterator
 
 @contextmanager
 def _clear_errors(url: str) -> Iterator[None]:
-    """Turn the operating system's refusals into one line that says what to do."""
+    """Replace the operating system's errors by one line that says what to do."""
     full = SpdistError(
         f"{url}: the disk is full; nothing was kept. Free space for the matrix and for temporary files of its size, or "
         f"write to another disk"
@@ -154,7 +185,7 @@ def _clear_errors(url: str) -> Iterator[None]:
 
 
 def _check_free(url: str, overwrite: bool, *, is_matrix: bool) -> None:
-    """Refuse a target that exists, unless it may be replaced and is what we would replace it with."""
+    """Refuse a target that exists, unless it may be replaced and is of the kind that replaces it."""
     if not locations.exists(url):
         return
     if not overwrite:
@@ -167,7 +198,7 @@ def _check_free(url: str, overwrite: bool, *, is_matrix: bool) -> None:
 
 
 def is_ours(url: str) -> bool:
-    """Whether `url` holds a matrix, whole or unfinished: the only thing that --overwrite deletes."""
+    """Whether `url` holds a matrix, complete or unfinished: the only thing that --overwrite deletes."""
     if groups.read_facts(url):
         return True
     try:

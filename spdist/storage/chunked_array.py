@@ -1,4 +1,7 @@
-"""One Zarr array, read and written by whole Zarr chunks: codecs, checksums, chunks that are missing."""
+"""Zarr arrays, read and written by whole Zarr chunks: codecs, checksums, and chunks that are missing.
+
+A local array is decoded by zarrs, which is written in Rust and several times faster than Zarr's own pipeline.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +38,24 @@ from spdist.storage.locations import is_local, local_path, open_store, unreadabl
 CHUNK_LENGTH = 1 << 17
 """Elements of a Zarr chunk unless a memory limit asks for shorter ones: 512 KiB of int32, 1 MiB of float64.
 
-Measured, 64k to 256k elements read and write fastest through zarrs; 1M elements lose a third, 16k a half.
+Measured: 64k to 256k elements read and write fastest through zarrs; 1M elements are a third slower, 16k half as fast.
 """
+
 GLANCE = 64
-"""Elements of a Zarr chunk among which one that is not zero is looked for first."""
+"""Elements at the start of a Zarr chunk that are tested for zero before the whole chunk is."""
 
 PROBE_BYTES = 1 << 20
+"""Bytes of values that `compresses` compresses to decide."""
+
 PROBE_RATIO = 1.3
+"""Compression ratio, uncompressed over compressed bytes, above which values are worth compressing."""
+
 UNBOUNDED = 1 << 60
+"""Length, in elements, of an array whose length is not known yet."""
+
+CHECKSUM_BATCH = 256
+"""Zarr chunks whose checksums are read at a time; from a remote store at once."""
+
 _CONFIG: Any = {"order": "C", "write_empty_chunks": True}  # a chunk that is not written looks like a missing one
 _FAST_PIPELINE = "zarrs.ZarrsCodecPipeline"
 _ZARR_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
@@ -50,7 +63,9 @@ _ZARR_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 
 @dataclass(frozen=True)
 class ChunkedArray:
-    """A one-dimensional Zarr array, read and written by whole Zarr chunks; or one of blocks, which are its elements.
+    """A one-dimensional Zarr array of numbers, or a three-dimensional one whose elements are blocks.
+
+    It is read and written by whole Zarr chunks, and pickles without being opened.
 
     Attributes
     ----------
@@ -59,11 +74,13 @@ class ChunkedArray:
     length : int
         Elements.
     chunk : int
-        Elements of one Zarr chunk (of one shard, where the array is sharded).
+        Elements of one Zarr chunk (of one shard, if the array is sharded).
     metadata : str
         Zarr's own metadata document, as JSON, with a length that no write exceeds.
     checked : bool
         Whether the last codec is crc32c.
+    dtype : dtype
+        Of the elements; a `block_dtype` if they are blocks.
     """
 
     url: str
@@ -85,12 +102,12 @@ class ChunkedArray:
         return self.chunk * self.dtype.itemsize
 
     def read(self, first: int, last: int) -> ValueArray:
-        """Return elements ``[first:last)``: a view of the whole Zarr chunks that hold them, each checked.
+        """Read elements ``[first:last)``: a view of the decoded Zarr chunks that hold them, each chunk checked.
 
         Raises
         ------
         CorruptError
-            If a Zarr chunk is missing, truncated or altered; names it.
+            If a Zarr chunk is missing, truncated or altered; names the chunk.
         """
         if first >= last:
             return np.empty(0, self.dtype)
@@ -99,12 +116,12 @@ class ChunkedArray:
         return wanted if blocksize(self.dtype) is None else from_blocks(wanted)
 
     def read_into(self, out: ValueArray, first: int) -> None:
-        """Read elements into all of `out`, from `first` on; Zarr chunks that lie in it whole are decoded there.
+        """Fill `out` with the elements from `first` on; Zarr chunks that fit whole are decoded into it without a copy.
 
         Raises
         ------
         CorruptError
-            As `read` does.
+            If a Zarr chunk is missing, truncated or altered; names the chunk.
         """
         last = first + len(out)
         k0, k1 = -(-first // self.chunk), last // self.chunk
@@ -117,7 +134,7 @@ class ChunkedArray:
         out[high:] = self.read(first + high, last)
 
     def _decode(self, k0: int, k1: int, out: ValueArray | None = None) -> ValueArray:
-        """Return the elements of Zarr chunks [k0, k1); if `out` is given, they are there."""
+        """Decode Zarr chunks ``[k0:k1)``, into `out` if it is given, and return their elements."""
         if k1 > self.nchunks:
             raise self._missing(max(k0, self.nchunks))
         array = _open_array(self.url, self.name, self.metadata)
@@ -127,40 +144,39 @@ class ChunkedArray:
             found = cast(ValueArray, _run(self.url, array.async_array.getitem(wanted, prototype=prototype)))
         except Exception as error:  # zarrs, numcodecs and the store each raise their own
             raise self._diagnose(k0, k1, error) from error
-        if out is not None and not np.shares_memory(found, out):  # a Zarr that takes its memory elsewhere
+        if out is not None and not np.shares_memory(found, out):  # a Zarr that allocates its memory in another way
             out[:] = found
         self._require(k0, found, array.metadata.fill_value)
         return found
 
     def write_chunks(self, k: int, values: ValueArray) -> None:
-        """Write Zarr chunks `k`, `k` + 1, ... from `values`; the last one is filled up with zeros."""
+        """Write Zarr chunks `k`, `k` + 1, ... from `values`; pad the last chunk with zeros."""
         pad = -len(values) % self.chunk
         if pad:
             values = np.concatenate([values, np.zeros(pad, self.dtype)])
         numbers = values if blocksize(self.dtype) is None else values["block"]
-        # zarrs leaves out chunks of nothing but zeros, whatever the configuration; Zarr's own pipeline writes them.
+        # zarrs never writes a chunk of zeros, whatever the configuration says; Zarr's own pipeline does.
         chunks = numbers.reshape(-1, self.chunk * math.prod(numbers.shape[1:]))
         fast = all(chunk[:GLANCE].any() or chunk.any() for chunk in chunks)
         array = _open_array(self.url, self.name, self.metadata, fast=fast)
         _run(self.url, array.async_array.setitem(slice(k * self.chunk, k * self.chunk + len(values)), numbers))
 
     def key(self, k: int) -> str:
-        """Return Zarr's key of chunk `k`, within the matrix."""
+        """Return Zarr's key of chunk `k`, relative to the matrix."""
         metadata = _open_array(self.url, self.name, self.metadata).metadata
         return f"{self.name}/{metadata.encode_chunk_key((k,) + (0,) * (len(metadata.shape) - 1))}"
 
     def checksums(self) -> Iterator[bytes]:
-        """Yield for each Zarr chunk its stored crc32c, or a digest of its bytes where it has none.
+        """Yield for each Zarr chunk its stored crc32c, or a digest of its bytes if it has no crc32c.
 
         Raises
         ------
         CorruptError
             At the first chunk that is missing.
         """
-        batch = 256
         store = open_store(self.url)
-        for k in range(0, self.nchunks, batch):
-            ids = range(k, min(k + batch, self.nchunks))
+        for k in range(0, self.nchunks, CHECKSUM_BATCH):
+            ids = range(k, min(k + CHECKSUM_BATCH, self.nchunks))
             if is_local(self.url):
                 yield from map(self._local_checksum, ids)
             else:
@@ -194,12 +210,12 @@ class ChunkedArray:
         return raw if self.checked else [hashlib.blake2b(chunk).digest() for chunk in raw]
 
     def _require(self, k0: int, found: ValueArray, fill: Any) -> None:
-        """Look for the files of Zarr chunks that were read and may be missing: those would read as zeros, or `fill`."""
+        """Check that the file of each Zarr chunk exists whose elements are all `fill`, as a missing one reads."""
         if not is_local(self.url):
             return
         glances = found.reshape(len(found) // self.chunk, self.chunk, -1)[:, :GLANCE]
-        doubtful = range(len(glances)) if fill else np.flatnonzero(~glances.any(axis=(1, 2)))
-        for k in doubtful:
+        suspects = range(len(glances)) if fill else np.flatnonzero(~glances.any(axis=(1, 2)))
+        for k in suspects:
             if not os.access(local_path(self.url) / self.key(k0 + int(k)), os.F_OK):
                 raise self._missing(k0 + int(k))
 
@@ -210,7 +226,7 @@ class ChunkedArray:
         )
 
     def _diagnose(self, k0: int, k1: int, error: Exception) -> Exception:
-        """Find which chunk made a read fail."""
+        """Return the error that names the chunk which made a read fail."""
         array = _open_array(self.url, self.name, self.metadata)
         for k in range(k0, k1):
             try:
@@ -226,10 +242,10 @@ class ChunkedArray:
 
 
 class _Inline(ThreadPoolExecutor):
-    """Runs what it is given at once, in the calling thread."""
+    """An executor that calls each function at once, in the calling thread."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Return a future that is done."""
+        """Call the function and return a finished future."""
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -239,7 +255,7 @@ class _Inline(ThreadPoolExecutor):
 
 
 class _Loop:
-    """An event loop of a thread; closed with it, and before the interpreter takes apart what closing needs."""
+    """The event loop of one thread; closed when the thread ends, before the interpreter tears down its modules."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -251,10 +267,10 @@ _loops = threading.local()
 
 
 def _run(url: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Finish a coroutine of Zarr's: on a local store in this thread alone, with no hand-over to another.
+    """Run a coroutine of Zarr's to its end; on a local store in the calling thread.
 
-    Zarr's own `sync` goes through two other threads, which made the reads of a small block a third slower. The work
-    itself is done by zarrs, in threads of its own.
+    Zarr's own `sync` hands over to two other threads, which made reads of a small block a third slower. zarrs decodes
+    in threads of its own in either case.
     """
     try:
         asyncio.get_running_loop()
@@ -270,7 +286,7 @@ def _run(url: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _open_array(url: str, name: str, metadata: str, *, fast: bool = True) -> zarr.Array[Any]:
-    """Return a Zarr array on `metadata` as given, whatever the store says; one per process."""
+    """Return a Zarr array with the given `metadata`, whatever the store holds; cached in the process."""
     document = json.loads(metadata)
     fast = fast and is_local(url) and document["zarr_format"] == 3
     with zarr.config.set({"codec_pipeline.path": _FAST_PIPELINE if fast else _ZARR_PIPELINE}):
@@ -278,9 +294,9 @@ def _open_array(url: str, name: str, metadata: str, *, fast: bool = True) -> zar
 
 
 def _into(out: ValueArray) -> BufferPrototype:
-    """Return what makes Zarr decode to `out`: the first buffer for decoded elements that it asks for.
+    """Return a buffer prototype that makes Zarr decode into `out`: the first buffer of its shape that Zarr asks for.
 
-    The class made here goes with the next garbage collection only, so that it may not keep `out`.
+    Only a garbage collection frees the class defined here, so the class must not keep `out` alive.
     """
     waiting: list[Any] = [out]
     expected = out.shape, out.dtype
@@ -295,7 +311,7 @@ def _into(out: ValueArray) -> BufferPrototype:
 
 
 def _new_metadata(dtype: np.dtype[Any], chunk: int, compressed: bool) -> str:
-    """Return the metadata document of an array of ours, of unbounded length."""
+    """Return the metadata document, as JSON, of a new array of unbounded length."""
     number, size = number_dtype(dtype), blocksize(dtype) or ()
     blosc = [BloscCodec(cname="lz4", clevel=5, shuffle="shuffle", typesize=number.itemsize)] if compressed else []
     array = zarr.create_array(
@@ -306,12 +322,29 @@ def _new_metadata(dtype: np.dtype[Any], chunk: int, compressed: bool) -> str:
 
 
 def new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, *, compressed: bool) -> ChunkedArray:
-    """Return an array that can be written by chunks before its length is known; nothing is written yet."""
+    """Return an array that can be written by Zarr chunks before its length is known; nothing is written yet.
+
+    Parameters
+    ----------
+    url, name : str
+        The matrix and the array in it.
+    dtype : dtype
+    chunk : int
+        Elements of a Zarr chunk.
+    compressed : bool
+        Whether to compress with Blosc (LZ4, byte shuffle); crc32c is added in either case.
+    """
     return ChunkedArray(url, name, UNBOUNDED, chunk, _new_metadata(dtype, chunk, compressed), True, dtype)
 
 
 def compresses(values: ValueArray) -> bool:
-    """Whether the first megabyte of `values` shrinks enough to be worth compressing."""
+    """Whether the first `PROBE_BYTES` of `values` compress by more than `PROBE_RATIO`.
+
+    Examples
+    --------
+    >>> compresses(np.zeros(1000))
+    True
+    """
     sample = np.ascontiguousarray(values[: PROBE_BYTES // max(values.dtype.itemsize, 1)])
     sample = sample.view(number_dtype(sample.dtype))
     if sample.nbytes < 1024:

@@ -1,4 +1,4 @@
-"""Zarr groups: begun unfinished, finished in one step, with attributes and small files of spdist."""
+"""Zarr groups: created unfinished, finished in one step; their attributes, and small files of spdist's own."""
 
 from __future__ import annotations
 
@@ -23,12 +23,25 @@ ARRAYS = ("indptr", "indices", "data")
 
 
 def begin(url: str, facts: dict[str, Any]) -> None:
-    """Create an unfinished matrix at `url`: a group that says so, and nothing else."""
+    """Create an unfinished group at `url`.
+
+    Parameters
+    ----------
+    url : str
+    facts : dict
+        Kept under the attribute ``spdist``, with the state ``unfinished``.
+    """
     zarr.create_group(locations.open_store(url), attributes={"spdist": {**facts, "state": "unfinished"}})
 
 
 def read_facts(url: str) -> dict[str, Any]:
-    """Return what spdist noted at `url`, empty where there is nothing of ours."""
+    """Return the attribute ``spdist`` of the group at `url`; an empty dictionary if there is none.
+
+    Raises
+    ------
+    MatrixError
+        If the system denies reading the group.
+    """
     try:
         if not locations.exists(url):
             return {}
@@ -41,24 +54,24 @@ def read_facts(url: str) -> dict[str, Any]:
 
 
 def write_note(url: str, name: str, content: bytes) -> None:
-    """Write a small file of ours into the unfinished matrix; replaced in one step."""
+    """Write the small file ``spdist-<name>`` into an unfinished group; an older one is replaced in one step."""
     store = locations.open_store(url)
     sync(store.set(f"spdist-{name}", default_buffer_prototype().buffer.from_bytes(content)))
 
 
 def read_note(url: str, name: str) -> bytes | None:
-    """Return what `write_note` wrote, or None."""
+    """Return the content that `write_note` wrote; None if there is no such file."""
     found = sync(locations.open_store(url).get(f"spdist-{name}", default_buffer_prototype()))
     return None if found is None else found.to_bytes()
 
 
 def remove_note(url: str, name: str) -> None:
-    """Remove what `write_note` wrote."""
+    """Delete the file that `write_note` wrote."""
     sync(locations.open_store(url).delete(f"spdist-{name}"))
 
 
 def read(url: str) -> tuple[dict[str, Any], dict[str, zarr.Array[Any]]]:
-    """Return the attributes of the group at `url`, and the arrays of a matrix that it has.
+    """Return the attributes of the group at `url`, and those of its arrays that a matrix has.
 
     Raises
     ------
@@ -82,7 +95,15 @@ def read(url: str) -> tuple[dict[str, Any], dict[str, zarr.Array[Any]]]:
 
 
 def finish_group(url: str, arrays: list[tuple[ChunkedArray, int]], attributes: dict[str, Any]) -> None:
-    """Give written arrays their lengths, then the group at `url` its attributes in place of those it had."""
+    """Finish a group: write the metadata of its arrays, then replace its attributes.
+
+    Parameters
+    ----------
+    url : str
+    arrays : list of (ChunkedArray, int)
+        The arrays written, and the length of each in elements.
+    attributes : dict
+    """
     group = zarr.open_group(locations.open_store(url), mode="r+")
     for array, length in arrays:
         document = json.loads(array.metadata)
@@ -93,18 +114,27 @@ def finish_group(url: str, arrays: list[tuple[ChunkedArray, int]], attributes: d
 
 
 def write_arrays(url: str | Path, arrays: dict[str, ValueArray], attributes: dict[str, Any]) -> None:
-    """Write a Zarr group of arrays, flattened, their shapes among its attributes; `url` must not exist."""
-    place = locations.normalise(url)
-    begin(place, {})
+    """Write a Zarr group of NumPy arrays, for `read_arrays`.
+
+    Parameters
+    ----------
+    url : str or Path
+        Must not exist.
+    arrays : dict
+        Stored flattened; the shapes go to the attributes.
+    attributes : dict
+    """
+    location = locations.normalise(url)
+    begin(location, {})
     written = []
     for name, values in arrays.items():
         flat = np.ascontiguousarray(values).ravel()
-        array = new_array(place, name, flat.dtype, CHUNK_LENGTH, compressed=compresses(flat))
+        array = new_array(location, name, flat.dtype, CHUNK_LENGTH, compressed=compresses(flat))
         if len(flat):
             array.write_chunks(0, flat)
         written.append((array, len(flat)))
     shapes = {name: list(values.shape) for name, values in arrays.items()}
-    finish_group(place, written, {**attributes, "spdist": {"state": "complete", "shapes": shapes}})
+    finish_group(location, written, {**attributes, "spdist": {"state": "complete", "shapes": shapes}})
 
 
 def read_arrays(url: str | Path) -> tuple[dict[str, ValueArray], dict[str, Any]]:
@@ -113,16 +143,16 @@ def read_arrays(url: str | Path) -> tuple[dict[str, ValueArray], dict[str, Any]]
     Raises
     ------
     MatrixError
-        If there is nothing, or nothing of the kind.
+        If nothing is at `url`, or it is no Zarr group.
     CorruptError
         If a Zarr chunk is missing, truncated or altered.
     """
-    place = locations.normalise(url)
-    attributes, _ = read(place)
+    location = locations.normalise(url)
+    attributes, _ = read(location)
     shapes = attributes.get("spdist", {}).get("shapes", {})
-    group = zarr.open_group(locations.open_store(place), mode="r")
+    group = zarr.open_group(locations.open_store(location), mode="r")
     arrays = {}
     for name, shape in shapes.items():
-        array = from_zarr(place, name, cast("zarr.Array[Any]", group[name]))
+        array = from_zarr(location, name, cast("zarr.Array[Any]", group[name]))
         arrays[name] = np.array(array.read(0, array.length)).reshape(shape)
     return arrays, attributes

@@ -1,4 +1,4 @@
-"""Paths and fsspec URLs: the stores behind them, and what exists, moves or is removed there."""
+"""Locations of matrices, which are paths or fsspec URLs: open the store, look, move, remove."""
 
 from __future__ import annotations
 
@@ -25,12 +25,23 @@ def local_path(url: str) -> Path:
 
 
 def in_process(url: str) -> bool:
-    """Whether only this process sees what `url` holds, so that a product of it must run in this process."""
+    """Whether `url` is in the memory of this process, so that a product must run in this process too."""
     return url.startswith("memory://")
 
 
 def normalise(url: str | Path) -> str:
-    """Return `url` as workers in other directories understand it: an absolute path with links followed, or a URL."""
+    """Return `url` as workers in other directories understand it: an absolute path with links followed, or a URL.
+
+    Raises
+    ------
+    InputError
+        If `url` is neither text nor a path.
+
+    Examples
+    --------
+    >>> normalise("memory://A.zarr/")
+    'memory://A.zarr'
+    """
     if not isinstance(url, str | os.PathLike):
         raise InputError(f"{url!r} is no path and no URL: write for instance 'C.zarr'")
     text = str(url).rstrip("/")
@@ -38,7 +49,13 @@ def normalise(url: str | Path) -> str:
 
 
 def open_store(url: str) -> Store:
-    """Return the Zarr store at `url`."""
+    """Return the Zarr store at `url`.
+
+    Raises
+    ------
+    InputError
+        If no file system is installed for the URL.
+    """
     if is_local(url):
         return LocalStore(local_path(url))
     try:
@@ -50,7 +67,7 @@ def open_store(url: str) -> Store:
 
 
 def exists(url: str) -> bool:
-    """Whether anything lies at `url`."""
+    """Whether anything exists at `url`."""
     if is_local(url):
         return local_path(url).exists()
     return not sync(open_store(url).is_empty(""))
@@ -65,20 +82,24 @@ def remove(url: str) -> None:
 
 
 def move(source: str, target: str) -> None:
-    """Put what lies at `source` in place of what lies at `target`; one rename on a local file system."""
+    """Move `source` to `target`, replacing what is there.
+
+    On a local file system this is one rename, and if it fails the old target is restored. A remote target is deleted
+    first.
+    """
     if is_local(target):
         old = local_path(target)
         if old.exists():
-            aside = old.with_name(old.name + ".spdist-old")
-            if aside.exists():  # somebody was killed right here
-                shutil.rmtree(aside)
-            old.rename(aside)
+            backup = old.with_name(old.name + ".spdist-old")
+            if backup.exists():  # a process was killed between the two renames
+                shutil.rmtree(backup)
+            old.rename(backup)
             try:
                 local_path(source).rename(old)
             except BaseException:
-                aside.rename(old)
+                backup.rename(old)
                 raise
-            shutil.rmtree(aside)
+            shutil.rmtree(backup)
         else:
             local_path(source).rename(old)
         return
@@ -91,12 +112,12 @@ def move(source: str, target: str) -> None:
 
 
 def stored_bytes(url: str) -> int:
-    """Return the bytes that lie at `url`."""
+    """Return the bytes that the files at `url` take."""
     if is_local(url):
         return sum(path.stat().st_size for path in local_path(url).rglob("*") if path.is_file())
     return sync(open_store(url).getsize_prefix(""))
 
 
-def unreadable(place: str) -> MatrixError:
-    """Return the error to raise when the system denies reading `place`."""
-    return MatrixError(f"{place}: may not be read (permission denied): ask whoever owns it for access")
+def unreadable(url: str) -> MatrixError:
+    """Return the error to raise when the system denies reading `url`."""
+    return MatrixError(f"{url}: may not be read (permission denied): ask whoever owns it for access")

@@ -1,4 +1,4 @@
-"""Matrices being written: their layout, fixed before the first chunk, and a writer of rows in bounded memory."""
+"""Write matrices to Zarr: by chunks from any process, or row block by row block from one."""
 
 from __future__ import annotations
 
@@ -18,14 +18,35 @@ from spdist.storage.matrix import StoredMatrix, open_matrix
 
 
 def chunk_of(dtype: np.dtype[Any]) -> int:
-    """Return the elements of a Zarr chunk where no memory limit asks for fewer: of blocks, a power of two of them."""
+    """Return the elements of a Zarr chunk unless a memory limit asks for fewer.
+
+    These are `CHUNK_LENGTH` numbers, or a power of two of blocks that hold about as many.
+
+    Examples
+    --------
+    >>> from spdist.matrices.dtypes import block_dtype
+    >>> chunk_of(np.dtype("f8")), chunk_of(block_dtype(np.dtype("f8"), (3, 3)))
+    (131072, 8192)
+    """
     r, s = blocksize(dtype) or (1, 1)
     return max(CHUNK_LENGTH >> (r * s - 1).bit_length(), 1)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a matrix being written is laid out: fixed before the first chunk, so that any process can write any chunk."""
+    """The layout of a matrix that is being written, fixed first so that any process can write any Zarr chunk.
+
+    Attributes
+    ----------
+    url : str
+    ncols : int
+    dtype : dtype
+        Of the values.
+    chunk : int
+        Elements of a Zarr chunk.
+    compressed : bool
+        Whether values are compressed; offsets and columns always are.
+    """
 
     url: str
     ncols: int
@@ -50,7 +71,15 @@ def _new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, compressed
 
 
 def finish_matrix(layout: Layout, nrows: int, nnz: int, facts: dict[str, Any]) -> StoredMatrix:
-    """Turn what has been written into a matrix: array metadata first, the encoding last."""
+    """Finish a matrix whose chunks are written: write the metadata of its arrays first, its encoding last.
+
+    Parameters
+    ----------
+    layout : Layout
+    nrows, nnz : int
+    facts : dict
+        Provenance, kept under the attribute ``spdist``.
+    """
     lengths = zip(ARRAYS, (nrows + 1, nnz, nnz), strict=True)
     size = blocksize(layout.dtype)
     r, s = size or (1, 1)
@@ -66,32 +95,39 @@ def finish_matrix(layout: Layout, nrows: int, nnz: int, facts: dict[str, Any]) -
 
 
 class ChunkBuffer:
-    """Collects elements of one array and writes each Zarr chunk once it is full; holds less than one chunk between."""
+    """Collects elements of one array and writes each Zarr chunk when it is full; between calls holds less than one.
 
-    def __init__(self, array: ChunkedArray, at: int = 0) -> None:
-        self.array, self.at, self.parts = array, at, [np.empty(0, array.dtype)]
+    Parameters
+    ----------
+    array : ChunkedArray
+    start : int
+        Where the first element goes; a multiple of the chunk length.
+    """
+
+    def __init__(self, array: ChunkedArray, start: int = 0) -> None:
+        self.array, self.position, self.parts = array, start, [np.empty(0, array.dtype)]
 
     def append(self, values: ValueArray) -> None:
-        """Add `values`; writes what fills whole chunks."""
+        """Add `values` and write the Zarr chunks that are full."""
         self.parts.append(np.asarray(values, self.array.dtype))
         if sum(map(len, self.parts)) >= self.array.chunk:
             self._flush(final=False)
 
     def close(self) -> None:
-        """Write the rest as the last chunk."""
+        """Write the remaining elements as the last chunk."""
         self._flush(final=True)
 
     def _flush(self, *, final: bool) -> None:
         values = np.concatenate(self.parts)
         count = len(values) if final else len(values) - len(values) % self.array.chunk
         if count:
-            self.array.write_chunks(self.at // self.array.chunk, values[:count])
-        self.at += count
+            self.array.write_chunks(self.position // self.array.chunk, values[:count])
+        self.position += count
         self.parts = [values[count:].copy()]
 
 
 class MatrixWriter:
-    """Writes a matrix row block by row block in bounded memory; what it leaves before `close` is no matrix.
+    """Writes a matrix row block by row block in bounded memory; before `close` no reader takes it for a matrix.
 
     Parameters
     ----------
@@ -113,7 +149,7 @@ class MatrixWriter:
         self._entries: tuple[ChunkBuffer, ChunkBuffer] | None = None
 
     def append(self, block: CSR) -> None:
-        """Write the next rows, canonical."""
+        """Write the next rows, which must be canonical."""
         self._begin()
         assert self._offsets is not None
         if self._entries is None and block.nnz:  # the first entries decide whether values are compressed

@@ -12,7 +12,7 @@ from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray, index_dtype
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.verification.operands import Operands, RowRange, read_rows
-from spdist.verification.rounding_bounds import BoolArray, float_table, wrong_values
+from spdist.verification.rounding_bounds import BoolArray, product_facts, wrong_values
 
 TRUE = 1 << 21
 """Weight of a True in sums of bool products; a stored False weighs 1.
@@ -22,8 +22,16 @@ TRUE = 1 << 21
 
 
 @dataclass(frozen=True)
-class Terms:
-    """Entries of ``A @ B``: their keys ``row * ncols + column``, rising, and what was summed up, a column of each."""
+class _Terms:
+    """Some entries of ``A @ B``.
+
+    Attributes
+    ----------
+    keys : (n,) int64
+        ``row * ncols + column`` of each entry, rising; the row is counted from the first of these rows.
+    table : (facts, n)
+        A column of sums for each entry: the value, or `ProductFacts` of floats.
+    """
 
     keys: Int64Array
     table: ValueArray
@@ -60,19 +68,19 @@ def first_wrong_entry(operands: Operands, block: RowRange, rows: Int64Array) -> 
     return None
 
 
-def _expected(operands: Operands, block: RowRange, rows: Int64Array) -> Iterator[tuple[Int64Array, Terms]]:
+def _expected(operands: Operands, block: RowRange, rows: Int64Array) -> Iterator[tuple[Int64Array, _Terms]]:
     """Yield `rows` of ``A @ B`` in order, a bounded number of products at a time; parts of a long row are merged."""
     limits = operands.limits
     bools = operands.method == "recompute"
     limit, op = (limits.bool_products, np.maximum) if bools else (limits.products, np.add)
-    held: tuple[slice, Terms] | None = None
+    held: tuple[slice, _Terms] | None = None
     for piece in operands.read(operands.a, block, 0):
         a = _take(piece, rows)
         for chosen, cut in _cuts(a, operands.lengths_in_b(a), limit):
             terms = _bool_terms(operands, cut) if bools else _expand(operands, cut)
             if held and held[0] == chosen:
                 both = np.concatenate([held[1].table, terms.table], axis=1)
-                terms = compress_terms(np.concatenate([held[1].keys, terms.keys]), both, op)
+                terms = _compress(np.concatenate([held[1].keys, terms.keys]), both, op)
             elif held:
                 yield rows[held[0]], held[1]
             held = chosen, terms
@@ -81,7 +89,7 @@ def _expected(operands: Operands, block: RowRange, rows: Int64Array) -> Iterator
 
 
 def _cuts(a: CSR, products: Int64Array, limit: int) -> Iterator[tuple[slice, CSR]]:
-    """Cut `a` into groups of rows of at most `limit` products, or parts of one row, of at least one entry."""
+    """Cut `a` into groups of rows with at most `limit` products, or into parts of one row, of at least one entry."""
     running = sum_before(products)
     at_rows = running[a.indptr]
     row = 0
@@ -112,7 +120,7 @@ def sum_before(lengths: Int64Array) -> Int64Array:
 
 
 def _positions_of(starts: Int64Array, lengths: Int64Array) -> Int64Array:
-    """Return ``start, start + 1, ...`` of each start, `lengths` of them, one after the other."""
+    """Return the ranges ``start, start + 1, ...`` of the given lengths, one after the other."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     out: Int64Array = np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
@@ -133,7 +141,7 @@ def _take(m: CSR, rows: Int64Array) -> CSR:
 
 
 def _gather(operands: Operands, rows: IndexArray) -> CSR:
-    """Return some rows of B, `rows` rising."""
+    """Return some rows of B, which must rise."""
     if operands.b_held is not None:
         return _take(operands.b_held, rows.astype(np.int64))
     b, starts = operands.b.matrix, operands.b_offsets[rows]
@@ -155,11 +163,11 @@ def _gather_array(array: ChunkedArray, at: Int64Array) -> ValueArray:
     return out
 
 
-def _bool_terms(operands: Operands, a: CSR) -> Terms:
-    """Return 2 where an entry of the OR of ANDs is True and 1 where it is False.
+def _bool_terms(operands: Operands, a: CSR) -> _Terms:
+    """Return 2 for each entry of the OR of ANDs that is True, and 1 for each that is False.
 
-    One integer product tells both: True counts as 2^21 and a stored False as 1, so that a sum of up to 2^20 products
-    reaches 2^42 only with a True AND True, and none of them is zero, which SciPy would drop.
+    One integer product decides both: True weighs 2^21 and a stored False 1, so that a sum of up to 2^20 products
+    reaches 2^42 only with a True AND True, and no sum is zero, which SciPy would drop.
     """
     touched, columns = np.unique(a.indices, return_inverse=True)
     b = _gather(operands, touched)
@@ -172,40 +180,42 @@ def _bool_terms(operands: Operands, a: CSR) -> Terms:
     out.sort_indices()
     found = out.indices if names is None else names[out.indices]
     rows = np.repeat(np.arange(a.nrows), np.diff(out.indptr))
-    return Terms(rows * operands.ncols + found, np.where(out.data >= TRUE * TRUE, 2, 1).astype(np.int8)[None])
+    return _Terms(rows * operands.ncols + found, np.where(out.data >= TRUE * TRUE, 2, 1).astype(np.int8)[None])
 
 
 def _weigh(values: BoolArray) -> Int64Array:
     return np.where(values, TRUE, 1).astype(np.int64)
 
 
-def _expand(operands: Operands, a: CSR) -> Terms:
-    """Multiply by expanding all products, sorting them and adding up, so that entries that become zero stay."""
+def _expand(operands: Operands, a: CSR) -> _Terms:
+    """Multiply: expand all products, sort them and add them up, so that entries whose sum is zero are kept."""
     touched, which = np.unique(a.indices, return_inverse=True)
     b = _gather(operands, touched)
     lengths = np.diff(b.indptr)[which]
     at = _positions_of(b.indptr[which], lengths)
     keys = np.repeat(_entry_rows(a), lengths) * operands.ncols + b.indices[at]
     left, right = np.repeat(a.data, lengths), b.data[at]
-    table = (left * right)[None] if operands.work.kind == "u" else float_table(left, right)
-    return compress_terms(keys, table, np.add)
+    table = (left * right)[None] if operands.work.kind == "u" else product_facts(left, right)
+    return _compress(keys, table, np.add)
 
 
-def compress_terms(keys: Int64Array, table: ValueArray, op: np.ufunc) -> Terms:
-    """Sort by key and combine what shares one."""
+def _compress(keys: Int64Array, table: ValueArray, op: np.ufunc) -> _Terms:
+    """Sort columns of the table by key and combine those with equal keys."""
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
     starts = np.flatnonzero(np.concatenate([np.ones(min(len(keys), 1), np.bool_), keys[1:] != keys[:-1]]))
     if len(starts) == 0:
-        return Terms(keys, table)
-    return Terms(keys[starts], op.reduceat(table[:, order], starts, axis=1))
+        return _Terms(keys, table)
+    return _Terms(keys[starts], op.reduceat(table[:, order], starts, axis=1))
 
 
-def _first_difference(operands: Operands, terms: Terms, keys: Int64Array, values: ValueArray) -> tuple[int, str] | None:
-    """Return the key of the first entry of C that is not as `terms` say, and what is wrong with it."""
+def _first_difference(
+    operands: Operands, terms: _Terms, keys: Int64Array, values: ValueArray
+) -> tuple[int, str] | None:
+    """Return the key of the first entry of C that differs from `terms`, and what is wrong with it."""
     if not np.array_equal(keys, terms.keys):
-        odd = int(np.setxor1d(keys, terms.keys, assume_unique=True)[0])
-        return odd, "this entry is missing" if odd in terms.keys else "A @ B has no entry there"
+        key = int(np.setxor1d(keys, terms.keys, assume_unique=True)[0])
+        return key, "this entry is missing" if key in terms.keys else "A @ B has no entry there"
     if operands.work.kind == "f" or operands.work.kind == "c":
         wanted, wrong = wrong_values(operands.dtype, terms.table, values.astype(operands.work))
     else:

@@ -8,24 +8,25 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` found.
+    """The result of `verify`.
 
     Attributes
     ----------
     ok : bool
         Whether C is A @ B, as far as the check can tell.
     reason : str
-        One line: what is wrong, with row, column and figures, or why C is taken to be right.
+        One line: what is wrong, with row, column and figures, or why C is accepted.
     rows, nnz : int
-        Of C.
+        Rows and entries of C.
     vectors : int
-        Random vectors used; 0 where every row was recomputed.
+        Random vectors used; 0 if every row was recomputed.
     method : str
-        ``freivalds`` (float, complex), ``modular`` (integers) or ``recompute`` (bool).
+        ``freivalds`` (float, complex), ``modular`` (integers), ``recompute`` (bool) or ``sampled``.
     smallest_error : float
-        An error of one value of C that is larger than this, in units of its row's sum of ``|A||B|``, is caught with
-        certainty; of the worst row. 0 means any error. Where C is false: as far as the check came.
+        A larger error in one value of C is certain to be caught. In units of the sum of ``|A||B|`` of the value's row,
+        of the worst row; 0 means any error. If C is wrong, of the rows that were checked.
     seconds : float
+        Wall-clock time of the check.
     """
 
     ok: bool

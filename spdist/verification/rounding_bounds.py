@@ -30,13 +30,16 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class RowLengths(NamedTuple):
-    """Counts of a range of rows, each (nrows,) int64.
+    """Counts for a range of rows.
 
     Attributes
     ----------
-    a, c : entries of A and of C
-    products : products of the row
-    longest_b : entries of the longest row of B that the row of A touches
+    a, c : (nrows,) int64
+        Entries of the row of A and of the row of C.
+    products : (nrows,) int64
+        Products of the row.
+    longest_b : (nrows,) int64
+        Entries of the longest row of B that the row of A multiplies.
     """
 
     a: Int64Array
@@ -46,20 +49,31 @@ class RowLengths(NamedTuple):
 
 
 def vector_error_factor(dtype: np.dtype[Any], rows: RowLengths) -> FloatArray:
-    """Bound ``|C x - A (B x)|`` of a right C, as computed, per row and in units of ``|A||B||x|``.
+    """Bound the computed ``|C x - A (B x)|`` of a right C, row by row, in units of ``|A||B||x|``.
 
-    With u the unit roundoff of C's dtype, v = 2^-53 that of the check, s = ``|A||B||x|`` and, per row, n the products
-    of an entry, k and r the entries of A's and C's row, m those of the longest row of B touched:
+    Let u be the unit roundoff of C's dtype, v = 2^-53 the unit roundoff of the check, s = ``|A||B||x|`` and, in each
+    row, n the products of an entry, k and r the entries of A and of C, m the entries of the longest row of B touched:
 
     * C's value is a sum of at most n products in any order: wrong by at most ``n u |A||B|`` [2]_. n is at most k, and
-      at most ``products - r + 1``, since each other entry takes a product. 64-bit integers become floats first: 2 more.
+      at most ``products - r + 1``, since each other entry takes a product. 64-bit integers become floats first, which
+      adds 2.
     * ``C x`` as computed is wrong by at most ``r v |C||x|``, and ``|C| <= (1 + n u) |A||B|``.
     * ``A (B x)`` as computed is wrong by at most ``(k + m) v s``.
-    * What underflows, which the caller adds, is wrong by at most the smallest normal number for each product, flushed
-      to zero or not, and four times that where it is complex.
+    * A product that underflows, flushed to zero or not, is wrong by at most the smallest normal number, a complex one
+      by four times that. The caller adds this term.
 
-    A complex sum of n products is two real ones of 2 n products of size ``|a||b|`` together: ``2 sqrt(2) n u``, taken
-    as 3. All of this is worst case: a statistical bound, about the root of it, would at times accuse a right product.
+    A complex sum of n products is two real sums of 2 n products, of size ``|a||b|`` together: ``2 sqrt(2) n u``, taken
+    as 3. All of this is worst case: a statistical bound, about the square root, would at times reject a right product.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of C, real or complex floating.
+    rows : RowLengths
+
+    Returns
+    -------
+    (nrows,) float64
     """
     u, weight = float(np.finfo(dtype).eps) / 2, 3.0 if dtype.kind == "c" else 1.0
     n = np.minimum(rows.a, np.maximum(rows.products - rows.c + 1, 1)) + 2.0
@@ -68,12 +82,39 @@ def vector_error_factor(dtype: np.dtype[Any], rows: RowLengths) -> FloatArray:
     return np.asarray(SLACK * (own + check), np.float64)
 
 
-def float_table(left: ValueArray, right: ValueArray) -> ValueArray:
-    """Return what must be known of each product, one row for each fact, so that sums of them tell what an entry may be.
+class ProductFacts(NamedTuple):
+    """Facts of products whose sums over an entry's products decide which values the entry may have.
 
-    Rows 0 to 2 count NaN, Inf and -Inf that come of operands which are not finite; such products are zero below. Row 3
-    is one; 4 and 5 are the product and its absolute value; 6 and 7 tell what may overflow, from operands scaled so that
-    they do not: the positive and the negative part of the product, or, complex, the product and its absolute value.
+    Attributes
+    ----------
+    nan, plus_inf, minus_inf : array
+        1 if the product is NaN, Inf or -Inf because an operand is not finite; the other facts of the product but
+        `count` are 0 then.
+    count : array
+        1.
+    value, size : array
+        The product and its absolute value.
+    scaled, scaled_other : array
+        Parts of the product of operands scaled by `SCALE`, so that it does not overflow: if real, the positive and the
+        negative part; if complex, the product and its absolute value.
+    """
+
+    nan: ValueArray
+    plus_inf: ValueArray
+    minus_inf: ValueArray
+    count: ValueArray
+    value: ValueArray
+    size: ValueArray
+    scaled: ValueArray
+    scaled_other: ValueArray
+
+
+def product_facts(left: ValueArray, right: ValueArray) -> ValueArray:
+    """Return the facts of products as one array, a row for each field of `ProductFacts`.
+
+    Parameters
+    ----------
+    left, right : (products,) float64 or complex128
     """
     finite = np.isfinite(left) & np.isfinite(right)
     product = left * right
@@ -88,16 +129,29 @@ def float_table(left: ValueArray, right: ValueArray) -> ValueArray:
 
 
 def wrong_values(dtype: np.dtype[Any], table: ValueArray, values: ValueArray) -> tuple[ValueArray, BoolArray]:
-    """Return the values expected and which of `values` no order of summation gives.
+    """Return the expected values, and which of `values` no order of summation gives.
 
-    A finite value must lie within rounding of the sum, and none of its operands may be NaN or Inf. An infinite one
-    needs an Inf of its sign among the products, or products of its sign that together overflow; NaN needs a NaN among
-    them, or both signs of the former. Of complex values that are not finite only that is compared: their parts differ
+    A finite value must lie within rounding of the sum, and no operand may be NaN or Inf. An infinite value needs an Inf
+    of its sign among the products, or products of its sign that together overflow. NaN needs a NaN among the products,
+    or infinities of both signs. Complex values that are not finite are compared only as such: their parts differ
     between ways to multiply.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of C.
+    table : (8, entries)
+        Sums of `product_facts` over the products of each entry.
+    values : (entries,)
+        What C holds.
     """
-    nan, plus, minus, count, size = (table[k].real for k in (0, 1, 2, 3, 5))
-    total, info, complex_ = table[4], np.finfo(dtype), dtype.kind == "c"
-    scaled, scaled_size = (table[6], table[7].real) if complex_ else (table[6] - table[7], table[6] + table[7])
+    facts = ProductFacts(*table)
+    nan, plus, minus, count, size = (
+        each.real for each in (facts.nan, facts.plus_inf, facts.minus_inf, facts.count, facts.size)
+    )
+    total, info, complex_ = facts.value, np.finfo(dtype), dtype.kind == "c"
+    first, second = facts.scaled, facts.scaled_other
+    scaled, scaled_size = (first, second.real) if complex_ else (first - second, first + second)
     factor = SLACK * (3.0 if complex_ else 1.0) * (count + 2) * (float(info.eps) / 2 + CHECK_ROUNDOFF)
     within = np.abs(values - total) <= factor * size + 4 * float(info.tiny) * count
     within_scaled = np.abs(values * SCALE * SCALE - scaled) <= factor * scaled_size
@@ -107,7 +161,7 @@ def wrong_values(dtype: np.dtype[Any], table: ValueArray, values: ValueArray) ->
     if complex_:
         wanted = np.where(regular, total, np.nan)
         return wanted, ~np.where(np.isfinite(values), finite_ok, ~regular | (scaled_size >= limit / 4))
-    up, down = (plus > 0) | (table[6] >= limit), (minus > 0) | (table[7] >= limit)
+    up, down = (plus > 0) | (first >= limit), (minus > 0) | (second >= limit)
     no_number = (nan > 0) | ((plus > 0) & (minus > 0))
     right = np.where(np.isnan(values), no_number | (up & down), finite_ok)
     right = np.where(values == np.inf, ~no_number & up & (minus == 0), right)

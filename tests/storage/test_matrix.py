@@ -423,7 +423,7 @@ def test_chunk_buffer_holds_less_than_a_chunk(tmp_path):
         buffer.append(np.array([value]))
         assert sum(map(len, buffer.parts)) < 10
     buffer.close()
-    assert buffer.at == 25
+    assert buffer.position == 25
 
 
 def test_from_scipy_is_what_is_written(tmp_path):

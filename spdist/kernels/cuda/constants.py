@@ -235,7 +235,7 @@ SHARED: Mapping[str, Mapping[str, int | type[IntEnum]]] = {
         "SHARED_WIDE": SHARED_WIDE,
     },
     "bsr/bsr.cu": {"TASK_PAIRS": TASK_PAIRS, "ROW_THREADS": ROW_THREADS},
-    "spmv/sell.cu": {
+    "spmv/sell/build.cu": {
         "CHUNK_KIND": ChunkKind,
         "SELL_LONG": SELL_LONG,
         "SELL_WINDOW": SELL_WINDOW,
@@ -246,6 +246,12 @@ SHARED: Mapping[str, Mapping[str, int | type[IntEnum]]] = {
         "SELL_NARROW_PADDING": SELL_NARROW_PADDING,
         "SELL_NO_DIAGONAL": SELL_NO_DIAGONAL,
         "SELL_MOST_FULL": SELL_MOST_FULL,
+    },
+    "spmv/sell/multiply.cu": {
+        "CHUNK_KIND": ChunkKind,
+        "SELL_WARPS": SELL_WARPS,
+        "SELL_BASES": SELL_BASES,
+        "SELL_PADDING": SELL_PADDING,
     },
     "spmv/ehyb.cu": {"EHYB_NO_PLACE": EHYB_NO_PLACE, "EHYB_THREADS": EHYB_THREADS},
     "spmv/reorder.cu": {"REORDER_UNSEEN": REORDER_UNSEEN},

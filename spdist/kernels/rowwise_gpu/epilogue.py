@@ -14,7 +14,7 @@ import numpy as np
 from spdist.kernels.cuda.constants import ALL_TIES, ALLOCATION, GROUP_ROWS, RowNorm
 from spdist.kernels.cuda.module import Module, c_type, module, value_type
 from spdist.kernels.product_spec import ProductSpec
-from spdist.kernels.reduction_spec import Histogram, Part, Reduction, sum_dtype
+from spdist.kernels.reduction_spec import Histogram, PartialReduction, Reduction, sum_dtype
 from spdist.kernels.rounding import ceil_div, round_up
 from spdist.kernels.rowwise_gpu import analysis, triangle
 from spdist.kernels.rowwise_gpu import masked as masked_gpu
@@ -206,22 +206,22 @@ class BlockEpilogue:
         else:
             launch(len(out), 256, (c.nnz, c.data, out))
 
-    def part(self, found: Any) -> Part:
+    def part(self, found: Any) -> PartialReduction:
         """Return a block's share of the reduction, from a copy on the host of what `reduce` found."""
         what, kind = self.reduction, sum_dtype(self.dtype)
         if what in ("nnz", "row_nnz"):
             found = found.astype(np.int64)
             if what == "row_nnz":
-                return Part(found if self.counts else np.diff(found))
-            return Part(np.add.reduce(found, keepdims=True))
+                return PartialReduction(found if self.counts else np.diff(found))
+            return PartialReduction(np.add.reduce(found, keepdims=True))
         if isinstance(what, Histogram):
-            return Part(found)
+            return PartialReduction(found)
         if what == "row_sums":
-            return Part(found.astype(kind))
+            return PartialReduction(found.astype(kind))
         if what == "column_sums":
-            return Part(found.astype(kind), np.arange(len(found)))
+            return PartialReduction(found.astype(kind), np.arange(len(found)))
         kind = np.dtype(np.float64) if what == "frobenius" else kind
-        return Part(np.array([np.add.reduce(found)]).astype(kind))
+        return PartialReduction(np.array([np.add.reduce(found)]).astype(kind))
 
 
 def finish(c: CSR, spec: ProductSpec, rows: Any = None, columns: Any = None, first: int = 0) -> CSR:

@@ -2,7 +2,8 @@
 // with one pattern (the unknowns of a node) are multiplied together, and so are successive rows of B with one pattern:
 // a column is looked up once for up to MOST_ROWS x 3 products.
 //
-// Row by row: F. Gustavson, "Two fast algorithms for sparse matrices", ACM TOMS 4(3), 1978; places as in rank_rows.cu.
+// Row by row: F. Gustavson, "Two fast algorithms for sparse matrices", ACM TOMS 4(3), 1978; places come from counts of bits, like
+// those of rank_rows.cu.
 #include "common.cuh"
 
 enum NodeFact { SPDIST_NODE_FACT };

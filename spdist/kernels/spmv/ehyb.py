@@ -20,11 +20,11 @@ from spdist.errors import InputError, MatrixError
 from spdist.kernels.cuda.constants import EHYB_NO_PLACE, EHYB_THREADS
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.spmv import sell_gpu
-from spdist.kernels.spmv.csr import WIDE
-from spdist.kernels.spmv.sell import long_rows
-from spdist.kernels.spmv.sell import to_csr as from_sell
-from spdist.kernels.spmv.sell_format import GPU_LONG, Sell, host
+from spdist.kernels.spmv.csr import VECTORS
+from spdist.kernels.spmv.sell import build_gpu, multiply_gpu
+from spdist.kernels.spmv.sell.format import GPU_LONG, Sell, host
+from spdist.kernels.spmv.sell.sell import long_rows
+from spdist.kernels.spmv.sell.sell import to_csr as from_sell
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX, is_on_gpu
 
@@ -190,7 +190,7 @@ def build(a: CSR, *, part: Any = None, dtype: Any = None) -> Ehyb:
     if part is None:
         share = int(SHARED_SHARE * SLACK * limit)
         parts, _ = part_count(a.nrows, a.dtype.itemsize, processors(), share)
-        side = sell_gpu.Builder(a, 32, 0).find_block()
+        side = build_gpu.Builder(a, 32, 0).find_block()
         part = partition(a, parts, side if a.nrows % side == 0 else 1)
     part = cupy.asarray(part, np.int32)
     sizes = host(cupy.bincount(part)) if a.nrows else np.zeros(1, np.int64)
@@ -297,7 +297,7 @@ def _cut(starts: Any, ends: Any) -> tuple[Any, Any, Any]:
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
-    vectors = WIDE.get(value, (value,))
+    vectors = VECTORS.get(value, (value,))
     names = [f"ehyb_count<{index}, {pointer}>", f"ehyb_fill<{value}, {value}, {index}, {pointer}>"]
     products = (_multiply_name(value, vector, alone) for vector in vectors for alone in (True, False))
     return {FILE: (*names, *products)}
@@ -324,7 +324,7 @@ def multiply(a: Ehyb, x: Any, out: Any = None) -> Any:
                 y.data.ptr + k * x.dtype.itemsize,
             ), shared, early=True)  # fmt: skip
     if len(a.long.long_rows):
-        sell_gpu.multiply(a.long, x, y)
+        multiply_gpu.multiply(a.long, x, y)
     return y
 
 

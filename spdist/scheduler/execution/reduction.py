@@ -15,6 +15,7 @@ from typing import Any
 from distributed import Client, as_completed
 
 from spdist.kernels import reduction_spec
+from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.scheduler.execution.assignment import BlockAssigner, Work, work_of
 from spdist.scheduler.execution.cluster import dashboard_link, fetch, with_gpu
 from spdist.scheduler.execution.driver import Install, Progress, meet, settled, shared_name
@@ -55,16 +56,16 @@ def execute_reduction(
     finally:
         with contextlib.suppress(OSError):  # of a worker that has just died
             client.unregister_worker_plugin(name)
-    return reduction_spec.result(what, part, b.ncols)
+    return reduction_spec.final_value(what, part, b.ncols)
 
 
 def _run(
     client: Client, plan: Plan, name: str, what: reduction_spec.Reduction, progress: Callable[[Progress], None] | None
-) -> reduction_spec.Part:
+) -> reduction_spec.PartialReduction:
     """Have all blocks reduced; what a core is late with is given to a GPU that has nothing to do as well."""
     todo = [work_of(block, number) for number, block in enumerate(plan.blocks)][::-1]
     total, products = len(todo), 0
-    found: dict[int, reduction_spec.Part] = {}
+    found: dict[int, reduction_spec.PartialReduction] = {}
     completed, crew = as_completed(), BlockAssigner(plan, AHEAD, functools.partial(with_gpu, client))
     sent: dict[Any, tuple[str, Work]] = {}
     sent_twice: set[int] = set()
@@ -96,5 +97,5 @@ def _run(
                 products += work.products
         if progress is not None:
             progress(Progress(len(found), total, products, plan.expansion, 0))
-    empty = reduction_spec.of_rows(what, reduction_spec.diagonal(0, 0, 0), 0)
-    return reduction_spec.together(what, [found[number] for number in range(total)] or [empty])
+    empty = reduce_rows(what, reduction_spec.diagonal_pattern(0, 0, 0), 0)
+    return reduction_spec.combine(what, [found[number] for number in range(total)] or [empty])

@@ -22,10 +22,12 @@ from spdist.engines import GPU_ENGINES
 from spdist.errors import SpdistError
 from spdist.kernels import reduction_spec
 from spdist.kernels.cpu import multiply as cpu
+from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.kernels.cuda.pinned import array_at
 from spdist.kernels.product_spec import PLAIN, ProductSpec
 from spdist.kernels.streaming import pipeline
-from spdist.kernels.streaming.partition import SubmatrixOffset
+from spdist.kernels.streaming.history import BlockHistory
+from spdist.kernels.streaming.layout import SubmatrixOffset
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, blocksize, index_dtype, number_dtype
@@ -136,7 +138,7 @@ class Product:
         Of the GPU, and of the host's memory beside it, where a GPU multiplies.
     told : int
         Timings that were sent to whom it may concern.
-    learnt : Learnt
+    learnt : BlockHistory
         What blocks came to on this worker's GPU.
     limits : dict
         Of stages that only move bytes; see `StageTotal`.
@@ -168,7 +170,7 @@ class Product:
     totals: dict[str, StageTotal] = field(default_factory=dict, compare=False)
     timings: list[Timing] = field(default_factory=list, compare=False)
     told: int = field(default=0, compare=False)
-    learnt: pipeline.Learnt = field(default_factory=pipeline.Learnt, compare=False)
+    learnt: BlockHistory = field(default_factory=BlockHistory, compare=False)
     limits: dict[str, float] = field(default_factory=dict, compare=False)
     _b: Resident | None = field(default=None, compare=False)
     _band: Held | None = field(default=None, compare=False)
@@ -261,10 +263,8 @@ class Product:
             return self.on_host(a, b, capacity, self._host_engine, spec)
         with self._gpu_lock:
             note = functools.partial(self._note_gpu, row)
-            return pipeline.multiply_rows(
-                a, b, 0, capacity, self.gpu(), report=note, first_row=row, spec=spec, within=within,
-                learnt=self.learnt,
-            )  # fmt: skip
+            rows = pipeline.RowSlice(0, capacity, row, within, self.learnt)
+            return pipeline.multiply_rows(a, b, self.gpu(), rows, report=note, spec=spec)
 
     @staticmethod
     def on_host(a: CSR, b: CSR, capacity: int, engine: Any, spec: ProductSpec) -> CSR:
@@ -294,7 +294,7 @@ class Product:
             if self._gpu is None:
                 bound_pinned(self.host_limit or None)
                 # Not packed: cores that would unpack C have enough to do with reading and writing.
-                self._gpu = Gpu(self.memory_limit, ahead=gpu_staging(self.host_limit), pack=False)
+                self._gpu = Gpu(self.memory_limit, staging_bytes=gpu_staging(self.host_limit), pack=False)
             return self._gpu
 
     def gpu_peak(self) -> int:
@@ -433,21 +433,21 @@ class Product:
                 self.merge(task, piece)
         return self.waiting[task.number][1]
 
-    def reduce(self, task: Task, what: reduction_spec.Reduction) -> reduction_spec.Part:
+    def reduce(self, task: Task, what: reduction_spec.Reduction) -> reduction_spec.PartialReduction:
         """Make a block, as many rows at a time as it has room for, and return what they come to."""
         if self.on_gpu and not task.split:
             return self._reduce_on_gpu(task, what)
-        parts: list[reduction_spec.Part] = []
+        parts: list[reduction_spec.PartialReduction] = []
         while task.start < task.stop or not parts:
             c = self.compute(task, len(self.pieces) if task.split else 1)
             del self.waiting[task.number]
             with self.report("reduce", task.start) as done:
-                parts.append(reduction_spec.of_rows(what, c, task.start))
+                parts.append(reduce_rows(what, c, task.start))
                 done(c.nbytes)
             task = replace(task, start=task.start + c.nrows)
-        return reduction_spec.together(what, parts)
+        return reduction_spec.combine(what, parts)
 
-    def _reduce_on_gpu(self, task: Task, what: reduction_spec.Reduction) -> reduction_spec.Part:
+    def _reduce_on_gpu(self, task: Task, what: reduction_spec.Reduction) -> reduction_spec.PartialReduction:
         """Return what a block comes to; its rows of C stay on the GPU."""
         operands = self.preprocess(task)
         b = self.resident_b() if operands.b is None else operands.b
@@ -455,10 +455,8 @@ class Product:
         note = functools.partial(self._note_gpu, task.start)
         with self.report("reduce", task.start) as done, self._gpu_lock:
             done(0)
-            return pipeline.reduce(
-                operands.a, b, what, self.gpu(), report=note, spec=spec, first_row=task.start,
-                within=operands.within, learnt=self.learnt,
-            )  # fmt: skip
+            rows = pipeline.RowSlice(0, None, task.start, operands.within, self.learnt)
+            return pipeline.reduce(operands.a, b, what, self.gpu(), rows, report=note, spec=spec)
 
     @staticmethod
     def count(c: CSR, task: Task) -> Counted:

@@ -1,7 +1,6 @@
 """Every kernel compiles for every architecture, without a GPU.
 
-A module that launches kernels lists them in a function ``sources(value, index, pointer)``: file -> name expressions,
-or in a method of its class `Kernels`, made for these types.
+A module that launches kernels lists them in a function ``sources(value, index, pointer)``: file -> name expressions.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ def names_of(file: str, *types: str) -> list[str]:
     names = set()
     for name in MODULES:
         found = importlib.import_module(f"spdist.kernels.{name}")
-        sources = found.sources(*types) if hasattr(found, "sources") else found.Kernels(*types).sources()
-        names |= set(sources.get(file, ()))
+        names |= set(found.sources(*types).get(file, ()))
     return sorted(names)
 
 

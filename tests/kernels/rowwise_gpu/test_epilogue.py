@@ -11,6 +11,7 @@ import scipy.sparse as sp
 import spdist
 from spdist.errors import InputError, MatrixError
 from spdist.kernels import reduction_spec
+from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.kernels.product_spec import Epilogue, ProductSpec
 from spdist.kernels.rowwise_gpu import analysis, triangle, workspace
 from spdist.kernels.rowwise_gpu import epilogue as gpu_epilogue
@@ -439,8 +440,8 @@ def test_reductions_equal_numpy(dtype, what):
     there = on_gpu(c)
     room = work.room(there)
     work.reduce(there, 3, room)
-    found = reduction_spec.result(what, work.part((work.sums if what == "column_sums" else room).get()), c.ncols)
-    expected = reduction_spec.result(what, reduction_spec.of_rows(what, c, 3), c.ncols)
+    found = reduction_spec.final_value(what, work.part((work.sums if what == "column_sums" else room).get()), c.ncols)
+    expected = reduction_spec.final_value(what, reduce_rows(what, c, 3), c.ncols)
     np.testing.assert_allclose(found, expected, rtol=1e-5 if dtype == "f4" else 1e-13)
     assert np.asarray(found).dtype == np.asarray(expected).dtype
 
@@ -477,8 +478,8 @@ def test_blocks_become_answers_within_the_limit(megabytes):
     assert_same(pipeline.multiply(a, a, device, spec=ring), by_hand(m, m, SEMIRINGS["min_plus"]))
     for what in ("trace", "frobenius", "nnz", "row_nnz", "column_sums"):
         found = pipeline.reduce(a, a, what, device)
-        expected = reduction_spec.of_rows(what, product, 0)
-        one, other = (reduction_spec.result(what, part, product.ncols) for part in (found, expected))
+        expected = reduce_rows(what, product, 0)
+        one, other = (reduction_spec.final_value(what, part, product.ncols) for part in (found, expected))
         np.testing.assert_allclose(one, other, rtol=1e-12, err_msg=what)
     assert device.peak <= megabytes << 20
 

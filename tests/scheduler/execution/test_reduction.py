@@ -15,6 +15,7 @@ import spdist
 from spdist import api, cli
 from spdist.errors import InputError, MatrixError, SpdistError
 from spdist.kernels import reduction_spec
+from spdist.kernels.cpu import reduce
 from spdist.scheduler.execution import stages
 from spdist.scheduler.planner import planner
 from tests.scheduler.execution.test_product_spec import whole_numbers
@@ -41,7 +42,7 @@ def by_hand(c: sp.csr_matrix, what: str):
 @pytest.mark.parametrize("dtype", ["float64", "int64", "bool"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_all_in_memory_and_stored(stored, tmp_path, scheduler, monkeypatch, options, dtype):
-    monkeypatch.setattr(reduction_spec, "SLICE_PRODUCTS", 3_000)
+    monkeypatch.setattr(reduce, "SLICE_PRODUCTS", 3_000)
     if dtype == "bool" and options:
         pytest.skip("kernels of bools are those of the other options")
     a, b, mask = (whole_numbers(*shape, 6, 1, dtype) for shape in ((150, 90), (90, 150), (150, 150)))
@@ -118,7 +119,7 @@ def by_bins(a: sp.csr_matrix, b: sp.csr_matrix, bins):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_histograms_of_what_is_stored(stored, tmp_path, scheduler, monkeypatch, options):
-    monkeypatch.setattr(reduction_spec, "SLICE_PRODUCTS", 3_000)
+    monkeypatch.setattr(reduce, "SLICE_PRODUCTS", 3_000)
     a, b, mask = (whole_numbers(*shape, 6, 1) for shape in ((150, 90), (90, 150), (150, 150)))
     a.data[::7] = 0
     for name, matrix in (("A", a), ("B", b), ("M", mask)):

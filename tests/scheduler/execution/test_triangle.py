@@ -19,8 +19,9 @@ from spdist.kernels import reduction_spec
 from spdist.kernels.cpu import multiply as cpu
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import SEMIRINGS
-from spdist.kernels.streaming.partition import SubmatrixOffset
-from spdist.kernels.streaming.pipeline import Learnt, multiply_rows, reduce
+from spdist.kernels.streaming.layout import SubmatrixOffset
+from spdist.kernels.streaming.multiplication import RowSlice
+from spdist.kernels.streaming.pipeline import multiply_rows, reduce
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.scheduler.execution import cluster, stages
@@ -164,7 +165,7 @@ def test_any_matrix_of_scipys():
 
 @pytest.mark.parametrize("what", [*reduction_spec.REDUCTIONS, "histogram"])
 def test_reductions(stored, tmp_path, scheduler, monkeypatch, what):
-    monkeypatch.setattr(reduction_spec, "SLICE_PRODUCTS", 3_000)
+    monkeypatch.setattr("spdist.kernels.cpu.reduce.SLICE_PRODUCTS", 3_000)
     m = whole_numbers(150, 90, 6, 1)
     wanted = {"triangle": "upper"} | ({"bins": [-20, 0, 1, 30]} if what == "histogram" else {})
     c = sp.csr_matrix(spdist.spgemm(m, m.T, triangle="upper"))
@@ -186,11 +187,11 @@ def test_blocks_of_a_device(limit, within):
     a = b = from_scipy(m)
     expected, first = upper(cpu.multiply(a, b)), 200
     device, some = HostDevice(limit), UPPER.of_rows(first, 900)
-    told = {"within": SubmatrixOffset(first)} if within else {}
-    c = multiply_rows(a.rows(first, 900), b, 0, None, device, spec=some, learnt=Learnt(), **told)
+    rows = RowSlice(offset=SubmatrixOffset(first) if within else None)
+    c = multiply_rows(a.rows(first, 900), b, device, rows, spec=some)
     assert_same(c, expected.rows(first, 900))
     assert reduce(a, b, "nnz", device, spec=UPPER).values[0] == expected.nnz
-    few = multiply_rows(a, b, 0, expected.nnz // 3, device, spec=UPPER)
+    few = multiply_rows(a, b, device, RowSlice(capacity=expected.nnz // 3), spec=UPPER)
     assert 0 < few.nnz <= expected.nnz // 3
     assert_same(few, expected.rows(0, few.nrows))
 

@@ -1,4 +1,4 @@
-"""SELL-C-sigma on the GPU: the launches of `sell.cu`."""
+"""Bring a matrix into SELL-C-sigma on the GPU: the launches of `build.cu`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spdist.errors import MatrixError
 from spdist.kernels.cuda.constants import SELL_WARPS
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.spmv.sell_format import (
+from spdist.kernels.spmv.sell.format import (
     BLOCKED_SHARE,
     BLOCKS,
     FEW_LISTS,
@@ -22,8 +22,9 @@ from spdist.kernels.spmv.sell_format import (
     SAMPLES,
     WARPS_WANTED,
     WINDOW,
-    Placed,
-    Sell,
+)
+from spdist.kernels.spmv.sell.layout import (
+    Placement,
     choose_window,
     cut_long_rows,
     list_places,
@@ -34,36 +35,22 @@ from spdist.kernels.spmv.sell_format import (
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import IndexArray
 
-FILE = "spmv/sell.cu"
-COLUMNS = (8, 4, 2, 1)
-"""Columns of x that one launch may multiply."""
-VECTORS = {"float": ("float", "double"), "Complex<float>": ("Complex<float>", "Complex<double>")}
-"""Dtypes of x and y for stored values that may be narrower than these."""
-CACHED_SHARE = 0.5
-"""Of the L2 cache, what may hold a matrix from product to product."""
-KEPT_SHARE = 1 / 6
-"""Of the L2 cache, what holds the end of a larger one for the next product, which begins with it."""
-SURVEYORS = 1024
-"""Thread blocks that count the rows of each length: each adds its counts to those of all."""
+FILE = "spmv/sell/build.cu"
+SURVEY_BLOCKS = 1024
+"""Most thread blocks that count the rows of each length: each adds its counts to the counts of all."""
 LANE_ENTRIES = 64
-"""Entries of a lane from which more lanes take a row, where rows are sorted all together; of a large matrix."""
+"""Entries of a lane from which more lanes share a row of a large matrix, whose rows are sorted all together."""
 LEAST_ENTRIES = 8
-"""The same of a small one, whose product lasts as long as its longest lane."""
+"""Entries of a lane from which more lanes share a row of a small matrix, which waits for its longest lane."""
 LARGE = 1 << 23
 """Nonzeros of a large matrix."""
-NULL = np.intp(0)
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
-    vectors = VECTORS.get(value, (value,))
     names = [*placing(index, pointer), f"sell_copy<{value}, {value}, {index}>"]
-    names += [f"sell_gather<{vector}>" for vector in vectors]
     names += [f"sell_analyse<{index}, {pointer}, {b}>" for b in (1, *BLOCKS)]
     names += [f"sell_fill<{value}, {value}, {index}, {pointer}, {b}>" for b in (1, *BLOCKS)]
-    columns = [(k, False) for k in COLUMNS] + [(1, True)]
-    names += [multiply_name(value, vector, b, *k) for vector in vectors for b in (1, *BLOCKS) for k in columns]
-    names += [f"sell_long_rows<{vector}, {k}>" for vector in vectors for k in COLUMNS]
     return {FILE: tuple(names)}
 
 
@@ -71,11 +58,6 @@ def placing(index: str, pointer: str) -> tuple[str, ...]:
     """Return the name expressions of kernels that know no values: small, they are compiled together."""
     names = (f"sell_{step}<{pointer}>" for step in ("part", "sort", "keys"))
     return f"sell_survey<{index}, {pointer}>", *names, "sell_cut", "sell_starts"
-
-
-def multiply_name(value: str, vector: str, block: int, columns: int, alone: bool) -> str:
-    """Return the name expression of a product's kernel; `alone` where x has no other columns."""
-    return f"sell_multiply<{value}, {vector}, {block}, {columns}, {str(alone).lower()}>"
 
 
 @dataclass(frozen=True)
@@ -150,7 +132,7 @@ class Builder:
         found = self.xp.zeros(GPU_LONG + 3 + len(BLOCKS), np.int64)
         height = self.height or LANES // _threads(nrows)
         if nrows:
-            grid = ceil_div(samples, 256) + min(ceil_div(nrows, 256), SURVEYORS)
+            grid = ceil_div(samples, 256) + min(ceil_div(nrows, 256), SURVEY_BLOCKS)
             self._launch(f"sell_survey<{self.types}>", grid, (
                 samples, stride, nrows, height, self.a.indptr, self.a.indices, found
             ))  # fmt: skip
@@ -169,7 +151,7 @@ class Builder:
         """Whether rows stay in CSR."""
         return self.survey.long > 0
 
-    def place(self, sigma: int | Literal["auto"], block: int, entry_bytes: int) -> Placed:
+    def place(self, sigma: int | Literal["auto"], block: int, entry_bytes: int) -> Placement:
         """Choose sigma where it is "auto", sort the rows in groups of `block`, and cut them into chunks.
 
         Rows far longer than others, which several lanes take, have the last positions, sorted all together, and the
@@ -178,7 +160,7 @@ class Builder:
         if block > 1:
             lengths = self.a.indptr[1:] - self.a.indptr[:-1]
             sigma, order = sort_groups(lengths, sigma, LANES, block, entry_bytes)
-            return Placed(
+            return Placement(
                 self._cut([(0, len(lengths), LANES)]), None if order is None else order.astype(np.int32), sigma
             )
         survey = self.survey
@@ -190,7 +172,7 @@ class Builder:
             end = survey.rest + survey.tall(most * threads // 2)  # so many lanes for rows of more entries
             runs.append((start, end - start, min(LANES // threads, survey.height)))
             start = end
-        return Placed(self._cut([*runs, (0, survey.rest, survey.height)]), rows, sigma)
+        return Placement(self._cut([*runs, (0, survey.rest, survey.height)]), rows, sigma)
 
     @functools.cached_property
     def _parted(self) -> tuple[Any, Any]:
@@ -285,7 +267,7 @@ class Builder:
         ))  # fmt: skip
         return rows, indptr, indices, data, pieces, row_pieces
 
-    def fill(self, placed: Placed, block: int, dtype: np.dtype[Any], allowed: int) -> tuple[Any, ...]:
+    def fill(self, placed: Placement, block: int, dtype: np.dtype[Any], allowed: int) -> tuple[Any, ...]:
         """Find each chunk's width and kind, and where its arrays are; return values and indices of all chunks.
 
         All that was launched before has ended then: products launched early do not wait for what they multiply.
@@ -313,7 +295,9 @@ class Builder:
         self.xp.cuda.get_current_stream().synchronize()
         return apart
 
-    def _fill(self, placed: Placed, block: int, starts: Any, owners: Any, filled: tuple[Any, ...], differ: Any) -> None:
+    def _fill(
+        self, placed: Placement, block: int, starts: Any, owners: Any, filled: tuple[Any, ...], differ: Any
+    ) -> None:
         a, nchunks, chunks, rows = self.a, len(placed.chunks), placed.chunks, placed.rows
         name = f"sell_fill<{c_type(np.dtype(a.dtype))}, {c_type(filled[0].dtype)}, {self.types}, {block}>"
         for shared in () if not nchunks else (0,) if owners is None else (0, 1):
@@ -339,67 +323,3 @@ def _lane_entries(nnz: int) -> int:
     while most > LEAST_ENTRIES and nnz * LANE_ENTRIES < LARGE * most:
         most //= 2
     return most
-
-
-def _or_null(array: Any) -> Any:
-    return NULL if array is None else array
-
-
-def multiply(a: Sell, x: Any, out: Any = None) -> Any:
-    """Return ``a @ x``; see `sell.multiply`."""
-    import cupy
-
-    y = cupy.empty((a.shape[0], *x.shape[1:]), x.dtype) if out is None else out
-    stride = x.shape[1] if x.ndim == 2 else 1
-    item, first = x.dtype.itemsize, 0
-    while first < stride:
-        columns = next(k for k in COLUMNS if k <= stride - first)
-        launch = _launches(cupy.cuda.runtime.getDevice(), a.dtype.char, x.dtype.char, a.block, columns, stride == 1)
-        launch(a, x.data.ptr + first * item, y.data.ptr + first * item, stride)
-        first += columns
-    return y
-
-
-@functools.cache
-def _launches(device: int, value: str, vector: str, block: int, columns: int, alone: bool) -> Any:
-    """Return the function that launches a product with so many columns of x."""
-    import cupy
-
-    types = c_type(np.dtype(value)), c_type(np.dtype(vector))
-    name, long_name = multiply_name(*types, block, columns, alone), f"sell_long_rows<{types[1]}, {columns}>"
-    kernels = module(FILE, (name, long_name))
-    itemsize = np.dtype(vector).itemsize
-    cache = cupy.cuda.Device(device).attributes["L2CacheSize"]
-
-    def launch(a: Sell, x: int, y: int, stride: int) -> None:
-        npieces, nlong = len(a.pieces) - 1, len(a.long_rows)
-        grid = npieces + ceil_div(len(a.chunks), SELL_WARPS)
-        if not grid:
-            return
-        share = 1.0 if a.nbytes <= CACHED_SHARE * cache else KEPT_SHARE * cache / a.nbytes
-        parted = npieces > nlong
-        partial = cupy.cuda.alloc(npieces * columns * itemsize).ptr if parted else 0
-        kernels(name, grid, 256, (
-            npieces, nlong, int(share * len(a.chunks)), a.way(), len(a.chunks), np.int64(stride), a.chunks, a.values,
-            a.wide, a.narrow, _or_null(a.rows), a.pieces, a.long_rows, a.long_indices, a.long_data, x, y, partial,
-        ), early=True)  # fmt: skip
-        if parted:
-            kernels(long_name, ceil_div(nlong, 256), 256, (
-                np.int32(nlong), np.int64(stride), a.row_pieces, a.long_rows, partial, y
-            ), early=True)  # fmt: skip
-
-    return launch
-
-
-def gather(x: Any, order: Any) -> Any:
-    """Return the rows of x in a new order."""
-    import cupy
-
-    out = cupy.empty((len(order), *x.shape[1:]), x.dtype)
-    name = f"sell_gather<{c_type(x.dtype)}>"
-    if out.size:
-        stride = x.shape[1] if x.ndim == 2 else 1
-        module(FILE, (name,))(name, ceil_div(out.size, 256), 256, (
-            np.int64(out.size), np.int64(stride), order, x, out
-        ), early=True)  # fmt: skip
-    return out

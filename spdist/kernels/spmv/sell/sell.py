@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from spdist.errors import InputError, MatrixError
-from spdist.kernels.spmv.sell_format import LANES, WARPS_WANTED, Sell, to_host
+from spdist.kernels.spmv.sell.format import LANES, WARPS_WANTED, Sell, to_host
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX, is_on_gpu, module_of
 
@@ -79,10 +79,10 @@ def long_rows(a: CSR, dtype: np.dtype[Any]) -> Sell:
 def _builder(a: CSR, lanes: int, height: int, threads: int) -> Any:
     """Return the steps of `build`, where the arrays are."""
     if is_on_gpu(a.data):
-        from spdist.kernels.spmv.sell_gpu import Builder as GpuBuilder
+        from spdist.kernels.spmv.sell.build_gpu import Builder as GpuBuilder
 
         return GpuBuilder(a, lanes, height)
-    from spdist.kernels.spmv.sell_cpu import Builder
+    from spdist.kernels.spmv.sell.build_cpu import Builder
 
     return Builder(a, lanes, height, threads)
 
@@ -102,16 +102,16 @@ def multiply(a: Sell, x: Any, out: Any = None, *, threads: int = 1) -> Any:
         On the host.
     """
     if is_on_gpu(a.values):
-        from spdist.kernels.spmv import sell_gpu
+        from spdist.kernels.spmv.sell import multiply_gpu
 
-        return sell_gpu.multiply(a, x, out)
-    from spdist.kernels.spmv import sell_cpu
+        return multiply_gpu.multiply(a, x, out)
+    from spdist.kernels.spmv.sell import multiply_cpu
 
-    return sell_cpu.multiply(a, x, out, threads)
+    return multiply_cpu.multiply(a, x, out, threads)
 
 
 def to_csr(a: Sell) -> CSR:
     """Return the matrix on the host as canonical CSR: duplicates summed, explicit zeros kept."""
-    from spdist.kernels.spmv import sell_cpu
+    from spdist.kernels.spmv.sell import multiply_cpu
 
-    return sell_cpu.to_csr(to_host(a))
+    return multiply_cpu.to_csr(to_host(a))
