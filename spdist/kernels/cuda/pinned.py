@@ -1,7 +1,7 @@
 """Page-locked host memory, to and from which a GPU copies at full speed and while the CPU goes on.
 
-What was locked is kept and used again, up to a share of the machine's memory. Memory is taken from the system by all
-cores and then registered, which is ten times as fast as to have the driver allocate it.
+A pool keeps locked memory and lends it again, up to a share of the machine's memory. All cores take memory from the
+system, and then it is registered: ten times as fast as an allocation by the driver.
 """
 
 from __future__ import annotations
@@ -25,19 +25,17 @@ Bytes = npt.NDArray[np.uint8]
 PORTABLE = 1
 """Flag of `cudaHostRegister`: page-locked for every GPU."""
 PAGE = 4096
+"""Bytes of the system's smallest page."""
 PIECE = 32 << 20
 """Bytes that a thread takes from the system at a time."""
-
-
 SPARE = 1.5
-"""Memory that is kept may be so many times as large as what is asked for: else each size of C would keep its own."""
-
+"""Idle memory is lent if it is at most this many times as large as the request: else each size of C keeps its own."""
 IDLE_SHARE = 1 / 4
-"""Of the machine's memory, what may be kept though nobody uses it, when more is locked."""
+"""Share of the machine's memory that may stay locked and idle when more is locked."""
 
 
 class _Lease:
-    """Memory on loan from a pool: goes back with the last array on it."""
+    """Memory on loan from a pool: it goes back when the last array on it is gone."""
 
     def __init__(self, pool: Pool, memory: Bytes) -> None:
         self.pool, self.memory = pool, memory
@@ -53,26 +51,28 @@ class Pool:
     Parameters
     ----------
     most_idle : int, optional
-        Bytes that nobody uses and that are kept; by default a quarter of the machine's memory.
+        Most bytes that stay locked and idle; by default a quarter of the machine's memory.
 
     Attributes
     ----------
     most : int or None
-        Bytes in all beyond which what nobody uses is not kept, when more is locked; None: no such bound.
+        Most bytes that may be locked if any of them are idle; None for no bound.
     held : int
-        Bytes that are locked.
+        Bytes that are locked, idle or in use.
     """
 
     def __init__(self, most_idle: int | None = None) -> None:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self.most_idle = int(IDLE_SHARE * total) if most_idle is None else most_idle
-        self.idle: list[Bytes] = []  # the last used last
+        self.idle: list[Bytes] = []  # least recently used first
         self.most: int | None = None
         self.held = 0
-        self.lock = threading.RLock()  # the garbage collector may give back while this thread takes
+        self.lock = (
+            threading.RLock()
+        )  # reentrant: the garbage collector may give memory back while this thread takes some
 
     def take(self, size: int) -> Bytes:
-        """Return `size` bytes, a size of `pinned_bytes`."""
+        """Lend `size` bytes, a size of `pinned_bytes`."""
         with self.lock:
             fitting = [at for at, memory in enumerate(self.idle) if size <= len(memory) <= SPARE * size]
             memory = self.idle.pop(min(fitting, key=lambda at: len(self.idle[at]))) if fitting else None
@@ -84,7 +84,7 @@ class Pool:
         return np.asarray(_Lease(self, memory))[:size]
 
     def _spare(self) -> int:
-        """Return how much more may be locked beside what is in use, though nobody used it."""
+        """Return how many bytes may be locked besides those in use."""
         if self.most is None:
             return self.most_idle
         with self.lock:
@@ -92,12 +92,12 @@ class Pool:
         return min(self.most_idle, self.most - used)
 
     def give_back(self, memory: Bytes) -> None:
-        """Keep memory for the next to take."""
+        """Keep memory as idle, to be lent again."""
         with self.lock:
             self.idle.append(memory)
 
     def shrink(self, most: int) -> None:
-        """Give what nobody uses back to the system, what was not used for longest first, until `most` bytes stay."""
+        """Give idle memory back to the system, least recently used first, until at most `most` idle bytes stay."""
         with self.lock:
             kept, held = len(self.idle), 0
             while kept and held + len(self.idle[kept - 1]) <= most:
@@ -119,7 +119,7 @@ def _lock(size: int) -> Bytes:
     """Return new page-locked memory."""
     import cupy
 
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # whole pages, which no other array shares
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # whole pages: no other array shares them
     with contextlib.suppress(OSError):  # a kernel without huge pages
         pages.madvise(mmap.MADV_HUGEPAGE)
     memory = np.frombuffer(pages, np.uint8)
@@ -152,18 +152,18 @@ def _pool() -> Pool:
 
 
 def bound_pinned(most: int | None) -> None:
-    """Keep no page-locked memory that nobody uses where more than so many bytes would be locked in all; None: any."""
+    """Keep no idle memory while more than `most` bytes would be locked in all; None for no bound."""
     _pool().most = most
 
 
 def free_pinned() -> None:
-    """Give the page-locked memory that no block and no result uses back to the system; there is no bound then."""
+    """Give all idle page-locked memory back to the system, and remove the bound."""
     _pool().shrink(0)
     _pool().most = None
 
 
 def pinned_bytes(size: int) -> int:
-    """Return the bytes that are page-locked for `size`: at most an eighth more, so that few sizes serve all blocks.
+    """Return the bytes to page-lock for `size`: at most an eighth more, so that few sizes serve all blocks.
 
     Examples
     --------
@@ -175,16 +175,30 @@ def pinned_bytes(size: int) -> int:
 
 
 def pinned(size: int) -> Bytes:
-    """Return `size` page-locked bytes; they go back to the pool with the last array on them."""
-    return _pool().take(pinned_bytes(size))[:size]  # a copy of more would run over what lies behind its target
+    """Return `size` page-locked bytes.
+
+    They go back to the pool when the last array on them is gone.
+
+    Raises
+    ------
+    MemoryBoundError
+        If the system locks no more memory.
+    """
+    return _pool().take(pinned_bytes(size))[:size]  # a copy of more bytes would overrun its target
 
 
 def pageable(size: int) -> Bytes:
-    """Return ordinary bytes, for preparing a block where there is no GPU."""
+    """Return `size` ordinary bytes: a substitute for `pinned` without a GPU."""
     return np.empty(-(-size // 16), np.complex128).view(np.uint8)
 
 
 def array_at(memory: Bytes, offset: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return an array of `count` items on memory, from byte `offset` on."""
+    """Return an array of `count` items that lies in memory from byte `offset` on.
+
+    Examples
+    --------
+    >>> array_at(np.arange(8, dtype=np.uint8), 4, 2, np.uint16).nbytes
+    4
+    """
     dtype = np.dtype(dtype)
     return memory[offset : offset + count * dtype.itemsize].view(dtype)

@@ -16,6 +16,7 @@ from spdist.kernels.cuda.constants import ALLOCATION
 from spdist.kernels.cuda.pinned import Bytes, array_at, pinned
 from spdist.kernels.rounding import round_up
 from spdist.kernels.streaming.layout import DeviceDtypes, MatrixLayout, lay_out_resident, share_entries
+from spdist.kernels.streaming.packing import PACKING_COSTS, PackingCosts
 from spdist.kernels.streaming.protocols import ArenaFullError, logger
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import blocksize, number_dtype
@@ -41,6 +42,8 @@ class GpuTuning:
         Least entries of C that are packed: for fewer, the launches and the wait take as long as packing saves.
     plain_blocks : int
         After packing did not pay, send this many blocks unpacked before trying again.
+    packing : PackingCosts
+        When packing pays.
     least_slot : int
         Least bytes of a slot: if the GPU has no room for so much, the multiplication fails.
     probe_bytes : int
@@ -55,6 +58,7 @@ class GpuTuning:
     least_slot: int = 4 << 20
     probe_bytes: int = 32 << 20
     probes: int = 3
+    packing: PackingCosts = PACKING_COSTS
 
 
 GPU_TUNING = GpuTuning()

@@ -67,7 +67,7 @@ class PackingPolicy:
 
     def pays(self, packed: packing.Packed) -> bool:
         """Wait until C is packed; return whether to download it so. If not, do not pack the next blocks."""
-        if packed.wait().choose(unpacking_threads()).columns:
+        if packed.wait().choose(unpacking_threads(), self._tuning.packing).columns:
             return True
         self._plain_blocks = self._tuning.plain_blocks
         logger.info("columns of C are copied as they are: %s", packed.why)

@@ -1,4 +1,4 @@
-"""Less over the wire: C packed on the GPU, copied to the host, unpacked there by several threads.
+"""C packed on the GPU, so that fewer bytes cross the bus, and unpacked on the host by several threads.
 
 ::
 
@@ -7,15 +7,21 @@
     packed.copy(host)                        # queued; `host` are pinned bytes
     unpack(host, indptr, indices, data)      # or a range of units in each of several threads
 
-Columns are differences of few bits, and nothing where a row has the pattern of the row before, moved (stencils, nodes
-of finite elements). Values are numbers of a dictionary, and nothing where a row has those of the row before, if a
-sample has no more than 256 different ones. Else they do not pass through here: the caller copies ``c.data`` to where it
-is wanted. All bits are kept, those of NaN too. ``packing.cu`` has the format, `unpacking` the code of the host.
+Columns become differences of few bits, and take none if a row has the pattern of the row before, moved (stencils, nodes
+of finite elements). If a sample has at most 256 different values, values become numbers of a dictionary, and take no
+bits if a row repeats the values of the row before. Else the caller copies ``c.data`` as it is. All bits are kept, those
+of NaN too. ``packing.cu`` defines the format; `unpacking` is the host's code.
+
+References
+----------
+D. Lemire, L. Boytsov, "Decoding billions of integers per second through vectorization", Software: Practice and
+Experience 45(1), 2015.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -41,26 +47,58 @@ Bytes = npt.NDArray[np.uint8]
 PACKED_KINDS = "fc"
 """Kinds of the dtypes of matrices that are packed."""
 USED, COLUMNS, DISTINCT = map(int, constants.PackedCount)
+"""Numbers at the start of a packed matrix: bytes of all units, bytes of their columns, words of the dictionary."""
 NUMBERS = len(constants.PackedCount)
-"""The numbers at the start: bytes of all units, of their columns, words of the dictionary."""
-DICTIONARY, WORDS = 64, constants.PACKED_WORDS
+DICTIONARY = 64
+"""Byte at which the dictionary starts."""
+WORDS = constants.PACKED_WORDS
+"""Most words of the dictionary."""
 TABLE = DICTIONARY + 8 * WORDS
-"""Where the dictionary starts, its words at most, where its hash table starts."""
+"""Byte at which the hash table of the dictionary starts."""
 SAMPLE = constants.PACKED_SAMPLE
+"""Words of the values that are looked at to find the dictionary; and threads that do so."""
 Way = Literal["plain", "columns", "both"]
 """What of a matrix is packed: nothing, its columns, its columns and values."""
-WORTH = 0.9
-"""Of the plain copy's time, what the packed one may take where it is chosen."""
-WIRE_GB_S = 55.0
-# What the host does, fitted to what benchmarks/packing.py measures:
-THREAD_GB_S, HOST_GB_S = 13.0, 65.0
-"""Gigabytes a second that a thread writes, and all of them."""
-ENTRY_SECONDS, ROW_SECONDS, BLOCK_SECONDS = 0.6e-9, 6e-9, 2e-4
-"""Of a thread for an entry that does not repeat the row before, and for a row; of all for a block."""
-ENTRY_BITS = 6
-"""Such an entry takes so many bits or more: how many there are is not counted."""
-SPEED_UP = 0.85
-"""Threads are as quick as so many to this power."""
+
+
+@dataclass(frozen=True)
+class PackingCosts:
+    """What packing costs and saves; the host's part is fitted to what benchmarks/packing.py measures.
+
+    Attributes
+    ----------
+    worth : float
+        Share of the plain copy's time that a packed copy may take to be chosen.
+    wire_gb_s : float
+        GB/s of the bus: 55 for PCIe 5, 43 each way if both are busy.
+    thread_gb_s : float
+        GB/s that a thread of the host writes.
+    host_gb_s : float
+        GB/s that all threads write.
+    entry_seconds : float
+        Seconds of a thread for an entry that does not repeat the row before.
+    entry_bits : int
+        Least bits of such an entry: how many there are is not counted.
+    row_seconds : float
+        Seconds of a thread for a row.
+    block_seconds : float
+        Seconds for a block, whatever its size.
+    speed_up : float
+        n threads are as quick as n to this power.
+    """
+
+    worth: float = 0.9
+    wire_gb_s: float = 55.0
+    thread_gb_s: float = 13.0
+    host_gb_s: float = 65.0
+    entry_seconds: float = 0.6e-9
+    entry_bits: int = 6
+    row_seconds: float = 6e-9
+    block_seconds: float = 2e-4
+    speed_up: float = 0.85
+
+
+PACKING_COSTS = PackingCosts()
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
@@ -71,12 +109,21 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
 
 
 def words_of(data: Any) -> Any:
-    """Return values as unsigned numbers of 4 bytes, or of 8: one for each value, two for complex128."""
+    """Return values as unsigned numbers of 4 or 8 bytes: one for each value, two for complex128."""
     return data.view(np.uint32 if data.dtype.itemsize == 4 else np.uint64)
 
 
 class Sizes(NamedTuple):
-    """Sizes of a matrix: rows, entries, bytes of all and of the values."""
+    """Sizes of a matrix.
+
+    Attributes
+    ----------
+    nrows, nnz : int
+    nbytes : int
+        Bytes of the three arrays.
+    values : int
+        Bytes of the values.
+    """
 
     nrows: int
     nnz: int
@@ -84,34 +131,35 @@ class Sizes(NamedTuple):
     values: int
 
 
-def seconds(c: Sizes, packed: int, apart: int, threads: int, wire_gb_s: float = WIRE_GB_S) -> float:
-    """Predict how long a packed matrix takes to the host's memory, where wire and threads work at the same time.
+def seconds(c: Sizes, packed: int, apart: int, threads: int, costs: PackingCosts = PACKING_COSTS) -> float:
+    """Predict how many seconds a packed matrix takes to the host's memory; bus and threads work at the same time.
 
     Parameters
     ----------
     c : Sizes
-    packed, apart : int
-        Bytes over the wire that are unpacked, and those that are copied as they are.
+    packed : int
+        Bytes that cross the bus and are unpacked.
+    apart : int
+        Bytes that cross the bus and are copied as they are.
     threads : int
         Threads of the host that unpack.
-    wire_gb_s : float
-        55 GB/s for PCIe 5, 43 each way where both are busy.
+    costs : PackingCosts
     """
-    written, decoded = c.nbytes - apart, min(c.nnz, 8 * packed / ENTRY_BITS)
-    one = written / (1e9 * THREAD_GB_S) + decoded * ENTRY_SECONDS + c.nrows * ROW_SECONDS
-    host = max(one / math.pow(threads, SPEED_UP), written / (1e9 * HOST_GB_S))
-    return BLOCK_SECONDS + max((packed + apart) / (1e9 * wire_gb_s), host)
+    written, decoded = c.nbytes - apart, min(c.nnz, 8 * packed / costs.entry_bits)
+    one = written / (1e9 * costs.thread_gb_s) + decoded * costs.entry_seconds + c.nrows * costs.row_seconds
+    host = max(one / math.pow(threads, costs.speed_up), written / (1e9 * costs.host_gb_s))
+    return costs.block_seconds + max((packed + apart) / (1e9 * costs.wire_gb_s), host)
 
 
-def choose(c: Sizes, columns: int, both: int, threads: int, wire_gb_s: float = WIRE_GB_S) -> Way:
-    """Return what to pack.
+def choose(c: Sizes, columns: int, both: int, threads: int, costs: PackingCosts = PACKING_COSTS) -> Way:
+    """Return what of a matrix to pack so that it is on the host soonest.
 
     Parameters
     ----------
     c : Sizes
     columns, both : int
-        Packed bytes without the values and with them; 0 where they are not packed.
-    threads, wire_gb_s
+        Packed bytes without the values and with them; 0 if they are not packed.
+    threads, costs
         As for `seconds`.
 
     Examples
@@ -120,16 +168,16 @@ def choose(c: Sizes, columns: int, both: int, threads: int, wire_gb_s: float = W
     >>> [choose(random, 28_000_000, 0, threads) for threads in (4, 8)]
     ['plain', 'columns']
     """
-    ways: dict[Way, float] = {"plain": WORTH * c.nbytes / (1e9 * wire_gb_s)}
+    ways: dict[Way, float] = {"plain": costs.worth * c.nbytes / (1e9 * costs.wire_gb_s)}
     if columns:
-        ways["columns"] = seconds(c, columns, c.values, threads, wire_gb_s)
+        ways["columns"] = seconds(c, columns, c.values, threads, costs)
     if both:
-        ways["both"] = seconds(c, both, 0, threads, wire_gb_s)
+        ways["both"] = seconds(c, both, 0, threads, costs)
     return min(ways, key=ways.__getitem__)
 
 
 class Packed:
-    """A matrix that is packed on the device, or will be: its sizes are known after `wait`.
+    """A matrix that the device packs; its sizes are known after `wait`.
 
     Attributes
     ----------
@@ -142,9 +190,9 @@ class Packed:
     why : str
         Why columns or values are not packed, in a line for a log.
     source : int
-        Where its bytes are on the device.
+        Device address of the packed bytes.
     pointer : numpy.dtype
-        Of the offsets.
+        Dtype of the offsets.
 
     Examples
     --------
@@ -189,10 +237,10 @@ class Packed:
         self.nbytes = self._with_values if self.values else self._with_columns if self.columns else 0
         return self
 
-    def choose(self, threads: int, wire_gb_s: float = WIRE_GB_S) -> Packed:
-        """Leave out what is quicker copied as it is; `threads` of the host will unpack."""
+    def choose(self, threads: int, costs: PackingCosts = PACKING_COSTS) -> Packed:
+        """Leave out what is quicker copied as it is if so many threads of the host unpack."""
         columns, both = self._with_columns * self.columns, self._with_values * self.values
-        way = choose(self._sizes, columns, both, threads, wire_gb_s)
+        way = choose(self._sizes, columns, both, threads, costs)
         if way == "plain" and self.columns:
             self.columns, self.values, self.nbytes = False, False, 0
             self.why = f"{threads} threads unpack no quicker than the wire copies all"
@@ -202,7 +250,7 @@ class Packed:
         return self
 
     def copy(self, host: Bytes) -> None:
-        """Copy the packed bytes to the host, on the current stream; `host` is pinned and holds at least `nbytes`."""
+        """Copy the packed bytes to page-locked memory of at least `nbytes` bytes, on the current stream."""
         import cupy
 
         if len(host) < self.nbytes:
@@ -211,12 +259,12 @@ class Packed:
 
 
 def pack(c: CSR, out: Any, *, values: bool = True) -> Packed:
-    """Pack a matrix on the device, on the current stream; nothing is allocated there, nothing waited for.
+    """Pack a matrix on the device, on the current stream; allocate nothing there, and do not wait.
 
     Parameters
     ----------
     c : CSR
-        Arrays of cupy, canonical; float32, float64, complex64 or complex128.
+        Arrays of CuPy, canonical; float32, float64, complex64 or complex128.
     out : cupy.ndarray of uint8
         Aligned to 8 bytes. `workspace.packed_bound` says how many are enough; with fewer, what does not fit is not
         packed, and `Packed` says so.
@@ -232,7 +280,7 @@ def pack(c: CSR, out: Any, *, values: bool = True) -> Packed:
     InputError
         If `out` does not hold the directory.
     MatrixError
-        If the dtype is not multiplied on the GPU.
+        If the GPU has no kernels for the dtype.
     """
     import cupy
 
@@ -247,15 +295,15 @@ def pack(c: CSR, out: Any, *, values: bool = True) -> Packed:
     room = np.uint64(len(out) - start - PACKED_PADDING)
     out.data.memset_async(0, DICTIONARY, cupy.cuda.get_current_stream())
     unit = np.int32(packed_unit(c.nrows, c.nnz))
-    grid, sizes = ceil_div(units, 8), (np.int64(units), unit, np.int64(c.nrows), room)
-    kernels(columns, grid, 256, (*sizes, c.indptr, c.indices, at, directory, stream))
+    grid, sizes = ceil_div(units, UNITS_PER_BLOCK), (np.int64(units), unit, np.int64(c.nrows), room)
+    kernels(columns, grid, 32 * UNITS_PER_BLOCK, (*sizes, c.indptr, c.indices, at, directory, stream))
     words = words_of(c.data) if values else c.data[:0]
     parts = np.int32(c.data.nbytes // max(1, words.itemsize * c.nnz)) if values else np.int32(1)
     count = np.int64(words.size if values else 0)
     kernels(sample, 1, SAMPLE, (count, words, at, at + DICTIONARY, at + TABLE))
     if values:
         places = at + DICTIONARY, at + TABLE, at, directory, stream
-        kernels(coded, grid, 256, (*sizes, parts, c.indptr, words, *places))
+        kernels(coded, grid, 32 * UNITS_PER_BLOCK, (*sizes, parts, c.indptr, words, *places))
     return Packed(c, out)
 
 
@@ -267,20 +315,20 @@ def unpack(
     first: int = 0,
     last: int | None = None,
 ) -> None:
-    """Unpack units ``[first, last)`` on the host, without the interpreter's lock; each may have a thread of its own.
+    """Unpack units ``[first, last)`` on the host without the interpreter's lock: threads may share the units.
 
     Parameters
     ----------
     packed : (nbytes,) uint8
-        What `Packed.copy` has copied.
+        Bytes that `Packed.copy` has copied.
     indptr : (nrows + 1,) int32 or int64
-        Written, for the rows that start in these units, from 0 on; its end by the last unit.
+        Written for the rows that start in these units; the call for the last unit writes the end.
     indices : (nnz,) int32 or int64
         Written for the entries of these units.
     data : (nnz,), optional
-        Likewise; leave it out where the values are not packed (`Packed.values`).
+        Written for the entries of these units; None if the values are not packed (`Packed.values`).
     first, last : int
-        There are ``workspace.packed_units(nrows, nnz)`` units, of about as many rows and entries each.
+        There are ``workspace.packed_units(nrows, nnz)`` units, which have about as many rows and entries each.
     """
     from spdist.kernels.streaming import unpacking
 

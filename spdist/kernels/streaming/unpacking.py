@@ -1,7 +1,7 @@
-"""The host's part of `packing`, compiled by Numba: `packing` imports it when it is first needed.
+"""The host's part of `packing`, compiled by Numba; `packing` imports it when it is first needed.
 
-Units are unpacked one by one, by any thread; ``packing.cu`` says what their bytes mean. Numbers are int64 throughout:
-any difference fits, and Numba makes floats of int64 beside uint64.
+Any thread unpacks any unit; ``packing.cu`` defines their bytes. All numbers are int64: any difference fits, and Numba
+would turn a sum of int64 and uint64 into a float.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from spdist.kernels.cpu.numba_compile import compiled, inlined, instruction
 from spdist.kernels.cuda import constants
 
 SAME, CONTINUES = constants.PACKED_SAME, constants.PACKED_CONTINUES
-"""Flags of a piece's head."""
+"""Flags of a piece's head: it has the pattern of the piece before, and it begins inside its row."""
 EACH, EACH_BITS = 2, 28
-"""So many numbers of so many bits are surely among 57 bits."""
+"""Two numbers of at most 28 bits each are read by one load, of which at least 57 bits are theirs."""
 ROW, ENTRY, COLUMNS_AT, VALUES_AT = map(int, constants.PackedPlace)
-"""Words of the directory: first mark and entry of a unit, where its bytes start."""
+"""Words of the directory: first row and entry of a unit, and where the bytes of its columns and values start."""
 
 
 @instruction
@@ -43,7 +43,7 @@ def low_bits(width: Any) -> Any:
 
 @inlined
 def bits(packed: Any, at: Any, number: Any, width: Any, mask: Any) -> Any:
-    """Return number `number` of those of `width` bits that start at byte `at`."""
+    """Return number `number` of an array of `width`-bit numbers that starts at byte `at`."""
     bit = number * width
     return (load(packed, at + (bit >> np.int64(3))) >> (bit & np.int64(7))) & mask
 
@@ -59,7 +59,7 @@ def signed(packed: Any, at: Any, size: Any) -> Any:
 
 @inlined
 def put_group(packed: Any, at: Any, numbers: Any, each: Any, width: Any, column: Any, first: Any, indices: Any) -> Any:
-    """Write the columns that numbers [start, stop) of a group make, `each` of them from one load; return the last."""
+    """Write the columns of numbers [start, stop) of a group, `each` of them from one load; return the last column."""
     mask = low_bits(width)
     for number in range(numbers[0], numbers[1], each):
         bit = np.int64(number) * width
@@ -73,7 +73,7 @@ def put_group(packed: Any, at: Any, numbers: Any, each: Any, width: Any, column:
 
 @inlined
 def put_columns(packed: Any, at: Any, column: Any, first: Any, last: Any, indices: Any) -> Any:
-    """Write columns [first, last) of a piece that starts with `column`; return where its groups end."""
+    """Write entries [first, last) of a piece whose first column is `column`; return the byte after its groups."""
     indices[np.uintp(first)] = column
     first += np.int64(1)
     while first < last:
@@ -92,7 +92,7 @@ def put_columns(packed: Any, at: Any, column: Any, first: Any, last: Any, indice
 
 @compiled
 def unpack_columns(packed: Any, stream: Any, directory: Any, start: Any, stop: Any, indptr: Any, indices: Any) -> None:
-    """Write the offsets and columns of units [start, stop), whose bytes are ``packed[stream:]``."""
+    """Write the offsets and columns of units [start, stop); the bytes of all units are ``packed[stream:]``."""
     for unit in range(start, stop):
         row, entry = directory[unit, ROW], directory[unit, ENTRY]
         last_row, last_entry = directory[unit + 1, ROW], directory[unit + 1, ENTRY]
@@ -120,7 +120,7 @@ def unpack_columns(packed: Any, stream: Any, directory: Any, start: Any, stop: A
 
 @inlined
 def put_values(packed: Any, at: Any, first: Any, last: Any, dictionary: Any, words: Any) -> Any:
-    """Write the words [first, last) of a piece that is not that before it; return where its bytes end."""
+    """Write words [first, last) of a piece that does not repeat the one before; return the byte after the piece."""
     kind, size = np.int64(packed[at]), last - first
     at += np.int64(1)
     if kind >= 32:
@@ -139,7 +139,7 @@ def put_values(packed: Any, at: Any, first: Any, last: Any, dictionary: Any, wor
 @compiled
 def unpack_values(packed: Any, stream: Any, directory: Any, start: Any, stop: Any, indptr: Any, parts: Any,
                   dictionary: Any, words: Any) -> None:  # fmt: skip
-    """Write the words of units [start, stop), `parts` a value; `unpack_columns` has written their offsets."""
+    """Write the words of units [start, stop), `parts` for each value; call `unpack_columns` first."""
     for unit in range(start, stop):
         row, entry = directory[unit, ROW], directory[unit, ENTRY]
         last_row, last_entry = directory[unit + 1, ROW], directory[unit + 1, ENTRY]

@@ -208,7 +208,7 @@ def multiplies(monkeypatch, allocator):
             assert len(made) <= len(out)
             out[: len(made)] = made
         found = SimpleNamespace(nbytes=len(made), source=out.data.ptr, pointer=np.dtype(np.int32), why="so")
-        found.choose = lambda threads: found
+        found.choose = lambda threads, costs: found
         found.wait, found.columns = lambda: found, not values and c.nnz % 7 != 0
         return found
 

@@ -176,8 +176,8 @@ def test_a_slow_wire_is_spared():
     assert (
         packing.choose(c, 2 * 10**6, 3 * 10**6, 16) == "columns"
     )  # the wire brings values quicker than the host writes
-    assert packing.choose(c, 2 * 10**6, 3 * 10**6, 16, wire_gb_s=12) == "both"
-    assert packing.choose(c, 0, 0, 16, wire_gb_s=12) == "plain"
+    assert packing.choose(c, 2 * 10**6, 3 * 10**6, 16, packing.PackingCosts(wire_gb_s=12)) == "both"
+    assert packing.choose(c, 0, 0, 16, packing.PackingCosts(wire_gb_s=12)) == "plain"
 
 
 def on_device(c: CSR, pointer: Any = np.int64) -> CSR:
@@ -262,10 +262,10 @@ def test_what_does_not_fit_is_not_packed():
 def test_what_does_not_pay_is_left_out():
     c = CASES["counts"]
     packed, _ = through_device(c)
-    assert packed.choose(1, wire_gb_s=1e-3).values
+    assert packed.choose(1, packing.PackingCosts(wire_gb_s=1e-3)).values
     with_values = packed.nbytes
-    assert packed.choose(64, wire_gb_s=1e-3).nbytes == with_values
-    assert not packed.choose(1, wire_gb_s=1e3).columns
+    assert packed.choose(64, packing.PackingCosts(wire_gb_s=1e-3)).nbytes == with_values
+    assert not packed.choose(1, packing.PackingCosts(wire_gb_s=1e3)).columns
     assert packed.nbytes == 0
     assert "quicker" in packed.why
 

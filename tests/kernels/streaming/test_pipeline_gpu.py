@@ -61,12 +61,12 @@ def test_equals_scipy_within_the_limit(name, megabytes):
 
 @pytest.mark.parametrize("name", ["random", "banded", "skewed"])
 @pytest.mark.parametrize("pack", [True, False])
-def test_columns_come_back_packed(monkeypatch, name, pack):
-    from spdist.kernels.streaming import packing
+def test_columns_come_back_packed(name, pack):
     from spdist.kernels.streaming.gpu_memory import GpuTuning
+    from spdist.kernels.streaming.packing import PackingCosts
 
-    monkeypatch.setattr(packing, "WORTH", 1e9)
-    a, device = from_scipy(matrices()[name]), gpu(256 << 20, pack=pack, tuning=GpuTuning(least_packed=1000))
+    tuning = GpuTuning(least_packed=1000, packing=PackingCosts(worth=1e9))
+    a, device = from_scipy(matrices()[name]), gpu(256 << 20, pack=pack, tuning=tuning)
     stages = []
     assert_product(pipeline.multiply(a, a, device, report=stages.append), a, a)
     packed, back = ([stage for stage in stages if stage.name == step] for step in ("pack", "download"))
