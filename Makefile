@@ -1,13 +1,13 @@
-# make demo | test | check | gpu | bench | clean. The first of them sets up .venv; nothing else is needed beforehand.
+# make demo | test | check | docs | gpu | bench | clean. The first of them sets up .venv; nothing else is needed beforehand.
 
 BIN := .venv/bin
-# Two files of tests at a time: those that weigh memory or kill workers have processes of their own.
+# Two test files at a time: tests that measure memory or kill workers start processes of their own.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 PROBE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.12 python3.11 python3.13 python3; do \
 	"$$name" -c '$(PROBE)' 2>/dev/null && { echo "$$name"; break; }; done)
 
-.PHONY: demo test check gpu bench clean
+.PHONY: demo test check ruff mypy doctests figures docs gpu bench clean
 
 demo: .venv/installed
 	@$(BIN)/python workflows/demo.py
@@ -16,11 +16,24 @@ test: .venv/installed
 	@$(PYTEST) -m "not gpu"
 
 check: .venv/installed
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target ruff mypy doctests figures
+
+ruff: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+mypy: .venv/installed
 	$(BIN)/mypy
-	$(PYTEST) -m "not gpu and not slow"
-	$(BIN)/pytest --doctest-modules spdist
+
+doctests: .venv/installed
+	$(BIN)/pytest -q --doctest-modules spdist
+
+figures: .venv/installed
+	$(BIN)/python docs/measured.py --check
+
+docs: .venv/docs-installed
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -b html docs build/docs
+	@echo "open build/docs/index.html"
 
 gpu: .venv/installed
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,cu13]"
@@ -30,7 +43,7 @@ bench: .venv/installed
 	@for script in $$(grep -l __main__ benchmarks/*.py); do echo "$$script"; $(BIN)/python "$$script" || exit 1; done
 
 clean:
-	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-output build dist *.egg-info
+	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-output build dist docs/api/generated *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/installed: pyproject.toml
@@ -39,4 +52,8 @@ clean:
 	@echo "setting up .venv with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $@
+
+.venv/docs-installed: .venv/installed
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[docs]"
 	@touch $@

@@ -30,9 +30,11 @@ import suite  # noqa: E402
 import spdist  # noqa: E402
 from spdist.kernels.bsr import multiply_cpu as bsr_cpu  # noqa: E402
 from spdist.kernels.cpu import multiply as cpu  # noqa: E402
+from spdist.kernels.cpu.product_counts import row_products  # noqa: E402
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu  # noqa: E402
 from spdist.matrices.bsr import BSR, entries  # noqa: E402
-from spdist.matrices.csr import CSR, Int64Array, from_scipy  # noqa: E402
+from spdist.matrices.csr import CSR, from_scipy  # noqa: E402
+from spdist.matrices.dtypes import Int64Array  # noqa: E402
 
 STORED = ("email-Enron", "ca-CondMat", "pwt")
 SIDES = (2, 3, 4, 6, 8, 16)
@@ -253,7 +255,7 @@ def measure(name: str, pattern: CSR, offsets: Int64Array, side: int, on_gpu: boo
 
 def facts(name: str, pattern: CSR, side: int, blocks: int, found: dict[str, Any]) -> dict[str, Any]:
     """Return a row of the record, and show it."""
-    products = int(cpu.row_products(pattern, np.diff(pattern.indptr)).sum())
+    products = int(row_products(pattern, np.diff(pattern.indptr)).sum())
     row = {"matrix": name, "side": side, "block_rows": pattern.nrows, "blocks": pattern.nnz, "products": products,
            "blocks_c": blocks, "c_bytes": blocks * side * side * 8,
            "gflops": round(2 * products * side**3 / (1e6 * found["ms"]), 2), **found}  # fmt: skip

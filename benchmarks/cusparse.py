@@ -14,8 +14,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from spdist.kernels.spmv import sell
-from spdist.kernels.spmv.sell_format import LANES
+from spdist.kernels.spmv.sell import sell
+from spdist.kernels.spmv.sell.format import LANES, value_places
 from spdist.matrices.csr import CSR
 
 ALGORITHMS = {"alg1": 3, "reuse": 0, "alg2": 4, "alg3": 5}
@@ -281,7 +281,7 @@ class SpMV:
         made = sell.build(a, height=LANES, sigma=sigma, index="wide", block=1)
         if len(made.long_rows) or len(made.values) > MOST_PADDING * a.nnz + 1000:
             raise CusparseError(f"sliced ELL has {len(made.values) / max(a.nnz, 1):.1f} places per entry")
-        offsets = cupy.append(made.chunks[:, 0], len(made.values)).astype(np.int32)
+        offsets = cupy.append(value_places(made.chunks), len(made.values)).astype(np.int32)
         self.order = made.rows
         self.held += [made, offsets]
         sizes = map(ctypes.c_int64, (*a.shape, a.nnz, len(made.values), LANES))

@@ -27,6 +27,7 @@ import record  # noqa: E402
 import scipy.sparse as sp  # noqa: E402
 
 from spdist.kernels.cpu import multiply as cpu  # noqa: E402
+from spdist.kernels.cpu.product_counts import row_products  # noqa: E402
 from spdist.kernels.product_spec import ProductSpec  # noqa: E402
 from spdist.kernels.semirings import SEMIRINGS  # noqa: E402
 from spdist.matrices.csr import CSR, from_scipy  # noqa: E402
@@ -82,7 +83,7 @@ def top_n(quick: bool, threads: int, repeats: int) -> list[Row]:
             peer = {"top_n": 10, "threshold": threshold, "n_threads": threads}
             runs["sparse_dot_topn"] = lambda left=left, right=right, peer=peer: sp_matmul_topn(left, right, **peer)
             check_top_n(runs["spdist"](), runs["sparse_dot_topn"](), threshold)
-        products = int(cpu.row_products(a, np.diff(b.indptr)).sum())
+        products = int(row_products(a, np.diff(b.indptr)).sum())
         case = f"{nrows:,} documents, {terms:,} terms, threshold {threshold}"
         rows.append({"case": case, "products": products, "seconds": in_turn(repeats, **runs)})
     return rows
@@ -111,7 +112,7 @@ def semirings(quick: bool, threads: int, repeats: int) -> list[Row]:
             if find_spec("graphblas"):
                 runs["graphblas"] = graphblas_product(a, name, threads)
                 check_product(runs["spdist"](), runs["graphblas"]())
-            products = int(cpu.row_products(a, np.diff(a.indptr)).sum())
+            products = int(row_products(a, np.diff(a.indptr)).sum())
             rows.append({"case": f"{case}, {name}", "products": products, "seconds": in_turn(repeats, **runs)})
     return rows
 
@@ -178,7 +179,7 @@ def triangles(quick: bool, threads: int, repeats: int) -> list[Row]:
         if len(set(counts.values())) > 1:
             raise SystemExit(f"the counts differ: {counts}")
         case = f"rmat {scale} x {edges}, {'A A inside A' if whole else 'L L inside L'}, sum {counts['spdist']:,}"
-        products = int(cpu.row_products(a, np.diff(a.indptr)).sum())
+        products = int(row_products(a, np.diff(a.indptr)).sum())
         rows.append({"case": case, "products": products, "seconds": in_turn(repeats, **runs)})
     return rows
 

@@ -27,7 +27,7 @@ from spdist.kernels import reduction_spec
 from spdist.kernels.streaming import pipeline as streaming
 from spdist.kernels.streaming.gpu_device import Gpu
 from spdist.matrices.csr import CSR
-from spdist.storage import matrix as storage
+from spdist.storage import locations
 
 SIDES = {False: (412, 256), True: (16, 12)}
 """Of the grids of the product and of the limits."""
@@ -55,7 +55,7 @@ def product(side: int, folder: Path) -> dict[str, Any]:
         "peak_device": report.peak_memory, "peak_host": report.peak_host_memory,
         "right": spdist.verify(a, a, c).ok,
     }  # fmt: skip
-    storage.remove(str(c))
+    locations.remove(str(c))
     return found
 
 
@@ -70,7 +70,7 @@ def norm(a: CSR, device: Gpu) -> dict[str, Any]:
     part = streaming.reduce(a, a, "frobenius", device, report=note)
     seconds = time.perf_counter() - begin
     kernels = stages["multiply"] + stages["reduce"]
-    value = float(reduction_spec.result("frobenius", part, a.ncols))
+    value = float(reduction_spec.final_value("frobenius", part, a.ncols))
     return {"seconds": seconds, "stages": dict(stages), "over_kernels": seconds / kernels, "value": value}
 
 

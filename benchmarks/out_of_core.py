@@ -24,8 +24,9 @@ from spdist.kernels.cpu import multiply as cpu
 from spdist.scheduler.execution.records import JobSpec
 from spdist.scheduler.execution.worker import WorkerContext
 from spdist.scheduler.planner.plan import Plan
-from spdist.storage import matrix as storage
+from spdist.storage import groups
 from spdist.storage.matrix import StoredMatrix
+from spdist.storage.writer import Layout
 
 WORKERS = 2
 CASES = {
@@ -108,8 +109,8 @@ def storage_seconds(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, folder: P
         for start, stop, _ in matrix.row_blocks(16 * matrix.indices.chunk):
             matrix.rows(start, stop)
     reading = time.perf_counter() - begin
-    layout = storage.Layout(str(folder / "copy.zarr"), c.ncols, c.dtype, c.indices.chunk, _compressed(c))
-    storage.begin(layout.url, {})
+    layout = Layout(str(folder / "copy.zarr"), c.ncols, c.dtype, c.indices.chunk, _compressed(c))
+    groups.begin(layout.url, {})
     writing, step = 0.0, 16 * c.indices.chunk
     for first in range(0, c.nnz, step):
         last = min(first + step, c.nnz)

@@ -40,7 +40,9 @@ import record
 import suite
 
 from spdist.matrices.bsr import BSR, from_rows
-from spdist.matrices.csr import CSR, blocksize, is_canonical
+from spdist.matrices.checks import is_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import blocksize
 
 SHARE_OF_C = 3.0
 """C over the memory limit."""
@@ -244,9 +246,12 @@ def compression(a: CSR, b: CSR) -> float:
 
 def storage_seconds(url: str, scratch: str, threads: int) -> dict[str, float]:
     """Return bytes a second, as they are in memory, with which a stored matrix is read and written again by threads."""
-    from spdist.storage import matrix as storage
+    from spdist.storage import locations
+    from spdist.storage.chunked_array import compresses
+    from spdist.storage.matrix import open_matrix
+    from spdist.storage.writer import Layout
 
-    m = storage.open_matrix(url)
+    m = open_matrix(url)
     cuts = np.linspace(0, m.nrows, 4 * threads + 1).astype(int)
     with ThreadPoolExecutor(threads) as pool:
         begin = time.perf_counter()
@@ -254,14 +259,14 @@ def storage_seconds(url: str, scratch: str, threads: int) -> dict[str, float]:
         read = time.perf_counter() - begin
         size = sum(block.indices.nbytes + block.data.nbytes for block in blocks)
         chunk = max(1, min(1 << 20, *(block.nnz for block in blocks)))
-        layout = storage.Layout(scratch, m.ncols, m.dtype, chunk, storage.compresses(blocks[0].data))
+        layout = Layout(scratch, m.ncols, m.dtype, chunk, compresses(blocks[0].data))
         pieces = [(b.indices[at : at + chunk], b.data[at : at + chunk])
                   for b in blocks for at in range(0, b.nnz - chunk + 1, chunk)]  # fmt: skip
         begin = time.perf_counter()
         list(pool.map(lambda k: layout.write_entries(k, *pieces[k]), range(len(pieces))))
         written = time.perf_counter() - begin
     if pieces:
-        storage.remove(scratch)
+        locations.remove(scratch)
     return {"read": size / read, "write": sum(i.nbytes + v.nbytes for i, v in pieces) / max(written, 1e-9)}
 
 

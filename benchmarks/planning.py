@@ -18,12 +18,14 @@ CHILD = """
 import json, resource, sys, time
 from distributed import Client
 from spdist import workers
-from spdist.scheduler.planner.planner import Helpers, make_plan
+from spdist.scheduler.planner.planner import make_plan
+from spdist.scheduler.planner.remote_readers import RemoteReaders
+from spdist.scheduler.planner.request import PlanRequest
 from spdist.storage.matrix import open_matrix
 
-def timed(**options):
+def timed(readers=None):
     begin, cpu = time.perf_counter(), time.process_time()
-    plan = make_plan(a, a, engine="numba", memory_limit=1 << 30, **options)
+    plan = make_plan(PlanRequest(a, a, "numba", 1 << 30), readers)
     return plan, time.perf_counter() - begin, time.process_time() - cpu
 
 a, count = open_matrix(sys.argv[1]), int(sys.argv[2])
@@ -32,9 +34,9 @@ peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 found = {"seconds": seconds, "cpu_s": cpu, "peak": peak, "blocks": len(plan.blocks), "nnz_estimate": plan.c.nnz}
 if count:
     with workers(count) as address, Client(address) as client:
-        helpers = Helpers(client.get_executor(pure=False), count, 1)
-        timed(helpers=helpers)  # they compile
-        same, found["helped_s"], found["helped_cpu_s"] = timed(helpers=helpers)
+        readers = RemoteReaders(client.get_executor(pure=False), count, 1)
+        timed(readers)  # they compile
+        same, found["helped_s"], found["helped_cpu_s"] = timed(readers)
     assert same == plan
 print(json.dumps(found))
 """

@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import platform
+import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,11 +31,25 @@ def installed(package: str) -> str | None:
         return None
 
 
+def commit() -> str | None:
+    """Return the commit of the sources, with ``-dirty`` if files were changed since; None outside a checkout."""
+    folder = Path(__file__).resolve().parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"],
+            cwd=folder, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:  # git is not installed
+        return None
+    return found.stdout.strip() or None
+
+
 def machine() -> dict[str, Any]:
-    """Return date, device and versions."""
+    """Return date, commit, device and versions."""
     packages = ("spdist", "numpy", "scipy", "numba", "zarr", "zarrs", "dask", "distributed")
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
         "device": f"{cpu_model()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "versions": {package: found for package in packages if (found := installed(package))},

@@ -34,7 +34,7 @@ from distributed import Client
 
 import spdist
 from spdist.scheduler.execution import cluster
-from spdist.storage import matrix as storage
+from spdist.storage import locations
 
 REPEATS = 2
 GPU_ENGINES = {"cuda", "hybrid"}
@@ -48,7 +48,7 @@ def seconds(run: Callable[[], Any], target: Path | None = None) -> tuple[float, 
     times = []
     for _ in range(REPEATS):
         if target is not None:
-            storage.remove(str(target))
+            locations.remove(str(target))
         begin = time.perf_counter()
         found = run()
         times.append(time.perf_counter() - begin)
@@ -75,7 +75,7 @@ def measure(workers: int, engine: str, stored: dict[str, Path]) -> dict[str, Any
             made.close()
     run = pipeline.run_seconds(stages_file)  # of the last
     right = spdist.verify(grid, grid, target).ok
-    storage.remove(str(target))
+    locations.remove(str(target))
     print(
         f"{engine}, {workers} workers: reduction {reduced:.3f} s, product to Zarr {written:.3f} s, {run:.3f} s from "
         f"first read to last write, nnz(C) {report.nnz:,}, {report.blocks} blocks, {'right' if right else 'WRONG'}"

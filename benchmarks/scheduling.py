@@ -30,7 +30,8 @@ from spdist.scheduler.execution.telemetry import Progress, RunCallbacks
 from spdist.scheduler.execution.worker import WorkerContext
 from spdist.scheduler.execution.worker_process import resident_memory
 from spdist.scheduler.planner.plan import Block, Operand, Plan
-from spdist.storage import matrix as storage
+from spdist.storage import groups
+from spdist.storage.writer import Layout
 
 ENTRIES = 64
 PAIRS = 8
@@ -86,8 +87,8 @@ def measure(blocks: int, workers: int, slow: int, seconds: float) -> dict[str, f
             seen.append((now.blocks, resident_memory()))
 
     with tempfile.TemporaryDirectory() as folder:
-        layout = storage.Layout(str(Path(folder) / "C.zarr"), 8, np.dtype(np.float64), plan.chunk)
-        storage.begin(layout.url, {})
+        layout = Layout(str(Path(folder) / "C.zarr"), 8, np.dtype(np.float64), plan.chunk)
+        groups.begin(layout.url, {})
         a = spdist.save(Path(folder) / "A.zarr", sp.eye_array(8, format="csr"))
         job = JobSpec(a, a, "scipy", False, plan.inner_bounds, plan.column_bounds)
         with (
@@ -114,7 +115,7 @@ def measure(blocks: int, workers: int, slow: int, seconds: float) -> dict[str, f
         "worker_growth_mb": growth / 1e6,
         "memory_growth_mb_second_half": (second_half[-1] - second_half[0]) / 1e6 if second_half else 0.0,
         "blocks_beyond_a_slow_one": max(ahead, default=0),
-        "window": plan.pairs * workers,
+        "window": plan.blocks_in_flight * workers,
     }
 
 

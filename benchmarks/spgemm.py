@@ -39,7 +39,7 @@ import suite
 from spdist.matrices.csr import CSR, from_scipy
 
 HERE = Path(__file__).resolve().parent
-KERNELS = {"rowwise": "gpu", "esc": "esc", "hyspmm": "hyspmm", "hyspmm_duplicated": "hyspmm"}
+KERNELS = {"rowwise": "rowwise_gpu", "esc": "esc", "hyspmm": "hyspmm", "hyspmm_duplicated": "hyspmm"}
 """Module of spdist.kernels by method; "numeric" is rowwise on a known pattern, others go through spdist.spgemm."""
 ON_HOST = {"hyspmm": "distinct", "hyspmm_duplicated": "duplicated"}
 """Methods whose operands and product stay on the host, and their variants; their time includes both transfers. They are
@@ -81,7 +81,7 @@ def _kernel(name: str, deterministic: bool) -> Bind:
     """Return a method straight from its module; one without the option is deterministic anyway."""
     import gpu_measure
 
-    multiply = importlib.import_module(f"spdist.kernels.{KERNELS[name]}").multiply
+    multiply = importlib.import_module(f"spdist.kernels.{KERNELS[name]}.multiply").multiply
     has_option = "deterministic" in inspect.signature(multiply).parameters
     options: dict[str, Any] = {"deterministic": True} if deterministic and has_option else {}
     if name in ON_HOST:

@@ -28,6 +28,8 @@ import scipy  # noqa: E402
 import scipy.sparse as sp  # noqa: E402
 
 from spdist.kernels.cpu import multiply as cpu  # noqa: E402
+from spdist.kernels.cpu.prepare import choose  # noqa: E402
+from spdist.kernels.cpu.product_counts import row_products  # noqa: E402
 from spdist.matrices.csr import CSR, from_scipy  # noqa: E402
 
 Make = Callable[[], CSR]
@@ -94,7 +96,7 @@ def measure(name: str, a: CSR, threads: int, repeats: int) -> dict[str, Any]:
     m = a.to_scipy()
     c = cpu.multiply(a, a, engine="numba", threads=threads)
     verify(a, c)
-    nnz, engine = c.nnz, cpu.choose(a, a, threads=threads)[0]
+    nnz, engine = c.nnz, choose(a, a, threads=threads)[0]
     del c
     base, ours = [], []
     first = timed(lambda: scipy_product(m))
@@ -102,7 +104,7 @@ def measure(name: str, a: CSR, threads: int, repeats: int) -> dict[str, Any]:
         base.append(timed(lambda: scipy_product(m)))
         ours.append(timed(lambda: cpu.multiply(a, a, threads=threads)))
     scipy_s, spdist_s = statistics.median(base), statistics.median(ours)
-    products = int(cpu.row_products(a, np.diff(a.indptr)).sum())
+    products = int(row_products(a, np.diff(a.indptr)).sum())
     return {
         "matrix": name,
         "nrows": a.nrows,

@@ -34,9 +34,10 @@ import scipy.sparse as sp  # noqa: E402
 import spmv_suite as suite  # noqa: E402
 
 from spdist.errors import InputError  # noqa: E402
-from spdist.kernels.spmv.cpu_gpu_split import HybridProduct  # noqa: E402
+from spdist.kernels.spmv.cpu_gpu_split import PreparedSplit  # noqa: E402
 from spdist.matrices.csr import CSR, from_scipy  # noqa: E402
-from spdist.operators import operator as operators  # noqa: E402
+from spdist.operators import prepare  # noqa: E402
+from spdist.operators.operator import Operator  # noqa: E402
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 """Greatest error allowed, in units of ``|A| |x|``."""
@@ -166,13 +167,13 @@ def peers(library: Any, a: CSR, reference: Reference) -> dict[str, float]:
     return found
 
 
-METHODS: dict[str, Callable[[Any], operators.Operator]] = {
-    "auto": operators.operator,
-    "sell": lambda a: operators.operator(a, "sell"),
-    "sell, 32-bit": lambda a: operators.sell_operator(a, 32, index="wide", block=1),
-    "sell, 16-bit": lambda a: operators.sell_operator(a, 32, index="narrow", block=1),
-    "csr-vector": lambda a: operators.operator(a, "csr"),
-    "ehyb": lambda a: operators.operator(a, "ehyb"),
+METHODS: dict[str, Callable[[Any], Operator]] = {
+    "auto": prepare.operator,
+    "sell": lambda a: prepare.operator(a, "sell"),
+    "sell, 32-bit": lambda a: prepare.sell_operator(a, 32, index="wide", block=1),
+    "sell, 16-bit": lambda a: prepare.sell_operator(a, 32, index="narrow", block=1),
+    "csr-vector": lambda a: prepare.operator(a, "csr"),
+    "ehyb": lambda a: prepare.operator(a, "ehyb"),
 }
 
 
@@ -192,12 +193,12 @@ def compile_kernels(method: str, matrix: Any) -> None:
 
     if method == "ehyb":
         small = csp.identity(64, matrix.dtype, format="csr")
-        operators.ehyb_operator(small, part=np.zeros(64, np.int32))
+        prepare.ehyb_operator(small, part=np.zeros(64, np.int32))
     else:
         METHODS[method](matrix)
 
 
-def measure(make: Callable[[], operators.Operator], reference: Reference, rate: float, best: float) -> dict[str, Any]:
+def measure(make: Callable[[], Operator], reference: Reference, rate: float, best: float) -> dict[str, Any]:
     """Prepare an operator, check it, time it."""
     import cupy
 
@@ -217,7 +218,7 @@ def measure(make: Callable[[], operators.Operator], reference: Reference, rate: 
     return {
         "ms": us / 1e3, "bytes": moved, "gb_s": moved / us / 1e3, "of_stream": moved / us * 1e6 / rate,
         "over_cusparse": best / us, "error": error, "right": error <= TOLERANCE[x.dtype.name],
-        "prepared_ms": prepared / 1e3, "prepared_products": prepared / us, "form": a.product.describe(), "why": a.why,
+        "prepared_ms": prepared / 1e3, "prepared_products": prepared / us, "form": a.prepared.describe(), "why": a.why,
         "method": a.method,
     }  # fmt: skip
 
@@ -272,9 +273,9 @@ def shared(args: Any, folder: Path) -> dict[str, Any]:
     for name, m in matrices(args, folder):
         reference = Reference(m, np.dtype(args.dtype))
         a = csp.csr_matrix(m.to_scipy().astype(args.dtype))
-        alone = operators.operator(a)
+        alone = prepare.operator(a)
         begin = time.perf_counter()
-        both = operators.operator(a, "hybrid", threads=args.threads)
+        both = prepare.operator(a, "hybrid", threads=args.threads)
         prepared = time.perf_counter() - begin
         x, ys = cupy.asarray(reference.x), [cupy.full(m.nrows, np.nan, args.dtype) for _ in range(2)]
         calls = [functools.partial(one.matvec, x, out=y) for one, y in zip((alone, both), ys, strict=True)]
@@ -286,7 +287,7 @@ def shared(args: Any, folder: Path) -> dict[str, Any]:
             "matrix": name, "nrows": m.nrows, "nnz": m.nnz, "alone_us": graph, "alone_launched_us": one_by_one,
             "hybrid_us": ours, "ratio": graph / ours, "turns_us": turns, "error": error,
             "right": error <= TOLERANCE[args.dtype], "prepared_s": prepared, "threads": both.threads,
-            "shared": isinstance(both.product, HybridProduct), "form": both.product.describe(), "why": both.why,
+            "shared": isinstance(both.prepared, PreparedSplit), "form": both.prepared.describe(), "why": both.why,
         })  # fmt: skip
         print(f"{name:20} the GPU alone {graph:8.1f} us, launched one by one {one_by_one:8.1f} us, hybrid "
               f"{ours:8.1f} us, ratio {graph / ours:.3f}{'' if rows[-1]['right'] else ', WRONG'}; {both}",
@@ -361,7 +362,7 @@ def on_cpu(args: Any, folder: Path) -> dict[str, Any]:
     rows = []
     for name, m in matrices(args, folder):
         reference, matrix = Reference(m, np.dtype(args.dtype)), m.to_scipy().astype(args.dtype)
-        make = functools.partial(operators.operator, matrix, "sell", threads=args.threads)
+        make = functools.partial(prepare.operator, matrix, "sell", threads=args.threads)
         make()
         begin = time.perf_counter()
         a = make()
@@ -375,7 +376,7 @@ def on_cpu(args: Any, folder: Path) -> dict[str, Any]:
             "matrix": name, "nrows": m.nrows, "nnz": m.nnz, "scipy_ms": 1e3 * statistics.median(theirs), "ms": ms,
             "ratio": statistics.median(theirs) / statistics.median(ours), "ratio_min": min(theirs) / min(ours),
             "gb_s": moved / ms / 1e6, "error": error, "right": error <= TOLERANCE[args.dtype],
-            "prepared_ms": 1e3 * prepared, "prepared_products": 1e3 * prepared / ms, "form": a.product.describe(),
+            "prepared_ms": 1e3 * prepared, "prepared_products": 1e3 * prepared / ms, "form": a.prepared.describe(),
         })  # fmt: skip
         r = rows[-1]
         print(f"{name:20} SciPy {r['scipy_ms']:8.2f} ms, SELL {ms:8.2f} ms, ratio {r['ratio']:.2f}, of minima "

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from spdist.matrices import hooks
+
 if TYPE_CHECKING:
     from spdist.api import Callbacks, Report, matmul, multiply, plan, reduce, save, verify
     from spdist.chain import multi_matmul
@@ -25,19 +27,21 @@ if TYPE_CHECKING:
     from spdist.kernels.semirings import Semiring
     from spdist.matrices import vbr
     from spdist.matrices.bsr import BSR
-    from spdist.matrices.vbr import VBR, open_vbr
-    from spdist.operators.operator import Operator, open_operator, operator
-    from spdist.operators.operator import ehyb_operator as ehyb
-    from spdist.operators.operator import sell_operator as sell
+    from spdist.matrices.vbr import VBR
+    from spdist.operators.operator import Operator
     from spdist.operators.partitioned import PartitionedOperator, partitioned
+    from spdist.operators.prepare import ehyb_operator as ehyb
+    from spdist.operators.prepare import open_operator, operator
+    from spdist.operators.prepare import sell_operator as sell
     from spdist.operators.solvers import Solution, conjugate_gradient, pagerank
     from spdist.scheduler.execution.cluster import workers
     from spdist.storage.generators import generate
     from spdist.storage.import_export import export_matrix, import_matrix
     from spdist.storage.matrix import open_matrix as open
     from spdist.storage.transpose import symmetrize, transpose
+    from spdist.storage.vbr import open_vbr
 
-__version__ = "0.1.0"
+    __version__: str
 
 _HOME = {
     **dict.fromkeys(("Callbacks", "Report", "matmul", "multiply", "plan", "reduce", "save", "verify"), "spdist.api"),
@@ -58,7 +62,8 @@ _HOME = {
     "Epilogue": "spdist.kernels.product_spec",
     "multi_matmul": "spdist.chain",
     "Semiring": "spdist.kernels.semirings",
-    **dict.fromkeys(("Operator", "ehyb", "open_operator", "operator", "sell"), "spdist.operators.operator"),
+    "Operator": "spdist.operators.operator",
+    **dict.fromkeys(("ehyb", "open_operator", "operator", "sell"), "spdist.operators.prepare"),
     **dict.fromkeys(("PartitionedOperator", "partitioned"), "spdist.operators.partitioned"),
     **dict.fromkeys(("Solution", "conjugate_gradient", "pagerank"), "spdist.operators.solvers"),
     "generate": "spdist.storage.generators",
@@ -66,9 +71,12 @@ _HOME = {
     "import_matrix": "spdist.storage.import_export",
     "open": "spdist.storage.matrix",
     **dict.fromkeys(("symmetrize", "transpose"), "spdist.storage.transpose"),
-    **dict.fromkeys(("VBR", "open_vbr"), "spdist.matrices.vbr"),
+    "VBR": "spdist.matrices.vbr",
+    "open_vbr": "spdist.storage.vbr",
     "workers": "spdist.scheduler.execution.cluster",
 }
+
+hooks.register("save_vbr", "spdist.storage.vbr")
 
 _NAME_AT_HOME = {"ehyb": "ehyb_operator", "open": "open_matrix", "sell": "sell_operator"}
 
@@ -121,11 +129,23 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "vbr":  # a module: Python itself keeps it among the names of the package
         return importlib.import_module("spdist.matrices.vbr")
+    if name == "__version__":
+        return _version()
     if name not in _HOME:
         raise AttributeError(f"module 'spdist' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name]), _NAME_AT_HOME.get(name, name))
     globals()[name] = value
     return value
+
+
+def _version() -> str:
+    """Return the version that the build took from tag and commit; ``0.0.0`` if spdist is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("spdist")
+    except PackageNotFoundError:
+        return "0.0.0"
 
 
 def __dir__() -> list[str]:

@@ -23,22 +23,25 @@ from spdist.engines import ENGINES, GPU_ENGINES, Engine
 from spdist.errors import InputError, ResumeError, VerificationError
 from spdist.inmemory import spgemm as inmemory
 from spdist.inmemory.spgemm import spgemm
+from spdist.kernels.cpu.reduce import reduce_linear
 from spdist.kernels.product_spec import Epilogue, ProductSpec, is_by_columns
-from spdist.kernels.reduction_spec import Reduction, check_values, is_linear, reduce_linear, reduction_of, spec_for
+from spdist.kernels.reduction_spec import Reduction, check_values, is_linear, reduction_of, spec_for
 from spdist.kernels.semirings import Semiring, find, turned
 from spdist.matrices.bsr import BSR, is_scipy_bsr
 from spdist.matrices.bsr import from_scipy as bsr_from_scipy
-from spdist.matrices.csr import CSR, blocksize, from_scipy, number_dtype
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.dtypes import blocksize, number_dtype
 from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT, GPU_BLOCK_PRODUCTS, MAX_BLOCK_PRODUCTS, Plan
-from spdist.storage import matrix as storage
+from spdist.storage import groups, locations
 from spdist.storage.atomic_replace import clear_of_full_disks, full_disk, is_ours, staged_matrix
-from spdist.storage.matrix import Layout, MatrixWriter, StoredMatrix, open_matrix
+from spdist.storage.matrix import StoredMatrix, open_matrix, refuse_blocks
 from spdist.storage.product_spec import Diagonal, StoredProductSpec
+from spdist.storage.writer import Layout, MatrixWriter, finish_matrix
 from spdist.units import check_count, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from spdist.scheduler.execution.records import JobSpec
-    from spdist.scheduler.planner.planner import RemoteReaders
+    from spdist.scheduler.planner.remote_readers import RemoteReaders
 
 logger = logging.getLogger("spdist")
 DEFAULT_MEMORY_LIMIT = "2GiB"
@@ -130,22 +133,22 @@ def _rows_of(matrix: Any) -> CSR:
 def claim(target: str, *, overwrite: bool) -> str:
     """Return where to write a new matrix: at `target`, or beside it where a whole one is to be replaced at the end."""
     _check_target(target, overwrite=overwrite)
-    if not storage.exists(target):
+    if not locations.exists(target):
         return target
-    if storage.read_facts(target).get("state") == "unfinished":
-        storage.remove(target)
+    if groups.read_facts(target).get("state") == "unfinished":
+        locations.remove(target)
         return target
     place = beside(target)
-    if storage.exists(place):
-        storage.remove(place)
+    if locations.exists(place):
+        locations.remove(place)
     return place
 
 
 def _check_target(target: str, *, overwrite: bool) -> None:
-    if not storage.exists(target):
+    if not locations.exists(target):
         _check_parent(target)
     elif not overwrite:
-        if "product" in (facts := storage.read_facts(target)) and facts["state"] == "unfinished":
+        if "product" in (facts := groups.read_facts(target)) and facts["state"] == "unfinished":
             raise InputError(
                 f"{target} is an unfinished product; continue it with --resume (resume=True), or begin anew with "
                 f"--overwrite (overwrite=True)"
@@ -168,8 +171,8 @@ def _check_apart(target: str, *operands: str) -> None:
 
 
 def _check_parent(target: str) -> None:
-    if storage.is_local(target):
-        parent = storage.local_path(target).parent
+    if locations.is_local(target):
+        parent = locations.local_path(target).parent
         if not parent.is_dir() or not os.access(parent, os.W_OK):
             problem = "may not be written to; ask for access" if parent.is_dir() else "is not a folder; create it"
             raise InputError(f"{target}: {parent} {problem} or choose another place")
@@ -227,6 +230,7 @@ def plan(
         no GPU here to say what is free, and no `memory_limit`.
     """
     from spdist.scheduler.planner.planner import check_operands, make_plan
+    from spdist.scheduler.planner.request import PlanRequest
 
     _check_grid(grid)
     _check_engine(engine)
@@ -236,7 +240,7 @@ def plan(
     spec.check(left, right, engine)
     _check_values(engine, spec.dtype(left, right))
     memory, host = _limits(engine, memory_limit, host_limit)
-    return make_plan(left, right, engine=engine, memory_limit=memory, host_limit=host, grid=grid, spec=spec)
+    return make_plan(PlanRequest(left, right, engine, memory, host, grid, spec))
 
 
 def matmul(
@@ -452,7 +456,7 @@ def _multiply_by_columns(
     """
     from spdist.storage.transpose import transpose, transposed_copy
 
-    target, mask, epilogue = storage.normalise(c), spec.mask, spec.per_row.epilogue
+    target, mask, epilogue = locations.normalise(c), spec.mask, spec.per_row.epilogue
     resume, check = wanted["resume"], wanted["check"]
     _check_mode(resume, overwrite)
     _check_target(target, overwrite=resume or overwrite)
@@ -471,7 +475,7 @@ def _multiply_by_columns(
             options["mask"] = stack.enter_context(transposed_copy(mask, f"{target}.spdist-transposed-mask"))
         facts = _facts(left, right, stored_spec(**options))
         facts["product"]["axis"] = 0
-        if resume and not replaces and storage.exists(target):
+        if resume and not replaces and locations.exists(target):
             report = _finished(target, facts)
             if not check:
                 return report
@@ -479,7 +483,7 @@ def _multiply_by_columns(
             return _verified(report, left, right, turned_c, stored_spec(**options), wanted["callbacks"], target)
         report = multiply(left, right, place, overwrite=not resume, **options, **wanted)
         transpose(place, target, overwrite=overwrite or replaces, facts=facts)
-    storage.remove(place)
+    locations.remove(place)
     return replace(report, grid=dict(zip(report.grid, reversed(report.grid.values()), strict=True)))
 
 
@@ -510,16 +514,16 @@ def _check_fit(
 def _place_of_columns(target: str, *, resume: bool, overwrite: bool) -> tuple[str, bool]:
     """Return where the transpose of C is made, and whether that C replaces another, which a name of its own tells."""
     own, other = (f"{at}.spdist-columns" for at in (target, beside(target)))
-    replaces = storage.exists(other) if resume else overwrite and storage.exists(target)
+    replaces = locations.exists(other) if resume else overwrite and locations.exists(target)
     for place in () if resume else (own, other):  # of runs that nobody will resume
         if is_ours(place):
-            storage.remove(place)
+            locations.remove(place)
     return (other if replaces else own), replaces
 
 
 def _finished(target: str, facts: dict[str, Any]) -> Report:
     """Return the report of a product that is there already; refuse to resume another."""
-    if storage.read_facts(target).get("product") != facts["product"]:
+    if groups.read_facts(target).get("product") != facts["product"]:
         raise ResumeError(
             f"{target} is a product of other matrices or options: A or B changed, or the mask, or what was asked for; "
             f"use --overwrite"
@@ -564,25 +568,25 @@ class _Job:
             place = self.unfinished or claim(self.target, overwrite=self.overwrite)
             if not self.unfinished:
                 self._begin(place)
-                storage.write_note(place, PLAN_NOTE, made.to_json().encode())
+                groups.write_note(place, PLAN_NOTE, made.to_json().encode())
             a, b, spec = self.draft.a, self.draft.b, self.draft.product
             layout = Layout(place, b.ncols, spec.dtype(a, b), made.chunk)
             told = RunCallbacks(callbacks.started, callbacks.progress, callbacks.timed)
             outcome, layout = execute(client, name, self.draft, made, layout, told)
-        storage.finish(layout, a.nrows, outcome.nnz, self.facts)
+        finish_matrix(layout, a.nrows, outcome.nnz, self.facts)
         for note in (PLAN_NOTE, JOURNAL):
-            storage.remove_note(place, note)
+            groups.remove_note(place, note)
         if place != self.target:
-            storage.move(place, self.target)
+            locations.move(place, self.target)
         return made, outcome
 
     def _begin(self, place: str) -> None:
         """Create C, or nothing: what is not even begun could be neither resumed nor replaced."""
         try:
-            storage.begin(place, self.facts)
+            groups.begin(place, self.facts)
         except BaseException:
-            if storage.exists(place):
-                storage.remove(place)
+            if locations.exists(place):
+                locations.remove(place)
             raise
 
 
@@ -617,7 +621,7 @@ def _ready(
     from spdist.scheduler.execution.shared_operand import SHARING
 
     name, a, b, mask = uuid.uuid4().hex[:8], draft.a, draft.b, draft.product.mask
-    local = any(storage.in_process(url) for url in (a.url, b.url, target, "" if mask is None else mask.url))
+    local = any(locations.in_process(url) for url in (a.url, b.url, target, "" if mask is None else mask.url))
     if local and where["scheduler"] is not None:
         raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
     where = where | {"processes": not local, "engine": draft.engine}
@@ -673,10 +677,11 @@ def _prepare(
     overwrite: bool,
 ) -> _Job | Report:
     """Check what can be checked before work starts; return the job, or the report of a finished one."""
-    from spdist.scheduler.planner.planner import check_operands, make_plan, stays
+    from spdist.scheduler.planner.planner import check_operands, make_plan, will_be_resident
+    from spdist.scheduler.planner.request import PlanRequest
 
     _check_engine(engine)
-    left, right, target = _stored(a), _stored(b), storage.normalise(c)
+    left, right, target = _stored(a), _stored(b), locations.normalise(c)
     spec.check(left, right, engine)
     _check_mode(resume, overwrite)
     masks = [] if spec.mask is None else [spec.mask.url]
@@ -692,7 +697,7 @@ def _prepare(
             m = open_matrix(target)
             limit = parse_bytes(limits["memory_limit"] or DEFAULT_MEMORY_LIMIT)  # of no run
             return Report(m.nnz, 0, 0.0, engine, 0, limit, {}, "already finished", {}, block_size=m.blocksize)
-        content = storage.read_note(found[0], PLAN_NOTE)
+        content = groups.read_note(found[0], PLAN_NOTE)
         if content is not None:
             stored = Plan.from_json(content)
             if stored.on_gpu and limits["memory_limit"] is not None:
@@ -700,17 +705,13 @@ def _prepare(
             _check_still_fits(stored, found[0], limits)
             draft = _draft(left, right, stored.engine, stored.memory_limit, stored.host_limit, spec)
             return _Job(draft, lambda helpers: stored, target, found[0], False, facts)
-        storage.remove(found[0])
+        locations.remove(found[0])
     check_operands(left, right, grid)
     _check_values(engine, spec.dtype(left, right))
     memory, host = _limits(engine, **limits)
     _check_target(target, overwrite=overwrite)
-    wanted: dict[str, Any] = {"engine": engine, "memory_limit": memory, "host_limit": host, "grid": grid}
-
-    def make(helpers: RemoteReaders | None) -> Plan:
-        return make_plan(left, right, **wanted, spec=spec, helpers=helpers)
-
-    stay = functools.partial(stays, left, right, **wanted, spec=spec)
+    request = PlanRequest(left, right, engine, memory, host, grid, spec)
+    make, stay = functools.partial(make_plan, request), functools.partial(will_be_resident, request)
     draft = _draft(left, right, engine, memory, host, spec)
     return _Job(draft, make, target, "", overwrite, facts, stay)
 
@@ -803,7 +804,7 @@ def reduce(
         return inmemory.reduce(a, b, reduction, engine=_in_memory_engine(engine), memory_limit=limit, **wanted)
     left, right, spec = _stored(a), _stored(b), stored_spec(**wanted)
     check_operands(left, right, None)
-    storage.refuse_blocks("reductions", left, right, spec.mask)
+    refuse_blocks("reductions", left, right, spec.mask)
     spec.check(left, right, engine)
     dtype = spec.dtype(left, right)
     check_values(reduction, dtype)
@@ -829,15 +830,12 @@ def _reduce_stored(
 ) -> Any:
     from spdist.scheduler.execution.reduction import execute_reduction
     from spdist.scheduler.execution.telemetry import RunCallbacks
-    from spdist.scheduler.planner.planner import make_plan, stays
+    from spdist.scheduler.planner.planner import make_plan, will_be_resident
+    from spdist.scheduler.planner.request import PlanRequest
 
     memory, _ = _limits(engine, memory_limit, None)
-    wanted: dict[str, Any] = {"engine": engine, "memory_limit": memory, "spec": spec}
-
-    def make(helpers: RemoteReaders | None) -> Plan:
-        return make_plan(a, b, **wanted, stored=False, helpers=helpers)
-
-    stay = functools.partial(stays, a, b, **wanted)
+    request = PlanRequest(a, b, engine, memory, spec=spec, writes_c=False)
+    make, stay = functools.partial(make_plan, request), functools.partial(will_be_resident, request)
     draft = _draft(a, b, engine, memory, None, spec)
     with _ready(draft, make, stay, where, callbacks) as (client, made, name):
         told = RunCallbacks(callbacks.started, callbacks.progress)
@@ -857,7 +855,7 @@ def _operands(
     """Give the operands, transposed where asked; the copies go in the end."""
     from spdist.storage.transpose import transposed_copy
 
-    target = storage.normalise(c)
+    target = locations.normalise(c)
     if transpose_a or transpose_b:
         _check_target(target, overwrite=may_exist)  # before the copies are made
     with contextlib.ExitStack() as stack:
@@ -871,10 +869,10 @@ def _operands(
 def _unfinished(target: str) -> tuple[str, dict[str, Any]] | None:
     """Return the place and facts of the product to resume: a replacement in progress goes before a finished C."""
     for place in (beside(target), target):
-        facts = storage.read_facts(place)
+        facts = groups.read_facts(place)
         if "product" in facts:
             return place, facts
-    if storage.exists(target):
+    if locations.exists(target):
         raise InputError(f"{target} exists and is no product of spdist: choose another name or pass --overwrite")
     return None
 
@@ -889,8 +887,8 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
         entries of a row and the number of empty rows, of a block matrix in blocks; ``bytes`` in memory and as stored;
         ``state``: ``complete``, or ``unfinished`` with what is known of it; ``provenance``.
     """
-    url = matrix.url if isinstance(matrix, StoredMatrix) else storage.normalise(matrix)
-    facts = storage.read_facts(url)
+    url = matrix.url if isinstance(matrix, StoredMatrix) else locations.normalise(matrix)
+    facts = groups.read_facts(url)
     if facts.get("state") == "unfinished":
         return _unfinished_info(url)
     m = _stored(matrix)
@@ -910,7 +908,7 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
         "nnz": m.nnz * (1 if size is None else size[0] * size[1]),
         **({} if size is None else {"blocks": m.nnz, "block_size": list(size)}),
         "rows": {"min": low if m.nrows else 0, "mean": m.nnz / max(m.nrows, 1), "max": high, "empty": empty},
-        "bytes": {"memory": m.nbytes, "stored": storage.stored_bytes(url)},
+        "bytes": {"memory": m.nbytes, "stored": locations.stored_bytes(url)},
         "state": "complete",
         "provenance": facts.get("provenance", {}),
     }
@@ -920,7 +918,7 @@ def _unfinished_info(url: str) -> dict[str, Any]:
     from spdist.scheduler.execution.journal import read_journal
 
     front, _ = read_journal(url)
-    content = storage.read_note(url, PLAN_NOTE)
+    content = groups.read_note(url, PLAN_NOTE)
     plan = None if content is None else Plan.from_json(content)
     of = f" of {plan.a.shape[0]:,}" if plan else ""
     rows, entries = ("rows", "entries") if plan is None or plan.c.block == (1, 1) else ("block rows", "dense blocks")

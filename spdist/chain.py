@@ -34,8 +34,10 @@ from spdist.engines import Engine
 from spdist.errors import InputError
 from spdist.inmemory.spgemm import like, spgemm
 from spdist.kernels.cpu import multiply as cpu
-from spdist.matrices.csr import CSR, from_scipy, index_dtype, result_dtype
-from spdist.storage import matrix as storage
+from spdist.matrices.checks import check_product_shapes
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.dtypes import index_dtype, result_dtype
+from spdist.storage import locations
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.units import parse_bytes
 
@@ -136,10 +138,10 @@ def multi_matmul(
     if len(stored) > 2 and _bytes(stored, chain) <= IN_MEMORY_SHARE * parse_bytes(
         memory_limit or api.DEFAULT_MEMORY_LIMIT
     ):
-        api.claim(storage.normalise(out), overwrite=overwrite or resume)  # refuses before anything is computed
+        api.claim(locations.normalise(out), overwrite=overwrite or resume)  # refuses before anything is computed
         held = [m.rows(0, m.nrows).to_scipy() for m in stored]
         return api.save(out, _multiply_in_memory(chain.order, held), overwrite=overwrite or resume)
-    return _multiply_stored(chain.order, stored, storage.normalise(out), where, resume=resume, overwrite=overwrite)
+    return _multiply_stored(chain.order, stored, locations.normalise(out), where, resume=resume, overwrite=overwrite)
 
 
 def _multiply_in_memory(order: Order, matrices: Sequence[Any], multiply: Callable[[Any, Any], Any] = spgemm) -> Any:
@@ -167,7 +169,7 @@ def _multiply_stored(
 
     made = make(order, out)
     for place in between:
-        storage.remove(place)
+        locations.remove(place)
     return made
 
 
@@ -217,10 +219,7 @@ def plan_chain(matrices: Sequence[CSR | StoredMatrix], *, sizes: bool = True) ->
         If neighbours do not fit.
     """
     for number, (a, b) in enumerate(itertools.pairwise(matrices)):
-        if a.ncols != b.nrows:
-            raise InputError(
-                f"shapes do not fit: matrix {number} is {a.nrows:,} x {a.ncols:,}, the next {b.nrows:,} x {b.ncols:,}"
-            )
+        check_product_shapes(a.shape, b.shape, (f"matrix {number}", f"matrix {number + 1}"))
     n = len(matrices)
     rows, columns = _part_lengths(matrices, sizes=sizes)
     best: dict[tuple[int, int], tuple[float, Order]] = {(i, i): (0.0, i) for i in range(n)}

@@ -166,7 +166,8 @@ def plan_table(plan: Plan) -> None:
     grid = plan.grid
     _out.print(
         f"grid: {grid['row_blocks']:,} row x {grid['inner_blocks']} inner x {grid['column_blocks']} column blocks, "
-        f"{plan.pairs} in flight on each worker; B {'stays in memory' if plan.resident else 'is read block by block'}"
+        f"{plan.blocks_in_flight} in flight on each worker; "
+        f"B {'stays in memory' if plan.resident else 'is read block by block'}"
     )
     table = Table(title=None)
     for name in ("stage", "moves", "core seconds", "bounds", "what it does"):
@@ -195,7 +196,8 @@ def _memory_table(plan: Plan) -> Table:
     )
     if largest is not None:
         for what, size in (("A", largest.a_bytes), ("B", largest.b_bytes), ("C", largest.c_bytes)):
-            table.add_row(f"largest block's {what}, times {plan.pairs}", format_bytes(plan.pairs * size))
+            count = plan.blocks_in_flight
+            table.add_row(f"largest block's {what}, times {count}", format_bytes(count * size))
     table.add_row("projected", format_bytes(plan.projected_host_memory))
     table.add_row("limit", format_bytes(plan.host_limit or plan.memory_limit))
     if plan.on_gpu:

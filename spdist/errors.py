@@ -3,26 +3,26 @@
 ::
 
     SpdistError                 exit code 1: the job failed
-    ├── InputError              exit code 2: what was asked for cannot work; nothing was written
+    ├── InputError              exit code 2: the request cannot work; nothing was written
     │   ├── MatrixError         not a matrix, not canonical, wrong shape, unfinished
-    │   ├── MemoryBoundError    the memory limit is too small; says how much is needed
+    │   ├── MemoryBoundError    the memory limit is too small; states how much is needed
     │   └── ResumeError         the unfinished C belongs to another product
     ├── CorruptError            a Zarr chunk is missing, truncated or altered; names the array and the chunk
     └── VerificationError       C is not A @ B
 
-Each takes one string, so that it pickles back from a worker unharmed, and the string says what is wrong, the
-numbers with their units, and what to do.
+Each takes one string, so that it pickles from a worker to the client. The string says what is wrong, states the numbers
+with their units, and says what to do.
 """
 
 
 class SpdistError(Exception):
-    """The job failed; what is finished stays, and ``--resume`` goes on from there."""
+    """The job failed; finished blocks are kept, and ``--resume`` continues from them."""
 
     exit_code = 1
 
 
 class InputError(SpdistError, ValueError):
-    """What was asked for cannot work; raised before anything is written."""
+    """The request cannot work; raised before anything is written."""
 
     exit_code = 2
 
@@ -36,7 +36,7 @@ class MemoryBoundError(InputError):
 
 
 class ResumeError(InputError):
-    """An unfinished C was begun from other matrices or other options."""
+    """An unfinished C was started from other matrices or with other options."""
 
 
 class CorruptError(SpdistError):

@@ -1,4 +1,4 @@
-"""Sizes as people write them, ``2GiB`` to bytes and back; numbers of things."""
+"""Convert sizes such as ``2GiB`` to bytes and back; check counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def format_bytes(count: float) -> str:
-    """Return `count` bytes as text.
+    """Return a number of bytes as text, with a unit of 1024.
 
     Examples
     --------
@@ -26,9 +26,12 @@ def format_bytes(count: float) -> str:
 
 
 def parse_bytes(text: str | int) -> int:
-    """Return the bytes that `text` names: ``2GiB``, ``512MB``, ``1.5G`` or a number.
+    """Return the bytes that a size such as ``2GiB``, ``512MB``, ``1.5G`` or a number states.
 
-    KiB, MiB, GiB and the letters alone are powers of 1024; KB, MB and GB powers of 1000.
+    Parameters
+    ----------
+    text : str or int
+        KiB, MiB, GiB and the letters alone are powers of 1024; KB, MB and GB are powers of 1000.
 
     Raises
     ------
@@ -48,12 +51,27 @@ def parse_bytes(text: str | int) -> int:
 
 
 def check_count(name: str, value: Any, without: str) -> None:
-    """Refuse what is no number of things; None stands for what the message calls `without`.
+    """Check an optional count.
+
+    Parameters
+    ----------
+    name : str
+        The option, for the message.
+    value : Any
+        What the caller passed; None is accepted.
+    without : str
+        What None means, for the message.
 
     Raises
     ------
     InputError
-        If it is no whole number, or below 1.
+        If `value` is no whole number, or below 1.
+
+    Examples
+    --------
+    >>> check_count("threads", 0, "one a core")
+    Traceback (most recent call last):
+    spdist.errors.InputError: threads=0 must be a whole number of at least 1; leave it out for one a core
     """
     if value is None:
         return

@@ -108,7 +108,7 @@ def test_refusals(stored, tmp_path):
     a = stored("A", m)
     with pytest.raises(InputError, match="pass two at least"):
         spdist.multi_matmul([m])
-    with pytest.raises(InputError, match="matrix 1 is 9 x 8, the next 9 x 9"):
+    with pytest.raises(InputError, match="matrix 1 is 9 x 8 and matrix 2 is 9 x 9"):
         spdist.multi_matmul([other, m, other])
     with pytest.raises(InputError, match="some matrices are in memory"):
         spdist.multi_matmul([m, a], tmp_path / "C.zarr")

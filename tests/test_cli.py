@@ -16,7 +16,7 @@ import pytest
 import scipy.sparse as sp
 
 from spdist import api
-from spdist.storage import matrix as storage
+from spdist.storage import groups
 from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import files, read
 
@@ -118,7 +118,7 @@ def test_wrong_input_is_one_line_and_exit_2(tmp_path, words, message):
     if message not in ("shapes do not fit",):
         api.save(tmp_path / "A.zarr", random_matrix(30, 30, 3, 3), overwrite=True)
     api.save(tmp_path / "B.zarr", random_matrix(30, 30, 3, 4))
-    storage.begin(str(tmp_path / "U.zarr"), {})
+    groups.begin(str(tmp_path / "U.zarr"), {})
     (tmp_path / "text").write_text("no matrix")
     before = files(tmp_path)
     assert message in refused(*(word.format(t=tmp_path) for word in words))

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import scipy.sparse as sp
 
-from spdist.errors import InputError
+from spdist.errors import InputError, MatrixError
 from spdist.inmemory import cupy_operands
 from spdist.kernels.bsr import multiply_cpu as bsr_cpu
 from spdist.kernels.bsr import multiply_gpu as bsr_gpu
+from spdist.kernels.cpu import multiply as cpu
+from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.matrices.bsr import BSR, entries, from_rows, from_scipy, is_scipy_bsr
-from spdist.matrices.csr import check_canonical, is_on_gpu
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import is_on_gpu, module_of
+from spdist.matrices.vbr import VBR
 
 METHODS = ("auto", "numba", "cuda")
 """Those that multiply blocks."""
@@ -66,6 +73,47 @@ def spgemm(a: Any, b: Any, method: str, threads: int | None, memory_limit: int |
     out: Any = c.to_scipy() if isinstance(a, sp.sparray) else sp.bsr_matrix(c.to_scipy())
     out.has_sorted_indices = out.has_canonical_format = True
     return out
+
+
+def multiply_vbr(a: VBR, b: VBR, threads: int | None = None) -> VBR:
+    """Multiply two matrices of blocks of many sizes entry by entry, in the memory that holds them.
+
+    Parameters
+    ----------
+    a, b : VBR
+        Both of NumPy's arrays or both of CuPy's; the column parts of A are the row parts of B.
+    threads : int, optional
+        CPU threads; by default one a core.
+
+    Returns
+    -------
+    VBR
+        With the row parts of A and the column parts of B, and a block wherever blocks of A and B meet.
+
+    Raises
+    ------
+    MatrixError
+        If A and B lie in different memories, the parts differ, or the GPU does not multiply such values.
+    """
+    if is_on_gpu(a.data) != is_on_gpu(b.data):
+        raise MatrixError("one operand is on the GPU and the other is not: bring both to one side")
+    fit = len(a.column_bounds) == len(b.row_bounds) and bool((a.column_bounds == b.row_bounds).all())
+    if not fit:
+        raise MatrixError(
+            f"the columns of A, {a.shape[1]:,} in {len(a.column_bounds) - 1:,} parts, are not cut as the rows of B, "
+            f"{b.shape[0]:,} in {len(b.row_bounds) - 1:,}: give both the same bounds"
+        )
+    ones = [module_of(m.data).ones(m.blocks, np.float32) for m in (a, b)]
+    pattern = _multiply_rows(a.pattern(ones[0]), b.pattern(ones[1]), threads)
+    values = _multiply_rows(a.entries(), b.entries(), threads).data
+    c = VBR(a.row_bounds, b.column_bounds, pattern.indptr.astype(np.int64), pattern.indices, values)
+    return replace(c, data=values[c.entry_layout().positions])  # from the order of CSR entries to the order of blocks
+
+
+def _multiply_rows(a: CSR, b: CSR, threads: int | None) -> CSR:
+    if is_on_gpu(a.data):
+        return rowwise_gpu.multiply(a, b)
+    return cpu.multiply(a, b, engine="numba", threads=threads or os.cpu_count() or 1)
 
 
 def _canonical(matrix: Any, name: str) -> BSR:

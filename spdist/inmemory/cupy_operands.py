@@ -16,9 +16,10 @@ import numpy as np
 
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.product_spec import PLAIN, ProductSpec
-from spdist.kernels.reduction_spec import Reduction, result
+from spdist.kernels.reduction_spec import Reduction, final_value
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
-from spdist.kernels.rowwise_gpu.multiply import NotCanonicalError, Pattern
+from spdist.kernels.rowwise_gpu.analysis import NotCanonicalError, check_canonical
+from spdist.kernels.rowwise_gpu.multiply import Pattern
 from spdist.matrices.csr import CSR
 
 Method = Literal["auto", "rowwise", "esc"]
@@ -93,7 +94,7 @@ def spgemm(a: Any, b: Any, method: str, deterministic: bool, spec: ProductSpec =
 
 def _answer(a: Any, b: Any, method: str, deterministic: bool, spec: ProductSpec) -> CSR:
     """Return what the options make of the product."""
-    from spdist.kernels.rowwise_gpu.epilogue import Work
+    from spdist.kernels.rowwise_gpu.epilogue import BlockEpilogue
 
     if method == "esc":
         raise InputError(
@@ -110,7 +111,7 @@ def _answer(a: Any, b: Any, method: str, deterministic: bool, spec: ProductSpec)
     is_b = mask is not None and mask.indices is right.indices and mask.indptr is right.indptr  # and checked as B
     if mask is not None and not is_b and type(mask.indices) is not np.ndarray:
         spec = replace(spec, mask=_canonical(mask))
-    work = Work(spec, None, shape, dtype)
+    work = BlockEpilogue(spec, None, shape, dtype)
     work.send()
 
     def make(x: CSR, y: CSR) -> CSR:
@@ -127,7 +128,7 @@ def _canonical(mask: CSR) -> CSR:
     import cupy
 
     try:
-        rowwise_gpu.check_canonical(mask, "the mask")
+        check_canonical(mask, "the mask")
     except NotCanonicalError:
         ones = cupy.ones(mask.nnz, np.float32)
         copied = to_cupyx_any(CSR(mask.indptr, mask.indices, ones, mask.shape)).copy()
@@ -192,7 +193,7 @@ def reduce_through_gpu(a: CSR, b: CSR, what: Reduction, memory_limit: int | None
     _check_gpu("cuda")
     from spdist.kernels.streaming import pipeline
 
-    return result(what, pipeline.reduce(a, b, what, _gpu(memory_limit), spec=spec), b.ncols)
+    return final_value(what, pipeline.reduce(a, b, what, _gpu(memory_limit), spec=spec), b.ncols)
 
 
 def _gpu(memory_limit: int | None, deterministic: bool = False) -> Any:

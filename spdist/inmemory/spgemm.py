@@ -11,13 +11,15 @@ import scipy.sparse as sp
 
 from spdist.errors import InputError, MatrixError
 from spdist.inmemory import block_operands, cupy_operands
+from spdist.kernels.cpu.reduce import reduce_product
 from spdist.kernels.product_spec import Epilogue, ProductSpec, is_by_columns
-from spdist.kernels.reduction_spec import Reduction, check_values, diagonal, is_linear, reduce_product
+from spdist.kernels.reduction_spec import Reduction, check_values, diagonal_pattern, is_linear
 from spdist.kernels.rowwise_gpu.multiply import Pattern
 from spdist.kernels.semirings import Semiring, find, turned
-from spdist.matrices.csr import CSR, IndexArray, Int64Array, from_scipy
+from spdist.matrices.checks import check_mask_shape, check_product_shapes
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.dtypes import IndexArray, Int64Array
 from spdist.matrices.vbr import VBR
-from spdist.matrices.vbr import multiply as multiply_vbr
 from spdist.units import check_count
 
 METHODS = ("auto", "scipy", "numba", "cuda", "hyspmm")
@@ -171,7 +173,7 @@ def spgemm(
     if isinstance(a, VBR) or isinstance(b, VBR):
         if not (isinstance(a, VBR) and isinstance(b, VBR) and spec.plain and method == "auto"):
             raise InputError("a VBR is multiplied by a VBR, with method='auto' and no options: else take its entries()")
-        return multiply_vbr(a, b, threads)
+        return block_operands.multiply_vbr(a, b, threads)
     if block_operands.is_blocked(a) or block_operands.is_blocked(b):
         if block_operands.fit(a, b) and spec.plain:
             return block_operands.spgemm(a, b, method, threads, memory_limit)
@@ -194,8 +196,7 @@ def spgemm(
     left, right = (from_scipy(b.T), from_scipy(a.T)) if swapped else (from_scipy(a), from_scipy(b))
     if method not in METHODS:
         raise InputError(f"method {method!r} is not one of {', '.join(METHODS)}, which matrices of SciPy's have")
-    if left.ncols != right.nrows:
-        raise _do_not_fit(a, b)
+    check_product_shapes(a.shape, b.shape)
     spec.check_square((left.nrows, right.ncols))
     if method in ("cuda", "hyspmm"):
         spec.check_device()
@@ -233,17 +234,12 @@ def _check_columns(
     shapes = [m.shape for m in (a, b, mask) if m is not None]
     if any(len(shape) != 2 for shape in shapes):
         return  # as for rows
-    if a.shape[1] != b.shape[0]:
-        raise _do_not_fit(a, b)
+    check_product_shapes(a.shape, b.shape)
     shape = a.shape[0], b.shape[1]
-    if mask is not None and mask.shape != shape:
-        raise MatrixError(f"the mask is {mask.shape[0]:,} x {mask.shape[1]:,}, but C is {shape[0]:,} x {shape[1]:,}")
+    if mask is not None:
+        check_mask_shape(mask.shape, shape)
     cuts = {name: wanted[name] for name in ("triangle", "threshold", "top_n")}
     ProductSpec(semiring, epilogue=epilogue, **cuts).check(shape, semiring.result_dtype(a.dtype, b.dtype))
-
-
-def _do_not_fit(a: Any, b: Any) -> MatrixError:
-    return MatrixError(f"shapes do not fit: A is {a.shape[0]:,} x {a.shape[1]:,}, B {b.shape[0]:,} x {b.shape[1]:,}")
 
 
 def _options(
@@ -269,8 +265,7 @@ def reduce(
 ) -> Any:  # fmt: skip
     """Return a reduction of a product of SciPy's matrices; `api.reduce` describes it."""
     left, right = from_scipy(a), from_scipy(b)
-    if left.ncols != right.nrows:
-        raise _do_not_fit(a, b)
+    check_product_shapes(a.shape, b.shape)
     spec = _options(semiring, mask, complement, triangle, epilogue, threshold, top_n)
     spec.check_square((left.nrows, right.ncols))
     dtype = spec.semiring.result_dtype(left.dtype, right.dtype)
@@ -278,7 +273,7 @@ def reduce(
     if engine == "cuda" and not is_linear(what, spec, dtype):
         spec.check_device()
         if what == "trace" and not spec.fused:
-            spec = replace(spec, mask=diagonal(0, left.nrows, right.ncols))
+            spec = replace(spec, mask=diagonal_pattern(0, left.nrows, right.ncols))
         return cupy_operands.reduce_through_gpu(left, right, what, memory_limit, spec)
     return reduce_product(what, left, right, threads=threads or os.cpu_count() or 1, spec=spec)
 

@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.semirings import OR_AND, PLUS_TIMES, Semiring, check_function, code_of, digest
-from spdist.matrices.csr import CSR, Int64Array
+from spdist.matrices.checks import check_mask_shape
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array
 from spdist.units import check_count
 
 NORMS = ("l1", "l2", "max")
@@ -258,10 +260,8 @@ class ProductSpec:
         InputError
             If no value of the dtype reaches the threshold, or the epilogue does not fit.
         """
-        if self.mask is not None and self.mask.shape != shape:
-            raise MatrixError(
-                f"the mask is {self.mask.nrows:,} x {self.mask.ncols:,}, but C is {shape[0]:,} x {shape[1]:,}"
-            )
+        if self.mask is not None:
+            check_mask_shape(self.mask.shape, shape)
         if self.epilogue is not None:
             self.epilogue.check(shape, dtype)
         if self.selects and dtype.kind == "c":

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import InputError, MatrixError
-from spdist.matrices.csr import check_dtype
+from spdist.matrices.dtypes import check_dtype
 
 Operator = Callable[[Any, Any], Any]
 

@@ -1,7 +1,7 @@
 """BSR: a sparse matrix whose entries are dense blocks of one size, r x s.
 
-A `BSR` is canonical when the block columns of each block row rise strictly. Blocks that are zero are kept, as zeros are
-in a `CSR`. Its arrays are NumPy's or, for the GPU, CuPy's, which has no such matrix of its own.
+A `BSR` is canonical if the block columns of each block row rise strictly. Blocks of zeros are kept, as zeros are in a
+`CSR`. Its arrays are NumPy's or, on the GPU, CuPy's; CuPy has no such matrix of its own.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ import numpy as np
 import scipy.sparse as sp
 
 from spdist.errors import MatrixError
-from spdist.matrices.csr import (
-    CSR,
+from spdist.matrices.checks import check_structure, is_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import (
     IndexArray,
     Int64Array,
     ValueArray,
     blocksize,
     check_dtype,
-    check_structure,
     from_blocks,
     index_dtype,
-    is_canonical,
     module_of,
 )
 
@@ -93,15 +92,15 @@ class BSR:
         return self.shape[0] // self.blocksize[0], self.shape[1] // self.blocksize[1]
 
     def rows(self) -> CSR:
-        """Return the matrix as a `CSR` whose values are blocks, on the same arrays; of NumPy's only."""
+        """Return the matrix as a `CSR` whose values are blocks, on the same arrays, which must be NumPy's."""
         return CSR(self.indptr, self.indices, from_blocks(self.data), self.block_shape)
 
     def pattern(self, values: Any) -> CSR:
-        """Return the matrix with a number of `values`, (blocks,), in the place of each block."""
+        """Return a matrix of block rows and block columns that has one of `values`, (blocks,), for each block."""
         return CSR(self.indptr, self.indices, values, self.block_shape)
 
     def to_scipy(self) -> Any:
-        """Return SciPy's `bsr_array` on the same arrays, with no check and no copy but of offsets."""
+        """Return SciPy's `bsr_array` on the same arrays, without checks; only offsets are copied."""
         return self.rows().to_scipy()
 
 
@@ -113,7 +112,7 @@ def from_rows(m: CSR) -> BSR:
 
 
 def entries(m: BSR) -> CSR:
-    """Return the matrix in CSR, zeros inside of blocks included, in the memory where it is.
+    """Return the matrix in CSR, zeros inside blocks included, in the memory that holds it.
 
     Examples
     --------
@@ -128,7 +127,7 @@ def entries(m: BSR) -> CSR:
     indptr[1:] = xp.cumsum(xp.repeat(blocks * s, r))
     numbers = xp.arange(m.blocks)
     rows = xp.searchsorted(m.indptr, numbers, side="right") - 1
-    # Entry (i, j) of a block stands in row i of its block row, after the blocks before it there.
+    # Entry (i, j) of a block is in row i of its block row, after the entries of the blocks to its left.
     starts = m.indptr[rows] * (r * s) + (numbers - m.indptr[rows]) * s
     places = starts[:, None, None] + (xp.arange(r) * s)[:, None] * blocks[rows][:, None, None] + xp.arange(s)
     indices, data = xp.empty(m.nnz, index_dtype(m.shape[1])), xp.empty(m.nnz, m.dtype)
@@ -162,12 +161,12 @@ def from_scipy(matrix: Any) -> BSR:
 
 
 def is_scipy_bsr(matrix: Any) -> bool:
-    """Whether a matrix is SciPy's in block form."""
+    """Whether a matrix is SciPy's `bsr_array` or `bsr_matrix`."""
     return bool(sp.issparse(matrix)) and matrix.format == "bsr"
 
 
 def _arrays(m: Any) -> BSR:
-    """Return a `BSR` on the arrays of SciPy's block matrix, which may keep more than it uses."""
+    """Return a `BSR` on the arrays of SciPy's block matrix, without the unused elements at their ends."""
     shape, blocks = (int(m.shape[0]), int(m.shape[1])), int(m.indptr[-1])
     indices = m.indices[:blocks].astype(index_dtype(shape[1] // m.blocksize[1]), copy=False)
     return BSR(m.indptr.astype(np.int64, copy=False), indices, np.ascontiguousarray(m.data[:blocks]), shape)

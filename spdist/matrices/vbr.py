@@ -1,43 +1,59 @@
-"""VBR: a sparse matrix of dense blocks of many sizes, in memory and stored; products of such matrices.
+"""VBR (variable block row): a sparse matrix of dense blocks of many sizes.
 
-Rows and columns are cut into parts, and a block joins a part of each: unknowns of a mesh whose kinds of nodes differ,
-poses and points of an adjustment. A product has the row parts of A and the column parts of B.
+Rows and columns are partitioned into parts, and a block covers one row part and one column part: unknowns of a mesh
+whose nodes differ in kind, poses and points of a bundle adjustment. `spdist.inmemory.block_operands` multiplies such
+matrices, `spdist.storage.vbr` stores them.
 """
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from spdist.errors import MatrixError
-from spdist.kernels.cpu import multiply as cpu
-from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
-from spdist.matrices.csr import CSR, IndexArray, Int64Array, ValueArray, index_dtype, is_on_gpu, module_of
+from spdist.matrices import hooks
+from spdist.matrices.csr import CSR
 from spdist.matrices.csr import from_scipy as csr_from_scipy
+from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray, index_dtype, module_of
 
-ENCODING = "vbr_matrix"
+
+class EntryLayout(NamedTuple):
+    """Where the values of a `VBR` lie when its entries are in CSR.
+
+    Attributes
+    ----------
+    positions : (nnz,) int64
+        Position among the CSR entries of each value, in the order of `VBR.data`.
+    columns : (nnz,) int64
+        Column of each value, in the same order.
+    indptr : (nrows + 1,) int64
+        Offsets of the rows in CSR.
+    """
+
+    positions: Int64Array
+    columns: Int64Array
+    indptr: Int64Array
 
 
 @dataclass(frozen=True, slots=True)
 class VBR:
-    """A sparse matrix of dense blocks of many sizes; arrays are NumPy's, or CuPy's.
+    """A sparse matrix of dense blocks of many sizes; its arrays are NumPy's, or CuPy's.
 
     Attributes
     ----------
     row_bounds : (block rows + 1,) int64
         Block row i has rows ``row_bounds[i]:row_bounds[i + 1]``; from 0 to nrows.
     column_bounds : (block columns + 1,) int64
-        The same of columns.
+        Block column j has columns ``column_bounds[j]:column_bounds[j + 1]``; from 0 to ncols.
     indptr : (block rows + 1,) int64
         Block row i holds blocks ``indptr[i]:indptr[i + 1]``.
     indices : (blocks,) int32 or int64
         Block columns, rising in each block row.
     data : (nnz,) bool, integer, float or complex
-        Values, block after block, each by rows.
+        Values, block after block, each block by rows.
 
     Raises
     ------
@@ -75,7 +91,7 @@ class VBR:
 
     @property
     def nnz(self) -> int:
-        """Number of stored entries, zeros inside of blocks included."""
+        """Number of stored entries, zeros inside blocks included."""
         return len(self.data)
 
     @property
@@ -89,17 +105,17 @@ class VBR:
         return sum(int(getattr(self, field.name).nbytes) for field in fields(self))
 
     def starts(self) -> Int64Array:
-        """Return where the values of each block start, and where the last ends."""
+        """Return the position in `data` at which each block starts, and where the last one ends."""
         heights = module_of(self.data).diff(self.row_bounds)[_owners(self.indptr, self.blocks)]
-        starts: Int64Array = _sums(heights * self._widths())
+        starts: Int64Array = _offsets(heights * self._widths())
         return starts
 
     def pattern(self, values: Any) -> CSR:
-        """Return the matrix with a number of `values`, (blocks,), in the place of each block."""
+        """Return a matrix of block rows and block columns that has one of `values`, (blocks,), for each block."""
         return CSR(self.indptr, self.indices, values, (len(self.row_bounds) - 1, len(self.column_bounds) - 1))
 
     def entries(self) -> CSR:
-        """Return the matrix in CSR, zeros inside of blocks included, in the memory where it is.
+        """Return the matrix in CSR, zeros inside blocks included, in the memory that holds it.
 
         Examples
         --------
@@ -111,44 +127,38 @@ class VBR:
                [8, 0, 0]])
         """
         xp = module_of(self.data)
-        place, columns, indptr = self._places()
+        layout = self.entry_layout()
         indices, data = xp.empty(self.nnz, index_dtype(self.shape[1])), xp.empty(self.nnz, self.dtype)
-        indices[place], data[place] = columns, self.data
-        return CSR(indptr, indices, data, self.shape)
+        indices[layout.positions], data[layout.positions] = layout.columns, self.data
+        return CSR(layout.indptr, indices, data, self.shape)
 
     def save(self, url: str | Path, *, overwrite: bool = False) -> None:
         """Store the matrix in Zarr, for `open_vbr`; `url` is a path or an fsspec URL."""
-        from spdist.storage import atomic_replace  # products need no Zarr
-        from spdist.storage import matrix as storage
+        hooks.load("save_vbr")(self, url, overwrite=overwrite)
 
-        arrays = {field.name: getattr(self, field.name) for field in fields(self)}
-        arrays = {name: array.get() if is_on_gpu(array) else array for name, array in arrays.items()}
-        with atomic_replace.staged_matrix(url, overwrite=overwrite) as stage:
-            facts = {"encoding-type": ENCODING, "encoding-version": "0.1.0", "shape": list(self.shape)}
-            storage.write_arrays(stage.url, arrays, facts)
-
-    def _widths(self) -> Any:
-        """Return the columns of each block."""
-        return module_of(self.data).diff(self.column_bounds)[self.indices]
-
-    def _places(self) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Return where each value stands among the entries in CSR, its column, and where rows begin there."""
+    def entry_layout(self) -> EntryLayout:
+        """Return where each value lies when the entries are in CSR."""
         xp = module_of(self.data)
-        starts, before, widths = self.starts(), _sums(self._widths()), self._widths()
+        starts, widths = self.starts(), self._widths()
+        before = _offsets(widths)
         number = xp.arange(self.nnz)
         block = _owners(starts, self.nnz)
         block_row = _owners(self.indptr, self.blocks)[block]
         i, j = xp.divmod(number - starts[block], widths[block])
         first, last = self.indptr[block_row], self.indptr[block_row + 1]
         length = before[last] - before[first]  # of each row of the block row
-        place = starts[first] + i * length + (before[block] - before[first]) + j
+        positions = starts[first] + i * length + (before[block] - before[first]) + j
         rows = _owners(self.row_bounds, self.shape[0])
         lengths = (before[self.indptr[1:]] - before[self.indptr[:-1]])[rows]
-        return place, self.column_bounds[self.indices[block]] + j, _sums(lengths)
+        return EntryLayout(positions, self.column_bounds[self.indices[block]] + j, _offsets(lengths))
+
+    def _widths(self) -> Any:
+        """Return the number of columns of each block."""
+        return module_of(self.data).diff(self.column_bounds)[self.indices]
 
 
-def _sums(counts: Any) -> Any:
-    """Return the sums of the counts before each, and of all."""
+def _offsets(counts: Any) -> Any:
+    """Return the sum of the counts before each, and the sum of all at the end."""
     xp = module_of(counts)
     out = xp.zeros(len(counts) + 1, np.int64)
     out[1:] = xp.cumsum(counts)
@@ -156,25 +166,30 @@ def _sums(counts: Any) -> Any:
 
 
 def _owners(offsets: Any, count: int) -> Any:
-    """Return the part that each of `count` numbers is in, by where the parts begin."""
+    """Return for each of the numbers ``0 .. count - 1`` the range of `offsets` that contains it."""
     xp = module_of(offsets)
     return xp.searchsorted(offsets, xp.arange(count), side="right") - 1
 
 
 def from_scipy(matrix: Any, row_bounds: Any = None, column_bounds: Any = None) -> VBR:
-    """Bring a matrix of SciPy's into blocks of many sizes.
+    """Convert a SciPy matrix to blocks of many sizes.
 
     Parameters
     ----------
     matrix : sparse matrix or array
     row_bounds, column_bounds : (parts + 1,) int, optional
-        Where parts begin, and the end; by default runs of rows, and of columns, of the same pattern, so that blocks
-        are full.
+        Where parts begin, and the end. By default a part is a run of rows, or of columns, with the same pattern, so
+        that blocks are full.
 
     Returns
     -------
     VBR
         With a block wherever there is an entry, filled up with zeros.
+
+    Raises
+    ------
+    MatrixError
+        If the matrix cannot be converted to CSR, or the bounds do not end at its shape.
 
     Examples
     --------
@@ -188,81 +203,34 @@ def from_scipy(matrix: Any, row_bounds: Any = None, column_bounds: Any = None) -
     if (int(rows[-1]), int(columns[-1])) != m.shape:
         raise MatrixError(f"bounds end at {rows[-1]:,} and {columns[-1]:,}, the matrix is {m.nrows:,} x {m.ncols:,}")
     row = _owners(m.indptr, m.nnz)
-    part = np.searchsorted(rows, row, side="right") - 1
+    row_part = np.searchsorted(rows, row, side="right") - 1
     column_part = np.searchsorted(columns, m.indices, side="right") - 1
-    keys, block = np.unique(part * (len(columns) - 1) + column_part, return_inverse=True)
+    keys, block = np.unique(row_part * (len(columns) - 1) + column_part, return_inverse=True)
     indptr = np.searchsorted(keys, np.arange(len(rows)) * (len(columns) - 1))
     indices = (keys % max(1, len(columns) - 1)).astype(index_dtype(len(columns) - 1))
     size = int((np.diff(rows)[_owners(indptr, len(keys))] * np.diff(columns)[indices]).sum())
-    made = VBR(rows, columns, indptr, indices, np.zeros(size, m.dtype))
+    out = VBR(rows, columns, indptr, indices, np.zeros(size, m.dtype))
     width = np.diff(columns)[column_part]
-    made.data[made.starts()[block] + (row - rows[part]) * width + m.indices - columns[column_part]] = m.data
-    return made
+    out.data[out.starts()[block] + (row - rows[row_part]) * width + m.indices - columns[column_part]] = m.data
+    return out
 
 
 def runs(m: CSR) -> Int64Array:
-    """Return where runs of rows of the same pattern begin, and the end.
+    """Return where runs of consecutive rows with the same pattern begin, and the number of rows at the end.
 
     Parameters
     ----------
     m : CSR
         Canonical, of NumPy's arrays.
+
+    Examples
+    --------
+    >>> runs(CSR(np.array([0, 1, 2, 3]), np.array([4, 4, 5]), np.ones(3), (3, 6)))
+    array([0, 2, 3])
     """
     lengths = np.diff(m.indptr)
-    alike = np.append(False, lengths[1:] == lengths[:-1])[: m.nrows]
+    same_as_before = np.append(False, lengths[1:] == lengths[:-1])[: m.nrows]
     row = _owners(m.indptr, m.nnz)
-    at = np.flatnonzero(alike[row])
-    alike[row[at[m.indices[at] != m.indices[at - lengths[row[at]]]]]] = False
-    return np.append(np.flatnonzero(~alike), m.nrows)
-
-
-def open_vbr(url: str | Path, *, on_gpu: bool = False) -> VBR:
-    """Open a matrix that `VBR.save` stored, whole; `on_gpu` brings it to the current CUDA device.
-
-    Raises
-    ------
-    MatrixError
-        If there is no such matrix.
-    CorruptError
-        If a Zarr chunk is missing, truncated or altered.
-    """
-    from spdist.storage import matrix as storage
-
-    arrays, attributes = storage.read_arrays(url)
-    if attributes.get("encoding-type") != ENCODING:
-        raise MatrixError(f"{url}: not in blocks of many sizes, but {attributes.get('encoding-type')}")
-    if on_gpu:
-        import cupy
-
-        arrays = {name: cupy.asarray(array) for name, array in arrays.items()}
-    return VBR(**arrays)
-
-
-def multiply(a: VBR, b: VBR, threads: int | None = None) -> VBR:
-    """Return ``a @ b``, with a block wherever blocks of A and B meet; made entry by entry, where the matrices are.
-
-    Raises
-    ------
-    MatrixError
-        If they are not in one memory, the column parts of A are not the row parts of B, or the GPU does not multiply
-        such values.
-    """
-    if is_on_gpu(a.data) != is_on_gpu(b.data):
-        raise MatrixError("one operand is on the GPU and the other is not: bring both to one side")
-    fit = len(a.column_bounds) == len(b.row_bounds) and bool((a.column_bounds == b.row_bounds).all())
-    if not fit:
-        raise MatrixError(
-            f"the columns of A, {a.shape[1]:,} in {len(a.column_bounds) - 1:,} parts, are not cut as the rows of B, "
-            f"{b.shape[0]:,} in {len(b.row_bounds) - 1:,}: give both the same bounds"
-        )
-    xp = module_of(a.data)
-
-    def product(left: CSR, right: CSR) -> CSR:
-        if is_on_gpu(left.data):
-            return rowwise_gpu.multiply(left, right)
-        return cpu.multiply(left, right, engine="numba", threads=threads or os.cpu_count() or 1)
-
-    pattern = product(*(m.pattern(xp.ones(m.blocks, np.float32)) for m in (a, b)))
-    values = product(a.entries(), b.entries()).data
-    c = VBR(a.row_bounds, b.column_bounds, pattern.indptr.astype(np.int64), pattern.indices, values)
-    return replace(c, data=values[c._places()[0]])  # these were in the order of the entries
+    at = np.flatnonzero(same_as_before[row])
+    same_as_before[row[at[m.indices[at] != m.indices[at - lengths[row[at]]]]]] = False
+    return np.append(np.flatnonzero(~same_as_before), m.nrows)

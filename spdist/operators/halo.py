@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from spdist.matrices.csr import CSR, from_scipy, index_dtype
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.dtypes import index_dtype
 
 Integers = npt.NDArray[np.integer]
 

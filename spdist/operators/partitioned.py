@@ -25,12 +25,12 @@ from spdist.inmemory import cupy_operands
 from spdist.kernels.spmv import ehyb
 from spdist.matrices.csr import CSR
 from spdist.operators import halo
-from spdist.operators import operator as operators
 from spdist.operators.halo import Rows, Share
 from spdist.operators.halo_exchange import HostMessages, Messages, NcclMessages
+from spdist.operators.operator import Operator
+from spdist.operators.prepare import operator, read_matrix
 from spdist.scheduler.execution import cluster
-from spdist.storage import matrix as storage
-from spdist.storage.matrix import StoredMatrix
+from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.units import check_count
 
 logger = logging.getLogger("spdist")
@@ -51,7 +51,7 @@ class Part:
         A vector that a product needs not copy: solvers may keep the one they multiply here.
     """
 
-    def __init__(self, share: Share, messages: Messages, prepare: Callable[[CSR], operators.Operator], xp: Any) -> None:
+    def __init__(self, share: Share, messages: Messages, prepare: Callable[[CSR], Operator], xp: Any) -> None:
         self.rank, self.rows, self.xp, self.messages = share.rank, share.rows, xp, messages
         self.inner, self.outer = (prepare(m) if m.nrows else None for m in (share.inner, share.outer))
         self.dtype, self.first_outer = share.inner.dtype, share.inner.nrows
@@ -244,8 +244,8 @@ def partitioned(
     check_count("workers", workers, "one a core or a GPU")
     if cupy_operands.is_cupyx(a):
         raise MatrixError("a matrix to be partitioned is SciPy's or stored, this is CuPy's")
-    stored = storage.open_matrix(a) if isinstance(a, str | Path) else a if isinstance(a, StoredMatrix) else None
-    m = operators.read_matrix(a)[0] if stored is None else stored
+    stored = open_matrix(a) if isinstance(a, str | Path) else a if isinstance(a, StoredMatrix) else None
+    m = read_matrix(a)[0] if stored is None else stored
     if m.shape[0] != m.shape[1] or not m.shape[0]:
         raise MatrixError(f"a partitioned matrix is square and not empty, this is {m.shape[0]:,} x {m.shape[1]:,}")
     with contextlib.ExitStack() as stack:
@@ -286,7 +286,7 @@ def _brought(client: Client, m: CSR | StoredMatrix, numbers: Any, address: str) 
     """Return the future of a part's rows: sent, or read where they will be multiplied."""
     if isinstance(m, StoredMatrix):
         return client.submit(_read, m.url, _sent(client, address, numbers), workers=[address], pure=False)
-    return _sent(client, address, Rows(numbers, operators.read_matrix(m.to_scipy()[numbers])[0]))
+    return _sent(client, address, Rows(numbers, read_matrix(m.to_scipy()[numbers])[0]))
 
 
 def _sent(client: Client, address: str, value: Any) -> Any:
@@ -299,10 +299,10 @@ def _sent(client: Client, address: str, value: Any) -> Any:
 
 def _read(url: str, numbers: Any) -> Rows:
     """Read rows of a stored matrix."""
-    stored = storage.open_matrix(url)
+    stored = open_matrix(url)
     beside = len(numbers) > 0 and numbers[-1] - numbers[0] == len(numbers) - 1
     m = stored.rows(int(numbers[0]), int(numbers[-1]) + 1) if beside else stored.take(numbers)
-    return Rows(numbers, operators.read_matrix(m.to_scipy())[0])
+    return Rows(numbers, read_matrix(m.to_scipy())[0])
 
 
 def _facts(rows: Rows) -> tuple[Any, Any]:
@@ -330,8 +330,8 @@ def _join_hosts(share: Share, listener: Listener, where: list[Any], key: bytes, 
     messages = HostMessages(share, listener, where, key)
     threads = get_worker().state.nthreads
 
-    def prepare(m: CSR) -> operators.Operator:
-        return operators.operator(m.to_scipy(), options["method"], uses=options["uses"], threads=threads)
+    def prepare(m: CSR) -> Operator:
+        return operator(m.to_scipy(), options["method"], uses=options["uses"], threads=threads)
 
     return Part(share, messages, prepare, np)
 
@@ -349,11 +349,9 @@ def _join_gpus(share: Share, size: int, name: Any, on_this_host: int, options: d
     threads = max(1, len(os.sched_getaffinity(0)) // on_this_host)
     messages = NcclMessages(share, size, name, share.inner.dtype)
 
-    def prepare(m: CSR) -> operators.Operator:
+    def prepare(m: CSR) -> Operator:
         moved = CSR(cupy.asarray(m.indptr), cupy.asarray(m.indices), cupy.asarray(m.data), m.shape)
-        return operators.operator(
-            cupy_operands.to_cupyx_any(moved), options["method"], uses=options["uses"], threads=threads
-        )
+        return operator(cupy_operands.to_cupyx_any(moved), options["method"], uses=options["uses"], threads=threads)
 
     return Part(share, messages, prepare, cupy)
 

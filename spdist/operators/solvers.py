@@ -19,10 +19,10 @@ from spdist.errors import InputError, MatrixError
 from spdist.inmemory import cupy_operands
 from spdist.kernels.cuda.cuda_graph import Steps
 from spdist.kernels.spmv.vector_updates import BEFORE, CHANGED, KEPT, PQ, RR, RZ, updates_of
-from spdist.matrices.csr import module_of
-from spdist.operators import operator as operators
+from spdist.matrices.dtypes import module_of
 from spdist.operators.operator import Operator
 from spdist.operators.partitioned import PartitionedOperator, on_host
+from spdist.operators.prepare import operator
 
 LOOKS = 8
 """Iterations between looks at the residual on a GPU: each look waits for it. A CUDA graph holds as many."""
@@ -112,12 +112,12 @@ def conjugate_gradient(
     Examples
     --------
     >>> import scipy.sparse as sp
-    >>> a = operators.operator(sp.diags_array([1.0, 2.0, 4.0], format="csr"))
+    >>> a = operator(sp.diags_array([1.0, 2.0, 4.0], format="csr"))
     >>> conjugate_gradient(a, np.ones(3)).x
     array([1.  , 0.5 , 0.25])
     """
     if sp.issparse(a) or cupy_operands.is_cupyx(a):
-        a = operators.operator(a)
+        a = operator(a)
     b, x0, diagonal = (v if v is None or hasattr(v, "dtype") else np.asarray(v) for v in (b, x0, diagonal))
     given = {name: v for name, v in {"b": b, "x0": x0, "diagonal": diagonal}.items() if v is not None}
     for name, v in given.items():
@@ -180,7 +180,7 @@ def pagerank(
     start = module_of(m.data).full(m.shape[0], 1 / m.shape[0], m.dtype)
     options = {"damping": damping, "tolerance": tolerance, "maxiter": maxiter, "cuda_graph": cuda_graph}
     if workers is None and scheduler is None and not on_gpu:
-        return _on(operators.operator(m), pagerank_loop, start, **options)
+        return _on(operator(m), pagerank_loop, start, **options)
     from spdist.operators.partitioned import partitioned
 
     with partitioned(m, workers, scheduler=scheduler, on_gpu=on_gpu) as a:

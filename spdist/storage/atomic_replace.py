@@ -1,4 +1,4 @@
-"""Write beside the target, put in place when whole: what a failure or Ctrl-C leaves is the old target, or nothing."""
+"""Write next to a target and rename when all is written: a failure or Ctrl-C leaves the old target, or nothing."""
 
 from __future__ import annotations
 
@@ -13,38 +13,48 @@ from pathlib import Path
 from uuid import uuid4
 
 from spdist.errors import InputError, MatrixError, SpdistError
-from spdist.storage import matrix as storage
+from spdist.storage import groups, locations
+from spdist.storage.matrix import open_matrix
 
 Progress = Callable[[int, int], None]
 """Called as ``progress(done, total)``."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a file system that has no room."""
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether there is no room to write; zarrs passes the system's error on as a RuntimeError."""
+    """Whether an error says that there is no room to write; zarrs raises the system's error as a RuntimeError."""
     return getattr(error, "errno", None) in _FULL or any(os.strerror(code) in str(error) for code in _FULL)
 
 
 def full_disk(what: str, error: BaseException) -> SpdistError:
-    """Return the exception to raise where there is no room for C."""
+    """Return the exception to raise when there is no room for C.
+
+    Parameters
+    ----------
+    what : str
+        C, as the message calls it.
+    error : Exception
+        What the system said.
+    """
     return SpdistError(
         f"{what}: the disk is full ({error}); what was written is kept. Free space and continue with --resume"
     )
 
 
 def ignore_progress(done: int, total: int) -> None:
-    """Take a progress report and do nothing with it."""
+    """Ignore a progress report."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Where a target is written until it is whole.
+    """Where a target is written until it is complete.
 
     Attributes
     ----------
     url : str
-        Write the target here; the same file system as the target, so that one rename puts it in place.
+        Write the target here. It is on the target's file system, so that one rename moves it to the target.
     scratch : Path
         An empty local directory for temporary files.
     """
@@ -55,36 +65,58 @@ class Stage:
 
 @contextmanager
 def staged_matrix(target: str | Path, *, overwrite: bool) -> Iterator[Stage]:
-    """Give a place to write a matrix; put it at `target` on a normal exit, delete it on any other.
+    """Yield where to write a matrix; move it to `target` on a normal exit, delete it on any other.
 
-    Temporary files lie beside a local target, because a matrix that fits there has room for them; for a URL they lie
-    in ``$TMPDIR``.
+    Temporary files are next to a local target, because a disk with room for the matrix has room for them; for a URL
+    they are in ``$TMPDIR``.
+
+    Parameters
+    ----------
+    target : str or Path
+        A path or an fsspec URL.
+    overwrite : bool
+        Whether a matrix at `target` may be replaced.
+
+    Yields
+    ------
+    Stage
 
     Raises
     ------
     InputError
-        If `target` exists and `overwrite` is false, or it holds something other than a matrix of ours.
+        If `target` exists and `overwrite` is false, or it holds something other than a matrix.
     SpdistError
         If the disk is full.
     """
-    url = storage.normalise(target)
+    url = locations.normalise(target)
     _check_free(url, overwrite, is_matrix=True)
     with _clear_errors(url), _scratch(url) as scratch:
-        staged = str(scratch / "whole.zarr") if storage.is_local(url) else f"{url}.spdist-{uuid4().hex[:8]}"
+        staged = str(scratch / "whole.zarr") if locations.is_local(url) else f"{url}.spdist-{uuid4().hex[:8]}"
         (scratch / "scratch").mkdir()
         try:
             yield Stage(staged, scratch / "scratch")
-            _check_free(url, overwrite, is_matrix=True)  # somebody else may have been faster
-            storage.move(staged, url)
+            _check_free(url, overwrite, is_matrix=True)  # another process may have written it in the meantime
+            locations.move(staged, url)
         finally:
-            if not storage.is_local(url):
+            if not locations.is_local(url):
                 with suppress(FileNotFoundError):
-                    storage.remove(staged)
+                    locations.remove(staged)
 
 
 @contextmanager
 def staged_file(target: str | Path, *, overwrite: bool) -> Iterator[Path]:
-    """Give a path to write a local file to; rename it to `target` on a normal exit, delete it on any other.
+    """Yield a path to write a local file to; rename it to `target` on a normal exit, delete it on any other.
+
+    Parameters
+    ----------
+    target : str or Path
+        A local path.
+    overwrite : bool
+        Whether a file at `target` may be replaced.
+
+    Yields
+    ------
+    Path
 
     Raises
     ------
@@ -93,10 +125,10 @@ def staged_file(target: str | Path, *, overwrite: bool) -> Iterator[Path]:
     SpdistError
         If the disk is full.
     """
-    url = storage.normalise(target)
-    if not storage.is_local(url):
+    url = locations.normalise(target)
+    if not locations.is_local(url):
         raise InputError(f"{url}: files are exported to local paths only; export there, then copy")
-    path = storage.local_path(url)
+    path = locations.local_path(url)
     _check_free(url, overwrite, is_matrix=False)
     with _clear_errors(url), _scratch(url) as scratch:
         yield scratch / path.name
@@ -107,8 +139,8 @@ def staged_file(target: str | Path, *, overwrite: bool) -> Iterator[Path]:
 @contextmanager
 def _scratch(url: str) -> Iterator[Path]:
     parent = None
-    if storage.is_local(url):
-        parent = storage.local_path(url).parent
+    if locations.is_local(url):
+        parent = locations.local_path(url).parent
         parent.mkdir(parents=True, exist_ok=True)
     try:
         scratch = Path(tempfile.mkdtemp(prefix=".spdist-", dir=parent))
@@ -125,7 +157,7 @@ def _scratch(url: str) -> Iterator[Path]:
 
 @contextmanager
 def clear_of_full_disks(refusal: Callable[[Exception], SpdistError]) -> Iterator[None]:
-    """Raise what is made of an error that says that there is no room to write; others pass."""
+    """Replace an error that says that there is no room to write by ``refusal(error)``; others pass."""
     try:
         yield
     except SpdistError:
@@ -138,7 +170,7 @@ def clear_of_full_disks(refusal: Callable[[Exception], SpdistError]) -> Iterator
 
 @contextmanager
 def _clear_errors(url: str) -> Iterator[None]:
-    """Turn the operating system's refusals into one line that says what to do."""
+    """Replace the operating system's errors by one line that says what to do."""
     full = SpdistError(
         f"{url}: the disk is full; nothing was kept. Free space for the matrix and for temporary files of its size, or "
         f"write to another disk"
@@ -153,24 +185,24 @@ def _clear_errors(url: str) -> Iterator[None]:
 
 
 def _check_free(url: str, overwrite: bool, *, is_matrix: bool) -> None:
-    """Refuse a target that exists, unless it may be replaced and is what we would replace it with."""
-    if not storage.exists(url):
+    """Refuse a target that exists, unless it may be replaced and is of the kind that replaces it."""
+    if not locations.exists(url):
         return
     if not overwrite:
         raise InputError(f"{url}: already exists; choose another target, or pass --overwrite to replace it")
     if is_matrix and not is_ours(url):
         raise InputError(f"{url}: exists and is not a matrix, so it is not replaced; remove it yourself")
-    if not is_matrix and not storage.local_path(url).is_file():
-        what = "a directory" if storage.local_path(url).is_dir() else "no ordinary file"
+    if not is_matrix and not locations.local_path(url).is_file():
+        what = "a directory" if locations.local_path(url).is_dir() else "no ordinary file"
         raise InputError(f"{url}: is {what}, so it is not replaced by a file; choose another place")
 
 
 def is_ours(url: str) -> bool:
-    """Whether `url` holds a matrix, whole or unfinished: the only thing that --overwrite deletes."""
-    if storage.read_facts(url):
+    """Whether `url` holds a matrix, complete or unfinished: the only thing that --overwrite deletes."""
+    if groups.read_facts(url):
         return True
     try:
-        storage.open_matrix(url)
+        open_matrix(url)
     except MatrixError:
         return False
     return True

@@ -1,7 +1,7 @@
-"""Stored matrices of numbers to blocks and back: what size of blocks suits, what it costs, and how to get there.
+"""Convert stored matrices of numbers to blocks and back; choose the block size that takes fewest bytes.
 
-A block holds every number inside of it, zeros too. Whether that pays is a matter of bytes: one column index for a block
-instead of one for each entry, against the zeros that fill it up.
+A block stores all of its numbers, zeros included. Blocks save bytes if one column index for each block instead of one
+for each entry outweighs the zeros.
 """
 
 from __future__ import annotations
@@ -15,29 +15,41 @@ import numpy as np
 
 from spdist.errors import InputError
 from spdist.matrices.bsr import BSR, entries, from_rows
-from spdist.matrices.csr import CSR, Int64Array, ValueArray, block_dtype, blocksize, index_dtype, number_dtype
-from spdist.storage.matrix import ChunkedArray, MatrixWriter, StoredMatrix
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, ValueArray, block_dtype, blocksize, index_dtype, number_dtype
+from spdist.storage.chunked_array import ChunkedArray
+from spdist.storage.matrix import StoredMatrix
+from spdist.storage.writer import MatrixWriter
 
 BlockSize = tuple[int, int]
+"""Rows and columns of a block."""
+
 LONGEST_SIDE = 16
-"""Of the blocks that `natural_size` looks for."""
+"""Most rows, and most columns, of the blocks that `natural_size` tries."""
+
 SAMPLES = 16
+"""Ranges of rows from which `costs` estimates."""
+
 SAMPLE_ENTRIES = 1 << 12
+"""Entries of one such range."""
+
 ENTRIES = 1 << 20
-"""Entries that are cut into blocks at a time; more where r rows have more."""
+"""Entries that are cut into blocks at a time; more if one block row has more."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a matrix takes in blocks of one size.
+    """The bytes that a matrix takes in blocks of one size.
 
     Attributes
     ----------
     size : (r, s)
     fill : float
-        Numbers stored for each entry, 1 where blocks are full.
-    bytes_per_entry, without : float
-        Bytes for each entry of the matrix, in blocks and not.
+        Numbers stored for each entry; 1 if blocks are full.
+    bytes_per_entry : float
+        Bytes for each entry of the matrix if it is stored in blocks.
+    without : float
+        Bytes for each entry if it is stored without blocks.
     """
 
     size: BlockSize
@@ -52,7 +64,20 @@ class Cost:
 
 
 def cut_rows(m: CSR, size: BlockSize) -> BSR:
-    """Return a canonical matrix of numbers in blocks; its shape is one of whole blocks."""
+    """Return a canonical matrix of numbers in blocks.
+
+    Parameters
+    ----------
+    m : CSR
+        Its rows and columns are multiples of the block's.
+    size : (r, s)
+
+    Examples
+    --------
+    >>> m = CSR(np.array([0, 1, 2]), np.array([2, 1]), np.array([5, 6]), (2, 4))
+    >>> cut_rows(m, (2, 2)).data.tolist()
+    [[[0, 0], [0, 6]], [[5, 0], [0, 0]]]
+    """
     (r, s), (nrows, ncols) = size, (m.nrows // size[0], m.ncols // size[1])
     rows = np.repeat(np.arange(m.nrows), np.diff(m.indptr))
     keys, block = np.unique(rows // r * ncols + m.indices // s, return_inverse=True)
@@ -63,14 +88,19 @@ def cut_rows(m: CSR, size: BlockSize) -> BSR:
 
 
 def costs(matrix: StoredMatrix, sizes: list[BlockSize] | None = None) -> list[Cost]:
-    """Return what blocks of some sizes would cost, from ranges of rows all over the matrix.
+    """Estimate the bytes that blocks of some sizes would take, from ranges of rows all over the matrix.
 
     Parameters
     ----------
     matrix : StoredMatrix
         Of numbers.
     sizes : list of (r, s), optional
-        By default all that divide the matrix, up to 16 x 16, but for 1 x 1.
+        By default all sizes that divide the matrix, up to 16 x 16, except 1 x 1.
+
+    Returns
+    -------
+    list of Cost
+        None of a size whose whole blocks contain no sampled entry.
     """
     if sizes is None:
         sides = [[n for n in range(1, LONGEST_SIDE + 1) if length % n == 0] for length in matrix.shape]
@@ -91,7 +121,7 @@ def costs(matrix: StoredMatrix, sizes: list[BlockSize] | None = None) -> list[Co
 
 
 def _samples(matrix: StoredMatrix) -> Iterator[tuple[int, int, Int64Array, Int64Array]]:
-    """Yield ranges of rows, each of a block row at least, and the rows and columns of their entries."""
+    """Yield ranges of rows, of at least one block row each, and the rows and columns of their entries."""
     for start in sorted({int(at) for at in np.linspace(0, max(matrix.nrows - 2 * LONGEST_SIDE, 0), SAMPLES)}):
         most = min(start + SAMPLE_ENTRIES, matrix.nrows)
         offsets = matrix.read_indptr(start, most)
@@ -102,12 +132,18 @@ def _samples(matrix: StoredMatrix) -> Iterator[tuple[int, int, Int64Array, Int64
 
 
 def natural_size(matrix: StoredMatrix, name: str) -> BlockSize:
-    """Return the size of blocks in which a matrix, which people know by `name`, takes fewest bytes.
+    """Return the block size in which a matrix takes fewest bytes.
+
+    Parameters
+    ----------
+    matrix : StoredMatrix
+    name : str
+        What messages call the matrix.
 
     Raises
     ------
     InputError
-        If it takes more in any than without; says what the best would cost.
+        If the matrix takes more bytes in blocks of any size than without; states the bytes of the best size.
     """
     found = costs(matrix)
     if not found:
@@ -118,7 +154,7 @@ def natural_size(matrix: StoredMatrix, name: str) -> BlockSize:
 
 
 def _check(cost: Cost, name: str) -> None:
-    """Refuse blocks that do not pay."""
+    """Refuse blocks that take more bytes than they save."""
     if not cost.pays:
         raise InputError(
             f"{name}: blocks of {cost.size[0]} x {cost.size[1]} would hold {cost.fill:.2f} numbers for each entry and "
@@ -127,12 +163,23 @@ def _check(cost: Cost, name: str) -> None:
 
 
 def store_blocks(matrix: StoredMatrix, url: str, size: BlockSize, facts: dict[str, Any], name: str) -> None:
-    """Write a stored matrix of numbers, which people know by `name`, again in blocks, to `url`.
+    """Write a stored matrix of numbers again, in blocks.
+
+    Parameters
+    ----------
+    matrix : StoredMatrix
+    url : str
+        Where to write; must not exist.
+    size : (r, s)
+    facts : dict
+        Provenance, kept under the attribute ``spdist``.
+    name : str
+        What messages call the matrix.
 
     Raises
     ------
     InputError
-        If blocks of this size do not divide it, or would take more bytes than it does without; says how many.
+        If blocks of this size do not divide the matrix, or would take more bytes than none; states the bytes.
     """
     r, s = size
     if matrix.nrows % r or matrix.ncols % s:
@@ -160,12 +207,12 @@ def _ranges(matrix: StoredMatrix, r: int) -> Iterator[tuple[int, int]]:
             done = end
 
 
-# -- back --------------------------------------------------------------------------------------------------------------
+# -- from blocks to numbers --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Numbers:
-    """An array of a block matrix as if it were one of numbers; it is read like a `ChunkedArray`."""
+    """An array of a block matrix that reads like the `ChunkedArray` of a matrix of numbers."""
 
     blocks: StoredMatrix
     name: str
@@ -175,12 +222,12 @@ class _Numbers:
 
     @cached_property
     def _starts(self) -> Int64Array:
-        """Where each block row starts, in numbers."""
+        """Number of entries before each block row."""
         r, s = self.blocks.blocksize or (1, 1)
         return self.blocks.read_indptr(0, self.blocks.nrows) * (r * s)
 
     def read(self, first: int, last: int) -> ValueArray:
-        """Return elements ``[first:last)``; reads the block rows that hold them whole."""
+        """Return elements ``[first:last)``; reads all of the block rows that hold them."""
         if first >= last:
             return np.empty(0, self.dtype)
         if self.name == "indptr":
@@ -208,9 +255,17 @@ class _Numbers:
 
 
 def as_numbers(matrix: StoredMatrix) -> StoredMatrix:
-    """Return a stored block matrix as one of numbers, for what looks at single entries; any other as it is.
+    """Return a view of a stored block matrix as a matrix of numbers, zeros inside blocks included.
 
-    It holds the offsets of block rows, 8 bytes each, and reads whole block rows.
+    Parameters
+    ----------
+    matrix : StoredMatrix
+        Returned unchanged if it stores numbers.
+
+    Returns
+    -------
+    StoredMatrix
+        Keeps the offsets of block rows in memory, 8 bytes each, and reads whole block rows.
     """
     size = blocksize(matrix.dtype)
     if size is None:

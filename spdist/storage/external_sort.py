@@ -1,8 +1,9 @@
 """Sort more (row, column, value) entries than fit in memory into rows: one external bucket sort.
 
-Entries are spilled to one file per range of rows as they come; each bucket is then loaded, sorted and given out as CSR.
-A bucket that came out too large, because rows are unequal, is cut again by rows. Duplicates meet in the order in which
-they were added, however the buckets are cut, so that sums of floats are the same bits for every bucket size.
+Entries are spilled to one file for each range of rows, a bucket, as they are added. Each bucket is then loaded, sorted
+and yielded as CSR. A bucket that is too large, because rows are unequal, is split again by rows. Duplicates are
+combined in the order in which they were added, wherever buckets are cut, so that sums of floats are the same bits for
+every bucket size.
 """
 
 from __future__ import annotations
@@ -13,50 +14,56 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from spdist.matrices.csr import CSR, IndexArray, Int64Array, ValueArray, index_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray, index_dtype
 
 BUCKET_BYTES = 24 << 20
-"""Bytes of the entries of one bucket; sorting it takes about seven times as much."""
+"""Bytes of the entries of one bucket; sorting a bucket takes about seven times as much memory."""
 
-MAX_BUCKETS = 1024  # below 2**16: bucket numbers are uint16, which NumPy sorts by radix
-MIN_SPLIT = 16  # a bucket that is too large is cut into at least as many pieces
-BLOCK_ROWS = 1 << 20  # rows of a CSR given out: bounds indptr where rows are mostly empty
+MAX_BUCKETS = 1024
+"""Most buckets. Below 2^16: bucket numbers are uint16, which NumPy sorts by radix."""
+
+MIN_SPLIT = 16
+"""Fewest buckets into which a bucket that is too large is split."""
+
+BLOCK_ROWS = 1 << 20
+"""Most rows of a CSR that `RowSorter.blocks` yields; bounds the offsets if most rows are empty."""
 
 Duplicates = Literal["sum", "first"]
 
 
 class Entries(NamedTuple):
-    """Entries of a matrix in no order: three arrays of one length."""
+    """Entries of a matrix in any order: three arrays of one length."""
 
     rows: IndexArray
     columns: IndexArray
     values: ValueArray
 
     def take(self, selection: Any) -> Entries:
-        """Return the entries that `selection`, an index array, mask or slice, picks."""
+        """Return the entries that `selection`, an index array, Boolean mask or slice, selects."""
         return Entries(self.rows[selection], self.columns[selection], self.values[selection])
 
 
 class RowSorter:
-    """Collects entries in any order, then gives them out as canonical rows, in bounded memory.
+    """Collects entries in any order, then yields them as canonical rows, in bounded memory.
 
-    The bound is about ten times `bucket_bytes`, or twenty times the longest row where that is more.
+    The bound is about ten times `bucket_bytes`, or twenty times the longest row if that is more.
 
     Parameters
     ----------
     directory : Path
-        Where to spill; an existing directory of its own. Takes 12 to 32 bytes an entry, freed bucket by bucket.
+        Where to spill: an existing directory that nothing else uses. Takes 12 to 32 bytes an entry, freed by bucket.
     shape : (nrows, ncols)
     dtype : dtype
         Of the values.
     expected : int
-        Entries to come; a wrong guess costs time, not correctness.
+        Estimated number of entries; a wrong estimate costs time, not correctness.
     bucket_bytes : int
         Bytes of the entries of one bucket.
     duplicates : {"sum", "first"}
-        Whether entries in one place are added up, in the order they came, or all but the first dropped.
+        Whether to sum entries in one position, in the order in which they were added, or to keep the first.
     cuts : array of int, optional
-        First rows of the buckets, rising from 0; by default as many rows to each.
+        First rows of the buckets, rising from 0; by default all buckets have as many rows.
     """
 
     def __init__(
@@ -81,17 +88,17 @@ class RowSorter:
             cuts = cuts[cuts < max(shape[0], 1)]
         self.cuts = cuts.astype(row_dtype)
         self.in_memory = expected * self.entry_bytes <= bucket_bytes and len(cuts) == 1
-        self.kept: list[Entries] = []
-        self.parts: list[list[int]] = [[] for _ in cuts]
+        self._in_memory: list[Entries] = []
+        self._counts: list[list[int]] = [[] for _ in cuts]
 
     def add(self, entries: Entries) -> None:
-        """Take entries whose rows and columns lie within the shape."""
+        """Add entries, whose rows and columns must lie inside the shape."""
         entries = Entries(*(a.astype(t, copy=False) for a, t in zip(entries, self.dtypes, strict=True)))
         if self.in_memory:
-            self.kept.append(entries)
+            self._in_memory.append(entries)
             return
         bucket = (np.searchsorted(self.cuts, entries.rows, side="right") - 1).astype(np.uint16)
-        ends = np.cumsum(np.bincount(bucket, minlength=len(self.parts)))
+        ends = np.cumsum(np.bincount(bucket, minlength=len(self._counts)))
         entries = entries.take(np.argsort(bucket, kind="stable"))
         start = 0
         for k, end in enumerate(ends.tolist()):
@@ -99,14 +106,14 @@ class RowSorter:
                 with self._path(k).open("ab") as file:
                     for array in entries.take(slice(start, end)):
                         file.write(array.data)
-                self.parts[k].append(end - start)
+                self._counts[k].append(end - start)
             start = end
 
     def blocks(self) -> Iterator[CSR]:
-        """Yield all rows in order, as canonical CSR blocks; frees what it gives out."""
+        """Yield all rows in order, as canonical CSR row blocks; frees each bucket when it is done."""
         ends = [*self.cuts[1:].tolist(), self.shape[0]]
         for k, (start, end) in enumerate(zip(self.cuts.tolist(), ends, strict=True)):
-            if sum(self.parts[k]) * self.entry_bytes > 2 * self.bucket_bytes and end - start > 1:
+            if sum(self._counts[k]) * self.entry_bytes > 2 * self.bucket_bytes and end - start > 1:
                 yield from self._split(k, start, end - start)
             else:
                 yield from self._sorted(self._collect(k), start, end - start)
@@ -116,25 +123,25 @@ class RowSorter:
         return self.directory / f"{k}.entries"
 
     def _load(self, k: int) -> Iterator[Entries]:
-        """Yield bucket `k` as it was added."""
-        yield from self.kept
-        self.kept = []
-        if not self.parts[k]:
+        """Yield the entries of bucket `k` in the order in which they were added."""
+        yield from self._in_memory
+        self._in_memory = []
+        if not self._counts[k]:
             return
         with self._path(k).open("rb") as file:
-            for count in self.parts[k]:
+            for count in self._counts[k]:
                 rows, columns, values = (np.fromfile(file, dtype, count) for dtype in self.dtypes)
                 yield Entries(rows, columns, values)
 
     def _split(self, k: int, start: int, nrows: int) -> Iterator[CSR]:
-        """Sort a bucket that is too large by buckets of its own."""
+        """Sort a bucket that is too large with a sorter of its own."""
         directory = self.directory / str(k)
         directory.mkdir()
         inner = RowSorter(
             directory,
             (nrows, self.shape[1]),
             self.dtypes[2],
-            expected=sum(self.parts[k]),
+            expected=sum(self._counts[k]),
             bucket_bytes=self.bucket_bytes,
             duplicates=self.duplicates,
             cuts=self._quantiles(k, start, nrows),
@@ -146,8 +153,8 @@ class RowSorter:
         directory.rmdir()
 
     def _quantiles(self, k: int, start: int, nrows: int) -> IndexArray:
-        """Return where to cut bucket `k`: into pieces of about as many entries, a row with many of them alone."""
-        count = sum(self.parts[k])
+        """Return the rows at which to split bucket `k` into equal numbers of entries; a very long row is alone."""
+        count = sum(self._counts[k])
         step = max(count * self.entry_bytes // self.bucket_bytes, 1)  # a sample of about one bucket
         sample = np.sort(np.concatenate([entries.rows[::step] for entries in self._load(k)])).astype(np.int64) - start
         npieces = min(max(2 * step, MIN_SPLIT), MAX_BUCKETS // 2)
@@ -156,20 +163,20 @@ class RowSorter:
         return cuts[cuts < nrows]
 
     def _collect(self, k: int) -> Entries | None:
-        """Return bucket `k`, with duplicates combined now and then so that many in one place take no room."""
+        """Load bucket `k`; combine duplicates on the way, so that many in one position take little memory."""
         parts: list[Entries] = []
         held, limit = 0, 2 * self.bucket_bytes // self.entry_bytes
         for entries in self._load(k):
             parts.append(entries)
             held += len(entries.rows)
-            if held > limit:  # the same sums: what is combined comes first, and each place is added to in order
+            if held > limit:  # sums do not change: combined entries come first, and each position is summed in order
                 parts = [sort_entries(_join(parts), self.shape[1], self.duplicates)]
                 held = len(parts[0].rows)
                 limit = max(limit, 2 * held)
         return _join(parts) if parts else None
 
     def _sorted(self, entries: Entries | None, start: int, nrows: int) -> Iterator[CSR]:
-        """Yield rows ``[start, start + nrows)`` of one bucket, a bounded number of rows at a time."""
+        """Yield rows ``[start:start + nrows)`` of one bucket, at most `BLOCK_ROWS` at a time."""
         if entries is not None:
             entries = sort_entries(entries, self.shape[1], self.duplicates)
         for at in range(start, start + nrows, BLOCK_ROWS):
@@ -185,7 +192,15 @@ class RowSorter:
 
 
 def sort_entries(entries: Entries, ncols: int, duplicates: Duplicates = "sum") -> Entries:
-    """Sort by row, then column; combine duplicates in the order given.
+    """Sort entries by row, then column; combine duplicates in the order in which they are given.
+
+    Parameters
+    ----------
+    entries : Entries
+    ncols : int
+        Columns of the matrix.
+    duplicates : {"sum", "first"}
+        Whether to sum entries in one position or to keep the first.
 
     Examples
     --------
@@ -211,7 +226,19 @@ def sort_entries(entries: Entries, ncols: int, duplicates: Duplicates = "sum") -
 
 
 def canonical(block: CSR, duplicates: Duplicates = "sum") -> CSR:
-    """Return `block` with each row sorted and its duplicates summed in the order they stand."""
+    """Return a row block with each row sorted and its duplicates combined.
+
+    Parameters
+    ----------
+    block : CSR
+    duplicates : {"sum", "first"}
+        Whether to sum entries in one position, in their order in the row, or to keep the first.
+
+    Examples
+    --------
+    >>> canonical(CSR(np.array([0, 3]), np.array([2, 0, 2]), np.array([1, 2, 3]), (1, 3))).data
+    array([2, 4])
+    """
     rows = np.repeat(np.arange(block.nrows, dtype=np.int64), np.diff(block.indptr))
     entries = sort_entries(Entries(rows, block.indices, block.data), block.ncols, duplicates)
     return CSR(_offsets(entries.rows, block.nrows), entries.columns, entries.values, block.shape)
@@ -223,7 +250,7 @@ def _join(parts: list[Entries]) -> Entries:
 
 
 def _offsets(rows: IndexArray, nrows: int) -> Int64Array:
-    """Return indptr of sorted `rows`."""
+    """Return the offsets of rows, given the sorted row of each entry."""
     out = np.zeros(nrows + 1, np.int64)
     np.cumsum(np.bincount(rows.astype(np.int64, copy=False), minlength=nrows), out=out[1:])
     return out

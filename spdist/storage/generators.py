@@ -18,10 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import InputError, MatrixError
-from spdist.matrices.csr import CSR, IndexArray, Int64Array, ValueArray, check_dtype, index_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray, check_dtype, index_dtype
 from spdist.storage.atomic_replace import Progress, Stage, ignore_progress, staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
-from spdist.storage.matrix import MatrixWriter, StoredMatrix, open_matrix
+from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.writer import MatrixWriter
 
 ENTRIES = 1 << 20
 """Entries made at a time."""

@@ -30,22 +30,16 @@ from typing import Any, BinaryIO, Literal, Protocol, cast
 import numpy as np
 
 from spdist.errors import InputError, MatrixError
-from spdist.matrices.csr import (
-    CSR,
-    INT32_MAX,
-    IndexArray,
-    ValueArray,
-    check_dtype,
-    check_structure,
-    index_dtype,
-    is_canonical,
-)
-from spdist.storage import matrix as storage
-from spdist.storage import matrix_market
+from spdist.matrices.checks import check_structure, is_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX, IndexArray, ValueArray, check_dtype, index_dtype
+from spdist.storage import groups, locations, matrix_market
 from spdist.storage.atomic_replace import Progress, Stage, ignore_progress, staged_file, staged_matrix
 from spdist.storage.block_layout import BlockSize, as_numbers, natural_size, store_blocks
+from spdist.storage.chunked_array import CHUNK_LENGTH, new_array
 from spdist.storage.external_sort import BUCKET_BYTES, Entries, RowSorter, canonical
-from spdist.storage.matrix import ChunkBuffer, MatrixWriter, StoredMatrix
+from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.writer import ChunkBuffer, MatrixWriter
 
 ENTRIES = 1 << 20
 """Entries of a binary file read at a time."""
@@ -102,11 +96,11 @@ def import_matrix(
     >>> import_matrix("poisson.mtx.gz", "poisson.zarr")  # doctest: +SKIP
     """
     path, _, inner = str(source).partition(".h5ad::")
-    path = storage.normalise(path + (".h5ad" if inner else ""))
+    path = locations.normalise(path + (".h5ad" if inner else ""))
     reader = next((reader for suffix, reader in _READERS.items() if path.endswith(suffix)), None)
     if reader is None:
         raise InputError(f"{source}: cannot tell the format from the name; known are {', '.join(_READERS)}")
-    if storage.is_local(path) and not storage.local_path(path).is_file():
+    if locations.is_local(path) and not locations.local_path(path).is_file():
         raise InputError(f"{path}: there is no such file")
     facts = {"provenance": {"command": "import", "source": str(source)}}
     with staged_matrix(target, overwrite=overwrite) as stage, _clear_source_errors(path), _open(path) as file:
@@ -115,10 +109,10 @@ def import_matrix(
         place = stage if block_size is None else replace(stage, url=str(stage.scratch / "numbers.zarr"))
         reader(_Import(path, file, size, inner or "X", place, facts, progress or ignore_progress, bucket_bytes))
         if block_size is not None:
-            numbers = storage.open_matrix(place.url)
+            numbers = open_matrix(place.url)
             wanted = natural_size(numbers, str(source)) if block_size == "auto" else block_size
             store_blocks(numbers, stage.url, wanted, facts, str(source))
-    return storage.open_matrix(target)
+    return open_matrix(target)
 
 
 @dataclass(frozen=True)
@@ -178,8 +172,8 @@ def _clear_source_errors(path: str) -> Iterator[None]:
 @contextmanager
 def _open(path: str) -> Iterator[BinaryIO]:
     """Open a local path or an fsspec URL for reading."""
-    if storage.is_local(path):
-        with storage.local_path(path).open("rb") as file:
+    if locations.is_local(path):
+        with locations.local_path(path).open("rb") as file:
             yield file
     else:
         fsspec: Any = importlib.import_module("fsspec")
@@ -480,7 +474,7 @@ def export_matrix(
     CorruptError
         If a Zarr chunk of `source` is missing or altered.
     """
-    matrix = as_numbers(storage.open_matrix(source))
+    matrix = as_numbers(open_matrix(source))
     report = progress or ignore_progress
     kind = format or _format_of(str(target))
     if kind == "binsparse":
@@ -540,10 +534,10 @@ def _write_binsparse(matrix: StoredMatrix, url: str, progress: Progress) -> None
     """Write the three arrays under Binsparse's names, sorted and free of duplicates as it demands."""
     stored, spelled = _binsparse_type(matrix.dtype)
     width = matrix.dtype.itemsize // stored.itemsize  # a complex number is two floats
-    storage.begin(url, {})
+    groups.begin(url, {})
     layout = {"pointers_to_1": np.dtype(np.int64), "indices_1": index_dtype(matrix.ncols), "values": stored}
     pointers, indices, values = (
-        ChunkBuffer(storage.new_array(url, name, dtype, storage.CHUNK_LENGTH, compressed=name != "values"))
+        ChunkBuffer(new_array(url, name, dtype, CHUNK_LENGTH, compressed=name != "values"))
         for name, dtype in layout.items()
     )
     pointers.append(np.zeros(1, np.int64))
@@ -565,7 +559,7 @@ def _write_binsparse(matrix: StoredMatrix, url: str, progress: Progress) -> None
         "data_types": {name: dtype.name for name, dtype in layout.items()} | {"values": spelled},
     }
     arrays = [(buffer.array, length) for buffer, length in zip((pointers, indices, values), lengths, strict=True)]
-    storage.finish_group(url, arrays, {"binsparse": {"binsparse": descriptor}, "spdist": {"state": "complete"}})
+    groups.finish_group(url, arrays, {"binsparse": {"binsparse": descriptor}, "spdist": {"state": "complete"}})
 
 
 def _binsparse_type(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], str]:

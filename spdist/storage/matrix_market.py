@@ -20,7 +20,8 @@ import scipy.sparse as sp
 
 from spdist.errors import MatrixError
 from spdist.kernels.cpu.numba_compile import kept
-from spdist.matrices.csr import CSR, IndexArray, ValueArray
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import IndexArray, ValueArray
 from spdist.storage.external_sort import Entries
 
 TEXT_BYTES = 4 << 20

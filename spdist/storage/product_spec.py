@@ -1,4 +1,4 @@
-"""What a stored product is turned into: the options of its rows, with a mask that is stored too."""
+"""The specification of a stored product: semiring, mask, triangle, epilogue and selection of entries."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import numpy as np
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
 from spdist.kernels.product_spec import PLAIN, ProductSpec
-from spdist.kernels.reduction_spec import diagonal
-from spdist.matrices.csr import CSR, Int64Array, check_canonical, result_dtype
+from spdist.kernels.reduction_spec import diagonal_pattern
+from spdist.matrices.checks import check_canonical, check_mask_shape
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, result_dtype
 from spdist.storage.matrix import StoredMatrix, refuse_blocks
 
 
 @dataclass(frozen=True)
 class Diagonal:
-    """The pattern of an identity, read as a stored mask is."""
+    """The pattern of an identity matrix, as a mask that needs no storage; has the methods of a stored mask."""
 
     shape: tuple[int, int]
     url: str = "the diagonal"
@@ -25,29 +27,34 @@ class Diagonal:
 
     def rows_indices(self, start: int, stop: int) -> CSR:
         """Return rows ``[start:stop)``."""
-        return diagonal(start, stop, self.shape[1])
+        return diagonal_pattern(start, stop, self.shape[1])
 
     def lengths(self) -> Int64Array:
-        """Return the entries of each row."""
-        return np.diff(diagonal(0, *self.shape).indptr)
+        """Return the number of entries in each row."""
+        return np.diff(diagonal_pattern(0, *self.shape).indptr)
 
     def fingerprint(self) -> str:
-        """Return what tells it from other masks."""
+        """Return text that differs from every other mask's."""
         return self.url
 
 
 @dataclass(frozen=True)
 class StoredProductSpec:
-    """What is asked for instead of C.
+    """What to compute from stored A and B, and which entries of it to store as C.
 
     Attributes
     ----------
     per_row : ProductSpec
-        What is made of each row, without a mask.
+        The specification of each row, without a mask.
     mask : StoredMatrix or Diagonal, optional
-        C has entries only where it stores one.
+        C has entries only in positions where the mask stores one.
     complement : bool
-        Only where it stores none.
+        C has entries only in positions where the mask stores none.
+
+    Raises
+    ------
+    InputError
+        If `complement` is set without a mask.
     """
 
     per_row: ProductSpec = PLAIN
@@ -60,12 +67,12 @@ class StoredProductSpec:
 
     @property
     def plain(self) -> bool:
-        """Whether C is wanted as it is."""
+        """Whether C is the whole product by plus and times."""
         return self.per_row.plain and self.mask is None
 
     @property
     def fused(self) -> bool:
-        """Whether rows need more than their products: a mask, or to be cut."""
+        """Whether rows are masked, cut or changed while they are computed."""
         return self.per_row.fused or self.mask is not None
 
     def dtype(self, a: StoredMatrix, b: StoredMatrix) -> np.dtype[Any]:
@@ -75,15 +82,15 @@ class StoredProductSpec:
         return self.per_row.semiring.result_dtype(a.dtype, b.dtype)
 
     def check(self, a: StoredMatrix, b: StoredMatrix, engine: str) -> None:
-        """Check that it can be had of A, B and the engine.
+        """Check that the engine can compute this product of A and B.
 
         Raises
         ------
         InputError
-            If the engine has no such options, no value reaches the threshold, or Numba does not compile a function.
+            If the engine lacks an option, no value reaches the threshold, or Numba does not compile a function.
         MatrixError
-            If the mask has another shape, C has a triangle and is not square, or values are complex and have to be
-            compared.
+            If the mask has another shape than C, a triangle is asked of a C that is not square, or complex values would
+            have to be compared.
         """
         if not self.plain and engine in GPU_ENGINES:
             self.per_row.check_device()
@@ -97,23 +104,23 @@ class StoredProductSpec:
         shape = a.nrows, b.ncols
         self.per_row.check_square(shape)
         self.per_row.check(shape, self.dtype(a, b))
-        if self.per_row.functions and engine != "cuda":  # which takes expressions in C
+        if (
+            self.per_row.functions and engine != "cuda"
+        ):  # the engine cuda takes expressions in C instead of Python functions
             from spdist.kernels.cpu import numba_compile
 
             numba_compile.check_functions(self.per_row.functions, self.dtype(a, b))
-        if self.mask is not None and self.mask.shape != shape:
-            raise InputError(
-                f"the mask is {self.mask.shape[0]:,} x {self.mask.shape[1]:,}, but C is {shape[0]:,} x {shape[1]:,}"
-            )
+        if self.mask is not None:
+            check_mask_shape(self.mask.shape, shape)
 
     def arguments(self) -> dict[str, Any]:
-        """Return it as the public calls take it."""
+        """Return the specification as keyword arguments of the public functions."""
         own = ("semiring", "triangle", "epilogue", "threshold", "top_n")
         spec = {name: getattr(self.per_row, name) for name in own}
         return {**spec, "mask": self.mask, "complement": self.complement}
 
     def facts(self) -> dict[str, Any]:
-        """Return what tells it from others, as JSON can hold it: a product is resumed only with the same."""
+        """Return what identifies the specification, as JSON can hold it: a product resumes only with equal facts."""
         epilogue, triangle = self.per_row.epilogue, self.per_row.triangle
         return {
             "semiring": self.per_row.semiring.identity(),
@@ -126,7 +133,7 @@ class StoredProductSpec:
         }
 
     def read_mask(self, start: int, stop: int) -> CSR | None:
-        """Read the mask's rows ``[start:stop)``."""
+        """Read rows ``[start:stop)`` of the mask; None without a mask."""
         if self.mask is None:
             return None
         rows = self.mask.rows_indices(start, stop)
@@ -135,11 +142,14 @@ class StoredProductSpec:
         return rows
 
     def of_rows(self, start: int, stop: int, mask: CSR | None, *, partial: bool = False) -> ProductSpec:
-        """Return the options for some rows, whose rows of the mask are given; without what follows partial products."""
+        """Return the specification of rows ``[start:stop)``, given the mask's rows.
+
+        With `partial`, for a partial product along the inner dimension, without the steps that need the whole sum.
+        """
         complement = self.complement and mask is not None
         spec = replace(self.per_row.of_rows(start, stop), mask=mask, complement=complement)
         return spec.unfinished if partial else spec
 
 
 WHOLE = StoredProductSpec()
-"""C as it is."""
+"""The whole product by plus and times."""

@@ -1,20 +1,24 @@
-"""The transpose of a stored matrix, or the whole of a symmetric one, in bounded memory; and copies for one product."""
+"""Transposes of stored matrices, and symmetric matrices from their upper triangles, in bounded memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from spdist.errors import MatrixError
-from spdist.matrices.csr import CSR, Int64Array, check_canonical
-from spdist.storage import matrix as storage
-from spdist.storage.atomic_replace import ignore_progress, staged_matrix
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array
+from spdist.storage import locations
+from spdist.storage.atomic_replace import Stage, ignore_progress, staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
-from spdist.storage.matrix import MatrixWriter, StoredMatrix, open_matrix
+from spdist.storage.matrix import StoredMatrix, open_matrix, refuse_blocks
+from spdist.storage.writer import MatrixWriter
 
 
 def transpose(
@@ -31,13 +35,14 @@ def transpose(
     ----------
     a : path, URL or StoredMatrix
     out : str or Path
-        Where it goes. Entries are sorted in temporary files beside it, of the size of A, and in about 250 MB of memory.
+        A path or an fsspec URL. Entries are sorted in temporary files next to it, of the size of A, and in about 250 MB
+        of memory.
     overwrite : bool
-        Replace what is there, once the new matrix is whole.
+        Replace the matrix that is there, once the new one is complete.
     progress : callable, optional
         Called with entries read and entries in all.
     facts : dict, optional
-        What its record says; by default, where it comes from.
+        Kept under the attribute ``spdist``; by default the command that made the matrix.
 
     Returns
     -------
@@ -47,15 +52,18 @@ def transpose(
     Raises
     ------
     InputError
-        If something is at `out` already, without `overwrite`, or A is stored in blocks.
+        If `out` exists and `overwrite` is false, or A is stored in blocks.
     """
     matrix = a if isinstance(a, StoredMatrix) else open_matrix(a)
-    storage.refuse_blocks("transposes", matrix)
+    refuse_blocks("transposes", matrix)
 
-    def turned(rows: CSR, numbers: Int64Array) -> Iterator[Entries]:
+    def transposed(rows: CSR, numbers: Int64Array) -> Iterator[Entries]:
         yield Entries(rows.indices, numbers, rows.data)
 
-    return _write(matrix, out, (matrix.ncols, matrix.nrows), turned, overwrite, progress, facts or _origin("transpose"))
+    result = _Result((matrix.ncols, matrix.nrows), matrix.nnz, facts or _origin("transpose"))
+    with staged_matrix(out, overwrite=overwrite) as stage:
+        _write(matrix, stage, transposed, result, progress)
+    return open_matrix(out)
 
 
 def symmetrize(
@@ -66,16 +74,16 @@ def symmetrize(
     overwrite: bool = False,
     progress: Callable[[int, int], None] = ignore_progress,
 ) -> StoredMatrix:
-    """Store the whole of a symmetric matrix from its upper triangle, which ``multiply(..., triangle="upper")`` stores.
+    """Store a symmetric matrix, given its upper triangle, as ``multiply(..., triangle="upper")`` stores it.
 
     Parameters
     ----------
     c : path, URL or StoredMatrix
         Square, without entries below the diagonal.
     out : str or Path
-        Where the whole goes. Entries are sorted as by `transpose`, in temporary files of twice the size of C.
+        A path or an fsspec URL. Entries are sorted as by `transpose`, in temporary files of twice the size of C.
     conjugate : bool
-        Whether complex values are mirrored as their conjugates: for a Hermitian matrix.
+        Whether to mirror complex values as their conjugates, for a Hermitian matrix.
     overwrite, progress
         As for `transpose`.
 
@@ -87,12 +95,12 @@ def symmetrize(
     Raises
     ------
     InputError
-        As `transpose`.
+        If `out` exists and `overwrite` is false, or C is stored in blocks.
     MatrixError
         If C is not square, or has an entry below the diagonal.
     """
     matrix = c if isinstance(c, StoredMatrix) else open_matrix(c)
-    storage.refuse_blocks("triangles", matrix)
+    refuse_blocks("triangles", matrix)
     if matrix.nrows != matrix.ncols:
         raise MatrixError(f"{matrix.url} is {matrix.nrows:,} x {matrix.ncols:,}: what is symmetric is square")
 
@@ -107,41 +115,45 @@ def symmetrize(
         values = rows.data[above].conj() if conjugate else rows.data[above]
         yield Entries(rows.indices[above], numbers[above], values)
 
-    return _write(matrix, out, matrix.shape, both, overwrite, progress, _origin("symmetrize"), 2 * matrix.nnz)
+    result = _Result(matrix.shape, 2 * matrix.nnz, _origin("symmetrize"))
+    with staged_matrix(out, overwrite=overwrite) as stage:
+        _write(matrix, stage, both, result, progress)
+    return open_matrix(out)
 
 
 def _origin(command: str) -> dict[str, Any]:
     return {"provenance": {"command": command}}
 
 
+@dataclass(frozen=True)
+class _Result:
+    """The matrix to write: its shape, about how many entries it has, and its provenance."""
+
+    shape: tuple[int, int]
+    expected: int
+    facts: dict[str, Any]
+
+
 def _write(
     m: StoredMatrix,
-    out: str | Path,
-    shape: tuple[int, int],
+    stage: Stage,
     entries: Callable[[CSR, Int64Array], Iterator[Entries]],
-    overwrite: bool,
+    result: _Result,
     progress: Callable[[int, int], None],
-    facts: dict[str, Any],
-    expected: int | None = None,
-) -> StoredMatrix:
-    """Store what a function makes of rows of `m` and the row of each of their entries: entries in any order.
-
-    About as many are `expected`; by default as `m` has.
-    """
-    with staged_matrix(out, overwrite=overwrite) as stage:
-        sorter = RowSorter(stage.scratch, shape, m.dtype, expected=m.nnz if expected is None else expected)
-        done = 0
-        for start, rows in _blocks(m):
-            numbers = np.repeat(np.arange(start, start + rows.nrows), np.diff(rows.indptr))
-            for some in entries(rows, numbers):
-                sorter.add(some)
-            done += rows.nnz
-            progress(done, m.nnz)
-        writer = MatrixWriter(stage.url, shape[1], m.dtype, facts)
-        for block in sorter.blocks():
-            writer.append(block)
-        writer.close()
-    return open_matrix(out)
+) -> None:
+    """Write the entries that a function makes of rows of `m` and of the row of each of their entries, sorted."""
+    sorter = RowSorter(stage.scratch, result.shape, m.dtype, expected=result.expected)
+    done = 0
+    for start, rows in _blocks(m):
+        numbers = np.repeat(np.arange(start, start + rows.nrows), np.diff(rows.indptr))
+        for some in entries(rows, numbers):
+            sorter.add(some)
+        done += rows.nnz
+        progress(done, m.nnz)
+    writer = MatrixWriter(stage.url, result.shape[1], m.dtype, result.facts)
+    for block in sorter.blocks():
+        writer.append(block)
+    writer.close()
 
 
 def _blocks(m: StoredMatrix) -> Iterator[tuple[int, CSR]]:
@@ -153,11 +165,11 @@ def _blocks(m: StoredMatrix) -> Iterator[tuple[int, CSR]]:
 
 @contextmanager
 def transposed_copy(m: StoredMatrix, place: str) -> Iterator[StoredMatrix]:
-    """Give a transpose at `place`, and remove it in the end, whatever happens."""
-    if storage.exists(place):  # of a run that was killed
-        storage.remove(place)
+    """Store the transpose of `m` at `place` for the duration of a ``with`` block."""
+    if locations.exists(place):  # left by a process that was killed
+        locations.remove(place)
     try:
         yield transpose(m, place)
     finally:
-        if storage.exists(place):
-            storage.remove(place)
+        if locations.exists(place):
+            locations.remove(place)

@@ -22,6 +22,7 @@ def test_benchmark_runs_and_records(tmp_path, script):
     assert done.returncode == 0, done.stderr
     record = json.loads(out.read_text())
     assert record["date"]
+    assert "commit" in record
     assert record["command"].startswith("python")
 
 
@@ -29,4 +30,5 @@ def test_benchmark_runs_and_records(tmp_path, script):
 def test_records_name_the_machine_and_hold_no_path(record):
     content = json.loads(record.read_text())
     assert {"date", "command", "versions"} <= set(content)
+    assert "commit" in content or record.stem < "2026-11-23", "records name the commit of the sources"
     assert "/tmp/" not in record.read_text()

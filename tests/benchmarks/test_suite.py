@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spdist.kernels.cpu import multiply as cpu
-from spdist.matrices.csr import check_canonical
+from spdist.matrices.checks import check_canonical
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

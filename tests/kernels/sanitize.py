@@ -19,6 +19,7 @@ import scipy.sparse as sp
 import spdist
 from spdist.kernels import reduction_spec
 from spdist.kernels.bsr import multiply_gpu as bsr_gpu
+from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.streaming import pipeline
 from spdist.kernels.streaming.gpu_device import Gpu
@@ -94,8 +95,7 @@ def answers() -> None:
             if what != "trace" or a.shape[0] == b.shape[1]:
                 part = pipeline.reduce(left, right, what, device)
                 found, wanted = (
-                    reduction_spec.result(what, x, c.shape[1])
-                    for x in (part, reduction_spec.of_rows(what, from_scipy(c), 0))
+                    reduction_spec.final_value(what, x, c.shape[1]) for x in (part, reduce_rows(what, from_scipy(c), 0))
                 )
                 assert np.allclose(found, wanted), what
         if a.shape[0] == b.shape[1]:

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdist.errors import InputError
-from spdist.matrices.csr import CSR, check_canonical
-from spdist.storage import external_sort
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR
+from spdist.storage import external_sort, groups, locations
 from spdist.storage import generators as module
-from spdist.storage import matrix as storage
 from spdist.storage.generators import KINDS, generate
 from spdist.storage.matrix import StoredMatrix
 
@@ -169,7 +169,7 @@ def test_several_generators_meet(tmp_path, monkeypatch):
 def test_text_parameters_and_facts(tmp_path):
     got = generate("poisson", tmp_path / "a.zarr", dims="4x5", points="9")
     assert got.shape == (20, 20)
-    assert storage.read_facts(got.url)["provenance"] == {
+    assert groups.read_facts(got.url)["provenance"] == {
         "command": "generate", "kind": "poisson", "seed": 0, "dims": [4, 5], "points": 9,
     }  # fmt: skip
     assert made(tmp_path, "banded", n="9", offsets="-2,0").nnz == 16
@@ -183,7 +183,7 @@ def test_memory_url_and_progress():
     assert calls[-1] == (298, 298)
     with pytest.raises(InputError, match="already exists"):
         generate("banded", url, n=100)
-    storage.remove(url)
+    locations.remove(url)
 
 
 @pytest.mark.parametrize(

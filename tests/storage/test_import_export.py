@@ -21,12 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdist.errors import InputError, MatrixError, SpdistError
-from spdist.matrices.csr import CSR, check_canonical, from_scipy
-from spdist.storage import external_sort, import_export, matrix_market
-from spdist.storage import matrix as storage
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.storage import external_sort, import_export, locations, matrix_market
 from spdist.storage.external_sort import Entries, RowSorter
 from spdist.storage.import_export import export_matrix, import_matrix
-from spdist.storage.matrix import MatrixWriter, StoredMatrix, open_matrix
+from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.writer import MatrixWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore:zarr v3 autosharding")
 
@@ -535,7 +536,7 @@ def test_failure_leaves_nothing(tmp_path, monkeypatch, error, where, url):
     with pytest.raises(SpdistError if full else type(error), match="the disk is full" if full else None):
         import_matrix(tmp_path / "a.npz", target, bucket_bytes=1000)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.npz"]
-    assert not storage.exists(str(target))
+    assert not locations.exists(str(target))
 
 
 def test_progress_rises_to_its_total(tmp_path):

@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import anndata
@@ -15,9 +17,13 @@ from hypothesis import strategies as st
 
 from spdist import api
 from spdist.errors import CorruptError, InputError, MatrixError
-from spdist.matrices.csr import CSR, from_scipy, index_dtype
-from spdist.storage import matrix as storage
-from spdist.storage.matrix import ARRAYS, ChunkBuffer, MatrixWriter, StoredMatrix, open_matrix
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.dtypes import index_dtype
+from spdist.storage import chunked_array, groups, locations
+from spdist.storage.chunked_array import new_array
+from spdist.storage.groups import ARRAYS
+from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.writer import ChunkBuffer, MatrixWriter
 from tests.conftest import random_matrix
 
 pytestmark = pytest.mark.filterwarnings("ignore:zarr v3 autosharding", "ignore::anndata.OldFormatWarning")
@@ -39,7 +45,7 @@ def random_csr(nrows: int, ncols: int, nnz: int, dtype: str = "f8", seed: int = 
 def write(url: str | Path, matrix: CSR, chunk: int = 64, blocks: int = 3) -> StoredMatrix:
     """Write with short Zarr chunks, in several blocks."""
     writer = MatrixWriter(url, matrix.ncols, matrix.dtype, {})
-    writer.layout = storage.replace(writer.layout, chunk=chunk)
+    writer.layout = replace(writer.layout, chunk=chunk)
     cuts = np.linspace(0, matrix.nrows, blocks + 1).astype(int).tolist()
     for start, stop in itertools.pairwise(cuts):
         writer.append(matrix.rows(start, stop))
@@ -120,8 +126,8 @@ def test_memory_store():
     stored = write("memory://storage-test/a.zarr", matrix)
     assert_same(open_matrix("memory://storage-test/a.zarr").rows(0, 70), matrix)
     assert len(stored.fingerprint()) == 32
-    storage.remove("memory://storage-test/a.zarr")
-    assert not storage.exists("memory://storage-test/a.zarr")
+    locations.remove("memory://storage-test/a.zarr")
+    assert not locations.exists("memory://storage-test/a.zarr")
 
 
 def test_row_blocks_cover_every_row_once(stored):
@@ -169,15 +175,15 @@ def test_entries_are_decoded_where_they_belong(tmp_path_factory, data, dtype, ch
 
 
 def test_zarr_decodes_to_memory_that_is_given(stored, monkeypatch):
-    decoded, original = [], storage._run
-    monkeypatch.setattr(storage, "_run", lambda *args: (decoded.append(original(*args)), decoded[-1])[1])
+    decoded, original = [], chunked_array._run
+    monkeypatch.setattr(chunked_array, "_run", lambda *args: (decoded.append(original(*args)), decoded[-1])[1])
     rows = stored.rows(0, 200, np.empty)
     for array in (rows.indices, rows.data):
         assert sum(np.shares_memory(array, found) for found in decoded) == 1
 
 
 def test_zarr_that_decodes_elsewhere_is_copied_from(stored, monkeypatch):
-    monkeypatch.setattr(storage, "_into", lambda out: storage.default_buffer_prototype())
+    monkeypatch.setattr(chunked_array, "_into", lambda out: chunked_array.default_buffer_prototype())
     assert_same(stored.rows(0, 200, np.empty), random_csr(200, 100, 1500))
 
 
@@ -310,10 +316,10 @@ def test_fingerprint_finds_missing_and_changed_chunks(stored, name, place):
 def test_missing_chunk_in_memory_store(name):
     url = "memory://storage-test/gone.zarr"
     stored = write(url, random_csr(200, 100, 1500))
-    storage.sync(storage.open_store(url).delete(getattr(stored, name).key(1)))
+    locations.sync(locations.open_store(url).delete(getattr(stored, name).key(1)))
     with pytest.raises(CorruptError, match=rf"chunk 1 of array '{name}'"):
         stored.fingerprint()
-    storage.remove(url)
+    locations.remove(url)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
@@ -338,11 +344,11 @@ def test_what_may_not_be_read_is_named_with_what_to_do(stored, monkeypatch):
         raise RuntimeError("failed to read: Permission denied (os error 13)")
 
     attempts = [
-        (storage.os, "open", denied, stored.fingerprint),
-        (storage, "_run", denied_by_zarrs, lambda: stored.rows(0, 10)),
-        (storage.zarr, "open_group", denied, lambda: open_matrix(stored.url)),
-        (storage.zarr, "open_group", denied, lambda: storage.read_facts(stored.url)),
-        (storage.zarr.Group, "get", denied, lambda: open_matrix(stored.url)),
+        (os, "open", denied, stored.fingerprint),
+        (chunked_array, "_run", denied_by_zarrs, lambda: stored.rows(0, 10)),
+        (zarr, "open_group", denied, lambda: open_matrix(stored.url)),
+        (zarr, "open_group", denied, lambda: groups.read_facts(stored.url)),
+        (zarr.Group, "get", denied, lambda: open_matrix(stored.url)),
     ]
     for where, name, refuse, attempt in attempts:
         with monkeypatch.context() as patch:
@@ -368,7 +374,7 @@ def test_not_a_matrix(tmp_path):
     with pytest.raises(MatrixError, match="stored by columns"):
         open_matrix(tmp_path / "csc.zarr")
     with pytest.raises(InputError, match="no file system"):
-        storage.open_store("nosuchprotocol://a")
+        locations.open_store("nosuchprotocol://a")
 
 
 @pytest.mark.parametrize("dtype", ["f2", "M8[s]", "V4"])
@@ -393,7 +399,7 @@ def test_move_replaces_whole(tmp_path):
     old = write(tmp_path / "old.zarr", random_csr(10, 10, 20))
     new = write(tmp_path / "new.zarr", random_csr(20, 10, 50))
     want = new.rows(0, 20)
-    storage.move(new.url, old.url)
+    locations.move(new.url, old.url)
     assert_same(open_matrix(old.url).rows(0, 20), want)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["old.zarr"]
 
@@ -402,22 +408,22 @@ def test_move_clears_what_a_killed_one_left_and_fails_without_harm(tmp_path):
     old = write(tmp_path / "old.zarr", random_csr(10, 10, 20))
     (tmp_path / "old.zarr.spdist-old" / "x").mkdir(parents=True)
     with pytest.raises(FileNotFoundError):
-        storage.move(str(tmp_path / "none.zarr"), old.url)
+        locations.move(str(tmp_path / "none.zarr"), old.url)
     assert open_matrix(old.url).nrows == 10
-    storage.move(write(tmp_path / "new.zarr", random_csr(20, 10, 50)).url, old.url)
+    locations.move(write(tmp_path / "new.zarr", random_csr(20, 10, 50)).url, old.url)
     assert open_matrix(old.url).nrows == 20
     assert sorted(p.name for p in tmp_path.iterdir()) == ["old.zarr"]
 
 
 def test_chunk_buffer_holds_less_than_a_chunk(tmp_path):
     url = str(tmp_path / "a.zarr")
-    storage.begin(url, {})
-    buffer = ChunkBuffer(storage.new_array(url, "x", np.dtype("i8"), 10, compressed=False))
+    groups.begin(url, {})
+    buffer = ChunkBuffer(new_array(url, "x", np.dtype("i8"), 10, compressed=False))
     for value in range(25):
         buffer.append(np.array([value]))
         assert sum(map(len, buffer.parts)) < 10
     buffer.close()
-    assert buffer.at == 25
+    assert buffer.position == 25
 
 
 def test_from_scipy_is_what_is_written(tmp_path):
@@ -427,7 +433,7 @@ def test_from_scipy_is_what_is_written(tmp_path):
 
 def test_blocks_of_rows_have_as_many_entries_as_a_zarr_chunk(tmp_path, monkeypatch):
     """Which would be decoded again for each that is smaller."""
-    monkeypatch.setattr("spdist.storage.matrix.chunk_of", lambda dtype: 64)
+    monkeypatch.setattr("spdist.storage.writer.chunk_of", lambda dtype: 64)
     a = api.save(tmp_path / "A.zarr", random_matrix(300, 50, 4, 1))
     lengths = [int(offsets[-1] - offsets[0]) for _, stop, offsets in a.row_blocks(1) if stop % 64 and stop < 300]
     assert lengths

@@ -12,7 +12,7 @@ def compile_log(file: str, names: list[str], arch: str, defines: tuple[str, ...]
     _, program = nvrtc.nvrtcCreateProgram((FOLDER / file).read_bytes(), file.encode(), 0, [], [])
     for name in names:
         nvrtc.nvrtcAddNameExpression(program, name.encode())
-    flags = [option.encode() for option in (f"--gpu-architecture={arch}", *options(), *defines)]
+    flags = [option.encode() for option in (f"--gpu-architecture={arch}", *options(file), *defines)]
     (result,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
     log = b" " * size

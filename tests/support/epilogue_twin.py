@@ -1,4 +1,4 @@
-"""The kernels of answers.cu in NumPy, with the same arguments; memory of the host takes the GPU's place."""
+"""The kernels of epilogue.cu in NumPy, with the same arguments; memory of the host takes the GPU's place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-ALL = 2**32 - 1
+from spdist.kernels.cuda.constants import ALL_TIES
+
 NAMES = {
     name: name
     for name in ("finish", "cut", "keep", "sum", "frobenius", "row_sums", "column_sums", "trace", "histogram")
@@ -43,7 +44,7 @@ def cut(nrows, indptr, data, least, selects, drops, top, cuts, ties, lengths) ->
     for row in range(nrows):
         x = np.asarray(data[indptr[row] : indptr[row + 1]])
         x = np.sort(x[keeps(x, least, selects, drops)])[::-1]
-        lengths[row], ties[row] = min(len(x), top), ALL
+        lengths[row], ties[row] = min(len(x), top), ALL_TIES
         if len(x) > top:
             ties[row] = (x[:top] == x[top - 1]).sum()
             CUTS[cuts.data.ptr, row] = x[top - 1]
@@ -57,7 +58,7 @@ def keep(nrows, indptr, indices, data, least, selects, drops, cuts, ties, kept, 
         own = slice(indptr[row], indptr[row + 1])
         x = np.asarray(data[own])
         stays = keeps(x, least, selects, drops)
-        if ties[row] != ALL:
+        if ties[row] != ALL_TIES:
             smallest = CUTS[cuts.data.ptr, row]
             equal = np.flatnonzero(stays & (x == smallest))[: ties[row]]
             stays &= x > smallest

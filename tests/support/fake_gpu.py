@@ -17,9 +17,9 @@ SECONDS = 0.05
 class SlowDevice(HostDevice):
     """A device in host memory that sleeps before each product."""
 
-    def __init__(self, memory_limit: int, ahead: int, pack: bool) -> None:
+    def __init__(self, memory_limit: int, staging_bytes: int, pack: bool) -> None:
         time.sleep(SECONDS)
-        super().__init__(memory_limit, ahead, pack)
+        super().__init__(memory_limit, staging_bytes, pack)
 
     def begin(self, *args: Any) -> int:
         """Sleep before each product."""

@@ -184,6 +184,11 @@ inline unsigned __reduce_add_sync(unsigned, const unsigned x) { return over_warp
 inline int __reduce_min_sync(unsigned, const int x) { return over_warp(x, INT32_MAX, [](int a, int b) { return a < b ? a : b; }); }
 inline int __reduce_max_sync(unsigned, const int x) { return over_warp(x, INT32_MIN, [](int a, int b) { return a > b ? a : b; }); }
 inline unsigned __ballot_sync(const unsigned mask, const int holds) { return __reduce_or_sync(mask, holds ? 1u << lane() : 0u); }
+inline unsigned __match_any_sync(unsigned, const int value) {
+    unsigned same = 0;
+    for (int source = 0; source < 32; ++source) same |= unsigned(exchange(value, source) == value) << source;
+    return same;
+}
 inline int __any_sync(const unsigned mask, const int holds) { return __ballot_sync(mask, holds) != 0; }
 inline int __all_sync(const unsigned mask, const int holds) { return __ballot_sync(mask, !holds) == 0; }
 

@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from spdist.kernels.cuda import module
-from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
+from spdist.kernels.cuda import constants, module
+from spdist.kernels.rowwise_gpu import analysis, families
 
 CAN_RUN = shutil.which("g++") is not None and platform.machine() == "x86_64"
 """Whether kernels run on the host here: g++, and switches between threads in x86-64's registers."""
@@ -34,10 +34,16 @@ class HostArray(np.ndarray):
 
     @property
     def data(self) -> SimpleNamespace:
-        return SimpleNamespace(ptr=self.ctypes.data)
+        def memset(value: int, size: int) -> None:
+            ctypes.memset(self.ctypes.data, value, size)
+
+        return SimpleNamespace(ptr=self.ctypes.data, memset_async=memset)
 
     def get(self) -> Any:
         return np.array(self)
+
+    def set(self, values: Any) -> None:
+        self[...] = values
 
 
 def empty(shape: Any, dtype: Any = float) -> Any:
@@ -131,12 +137,13 @@ class Module:
     @functools.cached_property
     def library(self) -> Any:
         source = self._source()
-        digest = hashlib.sha256(repr((source, self.defines)).encode()).hexdigest()[:16]
+        defines = *constants.defines(self.file), *self.defines
+        digest = hashlib.sha256(repr((source, defines)).encode()).hexdigest()[:16]
         place = self.folder / f"{digest}.cpp"
         if not place.with_suffix(".so").exists():
             place.write_text(source)
-            include = f"-I{HEADER.parent}", f"-I{module.FOLDER / 'cuda'}"
-            command = ["g++", *FLAGS, *include, *self.defines, str(place), "-o", str(place)[:-3] + "so"]
+            include = f"-I{HEADER.parent}", f"-I{module.FOLDER}", f"-I{module.FOLDER / 'cuda'}"
+            command = ["g++", *FLAGS, *include, *defines, str(place), "-o", str(place)[:-3] + "so"]
             done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
         return ctypes.CDLL(str(place.with_suffix(".so")))
@@ -174,7 +181,9 @@ class Module:
 
 def fake_cupy() -> ModuleType:
     """Return what the kernels' modules import as CuPy."""
-    runtime = SimpleNamespace(getDevice=lambda: 0, memGetInfo=lambda: (1 << 30, 1 << 30))
+    runtime = SimpleNamespace(
+        getDevice=lambda: 0, memGetInfo=lambda: (1 << 30, 1 << 30), deviceGetAttribute=lambda what, device: 227 << 10
+    )
     cupy: Any = ModuleType("cupy")
     cupy.cuda = SimpleNamespace(
         runtime=runtime, Stream=Stream, Event=Stream, Device=Stream, get_current_stream=Stream,
@@ -202,7 +211,7 @@ def installed(patch: Any, folder: Path) -> Any:
     cupyx: Any = ModuleType("cupyx")
     cupyx.empty_pinned = np.zeros
     Module.folder = folder
-    kept = (rowwise_gpu._kernels, rowwise_gpu._limits, rowwise_gpu._mirror, rowwise_gpu._streams, module._module)
+    kept = (analysis.kernels_of, analysis.class_limits, analysis._mirror, families._streams, module._module)
     for one in kept:
         one.cache_clear()
     patch.setitem(__import__("sys").modules, "cupy", fake_cupy())

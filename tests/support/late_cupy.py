@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from spdist.kernels.spmv.prepared import CsrProduct
+from spdist.kernels.spmv.prepared import PreparedCsr
 from spdist.matrices.csr import CSR
 from tests.support.host_cupy import HostArray
 from tests.support.host_cupy import empty as host_empty
@@ -104,7 +104,7 @@ def empty(shape: Any, dtype: Any = float) -> Any:
 
 
 def gather(x: Any, order: Any) -> Any:
-    """Take the place of `sell_gpu.gather`."""
+    """Take the place of `multiply_gpu.gather`."""
     out = empty((len(order), *x.shape[1:]), x.dtype)
     Stream.current.give(lambda: out.__setitem__(..., x[np.asarray(order)]))
     return out
@@ -114,7 +114,7 @@ def copy(target: int, source: int, size: int, kind: int, stream: Stream) -> None
     stream.give(lambda: ctypes.memmove(target, source, size))
 
 
-class Late(CsrProduct):
+class Late(PreparedCsr):
     """Rows on the GPU: multiplied by SciPy when the stream comes to it."""
 
     def multiply(self, x: Any, out: Any, threads: int) -> Any:

@@ -13,12 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spdist.errors import CorruptError, InputError
-from spdist.matrices.csr import CSR, empty, from_scipy, index_dtype, result_dtype
-from spdist.storage.matrix import MatrixWriter, open_matrix
-from spdist.verification import freivalds as verify_module
+from spdist.matrices.csr import CSR, empty, from_scipy
+from spdist.matrices.dtypes import index_dtype, result_dtype
+from spdist.storage.matrix import open_matrix
+from spdist.storage.writer import MatrixWriter
+from spdist.verification import freivalds
 from spdist.verification.freivalds import verify
+from spdist.verification.operands import Limits
 
 NAMES = itertools.count()
+SHORT = Limits(entries=40, offsets=7, products=30, bool_products=30)
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float32", "float64", "complex64", "complex128"]
 FAST = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -31,8 +35,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def short_blocks(monkeypatch):
     """Blocks so short that a few hundred entries take many of them and rows are longer than one."""
-    for name, value in {"ENTRIES": 40, "OFFSETS": 7, "PRODUCTS": 30, "BOOL_PRODUCTS": 30}.items():
-        monkeypatch.setattr(verify_module, name, value)
+    monkeypatch.setattr(freivalds, "LIMITS", SHORT)
 
 
 def store(folder, m, chunk=None):
@@ -156,7 +159,7 @@ def test_broken_structure_where_blocks_meet(folder):
     stored = store(folder, a), store(folder, b)
     row = int(np.argmax(np.diff(c.indptr)))
     assert row > 0
-    k = int(c.indptr[row]) + verify_module.ENTRIES
+    k = int(c.indptr[row]) + SHORT.entries
     cases = {"duplicate": (k, c.indices[k - 1]), "not sorted": (k, 0), "is outside": (k, 300)}
     for word, (at, column) in cases.items():
         indices = c.indices.copy()
@@ -362,7 +365,7 @@ def test_values_moved_within_a_row(product):
 
 
 def test_row_too_long_to_name_the_entry(product, monkeypatch):
-    monkeypatch.setattr(verify_module, "NAMED_PRODUCTS", 0)
+    monkeypatch.setattr(freivalds, "LIMITS", Limits(named_products=0))
     row, k = product.entry(700)
     data = product.c.data.copy()
     data[k] += 1
@@ -464,7 +467,7 @@ def test_bool_flipped_missing_or_added(folder):
 
 
 def test_bool_with_more_columns_than_products(folder, monkeypatch):
-    monkeypatch.setattr(verify_module, "BOOL_PRODUCTS", 3)
+    monkeypatch.setattr(freivalds, "LIMITS", Limits(bool_products=3))
     rng = np.random.default_rng(7)
     a, b = random_csr(rng, (9, 8), 0.3, "bool"), random_csr(rng, (8, 50), 0.2, "bool")
     c = shuffled_product(rng, a, b)

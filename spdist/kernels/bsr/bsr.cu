@@ -5,11 +5,11 @@
 #include "sort.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
-constexpr int SHARE = 768;            // pairs of blocks from the start of one task to that of the next
+constexpr int SHARE = SPDIST_TASK_PAIRS;  // pairs of blocks from the start of one task to that of the next
 constexpr int ITEMS = 6, ROOM = ITEMS * THREADS;  // pairs that are held at a time
 constexpr int NUMBER_BITS = 11;       // of a pair that is held
 constexpr int FEW = 64;               // pairs of a block of C that one thread sorts
-constexpr int ROW_THREADS = 128;      // of the kernel that takes rows of C whole
+constexpr int ROW_THREADS = SPDIST_ROW_THREADS;  // of the kernel that takes rows of C whole
 static_assert(ROOM <= 1 << NUMBER_BITS && 2 * SHARE <= ROOM, "a task of whole rows fits");
 
 template <typename Value>

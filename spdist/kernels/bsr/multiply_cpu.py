@@ -1,6 +1,6 @@
-"""Multiply two block matrices on the CPU: the pattern as a product of matrices of bools, then the blocks by Numba.
+"""Multiply two matrices of dense blocks on the CPU: C's pattern as a product of bools, then its blocks by Numba.
 
-Products of a block are added to a zero in the order of k: the bits of the product of the entries.
+Products are added to a zero in the order of k, so a block has the bits that a product entry by entry gives.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import numpy as np
 from spdist.errors import MatrixError
 from spdist.kernels.cpu import multiply as cpu
 from spdist.kernels.cpu.merge import merge as merge_values
+from spdist.kernels.cpu.product_counts import row_products
 from spdist.matrices.bsr import BSR, from_rows
-from spdist.matrices.csr import CSR, Int64Array, result_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, result_dtype
 
 SLICES = 16
-"""Slices of block rows for each thread: those of many products come when they come."""
+"""Slices of block rows for each thread, so that slices of many products do not hold one thread up."""
 PARALLEL_VALUES = 1 << 19
-"""Products of values below which a second thread costs more than it gains."""
+"""Products of scalar values below which a second thread costs more than it gains."""
 
 
 def multiply(a: BSR, b: BSR, *, threads: int = 1) -> BSR:
@@ -31,7 +33,7 @@ def multiply(a: BSR, b: BSR, *, threads: int = 1) -> BSR:
         Canonical, of NumPy's arrays; blocks of r x s times s x t, for any r, s and t. Any dtypes that `check_dtype`
         accepts.
     threads : int
-        At most so many; small products use one.
+        Threads at most; small products use one.
 
     Returns
     -------
@@ -53,7 +55,7 @@ def multiply_rows(a: CSR, b: CSR, start: int, capacity: int) -> CSR:
     Parameters
     ----------
     a, b : CSR
-        Canonical; their values are blocks that fit (`csr.block_dtype`).
+        Canonical; their values are blocks that fit (`dtypes.block_dtype`).
     start, capacity : int
         As for `cpu.multiply_rows`, in block rows and blocks.
 
@@ -69,13 +71,13 @@ def multiply_rows(a: CSR, b: CSR, start: int, capacity: int) -> CSR:
 
 
 def merge(p: CSR, q: CSR) -> CSR:
-    """Add two matrices of blocks of one size; where one has fewer block rows, only those both have."""
+    """Add two matrices of blocks of one size; if one has fewer block rows, return only the block rows both have."""
     step = len(p.data) + 1
     numbers = [np.arange(1, len(m.data) + 1, dtype=np.int64) for m in (p, q)]
     left, right = (
         CSR(m.indptr, m.indices, n, m.shape) for m, n in zip((p, q), (numbers[0], step * numbers[1]), strict=True)
     )
-    c = merge_values(left, right)  # an entry says which blocks belong there
+    c = merge_values(left, right)  # each entry holds the numbers of the blocks to add
     data = np.zeros(c.nnz, p.dtype)
     for m, number in ((p, c.data % step), (q, c.data // step)):
         data["block"][number > 0] += m.data["block"][number[number > 0] - 1]
@@ -83,7 +85,7 @@ def merge(p: CSR, q: CSR) -> CSR:
 
 
 def _fill(a: BSR, b: BSR, c: CSR, threads: int) -> BSR:
-    """Return C, whose pattern is known."""
+    """Return C with its values, given its pattern."""
     dtype = result_dtype(a.dtype, b.dtype)
     sizes = a.blocksize[0], *b.blocksize
     values = np.empty((c.nnz, sizes[0], sizes[2]), dtype)
@@ -116,11 +118,11 @@ def _ones(m: BSR) -> CSR:
 
 def _row_work(a: BSR, b: BSR) -> Int64Array:
     """Return the products of blocks in each block row of C."""
-    return cpu.row_products(_ones(a), np.diff(b.indptr))
+    return row_products(_ones(a), np.diff(b.indptr))
 
 
 def _cuts(work: Int64Array, slices: int) -> list[int]:
-    """Return where to cut block rows into slices of about as many products each."""
+    """Return the rows at which to cut block rows into slices of about as many products each."""
     ends = np.cumsum(work)
     inner = np.searchsorted(ends, np.linspace(0, ends[-1] if len(ends) else 0, slices + 1)[1:-1])
     return sorted({0, *inner.tolist(), len(work)})

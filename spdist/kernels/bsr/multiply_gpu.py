@@ -1,10 +1,13 @@
-"""Multiply two block matrices whose arrays are on the GPU: C = A @ B, block by block.
+"""Multiply two matrices of dense blocks whose arrays are on the GPU: C = A @ B, block by block.
 
-The product of two matrices of ones, an entry for each block, gives C's pattern and how many pairs of blocks meet in
-each block of C. Thread blocks then take as many pairs each, expand pointers to them in shared memory, and multiply the
-blocks that the pointers name while they add them up in registers; each block of C is written once. float64 blocks of
-6 x 6 and more are multiplied on the tensor cores. Blocks of up to 3 x 3 whose rows are short and alike are added up in
-shared memory instead, row by row.
+L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015, expands pointers to the operands rather
+than products; here the pointers are pairs of blocks, and the expansion of a task stays in shared memory.
+
+1. The product of two matrices of ones, an entry for each block, gives C's pattern and the number of pairs of blocks
+   that meet in each block of C.
+2. Thread blocks take tasks of about as many pairs each, multiply the pairs and add them up in registers. Each block of
+   C is written once. float64 blocks of 6 x 6 and more are multiplied on the tensor cores.
+3. If blocks are up to 3 x 3 and rows are short, whole rows of C are added up in shared memory instead of step 2.
 """
 
 from __future__ import annotations
@@ -18,41 +21,41 @@ import numpy.typing as npt
 
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.bsr.multiply_cpu import check_fit
+from spdist.kernels.cuda.constants import ROW_THREADS, TASK_PAIRS
 from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.rounding import ceil_div
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.matrices.bsr import BSR
-from spdist.matrices.csr import CSR, result_dtype
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import result_dtype
 from spdist.units import format_bytes
 
 logger = logging.getLogger("spdist")
 
-SHARE = 768
-"""Pairs of blocks from the start of one task to that of the next; as in bsr.cu."""
 MOST_BLOCKS = 1 << 32
-"""Blocks of an operand that pointers of the kernel tell apart."""
+"""Blocks that an operand must stay below: kernels number them in 32 bits."""
 LONGEST_SIDE = 16
-"""Of blocks for which a kernel is compiled; larger ones share one kernel, which takes any size."""
+"""Longest side of blocks for which a kernel is compiled; larger blocks share one kernel, which takes any size."""
 TILE_SIDES = (1, 2, 3, 4)
+"""Rows, and columns, of the tile of a block of C that a lane may take."""
 LEAST_SHARE = 0.4
-"""Of what tensor cores multiply, blocks filled up with zeros, so much must be asked for: of 6 x 6, but not of 4 x 4."""
+"""Least share of useful multiplications on tensor cores, which pad blocks with zeros: met at 6 x 6, not at 4 x 4."""
 MOST_OF_LANE = 6
-"""Values of a block of C that a lane takes, where a warp has lanes enough."""
-ROW_THREADS = 128
-"""Threads of a thread block that takes rows of C whole; as in bsr.cu."""
+"""Values of a block of C that a lane takes at most, if a warp has lanes enough."""
 ROW_SIDE = 3
-"""Sides of blocks up to which they do, where rows are short: quicker at 3 x 3, not at 4 x 4."""
+"""Longest side of blocks whose short rows are multiplied whole: faster at 3 x 3, not at 4 x 4."""
 ROW_PAIRS = 8
-"""Pairs of a row of C, for each block it has room for, up to which rows are short."""
+"""Pairs of blocks, for each block of C that a row has room for, up to which rows are short."""
 ROW_ROOM = 1.1
-"""Blocks of C for which a row has room, by their mean."""
+"""Blocks of C for which a row has room, over their mean."""
 ROW_SHARED = 48 << 10
-"""Shared memory of such a thread block."""
+"""Bytes of shared memory of a thread block that multiplies whole rows, at most."""
 EXACT = 1 << 24
 """Entries in a row of A from which float32 may count the pairs of a block of C wrongly."""
-ALIGNMENT = 16
+VALUE_ALIGNMENT = 16
+"""Bytes to which the kernels need the arrays of values aligned."""
 SIZES = (2, 3, 4, 6, 8, 16)
-"""Blocks that are compiled in the tests."""
+"""Sides of blocks that the tests compile."""
 
 
 def multiply(a: BSR, b: BSR, *, ones: Any = None, tf32: bool = False) -> BSR:
@@ -61,13 +64,13 @@ def multiply(a: BSR, b: BSR, *, ones: Any = None, tf32: bool = False) -> BSR:
     Parameters
     ----------
     a, b : BSR
-        Arrays of cupy on the current device; float32, float64, complex64 or complex128; blocks of r x s times s x t, of
-        any r, s and t. Block rows of B are sorted and free of duplicates; those of A need not be.
+        Arrays of CuPy on the current device; float32, float64, complex64 or complex128; blocks of r x s times s x t, of
+        any r, s and t. Block rows of B are sorted and free of duplicates; block rows of A need not be.
     ones : (b.blocks,) float32, optional
-        Ones, of whoever multiplies by B more than once.
+        Ones, from a caller that multiplies by B more than once.
     tf32 : bool
         Multiply float32 blocks that fill the tensor cores there: their values are rounded to 11 significant bits first,
-        so that each product is off by 2^-10 of itself at the most. Blocks that do not are multiplied in full.
+        so that each product has a relative error of 2^-10 at most. Other blocks are multiplied in full.
 
     Returns
     -------
@@ -115,7 +118,7 @@ def multiply(a: BSR, b: BSR, *, ones: Any = None, tf32: bool = False) -> BSR:
 
 
 def _count_pairs(a: BSR, b: BSR, ones: Any = None) -> tuple[CSR, int, int]:
-    """Return C's pattern, the pairs in each block as its value; all pairs; the blocks of the longest block row of A."""
+    """Return C's pattern with the pairs of each block as values, all pairs, and the blocks of A's longest block row."""
     import cupy
 
     def count(dtype: npt.DTypeLike, ones: Any) -> tuple[CSR, int, int]:
@@ -131,7 +134,7 @@ def _count_pairs(a: BSR, b: BSR, ones: Any = None) -> tuple[CSR, int, int]:
 
 
 def _fill(a: BSR, b: BSR, c: BSR, counts: Any, pairs: int, longest: int, tf32: bool) -> None:
-    """Write the values of C; `counts`: (blocks,), the pairs in each block; `longest`: blocks in a row of A at most."""
+    """Write the values of C, given the pairs of each block (`counts`) and the blocks of A's longest row (`longest`)."""
     index = c.indices.dtype
     pointer = np.result_type(a.indptr.dtype, b.indptr.dtype, c.indptr.dtype)
     arrays = [
@@ -160,7 +163,7 @@ def _fill_by_tasks(
     """Write the values of C by tasks of about as many pairs each."""
     import cupy
 
-    compiled, tasks, rows = module("bsr/bsr.cu", names), ceil_div(pairs, SHARE), c.block_shape[0]
+    compiled, tasks, rows = module("bsr/bsr.cu", names), ceil_div(pairs, TASK_PAIRS), c.block_shape[0]
     ends = cupy.cumsum(counts.astype(np.int64))
     firsts, at = cupy.empty(tasks + 1, np.int64), cupy.empty(2 * tasks, np.int64)
     compiled(names[0], ceil_div(tasks, 256), 256, (tasks, c.blocks, rows, ends, operands[6], firsts, at))
@@ -168,7 +171,7 @@ def _fill_by_tasks(
 
 
 class WholeRows(NamedTuple):
-    """How rows of C are taken whole: lanes of a row, places for its blocks, bytes of shared memory."""
+    """How whole rows of C are multiplied: lanes of a row, room for its blocks, bytes of shared memory."""
 
     group: int
     room: int
@@ -178,14 +181,14 @@ class WholeRows(NamedTuple):
 def whole_rows(
     longest: int, mean_b: float, mean_c: float, sizes: tuple[int, int, int], value: int, index: int
 ) -> WholeRows | None:
-    """Return how rows of C are taken whole; None where blocks are larger, or some rows take too many pairs.
+    """Return how whole rows of C are multiplied; None if blocks are too large, or some rows have too many pairs.
 
     Parameters
     ----------
     longest : int
-        Blocks in a block row of A at most.
+        Blocks in the longest block row of A.
     mean_b, mean_c : float
-        Blocks in a block row of B, and of C, in the mean.
+        Mean number of blocks in a block row of B, and of C.
     sizes : (r, s, t)
     value, index : int
         Bytes of a value, and of a block column.
@@ -201,19 +204,19 @@ def whole_rows(
 
 
 def _values(m: BSR, dtype: np.dtype[Any]) -> Any:
-    """Return the values as the kernel takes them; a copy where they are not aligned, or not of the dtype."""
+    """Return the values of the dtype, aligned; a copy if they are not."""
     import cupy
 
     data = cupy.ascontiguousarray(m.data, dtype)
-    return data if data.data.ptr % ALIGNMENT == 0 else data.copy()
+    return data if data.data.ptr % VALUE_ALIGNMENT == 0 else data.copy()
 
 
 CORES = {"double": ("Double", 8, 4), "float": ("Rounded", 16, 8)}
-"""What tensor cores take at a time of a type: name in bsr.cu, rows, and columns of A's block; of B's it is 8."""
+"""For each C type: the name in bsr.cu of its tensor core instruction, and the rows and columns of A that it takes."""
 
 
 def method_of(value: str, sizes: tuple[int, int, int], tensor_cores: bool, tf32: bool = False) -> str:
-    """Return the name of what multiplies blocks of r x s by s x t of a C type."""
+    """Return the C++ type in bsr.cu that multiplies blocks of r x s by s x t with values of a C type."""
     r, s, t = sizes
     if max(sizes) > LONGEST_SIDE:
         return f"AnySize<{value}>"
@@ -232,15 +235,15 @@ def kernels(value: str, index: str, pointer: str, method: str) -> tuple[str, str
 
 
 def row_kernel(value: str, index: str, pointer: str, sizes: tuple[int, int, int], group: int) -> str:
-    """Return the name expression of the kernel that takes rows whole, by groups of so many lanes."""
+    """Return the name expression of the kernel that multiplies whole rows, with `group` lanes a row."""
     return f"bsr_rows<{value},{index},{pointer},{','.join(map(str, (*sizes, group)))}>"
 
 
 def best_tile(r: int, t: int) -> tuple[int, int] | None:
-    """Return the rows and columns of C's block that each lane takes; None where a warp has too few lanes.
+    """Return the rows and columns of C's block that each lane takes; None if a warp has too few lanes.
 
-    Of those measured, the best leaves the fewest lanes idle, has two columns, which are loaded at once, and is
-    small; but not a lane for a whole block.
+    Measured: the best tile leaves the fewest lanes idle, has two columns, which are loaded at once, and is small, but
+    smaller than the block.
     """
     tiles = [(i, j) for i in TILE_SIDES for j in TILE_SIDES if r % i == t % j == 0 and r * t <= 32 * i * j]
     few = [(i, j) for i, j in tiles if i * j <= MOST_OF_LANE and i * j < r * t] or tiles
@@ -255,7 +258,7 @@ def best_tile(r: int, t: int) -> tuple[int, int] | None:
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Return the name expressions of each .cu file for C types such as ``"double"``, ``"int"``, ``"int"``."""
     sides = *SIZES, LONGEST_SIDE + 1
     methods = {method_of(value, (side, side, side), True, tf32) for side in sides for tf32 in (False, True)}
     names = {name for method in methods for name in kernels(value, index, pointer, method)}

@@ -1,8 +1,8 @@
 """Block-sparse multiply on the CPU, compiled by Numba for each block size; imported when it is needed.
 
-The pattern of C is known. A row of C's blocks at a time: a table says where in C each block column lies, and every
-product of two blocks is added there. Block sizes are the lengths of tuples, which are types to Numba, so that a product
-of two blocks is straight code on vectors.
+The pattern of C is given. For each block row of C, a table says where in C each block column lies, and every product of
+two blocks is added there. Block sizes are the lengths of tuples: these are part of Numba's types, so that the product
+of two blocks compiles to straight code on vectors.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from numba import types
 from spdist.kernels.cpu.numba_compile import compiled, instruction
 
 IN_REGISTERS = 64
-"""Values of a block of B up to which all its rows are loaded before the first is used."""
+"""Values of a block of B up to which all its rows are loaded to registers before the first is used."""
 
 
 @instruction
 def add_blocks(context: Any, a: Any, p: Any, b: Any, q: Any, c: Any, at: Any, sizes: Any) -> Any:
     """Add the product of the block of A at p and the block of B at q to the block of C at `at`, in the order of k.
 
-    Places are of values in one-dimensional arrays, B's and C's of one dtype, A's of it or less precise. Each row of a
-    block is one vector.
+    Places count values in one-dimensional arrays. B and C have one dtype; A has that dtype or a less precise one. Each
+    row of a block is one vector.
     """
     r, s, t = (len(size) for size in sizes)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         arrays = [context.make_array(signature.args[n])(context, builder, value=args[n]) for n in (0, 2, 4)]
-        factor, row = _Row(context, builder, a.dtype, 1), _Row(context, builder, c.dtype, t)
+        factor, row = _VectorRow(context, builder, a.dtype, 1), _VectorRow(context, builder, c.dtype, t)
         a_data, b_data, c_data = (
             builder.bitcast(array.data, kind.scalar.as_pointer())
             for array, kind in zip(arrays, (factor, row, row), strict=True)
@@ -47,8 +47,8 @@ def add_blocks(context: Any, a: Any, p: Any, b: Any, q: Any, c: Any, at: Any, si
     return types.void(a, types.uintp, b, types.uintp, c, types.uintp, sizes), generate
 
 
-class _Row:
-    """LLVM code for one row of a block: a vector, of the real and imaginary parts in turn where values are complex."""
+class _VectorRow:
+    """LLVM code for one row of a block: a vector; of complex values, of real and imaginary parts in turn."""
 
     def __init__(self, context: Any, builder: Any, dtype: Any, length: int) -> None:
         self.builder, self.parts = builder, 2 if isinstance(dtype, types.Complex) else 1
@@ -64,32 +64,32 @@ class _Row:
             self.add, self.times = builder.add, builder.mul
 
     def place(self, data: Any, at: Any, offset: int) -> Any:
-        """Return where the row starts that lies `offset` values after `at`."""
+        """Return a pointer to the row that starts `offset` values after `at`."""
         number = self.builder.add(at, ir.IntType(64)(offset))
         scaled = self.builder.mul(number, ir.IntType(64)(self.parts))
         return self.builder.bitcast(self.builder.gep(data, [scaled]), self.vector.as_pointer())
 
     def load(self, data: Any, at: Any, offset: int) -> Any:
-        """Return the row that lies `offset` values after `at`."""
+        """Load the row that starts `offset` values after `at`."""
         return self.builder.load(self.place(data, at, offset), align=self.align)
 
     def number(self, data: Any, at: Any, offset: int) -> list[Any]:
-        """Return the parts of the value that lies `offset` after `at`."""
+        """Load the parts of the value that lies `offset` values after `at`."""
         start = self.builder.bitcast(self.place(data, at, offset), self.scalar.as_pointer())
         return [self.builder.load(self.builder.gep(start, [ir.IntType(64)(n)])) for n in range(self.parts)]
 
     def scale(self, number: list[Any], row: Any) -> Any:
-        """Return a row times a value, which may be less precise."""
+        """Return a row times a scalar, which may be less precise."""
         parts = [part if part.type == self.scalar else self.builder.fpext(part, self.scalar) for part in number]
         if self.parts == 1:
             return self.times(self._all_lanes(parts), row)
         swap = ir.Constant(ir.VectorType(ir.IntType(32), self.length), [n ^ 1 for n in range(self.length)])
         swapped = self.builder.shuffle_vector(row, row, swap)
-        turned = self._all_lanes([self.builder.fneg(parts[1]), parts[1]])
-        return self.add(self.times(self._all_lanes(parts[:1]), row), self.times(turned, swapped))
+        rotated = self._all_lanes([self.builder.fneg(parts[1]), parts[1]])
+        return self.add(self.times(self._all_lanes(parts[:1]), row), self.times(rotated, swapped))
 
     def _all_lanes(self, values: list[Any]) -> Any:
-        """Return a vector of the values in turn."""
+        """Return a vector that repeats the values in turn."""
         few = ir.Constant(ir.VectorType(self.scalar, len(values)), ir.Undefined)
         for lane, value in enumerate(values):
             few = self.builder.insert_element(few, value, ir.IntType(32)(lane))
@@ -109,9 +109,9 @@ def multiply_rows(a: Any, b: Any, start: Any, stop: Any, places: Any, c: Any, si
     places : (block columns of C,) int64
         Scratch memory.
     c : tuple of (indptr, indices, data)
-        Values are written to, whatever they were.
+        Values are overwritten.
     sizes : tuple of three tuples
-        Of lengths r, s and t, for blocks of r x s times s x t.
+        Their lengths are r, s and t, for blocks of r x s times s x t.
     """
     r, s, t = len(sizes[0]), len(sizes[1]), len(sizes[2])
     for row in range(np.uintp(start), np.uintp(stop)):
@@ -136,9 +136,9 @@ def multiply_columns(a: Any, start: Any, stop: Any, x: Any, y: Any, sizes: Any) 
         Values as one array.
     start, stop : int
     x, y : (ncols * columns,), (nrows * columns,)
-        Dense matrices of few columns, by rows; y is written to, whatever it was.
+        Dense matrices of few columns, by rows; y is overwritten.
     sizes : tuple of three tuples
-        Of lengths r and s, for blocks of r x s, and of the number of columns.
+        Their lengths are r and s, for blocks of r x s, and the number of columns.
     """
     r, s, t = len(sizes[0]), len(sizes[1]), len(sizes[2])
     for row in range(np.uintp(start), np.uintp(stop)):

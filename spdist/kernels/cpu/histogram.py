@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from spdist.kernels.cpu.numba_compile import compiled
-from spdist.matrices.csr import Int64Array, ValueArray
+from spdist.matrices.dtypes import Int64Array, ValueArray
 
 CELLS = 4
 """Cells for each bin."""

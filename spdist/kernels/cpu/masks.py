@@ -1,9 +1,9 @@
 """Masks on the CPU: a row of C confined to a row of the mask, and the test that keeps a row of C out of one.
 
-Confined, the columns of a row are known before it is made, and in order: nothing is sorted, and of an accumulator only
-those columns are touched. Each row of B is met by whichever is shorter: each of its columns is looked up in the mask's
-row, marked in the accumulator's window or entered in a hash table if it spans more; or each column of the mask is
-searched for in the row of B. Nothing outside the mask is added up, sorted or stored.
+If a row is confined to a mask, its columns are known in order before it is made: nothing is sorted, and only those
+columns of an accumulator are touched. Each row of B is met from the shorter side. Either each of its columns is looked
+up in the mask's row, which is marked in the accumulator's window, or held by a hash table if it spans more columns. Or
+each column of the mask is searched for in the row of B. No product outside the mask is added up, sorted or stored.
 
 References
 ----------
@@ -17,14 +17,16 @@ from typing import Any
 
 import numpy as np
 
+from spdist.kernels.cpu.arrays import AllowedMask, CsrArrays, ForbiddenMask, RowRanges, RowsOut, Window, Workspace
 from spdist.kernels.cpu.numba_compile import add_product, inlined, part, zero_of
 from spdist.kernels.cpu.workspace import TABLE_SLOTS, WINDOW
+from spdist.kernels.semirings import Semiring
 
 EMPTY = -1
 ALLOWED = 1
 HIT = 2
 SEARCH_GAIN = np.uintp(32)
-"""A row of B this many times as long as the mask's row is searched; a shorter one is read."""
+"""Entries of a row of B for each entry of the mask's row, from which the row of B is searched instead of read."""
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 """2^64 over the golden ratio (Fibonacci hashing): columns in a regular pattern spread evenly."""
 
@@ -37,10 +39,10 @@ def first_slot(column: Any, shift: Any) -> Any:
 
 @part
 def fill_table(keys: Any, places: Any, columns: Any, start: Any, stop: Any) -> Any:
-    """Enter ``columns[start:stop]`` into the table with their places from `start` on; return the shift of its hash.
+    """Enter ``columns[start:stop]`` into the table with their places, counted from `start`; return the hash's shift.
 
-    The table is as large as the row asks for, `TABLE_SLOTS` times its length or more, so that clearing it costs no more
-    than the row.
+    The table uses only as many slots as the row needs, at least `TABLE_SLOTS` for each column, so that clearing it
+    costs no more than the row.
     """
     bits = np.uint64(4)
     while (np.uintp(1) << bits) < np.uintp(TABLE_SLOTS) * (stop - start):
@@ -68,15 +70,15 @@ def find_slot(keys: Any, column: Any, shift: Any) -> Any:
 
 
 @inlined
-def excluded(outside: Any, column: Any) -> Any:
-    """Whether a column is in the mask's row that C is kept out of; never if `outside` is None (decided when compiled).
+def is_forbidden(forbidden: ForbiddenMask | None, column: Any) -> Any:
+    """Whether a column is in the mask's row that C is kept out of, which its table holds.
 
-    Otherwise `outside` is (indptr, indices, keys, places, shift), with the row in its table and an array for the shift.
+    Never if `forbidden` is None: the compiled code then has no test.
     """
-    if outside is None:
+    if forbidden is None:
         return False
-    keys = outside[2]
-    return keys[find_slot(keys, column, outside[4][0])] != EMPTY
+    keys = forbidden.keys
+    return keys[find_slot(keys, column, forbidden.shift[0])] != EMPTY
 
 
 @part
@@ -93,56 +95,74 @@ def first_at_least(indices: Any, start: Any, stop: Any, column: Any) -> Any:
 
 @inlined
 def search_row(
-    b: Any, k: Any, value: Any, columns: Any, first: Any, n: Any, base: Any, totals: Any, hits: Any, ring: Any
+    b: RowRanges,
+    k: Any,
+    value: Any,
+    columns: Any,
+    first: Any,
+    n: Any,
+    base: Any,
+    totals: Any,
+    hits: Any,
+    ring: Semiring | None,
 ) -> None:
     """Add the products of a long row of B by searching it for each of the mask's `n` columns.
 
-    Totals and hits are by the column less `base`, or by the place in the mask's row if `base` is None.
+    Totals and hits are numbered by the column less `base`, or by the place in the mask's row if `base` is None.
     """
-    start, stop = np.uintp(b[0][k]), np.uintp(b[3][k])
+    start, stop = np.uintp(b.starts[k]), np.uintp(b.stops[k])
     for t in range(n):
         column = np.uintp(columns[first + t])
-        start = first_at_least(b[1], start, stop, column)
+        start = first_at_least(b.indices, start, stop, column)
         if start == stop:
             break
-        if np.uintp(b[1][start]) == column:
+        if np.uintp(b.indices[start]) == column:
             j = t if base is None else column - base
-            totals[j] = add_product(totals[j], value, b[2][start], ring)
+            totals[j] = add_product(totals[j], value, b.data[start], ring)
             hits[j] = HIT
 
 
 @part
-def inside_window(a: Any, b: Any, row: Any, mask: Any, window: Any, c: Any, ring: Any, wide: Any) -> Any:
+def inside_window(
+    a: CsrArrays,
+    b: RowRanges,
+    row: Any,
+    allowed: AllowedMask,
+    window: Window,
+    c: RowsOut,
+    ring: Semiring | None,
+    wide: bool | None,
+) -> Any:
     """Make one row of C inside a row of the mask that fits the window, from place 0 on; return its entries.
 
-    Whether a column is marked decides between two values, not between two branches: the processor would guess the
-    branch wrong for most columns that are marked, and a guess costs more than a product.
+    A column's mark selects between two values, not between two branches: the processor would mispredict the branch for
+    most marked columns, and a misprediction costs more than a product.
     """
-    columns, (totals, hits, _) = mask[1], window
-    first, last = np.uintp(mask[0][row]), np.uintp(mask[0][row + np.uintp(1)])
+    columns, (totals, hits, _) = allowed.indices, window
+    first, last = np.uintp(allowed.indptr[row]), np.uintp(allowed.indptr[row + np.uintp(1)])
     base = np.uintp(0) if wide is None else np.uintp(columns[first])
     span = np.uintp(columns[last - np.uintp(1)]) + np.uintp(1) - base
     for t in range(first, last):
         hits[np.uintp(columns[t]) - base] = ALLOWED
-    for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
-        k, value = np.uintp(a[1][p]), a[2][p]
-        start, stop = np.uintp(b[0][k]), np.uintp(b[3][k])
+    for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
+        k, value = np.uintp(a.indices[p]), a.data[p]
+        start, stop = np.uintp(b.starts[k]), np.uintp(b.stops[k])
         if stop - start > SEARCH_GAIN * (last - first):
             search_row(b, k, value, columns, first, last - first, base, totals, hits, ring)
             continue
         for q in range(start, stop):
-            j = np.uintp(b[1][q]) - base
+            j = np.uintp(b.indices[q]) - base
             if wide is None or j < span:
-                allowed, before = hits[j] != 0, totals[j]
-                after = add_product(before, value, b[2][q], ring)
-                totals[j] = after if allowed else before
-                hits[j] = HIT * np.uint8(allowed)
+                marked, before = hits[j] != 0, totals[j]
+                after = add_product(before, value, b.data[q], ring)
+                totals[j] = after if marked else before
+                hits[j] = HIT * np.uint8(marked)
     at = np.uintp(0)
     for t in range(first, last):
         j = np.uintp(columns[t]) - base
         if hits[j] == HIT:
-            c[0][at] = columns[t]
-            c[1][at] = totals[j]
+            c.indices[at] = columns[t]
+            c.data[at] = totals[j]
             totals[j] = zero_of(totals, ring)
             at += np.uintp(1)
         hits[j] = 0
@@ -150,30 +170,30 @@ def inside_window(a: Any, b: Any, row: Any, mask: Any, window: Any, c: Any, ring
 
 
 @part
-def inside_table(a: Any, b: Any, row: Any, mask: Any, c: Any, ring: Any) -> Any:
+def inside_table(a: CsrArrays, b: RowRanges, row: Any, allowed: AllowedMask, c: RowsOut, ring: Semiring | None) -> Any:
     """Make one row of C inside a row of the mask, of any columns, from place 0 on; return its entries."""
-    _, columns, keys, places, totals, hits = mask
-    first, last = np.uintp(mask[0][row]), np.uintp(mask[0][row + np.uintp(1)])
+    _, columns, keys, places, totals, hits = allowed
+    first, last = np.uintp(allowed.indptr[row]), np.uintp(allowed.indptr[row + np.uintp(1)])
     n, shift = last - first, np.uint64(0)
-    for p in range(np.uintp(a[0][row]), np.uintp(a[0][row + np.uintp(1)])):
-        k, value = np.uintp(a[1][p]), a[2][p]
-        start, stop = np.uintp(b[0][k]), np.uintp(b[3][k])
+    for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
+        k, value = np.uintp(a.indices[p]), a.data[p]
+        start, stop = np.uintp(b.starts[k]), np.uintp(b.stops[k])
         if stop - start > SEARCH_GAIN * n:
             search_row(b, k, value, columns, first, n, None, totals, hits, ring)
             continue
         if shift == np.uint64(0):
             shift = fill_table(keys, places, columns, first, last)
         for q in range(start, stop):
-            slot = find_slot(keys, b[1][q], shift)
+            slot = find_slot(keys, b.indices[q], shift)
             if keys[slot] != EMPTY:
                 j = np.uintp(places[slot])
-                totals[j] = add_product(totals[j], value, b[2][q], ring)
+                totals[j] = add_product(totals[j], value, b.data[q], ring)
                 hits[j] = HIT
     at = np.uintp(0)
     for t in range(n):
         if hits[t] != 0:
-            c[0][at] = columns[first + t]
-            c[1][at] = totals[t]
+            c.indices[at] = columns[first + t]
+            c.data[at] = totals[t]
             totals[t] = zero_of(totals, ring)
             hits[t] = 0
             at += np.uintp(1)
@@ -181,26 +201,30 @@ def inside_table(a: Any, b: Any, row: Any, mask: Any, c: Any, ring: Any) -> Any:
 
 
 @inlined
-def multiply_inside(a: Any, b: Any, row: Any, mask: Any, work: Any, c: Any, ring: Any, wide: Any) -> Any:
+def multiply_inside(
+    a: CsrArrays,
+    b: RowRanges,
+    row: Any,
+    allowed: AllowedMask,
+    work: Workspace,
+    c: RowsOut,
+    ring: Semiring | None,
+    wide: bool | None,
+) -> Any:
     """Make one row of C inside a row of the mask, from place 0 on; return its entries.
 
     Parameters
     ----------
-    a, b
+    a, b, work, ring, wide
         As for `rowwise.multiply_rows`.
-    mask : (indptr, indices, keys, places, totals, hits)
-        Keys and places for `fill_table`; totals and hits for each place of the longest row, all the semiring's zero and
-        0, before and after.
-    work : (window, ...)
-        As for `rowwise.multiply_rows`.
-    c : (indices, data, ...)
-    ring : None or Semiring
-    wide : None or True
-        None if C has no more than `WINDOW` columns.
+    row : int
+    allowed : AllowedMask
+    c : RowsOut
+        Room for the row.
     """
-    first, last = np.uintp(mask[0][row]), np.uintp(mask[0][row + np.uintp(1)])
+    first, last = np.uintp(allowed.indptr[row]), np.uintp(allowed.indptr[row + np.uintp(1)])
     if first == last:
         return first - last
-    if wide is None or mask[1][last - np.uintp(1)] - mask[1][first] < WINDOW:
-        return inside_window(a, b, row, mask, work[0], c, ring, wide)
-    return inside_table(a, b, row, mask, c, ring)
+    if wide is None or allowed.indices[last - np.uintp(1)] - allowed.indices[first] < WINDOW:
+        return inside_window(a, b, row, allowed, work.window, c, ring, wide)
+    return inside_table(a, b, row, allowed, c, ring)

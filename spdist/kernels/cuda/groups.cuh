@@ -4,7 +4,7 @@
 #pragma once
 #include "common.cuh"
 
-constexpr int ROWS = 8;  // rows that a thread block takes
+constexpr int ROWS = SPDIST_GROUP_ROWS;  // rows that a thread block takes
 
 // The threads that take a row: a warp, or the thread block.
 template <int COUNT> struct Group {

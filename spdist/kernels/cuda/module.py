@@ -1,4 +1,4 @@
-"""CUDA kernels: load a family's .cu file, compile it on first use for the types at hand, keep it.
+"""Compile and launch CUDA kernels: a .cu file is compiled for the types at hand on first use, and kept.
 
 CuPy compiles through NVRTC and caches on disk; no CUDA toolkit is needed.
 """
@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from spdist.errors import InputError, MatrixError
+from spdist.kernels.cuda import constants
 
 FOLDER = Path(__file__).parent.parent
-"""The kernels' folder: sources are named from here, by family."""
-HEADERS = ("cuda/common.cuh", "cuda/sort.cuh", "cuda/groups.cuh")
+"""The folder of all kernels; sources are named by their path from here, such as ``"esc/long_rows.cu"``."""
 C_TYPES = {
     np.dtype(np.float32): "float",
     np.dtype(np.float64): "double",
@@ -30,18 +30,33 @@ C_TYPES = {
     np.dtype(np.int64): "long long",
 }
 EARLY_CUDA, EARLY_CAPABILITY = 12_030, 90
-"""CUDA and compute capability from which on a kernel may begin before the one before it has ended, in graphs too."""
+"""First CUDA version and compute capability with programmatic dependent launch that CUDA graphs can hold too."""
 OTHER_VALUES = {np.dtype(np.bool_): "bool", np.dtype(np.uint32): "u32", np.dtype(np.uint64): "u64"}
-"""Values that products have besides: whole numbers of 32 and 64 bits, and bools."""
+"""Further dtypes of values that matrix products take: unsigned integers and bools."""
+MANY_SHARED_BYTES = 32 << 10
+"""Dynamic shared memory above which a kernel must be allowed it: CUDA grants 48 KiB, less the kernel's static part."""
 
 
 def c_type(dtype: np.dtype[Any]) -> str:
-    """Return the kernels' name of a dtype.
+    """Return the C type of a dtype of values, columns or offsets.
+
+    Parameters
+    ----------
+    dtype : dtype
+
+    Returns
+    -------
+    str
 
     Raises
     ------
     MatrixError
-        If the GPU kernels do not know the dtype.
+        If no kernel takes the dtype.
+
+    Examples
+    --------
+    >>> c_type(np.dtype("complex64")), c_type(np.dtype("int64"))
+    ('Complex<float>', 'long long')
     """
     name = C_TYPES.get(dtype)
     if name is None:
@@ -50,12 +65,25 @@ def c_type(dtype: np.dtype[Any]) -> str:
 
 
 def value_type(dtype: np.dtype[Any]) -> str:
-    """Return the kernels' name of a dtype of values that products are made of.
+    """Return the C type of the values of a matrix product, which may be bools and unsigned integers too.
+
+    Parameters
+    ----------
+    dtype : dtype
+
+    Returns
+    -------
+    str
 
     Raises
     ------
     MatrixError
-        If there are no kernels for the dtype.
+        If no kernel multiplies the dtype.
+
+    Examples
+    --------
+    >>> value_type(np.dtype("uint32")), value_type(np.dtype("float64"))
+    ('u32', 'double')
     """
     name = OTHER_VALUES.get(dtype) or C_TYPES.get(dtype)
     if name is None:
@@ -66,19 +94,37 @@ def value_type(dtype: np.dtype[Any]) -> str:
     return name
 
 
-def options() -> tuple[str, ...]:
-    """Return the compiler's options; they hold a digest of the headers, which CuPy's cache does not look into.
+def options(file: str) -> tuple[str, ...]:
+    """Return the compiler options of a .cu file, without the caller's expressions.
 
-    Kernels of one file are optimized side by side on all cores.
+    They hold the constants that the file shares with Python, and a digest of all headers, because CuPy's cache on disk
+    is keyed by the source and the options, not by what the source includes. ``--split-compile=0`` optimizes the kernels
+    of one file on all cores.
+
+    Parameters
+    ----------
+    file : str
+        Path from the kernels' folder.
+
+    Returns
+    -------
+    tuple of str
     """
-    digest = hashlib.sha256(b"".join((FOLDER / name).read_bytes() for name in HEADERS)).hexdigest()[:16]
     return (
         "-std=c++17",
         "-default-device",
         "--split-compile=0",
+        f"-I{FOLDER}",
         f"-I{FOLDER / 'cuda'}",
-        f"-DSPDIST_HEADERS=0x{digest}ull",
+        f"-DSPDIST_HEADERS=0x{_header_digest()}ull",
+        *constants.defines(file),
     )
+
+
+@functools.cache
+def _header_digest() -> str:
+    headers = b"".join(path.read_bytes() for path in sorted(FOLDER.rglob("*.cuh")))
+    return hashlib.sha256(headers).hexdigest()[:16]
 
 
 class Module:
@@ -91,14 +137,14 @@ class Module:
     names : iterable of str
         Name expressions, such as ``"offsets<int>"``; all of them are compiled at the first call.
     defines : tuple of str
-        Options of the compiler, such as ``"-DSPDIST_APPLY=x * x"``.
+        Compiler options with the caller's C expressions, such as ``"-DSPDIST_APPLY=x * x"``.
     """
 
     def __init__(self, file: str, names: Iterable[str], defines: tuple[str, ...] = ()) -> None:
         import cupy
 
         self._module: Any = cupy.RawModule(
-            code=(FOLDER / file).read_text(), options=(*options(), *defines), backend="nvrtc",
+            code=(FOLDER / file).read_text(), options=(*options(file), *defines), backend="nvrtc",
             name_expressions=tuple(names),
         )  # fmt: skip
         self._defines, self._failed = defines, cupy.cuda.compiler.CompileException
@@ -112,7 +158,7 @@ class Module:
         Raises
         ------
         InputError
-            If expressions of the caller's do not compile.
+            If a C expression of the caller does not compile.
         """
         try:
             self._module.compile()
@@ -127,32 +173,44 @@ class Module:
         self, name: str, grid: int | tuple[int, int], block: int, args: tuple[Any, ...], shared: int = 0,
         early: bool = False,
     ) -> None:  # fmt: skip
-        """Launch a kernel on the current stream; `shared` is dynamic shared memory in bytes.
+        """Launch a kernel on the current stream.
 
-        Arguments are integers, arrays of CuPy, None for no array, or scalars of NumPy. A kernel that is launched
-        `early` may begin before the one before it has ended, and waits for it by itself (``take_turn``).
+        Parameters
+        ----------
+        name : str
+            One of the name expressions.
+        grid : int or (int, int)
+            Thread blocks; 0 counts as 1.
+        block : int
+            Threads of a thread block.
+        args : tuple
+            Integers, CuPy arrays, None for a null pointer, and NumPy scalars of at most 8 bytes.
+        shared : int
+            Bytes of dynamic shared memory.
+        early : bool
+            Whether the kernel may begin before the kernel before it has ended. It must then call ``take_turn``.
         """
         kernel = self._kernels.get(name)
         if kernel is None:
             if not self._kernels:
                 self.compile()
             kernel = self._kernels[name] = self._module.get_function(name)
-        if shared > 32 << 10 and kernel.max_dynamic_shared_size_bytes < shared:
+        if shared > MANY_SHARED_BYTES and kernel.max_dynamic_shared_size_bytes < shared:
             kernel.max_dynamic_shared_size_bytes = shared
         across, down = grid if isinstance(grid, tuple) else (grid, 1)
         words = [x if x.__class__ is int else _word(x) for x in args]
-        place = _arguments()
-        place.forms[len(words)].pack_into(place.memory, 0, *words)
+        memory = _argument_memory()
+        memory.formats[len(words)].pack_into(memory.words, 0, *words)
         stream = self._stream().ptr
         sizes = across or 1, down or 1, 1, block, 1, 1
         if early and (launch := _early_launch()) is not None:
-            launch(kernel.kernel.ptr, sizes, shared, stream, place.table)
+            launch(kernel.kernel.ptr, sizes, shared, stream, memory.table)
         else:
-            self._launch(kernel.kernel.ptr, *sizes, shared, stream, place.table, 0)
+            self._launch(kernel.kernel.ptr, *sizes, shared, stream, memory.table, 0)
 
 
 def _word(argument: Any) -> int:
-    """Return the eight bytes of an argument; a kernel reads as many of them, from the lowest, as it declares."""
+    """Return the eight bytes of an argument; a kernel reads as many of them, lowest first, as it declares."""
     if argument is None:
         return 0
     if isinstance(argument, np.integer):
@@ -162,31 +220,31 @@ def _word(argument: Any) -> int:
     return int(argument.data.ptr)
 
 
-class _Arguments(threading.local):
-    """Memory for the arguments of a launch, and the address of a table that points to each; each thread has its own.
+class _ArgumentMemory(threading.local):
+    """Memory for the arguments of a launch, and a table of pointers to each argument; each thread has its own.
 
-    CuPy's own way to launch looks up the type of each argument.
+    CuPy's own launch looks up the type of each argument, which takes longer than the launch.
     """
 
     MOST = 32
-    forms = tuple(struct.Struct(f"<{count}q") for count in range(MOST + 1))
+    formats = tuple(struct.Struct(f"<{count}q") for count in range(MOST + 1))
 
     def __init__(self) -> None:
         import cupy
 
         cupy.cuda.runtime.free(0)  # a new thread has no context of the device before its first call of the runtime
-        self.memory: Any = np.zeros(2 * self.MOST, np.int64)
-        start = self.memory.ctypes.data
-        self.memory[self.MOST :] = start + 8 * np.arange(self.MOST)
+        self.words: Any = np.zeros(2 * self.MOST, np.int64)
+        start = self.words.ctypes.data
+        self.words[self.MOST :] = start + 8 * np.arange(self.MOST)
         self.table = start + 8 * self.MOST
 
 
 @functools.cache
-def _arguments() -> _Arguments:
-    return _Arguments()
+def _argument_memory() -> _ArgumentMemory:
+    return _ArgumentMemory()
 
 
-class _Config(ctypes.Structure):
+class _LaunchConfig(ctypes.Structure):
     """The driver's ``CUlaunchConfig``."""
 
     _fields_ = (
@@ -199,15 +257,15 @@ class _Config(ctypes.Structure):
 
 
 class _EarlyLaunch(threading.local):
-    """Launches kernels that may begin before the one before has ended: programmatic dependent launch, CUDA 12.3."""
+    """Programmatic dependent launch: the kernel may begin before the kernel before it has ended (CUDA 12.3)."""
 
     SERIALIZATION = 6
-    """The number of the attribute, whose value is 1."""
+    """``CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION``; its value is set to 1."""
 
     def __init__(self, driver: Any) -> None:
         self.launch = driver.cuLaunchKernelEx
         self.attribute = (ctypes.c_uint * 18)(self.SERIALIZATION, 0, 1)  # 8 bytes, then a union of 64
-        self.config = _Config(attributes=ctypes.addressof(self.attribute), count=1)
+        self.config = _LaunchConfig(attributes=ctypes.addressof(self.attribute), count=1)
         self.address = ctypes.c_void_p(ctypes.addressof(self.config))
 
     def __call__(self, kernel: int, sizes: tuple[int, ...], shared: int, stream: int, table: int) -> None:
@@ -227,7 +285,7 @@ class _EarlyLaunch(threading.local):
 
 
 def _early_launch() -> _EarlyLaunch | None:
-    """Return what launches kernels early on the current device; None where it cannot."""
+    """Return what launches kernels early on the current device; None if the device or CUDA cannot."""
     import cupy
 
     return _early_launch_of(cupy.cuda.runtime.getDevice())
@@ -251,7 +309,17 @@ def _module(device: int, file: str, names: tuple[str, ...], defines: tuple[str, 
 
 
 def module(file: str, names: tuple[str, ...], defines: tuple[str, ...] = ()) -> Module:
-    """Return the compiled kernels of `file` for the current device, from memory where they were asked for before."""
+    """Return the compiled kernels of a file for the current device; later calls return the same object.
+
+    Parameters
+    ----------
+    file, names, defines
+        As for `Module`.
+
+    Returns
+    -------
+    Module
+    """
     import cupy
 
     return _module(cupy.cuda.runtime.getDevice(), file, names, defines)

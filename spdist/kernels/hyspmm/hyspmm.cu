@@ -15,9 +15,9 @@
 // every variant and every cut into blocks.
 #include "sort.cuh"
 
-enum Group { R16, R32, R64, R128, R256, R384, R512, R1024, NARROW, WIDE, GLOBAL, GROUPS };
-enum Status { ENTRIES_OF_C, NOT_CANONICAL };  // the first is written by `offsets` of rows.cu
-constexpr int NARROW_COLUMNS = 1 << 13, WIDE_COLUMNS = 1 << 15, REGISTERS = 512, ACCUMULATOR_BYTES = 4096;
+enum Group { SPDIST_SORT_GROUP, GROUPS };
+enum Status { SPDIST_BLOCK_STATUS };  // the first is written by `offsets` of rows.cu
+constexpr int NARROW_COLUMNS = SPDIST_SHARED_NARROW, WIDE_COLUMNS = SPDIST_SHARED_WIDE, REGISTERS = 512, ACCUMULATOR_BYTES = 4096;
 
 __device__ __forceinline__ float times(const float x, const float y) { return __fmul_rn(x, y); }
 __device__ __forceinline__ double times(const double x, const double y) { return __dmul_rn(x, y); }

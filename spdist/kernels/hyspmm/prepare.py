@@ -1,8 +1,10 @@
-"""The CPU stage of hySpMM, compiled by Numba: `hyspmm` imports it when it is first needed.
+"""The CPU stage of hySpMM, compiled by Numba: imported when it is first needed.
 
-A block of rows of A is put together with the rows of B that its entries ask for, in the order of the entries
-(duplicated), or each of them once (distinct). Threads take block after block without the interpreter's lock, and leave
-what they made in a ring of memory, in the order of the blocks; the caller frees it in that order.
+A prepared block holds rows of A and the rows of B that their entries ask for: one for each entry, in the order of the
+entries (duplicated), or each of them once (distinct). Threads take block after block without the interpreter's lock.
+They write prepared blocks to a ring of memory, in the order of the blocks; the caller frees the memory in that order.
+
+Arguments are plain tuples of arrays: Numba's cache on disk would hold the classes of named ones.
 
 References
 ----------
@@ -19,7 +21,7 @@ from numba import types
 
 from spdist.kernels.cpu.numba_compile import compiled, inlined, instruction
 from spdist.kernels.cpu.rowwise import lowest_bit
-from spdist.kernels.hyspmm import workspace as hyspmm_sizes
+from spdist.kernels.hyspmm import workspace
 
 ONE = np.uint64(1)
 WORD = np.uint64(64)
@@ -38,7 +40,7 @@ long to prepare a block as the GPU to be done with it, and all threads begin at 
 NAP = 20
 """Microseconds that a thread sleeps while the ring is full."""
 
-sent_offsets = compiled(hyspmm_sizes.sent_offsets)
+sent_offsets = compiled(workspace.sent_offsets)
 usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
 sched_yield: Any = types.ExternalFunction("sched_yield", types.int32())
 

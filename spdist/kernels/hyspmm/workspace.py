@@ -7,15 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from spdist.kernels.cuda.constants import ALIGNMENT, SCAN_ROWS, aligned
-
-SORT_GROUPS = 11
-"""Groups of row lengths of `hyspmm.cu`."""
-STATUS = 2
-"""64-bit words that a block reports: entries of its C, and whether its rows of B are not canonical."""
+from spdist.kernels.cuda.constants import ALIGNMENT, SCAN_ROWS, BlockStatus, SortGroup, aligned
 
 
-class Types(NamedTuple):
+class ItemBytes(NamedTuple):
     """Bytes of a value, of a column index and of an offset."""
 
     value_bytes: int
@@ -23,7 +18,7 @@ class Types(NamedTuple):
     pointer_bytes: int
 
 
-class Block(NamedTuple):
+class BlockSizes(NamedTuple):
     """Sizes of a prepared pair of blocks of hySpMM.
 
     Attributes
@@ -44,7 +39,7 @@ class Block(NamedTuple):
     distinct: bool
 
 
-class Layout(NamedTuple):
+class BlockLayout(NamedTuple):
     """Where the arrays of a block lie, in bytes from its start; the first `sent` bytes are what the CPU prepares.
 
     The fields before `sent` are the prepared arrays: the values of A and of the block of B, the columns of that, where
@@ -77,14 +72,14 @@ class Layout(NamedTuple):
 def sent_offsets(
     rows: int, entries: int, b_rows: int, b_entries: int, distinct: int, value: int, index: int, pointer: int
 ) -> tuple[int, int, int, int, int, int, int, int]:
-    """Place the arrays that are sent: the fields of `Layout` up to ``sent``. Also compiled.
+    """Place the arrays that are sent: the fields of `BlockLayout` up to ``sent``. Also compiled.
 
     Parameters
     ----------
     rows, entries, b_rows, b_entries, distinct : int
-        Fields of `Block`.
+        Fields of `BlockSizes`.
     value, index, pointer : int
-        Fields of `Types`.
+        Fields of `ItemBytes`.
     """
     b_values = (entries * value + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
     b_columns = b_values + (b_entries * value + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
@@ -96,17 +91,17 @@ def sent_offsets(
     return 0, b_values, b_columns, b_starts, row_entries, row_products, a_rows, sent
 
 
-def block_layout(block: Block, types: Types) -> Layout:
+def block_layout(block: BlockSizes, types: ItemBytes) -> BlockLayout:
     """Place the arrays of a block of hySpMM one after the other.
 
     Parameters
     ----------
-    block : Block
-    types : Types
+    block : BlockSizes
+    types : ItemBytes
 
     Returns
     -------
-    Layout
+    BlockLayout
         ``sent`` bytes are transferred and ``end`` bytes of device memory taken. Between ``counts`` and ``end`` the
         device memory must be zero when the block starts.
     """
@@ -128,11 +123,11 @@ def block_layout(block: Block, types: Types) -> Layout:
     add(block.products, types.value_bytes)
     add(block.rows + 1, types.pointer_bytes)
     add(block.rows, 4)
-    add(block.rows * SORT_GROUPS, 4)
-    add(SORT_GROUPS, 4)
+    add(block.rows * len(SortGroup), 4)
+    add(len(SortGroup), 4)
     add(-(-block.rows // SCAN_ROWS) + 1, 8)
-    add(STATUS, 8)
-    return Layout._make([*places, at])
+    add(len(BlockStatus), 8)
+    return BlockLayout._make([*places, at])
 
 
 class BlockCost(NamedTuple):
@@ -148,12 +143,12 @@ class BlockCost(NamedTuple):
         return self.fixed + rows * self.row + entries * self.entry + products * self.product
 
 
-def block_cost(types: Types) -> BlockCost:
+def block_cost(types: ItemBytes) -> BlockCost:
     """Bound the device memory of a block of hySpMM before its distinct rows of B are known.
 
     Parameters
     ----------
-    types : Types
+    types : ItemBytes
 
     Returns
     -------
@@ -167,14 +162,16 @@ def block_cost(types: Types) -> BlockCost:
 
     Examples
     --------
-    >>> types = Types(8, 4, 4)
-    >>> block = Block(rows=10, entries=30, products=90, b_rows=7, b_entries=21, distinct=True)
+    >>> types = ItemBytes(8, 4, 4)
+    >>> block = BlockSizes(rows=10, entries=30, products=90, b_rows=7, b_entries=21, distinct=True)
     >>> block_layout(block, types).end <= block_cost(types).bytes(10, 30, 90)
     True
     """
     pair = types.value_bytes + types.index_bytes
-    row = 3 * types.pointer_bytes + 4 + 4 * SORT_GROUPS + 1
-    return BlockCost(row, types.value_bytes + types.pointer_bytes + 4, 3 * pair, len(Layout._fields) * (ALIGNMENT + 8))
+    row = 3 * types.pointer_bytes + 4 + 4 * len(SortGroup) + 1
+    return BlockCost(
+        row, types.value_bytes + types.pointer_bytes + 4, 3 * pair, len(BlockLayout._fields) * (ALIGNMENT + 8)
+    )
 
 
 def host_bytes(b_rows: int, threads: int) -> int:

@@ -1,4 +1,4 @@
-// answers.cu: what becomes of C once its products are added: values scaled, mapped and normalised; zeros, and all but the
+// epilogue.cu: what becomes of C once its products are added: values scaled, mapped and normalised; zeros, and all but the
 // largest of a row, left out; or all of them added up, or counted.
 //
 // The n-th largest value of a row is found digit by digit from the highest: radix selection, T. Alabi, J. Blanchard,
@@ -10,9 +10,10 @@
 #define SPDIST_APPLY x
 #endif
 
+enum Norm { SPDIST_ROW_NORM };
 constexpr int LONG = 2048;  // entries above which the whole thread block takes a row
 constexpr int BINS = 2048;  // of a histogram that a thread block counts into shared memory, at the most
-constexpr u32 ALL = ~0u;    // of the entries that are equal to the smallest that is kept
+constexpr u32 ALL = SPDIST_ALL_TIES;    // of the entries that are equal to the smallest that is kept
 
 // Numbers of the parts of a value.
 template <typename T> struct Real { using Type = T; };
@@ -48,8 +49,8 @@ template <typename T> __device__ __forceinline__ Complex<T> divided(const Comple
 // Scale the values of C by row and by column, map them, and divide rows by their norm.
 //
 // Launch  block 32 * ROWS, grid ceil_div(nrows, ROWS).
-// Pre     rows, columns: factors, or null for none; SPDIST_APPLY: an expression of x; norm: 0 for none, 1 sum of
-//         magnitudes, 2 root of the sum of squares, 3 greatest magnitude.
+// Pre     rows, columns: factors, or null for none; SPDIST_APPLY: an expression of x; norm: NO_NORM, L1 (sum of
+//         magnitudes), L2 (root of the sum of squares) or GREATEST (magnitude).
 // Post    values in place; rows of norm 0 stay.
 template <typename Value, typename Index, typename Pointer>
 __global__ void __launch_bounds__(32 * ROWS)
@@ -65,12 +66,12 @@ finish_rows(const i64 nrows, const Pointer* __restrict__ indptr, const Index* __
             if (columns != nullptr) x = Value(x * columns[indices[at]]);
             x = Value(SPDIST_APPLY);
             data[at] = x;
-            const double part = norm == 0 ? 0 : magnitude(x);
-            size = norm == 3 ? fmax(size, part) : size + (norm == 2 ? part * part : part);
+            const double part = norm == NO_NORM ? 0 : magnitude(x);
+            size = norm == GREATEST ? fmax(size, part) : size + (norm == L2 ? part * part : part);
         }
-        if (norm == 0) return;
-        size = norm == 3 ? block_max<Threads::WARPS>(size, scratch) : block_sum<Threads::WARPS>(size, scratch);
-        if (norm == 2) size = sqrt(size);
+        if (norm == NO_NORM) return;
+        size = norm == GREATEST ? block_max<Threads::WARPS>(size, scratch) : block_sum<Threads::WARPS>(size, scratch);
+        if (norm == L2) size = sqrt(size);
         for (Pointer at = begin + Threads::thread(); size > 0 && at < end; at += Threads::THREADS)
             data[at] = divided(data[at], size);
     });

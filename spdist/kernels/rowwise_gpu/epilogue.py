@@ -1,7 +1,7 @@
-"""What becomes of C on the GPU once its products are added: rows scaled, mapped and cut, or all added up.
+"""The epilogue of a block of C on the GPU: scale, map, normalize and select its entries, or reduce it to numbers.
 
-A block of C goes through here before anything of it is copied to the host, which then has less to wait for: the largest
-entries of each row, a number for each row, or some numbers for each block.
+A block goes through it before the download, so that less is downloaded: the largest entries of each row, a number for
+each row, or a few numbers for the block.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from spdist.kernels.cuda.constants import ALLOCATION
+from spdist.kernels.cuda.constants import ALL_TIES, ALLOCATION, GROUP_ROWS, RowNorm
 from spdist.kernels.cuda.module import Module, c_type, module, value_type
-from spdist.kernels.product_spec import NORMS, ProductSpec
-from spdist.kernels.reduction_spec import Histogram, Part, Reduction, sum_dtype
-from spdist.kernels.rounding import ceil_div
+from spdist.kernels.product_spec import ProductSpec
+from spdist.kernels.reduction_spec import Histogram, PartialReduction, Reduction, sum_dtype
+from spdist.kernels.rounding import ceil_div, round_up
+from spdist.kernels.rowwise_gpu import analysis, triangle
 from spdist.kernels.rowwise_gpu import masked as masked_gpu
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.matrices.csr import CSR
 
-ROWS = 8
-"""Rows of a thread block, as in answers.cu."""
-PARTS = 1024
-"""Thread blocks that add up a block of C, and the sums that come back of it, at the most."""
-ALL = 2**32 - 1
+PARTIAL_SUMS = 1024
+"""Thread blocks that add up a block of C at most; each leaves one partial sum, which the host adds."""
+NORM_CODES = {None: RowNorm.NO_NORM, "l1": RowNorm.L1, "l2": RowNorm.L2, "max": RowNorm.GREATEST}
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
@@ -61,24 +60,31 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype({"f": np.float64, "c": np.complex128, "u": np.uint64}.get(dtype.kind, np.int64))
 
 
-class Work:
-    """What is made of each block of one product on the GPU.
+class BlockEpilogue:
+    """Multiply blocks of one product on the GPU, and apply its epilogue to each.
 
     Parameters
     ----------
     spec : ProductSpec
-        With the mask on the host; or on the device, where the product is made at once.
+        With the mask on the host; or on the device, if the product is made as one block.
     reduction : Reduction, optional
-        Nothing else comes back.
-    shape, dtype
-        Of C.
+        Download nothing but this reduction of each block.
+    shape : (int, int)
+        Shape of C.
+    dtype : dtype
+        Dtype of C.
 
     Attributes
     ----------
     counts : bool
         Whether the rows of C need only be counted.
     factors : tuple of arrays
-        Of rows, of columns; and the edges of bins, which are there for all blocks too. None where there are none.
+        On the host: factors of rows, factors of columns, edges of a histogram's bins; None for each that is not asked
+        for.
+    on_device : tuple of arrays
+        Factors of rows and of columns.
+    edges, sums : array of CuPy
+        Edges of bins; sums of columns.
     """
 
     def __init__(
@@ -96,38 +102,52 @@ class Work:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Bytes on the device for the whole product: factors of rows and of columns, edges of bins, sums of columns."""
+        """Device bytes held for the whole product: factors of rows and of columns, edges of bins, sums of columns."""
         sums = wide_dtype(self.dtype).itemsize * self.shape[1] if self.reduction == "column_sums" else 0
         factors = [0 if one is None else one.nbytes for one in self.factors]
-        return tuple(-(-size // ALLOCATION) * ALLOCATION for size in (*factors, sums))
+        return tuple(round_up(size, ALLOCATION) for size in (*factors, sums))
 
     @property
     def sums_of_columns(self) -> Any:
-        """Zeros for the sums of columns, on the host; None where they are not wanted."""
+        """Zeros for the sums of columns, on the host; None if they are not asked for."""
         return np.zeros(self.shape[1], wide_dtype(self.dtype)) if self.reduction == "column_sums" else None
 
     def take(self, arrays: list[Any]) -> None:
-        """Take the arrays on the device: those of `factors` as they are here, sums of columns zero."""
+        """Keep the device's copies of `factors` and `sums_of_columns`: four arrays, None for each that is None."""
         rows, columns, self.edges, self.sums = arrays
         self.on_device = rows, columns
 
     def send(self) -> None:
-        """Copy the factors to the device, for a product that is there as a whole."""
+        """Copy the factors to the device; for a product that is made as one block there."""
         import cupy
 
         self.take([None if one is None else cupy.asarray(one) for one in (*self.factors, self.sums_of_columns)])
 
     def make(self, a: CSR, b: CSR, first: int, deterministic: bool, **known: Any) -> tuple[Any, int]:
-        """Return what is made of rows of A, row `first` of the product the first; and the entries it took.
+        """Multiply a block of rows of A and apply the epilogue.
 
-        That is a CSR or, of rows that are counted, their lengths. What is `known`, and may be done
-        meanwhile, goes to `gpu.multiply`.
+        Parameters
+        ----------
+        a, b : CSR
+            On the GPU.
+        first : int
+            Row of the product that is the block's first.
+        deterministic : bool
+        **known
+            `sound_b`, `expected` and `meanwhile`, as for `rowwise_gpu.multiply.multiply`.
+
+        Returns
+        -------
+        made : CSR or (rows,) uint32
+            The block of C; its row lengths if `counts`.
+        entries : int
+            Entries that were allocated on the way.
         """
         if self.spec.diagonal is None:
             return self._make(a, b, first, deterministic, **known)
         diagonal, sound_b = self.spec.diagonal + first, known.get("sound_b", False)
-        entered = rowwise_gpu.enter(a, b, diagonal, self.spec.semiring, sound_b=sound_b)
-        known["expected"] = 0  # rows of the block before were longer
+        entered = triangle.enter(a, b, diagonal, self.spec.semiring, sound_b=sound_b)
+        known["expected"] = 0  # rows of the block before had more entries
         made, held = self._make(*entered, first, deterministic, **known)
         taken = entered[0].indices.nbytes + entered[1].indptr.nbytes
         held += ceil_div(taken, a.indices.itemsize + self.dtype.itemsize)
@@ -136,7 +156,7 @@ class Work:
         return made, held
 
     def _make(self, a: CSR, b: CSR, first: int, deterministic: bool, **known: Any) -> tuple[Any, int]:
-        """Return what is made of rows of A; columns of C have the dtype of A's."""
+        """Multiply and apply the epilogue, with B's rows as they are given; columns of C have the dtype of A's."""
         if self.counts:
             return rowwise_gpu.count(a, b), 0
         mask, semiring = self.spec.mask, self.spec.semiring
@@ -153,7 +173,7 @@ class Work:
         return made, held if made is c else held + made.nnz
 
     def room(self, c: Any) -> Any:
-        """Return room on the device for what `reduce` finds in a block."""
+        """Return device memory for what `reduce` finds in a block."""
         import cupy
 
         wide = wide_dtype(self.dtype)
@@ -164,21 +184,21 @@ class Work:
         parts = {"sum": wide, "trace": wide, "frobenius": np.dtype(np.float64)}
         if self.reduction in parts:
             entries = c.nrows if self.reduction == "trace" else c.nnz
-            return cupy.empty(min(ceil_div(entries, 1024), PARTS), parts[self.reduction])
+            return cupy.empty(min(ceil_div(entries, 1024), PARTIAL_SUMS), parts[self.reduction])
         if self.counts or self.reduction == "row_nnz":
             return c if self.counts else c.indptr
         return c.indptr[-1:] if self.reduction == "nnz" else c.indptr[:0]
 
     def reduce(self, c: Any, first: int, out: Any) -> None:
-        """Queue what a reduction asks of a block, the first row of which is row `first` of the product."""
+        """Queue the reduction of a block into `out`; its first row is row `first` of the product."""
         what = self.reduction
         if what in ("nnz", "row_nnz") or (what != "column_sums" and not len(out)):
             return
         launch = functools.partial(_kernels(c, self.spec), "histogram" if isinstance(what, Histogram) else what)
         if isinstance(what, Histogram):
-            launch(min(ceil_div(c.nnz, 1024), PARTS), 256, (c.nnz, c.data, len(out), self.edges, out))
+            launch(min(ceil_div(c.nnz, 1024), PARTIAL_SUMS), 256, (c.nnz, c.data, len(out), self.edges, out))
         elif what == "row_sums":
-            launch(ceil_div(c.nrows, ROWS), 32 * ROWS, (c.nrows, c.indptr, c.data, out))
+            launch(ceil_div(c.nrows, GROUP_ROWS), 32 * GROUP_ROWS, (c.nrows, c.indptr, c.data, out))
         elif what == "column_sums":
             launch(min(ceil_div(c.nnz, 1024), 2112), 256, (c.nnz, c.indices, c.data, self.sums))
         elif what == "trace":
@@ -186,35 +206,41 @@ class Work:
         else:
             launch(len(out), 256, (c.nnz, c.data, out))
 
-    def part(self, found: Any) -> Part:
-        """Return what a block has come to, from what `room` holds, on the host."""
+    def part(self, found: Any) -> PartialReduction:
+        """Return a block's share of the reduction, from a copy on the host of what `reduce` found."""
         what, kind = self.reduction, sum_dtype(self.dtype)
         if what in ("nnz", "row_nnz"):
             found = found.astype(np.int64)
             if what == "row_nnz":
-                return Part(found if self.counts else np.diff(found))
-            return Part(np.add.reduce(found, keepdims=True))
+                return PartialReduction(found if self.counts else np.diff(found))
+            return PartialReduction(np.add.reduce(found, keepdims=True))
         if isinstance(what, Histogram):
-            return Part(found)
+            return PartialReduction(found)
         if what == "row_sums":
-            return Part(found.astype(kind))
+            return PartialReduction(found.astype(kind))
         if what == "column_sums":
-            return Part(found.astype(kind), np.arange(len(found)))
+            return PartialReduction(found.astype(kind), np.arange(len(found)))
         kind = np.dtype(np.float64) if what == "frobenius" else kind
-        return Part(np.array([np.add.reduce(found)]).astype(kind))
+        return PartialReduction(np.array([np.add.reduce(found)]).astype(kind))
 
 
 def finish(c: CSR, spec: ProductSpec, rows: Any = None, columns: Any = None, first: int = 0) -> CSR:
-    """Return what the options make of C's rows: values are changed in place, what is kept of them is copied.
+    """Scale, map, normalize and select the entries of C: values are changed in place, selected entries are copied.
 
     Parameters
     ----------
     c : CSR
-        Canonical, on the GPU. Its first row is row `first` of those that `rows` has factors for.
+        Canonical, on the GPU.
     spec : ProductSpec
-        Semiring and mask have done their part.
-    rows, columns : array of cupy, optional
-        Factors, in the dtype of C.
+        Semiring and mask were applied already.
+    rows, columns : array of CuPy, optional
+        Factors of the product's rows and columns, in the dtype of C.
+    first : int
+        Row of the product that is C's first.
+
+    Returns
+    -------
+    CSR
 
     Raises
     ------
@@ -225,8 +251,8 @@ def finish(c: CSR, spec: ProductSpec, rows: Any = None, columns: Any = None, fir
         return c
     epilogue = spec.epilogue
     launch = _kernels(c, spec)
-    grid = ceil_div(c.nrows, ROWS), 32 * ROWS
-    norm = 0 if epilogue is None or epilogue.normalize is None else NORMS.index(epilogue.normalize) + 1
+    grid = ceil_div(c.nrows, GROUP_ROWS), 32 * GROUP_ROWS
+    norm = NORM_CODES[None if epilogue is None else epilogue.normalize].value
     drops = epilogue is not None and epilogue.drop_zeros
     if epilogue is not None and (norm or epilogue.apply or rows is not None or columns is not None):
         scale = 0 if rows is None else rows.data.ptr + first * c.dtype.itemsize
@@ -235,7 +261,7 @@ def finish(c: CSR, spec: ProductSpec, rows: Any = None, columns: Any = None, fir
 
 
 def _cut(c: CSR, spec: ProductSpec, drops: bool, launch: Any, grid: tuple[int, int]) -> CSR:
-    """Return the entries of C that are kept, in arrays of their own."""
+    """Return the selected entries of C in new arrays."""
     import cupy
 
     real = np.dtype(c.dtype.char.lower()) if c.dtype.kind == "c" else c.dtype
@@ -245,9 +271,9 @@ def _cut(c: CSR, spec: ProductSpec, drops: bool, launch: Any, grid: tuple[int, i
     cuts = cupy.empty(c.nrows, np.uint64 if real.itemsize == 8 and c.dtype.kind != "c" else np.uint32)
     ties, lengths = cupy.empty(c.nrows, np.uint32), cupy.empty(c.nrows, np.uint32)
     keep = least, int(spec.selects), int(drops)
-    top = min(spec.top_n or ALL, ALL)
+    top = min(spec.top_n or ALL_TIES, ALL_TIES)
     launch("cut", *grid, (c.nrows, c.indptr, c.data, *keep, top, cuts, ties, lengths))
-    indptr, nnz = rowwise_gpu.offsets(lengths, c.indptr.dtype)
+    indptr, nnz = analysis.offsets(lengths, c.indptr.dtype)
     indices, data = cupy.empty(nnz, c.indices.dtype), cupy.empty(nnz, c.dtype)
     args = c.nrows, c.indptr, c.indices, c.data, *keep, cuts, ties, indptr, indices, data
     launch("keep", *grid, args)
@@ -255,7 +281,7 @@ def _cut(c: CSR, spec: ProductSpec, drops: bool, launch: Any, grid: tuple[int, i
 
 
 def _kernels(c: CSR, spec: ProductSpec) -> Any:
-    """Return what launches the kernels for a matrix, by our names for them."""
+    """Return a function that launches the kernels for a matrix by our names for them."""
     epilogue = spec.epilogue
     defines = () if epilogue is None or epilogue.cuda is None else (f"-DSPDIST_APPLY={epilogue.cuda}",)
     types = value_type(c.dtype), c_type(c.indices.dtype), c_type(c.indptr.dtype)

@@ -4,7 +4,7 @@
 // Shares of nnz(A) rather than rows: M. Winter et al., "Adaptive Sparse Matrix-Matrix Multiplication on the GPU", PPoPP 2019.
 #include "common.cuh"
 
-constexpr int SHARE = 128;  // entries of A that a thread block takes
+constexpr int SHARE = SPDIST_LONG_SHARE;  // entries of A that a thread block takes
 
 // Call visit(factor place in A, place in B) for the products of SHARE entries of A, long rows of B by all warps, the
 // others by as many lanes each as they have entries in the mean.

@@ -12,11 +12,12 @@ constexpr int WARP_BITS = 14, BLOCK_BITS = 17;  // logarithms of the filters' bi
 constexpr int BLOCKS = 5, WIDE_BLOCKS = 3;      // on a multiprocessor: with more a thread has too few registers
 constexpr int AT_ONCE = 4;                      // columns that a lane reads before it looks at the first
 constexpr int WAITING = 32 * (AT_ONCE + 1);     // products that may wait: fewer than a warp takes, and a step's
-constexpr int VERY_LONG = 8192, SHARED_FACTOR = 256;  // as in rows.cu: products of longer rows of A are not known
+constexpr int VERY_LONG = SPDIST_VERY_LONG;     // entries of a row of A above which its products are not known
+constexpr int SHARED_FACTOR = SPDIST_SHARED_FACTOR;  // products that each of these entries counts for
 constexpr i64 MOST_SEARCHED = 1 << 30;
 static_assert(ROWS << WARP_BITS == 1 << BLOCK_BITS, "the filters of a thread block's warps are its own");
 
-enum Counter { TASKS, NEXT_TASK, NEXT_ROW };
+enum Counter { SPDIST_MASK_COUNTER };
 
 // How rows are shared out.
 struct Shares {

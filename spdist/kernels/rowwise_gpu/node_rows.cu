@@ -2,9 +2,11 @@
 // with one pattern (the unknowns of a node) are multiplied together, and so are successive rows of B with one pattern:
 // a column is looked up once for up to MOST_ROWS x 3 products.
 //
-// Row by row: F. Gustavson, "Two fast algorithms for sparse matrices", ACM TOMS 4(3), 1978; places as in rank_rows.cu.
+// Row by row: F. Gustavson, "Two fast algorithms for sparse matrices", ACM TOMS 4(3), 1978; places come from counts of bits, like
+// those of rank_rows.cu.
 #include "common.cuh"
 
+enum NodeFact { SPDIST_NODE_FACT };
 constexpr int MOST_ROWS = 6;  // rows of C that are multiplied together
 constexpr int AHEAD = 4;      // pieces of rows of B that are loaded at once
 
@@ -41,8 +43,8 @@ __device__ __forceinline__ bool leads_node(const i64 row, const int back) {
 //
 // Launch  block 256, grid ceil_div(count, 8): a warp a row.
 // Pre     rows of B sorted; every listed row has products; rows of one pattern are listed all or none; totals zero.
-// Post    nodes[0 .. totals[0]): {row, rows}, low[...] first column, a multiple of 64; rest[0 .. totals[1]);
-//         totals[2] columns of the widest node; totals[3] rows of the largest.
+// Post    nodes[0 .. totals[NODES]): {row, rows}, low[...] first column, a multiple of 64; rest[0 .. totals[OTHER_ROWS]);
+//         totals[WIDEST_NODE] columns of the widest node; totals[MOST_NODE_ROWS] rows of the largest.
 template <typename Index, typename Pointer>
 __global__ void __launch_bounds__(256)
 find_nodes(const u32 count, const u32* __restrict__ list, const i64 nrows, const i64 widest,
@@ -76,7 +78,7 @@ find_nodes(const u32 count, const u32* __restrict__ list, const i64 nrows, const
     if (threadIdx.x == 0) {
         u64 most = 0;
         for (int warp = 0; warp < 8; ++warp) most = max(most, widths[warp]);
-        if (most > *(volatile u64*)&totals[2]) atomicMax(&totals[2], most);
+        if (most > *(volatile u64*)&totals[WIDEST_NODE]) atomicMax(&totals[WIDEST_NODE], most);
     }
     __syncthreads();
     if (lane > 0 || kind == 2) return;
@@ -85,7 +87,7 @@ find_nodes(const u32 count, const u32* __restrict__ list, const i64 nrows, const
     else {
         nodes[at] = make_uint2(row, rows);
         spans[at] = low;
-        if (rows > *(volatile u64*)&totals[3]) atomicMax(&totals[3], (u64)rows);
+        if (rows > *(volatile u64*)&totals[MOST_NODE_ROWS]) atomicMax(&totals[MOST_NODE_ROWS], (u64)rows);
     }
 }
 

@@ -5,8 +5,8 @@
 #include "common.cuh"
 #include "groups.cuh"
 
-enum Fact { PRODUCTS, BAD_A, BAD_B, FALLS, FALLS_AT_ROWS, MAX_ROW_A, NNZ_C, VERY_LONG_ROWS, WIDEST, BLOCKS_DONE };
-constexpr int CLASSES = 16;
+enum Fact { SPDIST_ROW_FACT };
+constexpr int CLASSES = SPDIST_ROW_CLASSES;
 
 // The lowest and the highest column of a row of C.
 struct Span {
@@ -48,7 +48,7 @@ __device__ __forceinline__ u64 products_of(const Index k, const i64 nrows_b, con
 //         of a row of C of up to `sorted` products are apart, B's rows being sorted (ncols where a thread block takes such a
 //         row); host: a copy of facts and class_rows. Rows of A longer than VERY_LONG are listed, facts[VERY_LONG_ROWS] of
 //         them: their products are not counted, nor their columns checked.
-constexpr int LONG = 1024, VERY_LONG = 8192, SHARED_FACTOR = 256, NARROW = 1 << 22;
+constexpr int LONG = 1024, VERY_LONG = SPDIST_VERY_LONG, SHARED_FACTOR = SPDIST_SHARED_FACTOR, NARROW = SPDIST_NARROW_COLUMNS;
 
 template <typename Index, typename Pointer, int GROUP>
 __global__ void __launch_bounds__(256)
@@ -273,10 +273,10 @@ list_rows(const i64 nrows, const u32* __restrict__ sizes, const u64* __restrict_
 
 // Turn row lengths into row offsets.
 //
-// Launch  block 256, grid ceil_div(nrows, 256 * SCAN_ROWS).
+// Launch  block 256, grid ceil_div(nrows, 256 * SCAN_ITEMS).
 // Pre     state[grid + 1] zero: state[0] hands out tiles; nrows > 0.
 // Post    indptr[nrows + 1]; *total: the sum, which must fit Pointer.
-constexpr int SCAN_ROWS = 8;
+constexpr int SCAN_ITEMS = SPDIST_SCAN_ROWS / 256;  // rows of a thread
 
 template <typename Pointer>
 __global__ void __launch_bounds__(256)
@@ -286,10 +286,10 @@ offsets(const i64 nrows, const u32* __restrict__ lengths, u64* __restrict__ stat
     if (threadIdx.x == 0) tile_shared = atomicAdd(&state[0], 1ull);
     __syncthreads();
     const i64 tile = tile_shared;
-    const i64 first = tile * 256 * SCAN_ROWS + (i64)threadIdx.x * SCAN_ROWS;
-    u64 sums[SCAN_ROWS], sum = 0;
+    const i64 first = tile * 256 * SCAN_ITEMS + (i64)threadIdx.x * SCAN_ITEMS;
+    u64 sums[SCAN_ITEMS], sum = 0;
 #pragma unroll
-    for (int i = 0; i < SCAN_ROWS; ++i) {
+    for (int i = 0; i < SCAN_ITEMS; ++i) {
         sum += first + i < nrows ? lengths[first + i] : 0u;
         sums[i] = sum;
     }
@@ -312,7 +312,7 @@ offsets(const i64 nrows, const u32* __restrict__ lengths, u64* __restrict__ stat
     if (first == 0) indptr[0] = 0;
     if (tile == gridDim.x - 1 && threadIdx.x == 255) *total_nnz = base + sum;
 #pragma unroll
-    for (int i = 0; i < SCAN_ROWS; ++i)
+    for (int i = 0; i < SCAN_ITEMS; ++i)
         if (first + i < nrows) indptr[first + i + 1] = (Pointer)(base + sums[i]);
 }
 

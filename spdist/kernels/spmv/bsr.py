@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from spdist.errors import MatrixError
-from spdist.kernels.spmv.sell_cpu import PARALLEL_ENTRIES, in_parallel
+from spdist.kernels.spmv.parallel import PARALLEL_ENTRIES, in_parallel
 from spdist.matrices.bsr import BSR
 
 COLUMNS = 8

@@ -24,9 +24,10 @@ import numpy as np
 
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.cuda.pinned import Bytes, array_at, pinned
-from spdist.kernels.spmv import sell_gpu
-from spdist.kernels.spmv.prepared import Product
-from spdist.matrices.csr import CSR, INT32_MAX
+from spdist.kernels.spmv.prepared import PreparedMatrix
+from spdist.kernels.spmv.sell import multiply_gpu
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX
 
 FIRST_SHARE = 1 / 32
 """Of the matrix, what the host is timed with first."""
@@ -99,14 +100,14 @@ class Exchange:
 
 
 @dataclass(frozen=True, eq=False)
-class HybridProduct:
+class PreparedSplit:
     """The first rows on the GPU, the others on the host; x and y are on the GPU.
 
     Attributes
     ----------
-    device : Product or None
+    device : PreparedMatrix or None
         Rows before `cut`; None: they are left as they are.
-    host : Product
+    host : PreparedMatrix
         The others; its columns are those that they ask for.
     shape : (nrows, ncols)
     cut : int
@@ -117,8 +118,8 @@ class HybridProduct:
         Those asked for, on the GPU; None: all of ``[low, high)``.
     """
 
-    device: Product | None
-    host: Product
+    device: PreparedMatrix | None
+    host: PreparedMatrix
     shape: tuple[int, int]
     cut: int
     low: int
@@ -160,7 +161,7 @@ class HybridProduct:
         y = cupy.empty((self.shape[0], *x.shape[1:]), x.dtype) if out is None else out
         exchange = self._exchange
         with exchange.lock:
-            asked = x[self.low : self.high] if self.columns is None else sell_gpu.gather(x, self.columns)
+            asked = x[self.low : self.high] if self.columns is None else multiply_gpu.gather(x, self.columns)
             there = exchange.fetch(asked, caller)
             if self.device is not None:
                 self.device.multiply(x, y[: self.cut], threads)
@@ -251,7 +252,7 @@ def renumbered(a: CSR) -> tuple[CSR, int, int, Any]:
     return CSR(a.indptr, place[a.indices].astype(np.int32), a.data, (a.nrows, len(columns))), low, high, columns
 
 
-def to_csr(before: CSR, after: CSR, product: HybridProduct) -> CSR:
+def to_csr(before: CSR, after: CSR, product: PreparedSplit) -> CSR:
     """Put the rows of both, canonical and in host memory, together."""
     columns = product.low + np.arange(product.high - product.low) if product.columns is None else product.columns
     indices = _on_host(columns)[after.indices].astype(before.indices.dtype)
@@ -280,14 +281,14 @@ class Forms:
         Of the host.
     """
 
-    on_gpu: Callable[[CSR], Product]
-    on_host: Callable[[CSR], Product]
+    on_gpu: Callable[[CSR], PreparedMatrix]
+    on_host: Callable[[CSR], PreparedMatrix]
     alone: Callable[[], float]
     dtype: np.dtype[Any]
     threads: int
 
 
-def prepare(a: CSR, forms: Forms) -> tuple[HybridProduct | None, str]:
+def prepare(a: CSR, forms: Forms) -> tuple[PreparedSplit | None, str]:
     """Share a matrix of the GPU's between it and the host, if that pays.
 
     Until that is known the GPU holds its rows of the shared product besides the whole one.
@@ -300,7 +301,7 @@ def prepare(a: CSR, forms: Forms) -> tuple[HybridProduct | None, str]:
 
     Returns
     -------
-    HybridProduct or None, str
+    PreparedSplit or None, str
         None: the GPU alone is as quick. And why it is this one.
 
     Raises
@@ -357,7 +358,7 @@ def wins(ours: list[float], theirs: list[float]) -> bool:
     return statistics.quantiles(ours, n=4)[2] < statistics.quantiles(theirs, n=4)[0]
 
 
-def _cut(cuts: Cuts, cut: int, forms: Forms, gpu: bool) -> HybridProduct:
+def _cut(cuts: Cuts, cut: int, forms: Forms, gpu: bool) -> PreparedSplit:
     """Prepare a cut matrix; its rows of the GPU only if asked for."""
     rows, low, high, columns = renumbered(cuts.after(cut))
     if columns is not None:
@@ -365,7 +366,7 @@ def _cut(cuts: Cuts, cut: int, forms: Forms, gpu: bool) -> HybridProduct:
 
         columns = cupy.asarray(columns)
     device = forms.on_gpu(cuts.before(cut)) if gpu else None
-    return HybridProduct(device, forms.on_host(rows), cuts.a.shape, cut, low, high, columns)
+    return PreparedSplit(device, forms.on_host(rows), cuts.a.shape, cut, low, high, columns)
 
 
 def _vectors(a: CSR, dtype: np.dtype[Any]) -> tuple[Any, Any]:
@@ -375,7 +376,7 @@ def _vectors(a: CSR, dtype: np.dtype[Any]) -> tuple[Any, Any]:
     return cupy.ones(a.ncols, dtype), cupy.empty(a.nrows, dtype)
 
 
-def _seconds(product: HybridProduct, vectors: tuple[Any, Any], threads: int) -> float:
+def _seconds(product: PreparedSplit, vectors: tuple[Any, Any], threads: int) -> float:
     """Return the seconds of a product among others, by the clock of the host, which takes part."""
     import cupy
 

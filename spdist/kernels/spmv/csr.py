@@ -18,15 +18,15 @@ from spdist.matrices.csr import CSR
 
 FILE = "spmv/csr.cu"
 WIDTHS = (1, 2, 4, 8, 16, 32)
-WIDE = {"float": ("float", "double"), "Complex<float>": ("Complex<float>", "Complex<double>")}
-"""Dtypes of x and y for values that may be narrower than these."""
+VECTORS = {"float": ("float", "double"), "Complex<float>": ("Complex<float>", "Complex<double>")}
+"""C types that x and y may have, by the C type of stored values that may be narrower."""
 
 Width = Literal[1, 2, 4, 8, 16, 32]
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
-    vectors = WIDE.get(value, (value,))
+    vectors = VECTORS.get(value, (value,))
     return {FILE: tuple(_name(value, vector, index, pointer, width) for vector in vectors for width in WIDTHS)}
 
 

@@ -8,8 +8,8 @@
 // those with most others first.
 #include "common.cuh"
 
-constexpr u32 NO_PLACE = 0xffffu;
-constexpr int PADDING = -1, WARPS = 32, AT_ONCE = 8;
+constexpr u32 NO_PLACE = SPDIST_EHYB_NO_PLACE;
+constexpr int PADDING = -1, WARPS = SPDIST_EHYB_THREADS / 32, AT_ONCE = 8;
 
 struct __align__(16) Slice {
     i64 values, outer;  // places of the first slot in `values`, and of the first column in `columns`

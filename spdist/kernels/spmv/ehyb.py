@@ -17,22 +17,22 @@ from typing import Any
 import numpy as np
 
 from spdist.errors import InputError, MatrixError
+from spdist.kernels.cuda.constants import EHYB_NO_PLACE, EHYB_THREADS
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.spmv import sell_gpu
-from spdist.kernels.spmv.csr import WIDE
-from spdist.kernels.spmv.sell import long_rows
-from spdist.kernels.spmv.sell import to_csr as from_sell
-from spdist.kernels.spmv.sell_format import GPU_LONG, Sell, host, is_on_gpu
-from spdist.matrices.csr import CSR, INT32_MAX
+from spdist.kernels.spmv.csr import VECTORS
+from spdist.kernels.spmv.sell import build_gpu, multiply_gpu
+from spdist.kernels.spmv.sell.format import GPU_LONG, Sell, host
+from spdist.kernels.spmv.sell.sell import long_rows
+from spdist.kernels.spmv.sell.sell import to_csr as from_sell
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX, is_on_gpu
 
 FILE = "spmv/ehyb.cu"
-THREADS = 1024
 SHARED_SHARE = 0.45
 """Share of a multiprocessor's shared memory that a part of x may fill, so that two thread blocks fit."""
 SLACK = 0.95
 """METIS leaves parts of unequal size; the mean one takes no more than this share of the room."""
-MOST_PLACES = 0xFFFF
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ def part_count(nrows: int, itemsize: int, processors: int, shared: int) -> tuple
     >>> part_count(1_000_000, 8, 132, 100_000), part_count(4_000_000, 8, 132, 100_000)
     ((132, 7576), (396, 10102))
     """
-    rows = min(shared // itemsize, MOST_PLACES)
+    rows = min(shared // itemsize, EHYB_NO_PLACE)
     multiple = max(1, ceil_div(nrows, processors * rows))
     parts = multiple * processors
     return parts, ceil_div(nrows, parts)
@@ -190,11 +190,11 @@ def build(a: CSR, *, part: Any = None, dtype: Any = None) -> Ehyb:
     if part is None:
         share = int(SHARED_SHARE * SLACK * limit)
         parts, _ = part_count(a.nrows, a.dtype.itemsize, processors(), share)
-        side = sell_gpu.Builder(a, 32, 0).find_block()
+        side = build_gpu.Builder(a, 32, 0).find_block()
         part = partition(a, parts, side if a.nrows % side == 0 else 1)
     part = cupy.asarray(part, np.int32)
     sizes = host(cupy.bincount(part)) if a.nrows else np.zeros(1, np.int64)
-    if int(sizes.max()) > min(limit // a.dtype.itemsize, MOST_PLACES):
+    if int(sizes.max()) > min(limit // a.dtype.itemsize, EHYB_NO_PLACE):
         raise MatrixError(
             f"a part of {int(sizes.max()):,} rows does not fit {limit:,} bytes of shared memory: use more parts"
         )
@@ -297,7 +297,7 @@ def _cut(starts: Any, ends: Any) -> tuple[Any, Any, Any]:
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
-    vectors = WIDE.get(value, (value,))
+    vectors = VECTORS.get(value, (value,))
     names = [f"ehyb_count<{index}, {pointer}>", f"ehyb_fill<{value}, {value}, {index}, {pointer}>"]
     products = (_multiply_name(value, vector, alone) for vector in vectors for alone in (True, False))
     return {FILE: (*names, *products)}
@@ -318,13 +318,13 @@ def multiply(a: Ehyb, x: Any, out: Any = None) -> Any:
     kernels, shared = module(FILE, (name,)), a.most * x.dtype.itemsize
     if len(a.slices):
         for k in range(stride):
-            kernels(name, len(a.ends), THREADS, (
+            kernels(name, len(a.ends), EHYB_THREADS, (
                 np.int64(stride), a.starts, a.ends, a.first_slices, np.intp(0) if a.order is None else a.order,
                 a.slices, a.values, a.places, a.columns, x.data.ptr + k * x.dtype.itemsize,
                 y.data.ptr + k * x.dtype.itemsize,
             ), shared, early=True)  # fmt: skip
     if len(a.long.long_rows):
-        sell_gpu.multiply(a.long, x, y)
+        multiply_gpu.multiply(a.long, x, y)
     return y
 
 
@@ -369,7 +369,7 @@ def to_csr(a: Ehyb) -> CSR:
 
     place, columns = host(a.places), np.empty(len(a.values), np.int64)
     base = np.repeat(starts[owner], 32 * near)
-    columns[inner] = np.where(place == MOST_PLACES, -1, order[np.minimum(base + place, len(order) - 1)])
+    columns[inner] = np.where(place == EHYB_NO_PLACE, -1, order[np.minimum(base + place, len(order) - 1)])
     columns[~inner] = host(a.columns)
     kept = columns >= 0
     m = sp.coo_matrix((host(a.values)[kept], (order[position[kept]], columns[kept])), shape=a.shape).tocsr()

@@ -15,14 +15,16 @@ from scipy.sparse import _sparsetools
 from spdist.errors import MatrixError
 from spdist.kernels.spmv import bsr as bsr_spmv
 from spdist.kernels.spmv import csr as csr_spmv
-from spdist.kernels.spmv import ehyb, reorder, sell, sell_gpu
+from spdist.kernels.spmv import ehyb, reorder
 from spdist.kernels.spmv.ehyb import Ehyb
-from spdist.kernels.spmv.sell_format import Sell, is_on_gpu
+from spdist.kernels.spmv.sell import multiply_gpu, sell
+from spdist.kernels.spmv.sell.format import Sell
 from spdist.matrices.bsr import BSR
 from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import is_on_gpu
 
 
-class Product(Protocol):
+class PreparedMatrix(Protocol):
     """What multiplies."""
 
     @property
@@ -37,7 +39,7 @@ class Product(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class SellProduct:
+class PreparedSell:
     """SELL-C-sigma, its columns in an order of their own where `columns` is set."""
 
     matrix: Sell
@@ -51,19 +53,19 @@ class SellProduct:
     def multiply(self, x: Any, out: Any, threads: int) -> Any:
         """Return ``a @ x``."""
         if self.columns is not None:
-            x = sell_gpu.gather(x, self.columns) if is_on_gpu(x) else x[self.columns]
+            x = multiply_gpu.gather(x, self.columns) if is_on_gpu(x) else x[self.columns]
         return sell.multiply(self.matrix, x, out, threads=threads)
 
     def describe(self) -> str:
         """Say in what form the matrix is, for people."""
         m = self.matrix
-        kinds = ", ".join(f"{count:,} {name}" for name, count in m.kinds().items())
+        kinds = ", ".join(f"{count:,} {name}" for name, count in m.kind_counts().items())
         blocks = f" in {m.block} x {m.block} blocks" if m.block > 1 else ""
         return f"SELL-{m.lanes}-{m.sigma}{blocks}, occupancy {m.beta:.3f}, chunks: {kinds or 'none'}"
 
 
 @dataclass(frozen=True, eq=False)
-class CsrProduct:
+class PreparedCsr:
     """CSR as it came: CSR-scalar or CSR-vector on the GPU, SciPy's product on the host."""
 
     matrix: CSR
@@ -97,7 +99,7 @@ class CsrProduct:
 
 
 @dataclass(frozen=True, eq=False)
-class CusparseProduct:
+class PreparedCusparse:
     """CSR as it came, multiplied by cuSPARSE through CuPy."""
 
     matrix: CSR
@@ -136,7 +138,7 @@ class CusparseProduct:
 
 
 @dataclass(frozen=True, eq=False)
-class EhybProduct:
+class PreparedEhyb:
     """EHYB, on the GPU."""
 
     matrix: Ehyb
@@ -157,7 +159,7 @@ class EhybProduct:
 
 
 @dataclass(frozen=True, eq=False)
-class BsrProduct:
+class PreparedBsr:
     """Dense blocks as they came, on the host."""
 
     matrix: BSR
@@ -178,26 +180,26 @@ class BsrProduct:
 
 
 FORMS: dict[str, type[Any]] = {
-    "sell": SellProduct,
-    "csr": CsrProduct,
-    "cusparse": CusparseProduct,
-    "ehyb": EhybProduct,
-    "bsr": BsrProduct,
+    "sell": PreparedSell,
+    "csr": PreparedCsr,
+    "cusparse": PreparedCusparse,
+    "ehyb": PreparedEhyb,
+    "bsr": PreparedBsr,
 }
 HOLDERS: dict[str, type[Any]] = {"Sell": Sell, "CSR": CSR, "Ehyb": Ehyb, "BSR": BSR}
 
 
-def by_levels(a: CSR, **options: Any) -> SellProduct:
+def by_levels(a: CSR, **options: Any) -> PreparedSell:
     """Return a square matrix in SELL, rows and columns in the order of `reorder.levels`."""
     order = reorder.levels(a)
     made = sell.build(reorder.apply(a, order, order), **options)
-    return SellProduct(_with_rows(made, order), order)
+    return PreparedSell(_with_rows(made, order), order)
 
 
-def by_popularity(a: CSR, **options: Any) -> SellProduct:
+def by_popularity(a: CSR, **options: Any) -> PreparedSell:
     """Return a matrix in SELL, columns in the order of `reorder.popular`."""
     order = reorder.popular(a)
-    return SellProduct(sell.build(reorder.apply(a, None, order), **options), order)
+    return PreparedSell(sell.build(reorder.apply(a, None, order), **options), order)
 
 
 def _with_rows(m: Sell, order: Any) -> Sell:

@@ -4,7 +4,7 @@
 // time, children in the order of their first parent.
 #include "common.cuh"
 
-constexpr int UNSEEN = 0x7fffffff;
+constexpr int UNSEEN = SPDIST_REORDER_UNSEEN;
 constexpr int SORTED_ROW = 96;  // rows up to this length are sorted by insertion
 
 // Find the neighbours of a level that no level has: the next one, each with the place of its first parent.

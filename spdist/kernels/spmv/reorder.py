@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from spdist.kernels.cuda.constants import REORDER_UNSEEN as UNSEEN
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.spmv.sell_format import is_on_gpu
 from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import is_on_gpu
 
 FILE = "spmv/reorder.cu"
-UNSEEN = 0x7FFFFFFF
 MOST_LEVELS = 4096
 """Levels, all components together, after which the rows that are left keep their order: each takes a wait."""
 NULL = np.intp(0)

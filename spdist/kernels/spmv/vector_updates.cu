@@ -12,9 +12,9 @@
 // Launched early: what is read may be what the launch before writes, so that it is no `__restrict__`.
 #include "common.cuh"
 
-constexpr int THREADS = 256, WARPS = THREADS / 32;
-enum { PQ, RZ, RR, BEFORE };  // the sums of conjugate gradients
-enum { KEPT, CHANGED };       // the sums of PageRank
+constexpr int THREADS = SPDIST_UPDATE_THREADS, WARPS = THREADS / 32;
+enum { SPDIST_CONJUGATE_GRADIENT_SUM };  // the sums of conjugate gradients
+enum { SPDIST_PAGE_RANK_SUM };  // the sums of PageRank
 
 template <typename T> struct Real { using Type = T; };
 template <typename T> struct Real<Complex<T>> { using Type = T; };

@@ -14,17 +14,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from spdist.kernels.cuda.constants import UPDATE_THREADS, ConjugateGradientSum, PageRankSum
 from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.matrices.csr import is_on_gpu
+from spdist.matrices.dtypes import is_on_gpu
 
 FILE = "spmv/vector_updates.cu"
-THREADS = 256
 BLOCKS = 512
 """Thread blocks at most: fewer than a large GPU runs at a time, so that all of them do."""
-PQ, RZ, RR, BEFORE = range(4)
+PQ, RZ, RR, BEFORE = map(int, ConjugateGradientSum)
 """Places of sums: (p, q), (r, z), (r, r), and (r, z) of the iteration before."""
-KEPT, CHANGED = range(2)
+KEPT, CHANGED = map(int, PageRankSum)
 """Places of sums: ranks that went along links, and what ranks changed."""
 
 
@@ -105,7 +105,7 @@ class OnGpu:
     def __init__(self, x: Any) -> None:
         import cupy
 
-        self.count, self.blocks = len(x), min(BLOCKS, max(1, ceil_div(len(x), THREADS)))
+        self.count, self.blocks = len(x), min(BLOCKS, max(1, ceil_div(len(x), UPDATE_THREADS)))
         self.value = c_type(np.dtype(x.dtype))
         self.kernels = module(FILE, sources(self.value, "", "")[FILE])
         self.partial, self.arrived = cupy.empty(2 * self.blocks), cupy.zeros(1, np.uint32)
@@ -128,4 +128,6 @@ class OnGpu:
         self._launch("settle", *numbers, moved, ranks, sums, self.partial, self.arrived)
 
     def _launch(self, kernel: str, *arguments: Any) -> None:
-        self.kernels(f"update_{kernel}<{self.value}>", self.blocks, THREADS, (self.count, *arguments), early=True)
+        self.kernels(
+            f"update_{kernel}<{self.value}>", self.blocks, UPDATE_THREADS, (self.count, *arguments), early=True
+        )

@@ -17,16 +17,16 @@
 //         in one bit less; else they themselves, in so many bits. Words of 4 or 8 bytes, one or two a value.
 #include "common.cuh"
 
-constexpr int SAME = 64;            // the piece has the pattern of the one before, moved
-constexpr int CONTINUES = 128;      // the piece starts inside its row
+constexpr int SAME = SPDIST_PACKED_SAME;            // the piece has the pattern of the one before, moved
+constexpr int CONTINUES = SPDIST_PACKED_CONTINUES;  // the piece starts inside its row
 constexpr int AT_ONCE = 4;          // groups whose loads are on their way together
-constexpr int WORDS = 256;          // most words of the dictionary
+constexpr int WORDS = SPDIST_PACKED_WORDS;          // most words of the dictionary
 constexpr int SLOTS = 1024;         // of its hash table, each number + 1, or 0 if free
-constexpr int SAMPLE = 1024;        // words looked at
+constexpr int SAMPLE = SPDIST_PACKED_SAMPLE;        // words looked at
 
 typedef unsigned char u8;
-enum Number { USED, COLUMNS, DISTINCT };  // bytes of the stream taken, those of columns; words of the dictionary
-enum Place { ROW, ENTRY, COLUMNS_AT, VALUES_AT, PLACES };  // of a unit: first mark and entry, and where its bytes are
+enum Number { SPDIST_PACKED_COUNT };  // bytes of the stream taken, those of columns; words of the dictionary
+enum Place { SPDIST_PACKED_PLACE, PLACES };  // of a unit: first mark and entry, and where its bytes are
 
 struct Unit { i64 row, entry, last_row, last_entry; };
 

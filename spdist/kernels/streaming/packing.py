@@ -22,9 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import InputError
+from spdist.kernels.cuda import constants
 from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.streaming.packed_sizes import (
+from spdist.kernels.streaming.workspace import (
     PACKED_HEAD,
     PACKED_PADDING,
     PACKED_PLACES,
@@ -32,18 +33,20 @@ from spdist.kernels.streaming.packed_sizes import (
     packed_unit,
     packed_units,
 )
-from spdist.matrices.csr import CSR, IndexArray, ValueArray
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import IndexArray, ValueArray
 
 Bytes = npt.NDArray[np.uint8]
 
-KINDS = "fc"
-"""Kinds of the values of matrices that are packed."""
-USED, COLUMNS, DISTINCT, NUMBERS = range(4)
+PACKED_KINDS = "fc"
+"""Kinds of the dtypes of matrices that are packed."""
+USED, COLUMNS, DISTINCT = map(int, constants.PackedCount)
+NUMBERS = len(constants.PackedCount)
 """The numbers at the start: bytes of all units, of their columns, words of the dictionary."""
-DICTIONARY, WORDS = 64, 256
+DICTIONARY, WORDS = 64, constants.PACKED_WORDS
 TABLE = DICTIONARY + 8 * WORDS
 """Where the dictionary starts, its words at most, where its hash table starts."""
-SAMPLE = 1024
+SAMPLE = constants.PACKED_SAMPLE
 Way = Literal["plain", "columns", "both"]
 """What of a matrix is packed: nothing, its columns, its columns and values."""
 WORTH = 0.9

@@ -13,12 +13,13 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
 from spdist.kernels.cpu.numba_compile import compiled, inlined, instruction
+from spdist.kernels.cuda import constants
 
-SAME, CONTINUES = 64, 128
+SAME, CONTINUES = constants.PACKED_SAME, constants.PACKED_CONTINUES
 """Flags of a piece's head."""
 EACH, EACH_BITS = 2, 28
 """So many numbers of so many bits are surely among 57 bits."""
-ROW, ENTRY, COLUMNS_AT, VALUES_AT = range(4)
+ROW, ENTRY, COLUMNS_AT, VALUES_AT = map(int, constants.PackedPlace)
 """Words of the directory: first mark and entry of a unit, where its bytes start."""
 
 

@@ -22,7 +22,7 @@ from distributed.scheduler import DEFAULT_EXTENSIONS
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
 from spdist.scheduler.execution.worker_process import NICE_VARIABLE, gpu_name
-from spdist.scheduler.planner.planner import RemoteReaders
+from spdist.scheduler.planner.remote_readers import RemoteReaders
 from spdist.units import check_count
 
 logger = logging.getLogger("spdist")

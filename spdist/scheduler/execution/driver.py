@@ -29,7 +29,7 @@ from spdist.scheduler.execution.window import BlockInFlight, BlockWindow, Shared
 from spdist.scheduler.execution.worker import stage_totals, unpublished_timings
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage.atomic_replace import full_disk, is_full
-from spdist.storage.matrix import Layout
+from spdist.storage.writer import Layout
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Driver:
         works = [BlockWork.of(block, start=start.row) for block in plan.blocks if block.stop > start.row]
         self.window = BlockWindow(works, start.row)
         self.chunks = SharedChunks(layout.chunk, start.chunks)
-        self.assigner = BlockAssigner(plan, plan.pairs, functools.partial(with_gpu, client))
+        self.assigner = BlockAssigner(plan, plan.blocks_in_flight, functools.partial(with_gpu, client))
         self.nnz, self.blocks_done = start.nnz, 0
         self.products_done = plan.expansion - sum(work.products for work in works)
         self._completed = as_completed()

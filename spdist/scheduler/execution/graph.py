@@ -15,7 +15,7 @@ from distributed import Client, Future
 
 from spdist.scheduler.execution.records import BlockCounts, BlockTask
 from spdist.scheduler.execution.stages import CommitTarget, run_stage
-from spdist.storage.matrix import Layout
+from spdist.storage.writer import Layout
 
 COMMIT_PRIORITY = 10
 """Dask priority of commits and joins. They run before the stages of later blocks, because they free memory."""

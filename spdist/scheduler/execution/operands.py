@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spdist.kernels.streaming.partition import SubmatrixOffset
-from spdist.matrices.csr import CSR, Int64Array
+from spdist.kernels.streaming.layout import SubmatrixOffset
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array
 from spdist.scheduler.execution.records import BlockOperands, BlockTask
 from spdist.scheduler.execution.worker import WorkerContext, check_rows
 

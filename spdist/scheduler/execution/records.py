@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from spdist.kernels.streaming.partition import SubmatrixOffset
-from spdist.matrices.csr import CSR, Int64Array, ValueArray
+from spdist.kernels.streaming.layout import SubmatrixOffset
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, ValueArray
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import WHOLE, StoredProductSpec
@@ -61,7 +62,7 @@ class JobSpec:
             resident=plan.resident,
             inner_bounds=plan.inner_bounds,
             column_bounds=plan.column_bounds,
-            blocks_in_flight=plan.pairs,
+            blocks_in_flight=plan.blocks_in_flight,
             memory_limit=plan.memory_limit,
             host_limit=plan.host_limit,
             shared_name=shared_name,

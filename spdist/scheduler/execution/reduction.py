@@ -14,6 +14,7 @@ from typing import Any
 from distributed import Client, as_completed
 
 from spdist.kernels import reduction_spec
+from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.scheduler.execution.assignment import BlockAssigner, BlockWork
 from spdist.scheduler.execution.cluster import dashboard_link, fetch, shared_name, with_gpu
 from spdist.scheduler.execution.driver import completed_results, update_workers
@@ -53,7 +54,7 @@ def execute_reduction(
     with installed(client, name, job):
         callbacks.started(dashboard_link(client))
         part = _Reducer(client, name, plan, what, callbacks).run()
-    return reduction_spec.result(what, part, draft.b.ncols)
+    return reduction_spec.final_value(what, part, draft.b.ncols)
 
 
 class _Reducer:
@@ -66,12 +67,12 @@ class _Reducer:
         self.remaining = [BlockWork.of(block, number) for number, block in enumerate(plan.blocks)][::-1]
         self.assigner = BlockAssigner(plan, TASKS_IN_FLIGHT, functools.partial(with_gpu, client))
         self.completed = as_completed()
-        self.parts: dict[BlockNumber, reduction_spec.Part] = {}
+        self.parts: dict[BlockNumber, reduction_spec.PartialReduction] = {}
         self.products_done = 0
         self.submitted: dict[Any, tuple[str, BlockWork]] = {}
         self.submitted_twice: set[BlockNumber] = set()
 
-    def run(self) -> reduction_spec.Part:
+    def run(self) -> reduction_spec.PartialReduction:
         """Reduce all blocks; return the reduction of all rows."""
         total = len(self.plan.blocks)
         while len(self.parts) < total:
@@ -83,8 +84,8 @@ class _Reducer:
             self._take_results()
             if self.callbacks.progress is not None:
                 self.callbacks.progress(Progress(len(self.parts), total, self.products_done, self.plan.expansion, 0))
-        empty = reduction_spec.of_rows(self.what, reduction_spec.diagonal(0, 0, 0), 0)
-        return reduction_spec.together(self.what, [self.parts[number] for number in range(total)] or [empty])
+        empty = reduce_rows(self.what, reduction_spec.diagonal_pattern(0, 0, 0), 0)
+        return reduction_spec.combine(self.what, [self.parts[number] for number in range(total)] or [empty])
 
     def _submit(self, worker: str, work: BlockWork) -> None:
         key = f"reduce-{self.name}", work.task.number, len(self.submitted_twice)

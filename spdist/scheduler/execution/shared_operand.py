@@ -29,8 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import MatrixError
-from spdist.matrices.csr import CSR, Int64Array, ValueArray, index_dtype
-from spdist.storage.matrix import ChunkedArray, StoredMatrix
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, ValueArray, index_dtype
+from spdist.storage.chunked_array import ChunkedArray
+from spdist.storage.matrix import StoredMatrix
 from spdist.units import format_bytes
 
 logger = logging.getLogger("spdist")

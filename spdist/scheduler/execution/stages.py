@@ -19,11 +19,13 @@ import numpy as np
 
 from spdist.errors import SpdistError
 from spdist.kernels import reduction_spec
+from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.matrices.csr import CSR
 from spdist.scheduler.execution.operands import read_operands
 from spdist.scheduler.execution.records import BlockCounts, BlockOperands, BlockTask, ChunkFragment
 from spdist.scheduler.execution.worker import CONTEXTS, PartialResult, WorkerContext, add_partial
-from spdist.storage.matrix import Layout, compresses
+from spdist.storage.chunked_array import compresses
+from spdist.storage.writer import Layout
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def join(context: WorkerContext, layout: Layout, k: int, *fragments: list[ChunkF
         add_bytes(indices.nbytes + data.nbytes)
 
 
-def reduce(context: WorkerContext, task: BlockTask, what: reduction_spec.Reduction) -> reduction_spec.Part:
+def reduce(context: WorkerContext, task: BlockTask, what: reduction_spec.Reduction) -> reduction_spec.PartialReduction:
     """Compute a block, as many rows at a time as fit its capacity, and return its reduction."""
     if context.on_gpu and not task.split:
         operands = preprocess(context, task)
@@ -159,15 +161,15 @@ def reduce(context: WorkerContext, task: BlockTask, what: reduction_spec.Reducti
             context.resident_b().get()
         with context.telemetry.measure("reduce", task.start):
             return context.reduce_on_gpu(task, operands, what)
-    parts: list[reduction_spec.Part] = []
+    parts: list[reduction_spec.PartialReduction] = []
     while task.start < task.stop or not parts:
         c = compute(context, task, context.job.pieces_of(task))
         del context.results[task.number]
         with context.telemetry.measure("reduce", task.start) as add_bytes:
-            parts.append(reduction_spec.of_rows(what, c, task.start))
+            parts.append(reduce_rows(what, c, task.start))
             add_bytes(c.nbytes)
         task = replace(task, start=task.start + c.nrows)
-    return reduction_spec.together(what, parts)
+    return reduction_spec.combine(what, parts)
 
 
 STAGES: dict[str, Callable[..., Any]] = {

@@ -14,8 +14,11 @@ from spdist.kernels.cpu import multiply as cpu
 from spdist.kernels.cuda.pinned import array_at
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.streaming import pipeline
-from spdist.kernels.streaming.partition import SubmatrixOffset
-from spdist.matrices.csr import CSR, ValueArray, blocksize, check_canonical, index_dtype, number_dtype
+from spdist.kernels.streaming.history import BlockHistory
+from spdist.kernels.streaming.layout import SubmatrixOffset
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import ValueArray, blocksize, index_dtype, number_dtype
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.records import BlockNumber, BlockOperands, BlockTask, JobSpec, StageTiming
 from spdist.scheduler.execution.shared_operand import ResidentMatrix
@@ -55,7 +58,7 @@ class WorkerContext:
         self.results: dict[BlockNumber, PartialResult] = {}
         self.partial_results: dict[BlockNumber, PartialResult] = {}
         self.last_band: Held | None = None
-        self._history = pipeline.Learnt()
+        self._history = BlockHistory()
         self._b: ResidentMatrix | None = None
         self._gpu: Any = None
         self._lock, self._gpu_lock = threading.Lock(), threading.Lock()
@@ -77,7 +80,7 @@ class WorkerContext:
             if self._gpu is None:
                 bound_pinned(self.job.host_limit or None)
                 # Not packed: the cores that would unpack C are busy with reading and writing.
-                self._gpu = Gpu(self.job.memory_limit, ahead=gpu_staging(self.job.host_limit), pack=False)
+                self._gpu = Gpu(self.job.memory_limit, staging_bytes=gpu_staging(self.job.host_limit), pack=False)
             return self._gpu
 
     def gpu_peak(self) -> int:
@@ -142,23 +145,21 @@ class WorkerContext:
         """Return as many rows of ``a @ b`` as fit in `capacity` entries; messages call the first one `row`."""
         if not self.on_gpu:
             return multiply_on_cpu(a, b, capacity, self._cpu_engine, spec)
+        rows = pipeline.RowSlice(0, capacity, row, offset_in_b, self._history)
         with self._gpu_lock:
-            return pipeline.multiply_rows(
-                a, b, 0, capacity, self.gpu(), report=functools.partial(self._record_gpu_stage, row), first_row=row,
-                spec=spec, within=offset_in_b, learnt=self._history,
-            )  # fmt: skip
+            report = functools.partial(self._record_gpu_stage, row)
+            return pipeline.multiply_rows(a, b, self.gpu(), rows, report=report, spec=spec)
 
     def reduce_on_gpu(
         self, task: BlockTask, operands: BlockOperands, what: reduction_spec.Reduction
-    ) -> reduction_spec.Part:
+    ) -> reduction_spec.PartialReduction:
         """Multiply a block on the GPU and return its reduction; its rows of C stay there."""
         b = self.resident_b().get() if operands.b is None else operands.b
         spec = self.job.product.of_rows(task.start, task.stop, operands.mask)
+        rows = pipeline.RowSlice(0, None, task.start, operands.offset_in_b, self._history)
         with self._gpu_lock:
-            return pipeline.reduce(
-                operands.a, b, what, self.gpu(), report=functools.partial(self._record_gpu_stage, task.start),
-                spec=spec, first_row=task.start, within=operands.offset_in_b, learnt=self._history,
-            )  # fmt: skip
+            report = functools.partial(self._record_gpu_stage, task.start)
+            return pipeline.reduce(operands.a, b, what, self.gpu(), rows, report=report, spec=spec)
 
     def _record_gpu_stage(self, row: int, stage: pipeline.Stage) -> None:
         """Record a stage of a GPU block; its rows are counted from `row`, where this worker's block starts."""

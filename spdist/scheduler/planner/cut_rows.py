@@ -1,25 +1,43 @@
-"""How a walk over the rows of A cuts them into blocks, compiled by Numba; imported when it is needed."""
+"""The kernel that cuts the rows of A into blocks, compiled by Numba; import it only when it is needed."""
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from spdist.kernels.cpu.numba_compile import compiled, part
-from spdist.matrices.csr import Int64Array
+from spdist.matrices.dtypes import Int64Array, ValueArray
+from spdist.scheduler.planner.block_table import BLOCK_RECORD, BlockTable
+from spdist.scheduler.planner.stored_rows import Lengths
 
-Lengths = npt.NDArray[Any]
-
-START, PRODUCTS, NNZ, A_BYTES, B_BYTES, B_CHUNKS, UNCUT, NUMBER, FORCED = range(9)
-"""Places in a walk's state: the first row of the block, the sums over its rows, its number, forced starts so far."""
+FIRST_STAMP = 1
+"""Number of the first block: rows of B that no block has needed are stamped with 0."""
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Bytes per entry and the bounds that end a block: what the walk over A needs to know."""
+class Costs(NamedTuple):
+    """Bytes of each part of a block, and the bounds that end one.
+
+    Attributes
+    ----------
+    a_entry, b_entry, c_entry, mask_entry : int
+        Bytes of one entry.
+    b_row, c_row : int
+        Bytes of one row beside its entries.
+    nrows, ncols : int
+        Shape of C.
+    budget : int
+        Bytes of a block at the most.
+    max_products : int
+        Products of a block at the most.
+    inside : bool
+        Whether the mask says where C may have entries; otherwise it says where C has none.
+    top_n : int
+        Entries of C that are kept of each row.
+    b_resident : bool
+        Whether all of B is resident: its bytes do not count toward `budget` then.
+    """
 
     a_entry: int
     b_entry: int
@@ -33,150 +51,201 @@ class Costs:
     mask_entry: int
     inside: bool
     top_n: int
-    resident: bool
+    b_resident: bool
 
-    def array(self) -> Int64Array:
-        """Return the fields as the kernel takes them."""
-        return np.array(astuple(self), np.int64)
+
+class ExpectedRows(NamedTuple):
+    """What the number of entries in a row of C is estimated from.
+
+    Attributes
+    ----------
+    ratio, share : ndarray
+        Of `estimate.Estimate`.
+    mask_lengths : (nrows,) integers, or (0,) without a mask
+        Entries of the mask's rows.
+    """
+
+    ratio: npt.NDArray[np.float64]
+    share: npt.NDArray[np.float64]
+    mask_lengths: Lengths
+
+
+class RowsOfA(NamedTuple):
+    """Consecutive rows of A: their offsets, their columns, and the number of the first row."""
+
+    offsets: Int64Array
+    columns: ValueArray
+    first: int
+
+
+class RowsOfB(NamedTuple):
+    """Row lengths of B, and which rows and Zarr chunks the current block needs.
+
+    Attributes
+    ----------
+    lengths : (nrows of B,) integers
+    stamps : (nrows of B,) uint32
+        Number of the block that needed the row last, so that each row counts once a block.
+    rows_per_chunk : int
+        Rows of B in one Zarr chunk, on average.
+    chunk_stamps : (chunks,) uint32
+        Number of the block that needed the Zarr chunk last.
+    """
+
+    lengths: Lengths
+    stamps: npt.NDArray[np.uint32]
+    rows_per_chunk: int
+    chunk_stamps: npt.NDArray[np.uint32]
+
+
+class Position(NamedTuple):
+    """Where a scan stands.
+
+    Attributes
+    ----------
+    block : (1,) of `BLOCK_RECORD`
+        The block that is not closed yet; its `stop` is not set.
+    counts : (2,) int64
+        Number of that block, and how many forced starts lie behind.
+    """
+
+    block: BlockTable
+    counts: Int64Array
 
 
 @part
-def _asked(
-    indices: Any, begin: Any, end: Any, lengths: Any, entry: Any, row: Any, stamp: Any, chunk_rows: Any,
-    chunk_stamp: Any, number: Any,
-) -> Any:  # fmt: skip
-    """Return the products of a row of A, and the bytes and Zarr chunks of B that no row of the block asked for before.
-
-    These are stamped with the number of the block.
-    """
+def _count_row(a: Any, begin: Any, end: Any, b: Any, costs: Any, number: Any) -> Any:
+    """Return the products of a row of A, and the bytes and Zarr chunks of B that its block did not need before."""
     products, nbytes, chunks = np.int64(0), np.int64(0), np.int64(0)
+    lengths, stamps, chunk_stamps, rows_per_chunk = b.lengths, b.stamps, b.chunk_stamps, np.uintp(b.rows_per_chunk)
     for at in range(begin, end):
-        k = np.uintp(indices[at])
+        k = np.uintp(a.columns[at])
         length = np.int64(lengths[k])
         products += length
-        if stamp[k] != number:
-            stamp[k] = number
-            nbytes += length * entry + row
-            chunk = k // np.uintp(chunk_rows)
-            if chunk_stamp[chunk] != number:
-                chunk_stamp[chunk] = number
+        if stamps[k] != number:
+            stamps[k] = number
+            nbytes += length * costs.b_entry + costs.b_row
+            chunk = k // rows_per_chunk
+            if chunk_stamps[chunk] != number:
+                chunk_stamps[chunk] = number
                 chunks += 1
     return products, nbytes, chunks
 
 
 @part
-def _expected(products: Any, row: Any, ratio: Any, share: Any, nrows: Any, ncols: Any, masked: Any, inside: Any) -> Any:
+def _expect_row(products: Any, row: Any, expected: Any, costs: Any) -> Any:
     """Return the products of a row that are made, and the entries of C that are expected of them."""
     nnz = products
     if products > 0:
-        nnz = min(np.int64(products * ratio[int(np.log2(products))]) + 1, products, ncols)
-    if len(masked) > 0:
-        marked = np.int64(masked[row])
-        nnz = min(nnz, marked if inside else ncols - marked)
-    place = row * share.shape[1] // nrows
-    return np.int64(np.ceil(products * share[0, place])), np.int64(np.ceil(nnz * share[1, place]))
+        ratio = expected.ratio[int(np.log2(products))]
+        nnz = min(np.int64(products * ratio) + 1, products, costs.ncols)
+    if len(expected.mask_lengths) > 0:
+        masked = np.int64(expected.mask_lengths[row])
+        nnz = min(nnz, masked if costs.inside else costs.ncols - masked)
+    row_range = row * expected.share.shape[1] // costs.nrows
+    made, entries = products * expected.share[0, row_range], nnz * expected.share[1, row_range]
+    return np.int64(np.ceil(made)), np.int64(np.ceil(entries))
 
 
 @part
-def _close(row: Any, state: Any, out: Any, closed: Any) -> None:
-    """Write the block that ends before a row, and begin the next one."""
-    out[closed, 0], out[closed, 1] = state[START], row
-    for at in range(PRODUCTS, NUMBER):
-        out[closed, at + 1] = state[at]
-        state[at] = 0
-    state[START] = row
-    state[NUMBER] += 1
+def _close_block(row: Any, position: Any, closed: Any) -> None:
+    """Copy the current block, which ends before `row`, to `closed`, and begin the next one."""
+    block = position.block[0]
+    closed.start, closed.stop = block.start, row
+    closed.products, closed.nnz, closed.uncut_nnz = block.products, block.nnz, block.uncut_nnz
+    closed.a_bytes, closed.b_bytes, closed.b_chunks = block.a_bytes, block.b_bytes, block.b_chunks
+    block.start, block.products, block.nnz, block.uncut_nnz = row, 0, 0, 0
+    block.a_bytes, block.b_bytes, block.b_chunks = 0, 0, 0
+    position.counts[0] += 1
 
 
 @compiled
-def cut(
-    offsets: Any, indices: Any, b_lengths: Any, ratio: Any, share: Any, masked: Any, costs: Any, forced: Any,
-    first_row: Any, stamp: Any, chunk_rows: Any, chunk_stamp: Any, state: Any, out: Any,
-) -> Any:  # fmt: skip
-    """Walk over rows, adding each to the block in `state`; rows that would pass a bound start the next block.
+def cut(a: Any, b: Any, expected: Any, costs: Any, forced: Any, position: Any, out: Any) -> Any:
+    """Add each row to the current block; a row that would pass a bound starts the next block.
 
-    `stamp[k]` is the number of the block that last used row k of B, so that each row of B counts once a block;
-    `chunk_stamp` is the same for B's Zarr chunks, of `chunk_rows` rows on average.
-    Where B is resident, its bytes are counted, but bound nothing.
-    `forced` holds the rows at which blocks must start; where it is empty, blocks end where the bounds say.
-    `masked` holds the lengths of the mask's rows, if there is one.
-    Returns the number of blocks closed, one row of `out` each: start, stop, products, nnz, bytes of A and the mask, of
-    B, Zarr chunks of B, and nnz before rows are cut.
+    Parameters
+    ----------
+    a : RowsOfA
+    b : RowsOfB
+        Stamps are updated.
+    expected : ExpectedRows
+    costs : Costs
+    forced : (n,) int64
+        Rows at which blocks must start. If there are any, the bounds end no block.
+    position : Position
+        Updated.
+    out : (rows of A,) of `BLOCK_RECORD`
+        The closed blocks are written here.
+
+    Returns
+    -------
+    int
+        Number of blocks closed.
     """
-    a_entry, b_entry, b_row, c_entry, c_row, nrows, ncols, budget, max_products, mask_entry, inside, top_n, held = costs
-    closed = 0
-    for i in range(len(offsets) - 1):
-        row, begin, end = first_row + i, offsets[i] - offsets[0], offsets[i + 1] - offsets[0]
-        number = np.uint32(state[NUMBER])
-        all_products, b_bytes, b_chunks = _asked(
-            indices, begin, end, b_lengths, b_entry, b_row, stamp, chunk_rows, chunk_stamp, number
-        )
-        products, uncut = _expected(all_products, row, ratio, share, nrows, ncols, masked, inside)
-        nnz, a_bytes = min(uncut, top_n), (end - begin) * a_entry + 16
-        if len(masked) > 0:
-            a_bytes += np.int64(masked[row]) * mask_entry + 8
-        total = state[A_BYTES] + a_bytes + (state[NNZ] + nnz) * c_entry + (row + 1 - state[START]) * c_row
-        if not held:
-            total += state[B_BYTES] + b_bytes
-        full = row > state[START] and (total > budget or state[PRODUCTS] + products > max_products)
+    block, closed = position.block[0], 0
+    for i in range(len(a.offsets) - 1):
+        row, begin, end = a.first + i, a.offsets[i] - a.offsets[0], a.offsets[i + 1] - a.offsets[0]
+        all_products, b_bytes, b_chunks = _count_row(a, begin, end, b, costs, np.uint32(position.counts[0]))
+        products, uncut_nnz = _expect_row(all_products, row, expected, costs)
+        nnz, a_bytes = min(uncut_nnz, costs.top_n), (end - begin) * costs.a_entry + 16
+        if len(expected.mask_lengths) > 0:
+            a_bytes += np.int64(expected.mask_lengths[row]) * costs.mask_entry + 8
+        total = block.a_bytes + a_bytes + (block.nnz + nnz) * costs.c_entry + (row + 1 - block.start) * costs.c_row
+        if not costs.b_resident:
+            total += block.b_bytes + b_bytes
+        full = row > block.start and (total > costs.budget or block.products + products > costs.max_products)
         if len(forced) > 0:
-            full = state[FORCED] < len(forced) and row == forced[state[FORCED]]
-            state[FORCED] += full
+            full = position.counts[1] < len(forced) and row == forced[position.counts[1]]
+            position.counts[1] += full
         if full:
-            _close(row, state, out, closed)
+            _close_block(row, position, out[closed])
             closed += 1
-            _, b_bytes, b_chunks = _asked(
-                indices, begin, end, b_lengths, b_entry, b_row, stamp, chunk_rows, chunk_stamp, np.uint32(state[NUMBER])
-            )
-        state[PRODUCTS] += products
-        state[NNZ] += nnz
-        state[A_BYTES] += a_bytes
-        state[B_BYTES] += b_bytes
-        state[B_CHUNKS] += b_chunks
-        state[UNCUT] += uncut
+            _, b_bytes, b_chunks = _count_row(a, begin, end, b, costs, np.uint32(position.counts[0]))
+        block.products += products
+        block.nnz += nnz
+        block.a_bytes += a_bytes
+        block.b_bytes += b_bytes
+        block.b_chunks += b_chunks
+        block.uncut_nnz += uncut_nnz
     return closed
 
 
-class Cutter:
-    """The walk over A as a value with state: feed it row ranges in order, take the closed blocks.
+class BlockCutter:
+    """Cuts rows that arrive in order: feed it ranges of rows, take the closed blocks.
 
     Parameters
     ----------
     costs : Costs
-    ratio, share : ndarray
-        Of `sizes.Estimate`.
-    b_lengths : (nrows of B,) int
+    expected : ExpectedRows
+    b_lengths : (nrows of B,) integers
     b_chunks : int
         Zarr chunks of B's columns.
     forced : (n,) int64
-        Rows at which blocks must start; if there are any, bounds count for nothing.
-    masked : (nrows,) or (0,) int
-        Lengths of the mask's rows.
+        Rows at which blocks must start. If there are any, the bounds end no block.
     row : int
-        The first.
+        The first row.
     """
 
     def __init__(
-        self, costs: Costs, ratio: npt.NDArray[np.float64], share: npt.NDArray[np.float64], b_lengths: Lengths,
-        b_chunks: int, forced: Int64Array, masked: Lengths, row: int = 0,
-    ) -> None:  # fmt: skip
-        self._fixed = (b_lengths, ratio, share, masked, costs.array(), forced)
-        self._stamp = np.zeros(len(b_lengths), np.uint32)
-        self._chunk_rows = max(1, -(-len(b_lengths) // max(b_chunks, 1)))
-        self._chunk_stamp = np.zeros(len(b_lengths) // self._chunk_rows + 1, np.uint32)
-        self._state = np.zeros(FORCED + 1, np.int64)
-        self._state[NUMBER] = 1
-        self._state[START] = self._row = row
+        self, costs: Costs, expected: ExpectedRows, b_lengths: Lengths, b_chunks: int, forced: Int64Array, row: int = 0
+    ) -> None:
+        rows_per_chunk = max(1, -(-len(b_lengths) // max(b_chunks, 1)))
+        chunk_stamps = np.zeros(len(b_lengths) // rows_per_chunk + 1, np.uint32)
+        self._b = RowsOfB(b_lengths, np.zeros(len(b_lengths), np.uint32), rows_per_chunk, chunk_stamps)
+        self._costs, self._expected, self._forced, self._row = costs, expected, forced, row
+        self._position = Position(np.zeros(1, BLOCK_RECORD), np.array([FIRST_STAMP, 0]))
+        self._position.block["start"] = row
 
-    def feed(self, offsets: Int64Array, indices: npt.NDArray[Any]) -> Int64Array:
-        """Walk over the next rows; return the blocks they close, (n, 8)."""
-        out = np.empty((len(offsets), NUMBER + 1), np.int64)
-        stamps = self._stamp, self._chunk_rows, self._chunk_stamp
-        closed = cut(offsets, indices, *self._fixed, self._row, *stamps, self._state, out)
+    def feed(self, offsets: Int64Array, columns: ValueArray) -> BlockTable:
+        """Add the next rows; return the blocks that they close."""
+        out = np.empty(len(offsets), BLOCK_RECORD)
+        rows = RowsOfA(offsets, columns, self._row)
+        closed = cut(rows, self._b, self._expected, self._costs, self._forced, self._position, out)
         self._row += len(offsets) - 1
-        return out[:closed].copy()  # not a view: it would keep all of `out`
+        return out[:closed].copy()  # a view would keep all of `out` in memory
 
-    def close(self) -> Int64Array:
-        """Return the last block."""
-        start, *sums = self._state[:NUMBER]
-        return np.array([[start, self._row, *sums]], np.int64)[: int(self._row > start)]
+    def close(self) -> BlockTable:
+        """Return the last block; none if there were no rows."""
+        last = self._position.block.copy()
+        last["stop"] = self._row
+        return last[: int(self._row > last["start"][0])]

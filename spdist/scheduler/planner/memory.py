@@ -1,12 +1,14 @@
 """The hySpMM memory bound: bytes of a block over all stages; pure functions of integers.
 
-X. Wu, "Optimizing Sparse Matrix-Matrix Multiplication on a Heterogeneous CPU-GPU Platform", thesis, Georgia State
-University, 2015, section 3.3.2, equations 1 to 5 [1]_; L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication
-on GPU", HPC 2015, equation 1 [2]_.
+Equation 1 of the thesis bounds nnz(C), loosely. It does not bound the list of products before compression, which may be
+longer than C has places. Polok's count of the products is exact. A planner needs both: products for methods that store
+them, nnz(C) for methods that do not.
 
-The thesis' equation 1 bounds nnz(C), loosely; it does not bound the list of products before compression, which may be
-longer than the matrix has places. Polok's count of the products is exact. A planner needs both: products for methods
-that store them, nnz(C) for those that do not.
+References
+----------
+.. [1] X. Wu, "Optimizing Sparse Matrix-Matrix Multiplication on a Heterogeneous CPU-GPU Platform", thesis, Georgia
+   State University, 2015, section 3.3.2, equations 1 to 5.
+.. [2] L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015, equation 1.
 """
 
 from __future__ import annotations
@@ -15,14 +17,16 @@ import math
 
 import numpy as np
 
-from spdist.matrices.csr import Int64Array
+from spdist.matrices.dtypes import Int64Array
 
 USABLE = 0.9
-"""Share of the memory limit that blocks may take (equation 3); the rest is for what nobody counts."""
+"""Share of the memory limit that is planned for (equation 3); the rest is for allocations that no plan counts."""
 
 
 def upper_bound_nnz(nrows: int, ncols: int, empty_rows: int, empty_columns: int) -> int:
-    """Bound nnz(C) by its places, less those an empty row of A or column of B leaves empty (hySpMM equation 1).
+    """Bound nnz(C) by the places of C, less those that an empty row of A or column of B leaves empty [1]_.
+
+    This is hySpMM's equation 1.
 
     Parameters
     ----------
@@ -47,12 +51,12 @@ def upper_bound_ratio(nrows: int, ncols: int, empty_rows: int, empty_columns: in
     return upper_bound_nnz(nrows, ncols, empty_rows, empty_columns) / places if places else 0.0
 
 
-def fits(a_bytes: int, b_bytes: int, c_bytes: int, memory_limit: int, pairs: int = 1) -> bool:
-    """Whether `pairs` blocks of A, B and C with its intermediate fit the limit at once (hySpMM equations 3 and 5)."""
-    return (a_bytes + b_bytes + c_bytes) * pairs <= USABLE * memory_limit
+def fits(a_bytes: int, b_bytes: int, c_bytes: int, memory_limit: int, blocks_in_flight: int = 1) -> bool:
+    """Whether so many blocks of A, B and C with its intermediate fit the limit at once (hySpMM equations 3 and 5)."""
+    return (a_bytes + b_bytes + c_bytes) * blocks_in_flight <= USABLE * memory_limit
 
 
-def even_blocks(a_nnz: int, b_nnz: int, c_block_nnz: int, memory_entries: int, pairs: int = 1) -> int:
+def even_blocks(a_nnz: int, b_nnz: int, c_block_nnz: int, memory_entries: int, blocks_in_flight: int = 1) -> int:
     """Return the least number nb of even blocks that the bound allows (hySpMM equations 4 and 5).
 
     Parameters
@@ -63,25 +67,32 @@ def even_blocks(a_nnz: int, b_nnz: int, c_block_nnz: int, memory_entries: int, p
         Bound on the entries of one block's C and intermediate.
     memory_entries : int
         Entries that the memory holds, nM.
-    pairs : int
-        Block pairs in flight, np.
+    blocks_in_flight : int
+        Blocks that a worker has at once, np.
 
     Returns
     -------
     int
-        At least 1; 0 where no number of blocks is enough.
+        At least 1; 0 if no number of blocks is enough.
 
     Examples
     --------
     >>> even_blocks(600, 400, 100, 1000, 2)
     3
     """
-    room = math.floor(USABLE * memory_entries / pairs) - c_block_nnz
+    room = math.floor(USABLE * memory_entries / blocks_in_flight) - c_block_nnz
     return max(1, -(-(a_nnz + b_nnz) // room)) if room > 0 else 0
 
 
 def expansion_size(a_column_nnz: Int64Array, b_row_nnz: Int64Array) -> int:
-    """Count the products of A @ B exactly: entries of each column of A times entries of that row of B (Polok eq. 1).
+    """Count the products of A @ B exactly, by equation 1 of Polok et al. [2]_.
+
+    Parameters
+    ----------
+    a_column_nnz : (inner,) integers
+        Entries of each column of A.
+    b_row_nnz : (inner,) integers
+        Entries of each row of B.
 
     Examples
     --------
@@ -91,11 +102,25 @@ def expansion_size(a_column_nnz: Int64Array, b_row_nnz: Int64Array) -> int:
     return int(np.dot(np.asarray(a_column_nnz, np.int64), np.asarray(b_row_nnz, np.int64)))
 
 
-def pair_budget(memory_limit: int, fixed: int, pairs: int) -> int:
-    """Return the bytes one block pair may take beside what a worker holds throughout (hySpMM equation 5)."""
-    return (math.floor(USABLE * memory_limit) - fixed) // pairs
+def block_budget(memory_limit: int, reserved: int, blocks_in_flight: int) -> int:
+    """Return the bytes that each block in flight may take (hySpMM equation 5).
+
+    Parameters
+    ----------
+    memory_limit : int
+        Bytes.
+    reserved : int
+        Bytes that a worker holds throughout.
+    blocks_in_flight : int
+
+    Examples
+    --------
+    >>> block_budget(1000, 100, 2)
+    400
+    """
+    return (math.floor(USABLE * memory_limit) - reserved) // blocks_in_flight
 
 
-def limit_for(pair_bytes: int, fixed: int, pairs: int) -> int:
-    """Return the least memory limit under which a block pair of `pair_bytes` fits: the inverse of `pair_budget`."""
-    return math.ceil((pair_bytes * pairs + fixed) / USABLE) + 1
+def limit_for(block_bytes: int, reserved: int, blocks_in_flight: int) -> int:
+    """Return the least memory limit under which blocks of `block_bytes` fit: the inverse of `block_budget`."""
+    return math.ceil((block_bytes * blocks_in_flight + reserved) / USABLE) + 1

@@ -1,9 +1,8 @@
-"""Sizes and a memory limit in, a frozen `Plan` out; imports no cupy, dask or zarr.
+"""The plan of a product as a value, and the time and memory that it predicts; imports no cupy, dask or zarr.
 
-A plan is a value: it prints, compares and serialises, and is the same on every machine. Blocks of rows of A are cut by
-products and bytes, never by row count. A block takes the rows of B that its columns ask for (all of B where B stays
-resident on the worker), and where even one row asks for more than fits, the inner dimension is cut and the partial
-products are merged.
+A plan prints, compares and serialises, and is the same on every machine. Row blocks of A are cut by products and bytes,
+never by row count. A block takes the rows of B that its columns name, or all of B if B is resident on the worker. If
+even one row needs more of B than fits, the inner dimension is cut and the partial products are merged.
 """
 
 from __future__ import annotations
@@ -17,52 +16,40 @@ import numpy as np
 
 from spdist.engines import GPU_ENGINES
 from spdist.kernels.streaming.workspace import PAIR_BYTES, device_shares
-from spdist.matrices.csr import INT32_MAX
+from spdist.matrices.dtypes import INT32_MAX
 
 MAX_BLOCK_PRODUCTS = 1 << 26
-"""Products of one row block at the most: about a quarter of a second of one core, so that workers stay balanced."""
+"""Products of a row block at the most if cores multiply: about a quarter of a second, so that workers stay balanced."""
 
 GPU_BLOCK_PRODUCTS = 1 << 28
-"""The same where a GPU multiplies: some tenths of a second of writing C."""
-
-GPU_MOST_PRODUCTS = 1 << 30
-"""The same of blocks that a GPU only reduces, but for the last ones."""
-
-GPU_BLOCK_BYTES = 1 << 28
-"""Bytes of A and C of such a block that is written. With larger ones a run would begin with a wait for the page-locked
-memory of all that are in flight."""
+"""Products of a row block at the most if GPUs multiply: some tenths of a second of writing C."""
 
 DEFAULT_HOST_LIMIT = 8 << 30
 """Bytes of the host's memory for a worker with a GPU."""
 
-RESIDENT_SHARE = 0.8
-"""Share of the usable memory that B may take to stay on the worker for the whole run, if that is faster."""
-
-SMALL_SHARE = 0.25
-"""Share of the memory limit below which B stays without another look."""
-
 RATES = {
-    "read": 0.7e9,
-    "decode": 1.2e9,
-    "write": 1.5e9,
-    "product": 6.0e8,
-    "within": 5.0e9,
-    "entry": 2.5e8,
-    "merge": 2.0e8,
-    "call": 4.0e-3,
-    "block": 6.0e-3,
-    "start": 2.0,
+    "read": 0.7e9,  # bytes/s
+    "decode": 1.2e9,  # bytes/s of Zarr chunks that are decoded for a few rows each
+    "write": 1.5e9,  # bytes/s
+    "product": 6.0e8,  # products/s
+    "dense": 5.0e9,  # multiply-adds/s inside the products of dense blocks
+    "entry": 2.5e8,  # entries of C/s
+    "merge": 2.0e8,  # merged entries/s
+    "call": 4.0e-3,  # s that the reads of one block take beside their bytes
+    "block": 6.0e-3,  # s that a block takes the scheduler
+    "start": 2.0,  # s that the workers take to start
 }
-"""Bytes/s read, decoded in Zarr chunks that are read for a few rows each, and written, products/s, those of numbers
-within products of blocks/s, entries of C/s and merged entries/s of one core, as measured; seconds that the reads of one
-block cost beside their bytes, that a block costs the scheduler, and that the workers need to start."""
+"""What one core does, as measured."""
 
 GPU_RATES = {"read": 6.0e9, "decode": 8.0e9, "write": 6.0e9, "product": 3.0e10, "entry": 4.0e9}
-"""Those that differ where the worker is a GPU with its share of the cores: round guesses, no measurement."""
+"""What differs from `RATES` for a GPU with its share of the cores: rough guesses, not measured."""
+
+JSON_KEYS = {"blocks_in_flight": "pairs"}
+"""Keys of a serialised `Plan` that are not its attributes' names: plans of unfinished products must stay readable."""
 
 
 def gpu_staging(host_limit: int) -> int:
-    """Return the bytes of the host limit that blocks on their way to the GPU take.
+    """Return the bytes of a host memory limit that blocks on their way to the GPU may take.
 
     Examples
     --------
@@ -74,9 +61,20 @@ def gpu_staging(host_limit: int) -> int:
 
 @dataclass(frozen=True)
 class Operand:
-    """What a plan knows of a stored matrix: `shape`, `nnz`, bytes of one value, and bytes of its longest Zarr chunk.
+    """What a plan knows of a stored matrix.
 
-    Of a block matrix shape and entries are counted in blocks, of `block` rows and columns.
+    Attributes
+    ----------
+    shape : (int, int)
+        In dense blocks if the matrix is stored in blocks.
+    nnz : int
+        Entries, or dense blocks.
+    value_bytes : int
+        Bytes of one value, or of one dense block.
+    read_bytes : int
+        Bytes of its longest Zarr chunk, of columns and values together.
+    block : (int, int)
+        Rows and columns of a dense block.
     """
 
     shape: tuple[int, int]
@@ -103,21 +101,27 @@ class Operand:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows ``[start:stop)`` of A and of C, with what they take.
+    """Rows ``[start:stop)`` of A and of C, and the bytes that they take.
 
     Attributes
     ----------
     split : bool
         Whether the inner dimension is cut for this block.
-    products, nnz : int
-        Multiply-adds, and the estimated entries of C; as many, at the most, where GPUs reduce it.
+    products : int
+        Multiply-adds.
+    nnz : int
+        Estimated entries of C; an upper bound if GPUs reduce C.
     capacity : int
-        Entries of C for which there is room; a block that turns out longer ends where the room does, and the rest
-        becomes a block of its own.
-    a_bytes, b_bytes, c_bytes : int
-        Bytes of A's rows, of the rows of B they need, and of C as estimated; none of a C that stays on the GPU.
+        Entries of C for which there is room. If a block turns out longer, it ends at the last row that fits, and the
+        other rows become a block of their own.
+    a_bytes : int
+        Bytes of A's rows.
+    b_bytes : int
+        Bytes of the rows of B that these need; 0 if B is resident.
+    c_bytes : int
+        Estimated bytes of C; 8 for each row if C does not leave the GPU.
     b_read : int
-        Bytes of B's Zarr chunks in which those rows lie; each is decoded whole.
+        Bytes of the Zarr chunks that hold these rows of B; each is decoded whole.
     """
 
     start: int
@@ -133,41 +137,42 @@ class Block:
 
     @property
     def needed(self) -> int:
-        """Bytes of the block pair and its result: the left side of hySpMM's equation 3."""
+        """Bytes of the rows of A and B and of their product: the left side of hySpMM's equation 3."""
         return self.a_bytes + self.b_bytes + self.c_bytes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How A @ B is cut, what each part takes, and what it should cost.
+    """How A @ B is cut, and what each part takes.
 
     Attributes
     ----------
     a, b, c : Operand
-        C with its estimated nnz.
+        The nnz of C is estimated.
     engine : str
         What multiplies a block.
     memory_limit : int
-        Bytes a worker may use: of the host's memory, or of the GPU's with an engine of `GPU_ENGINES`.
-    host_limit, reserved_memory : int
-        Bytes of the host's memory that a worker may use, the same as `memory_limit` without a GPU; and of these what it
-        holds throughout: B where resident, workspace, read buffers.
-    device_memory : int
-        Bytes of the GPU's memory that a worker takes.
-    pairs : int
-        Block pairs in flight on a worker, np of hySpMM's equation 5.
+        Bytes that a worker may use: of the GPU's memory with an engine of `GPU_ENGINES`, else of the host's.
+    reserved_memory : int
+        Bytes of the host's memory that a worker holds throughout: a resident B, workspace, read buffers.
+    blocks_in_flight : int
+        Blocks that a worker reads, multiplies or writes at once, np of hySpMM's equation 5.
     resident : bool
-        Whether B stays in a worker's memory for the whole run.
+        Whether all of B is in each worker's memory for the whole run.
     chunk : int
         Elements of C's Zarr chunks.
     inner_bounds, column_bounds : tuple of int
-        Cuts of the inner dimension (used by blocks that are `split`) and of B's columns.
+        Bounds of the parts of the inner dimension, for blocks that are `split`, and of the parts of B's columns.
     blocks : tuple of Block
         In order of rows.
     expansion : int
-        Products in all.
+        Products of all blocks.
+    host_limit : int
+        Bytes of the host's memory that a worker may use.
+    device_memory : int
+        Bytes of the GPU's memory that a worker takes; 0 without a GPU.
     counted : bool
-        Whether these were counted; of a triangle they are estimated.
+        Whether `expansion` was counted; the products of a triangle are estimated.
     """
 
     a: Operand
@@ -176,7 +181,7 @@ class Plan:
     engine: str
     memory_limit: int
     reserved_memory: int
-    pairs: int
+    blocks_in_flight: int
     resident: bool
     chunk: int
     inner_bounds: tuple[int, ...]
@@ -193,7 +198,7 @@ class Plan:
         return self.engine in GPU_ENGINES
 
     def through_gpu(self, memory_limit: int) -> Plan:
-        """Return the plan for GPUs of so many bytes; how it is cut depends on the host's memory alone."""
+        """Return the plan for GPUs with `memory_limit` bytes; its cuts depend on the host's memory alone."""
         number = self.c.value_bytes // math.prod(self.c.block)
         entry = number * math.prod(self.b.block) + self.b.index_bytes + (PAIR_BYTES if self.b.block != (1, 1) else 0)
         resident = self.b.nnz * entry + 8 * self.b.shape[0]
@@ -202,17 +207,17 @@ class Plan:
 
     @property
     def rates(self) -> dict[str, float]:
-        """What a worker does in a second; see `RATES`."""
+        """What a worker does; see `RATES` for the units."""
         return RATES | (GPU_RATES if self.on_gpu else {})
 
     @property
     def inner_blocks(self) -> int:
-        """Cuts of the inner dimension that some block uses."""
+        """Parts of the inner dimension; 1 if no block is split."""
         return len(self.inner_bounds) - 1 if any(block.split for block in self.blocks) else 1
 
     @property
     def column_blocks(self) -> int:
-        """Cuts of B's columns."""
+        """Parts of B's columns."""
         return len(self.column_bounds) - 1
 
     @property
@@ -226,17 +231,17 @@ class Plan:
 
     @property
     def projected_memory(self) -> int:
-        """Bytes of the limited memory that the worst worker should reach."""
+        """Bytes that a worker should reach at the most, of the memory that `memory_limit` limits."""
         return self.device_memory if self.on_gpu else self.projected_host_memory
 
     @property
     def projected_host_memory(self) -> int:
-        """Bytes of the host's memory that the worst worker should reach."""
-        return self.reserved_memory + self.pairs * max((block.needed for block in self.blocks), default=0)
+        """Bytes of the host's memory that a worker should reach at the most."""
+        return self.reserved_memory + self.blocks_in_flight * max((block.needed for block in self.blocks), default=0)
 
     @property
     def compression(self) -> float:
-        """Products per entry of C, as estimated."""
+        """Compression ratio: products per estimated entry of C."""
         return self.expansion / self.c.nnz if self.c.nnz else 1.0
 
     @property
@@ -268,13 +273,13 @@ class Plan:
         }
 
     def _product_seconds(self) -> float:
-        """Return the seconds of one product, of numbers or of blocks."""
-        within = self.a.block[0] * self.a.block[1] * self.b.block[1]
-        return 1 / self.rates["product"] + (within / self.rates["within"] if within > 1 else 0.0)
+        """Return the seconds of one product, of numbers or of dense blocks."""
+        inside = self.a.block[0] * self.a.block[1] * self.b.block[1]
+        return 1 / self.rates["product"] + (inside / self.rates["dense"] if inside > 1 else 0.0)
 
     @property
     def rereads(self) -> bool:
-        """Whether reading takes longer than all else, because block after block decodes the same Zarr chunks of B."""
+        """Whether reading takes longer than all other stages because blocks decode the same Zarr chunks of B again."""
         seconds = self.stage_seconds()
         return not self.resident and 2 * seconds["preprocess"] > sum(seconds.values())
 
@@ -285,23 +290,25 @@ class Plan:
         return max(seconds, key=lambda stage: seconds[stage])
 
     def seconds(self, workers: int) -> float:
-        """Return the wall time that `workers` workers should need; blocks are scheduled by one process."""
+        """Return the wall time that `workers` workers should need, in seconds; one process schedules the blocks."""
         stages = self.stage_seconds()
         schedule = stages.pop("schedule")
         start = RATES["start"] if len(self.blocks) > 1 else 0.0
         return start + max(sum(stages.values()) / max(1, min(workers, len(self.blocks))), schedule)
 
     def to_json(self) -> str:
-        """Serialise; the same plan gives the same text."""
-        return json.dumps(asdict(self), sort_keys=True)
+        """Return the plan as JSON; equal plans give equal text."""
+        fields = {JSON_KEYS.get(name, name): value for name, value in asdict(self).items()}
+        return json.dumps(fields, sort_keys=True)
 
     @staticmethod
     def from_json(text: str | bytes) -> Plan:
-        """Restore what `to_json` wrote."""
-        raw = json.loads(text)
+        """Restore a plan from the text of `to_json`."""
+        names = {key: name for name, key in JSON_KEYS.items()}
+        raw = {names.get(key, key): value for key, value in json.loads(text).items()}
         for name in ("a", "b", "c"):
-            pairs = {key: tuple(raw[name][key]) for key in ("shape", "block")}
-            raw[name] = Operand(**(raw[name] | pairs))
+            tuples = {key: tuple(raw[name][key]) for key in ("shape", "block")}
+            raw[name] = Operand(**(raw[name] | tuples))
         for name in ("inner_bounds", "column_bounds"):
             raw[name] = tuple(raw[name])
         raw["blocks"] = tuple(Block(**block) for block in raw["blocks"])
@@ -321,7 +328,7 @@ class Plan:
             "projected_memory": self.projected_memory,
             "host_limit": self.host_limit,
             "projected_host_memory": self.projected_host_memory,
-            "pairs": self.pairs,
+            "pairs": self.blocks_in_flight,
             "b_resident": self.resident,
             "chunk": self.chunk,
             "stage_bytes": self.stage_bytes(),
@@ -331,7 +338,19 @@ class Plan:
 
 
 def even_bounds(weights: np.ndarray[Any, np.dtype[Any]], parts: int) -> tuple[int, ...]:
-    """Cut ``range(len(weights))`` into `parts` ranges of about equal weight, none empty.
+    """Cut ``range(len(weights))`` into ranges of about equal weight.
+
+    Parameters
+    ----------
+    weights : (n,) numbers
+        Not negative.
+    parts : int
+        Number of ranges, at most n.
+
+    Returns
+    -------
+    tuple of int
+        Where the ranges begin, and n; no range is empty.
 
     Examples
     --------

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import spdist
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.bsr import multiply_gpu as bsr_gpu
+from spdist.kernels.cuda.constants import TASK_PAIRS
 from spdist.matrices.bsr import BSR, entries
 from spdist.matrices.csr import CSR
 from tests.kernels.bsr.test_multiply_cpu import assert_is_block_product, block_matrix
@@ -166,7 +167,7 @@ def test_tasks_have_all_blocks_once_and_about_as_many_pairs(most):
     lengths = rng.integers(1, 200, 300) * (rng.random(300) < 0.5)
     indptr = np.append(0, np.cumsum(lengths)).astype(np.int32)
     ends = np.cumsum(rng.integers(1, most + 1, indptr[-1]))
-    tasks = -(-int(ends[-1]) // bsr_gpu.SHARE)
+    tasks = -(-int(ends[-1]) // TASK_PAIRS)
     firsts, rows = cupy.empty(tasks + 1, np.int64), cupy.empty((tasks, 2), np.int64)
     args = tasks, len(ends), len(lengths), cupy.asarray(ends), cupy.asarray(indptr), firsts, rows
     names = bsr_gpu.kernels("double", "int", "int", bsr_gpu.method_of("double", (2, 2, 2), True))
@@ -175,10 +176,10 @@ def test_tasks_have_all_blocks_once_and_about_as_many_pairs(most):
     assert (firsts[0], firsts[-1]) == (0, len(ends))
     assert (np.diff(firsts) >= 0).all()
     for task, (first, stop) in enumerate(itertools.pairwise(firsts)):
-        assert stop - first <= 2 * bsr_gpu.SHARE
-        assert stop == len(starts) or starts[stop] >= (task + 1) * bsr_gpu.SHARE
+        assert stop - first <= 2 * TASK_PAIRS
+        assert stop == len(starts) or starts[stop] >= (task + 1) * TASK_PAIRS
         if first < stop:
-            assert starts[stop - 1] - starts[first] < 2 * bsr_gpu.SHARE
+            assert starts[stop - 1] - starts[first] < 2 * TASK_PAIRS
             assert indptr[rows[task, 0]] <= first < indptr[rows[task, 0] + 1]
             assert indptr[rows[task, 1]] < stop <= indptr[rows[task, 1] + 1]
 

@@ -18,10 +18,12 @@ from numpy.testing import assert_array_equal
 import spdist
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.cpu import multiply as cpu
+from spdist.kernels.cpu import product_counts
 from spdist.kernels.cpu import workspace as cpu_sizes
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import PLUS_TIMES, SEMIRINGS, Semiring
-from spdist.matrices.csr import CSR, check_canonical, from_scipy
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR, from_scipy
 from tests.kernels.cpu.test_multiply import assert_same, random_csr
 from tests.support.strategies import FLOATS, csr_matrices, csr_pairs
 
@@ -340,14 +342,14 @@ def test_memory_is_that_of_what_is_kept() -> None:
     a, b = random_csr(20_000, 500, 12, 1), random_csr(500, 50_000, 60, 2)
     options = ProductSpec(top_n=5)
     cpu.multiply(a, b, threads=2, spec=options)
-    products = cpu.row_products(a, np.diff(b.indptr))
+    products = product_counts.row_products(a, np.diff(b.indptr))
     tracemalloc.start()
     c = cpu.multiply(a, b, threads=2, spec=options)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     fixed = cpu_sizes.cpu_workspace("numba", 50_000, int(products.max()), 8, 4, 2)
     fixed += cpu_sizes.fused_workspace(min(50_000, int(products.max())), 0, 5, 8, 4, 2)
-    counting = 4 * a.nrows * 8 + 2 * cpu.SAMPLE * 24  # row_products
+    counting = 4 * a.nrows * 8 + 2 * product_counts.SAMPLE * 24  # row_products
     assert peak <= c.nbytes + fixed + counting
     assert int(products.sum()) * 12 > 20 * peak
 

@@ -17,9 +17,13 @@ from numpy.testing import assert_array_equal
 
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.cpu import multiply as cpu
+from spdist.kernels.cpu import prepare
+from spdist.kernels.cpu.product_counts import estimate_products, row_products
 from spdist.kernels.cpu.workspace import cpu_workspace
 from spdist.kernels.product_spec import Epilogue, ProductSpec
-from spdist.matrices.csr import CSR, check_canonical, from_scipy, index_dtype, result_dtype
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.dtypes import index_dtype, result_dtype
 from tests.conftest import random_matrix
 from tests.support.strategies import DTYPES, FLOATS, csr_pairs
 
@@ -237,7 +241,7 @@ def test_read_only_operands_need_no_other_kernel() -> None:
 def test_measured_memory_stays_below_the_workspace(engine: Any, threads: int, ncols: int) -> None:
     a, b = random_csr(4_000, 1_000, 12, 1), random_csr(1_000, ncols, 25, 2)
     capacity = cpu.multiply(a, b, engine=engine).nnz  # and whatever is loaded once is loaded
-    longest = int(cpu.row_products(a, np.diff(b.indptr)).max())
+    longest = int(row_products(a, np.diff(b.indptr)).max())
     peaks = []
     for _ in range(3):  # what other threads of the tests allocate meanwhile counts too: the least is the call's own
         tracemalloc.start()
@@ -255,17 +259,17 @@ def test_workspace_does_not_grow_with_columns_for_numba() -> None:
 
 
 def test_choose_is_deterministic_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "_ready", set())
+    monkeypatch.setattr(prepare, "_loaded", set())
     a = random_csr(100, 100, 3)
     wide = CSR(a.indptr, a.indices, a.data, (100, 10**8))
-    assert cpu.choose(a, a)[0] == "scipy"
-    assert cpu.choose(a, a) == cpu.choose(a, a)
-    assert cpu.choose(a, wide)[0] == "numba"
-    assert cpu.choose(a, a, workspace_limit=1000)[0] == "numba"
+    assert prepare.choose(a, a)[0] == "scipy"
+    assert prepare.choose(a, a) == prepare.choose(a, a)
+    assert prepare.choose(a, wide)[0] == "numba"
+    assert prepare.choose(a, a, workspace_limit=1000)[0] == "numba"
     heavy = random_csr(2_000, 2_000, 150)
-    assert cpu.choose(heavy, heavy)[0] == "numba"
+    assert prepare.choose(heavy, heavy)[0] == "numba"
     cpu.multiply(a, a, engine="numba")
-    assert cpu.choose(a, a)[0] == "numba"
+    assert prepare.choose(a, a)[0] == "numba"
 
 
 @given(pair=csr_pairs())
@@ -274,20 +278,20 @@ def test_row_products_count_each_row(pair: tuple[CSR, CSR]) -> None:
     a, b = pair
     nnz = np.diff(b.indptr)
     expected = [int(nnz[a.indices[a.indptr[i] : a.indptr[i + 1]]].sum()) for i in range(a.nrows)]
-    assert_array_equal(cpu.row_products(a, nnz), np.array(expected, np.int64))
-    assert cpu.estimate_products(a, b) == sum(expected)
+    assert_array_equal(row_products(a, nnz), np.array(expected, np.int64))
+    assert estimate_products(a, b) == sum(expected)
 
 
 def test_row_products_over_several_blocks() -> None:
     a = random_csr(30_000, 500, 6)
     nnz = np.random.default_rng(3).integers(0, 9, 500)
     weights = sp.csr_matrix((np.ones(a.nnz, np.int64), a.indices, a.indptr), shape=a.shape)
-    assert_array_equal(cpu.row_products(a, nnz), weights @ nnz)
+    assert_array_equal(row_products(a, nnz), weights @ nnz)
 
 
 def test_wrong_input_is_refused() -> None:
     a, b = random_csr(3, 4, 2), random_csr(3, 4, 2)
-    with pytest.raises(MatrixError, match="as many rows of B as A has columns"):
+    with pytest.raises(MatrixError, match="as many columns as B has rows"):
         cpu.multiply(a, b)
     square = random_csr(4, 4, 2)
     half = CSR(square.indptr, square.indices, square.data.astype(np.float16), square.shape)
@@ -308,7 +312,7 @@ def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch
     def broken(*_: Any) -> Any:
         raise MemoryError("no scratch")
 
-    monkeypatch.setattr(cpu, "_slice_stop", broken)
+    monkeypatch.setattr("spdist.kernels.cpu.numba_engine.slice_stop", broken)
     with pytest.raises(MemoryError, match="no scratch"):
         cpu.multiply(a, b, engine="numba", threads=2)
 

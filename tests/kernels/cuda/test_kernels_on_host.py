@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from spdist.kernels.bsr import multiply_gpu as bsr_gpu
+from spdist.kernels.esc import multiply as esc
+from spdist.kernels.esc import product as esc_product
 from spdist.kernels.semirings import SEMIRINGS
-from spdist.kernels.spmv import sell, sell_cpu, sell_format, sell_gpu
+from spdist.kernels.spmv.sell import build_cpu, build_gpu, layout, sell
 from tests.kernels.bsr import test_multiply_gpu as blocks_on_gpu
 from tests.kernels.bsr.test_multiply_cpu import block_matrix
+from tests.kernels.esc import test_multiply_gpu as sorted_products
 from tests.kernels.rowwise_gpu import test_epilogue as answers
 from tests.kernels.rowwise_gpu import test_multiply as products
 from tests.kernels.spmv import test_sell_gpu as rows_in_chunks
@@ -101,7 +104,7 @@ def test_what_is_expected_of_c_may_be_wrong(monkeypatch, share):
     products.test_what_is_expected_of_c_may_be_wrong(monkeypatch, share)
 
 
-@pytest.mark.parametrize("spread", [products.rowwise_gpu.NARROW_COLUMNS - 1, products.rowwise_gpu.NARROW_COLUMNS])
+@pytest.mark.parametrize("spread", [products.NARROW_COLUMNS - 1, products.NARROW_COLUMNS])
 def test_wide_matrices_of_rows_that_are_not(spread):
     for entries in (1, 80, 300):
         products.test_wide_matrices_of_rows_that_are_not(spread, entries)
@@ -134,6 +137,23 @@ def test_products(share):
         shape, kinds = rng.choice([1, 7, 100, 300, 700], 3).tolist(), rng.choice(products.KINDS, 2).tolist()
         for everywhere, deterministic in ((False, False), (True, False), (True, True)):
             equals_scipy(seed, tuple(shape), kinds, products.TYPES[0], deterministic, everywhere, share)
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_expansion_sorting_compression(monkeypatch, limit):
+    """Rows of all classes, and long ones in several slices, of which the pool does not hold all."""
+    monkeypatch.setattr(esc_product, "SHARED_RESERVED", (227 - 24) << 10)  # tiles of few products
+    lengths = np.concatenate([[0, 1, 3, 40, 700], np.arange(30) % 7, [9000, 4000, 0, 2000]])
+    a = sorted_products.random_rows(len(lengths), 400, lengths, 1)
+    b = sorted_products.random_rows(400, 20_000, np.arange(400) % 7, 2)
+    product = esc.product_of(sorted_products.to_gpu(a), sorted_products.to_gpu(b))
+    assert product.tile.max_products < lengths.max()
+    c = esc.multiply(product.a, product.b, workspace_limit=None if limit is None else limit << 20)
+    sorted_products.assert_product(sorted_products.to_host(c), a, b)
+
+
+def test_columns_that_esc_refuses():
+    sorted_products.test_refuses_columns_out_of_range()
 
 
 @pytest.fixture
@@ -186,12 +206,12 @@ def sell_on_gpu(monkeypatch):
 
     def builder(a, lanes, height, threads):
         if isinstance(a.indptr, host_cupy.HostArray):
-            return sell_gpu.Builder(a, lanes, height)
-        return sell_cpu.Builder(a, lanes, height, threads)
+            return build_gpu.Builder(a, lanes, height)
+        return build_cpu.Builder(a, lanes, height, threads)
 
     monkeypatch.setattr(sell, "_builder", builder)
-    of = sell_format.module_of
-    monkeypatch.setattr(sell_format, "module_of", lambda x: cupy if isinstance(x, host_cupy.HostArray) else of(x))
+    of = layout.module_of
+    monkeypatch.setattr(layout, "module_of", lambda x: cupy if isinstance(x, host_cupy.HostArray) else of(x))
 
 
 @pytest.mark.parametrize("options", rows_in_chunks.PLACES, ids=str)
@@ -219,7 +239,7 @@ def test_lists_are_shared_as_on_the_host(sell_on_gpu, collisions, monkeypatch, n
 @pytest.mark.parametrize(("side", "found"), [(2, 2), (3, 3), (4, 4), (6, 6), (5, 1)])
 def test_dense_blocks_are_found(side, found):
     m = rows_in_chunks.on_gpu(as_csr(blocks(side, 61, side)))
-    assert sell_gpu.Builder(m, 32, 0).find_block() == found
+    assert build_gpu.Builder(m, 32, 0).find_block() == found
 
 
 @pytest.mark.parametrize("side", [2, 3, 4, 6])

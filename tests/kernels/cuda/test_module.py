@@ -20,7 +20,7 @@ def launched(monkeypatch):
     """Give a module and the launches that it makes: grid, block, shared memory and the words of the arguments."""
     runtime = SimpleNamespace(free=lambda address: None)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
-    module._arguments.cache_clear()
+    module._argument_memory.cache_clear()
     seen = []
 
     def launch(kernel, *rest):
@@ -33,7 +33,7 @@ def launched(monkeypatch):
     made._kernels = {"kernel": SimpleNamespace(kernel=SimpleNamespace(ptr=11), max_dynamic_shared_size_bytes=1 << 20)}
     made._launch, made._stream = launch, lambda: SimpleNamespace(ptr=22)
     yield made, seen
-    module._arguments.cache_clear()
+    module._argument_memory.cache_clear()
 
 
 def test_arguments_take_eight_bytes_each(launched):
@@ -56,7 +56,7 @@ def test_threads_do_not_share_arguments(launched):
 
     def work():
         made("kernel", 1, 32, (1,) * 6)
-        places.add(module._arguments().table)
+        places.add(module._argument_memory().table)
 
     work()
     thread = threading.Thread(target=work)
@@ -72,7 +72,7 @@ class Driver:
         self.seen, self.status = [], status
 
     def cuLaunchKernelEx(self, config, kernel, table, extra):  # noqa: N802
-        found = module._Config.from_address(config.value)
+        found = module._LaunchConfig.from_address(config.value)
         attribute = (ctypes.c_uint * 18).from_address(found.attributes)
         words = [ctypes.c_int64.from_address(at).value for at in (ctypes.c_int64 * 2).from_address(table.value)]
         assert (found.count, tuple(attribute[:3]), kernel.value, extra) == (1, (6, 0, 1), 11, None)

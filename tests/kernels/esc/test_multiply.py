@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spdist.kernels.esc import multiply as esc
-from spdist.kernels.esc.workspace import ESC_BUCKET, ESC_LIMIT, esc_workspace
+from spdist.kernels.cuda.constants import ROW_CLASSES
+from spdist.kernels.esc.long_rows import long_table, slices
+from spdist.kernels.esc.row_classes import ESC_CLASSES, classes_that_fit, share_rows
+from spdist.kernels.esc.workspace import ESC_BUCKET, ESC_LIMIT, EscSizes, esc_workspace
 
 COUNTS = st.lists(st.integers(0, 50), max_size=30)
 TILE = 8192
@@ -19,22 +21,21 @@ TILE = 8192
 @given(COUNTS, st.integers(1, 60))
 def test_slices_take_every_row_once_and_fit(tiles, most):
     before = np.cumsum([0, *(t + 1 for t in tiles)])
-    cut = esc.slices(before, most)
+    cut = slices(before, most)
     assert [row for first, last in cut for row in range(first, last)] == list(range(len(tiles)))
     assert all(before[last] - before[first] <= most or last == first + 1 for first, last in cut)
 
 
 @given(st.lists(st.integers(0, 5000), min_size=16, max_size=16))
 def test_groups_take_every_row_once_and_hold_it(counts):
-    kinds = esc.KINDS
-    work = esc.group_rows(counts, kinds)
+    work = share_rows(counts, ESC_CLASSES)
     first = counts[0]
-    most = np.repeat([0, *(kind.most for kind in kinds), 2**62], counts)
-    for kind, start, rows in work:
+    most = np.repeat([0, *(c.max_products for c in ESC_CLASSES), 2**62], counts)
+    for row_class, start, rows in work:
         assert (start, rows > 0) == (first, True)
-        assert most[start : start + rows].max() <= kind.most
+        assert most[start : start + rows].max() <= row_class.max_products
         first += rows
-    assert first == sum(counts[: len(kinds) + 1])
+    assert first == sum(counts[: len(ESC_CLASSES) + 1])
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(TILE + 1, 2**28)), max_size=20), st.randoms())
@@ -44,7 +45,7 @@ def test_table_of_long_rows(rows, random):
     described = np.zeros((3, len(rows) + 1), np.int64)
     for at, row in enumerate(order):
         described[:, at] = (row, *rows[row])
-    table = esc.long_table(described, TILE)
+    table = long_table(described, TILE)
     assert table[0, :-1].tolist() == list(range(len(rows)))
     for row, (entries, products) in enumerate(rows):
         assert table[1, row + 1] - table[1, row] == entries
@@ -54,20 +55,20 @@ def test_table_of_long_rows(rows, random):
 
 
 def test_classes_rise_and_fit():
-    most = [kind.most for kind in esc.KINDS]
+    most = [c.max_products for c in ESC_CLASSES]
     assert most == sorted(set(most))
-    assert len(most) + 2 <= esc.CLASSES
-    assert all(kind.most < 1 << 16 for kind in esc.KINDS)
-    assert esc.suited_kinds(225 << 10, 16, 8)[-1].most == TILE  # H100, complex128
-    assert esc.suited_kinds(161 << 10, 16, 8)[-1].most == TILE // 2  # A100
-    assert esc.suited_kinds(97 << 10, 16, 8)[-1].most >= 2048
+    assert len(most) + 2 <= ROW_CLASSES
+    assert all(c.max_products < 1 << 16 for c in ESC_CLASSES)
+    assert classes_that_fit(225 << 10, 16, 8)[-1].max_products == TILE  # H100, complex128
+    assert classes_that_fit(161 << 10, 16, 8)[-1].max_products == TILE // 2  # A100
+    assert classes_that_fit(97 << 10, 16, 8)[-1].max_products >= 2048
 
 
-@pytest.mark.parametrize("kind", esc.KINDS)
-def test_keys_hold_column_and_number(kind):
+@pytest.mark.parametrize("row_class", ESC_CLASSES)
+def test_keys_hold_column_and_number(row_class):
     for ncols in (1, 2, 1 << 18, (1 << 19) + 1, 1 << 31, 1 << 40):
-        bits = 32 if kind.key(ncols) == "u32" else 64
-        assert (ncols - 1) << (kind.most - 1).bit_length() < 1 << bits
+        bits = 32 if row_class.key_type(ncols) == "u32" else 64
+        assert (ncols - 1) << (row_class.max_products - 1).bit_length() < 1 << bits
 
 
 SIZES = st.fixed_dictionaries(
@@ -83,19 +84,15 @@ LONG = st.tuples(st.integers(0, 100), st.integers(1, 10**5), st.integers(TILE + 
 def test_workspace_is_within_the_limit_or_says_what_it_needs(sizes, long, limit):
     rows, entries, products = long
     longest = products if rows else 100
-    work = esc_workspace(
-        **sizes, max_row_products=longest, long_rows=rows, long_entries=rows * entries, long_products=rows * products,
-        tile=TILE, limit=limit,
-    )  # fmt: skip
+    asked = EscSizes(
+        **sizes, max_row_products=longest, long_rows=rows, long_entries=rows * entries, long_products=rows * products
+    )
+    work = esc_workspace(asked, TILE, limit)
     assert work.pool_entries <= min(sizes["products"], sizes["nrows"] * sizes["ncols"])
     assert work.slice_tiles * TILE >= longest or rows == 0
     allowed = ESC_LIMIT if limit is None else limit
     assert work.total <= max(allowed, work.needed)
-    again = esc_workspace(
-        **sizes, max_row_products=longest, long_rows=rows, long_entries=rows * entries, long_products=rows * products,
-        tile=TILE, limit=work.needed,
-    )  # fmt: skip
-    assert again.total <= work.needed
+    assert esc_workspace(asked, TILE, work.needed).total <= work.needed
 
 
 @given(SIZES, LONG)
@@ -103,16 +100,16 @@ def test_workspace_grows_with_its_arguments(sizes, long):
     rows, entries, products = long
     if rows == 0:
         return
-    common = dict(sizes, max_row_products=products, tile=TILE)
-    exact = esc_workspace(**common, long_rows=rows, long_entries=rows * entries, long_products=rows * products)
-    bound = esc_workspace(
+    common = dict(sizes, max_row_products=products)
+    exact = EscSizes(**common, long_rows=rows, long_entries=rows * entries, long_products=rows * products)
+    bound = EscSizes(
         **common, long_rows=rows + 1, long_entries=rows * entries + 5, long_products=rows * products + TILE
     )
-    assert exact.needed <= bound.needed
+    assert esc_workspace(exact, TILE).needed <= esc_workspace(bound, TILE).needed
 
 
 def model_long_row(columns: np.ndarray, values: np.ndarray, tile: int, slots: int) -> tuple[list[int], list[float]]:
-    """Return the sums by column as `esc.cu` makes those of a long row: sorted tiles, merged by ranges of columns."""
+    """Return a long row's sums by column as `long_rows.cu` makes them: sorted tiles, merged by ranges of columns."""
     tiles = []
     for start in range(0, len(columns), tile):
         order = np.argsort(columns[start : start + tile], kind="stable")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from spdist.errors import MatrixError, MemoryBoundError
 from spdist.kernels.esc import multiply as esc
-from spdist.kernels.esc.workspace import esc_workspace
+from spdist.kernels.esc.workspace import EscSizes, esc_workspace
 from spdist.matrices.csr import CSR
 
 pytestmark = pytest.mark.gpu
@@ -205,10 +205,10 @@ def test_peak_stays_within_the_workspace(limit):
         peak = pool.total_bytes() - sum(-(-m.nbytes // 512) * 512 for m in (c.indptr, c.indices, c.data))
     products = 8 * int(lengths.sum())
     rows = int((lengths > 1024).sum())
-    planned = esc_workspace(
-        20_000, 20_000, products, 72_000, 8, 4, long_rows=rows, long_entries=9000 * rows, long_products=72_000 * rows,
-        tile=8192, limit=limit,
-    )  # fmt: skip
+    sizes = EscSizes(
+        20_000, 20_000, products, 72_000, 8, 4, long_rows=rows, long_entries=9000 * rows, long_products=72_000 * rows
+    )
+    planned = esc_workspace(sizes, 8192, limit)
     assert peak <= planned.total
     assert limit is None or planned.total <= limit
 

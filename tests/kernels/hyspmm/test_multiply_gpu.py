@@ -15,7 +15,10 @@ from spdist.errors import MatrixError, MemoryBoundError
 from spdist.kernels.cuda.pinned import pinned
 from spdist.kernels.hyspmm import multiply as hyspmm
 from spdist.kernels.hyspmm import workspace as hyspmm_sizes
-from spdist.matrices.csr import CSR, from_scipy, index_dtype
+from spdist.kernels.hyspmm.plan import HyspmmTuning, plan_product
+from spdist.kernels.hyspmm.preparation import BlockPreparation
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.dtypes import index_dtype
 from tests.support.strategies import csr_pairs
 
 pytestmark = pytest.mark.gpu
@@ -95,7 +98,7 @@ def test_every_group_of_lengths(variant, dtype):
 def test_many_blocks_have_the_same_bits(variant, pairs):
     a, b = ragged(2000, 300, 40_000, seed=4)
     whole = hyspmm.multiply(a, b, variant="distinct")
-    cost = hyspmm_sizes.block_cost(hyspmm_sizes.Types(8, 4, 4))
+    cost = hyspmm_sizes.block_cost(hyspmm_sizes.ItemBytes(8, 4, 4))
     lengths = np.diff(b.indptr)
     longest = max(int(lengths[a.indices[a.indptr[i] : a.indptr[i + 1]]].sum()) for i in range(a.nrows))
     limit = int(pairs * cost.bytes(1, 300, longest) / 0.9) + 1
@@ -162,9 +165,9 @@ def test_device_memory_stays_within_the_limit(variant):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_one_prepared_block(variant):
     a, b = ragged(300, 200, 900, seed=9, long=1)
-    task = hyspmm.plan(a, b, variant=variant, memory_limit=1 << 30)
-    assert len(task.cuts) == 2
-    block = hyspmm.multiply_block(hyspmm.Preparation(task, pinned).take(0), task)
+    plan = plan_product(a, b, variant=variant, memory_limit=1 << 30)
+    assert len(plan.cuts) == 2
+    block = hyspmm.multiply_block(BlockPreparation(plan, pinned).take(0), plan)
     c = CSR(block.indptr.get().astype(np.int64), block.indices.get(), block.data.get(), block.shape)
     assert_product(c, a, b)
 
@@ -178,11 +181,10 @@ def test_result_outlives_the_next_product():
 
 
 @pytest.mark.parametrize("bound", [0, 1 << 40])
-def test_a_result_larger_than_estimated(bound, monkeypatch):
+def test_a_result_larger_than_estimated(bound):
     """The first rows compress well, the rest not at all."""
-    monkeypatch.setattr(hyspmm, "SMALL_RESULT", bound)
-    monkeypatch.setattr(hyspmm, "MARGIN", 1.0)
+    tuning = HyspmmTuning(small_result=bound, margin=1.0)
     dense = sp.csr_matrix(np.ones((200, 200)))
     a = from_scipy(sp.block_diag([dense, sp.identity(30_000)], "csr"))
-    c = hyspmm.multiply(a, a, memory_limit=4 << 20)
+    c = hyspmm.multiply(a, a, memory_limit=4 << 20, tuning=tuning)
     assert_product(c, a, a)

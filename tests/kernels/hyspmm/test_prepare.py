@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from spdist.errors import MatrixError
 from spdist.kernels.hyspmm.prepare import survey
-from spdist.matrices.csr import CSR, check_canonical, empty
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR, empty
 from spdist.scheduler.execution.worker import check_rows
 from tests.support.strategies import csr_matrices
 

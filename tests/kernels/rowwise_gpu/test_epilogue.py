@@ -11,16 +11,17 @@ import scipy.sparse as sp
 import spdist
 from spdist.errors import InputError, MatrixError
 from spdist.kernels import reduction_spec
+from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.kernels.product_spec import Epilogue, ProductSpec
+from spdist.kernels.rowwise_gpu import analysis, triangle, workspace
 from spdist.kernels.rowwise_gpu import epilogue as gpu_epilogue
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
-from spdist.kernels.rowwise_gpu import workspace
 from spdist.kernels.semirings import SEMIRINGS, Semiring
 from spdist.kernels.streaming import pipeline
 from spdist.matrices.csr import CSR, from_scipy
 from tests.conftest import pattern_product, random_matrix, upper
 from tests.kernels.esc.test_multiply_gpu import poisoned as poisoned_pool
-from tests.kernels.rowwise_gpu.test_multiply import a_matrix, to_gpu
+from tests.kernels.rowwise_gpu.test_multiply import EVERYWHERE, a_matrix, to_gpu
 
 pytestmark = pytest.mark.gpu
 
@@ -118,10 +119,7 @@ def poisoned():
 def everywhere(request, monkeypatch):
     """Send rows to every family of kernels at small sizes too."""
     if request.param:
-        for name, value in (("NODE_LEAST", 1), ("NODE_PRODUCTS", (16, 16384)), ("FEW_SLOTS", 0), ("FEW_ROWS", 0)):
-            monkeypatch.setattr(rowwise_gpu, name, value)
-        for name in ("FEW_ROWS_AT_ONCE", "FEW_SHORT_ROWS", "FEW_PARTS"):
-            monkeypatch.setattr(rowwise_gpu, name, 0)
+        monkeypatch.setattr(rowwise_gpu, "TUNING", EVERYWHERE)
         monkeypatch.setattr(workspace, "SMALL_BYTES", 0)
 
 
@@ -154,9 +152,9 @@ def confined(c: CSR, mask: CSR, complement: bool) -> CSR:
 
 SHARES = {
     "as chosen": {},
-    "tasks": {"SEARCH_GAIN": 1 << 30, "ROW_PRODUCTS": 16, "ROW_MASK": 8, "TASK_PRODUCTS": 64, "ROWS_AT_ONCE": 1},
-    "searched": {"SEARCH_GAIN": 1, "ROW_PRODUCTS": 200, "TASK_PRODUCTS": 500, "ROWS_AT_ONCE": 100},
-    "warps": {"ROW_PRODUCTS": 1 << 40, "ROW_MASK": 1 << 40},
+    "tasks": {"search_gain": 1 << 30, "row_products": 16, "row_mask": 8, "task_products": 64, "rows_per_turn": 1},
+    "searched": {"search_gain": 1, "row_products": 200, "task_products": 500, "rows_per_turn": 100},
+    "warps": {"row_products": 1 << 40, "row_mask": 1 << 40},
 }
 """How rows are shared out: small tasks, tasks and warps that search, and warps alone."""
 
@@ -188,8 +186,7 @@ def test_masks_equal_numpy(monkeypatch, shares, name, kinds):
     """Rows that warps and thread blocks take, of masks that are searched for, and looked up."""
     from spdist.kernels.rowwise_gpu import masked as masked_gpu
 
-    for share, value in SHARES[shares].items():
-        monkeypatch.setattr(masked_gpu, share, value)
+    monkeypatch.setattr(masked_gpu, "TUNING", masked_gpu.MaskTuning(**SHARES[shares]))
     kind, of_mask = kinds.split()
     ring = OWN if name == "least product" else SEMIRINGS[name]
     dtype = {"or_and": np.bool_, "plus_first": np.complex128}.get(name, np.float64)
@@ -212,8 +209,7 @@ def test_hubs_inside_masks(monkeypatch, shares):
     """Rows of A that are very long, as a whole and in their B; sums in order have the same bits again."""
     from spdist.kernels.rowwise_gpu import masked as masked_gpu
 
-    for share, value in SHARES[shares].items():
-        monkeypatch.setattr(masked_gpu, share, value)
+    monkeypatch.setattr(masked_gpu, "TUNING", masked_gpu.MaskTuning(**SHARES[shares]))
     rng = np.random.default_rng(7)
     lengths = [9000, 0, 1, 1500, 3, 40]
     rows, columns = np.repeat(np.arange(6), lengths), np.concatenate([rng.choice(9000, n, False) for n in lengths])
@@ -230,8 +226,7 @@ def test_masks_of_columns_far_apart(monkeypatch, shares):
     """Columns that share their bits in the filters, with whole numbers of 64 bits; masks that are long, or empty."""
     from spdist.kernels.rowwise_gpu import masked as masked_gpu
 
-    for share, value in SHARES[shares].items():
-        monkeypatch.setattr(masked_gpu, share, value)
+    monkeypatch.setattr(masked_gpu, "TUNING", masked_gpu.MaskTuning(**SHARES[shares]))
     rng = np.random.default_rng(8)
     ncols = 1 << 45
     of = np.array([0, 1, 31, 1 << 14, 1 << 17, 70_000])
@@ -270,10 +265,8 @@ def test_masks_of_no_rows_or_columns(shape):
 
 
 def test_masks_that_are_not_canonical():
-    from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
-
     m = rows_of(operand("sparse", 1, np.float64))
-    rowwise_gpu.check_canonical(on_gpu(m), "the mask")
+    analysis.check_canonical(on_gpu(m), "the mask")
     twice, outside = m.indices.copy(), m.indices.copy()
     row = int(np.argmax(np.diff(m.indptr)))
     twice[m.indptr[row] + 1], outside[-1] = twice[m.indptr[row]], m.ncols
@@ -282,7 +275,7 @@ def test_masks_that_are_not_canonical():
         (outside, "the mask: offsets that fall, or a col"),
     ):
         with pytest.raises(MatrixError, match=message):
-            rowwise_gpu.check_canonical(on_gpu(CSR(m.indptr, columns, m.data, m.shape)), "the mask")
+            analysis.check_canonical(on_gpu(CSR(m.indptr, columns, m.data, m.shape)), "the mask")
 
 
 def twice(m: sp.csr_matrix) -> sp.csr_matrix:
@@ -296,7 +289,7 @@ def twice(m: sp.csr_matrix) -> sp.csr_matrix:
 @pytest.mark.parametrize("kind", ["sparse", "dense", "skew", "longrow", "block"])
 def test_triangles_equal_numpy(everywhere, kind, name):
     """Of all rows and of the last, of rows that hold a column twice; counted, and inside and outside of a mask."""
-    from spdist.kernels.rowwise_gpu.epilogue import Work
+    from spdist.kernels.rowwise_gpu.epilogue import BlockEpilogue
 
     ring, dtype = SEMIRINGS[name], np.dtype({"or_and": "?", "plus_first": "c16"}.get(name, "f8"))
     a, b = twice(operand(kind, 1, dtype)), operand("skew" if kind == "longrow" else kind, 2, dtype)
@@ -311,21 +304,21 @@ def test_triangles_equal_numpy(everywhere, kind, name):
             of_mask = mask.rows(first, mask.nrows)
             made = confined(expected, of_mask, options.complement) if masked else expected
             for deterministic in (False, True):
-                work = Work(options, None, (a.shape[0] - base, b.shape[1]), dtype)
+                work = BlockEpilogue(options, None, (a.shape[0] - base, b.shape[1]), dtype)
                 c, held = work.make(left, right, first - base, deterministic)
                 assert_same(c, made)
                 assert held >= c.nnz
-        counted = Work(ProductSpec(triangle="upper", first_row=base), "row_nnz", expected.shape, dtype)
+        counted = BlockEpilogue(ProductSpec(triangle="upper", first_row=base), "row_nnz", expected.shape, dtype)
         lengths, _ = counted.make(left, right, first - base, False)
         np.testing.assert_array_equal(lengths.get(), np.diff(expected.indptr))
 
 
 def test_triangles_of_as_many_entries_as_pass_their_columns(monkeypatch):
-    from spdist.kernels.rowwise_gpu.epilogue import Work
+    from spdist.kernels.rowwise_gpu.epilogue import BlockEpilogue
 
-    monkeypatch.setattr(rowwise_gpu, "index_dtype", lambda columns: np.dtype(np.int64))
+    monkeypatch.setattr(triangle, "index_dtype", lambda columns: np.dtype(np.int64))
     a, b = operand("skew", 1, np.float64), operand("skew", 2, np.float64)
-    work = Work(ProductSpec(triangle="upper"), None, a.shape, np.dtype(np.float64))
+    work = BlockEpilogue(ProductSpec(triangle="upper"), None, a.shape, np.dtype(np.float64))
     c, _ = work.make(to_gpu(a), to_gpu(b), 0, True)
     assert c.indices.dtype == np.int32
     assert_same(c, upper(by_hand(a, b, SEMIRINGS["plus_times"])))
@@ -417,7 +410,7 @@ def test_epilogues_equal_numpy(dtype, norm):
         cuda="x * x", normalize=norm, drop_zeros=norm != "l2",
     )  # fmt: skip
     options = ProductSpec(epilogue=epilogue, top_n=20 if dtype[0] == "f" and norm is None else None)
-    work = gpu_epilogue.Work(options, None, c.shape, c.dtype)
+    work = gpu_epilogue.BlockEpilogue(options, None, c.shape, c.dtype)
     work.send()
     found = gpu_epilogue.finish(on_gpu(c), options, *work.on_device)
     assert_same(found, finished(c, options), 1e-5 if dtype in ("f4", "c8") else 1e-13)
@@ -434,7 +427,7 @@ REDUCTIONS = [
     if dtype != "c16" or not isinstance(what, reduction_spec.Histogram)  # complex values have no order
 ], ids=lambda one: str(one)[:20])  # fmt: skip
 def test_reductions_equal_numpy(dtype, what):
-    from spdist.kernels.rowwise_gpu.epilogue import Work
+    from spdist.kernels.rowwise_gpu.epilogue import BlockEpilogue
 
     c = mixed(5, dtype)
     c = CSR(c.indptr, c.indices % 70 if what == "trace" else c.indices, c.data, c.shape)
@@ -442,13 +435,13 @@ def test_reductions_equal_numpy(dtype, what):
         m = c.to_scipy().tocsr()
         m.sum_duplicates()
         c = CSR(m.indptr, m.indices, m.data.astype(dtype), c.shape)
-    work = Work(ProductSpec(top_n=2**20), what, c.shape, c.dtype)  # else rows are only counted
+    work = BlockEpilogue(ProductSpec(top_n=2**20), what, c.shape, c.dtype)  # else rows are only counted
     work.send()
     there = on_gpu(c)
     room = work.room(there)
     work.reduce(there, 3, room)
-    found = reduction_spec.result(what, work.part((work.sums if what == "column_sums" else room).get()), c.ncols)
-    expected = reduction_spec.result(what, reduction_spec.of_rows(what, c, 3), c.ncols)
+    found = reduction_spec.final_value(what, work.part((work.sums if what == "column_sums" else room).get()), c.ncols)
+    expected = reduction_spec.final_value(what, reduce_rows(what, c, 3), c.ncols)
     np.testing.assert_allclose(found, expected, rtol=1e-5 if dtype == "f4" else 1e-13)
     assert np.asarray(found).dtype == np.asarray(expected).dtype
 
@@ -485,8 +478,8 @@ def test_blocks_become_answers_within_the_limit(megabytes):
     assert_same(pipeline.multiply(a, a, device, spec=ring), by_hand(m, m, SEMIRINGS["min_plus"]))
     for what in ("trace", "frobenius", "nnz", "row_nnz", "column_sums"):
         found = pipeline.reduce(a, a, what, device)
-        expected = reduction_spec.of_rows(what, product, 0)
-        one, other = (reduction_spec.result(what, part, product.ncols) for part in (found, expected))
+        expected = reduce_rows(what, product, 0)
+        one, other = (reduction_spec.final_value(what, part, product.ncols) for part in (found, expected))
         np.testing.assert_allclose(one, other, rtol=1e-12, err_msg=what)
     assert device.peak <= megabytes << 20
 

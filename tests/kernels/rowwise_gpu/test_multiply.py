@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,14 +12,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spdist.errors import MatrixError, MemoryBoundError
+from spdist.kernels.cuda.constants import NARROW_COLUMNS
+from spdist.kernels.rowwise_gpu import analysis, workspace
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
-from spdist.kernels.rowwise_gpu import row_classes, workspace
+from spdist.kernels.rowwise_gpu.row_classes import RowTuning
 from spdist.matrices.csr import CSR
 from tests.kernels.esc.test_multiply_gpu import poisoned as poisoned_pool
 
 pytestmark = pytest.mark.gpu
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=80)
+EVERYWHERE = RowTuning(
+    node_least_rows=1, node_products=(16, 16384), few_slots=0, few_rows=0, few_rows_single_pass=0, few_short_rows=0,
+    few_parts=0,
+)  # fmt: skip
+"""Send rows to every family of kernels at small sizes too."""
 KINDS = ("sparse", "dense", "skew", "longrow", "block")
 TYPES = (  # values, columns, offsets: each choice is compiled apart
     (np.float64, np.int32, np.int32),
@@ -95,21 +103,13 @@ def test_equals_scipy(seed, shape, kinds, types, deterministic, everywhere, shar
     a, b = a_matrix(kinds[0], *shape[:2], rng), a_matrix(kinds[1], *shape[1:], rng)
     square = shape[0] == shape[1] == shape[2]
     with pytest.MonkeyPatch.context() as patch:
-        if everywhere:  # every family of kernels at small sizes too
-            patch.setattr(rowwise_gpu, "NODE_LEAST", 1)
-            patch.setattr(rowwise_gpu, "NODE_PRODUCTS", (16, 16384))
-            patch.setattr(rowwise_gpu, "FEW_SLOTS", 0)
-            patch.setattr(rowwise_gpu, "FEW_ROWS", 0)
-            patch.setattr(rowwise_gpu, "FEW_ROWS_AT_ONCE", 0)
-            patch.setattr(rowwise_gpu, "FEW_SHORT_ROWS", 0)
-            patch.setattr(rowwise_gpu, "FEW_PARTS", 0)
+        tuning = EVERYWHERE if everywhere else RowTuning()
         if seed % 2:  # as for large products
             patch.setattr(workspace, "SMALL_BYTES", 0)
         if share_at_once is not None:  # not counted before, up to several lengths; with samples that tell little
-            patch.setattr(rowwise_gpu, "AT_ONCE_ROWS", 1)
-            patch.setattr(rowwise_gpu, "AT_ONCE_FULL", 0.0)
-            patch.setattr(rowwise_gpu, "AT_ONCE_SHARE", share_at_once)
+            tuning = replace(tuning, single_pass_rows=1, single_pass_fill=0.0, single_pass_share=share_at_once)
             patch.setattr(workspace, "SAMPLE_ROWS", 1 + seed % 50)
+        patch.setattr(rowwise_gpu, "TUNING", tuning)
         left = to_gpu(a, *types)
         right = left if square else to_gpu(b, *types)
         c = rowwise_gpu.multiply(left, right, deterministic=deterministic)
@@ -145,7 +145,7 @@ def test_deterministic_gives_the_same_bits():
 @pytest.mark.parametrize("share", [0.0, 0.01, 1.0, 3.0])
 def test_what_is_expected_of_c_may_be_wrong(monkeypatch, share):
     """And what the host does meanwhile is done once, whether rows are made at once or counted first."""
-    monkeypatch.setattr(rowwise_gpu, "AT_ONCE_ROWS", 100)
+    monkeypatch.setattr(rowwise_gpu, "TUNING", RowTuning(single_pass_rows=100))
     monkeypatch.setattr(workspace, "SMALL_BYTES", 0)
     m, called = a_matrix("sparse", 3000, 3000, np.random.default_rng(1)), []
     whole = (m @ m).nnz
@@ -159,7 +159,7 @@ def test_what_is_expected_of_c_may_be_wrong(monkeypatch, share):
 
 def test_wide_matrices_take_wide_keys():
     rng = np.random.default_rng(2)
-    ncols = 2 * rowwise_gpu.NARROW_COLUMNS
+    ncols = 2 * NARROW_COLUMNS
     rows, columns = rng.integers(0, 300, 2000), rng.integers(0, ncols, 2000)
     b = sp.csr_matrix((np.ones(2000), (rows, columns)), (300, ncols))
     a = sp.random(50, 300, density=0.1, random_state=3, format="csr")
@@ -167,13 +167,11 @@ def test_wide_matrices_take_wide_keys():
     assert_product(rowwise_gpu.multiply(to_gpu(a), to_gpu(b)), a, b)
 
 
-@pytest.mark.parametrize(
-    "spread", [9, rowwise_gpu.NARROW_COLUMNS - 1, rowwise_gpu.NARROW_COLUMNS, 2 * rowwise_gpu.NARROW_COLUMNS]
-)
+@pytest.mark.parametrize("spread", [9, NARROW_COLUMNS - 1, NARROW_COLUMNS, 2 * NARROW_COLUMNS])
 @pytest.mark.parametrize("entries", [1, 80, 300])
 def test_wide_matrices_of_rows_that_are_not(spread, entries):
     """Each row of C is within a band of its own, as wide as keys have room for, or wider; one row of A may be long."""
-    rng, rows, ncols = np.random.default_rng(3), 400, 4 * rowwise_gpu.NARROW_COLUMNS
+    rng, rows, ncols = np.random.default_rng(3), 400, 4 * NARROW_COLUMNS
     starts, near = rng.integers(0, ncols - spread, (rows, 1)), rng.integers(1, spread, (rows, 5))
     columns = starts + np.hstack([np.zeros((rows, 1), int), np.full((rows, 1), spread), near])
     b = sp.csr_matrix(
@@ -313,10 +311,9 @@ def test_several_threads_share_a_device():
 def test_the_peak_is_within_the_workspace(kind, value, poisoned):
     m = a_matrix(kind, 2000, 2000, np.random.default_rng(1))
     left = to_gpu(m, value)
-    product = rowwise_gpu._Product(left, left, False)
-    facts = product._analyse().facts
-    products, counts = facts[row_classes.PRODUCTS], facts.class_rows()
-    del product, facts
+    x = analysis.analyse(analysis.requested(left, left))
+    products, counts = x.products, x.facts.class_rows()
+    del x
     poisoned.free_all_blocks()
     before = poisoned.total_bytes()
     c = rowwise_gpu.multiply(left, left)

@@ -10,29 +10,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spdist.errors import MatrixError
+from spdist.kernels.cuda.constants import ROW_CLASSES
 from spdist.kernels.cuda.module import C_TYPES, c_type
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.kernels.rowwise_gpu import workspace
-from spdist.kernels.rowwise_gpu.row_classes import AT_ONCE, CLASSES, FACTS, SLOTS, SORT_CLASSES, Kernels, SortClass
+from spdist.kernels.rowwise_gpu.row_classes import (
+    CLASSES,
+    SINGLE_PASS_CLASSES,
+    SORT_CLASSES,
+    TUNING,
+    SortClass,
+    share_rows,
+    single_pass_class,
+)
+from spdist.kernels.rowwise_gpu.row_kernels import FACTS, RowKernels
 from spdist.matrices.csr import from_scipy
 from tests.conftest import random_matrix
 
-COUNTS = st.lists(st.integers(0, 10**6) | st.just(0), min_size=SLOTS, max_size=SLOTS)
+COUNTS = st.lists(st.integers(0, 10**6) | st.just(0), min_size=ROW_CLASSES, max_size=ROW_CLASSES)
 
 
 def test_classes_ascend_and_fit_the_device():
-    most = [kind.most for kind in CLASSES]
+    most = [kind.max_products for kind in CLASSES]
     assert most == sorted(set(most))
-    assert len(CLASSES) + 1 == SLOTS
+    assert len(CLASSES) + 1 == ROW_CLASSES
     assert 8 * FACTS <= workspace.SCRATCH_BYTES
     first_ranked = next(i for i, kind in enumerate(CLASSES) if not isinstance(kind, SortClass))
     assert len(CLASSES) - first_ranked == workspace.RANKED - 1
-    assert CLASSES[first_ranked - 2].most == rowwise_gpu.NODE_PRODUCTS[0]
+    assert CLASSES[first_ranked - 2].max_products == TUNING.node_products[0]
 
 
 @given(COUNTS)
 def test_every_row_is_in_one_share(counts):
-    shares = rowwise_gpu.share_rows(counts)
+    shares = share_rows(counts)
     at = counts[0]
     for number, first, count in shares:
         assert first == at
@@ -44,41 +54,43 @@ def test_every_row_is_in_one_share(counts):
 
 @given(COUNTS)
 def test_few_rows_join_the_next_sorted_class(counts):
-    shares = rowwise_gpu.share_rows(counts)
+    shares = share_rows(counts)
     for (number, _, count), (later, _, _) in itertools.pairwise(shares):
         between = [n for n in range(number + 1, later + 1) if counts[n + 1]]
         if isinstance(CLASSES[between[0]], SortClass):
-            assert count * CLASSES[between[0]].most > rowwise_gpu.FEW_SLOTS
+            assert count * CLASSES[between[0]].max_products > TUNING.few_slots
 
 
 def test_few_rows_do_join():
-    counts = [3, 10, 20, *[0] * (SLOTS - 3)]
-    assert rowwise_gpu.share_rows(counts) == [(len(SORT_CLASSES) - 1, 3, 30)]
-    counts = [3, 5000, 50_000, *[0] * (SLOTS - 3)]  # too many for a kernel that takes a warp a row
-    assert rowwise_gpu.share_rows(counts, small=True) == [(1, 3, 55_000)]
-    counts = [3, 5000, *[0] * 4, 50_000, *[0] * (SLOTS - 7)]
-    assert rowwise_gpu.share_rows(counts, small=True) == [(len(SORT_CLASSES) - 1, 3, 55_000)]
-    assert rowwise_gpu.share_rows(counts) == [(5, 3, 55_000)]
-    counts = [0, 10**7, 20, *[0] * (SLOTS - 3)]
-    assert rowwise_gpu.share_rows(counts) == [(0, 0, 10**7), (1, 10**7, 20)]
+    counts = [3, 10, 20, *[0] * (ROW_CLASSES - 3)]
+    assert share_rows(counts) == [(len(SORT_CLASSES) - 1, 3, 30)]
+    counts = [3, 5000, 50_000, *[0] * (ROW_CLASSES - 3)]  # too many for a kernel that takes a warp a row
+    assert share_rows(counts, single_pass=True) == [(1, 3, 55_000)]
+    counts = [3, 5000, *[0] * 4, 50_000, *[0] * (ROW_CLASSES - 7)]
+    assert share_rows(counts, single_pass=True) == [(len(SORT_CLASSES) - 1, 3, 55_000)]
+    assert share_rows(counts) == [(5, 3, 55_000)]
+    counts = [0, 10**7, 20, *[0] * (ROW_CLASSES - 3)]
+    assert share_rows(counts) == [(0, 0, 10**7), (1, 10**7, 20)]
 
 
 @given(st.lists(st.integers(0, 1 << 20), min_size=16, max_size=16), st.booleans())
 def test_rows_made_at_once_are_most_of_the_products(counts, small):
-    counts[len(CLASSES) + 1 :] = [0] * (SLOTS - 1 - len(CLASSES))
-    number = rowwise_gpu.at_once(counts, small)
+    counts[len(CLASSES) + 1 :] = [0] * (ROW_CLASSES - 1 - len(CLASSES))
+    number = single_pass_class(counts, small)
     if number is None:
         return
-    slots = [rows * kind.most for rows, kind in zip(counts[1:], CLASSES, strict=False)]
+    slots = [rows * kind.max_products for rows, kind in zip(counts[1:], CLASSES, strict=False)]
     share = sum(slots[: number + 1]) / sum(slots)
-    assert number in AT_ONCE
-    assert share == 1 if small else share >= rowwise_gpu.AT_ONCE_SHARE
+    assert number in SINGLE_PASS_CLASSES
+    assert share == 1 if small else share >= TUNING.single_pass_share
 
 
 def test_rows_of_one_class_are_made_at_once_unless_they_are_few_or_long():
-    one = [[0] * place + [rows] + [0] * (SLOTS - 1 - place) for place, rows in ((3, 10**6), (3, 100), (11, 10**6))]
-    assert [rowwise_gpu.at_once(counts, False) for counts in one] == [2, None, None]
-    assert [rowwise_gpu.at_once(counts, True) for counts in one[:2]] == [2, 2]
+    one = [
+        [0] * place + [rows] + [0] * (ROW_CLASSES - 1 - place) for place, rows in ((3, 10**6), (3, 100), (11, 10**6))
+    ]
+    assert [single_pass_class(counts, False) for counts in one] == [2, None, None]
+    assert [single_pass_class(counts, True) for counts in one[:2]] == [2, 2]
 
 
 @given(st.integers(1, 1 << 20), st.integers(1, 1 << 40), st.sampled_from([4, 8, 16]), st.booleans())
@@ -124,10 +136,12 @@ def test_other_types_are_refused(dtype):
 
 
 def test_wide_keys_change_the_sort_alone():
-    narrow, wide = Kernels("double", "int", "int"), Kernels("double", "int", "int").with_wide_keys()
-    changed = {file for file in narrow.sources() if narrow.sources()[file] != wide.sources()[file]}
+    kernels = RowKernels("double", "int", "int")
+    narrow, wide = kernels.name_expressions(), kernels.with_wide_keys().name_expressions()
+    changed = {file for file in narrow if narrow[file] != wide[file]}
     assert changed == {"rowwise_gpu/sort_rows.cu"}
-    assert sum("u64" in name for name in wide.sources()["rowwise_gpu/sort_rows.cu"]) == len(SORT_CLASSES) + len(AT_ONCE)
+    sorts = sum("u64" in name for name in wide["rowwise_gpu/sort_rows.cu"])
+    assert sorts == len(SORT_CLASSES) + len(SINGLE_PASS_CLASSES)
 
 
 def test_shapes_are_checked_before_a_gpu_is_needed(monkeypatch):

@@ -13,11 +13,12 @@ import scipy.sparse as sp
 import spdist
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.cuda.cuda_graph import Steps
-from spdist.kernels.spmv import cpu_gpu_split, sell
-from spdist.kernels.spmv.cpu_gpu_split import Cuts, Forms, HybridProduct
-from spdist.kernels.spmv.prepared import SellProduct
-from spdist.operators import operator as operators
-from spdist.operators import partitioned as partitioning
+from spdist.kernels.spmv import cpu_gpu_split
+from spdist.kernels.spmv.cpu_gpu_split import Cuts, Forms, PreparedSplit
+from spdist.kernels.spmv.prepared import PreparedSell
+from spdist.kernels.spmv.sell import sell
+from spdist.operators import choice, partitioned
+from spdist.operators.operator import csr_of
 from tests.conftest import random_matrix
 from tests.kernels.spmv.test_sell import stencil
 from tests.support import late_cupy
@@ -27,19 +28,19 @@ from tests.support.late_cupy import Late, Stream, array, on_gpu
 @pytest.fixture(autouse=True)
 def cupy(monkeypatch):
     monkeypatch.setattr(cpu_gpu_split, "pinned", lambda size: np.full(size, 0xA5, np.uint8))
-    monkeypatch.setattr(cpu_gpu_split.sell_gpu, "gather", late_cupy.gather)
+    monkeypatch.setattr(cpu_gpu_split.multiply_gpu, "gather", late_cupy.gather)
     return late_cupy.install(monkeypatch)
 
 
-def in_sell(rows) -> SellProduct:
-    return SellProduct(sell.build(rows, lanes=16))
+def in_sell(rows) -> PreparedSell:
+    return PreparedSell(sell.build(rows, lanes=16))
 
 
 def forms(alone: float = 1.0, dtype: str = "f8") -> Forms:
     return Forms(Late, in_sell, lambda: alone, np.dtype(dtype), 2)
 
 
-def shared(m: sp.csr_array, cut: int) -> HybridProduct:
+def shared(m: sp.csr_array, cut: int) -> PreparedSplit:
     return cpu_gpu_split._cut(Cuts(on_gpu(m)), cut, forms(), gpu=True)
 
 
@@ -97,7 +98,7 @@ def test_nothing_of_the_matrix_is_lost(kind):
         assert 0 < cut < m.shape[0]
         whole = sp.vstack([late_cupy.host_matrix(cuts.before(cut)), cuts.after(cut).to_scipy()])
         assert abs(whole - m).max() == 0 if m.nnz else not whole.nnz
-        back = operators._csr_of(shared(m, cut))
+        back = csr_of(shared(m, cut))
         assert abs(back.to_scipy() - m).nnz == 0
         assert back.nnz == m.nnz
 
@@ -246,16 +247,16 @@ def test_a_graph_does_not_hold_it_and_steps_say_why(cupy):
 @pytest.fixture
 def gpu_forms(monkeypatch):
     """Let the GPU have one form, which takes a second."""
-    makers = operators._makers
+    makers = choice.makers_for
 
     def of_either(m, threads, stored):
-        if not operators.is_on_gpu(m.data):
+        if not choice.is_on_gpu(m.data):
             return makers(m, threads, stored)
         data = array(np.asarray(m.data, stored))
         return {"sell": lambda: Late(type(m)(m.indptr, m.indices, data, m.shape))}
 
-    monkeypatch.setattr(operators, "_makers", of_either)
-    monkeypatch.setattr(operators, "_gpu_seconds", lambda *arguments: 1.0)
+    monkeypatch.setattr(choice, "makers_for", of_either)
+    monkeypatch.setattr(choice, "gpu_seconds", lambda *arguments: 1.0)
 
 
 def check(a, m, rtol: float = 1e-12) -> None:
@@ -277,9 +278,9 @@ def test_an_operator_saved_and_opened(monkeypatch, tmp_path, gpu_forms, gain, st
     assert a.why.startswith(
         "hybrid: 8.3% of the matrix on" if gain else "hybrid: the GPU alone, 1,000,000.0 us: with 8.3%"
     )
-    assert isinstance(a.product, HybridProduct) == (gain > 0)
+    assert isinstance(a.prepared, PreparedSplit) == (gain > 0)
     assert ("457 rows on the GPU" in repr(a)) == (gain > 0)
-    monkeypatch.setattr(operators, "MANY", 1)
+    monkeypatch.setattr(choice, "DEFAULT_USES", 1)
     a.save(tmp_path / "a.zarr")
     with pytest.raises(InputError, match="shared by a GPU and cores: open it with on_gpu=True"):
         spdist.open_operator(tmp_path / "a.zarr")
@@ -306,10 +307,10 @@ def test_parts_of_one_host_share_its_cores(monkeypatch, cupy):
     empty = on_gpu(sp.csr_array((0, 27)))
     share = SimpleNamespace(rank=0, rows=np.arange(27), inner=m, outer=empty)
     cupy.zeros = lambda shape, dtype: array(np.zeros(shape, dtype))
-    monkeypatch.setattr(partitioning, "NcclMessages", lambda *arguments: None)
-    monkeypatch.setattr(partitioning.cupy_operands, "to_cupyx_any", lambda matrix: matrix)
-    monkeypatch.setattr(partitioning.operators, "operator", lambda *given, **options: asked.append((given[1], options)))
+    monkeypatch.setattr(partitioned, "NcclMessages", lambda *arguments: None)
+    monkeypatch.setattr(partitioned.cupy_operands, "to_cupyx_any", lambda matrix: matrix)
+    monkeypatch.setattr(partitioned, "operator", lambda *given, **options: asked.append((given[1], options)))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(13)))
     for on_this_host in (1, 4, 20):
-        partitioning._join_gpus(share, 20, None, on_this_host, {"method": "hybrid", "uses": 7})
+        partitioned._join_gpus(share, 20, None, on_this_host, {"method": "hybrid", "uses": 7})
     assert asked == [("hybrid", {"uses": 7, "threads": threads}) for threads in (13, 3, 1)]

@@ -9,9 +9,10 @@ import scipy.sparse as sp
 import spdist
 from spdist.errors import InputError
 from spdist.kernels.spmv import cpu_gpu_split
-from spdist.kernels.spmv.cpu_gpu_split import HybridProduct
+from spdist.kernels.spmv.cpu_gpu_split import PreparedSplit
 from spdist.matrices.csr import CSR
-from spdist.operators import operator as operators
+from spdist.operators import choice
+from spdist.operators.operator import Operator
 from tests.conftest import random_matrix
 from tests.kernels.spmv.test_cpu_gpu_split import MATRICES
 from tests.kernels.spmv.test_sell import stencil
@@ -26,12 +27,12 @@ TYPES = (np.float32, np.float64, np.complex64, np.complex128)
 def shared(monkeypatch):
     """Return a function that prepares a matrix with a share of the host's, whatever the times."""
 
-    def prepare(m, share: float = 0.3, **options) -> operators.Operator:
+    def prepare(m, share: float = 0.3, **options) -> Operator:
         monkeypatch.setattr(cpu_gpu_split, "balance", lambda *given: share)
         monkeypatch.setattr(cpu_gpu_split, "wins", lambda *times: True)
-        monkeypatch.setattr(operators, "_gpu_seconds", lambda *given: 10.0)
-        a = operators.operator(on_gpu(m), "hybrid", uses=1, threads=2, **options)
-        assert isinstance(a.product, HybridProduct)
+        monkeypatch.setattr(choice, "gpu_seconds", lambda *given: 10.0)
+        a = prepare.operator(on_gpu(m), "hybrid", uses=1, threads=2, **options)
+        assert isinstance(a.prepared, PreparedSplit)
         return a
 
     return prepare
@@ -107,7 +108,8 @@ def test_nothing_to_share(shape):
     import cupy
 
     empty = CSR(cupy.zeros(shape[0] + 1, np.int32), cupy.empty(0, np.int32), cupy.empty(0), shape)
-    a = operators._shared(empty, np.dtype("f8"), np.dtype("f8"), 1000, 2)
+    dtype = np.dtype("f8")
+    a = Operator(choice.split(empty, dtype, dtype, 1000, 2), empty.shape, dtype)
     assert a.why == f"hybrid: the GPU alone: {shape[0]} rows with 0 entries are not to be shared"
     np.testing.assert_array_equal((a @ cupy.ones(shape[1])).get(), np.zeros(shape[0]))
     assert (a @ cupy.ones((shape[1], 4))).shape == (shape[0], 4)
@@ -120,7 +122,7 @@ def test_what_it_chooses_is_told_and_right(tmp_path, make):
     m = make()
     a = spdist.operator(on_gpu(m), "hybrid")
     assert "the GPU alone" in a.why
-    assert a.why.startswith("hybrid: the GPU alone") != isinstance(a.product, HybridProduct)
+    assert a.why.startswith("hybrid: the GPU alone") != isinstance(a.prepared, PreparedSplit)
     a.save(tmp_path / "a.zarr")
     b = spdist.open_operator(tmp_path / "a.zarr", on_gpu=True)
     assert (b.method, b.shape, b.dtype) == (a.method, a.shape, a.dtype)

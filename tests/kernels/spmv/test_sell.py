@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.cuda import module
-from spdist.kernels.spmv import reorder, sell, sell_cpu
-from spdist.kernels.spmv.sell_format import chunk_occupancy, code_balance, sort_by_length
+from spdist.kernels.spmv import parallel, reorder
+from spdist.kernels.spmv.sell import build_cpu, sell
+from spdist.kernels.spmv.sell.format import DIAGONAL, chunk_kinds, chunk_widths, index_places
+from spdist.kernels.spmv.sell.layout import chunk_occupancy, code_balance, sort_by_length
 from spdist.matrices.csr import CSR
 from tests.support.strategies import SMALL_INTS
 
@@ -92,7 +94,7 @@ LISTS = {
     "no rows": lambda: sp.csr_matrix((0, 40)),
 }  # fmt: skip
 """Matrices of chunks that keep diagonals, or not."""
-SHARE_LISTS = sell_cpu.share_lists
+SHARE_LISTS = build_cpu.share_lists
 
 
 def collide(patch, change=lambda hashes: np.full_like(hashes, 5)) -> None:
@@ -102,23 +104,23 @@ def collide(patch, change=lambda hashes: np.full_like(hashes, 5)) -> None:
         sizes[3] = np.where(sizes[3] >= 0, change(sizes[3]), -1)
         return SHARE_LISTS(sizes)
 
-    patch.setattr(sell_cpu, "share_lists", share_lists)
+    patch.setattr(build_cpu, "share_lists", share_lists)
 
 
 def collide_on_gpu(patch, folder, hashes="5") -> None:
     """Let kernels be made of a copy, in `folder`, of their sources, with other hashes of lists."""
     shutil.copytree(module.FOLDER, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    text = (folder / "spmv/sell.cu").read_text()
+    text = (folder / "spmv/sell/build.cu").read_text()
     assert text.count("(i64)(d.hash >> 1)") == 1
-    (folder / "spmv/sell.cu").write_text(text.replace("(i64)(d.hash >> 1)", hashes))
+    (folder / "spmv/sell/build.cu").write_text(text.replace("(i64)(d.hash >> 1)", hashes))
     module._module.cache_clear()
     patch.setattr(module, "FOLDER", folder)
 
 
 def lists_of(a) -> list[tuple[int, bytes]]:
     """Return where each chunk's list of diagonals lies, and the list."""
-    width, places = a.chunks[:, 2] >> 32, a.chunks[:, 1]
-    listed = np.flatnonzero(a.chunks[:, 3] >> 32 & 15 == sell_cpu.DIAGONAL)
+    width, places = chunk_widths(a.chunks), index_places(a.chunks)
+    listed = np.flatnonzero(chunk_kinds(a.chunks) == DIAGONAL)
     return [(int(places[i]), a.wide[places[i] : places[i] + 2 * width[i]].tobytes()) for i in listed]
 
 
@@ -156,7 +158,7 @@ def test_product_and_back(options, data):
 def test_dense_blocks_share_indices(side, lanes):
     m = blocks(side, 61, side)
     a = sell.build(as_csr(m), lanes=lanes, block=side)
-    assert set(a.kinds()) == {"block_narrow"}
+    assert set(a.kind_counts()) == {"block_narrow"}
     assert sell.build(as_csr(m), lanes=lanes).nbytes > a.nbytes
     x = np.random.default_rng(1).standard_normal(m.shape[1])
     np.testing.assert_allclose(sell.multiply(a, x), m @ x, rtol=1e-12)
@@ -169,7 +171,7 @@ def test_one_broken_block_leaves_its_chunk_to_entries():
     m = m.tocsr()
     m.eliminate_zeros()
     a = sell.build(as_csr(m), sigma=1, block=3)
-    assert set(a.kinds()) > {"block_narrow"}
+    assert set(a.kind_counts()) > {"block_narrow"}
     x = np.random.default_rng(1).standard_normal(m.shape[1])
     np.testing.assert_allclose(sell.multiply(a, x), m @ x, rtol=1e-12)
 
@@ -177,7 +179,7 @@ def test_one_broken_block_leaves_its_chunk_to_entries():
 def test_stencils_keep_diagonals():
     m = stencil()
     a = sell.build(as_csr(m), sigma=1)
-    assert a.kinds()["diagonal"] == max(a.kinds().values())
+    assert a.kind_counts()["diagonal"] == max(a.kind_counts().values())
     plain = sell.build(as_csr(m), sigma=1, index="wide")
     assert a.nbytes < 0.75 * plain.nbytes
     x = np.random.default_rng(1).standard_normal(m.shape[1])
@@ -189,7 +191,7 @@ def test_stencils_keep_diagonals():
 def test_chunks_of_equal_lists_share_one(monkeypatch, name, lanes, dtype):
     m = as_csr(LISTS[name]().astype(dtype))
     a = sell.build(m, lanes=lanes, sigma=1)
-    monkeypatch.setattr(sell_cpu, "FEW_LISTS", 1)
+    monkeypatch.setattr(build_cpu, "FEW_LISTS", 1)
     apart = sell.build(m, lanes=lanes, sigma=1)
     lists = lists_of(a)
     listed = [pairs for _, pairs in lists]
@@ -214,7 +216,7 @@ def test_different_lists_of_one_hash(monkeypatch, name):
     m = as_csr(LISTS[name]())
     right = sell.build(m, sigma=1, threads=2)
     with monkeypatch.context() as patch:
-        patch.setattr(sell_cpu, "FEW_LISTS", 1)
+        patch.setattr(build_cpu, "FEW_LISTS", 1)
         apart = sell.build(m, sigma=1)
     collide(monkeypatch)
     a = sell.build(m, sigma=1, threads=2)
@@ -244,7 +246,7 @@ def test_few_lists_stay_apart():
 def test_far_columns_take_32_bits():
     m = sp.random_array((64, 1 << 20), density=2e-4, random_state=3, format="csr")
     a = sell.build(as_csr(m), lanes=16)
-    assert "wide" in a.kinds()
+    assert "wide" in a.kind_counts()
     x = np.random.default_rng(1).standard_normal(m.shape[1])
     np.testing.assert_allclose(sell.multiply(a, x), m @ x, rtol=1e-12)
 
@@ -389,8 +391,8 @@ def test_ranges_for_threads_cover_all(weights, threads, others):
     if others == "waits":
         pool.submit(busy.wait)
     with pytest.MonkeyPatch.context() as patch, pool:
-        patch.setattr(sell_cpu, "_pool", lambda threads: pool)
-        sell_cpu.in_parallel(lambda start, stop: seen.extend(range(start, stop)), np.cumsum([1, *weights]), threads)
+        patch.setattr(parallel, "_pool", lambda threads: pool)
+        parallel.in_parallel(lambda start, stop: seen.extend(range(start, stop)), np.cumsum([1, *weights]), threads)
         busy.set()
     assert sorted(seen) == list(range(len(weights) + 1))
 
@@ -401,4 +403,4 @@ def test_what_fails_in_a_thread_fails(threads):
         raise ValueError(f"[{start}:{stop})")
 
     with pytest.raises(ValueError, match=r"\[\d+:\d+\)"):  # of whichever thread was first
-        sell_cpu.in_parallel(work, np.arange(1, 101), threads)
+        parallel.in_parallel(work, np.arange(1, 101), threads)

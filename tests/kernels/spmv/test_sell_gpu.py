@@ -12,8 +12,10 @@ import spdist
 from spdist.errors import InputError
 from spdist.kernels.cuda import module
 from spdist.kernels.spmv import csr as csr_spmv
-from spdist.kernels.spmv import reorder, sell, sell_format
-from spdist.kernels.spmv.sell_format import choose_window, to_gpu, to_host
+from spdist.kernels.spmv import reorder
+from spdist.kernels.spmv.sell import layout, sell
+from spdist.kernels.spmv.sell.format import first_positions, row_counts, row_lane_logs, to_gpu, to_host
+from spdist.kernels.spmv.sell.layout import choose_window
 from spdist.matrices.csr import CSR
 from tests.conftest import random_matrix
 from tests.kernels.spmv.test_sell import LISTS, any_csr, as_csr, blocks, collide, collide_on_gpu, dense, stencil
@@ -156,8 +158,8 @@ def test_rows_go_where_they_belong(name, options):
         sigma, rows, chunks = placed(lengths, **options)
         assert a.sigma == sigma
         np.testing.assert_array_equal(np.arange(m.nrows) if a.rows is None else a.rows, rows)
-        code = a.chunks[:, 3] >> 32
-        found = np.stack([a.chunks[:, 2] & 0xFFFFFFFF, 1 << (code >> 4 & 15), code >> 8 & 255], axis=1)
+        lanes = 1 << row_lane_logs(a.chunks)
+        found = np.stack([first_positions(a.chunks), lanes, row_counts(a.chunks)], axis=1)
         np.testing.assert_array_equal(found, np.reshape(chunks, (-1, 3)))
         long = np.flatnonzero(lengths > 2048)
         kept = m.to_scipy()[long]
@@ -165,7 +167,7 @@ def test_rows_go_where_they_belong(name, options):
         for array, wanted in (("long_indptr", kept.indptr), ("long_indices", kept.indices), ("long_data", kept.data)):
             np.testing.assert_array_equal(getattr(a, array), wanted)
         np.testing.assert_array_equal(np.isin(a.pieces[a.row_pieces], a.long_indptr), True)
-        assert np.diff(a.pieces).max(initial=0) <= sell_format.PIECE
+        assert np.diff(a.pieces).max(initial=0) <= layout.PIECE
         back = sell.to_csr(a)
         for array in ("indptr", "indices", "data"):
             np.testing.assert_array_equal(getattr(back, array), getattr(m, array))
@@ -209,7 +211,7 @@ def test_places_of_no_block_row_are_zero(side):
     """As they are where memory was zero before: the same arrays on every run."""
     m = sp.vstack([blocks(side, 61, 3), sp.random_array((side + 1, 61 * side), density=0.1, random_state=3)])
     first, again = (to_host(sell.build(on_gpu(as_csr(m)), block=side)) for _ in range(2))
-    assert {"block_narrow", "narrow"} <= set(first.kinds())
+    assert {"block_narrow", "narrow"} <= set(first.kind_counts())
     np.testing.assert_array_equal(first.narrow, again.narrow)
     read = np.zeros(len(first.narrow), bool)
     for place, index, at, code in zip(*(first.chunks[:, i] for i in range(4)), strict=True):
@@ -238,7 +240,7 @@ def test_dense_blocks_are_found(side, found):
 
 @pytest.mark.parametrize("least", [2048, 1 << 20])  # entries of a piece: rows of several, rows of one
 def test_rows_of_all_lengths(monkeypatch, least):
-    monkeypatch.setattr(sell_format, "PIECE", least)
+    monkeypatch.setattr(layout, "PIECE", least)
     rng = np.random.default_rng(3)
     lengths = np.append(rng.integers(0, 9, 5000), [70, 130, 260, 520, 1030, 2040, 2050, 9000, 2048, 2049])
     rng.shuffle(lengths)
@@ -262,10 +264,10 @@ def test_products_go_both_ways_to_the_same_bits():
     m = as_csr(sp.csr_matrix((rng.random(len(columns)), columns, np.append(0, np.cumsum(lengths))), (40_002, 10_000)))
     a = sell.build(on_gpu(m))
     assert len(a.chunks) > 1000
-    assert a.chunks[0, 3].get() >> 36 & 15 == 5  # 32 lanes a row
+    assert row_lane_logs(a.chunks)[0].get() == 5  # 32 lanes a row
     x = cupy.asarray(rng.random(10_000))
     y = [sell.multiply(a, x).get() for _ in range(2)]
-    assert [a.way(), a.way()] == [0, 1]  # of the third product, and of the fourth
+    assert [a.next_direction(), a.next_direction()] == [0, 1]  # of the third product, and of the fourth
     np.testing.assert_array_equal(*y)
     np.testing.assert_allclose(y[0], m.to_scipy() @ x.get(), rtol=1e-12)
 
@@ -330,7 +332,7 @@ def test_products_that_follow_each_other_wait_for_each_other(monkeypatch, make, 
 
     m = random_matrix(n, n, 6.0, 2) + sp.eye_array(n)
     m = sp.csr_matrix(m / abs(m).sum(axis=1).max())
-    product = spdist.operator(cupyx_sparse.csr_matrix(m), make).product
+    product = spdist.operator(cupyx_sparse.csr_matrix(m), make).prepared
     start = cupy.asarray(np.random.default_rng(3).uniform(-1, 1, n))
     found = []
     for early in (module._early_launch, lambda: None):

@@ -13,12 +13,14 @@ import spdist
 from spdist import api, cli
 from spdist.errors import InputError, ResumeError, SpdistError
 from spdist.matrices.bsr import from_scipy as from_scipy_blocks
-from spdist.matrices.csr import check_canonical, from_scipy
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import from_scipy
 from spdist.scheduler.execution.driver import DriverTuning
 from spdist.storage import transpose as transposition
 from tests.conftest import out_of_space, random_matrix
 from tests.scheduler.execution.test_driver import read
 from tests.scheduler.execution.test_product_spec import assert_same, whole_numbers
+from tests.support.planning import SHORT_CHUNKS
 
 
 def largest(c, top_n: int, threshold: float = -np.inf):
@@ -131,7 +133,7 @@ def test_what_was_made_by_columns_is_not_called_false(operands, stored, tmp_path
 
 
 def test_resume_and_overwrite(stored, tmp_path, scheduler, monkeypatch):
-    monkeypatch.setattr("spdist.scheduler.planner.planner.CHUNK_LENGTH", 1 << 10)
+    monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
     monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
     m = whole_numbers(900, 900, 12, 3)
     a, wanted = stored("A", m), {"top_n": 5, "axis": 0, "scheduler": scheduler}

@@ -23,13 +23,15 @@ from hypothesis import strategies as st
 import spdist
 from spdist import api
 from spdist.errors import CorruptError, InputError, MemoryBoundError, ResumeError, SpdistError
+from spdist.matrices.csr import CSR
 from spdist.scheduler.execution import stages
 from spdist.scheduler.execution.cluster import connect, workers
 from spdist.scheduler.execution.driver import DriverTuning
 from spdist.scheduler.execution.journal import read_journal
 from spdist.scheduler.planner import planner
-from spdist.storage import matrix as storage
+from spdist.storage import groups
 from tests.conftest import assert_is_product, random_matrix
+from tests.support.planning import SHORT_CHUNKS
 
 
 def files(url: str | Path) -> dict[str, str]:
@@ -38,7 +40,7 @@ def files(url: str | Path) -> dict[str, str]:
     return {str(p.relative_to(root)): hashlib.md5(p.read_bytes()).hexdigest() for p in root.rglob("*") if p.is_file()}
 
 
-def read(url) -> storage.CSR:
+def read(url) -> CSR:
     m = api.open_matrix(url)
     m.check()
     return m.rows(0, m.nrows)
@@ -51,7 +53,7 @@ def test_any_grid_gives_the_product(tmp_path, scheduler, seed, data):
     m, k, n = (int(x) for x in rng.integers(1, 40, 3))
     dtype = data.draw(st.sampled_from(["float64", "float32", "complex128", "int32", "bool", "uint8"]))
     a, b = random_matrix(m, k, 4, seed, dtype), random_matrix(k, n, 4, seed + 1, dtype)
-    grid = (data.draw(st.integers(1, min(m, 12))), data.draw(st.integers(1, min(k, 3))), data.draw(st.integers(1, min(n, 3))))
+    grid = tuple(data.draw(st.integers(1, min(size, most))) for size, most in ((m, 12), (k, 3), (n, 3)))
     place = tmp_path / f"{seed}"
     place.mkdir(exist_ok=True)
     for name, matrix in (("a", a), ("b", b)):
@@ -95,7 +97,7 @@ def test_rows_that_do_not_fit_their_room_become_blocks_of_their_own(stored, tmp_
 
 @pytest.mark.parametrize(("grid", "stop_after"), [((30, 1, 1), 1), ((30, 1, 1), 17), ((6, 3, 2), 1), ((6, 3, 2), 4)])
 def test_resume_gives_the_bytes_of_an_undisturbed_run(stored, tmp_path, scheduler, monkeypatch, grid, stop_after):
-    monkeypatch.setattr("spdist.scheduler.planner.planner.CHUNK_LENGTH", 1 << 10)
+    monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
     monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
     a = stored("A", random_matrix(900, 900, 12, 3))
     options = {"grid": grid, "scheduler": scheduler}
@@ -123,7 +125,7 @@ def test_resume_gives_the_bytes_of_an_undisturbed_run(stored, tmp_path, schedule
     assert files(tmp_path / "C.zarr") == files(tmp_path / "R.zarr")
 
 
-@pytest.mark.parametrize("step", ["begin", "write_note", "finish"])
+@pytest.mark.parametrize("step", ["begin", "write_note", "finish_group"])
 def test_a_disk_that_the_driver_finds_full(stored, tmp_path, scheduler, monkeypatch, step):
     """Said as the workers say it; and what is left can be resumed, or is nothing."""
     a, c = stored("A", random_matrix(300, 300, 5, 1)), tmp_path / "C.zarr"
@@ -133,7 +135,7 @@ def test_a_disk_that_the_driver_finds_full(stored, tmp_path, scheduler, monkeypa
         raise RuntimeError("No space left on device (os error 28)")  # as zarrs does
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage, step, full)
+        patch.setattr(groups, step, full)
         with pytest.raises(SpdistError, match=r"C\.zarr: the disk is full.*--resume"):
             api.multiply(a, a, c, scheduler=scheduler)
     assert c.exists() == (step != "begin")
@@ -145,7 +147,7 @@ def test_a_disk_that_the_driver_finds_full(stored, tmp_path, scheduler, monkeypa
 
 def test_resume_goes_on_from_the_durable_part(stored, tmp_path, scheduler, monkeypatch):
     """Rows before the front are not computed again: a trap on them is never sprung."""
-    monkeypatch.setattr("spdist.scheduler.planner.planner.CHUNK_LENGTH", 1 << 10)
+    monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
     monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
     a = stored("A", random_matrix(900, 900, 12, 4))
     preprocess = stages.preprocess

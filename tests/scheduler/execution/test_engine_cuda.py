@@ -30,6 +30,7 @@ from tests.conftest import assert_is_product, has_gpu, random_matrix
 from tests.kernels.bsr.test_multiply_cpu import assert_is_block_product, block_matrix
 from tests.scheduler.execution.test_driver import read, workers_alive
 from tests.support.host_device import HostDevice
+from tests.support.planning import in_grid
 
 
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")
@@ -186,8 +187,7 @@ def test_reductions_through_a_device(host_gpu, monkeypatch, what, grid):
     m = random_matrix(900, 900, 6.0, 4)
     a = "memory://cuda/a.zarr"
     api.save(a, m, overwrite=True)
-    make = planner.make_plan
-    monkeypatch.setattr("spdist.scheduler.planner.planner.make_plan", lambda *a, **k: make(*a, **k, grid=grid))
+    monkeypatch.setattr(planner, "make_plan", in_grid(grid))
     bins = [0, 0.5, 1] if what == "histogram" else None
     for wanted in ({}, WANTED["top"], WANTED["inside"]):
         found = spdist.reduce(a, a, what, bins=bins, engine="cuda", memory_limit="1MiB", **wanted | as_mask(wanted, a))

@@ -19,6 +19,7 @@ from spdist.scheduler.planner import planner
 from tests.conftest import assert_is_product, has_gpu, random_matrix
 from tests.scheduler.execution.test_driver import read
 from tests.support import fake_gpu
+from tests.support.planning import SMALL_GPU_BLOCKS
 
 
 @pytest.fixture
@@ -89,8 +90,7 @@ def test_a_core_that_is_late_and_has_too_little_room_ends_no_run(stored, tmp_pat
 @pytest.mark.slow
 def test_reductions_too(stored, one_gpu, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(planner, "GPU_BLOCK_PRODUCTS", 1000)
-    monkeypatch.setattr(planner, "SMALL_NNZ", 0)
+    monkeypatch.setattr(planner, "DEFAULT_TUNING", SMALL_GPU_BLOCKS)
     m = random_matrix(3000, 3000, 4.0, 5)
     a, sent, assign = stored("A", m), [], BlockAssigner.assign
     monkeypatch.setattr(
@@ -105,8 +105,7 @@ def test_reductions_too(stored, one_gpu, monkeypatch):
 def test_no_reduction_waits_for_a_late_core(stored, one_gpu, monkeypatch):
     """The GPU makes its block, too."""
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(planner, "GPU_BLOCK_PRODUCTS", 1000)
-    monkeypatch.setattr(planner, "SMALL_NNZ", 0)
+    monkeypatch.setattr(planner, "DEFAULT_TUNING", SMALL_GPU_BLOCKS)
     monkeypatch.setenv(fake_gpu.LATE, "60")
     m = random_matrix(3000, 3000, 4.0, 5)
     a, sent, assign = stored("A", m), [], BlockAssigner.assign

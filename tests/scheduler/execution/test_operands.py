@@ -10,7 +10,8 @@ from spdist.kernels.cpu import multiply as cpu
 from spdist.scheduler.execution.records import BlockOperands, BlockTask, JobSpec
 from spdist.scheduler.execution.stages import preprocess
 from spdist.scheduler.execution.worker import WorkerContext
-from spdist.storage.matrix import ChunkedArray, StoredMatrix
+from spdist.storage.chunked_array import ChunkedArray
+from spdist.storage.matrix import StoredMatrix
 from tests.conftest import assert_is_product, random_matrix
 
 STEP = 340

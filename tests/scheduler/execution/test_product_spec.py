@@ -17,10 +17,12 @@ from spdist.errors import InputError, ResumeError
 from spdist.kernels.semirings import SEMIRINGS
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.scheduler.execution.driver import DriverTuning
-from spdist.storage import matrix as storage
+from spdist.storage import locations
 from spdist.storage.external_sort import RowSorter
+from spdist.storage.matrix import open_matrix
 from tests.conftest import out_of_space, random_matrix
 from tests.scheduler.execution.test_driver import files, read
+from tests.support.planning import SHORT_CHUNKS
 
 OPTIONS = [
     {"semiring": "min_plus"},
@@ -151,7 +153,7 @@ def test_a_product_many_times_the_memory_limit_keeps_it(stored, tmp_path):
 
 
 def test_resume_with_the_same_options_only(stored, tmp_path, scheduler, monkeypatch):
-    monkeypatch.setattr("spdist.scheduler.planner.planner.CHUNK_LENGTH", 1 << 10)
+    monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
     monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
     a, mask = stored("A", whole_numbers(900, 900, 12, 3)), stored("M", whole_numbers(900, 900, 90, 7))
     wanted = {"semiring": "min_plus", "mask": mask, "top_n": 7, "scheduler": scheduler}
@@ -279,7 +281,7 @@ def test_functions_are_compiled_before_anything_is_written(stored, tmp_path, wan
         spdist.spgemm(m, m, **wanted)
     with pytest.raises(InputError, match=message):
         api.multiply(a, a, tmp_path / "C.zarr", **wanted)
-    assert not storage.exists(str(tmp_path / "C.zarr"))
+    assert not locations.exists(str(tmp_path / "C.zarr"))
 
 
 def test_wrong_options_are_refused_before_anything_is_written(stored, tmp_path):
@@ -306,7 +308,7 @@ def test_wrong_options_are_refused_before_anything_is_written(stored, tmp_path):
         api.matmul(m, np.ones(20))
     with pytest.raises(InputError, match="some of the operands and the mask are in memory"):
         api.matmul(m, m, mask=a)
-    assert not storage.exists(str(tmp_path / "C.zarr"))
+    assert not locations.exists(str(tmp_path / "C.zarr"))
     assert_same(from_scipy(api.matmul(m, m, mask=m)), spdist.spgemm(m, m, mask=m))
 
 
@@ -319,7 +321,7 @@ def test_command_line(stored, tmp_path, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["nnz_estimate"] <= 120
     assert cli.main(["multiply", "A.zarr", "A.zarr", "C.zarr", "--verify", *wanted]) == 0
     assert "made again by min_plus" in " ".join(capsys.readouterr().out.split())
-    mask = storage.open_matrix("M.zarr").rows(0, 60).to_scipy()
+    mask = open_matrix("M.zarr").rows(0, 60).to_scipy()
     expected = spdist.spgemm(m, m, semiring="min_plus", mask=mask, complement=True, threshold=3, top_n=2)
     assert_same(read("C.zarr"), expected)
     assert cli.main(["verify", "A.zarr", "A.zarr", "C.zarr", *wanted]) == 0

@@ -15,10 +15,12 @@ import spdist
 from spdist import api, cli
 from spdist.errors import InputError, MatrixError, SpdistError
 from spdist.kernels import reduction_spec
+from spdist.kernels.cpu import reduce
 from spdist.scheduler.execution import stages
 from spdist.scheduler.execution.worker import CONTEXTS
 from spdist.scheduler.planner import planner
 from tests.scheduler.execution.test_product_spec import whole_numbers
+from tests.support.planning import in_grid
 from tests.support.strategies import csr_pairs
 
 OPTIONS = [{}, {"top_n": 3}, {"semiring": "min_plus", "mask": True}]
@@ -41,15 +43,14 @@ def by_hand(c: sp.csr_matrix, what: str):
 @pytest.mark.parametrize("dtype", ["float64", "int64", "bool"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_all_in_memory_and_stored(stored, tmp_path, scheduler, monkeypatch, options, dtype):
-    monkeypatch.setattr(reduction_spec, "SLICE_PRODUCTS", 3_000)
+    monkeypatch.setattr(reduce, "SLICE_PRODUCTS", 3_000)
     if dtype == "bool" and options:
         pytest.skip("kernels of bools are those of the other options")
     a, b, mask = (whole_numbers(*shape, 6, 1, dtype) for shape in ((150, 90), (90, 150), (150, 150)))
     c = spdist.spgemm(a, b, **options | ({"mask": mask} if "mask" in options else {}))
     for name, matrix in (("A", a), ("B", b), ("M", mask)):
         stored(name, matrix)
-    make = planner.make_plan
-    monkeypatch.setattr("spdist.scheduler.planner.planner.make_plan", lambda *a, **k: make(*a, **k, grid=(5, 2, 2)))
+    monkeypatch.setattr(planner, "make_plan", in_grid((5, 2, 2)))
     for what in reduction_spec.REDUCTIONS:
         expected = by_hand(c, what)
         found = spdist.reduce(a, b, what, **options | ({"mask": mask} if "mask" in options else {}))
@@ -85,10 +86,10 @@ def test_empty_and_oblong(stored, tmp_path, scheduler, shape):
 def test_rows_that_do_not_fit_come_later(stored, scheduler, monkeypatch):
     m = whole_numbers(400, 400, 10, 3)
     a = stored("A", m)
-    make = planner.make_plan
+    make = in_grid((6, 1, 1))
 
-    def short(*args, **options):
-        plan = make(*args, **options, grid=(6, 1, 1))
+    def short(*arguments):
+        plan = make(*arguments)
         return replace(plan, blocks=tuple(replace(block, capacity=300) for block in plan.blocks))
 
     monkeypatch.setattr("spdist.scheduler.planner.planner.make_plan", short)
@@ -119,13 +120,12 @@ def by_bins(a: sp.csr_matrix, b: sp.csr_matrix, bins):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_histograms_of_what_is_stored(stored, tmp_path, scheduler, monkeypatch, options):
-    monkeypatch.setattr(reduction_spec, "SLICE_PRODUCTS", 3_000)
+    monkeypatch.setattr(reduce, "SLICE_PRODUCTS", 3_000)
     a, b, mask = (whole_numbers(*shape, 6, 1) for shape in ((150, 90), (90, 150), (150, 150)))
     a.data[::7] = 0
     for name, matrix in (("A", a), ("B", b), ("M", mask)):
         stored(name, matrix)
-    make = planner.make_plan
-    monkeypatch.setattr("spdist.scheduler.planner.planner.make_plan", lambda *a, **k: make(*a, **k, grid=(5, 2, 2)))
+    monkeypatch.setattr(planner, "make_plan", in_grid((5, 2, 2)))
     within = options | ({"mask": mask} if "mask" in options else {})
     bins = [-20, 0, 1, 7, 30]
     expected = np.histogram(spdist.spgemm(a, b, **within).data, bins)[0]

@@ -27,14 +27,18 @@ from hypothesis import strategies as st
 import spdist
 from spdist import api
 from spdist.errors import CorruptError, MatrixError, MemoryBoundError
-from spdist.matrices.csr import CSR, check_canonical
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR
 from spdist.scheduler.execution import shared_operand
 from spdist.scheduler.execution.cluster import share_hosts, workers
 from spdist.scheduler.execution.plugins import PREFETCHED
 from spdist.scheduler.execution.shared_operand import ResidentMatrix, SharingTuning
 from spdist.scheduler.execution.worker import CONTEXTS, check_rows
 from spdist.scheduler.planner import planner
-from spdist.storage.matrix import MatrixWriter, StoredMatrix, open_matrix
+from spdist.scheduler.planner.request import PlanRequest
+from spdist.scheduler.planner.tuning import BlockTuning, PlannerTuning
+from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.writer import MatrixWriter
 from tests.conftest import random_matrix
 from tests.scheduler.execution.test_driver import workers_alive
 
@@ -346,23 +350,23 @@ def test_values_are_cast_once(b):
 ])  # fmt: skip
 def test_what_is_said_to_stay_does(tmp_path, kind, sizes_, limit, guesses, monkeypatch):
     """On cores and on GPUs, where bands are read of a B whose rows are asked for by their neighbours."""
-    for module in ("spdist.storage.matrix.CHUNK_LENGTH", "spdist.scheduler.planner.planner.GPU_BLOCK_PRODUCTS"):
-        monkeypatch.setattr(module, 1 << 12)
+    monkeypatch.setattr("spdist.storage.writer.CHUNK_LENGTH", 1 << 12)
+    tuning = PlannerTuning(blocks=BlockTuning(gpu_products=1 << 12))
     a = spdist.generate(kind, tmp_path / "A.zarr", **sizes_)
     bytes_ = api.parse_bytes(limit)
     for engine, guess in zip(("numba", "cuda"), guesses, strict=True):
         limits = {"memory_limit": bytes_, "host_limit": None if engine == "numba" else bytes_}
-        assert planner.stays(a, a, engine=engine, **limits) == guess
+        request = PlanRequest(a, a, engine, **limits)
+        assert planner.will_be_resident(request, tuning) == guess
         if guess:
-            limits["host_limit"] = limits["host_limit"] and limit
-            assert api.plan(a, a, engine=engine, **limits).resident
-    assert not planner.stays(a, a, engine="numba", memory_limit=bytes_, grid=(2, 2, 1))
+            assert planner.make_plan(request, tuning=tuning).resident
+    assert not planner.will_be_resident(PlanRequest(a, a, "numba", bytes_, grid=(2, 2, 1)))
 
 
 def test_of_a_damaged_a_nothing_is_said(b):
     for path in (Path(b.url) / "indices" / "c").iterdir():
         path.write_bytes(b"")
-    assert not planner.stays(b, b, engine="cuda", memory_limit=1 << 30)
+    assert not planner.will_be_resident(PlanRequest(b, b, "cuda", 1 << 30))
 
 
 @pytest.fixture
@@ -457,7 +461,7 @@ def test_a_refused_plan_leaves_nothing_on_workers(large, tmp_path, monkeypatch):
 
 def test_a_wrong_guess_is_dropped(large, tmp_path, monkeypatch):
     """The plan cuts B: what was read of it is let go before blocks are made."""
-    monkeypatch.setattr(planner, "stays", lambda *_, **__: True)
+    monkeypatch.setattr(planner, "will_be_resident", lambda *_, **__: True)
     a, _ = large
     before, maps = files(), []
 

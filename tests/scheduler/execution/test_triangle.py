@@ -19,9 +19,11 @@ from spdist.kernels import reduction_spec
 from spdist.kernels.cpu import multiply as cpu
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import SEMIRINGS
-from spdist.kernels.streaming.partition import SubmatrixOffset
-from spdist.kernels.streaming.pipeline import Learnt, multiply_rows, reduce
-from spdist.matrices.csr import CSR, check_canonical, from_scipy
+from spdist.kernels.streaming.layout import SubmatrixOffset
+from spdist.kernels.streaming.multiplication import RowSlice
+from spdist.kernels.streaming.pipeline import multiply_rows, reduce
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR, from_scipy
 from spdist.scheduler.execution import cluster, stages
 from spdist.scheduler.execution.assignment import BlockAssigner
 from spdist.scheduler.execution.driver import DriverTuning
@@ -33,6 +35,7 @@ from tests.scheduler.execution.test_driver import files, read
 from tests.scheduler.execution.test_product_spec import whole_numbers
 from tests.scheduler.execution.test_reduction import by_hand
 from tests.support.host_device import HostDevice
+from tests.support.planning import SHORT_CHUNKS, in_grid
 from tests.support.strategies import csr_matrices
 
 UPPER = ProductSpec(triangle="upper")
@@ -163,14 +166,13 @@ def test_any_matrix_of_scipys():
 
 @pytest.mark.parametrize("what", [*reduction_spec.REDUCTIONS, "histogram"])
 def test_reductions(stored, tmp_path, scheduler, monkeypatch, what):
-    monkeypatch.setattr(reduction_spec, "SLICE_PRODUCTS", 3_000)
+    monkeypatch.setattr("spdist.kernels.cpu.reduce.SLICE_PRODUCTS", 3_000)
     m = whole_numbers(150, 90, 6, 1)
     wanted = {"triangle": "upper"} | ({"bins": [-20, 0, 1, 30]} if what == "histogram" else {})
     c = sp.csr_matrix(spdist.spgemm(m, m.T, triangle="upper"))
     expected = np.histogram(c.data, wanted["bins"])[0] if what == "histogram" else by_hand(c, what)
     np.testing.assert_array_equal(spdist.reduce(m, m.T, what, **wanted), expected)
-    make = planner.make_plan
-    monkeypatch.setattr("spdist.scheduler.planner.planner.make_plan", lambda *a, **k: make(*a, **k, grid=(5, 2, 2)))
+    monkeypatch.setattr(planner, "make_plan", in_grid((5, 2, 2)))
     stored("A", m), stored("B", m.T.tocsr())
     found = spdist.reduce(tmp_path / "A.zarr", tmp_path / "B.zarr", what, scheduler=scheduler, **wanted)
     np.testing.assert_array_equal(found, expected)
@@ -186,11 +188,11 @@ def test_blocks_of_a_device(limit, within):
     a = b = from_scipy(m)
     expected, first = upper(cpu.multiply(a, b)), 200
     device, some = HostDevice(limit), UPPER.of_rows(first, 900)
-    told = {"within": SubmatrixOffset(first)} if within else {}
-    c = multiply_rows(a.rows(first, 900), b, 0, None, device, spec=some, learnt=Learnt(), **told)
+    rows = RowSlice(offset=SubmatrixOffset(first) if within else None)
+    c = multiply_rows(a.rows(first, 900), b, device, rows, spec=some)
     assert_same(c, expected.rows(first, 900))
     assert reduce(a, b, "nnz", device, spec=UPPER).values[0] == expected.nnz
-    few = multiply_rows(a, b, 0, expected.nnz // 3, device, spec=UPPER)
+    few = multiply_rows(a, b, device, RowSlice(capacity=expected.nnz // 3), spec=UPPER)
     assert 0 < few.nnz <= expected.nnz // 3
     assert_same(few, expected.rows(0, few.nrows))
 
@@ -272,7 +274,7 @@ def test_rows_that_do_not_fit_their_room(stored, tmp_path, scheduler, monkeypatc
 
 def test_lost_blocks_and_resume(stored, tmp_path, scheduler, monkeypatch):
     """Blocks whose worker is gone are computed again, as triangles; and a run goes on as a triangle only."""
-    monkeypatch.setattr("spdist.scheduler.planner.planner.CHUNK_LENGTH", 1 << 10)
+    monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
     monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
     a = stored("A", whole_numbers(900, 900, 12, 3))
     whole = {"threshold": 2.0, "scheduler": scheduler}

@@ -42,17 +42,17 @@ def test_even_blocks_is_the_least_number_that_fits(a_nnz, b_nnz, c_nnz, limit, p
 
 
 @given(st.integers(1, 10**12), st.integers(0, 10**9), st.integers(1, 4))
-def test_limit_for_is_the_inverse_of_pair_budget(pair, fixed, pairs):
+def test_limit_for_is_the_inverse_of_block_budget(pair, fixed, pairs):
     limit = memory.limit_for(pair, fixed, pairs)
-    assert memory.pair_budget(limit, fixed, pairs) >= pair
-    assert memory.pair_budget(limit - 3, fixed, pairs) <= pair
+    assert memory.block_budget(limit, fixed, pairs) >= pair
+    assert memory.block_budget(limit - 3, fixed, pairs) <= pair
 
 
 def test_fits_is_equation_5():
     assert memory.fits(30, 30, 30, 100)
     assert not memory.fits(30, 30, 31, 100)
-    assert memory.fits(15, 15, 15, 100, pairs=2)
-    assert not memory.fits(16, 15, 15, 100, pairs=2)
+    assert memory.fits(15, 15, 15, 100, blocks_in_flight=2)
+    assert not memory.fits(16, 15, 15, 100, blocks_in_flight=2)
 
 
 @pytest.mark.parametrize(("text", "size"), [("32MiB", 2**25), ("1.5G", 3 * 2**29), ("2GB", 2 * 10**9), (77, 77)])

@@ -31,21 +31,26 @@ from spdist import api
 from spdist.errors import CorruptError, InputError, MatrixError, MemoryBoundError, SpdistError
 from spdist.kernels.product_spec import ProductSpec
 from spdist.scheduler.execution.operands import renumber
-from spdist.scheduler.planner import planner
+from spdist.scheduler.planner import planner, row_scan
 from spdist.scheduler.planner.plan import Plan, even_bounds
-from spdist.scheduler.planner.planner import (
-    READERS,
-    RemoteReaders,
-    _candidates,
-    _columns,
-    _spread,
-    even_rows,
-    make_plan,
-    row_lengths,
-    sample_rows,
+from spdist.scheduler.planner.planner import make_plan
+from spdist.scheduler.planner.remote_readers import RemoteReaders
+from spdist.scheduler.planner.request import PlanRequest
+from spdist.scheduler.planner.row_scan import read_ranges
+from spdist.scheduler.planner.sampling import candidate_runs, sample_rows, spread_evenly
+from spdist.scheduler.planner.stored_rows import even_rows, row_lengths
+from spdist.scheduler.planner.tuning import (
+    BlockTuning,
+    ChunkTuning,
+    PlannerTuning,
+    ResidencyTuning,
+    SampleTuning,
+    ScanTuning,
 )
-from spdist.storage.matrix import ChunkedArray, MatrixWriter, open_matrix
+from spdist.storage.chunked_array import ChunkedArray
+from spdist.storage.matrix import open_matrix
 from spdist.storage.product_spec import Diagonal, StoredProductSpec
+from spdist.storage.writer import MatrixWriter
 from spdist.units import parse_bytes
 from tests.conftest import random_matrix
 
@@ -109,24 +114,22 @@ def test_plan_is_a_value(stored):
     assert first.to_json() == second.to_json()
 
 
-def test_small_and_large_products_agree_on_the_walk(stored, monkeypatch):
-    """The one-block shortcut gives the numbers that the compiled walk gives."""
+def test_small_and_large_products_agree_on_the_scan(stored):
+    """The one-block shortcut gives the numbers that the compiled scan gives."""
     a = stored("A", random_matrix(900, 900, 6, 6))
-    short = api.plan(a, a)
-    monkeypatch.setattr("spdist.scheduler.planner.planner.SMALL_NNZ", 0)
-    walked = api.plan(a, a)
-    assert (short.expansion, len(short.blocks)) == (walked.expansion, 1)
-    assert abs(short.c.nnz - walked.c.nnz) <= 900
+    request = PlanRequest(a, a, "numba", 1 << 31)
+    short, scanned = make_plan(request), make_plan(request, tuning=PlannerTuning(blocks=BlockTuning(small_nnz=0)))
+    assert (short.expansion, len(short.blocks)) == (scanned.expansion, 1)
+    assert abs(short.c.nnz - scanned.c.nnz) <= 900
 
 
-def test_parts_that_are_walked_over_side_by_side(stored, monkeypatch):
-    """Blocks end where parts do; all else is as of one walk."""
+def test_parts_that_are_scanned_side_by_side(stored, monkeypatch):
+    """Blocks end where parts end; all else is as in one scan."""
     a, b = stored("A", random_matrix(20_000, 3_000, 20, 1)), stored("B", random_matrix(3_000, 40_000, 20, 2))
-    whole = api.plan(a, b, memory_limit="64MiB")
-    monkeypatch.setattr("spdist.scheduler.planner.planner.WALK_ENTRIES", 1 << 17)
-    plan = api.plan(a, b, memory_limit="64MiB")
-    monkeypatch.setattr("spdist.scheduler.planner.planner.os.cpu_count", lambda: 64)
-    assert api.plan(a, b, memory_limit="64MiB") == plan
+    request, parts = PlanRequest(a, b, "numba", 64 << 20), PlannerTuning(scan=ScanTuning(part_entries=1 << 17))
+    whole, plan = make_plan(request), make_plan(request, tuning=parts)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert make_plan(request, tuning=parts) == plan
     starts = [block.start for block in plan.blocks]
     assert starts == [0, *(block.stop for block in plan.blocks[:-1])]
     assert plan.blocks[-1].stop == 20_000
@@ -141,7 +144,7 @@ def test_parts_that_are_walked_over_side_by_side(stored, monkeypatch):
 @pytest.mark.parametrize("parts", [1, 2, 7, 32])
 def test_parts_have_as_many_entries(stored, monkeypatch, seed, parts):
     """But for one row, the longest at the most; where rows are longer than a part, there are fewer of them."""
-    monkeypatch.setattr("spdist.storage.matrix.chunk_of", lambda dtype: 50)
+    monkeypatch.setattr("spdist.storage.writer.chunk_of", lambda dtype: 50)
     m = random_matrix(400, 300, 5, seed)
     m = sp.vstack([m, np.ones((seed % 3, 300)), m[:: -(seed % 2) or 1]], format="csr")
     a = stored("A", m)
@@ -167,19 +170,19 @@ def test_rows_of_the_sample_are_not_read_far_ahead():
         nrows=10_000, ncols=9, nnz=1 << 40, ours=True, url="", read_indices=read,
         offsets_of=lambda rows: (rows, rows + 1),
     )  # fmt: skip
-    found = _candidates(a)
+    found = candidate_runs(a)
     assert next(found)[0] == 0
     time.sleep(0.2)
-    assert len(reads) <= READERS
+    assert len(reads) <= SampleTuning().threads
     assert sum(block.nrows for _, block in found) == 255 * 8
 
 
 @pytest.mark.parametrize("piece", [1, 700, 1 << 22])
 @pytest.mark.parametrize("chunk", [128, 1000])
-def test_each_zarr_chunk_is_decoded_once_by_a_walk(tmp_path, monkeypatch, chunk, piece):
+def test_each_zarr_chunk_is_decoded_once_by_a_scan(tmp_path, monkeypatch, chunk, piece):
     """Whatever is read at once: the columns are those of the rows, and read ahead into memory that is used again."""
     m = random_matrix(3_000, 500, 7, 1)
-    monkeypatch.setattr("spdist.storage.matrix.chunk_of", lambda dtype: chunk)
+    monkeypatch.setattr("spdist.storage.writer.chunk_of", lambda dtype: chunk)
     api.save(tmp_path / "A.zarr", m)
     a = open_matrix(tmp_path / "A.zarr")
     decoded: list[int] = []
@@ -190,10 +193,10 @@ def test_each_zarr_chunk_is_decoded_once_by_a_walk(tmp_path, monkeypatch, chunk,
         return decode(self, k0, k1, out)
 
     monkeypatch.setattr(ChunkedArray, "_decode", note)
-    monkeypatch.setattr("spdist.scheduler.planner.planner.WALK_PIECE", piece)
+    tuning = ScanTuning(read_entries=piece)
     for first, last in ((0, 3_000), (700, 2_222)):
         decoded.clear()
-        found = [(start, stop, columns.copy()) for start, stop, _, columns in _columns(a, first, last)]
+        found = [(start, stop, columns.copy()) for start, stop, _, columns in read_ranges(a, first, last, tuning)]
         assert [start for start, _, _ in found] == [first, *(stop for _, stop, _ in found)][:-1]
         low, high = m.indptr[first], m.indptr[last]
         np.testing.assert_array_equal(np.concatenate([columns for _, _, columns in found]), m.indices[low:high])
@@ -221,22 +224,26 @@ def cluster(count: int):
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    """Walk over parts of 2,000 entries, and ask helpers for all that they can read."""
-    for name, value in {"WALK_ENTRIES": 2_000, "WHOLE_ENTRIES": 9_000, "SMALL_NNZ": 0, "SMALL_SHARE": 0}.items():
-        monkeypatch.setattr(f"spdist.scheduler.planner.planner.{name}", value)
-    monkeypatch.setattr("spdist.storage.matrix.chunk_of", lambda dtype: 1_000)
+    """Return a tuning by which parts of 2,000 entries are scanned, and readers read all that they can."""
+    monkeypatch.setattr("spdist.storage.writer.chunk_of", lambda dtype: 1_000)
+    return PlannerTuning(
+        scan=ScanTuning(part_entries=2_000),
+        sample=SampleTuning(read_whole_entries=9_000),
+        blocks=BlockTuning(small_nnz=0),
+        residency=ResidencyTuning(small_share=0),
+    )
 
 
-def outcome(*args, **kwargs) -> Plan | str:
+def outcome(request: PlanRequest, readers: RemoteReaders | None, tuning: PlannerTuning) -> Plan | str:
     """Return a plan, or why there is none."""
     try:
-        return make_plan(*args, **kwargs)
+        return make_plan(request, readers, tuning)
     except SpdistError as error:
         return repr(error)
 
 
 def problems(stored):
-    """Yield operands and options at random: masks, triangles, cuts, engines, limits and grids."""
+    """Yield requests at random: masks, triangles, cuts, engines, limits and grids."""
     for seed in range(24):
         rng = np.random.default_rng(seed)
         n = int(rng.integers(1_500, 5_000))
@@ -256,11 +263,11 @@ def problems(stored):
             options["spec"] = StoredProductSpec(
                 ProductSpec(**cut), chosen, bool(chosen is not None and rng.integers(2))
             )
-        yield (a, a if rng.integers(2) else b), options
+        yield PlanRequest(a, a if rng.integers(2) else b, **options)
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes", "dask"])
-def test_helpers_make_the_plan_that_threads_make(stored, small_parts, kind):
+def test_readers_make_the_plan_that_threads_make(stored, small_parts, kind):
     context = multiprocessing.get_context("spawn")
     made = {
         "threads": lambda: ThreadPoolExecutor(3),
@@ -270,33 +277,31 @@ def test_helpers_make_the_plan_that_threads_make(stored, small_parts, kind):
     found = []
     with made[kind]() as executor:
         counting = Counting(executor)
-        helpers = RemoteReaders(counting, processes=2 if kind == "dask" else 3, threads=2)
-        for operands, options in itertools.islice(problems(stored), 24 if kind == "threads" else 8):
+        readers = RemoteReaders(counting, processes=2 if kind == "dask" else 3, threads=2)
+        for request in itertools.islice(problems(stored), 24 if kind == "threads" else 8):
             before = counting.count
-            alone = outcome(*operands, **options)
-            assert outcome(*operands, **options, helpers=helpers) == alone
-            assert (counting.count > before) == ("grid" not in options)
+            alone = outcome(request, None, small_parts)
+            assert outcome(request, readers, small_parts) == alone
+            assert (counting.count > before) == (request.grid is None)
             found.append(alone)
     assert 0 < sum(isinstance(plan, str) for plan in found) < len(found) / 2  # refused, by the same text
     assert {plan.resident for plan in found if isinstance(plan, Plan)} == {True, False}
 
 
-def test_helpers_are_asked_for_large_matrices_that_they_see(stored, small_parts):
+def test_readers_read_large_matrices_that_they_see(stored, small_parts):
     m = random_matrix(3_000, 3_000, 9, 1)
     inside = api.save("memory://walked.zarr", m)
     small = stored("small", random_matrix(300, 300, 9, 1))
     for a in (inside, small):
-        plans = [
-            make_plan(a, a, engine="numba", memory_limit=1 << 30, helpers=h)
-            for h in (None, RemoteReaders(Counting(), 2, 1))
-        ]
+        request = PlanRequest(a, a, "numba", 1 << 30)
+        plans = [make_plan(request, readers, small_parts) for readers in (None, RemoteReaders(Counting(), 2, 1))]
         assert plans[0] == plans[1]
 
 
 @pytest.mark.parametrize("spread", [False, True])
-def test_of_several_errors_the_first_in_row_order_is_told(stored, tmp_path, monkeypatch, small_parts, spread):
-    """Also where another helper finds a later one sooner; rows out of order, and a Zarr chunk that was altered."""
-    monkeypatch.setattr("spdist.scheduler.planner.planner.SAMPLE_RUNS", 1)  # of the first rows
+def test_of_several_errors_the_first_in_row_order_is_raised(stored, tmp_path, small_parts, spread):
+    """Also if another reader finds a later one sooner; rows out of order, and a Zarr chunk that was altered."""
+    tuning = replace(small_parts, sample=replace(small_parts.sample, runs=1))  # of the first rows
     m = random_matrix(3_000, 3_000, 9, 1)
     good, bad, foreign = (stored(name, m) for name in ("good", "bad", "foreign"))
     group = zarr.open_group(foreign.url, mode="r+")
@@ -311,16 +316,16 @@ def test_of_several_errors_the_first_in_row_order_is_told(stored, tmp_path, monk
         path = Path(bad.url) / "indices" / "c" / str(chunk)
         path.write_bytes(path.read_bytes()[:-9])
     with ThreadPoolExecutor(4) as executor:
-        helpers = RemoteReaders(executor, 3, 1) if spread else None
+        readers = RemoteReaders(executor, 3, 1) if spread else None
         with pytest.raises(MatrixError, match=rf"foreign.zarr: row {wrong[0]} is not sorted"):
-            make_plan(open_matrix(foreign.url), good, engine="numba", memory_limit=1 << 30, helpers=helpers)
+            make_plan(PlanRequest(open_matrix(foreign.url), good, "numba", 1 << 30), readers, tuning)
         with pytest.raises(CorruptError, match=r"bad.zarr: chunk 11 of array 'indices'"):
-            make_plan(bad, good, engine="numba", memory_limit=1 << 30, helpers=helpers)
+            make_plan(PlanRequest(bad, good, "numba", 1 << 30), readers, tuning)
 
 
 def killed_once(marker: str, function: Callable[..., object], *args: object) -> object:
     """Do something in a process that dies the first time, with half of the work done."""
-    if function.func is planner.walk_parts:
+    if function.func is row_scan.scan_parts:
         try:
             os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
@@ -330,24 +335,24 @@ def killed_once(marker: str, function: Callable[..., object], *args: object) -> 
     return function(*args)
 
 
-def test_a_helper_that_is_killed_costs_no_more_than_time(stored, tmp_path, small_parts):
+def test_a_reader_that_is_killed_costs_no_more_than_time(stored, tmp_path, small_parts):
     a = stored("A", random_matrix(4_000, 4_000, 9, 1))
-    options = {"engine": "numba", "memory_limit": 1 << 30}
+    request = PlanRequest(a, a, "numba", 1 << 30)
     with cluster(2) as executor:
         counting = Counting(executor, functools.partial(killed_once, str(tmp_path / "killed")))
-        plan = make_plan(a, a, **options, helpers=RemoteReaders(counting, 2, 1))
+        plan = make_plan(request, RemoteReaders(counting, 2, 1), small_parts)
     assert (tmp_path / "killed").exists()
-    assert plan == make_plan(a, a, **options)
+    assert plan == make_plan(request, tuning=small_parts)
 
 
 @pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.parametrize(("rows_held", "most"), [(0, 1), (3, 3), (99, 4)])
-def test_walks_of_a_process_keep_their_bound(stored, monkeypatch, small_parts, spread, rows_held, most):
-    """Of 4 bytes a row of B for each walk that is under way; one there is always."""
+def test_scans_of_a_process_keep_their_bound(stored, monkeypatch, small_parts, spread, rows_held, most):
+    """Of 4 bytes a row of B for each scan that is under way; one thread always scans."""
     a = stored("A", random_matrix(4_000, 4_000, 9, 1))
-    monkeypatch.setattr("spdist.scheduler.planner.planner.WALK_BYTES", 4 * 4_000 * rows_held)
-    monkeypatch.setattr("spdist.scheduler.planner.planner.os.cpu_count", lambda: 4)
-    walk_rows, lock, under_way, seen = planner._walk_rows, threading.Lock(), [0], []
+    tuning = replace(small_parts, scan=replace(small_parts.scan, stamp_bytes=4 * 4_000 * rows_held))
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    scan_rows, lock, under_way, seen = row_scan.scan_rows, threading.Lock(), [0], []
 
     def noted(*args, **kwargs):
         with lock:
@@ -355,14 +360,15 @@ def test_walks_of_a_process_keep_their_bound(stored, monkeypatch, small_parts, s
             seen.append(under_way[0])
         time.sleep(0.02)
         try:
-            return walk_rows(*args, **kwargs)
+            return scan_rows(*args, **kwargs)
         finally:
             with lock:
                 under_way[0] -= 1
 
-    monkeypatch.setattr(planner, "_walk_rows", noted)
+    monkeypatch.setattr(row_scan, "scan_rows", noted)
     with ThreadPoolExecutor(1) as executor:  # a process, and the threads it may have
-        make_plan(a, a, engine="numba", memory_limit=1 << 30, helpers=RemoteReaders(executor, 1, 4) if spread else None)
+        readers = RemoteReaders(executor, 1, 4) if spread else None
+        make_plan(PlanRequest(a, a, "numba", 1 << 30), readers, tuning)
     assert max(seen) == most
 
 
@@ -385,7 +391,7 @@ def test_offsets_that_leave_entries_out_are_refused(stored, tmp_path, at, value)
 
 
 @pytest.mark.parametrize("wrong", [-3, 307])
-def test_a_column_out_of_range_is_found_in_the_sample_too(stored, tmp_path, monkeypatch, wrong):
+def test_a_column_out_of_range_is_found_in_the_sample_too(stored, tmp_path, wrong):
     """And the matrix is named that has it."""
     m = random_matrix(300, 300, 8, 1)
     a = stored("A", m)
@@ -393,10 +399,10 @@ def test_a_column_out_of_range_is_found_in_the_sample_too(stored, tmp_path, monk
     foreign = zarr.open_group(tmp_path / "F.zarr")
     foreign.attrs.put({key: value for key, value in foreign.attrs.items() if key != "spdist"})
     foreign["indices"][int(m.indptr[150])] = wrong
-    for grid in (None, (5, 1, 1)):
+    for grid, runs in ((None, 256), ((5, 1, 1), 1)):  # one run is of the first rows
+        request = PlanRequest(open_matrix(tmp_path / "F.zarr"), a, "numba", 1 << 31, grid=grid)
         with pytest.raises(MatrixError, match=rf"F.zarr: column {wrong} in row 150 is outside \[0, 300\)"):
-            api.plan(tmp_path / "F.zarr", a, grid=grid)
-        monkeypatch.setattr("spdist.scheduler.planner.planner.SAMPLE_RUNS", 1)  # of the first rows
+            make_plan(request, tuning=PlannerTuning(sample=SampleTuning(runs=runs)))
 
 
 def test_estimate_is_near_the_truth(stored):
@@ -417,8 +423,8 @@ def test_sample_is_deterministic_and_spread(stored):
     a = stored("A", random_matrix(9_000, 9_000, 9, 8))
     lengths = row_lengths(a)
     assert np.array_equal(sample_rows(a, a, lengths).ratio, sample_rows(a, a, lengths).ratio)
-    assert sorted(_spread(100)) == list(range(100))
-    assert max(np.diff(sorted(_spread(64)[:8]))) == 8
+    assert sorted(spread_evenly(100)) == list(range(100))
+    assert max(np.diff(sorted(spread_evenly(64)[:8]))) == 8
 
 
 def test_memory_too_small_says_how_much_is_needed(stored):
@@ -491,12 +497,12 @@ def test_renumber():
     assert a.indices.tolist() == [0, 1]
 
 
-def test_one_pair_in_flight_where_b_is_read_again_and_again(stored):
+def test_one_block_in_flight_where_b_is_read_again_and_again(stored):
     """Rows of B lie scattered over all its Zarr chunks: blocks are twice as large, and B is read half as often."""
     m = random_matrix(400_000, 400_000, 6, 7)
     a = stored("A", m)
     plan = api.plan(a, a, memory_limit="32MiB")
-    assert plan.pairs == 1
+    assert plan.blocks_in_flight == 1
     assert [block.start for block in plan.blocks] == [0, *(block.stop for block in plan.blocks[:-1])]
     assert plan.blocks[-1].stop == 400_000
     assert plan.projected_memory <= 0.9 * plan.memory_limit
@@ -505,33 +511,31 @@ def test_one_pair_in_flight_where_b_is_read_again_and_again(stored):
     assert all(block.b_read == every_chunk for block in plan.blocks[:-1])
 
 
-def test_a_gpu_does_not_wait_for_all_of_b_where_blocks_ask_for_neighbours(stored, monkeypatch):
-    """Blocks that read B about once, and no other product or engine, bring their rows of it."""
-    monkeypatch.setattr("spdist.scheduler.planner.planner.GPU_BLOCK_PRODUCTS", 1 << 22)
-    monkeypatch.setattr("spdist.scheduler.planner.planner.SMALL_SHARE", 0)
+def test_a_gpu_does_not_wait_for_all_of_b_where_blocks_need_neighbours(stored):
+    """Blocks that together read B about once, and no other product or engine, read their own rows of it."""
+    tuning = PlannerTuning(blocks=BlockTuning(gpu_products=1 << 22), residency=ResidencyTuning(small_share=0))
     n = 1_000_000
     banded = stored("band", sp.diags_array([np.ones(n)] * 5, offsets=range(-2, 3), shape=(n, n)).tocsr())
     anywhere = stored("any", random_matrix(n, n, 5.0, 1))
-    limits = {"memory_limit": "1GiB", "host_limit": "1GiB"}
-    plans = {m: api.plan(m, m, engine="cuda", **limits) for m in (banded, anywhere)}
+    limits = {"memory_limit": 1 << 30, "host_limit": 1 << 30}
+    plans = {m: make_plan(PlanRequest(m, m, "cuda", **limits), tuning=tuning) for m in (banded, anywhere)}
     assert (plans[banded].resident, plans[anywhere].resident) == (False, True)
     assert all(len(plan.blocks) > 4 and plan.projected_host_memory <= 1 << 30 for plan in plans.values())
     assert sum(block.b_bytes for block in plans[banded].blocks) < 1.5 * plans[banded].b.nbytes
-    assert api.plan(banded, banded, engine="numba", memory_limit="1GiB").resident
+    assert make_plan(PlanRequest(banded, banded, "numba", 1 << 30), tuning=tuning).resident
 
 
-def test_neighbours_that_read_much_of_each_others_rows_are_joined(tmp_path, monkeypatch):
+def test_neighbours_that_read_much_of_each_others_rows_are_joined(tmp_path):
     """Blocks of a GPU: as few as it takes for no more than half of B to be read again; where three do not do, none."""
     whole = spdist.generate("poisson", tmp_path / "whole.zarr", dims=(60, 30, 30), points=27)
     writer = MatrixWriter(tmp_path / "A.zarr", whole.ncols, whole.dtype, {})
     writer.layout = replace(writer.layout, chunk=1 << 11)
     writer.append(whole.rows(0, whole.nrows))
     a = writer.close()
-    monkeypatch.setattr("spdist.scheduler.planner.planner.SMALL_SHARE", 0)
-    found = {}
+    request, found = PlanRequest(a, a, "cuda", 1 << 30, 1 << 30), {}
     for mebibytes in (16, 8, 4, 2):
-        monkeypatch.setattr("spdist.scheduler.planner.planner.GPU_BLOCK_BYTES", mebibytes << 20)
-        plan = api.plan(a, a, engine="cuda", memory_limit="1GiB", host_limit="1GiB")
+        blocks, residency = BlockTuning(gpu_bytes=mebibytes << 20), ResidencyTuning(small_share=0)
+        plan = make_plan(request, tuning=PlannerTuning(blocks=blocks, residency=residency))
         found[mebibytes] = len(plan.blocks), sum(block.b_read for block in plan.blocks) / plan.b.nbytes
         assert not plan.resident
         assert [0, *(block.stop for block in plan.blocks)] == [*(block.start for block in plan.blocks), a.nrows]
@@ -542,24 +546,22 @@ def test_neighbours_that_read_much_of_each_others_rows_are_joined(tmp_path, monk
     assert found[2][0] == 1  # three and three would read too much: not cut by bytes
 
 
-def test_blocks_that_a_gpu_only_reduces_grow_fewer_towards_the_end(stored, monkeypatch):
+def test_blocks_that_a_gpu_only_reduces_grow_fewer_towards_the_end(stored):
     """The last ones are as small as those that are written; cores get no larger ones."""
     least, most = 1 << 12, 1 << 15
-    monkeypatch.setattr("spdist.scheduler.planner.planner.GPU_BLOCK_PRODUCTS", least)
-    monkeypatch.setattr("spdist.scheduler.planner.planner.GPU_MOST_PRODUCTS", most)
-    monkeypatch.setattr("spdist.scheduler.planner.planner.SMALL_NNZ", 0)
+    tuning = PlannerTuning(blocks=BlockTuning(gpu_products=least, gpu_reduced_products=most, small_nnz=0))
     a = stored("A", random_matrix(40_000, 40_000, 8.0, 1))
     where = {"memory_limit": 1 << 30, "host_limit": 1 << 30}
 
-    def products(stored: bool, engine: str) -> np.ndarray:
-        plan = planner.make_plan(a, a, engine=engine, stored=stored, **where)
+    def products(writes_c: bool, engine: str) -> np.ndarray:
+        plan = make_plan(PlanRequest(a, a, engine, writes_c=writes_c, **where), tuning=tuning)
         assert [0, *(block.stop for block in plan.blocks)] == [*(block.start for block in plan.blocks), a.nrows]
         assert plan.expansion == sum(block.products for block in plan.blocks)
         return np.array([block.products for block in plan.blocks])
 
     reduced, written = products(False, "cuda"), products(True, "cuda")
     left = np.cumsum(reduced[::-1])[::-1]
-    bound = np.clip(left // planner.TAPER, least, most)
+    bound = np.clip(left // tuning.blocks.taper, least, most)
     assert np.all(reduced <= bound)
     assert np.all(reduced[:-1] >= bound[:-1] - 2 * least)
     assert reduced[0] > most - 2 * least
@@ -567,16 +569,19 @@ def test_blocks_that_a_gpu_only_reduces_grow_fewer_towards_the_end(stored, monke
     assert written.max() <= least
     assert products(False, "hybrid").max() <= least
     none = stored("none", sp.csr_matrix((0, 40_000)))
-    assert planner.make_plan(none, a, engine="cuda", stored=False, **where).blocks == ()
+    assert make_plan(PlanRequest(none, a, "cuda", writes_c=False, **where), tuning=tuning).blocks == ()
 
 
-def test_chunks_of_c_are_long_where_gpus_write_many(stored, monkeypatch):
+def test_chunks_of_c_are_long_where_gpus_write_many(stored):
     a = stored("A", random_matrix(300, 300, 5, 8))
-    engines = ("numba", "cuda")
-    assert {api.plan(a, a, engine=engine, memory_limit="1GiB").chunk for engine in engines} == {1 << 17}
-    monkeypatch.setattr("spdist.scheduler.planner.planner.MANY_CHUNKS", 0)
-    assert [api.plan(a, a, engine=engine, memory_limit="1GiB").chunk for engine in engines] == [1 << 17, 1 << 19]
-    assert api.plan(a, a, engine="cuda", memory_limit="1GiB", host_limit="64MiB").chunk <= 1 << 17
+    many = PlannerTuning(chunks=ChunkTuning(many=0))
+
+    def chunk(engine: str, tuning: PlannerTuning, host_limit: int | None = None) -> int:
+        return make_plan(PlanRequest(a, a, engine, 1 << 30, host_limit), tuning=tuning).chunk
+
+    assert {chunk(engine, PlannerTuning()) for engine in ("numba", "cuda")} == {1 << 17}
+    assert [chunk(engine, many) for engine in ("numba", "cuda")] == [1 << 17, 1 << 19]
+    assert chunk("cuda", many, 64 << 20) <= 1 << 17
 
 
 @pytest.mark.parametrize("engine", ["numba", "cuda"])
@@ -603,18 +608,18 @@ def test_plan_of_an_older_version_is_read(stored):
 def test_a_reduction_on_gpus_has_blocks_by_products_alone(stored, monkeypatch):
     """C is not on the host: no sample of it is multiplied, and its bytes bound nothing."""
     a = stored("A", random_matrix(30_000, 30_000, 40, 1))
-    options = {"memory_limit": 1 << 30, "host_limit": 160 << 20, "stored": False}
-    by_cores = make_plan(a, a, engine="hybrid", **options)
+    options = {"memory_limit": 1 << 30, "host_limit": 160 << 20, "writes_c": False}
+    request = PlanRequest(a, a, "cuda", **options)
+    by_cores = make_plan(PlanRequest(a, a, "hybrid", **options))
 
     def refuse(*_: object) -> None:
         raise AssertionError("a sample")
 
     monkeypatch.setattr(planner, "sample_rows", refuse)
-    plan = make_plan(a, a, engine="cuda", **options)
+    plan = make_plan(request)
     assert plan.expansion == by_cores.expansion
     assert 1 == len(plan.blocks) < len(by_cores.blocks)
-    monkeypatch.setattr(planner, "GPU_BLOCK_PRODUCTS", plan.expansion // 5)
-    blocks = make_plan(a, a, engine="cuda", **options).blocks
+    blocks = make_plan(request, tuning=PlannerTuning(blocks=BlockTuning(gpu_products=plan.expansion // 5))).blocks
     assert 5 <= len(blocks) <= 6
     assert max(block.products for block in blocks) <= plan.expansion // 5
 
@@ -625,8 +630,8 @@ def test_partial_products_of_a_reduction_have_room_on_the_host(stored):
     columns = np.random.default_rng(1).integers(0, 2_000, (n, each)) + 2_000 * np.arange(each)
     a = stored("A", sp.csr_matrix(np.ones((1, n))))
     b = stored("B", sp.csr_matrix((np.ones(n * each), columns.ravel(), np.arange(n + 1) * each), (n, 2_000_000)))
-    options = {"engine": "cuda", "memory_limit": 1 << 30, "stored": False}
+    request = PlanRequest(a, b, "cuda", 1 << 30, 40 << 20, writes_c=False)
     with pytest.raises(MemoryBoundError, match="raise host_limit to at least"):
-        make_plan(a, b, **options, host_limit=40 << 20)
-    whole = make_plan(a, b, **options, host_limit=120 << 20).blocks[0]
+        make_plan(request)
+    whole = make_plan(replace(request, host_limit=120 << 20)).blocks[0]
     assert (whole.split, whole.c_bytes) == (False, 8)

@@ -1,0 +1,561 @@
+"""Write docs/measured.md, and the figures of README.md, from the records in benchmarks/results.
+
+::
+
+    python docs/measured.py           # write both
+    python docs/measured.py --check   # exit with 1 if one of them is stale
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+MEASURED = ROOT / "docs" / "measured.md"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- figures: python docs/measured.py -->", "<!-- end of figures -->"
+INTRODUCTION = """# Measured
+
+`python docs/measured.py` writes this page from the records in [benchmarks/results](../benchmarks/results); `make check`
+fails if it is stale. Each record names its command, date, device and versions, and from
+2026-11-23 on its commit. `make bench` runs the benchmarks again.
+
+How to read it:
+
+- **Ratio** is the peer's time over spdist's: above 1 spdist is faster. Summaries give the geometric mean and the least.
+- **Inner call**: a timed function call in a warm process, with kernels compiled. **Whole call**: one public call from
+  entry to return, with planning and the start of workers. **Whole command**: from prompt to prompt.
+- The machines were shared with other jobs. Times of one product varied by up to a third between recordings.
+- Matrices named after the SuiteSparse collection are generated after them (`benchmarks/suite.py`), except in `data/`.
+"""
+
+
+class Figure(NamedTuple):
+    """A comparison, as README's table shows it."""
+
+    what: str
+    scope: str
+    peer: str
+    ratios: list[float]
+    record: str
+
+
+def record(name: str) -> dict[str, Any]:
+    """Return a record of benchmarks/results."""
+    content: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return content
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Return the geometric mean of ratios."""
+    logarithms = [math.log(value) for value in values]
+    return math.exp(sum(logarithms) / len(logarithms))
+
+
+def device(name: str) -> str:
+    """Return what a record was measured on: the GPU and the cores of its host, or the processor."""
+    content = record(name)
+    host = content.get("device") or f"{content['cpu']}, 2 cores"
+    if "gpu" not in content:
+        return str(host)
+    gpu = content["gpu"]["device"].removeprefix("NVIDIA ").removesuffix(" 80GB HBM3")
+    return f"{gpu}, host with {host.split(', ')[-1]}"
+
+
+def source(*names: str) -> str:
+    """Return the line under a table that says where its figures are from."""
+    lines = [f"[{name}](../benchmarks/results/{name}.json) ({device(name)})" for name in names]
+    return f"Record: {'; '.join(lines)}.\n"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table in Markdown; floats with three digits, other numbers with separators."""
+
+    def cell(value: Any) -> str:
+        if isinstance(value, float):
+            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 100 else f"{value:#.3g}"
+        return f"{value:,}" if isinstance(value, int) else str(value)
+
+    lines = [head, ["---"] * len(head), *([cell(value) for value in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def summary(ratios: Sequence[float]) -> str:
+    """Return the geometric mean and the least of some ratios as a sentence."""
+    return f"Ratio: geometric mean {geometric_mean(ratios):.2f}, least {min(ratios):.2f}, {len(ratios)} cases."
+
+
+def seconds_ratios(cases: Iterable[dict[str, Any]], peer: str) -> list[float]:
+    """Return a peer's seconds over spdist's for cases that have both."""
+    return [case["seconds"][peer] / case["seconds"]["spdist"] for case in cases if peer in case["seconds"]]
+
+
+def million(count: float) -> str:
+    """Return a count in millions."""
+    return f"{count / 1e6:,.1f} M"
+
+
+# -- products on CPUs --------------------------------------------------------------------------------------------------
+
+
+def spgemm_cpu() -> str:
+    """Products in memory compared with SciPy."""
+    name = "2026-11-21-spgemm_cpu"
+    rows = record(name)["results"]
+    lines = [[r["matrix"], r["nnz"], 1e3 * r["scipy_seconds"], 1e3 * r["spdist_seconds"], r["ratio"]] for r in rows]
+    return (
+        "### In memory\n\n"
+        "`spgemm(a, a)` with 2 threads, compared with SciPy's `a @ a` with `sort_indices()` on one thread. Inner call, medians in\n"
+        f"ms. {summary([r['ratio'] for r in rows])}\n\n"
+        + table(["matrix", "nnz(A)", "SciPy", "spdist", "ratio"], lines)
+        + "\n"
+        + source(name)
+    )
+
+
+def by_side(name: str) -> str:
+    """Return ratios of block products: a row for each pattern, a column for each block size."""
+    rows = record(name)["rows"]
+    sides = sorted({r["side"] for r in rows})
+    ratios = {(r["matrix"], r["side"]): r["ratio"] for r in rows if r.get("ratio")}
+    names = list(dict.fromkeys(matrix for matrix, _ in ratios))
+    lines = [[matrix, *(ratios.get((matrix, side), "") for side in sides)] for matrix in names]
+    return table(["blocks of", *(f"{side} x {side}" for side in sides)], lines)
+
+
+def block_cpu() -> str:
+    """Products of block matrices compared with SciPy."""
+    name = "2026-11-21-block_spgemm"
+    ratios = [r["ratio"] for r in record(name)["rows"]]
+    return (
+        "### Block matrices in memory\n\n"
+        "C = A @ A in float64 with 2 threads, compared with SciPy's `bsr_array` product on one, which leaves rows unsorted. Inner\n"
+        "call, ratios. Where blocks are small and rows short, most of the time goes to finding C's pattern, and SciPy is\n"
+        f"quicker there. {summary(ratios)}\n\n" + by_side(name) + "\n" + source(name)
+    )
+
+
+def answers_cpu() -> str:
+    """Top-n, masks, semirings and triangles, in memory."""
+    fused, halves, more = "2026-11-21-fused", "2026-11-22-halves", "2026-11-21-answers"
+    results = record(fused)["results"]
+    lines = [
+        [case["case"], million(case["products"]), 1e3 * case["seconds"]["spdist"], 1e3 * seconds, label, ratio]
+        for group in ("top_n", "triangles")
+        for case in results[group]
+        for label, seconds in case["seconds"].items()
+        if label != "spdist" and (ratio := seconds / case["seconds"]["spdist"])
+    ]
+    half = [[c["case"], c["seconds"]["whole"] / c["seconds"]["spdist"]] for c in record(halves)["results"]["halves"]]
+    workflows = [
+        [case["case"], 1e3 * case["seconds"]["spdist"], 1e3 * seconds, label]
+        for group in ("similarity", "triangles", "galerkin", "shortest_paths")
+        for case in record(more)["results"][group]
+        for label, seconds in case["seconds"].items()
+        if label != "spdist"
+    ]
+    return (
+        "### Products cut, masked or reduced in memory\n\n"
+        "Cosines with `top_n=10` on generated TF-IDF rows, and triangles by a masked `plus_pair` (L: the part of the\n"
+        "adjacency matrix below the diagonal). `unmasked` is spdist's whole product filtered by SciPy. Inner call with 2\n"
+        "threads, medians in ms.\n\n"
+        + table(["case", "products", "spdist", "peer", "which", "ratio"], lines)
+        + f"\nEight semirings on three matrices compared with GraphBLAS, rows sorted. "
+        f"{summary(seconds_ratios(results['semirings'], 'graphblas'))}\n\n{source(fused)}"
+        + "\nThe whole of a symmetric product takes this many times as long as its upper triangle (one thread):\n\n"
+        + table(["product", "whole / triangle"], half)
+        + f"\n{source(halves)}"
+        + "\nThe kernels that the workflows call, compared with other packages; medians in ms, 2 threads where there are threads.\n"
+        "All pairs of shortest paths in a sparse graph are found faster by Dijkstra's algorithm than by squaring:\n\n"
+        + table(["case", "spdist", "peer", "which"], workflows)
+        + f"\n{source(more)}"
+    )
+
+
+def stored_cpu() -> str:
+    """Products from Zarr to Zarr."""
+    name, cut, others = "2026-11-21-out_of_core", "2026-11-21-answers", "2026-11-22-planning"
+    lines = [
+        [r["case"], million(r["nnz_c"]), r["c_over_limit"], f"{r['wall_s']:.1f} s",
+         f"{r['in_memory_s'] + r['read_s'] + r['write_s']:.1f} s", f"{r['peak_mb']:.0f} of {r['allowed_mb']:.0f} MB"]
+        for r in record(name)["rows"]
+    ]  # fmt: skip
+    fewer = [
+        [c["case"], c["c_over_limit"], f"{c['blocks']} of {c['blocks_of_whole']}", c["nnz"],
+         f"{c['seconds']['spdist']:.1f} s", f"{c['peak_mb']:.0f} of {c['allowed_mb']:.0f} MB"]
+        for c in record(cut)["results"]["stored"]
+    ]  # fmt: skip
+    plans = [
+        [r["case"], million(r["nnz"]), f"{r['seconds']:.1f} s", f"{r['peak'] / 2**20:.0f} MiB"]
+        for r in record(others)["rows"]
+    ]
+    costs, start = record("2026-11-21-scheduling")["result"], record("2026-11-21-startup")["result"]
+    return (
+        "### From Zarr to Zarr\n\n"
+        "Whole call with 2 workers, storage in RAM. *Parts*: the same blocks in memory, A and B read once, C written once.\n"
+        "Wall time is far above the parts where a block needs many rows of B besides its rows of A: a halo on a stencil;\n"
+        "on a random matrix a few rows from every Zarr chunk of B, each decoded whole for its checksum. *Memory*: resident\n"
+        "memory of the worst worker beyond idle, of 1.15 times the limit and 40 MB.\n\n"
+        + table(["product", "nnz(C)", "C / limit", "wall", "parts", "memory"], lines)
+        + f"\n{source(name)}"
+        + "\nProducts cut or masked while they are made, within 64 MiB a worker; *blocks*: of the number that the whole C would need:\n\n"
+        + table(["rmat 17 x 16", "C / limit", "blocks", "entries kept", "wall", "memory"], fewer)
+        + f"\n{source(cut)}"
+        + "\nPlanning alone:\n\n"
+        + table(["matrix", "nonzeros", "time", "peak memory"], plans)
+        + f"\n{source(others)}"
+        + f"\nA block costs the scheduler {costs['ms_per_block']:.1f} ms (10,000 blocks, empty kernel); over the second "
+        f"half the memory of\nscheduler and driver grows by {costs['memory_growth_mb_second_half']:.2f} MB. The smallest "
+        f"job, `multiply --verify` of `orsirr_1`, takes {start['multiply_verify_s']:.1f} s from\nprompt to prompt, `spdist "
+        f"--help` {start['help_s']:.2f} s.\n\n" + source("2026-11-21-scheduling", "2026-11-21-startup")
+    )
+
+
+# -- products on a GPU -------------------------------------------------------------------------------------------------
+
+
+def spgemm_gpu() -> str:
+    """Products with operands on the GPU."""
+    name, real, same = "2026-11-21-spgemm", "2026-11-21-spgemm_real", "2026-11-21-spgemm_deterministic"
+    content = record(name)
+    lines = []
+    for r in content["rows"]:
+        ours, best = r["methods"]["auto"], r["cusparse"][r["cusparse_best"]]
+        sizes = [million(r["products"]), million(ours["nnz_c"])]
+        spaces = [f"{best['workspace'] / 1e6:,.0f}", f"{ours['workspace'] / 1e6:,.0f}"]
+        peer = f"{best['ms']:.2f} ({r['cusparse_best']})"
+        lines.append([r["matrix"], *sizes, peer, ours["ms"], ours["over_cusparse"], *spaces])
+    methods = [
+        [f"`{method}`, {label}", found["over_cusparse"]["geometric_mean"], found["over_cusparse"]["minimum"], of]
+        for of, label, method in (
+            (name, "float64", "auto"), (name, "float64", "esc"), (name, "float64", "numeric"),
+            ("2026-11-21-spgemm_float32", "float32", "auto"), (same, "same bits on every run", "rowwise"),
+            (real, "55 real matrices, most small", "auto"),
+        )
+        for found in [record(of)["summary"][method]]
+    ]  # fmt: skip
+    cold = [r for r in record("2026-11-21-spgemm_cold")["rows"] if r["dtype"] == "float64"]
+    compiled = ", ".join(f"`{r['method']}` {r['cold']['first_s']:.1f} s" for r in cold)
+    return (
+        "### Operands and result on the GPU\n\n"
+        "A @ A (amg_AP: A @ P) in float64 of CuPy's matrices, compared with the quickest of cuSPARSE's ALG1, ALG2, ALG3 and\n"
+        "SpGEMMreuse in the same run. Inner call, from allocation to C, medians in ms; workspace beyond A, B and C in MB.\n"
+        "Every result was checked.\n\n"
+        + table(["matrix", "products", "nnz(C)", "cuSPARSE", "spdist", "ratio", "its MB", "our MB"], lines)
+        + f"\n{source(name)}"
+        + "\nCompared with the fastest of the open SpGEMM codes tried, for each matrix, timed in another run on an\nH100 (`benchmarks/peers.json`). "
+        + summary([r["methods"]["auto"]["over_peer"] for r in content["rows"] if r["methods"]["auto"].get("over_peer")])
+        + "\n\nAll methods compared with cuSPARSE; `numeric` knows C's structure:\n\n"
+        + table(["method", "geometric mean", "least", "record"], methods)
+        + f"\nThe first product of a type compiles its kernels, once a machine: {compiled}. "
+        "The records\n`deterministic` and `real` are of older kernels.\n\n" + source("2026-11-21-spgemm_cold")
+    )
+
+
+def block_gpu() -> str:
+    """Products of block matrices on the GPU."""
+    name, h200 = "2026-11-21-block_spgemm_gpu", "2026-11-22-block_spgemm_h200"
+    ratios = [r["ratio"] for r in record(name)["rows"] if r.get("ratio")]
+    return (
+        "### Block matrices on the GPU\n\n"
+        "C = A @ A in float64 compared with the same product entry by entry, by the quicker of cuSPARSE and our own `auto`.\n"
+        f"Inner call, ratios; every result checked. {summary(ratios)}\n\n"
+        + by_side(name)
+        + f"\n{source(name)}\nAgain on other hosts:\n\n"
+        + by_side("2026-11-22-block_spgemm_h100")
+        + "\n"
+        + by_side(h200)
+        + "\n"
+        + source("2026-11-22-block_spgemm_h100", h200)
+    )
+
+
+def streamed() -> str:
+    """Products through a GPU that does not hold them, from host to host."""
+    names = ["2026-11-22-pipeline_limits", "2026-11-22-pipeline", "2026-11-22-pipeline_amg",
+             "2026-11-22-pipeline_amg_large", "2026-11-22-pipeline_blocks"]  # fmt: skip
+    lines = []
+    for name in names:
+        for r in record(name)["rows"]:
+            gib = f"{r['memory_limit'] / 2**30:.2f} GiB, {r['peak'] / 2**30:.2f}"
+            times = [r["limit_s"], r.get("once_s"), r["seconds"], r["plain_s"]]
+            lines.append([r["matrix"], million(r["nnz_c"]), gib, *(f"{1e3 * t:.0f}" if t else "" for t in times)])
+    loop = "2026-11-22-pipeline_loop"
+    beside = [
+        [r["matrix"], f"{r['loop_s']:.2f} s", f"{r['once_s']:.2f} s", r["loop_s"] / r["once_s"]]
+        for r in record(loop)["rows"]
+    ]
+    return (
+        "### Larger than the GPU's memory limit, host to host\n\n"
+        "Inner call on operands in host memory, C in host memory, in ms. *Bound*: A and B to the GPU and C back at the\n"
+        "rates of page-locked memory, both ways at once. *Once*: operands that no product has read; C's page-locked buffers\n"
+        "are used again. *Repeated*: product after product of the same operands, which are page-locked by then, B resident\n"
+        "where it fits; a steady state, not the time of one product. *Unpacked*: repeated, without packing C's columns on\n"
+        "the GPU, which is how some pass the bound. `pipeline_limits` was recorded with older code.\n\n"
+        + table(["product", "nnz(C)", "limit, used", "bound", "once", "repeated", "unpacked"], lines)
+        + f"\n{source(*names)}"
+        + "\nCompared with the loop a user of CuPy writes (row blocks of A up, `A_i @ B`, `.get()`), which allocates C anew:\n\n"
+        + table(["product", "loop", "spdist, once", "ratio"], beside)
+        + f"\n{source(loop)}"
+    )
+
+
+def thesis() -> str:
+    """Return the nine matrices of hySpMM's thesis, which fit the GPU."""
+    name, older = "2026-11-22-pipeline_thesis", "2026-11-21-spgemm_hyspmm"
+    rows = record(name)["rows"]
+    lines = [
+        [r["matrix"], *(1e3 * r[k] for k in ("locked_s", "cupy_locked_s", "limit_s")), r["cupy_locked_s"] / r["locked_s"],
+         1e3 * r["seconds"], 1e3 * r["cupy_s"]]
+        for r in rows
+    ]  # fmt: skip
+    found = record(older)["summary"]
+    methods = [[m, found[m]["over_cupy"]["geometric_mean"], found[m]["over_cupy"]["minimum"]] for m in found]
+    return (
+        "### Matrices of the thesis, A sent and C brought back\n\n"
+        "Inner call, repeated, medians in ms, compared with CuPy's `A @ A` and `.get()`. The fair comparison has both programs\n"
+        "copy from and to page-locked memory (*locked*). In the last two columns both take NumPy's arrays; spdist has\n"
+        "page-locked them by then, CuPy has not.\n\n"
+        + table(["matrix", "spdist, locked", "CuPy, locked", "bound", "ratio", "spdist", "CuPy"], lines)
+        + f"\nLocked. {summary([r['cupy_locked_s'] / r['locked_s'] for r in rows])}\n\n{source(name)}"
+        + "\nThe thesis' own method compared with CuPy between page-locked transfers (ratio):\n\n"
+        + table(["method", "geometric mean", "least"], methods)
+        + f"\n{source(older)}"
+    )
+
+
+def stored_gpu() -> str:
+    """Products from Zarr to Zarr through GPUs."""
+    large = record("2026-11-22-large")["product"]
+    lines = [[large["matrix"], "1 H100, /dev/shm", million(large["nnz_c"]), large["wall_s"], large["run_s"]]]
+    names = ["2026-11-22-large"]
+    for name, where in (
+        ("2026-11-22-pipeline_disk", "1 H100, disk"),
+        ("2026-11-22-pipeline_disk_large", "1 H100, disk"),
+        ("2026-11-22-scaling_x4_unsampled", "{} H200, /dev/shm"),
+    ):
+        content, names = record(name), [*names, name]
+        for r in content.get("rows") or sorted(content["results"], key=lambda r: r["workers"]):
+            whole, run = r.get("whole_s") or r["product_s"], r.get("run_s") or r["seconds"]
+            lines.append(
+                [r.get("matrix", "27-point 256^3"), where.format(r["workers"]), million(r["nnz_c"]), whole, run]
+            )
+    norms = [[r["workers"], r["reduction_s"]] for r in sorted(content["results"], key=lambda r: r["workers"])]
+    hybrid = "2026-11-22-scaling_hybrid"
+    cores = [[r["engine"], r["product_s"], r["reduction_s"]] for r in record(hybrid)["results"]]
+    return (
+        "### From Zarr to Zarr through GPUs\n\n"
+        "Engine `cuda` under Dask, in s. *Whole*: one public call, with planning and the start of workers. *Run*: from the\n"
+        "first read to the last write. The results were verified.\n\n"
+        + table(["product", "on", "nnz(C)", "whole", "run"], lines)
+        + f"\n{source(*names)}"
+        + "\nThe Frobenius norm of an R-MAT graph's square (22 x 16), of which no entry comes back; whole call:\n\n"
+        + table(["GPUs", "s"], norms)
+        + f"\n{source('2026-11-22-scaling_x4_unsampled')}"
+        + "\nWith cores of the host as workers too (`hybrid`; 27-point 128^3, norm of R-MAT 20 x 16), s:\n\n"
+        + table(["engine", "product", "norm"], cores)
+        + f"\n{source(hybrid)}"
+    )
+
+
+def answers_gpu() -> str:
+    """Top-n, masks and reductions on the GPU."""
+    top, masks = "2026-11-21-answers_gpu", "2026-11-22-answers_masks_gpu"
+    results, masked = record(top)["results"], record(masked_name := masks)["results"]
+    lines = [[c["case"], million(c["entries"]), 1e3 * c["seconds"]["spdist"]] for c in results["gpu_top_n"]]
+    beside = [
+        [c["case"], 1e3 * c["seconds"]["spdist"], label, 1e3 * seconds, seconds / c["seconds"]["spdist"]]
+        for group in ("gpu_masks", "gpu_halves", "gpu_galerkin")
+        for c in masked[group]
+        for label, seconds in c["seconds"].items()
+        if label != "spdist"
+    ]
+    ratios = [c["seconds"]["spdist"] / c["seconds"]["plus_times"] for c in results["gpu_semirings"]]
+    return (
+        "### Products cut, masked or reduced on the GPU\n\n"
+        "Cosines with `top_n=10`, host memory to host memory, in ms; *entries*: of the whole product, never stored:\n\n"
+        + table(["case", "entries", "ms"], lines)
+        + f"\nKernels of other semirings take {geometric_mean(ratios):.2f} of the time of plus and times in the geometric "
+        f"mean, {max(ratios):.2f} at most.\n\n{source(top)}"
+        + "\nMasked products, upper triangles and R A P, operands on the GPU, medians in ms; *whole*: our own product:\n\n"
+        + table(["case", "spdist", "compared with", "ms", "ratio"], beside)
+        + f"\n{source(masked_name)}"
+    )
+
+
+# -- products with vectors ---------------------------------------------------------------------------------------------
+
+
+def vectors_cpu() -> str:
+    """Products with vectors on the CPU."""
+    name, blocks = "2026-11-21-spmv_cpu", "2026-11-21-block_spmv"
+    rows, dense = record(name)["results"], record(blocks)["rows"]
+    lines = [[r["matrix"], million(r["nnz"]), r["scipy_ms"], r["ms"], r["ratio"]] for r in rows]
+    return (
+        "### On the CPU\n\n"
+        '`operator(a, "sell")` with 2 threads compared with SciPy\'s product with one, turn by turn on idle cores; ms a product,\n'
+        f"preparation apart. {summary([r['ratio'] for r in rows])}\n\n"
+        + table(["matrix", "nonzeros", "SciPy", "spdist", "ratio"], lines)
+        + f"\n{source(name)}"
+        + '\nBlock matrices: `operator(a, "bsr")` with one thread compared with the quicker of SciPy\'s `bsr_array` and `csr_array`.\n'
+        f"{summary([r['ratio'] for r in dense])}\n\n{source(blocks)}"
+    )
+
+
+def vectors_gpu() -> str:
+    """Products with vectors on the GPU."""
+    name, single = "2026-11-22-spmv", "2026-11-22-spmv_float32"
+    narrow = {r["matrix"]: r["methods"]["auto"]["over_cusparse"] for r in record(single)["results"]}
+    lines = []
+    for r in record(name)["results"]:
+        ours, best = r["methods"]["auto"], r["cusparse_best"]
+        peer = f"{r['cusparse_us'][best]:.1f} ({best.replace('_', ' ')})"
+        sizes = [million(r["nrows"]), million(r["nnz"])]
+        times = [peer, 1e3 * ours["ms"], ours["over_cusparse"], ours["method"]]
+        lines.append([r["matrix"], *sizes, *times, narrow.get(r["matrix"], "")])
+    shared = "2026-11-22-spmv_hybrid"
+    alone = [
+        [r["matrix"], r["alone_us"], r["hybrid_us"], "yes" if r["shared"] else "no"] for r in record(shared)["results"]
+    ]
+    solvers = [
+        [of, f"{r['workers']}", r["ms"], r["ms_without_graph"]]
+        for of in ("2026-11-22-solvers_gpu", "2026-11-22-solvers_x4")
+        for r in sorted(record(of)["results"], key=lambda r: r["workers"])
+    ]
+    return (
+        "### On the GPU\n\n"
+        "`operator(a)` in float64 compared with the quickest of cuSPARSE's CSR ALG1 and ALG2, COO, sliced ELL and BSR,\n"
+        "preprocessed; us a product, both replayed in CUDA graphs, preparation apart; every result checked.\n"
+        f"{suites(name)}\nIn float32: {suites(single)}\n\n"
+        + table(["matrix", "rows", "nonzeros", "cuSPARSE", "spdist", "ratio", "chosen", "float32 ratio"], lines)
+        + f"\n{source(name, single)}"
+        + "\nRows shared with 16 cores of the host (`hybrid`), us; no matrix gained, and the GPU kept all rows:\n\n"
+        + table(["matrix", "GPU alone", "hybrid", "shared"], alone)
+        + f"\n{source(shared)}"
+        + "\nConjugate gradients on 27-point grids of 160^3 and 400^3, rows stored, halos by NCCL; ms an iteration:\n\n"
+        + table(["record", "GPUs", "CUDA graph", "launched one by one"], solvers)
+        + f"\n{source('2026-11-22-solvers_gpu', '2026-11-22-solvers_x4')}"
+    )
+
+
+def vector_ratios(name: str, real: bool) -> list[float]:
+    """Return the ratios of products with vectors, of real matrices or of generated ones."""
+    rows = [r for r in record(name)["results"] if r["matrix"].startswith("real/") == real]
+    return [r["methods"]["auto"]["over_cusparse"] for r in rows]
+
+
+def suites(name: str) -> str:
+    """Return the summaries of generated and real matrices."""
+    real = vector_ratios(name, True)
+    return f"Generated matrices. {summary(vector_ratios(name, False))}" + (
+        f" Real ones. {summary(real)}" if real else ""
+    )
+
+
+# -- the two documents -------------------------------------------------------------------------------------------------
+
+SECTIONS: dict[str, list[Callable[[], str]]] = {
+    "Products on CPUs": [spgemm_cpu, block_cpu, answers_cpu, stored_cpu],
+    "Products on GPUs": [spgemm_gpu, block_gpu, streamed, thesis, stored_gpu, answers_gpu],
+    "Products with vectors": [vectors_cpu, vectors_gpu],
+}
+
+
+def figures() -> list[Figure]:
+    """Return the comparisons of README: like with like, no steady state against a single run."""
+    fused = record("2026-11-21-fused")["results"]
+    products = [r["methods"]["auto"] for r in record("2026-11-21-spgemm")["rows"]]
+    spgemm = [found["over_cusparse"] for found in products]
+    peers = [found["over_peer"] for found in products if found.get("over_peer")]
+    galerkin = record("2026-11-22-answers_masks_gpu")["results"]["gpu_galerkin"]
+    rows = {name: record(name)["rows"] for name in
+            ("2026-11-21-block_spgemm", "2026-11-21-block_spgemm_gpu", "2026-11-22-pipeline_thesis")}  # fmt: skip
+    blocks_cpu, blocks_gpu = ([r["ratio"] for r in group if r.get("ratio")] for group in list(rows.values())[:2])
+    locked = [r["cupy_locked_s"] / r["locked_s"] for r in rows["2026-11-22-pipeline_thesis"]]
+    cpu = [r["ratio"] for r in record("2026-11-21-spgemm_cpu")["results"]]
+    spmv = [r["ratio"] for r in record("2026-11-21-spmv_cpu")["results"]]
+    gpu = "2026-11-22-spmv"
+    return [
+        Figure("`spgemm`, 2 threads", "call", "SciPy, 1 thread, rows sorted", cpu, "2026-11-21-spgemm_cpu"),
+        Figure("`spgemm` of blocks, 2 threads", "call", "SciPy's `bsr_array`, 1 thread", blocks_cpu,
+               "2026-11-21-block_spgemm"),
+        Figure("`spgemm(top_n=10)`, 2 threads", "call", "sparse_dot_topn, 2 threads",
+               seconds_ratios(fused["top_n"], "sparse_dot_topn"), "2026-11-21-fused"),
+        Figure("eight semirings, 2 threads", "call", "GraphBLAS, 2 threads",
+               seconds_ratios(fused["semirings"], "graphblas"), "2026-11-21-fused"),
+        Figure("`operator(a, \"sell\") @ x`, 2 threads", "one product", "SciPy, 1 thread", spmv, "2026-11-21-spmv_cpu"),
+        Figure("`spgemm`, operands on the GPU", "call", "best of cuSPARSE", spgemm, "2026-11-21-spgemm"),
+        Figure("the same", "call", "fastest of the open codes tried", peers, "2026-11-21-spgemm"),
+        Figure("`spgemm` of blocks, on the GPU", "call", "entry by entry, best of cuSPARSE and spdist", blocks_gpu,
+               "2026-11-21-block_spgemm_gpu"),
+        Figure("R A P, structure known, on the GPU", "call", "cuSPARSE, two products",
+               seconds_ratios(galerkin, "cusparse"), "2026-11-22-answers_masks_gpu"),
+        Figure("A sent, A @ A brought back", "call", "CuPy; page-locked memory both", locked,
+               "2026-11-22-pipeline_thesis"),
+        Figure("`operator(a) @ x` on the GPU", "one product", "best of cuSPARSE, preprocessed",
+               vector_ratios(gpu, False), gpu),
+        Figure("`operator(a) @ x`, small real matrices", "one product", "best of cuSPARSE, preprocessed",
+               vector_ratios(gpu, True), gpu),
+    ]  # fmt: skip
+
+
+def readme_table() -> str:
+    """Return README's table of figures, and its sentence on whole runs."""
+    lines = [
+        [f.what, f.scope, device(f.record).split(",")[0], f.peer, f"{geometric_mean(f.ratios):.2f}",
+         f"{min(f.ratios):.2f}", f"[record](benchmarks/results/{f.record}.json)"]
+        for f in figures()
+    ]  # fmt: skip
+    large, disk = record("2026-11-22-large")["product"], record("2026-11-22-pipeline_disk_large")["rows"][0]
+    cpu = next(r for r in record("2026-11-21-out_of_core")["rows"] if r["case"].startswith("rmat"))
+    whole = [
+        ["27-point 412^3 squared, on `/dev/shm`", "H100", large["bytes_c"] / 1e9, large["wall_s"], "2026-11-22-large"],
+        ["27-point 256^3 squared, on a disk", "H100", disk["nnz_c"] * 12 / 1e9, disk["whole_s"],
+         "2026-11-22-pipeline_disk_large"],
+        ["R-MAT 17 x 16 squared, on `/dev/shm`", "AMD EPYC, 2 cores", cpu["nnz_c"] * 12 / 1e9, cpu["wall_s"],
+         "2026-11-21-out_of_core"],
+    ]  # fmt: skip
+    runs = [[w, d, f"{g:.1f} GB", f"{s:.1f} s", f"[record](benchmarks/results/{n}.json)"] for w, d, g, s, n in whole]
+    return (
+        table(["what", "timed", "on", "compared with", "times as fast", "least", ""], lines)
+        + "\n"
+        + table(["from Zarr to Zarr, whole call", "on", "C", "wall time", ""], runs)
+    )
+
+
+def measured() -> str:
+    """Return docs/measured.md."""
+    parts = [INTRODUCTION]
+    for title, sections in SECTIONS.items():
+        parts += [f"## {title}\n", *(section() for section in sections)]
+    return "\n".join(parts)
+
+
+def readme(text: str) -> str:
+    """Return README.md with its figures up to date."""
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return f"{head}{BEGIN}\n\n{readme_table()}\n{END}{tail}"
+
+
+def main() -> int:
+    """Write the documents, or say which is stale."""
+    wanted = {MEASURED: measured(), README: readme(README.read_text())}
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is stale: run python docs/measured.py", file=sys.stderr)
+        return int(bool(stale))
+    for path in stale:
+        path.write_text(wanted[path])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

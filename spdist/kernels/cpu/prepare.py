@@ -1,0 +1,185 @@
+"""Check a product for the CPU, choose its engine, and convert its operands to the dtypes that the engines compile for.
+
+Importing this module does not import Numba.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from spdist.errors import InputError
+from spdist.kernels.cpu.product_counts import SAMPLE, estimate_products
+from spdist.kernels.cpu.workspace import WINDOW, Engine, cpu_workspace
+from spdist.kernels.product_spec import ProductSpec
+from spdist.kernels.semirings import Semiring
+from spdist.matrices.checks import check_product_shapes
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX, IndexArray, Int64Array, ValueArray, index_dtype, result_dtype
+
+EngineOrAuto = Literal["auto", "scipy", "numba"]
+
+SMALL_PRODUCTS = 1 << 24
+"""Products up to which SciPy is done before Numba's kernels would be loaded, or compiled for new dtypes."""
+
+_loaded: set[tuple[Any, ...]] = set()
+"""Specialisations whose plain kernels this process has loaded; `mark_loaded` adds to them."""
+
+
+class RowBuffers(NamedTuple):
+    """Where an engine writes rows of C."""
+
+    indices: IndexArray
+    """(capacity + 1,): one spare entry takes what does not fit."""
+    data: ValueArray
+    """(capacity + 1,)."""
+    ends: Int64Array
+    """(rows,): ``ends[i]`` becomes the number of entries in the first i + 1 rows."""
+    capacity: int
+    """Entries."""
+
+
+FillRows = Callable[[int, int, RowBuffers], tuple[int, int]]
+"""Makes rows ``[start, stop)`` of C in buffers; belongs to one thread.
+
+Returns how many rows fit, and the entries of these rows and of the first row that did not fit.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedProduct:
+    """A checked product with converted operands.
+
+    Attributes
+    ----------
+    a, b : CSR
+        Values of `dtype`, indices of `index_dtype` of their matrix.
+    dtype : dtype
+        Dtype of C.
+    threads : int
+        Most threads to use.
+    engine : {"scipy", "numba"}
+    spec : ProductSpec
+    longest : int
+        Bound on the entries of a row of C.
+    """
+
+    a: CSR
+    b: CSR
+    dtype: np.dtype[Any]
+    threads: int
+    engine: Engine
+    spec: ProductSpec
+    longest: int
+
+    @property
+    def index_dtype(self) -> np.dtype[Any]:
+        """Dtype of the column indices of C."""
+        return index_dtype(self.b.ncols)
+
+    @property
+    def ring(self) -> Semiring | None:
+        """The semiring that kernels take; None means plus and times. Bools have OR and AND for these."""
+        return self.spec.ring(self.dtype)
+
+    @property
+    def kernel_dtype(self) -> np.dtype[Any]:
+        """The dtype that kernels compute in: unsigned where that gives the same bits, so that fewer are compiled."""
+        named = self.ring is None or self.ring.named
+        unsigned = (self.dtype.kind == "b" and named) or (self.dtype.kind == "i" and self.spec.plain)
+        return np.dtype(f"u{self.dtype.itemsize}") if unsigned else self.dtype
+
+
+def prepare(
+    a: CSR, b: CSR, engine: EngineOrAuto, threads: int, workspace_limit: int | None, spec: ProductSpec
+) -> PreparedProduct:
+    """Check a product, choose its engine, and convert its operands.
+
+    Parameters
+    ----------
+    a, b, engine, threads, workspace_limit, spec
+        As for `multiply.multiply`.
+
+    Returns
+    -------
+    PreparedProduct
+
+    Raises
+    ------
+    MatrixError, InputError
+        As for `multiply.multiply`.
+    """
+    check_product_shapes(a.shape, b.shape)
+    if engine not in ("auto", "scipy", "numba"):
+        raise InputError(f"engine={engine!r} is not one of auto, scipy, numba")
+    if threads < 1:
+        raise InputError(f"threads={threads} must be at least 1")
+    if engine == "scipy" and not spec.plain:
+        raise InputError("engine 'scipy' knows no semirings, masks, triangles or cuts of rows: use 'numba' or 'auto'")
+    dtype = spec.semiring.result_dtype(a.dtype, b.dtype)
+    spec.check((a.nrows, b.ncols), dtype)
+    if spec.functions:
+        from spdist.kernels.cpu import numba_compile
+
+        numba_compile.check_functions(spec.functions, dtype)
+    chosen: Engine = "numba" if not spec.plain or engine == "numba" else "scipy"
+    if spec.plain and engine == "auto":
+        chosen = choose(a, b, threads=threads, workspace_limit=workspace_limit)[0]
+    reads, longest = spec.semiring.reads, spec.row_entries(b.ncols)
+    left, right = _convert(a, dtype, "a" in reads), _convert(b, dtype, "b" in reads)
+    return PreparedProduct(left, right, dtype, threads, chosen, spec, longest)
+
+
+def _convert(m: CSR, dtype: np.dtype[Any], read: bool) -> CSR:
+    """Return the matrix with values of `dtype` and `index_dtype` of its shape, so that few kernels are compiled.
+
+    Values that the semiring does not read stay undefined: an array that nobody touches takes no memory.
+    """
+    indices = m.indices.astype(index_dtype(m.ncols), copy=False)
+    data = m.data.astype(dtype, copy=False) if read else np.empty(m.nnz, dtype)
+    return CSR(m.indptr, indices, data, m.shape)
+
+
+def choose(a: CSR, b: CSR, *, threads: int = 1, workspace_limit: int | None = None) -> tuple[Engine, str]:
+    """Choose the engine for ``a @ b`` by time and memory; both engines give the same bits.
+
+    Parameters
+    ----------
+    a, b : CSR
+    threads : int
+    workspace_limit : int, optional
+        Bytes allowed beyond operands and result.
+
+    Returns
+    -------
+    engine : "scipy" or "numba"
+    reason : str
+        Why, for people.
+    """
+    if _specialisation(a, b) in _loaded:
+        return "numba", "its kernels are loaded, and quicker than SciPy for every shape measured"
+    products = estimate_products(a, b)
+    if products > SMALL_PRODUCTS:
+        return "numba", f"about {products:,} products repay loading its kernels"
+    if b.ncols > max(4 * products, SAMPLE):
+        return "numba", f"SciPy would clear {b.ncols:,} columns for about {products:,} products"
+    if b.nnz > INT32_MAX or a.nnz > INT32_MAX:
+        return "numba", "SciPy would need a copy of the indices in int64"
+    sizes = result_dtype(a.dtype, b.dtype).itemsize, index_dtype(b.ncols).itemsize
+    needed = cpu_workspace("scipy", b.ncols, products, *sizes, threads)
+    if workspace_limit is not None and needed > workspace_limit:
+        return "numba", f"SciPy may need {needed:,} bytes of workspace, and {workspace_limit:,} are allowed"
+    return "scipy", f"about {products:,} products are done before Numba's kernels would be loaded"
+
+
+def mark_loaded(product: PreparedProduct) -> None:
+    """Note that this process has loaded the plain kernels for a product's dtypes."""
+    _loaded.add(_specialisation(product.a, product.b))
+
+
+def _specialisation(a: CSR, b: CSR) -> tuple[Any, ...]:
+    """Return the dtypes and the width that a compiled kernel depends on."""
+    return result_dtype(a.dtype, b.dtype), index_dtype(a.ncols), index_dtype(b.ncols), b.ncols > WINDOW

@@ -1,0 +1,129 @@
+"""Prepare blocks of hySpMM by threads, ahead of the GPU: the CPU stage, its threads and its ring of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from spdist.kernels.cuda.pinned import Bytes, pageable
+from spdist.kernels.hyspmm import workspace
+from spdist.kernels.hyspmm.plan import HyspmmPlan, threads_of
+from spdist.kernels.hyspmm.sort_groups import LENGTH_GROUPS, group_table
+from spdist.kernels.hyspmm.workspace import BlockLayout, BlockSizes
+from spdist.matrices.dtypes import Int64Array
+
+TRIES = 1 << 14
+"""Looks at whether a block is ready before the threads are asked whether they failed."""
+
+
+def _bits(data: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the values as unsigned integers, as they are only copied: Numba then compiles for few dtypes."""
+    return np.ascontiguousarray(data if data.itemsize > 8 else data.view(f"u{data.itemsize}"))
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedBlock:
+    """A block as the CPU leaves it.
+
+    Attributes
+    ----------
+    start, stop : int
+        Rows of A.
+    block : BlockSizes
+    layout : BlockLayout
+    sent : (layout.sent,) uint8
+        The bytes to upload.
+    lengths : (LENGTH_GROUPS,) int64
+        Rows of each group by their products.
+    end : int
+        Where its bytes end in the ring, counted on without wrapping around.
+    """
+
+    start: int
+    stop: int
+    block: BlockSizes
+    layout: BlockLayout
+    sent: Bytes
+    lengths: Int64Array
+    end: int
+
+
+class BlockPreparation:
+    """Blocks prepared by threads, and taken and released in order.
+
+    Parameters
+    ----------
+    plan : HyspmmPlan
+    allocate : callable
+        Takes a number of bytes, returns at least as many: page-locked if they are uploaded.
+
+    Attributes
+    ----------
+    state, ready, reports : int64 arrays
+        Shared with the threads: see `prepare`.
+    ring : (room,) uint8
+        Memory of the prepared blocks.
+    """
+
+    def __init__(self, plan: HyspmmPlan, allocate: Callable[[int], Bytes] = pageable) -> None:
+        from spdist.kernels.hyspmm import prepare
+
+        self.plan, self.code = plan, prepare
+        blocks = len(plan.cuts) - 1
+        self.state, self.ready = np.zeros(prepare.STATE, np.int64), np.zeros(blocks, np.int64)
+        self.reports = np.zeros((blocks, prepare.LENGTHS + LENGTH_GROUPS + 1), np.int64)
+        self.room = plan.ring_bytes()
+        self.ring = allocate(self.room)[: self.room]
+        self.futures: list[Future[None]] = []
+        if blocks > 1:
+            pool = threads_of(plan.threads)
+            count = min(max(plan.threads - 1, 1), blocks)  # a core for the caller
+            self.futures = [pool.submit(self._work) for _ in range(count)]
+        elif blocks:
+            self._work()
+
+    def _work(self) -> None:
+        plan = self.plan
+        a, b = (plan.a.indptr, plan.a.indices, _bits(plan.a.data)), (plan.b.indptr, plan.b.indices, _bits(plan.b.data))
+        values = self.ring.view(b[2].dtype)
+        ring = values, self.ring.view(b[1].dtype), self.ring.view(plan.pointer), self.ring.view(np.uint32)
+        shared = group_table(), self.state, self.ready, self.reports, ring, self.room
+        sizes = plan.types[0], plan.types[1], plan.types[2]
+        distinct = plan.variant == "distinct"
+        self.code.prepare_blocks(a, b, tuple(plan.counted), plan.cuts, distinct, sizes, *shared, *plan.scratch())
+
+    def is_ready(self, number: int) -> bool:
+        """Whether taking block `number` would not wait."""
+        return bool(self.ready[number])
+
+    def take(self, number: int) -> PreparedBlock:
+        """Return block `number`; wait until it is ready."""
+        while not self.code.wait_ready(self.ready, number, TRIES):
+            for future in self.futures:
+                if future.done():
+                    future.result()
+        plan, report = self.plan, self.reports[number]
+        start, stop = int(plan.cuts[number]), int(plan.cuts[number + 1])
+        products = int(np.diff(plan.products_before(plan.cuts[number : number + 2]))[0])
+        place, b_rows, b_entries = (int(n) for n in report[: self.code.LENGTHS])
+        entries = int(plan.a.indptr[stop] - plan.a.indptr[start])
+        block = BlockSizes(stop - start, entries, products, b_rows, b_entries, plan.variant == "distinct")
+        layout = workspace.block_layout(block, plan.types)
+        at = place % self.room
+        sent, lengths = self.ring[at : at + layout.sent], report[self.code.LENGTHS : -1]
+        return PreparedBlock(start, stop, block, layout, sent, lengths, place + layout.sent)
+
+    def release(self, prepared: PreparedBlock) -> None:
+        """Let the memory of a block, and of those before it, be used again."""
+        self.code.free_place(self.state, prepared.end)
+
+    def close(self) -> None:
+        """Stop the threads and wait for them."""
+        self.code.close(self.state)
+        for future in self.futures:
+            future.result()

@@ -1,0 +1,362 @@
+"""Bring a matrix into SELL-C-sigma on the CPU, by the steps that `build.cu` takes on the GPU; compiled by Numba."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal
+
+import numpy as np
+
+from spdist.errors import MatrixError
+from spdist.kernels.cpu.numba_compile import compiled, inlined
+from spdist.kernels.cuda import constants
+from spdist.kernels.spmv.parallel import in_parallel
+from spdist.kernels.spmv.sell.chunks_cpu import (
+    BASES,
+    NARROW_PADDING,
+    PADDING,
+    base_room,
+    block_rows,
+    read_chunk,
+    round_up,
+    row_at,
+)
+from spdist.kernels.spmv.sell.format import (
+    BLOCK_NARROW,
+    BLOCK_WIDE,
+    CPU_LONG,
+    DIAGONAL,
+    FEW_LISTS,
+    NARROW,
+    WIDE,
+    chunk_kinds,
+    index_places,
+    new_chunks,
+    value_places,
+)
+from spdist.kernels.spmv.sell.layout import Placement, cut_long_rows, list_places, no_long_rows, sort_groups
+from spdist.matrices.csr import CSR
+
+NO_DIAGONAL, MOST_FULL, DIAGONALS = constants.SELL_NO_DIAGONAL, constants.SELL_MOST_FULL, constants.SELL_DIAGONALS
+HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 over the golden ratio."""
+MOST_LANES = 32
+"""Most lanes of a chunk: a diagonal's lanes are bits of 32-bit numbers."""
+
+
+@inlined
+def is_blocked(block: Any, row: Any, nrows: Any, indptr: Any, indices: Any) -> Any:
+    """Whether a row is one of `block` equal ones made of aligned runs of `block` columns."""
+    leader = row - row % block
+    begin, lead = indptr[row], indptr[leader]
+    length = indptr[row + 1] - begin
+    if leader + block > nrows or length % block != 0 or indptr[leader + 1] - lead != length:
+        return False
+    for k in range(0, length, block):
+        column = indices[lead + k]
+        if column % block != 0:
+            return False
+        for e in range(block):
+            if indices[begin + k + e] != column + e:
+                return False
+    return True
+
+
+@inlined
+def next_diagonal(count: Any, first: Any, indices: Any, cursor: Any, end: Any) -> Any:
+    """Return the least diagonal among those that the lanes come to next."""
+    least = NO_DIAGONAL
+    for r in range(count):
+        if cursor[r] < end[r]:
+            least = min(least, indices[cursor[r]] - (first + r))
+    return least
+
+
+@inlined
+def start_rows(first: Any, count: Any, rows: Any, indptr: Any, cursor: Any, end: Any) -> None:
+    """Set the bounds of each of a chunk's rows."""
+    for r in range(count):
+        row = row_at(first + r, rows)
+        cursor[r], end[r] = indptr[row], indptr[row + 1]
+
+
+@inlined
+def hashed(number: Any, diagonal: Any, mask: Any) -> Any:
+    """Return the hash of a list of diagonals with one more pair."""
+    pair = np.uint64(mask << 32 | diagonal & 0xFFFFFFFF)
+    number = (number ^ pair) * HASH_FACTOR
+    return number ^ number >> np.uint64(32)
+
+
+@inlined
+def count_diagonals(first: Any, count: Any, most: Any, indices: Any, cursor: Any, end: Any) -> Any:
+    """Return how many diagonals a chunk's rows have, more than `most` if that is so, and the hash of their list."""
+    number = np.uint64(0)
+    for found in range(most + 1):
+        diagonal, mask = next_diagonal(count, first, indices, cursor, end), 0
+        if diagonal == NO_DIAGONAL:
+            return found, np.int64(number >> np.uint64(1))
+        for r in range(count):
+            if cursor[r] < end[r] and indices[cursor[r]] - (first + r) == diagonal:
+                mask |= 1 << r
+                cursor[r] += 1
+        number = hashed(number, diagonal, mask)
+    return most + 1, np.int64(-1)
+
+
+@inlined
+def diagonal_room(width: Any) -> Any:
+    """Return the 32-bit numbers of a chunk's diagonals, padded."""
+    return 2 * round_up(width, DIAGONALS)
+
+
+@inlined
+def slot_span(slot: Any, unit: Any, threads: Any, count: Any, indices: Any, cursor: Any, end: Any) -> Any:
+    """Return the lowest and highest block column of a slot; the lowest is `NO_DIAGONAL` where all rows have ended."""
+    low, high = NO_DIAGONAL, -1
+    for r in range(count):
+        for k in range(cursor[r] + slot * threads * unit, min(cursor[r] + (slot + 1) * threads * unit, end[r]), unit):
+            low, high = min(low, indices[k] // unit), max(high, indices[k] // unit)
+    return low, high
+
+
+@inlined
+def spans_fit(width: Any, unit: Any, threads: Any, count: Any, indices: Any, cursor: Any, end: Any) -> Any:
+    """Whether the columns of each slot lie within 16 bits."""
+    for slot in range(width):
+        low, high = slot_span(slot, unit, threads, count, indices, cursor, end)
+        if high - low >= NARROW_PADDING:
+            return False
+    return True
+
+
+@compiled
+def analyse(start: Any, stop: Any, shape: Any, allowed: Any, indptr: Any, indices: Any, rows: Any, chunks: Any,
+            sizes: Any, cursor: Any, end: Any) -> None:  # fmt: skip
+    """Find width and kind of chunks ``[start:stop)``; `shape` is (lanes, block, nrows, bytes of a value)."""
+    lanes, block, nrows, value_bytes = shape
+    for at in range(start, stop):
+        chunk = read_chunk(chunks, at)
+        first, threads, count = chunk.first, 1 << chunk.log_threads, chunk.count
+        width, least, blocked = 0, NO_DIAGONAL, block > 1 and threads == 1
+        start_rows(first, count, rows, indptr, cursor, end)
+        for r in range(count):
+            length = end[r] - cursor[r]
+            width, least = max(width, -(-length // threads)), min(least, length // threads)
+            if blocked:
+                row = row_at(first + r, rows)
+                blocked = (first + r) % block == row % block and is_blocked(block, row, nrows, indptr, indices)
+        unit = block if blocked else 1
+        width, least = width // unit, least // unit if count * threads == lanes else 0
+        near = allowed & 1 == 1 and spans_fit(width, unit, threads, count, indices, cursor, end)
+        kind = (BLOCK_NARROW if near else BLOCK_WIDE) if blocked else NARROW if near else WIDE
+        sizes[3, at] = -1
+        if allowed & 2 and threads == 1 and not blocked:
+            most = width * lanes * (value_bytes + (2 if near else 4)) // (lanes * value_bytes + 8)
+            found, number = count_diagonals(first, count, most, indices, cursor, end)
+            if found <= most:
+                kind, width, sizes[3, at] = DIAGONAL, found, number
+        narrow, places = kind in (NARROW, BLOCK_NARROW), width * (block_rows(lanes, block) if blocked else lanes)
+        chunks[at, 2] = first | width << 32
+        chunks[at, 3] = (kind | chunk.log_threads << 4 | count << 8 | min(least, MOST_FULL) << 16) << 32
+        sizes[0, at] = width * lanes * unit
+        sizes[1, at] = diagonal_room(width) if kind == DIAGONAL else 0 if narrow else round_up(places, 4)
+        sizes[2, at] = base_room(width) + round_up(places, 2 * BASES) if narrow else 0
+
+
+@inlined
+def fill_diagonals(lanes: Any, chunk: Any, indices: Any, data: Any, values: Any, wide: Any, shared: Any, cursor: Any,
+                   end: Any) -> Any:  # fmt: skip
+    """Write a chunk of pieces of diagonals; a list that is `shared` has been written: return whether it is the same."""
+    first, count = chunk.first, chunk.count
+    same = True
+    for slot in range(chunk.width):
+        diagonal, mask = next_diagonal(count, first, indices, cursor, end), 0
+        for r in range(lanes):
+            has = r < count and cursor[r] < end[r] and indices[cursor[r]] - (first + r) == diagonal
+            values[chunk.values + slot * lanes + r] = data[cursor[r]] if has else 0
+            if has:
+                mask |= 1 << r
+                cursor[r] += 1
+        pair, bits = chunk.index + 2 * slot, np.int32(np.uint32(mask))
+        if shared:
+            same = same and wide[pair] == diagonal and wide[pair + 1] == bits
+        else:
+            wide[pair], wide[pair + 1] = diagonal, bits
+    return same
+
+
+@inlined
+def fill_bases(unit: Any, threads: Any, chunk: Any, indices: Any, bases: Any, cursor: Any, end: Any) -> None:
+    """Write the bases of a chunk's slots; `bases` is `narrow` as 32-bit numbers."""
+    for slot in range(chunk.width):
+        bases[chunk.index // 2 + slot] = slot_span(slot, unit, threads, chunk.count, indices, cursor, end)[0]
+
+
+@inlined
+def fill_entries(lanes: Any, threads: Any, block: Any, chunk: Any, indices: Any, data: Any, values: Any, index: Any,
+                 bases: Any, padding: Any, cursor: Any, end: Any) -> None:  # fmt: skip
+    """Write a chunk of entries, or of blocks; `bases` is empty where columns are not offsets."""
+    place, to, first, width, count = chunk.values, chunk.index, chunk.first, chunk.width, chunk.count
+    places, offsets = lanes if block == 1 else block_rows(lanes, block), to + (base_room(width) if len(bases) else 0)
+    for i in range(width * places):
+        index[offsets + i] = padding
+    for i in range(width * lanes * block):
+        values[place + i] = 0
+    for r in range(count):
+        row_place = r * threads if block == 1 else (first % block + r) // block
+        for number in range((end[r] - cursor[r]) // block):
+            k, slot, lane = cursor[r] + number * block, number // threads, number % threads
+            base = np.int64(bases[to // 2 + slot]) if len(bases) else 0
+            index[offsets + slot * places + row_place + lane] = indices[k] // block - base
+            for e in range(block):
+                values[place + (slot * block + e) * lanes + r * threads + lane] = data[k + e]
+
+
+@compiled
+def fill(start: Any, stop: Any, lanes: Any, block: Any, indptr: Any, indices: Any, data: Any, rows: Any, owners: Any,
+         shared: Any, chunks: Any, values: Any, wide: Any, narrow: Any, bases: Any, differ: Any, cursor: Any,
+         end: Any) -> None:  # fmt: skip
+    """Write values and indices of chunks ``[start:stop)``; `narrow` and `bases` share their memory.
+
+    Of those that own their indices, or of those that do not, `shared`; `owners` is empty where all do. ``differ[0]`` is
+    set if a list of diagonals is not that of its owner.
+    """
+    none = bases[:0]
+    for at in range(start, stop):
+        owner = np.int64(owners[at]) if len(owners) else at
+        if (owner != at) != shared:
+            continue
+        chunk = read_chunk(chunks, at)
+        kind, threads = chunk.kind, 1 << chunk.log_threads
+        start_rows(chunk.first, chunk.count, rows, indptr, cursor, end)
+        unit = block if kind in (BLOCK_WIDE, BLOCK_NARROW) else 1
+        if kind == DIAGONAL:
+            as_wide = chunks[owner, 2] >> 32 == chunk.width
+            if not as_wide or not fill_diagonals(lanes, chunk, indices, data, values, wide, shared, cursor, end):
+                differ[0] = 1
+        elif kind in (WIDE, BLOCK_WIDE):
+            fill_entries(lanes, threads, unit, chunk, indices, data, values, wide, none, PADDING, cursor, end)
+        else:
+            fill_bases(unit, threads, chunk, indices, bases, cursor, end)
+            fill_entries(lanes, threads, unit, chunk, indices, data, values, narrow, bases, NARROW_PADDING, cursor, end)
+
+
+class Builder:
+    """The steps of `sell.build` for a matrix on the host."""
+
+    def __init__(self, a: CSR, lanes: int, height: int, threads: int) -> None:
+        if lanes > MOST_LANES:
+            raise MatrixError(f"a chunk has up to {MOST_LANES} lanes, not {lanes}")
+        self.a, self.lanes, self.height, self.threads = a, lanes, height or lanes, threads
+        self.lengths = np.diff(a.indptr)
+
+    def find_block(self) -> int:
+        """Return 1: the CPU gains nothing by dense blocks."""
+        return 1
+
+    def has_long_rows(self) -> bool:
+        """Whether rows stay in CSR."""
+        return bool((self.lengths > CPU_LONG).any())
+
+    def place(self, sigma: int | Literal["auto"], block: int, entry_bytes: int) -> Placement:
+        """Choose sigma where it is "auto", sort the rows in groups of `block`, and cut them into chunks."""
+        kept = np.flatnonzero(self.lengths <= CPU_LONG) if self.has_long_rows() else None
+        rest = self.lengths if kept is None else self.lengths[kept]
+        sigma, order = sort_groups(rest, sigma, self.height, block, entry_bytes)
+        rows = order if kept is None else kept if order is None else kept[order]
+        first = np.arange(0, len(rest), self.height)
+        log_threads = (self.lanes // self.height).bit_length() - 1
+        chunks = new_chunks(first, np.minimum(len(rest) - first, self.height), log_threads)
+        return Placement(chunks, None if rows is None else rows.astype(np.int32), sigma)
+
+    def long_rows(self, dtype: np.dtype[Any]) -> tuple[Any, ...]:
+        """Return the rows that stay in CSR, cut into pieces."""
+        if not self.has_long_rows():
+            return no_long_rows(np, dtype)
+        rows = np.flatnonzero(self.lengths > CPU_LONG)
+        counts = self.lengths[rows].astype(np.int64)
+        indptr, pieces, row_pieces = cut_long_rows(counts, self.a.nnz)
+        entry = np.arange(indptr[-1]) + np.repeat(self.a.indptr[rows] - indptr[:-1], counts)
+        indices, data = self.a.indices[entry].astype(np.int32), self.a.data[entry].astype(dtype)
+        return rows.astype(np.int32), indptr, indices, data, pieces, row_pieces
+
+    def fill(self, placed: Placement, block: int, dtype: np.dtype[Any], allowed: int) -> tuple[Any, ...]:
+        """Find each chunk's width and kind, and where its arrays are; return values and indices of all chunks."""
+        sizes = self._analyse(placed.chunks, placed.rows, block, dtype, allowed)
+        owners, kept = share_lists(sizes)
+        filled: tuple[Any, ...] | None = self._fill(placed.chunks, placed.rows, block, dtype, kept, owners)
+        return filled or self._fill(placed.chunks, placed.rows, block, dtype, sizes, None)  # two lists of one hash
+
+    def _analyse(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], allowed: int) -> Any:
+        """Set width and kind of each chunk; return the sizes of its arrays, and the hash of its diagonals."""
+        sizes = np.empty((4, len(chunks)), np.int64)
+        shape = self.lanes, block, self.a.nrows, dtype.itemsize
+
+        def work(start: int, stop: int) -> None:
+            cursor, end = np.empty((2, MOST_LANES), np.int64)
+            analyse(
+                start, stop, shape, allowed, self.a.indptr, self.a.indices, or_empty(rows), chunks, sizes, cursor, end
+            )
+
+        in_parallel(work, np.arange(1, len(chunks) + 1), self.threads)
+        return sizes
+
+    def _fill(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], sizes: Any, owners: Any) -> Any:
+        """Place each chunk's arrays behind those of the chunks before, and write them.
+
+        None if a chunk's diagonals are not those of its owner.
+        """
+        ends = np.cumsum(sizes[:3], axis=1)
+        totals = ends[:, -1].tolist() if len(chunks) else (0, 0, 0)
+        narrow = np.isin(chunk_kinds(chunks), (NARROW, BLOCK_NARROW))
+        places = ends - sizes[:3]
+        value_places(chunks)[:] = places[0]
+        index_places(chunks)[:] = np.where(narrow, places[2], places[1] if owners is None else places[1, owners])
+        filled = np.empty(totals[0], dtype), np.zeros(totals[1], np.int32), np.zeros(totals[2], np.uint16)
+        bases, differ = filled[2].view(np.int32), np.zeros(1, np.int64)
+
+        def work(shared: bool, start: int, stop: int) -> None:
+            cursor, end = np.empty((2, MOST_LANES), np.int64)
+            fill(start, stop, self.lanes, block, self.a.indptr, self.a.indices, self.a.data, or_empty(rows),
+                 or_empty(owners), shared, chunks, filled[0], filled[1], filled[2], bases, differ, cursor,
+                 end)  # fmt: skip
+
+        for shared in (False,) if owners is None else (False, True):
+            in_parallel(functools.partial(work, shared), value_places(chunks) + 1, self.threads)
+        return None if differ[0] else filled
+
+
+def share_lists(sizes: Any) -> tuple[Any, Any]:
+    """Find chunks whose lists of diagonals are equal, as far as hashes tell: `fill` compares the lists.
+
+    Parameters
+    ----------
+    sizes : (4, nchunks) int64
+        Elements of each chunk's values, of its indices in `wide` and in `narrow`; the hash of its list, -1 for none.
+
+    Returns
+    -------
+    owners : (nchunks,) int32 or None
+        The first chunk with the list of each; itself where it has none, or where another list's hash took its place.
+        None where few chunks have lists.
+    sizes : (4, nchunks) int64
+        The same with nothing in `wide` for those whose list is another's.
+    """
+    nchunks, hashes = sizes.shape[1], sizes[3]
+    own, listed = np.arange(nchunks, dtype=np.int32), hashes >= 0
+    if np.count_nonzero(listed) <= FEW_LISTS * nchunks:
+        return None, sizes
+    places = hashes & (list_places(nchunks) - 1)
+    first = np.full(list_places(nchunks), nchunks, np.int32)
+    np.minimum.at(first, places[listed], own[listed])
+    found = np.where(listed, first[places], own)
+    owners = np.where(hashes[found] == hashes, found, own)
+    kept = sizes.copy()
+    kept[1] *= owners == own
+    return owners, kept
+
+
+def or_empty(array: Any) -> Any:
+    """Return an array, or an empty one for None: compiled code then has one type for both."""
+    return np.empty(0, np.int32) if array is None else array

@@ -1,0 +1,86 @@
+"""SELL chunks as compiled code of the CPU reads them: the layout of `sell.cuh`, and all entries as a list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spdist.kernels.cpu.numba_compile import compiled, inlined
+from spdist.kernels.cuda import constants
+from spdist.kernels.spmv.sell.format import BLOCK_NARROW, BLOCK_WIDE, DIAGONAL, WIDE, Chunk
+
+PADDING, NARROW_PADDING = constants.SELL_PADDING, constants.SELL_NARROW_PADDING
+BASES = constants.SELL_BASES
+
+
+@inlined
+def read_chunk(chunks: Any, at: Any) -> Any:
+    """Return one row of `Sell.chunks` as a `Chunk`."""
+    code = chunks[at, 3] >> 32
+    return Chunk(
+        chunks[at, 0], chunks[at, 1], chunks[at, 2] & 0xFFFFFFFF, chunks[at, 2] >> 32,
+        code & 15, code >> 4 & 15, code >> 8 & 255, code >> 16,
+    )  # fmt: skip
+
+
+@inlined
+def block_rows(lanes: Any, block: Any) -> Any:
+    """Return how many block rows `lanes` rows meet at most."""
+    return lanes // block if lanes % block == 0 else lanes // block + 2
+
+
+@inlined
+def row_at(position: Any, rows: Any) -> Any:
+    """Return the row at a position; `rows` is empty where positions are rows."""
+    return np.int64(rows[position]) if len(rows) else position
+
+
+@inlined
+def round_up(a: Any, b: Any) -> Any:
+    """Return the least multiple of b that is not below a."""
+    return (a + b - 1) // b * b
+
+
+@inlined
+def base_room(width: Any) -> Any:
+    """Return the 16-bit numbers before the offsets of a chunk: its slots' bases, padded."""
+    return 2 * round_up(width, BASES)
+
+
+@inlined
+def entry_of(block: Any, lanes: Any, lane: Any, slot: Any, chunk: Any, wide: Any, narrow: Any,
+             bases: Any) -> Any:  # fmt: skip
+    """Return the first column of a lane's slot, -1 if it is padding."""
+    to, first, width = chunk.index, chunk.first, chunk.width
+    kind = chunk.kind
+    if kind == DIAGONAL:
+        has = np.uint32(wide[to + 2 * slot + 1]) >> np.uint32(lane) & np.uint32(1)
+        return first + lane + wide[to + 2 * slot] if has else np.int64(-1)
+    blocked = kind in (BLOCK_WIDE, BLOCK_NARROW)
+    place = slot * block_rows(lanes, block) + (first % block + lane) // block if blocked else slot * lanes + lane
+    unit = block if blocked else 1
+    if kind in (WIDE, BLOCK_WIDE):
+        column = np.int64(wide[to + place])
+        return column * unit if column >= 0 else column
+    offset = np.int64(narrow[to + base_room(width) + place])
+    return np.int64(-1) if offset == NARROW_PADDING else (bases[to // 2 + slot] + offset) * unit
+
+
+@compiled
+def list_entries(lanes: Any, block: Any, chunks: Any, values: Any, wide: Any, narrow: Any, bases: Any, rows: Any,
+                 out_rows: Any, out_columns: Any, out_values: Any) -> Any:  # fmt: skip
+    """Write all entries of all chunks as (row, column, value); return how many there are."""
+    found = 0
+    for at in range(len(chunks)):
+        chunk = read_chunk(chunks, at)
+        unit = block if chunk.kind in (BLOCK_WIDE, BLOCK_NARROW) else 1
+        for lane in range(chunk.count << chunk.log_threads):
+            for slot in range(chunk.width):
+                column = entry_of(block, lanes, lane, slot, chunk, wide, narrow, bases)
+                for e in range(unit if column >= 0 else 0):
+                    out_rows[found] = row_at(chunk.first + (lane >> chunk.log_threads), rows)
+                    out_columns[found] = column + e
+                    out_values[found] = values[chunk.values + (slot * unit + e) * lanes + lane]
+                    found += 1
+    return found

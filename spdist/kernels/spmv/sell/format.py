@@ -1,0 +1,251 @@
+"""SELL-C-sigma: one storage format for products with vectors on the CPU and on the GPU.
+
+C rows make a SELL chunk, stored column by column and padded to its longest row. Rows of similar length come together
+because rows are sorted by length within windows of sigma rows; T lanes may share a row.
+
+The algorithm, with the module of each step:
+
+1. Choose sigma by a model of the bytes moved, and sort the rows (`layout`).
+2. Cut the rows into chunks, find each chunk's width, and choose how it keeps its columns (`build_cpu`, `build_gpu`).
+3. Place the chunks' arrays one after the other, and fill them.
+4. Multiply chunk by chunk, a lane a row (`multiply_cpu`, `multiply_gpu`).
+
+Beyond the papers, each chunk keeps its columns in the form that takes fewest bytes (`sell.cuh` lists the forms), dense
+blocks share one column, and rows far longer than others stay in CSR. Arrays may be NumPy's or CuPy's, with one layout.
+
+References
+----------
+.. [1] M. Kreutzer, G. Hager, G. Wellein, "A Unified Sparse Matrix Storage Format for Heterogeneous Systems", poster.
+.. [2] M. Kreutzer, G. Hager, G. Wellein, H. Fehske, A. Bishop, "A unified sparse matrix data format for efficient
+   general sparse matrix-vector multiplication on modern processors with wide SIMD units", SIAM J. Sci. Comput. 36(5),
+   2014.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spdist.kernels.cuda.constants import SELL_LONG, SELL_WINDOW, ChunkKind
+from spdist.kernels.spmv.device_array import DeviceArray
+from spdist.matrices.dtypes import Int64Array, is_on_gpu
+
+WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW = map(int, ChunkKind)
+KINDS = ("wide", "narrow", "diagonal", "block_wide", "block_narrow")
+"""Names of the forms in which a chunk keeps its columns, by `ChunkKind`."""
+LANES = 32
+"""Lanes of a chunk on the GPU: a warp."""
+BLOCKS = (2, 3, 4, 6)
+"""Sides of the dense blocks that chunks can hold."""
+WINDOW = SELL_WINDOW
+"""Rows of the narrow window that sigma "auto" tries: y is still written to a few memory pages."""
+BLOCKED_SHARE = 0.9
+"""Share of sampled rows in dense blocks from which every row is tested for blocks."""
+SAMPLES = 4096
+"""Rows that are sampled for dense blocks."""
+FEW_LISTS = 1 / 8
+"""Share of the chunks up to which chunks of diagonals do not share their lists."""
+GPU_LONG, CPU_LONG = SELL_LONG, 512
+"""Entries above which a row stays in CSR, and is shared among thread blocks or among threads."""
+WARPS_WANTED = 2048
+"""Chunks that occupy a GPU; if a matrix has fewer, more lanes share a row."""
+
+
+class Chunk(NamedTuple):
+    """One row of `Sell.chunks`, unpacked."""
+
+    values: Any
+    """Place of its first slot in `Sell.values`."""
+    index: Any
+    """Place of its first slot in `Sell.wide` or `Sell.narrow`."""
+    first: Any
+    """Position of its first row."""
+    width: Any
+    """Slots."""
+    kind: Any
+    """A `ChunkKind`."""
+    log_threads: Any
+    """Logarithm, to base 2, of the lanes that share a row."""
+    count: Any
+    """Rows."""
+    full: Any
+    """Slots that no row leaves empty, up to `SELL_MOST_FULL`."""
+
+
+def new_chunks(first: Int64Array, counts: Int64Array, log_threads: int) -> Int64Array:
+    """Return chunks whose first positions, rows and lanes of a row are set; the rest is zero.
+
+    Parameters
+    ----------
+    first, counts : (nchunks,) int
+        Position of each chunk's first row, and its rows.
+    log_threads : int
+        Logarithm, to base 2, of the lanes of a row.
+
+    Returns
+    -------
+    (nchunks, 4) int64
+        The 32 bytes of the `Chunk` in `sell.cuh`: place of values, place of indices, ``first | width << 32``, and in
+        the upper half of the last word the code ``kind | log_threads << 4 | count << 8 | full << 16``.
+    """
+    chunks = np.zeros((len(first), 4), np.int64)
+    chunks[:, 2] = first
+    chunks[:, 3] = (counts << 8 | log_threads << 4) << 32
+    return chunks
+
+
+def value_places(chunks: DeviceArray) -> DeviceArray:
+    """Return the place of each chunk's first slot in the values."""
+    return chunks[:, 0]
+
+
+def index_places(chunks: DeviceArray) -> DeviceArray:
+    """Return the place of each chunk's first slot in its indices."""
+    return chunks[:, 1]
+
+
+def first_positions(chunks: DeviceArray) -> DeviceArray:
+    """Return the position of each chunk's first row."""
+    return chunks[:, 2] & 0xFFFFFFFF
+
+
+def chunk_widths(chunks: DeviceArray) -> DeviceArray:
+    """Return the slots of each chunk."""
+    return chunks[:, 2] >> 32
+
+
+def chunk_kinds(chunks: DeviceArray) -> DeviceArray:
+    """Return the form in which each chunk keeps its columns, a `ChunkKind`."""
+    return chunks[:, 3] >> 32 & 15
+
+
+def row_lane_logs(chunks: DeviceArray) -> DeviceArray:
+    """Return the logarithm, to base 2, of the lanes that share a row of each chunk."""
+    return chunks[:, 3] >> 36 & 15
+
+
+def row_counts(chunks: DeviceArray) -> DeviceArray:
+    """Return the rows of each chunk."""
+    return chunks[:, 3] >> 40 & 255
+
+
+@dataclass(frozen=True, eq=False)
+class Sell:
+    """A sparse matrix in SELL-C-sigma.
+
+    Attributes
+    ----------
+    shape : (nrows, ncols)
+    nnz : int
+    lanes : int
+        Lanes of a chunk: C times T. 32 where the GPU is to multiply.
+    block : int
+        Rows and columns of dense blocks; 1 where there are none.
+    sigma : int
+        Rows of the windows in which rows were sorted by length; 1 where they were not.
+    chunks : (nchunks, 4) int64
+        As `new_chunks` has them; the chunks of the longest rows come first. Chunks of equal lists of diagonals share
+        one list, at one place of `wide`.
+    values : (slots * lanes,) value dtype
+    wide : int32
+    narrow : uint16
+    rows : (positions,) int32 or None
+        Row at each position; None where positions are rows.
+    long_rows, long_indptr, long_indices, long_data
+        The rows that stay in CSR: their numbers (int32), offsets (int64), columns (int32), values.
+    pieces : (npieces + 1,) int64
+        Where each piece of a long row starts in ``long_data``.
+    row_pieces : (nlong + 1,) int32
+        First piece of each long row.
+    """
+
+    shape: tuple[int, int]
+    nnz: int
+    lanes: int
+    block: int
+    sigma: int
+    chunks: DeviceArray
+    values: DeviceArray
+    wide: DeviceArray
+    narrow: DeviceArray
+    rows: DeviceArray | None
+    long_rows: DeviceArray
+    long_indptr: DeviceArray
+    long_indices: DeviceArray
+    long_data: DeviceArray
+    pieces: DeviceArray
+    row_pieces: DeviceArray
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the stored values."""
+        return np.dtype(self.values.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one product reads, x aside."""
+        rows = 0 if self.rows is None else self.rows.nbytes
+        long = self.long_indices.nbytes + self.long_data.nbytes + self.long_rows.nbytes
+        return int(self.chunks.nbytes + self.values.nbytes + self.wide.nbytes + self.narrow.nbytes + rows + long)
+
+    @property
+    def beta(self) -> float:
+        """Chunk occupancy: entries over places for them; 1 is no padding."""
+        places = len(self.values) + len(self.long_data)
+        return self.nnz / places if places else 1.0
+
+    @functools.cached_property
+    def _direction(self) -> list[int]:
+        return [1]
+
+    def next_direction(self) -> int:
+        """Return 0 (forwards) and 1 (backwards) by turns.
+
+        A product on the GPU so begins with the chunks that the product before left in the cache.
+        """
+        self._direction[0] ^= 1
+        return self._direction[0]
+
+    @functools.cached_property
+    def shares_rows(self) -> bool:
+        """Whether several lanes share a row anywhere."""
+        return bool(row_lane_logs(self.chunks).any())
+
+    def kind_counts(self) -> dict[str, int]:
+        """Return how many chunks keep their columns in each form that occurs, by its name."""
+        counts = np.bincount(host(chunk_kinds(self.chunks)).astype(np.int64), minlength=len(KINDS))
+        return {name: int(count) for name, count in zip(KINDS, counts, strict=True) if count}
+
+
+def to_host(a: Sell) -> Sell:
+    """Return the matrix with NumPy's arrays."""
+    return _moved(a, host)
+
+
+def to_gpu(a: Sell) -> Sell:
+    """Return the matrix with CuPy's arrays, on the current device."""
+    import cupy
+
+    return _moved(a, cupy.asarray)
+
+
+ARRAYS = (
+    "chunks", "values", "wide", "narrow", "rows", "long_rows", "long_indptr", "long_indices", "long_data", "pieces",
+    "row_pieces",
+)  # fmt: skip
+
+
+def _moved(a: Sell, move: Callable[[DeviceArray], DeviceArray]) -> Sell:
+    arrays = {name: getattr(a, name) for name in ARRAYS}
+    moved: dict[str, Any] = {name: None if array is None else move(array) for name, array in arrays.items()}
+    return replace(a, **moved)
+
+
+def host(array: DeviceArray) -> DeviceArray:
+    """Return an array of NumPy or CuPy as NumPy's."""
+    on_host: DeviceArray = array.get() if is_on_gpu(array) else array  # type: ignore[attr-defined]
+    return on_host

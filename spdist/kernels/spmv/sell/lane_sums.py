@@ -1,0 +1,167 @@
+"""Sums over the slots of a SELL chunk in vector registers: LLVM code that Numba's own would not become.
+
+The sums of a chunk stay in vector registers, eight lanes in each, while its slots pass from first to last: any C that
+is a multiple of eight is read in the order in which it lies, C = 32 too, which the GPU reads. Where columns have 32
+bits the elements of x are prefetched: a processor by itself has few loads under way where rows are short.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+
+from spdist.kernels.cpu.numba_compile import instruction
+
+GROUP = 8
+"""Lanes that are summed at a time."""
+STREAM_AHEAD = 512
+"""Entries by which values and indices are prefetched."""
+COLUMNS_AHEAD = 128
+"""Entries by which the elements of x that 32-bit columns ask for are prefetched."""
+
+
+def _load(builder: Any, array: Any, at: Any, count: int) -> Any:
+    """Build the load of `count` elements of a Numba array from a place on."""
+    element = array.data.type.pointee
+    pointer = builder.gep(array.data, [at])
+    if count == 1:
+        return builder.load(pointer)
+    wide = builder.bitcast(pointer, ir.VectorType(element, count).as_pointer())
+    return builder.load(wide, align=max(element.width // 8 if isinstance(element, ir.IntType) else 4, 1))
+
+
+def _prefetch(builder: Any, array: Any, at: Any) -> None:
+    """Build the prefetch of an element of a Numba array; a place outside of it does no harm."""
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    pointer = builder.bitcast(builder.gep(array.data, [at]), byte)
+    builder.call(prefetch, [pointer, number(0), number(3), number(1)])  # to read, into all caches, data
+
+
+def _prefetch_stream(builder: Any, array: Any, at: Any) -> None:
+    """Build the prefetch of what is read later of an array that is read from its start to its end."""
+    _prefetch(builder, array, builder.add(at, ir.IntType(64)(STREAM_AHEAD)))
+
+
+def _prefetch_x(builder: Any, index: Any, place: Any, x: Any) -> None:
+    """Build the prefetches of the elements of x that columns further on ask for, of this chunk or of the next.
+
+    Columns of 32 bits lie anywhere, and x waits for memory: more loads are then under way at a time than the processor
+    finds by itself, which stops where a short chunk ends. All that `index` holds is taken for columns.
+    """
+    word = ir.IntType(64)
+    later, last = builder.add(place, word(COLUMNS_AHEAD)), builder.sub(index.nitems, word(GROUP))
+    later = builder.select(builder.icmp_signed("<", later, last), later, last)
+    for lane in range(GROUP):
+        column = _load(builder, index, builder.add(later, word(lane)), 1)
+        _prefetch(builder, x, builder.zext(column, word))
+
+
+def _widened(builder: Any, vector: Any, element: Any) -> Any:
+    """Build the conversion of a vector of floats to another kind of float."""
+    wanted = ir.VectorType(element, GROUP)
+    return vector if vector.type == wanted else builder.fpext(vector, wanted)
+
+
+def _sum_loop(context: Any, builder: Any, signature: Any, args: Any, products: Any) -> Any:
+    """Build the sums over slots of products(slot), of `GROUP` lanes each in a vector register, and write them.
+
+    The first five arguments are a tuple as long as there are such groups, `sums`, `y`, a place in y or -1 for `sums`,
+    and how many slots there are.
+    """
+    arrays = [
+        context.make_array(kind)(context, builder, value=arg) if isinstance(kind, types.Array) else arg
+        for kind, arg in zip(signature.args, args, strict=True)
+    ]
+    sums, y, place, slots = arrays[1:5]
+    vector = ir.VectorType(sums.data.type.pointee, GROUP)
+    totals = [cgutils.alloca_once_value(builder, ir.Constant(vector, None)) for _ in range(len(signature.args[0]))]
+    with cgutils.for_range(builder, slots) as loop:
+        for total, parts in zip(totals, products(arrays[5:], loop.index, len(totals)), strict=True):
+            value, factor = (_widened(builder, part, vector.element) for part in parts)
+            builder.store(builder.fadd(builder.load(total), builder.fmul(value, factor)), total)
+    elsewhere = builder.icmp_signed("<", place, ir.IntType(64)(0))
+    target = builder.select(elsewhere, sums.data, builder.gep(y.data, [place]))
+    for number, total in enumerate(totals):
+        pointer = builder.gep(target, [ir.IntType(64)(number * GROUP)])
+        builder.store(builder.load(total), builder.bitcast(pointer, vector.as_pointer()), align=4)
+    return context.get_dummy_value()
+
+
+@instruction
+def sum_entries(typing: Any, groups: Any, sums: Any, y: Any, place: Any, slots: Any, values: Any, at: Any, index: Any,
+                to: Any, bases: Any, base_at: Any, based: Any, x: Any) -> Any:  # fmt: skip
+    """Write the sums of all lanes over slots without padding; each column is an offset where `based`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+
+        def gathered(index: Any, place: Any, low: Any, x: Any) -> Any:
+            factor = ir.Constant(ir.VectorType(x.data.type.pointee, GROUP), ir.Undefined)
+            for lane in range(GROUP):
+                column = _load(builder, index, builder.add(place, word(lane)), 1)
+                element = _load(builder, x, builder.add(low, builder.zext(column, word)), 1)
+                factor = builder.insert_element(factor, element, ir.IntType(32)(lane))
+            return factor
+
+        def products(given: Any, slot: Any, count: int) -> Any:
+            values, at, index, to, bases, base_at, based, x = given
+            base = cgutils.alloca_once_value(builder, word(0))
+            with builder.if_then(based):
+                low = _load(builder, bases, builder.add(base_at, slot), 1)
+                builder.store(builder.zext(low, word), base)
+            low = builder.load(base)
+            for number in range(count):
+                ahead = builder.add(builder.mul(slot, word(count * GROUP)), word(number * GROUP))
+                value_at, place = builder.add(at, ahead), builder.add(to, ahead)
+                _prefetch_stream(builder, values, value_at)
+                _prefetch_stream(builder, index, place)
+                if index.data.type.pointee.width == 32:
+                    _prefetch_x(builder, index, place, x)
+                yield _load(builder, values, value_at, GROUP), gathered(index, place, low, x)
+
+        return _sum_loop(context, builder, signature, args, products)
+
+    number = types.uintp
+    given = groups, sums, y, types.intp, number, values, number, index, number, bases, number, types.boolean, x
+    return types.void(*given), generate
+
+
+@instruction
+def sum_diagonals(typing: Any, groups: Any, sums: Any, y: Any, place: Any, slots: Any, values: Any, at: Any, wide: Any,
+                  to: Any, first: Any, x: Any) -> Any:  # fmt: skip
+    """Write the sums of all lanes over pieces of diagonals; lanes that have none are not read."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+
+        def masked(array: Any, place: Any, mask: Any) -> Any:
+            vector = ir.VectorType(array.data.type.pointee, GROUP)
+            byte = ir.IntType(8).as_pointer()
+            kind = ir.FunctionType(vector, [byte, ir.IntType(32), mask.type, vector])
+            name = f"llvm.masked.load.v{GROUP}{vector.element.intrinsic_name}.p0"
+            load = cgutils.get_or_insert_function(builder.module, kind, name)
+            pointer = builder.bitcast(builder.gep(array.data, [place]), byte)
+            return builder.call(load, [pointer, ir.IntType(32)(4), mask, ir.Constant(vector, None)])
+
+        def products(given: Any, slot: Any, count: int) -> Any:
+            values, at, wide, to, first, x = given
+            pair = builder.add(to, builder.shl(slot, word(1)))
+            column = builder.add(first, builder.sext(_load(builder, wide, pair, 1), word))
+            lanes = _load(builder, wide, builder.add(pair, word(1)), 1)
+            for number in range(count):
+                lane = number * GROUP
+                value_at = builder.add(at, builder.add(builder.mul(slot, word(count * GROUP)), word(lane)))
+                _prefetch_stream(builder, values, value_at)
+                bits = builder.trunc(builder.lshr(lanes, lanes.type(lane)), ir.IntType(GROUP))
+                mask = builder.bitcast(bits, ir.VectorType(ir.IntType(1), GROUP))
+                yield masked(values, value_at, mask), masked(x, builder.add(column, word(lane)), mask)
+
+        return _sum_loop(context, builder, signature, args, products)
+
+    number = types.uintp
+    return types.void(groups, sums, y, types.intp, number, values, number, wide, number, number, x), generate

@@ -1,0 +1,205 @@
+"""Which rows go to which SELL chunk: the model that chooses the sorting window, the order of rows, and long rows.
+
+References
+----------
+M. Kreutzer, G. Hager, G. Wellein, "A Unified Sparse Matrix Storage Format for Heterogeneous Systems", poster.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from spdist.kernels.rounding import ceil_div
+from spdist.kernels.spmv.device_array import DeviceArray
+from spdist.kernels.spmv.sell.format import WINDOW
+from spdist.matrices.dtypes import INT32_MAX, IndexArray
+from spdist.matrices.dtypes import is_on_gpu as is_on_gpu
+from spdist.matrices.dtypes import module_of as module_of
+
+PIECE = 2048
+"""Least entries of a piece of a long row."""
+PIECES = 256
+"""Pieces that a whole matrix would be cut into: a long row takes no longer than the rest of the matrix."""
+
+
+def chunk_occupancy(lengths: Any, height: int, sigma: int = 1) -> float:
+    """Return the beta that chunks of `height` rows have if rows are sorted by length in windows of `sigma`.
+
+    Parameters
+    ----------
+    lengths : (nrows,) int
+        Entries of each row.
+    height : int
+        C, rows of a chunk.
+    sigma : int
+        Rows of a window; 1 leaves rows where they are.
+
+    Returns
+    -------
+    float
+        In (0, 1]; 1 is no padding.
+
+    References
+    ----------
+    .. [1] M. Kreutzer, G. Hager, G. Wellein, "A Unified Sparse Matrix Storage Format for Heterogeneous Systems".
+
+    Examples
+    --------
+    >>> chunk_occupancy(np.array([4, 1, 4, 1]), 2), chunk_occupancy(np.array([4, 1, 4, 1]), 2, sigma=4)
+    (0.625, 1.0)
+    """
+    order = None if sigma <= 1 else sort_by_length(lengths, sigma)
+    slots = _slots(lengths if order is None else lengths[order], height)
+    return float(lengths.sum()) / (height * slots) if slots else 1.0
+
+
+def code_balance(beta: float, alpha: float, row_nnz: float, *, value_bytes: int = 8, index_bytes: float = 4.0) -> float:
+    """Return the bytes that a product moves per floating-point operation.
+
+    Parameters
+    ----------
+    beta : float
+        Chunk occupancy.
+    alpha : float
+        Loads of x from memory per entry: ``1 / row_nnz`` where x is perfectly cached, 1 where nothing is.
+    row_nnz : float
+        Mean entries of a row.
+    value_bytes, index_bytes
+        Bytes of a value; of an index, per entry.
+
+    Returns
+    -------
+    float
+        Bytes per operation, y read and written. Memory bandwidth over it bounds the speed.
+
+    References
+    ----------
+    .. [1] M. Kreutzer, G. Hager, G. Wellein, "A Unified Sparse Matrix Storage Format for Heterogeneous Systems".
+
+    Examples
+    --------
+    >>> code_balance(1.0, 1 / 8, 8.0)
+    7.5
+    """
+    return ((value_bytes + index_bytes) / beta + value_bytes * alpha + 2 * value_bytes / row_nnz) / 2
+
+
+def _slots(lengths: Any, height: int) -> int:
+    """Return the sum of the widths of chunks of `height` rows."""
+    whole = len(lengths) // height * height
+    total = int(lengths[:whole].reshape(-1, height).max(axis=1).sum()) if whole else 0
+    return total + (int(lengths[whole:].max()) if whole < len(lengths) else 0)
+
+
+def sort_by_length(lengths: Any, sigma: int) -> Any:
+    """Return the order that puts long rows first in each window of `sigma` rows, equal ones as they were."""
+    xp = module_of(lengths)
+    most = int(lengths.max()) if len(lengths) else 0
+    key = most - lengths.astype(np.int64)
+    if sigma < len(lengths):
+        key += xp.arange(len(lengths)) // sigma * (most + 1)
+    small = (ceil_div(len(lengths), sigma)) * (most + 1) < INT32_MAX
+    return xp.argsort(key.astype(np.int32) if small else key, kind="stable")
+
+
+class Placement(NamedTuple):
+    """Which rows go to which chunks."""
+
+    chunks: DeviceArray
+    """As `format.new_chunks` returns them."""
+    rows: DeviceArray | None
+    """Row at each position; None if positions are rows."""
+    sigma: int
+
+
+def choose_window(slots: Callable[[int], int], entries: int, nrows: int, height: int, entry: int, row: int) -> int:
+    """Return the window in which to sort rows for fewest bytes; a wider one must save enough beyond the narrower.
+
+    Parameters
+    ----------
+    slots : callable
+        Gives the sum of the widths of all chunks where rows are sorted in windows of so many.
+    entries, nrows, height : int
+        Of all rows; rows of a chunk.
+    entry, row : int
+        Bytes of an entry and its index; of a row's number.
+    """
+    best, least = 1, height * slots(1) * entry
+    for window in (WINDOW, nrows):
+        if least <= 1.02 * (entries * entry + nrows * row):
+            break
+        needed = height * slots(window) * entry + nrows * row
+        if needed < (0.9 if window == nrows else 0.99) * least:
+            best, least = window, needed
+    return best
+
+
+def sort_groups(
+    lengths: Any, sigma: int | Literal["auto"], height: int, block: int, entry_bytes: int
+) -> tuple[int, Any]:
+    """Return sigma, chosen where it is "auto", and the order of the rows; groups of `block` rows stay together.
+
+    Parameters
+    ----------
+    lengths : (nrows,) int
+    height : int
+        Rows of a chunk.
+    entry_bytes : int
+        Bytes of a value and its index.
+
+    Returns
+    -------
+    sigma : int
+    order : (nrows,) int64 or None
+        None where rows are as they were.
+    """
+    xp, leaders, height = module_of(lengths), lengths[: len(lengths) // block * block : block], max(height // block, 1)
+
+    @functools.cache
+    def order_of(window: int) -> Any:
+        return sort_by_length(leaders, window) if window > 1 else None
+
+    def slots(window: int) -> int:
+        order = order_of(window)
+        return _slots(leaders if order is None else leaders[order], height)
+
+    if sigma == "auto":
+        entry = entry_bytes * block * block
+        sigma = choose_window(slots, int(leaders.sum()), len(leaders), height, entry, 4 * block)
+    order = order_of(sigma)
+    if order is not None and block > 1:
+        tail = xp.arange(len(leaders) * block, len(lengths))
+        order = xp.concatenate([(order[:, None] * block + xp.arange(block)).ravel(), tail])
+    return sigma, order
+
+
+def list_places(nchunks: int) -> int:
+    """Return the places for hashes of lists, a power of two: so many that few lists meet another in theirs."""
+    return 1 << (8 * nchunks).bit_length()
+
+
+def cut_long_rows(counts: IndexArray, nnz: int) -> tuple[IndexArray, IndexArray, IndexArray]:
+    """Return offsets of the rows that stay in CSR, where their pieces start, and the first piece of each row.
+
+    Parameters
+    ----------
+    counts : (nlong,) int64
+        Entries of each, on the host.
+    nnz : int
+        Entries of the matrix.
+    """
+    indptr, size = np.append(0, np.cumsum(counts)), max(PIECE, nnz // PIECES)
+    row_pieces = np.append(0, np.cumsum(-(-counts // size)))
+    row = np.repeat(np.arange(len(counts)), np.diff(row_pieces))
+    starts = indptr[row] + (np.arange(row_pieces[-1]) - row_pieces[row]) * size
+    return indptr, np.append(starts, indptr[-1]), row_pieces.astype(np.int32)
+
+
+def no_long_rows(xp: Any, dtype: np.dtype[Any]) -> tuple[Any, ...]:
+    """Return the arrays of no rows that stay in CSR."""
+    empty, zero = xp.empty(0, np.int32), xp.zeros(1, np.int64)
+    return empty, zero, empty, xp.empty(0, dtype), zero, zero.view(np.int32)[:1]

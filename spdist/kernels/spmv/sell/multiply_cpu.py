@@ -1,0 +1,206 @@
+"""Products of a matrix in SELL-C-sigma with vectors on the CPU, compiled by Numba."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from spdist.kernels.cpu.numba_compile import compiled, inlined
+from spdist.kernels.spmv.parallel import PARALLEL_ENTRIES, in_parallel
+from spdist.kernels.spmv.sell.build_cpu import or_empty
+from spdist.kernels.spmv.sell.chunks_cpu import (
+    NARROW_PADDING,
+    PADDING,
+    base_room,
+    entry_of,
+    list_entries,
+    read_chunk,
+    row_at,
+)
+from spdist.kernels.spmv.sell.format import BLOCK_NARROW, BLOCK_WIDE, DIAGONAL, WIDE, Sell, value_places
+from spdist.kernels.spmv.sell.lane_sums import GROUP, sum_diagonals, sum_entries
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import ValueArray, index_dtype
+
+
+@inlined
+def add_slots(total: Any, slots: Any, step: Any, at: Any, to: Any, base_at: Any, bases: Any, padding: Any, values: Any,
+              index: Any, x: Any) -> Any:  # fmt: skip
+    """Return `total` with a lane's slots added up to its padding; `bases` is empty where columns are no offsets."""
+    base = np.uintp(0)
+    for _ in range(slots):
+        column = index[to]
+        if column == padding:
+            break
+        if len(bases):
+            base = np.uintp(bases[base_at])
+            base_at += np.uintp(1)
+        total += values[at] * x[base + np.uintp(column)]
+        at += step
+        to += step
+    return total
+
+
+@inlined
+def store(first: Any, count: Any, rows: Any, sums: Any, y: Any) -> None:
+    """Write the sums of a chunk's lanes, the first of which serves the row at position `first`."""
+    for i in range(count):
+        y[np.uintp(rows[np.uintp(first + i)]) if len(rows) else np.uintp(first + i)] = sums[i]
+
+
+@inlined
+def entry_chunk(groups: Any, chunk: Any, direct: Any, bases: Any, padding: Any, rows: Any, values: Any,
+                index: Any, x: Any, y: Any, sums: Any, bases_or_none: Any) -> None:  # fmt: skip
+    """Multiply a chunk of entries, a lane a row."""
+    place, to, width = chunk.values, chunk.index, chunk.width
+    lanes, base_at = len(groups) * GROUP, np.uintp(to // 2)
+    full = chunk.full
+    to += base_room(width) if len(bases_or_none) else 0
+    sum_entries(groups, sums, y, direct, np.uintp(full), values, np.uintp(place), index, np.uintp(to), bases, base_at,
+                len(bases_or_none) > 0, x)  # fmt: skip
+    if direct < 0:
+        store(chunk.first, chunk.count, rows, sums, y)
+    if full < width:
+        done = full * lanes
+        for r in range(chunk.count):
+            row = np.uintp(row_at(chunk.first + r, rows))
+            y[row] = add_slots(
+                y[row], width - full, np.uintp(lanes), np.uintp(place + done + r), np.uintp(to + done + r),
+                base_at + np.uintp(full), bases_or_none, padding, values, index, x,
+            )  # fmt: skip
+
+
+@compiled
+def multiply_chunks(start: Any, stop: Any, groups: Any, chunks: Any, values: Any, wide: Any, narrow: Any, bases: Any,
+                    rows: Any, x: Any, y: Any, sums: Any) -> None:  # fmt: skip
+    """Multiply chunks ``[start:stop)`` of real numbers, a lane a row, none in blocks, with one column of x.
+
+    `groups` is a tuple as long as there are groups of lanes in a chunk, `sums` room for their sums.
+    """
+    for at in range(start, stop):
+        chunk = read_chunk(chunks, at)
+        direct = -1 if len(rows) or chunk.count < len(groups) * GROUP else chunk.first
+        if chunk.kind == DIAGONAL:
+            sum_diagonals(groups, sums, y, direct, np.uintp(chunk.width), values, np.uintp(chunk.values), wide,
+                          np.uintp(chunk.index), np.uintp(chunk.first), x)  # fmt: skip
+            if direct < 0:
+                store(chunk.first, chunk.count, rows, sums, y)
+        elif chunk.kind == WIDE:
+            entry_chunk(groups, chunk, direct, bases, PADDING, rows, values, wide, x, y, sums, bases[:0])
+        else:
+            entry_chunk(groups, chunk, direct, bases, NARROW_PADDING, rows, values, narrow, x, y, sums, bases)
+
+
+@compiled
+def multiply_columns(zero: Any, start: Any, stop: Any, lanes: Any, block: Any, chunks: Any, values: Any, wide: Any,
+                     narrow: Any, bases: Any, rows: Any, x: Any, y: Any) -> None:  # fmt: skip
+    """Multiply chunks ``[start:stop)`` of any kind with all columns of a two-dimensional x; y is zero."""
+    for at in range(start, stop):
+        chunk = read_chunk(chunks, at)
+        unit = block if chunk.kind in (BLOCK_WIDE, BLOCK_NARROW) else 1
+        for lane in range(chunk.count << chunk.log_threads):
+            row = row_at(chunk.first + (lane >> chunk.log_threads), rows)
+            for slot in range(chunk.width):
+                column = entry_of(block, lanes, lane, slot, chunk, wide, narrow, bases)
+                if column < 0:
+                    continue
+                for e in range(unit):
+                    value = values[chunk.values + (slot * unit + e) * lanes + lane]
+                    for k in range(x.shape[1]):
+                        y[row, k] += value * x[column + e, k]
+
+
+@compiled
+def multiply_pieces(start: Any, stop: Any, pieces: Any, indices: Any, data: Any, bases: Any, x: Any, partial: Any,
+                    sums: Any) -> None:  # fmt: skip
+    """Sum pieces ``[start:stop)`` of long rows of real numbers, `GROUP` entries at a time."""
+    for piece in range(start, stop):
+        begin, end = pieces[piece], pieces[piece + 1]
+        slots = (end - begin) // GROUP
+        sum_entries((0,), sums, partial, -1, np.uintp(slots), data, np.uintp(begin), indices, np.uintp(begin), bases,
+                    np.uintp(0), False, x)  # fmt: skip
+        total = sums[0]
+        for lane in range(1, GROUP):
+            total += sums[lane]
+        for at in range(begin + slots * GROUP, end):
+            total += data[at] * x[indices[at]]
+        partial[piece] = total
+
+
+@compiled
+def multiply_piece_columns(zero: Any, start: Any, stop: Any, pieces: Any, indices: Any, data: Any, x: Any,
+                           partial: Any) -> None:  # fmt: skip
+    """Sum pieces ``[start:stop)`` of long rows into ``partial[piece, column]``."""
+    for piece in range(start, stop):
+        begin, end = pieces[piece], pieces[piece + 1]
+        for k in range(x.shape[1]):
+            a = b = c = d = zero
+            whole = begin + (end - begin) // 4 * 4
+            for at in range(begin, whole, 4):
+                a += data[at] * x[indices[at], k]
+                b += data[at + 1] * x[indices[at + 1], k]
+                c += data[at + 2] * x[indices[at + 2], k]
+                d += data[at + 3] * x[indices[at + 3], k]
+            for at in range(whole, end):
+                a += data[at] * x[indices[at], k]
+            partial[piece, k] = (a + b) + (c + d)
+
+
+def multiply(a: Sell, x: ValueArray, out: Any, threads: int) -> ValueArray:
+    """Return ``a @ x``; see `sell.multiply`."""
+    y = np.zeros((a.shape[0], *x.shape[1:]), x.dtype) if out is None else out
+    threads = threads if a.nnz * (x.shape[1] if x.ndim == 2 else 1) >= PARALLEL_ENTRIES else 1
+    zero = x.dtype.type(0)
+    rows, bases = or_empty(a.rows), a.narrow.view(np.int32)
+    plain = x.ndim == 1 and x.dtype.kind == "f" and a.lanes % GROUP == 0 and a.block == 1 and y.flags.c_contiguous
+    if plain and not a.shares_rows:
+
+        def work(start: int, stop: int) -> None:
+            sums, groups = np.empty(a.lanes, x.dtype), (0,) * (a.lanes // GROUP)
+            multiply_chunks(start, stop, groups, a.chunks, a.values, a.wide, a.narrow, bases, rows, x, y, sums)
+    else:
+        y[...] = 0
+
+        def work(start: int, stop: int) -> None:
+            multiply_columns(zero, start, stop, a.lanes, a.block, a.chunks, a.values, a.wide, a.narrow, bases, rows,
+                             _two(x), _two(y))  # fmt: skip
+
+    in_parallel(work, value_places(a.chunks), threads)
+    if len(a.long_rows):
+        _multiply_long(a, x, y, zero, threads)
+    return y
+
+
+def _multiply_long(a: Sell, x: ValueArray, y: ValueArray, zero: Any, threads: int) -> None:
+    partial = np.empty((len(a.pieces) - 1, *x.shape[1:]), x.dtype)
+    if x.ndim == 1 and x.dtype.kind == "f":
+
+        def work(start: int, stop: int) -> None:
+            multiply_pieces(start, stop, a.pieces, a.long_indices, a.long_data, a.long_indices[:0], x, partial,
+                            np.empty(GROUP, x.dtype))  # fmt: skip
+    else:
+
+        def work(start: int, stop: int) -> None:
+            multiply_piece_columns(zero, start, stop, a.pieces, a.long_indices, a.long_data, _two(x), _two(partial))
+
+    in_parallel(work, a.pieces[1:], threads)
+    y[a.long_rows] = np.add.reduceat(partial, a.row_pieces[:-1], axis=0)
+
+
+def _two(x: ValueArray) -> ValueArray:
+    return x[:, None] if x.ndim == 1 else x
+
+
+def to_csr(a: Sell) -> CSR:
+    """Return the matrix as canonical CSR; see `sell.to_csr`."""
+    rows, columns = np.empty((2, len(a.values)), np.int64)
+    data = np.empty(len(a.values), a.dtype)
+    n = list_entries(a.lanes, a.block, a.chunks, a.values, a.wide, a.narrow, a.narrow.view(np.int32),
+                     or_empty(a.rows), rows, columns, data)  # fmt: skip
+    rows = np.append(rows[:n], np.repeat(a.long_rows, np.diff(a.long_indptr)))
+    columns, data = np.append(columns[:n], a.long_indices), np.append(data[:n], a.long_data)
+    m = sp.coo_matrix((data, (rows, columns)), shape=a.shape).tocsr()
+    m.sum_duplicates()
+    return CSR(m.indptr.astype(np.int64), m.indices.astype(index_dtype(a.shape[1])), m.data, a.shape)

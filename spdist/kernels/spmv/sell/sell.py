@@ -1,0 +1,117 @@
+"""Matrices in SELL-C-sigma: bring one there, multiply it with vectors, bring it back; on the host or on the GPU."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from spdist.errors import InputError, MatrixError
+from spdist.kernels.spmv.sell.format import LANES, WARPS_WANTED, Sell, to_host
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX, is_on_gpu, module_of
+
+Index = Literal["auto", "wide", "narrow"]
+
+ALLOWED = {"wide": 0, "narrow": 1, "auto": 3}
+"""Forms that a chunk may take, as the kernels number them."""
+SPREAD_ROWS = WARPS_WANTED
+"""Times 32: rows below which several lanes of a GPU take a row."""
+
+
+def build(
+    a: CSR, *, height: int = 0, lanes: int = LANES, sigma: int | Literal["auto"] = "auto",
+    index: Index = "auto", block: int | Literal["auto"] = "auto", dtype: Any = None,
+    threads: int = 1,
+) -> Sell:  # fmt: skip
+    """Bring a matrix into SELL-C-sigma, where its arrays are.
+
+    Parameters
+    ----------
+    a : CSR
+        On the host or on the GPU; any order of entries, duplicates count twice.
+    height : int
+        C, rows of a chunk; divides `lanes`. 0 chooses.
+    lanes : int
+        C times T; 32 where the GPU is to multiply.
+    sigma : int or "auto"
+        Rows of the windows that are sorted by length; "auto" takes what the model says moves fewest bytes.
+    index : {"auto", "narrow", "wide"}
+        Forms of column indices that chunks may take: all, 16-bit offsets, or 32-bit columns only.
+    block : int or "auto"
+        Side of the dense blocks to look for; 1 for none, as "auto" has it on the CPU.
+    dtype : dtype, optional
+        Of the stored values; that of `a` unless given.
+    threads : int
+        On the host.
+
+    Raises
+    ------
+    MatrixError
+        If the matrix has 2**31 rows or columns.
+    """
+    if max(a.shape) > INT32_MAX:
+        raise MatrixError(f"SELL-C-sigma has 32-bit positions, the matrix is {a.nrows:,} x {a.ncols:,}: use CSR")
+    if lanes < 1 or height < 0:
+        raise InputError(f"C = {height} rows of a chunk and {lanes} lanes: both are numbers above 0")
+    if height and lanes % height:
+        raise InputError(f"C = {height} rows of a chunk must divide its {lanes} lanes")
+    builder = _builder(a, lanes, height, threads)
+    stored = np.dtype(a.dtype if dtype is None else dtype)
+    side = builder.find_block() if block == "auto" and index == "auto" else 1 if block == "auto" else block
+    if builder.has_long_rows() or height not in (0, lanes):
+        side = 1  # blocks have a lane a row
+    placed = builder.place(sigma, side, stored.itemsize + 2)
+    long = builder.long_rows(stored)
+    filled = builder.fill(placed, side, stored, ALLOWED[index])
+    parts: tuple[Any, ...] = (*filled, placed.rows, *long)
+    return Sell(a.shape, a.nnz, lanes, side, placed.sigma, placed.chunks, *parts)
+
+
+def long_rows(a: CSR, dtype: np.dtype[Any]) -> Sell:
+    """Return only the rows that stay in CSR, for products that write the others themselves."""
+    xp = module_of(a.data)
+    none = (xp.empty((0, 4), np.int64), *(xp.empty(0, kind) for kind in (dtype, np.int32, np.uint16)))
+    parts: tuple[Any, ...] = (*none, None, *_builder(a, LANES, 0, 1).long_rows(dtype))
+    return Sell(a.shape, a.nnz, LANES, 1, 1, *parts)
+
+
+def _builder(a: CSR, lanes: int, height: int, threads: int) -> Any:
+    """Return the steps of `build`, where the arrays are."""
+    if is_on_gpu(a.data):
+        from spdist.kernels.spmv.sell.build_gpu import Builder as GpuBuilder
+
+        return GpuBuilder(a, lanes, height)
+    from spdist.kernels.spmv.sell.build_cpu import Builder
+
+    return Builder(a, lanes, height, threads)
+
+
+def multiply(a: Sell, x: Any, out: Any = None, *, threads: int = 1) -> Any:
+    """Return ``a @ x``.
+
+    Parameters
+    ----------
+    a : Sell
+    x : (ncols,) or (ncols, k)
+        Where the arrays of `a` are; C order, of the dtype in which products are summed: that of `a`, or the wider one
+        of the same kind.
+    out : array, optional
+        Takes the result.
+    threads : int
+        On the host.
+    """
+    if is_on_gpu(a.values):
+        from spdist.kernels.spmv.sell import multiply_gpu
+
+        return multiply_gpu.multiply(a, x, out)
+    from spdist.kernels.spmv.sell import multiply_cpu
+
+    return multiply_cpu.multiply(a, x, out, threads)
+
+
+def to_csr(a: Sell) -> CSR:
+    """Return the matrix on the host as canonical CSR: duplicates summed, explicit zeros kept."""
+    from spdist.kernels.spmv.sell import multiply_cpu
+
+    return multiply_cpu.to_csr(to_host(a))

@@ -1,0 +1,163 @@
+"""Checks of matrices, each written once: structure, canonical form, and shapes that must fit."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import scipy.sparse as sp
+
+from spdist.errors import MatrixError
+from spdist.matrices.dtypes import INT32_MAX, IndexArray, Int64Array, ValueArray
+
+Shape = tuple[int, int]
+
+
+class RowArrays(Protocol):
+    """The arrays of a matrix in compressed sparse row form, a `CSR` for instance."""
+
+    @property
+    def indptr(self) -> Int64Array:
+        """Offsets, (nrows + 1,)."""
+
+    @property
+    def indices(self) -> IndexArray:
+        """Columns, (nnz,)."""
+
+    @property
+    def data(self) -> ValueArray:
+        """Values, (nnz,)."""
+
+    @property
+    def shape(self) -> Shape:
+        """Rows and columns."""
+
+
+def check_product_shapes(a: Shape, b: Shape, names: tuple[str, str] = ("A", "B")) -> None:
+    """Check that the operands of a product fit: A is n x k and B is k x m.
+
+    Parameters
+    ----------
+    a, b : (nrows, ncols)
+    names : pair of str
+        What the message calls the operands.
+
+    Raises
+    ------
+    MatrixError
+        If A does not have as many columns as B has rows; states both shapes.
+
+    Examples
+    --------
+    >>> check_product_shapes((2, 3), (4, 5))
+    Traceback (most recent call last):
+    spdist.errors.MatrixError: shapes do not fit: A is 2 x 3 and B is 4 x 5; A must have as many columns as B has rows
+    """
+    if a[1] != b[0]:
+        raise MatrixError(
+            f"shapes do not fit: {names[0]} is {a[0]:,} x {a[1]:,} and {names[1]} is {b[0]:,} x {b[1]:,}; {names[0]} "
+            f"must have as many columns as {names[1]} has rows"
+        )
+
+
+def check_mask_shape(mask: Shape, c: Shape) -> None:
+    """Check that a mask has the shape of the product that it selects from.
+
+    Parameters
+    ----------
+    mask, c : (nrows, ncols)
+
+    Raises
+    ------
+    MatrixError
+        If the shapes differ; names both.
+
+    Examples
+    --------
+    >>> check_mask_shape((2, 3), (2, 4))
+    Traceback (most recent call last):
+    spdist.errors.MatrixError: the mask is 2 x 3, but C is 2 x 4
+    """
+    if tuple(mask) != tuple(c):
+        raise MatrixError(f"the mask is {mask[0]:,} x {mask[1]:,}, but C is {c[0]:,} x {c[1]:,}")
+
+
+def check_structure(m: RowArrays, name: str = "the matrix", first_row: int = 0) -> None:
+    """Check that the arrays fit together and that every column is in range.
+
+    Parameters
+    ----------
+    m : CSR
+        A matrix, or a row block of one.
+    name : str
+        What messages call the matrix.
+    first_row : int
+        Number of the first row in messages.
+
+    Raises
+    ------
+    MatrixError
+        Names the matrix, the row and the value.
+    """
+    nrows, ncols = m.shape
+    if m.indptr.shape != (nrows + 1,) or m.indptr[0] != 0:
+        raise MatrixError(f"{name}: indptr must hold {nrows + 1:,} offsets that start at 0")
+    if int(m.indptr[-1]) != len(m.indices) or len(m.indices) != len(m.data):
+        raise MatrixError(
+            f"{name}: indptr ends at {int(m.indptr[-1]):,}, but there are {len(m.indices):,} indices and "
+            f"{len(m.data):,} values"
+        )
+    steps = np.diff(m.indptr)
+    if len(steps) and steps.min() < 0:
+        row = int(np.argmax(steps < 0))
+        raise MatrixError(f"{name}: indptr falls after row {first_row + row:,}; offsets must not decrease")
+    if len(m.indices) and (int(m.indices.min()) < 0 or int(m.indices.max()) >= ncols):
+        at = int(np.argmax((m.indices < 0) | (m.indices >= ncols)))
+        row = int(np.searchsorted(m.indptr, at, side="right")) - 1
+        raise MatrixError(
+            f"{name}: column {int(m.indices[at]):,} in row {first_row + row:,} is outside [0, {ncols:,}); "
+            f"rebuild the matrix or correct its shape"
+        )
+
+
+def is_canonical(m: RowArrays) -> bool:
+    """Whether the columns of every row rise strictly: sorted and free of duplicates.
+
+    Examples
+    --------
+    >>> from spdist.matrices.csr import CSR
+    >>> is_canonical(CSR(np.array([0, 2]), np.array([3, 1]), np.ones(2), (1, 4)))
+    False
+    """
+    pattern: Any = sp.csr_matrix(m.shape, dtype=m.indices.dtype)
+    dtype = np.int64 if len(m.indices) > INT32_MAX else m.indices.dtype
+    pattern.indptr, pattern.indices = m.indptr.astype(dtype, copy=False), m.indices.astype(dtype, copy=False)
+    return bool(pattern.has_canonical_format)
+
+
+def check_canonical(m: RowArrays, name: str = "the matrix", first_row: int = 0) -> None:
+    """Check structure and canonical form.
+
+    Parameters
+    ----------
+    m, name, first_row
+        As for `check_structure`.
+
+    Raises
+    ------
+    MatrixError
+        Names the first row that is not sorted or holds a duplicate.
+    """
+    check_structure(m, name, first_row)
+    if is_canonical(m):
+        return
+    falls = np.diff(m.indices) <= 0
+    starts = m.indptr[1:-1]
+    falls[starts[(starts > 0) & (starts < len(m.indices))] - 1] = False
+    at = int(np.argmax(falls))
+    row = int(np.searchsorted(m.indptr, at, side="right")) - 1
+    what = "holds a duplicate" if m.indices[at] == m.indices[at + 1] else "is not sorted"
+    raise MatrixError(
+        f"{name}: row {first_row + row:,} {what} at column {int(m.indices[at + 1]):,}; rewrite the matrix in canonical "
+        f"form, for instance with spdist.save(path, matrix) after sum_duplicates()"
+    )

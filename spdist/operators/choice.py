@@ -1,0 +1,283 @@
+"""Choose the form that multiplies a matrix fastest: candidates by the machine, by trial, and by the uses to come."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from spdist.errors import InputError
+from spdist.kernels.spmv import cpu_gpu_split, ehyb, prepared
+from spdist.kernels.spmv import csr as csr_spmv
+from spdist.kernels.spmv.prepared import PreparedCsr, PreparedCusparse, PreparedEhyb, PreparedMatrix, PreparedSell
+from spdist.kernels.spmv.sell import sell
+from spdist.kernels.spmv.sell.format import LANES
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import is_on_gpu
+
+CPU_LANES = 16
+"""Lanes of a SELL chunk on the CPU: their sums fill two vector registers, so that no addition waits."""
+DEFAULT_USES = 1000
+"""Products that a matrix is prepared for if the caller gives no number."""
+TRIAL_USES = 50
+"""Uses from which candidates are timed."""
+TRIALS = 6
+"""Products of a trial, after one that is not timed; an even number, because some forms alternate their direction."""
+GOOD_SHARE = 0.7
+"""Share of the memory's bandwidth from which no other order is tried."""
+REORDERING = 200
+"""Products that take about as long as a reordering, which must be won back."""
+HYBRID = "hybrid"
+"""The method that shares rows between the GPU and the cores; a choice for a matrix and a machine, not a form."""
+
+Makers = dict[str, Callable[[], PreparedMatrix]]
+"""By method: prepares the matrix."""
+
+log = logging.getLogger("spdist")
+
+
+class Choice(NamedTuple):
+    """A prepared matrix and how it came to be chosen."""
+
+    prepared: PreparedMatrix
+    method: str
+    """As the argument of `prepare.operator`."""
+    why: str
+    """How the method was chosen, for people."""
+    threads: int
+    """On the CPU, or of "hybrid" the threads that multiply while the GPU does."""
+
+
+def prepare_by(m: CSR, method: str, threads: int, makers: Makers) -> Choice:
+    """Prepare a matrix by the method that the caller asked for.
+
+    Parameters
+    ----------
+    m : CSR
+    method : str
+    threads : int
+    makers : dict
+        As `makers_for` returns them.
+
+    Raises
+    ------
+    InputError
+        If there is no such method for this matrix.
+    """
+    make = makers.get(method)
+    if make is None:
+        gpu = is_on_gpu(m.data)
+        where, suited = "GPU" if gpu else "CPU", ", ".join(["auto", *makers, *([HYBRID] if gpu else [])])
+        if method == HYBRID:
+            suited += "; or give a matrix of CuPy's, whose rows a GPU and the cores can share"
+        raise InputError(f"method {method!r} is not for this matrix on the {where}: choose one of {suited}")
+    return Choice(make(), method, "asked for", threads)
+
+
+def makers_for(m: CSR, threads: int, stored: np.dtype[Any]) -> Makers:
+    """Return the methods that suit a matrix on the device that holds it; values are stored in dtype `stored`."""
+    gpu, square = is_on_gpu(m.data), m.nrows == m.ncols
+    options: dict[str, Any] = {"lanes": LANES if gpu else CPU_LANES, "dtype": stored, "threads": threads}
+    converted = m if stored == m.dtype else CSR(m.indptr, m.indices, m.data.astype(stored), m.shape)
+    made: Makers = {"sell": lambda: PreparedSell(sell.build(m, **options))}
+    if square:
+        made["levels"] = lambda: prepared.by_levels(m, **options)
+    made["popular"] = lambda: prepared.by_popularity(m, **options)
+    if gpu:
+        if square:
+            made["ehyb"] = lambda: PreparedEhyb(ehyb.build(m, dtype=stored))
+        made["csr"] = lambda: PreparedCsr(converted, csr_spmv.row_width(m.nrows, m.nnz))
+        if stored == m.dtype:
+            made["cusparse"] = lambda: PreparedCusparse(m)
+    else:
+        made["scipy"] = lambda: PreparedCsr(converted)
+    return made
+
+
+@dataclass
+class Trial:
+    """Candidates that have been prepared and timed.
+
+    Attributes
+    ----------
+    m : CSR
+    dtype : dtype
+        Dtype of the vectors.
+    threads : int
+    found : dict
+        By name: seconds of a product, and the prepared matrix.
+    """
+
+    m: CSR
+    dtype: np.dtype[Any]
+    threads: int
+    found: dict[str, tuple[float, PreparedMatrix]] = field(default_factory=dict)
+
+    def add(self, name: str, make: Callable[[], PreparedMatrix]) -> float:
+        """Prepare and time a candidate; return its seconds."""
+        matrix = make()
+        seconds = (gpu_seconds if is_on_gpu(self.m.data) else cpu_seconds)(matrix, self.m, self.dtype, self.threads)
+        self.found[name] = seconds, matrix
+        return seconds
+
+    def best(self) -> tuple[str, PreparedMatrix]:
+        """Return the quickest."""
+        name = min(self.found, key=lambda key: self.found[key][0])
+        return name, self.found[name][1]
+
+    def report(self) -> str:
+        """List all times, quickest first, for people."""
+        ordered = sorted(self.found.items(), key=lambda item: item[1][0])
+        return ", ".join(f"{name} {1e6 * seconds:,.1f} us" for name, (seconds, _) in ordered)
+
+
+def choose(m: CSR, dtype: np.dtype[Any], makers: Makers, uses: int, threads: int) -> Choice:
+    """Prepare the form that suits a matrix: SELL by the model, or the quickest of a trial if there are uses enough.
+
+    Parameters
+    ----------
+    m : CSR
+    dtype : dtype
+        Dtype in which products are summed.
+    makers : dict
+        As `makers_for` returns them.
+    uses : int
+        Products to come.
+    threads : int
+    """
+    if uses < TRIAL_USES or not m.nnz:
+        name = "sell" if max(m.shape) < 2**31 else "csr" if is_on_gpu(m.data) else "scipy"
+        matrix, why = makers[name](), f"auto: the model's choice for {uses:,} uses"
+    else:
+        trial = Trial(m, dtype, threads)
+        (_try_on_gpu if is_on_gpu(m.data) else _try_on_cpu)(trial, makers, uses)
+        name, matrix = trial.best()
+        why = f"auto: quickest of {trial.report()}"
+    log.debug("%s: %s", name, why)
+    return Choice(matrix, name, why, threads)
+
+
+def split(m: CSR, dtype: np.dtype[Any], stored: np.dtype[Any], uses: int, threads: int | None) -> Choice:
+    """Prepare a matrix for the GPU and the cores together, or for the GPU alone if that is as quick.
+
+    Parameters
+    ----------
+    m : CSR
+        On the GPU.
+    dtype, stored : dtype
+        In which products are summed, and values are stored.
+    uses : int
+        Products to come.
+    threads : int, optional
+        By default one per core that this process may use.
+    """
+    count = threads or len(os.sched_getaffinity(0))
+
+    def on_gpu(rows: CSR) -> PreparedMatrix:
+        return choose(rows, dtype, makers_for(rows, count, stored), uses, count).prepared
+
+    def on_host(rows: CSR) -> PreparedMatrix:
+        return makers_for(rows, count, stored)["sell"]()
+
+    whole = on_gpu(m)
+
+    def alone() -> float:
+        return gpu_seconds(whole, m, dtype, count)
+
+    found, why = cpu_gpu_split.prepare(m, cpu_gpu_split.Forms(on_gpu, on_host, alone, dtype, count))
+    log.info("hybrid: %s", why)
+    return Choice(found or whole, HYBRID, f"{HYBRID}: {why}", count)
+
+
+def _try_on_cpu(trial: Trial, makers: Makers, uses: int) -> None:
+    for name in ("scipy", "sell", "bsr"):
+        if name in makers:
+            trial.add(name, makers[name])
+
+
+def _try_on_gpu(trial: Trial, makers: Makers, uses: int) -> None:
+    """Time the forms that keep the order; then try a reordering if x is read so badly that it may pay."""
+    m = trial.m
+    seconds = trial.add("sell", makers["sell"])
+    if m.nrows < LANES * sell.SPREAD_ROWS:
+        dtype = cast(PreparedSell, trial.found["sell"][1]).matrix.dtype
+        trial.add("sell of one lane a row", lambda: PreparedSell(sell.build(m, height=LANES, dtype=dtype)))
+    for name in ("csr", "cusparse"):
+        if name in makers:
+            trial.add(name, makers[name])
+    made = cast(PreparedSell, trial.found["sell"][1])
+    moved = made.nbytes + trial.dtype.itemsize * sum(m.shape)
+    floor = moved / _bandwidth(_device())
+    worth = uses * (seconds - floor) > REORDERING * seconds
+    name = "popular" if len(made.matrix.long_rows) else "levels"  # a few rows that reach everywhere leave no levels
+    if worth and seconds * GOOD_SHARE > floor and moved > _cache(_device()) and name in makers:
+        trial.add(name, makers[name])
+
+
+def cpu_seconds(matrix: PreparedMatrix, m: CSR, dtype: np.dtype[Any], threads: int) -> float:
+    """Return the least seconds of several products on the CPU."""
+    x = np.ones(m.ncols, dtype)
+    matrix.multiply(x, None, threads)
+    times = []
+    for _ in range(TRIALS):
+        begin = time.perf_counter()
+        matrix.multiply(x, None, threads)
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def gpu_seconds(matrix: PreparedMatrix, m: CSR, dtype: np.dtype[Any], threads: int) -> float:
+    """Return the seconds of one of several products on the GPU, without launch times if a CUDA graph can hold them."""
+    import cupy
+
+    x, y = cupy.ones(m.ncols, dtype), cupy.empty(m.nrows, dtype)
+    stream, begin, end = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Event(), cupy.cuda.Event()
+
+    def multiply_all() -> None:
+        for _ in range(TRIALS):
+            matrix.multiply(x, y, threads)
+
+    cupy.cuda.get_current_stream().synchronize()
+    with stream:
+        matrix.multiply(x, y, threads)
+        launch: Callable[[], Any] = multiply_all
+        if not isinstance(matrix, PreparedCusparse):
+            stream.begin_capture()
+            multiply_all()
+            launch = stream.end_capture().launch
+        launch()
+        begin.record(stream)
+        launch()
+        end.record(stream)
+        end.synchronize()
+    return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3 / TRIALS
+
+
+def _device() -> int:
+    import cupy
+
+    return int(cupy.cuda.runtime.getDevice())
+
+
+@functools.cache
+def _bandwidth(number: int) -> float:
+    """Return the bytes a second that a device's memory moves, by its clock and width."""
+    import cupy
+
+    attribute = cupy.cuda.runtime.deviceGetAttribute
+    clock_khz, bits = (attribute(which, number) for which in (36, 37))  # memory clock, bus width
+    return float(2e3 * clock_khz * bits / 8)
+
+
+@functools.cache
+def _cache(number: int) -> int:
+    """Return the bytes of a device's L2 cache."""
+    import cupy
+
+    return int(cupy.cuda.runtime.deviceGetAttribute(38, number))

@@ -1,0 +1,68 @@
+"""A table with one record for each row block, as the scan over A cuts them and the search joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+BlockTable = npt.NDArray[np.void]
+"""One-dimensional array of `BLOCK_RECORD`."""
+
+
+class BlockRecord(NamedTuple):
+    """Rows ``[start:stop)`` of A and the sums over them.
+
+    Attributes
+    ----------
+    products : int
+        Multiply-adds.
+    nnz : int
+        Expected entries of C.
+    a_bytes : int
+        Bytes of A's rows and of the mask's rows.
+    b_bytes : int
+        Bytes of the distinct rows of B that A's columns name; 0 if B is resident.
+    b_chunks : int
+        Zarr chunks of B in which those rows lie; 0 if B is resident.
+    uncut_nnz : int
+        Expected entries of C before top-n cuts its rows.
+    """
+
+    start: int
+    stop: int
+    products: int
+    nnz: int
+    a_bytes: int
+    b_bytes: int
+    b_chunks: int
+    uncut_nnz: int
+
+
+BLOCK_RECORD = np.dtype([(name, np.int64) for name in BlockRecord._fields])
+"""`BlockRecord` as a structured dtype."""
+
+
+def block_table(records: Iterable[BlockRecord] = ()) -> BlockTable:
+    """Return a table of these records.
+
+    Examples
+    --------
+    >>> table = block_table([BlockRecord(0, 2, 5, 4, 64, 0, 0, 4), BlockRecord(2, 3, 1, 1, 32, 0, 0, 1)])
+    >>> table["products"].tolist()
+    [5, 1]
+    """
+    return np.array([tuple(record) for record in records], BLOCK_RECORD)
+
+
+def block_records(table: BlockTable) -> list[BlockRecord]:
+    """Return the records of a table as tuples of Python integers."""
+    rows: list[tuple[Any, ...]] = table.tolist()
+    return [BlockRecord(*row) for row in rows]
+
+
+def joined_records(first: BlockRecord, second: BlockRecord) -> BlockRecord:
+    """Return two neighbouring blocks as one; rows and Zarr chunks of B that both need count twice."""
+    return BlockRecord(first.start, second.stop, *(sum(both) for both in zip(first[2:], second[2:], strict=True)))

@@ -1,0 +1,242 @@
+"""Candidate plans: a plan from a table of blocks, and the variants of one that fits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from spdist.matrices.dtypes import Int64Array, blocksize
+from spdist.scheduler.planner.block_table import (
+    BlockRecord,
+    BlockTable,
+    block_records,
+    block_table,
+    joined_records,
+)
+from spdist.scheduler.planner.memory import block_budget
+from spdist.scheduler.planner.plan import Block, Operand, Plan, even_bounds
+from spdist.scheduler.planner.stored_rows import Lengths
+from spdist.scheduler.planner.worker_memory import C_ROW_BYTES, Room, WorkerMemory
+
+Bounds = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BlockSizes:
+    """Cuts of the inner dimension and of B's columns, and what each block takes under them.
+
+    Attributes
+    ----------
+    inner, columns : tuple of int
+        Bounds of the inner dimension and of B's columns.
+    split : (blocks,) bool
+        Whether the block uses these cuts.
+    b_bytes, c_bytes : (blocks,) int64
+        Bytes of the rows of B that are in memory at once, and of C.
+    """
+
+    inner: Bounds
+    columns: Bounds
+    split: npt.NDArray[np.bool_]
+    b_bytes: Int64Array
+    c_bytes: Int64Array
+
+    def needed(self, table: BlockTable) -> Int64Array:
+        """Return the bytes of each block: `Block.needed`."""
+        total: Int64Array = table["a_bytes"] + self.b_bytes + self.c_bytes
+        return total
+
+
+@dataclass(frozen=True)
+class Assembler:
+    """Turns tables of blocks into plans.
+
+    Attributes
+    ----------
+    memory : WorkerMemory
+    b_lengths : (nrows of B,) integers
+        Weights by which the inner dimension is cut.
+    """
+
+    memory: WorkerMemory
+    b_lengths: Lengths
+
+    def sizes(self, table: BlockTable, budget: int) -> BlockSizes:
+        """Return what each block takes under the cuts that the worst block needs."""
+        inner, columns = self._bounds(table, budget)
+        pieces = (len(inner) - 1) * (len(columns) - 1)
+        b_bytes, c_bytes = table["b_bytes"], self.memory.c_bytes(table, "nnz")
+        split = (table["a_bytes"] + b_bytes + c_bytes > budget) | (self.memory.request.grid is not None)
+        split &= pieces > 1
+        # One slice of B at a time, but the sum so far, the partial product and their sum together, none of them cut.
+        uncut = 3 * self.memory.c_bytes(table, "uncut_nnz")
+        b_bytes, c_bytes = np.where(split, -(-b_bytes // pieces), b_bytes), np.where(split, uncut, c_bytes)
+        return BlockSizes(inner, columns, split, b_bytes, c_bytes)
+
+    def _bounds(self, table: BlockTable, budget: int) -> tuple[Bounds, Bounds]:
+        """Return the cuts of the inner dimension and of B's columns: forced, or as many as the worst block needs."""
+        grid, (_, inner), (_, ncols) = self.memory.request.grid, self.memory.a.shape, self.memory.b.shape
+        if grid is not None:
+            forced = even_bounds(self.b_lengths + 1, grid[1]) if grid[1] > 1 else (0, inner)
+            return forced, tuple(i * ncols // grid[2] for i in range(grid[2] + 1))
+        rest = table["a_bytes"] + 3 * self.memory.c_bytes(table, "uncut_nnz")
+        whole = table["a_bytes"] + table["b_bytes"] + self.memory.c_bytes(table, "nnz")
+        over = (whole > budget) & (rest < budget)
+        if not over.any():
+            return (0, inner), (0, ncols)
+        parts = int(np.max(-(-table["b_bytes"][over] // np.maximum(budget - rest[over], 1)))) + 1
+        return even_bounds(self.b_lengths + 1, min(parts, inner)), (0, ncols)
+
+    def plan(self, table: BlockTable, room: Room) -> Plan:
+        """Return the plan of these blocks."""
+        memory, request = self.memory, self.memory.request
+        sizes = self.sizes(table, room.budget)
+        blocks = self._blocks(table, sizes, room.budget)
+        c = Operand(
+            (request.a.nrows, request.b.ncols),
+            sum(block.nnz for block in blocks),
+            memory.dtype.itemsize,
+            memory.chunk_length * memory.c_entry,
+            blocksize(memory.dtype) or (1, 1),
+        )
+        return Plan(
+            memory.a, memory.b, c, request.engine, memory.limit, room.reserved, room.blocks_in_flight, room.b_resident,
+            memory.chunk_length, sizes.inner, sizes.columns, blocks, sum(block.products for block in blocks),
+            memory.limit, counted=not memory.row_limits.upper,
+        )  # fmt: skip
+
+    def _blocks(self, table: BlockTable, sizes: BlockSizes, budget: int) -> tuple[Block, ...]:
+        chosen = zip(
+            block_records(table), sizes.split.tolist(), sizes.b_bytes.tolist(), sizes.c_bytes.tolist(), strict=True
+        )
+        return tuple(self._block(*each, budget) for each in chosen)
+
+    def worst_block(self, table: BlockTable, budget: int) -> Block:
+        """Return the block that needs most bytes; the others are not made."""
+        sizes = self.sizes(table, budget)
+        at = int(sizes.needed(table).argmax())
+        (record,) = block_records(table[at : at + 1])
+        return self._block(record, bool(sizes.split[at]), int(sizes.b_bytes[at]), int(sizes.c_bytes[at]), budget)
+
+    def _block(self, record: BlockRecord, split: bool, b_bytes: int, c_bytes: int, budget: int) -> Block:
+        """Return one block, with room for as many entries of C as the budget leaves."""
+        memory, rows = self.memory, record.stop - record.start
+        bytes_for_c = (budget - record.a_bytes - b_bytes) // (3 if split else 1) - C_ROW_BYTES * rows
+        expected = int((record.uncut_nnz if split else record.nnz) * memory.tuning.blocks.margin)
+        capacity = max(bytes_for_c // memory.c_entry, expected)
+        most = rows * memory.b.shape[1]
+        bound = most if memory.row_limits.upper else min(record.products, most)  # a triangle's products are estimated
+        return Block(
+            record.start, record.stop, split, record.products, record.nnz, max(1, min(capacity, bound)),
+            record.a_bytes, b_bytes, c_bytes, record.b_chunks * memory.b.read_bytes,
+        )  # fmt: skip
+
+
+def join_blocks(
+    memory: WorkerMemory, table: BlockTable, budget: int, most: int | None = None, products: Int64Array | None = None
+) -> BlockTable:
+    """Join neighbouring blocks while they fit a larger budget, without another scan of A.
+
+    Parameters
+    ----------
+    memory : WorkerMemory
+    table : BlockTable
+        Rows of B that two joined blocks both need count twice.
+    budget : int
+        Bytes of a joined block at the most.
+    most : int, optional
+        Blocks that become one, at the most; by default any number.
+    products : (blocks,) int64, optional
+        Products at the most of a joined block that ends with this one; by default as many as of any block.
+    """
+    joined: list[BlockRecord] = []
+    count = 0
+    bounds = [memory.block_products] * len(table) if products is None else products.tolist()
+    for record, bound in zip(block_records(table), bounds, strict=True):
+        both = joined_records(joined[-1], record) if joined else record
+        nbytes = both.a_bytes + both.b_bytes + both.nnz * memory.c_entry_on_host
+        nbytes += (both.stop - both.start) * C_ROW_BYTES
+        fits = nbytes * memory.tuning.blocks.margin <= budget and both.products <= bound
+        count += 1
+        if joined and fits and (most is None or count <= most):
+            joined[-1] = both._replace(b_chunks=min(both.b_chunks, memory.request.b.indices.nchunks))
+        else:
+            joined.append(record)
+            count = 1
+    return block_table(joined)
+
+
+def tapered(memory: WorkerMemory, table: BlockTable, room: Room) -> BlockTable:
+    """Join blocks that a GPU only reduces into ever smaller ones, so that all GPUs end at about the same time.
+
+    A GPU is idle from the end of one block to the beginning of the next, so that large blocks are better until then.
+    """
+    request, tuning = memory.request, memory.tuning.blocks
+    if request.writes_c or request.engine != "cuda" or not room.b_resident or request.grid is not None:
+        return table
+    left = np.cumsum(table["products"][::-1])[::-1]
+    products = np.clip(left // tuning.taper, memory.block_products, tuning.gpu_reduced_products)
+    return join_blocks(memory, table, room.budget, products=products)
+
+
+def with_more_in_flight(memory: WorkerMemory, plan: Plan) -> Plan:
+    """Put more blocks in flight if blocks are small for other reasons than the limit: this hides latency."""
+    if not plan.blocks:
+        return plan
+    worst = max(block.needed for block in plan.blocks)
+    for count in range(plan.blocks_in_flight + 1, memory.tuning.blocks.most_in_flight + 1):
+        reserved = memory.reserved(plan.resident, count)
+        if reserved + count * worst > block_budget(memory.limit, 0, 1):
+            break
+        plan = replace(plan, blocks_in_flight=count, reserved_memory=reserved)
+    return plan
+
+
+def with_fewer_reads(assembler: Assembler, plan: Plan, table: BlockTable) -> Plan:
+    """Put one block in flight, twice as large, if most of the time goes into reading B again and again."""
+    memory = assembler.memory
+    if memory.request.grid is not None or plan.blocks_in_flight != memory.tuning.blocks.in_flight or not plan.rereads:
+        return plan
+    room = memory.room(plan.resident, 1)
+    single = assembler.plan(join_blocks(memory, table, room.budget), room)
+    return min(plan, single, key=predicted_seconds)
+
+
+def with_own_rows_of_b(assembler: Assembler, b_reads: BlockTable) -> Plan | None:
+    """Return a plan of blocks that each read their own rows of B, for GPUs and if these rows are neighbours.
+
+    These blocks together do not read much less than all of B. But a resident B is read whole by every worker, while its
+    GPU waits. Neighbouring blocks that would read much of each other's rows are joined.
+
+    Parameters
+    ----------
+    assembler : Assembler
+    b_reads : BlockTable
+        Blocks with the rows of B that they need, although B can be resident.
+
+    Returns
+    -------
+    Plan or None
+        None if B should be resident.
+    """
+    memory, tuning = assembler.memory, assembler.memory.tuning.residency
+    reread = int(b_reads["b_chunks"].sum()) * memory.b.read_bytes / max(memory.b.nbytes, 1) - 1
+    joins = max(1, math.ceil(reread / tuning.most_reread))
+    few = len(b_reads) < tuning.least_blocks * joins
+    if not memory.request.on_gpu or few or joins > tuning.most_joined or reread <= -1:
+        return None
+    room = memory.room(False, memory.tuning.blocks.in_flight)
+    table = join_blocks(memory, b_reads, room.budget, joins)
+    table["b_chunks"] = table["b_chunks"] * (1 + reread * len(table) / len(b_reads)) / (1 + reread)
+    sizes = assembler.sizes(table, room.budget)
+    if sizes.split.any() or sizes.needed(table).max() > room.budget:
+        return None
+    return with_more_in_flight(memory, assembler.plan(table, room))
+
+
+def predicted_seconds(plan: Plan) -> float:
+    """Return the wall time that one worker should need: the score by which candidates are compared."""
+    return plan.seconds(1)

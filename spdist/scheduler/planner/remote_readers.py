@@ -1,0 +1,89 @@
+"""Functions applied to many parts of a matrix: by the threads of this process, or by other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from spdist.errors import SpdistError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class RemoteReaders:
+    """Other processes that see the matrices, and read parts of them for a plan.
+
+    Reads need the interpreter, so that threads of one process wait for each other; processes do not.
+
+    Attributes
+    ----------
+    executor : Executor
+        Runs functions in these processes; for Dask ``client.get_executor(pure=False)``.
+    processes : int
+        Number of processes. Each gets one task, so that it reads only once what all of its parts need.
+    threads : int
+        Threads of each process, at the most.
+    """
+
+    executor: Executor
+    processes: int
+    threads: int
+
+    def map(self, function: Callable[[Sequence[Item], int], list[Result]], items: Sequence[Item]) -> list[Result]:
+        """Return the results for all items, in their order.
+
+        Parameters
+        ----------
+        function : callable
+            Takes some of the items and a number of threads, and returns one result for each. Each of n processes gets
+            every n-th item.
+        items : sequence
+        """
+        count = min(self.processes, len(items))
+        results: list[Result | None] = [None] * len(items)
+        tasks = [self.executor.submit(function, items[i::count], self.threads) for i in range(count)]
+        try:
+            for i, task in enumerate(tasks):
+                results[i::count] = task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+        return results  # type: ignore[return-value]  # each place was set
+
+
+def results_or_errors(
+    function: Callable[[Item], Result], items: Sequence[Item], threads: int
+) -> list[Result | SpdistError | None]:
+    """Apply a function to items, several at once.
+
+    Returns
+    -------
+    list
+        For each item the result, or the error that was raised; None for items that were skipped because an item before
+        them had an error.
+    """
+    failed: list[int] = []
+
+    def attempt(i: int, item: Item) -> Result | SpdistError | None:
+        if any(before < i for before in failed):
+            return None
+        try:
+            return function(item)
+        except SpdistError as error:
+            failed.append(i)
+            return error
+
+    with ThreadPoolExecutor(max(1, min(len(items), threads))) as pool:
+        return list(pool.map(attempt, range(len(items)), items))
+
+
+def raise_first_error(results: Iterable[Result | SpdistError | None]) -> Iterator[Result]:
+    """Yield the results of `results_or_errors`; raise the first error instead when its turn comes."""
+    for result in results:
+        if isinstance(result, SpdistError):
+            raise result
+        yield result  # type: ignore[misc]  # None only follows an error

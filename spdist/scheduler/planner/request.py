@@ -1,0 +1,90 @@
+"""What a plan is asked for, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from spdist.engines import GPU_ENGINES
+from spdist.matrices.dtypes import number_dtype
+from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT, Operand
+from spdist.storage.locations import in_process
+from spdist.storage.matrix import StoredMatrix
+from spdist.storage.product_spec import WHOLE, StoredProductSpec
+
+
+class CastBytes(NamedTuple):
+    """Bytes of the copy of one entry of A and of B in the dtype of C, while it is multiplied; 0 without a copy."""
+
+    a: int
+    b: int
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """A product and the limits that its plan keeps.
+
+    Attributes
+    ----------
+    a, b : StoredMatrix
+    engine : str
+        What multiplies a block.
+    memory_limit : int
+        Bytes that a worker may use: of the GPU's memory with an engine of `GPU_ENGINES`, else of the host's.
+    host_limit : int, optional
+        Bytes of the host's memory that a worker with a GPU may use; `DEFAULT_HOST_LIMIT` if not given.
+    grid : (int, int, int), optional
+        Forces the number of row, inner and column blocks.
+    spec : StoredProductSpec
+        What becomes of the product. C has no more entries than mask, triangle and top-n leave. What a threshold leaves
+        is not known.
+    writes_c : bool
+        Whether C is written; otherwise it is reduced where it is made.
+    """
+
+    a: StoredMatrix
+    b: StoredMatrix
+    engine: str
+    memory_limit: int
+    host_limit: int | None = None
+    grid: tuple[int, int, int] | None = None
+    spec: StoredProductSpec = WHOLE
+    writes_c: bool = True
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether GPUs multiply."""
+        return self.engine in GPU_ENGINES
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host's memory that a worker may use."""
+        return self.host_limit or DEFAULT_HOST_LIMIT if self.on_gpu else self.memory_limit
+
+    @property
+    def cuts_rows_only(self) -> bool:
+        """Whether no grid cuts the inner dimension or B's columns."""
+        return self.grid is None or self.grid[1] == self.grid[2] == 1
+
+    @property
+    def in_process(self) -> bool:
+        """Whether a matrix is in this process's memory, where other processes do not see it."""
+        return any(in_process(m.url) for m in (self.a, self.b, self.spec.mask) if m is not None)
+
+    @property
+    def cast_bytes(self) -> CastBytes:
+        """Bytes of the copies of entries in the dtype of C; a GPU that multiplies all blocks takes its own."""
+        dtype, reads = self.spec.dtype(self.a, self.b), self.spec.per_row.semiring.reads
+        if self.engine == "cuda":
+            return CastBytes(0, 0)
+        left, right = (
+            0 if number_dtype(m.dtype) == number_dtype(dtype) or name not in reads else dtype.itemsize
+            for name, m in (("a", self.a), ("b", self.b))
+        )
+        return CastBytes(left, right)
+
+
+def operand(matrix: StoredMatrix) -> Operand:
+    """Return what a plan needs to know of `matrix`."""
+    longest = matrix.indices.chunk_nbytes + matrix.data.chunk_nbytes
+    return Operand(matrix.shape, matrix.nnz, matrix.dtype.itemsize, longest, matrix.blocksize or (1, 1))

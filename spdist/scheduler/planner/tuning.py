@@ -1,0 +1,165 @@
+"""Numbers that decide how a plan is made; none of them changes what is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spdist.scheduler.planner.plan import GPU_BLOCK_PRODUCTS, MAX_BLOCK_PRODUCTS
+from spdist.storage.chunked_array import CHUNK_LENGTH
+
+
+@dataclass(frozen=True)
+class SampleTuning:
+    """Rows of A whose entries of C are counted.
+
+    Attributes
+    ----------
+    runs : int
+        Runs of consecutive rows that are read, spread evenly over A.
+    run_rows : int
+        Rows of a run.
+    rows_per_bin : int
+        Rows that are counted of each power of two of products, at the most.
+    products : int
+        Products of all counted rows, at the most.
+    parts : int
+        Parts of the sample that are counted apart, side by side: each fits the caches.
+    threads : int
+        Threads that read the sample, at the most.
+    read_whole_entries : int
+        Up to so many entries a matrix is read at once instead of run by run: each read takes the interpreter about a
+        millisecond.
+    row_ranges : int
+        Ranges of rows of an upper triangle that are estimated apart: its rows grow shorter from the first to the last.
+    """
+
+    runs: int = 256
+    run_rows: int = 8
+    rows_per_bin: int = 64
+    products: int = 1 << 21
+    parts: int = 16
+    threads: int = 8
+    read_whole_entries: int = 1 << 22
+    row_ranges: int = 16
+
+
+@dataclass(frozen=True)
+class ScanTuning:
+    """The scan over the columns of A.
+
+    Attributes
+    ----------
+    parts : int
+        Parts of A that are scanned independently, at the most. Blocks end where parts end, on every machine alike.
+    part_entries : int
+        Entries of each part, at the least.
+    read_entries : int
+        Entries of A that are read at once, but two Zarr chunks at the least. Each thread holds two such buffers.
+    stamp_bytes : int
+        Bytes that the stamps of all threads of one process take, at the most: 4 bytes for each row of B and thread. One
+        thread always scans.
+    """
+
+    parts: int = 32
+    part_entries: int = 1 << 22
+    read_entries: int = 1 << 22
+    stamp_bytes: int = 2 << 30
+
+
+@dataclass(frozen=True)
+class BlockTuning:
+    """Sizes of row blocks.
+
+    Attributes
+    ----------
+    cpu_products : int
+        Products of a block at the most.
+    gpu_products : int
+        Products of a block at the most if GPUs multiply.
+    gpu_reduced_products : int
+        Products of a block that a GPU only reduces, at the most; the last blocks are as small as `gpu_products`.
+    gpu_bytes : int
+        Bytes of A and C of a block that GPUs multiply and whose C is written. With larger blocks a run would begin with
+        a wait for the page-locked memory of all blocks in flight.
+    small_nnz, small_products : int
+        Entries of A and products up to which a product is one block if it fits: some milliseconds of work.
+    margin : float
+        Factor on the estimated nnz(C) of a block, so that few blocks turn out longer than planned.
+    taper : int
+        A joined block has at most this part of the products that are left: some blocks for each of many GPUs.
+    in_flight : int
+        Blocks in flight on a worker: one is multiplied while the other waits for its place in C or is written.
+    most_in_flight : int
+        Blocks in flight on a worker if blocks are small.
+    """
+
+    cpu_products: int = MAX_BLOCK_PRODUCTS
+    gpu_products: int = GPU_BLOCK_PRODUCTS
+    gpu_reduced_products: int = 1 << 30
+    gpu_bytes: int = 1 << 28
+    small_nnz: int = 1 << 17
+    small_products: int = 1 << 22
+    margin: float = 1.08
+    taper: int = 32
+    in_flight: int = 2
+    most_in_flight: int = 8
+
+
+@dataclass(frozen=True)
+class ResidencyTuning:
+    """Whether B is resident on the workers.
+
+    Attributes
+    ----------
+    most_share : float
+        Share of the usable memory that a resident B takes at the most.
+    small_share : float
+        Share of the memory limit up to which B is resident without a comparison of predicted times.
+    least_blocks : int
+        Blocks at the least for which a GPU reads its rows of B block by block although B could be resident.
+    most_reread : float
+        Bytes of B that those blocks read more than once, at the most, as a share of B.
+    most_joined : int
+        Neighbouring blocks that are joined to read less of B twice, at the most.
+    sampled_chunks : int
+        Zarr chunks of A that are read to guess, before there is a plan, whether B will be resident.
+    """
+
+    most_share: float = 0.8
+    small_share: float = 0.25
+    least_blocks: int = 4
+    most_reread: float = 0.5
+    most_joined: int = 3
+    sampled_chunks: int = 8
+
+
+@dataclass(frozen=True)
+class ChunkTuning:
+    """Lengths of C's Zarr chunks, in elements.
+
+    Attributes
+    ----------
+    length : int
+        Length at the most.
+    gpu_length : int
+        Length at the most if GPUs multiply and C has at least `many` chunks of this length. Each chunk takes the
+        interpreter some 50 us, which was most of a run. A program that reads such a C block by block holds some MiB
+        more.
+    many : int
+        Number of chunks.
+    """
+
+    length: int = CHUNK_LENGTH
+    gpu_length: int = 1 << 19
+    many: int = 64
+
+
+@dataclass(frozen=True)
+class PlannerTuning:
+    """All numbers that decide how a plan is made."""
+
+    sample: SampleTuning = field(default_factory=SampleTuning)
+    scan: ScanTuning = field(default_factory=ScanTuning)
+    blocks: BlockTuning = field(default_factory=BlockTuning)
+    residency: ResidencyTuning = field(default_factory=ResidencyTuning)
+    chunks: ChunkTuning = field(default_factory=ChunkTuning)

@@ -1,0 +1,212 @@
+"""Bytes that a product takes on a worker: for each entry, for each block, and throughout."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spdist.engines import GPU_ENGINES
+from spdist.kernels.cpu.workspace import block_workspace, cpu_workspace, fused_workspace
+from spdist.matrices.dtypes import Int64Array, index_dtype
+from spdist.scheduler.planner.block_table import BlockTable
+from spdist.scheduler.planner.estimate import Estimate, RowLimits
+from spdist.scheduler.planner.memory import block_budget
+from spdist.scheduler.planner.plan import Operand, gpu_staging
+from spdist.scheduler.planner.request import PlanRequest, operand
+from spdist.scheduler.planner.tuning import PlannerTuning
+from spdist.storage.matrix import READ_CHUNKS
+
+READ_COPIES = 3
+"""Copies of a Zarr chunk in memory while it is read: encoded, decoded, and in the array that takes its entries."""
+
+ALLOCATOR_SHARE, ALLOCATOR_BYTES = 12, 16 << 20
+"""What a worker's allocator keeps for reuse: one part in `ALLOCATOR_SHARE` of the limit, but at most these bytes."""
+
+B_ROW_BYTES = 24
+"""Bytes of a row of B beside its entries."""
+
+B_START_BYTES = 8
+"""Bytes more of a row of B if kernels enter it at the diagonal."""
+
+A_ROW_BYTES = 16
+"""Bytes of a row of A beside its entries."""
+
+C_ROW_BYTES = 8
+"""Bytes of a row of C beside its entries."""
+
+MASK_ROW_BYTES = 8
+"""Bytes of a row of the mask beside its entries."""
+
+RENUMBER_BYTES = 12
+"""Bytes more of an entry of A while its column is renumbered to the block's rows of B."""
+
+LEAST_CHUNK_LENGTH = 1 << 10
+"""Elements of C's Zarr chunks at the least."""
+
+
+class Room(NamedTuple):
+    """How a worker's memory is divided.
+
+    Attributes
+    ----------
+    b_resident : bool
+        Whether all of B is resident.
+    blocks_in_flight : int
+    reserved : int
+        Bytes that the worker holds throughout.
+    budget : int
+        Bytes of each block in flight.
+    """
+
+    b_resident: bool
+    blocks_in_flight: int
+    reserved: int
+    budget: int
+
+
+@dataclass(frozen=True)
+class WorkerMemory:
+    """Bytes that a product takes on a worker of a given host memory.
+
+    Attributes
+    ----------
+    request : PlanRequest
+    row_limits : RowLimits
+    estimate : Estimate
+    limit : int
+        Bytes of the host's memory that the worker may use.
+    c_on_host : bool
+        Whether C reaches the host; GPUs that reduce it keep it.
+    tuning : PlannerTuning
+    """
+
+    request: PlanRequest
+    row_limits: RowLimits
+    estimate: Estimate
+    limit: int
+    c_on_host: bool
+    tuning: PlannerTuning
+
+    @functools.cached_property
+    def a(self) -> Operand:
+        """A as the plan describes it."""
+        return operand(self.request.a)
+
+    @functools.cached_property
+    def b(self) -> Operand:
+        """B as the plan describes it."""
+        return operand(self.request.b)
+
+    @functools.cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of C."""
+        return self.request.spec.dtype(self.request.a, self.request.b)
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of a column index of C."""
+        return index_dtype(self.request.b.ncols).itemsize
+
+    @property
+    def a_entry(self) -> int:
+        """Bytes of an entry of A in a block, with its copies."""
+        return self.a.entry_bytes + self.request.cast_bytes.a + RENUMBER_BYTES
+
+    @property
+    def b_entry(self) -> int:
+        """Bytes of an entry of B in a block, with its copy."""
+        return self.b.entry_bytes + self.request.cast_bytes.b
+
+    @property
+    def b_row(self) -> int:
+        """Bytes of a row of B beside its entries."""
+        return B_ROW_BYTES + (B_START_BYTES if self.row_limits.upper else 0)
+
+    @property
+    def c_entry(self) -> int:
+        """Bytes of an entry of C."""
+        return self.index_bytes + self.dtype.itemsize
+
+    @property
+    def c_entry_on_host(self) -> int:
+        """Bytes of the host's memory that an entry of C takes."""
+        return self.c_entry if self.c_on_host else 0
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of a resident B, and of its copy in the dtype of C while that is made."""
+        return self.b.nbytes + self.b.nnz * self.request.cast_bytes.b
+
+    @property
+    def usable(self) -> int:
+        """Bytes that all blocks and what is held throughout may take."""
+        return block_budget(self.limit, 0, 1)
+
+    @property
+    def can_be_resident(self) -> bool:
+        """Whether B is small enough to be resident, and not cut by a grid."""
+        return self.request.cuts_rows_only and self.resident_bytes <= self.tuning.residency.most_share * self.usable
+
+    @property
+    def block_products(self) -> int:
+        """Products of a block at the most."""
+        blocks = self.tuning.blocks
+        return blocks.gpu_products if self.request.on_gpu else blocks.cpu_products
+
+    @functools.cached_property
+    def chunk_length(self) -> int:
+        """Elements of C's Zarr chunks: a power of two, less if the limit is small."""
+        chunks = self.tuning.chunks
+        most = max(self.usable // (16 * self.tuning.blocks.in_flight) // self.c_entry, 1)
+        many = self.request.on_gpu and self._rough_nnz() >= chunks.many * chunks.gpu_length
+        longest = chunks.gpu_length if many else chunks.length
+        return int(min(longest, max(1 << (most.bit_length() - 1), LEAST_CHUNK_LENGTH)))
+
+    def _rough_nnz(self) -> float:
+        """Estimate nnz(C) before products are counted, as if rows were equally long."""
+        a, b = self.request.a, self.request.b
+        products = a.nnz * b.nnz / max(b.nrows, 1)
+        row_products = products / max(a.nrows, 1)
+        ratio = self.estimate.ratio[int(math.log2(max(row_products, 1)))]
+        return float(min(products * ratio, a.nrows * min(self.row_limits.top_n, b.ncols)))
+
+    def room(self, b_resident: bool, blocks_in_flight: int) -> Room:
+        """Divide the memory: what is held throughout, and equal parts for blocks (hySpMM equation 5)."""
+        reserved = self.reserved(b_resident, blocks_in_flight)
+        return Room(b_resident, blocks_in_flight, reserved, block_budget(self.limit, reserved, blocks_in_flight))
+
+    def reserved(self, b_resident: bool, blocks_in_flight: int) -> int:
+        """Return the bytes held throughout: resident B, kernels' workspace, read buffers, parts of C's Zarr chunks."""
+        engine = self.request.engine
+        reading = READ_COPIES * (self.a.read_bytes + (0 if b_resident else READ_CHUNKS * self.b.read_bytes))
+        writing = 2 * blocks_in_flight * self.chunk_length * self.c_entry
+        resident = self.resident_bytes if b_resident else 0
+        allocator = min(self.limit // ALLOCATOR_SHARE, ALLOCATOR_BYTES)
+        kernels = [gpu_staging(self.limit)] if engine in GPU_ENGINES else []
+        kernels += [self._cpu_workspace(b_resident)] if engine != "cuda" else []
+        return allocator + resident + max(kernels) + reading + writing
+
+    def _cpu_workspace(self, b_resident: bool) -> int:
+        """Return the bytes that a kernel of the CPU takes beside its operands and C."""
+        a, b, limits = self.request.a, self.request.b, self.row_limits
+        if a.blocksize is not None:
+            return block_workspace(b.ncols, self.limit // min(a.entry_nbytes, b.entry_nbytes, self.c_entry))
+        sizes = self.dtype.itemsize, self.index_bytes
+        kernel = cpu_workspace(
+            "scipy" if self.request.engine == "scipy" else "numba", b.ncols, min(b.nnz, b.ncols), *sizes
+        )
+        if limits.longest:
+            top = min(limits.top_n, limits.longest)
+            kernel += fused_workspace(limits.longest, limits.longest_mask_row, top, *sizes)
+        return kernel + (B_START_BYTES * b.nrows if limits.upper and b_resident else 0)
+
+    def c_bytes(self, table: BlockTable, entries: str) -> Int64Array:
+        """Return the bytes of each block's C, from one of the fields that count its entries."""
+        margin = self.tuning.blocks.margin
+        of_entries = (table[entries] * self.c_entry_on_host * margin).astype(np.int64)
+        nbytes: Int64Array = of_entries + C_ROW_BYTES * (table["stop"] - table["start"])
+        return nbytes

@@ -1,0 +1,389 @@
+"""Zarr arrays, read and written by whole Zarr chunks: codecs, checksums, and chunks that are missing.
+
+A local array is decoded by zarrs, which is written in Rust and several times faster than Zarr's own pipeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import hashlib
+import json
+import math
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Self, cast
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.abc.store import Store, SuffixByteRequest
+from zarr.codecs import BloscCodec, Crc32cCodec
+from zarr.core.array import AsyncArray
+from zarr.core.buffer import BufferPrototype, default_buffer_prototype
+from zarr.core.buffer.cpu import NDBuffer
+from zarr.core.sync import sync
+from zarr.storage import StorePath
+
+from spdist.errors import CorruptError, MatrixError
+from spdist.matrices.dtypes import ValueArray, block_dtype, blocksize, from_blocks, number_dtype
+from spdist.storage.locations import is_local, local_path, open_store, unreadable
+
+CHUNK_LENGTH = 1 << 17
+"""Elements of a Zarr chunk unless a memory limit asks for shorter ones: 512 KiB of int32, 1 MiB of float64.
+
+Measured: 64k to 256k elements read and write fastest through zarrs; 1M elements are a third slower, 16k half as fast.
+"""
+
+GLANCE = 64
+"""Elements at the start of a Zarr chunk that are tested for zero before the whole chunk is."""
+
+PROBE_BYTES = 1 << 20
+"""Bytes of values that `compresses` compresses to decide."""
+
+PROBE_RATIO = 1.3
+"""Compression ratio, uncompressed over compressed bytes, above which values are worth compressing."""
+
+UNBOUNDED = 1 << 60
+"""Length, in elements, of an array whose length is not known yet."""
+
+CHECKSUM_BATCH = 256
+"""Zarr chunks whose checksums are read at a time; from a remote store at once."""
+
+_CONFIG: Any = {"order": "C", "write_empty_chunks": True}  # a chunk that is not written looks like a missing one
+_FAST_PIPELINE = "zarrs.ZarrsCodecPipeline"
+_ZARR_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+
+
+@dataclass(frozen=True)
+class ChunkedArray:
+    """A one-dimensional Zarr array of numbers, or a three-dimensional one whose elements are blocks.
+
+    It is read and written by whole Zarr chunks, and pickles without being opened.
+
+    Attributes
+    ----------
+    url, name : str
+        The matrix and the array in it.
+    length : int
+        Elements.
+    chunk : int
+        Elements of one Zarr chunk (of one shard, if the array is sharded).
+    metadata : str
+        Zarr's own metadata document, as JSON, with a length that no write exceeds.
+    checked : bool
+        Whether the last codec is crc32c.
+    dtype : dtype
+        Of the elements; a `block_dtype` if they are blocks.
+    """
+
+    url: str
+    name: str
+    length: int
+    chunk: int
+    metadata: str
+    checked: bool
+    dtype: np.dtype[Any] = field(compare=False)
+
+    @property
+    def nchunks(self) -> int:
+        """Number of Zarr chunks."""
+        return -(-self.length // self.chunk)
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of one decoded Zarr chunk."""
+        return self.chunk * self.dtype.itemsize
+
+    def read(self, first: int, last: int) -> ValueArray:
+        """Read elements ``[first:last)``: a view of the decoded Zarr chunks that hold them, each chunk checked.
+
+        Raises
+        ------
+        CorruptError
+            If a Zarr chunk is missing, truncated or altered; names the chunk.
+        """
+        if first >= last:
+            return np.empty(0, self.dtype)
+        k0, k1 = first // self.chunk, -(-last // self.chunk)
+        wanted = self._decode(k0, k1)[first - k0 * self.chunk : last - k0 * self.chunk]
+        return wanted if blocksize(self.dtype) is None else from_blocks(wanted)
+
+    def read_into(self, out: ValueArray, first: int) -> None:
+        """Fill `out` with the elements from `first` on; Zarr chunks that fit whole are decoded into it without a copy.
+
+        Raises
+        ------
+        CorruptError
+            If a Zarr chunk is missing, truncated or altered; names the chunk.
+        """
+        last = first + len(out)
+        k0, k1 = -(-first // self.chunk), last // self.chunk
+        if k0 >= k1 or out.dtype != self.dtype or blocksize(self.dtype) is not None:
+            out[:] = self.read(first, last)
+            return
+        low, high = k0 * self.chunk - first, k1 * self.chunk - first
+        out[:low] = self.read(first, first + low)
+        self._decode(k0, k1, out[low:high])
+        out[high:] = self.read(first + high, last)
+
+    def _decode(self, k0: int, k1: int, out: ValueArray | None = None) -> ValueArray:
+        """Decode Zarr chunks ``[k0:k1)``, into `out` if it is given, and return their elements."""
+        if k1 > self.nchunks:
+            raise self._missing(max(k0, self.nchunks))
+        array = _open_array(self.url, self.name, self.metadata)
+        prototype = default_buffer_prototype() if out is None else _into(out)
+        wanted = slice(k0 * self.chunk, k1 * self.chunk)
+        try:
+            found = cast(ValueArray, _run(self.url, array.async_array.getitem(wanted, prototype=prototype)))
+        except Exception as error:  # zarrs, numcodecs and the store each raise their own
+            raise self._diagnose(k0, k1, error) from error
+        if out is not None and not np.shares_memory(found, out):  # a Zarr that allocates its memory in another way
+            out[:] = found
+        self._require(k0, found, array.metadata.fill_value)
+        return found
+
+    def write_chunks(self, k: int, values: ValueArray) -> None:
+        """Write Zarr chunks `k`, `k` + 1, ... from `values`; pad the last chunk with zeros."""
+        pad = -len(values) % self.chunk
+        if pad:
+            values = np.concatenate([values, np.zeros(pad, self.dtype)])
+        numbers = values if blocksize(self.dtype) is None else values["block"]
+        # zarrs never writes a chunk of zeros, whatever the configuration says; Zarr's own pipeline does.
+        chunks = numbers.reshape(-1, self.chunk * math.prod(numbers.shape[1:]))
+        fast = all(chunk[:GLANCE].any() or chunk.any() for chunk in chunks)
+        array = _open_array(self.url, self.name, self.metadata, fast=fast)
+        _run(self.url, array.async_array.setitem(slice(k * self.chunk, k * self.chunk + len(values)), numbers))
+
+    def key(self, k: int) -> str:
+        """Return Zarr's key of chunk `k`, relative to the matrix."""
+        metadata = _open_array(self.url, self.name, self.metadata).metadata
+        return f"{self.name}/{metadata.encode_chunk_key((k,) + (0,) * (len(metadata.shape) - 1))}"
+
+    def checksums(self) -> Iterator[bytes]:
+        """Yield for each Zarr chunk its stored crc32c, or a digest of its bytes if it has no crc32c.
+
+        Raises
+        ------
+        CorruptError
+            At the first chunk that is missing.
+        """
+        store = open_store(self.url)
+        for k in range(0, self.nchunks, CHECKSUM_BATCH):
+            ids = range(k, min(k + CHECKSUM_BATCH, self.nchunks))
+            if is_local(self.url):
+                yield from map(self._local_checksum, ids)
+            else:
+                yield from sync(self._remote_checksums(store, ids))
+
+    def _local_checksum(self, k: int) -> bytes:
+        path = f"{local_path(self.url)}/{self.key(k)}"
+        try:
+            if not self.checked:
+                with Path(path).open("rb") as file:
+                    return hashlib.file_digest(file, "blake2b").digest()
+            descriptor = os.open(path, os.O_RDONLY)  # a file object takes several times as long
+        except FileNotFoundError as error:
+            raise self._missing(k) from error
+        except PermissionError as error:
+            raise unreadable(path) from error
+        try:
+            size = os.fstat(descriptor).st_size
+            return os.pread(descriptor, 4, max(size - 4, 0)) + size.to_bytes(8, "little")
+        finally:
+            os.close(descriptor)
+
+    async def _remote_checksums(self, store: Store, ids: range) -> list[bytes]:
+        span = SuffixByteRequest(4) if self.checked else None
+        prototype = default_buffer_prototype()
+        found = await asyncio.gather(*(store.get(self.key(k), prototype, span) for k in ids))
+        for k, buffer in zip(ids, found, strict=True):
+            if buffer is None:
+                raise self._missing(k)
+        raw = [cast(Any, buffer).to_bytes() for buffer in found]
+        return raw if self.checked else [hashlib.blake2b(chunk).digest() for chunk in raw]
+
+    def _require(self, k0: int, found: ValueArray, fill: Any) -> None:
+        """Check that the file of each Zarr chunk exists whose elements are all `fill`, as a missing one reads."""
+        if not is_local(self.url):
+            return
+        glances = found.reshape(len(found) // self.chunk, self.chunk, -1)[:, :GLANCE]
+        suspects = range(len(glances)) if fill else np.flatnonzero(~glances.any(axis=(1, 2)))
+        for k in suspects:
+            if not os.access(local_path(self.url) / self.key(k0 + int(k)), os.F_OK):
+                raise self._missing(k0 + int(k))
+
+    def _missing(self, k: int) -> CorruptError:
+        return CorruptError(
+            f"{self.url}: chunk {k} of array '{self.name}' ({self.key(k)}) is missing; restore it from a copy or "
+            f"write the matrix again"
+        )
+
+    def _diagnose(self, k0: int, k1: int, error: Exception) -> Exception:
+        """Return the error that names the chunk which made a read fail."""
+        array = _open_array(self.url, self.name, self.metadata)
+        for k in range(k0, k1):
+            try:
+                _run(self.url, array.async_array.getitem(slice(k * self.chunk, (k + 1) * self.chunk)))
+            except Exception as cause:
+                if os.strerror(errno.EACCES) in str(cause):  # zarrs passes the system's error on as a RuntimeError
+                    return unreadable(f"{self.url}/{self.key(k)}")
+                return CorruptError(
+                    f"{self.url}: chunk {k} of array '{self.name}' ({self.key(k)}) is truncated or altered "
+                    f"({cause}); restore it from a copy or write the matrix again"
+                )
+        return error
+
+
+class _Inline(ThreadPoolExecutor):
+    """An executor that calls each function at once, in the calling thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call the function and return a finished future."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class _Loop:
+    """The event loop of one thread; closed when the thread ends, before the interpreter tears down its modules."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(_Inline())
+        weakref.finalize(self, self.loop.close)
+
+
+_loops = threading.local()
+
+
+def _run(url: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine of Zarr's to its end; on a local store in the calling thread.
+
+    Zarr's own `sync` hands over to two other threads, which made reads of a small block a third slower. zarrs decodes
+    in threads of its own in either case.
+    """
+    try:
+        asyncio.get_running_loop()
+        inline = False  # a notebook's thread has a loop that is running already
+    except RuntimeError:
+        inline = is_local(url)
+    if not inline:
+        return sync(coroutine)
+    if not hasattr(_loops, "kept"):
+        _loops.kept = _Loop()
+    return _loops.kept.loop.run_until_complete(coroutine)
+
+
+@functools.lru_cache(maxsize=64)
+def _open_array(url: str, name: str, metadata: str, *, fast: bool = True) -> zarr.Array[Any]:
+    """Return a Zarr array with the given `metadata`, whatever the store holds; cached in the process."""
+    document = json.loads(metadata)
+    fast = fast and is_local(url) and document["zarr_format"] == 3
+    with zarr.config.set({"codec_pipeline.path": _FAST_PIPELINE if fast else _ZARR_PIPELINE}):
+        return zarr.Array(AsyncArray(metadata=document, store_path=StorePath(open_store(url), name), config=_CONFIG))
+
+
+def _into(out: ValueArray) -> BufferPrototype:
+    """Return a buffer prototype that makes Zarr decode into `out`: the first buffer of its shape that Zarr asks for.
+
+    Only a garbage collection frees the class defined here, so the class must not keep `out` alive.
+    """
+    waiting: list[Any] = [out]
+    expected = out.shape, out.dtype
+
+    class Into(NDBuffer):
+        @classmethod
+        def empty(cls, shape: tuple[int, ...], dtype: npt.DTypeLike, order: Literal["C", "F"] = "C") -> Self:
+            fits = bool(waiting) and (shape, dtype) == expected
+            return cls(waiting.pop()) if fits else super().empty(shape, dtype, order)
+
+    return BufferPrototype(buffer=default_buffer_prototype().buffer, nd_buffer=Into)
+
+
+def _new_metadata(dtype: np.dtype[Any], chunk: int, compressed: bool) -> str:
+    """Return the metadata document, as JSON, of a new array of unbounded length."""
+    number, size = number_dtype(dtype), blocksize(dtype) or ()
+    blosc = [BloscCodec(cname="lz4", clevel=5, shuffle="shuffle", typesize=number.itemsize)] if compressed else []
+    array = zarr.create_array(
+        {}, shape=(UNBOUNDED, *size), dtype=number, chunks=(chunk, *size), compressors=[*blosc, Crc32cCodec()],
+        fill_value=0, zarr_format=3, config={"write_empty_chunks": True},
+    )  # fmt: skip
+    return json.dumps(array.metadata.to_dict())
+
+
+def new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, *, compressed: bool) -> ChunkedArray:
+    """Return an array that can be written by Zarr chunks before its length is known; nothing is written yet.
+
+    Parameters
+    ----------
+    url, name : str
+        The matrix and the array in it.
+    dtype : dtype
+    chunk : int
+        Elements of a Zarr chunk.
+    compressed : bool
+        Whether to compress with Blosc (LZ4, byte shuffle); crc32c is added in either case.
+    """
+    return ChunkedArray(url, name, UNBOUNDED, chunk, _new_metadata(dtype, chunk, compressed), True, dtype)
+
+
+def compresses(values: ValueArray) -> bool:
+    """Whether the first `PROBE_BYTES` of `values` compress by more than `PROBE_RATIO`.
+
+    Examples
+    --------
+    >>> compresses(np.zeros(1000))
+    True
+    """
+    sample = np.ascontiguousarray(values[: PROBE_BYTES // max(values.dtype.itemsize, 1)])
+    sample = sample.view(number_dtype(sample.dtype))
+    if sample.nbytes < 1024:
+        return False
+    from numcodecs.blosc import SHUFFLE, Blosc
+
+    packed = Blosc(cname="lz4", clevel=5, shuffle=SHUFFLE).encode(sample)
+    return sample.nbytes > PROBE_RATIO * len(packed)
+
+
+def from_zarr(url: str, name: str, array: zarr.Array[Any], size: tuple[int, ...] = ()) -> ChunkedArray:
+    """Return a stored Zarr array as a `ChunkedArray`.
+
+    Parameters
+    ----------
+    url, name : str
+        The matrix and the array in it.
+    array : zarr.Array
+    size : (r, s) or ()
+        Rows and columns of the blocks that the array must hold; empty for an array of numbers.
+
+    Raises
+    ------
+    MatrixError
+        If the array has other dimensions, or its Zarr chunks have unequal lengths or cut blocks.
+    """
+    metadata = array.metadata
+    if array.shape[1:] != size:
+        raise MatrixError(f"{url}: array '{name}' has shape {array.shape}; it must be one of (length, {str(size)[1:]}")
+    outer = getattr(metadata.chunk_grid, "chunk_shape", None) if metadata.zarr_format == 3 else metadata.chunks
+    if outer is None:
+        raise MatrixError(f"{url}: array '{name}' has Zarr chunks of unequal lengths; rewrite it with regular ones")
+    if tuple(outer[1:]) != size:
+        raise MatrixError(f"{url}: array '{name}' has Zarr chunks of {outer} that cut its blocks; write it again")
+    chunk = int(outer[0])
+    document = replace(metadata, shape=(-(-max(array.shape[0], 1) // chunk) * chunk, *size)).to_dict()
+    codecs = document.get("codecs") or [{}]
+    checked = dict(cast(Any, codecs)[-1]).get("name") == "crc32c"
+    dtype = np.dtype(array.dtype)
+    if size:
+        dtype = block_dtype(dtype, (size[0], size[1]))
+    return ChunkedArray(url, name, array.shape[0], chunk, json.dumps(document), checked, dtype)

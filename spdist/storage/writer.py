@@ -1,0 +1,177 @@
+"""Write matrices to Zarr: by chunks from any process, or row block by row block from one."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import ValueArray, blocksize, check_dtype, index_dtype
+from spdist.storage import groups, locations
+from spdist.storage.chunked_array import CHUNK_LENGTH, ChunkedArray, compresses, new_array
+from spdist.storage.groups import ARRAYS
+from spdist.storage.matrix import StoredMatrix, open_matrix
+
+
+def chunk_of(dtype: np.dtype[Any]) -> int:
+    """Return the elements of a Zarr chunk unless a memory limit asks for fewer.
+
+    These are `CHUNK_LENGTH` numbers, or a power of two of blocks that hold about as many.
+
+    Examples
+    --------
+    >>> from spdist.matrices.dtypes import block_dtype
+    >>> chunk_of(np.dtype("f8")), chunk_of(block_dtype(np.dtype("f8"), (3, 3)))
+    (131072, 8192)
+    """
+    r, s = blocksize(dtype) or (1, 1)
+    return max(CHUNK_LENGTH >> (r * s - 1).bit_length(), 1)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of a matrix that is being written, fixed first so that any process can write any Zarr chunk.
+
+    Attributes
+    ----------
+    url : str
+    ncols : int
+    dtype : dtype
+        Of the values.
+    chunk : int
+        Elements of a Zarr chunk.
+    compressed : bool
+        Whether values are compressed; offsets and columns always are.
+    """
+
+    url: str
+    ncols: int
+    dtype: np.dtype[Any]
+    chunk: int = CHUNK_LENGTH
+    compressed: bool = False
+
+    def array(self, name: str) -> ChunkedArray:
+        """Return array `name` of the matrix, open for writing by chunks."""
+        dtype = {"indptr": np.dtype(np.int64), "indices": index_dtype(self.ncols), "data": self.dtype}[name]
+        return _new_array(self.url, name, dtype, self.chunk, self.compressed or name != "data")
+
+    def write_entries(self, k: int, indices: ValueArray, values: ValueArray) -> None:
+        """Write Zarr chunks `k`, `k` + 1, ... of `indices` and `data`."""
+        self.array("indices").write_chunks(k, indices)
+        self.array("data").write_chunks(k, values)
+
+
+@functools.lru_cache(maxsize=64)
+def _new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, compressed: bool) -> ChunkedArray:
+    return new_array(url, name, dtype, chunk, compressed=compressed)
+
+
+def finish_matrix(layout: Layout, nrows: int, nnz: int, facts: dict[str, Any]) -> StoredMatrix:
+    """Finish a matrix whose chunks are written: write the metadata of its arrays first, its encoding last.
+
+    Parameters
+    ----------
+    layout : Layout
+    nrows, nnz : int
+    facts : dict
+        Provenance, kept under the attribute ``spdist``.
+    """
+    lengths = zip(ARRAYS, (nrows + 1, nnz, nnz), strict=True)
+    size = blocksize(layout.dtype)
+    r, s = size or (1, 1)
+    attributes = {
+        "encoding-type": "csr_matrix" if size is None else "bsr_matrix",
+        "encoding-version": "0.1.0",
+        "shape": [nrows * r, layout.ncols * s],
+        **({} if size is None else {"block-size": [r, s]}),
+        "spdist": {**facts, "state": "complete", "canonical": True},
+    }
+    groups.finish_group(layout.url, [(layout.array(name), length) for name, length in lengths], attributes)
+    return open_matrix(layout.url)
+
+
+class ChunkBuffer:
+    """Collects elements of one array and writes each Zarr chunk when it is full; between calls holds less than one.
+
+    Parameters
+    ----------
+    array : ChunkedArray
+    start : int
+        Where the first element goes; a multiple of the chunk length.
+    """
+
+    def __init__(self, array: ChunkedArray, start: int = 0) -> None:
+        self.array, self.position, self.parts = array, start, [np.empty(0, array.dtype)]
+
+    def append(self, values: ValueArray) -> None:
+        """Add `values` and write the Zarr chunks that are full."""
+        self.parts.append(np.asarray(values, self.array.dtype))
+        if sum(map(len, self.parts)) >= self.array.chunk:
+            self._flush(final=False)
+
+    def close(self) -> None:
+        """Write the remaining elements as the last chunk."""
+        self._flush(final=True)
+
+    def _flush(self, *, final: bool) -> None:
+        values = np.concatenate(self.parts)
+        count = len(values) if final else len(values) - len(values) % self.array.chunk
+        if count:
+            self.array.write_chunks(self.position // self.array.chunk, values[:count])
+        self.position += count
+        self.parts = [values[count:].copy()]
+
+
+class MatrixWriter:
+    """Writes a matrix row block by row block in bounded memory; before `close` no reader takes it for a matrix.
+
+    Parameters
+    ----------
+    url : str
+        A path or fsspec URL; must not exist.
+    ncols : int
+        Columns; the number of rows is known at the end.
+    dtype : dtype
+        Of the values.
+    facts : dict
+        Provenance, kept under the attribute ``spdist``.
+    """
+
+    def __init__(self, url: str | Path, ncols: int, dtype: np.dtype[Any], facts: dict[str, Any]) -> None:
+        dtype = check_dtype(np.dtype(dtype))
+        self.layout = Layout(locations.normalise(url), int(ncols), dtype, chunk_of(dtype))
+        self.facts, self.nrows, self.nnz = facts, 0, 0
+        self._offsets: ChunkBuffer | None = None
+        self._entries: tuple[ChunkBuffer, ChunkBuffer] | None = None
+
+    def append(self, block: CSR) -> None:
+        """Write the next rows, which must be canonical."""
+        self._begin()
+        assert self._offsets is not None
+        if self._entries is None and block.nnz:  # the first entries decide whether values are compressed
+            self.layout = replace(self.layout, compressed=compresses(block.data))
+            self._entries = ChunkBuffer(self.layout.array("indices")), ChunkBuffer(self.layout.array("data"))
+        if self._entries is not None:
+            self._entries[0].append(block.indices)
+            self._entries[1].append(block.data)
+        self._offsets.append(self.nnz + block.indptr[1:])
+        self.nrows += block.nrows
+        self.nnz += block.nnz
+
+    def close(self) -> StoredMatrix:
+        """Finish the matrix and return it."""
+        self._begin()
+        assert self._offsets is not None
+        for buffer in (self._offsets, *(self._entries or ())):
+            buffer.close()
+        return finish_matrix(self.layout, self.nrows, self.nnz, self.facts)
+
+    def _begin(self) -> None:
+        if self._offsets is None:
+            groups.begin(self.layout.url, self.facts)
+            self._offsets = ChunkBuffer(self.layout.array("indptr"))
+            self._offsets.append(np.zeros(1, np.int64))
