@@ -57,6 +57,8 @@ TABLE = DICTIONARY + 8 * WORDS
 """Byte at which the hash table of the dictionary starts."""
 SAMPLE = constants.PACKED_SAMPLE
 """Words of the values that are looked at to find the dictionary; and threads that do so."""
+UNITS_PER_BLOCK = 8
+"""Units that a thread block packs, a warp each."""
 Way = Literal["plain", "columns", "both"]
 """What of a matrix is packed: nothing, its columns, its columns and values."""
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from spdist.matrices.dtypes import Int64Array
-from spdist.storage.groups import read_note, write_note
+from spdist.storage import groups
 from spdist.storage.writer import ChunkBuffer, Layout
 
 JOURNAL = "journal"
@@ -47,7 +47,7 @@ def write_journal(url: str, checkpoint: Checkpoint, offsets: Int64Array) -> None
         Row offsets since the last whole Zarr chunk of `indptr`.
     """
     head = json.dumps(asdict(checkpoint), sort_keys=True).encode()
-    write_note(url, JOURNAL, head + b"\n" + offsets.astype("<i8").tobytes())
+    groups.write_note(url, JOURNAL, head + b"\n" + offsets.astype("<i8").tobytes())
 
 
 def read_journal(url: str) -> tuple[Checkpoint, Int64Array]:
@@ -59,7 +59,7 @@ def read_journal(url: str) -> tuple[Checkpoint, Int64Array]:
     offsets : (n,) int64
         As `write_journal` takes them. Without a journal: the checkpoint of an empty C, and its one offset.
     """
-    content = read_note(url, JOURNAL)
+    content = groups.read_note(url, JOURNAL)
     if content is None:
         return Checkpoint(), np.zeros(1, np.int64)
     head, _, body = content.partition(b"\n")

@@ -16,7 +16,6 @@ from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.streaming import pipeline
 from spdist.kernels.streaming.history import BlockHistory
 from spdist.kernels.streaming.layout import SubmatrixOffset
-from spdist.kernels.streaming.multiplication import RowSlice
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import ValueArray, blocksize, index_dtype, number_dtype
@@ -146,10 +145,10 @@ class WorkerContext:
         """Return as many rows of ``a @ b`` as fit in `capacity` entries; messages call the first one `row`."""
         if not self.on_gpu:
             return multiply_on_cpu(a, b, capacity, self._cpu_engine, spec)
+        rows = pipeline.RowSlice(0, capacity, row, offset_in_b, self._history)
         with self._gpu_lock:
-            rows = RowSlice(capacity=capacity, first_row=row, offset=offset_in_b, history=self._history)
             report = functools.partial(self._record_gpu_stage, row)
-            return pipeline.multiply_rows(a, b, self.gpu(), rows, spec=spec, report=report)
+            return pipeline.multiply_rows(a, b, self.gpu(), rows, report=report, spec=spec)
 
     def reduce_on_gpu(
         self, task: BlockTask, operands: BlockOperands, what: reduction_spec.Reduction
@@ -157,10 +156,10 @@ class WorkerContext:
         """Multiply a block on the GPU and return its reduction; its rows of C stay there."""
         b = self.resident_b().get() if operands.b is None else operands.b
         spec = self.job.product.of_rows(task.start, task.stop, operands.mask)
+        rows = pipeline.RowSlice(0, None, task.start, operands.offset_in_b, self._history)
         with self._gpu_lock:
-            rows = RowSlice(first_row=task.start, offset=operands.offset_in_b, history=self._history)
             report = functools.partial(self._record_gpu_stage, task.start)
-            return pipeline.reduce(operands.a, b, what, self.gpu(), rows, spec=spec, report=report)
+            return pipeline.reduce(operands.a, b, what, self.gpu(), rows, report=report, spec=spec)
 
     def _record_gpu_stage(self, row: int, stage: pipeline.Stage) -> None:
         """Record a stage of a GPU block; its rows are counted from `row`, where this worker's block starts."""

@@ -53,11 +53,7 @@ def test_any_grid_gives_the_product(tmp_path, scheduler, seed, data):
     m, k, n = (int(x) for x in rng.integers(1, 40, 3))
     dtype = data.draw(st.sampled_from(["float64", "float32", "complex128", "int32", "bool", "uint8"]))
     a, b = random_matrix(m, k, 4, seed, dtype), random_matrix(k, n, 4, seed + 1, dtype)
-    grid = (
-        data.draw(st.integers(1, min(m, 12))),
-        data.draw(st.integers(1, min(k, 3))),
-        data.draw(st.integers(1, min(n, 3))),
-    )
+    grid = tuple(data.draw(st.integers(1, min(size, most))) for size, most in ((m, 12), (k, 3), (n, 3)))
     place = tmp_path / f"{seed}"
     place.mkdir(exist_ok=True)
     for name, matrix in (("a", a), ("b", b)):

@@ -7,13 +7,13 @@ import json
 import numpy as np
 
 from spdist.scheduler.execution.journal import Checkpoint, Journal, read_journal, write_journal
-from spdist.storage.groups import begin
+from spdist.storage import groups
 from spdist.storage.writer import Layout
 
 
 def test_journal_is_one_file(tmp_path):
     url = str(tmp_path / "C.zarr")
-    begin(url, {})
+    groups.begin(url, {})
     assert read_journal(url)[0] == Checkpoint()
     write_journal(url, Checkpoint(5, 70, 2, True), np.array([3, 70]))
     front, offsets = read_journal(url)
@@ -23,7 +23,7 @@ def test_journal_is_one_file(tmp_path):
 
 def test_rows_and_chunks_become_durable(tmp_path):
     layout = Layout(str(tmp_path / "C.zarr"), 9, np.dtype(np.float64), 4)
-    begin(layout.url, {})
+    groups.begin(layout.url, {})
     journal = Journal(layout)
     journal.add_rows(3, 0, np.array([2, 0, 5], np.uint32))
     assert journal.set_chunks(1)

@@ -18,7 +18,7 @@ from spdist.scheduler.execution.stages import (
     shared_slices,
 )
 from spdist.scheduler.execution.worker import CONTEXTS, WorkerContext
-from spdist.storage.groups import begin
+from spdist.storage import groups
 from spdist.storage.writer import Layout
 from tests.conftest import assert_is_product, random_matrix
 
@@ -59,7 +59,7 @@ def test_a_commit_writes_whole_chunks_and_returns_the_rest(product, tmp_path):
     task = BlockTask(0, 0, 50, 10_000, False)
     c = compute(context, task, 1)
     layout = Layout(str(tmp_path / "C.zarr"), 200, np.dtype(np.float64), 100)
-    begin(layout.url, {})
+    groups.begin(layout.url, {})
     counts = count(c, task)
     fragments = commit(context, task, len(counts.row_nnz), counts.digest, CommitTarget(layout, 70, 0))
     assert [fragment.offset for fragment in fragments] == [70, (70 + c.nnz) // 100 * 100]
