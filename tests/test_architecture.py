@@ -42,7 +42,6 @@ FAMILIES = {  # folder of kernels -> the folders of kernels that it may import
 }
 TO_SPLIT = {
     "multiply.py",
-    "stages.py",
     "workspace.py",
 }
 """Files that are still to be split."""

@@ -88,18 +88,20 @@ def test_stored(stored, tmp_path, scheduler, share):
 
 def test_what_was_finished_is_not_made_again(stored, tmp_path, scheduler, monkeypatch):
     places = [stored(name, m) for name, m in zip("RAP", galerkin(), strict=True)]
-    commit, calls = stages.Product.commit, []
+    commit, calls = stages.commit, []
 
-    def failing(self, task, *rest):
-        calls.append(self.a.url)
+    def failing(context, task, *rest):
+        calls.append(context.job.a.url)
         if len(calls) > 1:
             raise OSError(5, "the disk is gone")
-        return commit(self, task, *rest)
+        return commit(context, task, *rest)
 
-    monkeypatch.setattr(stages.Product, "commit", failing)
+    monkeypatch.setitem(stages.STAGES, "commit", failing)
     with pytest.raises(SpdistError, match="the disk is gone"):
         multiply_stored(places, tmp_path / "C.zarr", scheduler)
-    monkeypatch.setattr(stages.Product, "commit", lambda self, *rest: calls.append(self.a.url) or commit(self, *rest))
+    monkeypatch.setitem(
+        stages.STAGES, "commit", lambda context, *rest: calls.append(context.job.a.url) or commit(context, *rest)
+    )
     calls.clear()
     multiply_stored(places, tmp_path / "C.zarr", scheduler, resume=True)
     assert len(calls) == 1

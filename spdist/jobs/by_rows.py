@@ -19,7 +19,9 @@ from spdist.jobs.target import Facts, check_target, find_earlier_product, reserv
 from spdist.matrices.dtypes import blocksize
 from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions
 from spdist.scheduler.execution.cluster import count_gpus
-from spdist.scheduler.execution.driver import JOURNAL, Outcome, execute
+from spdist.scheduler.execution.driver import Outcome, execute
+from spdist.scheduler.execution.journal import JOURNAL
+from spdist.scheduler.execution.telemetry import RunCallbacks
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.plan import Plan
 from spdist.scheduler.planner.request import PlanRequest
@@ -61,9 +63,8 @@ class Job:
         with workers_and_plan(self.planning, execution, callbacks, self.target) as (client, plan, name):
             place = self.unfinished or self._begin(plan)
             layout = Layout(place, b.ncols, spec.dtype(a, b), plan.chunk)
-            outcome, layout = execute(
-                client, plan, a, b, layout, name, callbacks.started, callbacks.progress, callbacks.timed, spec
-            )
+            run_callbacks = RunCallbacks(callbacks.started, callbacks.progress, callbacks.timed)
+            outcome, layout = execute(client, name, self.planning.unplanned_job(), plan, layout, run_callbacks)
         finish_matrix(layout, a.nrows, outcome.nnz, self.facts)
         for note in (PLAN_NOTE, JOURNAL):
             groups.remove_note(place, note)

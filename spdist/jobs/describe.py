@@ -54,7 +54,7 @@ def _row_lengths(m: StoredMatrix) -> dict[str, float]:
 
 def durable_part(url: str) -> str:
     """Return in words how much of an unfinished C is durable."""
-    from spdist.scheduler.execution.driver import read_journal
+    from spdist.scheduler.execution.journal import read_journal
 
     front, _ = read_journal(url)
     content = groups.read_note(url, PLAN_NOTE)

@@ -20,7 +20,7 @@ from spdist.storage.product_spec import StoredProductSpec
 from spdist.units import parse_bytes
 
 if TYPE_CHECKING:
-    from spdist.scheduler.execution.stages import Product
+    from spdist.scheduler.execution.records import JobSpec
     from spdist.scheduler.planner.remote_readers import RemoteReaders
 
 
@@ -62,12 +62,12 @@ class PlanSource:
         """Whether the plan will almost surely keep all of B in each worker's memory."""
         return planner.will_be_resident(self.request)
 
-    def unplanned_product(self) -> Product:
-        """Return what workers load before there is a plan: blocks are not cut yet."""
-        from spdist.scheduler.execution.stages import Product
+    def unplanned_job(self) -> JobSpec:
+        """Return the job before there is a plan: blocks are not cut yet."""
+        from spdist.scheduler.execution.records import JobSpec
 
         one = self.request
-        return Product(
+        return JobSpec(
             one.a,
             one.b,
             one.engine,
@@ -76,7 +76,7 @@ class PlanSource:
             (0, one.b.ncols),
             memory_limit=one.memory_limit,
             host_limit=one.host_bytes,
-            spec=one.spec,
+            product=one.spec,
         )
 
 

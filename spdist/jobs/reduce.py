@@ -49,10 +49,11 @@ def _run(source: PlanSource, what: Reduction, execution: ExecutionOptions, callb
     """Plan and run a reduction on workers."""
     from spdist.jobs.startup import workers_and_plan
     from spdist.scheduler.execution.reduction import execute_reduction
+    from spdist.scheduler.execution.telemetry import RunCallbacks
 
     with workers_and_plan(source, execution, callbacks) as (client, plan, name):
-        a, b, spec = source.request.a, source.request.b, source.request.spec
-        return execute_reduction(client, plan, a, b, what, spec, name, callbacks.started, callbacks.progress)
+        run_callbacks = RunCallbacks(callbacks.started, callbacks.progress)
+        return execute_reduction(client, name, source.unplanned_job(), plan, what, run_callbacks)
 
 
 def _row_blocks(m: StoredMatrix) -> Iterator[CSR]:

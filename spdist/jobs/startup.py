@@ -18,9 +18,9 @@ from spdist.errors import InputError
 from spdist.jobs.planning import PlanSource
 from spdist.jobs.report import Callbacks
 from spdist.options import ExecutionOptions
-from spdist.scheduler.execution.cluster import connect, count_gpus
-from spdist.scheduler.execution.driver import ahead, helpers_of, shared_name
-from spdist.scheduler.execution.shared_operand import LEAST
+from spdist.scheduler.execution.cluster import connect, count_gpus, remote_readers, shared_name
+from spdist.scheduler.execution.plugins import prefetch
+from spdist.scheduler.execution.shared_operand import SHARING
 from spdist.scheduler.planner.plan import GPU_BLOCK_PRODUCTS, MAX_BLOCK_PRODUCTS, Plan
 from spdist.scheduler.planner.remote_readers import RemoteReaders
 from spdist.scheduler.planner.request import PlanRequest
@@ -86,10 +86,10 @@ def workers_and_plan(
     planning = None if execution.scheduler else _plan_in_background(source, None)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(starting)
-        planning = planning or _plan_in_background(source, helpers_of(client))
-        product = source.unplanned_product()
-        product = replace(product, resident=source.will_be_resident(), shared=shared_name(client))
-        stack.enter_context(ahead(client, name, product))
+        planning = planning or _plan_in_background(source, remote_readers(client))
+        job = source.unplanned_job()
+        job = replace(job, resident=source.will_be_resident(), shared_name=shared_name(client))
+        stack.enter_context(prefetch(client, name, job))
         plan = planning.result()
         callbacks.planned(plan)
         yield Ready(client, plan, name)
@@ -105,7 +105,7 @@ def _count_early_workers(request: PlanRequest, execution: ExecutionOptions, *, l
     """Return how many workers to start before there is a plan, 0 if they run already; None to make the plan first."""
     a, b = request.a, request.b
     if execution.scheduler is not None:
-        return 0 if b.nbytes >= LEAST else None
+        return 0 if b.nbytes >= SHARING.least_bytes else None
     if local or request.engine == "hybrid":
         return None
     on_gpu = request.engine in GPU_ENGINES

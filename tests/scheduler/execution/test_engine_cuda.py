@@ -9,7 +9,6 @@ import math
 import os
 import signal
 import sys
-import threading
 import time
 import weakref
 from types import SimpleNamespace
@@ -24,8 +23,9 @@ from spdist.errors import InputError, MemoryBoundError
 from spdist.kernels.bsr import multiply_cpu as bsr_cpu
 from spdist.matrices.bsr import BSR, from_rows, from_scipy
 from spdist.matrices.csr import from_scipy as csr_from_scipy
-from spdist.scheduler.execution import cluster, stages
-from spdist.scheduler.execution.driver import _Timings
+from spdist.scheduler.execution import cluster
+from spdist.scheduler.execution.records import JobSpec
+from spdist.scheduler.execution.worker import WorkerContext
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.plan import Plan
 from tests.conftest import assert_is_product, has_gpu, random_matrix
@@ -121,20 +121,6 @@ def test_a_record_that_cannot_be_written_is_refused_first(stored, tmp_path, name
     with pytest.raises(InputError, match="choose another name"):
         api.multiply(a, a, tmp_path / "C.zarr", record=tmp_path / name)
     assert not (tmp_path / "C.zarr").exists()
-
-
-def test_what_was_told_late_is_waited_for():
-    """Events go another way than answers."""
-    lines = []
-    timings = _Timings("p", lines.extend)
-    answers = {"w": (2, [{"row": 3}])}
-
-    def run(function, name, on_error):
-        threading.Timer(0.1, timings.hear, [(0, {"product": "p", "worker": "w", "timings": [{"row": 1}] * 2})]).start()
-        return answers
-
-    timings.fetch(SimpleNamespace(run=run))
-    assert [line["row"] for line in lines] == [1, 1, 3]
 
 
 @pytest.fixture
@@ -287,9 +273,9 @@ def test_rows_of_a_that_are_in_a_band_of_b_are_not_sent(host_gpu, empty):
 def test_nothing_of_the_gpu_is_kept_after_a_run(host_gpu, tmp_path, monkeypatch):
     freed, devices = [], []
     monkeypatch.setattr("spdist.kernels.cuda.pinned.free_pinned", lambda: freed.append(1))
-    make = stages.Product.gpu
+    make = WorkerContext.gpu
     monkeypatch.setattr(
-        stages.Product, "gpu", lambda product: devices.append(weakref.ref(make(product))) or devices[-1]()
+        WorkerContext, "gpu", lambda context: devices.append(weakref.ref(make(context))) or devices[-1]()
     )
     a = "memory://cuda/a.zarr"
     api.save(a, random_matrix(300, 300, 3.0, 6), overwrite=True)
@@ -314,10 +300,10 @@ def test_a_run_goes_on_with_more_of_the_gpu(host_gpu, tmp_path):
 
 def test_what_is_computed_to_warm_up_is_not_on_record(host_gpu, stored):
     a = stored("A", random_matrix(50, 50, 3, 1))
-    product = stages.Product(a, a, "cuda", True, (0, 50), (0, 50), memory_limit=1 << 20)
-    product.warm()
-    assert product.gpu_peak() > 0
-    assert (product.totals, product.timings) == ({}, [])
+    context = WorkerContext(JobSpec(a, a, "cuda", True, (0, 50), (0, 50), memory_limit=1 << 20))
+    context.warm_up()
+    assert context.gpu_peak() > 0
+    assert (context.telemetry.totals, context.telemetry.take_timings()) == ({}, [])
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------------------

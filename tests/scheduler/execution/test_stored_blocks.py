@@ -165,18 +165,18 @@ def test_resume(kept, tmp_path, scheduler, monkeypatch):
     from spdist.scheduler.execution import stages
 
     a, left = kept("a", 400, 400, (2, 2), 1)
-    original, done = stages.Product.commit, []
+    original, done = stages.commit, []
 
-    def commit(self, task, *rest):
+    def commit(context, task, *rest):
         if len(done) == 3:
             raise RuntimeError("the power failed")
         done.append(task.number)
-        return original(self, task, *rest)
+        return original(context, task, *rest)
 
-    monkeypatch.setattr(stages.Product, "commit", commit)
+    monkeypatch.setitem(stages.STAGES, "commit", commit)
     with pytest.raises(spdist.SpdistError, match="the power failed"):
         api.multiply(left, left, tmp_path / "c.zarr", grid=(8, 1, 1), scheduler=scheduler)
-    monkeypatch.setattr(stages.Product, "commit", original)
+    monkeypatch.setitem(stages.STAGES, "commit", original)
     report = api.multiply(left, left, tmp_path / "c.zarr", resume=True, scheduler=scheduler)
     assert report.state == "resumed"
     c = spdist.open(tmp_path / "c.zarr")

@@ -31,7 +31,7 @@ from spdist import api
 from spdist.errors import CorruptError, InputError, MatrixError, MemoryBoundError, SpdistError
 from spdist.kernels.product_spec import ProductSpec
 from spdist.matrices.csr import from_scipy
-from spdist.scheduler.execution.stages import renumber
+from spdist.scheduler.execution.operands import renumber
 from spdist.scheduler.planner import planner, row_scan
 from spdist.scheduler.planner.plan import Plan, even_bounds
 from spdist.scheduler.planner.planner import make_plan
