@@ -280,7 +280,7 @@ def run_seconds(stages: Path) -> float:
 def stored(name: str, a: CSR, b: CSR, memory_limit: int, store: Path, workers: int) -> dict[str, Any]:
     """Return the figures of a product from Zarr to Zarr under Dask."""
     from spdist import api
-    from spdist.storage.matrix import MatrixWriter
+    from spdist.storage.writer import MatrixWriter
 
     shutil.rmtree(store, ignore_errors=True)
     store.mkdir(parents=True)

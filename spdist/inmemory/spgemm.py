@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from spdist.errors import InputError
 from spdist.inmemory import block_operands, cupy_operands, host_operands
 from spdist.kernels.product_spec import ProductSpec, is_by_columns
-from spdist.kernels.semirings import Semiring, find, turned
+from spdist.kernels.semirings import Semiring, find, transposed
 from spdist.matrices.checks import check_mask_shape, check_product_shapes
 from spdist.matrices.csr import from_scipy
 from spdist.matrices.vbr import VBR
@@ -215,9 +215,9 @@ def _multiply_by_columns(a: Any, b: Any, product: ProductOptions, options: InMem
     _check_columns(a, b, semiring, product)
     swapped = replace(
         product,
-        semiring=turned(semiring),
+        semiring=transposed(semiring),
         mask=None if mask is None else mask.T,
-        epilogue=None if epilogue is None else epilogue.turned(),
+        epilogue=None if epilogue is None else epilogue.transposed(),
         axis=1,
     )
     c = multiply(b.T, a.T, swapped, options)

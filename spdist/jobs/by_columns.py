@@ -11,7 +11,7 @@ from spdist.jobs.check import verified
 from spdist.jobs.report import Report
 from spdist.jobs.request import Request
 from spdist.jobs.target import Facts, check_target, replacement_path
-from spdist.kernels.semirings import turned
+from spdist.kernels.semirings import transposed
 from spdist.storage import groups, locations
 from spdist.storage import transpose as transposition
 from spdist.storage.atomic_replace import is_ours
@@ -87,8 +87,8 @@ def _transposed_spec(spec: StoredProductSpec) -> StoredProductSpec:
     epilogue = spec.per_row.epilogue
     per_row = replace(
         spec.per_row,
-        semiring=turned(spec.per_row.semiring),
-        epilogue=None if epilogue is None else epilogue.turned(),
+        semiring=transposed(spec.per_row.semiring),
+        epilogue=None if epilogue is None else epilogue.transposed(),
     )
     return replace(spec, per_row=per_row)
 

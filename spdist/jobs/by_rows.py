@@ -63,8 +63,8 @@ class Job:
         with workers_and_plan(self.planning, execution, callbacks, self.target) as (client, plan, name):
             place = self.unfinished or self._begin(plan)
             layout = Layout(place, b.ncols, spec.dtype(a, b), plan.chunk)
-            run_callbacks = RunCallbacks(callbacks.started, callbacks.progress, callbacks.timed)
-            outcome, layout = execute(client, name, self.planning.unplanned_job(), plan, layout, run_callbacks)
+            reports = RunCallbacks(callbacks.started, callbacks.progress, callbacks.timed)
+            outcome, layout = execute(client, name, self.planning.draft(), plan, layout, reports)
         finish_matrix(layout, a.nrows, outcome.nnz, self.facts)
         for note in (PLAN_NOTE, JOURNAL):
             groups.remove_note(place, note)

@@ -62,22 +62,16 @@ class PlanSource:
         """Whether the plan will almost surely keep all of B in each worker's memory."""
         return planner.will_be_resident(self.request)
 
-    def unplanned_job(self) -> JobSpec:
-        """Return the job before there is a plan: blocks are not cut yet."""
+    def draft(self) -> JobSpec:
+        """Return the job as far as it is known before there is a plan: blocks are not cut yet."""
         from spdist.scheduler.execution.records import JobSpec
 
         one = self.request
+        bounds = (0, one.a.ncols), (0, one.b.ncols)
         return JobSpec(
-            one.a,
-            one.b,
-            one.engine,
-            False,
-            (0, one.a.ncols),
-            (0, one.b.ncols),
-            memory_limit=one.memory_limit,
-            host_limit=one.host_bytes,
+            one.a, one.b, one.engine, False, *bounds, memory_limit=one.memory_limit, host_limit=one.host_bytes,
             product=one.spec,
-        )
+        )  # fmt: skip
 
 
 def plan(a: MatrixLike, b: MatrixLike, product: ProductOptions, execution: ExecutionOptions) -> Plan:

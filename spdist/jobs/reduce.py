@@ -52,8 +52,8 @@ def _run(source: PlanSource, what: Reduction, execution: ExecutionOptions, callb
     from spdist.scheduler.execution.telemetry import RunCallbacks
 
     with workers_and_plan(source, execution, callbacks) as (client, plan, name):
-        run_callbacks = RunCallbacks(callbacks.started, callbacks.progress)
-        return execute_reduction(client, name, source.unplanned_job(), plan, what, run_callbacks)
+        reports = RunCallbacks(callbacks.started, callbacks.progress)
+        return execute_reduction(client, name, source.draft(), plan, what, reports)
 
 
 def _row_blocks(m: StoredMatrix) -> Iterator[CSR]:

@@ -87,8 +87,7 @@ def workers_and_plan(
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(starting)
         planning = planning or _plan_in_background(source, remote_readers(client))
-        job = source.unplanned_job()
-        job = replace(job, resident=source.will_be_resident(), shared_name=shared_name(client))
+        job = replace(source.draft(), resident=source.will_be_resident(), shared_name=shared_name(client))
         stack.enter_context(prefetch(client, name, job))
         plan = planning.result()
         callbacks.planned(plan)

@@ -1,4 +1,4 @@
-"""What turns a product into an answer, row by row, so that C is never whole: semiring, mask, epilogue, cuts."""
+"""What to make of a product, row by row, so that the whole C is never in memory: semiring, mask, epilogue, cuts."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from spdist.matrices.dtypes import Int64Array
 from spdist.units import check_count
 
 NORMS = ("l1", "l2", "max")
+"""Norms that rows can be divided by."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Epilogue:
-    """What becomes of the values of a finished row, in this order.
+    """Operations on the values of a finished row, in this order.
 
     Parameters
     ----------
     rows : (nrows,) array or path, optional
-        Factor for each row of C; or a file of `numpy.save` with them.
+        Factor for each row of C, or a file of `numpy.save` with these factors.
     columns : (ncols,) array or path, optional
         Factor for each column.
     apply : function of one number, optional
-        Compiled by Numba, in each process again. What it returns is converted to the dtype of C.
+        Compiled by Numba, again in each process. Its result is converted to the dtype of C.
     normalize : {"l1", "l2", "max"}, optional
-        Rows are divided by the sum of their absolute values, the root of the sum of their squares, or the largest of
-        them; rows of zeros stay.
+        Rows are divided by the sum of their absolute values, the root of the sum of their squares, or the largest
+        absolute value; rows of zeros are not changed.
     drop_zeros : bool
-        Entries that are zero now are left out.
+        Whether to leave out entries that are zero after these operations.
     cuda : str, optional
-        `apply` once more, as an expression of x in C, for the GPU: ``"x * x"``.
+        `apply` for the GPU, as a C expression of x: ``"x * x"``.
 
     Raises
     ------
     InputError
-        If `normalize` is none of the three, a file holds no vector of numbers, or there is an expression without a
-        function.
+        If `normalize` is none of the three, a file holds no vector of numbers, or `cuda` is given without `apply`.
 
     Examples
     --------
@@ -79,16 +79,16 @@ class Epilogue:
 
     @property
     def idle(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether the epilogue changes nothing."""
         return not self.drop_zeros and all(x is None for x in (self.rows, self.columns, self.apply, self.normalize))
 
     def check(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
-        """Check that it fits a C of this shape and dtype.
+        """Check that the epilogue fits a C of this shape and dtype.
 
         Raises
         ------
         InputError
-            If there are not as many factors as rows or columns, or values are whole that would become fractions.
+            If there are not as many factors as rows or columns, or values of an integer dtype would become fractions.
         """
         for name, factors, size in (("rows", self.rows, shape[0]), ("columns", self.columns, shape[1])):
             if factors is not None and np.shape(factors) != (size,):
@@ -98,11 +98,11 @@ class Epilogue:
             raise InputError(f"epilogue: C holds {dtype}, which has no fractions: convert A or B to float64")
 
     def of_rows(self, start: int, stop: int) -> Epilogue:
-        """Return that of rows ``[start:stop)``."""
+        """Return the epilogue of rows ``[start, stop)`` of C."""
         return self if self.rows is None else replace(self, rows=self.rows[start:stop])
 
-    def turned(self) -> Epilogue:
-        """Return that of the transpose."""
+    def transposed(self) -> Epilogue:
+        """Return the epilogue of C.T: row and column factors change places."""
         return replace(self, rows=self.columns, columns=self.rows)
 
     def identity(self) -> list[Any]:
@@ -132,32 +132,33 @@ def _is_number(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProductSpec:
-    """Options of a product, applied in this order: semiring, mask and triangle, epilogue, threshold, top-n.
+    """What to make of a product: semiring, mask and triangle, epilogue, threshold, top-n, applied in this order.
 
     Attributes
     ----------
     semiring : Semiring
+        Adds and multiplies.
     mask : CSR, optional
-        Canonical, with the rows of A and the columns of B. C has entries only where the mask holds one, whatever its
-        value. Beside operands on the GPU it may be there, too.
+        Canonical, with the rows of A and the columns of B. C has entries only where the mask has one, whatever its
+        value. If the operands are on the GPU, the mask may be there too.
     complement : bool
-        Entries only where the mask holds none.
+        Whether C has entries only where the mask has none.
     top_n : int, optional
-        Entries kept of each row: the largest, of equal ones those in the smaller columns.
+        Keep so many entries of each row: the largest; of equal entries those in the smaller columns.
     threshold : float, optional
-        Entries kept are ``>= threshold``, compared in the dtype of C.
+        Keep entries ``>= threshold``, compared in the dtype of C.
     epilogue : Epilogue, optional
-        What becomes of values before rows are cut.
+        Applied to finished rows before they are cut.
     triangle : {"upper"}, optional
-        C has entries only on and above the diagonal; products below are not made.
+        C has entries only on and above the diagonal; products below it are not made.
     first_row : int
-        The number in C of the first row, which the triangle counts from.
+        The number, in the whole C, of the first row of this product; the triangle counts from it.
 
     Raises
     ------
     InputError
-        If `top_n` is below 1, `threshold` is NaN, or `complement` comes without a mask; or if a triangle is not the
-        upper one, or comes with what needs whole rows: `top_n` or norms.
+        If `top_n` is below 1, `threshold` is NaN, or `complement` comes without a mask; if `triangle` is not "upper",
+        or comes with `top_n` or a norm, which need whole rows.
     """
 
     semiring: Semiring = PLUS_TIMES
@@ -195,32 +196,32 @@ class ProductSpec:
 
     @property
     def diagonal(self) -> int | None:
-        """The column of the diagonal in the first row, where C is cut there; None where rows are whole."""
+        """The column of the diagonal in the first row if C is a triangle; None if rows are whole."""
         return None if self.triangle is None else self.first_row
 
     @property
     def inside(self) -> CSR | None:
-        """The mask whose columns C is confined to."""
+        """The mask that C is confined to; None without one, or with a complement."""
         return None if self.complement else self.mask
 
     @property
     def selects(self) -> bool:
-        """Whether finished rows are cut."""
+        """Whether finished rows are cut by a threshold or to their largest entries."""
         return self.top_n is not None or self.threshold is not None
 
     @property
     def fused(self) -> bool:
-        """Whether rows need more than their products: a mask, an epilogue, or to be cut."""
+        """Whether kernels must mask rows or work on finished rows."""
         return self.finishes or self.mask is not None
 
     @property
     def finishes(self) -> bool:
-        """Whether something becomes of rows once all their products are added."""
+        """Whether rows are changed or cut once all their products are added."""
         return self.selects or self.epilogue is not None
 
     @property
     def functions(self) -> dict[str, tuple[Callable[..., Any], str]]:
-        """The functions of one's own, with their arguments, by what they are."""
+        """The user's functions, each with its arguments, by the name that messages give it."""
         ring, found = self.semiring, {}
         if not ring.named:
             found = {f"semiring {ring.name}: {name}": (getattr(ring, name), "x, y") for name in ("add", "multiply")}
@@ -230,28 +231,28 @@ class ProductSpec:
 
     @property
     def unfinished(self) -> ProductSpec:
-        """The options of a partial product."""
+        """The specification of a partial product: without epilogue and cuts."""
         return replace(self, top_n=None, threshold=None, epilogue=None)
 
     @property
     def plain(self) -> bool:
-        """Whether C is the product as it is."""
+        """Whether C is the whole product by plus and times."""
         return self.semiring is PLUS_TIMES and self.triangle is None and not self.fused
 
     def of_rows(self, start: int, stop: int) -> ProductSpec:
-        """Return those of rows ``[start:stop)``."""
+        """Return the specification of rows ``[start, stop)``."""
         mask = None if self.mask is None else self.mask.rows(start, stop)
         epilogue = None if self.epilogue is None else self.epilogue.of_rows(start, stop)
         return replace(self, mask=mask, epilogue=epilogue, first_row=self.first_row + start)
 
     def ring(self, dtype: np.dtype[Any]) -> Semiring | None:
-        """Return the semiring as kernels take it: None for plus and times, which bools have OR and AND for."""
+        """Return the semiring as kernels take it: None for plus and times, or for bools OR and AND."""
         if self.semiring is not PLUS_TIMES:
             return self.semiring
         return OR_AND if dtype.kind == "b" else None
 
     def check(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
-        """Check that they fit a C of this shape and dtype.
+        """Check that the specification fits a C of this shape and dtype.
 
         Raises
         ------
@@ -270,7 +271,7 @@ class ProductSpec:
             raise InputError(f"threshold={self.threshold} is above every value of dtype {dtype}: lower it")
 
     def check_square(self, shape: tuple[int, int]) -> None:
-        """Check that a whole C of this shape has such a triangle.
+        """Check that a whole C of this shape has the triangle.
 
         Raises
         ------
@@ -284,7 +285,7 @@ class ProductSpec:
             )
 
     def check_device(self) -> None:
-        """Check that the GPU has kernels for them.
+        """Check that the GPU has kernels for the specification.
 
         Raises
         ------
@@ -308,13 +309,13 @@ class ProductSpec:
         return dtype.type(math.ceil(self.threshold))
 
     def row_entries(self, ncols: int) -> int:
-        """Bound the entries of a row of C that has `ncols` columns."""
+        """Bound the entries of a row of C, which has `ncols` columns."""
         bounds = [ncols] if self.top_n is None else [ncols, self.top_n]
         return min(bounds if self.inside is None else [*bounds, longest_row(self.inside)])
 
 
 def is_by_columns(axis: int, top_n: int | None, epilogue: Epilogue | None) -> bool:
-    """Return whether something of a product looks at whole columns: `top_n` or a norm, with an axis of 0.
+    """Whether a product needs whole columns of C: `top_n` or a norm with an axis of 0.
 
     Raises
     ------
@@ -327,7 +328,7 @@ def is_by_columns(axis: int, top_n: int | None, epilogue: Epilogue | None) -> bo
 
 
 def longest_row(m: CSR) -> int:
-    """Return the entries of the longest row."""
+    """Return the number of entries of the longest row."""
     lengths: Int64Array = m.indptr[1:] - m.indptr[:-1]
     return int(lengths.max(initial=0))
 
@@ -337,3 +338,4 @@ def _highest(dtype: np.dtype[Any]) -> int:
 
 
 PLAIN = ProductSpec()
+"""The product by plus and times, whole."""

@@ -1,4 +1,4 @@
-"""Semirings: what adds and multiplies in a product, other than ``+`` and ``*``. Plain Python; `jit` compiles them."""
+"""Semirings: the functions that add and multiply in a product. Plain Python; `cpu.numba_compile` compiles them."""
 
 from __future__ import annotations
 
@@ -19,31 +19,28 @@ Operator = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Semiring:
-    """What takes the place of plus and times: ``C[i, j] = add over k of multiply(A[i, k], B[k, j])``.
+    """Replacements of plus and times: ``C[i, j] = add over k of multiply(A[i, k], B[k, j])``.
 
-    Only the k for which both A and B hold an entry take part, and an entry of C is there if any does; so no value needs
-    to annihilate. Products are added in the order of k, the first to `zero`.
+    Only those k take part for which both A and B have an entry, and C has an entry if there is such a k; so no value
+    needs to annihilate. Products are added in the order of k, the first one to `zero`.
 
     Parameters
     ----------
     add, multiply : functions of two numbers
-        Compiled by Numba, so of what it compiles; pure. Their results are converted to the dtype of C, product by
-        product and sum by sum.
+        Pure, and made of operations that Numba compiles. Each result is converted to the dtype of C.
     zero : number
-        The identity of `add`: ``add(zero, x) == x`` for every x. ``math.inf`` and ``-math.inf`` stand for the highest
-        and the lowest value where the dtype is an integer. They also say that `add` compares, which complex numbers
-        refuse.
+        The identity of `add`: ``add(zero, x) == x`` for every x. For integers ``math.inf`` and ``-math.inf`` stand for
+        the highest and the lowest value. An infinite zero says that `add` compares, which complex numbers cannot.
     dtype : dtype, optional
-        Of C; the values of A and B are converted to it as by ``astype``. By default NumPy's ``result_type`` of the
-        operands that are read, int64 where that is bool.
+        Dtype of C; the values of A and B are converted to it as by ``astype``. By default NumPy's ``result_type`` of
+        the operands that are read, or int64 if that is bool.
     reads : {"ab", "a", "b", ""}
-        Operands whose values `multiply` looks at; those of others are neither converted nor defined. With "" a `dtype`
-        must be given.
+        Operands whose values `multiply` uses; the values of the other operands are undefined. "" needs a `dtype`.
     name : str
-        For messages.
+        Name in messages.
     cuda : (str, str), optional
-        `add` and `multiply` once more, as expressions of x and y in C, for the GPU, with x and y in the dtype of C.
-        Without them the GPU does not multiply by the semiring.
+        `add` and `multiply` for the GPU, as C expressions of x and y, which have the dtype of C. Without them the GPU
+        does not multiply by the semiring.
 
     Raises
     ------
@@ -52,8 +49,8 @@ class Semiring:
 
     Notes
     -----
-    Kernels for the semirings that spdist names are kept on disk; one's own are compiled again in each process, which
-    takes some seconds.
+    Compiled kernels for the named semirings are cached on disk; kernels for a user's own semiring are compiled again in
+    each process, which takes some seconds.
 
     Examples
     --------
@@ -85,20 +82,20 @@ class Semiring:
             raise InputError("a semiring that reads neither A's values nor B's needs the dtype of C")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel to other processes by name, so that there, too, it is the one of that name."""
+        """Pickle a named semiring by its name, so that another process finds its own object of that name."""
         if self.named:
             return find, (self.name,)
         return Semiring, (self.add, self.multiply, self.zero, self.dtype, self.reads, self.name, self.cuda)
 
     @property
     def named(self) -> bool:
-        """Whether it is one of those that spdist names."""
+        """Whether it is one of `SEMIRINGS`."""
         return SEMIRINGS.get(self.name) is self
 
     def identity(self) -> str:
-        """Return what tells it from others, in this process and in another: its name, or a digest of one's own.
+        """Return text that identifies the semiring in every process: its name, for a user's own semiring with a digest.
 
-        The digest is of the code of `add` and `multiply` and of what they close over, not of functions they call.
+        The digest covers the code of `add` and `multiply` and the values they close over, not functions they call.
         """
         if self.named:
             return self.name
@@ -160,17 +157,17 @@ class Semiring:
         return f"-DSPDIST_ADD={add}", f"-DSPDIST_MULTIPLY={multiply}", f"-DSPDIST_ZERO={zero}", f"-DSPDIST_{kind}"
 
     def has_atomics(self, dtype: np.dtype[Any]) -> bool:
-        """Whether threads of the GPU can add to one sum at a time: to complex numbers by plus alone."""
+        """Whether threads of the GPU can add to one sum concurrently; complex numbers add by plus alone."""
         return self is PLUS_TIMES or dtype.kind != "c" or (self.cuda or ("",))[0].strip() == C_PLUS
 
 
 C_PLUS, C_MIN, C_MAX, C_OR = "x + y", "y < x ? y : x", "y > x ? y : x", "x | y"
 ATOMICS = {C_PLUS: "ATOMIC_ADD", C_MIN: "ATOMIC_MIN", C_MAX: "ATOMIC_MAX", C_OR: "ATOMIC_OR"}
-"""Sums that the GPU has instructions for; others compare and swap."""
+"""Macro of the GPU's atomic instruction for each expression of `add`; other sums compare and swap."""
 
 
 def c_literal(value: np.generic) -> str:
-    """Return a value of NumPy's in C, bit for bit."""
+    """Return a NumPy scalar as a C literal with the same bits."""
     dtype, number = value.dtype, value.item()
     if dtype.kind == "c":
         parts = np.array([value]).view(dtype.char.lower())
@@ -187,13 +184,13 @@ def digest(content: bytes) -> str:
 
 
 def check_function(name: str, function: Any, arguments: str) -> None:
-    """Refuse what Numba does not compile: NumPy's functions of arrays, and what is no function."""
+    """Refuse values that are no function, and NumPy's functions of arrays, which Numba does not compile."""
     if function is not None and (isinstance(function, np.ufunc) or not callable(function)):
         raise InputError(f"{name}={function!r} is no function of numbers: write lambda {arguments}: ... around it")
 
 
 def code_of(function: Callable[..., Any]) -> Any:
-    """Return the code of a function, its defaults and what it closes over, to be compared."""
+    """Return the code of a function, its defaults and the values it closes over, to be compared."""
     function = getattr(function, "py_func", function)  # of a function that Numba compiled
     if not hasattr(function, "__code__"):
         return repr(function)
@@ -202,7 +199,7 @@ def code_of(function: Callable[..., Any]) -> Any:
 
 
 def _constants(code: Any) -> Any:
-    """Return code and constants, those of functions inside as well; not where it stands in a file."""
+    """Return code and constants, also those of inner functions, without file names and line numbers."""
     inner = [_constants(one) if hasattr(one, "co_code") else one for one in code.co_consts]
     return code.co_code, code.co_names, inner
 
@@ -238,7 +235,7 @@ def both(x: Any, y: Any) -> Any:
 
 
 def pair(x: Any, y: Any) -> Any:
-    """Return 1: both are there."""
+    """Return 1: A and B both have an entry."""
     return 1
 
 
@@ -270,16 +267,16 @@ SEMIRINGS = {
         Semiring(second, pair, dtype=np.bool_, reads="", name="any_pair", cuda=(C_OR, "1")),
     )
 }
-"""Those that have a name."""
+"""The named semirings."""
 
 
-def turned(semiring: Semiring) -> Semiring:
+def transposed(semiring: Semiring) -> Semiring:
     """Return the semiring by which ``B.T @ A.T`` is the transpose of ``A @ B``.
 
     Raises
     ------
     InputError
-        If it is one's own: whether its operands may change places is not known.
+        If the semiring is a user's own: whether its operands may change places is not known.
     """
     if not semiring.named:
         raise InputError(
@@ -296,7 +293,7 @@ def find(semiring: str | Semiring) -> Semiring:
     Raises
     ------
     InputError
-        If there is none of that name.
+        If no semiring has that name.
     """
     if isinstance(semiring, Semiring):
         return semiring

@@ -1,7 +1,7 @@
-"""A square matrix cut by rows among workers: what each multiplies, and its halo: what it needs of the others' x.
+"""A square matrix cut by rows among workers: each worker's rows, and its halo, the elements of x that others own.
 
-Workers find what they need (`needed`), the driver tells everyone who sends what to whom (`exchanges`), and workers
-bring their rows into an order in which those that need nothing come first (`share`).
+Each worker finds its halo (`needed`), the driver plans who sends which elements to whom (`exchanges`), and each worker
+orders its rows so that those without halo come first (`share`).
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class Exchange:
-    """What a part sends and receives, in columns of the matrix.
+class ExchangePlan:
+    """The columns of the matrix whose elements of x a part sends and receives.
 
     Attributes
     ----------
     halo : (nhalo,) int
-        Columns it needs, by owner.
+        Columns that the part needs of other parts, ordered by owner.
     receives : dict
-        For each part that owns some of them: first and last place in the halo.
+        By owning part: first place in the halo, and the place after the last.
     requests : dict
-        For each part that needs some of its columns: these.
+        By needing part: the columns of this part that it needs.
     """
 
     halo: Integers
@@ -49,21 +49,21 @@ class Exchange:
 class Share:
     """The rows of one part, ready to be multiplied.
 
-    Its x is its own ``len(rows)`` elements, and behind them the halo.
+    Its x holds its own ``len(rows)`` elements, then the halo.
 
     Attributes
     ----------
     rank : int
     rows : (n,) int
-        Row of the matrix at each place; those that need no halo come first.
+        Row of the matrix at each place; rows without halo come first.
     inner : CSR
-        The rows that need no halo; n columns.
+        The rows without halo; n columns.
     outer : CSR
-        The others; columns of the halo behind the n own ones.
+        The other rows; n own columns, then those of the halo.
     sends : dict
-        For each part that needs some of this one's x: the places of these.
+        By needing part: places of the elements of x to send.
     receives : dict
-        For each part that owns some of the halo: first and last place in x.
+        By owning part: first place of its elements in x, and the place after the last.
     """
 
     rank: int
@@ -75,13 +75,13 @@ class Share:
 
 
 def even_rows(indptr: Integers, parts: int) -> Integers:
-    """Return the part of each row: neighbouring rows together, about as many entries in each part."""
+    """Assign neighbouring rows to each part, about as many entries to each; return the part of each row."""
     ends = np.searchsorted(indptr[1:], indptr[-1] * np.arange(1, parts) / parts)
     return np.searchsorted(ends, np.arange(len(indptr) - 1))
 
 
 def needed(rows: Rows) -> Integers:
-    """Return the columns of other parts that these rows ask for, ascending."""
+    """Return the columns of other parts in which these rows have entries, ascending."""
     low, high = _span(rows)
     asked = np.zeros(high - low, bool)
     asked[rows.matrix.indices - low] = True
@@ -90,20 +90,20 @@ def needed(rows: Rows) -> Integers:
 
 
 def _span(rows: Rows) -> tuple[int, int]:
-    """Return the range of columns that rows have, and of their numbers: of neighbours far fewer than all."""
+    """Return the range that holds the rows' columns and their numbers; for neighbouring rows far less than all."""
     arrays = [array for array in (rows.numbers, rows.matrix.indices) if len(array)]
     if not arrays:
         return 0, 0
     return min(int(array.min()) for array in arrays), max(int(array.max()) for array in arrays) + 1
 
 
-def exchanges(needs: list[Integers], part: Integers) -> list[Exchange]:
-    """Return what each part sends and receives.
+def exchanges(needs: list[Integers], part: Integers) -> list[ExchangePlan]:
+    """Plan what each part sends and receives.
 
     Parameters
     ----------
     needs : list
-        For each part, what `needed` returned there.
+        By part: the result of `needed` there.
     part : (nrows,) int
         Part of each row.
     """
@@ -111,7 +111,7 @@ def exchanges(needs: list[Integers], part: Integers) -> list[Exchange]:
     halos = [columns[np.argsort(part[columns], kind="stable")] for columns in needs]
     ends = [np.searchsorted(part[halo], np.arange(parts + 1)) for halo in halos]
     return [
-        Exchange(
+        ExchangePlan(
             halos[p],
             {q: (int(ends[p][q]), int(ends[p][q + 1])) for q in range(parts) if ends[p][q + 1] > ends[p][q]},
             {q: halos[q][ends[q][p] : ends[q][p + 1]] for q in range(parts) if ends[q][p + 1] > ends[q][p]},
@@ -120,8 +120,8 @@ def exchanges(needs: list[Integers], part: Integers) -> list[Exchange]:
     ]
 
 
-def share(rank: int, rows: Rows, exchange: Exchange) -> Share:
-    """Return the share of a part: rows in their order there, columns numbered by their places in its x."""
+def share(rank: int, rows: Rows, exchange: ExchangePlan) -> Share:
+    """Return a part's rows, reordered, with columns numbered by their places in the part's x."""
     numbers, m, count = rows.numbers, rows.matrix, len(rows.numbers)
     whole = m.to_scipy()
     low, high = _span(rows)
@@ -144,5 +144,5 @@ def share(rank: int, rows: Rows, exchange: Exchange) -> Share:
 
 
 def _columns(m: Any, count: int) -> CSR:
-    """Return a matrix of SciPy's, of which only the first columns have entries, as a `CSR` of these."""
+    """Return the first columns of a SciPy matrix, which has no entries in others, as a `CSR`."""
     return from_scipy(type(m)((m.data, m.indices, m.indptr), shape=(m.shape[0], count)))

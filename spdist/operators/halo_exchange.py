@@ -1,7 +1,7 @@
-"""Messages between the parts of a matrix: elements of x before a product, and sums over all parts.
+"""Halo exchange between the parts of a matrix: elements of x before a product, and sums over all parts.
 
-`HostMessages` sends from and to host memory by sockets, `NcclMessages` from GPU to GPU. Both send while the caller goes
-on: between `start` and `finish` a part multiplies the rows that need nothing of the others.
+`HostHaloExchange` sends between host memories by sockets, `NcclHaloExchange` from GPU to GPU. Both send in the
+background: between `start` and `finish` a part multiplies the rows that need no halo.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ import numpy as np
 from spdist.operators.halo import Share
 
 
-class Messages(Protocol):
-    """What a part says to the others; every part must make the same calls in the same order."""
+class HaloExchange(Protocol):
+    """Sends and receives of one part; every part must make the same calls in the same order."""
 
     def start(self, x: Any) -> None:
-        """Begin to send what the others need of `x`, and to receive what this part needs, in its place in `x`."""
+        """Begin to send the elements of `x` that other parts need, and to receive this part's halo into `x`."""
 
     def finish(self) -> None:
-        """Return once the halo of `x` is there."""
+        """Wait until the halo of `x` is complete."""
 
     def total(self, values: Any) -> Any:
         """Set real `values` to their sums over all parts, the same bits in each; return them."""
 
     def close(self) -> None:
-        """Send no more, once all is done."""
+        """Close the connections after the last exchange."""
 
     def abort(self) -> None:
-        """Send no more, at once."""
+        """Close the connections at once."""
 
 
-class HostMessages:
-    """Messages by sockets, a connection between any two parts.
+class HostHaloExchange:
+    """HaloExchange by sockets, a connection between any two parts.
 
     Parameters
     ----------
     share : Share
     listener : Listener
-        This part's.
+        Accepts connections to this part.
     addresses : list
-        Where each part listens.
+        Address of each part's listener.
     key : bytes
-        Known to the parts alone.
+        Secret that only the parts know.
     """
 
     def __init__(self, share: Share, listener: Listener, addresses: list[Any], key: bytes) -> None:
@@ -64,9 +64,9 @@ class HostMessages:
         self.sources = [rank for rank in reversed(steps) if rank in share.receives]
 
     def start(self, x: Any) -> None:
-        """Begin to exchange; one thread sends to the parts after this one, another receives from those before it.
+        """Begin to exchange: one thread sends to the parts after this one, another receives from the parts before it.
 
-        So nobody waits in a circle: what is sent k parts ahead is received k parts behind.
+        Parts cannot wait for each other in a circle, because a message k parts ahead is received k parts behind.
         """
         self.pending = [self.pool.submit(self._send, x), self.pool.submit(self._receive, x)]
 
@@ -80,12 +80,12 @@ class HostMessages:
             self.links[rank].recv_bytes_into(x[first:last].view(np.uint8))
 
     def finish(self) -> None:
-        """Wait for what is on its way."""
+        """Wait until all sends and receives are done."""
         for future in self.pending:
             future.result()
 
     def total(self, values: Any) -> Any:
-        """Add up in the order of the ranks, in part 0."""
+        """Add up in part 0, in the order of the ranks."""
         memory = values.view(np.uint8)
         if self.rank:
             self.links[0].send_bytes(memory)
@@ -109,8 +109,8 @@ class HostMessages:
         self.listener.close()
 
 
-class NcclMessages:
-    """Messages by NCCL, on a stream of their own.
+class NcclHaloExchange:
+    """HaloExchange by NCCL, on a stream of their own.
 
     Nothing here waits on the host, and the streams wait for each other by events alone: a CUDA graph can capture both.
 
@@ -118,11 +118,11 @@ class NcclMessages:
     ----------
     share : Share
     size : int
-        Parts.
+        Number of parts.
     name : tuple
-        Of the communicator, as part 0 made it.
+        Identifier of the communicator, which part 0 made.
     dtype : dtype
-        Of x.
+        Dtype of x.
     """
 
     def __init__(self, share: Share, size: int, name: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -140,7 +140,7 @@ class NcclMessages:
         self.packed = cupy.empty(len(self.places), dtype)
 
     def start(self, x: Any) -> None:
-        """Pack and exchange on the stream of messages, once what is on the current stream is done."""
+        """Pack and exchange on this object's stream, after the work on the current stream."""
         self.ready.record()
         self.stream.wait_event(self.ready)
         with self.stream:
@@ -157,7 +157,7 @@ class NcclMessages:
         how(array.data.ptr, array.nbytes, self.nccl.NCCL_UINT8, rank, self.stream.ptr)
 
     def finish(self) -> None:
-        """Have the current stream wait for the exchange."""
+        """Let the current stream wait for the exchange."""
         self.xp.cuda.get_current_stream().wait_event(self.done)
 
     def total(self, values: Any) -> Any:
@@ -173,5 +173,5 @@ class NcclMessages:
         self.link.destroy()
 
     def abort(self) -> None:
-        """Leave the communicator; NCCL does not tell the others, which wait until their workers are closed."""
+        """Leave the communicator; NCCL does not notify the other parts, which wait until their workers are closed."""
         self.link.abort()

@@ -26,7 +26,7 @@ from spdist.kernels.spmv import ehyb
 from spdist.matrices.csr import CSR
 from spdist.operators import halo
 from spdist.operators.halo import Rows, Share
-from spdist.operators.halo_exchange import HostMessages, Messages, NcclMessages
+from spdist.operators.halo_exchange import HaloExchange, HostHaloExchange, NcclHaloExchange
 from spdist.operators.operator import Operator
 from spdist.operators.prepare import operator, read_matrix
 from spdist.scheduler.execution import cluster
@@ -37,21 +37,23 @@ logger = logging.getLogger("spdist")
 
 Partition = Literal["auto", "metis", "rows"]
 CLOSE_SECONDS = 10
-"""How long parts have to end their connections: one that waits for a part that failed never does."""
+"""Seconds that workers have to close their connections: a worker that waits for a failed one never closes them."""
 
 
-class Part:
-    """What a function that runs on all workers gets: the rows of one of them, and a way to the others.
+class PartitionMember:
+    """The rows of one worker of a partitioned matrix, and its way to exchange data with the other workers.
+
+    Functions that run on all workers get it as their first argument.
 
     Attributes
     ----------
     rows : (n,) int
-        The rows of the matrix that are here, in the order of the part's vectors.
+        The rows of the matrix on this worker, in the order of its vectors.
     x : (n,) array
-        A vector that a product needs not copy: solvers may keep the one they multiply here.
+        A vector that `matvec` need not copy: solvers may keep the vector that they multiply in it.
     """
 
-    def __init__(self, share: Share, messages: Messages, prepare: Callable[[CSR], Operator], xp: Any) -> None:
+    def __init__(self, share: Share, messages: HaloExchange, prepare: Callable[[CSR], Operator], xp: Any) -> None:
         self.rank, self.rows, self.xp, self.messages = share.rank, share.rows, xp, messages
         self.inner, self.outer = (prepare(m) if m.nrows else None for m in (share.inner, share.outer))
         self.dtype, self.first_outer = share.inner.dtype, share.inner.nrows
@@ -101,7 +103,7 @@ class PartitionedOperator:
         found = cluster.fetch(client, [self._submit(i, _facts, mine) for i, mine in enumerate(rows)])
         self.shape, self.dtype = (len(part), len(part)), found[0][1]
         exchanges = halo.exchanges([needs for needs, _ in found], part)
-        sent = [_sent(client, address, mine) for address, mine in zip(addresses, exchanges, strict=True)]
+        sent = [_send(client, address, mine) for address, mine in zip(addresses, exchanges, strict=True)]
         shares = [self._submit(i, halo.share, i, *pair) for i, pair in enumerate(zip(rows, sent, strict=True))]
         self.rows = cluster.fetch(client, [self._submit(i, _rows_of, mine) for i, mine in enumerate(shares)])
         self.parts = self._joined(shares, options)
@@ -145,7 +147,7 @@ class PartitionedOperator:
         Parameters
         ----------
         function : callable
-            Importable by the workers; its `Part` multiplies and sums over all parts.
+            Importable by the workers; its `PartitionMember` multiplies and sums over all parts.
         vectors : (nrows,) arrays
             In host memory.
 
@@ -169,7 +171,7 @@ class PartitionedOperator:
             if np.shape(vector) != self.shape[:1]:
                 raise MatrixError(f"A is {self.shape[0]:,} x {self.shape[1]:,}, a vector has shape {np.shape(vector)}")
         sent = [
-            _sent(self.client, address, [np.asarray(vector)[rows] for vector in vectors])
+            _send(self.client, address, [np.asarray(vector)[rows] for vector in vectors])
             for address, rows in zip(self.addresses, self.rows, strict=True)
         ]
         tasks = [
@@ -256,7 +258,7 @@ def partitioned(
         addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
         part, why = _parts_of(m, partition, len(addresses))
         numbers = [np.flatnonzero(part == rank) for rank in range(len(addresses))]
-        rows = [_brought(client, m, mine, address) for mine, address in zip(numbers, addresses, strict=True)]
+        rows = [_place_rows(client, m, mine, address) for mine, address in zip(numbers, addresses, strict=True)]
         options = {"on_gpu": on_gpu, "method": method, "uses": uses}
         made = PartitionedOperator(client, rows, part, addresses, why, options)
         stack.callback(made.leave)
@@ -282,14 +284,14 @@ def _parts_of(m: CSR | StoredMatrix, partition: Any, parts: int) -> tuple[Any, s
     return ehyb.partition(m, parts).astype(np.int64), "by METIS"
 
 
-def _brought(client: Client, m: CSR | StoredMatrix, numbers: Any, address: str) -> Any:
-    """Return the future of a part's rows: sent, or read where they will be multiplied."""
+def _place_rows(client: Client, m: CSR | StoredMatrix, numbers: Any, address: str) -> Any:
+    """Return the future of one worker's rows: sent to it, or read there from the stored matrix."""
     if isinstance(m, StoredMatrix):
-        return client.submit(_read, m.url, _sent(client, address, numbers), workers=[address], pure=False)
-    return _sent(client, address, Rows(numbers, read_matrix(m.to_scipy()[numbers])[0]))
+        return client.submit(_read, m.url, _send(client, address, numbers), workers=[address], pure=False)
+    return _send(client, address, Rows(numbers, read_matrix(m.to_scipy()[numbers])[0]))
 
 
-def _sent(client: Client, address: str, value: Any) -> Any:
+def _send(client: Client, address: str, value: Any) -> Any:
     """Return the future of a value that is on a worker: within a task, large ones would pass through the scheduler."""
     return client.scatter([value], workers=[address], hash=False)[0]
 
@@ -300,8 +302,8 @@ def _sent(client: Client, address: str, value: Any) -> Any:
 def _read(url: str, numbers: Any) -> Rows:
     """Read rows of a stored matrix."""
     stored = open_matrix(url)
-    beside = len(numbers) > 0 and numbers[-1] - numbers[0] == len(numbers) - 1
-    m = stored.rows(int(numbers[0]), int(numbers[-1]) + 1) if beside else stored.take(numbers)
+    contiguous = len(numbers) > 0 and numbers[-1] - numbers[0] == len(numbers) - 1
+    m = stored.rows(int(numbers[0]), int(numbers[-1]) + 1) if contiguous else stored.take(numbers)
     return Rows(numbers, read_matrix(m.to_scipy())[0])
 
 
@@ -325,15 +327,17 @@ def _address(listener: Listener) -> Any:
     return listener.address
 
 
-def _join_hosts(share: Share, listener: Listener, where: list[Any], key: bytes, options: dict[str, Any]) -> Part:
+def _join_hosts(
+    share: Share, listener: Listener, where: list[Any], key: bytes, options: dict[str, Any]
+) -> PartitionMember:
     """Reach the other parts, then prepare this one."""
-    messages = HostMessages(share, listener, where, key)
+    messages = HostHaloExchange(share, listener, where, key)
     threads = get_worker().state.nthreads
 
     def prepare(m: CSR) -> Operator:
         return operator(m.to_scipy(), options["method"], uses=options["uses"], threads=threads)
 
-    return Part(share, messages, prepare, np)
+    return PartitionMember(share, messages, prepare, np)
 
 
 def _nccl_name() -> Any:
@@ -342,21 +346,21 @@ def _nccl_name() -> Any:
     return nccl.get_unique_id()
 
 
-def _join_gpus(share: Share, size: int, name: Any, on_this_host: int, options: dict[str, Any]) -> Part:
+def _join_gpus(share: Share, size: int, name: Any, on_this_host: int, options: dict[str, Any]) -> PartitionMember:
     """Reach the other parts, then prepare this one; parts on one host share its cores, where cores multiply too."""
     import cupy
 
     threads = max(1, len(os.sched_getaffinity(0)) // on_this_host)
-    messages = NcclMessages(share, size, name, share.inner.dtype)
+    messages = NcclHaloExchange(share, size, name, share.inner.dtype)
 
     def prepare(m: CSR) -> Operator:
         moved = CSR(cupy.asarray(m.indptr), cupy.asarray(m.indices), cupy.asarray(m.data), m.shape)
         return operator(cupy_operands.to_cupyx_any(moved), options["method"], uses=options["uses"], threads=threads)
 
-    return Part(share, messages, prepare, cupy)
+    return PartitionMember(share, messages, prepare, cupy)
 
 
-def _call(function: Callable[..., Any], part: Part, vectors: list[Any], options: dict[str, Any]) -> Any:
+def _call(function: Callable[..., Any], part: PartitionMember, vectors: list[Any], options: dict[str, Any]) -> Any:
     try:
         return function(part, *map(part.xp.asarray, vectors), **options)
     except BaseException:
@@ -364,7 +368,7 @@ def _call(function: Callable[..., Any], part: Part, vectors: list[Any], options:
         raise
 
 
-def _product(part: Part, x: Any) -> Any:
+def _product(part: PartitionMember, x: Any) -> Any:
     return on_host(part.matvec(x))
 
 
@@ -373,5 +377,5 @@ def on_host(array: Any) -> Any:
     return array.get() if hasattr(array, "get") else array
 
 
-def _close(part: Part) -> None:
+def _close(part: PartitionMember) -> None:
     part.messages.close()

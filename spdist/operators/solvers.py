@@ -55,7 +55,7 @@ class Solution:
 
 
 class Space(Protocol):
-    """What a loop needs of a matrix; `spdist.operators.partitioned.Part` is one."""
+    """What a loop needs of a matrix; `spdist.operators.partitioned.PartitionMember` is one."""
 
     xp: Any
     x: Any

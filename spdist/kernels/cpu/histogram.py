@@ -1,7 +1,7 @@
-"""Counting values by bins on the CPU, compiled by Numba: NumPy sorts them first, which takes longer than the product.
+"""Count values by bins on the CPU, compiled by Numba: NumPy would sort the values, which takes longer than the product.
 
-The range of the edges is cut into cells of equal width, of which each knows its edges, so that of bins of much the same
-width one or two are looked at, and of any others no more than a search among all of them would.
+The range of the edges is cut into cells of equal width, and each cell knows the edges inside it. If bins have similar
+widths, a value is compared with one or two edges; for any other bins, with no more than a binary search needs.
 """
 
 from __future__ import annotations
@@ -18,21 +18,26 @@ CELLS = 4
 
 
 def histogram(values: ValueArray, edges: ValueArray) -> Int64Array:
-    """Count the values x with ``edges[bin] <= x < edges[bin + 1]`` of each bin; the last edge is of the last bin.
+    """Count the values x with ``edges[bin] <= x < edges[bin + 1]`` for each bin; the last bin includes its upper edge.
 
     Parameters
     ----------
     values : (n,) array
-        Real; compared as float64. NaN, and what lies outside, is not counted.
+        Real; compared as float64. NaN and values outside all bins are not counted.
     edges : (bins + 1,) float64
         Finite and rising.
 
     Returns
     -------
     (bins,) int64
+
+    Examples
+    --------
+    >>> histogram(np.array([0.5, 1.0, 2.0, 7.0]), np.array([0.0, 1.0, 2.0]))
+    array([1, 2])
     """
     counts = np.zeros(len(edges) - 1, np.int64)
-    cells, half = CELLS * len(counts), edges / 2  # of which the differences are finite
+    cells, half = CELLS * len(counts), edges / 2  # differences of halves are finite
     width = (half[-1] - half[0]) / cells
     scale = 1 / width if width > 1 / np.finfo(np.float64).max else 0.0
     cell_of = np.minimum((half - half[0]) * scale, cells - 1).astype(np.int64)
@@ -42,14 +47,14 @@ def histogram(values: ValueArray, edges: ValueArray) -> Int64Array:
 
 @compiled
 def count_by_bins(values: Any, edges: Any, starts: Any, scale: float, counts: Any) -> None:
-    """Add to each count the values of its bin.
+    """Add the number of values in each bin to its count.
 
     Parameters
     ----------
     values, edges
-        As of `histogram`.
+        As for `histogram`.
     starts : (cells + 1,) int64
-        The first edge of each cell; the cell of x is ``(x / 2 - edges[0] / 2) * scale``, which falls for no larger x.
+        The first edge of each cell; the cell of x is ``(x / 2 - edges[0] / 2) * scale``, monotonic in x.
     scale : float
     counts : (bins,) int64
     """
@@ -61,7 +66,7 @@ def count_by_bins(values: Any, edges: Any, starts: Any, scale: float, counts: An
             continue
         cell = min(np.uintp((x / 2 - first / 2) * scale), cells - np.uintp(1))
         low, high = np.uintp(starts[cell]), np.uintp(starts[cell + np.uintp(1)])
-        while low < high:  # `low` becomes how many edges there are up to x
+        while low < high:  # `low` becomes the number of edges up to x
             middle = (low + high) >> np.uintp(1)
             if edges[middle] <= x:
                 low = middle + np.uintp(1)

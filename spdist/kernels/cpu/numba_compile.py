@@ -1,4 +1,4 @@
-"""How Numba compiles the kernels, and a semiring as a type of Numba's, so that its operators are compiled in."""
+"""Compile kernels by Numba; semirings are Numba types, so that their operators are compiled in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from numba.np.numpy_support import as_dtype, from_dtype
 from spdist.errors import InputError
 from spdist.kernels.semirings import Semiring
 
-# No function makes arrays, so that references need not be counted: threads would fight for the counters.
+# No compiled function makes arrays, so that references need not be counted: threads would contend for the counters.
 OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "_nrt": False}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -25,18 +25,18 @@ log = logging.getLogger("spdist")
 
 
 def kept(function: Function, **options: Any) -> Function:
-    """Compile a function with these options, and keep it on disk if Numba finds a place that can be written to."""
+    """Compile a function with these options, and cache it on disk if Numba finds a folder that can be written to."""
     try:
         return cast(Function, njit(cache=True, **options)(function))
     except RuntimeError as error:
         if "cannot cache function" not in str(error):
             raise
-        _say_that_nothing_is_kept()
+        _warn_that_nothing_is_cached()
         return cast(Function, njit(**options)(function))
 
 
 @functools.cache
-def _say_that_nothing_is_kept() -> None:
+def _warn_that_nothing_is_cached() -> None:
     log.warning(
         "Numba may write neither to the folder of spdist nor to that of the user: each process compiles the kernels "
         "again, which takes some seconds; set NUMBA_CACHE_DIR to a folder that can be written to"
@@ -44,12 +44,12 @@ def _say_that_nothing_is_kept() -> None:
 
 
 def compiled(function: Function) -> Function:
-    """Compile a function when it is first called with new types, and keep it on disk."""
+    """Compile a kernel when it is first called with new types, and cache it on disk."""
     return kept(function, **OPTIONS)
 
 
 def part(function: Function) -> Function:
-    """Compile a function that compiled functions call: what is kept on disk of these holds it."""
+    """Compile a function that kernels call: the kernels' cache on disk contains it."""
     return cast(Function, njit(**OPTIONS)(function))
 
 
@@ -65,20 +65,20 @@ def instruction(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def callable_part(function: Callable[..., Any]) -> Any:
-    """Return a function as compiled functions call it, the same each time: kernels are compiled for each."""
+    """Return a user's function as kernels call it, one object for each function: kernels are compiled once for each."""
     return function if isinstance(function, Dispatcher) else njit(**INLINED)(function)
 
 
 def check_functions(functions: dict[str, tuple[Callable[..., Any], str]], dtype: np.dtype[Any]) -> None:
-    """Check that Numba compiles functions of one's own, `Options.functions`, for a C of this dtype.
+    """Check that Numba compiles the user's functions, `ProductSpec.functions`, for a C of this dtype.
 
     Raises
     ------
     InputError
-        Names the function, and says why it does not.
+        If Numba refuses a function; the message names it and the reason.
     """
     for what, (function, arguments) in functions.items():
-        hashable = isinstance(function, Hashable)  # it is kept, compiled
+        hashable = isinstance(function, Hashable)  # `callable_part` caches it
         reason = _refusal(function, arguments, dtype) if hashable else "it cannot be hashed"
         if reason is not None:
             name = getattr(function, "__qualname__", repr(function))
@@ -90,7 +90,7 @@ def check_functions(functions: dict[str, tuple[Callable[..., Any], str]], dtype:
 
 @functools.cache
 def _refusal(function: Callable[..., Any], arguments: str, dtype: np.dtype[Any]) -> str | None:
-    """Return why Numba does not compile a function as kernels call it; None where it does."""
+    """Return why Numba does not compile a function as kernels call it; None if it does."""
     kinds = (from_dtype(dtype),) * len(arguments.split(","))
     try:
         called = callable_part(function)
@@ -105,18 +105,18 @@ def _refusal(function: Callable[..., Any], arguments: str, dtype: np.dtype[Any])
 
 
 def for_ring(function: Any, ring: Semiring | None) -> Any:
-    """Return the compiled function to call with a semiring: what is kept on disk is for those that have a name."""
+    """Return the kernel to call with a semiring: only kernels of named semirings are cached on disk."""
     return function if ring is None or ring.named else unsaved(function)
 
 
 @functools.cache
 def unsaved(function: Any) -> Any:
-    """Return a compiled function's twin that is not kept on disk, where a semiring of one's own could not be found."""
+    """Return a kernel that is not cached on disk: another process would not find a user's own semiring or function."""
     return njit(**OPTIONS)(function.py_func)
 
 
 class RingType(types.Opaque):
-    """The type of one semiring: kernels are compiled for it as for the dtypes of their arrays, and it has no value."""
+    """The Numba type of one semiring: kernels are compiled for it as for a dtype; values of it hold nothing."""
 
     def __init__(self, ring: Semiring) -> None:
         self.ring = ring
@@ -124,7 +124,7 @@ class RingType(types.Opaque):
 
     @property
     def key(self) -> Semiring:
-        """What makes it equal to another."""
+        """Types of equal semirings are equal."""
         return self.ring
 
 
@@ -189,5 +189,5 @@ def add_product(total: Any, x: Any, y: Any, ring: Any) -> Any:
 
 
 def _scalar(kind: Any) -> Any:
-    """Return the NumPy type of a value of Numba's."""
+    """Return the NumPy scalar type of a Numba type."""
     return as_dtype(types.unliteral(kind)).type

@@ -1,7 +1,12 @@
-"""Random numbers sent through a matrix, each row or column taking the least of those it reaches (CPU, Numba).
+"""Estimate row sizes of a product by Cohen's method: propagate minima of random numbers through a matrix (CPU, Numba).
 
-E. Cohen, "Structure prediction and computation of sparse matrix products", Journal of Combinatorial Optimization 2,
-1998: the least of exponential random numbers tell how many there were.
+Each row or column takes the minimum of the random numbers of its entries. The minimum of exponential random numbers
+estimates how many there were.
+
+References
+----------
+.. [1] E. Cohen, "Structure prediction and computation of sparse matrix products", Journal of Combinatorial Optimization
+   2, 1998.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import numpy as np
 from spdist.kernels.cpu.numba_compile import compiled
 
 SAMPLES = 8
-"""Random numbers for each row or column, side by side; a register of 8 floats."""
+"""Random numbers for each row or column, stored side by side: a register of 8 floats."""
 
 
 @compiled

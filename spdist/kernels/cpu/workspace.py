@@ -9,13 +9,15 @@ from typing import Literal
 
 Engine = Literal["scipy", "numba"]
 WINDOW = 1 << 18
-"""Columns of the dense accumulator of the numba engine."""
+"""Most columns of the numba engine's dense accumulator."""
 SORT_PRODUCTS = 1 << 15
 """Products that the numba engine sorts at once."""
 RADIX_BINS = 1 << 11
+"""Bins of a pass of the radix sort."""
 RANK_PRODUCTS = 128
 """Products of the longest row that is sorted in a batch of small rows."""
 BATCH_ROWS = 128
+"""Most rows of a batch of small rows."""
 BATCH_SLOTS = 1 << 11
 """Products of a batch of small rows, before its last row is added."""
 SLICE_PRODUCTS = 1 << 17
@@ -23,9 +25,9 @@ SLICE_PRODUCTS = 1 << 17
 SCRATCH_ENTRIES = 1 << 18
 """Entries of C that a thread can make before it knows their place."""
 TABLE_SLOTS = 4
-"""Slots of a hash table for each column of a mask's row, at least: most searches end at the first."""
+"""Least slots of a hash table for each column of a mask's row: most searches end at the first slot."""
 PADDING = 64
-"""Elements after the accumulator, so that its marks can be read 64 at a time."""
+"""Elements behind the accumulator, so that its marks can be read 64 at a time."""
 OBJECTS = 1 << 16
 """Bytes for Python's and NumPy's objects around the arrays, per thread."""
 

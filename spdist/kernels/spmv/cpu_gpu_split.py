@@ -1,11 +1,11 @@
-"""Rows of a matrix shared between a GPU and this process's cores, for products with vectors: a share fixed beforehand.
+"""Rows of a matrix split between a GPU and this process's cores, for products with vectors.
 
-The GPU has the first rows, the host the others. What the host's rows ask of x is on its way to page-locked memory while
-the GPU's rows are launched, and the host's rows of y go back beside them; the caller's stream waits for those, the host
-for what it reads alone.
+The GPU has the first rows, the host the others. While the GPU's rows are launched, the elements of x that the host's
+rows use are downloaded to page-locked memory; the host's rows of y are uploaded while the GPU multiplies. The caller's
+stream waits for the upload, the host only for the download.
 
-The share is the one that takes both equally long, by what each was timed at. It is kept where a product is then quicker
-than the GPU by itself, by more than times of the same product differ.
+The split is fixed when the matrix is prepared: both sides are timed, and each gets so many rows that both take equally
+long. It is used only if the product is then quicker than the GPU alone, by more than repeated times differ.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX
 
 FIRST_SHARE = 1 / 32
-"""Of the matrix, what the host is timed with first."""
+"""Share of the matrix that the host is timed with first."""
 ROUNDS = 3
-"""Shares that the host is timed with at most."""
+"""Most shares that the host is timed with."""
 CLOSE = 0.1
-"""Change of a share, relative to it, below which the host is not timed again."""
+"""Relative change of the share below which the host is not timed again."""
 TURNS = 9
-"""Times that the shared product and the GPU alone are timed in the end, turn by turn."""
+"""Final timings of the split product and of the GPU alone, alternating."""
 PRODUCTS = 5
-"""Products that a time is the mean of."""
+"""Products that one timing averages."""
 TRIES = 3
-"""Such times of the host, of which the least tells what share it is given."""
+"""Timings of the host with a share; the least one counts."""
 WIDER = 1.25
-"""A range of x may be so many times as long as what is asked of it, and is copied without being gathered."""
+"""A range of x is copied whole, not gathered, if it is at most so many times as long as the elements used of it."""
 
 
-class Exchange:
-    """The way of elements of x to the host, and of its rows of y back: a stream beside the caller's.
+class HostTransfers:
+    """Downloads of x and uploads of y for the host's rows, on a stream of their own.
 
     Attributes
     ----------
     lock : Lock
-        Held for a product: there is one place for each way.
+        Held during a product: there is one staging buffer for each direction.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Exchange:
         self._memory: dict[str, Bytes] = {}
 
     def fetch(self, asked: Any, caller: Any) -> Any:
-        """Begin to copy an array of the GPU's, once `caller`, a stream, has made it; return where it will lie."""
+        """Begin to download an array once the stream `caller` has made it; return its staging buffer."""
         there = self._place("x", asked.shape, asked.dtype)
         self._ready.record(caller)
         self.stream.wait_event(self._ready)
@@ -74,12 +74,12 @@ class Exchange:
         return there
 
     def rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Wait for what is fetched; return a place for rows of y, which those of the product before have left then."""
+        """Wait for the download; return a staging buffer for rows of y, which the upload before has left by then."""
         self._arrived.synchronize()
         return self._place("y", shape, dtype)
 
     def give_back(self, rows: Any, out: Any, caller: Any) -> None:
-        """Begin to copy rows of y to the GPU; what `caller` is given from now on waits for them."""
+        """Begin to upload rows of y; later work on the stream `caller` waits for it."""
         if rows.size:
             up = self._runtime.memcpyHostToDevice
             self._runtime.memcpyAsync(out.data.ptr, rows.ctypes.data, rows.nbytes, up, self.stream.ptr)
@@ -90,13 +90,13 @@ class Exchange:
         """Return page-locked memory as an array."""
         count = math.prod(shape)
         if name not in self._memory or len(self._memory[name]) < count * dtype.itemsize:
-            self.stream.synchronize()  # a product that failed may have left a copy under way to what is let go
+            self.stream.synchronize()  # a failed product may have left a copy in flight to memory that is freed here
             self._memory[name] = pinned(count * dtype.itemsize)
         return array_at(self._memory[name], 0, count, dtype).reshape(shape)
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the interpreter may be gone
-            self.stream.synchronize()  # others get the memory
+            self.stream.synchronize()  # the memory is reused
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,16 +106,16 @@ class PreparedSplit:
     Attributes
     ----------
     device : PreparedMatrix or None
-        Rows before `cut`; None: they are left as they are.
+        The rows before `cut`; None leaves them out.
     host : PreparedMatrix
-        The others; its columns are those that they ask for.
+        The other rows; their columns are numbered by the elements of x that they use.
     shape : (nrows, ncols)
     cut : int
         The first row on the host.
     low, high : int
-        The columns that the host's rows ask for are among these.
+        The host's rows use columns of ``[low, high)`` only.
     columns : (n,) int32 or None
-        Those asked for, on the GPU; None: all of ``[low, high)``.
+        The columns that they use, on the GPU; None for all of ``[low, high)``.
     """
 
     device: PreparedMatrix | None
@@ -159,20 +159,20 @@ class PreparedSplit:
                 f"take products one by one, or prepare the operator by another method than 'hybrid'"
             )
         y = cupy.empty((self.shape[0], *x.shape[1:]), x.dtype) if out is None else out
-        exchange = self._exchange
-        with exchange.lock:
+        transfers = self._transfers
+        with transfers.lock:
             asked = x[self.low : self.high] if self.columns is None else multiply_gpu.gather(x, self.columns)
-            there = exchange.fetch(asked, caller)
+            there = transfers.fetch(asked, caller)
             if self.device is not None:
                 self.device.multiply(x, y[: self.cut], threads)
-            rows = exchange.rows((self.shape[0] - self.cut, *x.shape[1:]), x.dtype)
+            rows = transfers.rows((self.shape[0] - self.cut, *x.shape[1:]), x.dtype)
             self.host.multiply(there, rows, threads)
-            exchange.give_back(rows, y[self.cut :], caller)
+            transfers.give_back(rows, y[self.cut :], caller)
         return y
 
     @functools.cached_property
-    def _exchange(self) -> Exchange:
-        return Exchange()
+    def _transfers(self) -> HostTransfers:
+        return HostTransfers()
 
     def describe(self) -> str:
         """Say in what form the matrix is, for people."""
@@ -209,7 +209,7 @@ class Cuts:
         self.weights = self.offsets + np.arange(len(self.offsets))  # an entry, and a row to write
 
     def row(self, share: float) -> int:
-        """Return the row from which on such a share of the matrix lies, at least a row and not all."""
+        """Return the row from which on the given share of the matrix lies: not the first, nor after the last."""
         at = int(np.searchsorted(self.weights, (1 - share) * self.weights[-1]))
         return min(max(at, 1), self.a.nrows - 1)
 
@@ -235,12 +235,12 @@ def _on_host(array: Any) -> Any:
 
 
 def renumbered(a: CSR) -> tuple[CSR, int, int, Any]:
-    """Return rows of the host with their columns numbered by what they ask for.
+    """Return the host's rows with columns numbered by the elements of x that they use.
 
     Returns
     -------
     CSR, int, int, (n,) int32 or None
-        The columns asked for are those of ``[low, high)``, all of them where there is no array.
+        The rows, the range ``[low, high)`` of columns that they use, and these columns; None if all of the range.
     """
     asks = np.zeros(a.ncols, bool)
     asks[a.indices] = True
@@ -267,14 +267,14 @@ def to_csr(before: CSR, after: CSR, product: PreparedSplit) -> CSR:
 
 @dataclass(frozen=True)
 class Forms:
-    """What prepares rows, and how long the GPU takes alone.
+    """How to prepare rows on either side, and how long the GPU takes alone.
 
     Attributes
     ----------
     on_gpu, on_host : callable
-        Each returns the product of rows that are there.
+        Each prepares rows that lie there.
     alone : callable
-        Returns the seconds of the GPU's product of the whole matrix.
+        Returns the seconds of a product of the whole matrix on the GPU.
     dtype : dtype
         Of vectors.
     threads : int
@@ -289,9 +289,9 @@ class Forms:
 
 
 def prepare(a: CSR, forms: Forms) -> tuple[PreparedSplit | None, str]:
-    """Share a matrix of the GPU's between it and the host, if that pays.
+    """Split a matrix between the GPU and the host if that pays.
 
-    Until that is known the GPU holds its rows of the shared product besides the whole one.
+    While this is tried, the GPU holds its rows of the split product as well as the whole matrix.
 
     Parameters
     ----------
@@ -302,7 +302,7 @@ def prepare(a: CSR, forms: Forms) -> tuple[PreparedSplit | None, str]:
     Returns
     -------
     PreparedSplit or None, str
-        None: the GPU alone is as quick. And why it is this one.
+        The split matrix, or None if the GPU alone is as quick; and why, for people.
 
     Raises
     ------
@@ -325,24 +325,24 @@ def prepare(a: CSR, forms: Forms) -> tuple[PreparedSplit | None, str]:
     share = balance(alone, fixed, chain)
     product = _cut(cuts, cuts.row(share), forms, gpu=True)
     ours, theirs = _turns(lambda: _seconds(product, vectors, forms.threads), forms.alone)
-    told = f"{cuts.share(product.cut):.1%} of the matrix on the host, threads={forms.threads}"
+    split = f"{cuts.share(product.cut):.1%} of the matrix on the host, threads={forms.threads}"
     both, one = _us(statistics.median(ours)), _us(statistics.median(theirs))
     if wins(ours, theirs):
-        return product, f"{told}: {both}, the GPU alone {one}"
-    return None, f"the GPU alone, {one}: with {told}, {both}, no gain beyond the noise"
+        return product, f"{split}: {both}, the GPU alone {one}"
+    return None, f"the GPU alone, {one}: with {split}, {both}, no gain beyond the noise"
 
 
 def balance(alone: float, fixed: float, chain: Callable[[float], float]) -> float:
-    """Return the share of the host with which it is done when the GPU is.
+    """Return the share of the matrix with which the host takes as long as the GPU.
 
     Parameters
     ----------
     alone : float
-        Seconds of the GPU with the whole matrix; with a part it takes as long as that is large.
+        Seconds of the GPU with the whole matrix; with a part, proportionally less.
     fixed : float
-        Seconds of the host with next to nothing.
+        Seconds of the host with a single row.
     chain : callable
-        Returns the seconds of the host with a share, on the way there and back too.
+        Returns the seconds of the host with a share, with download and upload.
     """
     share = FIRST_SHARE
     for _ in range(ROUNDS):
@@ -354,7 +354,7 @@ def balance(alone: float, fixed: float, chain: Callable[[float], float]) -> floa
 
 
 def wins(ours: list[float], theirs: list[float]) -> bool:
-    """Whether three of four times of ours are below three of four of theirs."""
+    """Whether the upper quartile of our times is below the lower quartile of theirs."""
     return statistics.quantiles(ours, n=4)[2] < statistics.quantiles(theirs, n=4)[0]
 
 
@@ -377,7 +377,7 @@ def _vectors(a: CSR, dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
 
 def _seconds(product: PreparedSplit, vectors: tuple[Any, Any], threads: int) -> float:
-    """Return the seconds of a product among others, by the clock of the host, which takes part."""
+    """Return the seconds of one of several products, by the clock of the host, which takes part."""
     import cupy
 
     stream = cupy.cuda.get_current_stream()
@@ -391,7 +391,7 @@ def _seconds(product: PreparedSplit, vectors: tuple[Any, Any], threads: int) -> 
 
 
 def _turns(ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[list[float], list[float]]:
-    """Time two, turn by turn: what disturbs one disturbs the other."""
+    """Time two products alternately: a disturbance then hits both."""
     pairs = [(ours(), theirs()) for _ in range(TURNS)]
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 

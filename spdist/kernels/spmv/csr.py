@@ -1,8 +1,14 @@
-"""CSR-scalar and CSR-vector: products with vectors of a matrix that stays as it is, on the GPU.
+"""CSR-scalar and CSR-vector: products with vectors on the GPU, without another storage format.
+
+1. Choose how many lanes share a row, about one for each four entries of a mean row (`row_width`).
+2. Each lane adds up every so-many-th entry of its row; CSR-scalar has one lane a row, CSR-vector a warp.
+3. The lanes of a row add up their sums by shuffles, and the first one writes y.
+
+Beyond the paper, groups narrower than a warp (2 to 16 lanes) serve short rows.
 
 References
 ----------
-F. Villa, "Efficient Sparse Matrix-Vector Multiplication on CUDA", Politecnico di Milano.
+.. [1] F. Villa, "Efficient Sparse Matrix-Vector Multiplication on CUDA", Politecnico di Milano.
 """
 
 from __future__ import annotations
@@ -35,7 +41,7 @@ def _name(value: str, vector: str, index: str, pointer: str, width: int) -> str:
 
 
 def row_width(nrows: int, nnz: int) -> int:
-    """Return how many lanes suit rows of this mean length: about four entries each, 32 at most.
+    """Return how many lanes share a row of this mean length: about four entries a lane, at most 32 lanes.
 
     Examples
     --------

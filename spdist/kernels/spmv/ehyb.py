@@ -1,11 +1,18 @@
 """EHYB: the matrix in parts, each part's share of x in the shared memory of the thread block that multiplies it.
 
-METIS cuts the matrix's graph into parts on the host; everything else is done on the GPU. Rows keep their places for the
-caller: x is read, and y written, through the order of the parts. A solver may stay in that order instead.
+1. Choose the number of parts, so that each part's share of x fits shared memory (`part_count`, equations 1 and 2).
+2. Cut the matrix's graph into these parts by METIS, on the host (`partition`).
+3. In each part put rows wholly inside first, longest first, then the others, and cut them into slices of 32 rows.
+4. In each slice store the entries whose column is in the part as 16-bit places, then the others as 32-bit columns.
+5. Multiply: a thread block caches its part's share of x and takes slice after slice.
+
+The paper adds the entries outside of the parts in a second pass; here they follow in the same slice, and y is written
+once. Rows keep their numbers for the caller: x is read, and y written, through the order of the parts. A solver may
+stay in that order instead (`permuted`).
 
 References
 ----------
-C. Chen, "Explicit caching HYB: a new high-performance SpMV framework on GPGPU", arXiv 2204.06666.
+.. [1] C. Chen, "Explicit caching HYB: a new high-performance SpMV framework on GPGPU", arXiv 2204.06666.
 """
 
 from __future__ import annotations
@@ -32,7 +39,7 @@ FILE = "spmv/ehyb.cu"
 SHARED_SHARE = 0.45
 """Share of a multiprocessor's shared memory that a part of x may fill, so that two thread blocks fit."""
 SLACK = 0.95
-"""METIS leaves parts of unequal size; the mean one takes no more than this share of the room."""
+"""Share of that room that a mean part fills: METIS makes parts of unequal size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +55,9 @@ class Ehyb:
     starts : (nparts + 1,) int32
         First position of each part.
     ends : (nparts,) int32
-        Positions that the slices of each part end before; rows kept elsewhere follow.
+        Position after the last row in slices of each part; the part's rows in `long` follow.
     first_slices : (nparts + 1,) int32
+        First slice of each part.
     slices : (nslices, 4) int64
         Places of values, outer columns and inner places; ``first | near << 32 | far << 48``.
     values : value dtype
@@ -248,8 +256,8 @@ class _Build:
             slices[:, k] = sums - 32 * width
             totals.append(int(sums[-1]) if len(first) else 0)
         slices[:, 3] = xp.asarray(first.astype(np.int64)) | near_width << 32 | far_width << 48
-        kinds = (self.dtype, np.int32, np.uint16)
-        values, columns, places = (xp.empty(total, kind) for total, kind in zip(totals, kinds, strict=True))
+        dtypes = (self.dtype, np.int32, np.uint16)
+        values, columns, places = (xp.empty(total, dtype) for total, dtype in zip(totals, dtypes, strict=True))
         device = {"starts": xp.asarray(starts), "ends": xp.asarray(ends), "owner": xp.asarray(owner.astype(np.int32))}
         if len(first):
             name = f"ehyb_fill<{c_type(np.dtype(a.dtype))}, {c_type(self.dtype)}, {self.types}>"
@@ -264,7 +272,7 @@ class _Build:
         )  # fmt: skip
 
     def _order(self, near: Any, far: Any, is_long: Any) -> Any:
-        """Return the rows part by part: those wholly inside, longest first; the others; those kept elsewhere."""
+        """Return the rows part by part: rows wholly inside, longest first; other rows; rows in CSR."""
         kind = self.xp.where(is_long, 2, (far > 0).astype(np.int64))
         length = self.xp.where(far > 0, far, near)
         key = (self.part.astype(np.int64) * 3 + kind) << 32 | (INT32_MAX - length)

@@ -6,7 +6,7 @@ Every form multiplies ``(ncols,)`` and ``(ncols, k)`` arrays in C order that lie
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,7 +25,7 @@ from spdist.matrices.dtypes import is_on_gpu
 
 
 class PreparedMatrix(Protocol):
-    """What multiplies."""
+    """A matrix in a form that multiplies dense vectors."""
 
     @property
     def nbytes(self) -> int:
@@ -35,7 +35,7 @@ class PreparedMatrix(Protocol):
         """Return ``a @ x``, in `out` where that is not None."""
 
     def describe(self) -> str:
-        """Say in what form the matrix is, for people."""
+        """Describe the form, for people."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class PreparedSell:
         return sell.multiply(self.matrix, x, out, threads=threads)
 
     def describe(self) -> str:
-        """Say in what form the matrix is, for people."""
+        """Describe the form, for people."""
         m = self.matrix
         kinds = ", ".join(f"{count:,} {name}" for name, count in m.kind_counts().items())
         blocks = f" in {m.block} x {m.block} blocks" if m.block > 1 else ""
@@ -82,7 +82,7 @@ class PreparedCsr:
             return csr_spmv.multiply(self.matrix, x, out, width=self.width or None)
         y = np.empty((self.matrix.nrows, *x.shape[1:]), x.dtype) if out is None else out
         y[...] = 0
-        m = self._scipy  # its own product makes y anew, which costs as much as a pass over it
+        m = self._scipy  # SciPy's operator allocates y, which costs as much as a pass over it
         if x.ndim == 1:
             _sparsetools.csr_matvec(*self.matrix.shape, m.indptr, m.indices, m.data, x, y)
         else:
@@ -94,7 +94,7 @@ class PreparedCsr:
         return self.matrix.to_scipy()
 
     def describe(self) -> str:
-        """Say in what form the matrix is, for people."""
+        """Describe the form, for people."""
         return f"CSR, {self.width} lanes a row" if self.width else "CSR"
 
 
@@ -124,7 +124,7 @@ class PreparedCusparse:
 
     @functools.cached_property
     def _cupyx(self) -> Any:
-        """The matrix as CuPy's, looked at once: whether it is canonical takes longer to find out than a product."""
+        """The matrix as CuPy's, checked once: finding out whether it is canonical takes longer than a product."""
         import cupyx.scipy.sparse as csp
 
         m = self.matrix
@@ -133,7 +133,7 @@ class PreparedCusparse:
         return made
 
     def describe(self) -> str:
-        """Say in what form the matrix is, for people."""
+        """Describe the form, for people."""
         return "CSR, by cuSPARSE"
 
 
@@ -153,7 +153,7 @@ class PreparedEhyb:
         return ehyb.multiply(self.matrix, x, out)
 
     def describe(self) -> str:
-        """Say in what form the matrix is, for people."""
+        """Describe the form, for people."""
         m = self.matrix
         return f"EHYB, {len(m.ends):,} parts of up to {m.most:,} rows, {m.outside:.1%} of the slots outside"
 
@@ -174,7 +174,7 @@ class PreparedBsr:
         return bsr_spmv.multiply(self.matrix, x, out, threads=threads)
 
     def describe(self) -> str:
-        """Say in what form the matrix is, for people."""
+        """Describe the form, for people."""
         r, s = self.matrix.blocksize
         return f"BSR, {self.matrix.blocks:,} blocks of {r} x {s}"
 
@@ -204,15 +204,13 @@ def by_popularity(a: CSR, **options: Any) -> PreparedSell:
 
 def _with_rows(m: Sell, order: Any) -> Sell:
     """Return a matrix whose rows are written where they were before they were put in this order."""
-    from dataclasses import replace
-
     rows = order if m.rows is None else order[m.rows]
     long = order[m.long_rows] if len(m.long_rows) else m.long_rows
     return replace(m, rows=rows.astype(np.int32, copy=False), long_rows=long.astype(np.int32, copy=False))
 
 
 def to_arrays(value: Any, prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a product into its arrays and the facts beside them, by dotted names."""
+    """Split a prepared matrix into its arrays and its other attributes, by dotted names."""
     arrays: dict[str, Any] = {}
     facts: dict[str, Any] = {}
     for field in fields(value):
@@ -229,7 +227,7 @@ def to_arrays(value: Any, prefix: str = "") -> tuple[dict[str, Any], dict[str, A
 
 
 def from_arrays(kind: type[Any], arrays: dict[str, Any], facts: dict[str, Any], prefix: str = "") -> Any:
-    """Put together what `to_arrays` took apart.
+    """Put a prepared matrix together from the results of `to_arrays`.
 
     Raises
     ------

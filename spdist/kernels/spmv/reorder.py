@@ -1,8 +1,8 @@
 """Orders of rows and columns in which products with vectors find more of x in the caches.
 
 ``levels`` numbers the rows of a graph level by level from a row of few neighbours, as Cuthill and McKee do: neighbours
-come to lie near each other. ``popular`` numbers columns by how often they are used: those of which a few take most of
-the entries come to lie side by side. On the GPU both take a small part of the time of the host's reordering by SciPy.
+get nearby numbers. ``popular`` numbers columns by how often they are used: if a few columns have most of the entries,
+these lie next to each other. On the GPU both take a small part of the time of SciPy's reordering on the host.
 
 References
 ----------
@@ -23,7 +23,7 @@ from spdist.matrices.dtypes import is_on_gpu
 
 FILE = "spmv/reorder.cu"
 MOST_LEVELS = 4096
-"""Levels, all components together, after which the rows that are left keep their order: each takes a wait."""
+"""Levels of all components, after which the remaining rows keep their order: the host waits once a level."""
 NULL = np.intp(0)
 
 

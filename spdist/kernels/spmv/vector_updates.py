@@ -1,6 +1,6 @@
-"""What an iteration of a solver does to its vectors: updates, in place, with the sums they need.
+"""In-place updates of a solver's vectors, with the sums that they need.
 
-On the GPU each is one launch, and sums stay there; on the host NumPy's operations. Sums are doubles.
+On the GPU each update is one launch, and sums stay in device memory; on the host NumPy does it. Sums are doubles.
 
 References
 ----------
@@ -21,7 +21,7 @@ from spdist.matrices.dtypes import is_on_gpu
 
 FILE = "spmv/vector_updates.cu"
 BLOCKS = 512
-"""Thread blocks at most: fewer than a large GPU runs at a time, so that all of them do."""
+"""Most thread blocks: few enough for a large GPU to run all of them at a time."""
 PQ, RZ, RR, BEFORE = map(int, ConjugateGradientSum)
 """Places of sums: (p, q), (r, z), (r, r), and (r, z) of the iteration before."""
 KEPT, CHANGED = map(int, PageRankSum)
@@ -32,14 +32,13 @@ class Updates(Protocol):
     """The updates of vectors of one length and dtype; vectors of a call do not overlap."""
 
     def dot(self, x: Any, y: Any, out: Any) -> None:
-        """Set ``out[0]`` to the real part of ``(x, y)``; to that of the sum of x if y is None."""
+        """Set ``out[0]`` to the real part of ``(x, y)``, or of the sum of x if y is None."""
 
     def advance(self, x: Any, r: Any, p: Any, q: Any, scale: Any, sums: Any) -> None:
         """Take a step of conjugate gradients along p, where q = A p.
 
-        ``x += step p``, ``r -= step q``, where ``step = RZ / PQ``, 0 where r has become 0. Of `sums`, BEFORE is set to
-        RZ, then RZ and RR to the new ones. What q held is lost: ``z = scale r`` is left there, unless `scale` is None
-        and z is r.
+        ``x += step p``, ``r -= step q`` with ``step = RZ / PQ``, or 0 once r is 0. Of `sums`, BEFORE is set to RZ, then
+        RZ and RR to their new values. q is overwritten by ``z = scale r``, unless `scale` is None, when z is r.
         """
 
     def turn(self, p: Any, z: Any, sums: Any) -> None:
@@ -48,7 +47,7 @@ class Updates(Protocol):
     def settle(self, ranks: Any, moved: Any, damping: float, nodes: float, sums: Any) -> None:
         """Set ranks to ``damping moved`` and equal shares, of `nodes`, of what KEPT is short of; set CHANGED.
 
-        What `moved` held is lost.
+        `moved` is overwritten.
         """
 
 
@@ -59,7 +58,7 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
 
 
 def updates_of(x: Any) -> Updates:
-    """Return the updates of vectors like x, where it is."""
+    """Return the updates for vectors like x, on the device that holds x."""
     return OnGpu(x) if is_on_gpu(x) else OnHost()
 
 
@@ -100,7 +99,7 @@ def _ratio(above: Any, below: Any) -> float:
 
 
 class OnGpu:
-    """The updates by the kernels of `updates.cu`."""
+    """The updates by the kernels of `vector_updates.cu`."""
 
     def __init__(self, x: Any) -> None:
         import cupy

@@ -28,11 +28,7 @@ from spdist.scheduler.planner.candidates import (
     with_own_rows_of_b,
 )
 from spdist.scheduler.planner.estimate import NO_COMPRESSION, Estimate, RowLimits, row_limits
-from spdist.scheduler.planner.plan import (
-    Block,
-    Plan,
-    even_bounds,
-)
+from spdist.scheduler.planner.plan import Block, Plan, even_bounds
 from spdist.scheduler.planner.remote_readers import RemoteReaders
 from spdist.scheduler.planner.request import PlanRequest, operand
 from spdist.scheduler.planner.row_scan import RowScan
@@ -91,19 +87,19 @@ def make_plan(request: PlanRequest, readers: RemoteReaders | None = None, tuning
         readers = None
     with ThreadPoolExecutor(1) as pool:
         even = pool.submit(even_rows, a, parts, b_lengths if a == b else None) if parts > 1 else None
-        source = _Source(request, b_lengths, limits, readers, tuning)
+        source = _PlanSource(request, b_lengths, limits, readers, tuning)
         if not request.writes_c and request.engine == "cuda" and not limits.upper:
             with contextlib.suppress(MemoryBoundError):  # the plan by a sample fits, or says what does not
                 plan = source.plan(NO_COMPRESSION, [0, a.nrows] if even is None else even.result(), c_on_host=False)
                 if not any(block.split for block in plan.blocks):  # partial products are added on the host
                     return plan
-        few = readers if parts > 1 else None
-        estimate = sample_rows(a, b, b_lengths, triangle=limits.upper, readers=few, tuning=tuning.sample)
+        sample_readers = readers if parts > 1 else None  # of a small A there is not enough to read
+        estimate = sample_rows(a, b, b_lengths, triangle=limits.upper, readers=sample_readers, tuning=tuning.sample)
         return source.plan(estimate, [0, a.nrows] if even is None else even.result(), c_on_host=True)
 
 
 @dataclass(frozen=True)
-class _Source:
+class _PlanSource:
     """What is known of a product before its rows are cut."""
 
     request: PlanRequest

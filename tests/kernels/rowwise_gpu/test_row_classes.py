@@ -147,5 +147,5 @@ def test_wide_keys_change_the_sort_alone():
 def test_shapes_are_checked_before_a_gpu_is_needed(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "cupy", object())
     a = from_scipy(random_matrix(4, 5, 2.0, 1))
-    with pytest.raises(MatrixError, match="A is 4 x 5, B 4 x 5"):
+    with pytest.raises(MatrixError, match="A is 4 x 5 and B is 4 x 5"):
         rowwise_gpu.multiply(a, a)

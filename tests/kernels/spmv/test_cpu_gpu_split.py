@@ -307,7 +307,7 @@ def test_parts_of_one_host_share_its_cores(monkeypatch, cupy):
     empty = on_gpu(sp.csr_array((0, 27)))
     share = SimpleNamespace(rank=0, rows=np.arange(27), inner=m, outer=empty)
     cupy.zeros = lambda shape, dtype: array(np.zeros(shape, dtype))
-    monkeypatch.setattr(partitioned, "NcclMessages", lambda *arguments: None)
+    monkeypatch.setattr(partitioned, "NcclHaloExchange", lambda *arguments: None)
     monkeypatch.setattr(partitioned.cupy_operands, "to_cupyx_any", lambda matrix: matrix)
     monkeypatch.setattr(partitioned, "operator", lambda *given, **options: asked.append((given[1], options)))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(13)))

@@ -89,16 +89,16 @@ def test_without_what_looks_at_columns_nothing_is_transposed(operands):
 
 
 @pytest.mark.parametrize("grid", [(5, 1, 1), (3, 2, 2)])
-@pytest.mark.parametrize("turned", [{}, {"transpose_a": True}, {"transpose_a": True, "transpose_b": True}], ids=str)
-def test_from_storage(operands, stored, tmp_path, scheduler, grid, turned):
+@pytest.mark.parametrize("transposed", [{}, {"transpose_a": True}, {"transpose_a": True, "transpose_b": True}], ids=str)
+def test_from_storage(operands, stored, tmp_path, scheduler, grid, transposed):
     """Columns go across all row blocks."""
     a, b = operands
     mask = whole_numbers(90, 80, 40, 3)
-    stored("A", a.T.tocsr() if "transpose_a" in turned else a), stored("M", mask)
-    stored("B", b.T.tocsr() if "transpose_b" in turned else b)
+    stored("A", a.T.tocsr() if "transpose_a" in transposed else a), stored("M", mask)
+    stored("B", b.T.tocsr() if "transpose_b" in transposed else b)
     report = api.multiply(
         tmp_path / "A.zarr", tmp_path / "B.zarr", tmp_path / "C.zarr", mask=tmp_path / "M.zarr", top_n=4, axis=0,
-        grid=grid, scheduler=scheduler, check=True, **turned,
+        grid=grid, scheduler=scheduler, check=True, **transposed,
     )  # fmt: skip
     assert report.verification["ok"]
     assert tuple(report.grid.values()) == grid  # of C, not of its transpose
@@ -190,13 +190,13 @@ def test_what_does_not_fit_is_refused_before_anything_is_transposed(stored, tmp_
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):
             api.multiply(a, right, tmp_path / "C.zarr", top_n=3, axis=0, **options)
-    turned = stored("T", whole_numbers(70, 90, 5, 1))
+    transposed = stored("T", whole_numbers(70, 90, 5, 1))
     for options, message in (
         ({"mask": mask}, "the mask is 80 x 90, but C is 90 x 80"), ({"grid": (99, 1, 1)}, "99 row blocks of 90 rows"),
         ({"grid": 7}, "grid=7: write the numbers of row"), ({"memory_limit": "much"}, "is not a size"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):
-            api.multiply(turned, b, tmp_path / "C.zarr", transpose_a=True, **options)
+            api.multiply(transposed, b, tmp_path / "C.zarr", transpose_a=True, **options)
     with pytest.raises(InputError, match="grid=7"):
         api.plan(a, b, grid=7)
 
@@ -257,7 +257,7 @@ def test_errors_name_what_was_given(operands):
     ):
         with pytest.raises(SpdistError, match=message):
             spdist.spgemm(a, b, top_n=3, axis=0, **options)
-    with pytest.raises(SpdistError, match="A is 90 x 70, B 90 x 70"):
+    with pytest.raises(SpdistError, match="A is 90 x 70 and B is 90 x 70"):
         spdist.spgemm(a, a, top_n=3, axis=0)
 
 

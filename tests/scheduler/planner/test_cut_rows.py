@@ -1,0 +1,80 @@
+"""The compiled cut against a slow twin in Python."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from spdist.scheduler.planner.block_table import BlockRecord, block_records, joined_records
+from spdist.scheduler.planner.cut_rows import BlockCutter, Costs, ExpectedRows
+from tests.conftest import random_matrix
+
+
+def slow_cut(a, b_lengths, rows_per_chunk, costs, expected, forced):
+    """Return the blocks, one row of A after the other, with a set of the rows of B that each needs."""
+    blocks, start, sums, needed = [], 0, [0] * 4, set()
+
+    def record(stop):
+        chunks = {k // rows_per_chunk for k in needed}
+        b_bytes = sum(int(b_lengths[k]) * costs.b_entry + costs.b_row for k in needed)
+        return BlockRecord(start, stop, sums[0], sums[1], sums[2], b_bytes, len(chunks), sums[3])
+
+    for row, (begin, end) in enumerate(itertools.pairwise(a.indptr.tolist())):
+        columns = a.indices[begin:end].tolist()
+        products = nnz = sum(int(b_lengths[k]) for k in columns)
+        if products:
+            nnz = min(int(products * expected.ratio[int(math.log2(products))]) + 1, products, costs.ncols)
+        mask = int(expected.mask_lengths[row]) if len(expected.mask_lengths) else None
+        if mask is not None:
+            nnz = min(nnz, mask if costs.inside else costs.ncols - mask)
+        shares = expected.share[:, row * expected.share.shape[1] // costs.nrows]
+        products, uncut = math.ceil(products * shares[0]), math.ceil(nnz * shares[1])
+        a_bytes = (end - begin) * costs.a_entry + 16 + (0 if mask is None else mask * costs.mask_entry + 8)
+        own, before = [products, min(uncut, costs.top_n), a_bytes, uncut], (list(sums), set(needed))
+        sums, needed = [x + y for x, y in zip(sums, own, strict=True)], needed | set(columns)
+        whole = record(row + 1)
+        nbytes = whole.a_bytes + whole.nnz * costs.c_entry + (row + 1 - start) * costs.c_row
+        full = nbytes + (0 if costs.b_resident else whole.b_bytes) > costs.budget
+        full = row > start and (full or whole.products > costs.max_products)
+        if row in forced if len(forced) else full:
+            sums, needed = before
+            blocks.append(record(row))
+            start, sums, needed = row, own, set(columns)
+    return [*blocks, record(a.shape[0])]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_blocks_are_those_of_a_slow_twin(seed):
+    """Fed in pieces of any length: bounds by bytes and by products, forced starts, masks, top-n and triangles."""
+    rng = np.random.default_rng(seed)
+    a, n = random_matrix(300, 200, 6, seed), 200
+    b_lengths = rng.integers(0, 30, n).astype(np.uint32)
+    masked = rng.integers(0, 40, 300).astype(np.uint32) if seed % 3 == 1 else np.empty(0, np.uint32)
+    ranges = 4 if seed % 4 == 3 else 1
+    expected = ExpectedRows(np.linspace(1, 0.3, 64), rng.random((2, ranges)) if ranges > 1 else np.ones((2, 1)), masked)
+    forced = np.array([17, 90, 91, 250]) if seed % 5 == 4 else np.empty(0, np.int64)
+    budget, products = int(rng.integers(2_000, 40_000)), int(rng.integers(500, 5_000))
+    top_n = int(rng.integers(1, 60))
+    costs = Costs(24, 12, 24, 12, 8, 300, 80, budget, products, 4, bool(seed % 2), top_n, bool(seed % 7 == 0))
+    cutter, found = BlockCutter(costs, expected, b_lengths, 9, forced), []
+    bounds = np.unique([0, *rng.integers(0, 300, 5), 300]).tolist()
+    for low, high in itertools.pairwise(bounds):
+        offsets = a.indptr[low : high + 1].astype(np.int64)
+        found += block_records(cutter.feed(offsets, a.indices[offsets[0] : offsets[-1]]))
+    found += block_records(cutter.close())
+    assert len(found) > 3
+    assert found == slow_cut(a, b_lengths, -(-n // 9), costs, expected, forced.tolist())
+
+
+def test_no_rows_are_no_block():
+    expected = ExpectedRows(np.ones(64), np.ones((2, 1)), np.empty(0, np.uint32))
+    costs = Costs(24, 12, 24, 12, 8, 0, 80, 1 << 20, 1 << 20, 4, False, 80, True)
+    assert len(BlockCutter(costs, expected, np.ones(5, np.uint32), 1, np.empty(0, np.int64)).close()) == 0
+
+
+def test_joined_blocks_have_the_rows_and_sums_of_both():
+    first, second = BlockRecord(3, 7, 1, 2, 3, 4, 5, 6), BlockRecord(7, 9, 10, 20, 30, 40, 50, 60)
+    assert joined_records(first, second) == BlockRecord(3, 9, 11, 22, 33, 44, 55, 66)
