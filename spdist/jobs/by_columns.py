@@ -13,10 +13,11 @@ from spdist.jobs.request import Request
 from spdist.jobs.target import Facts, check_target, replacement_path
 from spdist.kernels.semirings import transposed
 from spdist.storage import groups, locations
+from spdist.storage import transpose as transposition
 from spdist.storage.atomic_replace import is_ours
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.product_spec import StoredProductSpec
-from spdist.storage.transpose import transpose, transposed_copy
+from spdist.storage.transpose import transposed_copy
 
 
 def multiply_by_columns(request: Request) -> Report:
@@ -53,7 +54,7 @@ def multiply_by_columns(request: Request) -> Report:
             matrices = swapped.a, swapped.b, c
             return verified(report, matrices, swapped.spec, request.callbacks, target)
         report = multiply_by_rows(swapped, time.perf_counter())
-        transpose(place, target, overwrite=output.overwrite or replaces, facts=facts)
+        transposition.transpose(place, target, overwrite=output.overwrite or replaces, facts=facts)
     locations.remove(place)
     return replace(report, grid=dict(zip(report.grid, reversed(report.grid.values()), strict=True)))
 
