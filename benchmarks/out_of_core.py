@@ -21,7 +21,8 @@ import record
 import spdist
 from spdist import api
 from spdist.kernels.cpu import multiply as cpu
-from spdist.scheduler.execution.stages import Product
+from spdist.scheduler.execution.records import JobSpec
+from spdist.scheduler.execution.worker import WorkerContext
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage import groups
 from spdist.storage.matrix import StoredMatrix
@@ -86,9 +87,9 @@ class Scale:
 
 def in_memory(plan: Plan, a: StoredMatrix, b: StoredMatrix) -> float:
     """Multiply the plan's blocks with operands and results in memory, `WORKERS` at a time; return seconds."""
-    product = Product(a, b, plan.engine, plan.resident, plan.inner_bounds, plan.column_bounds)
+    job = JobSpec(a, b, plan.engine, plan.resident, plan.inner_bounds, plan.column_bounds)
     whole_a, whole_b = a.rows(0, a.nrows), b.rows(0, b.nrows)
-    product.warm()
+    WorkerContext(job).warm_up()
 
     def multiply(block: Any) -> int:
         rows = whole_a.rows(block.start, block.stop)

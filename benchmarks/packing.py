@@ -25,7 +25,7 @@ import numpy as np
 import record
 import suite
 
-from spdist.kernels.streaming import packed_sizes, packing
+from spdist.kernels.streaming import packing, workspace
 from spdist.matrices.csr import CSR
 
 CONSTANT = "27-point 96^3 constant"
@@ -74,7 +74,7 @@ class Way:
         self.rows = list(itertools.pairwise([0, *cuts.tolist(), c.nrows]))
         self.entries = [(int(ends[first]), int(ends[last])) for first, last in self.rows]
         self.blocks = [c.rows(*rows) for rows in self.rows]
-        bounds = [packed_sizes.packed_bound(b.shape, b.nnz, b.indices.itemsize, b.dtype.itemsize) for b in self.blocks]
+        bounds = [workspace.packed_bound(b.shape, b.nnz, b.indices.itemsize, b.dtype.itemsize) for b in self.blocks]
         self.out = [cupy.empty(max(bounds), np.uint8) for _ in range(SLOTS)]
         self.streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(SLOTS)]
         self.indptr = cupyx.empty_pinned(c.nrows + len(self.blocks), c.indptr.dtype)
@@ -147,7 +147,7 @@ class Way:
                 there.synchronize()
             packing.unpack(self.packed[number], indptr, indices, data if packed.values else None, first, last)
 
-        units = packed_sizes.packed_units(len(indptr) - 1, len(indices))
+        units = workspace.packed_units(len(indptr) - 1, len(indices))
         shares = max(1, min(threads, len(indices) // SHARE))
         cuts = [units * part // shares for part in range(shares + 1)]
         return [pool.submit(share, *cut) for cut in itertools.pairwise(cuts)]

@@ -280,13 +280,14 @@ def run_seconds(stages: Path) -> float:
 def stored(name: str, a: CSR, b: CSR, memory_limit: int, store: Path, workers: int) -> dict[str, Any]:
     """Return the figures of a product from Zarr to Zarr under Dask."""
     from spdist import api
+    from spdist.storage.writer import MatrixWriter
 
     shutil.rmtree(store, ignore_errors=True)
     store.mkdir(parents=True)
     paths = [store / "A.zarr", store / ("A.zarr" if b is a else "B.zarr")]
     for path, m in zip(paths, (a, b), strict=True):
         if not path.exists():
-            writer = api.MatrixWriter(path, m.ncols, m.dtype, {})
+            writer = MatrixWriter(path, m.ncols, m.dtype, {})
             for start in range(0, m.nrows, 1 << 18):
                 writer.append(m.rows(start, min(m.nrows, start + (1 << 18))))
             writer.close()

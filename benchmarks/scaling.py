@@ -66,7 +66,7 @@ def measure(workers: int, engine: str, stored: dict[str, Path]) -> dict[str, Any
         try:
             if engine == "hybrid":
                 with Client(made) as client:
-                    cluster.add_cores(made, client, (os.cpu_count() or 1) // 2)
+                    cluster.add_cpu_workers(made, client, (os.cpu_count() or 1) // 2)
             reduced, norm = seconds(lambda: spdist.reduce(graph, graph, "frobenius", **where))
             weak = stored.get(f"rows-{workers}")
             weak_s = None if weak is None else seconds(lambda: spdist.reduce(weak, graph, "frobenius", **where))[0]

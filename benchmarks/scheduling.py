@@ -16,52 +16,53 @@ from typing import Any
 
 import numpy as np
 import record
+import scipy.sparse as sp
+from distributed import Worker, WorkerPlugin
 
-from spdist.matrices.csr import CSR
-from spdist.scheduler.execution import driver as driver_module
+import spdist
+from spdist.scheduler.execution import stages
 from spdist.scheduler.execution.cluster import connect
-from spdist.scheduler.execution.stages import Counted, Part, Task
+from spdist.scheduler.execution.driver import Driver, DriverTuning
+from spdist.scheduler.execution.plugins import installed, peak_memory
+from spdist.scheduler.execution.records import BlockCounts, BlockTask, ChunkFragment, JobSpec
+from spdist.scheduler.execution.stages import CommitTarget
+from spdist.scheduler.execution.telemetry import Progress, RunCallbacks
+from spdist.scheduler.execution.worker import WorkerContext
 from spdist.scheduler.execution.worker_process import resident_memory
 from spdist.scheduler.planner.plan import Block, Operand, Plan
-from spdist.storage import groups
+from spdist.storage.groups import begin
 from spdist.storage.writer import Layout
 
 ENTRIES = 64
 PAIRS = 8
 
 
-class Empty:
-    """A product whose stages do nothing, except that one early block sleeps."""
+class EmptyStages(WorkerPlugin):
+    """Replaces the stages of worker processes by stages that do nothing, except that one early block sleeps."""
 
     def __init__(self, slow: int, seconds: float) -> None:
-        self.slow, self.seconds, self.totals = slow, seconds, {}
+        self.slow, self.seconds = slow, seconds
 
-    def warm(self) -> None:
-        """Nothing to compile."""
+    def setup(self, worker: Worker) -> None:
+        """Replace the stages in the module, which does not travel with this class; these workers run nothing else."""
+        stages.STAGES.update(preprocess=self.preprocess, multiply=self.multiply, commit=self.commit, join=self.join)
 
-    def take_timings(self) -> list[Any]:
-        """Nothing was timed."""
-        return []
-
-    def gpu_peak(self) -> int:
-        """No GPU."""
-        return 0
-
-    def preprocess(self, task: Task, piece: int = 0) -> None:
+    def preprocess(self, context: WorkerContext, task: BlockTask, piece: int = 0) -> None:
         """Read nothing."""
 
-    def multiply(self, task: Task, operands: None, piece: int = 0) -> Counted:
+    def multiply(self, context: WorkerContext, task: BlockTask, operands: None, piece: int = 0) -> BlockCounts:
         """Multiply nothing; the slow block takes its time."""
         if task.number == self.slow:
             time.sleep(self.seconds)
-        return Counted(np.array([ENTRIES], np.uint32), b"", False)
+        return BlockCounts(np.array([ENTRIES], np.uint32), b"", False)
 
-    def commit(self, task: Task, rows: int, digest: bytes, layout: Any, at: int, done_chunks: int) -> list[Part]:
+    def commit(
+        self, context: WorkerContext, task: BlockTask, rows: int, digest: bytes, target: CommitTarget
+    ) -> list[ChunkFragment]:
         """Write nothing; every block shares its Zarr chunk."""
-        c = CSR(np.array([0, ENTRIES]), np.arange(ENTRIES, dtype=np.int32), np.ones(ENTRIES), (1, ENTRIES))
-        return [Part(at, c.indices, c.data)]
+        return [ChunkFragment(target.offset, np.arange(ENTRIES, dtype=np.int32), np.ones(ENTRIES))]
 
-    def join(self, layout: Any, k: int, *parts: list[Part]) -> None:
+    def join(self, context: WorkerContext, layout: Any, k: int, *fragments: list[ChunkFragment]) -> None:
         """Write nothing."""
 
 
@@ -80,43 +81,48 @@ def measure(blocks: int, workers: int, slow: int, seconds: float) -> dict[str, f
     plan = plan_of(blocks)
     seen: list[tuple[int, int]] = []
     ahead: list[int] = []
+
+    def note(now: Progress) -> None:
+        if now.blocks % 500 == 0:
+            seen.append((now.blocks, resident_memory()))
+
     with tempfile.TemporaryDirectory() as folder:
         layout = Layout(str(Path(folder) / "C.zarr"), 8, np.dtype(np.float64), plan.chunk)
-        groups.begin(layout.url, {})
-        with connect(workers=workers, scheduler=None, processes=True, blocks=blocks) as client:
-            client.register_plugin(driver_module.Install("bench", Empty(slow, seconds)), name="bench")
-            driver = driver_module.Driver(
-                client, plan, None, layout, "bench", *driver_module.read_journal(layout.url), None
-            )
-            driver.progress = lambda now: (
-                seen.append((now.blocks, resident_memory())) if now.blocks % 500 == 0 else None
-            )
+        begin(layout.url, {})
+        a = spdist.save(Path(folder) / "A.zarr", sp.eye_array(8, format="csr"))
+        job = JobSpec(a, a, "scipy", False, plan.inner_bounds, plan.column_bounds)
+        with (
+            connect(workers=workers, scheduler=None, processes=True, blocks=blocks) as client,
+            installed(client, "bench", job),
+        ):
+            client.register_plugin(EmptyStages(slow, seconds))
+            driver = Driver(client, "bench", plan, layout, RunCallbacks(progress=note), DriverTuning())
             stop = threading.Event()
             watch = threading.Thread(target=lambda: _watch(driver, slow, stop, ahead), daemon=True)
             watch.start()
-            gc.freeze()  # as `run.execute` does
-            begin = time.perf_counter()
+            gc.freeze()  # as `driver.execute` does
+            started = time.perf_counter()
             driver.run()
-            wall = time.perf_counter() - begin
+            wall = time.perf_counter() - started
             stop.set()
             gc.unfreeze()
-            growth = max(peak for peak, _ in client.run(driver_module.worker_memory, "").values())
-    settled = [memory for done, memory in seen if done >= blocks // 2]
+            growth = max(peak for peak, _ in client.run(peak_memory, "bench").values())
+    second_half = [memory for done, memory in seen if done >= blocks // 2]
     return {
         "blocks": blocks,
         "workers": workers,
         "ms_per_block": (wall - seconds) / blocks * 1e3,
         "worker_growth_mb": growth / 1e6,
-        "memory_growth_mb_second_half": (settled[-1] - settled[0]) / 1e6 if settled else 0.0,
+        "memory_growth_mb_second_half": (second_half[-1] - second_half[0]) / 1e6 if second_half else 0.0,
         "blocks_beyond_a_slow_one": max(ahead, default=0),
         "window": plan.blocks_in_flight * workers,
     }
 
 
-def _watch(driver: driver_module.Driver, slow: int, stop: threading.Event, ahead: list[int]) -> None:
+def _watch(driver: Driver, slow: int, stop: threading.Event, ahead: list[int]) -> None:
     """Note how many blocks were handed out while the slow one was the first that is not placed."""
     while not stop.is_set():
-        waiting = [block.task.number for block in list(driver.inflight) if block.at < 0]
+        waiting = [block.task.number for block in list(driver.window.in_flight) if block.offset < 0]
         if waiting and min(waiting) == slow:
             ahead.append(max(waiting) - slow)
         time.sleep(0.05)

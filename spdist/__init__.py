@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from spdist.matrices import hooks
 
 if TYPE_CHECKING:
-    from spdist.api import Callbacks, Report, matmul, multiply, plan, reduce, save, verify
+    from spdist.api import matmul, multiply, plan, reduce, save, verify
     from spdist.chain import multi_matmul
     from spdist.errors import (
         CorruptError,
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
         SpdistError,
         VerificationError,
     )
-    from spdist.inmemory.spgemm import numeric, spgemm, symbolic
+    from spdist.inmemory.pattern import numeric, symbolic
+    from spdist.inmemory.spgemm import spgemm
+    from spdist.jobs.report import Callbacks, Report
     from spdist.kernels.product_spec import Epilogue
     from spdist.kernels.semirings import Semiring
     from spdist.matrices import vbr
@@ -44,8 +46,10 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOME = {
-    **dict.fromkeys(("Callbacks", "Report", "matmul", "multiply", "plan", "reduce", "save", "verify"), "spdist.api"),
-    **dict.fromkeys(("numeric", "spgemm", "symbolic"), "spdist.inmemory.spgemm"),
+    **dict.fromkeys(("matmul", "multiply", "plan", "reduce", "save", "verify"), "spdist.api"),
+    **dict.fromkeys(("Callbacks", "Report"), "spdist.jobs.report"),
+    **dict.fromkeys(("numeric", "symbolic"), "spdist.inmemory.pattern"),
+    "spgemm": "spdist.inmemory.spgemm",
     **dict.fromkeys(
         (
             "CorruptError",

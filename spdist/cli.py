@@ -8,9 +8,12 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from spdist.errors import InputError, SpdistError
+
+if TYPE_CHECKING:
+    from spdist.options import ProductKeywords
 
 EXAMPLES = """examples:
   spdist import A.mtx A.zarr
@@ -19,7 +22,7 @@ EXAMPLES = """examples:
 """
 
 VECTORS = ("row_sums", "column_sums", "row_nnz")
-"""Reductions that are as long as C has rows or columns."""
+"""Reductions to a value for each row or column of C."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -108,9 +111,8 @@ def _symmetrize(args: argparse.Namespace) -> int:
     from spdist import console
     from spdist.storage.transpose import symmetrize
 
-    told = {"conjugate": args.conjugate, "overwrite": args.overwrite}
     with console.transfer_bar(f"mirroring {args.source}", quiet=args.json) as bar:
-        matrix = symmetrize(args.source, args.target, **told, progress=bar)
+        matrix = symmetrize(args.source, args.target, conjugate=args.conjugate, overwrite=args.overwrite, progress=bar)
     return _show_matrix(matrix, args)
 
 
@@ -133,8 +135,15 @@ def _show_matrix(matrix: Any, args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     from spdist import api
 
-    limits = {"memory_limit": args.memory_limit, "host_limit": args.host_limit}
-    plan = api.plan(args.a, args.b, engine=args.engine, **limits, grid=args.grid, **_answer(args))
+    plan = api.plan(
+        args.a,
+        args.b,
+        engine=args.engine,
+        memory_limit=args.memory_limit,
+        host_limit=args.host_limit,
+        grid=args.grid,
+        **_product_keywords(args),
+    )
     if not args.json:
         from spdist import console
 
@@ -164,7 +173,7 @@ def _multiply(args: argparse.Namespace) -> int:
             transpose_b=args.transpose_b,
             axis=args.axis,
             callbacks=shown.callbacks,
-            **_answer(args),
+            **_product_keywords(args),
         )
     if not args.json:
         console.report_table(report, args.c)
@@ -180,7 +189,9 @@ def _reduce(args: argparse.Namespace) -> int:
 
     if args.what in VECTORS and args.out is None and not args.json:
         raise InputError(f"{args.what} is a vector: say where it goes with --out FILE.npy, or print it with --json")
-    out = nullcontext() if args.out is None else staged_file(args.out, overwrite=True)  # refused before the work
+    out = (
+        nullcontext() if args.out is None else staged_file(args.out, overwrite=True)
+    )  # refuses before anything is computed
     with out as place, console.RunDisplay(quiet=args.json) as shown:
         found = api.reduce(
             args.a,
@@ -192,7 +203,7 @@ def _reduce(args: argparse.Namespace) -> int:
             workers=args.workers,
             scheduler=args.scheduler,
             callbacks=shown.callbacks,
-            **_answer(args),
+            **_product_keywords(args),
         )
         if place is not None:
             with place.open("wb") as file:  # of a name np.save would add .npy to
@@ -210,24 +221,30 @@ def _verify(args: argparse.Namespace) -> int:
     from spdist import api, console
 
     with console.transfer_bar("verifying", quiet=args.json) as bar:
-        found = api.verify(args.a, args.b, args.c, progress=bar, **_answer(args))
+        found = api.verify(args.a, args.b, args.c, progress=bar, **_product_keywords(args))
     if not args.json:
         console.verification_line(found.to_json())
     _print_json(found.to_json(), args)
     return 0 if found.ok else 1
 
 
-def _answer(args: argparse.Namespace) -> dict[str, Any]:
+def _product_keywords(args: argparse.Namespace) -> ProductKeywords:
     from spdist.kernels.product_spec import Epilogue
 
-    epilogue = Epilogue(args.scale_rows, args.scale_columns, None, args.normalize, args.drop_zeros)
-    named = {name: getattr(args, name) for name in ("semiring", "mask", "complement", "triangle", "top_n", "threshold")}
-    return {**named, "epilogue": epilogue}
+    return {
+        "semiring": args.semiring,
+        "mask": args.mask,
+        "complement": args.complement,
+        "triangle": args.triangle,
+        "epilogue": Epilogue(args.scale_rows, args.scale_columns, None, args.normalize, args.drop_zeros),
+        "threshold": args.threshold,
+        "top_n": args.top_n,
+    }
 
 
 def _print_json(content: dict[str, Any], args: argparse.Namespace) -> int:
     if args.json:
-        print(json.dumps(content, default=str))  # complex numbers, as text
+        print(json.dumps(content, default=str))  # complex numbers become text
     return 0
 
 
@@ -294,8 +311,8 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     _add_engine_options(sub)
     sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core")
     sub.add_argument("--scheduler", metavar="ADDRESS", help="use a running Dask scheduler")
-    _add_answer_options(sub)
-    _add_answer_options(add("verify", _verify, "check that C is A @ B", "a", "b", "c"))
+    _add_product_options(sub)
+    _add_product_options(add("verify", _verify, "check that C is A @ B", "a", "b", "c"))
     return parser
 
 
@@ -313,10 +330,10 @@ def _add_plan_options(sub: argparse.ArgumentParser) -> None:
     _add_engine_options(sub)
     sub.add_argument("--host-limit", metavar="BYTES", help="of the host's memory for each GPU, by default 8GiB")
     sub.add_argument("--grid", type=_grid, metavar="I,K,J", help="force the number of row, inner and column blocks")
-    _add_answer_options(sub)
+    _add_product_options(sub)
 
 
-def _add_answer_options(sub: argparse.ArgumentParser) -> None:
+def _add_product_options(sub: argparse.ArgumentParser) -> None:
     sub = sub.add_argument_group("what becomes of each row, in this order")  # type: ignore[assignment]
     sub.add_argument("--semiring", default="plus_times", help="plus_times (default), min_plus, plus_pair, or_and, ...")
     sub.add_argument("--mask", metavar="M", help="a matrix: C has entries only where it stores one")
@@ -337,7 +354,7 @@ def _add_generate(sub: argparse.ArgumentParser, chosen: bool) -> None:
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
     if not chosen:
-        return  # the kinds come with Zarr, which --help can do without
+        return  # the kinds import Zarr, which --help does not need
     from spdist.storage.generators import KINDS
 
     sub.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -363,7 +380,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return 2
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's polite end leaves a resumable C too
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # so that a batch system's SIGTERM leaves a C that can be resumed
     try:
         return int(args.run(args))
     except SpdistError as error:

@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: progress bars and tables. Tables go to stdout, bars to stderr."""
+"""Progress bars and tables in the terminal. Tables go to stdout, bars to stderr."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from spdist.api import Callbacks, Report
+from spdist.jobs.report import Callbacks, Report
 from spdist.scheduler.planner.plan import Operand, Plan
 from spdist.units import format_bytes
 
 _out = Console(highlight=False, soft_wrap=True)
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
-WHAT = {
+WHAT_STAGES_DO = {
     "preprocess": "read A, and the rows of B each block needs",
     "multiply": "products, sorted and summed",
     "merge": "sums of partial products",
     "commit": "write C",
     "join": "write the Zarr chunks of C that blocks share",
-    "schedule": "hand out the blocks",
+    "schedule": "submit the blocks",
 }
+"""What a plan's table says of each stage."""
 
 GPU_STAGES = ("gpu prepare", "gpu upload", "gpu multiply", "gpu pack", "gpu download")
+"""Parts of the stage multiply; they overlap."""
 
 
 def line(text: str) -> None:
@@ -61,7 +63,7 @@ def transfer_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, i
 
 
 class RunDisplay:
-    """Shows a multiplication while it runs: the plan in a line, the dashboard's link, one bar."""
+    """Shows a running multiplication: one line for the plan, the link to the dashboard, one progress bar."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.quiet = quiet
@@ -141,23 +143,23 @@ def histogram_table(edges: list[float], counts: list[int]) -> None:
 
 
 def _entries(block_size: Sequence[int] | None) -> str:
-    """Say what a matrix of such blocks stores."""
+    """Return what a matrix with blocks of this size stores, in words."""
     return "entries" if block_size is None or tuple(block_size) == (1, 1) else "dense blocks"
 
 
 def _size(m: Operand) -> str:
-    """Say how large a matrix is."""
+    """Return the size of a matrix in words."""
     blocks = "" if m.block == (1, 1) else f" blocks of {m.block[0]} x {m.block[1]}"
     return f"{m.shape[0]:,} x {m.shape[1]:,}{blocks}"
 
 
 def _products(plan: Plan) -> str:
-    """Say how many products there are."""
+    """Return the number of products in words."""
     return f"{'' if plan.counted else 'about '}{plan.expansion:,} products"
 
 
 def plan_table(plan: Plan) -> None:
-    """Print a plan: what is cut and why, bytes and seconds of each stage, and what bounds it."""
+    """Print a plan: the grid, bytes and seconds of each stage, memory of a worker, and which stage takes longest."""
     _out.print(f"A {_size(plan.a)} with {plan.a.nnz:,} {_entries(plan.a.block)}, B {_size(plan.b)} with {plan.b.nnz:,}")
     _out.print(
         f"{_products(plan)}, about {plan.c.nnz:,} {_entries(plan.c.block)} in C ({format_bytes(plan.c.nbytes)}), "
@@ -176,7 +178,7 @@ def plan_table(plan: Plan) -> None:
     for stage, seconds in plan.stage_seconds().items():
         mark = "the run" if stage == plan.bound_by else ""
         table.add_row(
-            stage, format_bytes(moved[stage]) if stage in moved else "", f"{seconds:.2f}", mark, WHAT[stage]
+            stage, format_bytes(moved[stage]) if stage in moved else "", f"{seconds:.2f}", mark, WHAT_STAGES_DO[stage]
         )  # fmt: skip
     _out.print(table)
     _out.print(_memory_table(plan))
@@ -186,7 +188,7 @@ def plan_table(plan: Plan) -> None:
 
 
 def _memory_table(plan: Plan) -> Table:
-    """Return what a worker's memory is used for, and the GPU's where there is one."""
+    """Return a table of what a worker's memory is used for, and the GPU's if there is one."""
     table = Table(title=None)
     for name in ("memory of a worker", "bytes"):
         table.add_column(name, justify="right" if name == "bytes" else "left")
@@ -207,7 +209,7 @@ def _memory_table(plan: Plan) -> Table:
 
 
 def _stage_table(report: Report) -> Table:
-    """Return what each stage took; those of the GPU lie within multiply and overlap."""
+    """Return a table of the time and bytes of each stage; stages of the GPU are parts of multiply and overlap."""
     table = Table(title=None)
     for name in ("stage", "tasks", "seconds", "share", "moved", "GB/s", "of limit"):
         table.add_column(name, justify="left" if name == "stage" else "right")

@@ -135,15 +135,15 @@ def run_job(tmp_path, monkeypatch):
 @contextlib.contextmanager
 def out_of_space():
     """Let the commits of a product fail after the sixth, and expect the run to say so."""
-    commits, commit = [], stages.Product.commit
+    commits, commit = [], stages.commit
 
-    def failing(self, task, *rest):
+    def failing(context, task, *rest):
         commits.append(task.number)
         if len(commits) > 6:
             raise OSError(28, "No space left on device")
-        return commit(self, task, *rest)
+        return commit(context, task, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stages.Product, "commit", failing)
+        patch.setitem(stages.STAGES, "commit", failing)
         with pytest.raises(SpdistError, match="disk is full"):
             yield

@@ -7,10 +7,11 @@ import pytest
 import scipy.sparse as sp
 
 import spdist
-from spdist import chain
-from spdist.chain import plan_chain
+from spdist.chain import multiply_chain
 from spdist.errors import InputError, SpdistError
+from spdist.jobs.chain_order import plan_chain
 from spdist.matrices.csr import from_scipy
+from spdist.options import ExecutionOptions, OutputOptions
 from spdist.scheduler.execution import stages
 from tests.conftest import random_matrix
 from tests.scheduler.execution.test_driver import read
@@ -26,6 +27,13 @@ def galerkin(dtype: str = "float64") -> list[sp.csr_matrix]:
     half = sp.kron(sp.eye_array(n // 2), np.ones((2, 1)))
     p = sp.kron(sp.kron(half, half), half)
     return [sp.csr_matrix(m.astype(dtype)) for m in (p.T, a, p)]
+
+
+def multiply_stored(places, target, scheduler, in_memory_share=0.0, **output):
+    """Multiply a stored chain, in memory up to a share of the memory limit."""
+    return multiply_chain(
+        places, target, ExecutionOptions(scheduler=scheduler), OutputOptions(**output), in_memory_share
+    )
 
 
 def products(a: sp.csr_matrix, b: sp.csr_matrix) -> int:
@@ -64,38 +72,38 @@ def test_in_memory():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_stored(stored, tmp_path, scheduler, monkeypatch, share):
+def test_stored(stored, tmp_path, scheduler, share):
     """In memory where the chain fits, else from storage to storage; nothing is left beside the product."""
-    monkeypatch.setattr(chain, "IN_MEMORY_SHARE", share)
     matrices = galerkin()
     for name, m in zip("RAP", matrices, strict=True):
         stored(name, m)
     places = [tmp_path / f"{name}.zarr" for name in "RAP"]
-    c = spdist.multi_matmul(places, tmp_path / "C.zarr", scheduler=scheduler)
+    c = multiply_stored(places, tmp_path / "C.zarr", scheduler, share)
     assert_same(c.rows(0, c.nrows), spdist.multi_matmul(matrices))
     assert {path.name for path in tmp_path.iterdir()} == {"R.zarr", "A.zarr", "P.zarr", "C.zarr"}
     with pytest.raises(InputError, match="exists"):
-        spdist.multi_matmul(places, tmp_path / "C.zarr", scheduler=scheduler)
-    spdist.multi_matmul(places, tmp_path / "C.zarr", scheduler=scheduler, overwrite=True)
+        multiply_stored(places, tmp_path / "C.zarr", scheduler, share)
+    multiply_stored(places, tmp_path / "C.zarr", scheduler, share, overwrite=True)
 
 
 def test_what_was_finished_is_not_made_again(stored, tmp_path, scheduler, monkeypatch):
-    monkeypatch.setattr(chain, "IN_MEMORY_SHARE", 0.0)
     places = [stored(name, m) for name, m in zip("RAP", galerkin(), strict=True)]
-    commit, calls = stages.Product.commit, []
+    commit, calls = stages.commit, []
 
-    def failing(self, task, *rest):
-        calls.append(self.a.url)
+    def failing(context, task, *rest):
+        calls.append(context.job.a.url)
         if len(calls) > 1:
             raise OSError(5, "the disk is gone")
-        return commit(self, task, *rest)
+        return commit(context, task, *rest)
 
-    monkeypatch.setattr(stages.Product, "commit", failing)
+    monkeypatch.setitem(stages.STAGES, "commit", failing)
     with pytest.raises(SpdistError, match="the disk is gone"):
         spdist.multi_matmul(places, tmp_path / "C.zarr", scheduler=scheduler)
-    monkeypatch.setattr(stages.Product, "commit", lambda self, *rest: calls.append(self.a.url) or commit(self, *rest))
+    monkeypatch.setitem(
+        stages.STAGES, "commit", lambda context, *rest: calls.append(context.job.a.url) or commit(context, *rest)
+    )
     calls.clear()
-    spdist.multi_matmul(places, tmp_path / "C.zarr", scheduler=scheduler, resume=True)
+    multiply_stored(places, tmp_path / "C.zarr", scheduler, resume=True)
     assert len(calls) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"R.zarr", "A.zarr", "P.zarr", "C.zarr"}
     assert_same(read(tmp_path / "C.zarr"), spdist.multi_matmul(galerkin()))

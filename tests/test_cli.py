@@ -17,6 +17,7 @@ import scipy.sparse as sp
 
 from spdist import api
 from spdist.storage import groups
+from spdist.storage.matrix import open_matrix
 from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import files, read
 
@@ -88,7 +89,7 @@ def test_tables_for_people(tmp_path):
 
 def test_generate_and_verify_commands(tmp_path):
     assert spdist("generate", "poisson", tmp_path / "P.zarr", "--dims", "12x12x12", "--points", "27").returncode == 0
-    assert api.open_matrix(tmp_path / "P.zarr").shape == (1728, 1728)
+    assert open_matrix(tmp_path / "P.zarr").shape == (1728, 1728)
     assert "poisson" in refused("generate", "nonsense", tmp_path / "Q.zarr")
     assert "--dims" in spdist("generate", "--help").stdout
 

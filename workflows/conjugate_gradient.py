@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import job as jobs
+import job_file
 import numpy as np
 import vectors
 
@@ -33,7 +34,7 @@ class Job(vectors.Job):
 
 
 READERS = {
-    "a": jobs.text_of, "b": jobs.text_of, "rtol": vectors.fraction, "jacobi": jobs.flag, **vectors.READERS
+    "a": job_file.text_of, "b": job_file.text_of, "rtol": vectors.fraction, "jacobi": job_file.flag, **vectors.READERS
 }  # fmt: skip
 
 

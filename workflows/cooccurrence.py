@@ -24,12 +24,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import job as jobs
+import job_file
+import job_matrices
 import numpy as np
 import scipy.sparse as sp
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(jobs.Job):
+class Job(job_file.Job):
     """What a job file says; `cooccurrence.yaml` explains the keys."""
 
     a: str
@@ -48,14 +50,14 @@ def measure_of(value: Any) -> str:
 
 
 READERS = {
-    "a": jobs.text_of,
-    "out": jobs.text_of,
+    "a": job_file.text_of,
+    "out": job_file.text_of,
     "measure": measure_of,
-    "threshold": jobs.number,
-    "top_n": jobs.count,
-    "triangle": jobs.text_of,
-    "verify": jobs.flag,
-    **jobs.COMMON,
+    "threshold": job_file.number,
+    "top_n": job_file.count,
+    "triangle": job_file.text_of,
+    "verify": job_file.flag,
+    **job_file.COMMON,
 }
 
 
@@ -69,7 +71,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
         rows = np.maximum(column_counts(a), 1)
         options["semiring"] = spdist.Semiring(add, pair, dtype=np.float64, reads="", name="plus_pair as float64")
         options["epilogue"] = spdist.Epilogue(rows=1 / rows, columns=a.nrows / rows, apply=logarithm)
-    with jobs.scratch(job.out, "itself") as (itself,):
+    with job_matrices.scratch(job.out, "itself") as (itself,):
         spdist.save(itself, sp.eye_array(a.ncols, dtype=bool).tocsr())
         report = spdist.multiply(
             a,

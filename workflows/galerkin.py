@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import job as jobs
+import job_file
+import job_matrices
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(jobs.Job):
+class Job(job_file.Job):
     """What a job file says; `galerkin.yaml` explains the keys."""
 
     a: str
@@ -27,14 +29,20 @@ class Job(jobs.Job):
     r: str | None = None
 
 
-READERS = {"a": jobs.text_of, "p": jobs.text_of, "r": jobs.text_of, "out": jobs.text_of, **jobs.COMMON}
+READERS = {
+    "a": job_file.text_of,
+    "p": job_file.text_of,
+    "r": job_file.text_of,
+    "out": job_file.text_of,
+    **job_file.COMMON,
+}
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """Multiply the three."""
     import spdist
 
-    with jobs.scratch(job.out, "r") as (place,):
+    with job_matrices.scratch(job.out, "r") as (place,):
         r = spdist.transpose(job.p, place) if job.r is None else spdist.open(job.r)
         c = spdist.multi_matmul([r, job.a, job.p], job.out, resume=job.resume, **job.where())
     a = spdist.open(job.a)

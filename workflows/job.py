@@ -16,61 +16,24 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
-import re
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
+from job_file import Job, JobError, read_mapping, split_setting
+from job_places import check_places, check_workers
 
-STOPPED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, try again
+STOPPED = 75
+"""Exit code of a job that a signal stopped: EX_TEMPFAIL of sysexits.h, try again."""
 LOG_SECONDS = 30.0
+"""Least seconds between two lines of progress in a log file."""
 TERMINAL_SECONDS = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """The keys that every job has; a workflow's own class has the rest."""
-
-    out: str
-    report: str
-    memory_limit: int | str = "2GiB"
-    workers: int | None = None
-    scheduler: str | None = None
-    scheduler_file: str | None = None
-    resume: bool = True
-
-    def where(self) -> dict[str, Any]:
-        """Return memory limit and workers as spdist's calls take them."""
-        file = self.scheduler_file
-        scheduler = scheduler_address(file) if file is not None else self.scheduler
-        return {"memory_limit": self.memory_limit, "workers": self.workers, "scheduler": scheduler}
-
-    @contextmanager
-    def where_for_all(self) -> Iterator[dict[str, Any]]:
-        """Give the same for several products: workers that are asked for start once."""
-        import spdist
-
-        where = self.where()
-        if self.workers is None:
-            yield where
-            return
-        with spdist.workers(self.workers) as scheduler:
-            yield where | {"workers": None, "scheduler": scheduler}
-
-
-@dataclass(frozen=True, kw_only=True)
-class WholeJob(Job):
-    """The keys of a job that makes its result whole, and puts it in place of what lies at `out`."""
-
-    overwrite: bool = False
+"""Least seconds between two lines of progress in a terminal."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +69,6 @@ class Workflow:
         return tuple(one.name for one in fields(self.job) if one.default is MISSING and one.name != "report")
 
 
-class JobError(ValueError):
-    """The job file is wrong; the message says where and what to do."""
-
-
 class ConvergenceError(Exception):
     """The steps that were allowed are done, and the end is not reached; `result` is what the report says of it."""
 
@@ -120,21 +79,6 @@ class ConvergenceError(Exception):
 
 class Stopped(KeyboardInterrupt):
     """A signal asked for the end; like Ctrl-C, it leaves a C that can be resumed."""
-
-
-# -- the job file ------------------------------------------------------------------------------------------------------
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which YAML would silently take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise JobError(f"key {twice!r} is there twice; keep one")
-        content: dict[Any, Any] = super().construct_mapping(node, deep)
-        return content
 
 
 def read_job(workflow: Workflow, path: Path, settings: Sequence[str]) -> Any:
@@ -149,34 +93,8 @@ def read_job(workflow: Workflow, path: Path, settings: Sequence[str]) -> Any:
     given = {key: read_value(workflow, key, value) for key, value in content.items() if value is not None}
     job = workflow.job(**{"report": str(path.with_suffix(".report.json")), **given})
     check_workers(job)
-    check_places(workflow, job)
+    check_places(workflow.matrices, job)
     return job
-
-
-def read_mapping(path: Path) -> dict[Any, Any]:
-    """Return the keys and values of a YAML file."""
-    try:
-        content = yaml.load(path.read_text(), _Loader)
-    except OSError as error:
-        raise JobError(f"cannot be read: {error.strerror}; name a job file, a copy of one in workflows") from None
-    except JobError:
-        raise
-    except (yaml.YAMLError, ValueError) as error:  # of a text or a date that cannot be
-        raise JobError(f"is not YAML: {' '.join(str(error).split())}; correct that line") from None
-    if not isinstance(content, dict):
-        raise JobError(f"holds {type(content).__name__} where `key: value` lines belong; see those in workflows")
-    return content
-
-
-def split_setting(text: str) -> tuple[str, Any]:
-    """Return key and value of a ``--set key=value``; the value is read as in the file."""
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise JobError(f"--set {text!r} is not key=value; write for instance --set memory_limit=4GiB")
-    try:
-        return key.strip(), yaml.load(value, _Loader)
-    except (yaml.YAMLError, ValueError):
-        raise JobError(f"--set {text!r}: the value is not YAML; put it in quotes") from None
 
 
 def read_value(workflow: Workflow, key: str, value: Any) -> Any:
@@ -187,222 +105,6 @@ def read_value(workflow: Workflow, key: str, value: Any) -> Any:
         raise JobError(f"{key}: {value!r} {error}") from None
 
 
-def text_of(value: Any) -> str:
-    """Accept a text that is not empty."""
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(
-            f"is {type(value).__name__}, not a text; write it in quotes" if value else "is empty; fill it in"
-        )
-    return value
-
-
-def flag(value: Any) -> bool:
-    """Accept true and false."""
-    if not isinstance(value, bool):
-        raise ValueError("is neither true nor false; write one of them, without quotes")
-    return value
-
-
-def count(value: Any) -> int:
-    """Accept a whole number from 1 up."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError("is not a whole number of at least 1; write for instance 4, or null for the default")
-    return value
-
-
-def size(value: Any) -> int | str:
-    """Accept bytes as a number or a text like 2GiB."""
-    is_size = re.fullmatch(r"\s*[0-9]*\.?[0-9]+\s*[KMGT]?i?B?\s*", str(value), re.IGNORECASE) and re.search(
-        "[1-9]", str(value)
-    )
-    if isinstance(value, bool) or not isinstance(value, int | str) or not is_size:
-        raise ValueError("is not a size; write for instance 512MiB, 2GiB or a number of bytes")
-    return value
-
-
-def number(value: Any) -> float:
-    """Accept a number."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
-        raise ValueError("is not a number; write for instance 0.2, or null for none")
-    return float(value)
-
-
-def grid_of(value: Any) -> tuple[int, int, int]:
-    """Accept three counts, as a list or with commas between."""
-    parts = (
-        [int(part) if part.strip().isdigit() else part for part in value.split(",")]
-        if isinstance(value, str)
-        else value
-    )
-    try:
-        row, inner, column = map(count, parts)
-    except (TypeError, ValueError):
-        raise ValueError("is not three numbers of at least 1; write row, inner, column blocks: [8, 1, 1]") from None
-    return row, inner, column
-
-
-COMMON: dict[str, Callable[[Any], Any]] = {
-    "memory_limit": size,
-    "workers": count,
-    "scheduler": text_of,
-    "scheduler_file": text_of,
-    "resume": flag,
-    "report": text_of,
-}
-"""What reads the keys that every job has, but for `out`."""
-
-WHOLE: dict[str, Callable[[Any], Any]] = {"out": text_of, "overwrite": flag, **COMMON}
-"""What reads the keys of a `WholeJob`."""
-
-
-# -- what must be there ------------------------------------------------------------------------------------------------
-
-
-def check_workers(job: Job) -> None:
-    """Refuse two answers to where the workers are."""
-    named = [key for key in ("workers", "scheduler", "scheduler_file") if getattr(job, key) is not None]
-    if len(named) > 1:
-        values = " and ".join(f"{key}: {getattr(job, key)!r}" for key in named)
-        raise JobError(f"{values} exclude each other: workers are of this machine, a scheduler has its own; keep one")
-
-
-def check_places(workflow: Workflow, job: Any) -> None:
-    """Look at every place that the job reads or writes, before it does."""
-    for key in workflow.matrices:
-        if getattr(job, key) is not None:
-            check_matrix(key, getattr(job, key))
-    check_report(job)
-    if (out := local(job.out)) is not None:
-        check_folder("out", str(out))
-    if not isinstance(job, WholeJob) or not job.overwrite:
-        check_out(job)
-    if job.scheduler_file is not None:
-        scheduler_address(job.scheduler_file)
-
-
-def check_report(job: Job) -> None:
-    """Refuse a report in place of anything but an earlier report: the job file, say, or a vector that it names."""
-    check_folder("report", job.report)
-    path = Path(job.report)
-    if path.is_dir():
-        raise JobError(f"report: {job.report!r} is a folder; name a file in it")
-    if (out := local(job.out)) is not None and path.resolve() == out.resolve():
-        raise JobError(f"report: {job.report!r} is what out names; name another file")
-    if path.exists() and not earlier_report(path):
-        raise JobError(f"report: {job.report!r} exists and is no report of a job; name another file")
-
-
-def earlier_report(path: Path) -> dict[str, Any]:
-    """Return what an earlier run left as its report; nothing where there is none."""
-    try:
-        content = json.loads(path.read_text()) if path.is_file() else None
-    except (OSError, ValueError):
-        return {}
-    is_report = isinstance(content, dict) and "exit_code" in content and isinstance(content.get("job"), dict)
-    return content if is_report else {}
-
-
-def check_out(job: Job) -> None:
-    """Refuse to go on with what lies at `out` against `resume`; to replace it, unless this job's report names it."""
-    if (out := local(job.out)) is not None and out.exists() and not job.resume:
-        raise JobError(f"out: {job.out!r} exists; remove it, choose another name, or set resume: true to continue it")
-    own = earlier_report(Path(job.report)).get("job", {}).get("out") == job.out
-    if isinstance(job, WholeJob) and not own and is_there(job.out):
-        raise JobError(
-            f"out: {job.out!r} exists, and {job.report} does not say that this job wrote it; name another out, or set "
-            f"overwrite: true to replace it"
-        )
-
-
-def is_there(place: str) -> bool:
-    """Whether there is anything at a place."""
-    import fsspec
-
-    try:
-        system, path = fsspec.core.url_to_fs(place)
-        return bool(system.exists(path))
-    except (OSError, ImportError, ValueError) as error:
-        raise JobError(f"out: {place!r} cannot be opened: {error}; correct the address") from None
-
-
-def check_matrix(key: str, place: str) -> None:
-    """Refuse what is no matrix."""
-    import spdist
-
-    path = local(place)
-    if path is not None and not path.exists():
-        raise JobError(
-            f"{key}: {place!r} does not exist in {Path.cwd()}; correct it, or create it with `spdist import`"
-        )
-    try:
-        spdist.open(place)
-    except spdist.SpdistError as error:
-        raise JobError(f"{key}: {place!r}: {error}") from None
-    except (OSError, ImportError, ValueError) as error:
-        raise JobError(f"{key}: {place!r} cannot be opened: {error}; correct the address") from None
-
-
-def square(key: str, a: Any) -> Any:
-    """Return a stored matrix if it is square, as the adjacency matrix of a graph."""
-    import spdist
-
-    if a.nrows != a.ncols or not a.nrows:
-        raise spdist.MatrixError(
-            f"{key}: {a.url} is {a.nrows:,} x {a.ncols:,}; a square matrix is needed, with a row and a column for each "
-            f"vertex or unknown: name another"
-        )
-    return a
-
-
-def with_values(key: str, a: Any, fit: Callable[[Any], Any], needed: str) -> Any:
-    """Return a stored matrix if all of its values fit, `needed` in words; they are looked at by blocks of rows."""
-    import spdist
-
-    if a.blocksize is not None:
-        raise spdist.MatrixError(
-            f"{key}: {a.url} is stored in blocks; store it by entries: `spdist export` it, `spdist import` that"
-        )
-    if a.dtype.kind == "c":
-        raise spdist.MatrixError(f"{key}: {a.url} holds {a.dtype}; {needed} are needed: convert it")
-    for start, stop, _ in a.row_blocks(1 << 20):
-        block = a.rows(start, stop).to_scipy().tocoo()
-        if not (fits := fit(block.data)).all():
-            at = int(fits.argmin())
-            raise spdist.MatrixError(
-                f"{key}: {a.url} holds {block.data[at]} in row {start + block.row[at]:,}, column {block.col[at]:,}; "
-                f"{needed} are needed: correct it"
-            )
-    return a
-
-
-def check_folder(key: str, place: str) -> None:
-    """Refuse a file in a folder that is not there or may not be written to."""
-    parent = Path(place).absolute().parent
-    if not parent.is_dir():
-        raise JobError(f"{key}: {place!r}: {parent} is not a folder; create it or choose another place")
-    if not os.access(parent, os.W_OK):
-        raise JobError(f"{key}: {place!r}: {parent} may not be written to; choose another place")
-
-
-def local(place: str) -> Path | None:
-    """Return the path of a place on this machine; None for a URL."""
-    return Path(place) if "://" not in place else None
-
-
-def scheduler_address(path: str) -> str:
-    """Return the address that `dask scheduler --scheduler-file` wrote."""
-    try:
-        return str(json.loads(Path(path).read_text())["address"])
-    except OSError as error:
-        problem = str(error.strerror)
-    except (ValueError, TypeError, KeyError):
-        problem = "it holds no address"
-    raise JobError(f"scheduler_file: {path!r}: {problem}; start `dask scheduler --scheduler-file {path}` first")
-
-
-# -- the run -----------------------------------------------------------------------------------------------------------
-
-
 def say(text: str) -> None:
     """Write one line with its time."""
     print(time.strftime("%Y-%m-%dT%H:%M:%S"), text, flush=True)
@@ -410,17 +112,19 @@ def say(text: str) -> None:
 
 @dataclass
 class Log:
-    """Says now and then how far the run is.
+    """Writes a line now and then that says how far the run is.
 
     Attributes
     ----------
     latest : dict
-        Blocks, products and entries of C when last heard of.
+        Blocks, products and entries of C at the last progress report.
+    written : float
+        Seconds of `time.monotonic` at the last line.
     """
 
     every: float = field(default_factory=lambda: TERMINAL_SECONDS if sys.stdout.isatty() else LOG_SECONDS)
     latest: dict[str, int] = field(default_factory=dict)
-    told: float = field(default_factory=time.monotonic)
+    written: float = field(default_factory=time.monotonic)
 
     def callbacks(self) -> Any:
         """Return what `spdist.multiply` calls."""
@@ -445,26 +149,26 @@ class Log:
         )
 
     def tell(self, text: str) -> None:
-        """Write a line, unless the last one is recent; the place where a signal is heard that came at a bad moment."""
+        """Write a line, unless the last one is recent; raise `Stopped` if a signal could not be raised when it came."""
         if ASKED:
             raise Stopped(ASKED[0])
-        if time.monotonic() - self.told >= self.every:
-            self.told = time.monotonic()
+        if time.monotonic() - self.written >= self.every:
+            self.written = time.monotonic()
             say(text)
 
 
 ASKED: list[str] = []
-"""The signal that asked for the end, where it could not be raised at once."""
+"""The signal that asked for the end, if it has come."""
 
 
 def catch_signals() -> None:
-    """Turn the first signal into `Stopped`; those that follow find the end under way."""
+    """Raise `Stopped` on the first signal; ignore those that follow."""
     signals = (signal.SIGTERM, signal.SIGUSR1)
 
     def stop(number: int, frame: Any) -> None:
         for one in signals:
             signal.signal(one, lambda number, frame: None)
-        logging.disable()  # a scheduler that is ended at the same time is no news
+        logging.disable()  # errors of a scheduler that ends at the same time are expected
         ASKED.append(signal.Signals(number).name)
         if not in_finalizer(frame):
             raise Stopped(ASKED[0])
@@ -474,7 +178,7 @@ def catch_signals() -> None:
 
 
 def in_finalizer(frame: Any) -> bool:
-    """Whether an object is being finalized: Python drops what is raised there."""
+    """Whether an object is being finalized: Python drops exceptions raised there."""
     while frame is not None and frame.f_code.co_name != "__del__":
         frame = frame.f_back
     return frame is not None
@@ -508,50 +212,6 @@ def failed(error: Exception) -> tuple[int, dict[str, Any]]:
     return 1, {"state": "failed", "error": f"{type(error).__name__}: {error}; run it again to go on"}
 
 
-@contextmanager
-def scratch(out: str, *names: str, keep: bool = False) -> Iterator[list[str]]:
-    """Give places beside `out` for matrices of a job, and remove them in the end.
-
-    Parameters
-    ----------
-    keep : bool
-        Keep them where the job was stopped or failed: they are steps from which it goes on.
-    """
-    places = [f"{out}.{name}" for name in names]
-    if not keep:
-        remove(places)
-    done = False
-    try:
-        yield places
-        done = True
-    finally:
-        if done or not keep:
-            remove(places)
-
-
-def remove(places: Sequence[str]) -> None:
-    """Remove matrices of a job."""
-    import fsspec
-
-    for place in places:
-        system, path = fsspec.core.url_to_fs(place)
-        if system.exists(path):
-            system.rm(path, recursive=True)
-
-
-def put(place: str, out: str) -> None:
-    """Put a matrix of a job where its result goes, in place of what an earlier run left there."""
-    import fsspec
-
-    remove([out])
-    fsspec.core.url_to_fs(place)[0].mv(place, out, recursive=True)
-
-
-def remove_steps(place: str, last: int) -> None:
-    """Remove what the steps of a job left beside `place`."""
-    remove([f"{place}-{step}" for step in range(last + 1)])
-
-
 def was_stopped(error: BaseException | None) -> bool:
     """Whether an error came up while a stopped run was cleaning up: the scheduler may be gone before it."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
@@ -571,9 +231,6 @@ def product_summary(result: dict[str, Any], what: str) -> str:
     checked = f"; verified: {result['verification']['reason']}" if result["verification"] else ""
     took = f"{result['blocks']:,} blocks, {result['seconds']:.1f} s"
     return f"{result['state']}: {result['nnz']:,} {what}, {took}{checked}"
-
-
-# -- the command -------------------------------------------------------------------------------------------------------
 
 
 class Parser(argparse.ArgumentParser):

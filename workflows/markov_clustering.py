@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import job as jobs
+import job_file
+import job_matrices
 import numpy as np
 import scipy.sparse as sp
 
@@ -32,7 +34,7 @@ CHANGE = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(jobs.WholeJob):
+class Job(job_file.WholeJob):
     """What a job file says; `markov_clustering.yaml` explains the keys."""
 
     a: str
@@ -44,18 +46,18 @@ class Job(jobs.WholeJob):
 
 def power(value: Any) -> float:
     """Accept a number above 1."""
-    if jobs.number(value) <= 1:
+    if job_file.number(value) <= 1:
         raise ValueError("is no power that sharpens; write a number above 1, for instance 2")
     return float(value)
 
 
 READERS = {
-    "a": jobs.text_of,
+    "a": job_file.text_of,
     "inflation": power,
-    "threshold": jobs.number,
-    "top_n": jobs.count,
-    "steps": jobs.count,
-    **jobs.WHOLE,
+    "threshold": job_file.number,
+    "top_n": job_file.count,
+    "steps": job_file.count,
+    **job_file.WHOLE,
 }
 
 
@@ -64,9 +66,11 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     import spdist
 
     epilogue = spdist.Epilogue(apply=raised_to(job.inflation), normalize="l1")
-    a = jobs.square("a", spdist.open(job.a))
-    walk = first_walks(jobs.with_values("a", a, lambda x: np.isfinite(x) & (x >= 0), "finite weights of 0 and more"))
-    with jobs.scratch(job.out, "walks", keep=True) as (walks,), job.where_for_all() as where:
+    a = job_matrices.square("a", spdist.open(job.a))
+    walk = first_walks(
+        job_matrices.with_values("a", a, lambda x: np.isfinite(x) & (x >= 0), "finite weights of 0 and more")
+    )
+    with job_matrices.scratch(job.out, "walks", keep=True) as (walks,), job.where_for_all() as where:
         spdist.save(walks, walk, overwrite=True)
         before, step, converged = walks, 0, False
         while step < job.steps and not converged:
@@ -87,7 +91,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
             jobs.say(f"step {step}: {spdist.open(after).nnz:,} entries, change {change:.1e}")
             before, converged = after, change < CHANGE
         labels = clusters(spdist.open(before))
-        jobs.remove_steps(walks, step)
+        job_matrices.remove_steps(walks, step)
     Path(job.out).write_text("".join(f"{label}\n" for label in labels))
     sizes = np.bincount(labels)
     facts = {"clusters": len(sizes), "largest": int(sizes.max()), "alone": int((sizes == 1).sum()), "steps": step}

@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import job as jobs
+import job_file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(jobs.Job):
+class Job(job_file.Job):
     """What a job file says; `multiply.yaml` explains the keys."""
 
     a: str
@@ -61,39 +62,39 @@ def engine_of(value: Any) -> str:
 
 def axis_of(value: Any) -> int:
     """Accept 0 and 1."""
-    if jobs.number(value) not in (0, 1):
+    if job_file.number(value) not in (0, 1):
         raise ValueError("is no axis; write 1 for rows or 0 for columns")
     return int(value)
 
 
 READERS = {
-    "a": jobs.text_of,
-    "b": jobs.text_of,
-    "out": jobs.text_of,
+    "a": job_file.text_of,
+    "b": job_file.text_of,
+    "out": job_file.text_of,
     "engine": engine_of,
-    "memory_limit": jobs.size,
-    "host_limit": jobs.size,
-    "grid": jobs.grid_of,
-    "semiring": jobs.text_of,
-    "mask": jobs.text_of,
-    "complement": jobs.flag,
-    "triangle": jobs.text_of,
-    "scale_rows": jobs.text_of,
-    "scale_columns": jobs.text_of,
-    "normalize": jobs.text_of,
-    "drop_zeros": jobs.flag,
-    "threshold": jobs.number,
-    "top_n": jobs.count,
+    "memory_limit": job_file.size,
+    "host_limit": job_file.size,
+    "grid": job_file.grid_of,
+    "semiring": job_file.text_of,
+    "mask": job_file.text_of,
+    "complement": job_file.flag,
+    "triangle": job_file.text_of,
+    "scale_rows": job_file.text_of,
+    "scale_columns": job_file.text_of,
+    "normalize": job_file.text_of,
+    "drop_zeros": job_file.flag,
+    "threshold": job_file.number,
+    "top_n": job_file.count,
     "axis": axis_of,
-    "transpose_a": jobs.flag,
-    "transpose_b": jobs.flag,
-    "workers": jobs.count,
-    "scheduler": jobs.text_of,
-    "scheduler_file": jobs.text_of,
-    "verify": jobs.flag,
-    "resume": jobs.flag,
-    "record": jobs.text_of,
-    "report": jobs.text_of,
+    "transpose_a": job_file.flag,
+    "transpose_b": job_file.flag,
+    "workers": job_file.count,
+    "scheduler": job_file.text_of,
+    "scheduler_file": job_file.text_of,
+    "verify": job_file.flag,
+    "resume": job_file.flag,
+    "record": job_file.text_of,
+    "report": job_file.text_of,
 }
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import job as jobs
+import job_file
 import numpy as np
 import vectors
 
@@ -33,7 +34,7 @@ class Job(vectors.Job):
 
 
 READERS = {
-    "a": jobs.text_of, "damping": vectors.fraction, "tolerance": vectors.fraction, "top": jobs.count,
+    "a": job_file.text_of, "damping": vectors.fraction, "tolerance": vectors.fraction, "top": job_file.count,
     **vectors.READERS,
 }  # fmt: skip
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import job as jobs
+import job_file
+import job_matrices
 import numpy as np
 import scipy.sparse as sp
 
@@ -30,7 +32,7 @@ ROUNDINGS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(jobs.WholeJob):
+class Job(job_file.WholeJob):
     """What a job file says; `shortest_paths.yaml` explains the keys."""
 
     a: str
@@ -46,10 +48,10 @@ def vertices_of(value: Any) -> list[int]:
 
 
 READERS = {
-    "a": jobs.text_of,
+    "a": job_file.text_of,
     "sources": vertices_of,
-    "hops": jobs.count,
-    **jobs.WHOLE,
+    "hops": job_file.count,
+    **job_file.WHOLE,
 }
 
 
@@ -57,11 +59,11 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """Take steps until the hops are done or nothing changes."""
     import spdist
 
-    a = jobs.square("a", spdist.open(job.a))
+    a = job_matrices.square("a", spdist.open(job.a))
     if max(job.sources or [0]) >= a.nrows:
         raise spdist.InputError(f"sources: vertex {max(job.sources or [0])} of {a.nrows:,} vertices")
-    graph = with_loops(jobs.with_values("a", a, lambda x: x >= 0, "lengths of 0 and more"))  # NaN is neither
-    with jobs.scratch(job.out, "edges", keep=True) as (edges,), job.where_for_all() as where:
+    graph = with_loops(job_matrices.with_values("a", a, lambda x: x >= 0, "lengths of 0 and more"))  # NaN is neither
+    with job_matrices.scratch(job.out, "edges", keep=True) as (edges,), job.where_for_all() as where:
         spdist.save(edges, graph, overwrite=True)
         if job.sources is not None:
             spdist.save(f"{edges}-0", graph_rows(graph.shape[0], job.sources, graph.dtype), overwrite=True)
@@ -77,9 +79,9 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
             before = after
             if done:
                 break
-        jobs.put(before, job.out)
+        job_matrices.put(before, job.out)
         result = {"steps": steps, "pairs": spdist.open(job.out).nnz, "vertices": graph.shape[0]}
-        jobs.remove_steps(edges, steps)
+        job_matrices.remove_steps(edges, steps)
     return result
 
 

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import job as jobs
+import job_file
+import job_matrices
 import numpy as np
 import scipy.sparse as sp
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(jobs.Job):
+class Job(job_file.Job):
     """What a job file says; `similarity.yaml` explains the keys."""
 
     a: str
@@ -32,12 +34,12 @@ class Job(jobs.Job):
 
 
 READERS = {
-    "a": jobs.text_of,
-    "out": jobs.text_of,
-    "top_n": jobs.count,
-    "threshold": jobs.number,
-    "verify": jobs.flag,
-    **jobs.COMMON,
+    "a": job_file.text_of,
+    "out": job_file.text_of,
+    "top_n": job_file.count,
+    "threshold": job_file.number,
+    "verify": job_file.flag,
+    **job_file.COMMON,
 }
 
 
@@ -45,8 +47,11 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """Scale the rows of A and multiply them with one another."""
     import spdist
 
-    a = jobs.with_values("a", spdist.open(job.a), np.isfinite, "finite real values")
-    with jobs.scratch(job.out, "unit", "diagonal", "itself") as (unit, diagonal, itself), job.where_for_all() as where:
+    a = job_matrices.with_values("a", spdist.open(job.a), np.isfinite, "finite real values")
+    with (
+        job_matrices.scratch(job.out, "unit", "diagonal", "itself") as (unit, diagonal, itself),
+        job.where_for_all() as where,
+    ):
         spdist.save(diagonal, sp.diags_array(1 / row_lengths(a)).tocsr())
         spdist.save(itself, sp.eye_array(a.nrows, dtype=bool).tocsr())
         jobs.say("scaling rows to length 1")

@@ -24,27 +24,29 @@ from pathlib import Path
 from typing import Any
 
 import job as jobs
+import job_file
+import job_matrices
 import numpy as np
 import scipy.sparse as sp
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(jobs.WholeJob):
+class Job(job_file.WholeJob):
     """What a job file says; `triangles.yaml` explains the keys."""
 
     a: str
 
 
-READERS = {"a": jobs.text_of, **jobs.WHOLE}
+READERS = {"a": job_file.text_of, **job_file.WHOLE}
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """Order the graph, take its lower part, and reduce the masked product."""
     import spdist
 
-    a = jobs.square("a", spdist.open(job.a))
+    a = job_matrices.square("a", spdist.open(job.a))
     lower = lower_part(a.rows(0, a.nrows).to_scipy())
-    with jobs.scratch(job.out, "lower") as (place,):
+    with job_matrices.scratch(job.out, "lower") as (place,):
         spdist.save(place, lower)
         found = spdist.reduce(
             place, place, "sum", semiring="plus_pair", mask=place, **job.where(), callbacks=log.callbacks()

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import job as jobs
+import job_file
+import job_matrices
 import numpy as np
 from dask.utils import parse_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(jobs.WholeJob):
+class Job(job_file.WholeJob):
     """The keys that these jobs have besides those of every job."""
 
     maxiter: int | None = None
@@ -24,7 +26,7 @@ class Job(jobs.WholeJob):
         return asked if any(asked.values()) else None
 
 
-READERS = {"maxiter": jobs.count, "on_gpu": jobs.flag, **jobs.WHOLE}
+READERS = {"maxiter": job_file.count, "on_gpu": job_file.flag, **job_file.WHOLE}
 
 
 def fraction(value: Any) -> float:
@@ -42,7 +44,7 @@ def square_matrix(key: str, job: Job) -> Any:
     """Return a stored square matrix as SciPy's, if it takes no more than the memory limit."""
     import spdist
 
-    a = jobs.square(key, spdist.open(getattr(job, key)))
+    a = job_matrices.square(key, spdist.open(getattr(job, key)))
     if a.nbytes > parse_bytes(job.memory_limit):
         raise spdist.InputError(
             f"{key}: {a.url} takes {a.nbytes / 2**20:,.0f} MiB in memory, more than memory_limit={job.memory_limit}: "

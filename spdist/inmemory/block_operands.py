@@ -1,9 +1,10 @@
-"""Products of block matrices in memory: which are made by blocks, and which by their entries."""
+"""Block matrices in memory: those that fit are multiplied by blocks, others are expanded to entries."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,23 +12,43 @@ import numpy as np
 import scipy.sparse as sp
 
 from spdist.errors import InputError, MatrixError
-from spdist.inmemory import cupy_operands
+from spdist.inmemory import cupy_operands, through_gpu
 from spdist.kernels.bsr import multiply_cpu as bsr_cpu
 from spdist.kernels.bsr import multiply_gpu as bsr_gpu
 from spdist.kernels.cpu import multiply as cpu
+from spdist.kernels.product_spec import PLAIN
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.matrices.bsr import BSR, entries, from_rows, from_scipy, is_scipy_bsr
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import is_on_gpu, module_of
 from spdist.matrices.vbr import VBR
-
-METHODS = ("auto", "numba", "cuda")
-"""Those that multiply blocks."""
-GPU_METHODS = ("auto", "tf32")
-"""Those for blocks that lie on the GPU."""
+from spdist.options import InMemoryOptions
 
 log = logging.getLogger("spdist")
+
+Multiply = Callable[[BSR, BSR, InMemoryOptions], BSR]
+
+
+def _on_cpu(a: BSR, b: BSR, options: InMemoryOptions) -> BSR:
+    return bsr_cpu.multiply(a, b, threads=options.thread_count)
+
+
+def _through_gpu(a: BSR, b: BSR, options: InMemoryOptions) -> BSR:
+    rows = a.rows()
+    other = rows if b is a else b.rows()
+    return from_rows(through_gpu.multiply(rows, other, PLAIN, replace(options, deterministic=True)))
+
+
+def _on_gpu(a: BSR, b: BSR, options: InMemoryOptions) -> BSR:
+    return bsr_gpu.multiply(a, b, tf32=options.method == "tf32")
+
+
+METHODS: dict[str, Multiply] = {"auto": _on_cpu, "numba": _on_cpu, "cuda": _through_gpu}
+"""Methods for blocks on the host."""
+
+GPU_METHODS: dict[str, Multiply] = {"auto": _on_gpu, "tf32": _on_gpu}
+"""Methods for blocks on the GPU."""
 
 
 def is_blocked(matrix: Any) -> bool:
@@ -36,38 +57,41 @@ def is_blocked(matrix: Any) -> bool:
 
 
 def fit(a: Any, b: Any) -> bool:
-    """Whether two matrices can be multiplied by blocks: both are kept so, in one memory, and the blocks' sizes fit."""
+    """Whether two matrices can be multiplied by blocks: both are kept in blocks that fit, and in the same memory."""
     if not (is_blocked(a) and is_blocked(b)) or _is_on_gpu(a) != _is_on_gpu(b):
         return False
     return _blocksize(a)[1] == _blocksize(b)[0]
 
 
-def spgemm(a: Any, b: Any, method: str, threads: int | None, memory_limit: int | None = None) -> Any:
-    """Multiply two matrices that `fit`; the product is of the kind of `a`. See `spdist.spgemm`.
+def multiply(a: Any, b: Any, options: InMemoryOptions) -> Any:
+    """Multiply two matrices that `fit`; see `spdist.spgemm`.
+
+    Parameters
+    ----------
+    a, b : bsr_array, bsr_matrix or BSR
+    options : InMemoryOptions
+
+    Returns
+    -------
+    bsr_array, bsr_matrix or BSR
+        Of the kind of `a`.
 
     Raises
     ------
     InputError
         If the method is not for blocks.
     MatrixError
-        If the shapes do not fit, or an operand is not a matrix spdist multiplies.
+        If the shapes do not fit, or an operand is not a matrix that spdist multiplies.
     """
     methods = GPU_METHODS if _is_on_gpu(a) else METHODS
-    if method not in methods:
+    if options.method not in methods:
         raise InputError(
-            f"method={method!r} is not for block matrices: choose one of {', '.join(methods)}, or multiply their "
-            f"entries (tocsr)"
+            f"method={options.method!r} is not for block matrices: choose one of {', '.join(methods)}, or multiply "
+            f"their entries (tocsr)"
         )
     left = _canonical(a, "A")
     right = left if b is a else _canonical(b, "B")
-    if _is_on_gpu(left):
-        return bsr_gpu.multiply(left, right, tf32=method == "tf32")
-    if method == "cuda":
-        rows = left.rows()
-        other = rows if right is left else right.rows()
-        c = from_rows(cupy_operands.through_gpu(rows, other, method, threads, memory_limit, True))
-    else:
-        c = bsr_cpu.multiply(left, right, threads=threads or os.cpu_count() or 1)
+    c = methods[options.method](left, right, options)
     if isinstance(a, BSR):
         return c
     out: Any = c.to_scipy() if isinstance(a, sp.sparray) else sp.bsr_matrix(c.to_scipy())
@@ -117,7 +141,7 @@ def _multiply_rows(a: CSR, b: CSR, threads: int | None) -> CSR:
 
 
 def _canonical(matrix: Any, name: str) -> BSR:
-    """Return a block matrix as a `BSR`; one of the host is canonical then, one on the GPU is checked there."""
+    """Return a block matrix as a `BSR`, canonical if it is on the host; kernels check one on the GPU."""
     if not isinstance(matrix, BSR):
         return from_scipy(matrix)
     if not is_on_gpu(matrix.data):
@@ -126,7 +150,7 @@ def _canonical(matrix: Any, name: str) -> BSR:
 
 
 def expand(matrix: Any, name: str, reason: str) -> Any:
-    """Return a matrix in CSR if it is kept in blocks, and say so; any other as it is."""
+    """Return a block matrix as its entries in CSR, and log the reason; return any other matrix unchanged."""
     if not is_blocked(matrix):
         return matrix
     r, s = _blocksize(matrix)

@@ -1,6 +1,6 @@
-"""CuPy matrices in, CuPy matrices out: the products of `spdist.spgemm` whose operands are on the GPU.
+"""CuPy matrices in, CuPy matrices out: products whose operands are on the GPU.
 
-Nothing here imports CuPy before a matrix of CuPy's is at hand.
+Nothing here imports CuPy before there is a matrix of CuPy's.
 """
 
 from __future__ import annotations
@@ -9,23 +9,50 @@ import copy
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from spdist.errors import InputError, MatrixError
-from spdist.kernels.product_spec import PLAIN, ProductSpec
-from spdist.kernels.reduction_spec import Reduction, final_value
+from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.kernels.rowwise_gpu.analysis import NotCanonicalError, check_canonical
 from spdist.kernels.rowwise_gpu.multiply import Pattern
 from spdist.matrices.csr import CSR
-
-Method = Literal["auto", "rowwise", "esc"]
-METHODS: tuple[str, ...] = get_args(Method)
+from spdist.options import InMemoryOptions
 
 log = logging.getLogger("spdist")
+
+
+@dataclass(frozen=True)
+class Method:
+    """What implements a method.
+
+    Attributes
+    ----------
+    multiply : callable
+        Multiplies two `CSR` of CuPy's arrays by plus and times; its third argument is `InMemoryOptions.deterministic`.
+    takes_options : bool
+        Whether the method takes semirings, masks, triangles, epilogues, threshold and top-n.
+    """
+
+    multiply: Callable[[CSR, CSR, bool], CSR]
+    takes_options: bool = True
+
+
+def _rowwise(a: CSR, b: CSR, deterministic: bool) -> CSR:
+    return rowwise_gpu.multiply(a, b, deterministic=deterministic)
+
+
+def _esc(a: CSR, b: CSR, deterministic: bool) -> CSR:
+    from spdist.kernels.esc import multiply as esc
+
+    return esc.multiply(a, b)
+
+
+METHODS = {"auto": Method(_rowwise), "rowwise": Method(_rowwise), "esc": Method(_esc, takes_options=False)}
+"""Methods for matrices of CuPy's."""
 
 
 def is_cupyx(matrix: Any) -> bool:
@@ -33,8 +60,23 @@ def is_cupyx(matrix: Any) -> bool:
     return type(matrix).__module__.partition(".")[0] == "cupyx"
 
 
+def are_on_gpu(a: Any, b: Any) -> bool:
+    """Whether both operands are CuPy's.
+
+    Raises
+    ------
+    MatrixError
+        If only one is.
+    """
+    on_gpu = is_cupyx(a), is_cupyx(b)
+    if on_gpu[0] != on_gpu[1]:
+        names = [f"{type(m).__module__}.{type(m).__name__}" for m in (a, b)]
+        raise MatrixError(f"A is a {names[0]}, B a {names[1]}: bring both to the GPU, or both to the host")
+    return on_gpu[0]
+
+
 def from_cupyx(matrix: Any) -> CSR:
-    """Return the arrays of a `cupyx.scipy.sparse` matrix as a `CSR`; one that is in CSR already is not copied.
+    """Return a `CSR` of the arrays of a `cupyx.scipy.sparse` matrix; a matrix in CSR is not copied.
 
     Raises
     ------
@@ -61,7 +103,7 @@ def to_cupyx(m: CSR) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _empty_cupyx(shape: tuple[int, int], dtype: np.dtype[Any]) -> Any:
-    """Return a matrix for `to_cupyx` to copy: CuPy's constructor, given arrays, looks at them and waits for the GPU."""
+    """Return an empty matrix for `to_cupyx` to copy: given arrays, CuPy's constructor reads them and waits."""
     import cupyx.scipy.sparse as csp
 
     out = csp.csr_matrix(shape, dtype=dtype)
@@ -77,30 +119,55 @@ def to_cupyx_any(m: CSR) -> Any:
     return csp.csr_matrix((m.data, m.indices, m.indptr), shape=m.shape, copy=False)
 
 
-def spgemm(a: Any, b: Any, method: str, deterministic: bool, spec: ProductSpec = PLAIN) -> Any:
-    """Multiply two matrices of CuPy's; see `spdist.spgemm`."""
-    if method not in METHODS:
-        raise InputError(f"method={method!r} is not for matrices on the GPU: choose one of {', '.join(METHODS)}")
+def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any:
+    """Multiply two matrices of CuPy's; see `spdist.spgemm`.
+
+    Parameters
+    ----------
+    a, b : cupyx.scipy.sparse matrix
+    spec : ProductSpec
+        Its mask may be on the host or on the GPU.
+    options : InMemoryOptions
+
+    Returns
+    -------
+    cupyx.scipy.sparse matrix
+        By columns if both operands are.
+
+    Raises
+    ------
+    InputError
+        If there is no such method, or it does not take the options.
+    MatrixError
+        If the shapes do not fit.
+    """
+    method = METHODS.get(options.method)
+    if method is None:
+        raise InputError(
+            f"method={options.method!r} is not for matrices on the GPU: choose one of {', '.join(METHODS)}"
+        )
     by_columns = getattr(a, "format", "") == getattr(b, "format", "") == "csc"
     if not spec.plain:
-        c = to_cupyx(_answer(a, b, method, deterministic, spec))
+        if not method.takes_options:
+            raise InputError(
+                f"method={options.method!r} makes whole products by plus and times: for semirings, triangles, "
+                f"epilogues, threshold and top_n choose method='auto'"
+            )
+        c = to_cupyx(_multiply_with_options(a, b, spec, options))
         return c.tocsc() if by_columns else c
+    if options.method == "auto":
+        log.debug("auto: rowwise")
     left, right = (b.T, a.T) if by_columns else (a, b)
     operand = from_cupyx(left)
     other = operand if right is left else from_cupyx(right)
-    c = to_cupyx(_multiply(operand, other, _method(method, deterministic), right))
+    c = to_cupyx(_multiply_canonical(operand, other, lambda x, y: method.multiply(x, y, options.deterministic), right))
     return c.T if by_columns else c
 
 
-def _answer(a: Any, b: Any, method: str, deterministic: bool, spec: ProductSpec) -> CSR:
+def _multiply_with_options(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> CSR:
     """Return what the options make of the product."""
     from spdist.kernels.rowwise_gpu.epilogue import BlockEpilogue
 
-    if method == "esc":
-        raise InputError(
-            "method='esc' makes whole products by plus and times: for semirings, triangles, epilogues, threshold and "
-            "top_n choose method='auto'"
-        )
     left = from_cupyx(a)
     right = left if b is a else from_cupyx(b)
     shape, dtype = (left.nrows, right.ncols), spec.semiring.result_dtype(left.dtype, right.dtype)
@@ -108,113 +175,49 @@ def _answer(a: Any, b: Any, method: str, deterministic: bool, spec: ProductSpec)
     spec.check(shape, dtype)
     spec.check_device()
     mask = spec.mask
-    is_b = mask is not None and mask.indices is right.indices and mask.indptr is right.indptr  # and checked as B
+    # A mask that shares B's arrays is checked as B.
+    is_b = mask is not None and mask.indices is right.indices and mask.indptr is right.indptr
     if mask is not None and not is_b and type(mask.indices) is not np.ndarray:
-        spec = replace(spec, mask=_canonical(mask))
+        spec = replace(spec, mask=_canonical_mask(mask))
     work = BlockEpilogue(spec, None, shape, dtype)
     work.send()
 
     def make(x: CSR, y: CSR) -> CSR:
         if is_b:
             work.spec = replace(spec, mask=y)
-        made: CSR = work.make(x, y, 0, deterministic)[0]
+        made: CSR = work.make(x, y, 0, options.deterministic)[0]
         return made
 
-    return _multiply(left, right, make, b)
+    return _multiply_canonical(left, right, make, b)
 
 
-def _canonical(mask: CSR) -> CSR:
-    """Return a mask on the GPU whose rows are sorted and free of duplicates: a copy where it is not."""
+def _canonical_mask(mask: CSR) -> CSR:
+    """Return a mask on the GPU whose rows are sorted and free of duplicates; a copy if it is not so already."""
     import cupy
 
     try:
         check_canonical(mask, "the mask")
     except NotCanonicalError:
         ones = cupy.ones(mask.nnz, np.float32)
-        copied = to_cupyx_any(CSR(mask.indptr, mask.indices, ones, mask.shape)).copy()
-        copied.has_sorted_indices = copied.has_canonical_format = False
-        copied.sum_duplicates()
-        return from_cupyx(copied)
+        return from_cupyx(_summed_copy(to_cupyx_any(CSR(mask.indptr, mask.indices, ones, mask.shape))))
     return mask
 
 
-def _method(name: str, deterministic: bool) -> Callable[[CSR, CSR], CSR]:
-    """Return the function of a method, and say what "auto" takes."""
-    if name == "esc":
-        from spdist.kernels.esc import multiply as esc
-
-        return lambda a, b: esc.multiply(a, b)
-    if name == "auto":
-        log.debug("auto: rowwise")
-    return lambda a, b: rowwise_gpu.multiply(a, b, deterministic=deterministic)
-
-
-def _multiply(a: CSR, b: CSR, method: Callable[[CSR, CSR], CSR], original: Any) -> CSR:
-    """Multiply; rows of B that are not canonical are sorted, and their duplicates summed, in a copy."""
+def _multiply_canonical(a: CSR, b: CSR, multiply: Callable[[CSR, CSR], CSR], original: Any) -> CSR:
+    """Multiply; if rows of B are not sorted or hold duplicates, multiply a canonical copy of `original`."""
     try:
-        return method(a, b)
+        return multiply(a, b)
     except NotCanonicalError:
         log.info("B has rows that are not sorted or hold duplicates: multiplying a canonical copy")
-        canonical = original.tocsr().copy()
-        canonical.has_sorted_indices = canonical.has_canonical_format = False
-        canonical.sum_duplicates()
-        return method(a, from_cupyx(canonical))
+        return multiply(a, from_cupyx(_summed_copy(original.tocsr())))
 
 
-def through_gpu(
-    a: CSR, b: CSR, method: str, threads: int | None, memory_limit: int | None, deterministic: bool,
-    spec: ProductSpec = PLAIN,
-) -> CSR:  # fmt: skip
-    """Multiply matrices of the host block by block on the GPU.
-
-    Raises
-    ------
-    InputError
-        If there is no GPU, or no CuPy to reach it.
-    """
-    _check_gpu(method)
-    if method == "cuda":
-        from spdist.kernels.streaming import pipeline
-
-        return pipeline.multiply(a, b, _gpu(memory_limit, deterministic), spec=spec)
-    from spdist.kernels.hyspmm import multiply as hyspmm
-
-    return hyspmm.multiply(a, b, threads=threads)
-
-
-def reduce_through_gpu(a: CSR, b: CSR, what: Reduction, memory_limit: int | None, spec: ProductSpec) -> Any:
-    """Return a reduction of the product of matrices of the host, of which C stays on the GPU.
-
-    Raises
-    ------
-    InputError
-        If there is no GPU, or no CuPy to reach it.
-    """
-    _check_gpu("cuda")
-    from spdist.kernels.streaming import pipeline
-
-    return final_value(what, pipeline.reduce(a, b, what, _gpu(memory_limit), spec=spec), b.ncols)
-
-
-def _gpu(memory_limit: int | None, deterministic: bool = False) -> Any:
-    """Return the GPU; memory that is free again stays in CuPy's pool, for the next product."""
-    import cupy
-
-    from spdist.kernels.streaming.gpu_device import Gpu
-
-    return Gpu(memory_limit, deterministic=deterministic, malloc=cupy.get_default_memory_pool().malloc)
-
-
-def _check_gpu(method: str) -> None:
-    try:
-        import cupy
-
-        cupy.cuda.runtime.getDevice()
-    except Exception as error:  # no CuPy, no driver, no device: each has an error of its own
-        raise InputError(
-            f"method={method!r} needs a CUDA device and CuPy ({error}): install 'spdist[cu13]' on a machine with a "
-            f"GPU, or choose method='auto'"
-        ) from None
+def _summed_copy(m: Any) -> Any:
+    """Return a copy of a CuPy matrix with sorted rows and duplicates summed."""
+    copied = m.copy()
+    copied.has_sorted_indices = copied.has_canonical_format = False
+    copied.sum_duplicates()
+    return copied
 
 
 def symbolic(a: Any, b: Any, deterministic: bool) -> Pattern:

@@ -95,7 +95,7 @@ class BSR:
         """Return the matrix as a `CSR` whose values are blocks, on the same arrays, which must be NumPy's."""
         return CSR(self.indptr, self.indices, from_blocks(self.data), self.block_shape)
 
-    def pattern(self, values: Any) -> CSR:
+    def pattern(self, values: ValueArray) -> CSR:
         """Return a matrix of block rows and block columns that has one of `values`, (blocks,), for each block."""
         return CSR(self.indptr, self.indices, values, self.block_shape)
 

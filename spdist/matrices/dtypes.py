@@ -111,12 +111,12 @@ def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype
 
 
-def is_on_gpu(array: Any) -> bool:
+def is_on_gpu(array: object) -> bool:
     """Whether an array is CuPy's, told by its class, so that CuPy is not imported."""
     return type(array).__module__.partition(".")[0] == "cupy"
 
 
-def module_of(array: Any) -> Any:
+def module_of(array: object) -> Any:
     """Return the module, CuPy or NumPy, that an array belongs to."""
     if is_on_gpu(array):
         import cupy

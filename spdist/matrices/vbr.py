@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from spdist.errors import MatrixError
 from spdist.matrices import hooks
@@ -110,7 +111,7 @@ class VBR:
         starts: Int64Array = _offsets(heights * self._widths())
         return starts
 
-    def pattern(self, values: Any) -> CSR:
+    def pattern(self, values: ValueArray) -> CSR:
         """Return a matrix of block rows and block columns that has one of `values`, (blocks,), for each block."""
         return CSR(self.indptr, self.indices, values, (len(self.row_bounds) - 1, len(self.column_bounds) - 1))
 
@@ -152,26 +153,28 @@ class VBR:
         lengths = (before[self.indptr[1:]] - before[self.indptr[:-1]])[rows]
         return EntryLayout(positions, self.column_bounds[self.indices[block]] + j, _offsets(lengths))
 
-    def _widths(self) -> Any:
+    def _widths(self) -> Int64Array:
         """Return the number of columns of each block."""
-        return module_of(self.data).diff(self.column_bounds)[self.indices]
+        widths: Int64Array = module_of(self.data).diff(self.column_bounds)[self.indices]
+        return widths
 
 
-def _offsets(counts: Any) -> Any:
+def _offsets(counts: Int64Array) -> Int64Array:
     """Return the sum of the counts before each, and the sum of all at the end."""
     xp = module_of(counts)
-    out = xp.zeros(len(counts) + 1, np.int64)
+    out: Int64Array = xp.zeros(len(counts) + 1, np.int64)
     out[1:] = xp.cumsum(counts)
     return out
 
 
-def _owners(offsets: Any, count: int) -> Any:
+def _owners(offsets: Int64Array, count: int) -> Int64Array:
     """Return for each of the numbers ``0 .. count - 1`` the range of `offsets` that contains it."""
     xp = module_of(offsets)
-    return xp.searchsorted(offsets, xp.arange(count), side="right") - 1
+    owners: Int64Array = xp.searchsorted(offsets, xp.arange(count), side="right") - 1
+    return owners
 
 
-def from_scipy(matrix: Any, row_bounds: Any = None, column_bounds: Any = None) -> VBR:
+def from_scipy(matrix: Any, row_bounds: npt.ArrayLike | None = None, column_bounds: npt.ArrayLike | None = None) -> VBR:
     """Convert a SciPy matrix to blocks of many sizes.
 
     Parameters

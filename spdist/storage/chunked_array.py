@@ -209,7 +209,7 @@ class ChunkedArray:
         raw = [cast(Any, buffer).to_bytes() for buffer in found]
         return raw if self.checked else [hashlib.blake2b(chunk).digest() for chunk in raw]
 
-    def _require(self, k0: int, found: ValueArray, fill: Any) -> None:
+    def _require(self, k0: int, found: ValueArray, fill: object) -> None:
         """Check that the file of each Zarr chunk exists whose elements are all `fill`, as a missing one reads."""
         if not is_local(self.url):
             return

@@ -39,7 +39,7 @@ class Entries(NamedTuple):
     columns: IndexArray
     values: ValueArray
 
-    def take(self, selection: Any) -> Entries:
+    def take(self, selection: IndexArray | slice) -> Entries:
         """Return the entries that `selection`, an index array, Boolean mask or slice, selects."""
         return Entries(self.rows[selection], self.columns[selection], self.values[selection])
 

@@ -1,8 +1,8 @@
-"""Matrices of any size, written row block by row block: what the benchmarks and the tests multiply.
+"""Generate matrices of any size, row block by row block, for benchmarks and tests.
 
-The same call gives the same matrix on every machine that has the same release of NumPy: values come from a hash of the
-seed, row and column, random patterns from counter-based generators, one for each fixed range of rows or edges. No
-block size that a caller or a memory bound chooses enters.
+The same call gives the same matrix on every machine that has the same release of NumPy: values are a hash of the seed,
+row and column, random patterns come from counter-based generators, one for each fixed range of rows or edges. No block
+size that a caller or a memory limit chooses changes the matrix.
 """
 
 from __future__ import annotations
@@ -26,17 +26,24 @@ from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
 
 ENTRIES = 1 << 20
-"""Entries made at a time."""
+"""Entries generated at a time."""
 
-EDGES = 1 << 19  # edges of one generator in `rmat`; changing it changes the matrices
-RANGE_ENTRIES = 1 << 16  # expected entries of one generator in `erdos-renyi`; changing it changes the matrices
+EDGES = 1 << 19
+"""Edges that one random generator of ``rmat`` draws; another number gives other matrices."""
+
+RANGE_ENTRIES = 1 << 16
+"""Expected entries that one random generator of ``erdos-renyi`` draws; another number gives other matrices."""
+
 LARGEST = 1 << 62
-WIDEST = 1 << 56  # places that one generator of `erdos-renyi` picks from: sums of 64 bits have room
+"""Rows that a matrix has to stay below: 64-bit indices reach them."""
+
+WIDEST = 1 << 56
+"""Most positions that one generator of ``erdos-renyi`` picks from, so that 64-bit sums do not overflow."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """What every generator is given besides its own parameters."""
+class Request:
+    """What every generator gets besides its own parameters: where to write, the dtype of values and the seed."""
 
     stage: Stage
     dtype: np.dtype[Any]
@@ -45,7 +52,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Rows:
-    """A matrix as a generator hands it over: its size, about how many entries, and its rows in order."""
+    """The result of a generator: columns, estimated number of entries, and the rows in order."""
 
     ncols: int
     expected: int
@@ -59,11 +66,11 @@ class Parameter:
     Attributes
     ----------
     convert : callable
-        Makes the value from a Python value or from text; ValueError or TypeError if it cannot be one.
+        Converts a Python value or text; raises ValueError or TypeError if that is impossible.
     default : Any
-        None where it must be given.
+        None if the parameter is required.
     help : str
-        What it is, and which values it may have.
+        What the parameter means, and which values it may have.
     """
 
     convert: Callable[[Any], Any]
@@ -90,29 +97,29 @@ def generate(
     seed: int = 0,
     **parameters: Any,
 ) -> StoredMatrix:
-    """Write a matrix of a known kind, streaming: it may exceed memory.
+    """Write a matrix of a known kind, streaming, so that it may exceed memory.
 
     Parameters
     ----------
     kind : str
         A key of `KINDS`: poisson, rmat, erdos-renyi, banded or fem-blocks.
     target : str or Path
-        A path or fsspec URL. Until all is written there is nothing there, or the old matrix.
+        A path or fsspec URL; gets the matrix when all is written.
     overwrite : bool
         Replace the matrix at `target`.
     progress : callable, optional
         Called as ``progress(done, total)``, in entries; the total may be an estimate.
     dtype : dtype
-        Of the values. Random ones are uniform in [0, 1), integers from 1 to 9, bool all true.
+        Of the values. Random values are uniform in [0, 1); integers are from 1 to 9, bools are all true.
     seed : int
         Not negative.
     **parameters
-        Those of the kind.
+        Parameters of the kind; see `KINDS`.
 
     Raises
     ------
     InputError
-        If the kind, a parameter or a value is not known, with what to give instead; or if `target` exists.
+        If the kind, a parameter or a value is unknown, with what to pass instead; or if `target` exists.
 
     Examples
     --------
@@ -129,7 +136,7 @@ def generate(
     facts = {"provenance": {"command": "generate", "kind": kind, "seed": seed, **note}}
     report = progress or ignore_progress
     with staged_matrix(target, overwrite=overwrite) as stage:
-        rows = KINDS[kind].function(Job(stage, values, seed), **arguments)
+        rows = KINDS[kind].function(Request(stage, values, seed), **arguments)
         writer = MatrixWriter(stage.url, rows.ncols, values, facts)
         for block in rows.blocks:
             writer.append(block)
@@ -170,7 +177,7 @@ def _dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def _hash(seed: int, rows: IndexArray, columns: IndexArray) -> npt.NDArray[np.uint64]:
-    """Return 64 random bits for each place: two rounds of SplitMix64's finaliser.
+    """Return 64 random bits for each position: two rounds of SplitMix64's finaliser.
 
     References
     ----------
@@ -186,7 +193,7 @@ def _hash(seed: int, rows: IndexArray, columns: IndexArray) -> npt.NDArray[np.ui
 
 
 def _uniform(bits: npt.NDArray[np.uint64], dtype: np.dtype[Any]) -> ValueArray:
-    """Turn random bits into values: [0, 1), integers 1 to 9, true."""
+    """Convert random bits to values: floats in [0, 1), integers from 1 to 9, or true."""
     if dtype.kind == "b":
         return np.ones(bits.shape, np.bool_)
     if dtype.kind in "iu":
@@ -205,7 +212,17 @@ def _uniform(bits: npt.NDArray[np.uint64], dtype: np.dtype[Any]) -> ValueArray:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Nodes of a grid, numbered with the last dimension fastest, `dof` unknowns at each."""
+    """Nodes of a grid, numbered with the last dimension fastest.
+
+    Attributes
+    ----------
+    dims : tuple of int
+        Nodes along each dimension.
+    steps : list of tuple of int
+        Steps from a node to those it has entries with, itself included.
+    dof : int
+        Unknowns at each node: degrees of freedom.
+    """
 
     dims: tuple[int, ...]
     steps: list[tuple[int, ...]]
@@ -213,7 +230,7 @@ class _Grid:
 
     @property
     def nrows(self) -> int:
-        """Unknowns."""
+        """Number of unknowns."""
         return math.prod(self.dims) * self.dof
 
     def count(self) -> int:
@@ -232,7 +249,7 @@ class _Grid:
         """Return the rows of nodes ``[start:stop)``."""
         node = np.arange(start, stop, dtype=np.int64)
         inside, neighbour = self._neighbours(node)
-        if self.dof > 1:  # each unknown of a node meets each unknown of its neighbours
+        if self.dof > 1:  # a dense block for each pair of neighbours
             unknown = np.arange(self.dof)
             node = (node[:, None] * self.dof + unknown).ravel()
             neighbour = (neighbour[:, :, None] * self.dof + unknown).reshape(len(inside), -1)
@@ -245,15 +262,15 @@ class _Grid:
         return CSR(indptr, columns.astype(index_dtype(self.nrows)), weigh(rows, columns), shape)
 
     def _neighbours(self, node: Int64Array) -> tuple[npt.NDArray[np.bool_], Int64Array]:
-        """Return for each node and step whether a neighbour is there, and its number."""
+        """Return for each node and step whether there is a neighbour, and the neighbour's number."""
         inside = np.ones((len(node), len(self.steps)), np.bool_)
         neighbour = np.repeat(node[:, None], len(self.steps), 1)
         stride, rest = 1, node
         for axis in range(len(self.dims) - 1, -1, -1):
-            rest, place = np.divmod(rest, self.dims[axis])
+            rest, position = np.divmod(rest, self.dims[axis])
             along = np.array([step[axis] for step in self.steps])
             for step in (-1, 1):
-                outside = place == (0 if step < 0 else self.dims[axis] - 1)
+                outside = position == (0 if step < 0 else self.dims[axis] - 1)
                 inside[np.ix_(outside, along == step)] = False
             neighbour += along * stride
             stride *= self.dims[axis]
@@ -271,39 +288,41 @@ def _check_size(what: str, *sizes: int) -> None:
         raise InputError(f"{what} makes {math.prod(sizes):,} rows, more than 64-bit indices reach; give smaller ones")
 
 
-def _poisson(job: Job, dims: tuple[int, ...], points: int) -> Rows:
-    """Laplacian with Dirichlet boundary: `points` - 1 on the diagonal, -1 beside it."""
+def _poisson(request: Request, dims: tuple[int, ...], points: int) -> Rows:
+    """Laplacian with Dirichlet boundary: `points` - 1 on the diagonal, -1 for each neighbour."""
     fitting = {2: (5, 9), 3: (7, 27)}.get(len(dims), ())
     if points not in fitting:
         raise InputError(
             f"poisson: points={points} does not fit dims={dims}; give points=5 or 9 with two dimensions, 7 or 27 with "
             f"three"
         )
-    if job.dtype.kind == "u":
-        raise InputError(f"poisson: dtype={job.dtype} has no -1; give a signed dtype")
+    if request.dtype.kind == "u":
+        raise InputError(f"poisson: dtype={request.dtype} has no -1; give a signed dtype")
     _check_size(f"poisson: dims={dims}", *dims)
     grid = _Grid(dims, _steps(len(dims), star=points in (5, 7)), 1)
 
     def weigh(rows: Int64Array, columns: Int64Array) -> ValueArray:
-        values: ValueArray = np.where(rows == columns, job.dtype.type(points - 1), job.dtype.type(-1))
+        values: ValueArray = np.where(rows == columns, request.dtype.type(points - 1), request.dtype.type(-1))
         return values
 
     return Rows(grid.nrows, grid.count(), grid.blocks(weigh))
 
 
-def _fem_blocks(job: Job, dims: tuple[int, ...], dof: int) -> Rows:
-    """27-point node stencil of dense blocks: symmetric with a dominant diagonal, as solid elements give."""
+def _fem_blocks(request: Request, dims: tuple[int, ...], dof: int) -> Rows:
+    """27-point node stencil of dense blocks: symmetric with a dominant diagonal, as of solid finite elements."""
     if len(dims) != 3:
         raise InputError(f"fem-blocks: dims={dims} must be three numbers, for instance 40x40x40")
     _check_size(f"fem-blocks: dims={dims}, dof={dof}", *dims, dof)
-    if job.dtype.kind in "iu" and np.iinfo(job.dtype).max < 27 * dof:
-        raise InputError(f"fem-blocks: the diagonal is {27 * dof}, too large for dtype={job.dtype}; give a wider one")
+    if request.dtype.kind in "iu" and np.iinfo(request.dtype).max < 27 * dof:
+        raise InputError(
+            f"fem-blocks: the diagonal is {27 * dof}, too large for dtype={request.dtype}; give a wider one"
+        )
     grid = _Grid(dims, _steps(3, star=False), dof)
 
     def weigh(rows: Int64Array, columns: Int64Array) -> ValueArray:
-        bits = _hash(job.seed, np.minimum(rows, columns), np.maximum(rows, columns))
-        values = _uniform(bits, job.dtype)
-        values[rows == columns] = job.dtype.type(27 * dof)
+        bits = _hash(request.seed, np.minimum(rows, columns), np.maximum(rows, columns))
+        values = _uniform(bits, request.dtype)
+        values[rows == columns] = request.dtype.type(27 * dof)
         return values
 
     return Rows(grid.nrows, grid.count(), grid.blocks(weigh))
@@ -312,8 +331,8 @@ def _fem_blocks(job: Job, dims: tuple[int, ...], dof: int) -> Rows:
 # -- bands -------------------------------------------------------------------------------------------------------------
 
 
-def _banded(job: Job, n: int, bandwidth: int, offsets: tuple[int, ...]) -> Rows:
-    """Square, with entries where column - row is one of `offsets`, or at most `bandwidth` either way."""
+def _banded(request: Request, n: int, bandwidth: int, offsets: tuple[int, ...]) -> Rows:
+    """Square, with entries in the diagonals `offsets`, or in `bandwidth` diagonals on each side of the main one."""
     steps = np.array(sorted(set(offsets)) if offsets else range(-bandwidth, bandwidth + 1), np.int64)
     if np.any(np.abs(steps) >= n):
         raise InputError(f"banded: offset {steps[np.argmax(np.abs(steps))]} lies outside {n:,} columns; raise n")
@@ -327,7 +346,7 @@ def _banded(job: Job, n: int, bandwidth: int, offsets: tuple[int, ...]) -> Rows:
             inside = (columns >= 0) & (columns < n)
             counts = inside.sum(1)
             rows, columns = np.repeat(row, counts), columns[inside]
-            values = _uniform(_hash(job.seed, rows, columns), job.dtype)
+            values = _uniform(_hash(request.seed, rows, columns), request.dtype)
             indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
             yield CSR(indptr, columns.astype(index_dtype(n)), values, (len(row), n))
 
@@ -338,12 +357,12 @@ def _banded(job: Job, n: int, bandwidth: int, offsets: tuple[int, ...]) -> Rows:
 
 
 def _generator(seed: int, number: int) -> np.random.Generator:
-    """Return the random generator of piece `number`, the same wherever and whenever it is made."""
+    """Return the random generator of range `number`; it depends on nothing but the seed and this number."""
     return np.random.Generator(np.random.Philox(key=np.array([seed % (1 << 64), number], np.uint64)))
 
 
-def _erdos_renyi(job: Job, nrows: int, ncols: int, per_row: float) -> Rows:
-    """Each entry is there with probability ``per_row / ncols``, independent of all others."""
+def _erdos_renyi(request: Request, nrows: int, ncols: int, per_row: float) -> Rows:
+    """Each position has an entry with probability ``per_row / ncols``, independently of all others."""
     if not 0 < per_row <= ncols:
         raise InputError(f"erdos-renyi: per_row={per_row} must be above 0 and at most ncols={ncols:,}")
     if ncols > WIDEST:
@@ -353,9 +372,9 @@ def _erdos_renyi(job: Job, nrows: int, ncols: int, per_row: float) -> Rows:
     def blocks() -> Iterator[CSR]:
         for number, start in enumerate(range(0, nrows, span)):
             count = min(span, nrows - start)
-            at = _positions(_generator(job.seed, number), per_row / ncols, span * ncols)
+            at = _positions(_generator(request.seed, number), per_row / ncols, span * ncols)
             row, columns = np.divmod(at[: np.searchsorted(at, count * ncols)], ncols)
-            values = _uniform(_hash(job.seed, row + start, columns), job.dtype)
+            values = _uniform(_hash(request.seed, row + start, columns), request.dtype)
             indptr = np.searchsorted(row, np.arange(count + 1)).astype(np.int64)
             yield CSR(indptr, columns.astype(index_dtype(ncols)), values, (count, ncols))
 
@@ -363,7 +382,7 @@ def _erdos_renyi(job: Job, nrows: int, ncols: int, per_row: float) -> Rows:
 
 
 def _positions(generator: np.random.Generator, probability: float, size: int) -> Int64Array:
-    """Pick each of ``range(size)`` with `probability`; sorted. The gaps between those picked are geometric."""
+    """Pick each of ``range(size)`` with `probability`; return them sorted. Gaps between picks are geometric."""
     parts, end = [], -1
     while end < size - 1:
         expected = (size - 1 - end) * probability
@@ -374,7 +393,7 @@ def _positions(generator: np.random.Generator, probability: float, size: int) ->
     return picked[: np.searchsorted(picked, size)]
 
 
-def _rmat(job: Job, scale: int, edge_factor: float, a: float, b: float, c: float, duplicates: str) -> Rows:
+def _rmat(request: Request, scale: int, edge_factor: float, a: float, b: float, c: float, duplicates: str) -> Rows:
     """R-MAT graph: each edge falls into a quadrant with probability a, b, c, 1 - a - b - c, `scale` times over.
 
     References
@@ -389,11 +408,11 @@ def _rmat(job: Job, scale: int, edge_factor: float, a: float, b: float, c: float
         raise InputError(f"rmat: scale={scale} must lie from 0 to 40")
     n, nedges = 1 << scale, round(edge_factor * (1 << scale))
     rule: Any = duplicates
-    sorter = RowSorter(job.stage.scratch, (n, n), job.dtype, expected=nedges, duplicates=rule)
+    sorter = RowSorter(request.stage.scratch, (n, n), request.dtype, expected=nedges, duplicates=rule)
 
     def blocks() -> Iterator[CSR]:
         for number, start in enumerate(range(0, nedges, EDGES)):
-            edges = _edges(_generator(job.seed, number), scale, (a, b, c), job.dtype)
+            edges = _edges(_generator(request.seed, number), scale, (a, b, c), request.dtype)
             sorter.add(edges.take(slice(0, nedges - start)))
         yield from sorter.blocks()
 

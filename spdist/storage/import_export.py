@@ -1,4 +1,4 @@
-"""Matrices from and to the files of other programs, each streamed in bounded memory.
+"""Import matrices from files of other programs and export them, streaming in bounded memory.
 
 ===========  ======  ======  =======================================================================
 Format       import  export  What it is
@@ -9,9 +9,9 @@ Format       import  export  What it is
 binsparse            yes     a Zarr group as GraphBLAS' Binsparse specification 0.1 lays it out
 ===========  ======  ======  =======================================================================
 
-Whatever is not stored by rows goes through `spdist.storage.external_sort`. The bound is 512 MiB, the interpreter and
-its libraries included, or twenty times the longest row (or column, of CSC) where that is more. While it sorts, the disk
-holds 12 to 32 bytes an entry beside the matrix.
+A file that is not stored by rows goes through `spdist.storage.external_sort`. Memory is bounded by 512 MiB, including
+the interpreter and its libraries, or by twenty times the longest row (for CSC, column) if that is more. While entries
+are sorted, the disk holds 12 to 32 bytes an entry in addition to the matrix.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ def import_matrix(
 ) -> StoredMatrix:
     """Convert a file to a matrix in Zarr, in bounded memory.
 
-    Rows are sorted and duplicates summed in file order. Zeros that a sparse file stores are kept; those of a dense
-    file (``array`` in Matrix Market) and of DIA are not entries. Matrix Market's integers become int64, reals
-    float64, patterns ones of float64; other formats keep their dtype.
+    Rows are sorted and duplicates summed in file order. Zeros that a sparse file stores are kept; zeros of a dense file
+    (``array`` in Matrix Market) and of DIA are dropped. Matrix Market's integers become int64, reals float64, patterns
+    ones of float64; other formats keep their dtype.
 
     Parameters
     ----------
     source : str or Path
         A path or fsspec URL that ends in .mtx, .mtx.gz, .mtx.bz2, .npz or .h5ad; an .h5ad may be followed by ``::``
-        and the path of a sparse matrix inside it, else ``X`` is read.
+        and the path of a sparse matrix inside it; by default ``X``.
     target : str or Path
-        A path or fsspec URL. Until all is written there is nothing there, or the old matrix.
+        A path or fsspec URL; gets the matrix when all is written.
     overwrite : bool
         Replace the matrix at `target`.
     block_size : (int, int) or "auto", optional
-        Store it in dense blocks of so many rows and columns; "auto" takes those of fewest bytes, up to 16 x 16.
-        Refused where it takes more bytes than without. Meanwhile it is on disk twice.
+        Store dense blocks of so many rows and columns; "auto" takes the size of fewest bytes, up to 16 x 16. During the
+        import the matrix is on disk twice.
     progress : callable, optional
         Called as ``progress(done, total)``; reading the file and sorting its entries each count for one half.
     bucket_bytes : int
@@ -87,9 +87,9 @@ def import_matrix(
     Raises
     ------
     InputError
-        If `target` exists, `source` is none of these files, or blocks do not divide it or do not pay.
+        If `target` exists, `source` is none of these files, or blocks do not divide it or take more bytes than none.
     MatrixError
-        If `source` is damaged or not what its name says; names the line of a text file.
+        If `source` is damaged, or its format is not what its name says; names the line of a text file.
 
     Examples
     --------
@@ -97,53 +97,73 @@ def import_matrix(
     """
     path, _, inner = str(source).partition(".h5ad::")
     path = locations.normalise(path + (".h5ad" if inner else ""))
-    reader = next((reader for suffix, reader in _READERS.items() if path.endswith(suffix)), None)
-    if reader is None:
-        raise InputError(f"{source}: cannot tell the format from the name; known are {', '.join(_READERS)}")
+    reader = _reader_of(path, str(source))
     if locations.is_local(path) and not locations.local_path(path).is_file():
         raise InputError(f"{path}: there is no such file")
     facts = {"provenance": {"command": "import", "source": str(source)}}
     with staged_matrix(target, overwrite=overwrite) as stage, _clear_source_errors(path), _open(path) as file:
         size = max(file.seek(0, 2), 1)
         file.seek(0)
-        place = stage if block_size is None else replace(stage, url=str(stage.scratch / "numbers.zarr"))
-        reader(_Import(path, file, size, inner or "X", place, facts, progress or ignore_progress, bucket_bytes))
+        first = stage if block_size is None else replace(stage, url=str(stage.scratch / "numbers.zarr"))
+        source_file = _Source(path, file, size, inner or "X")
+        reader(_Import(source_file, first, facts, progress or ignore_progress, bucket_bytes))
         if block_size is not None:
-            numbers = open_matrix(place.url)
+            numbers = open_matrix(first.url)
             wanted = natural_size(numbers, str(source)) if block_size == "auto" else block_size
             store_blocks(numbers, stage.url, wanted, facts, str(source))
     return open_matrix(target)
 
 
+def _reader_of(path: str, source: str) -> Callable[[_Import], None]:
+    for suffix, reader in _READERS.items():
+        if path.endswith(suffix):
+            return reader
+    raise InputError(f"{source}: cannot tell the format from the name; known are {', '.join(_READERS)}")
+
+
 @dataclass(frozen=True)
-class _Import:
-    """One import: where from, where to, and how it reports."""
+class _Source:
+    """The file that is imported: its path, its bytes, their number, and the path of the matrix inside an .h5ad."""
 
     path: str
     file: BinaryIO
     size: int
     inner: str
+
+
+@dataclass(frozen=True)
+class _Import:
+    """One import: its source, where it writes, and how it reports."""
+
+    source: _Source
     stage: Stage
     facts: dict[str, Any]
     progress: Progress
     bucket_bytes: int
 
-    def read(self, done: int, total: int) -> None:
-        """Report that `done` of `total` is read."""
-        self.progress(self.size * min(done, total) // max(total, 1), 2 * self.size)
+    @property
+    def path(self) -> str:
+        """The source, for messages."""
+        return self.source.path
 
-    def written(self, done: int, total: int) -> None:
-        """Report that `done` of `total` is sorted and written."""
-        self.progress(self.size + self.size * min(done, total) // max(total, 1), 2 * self.size)
+    def report_read(self, done: int, total: int) -> None:
+        """Report that `done` of `total` entries are read: the first half of the progress, in bytes of the file."""
+        size = self.source.size
+        self.progress(size * min(done, total) // max(total, 1), 2 * size)
+
+    def report_written(self, done: int, total: int) -> None:
+        """Report that `done` of `total` entries are sorted and written: the second half of the progress."""
+        size = self.source.size
+        self.progress(size + size * min(done, total) // max(total, 1), 2 * size)
 
     def write(self, blocks: Iterable[CSR], ncols: int, dtype: np.dtype[Any], nnz: int) -> None:
-        """Write rows that come in order."""
+        """Write row blocks that are in order and canonical."""
         writer = MatrixWriter(self.stage.url, ncols, dtype, self.facts)
         for block in blocks:
             writer.append(block)
-            self.written(writer.nnz, nnz)
+            self.report_written(writer.nnz, nnz)
         writer.close()
-        self.written(1, 1)
+        self.report_written(1, 1)
 
     def sort(self, batches: Iterable[Entries], shape: tuple[int, int], dtype: np.dtype[Any], expected: int) -> None:
         """Sort entries into rows and write them."""
@@ -152,13 +172,13 @@ class _Import:
         for entries in batches:
             sorter.add(entries)
             done += len(entries.rows)
-            self.read(done, expected)
+            self.report_read(done, expected)
         self.write(sorter.blocks(), shape[1], dtype, expected)
 
 
 @contextmanager
 def _clear_source_errors(path: str) -> Iterator[None]:
-    """Say which file is damaged; the libraries that unpack it do not."""
+    """Name the damaged file in errors of the libraries that unpack it, which do not."""
     try:
         yield
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
@@ -192,9 +212,9 @@ def _check_shape(shape: tuple[Any, ...], path: str) -> tuple[int, int]:
 
 def _import_text(job: _Import) -> None:
     if job.path.endswith(".gz"):
-        text = cast(BinaryIO, gzip.GzipFile(fileobj=job.file))
+        text = cast(BinaryIO, gzip.GzipFile(fileobj=job.source.file))
     else:
-        text = cast(BinaryIO, bz2.BZ2File(job.file)) if job.path.endswith(".bz2") else job.file
+        text = cast(BinaryIO, bz2.BZ2File(job.source.file)) if job.path.endswith(".bz2") else job.source.file
     header = matrix_market.read_header(text, job.path)
     expected = header.count if header.symmetry == "general" else 2 * header.count
     job.sort(matrix_market.read_entries(text, header), header.shape, header.dtype, expected)
@@ -204,7 +224,7 @@ def _import_text(job: _Import) -> None:
 
 
 class _Stream(Protocol):
-    """An array read from its start to its end."""
+    """An array that is read sequentially."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -217,7 +237,7 @@ class _Stream(Protocol):
 def _compressed_rows(
     indptr: _Stream, indices: _Stream, data: _Stream, shape: tuple[int, int], path: str
 ) -> Iterator[tuple[int, CSR]]:
-    """Yield row blocks with the number of their first row; `data` may hold several values an entry (BSR)."""
+    """Yield the first row and the entries of each row block; `data` may hold several values an entry (BSR)."""
     nnz = indices.shape[0]
     if indptr.shape != (shape[0] + 1,) or data.shape[:1] != (nnz,):
         raise MatrixError(
@@ -296,12 +316,12 @@ class _NpyStream:
         return np.frombuffer(raw, self.stored).astype(self.dtype, copy=False)
 
     def all(self) -> ValueArray:
-        """Return the whole of a small array."""
+        """Return all elements of a small array."""
         return self.read(int(np.prod(self.shape, dtype=np.int64)))
 
 
 def _import_npz(job: _Import) -> None:
-    with zipfile.ZipFile(job.file) as archive:
+    with zipfile.ZipFile(job.source.file) as archive:
 
         def stream(name: str) -> _NpyStream:
             return _NpyStream(archive, name, job.path)
@@ -405,15 +425,17 @@ def _import_h5ad(job: _Import) -> None:
         h5py: Any = importlib.import_module("h5py")
     except ImportError as error:
         raise InputError(f"{job.path}: reading .h5ad needs AnnData: pip install 'spdist[h5ad]'") from error
-    with h5py.File(job.file, "r") as file:
-        group = file.get(job.inner)
+    with h5py.File(job.source.file, "r") as file:
+        group = file.get(job.source.inner)
         attributes: dict[str, Any] = dict(group.attrs) if group is not None else {}
         kind = attributes.get("encoding-type", attributes.get("h5sparse_format"))
         if kind not in ("csr_matrix", "csc_matrix", "csr", "csc"):
             what = (
                 "there is no such matrix" if group is None else f"it is stored as {kind or 'a dense array'}, not sparse"
             )
-            raise MatrixError(f"{job.path}::{job.inner}: {what}; sparse in this file: {_sparse_names(h5py, file)}")
+            raise MatrixError(
+                f"{job.path}::{job.source.inner}: {what}; sparse in this file: {_sparse_names(h5py, file)}"
+            )
         shape = _check_shape(tuple(attributes.get("shape", attributes.get("h5sparse_shape", ()))), job.path)
         streams = [_H5Stream(group[name]) for name in ("indptr", "indices", "data")]
         check_dtype(streams[2].dtype)
@@ -456,14 +478,14 @@ def export_matrix(
     Parameters
     ----------
     source : str or Path
-        A matrix: a path or fsspec URL. Blocks are written entry by entry.
+        Path or fsspec URL of a matrix. Blocks are written entry by entry.
     target : str or Path
-        A local path; for binsparse a path or URL. Until all is written there is nothing there, or the old file.
+        A local path; for binsparse a path or URL. Gets the file when all is written.
     format : {"mtx", "npz", "binsparse"}, optional
-        By default what `target` ends in: .mtx, .mtx.gz, .mtx.bz2 or .npz. Numbers in text read back as exactly the
-        same; bool is written as integers 0 and 1. An .npz is not compressed; ``scipy.sparse.load_npz`` reads it.
+        By default the format that `target` ends in: .mtx, .mtx.gz, .mtx.bz2 or .npz. Text keeps numbers exactly; bool
+        is written as integers 0 and 1. An .npz is not compressed; ``scipy.sparse.load_npz`` reads it.
     overwrite : bool
-        Replace what is at `target`.
+        Replace the file or matrix at `target`.
     progress : callable, optional
         Called as ``progress(done, total)``, in entries.
 
@@ -531,7 +553,7 @@ def _write_npz(matrix: StoredMatrix, path: Path, progress: Progress) -> None:
 
 
 def _write_binsparse(matrix: StoredMatrix, url: str, progress: Progress) -> None:
-    """Write the three arrays under Binsparse's names, sorted and free of duplicates as it demands."""
+    """Write the three arrays under Binsparse's names, sorted and without duplicates, as its specification demands."""
     stored, spelled = _binsparse_type(matrix.dtype)
     width = matrix.dtype.itemsize // stored.itemsize  # a complex number is two floats
     groups.begin(url, {})
@@ -563,7 +585,7 @@ def _write_binsparse(matrix: StoredMatrix, url: str, progress: Progress) -> None
 
 
 def _binsparse_type(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], str]:
-    """Return the dtype that values are stored as, and Binsparse's word for theirs."""
+    """Return the dtype that stores values of `dtype`, and Binsparse's name for `dtype`."""
     if dtype.kind == "b":
         return np.dtype(np.uint8), "bint8"
     if dtype.kind == "c":

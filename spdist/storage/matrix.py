@@ -333,7 +333,7 @@ def _check_stored(m: StoredMatrix) -> None:
         raise MatrixError(f"{m.url}: indptr ends at {end:,}, but there are {m.nnz:,} entries")
 
 
-def refuse_blocks(what: str, *matrices: Any) -> None:
+def refuse_blocks(what: str, *matrices: object) -> None:
     """Refuse matrices that are stored in blocks for an operation on single entries.
 
     Parameters

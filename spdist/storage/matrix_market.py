@@ -1,9 +1,9 @@
-"""Matrix Market text, read and written by pieces.
+"""Read and write Matrix Market text piece by piece.
 
-SciPy's reader (fast_matrix_market) converts the numbers, correctly rounded and in threads: each piece of the file is
-given to it under a header of its own. It stops reading a line where a number ends, so that ``1,5`` would pass for 1:
-`_count_entries` therefore looks at every byte first. What that finds unusual (comments between the entries, ``+1``) or
-SciPy refuses is read again line by line in Python, which also knows what to say about the line.
+SciPy's reader (fast_matrix_market) converts the numbers, correctly rounded and in threads: it gets each piece of the
+file under a header of its own. It stops reading a line where a number ends, so that ``1,5`` would pass for 1:
+`_count_entries` therefore scans every byte first. Pieces that are unusual (comments between the entries, ``+1``) or
+that SciPy refuses are read again line by line in Python, which also states what is wrong with a line.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from spdist.matrices.dtypes import IndexArray, ValueArray
 from spdist.storage.external_sort import Entries
 
 TEXT_BYTES = 4 << 20
-"""Bytes of text read at a time; the entries in it take about three times as much, eleven times at the very worst."""
+"""Bytes of text read at a time; its entries take about three times as much memory, at worst eleven times."""
 
 MAX_LINE = 1 << 20
+"""Bytes of the longest line that is read; a longer one means that the file is no Matrix Market file."""
+
 FIELDS = {
     "real": np.dtype(np.float64),
     "double": np.dtype(np.float64),
@@ -41,20 +43,20 @@ SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
 
 @dataclass(frozen=True)
 class Header:
-    """What the first lines of a file say.
+    """The header of a file.
 
     Attributes
     ----------
     name : str
-        The file, for messages.
+        The file, in messages.
     dense : bool
-        Whether it lists all values by columns (``array``), not entries (``coordinate``).
+        Whether the file lists all values by columns (``array``) instead of entries (``coordinate``).
     field, symmetry : str
     shape : (nrows, ncols)
     count : int
-        Entries, or values, that follow.
+        Entries, or values of a dense file, that follow.
     lines : int
-        Lines of the header itself.
+        Lines of the header.
     """
 
     name: str
@@ -76,7 +78,7 @@ class Header:
         return (0 if self.dense else 2) + {"pattern": 0, "complex": 2}.get(self.field, 1)
 
     def error(self, line: int, what: str) -> MatrixError:
-        """Return the error that `what` is wrong in line `line`."""
+        """Return an error that names a line and says what is wrong with it."""
         return MatrixError(f"{self.name}, line {line:,}: {what}")
 
 
@@ -84,12 +86,24 @@ class Header:
 
 
 def read_header(file: BinaryIO, name: str) -> Header:
-    """Read the banner, the comments and the size line.
+    r"""Read the banner, the comments and the size line.
+
+    Parameters
+    ----------
+    file : binary file
+        At its start; afterwards at the first entry.
+    name : str
+        What messages call the file.
 
     Raises
     ------
     MatrixError
-        Naming the file and the line.
+        Names the file and the line.
+
+    Examples
+    --------
+    >>> read_header(io.BytesIO(b"%%MatrixMarket matrix coordinate real general\n2 3 1\n1 1 0.5\n"), "a.mtx").shape
+    (2, 3)
     """
     words = file.readline(MAX_LINE).decode("latin-1").lower().split()
     if len(words) != 5 or words[0].lstrip("%") != "matrixmarket" or words[1] != "matrix":
@@ -135,14 +149,23 @@ def _dense_count(nrows: int, ncols: int, symmetry: str) -> int:
 
 
 def read_entries(file: BinaryIO, header: Header, text_bytes: int = TEXT_BYTES) -> Iterator[Entries]:
-    """Yield the entries after the header, in file order, each with its mirror image where the matrix is symmetric.
+    """Yield the entries after the header in file order, each followed by its mirror image if the matrix is symmetric.
 
     Zeros are kept in ``coordinate`` files and dropped from ``array`` files.
+
+    Parameters
+    ----------
+    file : binary file
+        After the header.
+    header : Header
+    text_bytes : int
+        Bytes of text to read at a time.
 
     Raises
     ------
     MatrixError
-        Naming the file and the line: what is not a number, an index out of range, more or fewer entries than announced.
+        If a word is no number, an index is out of range, or there are more or fewer entries than the header announces;
+        names the file and the line.
     """
     done, line = 0, header.lines + 1
     for text in _pieces(file, header, text_bytes):
@@ -153,7 +176,7 @@ def read_entries(file: BinaryIO, header: Header, text_bytes: int = TEXT_BYTES) -
                 line + extra, f"more than the {header.count:,} entries that line {header.lines} announces"
             )
         if header.dense:
-            piece = _place(piece.values, done, header)
+            piece = _locate(piece.values, done, header)
             done += len(piece.values)
             piece = piece.take(piece.values != 0)
         else:
@@ -181,7 +204,7 @@ def _pieces(file: BinaryIO, header: Header, text_bytes: int) -> Iterator[bytes]:
 
 
 def _parse(text: bytes, header: Header, line: int) -> Entries:
-    """Convert whole lines of text; `line` is the number of the first."""
+    """Convert complete lines of text, of which the first has number `line`."""
     if b"%" in text:
         lines = text.split(b"\n")
         text = b"\n".join(b"" if each.lstrip().startswith(b"%") else each for each in lines)
@@ -193,12 +216,12 @@ def _parse(text: bytes, header: Header, line: int) -> Entries:
         try:
             return _convert(text, header, count)
         except (ValueError, OverflowError):
-            pass  # the lines themselves show better what is wrong
+            pass  # reading line by line tells what is wrong
     return _parse_lines(text.split(b"\n"), header, line)
 
 
 def _convert(text: bytes, header: Header, count: int) -> Entries:
-    """Let SciPy convert `count` lines."""
+    """Convert `count` lines with SciPy."""
     layout, (nrows, ncols) = ("array", (count, 1)) if header.dense else ("coordinate", header.shape)
     size = f"{nrows} {ncols}" if header.dense else f"{nrows} {ncols} {count}"
     top = f"%%MatrixMarket matrix {layout} {header.field} general\n{size}\n"
@@ -210,31 +233,31 @@ def _convert(text: bytes, header: Header, count: int) -> Entries:
 
 
 def _parse_lines(lines: list[bytes], header: Header, line: int) -> Entries:
-    """Convert lines one by one: slow, takes all that float() takes, and says what is wrong."""
-    places, values = [], []
+    """Convert lines one by one: slow, accepts all that float() accepts, and names the line that is wrong."""
+    positions, values = [], []
     for number, text in enumerate(lines, line):
         words = text.split()
         if not words:
             continue
         if len(words) != header.numbers:
             raise header.error(number, f"expected {header.numbers} numbers, got '{_excerpt(text)}'")
-        places.append((0, 0) if header.dense else _place_of(words, header, number))
+        positions.append((0, 0) if header.dense else _position_of(words, header, number))
         values.append(_value_of(words[0 if header.dense else 2 :], header, number))
-    rows, columns = np.array(places, np.int64).reshape(-1, 2).T
+    rows, columns = np.array(positions, np.int64).reshape(-1, 2).T
     return Entries(rows, columns, np.array(values, header.dtype))
 
 
-def _place_of(words: list[bytes], header: Header, number: int) -> tuple[int, int]:
+def _position_of(words: list[bytes], header: Header, number: int) -> tuple[int, int]:
     """Return the 0-based row and column."""
-    place = []
+    position = []
     for word, limit, what in zip(words, header.shape, ("row", "column"), strict=False):
         digits = word.removeprefix(b"+")
         if not _is_whole(digits.removeprefix(b"-")):
             raise header.error(number, f"'{_excerpt(word)}' is not a {what} number")
         if not 1 <= int(digits) <= limit:
             raise header.error(number, f"{what} {int(digits):,} is outside 1 to {limit:,} (indices are 1-based)")
-        place.append(int(digits) - 1)
-    return place[0], place[1]
+        position.append(int(digits) - 1)
+    return position[0], position[1]
 
 
 def _value_of(words: list[bytes], header: Header, number: int) -> complex:
@@ -253,8 +276,8 @@ def _value_of(words: list[bytes], header: Header, number: int) -> complex:
     return complex(*parts) if kind == "c" else parts[0]
 
 
-def _place(values: ValueArray, done: int, header: Header) -> Entries:
-    """Give the values of an ``array`` file, from number `done` on, their rows and columns."""
+def _locate(values: ValueArray, done: int, header: Header) -> Entries:
+    """Return values of an ``array`` file, the first of which has number `done`, with their rows and columns."""
     nrows, ncols = header.shape
     at = np.arange(done, done + len(values), dtype=np.int64)
     if header.symmetry == "general":
@@ -267,7 +290,7 @@ def _place(values: ValueArray, done: int, header: Header) -> Entries:
 
 
 def _mirror(entries: Entries, symmetry: str) -> Entries:
-    """Follow each entry off the diagonal by its mirror image."""
+    """Return the entries, each one off the diagonal followed by its mirror image."""
     if symmetry == "general":
         return entries
     rows, columns, values = entries
@@ -304,7 +327,7 @@ _DIGITS = "0123456789"
 
 
 def _grammar(edges: list[tuple[int, str, int]], accepting: set[int], words: tuple[str, ...]) -> IndexArray:
-    """Return the transition table [state, byte] of an automaton that reads numbers with spaces between."""
+    """Return the transition table [state, byte] of an automaton that reads numbers separated by spaces."""
     table = np.full((_BAD + 1 + sum(map(len, words)), 256), _BAD, np.uint8)
     for state, characters, to in edges:
         table[state, _codes(characters)] = to
@@ -340,7 +363,7 @@ _REALS = _grammar(_WHOLE + _DECIMAL, {_INT, _FRACTION, _EXPONENT}, ("nan", "inf"
 
 @functools.partial(kept, nogil=True)
 def _count_entries(text: IndexArray, table: IndexArray, numbers: int) -> int:
-    """Count the lines that hold `numbers` numbers; -1 where another line is not blank."""
+    """Count the lines that hold `numbers` numbers; -1 if any other line is not blank."""
     state, found, count = 0, 0, 0
     for byte in text:
         before = state
@@ -362,20 +385,30 @@ def _count_entries(text: IndexArray, table: IndexArray, numbers: int) -> int:
 
 
 def field_of(dtype: np.dtype[Any]) -> str:
-    """Return the field that values of `dtype` are written as; bool as integers, so that a stored False survives."""
+    """Return the field that values of `dtype` are written as; bools are integers, so that a stored False is kept."""
     if dtype.kind == "u" and dtype.itemsize == 8:
         return "unsigned-integer"
     return {"f": "real", "c": "complex"}.get(dtype.kind, "integer")
 
 
 def write_header(file: BinaryIO, shape: tuple[int, int], nnz: int, dtype: np.dtype[Any]) -> None:
-    """Write the banner and the size line of a general coordinate file."""
+    """Write the banner and the size line of a ``general coordinate`` file."""
     file.write(f"%%MatrixMarket matrix coordinate {field_of(dtype)} general\n".encode())
     file.write(f"{shape[0]} {shape[1]} {nnz}\n".encode())
 
 
 def write_rows(file: BinaryIO, block: CSR, first_row: int, nrows: int) -> None:
-    """Write the entries of rows ``first_row, first_row + 1, ...``; values read back as exactly the same numbers."""
+    """Write the entries of a row block so that its values read back exactly.
+
+    Parameters
+    ----------
+    file : binary file
+    block : CSR
+    first_row : int
+        The matrix row of the block's first row.
+    nrows : int
+        Rows of the matrix.
+    """
     if not block.nnz:
         return
     exact = FIELDS[field_of(block.dtype)]  # float32 as the float64 it equals, not as the shortest float32

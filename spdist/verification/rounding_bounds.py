@@ -89,8 +89,8 @@ class ProductFacts(NamedTuple):
     ----------
     nan, plus_inf, minus_inf : array
         1 if the product is NaN, Inf or -Inf because an operand is not finite; the other facts of the product but
-        `count` are 0 then.
-    count : array
+        `products` are 0 then.
+    products : array
         1.
     value, size : array
         The product and its absolute value.
@@ -102,7 +102,7 @@ class ProductFacts(NamedTuple):
     nan: ValueArray
     plus_inf: ValueArray
     minus_inf: ValueArray
-    count: ValueArray
+    products: ValueArray
     value: ValueArray
     size: ValueArray
     scaled: ValueArray
@@ -147,7 +147,7 @@ def wrong_values(dtype: np.dtype[Any], table: ValueArray, values: ValueArray) ->
     """
     facts = ProductFacts(*table)
     nan, plus, minus, count, size = (
-        each.real for each in (facts.nan, facts.plus_inf, facts.minus_inf, facts.count, facts.size)
+        each.real for each in (facts.nan, facts.plus_inf, facts.minus_inf, facts.products, facts.size)
     )
     total, info, complex_ = facts.value, np.finfo(dtype), dtype.kind == "c"
     first, second = facts.scaled, facts.scaled_other

@@ -1,4 +1,4 @@
-"""Matrices of dense blocks of many sizes: brought there and back, stored, multiplied, against SciPy."""
+"""Matrices of dense blocks of many sizes: converted and multiplied, against SciPy."""
 
 from __future__ import annotations
 
@@ -66,23 +66,6 @@ def test_runs_of_rows_and_columns_make_full_blocks():
     assert m.nnz == 15
     shared = sp.csr_array(np.array([[1, 1, 0], [1, 0, 1], [1, 0, 1], [0, 0, 0], [0, 0, 0]]))
     np.testing.assert_array_equal(vbr.from_scipy(shared).row_bounds, [0, 1, 3, 5])
-
-
-def test_saved_and_opened(tmp_path):
-    rng = np.random.default_rng(1)
-    m = matrix(200, 300, 1, bounds(rng, 200), bounds(rng, 300))
-    m.save(tmp_path / "m.zarr")
-    again = spdist.open_vbr(tmp_path / "m.zarr")
-    for name in ("row_bounds", "column_bounds", "indptr", "indices", "data"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(m, name))
-        assert getattr(again, name).dtype == getattr(m, name).dtype
-    with pytest.raises(InputError, match="already exists"):
-        m.save(tmp_path / "m.zarr")
-    with pytest.raises(MatrixError, match="expected a Zarr group with encoding-type csr_matrix, got vbr_matrix"):
-        spdist.open(tmp_path / "m.zarr")
-    spdist.save(tmp_path / "s.zarr", sp.eye_array(3, format="csr"))
-    with pytest.raises(MatrixError, match="not in blocks of many sizes, but csr_matrix"):
-        spdist.open_vbr(tmp_path / "s.zarr")
 
 
 def test_what_does_not_fit_is_refused():

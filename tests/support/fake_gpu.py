@@ -1,4 +1,4 @@
-"""A preload for workers: a GPU whose memory is the host's, unless the worker is told that it sees none."""
+"""A preload for workers: gives them a GPU in host memory, unless ``CUDA_VISIBLE_DEVICES`` is empty."""
 
 from __future__ import annotations
 
@@ -9,49 +9,50 @@ from typing import Any
 from tests.support.host_device import HostDevice
 
 LATE = "SPDIST_TEST_LATE"
-"""Environment variable: the seconds by which a core is late once."""
+"""Environment variable: seconds by which a CPU worker is late with its third block."""
 SECONDS = 0.05
-"""Of each block beside its work: quick enough to lead, slow enough for cores to help."""
+"""Seconds added to each block: fast enough that the GPU leads, slow enough that CPU workers help."""
 
 
 class SlowDevice(HostDevice):
-    """Host memory that takes its time."""
+    """A device in host memory that sleeps before each product."""
 
-    def __init__(self, memory_limit: int, ahead: int, pack: bool) -> None:
+    def __init__(self, memory_limit: int, staging_bytes: int, pack: bool) -> None:
         time.sleep(SECONDS)
-        super().__init__(memory_limit, ahead, pack)
+        super().__init__(memory_limit, staging_bytes, pack)
 
     def begin(self, *args: Any) -> int:
-        """Take a while, each time."""
+        """Sleep before each product."""
         time.sleep(SECONDS)
         return super().begin(*args)
 
 
 def dask_setup(worker: Any) -> None:
-    """Put the device where a worker looks for its GPU."""
+    """Put the device where a worker looks for its GPU; Dask calls this when the worker starts."""
     from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
     from spdist.kernels.streaming import gpu_device
-    from spdist.scheduler.execution import stages
+    from spdist.scheduler.execution import worker_process
+    from spdist.scheduler.execution.worker import WorkerContext
 
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         if LATE in os.environ:
-            _be_late(stages.Product, float(os.environ[LATE]))
+            _be_late(WorkerContext, float(os.environ[LATE]))
         return
 
-    stages.gpu_name = lambda: "host memory"
+    worker_process.gpu_name = lambda: "host memory"
     gpu_device.Gpu = SlowDevice  # type: ignore[misc,assignment]
     rowwise_gpu.compile_kernels = lambda *_: None
 
 
-def _be_late(product: Any, seconds: float) -> None:
-    """Let a core take longer for its third block, and have room for half of its rows alone."""
-    multiply, calls = product.product, []
+def _be_late(context: Any, seconds: float) -> None:
+    """Let a CPU worker take longer for its third block, and fit only half of that block's rows."""
+    multiply, calls = context.multiply_rows, []
 
-    def late(self: Any, a: Any, b: Any, capacity: int, *told: Any) -> Any:
+    def late(self: Any, a: Any, b: Any, capacity: int, *rest: Any) -> Any:
         calls.append(1)
         if len(calls) == 4:  # one was to warm up
             time.sleep(seconds)
-            capacity = int(multiply(self, a, b, capacity, *told).indptr[a.nrows // 2])
-        return multiply(self, a, b, capacity, *told)
+            capacity = int(multiply(self, a, b, capacity, *rest).indptr[a.nrows // 2])
+        return multiply(self, a, b, capacity, *rest)
 
-    product.product = late
+    context.multiply_rows = late

@@ -192,6 +192,10 @@ inline unsigned __match_any_sync(unsigned, const int value) {
 inline int __any_sync(const unsigned mask, const int holds) { return __ballot_sync(mask, holds) != 0; }
 inline int __all_sync(const unsigned mask, const int holds) { return __ballot_sync(mask, !holds) == 0; }
 
+inline float __fmul_rn(const float x, const float y) { return x * y; }
+inline float __fadd_rn(const float x, const float y) { return x + y; }
+inline double __dmul_rn(const double x, const double y) { return x * y; }
+inline double __dadd_rn(const double x, const double y) { return x + y; }
 inline int __popc(const unsigned x) { return __builtin_popcount(x); }
 inline int __popcll(const unsigned long long x) { return __builtin_popcountll(x); }
 inline int __ffs(const int x) { return __builtin_ffs(x); }

@@ -21,6 +21,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from spdist.kernels.cuda import constants, module
+from spdist.kernels.cuda.pinned import pageable
+from spdist.kernels.hyspmm import pipeline as hyspmm_pipeline
+from spdist.kernels.hyspmm import sort_groups
 from spdist.kernels.rowwise_gpu import analysis, families
 
 CAN_RUN = shutil.which("g++") is not None and platform.machine() == "x86_64"
@@ -109,6 +112,13 @@ class Stream:
         return Graph(calls)
 
 
+class Memory:
+    """Device memory: bytes, and their address."""
+
+    def __init__(self, values: Any) -> None:
+        self.values, self.ptr = values, values.ctypes.data
+
+
 class Pool:
     """A pool that has nothing."""
 
@@ -182,13 +192,19 @@ class Module:
 def fake_cupy() -> ModuleType:
     """Return what the kernels' modules import as CuPy."""
     runtime = SimpleNamespace(
-        getDevice=lambda: 0, memGetInfo=lambda: (1 << 30, 1 << 30), deviceGetAttribute=lambda what, device: 227 << 10
+        getDevice=lambda: 0,
+        memGetInfo=lambda: (1 << 30, 1 << 30),
+        deviceGetAttribute=lambda what, device: 227 << 10,
+        memcpyAsync=lambda to, source, size, kind, stream: ctypes.memmove(to, source, size),
+        memsetAsync=lambda to, value, size, stream: ctypes.memset(to, value, size),
+        memcpyHostToDevice=1,
+        memcpyDeviceToHost=2,
     )
     cupy: Any = ModuleType("cupy")
     cupy.cuda = SimpleNamespace(
         runtime=runtime, Stream=Stream, Event=Stream, Device=Stream, get_current_stream=Stream,
         using_allocator=lambda allocator: nullcontext(), MemoryPool=Pool,
-        memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+        memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError), alloc=lambda size: Memory(empty(size, np.uint8)),
     )  # fmt: skip
     cupy.empty, cupy.asarray = empty, filled
     cupy.ones = lambda shape, dtype=float: filled(np.ones(shape, dtype))
@@ -211,12 +227,20 @@ def installed(patch: Any, folder: Path) -> Any:
     cupyx: Any = ModuleType("cupyx")
     cupyx.empty_pinned = np.zeros
     Module.folder = folder
-    kept = (analysis.kernels_of, analysis.class_limits, analysis._mirror, families._streams, module._module)
+    kept = (
+        analysis.kernels_of,
+        analysis.class_limits,
+        sort_groups.kernels_of,
+        analysis._mirror,
+        families._streams,
+        module._module,
+    )
     for one in kept:
         one.cache_clear()
     patch.setitem(__import__("sys").modules, "cupy", fake_cupy())
     patch.setitem(__import__("sys").modules, "cupyx", cupyx)
     patch.setattr(module, "Module", Module)
+    patch.setattr(hyspmm_pipeline, "pinned", pageable)
     yield
     for one in kept:
         one.cache_clear()

@@ -1,4 +1,4 @@
-"""A device of `outofcore` whose memory is the host's: the host's part of the pipeline runs without a GPU."""
+"""A device whose memory is the host's: the host's part of the streaming pipeline runs without a GPU."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.kernels.cuda.pinned import array_at, pageable
 from spdist.kernels.product_spec import PLAIN, ProductSpec
 from spdist.kernels.reduction_spec import PartialReduction, combine
-from spdist.kernels.streaming.partition import DeviceDtypes, Staged
-from spdist.kernels.streaming.pipeline import ArenaFullError, Stage
+from spdist.kernels.streaming.layout import DeviceDtypes, MatrixLayout, StagedBlock
+from spdist.kernels.streaming.protocols import ArenaFullError, DownloadTarget, Stage
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX, blocksize
 
@@ -51,7 +51,7 @@ class HostSlot:
         self.device, self.size = device, size
         self.room: Room | None = Room(size)
         self.memory: Any = None
-        self.staged: Staged | None = None
+        self.staged: StagedBlock | None = None
         self.c: CSR | None = None
         self.pending: list[Any] = []
         self.work: list[Any] = []
@@ -59,28 +59,28 @@ class HostSlot:
         self.held = 0
         self.part: PartialReduction | None = None
 
-    def upload(self, staged: Staged) -> None:
+    def upload(self, staged: StagedBlock) -> None:
         assert not self.pending, "the block before has not come back"
         self.staged, self.memory, self.c, self.steps = staged, poisoned(staged.nbytes), None, ["upload"]
-        for array, at in staged.sends:
-            self.memory[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
+        for array, target in staged.copies:
+            self.memory[target : target + array.nbytes] = array.reshape(-1).view(np.uint8)
 
-    def _matrix(self, part: Any) -> CSR:
-        kinds = self.device.kinds
-        indptr = array_at(self.memory, part.indptr, part.nrows + 1, kinds.pointer).astype(np.int64)
-        indices = array_at(self.memory, part.indices, part.nnz, kinds.index)
+    def _matrix(self, part: MatrixLayout) -> CSR:
+        dtypes = self.device.dtypes
+        indptr = array_at(self.memory, part.indptr, part.nrows + 1, dtypes.pointer).astype(np.int64)
+        indices = array_at(self.memory, part.indices, part.nnz, dtypes.index)
         return CSR(indptr, indices, array_at(self.memory, part.data, part.nnz, part.value), (part.nrows, part.ncols))
 
-    def multiply(self, meanwhile: Callable[[], None] | None = None) -> int:
+    def multiply(self, expected: int = 0, while_busy: Callable[[], None] | None = None) -> int:
         assert self.staged is not None
-        if meanwhile is not None and self.staged.start % 3:  # a device may or may not be busy
-            meanwhile()
+        if while_busy is not None and self.staged.start % 3:  # a device may or may not be busy
+            while_busy()
         room = self.room  # of the arrays of this frame
         assert room is not None
         b = self.device.b if self.staged.b is None else self._matrix(self.staged.b)
-        row, rows = self.staged.inside, self.staged.stop - self.staged.start
+        row, rows = self.staged.row_in_b, self.staged.rows
         a = self._matrix(self.staged.a) if row is None else b.rows(row, row + rows)
-        a = CSR(a.indptr, a.indices - a.indices.dtype.type(self.staged.low), a.data, (rows, b.nrows))
+        a = CSR(a.indptr, a.indices - a.indices.dtype.type(self.staged.column_offset), a.data, (rows, b.nrows))
         if a.nnz and not 0 <= a.indices.min() <= a.indices.max() < b.nrows:
             raise MatrixError("a column of A is out of range")  # as the GPU's kernels find
         options = self.device.spec.of_rows(self.staged.start, self.staged.start + a.nrows)
@@ -96,8 +96,8 @@ class HostSlot:
         self.steps.append("multiply")
         return self.c.nnz
 
-    def reduce(self, first: int) -> None:
-        self.part = reduce_rows(self.device.reduction, self.c, first + self.staged.start)
+    def reduce(self, first_row: int) -> None:
+        self.part = reduce_rows(self.device.reduction, self.c, first_row + self.staged.start)
         self.device.parts.append(self.part)
         self.steps.append("reduce")
 
@@ -110,12 +110,10 @@ class HostSlot:
         """Every other block is, so that both ways are taken."""
         return self.staged is not None and self.staged.start % 2 == 0
 
-    def download(self, rows: int, nnz: int, offsets: Any, indices: Any, data: Any) -> None:
-        self.pending = [
-            (offsets, self.c.indptr[1 : rows + 1]),
-            (indices, self.c.indices[:nnz]),
-            (data, self.c.data[:nnz]),
-        ]
+    def download(self, target: DownloadTarget) -> None:
+        rows, nnz, *arrays = target
+        sources = self.c.indptr[1 : rows + 1], self.c.indices[:nnz], self.c.data[:nnz]
+        self.pending = list(zip(arrays, sources, strict=True))
         self.steps.append("download")
 
     def wait(self) -> list[Stage]:
@@ -130,7 +128,7 @@ class HostSlot:
         steps, self.steps = self.steps, []
         return [Stage(self.staged.start, name, 0.0, 0.0, self.staged.nbytes) for name in steps]
 
-    def take_work(self) -> list[Any]:
+    def take_host_work(self) -> list[Any]:
         work, self.work = self.work, []
         return work
 
@@ -138,10 +136,10 @@ class HostSlot:
 class HostDevice:
     """Checks what is asked of it, and notes the most bytes a block took."""
 
-    def __init__(self, memory_limit: int, ahead: int = 1 << 30, pack: bool = True) -> None:
-        self.memory_limit, self.ahead, self.most = memory_limit, ahead, 0
+    def __init__(self, memory_limit: int, staging_bytes: int = 1 << 30, pack: bool = True) -> None:
+        self.memory_limit, self.staging_bytes, self.most = memory_limit, staging_bytes, 0
         self.b: CSR | None = None
-        self.kinds: DeviceDtypes
+        self.dtypes: DeviceDtypes
         self.taken: list[tuple[int, int]] = []
         self.living: weakref.WeakSet[Room] = weakref.WeakSet()
         self.given: list[HostSlot] = []
@@ -165,15 +163,15 @@ class HostDevice:
         self.living.update(slot.room for slot in self.given)
         return self.given
 
-    def begin(self, options: ProductSpec, reduction: Any, shape: tuple[int, int], dtype: Any) -> int:
-        self.spec, self.reduction, self.parts = options, reduction, []
+    def begin(self, spec: ProductSpec, reduction: Any, shape: tuple[int, int], dtype: Any) -> int:
+        self.spec, self.reduction, self.parts = spec, reduction, []
         return 0
 
     def take_sums(self) -> PartialReduction:
         return combine("column_sums", self.parts)
 
-    def keep(self, b: CSR | None, kinds: DeviceDtypes) -> bool:
-        self.b, self.kinds = b, kinds
+    def keep(self, b: CSR | None, dtypes: DeviceDtypes) -> bool:
+        self.b, self.dtypes = b, dtypes
         return b is not None
 
     def allocate(self, size: int, /) -> Any:
@@ -183,7 +181,7 @@ class HostDevice:
     def copy_rates(self) -> dict[str, float]:
         return {"gpu upload": 1e9}
 
-    def note(self, arrays: Any, /) -> None:
+    def note_operands(self, arrays: Any, /) -> None:
         pass
 
     def is_locked(self, array: Any, /) -> bool:

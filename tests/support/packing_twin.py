@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from spdist.kernels.streaming import packed_sizes, packing
+from spdist.kernels.streaming import packing, workspace
 from spdist.matrices.csr import CSR
 
 
 def unit_start(c: CSR, number: int) -> tuple[int, int]:
     """Return the first mark and the first entry of a unit."""
-    size = packed_sizes.packed_unit(c.nrows, c.nnz)
+    size = workspace.packed_unit(c.nrows, c.nnz)
     item, marks = number * size, c.indptr + np.arange(c.nrows + 1)
     row = min(int(np.searchsorted(marks, item)), c.nrows)
     inside = marks[row] >= item + size
@@ -92,7 +92,7 @@ def sample(c: CSR) -> dict[int, int]:
 
 def pack(c: CSR) -> tuple[packing.Bytes, bool]:
     """Return the packed bytes of a matrix on the host, and whether the values are among them."""
-    units, start = packed_sizes.packed_units(c.nrows, c.nnz), packed_sizes.packed_start(c.nrows, c.nnz)
+    units, start = workspace.packed_units(c.nrows, c.nnz), workspace.packed_start(c.nrows, c.nnz)
     starts = [unit_start(c, number) for number in range(units)] + [(c.nrows, c.nnz)]
     directory = np.zeros((units + 1, 4), np.int64)
     directory[:, :2] = starts
@@ -103,9 +103,9 @@ def pack(c: CSR) -> tuple[packing.Bytes, bool]:
     for number in range(units if codes else 0):
         directory[number, 3] = len(stream)
         stream += pack_values(c, starts[number], starts[number + 1], codes)
-    out = np.full(start + len(stream) + packed_sizes.PACKED_PADDING, 0xFF, np.uint8)
+    out = np.full(start + len(stream) + workspace.PACKED_PADDING, 0xFF, np.uint8)
     words = packing.words_of(c.data)
     out[packing.DICTIONARY :][: len(codes) * words.itemsize].view(words.dtype)[:] = list(codes)
-    out[packed_sizes.PACKED_HEAD : start] = directory.view(np.uint8).ravel()
+    out[workspace.PACKED_HEAD : start] = directory.view(np.uint8).ravel()
     out[start : start + len(stream)] = np.frombuffer(bytes(stream), np.uint8)
     return out, bool(codes)

@@ -107,7 +107,7 @@ def test_progress_is_a_line_now_and_then(jobs, capsys):
     assert log.every == 30
     for done in range(100):
         log.tell(f"{done}")
-    log.told -= 31
+    log.written -= 31
     log.tell("later")
     assert capsys.readouterr().out.split()[1:] == ["later"]
 

@@ -43,7 +43,7 @@ __device__ __forceinline__ Place lower_bound(const Values& values, Place first, 
     return first;
 }
 
-// N values that lie side by side, at a place that N divides; as many as 16 bytes hold are loaded at once.
+// N neighbouring values, aligned to N values; up to 16 bytes are loaded at once.
 template <typename Value, int N> struct __align__(sizeof(Value) * N) Run { Value values[N]; };
 
 __host__ __device__ constexpr int run_of(const int count, const int bytes) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ void load(Value (&to)[N], const Value* from) {
     }
 }
 
-// Blocks of sizes that are known: a group of lanes each, every lane TR x TC values.
+// Multiply blocks of sizes known to the compiler: a group of lanes a block, TR x TC values a lane.
 template <typename Value, int R, int S, int T, int TR, int TC>
 struct Tiles {
     static constexpr int ACROSS = T / TC, LANES = R / TR * ACROSS, GROUPS = 32 / LANES;
@@ -116,7 +116,7 @@ struct Tiles {
     }
 };
 
-// What the tensor cores take at a time: c += a b, a of M x K, b of K x 8. Lane l has of a, as element e, row l / 4 +
+// One tensor core instruction: c += a b, a of M x K, b of K x 8. Lane l has of a, as element e, row l / 4 +
 // 8 (e % 2), column l % 4 + 4 (e / 2); of b row l % 4 + 4 e, column l / 4; of c row l / 4 + 8 (e / 2), column
 // 2 (l % 4) + e % 2.
 struct Double {
@@ -130,7 +130,7 @@ struct Double {
     }
 };
 
-// Single precision whose factors are rounded to the nearest of 11 significant bits, and added up in all 24.
+// Single precision: factors are rounded to 11 significant bits, sums have all 24.
 struct Rounded {
     using Value = float;
     using Factor = u32;
@@ -147,7 +147,7 @@ struct Rounded {
     }
 };
 
-// Blocks on the tensor cores, a warp each; filled up with zeros to multiples of M, K and 8.
+// Multiply blocks on the tensor cores, a warp a block; blocks are padded with zeros to multiples of M, K and 8.
 template <typename Core, int R, int S, int T>
 struct Tensor {
     using Value = typename Core::Value;
@@ -222,7 +222,7 @@ struct Tensor {
     }
 };
 
-// Blocks of any size, a warp each, a value at a time.
+// Multiply blocks of any size, a warp a block, a value at a time.
 template <typename Value>
 struct AnySize {
     static constexpr int RESIDENT = 4;
@@ -271,7 +271,7 @@ __device__ __forceinline__ bool scan_counts(Shared& x, const int blocks, const i
     return __syncthreads_or(most > FEW);
 }
 
-// Put the pairs in order of their blocks of C, and those of one block in the order of A's entries.
+// Order the pairs by their blocks of C, and the pairs of one block by A's entries.
 template <typename Shared>
 __device__ __forceinline__ void group_pairs(Shared& x, const int pairs, const int blocks) {
     __syncthreads();
@@ -356,7 +356,7 @@ bsr_cut(const i64 tasks, const i64 blocks, const i64 nrows, const i64* __restric
 //
 // Launch  block 256, grid tasks.
 // Shared  36 to 43 KiB, static.
-// Pre     firsts and rows of bsr_cut. Rows of B and C rise strictly, those of C are the structural product's. Fewer than
+// Pre     firsts and rows of bsr_cut. Block columns rise strictly in rows of B and C; C has the structural product's pattern. Fewer than
 //         2^32 blocks in A and in B. Values are aligned to 16 bytes.
 // Post    each block of C written; a block of more than ROOM - SHARE pairs may be read and written again, by the same
 //         threads. Pairs are added in the order of A's entries: no atomics, the same bits on every run.
@@ -417,7 +417,7 @@ bsr_multiply(const i64* __restrict__ firsts, const i64* __restrict__ rows, const
     }
 }
 
-// Write the blocks of C row by row, where rows are short: they are added up in shared memory, with nothing expanded.
+// Write the blocks of C row by row, for short rows: they are added up in shared memory, with nothing expanded.
 //
 // Launch  block ROW_THREADS, grid ceil_div(nrows, ROW_THREADS / GROUP): a group of lanes for each block row of C, a lane for
 //         each pair.

@@ -1,7 +1,6 @@
-// common.cuh: what every kernel shares: complex values, semirings, group shuffles and scans. Included first by every .cu
-// file.
+// common.cuh: shared by all kernels: complex values, semirings, group shuffles and scans. Every .cu file includes it first.
 //
-// Kernels are templates over Value (float, double, Complex<float>, Complex<double>; those of products also bool, int,
+// Kernels are templates over Value (float, double, Complex<float>, Complex<double>; kernels of products also bool, int,
 // long long, u32, u64), Index (column indices: int or long long) and Pointer (row offsets: int or long long). Counts of
 // products are 64-bit throughout.
 #pragma once
@@ -52,15 +51,15 @@ __device__ __forceinline__ Complex<T> take(const Complex<T> value, const int sou
     return Complex<T>(take(value.re, source, width), take(value.im, source, width));
 }
 
-// Wait until the launches before this one have ended, and let the next one begin. Kernels that are launched early (`Module`)
-// call it in every thread block before they read what those wrote, and before they write; others need not.
+// Wait until the launches before this one have ended, and let the next one begin. Every thread block of a kernel that is
+// launched early (`Module`) calls it before it reads results of earlier launches, and before it writes.
 __device__ __forceinline__ void take_turn() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// Load what is used once: it should not drive x out of the caches.
+// Load a value that is used once, so that it does not drive others out of the caches.
 template <typename T> __device__ __forceinline__ T stream(const T* at) { return __ldcs(at); }
 template <> __device__ __forceinline__ Complex<float> stream(const Complex<float>* at) {
     const float2 v = __ldcs((const float2*)at);
@@ -71,7 +70,7 @@ template <> __device__ __forceinline__ Complex<double> stream(const Complex<doub
     return Complex<double>(v.x, v.y);
 }
 
-// How the L2 cache should hold what is loaded: like other things if it `stays`, else so that it does not drive them out.
+// L2 cache policy of a load: normal if the data `stays`; if not, the data is evicted first.
 __device__ __forceinline__ u64 l2_policy(const bool stays) {
     u64 policy = 0;
 #ifdef __CUDA_ARCH__
@@ -81,7 +80,7 @@ __device__ __forceinline__ u64 l2_policy(const bool stays) {
     return policy;
 }
 
-// Load, by a policy, what no launch writes and no other thread of this one reads.
+// Load by a cache policy; no thread writes the data during the launch, and no other thread reads it.
 template <typename T> __device__ __forceinline__ T load(const T* at, const u64 policy) {
 #ifdef __CUDA_ARCH__
     static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "of 2 to 16 bytes");
@@ -163,7 +162,7 @@ __device__ __forceinline__ u64 sum_before(volatile u64* tiles, const i64 tile, c
     return before;
 }
 
-// Logarithm of the lanes that walk each of some rows together: about as many as these have entries in the mean, 4 to 32.
+// Logarithm of the lanes that visit a row together: about as many as the rows have entries in the mean, 4 to 32.
 __device__ __forceinline__ int lanes_shift(const u32 entries, const int rows) {
     return entries <= 4u * rows ? 2 : entries <= 8u * rows ? 3 : entries <= 16u * rows ? 4 : 5;
 }
@@ -180,8 +179,8 @@ __device__ __forceinline__ void atomic_add(Complex<T>* target, const Complex<T> 
 
 __device__ __forceinline__ void atomic_add(i64* target, const i64 value) { atomicAdd((u64*)target, (u64)value); }
 
-// What adds and multiplies: plus and times, or what the compiler is told: SPDIST_ADD and SPDIST_MULTIPLY are expressions of
-// x and y, SPDIST_ZERO the identity of the first. One of SPDIST_ATOMIC_ADD, _MIN, _MAX, _OR says which instruction adds to
+// The semiring: plus and times, or C expressions given to the compiler: SPDIST_ADD and SPDIST_MULTIPLY are expressions of
+// x and y, SPDIST_ZERO is the identity of SPDIST_ADD. One of SPDIST_ATOMIC_ADD, _MIN, _MAX, _OR says which instruction adds to
 // memory that other threads add to, SPDIST_CAS that there is none.
 #ifndef SPDIST_ADD
 

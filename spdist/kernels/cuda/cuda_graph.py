@@ -1,6 +1,6 @@
-"""Steps that are taken again and again: on a GPU many of them are captured as one CUDA graph, and launched at once.
+"""Repeat a step many times: on a GPU a batch of steps is captured as one CUDA graph, which is launched at once.
 
-Launched one by one, a step's kernels keep the host busy for longer than the GPU where vectors are short.
+If vectors are short, launching a step's kernels one by one takes the host longer than the GPU takes to run them.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ log = logging.getLogger("spdist")
 
 
 class Steps:
-    """Takes steps, in a ``with``; on a GPU on a stream of its own, as the default one cannot be captured.
+    """Take steps inside a ``with``; on a GPU on a stream of their own, as the default stream cannot be captured.
 
-    The first batch on a GPU is launched step by step: kernels are compiled, memory is allocated and parts that talk to
-    each other connect. The second is captured, and launched from then on. What a step allocates comes from a pool that
-    nothing else takes memory from, so that it stays the graph's until the end. A step waits for nothing on the host;
-    other streams it uses wait for its own by an event, and it for them.
+    The first batch on a GPU is launched step by step, so that kernels are compiled, memory is allocated and the
+    processes of one computation connect. The second batch is captured, and its graph is launched from then on. A step
+    allocates from a pool that nothing else uses, so that the graph owns its memory until the end. A step must not wait
+    on the host; if it uses other streams, they and its own stream wait for each other by events.
 
     Parameters
     ----------
     xp : module
-        NumPy or CuPy, whose vectors the steps are about.
+        NumPy or CuPy, the module of the vectors.
     step : callable
-        Takes a step. Afterwards its arrays are where they were.
+        Take one step; its arrays must keep their addresses.
     batch : int
-        Steps of a graph.
+        Steps in a graph.
     agree : callable
-        Told whether the graph was captured, returns whether it is to be used: parts of one computation must all launch
-        graphs, or none of them. Called at most once.
+        Take whether the graph was captured here, return whether to use it: the processes of one computation must all
+        launch graphs, or none of them. Called at most once.
     graph : bool
         Whether to capture at all.
 
     Attributes
     ----------
     launched : str
-        How steps were: "as a CUDA graph", or "one by one", and why.
+        How steps were launched: "as a CUDA graph", or "one by one" with the reason.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Steps:
         self._closing = contextlib.ExitStack()
 
     def take(self, count: int) -> None:
-        """Take so many steps."""
+        """Take `count` steps; a graph is only used if `count` is the batch."""
         if count != self.batch or self._cuda is None:
             self._one_by_one(count)
             return
@@ -72,7 +72,7 @@ class Steps:
             self.step()
 
     def _agreed(self) -> Any:
-        """Return the graph, or None where it is not captured everywhere."""
+        """Capture a batch, and return its graph; None unless all processes have captured theirs."""
         graph, why = self._captured()
         if self.agree(not why):
             self.launched = "as a CUDA graph"
@@ -82,16 +82,16 @@ class Steps:
         return None
 
     def _captured(self) -> tuple[Any, str]:
-        """Return a graph of a batch, or why there is none; no exception is kept, whose frames would hold the graph."""
+        """Return a graph of a batch, or why there is none; no exception is kept, as its frames would hold the graph."""
         graph, why = None, ""
         try:
             self._stream.begin_capture()
             self._one_by_one(self.batch)
-        except Exception as error:  # whatever it was, steps that are not captured can still be taken
+        except Exception as error:  # steps that cannot be captured can still be taken one by one
             why = str(error) or repr(error)
         try:
             graph = self._stream.end_capture()
-        except Exception as error:  # often because of the first one
+        except Exception as error:  # often a consequence of the first error
             why = why or str(error)
         return (None, why) if why else (graph, why)
 

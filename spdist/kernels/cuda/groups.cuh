@@ -1,4 +1,4 @@
-// groups.cuh: rows that a warp takes each, but for long ones, which the whole thread block takes.
+// groups.cuh: a warp takes a row; the whole thread block takes a long row.
 //
 // Launch  block 32 * ROWS, grid ceil_div(nrows, ROWS).
 #pragma once
@@ -16,8 +16,8 @@ template <int COUNT> struct Group {
     }
 };
 
-// Call visit(group, row, begin, end) for the rows of this thread block: those of more than `longest` entries by all of it,
-// one after the other.
+// Call visit(group, row, begin, end) for the rows of this thread block; all its warps visit each row of more than `longest`
+// entries, one row after the other.
 template <typename Pointer, typename Visit>
 __device__ __forceinline__ void for_rows(const i64 nrows, const Pointer* __restrict__ indptr, const i64 longest,
                                          const Visit visit) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ void for_rows(const i64 nrows, const Pointer* __restr
         if (indptr[r + 1] - indptr[r] > longest) visit(Group<ROWS>(), r, indptr[r], indptr[r + 1]);
 }
 
-// Turn what is before a thread in its warp, of which all have `own`, into what is before it in its group; `total`: of all.
+// Turn a thread's sum over the threads before it in its warp, whose total is `own`, into one over its group; `total`: over all.
 template <int WARPS, typename T>
 __device__ __forceinline__ T across_warps(T before, const T own, T* scratch, T& total) {
     total = own;

@@ -1,10 +1,10 @@
-"""Arrays of others, page-locked where they lie: a GPU copies from them at full speed, and no core has to copy them.
+"""Operands of the caller, page-locked where they lie: a GPU copies from them at full speed, and no core copies them.
 
-To lock memory takes about as long as to copy it to memory that is locked: an array is locked when a second product
-reads it, and stays so as long as it lives. Only large arrays whose memory NumPy owns are: their end is known. Each is
-locked as a whole, for no copy may begin in locked memory and end in other. Memory in small pages takes far longer to be
-locked than to be copied; small parts of it, tried first, tell. NumPy refuses to resize such an array in place from its
-first product on: it has a weak reference, by which the end of its memory is known.
+To lock memory takes about as long as to copy it to memory that is locked. So an array is locked when a second
+multiplication reads it, and stays locked as long as it lives. Only large arrays whose memory NumPy owns are locked:
+their end is known. Each is locked as a whole, because no copy may begin in locked memory and end in other memory.
+Memory in small pages takes far longer to lock than to copy: trials on small parts find that out. From its first
+multiplication on, NumPy refuses to resize such an array in place: a weak reference tells when its memory is freed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,48 +25,76 @@ from spdist.units import format_bytes
 
 logger = logging.getLogger("spdist")
 
-LEAST = 64 << 20
-"""Bytes of an array for which locking is tried."""
-TRIED, TRIES = 8 << 20, 3
-"""Bytes that are locked to see how long it takes, and how often if it takes long."""
-LEAST_RATE = 5e9
-"""Bytes of these that must be locked a second."""
+
+@dataclass(frozen=True)
+class RegistrationTuning:
+    """Which memory is page-locked.
+
+    Attributes
+    ----------
+    least_bytes : int
+        Least bytes of an array for which locking is tried.
+    trial_bytes : int
+        Bytes that are locked first to see how long that takes.
+    trials : int
+        How often that is tried if it takes long.
+    least_rate : float
+        Bytes a second at which these must be locked.
+    """
+
+    least_bytes: int = 64 << 20
+    trial_bytes: int = 8 << 20
+    trials: int = 3
+    least_rate: float = 5e9
 
 
-class Memory:
-    """What an array owns, and how many products read it; locked with the second."""
+REGISTRATION_TUNING = RegistrationTuning()
+
+
+class OwnedMemory:
+    """Memory that an array owns; page-locked when a second multiplication reads it.
+
+    Attributes
+    ----------
+    address, nbytes : int
+    readers : int
+        Number of multiplications that have read it.
+    is_locked : bool
+    """
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.address, self.nbytes = address, nbytes
-        self.products, self.locked = 0, False
-        self.lock = threading.Lock()
+        self.readers, self.is_locked = 0, False
+        self._lock = threading.Lock()
 
-    def note(self) -> None:
-        """Take note of a product; lock the memory if it is the second."""
-        with self.lock:
-            self.products += 1
-            if self.products == 2:
-                self.locked = self._is_quick() and _register(self.address, self.nbytes)
-                if self.locked:
+    def note_reader(self, tuning: RegistrationTuning) -> None:
+        """Note a multiplication; lock the memory if it is the second."""
+        with self._lock:
+            self.readers += 1
+            if self.readers == 2:
+                self.is_locked = self._is_quick(tuning) and _register(self.address, self.nbytes)
+                if self.is_locked:
                     logger.info("%s of an operand are read again: page-locked", format_bytes(self.nbytes))
 
-    def _is_quick(self) -> bool:
-        """Whether parts of the memory are soon locked; others may have kept this thread from it."""
-        return any(LEAST_RATE * self._seconds(try_ * self.nbytes // TRIES) <= TRIED for try_ in range(TRIES))
+    def _is_quick(self, tuning: RegistrationTuning) -> bool:
+        """Return whether a part of the memory is soon locked; other threads may delay a trial."""
+        size, trials = tuning.trial_bytes, tuning.trials
+        offsets = (trial * self.nbytes // trials for trial in range(trials))
+        return any(tuning.least_rate * self._seconds(offset, size) <= size for offset in offsets)
 
-    def _seconds(self, offset: int) -> float:
-        """Return how long it takes to lock a part; for ever if that is refused."""
+    def _seconds(self, offset: int, size: int) -> float:
+        """Return the seconds it takes to lock a part; infinity if that is refused."""
         begin = time.perf_counter()
-        if not _register(self.address + offset, TRIED):
+        if not _register(self.address + offset, size):
             return float("inf")
         seconds = time.perf_counter() - begin
         _unregister(self.address + offset)
         return seconds
 
     def unlock(self) -> None:
-        """Unlock what is about to go."""
-        _known.pop(self.address, None)
-        if self.locked:
+        """Unlock memory that is about to be freed."""
+        _owned.pop(self.address, None)
+        if self.is_locked:
             _unregister(self.address)
 
 
@@ -86,26 +115,33 @@ def _unregister(address: int) -> None:
     cupy.cuda.runtime.hostUnregister(address)
 
 
-_known: dict[int, Memory] = {}
-"""By address."""
+_owned: dict[int, OwnedMemory] = {}
+"""Memory of the arrays that were read, by address."""
 
 
-def _memory_of(array: npt.NDArray[Any]) -> Memory | None:
-    """Return the large memory that an array lies in; None if it does not, or NumPy does not own it."""
+def _memory_of(array: npt.NDArray[Any], least_bytes: int) -> OwnedMemory | None:
+    """Return the memory that an array lies in; None if that is small, or NumPy does not own it."""
     owner: Any = array
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
-    if not owner.flags.owndata or not owner.flags.c_contiguous or owner.nbytes < LEAST:
+    if not owner.flags.owndata or not owner.flags.c_contiguous or owner.nbytes < least_bytes:
         return None
     address = owner.ctypes.data
-    if address not in _known:
-        _known[address] = memory = Memory(address, owner.nbytes)
+    if address not in _owned:
+        _owned[address] = memory = OwnedMemory(address, owner.nbytes)
         weakref.finalize(owner, memory.unlock).atexit = False  # the driver may be gone by then
-    return _known[address]
+    return _owned[address]
 
 
-def note(arrays: Iterable[npt.NDArray[Any]]) -> None:
-    """Take note of a product that reads arrays; those that one read before are page-locked."""
-    found = {id(memory): memory for memory in map(_memory_of, arrays) if memory is not None}
-    for memory in found.values():
-        memory.note()
+def note_operands(arrays: Iterable[npt.NDArray[Any]], tuning: RegistrationTuning = REGISTRATION_TUNING) -> None:
+    """Note that a multiplication reads arrays; page-lock those that an earlier one read.
+
+    Parameters
+    ----------
+    arrays : iterable of arrays
+        Views of one array count once.
+    tuning : RegistrationTuning
+    """
+    found = (_memory_of(array, tuning.least_bytes) for array in arrays)
+    for memory in {id(memory): memory for memory in found if memory is not None}.values():
+        memory.note_reader(tuning)

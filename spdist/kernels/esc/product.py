@@ -1,4 +1,4 @@
-"""A product by ESC on the GPU: its operands, the types its kernels are compiled for, and what counting it has found."""
+"""A product by ESC on the GPU: its operands, the types its kernels are compiled for, and the counts of its rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COUNT_LANES = (2, 4, 8, 32)
 MOST_BLOCKS = 2112
 """Thread blocks that count products at most: 16 on each of the 132 multiprocessors of an H100."""
 SHARED_RESERVED = 2048
-"""Bytes of shared memory left to the system and to what the kernels declare themselves."""
+"""Bytes of shared memory left to the system and to the static arrays of the kernels."""
 
 
 class Arena:

@@ -2,15 +2,15 @@
 //
 // X. Wu, "Optimizing Sparse Matrix-Matrix Multiplication on a Heterogeneous CPU-GPU Platform", thesis, Georgia State
 // University, 2015, section 3. The products of a row of C are neighbours, because the CPU has put the rows of A in order,
-// so only columns are sorted, one row at a time, with another sort for each group of row lengths:
+// so only columns are sorted, one row at a time, with a sort of its own for each group of rows:
 //   sort_registers  up to 1024 products: a sorting network in the registers of 4 to 32 lanes;
-//   sort_shared     more, but columns near each other: a distribution sort with one bit per column in shared memory;
+//   sort_shared     more products in a narrow span of columns: a distribution sort, one bit a column in shared memory;
 //   sort_global     the rest: a radix sort in device memory by a thread block.
 // Each multiplies, sorts and compresses its rows; `gather_rows` then closes the gaps between them.
 //
 // A prepared block: entries of row r at [row_entries[r], row_entries[r + 1]), its products numbered from row_products[r].
-// Entry t takes row a_rows[t] of the block of B, or row t where a_rows is null (B duplicated: products and entries of B
-// have the same numbers, and columns and values are those of B, overwritten in place). Row k of B lies at b_starts[k].
+// Entry t takes row a_rows[t] of the block of B, or row t if a_rows is null (B duplicated: products and entries of B have
+// the same numbers, and the products overwrite B's columns and values). Row k of B lies at b_starts[k].
 // The products of an entry of C are added in the order of A's entries to a zero, one rounding each: the same bits for
 // every variant and every cut into blocks.
 #include "sort.cuh"
@@ -40,7 +40,7 @@ __device__ __forceinline__ i64 row_of_b(const u32* __restrict__ a_rows, const Po
 // Check that the columns of each row of the block of B rise strictly and lie in [0, ncols).
 //
 // Launch  block 256, 8 lanes a row, grid ceil_div(nrows, 32).
-// Post    status[NOT_CANONICAL] not 0 where they do not.
+// Post    status[NOT_CANONICAL] not 0 if a row fails the check.
 template <typename Index, typename Pointer>
 __global__ void __launch_bounds__(256)
 check_rows(const i64 nrows, const i64 ncols, const Pointer* __restrict__ b_starts, const Index* __restrict__ columns,
@@ -60,7 +60,7 @@ check_rows(const i64 nrows, const i64 ncols, const Pointer* __restrict__ b_start
 //
 // Launch  block 256, a thread a row, grid ceil_div(nrows, 256); rows whose columns must be looked at, a warp each.
 // Pre     counts[GROUPS] zero; lists[GROUPS * nrows].
-// Post    lists[g * nrows ...] holds counts[g] rows in no particular order; lengths[row] = 0 where a row has no products.
+// Post    lists[g * nrows ...] holds counts[g] rows in no particular order; lengths[row] = 0 if a row has no products.
 template <typename Index, typename Pointer>
 __global__ void __launch_bounds__(256)
 group_rows(const i64 nrows, const Pointer* __restrict__ row_entries, const Pointer* __restrict__ row_products,
@@ -109,7 +109,7 @@ group_rows(const i64 nrows, const Pointer* __restrict__ row_entries, const Point
 //
 // Launch  block 32 * WARPS, 32 * WARPS / GROUP rows at a time, any grid.
 // Shared  per product: a key, a value, a 16-bit position.
-// Pre     columns fit in what is left of Key after log2(GROUP * ITEMS) bits, rounded up.
+// Pre     the bits of Key above log2(GROUP * ITEMS), rounded up, hold a column.
 // Post    lengths[row] entries of C from row_products[row] on; all of the row's products are read before.
 template <typename Value, typename Index, typename Pointer, typename Key, int GROUP, int ITEMS, int WARPS>
 __global__ void __launch_bounds__(32 * WARPS)
@@ -188,13 +188,13 @@ sort_registers(const u32* __restrict__ count, const u32* __restrict__ list, cons
     }
 }
 
-// Rows of many products within COLUMNS columns: a bit for each column that occurs; the bits before it are the place of an
-// entry, where its products are added. Equal columns meet in one place, so that sort and compress are one.
+// Rows of many products in a span of COLUMNS columns: each column that occurs sets a bit; the number of bits before it is the
+// place of its entry, where its products are added. Sort and compression are one step.
 //
 // Launch  block 32 * WARPS, a warp a row, any grid.
 // Shared  per warp: COLUMNS bits, a 16-bit place per 32 of them, accumulators of ACCUMULATOR_BYTES; longer rows of C add
 //         in `spare`.
-// Pre     the rows of B sorted, without duplicates; spare is not b_values.
+// Pre     rows of B sorted and free of duplicates; spare is not b_values.
 // Post    as sort_registers; a row of B has no column twice, and the warp waits between rows of B, so that the order is kept.
 template <typename Value, typename Index, typename Pointer, int COLUMNS, int WARPS>
 __global__ void __launch_bounds__(32 * WARPS)
@@ -380,7 +380,7 @@ __device__ void radix_pass(const i64 size, const Index low, const int shift, con
 // Launch  block 256, a thread block a row, any grid.
 // Shared  256 64-bit places, 8 * 256 counts, 256 entries of A.
 // Pre     columns and values hold the products of the block, and so do spare_columns and spare_values; the rows of B sorted.
-// Post    as sort_registers. The spare arrays hold anything.
+// Post    as sort_registers. The spare arrays are overwritten.
 template <typename Value, typename Index, typename Pointer>
 __global__ void __launch_bounds__(256)
 sort_global(const u32* __restrict__ count, const u32* __restrict__ list, const Pointer* __restrict__ row_entries,

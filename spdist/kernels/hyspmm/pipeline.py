@@ -40,7 +40,7 @@ class HostResult:
         from spdist.kernels.hyspmm import prepare
 
         self.code = prepare
-        self.plan, self.slots = plan, slots  # no cycle of references: what is pinned must be free at once
+        self.plan, self.slots = plan, slots  # no cycle of references, so that pinned memory is freed at once
         self.index, self.dtype = plan.b.indices.dtype, plan.dtype
         self.indptr = array_at(pinned(8 * (plan.a.nrows + 1)), 0, plan.a.nrows + 1, np.int64)
         self.indptr[0] = 0
@@ -117,7 +117,7 @@ class BlockPipeline:
             )
             for i in range(plan.pairs)
         ]
-        cupy.cuda.get_current_stream().synchronize()  # what used this memory before is done
+        cupy.cuda.get_current_stream().synchronize()  # earlier users of the memory are done
         self.result = HostResult(plan, self.slots)
         self.in_flight: collections.deque[tuple[BlockSlot, PreparedBlock]] = collections.deque()
         self.downloading: collections.deque[tuple[int, int, int]] = collections.deque()

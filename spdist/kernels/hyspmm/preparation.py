@@ -98,7 +98,7 @@ class BlockPreparation:
         self.code.prepare_blocks(a, b, tuple(plan.counted), plan.cuts, distinct, sizes, *shared, *plan.scratch())
 
     def is_ready(self, number: int) -> bool:
-        """Whether taking block `number` would not wait."""
+        """Return whether block `number` can be taken without waiting."""
         return bool(self.ready[number])
 
     def take(self, number: int) -> PreparedBlock:
@@ -119,7 +119,7 @@ class BlockPreparation:
         return PreparedBlock(start, stop, block, layout, sent, lengths, place + layout.sent)
 
     def release(self, prepared: PreparedBlock) -> None:
-        """Let the memory of a block, and of those before it, be used again."""
+        """Free the memory of a block and of all blocks before it."""
         self.code.free_place(self.state, prepared.end)
 
     def close(self) -> None:

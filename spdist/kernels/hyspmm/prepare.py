@@ -26,17 +26,18 @@ from spdist.kernels.hyspmm import workspace
 ONE = np.uint64(1)
 WORD = np.uint64(64)
 
-TAKEN, TURN, USED, FREED, CLOSED = range(0, 40, 8)
-"""Words of the state that threads share, each on a cache line of its own: blocks taken, the block whose turn it is to
-get its place, bytes of the ring handed out and freed since the start, and whether to stop."""
+TAKEN, NEXT, RESERVED, FREED, CLOSED = range(0, 40, 8)
+"""Words of the state that threads share, each on a cache line of its own: number of blocks taken, number of the block
+that reserves its room next, bytes of the ring reserved and freed since the start, and whether to stop."""
 STATE = 48
+"""64-bit words of the state."""
 PLACE, B_ROWS, B_ENTRIES, LENGTHS = range(4)
-"""Words of what is said of a block: its place in the ring, rows and entries of its B, then rows of each group."""
+"""Words of a block's report: its place in the ring, rows and entries of its B, then the rows of each group."""
 TABLE = 1026
-"""Products that the table of groups knows; longer rows are in the last group."""
+"""Length of the table from products to groups; rows of more products are in the last group."""
 RISE = 6
-"""A block is larger than the one before by one in so many, until the budget is reached: a thread takes several times as
-long to prepare a block as the GPU to be done with it, and all threads begin at once."""
+"""Each block is larger than the one before by one part in so many, up to the budget: all threads begin at once, and one
+takes several times as long to prepare a block as the GPU to multiply it."""
 NAP = 20
 """Microseconds that a thread sleeps while the ring is full."""
 
@@ -52,7 +53,7 @@ def _word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @instruction
 def ones(context: Any, bits: Any) -> Any:
-    """Return how many bits of a number are set."""
+    """Count the set bits of a number."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ctpop(args[0])
@@ -62,7 +63,7 @@ def ones(context: Any, bits: Any) -> Any:
 
 @instruction
 def atomic_add(context: Any, words: Any, at: Any, value: Any) -> Any:
-    """Add to a word and return what it was."""
+    """Add to a word and return its old value."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", _word(context, builder, signature, args), args[2], "seq_cst")
@@ -72,7 +73,7 @@ def atomic_add(context: Any, words: Any, at: Any, value: Any) -> Any:
 
 @instruction
 def atomic_load(context: Any, words: Any, at: Any) -> Any:
-    """Return a word that another thread writes."""
+    """Read a word that another thread writes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_word(context, builder, signature, args), "seq_cst", 8)
@@ -82,7 +83,7 @@ def atomic_load(context: Any, words: Any, at: Any) -> Any:
 
 @instruction
 def atomic_store(context: Any, words: Any, at: Any, value: Any) -> Any:
-    """Write a word that another thread reads, after all that was written before."""
+    """Write a word that another thread reads; earlier writes of this thread are visible to it then."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[2], _word(context, builder, signature, args), "seq_cst", 8)
@@ -93,9 +94,10 @@ def atomic_store(context: Any, words: Any, at: Any, value: Any) -> Any:
 
 @compiled
 def survey(indptr: Any, indices: Any) -> Any:
-    """Return the least and the greatest column, and whether rows are in canonical form, in one pass; not of no entries.
+    """Return the least and the greatest column, and whether rows are canonical, in one pass over one entry at least.
 
-    Columns fall, or stay, only where a row begins: these places are counted twice, in all and at the rows' beginnings.
+    In canonical rows, columns fail to rise only where a row begins: such places are counted among all entries and among
+    the first entries of rows, and the counts must be equal.
     """
     entries, falls = len(indices), np.int64(0)
     if indptr[0] != 0 or indptr[-1] != entries:
@@ -119,10 +121,10 @@ def survey(indptr: Any, indices: Any) -> Any:
 def count_products(
     a: Any, b_indptr: Any, start: Any, stop: Any, entry_bytes: Any, product_bytes: Any, ends: Any
 ) -> Any:
-    """Count the products of rows [start, stop) of A, offsets and columns: ``ends[row + 1]``, from 0 at `start`.
+    """Count the products of rows [start, stop) of A (offsets, columns), summed up in ``ends[row + 1]`` from 0 on.
 
-    Returned are their sum, the most bytes that a row takes, and which row that is; or -1, 0 and a row whose offsets or
-    columns do not fit.
+    Return their sum, the most bytes that a row takes, and that row; or -1, 0 and a row whose offsets or columns are out
+    of range.
     """
     total, most, widest = np.int64(0), np.int64(-1), np.int64(start)
     nrows_b, nnz_a = np.uintp(len(b_indptr) - 1), np.uintp(len(a[1]))
@@ -146,7 +148,7 @@ def count_products(
 
 @inlined
 def products_before(counted: Any, row: Any) -> Any:
-    """Return the products of the rows before `row`; they were counted in parts, each from 0 on."""
+    """Return the products of all rows before `row`, given counts by parts, each from 0 on."""
     ends, starts, bases = counted
     if row == 0:
         return np.int64(0)
@@ -158,10 +160,10 @@ def products_before(counted: Any, row: Any) -> Any:
 
 @compiled
 def cut(counted: Any, a_indptr: Any, budget: Any, first_budget: Any, most: Any, costs: Any, cuts: Any) -> Any:
-    """Cut the rows into blocks of at most `budget` bytes, `most` products and entries, and of one row at least.
+    """Cut the rows into blocks of at most `budget` bytes and at most `most` products and entries; one row at least.
 
-    The first block may take `first_budget` bytes, each one after it a little more than the one before. Written are
-    where blocks start and the last ends; returned how many there are.
+    The first block may take `first_budget` bytes, each later block a little more than the one before. Write the first
+    row of each block, and the number of rows, to `cuts`; return the number of blocks.
     """
     nrows = np.int64(len(a_indptr) - 1)
     start, number = np.int64(0), np.int64(0)
@@ -187,7 +189,7 @@ def cut(counted: Any, a_indptr: Any, budget: Any, first_budget: Any, most: Any, 
 
 @compiled
 def longest_row(indptr: Any) -> Any:
-    """Return the entries of the longest row; 0 where there is none."""
+    """Return the entries of the longest row; 0 if there are no rows."""
     most = np.int64(0)
     for row in range(np.uintp(len(indptr) - 1)):
         most = max(most, np.int64(indptr[row + np.uintp(1)]) - np.int64(indptr[row]))
@@ -196,7 +198,7 @@ def longest_row(indptr: Any) -> Any:
 
 @compiled
 def first_bad_row(indptr: Any, start: Any, stop: Any, nnz: Any) -> Any:
-    """Return the first of rows [start, stop) whose offsets fall or pass the entries; -1 where there is none."""
+    """Return the first of rows [start, stop) whose offsets fall or exceed `nnz`; -1 if there is none."""
     for row in range(np.uintp(start), np.uintp(stop)):
         last = indptr[row + np.uintp(1)]
         if last < indptr[row] or last > nnz:
@@ -206,7 +208,7 @@ def first_bad_row(indptr: Any, start: Any, stop: Any, nnz: Any) -> Any:
 
 @compiled
 def copy_offsets(indptr: Any, start: Any, offsets: Any) -> None:
-    """Copy where rows from `start` on begin, counted from the first of them."""
+    """Copy the offsets of rows from `start` on, counted from that row's offset."""
     first = np.uintp(start)
     for row in range(np.uintp(len(offsets))):
         offsets[row] = indptr[first + row] - indptr[first]
@@ -214,9 +216,9 @@ def copy_offsets(indptr: Any, start: Any, offsets: Any) -> None:
 
 @compiled
 def mark_rows(a_indices: Any, first: Any, last: Any, nrows: Any, bits: Any) -> Any:
-    """Set the bit of each of B's rows that the entries [first, last) of A ask for; return the range of words touched.
+    """Set the bit of each row of B that the entries [first, last) of A ask for; return the range of words touched.
 
-    If an entry asks for none of the `nrows` there are, returned are -1 and that entry.
+    If the column of an entry is out of range, return -1 and that entry.
     """
     low, high, end = np.uint64(len(bits)), np.uint64(0), np.uint64(nrows)
     for at in range(np.uintp(first), np.uintp(last)):
@@ -231,7 +233,7 @@ def mark_rows(a_indices: Any, first: Any, last: Any, nrows: Any, bits: Any) -> A
 
 @compiled
 def copy_columns(source: Any, low: Any, columns: Any) -> Any:
-    """Copy the columns of entries of A, less `low`; return the least and the greatest."""
+    """Copy the columns of entries of A, less `low`; return the least and the greatest column."""
     least = greatest = source[0]
     for at in range(np.uintp(len(source))):
         k = source[at]
@@ -242,7 +244,7 @@ def copy_columns(source: Any, low: Any, columns: Any) -> Any:
 
 @inlined
 def next_run(bits: Any, base: Any) -> Any:
-    """Return the first row of the first run of set bits of a word, the row after its last, and the bits after it."""
+    """Return the first run of set bits of a word: its first row, the row after its last, and the bits after the run."""
     start = lowest_bit(bits)
     filled = bits | ((ONE << start) - ONE)
     if filled + ONE == np.uint64(0):
@@ -253,9 +255,9 @@ def next_run(bits: Any, base: Any) -> Any:
 
 @compiled
 def number_rows(bits: Any, places: Any, low: Any, high: Any, b_indptr: Any) -> Any:
-    """Give the marked rows of B numbers from 0 on, one for each word of `bits`; return how many, and their entries.
+    """Assign numbers to the marked rows of B from 0 on: write the first number of each word of `bits` to `places`.
 
-    If offsets of B fall, or pass the last of them, returned are -1 entries.
+    Return the number of marked rows and of their entries; -1 entries if offsets of B fall or exceed the last offset.
     """
     rows: Any = np.uint64(0)
     entries, end, sound = np.int64(0), b_indptr[len(b_indptr) - 1], True
@@ -273,9 +275,9 @@ def number_rows(bits: Any, places: Any, low: Any, high: Any, b_indptr: Any) -> A
 @compiled
 def send_rows(a: Any, counted: Any, table: Any, start: Any, stop: Any, values: Any, value_at: Any, pointers: Any,
               entries_at: Any, products_at: Any, lengths: Any) -> None:  # fmt: skip
-    """Copy the values of rows [start, stop) of A, and where entries and products of each row start in the block.
+    """Copy the values of rows [start, stop) of A, and write the first entry and the first product of each row.
 
-    Count the rows of each group by their products, which `table` knows.
+    Count the rows of each group in `lengths`; `table` has the group of each number of products.
     """
     first, part = a[0][start], 0
     ends, starts, bases = counted
@@ -312,9 +314,9 @@ def copy_rows(
 def send_distinct(a_indices: Any, first: Any, last: Any, b: Any, bits: Any, places: Any, low: Any, high: Any,
                   numbers: Any, number_at: Any, starts: Any, start_at: Any, columns: Any, column_at: Any, values: Any,
                   value_at: Any, width: Any) -> None:  # fmt: skip
-    """Renumber the columns of entries [first, last) of A, copy the marked rows of B in order, and clear the marks.
+    """Replace the columns of entries [first, last) of A by row numbers, copy the marked rows of B, clear the marks.
 
-    Each entry of B has `width` values, side by side.
+    Rows of B are copied in order; each entry of B has `width` values, side by side.
     """
     for at in range(np.uintp(last - first)):
         k: Any = np.uint64(a_indices[np.uintp(first) + at])
@@ -340,7 +342,7 @@ def send_distinct(a_indices: Any, first: Any, last: Any, b: Any, bits: Any, plac
 @compiled
 def send_duplicated(a_indices: Any, first: Any, last: Any, b: Any, starts: Any, start_at: Any, columns: Any,
                     column_at: Any, values: Any, value_at: Any) -> None:  # fmt: skip
-    """Copy the row of B of each of the entries [first, last) of A, in order; the starts are sums of repeat counts."""
+    """Copy the row of B of each of the entries [first, last) of A, in order, and write where each copy starts."""
     out: Any = np.int64(0)
     for at in range(np.uintp(first), np.uintp(last)):
         k = np.uintp(a_indices[at])
@@ -352,35 +354,39 @@ def send_duplicated(a_indices: Any, first: Any, last: Any, b: Any, starts: Any, 
 
 
 @compiled
-def take_place(state: Any, number: Any, size: Any, room: Any) -> Any:
-    """Wait for the turn of block `number` and for `size` free bytes of the ring; return where, or -1 if to stop."""
-    while atomic_load(state, TURN) != number:
+def reserve_room(state: Any, number: Any, size: Any, room: Any) -> Any:
+    """Reserve `size` bytes of the ring, after all earlier blocks have; return their place, or -1 if closed.
+
+    Places are counted on without wrapping around; a block that does not fit before the ring's end starts at its
+    beginning.
+    """
+    while atomic_load(state, NEXT) != number:
         if atomic_load(state, CLOSED):
             return np.int64(-1)
         sched_yield()
-    used = atomic_load(state, USED)
+    used = atomic_load(state, RESERVED)
     begin = used
     if begin % room + size > room:
         begin += room - begin % room
     while True:
         freed = atomic_load(state, FREED)
-        if begin + size - freed <= room or freed == used:  # all is free, also what is left out before the ring's end
+        if begin + size - freed <= room or freed == used:  # or all is free, with the bytes skipped at the ring's end
             break
         if atomic_load(state, CLOSED):
             return np.int64(-1)
         usleep(NAP)
-    atomic_store(state, USED, begin + size)
-    atomic_store(state, TURN, number + 1)
+    atomic_store(state, RESERVED, begin + size)
+    atomic_store(state, NEXT, number + 1)
     return begin
 
 
 @compiled
 def prepare_blocks(a: Any, b: Any, counted: Any, cuts: Any, distinct: Any, sizes: Any, table: Any, state: Any,
-                   ready: Any, said: Any, ring: Any, room: Any, bits: Any, places: Any) -> None:  # fmt: skip
+                   ready: Any, reports: Any, ring: Any, room: Any, bits: Any, places: Any) -> None:  # fmt: skip
     """Prepare blocks until none is left; several threads at once, each with `bits` (zero) and `places` of its own.
 
-    `ring` is the same `room` bytes as values, columns, offsets and numbers. What is said of a block, and all that was
-    written, may be read once ``ready[number]`` is 1.
+    `ring` holds four views of the same `room` bytes: as values, columns, offsets and row numbers. A block and its
+    report may be read once ``ready[number]`` is 1.
     """
     values, columns, pointers, numbers = ring
     while not atomic_load(state, CLOSED):
@@ -395,7 +401,7 @@ def prepare_blocks(a: Any, b: Any, counted: Any, cuts: Any, distinct: Any, sizes
             low, high = mark_rows(a[1], first, last, len(b[0]) - 1, bits)
             rows, entries = number_rows(bits, places, low, high, b[0])
         offsets = sent_offsets(stop - start, last - first, rows, entries, distinct, sizes[0], sizes[1], sizes[2])
-        begin = take_place(state, number, offsets[7], room)
+        begin = reserve_room(state, number, offsets[7], room)
         if begin < 0:
             return
         at = begin % room
@@ -409,16 +415,16 @@ def prepare_blocks(a: Any, b: Any, counted: Any, cuts: Any, distinct: Any, sizes
             send_duplicated(a[1], first, last, b, pointers, start_at, columns, column_at, values, value_at)
         entries_at, products_at = (at + offsets[4]) // sizes[2], (at + offsets[5]) // sizes[2]
         send_rows(a, counted, table, start, stop, values, at // sizes[0], pointers, entries_at, products_at,
-                  said[number, LENGTHS:])  # fmt: skip
-        said[number, PLACE] = begin
-        said[number, B_ROWS] = rows
-        said[number, B_ENTRIES] = entries
+                  reports[number, LENGTHS:])  # fmt: skip
+        reports[number, PLACE] = begin
+        reports[number, B_ROWS] = rows
+        reports[number, B_ENTRIES] = entries
         atomic_store(ready, number, 1)
 
 
 @compiled
 def wait_ready(ready: Any, number: Any, tries: Any) -> Any:
-    """Wait for a block, `tries` looks at most; return whether it is ready."""
+    """Look at most `tries` times whether a block is ready, and return whether it is."""
     for _ in range(tries):
         if atomic_load(ready, number):
             return True
@@ -428,18 +434,18 @@ def wait_ready(ready: Any, number: Any, tries: Any) -> Any:
 
 @compiled
 def free_place(state: Any, end: Any) -> None:
-    """Free the ring up to `end`."""
+    """Free the ring's bytes before place `end`."""
     atomic_store(state, FREED, end)
 
 
 @compiled
 def close(state: Any) -> None:
-    """Let the threads stop."""
+    """Ask the threads to stop."""
     atomic_store(state, CLOSED, 1)
 
 
 @compiled
 def shift(local: Any, start: Any, stop: Any, place: Any, indptr: Any) -> None:
-    """Turn the offsets of rows [start, stop) inside their block, each of its end, into those of C."""
+    """Turn the ends of rows [start, stop) inside their block into offsets of C."""
     for row in range(np.uintp(start), np.uintp(stop)):
         indptr[row + np.uintp(1)] = place + local[row]

@@ -136,8 +136,8 @@ def launch_block(kernels: SortKernels, block: BlockSizes, lengths: list[int], at
     if block.b_rows:
         arguments = np.int64(block.b_rows), np.int64(ncols), at.b_starts, at.b_columns, at.status
         kernels.own(kernels.check, ceil_div(block.b_rows, 32), 256, arguments)
-    where = rows, at.row_entries, at.row_products, a_rows, at.b_starts, at.b_columns
-    kernels.own(kernels.group, ceil_div(block.rows, 256), 256, (*where, at.counts, at.lists, at.lengths))
+    group = rows, at.row_entries, at.row_products, a_rows, at.b_starts, at.b_columns
+    kernels.own(kernels.group, ceil_div(block.rows, 256), 256, (*group, at.counts, at.lists, at.lengths))
     _launch_sorts(kernels, block, lengths, at)
     scan = rows, at.lengths, at.scan, at.c_indptr, at.status
     kernels.rows(kernels.offsets, ceil_div(block.rows, SCAN_ROWS), 256, scan)

@@ -1,4 +1,4 @@
-"""Where the arrays of a block lie on the GPU for hySpMM, and what an entry of a block costs.
+"""Layout of a block's arrays in device memory for hySpMM, and the memory that a block needs. No GPU is needed to ask.
 
 The planner and the kernels call the same functions, so they cannot disagree.
 """
@@ -24,9 +24,9 @@ class BlockSizes(NamedTuple):
     Attributes
     ----------
     rows, entries, products : int
-        Of the block of A: rows, entries, and products they expand to.
+        Rows and entries of the block of A, and the products they expand to.
     b_rows, b_entries : int
-        Of the block of B as it is sent. Duplicated: `entries` and `products`; distinct: at most so many.
+        Rows and entries of the block of B as it is sent. Duplicated: `entries` and `products`; distinct: at most these.
     distinct : bool
         Whether each row of B is sent once.
     """
@@ -40,12 +40,24 @@ class BlockSizes(NamedTuple):
 
 
 class BlockLayout(NamedTuple):
-    """Where the arrays of a block lie, in bytes from its start; the first `sent` bytes are what the CPU prepares.
+    """Offsets of a block's arrays, in bytes from its start; the CPU prepares and sends the first `sent` bytes.
 
-    The fields before `sent` are the prepared arrays: the values of A and of the block of B, the columns of that, where
-    its rows start, where entries and products of each row of C start, and which row of the block of B an entry takes.
-    `columns` and `values` hold products, sorted and compressed row by row: those of B where it is duplicated, arrays
-    of their own otherwise. `c_columns` and `c_values` are scratch for the sort, then the block of C.
+    Attributes
+    ----------
+    a_values, b_values, b_columns, b_starts : int
+        Prepared: values of the block of A; values, columns and row offsets of the block of B.
+    row_entries, row_products, a_rows : int
+        Prepared: first entry and first product of each row of C; for each entry of A the row of the block of B.
+    sent : int
+        End of the prepared arrays.
+    columns, values : int
+        Products, sorted and compressed row by row: in place of the block of B if that is duplicated.
+    c_columns, c_values, c_indptr : int
+        Scratch for the sort, then the block of C; its row offsets.
+    lengths, lists, counts, scan, status : int
+        Entries of each row of C; rows of each group, and how many; state of the scan; `BlockStatus`.
+    end : int
+        Bytes in all.
     """
 
     a_values: int
@@ -131,7 +143,7 @@ def block_layout(block: BlockSizes, types: ItemBytes) -> BlockLayout:
 
 
 class BlockCost(NamedTuple):
-    """Bytes of device memory that a block takes at most: per row, entry and product, and at all."""
+    """Bytes of device memory that a block takes at most: per row, per entry of A, per product, and in any case."""
 
     row: int
     entry: int
@@ -175,6 +187,6 @@ def block_cost(types: ItemBytes) -> BlockCost:
 
 
 def host_bytes(b_rows: int, threads: int) -> int:
-    """Return the bytes that `threads` threads take on the host to find the distinct rows of a B of `b_rows` rows."""
+    """Return the host bytes with which `threads` threads find the distinct rows of a B of `b_rows` rows."""
     words = b_rows // 64 + 1
     return threads * words * (8 + 4)

@@ -1,5 +1,5 @@
-// epilogue.cu: what becomes of C once its products are added: values scaled, mapped and normalised; zeros, and all but the
-// largest of a row, left out; or all of them added up, or counted.
+// epilogue.cu: steps after C's products are added: scale, map and normalize values; select the largest entries of each row;
+// or reduce C to sums or to a histogram.
 //
 // The n-th largest value of a row is found digit by digit from the highest: radix selection, T. Alabi, J. Blanchard,
 // B. Gordon, R. Steinbach, "Fast k-selection algorithms for graphics processing units", ACM JEA 17, 2012.
@@ -51,7 +51,7 @@ template <typename T> __device__ __forceinline__ Complex<T> divided(const Comple
 // Launch  block 32 * ROWS, grid ceil_div(nrows, ROWS).
 // Pre     rows, columns: factors, or null for none; SPDIST_APPLY: an expression of x; norm: NO_NORM, L1 (sum of
 //         magnitudes), L2 (root of the sum of squares) or GREATEST (magnitude).
-// Post    values in place; rows of norm 0 stay.
+// Post    values in place; rows of norm 0 are not divided.
 template <typename Value, typename Index, typename Pointer>
 __global__ void __launch_bounds__(32 * ROWS)
 finish_rows(const i64 nrows, const Pointer* __restrict__ indptr, const Index* __restrict__ indices, Value* data,
@@ -77,7 +77,7 @@ finish_rows(const i64 nrows, const Pointer* __restrict__ indptr, const Index* __
     });
 }
 
-// Numbers without a sign that are in the order of the values; -0 is 0. NaN and complex values have no order.
+// Unsigned keys in the order of the values; -0 equals 0. NaN and complex values have no order.
 __device__ __forceinline__ u32 key_of(const float x) {
     const u32 bits = __float_as_uint(x == 0 ? 0.0f : x);
     return bits ^ (bits >> 31 ? ~0u : 1u << 31);
@@ -107,7 +107,7 @@ template <typename T> struct Keep<Complex<T>> {
     __device__ __forceinline__ bool operator()(const Complex<T> x) const { return !(drops && x.re == 0 && x.im == 0); }
 };
 
-// Find the key from which on the `top` largest of a row are; `ties`: how many that have this key, ALL for all of them.
+// Find the smallest key among the `top` largest of a row; `ties`: how many entries of this key to keep, ALL for all of them.
 //
 // Pre     more than `top` of its values may be kept, top > 0; bins: 256 words of this group.
 template <typename Threads, typename Value, typename Pointer, typename Key>
@@ -146,7 +146,7 @@ __device__ __forceinline__ void find_cut(const Pointer begin, const Pointer end,
     ties = top;
 }
 
-// Find which entries of each row are kept.
+// Find the smallest entry kept of each row, and the number of entries kept.
 //
 // Launch  as `finish_rows`.
 // Shared  256 counts a warp.
@@ -173,7 +173,7 @@ cut_rows(const i64 nrows, const Pointer* __restrict__ indptr, const Value* __res
     });
 }
 
-// Copy the entries of each row that are kept; of equal ones those in the smaller columns.
+// Copy the entries kept of each row; of entries equal to the smallest one kept, those in the smaller columns.
 //
 // Launch  as `finish_rows`.
 // Pre     as `cut_rows`, which gave cuts and ties; kept_indptr from its lengths.
@@ -248,7 +248,7 @@ sum_rows(const i64 nrows, const Pointer* __restrict__ indptr, const Value* __res
 // Add the values of each column to its sum.
 //
 // Launch  block 256, any grid.
-// Post    sums[column] risen, by atomics, in any order.
+// Post    sums[column] have grown, by atomics, in any order.
 template <typename Value, typename Index, typename Wide>
 __global__ void __launch_bounds__(256)
 sum_columns(const i64 nnz, const Index* __restrict__ indices, const Value* __restrict__ data, Wide* __restrict__ sums) {
@@ -283,9 +283,9 @@ sum_diagonal(const i64 nrows, const i64 first, const Pointer* __restrict__ indpt
 // Count values by bins: value x falls into the bin with edges[bin] <= x < edges[bin + 1], the last edge into the last.
 //
 // Launch  block 256, any grid.
-// Shared  BINS counts; more bins are counted where they lie.
+// Shared  BINS counts; if there are more bins, they are counted in device memory.
 // Pre     edges[bins + 1] finite and rising; values are compared as doubles.
-// Post    counts[bin] risen, by atomics; values outside, and NaN, are not counted.
+// Post    counts[bin] have grown, by atomics; values outside of all bins, and NaN, are not counted.
 template <typename Value>
 __global__ void __launch_bounds__(256)
 count_by_bins(const i64 nnz, const Value* __restrict__ data, const int bins, const double* __restrict__ edges, i64* counts) {

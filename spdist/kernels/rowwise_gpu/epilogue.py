@@ -173,7 +173,7 @@ class BlockEpilogue:
         return made, held if made is c else held + made.nnz
 
     def room(self, c: Any) -> Any:
-        """Return device memory for what `reduce` finds in a block."""
+        """Return device memory for the result of `reduce` on a block."""
         import cupy
 
         wide = wide_dtype(self.dtype)
@@ -207,7 +207,7 @@ class BlockEpilogue:
             launch(len(out), 256, (c.nnz, c.data, out))
 
     def part(self, found: Any) -> PartialReduction:
-        """Return a block's share of the reduction, from a copy on the host of what `reduce` found."""
+        """Return a block's share of the reduction, from a copy on the host of the result of `reduce`."""
         what, kind = self.reduction, sum_dtype(self.dtype)
         if what in ("nnz", "row_nnz"):
             found = found.astype(np.int64)

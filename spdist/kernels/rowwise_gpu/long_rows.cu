@@ -1,13 +1,13 @@
-// long_rows.cu: the few rows of C of very many products. Many thread blocks share a row: its columns are marked in a bit
-// mask in device memory, which stays in the L2 cache, and products are added to C by atomics there.
+// long_rows.cu: the few rows of C of very many products. Many thread blocks share a row: they mark its columns in a bit mask
+// in device memory, small enough for the L2 cache, and add products to C by atomics.
 //
 // Shares of nnz(A) rather than rows: M. Winter et al., "Adaptive Sparse Matrix-Matrix Multiplication on the GPU", PPoPP 2019.
 #include "common.cuh"
 
 constexpr int SHARE = SPDIST_LONG_SHARE;  // entries of A that a thread block takes
 
-// Call visit(factor place in A, place in B) for the products of SHARE entries of A, long rows of B by all warps, the
-// others by as many lanes each as they have entries in the mean.
+// Call visit(place in A, place in B) for the products of SHARE entries of A: long rows of B by all warps, each of the others
+// by about as many lanes as its mean has entries.
 template <int WARPS, typename Index, typename Pointer, typename Visit>
 __device__ __forceinline__ void visit_share(const Pointer begin, const Pointer end, const Index* __restrict__ a_indices,
                                             const Pointer* __restrict__ b_indptr, const Visit visit) {
@@ -111,8 +111,8 @@ constexpr int KEPT = 512;  // columns of C that a thread block adds up before it
 // Add the products of the listed rows.
 //
 // Launch  as `long_mark`.
-// Shared  sums of KEPT columns, the first that come for their places: where many rows of B have an entry in the same few
-//         columns, thread blocks would wait for each other at these entries of C.
+// Shared  sums of KEPT columns, the first that come for their slots: if many rows of B have an entry in the same few columns,
+//         thread blocks would wait for each other at these entries of C.
 // Pre     masks, ranks, c_indptr; c_data zero.
 // Post    values summed by atomics, in any order.
 template <typename Value, typename Index, typename Pointer>

@@ -1,17 +1,17 @@
-// mask_rows.cu: rows of C confined to the rows of a mask, whose entries are where sums lie: a product outside of them costs
-// a look at a bit, and is neither added, sorted nor stored. And rows of C of which what is inside a mask is dropped.
+// mask_rows.cu: products confined to a mask: sums lie at the mask's entries, and a product outside of the mask costs one test
+// of a bit. And the complement: entries of C inside the mask are dropped.
 //
 // Masked accumulators: S. Milakovic, O. Selvitopi, I. Nisa, Z. Budimlic, A. Buluc, "Parallel Algorithms for Masked Sparse
 // Matrix-Matrix Products", ICPP 2022. Here a Bloom filter of one hash says which columns may be in the mask's row (B. Bloom,
-// "Space/Time Trade-offs in Hash Coding with Allowable Errors", CACM 13(7), 1970). Most are not. Those that may be wait
-// until a warp has 32 of them, which are then searched for in the mask's row by all lanes.
+// "Space/Time Trade-offs in Hash Coding with Allowable Errors", CACM 13(7), 1970). Most are not. Those that may
+// be are queued until a warp has 32 of them, which all lanes then search for in the mask's row.
 #include "common.cuh"
 #include "groups.cuh"
 
 constexpr int WARP_BITS = 14, BLOCK_BITS = 17;  // logarithms of the filters' bits
 constexpr int BLOCKS = 5, WIDE_BLOCKS = 3;      // on a multiprocessor: with more a thread has too few registers
 constexpr int AT_ONCE = 4;                      // columns that a lane reads before it looks at the first
-constexpr int WAITING = 32 * (AT_ONCE + 1);     // products that may wait: fewer than a warp takes, and a step's
+constexpr int WAITING = 32 * (AT_ONCE + 1);     // products that may be queued: fewer than a warp takes, and a step's
 constexpr int VERY_LONG = SPDIST_VERY_LONG;     // entries of a row of A above which its products are not known
 constexpr int SHARED_FACTOR = SPDIST_SHARED_FACTOR;  // products that each of these entries counts for
 constexpr i64 MOST_SEARCHED = 1 << 30;
@@ -19,7 +19,7 @@ static_assert(ROWS << WARP_BITS == 1 << BLOCK_BITS, "the filters of a thread blo
 
 enum Counter { SPDIST_MASK_COUNTER };
 
-// How rows are shared out.
+// How rows are shared out to warps and thread blocks: `MaskTuning` in masked.py.
 struct Shares {
     i64 search_gain;    // a row of B so many times as long as the row of the mask is searched for the columns of the latter
     i64 row_products;   // of the rows that a warp takes, at most
@@ -67,7 +67,7 @@ prepare_rows(const i64 nrows, const i64 search_gain, const i64 row_products, con
     }
 }
 
-// The columns of a row of the mask, and some more: none of them is missed.
+// Bloom filter of a mask row's columns: it has false positives, no false negatives.
 template <typename Threads> struct Filter {
     static constexpr int BITS = Threads::WARPS == 1 ? WARP_BITS : BLOCK_BITS, WORDS = (1 << BITS) / 32;
     u32* words;
@@ -110,14 +110,14 @@ __device__ __forceinline__ Pointer lower_bound(const Index* __restrict__ indices
 // A product whose column may be in the mask: places in A and in B.
 template <typename Pointer> struct Waiting { Pointer p, q; };
 
-// Entries of A that a group of threads multiplies at a time, without those that have no product.
+// Entries of A that a group of threads multiplies at a time; entries without products are left out.
 template <typename Pointer> struct Batch {
     i64* before;  // products of the entries before each, and after the last of all
     Pointer *starts, *stops;  // of the rows of B
     u16* places;  // in A, from the first of the batch
 };
 
-// What kernels multiply.
+// The arrays of A, B and the mask, and the sums.
 template <typename Value, typename Index, typename Pointer> struct Operands {
     const Pointer* a_indptr;
     const Index* a_indices;
@@ -284,14 +284,14 @@ template <typename Value, typename Index, typename Pointer, typename Threads, bo
     }
 };
 
-// Multiply rows of A, confined to the mask: thread blocks take the tasks, then warps what no task has, `rows` at a time.
+// Multiply rows of A, confined to the mask: thread blocks take the tasks, then warps take the other rows, `rows` at a time.
 //
 // Launch  block 32 * ROWS; any grid, best a few for each multiprocessor.
-// Shared  a filter for each warp, or one for the thread block; entries of A; products that wait.
+// Shared  a filter for each warp, or one for the thread block; entries of A; queued products.
 // Pre     rows of B and of the mask sorted and free of duplicates; offsets and indices in range; rows <= 32. sums, hits,
 //         counters and tasks as of `prepare_rows`, with the same shares. ORDERED: one task a row at most.
 // Post    sums and hits, for each entry of the mask: its sum, and whether there is any product. ORDERED adds products in the
-//         order of A's entries, so that the bits are the same on every run; else by atomics, in any order.
+//         order of A's entries, so that the bits are the same on every run; otherwise by atomics, in any order.
 template <typename Value, typename Index, typename Pointer, bool ORDERED>
 __global__ void __launch_bounds__(32 * ROWS, sizeof(Pointer) == 4 ? BLOCKS : WIDE_BLOCKS)
 masked_rows(const i64 nrows, const i64 search_gain, const i64 row_products, const i64 mask_entries, const i64 task_products,
@@ -347,9 +347,9 @@ masked_rows(const i64 nrows, const i64 search_gain, const i64 row_products, cons
     }
 }
 
-// hits[at]: whether an entry of C is outside the mask.
+// Set hits[at] to whether entry `at` of C is outside the mask.
 //
-// Launch  as of groups.cuh.
+// Launch  as groups.cuh says.
 template <typename Index, typename Pointer>
 __global__ void __launch_bounds__(32 * ROWS)
 outside_rows(const i64 nrows, const Pointer* __restrict__ indptr, const Index* __restrict__ indices,
@@ -364,9 +364,9 @@ outside_rows(const i64 nrows, const Pointer* __restrict__ indptr, const Index* _
     });
 }
 
-// Count the entries of each row that were hit.
+// Count the entries of each row whose `hits` is set.
 //
-// Launch  as of groups.cuh.
+// Launch  as groups.cuh says.
 template <typename Pointer>
 __global__ void __launch_bounds__(32 * ROWS)
 count_hits(const i64 nrows, const Pointer* __restrict__ indptr, const unsigned char* __restrict__ hits, u32* __restrict__ lengths) {
@@ -380,9 +380,9 @@ count_hits(const i64 nrows, const Pointer* __restrict__ indptr, const unsigned c
     });
 }
 
-// Copy the entries of each row that were hit.
+// Copy the entries of each row whose `hits` is set.
 //
-// Launch  as of groups.cuh.
+// Launch  as groups.cuh says.
 // Pre     kept_indptr from the lengths of `count_hits`.
 template <typename Value, typename Index, typename Pointer>
 __global__ void __launch_bounds__(32 * ROWS)

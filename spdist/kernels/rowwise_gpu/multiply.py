@@ -69,7 +69,7 @@ class Pattern:
 
 
 class MadeProduct(NamedTuple):
-    """C, with what is known about its rows; nothing is if there are no products."""
+    """C, its analysed operands and its families of rows; None and no families if there are no products."""
 
     c: CSR
     analysed: AnalysedProduct | None

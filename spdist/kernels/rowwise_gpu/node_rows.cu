@@ -1,16 +1,16 @@
-// node_rows.cu: rows of C whose columns lie near each other, a warp at a time, as finite elements make them. Rows of A
-// with one pattern (the unknowns of a node) are multiplied together, and so are successive rows of B with one pattern:
-// a column is looked up once for up to MOST_ROWS x 3 products.
+// node_rows.cu: rows of C whose columns lie near each other, as in finite elements; a warp a node. Successive rows of A of
+// one pattern (the unknowns of a node) are multiplied together, and so are successive rows of B of one pattern: a column is
+// looked up once for up to MOST_ROWS x 3 products.
 //
-// Row by row: F. Gustavson, "Two fast algorithms for sparse matrices", ACM TOMS 4(3), 1978; places come from counts of bits, like
-// those of rank_rows.cu.
+// Row by row: F. Gustavson, "Two fast algorithms for sparse matrices", ACM TOMS 4(3), 1978. An entry's place in its row of C
+// is the number of bits before its column, like in rank_rows.cu.
 #include "common.cuh"
 
 enum NodeFact { SPDIST_NODE_FACT };
 constexpr int MOST_ROWS = 6;  // rows of C that are multiplied together
 constexpr int AHEAD = 4;      // pieces of rows of B that are loaded at once
 
-// Say which rows have the columns of the row before.
+// Find the rows that have the columns of the row before.
 //
 // Launch  block 256, GROUP lanes a row, grid ceil_div(nrows, 256 / GROUP).
 // Post    same[row] = 1 if row > 0 and its columns are those of row - 1, else 0; rows without entries: 0.
@@ -31,18 +31,18 @@ same_rows(const i64 nrows, const Pointer* __restrict__ indptr, const Index* __re
     if (lane == 0 && row < nrows) same[row] = (votes & mine) == 0;
 }
 
-// Whether a row starts a node, `back` rows of its pattern before it. The beginning of a run is cut every MOST_ROWS rows,
-// the rest, too long to be looked back through, where the row number says so.
+// Whether a row starts a node, if `back` rows before it have its pattern. A run of rows of one pattern is cut every MOST_ROWS
+// rows; beyond the first RUN rows, which nobody looks back through, at row numbers that MOST_ROWS divides.
 constexpr int RUN = 8 * MOST_ROWS;
 __device__ __forceinline__ bool leads_node(const i64 row, const int back) {
     return back <= RUN ? back % MOST_ROWS == 0 : row % MOST_ROWS == 0;
 }
 
-// Sort the listed rows into nodes, of up to MOST_ROWS successive rows of one pattern, and the rest, whose columns span more
+// Part the listed rows: into nodes of up to MOST_ROWS successive rows of one pattern, and rows of C whose columns span more
 // than `widest`.
 //
 // Launch  block 256, grid ceil_div(count, 8): a warp a row.
-// Pre     rows of B sorted; every listed row has products; rows of one pattern are listed all or none; totals zero.
+// Pre     rows of B sorted; every listed row has products; of successive rows of one pattern all are listed or none; totals zero.
 // Post    nodes[0 .. totals[NODES]): {row, rows}, low[...] first column, a multiple of 64; rest[0 .. totals[OTHER_ROWS]);
 //         totals[WIDEST_NODE] columns of the widest node; totals[MOST_NODE_ROWS] rows of the largest.
 template <typename Index, typename Pointer>
@@ -91,8 +91,8 @@ find_nodes(const u32 count, const u32* __restrict__ list, const i64 nrows, const
     }
 }
 
-// Mark the columns of a row of C, a warp at work; word i of 32 columns lies at mask[STRIDE * i]. A row of B with the
-// pattern of the one before adds nothing.
+// Mark the columns of a row of C, by a warp; word i of 32 columns lies at mask[STRIDE * i]. A row of B with the
+// pattern of the row before is skipped.
 template <int STRIDE, typename Index, typename Pointer>
 __device__ __forceinline__ void mark_node(u32* mask, const int words, const i64 low, const Pointer begin, const Pointer end,
                                           const unsigned char* __restrict__ same, const Index* __restrict__ a_indices,
@@ -140,7 +140,7 @@ __device__ __forceinline__ void mark_node(u32* mask, const int words, const i64 
 // Launch  block 32 * WARPS, grid ceil_div(count, WARPS): a warp a node.
 // Shared  dynamic, per warp: 4 * words bytes.
 // Pre     nodes, spans from `find_nodes`; no node wider than 32 * words columns; same: of B's rows.
-// Post    lengths[row] for every row of a node; *most, of zero before: entries of the longest.
+// Post    lengths[row] for every row of a node; *most, zero before: entries of the longest row.
 template <typename Index, typename Pointer, int WARPS>
 __global__ void __launch_bounds__(32 * WARPS)
 node_count(const u32 count, const uint2* __restrict__ nodes, const i64* __restrict__ spans, const int words,

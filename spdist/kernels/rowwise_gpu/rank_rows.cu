@@ -7,7 +7,7 @@
 
 constexpr int STAGE = 256;  // entries of A that are looked up at once
 
-// Entries of A whose rows of B are walked next, in shared memory.
+// In shared memory: entries of A whose rows of B are visited next.
 template <typename Value, typename Pointer>
 struct Stage {
     Pointer first[STAGE], last[STAGE];
@@ -16,7 +16,7 @@ struct Stage {
     u32 products;            // of the other entries
 };
 
-// First place in [first, last) whose column is not below `column`; most often it is one of the two.
+// First place in [first, last) whose column is not below `column`; most often the answer is `first` or `last`.
 template <typename Index, typename Pointer>
 __device__ __forceinline__ Pointer lower_bound(const Index* __restrict__ indices, Pointer first, Pointer last, const i64 column) {
     if (first == last || indices[first] >= column) return first;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void look_up(Stage<Value, Pointer>& stage, const Poin
 }
 
 // Call visit(entry, place in B) for all products of the staged entries, in no order: long rows of B by the whole thread
-// block, the others by as many lanes each as they have entries in the mean.
+// block, each of the others by about as many lanes as its mean has entries.
 template <int WARPS, typename Value, typename Pointer, typename Visit>
 __device__ __forceinline__ void visit_all(const Stage<Value, Pointer>& stage, const int entries, const Visit visit) {
     constexpr int THREADS = 32 * WARPS;
@@ -73,7 +73,7 @@ __device__ __forceinline__ void visit_all(const Stage<Value, Pointer>& stage, co
 }
 
 // Mark the columns [low, high) of one row of C; mask[i] holds columns low + 64 i to low + 64 i + 63. The last entries of A
-// stay staged, with their values where VALUES.
+// stay staged, with their values if VALUES.
 template <int WARPS, bool VALUES, typename Value, typename Index, typename Pointer>
 __device__ __forceinline__ void mark(u64* mask, const int words, Stage<Value, Pointer>& stage, const Pointer begin,
                                      const Pointer end, const i64 low, const i64 high, const Index* __restrict__ a_indices,
@@ -195,8 +195,8 @@ __device__ __forceinline__ void write_columns(const u64* mask, const u32* ranks,
 // Pre     as `rank_count`, which gave counts; c_indptr from lengths; columns distinct within rows of B; ORDERED:
 //         capacity >= 64.
 // Post    the row of C, sorted. ORDERED: values are added in the order of A's entries, in shared memory: the same bits on
-//         every run. Else by atomics on C, in any order: the L2 cache adds floating-point numbers by itself, where in
-//         shared memory a thread reads, adds and tries to write until no other was quicker.
+//         every run. Not ORDERED: values are added by atomics on C, in any order: the L2 cache adds floating-point numbers
+//         itself, while an atomic in shared memory is a loop of compare and swap.
 template <typename Value, typename Index, typename Pointer, int WARPS, bool ORDERED>
 __global__ void __launch_bounds__(32 * WARPS)
 rank_fill(const u32* __restrict__ tasks, const u32* __restrict__ counts, const int parts, const i64 window, const int capacity,
@@ -280,7 +280,7 @@ rank_fill(const u32* __restrict__ tasks, const u32* __restrict__ counts, const i
 // Launch  block 256, grid ceil_div(count, 8): a warp a row.
 // Pre     rows of B sorted; every listed row has products.
 // Post    tasks[parts * i + p] = list[i], spans {first, after last} of its columns, the first a multiple of 64;
-//         lengths[list[i]] = 0; *widest, of zero before: columns of the widest task.
+//         lengths[list[i]] = 0; *widest, zero before: columns of the widest task.
 template <typename Index, typename Pointer>
 __global__ void __launch_bounds__(256)
 split_rows(const u32 count, const u32* __restrict__ list, const int parts, const Pointer* __restrict__ a_indptr,

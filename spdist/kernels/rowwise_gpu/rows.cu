@@ -1,5 +1,5 @@
-// rows.cu: what is known about C = A @ B before it is computed: products, columns and class of each row; lists of rows
-// by class; row offsets from row lengths; and where rows of B are entered if only the upper triangle of C is wanted.
+// rows.cu: analysis of C = A @ B before it is computed: products and class of each row, lists of rows by class, row offsets
+// from row lengths, and the first entry needed of each row of B if only the upper triangle of C is wanted.
 //
 // Expansion size: L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015, equation 1, by rows.
 #include "common.cuh"
@@ -19,7 +19,7 @@ struct Span {
     }
 };
 
-// Row length of B at one entry of A; 0 where the entry or B's offsets are out of range. SPANS: that row is added to `span`.
+// Length of the row of B of one entry of A; 0 if the entry or B's offsets are out of range. SPANS: add the row to `span`.
 template <bool SPANS, typename Index, typename Pointer>
 __device__ __forceinline__ u64 products_of(const Index k, const i64 nrows_b, const i64 nnz_b, const Pointer* __restrict__ b_indptr,
                                            const Index* __restrict__ b_indices, bool& bad, bool& bad_b, Span& span) {
@@ -34,20 +34,21 @@ __device__ __forceinline__ u64 products_of(const Index k, const i64 nrows_b, con
     return wrong ? 0 : last - first;
 }
 
-// Count the products of each row of C and the rows of each class; check A, and B where that was not done before.
+// Count the products of each row of C and the rows of each class; check A, and B if `checks_b`.
 //
 // Launch  block 256, any grid; GROUP lanes a row, rows of A longer than 32 * GROUP or LONG by the thread block.
 // Shared  histogram of classes.
 // Pre     facts and class_rows, which follow them, zero; limits[c] is the greatest number of products of class c,
 //         ascending, the last ~0; very_long: room for nnz_a / VERY_LONG rows; host: page-locked.
-// Post    products[row], capped at 2^32 - 1, and where A's entries are more than LONG at least SHARED_FACTOR times these,
-//         so that thread blocks share the row; facts[PRODUCTS], facts[MAX_ROW_A]; class_rows[c]; facts[BAD_A], facts[BAD_B]
-//         are not zero where offsets or columns are out of range; checks_b: facts[FALLS]: places where the columns of B do not
-//         rise from one entry to the next, facts[FALLS_AT_ROWS] those at the starts of rows: B's rows are sorted and free
-//         of duplicates if the two are equal; facts[WIDEST], where B has more than NARROW columns: how far, at most, columns
-//         of a row of C of up to `sorted` products are apart, B's rows being sorted (ncols where a thread block takes such a
-//         row); host: a copy of facts and class_rows. Rows of A longer than VERY_LONG are listed, facts[VERY_LONG_ROWS] of
-//         them: their products are not counted, nor their columns checked.
+// Post    products[row], at most 2^32 - 1; if the row of A has more than LONG entries, at least SHARED_FACTOR times these,
+//         so that thread blocks share the row. class_rows[c]. host: a copy of facts and class_rows.
+//         facts[PRODUCTS]; facts[MAX_ROW_A]; facts[BAD_A] and facts[BAD_B] not zero if offsets or columns are out of range.
+//         checks_b: facts[FALLS] counts the entries of B whose column is not above the entry before, facts[FALLS_AT_ROWS]
+//         such entries at the starts of rows: rows of B are sorted and free of duplicates if the two are equal.
+//         ncols > NARROW: facts[WIDEST], the widest span of columns of rows of C of up to `sorted` products, if B's rows
+//         are sorted; ncols if a thread block takes such a row.
+//         very_long: the facts[VERY_LONG_ROWS] rows of A longer than VERY_LONG; their products are not counted, nor their
+//         columns checked.
 constexpr int LONG = 1024, VERY_LONG = SPDIST_VERY_LONG, SHARED_FACTOR = SPDIST_SHARED_FACTOR, NARROW = SPDIST_NARROW_COLUMNS;
 
 template <typename Index, typename Pointer, int GROUP>
@@ -176,10 +177,10 @@ analyse_rows(const i64 nrows, const i64 nnz_a, const i64 nrows_b, const i64 nnz_
     if (last && threadIdx.x < CLASSES) host[BLOCKS_DONE + 1 + threadIdx.x] = *(volatile u64*)&class_rows[threadIdx.x];
 }
 
-// What `analyse_rows` leaves out: the products of the listed rows of A, and whether their columns are in range.
+// Do what `analyse_rows` leaves out: count the products of the listed rows of A, and check their columns.
 //
 // Launch  block 256, grid (any, rows).
-// Post    facts[PRODUCTS] risen; facts[BAD_A], facts[BAD_B] as of `analyse_rows`.
+// Post    facts[PRODUCTS] has grown; facts[BAD_A], facts[BAD_B] as of `analyse_rows`.
 template <typename Index, typename Pointer>
 __global__ void __launch_bounds__(256)
 analyse_long(const u32* __restrict__ list, const i64 nrows_b, const i64 nnz_b, const Pointer* __restrict__ a_indptr,
@@ -236,7 +237,7 @@ enter_rows(const i64 nrows, const i64 diagonal, const Pointer* __restrict__ a_in
 //
 // Launch  block 256, grid ceil_div(nrows, 256).
 // Pre     class_rows as `analyse_rows` leaves it; taken[CLASSES] zero.
-// Post    list: a permutation of the rows; within a class nearly in order, but not the same on every run.
+// Post    list: a permutation of the rows; within a class nearly in order, which may differ from run to run.
 __global__ void __launch_bounds__(256)
 list_rows(const i64 nrows, const u32* __restrict__ sizes, const u64* __restrict__ limits,
           const u64* __restrict__ class_rows, u64* __restrict__ taken, u32* __restrict__ list) {
@@ -316,7 +317,7 @@ offsets(const i64 nrows, const u32* __restrict__ lengths, u64* __restrict__ stat
         if (first + i < nrows) indptr[first + i + 1] = (Pointer)(base + sums[i]);
 }
 
-// Copy facts to page-locked memory of the host: the copy engine would have a short copy wait behind a long one.
+// Copy facts to page-locked memory of the host: in the copy engine a short copy would wait behind a long one.
 //
 // Launch  block `count`, grid 1.
 __global__ void publish(const u64* __restrict__ facts, u64* __restrict__ host) { host[threadIdx.x] = facts[threadIdx.x]; }

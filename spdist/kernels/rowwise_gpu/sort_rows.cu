@@ -6,10 +6,10 @@
 #include "common.cuh"
 #include "sort.cuh"
 
-// Walk the products of one row of C with GROUP lanes, all of them busy whatever the lengths of B's rows.
+// Expand one row of C with GROUP lanes, all of them busy whatever the lengths of B's rows.
 //
-// Calls visit(number, place in B, factor) for the products of the row, numbered in the order of A's entries, and returns
-// how many there are. All lanes of the warp must call it, those without a row with begin == end.
+// Call visit(number, place in B, factor) for the products of the row, numbered in the order of A's entries; return
+// how many there are. All lanes of the warp must call it; lanes without a row pass begin == end.
 template <int GROUP, bool VALUES, typename Value, typename Index, typename Pointer, typename Visit>
 __device__ __forceinline__ int expand(const Pointer begin, const Pointer end, const Index* __restrict__ a_indices,
                                       const Value* __restrict__ a_data, const Pointer* __restrict__ b_indptr, const Visit visit) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ int expand(const Pointer begin, const Pointer end, co
 
 // Count the entries of a row of C, of at most SLOTS products, by hashing their columns into `table` of 2 * SLOTS columns.
 //
-// All lanes of the warp must call it, those without a row with begin == end.
+// All lanes of the warp must call it; lanes without a row pass begin == end.
 template <int GROUP, int SLOTS, typename Column, typename Index, typename Pointer>
 __device__ __forceinline__ int count_row(Column* table, const Pointer begin, const Pointer end, const Index* __restrict__ a_indices,
                                          const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices) {
@@ -113,12 +113,12 @@ count_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restr
     if (active && lane == 0) lengths[row] = found;
 }
 
-// Count the entries of `count` rows of C spread over all, of those that have at most `most` products.
+// Count the entries of `count` sample rows, spread over all rows of C; rows of more than `most` products are left out.
 //
 // Launch  block 32 * WARPS, grid ceil_div(count, 32 * WARPS / GROUP).
 // Shared  as `count_rows`.
 // Pre     as `count_rows`; most <= SLOTS; count * step <= rows of A; sizes: products of each row.
-// Post    sums[0] risen by their products, sums[1] by their entries.
+// Post    sums[0] has grown by the products of these rows, sums[1] by their entries.
 template <typename Index, typename Pointer, int GROUP, int SLOTS, int WARPS>
 __global__ void __launch_bounds__(32 * WARPS)
 sample_rows(const u32 count, const u32 step, const u32 most, const u32* __restrict__ sizes, const Pointer* __restrict__ a_indptr,
@@ -143,8 +143,8 @@ sample_rows(const u32 count, const u32 step, const u32 most, const u32* __restri
     if (threadIdx.x < 2 && here[threadIdx.x]) atomicAdd(&sums[threadIdx.x], (u64)here[threadIdx.x]);
 }
 
-// Make keys of the columns of the first `total` products, at most GROUP * ITEMS: how far each is from `low`, the lowest, and
-// the product's number. Keys of 64 bits have room for any column: there `low` is 0.
+// Make sort keys of the first `total` products, at most GROUP * ITEMS: the column less `low`, then the product's number.
+// `low` is the lowest column for 32-bit keys; 0 for 64-bit keys, which have room for any column.
 template <int GROUP, int ITEMS, int BITS, typename Key>
 __device__ __forceinline__ void make_keys(const Key* slots, Key (&keys)[ITEMS], const int total, const int lane, Key& low) {
     low = sizeof(Key) == 4 ? ~(Key)0 : 0;
@@ -162,8 +162,8 @@ __device__ __forceinline__ void make_keys(const Key* slots, Key (&keys)[ITEMS], 
         if (i * GROUP + lane < total) keys[i] = (keys[i] - low) << BITS | (i * GROUP + lane);
 }
 
-// Sort the columns of the first `total` products, at most GROUP * ITEMS, as keys, and find where columns begin, as
-// `store_columns` has it. ADAPTS: as if fewer items were a lane's where these hold all; a group is a warp.
+// Sort the first `total` products, at most GROUP * ITEMS, by column, and find where columns begin, as `store_columns` leaves
+// them. ADAPTS: if fewer items a lane hold all products, sort only so many; a group is a warp.
 template <int GROUP, int ITEMS, int LIKE, int BITS, bool ADAPTS, typename Key>
 __device__ __forceinline__ int sort_row(Key* slots, unsigned short* heads, const int total, const int lane, Key& low) {
     if constexpr (ADAPTS && ITEMS > 1) {
@@ -176,8 +176,8 @@ __device__ __forceinline__ int sort_row(Key* slots, unsigned short* heads, const
     return store_columns<GROUP, ITEMS, BITS, Key, LIKE>(slots, heads, keys, total, lane);
 }
 
-// Where the rows of a thread block, one for each of GROUPS groups of lanes, start in C; writes where they end. They are
-// those from number `tile` * GROUPS on; tiles and their sums as for `sum_before`.
+// Return where the group's row starts in C, and write the row offsets. The thread block has the rows from number
+// `tile` * GROUPS on, one for each group of lanes; `tiles` as for `sum_before`.
 template <int GROUPS, typename Pointer>
 __device__ __forceinline__ Pointer place_rows(const int nnz, const int group, const int lane, const i64 tile, const u32 count,
                                               u64* tiles, Pointer* indptr, u64* total_nnz) {
@@ -200,17 +200,18 @@ __device__ __forceinline__ Pointer place_rows(const int nnz, const int group, co
     return (Pointer)(end - nnz);
 }
 
-// Multiply the listed rows, each of at most GROUP * ITEMS products; or, AT_ONCE, all of these, not counted before.
+// Multiply the listed rows, each of at most GROUP * ITEMS products; SINGLE_PASS: all such rows, none of them counted before.
 //
 // Launch  block 32 * WARPS, grid ceil_div(count, WARPS * 32 / GROUP).
 // Shared  per slot: a key, a value and a 16-bit position.
-// Pre     list null: all rows; columns of B fit in Key, and so does, in what is left of it after log2(GROUP * ITEMS) bits,
-//         rounded up, how far columns of a row of C are apart; offsets and indices in range. Neither A nor B need be sorted.
-//         AT_ONCE: list: products of each of `count` rows, all rows of C, and lengths of those that are too long; null if
-//         none is; state: (grid + 1) zeros; total_nnz may lie in page-locked host memory. Else c_indptr from `count_rows`.
+// Pre     list null: all rows; columns of B fit in Key; the bits of Key above log2(GROUP * ITEMS) hold the span of the
+//         columns of any row of C; offsets and indices in range. Neither A nor B need be sorted.
+//         SINGLE_PASS: list: products of each of all `count` rows of C, null if none has too many; lengths: entries of rows
+//         that have too many; state: (grid + 1) zeros; total_nnz may lie in page-locked host memory.
+//         Not SINGLE_PASS: c_indptr from `count_rows`.
 // Post    columns rise strictly; values are added in the order of A's entries: the same bits on every run.
-//         AT_ONCE: c_indptr and *total_nnz; of the rows that are not too long, those that end within `capacity`.
-template <typename Value, typename Index, typename Pointer, typename Key, int GROUP, int ITEMS, int WARPS, bool AT_ONCE>
+//         SINGLE_PASS: c_indptr and *total_nnz; rows without too many products are written if they end within `capacity`.
+template <typename Value, typename Index, typename Pointer, typename Key, int GROUP, int ITEMS, int WARPS, bool SINGLE_PASS>
 __global__ void __launch_bounds__(32 * WARPS)
 sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restrict__ a_indptr,
           const Index* __restrict__ a_indices, const Value* __restrict__ a_data, const Pointer* __restrict__ b_indptr,
@@ -222,7 +223,7 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
     constexpr int BITS = SLOTS <= 16 ? 4 : SLOTS <= 32 ? 5 : SLOTS <= 64 ? 6 : SLOTS <= 128 ? 7 : SLOTS <= 256 ? 8
                        : SLOTS <= 512 ? 9 : 10;
     static_assert(SLOTS <= 1 << BITS, "at most 1024 slots");
-    constexpr bool ADAPTS = GROUP == 32 && (AT_ONCE || ITEMS == 32);  // a warp a row: shorter rows are sorted as such
+    constexpr bool ADAPTS = GROUP == 32 && (SINGLE_PASS || ITEMS == 32);  // a warp a row: shorter rows are sorted as such
     constexpr u32 SLOT = (1u << BITS) - 1;
     __shared__ __align__(16) Key all_keys[GROUPS * STRIDE];
     __shared__ __align__(16) char all_values[GROUPS * STRIDE * sizeof(Value)];
@@ -233,7 +234,7 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
     unsigned short* heads = all_heads + group * STRIDE;
 
     i64 tile = blockIdx.x;
-    if (AT_ONCE) {  // in the order in which thread blocks start, whatever that is: else one could wait for a later one
+    if (SINGLE_PASS) {  // in the order in which thread blocks start, whatever that is: else one could wait for a later one
         __shared__ i64 my_tile;
         if (threadIdx.x == 0) my_tile = atomicAdd(&state[0], 1ull);
         __syncthreads();
@@ -241,9 +242,9 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
     }
     const u32 number = (u32)tile * GROUPS + group;
     bool active = number < count;
-    const u32 row = !active ? 0 : AT_ONCE || list == nullptr ? number : list[number];
+    const u32 row = !active ? 0 : SINGLE_PASS || list == nullptr ? number : list[number];
     int nnz = 0;
-    if (AT_ONCE && list != nullptr && active && list[row] > SLOTS) active = false, nnz = lengths[row];
+    if (SINGLE_PASS && list != nullptr && active && list[row] > SLOTS) active = false, nnz = lengths[row];
     const int total = expand<GROUP, true>(
         active ? a_indptr[row] : Pointer(0), active ? a_indptr[row + 1] : Pointer(0), a_indices, a_data, b_indptr,
         [&](const int slot, const Pointer from, const Value scale) {
@@ -255,7 +256,7 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
     const int columns = sort_row<GROUP, ITEMS, ITEMS, BITS, ADAPTS>(slots, heads, total, lane, low);
     if (active) nnz = columns;
     Pointer base = 0;
-    if (AT_ONCE) {
+    if (SINGLE_PASS) {
         base = place_rows<GROUPS>(nnz, group, lane, tile, count, state + 1, c_indptr, total_nnz);
         active = active && base + nnz <= capacity;
     } else if (active) base = c_indptr[row];

@@ -1,4 +1,4 @@
-"""Bytes that the row-by-row product needs on a GPU beyond its operands and its result.
+"""Device and shared memory of the row-by-row product beyond its operands and its result. No GPU is needed to ask.
 
 The planner and the kernels call the same functions, so they cannot disagree.
 """
@@ -8,55 +8,56 @@ from __future__ import annotations
 from spdist.kernels.rounding import ceil_div, round_up
 
 LONG_PRODUCTS = 1 << 18
-"""Products above which a row is shared among thread blocks, unless the order of its sums matters."""
+"""Products above which thread blocks share a row, unless its sums must be in order."""
 LONG_BYTES = 128 << 20
-"""Bytes for masks and ranks of such rows; where they need more, they are multiplied in parts like shorter ones."""
+"""Device bytes for masks and ranks of shared rows; if they need more, they are cut into parts like shorter rows."""
 NODE_COLUMNS = 1 << 16
-"""Columns that a node may span."""
+"""Columns that a node may span at most."""
 PART_COLUMNS = 1 << 16
-"""Columns that a part of a row should not span more of, where there may be more parts."""
+"""Columns above which a part of a row is cut further, when thread blocks hold the values of their part."""
 OPEN_COLUMNS = 1 << 17
-"""The same where thread blocks do not hold the values of their parts."""
+"""Columns above which a part of a row is cut further, when products are added in C."""
 OPEN_TASKS = 1 << 10
-"""Parts of rows that a class should have at least, if those that hold values would be as many."""
+"""Parts of rows that a class should have at least when products are added in C, up to the parts that hold values."""
 MOST_PARTS = 32
+"""Parts of a row at most."""
 FEW_TASKS = 256
-"""Parts of rows that a class should have at least."""
+"""Parts of rows that a class should have at least, so that all of the device is busy."""
 RANKED = 6
-"""Classes, the last ones, whose rows may be ranked or form nodes: those of more than 512 products."""
+"""Number of the last classes, of rows of more than 512 products, that may be ranked or form nodes."""
 SMALL_BYTES = 32 << 20
-"""Bytes of products up to which the host does not wait for nnz(C): C is cut from buffers that hold all products."""
+"""Bytes of products up to which a product is small: C is cut from buffers for all products, with no wait for nnz(C)."""
 SMALL_ROWS = 1 << 18
-"""Rows up to which such a product is made by one kernel if one class has all of them."""
+"""Rows up to which a product may be small."""
 SAMPLE_ROWS = 1 << 12
-"""Rows that are counted to tell the size of C, at least, where the others are not."""
+"""Rows that are counted at least to estimate nnz(C) before a single pass."""
 SAMPLE_MARGIN = 32
-"""C gets room for what the sample tells and one part in so many."""
+"""C gets room for the estimate from the sample, and one part in so many more."""
 EXPECTED_MARGIN = 16
-"""The same where other rows of the product tell."""
+"""C gets room for the caller's estimate, and one part in so many more."""
 SPARE = 8
-"""C is copied if it leaves more than one part in so many of its room unused."""
+"""C is copied to smaller arrays if more than one part in so many of its room is unused."""
 LEAST_ROWS = 4
-"""Rows of each thread block that makes rows at once, at least; of small products one."""
+"""Rows of a thread block of a single pass at least; of small products one."""
 SCRATCH_BYTES = 1 << 16
-"""For facts, and for rounding up of allocations."""
+"""Bytes for facts, and for rounding up of allocations."""
 TASK_BYTES = 64 << 20
-"""Bytes for the tasks of one class, whatever its rows."""
+"""Device bytes for the tasks of one class at most."""
 SHARED_BYTES = 160 << 10
-"""Shared memory that a thread block may have on every GPU from sm_80 on, less a margin for static arrays."""
+"""Bytes of dynamic shared memory that a thread block may use on every GPU from sm_80 on."""
 
 
 def long_fits(rows: int, ncols: int) -> bool:
-    """Return whether masks and ranks of so many long rows of C fit in `LONG_BYTES`."""
+    """Return whether masks and ranks of `rows` long rows of C fit in `LONG_BYTES`."""
     return rows * ceil_div(ncols, 64) * 12 <= LONG_BYTES
 
 
 def open_parts(held_parts: int, parts: int, rows: int, value_itemsize: int) -> int:
-    """Return into how many parts each row of a class is cut whose values are added up in C, at least.
+    """Return the least number of parts of each row of a class whose products are added in C.
 
-    Every part looks at all entries of A: few large ones take less time, as long as what all thread blocks add to at a
-    time stays in the L2 cache. So the smaller the values the larger the parts. Few rows are cut like those whose parts
-    hold their values.
+    Every part reads all of the row's entries of A, so few large parts take less time, as long as the entries of C that
+    all thread blocks add to at a time fit in the L2 cache: smaller values allow larger parts. If there are few rows,
+    they are cut into as many parts as rows whose parts hold values.
 
     Examples
     --------
@@ -67,16 +68,16 @@ def open_parts(held_parts: int, parts: int, rows: int, value_itemsize: int) -> i
 
 
 def rank_parts(parts: int, ncols: int, rows: int, columns: int = PART_COLUMNS) -> int:
-    """Return into how many parts each row of a class is cut: at least `parts`, unless the tasks would take too much.
+    """Return the number of parts of each row of a class: at least `parts`, unless tasks would take too much memory.
 
-    Few rows are cut into more, so that all of the device has something to do; wide ones into parts of `columns`.
+    Few rows are cut into more parts, so that all of the device is busy; wide rows into parts of `columns` columns.
     """
     wanted = max(parts, min(MOST_PARTS, ceil_div(ncols, columns)), min(FEW_TASKS // max(rows, 1), MOST_PARTS))
     return max(1, min(wanted, TASK_BYTES // (24 * max(rows, 1))))
 
 
 def rank_width(ncols: int, parts: int, columns: int = PART_COLUMNS) -> int:
-    """Bound the columns of a part of a row; 0 where the bound is more than `columns`, too wide to be used untested.
+    """Bound the columns of a part of a row; 0 if the bound is above `columns`, which asks to measure it.
 
     Examples
     --------
@@ -93,17 +94,17 @@ def rank_count_window(width: int) -> int:
 
 
 def rank_fill_shared(width: int, most_products: int, value_itemsize: int, ordered: bool) -> tuple[int, int, int]:
-    """Return columns marked at once, values held at once and bytes of shared memory of `rank_fill`.
+    """Return the columns marked at once, the values held at once, and the bytes of shared memory, of `rank_fill`.
 
     Parameters
     ----------
     width : int
-        Columns of the widest task.
+        Columns of the widest part.
     most_products : int
-        Of any row.
+        Products of the longest row.
     value_itemsize : int
     ordered : bool
-        Whether values are held there and added in the order of A's entries; else none are.
+        Whether values are held in shared memory and added in the order of A's entries; if not, none are held.
     """
     window = min(round_up(width, 256), 1 << 19)
     masks = window // 8 + window // 16 + 16
@@ -129,7 +130,7 @@ def node_fill_shared(words: int, rows: int, most_entries: int, value_itemsize: i
     rows : int
         Rows of the largest node.
     most_entries : int
-        Of any row of C.
+        Entries of the longest row of C.
     value_itemsize : int
     """
     room = max(64, (24 << 10) // (value_itemsize * rows))
@@ -166,8 +167,8 @@ def rowwise_workspace(
     Returns
     -------
     int
-        Bytes, with those that a C cut from its buffers leaves unused, unless the rows sampled to tell its size mislead:
-        then up to the bytes of all products while it is made.
+        Bytes, with the unused room of a C cut from larger buffers. If the sampled rows mislead, a product may take up
+        to the bytes of all products while it is made.
 
     Examples
     --------

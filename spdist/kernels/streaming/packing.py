@@ -25,7 +25,7 @@ from spdist.errors import InputError
 from spdist.kernels.cuda import constants
 from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.streaming.packed_sizes import (
+from spdist.kernels.streaming.workspace import (
     PACKED_HEAD,
     PACKED_PADDING,
     PACKED_PLACES,
@@ -38,8 +38,8 @@ from spdist.matrices.dtypes import IndexArray, ValueArray
 
 Bytes = npt.NDArray[np.uint8]
 
-KINDS = "fc"
-"""Kinds of the values of matrices that are packed."""
+PACKED_KINDS = "fc"
+"""Kinds of the dtypes of matrices that are packed."""
 USED, COLUMNS, DISTINCT = map(int, constants.PackedCount)
 NUMBERS = len(constants.PackedCount)
 """The numbers at the start: bytes of all units, of their columns, words of the dictionary."""

@@ -1,4 +1,4 @@
-"""The workers of a run: who has room for a block, and which of the blocks that are left is for it."""
+"""Assign blocks to workers: which worker takes a block next, and which of the remaining blocks it takes."""
 
 from __future__ import annotations
 
@@ -6,186 +6,232 @@ import collections
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from spdist.scheduler.execution.stages import Task
+from spdist.scheduler.execution.records import BlockNumber, BlockTask
 from spdist.scheduler.planner.plan import GPU_RATES, RATES, Block, Plan
 
-CAUTION = 1.5
-"""A core takes a block if the GPUs need so many times as long as it does to come to that block."""
-UNSEEN = 4.0
-"""A core's first block may take so many times as long as expected: other cores, and the GPUs' threads, are busy."""
-LOOK = 2048
-"""Blocks ahead among which one for a core is looked for."""
-CHOICE = 8
-"""Of those that are far enough ahead, so many are compared."""
 LEAST_SECONDS = 1e-6
-"""That a block took: several may be counted at once."""
-REMEMBERED = 8
-"""Blocks by which a sort of worker is judged."""
+"""Shortest duration of a block in seconds; several blocks may finish at once."""
 
 
-class Work(NamedTuple):
-    """A block that is left: what its worker will be told, products and estimated entries of C."""
+@dataclass(frozen=True)
+class AssignmentTuning:
+    """When a CPU worker may take a block that GPUs will reach later.
 
-    task: Task
+    Attributes
+    ----------
+    safety_factor : float
+        The GPUs must need so many times as long to reach the block as the CPU worker needs to multiply it.
+    first_slowdown : float
+        Expected duration of the first block of a CPU worker, as a multiple of the estimate: other cores, and the GPUs'
+        threads, are busy.
+    lookahead : int
+        Remaining blocks among which one for a CPU worker is searched.
+    candidates : int
+        Blocks far enough ahead that are compared.
+    remembered : int
+        Last blocks by which GPUs, and CPU workers, are judged.
+    """
+
+    safety_factor: float = 1.5
+    first_slowdown: float = 4.0
+    lookahead: int = 2048
+    candidates: int = 8
+    remembered: int = 8
+
+
+TUNING = AssignmentTuning()
+
+
+class BlockWork(NamedTuple):
+    """A block that is left to do.
+
+    Attributes
+    ----------
+    task : BlockTask
+    products : int
+        Multiply-adds.
+    nnz : int
+        Estimated entries of C.
+    """
+
+    task: BlockTask
     products: int
     nnz: int
 
-    def cut(self, row: int) -> tuple[Work, Work]:
-        """Return the parts before and from a row on, as if all rows were alike."""
+    @staticmethod
+    def of(block: Block, number: BlockNumber = -1, start: int = 0) -> BlockWork:
+        """Return the rows of a plan's block from `start` on."""
+        task = BlockTask(number, block.start, block.stop, block.capacity, block.split, block.b_bytes)
+        work = BlockWork(task, block.products, block.nnz)
+        return work if start <= block.start else work.cut(start)[1]
+
+    def cut(self, row: int) -> tuple[BlockWork, BlockWork]:
+        """Return the rows before `row` and the rows from `row` on, as if all rows were alike."""
         task = self.task
-        rest = [count * (task.stop - row) // (task.stop - task.start) for count in (self.products, self.nnz)]
-        before = Work(replace(task, stop=row), self.products - rest[0], self.nnz - rest[1])
-        return before, Work(replace(task, start=row, number=-1), *rest)
-
-
-def work_of(block: Block, number: int = -1, start: int | None = None) -> Work:
-    """Return a block of a plan as what is left to do, from a later row on where one is given."""
-    task = Task(number, block.start, block.stop, block.capacity, block.split, block.b_bytes)
-    work = Work(task, block.products, block.nnz)
-    return work if start is None or start <= block.start else work.cut(start)[1]
+        rest = [total * (task.stop - row) // (task.stop - task.start) for total in (self.products, self.nnz)]
+        before = BlockWork(replace(task, stop=row), self.products - rest[0], self.nnz - rest[1])
+        return before, BlockWork(replace(task, start=row, number=-1), *rest)
 
 
 class _Pace:
-    """Seconds that blocks took, beside those that were expected of them."""
+    """Measured and expected seconds of the last blocks of all GPUs, or of all CPU workers."""
 
-    def __init__(self) -> None:
-        self.blocks: collections.deque[tuple[float, float]] = collections.deque(maxlen=REMEMBERED)
+    def __init__(self, remembered: int) -> None:
+        self.blocks: collections.deque[tuple[float, float]] = collections.deque(maxlen=remembered)
 
     @property
     def mean(self) -> float:
-        """How many times as long as expected blocks took; of none, as long."""
+        """Measured over expected seconds; 1.0 before the first block."""
         expected = sum(seconds for _, seconds in self.blocks)
         return sum(took for took, _ in self.blocks) / expected if expected else 1.0
 
-    @property
-    def worst(self) -> float:
-        """The same of the slowest; of none, what may be feared."""
-        return max((took / expected for took, expected in self.blocks), default=UNSEEN)
+    def worst(self, default: float) -> float:
+        """Measured over expected seconds of the slowest block; `default` before the first block."""
+        return max((took / expected for took, expected in self.blocks), default=default)
 
 
 class BlockAssigner:
-    """Workers, and the blocks that each has in hand.
+    """Workers, and how many blocks each of them holds.
 
-    Workers that are all of one sort take the next block in turn. Of GPUs and cores together (engine ``hybrid``), GPUs
-    take the next block. Rows of C find their places in order, so that blocks wait for a late one before them; therefore
-    a core, which needs many times as long, takes a block so far ahead that it should be done when the GPUs come to it,
-    as the blocks before tell: one of the longest for a GPU and the shortest for a core. Where there is none, as towards
-    the end, it takes none.
+    Workers of one kind take the next block in turn. With engine ``hybrid`` the GPUs take the next block. Blocks get
+    their position in C in the order of rows, so every block waits for a late one before it. A CPU worker is many times
+    slower than a GPU; therefore it takes a block so far ahead that it should be done when the GPUs reach it. Among
+    these it takes the one that costs it least in comparison to a GPU. If no block is far enough ahead, for instance
+    towards the end of a run, it takes none.
 
     Parameters
     ----------
     plan : Plan
-    pairs : int
-        Blocks that a worker has in hand at most, from when it takes them until they are written.
+    blocks_in_flight : int
+        Blocks that a worker holds at most, from assignment until they are written.
     has_gpu : callable, optional
-        Takes addresses; says which of these workers have a GPU, of those that answer. For engine ``hybrid`` alone.
+        Takes addresses; returns which of these workers have a GPU. Workers that do not answer are left out. Only engine
+        ``hybrid`` calls it.
     clock : callable
         Returns seconds.
+    tuning : AssignmentTuning
     """
 
     def __init__(
         self,
         plan: Plan,
-        pairs: int,
+        blocks_in_flight: int,
         has_gpu: Callable[[list[str]], dict[str, bool]] = lambda addresses: dict.fromkeys(addresses, True),
         clock: Callable[[], float] = time.monotonic,
+        tuning: AssignmentTuning = TUNING,
     ) -> None:
-        self.pairs, self.clock, self.mixed = pairs, clock, plan.engine == "hybrid"
-        self.has_gpu = has_gpu
+        self.blocks_in_flight, self.has_gpu, self.clock, self.tuning = blocks_in_flight, has_gpu, clock, tuning
+        self.is_hybrid = plan.engine == "hybrid"
         self.entry_bytes = plan.c.entry_bytes
-        self.in_hand: dict[str, int] = {}
-        self.cores: set[str] = set()
-        self.multiplying: dict[str, int] = {}
-        self.paces = {True: _Pace(), False: _Pace()}
-        self.since: dict[str, float] = {}
+        self.held: dict[str, int] = {}
+        self.cpu_workers: set[str] = set()
+        self.gpu_pace, self.cpu_pace = _Pace(tuning.remembered), _Pace(tuning.remembered)
+        self._multiplying: dict[str, int] = {}
+        self._busy_since: dict[str, float] = {}
 
     def __len__(self) -> int:
-        return len(self.in_hand)
+        return len(self.held)
 
-    def meet(self, addresses: Iterable[str]) -> None:
-        """Learn which workers there are; blocks of those that left are nobody's, new ones have none."""
+    def update_workers(self, addresses: Iterable[str]) -> None:
+        """Set which workers there are: new ones hold no blocks, those that left are forgotten."""
         addresses = list(addresses)
-        new = [address for address in addresses if address not in self.in_hand]
-        if self.mixed and new:
-            sorts = self.has_gpu(new)
-            self.cores |= {address for address, gpu in sorts.items() if not gpu}
-            addresses = [address for address in addresses if address not in new or address in sorts]
-        self.in_hand = {address: self.in_hand.get(address, 0) for address in addresses}
-        self.multiplying = {address: self.multiplying.get(address, 0) for address in addresses}
-        self.cores &= set(addresses)
+        new = [address for address in addresses if address not in self.held]
+        if self.is_hybrid and new:
+            answers = self.has_gpu(new)
+            self.cpu_workers |= {address for address, gpu in answers.items() if not gpu}
+            addresses = [address for address in addresses if address not in new or address in answers]
+        self.held = {address: self.held.get(address, 0) for address in addresses}
+        self._multiplying = {address: self._multiplying.get(address, 0) for address in addresses}
+        self.cpu_workers &= set(addresses)
 
-    def choose(self, todo: Iterable[Work], *, stuck: bool = False) -> tuple[str, int] | None:
-        """Return who takes the next block, and which, counted from the first of those left; None: nobody for now.
+    def choose(self, remaining: Iterable[BlockWork], *, stuck: bool = False) -> tuple[str, int] | None:
+        """Choose the worker that takes a block now, and the block.
 
-        Where the run is `stuck`, as all blocks in hand wait for the first of those left, somebody takes it who has his
-        hands full.
+        Parameters
+        ----------
+        remaining : iterable of BlockWork
+            Blocks that are left, by rising rows.
+        stuck : bool
+            Whether all blocks in flight wait for the first remaining one. Then the least-loaded worker takes it, even
+            above its limit.
+
+        Returns
+        -------
+        (str, int) or None
+            Address of the worker, and position of the block in `remaining`; None if no worker should take one.
         """
-        others = [address for address in self.in_hand if address not in self.cores]
-        worker = self._freest(others or self.in_hand)
-        if self.in_hand[worker] < self.pairs:
+        gpus = [address for address in self.held if address not in self.cpu_workers]
+        worker = self._least_loaded(gpus or self.held)
+        if self.held[worker] < self.blocks_in_flight:
             return worker, 0
         if stuck:
-            return self._freest(self.in_hand), 0
-        core = next((core for core in self.cores if self._is_idle(core)), None)
-        ahead = self._ahead(todo, len(others)) if core is not None and others else None
-        return None if core is None or ahead is None else (core, ahead)
+            return self._least_loaded(self.held), 0
+        idle = next((address for address in self.cpu_workers if self._is_idle(address)), None)
+        position = self._position_for_cpu(remaining, len(gpus)) if idle is not None and gpus else None
+        return None if idle is None or position is None else (idle, position)
 
-    def relief(self, held: Iterable[tuple[str, Work]]) -> tuple[str, Work] | None:
-        """Return a GPU that has nothing to do, and the last of the blocks held that a core has; None if none are."""
-        idle = (address for address, count in self.in_hand.items() if not count and address not in self.cores)
-        late = [work for worker, work in held if worker in self.cores]
+    def backup_for_cpu(self, assigned: Iterable[tuple[str, BlockWork]]) -> tuple[str, BlockWork] | None:
+        """Return an idle GPU, and the last assigned block that a CPU worker holds; None if there is no such pair."""
+        idle = (address for address, count in self.held.items() if not count and address not in self.cpu_workers)
+        on_cpu = [work for worker, work in assigned if worker in self.cpu_workers]
         gpu = next(idle, None)
-        return (gpu, late[-1]) if gpu is not None and late else None
+        return (gpu, on_cpu[-1]) if gpu is not None and on_cpu else None
 
-    def _freest(self, workers: Iterable[str]) -> str:
-        return min(workers, key=lambda address: self.in_hand[address])
+    def _least_loaded(self, workers: Iterable[str]) -> str:
+        return min(workers, key=lambda address: self.held[address])
 
-    def _is_idle(self, core: str) -> bool:
-        return not self.multiplying[core] and self.in_hand[core] < self.pairs
+    def _is_idle(self, worker: str) -> bool:
+        return not self._multiplying[worker] and self.held[worker] < self.blocks_in_flight
 
-    def _ahead(self, todo: Iterable[Work], gpus: int) -> int | None:
-        """Return the block that a core should take, counted from the first of those left."""
-        if not self.paces[True].blocks:
-            return None  # nobody knows yet how quick the GPUs are
-        pace, core_pace = self.paces[True].mean / gpus, self.paces[False].worst
-        fitting: list[tuple[float, int]] = []
-        lead = 0.0
-        for at, work in enumerate(itertools.islice(todo, LOOK)):
-            gpu, core = pace * self._expected(work, True), core_pace * self._expected(work, False)
-            if lead >= CAUTION * core:
-                fitting.append((core / gpu, at))
-            if len(fitting) == CHOICE:
+    def _position_for_cpu(self, remaining: Iterable[BlockWork], gpus: int) -> int | None:
+        """Return the position of the block that a CPU worker should take; None if none is far enough ahead."""
+        if not self.gpu_pace.blocks:
+            return None  # the GPUs' speed is unknown
+        tuning = self.tuning
+        gpu_pace, cpu_pace = self.gpu_pace.mean / gpus, self.cpu_pace.worst(tuning.first_slowdown)
+        candidates: list[tuple[float, int]] = []
+        lead = 0.0  # seconds until the GPUs reach the block
+        for position, work in enumerate(itertools.islice(remaining, tuning.lookahead)):
+            gpu = gpu_pace * self._expected_seconds(work, on_gpu=True)
+            cpu = cpu_pace * self._expected_seconds(work, on_gpu=False)
+            if lead >= tuning.safety_factor * cpu:
+                candidates.append((cpu / gpu, position))
+            if len(candidates) == tuning.candidates:
                 break
             lead += gpu
-        return min(fitting)[1] if fitting else None
+        return min(candidates)[1] if candidates else None
 
-    def _expected(self, work: Work, on_gpu: bool) -> float:
-        """Return the seconds that a block should take, by rates that are the same on every machine."""
+    def _expected_seconds(self, work: BlockWork, *, on_gpu: bool) -> float:
+        """Return the estimated seconds of a block, at the planner's rates."""
         rates = RATES | GPU_RATES if on_gpu else RATES
         writing = self.entry_bytes * work.nnz / rates["write"]
         return (work.products + 1) / rates["product"] + work.nnz / rates["entry"] + writing
 
-    def give(self, worker: str, work: Work) -> None:
+    def assign(self, worker: str, work: BlockWork) -> None:
         """Note that a worker has taken a block."""
-        if not self.multiplying[worker]:
-            self.since[worker] = self.clock()
-        self.in_hand[worker] += 1
-        self.multiplying[worker] += 1
+        if not self._multiplying[worker]:
+            self._busy_since[worker] = self.clock()
+        self.held[worker] += 1
+        self._multiplying[worker] += 1
 
-    def counted(self, worker: str, work: Work) -> None:
-        """Note that a worker has multiplied a block, and learn from the time since the one before."""
-        if not self.multiplying.get(worker):  # another made what was lost with it
+    def note_multiplied(self, worker: str, work: BlockWork) -> None:
+        """Note that a worker has multiplied a block, and how long that took since it was free.
+
+        A worker without blocks is ignored: it left, and another worker did its block.
+        """
+        if not self._multiplying.get(worker):
             return
-        self.multiplying[worker] -= 1
-        now, on_gpu = self.clock(), worker not in self.cores
-        took = max(now - self.since[worker], LEAST_SECONDS)
-        self.paces[on_gpu].blocks.append((took, self._expected(work, on_gpu)))
-        self.since[worker] = now
+        self._multiplying[worker] -= 1
+        now, on_gpu = self.clock(), worker not in self.cpu_workers
+        took = max(now - self._busy_since[worker], LEAST_SECONDS)
+        pace = self.gpu_pace if on_gpu else self.cpu_pace
+        pace.blocks.append((took, self._expected_seconds(work, on_gpu=on_gpu)))
+        self._busy_since[worker] = now
 
-    def done(self, worker: str) -> None:
-        """Note that a block of a worker is written, and its memory free; of one that left, nothing is known."""
-        if worker in self.in_hand:
-            self.in_hand[worker] -= 1
+    def note_written(self, worker: str) -> None:
+        """Note that a block of a worker is written and its memory free; a worker that left is ignored."""
+        if worker in self.held:
+            self.held[worker] -= 1

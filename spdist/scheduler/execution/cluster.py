@@ -1,4 +1,4 @@
-"""Where a run's workers come from: a cluster of our own on this machine, or a scheduler that is already there."""
+"""The workers of a run: start a cluster on this machine, or connect to a running scheduler."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -20,8 +21,8 @@ from distributed.scheduler import DEFAULT_EXTENSIONS
 
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
-from spdist.scheduler.execution.stages import gpu_name
-from spdist.scheduler.execution.worker_process import NICE_VARIABLE
+from spdist.scheduler.execution.worker_process import NICE_VARIABLE, gpu_name
+from spdist.scheduler.planner.remote_readers import RemoteReaders
 from spdist.units import check_count
 
 logger = logging.getLogger("spdist")
@@ -35,35 +36,43 @@ SETTINGS = {
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": False,
     "distributed.admin.low-level-log-length": 100,
-    # Arrays below 4 MiB are kept for reuse: touching fresh small pages costs four times as much as reading a block into
-    # used ones. Longer ones get huge pages, which are cheap to touch, and go straight back to the system.
+    # The allocator keeps arrays below 4 MiB for reuse: reading a block into fresh small pages costs four times as much
+    # as into used ones. Longer arrays get huge pages, which are cheap to touch, and go straight back to the system.
     "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 4 << 20,
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 4 << 20,
     "distributed.nanny.pre-spawn-environ.MALLOC_ARENA_MAX": 2,
     "distributed.nanny.pre-spawn-environ.OMP_NUM_THREADS": 1,
     "distributed.nanny.pre-spawn-environ.NUMBA_NUM_THREADS": 1,
 }
+"""Configuration of Dask for clusters that spdist starts."""
 MOST_THREADS = 8
-"""Threads of a worker with a GPU: blocks are read, multiplied and written at the same time."""
+"""Threads of a worker with a GPU, at most: it reads, multiplies and writes blocks at the same time."""
 PRELOAD = ["spdist.scheduler.execution.worker_process"]
+"""Modules that workers load first."""
 HOST_SHARE = 0.5
-"""Of the free memory, what workers may take together with engine ``hybrid``; their number follows."""
+"""Share of the free host memory that all workers of engine ``hybrid`` may take together."""
 CORE_NICE = 19
-"""Priority of its workers without a GPU."""
+"""Priority (`os.nice`) of the workers without a GPU of engine ``hybrid``."""
 ENGINES_THAT_START = "auto", "scipy", "numba", "cuda"
+"""Engines for which `workers` starts workers."""
 SHARERS = 3
-"""Workers of a host that share a B that stays, at the least: pages of shared memory are small, and to fill them takes
-longer than to read to memory of one's own."""
+"""Least number of workers on a host that share a resident B. Pages of shared memory are small, so that filling them
+takes longer than filling private memory; two workers lose more than they save."""
 START_SECONDS = 60
+"""Seconds in which the CPU workers of engine ``hybrid`` should start."""
 CLOSE_SECONDS = 10
+"""Seconds in which a cluster should close."""
 CONNECT_SECONDS = 20
+"""Seconds in which a running scheduler should answer."""
+POLL_SECONDS = 0.1
+"""Seconds between two looks for workers while there are none."""
 
 
 class NoSpans:
-    """Stands in for Dask's spans, which note every submission for as long as tasks follow one another: that grows."""
+    """Replaces Dask's spans, which keep a record of every submission as long as tasks depend on each other."""
 
     def __init__(self, scheduler: Any) -> None:
-        """Keep nothing."""
+        """Ignore the scheduler."""
 
     def observe_tasks(self, tss: Any, code: Any, span_metadata: Any) -> dict[Any, Any]:
         """Annotate no task."""
@@ -73,18 +82,18 @@ class NoSpans:
         """Take no metrics."""
 
 
-class Stranded(SchedulerPlugin):
-    """Lets tasks whose worker has died run on the next one to come.
+class ReleaseStrandedTasks(SchedulerPlugin):
+    """Lets tasks run on the next worker to join if all workers have died.
 
-    A task that may run elsewhere does so while there are other workers; without any, Dask keeps it for its own, for
-    ever.
+    A task of a dead worker runs on another worker, if there is one. If there is none, Dask would wait for the dead
+    worker for ever.
     """
 
     name = "spdist-stranded"
     idempotent = True  # one for all clients of a scheduler
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
-        """Let go of the workers that are no more."""
+        """Remove the restriction to workers that have died."""
         for task in scheduler.unrunnable:
             asked = task.worker_restrictions
             if asked and task.loose_restrictions and scheduler.workers.keys().isdisjoint(asked):
@@ -101,28 +110,32 @@ def connect(
     engine: str = "auto",
     host_bytes: int = 1,
 ) -> Iterator[Client]:
-    """Give a client whose workers run the stages, and clean up afterwards.
+    """Yield a client with workers; close what was started for it afterwards.
 
     Parameters
     ----------
     workers : int, optional
-        Worker processes on this machine, one core each; by default one a core, and no more than there are blocks. With
-        an engine of GPUs, one GPU each and its share of the cores; by default one a GPU, as many as have blocks. With
-        engine ``hybrid`` there are others, one core each, beside those.
+        Worker processes on this machine. CPU engines: one core each; by default one for each core, but no more than
+        there are blocks. GPU engines: one GPU and its share of the cores each; by default one for each GPU, but no more
+        than there are blocks. Engine ``hybrid`` adds workers of one core each.
     scheduler : str, optional
-        Address of a running scheduler to use instead.
+        Address of a running scheduler to use; nothing is started.
     processes : bool
-        Whether workers are processes; else threads of this one, for matrices that only this process sees.
+        Whether workers are processes. Otherwise they are threads of this process, for matrices in its memory.
     blocks : int
-        Row blocks of the plan: one block alone runs in this process, which saves starting another.
+        Row blocks of the plan. A single block runs in a thread of this process, unless `workers` is given.
     engine : str
     host_bytes : int
-        Bytes of the host's memory that a worker may take.
+        Bytes of host memory that a worker may take.
+
+    Yields
+    ------
+    distributed.Client
 
     Raises
     ------
     InputError
-        If there is no scheduler at the address, or no GPU for an engine that needs one.
+        If no scheduler answers at the address, or there is no GPU for an engine that needs one.
     """
     on_gpu = engine in GPU_ENGINES
     if scheduler is not None:
@@ -136,13 +149,13 @@ def connect(
     count = workers or max(1, min(most, blocks))
     processes = processes and (workers is not None or blocks > 1)
     count = count if processes else 1
-    with dask.config.set(SETTINGS), _main_left_out():
+    with dask.config.set(SETTINGS), _without_main_module():
         threads = min(MOST_THREADS, max(2, (os.cpu_count() or 1) // count)) if on_gpu else 1
         cluster = cuda_cluster(count, threads) if count > 1 and on_gpu else local_cluster(count, threads, processes)
         client = _client_of(cluster)
         try:
             if engine == "hybrid" and processes:
-                add_cores(cluster, client, beside_gpus(count, host_bytes))
+                add_cpu_workers(cluster, client, count_cpu_workers(count, host_bytes))
             yield client
         finally:
             with contextlib.suppress(Exception):  # a nanny that is restarting its worker can keep close() waiting
@@ -157,19 +170,19 @@ def workers(count: int | None = None, *, engine: str = "auto") -> Iterator[str]:
     Parameters
     ----------
     count : int, optional
-        Processes; by default one a core or, with an engine of GPUs, one a GPU.
+        Number of processes; by default one for each core or, with a GPU engine, one for each GPU.
     engine : {"auto", "scipy", "numba", "cuda"}
-        What the products will ask for. "hybrid" knows from the plan how many cores there is room for.
+        Engine of the products. "hybrid" is refused: it needs a plan to know how many CPU workers there is room for.
 
     Yields
     ------
     str
-        Their scheduler's address, for the argument `scheduler` of `multiply`, `reduce` and others.
+        Address of their scheduler, for the argument `scheduler` of `multiply`, `reduce` and others.
 
     Raises
     ------
     InputError
-        If the count is not positive, or there are no GPUs, or fewer, for an engine that needs them.
+        If the count is not positive, or a GPU engine has fewer GPUs than that.
 
     Examples
     --------
@@ -189,7 +202,14 @@ def workers(count: int | None = None, *, engine: str = "auto") -> Iterator[str]:
 
 
 def local_cluster(count: int, threads: int, processes: bool) -> LocalCluster:
-    """Return a cluster of processes, or of threads of this one; to be started under `SETTINGS`."""
+    """Start a cluster of processes, or of threads of this process. The caller sets Dask's configuration to `SETTINGS`.
+
+    Parameters
+    ----------
+    count, threads : int
+        Workers, and threads of each.
+    processes : bool
+    """
     return LocalCluster(
         n_workers=count,
         threads_per_worker=threads,
@@ -203,7 +223,18 @@ def local_cluster(count: int, threads: int, processes: bool) -> LocalCluster:
 
 
 def cuda_cluster(count: int, threads: int) -> LocalCluster:
-    """Return a cluster of one process a GPU, each on the cores next to it; to be started under `SETTINGS`."""
+    """Start a cluster of one process for each GPU, on the cores next to it. The caller sets Dask's configuration.
+
+    Parameters
+    ----------
+    count, threads : int
+        Workers, and threads of each.
+
+    Raises
+    ------
+    InputError
+        If dask-cuda is not installed.
+    """
     try:
         from dask_cuda import LocalCUDACluster
     except ImportError as error:
@@ -223,10 +254,15 @@ def cuda_cluster(count: int, threads: int) -> LocalCluster:
     return cluster
 
 
-def beside_gpus(gpus: int, host_bytes: int) -> int:
-    """Return the workers of one core each for which there is room beside those of GPUs, which keep half of the cores.
+def count_cpu_workers(gpus: int, host_bytes: int) -> int:
+    """Return how many CPU workers of engine ``hybrid`` there is room for; workers with a GPU keep half of the cores.
 
-    All together take no more than `HOST_SHARE` of the memory that is free, at `host_bytes` a worker.
+    Parameters
+    ----------
+    gpus : int
+        Workers with a GPU.
+    host_bytes : int
+        Bytes of host memory that each worker may take; all take `HOST_SHARE` of the free memory, at most.
     """
     room = int(HOST_SHARE * psutil.virtual_memory().available) // max(host_bytes, 1)
     cores = max(0, min((os.cpu_count() or 1) // 2, room - gpus))
@@ -234,8 +270,17 @@ def beside_gpus(gpus: int, host_bytes: int) -> int:
     return cores
 
 
-def add_cores(cluster: LocalCluster, client: Client, count: int) -> None:
-    """Start workers of one core each that see no GPU; the GPUs' go first where both want a core."""
+def add_cpu_workers(cluster: LocalCluster, client: Client, count: int) -> None:
+    """Start workers of one core each that see no GPU and have a lower priority than the workers with a GPU.
+
+    Parameters
+    ----------
+    cluster : LocalCluster
+        With the workers that have a GPU.
+    client : distributed.Client
+    count : int
+        CPU workers to add. If some do not start in time, a warning says so.
+    """
     options = {
         "nthreads": 1,
         "memory_limit": 0,
@@ -260,7 +305,7 @@ def count_gpus() -> int:
     Raises
     ------
     InputError
-        If there is none, or no CuPy to reach it.
+        If there is none, or CuPy is missing.
     """
     try:
         import cupy
@@ -274,7 +319,7 @@ def count_gpus() -> int:
 
 
 def _check_count(workers: int | None, gpus: int) -> int:
-    """Return the most workers to start: one a GPU."""
+    """Return the most workers to start, one for each GPU; refuse to start more."""
     if workers is not None and workers > gpus:
         raise InputError(
             f"workers={workers}, but each needs a GPU of its own and there are {gpus}: ask for at most {gpus}"
@@ -285,24 +330,35 @@ def _check_count(workers: int | None, gpus: int) -> int:
 def workers_of(client: Client) -> list[str]:
     """Return the addresses of the workers; waits until there is one."""
     while not (workers := client.scheduler_info(n_workers=-1)["workers"]):
-        time.sleep(0.1)
+        time.sleep(POLL_SECONDS)
     return list(workers)
 
 
 def share_hosts(client: Client) -> bool:
-    """Whether so many workers are on one host that to share what they read pays, or there are none yet."""
+    """Whether a host has enough workers to share a resident B, or none has started yet."""
     hosts = Counter(urlsplit(address).hostname for address in client.scheduler_info(n_workers=-1)["workers"])
     return max(hosts.values(), default=SHARERS) >= SHARERS
 
 
+def shared_name(client: Client) -> str:
+    """Return a name that nobody can guess for memory that the workers of a host share; empty if they share none."""
+    return uuid.uuid4().hex if share_hosts(client) else ""
+
+
+def remote_readers(client: Client) -> RemoteReaders | None:
+    """Return the workers as readers for the planner; None if none has started yet."""
+    threads = client.nthreads()
+    return RemoteReaders(client.get_executor(pure=False), len(threads), min(threads.values())) if threads else None
+
+
 def with_gpu(client: Client, workers: list[str]) -> dict[str, bool]:
-    """Say of some workers whether they see a GPU; of those that have left, nothing."""
+    """Return for each of some workers whether it sees a GPU; workers that have left are left out."""
     names = client.run(gpu_name, workers=workers, on_error="ignore")
     return {address: name is not None for address, name in names.items()}
 
 
 def _check_gpus(client: Client, engine: str) -> None:
-    """Refuse workers without a GPU, or, for engine ``hybrid``, if none has one."""
+    """Refuse workers without a GPU; for engine ``hybrid`` refuse only if no worker has one."""
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
     missing = sorted(address for address, gpu in with_gpu(client, workers).items() if not gpu)
     if missing and (engine == "cuda" or len(missing) == len(workers)):
@@ -313,14 +369,14 @@ def _check_gpus(client: Client, engine: str) -> None:
 
 
 def _scheduler_options(processes: bool) -> dict[str, Any]:
-    """Return what the scheduler of our own does otherwise: it listens to this process without a socket, too."""
+    """Return the options of a scheduler that spdist starts: it also listens to this process without a socket."""
     extensions = {name: made for name, made in DEFAULT_EXTENSIONS.items() if name != "stealing"} | {"spans": NoSpans}
     listens = {"protocol": ["tcp", "inproc"], "host": ["127.0.0.1", None]} if processes else {}
-    return {"extensions": extensions, "plugins": [Stranded()], **listens}
+    return {"extensions": extensions, "plugins": [ReleaseStrandedTasks()], **listens}
 
 
 def _client_of(cluster: LocalCluster) -> Client:
-    """Return a client that hands messages to the scheduler in this process: a fifth of a block's cost was sockets."""
+    """Return a client without a socket to the scheduler in this process: sockets were a fifth of a block's cost."""
     scheduler: Any = cluster.scheduler
     client = Client(scheduler.listeners[-1].contact_address, loop=cluster.loop)
     client.cluster = cluster
@@ -328,19 +384,26 @@ def _client_of(cluster: LocalCluster) -> Client:
 
 
 def fetch(client: Client, futures: Any) -> Any:
-    """Return results that may be large: from the workers, not by way of a scheduler in this process.
+    """Return the results of one future, or of a list of futures; they may be large.
 
-    Dask sends an array of more than 64 MiB in parts, and puts together only those that came through a socket.
+    Results come directly from the workers, not through a scheduler in this process: Dask sends an array of more than
+    64 MiB in parts, and joins only parts that came through a socket.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    futures : Future or list of Future
     """
     scheduler: Any = client.scheduler
     return client.gather(futures, direct=True if scheduler.address.startswith("inproc:") else None)
 
 
 @contextlib.contextmanager
-def _main_left_out() -> Iterator[None]:
+def _without_main_module() -> Iterator[None]:
     """Keep new processes from importing the caller's script.
 
-    A worker needs nothing of it, and a script without the usual guard would start a cluster in each worker, for ever.
+    Workers need nothing from it, and a script without ``if __name__ == "__main__"`` would start a cluster in each of
+    them.
     """
     main = sys.modules["__main__"]
     kept = {name: getattr(main, name) for name in ("__spec__", "__file__") if hasattr(main, name)}
@@ -355,7 +418,7 @@ def _main_left_out() -> Iterator[None]:
 
 
 def dashboard_link(client: Client) -> str:
-    """Return the address of the Dask dashboard; that of a cluster of our own is on this machine alone."""
+    """Return the address of the Dask dashboard; a cluster that spdist started serves it on this machine alone."""
     link = str(client.dashboard_link)
     cluster = getattr(client, "cluster", None)
     if not isinstance(cluster, LocalCluster):
@@ -365,6 +428,7 @@ def dashboard_link(client: Client) -> str:
 
 @contextlib.contextmanager
 def _remote(scheduler: str) -> Iterator[Client]:
+    """Yield a client of a running scheduler."""
     try:
         client = Client(scheduler, timeout=CONNECT_SECONDS)
     except (OSError, ValueError) as error:
@@ -372,7 +436,7 @@ def _remote(scheduler: str) -> Iterator[Client]:
             f"no Dask scheduler answers at {scheduler}: {error}; start one with `dask scheduler`"
         ) from error
     try:
-        client.register_plugin(Stranded())
+        client.register_plugin(ReleaseStrandedTasks())
     except (ImportError, ValueError) as error:  # no spdist there, or it takes no code from clients
         logger.warning(
             "the scheduler at %s takes no plugin (%s): should all workers die at once, the run will wait for ever; "

@@ -7,80 +7,101 @@ Every task is named by its stage, so that the ordinary Dask dashboard already sh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from distributed import Client, Future
 
-from spdist.scheduler.execution.stages import Counted, Task, stage
+from spdist.scheduler.execution.records import BlockCounts, BlockTask
+from spdist.scheduler.execution.stages import CommitTarget, run_stage
 from spdist.storage.writer import Layout
 
 COMMIT_PRIORITY = 10
-"""Commits go before the stages of later blocks: they free memory."""
+"""Dask priority of commits and joins. They run before the stages of later blocks, because they free memory."""
 
 
-class Graph:
-    """Submits the tasks of one product.
+class TaskGraph:
+    """Submits the tasks of one job.
 
     Parameters
     ----------
     client : distributed.Client
-    product : str
-        Name of the product on the workers.
+    job : str
+        Name of the job on the workers.
     pieces : int
-        Inner times column pieces of a block that is split.
+        Pieces of a split block.
     layout : Layout
         Of C.
     """
 
-    def __init__(self, client: Client, product: str, pieces: int, layout: Layout) -> None:
-        self.client, self.product, self.pieces, self.layout = client, product, pieces, layout
+    def __init__(self, client: Client, job: str, pieces: int, layout: Layout) -> None:
+        self.client, self.job, self.pieces, self.layout = client, job, pieces, layout
 
-    def block(self, task: Task, worker: str) -> Future[Any]:
-        """Submit what computes a block; the result says how many entries each of its rows has.
+    def compress(self) -> None:
+        """Let commits from now on compress values."""
+        self.layout = replace(self.layout, compressed=True)
 
-        The pieces of a split block follow one another, so that only one is in memory.
+    def multiply(self, task: BlockTask, worker: str) -> Future[BlockCounts]:
+        """Submit the stages up to the commit of a block; the result is its counts.
+
+        Pieces of a split block run one after the other, so that only one is in memory.
         """
         last: Future[Any] | None = None
         for piece in range(self.pieces if task.split else 1):
-            last = self._submit("preprocess", task, piece, number=task.number, piece=piece, worker=worker, after=last)
-            last = self._submit("multiply", task, last, piece, number=task.number, piece=piece, worker=worker)
+            key = task.number, piece
+            last = self._submit("preprocess", task, piece, key=key, worker=worker, after=last)
+            last = self._submit("multiply", task, last, piece, key=key, worker=worker)
             if piece:
-                last = self._submit("merge", task, piece, number=task.number, piece=piece, worker=worker, after=last)
+                last = self._submit("merge", task, piece, key=key, worker=worker, after=last)
         assert last is not None
         return last
 
     def commit(
-        self, task: Task, counted: Counted, at: int, done_chunks: int, worker: str, multiplied: Future[Any]
+        self, task: BlockTask, counts: BlockCounts, offset: int, done_chunks: int, worker: str, multiplied: Future[Any]
     ) -> Future[Any]:
-        """Submit what writes a block whose place `at` in C is known."""
-        arguments = (task, len(counted.row_nnz), counted.digest, self.layout, at, done_chunks)
-        return self._submit("commit", *arguments, number=task.number, worker=worker, after=multiplied)
+        """Submit the commit of a multiplied block; the result is its fragments of shared Zarr chunks.
 
-    def join(self, k: int, commits: list[Future[Any]]) -> Future[Any]:
-        """Submit what writes Zarr chunk `k`, shared by several blocks."""
-        return self._submit("join", self.layout, k, *commits, number=k)
+        Parameters
+        ----------
+        task : BlockTask
+        counts : BlockCounts
+        offset, done_chunks : int
+            See `CommitTarget`.
+        worker : str
+            Address of the worker that multiplied the block.
+        multiplied : Future
+            As `multiply` returned it.
+        """
+        target = CommitTarget(self.layout, offset, done_chunks)
+        arguments = task, len(counts.row_nnz), counts.digest, target
+        return self._submit("commit", *arguments, key=(task.number, 0), worker=worker, after=multiplied)
+
+    def join(self, k: int, commits: Sequence[Future[Any]]) -> Future[Any]:
+        """Submit the join of Zarr chunk `k`, which several blocks share."""
+        return self._submit("join", self.layout, k, *commits, key=(k, 0))
 
     def _submit(
         self,
-        name: str,
+        stage: str,
         *arguments: Any,
-        number: int,
-        piece: int = 0,
+        key: tuple[int, int],
         worker: str | None = None,
         after: Future[Any] | None = None,
     ) -> Future[Any]:
-        call = (stage, self.product, name) if after is None else (_after, after, self.product, name)
+        """Submit a stage; with `after`, once that task is done."""
+        call = (run_stage, self.job, stage) if after is None else (_run_stage_after, after, self.job, stage)
         return self.client.submit(
             *call,
             *arguments,
-            key=(f"{name}-{self.product}", number, piece),
+            key=(f"{stage}-{self.job}", *key),
             workers=[worker] if worker else None,
             allow_other_workers=bool(worker),
-            priority=COMMIT_PRIORITY if name in ("commit", "join") else 0,
+            priority=COMMIT_PRIORITY if stage in ("commit", "join") else 0,
             pure=False,
         )
 
 
-def _after(_: Any, product: str, name: str, *arguments: Any) -> Any:
-    """Run a stage once another task is done, whose result it does not need."""
-    return stage(product, name, *arguments)
+def _run_stage_after(_: Any, job: str, stage: str, *arguments: Any) -> Any:
+    """Run a stage once another task is done; its result is not needed."""
+    return run_stage(job, stage, *arguments)

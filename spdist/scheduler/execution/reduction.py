@@ -1,101 +1,117 @@
-"""Run a plan for a reduction of the product: blocks are made, reduced where they are, and thrown away.
+"""Run a plan for a reduction of the product: compute each block, reduce it on its worker, and throw it away.
 
-A task is a whole block, from reading to its small result, so that a worker has one in memory at a time. Results are
-put together in the order of rows: the same on every run of a plan, unless GPUs and cores share it. Nothing is stored,
-and there is nothing to resume.
+A task is a whole block, from reading to its small result, so that a worker has one block in memory at a time. Results
+are put together in the order of rows, so that every run of a plan gives the same bits, unless GPUs and CPU workers
+share it. Nothing is stored, and there is nothing to resume.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from distributed import Client, as_completed
 
 from spdist.kernels import reduction_spec
 from spdist.kernels.cpu.reduce import reduce_rows
-from spdist.scheduler.execution.assignment import BlockAssigner, Work, work_of
-from spdist.scheduler.execution.cluster import dashboard_link, fetch, with_gpu
-from spdist.scheduler.execution.driver import Install, Progress, meet, settled, shared_name
-from spdist.scheduler.execution.stages import Product, stage
+from spdist.scheduler.execution.assignment import BlockAssigner, BlockWork
+from spdist.scheduler.execution.cluster import dashboard_link, fetch, shared_name, with_gpu
+from spdist.scheduler.execution.driver import completed_results, update_workers
+from spdist.scheduler.execution.plugins import installed
+from spdist.scheduler.execution.records import BlockNumber, JobSpec
+from spdist.scheduler.execution.stages import run_stage
+from spdist.scheduler.execution.telemetry import Progress, RunCallbacks
 from spdist.scheduler.planner.plan import Plan
-from spdist.storage.matrix import StoredMatrix
-from spdist.storage.product_spec import StoredProductSpec
 
-AHEAD = 2
-"""Tasks a worker that are submitted: one runs, the other is there when that is done."""
+TASKS_IN_FLIGHT = 2
+"""Tasks that a worker has: one runs, the other one is there when the first is done."""
 
 
 def execute_reduction(
-    client: Client,
-    plan: Plan,
-    a: StoredMatrix,
-    b: StoredMatrix,
-    what: reduction_spec.Reduction,
-    spec: StoredProductSpec,
-    name: str,
-    started: Callable[[str], None] = lambda link: None,
-    progress: Callable[[Progress], None] | None = None,
+    client: Client, name: str, draft: JobSpec, plan: Plan, what: reduction_spec.Reduction, callbacks: RunCallbacks
 ) -> Any:
-    """Return a reduction of A @ B, or of what `spec` makes of it.
+    """Return a reduction of a product.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    name : str
+        Of the job, unique among the jobs of these workers; `plugins.prefetch` may have used it.
+    draft : JobSpec
+        Operands and options; the plan decides the rest.
+    plan : Plan
+    what : Reduction
+    callbacks : RunCallbacks
+        `timed` is not called.
 
     Raises
     ------
     SpdistError
         If a task failed.
     """
-    cuts = plan.inner_bounds, plan.column_bounds
-    limits = plan.memory_limit, plan.host_limit
-    product = Product(a, b, plan.engine, plan.resident, *cuts, 1, *limits, spec, shared_name(client))
-    client.register_plugin(Install(name, product), name=name)
-    started(dashboard_link(client))
-    try:
-        part = _run(client, plan, name, what, progress)
-    finally:
-        with contextlib.suppress(OSError):  # of a worker that has just died
-            client.unregister_worker_plugin(name)
-    return reduction_spec.final_value(what, part, b.ncols)
+    job = replace(draft.with_plan(plan, shared_name(client)), blocks_in_flight=1)
+    with installed(client, name, job):
+        callbacks.started(dashboard_link(client))
+        part = _Reducer(client, name, plan, what, callbacks).run()
+    return reduction_spec.final_value(what, part, draft.b.ncols)
 
 
-def _run(
-    client: Client, plan: Plan, name: str, what: reduction_spec.Reduction, progress: Callable[[Progress], None] | None
-) -> reduction_spec.PartialReduction:
-    """Have all blocks reduced; what a core is late with is given to a GPU that has nothing to do as well."""
-    todo = [work_of(block, number) for number, block in enumerate(plan.blocks)][::-1]
-    total, products = len(todo), 0
-    found: dict[int, reduction_spec.PartialReduction] = {}
-    completed, crew = as_completed(), BlockAssigner(plan, AHEAD, functools.partial(with_gpu, client))
-    sent: dict[Any, tuple[str, Work]] = {}
-    sent_twice: set[int] = set()
+class _Reducer:
+    """Reduces all blocks of a plan."""
 
-    def send(worker: str, work: Work) -> None:
-        key = f"reduce-{name}", work.task.number, len(sent_twice)
-        future = client.submit(
-            stage, name, "reduce", work.task, what, key=key, pure=False, workers=[worker], allow_other_workers=True,
+    def __init__(
+        self, client: Client, name: str, plan: Plan, what: reduction_spec.Reduction, callbacks: RunCallbacks
+    ) -> None:
+        self.client, self.name, self.plan, self.what, self.callbacks = client, name, plan, what, callbacks
+        self.remaining = [BlockWork.of(block, number) for number, block in enumerate(plan.blocks)][::-1]
+        self.assigner = BlockAssigner(plan, TASKS_IN_FLIGHT, functools.partial(with_gpu, client))
+        self.completed = as_completed()
+        self.parts: dict[BlockNumber, reduction_spec.PartialReduction] = {}
+        self.products_done = 0
+        self.submitted: dict[Any, tuple[str, BlockWork]] = {}
+        self.submitted_twice: set[BlockNumber] = set()
+
+    def run(self) -> reduction_spec.PartialReduction:
+        """Reduce all blocks; return the reduction of all rows."""
+        total = len(self.plan.blocks)
+        while len(self.parts) < total:
+            update_workers(self.assigner, self.client)
+            while self.remaining and (chosen := self.assigner.choose(reversed(self.remaining))) is not None:
+                self._submit(chosen[0], self.remaining.pop(-1 - chosen[1]))
+            if not self.remaining:
+                self._back_up_cpu_workers()
+            self._take_results()
+            if self.callbacks.progress is not None:
+                self.callbacks.progress(Progress(len(self.parts), total, self.products_done, self.plan.expansion, 0))
+        empty = reduce_rows(self.what, reduction_spec.diagonal_pattern(0, 0, 0), 0)
+        return reduction_spec.combine(self.what, [self.parts[number] for number in range(total)] or [empty])
+
+    def _submit(self, worker: str, work: BlockWork) -> None:
+        key = f"reduce-{self.name}", work.task.number, len(self.submitted_twice)
+        future = self.client.submit(
+            run_stage, self.name, "reduce", work.task, self.what, key=key, pure=False, workers=[worker],
+            allow_other_workers=True,
         )  # fmt: skip
-        sent[future.key] = worker, work
-        crew.give(worker, work)
-        completed.add(future)
+        self.submitted[future.key] = worker, work
+        self.assigner.assign(worker, work)
+        self.completed.add(future)
 
-    while len(found) < total:
-        meet(crew, client)
-        while todo and (chosen := crew.choose(reversed(todo))) is not None:
-            send(chosen[0], todo.pop(-1 - chosen[1]))
-        once = [each for each in sent.values() if each[1].task.number not in {*found, *sent_twice}]
-        while not todo and (relief := crew.relief(once)) is not None:
-            once = [each for each in once if each[1] is not relief[1]]
-            sent_twice.add(relief[1].task.number)
-            send(*relief)
-        for future in settled(completed.next_batch(block=True), completed):
-            worker, work = sent.pop(future.key)
-            crew.counted(worker, work)
-            crew.done(worker)
-            if work.task.number not in found:
-                found[work.task.number] = fetch(client, future)
-                products += work.products
-        if progress is not None:
-            progress(Progress(len(found), total, products, plan.expansion, 0))
-    empty = reduce_rows(what, reduction_spec.diagonal_pattern(0, 0, 0), 0)
-    return reduction_spec.combine(what, [found[number] for number in range(total)] or [empty])
+    def _back_up_cpu_workers(self) -> None:
+        """Submit blocks that CPU workers have not finished to idle GPUs, too, each block once."""
+        known = {*self.parts, *self.submitted_twice}
+        once = [each for each in self.submitted.values() if each[1].task.number not in known]
+        while (backup := self.assigner.backup_for_cpu(once)) is not None:
+            once = [each for each in once if each[1] is not backup[1]]
+            self.submitted_twice.add(backup[1].task.number)
+            self._submit(*backup)
+
+    def _take_results(self) -> None:
+        """Wait for the next completed tasks, and keep the first result of each block."""
+        for future in completed_results(self.completed.next_batch(block=True), self.completed):
+            worker, work = self.submitted.pop(future.key)
+            self.assigner.note_multiplied(worker, work)
+            self.assigner.note_written(worker)
+            if work.task.number not in self.parts:
+                self.parts[work.task.number] = fetch(self.client, future)
+                self.products_done += work.products

@@ -1,4 +1,4 @@
-"""A worker as a process: its resident memory, now and at its peak, and what it does not listen to."""
+"""A worker as a process: its memory now and at its peak, its GPU, its priority, and the signals that it ignores."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ import numpy as np
 import psutil
 
 NICE_VARIABLE = "SPDIST_NICE"
-"""By how much a worker's priority is to be lower."""
+"""Environment variable: by how much a worker lowers its priority (`os.nice`)."""
 COPY_BYTES, COPIES = 16 << 20, 3
-"""Bytes that are copied to see how quick that is, more than a core's caches hold, and how often."""
+"""To measure one core's copy rate: bytes of a copy, more than its caches hold, and the number of copies."""
 KEPT_SHARE, KEPT_LEAST, KEPT_MOST = 32, 128 << 10, 4 << 20
-"""Arrays of so small a part of a memory limit are kept by the allocator for reuse, within these bounds: to touch fresh
-pages costs several times as much as to use old ones, but what is kept in pieces between others is not given back. The
-most is what workers start with."""
+"""The allocator keeps arrays below ``memory_limit // KEPT_SHARE`` bytes for reuse, within these bounds in bytes.
+
+Fresh pages cost several times as much to touch as used ones, but memory that is kept may never go back to the system.
+Workers start with the upper bound."""
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
 """Parameters of glibc's `mallopt`."""
 _STATUS = Path("/proc/self/status")
 
 
 def resident_memory() -> int:
-    """Return the bytes of memory this process holds now."""
+    """Return the resident bytes of this process."""
     return int(psutil.Process().memory_info().rss)
 
 
 def reset_peak() -> None:
-    """Let `peak_memory` count from now on, where the system can (Linux)."""
+    """Reset the peak that `peak_memory` returns, if the system can (Linux)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory() -> int:
-    """Return the most bytes this process has held since `reset_peak`; elsewhere than on Linux, what it holds now."""
+    """Return the peak resident bytes since `reset_peak`; without Linux, the bytes that the process holds now."""
     try:
         line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
     except OSError:
@@ -49,7 +50,13 @@ def peak_memory() -> int:
 
 
 def keep_small_arrays(memory_limit: int) -> None:
-    """Have the allocator give larger arrays back to the system at once, where it is glibc's."""
+    """Let glibc's allocator keep small arrays for reuse and return larger ones to the system at once.
+
+    Parameters
+    ----------
+    memory_limit : int
+        Bytes of host memory that this worker may take.
+    """
     most = min(max(memory_limit // KEPT_SHARE, KEPT_LEAST), KEPT_MOST)
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         for parameter in (MMAP_THRESHOLD, TRIM_THRESHOLD):
@@ -68,8 +75,20 @@ def copy_rate() -> float:
     return COPY_BYTES / best
 
 
+@functools.cache
+def gpu_name() -> str | None:
+    """Return the name of the GPU of this process; None without a GPU, or without CuPy."""
+    try:
+        import cupy
+
+        runtime = cupy.cuda.runtime
+        return str(runtime.getDeviceProperties(runtime.getDevice())["name"].decode())
+    except Exception:  # no CuPy, no driver, no device: each has an error of its own
+        return None
+
+
 def dask_setup(worker: Any) -> None:
-    """Leave Ctrl-C to the client, which closes its workers, and step back if told so: Dask calls this at the start."""
+    """Ignore Ctrl-C, because the client closes its workers, and lower the priority; Dask calls this at the start."""
     os.nice(int(os.environ.get(NICE_VARIABLE, 0)))
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 
 from spdist.kernels.cuda import host_registration
+from spdist.kernels.cuda.host_registration import RegistrationTuning
 
 SIZE = 1 << 16
+TUNING = RegistrationTuning(least_bytes=SIZE, trial_bytes=SIZE // 4, least_rate=SIZE // 4 / 0.2)
+
+
+def note(arrays: list[np.ndarray]) -> None:
+    host_registration.note_operands(arrays, TUNING)
 
 
 class Driver:
@@ -43,24 +49,21 @@ def driver(monkeypatch):
     found = Driver()
     monkeypatch.setattr(host_registration, "_register", found.register)
     monkeypatch.setattr(host_registration, "_unregister", found.unregister)
-    monkeypatch.setattr(host_registration, "LEAST", SIZE)
-    monkeypatch.setattr(host_registration, "TRIED", SIZE // 4)
-    monkeypatch.setattr(host_registration, "LEAST_RATE", SIZE // 4 / 0.2)
     return found
 
 
 def test_an_array_is_locked_by_the_second_product_until_it_dies(driver):
     a, b = np.ones(SIZE), np.ones(SIZE)
-    host_registration.note([a, b])
+    note([a, b])
     assert not driver.locked
-    host_registration.note([a, a])
+    note([a, a])
     assert driver.locked == {a.ctypes.data: a.nbytes}
-    host_registration.note([a])
+    note([a])
     assert driver.calls == 2  # a part, to see how long it takes, and all
     del a
     gc.collect()
     assert not driver.locked
-    host_registration.note([b])
+    note([b])
     assert driver.locked == {b.ctypes.data: b.nbytes}
 
 
@@ -68,10 +71,10 @@ def test_of_views_the_whole_is_locked_while_any_of_it_lives(driver):
     whole = np.ones(SIZE)
     first, last = whole[:100], whole[-100:].view(np.uint8)
     expected = {whole.ctypes.data: whole.nbytes}
-    host_registration.note([first, last])  # one product
+    note([first, last])  # one product
     assert not driver.locked
     del whole, first
-    host_registration.note([last])
+    note([last])
     assert driver.locked == expected
     del last
     gc.collect()
@@ -81,17 +84,17 @@ def test_of_views_the_whole_is_locked_while_any_of_it_lives(driver):
 def test_another_array_at_the_same_address_is_another(driver):
     for _ in range(3):
         a = np.ones(SIZE)
-        host_registration.note([a])
+        note([a])
         del a
         gc.collect()
     assert not driver.locked
-    assert not host_registration._known
+    assert not host_registration._owned
 
 
 @pytest.mark.parametrize("array", [np.ones(SIZE // 8 - 1), np.frombuffer(bytearray(8 * SIZE), np.float64)])
 def test_small_arrays_and_memory_of_others_are_left_alone(driver, array):
     for _ in range(3):
-        host_registration.note([array])
+        note([array])
     assert driver.calls == 0
 
 
@@ -100,9 +103,9 @@ def test_memory_that_is_slow_to_lock_is_copied(driver, fault):
     driver.seconds, driver.refuses = 0.3 * (fault == "slow"), fault == "refuses"
     a = np.ones(SIZE)
     for _ in range(4):
-        host_registration.note([a])
+        note([a])
     assert not driver.locked
-    assert driver.calls == host_registration.TRIES
+    assert driver.calls == TUNING.trials
     del a
     gc.collect()
 
@@ -110,7 +113,7 @@ def test_memory_that_is_slow_to_lock_is_copied(driver, fault):
 def test_a_thread_that_is_kept_from_locking_tries_again(driver):
     driver.seconds, a = 0.3, np.ones(SIZE)
     driver.after = lambda: setattr(driver, "seconds", 0)
-    host_registration.note([a])
-    host_registration.note([a])
+    note([a])
+    note([a])
     assert driver.locked == {a.ctypes.data: a.nbytes}
     assert driver.calls == 3

@@ -13,6 +13,7 @@ from spdist.kernels.spmv.sell import build_cpu, build_gpu, layout, sell
 from tests.kernels.bsr import test_multiply_gpu as blocks_on_gpu
 from tests.kernels.bsr.test_multiply_cpu import block_matrix
 from tests.kernels.esc import test_multiply_gpu as sorted_products
+from tests.kernels.hyspmm import test_multiply_gpu as from_host
 from tests.kernels.rowwise_gpu import test_epilogue as answers
 from tests.kernels.rowwise_gpu import test_multiply as products
 from tests.kernels.spmv import test_sell_gpu as rows_in_chunks
@@ -150,6 +151,21 @@ def test_expansion_sorting_compression(monkeypatch, limit):
     assert product.tile.max_products < lengths.max()
     c = esc.multiply(product.a, product.b, workspace_limit=None if limit is None else limit << 20)
     sorted_products.assert_product(sorted_products.to_host(c), a, b)
+
+
+@pytest.mark.parametrize("variant", from_host.VARIANTS)
+def test_operands_and_result_on_the_host(variant):
+    """Rows of every group of lengths, in several blocks of which three are on the device at once."""
+    for sizes in ({"ncols": 500, "long": 3}, {"ncols": 60_000}, {"ncols": 3_000_000}):
+        a, b = from_host.ragged(150, 120, seed=1, **sizes)
+        whole = from_host.hyspmm.multiply(a, b, variant=variant, memory_limit=1 << 28, threads=2)
+        from_host.assert_product(whole, a, b)
+        c = from_host.hyspmm.multiply(a, b, variant=variant, memory_limit=1 << 20, pairs=3, threads=2)
+        from_host.assert_product(c, a, b)
+
+
+def test_rows_of_b_that_the_gpu_refuses():
+    from_host.test_b_out_of_order_is_refused("distinct")
 
 
 def test_columns_that_esc_refuses():

@@ -326,7 +326,7 @@ def test_the_peak_is_within_the_workspace(kind, value, poisoned):
 def test_cupy_in_cupy_out():
     import cupyx.scipy.sparse as csp
 
-    from spdist.inmemory.spgemm import numeric, spgemm, symbolic
+    from spdist import numeric, spgemm, symbolic
 
     a, b = (sp.random(n, 40, density=0.2, random_state=n, format="csr") for n in (50, 40))
     left, right = csp.csr_matrix(a), csp.csr_matrix(b)

@@ -8,7 +8,9 @@ import functools
 import math
 import sys
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,16 +27,21 @@ from spdist.kernels.reduction_spec import REDUCTIONS, Histogram, final_value
 from spdist.kernels.rowwise_gpu import epilogue as gpu_epilogue
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.kernels.semirings import PLUS_TIMES, SEMIRINGS, Semiring
-from spdist.kernels.streaming import gpu_device, packing, partition, pipeline
+from spdist.kernels.streaming import packing, pipeline
 from spdist.kernels.streaming.gpu_device import Gpu
-from spdist.kernels.streaming.partition import DeviceDtypes, SubmatrixOffset
+from spdist.kernels.streaming.gpu_memory import GpuTuning
+from spdist.kernels.streaming.layout import DeviceDtypes, SubmatrixOffset, device_dtypes
+from spdist.kernels.streaming.multiplication import RowSlice
+from spdist.kernels.streaming.partition import BlockTuning
+from spdist.kernels.streaming.pipeline import PipelineTuning
 from spdist.matrices.bsr import BSR, from_rows
 from spdist.matrices.csr import CSR, from_scipy
 from tests.conftest import random_matrix
 from tests.kernels.bsr.test_multiply_cpu import assert_is_block_product, block_matrix
 from tests.support import epilogue_twin, host_cupy, packing_twin
 
-KINDS = DeviceDtypes(*map(np.dtype, ("f8", "i4", "i4", "f8", "f8")))
+TUNING = PipelineTuning(small_entries=-1, blocks=BlockTuning(first_bytes=0, scratch_bytes=1 << 10))
+DTYPES = DeviceDtypes(*map(np.dtype, ("f8", "i4", "i4", "f8", "f8")))
 
 
 LOCKED: set[int] = set()
@@ -151,9 +158,10 @@ def device(monkeypatch, allocator):
         subtract=lambda x, y: allocator.of(np.subtract(x, y)),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "cupy", whole)
-    monkeypatch.setattr("spdist.kernels.streaming.gpu_device.pinned", pinned.pageable)
+    for name in ("gpu_device", "gpu_slot", "gpu_memory"):
+        monkeypatch.setattr(f"spdist.kernels.streaming.{name}.pinned", pinned.pageable)
     Memory.held = Memory.most = 0
-    return Gpu(1 << 20, pack=True)
+    return Gpu(1 << 20, pack=True, tuning=GpuTuning(least_packed=50, plain_blocks=2))
 
 
 @pytest.fixture
@@ -214,11 +222,10 @@ def multiplies(monkeypatch, allocator):
     monkeypatch.setattr(gpu_epilogue, "_module", lambda *types: (epilogue_twin.NAMES, epilogue_twin.launch))
     monkeypatch.setattr("spdist.kernels.bsr.multiply_gpu.multiply", multiply_blocks)
     monkeypatch.setattr(packing, "pack", pack)
-    monkeypatch.setattr(gpu_device, "LEAST_PACKED", 50)
-    monkeypatch.setattr(gpu_device, "PLAIN_BLOCKS", 2)
-    monkeypatch.setattr(pipeline, "SMALL_ENTRIES", -1)
-    monkeypatch.setattr(partition, "SCRATCH_BYTES", 1 << 10)
-    monkeypatch.setattr(partition, "FIRST_BYTES", 0)
+
+
+def multiply(a: CSR, b: CSR, device: Gpu, **options: Any) -> CSR:
+    return pipeline.multiply(a, b, device, **({"tuning": TUNING} | options))
 
 
 @pytest.mark.parametrize("limit", [1 << 17, 1 << 20, 1 << 24])
@@ -231,7 +238,7 @@ def test_blocks_go_through_slots(device, multiplies, kind, limit):
                                          offsets=range(-3, 4), shape=(3000, 3000)))  # fmt: skip
     a, stages = from_scipy(m), []
     device.memory_limit = limit
-    c = pipeline.multiply(a, a, device, report=stages.append)
+    c = multiply(a, a, device, report=stages.append)
     d = cpu.multiply(a, a, engine="scipy")
     for x, y in ((c.indptr, d.indptr), (c.indices, d.indices)):
         assert_array_equal(x, y)
@@ -250,7 +257,7 @@ def test_rows_that_lie_in_b(device, multiplies, limit):
     part = b.rows(row, row + 500)
     a = CSR(part.indptr, part.indices - low, part.data, (500, n))
     c, d = (
-        pipeline.multiply_rows(a, b, 0, None, device, within=SubmatrixOffset(row, low)),
+        pipeline.multiply_rows(a, b, device, RowSlice(offset=SubmatrixOffset(row, low)), tuning=TUNING),
         cpu.multiply(a, b, engine="scipy"),
     )
     for x, y in ((c.indptr, d.indptr), (c.indices, d.indices)):
@@ -262,15 +269,15 @@ def test_b_is_looked_at_until_a_block_has_entries(device, multiplies, monkeypatc
     """Nothing is asked of B for rows without any."""
     m = random_matrix(3000, 3000, 6.0, 3).tolil()
     m[:1500] = 0
-    a, trusted, multiply = from_scipy(m.tocsr()), [], rowwise_gpu.multiply
+    a, trusted, kernel = from_scipy(m.tocsr()), [], rowwise_gpu.multiply
 
     def noting(x, y, **known):
         trusted.append((x.nnz, known["sound_b"]))
-        return multiply(x, y, **known)
+        return kernel(x, y, **known)
 
     monkeypatch.setattr(rowwise_gpu, "multiply", noting)
     device.memory_limit = 1 << 20
-    assert pipeline.multiply(a, a, device).nnz == cpu.multiply(a, a).nnz
+    assert multiply(a, a, device).nnz == cpu.multiply(a, a).nnz
     first = next(number for number, (entries, _) in enumerate(trusted) if entries)
     assert first > 0
     assert not any(sound for _, sound in trusted[: first + 1])
@@ -281,13 +288,13 @@ def test_memory_is_kept_until_copies_have_read_it(device, multiplies, monkeypatc
     """A B in ordinary memory is still on its way when `keep` returns."""
     b = from_scipy(random_matrix(800, 800, 6.0, 3))
     monkeypatch.setattr(Stream, "done", False)
-    device.keep(b, partition.kinds_of(b, b))
-    assert len(device._sending) == 3  # values, columns, offsets
-    device.let_go()
-    assert len(device._sending) == 3
+    device.keep(b, device_dtypes(b, b))
+    assert len(device.context.uploader._in_use) == 3  # values, columns, offsets
+    device.context.uploader.release_sent()
+    assert len(device.context.uploader._in_use) == 3
     monkeypatch.setattr(Stream, "done", True)
-    assert pipeline.multiply(b, b, device).nnz == cpu.multiply(b, b).nnz
-    assert not device._sending
+    assert multiply(b, b, device).nnz == cpu.multiply(b, b).nnz
+    assert not device.context.uploader._in_use
 
 
 N = 500
@@ -328,13 +335,13 @@ OPTIONS["outside"] = ProductSpec(mask=MASK, complement=True, top_n=5)
 def test_blocks_are_made_into_answers(device, multiplies, name, limit):
     a, b, options = small_whole_numbers(1), small_whole_numbers(2), OPTIONS[name]
     device.memory_limit = limit
-    c, d = pipeline.multiply(a, b, device, spec=options), cpu.multiply(a, b, spec=options)
+    c, d = multiply(a, b, device, spec=options), cpu.multiply(a, b, spec=options)
     assert c.dtype == d.dtype
     assert_array_equal(c.indptr, d.indptr)
     assert_array_equal(c.indices, d.indices)
     np.testing.assert_allclose(c.data, d.data, rtol=1e-13)
     assert Memory.most <= limit
-    assert pipeline.multiply(a, b, device).nnz == cpu.multiply(a, b).nnz  # nothing is left of the options
+    assert multiply(a, b, device).nnz == cpu.multiply(a, b).nnz  # nothing is left of the options
 
 
 @pytest.mark.parametrize("what", [*REDUCTIONS, Histogram((-5.0, 0.0, 3.0))], ids=str)
@@ -351,7 +358,7 @@ def test_blocks_are_reduced(device, multiplies, name, what):
     assert sum(back) <= 8 * (N + 2 * len(back))
     assert Memory.most <= 1 << 20
     if name not in ("all", "inside"):  # have factors for all rows
-        some = pipeline.reduce(a.rows(7, 90), b, what, device, spec=options, first_row=7)
+        some = pipeline.reduce(a.rows(7, 90), b, what, device, RowSlice(first_row=7), spec=options)
         assert len(some.values) in (1, 2, 83, N)
 
 
@@ -363,28 +370,28 @@ def test_what_the_gpu_does_not_do_is_refused(device):
         (ProductSpec(epilogue=Epilogue(apply=abs)), "expression of x in C"),
     ):
         with pytest.raises(InputError, match=message):
-            pipeline.multiply(a, a, device, spec=options)
+            multiply(a, a, device, spec=options)
     short = CSR(a.indptr, a.indices, a.data.astype(np.int16), a.shape)
     with pytest.raises(MatrixError, match="int16 is not multiplied on the GPU"):
-        pipeline.multiply(short, short, device)
+        multiply(short, short, device)
     device.memory_limit = 3 * 8 * N
     with pytest.raises(MemoryBoundError, match="raise memory_limit"):
-        pipeline.multiply(a, a, device, spec=ProductSpec(epilogue=EPILOGUES["all"]))
+        multiply(a, a, device, spec=ProductSpec(epilogue=EPILOGUES["all"]))
 
 
 def test_a_small_product_goes_through_one_slot(device, multiplies, monkeypatch):
     """With one copy to the GPU, where A is B."""
-    monkeypatch.setattr(pipeline, "SMALL_ENTRIES", 1 << 20)
     device.memory_limit = 1 << 22
-    a, stages, kinds, runtime = from_scipy(random_matrix(300, 300, 6.0, 3)), [], [], device.cupy.cuda.runtime
+    a, stages, kinds, runtime = from_scipy(random_matrix(300, 300, 6.0, 3)), [], [], sys.modules["cupy"].cuda.runtime
     copy = runtime.memcpyAsync
     monkeypatch.setattr(runtime, "memcpyAsync", lambda *args: kinds.append(args[3]) or copy(*args))
-    c, d = pipeline.multiply(a, a, device, report=stages.append), cpu.multiply(a, a, engine="scipy")
+    tuning = replace(TUNING, small_entries=1 << 20)
+    c, d = multiply(a, a, device, report=stages.append, tuning=tuning), cpu.multiply(a, a, engine="scipy")
     for x, y in ((c.indptr, d.indptr), (c.indices, d.indices)):
         assert_array_equal(x, y)
     assert [stage.name for stage in stages if stage.name == "multiply"] == ["multiply"]
     assert kinds.count(runtime.memcpyHostToDevice) == 1
-    assert device.b is None
+    assert device.context.resident.matrix is None
 
 
 @pytest.mark.parametrize("limit", [1 << 17, 1 << 20, 1 << 24])
@@ -394,9 +401,9 @@ def test_values_that_are_blocks_go_through_slots(device, multiplies, sides, limi
     device.memory_limit = limit
     rows, stages = b.rows(), []
     for _ in range(2):  # B is kept for the second
-        c = pipeline.multiply(a.rows(), rows, device, report=stages.append)
+        c = multiply(a.rows(), rows, device, report=stages.append)
         assert_is_block_product(from_rows(c), a, b)
-    assert (device.ones is None) == (device.b is None)
+    assert (device.context.resident.ones is None) == (device.context.resident.matrix is None)
     assert device.peak <= limit
     names = Counter(stage.name for stage in stages)
     assert names["download"] == names["multiply"] == names["upload"] == names["prepare"]
@@ -416,7 +423,7 @@ def test_slots_and_b_fit_the_limit_in_any_order(device):
     b = from_scipy(random_matrix(900, 900, 20.0, 1))
     for kept in (300_000, 0, 300_000):
         device.slots(2, (1 << 20) - kept >> 1, kept)
-        assert device.keep(b if kept else None, KINDS) == bool(kept)
+        assert device.keep(b if kept else None, DTYPES) == bool(kept)
     assert Memory.most <= 1 << 20
 
 
@@ -426,12 +433,12 @@ def test_locked_b_is_copied_from_where_it_is(device, monkeypatch, locked):
     b, sizes = from_scipy(random_matrix(900, 900, 20.0, 1)), []
     bytes_ = b.data.view(np.uint8)
     monkeypatch.setattr(sys.modules[__name__], "LOCKED", {bytes_[end:].ctypes.data for end in locked})
-    monkeypatch.setattr(gpu_device, "PIECE", 1 << 12)
-    copy = device.cupy.cuda.runtime.memcpyAsync
-    device.cupy.cuda.runtime.memcpyAsync = lambda *args: sizes.append(args[2]) or copy(*args)
+    copy = sys.modules["cupy"].cuda.runtime.memcpyAsync
+    sys.modules["cupy"].cuda.runtime.memcpyAsync = lambda *args: sizes.append(args[2]) or copy(*args)
+    device = Gpu(1 << 20, tuning=GpuTuning(piece_bytes=1 << 12))
     device.slots(2, 1 << 18, 1 << 19)
-    assert device.keep(b, KINDS)
-    assert_array_equal(device.b.data, b.data)
+    assert device.keep(b, DTYPES)
+    assert_array_equal(device.context.resident.matrix.data, b.data)
     assert (b.data.nbytes in sizes) == (len(locked) == 2)
 
 
@@ -441,15 +448,15 @@ def test_locked_operands_are_sent_from_where_they_are(device, multiplies, monkey
     device.memory_limit, sources = 1 << 20, []
     places = [(x.ctypes.data, x.ctypes.data + x.nbytes) for m in (a, b) for x in (m.data, m.indices)]
     monkeypatch.setattr(sys.modules[__name__], "LOCKED", {end for first, stop in places for end in (first, stop - 1)})
-    copy = device.cupy.cuda.runtime.memcpyAsync
-    device.cupy.cuda.runtime.memcpyAsync = lambda *args: sources.append(args[1:3]) or copy(*args)
-    c, d = pipeline.multiply(a, b, device), cpu.multiply(a, b, engine="scipy")
+    copy = sys.modules["cupy"].cuda.runtime.memcpyAsync
+    sys.modules["cupy"].cuda.runtime.memcpyAsync = lambda *args: sources.append(args[1:3]) or copy(*args)
+    c, d = multiply(a, b, device), cpu.multiply(a, b, engine="scipy")
     for x, y in ((c.indptr, d.indptr), (c.indices, d.indices)):
         assert_array_equal(x, y)
     np.testing.assert_allclose(c.data, d.data, rtol=1e-14)
     for first, stop in places:
         assert sum(size for source, size in sources if first <= source < stop) == stop - first
-    assert not any(slot.staged.sends for slot in device._slots)  # which would keep the caller's arrays
+    assert not any(slot.staged.copies for slot in device._slots)  # which would keep the caller's arrays
 
 
 def test_what_the_bus_copies_is_measured_within_the_limit(device):
@@ -465,12 +472,16 @@ def test_other_values_of_one_structure_are_sent_again(device):
     b = from_scipy(random_matrix(100, 100, 5.0, 2))
     other = CSR(b.indptr, b.indices, 2 * b.data, b.shape)
     for m in (b, other):
-        assert device.keep(m, KINDS)
-        for x, y in ((device.b.indptr, m.indptr), (device.b.indices, m.indices), (device.b.data, m.data)):
+        assert device.keep(m, DTYPES)
+        for x, y in (
+            (device.context.resident.matrix.indptr, m.indptr),
+            (device.context.resident.matrix.indices, m.indices),
+            (device.context.resident.matrix.data, m.data),
+        ):
             assert_array_equal(x, y)
-    sent = device.b
-    assert device.keep(CSR(b.indptr, b.indices, other.data, b.shape), KINDS)
-    assert device.b is sent
+    sent = device.context.resident.matrix
+    assert device.keep(CSR(b.indptr, b.indices, other.data, b.shape), DTYPES)
+    assert device.context.resident.matrix is sent
 
 
 def test_few_sizes_are_kept(monkeypatch):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from spdist.errors import InputError
-from spdist.kernels.streaming import packed_sizes, packing
+from spdist.kernels.streaming import packing, workspace
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import index_dtype
 from tests.support import packing_twin as twin
@@ -29,7 +29,7 @@ def unpacked(packed: packing.Bytes, like: CSR, values: bool, cuts: list[int] | N
     """Unpack into poisoned arrays, in ranges of units, the last first."""
     indptr, indices = np.full(like.nrows + 1, -1, pointer), np.full(like.nnz, -1, like.indices.dtype)
     data = np.full(like.nnz, -7, like.dtype) if values else like.data
-    units = packed_sizes.packed_units(like.nrows, like.nnz)
+    units = workspace.packed_units(like.nrows, like.nnz)
     for first, last in reversed(list(itertools.pairwise(sorted({0, *(cuts or []), units})))):
         packing.unpack(packed, indptr, indices, data if values else None, first, last)
     return CSR(indptr, indices, data, like.shape)
@@ -103,17 +103,17 @@ def matrices(draw: Any) -> CSR:
 
 def check_twin(c: CSR) -> None:
     packed, values = twin.pack(c)
-    units = packed_sizes.packed_units(*(c.nrows, c.nnz))
+    units = workspace.packed_units(*(c.nrows, c.nnz))
     assert_same_bits(unpacked(packed, c, values), c)
     assert_same_bits(unpacked(packed, c, values, [units // 3, units // 2], "i4"), c)
     if not values:
-        assert len(packed) <= packed_sizes.packed_bound(c.shape, c.nnz, c.indices.itemsize)
+        assert len(packed) <= workspace.packed_bound(c.shape, c.nnz, c.indices.itemsize)
 
 
 @pytest.fixture(params=[9, 12])
 def unit(request, monkeypatch):
     """Set the size of units, a power of 2; the larger are those of large matrices."""
-    monkeypatch.setattr(packed_sizes, "PACKED_UNIT", (request.param, request.param))
+    monkeypatch.setattr(workspace, "PACKED_UNIT", (request.param, request.param))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -134,20 +134,20 @@ def test_any_matrix_comes_back(c):
 def test_bound_holds_for_even_gaps(length, ncols, seed):
     c = matrix(random_rows([length] * 20, ncols, seed), ncols, RANDOM)
     packed, _ = twin.pack(CSR(c.indptr, c.indices, RANDOM[:0], c.shape))
-    assert len(packed) <= packed_sizes.packed_bound(c.shape, c.nnz, c.indices.itemsize)
+    assert len(packed) <= workspace.packed_bound(c.shape, c.nnz, c.indices.itemsize)
 
 
 def test_stencil_shrinks():
     c = CASES["stencil"]
     packed, values = twin.pack(c)
     assert values
-    assert len(packed) - packed_sizes.packed_start(c.nrows, c.nnz) < 0.8 * c.nnz
+    assert len(packed) - workspace.packed_start(c.nrows, c.nnz) < 0.8 * c.nnz
 
 
 def test_threads_share_the_units():
     c = CASES["random"]
     packed, _ = twin.pack(c)
-    units = packed_sizes.packed_units(c.nrows, c.nnz)
+    units = workspace.packed_units(c.nrows, c.nnz)
     indptr, indices = np.empty(c.nrows + 1, np.int64), np.empty(c.nnz, c.indices.dtype)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda k: packing.unpack(packed, indptr, indices, None, k, k + 1), range(units)))
@@ -190,7 +190,7 @@ def through_device(c: CSR, room: int | None = None, values: bool = True, pointer
     """Pack on the device; return what came of it, and the bytes on the host."""
     import cupy
 
-    bound = packed_sizes.packed_bound(c.shape, c.nnz, c.indices.itemsize, c.dtype.itemsize if values else 0)
+    bound = workspace.packed_bound(c.shape, c.nnz, c.indices.itemsize, c.dtype.itemsize if values else 0)
     size = bound if room is None else room
     out = cupy.full(size + 64, 0xFF, np.uint8)
     packed = packing.pack(on_device(c, pointer), out[:size], values=values).wait()
@@ -204,12 +204,12 @@ def through_device(c: CSR, room: int | None = None, values: bool = True, pointer
 def assert_same_units(found: packing.Bytes, expected: packing.Bytes, c: CSR, values: bool) -> None:
     """Check the bytes of each unit; their order is left to the device, the twin has them in order."""
     assert len(found) == len(expected)
-    start = packed_sizes.packed_start(c.nrows, c.nnz)
+    start = workspace.packed_start(c.nrows, c.nnz)
     places, places_expected = (
-        bytes_[packed_sizes.PACKED_HEAD : start].view(np.int64).reshape(-1, 4)[:, 2 : 3 + values].T[:, :-1].ravel()
+        bytes_[workspace.PACKED_HEAD : start].view(np.int64).reshape(-1, 4)[:, 2 : 3 + values].T[:, :-1].ravel()
         for bytes_ in (found, expected)
     )
-    ends = [*places_expected[1:], len(expected) - start - packed_sizes.PACKED_PADDING]
+    ends = [*places_expected[1:], len(expected) - start - workspace.PACKED_PADDING]
     for at, begin, end in zip(places, places_expected, ends, strict=True):
         assert_array_equal(found[start + at : start + at + end - begin], expected[start + begin : start + end])
 

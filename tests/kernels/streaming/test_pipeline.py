@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -11,11 +16,15 @@ from numpy.testing import assert_array_equal
 
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.cpu import multiply as cpu
+from spdist.kernels.cpu import threads
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import SEMIRINGS
-from spdist.kernels.streaming import partition, pipeline
-from spdist.kernels.streaming import workspace as streaming_sizes
-from spdist.kernels.streaming.partition import SubmatrixOffset
+from spdist.kernels.streaming import layout, partition, pipeline, results, staging
+from spdist.kernels.streaming.history import BlockHistory
+from spdist.kernels.streaming.layout import DeviceDtypes, SubmatrixOffset
+from spdist.kernels.streaming.multiplication import RowSlice, plan_multiplication
+from spdist.kernels.streaming.partition import BlockTuning, CountTuning
+from spdist.kernels.streaming.pipeline import PipelineTuning
 from spdist.matrices.bsr import BSR, from_rows
 from spdist.matrices.csr import CSR, from_scipy
 from tests.conftest import random_matrix
@@ -35,29 +44,33 @@ def oracle(a: CSR, b: CSR) -> CSR:
     return cpu.multiply(a, b, engine="scipy")
 
 
-@pytest.fixture(autouse=True)
-def first_blocks_are_small(monkeypatch):
-    """As they are of products that take some time."""
-    monkeypatch.setattr(partition, "FIRST_BYTES", 0)
+BLOCKS = BlockTuning(first_bytes=0, scratch_bytes=1 << 10, row_bytes=16)
+"""First blocks are small, as they are of multiplications that take some time; and so are margins."""
+TUNING = PipelineTuning(small_entries=-1, blocks=BLOCKS)
 
 
-@pytest.fixture(autouse=True)
-def small_margins(monkeypatch):
-    monkeypatch.setattr(partition, "SCRATCH_BYTES", 1 << 10)
-    monkeypatch.setattr(partition, "ROW_BYTES", 16)
-    monkeypatch.setattr(pipeline, "SMALL_ENTRIES", -1)
+def tuned(small_entries: int = -1, **blocks: float) -> PipelineTuning:
+    return replace(TUNING, small_entries=small_entries, blocks=replace(BLOCKS, **blocks))
+
+
+def multiply(a: CSR, b: CSR, device: HostDevice, **options: Any) -> CSR:
+    return pipeline.multiply(a, b, device, **({"tuning": TUNING} | options))
+
+
+def multiply_rows(a: CSR, b: CSR, device: HostDevice, *rows: Any, **options: Any) -> CSR:
+    return pipeline.multiply_rows(a, b, device, RowSlice(*rows), **({"tuning": TUNING} | options))
 
 
 @given(csr_pairs(), st.integers(12, 24), st.integers(1, 4), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_equals_scipy_whatever_the_limit(pair, log_limit, pairs, locked):
+def test_equals_scipy_whatever_the_limit(pair, log_limit, slots, locked):
     a, b = pair
     if a.dtype.kind not in "fc" or b.dtype.kind not in "fc":
         return
     device = HostDevice(1 << log_limit)
     device.locked = locked
     try:
-        c = pipeline.multiply(a, b, device, pairs=pairs)
+        c = multiply(a, b, device, tuning=replace(TUNING, blocks_in_flight=slots))
     except MemoryBoundError:
         assert log_limit < 16
         return
@@ -81,23 +94,22 @@ def test_blocks_of_many_sizes(kind, limit, locked):
     device.locked = locked
     if kind == "skewed" and limit < 1 << 16:
         with pytest.raises(MemoryBoundError, match="raise memory_limit"):
-            pipeline.multiply(a, a, device)
+            multiply(a, a, device)
         return
     for right in (a, b):
-        assert_same(pipeline.multiply(a, right, device), oracle(a, right))
+        assert_same(multiply(a, right, device), oracle(a, right))
 
 
 @pytest.mark.parametrize(("limit", "small", "copies"), [(1 << 22, -1, 2), (1 << 24, -1, 1), (1 << 28, 1 << 20, 2)])
-def test_operands_in_locked_memory_are_sent_from_where_they_are(monkeypatch, limit, small, copies):
+def test_operands_in_locked_memory_are_sent_from_where_they_are(limit, small, copies):
     """In windows of B, A alone with B resident, and both as one block; but for their offsets."""
-    monkeypatch.setattr(pipeline, "SMALL_ENTRIES", small)
     a = from_scipy(sp.diags_array([np.ones(30_000)] * 9, offsets=range(-4, 5), shape=(30_000, 30_000)).tocsr())
     b = CSR(a.indptr, a.indices, 2 * a.data, a.shape)
     taken = {}
     for locked in (False, True):
         device = HostDevice(limit)
         device.locked = locked
-        assert_same(pipeline.multiply(a, b, device), oracle(a, b))
+        assert_same(multiply(a, b, device, tuning=tuned(small)), oracle(a, b))
         taken[locked] = device.allocated
     assert taken[False] - taken[True] > 0.9 * copies * 12 * a.nnz
 
@@ -122,11 +134,11 @@ def test_values_that_are_blocks(kind, sides, limit, locked):
     right = left if kind == "banded" and len(set(sides)) == 1 else b.rows()
     device, stages = HostDevice(limit), []
     device.locked = locked
-    c = pipeline.multiply(left, right, device, report=stages.append)
+    c = multiply(left, right, device, report=stages.append)
     assert_is_block_product(from_rows(c), a, from_rows(right))
     assert device.most <= limit
     assert (len({stage.start for stage in stages}) > 2) == (limit < 1 << 28)
-    part = pipeline.multiply_rows(left, right, 5, 1000, HostDevice(limit))
+    part = multiply_rows(left, right, HostDevice(limit), 5, 1000)
     assert_same(part, c.rows(5, 5 + part.nrows))
     assert part.nnz <= 1000 < c.indptr[6 + part.nrows] - c.indptr[5]
 
@@ -134,15 +146,15 @@ def test_values_that_are_blocks(kind, sides, limit, locked):
 def test_blocks_that_do_not_fit_are_refused():
     a, b = block_matrix(20, 20, 3.0, (2, 3), 1).rows(), block_matrix(20, 20, 3.0, (2, 3), 2).rows()
     with pytest.raises(MatrixError, match=r"blocks of 2 x 3: both need blocks"):
-        pipeline.multiply(a, b, HostDevice(1 << 20))
+        multiply(a, b, HostDevice(1 << 20))
 
 
 def test_b_stays_where_it_fits_and_is_sent_in_parts_where_not():
     a = from_scipy(random_matrix(2000, 2000, 5.0, 5))
-    for limit, stays in ((1 << 17, False), (1 << 22, True)):
+    for limit, resident in ((1 << 17, False), (1 << 22, True)):
         device = HostDevice(limit)
-        assert_same(pipeline.multiply(a, a, device), oracle(a, a))
-        assert (device.b is not None) == stays
+        assert_same(multiply(a, a, device), oracle(a, a))
+        assert (device.b is not None) == resident
 
 
 def test_a_long_row_gets_all_the_room():
@@ -150,13 +162,13 @@ def test_a_long_row_gets_all_the_room():
     m[200] = 2.0
     a = from_scipy(m.tocsr())
     device = HostDevice(34_000)
-    assert_same(pipeline.multiply(a, a, device), oracle(a, a))
-    assert [count for count, _ in device.taken] == [pipeline.PAIRS_UNSENT, 1]
+    assert_same(multiply(a, a, device), oracle(a, a))
+    assert [count for count, _ in device.taken] == [TUNING.blocks_without_upload, 1]
 
 
-@pytest.mark.parametrize("ahead", [1 << 30, 1 << 12])
+@pytest.mark.parametrize("staging", [1 << 30, 1 << 12])
 @pytest.mark.parametrize("row", [0, 1000, 2019])
-def test_a_long_row_gets_the_room_of_b(ahead, row):
+def test_a_long_row_gets_the_room_of_b(staging, row):
     """B stays on the device until a row needs most of it, and more than what is left beside it."""
     lengths = np.repeat([1500, 5], [20, 2000])
     columns = np.concatenate([np.arange(length) + 1500 * (row % 20) for row, length in enumerate(lengths)])
@@ -165,16 +177,16 @@ def test_a_long_row_gets_the_room_of_b(ahead, row):
     a[:20] = 0
     a[row, :20] = 3.0
     a = from_scipy(a.tocsr())
-    device = HostDevice(int((b.nnz * 12 + 2021 * 4) / 0.59), ahead)
-    assert_same(pipeline.multiply(a, b, device), oracle(a, b))
-    assert [count for count, _ in device.taken] == [streaming_sizes.PAIRS, 1, 1]
+    device = HostDevice(int((b.nnz * 12 + 2021 * 4) / 0.59), staging)
+    assert_same(multiply(a, b, device), oracle(a, b))
+    assert [count for count, _ in device.taken] == [TUNING.blocks_in_flight, 1, 1]
     assert device.b is None
 
 
 def test_a_row_that_fits_nowhere_is_refused_with_its_number():
     a = from_scipy(sp.csr_array(np.ones((3, 2000))))
     with pytest.raises(MemoryBoundError, match="row 0 of A expands to 4,000,000 products"):
-        pipeline.multiply(a, from_scipy(sp.csr_array(np.ones((2000, 2000)))), HostDevice(1 << 16))
+        multiply(a, from_scipy(sp.csr_array(np.ones((2000, 2000)))), HostDevice(1 << 16))
 
 
 @pytest.mark.parametrize("capacity", [0, 1, 40, 400, 5000, 10**9])
@@ -182,7 +194,7 @@ def test_a_row_that_fits_nowhere_is_refused_with_its_number():
 def test_rows_that_fit_a_capacity(capacity, start):
     a = from_scipy(random_matrix(300, 300, 4.0, 7))
     whole = oracle(a, a).rows(start, 300)
-    c = pipeline.multiply_rows(a, a, start, capacity, HostDevice(1 << 16))
+    c = multiply_rows(a, a, HostDevice(1 << 16), start, capacity)
     assert c.nrows >= 1
     assert_same(c, whole.rows(0, c.nrows))
     assert c.nnz <= capacity or c.nrows == 1
@@ -191,26 +203,29 @@ def test_rows_that_fit_a_capacity(capacity, start):
 
 def test_an_estimate_too_low_grows(monkeypatch):
     """The rows of the sample compress well, the rest not at all."""
-    monkeypatch.setattr(pipeline, "MARGIN", 1.0)
-    monkeypatch.setattr(partition, "MARGIN", 1.0)
-    monkeypatch.setattr(pipeline.Run, "_learn_from_sample", lambda run: setattr(run.cutter, "c_ratio", 1e-9))
-    monkeypatch.setattr(partition, "FIRST_SHARE", 64)
+
+    def assume(work, *_):
+        work.rows.history.assume(1e-9)
+        return results.NO_SAMPLE
+
+    monkeypatch.setattr(pipeline, "_learn_from_sample", assume)
     a = from_scipy(random_matrix(500, 500, 5.0, 8))
-    assert_same(pipeline.multiply(a, a, HostDevice(1 << 18)), oracle(a, a))
+    tuning = replace(tuned(margin=1.0, first_share=64), uncounted_products=0)
+    assert_same(multiply(a, a, HostDevice(1 << 18), tuning=tuning), oracle(a, a))
 
 
 @pytest.mark.parametrize("capacity", [None, 10, 10**9])
 def test_c_has_room_before_all_is_counted(monkeypatch, capacity):
     """Nothing but the sample is known, which sees none of the rows with most of the products."""
-    monkeypatch.setattr(partition.Products, "look", lambda products: (0, 0))
-    monkeypatch.setattr(pipeline, "SAMPLE_ROWS", 3)
-    sizes, grow = [], pipeline.Result.grow
-    monkeypatch.setattr(pipeline.Result, "grow", lambda result, size: sizes.append(size) or grow(result, size))
+    monkeypatch.setattr(partition.CountedProducts, "so_far", lambda products: (0, 0))
+    sizes, grow = [], results.ResultBuffer.grow
+    monkeypatch.setattr(results.ResultBuffer, "grow", lambda buffer, size: sizes.append(size) or grow(buffer, size))
     a = from_scipy(sp.eye(701, 700, format="csr"))  # its last row, which is in the sample, is empty
     lengths = np.where(np.arange(700) < 600, 1, 20_000)  # too uneven to go by their mean
     columns = np.concatenate([np.arange(length) for length in lengths])
     b = CSR(np.concatenate([[0], np.cumsum(lengths)]), columns, np.ones(len(columns)), (700, 20_000))
-    whole, c = oracle(a, b), pipeline.multiply_rows(a, b, 0, capacity, HostDevice(1 << 22))
+    whole, tuning = oracle(a, b), replace(TUNING, sample_rows=3)
+    c = multiply_rows(a, b, HostDevice(1 << 22), 0, capacity, tuning=tuning)
     assert_same(c, whole.rows(0, c.nrows))
     assert c.nrows == (10 if capacity == 10 else whole.nrows)
     assert capacity == 10 or len(sizes) > 1
@@ -219,30 +234,28 @@ def test_c_has_room_before_all_is_counted(monkeypatch, capacity):
 @pytest.mark.parametrize("most", [1000, 1 << 30])
 def test_a_small_square_inside_a_resident_b_is_not_counted(monkeypatch, most):
     """Nor sampled, and no thread is woken to prepare its blocks, which are cut by what those before came to."""
-    monkeypatch.setattr(pipeline, "LEARNT_PRODUCTS", most)
-    monkeypatch.setattr(partition, "ALONE_ENTRIES", 0)
-    learn, tasks, wake = [], [], partition.pool
-    learnt = pipeline.Run._learn_from_sample
-    monkeypatch.setattr(pipeline.Run, "_learn_from_sample", lambda run: learn.append(run) or learnt(run))
-    monkeypatch.setattr(partition, "pool", lambda count, *task: tasks.append(task) or wake(count, *task))
+    sampled, tasks, wake, sample = [], [], threads.thread_pool, pipeline._learn_from_sample
+    monkeypatch.setattr(pipeline, "_learn_from_sample", lambda *args: sampled.append(args) or sample(*args))
+    monkeypatch.setattr(threads, "thread_pool", lambda count, task: tasks.append(task) or wake(count, task))
+    tuning = replace(TUNING, uncounted_products=most, counts=CountTuning(caller_entries=0))
     m = random_matrix(3000, 3000, 5.0, 4).tolil()
     m[0], m[2000] = 1.0, 1.0  # the first block compresses as no other does
     a, device, stages = from_scipy(m.tocsr()), HostDevice(1 << 21), []
-    assert_same(pipeline.multiply(a, a, device, report=stages.append), oracle(a, a))
+    assert_same(multiply(a, a, device, report=stages.append, tuning=tuning), oracle(a, a))
     assert device.b is a
-    assert bool(learn) == (most == 1000)
-    assert (("count",) in tasks) == (most == 1000)
-    assert () not in tasks
+    assert bool(sampled) == (most == 1000)
+    assert ("count" in tasks) == (most == 1000)
+    assert "stage" not in tasks
     assert len({stage.start for stage in stages}) > 3
     b = CSR(a.indptr, a.indices.copy(), a.data, a.shape)
-    assert_same(pipeline.multiply(a, b, device), oracle(a, a))
-    assert () in tasks
+    assert_same(multiply(a, b, device, tuning=tuning), oracle(a, a))
+    assert "stage" in tasks
 
 
 @pytest.mark.parametrize("limit", [1 << 15, 1 << 20])
 def test_rows_are_not_counted_where_those_of_b_are_alike(monkeypatch, limit):
-    of, count = [], partition.Products
-    monkeypatch.setattr(pipeline, "Products", lambda a, *args: of.append(a.nrows) or count(a, *args))
+    of, count = [], partition.CountedProducts
+    monkeypatch.setattr(pipeline, "CountedProducts", lambda a, *args: of.append(a.nrows) or count(a, *args))
     a = from_scipy(random_matrix(3000, 2000, 5.0, 4))
     even = from_scipy(
         sp.csr_matrix(sp.diags_array([np.arange(1.0, 2001)] * 5, offsets=range(-2, 3), shape=(2000, 2000)))
@@ -252,17 +265,17 @@ def test_rows_are_not_counted_where_those_of_b_are_alike(monkeypatch, limit):
     uneven = from_scipy(m.tocsr())
     for b, counted in ((even, False), (uneven, True)):
         of.clear()
-        assert_same(pipeline.multiply(a, b, HostDevice(limit << 2 * counted)), oracle(a, b))
+        assert_same(multiply(a, b, HostDevice(limit << 2 * counted)), oracle(a, b))
         assert (a.nrows in of) == counted  # beside those of a sample
 
 
-def test_the_last_blocks_are_smaller(monkeypatch):
+def test_the_last_blocks_are_smaller():
     rows = {}
     a = from_scipy(random_matrix(20_000, 20_000, 5.0, 4))
     for last in (1 << 16, 1 << 30):
-        monkeypatch.setattr(partition, "LAST_BYTES", last)
         stages: list[pipeline.Stage] = []
-        assert_same(pipeline.multiply(a, a, HostDevice(1 << 24), report=stages.append), oracle(a, a))
+        c = multiply(a, a, HostDevice(1 << 24), report=stages.append, tuning=tuned(last_bytes=last))
+        assert_same(c, oracle(a, a))
         starts = sorted({stage.start for stage in stages})
         rows[last] = np.diff([*starts, a.nrows])
     assert rows[1 << 16][-1] < 0.1 * rows[1 << 16].max()
@@ -272,12 +285,10 @@ def test_the_last_blocks_are_smaller(monkeypatch):
 @pytest.mark.parametrize("limit", [1 << 14, 1 << 25])
 def test_small_products_are_not_sampled(monkeypatch, limit):
     """They are one block that brings B, and wake no threads, where they fit."""
-    monkeypatch.setattr(pipeline, "SMALL_ENTRIES", 1 << 20)
-    woken, wake = [], partition.pool
-    for module in (pipeline, partition):
-        monkeypatch.setattr(module, "pool", lambda *args: woken.append(args) or wake(*args))
+    woken, wake = [], threads.thread_pool
+    monkeypatch.setattr(threads, "thread_pool", lambda *args: woken.append(args) or wake(*args))
     a, stages, device = from_scipy(random_matrix(3000, 3000, 5.0, 4)), [], HostDevice(limit)
-    assert_same(pipeline.multiply(a, a, device, report=stages.append), oracle(a, a))
+    assert_same(multiply(a, a, device, report=stages.append, tuning=tuned(1 << 20)), oracle(a, a))
     assert device.b is None
     if limit == 1 << 25:
         assert sorted(stage.name for stage in stages) == ["download", "multiply", "prepare", "upload"]
@@ -288,31 +299,35 @@ def test_small_products_are_not_sampled(monkeypatch, limit):
 
 @pytest.mark.parametrize("reduction", [None, "nnz"])
 def test_a_small_product_that_needs_more_than_was_thought_is_several_blocks(monkeypatch, reduction):
-    monkeypatch.setattr(pipeline, "SMALL_ENTRIES", 1 << 20)
-    monkeypatch.setattr(partition.Copier, "cost", lambda copier, products: 0)
+    monkeypatch.setattr(pipeline, "single_block_bytes", lambda *args: 0)
     a, stages, device = from_scipy(random_matrix(3000, 3000, 5.0, 4)), [], HostDevice(1 << 20)
+    work = plan_multiplication(a, a, ProductSpec(), reduction, RowSlice())
+    run = pipeline.StreamingPipeline(work, device, stages.append, tuned(1 << 20))
+    run.run()
     if reduction is None:
-        assert_same(pipeline.multiply(a, a, device, report=stages.append), oracle(a, a))
+        assert_same(run.collector.result(), oracle(a, a))
     else:
-        assert pipeline.reduce(a, a, reduction, device, report=stages.append).values == [oracle(a, a).nnz]
+        assert run.collector.result().values == [oracle(a, a).nnz]
     assert len({stage.start for stage in stages}) > 1
 
 
 def test_types_and_shapes_are_checked():
     a = from_scipy(random_matrix(5, 4, 2.0, 9))
-    with pytest.raises(MatrixError, match=r"A is .* x 4 and B is 5 x"):
-        pipeline.multiply(a, a, HostDevice(1 << 20))
+    with pytest.raises(MatrixError, match="4 columns but B has 5 rows"):
+        multiply(a, a, HostDevice(1 << 20))
     with pytest.raises(InputError, match="start=6"):
-        pipeline.multiply_rows(a, from_scipy(random_matrix(4, 4, 2.0, 9)), 6, 1, HostDevice(1 << 20))
+        multiply_rows(a, from_scipy(random_matrix(4, 4, 2.0, 9)), HostDevice(1 << 20), 6, 1)
+    with pytest.raises(InputError, match="blocks_in_flight=0"):
+        PipelineTuning(blocks_in_flight=0)
     bad = CSR(a.indptr, np.full_like(a.indices, 9), a.data, a.shape)
     with pytest.raises(MatrixError, match="row 0 of A"):
-        pipeline.multiply(bad, from_scipy(random_matrix(4, 4, 2.0, 9)), HostDevice(1 << 20))
+        multiply(bad, from_scipy(random_matrix(4, 4, 2.0, 9)), HostDevice(1 << 20))
 
 
 def test_every_stage_of_every_block_is_reported():
     seen: list[pipeline.Stage] = []
     a, b = (from_scipy(random_matrix(900, 900, 6.0, 3)) for _ in range(2))
-    pipeline.multiply(a, b, HostDevice(1 << 18), report=seen.append)
+    multiply(a, b, HostDevice(1 << 18), report=seen.append)
     prepared = [stage for stage in seen if stage.name == "prepare"]
     assert len(prepared) > 3
     assert [s.start for s in prepared] == sorted({s.start for s in prepared})
@@ -320,30 +335,32 @@ def test_every_stage_of_every_block_is_reported():
 
 
 def test_offsets_pass_32_bits():
-    kinds = partition.DeviceDtypes(*map(np.dtype, ("f8", "i4", "i4", "f8", "f8")))
-    result = pipeline.Result(4, 9, 0, kinds, poisoned)
-    result.offsets[:] = [1, 3, 5, 6]
-    result.shift(0, 2, 2**31 - 2)
-    result.shift(2, 2, 2**33)
-    assert_array_equal(result.indptr, [0, 2**31 - 1, 2**31 + 1, 2**33 + 5, 2**33 + 6])
+    dtypes = DeviceDtypes(*map(np.dtype, ("f8", "i4", "i4", "f8", "f8")))
+    buffer = results.ResultBuffer((4, 9), 0, dtypes, poisoned)
+    buffer.offsets[:] = [1, 3, 5, 6]
+    buffer.shift_offsets(0, 2, 2**31 - 2)
+    buffer.shift_offsets(2, 2, 2**33)
+    assert_array_equal(buffer.indptr, [0, 2**31 - 1, 2**31 + 1, 2**33 + 5, 2**33 + 6])
 
 
 def test_columns_of_c_are_as_wide_as_c_needs(monkeypatch):
     """B has more rows than 31 bits count, but not more columns."""
     monkeypatch.setattr(partition, "INT32_MAX", 500)
+    monkeypatch.setattr(layout, "INT32_MAX", 500)
     a, b = from_scipy(random_matrix(70, 600, 5.0, 10)), from_scipy(random_matrix(600, 80, 5.0, 11))
-    assert_same(pipeline.multiply(a, b, HostDevice(1 << 20)), oracle(a, b))
+    assert_same(multiply(a, b, HostDevice(1 << 20)), oracle(a, b))
 
 
 def test_a_block_has_entries_that_31_bits_count(monkeypatch):
     monkeypatch.setattr(partition, "INT32_MAX", 50)
+    monkeypatch.setattr(layout, "INT32_MAX", 50)
     a = from_scipy(random_matrix(40, 40, 4.0, 12))
     b = from_scipy(sp.csr_array(sp.diags_array([1.0] + [0.0] * 39)))
     b = CSR(np.minimum(np.arange(41), 1), b.indices[:1], b.data[:1], b.shape)  # all rows but the first are empty
     taken = []
-    stage = partition.Stager.stage
-    monkeypatch.setattr(partition.Stager, "stage", lambda *args: (s := stage(*args), taken.append(s.a.nnz))[0])
-    assert_same(pipeline.multiply(a, b, HostDevice(1 << 20)), oracle(a, b))
+    prepare = staging.BlockPreparer.prepare
+    monkeypatch.setattr(staging.BlockPreparer, "prepare", lambda *args: (s := prepare(*args), taken.append(s.a.nnz))[0])
+    assert_same(multiply(a, b, HostDevice(1 << 20)), oracle(a, b))
     assert max(taken[1:]) <= 50  # the first is the sample
 
 
@@ -351,16 +368,16 @@ def test_rows_of_b_without_entries_are_not_sent():
     """A block asks for the first and the last of 200,000 rows, between which there is nothing."""
     far = sp.csr_array((np.ones(400), (np.repeat(np.arange(200), 2), np.tile([0, 199_999], 200))), (200, 200_000))
     b = sp.csr_array((np.ones(40), (np.repeat([0, 199_999], 20), np.tile(np.arange(20), 2))), (200_000, 20))
-    assert_same(pipeline.multiply(from_scipy(far), from_scipy(b), HostDevice(1 << 16)),
+    assert_same(multiply(from_scipy(far), from_scipy(b), HostDevice(1 << 16)),
                 oracle(from_scipy(far), from_scipy(b)))  # fmt: skip
 
 
-def test_rows_without_products_are_halved(monkeypatch):
+def test_rows_without_products_are_halved():
     """They need more than was expected: a row at a time would be as many calls in each other as there are rows."""
-    monkeypatch.setattr(partition, "ROW_BYTES", 0)
     a = from_scipy(sp.csr_array(([1.0], ([4999], [0])), (5000, 3)))
     b = from_scipy(sp.csr_array(np.ones((3, 3))))
-    assert_same(pipeline.multiply(a, b, HostDevice(1 << 13), pairs=1), oracle(a, b))
+    tuning = replace(tuned(row_bytes=0), blocks_in_flight=1)
+    assert_same(multiply(a, b, HostDevice(1 << 13), tuning=tuning), oracle(a, b))
 
 
 @pytest.mark.parametrize("limit", [1 << 15, 1 << 20])
@@ -369,10 +386,10 @@ def test_arrays_that_a_and_b_share_have_offsets_of_their_own(limit):
     n = 640
     b = from_scipy(sp.csr_array((np.arange(2.0 * n), (np.arange(2 * n), n + np.arange(2 * n) % n)), (2 * n, 2 * n)))
     a = CSR(np.concatenate([np.zeros(n, np.int64), np.arange(n), [2 * n]]), b.indices, b.data, b.shape)
-    assert_same(pipeline.multiply(a, b, HostDevice(limit)), oracle(a, b))
+    assert_same(multiply(a, b, HostDevice(limit)), oracle(a, b))
 
 
-def rows_within(seed: int) -> tuple[CSR, CSR, SubmatrixOffset]:
+def rows_inside(seed: int) -> tuple[CSR, CSR, SubmatrixOffset]:
     """Return B, some rows of it with lower columns as A, and where they lie."""
     rng = np.random.default_rng(seed)
     rows, row, low = (int(x) for x in rng.integers(1, 120, 3))
@@ -393,58 +410,55 @@ def rows_within(seed: int) -> tuple[CSR, CSR, SubmatrixOffset]:
 )  # fmt: skip
 def test_rows_of_b_that_are_a(seed, limit, small, semiring):
     """Whole, then the later half, with what the blocks before came to."""
-    a, b, within = rows_within(seed)
-    options, learnt, cut = ProductSpec(SEMIRINGS[semiring]), pipeline.Learnt(), a.nrows // 2
-    expected, device = cpu.multiply(a, b, engine="numba", spec=options), HostDevice(limit)
-    told = {"spec": options, "learnt": learnt}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "SMALL_ENTRIES", 1 << 20 if small else -1)
-        try:
-            c = pipeline.multiply_rows(a, b, 0, None, device, within=within, **told)
-            later, shifted = a.rows(cut, a.nrows), SubmatrixOffset(within.row + cut, within.low)
-            half = pipeline.multiply_rows(later, b, 0, 1 << 30, device, within=shifted, **told)
-        except MemoryBoundError:
-            assert limit == 1 << 13
-            return
+    a, b, offset = rows_inside(seed)
+    spec, history, cut = ProductSpec(SEMIRINGS[semiring]), BlockHistory(), a.nrows // 2
+    expected, device = cpu.multiply(a, b, engine="numba", spec=spec), HostDevice(limit)
+    options = {"spec": spec, "tuning": tuned(1 << 20 if small else -1)}
+    try:
+        c = multiply_rows(a, b, device, 0, None, 0, offset, history, **options)
+        later, shifted = a.rows(cut, a.nrows), SubmatrixOffset(offset.row + cut, offset.column)
+        half = multiply_rows(later, b, device, 0, 1 << 30, 0, shifted, history, **options)
+    except MemoryBoundError:
+        assert limit == 1 << 13
+        return
     assert_same(c, expected)
     assert_same(half, expected.rows(cut, a.nrows))
 
 
 def test_rows_of_a_resident_b_are_not_sent_and_a_sample_only_once(monkeypatch):
-    a, b, within = rows_within(3)
-    sent, stage, learnt = [], partition.Stager.stage, pipeline.Learnt()
-    monkeypatch.setattr(partition.Stager, "stage", lambda *args: (s := stage(*args), sent.append(s.nbytes))[0])
+    a, b, offset = rows_inside(3)
+    sent, prepare, history = [], staging.BlockPreparer.prepare, BlockHistory()
+    monkeypatch.setattr(staging.BlockPreparer, "prepare", lambda *args: (s := prepare(*args), sent.append(s.nbytes))[0])
     for known in (False, True):
         sent.clear()
-        pipeline.multiply_rows(a, b, 0, 1 << 30, HostDevice(1 << 20), within=within, learnt=learnt)
+        multiply_rows(a, b, HostDevice(1 << 20), 0, 1 << 30, 0, offset, history)
         assert [nbytes > 0 for nbytes in sent] == [not known] * (not known) + [False] * (len(sent) - (not known))
-    assert 0 < learnt.c_ratio <= 1
-    assert learnt.kept == learnt.c_ratio
+    assert 0 < history.held_ratio <= 1
+    assert history.kept_ratio == history.held_ratio
 
 
-def test_blocks_of_a_product_that_is_known_are_large(monkeypatch):
+def test_blocks_of_a_known_multiplication_are_large():
     """None is small, first or last, where others of the product told what to expect and nothing is sent."""
-    monkeypatch.setattr(partition, "FIRST_BYTES", 1 << 12)
-    monkeypatch.setattr(partition, "LAST_BYTES", 1 << 12)
-    a, learnt, device = from_scipy(random_matrix(4_000, 4_000, 5.0, 4)), pipeline.Learnt(), HostDevice(1 << 22)
+    a, history, device = from_scipy(random_matrix(4_000, 4_000, 5.0, 4)), BlockHistory(), HostDevice(1 << 22)
+    tuning = tuned(first_bytes=1 << 12, last_bytes=1 << 12)
     expected, blocks = oracle(a, a), {}
     for known in (False, True):
         stages: list[pipeline.Stage] = []
-        told = {"within": SubmatrixOffset(), "learnt": learnt, "report": stages.append}
-        assert_same(pipeline.multiply_rows(a, a, 0, 10**9, device, **told), expected)
+        c = multiply_rows(a, a, device, 0, 10**9, 0, SubmatrixOffset(), history, tuning=tuning, report=stages.append)
+        assert_same(c, expected)
         starts = sorted({stage.start for stage in stages})
         blocks[known] = np.diff([*starts, a.nrows])
     assert len(blocks[True]) < 0.5 * len(blocks[False])
     assert blocks[True].min() > 4 * blocks[False].min()
-    assert device.taken[-1][0] == pipeline.PAIRS_UNSENT
+    assert device.taken[-1][0] == TUNING.blocks_without_upload
 
 
 @pytest.mark.parametrize("limit", [1 << 13, 1 << 20])
 @pytest.mark.parametrize("even", [0, 1000])
 @pytest.mark.parametrize("locked", [False, True])
-def test_a_bad_row_is_called_by_its_number(monkeypatch, limit, even, locked):
+def test_a_bad_row_is_called_by_its_number(limit, even, locked):
     """Whether products are counted first or not, and B is resident or not."""
-    monkeypatch.setattr(partition, "EVEN", even)
+    tuning = replace(TUNING, counts=CountTuning(even=even))
     a = from_scipy(random_matrix(5000, 40, 4.0, 14))
     b = from_scipy(random_matrix(40, 40, 4.0, 14))
     indices, indptr = a.indices.copy(), a.indptr.copy()
@@ -454,7 +468,7 @@ def test_a_bad_row_is_called_by_its_number(monkeypatch, limit, even, locked):
         device = HostDevice(limit)
         device.locked = locked
         with pytest.raises(MatrixError, match=r"row 4,99[89] of A"):
-            pipeline.multiply(bad, b, device)
+            multiply(bad, b, device, tuning=tuning)
 
 
 @pytest.mark.parametrize("wrong", [-1, 40])
@@ -465,47 +479,46 @@ def test_columns_are_checked_before_they_are_sent(wrong, locked):
     indices[a.indptr[400]] = wrong
     bad, device = CSR(a.indptr, indices, a.data, a.shape), HostDevice(1 << 20)
     device.locked = locked  # then nobody copies them: the device looks at them
-    copier = partition.Copier(bad, b, partition.kinds_of(a, b), device)
+    preparer = staging.WindowPreparer(plan_multiplication(bad, b, ProductSpec(), None, RowSlice()), device)
     with pytest.raises(MatrixError, match="row 400 of A"):
-        pipeline.multiply(bad, b, device) if locked else copier.whole()
+        multiply(bad, b, device) if locked else preparer.prepare_all()
 
 
 @pytest.mark.parametrize("banded", [True, False])
 @pytest.mark.parametrize("wrong", [10**9, -1, 0])
-def test_bad_offsets_of_b_are_refused_before_they_are_read(monkeypatch, banded, wrong):
-    monkeypatch.setattr(partition, "EVEN", 1e9)  # nothing is counted
+def test_bad_offsets_of_b_are_refused_before_they_are_read(banded, wrong):
+    tuning = replace(TUNING, counts=CountTuning(even=1e9))  # nothing is counted
     pattern = sp.diags_array([np.ones(4000)] * 3, offsets=(-1, 0, 1), shape=(4000, 4000)).tocsr()
     a = from_scipy(sp.csr_matrix(pattern if banded else random_matrix(4000, 4000, 4.0, 14)))
     indptr = a.indptr.copy()
     indptr[2000] = wrong
     with pytest.raises(MatrixError, match=r"offsets of B|offsets or columns"):
-        pipeline.multiply(a, CSR(indptr, a.indices.copy(), a.data, a.shape), HostDevice(1 << 18))
+        multiply(a, CSR(indptr, a.indices.copy(), a.data, a.shape), HostDevice(1 << 18), tuning=tuning)
 
 
 @pytest.mark.parametrize("entries", [-1, 1 << 20])
 @pytest.mark.parametrize("square", [True, False])
 def test_a_bad_row_that_the_device_finds_is_called_by_its_number_too(monkeypatch, square, entries):
-    def refuse(slot, meanwhile=None):
+    def refuse(slot, expected=0, while_busy=None):
         raise MatrixError("columns are out of range")
 
     monkeypatch.setattr(HostSlot, "multiply", refuse)
-    monkeypatch.setattr(pipeline, "SMALL_ENTRIES", entries)
     a = from_scipy(random_matrix(400, 400, 4.0, 14))
     bad = CSR(a.indptr, np.where(np.arange(a.nnz) == a.nnz // 2, 400, a.indices), a.data, a.shape)
     row = int(np.searchsorted(a.indptr, a.nnz // 2, side="right")) - 1
     with pytest.raises(MatrixError, match=rf"row {row} of A"):
-        pipeline.multiply(bad, bad if square else a, HostDevice(1 << 24))
+        multiply(bad, bad if square else a, HostDevice(1 << 24), tuning=tuned(entries))
     with pytest.raises(MatrixError, match="columns are out of range"):
-        pipeline.multiply(a, bad, HostDevice(1 << 24))
+        multiply(a, bad, HostDevice(1 << 24), tuning=tuned(entries))
     cut = CSR(np.minimum(a.indptr, a.nnz - 1), a.indices, a.data, a.shape)
     with pytest.raises(MatrixError, match=r"rows? .*of A|columns are"):
-        pipeline.multiply(cut, a, HostDevice(1 << 24))
+        multiply(cut, a, HostDevice(1 << 24), tuning=tuned(entries))
 
 
 def test_what_was_done_before_the_capacity_was_reached_is_reported():
     seen: list[pipeline.Stage] = []
     a, b = (from_scipy(random_matrix(300, 300, 4.0, 7)) for _ in range(2))
-    pipeline.multiply_rows(a, b, 0, 1000, HostDevice(1 << 20), report=seen.append)
+    multiply_rows(a, b, HostDevice(1 << 20), 0, 1000, report=seen.append)
     assert [stage.name for stage in seen] == ["upload", "multiply", "download", "prepare"]
 
 
@@ -526,23 +539,23 @@ def test_the_first_error_comes_out_and_the_device_can_be_used_again(method, monk
     for name in {method, "wait"}:
         monkeypatch.setattr(HostSlot, name, failing(name, getattr(HostSlot, name)))
     with pytest.raises(OSError, match=f"{method}, after 0"):
-        pipeline.multiply(a, a, device)
+        multiply(a, a, device)
     assert len(errors) > 1
     monkeypatch.undo()
-    assert_same(pipeline.multiply(a, a, device), oracle(a, a))
+    assert_same(multiply(a, a, device), oracle(a, a))
 
 
-@pytest.mark.parametrize("ahead", [0, 1 << 12, 1 << 16])
-def test_blocks_on_their_way_keep_to_the_memory_of_the_host(ahead):
+@pytest.mark.parametrize("staging", [0, 1 << 12, 1 << 16])
+def test_blocks_on_their_way_keep_to_the_memory_of_the_host(staging):
     a = from_scipy(random_matrix(2000, 2000, 5.0, 5))
     longest = int(np.diff(a.indptr).max())
     for limit in (1 << 17, 1 << 22):  # B in parts, B resident
         seen: list[pipeline.Stage] = []
-        assert_same(pipeline.multiply(a, a, HostDevice(limit, ahead), report=seen.append), oracle(a, a))
+        assert_same(multiply(a, a, HostDevice(limit, staging), report=seen.append), oracle(a, a))
         sizes = [stage.nbytes for stage in seen if stage.name == "prepare"]
         one_row = longest * (longest + 1) * 16 + 8192  # and of B what it asks for
-        assert max(sizes) <= max(ahead // 2, one_row)
-        assert len(sizes) > 10 or ahead > 1 << 12
+        assert max(sizes) <= max(staging // 2, one_row)
+        assert len(sizes) > 10 or staging > 1 << 12
 
 
 def test_where_a_is_b_its_entries_are_sent_once():
@@ -551,6 +564,24 @@ def test_where_a_is_b_its_entries_are_sent_once():
     sent = []
     for b in (a, other):
         seen: list[pipeline.Stage] = []
-        assert_same(pipeline.multiply(a, b, HostDevice(4 << 20), report=seen.append), oracle(a, a))
+        assert_same(multiply(a, b, HostDevice(4 << 20), report=seen.append), oracle(a, a))
         sent.append(sum(stage.nbytes for stage in seen if stage.name == "prepare"))
     assert sent[0] < 0.7 * sent[1]
+
+
+@pytest.mark.parametrize("limit", [1 << 17, 1 << 22, 1 << 28])
+def test_no_cycle_of_references_keeps_memory(limit):
+    """Page-locked memory is free as soon as C is gone."""
+    a, device, arrays = from_scipy(random_matrix(900, 900, 6.0, 3)), HostDevice(limit), []
+    allocate = device.allocate
+    device.allocate = lambda size: (memory := allocate(size), arrays.append(weakref.ref(memory.base)))[0]
+    gc.collect()
+    gc.disable()
+    try:
+        c = multiply(a, a, device, tuning=tuned(1 << 20 if limit == 1 << 28 else -1))
+        assert any(array() is not None for array in arrays)
+        del c
+        device.slots(1, 1 << 10, 0)  # drops blocks that slots hold
+        assert not any(array() is not None for array in arrays)
+    finally:
+        gc.enable()

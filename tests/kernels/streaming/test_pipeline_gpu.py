@@ -62,13 +62,13 @@ def test_equals_scipy_within_the_limit(name, megabytes):
 @pytest.mark.parametrize("name", ["random", "banded", "skewed"])
 @pytest.mark.parametrize("pack", [True, False])
 def test_columns_come_back_packed(monkeypatch, name, pack):
-    from spdist.kernels.streaming import gpu_device, packing
+    from spdist.kernels.streaming import packing
+    from spdist.kernels.streaming.gpu_memory import GpuTuning
 
     monkeypatch.setattr(packing, "WORTH", 1e9)
-    monkeypatch.setattr(gpu_device, "LEAST_PACKED", 1000)
-    a = from_scipy(matrices()[name])
+    a, device = from_scipy(matrices()[name]), gpu(256 << 20, pack=pack, tuning=GpuTuning(least_packed=1000))
     stages = []
-    assert_product(pipeline.multiply(a, a, gpu(256 << 20, pack=pack), report=stages.append), a, a)
+    assert_product(pipeline.multiply(a, a, device, report=stages.append), a, a)
     packed, back = ([stage for stage in stages if stage.name == step] for step in ("pack", "download"))
     assert bool(packed) == pack
     if pack:  # one block more in which C is too small, and the sample's, may be plain
@@ -81,20 +81,21 @@ def test_dtypes_rectangles_and_capacity(dtype):
     a, b = (from_scipy(random_matrix(*shape, 5.0, 6).astype(dtype)) for shape in ((900, 400), (400, 3000)))
     device = gpu(64 << 20, deterministic=True)
     assert_product(pipeline.multiply(a, b, device), a, b)
-    c = pipeline.multiply_rows(a, b, 100, 500, device)
+    c = pipeline.multiply_rows(a, b, device, pipeline.RowSlice(100, 500))
     assert_product(c, a.rows(100, 100 + c.nrows), b)
     assert 0 < c.nrows < 800
 
 
 def test_b_is_sent_once(monkeypatch):
-    monkeypatch.setattr(pipeline, "SMALL_PRODUCTS", 0)  # else it comes with its only block
+    tuning = pipeline.PipelineTuning(small_products=0)  # else it comes with its only block
     a = from_scipy(random_matrix(5000, 5000, 5.0, 7))
     device = gpu(1 << 30)
     sent = []
-    send = device._send
-    monkeypatch.setattr(device, "_send", lambda *args: (sent.extend(args), send(*args)))
+    uploader = device.context.uploader
+    send = uploader.send
+    monkeypatch.setattr(uploader, "send", lambda *args: (sent.extend(args), send(*args)))
     for _ in range(3):
-        assert_product(pipeline.multiply(a, a, device), a, a)
+        assert_product(pipeline.multiply(a, a, device, tuning=tuning), a, a)
     assert len(sent) == 3
     other = CSR(a.indptr, a.indices, 2 * a.data, a.shape)
     assert_product(pipeline.multiply(a, other, device), a, other)
@@ -167,10 +168,10 @@ def test_operands_of_a_second_product_are_locked_where_they_are(monkeypatch, meg
 
     from spdist.kernels.cuda import host_registration
 
-    monkeypatch.setattr(
-        host_registration, "LEAST", 33 << 20
-    )  # of the system, from which size on pages are an array's own
-    monkeypatch.setattr(host_registration, "LEAST_RATE", 0)
+    # From 32 MiB on, pages are an array's own.
+    tuning = host_registration.RegistrationTuning(least_bytes=33 << 20, least_rate=0)
+    note = host_registration.note_operands
+    monkeypatch.setattr(host_registration, "note_operands", lambda arrays: note(arrays, tuning))
     bands = sp.diags_array([np.linspace(1, 2, 1_100_000)] * 9, offsets=range(-4, 5), shape=(1_100_000,) * 2)
     a, b = from_scipy(sp.csr_array(bands)), from_scipy(sp.csr_array(bands))
     device = gpu(megabytes << 20)
@@ -181,8 +182,8 @@ def test_operands_of_a_second_product_are_locked_where_they_are(monkeypatch, meg
     assert locked == [False, True, True]
     assert_array_equal(cupy.asarray(a.data[100:-100]).get(), a.data[100:-100])
     addresses = {m.ctypes.data for m in (a.indices, a.data)}
-    assert addresses <= host_registration._known.keys()
+    assert addresses <= host_registration._owned.keys()
     cupy.cuda.alloc_pinned_memory(1)  # has CuPy let go of what it copied from
     del a
     gc.collect()
-    assert not addresses & host_registration._known.keys()
+    assert not addresses & host_registration._owned.keys()

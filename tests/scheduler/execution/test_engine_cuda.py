@@ -9,7 +9,6 @@ import math
 import os
 import signal
 import sys
-import threading
 import time
 import weakref
 from types import SimpleNamespace
@@ -23,9 +22,12 @@ from spdist import Epilogue, Semiring, api
 from spdist.errors import InputError, MemoryBoundError
 from spdist.kernels.bsr import multiply_cpu as bsr_cpu
 from spdist.matrices.bsr import BSR, from_rows, from_scipy
-from spdist.scheduler.execution import cluster, stages
-from spdist.scheduler.execution.driver import _Timings
+from spdist.matrices.csr import from_scipy as csr_from_scipy
+from spdist.scheduler.execution import cluster
+from spdist.scheduler.execution.records import JobSpec
+from spdist.scheduler.execution.worker import WorkerContext
 from spdist.scheduler.planner import planner
+from spdist.scheduler.planner.plan import Plan
 from tests.conftest import assert_is_product, has_gpu, random_matrix
 from tests.kernels.bsr.test_multiply_cpu import assert_is_block_product, block_matrix
 from tests.scheduler.execution.test_driver import read, workers_alive
@@ -61,7 +63,7 @@ def test_a_plan_needs_no_gpu(stored):
     assert plan.memory_limit == 1 << 30
     assert 0 < plan.projected_memory <= plan.memory_limit
     assert 0 < plan.projected_host_memory <= 64 << 20
-    assert api.Plan.from_json(plan.to_json()) == plan
+    assert Plan.from_json(plan.to_json()) == plan
     with pytest.raises(MemoryBoundError, match=r"host_limit=1.00 MiB leaves .*: raise host_limit to at least"):
         api.plan(a, a, engine="cuda", memory_limit="1GiB", host_limit="1MiB")
 
@@ -121,20 +123,6 @@ def test_a_record_that_cannot_be_written_is_refused_first(stored, tmp_path, name
     assert not (tmp_path / "C.zarr").exists()
 
 
-def test_what_was_told_late_is_waited_for():
-    """Events go another way than answers."""
-    lines = []
-    timings = _Timings("p", lines.extend)
-    answers = {"w": (2, [{"row": 3}])}
-
-    def run(function, name, on_error):
-        threading.Timer(0.1, timings.hear, [(0, {"product": "p", "worker": "w", "timings": [{"row": 1}] * 2})]).start()
-        return answers
-
-    timings.fetch(SimpleNamespace(run=run))
-    assert [line["row"] for line in lines] == [1, 1, 3]
-
-
 @pytest.fixture
 def host_gpu(monkeypatch):
     """Let a worker in this process multiply through a device whose memory is the host's."""
@@ -188,7 +176,7 @@ def test_answers_through_a_device(host_gpu, name, grid):
     options = {"engine": "cuda", "memory_limit": "1MiB", **wanted}
     report = api.multiply(a, a, c, grid=grid, check=True, overwrite=True, **options | as_mask(wanted, a))
     assert report.verification["ok"]
-    found, expected = read(c), api.from_scipy(spdist.spgemm(m, m, **wanted | as_mask(wanted, m)))
+    found, expected = read(c), csr_from_scipy(spdist.spgemm(m, m, **wanted | as_mask(wanted, m)))
     assert found.dtype == expected.dtype
     np.testing.assert_array_equal(found.indptr, expected.indptr)
     np.testing.assert_array_equal(found.indices, expected.indices)
@@ -221,7 +209,7 @@ def test_block_matrices_through_a_device(host_gpu, grid):
     assert report.verification["ok"]
     assert 0 < report.peak_memory <= 1 << 20
     assert report.stages["gpu multiply"]["tasks"] > 1
-    c = api.open_matrix(url("c"))
+    c = spdist.open(url("c"))
     assert_is_block_product(from_rows(c.rows(0, c.nrows)), a, b)
 
 
@@ -285,9 +273,9 @@ def test_rows_of_a_that_are_in_a_band_of_b_are_not_sent(host_gpu, empty):
 def test_nothing_of_the_gpu_is_kept_after_a_run(host_gpu, tmp_path, monkeypatch):
     freed, devices = [], []
     monkeypatch.setattr("spdist.kernels.cuda.pinned.free_pinned", lambda: freed.append(1))
-    make = stages.Product.gpu
+    make = WorkerContext.gpu
     monkeypatch.setattr(
-        stages.Product, "gpu", lambda product: devices.append(weakref.ref(make(product))) or devices[-1]()
+        WorkerContext, "gpu", lambda context: devices.append(weakref.ref(make(context))) or devices[-1]()
     )
     a = "memory://cuda/a.zarr"
     api.save(a, random_matrix(300, 300, 3.0, 6), overwrite=True)
@@ -312,10 +300,10 @@ def test_a_run_goes_on_with_more_of_the_gpu(host_gpu, tmp_path):
 
 def test_what_is_computed_to_warm_up_is_not_on_record(host_gpu, stored):
     a = stored("A", random_matrix(50, 50, 3, 1))
-    product = stages.Product(a, a, "cuda", True, (0, 50), (0, 50), memory_limit=1 << 20)
-    product.warm()
-    assert product.gpu_peak() > 0
-    assert (product.totals, product.timings) == ({}, [])
+    context = WorkerContext(JobSpec(a, a, "cuda", True, (0, 50), (0, 50), memory_limit=1 << 20))
+    context.warm_up()
+    assert context.gpu_peak() > 0
+    assert (context.telemetry.totals, context.telemetry.take_timings()) == ({}, [])
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------------------
@@ -348,7 +336,7 @@ def test_block_matrices(stored, tmp_path, grid):
     report = api.multiply(left, right, tmp_path / "c.zarr", grid=grid, **options)
     assert report.verification["ok"]
     assert 0 < report.peak_memory <= 32 << 20
-    c = from_rows(api.open_matrix(tmp_path / "c.zarr").rows(0, 9000))
+    c = from_rows(spdist.open(tmp_path / "c.zarr").rows(0, 9000))
     d = bsr_cpu.multiply(a, b)
     for x, y in ((c.indptr, d.indptr), (c.indices, d.indices), (c.data, d.data)):
         np.testing.assert_array_equal(x, y)
@@ -413,4 +401,4 @@ def test_scipy_in_scipy_out():
 
     m = random_matrix(5000, 5000, 6.0, 9)
     c = spdist.matmul(m, m, engine="cuda", memory_limit="64MiB")
-    assert_is_product(api.from_scipy(c), m, m, 1e-12)
+    assert_is_product(csr_from_scipy(c), m, m, 1e-12)

@@ -39,7 +39,7 @@ def test_a_worker_with_a_gpu_starts_while_a_large_product_is_planned(stored, tmp
         return plan(*args, **options)
 
     monkeypatch.setattr(planner, "make_plan", planned)
-    monkeypatch.setattr(api, "GPU_BLOCK_PRODUCTS", 1)
+    monkeypatch.setattr("spdist.jobs.startup.GPU_BLOCK_PRODUCTS", 1)
     m, found = random_matrix(3000, 3000, 4.0, 4), []
     a = stored("A", m)
     report = api.multiply(a, a, tmp_path / "C.zarr", engine="cuda", memory_limit="4MiB", grid=(9, 1, 1), check=True)
@@ -92,9 +92,9 @@ def test_reductions_too(stored, one_gpu, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(planner, "DEFAULT_TUNING", SMALL_GPU_BLOCKS)
     m = random_matrix(3000, 3000, 4.0, 5)
-    a, sent, give = stored("A", m), [], BlockAssigner.give
+    a, sent, assign = stored("A", m), [], BlockAssigner.assign
     monkeypatch.setattr(
-        BlockAssigner, "give", lambda crew, worker, work: (sent.append(worker), give(crew, worker, work))
+        BlockAssigner, "assign", lambda assigner, worker, work: (sent.append(worker), assign(assigner, worker, work))
     )
     assert api.reduce(a, a, "nnz", engine="hybrid", memory_limit="4MiB") == np.diff((m @ m).indptr).sum()
     assert len(sent) > 20
@@ -108,9 +108,11 @@ def test_no_reduction_waits_for_a_late_core(stored, one_gpu, monkeypatch):
     monkeypatch.setattr(planner, "DEFAULT_TUNING", SMALL_GPU_BLOCKS)
     monkeypatch.setenv(fake_gpu.LATE, "60")
     m = random_matrix(3000, 3000, 4.0, 5)
-    a, sent, give = stored("A", m), [], BlockAssigner.give
+    a, sent, assign = stored("A", m), [], BlockAssigner.assign
     monkeypatch.setattr(
-        BlockAssigner, "give", lambda crew, worker, work: (sent.append(work.task.number), give(crew, worker, work))
+        BlockAssigner,
+        "assign",
+        lambda assigner, worker, work: (sent.append(work.task.number), assign(assigner, worker, work)),
     )
     begin, seconds = time.monotonic(), []
     callbacks = api.Callbacks(progress=lambda told: seconds.append(time.monotonic() - begin))
@@ -142,9 +144,9 @@ def test_cores_step_back_for_good(one_gpu, monkeypatch):
 def test_the_host_is_not_overbooked(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 32)
     monkeypatch.setattr(cluster.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 100 << 30}))
-    assert cluster.beside_gpus(2, 1 << 30) == 16
-    assert cluster.beside_gpus(2, 8 << 30) == 4
-    assert cluster.beside_gpus(2, 40 << 30) == 0
+    assert cluster.count_cpu_workers(2, 1 << 30) == 16
+    assert cluster.count_cpu_workers(2, 8 << 30) == 4
+    assert cluster.count_cpu_workers(2, 40 << 30) == 0
 
 
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")

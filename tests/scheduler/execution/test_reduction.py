@@ -17,6 +17,7 @@ from spdist.errors import InputError, MatrixError, SpdistError
 from spdist.kernels import reduction_spec
 from spdist.kernels.cpu import reduce
 from spdist.scheduler.execution import stages
+from spdist.scheduler.execution.worker import CONTEXTS
 from spdist.scheduler.planner import planner
 from tests.scheduler.execution.test_product_spec import whole_numbers
 from tests.support.planning import in_grid
@@ -171,10 +172,10 @@ def test_nothing_stays_when_it_fails(stored, scheduler, monkeypatch):
     def failing(*_):
         raise OSError(5, "the disk is gone")
 
-    monkeypatch.setattr(stages.Product, "preprocess", failing)
+    monkeypatch.setattr(stages, "preprocess", failing)
     with pytest.raises(SpdistError, match="the disk is gone"):
         spdist.reduce(a, a, "nnz", scheduler=scheduler)
-    assert not stages.PRODUCTS
+    assert not CONTEXTS
 
 
 def test_refusals(stored):

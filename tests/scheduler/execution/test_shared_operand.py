@@ -1,4 +1,4 @@
-"""A B that is read by several processes together, and ahead of the plan: pieces, locks, files that go, errors."""
+"""A resident B that several processes read together, and before the plan: pieces, locks, removal of files, errors."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ from spdist import api
 from spdist.errors import CorruptError, MatrixError, MemoryBoundError
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
-from spdist.scheduler.execution import shared_operand, stages
+from spdist.scheduler.execution import shared_operand
 from spdist.scheduler.execution.cluster import share_hosts, workers
-from spdist.scheduler.execution.driver import AHEAD
-from spdist.scheduler.execution.shared_operand import Resident
+from spdist.scheduler.execution.plugins import PREFETCHED
+from spdist.scheduler.execution.shared_operand import ResidentMatrix, SharingTuning
+from spdist.scheduler.execution.worker import CONTEXTS, check_rows
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.request import PlanRequest
 from spdist.scheduler.planner.tuning import BlockTuning, PlannerTuning
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
+from spdist.units import parse_bytes
 from tests.conftest import random_matrix
 from tests.scheduler.execution.test_driver import workers_alive
 
@@ -46,16 +48,16 @@ pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="a system 
 
 def files() -> set[str]:
     """Return the names of shared files of this user."""
-    return {path.name for path in shared_operand.FOLDER.glob(f"{shared_operand._prefix()}*")}
+    return {path.name for path in shared_operand.SHARING.folder.glob(f"{shared_operand.file_prefix()}*")}
 
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
     """Cut pieces of a few Zarr chunks; files lie in a folder of the test's."""
-    monkeypatch.setattr(shared_operand, "PIECE", 1 << 12)
-    monkeypatch.setattr(shared_operand, "LEAST", 1 << 12)
-    monkeypatch.setattr(shared_operand, "FOLDER", tmp_path / "shm")
-    shared_operand.FOLDER.mkdir()
+    tuning = SharingTuning(folder=tmp_path / "shm", piece_bytes=1 << 12, least_bytes=1 << 12)
+    tuning.folder.mkdir()
+    monkeypatch.setattr(shared_operand, "SHARING", tuning)
+    return tuning
 
 
 def in_chunks(place: Path, m: sp.csr_matrix, length: int = 100) -> StoredMatrix:
@@ -73,8 +75,8 @@ def b(tmp_path, small):
     return in_chunks(tmp_path / "B.zarr", random_matrix(900, 700, 9, 1))
 
 
-def resident(b: StoredMatrix, name: str = "", engine: str = "numba", **options) -> Resident:
-    return Resident(b, lambda m: stages.check_rows(engine, m, "B"), name, **options)
+def resident(b: StoredMatrix, name: str = "", engine: str = "numba", **options) -> ResidentMatrix:
+    return ResidentMatrix(b, lambda m: check_rows(engine, m, "B"), name, **options)
 
 
 def assert_same(found: CSR, b: StoredMatrix) -> None:
@@ -91,12 +93,11 @@ def assert_same(found: CSR, b: StoredMatrix) -> None:
     dtype=st.sampled_from(["float64", "float32", "bool", "int16", "complex128"]),
 )  # fmt: skip
 def test_pieces_give_the_whole(tmp_path, small, seed, shape, per_row, chunk, piece, shares, dtype):
-    shared_operand.PIECE = piece  # put back by `small`
     name = uuid.uuid4().hex
     b = in_chunks(tmp_path / name, random_matrix(*shape, per_row, seed, dtype), chunk)
-    held = resident(b, name if shares else "")
+    held = resident(b, name if shares else "", tuning=replace(small, piece_bytes=piece))
     assert_same(held.get(), b)
-    assert bool(files()) == (shares and b.nbytes >= shared_operand.LEAST)
+    assert bool(files()) == (shares and b.nbytes >= small.least_bytes)
     held.drop()
     assert not files()
 
@@ -151,12 +152,12 @@ def test_two_read_each_piece_once(b, monkeypatch):
     monkeypatch.setattr(StoredMatrix, "read_entries", counting)
     both = [resident(b, "two") for _ in range(2)]
     with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(Resident.get, both))
+        found = list(threads.map(ResidentMatrix.get, both))
     assert len(lengths) > 20
     assert sum(lengths) == b.nnz
     monkeypatch.undo()
     for held, m in zip(both, found, strict=True):
-        assert isinstance(held.memory, shared_operand.Together)
+        assert isinstance(held.memory, shared_operand.SharedMemory)
         assert m.data.base is not None
         assert not m.data.flags.owndata  # so that `in_place` leaves it alone
     assert_same(found[0], b)
@@ -171,7 +172,7 @@ def test_the_last_to_leave_removes_the_file(b):
         one.drop()
         assert len(files()) == 1
     with ThreadPoolExecutor(4) as threads:  # once more: nobody is hurt
-        list(threads.map(Resident.drop, held))
+        list(threads.map(ResidentMatrix.drop, held))
     assert not files()
     assert_same(found[0], b)  # who has it keeps it
 
@@ -182,7 +183,7 @@ def test_all_leave_at_once(b):
         for one in held:
             one.get()
         with ThreadPoolExecutor(6) as threads:
-            list(threads.map(Resident.drop, held))
+            list(threads.map(ResidentMatrix.drop, held))
         assert not files()
 
 
@@ -191,7 +192,7 @@ import sys, time
 from pathlib import Path
 from spdist.scheduler.execution import shared_operand
 from spdist.storage.matrix import StoredMatrix, open_matrix
-shared_operand.FOLDER, shared_operand.PIECE, shared_operand.LEAST = Path(sys.argv[2]), 1 << 12, 1 << 12
+tuning = shared_operand.SharingTuning(folder=Path(sys.argv[2]), piece_bytes=1 << 12, least_bytes=1 << 12)
 read, seen = StoredMatrix.read_entries, []
 
 def stuck(self, indices, data, origin, first, last):
@@ -203,7 +204,7 @@ def stuck(self, indices, data, origin, first, last):
     read(self, indices, data, origin, first, last)
 
 StoredMatrix.read_entries = stuck
-shared_operand.Resident(open_matrix(sys.argv[1]), lambda m: None, sys.argv[3]).get()
+shared_operand.ResidentMatrix(open_matrix(sys.argv[1]), lambda m: None, sys.argv[3], tuning=tuning).get()
 print("has all", flush=True)
 time.sleep(600)
 """
@@ -212,7 +213,9 @@ time.sleep(600)
 def holder(b: StoredMatrix, name: str, how: str) -> subprocess.Popen:
     """Start a process that reads; return it when it has all pieces, or holds some that it does not finish."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, b.url, str(shared_operand.FOLDER), name, how], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, b.url, str(shared_operand.SHARING.folder), name, how],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout.readline().strip() == ("holds" if how == "stuck" else "has all")
     return process
@@ -264,7 +267,7 @@ def test_damage_is_named_to_all_and_nobody_hangs(b):
     chunk.write_bytes(bytes(content))
     both = [resident(b, "damaged") for _ in range(2)]
 
-    def message(held: Resident) -> str:
+    def message(held: ResidentMatrix) -> str:
         with pytest.raises(CorruptError) as raised:
             held.get()
         held.drop()
@@ -281,11 +284,12 @@ def test_damage_is_named_to_all_and_nobody_hangs(b):
 
 @pytest.mark.parametrize("why", ["no folder", "no room", "full", "another's", "a link", "no locks"])
 def test_without_such_memory_it_is_read_alone(b, monkeypatch, caplog, tmp_path, why):
-    path = shared_operand.FOLDER / f"{shared_operand._prefix()}alone"
+    tuning = shared_operand.SHARING
+    path = tuning.folder / f"{shared_operand.file_prefix()}alone"
     if why == "no folder":
-        monkeypatch.setattr(shared_operand, "FOLDER", tmp_path / "nowhere")
+        tuning = replace(tuning, folder=tmp_path / "nowhere")
     elif why == "no room":
-        monkeypatch.setattr(shared_operand, "SPARE_SHARE", 1)
+        tuning = replace(tuning, spare_share=1)
     elif why == "full":  # only when pages are asked for
         reserved, original = [], os.posix_fallocate
 
@@ -297,17 +301,17 @@ def test_without_such_memory_it_is_read_alone(b, monkeypatch, caplog, tmp_path, 
 
         monkeypatch.setattr(os, "posix_fallocate", full)
     elif why == "another's":
-        shared_operand._lock(os.open(path, os.O_CREAT | os.O_RDWR, 0o644), fcntl.F_RDLCK, shared_operand.USERS)
+        shared_operand._lock(os.open(path, os.O_CREAT | os.O_RDWR, 0o644), fcntl.F_RDLCK, shared_operand.USERS_BYTE)
     elif why == "a link":
         path.symlink_to(tmp_path / "elsewhere")
     else:
         monkeypatch.delattr("fcntl.F_OFD_SETLK")
     with caplog.at_level(logging.INFO, "spdist"):
-        held = resident(b, "alone")
+        held = resident(b, "alone", tuning=tuning)
         assert_same(held.get(), b)
         held.get()
-    assert isinstance(held.memory, shared_operand.Alone)
-    assert not isinstance(held.memory, shared_operand.Together)
+    assert isinstance(held.memory, shared_operand.PrivateMemory)
+    assert not isinstance(held.memory, shared_operand.SharedMemory)
     assert caplog.text.count("B is not shared") == 1
     assert why in ("another's", "a link") or not files()
 
@@ -350,7 +354,7 @@ def test_what_is_said_to_stay_does(tmp_path, kind, sizes_, limit, guesses, monke
     monkeypatch.setattr("spdist.storage.writer.CHUNK_LENGTH", 1 << 12)
     tuning = PlannerTuning(blocks=BlockTuning(gpu_products=1 << 12))
     a = spdist.generate(kind, tmp_path / "A.zarr", **sizes_)
-    bytes_ = api.parse_bytes(limit)
+    bytes_ = parse_bytes(limit)
     for engine, guess in zip(("numba", "cuda"), guesses, strict=True):
         limits = {"memory_limit": bytes_, "host_limit": None if engine == "numba" else bytes_}
         request = PlanRequest(a, a, engine, **limits)
@@ -370,16 +374,16 @@ def test_of_a_damaged_a_nothing_is_said(b):
 def large(stored, monkeypatch):
     """Return a matrix of more than a piece, and itself; two workers share it, and begin ahead of the plan."""
     monkeypatch.setattr("spdist.scheduler.execution.cluster.SHARERS", 2)
-    monkeypatch.setattr(api, "MAX_BLOCK_PRODUCTS", 0)
+    monkeypatch.setattr("spdist.jobs.startup.MAX_BLOCK_PRODUCTS", 0)
     m = random_matrix(40_000, 40_000, 19, 3)
     a = stored("A", m)
-    assert a.nbytes > shared_operand.LEAST
+    assert a.nbytes > shared_operand.SHARING.least_bytes
     return a, m
 
 
 def left_behind() -> tuple[int, int]:
-    """Return how many products a worker has; for `Client.run`."""
-    return len(AHEAD), len(stages.PRODUCTS)
+    """Return how many jobs a worker prefetches for, and has installed; for `Client.run`."""
+    return len(PREFETCHED), len(CONTEXTS)
 
 
 @pytest.mark.parametrize("given", [False, True])

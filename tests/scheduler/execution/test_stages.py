@@ -1,74 +1,82 @@
-"""What a worker reads for a block: rows of B side by side, and those it has already."""
+"""Stages that need no cluster, and the parts of a block that share a Zarr chunk with others."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-import spdist
-from spdist.kernels.cpu import multiply as cpu
-from spdist.scheduler.execution.stages import Operands, Product, Task
-from spdist.storage.chunked_array import ChunkedArray
-from spdist.storage.matrix import StoredMatrix
+from spdist.errors import SpdistError
+from spdist.scheduler.execution.records import BlockTask, JobSpec
+from spdist.scheduler.execution.stages import (
+    CommitTarget,
+    commit,
+    compute,
+    count,
+    run_stage,
+    shared_slices,
+)
+from spdist.scheduler.execution.worker import CONTEXTS, WorkerContext
+from spdist.storage.groups import begin
+from spdist.storage.writer import Layout
 from tests.conftest import assert_is_product, random_matrix
-
-STEP = 340
-"""Rows of a block: a plane of the stencil and a third."""
 
 
 @pytest.fixture
-def stencil(tmp_path):
-    """Return a 27-point stencil."""
-    return spdist.generate("poisson", tmp_path / "A.zarr", dims=(20, 16, 16), points=27)
-
-
-def tasks_of(a: StoredMatrix) -> list[Task]:
-    """Return blocks as the planner would cut them, with room for the rows of B they ask for and no more."""
-    m = a.rows(0, a.nrows).to_scipy()
-    tasks = []
-    for start in range(0, a.nrows, STEP):
-        stop = min(start + STEP, a.nrows)
-        needed = np.unique(m[start:stop].indices)
-        room = int(np.diff(m.indptr)[needed].sum()) * 12 + 24 * len(needed)
-        tasks.append(Task(len(tasks), start, stop, 10**6, False, room))
-    return tasks
-
-
-def operands(a: StoredMatrix, tasks: list[Task], pairs: int) -> list[Operands]:
-    product = Product(a, a, "numba", False, (0, a.ncols), (0, a.ncols), pairs)
-    return [product.preprocess(task) for task in tasks]
-
-
-@pytest.mark.parametrize("pairs", [1, 2])
-def test_rows_side_by_side_give_the_same_product(stencil, pairs):
-    whole = stencil.rows(0, stencil.nrows)
-    tasks = tasks_of(stencil)
-    for task, found in zip(tasks, operands(stencil, tasks, pairs), strict=True):
-        assert found.b.nbytes <= task.b_bytes + 8 * found.a.nnz
-        c = cpu.multiply(found.a, found.b, engine="numba")
-        assert_is_product(c, whole.rows(task.start, task.stop).to_scipy(), whole.to_scipy(), 1e-12)
-
-
-def test_what_the_block_before_asked_for_is_not_read_again(stencil, monkeypatch):
-    original, tasks, read = ChunkedArray.read, tasks_of(stencil), []
-
-    def counting(self, first, last):
-        read.append((last - first) * (self.name == "data"))
-        return original(self, first, last)
-
-    monkeypatch.setattr(ChunkedArray, "read", counting)
-    times = {}
-    for pairs in (1, 2):
-        read.clear()
-        operands(stencil, tasks, pairs)
-        times[pairs] = sum(read) / stencil.nnz
-    assert times[2] < 1.9  # rows of A, and those after them
-    assert 2.1 < times[1] < 2.6  # those before them, too
-
-
-def test_scattered_rows_are_gathered(stored):
-    m = random_matrix(3_000, 3_000, 5, 1)
+def product(stored):
+    """Return a matrix, and the context of a job that squares it in two pieces."""
+    m = random_matrix(200, 200, 6, 1)
     a = stored("A", m)
-    product = Product(a, a, "numba", False, (0, 3_000), (0, 3_000), 2)
-    found = product.preprocess(Task(0, 10, 20, 10_000, False, 1_000))
-    assert found.b.nrows == len(np.unique(m[10:20].indices))
+    return m, WorkerContext(JobSpec(a, a, "numba", False, (0, 90, 200), (0, 200)))
+
+
+@given(st.integers(0, 500), st.integers(0, 500), st.integers(1, 120))
+def test_shared_slices_leave_whole_chunks(at, nnz, chunk):
+    slices = shared_slices(at, nnz, chunk)
+    kept = np.zeros(nnz, bool)
+    for low, high in slices:
+        assert 0 <= low < high <= nnz
+        assert (at + low) // chunk == (at + high - 1) // chunk
+        kept[low:high] = True
+    body = np.flatnonzero(~kept)
+    if len(body):
+        assert (at + body[0]) % chunk == 0
+        assert (at + body[-1] + 1) % chunk == 0
+        assert body[-1] - body[0] + 1 == len(body)
+
+
+def test_pieces_are_added_up(product):
+    m, context = product
+    c = compute(context, BlockTask(0, 20, 60, 10_000, True), 2)
+    assert_is_product(c, m[20:60], m, 1e-12)
+    assert set(context.telemetry.totals) == {"preprocess", "multiply", "merge"}
+    assert not context.partial_results
+
+
+def test_a_commit_writes_whole_chunks_and_returns_the_rest(product, tmp_path):
+    _, context = product
+    task = BlockTask(0, 0, 50, 10_000, False)
+    c = compute(context, task, 1)
+    layout = Layout(str(tmp_path / "C.zarr"), 200, np.dtype(np.float64), 100)
+    begin(layout.url, {})
+    counts = count(c, task)
+    fragments = commit(context, task, len(counts.row_nnz), counts.digest, CommitTarget(layout, 70, 0))
+    assert [fragment.offset for fragment in fragments] == [70, (70 + c.nnz) // 100 * 100]
+    written = context.telemetry.totals["commit"].nbytes // 12
+    assert written % 100 == 0
+    assert sum(len(fragment.data) for fragment in fragments) + written == c.nnz
+    assert not context.results
+
+
+def test_a_lost_block_must_come_out_the_same(product, tmp_path):
+    _, context = product
+    task = BlockTask(0, 0, 50, 10_000, True)
+    with pytest.raises(SpdistError, match="gave another pattern when computed again"):
+        commit(context, task, 50, b"another", CommitTarget(None, 0, 0))
+
+
+def test_a_task_names_its_job_and_stage(product, monkeypatch):
+    _, context = product
+    monkeypatch.setitem(CONTEXTS, "job", context)
+    assert run_stage("job", "preprocess", BlockTask(0, 3, 8, 100, False)).a.nrows == 5

@@ -15,6 +15,7 @@ from spdist import api
 from spdist.cli import main
 from spdist.errors import CorruptError, InputError, MatrixError
 from spdist.matrices.bsr import from_rows
+from spdist.scheduler.planner.plan import Plan
 from tests.kernels.bsr.test_multiply_cpu import assert_is_block_product, block_matrix
 
 
@@ -112,7 +113,7 @@ def test_a_plan_for_gpus_needs_none(kept):
     _, right = kept("b", 500, 400, (2, 4), 2)
     plan = api.plan(left, right, engine="cuda", memory_limit="1MiB", host_limit="64MiB")
     assert 0 < plan.projected_memory <= 1 << 20
-    assert api.Plan.from_json(plan.to_json()) == plan
+    assert Plan.from_json(plan.to_json()) == plan
 
 
 def test_what_is_for_entries_is_refused_with_what_to_do(kept, tmp_path):
@@ -164,18 +165,18 @@ def test_resume(kept, tmp_path, scheduler, monkeypatch):
     from spdist.scheduler.execution import stages
 
     a, left = kept("a", 400, 400, (2, 2), 1)
-    original, done = stages.Product.commit, []
+    original, done = stages.commit, []
 
-    def commit(self, task, *rest):
+    def commit(context, task, *rest):
         if len(done) == 3:
             raise RuntimeError("the power failed")
         done.append(task.number)
-        return original(self, task, *rest)
+        return original(context, task, *rest)
 
-    monkeypatch.setattr(stages.Product, "commit", commit)
+    monkeypatch.setitem(stages.STAGES, "commit", commit)
     with pytest.raises(spdist.SpdistError, match="the power failed"):
         api.multiply(left, left, tmp_path / "c.zarr", grid=(8, 1, 1), scheduler=scheduler)
-    monkeypatch.setattr(stages.Product, "commit", original)
+    monkeypatch.setitem(stages.STAGES, "commit", original)
     report = api.multiply(left, left, tmp_path / "c.zarr", resume=True, scheduler=scheduler)
     assert report.state == "resumed"
     c = spdist.open(tmp_path / "c.zarr")

@@ -19,12 +19,14 @@ from spdist.kernels import reduction_spec
 from spdist.kernels.cpu import multiply as cpu
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import SEMIRINGS
-from spdist.kernels.streaming.partition import SubmatrixOffset
-from spdist.kernels.streaming.pipeline import Learnt, multiply_rows, reduce
+from spdist.kernels.streaming.layout import SubmatrixOffset
+from spdist.kernels.streaming.multiplication import RowSlice
+from spdist.kernels.streaming.pipeline import multiply_rows, reduce
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.scheduler.execution import cluster, stages
 from spdist.scheduler.execution.assignment import BlockAssigner
+from spdist.scheduler.execution.driver import DriverTuning
 from spdist.scheduler.planner import planner
 from spdist.storage.external_sort import RowSorter
 from tests.conftest import random_matrix, upper
@@ -186,11 +188,11 @@ def test_blocks_of_a_device(limit, within):
     a = b = from_scipy(m)
     expected, first = upper(cpu.multiply(a, b)), 200
     device, some = HostDevice(limit), UPPER.of_rows(first, 900)
-    told = {"within": SubmatrixOffset(first)} if within else {}
-    c = multiply_rows(a.rows(first, 900), b, 0, None, device, spec=some, learnt=Learnt(), **told)
+    rows = RowSlice(offset=SubmatrixOffset(first) if within else None)
+    c = multiply_rows(a.rows(first, 900), b, device, rows, spec=some)
     assert_same(c, expected.rows(first, 900))
     assert reduce(a, b, "nnz", device, spec=UPPER).values[0] == expected.nnz
-    few = multiply_rows(a, b, 0, expected.nnz // 3, device, spec=UPPER)
+    few = multiply_rows(a, b, device, RowSlice(capacity=expected.nnz // 3), spec=UPPER)
     assert 0 < few.nnz <= expected.nnz // 3
     assert_same(few, expected.rows(0, few.nrows))
 
@@ -201,9 +203,9 @@ def test_a_gpu_and_cores_from_storage(stored, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "PRELOAD", [*cluster.PRELOAD, "tests.support.fake_gpu"])
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     m = random_matrix(3000, 3000, 4.0, 4)
-    a, sent, give = stored("A", m), [], BlockAssigner.give
+    a, sent, assign = stored("A", m), [], BlockAssigner.assign
     monkeypatch.setattr(
-        BlockAssigner, "give", lambda crew, worker, work: (sent.append(worker), give(crew, worker, work))
+        BlockAssigner, "assign", lambda assigner, worker, work: (sent.append(worker), assign(assigner, worker, work))
     )
     limits = {"engine": "hybrid", "memory_limit": "4MiB", "grid": (40, 1, 1)}
     assert api.multiply(a, a, tmp_path / "C.zarr", triangle="upper", check=True, **limits).verification["ok"]
@@ -273,26 +275,26 @@ def test_rows_that_do_not_fit_their_room(stored, tmp_path, scheduler, monkeypatc
 def test_lost_blocks_and_resume(stored, tmp_path, scheduler, monkeypatch):
     """Blocks whose worker is gone are computed again, as triangles; and a run goes on as a triangle only."""
     monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
-    monkeypatch.setattr("spdist.scheduler.execution.driver.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
     a = stored("A", whole_numbers(900, 900, 12, 3))
     whole = {"threshold": 2.0, "scheduler": scheduler}
     wanted = whole | {"triangle": "upper"}
     api.multiply(a, a, tmp_path / "R.zarr", grid=(20, 2, 1), **wanted)
-    commits, again, commit, computed = [], [], stages.Product.commit, stages.Product.again
+    commits, again, commit, recompute = [], [], stages.commit, stages.recompute
 
-    def failing(self, task, *rest):
+    def failing(context, task, *rest):
         commits.append(task.number)
-        self.waiting.pop(task.number, None)
+        context.results.pop(task.number, None)
         if len(commits) > 6:
             raise OSError(28, "No space left on device")
-        return commit(self, task, *rest)
+        return commit(context, task, *rest)
 
-    monkeypatch.setattr(stages.Product, "again", lambda *args: (again.append(1), computed(*args))[1])
-    monkeypatch.setattr(stages.Product, "commit", failing)
+    monkeypatch.setattr(stages, "recompute", lambda *args: (again.append(1), recompute(*args))[1])
+    monkeypatch.setitem(stages.STAGES, "commit", failing)
     with pytest.raises(SpdistError, match="disk is full"):
         api.multiply(a, a, tmp_path / "C.zarr", grid=(20, 2, 1), **wanted)
     assert again
-    monkeypatch.setattr(stages.Product, "commit", commit)
+    monkeypatch.setitem(stages.STAGES, "commit", commit)
     with pytest.raises(ResumeError, match="what was asked"):
         api.multiply(a, a, tmp_path / "C.zarr", resume=True, **whole)
     assert api.multiply(a, a, tmp_path / "C.zarr", resume=True, **wanted).state == "resumed"

@@ -1,0 +1,138 @@
+"""SciPy matrices in, SciPy matrices out: products and reductions on the CPU, or through the GPU by row blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import scipy.sparse as sp
+
+from spdist.errors import InputError
+from spdist.inmemory import through_gpu
+from spdist.kernels.cpu.reduce import reduce_product
+from spdist.kernels.product_spec import ProductSpec
+from spdist.kernels.reduction_spec import Reduction, check_values, diagonal_pattern, is_linear
+from spdist.matrices.checks import check_product_shapes
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.options import InMemoryOptions
+
+
+@dataclass(frozen=True)
+class Method:
+    """What implements a method.
+
+    Attributes
+    ----------
+    multiply : callable
+        Multiplies two canonical `CSR`.
+    takes_options : bool
+        Whether it takes semirings, masks, triangles, epilogues, threshold and top-n.
+    """
+
+    multiply: Callable[[CSR, CSR, ProductSpec, InMemoryOptions], CSR]
+    takes_options: bool = True
+
+
+def _on_cpu(a: CSR, b: CSR, spec: ProductSpec, options: InMemoryOptions) -> CSR:
+    from spdist.kernels.cpu import multiply as cpu
+
+    return cpu.multiply(a, b, engine=options.method, threads=options.thread_count, spec=spec)  # type: ignore[arg-type]
+
+
+METHODS = {
+    "auto": Method(_on_cpu),
+    "scipy": Method(_on_cpu, takes_options=False),
+    "numba": Method(_on_cpu),
+    "cuda": Method(through_gpu.multiply),
+    "hyspmm": Method(through_gpu.multiply_hyspmm, takes_options=False),
+}
+"""Methods for matrices of SciPy's."""
+
+
+def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any:
+    """Multiply two matrices of SciPy's; see `spdist.spgemm`.
+
+    Parameters
+    ----------
+    a, b : scipy.sparse matrix or array
+    spec : ProductSpec
+    options : InMemoryOptions
+
+    Returns
+    -------
+    scipy.sparse matrix or array
+        As `a`; by columns if both operands are.
+
+    Raises
+    ------
+    InputError
+        If there is no such method, or it does not take the options.
+    MatrixError
+        If the shapes do not fit.
+    """
+    method = METHODS.get(options.method)
+    if method is not None and not (spec.plain or method.takes_options):
+        able = ", ".join(name for name, one in METHODS.items() if one.takes_options)
+        raise InputError(
+            f"method={options.method!r} makes whole products by plus and times: for semirings, masks, triangles, "
+            f"epilogues, threshold and top_n choose one of {able}"
+        )
+    by_columns = getattr(a, "format", "") == getattr(b, "format", "") == "csc"
+    swapped = by_columns and spec.plain  # with options the rows of C matter, and the order of the factors
+    left, right = (from_scipy(b.T), from_scipy(a.T)) if swapped else (from_scipy(a), from_scipy(b))
+    if method is None:
+        raise InputError(
+            f"method {options.method!r} is not one of {', '.join(METHODS)}, which matrices of SciPy's have"
+        )
+    check_product_shapes(a.shape, b.shape)
+    spec.check_square((left.nrows, right.ncols))
+    out = scipy_like(a, method.multiply(left, right, spec, options))
+    if swapped:
+        return out.T
+    return out.tocsc() if by_columns else out
+
+
+def reduce(a: Any, b: Any, what: Reduction, spec: ProductSpec, options: InMemoryOptions) -> Any:
+    """Return a reduction of a product of SciPy's matrices; see `spdist.reduce`.
+
+    Parameters
+    ----------
+    a, b : scipy.sparse matrix or array
+    what : Reduction
+    spec : ProductSpec
+    options : InMemoryOptions
+        With method "cuda" C is made, and stays, on the GPU.
+
+    Returns
+    -------
+    number or array
+
+    Raises
+    ------
+    MatrixError
+        If the shapes do not fit.
+    InputError
+        If an option does not fit, or the GPU has no kernel for it.
+    """
+    left, right = from_scipy(a), from_scipy(b)
+    check_product_shapes(a.shape, b.shape)
+    spec.check_square((left.nrows, right.ncols))
+    dtype = spec.semiring.result_dtype(left.dtype, right.dtype)
+    check_values(what, dtype)
+    if options.method == "cuda" and not is_linear(what, spec, dtype):
+        if what == "trace" and not spec.fused:
+            spec = replace(spec, mask=diagonal_pattern(0, left.nrows, right.ncols))
+        return through_gpu.reduce(left, right, what, spec, options)
+    return reduce_product(what, left, right, threads=options.thread_count, spec=spec)
+
+
+def scipy_like(a: Any, c: CSR) -> Any:
+    """Return a canonical `CSR` as SciPy's array if `a` is one, else as SciPy's matrix; no arrays are copied."""
+    m: Any = c.to_scipy()
+    if isinstance(a, sp.sparray):
+        out = sp.csr_array(m.shape, dtype=m.dtype)
+        out.indptr, out.indices, out.data = m.indptr, m.indices, m.data
+        m = out
+    m.has_canonical_format = True
+    return m

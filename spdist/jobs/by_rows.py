@@ -1,0 +1,228 @@
+"""A product made by rows of C: prepare or resume it, run it, finish C, verify it."""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from spdist.engines import GPU_ENGINES
+from spdist.errors import ResumeError
+from spdist.jobs.check import verified
+from spdist.jobs.describe import PLAN_NOTE, durable_part
+from spdist.jobs.planning import PlanSource, check_values, limits_of
+from spdist.jobs.report import Callbacks, Report, recorder
+from spdist.jobs.request import Request
+from spdist.jobs.startup import workers_and_plan
+from spdist.jobs.target import Facts, check_target, find_earlier_product, reserve_target
+from spdist.matrices.dtypes import blocksize
+from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions
+from spdist.scheduler.execution.cluster import count_gpus
+from spdist.scheduler.execution.driver import Outcome, execute
+from spdist.scheduler.execution.journal import JOURNAL
+from spdist.scheduler.execution.telemetry import RunCallbacks
+from spdist.scheduler.planner import planner
+from spdist.scheduler.planner.plan import Plan
+from spdist.scheduler.planner.request import PlanRequest
+from spdist.storage import groups, locations
+from spdist.storage.atomic_replace import clear_of_full_disks, full_disk
+from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.product_spec import StoredProductSpec
+from spdist.storage.writer import Layout, finish_matrix
+from spdist.units import format_bytes, parse_bytes
+
+
+@dataclass(frozen=True)
+class Job:
+    """A product that is about to run.
+
+    Attributes
+    ----------
+    planning : PlanSource
+        Where the plan comes from.
+    target : str
+        Where C is to be.
+    unfinished : str
+        Where the unfinished C lies that is continued; empty for a new C.
+    overwrite : bool
+        Whether a new C may replace what lies at `target`.
+    facts : dict
+        The record that C carries.
+    """
+
+    planning: PlanSource
+    target: str
+    unfinished: str
+    overwrite: bool
+    facts: Facts
+
+    def run(self, execution: ExecutionOptions, callbacks: Callbacks) -> tuple[Plan, Outcome]:
+        """Plan, run the plan, and put the finished C at the target."""
+        a, b, spec = self.planning.request.a, self.planning.request.b, self.planning.request.spec
+        with workers_and_plan(self.planning, execution, callbacks, self.target) as (client, plan, name):
+            place = self.unfinished or self._begin(plan)
+            layout = Layout(place, b.ncols, spec.dtype(a, b), plan.chunk)
+            reports = RunCallbacks(callbacks.started, callbacks.progress, callbacks.timed)
+            outcome, layout = execute(client, name, self.planning.draft(), plan, layout, reports)
+        finish_matrix(layout, a.nrows, outcome.nnz, self.facts)
+        for note in (PLAN_NOTE, JOURNAL):
+            groups.remove_note(place, note)
+        if place != self.target:
+            locations.move(place, self.target)
+        return plan, outcome
+
+    def _begin(self, plan: Plan) -> str:
+        """Create an unfinished C with its plan; return its place.
+
+        If C cannot even be created nothing is left: it could be neither resumed nor replaced.
+        """
+        place = reserve_target(self.target, overwrite=self.overwrite)
+        try:
+            groups.begin(place, self.facts)
+        except BaseException:
+            if locations.exists(place):
+                locations.remove(place)
+            raise
+        groups.write_note(place, PLAN_NOTE, plan.to_json().encode())
+        return place
+
+
+def multiply_by_rows(request: Request, begin: float) -> Report:
+    """Make C by rows.
+
+    Parameters
+    ----------
+    request : Request
+    begin : float
+        Seconds of `time.perf_counter` at which the call began.
+
+    Raises
+    ------
+    InputError
+        If the request cannot be met; nothing has been written.
+    SpdistError
+        If the run failed; what is durable stays.
+    VerificationError
+        If C was verified and found false.
+    """
+    if request.transpose_a or request.transpose_b:
+        request.check_fit()
+    with request.transposed() as ready:
+        job = prepare(ready)
+        report = job if isinstance(job, Report) else _run(job, ready, begin)
+        if not ready.output.check:
+            return report
+        return verified(report, (ready.a, ready.b, open_matrix(ready.target)), ready.spec, ready.callbacks)
+
+
+def _run(job: Job, request: Request, begin: float) -> Report:
+    """Run a job and report on it."""
+    if job.planning.request.engine in GPU_ENGINES and request.execution.scheduler is None:
+        count_gpus()  # refuses before a plan is made
+    if job.unfinished:
+        request.callbacks.resumed(durable_part(job.unfinished))
+    full = functools.partial(full_disk, job.target)  # for this process; workers say it for themselves
+    with recorder(request.output.record, request.target) as timed, clear_of_full_disks(full):
+        plan, outcome = job.run(request.execution, replace(request.callbacks, timed=timed))
+    return Report(
+        nnz=outcome.nnz,
+        blocks=outcome.blocks,
+        seconds=time.perf_counter() - begin,
+        engine=plan.engine,
+        peak_memory=outcome.peak_device_memory if plan.on_gpu else outcome.peak_host_memory,
+        memory_limit=plan.memory_limit,
+        grid=plan.grid,
+        state="resumed" if job.unfinished else "computed",
+        stages=outcome.stages,
+        peak_host_memory=outcome.peak_host_memory,
+        workers=outcome.workers,
+        block_size=blocksize(request.spec.dtype(request.a, request.b)),
+    )
+
+
+# -- prepare -----------------------------------------------------------------------------------------------------------
+
+
+def prepare(request: Request) -> Job | Report:
+    """Check what can be checked before work starts; return the job, or the report of a C that is finished already.
+
+    Raises
+    ------
+    InputError
+    """
+    a, b, spec, execution = request.a, request.b, request.spec, request.execution
+    spec.check(a, b, execution.engine)
+    request.check_mode()
+    request.check_apart()
+    facts = product_facts(a, b, spec)
+    if request.output.resume and (earlier := find_earlier_product(request.target)) is not None:
+        continued = _continue(request, facts, *earlier)
+        if continued is not None:
+            return continued
+    planner.check_operands(a, b, execution.grid)
+    check_values(execution.engine, spec.dtype(a, b))
+    limits = limits_of(execution)
+    check_target(request.target, overwrite=request.output.overwrite)
+    planning = PlanRequest(a, b, execution.engine, limits.memory, limits.host, execution.grid, spec)
+    return Job(PlanSource(planning), request.target, "", request.output.overwrite, facts)
+
+
+def _continue(request: Request, facts: Facts, place: str, earlier: Facts) -> Job | Report | None:
+    """Return the job that continues an earlier product, or the report of a finished one.
+
+    None if the earlier run ended before it stored a plan: what it left is removed.
+    """
+    if earlier.get("product") != facts["product"]:
+        raise other_product(place)
+    execution = request.execution
+    if earlier["state"] == "complete":
+        m = open_matrix(request.target)
+        limit = parse_bytes(execution.memory_limit or DEFAULT_MEMORY_LIMIT)  # nothing runs within it
+        return Report(m.nnz, 0, 0.0, execution.engine, 0, limit, {}, "already finished", {}, block_size=m.blocksize)
+    content = groups.read_note(place, PLAN_NOTE)
+    if content is None:
+        locations.remove(place)
+        return None
+    plan = Plan.from_json(content)
+    if plan.on_gpu and execution.memory_limit is not None:
+        plan = plan.through_gpu(parse_bytes(execution.memory_limit))
+    _check_still_fits(plan, place, execution)
+    planning = PlanRequest(request.a, request.b, plan.engine, plan.memory_limit, plan.host_limit, spec=request.spec)
+    return Job(PlanSource(planning, plan), request.target, place, False, facts)
+
+
+def _check_still_fits(plan: Plan, place: str, execution: ExecutionOptions) -> None:
+    """Refuse to continue by a stored plan that exceeds a limit of host memory given now."""
+    name = "host_limit" if plan.on_gpu else "memory_limit"
+    limit = execution.host_limit if plan.on_gpu else execution.memory_limit
+    if limit is not None and parse_bytes(limit) < plan.projected_host_memory:
+        raise ResumeError(
+            f"{place} was begun with blocks that take up to {format_bytes(plan.projected_host_memory)} on a worker, "
+            f"more than {name}={limit}: resume with as much, or begin anew with --overwrite"
+        )
+
+
+def product_facts(a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec) -> dict[str, Any]:
+    """Return the record that C carries: where it comes from, and fingerprints of operands and options.
+
+    A product is resumed only if ``facts["product"]`` is equal.
+    """
+    own = a.fingerprint()
+    return {
+        "provenance": {"command": "multiply", "a": a.url, "b": b.url},
+        "product": {
+            "a": own,
+            "b": own if b == a else b.fingerprint(),
+            "dtype": str(spec.dtype(a, b)),
+            **({} if spec.plain else {"options": spec.facts()}),
+        },
+    }
+
+
+def other_product(place: str) -> ResumeError:
+    """Return the error to raise if the product at `place` has other operands or options."""
+    return ResumeError(
+        f"{place} is a product of other matrices or options: A or B changed, or the mask, or what was asked for; use "
+        f"--overwrite"
+    )

@@ -1,0 +1,66 @@
+"""Verify a stored product: by Freivalds' check, or by making rows again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Unpack
+
+from spdist.errors import InputError, VerificationError
+from spdist.jobs.operands import MatrixLike, open_operand, stored_spec
+from spdist.jobs.report import Callbacks, Report
+from spdist.options import CheckKeywords, ProductOptions
+from spdist.storage.matrix import StoredMatrix
+from spdist.storage.product_spec import StoredProductSpec
+from spdist.verification.freivalds import verify as verify_plain
+from spdist.verification.recompute_sample import verify_by_recomputing
+from spdist.verification.result import Verification
+
+Matrices = tuple[StoredMatrix, StoredMatrix, StoredMatrix]
+"""A, B and C."""
+
+
+def verify(
+    matrices: tuple[MatrixLike, MatrixLike, MatrixLike], product: ProductOptions, **options: Unpack[CheckKeywords]
+) -> Verification:
+    """Verify C; `spdist.verify` describes it."""
+    spec = stored_spec(product)
+    c = open_operand(matrices[2])
+    if c.facts.get("product", {}).get("axis") == 0:
+        raise InputError(
+            f"{c.url} was made by columns, with axis=0, and here rows are made again: verify it by the call that made "
+            f"it, with --axis 0 --resume --verify (resume=True, check=True), which computes nothing anew"
+        )
+    return _verify((open_operand(matrices[0]), open_operand(matrices[1]), c), spec, **options)
+
+
+def _verify(matrices: Matrices, spec: StoredProductSpec, **options: Any) -> Verification:
+    if spec.plain:
+        return verify_plain(*matrices, **options)
+    return verify_by_recomputing(*matrices, spec, **options)
+
+
+def verified(
+    report: Report, matrices: Matrices, spec: StoredProductSpec, callbacks: Callbacks, name: str = ""
+) -> Report:
+    """Return a report with what the verification found.
+
+    Parameters
+    ----------
+    report : Report
+    matrices : (StoredMatrix, StoredMatrix, StoredMatrix)
+        A, B and C.
+    spec : StoredProductSpec
+    callbacks : Callbacks
+        `verifying` is called.
+    name : str
+        What an error calls C; by default its address.
+
+    Raises
+    ------
+    VerificationError
+        If C is false.
+    """
+    found = _verify(matrices, spec, progress=callbacks.verifying)
+    if not found.ok:
+        raise VerificationError(f"{name or matrices[2].url} is not A @ B: {found.reason}; it is kept for inspection")
+    return replace(report, verification=found.to_json())

@@ -1,0 +1,64 @@
+"""Describe a stored matrix: its facts if it is complete, how much of it is durable if it is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spdist.jobs.operands import MatrixLike, open_operand
+from spdist.matrices.dtypes import number_dtype
+from spdist.scheduler.planner.plan import Plan
+from spdist.storage import groups, locations
+from spdist.storage.matrix import StoredMatrix
+
+PLAN_NOTE = "plan"
+"""Name of the file in an unfinished C that holds its plan."""
+
+
+def info(matrix: MatrixLike) -> dict[str, Any]:
+    """Describe a stored matrix; `spdist.api.info` lists what is returned."""
+    url = matrix.url if isinstance(matrix, StoredMatrix) else locations.normalise(matrix)
+    facts = groups.read_facts(url)
+    if facts.get("state") == "unfinished":
+        return {
+            "matrix": url,
+            "state": "unfinished",
+            "durable": durable_part(url),
+            "remedy": "finish it with spdist multiply --resume",
+        }
+    m = open_operand(matrix)
+    size = m.blocksize
+    return {
+        "matrix": url,
+        "shape": list(m.full_shape),
+        "dtype": str(number_dtype(m.dtype)),
+        "nnz": m.nnz * (1 if size is None else size[0] * size[1]),
+        **({} if size is None else {"blocks": m.nnz, "block_size": list(size)}),
+        "rows": _row_lengths(m),
+        "bytes": {"memory": m.nbytes, "stored": locations.stored_bytes(url)},
+        "state": "complete",
+        "provenance": facts.get("provenance", {}),
+    }
+
+
+def _row_lengths(m: StoredMatrix) -> dict[str, float]:
+    """Return the least, mean and most entries of a row, and the number of empty rows."""
+    low, high, empty = m.nnz, 0, 0
+    for _, _, offsets in m.row_blocks(4 * m.indices.chunk):
+        lengths = np.diff(offsets)
+        low, high = min(low, int(lengths.min())), max(high, int(lengths.max()))
+        empty += int((lengths == 0).sum())
+    return {"min": low if m.nrows else 0, "mean": m.nnz / max(m.nrows, 1), "max": high, "empty": empty}
+
+
+def durable_part(url: str) -> str:
+    """Return in words how much of an unfinished C is durable."""
+    from spdist.scheduler.execution.journal import read_journal
+
+    front, _ = read_journal(url)
+    content = groups.read_note(url, PLAN_NOTE)
+    plan = None if content is None else Plan.from_json(content)
+    of = f" of {plan.a.shape[0]:,}" if plan else ""
+    rows, entries = ("rows", "entries") if plan is None or plan.c.block == (1, 1) else ("block rows", "dense blocks")
+    return f"{front.row:,}{of} {rows}, {front.nnz:,} {entries}"

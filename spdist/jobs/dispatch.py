@@ -1,0 +1,83 @@
+"""Calls that take matrices in memory as well as stored ones."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from spdist.errors import InputError
+from spdist.inmemory import host_operands
+from spdist.inmemory import spgemm as inmemory
+from spdist.jobs.operands import are_in_memory, transposed
+from spdist.jobs.report import Callbacks
+from spdist.jobs.save import save
+from spdist.kernels.reduction_spec import reduction_of
+from spdist.options import ExecutionOptions, InMemoryOptions, OutputOptions, ProductOptions
+from spdist.storage.matrix import open_matrix
+from spdist.units import parse_bytes
+
+logger = logging.getLogger("spdist")
+
+
+def matmul(
+    operands: tuple[Any, Any],
+    out: str | Path | None,
+    product: ProductOptions,
+    execution: ExecutionOptions,
+    output: OutputOptions,
+) -> Any:
+    """Multiply two matrices, both in memory or both stored; `spdist.matmul` describes it."""
+    execution.check_engine()
+    if are_in_memory(*operands, product.mask):
+        c = _multiply_in_memory(*operands, product, execution)
+        return c if out is None else save(out, c, overwrite=output.overwrite)
+    if out is None:
+        raise InputError("the product of stored matrices is stored too: say where, with out='C.zarr'")
+    from spdist.jobs.multiply import multiply  # imports Dask
+
+    multiply(operands, out, product, execution, output)
+    return open_matrix(out)
+
+
+def _multiply_in_memory(a: Any, b: Any, product: ProductOptions, execution: ExecutionOptions) -> Any:
+    left, right = transposed(a) if product.transpose_a else a, transposed(b) if product.transpose_b else b
+    return inmemory.multiply(left, right, product, _in_memory_options(execution))
+
+
+def _in_memory_options(execution: ExecutionOptions) -> InMemoryOptions:
+    """Return how an engine multiplies matrices in memory."""
+    if execution.engine == "hybrid":
+        logger.info("engine hybrid: matrices in memory are multiplied by the GPU alone")
+    limit = None if execution.memory_limit is None else parse_bytes(execution.memory_limit)
+    return InMemoryOptions("cuda" if execution.engine == "hybrid" else execution.engine, memory_limit=limit)
+
+
+def reduce(
+    operands: tuple[Any, Any],
+    what: tuple[str, Any],
+    product: ProductOptions,
+    execution: ExecutionOptions,
+    callbacks: Callbacks | None = None,
+) -> Any:
+    """Reduce a product of two matrices, both in memory or both stored; `spdist.reduce` describes it.
+
+    Parameters
+    ----------
+    operands : tuple of two matrices
+    what : (str, sequence of float or None)
+        Name of the reduction, and the bins of a histogram.
+    product : ProductOptions
+    execution : ExecutionOptions
+    callbacks : Callbacks, optional
+    """
+    reduction = reduction_of(*what)
+    execution.check()
+    if execution.engine == "scipy":
+        raise InputError("engine='scipy' has no reductions: choose engine='auto', 'numba', 'cuda' or 'hybrid'")
+    if are_in_memory(*operands, product.mask):
+        options = _in_memory_options(execution)
+        return host_operands.reduce(*operands, reduction, inmemory.spec_of(product), options)
+    from spdist.jobs import reduce as stored
+
+    return stored.reduce(operands, reduction, product, execution, callbacks)

@@ -1,0 +1,46 @@
+"""Multiply two stored matrices: the request is made here, and handed to the way that the options ask for."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from spdist.jobs.by_columns import multiply_by_columns
+from spdist.jobs.by_rows import multiply_by_rows
+from spdist.jobs.operands import MatrixLike, open_operand, stored_spec
+from spdist.jobs.report import Callbacks, Report
+from spdist.jobs.request import Request
+from spdist.kernels.product_spec import is_by_columns
+from spdist.options import ExecutionOptions, OutputOptions, ProductOptions
+from spdist.storage import locations
+
+
+def multiply(
+    operands: tuple[MatrixLike, MatrixLike],
+    target: str | Path,
+    product: ProductOptions,
+    execution: ExecutionOptions,
+    output: OutputOptions,
+    callbacks: Callbacks | None = None,
+) -> Report:
+    """Multiply two stored matrices and store the product; `spdist.multiply` describes it."""
+    begin = time.perf_counter()
+    execution.check()
+    by_columns = is_by_columns(product.axis, product.top_n, product.epilogue)
+    spec = stored_spec(product)
+    request = Request(
+        open_operand(operands[0]),
+        open_operand(operands[1]),
+        locations.normalise(target),
+        spec,
+        execution,
+        output,
+        callbacks or Callbacks(),
+        product.transpose_a,
+        product.transpose_b,
+    )
+    if not by_columns:
+        return multiply_by_rows(request, begin)
+    report = multiply_by_columns(request)
+    return replace(report, seconds=time.perf_counter() - begin) if report.blocks else report

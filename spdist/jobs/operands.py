@@ -1,0 +1,122 @@
+"""Matrices of a call: opened if stored, told apart from those in memory, transposed for the time of a product."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import scipy.sparse as sp
+
+from spdist.errors import InputError
+from spdist.kernels.product_spec import ProductSpec
+from spdist.kernels.semirings import find
+from spdist.matrices.bsr import BSR, is_scipy_bsr
+from spdist.matrices.bsr import from_scipy as bsr_from_scipy
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.options import ProductOptions
+from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.product_spec import StoredProductSpec
+from spdist.storage.transpose import transposed_copy
+
+MatrixLike = str | Path | StoredMatrix
+"""A stored matrix: its path, its URL, or the opened matrix."""
+
+
+def open_operand(matrix: MatrixLike) -> StoredMatrix:
+    """Return a stored matrix, opened if it is a path or a URL.
+
+    Raises
+    ------
+    InputError
+        If the matrix is in memory.
+    """
+    if not isinstance(matrix, StoredMatrix | str | Path):
+        raise InputError(
+            f"a matrix in memory ({type(matrix).__name__}) where a stored one is expected: spdist.save('A.zarr', m) "
+            f"stores it, and spdist.matmul multiplies matrices in memory"
+        )
+    return matrix if isinstance(matrix, StoredMatrix) else open_matrix(matrix)
+
+
+def are_in_memory(a: Any, b: Any, mask: Any) -> bool:
+    """Whether A, B and the mask, if there is one, are in memory.
+
+    Raises
+    ------
+    InputError
+        If some are in memory and others stored, or one is no matrix.
+    """
+    for m in (a, b, mask):
+        if not (m is None or sp.issparse(m) or isinstance(m, BSR | StoredMatrix | str | Path)):
+            raise InputError(
+                f"a {type(m).__name__} where a matrix is expected: SciPy's, or the path of a stored one; CuPy's are "
+                f"for spdist.spgemm"
+            )
+    in_memory = [sp.issparse(m) or isinstance(m, BSR) for m in (a, b, mask) if m is not None]
+    if any(in_memory) and not all(in_memory):
+        what = "the operands" if mask is None else "the operands and the mask"
+        raise InputError(f"some of {what} are in memory and others stored: store all with spdist.save, or open all")
+    return all(in_memory)
+
+
+def canonical_rows(matrix: Any) -> CSR:
+    """Return a matrix in memory as a canonical `CSR`; its values are dense blocks if the matrix is kept in blocks."""
+    if isinstance(matrix, CSR):
+        return matrix
+    if isinstance(matrix, BSR) or is_scipy_bsr(matrix):
+        return (matrix if isinstance(matrix, BSR) else bsr_from_scipy(matrix)).rows()
+    return from_scipy(matrix)
+
+
+def transposed(matrix: Any) -> Any:
+    """Return the transpose of a matrix in memory."""
+    return bsr_from_scipy(matrix.to_scipy().T) if isinstance(matrix, BSR) else matrix.T
+
+
+def with_transposed_shape(matrix: StoredMatrix) -> StoredMatrix:
+    """Return the matrix with the shape of its transpose, for checks; its arrays are not transposed."""
+    return replace(matrix, shape=matrix.shape[::-1])
+
+
+@contextlib.contextmanager
+def transposed_copies(
+    target: str, a: tuple[StoredMatrix, bool], b: tuple[StoredMatrix, bool]
+) -> Iterator[tuple[StoredMatrix, StoredMatrix]]:
+    """Yield A and B, each transposed if its flag says so; remove the transposed copies afterwards.
+
+    Parameters
+    ----------
+    target : str
+        Copies lie next to it.
+    a, b : (StoredMatrix, bool)
+    """
+    with contextlib.ExitStack() as stack:
+        made = []
+        for name, (matrix, transpose) in (("a", a), ("b", b)):
+            copy = transposed_copy(matrix, f"{target}.spdist-transposed-{name}") if transpose else None
+            made.append(matrix if copy is None else stack.enter_context(copy))
+        yield made[0], made[1]
+
+
+def stored_spec(product: ProductOptions) -> StoredProductSpec:
+    """Return the options of a stored product, its semiring looked up and its mask opened.
+
+    Raises
+    ------
+    InputError
+        If the mask is in memory, or an option is wrong in itself.
+    """
+    if sp.issparse(product.mask):
+        raise InputError("the mask of a stored product is stored too: spdist.save('M.zarr', mask)")
+    per_row = ProductSpec(
+        find(product.semiring),
+        top_n=product.top_n,
+        threshold=product.threshold,
+        epilogue=None if getattr(product.epilogue, "idle", False) else product.epilogue,
+        triangle=product.triangle,
+    )
+    mask = None if product.mask is None else open_operand(product.mask)
+    return StoredProductSpec(per_row, mask, product.complement)

@@ -1,0 +1,159 @@
+"""From a request to a plan: limits in bytes, checks of values and engine, and the one place that calls the planner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from spdist.engines import GPU_ENGINES
+from spdist.errors import InputError
+from spdist.jobs.operands import MatrixLike, open_operand, stored_spec
+from spdist.matrices.dtypes import blocksize, number_dtype
+from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions, ProductOptions
+from spdist.scheduler.planner import planner
+from spdist.scheduler.planner.plan import Plan
+from spdist.scheduler.planner.request import PlanRequest
+from spdist.storage.matrix import StoredMatrix
+from spdist.storage.product_spec import StoredProductSpec
+from spdist.units import parse_bytes
+
+if TYPE_CHECKING:
+    from spdist.scheduler.execution.records import JobSpec
+    from spdist.scheduler.planner.remote_readers import RemoteReaders
+
+
+class Limits(NamedTuple):
+    """Memory of a worker.
+
+    Attributes
+    ----------
+    memory : int
+        Bytes; of the GPU with an engine of GPUs.
+    host : int or None
+        Bytes of the host's memory with an engine of GPUs; None means the default.
+    """
+
+    memory: int
+    host: int | None
+
+
+@dataclass(frozen=True)
+class PlanSource:
+    """Where the plan of a product comes from: the planner, or an unfinished C that is continued.
+
+    Attributes
+    ----------
+    request : PlanRequest
+        Of a stored plan: its engine and limits.
+    stored_plan : Plan or None
+        The plan of the unfinished C.
+    """
+
+    request: PlanRequest
+    stored_plan: Plan | None = None
+
+    def make(self, readers: RemoteReaders | None = None) -> Plan:
+        """Return the stored plan, or make one; `readers` are processes that help to read A."""
+        return planner.make_plan(self.request, readers) if self.stored_plan is None else self.stored_plan
+
+    def will_be_resident(self) -> bool:
+        """Whether the plan will almost surely keep all of B in each worker's memory."""
+        return planner.will_be_resident(self.request)
+
+    def draft(self) -> JobSpec:
+        """Return the job as far as it is known before there is a plan: blocks are not cut yet."""
+        from spdist.scheduler.execution.records import JobSpec
+
+        one = self.request
+        bounds = (0, one.a.ncols), (0, one.b.ncols)
+        return JobSpec(
+            one.a, one.b, one.engine, False, *bounds, memory_limit=one.memory_limit, host_limit=one.host_bytes,
+            product=one.spec,
+        )  # fmt: skip
+
+
+def plan(a: MatrixLike, b: MatrixLike, product: ProductOptions, execution: ExecutionOptions) -> Plan:
+    """Plan ``A @ B``; `spdist.plan` describes it."""
+    execution.check()
+    spec = stored_spec(product)
+    left, right = open_operand(a), open_operand(b)
+    check_fit(left, right, spec, execution)
+    check_values(execution.engine, spec.dtype(left, right))
+    limits = limits_of(execution)
+    request = PlanRequest(left, right, execution.engine, limits.memory, limits.host, execution.grid, spec)
+    return planner.make_plan(request)
+
+
+def check_fit(a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec, execution: ExecutionOptions) -> None:
+    """Refuse operands, options and a grid that do not fit each other or the engine.
+
+    Raises
+    ------
+    InputError
+    """
+    planner.check_operands(a, b, execution.grid)
+    spec.check(a, b, execution.engine)
+
+
+def check_values(engine: str, dtype: np.dtype[Any]) -> None:
+    """Refuse values of C that the engine does not multiply.
+
+    Raises
+    ------
+    InputError
+    """
+    if engine == "scipy" and blocksize(dtype) is not None:
+        raise InputError(f"engine={engine!r} does not multiply block matrices: choose engine='auto'")
+    number = number_dtype(dtype)
+    if engine in GPU_ENGINES and blocksize(dtype) is not None and number.kind not in "fc":
+        raise InputError(
+            f"engine={engine!r} multiplies float and complex values, not {number}, in blocks: choose 'auto'"
+        )
+    if engine in GPU_ENGINES and number.kind in "iu" and number.itemsize < 4:
+        raise InputError(
+            f"engine={engine!r} multiplies floats, complex values, bools, and whole numbers of 32 or 64 bits, not "
+            f"{number}: choose engine='auto'"
+        )
+
+
+def limits_of(execution: ExecutionOptions) -> Limits:
+    """Return the limits in bytes, defaults in place of those that were not given.
+
+    Raises
+    ------
+    InputError
+        If a limit is no size, there is a host limit without an engine of GPUs, or no GPU here to say what is free.
+    """
+    if execution.engine not in GPU_ENGINES:
+        if execution.host_limit is not None:
+            raise InputError(
+                f"host_limit={execution.host_limit} is for GPUs: engine={execution.engine!r} has its memory_limit on "
+                f"the host"
+            )
+        limit = DEFAULT_MEMORY_LIMIT if execution.memory_limit is None else execution.memory_limit
+        return Limits(parse_bytes(limit), None)
+    host = None if execution.host_limit is None else parse_bytes(execution.host_limit)
+    memory = free_gpu_memory() if execution.memory_limit is None else parse_bytes(execution.memory_limit)
+    return Limits(memory, host)
+
+
+def free_gpu_memory() -> int:
+    """Return the bytes that a worker may take of a GPU of this machine by default.
+
+    Raises
+    ------
+    InputError
+        If there is no GPU.
+    """
+    from spdist.kernels.streaming.gpu_device import free_memory
+    from spdist.scheduler.execution.cluster import count_gpus
+
+    try:
+        count_gpus()
+    except InputError as error:
+        raise InputError(
+            f"{error}; where the GPUs are on other machines, say what each may take with memory_limit"
+        ) from None
+    return free_memory()

@@ -1,0 +1,62 @@
+"""Reduce a stored product to a number or a vector: C is never whole, in memory or in storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from spdist.jobs.operands import MatrixLike, open_operand, stored_spec
+from spdist.jobs.planning import PlanSource, check_values, limits_of
+from spdist.jobs.report import Callbacks
+from spdist.kernels.cpu.reduce import reduce_linear
+from spdist.kernels.reduction_spec import Reduction, is_linear, spec_for
+from spdist.kernels.reduction_spec import check_values as check_reducible
+from spdist.matrices.csr import CSR
+from spdist.options import ExecutionOptions, ProductOptions
+from spdist.scheduler.planner import planner
+from spdist.scheduler.planner.request import PlanRequest
+from spdist.storage.matrix import StoredMatrix, refuse_blocks
+from spdist.storage.product_spec import Diagonal
+
+
+def reduce(
+    operands: tuple[MatrixLike, MatrixLike],
+    what: Reduction,
+    product: ProductOptions,
+    execution: ExecutionOptions,
+    callbacks: Callbacks | None = None,
+) -> Any:
+    """Return a reduction of the product of two stored matrices; `spdist.reduce` describes it."""
+    a, b, spec = open_operand(operands[0]), open_operand(operands[1]), stored_spec(product)
+    planner.check_operands(a, b, None)
+    refuse_blocks("reductions", a, b, spec.mask)
+    spec.check(a, b, execution.engine)
+    dtype = spec.dtype(a, b)
+    check_reducible(what, dtype)
+    if is_linear(what, spec.per_row, dtype) and spec.mask is None:
+        return reduce_linear(what, _row_blocks(a), _row_blocks(b), (a.shape, b.shape), dtype)
+    check_values(execution.engine, dtype)
+    if what == "trace" and not spec.fused:
+        spec = replace(spec, mask=Diagonal((a.nrows, b.ncols)))
+    spec = replace(spec, per_row=spec_for(what, spec.per_row))
+    limits = limits_of(execution)
+    request = PlanRequest(a, b, execution.engine, limits.memory, limits.host, spec=spec, writes_c=False)
+    return _run(PlanSource(request), what, execution, callbacks or Callbacks())
+
+
+def _run(source: PlanSource, what: Reduction, execution: ExecutionOptions, callbacks: Callbacks) -> Any:
+    """Plan and run a reduction on workers."""
+    from spdist.jobs.startup import workers_and_plan
+    from spdist.scheduler.execution.reduction import execute_reduction
+    from spdist.scheduler.execution.telemetry import RunCallbacks
+
+    with workers_and_plan(source, execution, callbacks) as (client, plan, name):
+        reports = RunCallbacks(callbacks.started, callbacks.progress)
+        return execute_reduction(client, name, source.draft(), plan, what, reports)
+
+
+def _row_blocks(m: StoredMatrix) -> Iterator[CSR]:
+    """Yield successive rows of a stored matrix."""
+    for start, stop, _ in m.row_blocks(4 * m.indices.chunk):
+        yield m.rows(start, stop)

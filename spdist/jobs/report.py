@@ -1,0 +1,135 @@
+"""What a caller hears of a product: calls while it runs, a report when it is done, a record of every stage."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from spdist.errors import InputError
+from spdist.scheduler.planner.plan import Plan
+from spdist.storage.locations import normalise
+
+Timings = list[dict[str, Any]]
+"""What stages of blocks took, each as a JSON object."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a multiplication did.
+
+    Attributes
+    ----------
+    nnz : int
+        Entries of C; dense blocks if C is stored in dense blocks.
+    blocks : int
+        Row blocks that were computed.
+    seconds : float
+        Wall time, planning and the start of the workers included.
+    engine : str
+    peak_memory : int
+        Most bytes that a worker took of the memory that `memory_limit` limits: of the GPU's with "cuda" and "hybrid",
+        else of the host's beyond what the idle worker held.
+    memory_limit : int
+        Bytes.
+    grid : dict
+        Numbers of row, inner and column blocks.
+    state : str
+        ``"computed"``, ``"resumed"`` or ``"already finished"``.
+    stages : dict
+        Seconds, bytes and tasks by stage, over all workers.
+    peak_host_memory : int
+        Most bytes of host memory that a worker took, whatever the engine.
+    workers : int
+    verification : dict or None
+        What `verify` found.
+    block_size : (int, int) or None
+        Rows and columns of C's dense blocks.
+
+    Examples
+    --------
+    >>> report = Report(4, 1, 0.5, "numba", 1 << 20, 1 << 31, {"row_blocks": 1}, "computed", {})
+    >>> report.to_json()["nnz"]
+    4
+    """
+
+    nnz: int
+    blocks: int
+    seconds: float
+    engine: str
+    peak_memory: int
+    memory_limit: int
+    grid: dict[str, int]
+    state: str
+    stages: dict[str, dict[str, float]]
+    peak_host_memory: int = 0
+    workers: int = 0
+    verification: dict[str, Any] | None = None
+    block_size: tuple[int, int] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as ``spdist multiply --json`` prints it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Functions that `multiply` and `reduce` call while they run.
+
+    Parameters
+    ----------
+    resumed : callable, optional
+        Called with a text that says how much of an unfinished C is durable.
+    planned : callable, optional
+        Called with the `Plan`.
+    started : callable, optional
+        Called with the link to the Dask dashboard.
+    progress : callable, optional
+        Called with blocks, products and entries done, and how many there are.
+    verifying : callable, optional
+        Called with how much is verified, and how much there is.
+    timed : callable, optional
+        Called with what stages of blocks took, a dictionary for each.
+
+    Examples
+    --------
+    >>> import spdist
+    >>> spdist.Callbacks(started=print).started("http://127.0.0.1:8787/status")
+    http://127.0.0.1:8787/status
+    """
+
+    resumed: Callable[[str], None] = lambda durable: None
+    planned: Callable[[Plan], None] = lambda plan: None
+    started: Callable[[str], None] = lambda link: None
+    progress: Callable[[Any], None] | None = None
+    verifying: Callable[[int, int], None] | None = None
+    timed: Callable[[Timings], None] | None = None
+
+
+@contextlib.contextmanager
+def recorder(record: str | Path | None, target: str) -> Iterator[Callable[[Timings], None] | None]:
+    """Yield a function that writes timings to a file, one JSON object a line; None if `record` is None.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be written, or C goes there.
+    """
+    if record is None:
+        yield None
+        return
+    if normalise(record) == target:
+        raise InputError(f"record={record} is where C goes: choose another name")
+    try:
+        Path(record).write_text("")
+    except OSError as error:
+        raise InputError(f"record={record} cannot be written ({error.strerror}): choose another name") from None
+    with Path(record).open("w") as file:
+
+        def write(timings: Timings) -> None:
+            file.writelines(json.dumps(timing) + "\n" for timing in timings)
+
+        yield write

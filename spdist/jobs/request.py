@@ -1,0 +1,92 @@
+"""A stored product as it was asked for, and the checks of it that need no plan."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from spdist.engines import GPU_ENGINES
+from spdist.errors import InputError
+from spdist.jobs.operands import transposed_copies, with_transposed_shape
+from spdist.jobs.planning import check_fit, limits_of
+from spdist.jobs.report import Callbacks
+from spdist.jobs.target import check_apart, check_target
+from spdist.options import ExecutionOptions, OutputOptions
+from spdist.storage.matrix import StoredMatrix
+from spdist.storage.product_spec import StoredProductSpec
+
+
+@dataclass(frozen=True)
+class Request:
+    """A stored product as it was asked for, its matrices opened.
+
+    Attributes
+    ----------
+    a, b : StoredMatrix
+    target : str
+        Where C goes, normalised.
+    spec : StoredProductSpec
+        What becomes of each row.
+    execution : ExecutionOptions
+    output : OutputOptions
+    callbacks : Callbacks
+    transpose_a, transpose_b : bool
+        Whether A and B are still to be transposed.
+    """
+
+    a: StoredMatrix
+    b: StoredMatrix
+    target: str
+    spec: StoredProductSpec
+    execution: ExecutionOptions
+    output: OutputOptions
+    callbacks: Callbacks
+    transpose_a: bool = False
+    transpose_b: bool = False
+
+    @property
+    def may_replace(self) -> bool:
+        """Whether something may lie at the target."""
+        return self.output.resume or self.output.overwrite
+
+    def check_mode(self) -> None:
+        """Refuse to resume and to overwrite at once.
+
+        Raises
+        ------
+        InputError
+        """
+        if self.output.resume and self.output.overwrite:
+            raise InputError("--resume continues C and --overwrite replaces it: choose one")
+
+    def check_apart(self) -> None:
+        """Refuse a target that is an operand or the mask, or lies in one.
+
+        Raises
+        ------
+        InputError
+        """
+        masks = [] if self.spec.mask is None else [self.spec.mask.url]
+        check_apart(self.target, self.a.url, self.b.url, *masks)
+
+    def check_fit(self) -> None:
+        """Refuse operands that do not fit, before they are transposed, by the names and shapes they were given with.
+
+        Raises
+        ------
+        InputError
+        """
+        a = with_transposed_shape(self.a) if self.transpose_a else self.a
+        b = with_transposed_shape(self.b) if self.transpose_b else self.b
+        check_fit(a, b, self.spec, self.execution)
+        if self.execution.engine not in GPU_ENGINES:
+            limits_of(self.execution)
+
+    @contextlib.contextmanager
+    def transposed(self) -> Iterator[Request]:
+        """Yield the request with operands transposed as asked; remove the transposed copies afterwards."""
+        if self.transpose_a or self.transpose_b:
+            check_target(self.target, overwrite=self.may_replace)  # before the copies are made
+        with transposed_copies(self.target, (self.a, self.transpose_a), (self.b, self.transpose_b)) as (a, b):
+            yield replace(self, a=a, b=b, transpose_a=False, transpose_b=False)

@@ -1,0 +1,21 @@
+"""Store a matrix that is in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from spdist.jobs.operands import canonical_rows
+from spdist.storage.atomic_replace import staged_matrix
+from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.writer import MatrixWriter
+
+
+def save(url: str | Path, matrix: Any, *, overwrite: bool = False) -> StoredMatrix:
+    """Store a matrix in memory as a matrix in Zarr; `spdist.save` describes it."""
+    m = canonical_rows(matrix)
+    with staged_matrix(url, overwrite=overwrite) as stage:
+        writer = MatrixWriter(stage.url, m.ncols, m.dtype, {"provenance": {"command": "save"}})
+        writer.append(m)
+        writer.close()
+    return open_matrix(url)

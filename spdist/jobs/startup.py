@@ -1,0 +1,127 @@
+"""Workers and plan of a product: for large products the workers start, and begin to read B, while the plan is made."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from distributed import Client
+
+from spdist.engines import GPU_ENGINES
+from spdist.errors import InputError
+from spdist.jobs.planning import PlanSource
+from spdist.jobs.report import Callbacks
+from spdist.options import ExecutionOptions
+from spdist.scheduler.execution.cluster import connect, count_gpus, remote_readers, shared_name
+from spdist.scheduler.execution.plugins import prefetch
+from spdist.scheduler.execution.shared_operand import SHARING
+from spdist.scheduler.planner.plan import GPU_BLOCK_PRODUCTS, MAX_BLOCK_PRODUCTS, Plan
+from spdist.scheduler.planner.remote_readers import RemoteReaders
+from spdist.scheduler.planner.request import PlanRequest
+from spdist.storage.locations import in_process
+
+
+class Ready(NamedTuple):
+    """What a product needs to run: workers, a plan, and the name under which workers know the product."""
+
+    client: Client
+    plan: Plan
+    name: str
+
+
+@contextlib.contextmanager
+def workers_and_plan(
+    source: PlanSource, execution: ExecutionOptions, callbacks: Callbacks, target: str = ""
+) -> Iterator[Ready]:
+    """Yield workers and a plan; stop the workers afterwards if they were started here.
+
+    Parameters
+    ----------
+    source : PlanSource
+    execution : ExecutionOptions
+        Its workers and scheduler count; the engine is that of the request, which a stored plan may have changed.
+    callbacks : Callbacks
+        `planned` is called.
+    target : str
+        Where C goes; empty if C is not stored.
+
+    Raises
+    ------
+    InputError
+        If the workers cannot be had, or do not see a matrix.
+    MemoryBoundError
+        If the smallest block does not fit.
+
+    Notes
+    -----
+    Workers start while the plan is made if there is surely a block for each. Workers of a running scheduler are used
+    at once if B is not small. They load what the product needs, help to plan, and begin to read B if all of it will
+    stay in memory. A stored plan is there at once: then nothing is done early.
+    """
+    request = source.request
+    name = uuid.uuid4().hex[:8]
+    local = _is_local(request, target)
+    if local and execution.scheduler is not None:
+        raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
+    cluster: dict[str, Any] = {
+        "workers": execution.workers,
+        "scheduler": execution.scheduler,
+        "processes": not local,
+        "engine": request.engine,
+    }
+    count = None if source.stored_plan is not None else _count_early_workers(request, execution, local=local)
+    if count is None:
+        plan = source.make()
+        callbacks.planned(plan)
+        with connect(**cluster, blocks=len(plan.blocks), host_bytes=plan.projected_host_memory) as client:
+            yield Ready(client, plan, name)
+        return
+    starting = connect(**cluster, blocks=max(count, 2))  # a single block would need no process of its own
+    planning = None if execution.scheduler else _plan_in_background(source, None)
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(starting)
+        planning = planning or _plan_in_background(source, remote_readers(client))
+        job = replace(source.draft(), resident=source.will_be_resident(), shared_name=shared_name(client))
+        stack.enter_context(prefetch(client, name, job))
+        plan = planning.result()
+        callbacks.planned(plan)
+        yield Ready(client, plan, name)
+
+
+def _is_local(request: PlanRequest, target: str) -> bool:
+    """Whether only this process sees an operand, the mask or C."""
+    mask = request.spec.mask
+    return any(in_process(url) for url in (request.a.url, request.b.url, target, "" if mask is None else mask.url))
+
+
+def _count_early_workers(request: PlanRequest, execution: ExecutionOptions, *, local: bool) -> int | None:
+    """Return how many workers to start before there is a plan, 0 if they run already; None to make the plan first."""
+    a, b = request.a, request.b
+    if execution.scheduler is not None:
+        return 0 if b.nbytes >= SHARING.least_bytes else None
+    if local or request.engine == "hybrid":
+        return None
+    on_gpu = request.engine in GPU_ENGINES
+    most = execution.workers or (count_gpus() if on_gpu else os.cpu_count() or 1)
+    products = a.nnz * b.nnz // max(b.nrows, 1)  # as if all rows of B had one length
+    return most if products >= most * (GPU_BLOCK_PRODUCTS if on_gpu else MAX_BLOCK_PRODUCTS) else None
+
+
+def _plan_in_background(source: PlanSource, readers: RemoteReaders | None) -> Future[Plan]:
+    """Make the plan in a daemon thread, which an interrupted program does not wait for."""
+    future: Future[Plan] = Future()
+
+    def make() -> None:
+        try:
+            future.set_result(source.make(readers))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=make, daemon=True).start()
+    return future

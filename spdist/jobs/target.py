@@ -1,0 +1,116 @@
+"""The place of C: what may be written there, where a replacement is written first, what an earlier run left."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from spdist.errors import InputError
+from spdist.storage import groups, locations
+from spdist.storage.atomic_replace import is_ours
+
+Facts = dict[str, Any]
+"""The record that a stored matrix carries: its state, where it comes from, what it is a product of."""
+
+
+def reserve_target(target: str, *, overwrite: bool) -> str:
+    """Return where to write a new matrix: `target`, or `replacement_path` if a whole matrix lies there.
+
+    Removes an unfinished matrix at `target`, and a replacement that an earlier run left.
+
+    Parameters
+    ----------
+    target : str
+        A normalised path or URL.
+    overwrite : bool
+        Whether a matrix at `target` may be replaced.
+
+    Returns
+    -------
+    str
+        A place where nothing is.
+
+    Raises
+    ------
+    InputError
+        As `check_target`.
+    """
+    check_target(target, overwrite=overwrite)
+    if not locations.exists(target):
+        return target
+    if groups.read_facts(target).get("state") == "unfinished":
+        locations.remove(target)
+        return target
+    place = replacement_path(target)
+    if locations.exists(place):
+        locations.remove(place)
+    return place
+
+
+def replacement_path(target: str) -> str:
+    """Return where a matrix is written that replaces the one at `target` once it is whole."""
+    return f"{target}.spdist-new"
+
+
+def check_target(target: str, *, overwrite: bool) -> None:
+    """Refuse a target that cannot be written, or holds something that may not be replaced.
+
+    Parameters
+    ----------
+    target : str
+        A normalised path or URL.
+    overwrite : bool
+        Whether a matrix at `target` may be replaced.
+
+    Raises
+    ------
+    InputError
+    """
+    if not locations.exists(target):
+        _check_parent(target)
+    elif not overwrite:
+        if "product" in (facts := groups.read_facts(target)) and facts["state"] == "unfinished":
+            raise InputError(
+                f"{target} is an unfinished product; continue it with --resume (resume=True), or begin anew with "
+                f"--overwrite (overwrite=True)"
+            )
+        raise InputError(f"{target} exists; choose another name or pass --overwrite (overwrite=True)")
+    elif not is_ours(target):
+        raise InputError(f"{target} exists and is not a matrix, so it is not replaced; remove it yourself")
+
+
+def _check_parent(target: str) -> None:
+    if locations.is_local(target):
+        parent = locations.local_path(target).parent
+        if not parent.is_dir() or not os.access(parent, os.W_OK):
+            problem = "may not be written to; ask for access" if parent.is_dir() else "is not a folder; create it"
+            raise InputError(f"{target}: {parent} {problem} or choose another place")
+
+
+def check_apart(target: str, *operands: str) -> None:
+    """Refuse a target that is an operand, lies in one, or contains one.
+
+    Raises
+    ------
+    InputError
+    """
+    for operand in operands:
+        if f"{target}/".startswith(f"{operand}/") or f"{operand}/".startswith(f"{target}/"):
+            raise InputError(f"C may not be A or B, or the mask, nor lie in one or around one: {target} and {operand}")
+
+
+def find_earlier_product(target: str) -> tuple[str, Facts] | None:
+    """Return place and facts of the product that a run at `target` left: an unfinished replacement before a whole C.
+
+    Raises
+    ------
+    InputError
+        If what lies at `target` is no product.
+    """
+    for place in (replacement_path(target), target):
+        facts = groups.read_facts(place)
+        if "product" in facts:
+            return place, facts
+    if locations.exists(target):
+        raise InputError(f"{target} exists and is no product of spdist: choose another name or pass --overwrite")
+    return None

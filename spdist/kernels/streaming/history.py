@@ -1,0 +1,75 @@
+"""Ratios measured on the blocks of one multiplication, which predict later blocks."""
+
+from __future__ import annotations
+
+from spdist.kernels.streaming.layout import StagedBlock
+
+
+class BlockHistory:
+    """Ratios measured on earlier blocks of one multiplication.
+
+    One history serves all calls for rows of the same C, so that only the first call multiplies a sample.
+
+    Attributes
+    ----------
+    held_ratio : float
+        Entries of C that the device had to hold, per product. 1.0 if unknown: no compression.
+    kept_ratio : float
+        Entries of C that were kept, per product. If only a triangle is kept: estimated for whole rows.
+    b_ratio : float
+        Entries of B that were uploaded, per product; 0.0 if unknown.
+    """
+
+    def __init__(self) -> None:
+        self.held_ratio, self.kept_ratio, self.b_ratio = 1.0, 1.0, 0.0
+        self.is_known = False
+        self._is_exact = False  # whether `held_ratio` is that of the last block of this call
+
+    def begin(self) -> None:
+        """Begin a call; ratios stay if a block was recorded and it held entries."""
+        self._is_exact = False
+        if not self.is_known:
+            self.held_ratio, self.kept_ratio, self.b_ratio = 1.0, 1.0, 0.0
+
+    def record(self, block: StagedBlock, held: int, kept: float) -> None:
+        """Record a block that was multiplied; a block without products teaches nothing.
+
+        Parameters
+        ----------
+        block : StagedBlock
+        held : int
+            Entries of C that the device had to hold.
+        kept : float
+            Entries of C that were kept.
+        """
+        if not block.products:
+            return
+        self.held_ratio, self.kept_ratio = held / block.products, kept / block.products
+        if block.b is not None:
+            self.b_ratio = block.b.nnz / block.products
+        self.is_known = held > 0
+        self._is_exact = True
+
+    def assume(self, ratio: float) -> None:
+        """Assume a ratio of entries of C to products, if the sample could not be multiplied."""
+        self.held_ratio = self.kept_ratio = ratio
+
+    def record_b(self, ratio: float) -> None:
+        """Record the entries of B per product that a block was found to ask for; 0.0 if that is unknown again."""
+        self.b_ratio = ratio
+
+    def distrust(self) -> None:
+        """Predict no exact number of entries until the next block is recorded: the last prediction was too low."""
+        self._is_exact = False
+
+    def entries_of_c(self, products: int) -> float:
+        """Predict the entries of C that the device must hold for a block."""
+        return products * self.held_ratio
+
+    def entries_of_b(self, products: int) -> float:
+        """Predict the entries of B that a block uploads if B is not resident."""
+        return (self.b_ratio or 1.0) * products
+
+    def exact_entries(self, products: int) -> int:
+        """Predict the entries of C of a block by the block before it; 0 if there is none to go by."""
+        return int(self.held_ratio * products) if self._is_exact else 0

@@ -1,0 +1,220 @@
+"""Blocks as the device sees them: dtypes, where arrays lie in a block's memory, and what the host sends of a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from spdist.kernels.cuda.constants import aligned
+from spdist.kernels.streaming.workspace import PAIR_BYTES
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import INT32_MAX, block_dtype, blocksize, index_dtype, number_dtype, result_dtype
+
+
+class SubmatrixOffset(NamedTuple):
+    """Where A lies inside B, entry by entry.
+
+    Attributes
+    ----------
+    row : int
+        Row of B that is A's row 0.
+    column : int
+        What to subtract from B's column indices to get A's.
+    """
+
+    row: int = 0
+    column: int = 0
+
+
+@dataclass(frozen=True)
+class DeviceDtypes:
+    """Dtypes of the arrays on the device.
+
+    The three dtypes of values are equal unless values are dense blocks (`csr.block_dtype`): then A, B and C have blocks
+    of their own shapes.
+
+    Attributes
+    ----------
+    value : dtype
+        Values of C.
+    index : dtype
+        Columns of A, B and C.
+    pointer : dtype
+        Offsets of rows.
+    a, b : dtype
+        Values of A and of B.
+    """
+
+    value: np.dtype[Any]
+    index: np.dtype[Any]
+    pointer: np.dtype[Any]
+    a: np.dtype[Any]
+    b: np.dtype[Any]
+
+    @property
+    def blocked(self) -> bool:
+        """Whether values are dense blocks."""
+        return blocksize(self.value) is not None
+
+    @property
+    def entry(self) -> int:
+        """Bytes of an entry of C."""
+        return self.value.itemsize + self.index.itemsize
+
+    @property
+    def a_entry(self) -> int:
+        """Bytes of an entry of A."""
+        return self.a.itemsize + self.index.itemsize
+
+    @property
+    def b_entry(self) -> int:
+        """Bytes of an entry of B."""
+        return self.b.itemsize + self.index.itemsize
+
+
+def device_dtypes(a: CSR, b: CSR, value: np.dtype[Any] | None = None) -> DeviceDtypes:
+    """Return the dtypes that ``a @ b`` has on the device.
+
+    Parameters
+    ----------
+    a, b : CSR
+    value : dtype, optional
+        Values of C; by default those of plus and times.
+    """
+    value = result_dtype(a.dtype, b.dtype) if value is None else value
+    wide = max(b.nrows, b.ncols) > INT32_MAX
+    index = np.dtype(np.int64) if wide else index_dtype(b.ncols)
+    # 31 bits count the entries of a block's A unless a single row has more: `BlockCutter` sees to it.
+    longest = int(np.max(np.diff(a.indptr))) if a.nnz > INT32_MAX else 0
+    pointer = np.dtype(np.int64 if max(b.nnz, longest, b.ncols if wide else 0) > INT32_MAX else np.int32)
+    sizes = (blocksize(m.dtype) for m in (a, b))
+    number = number_dtype(value)
+    return DeviceDtypes(
+        value, index, pointer, *(number if size is None else block_dtype(number, size) for size in sizes)
+    )
+
+
+class MatrixLayout(NamedTuple):
+    """Where a CSR matrix lies in a block's memory.
+
+    Attributes
+    ----------
+    nrows, ncols, nnz : int
+    value : dtype
+        Values of the matrix.
+    data, indices, indptr : int
+        Byte at which each array begins.
+    end : int
+        Byte after the last array.
+    """
+
+    nrows: int
+    ncols: int
+    nnz: int
+    value: np.dtype[Any]
+    data: int
+    indices: int
+    indptr: int
+    end: int
+
+
+def lay_out(
+    shape: tuple[int, int], nnz: int, value: np.dtype[Any], dtypes: DeviceDtypes, begin: int = 0
+) -> MatrixLayout:
+    """Lay out the arrays of a matrix one after the other.
+
+    Parameters
+    ----------
+    shape : (nrows, ncols)
+    nnz : int
+    value : dtype
+        Values of the matrix.
+    dtypes : DeviceDtypes
+        Indices and offsets.
+    begin : int
+        Byte at which the first array begins.
+    """
+    indices = begin + aligned(nnz * value.itemsize)
+    indptr = indices + aligned(nnz * dtypes.index.itemsize)
+    end = indptr + aligned((shape[0] + 1) * dtypes.pointer.itemsize)
+    return MatrixLayout(*shape, nnz, value, begin, indices, indptr, end)
+
+
+def lay_out_resident(b: CSR, dtypes: DeviceDtypes) -> tuple[MatrixLayout, int]:
+    """Lay out a resident B.
+
+    Returns
+    -------
+    layout : MatrixLayout
+    nbytes : int
+        Bytes of all arrays. If values are blocks, the last array counts the pairs of blocks.
+    """
+    layout = lay_out(b.shape, b.nnz, dtypes.b, dtypes)
+    return layout, layout.end + (aligned(PAIR_BYTES * b.nnz) if dtypes.blocked else 0)
+
+
+class HostCopy(NamedTuple):
+    """An array on the host to copy to byte `target` of a block's device memory."""
+
+    array: npt.NDArray[Any]
+    target: int
+
+
+@dataclass
+class StagedBlock:
+    """A block of rows, ready to be uploaded.
+
+    Attributes
+    ----------
+    start, stop : int
+        Rows of A.
+    products : int
+        Number of products that they expand to.
+    copies : list of HostCopy
+        Page-locked arrays. Empty if the device has all of the block.
+    a : MatrixLayout
+        Where A comes to lie in the block's device memory.
+    b : MatrixLayout or None
+        Where B comes to lie; None if B is resident.
+    begin : float
+        When preparation began, in seconds since 1970.
+    seconds : float
+        How long preparation took.
+    column_offset : int
+        What the device subtracts from A's column indices when A is a view of B; else 0.
+    row_in_b : int or None
+        Row of the resident B that is the block's first row of A; None if A is uploaded.
+    """
+
+    start: int
+    stop: int
+    products: int
+    copies: list[HostCopy]
+    a: MatrixLayout
+    b: MatrixLayout | None
+    begin: float
+    seconds: float = 0.0
+    column_offset: int = 0
+    row_in_b: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.stop - self.start
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory that the upload fills, gaps included."""
+        return (self.b or self.a).end
+
+    def release_host_arrays(self) -> None:
+        """Drop the arrays that were uploaded; the caller's own may be among them."""
+        self.copies.clear()
+
+
+def share_entries(a: CSR, b: CSR) -> bool:
+    """Return whether two matrices have their columns and values in the same memory."""
+    return a.indices is b.indices and a.data is b.data

@@ -1,0 +1,195 @@
+"""What the pipeline asks of a device: below both, so that neither side imports the other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from spdist.kernels.cuda.pinned import Bytes
+from spdist.kernels.product_spec import ProductSpec
+from spdist.kernels.reduction_spec import PartialReduction, Reduction
+from spdist.kernels.streaming.layout import DeviceDtypes, StagedBlock
+from spdist.matrices.csr import CSR
+
+logger = logging.getLogger("spdist")
+
+
+class ArenaFullError(Exception):
+    """A block needs more device memory than its slot has.
+
+    Attributes
+    ----------
+    needed : int
+        Bytes that the block had asked for when it failed.
+    """
+
+    def __init__(self, needed: int) -> None:
+        super().__init__(needed)
+        self.needed = needed
+
+
+class Stage(NamedTuple):
+    """One stage of one block, and what it took.
+
+    Attributes
+    ----------
+    start : int
+        First row of the block.
+    name : str
+        "prepare", "upload", "multiply", "pack", "reduce" or "download".
+    begin : float
+        When it began, in seconds since 1970.
+    seconds : float
+    nbytes : int
+    """
+
+    start: int
+    name: str
+    begin: float
+    seconds: float
+    nbytes: int
+
+
+Report = Callable[[Stage], None]
+
+
+def ignore_stage(stage: Stage) -> None:
+    """Do nothing; the default report."""
+
+
+class DownloadTarget(NamedTuple):
+    """Arrays on the host for the first rows of a block's C.
+
+    Attributes
+    ----------
+    rows, nnz : int
+        Rows and entries to download.
+    offsets : (rows,) array
+        Where each row ends, counted from the first entry of the block.
+    indices, data : (nnz,) array
+    """
+
+    rows: int
+    nnz: int
+    offsets: npt.NDArray[Any]
+    indices: npt.NDArray[Any]
+    data: npt.NDArray[Any]
+
+
+class Slot(Protocol):
+    """Device memory for one block.
+
+    Attributes
+    ----------
+    size : int
+        Bytes.
+    held : int
+        Entries of C that took memory in the last multiply, whether they were kept or not.
+    """
+
+    size: int
+    held: int
+
+    def upload(self, staged: StagedBlock) -> None:
+        """Start the upload of a block; return at once."""
+
+    def multiply(self, expected: int = 0, while_busy: Callable[[], None] | None = None) -> int:
+        """Multiply the uploaded block.
+
+        Parameters
+        ----------
+        expected : int
+            Entries of C to expect; 0 if unknown.
+        while_busy : callable, optional
+            Called once while the device is busy, if it is.
+
+        Returns
+        -------
+        int
+            Entries of C that are kept.
+
+        Raises
+        ------
+        ArenaFullError
+            If the slot has no room for C.
+        """
+
+    def reduce(self, first_row: int) -> None:
+        """Start to reduce C and to download the result; return at once.
+
+        Parameters
+        ----------
+        first_row : int
+            Number of A's row 0 in the whole C.
+        """
+
+    def take_part(self) -> PartialReduction:
+        """Return the downloaded reduction of the block."""
+
+    @property
+    def is_packing(self) -> bool:
+        """Whether the device still packs C, so that `download` would wait."""
+
+    def download(self, target: DownloadTarget) -> None:
+        """Start the download of the first rows of C; return at once."""
+
+    def wait(self) -> list[Stage]:
+        """Wait until all work of the slot is done; return the stages since the last upload."""
+
+    def take_host_work(self) -> list[Callable[[], None]]:
+        """Return what the host still has to do for a downloaded block: unpack its columns."""
+
+
+class HostMemory(Protocol):
+    """What a device knows of the host's memory."""
+
+    def allocate(self, size: int, /) -> Bytes:
+        """Return host memory from which the device copies at full speed."""
+
+    def note_operands(self, arrays: Iterable[Any], /) -> None:
+        """Note that a multiplication reads arrays; those that are read again may be page-locked."""
+
+    def is_locked(self, array: Any, /) -> bool:
+        """Return whether an array is page-locked, so that the device copies from it as it is."""
+
+
+class Device(HostMemory, Protocol):
+    """A device with memory for slots, and perhaps for B.
+
+    Attributes
+    ----------
+    memory_limit : int
+        Bytes of device memory for all that follows.
+    staging_bytes : int
+        Bytes of the host's memory for blocks that are staged or on their way to the device.
+    """
+
+    memory_limit: int
+    staging_bytes: int
+
+    def begin(
+        self, spec: ProductSpec, reduction: Reduction | None, shape: tuple[int, int], dtype: np.dtype[Any]
+    ) -> int:
+        """Begin a multiplication; return the bytes that it reserves besides B and slots."""
+
+    def slots(self, count: int, size: int, kept: int) -> Sequence[Slot]:
+        """Return slots for blocks; slots returned earlier lose their memory first.
+
+        Parameters
+        ----------
+        count : int
+        size : int
+            Bytes of each slot. They are smaller if the device has less.
+        kept : int
+            Bytes that stay free for B.
+        """
+
+    def keep(self, b: CSR | None, dtypes: DeviceDtypes) -> bool:
+        """Make B resident for the blocks to come, or nothing; return whether B is resident."""
+
+    def take_sums(self) -> PartialReduction:
+        """Return the column sums of all blocks."""

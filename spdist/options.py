@@ -1,0 +1,325 @@
+"""The keywords of the public calls, and the frozen values that they become.
+
+A public call declares its keywords once, as a ``TypedDict`` (PEP 692), and lists them in its signature by `lists`. Its
+first statement turns them into values by `options_of`; everything below passes the values on, whole. A new option is a
+line in its ``TypedDict``, a field of its value and a paragraph in one docstring.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
+
+from spdist.engines import ENGINES, Engine
+from spdist.errors import InputError
+from spdist.units import check_count
+
+if TYPE_CHECKING:
+    from spdist.kernels.product_spec import Epilogue
+    from spdist.kernels.semirings import Semiring
+
+DEFAULT_MEMORY_LIMIT = "2GiB"
+"""Memory limit of a worker without a GPU."""
+
+Bytes = int | str
+"""A number of bytes, or a text such as ``"512MiB"``."""
+
+
+# -- the values --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ProductOptions:
+    """What is computed from A and B, as the user said it: names not looked up, matrices not opened.
+
+    `spdist.spgemm` and `spdist.multiply` explain each field.
+    """
+
+    semiring: str | Semiring = "plus_times"
+    mask: Any = None
+    complement: bool = False
+    triangle: str | None = None
+    epilogue: Epilogue | None = None
+    threshold: float | None = None
+    top_n: int | None = None
+    axis: int = 1
+    transpose_a: bool = False
+    transpose_b: bool = False
+
+
+@dataclass(frozen=True)
+class ExecutionOptions:
+    """Where and within which limits a product runs, as the user said it.
+
+    `spdist.multiply` explains each field.
+    """
+
+    engine: Engine = "auto"
+    memory_limit: Bytes | None = None
+    host_limit: Bytes | None = None
+    grid: tuple[int, int, int] | None = None
+    workers: int | None = None
+    scheduler: str | None = None
+
+    def check_engine(self) -> None:
+        """Refuse an engine that does not exist.
+
+        Raises
+        ------
+        InputError
+        """
+        if self.engine not in ENGINES:
+            raise InputError(f"engine {self.engine!r} is not one of {', '.join(ENGINES)}")
+
+    def check(self) -> None:
+        """Refuse an engine that does not exist, and numbers of workers or blocks that are none.
+
+        Raises
+        ------
+        InputError
+        """
+        check_count("workers", self.workers, "one a core or a GPU")
+        grid: object = self.grid
+        if grid is not None and (not isinstance(grid, tuple | list) or len(grid) != 3):
+            raise InputError(
+                f"grid={grid!r}: write the numbers of row, inner and column blocks, for instance (10, 1, 1)"
+            )
+        self.check_engine()
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What happens to an existing C, and what is done besides writing it.
+
+    `spdist.multiply` explains each field.
+    """
+
+    resume: bool = False
+    overwrite: bool = False
+    check: bool = False
+    record: str | Path | None = None
+
+
+@dataclass(frozen=True)
+class InMemoryOptions:
+    """How matrices in memory are multiplied.
+
+    `spdist.spgemm` explains each field.
+    """
+
+    method: str = "auto"
+    threads: int | None = None
+    deterministic: bool = False
+    memory_limit: int | None = None
+
+    @property
+    def thread_count(self) -> int:
+        """Threads on the CPU; by default one for each core."""
+        return self.threads or os.cpu_count() or 1
+
+
+# -- the keywords ------------------------------------------------------------------------------------------------------
+
+
+class ProductKeywords(TypedDict, total=False):
+    """What becomes of each row of the product."""
+
+    semiring: str | Semiring
+    mask: Any
+    complement: bool
+    triangle: str | None
+    epilogue: Epilogue | None
+    threshold: float | None
+    top_n: int | None
+
+
+class EngineKeywords(TypedDict, total=False):
+    """What multiplies, and how much memory it may take."""
+
+    engine: Engine
+    memory_limit: Bytes | None
+
+
+class WorkerKeywords(TypedDict, total=False):
+    """Which processes multiply."""
+
+    workers: int | None
+    scheduler: str | None
+
+
+class GridKeywords(TypedDict, total=False):
+    """How the planner cuts the product."""
+
+    host_limit: Bytes | None
+    grid: tuple[int, int, int] | None
+
+
+class TargetKeywords(TypedDict, total=False):
+    """What happens to an existing C."""
+
+    resume: bool
+    overwrite: bool
+
+
+class SpgemmKeywords(ProductKeywords, total=False):
+    """Keywords of `spdist.spgemm`."""
+
+    axis: int
+    threads: int | None
+    deterministic: bool
+    memory_limit: int | None
+
+
+class PlanKeywords(EngineKeywords, GridKeywords, ProductKeywords, total=False):
+    """Keywords of `spdist.plan`."""
+
+
+class MatmulKeywords(EngineKeywords, GridKeywords, WorkerKeywords, TargetKeywords, ProductKeywords, total=False):
+    """Keywords of `spdist.matmul`."""
+
+    axis: int
+    transpose_a: bool
+    transpose_b: bool
+
+
+class MultiplyKeywords(MatmulKeywords, total=False):
+    """Keywords of `spdist.multiply`."""
+
+    check: bool
+    record: str | Path | None
+
+
+class ReduceKeywords(EngineKeywords, WorkerKeywords, ProductKeywords, total=False):
+    """Keywords of `spdist.reduce`."""
+
+
+class ChainKeywords(EngineKeywords, WorkerKeywords, TargetKeywords, total=False):
+    """Keywords of `spdist.multi_matmul`."""
+
+
+class CheckKeywords(TypedDict, total=False):
+    """How C is verified; `spdist.verification.freivalds.verify` explains each."""
+
+    vectors: int
+    seed: int
+    threads: int | None
+    progress: Callable[[int, int], None] | None
+
+
+class VerifyKeywords(ProductKeywords, CheckKeywords, total=False):
+    """Keywords of `spdist.verify`."""
+
+
+CHECK_DEFAULTS: dict[str, Any] = {"vectors": 2, "seed": 0, "threads": None, "progress": None}
+VALUES = (ProductOptions, ExecutionOptions, OutputOptions, InMemoryOptions)
+DEFAULTS: dict[str, Any] = {field.name: field.default for kind in VALUES for field in fields(kind)} | CHECK_DEFAULTS
+
+
+# -- from one to the other ---------------------------------------------------------------------------------------------
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+One = TypeVar("One")
+Two = TypeVar("Two")
+Three = TypeVar("Three")
+
+
+def lists(keywords: type) -> Callable[[Function], Function]:
+    """Decorate a function of ``**keywords`` so that `inspect.signature` and `help` list each keyword.
+
+    Parameters
+    ----------
+    keywords : type
+        The ``TypedDict`` that the function unpacks.
+
+    Examples
+    --------
+    >>> @lists(TargetKeywords)
+    ... def store(url, **keywords): ...
+    >>> print(inspect.signature(store))
+    (url, *, resume: 'bool' = False, overwrite: 'bool' = False)
+    """
+
+    def decorate(function: Function) -> Function:
+        own = inspect.signature(function)
+        named = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        listed = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=DEFAULTS[name],
+                annotation=getattr(kind, "__forward_arg__", kind),
+            )
+            for name, kind in keywords.__annotations__.items()
+        ]
+        function.__dict__["__signature__"] = own.replace(parameters=[*named, *listed])
+        return function
+
+    return decorate
+
+
+def select(keywords: Mapping[str, object], kind: type[One]) -> One:
+    """Return the keywords that a ``TypedDict`` names.
+
+    Examples
+    --------
+    >>> select({"seed": 1, "top_n": 3}, CheckKeywords)
+    {'seed': 1}
+    """
+    return kind(**{name: value for name, value in keywords.items() if name in kind.__annotations__})
+
+
+@overload
+def options_of(function: Callable[..., Any], keywords: Mapping[str, object], one: type[One], /) -> tuple[One]: ...
+@overload
+def options_of(
+    function: Callable[..., Any], keywords: Mapping[str, object], one: type[One], two: type[Two], /
+) -> tuple[One, Two]: ...
+@overload
+def options_of(
+    function: Callable[..., Any], keywords: Mapping[str, object], one: type[One], two: type[Two], three: type[Three], /
+) -> tuple[One, Two, Three]: ...
+def options_of(function: Callable[..., Any], keywords: Mapping[str, object], /, *kinds: Any) -> Any:
+    """Return values made from the keywords of a call; each takes those that name its fields.
+
+    Parameters
+    ----------
+    function : callable
+        The function that was called; its signature says which keywords there are.
+    keywords : mapping
+        What it was called with.
+    *kinds : type
+        Dataclasses.
+
+    Returns
+    -------
+    tuple
+        A value of each dataclass.
+
+    Raises
+    ------
+    TypeError
+        If the function has no such keyword.
+
+    Examples
+    --------
+    >>> @lists(TargetKeywords)
+    ... def store(url, **keywords):
+    ...     return options_of(store, keywords, OutputOptions)
+    >>> store("C.zarr", resume=True)
+    (OutputOptions(resume=True, overwrite=False, check=False, record=None),)
+    >>> store("C.zarr", again=True)
+    Traceback (most recent call last):
+        ...
+    TypeError: store() got an unexpected keyword argument 'again'
+    """
+    known = inspect.signature(function).parameters
+    for name in keywords:
+        if name not in known:
+            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
+    return tuple(
+        kind(**{name: keywords[name] for name in kind.__dataclass_fields__ if name in keywords}) for kind in kinds
+    )

@@ -1,0 +1,142 @@
+"""Read the rows of A and B that a block needs.
+
+B's rows come from a resident B, or as a band (all rows between the first and the last that A's columns name), or one by
+one. Bands and single rows are renumbered: B's first row that is read becomes row 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from spdist.kernels.streaming.layout import SubmatrixOffset
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array
+from spdist.scheduler.execution.records import BlockOperands, BlockTask
+from spdist.scheduler.execution.worker import WorkerContext, check_rows
+
+AddBytes = Callable[[int], None]
+"""Takes bytes that were moved."""
+RENUMBERING_BYTES = 8
+"""Bytes an entry of A that renumbering would take; a band may use them instead."""
+OFFSET_BYTES = 24
+"""Bytes a row of B that a band takes for offsets, its renumbering included."""
+DENSE_SPREAD = 8
+"""Renumber with a table, not a sort, when the columns span at most so many times as many numbers as there are entries.
+"""
+
+
+def read_operands(context: WorkerContext, task: BlockTask, piece: int, add_bytes: AddBytes) -> BlockOperands:
+    """Read A's rows of a block and the rows of B that they need; without the mask."""
+    job = context.job
+    if job.resident and not task.split:
+        return _with_resident_b(context, task, add_bytes)
+    a = job.a.rows(task.start, task.stop, context.allocate)
+    low, high = check_rows(job.engine, a, job.a.url, task.start)
+    if not task.split and (operands := _read_band(context, task, a, low, high)) is not None:
+        add_bytes(operands.a.nbytes + (operands.b.nbytes if operands.b is not None else 0))
+        return operands
+    k0, k1, j0, j1 = job.pieces[piece] if task.split else (0, job.a.ncols, 0, job.b.ncols)
+    if task.split:
+        a = columns_between(a, k0, k1)
+    a, needed = renumber(a)
+    b = job.b.take(needed)
+    check_rows(job.engine, b, job.b.url)
+    if j1 - j0 < job.b.ncols:
+        b = columns_between(b, j0, j1)
+    add_bytes(a.nbytes + b.nbytes)
+    return BlockOperands(a, b)
+
+
+def _with_resident_b(context: WorkerContext, task: BlockTask, add_bytes: AddBytes) -> BlockOperands:
+    """Return A's rows alone; when A is B they are a view of the resident B."""
+    job = context.job
+    if job.a == job.b:
+        b = context.resident_b().get(add_bytes)
+        if b.dtype == job.a.dtype:
+            return BlockOperands(b.rows(task.start, task.stop), None, offset_in_b=SubmatrixOffset(task.start))
+    a = job.a.rows(task.start, task.stop, context.allocate)
+    check_rows(job.engine, a, job.a.url, task.start)
+    context.resident_b().get(add_bytes)
+    add_bytes(a.nbytes)
+    return BlockOperands(a, None)
+
+
+def _read_band(context: WorkerContext, task: BlockTask, a: CSR, low: int, high: int) -> BlockOperands | None:
+    """Read B's rows ``[low:high)`` if they fit in the memory for this block's rows of B; else return None.
+
+    A band needs no table of row numbers, and the bytes of that table make room for rows that no column names. Entries
+    are copied, not read, when the previous block's band has them, or `a` does because A is B.
+    """
+    if not a.nnz:
+        return None
+    job = context.job
+    room = task.b_bytes + RENUMBERING_BYTES * a.nnz - OFFSET_BYTES * (high - low)
+    if room <= 0:
+        return None
+    offsets = job.b.read_indptr(low, high)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if (last - first) * job.b.entry_nbytes > room:
+        return None
+    held = [context.last_band] if context.last_band is not None else []
+    a_first = int(job.a.read_indptr(task.start, task.start)[0]) if job.a == job.b else -1
+    if a_first >= 0:
+        held.append((a_first, a))
+    allocate = context.allocate or np.empty
+    b = CSR(offsets - first, *job.b.entries(first, last, held, allocate), (high - low, job.b.ncols))
+    check_rows(job.engine, b, job.b.url, low)
+    context.keep_band(first, b)
+    is_inside = first <= a_first and a_first + a.nnz <= last
+    data = b.data[a_first - first : a_first - first + a.nnz] if is_inside else a.data
+    columns = np.subtract(a.indices, low, out=allocate(a.nnz, a.indices.dtype))
+    renumbered = CSR(a.indptr, columns, data, (a.nrows, high - low))
+    # The entries of A may lie in the band while its empty first or last rows do not.
+    is_part = job.a == job.b and low <= task.start and task.stop <= high
+    return BlockOperands(renumbered, b, offset_in_b=SubmatrixOffset(task.start - low, low) if is_part else None)
+
+
+def columns_between(m: CSR, low: int, high: int) -> CSR:
+    """Drop the entries with columns outside ``[low, high)``; the other columns keep their numbers.
+
+    Examples
+    --------
+    >>> m = CSR(np.array([0, 2]), np.array([1, 5]), np.array([3.0, 4.0]), (1, 6))
+    >>> columns_between(m, 2, 6).indices
+    array([5])
+    """
+    keep = (m.indices >= low) & (m.indices < high)
+    kept = np.concatenate([[0], np.cumsum(keep)])
+    return CSR(kept[m.indptr], m.indices[keep], m.data[keep], m.shape)
+
+
+def renumber(a: CSR) -> tuple[CSR, Int64Array]:
+    """Renumber the columns of `a` to ``0, 1, ...`` in rising order.
+
+    Returns
+    -------
+    a : CSR
+        With as many columns as occur.
+    needed : (ncols,) int64
+        The old number of each column.
+
+    Examples
+    --------
+    >>> a, needed = renumber(CSR(np.array([0, 2]), np.array([4, 9]), np.array([1.0, 2.0]), (1, 10)))
+    >>> a.indices, needed
+    (array([0, 1]), array([4, 9]))
+    """
+    if not a.nnz:
+        return CSR(a.indptr, a.indices, a.data, (a.nrows, 0)), np.empty(0, np.int64)
+    low, high = int(a.indices.min()), int(a.indices.max())
+    if high - low <= DENSE_SPREAD * a.nnz:
+        used = np.zeros(high - low + 1, bool)
+        used[a.indices - low] = True
+        needed = np.flatnonzero(used) + low
+        number = np.cumsum(used, dtype=a.indices.dtype)
+        number -= 1
+        indices = number[a.indices - low]
+    else:
+        needed, indices = np.unique(a.indices, return_inverse=True)
+        indices = indices.astype(a.indices.dtype)
+    return CSR(a.indptr, indices, a.data, (a.nrows, len(needed))), needed.astype(np.int64)

@@ -1,0 +1,163 @@
+"""Dask plugins that put a job on every worker: install it for a run, or prefetch for it while its plan is made."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dask.utils import key_split
+from distributed import Client, Worker, WorkerPlugin
+from tornado.ioloop import PeriodicCallback
+
+from spdist.scheduler.execution import worker_process
+from spdist.scheduler.execution.records import JobSpec
+from spdist.scheduler.execution.telemetry import TOPIC
+from spdist.scheduler.execution.worker import CONTEXTS, WorkerContext
+
+PUBLISH_SECONDS = 0.5
+"""Seconds between two publications of a worker's timings."""
+FORGET_SECONDS = 2.0
+"""Seconds between two clearings of the cache in which Dask keeps the names of the last 100,000 tasks."""
+
+PREFETCHED: dict[str, WorkerContext] = {}
+"""Contexts of this process whose plans are still being made, by name of the job."""
+IDLE_MEMORY: dict[str, int] = {}
+"""Resident bytes of each worker of this process before its first block, by address."""
+
+
+class InstallPlugin(WorkerPlugin):
+    """Installs a job on every worker, on those that join later too.
+
+    Parameters
+    ----------
+    name : str
+    job : JobSpec
+    """
+
+    def __init__(self, name: str, job: JobSpec) -> None:
+        self.name, self.job = name, job
+
+    def setup(self, worker: Worker) -> None:
+        """Make the job's context from the prefetched one, if there is one, and start to publish its timings."""
+        context = CONTEXTS[self.name] = WorkerContext(job_on(worker, self.job))
+        prefetched = PREFETCHED.pop(self.name, None)
+        if prefetched is not None:
+            context.take_over(prefetched)
+        if prefetched is None or not self.job.resident:
+            warm_up(context, worker)
+        calls = {
+            "forget": (key_split.cache_clear, FORGET_SECONDS),
+            "publish": (lambda: self._publish(worker), PUBLISH_SECONDS),
+        }
+        for what, (call, seconds) in calls.items():
+            worker.periodic_callbacks[f"{what}-{self.name}"] = PeriodicCallback(call, 1e3 * seconds)
+            worker.periodic_callbacks[f"{what}-{self.name}"].start()
+
+    def teardown(self, worker: Worker) -> None:
+        """Remove the job and everything that it holds."""
+        if (context := CONTEXTS.pop(self.name, None)) is not None:
+            context.release()
+        for what in ("forget", "publish"):
+            worker.periodic_callbacks.pop(f"{what}-{self.name}").stop()
+
+    def _publish(self, worker: Worker) -> None:
+        """Send new timings to all subscribers of `TOPIC`."""
+        CONTEXTS[self.name].telemetry.publish(
+            lambda timings: worker.log_event(TOPIC, {"product": self.name, "timings": timings})
+        )
+
+
+class PrefetchPlugin(WorkerPlugin):
+    """Warms workers up while the plan is made, and begins to read B if it is sure to be resident.
+
+    Parameters
+    ----------
+    name : str
+    job : JobSpec
+        As far as it is known without a plan.
+    """
+
+    def __init__(self, name: str, job: JobSpec) -> None:
+        self.name, self.job = name, job
+
+    def setup(self, worker: Worker) -> None:
+        """Prefetch if the worker is a process. An error is ignored: it comes back when the job is installed."""
+        if not worker.nanny:
+            return
+        context = WorkerContext(self.job)
+        try:
+            warm_up(context, worker)
+        except Exception:
+            context.release()
+            return
+        PREFETCHED[self.name] = context
+        if self.job.resident:
+            context.resident_b().begin()
+
+    def teardown(self, worker: Worker) -> None:
+        """Release what no job took over."""
+        if (context := PREFETCHED.pop(self.name, None)) is not None:
+            context.release()
+
+
+def job_on(worker: Worker, job: JobSpec) -> JobSpec:
+    """Return the job for one worker: a worker that is a thread of this process shares no memory with others."""
+    return job if worker.nanny else replace(job, shared_name="")
+
+
+def warm_up(context: WorkerContext, worker: Worker) -> None:
+    """Load what the stages need, then measure the idle worker's memory.
+
+    A worker that is a thread of this process loads and compiles when it must.
+    """
+    if worker.nanny:
+        worker_process.dask_setup(worker)
+        context.warm_up()
+    worker_process.reset_peak()
+    IDLE_MEMORY[worker.address] = worker_process.resident_memory()
+
+
+@contextlib.contextmanager
+def installed(client: Client, name: str, job: JobSpec) -> Iterator[None]:
+    """Install a job on all workers, and remove it at the end.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    name : str
+        Of the job, unique among the jobs of these workers.
+    job : JobSpec
+    """
+    client.register_plugin(InstallPlugin(name, job), name=name)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # of a worker that has just died
+            client.unregister_worker_plugin(name)
+
+
+@contextlib.contextmanager
+def prefetch(client: Client, name: str, job: JobSpec) -> Iterator[None]:
+    """Let workers prefetch for a job until its run is over; a run that installs the job takes over what they have.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    name : str
+        Under which the job will be installed.
+    job : JobSpec
+        As far as it is known without a plan; `resident` if B is sure to be.
+    """
+    client.register_plugin(PrefetchPlugin(name, job), name=f"{name}-prefetch")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # of a worker that has just died
+            client.unregister_worker_plugin(f"{name}-prefetch")
+
+
+def peak_memory(name: str, dask_worker: Worker) -> tuple[int, int]:
+    """Return a worker's peak bytes of host memory beyond its idle memory, and of GPU memory; for `Client.run`."""
+    peak = worker_process.peak_memory() - IDLE_MEMORY[dask_worker.address]
+    return max(peak, 0), CONTEXTS[name].gpu_peak() if name in CONTEXTS else 0

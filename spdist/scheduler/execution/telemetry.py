@@ -1,0 +1,197 @@
+"""Timings of stages, from the worker where they are measured to the run's report; and the progress of a run.
+
+Every stage on every worker, GPU stages included, reports through `StageRecorder.record`. Workers publish new timings
+as Dask events (topic ``spdist``); a `TimingSubscriber` passes them to whoever asked for them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from spdist.scheduler.execution.records import StageTiming, StageTotal
+
+TOPIC = "spdist"
+"""Dask topic under which workers publish timings."""
+LATE_EVENT_SECONDS = 2.0
+"""Seconds to wait at the end of a run for published timings that have not arrived."""
+
+TimingRecord = dict[str, Any]
+"""A `StageTiming` as a dictionary, for JSON."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a run.
+
+    Attributes
+    ----------
+    blocks, blocks_total : int
+        Finished blocks, and blocks known so far.
+    products, products_total : int
+        Products (multiply-adds) of the finished blocks, and of all.
+    nnz : int
+        Entries of C with a known position.
+    """
+
+    blocks: int
+    blocks_total: int
+    products: int
+    products_total: int
+    nnz: int
+
+
+@dataclass(frozen=True)
+class RunCallbacks:
+    """Functions that a run calls on the driver.
+
+    Attributes
+    ----------
+    started : callable
+        Takes the link to the Dask dashboard, once, when the workers are ready.
+    progress : callable, optional
+        Takes a `Progress` after each step.
+    timed : callable, optional
+        Takes a list of timings, each a dictionary with the fields of `StageTiming` and ``worker``.
+    """
+
+    started: Callable[[str], None] = lambda link: None
+    progress: Callable[[Progress], None] | None = None
+    timed: Callable[[list[TimingRecord]], None] | None = None
+
+
+class StageRecorder:
+    """Timings and totals of all stages of one job on one worker; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self.published = 0
+        self.limits: dict[str, float] = {}
+        self._totals: dict[str, StageTotal] = {}
+        self._timings: list[StageTiming] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def measure(self, stage: str, row: int) -> Iterator[Callable[[int], None]]:
+        """Time a stage of the block that starts at `row`; yields a function that takes bytes moved.
+
+        Examples
+        --------
+        >>> recorder = StageRecorder()
+        >>> with recorder.measure("commit", 0) as add_bytes:
+        ...     add_bytes(100)
+        >>> recorder.totals["commit"].nbytes
+        100
+        """
+        moved: list[int] = []
+        begin, clock = time.time(), time.perf_counter()
+        yield moved.append
+        self.record(StageTiming(stage, row, begin, time.perf_counter() - clock, sum(moved)))
+
+    def record(self, timing: StageTiming) -> None:
+        """Add one run of a stage: the one function through which every stage reports."""
+        with self._lock:
+            total = self._totals.get(timing.stage) or StageTotal(limit=self.limits.get(timing.stage, 0.0))
+            self._totals[timing.stage] = total.plus(timing)
+            self._timings.append(timing)
+
+    def set_limits(self, limits: Mapping[str, float]) -> None:
+        """Set the best possible bytes/s of some stages; totals that begin later show them."""
+        self.limits = self.limits | dict(limits)
+
+    @property
+    def totals(self) -> dict[str, StageTotal]:
+        """Totals by stage."""
+        with self._lock:
+            return dict(self._totals)
+
+    def take_timings(self) -> list[TimingRecord]:
+        """Return the timings since the last call."""
+        with self._lock:
+            taken, self._timings = self._timings, []
+        return [asdict(timing) for timing in taken]
+
+    def publish(self, send: Callable[[list[TimingRecord]], None]) -> None:
+        """Send the timings since the last call, if there are any."""
+        if timings := self.take_timings():
+            self.published += len(timings)
+            send(timings)
+
+    def clear(self) -> None:
+        """Forget timings and totals; limits stay."""
+        with self._lock:
+            self._timings, self._totals = [], {}
+
+
+class TimingSubscriber:
+    """Passes the timings that workers publish for one job to a callback.
+
+    Parameters
+    ----------
+    name : str
+        Name of the job.
+    timed : callable
+        See `RunCallbacks`.
+    """
+
+    def __init__(self, name: str, timed: Callable[[list[TimingRecord]], None]) -> None:
+        self.name, self.timed = name, timed
+        self._received: Counter[str] = Counter()
+
+    def receive(self, event: tuple[Any, dict[str, Any]]) -> None:
+        """Take an event of `TOPIC`; Dask calls this in the client's thread."""
+        message = event[1]
+        if message.get("product") == self.name:
+            self._pass_on(message["worker"], message["timings"])
+            self._received[message["worker"]] += len(message["timings"])
+
+    def finish(self, unpublished: Mapping[str, tuple[int, list[TimingRecord]]]) -> None:
+        """Wait for published timings that are still on their way, then pass on the unpublished ones.
+
+        Parameters
+        ----------
+        unpublished : mapping
+            For each worker address: how many timings the worker has published, and the timings it has not.
+        """
+        deadline = time.monotonic() + LATE_EVENT_SECONDS
+        for worker, (published, rest) in unpublished.items():
+            while self._received[worker] < published and time.monotonic() < deadline:
+                time.sleep(0.01)
+            self._pass_on(worker, rest)
+
+    def _pass_on(self, worker: str, timings: list[TimingRecord]) -> None:
+        self.timed([timing | {"worker": worker} for timing in timings])
+
+
+def add_totals(workers: Iterable[Mapping[str, StageTotal]]) -> dict[str, dict[str, float]]:
+    """Add up the totals of all workers.
+
+    Parameters
+    ----------
+    workers : iterable of mapping
+        Totals by stage, one mapping a worker.
+
+    Returns
+    -------
+    dict
+        For each stage ``seconds``, ``bytes`` and ``tasks`` over all workers, and the ``limit`` in bytes/s of the
+        fastest worker.
+
+    Examples
+    --------
+    >>> add_totals([{"commit": StageTotal(1.0, 10, 1, 5.0)}, {"commit": StageTotal(2.0, 20, 1, 7.0)}])
+    {'commit': {'seconds': 3.0, 'bytes': 30, 'tasks': 2, 'limit': 7.0}}
+    """
+    added: dict[str, dict[str, float]] = {}
+    for totals in workers:
+        for stage, total in totals.items():
+            sums = added.setdefault(stage, {"seconds": 0.0, "bytes": 0, "tasks": 0, "limit": 0.0})
+            sums["seconds"] += total.seconds
+            sums["bytes"] += total.nbytes
+            sums["tasks"] += total.tasks
+            sums["limit"] = max(sums["limit"], total.limit)
+    return added

@@ -1,0 +1,281 @@
+"""What one worker holds for one job: its GPU, a resident B, and the results that wait to be written."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spdist.engines import GPU_ENGINES
+from spdist.kernels import reduction_spec
+from spdist.kernels.cpu import multiply as cpu
+from spdist.kernels.cuda.pinned import array_at
+from spdist.kernels.product_spec import ProductSpec
+from spdist.kernels.streaming import pipeline
+from spdist.kernels.streaming.history import BlockHistory
+from spdist.kernels.streaming.layout import SubmatrixOffset
+from spdist.kernels.streaming.multiplication import RowSlice
+from spdist.matrices.checks import check_canonical
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import ValueArray, blocksize, index_dtype, number_dtype
+from spdist.scheduler.execution import worker_process
+from spdist.scheduler.execution.records import BlockNumber, BlockOperands, BlockTask, JobSpec, StageTiming
+from spdist.scheduler.execution.shared_operand import ResidentMatrix
+from spdist.scheduler.execution.telemetry import StageRecorder, TimingRecord
+from spdist.scheduler.planner.plan import gpu_staging
+from spdist.storage.matrix import Allocate, Held
+
+
+class PartialResult(NamedTuple):
+    """Rows of C of a block, of which `piece` is the last piece in it."""
+
+    piece: int
+    c: CSR
+
+
+class WorkerContext:
+    """One job on one worker; every stage takes it as its first argument.
+
+    Parameters
+    ----------
+    job : JobSpec
+
+    Attributes
+    ----------
+    telemetry : StageRecorder
+    results : dict
+        By block number: the sum of partial products so far. A complete one waits for its commit.
+    partial_results : dict
+        By block number: the partial product of one more piece, which waits for its merge.
+    last_band : (int, CSR) or None
+        Consecutive rows of B that the last block read, and the position of their first entry in B.
+    """
+
+    def __init__(self, job: JobSpec) -> None:
+        self.job = job
+        self.telemetry = StageRecorder()
+        self.results: dict[BlockNumber, PartialResult] = {}
+        self.partial_results: dict[BlockNumber, PartialResult] = {}
+        self.last_band: Held | None = None
+        self._history = BlockHistory()
+        self._b: ResidentMatrix | None = None
+        self._gpu: Any = None
+        self._lock, self._gpu_lock = threading.Lock(), threading.Lock()
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether this worker multiplies on a GPU."""
+        engine = self.job.engine
+        return engine in GPU_ENGINES and (engine != "hybrid" or worker_process.gpu_name() is not None)
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def gpu(self) -> Any:
+        """Return this worker's GPU; the first call takes its memory."""
+        from spdist.kernels.cuda.pinned import bound_pinned
+        from spdist.kernels.streaming.gpu_device import Gpu
+
+        with self._lock:
+            if self._gpu is None:
+                bound_pinned(self.job.host_limit or None)
+                # Not packed: the cores that would unpack C are busy with reading and writing.
+                self._gpu = Gpu(self.job.memory_limit, staging_bytes=gpu_staging(self.job.host_limit), pack=False)
+            return self._gpu
+
+    def gpu_peak(self) -> int:
+        """Return the peak bytes of GPU memory; 0 without a GPU."""
+        return self._gpu.peak if self._gpu is not None else 0
+
+    @property
+    def allocate(self) -> Allocate | None:
+        """Allocator for the arrays that blocks are read into: page-locked memory for a GPU; None means any memory."""
+        return self._allocate_pinned if self.on_gpu else None
+
+    def _allocate_pinned(self, count: int, dtype: np.dtype[Any]) -> ValueArray:
+        dtype = np.dtype(dtype)
+        return array_at(self.gpu().allocate(count * dtype.itemsize), 0, count, dtype)
+
+    def keep_band(self, first: int, b: CSR) -> None:
+        """Keep the rows of B of this block for the next one, if there is room for two blocks."""
+        self.last_band = (first, b) if self.job.blocks_in_flight > 1 else None
+
+    def resident_b(self) -> ResidentMatrix:
+        """Return the resident B, which may not have been read yet.
+
+        Values are cast once if a CPU engine would cast them for each block; such a B is not shared.
+        """
+        with self._lock:
+            if self._b is None:
+                job = self.job
+                dtype = job.product.dtype(job.a, job.b)
+                is_read = "b" in job.product.per_row.semiring.reads and blocksize(dtype) is None
+                casts = is_read and not self.on_gpu and dtype != job.b.dtype
+                check = functools.partial(check_rows, job.engine, name=job.b.url)
+                self._b = ResidentMatrix(job.b, check, "" if casts else job.shared_name, dtype if casts else None)
+            return self._b
+
+    def take_over(self, earlier: WorkerContext) -> None:
+        """Take over the GPU, the copy rates and, if B is resident, the B of a context that prefetched for this job."""
+        self.telemetry.set_limits(earlier.telemetry.limits)
+        self._gpu, self._b = earlier._give_away()
+        if self._b is not None and not self.job.resident:
+            self._b.drop()
+            self._b = None
+
+    def _give_away(self) -> tuple[Any, ResidentMatrix | None]:
+        given, self._gpu, self._b = (self._gpu, self._b), None, None
+        return given
+
+    def release(self) -> None:
+        """Release B, the GPU's memory, and page-locked memory that no block uses."""
+        if self._b is not None:
+            self._b.drop()
+        if self._gpu is not None:
+            from spdist.kernels.cuda.pinned import free_pinned
+
+            self._gpu = None
+            free_pinned()
+
+    # -- arithmetic ----------------------------------------------------------------------------------------------------
+
+    def multiply_rows(
+        self, a: CSR, b: CSR, capacity: int, row: int, spec: ProductSpec, offset_in_b: SubmatrixOffset | None = None
+    ) -> CSR:
+        """Return as many rows of ``a @ b`` as fit in `capacity` entries; messages call the first one `row`."""
+        if not self.on_gpu:
+            return multiply_on_cpu(a, b, capacity, self._cpu_engine, spec)
+        with self._gpu_lock:
+            rows = RowSlice(capacity=capacity, first_row=row, offset=offset_in_b, history=self._history)
+            report = functools.partial(self._record_gpu_stage, row)
+            return pipeline.multiply_rows(a, b, self.gpu(), rows, spec=spec, report=report)
+
+    def reduce_on_gpu(
+        self, task: BlockTask, operands: BlockOperands, what: reduction_spec.Reduction
+    ) -> reduction_spec.PartialReduction:
+        """Multiply a block on the GPU and return its reduction; its rows of C stay there."""
+        b = self.resident_b().get() if operands.b is None else operands.b
+        spec = self.job.product.of_rows(task.start, task.stop, operands.mask)
+        with self._gpu_lock:
+            rows = RowSlice(first_row=task.start, offset=operands.offset_in_b, history=self._history)
+            report = functools.partial(self._record_gpu_stage, task.start)
+            return pipeline.reduce(operands.a, b, what, self.gpu(), rows, spec=spec, report=report)
+
+    def _record_gpu_stage(self, row: int, stage: pipeline.Stage) -> None:
+        """Record a stage of a GPU block; its rows are counted from `row`, where this worker's block starts."""
+        timing = StageTiming(f"gpu {stage.name}", row + stage.start, stage.begin, stage.seconds, stage.nbytes)
+        self.telemetry.record(timing)
+
+    @property
+    def _cpu_engine(self) -> Any:
+        return "auto" if self.job.engine == "hybrid" else self.job.engine
+
+    # -- before the first block ----------------------------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Load and compile everything that the stages need, with a product of one entry."""
+        job = self.job
+        worker_process.keep_small_arrays(job.host_limit or job.memory_limit)
+        a, b = (
+            CSR(np.array([0, n]), np.zeros(n, index_dtype(m.ncols)), np.ones(n, m.dtype), (1, m.ncols))
+            for m in (job.a, job.b)
+            for n in [min(1, m.ncols)]
+        )
+        one = CSR(a.indptr, a.indices, a.data, (1, 1))
+        spec = job.product.of_rows(0, 1, None if job.product.mask is None else b)
+        c = self._warm_up_gpu(one, b, spec) if self.on_gpu else self._warm_up_cpu(one, b, spec)
+        if len(job.pieces) > 1:
+            add_partial(c, c, spec, is_last=False)
+        for m, row in ((job.a, a), (job.b, b)):
+            m.rows(0, min(m.nrows, 1))
+            check_rows(job.engine, row, m.url)
+        self.telemetry.set_limits(dict.fromkeys(("preprocess", "merge", "commit", "join"), worker_process.copy_rate()))
+
+    def _warm_up_gpu(self, a: CSR, b: CSR, spec: ProductSpec) -> CSR:
+        from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
+
+        if not self.telemetry.limits:
+            self.telemetry.set_limits(self.gpu().copy_rates())  # before slots take the memory
+        dtype = number_dtype(self.job.product.dtype(self.job.a, self.job.b))
+        rowwise_gpu.compile_kernels(dtype, self.job.b.ncols, self.job.product.per_row.semiring)
+        c = self.multiply_rows(a, b, 1, 0, spec)
+        self.telemetry.clear()  # these timings belong to no block
+        return c
+
+    def _warm_up_cpu(self, a: CSR, b: CSR, spec: ProductSpec) -> CSR:
+        engines: tuple[Any, ...] = (self._cpu_engine,)
+        if self._cpu_engine == "auto":
+            engines = ("numba", "scipy") if self.job.product.plain else ("numba",)
+        return [multiply_on_cpu(a, b, 1, engine, spec) for engine in engines][-1]
+
+
+CONTEXTS: dict[str, WorkerContext] = {}
+"""Installed jobs of this process, by name."""
+
+
+def multiply_on_cpu(a: CSR, b: CSR, capacity: int, engine: Any, spec: ProductSpec) -> CSR:
+    """Return as many rows of ``a @ b`` as fit in `capacity` entries; dense blocks have one kernel for all engines."""
+    if blocksize(a.dtype) is None:
+        return cpu.multiply_rows(a, b, 0, capacity, engine=engine, spec=spec)
+    from spdist.kernels.bsr import multiply_cpu as bsr_cpu  # loads Numba
+
+    return bsr_cpu.multiply_rows(a, b, 0, capacity)
+
+
+def add_partial(c: CSR, partial: CSR, spec: ProductSpec, *, is_last: bool) -> CSR:
+    """Return the sum of partial products; the last one applies threshold and top-n."""
+    from spdist.kernels.bsr import multiply_cpu as bsr_cpu  # both load Numba
+    from spdist.kernels.cpu.merge import merge
+
+    if blocksize(c.dtype) is not None:
+        return bsr_cpu.merge(c, partial)
+    c = merge(c, partial, spec)
+    return cpu.cut(c, spec) if is_last else c
+
+
+def check_rows(engine: str, m: CSR, name: str, first_row: int = 0) -> tuple[int, int]:
+    """Check that rows are canonical: columns in range and strictly rising.
+
+    Parameters
+    ----------
+    engine : str
+        With ``scipy`` the check does not load Numba.
+    m : CSR
+    name : str
+        The matrix, for the error message.
+    first_row : int
+        Number of the first row, for the error message.
+
+    Returns
+    -------
+    low, high : int
+        The smallest column, and one more than the largest; (0, 0) without entries.
+
+    Raises
+    ------
+    MatrixError
+        If rows are not canonical.
+    """
+    if engine == "scipy" or not m.nnz:
+        check_canonical(m, name, first_row)
+        return (int(m.indices.min()), int(m.indices.max()) + 1) if m.nnz else (0, 0)
+    from spdist.kernels.hyspmm.prepare import survey
+
+    low, high, is_canonical = survey(m.indptr, m.indices)
+    if not is_canonical or low < 0 or high >= m.ncols:
+        check_canonical(m, name, first_row)  # raises, with the reason
+    return low, high + 1
+
+
+def unpublished_timings(name: str) -> tuple[int, list[TimingRecord]]:
+    """Return how many timings a worker has published, and those that it has not; for `Client.run`."""
+    if name not in CONTEXTS:
+        return 0, []
+    telemetry = CONTEXTS[name].telemetry
+    return telemetry.published, telemetry.take_timings()
+
+
+def stage_totals(name: str) -> dict[str, Any]:
+    """Return a worker's `StageTotal` of each stage; for `Client.run`."""
+    return CONTEXTS[name].telemetry.totals if name in CONTEXTS else {}

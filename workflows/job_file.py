@@ -1,0 +1,178 @@
+"""What a job file says: the keys that every job has, YAML that refuses what is ambiguous, values in the right types."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The keys that every job has; a workflow's own class has the rest."""
+
+    out: str
+    report: str
+    memory_limit: int | str = "2GiB"
+    workers: int | None = None
+    scheduler: str | None = None
+    scheduler_file: str | None = None
+    resume: bool = True
+
+    def where(self) -> dict[str, Any]:
+        """Return memory limit and workers as spdist's calls take them."""
+        file = self.scheduler_file
+        scheduler = scheduler_address(file) if file is not None else self.scheduler
+        return {"memory_limit": self.memory_limit, "workers": self.workers, "scheduler": scheduler}
+
+    @contextmanager
+    def where_for_all(self) -> Iterator[dict[str, Any]]:
+        """Give the same for several products: workers that are asked for start once."""
+        import spdist
+
+        where = self.where()
+        if self.workers is None:
+            yield where
+            return
+        with spdist.workers(self.workers) as scheduler:
+            yield where | {"workers": None, "scheduler": scheduler}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeJob(Job):
+    """The keys of a job that makes its result whole, and puts it in place of what lies at `out`."""
+
+    overwrite: bool = False
+
+
+class JobError(ValueError):
+    """The job file is wrong; the message says where and what to do."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise JobError(f"key {twice!r} is there twice; keep one")
+        content: dict[Any, Any] = super().construct_mapping(node, deep)
+        return content
+
+
+def read_mapping(path: Path) -> dict[Any, Any]:
+    """Return the keys and values of a YAML file."""
+    try:
+        content = yaml.load(path.read_text(), _Loader)
+    except OSError as error:
+        raise JobError(f"cannot be read: {error.strerror}; name a job file, a copy of one in workflows") from None
+    except JobError:
+        raise
+    except (yaml.YAMLError, ValueError) as error:  # of a text or a date that cannot be
+        raise JobError(f"is not YAML: {' '.join(str(error).split())}; correct that line") from None
+    if not isinstance(content, dict):
+        raise JobError(f"holds {type(content).__name__} where `key: value` lines belong; see those in workflows")
+    return content
+
+
+def split_setting(text: str) -> tuple[str, Any]:
+    """Return key and value of a ``--set key=value``; the value is read as in the file."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise JobError(f"--set {text!r} is not key=value; write for instance --set memory_limit=4GiB")
+    try:
+        return key.strip(), yaml.load(value, _Loader)
+    except (yaml.YAMLError, ValueError):
+        raise JobError(f"--set {text!r}: the value is not YAML; put it in quotes") from None
+
+
+def text_of(value: Any) -> str:
+    """Accept a text that is not empty."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(
+            f"is {type(value).__name__}, not a text; write it in quotes" if value else "is empty; fill it in"
+        )
+    return value
+
+
+def flag(value: Any) -> bool:
+    """Accept true and false."""
+    if not isinstance(value, bool):
+        raise ValueError("is neither true nor false; write one of them, without quotes")
+    return value
+
+
+def count(value: Any) -> int:
+    """Accept a whole number from 1 up."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError("is not a whole number of at least 1; write for instance 4, or null for the default")
+    return value
+
+
+def size(value: Any) -> int | str:
+    """Accept bytes as a number or a text like 2GiB."""
+    is_size = re.fullmatch(r"\s*[0-9]*\.?[0-9]+\s*[KMGT]?i?B?\s*", str(value), re.IGNORECASE) and re.search(
+        "[1-9]", str(value)
+    )
+    if isinstance(value, bool) or not isinstance(value, int | str) or not is_size:
+        raise ValueError("is not a size; write for instance 512MiB, 2GiB or a number of bytes")
+    return value
+
+
+def number(value: Any) -> float:
+    """Accept a number."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
+        raise ValueError("is not a number; write for instance 0.2, or null for none")
+    return float(value)
+
+
+def grid_of(value: Any) -> tuple[int, int, int]:
+    """Accept three counts, as a list or with commas between."""
+    parts = (
+        [int(part) if part.strip().isdigit() else part for part in value.split(",")]
+        if isinstance(value, str)
+        else value
+    )
+    try:
+        row, inner, column = map(count, parts)
+    except (TypeError, ValueError):
+        raise ValueError("is not three numbers of at least 1; write row, inner, column blocks: [8, 1, 1]") from None
+    return row, inner, column
+
+
+COMMON: dict[str, Callable[[Any], Any]] = {
+    "memory_limit": size,
+    "workers": count,
+    "scheduler": text_of,
+    "scheduler_file": text_of,
+    "resume": flag,
+    "report": text_of,
+}
+"""What reads the keys that every job has, but for `out`."""
+
+
+WHOLE: dict[str, Callable[[Any], Any]] = {"out": text_of, "overwrite": flag, **COMMON}
+"""What reads the keys of a `WholeJob`."""
+
+
+def local(place: str) -> Path | None:
+    """Return the path of a place on this machine; None for a URL."""
+    return Path(place) if "://" not in place else None
+
+
+def scheduler_address(path: str) -> str:
+    """Return the address that `dask scheduler --scheduler-file` wrote."""
+    try:
+        return str(json.loads(Path(path).read_text())["address"])
+    except OSError as error:
+        problem = str(error.strerror)
+    except (ValueError, TypeError, KeyError):
+        problem = "it holds no address"
+    raise JobError(f"scheduler_file: {path!r}: {problem}; start `dask scheduler --scheduler-file {path}` first")

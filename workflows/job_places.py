@@ -1,0 +1,104 @@
+"""Checks of every place that a job reads or writes, made before it does."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from job_file import Job, JobError, WholeJob, local, scheduler_address
+
+
+def check_workers(job: Job) -> None:
+    """Refuse two answers to where the workers are."""
+    named = [key for key in ("workers", "scheduler", "scheduler_file") if getattr(job, key) is not None]
+    if len(named) > 1:
+        values = " and ".join(f"{key}: {getattr(job, key)!r}" for key in named)
+        raise JobError(f"{values} exclude each other: workers are of this machine, a scheduler has its own; keep one")
+
+
+def check_places(matrices: Sequence[str], job: Any) -> None:
+    """Refuse a place that the job could not read or write; `matrices` are the keys that name matrices."""
+    for key in matrices:
+        if getattr(job, key) is not None:
+            check_matrix(key, getattr(job, key))
+    check_report(job)
+    if (out := local(job.out)) is not None:
+        check_folder("out", str(out))
+    if not isinstance(job, WholeJob) or not job.overwrite:
+        check_out(job)
+    if job.scheduler_file is not None:
+        scheduler_address(job.scheduler_file)
+
+
+def check_report(job: Job) -> None:
+    """Refuse a report in place of anything but an earlier report: the job file, say, or a vector that it names."""
+    check_folder("report", job.report)
+    path = Path(job.report)
+    if path.is_dir():
+        raise JobError(f"report: {job.report!r} is a folder; name a file in it")
+    if (out := local(job.out)) is not None and path.resolve() == out.resolve():
+        raise JobError(f"report: {job.report!r} is what out names; name another file")
+    if path.exists() and not earlier_report(path):
+        raise JobError(f"report: {job.report!r} exists and is no report of a job; name another file")
+
+
+def earlier_report(path: Path) -> dict[str, Any]:
+    """Return what an earlier run left as its report; nothing where there is none."""
+    try:
+        content = json.loads(path.read_text()) if path.is_file() else None
+    except (OSError, ValueError):
+        return {}
+    is_report = isinstance(content, dict) and "exit_code" in content and isinstance(content.get("job"), dict)
+    return content if is_report else {}
+
+
+def check_out(job: Job) -> None:
+    """Refuse to go on with what lies at `out` against `resume`; to replace it, unless this job's report names it."""
+    if (out := local(job.out)) is not None and out.exists() and not job.resume:
+        raise JobError(f"out: {job.out!r} exists; remove it, choose another name, or set resume: true to continue it")
+    own = earlier_report(Path(job.report)).get("job", {}).get("out") == job.out
+    if isinstance(job, WholeJob) and not own and is_there(job.out):
+        raise JobError(
+            f"out: {job.out!r} exists, and {job.report} does not say that this job wrote it; name another out, or set "
+            f"overwrite: true to replace it"
+        )
+
+
+def is_there(place: str) -> bool:
+    """Whether there is anything at a place."""
+    import fsspec
+
+    try:
+        system, path = fsspec.core.url_to_fs(place)
+        return bool(system.exists(path))
+    except (OSError, ImportError, ValueError) as error:
+        raise JobError(f"out: {place!r} cannot be opened: {error}; correct the address") from None
+
+
+def check_matrix(key: str, place: str) -> None:
+    """Refuse what is no matrix."""
+    import spdist
+
+    path = local(place)
+    if path is not None and not path.exists():
+        raise JobError(
+            f"{key}: {place!r} does not exist in {Path.cwd()}; correct it, or create it with `spdist import`"
+        )
+    try:
+        spdist.open(place)
+    except spdist.SpdistError as error:
+        raise JobError(f"{key}: {place!r}: {error}") from None
+    except (OSError, ImportError, ValueError) as error:
+        raise JobError(f"{key}: {place!r} cannot be opened: {error}; correct the address") from None
+
+
+def check_folder(key: str, place: str) -> None:
+    """Refuse a file in a folder that is not there or may not be written to."""
+    parent = Path(place).absolute().parent
+    if not parent.is_dir():
+        raise JobError(f"{key}: {place!r}: {parent} is not a folder; create it or choose another place")
+    if not os.access(parent, os.W_OK):
+        raise JobError(f"{key}: {place!r}: {parent} may not be written to; choose another place")
