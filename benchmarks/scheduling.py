@@ -30,6 +30,7 @@ from spdist.scheduler.execution.telemetry import Progress, RunCallbacks
 from spdist.scheduler.execution.worker import WorkerContext
 from spdist.scheduler.execution.worker_process import resident_memory
 from spdist.scheduler.planner.plan import Block, Operand, Plan
+from spdist.storage.groups import begin
 from spdist.storage.writer import Layout
 
 ENTRIES = 64

@@ -321,8 +321,10 @@ def fused_rows(
         else:
             n = multiply_inside(a, b, row, allowed, work, row_buffer, ring, wide)
         if epilogue is not None:
-            e = epilogue
-            n = finish_row(row_buffer, n, row, e.rows, e.columns, e.function, e.norm, e.drop_zeros)
+            n = finish_row(
+                row_buffer, n, row, epilogue.rows, epilogue.columns, epilogue.function, epilogue.norm,
+                epilogue.drop_zeros,
+            )  # fmt: skip
         at = keep_row(row_buffer, n, selection, c, at)
         if at > c.capacity:
             return np.int64(row - origin), np.int64(at)
@@ -354,8 +356,10 @@ def cut_rows(
             row_buffer.data[t - start] = c.data[t]
         n = stop - start
         if epilogue is not None:
-            e = epilogue
-            n = finish_row(row_buffer, n, row, e.rows, e.columns, e.function, e.norm, e.drop_zeros)
+            n = finish_row(
+                row_buffer, n, row, epilogue.rows, epilogue.columns, epilogue.function, epilogue.norm,
+                epilogue.drop_zeros,
+            )  # fmt: skip
         at = keep_row(row_buffer, n, selection, out, at)
         c.indptr[row + 1] = at
         start = stop
