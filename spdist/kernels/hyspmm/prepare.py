@@ -255,7 +255,7 @@ def next_run(bits: Any, base: Any) -> Any:
 
 @compiled
 def number_rows(bits: Any, places: Any, low: Any, high: Any, b_indptr: Any) -> Any:
-    """Assign numbers to the marked rows of B from 0 on: write the first number of each word of `bits` to `places`.
+    """Give the marked rows of B numbers from 0 on: write the first number of each word of `bits` to `places`.
 
     Return the number of marked rows and of their entries; -1 entries if offsets of B fall or exceed the last offset.
     """
