@@ -98,7 +98,7 @@ def test_what_was_finished_is_not_made_again(stored, tmp_path, scheduler, monkey
 
     monkeypatch.setitem(stages.STAGES, "commit", failing)
     with pytest.raises(SpdistError, match="the disk is gone"):
-        spdist.multi_matmul(places, tmp_path / "C.zarr", scheduler=scheduler)
+        multiply_stored(places, tmp_path / "C.zarr", scheduler)
     monkeypatch.setitem(
         stages.STAGES, "commit", lambda context, *rest: calls.append(context.job.a.url) or commit(context, *rest)
     )
