@@ -373,7 +373,7 @@ CUTS = [
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "i8", "u4", "u8", "?"])
-@pytest.mark.parametrize("options", CUTS, ids=str)
+@pytest.mark.parametrize("options", CUTS, ids=[f"cut {number}" for number in range(len(CUTS))])
 def test_cuts_equal_numpy(options, dtype):
     from spdist.kernels.rowwise_gpu import epilogue as gpu_epilogue
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from spdist.kernels.cuda.constants import UPDATE_THREADS
 from spdist.kernels.spmv import vector_updates
-from spdist.kernels.spmv.vector_updates import BEFORE, BLOCKS, CHANGED, KEPT, PQ, RR, RZ, THREADS
+from spdist.kernels.spmv.vector_updates import BEFORE, BLOCKS, CHANGED, KEPT, PQ, RR, RZ
 from tests.support import host_cupy
 
 DTYPES = ("f8", "f4", "c16", "c8")
 LENGTHS = (0, 1, 255, 257, 5000)
-LONG = 3 * BLOCKS * THREADS + 17
+LONG = 3 * BLOCKS * UPDATE_THREADS + 17
 
 
 @pytest.fixture(scope="module")
