@@ -31,7 +31,7 @@ def shared(monkeypatch):
         monkeypatch.setattr(cpu_gpu_split, "balance", lambda *given: share)
         monkeypatch.setattr(cpu_gpu_split, "wins", lambda *times: True)
         monkeypatch.setattr(choice, "gpu_seconds", lambda *given: 10.0)
-        a = prepare.operator(on_gpu(m), "hybrid", uses=1, threads=2, **options)
+        a = spdist.operator(on_gpu(m), "hybrid", uses=1, threads=2, **options)
         assert isinstance(a.prepared, PreparedSplit)
         return a
 
