@@ -8,9 +8,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import platform
 import statistics
 import sys
 import time
@@ -22,9 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import matrices  # noqa: E402
-import numba  # noqa: E402
 import numpy as np  # noqa: E402
-import scipy  # noqa: E402
+import record  # noqa: E402
 import scipy.sparse as sp  # noqa: E402
 
 from spdist.kernels.cpu import multiply as cpu  # noqa: E402
@@ -122,18 +118,6 @@ def measure(name: str, a: CSR, threads: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    modules = {"numpy": np, "scipy": scipy, "numba": numba}
-    return {"python": platform.python_version(), **{name: m.__version__ for name, m in modules.items()}}
-
-
-def cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
 def show(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
     names = ["scipy ms", "spdist ms", "ratio", "of minima"]
     print(f"{'matrix':22} {'products':>12} {'nnz(C)':>12} {'engine':>6} " + " ".join(f"{n:>9}" for n in names))
@@ -169,16 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"medians: geometric mean {mean:.2f}, minimum {least:.2f}")
     print(f"minima:  geometric mean {statistics.geometric_mean(minima):.2f}, minimum {min(minima):.2f}")
     if options.out:
-        record = {
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "command": "python benchmarks/spgemm_cpu.py --threads " + str(options.threads),
-            "cpu": cpu_model(),
-            "versions": versions(),
-            "geometric_mean": mean,
-            "minimum": least,
-            "results": rows,
-        }
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+        record.write({"geometric_mean": mean, "minimum": least, "results": rows}, options.out)
     return 0
 
 

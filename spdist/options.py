@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -227,6 +228,11 @@ Two = TypeVar("Two")
 Three = TypeVar("Three")
 
 
+def _resolved(annotation: Any, keywords: type) -> Any:
+    """Return the type that an annotation names in the module of the keywords, or the annotation if it names none."""
+    return vars(sys.modules[keywords.__module__]).get(annotation, annotation)
+
+
 def lists(keywords: type) -> Callable[[Function], Function]:
     """Decorate a function of ``**keywords`` so that `inspect.signature` and `help` list each keyword.
 
@@ -251,7 +257,7 @@ def lists(keywords: type) -> Callable[[Function], Function]:
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=DEFAULTS[name],
-                annotation=getattr(kind, "__forward_arg__", kind),
+                annotation=_resolved(getattr(kind, "__forward_arg__", kind), keywords),
             )
             for name, kind in keywords.__annotations__.items()
         ]

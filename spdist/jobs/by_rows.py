@@ -18,7 +18,7 @@ from spdist.jobs.startup import workers_and_plan
 from spdist.jobs.target import Facts, check_target, find_earlier_product, reserve_target
 from spdist.matrices.dtypes import blocksize
 from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions
-from spdist.scheduler.execution.cluster import count_gpus
+from spdist.scheduler.execution import cluster
 from spdist.scheduler.execution.driver import Outcome, execute
 from spdist.scheduler.execution.journal import JOURNAL
 from spdist.scheduler.execution.telemetry import RunCallbacks
@@ -119,7 +119,7 @@ def multiply_by_rows(request: Request, begin: float) -> Report:
 def _run(job: Job, request: Request, begin: float) -> Report:
     """Run a job and report on it."""
     if job.planning.request.engine in GPU_ENGINES and request.execution.scheduler is None:
-        count_gpus()  # refuses before a plan is made
+        cluster.count_gpus()  # refuses before a plan is made
     if job.unfinished:
         request.callbacks.resumed(durable_part(job.unfinished))
     full = functools.partial(full_disk, job.target)  # for this process; workers say it for themselves

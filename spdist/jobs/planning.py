@@ -148,10 +148,10 @@ def free_gpu_memory() -> int:
         If there is no GPU.
     """
     from spdist.kernels.streaming.gpu_device import free_memory
-    from spdist.scheduler.execution.cluster import count_gpus
+    from spdist.scheduler.execution import cluster
 
     try:
-        count_gpus()
+        cluster.count_gpus()
     except InputError as error:
         raise InputError(
             f"{error}; where the GPUs are on other machines, say what each may take with memory_limit"

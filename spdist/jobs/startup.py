@@ -18,7 +18,8 @@ from spdist.errors import InputError
 from spdist.jobs.planning import PlanSource
 from spdist.jobs.report import Callbacks
 from spdist.options import ExecutionOptions
-from spdist.scheduler.execution.cluster import connect, count_gpus, remote_readers, shared_name
+from spdist.scheduler.execution import cluster
+from spdist.scheduler.execution.cluster import connect, remote_readers, shared_name
 from spdist.scheduler.execution.plugins import prefetch
 from spdist.scheduler.execution.shared_operand import SHARING
 from spdist.scheduler.planner.plan import GPU_BLOCK_PRODUCTS, MAX_BLOCK_PRODUCTS, Plan
@@ -69,7 +70,7 @@ def workers_and_plan(
     local = _is_local(request, target)
     if local and execution.scheduler is not None:
         raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
-    cluster: dict[str, Any] = {
+    wanted: dict[str, Any] = {
         "workers": execution.workers,
         "scheduler": execution.scheduler,
         "processes": not local,
@@ -79,10 +80,10 @@ def workers_and_plan(
     if count is None:
         plan = source.make()
         callbacks.planned(plan)
-        with connect(**cluster, blocks=len(plan.blocks), host_bytes=plan.projected_host_memory) as client:
+        with connect(**wanted, blocks=len(plan.blocks), host_bytes=plan.projected_host_memory) as client:
             yield Ready(client, plan, name)
         return
-    starting = connect(**cluster, blocks=max(count, 2))  # a single block would need no process of its own
+    starting = connect(**wanted, blocks=max(count, 2))  # a single block would need no process of its own
     planning = None if execution.scheduler else _plan_in_background(source, None)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(starting)
@@ -108,7 +109,7 @@ def _count_early_workers(request: PlanRequest, execution: ExecutionOptions, *, l
     if local or request.engine == "hybrid":
         return None
     on_gpu = request.engine in GPU_ENGINES
-    most = execution.workers or (count_gpus() if on_gpu else os.cpu_count() or 1)
+    most = execution.workers or (cluster.count_gpus() if on_gpu else os.cpu_count() or 1)
     products = a.nnz * b.nnz // max(b.nrows, 1)  # as if all rows of B had one length
     return most if products >= most * (GPU_BLOCK_PRODUCTS if on_gpu else MAX_BLOCK_PRODUCTS) else None
 

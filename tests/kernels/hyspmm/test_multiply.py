@@ -235,7 +235,7 @@ def test_choice_by_bytes(caplog):
 def test_wrong_input():
     m = from_scipy(random_matrix(20, 30, 3, seed=5))
     square = from_scipy(random_matrix(30, 30, 3, seed=5))
-    with pytest.raises(MatrixError, match="as many rows of B"):
+    with pytest.raises(MatrixError, match="as many columns as B has rows"):
         plan_product(m, m, memory_limit=1 << 30)
     for columns in (m.indices + 30, m.indices - 30):
         with pytest.raises(MatrixError, match="of A: offsets or columns out of range"):

@@ -207,7 +207,7 @@ def test_times_are_of_all_that_the_gpu_has_to_do(monkeypatch):
 def test_memory_is_not_let_go_while_a_copy_is_under_way(monkeypatch):
     m, taken = stencil(8), []
     a = shared(m, 400)
-    stream = a._exchange.stream
+    stream = a._transfers.stream
 
     def memory(size):
         taken.append(stream.done == len(stream.given))

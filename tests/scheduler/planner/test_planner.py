@@ -13,6 +13,7 @@ import zarr
 import spdist
 from spdist import api
 from spdist.errors import InputError, MatrixError, MemoryBoundError
+from spdist.matrices.csr import from_scipy
 from spdist.scheduler.execution.operands import renumber
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.plan import Plan
@@ -158,11 +159,11 @@ def test_foreign_matrix_out_of_order_is_refused_before_work(stored, tmp_path):
 
 
 def test_renumber():
-    a, needed = renumber(api.from_scipy(sp.csr_matrix(np.array([[0, 5, 0, 7], [0, 0, 0, 1]]))))
+    a, needed = renumber(from_scipy(sp.csr_matrix(np.array([[0, 5, 0, 7], [0, 0, 0, 1]]))))
     assert needed.tolist() == [1, 3]
     assert a.indices.tolist() == [0, 1, 1]
     wide = sp.csr_matrix((np.ones(2), np.array([3, 10**9 - 1]), np.array([0, 2])), shape=(1, 10**9))
-    a, needed = renumber(api.from_scipy(wide))
+    a, needed = renumber(from_scipy(wide))
     assert needed.tolist() == [3, 10**9 - 1]
     assert a.indices.tolist() == [0, 1]
 
