@@ -36,7 +36,9 @@ def poisoned(pool: Any = None) -> Any:
     def allocate(size: int) -> Any:
         memory = pool.malloc(size)
         if size:
-            memory.memset(0xA5, size)
+            memory.memset_async(
+                0xA5, size
+            )  # on the stream that will use it: streams of kernels do not wait for the null one
         return memory
 
     with cupy.cuda.using_allocator(allocate):
