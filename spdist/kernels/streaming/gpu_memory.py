@@ -124,7 +124,21 @@ class Arena:
 
 
 def matrix_at(memory: Any, layout: MatrixLayout, dtypes: DeviceDtypes) -> CSR:
-    """Return the matrix that lies in device memory; values that are dense blocks have shape (nnz, r, s)."""
+    """Return the matrix that lies in device memory, without a copy.
+
+    Parameters
+    ----------
+    memory : cupy.cuda.MemoryPointer
+        Start of the block's memory.
+    layout : MatrixLayout
+        Bytes at which the arrays begin, counted from `memory`.
+    dtypes : DeviceDtypes
+
+    Returns
+    -------
+    CSR
+        Arrays of CuPy. Values that are dense blocks have shape (nnz, r, s).
+    """
     import cupy
 
     size = blocksize(layout.value) or ()
@@ -146,6 +160,11 @@ class Upload(NamedTuple):
 
 class Uploader:
     """Copies arrays of the host to the GPU, whether they are page-locked or not.
+
+    Parameters
+    ----------
+    tuning : GpuTuning
+        With `piece_bytes`.
 
     Attributes
     ----------

@@ -22,7 +22,7 @@ class SubmatrixOffset(NamedTuple):
     row : int
         Row of B that is A's row 0.
     column : int
-        What to subtract from B's column indices to get A's.
+        Offset to subtract from B's column indices to get A's.
     """
 
     row: int = 0
@@ -76,13 +76,18 @@ class DeviceDtypes:
 
 
 def device_dtypes(a: CSR, b: CSR, value: np.dtype[Any] | None = None) -> DeviceDtypes:
-    """Return the dtypes that ``a @ b`` has on the device.
+    """Choose the dtypes that the arrays of ``a @ b`` have on the device.
 
     Parameters
     ----------
     a, b : CSR
     value : dtype, optional
-        Values of C; by default those of plus and times.
+        Values of C; by default the result dtype of plus and times.
+
+    Returns
+    -------
+    DeviceDtypes
+        With 32-bit columns and offsets unless a size passes 31 bits.
     """
     value = result_dtype(a.dtype, b.dtype) if value is None else value
     wide = max(b.nrows, b.ncols) > INT32_MAX
@@ -136,6 +141,11 @@ def lay_out(
         Indices and offsets.
     begin : int
         Byte at which the first array begins.
+
+    Returns
+    -------
+    MatrixLayout
+        Values, columns, offsets in this order, each array aligned as the kernels need.
     """
     indices = begin + aligned(nnz * value.itemsize)
     indptr = indices + aligned(nnz * dtypes.index.itemsize)
@@ -145,6 +155,11 @@ def lay_out(
 
 def lay_out_resident(b: CSR, dtypes: DeviceDtypes) -> tuple[MatrixLayout, int]:
     """Lay out a resident B.
+
+    Parameters
+    ----------
+    b : CSR
+    dtypes : DeviceDtypes
 
     Returns
     -------
@@ -216,5 +231,15 @@ class StagedBlock:
 
 
 def share_entries(a: CSR, b: CSR) -> bool:
-    """Return whether two matrices have their columns and values in the same memory."""
+    """Return whether two matrices have their columns and values in the same arrays.
+
+    Parameters
+    ----------
+    a, b : CSR
+        Offsets may differ: A may be rows of B.
+
+    Returns
+    -------
+    bool
+    """
     return a.indices is b.indices and a.data is b.data

@@ -136,6 +136,21 @@ def plan_multiplication(
 ) -> Multiplication:
     """Check the arguments of a multiplication and find out whether A can be taken from B.
 
+    Parameters
+    ----------
+    a, b : CSR
+        On the host.
+    spec : ProductSpec
+    reduction : Reduction, optional
+        What C is reduced to; None to return C.
+    rows : RowSlice
+        Rows of A to multiply.
+
+    Returns
+    -------
+    Multiplication
+        Its `rows.offset` is None unless the device may take A from B.
+
     Raises
     ------
     InputError
@@ -179,7 +194,18 @@ def _are_equal(a: Int64Array, b: Int64Array) -> bool:
 
 
 def gather_rows(m: CSR, rows: Int64Array) -> CSR:
-    """Return some rows of a matrix.
+    """Gather some rows of a matrix into a new one.
+
+    Parameters
+    ----------
+    m : CSR
+    rows : (n,) int64
+        Any order; a row may occur more than once.
+
+    Returns
+    -------
+    CSR
+        (n, ncols), with copies of the entries.
 
     Examples
     --------

@@ -104,14 +104,36 @@ PACKING_COSTS = PackingCosts()
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Name the kernels of each .cu file that packing compiles.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
+
+    Returns
+    -------
+    dict
+        Name expressions of the kernels, by the path of the .cu file.
+
+    Examples
+    --------
+    >>> sources("float", "int", "int")["streaming/packing.cu"]
+    ('pack_columns<int, int>', 'sample_values<u32>', 'pack_values<u32, int>')
+    """
     word = "u32" if value == "float" else "u64"
     names = f"pack_columns<{index}, {pointer}>", f"sample_values<{word}>", f"pack_values<{word}, {pointer}>"
     return {"streaming/packing.cu": names}
 
 
 def words_of(data: Any) -> Any:
-    """Return values as unsigned numbers of 4 or 8 bytes: one for each value, two for complex128."""
+    """Return values as unsigned numbers of 4 or 8 bytes: one for each value, two for complex128.
+
+    Examples
+    --------
+    >>> words_of(np.array([1.0], np.float32))
+    array([1065353216], dtype=uint32)
+    """
     return data.view(np.uint32 if data.dtype.itemsize == 4 else np.uint64)
 
 
@@ -146,6 +168,11 @@ def seconds(c: Sizes, packed: int, apart: int, threads: int, costs: PackingCosts
     threads : int
         Threads of the host that unpack.
     costs : PackingCosts
+
+    Returns
+    -------
+    float
+        Seconds.
     """
     written, decoded = c.nbytes - apart, min(c.nnz, 8 * packed / costs.entry_bits)
     one = written / (1e9 * costs.thread_gb_s) + decoded * costs.entry_seconds + c.nrows * costs.row_seconds
@@ -154,15 +181,20 @@ def seconds(c: Sizes, packed: int, apart: int, threads: int, costs: PackingCosts
 
 
 def choose(c: Sizes, columns: int, both: int, threads: int, costs: PackingCosts = PACKING_COSTS) -> Way:
-    """Return what of a matrix to pack so that it is on the host soonest.
+    """Choose which arrays of a matrix to pack so that it is on the host soonest.
 
     Parameters
     ----------
     c : Sizes
     columns, both : int
         Packed bytes without the values and with them; 0 if they are not packed.
-    threads, costs
-        As for `seconds`.
+    threads : int
+        Threads of the host that unpack.
+    costs : PackingCosts
+
+    Returns
+    -------
+    "plain", "columns" or "both"
 
     Examples
     --------
@@ -180,6 +212,13 @@ def choose(c: Sizes, columns: int, both: int, threads: int, costs: PackingCosts 
 
 class Packed:
     """A matrix that the device packs; its sizes are known after `wait`.
+
+    Parameters
+    ----------
+    c : CSR
+        On the GPU.
+    out : cupy.ndarray of uint8
+        Device memory that `pack` fills.
 
     Attributes
     ----------

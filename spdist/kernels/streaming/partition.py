@@ -194,7 +194,20 @@ def _middle(before: Int64Array, start: int, stop: int) -> int:
 
 
 def bad_row_error(row: int, ncols: int) -> MatrixError:
-    """Return the error of a row of A whose offsets or columns are out of range."""
+    """Return the error of a row of A whose offsets or columns are out of range.
+
+    Parameters
+    ----------
+    row : int
+        Number of the row, as the message names it.
+    ncols : int
+        Columns of A.
+
+    Returns
+    -------
+    MatrixError
+        Not raised here.
+    """
     return MatrixError(f"row {int(row):,} of A: offsets or columns out of range; A has {ncols:,} columns")
 
 
@@ -367,8 +380,16 @@ def single_block_bytes(a: CSR, b: CSR, dtypes: DeviceDtypes, entries: int, tunin
 
     Parameters
     ----------
+    a, b : CSR
+    dtypes : DeviceDtypes
     entries : int
-        Entries of C, at most.
+        Most entries of C.
+    tuning : BlockTuning
+
+    Returns
+    -------
+    int
+        Bytes.
     """
     of_a = lay_out((a.nrows, b.nrows), a.nnz, dtypes.a, dtypes)
     uploaded = lay_out(b.shape, b.nnz, dtypes.b, dtypes, of_a.end).end

@@ -114,7 +114,15 @@ TUNING = PipelineTuning()
 
 
 class _RowTooLongError(Exception):
-    """A single row does not fit its slot."""
+    """A single row does not fit its slot.
+
+    Parameters
+    ----------
+    staged : StagedBlock
+        The block of that row.
+    needed : int
+        Bytes that it had asked for when it failed.
+    """
 
     def __init__(self, staged: StagedBlock, needed: int) -> None:
         super().__init__(staged, needed)
@@ -494,6 +502,11 @@ def multiply_rows(
     rows : RowSlice
         Calls for rows of the same C share a history.
 
+    Returns
+    -------
+    CSR
+        As `multiply` returns it, with its rows counted from `rows.start`.
+
     Raises
     ------
     InputError
@@ -512,7 +525,7 @@ def reduce(
     a: CSR, b: CSR, what: Reduction, device: Device, rows: RowSlice | None = None, *, spec: ProductSpec = PLAIN,
     report: Report = ignore_stage,
 ) -> PartialReduction:  # fmt: skip
-    """Return what a reduction makes of ``a @ b``, or of what the options make of that; C stays on the GPU.
+    """Reduce ``a @ b``, after the options are applied to it, without a copy of C on the host.
 
     Parameters
     ----------
@@ -521,6 +534,11 @@ def reduce(
     what : Reduction
     rows : RowSlice, optional
         As for `multiply_rows`; all rows of A, so that `start` is 0 and `capacity` None.
+
+    Returns
+    -------
+    PartialReduction
+        Of these rows; `reduction_spec.combine` combines the parts of several calls.
 
     Raises
     ------

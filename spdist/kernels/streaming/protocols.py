@@ -21,10 +21,10 @@ logger = logging.getLogger("spdist")
 class ArenaFullError(Exception):
     """A block needs more device memory than its slot has.
 
-    Attributes
+    Parameters
     ----------
     needed : int
-        Bytes that the block had asked for when it failed.
+        Bytes that the block had asked for when it failed; an attribute too.
     """
 
     def __init__(self, needed: int) -> None:

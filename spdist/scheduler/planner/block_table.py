@@ -64,5 +64,21 @@ def block_records(table: BlockTable) -> list[BlockRecord]:
 
 
 def joined_records(first: BlockRecord, second: BlockRecord) -> BlockRecord:
-    """Return two neighbouring blocks as one; rows and Zarr chunks of B that both need count twice."""
+    """Join two neighbouring blocks into one.
+
+    Parameters
+    ----------
+    first, second : BlockRecord
+        `second` begins at the row where `first` ends.
+
+    Returns
+    -------
+    BlockRecord
+        With the sums of both. Rows and Zarr chunks of B that both blocks need count twice.
+
+    Examples
+    --------
+    >>> joined_records(BlockRecord(0, 2, 5, 4, 64, 0, 0, 4), BlockRecord(2, 3, 1, 1, 32, 0, 0, 1))[:4]
+    (0, 3, 6, 5)
+    """
     return BlockRecord(first.start, second.stop, *(sum(both) for both in zip(first[2:], second[2:], strict=True)))

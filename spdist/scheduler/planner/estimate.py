@@ -80,7 +80,21 @@ class RowLimits:
 
 
 def row_limits(spec: StoredProductSpec, a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths) -> RowLimits:
-    """Return what `spec` leaves of the rows of C; reads the row lengths of the mask, and of A if it needs them."""
+    """Find how many entries the options leave of the rows of C.
+
+    Parameters
+    ----------
+    spec : StoredProductSpec
+        Its mask's row lengths are read.
+    a, b : StoredMatrix
+        A's row lengths are read if the options are fused and no mask bounds the rows, unless A is B.
+    b_lengths : (nrows of B,) integers
+        Entries of the rows of B.
+
+    Returns
+    -------
+    RowLimits
+    """
     masked = mask_lengths(spec.mask)
     inside = spec.mask is not None and not spec.complement
     top_n = spec.per_row.top_n or max(b.ncols, 1)

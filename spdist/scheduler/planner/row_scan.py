@@ -34,11 +34,15 @@ if TYPE_CHECKING:
 class ColumnReader:
     """Reads the columns of consecutive rows of a matrix, each Zarr chunk once, into two buffers in turn.
 
+    Parameters
+    ----------
+    a : StoredMatrix
+
     Attributes
     ----------
-    buffers : list of arrays
-        The next is at index 0. They grow, and are used again: new memory takes longer than decoding into it.
-    rest : array
+    buffers : list of (size,) integers
+        The buffer at index 0 is filled next. Buffers grow and are used again: new memory takes longer than decoding.
+    rest : (size,) integers
         Columns of the last decoded Zarr chunk that lie beyond the rows read so far.
     end : int
         Entries of the matrix read so far, `rest` included.
@@ -80,14 +84,20 @@ class RowRange(NamedTuple):
 
 
 def read_ranges(a: StoredMatrix, first: int, last: int, tuning: ScanTuning) -> Iterator[RowRange]:
-    """Yield rows ``[first:last)`` by ranges, and read the next one meanwhile; columns are valid until the next but one.
+    """Yield rows ``[first:last)`` by ranges, and read the next range meanwhile.
 
     Parameters
     ----------
     a : StoredMatrix
     first, last : int
+        First row, and the row after the last.
     tuning : ScanTuning
-        A range has `read_entries` entries, but those of two Zarr chunks at the least.
+        A range has `read_entries` entries, or the entries of two Zarr chunks if these are more.
+
+    Yields
+    ------
+    RowRange
+        Its columns are valid until the range after the next is yielded.
     """
     reader = ColumnReader(a)
     with ThreadPoolExecutor(1) as thread:
@@ -162,7 +172,26 @@ def scan_parts(
 
 
 def scan_rows(task: ScanTask, cutter: BlockCutter, first: int, last: int) -> BlockTable:
-    """Return the blocks of rows ``[first:last)``."""
+    """Cut rows ``[first:last)`` of A into blocks.
+
+    Parameters
+    ----------
+    task : ScanTask
+    cutter : BlockCutter
+        Begins at row `first`. It is closed here, so use it once.
+    first, last : int
+        First row, and the row after the last.
+
+    Returns
+    -------
+    BlockTable
+        In order of rows.
+
+    Raises
+    ------
+    MatrixError
+        If offsets or columns of A are out of range, or ``task.check_canonical`` and rows are not sorted.
+    """
     closed = []
     for start, stop, offsets, columns in read_ranges(task.a, first, last, task.tuning):
         rows = CSR(offsets - int(offsets[0]), columns, columns, (stop - start, task.a.ncols))
