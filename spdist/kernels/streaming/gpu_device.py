@@ -21,7 +21,7 @@ from spdist.kernels.streaming.gpu_slot import GpuContext, GpuSlot
 from spdist.kernels.streaming.layout import DeviceDtypes
 from spdist.kernels.streaming.protocols import logger
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import blocksize, number_dtype
+from spdist.matrices.dtypes import ValueArray, blocksize, number_dtype
 from spdist.units import format_bytes
 
 FREE_SHARE = 0.9
@@ -208,7 +208,7 @@ class Gpu:
         """Note that a multiplication reads arrays: large ones are page-locked when they are read again."""
         host_registration.note_operands(arrays)
 
-    def is_locked(self, array: Any, /) -> bool:
+    def is_locked(self, array: ValueArray, /) -> bool:
         """Return whether an array is page-locked, so that the GPU copies from it as it is."""
         return self.context.uploader.is_locked(array)
 

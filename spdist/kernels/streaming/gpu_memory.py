@@ -232,7 +232,7 @@ class Uploader:
         """Let go of the page-locked memory that copies have read."""
         self._in_use = [each for each in self._in_use if not each[0].done]
 
-    def is_locked(self, array: Any) -> bool:
+    def is_locked(self, array: npt.NDArray[Any]) -> bool:
         """Return whether the GPU copies from all of an array as it is."""
         size = array.nbytes
         ends = (array.ctypes.data, array.ctypes.data + size - 1) if size and array.flags.c_contiguous else ()

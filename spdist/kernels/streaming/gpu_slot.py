@@ -20,11 +20,12 @@ from spdist.kernels.reduction_spec import PartialReduction
 from spdist.kernels.rowwise_gpu.epilogue import BlockEpilogue
 from spdist.kernels.streaming import packing
 from spdist.kernels.streaming.gpu_memory import Arena, GpuTuning, Malloc, ResidentB, Uploader, matrix_at
-from spdist.kernels.streaming.layout import DeviceDtypes, StagedBlock
+from spdist.kernels.streaming.layout import DeviceDtypes, MatrixLayout, StagedBlock
 from spdist.kernels.streaming.protocols import ArenaFullError, DownloadTarget, Stage, logger
 from spdist.kernels.streaming.workspace import packed_bound, packed_units
 from spdist.matrices.bsr import BSR
 from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import IndexArray, ValueArray
 
 STEPS = "upload", "multiply", "reduce", "pack", "download"
 
@@ -120,7 +121,7 @@ class GpuContext:
         self.dtypes = dtypes
         return self.resident.keep(b, dtypes)
 
-    def download(self, target: Any, address: int, nbytes: int) -> None:
+    def download(self, target: ValueArray, address: int, nbytes: int) -> None:
         """Start the copy from a device address to an array."""
         if nbytes:
             to_host = self._runtime.memcpyDeviceToHost
@@ -266,7 +267,7 @@ class GpuSlot:
             resident.trust()
         self._reduced = None if work.reduction is None else work.room(self._c)
 
-    def _uploaded(self, layout: Any) -> CSR:
+    def _uploaded(self, layout: MatrixLayout) -> CSR:
         """Return a matrix of the block that was uploaded."""
         assert self.context.dtypes is not None
         return matrix_at(self._arena.memory, layout, self.context.dtypes)
@@ -366,7 +367,7 @@ class GpuSlot:
         return self._timer.take_stages(staged.start)
 
 
-def _unpack_calls(packed: packing.Packed, host: Bytes, rows: int, indices: Any) -> list[Callable[[], None]]:
+def _unpack_calls(packed: packing.Packed, host: Bytes, rows: int, indices: IndexArray) -> list[Callable[[], None]]:
     """Return calls that unpack parts of C's columns, one for each thread."""
     offsets, units = np.empty(rows + 1, packed.pointer), packed_units(rows, len(indices))
     cuts = np.unique(np.linspace(0, units, unpacking_threads() + 1).astype(np.int64)).tolist()
@@ -376,7 +377,7 @@ def _unpack_calls(packed: packing.Packed, host: Bytes, rows: int, indices: Any) 
     ]
 
 
-def _multiply_dense_blocks(a: CSR, b: CSR, ones: Any) -> CSR:
+def _multiply_dense_blocks(a: CSR, b: CSR, ones: ValueArray | None) -> CSR:
     """Multiply two matrices whose values are dense blocks; `ones` has a one for each entry of a resident B."""
     c = bsr_gpu.multiply(*map(_block_matrix, (a, b)), ones=ones)
     return c.pattern(c.data)

@@ -126,7 +126,7 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     return {"streaming/packing.cu": names}
 
 
-def words_of(data: Any) -> Any:
+def words_of(data: ValueArray) -> ValueArray:
     """Return values as unsigned numbers of 4 or 8 bytes: one for each value, two for complex128.
 
     Examples

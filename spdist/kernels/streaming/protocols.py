@@ -153,7 +153,7 @@ class HostMemory(Protocol):
     def note_operands(self, arrays: Iterable[Any], /) -> None:
         """Note that a multiplication reads arrays; those that are read again may be page-locked."""
 
-    def is_locked(self, array: Any, /) -> bool:
+    def is_locked(self, array: npt.NDArray[Any], /) -> bool:
         """Return whether an array is page-locked, so that the device copies from it as it is."""
 
 

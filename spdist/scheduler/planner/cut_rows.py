@@ -114,7 +114,9 @@ class Position(NamedTuple):
 
 
 @part
-def _count_row(a: Any, begin: Any, end: Any, b: Any, costs: Any, number: Any) -> Any:
+def _count_row(
+    a: RowsOfA, begin: np.int64, end: np.int64, b: RowsOfB, costs: Costs, number: np.uint32
+) -> tuple[np.int64, np.int64, np.int64]:
     """Return the products of a row of A, and the bytes and Zarr chunks of B that its block did not need before."""
     products, nbytes, chunks = np.int64(0), np.int64(0), np.int64(0)
     lengths, stamps, chunk_stamps, rows_per_chunk = b.lengths, b.stamps, b.chunk_stamps, np.uintp(b.rows_per_chunk)
@@ -133,7 +135,7 @@ def _count_row(a: Any, begin: Any, end: Any, b: Any, costs: Any, number: Any) ->
 
 
 @part
-def _expect_row(products: Any, row: Any, expected: Any, costs: Any) -> Any:
+def _expect_row(products: np.int64 | int, row: int, expected: ExpectedRows, costs: Costs) -> tuple[np.int64, np.int64]:
     """Return the products of a row that are made, and the entries of C that are expected of them."""
     nnz = products
     if products > 0:
@@ -148,7 +150,7 @@ def _expect_row(products: Any, row: Any, expected: Any, costs: Any) -> Any:
 
 
 @part
-def _close_block(row: Any, position: Any, closed: Any) -> None:
+def _close_block(row: int, position: Position, closed: Any) -> None:
     """Copy the current block, which ends before `row`, to `closed`, and begin the next one."""
     block = position.block[0]
     closed.start, closed.stop = block.start, row
@@ -160,7 +162,15 @@ def _close_block(row: Any, position: Any, closed: Any) -> None:
 
 
 @compiled
-def cut(a: Any, b: Any, expected: Any, costs: Any, forced: Any, position: Any, out: Any) -> Any:
+def cut(
+    a: RowsOfA,
+    b: RowsOfB,
+    expected: ExpectedRows,
+    costs: Costs,
+    forced: Int64Array,
+    position: Position,
+    out: BlockTable,
+) -> int:
     """Add each row to the current block; a row that would pass a bound starts the next block.
 
     Parameters
