@@ -67,7 +67,7 @@ class PackingPolicy:
         return size
 
     def pays(self, packed: packing.Packed) -> bool:
-        """Wait until C is packed; return whether to download it so. If not, do not pack the next blocks."""
+        """Wait until C is packed; return whether to download it packed. If not, do not pack the next blocks."""
         if packed.wait().choose(unpacking_threads(), self._tuning.packing).columns:
             return True
         self._plain_blocks = self._tuning.plain_blocks
@@ -76,7 +76,7 @@ class PackingPolicy:
 
 
 class GpuContext:
-    """What the slots of a GPU share: streams for copies, the resident B, and what becomes of each block.
+    """State that the slots of a GPU share: streams for copies, the resident B, and the options applied to each block.
 
     Copies go through two streams, one each way. If streams copied both ways, an upload would wait for all downloads
     that were asked for before it.
@@ -97,7 +97,7 @@ class GpuContext:
     download_stream : cupy.cuda.Stream
     resident : ResidentB
     work : rowwise_gpu.epilogue.BlockEpilogue
-        What blocks are made into.
+        Options that are applied to each block.
     dtypes : DeviceDtypes or None
     """
 
@@ -113,7 +113,7 @@ class GpuContext:
         self._runtime = cupy.cuda.runtime
 
     def begin(self, work: BlockEpilogue) -> None:
-        """Make blocks into what `work` says from here on."""
+        """Apply the options in `work` to all later blocks."""
         self.work = work
 
     def keep(self, b: CSR | None, dtypes: DeviceDtypes) -> bool:
@@ -157,7 +157,7 @@ class StepTimer:
         self._steps.append((name, nbytes, begin))
 
     def wait(self, stream: Any) -> None:
-        """Wait until all steps are done; those of `stream`, and the copies."""
+        """Wait until all steps are done: the steps on `stream`, and the copies."""
         for event in () if self._is_idle else (self._ended["upload"], stream, self._ended["download"]):
             event.synchronize()
         self._is_idle = True
@@ -251,11 +251,11 @@ class GpuSlot:
                 else:
                     self._multiply_rows(a, b, expected, while_busy)
         except ArenaFullError:
-            self._cupy.cuda.Device().synchronize()  # kernels on other streams may use what is given back
+            self._cupy.cuda.Device().synchronize()  # kernels on other streams may use the memory that is given back
             raise
 
     def _multiply_rows(self, a: CSR, b: CSR, expected: int, while_busy: Callable[[], None] | None) -> None:
-        """Make of the block what is wanted."""
+        """Multiply rows whose values are numbers, and apply the options."""
         context, work, staged = self.context, self.context.work, self.staged
         assert staged is not None
         resident, is_resident = context.resident, b is context.resident.matrix
@@ -316,7 +316,7 @@ class GpuSlot:
         return self._packed is not None
 
     def _start_packing(self) -> packing.Packed | None:
-        """Start to pack the columns of C into what is left of the slot; None if that would not pay."""
+        """Start to pack the columns of C into the free rest of the slot; None if packing would not pay."""
         c, arena = self._c, self._arena
         size = self.context.packing.room_for(c, arena.free)
         if not size:

@@ -1,4 +1,4 @@
-"""Blocks as the device sees them: dtypes, where arrays lie in a block's memory, and what the host sends of a block."""
+"""Blocks as the device sees them: dtypes, where arrays lie in a block's memory, and which arrays the host uploads."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class StagedBlock:
     seconds : float
         How long preparation took.
     column_offset : int
-        What the device subtracts from A's column indices when A is a view of B; else 0.
+        Offset that the device subtracts from A's column indices when A is a view of B; else 0.
     row_in_b : int or None
         Row of the resident B that is the block's first row of A; None if A is uploaded.
     """

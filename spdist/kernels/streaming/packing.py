@@ -9,8 +9,8 @@
 
 Columns become differences of few bits, and take none if a row has the pattern of the row before, moved (stencils, nodes
 of finite elements). If a sample has at most 256 different values, values become numbers of a dictionary, and take no
-bits if a row repeats the values of the row before. Else the caller copies ``c.data`` as it is. All bits are kept, those
-of NaN too. ``packing.cu`` defines the format; `unpacking` is the host's code.
+bits if a row repeats the values of the row before. Else the caller copies ``c.data`` as it is. All bits are kept, also
+the bits of NaN. ``packing.cu`` defines the format; `unpacking` is the host's code.
 
 References
 ----------
@@ -60,12 +60,12 @@ SAMPLE = constants.PACKED_SAMPLE
 UNITS_PER_BLOCK = 8
 """Units that a thread block packs, a warp each."""
 Way = Literal["plain", "columns", "both"]
-"""What of a matrix is packed: nothing, its columns, its columns and values."""
+"""Arrays of a matrix that are packed: none, its columns, or its columns and values."""
 
 
 @dataclass(frozen=True)
 class PackingCosts:
-    """What packing costs and saves; the host's part is fitted to what benchmarks/packing.py measures.
+    """Costs and savings of packing; the host's part is fitted to measurements of benchmarks/packing.py.
 
     Attributes
     ----------
@@ -258,7 +258,7 @@ class Packed:
         self._start = packed_start(c.nrows, c.nnz)
         self.source, self.pointer = int(out.data.ptr), c.indptr.dtype
         self._numbers = cupyx.empty_pinned(NUMBERS, np.uint64)
-        # Written by a kernel: a copy would wait behind those of other streams.
+        # Written by a kernel: a copy would wait behind copies of other streams.
         publish = module("rowwise_gpu/rows.cu", ("publish",))
         publish("publish", 1, NUMBERS, (self.source, int(self._numbers.ctypes.data)))
         self._ready = cupy.cuda.get_current_stream().record()
@@ -279,7 +279,7 @@ class Packed:
         return self
 
     def choose(self, threads: int, costs: PackingCosts = PACKING_COSTS) -> Packed:
-        """Leave out what is quicker copied as it is if so many threads of the host unpack."""
+        """Copy arrays unpacked if that is quicker than unpacking them with `threads` threads of the host."""
         columns, both = self._with_columns * self.columns, self._with_values * self.values
         way = choose(self._sizes, columns, both, threads, costs)
         if way == "plain" and self.columns:
@@ -307,8 +307,8 @@ def pack(c: CSR, out: Any, *, values: bool = True) -> Packed:
     c : CSR
         Arrays of CuPy, canonical; float32, float64, complex64 or complex128.
     out : cupy.ndarray of uint8
-        Aligned to 8 bytes. `workspace.packed_bound` says how many are enough; with fewer, what does not fit is not
-        packed, and `Packed` says so.
+        Aligned to 8 bytes. `workspace.packed_bound` says how many are enough; with fewer, arrays that do not
+        fit are not packed, and `Packed` says so.
     values : bool
         Whether to pack the values if they repeat.
 

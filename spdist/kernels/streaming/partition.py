@@ -1,4 +1,4 @@
-"""How A is cut into blocks of rows: products are counted, or expected, and blocks are sized by what earlier ones took.
+"""How A is cut into blocks of rows: products are counted or estimated; earlier blocks predict the size of later ones.
 
 Blocks are cut one by one while the products of later rows are still counted.
 """
@@ -143,7 +143,7 @@ class CountedProducts:
 
 
 class ExpectedProducts:
-    """Products of A's rows as B's mean row lets one expect them: a substitute for `CountedProducts` without a count.
+    """Products of A's rows, estimated from the mean length of B's rows: a substitute for `CountedProducts`.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ class ExpectedProducts:
         self._indptr, self._b_indptr, self._mean = a.indptr, b.indptr, b.nnz / max(b.nrows, 1)
 
     def is_even(self, tuning: CountTuning) -> bool:
-        """Return whether sampled rows of B are so alike that the entries of A tell the number of products."""
+        """Return whether sampled rows of B are so alike that the entries of A predict the number of products."""
         rows = np.linspace(0, len(self._b_indptr) - 2, tuning.sampled_rows).astype(np.int64)
         lengths = self._b_indptr[rows + 1] - self._b_indptr[rows]
         return bool(lengths.max() <= tuning.even * self._mean)
@@ -233,7 +233,7 @@ class BlockTuning:
     first_bytes : int
         Least bytes of the first block: the launches for a smaller one take longer than its copies.
     last_bytes : int
-        Least bytes of the last blocks, each of which is at most half of what is left.
+        Least bytes of the last blocks, each of which is at most half of the rest.
     growth : float
         Each block is this many times as large as the block before it.
     unprepared_growth : float

@@ -5,13 +5,13 @@ A is cut into blocks of rows within the memory bound of hySpMM. Each block is mu
 page-locked memory, one block is uploaded, one is multiplied, and the C of a third is downloaded. Both directions of the
 bus are busy while the GPU computes::
 
-    threads    prepare: A's rows, and of B what they ask for
+    threads    prepare: A's rows, and the rows of B that they need
     slot 0     upload ─▶ count, multiply ─▶ download
     slot 1               upload ─▶ count, multiply ─▶ download
     slot 2                         upload ─▶ ...
 
-B is resident if it fits beside the slots. Else each block brings its rows of B: all from the first to the last if few
-of these are not asked for, else each row that is asked for once.
+B is resident if it fits in addition to the slots. Else each block brings its rows of B: all from the first to the last
+if few of these are not needed, else each needed row once.
 
 References
 ----------
@@ -365,14 +365,14 @@ def _reserve(device: Device, work: Multiplication) -> int:
 
 
 def _learns_from_first_block(work: Multiplication, memory: DeviceMemory, tuning: PipelineTuning) -> bool:
-    """Return whether blocks are cut by what earlier ones came to, and C is too small to be estimated first."""
+    """Return whether the first block predicts the sizes of later ones, because C is too small to be sampled first."""
     return memory.has_all_of(work) and work.is_whole and work.expects_at_most(tuning.uncounted_products)
 
 
 def _count_products(
     work: Multiplication, memory: DeviceMemory, tuning: PipelineTuning
 ) -> CountedProducts | ExpectedProducts:
-    """Have the products of A's rows counted unless the entries of A tell how many there are."""
+    """Start to count the products of A's rows unless the entries of A predict them."""
     expected = ExpectedProducts(work.a, work.b)
     if _learns_from_first_block(work, memory, tuning) or expected.is_even(tuning.counts):
         return expected
@@ -382,7 +382,7 @@ def _count_products(
 def _make_stager(
     work: Multiplication, memory: DeviceMemory, tuning: PipelineTuning, products: CountedProducts | ExpectedProducts
 ) -> BlockStager:
-    """Return what cuts and prepares the blocks."""
+    """Return the stager that cuts and prepares the blocks."""
     device, blocks = memory.device, tuning.blocks
     preparer = BlockPreparer(work, device, memory.b_resident, tuning.staging)
     growth = blocks.unprepared_growth if preparer.is_brief else blocks.growth
@@ -449,7 +449,7 @@ def multiply(
     a: CSR, b: CSR, device: Device, *, spec: ProductSpec = PLAIN, report: Report = ignore_stage,
     tuning: PipelineTuning = TUNING,
 ) -> CSR:  # fmt: skip
-    """Return ``a @ b``, or what the options make of it; arrays of NumPy in and out.
+    """Return ``a @ b`` with the options applied; arrays of NumPy in and out.
 
     Parameters
     ----------
@@ -459,7 +459,7 @@ def multiply(
     device : gpu_device.Gpu
         Its memory limit holds whatever the sizes of A, B and C.
     spec : ProductSpec
-        What it leaves out of C does not come back from the GPU.
+        Options for C. Entries that they drop are not downloaded.
     report : callable, optional
         Called with a `Stage` for each stage of each block.
     tuning : PipelineTuning

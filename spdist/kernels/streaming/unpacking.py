@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SAME, CONTINUES = constants.PACKED_SAME, constants.PACKED_CONTINUES
 """Flags of a piece's head: it has the pattern of the piece before, and it begins inside its row."""
 EACH, EACH_BITS = 2, 28
-"""Two numbers of at most 28 bits each are read by one load, of which at least 57 bits are theirs."""
+"""Two numbers of at most 28 bits each are read by one load, in which at least 57 bits are usable."""
 ROW, ENTRY, COLUMNS_AT, VALUES_AT = map(int, constants.PackedPlace)
 """Words of the directory: first row and entry of a unit, and where the bytes of its columns and values start."""
 

@@ -26,7 +26,7 @@ Bounds = tuple[int, ...]
 
 @dataclass(frozen=True)
 class BlockSizes:
-    """Cuts of the inner dimension and of B's columns, and what each block takes under them.
+    """Cuts of the inner dimension and of B's columns, and the bytes of each block under them.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Assembler:
     b_lengths: Lengths
 
     def sizes(self, table: BlockTable, budget: int) -> BlockSizes:
-        """Return what each block takes under the cuts that the worst block needs."""
+        """Return the bytes of each block under the cuts that the worst block needs."""
         inner, columns = self._bounds(table, budget)
         pieces = (len(inner) - 1) * (len(columns) - 1)
         b_bytes, c_bytes = table["b_bytes"], self.memory.c_bytes(table, "nnz")

@@ -24,13 +24,13 @@ class Costs(NamedTuple):
     a_entry, b_entry, c_entry, mask_entry : int
         Bytes of one entry.
     b_row, c_row : int
-        Bytes of one row beside its entries.
+        Bytes of one row besides its entries.
     nrows, ncols : int
         Shape of C.
     budget : int
-        Bytes of a block at the most.
+        Most bytes of a block.
     max_products : int
-        Products of a block at the most.
+        Most products of a block.
     inside : bool
         Whether the mask says where C may have entries; otherwise it says where C has none.
     top_n : int
@@ -55,7 +55,7 @@ class Costs(NamedTuple):
 
 
 class ExpectedRows(NamedTuple):
-    """What the number of entries in a row of C is estimated from.
+    """Figures from which the number of entries in a row of C is estimated.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""How many entries the rows of C have: a sampled ratio, and what a mask or top-n leave."""
+"""How many entries the rows of C have: a sampled ratio, and the limits of a mask or top-n."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Estimate:
         return self.share[:, np.arange(nrows) * self.share.shape[1] // max(nrows, 1)]
 
     def row_ratios(self, products: Int64Array) -> npt.NDArray[np.float64]:
-        """Return the ratio for each row of so many products."""
+        """Return the ratio for each row from its number of products."""
         return self.ratio[np.log2(np.maximum(products, 1)).astype(np.int64)]
 
 
@@ -44,7 +44,7 @@ NO_COMPRESSION = Estimate(np.ones(64), np.ones((2, 1)))
 
 @dataclass(frozen=True)
 class RowLimits:
-    """What a mask, top-n or a triangle leave of the rows of C.
+    """Limits that a mask, top-n or a triangle put on the rows of C.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class RowLimits:
         return int(self.mask_lengths.max(initial=0))
 
     def entries(self, uncut: Int64Array, ncols: int) -> Int64Array:
-        """Return the entries that the mask leaves of rows of so many entries, of `ncols` columns."""
+        """Return the entries that the mask leaves of rows with `uncut` entries and `ncols` columns."""
         if not len(self.mask_lengths):
             return uncut
         lengths = self.mask_lengths.astype(np.int64)

@@ -24,9 +24,9 @@ class RemoteReaders:
     executor : Executor
         Runs functions in these processes; for Dask ``client.get_executor(pure=False)``.
     processes : int
-        Number of processes. Each gets one task, so that it reads only once what all of its parts need.
+        Number of processes. Each gets one task, so that it reads data that several of its parts need only once.
     threads : int
-        Threads of each process, at the most.
+        Most threads of each process.
     """
 
     executor: Executor

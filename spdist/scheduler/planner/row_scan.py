@@ -54,10 +54,10 @@ class ColumnReader:
         self.buffers, self.rest, self.end = [empty, empty], empty, 0
 
     def read(self, offsets: Int64Array) -> ValueArray:
-        """Return the columns of the rows after those of the last call; valid until the call after the next."""
+        """Return the columns of the next rows, after the last call's; valid until the call after the next."""
         a, first, last = self.a, int(offsets[0]), int(offsets[-1])
         if a.indices.dtype != index_dtype(a.ncols) or not 0 <= first <= last <= a.nnz:
-            return a.read_indices(first, last)  # converts, or says what is wrong
+            return a.read_indices(first, last)  # converts, or raises the error
         rest = self.rest if first + len(self.rest) == self.end else self.rest[:0]
         begin = first + len(rest)
         end = max(begin, min(-(-last // a.indices.chunk) * a.indices.chunk, a.nnz))
@@ -113,14 +113,14 @@ def read_ranges(a: StoredMatrix, first: int, last: int, tuning: ScanTuning) -> I
 
 @dataclass(frozen=True)
 class ScanTask:
-    """What to scan and what to count: some kilobytes, which travel to other processes.
+    """The matrices to scan and the figures to count: some kilobytes, which travel to other processes.
 
     Attributes
     ----------
     a, b : StoredMatrix
     mask : StoredMatrix or Diagonal, optional
     costs : Costs
-        What ends a block.
+        Bounds that end a block.
     estimate : Estimate
     forced : (n,) int64
         Rows at which blocks must start. If there are any, the bounds end no block.
@@ -150,7 +150,7 @@ def scan_parts(
     parts : sequence of (int, int)
         First row of each range, and the row after its last.
     threads : int
-        Ranges at once, at the most; fewer if `ScanTuning.stamp_bytes` is not enough.
+        Most ranges at once; fewer if `ScanTuning.stamp_bytes` is not enough.
     known : (b_lengths, mask_lengths), optional
         Row lengths of B and of the mask; read here if they are not given.
 

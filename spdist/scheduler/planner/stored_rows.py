@@ -1,4 +1,4 @@
-"""Row lengths of stored matrices, read in bounded memory, and the checks on what is read."""
+"""Row lengths of stored matrices, read in bounded memory, and checks of the data read."""
 
 from __future__ import annotations
 
