@@ -88,6 +88,12 @@ def device_dtypes(a: CSR, b: CSR, value: np.dtype[Any] | None = None) -> DeviceD
     -------
     DeviceDtypes
         With 32-bit columns and offsets unless a size passes 31 bits.
+
+    Examples
+    --------
+    >>> m = CSR(np.array([0, 1]), np.array([0], np.int32), np.array([2.0], np.float32), (1, 1))
+    >>> device_dtypes(m, m).value
+    dtype('float32')
     """
     value = result_dtype(a.dtype, b.dtype) if value is None else value
     wide = max(b.nrows, b.ncols) > INT32_MAX
@@ -146,6 +152,12 @@ def lay_out(
     -------
     MatrixLayout
         Values, columns, offsets in this order, each array aligned as the kernels need.
+
+    Examples
+    --------
+    >>> m = CSR(np.array([0, 1]), np.array([0], np.int32), np.array([2.0], np.float32), (1, 1))
+    >>> lay_out(m.shape, m.nnz, m.dtype, device_dtypes(m, m), begin=512).data
+    512
     """
     indices = begin + aligned(nnz * value.itemsize)
     indptr = indices + aligned(nnz * dtypes.index.itemsize)
@@ -241,5 +253,11 @@ def share_entries(a: CSR, b: CSR) -> bool:
     Returns
     -------
     bool
+
+    Examples
+    --------
+    >>> m = CSR(np.array([0, 1]), np.array([0], np.int32), np.array([2.0], np.float32), (1, 1))
+    >>> share_entries(m, m)
+    True
     """
     return a.indices is b.indices and a.data is b.data

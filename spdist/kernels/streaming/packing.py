@@ -173,6 +173,12 @@ def seconds(c: Sizes, packed: int, apart: int, threads: int, costs: PackingCosts
     -------
     float
         Seconds.
+
+    Examples
+    --------
+    >>> random = Sizes(nrows=60_000, nnz=16_000_000, nbytes=192_240_000, values=128_000_000)
+    >>> seconds(random, 28_000_000, 128_000_000, threads=8) < random.nbytes / 55e9
+    True
     """
     written, decoded = c.nbytes - apart, min(c.nnz, 8 * packed / costs.entry_bits)
     one = written / (1e9 * costs.thread_gb_s) + decoded * costs.entry_seconds + c.nrows * costs.row_seconds

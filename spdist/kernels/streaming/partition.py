@@ -207,6 +207,11 @@ def bad_row_error(row: int, ncols: int) -> MatrixError:
     -------
     MatrixError
         Not raised here.
+
+    Examples
+    --------
+    >>> bad_row_error(1_000, 5)
+    MatrixError('row 1,000 of A: offsets or columns out of range; A has 5 columns')
     """
     return MatrixError(f"row {int(row):,} of A: offsets or columns out of range; A has {ncols:,} columns")
 

@@ -29,10 +29,12 @@ ROW, ENTRY, COLUMNS_AT, VALUES_AT = map(int, constants.PackedPlace)
 
 @instruction
 def load(context: Any, packed: Any, at: Any) -> Any:
-    """Return the 8 bytes ``packed[at:at + 8]`` as a number.
+    """Return the 8 bytes ``packed[at:at + 8]`` as a number; callers pass `packed` and `at`.
 
     Parameters
     ----------
+    context : object
+        Numba's typing context; Numba passes it.
     packed : (nbytes,) uint8
     at : int64
         First byte; need not be a multiple of 8.

@@ -58,7 +58,13 @@ def block_table(records: Iterable[BlockRecord] = ()) -> BlockTable:
 
 
 def block_records(table: BlockTable) -> list[BlockRecord]:
-    """Return the records of a table as tuples of Python integers."""
+    """Return the records of a table as tuples of Python integers.
+
+    Examples
+    --------
+    >>> block_records(block_table([BlockRecord(0, 2, 5, 4, 64, 0, 0, 4)]))[0].products
+    5
+    """
     rows: list[tuple[Any, ...]] = table.tolist()
     return [BlockRecord(*row) for row in rows]
 

@@ -94,6 +94,11 @@ def row_limits(spec: StoredProductSpec, a: StoredMatrix, b: StoredMatrix, b_leng
     Returns
     -------
     RowLimits
+
+    Raises
+    ------
+    MatrixError
+        If offsets that are read do not rise from 0 to the number of entries.
     """
     masked = mask_lengths(spec.mask)
     inside = spec.mask is not None and not spec.complement

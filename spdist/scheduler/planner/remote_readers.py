@@ -95,7 +95,13 @@ def results_or_errors(
 
 
 def raise_first_error(results: Iterable[Result | SpdistError | None]) -> Iterator[Result]:
-    """Yield the results of `results_or_errors`; at an error, raise it."""
+    """Yield the results of `results_or_errors`; at an error, raise it.
+
+    Examples
+    --------
+    >>> list(raise_first_error([1, 2]))
+    [1, 2]
+    """
     for result in results:
         if isinstance(result, SpdistError):
             raise result

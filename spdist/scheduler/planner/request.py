@@ -14,7 +14,13 @@ from spdist.storage.product_spec import WHOLE, StoredProductSpec
 
 
 class CastBytes(NamedTuple):
-    """Bytes of the copy of one entry of A and of B in the dtype of C, while it is multiplied; 0 without a copy."""
+    """Bytes of the copy of one entry in the dtype of C, while it is multiplied.
+
+    Attributes
+    ----------
+    a, b : int
+        Bytes for an entry of A and of B; 0 without a copy.
+    """
 
     a: int
     b: int

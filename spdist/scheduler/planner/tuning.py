@@ -156,7 +156,16 @@ class ChunkTuning:
 
 @dataclass(frozen=True)
 class PlannerTuning:
-    """All numbers that decide how a plan is made."""
+    """All numbers that decide how a plan is made.
+
+    Attributes
+    ----------
+    sample : SampleTuning
+    scan : ScanTuning
+    blocks : BlockTuning
+    residency : ResidencyTuning
+    chunks : ChunkTuning
+    """
 
     sample: SampleTuning = field(default_factory=SampleTuning)
     scan: ScanTuning = field(default_factory=ScanTuning)
