@@ -21,7 +21,7 @@ from spdist.kernels.streaming.gpu_slot import GpuContext, GpuSlot
 from spdist.kernels.streaming.layout import DeviceDtypes
 from spdist.kernels.streaming.protocols import logger
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import blocksize, number_dtype
+from spdist.matrices.dtypes import ValueArray, blocksize, number_dtype
 from spdist.units import format_bytes
 
 FREE_SHARE = 0.9
@@ -43,7 +43,7 @@ class Gpu:
     Parameters
     ----------
     memory_limit : int, optional
-        Bytes of device memory, the CUDA context and compiled kernels not counted; by default 0.9 of what is free.
+        Bytes of device memory, the CUDA context and compiled kernels not counted; by default 0.9 of the free bytes.
     deterministic : bool
         Whether products are added in the order of A's entries.
     staging_bytes : int
@@ -60,7 +60,7 @@ class Gpu:
     peak : int
         The most bytes of device memory that were held.
     context : GpuContext
-        What slots share.
+        State that the slots share.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Gpu:
         Parameters
         ----------
         spec : ProductSpec
-            What blocks are made into.
+            Options that are applied to each block.
         reduction : Reduction, optional
         shape, dtype
             Of C.
@@ -146,7 +146,7 @@ class Gpu:
         return work.part(found)
 
     def keep(self, b: CSR | None, dtypes: DeviceDtypes) -> bool:
-        """Make B resident, or nothing; return whether B is resident.
+        """Make B resident, or drop it if `b` is None; return whether B is resident.
 
         A B of the same arrays is not sent again: the caller must not change these between multiplications.
         """
@@ -208,7 +208,7 @@ class Gpu:
         """Note that a multiplication reads arrays: large ones are page-locked when they are read again."""
         host_registration.note_operands(arrays)
 
-    def is_locked(self, array: Any, /) -> bool:
+    def is_locked(self, array: ValueArray, /) -> bool:
         """Return whether an array is page-locked, so that the GPU copies from it as it is."""
         return self.context.uploader.is_locked(array)
 

@@ -45,7 +45,7 @@ class GpuTuning:
     packing : PackingCosts
         When packing pays.
     least_slot : int
-        Least bytes of a slot: if the GPU has no room for so much, the multiplication fails.
+        Least bytes of a slot: if the GPU has less room, the multiplication fails.
     probe_bytes : int
         Bytes that are copied to measure the bus.
     probes : int
@@ -70,7 +70,7 @@ def system_malloc(size: int) -> Any:
     Raises
     ------
     cupy.cuda.memory.OutOfMemoryError
-        If the GPU has not so much free.
+        If the GPU has fewer than `size` bytes free.
     """
     import cupy
 
@@ -124,7 +124,21 @@ class Arena:
 
 
 def matrix_at(memory: Any, layout: MatrixLayout, dtypes: DeviceDtypes) -> CSR:
-    """Return the matrix that lies in device memory; values that are dense blocks have shape (nnz, r, s)."""
+    """Return the matrix that lies in device memory, without a copy.
+
+    Parameters
+    ----------
+    memory : cupy.cuda.MemoryPointer
+        Start of the block's memory.
+    layout : MatrixLayout
+        Bytes at which the arrays begin, counted from `memory`.
+    dtypes : DeviceDtypes
+
+    Returns
+    -------
+    CSR
+        Arrays of CuPy. Values that are dense blocks have shape (nnz, r, s).
+    """
     import cupy
 
     size = blocksize(layout.value) or ()
@@ -146,6 +160,11 @@ class Upload(NamedTuple):
 
 class Uploader:
     """Copies arrays of the host to the GPU, whether they are page-locked or not.
+
+    Parameters
+    ----------
+    tuning : GpuTuning
+        With `piece_bytes`.
 
     Attributes
     ----------
@@ -171,7 +190,7 @@ class Uploader:
         """Start the copies of arrays.
 
         An array that is not page-locked, or has another dtype, is copied by way of page-locked memory, which threads
-        fill; each thread starts the copies of what it has filled.
+        fill; each thread starts the copies of the pieces that it has filled.
         """
         pieces: list[Upload] = []
         for array, dtype, address in uploads:
@@ -213,7 +232,7 @@ class Uploader:
         """Let go of the page-locked memory that copies have read."""
         self._in_use = [each for each in self._in_use if not each[0].done]
 
-    def is_locked(self, array: Any) -> bool:
+    def is_locked(self, array: npt.NDArray[Any]) -> bool:
         """Return whether the GPU copies from all of an array as it is."""
         size = array.nbytes
         ends = (array.ctypes.data, array.ctypes.data + size - 1) if size and array.flags.c_contiguous else ()
@@ -250,7 +269,7 @@ class ResidentB:
         self._source: tuple[CSR, DeviceDtypes] | None = None
 
     def keep(self, b: CSR | None, dtypes: DeviceDtypes) -> bool:
-        """Make B resident, or nothing; return whether B is resident.
+        """Make B resident, or drop it if `b` is None; return whether B is resident.
 
         A B of the same arrays is not sent again: the caller must not change these between multiplications.
         """
@@ -279,7 +298,7 @@ class ResidentB:
         return True
 
     def _take_memory(self, size: int) -> bool:
-        """Hold `size` bytes; return False if the GPU has not so much free."""
+        """Hold `size` bytes; return False if the GPU has fewer free."""
         import cupy
 
         if size == self.nbytes:

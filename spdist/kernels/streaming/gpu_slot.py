@@ -20,11 +20,12 @@ from spdist.kernels.reduction_spec import PartialReduction
 from spdist.kernels.rowwise_gpu.epilogue import BlockEpilogue
 from spdist.kernels.streaming import packing
 from spdist.kernels.streaming.gpu_memory import Arena, GpuTuning, Malloc, ResidentB, Uploader, matrix_at
-from spdist.kernels.streaming.layout import DeviceDtypes, StagedBlock
+from spdist.kernels.streaming.layout import DeviceDtypes, MatrixLayout, StagedBlock
 from spdist.kernels.streaming.protocols import ArenaFullError, DownloadTarget, Stage, logger
 from spdist.kernels.streaming.workspace import packed_bound, packed_units
 from spdist.matrices.bsr import BSR
 from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import IndexArray, ValueArray
 
 STEPS = "upload", "multiply", "reduce", "pack", "download"
 
@@ -66,7 +67,7 @@ class PackingPolicy:
         return size
 
     def pays(self, packed: packing.Packed) -> bool:
-        """Wait until C is packed; return whether to download it so. If not, do not pack the next blocks."""
+        """Wait until C is packed; return whether to download it packed. If not, do not pack the next blocks."""
         if packed.wait().choose(unpacking_threads(), self._tuning.packing).columns:
             return True
         self._plain_blocks = self._tuning.plain_blocks
@@ -75,7 +76,7 @@ class PackingPolicy:
 
 
 class GpuContext:
-    """What the slots of a GPU share: streams for copies, the resident B, and what becomes of each block.
+    """State that the slots of a GPU share: streams for copies, the resident B, and the options applied to each block.
 
     Copies go through two streams, one each way. If streams copied both ways, an upload would wait for all downloads
     that were asked for before it.
@@ -96,7 +97,7 @@ class GpuContext:
     download_stream : cupy.cuda.Stream
     resident : ResidentB
     work : rowwise_gpu.epilogue.BlockEpilogue
-        What blocks are made into.
+        Options that are applied to each block.
     dtypes : DeviceDtypes or None
     """
 
@@ -112,7 +113,7 @@ class GpuContext:
         self._runtime = cupy.cuda.runtime
 
     def begin(self, work: BlockEpilogue) -> None:
-        """Make blocks into what `work` says from here on."""
+        """Apply the options in `work` to all later blocks."""
         self.work = work
 
     def keep(self, b: CSR | None, dtypes: DeviceDtypes) -> bool:
@@ -120,7 +121,7 @@ class GpuContext:
         self.dtypes = dtypes
         return self.resident.keep(b, dtypes)
 
-    def download(self, target: Any, address: int, nbytes: int) -> None:
+    def download(self, target: ValueArray, address: int, nbytes: int) -> None:
         """Start the copy from a device address to an array."""
         if nbytes:
             to_host = self._runtime.memcpyDeviceToHost
@@ -156,7 +157,7 @@ class StepTimer:
         self._steps.append((name, nbytes, begin))
 
     def wait(self, stream: Any) -> None:
-        """Wait until all steps are done; those of `stream`, and the copies."""
+        """Wait until all steps are done: the steps on `stream`, and the copies."""
         for event in () if self._is_idle else (self._ended["upload"], stream, self._ended["download"]):
             event.synchronize()
         self._is_idle = True
@@ -250,11 +251,11 @@ class GpuSlot:
                 else:
                     self._multiply_rows(a, b, expected, while_busy)
         except ArenaFullError:
-            self._cupy.cuda.Device().synchronize()  # kernels on other streams may use what is given back
+            self._cupy.cuda.Device().synchronize()  # kernels on other streams may use the memory that is given back
             raise
 
     def _multiply_rows(self, a: CSR, b: CSR, expected: int, while_busy: Callable[[], None] | None) -> None:
-        """Make of the block what is wanted."""
+        """Multiply rows whose values are numbers, and apply the options."""
         context, work, staged = self.context, self.context.work, self.staged
         assert staged is not None
         resident, is_resident = context.resident, b is context.resident.matrix
@@ -266,7 +267,7 @@ class GpuSlot:
             resident.trust()
         self._reduced = None if work.reduction is None else work.room(self._c)
 
-    def _uploaded(self, layout: Any) -> CSR:
+    def _uploaded(self, layout: MatrixLayout) -> CSR:
         """Return a matrix of the block that was uploaded."""
         assert self.context.dtypes is not None
         return matrix_at(self._arena.memory, layout, self.context.dtypes)
@@ -315,7 +316,7 @@ class GpuSlot:
         return self._packed is not None
 
     def _start_packing(self) -> packing.Packed | None:
-        """Start to pack the columns of C into what is left of the slot; None if that would not pay."""
+        """Start to pack the columns of C into the free rest of the slot; None if packing would not pay."""
         c, arena = self._c, self._arena
         size = self.context.packing.room_for(c, arena.free)
         if not size:
@@ -366,7 +367,7 @@ class GpuSlot:
         return self._timer.take_stages(staged.start)
 
 
-def _unpack_calls(packed: packing.Packed, host: Bytes, rows: int, indices: Any) -> list[Callable[[], None]]:
+def _unpack_calls(packed: packing.Packed, host: Bytes, rows: int, indices: IndexArray) -> list[Callable[[], None]]:
     """Return calls that unpack parts of C's columns, one for each thread."""
     offsets, units = np.empty(rows + 1, packed.pointer), packed_units(rows, len(indices))
     cuts = np.unique(np.linspace(0, units, unpacking_threads() + 1).astype(np.int64)).tolist()
@@ -376,7 +377,7 @@ def _unpack_calls(packed: packing.Packed, host: Bytes, rows: int, indices: Any) 
     ]
 
 
-def _multiply_dense_blocks(a: CSR, b: CSR, ones: Any) -> CSR:
+def _multiply_dense_blocks(a: CSR, b: CSR, ones: ValueArray | None) -> CSR:
     """Multiply two matrices whose values are dense blocks; `ones` has a one for each entry of a resident B."""
     c = bsr_gpu.multiply(*map(_block_matrix, (a, b)), ones=ones)
     return c.pattern(c.data)

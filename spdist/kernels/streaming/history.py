@@ -23,7 +23,7 @@ class BlockHistory:
     def __init__(self) -> None:
         self.held_ratio, self.kept_ratio, self.b_ratio = 1.0, 1.0, 0.0
         self.is_known = False
-        self._is_exact = False  # whether `held_ratio` is that of the last block of this call
+        self._is_exact = False  # whether `held_ratio` was measured on the last block of this call
 
     def begin(self) -> None:
         """Begin a call; ratios stay if a block was recorded and it held entries."""
@@ -32,7 +32,7 @@ class BlockHistory:
             self.held_ratio, self.kept_ratio, self.b_ratio = 1.0, 1.0, 0.0
 
     def record(self, block: StagedBlock, held: int, kept: float) -> None:
-        """Record a block that was multiplied; a block without products teaches nothing.
+        """Record a block that was multiplied; a block without products is ignored.
 
         Parameters
         ----------
@@ -55,7 +55,7 @@ class BlockHistory:
         self.held_ratio = self.kept_ratio = ratio
 
     def record_b(self, ratio: float) -> None:
-        """Record the entries of B per product that a block was found to ask for; 0.0 if that is unknown again."""
+        """Record the entries of B per product that a block needs; 0.0 makes the ratio unknown again."""
         self.b_ratio = ratio
 
     def distrust(self) -> None:
@@ -71,5 +71,5 @@ class BlockHistory:
         return (self.b_ratio or 1.0) * products
 
     def exact_entries(self, products: int) -> int:
-        """Predict the entries of C of a block by the block before it; 0 if there is none to go by."""
+        """Predict a block's entries of C from the block before it; 0 if there is no ratio to rely on."""
         return int(self.held_ratio * products) if self._is_exact else 0

@@ -17,7 +17,7 @@ from spdist.kernels.streaming.workspace import BLOCKS_IN_FLIGHT, device_shares
 from spdist.matrices.csr import CSR
 
 HostWork = list[Callable[[], None]]
-"""What the host does for a block that was downloaded: calls for any thread."""
+"""Work of the host for a downloaded block: calls that any thread may make."""
 
 
 class DeviceMemory:
@@ -46,13 +46,13 @@ class DeviceMemory:
         self._turns: Iterator[Slot] = iter(())
 
     def take_slots(self, count: int, *, beside_b: bool) -> None:
-        """Take so many slots, and leave room for B or not; a single slot gets all the room."""
+        """Take `count` slots, and leave room for B if `beside_b`; a single slot gets all the room."""
         shares = device_shares(self._b_bytes if beside_b else 0, self.memory_limit, count)
         self.slots = self.device.slots(count, shares.slot, shares.kept)
         self._turns = itertools.cycle(self.slots)
 
     def next_slot(self) -> Slot:
-        """Return the slots in turn."""
+        """Return the next slot, round-robin."""
         return next(self._turns)
 
     def make_resident(self, b: CSR) -> bool:
@@ -65,7 +65,7 @@ class DeviceMemory:
         return self.b_resident and work.rows.offset is not None
 
     def uploaded_operands(self, work: Multiplication) -> list[CSR]:
-        """Return the operands of which blocks bring rows."""
+        """Return the operands whose rows are uploaded with each block."""
         if self.has_all_of(work):
             return []
         return [work.a] if self.b_resident else [work.a, work.b]
@@ -94,7 +94,7 @@ class InFlightBlock:
     ----------
     slot : Slot
     staged : StagedBlock
-        What was uploaded.
+        Arrays and layout that were uploaded.
     """
 
     slot: Slot
@@ -103,7 +103,7 @@ class InFlightBlock:
     _receive: Callable[[InFlightBlock], HostWork] | None = field(default=None, repr=False)
 
     def multiply(self, work: Multiplication, while_busy: Callable[[], None] | None = None) -> int:
-        """Multiply the block and record in the history what it came to.
+        """Multiply the block and record its entries in the history.
 
         Parameters
         ----------
@@ -133,7 +133,7 @@ class InFlightBlock:
         return nnz
 
     def set_target(self, target: DownloadTarget | None, receive: Callable[[InFlightBlock], HostWork]) -> None:
-        """Set where C goes, if anywhere, and what `complete` calls with this block to learn what the host has to do.
+        """Set the target of C, or None, and the function that `complete` calls to get the host's remaining work.
 
         `receive` must not refer to the block: a cycle of references would keep page-locked memory.
         """
@@ -145,7 +145,7 @@ class InFlightBlock:
         self.slot.download(self._target)
 
     def complete(self, report: Report) -> HostWork:
-        """Wait until the block is back on the host and report its stages; return what the host still has to do."""
+        """Wait until the block is back on the host and report its stages; return the host's remaining work."""
         for stage in self.slot.wait():
             report(stage)
         staged = self.staged
@@ -167,11 +167,11 @@ class DownloadQueue:
     def __init__(self, report: Report, *, in_caller: bool = False) -> None:
         self.report, self._in_caller = report, in_caller
         self._blocks: collections.deque[InFlightBlock] = collections.deque()
-        self._packing: InFlightBlock | None = None  # the last of them: its C is packed, and not sent for yet
+        self._packing: InFlightBlock | None = None  # the last block, if its packed C is not downloaded yet
         self._host_work: collections.deque[list[Future[None]]] = collections.deque()
 
     def add(self, block: InFlightBlock) -> None:
-        """Add a block that downloads nothing, or has started to."""
+        """Add a block that downloads nothing, or whose download has started."""
         self._blocks.append(block)
 
     def add_packing(self, block: InFlightBlock) -> None:
@@ -255,7 +255,7 @@ class UploadQueue:
             self._uploaded.append(self.upload(self._memory.next_slot(), staged))
 
     def fill_while_busy(self) -> None:
-        """Do what can be done while the device multiplies: start a download, upload blocks that are prepared."""
+        """While the device multiplies, start a download and upload blocks that are prepared."""
         self._downloads.start_download()
         prepared = self.stager.is_ready or self.stager.preparer.is_brief  # else the device might wait for the host
         if prepared and len(self._memory.slots) > 1:  # the only slot is in use
@@ -276,11 +276,11 @@ class UploadQueue:
         return self._uploaded.popleft() if self._uploaded else None
 
     def recall(self, start: int, stop: int) -> None:
-        """Drop the uploaded blocks: rows [start, stop), then theirs, are prepared again, before all others."""
+        """Drop the uploaded blocks; prepare rows [start, stop), then the dropped rows, again before all others."""
         uploaded = [(block.staged.start, block.staged.stop) for block in self._uploaded]
         self._again.extendleft(reversed([(start, stop), *uploaded]))
         self._uploaded.clear()
 
     def prepare_again(self, rows: Iterable[tuple[int, int]]) -> None:
-        """Prepare ranges of rows once more, after those that wait for it already."""
+        """Prepare ranges of rows again, after the ranges that wait for it already."""
         self._again.extend(rows)

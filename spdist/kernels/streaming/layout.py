@@ -1,4 +1,4 @@
-"""Blocks as the device sees them: dtypes, where arrays lie in a block's memory, and what the host sends of a block."""
+"""Blocks as the device sees them: dtypes, where arrays lie in a block's memory, and which arrays the host uploads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SubmatrixOffset(NamedTuple):
     row : int
         Row of B that is A's row 0.
     column : int
-        What to subtract from B's column indices to get A's.
+        Offset to subtract from B's column indices to get A's.
     """
 
     row: int = 0
@@ -76,13 +76,24 @@ class DeviceDtypes:
 
 
 def device_dtypes(a: CSR, b: CSR, value: np.dtype[Any] | None = None) -> DeviceDtypes:
-    """Return the dtypes that ``a @ b`` has on the device.
+    """Choose the dtypes that the arrays of ``a @ b`` have on the device.
 
     Parameters
     ----------
     a, b : CSR
     value : dtype, optional
-        Values of C; by default those of plus and times.
+        Values of C; by default the result dtype of plus and times.
+
+    Returns
+    -------
+    DeviceDtypes
+        With 32-bit columns and offsets unless a size passes 31 bits.
+
+    Examples
+    --------
+    >>> m = CSR(np.array([0, 1]), np.array([0], np.int32), np.array([2.0], np.float32), (1, 1))
+    >>> device_dtypes(m, m).value
+    dtype('float32')
     """
     value = result_dtype(a.dtype, b.dtype) if value is None else value
     wide = max(b.nrows, b.ncols) > INT32_MAX
@@ -136,6 +147,17 @@ def lay_out(
         Indices and offsets.
     begin : int
         Byte at which the first array begins.
+
+    Returns
+    -------
+    MatrixLayout
+        Values, columns, offsets in this order, each array aligned as the kernels need.
+
+    Examples
+    --------
+    >>> m = CSR(np.array([0, 1]), np.array([0], np.int32), np.array([2.0], np.float32), (1, 1))
+    >>> lay_out(m.shape, m.nnz, m.dtype, device_dtypes(m, m), begin=512).data
+    512
     """
     indices = begin + aligned(nnz * value.itemsize)
     indptr = indices + aligned(nnz * dtypes.index.itemsize)
@@ -145,6 +167,11 @@ def lay_out(
 
 def lay_out_resident(b: CSR, dtypes: DeviceDtypes) -> tuple[MatrixLayout, int]:
     """Lay out a resident B.
+
+    Parameters
+    ----------
+    b : CSR
+    dtypes : DeviceDtypes
 
     Returns
     -------
@@ -184,7 +211,7 @@ class StagedBlock:
     seconds : float
         How long preparation took.
     column_offset : int
-        What the device subtracts from A's column indices when A is a view of B; else 0.
+        Offset that the device subtracts from A's column indices when A is a view of B; else 0.
     row_in_b : int or None
         Row of the resident B that is the block's first row of A; None if A is uploaded.
     """
@@ -216,5 +243,21 @@ class StagedBlock:
 
 
 def share_entries(a: CSR, b: CSR) -> bool:
-    """Return whether two matrices have their columns and values in the same memory."""
+    """Return whether two matrices have their columns and values in the same arrays.
+
+    Parameters
+    ----------
+    a, b : CSR
+        Offsets may differ: A may be rows of B.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> m = CSR(np.array([0, 1]), np.array([0], np.int32), np.array([2.0], np.float32), (1, 1))
+    >>> share_entries(m, m)
+    True
+    """
     return a.indices is b.indices and a.data is b.data

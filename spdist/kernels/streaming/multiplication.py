@@ -1,4 +1,4 @@
-"""One multiplication as a device carries it out: operands, dtypes, what is kept of C, and which rows."""
+"""One multiplication as a device carries it out: operands, dtypes, options for C, and rows to multiply."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RowSlice:
     offset : SubmatrixOffset or None
         Where all of A lies in B, if it does: the device then takes A from B.
     history : BlockHistory
-        What earlier calls for rows of the same C measured; this call adds to it.
+        Ratios that earlier calls for rows of the same C measured; this call adds its own.
     """
 
     start: int = 0
@@ -45,7 +45,7 @@ class RowSlice:
 
 @dataclass(frozen=True)
 class Multiplication:
-    """One call's work: ``a @ b`` for a slice of A's rows, and what becomes of C.
+    """One call's work: ``a @ b`` for a slice of A's rows, with the options for C.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Multiplication:
     dtypes : DeviceDtypes
     spec : ProductSpec
     reduction : Reduction or None
-        What C is reduced to; None to return C.
+        Reduction of C to return; None to return C.
     rows : RowSlice
         With `offset` set if the device may take A from B.
     """
@@ -87,7 +87,7 @@ class Multiplication:
         return 0 in (self.nrows, self.a.nnz, self.b.nnz)
 
     def expects_at_most(self, products: int) -> bool:
-        """Return whether A's entries and B's mean row let one expect no more than so many products."""
+        """Return whether A's entries times B's mean row length are at most `products`."""
         return self.a.nnz * self.b.nnz <= products * self.b.nrows
 
     def triangle_share(self, start: int, stop: int) -> float:
@@ -136,6 +136,21 @@ def plan_multiplication(
 ) -> Multiplication:
     """Check the arguments of a multiplication and find out whether A can be taken from B.
 
+    Parameters
+    ----------
+    a, b : CSR
+        On the host.
+    spec : ProductSpec
+    reduction : Reduction, optional
+        Reduction of C to return; None to return C.
+    rows : RowSlice
+        Rows of A to multiply.
+
+    Returns
+    -------
+    Multiplication
+        Its `rows.offset` is None unless the device may take A from B.
+
     Raises
     ------
     InputError
@@ -179,7 +194,18 @@ def _are_equal(a: Int64Array, b: Int64Array) -> bool:
 
 
 def gather_rows(m: CSR, rows: Int64Array) -> CSR:
-    """Return some rows of a matrix.
+    """Gather some rows of a matrix into a new one.
+
+    Parameters
+    ----------
+    m : CSR
+    rows : (n,) int64
+        Any order; a row may occur more than once.
+
+    Returns
+    -------
+    CSR
+        (n, ncols), with copies of the entries.
 
     Examples
     --------

@@ -9,8 +9,8 @@
 
 Columns become differences of few bits, and take none if a row has the pattern of the row before, moved (stencils, nodes
 of finite elements). If a sample has at most 256 different values, values become numbers of a dictionary, and take no
-bits if a row repeats the values of the row before. Else the caller copies ``c.data`` as it is. All bits are kept, those
-of NaN too. ``packing.cu`` defines the format; `unpacking` is the host's code.
+bits if a row repeats the values of the row before. Else the caller copies ``c.data`` as it is. All bits are kept, also
+the bits of NaN. ``packing.cu`` defines the format; `unpacking` is the host's code.
 
 References
 ----------
@@ -60,12 +60,12 @@ SAMPLE = constants.PACKED_SAMPLE
 UNITS_PER_BLOCK = 8
 """Units that a thread block packs, a warp each."""
 Way = Literal["plain", "columns", "both"]
-"""What of a matrix is packed: nothing, its columns, its columns and values."""
+"""Arrays of a matrix that are packed: none, its columns, or its columns and values."""
 
 
 @dataclass(frozen=True)
 class PackingCosts:
-    """What packing costs and saves; the host's part is fitted to what benchmarks/packing.py measures.
+    """Costs and savings of packing; the host's part is fitted to measurements of benchmarks/packing.py.
 
     Attributes
     ----------
@@ -104,14 +104,36 @@ PACKING_COSTS = PackingCosts()
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Name the kernels of each .cu file that packing compiles.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
+
+    Returns
+    -------
+    dict
+        Name expressions of the kernels, by the path of the .cu file.
+
+    Examples
+    --------
+    >>> sources("float", "int", "int")["streaming/packing.cu"]
+    ('pack_columns<int, int>', 'sample_values<u32>', 'pack_values<u32, int>')
+    """
     word = "u32" if value == "float" else "u64"
     names = f"pack_columns<{index}, {pointer}>", f"sample_values<{word}>", f"pack_values<{word}, {pointer}>"
     return {"streaming/packing.cu": names}
 
 
-def words_of(data: Any) -> Any:
-    """Return values as unsigned numbers of 4 or 8 bytes: one for each value, two for complex128."""
+def words_of(data: ValueArray) -> ValueArray:
+    """Return values as unsigned numbers of 4 or 8 bytes: one for each value, two for complex128.
+
+    Examples
+    --------
+    >>> words_of(np.array([1.0], np.float32))
+    array([1065353216], dtype=uint32)
+    """
     return data.view(np.uint32 if data.dtype.itemsize == 4 else np.uint64)
 
 
@@ -146,6 +168,17 @@ def seconds(c: Sizes, packed: int, apart: int, threads: int, costs: PackingCosts
     threads : int
         Threads of the host that unpack.
     costs : PackingCosts
+
+    Returns
+    -------
+    float
+        Seconds.
+
+    Examples
+    --------
+    >>> random = Sizes(nrows=60_000, nnz=16_000_000, nbytes=192_240_000, values=128_000_000)
+    >>> seconds(random, 28_000_000, 128_000_000, threads=8) < random.nbytes / 55e9
+    True
     """
     written, decoded = c.nbytes - apart, min(c.nnz, 8 * packed / costs.entry_bits)
     one = written / (1e9 * costs.thread_gb_s) + decoded * costs.entry_seconds + c.nrows * costs.row_seconds
@@ -154,15 +187,20 @@ def seconds(c: Sizes, packed: int, apart: int, threads: int, costs: PackingCosts
 
 
 def choose(c: Sizes, columns: int, both: int, threads: int, costs: PackingCosts = PACKING_COSTS) -> Way:
-    """Return what of a matrix to pack so that it is on the host soonest.
+    """Choose which arrays of a matrix to pack so that it is on the host soonest.
 
     Parameters
     ----------
     c : Sizes
     columns, both : int
         Packed bytes without the values and with them; 0 if they are not packed.
-    threads, costs
-        As for `seconds`.
+    threads : int
+        Threads of the host that unpack.
+    costs : PackingCosts
+
+    Returns
+    -------
+    "plain", "columns" or "both"
 
     Examples
     --------
@@ -180,6 +218,13 @@ def choose(c: Sizes, columns: int, both: int, threads: int, costs: PackingCosts 
 
 class Packed:
     """A matrix that the device packs; its sizes are known after `wait`.
+
+    Parameters
+    ----------
+    c : CSR
+        On the GPU.
+    out : cupy.ndarray of uint8
+        Device memory that `pack` fills.
 
     Attributes
     ----------
@@ -219,7 +264,7 @@ class Packed:
         self._start = packed_start(c.nrows, c.nnz)
         self.source, self.pointer = int(out.data.ptr), c.indptr.dtype
         self._numbers = cupyx.empty_pinned(NUMBERS, np.uint64)
-        # Written by a kernel: a copy would wait behind those of other streams.
+        # Written by a kernel: a copy would wait behind copies of other streams.
         publish = module("rowwise_gpu/rows.cu", ("publish",))
         publish("publish", 1, NUMBERS, (self.source, int(self._numbers.ctypes.data)))
         self._ready = cupy.cuda.get_current_stream().record()
@@ -240,7 +285,7 @@ class Packed:
         return self
 
     def choose(self, threads: int, costs: PackingCosts = PACKING_COSTS) -> Packed:
-        """Leave out what is quicker copied as it is if so many threads of the host unpack."""
+        """Copy arrays unpacked if that is quicker than unpacking them with `threads` threads of the host."""
         columns, both = self._with_columns * self.columns, self._with_values * self.values
         way = choose(self._sizes, columns, both, threads, costs)
         if way == "plain" and self.columns:
@@ -268,8 +313,8 @@ def pack(c: CSR, out: Any, *, values: bool = True) -> Packed:
     c : CSR
         Arrays of CuPy, canonical; float32, float64, complex64 or complex128.
     out : cupy.ndarray of uint8
-        Aligned to 8 bytes. `workspace.packed_bound` says how many are enough; with fewer, what does not fit is not
-        packed, and `Packed` says so.
+        Aligned to 8 bytes. `workspace.packed_bound` says how many are enough; with fewer, arrays that do not
+        fit are not packed, and `Packed` says so.
     values : bool
         Whether to pack the values if they repeat.
 

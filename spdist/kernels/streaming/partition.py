@@ -1,4 +1,4 @@
-"""How A is cut into blocks of rows: products are counted, or expected, and blocks are sized by what earlier ones took.
+"""How A is cut into blocks of rows: products are counted or estimated; earlier blocks predict the size of later ones.
 
 Blocks are cut one by one while the products of later rows are still counted.
 """
@@ -143,7 +143,7 @@ class CountedProducts:
 
 
 class ExpectedProducts:
-    """Products of A's rows as B's mean row lets one expect them: a substitute for `CountedProducts` without a count.
+    """Products of A's rows, estimated from the mean length of B's rows: a substitute for `CountedProducts`.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ class ExpectedProducts:
         self._indptr, self._b_indptr, self._mean = a.indptr, b.indptr, b.nnz / max(b.nrows, 1)
 
     def is_even(self, tuning: CountTuning) -> bool:
-        """Return whether sampled rows of B are so alike that the entries of A tell the number of products."""
+        """Return whether sampled rows of B are so alike that the entries of A predict the number of products."""
         rows = np.linspace(0, len(self._b_indptr) - 2, tuning.sampled_rows).astype(np.int64)
         lengths = self._b_indptr[rows + 1] - self._b_indptr[rows]
         return bool(lengths.max() <= tuning.even * self._mean)
@@ -194,7 +194,25 @@ def _middle(before: Int64Array, start: int, stop: int) -> int:
 
 
 def bad_row_error(row: int, ncols: int) -> MatrixError:
-    """Return the error of a row of A whose offsets or columns are out of range."""
+    """Return the error of a row of A whose offsets or columns are out of range.
+
+    Parameters
+    ----------
+    row : int
+        Number of the row, as the message names it.
+    ncols : int
+        Columns of A.
+
+    Returns
+    -------
+    MatrixError
+        Not raised here.
+
+    Examples
+    --------
+    >>> bad_row_error(1_000, 5)
+    MatrixError('row 1,000 of A: offsets or columns out of range; A has 5 columns')
+    """
     return MatrixError(f"row {int(row):,} of A: offsets or columns out of range; A has {ncols:,} columns")
 
 
@@ -220,7 +238,7 @@ class BlockTuning:
     first_bytes : int
         Least bytes of the first block: the launches for a smaller one take longer than its copies.
     last_bytes : int
-        Least bytes of the last blocks, each of which is at most half of what is left.
+        Least bytes of the last blocks, each of which is at most half of the rest.
     growth : float
         Each block is this many times as large as the block before it.
     unprepared_growth : float
@@ -367,8 +385,16 @@ def single_block_bytes(a: CSR, b: CSR, dtypes: DeviceDtypes, entries: int, tunin
 
     Parameters
     ----------
+    a, b : CSR
+    dtypes : DeviceDtypes
     entries : int
-        Entries of C, at most.
+        Most entries of C.
+    tuning : BlockTuning
+
+    Returns
+    -------
+    int
+        Bytes.
     """
     of_a = lay_out((a.nrows, b.nrows), a.nnz, dtypes.a, dtypes)
     uploaded = lay_out(b.shape, b.nnz, dtypes.b, dtypes, of_a.end).end

@@ -5,13 +5,13 @@ A is cut into blocks of rows within the memory bound of hySpMM. Each block is mu
 page-locked memory, one block is uploaded, one is multiplied, and the C of a third is downloaded. Both directions of the
 bus are busy while the GPU computes::
 
-    threads    prepare: A's rows, and of B what they ask for
+    threads    prepare: A's rows, and the rows of B that they need
     slot 0     upload ─▶ count, multiply ─▶ download
     slot 1               upload ─▶ count, multiply ─▶ download
     slot 2                         upload ─▶ ...
 
-B is resident if it fits beside the slots. Else each block brings its rows of B: all from the first to the last if few
-of these are not asked for, else each row that is asked for once.
+B is resident if it fits in addition to the slots. Else each block brings its rows of B: all from the first to the last
+if few of these are not needed, else each needed row once.
 
 References
 ----------
@@ -114,7 +114,15 @@ TUNING = PipelineTuning()
 
 
 class _RowTooLongError(Exception):
-    """A single row does not fit its slot."""
+    """A single row does not fit its slot.
+
+    Parameters
+    ----------
+    staged : StagedBlock
+        The block of that row.
+    needed : int
+        Bytes that it had asked for when it failed.
+    """
 
     def __init__(self, staged: StagedBlock, needed: int) -> None:
         super().__init__(staged, needed)
@@ -357,14 +365,14 @@ def _reserve(device: Device, work: Multiplication) -> int:
 
 
 def _learns_from_first_block(work: Multiplication, memory: DeviceMemory, tuning: PipelineTuning) -> bool:
-    """Return whether blocks are cut by what earlier ones came to, and C is too small to be estimated first."""
+    """Return whether the first block predicts the sizes of later ones, because C is too small to be sampled first."""
     return memory.has_all_of(work) and work.is_whole and work.expects_at_most(tuning.uncounted_products)
 
 
 def _count_products(
     work: Multiplication, memory: DeviceMemory, tuning: PipelineTuning
 ) -> CountedProducts | ExpectedProducts:
-    """Have the products of A's rows counted unless the entries of A tell how many there are."""
+    """Start to count the products of A's rows unless the entries of A predict them."""
     expected = ExpectedProducts(work.a, work.b)
     if _learns_from_first_block(work, memory, tuning) or expected.is_even(tuning.counts):
         return expected
@@ -374,7 +382,7 @@ def _count_products(
 def _make_stager(
     work: Multiplication, memory: DeviceMemory, tuning: PipelineTuning, products: CountedProducts | ExpectedProducts
 ) -> BlockStager:
-    """Return what cuts and prepares the blocks."""
+    """Return the stager that cuts and prepares the blocks."""
     device, blocks = memory.device, tuning.blocks
     preparer = BlockPreparer(work, device, memory.b_resident, tuning.staging)
     growth = blocks.unprepared_growth if preparer.is_brief else blocks.growth
@@ -441,7 +449,7 @@ def multiply(
     a: CSR, b: CSR, device: Device, *, spec: ProductSpec = PLAIN, report: Report = ignore_stage,
     tuning: PipelineTuning = TUNING,
 ) -> CSR:  # fmt: skip
-    """Return ``a @ b``, or what the options make of it; arrays of NumPy in and out.
+    """Return ``a @ b`` with the options applied; arrays of NumPy in and out.
 
     Parameters
     ----------
@@ -451,7 +459,7 @@ def multiply(
     device : gpu_device.Gpu
         Its memory limit holds whatever the sizes of A, B and C.
     spec : ProductSpec
-        What it leaves out of C does not come back from the GPU.
+        Options for C. Entries that they drop are not downloaded.
     report : callable, optional
         Called with a `Stage` for each stage of each block.
     tuning : PipelineTuning
@@ -494,6 +502,11 @@ def multiply_rows(
     rows : RowSlice
         Calls for rows of the same C share a history.
 
+    Returns
+    -------
+    CSR
+        As `multiply` returns it, with its rows counted from `rows.start`.
+
     Raises
     ------
     InputError
@@ -512,7 +525,7 @@ def reduce(
     a: CSR, b: CSR, what: Reduction, device: Device, rows: RowSlice | None = None, *, spec: ProductSpec = PLAIN,
     report: Report = ignore_stage,
 ) -> PartialReduction:  # fmt: skip
-    """Return what a reduction makes of ``a @ b``, or of what the options make of that; C stays on the GPU.
+    """Reduce ``a @ b``, after the options are applied to it, without a copy of C on the host.
 
     Parameters
     ----------
@@ -521,6 +534,11 @@ def reduce(
     what : Reduction
     rows : RowSlice, optional
         As for `multiply_rows`; all rows of A, so that `start` is 0 and `capacity` None.
+
+    Returns
+    -------
+    PartialReduction
+        Of these rows; `reduction_spec.combine` combines the parts of several calls.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What the pipeline asks of a device: below both, so that neither side imports the other."""
+"""Interface between pipeline and device: both import it, so that neither imports the other."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ logger = logging.getLogger("spdist")
 class ArenaFullError(Exception):
     """A block needs more device memory than its slot has.
 
-    Attributes
+    Parameters
     ----------
     needed : int
-        Bytes that the block had asked for when it failed.
+        Bytes that the block had asked for when it failed; an attribute too.
     """
 
     def __init__(self, needed: int) -> None:
@@ -33,7 +33,7 @@ class ArenaFullError(Exception):
 
 
 class Stage(NamedTuple):
-    """One stage of one block, and what it took.
+    """One stage of one block, with its time and bytes.
 
     Attributes
     ----------
@@ -141,11 +141,11 @@ class Slot(Protocol):
         """Wait until all work of the slot is done; return the stages since the last upload."""
 
     def take_host_work(self) -> list[Callable[[], None]]:
-        """Return what the host still has to do for a downloaded block: unpack its columns."""
+        """Return the host's remaining work for a downloaded block: calls that unpack its columns."""
 
 
 class HostMemory(Protocol):
-    """What a device knows of the host's memory."""
+    """Host memory as a device allocates and inspects it."""
 
     def allocate(self, size: int, /) -> Bytes:
         """Return host memory from which the device copies at full speed."""
@@ -153,7 +153,7 @@ class HostMemory(Protocol):
     def note_operands(self, arrays: Iterable[Any], /) -> None:
         """Note that a multiplication reads arrays; those that are read again may be page-locked."""
 
-    def is_locked(self, array: Any, /) -> bool:
+    def is_locked(self, array: npt.NDArray[Any], /) -> bool:
         """Return whether an array is page-locked, so that the device copies from it as it is."""
 
 
@@ -189,7 +189,7 @@ class Device(HostMemory, Protocol):
         """
 
     def keep(self, b: CSR | None, dtypes: DeviceDtypes) -> bool:
-        """Make B resident for the blocks to come, or nothing; return whether B is resident."""
+        """Make B resident for the blocks to come, or drop it if `b` is None; return whether B is resident."""
 
     def take_sums(self) -> PartialReduction:
         """Return the column sums of all blocks."""

@@ -1,4 +1,4 @@
-"""What comes back from the device: C in page-locked memory of the host, or what a reduction makes of it."""
+"""Results from the device: C in page-locked memory of the host, or a reduction of C."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class ResultBuffer:
 
 
 class SampleEstimate(NamedTuple):
-    """What a sample of A's rows lets one expect of C.
+    """Ratios that a sample of A's rows predicts for C.
 
     Attributes
     ----------
@@ -175,7 +175,7 @@ class Collector(Protocol):
         """Send for the result of a block; return whether there is room for more."""
 
     def result(self) -> Any:
-        """Return C, or what the reduction made of it, when all blocks are back."""
+        """Return C, or its reduction, when all blocks are back."""
 
 
 class MatrixCollector:
@@ -247,7 +247,7 @@ class MatrixCollector:
 
 
 class PartCollector:
-    """Gathers what a reduction makes of the blocks of C.
+    """Gathers the reductions of the blocks of C.
 
     Parameters
     ----------

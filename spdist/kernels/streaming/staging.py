@@ -1,7 +1,7 @@
 """How the host prepares blocks: rows of A, and the rows of B that they ask for, in page-locked memory.
 
-Unless B is resident, a block brings its rows of B: all from the first to the last if few of these are not asked for,
-else each row that is asked for once. Everything here is arrays of the host.
+Unless B is resident, a block brings its rows of B: all from the first to the last if few of these are not needed,
+else each needed row once. Everything here is arrays of the host.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class WindowPreparer:
     def rows_of_a(self, start: int, stop: int, low: int, layout: MatrixLayout) -> list[HostCopy]:
         """Prepare rows of A; columns that are copied count from row `low` of B."""
         copier, (first, last) = self.a_copier, self.a_copier.entries(start, stop)
-        if copier.in_place:  # the device checks columns, but not those of blocks
+        if copier.in_place:  # the device checks columns of numbers, but not of dense blocks
             if self.dtypes.blocked:
                 self._check_columns(first, last)
             return copier.upload_in_place(start, stop, layout)
@@ -299,11 +299,11 @@ class BlockPreparer(WindowPreparer):
 
     @property
     def is_brief(self) -> bool:
-        """Whether a block takes next to nothing to prepare: B is resident, and A too or uploaded in place."""
+        """Whether blocks need hardly any preparation: B is resident, and A is resident too or uploaded in place."""
         return self.b_resident and (self.offset is not None or (self.a_copier.in_place and not self.dtypes.blocked))
 
     def prepare(self, start: int, stop: int, products: int) -> StagedBlock:
-        """Prepare rows [start, stop), which expand to so many products."""
+        """Prepare rows [start, stop), which expand to `products` products."""
         return timed(lambda begin: self._prepare(start, stop, products, begin))
 
     def _prepare(self, start: int, stop: int, products: int, begin: float) -> StagedBlock:

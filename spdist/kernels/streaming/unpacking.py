@@ -6,7 +6,7 @@ would turn a sum of int64 and uint64 into a float.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -15,17 +15,34 @@ from numba import types
 from spdist.kernels.cpu.numba_compile import compiled, inlined, instruction
 from spdist.kernels.cuda import constants
 
+if TYPE_CHECKING:
+    from spdist.kernels.cuda.pinned import Bytes
+    from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
+
 SAME, CONTINUES = constants.PACKED_SAME, constants.PACKED_CONTINUES
 """Flags of a piece's head: it has the pattern of the piece before, and it begins inside its row."""
 EACH, EACH_BITS = 2, 28
-"""Two numbers of at most 28 bits each are read by one load, of which at least 57 bits are theirs."""
+"""Two numbers of at most 28 bits each are read by one load, in which at least 57 bits are usable."""
 ROW, ENTRY, COLUMNS_AT, VALUES_AT = map(int, constants.PackedPlace)
 """Words of the directory: first row and entry of a unit, and where the bytes of its columns and values start."""
 
 
 @instruction
 def load(context: Any, packed: Any, at: Any) -> Any:
-    """Return the 8 bytes ``packed[at:at + 8]`` as a number; `at` need not be a multiple of 8."""
+    """Return the 8 bytes ``packed[at:at + 8]`` as a number; callers pass `packed` and `at`.
+
+    Parameters
+    ----------
+    context : object
+        Numba's typing context; Numba passes it.
+    packed : (nbytes,) uint8
+    at : int64
+        First byte; need not be a multiple of 8.
+
+    Returns
+    -------
+    int64
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, value=args[0])
@@ -36,21 +53,50 @@ def load(context: Any, packed: Any, at: Any) -> Any:
 
 
 @inlined
-def low_bits(width: Any) -> Any:
+def low_bits(width: np.int64) -> np.int64:
     """Return a number whose `width` lowest bits are set."""
     return np.int64(-1) if width == 64 else (np.int64(1) << width) - np.int64(1)
 
 
 @inlined
-def bits(packed: Any, at: Any, number: Any, width: Any, mask: Any) -> Any:
-    """Return number `number` of an array of `width`-bit numbers that starts at byte `at`."""
+def bits(packed: Bytes, at: np.int64, number: np.int64, width: np.int64, mask: np.int64) -> Any:
+    """Return one number of an array of `width`-bit numbers.
+
+    Parameters
+    ----------
+    packed : (nbytes,) uint8
+    at : int64
+        Byte at which the array starts.
+    number : int64
+        Position in the array.
+    width : int64
+        Bits, at most 57.
+    mask : int64
+        ``low_bits(width)``.
+
+    Returns
+    -------
+    int64
+    """
     bit = number * width
     return (load(packed, at + (bit >> np.int64(3))) >> (bit & np.int64(7))) & mask
 
 
 @inlined
-def signed(packed: Any, at: Any, size: Any) -> Any:
-    """Return the signed number of `size` bytes at byte `at`."""
+def signed(packed: Bytes, at: np.int64, size: np.int64) -> Any:
+    """Return the signed number of `size` bytes at byte `at`.
+
+    Parameters
+    ----------
+    packed : (nbytes,) uint8
+    at : int64
+    size : int64
+        At most 8 bytes; 0 bytes are the number 0.
+
+    Returns
+    -------
+    int64
+    """
     if size == 0:
         return np.int64(0)
     unused = np.int64(64) - np.int64(8) * size
@@ -58,8 +104,41 @@ def signed(packed: Any, at: Any, size: Any) -> Any:
 
 
 @inlined
-def put_group(packed: Any, at: Any, numbers: Any, each: Any, width: Any, column: Any, first: Any, indices: Any) -> Any:
-    """Write the columns of numbers [start, stop) of a group, `each` of them from one load; return the last column."""
+def put_group(
+    packed: Bytes,
+    at: np.int64,
+    numbers: tuple[int | np.int64, int | np.int64],
+    each: int,
+    width: np.int64,
+    column: np.int64,
+    first: np.int64,
+    indices: IndexArray,
+) -> Any:
+    """Write the columns of some numbers of a group.
+
+    Parameters
+    ----------
+    packed : (nbytes,) uint8
+    at : int64
+        Byte at which the group's numbers start.
+    numbers : (start, stop)
+        Numbers of the group to write.
+    each : int
+        Numbers that one load reads; divides ``stop - start``.
+    width : int64
+        Bits of a number: the difference to the column before it, less 1.
+    column : int64
+        Column before the first written one.
+    first : int64
+        Entry of the group's number 0.
+    indices : (nnz,) int32 or int64
+        Written.
+
+    Returns
+    -------
+    int64
+        The last column.
+    """
     mask = low_bits(width)
     for number in range(numbers[0], numbers[1], each):
         bit = np.int64(number) * width
@@ -72,8 +151,28 @@ def put_group(packed: Any, at: Any, numbers: Any, each: Any, width: Any, column:
 
 
 @inlined
-def put_columns(packed: Any, at: Any, column: Any, first: Any, last: Any, indices: Any) -> Any:
-    """Write entries [first, last) of a piece whose first column is `column`; return the byte after its groups."""
+def put_columns(
+    packed: Bytes, at: np.int64, column: np.int64, first: np.int64, last: np.int64, indices: IndexArray
+) -> Any:
+    """Write the columns of a piece of a row, group by group.
+
+    Parameters
+    ----------
+    packed : (nbytes,) uint8
+    at : int64
+        Byte at which the piece's groups start.
+    column : int64
+        Column of the first entry.
+    first, last : int64
+        Entries [first, last) of the matrix.
+    indices : (nnz,) int32 or int64
+        Written.
+
+    Returns
+    -------
+    int64
+        Byte after the groups.
+    """
     indices[np.uintp(first)] = column
     first += np.int64(1)
     while first < last:
@@ -91,8 +190,24 @@ def put_columns(packed: Any, at: Any, column: Any, first: Any, last: Any, indice
 
 
 @compiled
-def unpack_columns(packed: Any, stream: Any, directory: Any, start: Any, stop: Any, indptr: Any, indices: Any) -> None:
-    """Write the offsets and columns of units [start, stop); the bytes of all units are ``packed[stream:]``."""
+def unpack_columns(
+    packed: Bytes, stream: int, directory: Int64Array, start: int, stop: int, indptr: IndexArray, indices: IndexArray
+) -> None:
+    """Write the offsets and columns of units [start, stop).
+
+    Parameters
+    ----------
+    packed : (nbytes,) uint8
+    stream : int
+        Byte at which the units start.
+    directory : (units + 1, 4) int64
+        See `ROW`, `ENTRY`, `COLUMNS_AT` and `VALUES_AT`.
+    start, stop : int
+    indptr : (nrows + 1,) int32 or int64
+        Written for the rows that start in these units.
+    indices : (nnz,) int32 or int64
+        Written for the entries of these units.
+    """
     for unit in range(start, stop):
         row, entry = directory[unit, ROW], directory[unit, ENTRY]
         last_row, last_entry = directory[unit + 1, ROW], directory[unit + 1, ENTRY]
@@ -119,8 +234,27 @@ def unpack_columns(packed: Any, stream: Any, directory: Any, start: Any, stop: A
 
 
 @inlined
-def put_values(packed: Any, at: Any, first: Any, last: Any, dictionary: Any, words: Any) -> Any:
-    """Write words [first, last) of a piece that does not repeat the one before; return the byte after the piece."""
+def put_values(
+    packed: Bytes, at: np.int64, first: np.int64, last: np.int64, dictionary: ValueArray, words: ValueArray
+) -> Any:
+    """Write the words of a piece that does not repeat the piece before.
+
+    Parameters
+    ----------
+    packed : (nbytes,) uint8
+    at : int64
+        Byte at which the piece starts.
+    first, last : int64
+        Words [first, last) of the matrix.
+    dictionary : (words,) uint32 or uint64
+    words : (nnz * parts,) uint32 or uint64
+        Written.
+
+    Returns
+    -------
+    int64
+        Byte after the piece.
+    """
     kind, size = np.int64(packed[at]), last - first
     at += np.int64(1)
     if kind >= 32:
@@ -137,9 +271,22 @@ def put_values(packed: Any, at: Any, first: Any, last: Any, dictionary: Any, wor
 
 
 @compiled
-def unpack_values(packed: Any, stream: Any, directory: Any, start: Any, stop: Any, indptr: Any, parts: Any,
-                  dictionary: Any, words: Any) -> None:  # fmt: skip
-    """Write the words of units [start, stop), `parts` for each value; call `unpack_columns` first."""
+def unpack_values(packed: Bytes, stream: int, directory: Int64Array, start: int, stop: int, indptr: IndexArray,
+                  parts: int, dictionary: ValueArray, words: ValueArray) -> None:  # fmt: skip
+    """Write the words of units [start, stop); call `unpack_columns` first.
+
+    Parameters
+    ----------
+    packed, stream, directory, start, stop
+        As for `unpack_columns`.
+    indptr : (nrows + 1,) int32 or int64
+        With the offsets of the rows of these units.
+    parts : int
+        Words of a value: 2 for complex128, else 1.
+    dictionary : (words,) uint32 or uint64
+    words : (nnz * parts,) uint32 or uint64
+        Written for the entries of these units.
+    """
     for unit in range(start, stop):
         row, entry = directory[unit, ROW], directory[unit, ENTRY]
         last_row, last_entry = directory[unit + 1, ROW], directory[unit + 1, ENTRY]

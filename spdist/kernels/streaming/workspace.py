@@ -58,6 +58,11 @@ def device_shares(b_bytes: int, memory_limit: int, slots: int = BLOCKS_IN_FLIGHT
     slots : int
         Number of slots. A single slot gets all the room.
 
+    Returns
+    -------
+    DeviceShares
+        At most `memory_limit` bytes in all.
+
     Examples
     --------
     >>> device_shares(1 << 30, 8 << 30).total
@@ -88,6 +93,16 @@ PACKED_PADDING = 8
 def packed_unit(nrows: int, nnz: int) -> int:
     """Return the rows and entries, together, of a unit of a packed matrix before its ends move to ends of rows.
 
+    Parameters
+    ----------
+    nrows, nnz : int
+        Rows and entries of the matrix.
+
+    Returns
+    -------
+    int
+        A power of 2.
+
     Examples
     --------
     >>> packed_unit(1_000, 100_000), packed_unit(500_000, 128_000_000)
@@ -98,12 +113,44 @@ def packed_unit(nrows: int, nnz: int) -> int:
 
 
 def packed_units(nrows: int, nnz: int) -> int:
-    """Return the number of units of a packed matrix; threads share them."""
+    """Return the number of units of a packed matrix; threads share them.
+
+    Parameters
+    ----------
+    nrows, nnz : int
+        Rows and entries of the matrix.
+
+    Returns
+    -------
+    int
+        At least 1.
+
+    Examples
+    --------
+    >>> packed_units(1_000, 100_000)
+    198
+    """
     return max(1, ceil_div(nrows + nnz, packed_unit(nrows, nnz)))
 
 
 def packed_start(nrows: int, nnz: int) -> int:
-    """Return the byte of a packed matrix at which the units start."""
+    """Return the byte of a packed matrix at which the units start.
+
+    Parameters
+    ----------
+    nrows, nnz : int
+        Rows and entries of the matrix.
+
+    Returns
+    -------
+    int
+        Bytes of the head and the directory.
+
+    Examples
+    --------
+    >>> packed_start(1_000, 100_000)
+    12576
+    """
     return PACKED_HEAD + (packed_units(nrows, nnz) + 1) * PACKED_PLACES
 
 

@@ -58,11 +58,33 @@ def block_table(records: Iterable[BlockRecord] = ()) -> BlockTable:
 
 
 def block_records(table: BlockTable) -> list[BlockRecord]:
-    """Return the records of a table as tuples of Python integers."""
+    """Return the records of a table as tuples of Python integers.
+
+    Examples
+    --------
+    >>> block_records(block_table([BlockRecord(0, 2, 5, 4, 64, 0, 0, 4)]))[0].products
+    5
+    """
     rows: list[tuple[Any, ...]] = table.tolist()
     return [BlockRecord(*row) for row in rows]
 
 
 def joined_records(first: BlockRecord, second: BlockRecord) -> BlockRecord:
-    """Return two neighbouring blocks as one; rows and Zarr chunks of B that both need count twice."""
+    """Join two neighbouring blocks into one.
+
+    Parameters
+    ----------
+    first, second : BlockRecord
+        `second` begins at the row where `first` ends.
+
+    Returns
+    -------
+    BlockRecord
+        With the sums of both. Rows and Zarr chunks of B that both blocks need count twice.
+
+    Examples
+    --------
+    >>> joined_records(BlockRecord(0, 2, 5, 4, 64, 0, 0, 4), BlockRecord(2, 3, 1, 1, 32, 0, 0, 1))[:4]
+    (0, 3, 6, 5)
+    """
     return BlockRecord(first.start, second.stop, *(sum(both) for both in zip(first[2:], second[2:], strict=True)))

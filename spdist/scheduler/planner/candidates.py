@@ -26,7 +26,7 @@ Bounds = tuple[int, ...]
 
 @dataclass(frozen=True)
 class BlockSizes:
-    """Cuts of the inner dimension and of B's columns, and what each block takes under them.
+    """Cuts of the inner dimension and of B's columns, and the bytes of each block under them.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Assembler:
     b_lengths: Lengths
 
     def sizes(self, table: BlockTable, budget: int) -> BlockSizes:
-        """Return what each block takes under the cuts that the worst block needs."""
+        """Return the bytes of each block under the cuts that the worst block needs."""
         inner, columns = self._bounds(table, budget)
         pieces = (len(inner) - 1) * (len(columns) - 1)
         b_bytes, c_bytes = table["b_bytes"], self.memory.c_bytes(table, "nnz")
@@ -146,11 +146,16 @@ def join_blocks(
     table : BlockTable
         Rows of B that two joined blocks both need count twice.
     budget : int
-        Bytes of a joined block at the most.
+        Most bytes of a joined block.
     most : int, optional
-        Blocks that become one, at the most; by default any number.
+        Most blocks that become one; by default any number.
     products : (blocks,) int64, optional
-        Products at the most of a joined block that ends with this one; by default as many as of any block.
+        Most products of a joined block that ends with this block; by default `WorkerMemory.block_products`.
+
+    Returns
+    -------
+    BlockTable
+        At most as many blocks, which cover the same rows.
     """
     joined: list[BlockRecord] = []
     count = 0
@@ -172,7 +177,20 @@ def join_blocks(
 def tapered(memory: WorkerMemory, table: BlockTable, room: Room) -> BlockTable:
     """Join blocks that a GPU only reduces into ever smaller ones, so that all GPUs end at about the same time.
 
-    A GPU is idle from the end of one block to the beginning of the next, so that large blocks are better until then.
+    A GPU is idle from the end of one block to the beginning of the next. Blocks are therefore large at first and
+    small only toward the end.
+
+    Parameters
+    ----------
+    memory : WorkerMemory
+    table : BlockTable
+    room : Room
+        With the bytes of a joined block, `Room.budget`.
+
+    Returns
+    -------
+    BlockTable
+        `table` itself if C is written, a grid is forced, B is not resident, or the engine is not "cuda".
     """
     request, tuning = memory.request, memory.tuning.blocks
     if request.writes_c or request.engine != "cuda" or not room.b_resident or request.grid is not None:
@@ -183,7 +201,18 @@ def tapered(memory: WorkerMemory, table: BlockTable, room: Room) -> BlockTable:
 
 
 def with_more_in_flight(memory: WorkerMemory, plan: Plan) -> Plan:
-    """Put more blocks in flight if blocks are small for other reasons than the limit: this hides latency."""
+    """Put more blocks in flight if something other than the memory limit keeps blocks small: this hides latency.
+
+    Parameters
+    ----------
+    memory : WorkerMemory
+    plan : Plan
+
+    Returns
+    -------
+    Plan
+        With as many blocks in flight as fit the limit, up to ``BlockTuning.most_in_flight``; never fewer than before.
+    """
     if not plan.blocks:
         return plan
     worst = max(block.needed for block in plan.blocks)
@@ -196,7 +225,20 @@ def with_more_in_flight(memory: WorkerMemory, plan: Plan) -> Plan:
 
 
 def with_fewer_reads(assembler: Assembler, plan: Plan, table: BlockTable) -> Plan:
-    """Put one block in flight, twice as large, if most of the time goes into reading B again and again."""
+    """Put one block in flight, twice as large, if most of the time goes into reading B again and again.
+
+    Parameters
+    ----------
+    assembler : Assembler
+    plan : Plan
+    table : BlockTable
+        Blocks of the same rows as they were cut, before any were joined.
+
+    Returns
+    -------
+    Plan
+        The plan of less predicted time: `plan`, or the plan of joined blocks.
+    """
     memory = assembler.memory
     if memory.request.grid is not None or plan.blocks_in_flight != memory.tuning.blocks.in_flight or not plan.rereads:
         return plan

@@ -24,13 +24,13 @@ class Costs(NamedTuple):
     a_entry, b_entry, c_entry, mask_entry : int
         Bytes of one entry.
     b_row, c_row : int
-        Bytes of one row beside its entries.
+        Bytes of one row besides its entries.
     nrows, ncols : int
         Shape of C.
     budget : int
-        Bytes of a block at the most.
+        Most bytes of a block.
     max_products : int
-        Products of a block at the most.
+        Most products of a block.
     inside : bool
         Whether the mask says where C may have entries; otherwise it says where C has none.
     top_n : int
@@ -55,7 +55,7 @@ class Costs(NamedTuple):
 
 
 class ExpectedRows(NamedTuple):
-    """What the number of entries in a row of C is estimated from.
+    """Figures from which the number of entries in a row of C is estimated.
 
     Attributes
     ----------
@@ -114,7 +114,9 @@ class Position(NamedTuple):
 
 
 @part
-def _count_row(a: Any, begin: Any, end: Any, b: Any, costs: Any, number: Any) -> Any:
+def _count_row(
+    a: RowsOfA, begin: np.int64, end: np.int64, b: RowsOfB, costs: Costs, number: np.uint32
+) -> tuple[np.int64, np.int64, np.int64]:
     """Return the products of a row of A, and the bytes and Zarr chunks of B that its block did not need before."""
     products, nbytes, chunks = np.int64(0), np.int64(0), np.int64(0)
     lengths, stamps, chunk_stamps, rows_per_chunk = b.lengths, b.stamps, b.chunk_stamps, np.uintp(b.rows_per_chunk)
@@ -133,7 +135,7 @@ def _count_row(a: Any, begin: Any, end: Any, b: Any, costs: Any, number: Any) ->
 
 
 @part
-def _expect_row(products: Any, row: Any, expected: Any, costs: Any) -> Any:
+def _expect_row(products: np.int64 | int, row: int, expected: ExpectedRows, costs: Costs) -> tuple[np.int64, np.int64]:
     """Return the products of a row that are made, and the entries of C that are expected of them."""
     nnz = products
     if products > 0:
@@ -148,7 +150,7 @@ def _expect_row(products: Any, row: Any, expected: Any, costs: Any) -> Any:
 
 
 @part
-def _close_block(row: Any, position: Any, closed: Any) -> None:
+def _close_block(row: int, position: Position, closed: Any) -> None:
     """Copy the current block, which ends before `row`, to `closed`, and begin the next one."""
     block = position.block[0]
     closed.start, closed.stop = block.start, row
@@ -160,7 +162,15 @@ def _close_block(row: Any, position: Any, closed: Any) -> None:
 
 
 @compiled
-def cut(a: Any, b: Any, expected: Any, costs: Any, forced: Any, position: Any, out: Any) -> Any:
+def cut(
+    a: RowsOfA,
+    b: RowsOfB,
+    expected: ExpectedRows,
+    costs: Costs,
+    forced: Int64Array,
+    position: Position,
+    out: BlockTable,
+) -> int:
     """Add each row to the current block; a row that would pass a bound starts the next block.
 
     Parameters

@@ -1,4 +1,4 @@
-"""How many entries the rows of C have: a sampled ratio, and what a mask or top-n leave."""
+"""How many entries the rows of C have: a sampled ratio, and the limits of a mask or top-n."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Estimate:
         return self.share[:, np.arange(nrows) * self.share.shape[1] // max(nrows, 1)]
 
     def row_ratios(self, products: Int64Array) -> npt.NDArray[np.float64]:
-        """Return the ratio for each row of so many products."""
+        """Return the ratio for each row from its number of products."""
         return self.ratio[np.log2(np.maximum(products, 1)).astype(np.int64)]
 
 
@@ -44,7 +44,7 @@ NO_COMPRESSION = Estimate(np.ones(64), np.ones((2, 1)))
 
 @dataclass(frozen=True)
 class RowLimits:
-    """What a mask, top-n or a triangle leave of the rows of C.
+    """Limits that a mask, top-n or a triangle put on the rows of C.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class RowLimits:
         return int(self.mask_lengths.max(initial=0))
 
     def entries(self, uncut: Int64Array, ncols: int) -> Int64Array:
-        """Return the entries that the mask leaves of rows of so many entries, of `ncols` columns."""
+        """Return the entries that the mask leaves of rows with `uncut` entries and `ncols` columns."""
         if not len(self.mask_lengths):
             return uncut
         lengths = self.mask_lengths.astype(np.int64)
@@ -80,7 +80,26 @@ class RowLimits:
 
 
 def row_limits(spec: StoredProductSpec, a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths) -> RowLimits:
-    """Return what `spec` leaves of the rows of C; reads the row lengths of the mask, and of A if it needs them."""
+    """Find how many entries the options leave of the rows of C.
+
+    Parameters
+    ----------
+    spec : StoredProductSpec
+        Its mask's row lengths are read.
+    a, b : StoredMatrix
+        A's row lengths are read if the options are fused and no mask bounds the rows, unless A is B.
+    b_lengths : (nrows of B,) integers
+        Entries of the rows of B.
+
+    Returns
+    -------
+    RowLimits
+
+    Raises
+    ------
+    MatrixError
+        If offsets that are read do not rise from 0 to the number of entries.
+    """
     masked = mask_lengths(spec.mask)
     inside = spec.mask is not None and not spec.complement
     top_n = spec.per_row.top_n or max(b.ncols, 1)

@@ -37,6 +37,15 @@ def upper_bound_nnz(nrows: int, ncols: int, empty_rows: int, empty_columns: int)
     empty_columns : int
         Columns of B without entries, pB.
 
+    Returns
+    -------
+    int
+        Entries of C.
+
+    References
+    ----------
+    .. [1] X. Wu, thesis, Georgia State University, 2015, equation 1.
+
     Examples
     --------
     >>> upper_bound_nnz(10, 10, 2, 0)
@@ -46,13 +55,50 @@ def upper_bound_nnz(nrows: int, ncols: int, empty_rows: int, empty_columns: int)
 
 
 def upper_bound_ratio(nrows: int, ncols: int, empty_rows: int, empty_columns: int) -> float:
-    """Return the share of C's places that `upper_bound_nnz` leaves (hySpMM equation 2)."""
+    """Return the share of C's places that `upper_bound_nnz` leaves (hySpMM equation 2).
+
+    Parameters
+    ----------
+    nrows, ncols : int
+        Shape of C.
+    empty_rows, empty_columns : int
+        Rows of A and columns of B without entries.
+
+    Returns
+    -------
+    float
+        In [0, 1]; 0.0 if C has no places.
+
+    Examples
+    --------
+    >>> upper_bound_ratio(10, 10, 2, 0)
+    0.98
+    """
     places = nrows * ncols
     return upper_bound_nnz(nrows, ncols, empty_rows, empty_columns) / places if places else 0.0
 
 
 def fits(a_bytes: int, b_bytes: int, c_bytes: int, memory_limit: int, blocks_in_flight: int = 1) -> bool:
-    """Whether so many blocks of A, B and C with its intermediate fit the limit at once (hySpMM equations 3 and 5)."""
+    """Return whether blocks of A, B and C with its intermediate fit the limit at once (hySpMM equations 3 and 5).
+
+    Parameters
+    ----------
+    a_bytes, b_bytes, c_bytes : int
+        Bytes of one block of each matrix.
+    memory_limit : int
+        Bytes.
+    blocks_in_flight : int
+        Blocks that a worker has at once, np.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> fits(100, 200, 150, 1000, 2), fits(100, 200, 151, 1000, 2)
+    (True, False)
+    """
     return (a_bytes + b_bytes + c_bytes) * blocks_in_flight <= USABLE * memory_limit
 
 
@@ -85,7 +131,7 @@ def even_blocks(a_nnz: int, b_nnz: int, c_block_nnz: int, memory_entries: int, b
 
 
 def expansion_size(a_column_nnz: Int64Array, b_row_nnz: Int64Array) -> int:
-    """Count the products of A @ B exactly, by equation 1 of Polok et al. [2]_.
+    """Count the products of ``A @ B`` exactly, by equation 1 of Polok et al. [2]_.
 
     Parameters
     ----------
@@ -93,6 +139,15 @@ def expansion_size(a_column_nnz: Int64Array, b_row_nnz: Int64Array) -> int:
         Entries of each column of A.
     b_row_nnz : (inner,) integers
         Entries of each row of B.
+
+    Returns
+    -------
+    int
+        Products before compression.
+
+    References
+    ----------
+    .. [2] L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015, equation 1.
 
     Examples
     --------
@@ -113,6 +168,11 @@ def block_budget(memory_limit: int, reserved: int, blocks_in_flight: int) -> int
         Bytes that a worker holds throughout.
     blocks_in_flight : int
 
+    Returns
+    -------
+    int
+        Bytes; negative if `reserved` alone passes the usable share of the limit.
+
     Examples
     --------
     >>> block_budget(1000, 100, 2)
@@ -122,5 +182,24 @@ def block_budget(memory_limit: int, reserved: int, blocks_in_flight: int) -> int
 
 
 def limit_for(block_bytes: int, reserved: int, blocks_in_flight: int) -> int:
-    """Return the least memory limit under which blocks of `block_bytes` fit: the inverse of `block_budget`."""
+    """Return a memory limit under which blocks of `block_bytes` fit: the inverse of `block_budget`.
+
+    Parameters
+    ----------
+    block_bytes : int
+        Bytes of one block.
+    reserved : int
+        Bytes that a worker holds throughout.
+    blocks_in_flight : int
+
+    Returns
+    -------
+    int
+        Bytes: the least such limit, or up to 2 bytes more.
+
+    Examples
+    --------
+    >>> limit_for(400, 100, 2)
+    1001
+    """
     return math.ceil((block_bytes * blocks_in_flight + reserved) / USABLE) + 1

@@ -19,10 +19,10 @@ from spdist.kernels.streaming.workspace import PAIR_BYTES, device_shares
 from spdist.matrices.dtypes import INT32_MAX
 
 MAX_BLOCK_PRODUCTS = 1 << 26
-"""Products of a row block at the most if cores multiply: about a quarter of a second, so that workers stay balanced."""
+"""Most products of a row block if cores multiply: about a quarter of a second, so that workers stay balanced."""
 
 GPU_BLOCK_PRODUCTS = 1 << 28
-"""Products of a row block at the most if GPUs multiply: some tenths of a second of writing C."""
+"""Most products of a row block if GPUs multiply: some tenths of a second of writing C."""
 
 DEFAULT_HOST_LIMIT = 8 << 30
 """Bytes of the host's memory for a worker with a GPU."""
@@ -35,14 +35,14 @@ RATES = {
     "dense": 5.0e9,  # multiply-adds/s inside the products of dense blocks
     "entry": 2.5e8,  # entries of C/s
     "merge": 2.0e8,  # merged entries/s
-    "call": 4.0e-3,  # s that the reads of one block take beside their bytes
+    "call": 4.0e-3,  # s that the reads of one block take besides their bytes
     "block": 6.0e-3,  # s that a block takes the scheduler
     "start": 2.0,  # s that the workers take to start
 }
-"""What one core does, as measured."""
+"""Measured rates of one core; the units are in the comments."""
 
 GPU_RATES = {"read": 6.0e9, "decode": 8.0e9, "write": 6.0e9, "product": 3.0e10, "entry": 4.0e9}
-"""What differs from `RATES` for a GPU with its share of the cores: rough guesses, not measured."""
+"""Rates that differ from `RATES` for a GPU with its share of the cores: rough guesses, not measured."""
 
 JSON_KEYS = {"blocks_in_flight": "pairs"}
 """Keys of a serialised `Plan` that are not its attributes' names: plans of unfinished products must stay readable."""
@@ -61,7 +61,7 @@ def gpu_staging(host_limit: int) -> int:
 
 @dataclass(frozen=True)
 class Operand:
-    """What a plan knows of a stored matrix.
+    """A stored matrix as a plan describes it.
 
     Attributes
     ----------
@@ -143,14 +143,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Plan:
-    """How A @ B is cut, and what each part takes.
+    """How A @ B is cut, and the bytes that each part takes.
 
     Attributes
     ----------
     a, b, c : Operand
         The nnz of C is estimated.
     engine : str
-        What multiplies a block.
+        Engine that multiplies blocks.
     memory_limit : int
         Bytes that a worker may use: of the GPU's memory with an engine of `GPU_ENGINES`, else of the host's.
     reserved_memory : int
@@ -207,7 +207,7 @@ class Plan:
 
     @property
     def rates(self) -> dict[str, float]:
-        """What a worker does; see `RATES` for the units."""
+        """Rates of a worker; see `RATES` for the units."""
         return RATES | (GPU_RATES if self.on_gpu else {})
 
     @property
@@ -231,12 +231,12 @@ class Plan:
 
     @property
     def projected_memory(self) -> int:
-        """Bytes that a worker should reach at the most, of the memory that `memory_limit` limits."""
+        """Predicted peak bytes of a worker, in the memory that `memory_limit` limits."""
         return self.device_memory if self.on_gpu else self.projected_host_memory
 
     @property
     def projected_host_memory(self) -> int:
-        """Bytes of the host's memory that a worker should reach at the most."""
+        """Predicted peak bytes of a worker in the host's memory."""
         return self.reserved_memory + self.blocks_in_flight * max((block.needed for block in self.blocks), default=0)
 
     @property

@@ -46,7 +46,7 @@ from spdist.storage.matrix import StoredMatrix
 from spdist.units import format_bytes
 
 DEFAULT_TUNING = PlannerTuning()
-"""What `make_plan` and `will_be_resident` use if no tuning is given."""
+"""Tuning that `make_plan` and `will_be_resident` use by default."""
 
 
 def make_plan(request: PlanRequest, readers: RemoteReaders | None = None, tuning: PlannerTuning | None = None) -> Plan:
@@ -89,7 +89,7 @@ def make_plan(request: PlanRequest, readers: RemoteReaders | None = None, tuning
         even = pool.submit(even_rows, a, parts, b_lengths if a == b else None) if parts > 1 else None
         source = _PlanSource(request, b_lengths, limits, readers, tuning)
         if not request.writes_c and request.engine == "cuda" and not limits.upper:
-            with contextlib.suppress(MemoryBoundError):  # the plan by a sample fits, or says what does not
+            with contextlib.suppress(MemoryBoundError):  # the plan from a sample fits, or raises the error
                 plan = source.plan(NO_COMPRESSION, [0, a.nrows] if even is None else even.result(), c_on_host=False)
                 if not any(block.split for block in plan.blocks):  # partial products are added on the host
                     return plan
@@ -100,7 +100,7 @@ def make_plan(request: PlanRequest, readers: RemoteReaders | None = None, tuning
 
 @dataclass(frozen=True)
 class _PlanSource:
-    """What is known of a product before its rows are cut."""
+    """Facts about a product that are known before its rows are cut."""
 
     request: PlanRequest
     b_lengths: Lengths
@@ -217,7 +217,7 @@ class Attempt(NamedTuple):
 
     @property
     def needed(self) -> int:
-        """Bytes of what is held throughout and of the worst block."""
+        """Bytes held throughout, and of the worst block."""
         return self.room.reserved + (self.worst.needed if self.worst else 0)
 
 
@@ -282,7 +282,7 @@ class PlanSearch:
     def _enough(self, memory: WorkerMemory) -> int:
         """Return a limit, in bytes, that is enough: the least of doublings, then of halvings of the last step.
 
-        It is a whole number of MiB, and more than the least one by a sixteenth at the most.
+        It is a whole number of MiB, at most a sixteenth more than the least such limit.
         """
         low = high = -(-memory.limit // 2**20)
         fits = False

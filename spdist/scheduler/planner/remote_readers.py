@@ -24,9 +24,9 @@ class RemoteReaders:
     executor : Executor
         Runs functions in these processes; for Dask ``client.get_executor(pure=False)``.
     processes : int
-        Number of processes. Each gets one task, so that it reads only once what all of its parts need.
+        Number of processes. Each gets one task, so that it reads data that several of its parts need only once.
     threads : int
-        Threads of each process, at the most.
+        Most threads of each process.
     """
 
     executor: Executor
@@ -60,11 +60,24 @@ def results_or_errors(
 ) -> list[Result | SpdistError | None]:
     """Apply a function to items, several at once.
 
+    Parameters
+    ----------
+    function : callable
+        Takes an item, returns its result or raises `SpdistError`.
+    items : sequence
+    threads : int
+        Most items at once.
+
     Returns
     -------
     list
         For each item the result, or the error that was raised; None for items that were skipped because an item before
         them had an error.
+
+    Examples
+    --------
+    >>> results_or_errors(abs, [-1, 2], threads=2)
+    [1, 2]
     """
     failed: list[int] = []
 
@@ -82,7 +95,13 @@ def results_or_errors(
 
 
 def raise_first_error(results: Iterable[Result | SpdistError | None]) -> Iterator[Result]:
-    """Yield the results of `results_or_errors`; raise the first error instead when its turn comes."""
+    """Yield the results of `results_or_errors`; at an error, raise it.
+
+    Examples
+    --------
+    >>> list(raise_first_error([1, 2]))
+    [1, 2]
+    """
     for result in results:
         if isinstance(result, SpdistError):
             raise result

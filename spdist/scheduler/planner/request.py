@@ -1,4 +1,4 @@
-"""What a plan is asked for, as one value."""
+"""The request for a plan, as one value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from spdist.storage.product_spec import WHOLE, StoredProductSpec
 
 
 class CastBytes(NamedTuple):
-    """Bytes of the copy of one entry of A and of B in the dtype of C, while it is multiplied; 0 without a copy."""
+    """Bytes of the copy of one entry in the dtype of C, while it is multiplied.
+
+    Attributes
+    ----------
+    a, b : int
+        Bytes for an entry of A and of B; 0 without a copy.
+    """
 
     a: int
     b: int
@@ -28,7 +34,7 @@ class PlanRequest:
     ----------
     a, b : StoredMatrix
     engine : str
-        What multiplies a block.
+        Engine that multiplies blocks.
     memory_limit : int
         Bytes that a worker may use: of the GPU's memory with an engine of `GPU_ENGINES`, else of the host's.
     host_limit : int, optional
@@ -36,8 +42,8 @@ class PlanRequest:
     grid : (int, int, int), optional
         Forces the number of row, inner and column blocks.
     spec : StoredProductSpec
-        What becomes of the product. C has no more entries than mask, triangle and top-n leave. What a threshold leaves
-        is not known.
+        Options for the product. C has no more entries than mask, triangle and top-n leave; the effect of a threshold is
+        not known.
     writes_c : bool
         Whether C is written; otherwise it is reduced where it is made.
     """
@@ -85,6 +91,6 @@ class PlanRequest:
 
 
 def operand(matrix: StoredMatrix) -> Operand:
-    """Return what a plan needs to know of `matrix`."""
+    """Describe `matrix` for a plan."""
     longest = matrix.indices.chunk_nbytes + matrix.data.chunk_nbytes
     return Operand(matrix.shape, matrix.nnz, matrix.dtype.itemsize, longest, matrix.blocksize or (1, 1))

@@ -34,11 +34,15 @@ if TYPE_CHECKING:
 class ColumnReader:
     """Reads the columns of consecutive rows of a matrix, each Zarr chunk once, into two buffers in turn.
 
+    Parameters
+    ----------
+    a : StoredMatrix
+
     Attributes
     ----------
-    buffers : list of arrays
-        The next is at index 0. They grow, and are used again: new memory takes longer than decoding into it.
-    rest : array
+    buffers : list of (size,) integers
+        The buffer at index 0 is filled next. Buffers grow and are used again: new memory takes longer than decoding.
+    rest : (size,) integers
         Columns of the last decoded Zarr chunk that lie beyond the rows read so far.
     end : int
         Entries of the matrix read so far, `rest` included.
@@ -50,10 +54,10 @@ class ColumnReader:
         self.buffers, self.rest, self.end = [empty, empty], empty, 0
 
     def read(self, offsets: Int64Array) -> ValueArray:
-        """Return the columns of the rows after those of the last call; valid until the call after the next."""
+        """Return the columns of the next rows, after the last call's; valid until the call after the next."""
         a, first, last = self.a, int(offsets[0]), int(offsets[-1])
         if a.indices.dtype != index_dtype(a.ncols) or not 0 <= first <= last <= a.nnz:
-            return a.read_indices(first, last)  # converts, or says what is wrong
+            return a.read_indices(first, last)  # converts, or raises the error
         rest = self.rest if first + len(self.rest) == self.end else self.rest[:0]
         begin = first + len(rest)
         end = max(begin, min(-(-last // a.indices.chunk) * a.indices.chunk, a.nnz))
@@ -80,14 +84,20 @@ class RowRange(NamedTuple):
 
 
 def read_ranges(a: StoredMatrix, first: int, last: int, tuning: ScanTuning) -> Iterator[RowRange]:
-    """Yield rows ``[first:last)`` by ranges, and read the next one meanwhile; columns are valid until the next but one.
+    """Yield rows ``[first:last)`` by ranges, and read the next range meanwhile.
 
     Parameters
     ----------
     a : StoredMatrix
     first, last : int
+        First row, and the row after the last.
     tuning : ScanTuning
-        A range has `read_entries` entries, but those of two Zarr chunks at the least.
+        A range has `read_entries` entries, or the entries of two Zarr chunks if these are more.
+
+    Yields
+    ------
+    RowRange
+        Its columns are valid until the range after the next is yielded.
     """
     reader = ColumnReader(a)
     with ThreadPoolExecutor(1) as thread:
@@ -103,14 +113,14 @@ def read_ranges(a: StoredMatrix, first: int, last: int, tuning: ScanTuning) -> I
 
 @dataclass(frozen=True)
 class ScanTask:
-    """What to scan and what to count: some kilobytes, which travel to other processes.
+    """The matrices to scan and the figures to count: some kilobytes, which travel to other processes.
 
     Attributes
     ----------
     a, b : StoredMatrix
     mask : StoredMatrix or Diagonal, optional
     costs : Costs
-        What ends a block.
+        Bounds that end a block.
     estimate : Estimate
     forced : (n,) int64
         Rows at which blocks must start. If there are any, the bounds end no block.
@@ -140,7 +150,7 @@ def scan_parts(
     parts : sequence of (int, int)
         First row of each range, and the row after its last.
     threads : int
-        Ranges at once, at the most; fewer if `ScanTuning.stamp_bytes` is not enough.
+        Most ranges at once; fewer if `ScanTuning.stamp_bytes` is not enough.
     known : (b_lengths, mask_lengths), optional
         Row lengths of B and of the mask; read here if they are not given.
 
@@ -162,7 +172,26 @@ def scan_parts(
 
 
 def scan_rows(task: ScanTask, cutter: BlockCutter, first: int, last: int) -> BlockTable:
-    """Return the blocks of rows ``[first:last)``."""
+    """Cut rows ``[first:last)`` of A into blocks.
+
+    Parameters
+    ----------
+    task : ScanTask
+    cutter : BlockCutter
+        Begins at row `first`. It is closed here, so use it once.
+    first, last : int
+        First row, and the row after the last.
+
+    Returns
+    -------
+    BlockTable
+        In order of rows.
+
+    Raises
+    ------
+    MatrixError
+        If offsets or columns of A are out of range, or ``task.check_canonical`` and rows are not sorted.
+    """
     closed = []
     for start, stop, offsets, columns in read_ranges(task.a, first, last, task.tuning):
         rows = CSR(offsets - int(offsets[0]), columns, columns, (stop - start, task.a.ncols))

@@ -208,7 +208,27 @@ def _sampled_rows(
 def candidate_runs(
     a: StoredMatrix, readers: RemoteReaders | None = None, tuning: SampleTuning | None = None
 ) -> Iterator[tuple[int, CSR]]:
-    """Yield runs of consecutive rows from all over A, each with its first row; any first runs are spread evenly."""
+    """Yield runs of consecutive rows from all over A; any first runs are spread evenly.
+
+    Parameters
+    ----------
+    a : StoredMatrix
+    readers : RemoteReaders, optional
+        Processes that read the runs of a large A, if all runs together are small enough to be held.
+    tuning : SampleTuning, optional
+
+    Yields
+    ------
+    first_row : int
+    run : CSR
+        The pattern of the rows: its values are its columns.
+
+    Raises
+    ------
+    MatrixError
+        If offsets or columns of a run are out of range, or its rows are not sorted; the order of rows that spdist
+        wrote is not checked.
+    """
     tuning = tuning or SampleTuning()
     if not a.nrows:
         return

@@ -1,4 +1,4 @@
-"""Row lengths of stored matrices, read in bounded memory, and the checks on what is read."""
+"""Row lengths of stored matrices, read in bounded memory, and checks of the data read."""
 
 from __future__ import annotations
 
@@ -50,7 +50,13 @@ def row_lengths(matrix: StoredMatrix) -> Lengths:
 
 
 def mask_lengths(mask: StoredMatrix | Diagonal | None) -> Lengths:
-    """Return the entries of each row of a mask; (0,) without one."""
+    """Return the entries of each row of a mask; (0,) without one.
+
+    Examples
+    --------
+    >>> len(mask_lengths(None))
+    0
+    """
     if mask is None:
         return np.empty(0, np.uint32)
     return mask.lengths() if isinstance(mask, Diagonal) else row_lengths(mask)
@@ -71,6 +77,11 @@ def even_rows(matrix: StoredMatrix, parts: int, lengths: Lengths | None = None) 
     -------
     list of int
         Rows at which parts begin, from 0, and the number of rows.
+
+    Raises
+    ------
+    MatrixError
+        If offsets are read and do not rise from 0 to the number of entries.
     """
     first, wanted = np.zeros(parts, np.int64), np.arange(parts) * matrix.nnz // parts
     for start, offsets in _offsets(matrix) if lengths is None else _summed(lengths):

@@ -1,4 +1,4 @@
-"""Numbers that decide how a plan is made; none of them changes what is computed."""
+"""Numbers that decide how a plan is made; none of them changes the product."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class SampleTuning:
     run_rows : int
         Rows of a run.
     rows_per_bin : int
-        Rows that are counted of each power of two of products, at the most.
+        Most rows that are counted for each power of two of products.
     products : int
-        Products of all counted rows, at the most.
+        Most products of all counted rows.
     parts : int
         Parts of the sample that are counted apart, side by side: each fits the caches.
     threads : int
-        Threads that read the sample, at the most.
+        Most threads that read the sample.
     read_whole_entries : int
-        Up to so many entries a matrix is read at once instead of run by run: each read takes the interpreter about a
+        Up to this many entries, a matrix is read at once instead of run by run: each read takes the interpreter about a
         millisecond.
     row_ranges : int
         Ranges of rows of an upper triangle that are estimated apart: its rows grow shorter from the first to the last.
@@ -50,13 +50,13 @@ class ScanTuning:
     Attributes
     ----------
     parts : int
-        Parts of A that are scanned independently, at the most. Blocks end where parts end, on every machine alike.
+        Most parts of A that are scanned independently. Blocks end where parts end, on every machine alike.
     part_entries : int
-        Entries of each part, at the least.
+        Least entries of each part.
     read_entries : int
-        Entries of A that are read at once, but two Zarr chunks at the least. Each thread holds two such buffers.
+        Entries of A that are read at once, but at least two Zarr chunks. Each thread holds two such buffers.
     stamp_bytes : int
-        Bytes that the stamps of all threads of one process take, at the most: 4 bytes for each row of B and thread. One
+        Most bytes of the stamps of all threads of one process: 4 bytes for each row of B and thread. One
         thread always scans.
     """
 
@@ -73,11 +73,11 @@ class BlockTuning:
     Attributes
     ----------
     cpu_products : int
-        Products of a block at the most.
+        Most products of a block.
     gpu_products : int
-        Products of a block at the most if GPUs multiply.
+        Most products of a block if GPUs multiply.
     gpu_reduced_products : int
-        Products of a block that a GPU only reduces, at the most; the last blocks are as small as `gpu_products`.
+        Most products of a block that a GPU only reduces; the last blocks are as small as `gpu_products`.
     gpu_bytes : int
         Bytes of A and C of a block that GPUs multiply and whose C is written. With larger blocks a run would begin with
         a wait for the page-locked memory of all blocks in flight.
@@ -112,15 +112,15 @@ class ResidencyTuning:
     Attributes
     ----------
     most_share : float
-        Share of the usable memory that a resident B takes at the most.
+        Largest share of the usable memory that a resident B may take.
     small_share : float
         Share of the memory limit up to which B is resident without a comparison of predicted times.
     least_blocks : int
-        Blocks at the least for which a GPU reads its rows of B block by block although B could be resident.
+        Least number of blocks for which a GPU reads rows of B block by block although B could be resident.
     most_reread : float
-        Bytes of B that those blocks read more than once, at the most, as a share of B.
+        Most bytes of B that these blocks may read more than once, as a share of B.
     most_joined : int
-        Neighbouring blocks that are joined to read less of B twice, at the most.
+        Most neighbouring blocks that are joined to read less of B twice.
     sampled_chunks : int
         Zarr chunks of A that are read to guess, before there is a plan, whether B will be resident.
     """
@@ -140,9 +140,9 @@ class ChunkTuning:
     Attributes
     ----------
     length : int
-        Length at the most.
+        Greatest length.
     gpu_length : int
-        Length at the most if GPUs multiply and C has at least `many` chunks of this length. Each chunk takes the
+        Greatest length if GPUs multiply and C has at least `many` chunks of this length. Each chunk takes the
         interpreter some 50 us, which was most of a run. A program that reads such a C block by block holds some MiB
         more.
     many : int
@@ -156,7 +156,16 @@ class ChunkTuning:
 
 @dataclass(frozen=True)
 class PlannerTuning:
-    """All numbers that decide how a plan is made."""
+    """All numbers that decide how a plan is made.
+
+    Attributes
+    ----------
+    sample : SampleTuning
+    scan : ScanTuning
+    blocks : BlockTuning
+    residency : ResidencyTuning
+    chunks : ChunkTuning
+    """
 
     sample: SampleTuning = field(default_factory=SampleTuning)
     scan: ScanTuning = field(default_factory=ScanTuning)

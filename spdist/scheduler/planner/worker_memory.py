@@ -24,28 +24,28 @@ READ_COPIES = 3
 """Copies of a Zarr chunk in memory while it is read: encoded, decoded, and in the array that takes its entries."""
 
 ALLOCATOR_SHARE, ALLOCATOR_BYTES = 12, 16 << 20
-"""What a worker's allocator keeps for reuse: one part in `ALLOCATOR_SHARE` of the limit, but at most these bytes."""
+"""Bytes that the allocator keeps for reuse: one part in `ALLOCATOR_SHARE` of the limit, at most `ALLOCATOR_BYTES`."""
 
 B_ROW_BYTES = 24
-"""Bytes of a row of B beside its entries."""
+"""Bytes of a row of B besides its entries."""
 
 B_START_BYTES = 8
 """Bytes more of a row of B if kernels enter it at the diagonal."""
 
 A_ROW_BYTES = 16
-"""Bytes of a row of A beside its entries."""
+"""Bytes of a row of A besides its entries."""
 
 C_ROW_BYTES = 8
-"""Bytes of a row of C beside its entries."""
+"""Bytes of a row of C besides its entries."""
 
 MASK_ROW_BYTES = 8
-"""Bytes of a row of the mask beside its entries."""
+"""Bytes of a row of the mask besides its entries."""
 
 RENUMBER_BYTES = 12
 """Bytes more of an entry of A while its column is renumbered to the block's rows of B."""
 
 LEAST_CHUNK_LENGTH = 1 << 10
-"""Elements of C's Zarr chunks at the least."""
+"""Least elements of C's Zarr chunks."""
 
 
 class Room(NamedTuple):
@@ -123,7 +123,7 @@ class WorkerMemory:
 
     @property
     def b_row(self) -> int:
-        """Bytes of a row of B beside its entries."""
+        """Bytes of a row of B besides its entries."""
         return B_ROW_BYTES + (B_START_BYTES if self.row_limits.upper else 0)
 
     @property
@@ -143,7 +143,7 @@ class WorkerMemory:
 
     @property
     def usable(self) -> int:
-        """Bytes that all blocks and what is held throughout may take."""
+        """Bytes that all blocks, and the memory held throughout, may take."""
         return block_budget(self.limit, 0, 1)
 
     @property
@@ -153,7 +153,7 @@ class WorkerMemory:
 
     @property
     def block_products(self) -> int:
-        """Products of a block at the most."""
+        """Most products of a block."""
         blocks = self.tuning.blocks
         return blocks.gpu_products if self.request.on_gpu else blocks.cpu_products
 
@@ -175,7 +175,7 @@ class WorkerMemory:
         return float(min(products * ratio, a.nrows * min(self.row_limits.top_n, b.ncols)))
 
     def room(self, b_resident: bool, blocks_in_flight: int) -> Room:
-        """Divide the memory: what is held throughout, and equal parts for blocks (hySpMM equation 5)."""
+        """Divide the memory into bytes held throughout and equal parts for blocks (hySpMM equation 5)."""
         reserved = self.reserved(b_resident, blocks_in_flight)
         return Room(b_resident, blocks_in_flight, reserved, block_budget(self.limit, reserved, blocks_in_flight))
 
@@ -191,7 +191,7 @@ class WorkerMemory:
         return allocator + resident + max(kernels) + reading + writing
 
     def _cpu_workspace(self, b_resident: bool) -> int:
-        """Return the bytes that a kernel of the CPU takes beside its operands and C."""
+        """Return the bytes that a kernel of the CPU takes besides its operands and C."""
         a, b, limits = self.request.a, self.request.b, self.row_limits
         if a.blocksize is not None:
             return block_workspace(b.ncols, self.limit // min(a.entry_nbytes, b.entry_nbytes, self.c_entry))
