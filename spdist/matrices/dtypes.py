@@ -36,6 +36,16 @@ def block_dtype(dtype: np.dtype[Any], size: tuple[int, int]) -> np.dtype[Any]:
     dtype : dtype
         Of the numbers in the blocks.
     size : (r, s)
+
+    Returns
+    -------
+    dtype
+        A structured dtype whose one field, ``block``, is an (r, s) array of `dtype`.
+
+    Examples
+    --------
+    >>> block_dtype(np.dtype("f4"), (3, 2)).itemsize
+    24
     """
     return np.dtype([("block", dtype, size)])
 
@@ -70,6 +80,11 @@ def result_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
     ----------
     a, b : dtype
         Of the values of A and B, numbers or blocks.
+
+    Returns
+    -------
+    dtype
+        Blocks of r x s times blocks of s x t give blocks of r x t.
 
     Raises
     ------

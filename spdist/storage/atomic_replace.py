@@ -37,6 +37,10 @@ def full_disk(what: str, error: BaseException) -> SpdistError:
         C, as the message calls it.
     error : Exception
         What the system said.
+
+    Returns
+    -------
+    SpdistError
     """
     return SpdistError(
         f"{what}: the disk is full ({error}); what was written is kept. Free space and continue with --resume"
@@ -44,7 +48,13 @@ def full_disk(what: str, error: BaseException) -> SpdistError:
 
 
 def ignore_progress(done: int, total: int) -> None:
-    """Ignore a progress report."""
+    """Ignore a progress report.
+
+    Parameters
+    ----------
+    done, total : int
+        As in `Progress`.
+    """
 
 
 @dataclass(frozen=True)
@@ -157,7 +167,18 @@ def _scratch(url: str) -> Iterator[Path]:
 
 @contextmanager
 def clear_of_full_disks(refusal: Callable[[Exception], SpdistError]) -> Iterator[None]:
-    """Replace an error that says that there is no room to write by ``refusal(error)``; others pass."""
+    """Replace an error that says that there is no room to write by ``refusal(error)``; others pass.
+
+    Parameters
+    ----------
+    refusal : callable
+        Takes the error and returns the exception to raise instead.
+
+    Raises
+    ------
+    SpdistError
+        From ``refusal(error)``.
+    """
     try:
         yield
     except SpdistError:

@@ -202,6 +202,11 @@ def sort_entries(entries: Entries, ncols: int, duplicates: Duplicates = "sum") -
     duplicates : {"sum", "first"}
         Whether to sum entries in one position or to keep the first.
 
+    Returns
+    -------
+    Entries
+        One for each position.
+
     Examples
     --------
     >>> sort_entries(Entries(np.array([1, 0, 1]), np.array([2, 0, 2]), np.array([3.0, 1.0, 4.0])), 3).values
@@ -233,6 +238,11 @@ def canonical(block: CSR, duplicates: Duplicates = "sum") -> CSR:
     block : CSR
     duplicates : {"sum", "first"}
         Whether to sum entries in one position, in their order in the row, or to keep the first.
+
+    Returns
+    -------
+    CSR
+        Of the shape of `block`.
 
     Examples
     --------

@@ -116,6 +116,11 @@ def generate(
     **parameters
         Parameters of the kind; see `KINDS`.
 
+    Returns
+    -------
+    StoredMatrix
+        Canonical.
+
     Raises
     ------
     InputError

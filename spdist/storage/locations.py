@@ -86,6 +86,16 @@ def move(source: str, target: str) -> None:
 
     On a local file system this is one rename, and if it fails the old target is restored. A remote target is deleted
     first.
+
+    Parameters
+    ----------
+    source, target : str
+        Two paths on one file system, or two URLs of one fsspec file system.
+
+    Raises
+    ------
+    OSError
+        If the local rename fails.
     """
     if is_local(target):
         old = local_path(target)

@@ -115,6 +115,15 @@ def product_facts(left: ValueArray, right: ValueArray) -> ValueArray:
     Parameters
     ----------
     left, right : (products,) float64 or complex128
+
+    Returns
+    -------
+    (8, products) array of the dtype of the products
+
+    Examples
+    --------
+    >>> ProductFacts(*product_facts(np.array([2.0, np.inf]), np.array([-3.0, 1.0]))).value
+    array([-6.,  0.])
     """
     finite = np.isfinite(left) & np.isfinite(right)
     product = left * right
@@ -144,6 +153,13 @@ def wrong_values(dtype: np.dtype[Any], table: ValueArray, values: ValueArray) ->
         Sums of `product_facts` over the products of each entry.
     values : (entries,)
         What C holds.
+
+    Returns
+    -------
+    expected : (entries,) array
+        NaN or Inf if only this fits.
+    wrong : (entries,) bool
+        True if no order of summation gives the value in `values`.
     """
     facts = ProductFacts(*table)
     nan, plus, minus, count, size = (

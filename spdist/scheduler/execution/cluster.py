@@ -209,6 +209,11 @@ def local_cluster(count: int, threads: int, processes: bool) -> LocalCluster:
     count, threads : int
         Workers, and threads of each.
     processes : bool
+
+    Returns
+    -------
+    LocalCluster
+        The caller closes it.
     """
     return LocalCluster(
         n_workers=count,
@@ -229,6 +234,11 @@ def cuda_cluster(count: int, threads: int) -> LocalCluster:
     ----------
     count, threads : int
         Workers, and threads of each.
+
+    Returns
+    -------
+    LocalCluster
+        A `LocalCUDACluster`; the caller closes it.
 
     Raises
     ------
@@ -263,6 +273,11 @@ def count_cpu_workers(gpus: int, host_bytes: int) -> int:
         Workers with a GPU.
     host_bytes : int
         Bytes of host memory that each worker may take; all take `HOST_SHARE` of the free memory, at most.
+
+    Returns
+    -------
+    int
+        From 0 to half of the cores.
     """
     room = int(HOST_SHARE * psutil.virtual_memory().available) // max(host_bytes, 1)
     cores = max(0, min((os.cpu_count() or 1) // 2, room - gpus))
@@ -352,7 +367,19 @@ def remote_readers(client: Client) -> RemoteReaders | None:
 
 
 def with_gpu(client: Client, workers: list[str]) -> dict[str, bool]:
-    """Return for each of some workers whether it sees a GPU; workers that have left are left out."""
+    """Return for each of some workers whether it sees a GPU; workers that have left are left out.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    workers : list of str
+        Addresses of the workers to ask.
+
+    Returns
+    -------
+    dict
+        By address: True if the worker sees a GPU.
+    """
     names = client.run(gpu_name, workers=workers, on_error="ignore")
     return {address: name is not None for address, name in names.items()}
 
@@ -393,6 +420,11 @@ def fetch(client: Client, futures: Any) -> Any:
     ----------
     client : distributed.Client
     futures : Future or list of Future
+
+    Returns
+    -------
+    object or list of object
+        The result of the future, or the results in the order of the list.
     """
     scheduler: Any = client.scheduler
     return client.gather(futures, direct=True if scheduler.address.startswith("inproc:") else None)

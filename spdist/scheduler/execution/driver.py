@@ -229,7 +229,15 @@ class Driver:
 
 
 def update_workers(assigner: BlockAssigner, client: Client) -> None:
-    """Tell an assigner which workers there are; waits until one answers."""
+    """Tell an assigner which workers there are; waits until one answers.
+
+    Parameters
+    ----------
+    assigner : BlockAssigner
+        Gets the addresses of the workers.
+    client : distributed.Client
+        Asked every `POLL_SECONDS` until it knows a worker.
+    """
     assigner.update_workers(workers_of(client))
     while not len(assigner):
         time.sleep(POLL_SECONDS)
@@ -245,6 +253,11 @@ def completed_results(futures: Iterable[Future[Any]], completed: as_completed) -
         As `completed` returned them.
     completed : distributed.as_completed
         Futures whose result was lost with a worker are computed again; they are added here.
+
+    Returns
+    -------
+    list of Future
+        In the order of `futures`.
 
     Raises
     ------

@@ -99,7 +99,13 @@ def _lock(descriptor: int, kind: int, at: int, *, wait: bool = False) -> bool:
 
 
 class PrivateMemory:
-    """Arrays of one process."""
+    """Arrays of one process.
+
+    Parameters
+    ----------
+    sizes : ArraySizes
+        The first array, the marks, is filled with zeros; the others are not initialised.
+    """
 
     def __init__(self, sizes: ArraySizes) -> None:
         self.arrays: list[ValueArray] = [np.zeros(*sizes[0]), *itertools.starmap(np.empty, sizes[1:])]

@@ -214,7 +214,24 @@ CONTEXTS: dict[str, WorkerContext] = {}
 
 
 def multiply_on_cpu(a: CSR, b: CSR, capacity: int, engine: Any, spec: ProductSpec) -> CSR:
-    """Return as many rows of ``a @ b`` as fit in `capacity` entries; dense blocks have one kernel for all engines."""
+    """Return as many rows of ``a @ b`` as fit in `capacity` entries; dense blocks have one kernel for all engines.
+
+    Parameters
+    ----------
+    a : (n, k) CSR
+    b : (k, m) CSR
+        Its rows are numbered by the columns of `a`.
+    capacity : int
+        Entries of C for which there is room; at least one row is returned.
+    engine : {"auto", "numba", "scipy"}
+    spec : ProductSpec
+        Ignored for blocks, which have the ordinary product only.
+
+    Returns
+    -------
+    CSR
+        The first rows of the product.
+    """
     if blocksize(a.dtype) is None:
         return cpu.multiply_rows(a, b, 0, capacity, engine=engine, spec=spec)
     from spdist.kernels.bsr import multiply_cpu as bsr_cpu  # loads Numba
@@ -223,7 +240,21 @@ def multiply_on_cpu(a: CSR, b: CSR, capacity: int, engine: Any, spec: ProductSpe
 
 
 def add_partial(c: CSR, partial: CSR, spec: ProductSpec, *, is_last: bool) -> CSR:
-    """Return the sum of partial products; the last one applies threshold and top-n."""
+    """Return the sum of partial products; the last one applies threshold and top-n.
+
+    Parameters
+    ----------
+    c, partial : CSR
+        Of one shape: the sum so far, and the partial product to add to it.
+    spec : ProductSpec
+        Its semiring adds.
+    is_last : bool
+        Whether `partial` is the last summand.
+
+    Returns
+    -------
+    CSR
+    """
     from spdist.kernels.bsr import multiply_cpu as bsr_cpu  # both load Numba
     from spdist.kernels.cpu.merge import merge
 
