@@ -57,7 +57,7 @@ def check_count(name: str, value: Any, without: str) -> None:
     ----------
     name : str
         The option, for the message.
-    value : Any
+    value : object
         What the caller passed; None is accepted.
     without : str
         What None means, for the message.

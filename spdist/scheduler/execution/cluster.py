@@ -10,14 +10,14 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import dask
 import psutil
-from distributed import Client, LocalCluster, Nanny, SchedulerPlugin
-from distributed.scheduler import DEFAULT_EXTENSIONS
+from distributed import Client, Future, LocalCluster, Nanny, Scheduler, SchedulerPlugin
+from distributed.scheduler import DEFAULT_EXTENSIONS, TaskState, WorkerState
 
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
@@ -71,14 +71,14 @@ POLL_SECONDS = 0.1
 class NoSpans:
     """Replaces Dask's spans, which keep a record of every submission as long as tasks depend on each other."""
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         """Ignore the scheduler."""
 
-    def observe_tasks(self, tss: Any, code: Any, span_metadata: Any) -> dict[Any, Any]:
+    def observe_tasks(self, tss: Iterable[TaskState], code: object, span_metadata: object) -> dict[Any, Any]:
         """Annotate no task."""
         return {}
 
-    def heartbeat(self, worker: Any, data: Any) -> None:
+    def heartbeat(self, worker: WorkerState, data: object) -> None:
         """Take no metrics."""
 
 
@@ -92,7 +92,7 @@ class ReleaseStrandedTasks(SchedulerPlugin):
     name = "spdist-stranded"
     idempotent = True  # one for all clients of a scheduler
 
-    def add_worker(self, scheduler: Any, worker: str) -> None:
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Remove the restriction to workers that have died."""
         for task in scheduler.unrunnable:
             asked = task.worker_restrictions
@@ -410,7 +410,7 @@ def _client_of(cluster: LocalCluster) -> Client:
     return client
 
 
-def fetch(client: Client, futures: Any) -> Any:
+def fetch(client: Client, futures: Future[Any] | list[Future[Any]]) -> Any:
     """Return the results of one future, or of a list of futures; they may be large.
 
     Results come directly from the workers, not through a scheduler in this process: Dask sends an array of more than

@@ -293,7 +293,7 @@ STAGES: dict[str, Callable[..., Any]] = {
 """Stages by name, as tasks call them."""
 
 
-def run_stage(job: str, stage: str, *arguments: Any) -> Any:
+def run_stage(job: str, stage: str, *arguments: object) -> Any:
     """Run one stage of a job on this worker: the function of every Dask task.
 
     Parameters
