@@ -24,7 +24,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that there is no room to write; zarrs raises the system's error as a RuntimeError."""
+    """Whether an error says that there is no room to write; zarrs raises the system's error as a RuntimeError.
+
+    Examples
+    --------
+    >>> is_full(OSError(errno.ENOSPC, "No space left on device"))
+    True
+    """
     return getattr(error, "errno", None) in _FULL or any(os.strerror(code) in str(error) for code in _FULL)
 
 

@@ -105,7 +105,7 @@ def costs(matrix: StoredMatrix, sizes: list[BlockSize] | None = None) -> list[Co
     Returns
     -------
     list of Cost
-        None of a size whose whole blocks contain no sampled entry.
+        Without sizes for which no sampled entry lies in a whole block.
     """
     if sizes is None:
         sides = [[n for n in range(1, LONGEST_SIDE + 1) if length % n == 0] for length in matrix.shape]

@@ -2,7 +2,7 @@
 
 Entries are spilled to one file for each range of rows, a bucket, as they are added. Each bucket is then loaded, sorted
 and yielded as CSR. A bucket that is too large, because rows are unequal, is split again by rows. Duplicates are
-combined in the order in which they were added, wherever buckets are cut, so that sums of floats are the same bits for
+combined in the order in which they were added, wherever buckets are cut, so that sums of floats have equal bits for
 every bucket size.
 """
 

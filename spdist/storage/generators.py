@@ -43,7 +43,7 @@ WIDEST = 1 << 56
 
 @dataclass(frozen=True)
 class Request:
-    """What every generator gets besides its own parameters: where to write, the dtype of values and the seed."""
+    """Parameters of every generator: where to write, the dtype of values and the seed."""
 
     stage: Stage
     dtype: np.dtype[Any]
@@ -224,7 +224,7 @@ class _Grid:
     dims : tuple of int
         Nodes along each dimension.
     steps : list of tuple of int
-        Steps from a node to those it has entries with, itself included.
+        Steps from a node to its neighbours and to itself.
     dof : int
         Unknowns at each node: degrees of freedom.
     """

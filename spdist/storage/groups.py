@@ -96,7 +96,7 @@ def remove_note(url: str, name: str) -> None:
 
 
 def read(url: str) -> tuple[dict[str, Any], dict[str, zarr.Array[Any]]]:
-    """Return the attributes of the group at `url`, and those of its arrays that a matrix has.
+    """Return the attributes of the group at `url`, and its arrays named in `ARRAYS`.
 
     Raises
     ------

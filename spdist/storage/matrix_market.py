@@ -394,7 +394,13 @@ def _count_entries(text: IndexArray, table: IndexArray, numbers: int) -> int:
 
 
 def field_of(dtype: np.dtype[Any]) -> str:
-    """Return the field that values of `dtype` are written as; bools are integers, so that a stored False is kept."""
+    """Return the field that values of `dtype` are written as; bools are integers, so that a stored False is kept.
+
+    Examples
+    --------
+    >>> field_of(np.dtype(np.bool_)), field_of(np.dtype(np.float32))
+    ('integer', 'real')
+    """
     if dtype.kind == "u" and dtype.itemsize == 8:
         return "unsigned-integer"
     return {"f": "real", "c": "complex"}.get(dtype.kind, "integer")

@@ -46,7 +46,7 @@ SETTINGS = {
 }
 """Configuration of Dask for clusters that spdist starts."""
 MOST_THREADS = 8
-"""Threads of a worker with a GPU, at most: it reads, multiplies and writes blocks at the same time."""
+"""Most threads of a worker with a GPU, which reads, multiplies and writes blocks at the same time."""
 PRELOAD = ["spdist.scheduler.execution.worker_process"]
 """Modules that workers load first."""
 HOST_SHARE = 0.5
@@ -255,7 +255,7 @@ def cuda_cluster(count: int, threads: int) -> LocalCluster:
         n_workers=count,
         threads_per_worker=threads,
         memory_limit=None,
-        device_memory_limit=None,  # what is on the GPU is bounded by the plan, not spilled
+        device_memory_limit=None,  # the plan bounds GPU memory; nothing is spilled
         dashboard_address="127.0.0.1:0",
         silence_logs=logging.CRITICAL,
         scheduler_kwargs=_scheduler_options(True),

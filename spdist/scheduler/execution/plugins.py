@@ -27,7 +27,7 @@ IDLE_MEMORY: dict[str, int] = {}
 
 
 class InstallPlugin(WorkerPlugin):
-    """Installs a job on every worker, on those that join later too.
+    """Installs a job on every worker, also on workers that join later.
 
     Parameters
     ----------

@@ -182,7 +182,7 @@ class SharedMemory(PrivateMemory):
 
 
 def file_prefix() -> str:
-    """Return how the names of this user's shared files begin."""
+    """Return the prefix of the names of this user's shared files."""
     return f"spdist-{os.getuid()}-"
 
 
@@ -246,7 +246,7 @@ class ResidentMatrix:
     check : callable
         Takes rows; raises a `MatrixError` if they are not canonical.
     name : str
-        Name under which other processes of this host ask for the same matrix; empty: this process reads by itself.
+        Name under which other processes of this host ask for this matrix. If it is empty, this process reads alone.
     dtype : dtype, optional
         Dtype of the values in memory.
     tuning : SharingTuning

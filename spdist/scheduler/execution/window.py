@@ -55,7 +55,7 @@ class BlockWindow:
     Parameters
     ----------
     works : iterable of BlockWork
-        What is left of the plan, by rising rows.
+        Blocks of the plan that are not submitted yet, by rising rows.
     row : int
         First row of them all.
 
@@ -81,7 +81,7 @@ class BlockWindow:
         return work._replace(task=replace(work.task, number=self._next_number - 1))
 
     def submit(self, block: BlockInFlight) -> None:
-        """Add a block to those in flight."""
+        """Add a block to the blocks in flight."""
         at = bisect.bisect(self.in_flight, block.task.start, key=lambda other: other.task.start)
         self.in_flight.insert(at, block)
 

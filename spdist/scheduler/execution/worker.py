@@ -303,7 +303,7 @@ def check_rows(engine: str, m: CSR, name: str, first_row: int = 0) -> tuple[int,
 
 
 def unpublished_timings(name: str) -> tuple[int, list[TimingRecord]]:
-    """Return how many timings a worker has published, and those that it has not; for `Client.run`."""
+    """Return the number of timings that a worker has published, and the other timings; for `Client.run`."""
     if name not in CONTEXTS:
         return 0, []
     telemetry = CONTEXTS[name].telemetry
