@@ -69,7 +69,13 @@ POLL_SECONDS = 0.1
 
 
 class NoSpans:
-    """Replaces Dask's spans, which keep a record of every submission as long as tasks depend on each other."""
+    """Replaces Dask's spans, which keep a record of every submission as long as tasks depend on each other.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+        Passed by Dask to each of its extensions; ignored.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         """Ignore the scheduler."""

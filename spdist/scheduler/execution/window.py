@@ -75,7 +75,7 @@ class BlockWindow:
         self._next_number = 0 if row == 0 else 1  # block 0 decides on compression, which a resumed C has decided
 
     def take(self, position: int) -> BlockWork:
-        """Take a block that is left, counted from the first one, and number it."""
+        """Take the block at `position` of the remaining blocks, in the order of rows, and number it."""
         work = self.remaining.pop(-1 - position)
         self._next_number += 1
         return work._replace(task=replace(work.task, number=self._next_number - 1))

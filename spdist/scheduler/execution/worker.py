@@ -249,7 +249,7 @@ def add_partial(c: CSR, partial: CSR, spec: ProductSpec, *, is_last: bool) -> CS
     Parameters
     ----------
     c, partial : CSR
-        Of one shape: the sum so far, and the partial product to add to it.
+        The sum so far, and the partial product to add to it. If one has fewer rows, the sum has as few.
     spec : ProductSpec
         Its semiring adds.
     is_last : bool
