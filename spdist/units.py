@@ -11,7 +11,7 @@ _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def format_bytes(count: float) -> str:
-    """Return a number of bytes as text, with a unit of 1024.
+    """Return a number of bytes as text; each unit is 1024 of the one before.
 
     Examples
     --------
@@ -57,7 +57,7 @@ def check_count(name: str, value: Any, without: str) -> None:
     ----------
     name : str
         The option, for the message.
-    value : Any
+    value : object
         What the caller passed; None is accepted.
     without : str
         What None means, for the message.

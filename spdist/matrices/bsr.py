@@ -136,7 +136,7 @@ def entries(m: BSR) -> CSR:
     return CSR(indptr, indices, data, m.shape)
 
 
-def from_scipy(matrix: Any) -> BSR:
+def from_scipy(matrix: sp.bsr_array | sp.bsr_matrix) -> BSR:
     """Convert SciPy's `bsr_array` or `bsr_matrix` to a canonical `BSR`; canonical input is not copied.
 
     Parameters
@@ -165,7 +165,7 @@ def is_scipy_bsr(matrix: Any) -> bool:
     return bool(sp.issparse(matrix)) and matrix.format == "bsr"
 
 
-def _arrays(m: Any) -> BSR:
+def _arrays(m: sp.bsr_array | sp.bsr_matrix) -> BSR:
     """Return a `BSR` on the arrays of SciPy's block matrix, without the unused elements at their ends."""
     shape, blocks = (int(m.shape[0]), int(m.shape[1])), int(m.indptr[-1])
     indices = m.indices[:blocks].astype(index_dtype(shape[1] // m.blocksize[1]), copy=False)

@@ -98,6 +98,13 @@ def check_structure(m: RowArrays, name: str = "the matrix", first_row: int = 0) 
     ------
     MatrixError
         Names the matrix, the row and the value.
+
+    Examples
+    --------
+    >>> from spdist.matrices.csr import CSR
+    >>> check_structure(CSR(np.array([0, 1]), np.array([7]), np.ones(1), (1, 4)), "A")
+    Traceback (most recent call last):
+    spdist.errors.MatrixError: A: column 7 in row 0 is outside [0, 4); rebuild the matrix or correct its shape
     """
     nrows, ncols = m.shape
     if m.indptr.shape != (nrows + 1,) or m.indptr[0] != 0:

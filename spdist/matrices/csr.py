@@ -99,6 +99,17 @@ class CSR:
 def empty(shape: tuple[int, int], dtype: npt.DTypeLike) -> CSR:
     """Return a matrix without entries.
 
+    Parameters
+    ----------
+    shape : (nrows, ncols)
+    dtype : dtype
+        Of the values.
+
+    Returns
+    -------
+    CSR
+        Its columns have the `index_dtype` of ``ncols``.
+
     Examples
     --------
     >>> empty((2, 3), "f8").indptr

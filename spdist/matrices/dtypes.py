@@ -36,6 +36,16 @@ def block_dtype(dtype: np.dtype[Any], size: tuple[int, int]) -> np.dtype[Any]:
     dtype : dtype
         Of the numbers in the blocks.
     size : (r, s)
+
+    Returns
+    -------
+    dtype
+        A structured dtype whose one field, ``block``, is an (r, s) array of `dtype`.
+
+    Examples
+    --------
+    >>> block_dtype(np.dtype("f4"), (3, 2)).itemsize
+    24
     """
     return np.dtype([("block", dtype, size)])
 
@@ -52,14 +62,26 @@ def blocksize(dtype: np.dtype[Any]) -> tuple[int, int] | None:
 
 
 def from_blocks(data: npt.NDArray[Any]) -> ValueArray:
-    """Return an array of blocks, (n, r, s), as (n,) values of `block_dtype`; a view if the array has no gaps."""
+    """Return an array of blocks, (n, r, s), as (n,) values of `block_dtype`; a view if the array has no gaps.
+
+    Examples
+    --------
+    >>> from_blocks(np.zeros((5, 3, 2))).shape
+    (5,)
+    """
     size = (data.shape[1], data.shape[2])
     flat = np.ascontiguousarray(data).reshape(-1, size[0] * size[1])
     return flat.view(block_dtype(data.dtype, size)).reshape(-1)
 
 
 def number_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of the numbers in the blocks if a dtype is a `block_dtype`; otherwise the dtype itself."""
+    """Return the dtype of the numbers in the blocks if a dtype is a `block_dtype`; otherwise the dtype itself.
+
+    Examples
+    --------
+    >>> number_dtype(block_dtype(np.dtype("f4"), (3, 2)))
+    dtype('float32')
+    """
     return dtype if blocksize(dtype) is None else dtype["block"].base
 
 
@@ -70,6 +92,11 @@ def result_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
     ----------
     a, b : dtype
         Of the values of A and B, numbers or blocks.
+
+    Returns
+    -------
+    dtype
+        Blocks of r x s times blocks of s x t give blocks of r x t.
 
     Raises
     ------

@@ -1,4 +1,6 @@
-"""Functions of higher layers that methods of matrices call: the package's `__init__` names them, a first call imports.
+"""Functions of higher layers that methods of matrices call.
+
+The package's `__init__` registers each function by name; the first call imports its module.
 
 `VBR.save` writes to storage, which lies above matrices. The method asks here for the function, so that this layer knows
 no module of storage, and a process that only multiplies imports no Zarr.
@@ -14,7 +16,15 @@ _homes: dict[str, str] = {}
 
 
 def register(name: str, module: str) -> None:
-    """Note that function `name` lives in `module`; nothing is imported yet."""
+    """Note that function `name` lives in `module`; nothing is imported yet.
+
+    Parameters
+    ----------
+    name : str
+        Of a public function of `module`.
+    module : str
+        Full name of the module, such as ``spdist.storage.vbr``.
+    """
     _homes[name] = module
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from spdist.matrices import hooks
 from spdist.matrices.csr import CSR
 from spdist.matrices.csr import from_scipy as csr_from_scipy
 from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray, index_dtype, module_of
+
+if TYPE_CHECKING:
+    import scipy.sparse as sp
 
 
 class EntryLayout(NamedTuple):
@@ -174,7 +177,11 @@ def _owners(offsets: Int64Array, count: int) -> Int64Array:
     return owners
 
 
-def from_scipy(matrix: Any, row_bounds: npt.ArrayLike | None = None, column_bounds: npt.ArrayLike | None = None) -> VBR:
+def from_scipy(
+    matrix: sp.sparray | sp.spmatrix,
+    row_bounds: npt.ArrayLike | None = None,
+    column_bounds: npt.ArrayLike | None = None,
+) -> VBR:
     """Convert a SciPy matrix to blocks of many sizes.
 
     Parameters

@@ -24,7 +24,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that there is no room to write; zarrs raises the system's error as a RuntimeError."""
+    """Whether an error says that there is no room to write; zarrs raises the system's error as a RuntimeError.
+
+    Examples
+    --------
+    >>> is_full(OSError(errno.ENOSPC, "No space left on device"))
+    True
+    """
     return getattr(error, "errno", None) in _FULL or any(os.strerror(code) in str(error) for code in _FULL)
 
 
@@ -37,6 +43,10 @@ def full_disk(what: str, error: BaseException) -> SpdistError:
         C, as the message calls it.
     error : Exception
         What the system said.
+
+    Returns
+    -------
+    SpdistError
     """
     return SpdistError(
         f"{what}: the disk is full ({error}); what was written is kept. Free space and continue with --resume"
@@ -44,7 +54,13 @@ def full_disk(what: str, error: BaseException) -> SpdistError:
 
 
 def ignore_progress(done: int, total: int) -> None:
-    """Ignore a progress report."""
+    """Ignore a progress report.
+
+    Parameters
+    ----------
+    done, total : int
+        As in `Progress`.
+    """
 
 
 @dataclass(frozen=True)
@@ -157,7 +173,18 @@ def _scratch(url: str) -> Iterator[Path]:
 
 @contextmanager
 def clear_of_full_disks(refusal: Callable[[Exception], SpdistError]) -> Iterator[None]:
-    """Replace an error that says that there is no room to write by ``refusal(error)``; others pass."""
+    """Replace an error that says that there is no room to write by ``refusal(error)``; others pass.
+
+    Parameters
+    ----------
+    refusal : callable
+        Takes the error and returns the exception to raise instead.
+
+    Raises
+    ------
+    SpdistError
+        From ``refusal(error)``.
+    """
     try:
         yield
     except SpdistError:

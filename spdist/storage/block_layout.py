@@ -72,6 +72,11 @@ def cut_rows(m: CSR, size: BlockSize) -> BSR:
         Its rows and columns are multiples of the block's.
     size : (r, s)
 
+    Returns
+    -------
+    BSR
+        Of the shape of `m`; block rows are sorted, and each block has at least one entry of `m`.
+
     Examples
     --------
     >>> m = CSR(np.array([0, 1, 2]), np.array([2, 1]), np.array([5, 6]), (2, 4))
@@ -100,7 +105,7 @@ def costs(matrix: StoredMatrix, sizes: list[BlockSize] | None = None) -> list[Co
     Returns
     -------
     list of Cost
-        None of a size whose whole blocks contain no sampled entry.
+        Without sizes for which no sampled entry lies in a whole block.
     """
     if sizes is None:
         sides = [[n for n in range(1, LONGEST_SIDE + 1) if length % n == 0] for length in matrix.shape]
@@ -139,6 +144,10 @@ def natural_size(matrix: StoredMatrix, name: str) -> BlockSize:
     matrix : StoredMatrix
     name : str
         What messages call the matrix.
+
+    Returns
+    -------
+    (r, s)
 
     Raises
     ------

@@ -333,6 +333,11 @@ def new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, *, compress
         Elements of a Zarr chunk.
     compressed : bool
         Whether to compress with Blosc (LZ4, byte shuffle); crc32c is added in either case.
+
+    Returns
+    -------
+    ChunkedArray
+        Of length `UNBOUNDED`.
     """
     return ChunkedArray(url, name, UNBOUNDED, chunk, _new_metadata(dtype, chunk, compressed), True, dtype)
 
@@ -365,6 +370,10 @@ def from_zarr(url: str, name: str, array: zarr.Array[Any], size: tuple[int, ...]
     array : zarr.Array
     size : (r, s) or ()
         Rows and columns of the blocks that the array must hold; empty for an array of numbers.
+
+    Returns
+    -------
+    ChunkedArray
 
     Raises
     ------

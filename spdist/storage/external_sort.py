@@ -2,7 +2,7 @@
 
 Entries are spilled to one file for each range of rows, a bucket, as they are added. Each bucket is then loaded, sorted
 and yielded as CSR. A bucket that is too large, because rows are unequal, is split again by rows. Duplicates are
-combined in the order in which they were added, wherever buckets are cut, so that sums of floats are the same bits for
+combined in the order in which they were added, wherever buckets are cut, so that sums of floats have equal bits for
 every bucket size.
 """
 
@@ -202,6 +202,11 @@ def sort_entries(entries: Entries, ncols: int, duplicates: Duplicates = "sum") -
     duplicates : {"sum", "first"}
         Whether to sum entries in one position or to keep the first.
 
+    Returns
+    -------
+    Entries
+        One for each position.
+
     Examples
     --------
     >>> sort_entries(Entries(np.array([1, 0, 1]), np.array([2, 0, 2]), np.array([3.0, 1.0, 4.0])), 3).values
@@ -233,6 +238,11 @@ def canonical(block: CSR, duplicates: Duplicates = "sum") -> CSR:
     block : CSR
     duplicates : {"sum", "first"}
         Whether to sum entries in one position, in their order in the row, or to keep the first.
+
+    Returns
+    -------
+    CSR
+        Of the shape of `block`.
 
     Examples
     --------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ WIDEST = 1 << 56
 
 @dataclass(frozen=True)
 class Request:
-    """What every generator gets besides its own parameters: where to write, the dtype of values and the seed."""
+    """Parameters of every generator: where to write, the dtype of values and the seed."""
 
     stage: Stage
     dtype: np.dtype[Any]
@@ -95,7 +95,7 @@ def generate(
     progress: Progress | None = None,
     dtype: npt.DTypeLike = "float64",
     seed: int = 0,
-    **parameters: Any,
+    **parameters: object,
 ) -> StoredMatrix:
     """Write a matrix of a known kind, streaming, so that it may exceed memory.
 
@@ -115,6 +115,11 @@ def generate(
         Not negative.
     **parameters
         Parameters of the kind; see `KINDS`.
+
+    Returns
+    -------
+    StoredMatrix
+        Canonical.
 
     Raises
     ------
@@ -145,7 +150,7 @@ def generate(
     return open_matrix(target)
 
 
-def _arguments(kind: str, given: dict[str, Any]) -> dict[str, Any]:
+def _arguments(kind: str, given: dict[str, object]) -> dict[str, Any]:
     """Return all parameters of `kind`, converted."""
     known = KINDS[kind].parameters
     for name in given:
@@ -219,7 +224,7 @@ class _Grid:
     dims : tuple of int
         Nodes along each dimension.
     steps : list of tuple of int
-        Steps from a node to those it has entries with, itself included.
+        Steps from a node to its neighbours and to itself.
     dof : int
         Unknowns at each node: degrees of freedom.
     """
@@ -438,42 +443,42 @@ def _edges(
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def _whole(value: Any) -> int:
+def _whole(value: float | str) -> int:
     if isinstance(value, float) and value != int(value):
         raise ValueError("not a whole number")
     return int(value)
 
 
-def _positive(value: Any) -> int:
+def _positive(value: float | str) -> int:
     number = _whole(value)
     if number < 1:
         raise ValueError("not positive")
     return number
 
 
-def _not_negative(value: Any) -> int:
+def _not_negative(value: float | str) -> int:
     number = _whole(value)
     if number < 0:
         raise ValueError("negative")
     return number
 
 
-def _finite(value: Any) -> float:
+def _finite(value: float | str) -> float:
     number = float(value)
     if not math.isfinite(number) or number < 0:
         raise ValueError("not finite")
     return number
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: str | Iterable[float | str]) -> list[Any]:
     return value.replace("x", ",").split(",") if isinstance(value, str) and value else list(value)
 
 
-def _dims(value: Any) -> tuple[int, ...]:
+def _dims(value: str | Iterable[float | str]) -> tuple[int, ...]:
     return tuple(map(_positive, _list(value)))
 
 
-def _offsets(value: Any) -> tuple[int, ...]:
+def _offsets(value: str | Iterable[float | str]) -> tuple[int, ...]:
     return tuple(map(_whole, _list(value)))
 
 

@@ -54,24 +54,49 @@ def read_facts(url: str) -> dict[str, Any]:
 
 
 def write_note(url: str, name: str, content: bytes) -> None:
-    """Write the small file ``spdist-<name>`` into an unfinished group; an older one is replaced in one step."""
+    """Write the small file ``spdist-<name>`` into an unfinished group; an older one is replaced in one step.
+
+    Parameters
+    ----------
+    url : str
+        An unfinished group.
+    name : str
+        Of the note; the file is ``spdist-<name>``.
+    content : bytes
+    """
     store = locations.open_store(url)
     sync(store.set(f"spdist-{name}", default_buffer_prototype().buffer.from_bytes(content)))
 
 
 def read_note(url: str, name: str) -> bytes | None:
-    """Return the content that `write_note` wrote; None if there is no such file."""
+    """Return the content that `write_note` wrote; None if there is no such file.
+
+    Parameters
+    ----------
+    url, name : str
+        As for `write_note`.
+
+    Returns
+    -------
+    bytes or None
+    """
     found = sync(locations.open_store(url).get(f"spdist-{name}", default_buffer_prototype()))
     return None if found is None else found.to_bytes()
 
 
 def remove_note(url: str, name: str) -> None:
-    """Delete the file that `write_note` wrote."""
+    """Delete the file that `write_note` wrote.
+
+    Parameters
+    ----------
+    url, name : str
+        As for `write_note`.
+    """
     sync(locations.open_store(url).delete(f"spdist-{name}"))
 
 
 def read(url: str) -> tuple[dict[str, Any], dict[str, zarr.Array[Any]]]:
-    """Return the attributes of the group at `url`, and those of its arrays that a matrix has.
+    """Return the attributes of the group at `url`, and its arrays named in `ARRAYS`.
 
     Raises
     ------

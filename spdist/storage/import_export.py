@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO, Literal, Protocol, cast
 
 import numpy as np
@@ -422,7 +423,7 @@ class _H5Stream:
 
 def _import_h5ad(job: _Import) -> None:
     try:
-        h5py: Any = importlib.import_module("h5py")
+        h5py = importlib.import_module("h5py")
     except ImportError as error:
         raise InputError(f"{job.path}: reading .h5ad needs AnnData: pip install 'spdist[h5ad]'") from error
     with h5py.File(job.source.file, "r") as file:
@@ -442,10 +443,10 @@ def _import_h5ad(job: _Import) -> None:
         (_import_csr if kind.startswith("csr") else _import_csc)(job, shape, *streams)
 
 
-def _sparse_names(h5py: Any, file: Any) -> str:
+def _sparse_names(h5py: ModuleType, file: Any) -> str:
     names: list[str] = []
 
-    def note(name: str, item: Any) -> None:
+    def note(name: str, item: object) -> None:
         if isinstance(item, h5py.Group) and str(item.attrs.get("encoding-type", "")) in ("csr_matrix", "csc_matrix"):
             names.append(name)
 

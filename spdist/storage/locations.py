@@ -15,7 +15,13 @@ from spdist.errors import InputError, MatrixError
 
 
 def is_local(url: str) -> bool:
-    """Whether `url` is a path of this machine rather than an fsspec URL such as ``s3://`` or ``memory://``."""
+    """Whether `url` is a path of this machine rather than an fsspec URL such as ``s3://`` or ``memory://``.
+
+    Examples
+    --------
+    >>> is_local("/data/A.zarr"), is_local("s3://bucket/A.zarr")
+    (True, False)
+    """
     return "://" not in url or url.startswith("file://")
 
 
@@ -25,7 +31,13 @@ def local_path(url: str) -> Path:
 
 
 def in_process(url: str) -> bool:
-    """Whether `url` is in the memory of this process, so that a product must run in this process too."""
+    """Whether `url` is in the memory of this process, so that a product must run in this process too.
+
+    Examples
+    --------
+    >>> in_process("memory://A.zarr")
+    True
+    """
     return url.startswith("memory://")
 
 
@@ -82,10 +94,20 @@ def remove(url: str) -> None:
 
 
 def move(source: str, target: str) -> None:
-    """Move `source` to `target`, replacing what is there.
+    """Move `source` to `target`, replacing anything at `target`.
 
     On a local file system this is one rename, and if it fails the old target is restored. A remote target is deleted
     first.
+
+    Parameters
+    ----------
+    source, target : str
+        Two paths on one file system, or two URLs of one fsspec file system.
+
+    Raises
+    ------
+    OSError
+        If the local rename fails.
     """
     if is_local(target):
         old = local_path(target)

@@ -315,7 +315,7 @@ def _gather(
                 out[part] = array.read(first, last)
             continue
         wanted = np.repeat(starts[i:j] - first - indptr[i:j] + indptr[i], lengths[i:j])
-        wanted += np.arange(len(wanted))  # positions of the wanted elements among those that are read
+        wanted += np.arange(len(wanted))  # positions of the wanted elements in the elements that are read
         for array, out in pairs:
             np.take(array.read(first, last).astype(out.dtype, copy=False), wanted, out=out[part], mode="clip")
 

@@ -95,6 +95,10 @@ def read_header(file: BinaryIO, name: str) -> Header:
     name : str
         What messages call the file.
 
+    Returns
+    -------
+    Header
+
     Raises
     ------
     MatrixError
@@ -160,6 +164,11 @@ def read_entries(file: BinaryIO, header: Header, text_bytes: int = TEXT_BYTES) -
     header : Header
     text_bytes : int
         Bytes of text to read at a time.
+
+    Yields
+    ------
+    Entries
+        Of one piece of text; rows and columns count from 0.
 
     Raises
     ------
@@ -385,14 +394,38 @@ def _count_entries(text: IndexArray, table: IndexArray, numbers: int) -> int:
 
 
 def field_of(dtype: np.dtype[Any]) -> str:
-    """Return the field that values of `dtype` are written as; bools are integers, so that a stored False is kept."""
+    """Return the field that values of `dtype` are written as; bools are integers, so that a stored False is kept.
+
+    Examples
+    --------
+    >>> field_of(np.dtype(np.bool_)), field_of(np.dtype(np.float32))
+    ('integer', 'real')
+    """
     if dtype.kind == "u" and dtype.itemsize == 8:
         return "unsigned-integer"
     return {"f": "real", "c": "complex"}.get(dtype.kind, "integer")
 
 
 def write_header(file: BinaryIO, shape: tuple[int, int], nnz: int, dtype: np.dtype[Any]) -> None:
-    """Write the banner and the size line of a ``general coordinate`` file."""
+    """Write the banner and the size line of a ``general coordinate`` file.
+
+    Parameters
+    ----------
+    file : binary file
+        At its start.
+    shape : (nrows, ncols)
+    nnz : int
+        Entries that `write_rows` will write.
+    dtype : dtype
+        Of the values.
+
+    Examples
+    --------
+    >>> file = io.BytesIO()
+    >>> write_header(file, (2, 3), 1, np.dtype("f8"))
+    >>> file.getvalue().splitlines()
+    [b'%%MatrixMarket matrix coordinate real general', b'2 3 1']
+    """
     file.write(f"%%MatrixMarket matrix coordinate {field_of(dtype)} general\n".encode())
     file.write(f"{shape[0]} {shape[1]} {nnz}\n".encode())
 

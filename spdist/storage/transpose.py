@@ -165,7 +165,19 @@ def _blocks(m: StoredMatrix) -> Iterator[tuple[int, CSR]]:
 
 @contextmanager
 def transposed_copy(m: StoredMatrix, place: str) -> Iterator[StoredMatrix]:
-    """Store the transpose of `m` at `place` for the duration of a ``with`` block."""
+    """Store the transpose of `m` at `place` for the duration of a ``with`` block.
+
+    Parameters
+    ----------
+    m : StoredMatrix
+    place : str
+        A path or an fsspec URL; anything there, left by a process that was killed, is deleted first.
+
+    Yields
+    ------
+    StoredMatrix
+        The transpose; deleted when the block is left.
+    """
     if locations.exists(place):  # left by a process that was killed
         locations.remove(place)
     try:

@@ -49,6 +49,10 @@ def open_vbr(url: str | Path, *, on_gpu: bool = False) -> VBR:
     on_gpu : bool
         Upload the arrays to the current CUDA device.
 
+    Returns
+    -------
+    VBR
+
     Raises
     ------
     MatrixError

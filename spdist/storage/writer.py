@@ -79,6 +79,10 @@ def finish_matrix(layout: Layout, nrows: int, nnz: int, facts: dict[str, Any]) -
     nrows, nnz : int
     facts : dict
         Provenance, kept under the attribute ``spdist``.
+
+    Returns
+    -------
+    StoredMatrix
     """
     lengths = zip(ARRAYS, (nrows + 1, nnz, nnz), strict=True)
     size = blocksize(layout.dtype)

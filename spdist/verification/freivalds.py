@@ -83,12 +83,21 @@ def verify(
     progress : callable, optional
         Called with entries done and entries in all.
 
+    Returns
+    -------
+    Verification
+        A wrong C is a result, no exception.
+
     Raises
     ------
     InputError
         If A and B do not fit, are not canonical, or `vectors` or `threads` is below 1.
     CorruptError
         If a Zarr chunk of any of the three is missing or altered.
+
+    References
+    ----------
+    .. [1] R. Freivalds, "Probabilistic machines can use less running time", IFIP Congress 1977.
     """
     began = time.perf_counter()
     a, b, c = as_numbers(a), as_numbers(b), as_numbers(c)

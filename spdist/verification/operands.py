@@ -131,7 +131,21 @@ class Operands:
 
 
 def operands_of(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, method: str, limits: Limits) -> Operands:
-    """Return the operands of a check of ``C = A @ B``."""
+    """Return the operands of a check of ``C = A @ B``.
+
+    Parameters
+    ----------
+    a, b, c : StoredMatrix
+        Of numbers, of shapes that fit.
+    method : str
+        As in `Operands`.
+    limits : Limits
+
+    Returns
+    -------
+    Operands
+        With all offsets of B zero until they are noted.
+    """
     left, right = Operand(a, "A", MatrixError), Operand(b, "B", MatrixError)
     return Operands(left, right, Operand(c, "C", WrongProductError), method, limits, np.zeros(b.nrows + 1, np.int64))
 
@@ -140,6 +154,25 @@ def row_ranges(operands: tuple[Operand, ...], limits: Limits) -> Iterator[RowRan
     """Cut the rows that `operands` share into ranges of `limits.entries` entries together, or of one longer row.
 
     Offsets are checked here: nothing else may use them before they are known to rise from 0 to nnz.
+
+    Parameters
+    ----------
+    operands : tuple of Operand
+        Matrices of as many rows.
+    limits : Limits
+        `entries` and `offsets` count.
+
+    Yields
+    ------
+    RowRange
+        Ranges in the order of rows, without gaps.
+
+    Raises
+    ------
+    MatrixError
+        If offsets of A or B fall or do not lead from 0 to nnz.
+    WrongProductError
+        If offsets of C fall or do not lead from 0 to nnz.
     """
     nrows = operands[0].matrix.nrows
     for at in range(0, nrows, limits.offsets):
@@ -189,6 +222,18 @@ def read_rows(operand: Operand, offsets: Int64Array, start: int, work: np.dtype[
         To convert values to.
     most : int
         Entries that one piece has at the most, unless it has several rows.
+
+    Yields
+    ------
+    CSR
+        Canonical, with values of dtype `work`.
+
+    Raises
+    ------
+    MatrixError
+        If columns of A or B are out of range or do not rise strictly.
+    WrongProductError
+        If columns of C are out of range or do not rise strictly.
     """
     first, last = int(offsets[0]), int(offsets[-1])
     if len(offsets) != 2 or last - first <= most:

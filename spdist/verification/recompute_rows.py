@@ -1,4 +1,4 @@
-"""Rows of C computed again, entry by entry, a bounded number of products at a time: what vectors cannot check."""
+"""Recompute rows of C that vectors cannot check, entry by entry, a bounded number of products at a time."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _cuts(a: CSR, products: Int64Array, limit: int) -> Iterator[tuple[slice, CSR
 
 
 def sum_before(lengths: Int64Array) -> Int64Array:
-    """Return the sum of the lengths before each, and of all at the end: offsets.
+    """Return the offsets of ranges with the given lengths: 0, then the running sums of the lengths.
 
     Examples
     --------
@@ -200,7 +200,7 @@ def _expand(operands: Operands, a: CSR) -> _Terms:
 
 
 def _compress(keys: Int64Array, table: ValueArray, op: np.ufunc) -> _Terms:
-    """Sort columns of the table by key and combine those with equal keys."""
+    """Sort columns of the table by key and combine columns with equal keys."""
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
     starts = np.flatnonzero(np.concatenate([np.ones(min(len(keys), 1), np.bool_), keys[1:] != keys[:-1]]))

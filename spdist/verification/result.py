@@ -23,8 +23,9 @@ class Verification:
     method : str
         ``freivalds`` (float, complex), ``modular`` (integers), ``recompute`` (bool) or ``sampled``.
     smallest_error : float
-        A larger error in one value of C is certain to be caught. In units of the sum of ``|A||B|`` of the value's row,
-        of the worst row; 0 means any error. If C is wrong, of the rows that were checked.
+        Any larger error in one value of C is caught. The unit is the sum of ``|A||B|`` over the value's row. Rows
+        differ; this is the largest of their bounds. 0 means that every error is caught. If C is wrong, only rows that
+        were checked count.
     seconds : float
         Wall-clock time of the check.
     """

@@ -46,7 +46,7 @@ TUNING = AssignmentTuning()
 
 
 class BlockWork(NamedTuple):
-    """A block that is left to do.
+    """A block that remains to be computed.
 
     Attributes
     ----------
@@ -136,7 +136,7 @@ class BlockAssigner:
         return len(self.held)
 
     def update_workers(self, addresses: Iterable[str]) -> None:
-        """Set which workers there are: new ones hold no blocks, those that left are forgotten."""
+        """Set the workers of the run: new workers hold no blocks, and workers that have left are forgotten."""
         addresses = list(addresses)
         new = [address for address in addresses if address not in self.held]
         if self.is_hybrid and new:

@@ -10,14 +10,14 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import dask
 import psutil
-from distributed import Client, LocalCluster, Nanny, SchedulerPlugin
-from distributed.scheduler import DEFAULT_EXTENSIONS
+from distributed import Client, Future, LocalCluster, Nanny, Scheduler, SchedulerPlugin
+from distributed.scheduler import DEFAULT_EXTENSIONS, TaskState, WorkerState
 
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
@@ -46,7 +46,7 @@ SETTINGS = {
 }
 """Configuration of Dask for clusters that spdist starts."""
 MOST_THREADS = 8
-"""Threads of a worker with a GPU, at most: it reads, multiplies and writes blocks at the same time."""
+"""Most threads of a worker with a GPU, which reads, multiplies and writes blocks at the same time."""
 PRELOAD = ["spdist.scheduler.execution.worker_process"]
 """Modules that workers load first."""
 HOST_SHARE = 0.5
@@ -69,16 +69,22 @@ POLL_SECONDS = 0.1
 
 
 class NoSpans:
-    """Replaces Dask's spans, which keep a record of every submission as long as tasks depend on each other."""
+    """Replaces Dask's spans, which keep a record of every submission as long as tasks depend on each other.
 
-    def __init__(self, scheduler: Any) -> None:
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+        Passed by Dask to each of its extensions; ignored.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
         """Ignore the scheduler."""
 
-    def observe_tasks(self, tss: Any, code: Any, span_metadata: Any) -> dict[Any, Any]:
+    def observe_tasks(self, tss: Iterable[TaskState], code: object, span_metadata: object) -> dict[Any, Any]:
         """Annotate no task."""
         return {}
 
-    def heartbeat(self, worker: Any, data: Any) -> None:
+    def heartbeat(self, worker: WorkerState, data: object) -> None:
         """Take no metrics."""
 
 
@@ -92,7 +98,7 @@ class ReleaseStrandedTasks(SchedulerPlugin):
     name = "spdist-stranded"
     idempotent = True  # one for all clients of a scheduler
 
-    def add_worker(self, scheduler: Any, worker: str) -> None:
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Remove the restriction to workers that have died."""
         for task in scheduler.unrunnable:
             asked = task.worker_restrictions
@@ -209,6 +215,11 @@ def local_cluster(count: int, threads: int, processes: bool) -> LocalCluster:
     count, threads : int
         Workers, and threads of each.
     processes : bool
+
+    Returns
+    -------
+    LocalCluster
+        The caller closes it.
     """
     return LocalCluster(
         n_workers=count,
@@ -230,6 +241,11 @@ def cuda_cluster(count: int, threads: int) -> LocalCluster:
     count, threads : int
         Workers, and threads of each.
 
+    Returns
+    -------
+    LocalCluster
+        A `LocalCUDACluster`; the caller closes it.
+
     Raises
     ------
     InputError
@@ -245,7 +261,7 @@ def cuda_cluster(count: int, threads: int) -> LocalCluster:
         n_workers=count,
         threads_per_worker=threads,
         memory_limit=None,
-        device_memory_limit=None,  # what is on the GPU is bounded by the plan, not spilled
+        device_memory_limit=None,  # the plan bounds GPU memory; nothing is spilled
         dashboard_address="127.0.0.1:0",
         silence_logs=logging.CRITICAL,
         scheduler_kwargs=_scheduler_options(True),
@@ -263,6 +279,11 @@ def count_cpu_workers(gpus: int, host_bytes: int) -> int:
         Workers with a GPU.
     host_bytes : int
         Bytes of host memory that each worker may take; all take `HOST_SHARE` of the free memory, at most.
+
+    Returns
+    -------
+    int
+        From 0 to half of the cores.
     """
     room = int(HOST_SHARE * psutil.virtual_memory().available) // max(host_bytes, 1)
     cores = max(0, min((os.cpu_count() or 1) // 2, room - gpus))
@@ -352,7 +373,19 @@ def remote_readers(client: Client) -> RemoteReaders | None:
 
 
 def with_gpu(client: Client, workers: list[str]) -> dict[str, bool]:
-    """Return for each of some workers whether it sees a GPU; workers that have left are left out."""
+    """Return for each of some workers whether it sees a GPU; workers that have left are left out.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    workers : list of str
+        Addresses of the workers to ask.
+
+    Returns
+    -------
+    dict
+        By address: True if the worker sees a GPU.
+    """
     names = client.run(gpu_name, workers=workers, on_error="ignore")
     return {address: name is not None for address, name in names.items()}
 
@@ -383,7 +416,7 @@ def _client_of(cluster: LocalCluster) -> Client:
     return client
 
 
-def fetch(client: Client, futures: Any) -> Any:
+def fetch(client: Client, futures: Future[Any] | list[Future[Any]]) -> Any:
     """Return the results of one future, or of a list of futures; they may be large.
 
     Results come directly from the workers, not through a scheduler in this process: Dask sends an array of more than
@@ -393,6 +426,11 @@ def fetch(client: Client, futures: Any) -> Any:
     ----------
     client : distributed.Client
     futures : Future or list of Future
+
+    Returns
+    -------
+    object or list of object
+        The result of the future, or the results in the order of the list.
     """
     scheduler: Any = client.scheduler
     return client.gather(futures, direct=True if scheduler.address.startswith("inproc:") else None)

@@ -1,4 +1,4 @@
-"""Run a plan: keep a window of blocks in flight, give blocks their positions in C in order, and record what is durable.
+"""Run a plan: keep a window of blocks in flight, give blocks their positions in C in order, and journal durable rows.
 
 The driver alone decides what must be in order: the position of each block (known once the blocks before it are
 counted), C's row offsets, and the journal from which ``--resume`` continues. Workers write C's Zarr chunks, each chunk
@@ -34,7 +34,7 @@ from spdist.storage.writer import Layout
 
 @dataclass(frozen=True)
 class DriverTuning:
-    """How often the driver does what it need not do after each block.
+    """Intervals of the driver's periodic work.
 
     Attributes
     ----------
@@ -53,14 +53,14 @@ TUNING = DriverTuning()
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run did.
+    """Result and costs of a run.
 
     Attributes
     ----------
     nnz : int
         Entries of C.
     blocks : int
-        Blocks that were computed; a resumed run counts its own.
+        Blocks that this run computed; a resumed run does not count earlier blocks.
     peak_host_memory, peak_device_memory : int
         Peak bytes of the worst worker beyond its idle memory.
     workers : int
@@ -203,7 +203,7 @@ class Driver:
             for k, commits in self.chunks.take_complete(self.nnz, is_last=is_last):
                 self._watch(self.graph.join(k, commits), "join", k)
 
-    # -- what is durable -----------------------------------------------------------------------------------------------
+    # -- durable rows --------------------------------------------------------------------------------------------------
 
     def _checkpoint(self, *, is_last: bool = False) -> None:
         """Drop the blocks that are durable and, now and then, write the journal."""
@@ -229,7 +229,15 @@ class Driver:
 
 
 def update_workers(assigner: BlockAssigner, client: Client) -> None:
-    """Tell an assigner which workers there are; waits until one answers."""
+    """Tell an assigner which workers there are; waits until one answers.
+
+    Parameters
+    ----------
+    assigner : BlockAssigner
+        Gets the addresses of the workers.
+    client : distributed.Client
+        Asked every `POLL_SECONDS` until it knows a worker.
+    """
     assigner.update_workers(workers_of(client))
     while not len(assigner):
         time.sleep(POLL_SECONDS)
@@ -245,6 +253,11 @@ def completed_results(futures: Iterable[Future[Any]], completed: as_completed) -
         As `completed` returned them.
     completed : distributed.as_completed
         Futures whose result was lost with a worker are computed again; they are added here.
+
+    Returns
+    -------
+    list of Future
+        In the order of `futures`.
 
     Raises
     ------
@@ -301,7 +314,7 @@ def execute(
     Raises
     ------
     SpdistError
-        If a stage failed. What is durable stays, and the journal says how much that is.
+        If a stage failed. Durable rows stay, and the journal says how many they are.
     """
     with installed(client, name, draft.with_plan(plan, shared_name(client))):
         timings = TimingSubscriber(name, callbacks.timed) if callbacks.timed is not None else None
@@ -333,7 +346,7 @@ def _run(driver: Driver) -> None:
 
 
 def _outcome(client: Client, name: str, driver: Driver) -> Outcome:
-    """Ask the workers what they took; a worker may die at the last moment."""
+    """Ask the workers for peaks and stage totals; a worker may die at the last moment."""
     peaks = client.run(peak_memory, name, on_error="ignore").values()
     stages = add_totals(client.run(stage_totals, name, on_error="ignore").values())
     host, device = (max((peak[i] for peak in peaks), default=0) for i in (0, 1))

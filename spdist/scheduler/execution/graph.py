@@ -84,7 +84,7 @@ class TaskGraph:
     def _submit(
         self,
         stage: str,
-        *arguments: Any,
+        *arguments: object,
         key: tuple[int, int],
         worker: str | None = None,
         after: Future[Any] | None = None,
@@ -102,6 +102,6 @@ class TaskGraph:
         )
 
 
-def _run_stage_after(_: Any, job: str, stage: str, *arguments: Any) -> Any:
+def _run_stage_after(_: object, job: str, stage: str, *arguments: object) -> Any:
     """Run a stage once another task is done; its result is not needed."""
     return run_stage(job, stage, *arguments)

@@ -53,6 +53,11 @@ def write_journal(url: str, checkpoint: Checkpoint, offsets: Int64Array) -> None
 def read_journal(url: str) -> tuple[Checkpoint, Int64Array]:
     """Read the journal of an unfinished C.
 
+    Parameters
+    ----------
+    url : str
+        Of C.
+
     Returns
     -------
     checkpoint : Checkpoint

@@ -28,7 +28,30 @@ DENSE_SPREAD = 8
 
 
 def read_operands(context: WorkerContext, task: BlockTask, piece: int, add_bytes: AddBytes) -> BlockOperands:
-    """Read A's rows of a block and the rows of B that they need; without the mask."""
+    """Read A's rows of a block and the rows of B that they need; without the mask.
+
+    Parameters
+    ----------
+    context : WorkerContext
+        Its job names the matrices; it keeps the resident B and the last band of B.
+    task : BlockTask
+    piece : int
+        Which piece of a split block to read; other blocks have one piece, 0.
+    add_bytes : callable
+        Called with the bytes that were read.
+
+    Returns
+    -------
+    BlockOperands
+        `b` is None if B is resident.
+
+    Raises
+    ------
+    MatrixError
+        If rows of A or B are not canonical.
+    CorruptError
+        If a Zarr chunk is missing, truncated or altered.
+    """
     job = context.job
     if job.resident and not task.split:
         return _with_resident_b(context, task, add_bytes)
@@ -98,6 +121,17 @@ def _read_band(context: WorkerContext, task: BlockTask, a: CSR, low: int, high: 
 
 def columns_between(m: CSR, low: int, high: int) -> CSR:
     """Drop the entries with columns outside ``[low, high)``; the other columns keep their numbers.
+
+    Parameters
+    ----------
+    m : CSR
+    low, high : int
+        Columns to keep, from `low` to `high` - 1.
+
+    Returns
+    -------
+    CSR
+        Of the shape of `m`.
 
     Examples
     --------

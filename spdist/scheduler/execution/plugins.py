@@ -27,7 +27,7 @@ IDLE_MEMORY: dict[str, int] = {}
 
 
 class InstallPlugin(WorkerPlugin):
-    """Installs a job on every worker, on those that join later too.
+    """Installs a job on every worker, also on workers that join later.
 
     Parameters
     ----------
@@ -102,7 +102,18 @@ class PrefetchPlugin(WorkerPlugin):
 
 
 def job_on(worker: Worker, job: JobSpec) -> JobSpec:
-    """Return the job for one worker: a worker that is a thread of this process shares no memory with others."""
+    """Return the job for one worker: a worker that is a thread of this process shares no memory with others.
+
+    Parameters
+    ----------
+    worker : distributed.Worker
+    job : JobSpec
+
+    Returns
+    -------
+    JobSpec
+        `job` itself if the worker is a process; otherwise a copy with an empty `shared_name`.
+    """
     return job if worker.nanny else replace(job, shared_name="")
 
 
@@ -110,6 +121,13 @@ def warm_up(context: WorkerContext, worker: Worker) -> None:
     """Load what the stages need, then measure the idle worker's memory.
 
     A worker that is a thread of this process loads and compiles when it must.
+
+    Parameters
+    ----------
+    context : WorkerContext
+        Loads and compiles for its job.
+    worker : distributed.Worker
+        Its idle memory goes to `IDLE_MEMORY`.
     """
     if worker.nanny:
         worker_process.dask_setup(worker)
@@ -128,6 +146,11 @@ def installed(client: Client, name: str, job: JobSpec) -> Iterator[None]:
     name : str
         Of the job, unique among the jobs of these workers.
     job : JobSpec
+
+    Yields
+    ------
+    None
+        While the job is installed.
     """
     client.register_plugin(InstallPlugin(name, job), name=name)
     try:
@@ -148,6 +171,11 @@ def prefetch(client: Client, name: str, job: JobSpec) -> Iterator[None]:
         Under which the job will be installed.
     job : JobSpec
         As far as it is known without a plan; `resident` if B is sure to be.
+
+    Yields
+    ------
+    None
+        While workers may prefetch.
     """
     client.register_plugin(PrefetchPlugin(name, job), name=f"{name}-prefetch")
     try:
@@ -158,6 +186,19 @@ def prefetch(client: Client, name: str, job: JobSpec) -> Iterator[None]:
 
 
 def peak_memory(name: str, dask_worker: Worker) -> tuple[int, int]:
-    """Return a worker's peak bytes of host memory beyond its idle memory, and of GPU memory; for `Client.run`."""
+    """Return a worker's peak bytes of host memory beyond its idle memory, and of GPU memory; for `Client.run`.
+
+    Parameters
+    ----------
+    name : str
+        Of the job.
+    dask_worker : distributed.Worker
+        Passed by Dask, which knows this parameter by its name.
+
+    Returns
+    -------
+    host, device : int
+        Bytes; `device` is 0 if the worker has no GPU or no longer has the job.
+    """
     peak = worker_process.peak_memory() - IDLE_MEMORY[dask_worker.address]
     return max(peak, 0), CONTEXTS[name].gpu_peak() if name in CONTEXTS else 0

@@ -130,14 +130,14 @@ class BlockOperands:
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """What the driver learns about a multiplied block.
+    """Counts of a multiplied block, for the driver.
 
     Attributes
     ----------
     row_nnz : (rows,) uint32 or int64
         Entries of each finished row; fewer rows than the task has when its capacity was too small.
     digest : bytes
-        Digest of `row_nnz`: a block that is computed again must have the same one.
+        Digest of `row_nnz`: a block that is computed again must have an equal digest.
     compresses : bool
         Whether the values are worth compressing; only block 0 is probed.
     """

@@ -45,6 +45,11 @@ def execute_reduction(
     callbacks : RunCallbacks
         `timed` is not called.
 
+    Returns
+    -------
+    float or array
+        As `reduction_spec.final_value` makes it of the reductions of all blocks.
+
     Raises
     ------
     SpdistError

@@ -99,7 +99,13 @@ def _lock(descriptor: int, kind: int, at: int, *, wait: bool = False) -> bool:
 
 
 class PrivateMemory:
-    """Arrays of one process."""
+    """Arrays of one process.
+
+    Parameters
+    ----------
+    sizes : ArraySizes
+        The first array, the marks, is filled with zeros; the others are not initialised.
+    """
 
     def __init__(self, sizes: ArraySizes) -> None:
         self.arrays: list[ValueArray] = [np.zeros(*sizes[0]), *itertools.starmap(np.empty, sizes[1:])]
@@ -176,7 +182,7 @@ class SharedMemory(PrivateMemory):
 
 
 def file_prefix() -> str:
-    """Return how the names of this user's shared files begin."""
+    """Return the prefix of the names of this user's shared files."""
     return f"spdist-{os.getuid()}-"
 
 
@@ -240,7 +246,7 @@ class ResidentMatrix:
     check : callable
         Takes rows; raises a `MatrixError` if they are not canonical.
     name : str
-        Name under which other processes of this host ask for the same matrix; empty: this process reads by itself.
+        Name under which other processes of this host ask for this matrix. If it is empty, this process reads alone.
     dtype : dtype, optional
         Dtype of the values in memory.
     tuning : SharingTuning

@@ -48,14 +48,48 @@ class CommitTarget:
 
 
 def preprocess(context: WorkerContext, task: BlockTask, piece: int = 0) -> BlockOperands:
-    """Read the rows of A, B and the mask that a block, or one piece of it, needs."""
+    """Read the rows of A, B and the mask that a block, or one piece of it, needs.
+
+    Parameters
+    ----------
+    context : WorkerContext
+    task : BlockTask
+    piece : int
+        Which piece of a split block to read.
+
+    Returns
+    -------
+    BlockOperands
+
+    Raises
+    ------
+    MatrixError
+        If rows of A or B are not canonical.
+    CorruptError
+        If a Zarr chunk is missing, truncated or altered.
+    """
     with context.telemetry.measure("preprocess", task.start) as add_bytes:
         mask = context.job.product.read_mask(task.start, task.stop)
         return replace(read_operands(context, task, piece, add_bytes), mask=mask)
 
 
 def multiply(context: WorkerContext, task: BlockTask, operands: BlockOperands, piece: int = 0) -> BlockCounts:
-    """Multiply as many rows as fit the block's capacity; the result stays in the context."""
+    """Multiply as many rows as fit the block's capacity; the result stays in the context.
+
+    Parameters
+    ----------
+    context : WorkerContext
+        Gets the rows of C: piece 0 in `results`, a later piece in `partial_results`.
+    task : BlockTask
+    operands : BlockOperands
+        From `preprocess`, for the same piece.
+    piece : int
+
+    Returns
+    -------
+    BlockCounts
+        Of the rows that fitted.
+    """
     job = context.job
     with context.telemetry.measure("multiply", task.start) as add_bytes:
         b = context.resident_b().get() if operands.b is None else operands.b
@@ -70,7 +104,22 @@ def multiply(context: WorkerContext, task: BlockTask, operands: BlockOperands, p
 
 
 def merge(context: WorkerContext, task: BlockTask, piece: int) -> BlockCounts:
-    """Add the partial product of `piece` to the sum of the pieces before it."""
+    """Add the partial product of `piece` to the sum of the pieces before it.
+
+    Parameters
+    ----------
+    context : WorkerContext
+        Holds both summands, unless a worker has died; the block is then computed again up to `piece`.
+    task : BlockTask
+        A split block.
+    piece : int
+        At least 1.
+
+    Returns
+    -------
+    BlockCounts
+        Of the sum.
+    """
     result, partial = context.results.get(task.number), context.partial_results.pop(task.number, None)
     if result is None or partial is None or (result.piece, partial.piece) != (piece - 1, piece):
         return count(compute(context, task, piece + 1), task)  # a worker died in between
@@ -83,7 +132,20 @@ def merge(context: WorkerContext, task: BlockTask, piece: int) -> BlockCounts:
 
 
 def compute(context: WorkerContext, task: BlockTask, pieces: int) -> CSR:
-    """Run the stages up to the commit one after the other; the result stays in the context, too."""
+    """Run the stages up to the commit one after the other; the result stays in the context, too.
+
+    Parameters
+    ----------
+    context : WorkerContext
+    task : BlockTask
+    pieces : int
+        How many pieces to multiply and merge, from the first one on; 1 for a block that is not split.
+
+    Returns
+    -------
+    CSR
+        The rows of C that fitted the block's capacity.
+    """
     for piece in range(pieces):
         multiply(context, task, preprocess(context, task, piece), piece)
         if piece:
@@ -103,6 +165,11 @@ def commit(
     rows, digest
         From the block's `BlockCounts`.
     target : CommitTarget
+
+    Returns
+    -------
+    list of ChunkFragment
+        At most two: the head and the tail of the block. Fragments of chunks that are already written are left out.
 
     Raises
     ------
@@ -129,7 +196,27 @@ def commit(
 
 
 def recompute(context: WorkerContext, task: BlockTask, rows: int, digest: bytes) -> CSR:
-    """Compute a block whose worker died, and check that it has the pattern it had before."""
+    """Compute a block whose worker died, and check that it has the pattern it had before.
+
+    Parameters
+    ----------
+    context : WorkerContext
+    task : BlockTask
+    rows : int
+        Rows that the block had.
+    digest : bytes
+        Digest of their numbers of entries, from `BlockCounts`.
+
+    Returns
+    -------
+    CSR
+        Of `rows` rows.
+
+    Raises
+    ------
+    SpdistError
+        If the rows have other numbers of entries than before.
+    """
     c = compute(context, task, context.job.pieces_of(task))
     c = c.rows(0, min(c.nrows, rows))
     if _digest(c) != digest:
@@ -141,7 +228,18 @@ def recompute(context: WorkerContext, task: BlockTask, rows: int, digest: bytes)
 
 
 def join(context: WorkerContext, layout: Layout, k: int, *fragments: list[ChunkFragment]) -> None:
-    """Write Zarr chunk `k` from the fragments of the blocks that share it."""
+    """Write Zarr chunk `k` from the fragments of the blocks that share it.
+
+    Parameters
+    ----------
+    context : WorkerContext
+    layout : Layout
+        Of C.
+    k : int
+        Number of the Zarr chunk.
+    *fragments : list of ChunkFragment
+        The results of the commits that share the chunk, in any order; fragments of other chunks are ignored.
+    """
     with context.telemetry.measure("join", -1) as add_bytes:
         in_chunk = sorted(
             (fragment for of_block in fragments for fragment in of_block if fragment.offset // layout.chunk == k),
@@ -154,7 +252,19 @@ def join(context: WorkerContext, layout: Layout, k: int, *fragments: list[ChunkF
 
 
 def reduce(context: WorkerContext, task: BlockTask, what: reduction_spec.Reduction) -> reduction_spec.PartialReduction:
-    """Compute a block, as many rows at a time as fit its capacity, and return its reduction."""
+    """Compute a block, as many rows at a time as fit its capacity, and return its reduction.
+
+    Parameters
+    ----------
+    context : WorkerContext
+    task : BlockTask
+    what : Reduction
+
+    Returns
+    -------
+    PartialReduction
+        Of the rows of the block. On the CPU its parts are combined in the order of rows.
+    """
     if context.on_gpu and not task.split:
         operands = preprocess(context, task)
         if operands.b is None:
@@ -183,7 +293,7 @@ STAGES: dict[str, Callable[..., Any]] = {
 """Stages by name, as tasks call them."""
 
 
-def run_stage(job: str, stage: str, *arguments: Any) -> Any:
+def run_stage(job: str, stage: str, *arguments: object) -> Any:
     """Run one stage of a job on this worker: the function of every Dask task.
 
     Parameters
@@ -194,12 +304,30 @@ def run_stage(job: str, stage: str, *arguments: Any) -> Any:
         One of `STAGES`.
     *arguments
         Passed to the stage after its context.
+
+    Returns
+    -------
+    object
+        What the stage returns.
     """
     return STAGES[stage](CONTEXTS[job], *arguments)
 
 
 def count(c: CSR, task: BlockTask) -> BlockCounts:
-    """Return what the driver needs to find a block's position in C."""
+    """Return what the driver needs to find a block's position in C.
+
+    Parameters
+    ----------
+    c : CSR
+        The rows of C that were multiplied.
+    task : BlockTask
+        Only values of block 0 are compressed on trial.
+
+    Returns
+    -------
+    BlockCounts
+        Row lengths are uint32 if they fit, otherwise int64.
+    """
     lengths = np.diff(c.indptr)
     fits = len(lengths) == 0 or lengths.max() <= np.iinfo(np.uint32).max
     lengths = lengths.astype(np.uint32) if fits else lengths

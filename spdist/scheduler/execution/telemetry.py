@@ -1,7 +1,7 @@
 """Timings of stages, from the worker where they are measured to the run's report; and the progress of a run.
 
 Every stage on every worker, GPU stages included, reports through `StageRecorder.record`. Workers publish new timings
-as Dask events (topic ``spdist``); a `TimingSubscriber` passes them to whoever asked for them.
+as Dask events (topic ``spdist``); a `TimingSubscriber` passes them to `RunCallbacks.timed`.
 """
 
 from __future__ import annotations

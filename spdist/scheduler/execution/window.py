@@ -55,7 +55,7 @@ class BlockWindow:
     Parameters
     ----------
     works : iterable of BlockWork
-        What is left of the plan, by rising rows.
+        Blocks of the plan that are not submitted yet, by rising rows.
     row : int
         First row of them all.
 
@@ -75,13 +75,13 @@ class BlockWindow:
         self._next_number = 0 if row == 0 else 1  # block 0 decides on compression, which a resumed C has decided
 
     def take(self, position: int) -> BlockWork:
-        """Take a block that is left, counted from the first one, and number it."""
+        """Take the block at `position` of the remaining blocks, in the order of rows, and number it."""
         work = self.remaining.pop(-1 - position)
         self._next_number += 1
         return work._replace(task=replace(work.task, number=self._next_number - 1))
 
     def submit(self, block: BlockInFlight) -> None:
-        """Add a block to those in flight."""
+        """Add a block to the blocks in flight."""
         at = bisect.bisect(self.in_flight, block.task.start, key=lambda other: other.task.start)
         self.in_flight.insert(at, block)
 

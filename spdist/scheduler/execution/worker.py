@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from spdist.engines import GPU_ENGINES
 from spdist.kernels import reduction_spec
 from spdist.kernels.cpu import multiply as cpu
+from spdist.kernels.cpu.prepare import EngineOrAuto
 from spdist.kernels.cuda.pinned import array_at
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.streaming import pipeline
@@ -25,6 +26,9 @@ from spdist.scheduler.execution.shared_operand import ResidentMatrix
 from spdist.scheduler.execution.telemetry import StageRecorder, TimingRecord
 from spdist.scheduler.planner.plan import gpu_staging
 from spdist.storage.matrix import Allocate, Held
+
+if TYPE_CHECKING:  # the module loads CuPy
+    from spdist.kernels.streaming.gpu_device import Gpu
 
 
 class PartialResult(NamedTuple):
@@ -60,7 +64,7 @@ class WorkerContext:
         self.last_band: Held | None = None
         self._history = BlockHistory()
         self._b: ResidentMatrix | None = None
-        self._gpu: Any = None
+        self._gpu: Gpu | None = None
         self._lock, self._gpu_lock = threading.Lock(), threading.Lock()
 
     @property
@@ -71,7 +75,7 @@ class WorkerContext:
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
-    def gpu(self) -> Any:
+    def gpu(self) -> Gpu:
         """Return this worker's GPU; the first call takes its memory."""
         from spdist.kernels.cuda.pinned import bound_pinned
         from spdist.kernels.streaming.gpu_device import Gpu
@@ -123,7 +127,7 @@ class WorkerContext:
             self._b.drop()
             self._b = None
 
-    def _give_away(self) -> tuple[Any, ResidentMatrix | None]:
+    def _give_away(self) -> tuple[Gpu | None, ResidentMatrix | None]:
         given, self._gpu, self._b = (self._gpu, self._b), None, None
         return given
 
@@ -203,7 +207,7 @@ class WorkerContext:
         return c
 
     def _warm_up_cpu(self, a: CSR, b: CSR, spec: ProductSpec) -> CSR:
-        engines: tuple[Any, ...] = (self._cpu_engine,)
+        engines: tuple[EngineOrAuto, ...] = (self._cpu_engine,)
         if self._cpu_engine == "auto":
             engines = ("numba", "scipy") if self.job.product.plain else ("numba",)
         return [multiply_on_cpu(a, b, 1, engine, spec) for engine in engines][-1]
@@ -213,8 +217,25 @@ CONTEXTS: dict[str, WorkerContext] = {}
 """Installed jobs of this process, by name."""
 
 
-def multiply_on_cpu(a: CSR, b: CSR, capacity: int, engine: Any, spec: ProductSpec) -> CSR:
-    """Return as many rows of ``a @ b`` as fit in `capacity` entries; dense blocks have one kernel for all engines."""
+def multiply_on_cpu(a: CSR, b: CSR, capacity: int, engine: EngineOrAuto, spec: ProductSpec) -> CSR:
+    """Return as many rows of ``a @ b`` as fit in `capacity` entries; dense blocks have one kernel for all engines.
+
+    Parameters
+    ----------
+    a : (n, k) CSR
+    b : (k, m) CSR
+        Its rows are numbered by the columns of `a`.
+    capacity : int
+        Entries of C for which there is room; at least one row is returned.
+    engine : {"auto", "numba", "scipy"}
+    spec : ProductSpec
+        Ignored for blocks, which have the ordinary product only.
+
+    Returns
+    -------
+    CSR
+        The first rows of the product.
+    """
     if blocksize(a.dtype) is None:
         return cpu.multiply_rows(a, b, 0, capacity, engine=engine, spec=spec)
     from spdist.kernels.bsr import multiply_cpu as bsr_cpu  # loads Numba
@@ -223,7 +244,21 @@ def multiply_on_cpu(a: CSR, b: CSR, capacity: int, engine: Any, spec: ProductSpe
 
 
 def add_partial(c: CSR, partial: CSR, spec: ProductSpec, *, is_last: bool) -> CSR:
-    """Return the sum of partial products; the last one applies threshold and top-n."""
+    """Return the sum of partial products; the last one applies threshold and top-n.
+
+    Parameters
+    ----------
+    c, partial : CSR
+        The sum so far, and the partial product to add to it. If one has fewer rows, the sum has as few.
+    spec : ProductSpec
+        Its semiring adds.
+    is_last : bool
+        Whether `partial` is the last summand.
+
+    Returns
+    -------
+    CSR
+    """
     from spdist.kernels.bsr import multiply_cpu as bsr_cpu  # both load Numba
     from spdist.kernels.cpu.merge import merge
 
@@ -268,7 +303,7 @@ def check_rows(engine: str, m: CSR, name: str, first_row: int = 0) -> tuple[int,
 
 
 def unpublished_timings(name: str) -> tuple[int, list[TimingRecord]]:
-    """Return how many timings a worker has published, and those that it has not; for `Client.run`."""
+    """Return the number of timings that a worker has published, and the other timings; for `Client.run`."""
     if name not in CONTEXTS:
         return 0, []
     telemetry = CONTEXTS[name].telemetry

@@ -10,10 +10,13 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
+
+if TYPE_CHECKING:
+    from distributed import Worker
 
 NICE_VARIABLE = "SPDIST_NICE"
 """Environment variable: by how much a worker lowers its priority (`os.nice`)."""
@@ -87,7 +90,7 @@ def gpu_name() -> str | None:
         return None
 
 
-def dask_setup(worker: Any) -> None:
+def dask_setup(worker: Worker) -> None:
     """Ignore Ctrl-C, because the client closes its workers, and lower the priority; Dask calls this at the start."""
     os.nice(int(os.environ.get(NICE_VARIABLE, 0)))
     with contextlib.suppress(ValueError):  # not the main thread
