@@ -53,7 +53,20 @@ def _bar() -> Progress:
 
 @contextmanager
 def transfer_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar for calls of ``progress(done, total)``."""
+    """Show a progress bar for the time of a ``with`` block.
+
+    Parameters
+    ----------
+    what : str
+        Text before the bar.
+    quiet : bool
+        Show nothing.
+
+    Yields
+    ------
+    callable
+        Moves the bar: ``progress(done, total)``.
+    """
     if quiet:
         yield lambda done, total: None
         return
@@ -63,7 +76,15 @@ def transfer_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, i
 
 
 class RunDisplay:
-    """Shows a running multiplication: one line for the plan, the link to the dashboard, one progress bar."""
+    """Shows a running multiplication: one line for the plan, the link to the dashboard, one progress bar.
+
+    Pass `callbacks` to `spdist.multiply` inside a ``with`` block.
+
+    Parameters
+    ----------
+    quiet : bool
+        Show nothing.
+    """
 
     def __init__(self, *, quiet: bool) -> None:
         self.quiet = quiet
@@ -113,7 +134,7 @@ class RunDisplay:
 
 
 def matrix_table(facts: dict[str, Any]) -> None:
-    """Print what `info` says of a matrix."""
+    """Print the facts that `spdist.api.info` returns."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in facts.items():
         if name == "rows":
@@ -132,7 +153,14 @@ def matrix_table(facts: dict[str, Any]) -> None:
 
 
 def histogram_table(edges: list[float], counts: list[int]) -> None:
-    """Print how many values lie in each bin."""
+    """Print how many values lie in each bin.
+
+    Parameters
+    ----------
+    edges : list of float
+        Edges of the bins; one more than `counts`.
+    counts : list of int
+    """
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(justify="right")
     table.add_column(justify="right")
@@ -230,7 +258,14 @@ def _bound_by(report: Report) -> str:
 
 
 def report_table(report: Report, target: str) -> None:
-    """Print what a multiplication did."""
+    """Print what a multiplication did.
+
+    Parameters
+    ----------
+    report : Report
+    target : str
+        Name of C in the text.
+    """
     entries = f"{report.nnz:,} {_entries(report.block_size)}"
     if report.state == "already finished":
         _out.print(f"{target} is finished already: {entries}", markup=False)
@@ -247,5 +282,5 @@ def report_table(report: Report, target: str) -> None:
 
 
 def verification_line(found: dict[str, Any]) -> None:
-    """Print what `verify` found."""
+    """Print whether C is right, and why; `found` is the JSON form of a `Verification`."""
     _out.print(f"{'verified' if found['ok'] else 'FALSE'}: {found['reason']}", markup=False)

@@ -38,6 +38,18 @@ class ProductOptions:
     """What is computed from A and B, as the user said it: names not looked up, matrices not opened.
 
     `spdist.spgemm` and `spdist.multiply` explain each field.
+
+    Attributes
+    ----------
+    semiring : str or Semiring
+    mask : sparse matrix or array, path, URL or StoredMatrix, optional
+    complement : bool
+    triangle : {"upper"}, optional
+    epilogue : Epilogue, optional
+    threshold : float, optional
+    top_n : int, optional
+    axis : {1, 0}
+    transpose_a, transpose_b : bool
     """
 
     semiring: str | Semiring = "plus_times"
@@ -57,6 +69,17 @@ class ExecutionOptions:
     """Where and within which limits a product runs, as the user said it.
 
     `spdist.multiply` explains each field.
+
+    Attributes
+    ----------
+    engine : {"auto", "scipy", "numba", "cuda", "hybrid"}
+    memory_limit, host_limit : int or str, optional
+        Bytes, or a text such as ``"512MiB"``.
+    grid : (int, int, int), optional
+        Numbers of row, inner and column blocks.
+    workers : int, optional
+    scheduler : str, optional
+        Address of a Dask scheduler.
     """
 
     engine: Engine = "auto"
@@ -97,6 +120,11 @@ class OutputOptions:
     """What happens to an existing C, and what is done besides writing it.
 
     `spdist.multiply` explains each field.
+
+    Attributes
+    ----------
+    resume, overwrite, check : bool
+    record : str or Path, optional
     """
 
     resume: bool = False
@@ -110,6 +138,14 @@ class InMemoryOptions:
     """How matrices in memory are multiplied.
 
     `spdist.spgemm` explains each field.
+
+    Attributes
+    ----------
+    method : str
+    threads : int, optional
+    deterministic : bool
+    memory_limit : int, optional
+        Bytes of GPU memory.
     """
 
     method: str = "auto"
@@ -241,6 +277,11 @@ def lists(keywords: type) -> Callable[[Function], Function]:
     keywords : type
         The ``TypedDict`` that the function unpacks.
 
+    Returns
+    -------
+    callable
+        A decorator that sets the function's ``__signature__``.
+
     Examples
     --------
     >>> @lists(TargetKeywords)
@@ -269,6 +310,18 @@ def lists(keywords: type) -> Callable[[Function], Function]:
 
 def select(keywords: Mapping[str, object], kind: type[One]) -> One:
     """Return the keywords that a ``TypedDict`` names.
+
+    Parameters
+    ----------
+    keywords : mapping
+        Keywords of a call.
+    kind : type
+        A ``TypedDict``.
+
+    Returns
+    -------
+    kind
+        The keywords that `kind` declares; other keywords are left out.
 
     Examples
     --------

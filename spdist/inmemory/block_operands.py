@@ -57,7 +57,22 @@ def is_blocked(matrix: Any) -> bool:
 
 
 def fit(a: Any, b: Any) -> bool:
-    """Whether two matrices can be multiplied by blocks: both are kept in blocks that fit, and in the same memory."""
+    """Whether two matrices can be multiplied by blocks: both are kept in blocks that fit, and in the same memory.
+
+    Parameters
+    ----------
+    a, b : sparse matrix or array, or BSR
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> wide, tall = sp.bsr_array(np.ones((2, 4)), blocksize=(2, 4)), sp.bsr_array(np.ones((4, 2)), blocksize=(4, 1))
+    >>> fit(wide, tall), fit(tall, tall)
+    (True, False)
+    """
     if not (is_blocked(a) and is_blocked(b)) or _is_on_gpu(a) != _is_on_gpu(b):
         return False
     return _blocksize(a)[1] == _blocksize(b)[0]
@@ -150,7 +165,21 @@ def _canonical(matrix: Any, name: str) -> BSR:
 
 
 def expand(matrix: Any, name: str, reason: str) -> Any:
-    """Return a block matrix as its entries in CSR, and log the reason; return any other matrix unchanged."""
+    """Return a block matrix as its entries in CSR, and log the reason; return any other matrix unchanged.
+
+    Parameters
+    ----------
+    matrix : sparse matrix or array, or BSR
+    name : str
+        Name of the matrix in the log.
+    reason : str
+        Why it is not multiplied by blocks.
+
+    Returns
+    -------
+    sparse matrix or array
+        By rows, on the host or the GPU as `matrix`.
+    """
     if not is_blocked(matrix):
         return matrix
     r, s = _blocksize(matrix)

@@ -106,7 +106,8 @@ def reduce(a: Any, b: Any, what: Reduction, spec: ProductSpec, options: InMemory
 
     Returns
     -------
-    number or array
+    number or (nrows,), (ncols,) or (bins,) array
+        As `spdist.reduce`.
 
     Raises
     ------
@@ -128,7 +129,18 @@ def reduce(a: Any, b: Any, what: Reduction, spec: ProductSpec, options: InMemory
 
 
 def scipy_like(a: Any, c: CSR) -> Any:
-    """Return a canonical `CSR` as SciPy's array if `a` is one, else as SciPy's matrix; no arrays are copied."""
+    """Return a canonical `CSR` as SciPy's sparse array if `a` is one, else as SciPy's matrix; no arrays are copied.
+
+    Parameters
+    ----------
+    a : scipy.sparse matrix or array
+    c : CSR
+        Canonical.
+
+    Returns
+    -------
+    scipy.sparse.csr_array or csr_matrix
+    """
     m: Any = c.to_scipy()
     if isinstance(a, sp.sparray):
         out = sp.csr_array(m.shape, dtype=m.dtype)

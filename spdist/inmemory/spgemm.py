@@ -149,6 +149,11 @@ def multiply(a: Any, b: Any, product: ProductOptions, options: InMemoryOptions) 
     product : ProductOptions
     options : InMemoryOptions
 
+    Returns
+    -------
+    sparse matrix or array
+        As `spgemm`.
+
     Raises
     ------
     MatrixError, InputError, MemoryBoundError
@@ -180,6 +185,11 @@ def spec_of(product: ProductOptions, *, on_gpu: bool = False) -> ProductSpec:
     product : ProductOptions
     on_gpu : bool
         Whether the operands are CuPy's: then a mask of CuPy's stays on the GPU.
+
+    Returns
+    -------
+    ProductSpec
+        Its mask is a `CSR`, of bools unless it stays on the GPU.
 
     Raises
     ------

@@ -27,6 +27,11 @@ def multiply_by_columns(request: Request) -> Report:
     ----------
     request : Request
 
+    Returns
+    -------
+    Report
+        Its grid is C's: row and column blocks of the transpose are swapped back.
+
     Raises
     ------
     InputError

@@ -58,7 +58,17 @@ class Job:
     facts: Facts
 
     def run(self, execution: ExecutionOptions, callbacks: Callbacks) -> tuple[Plan, Outcome]:
-        """Plan, run the plan, and put the finished C at the target."""
+        """Plan, run the plan, and put the finished C at the target.
+
+        Parameters
+        ----------
+        execution : ExecutionOptions
+        callbacks : Callbacks
+
+        Returns
+        -------
+        (Plan, Outcome)
+        """
         a, b, spec = self.planning.request.a, self.planning.request.b, self.planning.request.spec
         with workers_and_plan(self.planning, execution, callbacks, self.target) as (client, plan, name):
             place = self.unfinished or self._begin(plan)
@@ -96,6 +106,10 @@ def multiply_by_rows(request: Request, begin: float) -> Report:
     request : Request
     begin : float
         Seconds of `time.perf_counter` at which the call began.
+
+    Returns
+    -------
+    Report
 
     Raises
     ------
@@ -147,9 +161,14 @@ def _run(job: Job, request: Request, begin: float) -> Report:
 def prepare(request: Request) -> Job | Report:
     """Check what can be checked before work starts; return the job, or the report of a C that is finished already.
 
+    Returns
+    -------
+    Job or Report
+
     Raises
     ------
     InputError
+        If the request cannot be met; nothing has been written.
     """
     a, b, spec, execution = request.a, request.b, request.spec, request.execution
     spec.check(a, b, execution.engine)
@@ -206,7 +225,15 @@ def _check_still_fits(plan: Plan, place: str, execution: ExecutionOptions) -> No
 def product_facts(a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec) -> dict[str, Any]:
     """Return the record that C carries: where it comes from, and fingerprints of operands and options.
 
-    A product is resumed only if ``facts["product"]`` is equal.
+    Parameters
+    ----------
+    a, b : StoredMatrix
+    spec : StoredProductSpec
+
+    Returns
+    -------
+    dict
+        ``provenance`` and ``product``. A product is resumed only if ``product`` is equal.
     """
     own = a.fingerprint()
     return {

@@ -93,7 +93,8 @@ def plan_chain(matrices: Sequence[CSR | StoredMatrix], *, sizes: bool = True) ->
     ----------
     matrices : sequence of CSR or StoredMatrix
     sizes : bool
-        Whether to estimate the entries of all products too; of three matrices that takes two more passes.
+        Whether to estimate the entries of all partial products too. For a chain of three matrices this takes two more
+        passes over them.
 
     Returns
     -------

@@ -53,7 +53,7 @@ def _row_lengths(m: StoredMatrix) -> dict[str, float]:
 
 
 def durable_part(url: str) -> str:
-    """Return in words how much of an unfinished C is durable."""
+    """Return in words how much of an unfinished C is durable: block rows or rows, and entries."""
     from spdist.scheduler.execution.journal import read_journal
 
     front, _ = read_journal(url)

@@ -44,10 +44,26 @@ def open_operand(matrix: MatrixLike) -> StoredMatrix:
 def are_in_memory(a: Any, b: Any, mask: Any) -> bool:
     """Whether A, B and the mask, if there is one, are in memory.
 
+    Parameters
+    ----------
+    a, b : scipy.sparse matrix or array, BSR, path, URL or StoredMatrix
+    mask : like `a`, or None
+
+    Returns
+    -------
+    bool
+        False if all are stored.
+
     Raises
     ------
     InputError
         If some are in memory and others stored, or one is no matrix.
+
+    Examples
+    --------
+    >>> a = sp.eye_array(3)
+    >>> are_in_memory(a, a, None), are_in_memory("A.zarr", "B.zarr", None)
+    (True, False)
     """
     for m in (a, b, mask):
         if not (m is None or sp.issparse(m) or isinstance(m, BSR | StoredMatrix | str | Path)):
@@ -90,8 +106,14 @@ def transposed_copies(
     Parameters
     ----------
     target : str
-        Copies lie next to it.
+        A normalised path or URL; copies lie next to it.
     a, b : (StoredMatrix, bool)
+        Operand, and whether to transpose it.
+
+    Yields
+    ------
+    (StoredMatrix, StoredMatrix)
+        A and B, ready to be multiplied.
     """
     with contextlib.ExitStack() as stack:
         made = []

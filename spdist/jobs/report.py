@@ -111,7 +111,19 @@ class Callbacks:
 
 @contextlib.contextmanager
 def recorder(record: str | Path | None, target: str) -> Iterator[Callable[[Timings], None] | None]:
-    """Yield a function that writes timings to a file, one JSON object a line; None if `record` is None.
+    """Open a file for the timings of a run, one JSON object a line.
+
+    Parameters
+    ----------
+    record : str or Path or None
+        The file; None to record nothing.
+    target : str
+        Where C goes, normalised.
+
+    Yields
+    ------
+    callable or None
+        Writes a list of timings; None if `record` is None.
 
     Raises
     ------

@@ -29,7 +29,16 @@ from spdist.storage.locations import in_process
 
 
 class Ready(NamedTuple):
-    """What a product needs to run: workers, a plan, and the name under which workers know the product."""
+    """What a product needs to run.
+
+    Attributes
+    ----------
+    client : distributed.Client
+        Connected to the workers.
+    plan : Plan
+    name : str
+        Name under which workers know the product.
+    """
 
     client: Client
     plan: Plan
@@ -40,22 +49,26 @@ class Ready(NamedTuple):
 def workers_and_plan(
     source: PlanSource, execution: ExecutionOptions, callbacks: Callbacks, target: str = ""
 ) -> Iterator[Ready]:
-    """Yield workers and a plan; stop the workers afterwards if they were started here.
+    """Start or find workers and make a plan; stop the workers afterwards if they were started here.
 
     Parameters
     ----------
     source : PlanSource
     execution : ExecutionOptions
-        Its workers and scheduler count; the engine is that of the request, which a stored plan may have changed.
+        Its workers and scheduler count. The engine is the request's, which a stored plan may have changed.
     callbacks : Callbacks
-        `planned` is called.
+        Its `planned` is called.
     target : str
         Where C goes; empty if C is not stored.
+
+    Yields
+    ------
+    Ready
 
     Raises
     ------
     InputError
-        If the workers cannot be had, or do not see a matrix.
+        If there are no workers, or they do not see a matrix.
     MemoryBoundError
         If the smallest block does not fit.
 

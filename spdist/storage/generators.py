@@ -116,6 +116,10 @@ def generate(
     **parameters
         Parameters of the kind; see `KINDS`.
 
+    Returns
+    -------
+    StoredMatrix
+
     Raises
     ------
     InputError
