@@ -79,7 +79,19 @@ NEXT = """What to do next, with a Matrix Market file of yours (or data/orsirr_1.
 
 @dataclass(frozen=True)
 class Comparison:
-    """One small product beside SciPy's: sizes, seconds, largest difference in units of the largest value of |A||A|."""
+    """One small product beside SciPy's.
+
+    Attributes
+    ----------
+    name : str
+    shape : (int, int)
+    nnz, product_nnz : int
+        Entries of A and of A @ A.
+    seconds : float
+    difference : float
+        Largest difference from SciPy's product, in units of the largest value of |A||A|.
+    right : bool
+    """
 
     name: str
     shape: tuple[int, int]
@@ -150,7 +162,23 @@ def callbacks() -> spdist.Callbacks:
 
 
 def write_report(found: list[Comparison], report: spdist.Report, product_bytes: int, seconds: float) -> str:
-    """Write report.md; return its text."""
+    """Write report.md.
+
+    Parameters
+    ----------
+    found : list of Comparison
+    report : Report
+        Of the large product.
+    product_bytes : int
+        Bytes of the large C in memory.
+    seconds : float
+        Wall time of the demonstration.
+
+    Returns
+    -------
+    str
+        The text.
+    """
     size, limit, peak = (count / 2**20 for count in (product_bytes, report.memory_limit, report.peak_memory))
     reason = (report.verification or {"reason": "not verified"})["reason"].replace("|", "\\|")
     rows = "\n".join(
