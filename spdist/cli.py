@@ -14,6 +14,7 @@ from spdist.errors import InputError, SpdistError
 
 if TYPE_CHECKING:
     from spdist.options import ProductKeywords
+    from spdist.storage.matrix import StoredMatrix
 
 EXAMPLES = """examples:
   spdist import A.mtx A.zarr
@@ -127,7 +128,7 @@ def _info(args: argparse.Namespace) -> int:
     return _print_json(facts, args)
 
 
-def _show_matrix(matrix: Any, args: argparse.Namespace) -> int:
+def _show_matrix(matrix: StoredMatrix, args: argparse.Namespace) -> int:
     args.matrix = matrix.url
     return _info(args)
 

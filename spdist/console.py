@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,6 +15,9 @@ from rich.table import Table
 from spdist.jobs.report import Callbacks, Report
 from spdist.scheduler.planner.plan import Operand, Plan
 from spdist.units import format_bytes
+
+if TYPE_CHECKING:
+    from spdist.scheduler.execution.telemetry import Progress as RunProgress
 
 _out = Console(highlight=False, soft_wrap=True)
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -121,7 +124,7 @@ class RunDisplay:
         self.bar.console.print(f"dashboard: {link}", markup=False)
         self.task = self.bar.add_task("multiplying", total=None, rate="")
 
-    def _moved(self, now: Any) -> None:
+    def _moved(self, now: RunProgress) -> None:
         elapsed = self.bar.tasks[0].elapsed or 0
         rate = f"{now.nnz / elapsed / 1e6:.1f} M/s" if elapsed > 0 else ""
         text = f"{now.blocks:,}/{now.blocks_total:,} blocks, {now.nnz:.2e} {self.entries}, {rate}"

@@ -26,6 +26,7 @@ from typing import Any
 
 import job as jobs
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse as sp
 
 import spdist
@@ -33,8 +34,10 @@ import spdist
 CAMERA, POINT, OBSERVATION = 9, 3, 2
 TOLERANCE = 1e-8
 
+Vector = npt.NDArray[np.float64]
 
-def read(place: Path) -> Any:
+
+def read(place: Path) -> sp.csr_array:
     """Return a Jacobian that `scipy.sparse.save_npz` wrote.
 
     Raises
@@ -58,7 +61,7 @@ def read(place: Path) -> Any:
     return j.astype(np.float64)
 
 
-def split(j: Any, cameras: int) -> tuple[Any, Any]:
+def split(j: sp.csr_array, cameras: int) -> tuple[sp.bsr_array, sp.bsr_array]:
     """Return the columns of the cameras and of the points, in blocks; each observation has one of both.
 
     Parameters
@@ -94,7 +97,7 @@ def split(j: Any, cameras: int) -> tuple[Any, Any]:
     return parts
 
 
-def normal_equations(jc: Any, jp: Any) -> tuple[Any, Any, Any]:
+def normal_equations(jc: sp.bsr_array, jp: sp.bsr_array) -> tuple[sp.bsr_array, sp.bsr_array, sp.bsr_array]:
     """Return ``Jc' Jc``, ``Jp' Jp`` and ``Jc' Jp``.
 
     Parameters
@@ -110,7 +113,7 @@ def normal_equations(jc: Any, jp: Any) -> tuple[Any, Any, Any]:
     return spdist.spgemm(jc.T, jc), spdist.spgemm(jp.T, jp), spdist.spgemm(jc.T, jp)
 
 
-def damped(m: Any, damping: float) -> Any:
+def damped(m: sp.bsr_array, damping: float) -> sp.bsr_array:
     """Return the matrix with its diagonal raised by a share of itself, which makes it positive definite.
 
     Parameters
@@ -126,12 +129,12 @@ def damped(m: Any, damping: float) -> Any:
     return (m + sp.diags_array(damping * m.diagonal() + 1e-12)).tobsr(m.blocksize)
 
 
-def inverse(v: Any) -> Any:
+def inverse(v: sp.bsr_array) -> sp.bsr_array:
     """Return the inverse of a block diagonal matrix."""
     return sp.bsr_array((np.linalg.inv(v.data), v.indices, v.indptr), shape=v.shape)
 
 
-def step(jc: Any, jp: Any, residuals: Any, damping: float) -> tuple[Any, Any]:
+def step(jc: sp.bsr_array, jp: sp.bsr_array, residuals: Vector, damping: float) -> tuple[Vector, Vector]:
     """Return the step of the cameras and of the points that solves the damped normal equations.
 
     Parameters
@@ -153,7 +156,9 @@ def step(jc: Any, jp: Any, residuals: Any, damping: float) -> tuple[Any, Any]:
     return cameras, v_inverse @ (right[1] - w.T @ cameras)
 
 
-def error_of(jc: Any, jp: Any, residuals: Any, damping: float, cameras: Any, points: Any) -> float:
+def error_of(
+    jc: sp.bsr_array, jp: sp.bsr_array, residuals: Vector, damping: float, cameras: Vector, points: Vector
+) -> float:
     """Return the residual of the damped normal equations for a step, relative to their right-hand side.
 
     Parameters
@@ -182,7 +187,7 @@ def timed(function: Callable[[], Any]) -> tuple[Any, float]:
     return function(), time.perf_counter() - begin
 
 
-def report(jc: Any, jp: Any, damping: float) -> bool:
+def report(jc: sp.bsr_array, jp: sp.bsr_array, damping: float) -> bool:
     """Make a step and print its times and its error.
 
     Parameters

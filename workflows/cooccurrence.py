@@ -42,7 +42,7 @@ class Job(job_file.Job):
     verify: bool = True
 
 
-def measure_of(value: Any) -> str:
+def measure_of(value: object) -> str:
     """Accept the measures there are.
 
     Raises

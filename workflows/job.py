@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from job_file import Job, JobError, read_mapping, split_setting
@@ -88,7 +89,7 @@ class Stopped(KeyboardInterrupt):
     """A signal asked for the end; like Ctrl-C, it leaves a C that can be resumed."""
 
 
-def read_job(workflow: Workflow, path: Path, settings: Sequence[str]) -> Any:
+def read_job(workflow: Workflow, path: Path, settings: Sequence[str]) -> Job:
     """Read a job file and check all of it.
 
     Parameters
@@ -123,7 +124,7 @@ def read_job(workflow: Workflow, path: Path, settings: Sequence[str]) -> Any:
     return job
 
 
-def read_value(workflow: Workflow, key: str, value: Any) -> Any:
+def read_value(workflow: Workflow, key: str, value: object) -> Any:
     """Return a value in the type that its key asks for.
 
     Parameters
@@ -210,7 +211,7 @@ def catch_signals() -> None:
     """Raise `Stopped` on the first signal; ignore those that follow."""
     signals = (signal.SIGTERM, signal.SIGUSR1)
 
-    def stop(number: int, frame: Any) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         for one in signals:
             signal.signal(one, lambda number, frame: None)
         logging.disable()  # errors of a scheduler that ends at the same time are expected
@@ -222,14 +223,14 @@ def catch_signals() -> None:
         signal.signal(one, stop)
 
 
-def in_finalizer(frame: Any) -> bool:
+def in_finalizer(frame: FrameType | None) -> bool:
     """Whether an object is being finalized: Python drops exceptions raised there."""
     while frame is not None and frame.f_code.co_name != "__del__":
         frame = frame.f_back
     return frame is not None
 
 
-def run_to_exit(workflow: Workflow, job: Any, log: Log) -> tuple[int, dict[str, Any]]:
+def run_to_exit(workflow: Workflow, job: Job, log: Log) -> tuple[int, dict[str, Any]]:
     """Do the job, whatever happens.
 
     Parameters

@@ -132,7 +132,7 @@ def split_setting(text: str) -> tuple[str, Any]:
         raise JobError(f"--set {text!r}: the value is not YAML; put it in quotes") from None
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """Accept a text that is not empty.
 
     Raises
@@ -147,7 +147,7 @@ def text_of(value: Any) -> str:
     return value
 
 
-def flag(value: Any) -> bool:
+def flag(value: object) -> bool:
     """Accept true and false.
 
     Raises
@@ -160,7 +160,7 @@ def flag(value: Any) -> bool:
     return value
 
 
-def count(value: Any) -> int:
+def count(value: object) -> int:
     """Accept a whole number from 1 up.
 
     Raises
@@ -173,7 +173,7 @@ def count(value: Any) -> int:
     return value
 
 
-def size(value: Any) -> int | str:
+def size(value: object) -> int | str:
     """Accept bytes as a number or a text like 2GiB.
 
     Raises
@@ -189,7 +189,7 @@ def size(value: Any) -> int | str:
     return value
 
 
-def number(value: Any) -> float:
+def number(value: object) -> float:
     """Accept a number.
 
     Raises

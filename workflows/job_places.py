@@ -25,7 +25,7 @@ def check_workers(job: Job) -> None:
         raise JobError(f"{values} exclude each other: workers are of this machine, a scheduler has its own; keep one")
 
 
-def check_places(matrices: Sequence[str], job: Any) -> None:
+def check_places(matrices: Sequence[str], job: Job) -> None:
     """Refuse a place that the job could not read or write.
 
     Parameters

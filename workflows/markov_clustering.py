@@ -44,7 +44,7 @@ class Job(job_file.WholeJob):
     steps: int = 100
 
 
-def power(value: Any) -> float:
+def power(value: object) -> float:
     """Accept a number above 1.
 
     Raises

@@ -50,7 +50,7 @@ class Job(job_file.Job):
     transpose_b: bool = False
 
 
-def engine_of(value: Any) -> str:
+def engine_of(value: object) -> str:
     """Accept the engines that spdist has.
 
     Raises
@@ -66,7 +66,7 @@ def engine_of(value: Any) -> str:
     return str(value)
 
 
-def axis_of(value: Any) -> int:
+def axis_of(value: object) -> int:
     """Accept 0 and 1.
 
     Raises

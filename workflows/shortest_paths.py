@@ -40,7 +40,7 @@ class Job(job_file.WholeJob):
     hops: int | None = None
 
 
-def vertices_of(value: Any) -> list[int]:
+def vertices_of(value: object) -> list[int]:
     """Accept a list of vertices.
 
     Raises
@@ -118,7 +118,7 @@ def with_loops(a: Any) -> Any:
     return sp.csr_array((data, places), shape=m.shape)
 
 
-def graph_rows(n: int, sources: Sequence[int], dtype: Any) -> Any:
+def graph_rows(n: int, sources: Sequence[int], dtype: np.dtype[Any]) -> Any:
     """Return a row for each source, with length 0 at itself.
 
     Parameters

@@ -51,12 +51,12 @@ GPU_METHODS: dict[str, Multiply] = {"auto": _on_gpu, "tf32": _on_gpu}
 """Methods for blocks on the GPU."""
 
 
-def is_blocked(matrix: Any) -> bool:
+def is_blocked(matrix: object) -> bool:
     """Whether a matrix is kept in blocks: SciPy's `bsr_array` and `bsr_matrix`, and `BSR`."""
     return isinstance(matrix, BSR) or is_scipy_bsr(matrix)
 
 
-def fit(a: Any, b: Any) -> bool:
+def fit(a: object, b: object) -> bool:
     """Whether two matrices can be multiplied by blocks: both are kept in blocks that fit, and in the same memory.
 
     Parameters
@@ -155,7 +155,7 @@ def _multiply_rows(a: CSR, b: CSR, threads: int | None) -> CSR:
     return cpu.multiply(a, b, engine="numba", threads=threads or os.cpu_count() or 1)
 
 
-def _canonical(matrix: Any, name: str) -> BSR:
+def _canonical(matrix: object, name: str) -> BSR:
     """Return a block matrix as a `BSR`, canonical if it is on the host; kernels check one on the GPU."""
     if not isinstance(matrix, BSR):
         return from_scipy(matrix)
@@ -195,5 +195,5 @@ def _blocksize(matrix: Any) -> tuple[int, int]:
     return (int(matrix.blocksize[0]), int(matrix.blocksize[1]))
 
 
-def _is_on_gpu(matrix: Any) -> bool:
+def _is_on_gpu(matrix: object) -> bool:
     return cupy_operands.is_cupyx(matrix) or (isinstance(matrix, BSR) and is_on_gpu(matrix.data))

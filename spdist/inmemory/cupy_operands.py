@@ -55,12 +55,12 @@ METHODS = {"auto": Method(_rowwise), "rowwise": Method(_rowwise), "esc": Method(
 """Methods for matrices of CuPy's."""
 
 
-def is_cupyx(matrix: Any) -> bool:
+def is_cupyx(matrix: object) -> bool:
     """Whether a matrix is one of `cupyx.scipy.sparse`."""
     return type(matrix).__module__.partition(".")[0] == "cupyx"
 
 
-def are_on_gpu(a: Any, b: Any) -> bool:
+def are_on_gpu(a: object, b: object) -> bool:
     """Whether both operands are CuPy's.
 
     Parameters

@@ -128,7 +128,7 @@ def reduce(a: Any, b: Any, what: Reduction, spec: ProductSpec, options: InMemory
     return reduce_product(what, left, right, threads=options.thread_count, spec=spec)
 
 
-def scipy_like(a: Any, c: CSR) -> Any:
+def scipy_like(a: object, c: CSR) -> Any:
     """Return a canonical `CSR` as SciPy's sparse array if `a` is one, else as SciPy's matrix; no arrays are copied.
 
     Parameters

@@ -41,7 +41,7 @@ def open_operand(matrix: MatrixLike) -> StoredMatrix:
     return matrix if isinstance(matrix, StoredMatrix) else open_matrix(matrix)
 
 
-def are_in_memory(a: Any, b: Any, mask: Any) -> bool:
+def are_in_memory(a: object, b: object, mask: object) -> bool:
     """Whether A, B and the mask, if there is one, are in memory.
 
     Parameters
@@ -78,7 +78,7 @@ def are_in_memory(a: Any, b: Any, mask: Any) -> bool:
     return all(in_memory)
 
 
-def canonical_rows(matrix: Any) -> CSR:
+def canonical_rows(matrix: object) -> CSR:
     """Return a matrix in memory as a canonical `CSR`; its values are dense blocks if the matrix is kept in blocks."""
     if isinstance(matrix, CSR):
         return matrix

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from spdist.jobs.operands import canonical_rows
 from spdist.storage.atomic_replace import staged_matrix
@@ -11,7 +10,7 @@ from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
 
 
-def save(url: str | Path, matrix: Any, *, overwrite: bool = False) -> StoredMatrix:
+def save(url: str | Path, matrix: object, *, overwrite: bool = False) -> StoredMatrix:
     """Store a matrix in memory as a matrix in Zarr; `spdist.save` describes it.
 
     Parameters
