@@ -30,7 +30,7 @@ WHAT_STAGES_DO = {
     "join": "write the Zarr chunks of C that blocks share",
     "schedule": "submit the blocks",
 }
-"""What a plan's table says of each stage."""
+"""Text for each stage in a plan's table."""
 
 GPU_STAGES = ("gpu prepare", "gpu upload", "gpu multiply", "gpu pack", "gpu download")
 """Parts of the stage multiply; they overlap."""
@@ -174,7 +174,7 @@ def histogram_table(edges: list[float], counts: list[int]) -> None:
 
 
 def _entries(block_size: Sequence[int] | None) -> str:
-    """Return what a matrix with blocks of this size stores, in words."""
+    """Return the name of the items that a matrix with blocks of this size stores."""
     return "entries" if block_size is None or tuple(block_size) == (1, 1) else "dense blocks"
 
 
@@ -219,7 +219,7 @@ def plan_table(plan: Plan) -> None:
 
 
 def _memory_table(plan: Plan) -> Table:
-    """Return a table of what a worker's memory is used for, and the GPU's if there is one."""
+    """Return a table of the uses of a worker's memory, and of its GPU's memory."""
     table = Table(title=None)
     for name in ("memory of a worker", "bytes"):
         table.add_column(name, justify="right" if name == "bytes" else "left")
@@ -261,7 +261,7 @@ def _bound_by(report: Report) -> str:
 
 
 def report_table(report: Report, target: str) -> None:
-    """Print what a multiplication did.
+    """Print the report of a multiplication.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """The keywords of the public calls, and the frozen values that they become.
 
 A public call declares its keywords once, as a ``TypedDict`` (PEP 692), and lists them in its signature by `lists`. Its
-first statement turns them into values by `options_of`; everything below passes the values on, whole. A new option is a
-line in its ``TypedDict``, a field of its value and a paragraph in one docstring.
+first statement turns them into values by `options_of`; functions below the API pass the values on whole. A new option
+is a line in its ``TypedDict``, a field of its value and a paragraph in one docstring.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Bytes = int | str
 
 @dataclass(frozen=True)
 class ProductOptions:
-    """What is computed from A and B, as the user said it: names not looked up, matrices not opened.
+    """How C is computed from A and B, as the user wrote it: names not looked up, matrices not opened.
 
     `spdist.spgemm` and `spdist.multiply` explain each field.
 
@@ -66,7 +66,7 @@ class ProductOptions:
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """Where and within which limits a product runs, as the user said it.
+    """Where and within which limits a product runs, as the user wrote it.
 
     `spdist.multiply` explains each field.
 
@@ -117,7 +117,7 @@ class ExecutionOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What happens to an existing C, and what is done besides writing it.
+    """Treatment of an existing C, verification, and the file for timings.
 
     `spdist.multiply` explains each field.
 
@@ -163,7 +163,7 @@ class InMemoryOptions:
 
 
 class ProductKeywords(TypedDict, total=False):
-    """What becomes of each row of the product."""
+    """Changes to each row of the product."""
 
     semiring: str | Semiring
     mask: Any
@@ -175,7 +175,7 @@ class ProductKeywords(TypedDict, total=False):
 
 
 class EngineKeywords(TypedDict, total=False):
-    """What multiplies, and how much memory it may take."""
+    """The engine and its memory limit."""
 
     engine: Engine
     memory_limit: Bytes | None
@@ -196,7 +196,7 @@ class GridKeywords(TypedDict, total=False):
 
 
 class TargetKeywords(TypedDict, total=False):
-    """What happens to an existing C."""
+    """Treatment of an existing C."""
 
     resume: bool
     overwrite: bool
@@ -349,7 +349,7 @@ def options_of(function: Callable[..., Any], keywords: Mapping[str, object], /, 
     function : callable
         The function that was called; its signature says which keywords there are.
     keywords : mapping
-        What it was called with.
+        The keywords of the call.
     *kinds : type
         Dataclasses.
 

@@ -109,7 +109,7 @@ def compare(source: Path) -> Comparison:
     report = spdist.multiply(stored, stored, f"{name}-squared.zarr", memory_limit="32MiB", check=True)
     a, c = (whole(f"{part}.zarr") for part in (name, f"{name}-squared"))
     ones = sp.csr_matrix((np.ones(a.nnz), a.indices, a.indptr), a.shape)
-    pattern = ones @ ones  # SciPy drops sums that are zero, so the pattern is that of a product of ones
+    pattern = ones @ ones  # SciPy drops sums that are zero, so the pattern comes from a product of ones
     difference = abs(c - a @ a).max() / (abs(a) @ abs(a)).max()
     right = verified(report) and c.nnz == pattern.nnz and difference < 1e-14
     print(

@@ -48,11 +48,11 @@ class Workflow:
     job : type
         A subclass of `Job`; its fields are the keys.
     readers : dict
-        What reads the value of each key.
+        A function for each key that checks and converts its value.
     matrices : tuple of str
         Keys that name matrices.
     run : callable
-        Does the job; returns what the report says of it.
+        Does the job; returns the result for the report.
     summary : callable
         Returns the result in a line.
     """
@@ -195,7 +195,7 @@ class Log:
         )
 
     def tell(self, text: str) -> None:
-        """Write a line, unless the last one is recent; raise `Stopped` if a signal could not be raised when it came."""
+        """Write a line, unless the last one is recent; raise `Stopped` if a signal came that could not raise it."""
         if ASKED:
             raise Stopped(ASKED[0])
         if time.monotonic() - self.written >= self.every:

@@ -235,11 +235,11 @@ COMMON: dict[str, Callable[[Any], Any]] = {
     "resume": flag,
     "report": text_of,
 }
-"""What reads the keys that every job has, but for `out`."""
+"""Readers of the keys that every job has, except `out`."""
 
 
 WHOLE: dict[str, Callable[[Any], Any]] = {"out": text_of, "overwrite": flag, **COMMON}
-"""What reads the keys of a `WholeJob`."""
+"""Readers of the keys of a `WholeJob`."""
 
 
 def local(place: str) -> Path | None:

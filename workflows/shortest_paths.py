@@ -28,7 +28,7 @@ import numpy as np
 import scipy.sparse as sp
 
 ROUNDINGS = 1000
-"""A path that becomes shorter by less than so many roundings is taken to be the same."""
+"""Number of roundings by which a path may become shorter without counting as changed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ log = logging.getLogger("spdist")
 
 @dataclass(frozen=True)
 class Method:
-    """What implements a method.
+    """Implementation of a method.
 
     Attributes
     ----------
@@ -181,7 +181,7 @@ def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any
 
 
 def _multiply_with_options(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> CSR:
-    """Return what the options make of the product."""
+    """Return the product changed by the options."""
     from spdist.kernels.rowwise_gpu.epilogue import BlockEpilogue
 
     left = from_cupyx(a)

@@ -20,7 +20,7 @@ from spdist.options import InMemoryOptions
 
 @dataclass(frozen=True)
 class Method:
-    """What implements a method.
+    """Implementation of a method.
 
     Attributes
     ----------

@@ -37,7 +37,7 @@ def multiply_by_columns(request: Request) -> Report:
     InputError
         If the request cannot be met; nothing has been written.
     SpdistError
-        If the run failed; what is durable stays.
+        If the run failed; durable blocks stay.
     VerificationError
         If C was verified and found false.
     """

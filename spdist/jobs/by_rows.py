@@ -85,7 +85,7 @@ class Job:
     def _begin(self, plan: Plan) -> str:
         """Create an unfinished C with its plan; return its place.
 
-        If C cannot even be created nothing is left: it could be neither resumed nor replaced.
+        If C cannot be created, remove the remains, which could be neither resumed nor replaced.
         """
         place = reserve_target(self.target, overwrite=self.overwrite)
         try:
@@ -116,7 +116,7 @@ def multiply_by_rows(request: Request, begin: float) -> Report:
     InputError
         If the request cannot be met; nothing has been written.
     SpdistError
-        If the run failed; what is durable stays.
+        If the run failed; durable blocks stay.
     VerificationError
         If C was verified and found false.
     """
@@ -159,7 +159,7 @@ def _run(job: Job, request: Request, begin: float) -> Report:
 
 
 def prepare(request: Request) -> Job | Report:
-    """Check what can be checked before work starts; return the job, or the report of a C that is finished already.
+    """Check the request before work starts; return the job, or the report of a C that is finished already.
 
     Returns
     -------
@@ -190,7 +190,7 @@ def prepare(request: Request) -> Job | Report:
 def _continue(request: Request, facts: Facts, place: str, earlier: Facts) -> Job | Report | None:
     """Return the job that continues an earlier product, or the report of a finished one.
 
-    None if the earlier run ended before it stored a plan: what it left is removed.
+    None if the earlier run ended before it stored a plan; its remains are removed.
     """
     if earlier.get("product") != facts["product"]:
         raise other_product(place)

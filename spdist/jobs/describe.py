@@ -17,7 +17,7 @@ PLAN_NOTE = "plan"
 
 
 def info(matrix: MatrixLike) -> dict[str, Any]:
-    """Describe a stored matrix; `spdist.api.info` lists what is returned."""
+    """Describe a stored matrix; `spdist.api.info` lists the facts."""
     url = matrix.url if isinstance(matrix, StoredMatrix) else locations.normalise(matrix)
     facts = groups.read_facts(url)
     if facts.get("state") == "unfinished":

@@ -1,4 +1,4 @@
-"""Multiply two stored matrices: the request is made here, and handed to the way that the options ask for."""
+"""Multiply two stored matrices: build the request, then make C by rows or by columns."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def multiply(
     InputError
         If an argument is wrong; nothing has been written.
     SpdistError
-        If the run failed; what is durable stays.
+        If the run failed; durable blocks stay.
     VerificationError
         If C was verified and found false.
     """

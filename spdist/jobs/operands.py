@@ -1,4 +1,4 @@
-"""Matrices of a call: opened if stored, told apart from those in memory, transposed for the time of a product."""
+"""Operands of a call: open stored matrices, recognise matrices in memory, write transposed copies."""
 
 from __future__ import annotations
 

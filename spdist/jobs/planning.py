@@ -46,7 +46,7 @@ class PlanSource:
     Attributes
     ----------
     request : PlanRequest
-        Of a stored plan: its engine and limits.
+        Operands, engine and limits; with a stored plan, the plan's engine and limits.
     stored_plan : Plan or None
         The plan of the unfinished C.
     """
@@ -63,7 +63,7 @@ class PlanSource:
         return planner.will_be_resident(self.request)
 
     def draft(self) -> JobSpec:
-        """Return the job as far as it is known before there is a plan: blocks are not cut yet."""
+        """Return the job before there is a plan: its blocks are not cut yet."""
         from spdist.scheduler.execution.records import JobSpec
 
         one = self.request
@@ -183,7 +183,7 @@ def limits_of(execution: ExecutionOptions) -> Limits:
 
 
 def free_gpu_memory() -> int:
-    """Return the bytes that a worker may take of a GPU of this machine by default.
+    """Return the default limit of GPU memory for a worker, in bytes, from the free memory of a GPU of this machine.
 
     Raises
     ------

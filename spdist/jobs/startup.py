@@ -75,8 +75,8 @@ def workers_and_plan(
     Notes
     -----
     Workers start while the plan is made if there is surely a block for each. Workers of a running scheduler are used
-    at once if B is not small. They load what the product needs, help to plan, and begin to read B if all of it will
-    stay in memory. A stored plan is there at once: then nothing is done early.
+    at once if B is not small. Early workers load libraries, help to plan, and begin to read B if all of B will stay in
+    memory. With a stored plan no worker starts early.
     """
     request = source.request
     name = uuid.uuid4().hex[:8]
@@ -115,7 +115,7 @@ def _is_local(request: PlanRequest, target: str) -> bool:
 
 
 def _count_early_workers(request: PlanRequest, execution: ExecutionOptions, *, local: bool) -> int | None:
-    """Return how many workers to start before there is a plan, 0 if they run already; None to make the plan first."""
+    """Return the number of workers to start before there is a plan, 0 if workers run already; None to plan first."""
     a, b = request.a, request.b
     if execution.scheduler is not None:
         return 0 if b.nbytes >= SHARING.least_bytes else None

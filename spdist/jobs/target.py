@@ -1,4 +1,4 @@
-"""The place of C: what may be written there, where a replacement is written first, what an earlier run left."""
+"""The place of C: checks before it is written, the place of a replacement, and results of earlier runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spdist.storage import groups, locations
 from spdist.storage.atomic_replace import is_ours
 
 Facts = dict[str, Any]
-"""The record that a stored matrix carries: its state, where it comes from, what it is a product of."""
+"""The record that a stored matrix carries: its state, its provenance, and fingerprints of its factors."""
 
 
 def reserve_target(target: str, *, overwrite: bool) -> str:
