@@ -178,13 +178,13 @@ def multiply(
 
         - "auto" picks "scipy" or "numba", the engines of the CPU, for each block.
         - "cuda" has one GPU for each worker. It takes all values but integers of 8 or 16 bits.
-        - "hybrid" adds workers of one core each to those of "cuda". They take blocks so far ahead that no GPU should
-          wait for them.
+        - "hybrid" runs the workers of "cuda", and workers of one CPU core each. CPU workers take blocks so far ahead
+          that no GPU should wait for them.
 
         Matrices stored in dense blocks have one kernel on the CPU, and one on the GPU for float and complex values.
     memory_limit : int or str, optional
-        Bytes for each worker, for instance ``"512MiB"``. Without GPUs: what blocks, buffers and waiting results may
-        take beyond what the idle worker holds; 2GiB by default. With GPUs: of the GPU's memory; by default 0.9 of the
+        Bytes for each worker, for instance ``"512MiB"``. Without GPUs: host memory for blocks, buffers and waiting
+        results, besides the memory of the idle worker; 2GiB by default. With GPUs: GPU memory; by default 0.9 of the
         free memory.
     host_limit : int or str, optional
         With GPUs: bytes of host memory that each worker may take for blocks, those on their way to the GPU included;
@@ -197,12 +197,12 @@ def multiply(
         Address of a running Dask scheduler, whose workers are used. With "hybrid", workers that see no GPU are cores.
     resume : bool
         Continue an unfinished C by its stored plan. Starts afresh if there is no C; does nothing if C is finished. With
-        GPUs, `memory_limit` may differ from that of the earlier run.
+        GPUs, `memory_limit` may differ from the earlier run's.
     overwrite : bool
         Replace an existing C, once the new one is whole.
     semiring, mask, complement, triangle, epilogue, threshold, top_n
-        What becomes of each row while it is made, as in `spgemm`, with a stored mask; not with engine "scipy". If the
-        inner dimension is cut, the semiring adds partial products before rows are cut.
+        Changes to each row while it is made, as in `spgemm`; the mask is stored. Not with engine "scipy". If the grid
+        cuts the inner dimension, the semiring adds partial products before rows are cut.
     axis : {1, 0}
         Whether `top_n` and an epilogue's norm apply to rows (1) or columns (0), as in `spgemm`. By columns, transposed
         copies of A, B and the mask are written next to C, then the transpose of C, and C from it.
@@ -210,10 +210,10 @@ def multiply(
         Multiply by the transpose of A or B. A transposed copy lies next to C while the product runs, and takes space
         and time to write; it is written again to resume.
     check : bool
-        Verify C at the end. With options that change rows, all rows are checked for what the options demand and some
+        Verify C at the end. With options that change rows, all rows are checked against the options, and some rows
         are made again: `Report.verification` says how many.
     record : str or Path, optional
-        File for what each stage of each block took, one JSON object a line.
+        File for the seconds and bytes of each stage of each block, one JSON object a line.
 
     Returns
     -------
@@ -224,7 +224,7 @@ def multiply(
     InputError
         If an argument is wrong; nothing has been written.
     SpdistError
-        If the run failed; what is durable stays, for `resume`.
+        If the run failed; durable blocks stay, for `resume`.
     VerificationError
         If `check` found C false.
 
@@ -271,7 +271,7 @@ def reduce(
         As in `multiply`. The engine is "auto", "numba", or "cuda" or "hybrid", with which C never leaves the GPU. In
         memory, workers and scheduler do not count, and `memory_limit` counts on GPUs only.
     semiring, mask, complement, triangle, epilogue, threshold, top_n
-        What becomes of the product first, as in `spgemm`.
+        Changes to the product before it is reduced, as in `spgemm`.
 
     Returns
     -------
@@ -318,7 +318,7 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
     dict
         ``shape``, ``dtype``, ``nnz``; of a block matrix ``blocks`` and ``block_size``; ``rows`` with min, mean and max
         entries of a row and the number of empty rows, of a block matrix in blocks; ``bytes`` in memory and as stored;
-        ``state``: ``complete``, or ``unfinished`` with what is known of it; ``provenance``.
+        ``state``: ``complete``, or ``unfinished`` with its durable part; ``provenance``.
 
     Raises
     ------
@@ -336,10 +336,10 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
 
 @lists(VerifyKeywords)
 def verify(a: MatrixLike, b: MatrixLike, c: MatrixLike, **keywords: Unpack[VerifyKeywords]) -> Verification:
-    """Verify out of core that C is ``A @ B``, or what options made of it.
+    """Verify out of core that C is ``A @ B``, or ``A @ B`` changed by options.
 
     A plain product passes Freivalds' check, row by row. If options changed it, rows drawn at random are made again, and
-    all rows are checked for what mask, threshold and top-n demand.
+    all rows are checked against mask, threshold and top-n.
 
     Parameters
     ----------
@@ -353,7 +353,7 @@ def verify(a: MatrixLike, b: MatrixLike, c: MatrixLike, **keywords: Unpack[Verif
     threads : int, optional
         Threads, by default one for each CPU that this process may use; plain products only.
     progress : callable, optional
-        Called with how much is done, and how much there is.
+        Called as ``progress(done, total)``.
 
     Returns
     -------

@@ -96,12 +96,18 @@ def multiply_chain(
 
     Parameters
     ----------
-    matrices : sequence
+    matrices : sequence of scipy.sparse matrices or arrays; or of paths, URLs or StoredMatrix
     out : str or Path or None
+        Where to store the product; None for matrices in memory.
     execution : ExecutionOptions
     output : OutputOptions
     in_memory_share : float
         See `IN_MEMORY_SHARE`.
+
+    Returns
+    -------
+    scipy.sparse matrix or array, or StoredMatrix
+        As `multi_matmul`.
 
     Raises
     ------

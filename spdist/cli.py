@@ -14,6 +14,7 @@ from spdist.errors import InputError, SpdistError
 
 if TYPE_CHECKING:
     from spdist.options import ProductKeywords
+    from spdist.storage.matrix import StoredMatrix
 
 EXAMPLES = """examples:
   spdist import A.mtx A.zarr
@@ -127,7 +128,7 @@ def _info(args: argparse.Namespace) -> int:
     return _print_json(facts, args)
 
 
-def _show_matrix(matrix: Any, args: argparse.Namespace) -> int:
+def _show_matrix(matrix: StoredMatrix, args: argparse.Namespace) -> int:
     args.matrix = matrix.url
     return _info(args)
 
@@ -251,7 +252,26 @@ def _print_json(content: dict[str, Any], args: argparse.Namespace) -> int:
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
+class _Verbs:
+    """Adds verbs to the parser of the command line."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+
+    def add(
+        self, name: str, run: Callable[[argparse.Namespace], int], help: str, *operands: str
+    ) -> argparse.ArgumentParser:
+        """Add a verb that `run` does, with its operands in order and ``--json``; return its parser."""
+        sub: argparse.ArgumentParser = self.commands.add_parser(name, help=help, description=help)
+        for operand in operands:
+            sub.add_argument(operand, metavar=operand.upper())
+        sub.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+        sub.set_defaults(run=run)
+        return sub
+
+
 def _parser(command: str | None) -> argparse.ArgumentParser:
+    """Return the parser of the command line; `command` is the verb that was given, if any."""
     parser = _Parser(
         prog="spdist",
         description="Multiply sparse matrices larger than memory: planned, distributed, resumable, verified.",
@@ -259,35 +279,47 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help="print the version")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    verbs = _Verbs(parser)
+    _add_matrix_verbs(verbs, command)
+    _add_product_verbs(verbs)
+    return parser
 
-    def add(name: str, run: Callable[[argparse.Namespace], int], help: str, *operands: str) -> argparse.ArgumentParser:
-        sub: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
-        for operand in operands:
-            sub.add_argument(operand, metavar=operand.upper())
-        sub.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-        sub.set_defaults(run=run)
-        return sub
 
-    sub = add("import", _import, "convert .mtx, .mtx.gz, .npz or .h5ad to a matrix in Zarr", "source", "target")
+def _add_matrix_verbs(verbs: _Verbs, command: str | None) -> None:
+    """Add the verbs that read and write single matrices."""
+    sub = verbs.add("import", _import, "convert .mtx, .mtx.gz, .npz or .h5ad to a matrix in Zarr", "source", "target")
     sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
     text = "store dense blocks of R rows and C columns; auto finds the size of fewest bytes"
     sub.add_argument("--block-size", type=_block_size, metavar="RxC", help=text)
-    sub = add("export", _export, "convert a matrix in Zarr to .mtx, .npz or binsparse", "source", "target")
+    sub = verbs.add("export", _export, "convert a matrix in Zarr to .mtx, .npz or binsparse", "source", "target")
     sub.add_argument("--format", choices=("mtx", "npz", "binsparse"), help="by default from TARGET's ending")
     sub.add_argument("--overwrite", action="store_true", help="replace TARGET")
-    sub = add("transpose", _transpose, "write the transpose of a matrix", "source", "target")
+    sub = verbs.add("transpose", _transpose, "write the transpose of a matrix", "source", "target")
     sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
-    sub = add(
+    sub = verbs.add(
         "symmetrize", _symmetrize, "write the whole of a symmetric matrix from its upper triangle", "source", "target"
     )
     sub.add_argument("--conjugate", action="store_true", help="of a Hermitian one")
     sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
-    add("info", _info, "shape, dtype, entries, row lengths, bytes and state of a matrix", "matrix")
-    _add_generate(add("generate", _generate, "write a matrix of a known kind, of any size"), command == "generate")
-    sub = add("plan", _plan, "show how A @ B would be cut, and what it takes; runs nothing", "a", "b")
-    _add_plan_options(sub)
-    sub = add("multiply", _multiply, "compute C = A @ B", "a", "b", "c")
+    verbs.add("info", _info, "shape, dtype, entries, row lengths, bytes and state of a matrix", "matrix")
+    _add_generate(
+        verbs.add("generate", _generate, "write a matrix of a known kind, of any size"), command == "generate"
+    )
+
+
+def _add_product_verbs(verbs: _Verbs) -> None:
+    """Add the verbs that plan, compute and verify ``A @ B``."""
+    _add_plan_options(
+        verbs.add("plan", _plan, "show how A @ B would be cut, and what it takes; runs nothing", "a", "b")
+    )
+    _add_multiply_options(verbs.add("multiply", _multiply, "compute C = A @ B", "a", "b", "c"))
+    _add_reduce_options(
+        verbs.add("reduce", _reduce, "a number or vector of A @ B, which is never whole", "what", "a", "b")
+    )
+    _add_product_options(verbs.add("verify", _verify, "check that C is A @ B", "a", "b", "c"))
+
+
+def _add_multiply_options(sub: argparse.ArgumentParser) -> None:
     _add_plan_options(sub)
     sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core, or a GPU")
     sub.add_argument("--scheduler", metavar="ADDRESS", help="use a running Dask scheduler")
@@ -302,7 +334,9 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     mode = sub.add_mutually_exclusive_group()
     mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
     mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
-    sub = add("reduce", _reduce, "a number or vector of A @ B, which is never whole", "what", "a", "b")
+
+
+def _add_reduce_options(sub: argparse.ArgumentParser) -> None:
     sub.epilog = "WHAT: sum, row_sums, column_sums, trace, nnz, row_nnz, frobenius, histogram"
     text = "edges of a histogram's bins, rising: --bins=-1,0,0.5,1"
     sub.add_argument("--bins", type=_edges, metavar="X,X,...", help=text)
@@ -312,8 +346,6 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core")
     sub.add_argument("--scheduler", metavar="ADDRESS", help="use a running Dask scheduler")
     _add_product_options(sub)
-    _add_product_options(add("verify", _verify, "check that C is A @ B", "a", "b", "c"))
-    return parser
 
 
 def _add_engine_options(sub: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,6 +15,9 @@ from rich.table import Table
 from spdist.jobs.report import Callbacks, Report
 from spdist.scheduler.planner.plan import Operand, Plan
 from spdist.units import format_bytes
+
+if TYPE_CHECKING:
+    from spdist.scheduler.execution.telemetry import Progress as RunProgress
 
 _out = Console(highlight=False, soft_wrap=True)
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -27,7 +30,7 @@ WHAT_STAGES_DO = {
     "join": "write the Zarr chunks of C that blocks share",
     "schedule": "submit the blocks",
 }
-"""What a plan's table says of each stage."""
+"""Text for each stage in a plan's table."""
 
 GPU_STAGES = ("gpu prepare", "gpu upload", "gpu multiply", "gpu pack", "gpu download")
 """Parts of the stage multiply; they overlap."""
@@ -53,7 +56,20 @@ def _bar() -> Progress:
 
 @contextmanager
 def transfer_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar for calls of ``progress(done, total)``."""
+    """Show a progress bar for the time of a ``with`` block.
+
+    Parameters
+    ----------
+    what : str
+        Text before the bar.
+    quiet : bool
+        Show nothing.
+
+    Yields
+    ------
+    callable
+        Moves the bar: ``progress(done, total)``.
+    """
     if quiet:
         yield lambda done, total: None
         return
@@ -63,7 +79,15 @@ def transfer_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, i
 
 
 class RunDisplay:
-    """Shows a running multiplication: one line for the plan, the link to the dashboard, one progress bar."""
+    """Shows a running multiplication: one line for the plan, the link to the dashboard, one progress bar.
+
+    Pass `callbacks` to `spdist.multiply` inside a ``with`` block.
+
+    Parameters
+    ----------
+    quiet : bool
+        Show nothing.
+    """
 
     def __init__(self, *, quiet: bool) -> None:
         self.quiet = quiet
@@ -100,7 +124,7 @@ class RunDisplay:
         self.bar.console.print(f"dashboard: {link}", markup=False)
         self.task = self.bar.add_task("multiplying", total=None, rate="")
 
-    def _moved(self, now: Any) -> None:
+    def _moved(self, now: RunProgress) -> None:
         elapsed = self.bar.tasks[0].elapsed or 0
         rate = f"{now.nnz / elapsed / 1e6:.1f} M/s" if elapsed > 0 else ""
         text = f"{now.blocks:,}/{now.blocks_total:,} blocks, {now.nnz:.2e} {self.entries}, {rate}"
@@ -113,7 +137,7 @@ class RunDisplay:
 
 
 def matrix_table(facts: dict[str, Any]) -> None:
-    """Print what `info` says of a matrix."""
+    """Print the facts that `spdist.api.info` returns."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in facts.items():
         if name == "rows":
@@ -132,7 +156,14 @@ def matrix_table(facts: dict[str, Any]) -> None:
 
 
 def histogram_table(edges: list[float], counts: list[int]) -> None:
-    """Print how many values lie in each bin."""
+    """Print how many values lie in each bin.
+
+    Parameters
+    ----------
+    edges : list of float
+        Edges of the bins; one more than `counts`.
+    counts : list of int
+    """
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(justify="right")
     table.add_column(justify="right")
@@ -143,7 +174,7 @@ def histogram_table(edges: list[float], counts: list[int]) -> None:
 
 
 def _entries(block_size: Sequence[int] | None) -> str:
-    """Return what a matrix with blocks of this size stores, in words."""
+    """Return the name of the items that a matrix with blocks of this size stores."""
     return "entries" if block_size is None or tuple(block_size) == (1, 1) else "dense blocks"
 
 
@@ -188,7 +219,7 @@ def plan_table(plan: Plan) -> None:
 
 
 def _memory_table(plan: Plan) -> Table:
-    """Return a table of what a worker's memory is used for, and the GPU's if there is one."""
+    """Return a table of the uses of a worker's memory, and of its GPU's memory."""
     table = Table(title=None)
     for name in ("memory of a worker", "bytes"):
         table.add_column(name, justify="right" if name == "bytes" else "left")
@@ -230,7 +261,14 @@ def _bound_by(report: Report) -> str:
 
 
 def report_table(report: Report, target: str) -> None:
-    """Print what a multiplication did."""
+    """Print the report of a multiplication.
+
+    Parameters
+    ----------
+    report : Report
+    target : str
+        Name of C in the text.
+    """
     entries = f"{report.nnz:,} {_entries(report.block_size)}"
     if report.state == "already finished":
         _out.print(f"{target} is finished already: {entries}", markup=False)
@@ -247,5 +285,5 @@ def report_table(report: Report, target: str) -> None:
 
 
 def verification_line(found: dict[str, Any]) -> None:
-    """Print what `verify` found."""
+    """Print whether C is right, and why; `found` is the JSON form of a `Verification`."""
     _out.print(f"{'verified' if found['ok'] else 'FALSE'}: {found['reason']}", markup=False)

@@ -1,4 +1,4 @@
-"""Names of the engines: which code multiplies a block, and on which memory the limit is."""
+"""Names of the engines: the code that multiplies a block."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ Engine = Literal["auto", "scipy", "numba", "cuda", "hybrid"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 GPU_ENGINES = ("cuda", "hybrid")
-"""Engines whose memory limit is that of the GPU; with ``hybrid``, workers without a GPU multiply too."""
+"""Engines whose `memory_limit` counts bytes of GPU memory; with ``hybrid``, workers without a GPU multiply too."""

@@ -16,32 +16,84 @@ with their units, and says what to do.
 
 
 class SpdistError(Exception):
-    """The job failed; finished blocks are kept, and ``--resume`` continues from them."""
+    """The job failed; finished blocks are kept, and ``--resume`` continues from them.
+
+    Examples
+    --------
+    >>> CorruptError("A.zarr: a chunk is missing").exit_code, InputError("C.zarr exists").exit_code
+    (1, 2)
+    """
 
     exit_code = 1
 
 
 class InputError(SpdistError, ValueError):
-    """The request cannot work; raised before anything is written."""
+    """The request cannot work; raised before anything is written.
+
+    Examples
+    --------
+    >>> import spdist
+    >>> spdist.multiply("A.zarr", "A.zarr", "C.zarr", workers=0)  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    InputError: workers=0 ...
+    """
 
     exit_code = 2
 
 
 class MatrixError(InputError):
-    """A stored or given matrix is not what a product needs."""
+    """A stored or given matrix is not what a product needs.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp, spdist
+    >>> spdist.spgemm(sp.eye_array(2), sp.eye_array(3))  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    MatrixError: A is 2 x 2, B 3 x 3 ...
+    """
 
 
 class MemoryBoundError(InputError):
-    """The memory limit cannot hold the smallest block."""
+    """The memory limit cannot hold the smallest block.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp, spdist
+    >>> a = spdist.save("memory://A.zarr", sp.eye_array(3), overwrite=True)
+    >>> spdist.plan(a, a, memory_limit=1)  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    MemoryBoundError: ...
+    """
 
 
 class ResumeError(InputError):
-    """An unfinished C was started from other matrices or with other options."""
+    """An unfinished C was started from other matrices or with other options.
+
+    Examples
+    --------
+    >>> spdist.multiply("other.zarr", "B.zarr", "C.zarr", resume=True)  # doctest: +SKIP
+    Traceback (most recent call last):
+    ResumeError: C.zarr is a product of other matrices or options: ...
+    """
 
 
 class CorruptError(SpdistError):
-    """A Zarr chunk is missing, truncated or altered."""
+    """A Zarr chunk is missing, truncated or altered.
+
+    Examples
+    --------
+    >>> spdist.verify("A.zarr", "B.zarr", "C.zarr")  # doctest: +SKIP
+    Traceback (most recent call last):
+    CorruptError: C.zarr: ...
+    """
 
 
 class VerificationError(SpdistError):
-    """C is not A @ B."""
+    """C is not A @ B; C is kept for inspection.
+
+    Examples
+    --------
+    >>> spdist.multiply("A.zarr", "B.zarr", "C.zarr", resume=True, check=True)  # doctest: +SKIP
+    Traceback (most recent call last):
+    VerificationError: C.zarr is not A @ B: ...
+    """

@@ -1,8 +1,8 @@
 """The keywords of the public calls, and the frozen values that they become.
 
 A public call declares its keywords once, as a ``TypedDict`` (PEP 692), and lists them in its signature by `lists`. Its
-first statement turns them into values by `options_of`; everything below passes the values on, whole. A new option is a
-line in its ``TypedDict``, a field of its value and a paragraph in one docstring.
+first statement turns them into values by `options_of`; functions below the API pass the values on whole. A new option
+is a line in its ``TypedDict``, a field of its value and a paragraph in one docstring.
 """
 
 from __future__ import annotations
@@ -35,9 +35,21 @@ Bytes = int | str
 
 @dataclass(frozen=True)
 class ProductOptions:
-    """What is computed from A and B, as the user said it: names not looked up, matrices not opened.
+    """How C is computed from A and B, as the user wrote it: names not looked up, matrices not opened.
 
     `spdist.spgemm` and `spdist.multiply` explain each field.
+
+    Attributes
+    ----------
+    semiring : str or Semiring
+    mask : sparse matrix or array, path, URL or StoredMatrix, optional
+    complement : bool
+    triangle : {"upper"}, optional
+    epilogue : Epilogue, optional
+    threshold : float, optional
+    top_n : int, optional
+    axis : {1, 0}
+    transpose_a, transpose_b : bool
     """
 
     semiring: str | Semiring = "plus_times"
@@ -54,9 +66,20 @@ class ProductOptions:
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """Where and within which limits a product runs, as the user said it.
+    """Where and within which limits a product runs, as the user wrote it.
 
     `spdist.multiply` explains each field.
+
+    Attributes
+    ----------
+    engine : {"auto", "scipy", "numba", "cuda", "hybrid"}
+    memory_limit, host_limit : int or str, optional
+        Bytes, or a text such as ``"512MiB"``.
+    grid : (int, int, int), optional
+        Numbers of row, inner and column blocks.
+    workers : int, optional
+    scheduler : str, optional
+        Address of a Dask scheduler.
     """
 
     engine: Engine = "auto"
@@ -94,9 +117,14 @@ class ExecutionOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What happens to an existing C, and what is done besides writing it.
+    """Treatment of an existing C, verification, and the file for timings.
 
     `spdist.multiply` explains each field.
+
+    Attributes
+    ----------
+    resume, overwrite, check : bool
+    record : str or Path, optional
     """
 
     resume: bool = False
@@ -110,6 +138,14 @@ class InMemoryOptions:
     """How matrices in memory are multiplied.
 
     `spdist.spgemm` explains each field.
+
+    Attributes
+    ----------
+    method : str
+    threads : int, optional
+    deterministic : bool
+    memory_limit : int, optional
+        Bytes of GPU memory.
     """
 
     method: str = "auto"
@@ -127,7 +163,7 @@ class InMemoryOptions:
 
 
 class ProductKeywords(TypedDict, total=False):
-    """What becomes of each row of the product."""
+    """Changes to each row of the product."""
 
     semiring: str | Semiring
     mask: Any
@@ -139,7 +175,7 @@ class ProductKeywords(TypedDict, total=False):
 
 
 class EngineKeywords(TypedDict, total=False):
-    """What multiplies, and how much memory it may take."""
+    """The engine and its memory limit."""
 
     engine: Engine
     memory_limit: Bytes | None
@@ -160,7 +196,7 @@ class GridKeywords(TypedDict, total=False):
 
 
 class TargetKeywords(TypedDict, total=False):
-    """What happens to an existing C."""
+    """Treatment of an existing C."""
 
     resume: bool
     overwrite: bool
@@ -241,6 +277,11 @@ def lists(keywords: type) -> Callable[[Function], Function]:
     keywords : type
         The ``TypedDict`` that the function unpacks.
 
+    Returns
+    -------
+    callable
+        A decorator that sets the function's ``__signature__``.
+
     Examples
     --------
     >>> @lists(TargetKeywords)
@@ -270,6 +311,18 @@ def lists(keywords: type) -> Callable[[Function], Function]:
 def select(keywords: Mapping[str, object], kind: type[One]) -> One:
     """Return the keywords that a ``TypedDict`` names.
 
+    Parameters
+    ----------
+    keywords : mapping
+        Keywords of a call.
+    kind : type
+        A ``TypedDict``.
+
+    Returns
+    -------
+    kind
+        The keywords that `kind` declares; other keywords are left out.
+
     Examples
     --------
     >>> select({"seed": 1, "top_n": 3}, CheckKeywords)
@@ -296,7 +349,7 @@ def options_of(function: Callable[..., Any], keywords: Mapping[str, object], /, 
     function : callable
         The function that was called; its signature says which keywords there are.
     keywords : mapping
-        What it was called with.
+        The keywords of the call.
     *kinds : type
         Dataclasses.
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import job as jobs
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse as sp
 
 import spdist
@@ -33,9 +34,19 @@ import spdist
 CAMERA, POINT, OBSERVATION = 9, 3, 2
 TOLERANCE = 1e-8
 
+Vector = npt.NDArray[np.float64]
 
-def read(place: Path) -> Any:
-    """Return a Jacobian that `scipy.sparse.save_npz` wrote."""
+
+def read(place: Path) -> sp.csr_array:
+    """Return a Jacobian that `scipy.sparse.save_npz` wrote.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or holds no matrix.
+    MatrixError
+        If the matrix has values that are not finite real numbers.
+    """
     try:
         j = sp.csr_array(sp.load_npz(place))
         j.check_format()
@@ -50,8 +61,25 @@ def read(place: Path) -> Any:
     return j.astype(np.float64)
 
 
-def split(j: Any, cameras: int) -> tuple[Any, Any]:
-    """Return the columns of cameras and those of points, in blocks; each observation has one of both."""
+def split(j: sp.csr_array, cameras: int) -> tuple[sp.bsr_array, sp.bsr_array]:
+    """Return the columns of the cameras and of the points, in blocks; each observation has one of both.
+
+    Parameters
+    ----------
+    j : csr_array
+        The Jacobian.
+    cameras : int
+
+    Returns
+    -------
+    (bsr_array, bsr_array)
+        Blocks of 2 x 9 and of 2 x 3.
+
+    Raises
+    ------
+    MatrixError
+        If the shape does not fit, or an observation is not of one camera and one point.
+    """
     cut = CAMERA * cameras
     if j.shape[0] % OBSERVATION or cameras < 1 or j.shape[1] <= cut or (j.shape[1] - cut) % POINT:
         raise spdist.MatrixError(
@@ -69,23 +97,56 @@ def split(j: Any, cameras: int) -> tuple[Any, Any]:
     return parts
 
 
-def normal_equations(jc: Any, jp: Any) -> tuple[Any, Any, Any]:
-    """Return ``Jc' Jc``, ``Jp' Jp`` and ``Jc' Jp``."""
+def normal_equations(jc: sp.bsr_array, jp: sp.bsr_array) -> tuple[sp.bsr_array, sp.bsr_array, sp.bsr_array]:
+    """Return ``Jc' Jc``, ``Jp' Jp`` and ``Jc' Jp``.
+
+    Parameters
+    ----------
+    jc, jp : bsr_array
+        Columns of the cameras and of the points.
+
+    Returns
+    -------
+    (bsr_array, bsr_array, bsr_array)
+        U, V and W, in blocks of 9 x 9, 3 x 3 and 9 x 3.
+    """
     return spdist.spgemm(jc.T, jc), spdist.spgemm(jp.T, jp), spdist.spgemm(jc.T, jp)
 
 
-def damped(m: Any, damping: float) -> Any:
-    """Return a matrix whose diagonal is larger by a share of itself, which makes it positive definite."""
+def damped(m: sp.bsr_array, damping: float) -> sp.bsr_array:
+    """Return the matrix with its diagonal raised by a share of itself, which makes it positive definite.
+
+    Parameters
+    ----------
+    m : bsr_array
+    damping : float
+        The share.
+
+    Returns
+    -------
+    bsr_array
+    """
     return (m + sp.diags_array(damping * m.diagonal() + 1e-12)).tobsr(m.blocksize)
 
 
-def inverse(v: Any) -> Any:
-    """Return the inverse of a matrix of blocks on the diagonal alone."""
+def inverse(v: sp.bsr_array) -> sp.bsr_array:
+    """Return the inverse of a block diagonal matrix."""
     return sp.bsr_array((np.linalg.inv(v.data), v.indices, v.indptr), shape=v.shape)
 
 
-def step(jc: Any, jp: Any, residuals: Any, damping: float) -> tuple[Any, Any]:
-    """Return the step of the cameras and of the points that the damped normal equations give."""
+def step(jc: sp.bsr_array, jp: sp.bsr_array, residuals: Vector, damping: float) -> tuple[Vector, Vector]:
+    """Return the step of the cameras and of the points that solves the damped normal equations.
+
+    Parameters
+    ----------
+    jc, jp : bsr_array
+    residuals : (rows of J,) float64
+    damping : float
+
+    Returns
+    -------
+    ((9 * cameras,), (3 * points,)) float64
+    """
     u, v, w = normal_equations(jc, jp)
     u, v = damped(u, damping), damped(v, damping)
     right, v_inverse = (-jc.T @ residuals, -jp.T @ residuals), inverse(v)
@@ -95,8 +156,24 @@ def step(jc: Any, jp: Any, residuals: Any, damping: float) -> tuple[Any, Any]:
     return cameras, v_inverse @ (right[1] - w.T @ cameras)
 
 
-def error_of(jc: Any, jp: Any, residuals: Any, damping: float, cameras: Any, points: Any) -> float:
-    """Return how far a step is from solving the normal equations, in units of their right-hand side."""
+def error_of(
+    jc: sp.bsr_array, jp: sp.bsr_array, residuals: Vector, damping: float, cameras: Vector, points: Vector
+) -> float:
+    """Return the residual of the damped normal equations for a step, relative to their right-hand side.
+
+    Parameters
+    ----------
+    jc, jp : bsr_array
+    residuals : (rows of J,) float64
+    damping : float
+    cameras, points : float64 array
+        The step.
+
+    Returns
+    -------
+    float
+        A ratio of Euclidean norms.
+    """
     j, x = sp.hstack([jc.tocsr(), jp.tocsr()], format="csr"), np.concatenate([cameras, points])
     diagonal = damping * (j.multiply(j)).sum(axis=0) + 1e-12
     right = -j.T @ residuals
@@ -104,14 +181,25 @@ def error_of(jc: Any, jp: Any, residuals: Any, damping: float, cameras: Any, poi
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what a function returns the second time, and the seconds it took then."""
+    """Call a function twice; return the second result, and the seconds that the second call took."""
     function()
     begin = time.perf_counter()
     return function(), time.perf_counter() - begin
 
 
-def report(jc: Any, jp: Any, damping: float) -> bool:
-    """Make a step and print what it took; return whether it is right."""
+def report(jc: sp.bsr_array, jp: sp.bsr_array, damping: float) -> bool:
+    """Make a step and print its times and its error.
+
+    Parameters
+    ----------
+    jc, jp : bsr_array
+    damping : float
+
+    Returns
+    -------
+    bool
+        Whether products by blocks and by entries agree, and the step solves the normal equations.
+    """
     observations, cameras, points = jc.shape[0] // OBSERVATION, jc.shape[1] // CAMERA, jp.shape[1] // POINT
     print(f"{observations:,} observations, {cameras:,} cameras, {points:,} points")
     blocks, seconds = timed(lambda: normal_equations(jc, jp))

@@ -39,7 +39,19 @@ READERS = {
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
-    """Solve; return what the report says of it."""
+    """Solve, and write the solution.
+
+    Parameters
+    ----------
+    job : Job
+    log : Log
+        Writes the progress.
+
+    Returns
+    -------
+    dict
+        The result for the report.
+    """
     import spdist
 
     a = vectors.square_matrix("a", job)
@@ -57,7 +69,25 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
 
 
 def check_matrix(place: str, a: Any) -> Any:
-    """Return the diagonal of a matrix that conjugate gradients are for."""
+    """Refuse a matrix that conjugate gradients are not for; return its diagonal.
+
+    Parameters
+    ----------
+    place : str
+        Name in messages.
+    a : csr_array
+        Square.
+
+    Returns
+    -------
+    (nrows,) array
+        The diagonal, positive.
+
+    Raises
+    ------
+    MatrixError
+        If a value is not finite, the matrix is not symmetric, or its diagonal is not positive.
+    """
     import spdist
 
     if not np.isfinite(a.data).all():

@@ -42,8 +42,14 @@ class Job(job_file.Job):
     verify: bool = True
 
 
-def measure_of(value: Any) -> str:
-    """Accept the measures there are."""
+def measure_of(value: object) -> str:
+    """Accept the measures there are.
+
+    Raises
+    ------
+    ValueError
+        If it is another value; the message follows the key's name.
+    """
     if value not in ("count", "pmi"):
         raise ValueError("is no measure; write count or pmi")
     return str(value)
@@ -62,7 +68,19 @@ READERS = {
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
-    """Multiply A.T with A, and make of the counts what was asked for."""
+    """Multiply A.T with A, and make of the counts what was asked for.
+
+    Parameters
+    ----------
+    job : Job
+    log : Log
+        Writes the progress.
+
+    Returns
+    -------
+    dict
+        The result for the report.
+    """
     import spdist
 
     a = spdist.open(job.a)
@@ -93,12 +111,12 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
 
 
 def add(x: Any, y: Any) -> Any:
-    """Return the sum."""
+    """Return the sum of two numbers; the plus of the semiring."""
     return x + y
 
 
 def pair(x: Any, y: Any) -> Any:
-    """Return 1: both are there."""
+    """Return 1 for two entries that are stored; the times of the semiring."""
     return 1.0
 
 
@@ -108,7 +126,7 @@ def logarithm(x: Any) -> Any:
 
 
 def column_counts(a: Any) -> Any:
-    """Return the entries of each column."""
+    """Return the number of entries of each column of a stored matrix."""
     out = np.zeros(a.ncols)
     for start, stop, _ in a.row_blocks(1 << 20):
         out += np.bincount(a.rows_indices(start, stop).indices, minlength=a.ncols)

@@ -79,7 +79,19 @@ NEXT = """What to do next, with a Matrix Market file of yours (or data/orsirr_1.
 
 @dataclass(frozen=True)
 class Comparison:
-    """One small product beside SciPy's: sizes, seconds, largest difference in units of the largest value of |A||A|."""
+    """One small product beside SciPy's.
+
+    Attributes
+    ----------
+    name : str
+    shape : (int, int)
+    nnz, product_nnz : int
+        Entries of A and of A @ A.
+    seconds : float
+    difference : float
+        Largest difference from SciPy's product, in units of the largest value of |A||A|.
+    right : bool
+    """
 
     name: str
     shape: tuple[int, int]
@@ -97,7 +109,7 @@ def compare(source: Path) -> Comparison:
     report = spdist.multiply(stored, stored, f"{name}-squared.zarr", memory_limit="32MiB", check=True)
     a, c = (whole(f"{part}.zarr") for part in (name, f"{name}-squared"))
     ones = sp.csr_matrix((np.ones(a.nnz), a.indices, a.indptr), a.shape)
-    pattern = ones @ ones  # SciPy drops sums that are zero, so the pattern is that of a product of ones
+    pattern = ones @ ones  # SciPy drops sums that are zero, so the pattern comes from a product of ones
     difference = abs(c - a @ a).max() / (abs(a) @ abs(a)).max()
     right = verified(report) and c.nnz == pattern.nnz and difference < 1e-14
     print(
@@ -150,7 +162,23 @@ def callbacks() -> spdist.Callbacks:
 
 
 def write_report(found: list[Comparison], report: spdist.Report, product_bytes: int, seconds: float) -> str:
-    """Write report.md; return its text."""
+    """Write report.md.
+
+    Parameters
+    ----------
+    found : list of Comparison
+    report : Report
+        Of the large product.
+    product_bytes : int
+        Bytes of the large C in memory.
+    seconds : float
+        Wall time of the demonstration.
+
+    Returns
+    -------
+    str
+        The text.
+    """
     size, limit, peak = (count / 2**20 for count in (product_bytes, report.memory_limit, report.peak_memory))
     reason = (report.verification or {"reason": "not verified"})["reason"].replace("|", "\\|")
     rows = "\n".join(

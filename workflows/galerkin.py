@@ -39,7 +39,19 @@ READERS = {
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
-    """Multiply the three."""
+    """Multiply the three.
+
+    Parameters
+    ----------
+    job : Job
+    log : Log
+        Writes the progress.
+
+    Returns
+    -------
+    dict
+        The result for the report.
+    """
     import spdist
 
     with job_matrices.scratch(job.out, "r") as (place,):

@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from job_file import Job, JobError, read_mapping, split_setting
@@ -47,11 +48,11 @@ class Workflow:
     job : type
         A subclass of `Job`; its fields are the keys.
     readers : dict
-        What reads the value of each key.
+        A function for each key that checks and converts its value.
     matrices : tuple of str
         Keys that name matrices.
     run : callable
-        Does the job; returns what the report says of it.
+        Does the job; returns the result for the report.
     summary : callable
         Returns the result in a line.
     """
@@ -70,7 +71,14 @@ class Workflow:
 
 
 class ConvergenceError(Exception):
-    """The steps that were allowed are done, and the end is not reached; `result` is what the report says of it."""
+    """The iterations that were allowed are done without convergence.
+
+    Parameters
+    ----------
+    message : str
+    result : dict
+        The result so far, for the report.
+    """
 
     def __init__(self, message: str, result: dict[str, Any]) -> None:
         super().__init__(message)
@@ -81,8 +89,27 @@ class Stopped(KeyboardInterrupt):
     """A signal asked for the end; like Ctrl-C, it leaves a C that can be resumed."""
 
 
-def read_job(workflow: Workflow, path: Path, settings: Sequence[str]) -> Any:
-    """Read a job file, `settings` (``key=value``) in place of its values, and check all of it."""
+def read_job(workflow: Workflow, path: Path, settings: Sequence[str]) -> Job:
+    """Read a job file and check all of it.
+
+    Parameters
+    ----------
+    workflow : Workflow
+    path : Path
+        The job file.
+    settings : sequence of str
+        ``key=value``, in place of the file's values.
+
+    Returns
+    -------
+    Job
+        Of the workflow's class.
+
+    Raises
+    ------
+    JobError
+        If a key, a value or a place is wrong.
+    """
     content = read_mapping(path) | dict(map(split_setting, settings))
     for key in content:
         if key not in workflow.readers:
@@ -97,8 +124,25 @@ def read_job(workflow: Workflow, path: Path, settings: Sequence[str]) -> Any:
     return job
 
 
-def read_value(workflow: Workflow, key: str, value: Any) -> Any:
-    """Return one value in the type its key asks for."""
+def read_value(workflow: Workflow, key: str, value: object) -> Any:
+    """Return a value in the type that its key asks for.
+
+    Parameters
+    ----------
+    workflow : Workflow
+    key : str
+    value : object
+        As YAML has it.
+
+    Returns
+    -------
+    object
+
+    Raises
+    ------
+    JobError
+        If the value is wrong.
+    """
     try:
         return workflow.readers[key](value)
     except ValueError as error:
@@ -112,10 +156,12 @@ def say(text: str) -> None:
 
 @dataclass
 class Log:
-    """Writes a line now and then that says how far the run is.
+    """Writes a line now and then with a run's progress.
 
     Attributes
     ----------
+    every : float
+        Least seconds between two lines.
     latest : dict
         Blocks, products and entries of C at the last progress report.
     written : float
@@ -149,7 +195,7 @@ class Log:
         )
 
     def tell(self, text: str) -> None:
-        """Write a line, unless the last one is recent; raise `Stopped` if a signal could not be raised when it came."""
+        """Write a line, unless the last one is recent; raise `Stopped` if a signal came that could not raise it."""
         if ASKED:
             raise Stopped(ASKED[0])
         if time.monotonic() - self.written >= self.every:
@@ -165,7 +211,7 @@ def catch_signals() -> None:
     """Raise `Stopped` on the first signal; ignore those that follow."""
     signals = (signal.SIGTERM, signal.SIGUSR1)
 
-    def stop(number: int, frame: Any) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         for one in signals:
             signal.signal(one, lambda number, frame: None)
         logging.disable()  # errors of a scheduler that ends at the same time are expected
@@ -177,15 +223,27 @@ def catch_signals() -> None:
         signal.signal(one, stop)
 
 
-def in_finalizer(frame: Any) -> bool:
+def in_finalizer(frame: FrameType | None) -> bool:
     """Whether an object is being finalized: Python drops exceptions raised there."""
     while frame is not None and frame.f_code.co_name != "__del__":
         frame = frame.f_back
     return frame is not None
 
 
-def run_to_exit(workflow: Workflow, job: Any, log: Log) -> tuple[int, dict[str, Any]]:
-    """Do the job, whatever happens; return the exit code and what the report says of the end."""
+def run_to_exit(workflow: Workflow, job: Job, log: Log) -> tuple[int, dict[str, Any]]:
+    """Do the job, whatever happens.
+
+    Parameters
+    ----------
+    workflow : Workflow
+    job : Job
+    log : Log
+
+    Returns
+    -------
+    (int, dict)
+        The exit code, and the outcome for the report.
+    """
     stopped = {"state": "stopped", "error": "stopped by a signal before the end; run it again to go on"}
     try:
         result = workflow.run(job, log)
@@ -201,7 +259,7 @@ def run_to_exit(workflow: Workflow, job: Any, log: Log) -> tuple[int, dict[str, 
 
 
 def failed(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Return the exit code for an error and what to say of it."""
+    """Return the exit code for an error, and its text for the report."""
     import spdist
 
     if isinstance(error, spdist.SpdistError):
@@ -220,14 +278,34 @@ def was_stopped(error: BaseException | None) -> bool:
 
 
 def write_report(job: Job, content: dict[str, Any]) -> None:
-    """Write the report, whole or not at all."""
+    """Write the report, whole or not at all.
+
+    Parameters
+    ----------
+    job : Job
+        Names the file.
+    content : dict
+        Written as JSON.
+    """
     part = Path(f"{job.report}.part")
     part.write_text(json.dumps(content, indent=2) + "\n")
     part.replace(job.report)
 
 
 def product_summary(result: dict[str, Any], what: str) -> str:
-    """Return the report of a product in a line."""
+    """Return the report of a product in a line.
+
+    Parameters
+    ----------
+    result : dict
+        JSON form of a `spdist.Report`.
+    what : str
+        What the entries of C are, in the plural.
+
+    Returns
+    -------
+    str
+    """
     checked = f"; verified: {result['verification']['reason']}" if result["verification"] else ""
     took = f"{result['blocks']:,} blocks, {result['seconds']:.1f} s"
     return f"{result['state']}: {result['nnz']:,} {what}, {took}{checked}"
@@ -242,7 +320,19 @@ class Parser(argparse.ArgumentParser):
 
 
 def arguments(workflow: Workflow, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Read the command line.
+
+    Parameters
+    ----------
+    workflow : Workflow
+    argv : sequence of str or None
+        None for the arguments of this process.
+
+    Returns
+    -------
+    Namespace
+        With `job` and `set`.
+    """
     parser = Parser(description=workflow.description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", type=Path, metavar="JOB.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the file's value")
@@ -250,7 +340,19 @@ def arguments(workflow: Workflow, argv: Sequence[str] | None) -> argparse.Namesp
 
 
 def main(workflow: Workflow, argv: Sequence[str] | None = None) -> int:
-    """Run a job file; return the exit code."""
+    """Run a job file.
+
+    Parameters
+    ----------
+    workflow : Workflow
+    argv : sequence of str, optional
+        By default the arguments of this process.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     catch_signals()
     try:
         return run_file(workflow, arguments(workflow, argv))
@@ -259,7 +361,19 @@ def main(workflow: Workflow, argv: Sequence[str] | None = None) -> int:
 
 
 def run_file(workflow: Workflow, args: argparse.Namespace) -> int:
-    """Check the job file, run it, write the report; return the exit code."""
+    """Check the job file, run it, and write the report.
+
+    Parameters
+    ----------
+    workflow : Workflow
+    args : Namespace
+        From `arguments`.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     begin = time.time()
     try:
         job = read_job(workflow, args.job, args.set)

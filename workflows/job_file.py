@@ -15,7 +15,23 @@ import yaml
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The keys that every job has; a workflow's own class has the rest."""
+    """The keys that every job has; a workflow's own class has the others.
+
+    Attributes
+    ----------
+    out : str
+        Where the result goes.
+    report : str
+        Where the report goes.
+    memory_limit : int or str
+        Bytes of each worker.
+    workers : int or None
+        Processes on this machine.
+    scheduler, scheduler_file : str or None
+        Address of a running Dask scheduler, or the file that holds it.
+    resume : bool
+        Continue an unfinished result.
+    """
 
     out: str
     report: str
@@ -33,7 +49,7 @@ class Job:
 
     @contextmanager
     def where_for_all(self) -> Iterator[dict[str, Any]]:
-        """Give the same for several products: workers that are asked for start once."""
+        """Yield the same keywords for several products; workers that the job asks for start once."""
         import spdist
 
         where = self.where()
@@ -46,7 +62,13 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class WholeJob(Job):
-    """The keys of a job that makes its result whole, and puts it in place of what lies at `out`."""
+    """The keys of a job that replaces `out` at the end, with its whole result.
+
+    Attributes
+    ----------
+    overwrite : bool
+        Replace whatever lies at `out`.
+    """
 
     overwrite: bool = False
 
@@ -68,7 +90,13 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_mapping(path: Path) -> dict[Any, Any]:
-    """Return the keys and values of a YAML file."""
+    """Return the keys and values of a YAML file.
+
+    Raises
+    ------
+    JobError
+        If the file cannot be read, or is not YAML of keys and values.
+    """
     try:
         content = yaml.load(path.read_text(), _Loader)
     except OSError as error:
@@ -83,7 +111,18 @@ def read_mapping(path: Path) -> dict[Any, Any]:
 
 
 def split_setting(text: str) -> tuple[str, Any]:
-    """Return key and value of a ``--set key=value``; the value is read as in the file."""
+    """Return key and value of a ``--set key=value``; the value is read as in the file.
+
+    Raises
+    ------
+    JobError
+        If the text is not ``key=value``.
+
+    Examples
+    --------
+    >>> split_setting("workers=4")
+    ('workers', 4)
+    """
     key, equals, value = text.partition("=")
     if not equals:
         raise JobError(f"--set {text!r} is not key=value; write for instance --set memory_limit=4GiB")
@@ -93,8 +132,14 @@ def split_setting(text: str) -> tuple[str, Any]:
         raise JobError(f"--set {text!r}: the value is not YAML; put it in quotes") from None
 
 
-def text_of(value: Any) -> str:
-    """Accept a text that is not empty."""
+def text_of(value: object) -> str:
+    """Accept a text that is not empty.
+
+    Raises
+    ------
+    ValueError
+        If it is another value; the message follows the key's name.
+    """
     if not isinstance(value, str) or not value.strip():
         raise ValueError(
             f"is {type(value).__name__}, not a text; write it in quotes" if value else "is empty; fill it in"
@@ -102,22 +147,40 @@ def text_of(value: Any) -> str:
     return value
 
 
-def flag(value: Any) -> bool:
-    """Accept true and false."""
+def flag(value: object) -> bool:
+    """Accept true and false.
+
+    Raises
+    ------
+    ValueError
+        If it is another value; the message follows the key's name.
+    """
     if not isinstance(value, bool):
         raise ValueError("is neither true nor false; write one of them, without quotes")
     return value
 
 
-def count(value: Any) -> int:
-    """Accept a whole number from 1 up."""
+def count(value: object) -> int:
+    """Accept a whole number from 1 up.
+
+    Raises
+    ------
+    ValueError
+        If it is another value; the message follows the key's name.
+    """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError("is not a whole number of at least 1; write for instance 4, or null for the default")
     return value
 
 
-def size(value: Any) -> int | str:
-    """Accept bytes as a number or a text like 2GiB."""
+def size(value: object) -> int | str:
+    """Accept bytes as a number or a text like 2GiB.
+
+    Raises
+    ------
+    ValueError
+        If it is another value; the message follows the key's name.
+    """
     is_size = re.fullmatch(r"\s*[0-9]*\.?[0-9]+\s*[KMGT]?i?B?\s*", str(value), re.IGNORECASE) and re.search(
         "[1-9]", str(value)
     )
@@ -126,15 +189,32 @@ def size(value: Any) -> int | str:
     return value
 
 
-def number(value: Any) -> float:
-    """Accept a number."""
+def number(value: object) -> float:
+    """Accept a number.
+
+    Raises
+    ------
+    ValueError
+        If it is another value; the message follows the key's name.
+    """
     if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
         raise ValueError("is not a number; write for instance 0.2, or null for none")
     return float(value)
 
 
 def grid_of(value: Any) -> tuple[int, int, int]:
-    """Accept three counts, as a list or with commas between."""
+    """Accept three counts, as a list or with commas between.
+
+    Raises
+    ------
+    ValueError
+        If it is another value; the message follows the key's name.
+
+    Examples
+    --------
+    >>> grid_of("8, 1, 1")
+    (8, 1, 1)
+    """
     parts = (
         [int(part) if part.strip().isdigit() else part for part in value.split(",")]
         if isinstance(value, str)
@@ -155,11 +235,11 @@ COMMON: dict[str, Callable[[Any], Any]] = {
     "resume": flag,
     "report": text_of,
 }
-"""What reads the keys that every job has, but for `out`."""
+"""Readers of the keys that every job has, except `out`."""
 
 
 WHOLE: dict[str, Callable[[Any], Any]] = {"out": text_of, "overwrite": flag, **COMMON}
-"""What reads the keys of a `WholeJob`."""
+"""Readers of the keys of a `WholeJob`."""
 
 
 def local(place: str) -> Path | None:
@@ -168,7 +248,13 @@ def local(place: str) -> Path | None:
 
 
 def scheduler_address(path: str) -> str:
-    """Return the address that `dask scheduler --scheduler-file` wrote."""
+    """Return the address that `dask scheduler --scheduler-file` wrote.
+
+    Raises
+    ------
+    JobError
+        If the file is missing, or holds no address.
+    """
     try:
         return str(json.loads(Path(path).read_text())["address"])
     except OSError as error:

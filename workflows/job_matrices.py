@@ -8,7 +8,24 @@ from typing import Any
 
 
 def square(key: str, a: Any) -> Any:
-    """Return a stored matrix if it is square, as the adjacency matrix of a graph."""
+    """Return a stored matrix if it is square and not empty.
+
+    Parameters
+    ----------
+    key : str
+        The job's key that names the matrix.
+    a : StoredMatrix
+
+    Returns
+    -------
+    StoredMatrix
+        The matrix `a`.
+
+    Raises
+    ------
+    MatrixError
+        If it is not square, or empty.
+    """
     import spdist
 
     if a.nrows != a.ncols or not a.nrows:
@@ -20,7 +37,28 @@ def square(key: str, a: Any) -> Any:
 
 
 def with_values(key: str, a: Any, fit: Callable[[Any], Any], needed: str) -> Any:
-    """Return a stored matrix if all of its values fit, `needed` in words; they are looked at by blocks of rows."""
+    """Return a stored matrix if all of its values fit; rows are read block by block.
+
+    Parameters
+    ----------
+    key : str
+        The job's key that names the matrix.
+    a : StoredMatrix
+    fit : callable
+        Takes an array of values; returns a bool for each.
+    needed : str
+        The values that fit, in words.
+
+    Returns
+    -------
+    StoredMatrix
+        The matrix `a`.
+
+    Raises
+    ------
+    MatrixError
+        If a value does not fit, values are complex, or the matrix is stored in blocks.
+    """
     import spdist
 
     if a.blocksize is not None:
@@ -42,12 +80,20 @@ def with_values(key: str, a: Any, fit: Callable[[Any], Any], needed: str) -> Any
 
 @contextmanager
 def scratch(out: str, *names: str, keep: bool = False) -> Iterator[list[str]]:
-    """Give places beside `out` for matrices of a job, and remove them in the end.
+    """Give places beside `out` for a job's own matrices, and remove these matrices in the end.
 
     Parameters
     ----------
+    out : str
+    *names : str
+        A place is ``out.name``.
     keep : bool
-        Keep them where the job was stopped or failed: they are steps from which it goes on.
+        Keep the matrices if the job is stopped or fails: it continues from them.
+
+    Yields
+    ------
+    list of str
+        The places.
     """
     places = [f"{out}.{name}" for name in names]
     if not keep:
@@ -72,7 +118,13 @@ def remove(places: Sequence[str]) -> None:
 
 
 def put(place: str, out: str) -> None:
-    """Put a matrix of a job where its result goes, in place of what an earlier run left there."""
+    """Move a job's matrix to `out`, in place of what an earlier run left there.
+
+    Parameters
+    ----------
+    place, out : str
+        Paths or URLs on one file system.
+    """
     import fsspec
 
     remove([out])
@@ -80,5 +132,13 @@ def put(place: str, out: str) -> None:
 
 
 def remove_steps(place: str, last: int) -> None:
-    """Remove what the steps of a job left beside `place`."""
+    """Remove the matrices that the steps of a job left.
+
+    Parameters
+    ----------
+    place : str
+        Step i lies at ``place-i``.
+    last : int
+        Number of the last step; the first is 0.
+    """
     remove([f"{place}-{step}" for step in range(last + 1)])

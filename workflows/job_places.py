@@ -12,15 +12,33 @@ from job_file import Job, JobError, WholeJob, local, scheduler_address
 
 
 def check_workers(job: Job) -> None:
-    """Refuse two answers to where the workers are."""
+    """Refuse a job that says twice where its workers are.
+
+    Raises
+    ------
+    JobError
+        If more than one of workers, scheduler and scheduler_file is given.
+    """
     named = [key for key in ("workers", "scheduler", "scheduler_file") if getattr(job, key) is not None]
     if len(named) > 1:
         values = " and ".join(f"{key}: {getattr(job, key)!r}" for key in named)
         raise JobError(f"{values} exclude each other: workers are of this machine, a scheduler has its own; keep one")
 
 
-def check_places(matrices: Sequence[str], job: Any) -> None:
-    """Refuse a place that the job could not read or write; `matrices` are the keys that name matrices."""
+def check_places(matrices: Sequence[str], job: Job) -> None:
+    """Refuse a place that the job could not read or write.
+
+    Parameters
+    ----------
+    matrices : sequence of str
+        Keys that name matrices.
+    job : Job
+
+    Raises
+    ------
+    JobError
+        If a place is wrong.
+    """
     for key in matrices:
         if getattr(job, key) is not None:
             check_matrix(key, getattr(job, key))
@@ -34,7 +52,13 @@ def check_places(matrices: Sequence[str], job: Any) -> None:
 
 
 def check_report(job: Job) -> None:
-    """Refuse a report in place of anything but an earlier report: the job file, say, or a vector that it names."""
+    """Refuse a report in place of anything but an earlier report: the job file, say, or a vector that it names.
+
+    Raises
+    ------
+    JobError
+        If the report cannot go there.
+    """
     check_folder("report", job.report)
     path = Path(job.report)
     if path.is_dir():
@@ -46,7 +70,7 @@ def check_report(job: Job) -> None:
 
 
 def earlier_report(path: Path) -> dict[str, Any]:
-    """Return what an earlier run left as its report; nothing where there is none."""
+    """Return the report that an earlier run left; empty if there is none."""
     try:
         content = json.loads(path.read_text()) if path.is_file() else None
     except (OSError, ValueError):
@@ -56,7 +80,13 @@ def earlier_report(path: Path) -> dict[str, Any]:
 
 
 def check_out(job: Job) -> None:
-    """Refuse to go on with what lies at `out` against `resume`; to replace it, unless this job's report names it."""
+    """Refuse to continue the result at `out` against `resume`, or to replace a result that is not this job's.
+
+    Raises
+    ------
+    JobError
+        If the result may not go there.
+    """
     if (out := local(job.out)) is not None and out.exists() and not job.resume:
         raise JobError(f"out: {job.out!r} exists; remove it, choose another name, or set resume: true to continue it")
     own = earlier_report(Path(job.report)).get("job", {}).get("out") == job.out
@@ -68,7 +98,13 @@ def check_out(job: Job) -> None:
 
 
 def is_there(place: str) -> bool:
-    """Whether there is anything at a place."""
+    """Whether there is anything at a place.
+
+    Raises
+    ------
+    JobError
+        If the address cannot be opened.
+    """
     import fsspec
 
     try:
@@ -79,7 +115,19 @@ def is_there(place: str) -> bool:
 
 
 def check_matrix(key: str, place: str) -> None:
-    """Refuse what is no matrix."""
+    """Refuse a place where no matrix is.
+
+    Parameters
+    ----------
+    key : str
+        The job's key that names the place.
+    place : str
+
+    Raises
+    ------
+    JobError
+        If there is no matrix, or it cannot be opened.
+    """
     import spdist
 
     path = local(place)
@@ -96,7 +144,19 @@ def check_matrix(key: str, place: str) -> None:
 
 
 def check_folder(key: str, place: str) -> None:
-    """Refuse a file in a folder that is not there or may not be written to."""
+    """Refuse a place whose folder is missing or may not be written to.
+
+    Parameters
+    ----------
+    key : str
+        The job's key that names the place.
+    place : str
+
+    Raises
+    ------
+    JobError
+        If the folder does not serve.
+    """
     parent = Path(place).absolute().parent
     if not parent.is_dir():
         raise JobError(f"{key}: {place!r}: {parent} is not a folder; create it or choose another place")

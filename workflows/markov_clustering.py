@@ -44,8 +44,14 @@ class Job(job_file.WholeJob):
     steps: int = 100
 
 
-def power(value: Any) -> float:
-    """Accept a number above 1."""
+def power(value: object) -> float:
+    """Accept a number above 1.
+
+    Raises
+    ------
+    ValueError
+        If it is another value; the message follows the key's name.
+    """
     if job_file.number(value) <= 1:
         raise ValueError("is no power that sharpens; write a number above 1, for instance 2")
     return float(value)
@@ -62,7 +68,24 @@ READERS = {
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
-    """Expand, inflate and prune until nothing changes; write the clusters."""
+    """Expand, inflate and prune until nothing changes; write the clusters.
+
+    Parameters
+    ----------
+    job : Job
+    log : Log
+        Writes the progress.
+
+    Returns
+    -------
+    dict
+        The result for the report.
+
+    Raises
+    ------
+    ConvergenceError
+        If walks still change after the last step.
+    """
     import spdist
 
     epilogue = spdist.Epilogue(apply=raised_to(job.inflation), normalize="l1")
@@ -121,7 +144,18 @@ def first_walks(a: Any) -> Any:
 
 
 def largest_change(p: Any, q: Any) -> float:
-    """Return the largest change of a value."""
+    """Return the largest change of a value.
+
+    Parameters
+    ----------
+    p, q : StoredMatrix
+        Of one shape.
+
+    Returns
+    -------
+    float
+        The largest absolute value of ``p - q``.
+    """
     change = 0.0
     for start, stop, _ in p.row_blocks(1 << 20):
         one, other = p.rows(start, stop).to_scipy(), q.rows(start, stop).to_scipy()
@@ -130,7 +164,7 @@ def largest_change(p: Any, q: Any) -> float:
 
 
 def clusters(m: Any) -> Any:
-    """Return the number of each vertex' cluster: walks that end at one place belong together."""
+    """Return the number of each vertex's cluster: walks that end at one place belong together."""
     from scipy.sparse.csgraph import connected_components
 
     return connected_components(m.rows(0, m.nrows).to_scipy(), directed=False)[1]

@@ -50,8 +50,14 @@ class Job(job_file.Job):
     transpose_b: bool = False
 
 
-def engine_of(value: Any) -> str:
-    """Accept the engines that spdist has."""
+def engine_of(value: object) -> str:
+    """Accept the engines that spdist has.
+
+    Raises
+    ------
+    ValueError
+        If it is another value; the message follows the key's name.
+    """
     import spdist
 
     engines = typing.get_args(inspect.signature(spdist.multiply, eval_str=True).parameters["engine"].annotation)
@@ -60,8 +66,14 @@ def engine_of(value: Any) -> str:
     return str(value)
 
 
-def axis_of(value: Any) -> int:
-    """Accept 0 and 1."""
+def axis_of(value: object) -> int:
+    """Accept 0 and 1.
+
+    Raises
+    ------
+    ValueError
+        If it is another value; the message follows the key's name.
+    """
     if job_file.number(value) not in (0, 1):
         raise ValueError("is no axis; write 1 for rows or 0 for columns")
     return int(value)
@@ -99,7 +111,19 @@ READERS = {
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
-    """Multiply; return the JSON form of what was done."""
+    """Multiply; return the JSON form of what was done.
+
+    Parameters
+    ----------
+    job : Job
+    log : Log
+        Writes the progress.
+
+    Returns
+    -------
+    dict
+        The result for the report.
+    """
     import spdist
 
     report = spdist.multiply(

@@ -40,7 +40,24 @@ READERS = {
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
-    """Rank; return what the report says of it."""
+    """Rank the nodes, and write the ranks.
+
+    Parameters
+    ----------
+    job : Job
+    log : Log
+        Writes the progress.
+
+    Returns
+    -------
+    dict
+        The result for the report.
+
+    Raises
+    ------
+    MatrixError
+        If a weight is negative, infinite or not a number.
+    """
     import spdist
 
     links = vectors.square_matrix("a", job)

@@ -28,7 +28,7 @@ import numpy as np
 import scipy.sparse as sp
 
 ROUNDINGS = 1000
-"""A path that becomes shorter by less than so many roundings is taken to be the same."""
+"""Number of roundings by which a path may become shorter without counting as changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,14 @@ class Job(job_file.WholeJob):
     hops: int | None = None
 
 
-def vertices_of(value: Any) -> list[int]:
-    """Accept a list of vertices."""
+def vertices_of(value: object) -> list[int]:
+    """Accept a list of vertices.
+
+    Raises
+    ------
+    ValueError
+        If it is another value; the message follows the key's name.
+    """
     if not isinstance(value, list) or not all(isinstance(one, int) and one >= 0 for one in value) or not value:
         raise ValueError("is no list of vertices, counted from 0; write for instance [0, 17]")
     return value
@@ -56,7 +62,24 @@ READERS = {
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
-    """Take steps until the hops are done or nothing changes."""
+    """Take steps until the hops are done or nothing changes.
+
+    Parameters
+    ----------
+    job : Job
+    log : Log
+        Writes the progress.
+
+    Returns
+    -------
+    dict
+        The result for the report.
+
+    Raises
+    ------
+    InputError
+        If a source is not a vertex.
+    """
     import spdist
 
     a = job_matrices.square("a", spdist.open(job.a))
@@ -95,14 +118,36 @@ def with_loops(a: Any) -> Any:
     return sp.csr_array((data, places), shape=m.shape)
 
 
-def graph_rows(n: int, sources: Sequence[int], dtype: Any) -> Any:
-    """Return a row for each source, with length 0 at itself."""
+def graph_rows(n: int, sources: Sequence[int], dtype: np.dtype[Any]) -> Any:
+    """Return a row for each source, with length 0 at itself.
+
+    Parameters
+    ----------
+    n : int
+        Vertices of the graph.
+    sources : sequence of int
+    dtype : dtype
+
+    Returns
+    -------
+    (len(sources), n) csr_array
+    """
     places = np.arange(len(sources)), np.asarray(sources)
     return sp.csr_array((np.zeros(len(sources), dtype), places), shape=(len(sources), n))
 
 
 def same(p: Any, q: Any) -> bool:
-    """Whether two stored matrices are equal, but for roundings: these may shorten a path for many steps."""
+    """Whether two stored matrices are equal but for rounding errors, which may shorten a path for many steps.
+
+    Parameters
+    ----------
+    p, q : StoredMatrix
+        Of one shape; paths in `q` are no longer than in `p`.
+
+    Returns
+    -------
+    bool
+    """
     slack = ROUNDINGS * np.finfo(p.dtype).eps if p.dtype.kind == "f" else 0.0
     if p.nnz != q.nnz:
         return False

@@ -44,7 +44,19 @@ READERS = {
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
-    """Scale the rows of A and multiply them with one another."""
+    """Scale the rows of A and multiply them with one another.
+
+    Parameters
+    ----------
+    job : Job
+    log : Log
+        Writes the progress.
+
+    Returns
+    -------
+    dict
+        The result for the report.
+    """
     import spdist
 
     a = job_matrices.with_values("a", spdist.open(job.a), np.isfinite, "finite real values")
@@ -75,7 +87,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
 
 
 def row_lengths(a: Any) -> Any:
-    """Return the root of the sum of squares of each row; 1 for rows without."""
+    """Return the Euclidean norm of each row of a stored matrix; 1 for rows of zeros."""
     out = np.ones(a.nrows)
     for start, stop, _ in a.row_blocks(1 << 20):
         rows = a.rows(start, stop).to_scipy()

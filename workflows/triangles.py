@@ -41,7 +41,19 @@ READERS = {"a": job_file.text_of, **job_file.WHOLE}
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
-    """Order the graph, take its lower part, and reduce the masked product."""
+    """Order the graph, take its lower part, and reduce the masked product.
+
+    Parameters
+    ----------
+    job : Job
+    log : Log
+        Writes the progress.
+
+    Returns
+    -------
+    dict
+        The result for the report.
+    """
     import spdist
 
     a = job_matrices.square("a", spdist.open(job.a))

@@ -14,7 +14,14 @@ from dask.utils import parse_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Job(job_file.WholeJob):
-    """The keys that these jobs have besides those of every job."""
+    """The keys that these jobs have besides those of every job.
+
+    Attributes
+    ----------
+    maxiter : int or None
+    on_gpu : bool
+        Multiply on GPUs.
+    """
 
     maxiter: int | None = None
     on_gpu: bool = False
@@ -30,7 +37,13 @@ READERS = {"maxiter": job_file.count, "on_gpu": job_file.flag, **job_file.WHOLE}
 
 
 def fraction(value: Any) -> float:
-    """Accept a number from 0 up and below 1."""
+    """Accept a number from 0 up and below 1.
+
+    Raises
+    ------
+    ValueError
+        If it is another value; the message follows the key's name.
+    """
     try:
         number = -1.0 if isinstance(value, bool) else float(value)  # YAML takes 1e-8 for a text
     except (TypeError, ValueError):
@@ -41,7 +54,25 @@ def fraction(value: Any) -> float:
 
 
 def square_matrix(key: str, job: Job) -> Any:
-    """Return a stored square matrix as SciPy's, if it takes no more than the memory limit."""
+    """Return a stored square matrix as SciPy's, if it takes no more than the memory limit.
+
+    Parameters
+    ----------
+    key : str
+        The job's key that names the matrix.
+    job : Job
+
+    Returns
+    -------
+    csr_matrix or csr_array
+
+    Raises
+    ------
+    MatrixError
+        If it is not square.
+    InputError
+        If it takes more than the memory limit.
+    """
     import spdist
 
     a = job_matrices.square(key, spdist.open(getattr(job, key)))
@@ -54,7 +85,25 @@ def square_matrix(key: str, job: Job) -> Any:
 
 
 def read_vector(key: str, place: str, size: int) -> Any:
-    """Return a vector of NumPy's .npy."""
+    """Return a vector of NumPy's .npy.
+
+    Parameters
+    ----------
+    key : str
+        The job's key that names the file.
+    place : str
+        A .npy file.
+    size : int
+
+    Returns
+    -------
+    (size,) float64
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or does not hold `size` finite real numbers.
+    """
     import spdist
 
     try:
@@ -69,7 +118,25 @@ def read_vector(key: str, place: str, size: int) -> Any:
 
 
 def finish(job: Job, found: Any, what: str) -> dict[str, Any]:
-    """Write the vector that was found; return the facts for the report, or say that it has not converged."""
+    """Write the vector that was found.
+
+    Parameters
+    ----------
+    job : Job
+    found : spdist.Solution
+    what : str
+        The quantity that is the residual, in words.
+
+    Returns
+    -------
+    dict
+        The facts for the report.
+
+    Raises
+    ------
+    ConvergenceError
+        If the iterations did not converge.
+    """
     with open(job.out, "wb") as file:  # noqa: PTH123  (np.save would add a suffix to a name)
         np.save(file, found.x)
     facts = {"iterations": found.iterations, "seconds": found.seconds, "residual": found.residual}

@@ -51,13 +51,28 @@ GPU_METHODS: dict[str, Multiply] = {"auto": _on_gpu, "tf32": _on_gpu}
 """Methods for blocks on the GPU."""
 
 
-def is_blocked(matrix: Any) -> bool:
+def is_blocked(matrix: object) -> bool:
     """Whether a matrix is kept in blocks: SciPy's `bsr_array` and `bsr_matrix`, and `BSR`."""
     return isinstance(matrix, BSR) or is_scipy_bsr(matrix)
 
 
-def fit(a: Any, b: Any) -> bool:
-    """Whether two matrices can be multiplied by blocks: both are kept in blocks that fit, and in the same memory."""
+def fit(a: object, b: object) -> bool:
+    """Whether two matrices can be multiplied by blocks: both are kept in blocks that fit, and in the same memory.
+
+    Parameters
+    ----------
+    a, b : sparse matrix or array, or BSR
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> wide, tall = sp.bsr_array(np.ones((2, 4)), blocksize=(2, 4)), sp.bsr_array(np.ones((4, 2)), blocksize=(4, 1))
+    >>> fit(wide, tall), fit(tall, tall)
+    (True, False)
+    """
     if not (is_blocked(a) and is_blocked(b)) or _is_on_gpu(a) != _is_on_gpu(b):
         return False
     return _blocksize(a)[1] == _blocksize(b)[0]
@@ -140,7 +155,7 @@ def _multiply_rows(a: CSR, b: CSR, threads: int | None) -> CSR:
     return cpu.multiply(a, b, engine="numba", threads=threads or os.cpu_count() or 1)
 
 
-def _canonical(matrix: Any, name: str) -> BSR:
+def _canonical(matrix: object, name: str) -> BSR:
     """Return a block matrix as a `BSR`, canonical if it is on the host; kernels check one on the GPU."""
     if not isinstance(matrix, BSR):
         return from_scipy(matrix)
@@ -150,7 +165,21 @@ def _canonical(matrix: Any, name: str) -> BSR:
 
 
 def expand(matrix: Any, name: str, reason: str) -> Any:
-    """Return a block matrix as its entries in CSR, and log the reason; return any other matrix unchanged."""
+    """Return a block matrix as its entries in CSR, and log the reason; return any other matrix unchanged.
+
+    Parameters
+    ----------
+    matrix : sparse matrix or array, or BSR
+    name : str
+        Name of the matrix in the log.
+    reason : str
+        Why it is not multiplied by blocks.
+
+    Returns
+    -------
+    sparse matrix or array
+        By rows, on the host or the GPU as `matrix`.
+    """
     if not is_blocked(matrix):
         return matrix
     r, s = _blocksize(matrix)
@@ -166,5 +195,5 @@ def _blocksize(matrix: Any) -> tuple[int, int]:
     return (int(matrix.blocksize[0]), int(matrix.blocksize[1]))
 
 
-def _is_on_gpu(matrix: Any) -> bool:
+def _is_on_gpu(matrix: object) -> bool:
     return cupy_operands.is_cupyx(matrix) or (isinstance(matrix, BSR) and is_on_gpu(matrix.data))

@@ -27,7 +27,7 @@ log = logging.getLogger("spdist")
 
 @dataclass(frozen=True)
 class Method:
-    """What implements a method.
+    """Implementation of a method.
 
     Attributes
     ----------
@@ -55,18 +55,34 @@ METHODS = {"auto": Method(_rowwise), "rowwise": Method(_rowwise), "esc": Method(
 """Methods for matrices of CuPy's."""
 
 
-def is_cupyx(matrix: Any) -> bool:
+def is_cupyx(matrix: object) -> bool:
     """Whether a matrix is one of `cupyx.scipy.sparse`."""
     return type(matrix).__module__.partition(".")[0] == "cupyx"
 
 
-def are_on_gpu(a: Any, b: Any) -> bool:
+def are_on_gpu(a: object, b: object) -> bool:
     """Whether both operands are CuPy's.
+
+    Parameters
+    ----------
+    a, b : sparse matrix or array
+        SciPy's or CuPy's.
+
+    Returns
+    -------
+    bool
+        False if neither is.
 
     Raises
     ------
     MatrixError
         If only one is.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp
+    >>> are_on_gpu(sp.eye_array(3), sp.eye_array(3))
+    False
     """
     on_gpu = is_cupyx(a), is_cupyx(b)
     if on_gpu[0] != on_gpu[1]:
@@ -165,7 +181,7 @@ def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any
 
 
 def _multiply_with_options(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> CSR:
-    """Return what the options make of the product."""
+    """Return the product changed by the options."""
     from spdist.kernels.rowwise_gpu.epilogue import BlockEpilogue
 
     left = from_cupyx(a)
@@ -221,10 +237,44 @@ def _summed_copy(m: Any) -> Any:
 
 
 def symbolic(a: Any, b: Any, deterministic: bool) -> Pattern:
-    """Return the structure of ``a @ b``; see `spdist.symbolic`."""
+    """Return the structure of ``a @ b``; see `spdist.symbolic`.
+
+    Parameters
+    ----------
+    a, b : cupyx.scipy.sparse matrix
+    deterministic : bool
+        Whether `numeric` adds products in the order of A's entries.
+
+    Returns
+    -------
+    Pattern
+
+    Raises
+    ------
+    MatrixError
+        If the shapes do not fit.
+    """
     return rowwise_gpu.symbolic(from_cupyx(a), from_cupyx(b), deterministic=deterministic)
 
 
 def numeric(pattern: Pattern, a: Any, b: Any) -> Any:
-    """Fill a structure with the values of ``a @ b``; see `spdist.numeric`."""
+    """Fill a structure with the values of ``a @ b``; see `spdist.numeric`.
+
+    Parameters
+    ----------
+    pattern : Pattern
+        The structure that `symbolic` returned.
+    a, b : cupyx.scipy.sparse matrix
+        Of the structure and dtypes that `symbolic` saw.
+
+    Returns
+    -------
+    cupyx.scipy.sparse.csr_matrix
+        It shares `indptr` and `indices` with the pattern.
+
+    Raises
+    ------
+    MatrixError
+        If an operand has another shape, nnz or dtype.
+    """
     return to_cupyx(rowwise_gpu.numeric(pattern, from_cupyx(a), from_cupyx(b)))

@@ -20,7 +20,7 @@ from spdist.options import InMemoryOptions
 
 @dataclass(frozen=True)
 class Method:
-    """What implements a method.
+    """Implementation of a method.
 
     Attributes
     ----------
@@ -106,7 +106,8 @@ def reduce(a: Any, b: Any, what: Reduction, spec: ProductSpec, options: InMemory
 
     Returns
     -------
-    number or array
+    number or (nrows,), (ncols,) or (bins,) array
+        As `spdist.reduce`.
 
     Raises
     ------
@@ -127,8 +128,19 @@ def reduce(a: Any, b: Any, what: Reduction, spec: ProductSpec, options: InMemory
     return reduce_product(what, left, right, threads=options.thread_count, spec=spec)
 
 
-def scipy_like(a: Any, c: CSR) -> Any:
-    """Return a canonical `CSR` as SciPy's array if `a` is one, else as SciPy's matrix; no arrays are copied."""
+def scipy_like(a: object, c: CSR) -> Any:
+    """Return a canonical `CSR` as SciPy's sparse array if `a` is one, else as SciPy's matrix; no arrays are copied.
+
+    Parameters
+    ----------
+    a : scipy.sparse matrix or array
+    c : CSR
+        Canonical.
+
+    Returns
+    -------
+    scipy.sparse.csr_array or csr_matrix
+    """
     m: Any = c.to_scipy()
     if isinstance(a, sp.sparray):
         out = sp.csr_array(m.shape, dtype=m.dtype)

@@ -51,8 +51,8 @@ def symbolic(a: Any, b: Any, *, deterministic: bool = False) -> Pattern | HostPa
     Returns
     -------
     Pattern or HostPattern
-        With `indptr`, `indices`, `nnz` and `shape`. On the GPU the pattern also holds what the kernels found out about
-        each row, so that `numeric` takes a part of the time of `spgemm`; on the CPU it takes the same time.
+        With `indptr`, `indices`, `nnz` and `shape`. On the GPU the pattern also holds the kernels' analysis
+        of each row, so that `numeric` is quicker than `spgemm`; on the CPU both take equal time.
 
     Raises
     ------
@@ -82,9 +82,9 @@ def numeric(pattern: Pattern | HostPattern, a: Any, b: Any) -> Any:
     Parameters
     ----------
     pattern : Pattern or HostPattern
-        What `symbolic` returned.
+        The structure that `symbolic` returned.
     a, b : sparse matrix or array
-        Of the same structure and dtypes as then.
+        Of the structure and dtypes that `symbolic` saw.
 
     Returns
     -------
@@ -94,7 +94,7 @@ def numeric(pattern: Pattern | HostPattern, a: Any, b: Any) -> Any:
     Raises
     ------
     MatrixError
-        If an operand has another shape, nnz or dtype than then.
+        If an operand has another shape, nnz or dtype.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Products in memory: SciPy matrices in and out, on the CPU; CuPy matrices in and out, on the GPU.
 
 Each kind of operands has its module, whose ``METHODS`` say what implements each method: `host_operands` (SciPy's),
-`cupy_operands` (CuPy's) and `block_operands` (block matrices on the host or the GPU). What is here finds the kind.
+`cupy_operands` (CuPy's) and `block_operands` (block matrices on the host or the GPU). This module finds the kind.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywor
     memory_limit : int, optional
         Bytes of GPU memory that "cuda" may take; by default 0.9 of the free memory.
     semiring : str or Semiring
-        What multiplies and adds: "plus_times", "min_plus", "max_plus", "max_times", "max_min", "or_and", "plus_pair",
+        How to multiply and add: "plus_times", "min_plus", "max_plus", "max_times", "max_min", "or_and", "plus_pair",
         "plus_first", "plus_second", "any_pair", or a `spdist.Semiring`. "pair" is 1 wherever both factors are stored;
         "first" and "second" are A's and B's value; "any" is one of the products. The dtype of C is NumPy's result type,
         for "plus_first" A's and for "plus_second" B's; bool counts as int64. "or_and" and "any_pair" give bool,
@@ -76,7 +76,7 @@ def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywor
         that need whole rows: `top_n`, and an epilogue that normalises. ``c + scipy.sparse.triu(c, 1).T`` is the whole
         C, of a Hermitian one with ``.conj()``; `symmetrize` writes the whole of a stored C.
     epilogue : Epilogue, optional
-        What is done to the values of a finished row: scaling, a function of your own, normalisation, dropping zeros.
+        Operations on the values of a finished row: scaling, a function of your own, normalisation, dropping zeros.
     threshold : float, optional
         Keep entries ``>= threshold``, compared in the dtype of C after the last product is added. Drops NaN.
     top_n : int, optional
@@ -90,9 +90,9 @@ def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywor
     -------
     sparse matrix or array
         Of the kind of `a`: by columns if both are `csc`, in blocks of r x t if both are block matrices that fit, else
-        by rows. Rows are sorted and free of duplicates. Entries that cancel to zero are kept: the pattern is that of
-        the structural product, unless options cut it. CuPy has no sparse matrices of integers: it gets such values,
-        which "plus_pair" makes for example, as float64.
+        by rows. Rows are sorted and free of duplicates. Entries that cancel to zero are kept: C has the pattern of the
+        structural product, unless options cut it. CuPy has no sparse matrices of integers: it gets such values, which
+        "plus_pair" makes for example, as float64.
 
     Raises
     ------
@@ -149,6 +149,11 @@ def multiply(a: Any, b: Any, product: ProductOptions, options: InMemoryOptions) 
     product : ProductOptions
     options : InMemoryOptions
 
+    Returns
+    -------
+    sparse matrix or array
+        As `spgemm`.
+
     Raises
     ------
     MatrixError, InputError, MemoryBoundError
@@ -180,6 +185,11 @@ def spec_of(product: ProductOptions, *, on_gpu: bool = False) -> ProductSpec:
     product : ProductOptions
     on_gpu : bool
         Whether the operands are CuPy's: then a mask of CuPy's stays on the GPU.
+
+    Returns
+    -------
+    ProductSpec
+        Its mask is a `CSR`, of bools unless it stays on the GPU.
 
     Raises
     ------

@@ -30,6 +30,11 @@ def multiply(a: CSR, b: CSR, spec: ProductSpec, options: InMemoryOptions) -> CSR
     options : InMemoryOptions
         Its memory limit and `deterministic` count.
 
+    Returns
+    -------
+    CSR
+        Canonical, on the host.
+
     Raises
     ------
     InputError
@@ -45,12 +50,31 @@ def multiply(a: CSR, b: CSR, spec: ProductSpec, options: InMemoryOptions) -> CSR
 
 
 def multiply_hyspmm(a: CSR, b: CSR, spec: ProductSpec, options: InMemoryOptions) -> CSR:
-    """Multiply by the hybrid of CPU and GPU of hySpMM; `spec` is plain.
+    """Multiply by the hybrid of CPU and GPU of hySpMM [1]_.
+
+    Parameters
+    ----------
+    a, b : CSR
+        Canonical.
+    spec : ProductSpec
+        Plain; not used.
+    options : InMemoryOptions
+        Its threads count.
+
+    Returns
+    -------
+    CSR
+        Canonical, on the host.
 
     Raises
     ------
     InputError
         If there is no GPU, or no CuPy to reach it.
+
+    References
+    ----------
+    .. [1] X. Wu, "Optimizing Sparse Matrix-Matrix Multiplication on a Heterogeneous CPU-GPU Platform", thesis, Georgia
+       State University, 2015.
     """
     check_gpu("hyspmm")
     from spdist.kernels.hyspmm import multiply as hyspmm
@@ -69,6 +93,11 @@ def reduce(a: CSR, b: CSR, what: Reduction, spec: ProductSpec, options: InMemory
     options : InMemoryOptions
         Its memory limit counts.
 
+    Returns
+    -------
+    number or array
+        As `spdist.reduce`.
+
     Raises
     ------
     InputError
@@ -82,7 +111,7 @@ def reduce(a: CSR, b: CSR, what: Reduction, spec: ProductSpec, options: InMemory
 
 
 def check_gpu(method: str) -> None:
-    """Refuse a method if there is no GPU, or no CuPy to reach it.
+    """Refuse a method if there is no GPU, or no CuPy to reach it; `method` is its name in the message.
 
     Raises
     ------

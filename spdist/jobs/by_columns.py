@@ -27,12 +27,17 @@ def multiply_by_columns(request: Request) -> Report:
     ----------
     request : Request
 
+    Returns
+    -------
+    Report
+        Its grid is C's: row and column blocks of the transpose are swapped back.
+
     Raises
     ------
     InputError
         If the request cannot be met; nothing has been written.
     SpdistError
-        If the run failed; what is durable stays.
+        If the run failed; durable blocks stay.
     VerificationError
         If C was verified and found false.
     """

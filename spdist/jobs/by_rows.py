@@ -58,7 +58,17 @@ class Job:
     facts: Facts
 
     def run(self, execution: ExecutionOptions, callbacks: Callbacks) -> tuple[Plan, Outcome]:
-        """Plan, run the plan, and put the finished C at the target."""
+        """Plan, run the plan, and put the finished C at the target.
+
+        Parameters
+        ----------
+        execution : ExecutionOptions
+        callbacks : Callbacks
+
+        Returns
+        -------
+        (Plan, Outcome)
+        """
         a, b, spec = self.planning.request.a, self.planning.request.b, self.planning.request.spec
         with workers_and_plan(self.planning, execution, callbacks, self.target) as (client, plan, name):
             place = self.unfinished or self._begin(plan)
@@ -75,7 +85,7 @@ class Job:
     def _begin(self, plan: Plan) -> str:
         """Create an unfinished C with its plan; return its place.
 
-        If C cannot even be created nothing is left: it could be neither resumed nor replaced.
+        If C cannot be created, remove the remains, which could be neither resumed nor replaced.
         """
         place = reserve_target(self.target, overwrite=self.overwrite)
         try:
@@ -97,12 +107,16 @@ def multiply_by_rows(request: Request, begin: float) -> Report:
     begin : float
         Seconds of `time.perf_counter` at which the call began.
 
+    Returns
+    -------
+    Report
+
     Raises
     ------
     InputError
         If the request cannot be met; nothing has been written.
     SpdistError
-        If the run failed; what is durable stays.
+        If the run failed; durable blocks stay.
     VerificationError
         If C was verified and found false.
     """
@@ -145,11 +159,16 @@ def _run(job: Job, request: Request, begin: float) -> Report:
 
 
 def prepare(request: Request) -> Job | Report:
-    """Check what can be checked before work starts; return the job, or the report of a C that is finished already.
+    """Check the request before work starts; return the job, or the report of a C that is finished already.
+
+    Returns
+    -------
+    Job or Report
 
     Raises
     ------
     InputError
+        If the request cannot be met; nothing has been written.
     """
     a, b, spec, execution = request.a, request.b, request.spec, request.execution
     spec.check(a, b, execution.engine)
@@ -171,7 +190,7 @@ def prepare(request: Request) -> Job | Report:
 def _continue(request: Request, facts: Facts, place: str, earlier: Facts) -> Job | Report | None:
     """Return the job that continues an earlier product, or the report of a finished one.
 
-    None if the earlier run ended before it stored a plan: what it left is removed.
+    None if the earlier run ended before it stored a plan; its remains are removed.
     """
     if earlier.get("product") != facts["product"]:
         raise other_product(place)
@@ -206,7 +225,15 @@ def _check_still_fits(plan: Plan, place: str, execution: ExecutionOptions) -> No
 def product_facts(a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec) -> dict[str, Any]:
     """Return the record that C carries: where it comes from, and fingerprints of operands and options.
 
-    A product is resumed only if ``facts["product"]`` is equal.
+    Parameters
+    ----------
+    a, b : StoredMatrix
+    spec : StoredProductSpec
+
+    Returns
+    -------
+    dict
+        ``provenance`` and ``product``. A product is resumed only if ``product`` is equal.
     """
     own = a.fingerprint()
     return {

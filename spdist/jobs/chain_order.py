@@ -93,7 +93,8 @@ def plan_chain(matrices: Sequence[CSR | StoredMatrix], *, sizes: bool = True) ->
     ----------
     matrices : sequence of CSR or StoredMatrix
     sizes : bool
-        Whether to estimate the entries of all products too; of three matrices that takes two more passes.
+        Whether to estimate the entries of all partial products too. For a chain of three matrices this takes two more
+        passes over them.
 
     Returns
     -------
@@ -138,8 +139,8 @@ def _best_order(n: int, rows: Parts, columns: Parts) -> tuple[float, Order]:
 def _part_lengths(matrices: Sequence[CSR | StoredMatrix], *, sizes: bool) -> tuple[Parts, Parts]:
     """Return the lengths of rows and of columns of parts of the chain: exact for one matrix, estimated for more.
 
-    A part that begins the chain is never a right factor, so its rows are estimated for `sizes` only; a part that ends
-    the chain is never a left factor, so its columns are not estimated.
+    A part that begins the chain is never a right factor, so its rows are estimated only if `sizes` is true. A part that
+    ends the chain is never a left factor, so its columns are not estimated.
     """
     n = len(matrices)
     rows: Parts = {}
@@ -203,7 +204,7 @@ def _reach(m: CSR | StoredMatrix, least: npt.NDArray[np.float32], *, to_rows: bo
 
 
 def _blocks(m: CSR | StoredMatrix) -> Iterator[tuple[int, CSR]]:
-    """Yield the number of the first row, and rows; of a stored matrix their pattern without values."""
+    """Yield the number of the first row, and a block of rows; rows of a stored matrix come without values."""
     if isinstance(m, StoredMatrix):
         for start, stop, _ in m.row_blocks(m.indices.chunk):
             yield start, m.rows_indices(start, stop)

@@ -22,7 +22,27 @@ Matrices = tuple[StoredMatrix, StoredMatrix, StoredMatrix]
 def verify(
     matrices: tuple[MatrixLike, MatrixLike, MatrixLike], product: ProductOptions, **options: Unpack[CheckKeywords]
 ) -> Verification:
-    """Verify C; `spdist.verify` describes it."""
+    """Verify C; `spdist.verify` describes it.
+
+    Parameters
+    ----------
+    matrices : (A, B, C), each a path, URL or StoredMatrix
+    product : ProductOptions
+        The options that C was made with.
+    **options
+        As `spdist.options.CheckKeywords`.
+
+    Returns
+    -------
+    Verification
+
+    Raises
+    ------
+    InputError
+        If matrices or options do not fit, or C was made by columns.
+    CorruptError
+        If a Zarr chunk is missing or altered.
+    """
     spec = stored_spec(product)
     c = open_operand(matrices[2])
     if c.facts.get("product", {}).get("axis") == 0:
@@ -42,7 +62,7 @@ def _verify(matrices: Matrices, spec: StoredProductSpec, **options: Any) -> Veri
 def verified(
     report: Report, matrices: Matrices, spec: StoredProductSpec, callbacks: Callbacks, name: str = ""
 ) -> Report:
-    """Return a report with what the verification found.
+    """Verify C, and return the report with the findings.
 
     Parameters
     ----------
@@ -51,9 +71,14 @@ def verified(
         A, B and C.
     spec : StoredProductSpec
     callbacks : Callbacks
-        `verifying` is called.
+        Its `verifying` is called.
     name : str
-        What an error calls C; by default its address.
+        Name of C in an error; by default its URL.
+
+    Returns
+    -------
+    Report
+        With `verification`.
 
     Raises
     ------

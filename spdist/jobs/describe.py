@@ -17,7 +17,7 @@ PLAN_NOTE = "plan"
 
 
 def info(matrix: MatrixLike) -> dict[str, Any]:
-    """Describe a stored matrix; `spdist.api.info` lists what is returned."""
+    """Describe a stored matrix; `spdist.api.info` lists the facts."""
     url = matrix.url if isinstance(matrix, StoredMatrix) else locations.normalise(matrix)
     facts = groups.read_facts(url)
     if facts.get("state") == "unfinished":
@@ -53,7 +53,7 @@ def _row_lengths(m: StoredMatrix) -> dict[str, float]:
 
 
 def durable_part(url: str) -> str:
-    """Return in words how much of an unfinished C is durable."""
+    """Return in words how much of an unfinished C is durable: block rows or rows, and entries."""
     from spdist.scheduler.execution.journal import read_journal
 
     front, _ = read_journal(url)

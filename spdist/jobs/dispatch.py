@@ -27,7 +27,29 @@ def matmul(
     execution: ExecutionOptions,
     output: OutputOptions,
 ) -> Any:
-    """Multiply two matrices, both in memory or both stored; `spdist.matmul` describes it."""
+    """Multiply two matrices, both in memory or both stored; `spdist.matmul` describes it.
+
+    Parameters
+    ----------
+    operands : (A, B)
+        Both in memory, or both stored.
+    out : str or Path or None
+        Where to store C; required for stored operands.
+    product : ProductOptions
+    execution : ExecutionOptions
+    output : OutputOptions
+
+    Returns
+    -------
+    scipy.sparse matrix or array, or StoredMatrix
+
+    Raises
+    ------
+    InputError
+        If an option is wrong, one operand is in memory and the other stored, or `out` is missing.
+    SpdistError
+        If the run failed.
+    """
     execution.check_engine()
     if are_in_memory(*operands, product.mask):
         c = _multiply_in_memory(*operands, product, execution)
@@ -64,12 +86,25 @@ def reduce(
 
     Parameters
     ----------
-    operands : tuple of two matrices
+    operands : (A, B)
+        Both in memory, or both stored.
     what : (str, sequence of float or None)
         Name of the reduction, and the bins of a histogram.
     product : ProductOptions
     execution : ExecutionOptions
     callbacks : Callbacks, optional
+
+    Returns
+    -------
+    number or array
+        As `spdist.reduce`.
+
+    Raises
+    ------
+    InputError
+        If an option is wrong, or one operand is in memory and the other stored.
+    SpdistError
+        If the run failed.
     """
     reduction = reduction_of(*what)
     execution.check()

@@ -1,4 +1,4 @@
-"""Multiply two stored matrices: the request is made here, and handed to the way that the options ask for."""
+"""Multiply two stored matrices: build the request, then make C by rows or by columns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,31 @@ def multiply(
     output: OutputOptions,
     callbacks: Callbacks | None = None,
 ) -> Report:
-    """Multiply two stored matrices and store the product; `spdist.multiply` describes it."""
+    """Multiply two stored matrices and store the product; `spdist.multiply` describes it.
+
+    Parameters
+    ----------
+    operands : (A, B), each a path, URL or StoredMatrix
+    target : str or Path
+        Where C goes.
+    product : ProductOptions
+    execution : ExecutionOptions
+    output : OutputOptions
+    callbacks : Callbacks, optional
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    InputError
+        If an argument is wrong; nothing has been written.
+    SpdistError
+        If the run failed; durable blocks stay.
+    VerificationError
+        If C was verified and found false.
+    """
     begin = time.perf_counter()
     execution.check()
     by_columns = is_by_columns(product.axis, product.top_n, product.epilogue)

@@ -1,4 +1,4 @@
-"""Matrices of a call: opened if stored, told apart from those in memory, transposed for the time of a product."""
+"""Operands of a call: open stored matrices, recognise matrices in memory, write transposed copies."""
 
 from __future__ import annotations
 
@@ -41,13 +41,29 @@ def open_operand(matrix: MatrixLike) -> StoredMatrix:
     return matrix if isinstance(matrix, StoredMatrix) else open_matrix(matrix)
 
 
-def are_in_memory(a: Any, b: Any, mask: Any) -> bool:
+def are_in_memory(a: object, b: object, mask: object) -> bool:
     """Whether A, B and the mask, if there is one, are in memory.
+
+    Parameters
+    ----------
+    a, b : scipy.sparse matrix or array, BSR, path, URL or StoredMatrix
+    mask : like `a`, or None
+
+    Returns
+    -------
+    bool
+        False if all are stored.
 
     Raises
     ------
     InputError
         If some are in memory and others stored, or one is no matrix.
+
+    Examples
+    --------
+    >>> a = sp.eye_array(3)
+    >>> are_in_memory(a, a, None), are_in_memory("A.zarr", "B.zarr", None)
+    (True, False)
     """
     for m in (a, b, mask):
         if not (m is None or sp.issparse(m) or isinstance(m, BSR | StoredMatrix | str | Path)):
@@ -62,7 +78,7 @@ def are_in_memory(a: Any, b: Any, mask: Any) -> bool:
     return all(in_memory)
 
 
-def canonical_rows(matrix: Any) -> CSR:
+def canonical_rows(matrix: object) -> CSR:
     """Return a matrix in memory as a canonical `CSR`; its values are dense blocks if the matrix is kept in blocks."""
     if isinstance(matrix, CSR):
         return matrix
@@ -90,8 +106,14 @@ def transposed_copies(
     Parameters
     ----------
     target : str
-        Copies lie next to it.
+        A normalised path or URL; copies lie next to it.
     a, b : (StoredMatrix, bool)
+        Operand, and whether to transpose it.
+
+    Yields
+    ------
+    (StoredMatrix, StoredMatrix)
+        A and B, ready to be multiplied.
     """
     with contextlib.ExitStack() as stack:
         made = []

@@ -46,7 +46,7 @@ class PlanSource:
     Attributes
     ----------
     request : PlanRequest
-        Of a stored plan: its engine and limits.
+        Operands, engine and limits; with a stored plan, the plan's engine and limits.
     stored_plan : Plan or None
         The plan of the unfinished C.
     """
@@ -63,7 +63,7 @@ class PlanSource:
         return planner.will_be_resident(self.request)
 
     def draft(self) -> JobSpec:
-        """Return the job as far as it is known before there is a plan: blocks are not cut yet."""
+        """Return the job before there is a plan: its blocks are not cut yet."""
         from spdist.scheduler.execution.records import JobSpec
 
         one = self.request
@@ -75,7 +75,25 @@ class PlanSource:
 
 
 def plan(a: MatrixLike, b: MatrixLike, product: ProductOptions, execution: ExecutionOptions) -> Plan:
-    """Plan ``A @ B``; `spdist.plan` describes it."""
+    """Plan ``A @ B``; `spdist.plan` describes it.
+
+    Parameters
+    ----------
+    a, b : path, URL or StoredMatrix
+    product : ProductOptions
+    execution : ExecutionOptions
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    InputError
+        If operands, options or limits are wrong.
+    MemoryBoundError
+        If the smallest block does not fit.
+    """
     execution.check()
     spec = stored_spec(product)
     left, right = open_operand(a), open_operand(b)
@@ -89,9 +107,17 @@ def plan(a: MatrixLike, b: MatrixLike, product: ProductOptions, execution: Execu
 def check_fit(a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec, execution: ExecutionOptions) -> None:
     """Refuse operands, options and a grid that do not fit each other or the engine.
 
+    Parameters
+    ----------
+    a, b : StoredMatrix
+    spec : StoredProductSpec
+    execution : ExecutionOptions
+        Its engine and grid count.
+
     Raises
     ------
     InputError
+        If they do not fit.
     """
     planner.check_operands(a, b, execution.grid)
     spec.check(a, b, execution.engine)
@@ -100,9 +126,20 @@ def check_fit(a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec, executi
 def check_values(engine: str, dtype: np.dtype[Any]) -> None:
     """Refuse values of C that the engine does not multiply.
 
+    Parameters
+    ----------
+    engine : {"auto", "scipy", "numba", "cuda", "hybrid"}
+    dtype : dtype
+        Dtype of C; a subarray dtype for dense blocks.
+
     Raises
     ------
     InputError
+        If the engine does not multiply such values.
+
+    Examples
+    --------
+    >>> check_values("numba", np.dtype(np.int8))
     """
     if engine == "scipy" and blocksize(dtype) is not None:
         raise InputError(f"engine={engine!r} does not multiply block matrices: choose engine='auto'")
@@ -119,12 +156,18 @@ def check_values(engine: str, dtype: np.dtype[Any]) -> None:
 
 
 def limits_of(execution: ExecutionOptions) -> Limits:
-    """Return the limits in bytes, defaults in place of those that were not given.
+    """Return the limits in bytes, with defaults for limits that were not given.
 
     Raises
     ------
     InputError
-        If a limit is no size, there is a host limit without an engine of GPUs, or no GPU here to say what is free.
+        If a limit is not a size, if `host_limit` is given for an engine of the CPU, or if `memory_limit` is missing and
+        this machine has no GPU whose free memory could be the limit.
+
+    Examples
+    --------
+    >>> limits_of(ExecutionOptions(memory_limit="1KiB"))
+    Limits(memory=1024, host=None)
     """
     if execution.engine not in GPU_ENGINES:
         if execution.host_limit is not None:
@@ -140,7 +183,7 @@ def limits_of(execution: ExecutionOptions) -> Limits:
 
 
 def free_gpu_memory() -> int:
-    """Return the bytes that a worker may take of a GPU of this machine by default.
+    """Return the default limit of GPU memory for a worker, in bytes, from the free memory of a GPU of this machine.
 
     Raises
     ------

@@ -27,7 +27,30 @@ def reduce(
     execution: ExecutionOptions,
     callbacks: Callbacks | None = None,
 ) -> Any:
-    """Return a reduction of the product of two stored matrices; `spdist.reduce` describes it."""
+    """Return a reduction of the product of two stored matrices; `spdist.reduce` describes it.
+
+    Parameters
+    ----------
+    operands : (A, B), each a path, URL or StoredMatrix
+    what : Reduction
+    product : ProductOptions
+    execution : ExecutionOptions
+    callbacks : Callbacks, optional
+
+    Returns
+    -------
+    number or array
+        As `spdist.reduce`.
+
+    Raises
+    ------
+    InputError
+        If an argument is wrong.
+    MatrixError
+        If shapes or values do not fit, or a matrix is stored in blocks.
+    SpdistError
+        If the run failed.
+    """
     a, b, spec = open_operand(operands[0]), open_operand(operands[1]), stored_spec(product)
     planner.check_operands(a, b, None)
     refuse_blocks("reductions", a, b, spec.mask)

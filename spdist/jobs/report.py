@@ -1,4 +1,4 @@
-"""What a caller hears of a product: calls while it runs, a report when it is done, a record of every stage."""
+"""How a product reports to its caller: calls while it runs, a report at the end, a record of every stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spdist.scheduler.planner.plan import Plan
 from spdist.storage.locations import normalise
 
 Timings = list[dict[str, Any]]
-"""What stages of blocks took, each as a JSON object."""
+"""Seconds and bytes of stages of blocks, each a JSON object."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Report:
         Wall time, planning and the start of the workers included.
     engine : str
     peak_memory : int
-        Most bytes that a worker took of the memory that `memory_limit` limits: of the GPU's with "cuda" and "hybrid",
-        else of the host's beyond what the idle worker held.
+        Most bytes that a worker took of the memory that `memory_limit` limits: with "cuda" and "hybrid" GPU memory,
+        else host memory besides the memory of the idle worker.
     memory_limit : int
         Bytes.
     grid : dict
@@ -42,10 +42,10 @@ class Report:
     stages : dict
         Seconds, bytes and tasks by stage, over all workers.
     peak_host_memory : int
-        Most bytes of host memory that a worker took, whatever the engine.
+        Most bytes of host memory that a worker took, with any engine.
     workers : int
     verification : dict or None
-        What `verify` found.
+        The JSON form of a `Verification`; None without `check`.
     block_size : (int, int) or None
         Rows and columns of C's dense blocks.
 
@@ -88,11 +88,11 @@ class Callbacks:
     started : callable, optional
         Called with the link to the Dask dashboard.
     progress : callable, optional
-        Called with blocks, products and entries done, and how many there are.
+        Called with a `Progress`: blocks, products and entries so far, and their totals.
     verifying : callable, optional
-        Called with how much is verified, and how much there is.
+        Called as ``verifying(done, total)``.
     timed : callable, optional
-        Called with what stages of blocks took, a dictionary for each.
+        Called with a list of dictionaries, one for each stage of each block.
 
     Examples
     --------
@@ -111,7 +111,19 @@ class Callbacks:
 
 @contextlib.contextmanager
 def recorder(record: str | Path | None, target: str) -> Iterator[Callable[[Timings], None] | None]:
-    """Yield a function that writes timings to a file, one JSON object a line; None if `record` is None.
+    """Open a file for the timings of a run, one JSON object a line.
+
+    Parameters
+    ----------
+    record : str or Path or None
+        The file; None to record nothing.
+    target : str
+        Where C goes, normalised.
+
+    Yields
+    ------
+    callable or None
+        Writes a list of timings; None if `record` is None.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A stored product as it was asked for, and the checks of it that need no plan."""
+"""The request for a stored product, and its checks that need no plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spdist.storage.product_spec import StoredProductSpec
 
 @dataclass(frozen=True)
 class Request:
-    """A stored product as it was asked for, its matrices opened.
+    """The request for a stored product, its matrices opened.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class Request:
     target : str
         Where C goes, normalised.
     spec : StoredProductSpec
-        What becomes of each row.
+        Changes to each row of C.
     execution : ExecutionOptions
     output : OutputOptions
     callbacks : Callbacks
@@ -47,7 +47,7 @@ class Request:
 
     @property
     def may_replace(self) -> bool:
-        """Whether something may lie at the target."""
+        """Whether a matrix may lie at the target already."""
         return self.output.resume or self.output.overwrite
 
     def check_mode(self) -> None:

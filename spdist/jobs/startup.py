@@ -29,7 +29,16 @@ from spdist.storage.locations import in_process
 
 
 class Ready(NamedTuple):
-    """What a product needs to run: workers, a plan, and the name under which workers know the product."""
+    """What a product needs to run.
+
+    Attributes
+    ----------
+    client : distributed.Client
+        Connected to the workers.
+    plan : Plan
+    name : str
+        Name under which workers know the product.
+    """
 
     client: Client
     plan: Plan
@@ -40,30 +49,34 @@ class Ready(NamedTuple):
 def workers_and_plan(
     source: PlanSource, execution: ExecutionOptions, callbacks: Callbacks, target: str = ""
 ) -> Iterator[Ready]:
-    """Yield workers and a plan; stop the workers afterwards if they were started here.
+    """Start or find workers and make a plan; stop the workers afterwards if they were started here.
 
     Parameters
     ----------
     source : PlanSource
     execution : ExecutionOptions
-        Its workers and scheduler count; the engine is that of the request, which a stored plan may have changed.
+        Its workers and scheduler count. The engine is the request's, which a stored plan may have changed.
     callbacks : Callbacks
-        `planned` is called.
+        Its `planned` is called.
     target : str
         Where C goes; empty if C is not stored.
+
+    Yields
+    ------
+    Ready
 
     Raises
     ------
     InputError
-        If the workers cannot be had, or do not see a matrix.
+        If there are no workers, or they do not see a matrix.
     MemoryBoundError
         If the smallest block does not fit.
 
     Notes
     -----
     Workers start while the plan is made if there is surely a block for each. Workers of a running scheduler are used
-    at once if B is not small. They load what the product needs, help to plan, and begin to read B if all of it will
-    stay in memory. A stored plan is there at once: then nothing is done early.
+    at once if B is not small. Early workers load libraries, help to plan, and begin to read B if all of B will stay in
+    memory. With a stored plan no worker starts early.
     """
     request = source.request
     name = uuid.uuid4().hex[:8]
@@ -102,7 +115,7 @@ def _is_local(request: PlanRequest, target: str) -> bool:
 
 
 def _count_early_workers(request: PlanRequest, execution: ExecutionOptions, *, local: bool) -> int | None:
-    """Return how many workers to start before there is a plan, 0 if they run already; None to make the plan first."""
+    """Return the number of workers to start before there is a plan, 0 if workers run already; None to plan first."""
     a, b = request.a, request.b
     if execution.scheduler is not None:
         return 0 if b.nbytes >= SHARING.least_bytes else None

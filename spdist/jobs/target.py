@@ -1,4 +1,4 @@
-"""The place of C: what may be written there, where a replacement is written first, what an earlier run left."""
+"""The place of C: checks before it is written, the place of a replacement, and results of earlier runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spdist.storage import groups, locations
 from spdist.storage.atomic_replace import is_ours
 
 Facts = dict[str, Any]
-"""The record that a stored matrix carries: its state, where it comes from, what it is a product of."""
+"""The record that a stored matrix carries: its state, its provenance, and fingerprints of its factors."""
 
 
 def reserve_target(target: str, *, overwrite: bool) -> str:
@@ -65,6 +65,7 @@ def check_target(target: str, *, overwrite: bool) -> None:
     Raises
     ------
     InputError
+        If the target cannot be written, or may not be replaced.
     """
     if not locations.exists(target):
         _check_parent(target)
@@ -90,9 +91,20 @@ def _check_parent(target: str) -> None:
 def check_apart(target: str, *operands: str) -> None:
     """Refuse a target that is an operand, lies in one, or contains one.
 
+    Parameters
+    ----------
+    target : str
+    *operands : str
+        URLs of the operands and the mask, normalised as `target` is.
+
     Raises
     ------
     InputError
+        If the target overlaps an operand.
+
+    Examples
+    --------
+    >>> check_apart("/data/C.zarr", "/data/A.zarr", "/data/B.zarr")
     """
     for operand in operands:
         if f"{target}/".startswith(f"{operand}/") or f"{operand}/".startswith(f"{target}/"):
@@ -100,12 +112,17 @@ def check_apart(target: str, *operands: str) -> None:
 
 
 def find_earlier_product(target: str) -> tuple[str, Facts] | None:
-    """Return place and facts of the product that a run at `target` left: an unfinished replacement before a whole C.
+    """Return place and facts of the product that a run left; an unfinished replacement comes before a whole C.
+
+    Returns
+    -------
+    (str, dict) or None
+        None if nothing lies at `target`.
 
     Raises
     ------
     InputError
-        If what lies at `target` is no product.
+        If something else than a product lies at `target`.
     """
     for place in (replacement_path(target), target):
         facts = groups.read_facts(place)

@@ -41,6 +41,13 @@ class BSR:
         Values, each block by rows, without gaps.
     shape : (nrows, ncols)
         In rows and columns, not in blocks.
+
+    Examples
+    --------
+    >>> import numpy as np, spdist
+    >>> indptr, indices, data = np.array([0, 1, 2]), np.array([0, 1], np.int32), np.ones((2, 2, 3))
+    >>> spdist.BSR(indptr, indices, data, (4, 6)).to_scipy().nnz
+    12
     """
 
     indptr: Int64Array

@@ -63,6 +63,16 @@ class VBR:
     ------
     MatrixError
         If bounds do not rise from 0, or the arrays do not fit together.
+
+    Examples
+    --------
+    One block of 1 x 2 and one of 2 x 1:
+
+    >>> import numpy as np, spdist
+    >>> rows, columns, indptr = np.array([0, 1, 3]), np.array([0, 2, 3]), np.array([0, 1, 2])
+    >>> m = spdist.VBR(rows, columns, indptr, np.array([0, 1], np.int32), np.array([1.0, 2.0, 3.0, 4.0]))
+    >>> m.shape, m.blocks
+    ((3, 3), 2)
     """
 
     row_bounds: Int64Array

@@ -54,6 +54,13 @@ class Operator:
         On the CPU, or of "hybrid" the threads that multiply while the GPU does.
     prepared : PreparedMatrix
         The form that multiplies.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, spdist
+    >>> a = spdist.operator(sp.eye_array(3, format="csr"), "scipy")
+    >>> a @ np.ones(3), a.shape
+    (array([1., 1., 1.]), (3, 3))
     """
 
     def __init__(self, chosen: Choice, shape: tuple[int, int], dtype: np.dtype[Any], source: CSR | None = None) -> None:

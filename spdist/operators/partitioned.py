@@ -93,6 +93,11 @@ class PartitionedOperator:
     dtype : dtype
     why : str
         How it is cut.
+
+    Examples
+    --------
+    >>> with spdist.partitioned("A.zarr", workers=4) as a:  # doctest: +SKIP
+    ...     y = a @ np.ones(a.shape[0])
     """
 
     def __init__(
@@ -242,6 +247,11 @@ def partitioned(
         If the matrix is not square.
     InputError
         If there are no workers, no GPUs where they are asked for, or no pymetis.
+
+    Examples
+    --------
+    >>> with spdist.partitioned("A.zarr", workers=4) as a:  # doctest: +SKIP
+    ...     x = spdist.conjugate_gradient(a, np.ones(a.shape[0])).x
     """
     check_count("workers", workers, "one a core or a GPU")
     if cupy_operands.is_cupyx(a):

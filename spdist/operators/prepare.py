@@ -110,6 +110,10 @@ def sell_operator(
     dtype, threads
         As for `operator`.
 
+    Returns
+    -------
+    Operator
+
     Raises
     ------
     MatrixError
@@ -162,9 +166,21 @@ def ehyb_operator(a: Any, *, part: Any = None, dtype: Any = None) -> Operator:
     Operator
         Its `permuted` stays in the order of the parts, where x and y need not be brought back and forth.
 
+    Raises
+    ------
+    MatrixError
+        If `a` is not square, not on the GPU, or `part` does not fit.
+    InputError
+        If `part` is missing and pymetis is not installed.
+
     References
     ----------
     .. [1] C. Chen, "Explicit caching HYB: a new high-performance SpMV framework on GPGPU", arXiv 2204.06666.
+
+    Examples
+    --------
+    >>> x = cupy.ones(a.shape[1])  # doctest: +SKIP
+    >>> spdist.ehyb(a) @ x  # doctest: +SKIP
     """
     m, wanted = read_matrix(a)
     made = PreparedEhyb(ehyb.build(m, part=part, dtype=_stored_dtype(wanted, dtype)))
@@ -183,6 +199,10 @@ def open_operator(url: str | Path, *, on_gpu: bool = False, threads: int | None 
     threads : int, optional
         On the CPU.
 
+    Returns
+    -------
+    Operator
+
     Raises
     ------
     MatrixError
@@ -191,6 +211,13 @@ def open_operator(url: str | Path, *, on_gpu: bool = False, threads: int | None 
         If it is for the CPU only, and asked for on the GPU; or shared by both, and not asked for there.
     CorruptError
         If a Zarr chunk is missing, truncated or altered.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp
+    >>> sell_operator(sp.eye_array(4, format="csr"), C=8, sigma=1).save("memory://operator.zarr", overwrite=True)
+    >>> open_operator("memory://operator.zarr").method
+    'sell'
     """
     arrays, attributes = read_arrays(url)
     if attributes.get("encoding-type") != ENCODING:

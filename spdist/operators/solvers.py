@@ -30,20 +30,29 @@ LOOKS = 8
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """Where an iteration came to.
+    """The result of an iterative solver.
 
     Attributes
     ----------
     x : (n,) array
+        The vector that was found; on the GPU if the operator is.
     iterations : int
     residual : float
-        What the tolerance was asked of, at the end.
+        The quantity that the tolerance bounds, after the last iteration: ``|b - A x|`` of conjugate gradients, the
+        total change of the ranks of PageRank.
     converged : bool
+        Whether the residual met the tolerance.
     seconds : float
-        Of the iterations.
+        Wall time of the iterations.
     launched : str
-        How they were: "as a CUDA graph", or "one by one", and on a GPU why. The first `LOOKS`, and those that are fewer
-        than that at the end, are launched one by one always.
+        How the iterations were launched: "as a CUDA graph", or "one by one", and on a GPU why. The first `LOOKS`
+        iterations, and fewer than `LOOKS` at the end, are always launched one by one.
+
+    Examples
+    --------
+    >>> found = pagerank(sp.csr_array([[0.0, 1.0], [1.0, 0.0]]))
+    >>> found.converged, found.launched
+    (True, 'one by one')
     """
 
     x: Any
@@ -105,6 +114,15 @@ def conjugate_gradient(
     cuda_graph : bool
         Whether iterations on a GPU are captured as a CUDA graph; results are the same.
 
+    Returns
+    -------
+    Solution
+
+    Raises
+    ------
+    MatrixError
+        If A is not square, a vector does not fit or is not of finite numbers, or the diagonal is not positive.
+
     References
     ----------
     .. [1] M. R. Hestenes, E. Stiefel, "Methods of Conjugate Gradients for Solving Linear Systems", J. Res. NBS 49(6).
@@ -162,6 +180,13 @@ def pagerank(
     -------
     Solution
         Its ranks add up to 1.
+
+    Raises
+    ------
+    MatrixError
+        If the matrix is empty, not square, or has a weight that is negative or not finite.
+    InputError
+        If `damping` is not at least 0 and below 1.
 
     References
     ----------

@@ -119,7 +119,6 @@ def generate(
     Returns
     -------
     StoredMatrix
-        Canonical.
 
     Raises
     ------

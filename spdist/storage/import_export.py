@@ -496,6 +496,10 @@ def export_matrix(
         If `target` exists, or the format is not known.
     CorruptError
         If a Zarr chunk of `source` is missing or altered.
+
+    Examples
+    --------
+    >>> export_matrix("C.zarr", "C.mtx.gz")  # doctest: +SKIP
     """
     matrix = as_numbers(open_matrix(source))
     report = progress or ignore_progress

@@ -365,10 +365,21 @@ def open_matrix(url: str | Path) -> StoredMatrix:
     url : str or Path
         A path or an fsspec URL.
 
+    Returns
+    -------
+    StoredMatrix
+
     Raises
     ------
     MatrixError
         If nothing is there, it is not a CSR matrix in AnnData's encoding, or it is unfinished.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp, spdist
+    >>> a = spdist.save("memory://A.zarr", sp.eye_array(3), overwrite=True)
+    >>> open_matrix("memory://A.zarr").shape
+    (3, 3)
     """
     url = locations.normalise(url)
     attributes, members = groups.read(url)

@@ -53,6 +53,13 @@ def transpose(
     ------
     InputError
         If `out` exists and `overwrite` is false, or A is stored in blocks.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp, spdist
+    >>> a = spdist.save("memory://A.zarr", sp.csr_array([[1, 2, 0], [0, 3, 0]]), overwrite=True)
+    >>> transpose(a, "memory://At.zarr", overwrite=True).shape
+    (3, 2)
     """
     matrix = a if isinstance(a, StoredMatrix) else open_matrix(a)
     refuse_blocks("transposes", matrix)
@@ -98,6 +105,13 @@ def symmetrize(
         If `out` exists and `overwrite` is false, or C is stored in blocks.
     MatrixError
         If C is not square, or has an entry below the diagonal.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp, spdist
+    >>> upper = spdist.save("memory://upper.zarr", sp.csr_array([[1, 2], [0, 3]]), overwrite=True)
+    >>> symmetrize(upper, "memory://whole.zarr", overwrite=True).nnz
+    4
     """
     matrix = c if isinstance(c, StoredMatrix) else open_matrix(c)
     refuse_blocks("triangles", matrix)

@@ -59,6 +59,14 @@ def open_vbr(url: str | Path, *, on_gpu: bool = False) -> VBR:
         If there is no such matrix.
     CorruptError
         If a Zarr chunk is missing, truncated or altered.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, spdist
+    >>> m = spdist.vbr.from_scipy(sp.csr_array(np.ones((3, 3))), np.array([0, 1, 3]), np.array([0, 3]))
+    >>> m.save("memory://vbr.zarr", overwrite=True)
+    >>> open_vbr("memory://vbr.zarr").blocks
+    2
     """
     arrays, attributes = groups.read_arrays(url)
     if attributes.get("encoding-type") != ENCODING:

@@ -192,11 +192,9 @@ def workers(count: int | None = None, *, engine: str = "auto") -> Iterator[str]:
 
     Examples
     --------
-    ::
-
-        with spdist.workers(4) as scheduler:
-            for a, c in jobs:
-                spdist.multiply(a, a, c, scheduler=scheduler)
+    >>> with spdist.workers(4) as scheduler:  # doctest: +SKIP
+    ...     for a, c in jobs:
+    ...         spdist.multiply(a, a, c, scheduler=scheduler)
     """
     check_count("count", count, "one a core or a GPU")
     if engine not in ENGINES_THAT_START:
