@@ -71,7 +71,18 @@ def multiply_rows(a: CSR, b: CSR, start: int, capacity: int) -> CSR:
 
 
 def merge(p: CSR, q: CSR) -> CSR:
-    """Add two matrices of blocks of one size; if one has fewer block rows, return only the block rows both have."""
+    """Add two matrices of blocks of one size, by block rows.
+
+    Parameters
+    ----------
+    p, q : CSR
+        Canonical, with values of one `dtypes.block_dtype`. If one has fewer block rows, the others are left out.
+
+    Returns
+    -------
+    CSR
+        Canonical, with a block wherever `p` or `q` has one.
+    """
     step = len(p.data) + 1
     numbers = [np.arange(1, len(m.data) + 1, dtype=np.int64) for m in (p, q)]
     left, right = (
@@ -97,6 +108,11 @@ def _fill(a: BSR, b: BSR, c: CSR, threads: int) -> BSR:
 
 def check_fit(a: BSR, b: BSR) -> None:
     """Refuse operands whose shapes or blocks do not fit.
+
+    Parameters
+    ----------
+    a, b : BSR
+        Operands of ``a @ b``.
 
     Raises
     ------

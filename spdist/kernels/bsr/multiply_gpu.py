@@ -181,7 +181,7 @@ class WholeRows(NamedTuple):
 def whole_rows(
     longest: int, mean_b: float, mean_c: float, sizes: tuple[int, int, int], value: int, index: int
 ) -> WholeRows | None:
-    """Return how whole rows of C are multiplied; None if blocks are too large, or some rows have too many pairs.
+    """Choose how whole rows of C are multiplied, if that is worth while.
 
     Parameters
     ----------
@@ -190,8 +190,19 @@ def whole_rows(
     mean_b, mean_c : float
         Mean number of blocks in a block row of B, and of C.
     sizes : (r, s, t)
+        Blocks of r x s times s x t.
     value, index : int
         Bytes of a value, and of a block column.
+
+    Returns
+    -------
+    WholeRows or None
+        None if blocks are too large, or some rows have too many pairs.
+
+    Examples
+    --------
+    >>> whole_rows(4, 4.0, 10.0, (2, 2, 2), value=4, index=4), whole_rows(4, 4.0, 10.0, (6, 6, 6), value=4, index=4)
+    (WholeRows(group=4, room=19, shared=12160), None)
     """
     room = int(ROW_ROOM * mean_c) + 8
     if max(sizes) > ROW_SIDE or longest * mean_b > ROW_PAIRS * room:
@@ -216,7 +227,28 @@ CORES = {"double": ("Double", 8, 4), "float": ("Rounded", 16, 8)}
 
 
 def method_of(value: str, sizes: tuple[int, int, int], tensor_cores: bool, tf32: bool = False) -> str:
-    """Return the C++ type in bsr.cu that multiplies blocks of r x s by s x t with values of a C type."""
+    """Return the C++ type in bsr.cu that multiplies two blocks.
+
+    Parameters
+    ----------
+    value : str
+        C type of the values.
+    sizes : (r, s, t)
+        Blocks of r x s times s x t.
+    tensor_cores : bool
+        Whether the GPU multiplies doubles on tensor cores.
+    tf32 : bool
+        Whether float32 values may be rounded to 11 significant bits.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> method_of("double", (8, 8, 8), tensor_cores=True), method_of("double", (32, 32, 32), tensor_cores=True)
+    ('Tensor<Double,8,8,8>', 'AnySize<double>')
+    """
     r, s, t = sizes
     if max(sizes) > LONGEST_SIDE:
         return f"AnySize<{value}>"
@@ -230,20 +262,72 @@ def method_of(value: str, sizes: tuple[int, int, int], tensor_cores: bool, tf32:
 
 
 def kernels(value: str, index: str, pointer: str, method: str) -> tuple[str, str]:
-    """Return the name expressions of the kernels: to cut, and to multiply."""
+    """Return the name expressions of the kernels that multiply by tasks.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, block columns and offsets.
+    method : str
+        From `method_of`.
+
+    Returns
+    -------
+    (str, str)
+        The kernel that cuts C into tasks, and the one that multiplies.
+
+    Examples
+    --------
+    >>> kernels("float", "int", "int", "AnySize<float>")
+    ('bsr_cut<int>', 'bsr_multiply<float,int,int,AnySize<float>>')
+    """
     return f"bsr_cut<{pointer}>", f"bsr_multiply<{value},{index},{pointer},{method}>"
 
 
 def row_kernel(value: str, index: str, pointer: str, sizes: tuple[int, int, int], group: int) -> str:
-    """Return the name expression of the kernel that multiplies whole rows, with `group` lanes a row."""
+    """Return the name expression of the kernel that multiplies whole rows.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, block columns and offsets.
+    sizes : (r, s, t)
+        Blocks of r x s times s x t.
+    group : int
+        Lanes of a row.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> row_kernel("float", "int", "int", (2, 2, 2), 4)
+    'bsr_rows<float,int,int,2,2,2,4>'
+    """
     return f"bsr_rows<{value},{index},{pointer},{','.join(map(str, (*sizes, group)))}>"
 
 
 def best_tile(r: int, t: int) -> tuple[int, int] | None:
-    """Return the rows and columns of C's block that each lane takes; None if a warp has too few lanes.
+    """Choose the tile of a block of C that each lane of a warp takes.
 
     Measured: the best tile leaves the fewest lanes idle, has two columns, which are loaded at once, and is small, but
     smaller than the block.
+
+    Parameters
+    ----------
+    r, t : int
+        Rows and columns of the block.
+
+    Returns
+    -------
+    (int, int) or None
+        Rows and columns of the tile; None if a warp has too few lanes.
+
+    Examples
+    --------
+    >>> best_tile(4, 4), best_tile(32, 32)
+    ((1, 2), None)
     """
     tiles = [(i, j) for i in TILE_SIDES for j in TILE_SIDES if r % i == t % j == 0 and r * t <= 32 * i * j]
     few = [(i, j) for i, j in tiles if i * j <= MOST_OF_LANE and i * j < r * t] or tiles
@@ -258,7 +342,18 @@ def best_tile(r: int, t: int) -> tuple[int, int] | None:
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Return every kernel of block products for a choice of types: what the tests compile.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, block columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
+
+    Returns
+    -------
+    dict
+        Name expressions by file.
+    """
     sides = *SIZES, LONGEST_SIDE + 1
     methods = {method_of(value, (side, side, side), True, tf32) for side in sides for tf32 in (False, True)}
     names = {name for method in methods for name in kernels(value, index, pointer, method)}

@@ -195,6 +195,20 @@ def pageable(size: int) -> Bytes:
 def array_at(memory: Bytes, offset: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return an array of `count` items that lies in memory from byte `offset` on.
 
+    Parameters
+    ----------
+    memory : (n,) uint8
+    offset : int
+        Bytes from the start of `memory`.
+    count : int
+        Items.
+    dtype : dtype
+
+    Returns
+    -------
+    (count,) of `dtype`
+        A view.
+
     Examples
     --------
     >>> array_at(np.arange(8, dtype=np.uint8), 4, 2, np.uint16).nbytes

@@ -111,7 +111,17 @@ class EscProduct:
 
 
 def product_of(a: CSR, b: CSR) -> EscProduct:
-    """Return the product of two matrices on the GPU, its operands brought to C's dtypes."""
+    """Return the product of two matrices on the GPU, its operands cast to C's dtypes.
+
+    Parameters
+    ----------
+    a, b : CSR
+        Arrays of CuPy whose shapes fit.
+
+    Returns
+    -------
+    EscProduct
+    """
     import cupy
 
     dtype = result_dtype(a.dtype, b.dtype)
@@ -177,7 +187,23 @@ class CountedRows(NamedTuple):
 
 
 def count_kernels(index: str, pointer: str) -> tuple[str, ...]:
-    """Return the name expressions of the kernels that count products, by `COUNT_LANES`."""
+    """Return the name expressions of the kernels that count products.
+
+    Parameters
+    ----------
+    index, pointer : str
+        C types of columns and offsets.
+
+    Returns
+    -------
+    tuple of str
+        In the order of `COUNT_LANES`.
+
+    Examples
+    --------
+    >>> count_kernels("int", "int")[0]
+    'count_products<int,int,2>'
+    """
     return tuple(f"count_products<{index},{pointer},{lanes}>" for lanes in COUNT_LANES)
 
 

@@ -102,7 +102,19 @@ class SortKernels(KernelNames):
 
 @functools.cache
 def kernels_of(device: int, value: str, index: str, pointer: str, key: str) -> SortKernels:
-    """Return the kernels of a device for C types of values, columns, offsets and sort keys."""
+    """Return the compiled kernels of a device; later calls return the same object.
+
+    Parameters
+    ----------
+    device : int
+        Number of the device, which must be current.
+    value, index, pointer, key : str
+        C types of values, columns, offsets and sort keys.
+
+    Returns
+    -------
+    SortKernels
+    """
     return SortKernels(value, index, pointer, key)
 
 

@@ -187,6 +187,22 @@ def block_cost(types: ItemBytes) -> BlockCost:
 
 
 def host_bytes(b_rows: int, threads: int) -> int:
-    """Return the host bytes with which `threads` threads find the distinct rows of a B of `b_rows` rows."""
+    """Return the host bytes with which threads find distinct rows of B.
+
+    Parameters
+    ----------
+    b_rows : int
+        Rows of B.
+    threads : int
+
+    Returns
+    -------
+    int
+
+    Examples
+    --------
+    >>> host_bytes(6400, threads=2)
+    2424
+    """
     words = b_rows // 64 + 1
     return threads * words * (8 + 4)

@@ -78,6 +78,20 @@ def requested(
 ) -> RowwiseProduct:
     """Return the product of two matrices on the GPU, in the dtypes that kernels take. Needs no GPU if dtypes agree.
 
+    Parameters
+    ----------
+    a, b : CSR
+        Arrays of CuPy.
+    semiring : Semiring
+    deterministic : bool
+        Whether to add products in the order of A's entries.
+    b_is_sound : bool
+        Whether another product has checked B already.
+
+    Returns
+    -------
+    RowwiseProduct
+
     Raises
     ------
     MatrixError
@@ -193,9 +207,27 @@ def analyse(product: RowwiseProduct) -> AnalysedProduct:
 
 
 def analysed(a: CSR, b: CSR, semiring: Semiring, *, b_is_sound: bool = False) -> AnalysedProduct | None:
-    """Return a product's operands, checked and ready for kernels; None if there are no products.
+    """Check a product's operands and count its products, ready for kernels; waits for the GPU.
 
-    Arguments and errors as for `multiply.multiply`.
+    Parameters
+    ----------
+    a, b : CSR
+        Arrays of CuPy.
+    semiring : Semiring
+    b_is_sound : bool
+        Whether another product has checked B already.
+
+    Returns
+    -------
+    AnalysedProduct or None
+        None if there are no products.
+
+    Raises
+    ------
+    MatrixError
+        If shapes or dtypes do not fit, offsets fall, columns are out of range, or rows of B are not canonical.
+    InputError
+        If the semiring has no C expressions, or these do not compile.
     """
     product = requested(a, b, semiring, b_is_sound=b_is_sound)
     return None if product.is_empty else analyse(product)
@@ -335,7 +367,23 @@ def _with_wide_offsets(m: CSR) -> CSR:
 def kernels_of(
     device: int, value: str, index: str, pointer: str, wide_keys: bool, defines: tuple[str, ...] = ()
 ) -> RowKernels:
-    """Return the kernels of a device for C types, with 64-bit sort keys if asked for, and for a semiring."""
+    """Return the kernels of a device for C types and a semiring; later calls return the same object.
+
+    Parameters
+    ----------
+    device : int
+        Number of the device.
+    value, index, pointer : str
+        C types of values, columns and offsets.
+    wide_keys : bool
+        Whether sort keys have 64 bits.
+    defines : tuple of str
+        Compiler options of the semiring.
+
+    Returns
+    -------
+    RowKernels
+    """
     kernels = RowKernels(value, index, pointer, defines)
     return kernels.with_wide_keys() if wide_keys else kernels
 

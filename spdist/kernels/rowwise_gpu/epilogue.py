@@ -27,7 +27,23 @@ NORM_CODES = {None: RowNorm.NO_NORM, "l1": RowNorm.L1, "l2": RowNorm.L2, "max": 
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Return every kernel of the epilogue for a choice of types: what may be compiled on first use.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
+
+    Returns
+    -------
+    dict
+        Name expressions by file.
+
+    Examples
+    --------
+    >>> "cut_rows<double,int,u64>" in sources("double", "int", "int")["rowwise_gpu/epilogue.cu"]
+    True
+    """
     return {"rowwise_gpu/epilogue.cu": tuple(_names(value, index, pointer, *_more_types(value)).values())}
 
 

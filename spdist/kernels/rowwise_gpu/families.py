@@ -234,7 +234,20 @@ class NodeRows(RowFamily):
 
 
 def same_rows(x: AnalysedProduct, m: CSR) -> Any:
-    """Return, for each row of a matrix, whether it has the columns of the row before; (nrows,) uint8."""
+    """Compare the columns of each row of a matrix with those of the row before.
+
+    Parameters
+    ----------
+    x : AnalysedProduct
+        Launches its kernel.
+    m : CSR
+        Its A or B.
+
+    Returns
+    -------
+    (nrows,) uint8
+        1 for each row that has the columns of the row before.
+    """
     import cupy
 
     same = cupy.empty(m.nrows, np.uint8)
@@ -351,7 +364,17 @@ class LongRows(RowFamily):
 
 
 def rows_of(row_class: Any, number: int, rows: Any, count: int) -> RowFamily:
-    """Return the rows of a class as the family made for it: sorted or ranked."""
+    """Return the rows of a class as the family made for it: sorted or ranked.
+
+    Parameters
+    ----------
+    row_class, number, rows, count
+        As for `RowFamily`.
+
+    Returns
+    -------
+    SortRows or RankRows
+    """
     family = SortRows if isinstance(row_class, SortClass) else RankRows
     return family(row_class, number, rows, count)
 
@@ -366,6 +389,11 @@ def families_of(x: AnalysedProduct, counts: list[int], tuning: RowTuning) -> lis
     counts : (ROW_CLASSES,) list of int
         Rows of each class; rows that it counts as class 0 get no family.
     tuning : RowTuning
+
+    Returns
+    -------
+    list of RowFamily
+        By rising class.
     """
     shares = share_rows(counts, x.is_small, tuning)
     all_rows = counts[0] == x.facts.class_rows()[0] and len(shares) == 1
@@ -387,12 +415,18 @@ def families_of(x: AnalysedProduct, counts: list[int], tuning: RowTuning) -> lis
 
 
 def prepared(x: AnalysedProduct, families: list[RowFamily]) -> list[RowFamily]:
-    """Prepare families to count entries; nodes leave the other rows of their class to a family of its own.
+    """Prepare families to count entries; rows of a class that belong to no node become a family of their own.
+
+    Parameters
+    ----------
+    x : AnalysedProduct
+    families : list of RowFamily
+        From `families_of`.
 
     Returns
     -------
     list of RowFamily
-        Of falling class, as rows of many products take longest; without the families that have no rows.
+        By falling class, as rows of many products take longest; without families that have no rows.
     """
     _prepare(x, families)
     others = [rest for rows in families if isinstance(rows, NodeRows) and (rest := rows.take_nodes(x))]
@@ -411,12 +445,29 @@ def _prepare(x: AnalysedProduct, families: list[RowFamily]) -> None:
 
 
 def count_entries(x: AnalysedProduct, families: list[RowFamily]) -> None:
-    """Queue the counts of the entries of all families' rows."""
+    """Queue the counts of the entries of all families' rows.
+
+    Parameters
+    ----------
+    x : AnalysedProduct
+        `lengths` gets the entries.
+    families : list of RowFamily
+        From `prepared`.
+    """
     _side_by_side([functools.partial(rows.count_entries, x) for rows in families])
 
 
 def fill(x: AnalysedProduct, c: CSR, families: list[RowFamily]) -> None:
-    """Queue the kernels that write the rows of C of all families."""
+    """Queue the kernels that write the rows of C of all families.
+
+    Parameters
+    ----------
+    x : AnalysedProduct
+    c : CSR
+        With its offsets, and room for its entries.
+    families : list of RowFamily
+        Their entries were counted.
+    """
     _side_by_side([functools.partial(rows.fill, x, c) for rows in families])
 
 

@@ -55,7 +55,23 @@ TUNING = MaskTuning()
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Return every kernel of masked products for a choice of types: what may be compiled on first use.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
+
+    Returns
+    -------
+    dict
+        Name expressions by file.
+
+    Examples
+    --------
+    >>> sources("double", "int", "int")["rowwise_gpu/mask_rows.cu"][0]
+    'prepare_rows<double,int>'
+    """
     return {"rowwise_gpu/mask_rows.cu": tuple(_names(value, index, pointer).values())}
 
 
@@ -143,7 +159,20 @@ def _add_products(x: AnalysedProduct, c: CSR, hits: Any, kernels: Module, names:
 
 
 def on_device(mask: CSR, index: np.dtype[Any], pointer: np.dtype[Any]) -> CSR:
-    """Return a mask's structure on the GPU, in the dtypes of columns and offsets; its values are its columns."""
+    """Return a mask's structure on the GPU.
+
+    Parameters
+    ----------
+    mask : CSR
+        On the host or on the GPU.
+    index, pointer : dtype
+        Of columns and of offsets.
+
+    Returns
+    -------
+    CSR
+        Its values are its columns, as nothing reads them.
+    """
     import cupy
 
     indptr = cupy.asarray(mask.indptr.astype(pointer, copy=False))

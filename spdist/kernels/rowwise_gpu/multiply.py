@@ -154,9 +154,22 @@ def multiply(
 
 
 def count(a: CSR, b: CSR) -> Any:
-    """Return the entries of each row of ``a @ b``, (nrows,) uint32 on the device; nothing is multiplied.
+    """Count the entries of each row of ``a @ b``; nothing is multiplied.
 
-    Arguments and errors as for `multiply`.
+    Parameters
+    ----------
+    a, b : CSR
+        As for `multiply`.
+
+    Returns
+    -------
+    (nrows,) uint32
+        On the device.
+
+    Raises
+    ------
+    MatrixError
+        If shapes or dtypes do not fit, offsets or columns are out of range, or a row of B is not sorted.
     """
     import cupy
 
@@ -169,13 +182,39 @@ def count(a: CSR, b: CSR) -> Any:
 
 
 def multiply_counted(a: CSR, b: CSR) -> tuple[CSR, int, int]:
-    """Return ``a @ b`` as `multiply` does, how many products it took, and the entries of the longest row of A."""
+    """Return ``a @ b`` with the sizes that the product was found to have; errors as for `multiply`.
+
+    Parameters
+    ----------
+    a, b : CSR
+        As for `multiply`.
+
+    Returns
+    -------
+    c : CSR
+    products : int
+        Products of all rows.
+    longest : int
+        Entries of the longest row of A; 0 if there are no products.
+    """
     c, x, _ = _made(requested(a, b))
     return (c, 0, 0) if x is None else (c, x.products, x.longest_a)
 
 
 def symbolic(a: CSR, b: CSR, *, deterministic: bool = False) -> Pattern:
-    """Return the structure of ``a @ b`` for `numeric`; arguments and errors as for `multiply`."""
+    """Return the structure of ``a @ b`` for `numeric`; errors as for `multiply`.
+
+    Parameters
+    ----------
+    a, b : CSR
+        As for `multiply`.
+    deterministic : bool
+        Whether `numeric` adds products in the order of A's entries.
+
+    Returns
+    -------
+    Pattern
+    """
     c, x, rows = _made(requested(a, b, deterministic=deterministic), count_first=True)
     if x is not None:  # keep the structure, not the values
         a, b = (CSR(m.indptr, m.indices, m.data[:0], m.shape) for m in (x.a, x.b))
@@ -229,7 +268,15 @@ def _with_values(old: CSR, new: CSR) -> CSR:
 
 
 def compile_kernels(dtype: np.dtype[Any], ncols: int, semiring: Semiring = PLUS_TIMES) -> None:
-    """Compile the kernels of products of a dtype with `ncols` columns, before the first of them is made.
+    """Compile the kernels of products of a dtype before the first of them is made.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of the values of C.
+    ncols : int
+        Columns of C.
+    semiring : Semiring
 
     Raises
     ------
