@@ -14,14 +14,30 @@ University, 2015, algorithm 2.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from numba import types
 
 from spdist.kernels.cpu.numba_compile import compiled, inlined, instruction
 from spdist.kernels.cpu.rowwise import lowest_bit
 from spdist.kernels.hyspmm import workspace
+from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
+
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+
+Integer: TypeAlias = int | np.int64
+"""An integer of a caller in Python, or of a compiled caller."""
+CsrArrays: TypeAlias = tuple[IndexArray, IndexArray, ValueArray]
+"""Offsets, columns and values of a matrix."""
+Counted: TypeAlias = tuple[Int64Array, ...]
+"""The three arrays of `plan.CountedProducts`."""
+Bits: TypeAlias = npt.NDArray[np.uint64]
+"""A bit for each row of B, 64 a word."""
+Places: TypeAlias = npt.NDArray[np.uint32]
+"""For each word of `Bits`, the number of marked rows before it."""
 
 ONE = np.uint64(1)
 WORD = np.uint64(64)
@@ -52,7 +68,7 @@ def _word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 
 @instruction
-def ones(context: Any, bits: Any) -> Any:
+def ones(context: BaseContext, bits: types.Type) -> Any:
     """Count the set bits of a number."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -62,7 +78,7 @@ def ones(context: Any, bits: Any) -> Any:
 
 
 @instruction
-def atomic_add(context: Any, words: Any, at: Any, value: Any) -> Any:
+def atomic_add(context: BaseContext, words: types.Type, at: types.Type, value: types.Type) -> Any:
     """Add to a word and return its old value."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -72,7 +88,7 @@ def atomic_add(context: Any, words: Any, at: Any, value: Any) -> Any:
 
 
 @instruction
-def atomic_load(context: Any, words: Any, at: Any) -> Any:
+def atomic_load(context: BaseContext, words: types.Type, at: types.Type) -> Any:
     """Read a word that another thread writes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -82,7 +98,7 @@ def atomic_load(context: Any, words: Any, at: Any) -> Any:
 
 
 @instruction
-def atomic_store(context: Any, words: Any, at: Any, value: Any) -> Any:
+def atomic_store(context: BaseContext, words: types.Type, at: types.Type, value: types.Type) -> Any:
     """Write a word that another thread reads; earlier writes of this thread are visible to it then."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -93,7 +109,7 @@ def atomic_store(context: Any, words: Any, at: Any, value: Any) -> Any:
 
 
 @compiled
-def survey(indptr: Any, indices: Any) -> Any:
+def survey(indptr: IndexArray, indices: IndexArray) -> Any:
     """Return the least and the greatest column, and whether rows are canonical, in one pass over one entry at least.
 
     In canonical rows, columns fail to rise only where a row begins: such places are counted among all entries and among
@@ -119,7 +135,13 @@ def survey(indptr: Any, indices: Any) -> Any:
 
 @compiled
 def count_products(
-    a: Any, b_indptr: Any, start: Any, stop: Any, entry_bytes: Any, product_bytes: Any, ends: Any
+    a: tuple[IndexArray, IndexArray],
+    b_indptr: IndexArray,
+    start: Integer,
+    stop: Integer,
+    entry_bytes: Integer,
+    product_bytes: Integer,
+    ends: Int64Array,
 ) -> Any:
     """Count the products of rows [start, stop) of A (offsets, columns), summed up in ``ends[row + 1]`` from 0 on.
 
@@ -147,7 +169,7 @@ def count_products(
 
 
 @inlined
-def products_before(counted: Any, row: Any) -> Any:
+def products_before(counted: Counted, row: Integer) -> Any:
     """Return the products of all rows before `row`, given counts by parts, each from 0 on."""
     ends, starts, bases = counted
     if row == 0:
@@ -159,7 +181,15 @@ def products_before(counted: Any, row: Any) -> Any:
 
 
 @compiled
-def cut(counted: Any, a_indptr: Any, budget: Any, first_budget: Any, most: Any, costs: Any, cuts: Any) -> Any:
+def cut(
+    counted: Counted,
+    a_indptr: IndexArray,
+    budget: Integer,
+    first_budget: Integer,
+    most: Integer,
+    costs: tuple[int, int, int],
+    cuts: Int64Array,
+) -> Any:
     """Cut the rows into blocks of at most `budget` bytes and at most `most` products and entries; one row at least.
 
     The first block may take `first_budget` bytes, each later block a little more than the one before. Write the first
@@ -188,7 +218,7 @@ def cut(counted: Any, a_indptr: Any, budget: Any, first_budget: Any, most: Any, 
 
 
 @compiled
-def longest_row(indptr: Any) -> Any:
+def longest_row(indptr: IndexArray) -> Any:
     """Return the entries of the longest row; 0 if there are no rows."""
     most = np.int64(0)
     for row in range(np.uintp(len(indptr) - 1)):
@@ -197,7 +227,7 @@ def longest_row(indptr: Any) -> Any:
 
 
 @compiled
-def first_bad_row(indptr: Any, start: Any, stop: Any, nnz: Any) -> Any:
+def first_bad_row(indptr: IndexArray, start: Integer, stop: Integer, nnz: Integer) -> Any:
     """Return the first of rows [start, stop) whose offsets fall or exceed `nnz`; -1 if there is none."""
     for row in range(np.uintp(start), np.uintp(stop)):
         last = indptr[row + np.uintp(1)]
@@ -207,7 +237,7 @@ def first_bad_row(indptr: Any, start: Any, stop: Any, nnz: Any) -> Any:
 
 
 @compiled
-def copy_offsets(indptr: Any, start: Any, offsets: Any) -> None:
+def copy_offsets(indptr: IndexArray, start: Integer, offsets: IndexArray) -> None:
     """Copy the offsets of rows from `start` on, counted from that row's offset."""
     first = np.uintp(start)
     for row in range(np.uintp(len(offsets))):
@@ -215,7 +245,7 @@ def copy_offsets(indptr: Any, start: Any, offsets: Any) -> None:
 
 
 @compiled
-def mark_rows(a_indices: Any, first: Any, last: Any, nrows: Any, bits: Any) -> Any:
+def mark_rows(a_indices: IndexArray, first: Integer, last: Integer, nrows: Integer, bits: Bits) -> Any:
     """Set the bit of each row of B that the entries [first, last) of A ask for; return the range of words touched.
 
     If the column of an entry is out of range, return -1 and that entry.
@@ -232,7 +262,7 @@ def mark_rows(a_indices: Any, first: Any, last: Any, nrows: Any, bits: Any) -> A
 
 
 @compiled
-def copy_columns(source: Any, low: Any, columns: Any) -> Any:
+def copy_columns(source: IndexArray, low: Integer, columns: IndexArray) -> Any:
     """Copy the columns of entries of A, less `low`; return the least and the greatest column."""
     least = greatest = source[0]
     for at in range(np.uintp(len(source))):
@@ -243,7 +273,7 @@ def copy_columns(source: Any, low: Any, columns: Any) -> Any:
 
 
 @inlined
-def next_run(bits: Any, base: Any) -> Any:
+def next_run(bits: np.uint64, base: np.uint64) -> Any:
     """Return the first run of set bits of a word: its first row, the row after its last, and the bits after the run."""
     start = lowest_bit(bits)
     filled = bits | ((ONE << start) - ONE)
@@ -254,7 +284,7 @@ def next_run(bits: Any, base: Any) -> Any:
 
 
 @compiled
-def number_rows(bits: Any, places: Any, low: Any, high: Any, b_indptr: Any) -> Any:
+def number_rows(bits: Bits, places: Places, low: Integer, high: Integer, b_indptr: IndexArray) -> Any:
     """Give the marked rows of B numbers from 0 on: write the first number of each word of `bits` to `places`.
 
     Return the number of marked rows and of their entries; -1 entries if offsets of B fall or exceed the last offset.
@@ -273,8 +303,9 @@ def number_rows(bits: Any, places: Any, low: Any, high: Any, b_indptr: Any) -> A
 
 
 @compiled
-def send_rows(a: Any, counted: Any, table: Any, start: Any, stop: Any, values: Any, value_at: Any, pointers: Any,
-              entries_at: Any, products_at: Any, lengths: Any) -> None:  # fmt: skip
+def send_rows(a: CsrArrays, counted: Counted, table: npt.NDArray[np.uint8], start: Integer, stop: Integer,
+              values: ValueArray, value_at: Integer, pointers: IndexArray, entries_at: Integer, products_at: Integer,
+              lengths: Int64Array) -> None:  # fmt: skip
     """Copy the values of rows [start, stop) of A, and write the first entry and the first product of each row.
 
     Count the rows of each group in `lengths`; `table` has the group of each number of products.
@@ -300,7 +331,14 @@ def send_rows(a: Any, counted: Any, table: Any, start: Any, stop: Any, values: A
 
 @inlined
 def copy_rows(
-    b: Any, source: Any, stop: Any, columns: Any, column_at: Any, values: Any, value_at: Any, width: Any
+    b: CsrArrays,
+    source: Integer,
+    stop: Integer,
+    columns: IndexArray,
+    column_at: Integer,
+    values: ValueArray,
+    value_at: Integer,
+    width: Integer,
 ) -> None:
     """Copy entries [source, stop) of B, each of `width` values."""
     for j in range(np.uintp(stop - source)):
@@ -311,9 +349,10 @@ def copy_rows(
 
 
 @compiled
-def send_distinct(a_indices: Any, first: Any, last: Any, b: Any, bits: Any, places: Any, low: Any, high: Any,
-                  numbers: Any, number_at: Any, starts: Any, start_at: Any, columns: Any, column_at: Any, values: Any,
-                  value_at: Any, width: Any) -> None:  # fmt: skip
+def send_distinct(a_indices: IndexArray, first: Integer, last: Integer, b: CsrArrays, bits: Bits, places: Places,
+                  low: Integer, high: Integer, numbers: IndexArray, number_at: Integer, starts: IndexArray,
+                  start_at: Integer, columns: IndexArray, column_at: Integer, values: ValueArray, value_at: Integer,
+                  width: Integer) -> None:  # fmt: skip
     """Replace the columns of entries [first, last) of A by row numbers, copy the marked rows of B, clear the marks.
 
     Rows of B are copied in order; each entry of B has `width` values, side by side.
@@ -340,8 +379,9 @@ def send_distinct(a_indices: Any, first: Any, last: Any, b: Any, bits: Any, plac
 
 
 @compiled
-def send_duplicated(a_indices: Any, first: Any, last: Any, b: Any, starts: Any, start_at: Any, columns: Any,
-                    column_at: Any, values: Any, value_at: Any) -> None:  # fmt: skip
+def send_duplicated(a_indices: IndexArray, first: Integer, last: Integer, b: CsrArrays, starts: IndexArray,
+                    start_at: Integer, columns: IndexArray, column_at: Integer, values: ValueArray,
+                    value_at: Integer) -> None:  # fmt: skip
     """Copy the row of B of each of the entries [first, last) of A, in order, and write where each copy starts."""
     out: Any = np.int64(0)
     for at in range(np.uintp(first), np.uintp(last)):
@@ -354,7 +394,7 @@ def send_duplicated(a_indices: Any, first: Any, last: Any, b: Any, starts: Any, 
 
 
 @compiled
-def reserve_room(state: Any, number: Any, size: Any, room: Any) -> Any:
+def reserve_room(state: Int64Array, number: Integer, size: Integer, room: Integer) -> Any:
     """Reserve `size` bytes of the ring, after all earlier blocks have; return their place, or -1 if closed.
 
     Places are counted on without wrapping around; a block that does not fit before the ring's end starts at its
@@ -381,8 +421,10 @@ def reserve_room(state: Any, number: Any, size: Any, room: Any) -> Any:
 
 
 @compiled
-def prepare_blocks(a: Any, b: Any, counted: Any, cuts: Any, distinct: Any, sizes: Any, table: Any, state: Any,
-                   ready: Any, reports: Any, ring: Any, room: Any, bits: Any, places: Any) -> None:  # fmt: skip
+def prepare_blocks(a: CsrArrays, b: CsrArrays, counted: Counted, cuts: Int64Array, distinct: bool,
+                   sizes: tuple[int, int, int], table: npt.NDArray[np.uint8], state: Int64Array, ready: Int64Array,
+                   reports: Int64Array, ring: tuple[IndexArray, ...], room: Integer, bits: Bits,
+                   places: Places) -> None:  # fmt: skip
     """Prepare blocks until none is left; several threads at once, each with `bits` (zero) and `places` of its own.
 
     `ring` holds four views of the same `room` bytes: as values, columns, offsets and row numbers. A block and its
@@ -423,7 +465,7 @@ def prepare_blocks(a: Any, b: Any, counted: Any, cuts: Any, distinct: Any, sizes
 
 
 @compiled
-def wait_ready(ready: Any, number: Any, tries: Any) -> Any:
+def wait_ready(ready: Int64Array, number: Integer, tries: Integer) -> bool:
     """Look at most `tries` times whether a block is ready, and return whether it is."""
     for _ in range(tries):
         if atomic_load(ready, number):
@@ -433,19 +475,19 @@ def wait_ready(ready: Any, number: Any, tries: Any) -> Any:
 
 
 @compiled
-def free_place(state: Any, end: Any) -> None:
+def free_place(state: Int64Array, end: Integer) -> None:
     """Free the ring's bytes before place `end`."""
     atomic_store(state, FREED, end)
 
 
 @compiled
-def close(state: Any) -> None:
+def close(state: Int64Array) -> None:
     """Ask the threads to stop."""
     atomic_store(state, CLOSED, 1)
 
 
 @compiled
-def shift(local: Any, start: Any, stop: Any, place: Any, indptr: Any) -> None:
+def shift(local: IndexArray, start: Integer, stop: Integer, place: Integer, indptr: IndexArray) -> None:
     """Turn the ends of rows [start, stop) inside their block into offsets of C."""
     for row in range(np.uintp(start), np.uintp(stop)):
         indptr[row + np.uintp(1)] = place + local[row]
