@@ -6,7 +6,6 @@ Products are added to a zero in the order of k, so a block has the bits that a p
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from spdist.kernels.cpu.merge import merge as merge_values
 from spdist.kernels.cpu.product_counts import row_products
 from spdist.matrices.bsr import BSR, from_rows
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import Int64Array, result_dtype
+from spdist.matrices.dtypes import Int64Array, ValueArray, result_dtype
 
 SLICES = 16
 """Slices of block rows for each thread, so that slices of many products do not hold one thread up."""
@@ -144,7 +143,7 @@ def _cuts(work: Int64Array, slices: int) -> list[int]:
     return sorted({0, *inner.tolist(), len(work)})
 
 
-def _fill_slices(a: BSR, b: BSR, c: CSR, values: Any, cuts: list[int], threads: int) -> None:
+def _fill_slices(a: BSR, b: BSR, c: CSR, values: ValueArray, cuts: list[int], threads: int) -> None:
     """Write the values of C, slice by slice."""
     from spdist.kernels.bsr import numba_kernels as bsr_kernels
 

@@ -27,7 +27,7 @@ from spdist.kernels.rounding import ceil_div
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.matrices.bsr import BSR
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import result_dtype
+from spdist.matrices.dtypes import ValueArray, result_dtype
 from spdist.units import format_bytes
 
 logger = logging.getLogger("spdist")
@@ -58,7 +58,7 @@ SIZES = (2, 3, 4, 6, 8, 16)
 """Sides of blocks that the tests compile."""
 
 
-def multiply(a: BSR, b: BSR, *, ones: Any = None, tf32: bool = False) -> BSR:
+def multiply(a: BSR, b: BSR, *, ones: ValueArray | None = None, tf32: bool = False) -> BSR:
     """Return ``a @ b``.
 
     Parameters
@@ -117,11 +117,11 @@ def multiply(a: BSR, b: BSR, *, ones: Any = None, tf32: bool = False) -> BSR:
     return c
 
 
-def _count_pairs(a: BSR, b: BSR, ones: Any = None) -> tuple[CSR, int, int]:
+def _count_pairs(a: BSR, b: BSR, ones: ValueArray | None = None) -> tuple[CSR, int, int]:
     """Return C's pattern with the pairs of each block as values, all pairs, and the blocks of A's longest block row."""
     import cupy
 
-    def count(dtype: npt.DTypeLike, ones: Any) -> tuple[CSR, int, int]:
+    def count(dtype: npt.DTypeLike, ones: ValueArray | None) -> tuple[CSR, int, int]:
         left = a.pattern(cupy.ones(a.blocks, dtype))
         if b is a:
             return rowwise_gpu.multiply_counted(left, left)
@@ -133,7 +133,7 @@ def _count_pairs(a: BSR, b: BSR, ones: Any = None) -> tuple[CSR, int, int]:
     return counts, pairs, longest
 
 
-def _fill(a: BSR, b: BSR, c: BSR, counts: Any, pairs: int, longest: int, tf32: bool) -> None:
+def _fill(a: BSR, b: BSR, c: BSR, counts: ValueArray, pairs: int, longest: int, tf32: bool) -> None:
     """Write the values of C, given the pairs of each block (`counts`) and the blocks of A's longest row (`longest`)."""
     index = c.indices.dtype
     pointer = np.result_type(a.indptr.dtype, b.indptr.dtype, c.indptr.dtype)
@@ -158,7 +158,12 @@ def _fill(a: BSR, b: BSR, c: BSR, counts: Any, pairs: int, longest: int, tf32: b
 
 
 def _fill_by_tasks(
-    c: BSR, counts: Any, pairs: int, names: tuple[str, str], sizes: tuple[int, int, int], operands: tuple[Any, ...]
+    c: BSR,
+    counts: ValueArray,
+    pairs: int,
+    names: tuple[str, str],
+    sizes: tuple[int, int, int],
+    operands: tuple[Any, ...],
 ) -> None:
     """Write the values of C by tasks of about as many pairs each."""
     import cupy

@@ -39,8 +39,15 @@ def add_blocks(
 ) -> Any:
     """Add the product of the block of A at p and the block of B at q to the block of C at `at`, in the order of k.
 
-    Places count values in one-dimensional arrays. B and C have one dtype; A has that dtype or a less precise one. Each
-    row of a block is one vector.
+    Places count values. Each row of a block is one vector.
+
+    Parameters
+    ----------
+    a, b, c : one-dimensional arrays
+        B and C have one dtype; A has that dtype or a less precise one.
+    p, q, at : uintp
+    sizes : tuple of three tuples
+        Their lengths are r, s and t, for blocks of r x s times s x t.
     """
     r, s, t = (len(size) for size in sizes)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class Steps:
     """
 
     def __init__(
-        self, xp: Any, step: Callable[[], None], batch: int, agree: Callable[[bool], bool], graph: bool = True
+        self, xp: ModuleType, step: Callable[[], None], batch: int, agree: Callable[[bool], bool], graph: bool = True
     ) -> None:
         self.step, self.batch, self.agree = step, batch, agree
         self.launched = "one by one" if graph or xp is np else "one by one: as asked for"

@@ -262,7 +262,7 @@ class _EarlyLaunch(threading.local):
     SERIALIZATION = 6
     """``CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION``; its value is set to 1."""
 
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver: ctypes.CDLL) -> None:
         self.launch = driver.cuLaunchKernelEx
         self.attribute = (ctypes.c_uint * 18)(self.SERIALIZATION, 0, 1)  # 8 bytes, then a union of 64
         self.config = _LaunchConfig(attributes=ctypes.addressof(self.attribute), count=1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from spdist.errors import MatrixError
 from spdist.kernels.cuda.constants import ROW_CLASSES, SCAN_ROWS, EscFact
@@ -46,7 +47,7 @@ class Arena:
         self.sizes, self.memory = sizes, cupy.empty(sum(sizes.values()), np.uint8)
         self.starts = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
 
-    def __call__(self, name: str, count: int, dtype: Any) -> Any:
+    def __call__(self, name: str, count: int, dtype: npt.DTypeLike) -> Any:
         """Return the first `count` items of the array of this name."""
         start, size = self.starts[name], count * np.dtype(dtype).itemsize
         assert size <= self.sizes[name]

@@ -79,7 +79,7 @@ def ones(context: BaseContext, bits: types.Type) -> Any:
 
 @instruction
 def atomic_add(context: BaseContext, words: types.Type, at: types.Type, value: types.Type) -> Any:
-    """Add to a word and return its old value."""
+    """Add `value` to the word at place `at`, and return its old value."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", _word(context, builder, signature, args), args[2], "seq_cst")
@@ -89,7 +89,7 @@ def atomic_add(context: BaseContext, words: types.Type, at: types.Type, value: t
 
 @instruction
 def atomic_load(context: BaseContext, words: types.Type, at: types.Type) -> Any:
-    """Read a word that another thread writes."""
+    """Read the word at place `at`, which another thread writes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_word(context, builder, signature, args), "seq_cst", 8)
@@ -99,7 +99,7 @@ def atomic_load(context: BaseContext, words: types.Type, at: types.Type) -> Any:
 
 @instruction
 def atomic_store(context: BaseContext, words: types.Type, at: types.Type, value: types.Type) -> Any:
-    """Write a word that another thread reads; earlier writes of this thread are visible to it then."""
+    """Write the word at place `at`, which another thread reads; it sees earlier writes of this thread then."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[2], _word(context, builder, signature, args), "seq_cst", 8)
@@ -112,8 +112,13 @@ def atomic_store(context: BaseContext, words: types.Type, at: types.Type, value:
 def survey(indptr: IndexArray, indices: IndexArray) -> Any:
     """Return the least and the greatest column, and whether rows are canonical, in one pass over one entry at least.
 
-    In canonical rows, columns fail to rise only where a row begins: such places are counted among all entries and among
-    the first entries of rows, and the counts must be equal.
+    In canonical rows, columns fail to rise only where a row begins. The pass counts such places among all entries, and
+    among the first entries of rows: the counts must be equal.
+
+    Parameters
+    ----------
+    indptr, indices : arrays of int
+        If offsets do not start at 0, fall, or do not end at the entries, the result is 0, -1 and False.
     """
     entries, falls = len(indices), np.int64(0)
     if indptr[0] != 0 or indptr[-1] != entries:
@@ -143,10 +148,22 @@ def count_products(
     product_bytes: Integer,
     ends: Int64Array,
 ) -> Any:
-    """Count the products of rows [start, stop) of A (offsets, columns), summed up in ``ends[row + 1]`` from 0 on.
+    """Count the products of rows [start, stop) of A, summed up in ``ends[row + 1]`` from 0 on.
 
-    Return their sum, the most bytes that a row takes, and that row; or -1, 0 and a row whose offsets or columns are out
-    of range.
+    Parameters
+    ----------
+    a : (offsets, columns)
+    b_indptr : (nrows of B + 1,) int
+    start, stop : int
+    entry_bytes, product_bytes : int
+        Device bytes that an entry of A and a product take.
+    ends : (nrows + 1,) int64
+
+    Returns
+    -------
+    products, most, row : int
+        Sum of the products, most bytes that a row takes, and that row; or -1, 0 and a row whose offsets or columns are
+        out of range.
     """
     total, most, widest = np.int64(0), np.int64(-1), np.int64(start)
     nrows_b, nnz_a = np.uintp(len(b_indptr) - 1), np.uintp(len(a[1]))
@@ -190,10 +207,20 @@ def cut(
     costs: tuple[int, int, int],
     cuts: Int64Array,
 ) -> Any:
-    """Cut the rows into blocks of at most `budget` bytes and at most `most` products and entries; one row at least.
+    """Cut the rows into blocks within bounds on bytes, entries and products, of one row at least; return their number.
 
-    The first block may take `first_budget` bytes, each later block a little more than the one before. Write the first
-    row of each block, and the number of rows, to `cuts`; return the number of blocks.
+    Parameters
+    ----------
+    counted : Counted
+    a_indptr : (nrows + 1,) int64
+    budget, first_budget : int
+        Most bytes of a block and of the first block; in between, each block may take a little more than the last one.
+    most : int
+        Most products, and most entries, of a block.
+    costs : (int, int, int)
+        Bytes of a row, an entry and a product.
+    cuts : (nrows + 1,) int64
+        Gets the first row of each block, then the number of rows.
     """
     nrows = np.int64(len(a_indptr) - 1)
     start, number = np.int64(0), np.int64(0)
@@ -228,7 +255,13 @@ def longest_row(indptr: IndexArray) -> Any:
 
 @compiled
 def first_bad_row(indptr: IndexArray, start: Integer, stop: Integer, nnz: Integer) -> Any:
-    """Return the first of rows [start, stop) whose offsets fall or exceed `nnz`; -1 if there is none."""
+    """Return the first of rows [start, stop) whose offsets fall or exceed `nnz`; -1 if there is none.
+
+    Parameters
+    ----------
+    indptr : (nrows + 1,) int
+    start, stop, nnz : int
+    """
     for row in range(np.uintp(start), np.uintp(stop)):
         last = indptr[row + np.uintp(1)]
         if last < indptr[row] or last > nnz:
@@ -249,6 +282,13 @@ def mark_rows(a_indices: IndexArray, first: Integer, last: Integer, nrows: Integ
     """Set the bit of each row of B that the entries [first, last) of A ask for; return the range of words touched.
 
     If the column of an entry is out of range, return -1 and that entry.
+
+    Parameters
+    ----------
+    a_indices : (nnz of A,) int
+    first, last, nrows : int
+        Entries of A; rows of B.
+    bits : Bits
     """
     low, high, end = np.uint64(len(bits)), np.uint64(0), np.uint64(nrows)
     for at in range(np.uintp(first), np.uintp(last)):
@@ -263,7 +303,7 @@ def mark_rows(a_indices: IndexArray, first: Integer, last: Integer, nrows: Integ
 
 @compiled
 def copy_columns(source: IndexArray, low: Integer, columns: IndexArray) -> Any:
-    """Copy the columns of entries of A, less `low`; return the least and the greatest column."""
+    """Copy the columns of one entry of A or more, less `low`; return the least and the greatest column read."""
     least = greatest = source[0]
     for at in range(np.uintp(len(source))):
         k = source[at]
@@ -285,9 +325,17 @@ def next_run(bits: np.uint64, base: np.uint64) -> Any:
 
 @compiled
 def number_rows(bits: Bits, places: Places, low: Integer, high: Integer, b_indptr: IndexArray) -> Any:
-    """Give the marked rows of B numbers from 0 on: write the first number of each word of `bits` to `places`.
+    """Give the marked rows of B numbers from 0 on; return how many rows are marked, and how many entries they have.
 
-    Return the number of marked rows and of their entries; -1 entries if offsets of B fall or exceed the last offset.
+    Parameters
+    ----------
+    bits : Bits
+    places : Places
+        Gets the first number of each word of `bits`.
+    low, high : int
+        Words ``[low:high)`` of `bits` that have marks.
+    b_indptr : (nrows of B + 1,) int
+        If its offsets fall or exceed the last one, -1 entries are returned.
     """
     rows: Any = np.uint64(0)
     entries, end, sound = np.int64(0), b_indptr[len(b_indptr) - 1], True
@@ -308,7 +356,16 @@ def send_rows(a: CsrArrays, counted: Counted, table: npt.NDArray[np.uint8], star
               lengths: Int64Array) -> None:  # fmt: skip
     """Copy the values of rows [start, stop) of A, and write the first entry and the first product of each row.
 
-    Count the rows of each group in `lengths`; `table` has the group of each number of products.
+    Parameters
+    ----------
+    a, counted, start, stop
+        A, its counted products, and its rows to send.
+    table : (TABLE,) uint8
+        Group of each number of products.
+    values, value_at, pointers, entries_at, products_at
+        Where values, first entries and first products are written: arrays, and the first place in them of each.
+    lengths : int64
+        Gets the rows of each group added.
     """
     first, part = a[0][start], 0
     ends, starts, bases = counted
@@ -340,7 +397,7 @@ def copy_rows(
     value_at: Integer,
     width: Integer,
 ) -> None:
-    """Copy entries [source, stop) of B, each of `width` values."""
+    """Copy entries [source, stop) of B, each of `width` values, to the entries from `column_at` and `value_at` on."""
     for j in range(np.uintp(stop - source)):
         columns[np.uintp(column_at) + j] = b[1][np.uintp(source) + j]
     target, first = np.uintp(value_at) * np.uintp(width), np.uintp(source) * np.uintp(width)
@@ -355,7 +412,16 @@ def send_distinct(a_indices: IndexArray, first: Integer, last: Integer, b: CsrAr
                   width: Integer) -> None:  # fmt: skip
     """Replace the columns of entries [first, last) of A by row numbers, copy the marked rows of B, clear the marks.
 
-    Rows of B are copied in order; each entry of B has `width` values, side by side.
+    Parameters
+    ----------
+    a_indices, first, last, b
+        Columns of A, its entries to send, and B.
+    bits, places, low, high
+        From `mark_rows` and `number_rows`. Rows of B are copied in order.
+    numbers, number_at, starts, start_at, columns, column_at, values, value_at
+        Where row numbers, starts of rows, columns and values are written: arrays, and the first place in each.
+    width : int
+        Values of an entry of B, side by side.
     """
     for at in range(np.uintp(last - first)):
         k: Any = np.uint64(a_indices[np.uintp(first) + at])
@@ -382,7 +448,13 @@ def send_distinct(a_indices: IndexArray, first: Integer, last: Integer, b: CsrAr
 def send_duplicated(a_indices: IndexArray, first: Integer, last: Integer, b: CsrArrays, starts: IndexArray,
                     start_at: Integer, columns: IndexArray, column_at: Integer, values: ValueArray,
                     value_at: Integer) -> None:  # fmt: skip
-    """Copy the row of B of each of the entries [first, last) of A, in order, and write where each copy starts."""
+    """Copy the row of B of each of the entries [first, last) of A, in order, and write where each copy starts.
+
+    Parameters
+    ----------
+    a_indices, first, last, b, starts, start_at, columns, column_at, values, value_at
+        As for `send_distinct`.
+    """
     out: Any = np.int64(0)
     for at in range(np.uintp(first), np.uintp(last)):
         k = np.uintp(a_indices[at])
@@ -395,10 +467,16 @@ def send_duplicated(a_indices: IndexArray, first: Integer, last: Integer, b: Csr
 
 @compiled
 def reserve_room(state: Int64Array, number: Integer, size: Integer, room: Integer) -> Any:
-    """Reserve `size` bytes of the ring, after all earlier blocks have; return their place, or -1 if closed.
+    """Reserve bytes of the ring after all earlier blocks have; return their place, or -1 if the ring is closed.
 
     Places are counted on without wrapping around; a block that does not fit before the ring's end starts at its
     beginning.
+
+    Parameters
+    ----------
+    state : (STATE,) int64
+    number, size, room : int
+        Number of the block, its bytes, and bytes of the ring.
     """
     while atomic_load(state, NEXT) != number:
         if atomic_load(state, CLOSED):
@@ -425,10 +503,24 @@ def prepare_blocks(a: CsrArrays, b: CsrArrays, counted: Counted, cuts: Int64Arra
                    sizes: tuple[int, int, int], table: npt.NDArray[np.uint8], state: Int64Array, ready: Int64Array,
                    reports: Int64Array, ring: tuple[IndexArray, ...], room: Integer, bits: Bits,
                    places: Places) -> None:  # fmt: skip
-    """Prepare blocks until none is left; several threads at once, each with `bits` (zero) and `places` of its own.
+    """Prepare blocks until none is left; several threads call this at once.
 
-    `ring` holds four views of the same `room` bytes: as values, columns, offsets and row numbers. A block and its
-    report may be read once ``ready[number]`` is 1.
+    Parameters
+    ----------
+    a, b, counted, cuts
+        Operands, A's counted products, and the first row of each block.
+    distinct : bool
+    sizes : (int, int, int)
+        Bytes of a value, a column and an offset.
+    table : (TABLE,) uint8
+        Group of each number of products.
+    state, ready, reports : int64 arrays
+        Shared by the threads. A block and its report may be read once ``ready[number]`` is 1.
+    ring : tuple of arrays
+        Four views of the same `room` bytes: as values, columns, offsets and row numbers.
+    room : int
+    bits, places
+        Scratch memory of this thread; `bits` are zero.
     """
     values, columns, pointers, numbers = ring
     while not atomic_load(state, CLOSED):
@@ -466,7 +558,13 @@ def prepare_blocks(a: CsrArrays, b: CsrArrays, counted: Counted, cuts: Int64Arra
 
 @compiled
 def wait_ready(ready: Int64Array, number: Integer, tries: Integer) -> bool:
-    """Look at most `tries` times whether a block is ready, and return whether it is."""
+    """Look at most `tries` times whether a block is ready, and return whether it is.
+
+    Parameters
+    ----------
+    ready : (blocks,) int64
+    number, tries : int
+    """
     for _ in range(tries):
         if atomic_load(ready, number):
             return True
@@ -476,7 +574,7 @@ def wait_ready(ready: Int64Array, number: Integer, tries: Integer) -> bool:
 
 @compiled
 def free_place(state: Int64Array, end: Integer) -> None:
-    """Free the ring's bytes before place `end`."""
+    """Free the ring's bytes before place `end`, counted on without wrapping around."""
     atomic_store(state, FREED, end)
 
 
@@ -488,6 +586,6 @@ def close(state: Int64Array) -> None:
 
 @compiled
 def shift(local: IndexArray, start: Integer, stop: Integer, place: Integer, indptr: IndexArray) -> None:
-    """Turn the ends of rows [start, stop) inside their block into offsets of C."""
+    """Turn the ends of rows [start, stop) inside their block into offsets of C, where the block starts at `place`."""
     for row in range(np.uintp(start), np.uintp(stop)):
         indptr[row + np.uintp(1)] = place + local[row]

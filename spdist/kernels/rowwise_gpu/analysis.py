@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from spdist.errors import MatrixError
 from spdist.kernels.cuda.constants import NARROW_COLUMNS, ROW_CLASSES, SCAN_ROWS, VERY_LONG, RowFact
@@ -19,7 +20,7 @@ from spdist.kernels.rowwise_gpu.row_kernels import ProductFacts, RowKernels
 from spdist.kernels.semirings import PLUS_TIMES, Semiring
 from spdist.matrices.checks import check_product_shapes
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import INT32_MAX
+from spdist.matrices.dtypes import INT32_MAX, IndexArray
 
 MOST_BLOCKS = 2112
 """Thread blocks of `analyse_rows` at most: 16 on each of the 132 multiprocessors of an H100."""
@@ -286,7 +287,7 @@ def check_canonical(m: CSR, name: str) -> None:
     _check(facts, name)
 
 
-def offsets(lengths: Any, dtype: np.dtype[Any]) -> tuple[Any, int]:
+def offsets(lengths: npt.NDArray[np.uint32], dtype: np.dtype[Any]) -> tuple[IndexArray, int]:
     """Turn row lengths on the GPU into row offsets; waits for their sum.
 
     Parameters

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from spdist.kernels.cuda.constants import LONG_SHARE, NodeFact, RowFact
 from spdist.kernels.rounding import ceil_div
@@ -22,6 +23,7 @@ from spdist.kernels.rowwise_gpu.row_classes import (
     CLASSES,
     SORT_CLASSES,
     RankClass,
+    RowClass,
     RowTuning,
     SortClass,
     share_rows,
@@ -363,7 +365,7 @@ class LongRows(RowFamily):
         x.kernels.launch("rowwise_gpu/long_rows.cu", "fill", grid, 256, (*args, *x.arrays, c.indptr, c.data))
 
 
-def rows_of(row_class: Any, number: int, rows: Any, count: int) -> RowFamily:
+def rows_of(row_class: RowClass, number: int, rows: int | npt.NDArray[np.uint32], count: int) -> RowFamily:
     """Return the rows of a class as the family made for it: sorted or ranked.
 
     Parameters

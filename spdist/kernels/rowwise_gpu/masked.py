@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from spdist.kernels.cuda.constants import GROUP_ROWS, SHARED_FACTOR, MaskCounter
 from spdist.kernels.cuda.module import Module, c_type, module, value_type
@@ -140,7 +141,9 @@ def multiply(
     return CSR(indptr, indices, data, c.shape), c.nnz + nnz
 
 
-def _add_products(x: AnalysedProduct, c: CSR, hits: Any, kernels: Module, names: dict[str, str], ordered: bool) -> None:
+def _add_products(
+    x: AnalysedProduct, c: CSR, hits: npt.NDArray[np.uint8], kernels: Module, names: dict[str, str], ordered: bool
+) -> None:
     """Queue the sums of the products inside the mask, whose structure C has; `hits` gets which entries have any."""
     import cupy
 

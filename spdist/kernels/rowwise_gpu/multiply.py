@@ -34,7 +34,7 @@ from spdist.kernels.rowwise_gpu.families import NodeRows, RowFamily, SinglePassR
 from spdist.kernels.rowwise_gpu.row_classes import single_pass_class
 from spdist.kernels.semirings import PLUS_TIMES, Semiring
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import INT32_MAX, index_dtype, result_dtype
+from spdist.matrices.dtypes import INT32_MAX, IndexArray, index_dtype, result_dtype
 from spdist.units import format_bytes
 
 TUNING = row_classes.TUNING
@@ -331,7 +331,7 @@ def _made_unbounded(product: RowwiseProduct, host: HostSide, count_first: bool) 
     return _counted_first(x, counts, indptr, host)
 
 
-def _counted_first(x: AnalysedProduct, counts: list[int], indptr: Any, host: HostSide) -> MadeProduct:
+def _counted_first(x: AnalysedProduct, counts: list[int], indptr: IndexArray, host: HostSide) -> MadeProduct:
     """Count the entries of all rows, allocate C, and write the rows."""
     rows = prepared(x, families_of(x, counts, TUNING))
     in_nodes = any(isinstance(family, NodeRows) for family in rows)
@@ -357,7 +357,9 @@ def _read_counts(x: AnalysedProduct, rows: list[RowFamily], host: HostSide, in_n
     return nnz
 
 
-def _in_single_pass(x: AnalysedProduct, number: int, counts: list[int], indptr: Any, host: HostSide) -> MadeProduct:
+def _in_single_pass(
+    x: AnalysedProduct, number: int, counts: list[int], indptr: IndexArray, host: HostSide
+) -> MadeProduct:
     """Multiply without counting first, but for a sample of the rows, and rows of too many products."""
     single_pass = SinglePassRows(number, x.lengths)
     rows: list[RowFamily] = []
@@ -410,7 +412,7 @@ def _expected_nnz(
     return expected + expected // workspace.SAMPLE_MARGIN, rows
 
 
-def _allocated(x: AnalysedProduct, indptr: Any, nnz: int) -> CSR:
+def _allocated(x: AnalysedProduct, indptr: IndexArray, nnz: int) -> CSR:
     """Return C with room for its entries."""
     import cupy
 

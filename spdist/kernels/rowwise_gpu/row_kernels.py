@@ -75,7 +75,9 @@ class RowKernels:
             list(pool.map(lambda loaded: loaded.compile(), modules.values()))
         self._modules.update(modules)
 
-    def launch(self, file: str, name: str, grid: Any, block: int, args: tuple[Any, ...], shared: int = 0) -> None:
+    def launch(
+        self, file: str, name: str, grid: int | tuple[int, int], block: int, args: tuple[Any, ...], shared: int = 0
+    ) -> None:
         """Launch a kernel of `file` by our name for it, on the current stream; the rest as for `Module`."""
         loaded = self._modules.get(file)
         if loaded is None:
