@@ -24,7 +24,7 @@ PARALLEL_VALUES = 1 << 19
 
 
 def multiply(a: BSR, b: BSR, *, threads: int = 1) -> BSR:
-    """Return ``a @ b``.
+    """Multiply two matrices of dense blocks on the CPU.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def _row_work(a: BSR, b: BSR) -> Int64Array:
 
 
 def _cuts(work: Int64Array, slices: int) -> list[int]:
-    """Return the rows at which to cut block rows into slices of about as many products each."""
+    """Return the rows at which to cut block rows into slices with about equal numbers of products."""
     ends = np.cumsum(work)
     inner = np.searchsorted(ends, np.linspace(0, ends[-1] if len(ends) else 0, slices + 1)[1:-1])
     return sorted({0, *inner.tolist(), len(work)})

@@ -5,8 +5,8 @@ than products; here the pointers are pairs of blocks, and the expansion of a tas
 
 1. The product of two matrices of ones, an entry for each block, gives C's pattern and the number of pairs of blocks
    that meet in each block of C.
-2. Thread blocks take tasks of about as many pairs each, multiply the pairs and add them up in registers. Each block of
-   C is written once. float64 blocks of 6 x 6 and more are multiplied on the tensor cores.
+2. Thread blocks take tasks of about equal numbers of pairs, multiply the pairs and add them up in registers. Each
+   block of C is written once. float64 blocks of 6 x 6 and more are multiplied on the tensor cores.
 3. If blocks are up to 3 x 3 and rows are short, whole rows of C are added up in shared memory instead of step 2.
 """
 
@@ -33,7 +33,7 @@ from spdist.units import format_bytes
 logger = logging.getLogger("spdist")
 
 MOST_BLOCKS = 1 << 32
-"""Blocks that an operand must stay below: kernels number them in 32 bits."""
+"""Exclusive upper bound on the blocks of an operand: kernels number blocks in 32 bits."""
 LONGEST_SIDE = 16
 """Longest side of blocks for which a kernel is compiled; larger blocks share one kernel, which takes any size."""
 TILE_SIDES = (1, 2, 3, 4)
@@ -59,7 +59,7 @@ SIZES = (2, 3, 4, 6, 8, 16)
 
 
 def multiply(a: BSR, b: BSR, *, ones: ValueArray | None = None, tf32: bool = False) -> BSR:
-    """Return ``a @ b``.
+    """Multiply two matrices of dense blocks on the GPU.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def multiply(a: BSR, b: BSR, *, ones: ValueArray | None = None, tf32: bool = Fal
         If shapes, block sizes or dtypes do not fit, offsets or block columns are out of range, or a block row of B is
         not sorted.
     InputError
-        If tf32 is asked for of other values than float32.
+        If `tf32` is set and the values are not float32.
     MemoryBoundError
         If the GPU has too little memory; says how much is needed.
 
@@ -165,7 +165,7 @@ def _fill_by_tasks(
     sizes: tuple[int, int, int],
     operands: tuple[Any, ...],
 ) -> None:
-    """Write the values of C by tasks of about as many pairs each."""
+    """Write the values of C by tasks of about equal numbers of pairs."""
     import cupy
 
     compiled, tasks, rows = module("bsr/bsr.cu", names), ceil_div(pairs, TASK_PAIRS), c.block_shape[0]
@@ -186,7 +186,7 @@ class WholeRows(NamedTuple):
 def whole_rows(
     longest: int, mean_b: float, mean_c: float, sizes: tuple[int, int, int], value: int, index: int
 ) -> WholeRows | None:
-    """Choose how whole rows of C are multiplied, if that is worth while.
+    """Choose how whole rows of C are multiplied.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ log = logging.getLogger("spdist")
 
 
 class Steps:
-    """Take steps inside a ``with``; on a GPU on a stream of their own, as the default stream cannot be captured.
+    """Take steps inside a ``with`` block; on a GPU on a separate stream, as the default stream cannot be captured.
 
     The first batch on a GPU is launched step by step, so that kernels are compiled, memory is allocated and the
     processes of one computation connect. The second batch is captured, and its graph is launched from then on. A step

@@ -51,7 +51,7 @@ class BlockLayout(NamedTuple):
     sent : int
         End of the prepared arrays.
     columns, values : int
-        Products, sorted and compressed row by row: in place of the block of B if that is duplicated.
+        Products, sorted and compressed row by row: they overwrite the block of B if B is duplicated.
     c_columns, c_values, c_indptr : int
         Scratch for the sort, then the block of C; its row offsets.
     lengths, lists, counts, scan, status : int

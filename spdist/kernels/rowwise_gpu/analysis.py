@@ -1,4 +1,4 @@
-"""Analyse a product on the GPU before it is made: check its operands, count and class the products of each row of C."""
+"""Analyse a product on the GPU before multiplying: check its operands, count the products of each row of C."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def offsets(lengths: npt.NDArray[np.uint32], dtype: np.dtype[Any]) -> tuple[Inde
     -------
     offsets : (nrows + 1,) of `dtype`
     total : int
-        The last of them.
+        The last offset.
     """
     import cupy
 

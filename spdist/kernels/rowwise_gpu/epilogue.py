@@ -24,7 +24,7 @@ from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import ValueArray
 
 PARTIAL_SUMS = 1024
-"""Thread blocks that add up a block of C at most; each leaves one partial sum, which the host adds."""
+"""Most thread blocks that add up a block of C; each leaves one partial sum, which the host adds."""
 NORM_CODES = {None: RowNorm.NO_NORM, "l1": RowNorm.L1, "l2": RowNorm.L2, "max": RowNorm.GREATEST}
 
 
@@ -159,7 +159,7 @@ class BlockEpilogue:
         made : CSR or (rows,) uint32
             The block of C; its row lengths if `counts`.
         entries : int
-            Entries that were allocated on the way.
+            Entries that were allocated, C included.
         """
         if self.spec.diagonal is None:
             return self._make(a, b, first, deterministic, **known)

@@ -437,7 +437,7 @@ def prepared(x: AnalysedProduct, families: list[RowFamily]) -> list[RowFamily]:
 
 
 def _prepare(x: AnalysedProduct, families: list[RowFamily]) -> None:
-    """Prepare families; read what they found if one of them needs it."""
+    """Prepare families; read the facts if a family needs them."""
     for rows in families:
         rows.prepare(x)
     if any(rows.needs_facts for rows in families):
@@ -474,7 +474,7 @@ def fill(x: AnalysedProduct, c: CSR, families: list[RowFamily]) -> None:
 
 
 def _side_by_side(launches: list[Callable[[], None]]) -> None:
-    """Make launches that do not depend on each other, three or more of them on streams of their own."""
+    """Make independent launches, three or more of them on several streams."""
     if len(launches) < 3:
         for launch in launches:
             launch()

@@ -41,7 +41,7 @@ class MaskTuning:
     task_products : int
         Products, about, of the pieces of longer rows that thread blocks take.
     rows_per_turn : int
-        A warp takes one more row at a time for each so many rows of C.
+        Rows of C for each row that a warp takes at a time.
     """
 
     search_gain: int = 16
@@ -52,7 +52,7 @@ class MaskTuning:
 
 
 TUNING = MaskTuning()
-"""Thresholds of every product here."""
+"""Thresholds of every masked product."""
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
@@ -93,7 +93,7 @@ def multiply(
     a: CSR, b: CSR, mask: CSR, *, complement: bool, semiring: Semiring, deterministic: bool = False,
     sound_b: bool = False,
 ) -> tuple[CSR, int]:  # fmt: skip
-    """Return ``a @ b`` under a mask, and the entries that were made on the way.
+    """Return ``a @ b`` under a mask, and how many entries were allocated for it.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def multiply(
     -------
     c : CSR
     made : int
-        Entries allocated on the way, those of C included: the device memory that the call took.
+        Entries that the call allocated, with the entries of C: a measure of the device memory it took.
     """
     import cupy
 

@@ -7,7 +7,7 @@
 3. The families count the entries of their rows, then C is allocated, then they write their rows.
 
 If most products are in sorted rows of much the same length, one kernel makes these rows in a single pass, without
-counting: a sample of the rows tells how much room C needs.
+counting: a sample of the rows gives an estimate of the room that C needs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from spdist.matrices.dtypes import INT32_MAX, IndexArray, index_dtype, result_dt
 from spdist.units import format_bytes
 
 TUNING = row_classes.TUNING
-"""Thresholds of every product here."""
+"""Thresholds of every row-by-row product."""
 
 
 @dataclass(eq=False)
@@ -77,12 +77,12 @@ class MadeProduct(NamedTuple):
 
 
 class HostSide:
-    """What the host knows and does while a product is made.
+    """Estimate of nnz(C), and work for the host while the GPU makes a product.
 
     Parameters
     ----------
     expected : int
-        Entries of C, about; 0 if that is not known.
+        Estimate of nnz(C); 0 if unknown.
     meanwhile : callable, optional
         Called at most once, while the host would wait for the GPU.
 
@@ -129,7 +129,7 @@ def multiply(
     sound_b : bool
         Whether another product has checked B already: a check reads all of B.
     expected : int
-        About how many entries C has, if known: no rows are sampled to find out then.
+        Estimate of nnz(C); 0 if unknown. With an estimate, no rows are sampled.
     meanwhile : callable, optional
         Work for the host while it would wait for the GPU; not always called.
 

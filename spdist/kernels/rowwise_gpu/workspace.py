@@ -32,13 +32,13 @@ SMALL_ROWS = 1 << 18
 SAMPLE_ROWS = 1 << 12
 """Rows that are counted at least to estimate nnz(C) before a single pass."""
 SAMPLE_MARGIN = 32
-"""C gets room for the estimate from the sample, and one part in so many more."""
+"""C gets room for the sample's estimate plus the estimate divided by this."""
 EXPECTED_MARGIN = 16
-"""C gets room for the caller's estimate, and one part in so many more."""
+"""C gets room for the caller's estimate plus the estimate divided by this."""
 SPARE = 8
-"""C is copied to smaller arrays if more than one part in so many of its room is unused."""
+"""C is copied to smaller arrays if its unused room is more than its room divided by this."""
 LEAST_ROWS = 4
-"""Rows of a thread block of a single pass at least; of small products one."""
+"""Least rows of a thread block of a single pass, unless the product is small."""
 SCRATCH_BYTES = 1 << 16
 """Bytes for facts, and for rounding up of allocations."""
 TASK_BYTES = 64 << 20
@@ -216,7 +216,7 @@ def node_fill_shared(words: int, rows: int, most_entries: int, value_itemsize: i
         Bytes of a warp.
     """
     room = max(64, (24 << 10) // (value_itemsize * rows))
-    unit = max(4, 8 // value_itemsize)  # what follows the values stays aligned
+    unit = max(4, 8 // value_itemsize)  # keeps the arrays after the values aligned
     capacity = round_up(min(most_entries, room), unit)
     values = round_up(value_itemsize * (32 + capacity) * rows, 16)
     most = min(round_up(most_entries, unit), rows * capacity)
