@@ -67,9 +67,8 @@ class Pool:
         self.idle: list[Bytes] = []  # least recently used first
         self.most: int | None = None
         self.held = 0
-        self.lock = (
-            threading.RLock()
-        )  # reentrant: the garbage collector may give memory back while this thread takes some
+        # Reentrant: the garbage collector may give memory back while this thread takes some.
+        self.lock = threading.RLock()
 
     def take(self, size: int) -> Bytes:
         """Lend `size` bytes, a size of `pinned_bytes`."""

@@ -52,7 +52,7 @@ PLACE, B_ROWS, B_ENTRIES, LENGTHS = range(4)
 TABLE = 1026
 """Length of the table from products to groups; rows of more products are in the last group."""
 RISE = 6
-"""Each block is larger than the one before by a share of one part in this many, up to the budget: threads begin at once,
+"""Each block may be larger than the one before by one part in this many, up to the budget: all threads begin at once,
 and a thread takes several times as long to prepare a block as the GPU to multiply it."""
 NAP = 20
 """Microseconds that a thread sleeps while the ring is full."""
