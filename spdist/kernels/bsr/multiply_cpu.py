@@ -6,7 +6,6 @@ Products are added to a zero in the order of k, so a block has the bits that a p
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from spdist.kernels.cpu.merge import merge as merge_values
 from spdist.kernels.cpu.product_counts import row_products
 from spdist.matrices.bsr import BSR, from_rows
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import Int64Array, result_dtype
+from spdist.matrices.dtypes import Int64Array, ValueArray, result_dtype
 
 SLICES = 16
 """Slices of block rows for each thread, so that slices of many products do not hold one thread up."""
@@ -25,7 +24,7 @@ PARALLEL_VALUES = 1 << 19
 
 
 def multiply(a: BSR, b: BSR, *, threads: int = 1) -> BSR:
-    """Return ``a @ b``.
+    """Multiply two matrices of dense blocks on the CPU.
 
     Parameters
     ----------
@@ -71,7 +70,18 @@ def multiply_rows(a: CSR, b: CSR, start: int, capacity: int) -> CSR:
 
 
 def merge(p: CSR, q: CSR) -> CSR:
-    """Add two matrices of blocks of one size; if one has fewer block rows, return only the block rows both have."""
+    """Add two matrices of blocks of one size, by block rows.
+
+    Parameters
+    ----------
+    p, q : CSR
+        Canonical, with values of one `dtypes.block_dtype`. If one has fewer block rows, the others are left out.
+
+    Returns
+    -------
+    CSR
+        Canonical, with a block wherever `p` or `q` has one.
+    """
     step = len(p.data) + 1
     numbers = [np.arange(1, len(m.data) + 1, dtype=np.int64) for m in (p, q)]
     left, right = (
@@ -98,6 +108,11 @@ def _fill(a: BSR, b: BSR, c: CSR, threads: int) -> BSR:
 def check_fit(a: BSR, b: BSR) -> None:
     """Refuse operands whose shapes or blocks do not fit.
 
+    Parameters
+    ----------
+    a, b : BSR
+        Operands of ``a @ b``.
+
     Raises
     ------
     MatrixError
@@ -122,13 +137,13 @@ def _row_work(a: BSR, b: BSR) -> Int64Array:
 
 
 def _cuts(work: Int64Array, slices: int) -> list[int]:
-    """Return the rows at which to cut block rows into slices of about as many products each."""
+    """Return the rows at which to cut block rows into slices with about equal numbers of products."""
     ends = np.cumsum(work)
     inner = np.searchsorted(ends, np.linspace(0, ends[-1] if len(ends) else 0, slices + 1)[1:-1])
     return sorted({0, *inner.tolist(), len(work)})
 
 
-def _fill_slices(a: BSR, b: BSR, c: CSR, values: Any, cuts: list[int], threads: int) -> None:
+def _fill_slices(a: BSR, b: BSR, c: CSR, values: ValueArray, cuts: list[int], threads: int) -> None:
     """Write the values of C, slice by slice."""
     from spdist.kernels.bsr import numba_kernels as bsr_kernels
 

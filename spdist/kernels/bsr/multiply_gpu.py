@@ -5,8 +5,8 @@ than products; here the pointers are pairs of blocks, and the expansion of a tas
 
 1. The product of two matrices of ones, an entry for each block, gives C's pattern and the number of pairs of blocks
    that meet in each block of C.
-2. Thread blocks take tasks of about as many pairs each, multiply the pairs and add them up in registers. Each block of
-   C is written once. float64 blocks of 6 x 6 and more are multiplied on the tensor cores.
+2. Thread blocks take tasks of about equal numbers of pairs, multiply the pairs and add them up in registers. Each
+   block of C is written once. float64 blocks of 6 x 6 and more are multiplied on the tensor cores.
 3. If blocks are up to 3 x 3 and rows are short, whole rows of C are added up in shared memory instead of step 2.
 """
 
@@ -27,13 +27,13 @@ from spdist.kernels.rounding import ceil_div
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.matrices.bsr import BSR
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import result_dtype
+from spdist.matrices.dtypes import ValueArray, result_dtype
 from spdist.units import format_bytes
 
 logger = logging.getLogger("spdist")
 
 MOST_BLOCKS = 1 << 32
-"""Blocks that an operand must stay below: kernels number them in 32 bits."""
+"""Exclusive upper bound on the blocks of an operand: kernels number blocks in 32 bits."""
 LONGEST_SIDE = 16
 """Longest side of blocks for which a kernel is compiled; larger blocks share one kernel, which takes any size."""
 TILE_SIDES = (1, 2, 3, 4)
@@ -58,8 +58,8 @@ SIZES = (2, 3, 4, 6, 8, 16)
 """Sides of blocks that the tests compile."""
 
 
-def multiply(a: BSR, b: BSR, *, ones: Any = None, tf32: bool = False) -> BSR:
-    """Return ``a @ b``.
+def multiply(a: BSR, b: BSR, *, ones: ValueArray | None = None, tf32: bool = False) -> BSR:
+    """Multiply two matrices of dense blocks on the GPU.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def multiply(a: BSR, b: BSR, *, ones: Any = None, tf32: bool = False) -> BSR:
         If shapes, block sizes or dtypes do not fit, offsets or block columns are out of range, or a block row of B is
         not sorted.
     InputError
-        If tf32 is asked for of other values than float32.
+        If `tf32` is set and the values are not float32.
     MemoryBoundError
         If the GPU has too little memory; says how much is needed.
 
@@ -117,11 +117,11 @@ def multiply(a: BSR, b: BSR, *, ones: Any = None, tf32: bool = False) -> BSR:
     return c
 
 
-def _count_pairs(a: BSR, b: BSR, ones: Any = None) -> tuple[CSR, int, int]:
+def _count_pairs(a: BSR, b: BSR, ones: ValueArray | None = None) -> tuple[CSR, int, int]:
     """Return C's pattern with the pairs of each block as values, all pairs, and the blocks of A's longest block row."""
     import cupy
 
-    def count(dtype: npt.DTypeLike, ones: Any) -> tuple[CSR, int, int]:
+    def count(dtype: npt.DTypeLike, ones: ValueArray | None) -> tuple[CSR, int, int]:
         left = a.pattern(cupy.ones(a.blocks, dtype))
         if b is a:
             return rowwise_gpu.multiply_counted(left, left)
@@ -133,7 +133,7 @@ def _count_pairs(a: BSR, b: BSR, ones: Any = None) -> tuple[CSR, int, int]:
     return counts, pairs, longest
 
 
-def _fill(a: BSR, b: BSR, c: BSR, counts: Any, pairs: int, longest: int, tf32: bool) -> None:
+def _fill(a: BSR, b: BSR, c: BSR, counts: ValueArray, pairs: int, longest: int, tf32: bool) -> None:
     """Write the values of C, given the pairs of each block (`counts`) and the blocks of A's longest row (`longest`)."""
     index = c.indices.dtype
     pointer = np.result_type(a.indptr.dtype, b.indptr.dtype, c.indptr.dtype)
@@ -158,9 +158,14 @@ def _fill(a: BSR, b: BSR, c: BSR, counts: Any, pairs: int, longest: int, tf32: b
 
 
 def _fill_by_tasks(
-    c: BSR, counts: Any, pairs: int, names: tuple[str, str], sizes: tuple[int, int, int], operands: tuple[Any, ...]
+    c: BSR,
+    counts: ValueArray,
+    pairs: int,
+    names: tuple[str, str],
+    sizes: tuple[int, int, int],
+    operands: tuple[Any, ...],
 ) -> None:
-    """Write the values of C by tasks of about as many pairs each."""
+    """Write the values of C by tasks of about equal numbers of pairs."""
     import cupy
 
     compiled, tasks, rows = module("bsr/bsr.cu", names), ceil_div(pairs, TASK_PAIRS), c.block_shape[0]
@@ -181,7 +186,7 @@ class WholeRows(NamedTuple):
 def whole_rows(
     longest: int, mean_b: float, mean_c: float, sizes: tuple[int, int, int], value: int, index: int
 ) -> WholeRows | None:
-    """Return how whole rows of C are multiplied; None if blocks are too large, or some rows have too many pairs.
+    """Choose how whole rows of C are multiplied.
 
     Parameters
     ----------
@@ -190,8 +195,19 @@ def whole_rows(
     mean_b, mean_c : float
         Mean number of blocks in a block row of B, and of C.
     sizes : (r, s, t)
+        Blocks of r x s times s x t.
     value, index : int
         Bytes of a value, and of a block column.
+
+    Returns
+    -------
+    WholeRows or None
+        None if blocks are too large, or some rows have too many pairs.
+
+    Examples
+    --------
+    >>> whole_rows(4, 4.0, 10.0, (2, 2, 2), value=4, index=4), whole_rows(4, 4.0, 10.0, (6, 6, 6), value=4, index=4)
+    (WholeRows(group=4, room=19, shared=12160), None)
     """
     room = int(ROW_ROOM * mean_c) + 8
     if max(sizes) > ROW_SIDE or longest * mean_b > ROW_PAIRS * room:
@@ -216,7 +232,28 @@ CORES = {"double": ("Double", 8, 4), "float": ("Rounded", 16, 8)}
 
 
 def method_of(value: str, sizes: tuple[int, int, int], tensor_cores: bool, tf32: bool = False) -> str:
-    """Return the C++ type in bsr.cu that multiplies blocks of r x s by s x t with values of a C type."""
+    """Return the C++ type in bsr.cu that multiplies two blocks.
+
+    Parameters
+    ----------
+    value : str
+        C type of the values.
+    sizes : (r, s, t)
+        Blocks of r x s times s x t.
+    tensor_cores : bool
+        Whether the GPU multiplies doubles on tensor cores.
+    tf32 : bool
+        Whether float32 values may be rounded to 11 significant bits.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> method_of("double", (8, 8, 8), tensor_cores=True), method_of("double", (32, 32, 32), tensor_cores=True)
+    ('Tensor<Double,8,8,8>', 'AnySize<double>')
+    """
     r, s, t = sizes
     if max(sizes) > LONGEST_SIDE:
         return f"AnySize<{value}>"
@@ -230,20 +267,72 @@ def method_of(value: str, sizes: tuple[int, int, int], tensor_cores: bool, tf32:
 
 
 def kernels(value: str, index: str, pointer: str, method: str) -> tuple[str, str]:
-    """Return the name expressions of the kernels: to cut, and to multiply."""
+    """Return the name expressions of the kernels that multiply by tasks.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, block columns and offsets.
+    method : str
+        From `method_of`.
+
+    Returns
+    -------
+    (str, str)
+        The kernel that cuts C into tasks, and the one that multiplies.
+
+    Examples
+    --------
+    >>> kernels("float", "int", "int", "AnySize<float>")
+    ('bsr_cut<int>', 'bsr_multiply<float,int,int,AnySize<float>>')
+    """
     return f"bsr_cut<{pointer}>", f"bsr_multiply<{value},{index},{pointer},{method}>"
 
 
 def row_kernel(value: str, index: str, pointer: str, sizes: tuple[int, int, int], group: int) -> str:
-    """Return the name expression of the kernel that multiplies whole rows, with `group` lanes a row."""
+    """Return the name expression of the kernel that multiplies whole rows.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, block columns and offsets.
+    sizes : (r, s, t)
+        Blocks of r x s times s x t.
+    group : int
+        Lanes of a row.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> row_kernel("float", "int", "int", (2, 2, 2), 4)
+    'bsr_rows<float,int,int,2,2,2,4>'
+    """
     return f"bsr_rows<{value},{index},{pointer},{','.join(map(str, (*sizes, group)))}>"
 
 
 def best_tile(r: int, t: int) -> tuple[int, int] | None:
-    """Return the rows and columns of C's block that each lane takes; None if a warp has too few lanes.
+    """Choose the tile of a block of C that each lane of a warp takes.
 
     Measured: the best tile leaves the fewest lanes idle, has two columns, which are loaded at once, and is small, but
     smaller than the block.
+
+    Parameters
+    ----------
+    r, t : int
+        Rows and columns of the block.
+
+    Returns
+    -------
+    (int, int) or None
+        Rows and columns of the tile; None if a warp has too few lanes.
+
+    Examples
+    --------
+    >>> best_tile(4, 4), best_tile(32, 32)
+    ((1, 2), None)
     """
     tiles = [(i, j) for i in TILE_SIDES for j in TILE_SIDES if r % i == t % j == 0 and r * t <= 32 * i * j]
     few = [(i, j) for i, j in tiles if i * j <= MOST_OF_LANE and i * j < r * t] or tiles
@@ -258,7 +347,18 @@ def best_tile(r: int, t: int) -> tuple[int, int] | None:
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Return every kernel of block products for a choice of types: what the tests compile.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, block columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
+
+    Returns
+    -------
+    dict
+        Name expressions by file.
+    """
     sides = *SIZES, LONGEST_SIDE + 1
     methods = {method_of(value, (side, side, side), True, tf32) for side in sides for tf32 in (False, True)}
     names = {name for method in methods for name in kernels(value, index, pointer, method)}

@@ -7,24 +7,47 @@ of two blocks compiles to straight code on vectors.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
 from spdist.kernels.cpu.numba_compile import compiled, instruction
+from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
+
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+
+CsrArrays: TypeAlias = tuple[IndexArray, IndexArray, ValueArray]
+"""Offsets, block columns, and values as one array."""
 
 IN_REGISTERS = 64
 """Values of a block of B up to which all its rows are loaded to registers before the first is used."""
 
 
 @instruction
-def add_blocks(context: Any, a: Any, p: Any, b: Any, q: Any, c: Any, at: Any, sizes: Any) -> Any:
+def add_blocks(
+    context: BaseContext,
+    a: types.Array,
+    p: types.Type,
+    b: types.Array,
+    q: types.Type,
+    c: types.Array,
+    at: types.Type,
+    sizes: Any,
+) -> Any:
     """Add the product of the block of A at p and the block of B at q to the block of C at `at`, in the order of k.
 
-    Places count values in one-dimensional arrays. B and C have one dtype; A has that dtype or a less precise one. Each
-    row of a block is one vector.
+    Places count values. Each row of a block is one vector.
+
+    Parameters
+    ----------
+    a, b, c : one-dimensional arrays
+        B and C have one dtype; A has that dtype or a less precise one.
+    p, q, at : uintp
+    sizes : tuple of three tuples
+        Their lengths are r, s and t, for blocks of r x s times s x t.
     """
     r, s, t = (len(size) for size in sizes)
 
@@ -98,7 +121,15 @@ class _VectorRow:
 
 
 @compiled
-def multiply_rows(a: Any, b: Any, start: Any, stop: Any, places: Any, c: Any, sizes: Any) -> None:
+def multiply_rows(
+    a: CsrArrays,
+    b: CsrArrays,
+    start: int,
+    stop: int,
+    places: Int64Array,
+    c: CsrArrays,
+    sizes: tuple[tuple[int, ...], ...],
+) -> None:
     """Write the values of block rows ``[start, stop)`` of C.
 
     Parameters
@@ -127,7 +158,9 @@ def multiply_rows(a: Any, b: Any, start: Any, stop: Any, places: Any, c: Any, si
 
 
 @compiled
-def multiply_columns(a: Any, start: Any, stop: Any, x: Any, y: Any, sizes: Any) -> None:
+def multiply_columns(
+    a: CsrArrays, start: int, stop: int, x: ValueArray, y: ValueArray, sizes: tuple[tuple[int, ...], ...]
+) -> None:
     """Write block rows ``[start, stop)`` of a block matrix times a dense one.
 
     Parameters

@@ -1,11 +1,11 @@
 """Constants that Python and the CUDA kernels share. Each stands here once; `defines` hands it to the compiler.
 
-A .cu file names a shared constant ``SPDIST_<NAME>`` and gives it a C type; it takes the members of an enum in one go::
+A .cu file names a shared constant ``SPDIST_<NAME>`` and gives it a C type; one macro lists the members of an enum::
 
     enum Fact { SPDIST_ROW_FACT };
     constexpr int VERY_LONG = SPDIST_VERY_LONG;
 
-A constant that only kernels, or only Python, use stays where it is used.
+A constant that only kernels, or only Python, use is defined where it is used.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from enum import IntEnum
 SCAN_ROWS = 2048
 """Rows whose lengths one thread block of the kernel `offsets` adds up."""
 ALLOCATION = 512
-"""Bytes; CuPy's pool rounds every device allocation up to a multiple."""
+"""Bytes; CuPy's pool rounds every device allocation up to a multiple of this."""
 ALIGNMENT = 256
-"""Bytes; the arrays of a block on the GPU start at multiples of it."""
+"""Bytes; the arrays of a block on the GPU start at multiples of this."""
 GROUP_ROWS = 8
 """Rows that a thread block of a kernel with one warp a row takes (`groups.cuh`)."""
 
@@ -28,13 +28,13 @@ ROW_CLASSES = 16
 VERY_LONG = 8192
 """Entries of a row of A above which several thread blocks count its products."""
 SHARED_FACTOR = 256
-"""Products that each entry of a row of A of more than 1,024 entries counts for at least when the row gets its class."""
+"""Least number of products counted for each entry of A when a row of more than 1,024 entries of A gets its class."""
 NARROW_COLUMNS = 1 << 22
 """Columns that a 32-bit sort key can hold beside a product's number of 10 bits."""
 LONG_SHARE = 128
 """Entries of A that one thread block multiplies when thread blocks share a row of C."""
 ALL_TIES = 2**32 - 1
-"""In place of a number of ties: keep every entry that equals the smallest one kept."""
+"""Number of ties that means all: keep every entry equal to the smallest entry kept."""
 
 TASK_PAIRS = 768
 """Pairs of dense blocks from the start of one task to the start of the next."""
@@ -66,7 +66,7 @@ EHYB_NO_PLACE = 0xFFFF
 EHYB_THREADS = 1024
 """Threads of a thread block that multiplies one part."""
 REORDER_UNSEEN = 0x7FFFFFFF
-"""Place, or parent, of a row that no level of the search has reached."""
+"""Place, or parent, of a row that the search has not reached yet."""
 UPDATE_THREADS = 256
 """Threads of a thread block that updates vectors."""
 
@@ -75,7 +75,7 @@ PACKED_SAME, PACKED_CONTINUES = 64, 128
 PACKED_WORDS = 256
 """Words that the dictionary of values may have."""
 PACKED_SAMPLE = 1024
-"""Words of C that are looked at to find the dictionary."""
+"""Words of C that are sampled to find the dictionary."""
 
 
 class RowFact(IntEnum):
@@ -184,7 +184,7 @@ class ConjugateGradientSum(IntEnum):
 
 
 class PageRankSum(IntEnum):
-    """Sums of PageRank: ranks that went along links, and by how much ranks changed."""
+    """Sums of PageRank: rank passed on along links, and the change of all ranks."""
 
     KEPT = 0
     CHANGED = 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ log = logging.getLogger("spdist")
 
 
 class Steps:
-    """Take steps inside a ``with``; on a GPU on a stream of their own, as the default stream cannot be captured.
+    """Take steps inside a ``with`` block; on a GPU on a separate stream, as the default stream cannot be captured.
 
     The first batch on a GPU is launched step by step, so that kernels are compiled, memory is allocated and the
     processes of one computation connect. The second batch is captured, and its graph is launched from then on. A step
@@ -44,7 +45,7 @@ class Steps:
     """
 
     def __init__(
-        self, xp: Any, step: Callable[[], None], batch: int, agree: Callable[[bool], bool], graph: bool = True
+        self, xp: ModuleType, step: Callable[[], None], batch: int, agree: Callable[[bool], bool], graph: bool = True
     ) -> None:
         self.step, self.batch, self.agree = step, batch, agree
         self.launched = "one by one" if graph or xp is np else "one by one: as asked for"

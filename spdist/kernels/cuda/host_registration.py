@@ -1,10 +1,10 @@
 """Operands of the caller, page-locked where they lie: a GPU copies from them at full speed, and no core copies them.
 
-To lock memory takes about as long as to copy it to memory that is locked. So an array is locked when a second
-multiplication reads it, and stays locked as long as it lives. Only large arrays whose memory NumPy owns are locked:
-their end is known. Each is locked as a whole, because no copy may begin in locked memory and end in other memory.
-Memory in small pages takes far longer to lock than to copy: trials on small parts find that out. From its first
-multiplication on, NumPy refuses to resize such an array in place: a weak reference tells when its memory is freed.
+Locking memory takes about as long as copying it to locked memory. So an array is locked when a second multiplication
+reads it, and unlocked when it is freed. Only large arrays whose memory NumPy owns are locked: a weak reference reports
+when NumPy frees it. Each array is locked as a whole, as no copy may begin in locked memory and end in other memory.
+Memory in small pages takes far longer to lock than to copy: trials on small parts detect this. After its first
+multiplication, NumPy refuses to resize such an array in place, because of the weak reference.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class RegistrationTuning:
     least_bytes : int
         Least bytes of an array for which locking is tried.
     trial_bytes : int
-        Bytes that are locked first to see how long that takes.
+        Bytes that one trial locks to measure the time.
     trials : int
-        How often that is tried if it takes long.
+        Number of trials before locking is given up as slow.
     least_rate : float
-        Bytes a second at which these must be locked.
+        Bytes a second that one trial must reach.
     """
 
     least_bytes: int = 64 << 20
@@ -54,9 +54,14 @@ REGISTRATION_TUNING = RegistrationTuning()
 class OwnedMemory:
     """Memory that an array owns; page-locked when a second multiplication reads it.
 
+    Parameters
+    ----------
+    address : int
+        First byte of the memory.
+    nbytes : int
+
     Attributes
     ----------
-    address, nbytes : int
     readers : int
         Number of multiplications that have read it.
     is_locked : bool
@@ -77,13 +82,13 @@ class OwnedMemory:
                     logger.info("%s of an operand are read again: page-locked", format_bytes(self.nbytes))
 
     def _is_quick(self, tuning: RegistrationTuning) -> bool:
-        """Return whether a part of the memory is soon locked; other threads may delay a trial."""
+        """Return whether one of several trials locks a part fast enough; other threads may delay a trial."""
         size, trials = tuning.trial_bytes, tuning.trials
         offsets = (trial * self.nbytes // trials for trial in range(trials))
         return any(tuning.least_rate * self._seconds(offset, size) <= size for offset in offsets)
 
     def _seconds(self, offset: int, size: int) -> float:
-        """Return the seconds it takes to lock a part; infinity if that is refused."""
+        """Return the seconds it takes to lock a part; infinity if the system refuses."""
         begin = time.perf_counter()
         if not _register(self.address + offset, size):
             return float("inf")
@@ -120,7 +125,7 @@ _owned: dict[int, OwnedMemory] = {}
 
 
 def _memory_of(array: npt.NDArray[Any], least_bytes: int) -> OwnedMemory | None:
-    """Return the memory that an array lies in; None if that is small, or NumPy does not own it."""
+    """Return the memory that an array lies in; None if the memory is small, or NumPy does not own it."""
     owner: Any = array
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
@@ -134,7 +139,7 @@ def _memory_of(array: npt.NDArray[Any], least_bytes: int) -> OwnedMemory | None:
 
 
 def note_operands(arrays: Iterable[npt.NDArray[Any]], tuning: RegistrationTuning = REGISTRATION_TUNING) -> None:
-    """Note that a multiplication reads arrays; page-lock those that an earlier one read.
+    """Note that a multiplication reads arrays; page-lock each array that an earlier multiplication read.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Compile and launch CUDA kernels: a .cu file is compiled for the types at hand on first use, and kept.
+"""Compile and launch CUDA kernels: a .cu file is compiled on first use for each choice of types.
 
 CuPy compiles through NVRTC and caches on disk; no CUDA toolkit is needed.
 """
@@ -34,7 +34,7 @@ EARLY_CUDA, EARLY_CAPABILITY = 12_030, 90
 OTHER_VALUES = {np.dtype(np.bool_): "bool", np.dtype(np.uint32): "u32", np.dtype(np.uint64): "u64"}
 """Further dtypes of values that matrix products take: unsigned integers and bools."""
 MANY_SHARED_BYTES = 32 << 10
-"""Dynamic shared memory above which a kernel must be allowed it: CUDA grants 48 KiB, less the kernel's static part."""
+"""Bytes of dynamic shared memory above which it is enabled explicitly: CUDA allows 48 KiB less static shared memory."""
 
 
 def c_type(dtype: np.dtype[Any]) -> str:
@@ -262,7 +262,7 @@ class _EarlyLaunch(threading.local):
     SERIALIZATION = 6
     """``CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION``; its value is set to 1."""
 
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver: ctypes.CDLL) -> None:
         self.launch = driver.cuLaunchKernelEx
         self.attribute = (ctypes.c_uint * 18)(self.SERIALIZATION, 0, 1)  # 8 bytes, then a union of 64
         self.config = _LaunchConfig(attributes=ctypes.addressof(self.attribute), count=1)

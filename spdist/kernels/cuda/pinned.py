@@ -1,7 +1,7 @@
 """Page-locked host memory, to and from which a GPU copies at full speed and while the CPU goes on.
 
-A pool keeps locked memory and lends it again, up to a share of the machine's memory. All cores take memory from the
-system, and then it is registered: ten times as fast as an allocation by the driver.
+A pool keeps idle locked memory, up to a share of the machine's memory, and lends it again. New memory is touched by all
+cores, then registered with the driver: ten times as fast as an allocation by the driver.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ PORTABLE = 1
 PAGE = 4096
 """Bytes of the system's smallest page."""
 PIECE = 32 << 20
-"""Bytes that a thread takes from the system at a time."""
+"""Bytes that a thread touches at a time, so that the system provides their pages."""
 SPARE = 1.5
-"""Idle memory is lent if it is at most this many times as large as the request: else each size of C keeps its own."""
+"""Idle memory is lent to a request if it is at most this many times as large."""
 IDLE_SHARE = 1 / 4
-"""Share of the machine's memory that may stay locked and idle when more is locked."""
+"""Share of the machine's memory that may be locked and idle."""
 
 
 class _Lease:
@@ -51,7 +51,7 @@ class Pool:
     Parameters
     ----------
     most_idle : int, optional
-        Most bytes that stay locked and idle; by default a quarter of the machine's memory.
+        Most bytes that may be locked and idle; by default a quarter of the machine's memory.
 
     Attributes
     ----------
@@ -67,9 +67,8 @@ class Pool:
         self.idle: list[Bytes] = []  # least recently used first
         self.most: int | None = None
         self.held = 0
-        self.lock = (
-            threading.RLock()
-        )  # reentrant: the garbage collector may give memory back while this thread takes some
+        # Reentrant: the garbage collector may give memory back while this thread takes some.
+        self.lock = threading.RLock()
 
     def take(self, size: int) -> Bytes:
         """Lend `size` bytes, a size of `pinned_bytes`."""
@@ -194,6 +193,20 @@ def pageable(size: int) -> Bytes:
 
 def array_at(memory: Bytes, offset: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return an array of `count` items that lies in memory from byte `offset` on.
+
+    Parameters
+    ----------
+    memory : (n,) uint8
+    offset : int
+        Bytes from the start of `memory`.
+    count : int
+        Items.
+    dtype : dtype
+
+    Returns
+    -------
+    (count,) of `dtype`
+        A view.
 
     Examples
     --------

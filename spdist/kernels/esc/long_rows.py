@@ -35,7 +35,21 @@ class LongRowKernels(NamedTuple):
 def long_row_kernels(
     types: tuple[str, str, str], keys: tuple[str, str], tile: EscClass, bucket: EscClass
 ) -> LongRowKernels:
-    """Return the kernels for long rows, in tiles and buckets of these shapes, with sort keys of these C types."""
+    """Return the name expressions of the kernels for long rows.
+
+    Parameters
+    ----------
+    types : (str, str, str)
+        C types of values, columns and offsets.
+    keys : (str, str)
+        C types of the sort keys of tiles and of buckets.
+    tile, bucket : EscClass
+        Shapes of a tile and of a bucket.
+
+    Returns
+    -------
+    LongRowKernels
+    """
     value, index, pointer = types
     unsigned = "u32" if index == "int" else "u64"
     return LongRowKernels(
@@ -106,7 +120,21 @@ def long_table(described: Int64Array, tile: int) -> Int64Array:
 
 
 def describe(x: EscProduct, counted: CountedRows, first: int, rows: int) -> Int64Array:
-    """Return the table of the long rows, which are `rows` rows from place `first` on in the list."""
+    """Describe the long rows of a product; waits for the device if there are any.
+
+    Parameters
+    ----------
+    x : EscProduct
+    counted : CountedRows
+        `places` gets -1 for each long row.
+    first, rows : int
+        Place of the first long row in ``counted.listed``, and number of long rows.
+
+    Returns
+    -------
+    (len(LongRowField), rows + 1) int64
+        As `long_table` returns it.
+    """
     if rows == 0:
         return np.zeros((len(LongRowField), 1), np.int64)
     import cupy

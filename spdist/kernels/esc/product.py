@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from spdist.errors import MatrixError
 from spdist.kernels.cuda.constants import ROW_CLASSES, SCAN_ROWS, EscFact
@@ -46,7 +47,7 @@ class Arena:
         self.sizes, self.memory = sizes, cupy.empty(sum(sizes.values()), np.uint8)
         self.starts = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
 
-    def __call__(self, name: str, count: int, dtype: Any) -> Any:
+    def __call__(self, name: str, count: int, dtype: npt.DTypeLike) -> Any:
         """Return the first `count` items of the array of this name."""
         start, size = self.starts[name], count * np.dtype(dtype).itemsize
         assert size <= self.sizes[name]
@@ -111,7 +112,17 @@ class EscProduct:
 
 
 def product_of(a: CSR, b: CSR) -> EscProduct:
-    """Return the product of two matrices on the GPU, its operands brought to C's dtypes."""
+    """Return the product of two matrices on the GPU, its operands cast to C's dtypes.
+
+    Parameters
+    ----------
+    a, b : CSR
+        Arrays of CuPy whose shapes fit.
+
+    Returns
+    -------
+    EscProduct
+    """
     import cupy
 
     dtype = result_dtype(a.dtype, b.dtype)
@@ -177,7 +188,23 @@ class CountedRows(NamedTuple):
 
 
 def count_kernels(index: str, pointer: str) -> tuple[str, ...]:
-    """Return the name expressions of the kernels that count products, by `COUNT_LANES`."""
+    """Return the name expressions of the kernels that count products.
+
+    Parameters
+    ----------
+    index, pointer : str
+        C types of columns and offsets.
+
+    Returns
+    -------
+    tuple of str
+        In the order of `COUNT_LANES`.
+
+    Examples
+    --------
+    >>> count_kernels("int", "int")[0]
+    'count_products<int,int,2>'
+    """
     return tuple(f"count_products<{index},{pointer},{lanes}>" for lanes in COUNT_LANES)
 
 

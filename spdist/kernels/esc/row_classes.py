@@ -49,11 +49,11 @@ ESC_CLASSES = tuple(
 )  # fmt: skip
 """Classes by rising products; the device numbers them from 1 on: class 0 holds the rows without products."""
 FEW_ROWS = 2048
-"""Rows below which a class of a warp or less joins the next one, as a launch of its own would take longer."""
+"""Rows below which a class of a warp or less joins the next one, as a separate launch would take longer."""
 
 
 class RowShare(NamedTuple):
-    """Rows that one launch takes: so many `rows` from place `first` on, in the list of rows by rising class."""
+    """Rows that one launch takes: places ``[first:first + rows)`` in the list of rows by rising class."""
 
     row_class: EscClass
     first: int
@@ -63,7 +63,7 @@ class RowShare(NamedTuple):
 def classes_that_fit(shared: int, value: int, pointer: int, key: int = 8) -> tuple[EscClass, ...]:
     """Return the classes whose rows fit in shared memory.
 
-    The last one is also the shape of a tile of a long row, the one before that of a bucket.
+    The last class is also the shape of a tile of a long row, the last but one the shape of a bucket.
 
     Parameters
     ----------

@@ -60,7 +60,7 @@ class EscWorkspace(NamedTuple):
     slice_tiles : int
         Tiles of long rows that are expanded at once.
     pool_entries : int
-        Entries of C that are kept until the size of C is known; the others are computed twice.
+        Entries of C that the pool holds until nnz(C) is known; further entries are computed twice.
     needed : int
         The least limit, in bytes, that would do.
     """
@@ -88,7 +88,7 @@ def esc_workspace(sizes: EscSizes, tile: int, limit: int | None = None) -> EscWo
     """Return the device memory that ESC takes beyond its operands and its result.
 
     Operands whose dtypes differ are copied as well: add `cast_bytes` for each. Every size grows with every field of
-    `sizes`, so bounds in place of the counts give a bound.
+    `sizes`, so upper bounds of the sizes give an upper bound of the memory.
 
     Parameters
     ----------

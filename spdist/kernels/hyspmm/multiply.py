@@ -26,6 +26,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy.typing as npt
+
 from spdist.kernels.cuda.constants import BlockStatus
 from spdist.kernels.hyspmm.pipeline import BlockPipeline
 from spdist.kernels.hyspmm.plan import TUNING, HyspmmPlan, HyspmmTuning, VariantOrAuto, plan_product
@@ -110,7 +112,7 @@ def multiply_block(prepared: PreparedBlock, plan: HyspmmPlan) -> CSR:
     slot.stream.synchronize()
     nnz, layout, block = int(slot.status[BlockStatus.ENTRIES_OF_C]), prepared.layout, prepared.block
 
-    def array(offset: int, count: int, dtype: Any) -> Any:
+    def array(offset: int, count: int, dtype: npt.DTypeLike) -> Any:
         return cupy.ndarray((count,), dtype, slot.memory + offset).copy()
 
     indptr = array(layout.c_indptr, block.rows + 1, plan.pointer)

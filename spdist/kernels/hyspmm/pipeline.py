@@ -34,7 +34,14 @@ class BlockSlot(NamedTuple):
 
 
 class HostResult:
-    """C on the host, in page-locked memory that grows if the estimate of its entries was too low."""
+    """C on the host, in page-locked memory that grows if the estimate of its entries was too low.
+
+    Parameters
+    ----------
+    plan : HyspmmPlan
+    slots : list of BlockSlot
+        Their streams are waited for before memory grows.
+    """
 
     def __init__(self, plan: HyspmmPlan, slots: list[BlockSlot]) -> None:
         from spdist.kernels.hyspmm import prepare
@@ -91,6 +98,10 @@ def _stream(device: int, number: int) -> Any:
 
 class BlockPipeline:
     """Upload, multiply and download blocks, `plan.pairs` of them at once.
+
+    Parameters
+    ----------
+    plan : HyspmmPlan
 
     Attributes
     ----------

@@ -39,16 +39,16 @@ class HyspmmTuning:
     memory_share : float
         Share of the memory limit that blocks may take (equation 3 of the thesis).
     duplicated_blocks, distinct_blocks : int
-        For each variant, the most blocks of a product, unless memory asks for more.
+        For each variant, the most blocks of a product, unless they would not fit in memory.
     block_entries : int
-        The number of blocks grows with the root of A's entries, one more for each so many: to prepare a block then
-        takes as long as to launch all blocks.
+        The number of blocks is the square root of (entries of A divided by this): to prepare a block then takes as
+        long as to launch all blocks.
     block_bytes : int
         Device bytes of a duplicated block at most, so that the first is ready soon.
     ramp : int
         The first block is this many times smaller than the others.
     few_blocks : int
-        Up to so many blocks have all the same size, as threads prepare them at once.
+        If a product has at most this many blocks, all have one size, as threads prepare them at once.
     parallel_entries : int
         Entries of A for each thread that counts products; to wake a thread takes as long as to count some 100,000.
     ring_bytes : int

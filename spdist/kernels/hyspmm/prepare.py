@@ -14,14 +14,30 @@ University, 2015, algorithm 2.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from numba import types
 
 from spdist.kernels.cpu.numba_compile import compiled, inlined, instruction
 from spdist.kernels.cpu.rowwise import lowest_bit
 from spdist.kernels.hyspmm import workspace
+from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
+
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+
+Integer: TypeAlias = int | np.int64
+"""An integer of a caller in Python, or of a compiled caller."""
+CsrArrays: TypeAlias = tuple[IndexArray, IndexArray, ValueArray]
+"""Offsets, columns and values of a matrix."""
+Counted: TypeAlias = tuple[Int64Array, ...]
+"""The three arrays of `plan.CountedProducts`."""
+Bits: TypeAlias = npt.NDArray[np.uint64]
+"""A bit for each row of B, 64 a word."""
+Places: TypeAlias = npt.NDArray[np.uint32]
+"""For each word of `Bits`, the number of marked rows before it."""
 
 ONE = np.uint64(1)
 WORD = np.uint64(64)
@@ -36,8 +52,8 @@ PLACE, B_ROWS, B_ENTRIES, LENGTHS = range(4)
 TABLE = 1026
 """Length of the table from products to groups; rows of more products are in the last group."""
 RISE = 6
-"""Each block is larger than the one before by one part in so many, up to the budget: all threads begin at once, and one
-takes several times as long to prepare a block as the GPU to multiply it."""
+"""Each block may be larger than the one before by one part in this many, up to the budget: all threads begin at once,
+and a thread takes several times as long to prepare a block as the GPU to multiply it."""
 NAP = 20
 """Microseconds that a thread sleeps while the ring is full."""
 
@@ -52,7 +68,7 @@ def _word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 
 @instruction
-def ones(context: Any, bits: Any) -> Any:
+def ones(context: BaseContext, bits: types.Type) -> Any:
     """Count the set bits of a number."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -62,8 +78,8 @@ def ones(context: Any, bits: Any) -> Any:
 
 
 @instruction
-def atomic_add(context: Any, words: Any, at: Any, value: Any) -> Any:
-    """Add to a word and return its old value."""
+def atomic_add(context: BaseContext, words: types.Type, at: types.Type, value: types.Type) -> Any:
+    """Add `value` to the word at place `at`, and return its old value."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", _word(context, builder, signature, args), args[2], "seq_cst")
@@ -72,8 +88,8 @@ def atomic_add(context: Any, words: Any, at: Any, value: Any) -> Any:
 
 
 @instruction
-def atomic_load(context: Any, words: Any, at: Any) -> Any:
-    """Read a word that another thread writes."""
+def atomic_load(context: BaseContext, words: types.Type, at: types.Type) -> Any:
+    """Read the word at place `at`, which another thread writes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_word(context, builder, signature, args), "seq_cst", 8)
@@ -82,8 +98,8 @@ def atomic_load(context: Any, words: Any, at: Any) -> Any:
 
 
 @instruction
-def atomic_store(context: Any, words: Any, at: Any, value: Any) -> Any:
-    """Write a word that another thread reads; earlier writes of this thread are visible to it then."""
+def atomic_store(context: BaseContext, words: types.Type, at: types.Type, value: types.Type) -> Any:
+    """Write the word at place `at`, which another thread reads; it sees earlier writes of this thread then."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[2], _word(context, builder, signature, args), "seq_cst", 8)
@@ -93,11 +109,16 @@ def atomic_store(context: Any, words: Any, at: Any, value: Any) -> Any:
 
 
 @compiled
-def survey(indptr: Any, indices: Any) -> Any:
+def survey(indptr: IndexArray, indices: IndexArray) -> Any:
     """Return the least and the greatest column, and whether rows are canonical, in one pass over one entry at least.
 
-    In canonical rows, columns fail to rise only where a row begins: such places are counted among all entries and among
-    the first entries of rows, and the counts must be equal.
+    In canonical rows, columns fail to rise only where a row begins. The pass counts such places among all entries, and
+    among the first entries of rows: the counts must be equal.
+
+    Parameters
+    ----------
+    indptr, indices : arrays of int
+        If offsets do not start at 0, fall, or do not end at the entries, the result is 0, -1 and False.
     """
     entries, falls = len(indices), np.int64(0)
     if indptr[0] != 0 or indptr[-1] != entries:
@@ -119,12 +140,30 @@ def survey(indptr: Any, indices: Any) -> Any:
 
 @compiled
 def count_products(
-    a: Any, b_indptr: Any, start: Any, stop: Any, entry_bytes: Any, product_bytes: Any, ends: Any
+    a: tuple[IndexArray, IndexArray],
+    b_indptr: IndexArray,
+    start: Integer,
+    stop: Integer,
+    entry_bytes: Integer,
+    product_bytes: Integer,
+    ends: Int64Array,
 ) -> Any:
-    """Count the products of rows [start, stop) of A (offsets, columns), summed up in ``ends[row + 1]`` from 0 on.
+    """Count the products of rows [start, stop) of A, summed up in ``ends[row + 1]`` from 0 on.
 
-    Return their sum, the most bytes that a row takes, and that row; or -1, 0 and a row whose offsets or columns are out
-    of range.
+    Parameters
+    ----------
+    a : (offsets, columns)
+    b_indptr : (nrows of B + 1,) int
+    start, stop : int
+    entry_bytes, product_bytes : int
+        Device bytes that an entry of A and a product take.
+    ends : (nrows + 1,) int64
+
+    Returns
+    -------
+    products, most, row : int
+        Sum of the products, most bytes that a row takes, and that row; or -1, 0 and a row whose offsets or columns are
+        out of range.
     """
     total, most, widest = np.int64(0), np.int64(-1), np.int64(start)
     nrows_b, nnz_a = np.uintp(len(b_indptr) - 1), np.uintp(len(a[1]))
@@ -147,7 +186,7 @@ def count_products(
 
 
 @inlined
-def products_before(counted: Any, row: Any) -> Any:
+def products_before(counted: Counted, row: Integer) -> Any:
     """Return the products of all rows before `row`, given counts by parts, each from 0 on."""
     ends, starts, bases = counted
     if row == 0:
@@ -159,11 +198,29 @@ def products_before(counted: Any, row: Any) -> Any:
 
 
 @compiled
-def cut(counted: Any, a_indptr: Any, budget: Any, first_budget: Any, most: Any, costs: Any, cuts: Any) -> Any:
-    """Cut the rows into blocks of at most `budget` bytes and at most `most` products and entries; one row at least.
+def cut(
+    counted: Counted,
+    a_indptr: IndexArray,
+    budget: Integer,
+    first_budget: Integer,
+    most: Integer,
+    costs: tuple[int, int, int],
+    cuts: Int64Array,
+) -> Any:
+    """Cut the rows into blocks within bounds on bytes, entries and products, of one row at least; return their number.
 
-    The first block may take `first_budget` bytes, each later block a little more than the one before. Write the first
-    row of each block, and the number of rows, to `cuts`; return the number of blocks.
+    Parameters
+    ----------
+    counted : Counted
+    a_indptr : (nrows + 1,) int64
+    budget, first_budget : int
+        Most bytes of a block and of the first block; in between, each block may take a little more than the last one.
+    most : int
+        Most products, and most entries, of a block.
+    costs : (int, int, int)
+        Bytes of a row, an entry and a product.
+    cuts : (nrows + 1,) int64
+        Gets the first row of each block, then the number of rows.
     """
     nrows = np.int64(len(a_indptr) - 1)
     start, number = np.int64(0), np.int64(0)
@@ -188,7 +245,7 @@ def cut(counted: Any, a_indptr: Any, budget: Any, first_budget: Any, most: Any, 
 
 
 @compiled
-def longest_row(indptr: Any) -> Any:
+def longest_row(indptr: IndexArray) -> Any:
     """Return the entries of the longest row; 0 if there are no rows."""
     most = np.int64(0)
     for row in range(np.uintp(len(indptr) - 1)):
@@ -197,8 +254,14 @@ def longest_row(indptr: Any) -> Any:
 
 
 @compiled
-def first_bad_row(indptr: Any, start: Any, stop: Any, nnz: Any) -> Any:
-    """Return the first of rows [start, stop) whose offsets fall or exceed `nnz`; -1 if there is none."""
+def first_bad_row(indptr: IndexArray, start: Integer, stop: Integer, nnz: Integer) -> Any:
+    """Return the first of rows [start, stop) whose offsets fall or exceed `nnz`; -1 if there is none.
+
+    Parameters
+    ----------
+    indptr : (nrows + 1,) int
+    start, stop, nnz : int
+    """
     for row in range(np.uintp(start), np.uintp(stop)):
         last = indptr[row + np.uintp(1)]
         if last < indptr[row] or last > nnz:
@@ -207,7 +270,7 @@ def first_bad_row(indptr: Any, start: Any, stop: Any, nnz: Any) -> Any:
 
 
 @compiled
-def copy_offsets(indptr: Any, start: Any, offsets: Any) -> None:
+def copy_offsets(indptr: IndexArray, start: Integer, offsets: IndexArray) -> None:
     """Copy the offsets of rows from `start` on, counted from that row's offset."""
     first = np.uintp(start)
     for row in range(np.uintp(len(offsets))):
@@ -215,10 +278,17 @@ def copy_offsets(indptr: Any, start: Any, offsets: Any) -> None:
 
 
 @compiled
-def mark_rows(a_indices: Any, first: Any, last: Any, nrows: Any, bits: Any) -> Any:
+def mark_rows(a_indices: IndexArray, first: Integer, last: Integer, nrows: Integer, bits: Bits) -> Any:
     """Set the bit of each row of B that the entries [first, last) of A ask for; return the range of words touched.
 
     If the column of an entry is out of range, return -1 and that entry.
+
+    Parameters
+    ----------
+    a_indices : (nnz of A,) int
+    first, last, nrows : int
+        Entries of A; rows of B.
+    bits : Bits
     """
     low, high, end = np.uint64(len(bits)), np.uint64(0), np.uint64(nrows)
     for at in range(np.uintp(first), np.uintp(last)):
@@ -232,8 +302,8 @@ def mark_rows(a_indices: Any, first: Any, last: Any, nrows: Any, bits: Any) -> A
 
 
 @compiled
-def copy_columns(source: Any, low: Any, columns: Any) -> Any:
-    """Copy the columns of entries of A, less `low`; return the least and the greatest column."""
+def copy_columns(source: IndexArray, low: Integer, columns: IndexArray) -> Any:
+    """Copy the columns of one entry of A or more, less `low`; return the least and the greatest column read."""
     least = greatest = source[0]
     for at in range(np.uintp(len(source))):
         k = source[at]
@@ -243,7 +313,7 @@ def copy_columns(source: Any, low: Any, columns: Any) -> Any:
 
 
 @inlined
-def next_run(bits: Any, base: Any) -> Any:
+def next_run(bits: np.uint64, base: np.uint64) -> Any:
     """Return the first run of set bits of a word: its first row, the row after its last, and the bits after the run."""
     start = lowest_bit(bits)
     filled = bits | ((ONE << start) - ONE)
@@ -254,10 +324,18 @@ def next_run(bits: Any, base: Any) -> Any:
 
 
 @compiled
-def number_rows(bits: Any, places: Any, low: Any, high: Any, b_indptr: Any) -> Any:
-    """Give the marked rows of B numbers from 0 on: write the first number of each word of `bits` to `places`.
+def number_rows(bits: Bits, places: Places, low: Integer, high: Integer, b_indptr: IndexArray) -> Any:
+    """Give the marked rows of B numbers from 0 on; return how many rows are marked, and how many entries they have.
 
-    Return the number of marked rows and of their entries; -1 entries if offsets of B fall or exceed the last offset.
+    Parameters
+    ----------
+    bits : Bits
+    places : Places
+        Gets the first number of each word of `bits`.
+    low, high : int
+        Words ``[low:high)`` of `bits` that have marks.
+    b_indptr : (nrows of B + 1,) int
+        If its offsets fall or exceed the last one, -1 entries are returned.
     """
     rows: Any = np.uint64(0)
     entries, end, sound = np.int64(0), b_indptr[len(b_indptr) - 1], True
@@ -273,11 +351,21 @@ def number_rows(bits: Any, places: Any, low: Any, high: Any, b_indptr: Any) -> A
 
 
 @compiled
-def send_rows(a: Any, counted: Any, table: Any, start: Any, stop: Any, values: Any, value_at: Any, pointers: Any,
-              entries_at: Any, products_at: Any, lengths: Any) -> None:  # fmt: skip
+def send_rows(a: CsrArrays, counted: Counted, table: npt.NDArray[np.uint8], start: Integer, stop: Integer,
+              values: ValueArray, value_at: Integer, pointers: IndexArray, entries_at: Integer, products_at: Integer,
+              lengths: Int64Array) -> None:  # fmt: skip
     """Copy the values of rows [start, stop) of A, and write the first entry and the first product of each row.
 
-    Count the rows of each group in `lengths`; `table` has the group of each number of products.
+    Parameters
+    ----------
+    a, counted, start, stop
+        A, its counted products, and its rows to send.
+    table : (TABLE,) uint8
+        Group of each number of products.
+    values, value_at, pointers, entries_at, products_at
+        Where values, first entries and first products are written: arrays, and the first place in them of each.
+    lengths : int64
+        Gets the rows of each group added.
     """
     first, part = a[0][start], 0
     ends, starts, bases = counted
@@ -300,9 +388,16 @@ def send_rows(a: Any, counted: Any, table: Any, start: Any, stop: Any, values: A
 
 @inlined
 def copy_rows(
-    b: Any, source: Any, stop: Any, columns: Any, column_at: Any, values: Any, value_at: Any, width: Any
+    b: CsrArrays,
+    source: Integer,
+    stop: Integer,
+    columns: IndexArray,
+    column_at: Integer,
+    values: ValueArray,
+    value_at: Integer,
+    width: Integer,
 ) -> None:
-    """Copy entries [source, stop) of B, each of `width` values."""
+    """Copy entries [source, stop) of B, each of `width` values, to the entries from `column_at` and `value_at` on."""
     for j in range(np.uintp(stop - source)):
         columns[np.uintp(column_at) + j] = b[1][np.uintp(source) + j]
     target, first = np.uintp(value_at) * np.uintp(width), np.uintp(source) * np.uintp(width)
@@ -311,12 +406,22 @@ def copy_rows(
 
 
 @compiled
-def send_distinct(a_indices: Any, first: Any, last: Any, b: Any, bits: Any, places: Any, low: Any, high: Any,
-                  numbers: Any, number_at: Any, starts: Any, start_at: Any, columns: Any, column_at: Any, values: Any,
-                  value_at: Any, width: Any) -> None:  # fmt: skip
+def send_distinct(a_indices: IndexArray, first: Integer, last: Integer, b: CsrArrays, bits: Bits, places: Places,
+                  low: Integer, high: Integer, numbers: IndexArray, number_at: Integer, starts: IndexArray,
+                  start_at: Integer, columns: IndexArray, column_at: Integer, values: ValueArray, value_at: Integer,
+                  width: Integer) -> None:  # fmt: skip
     """Replace the columns of entries [first, last) of A by row numbers, copy the marked rows of B, clear the marks.
 
-    Rows of B are copied in order; each entry of B has `width` values, side by side.
+    Parameters
+    ----------
+    a_indices, first, last, b
+        Columns of A, its entries to send, and B.
+    bits, places, low, high
+        From `mark_rows` and `number_rows`. Rows of B are copied in order.
+    numbers, number_at, starts, start_at, columns, column_at, values, value_at
+        Where row numbers, starts of rows, columns and values are written: arrays, and the first place in each.
+    width : int
+        Values of an entry of B, side by side.
     """
     for at in range(np.uintp(last - first)):
         k: Any = np.uint64(a_indices[np.uintp(first) + at])
@@ -340,9 +445,16 @@ def send_distinct(a_indices: Any, first: Any, last: Any, b: Any, bits: Any, plac
 
 
 @compiled
-def send_duplicated(a_indices: Any, first: Any, last: Any, b: Any, starts: Any, start_at: Any, columns: Any,
-                    column_at: Any, values: Any, value_at: Any) -> None:  # fmt: skip
-    """Copy the row of B of each of the entries [first, last) of A, in order, and write where each copy starts."""
+def send_duplicated(a_indices: IndexArray, first: Integer, last: Integer, b: CsrArrays, starts: IndexArray,
+                    start_at: Integer, columns: IndexArray, column_at: Integer, values: ValueArray,
+                    value_at: Integer) -> None:  # fmt: skip
+    """Copy the row of B of each of the entries [first, last) of A, in order, and write where each copy starts.
+
+    Parameters
+    ----------
+    a_indices, first, last, b, starts, start_at, columns, column_at, values, value_at
+        As for `send_distinct`.
+    """
     out: Any = np.int64(0)
     for at in range(np.uintp(first), np.uintp(last)):
         k = np.uintp(a_indices[at])
@@ -354,11 +466,17 @@ def send_duplicated(a_indices: Any, first: Any, last: Any, b: Any, starts: Any, 
 
 
 @compiled
-def reserve_room(state: Any, number: Any, size: Any, room: Any) -> Any:
-    """Reserve `size` bytes of the ring, after all earlier blocks have; return their place, or -1 if closed.
+def reserve_room(state: Int64Array, number: Integer, size: Integer, room: Integer) -> Any:
+    """Reserve bytes of the ring after all earlier blocks have; return their place, or -1 if the ring is closed.
 
     Places are counted on without wrapping around; a block that does not fit before the ring's end starts at its
     beginning.
+
+    Parameters
+    ----------
+    state : (STATE,) int64
+    number, size, room : int
+        Number of the block, its bytes, and bytes of the ring.
     """
     while atomic_load(state, NEXT) != number:
         if atomic_load(state, CLOSED):
@@ -381,12 +499,28 @@ def reserve_room(state: Any, number: Any, size: Any, room: Any) -> Any:
 
 
 @compiled
-def prepare_blocks(a: Any, b: Any, counted: Any, cuts: Any, distinct: Any, sizes: Any, table: Any, state: Any,
-                   ready: Any, reports: Any, ring: Any, room: Any, bits: Any, places: Any) -> None:  # fmt: skip
-    """Prepare blocks until none is left; several threads at once, each with `bits` (zero) and `places` of its own.
+def prepare_blocks(a: CsrArrays, b: CsrArrays, counted: Counted, cuts: Int64Array, distinct: bool,
+                   sizes: tuple[int, int, int], table: npt.NDArray[np.uint8], state: Int64Array, ready: Int64Array,
+                   reports: Int64Array, ring: tuple[IndexArray, ...], room: Integer, bits: Bits,
+                   places: Places) -> None:  # fmt: skip
+    """Prepare blocks until none is left; several threads call this at once.
 
-    `ring` holds four views of the same `room` bytes: as values, columns, offsets and row numbers. A block and its
-    report may be read once ``ready[number]`` is 1.
+    Parameters
+    ----------
+    a, b, counted, cuts
+        Operands, A's counted products, and the first row of each block.
+    distinct : bool
+    sizes : (int, int, int)
+        Bytes of a value, a column and an offset.
+    table : (TABLE,) uint8
+        Group of each number of products.
+    state, ready, reports : int64 arrays
+        Shared by the threads. A block and its report may be read once ``ready[number]`` is 1.
+    ring : tuple of arrays
+        Four views of the same `room` bytes: as values, columns, offsets and row numbers.
+    room : int
+    bits, places
+        Scratch memory of this thread; `bits` are zero.
     """
     values, columns, pointers, numbers = ring
     while not atomic_load(state, CLOSED):
@@ -423,8 +557,14 @@ def prepare_blocks(a: Any, b: Any, counted: Any, cuts: Any, distinct: Any, sizes
 
 
 @compiled
-def wait_ready(ready: Any, number: Any, tries: Any) -> Any:
-    """Look at most `tries` times whether a block is ready, and return whether it is."""
+def wait_ready(ready: Int64Array, number: Integer, tries: Integer) -> bool:
+    """Look at most `tries` times whether a block is ready, and return whether it is.
+
+    Parameters
+    ----------
+    ready : (blocks,) int64
+    number, tries : int
+    """
     for _ in range(tries):
         if atomic_load(ready, number):
             return True
@@ -433,19 +573,19 @@ def wait_ready(ready: Any, number: Any, tries: Any) -> Any:
 
 
 @compiled
-def free_place(state: Any, end: Any) -> None:
-    """Free the ring's bytes before place `end`."""
+def free_place(state: Int64Array, end: Integer) -> None:
+    """Free the ring's bytes before place `end`, counted on without wrapping around."""
     atomic_store(state, FREED, end)
 
 
 @compiled
-def close(state: Any) -> None:
+def close(state: Int64Array) -> None:
     """Ask the threads to stop."""
     atomic_store(state, CLOSED, 1)
 
 
 @compiled
-def shift(local: Any, start: Any, stop: Any, place: Any, indptr: Any) -> None:
-    """Turn the ends of rows [start, stop) inside their block into offsets of C."""
+def shift(local: IndexArray, start: Integer, stop: Integer, place: Integer, indptr: IndexArray) -> None:
+    """Turn the ends of rows [start, stop) inside their block into offsets of C, where the block starts at `place`."""
     for row in range(np.uintp(start), np.uintp(stop)):
         indptr[row + np.uintp(1)] = place + local[row]

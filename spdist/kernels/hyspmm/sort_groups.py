@@ -50,7 +50,13 @@ LENGTH_GROUPS = len(REGISTER_CLASSES) + 1
 
 
 class KernelNames:
-    """Name expressions of the kernels for one choice of types, in C's words (``double``, ``long long``)."""
+    """Name expressions of the kernels for one choice of types.
+
+    Parameters
+    ----------
+    value, index, pointer, key : str
+        C types of values, columns, offsets and sort keys, such as ``"double"``, ``"int"``, ``"int"``, ``"u32"``.
+    """
 
     def __init__(self, value: str, index: str, pointer: str, key: str) -> None:
         vip, ip = f"{value},{index},{pointer}", f"{index},{pointer}"
@@ -91,7 +97,7 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
 
 
 class SortKernels(KernelNames):
-    """The compiled kernels."""
+    """The compiled kernels; parameters as for `KernelNames`."""
 
     def __init__(self, value: str, index: str, pointer: str, key: str) -> None:
         super().__init__(value, index, pointer, key)
@@ -102,7 +108,19 @@ class SortKernels(KernelNames):
 
 @functools.cache
 def kernels_of(device: int, value: str, index: str, pointer: str, key: str) -> SortKernels:
-    """Return the kernels of a device for C types of values, columns, offsets and sort keys."""
+    """Return the compiled kernels of a device; later calls return the same object.
+
+    Parameters
+    ----------
+    device : int
+        Number of the device, which must be current.
+    value, index, pointer, key : str
+        C types of values, columns, offsets and sort keys.
+
+    Returns
+    -------
+    SortKernels
+    """
     return SortKernels(value, index, pointer, key)
 
 

@@ -51,7 +51,7 @@ class BlockLayout(NamedTuple):
     sent : int
         End of the prepared arrays.
     columns, values : int
-        Products, sorted and compressed row by row: in place of the block of B if that is duplicated.
+        Products, sorted and compressed row by row: they overwrite the block of B if B is duplicated.
     c_columns, c_values, c_indptr : int
         Scratch for the sort, then the block of C; its row offsets.
     lengths, lists, counts, scan, status : int
@@ -187,6 +187,22 @@ def block_cost(types: ItemBytes) -> BlockCost:
 
 
 def host_bytes(b_rows: int, threads: int) -> int:
-    """Return the host bytes with which `threads` threads find the distinct rows of a B of `b_rows` rows."""
+    """Return the host bytes with which threads find distinct rows of B.
+
+    Parameters
+    ----------
+    b_rows : int
+        Rows of B.
+    threads : int
+
+    Returns
+    -------
+    int
+
+    Examples
+    --------
+    >>> host_bytes(6400, threads=2)
+    2424
+    """
     words = b_rows // 64 + 1
     return threads * words * (8 + 4)

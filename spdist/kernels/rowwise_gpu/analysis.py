@@ -1,4 +1,4 @@
-"""Analyse a product on the GPU before it is made: check its operands, count and class the products of each row of C."""
+"""Analyse a product on the GPU before multiplying: check its operands, count the products of each row of C."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from spdist.errors import MatrixError
 from spdist.kernels.cuda.constants import NARROW_COLUMNS, ROW_CLASSES, SCAN_ROWS, VERY_LONG, RowFact
@@ -19,7 +20,7 @@ from spdist.kernels.rowwise_gpu.row_kernels import ProductFacts, RowKernels
 from spdist.kernels.semirings import PLUS_TIMES, Semiring
 from spdist.matrices.checks import check_product_shapes
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import INT32_MAX
+from spdist.matrices.dtypes import INT32_MAX, IndexArray
 
 MOST_BLOCKS = 2112
 """Thread blocks of `analyse_rows` at most: 16 on each of the 132 multiprocessors of an H100."""
@@ -77,6 +78,20 @@ def requested(
     a: CSR, b: CSR, semiring: Semiring = PLUS_TIMES, *, deterministic: bool = False, b_is_sound: bool = False
 ) -> RowwiseProduct:
     """Return the product of two matrices on the GPU, in the dtypes that kernels take. Needs no GPU if dtypes agree.
+
+    Parameters
+    ----------
+    a, b : CSR
+        Arrays of CuPy.
+    semiring : Semiring
+    deterministic : bool
+        Whether to add products in the order of A's entries.
+    b_is_sound : bool
+        Whether another product has checked B already.
+
+    Returns
+    -------
+    RowwiseProduct
 
     Raises
     ------
@@ -193,9 +208,27 @@ def analyse(product: RowwiseProduct) -> AnalysedProduct:
 
 
 def analysed(a: CSR, b: CSR, semiring: Semiring, *, b_is_sound: bool = False) -> AnalysedProduct | None:
-    """Return a product's operands, checked and ready for kernels; None if there are no products.
+    """Check a product's operands and count its products, ready for kernels; waits for the GPU.
 
-    Arguments and errors as for `multiply.multiply`.
+    Parameters
+    ----------
+    a, b : CSR
+        Arrays of CuPy.
+    semiring : Semiring
+    b_is_sound : bool
+        Whether another product has checked B already.
+
+    Returns
+    -------
+    AnalysedProduct or None
+        None if there are no products.
+
+    Raises
+    ------
+    MatrixError
+        If shapes or dtypes do not fit, offsets fall, columns are out of range, or rows of B are not canonical.
+    InputError
+        If the semiring has no C expressions, or these do not compile.
     """
     product = requested(a, b, semiring, b_is_sound=b_is_sound)
     return None if product.is_empty else analyse(product)
@@ -254,7 +287,7 @@ def check_canonical(m: CSR, name: str) -> None:
     _check(facts, name)
 
 
-def offsets(lengths: Any, dtype: np.dtype[Any]) -> tuple[Any, int]:
+def offsets(lengths: npt.NDArray[np.uint32], dtype: np.dtype[Any]) -> tuple[IndexArray, int]:
     """Turn row lengths on the GPU into row offsets; waits for their sum.
 
     Parameters
@@ -267,7 +300,7 @@ def offsets(lengths: Any, dtype: np.dtype[Any]) -> tuple[Any, int]:
     -------
     offsets : (nrows + 1,) of `dtype`
     total : int
-        The last of them.
+        The last offset.
     """
     import cupy
 
@@ -335,7 +368,23 @@ def _with_wide_offsets(m: CSR) -> CSR:
 def kernels_of(
     device: int, value: str, index: str, pointer: str, wide_keys: bool, defines: tuple[str, ...] = ()
 ) -> RowKernels:
-    """Return the kernels of a device for C types, with 64-bit sort keys if asked for, and for a semiring."""
+    """Return the kernels of a device for C types and a semiring; later calls return the same object.
+
+    Parameters
+    ----------
+    device : int
+        Number of the device.
+    value, index, pointer : str
+        C types of values, columns and offsets.
+    wide_keys : bool
+        Whether sort keys have 64 bits.
+    defines : tuple of str
+        Compiler options of the semiring.
+
+    Returns
+    -------
+    RowKernels
+    """
     kernels = RowKernels(value, index, pointer, defines)
     return kernels.with_wide_keys() if wide_keys else kernels
 

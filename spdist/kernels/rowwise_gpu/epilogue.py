@@ -7,6 +7,7 @@ each row, or a few numbers for the block.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,31 @@ from spdist.kernels.rowwise_gpu import analysis, triangle
 from spdist.kernels.rowwise_gpu import masked as masked_gpu
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import ValueArray
 
 PARTIAL_SUMS = 1024
-"""Thread blocks that add up a block of C at most; each leaves one partial sum, which the host adds."""
+"""Most thread blocks that add up a block of C; each leaves one partial sum, which the host adds."""
 NORM_CODES = {None: RowNorm.NO_NORM, "l1": RowNorm.L1, "l2": RowNorm.L2, "max": RowNorm.GREATEST}
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Return every kernel of the epilogue for a choice of types: what may be compiled on first use.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
+
+    Returns
+    -------
+    dict
+        Name expressions by file.
+
+    Examples
+    --------
+    >>> "cut_rows<double,int,u64>" in sources("double", "int", "int")["rowwise_gpu/epilogue.cu"]
+    True
+    """
     return {"rowwise_gpu/epilogue.cu": tuple(_names(value, index, pointer, *_more_types(value)).values())}
 
 
@@ -141,7 +159,7 @@ class BlockEpilogue:
         made : CSR or (rows,) uint32
             The block of C; its row lengths if `counts`.
         entries : int
-            Entries that were allocated on the way.
+            Entries that were allocated, C included.
         """
         if self.spec.diagonal is None:
             return self._make(a, b, first, deterministic, **known)
@@ -189,7 +207,7 @@ class BlockEpilogue:
             return c if self.counts else c.indptr
         return c.indptr[-1:] if self.reduction == "nnz" else c.indptr[:0]
 
-    def reduce(self, c: Any, first: int, out: Any) -> None:
+    def reduce(self, c: CSR, first: int, out: ValueArray) -> None:
         """Queue the reduction of a block into `out`; its first row is row `first` of the product."""
         what = self.reduction
         if what in ("nnz", "row_nnz") or (what != "column_sums" and not len(out)):
@@ -206,7 +224,7 @@ class BlockEpilogue:
         else:
             launch(len(out), 256, (c.nnz, c.data, out))
 
-    def part(self, found: Any) -> PartialReduction:
+    def part(self, found: ValueArray) -> PartialReduction:
         """Return a block's share of the reduction, from a copy on the host of the result of `reduce`."""
         what, kind = self.reduction, sum_dtype(self.dtype)
         if what in ("nnz", "row_nnz"):
@@ -224,7 +242,7 @@ class BlockEpilogue:
         return PartialReduction(np.array([np.add.reduce(found)]).astype(kind))
 
 
-def finish(c: CSR, spec: ProductSpec, rows: Any = None, columns: Any = None, first: int = 0) -> CSR:
+def finish(c: CSR, spec: ProductSpec, rows: Any = None, columns: ValueArray | None = None, first: int = 0) -> CSR:
     """Scale, map, normalize and select the entries of C: values are changed in place, selected entries are copied.
 
     Parameters
@@ -260,7 +278,7 @@ def finish(c: CSR, spec: ProductSpec, rows: Any = None, columns: Any = None, fir
     return _cut(c, spec, drops, launch, grid) if drops or spec.selects else c
 
 
-def _cut(c: CSR, spec: ProductSpec, drops: bool, launch: Any, grid: tuple[int, int]) -> CSR:
+def _cut(c: CSR, spec: ProductSpec, drops: bool, launch: Callable[..., None], grid: tuple[int, int]) -> CSR:
     """Return the selected entries of C in new arrays."""
     import cupy
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from spdist.kernels.cuda.constants import LONG_SHARE, NodeFact, RowFact
 from spdist.kernels.rounding import ceil_div
@@ -22,6 +23,7 @@ from spdist.kernels.rowwise_gpu.row_classes import (
     CLASSES,
     SORT_CLASSES,
     RankClass,
+    RowClass,
     RowTuning,
     SortClass,
     share_rows,
@@ -234,7 +236,20 @@ class NodeRows(RowFamily):
 
 
 def same_rows(x: AnalysedProduct, m: CSR) -> Any:
-    """Return, for each row of a matrix, whether it has the columns of the row before; (nrows,) uint8."""
+    """Compare the columns of each row of a matrix with those of the row before.
+
+    Parameters
+    ----------
+    x : AnalysedProduct
+        Launches its kernel.
+    m : CSR
+        Its A or B.
+
+    Returns
+    -------
+    (nrows,) uint8
+        1 for each row that has the columns of the row before.
+    """
     import cupy
 
     same = cupy.empty(m.nrows, np.uint8)
@@ -350,8 +365,18 @@ class LongRows(RowFamily):
         x.kernels.launch("rowwise_gpu/long_rows.cu", "fill", grid, 256, (*args, *x.arrays, c.indptr, c.data))
 
 
-def rows_of(row_class: Any, number: int, rows: Any, count: int) -> RowFamily:
-    """Return the rows of a class as the family made for it: sorted or ranked."""
+def rows_of(row_class: RowClass, number: int, rows: int | npt.NDArray[np.uint32], count: int) -> RowFamily:
+    """Return the rows of a class as the family made for it: sorted or ranked.
+
+    Parameters
+    ----------
+    row_class, number, rows, count
+        As for `RowFamily`.
+
+    Returns
+    -------
+    SortRows or RankRows
+    """
     family = SortRows if isinstance(row_class, SortClass) else RankRows
     return family(row_class, number, rows, count)
 
@@ -366,6 +391,11 @@ def families_of(x: AnalysedProduct, counts: list[int], tuning: RowTuning) -> lis
     counts : (ROW_CLASSES,) list of int
         Rows of each class; rows that it counts as class 0 get no family.
     tuning : RowTuning
+
+    Returns
+    -------
+    list of RowFamily
+        By rising class.
     """
     shares = share_rows(counts, x.is_small, tuning)
     all_rows = counts[0] == x.facts.class_rows()[0] and len(shares) == 1
@@ -387,12 +417,18 @@ def families_of(x: AnalysedProduct, counts: list[int], tuning: RowTuning) -> lis
 
 
 def prepared(x: AnalysedProduct, families: list[RowFamily]) -> list[RowFamily]:
-    """Prepare families to count entries; nodes leave the other rows of their class to a family of its own.
+    """Prepare families to count entries; rows of a class that belong to no node become a family of their own.
+
+    Parameters
+    ----------
+    x : AnalysedProduct
+    families : list of RowFamily
+        From `families_of`.
 
     Returns
     -------
     list of RowFamily
-        Of falling class, as rows of many products take longest; without the families that have no rows.
+        By falling class, as rows of many products take longest; without families that have no rows.
     """
     _prepare(x, families)
     others = [rest for rows in families if isinstance(rows, NodeRows) and (rest := rows.take_nodes(x))]
@@ -401,7 +437,7 @@ def prepared(x: AnalysedProduct, families: list[RowFamily]) -> list[RowFamily]:
 
 
 def _prepare(x: AnalysedProduct, families: list[RowFamily]) -> None:
-    """Prepare families; read what they found if one of them needs it."""
+    """Prepare families; read the facts if a family needs them."""
     for rows in families:
         rows.prepare(x)
     if any(rows.needs_facts for rows in families):
@@ -411,17 +447,34 @@ def _prepare(x: AnalysedProduct, families: list[RowFamily]) -> None:
 
 
 def count_entries(x: AnalysedProduct, families: list[RowFamily]) -> None:
-    """Queue the counts of the entries of all families' rows."""
+    """Queue the counts of the entries of all families' rows.
+
+    Parameters
+    ----------
+    x : AnalysedProduct
+        `lengths` gets the entries.
+    families : list of RowFamily
+        From `prepared`.
+    """
     _side_by_side([functools.partial(rows.count_entries, x) for rows in families])
 
 
 def fill(x: AnalysedProduct, c: CSR, families: list[RowFamily]) -> None:
-    """Queue the kernels that write the rows of C of all families."""
+    """Queue the kernels that write the rows of C of all families.
+
+    Parameters
+    ----------
+    x : AnalysedProduct
+    c : CSR
+        With its offsets, and room for its entries.
+    families : list of RowFamily
+        Their entries were counted.
+    """
     _side_by_side([functools.partial(rows.fill, x, c) for rows in families])
 
 
 def _side_by_side(launches: list[Callable[[], None]]) -> None:
-    """Make launches that do not depend on each other, three or more of them on streams of their own."""
+    """Make independent launches, three or more of them on several streams."""
     if len(launches) < 3:
         for launch in launches:
             launch()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from spdist.kernels.cuda.constants import GROUP_ROWS, SHARED_FACTOR, MaskCounter
 from spdist.kernels.cuda.module import Module, c_type, module, value_type
@@ -40,7 +41,7 @@ class MaskTuning:
     task_products : int
         Products, about, of the pieces of longer rows that thread blocks take.
     rows_per_turn : int
-        A warp takes one more row at a time for each so many rows of C.
+        Rows of C for each row that a warp takes at a time.
     """
 
     search_gain: int = 16
@@ -51,11 +52,27 @@ class MaskTuning:
 
 
 TUNING = MaskTuning()
-"""Thresholds of every product here."""
+"""Thresholds of every masked product."""
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Return every kernel of masked products for a choice of types: what may be compiled on first use.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
+
+    Returns
+    -------
+    dict
+        Name expressions by file.
+
+    Examples
+    --------
+    >>> sources("double", "int", "int")["rowwise_gpu/mask_rows.cu"][0]
+    'prepare_rows<double,int>'
+    """
     return {"rowwise_gpu/mask_rows.cu": tuple(_names(value, index, pointer).values())}
 
 
@@ -76,7 +93,7 @@ def multiply(
     a: CSR, b: CSR, mask: CSR, *, complement: bool, semiring: Semiring, deterministic: bool = False,
     sound_b: bool = False,
 ) -> tuple[CSR, int]:  # fmt: skip
-    """Return ``a @ b`` under a mask, and the entries that were made on the way.
+    """Return ``a @ b`` under a mask, and how many entries were allocated for it.
 
     Parameters
     ----------
@@ -91,7 +108,7 @@ def multiply(
     -------
     c : CSR
     made : int
-        Entries allocated on the way, those of C included: the device memory that the call took.
+        Entries that the call allocated, with the entries of C: a measure of the device memory it took.
     """
     import cupy
 
@@ -124,7 +141,9 @@ def multiply(
     return CSR(indptr, indices, data, c.shape), c.nnz + nnz
 
 
-def _add_products(x: AnalysedProduct, c: CSR, hits: Any, kernels: Module, names: dict[str, str], ordered: bool) -> None:
+def _add_products(
+    x: AnalysedProduct, c: CSR, hits: npt.NDArray[np.uint8], kernels: Module, names: dict[str, str], ordered: bool
+) -> None:
     """Queue the sums of the products inside the mask, whose structure C has; `hits` gets which entries have any."""
     import cupy
 
@@ -143,7 +162,20 @@ def _add_products(x: AnalysedProduct, c: CSR, hits: Any, kernels: Module, names:
 
 
 def on_device(mask: CSR, index: np.dtype[Any], pointer: np.dtype[Any]) -> CSR:
-    """Return a mask's structure on the GPU, in the dtypes of columns and offsets; its values are its columns."""
+    """Return a mask's structure on the GPU.
+
+    Parameters
+    ----------
+    mask : CSR
+        On the host or on the GPU.
+    index, pointer : dtype
+        Of columns and of offsets.
+
+    Returns
+    -------
+    CSR
+        Its values are its columns, as nothing reads them.
+    """
     import cupy
 
     indptr = cupy.asarray(mask.indptr.astype(pointer, copy=False))

@@ -7,7 +7,7 @@
 3. The families count the entries of their rows, then C is allocated, then they write their rows.
 
 If most products are in sorted rows of much the same length, one kernel makes these rows in a single pass, without
-counting: a sample of the rows tells how much room C needs.
+counting: a sample of the rows gives an estimate of the room that C needs.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from spdist.kernels.rowwise_gpu.families import NodeRows, RowFamily, SinglePassR
 from spdist.kernels.rowwise_gpu.row_classes import single_pass_class
 from spdist.kernels.semirings import PLUS_TIMES, Semiring
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import INT32_MAX, index_dtype, result_dtype
+from spdist.matrices.dtypes import INT32_MAX, IndexArray, index_dtype, result_dtype
 from spdist.units import format_bytes
 
 TUNING = row_classes.TUNING
-"""Thresholds of every product here."""
+"""Thresholds of every row-by-row product."""
 
 
 @dataclass(eq=False)
@@ -77,12 +77,12 @@ class MadeProduct(NamedTuple):
 
 
 class HostSide:
-    """What the host knows and does while a product is made.
+    """Estimate of nnz(C), and work for the host while the GPU makes a product.
 
     Parameters
     ----------
     expected : int
-        Entries of C, about; 0 if that is not known.
+        Estimate of nnz(C); 0 if unknown.
     meanwhile : callable, optional
         Called at most once, while the host would wait for the GPU.
 
@@ -129,7 +129,7 @@ def multiply(
     sound_b : bool
         Whether another product has checked B already: a check reads all of B.
     expected : int
-        About how many entries C has, if known: no rows are sampled to find out then.
+        Estimate of nnz(C); 0 if unknown. With an estimate, no rows are sampled.
     meanwhile : callable, optional
         Work for the host while it would wait for the GPU; not always called.
 
@@ -154,9 +154,22 @@ def multiply(
 
 
 def count(a: CSR, b: CSR) -> Any:
-    """Return the entries of each row of ``a @ b``, (nrows,) uint32 on the device; nothing is multiplied.
+    """Count the entries of each row of ``a @ b``; nothing is multiplied.
 
-    Arguments and errors as for `multiply`.
+    Parameters
+    ----------
+    a, b : CSR
+        As for `multiply`.
+
+    Returns
+    -------
+    (nrows,) uint32
+        On the device.
+
+    Raises
+    ------
+    MatrixError
+        If shapes or dtypes do not fit, offsets or columns are out of range, or a row of B is not sorted.
     """
     import cupy
 
@@ -169,13 +182,39 @@ def count(a: CSR, b: CSR) -> Any:
 
 
 def multiply_counted(a: CSR, b: CSR) -> tuple[CSR, int, int]:
-    """Return ``a @ b`` as `multiply` does, how many products it took, and the entries of the longest row of A."""
+    """Return ``a @ b`` with the sizes that the product was found to have; errors as for `multiply`.
+
+    Parameters
+    ----------
+    a, b : CSR
+        As for `multiply`.
+
+    Returns
+    -------
+    c : CSR
+    products : int
+        Products of all rows.
+    longest : int
+        Entries of the longest row of A; 0 if there are no products.
+    """
     c, x, _ = _made(requested(a, b))
     return (c, 0, 0) if x is None else (c, x.products, x.longest_a)
 
 
 def symbolic(a: CSR, b: CSR, *, deterministic: bool = False) -> Pattern:
-    """Return the structure of ``a @ b`` for `numeric`; arguments and errors as for `multiply`."""
+    """Return the structure of ``a @ b`` for `numeric`; errors as for `multiply`.
+
+    Parameters
+    ----------
+    a, b : CSR
+        As for `multiply`.
+    deterministic : bool
+        Whether `numeric` adds products in the order of A's entries.
+
+    Returns
+    -------
+    Pattern
+    """
     c, x, rows = _made(requested(a, b, deterministic=deterministic), count_first=True)
     if x is not None:  # keep the structure, not the values
         a, b = (CSR(m.indptr, m.indices, m.data[:0], m.shape) for m in (x.a, x.b))
@@ -229,7 +268,15 @@ def _with_values(old: CSR, new: CSR) -> CSR:
 
 
 def compile_kernels(dtype: np.dtype[Any], ncols: int, semiring: Semiring = PLUS_TIMES) -> None:
-    """Compile the kernels of products of a dtype with `ncols` columns, before the first of them is made.
+    """Compile the kernels of products of a dtype before the first of them is made.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of the values of C.
+    ncols : int
+        Columns of C.
+    semiring : Semiring
 
     Raises
     ------
@@ -284,7 +331,7 @@ def _made_unbounded(product: RowwiseProduct, host: HostSide, count_first: bool) 
     return _counted_first(x, counts, indptr, host)
 
 
-def _counted_first(x: AnalysedProduct, counts: list[int], indptr: Any, host: HostSide) -> MadeProduct:
+def _counted_first(x: AnalysedProduct, counts: list[int], indptr: IndexArray, host: HostSide) -> MadeProduct:
     """Count the entries of all rows, allocate C, and write the rows."""
     rows = prepared(x, families_of(x, counts, TUNING))
     in_nodes = any(isinstance(family, NodeRows) for family in rows)
@@ -310,7 +357,9 @@ def _read_counts(x: AnalysedProduct, rows: list[RowFamily], host: HostSide, in_n
     return nnz
 
 
-def _in_single_pass(x: AnalysedProduct, number: int, counts: list[int], indptr: Any, host: HostSide) -> MadeProduct:
+def _in_single_pass(
+    x: AnalysedProduct, number: int, counts: list[int], indptr: IndexArray, host: HostSide
+) -> MadeProduct:
     """Multiply without counting first, but for a sample of the rows, and rows of too many products."""
     single_pass = SinglePassRows(number, x.lengths)
     rows: list[RowFamily] = []
@@ -363,7 +412,7 @@ def _expected_nnz(
     return expected + expected // workspace.SAMPLE_MARGIN, rows
 
 
-def _allocated(x: AnalysedProduct, indptr: Any, nnz: int) -> CSR:
+def _allocated(x: AnalysedProduct, indptr: IndexArray, nnz: int) -> CSR:
     """Return C with room for its entries."""
     import cupy
 

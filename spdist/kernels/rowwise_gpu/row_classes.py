@@ -84,21 +84,21 @@ class RowTuning:
     node_least_rows : int
         Rows below which nodes are not looked for: a warp a row would leave most of the device idle.
     few_slots : int
-        A class joins the next sorted class if its rows times that class's products are at most this: a launch of its
-        own would take longer.
+        A class joins the next sorted class if its rows times the next class's products are at most this: a separate
+        launch would take longer.
     few_rows, few_rows_single_pass : int
-        If all sorted rows are at most this many they join one class; the second applies when one kernel then makes the
-        whole product.
+        If there are at most this many sorted rows, they join one class; the second bound applies if one kernel then
+        makes the whole product.
     few_short_rows : int
-        In place of both when rows have fewer than `joined_slots` products in the mean.
+        Replaces both bounds if rows have fewer than `joined_slots` products in the mean.
     joined_slots : int
-        Mean of the products of rows, rounded up to those of their classes.
+        Mean products of a row, each row counted with the most products of its class.
     few_parts : int
         Rows times parts up to which a class of rows that thread blocks share joins the next.
     single_pass_rows : int
         Rows that a product should have, unless it is small, to be made without being counted first.
     single_pass_share : float
-        Least share of the products, rounded up to those of their classes, in the rows made by the single pass.
+        Least share of all products that the single pass makes, each row counted with the most products of its class.
     single_pass_fill : float
         Least mean share of the slots of the single pass's kernel that these rows fill.
     """
@@ -120,7 +120,7 @@ TUNING = RowTuning()
 
 
 class ClassShare(NamedTuple):
-    """Rows of the class `number`: so many `rows` from place `first` on, in the list of rows by rising class."""
+    """Rows of the class `number`: places ``[first:first + rows)`` in the list of rows by rising class."""
 
     number: int
     first: int
@@ -173,7 +173,7 @@ def _may_join_all(counts: list[int], single_pass: bool, tuning: RowTuning) -> bo
 
 
 def _may_join(rows: int, row_class: RowClass, later: RowClass | None, tuning: RowTuning) -> bool:
-    """Return whether rows of a class take less time with those of the next than in launches of their own."""
+    """Return whether rows of a class take less time in one launch with the next class than in a separate launch."""
     if isinstance(later, SortClass):
         return rows * later.max_products <= tuning.few_slots
     if not isinstance(row_class, RankClass) or not isinstance(later, RankClass):

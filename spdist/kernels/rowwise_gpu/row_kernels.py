@@ -1,4 +1,4 @@
-"""The kernels that multiply rows of C, compiled for one choice of types; and the fact sheet that they fill.
+"""The kernels that multiply rows of C, compiled for one choice of types; and the facts that they report.
 
 Kernels are named here by short names of ours, such as ``"fill 3"``; C++ name expressions stay in this file.
 """
@@ -75,7 +75,9 @@ class RowKernels:
             list(pool.map(lambda loaded: loaded.compile(), modules.values()))
         self._modules.update(modules)
 
-    def launch(self, file: str, name: str, grid: Any, block: int, args: tuple[Any, ...], shared: int = 0) -> None:
+    def launch(
+        self, file: str, name: str, grid: int | tuple[int, int], block: int, args: tuple[Any, ...], shared: int = 0
+    ) -> None:
         """Launch a kernel of `file` by our name for it, on the current stream; the rest as for `Module`."""
         loaded = self._modules.get(file)
         if loaded is None:
@@ -197,7 +199,7 @@ class ProductFacts:
         self.stream.synchronize()
 
     def wait(self) -> None:
-        """Wait for the device, when a kernel has written the facts asked for next to the host."""
+        """Wait for the device; for use if a kernel writes the facts to be read next to the host."""
         self.stream.synchronize()
 
     def __getitem__(self, slot: int) -> int:

@@ -1,4 +1,4 @@
-"""The part of a product on and above a diagonal: operands whose product it is, so that no other products are made."""
+"""The part of a product on and above a diagonal: operands whose product is this part alone."""
 
 from __future__ import annotations
 

@@ -32,13 +32,13 @@ SMALL_ROWS = 1 << 18
 SAMPLE_ROWS = 1 << 12
 """Rows that are counted at least to estimate nnz(C) before a single pass."""
 SAMPLE_MARGIN = 32
-"""C gets room for the estimate from the sample, and one part in so many more."""
+"""C gets room for the sample's estimate plus the estimate divided by this."""
 EXPECTED_MARGIN = 16
-"""C gets room for the caller's estimate, and one part in so many more."""
+"""C gets room for the caller's estimate plus the estimate divided by this."""
 SPARE = 8
-"""C is copied to smaller arrays if more than one part in so many of its room is unused."""
+"""C is copied to smaller arrays if its unused room is more than its room divided by this."""
 LEAST_ROWS = 4
-"""Rows of a thread block of a single pass at least; of small products one."""
+"""Least rows of a thread block of a single pass, unless the product is small."""
 SCRATCH_BYTES = 1 << 16
 """Bytes for facts, and for rounding up of allocations."""
 TASK_BYTES = 64 << 20
@@ -48,7 +48,24 @@ SHARED_BYTES = 160 << 10
 
 
 def long_fits(rows: int, ncols: int) -> bool:
-    """Return whether masks and ranks of `rows` long rows of C fit in `LONG_BYTES`."""
+    """Return whether masks and ranks of long rows of C fit in `LONG_BYTES`.
+
+    Parameters
+    ----------
+    rows : int
+        Long rows.
+    ncols : int
+        Columns of C.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> long_fits(100, 10**6), long_fits(1000, 10**6)
+    (True, False)
+    """
     return rows * ceil_div(ncols, 64) * 12 <= LONG_BYTES
 
 
@@ -58,6 +75,19 @@ def open_parts(held_parts: int, parts: int, rows: int, value_itemsize: int) -> i
     Every part reads all of the row's entries of A, so few large parts take less time, as long as the entries of C that
     all thread blocks add to at a time fit in the L2 cache: smaller values allow larger parts. If there are few rows,
     they are cut into as many parts as rows whose parts hold values.
+
+    Parameters
+    ----------
+    held_parts, parts : int
+        `RankClass.parts` and `RankClass.open_parts`.
+    rows : int
+        Rows of the class.
+    value_itemsize : int
+        Bytes of a value.
+
+    Returns
+    -------
+    int
 
     Examples
     --------
@@ -71,13 +101,47 @@ def rank_parts(parts: int, ncols: int, rows: int, columns: int = PART_COLUMNS) -
     """Return the number of parts of each row of a class: at least `parts`, unless tasks would take too much memory.
 
     Few rows are cut into more parts, so that all of the device is busy; wide rows into parts of `columns` columns.
+
+    Parameters
+    ----------
+    parts : int
+        Parts of each row at least.
+    ncols : int
+        Columns of C.
+    rows : int
+        Rows of the class.
+    columns : int
+        Columns of a part at most, up to `MOST_PARTS` parts.
+
+    Returns
+    -------
+    int
+
+    Examples
+    --------
+    >>> rank_parts(2, 1000, 10_000), rank_parts(2, 1000, 16), rank_parts(2, 2**20, 10_000)
+    (2, 16, 16)
     """
     wanted = max(parts, min(MOST_PARTS, ceil_div(ncols, columns)), min(FEW_TASKS // max(rows, 1), MOST_PARTS))
     return max(1, min(wanted, TASK_BYTES // (24 * max(rows, 1))))
 
 
 def rank_width(ncols: int, parts: int, columns: int = PART_COLUMNS) -> int:
-    """Bound the columns of a part of a row; 0 if the bound is above `columns`, which asks to measure it.
+    """Bound the columns of a part of a row.
+
+    Parameters
+    ----------
+    ncols : int
+        Columns of C.
+    parts : int
+        Parts of each row.
+    columns : int
+        Greatest bound that is of use.
+
+    Returns
+    -------
+    int
+        A multiple of 64; 0 if it were above `columns`: then the parts must be measured.
 
     Examples
     --------
@@ -94,7 +158,7 @@ def rank_count_window(width: int) -> int:
 
 
 def rank_fill_shared(width: int, most_products: int, value_itemsize: int, ordered: bool) -> tuple[int, int, int]:
-    """Return the columns marked at once, the values held at once, and the bytes of shared memory, of `rank_fill`.
+    """Return how `rank_fill` uses shared memory.
 
     Parameters
     ----------
@@ -103,8 +167,18 @@ def rank_fill_shared(width: int, most_products: int, value_itemsize: int, ordere
     most_products : int
         Products of the longest row.
     value_itemsize : int
+        Bytes of a value.
     ordered : bool
         Whether values are held in shared memory and added in the order of A's entries; if not, none are held.
+
+    Returns
+    -------
+    window : int
+        Columns marked at once.
+    capacity : int
+        Values held at once.
+    shared : int
+        Bytes of a thread block.
     """
     window = min(round_up(width, 256), 1 << 19)
     masks = window // 8 + window // 16 + 16
@@ -121,7 +195,7 @@ def node_count_shared(words: int) -> int:
 
 
 def node_fill_shared(words: int, rows: int, most_entries: int, value_itemsize: int) -> tuple[int, int, int]:
-    """Return the entries of each of `rows` rows, and of a single row, that a warp of `node_fill` holds; its bytes.
+    """Return how a warp of `node_fill` uses shared memory.
 
     Parameters
     ----------
@@ -132,9 +206,17 @@ def node_fill_shared(words: int, rows: int, most_entries: int, value_itemsize: i
     most_entries : int
         Entries of the longest row of C.
     value_itemsize : int
+        Bytes of a value.
+
+    Returns
+    -------
+    capacity, most : int
+        Entries held of each of `rows` rows, and of a row that is alone in its node.
+    shared : int
+        Bytes of a warp.
     """
     room = max(64, (24 << 10) // (value_itemsize * rows))
-    unit = max(4, 8 // value_itemsize)  # what follows the values stays aligned
+    unit = max(4, 8 // value_itemsize)  # keeps the arrays after the values aligned
     capacity = round_up(min(most_entries, room), unit)
     values = round_up(value_itemsize * (32 + capacity) * rows, 16)
     most = min(round_up(most_entries, unit), rows * capacity)
