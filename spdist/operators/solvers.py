@@ -243,7 +243,29 @@ def _iterate(
 def conjugate_gradient_loop(
     space: Space, b: Any, x: Any, scale: Any = None, *, rtol: float, maxiter: int, cuda_graph: bool = True
 ) -> tuple[Any, int, float, bool, float, str]:
-    """Return what a `Solution` holds; `scale` times r is the preconditioned r."""
+    """Run conjugate gradients on one part of a system, or on the whole of it.
+
+    Parameters
+    ----------
+    space : Space
+        The matrix, and sums over all parts.
+    b : (n,) array
+        This part's elements of the right-hand side.
+    x : (n,) array
+        This part's elements of the first guess; not changed.
+    scale : (n,) array, optional
+        ``scale * r`` is the preconditioned residual.
+    rtol : float
+        Ends once ``|r| <= rtol |b|``.
+    maxiter : int
+    cuda_graph : bool
+        Whether iterations on a GPU are captured as a CUDA graph.
+
+    Returns
+    -------
+    tuple
+        The fields of `Solution`, in order.
+    """
     begin, x, p, sums = time.perf_counter(), x.copy(), space.x, space.xp.zeros(4)
     update, q = updates_of(p), space.xp.empty_like(b)
     p[...] = x
@@ -273,7 +295,27 @@ def conjugate_gradient_loop(
 def pagerank_loop(
     space: Space, start: Any, *, damping: float, tolerance: float, maxiter: int, cuda_graph: bool = True
 ) -> tuple[Any, int, float, bool, float, str]:
-    """Return what a `Solution` holds."""
+    """Run PageRank on one part of a graph, or on the whole of it.
+
+    Parameters
+    ----------
+    space : Space
+        The matrix that moves ranks along links, and sums over all parts.
+    start : (n,) array
+        This part's first ranks; the ranks of all parts add up to 1.
+    damping : float
+        Chance to follow a link.
+    tolerance : float
+        Ends once ranks change by no more than this in total.
+    maxiter : int
+    cuda_graph : bool
+        Whether iterations on a GPU are captured as a CUDA graph.
+
+    Returns
+    -------
+    tuple
+        The fields of `Solution`, in order.
+    """
     begin, ranks, sums = time.perf_counter(), space.x, space.xp.zeros(2)
     update, moved = updates_of(ranks), space.xp.empty_like(start)
     ranks[...] = start

@@ -253,7 +253,22 @@ def renumbered(a: CSR) -> tuple[CSR, int, int, Any]:
 
 
 def to_csr(before: CSR, after: CSR, product: PreparedSplit) -> CSR:
-    """Put the rows of both, canonical and in host memory, together."""
+    """Join the rows of the GPU and the rows of the host to one matrix.
+
+    Parameters
+    ----------
+    before : CSR
+        The rows before ``product.cut``, canonical and in host memory.
+    after : CSR
+        The other rows, canonical and in host memory; columns numbered as ``product.host`` numbers them.
+    product : PreparedSplit
+        Gives the columns of the rows on the host, and the shape.
+
+    Returns
+    -------
+    CSR
+        In host memory, with columns of the whole matrix.
+    """
     columns = product.low + np.arange(product.high - product.low) if product.columns is None else product.columns
     indices = _on_host(columns)[after.indices].astype(before.indices.dtype)
     return CSR(
@@ -354,7 +369,18 @@ def balance(alone: float, fixed: float, chain: Callable[[float], float]) -> floa
 
 
 def wins(ours: list[float], theirs: list[float]) -> bool:
-    """Whether the upper quartile of our times is below the lower quartile of theirs."""
+    """Whether the upper quartile of our times is below the lower quartile of theirs.
+
+    Parameters
+    ----------
+    ours, theirs : list of float
+        Seconds, two values at least in each.
+
+    Examples
+    --------
+    >>> wins([1.0, 1.1, 1.2], [2.0, 2.1, 2.2])
+    True
+    """
     return statistics.quantiles(ours, n=4)[2] < statistics.quantiles(theirs, n=4)[0]
 
 

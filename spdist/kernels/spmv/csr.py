@@ -31,7 +31,13 @@ Width = Literal[1, 2, 4, 8, 16, 32]
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Return the name expressions to compile from each .cu file.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
+    """
     vectors = VECTORS.get(value, (value,))
     return {FILE: tuple(_name(value, vector, index, pointer, width) for vector in vectors for width in WIDTHS)}
 
@@ -41,12 +47,12 @@ def _name(value: str, vector: str, index: str, pointer: str, width: int) -> str:
 
 
 def row_width(nrows: int, nnz: int) -> int:
-    """Return how many lanes share a row of this mean length: about four entries a lane, at most 32 lanes.
+    """Return how many lanes share a row: about four entries a lane, at most 32 lanes.
 
-    Examples
-    --------
-    >>> row_width(1000, 5000), row_width(1000, 10**6)
-    (2, 32)
+    Parameters
+    ----------
+    nrows, nnz : int
+        Rows and entries of the matrix, whose quotient is the mean length of a row.
     """
     mean = nnz / max(nrows, 1)
     return max((width for width in WIDTHS if 2.5 * width <= mean), default=1)

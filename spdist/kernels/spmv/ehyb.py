@@ -304,7 +304,13 @@ def _cut(starts: Any, ends: Any) -> tuple[Any, Any, Any]:
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Return the name expressions to compile from each .cu file.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
+    """
     vectors = VECTORS.get(value, (value,))
     names = [f"ehyb_count<{index}, {pointer}>", f"ehyb_fill<{value}, {value}, {index}, {pointer}>"]
     products = (_multiply_name(value, vector, alone) for vector in vectors for alone in (True, False))
@@ -317,7 +323,16 @@ def _multiply_name(value: str, vector: str, alone: bool) -> str:
 
 
 def multiply(a: Ehyb, x: Any, out: Any = None) -> Any:
-    """Return ``a @ x``; x is (nrows,) or (nrows, k) in C order, on the GPU, columns multiplied one by one."""
+    """Return ``a @ x``.
+
+    Parameters
+    ----------
+    a : Ehyb
+    x : (nrows,) or (nrows, k)
+        On the GPU, in C order; columns are multiplied one by one.
+    out : (nrows,) or (nrows, k), optional
+        Takes the result.
+    """
     import cupy
 
     y = cupy.empty(x.shape, x.dtype) if out is None else out
@@ -350,12 +365,26 @@ def permuted(a: Ehyb) -> Ehyb:
 
 
 def permute(a: Ehyb, x: Any) -> Any:
-    """Return the rows of x in the order of the parts of `a`, which has its order still."""
+    """Return the rows of x in the order of the parts of `a`.
+
+    Parameters
+    ----------
+    a : Ehyb
+    x : (nrows,) or (nrows, k)
+        On the GPU, in the order of the caller.
+    """
     return x[a.order]
 
 
 def unpermute(a: Ehyb, x: Any) -> Any:
-    """Return the rows of x, which are in the order of the parts of `a`, where the caller has them."""
+    """Return the rows of x in the order of the caller; undoes `permute`.
+
+    Parameters
+    ----------
+    a : Ehyb
+    x : (nrows,) or (nrows, k)
+        On the GPU, in the order of the parts of `a`.
+    """
     import cupy
 
     out = cupy.empty_like(x)

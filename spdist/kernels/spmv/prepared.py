@@ -210,7 +210,20 @@ def _with_rows(m: Sell, order: Any) -> Sell:
 
 
 def to_arrays(value: Any, prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a prepared matrix into its arrays and its other attributes, by dotted names."""
+    """Split a prepared matrix into its arrays and its other attributes, by dotted names.
+
+    Parameters
+    ----------
+    value : object
+        A prepared matrix, or a dataclass inside of one.
+    prefix : str
+        Put before each name.
+
+    Returns
+    -------
+    arrays, facts : dict, dict
+        By name: the arrays, and the other attributes, which JSON can hold.
+    """
     arrays: dict[str, Any] = {}
     facts: dict[str, Any] = {}
     for field in fields(value):
@@ -228,6 +241,15 @@ def to_arrays(value: Any, prefix: str = "") -> tuple[dict[str, Any], dict[str, A
 
 def from_arrays(kind: type[Any], arrays: dict[str, Any], facts: dict[str, Any], prefix: str = "") -> Any:
     """Put a prepared matrix together from the results of `to_arrays`.
+
+    Parameters
+    ----------
+    kind : type
+        The class to make.
+    arrays, facts : dict
+        As `to_arrays` returns them.
+    prefix : str
+        Stands before each name.
 
     Raises
     ------

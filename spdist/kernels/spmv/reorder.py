@@ -28,7 +28,13 @@ NULL = np.intp(0)
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Return the name expressions to compile from each .cu file.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
+    """
     return {FILE: (*_level_names(index, pointer), f"reorder_rows<{value}, {index}, {pointer}>")}
 
 

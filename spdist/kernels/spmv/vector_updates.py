@@ -52,7 +52,15 @@ class Updates(Protocol):
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Return the name expressions to compile from each .cu file.
+
+    Parameters
+    ----------
+    value : str
+        C type of the vectors' elements: ``"double"``.
+    index, pointer : str
+        Not used: vectors have no indices.
+    """
     kernels = ("dot", "advance", "turn") if value.startswith("Complex") else ("dot", "advance", "turn", "settle")
     return {FILE: tuple(f"update_{kernel}<{value}>" for kernel in kernels)}
 

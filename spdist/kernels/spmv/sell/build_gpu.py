@@ -47,7 +47,13 @@ LARGE = 1 << 23
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Return the name expressions to compile from each .cu file.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
+    """
     names = [*placing(index, pointer), f"sell_copy<{value}, {value}, {index}>"]
     names += [f"sell_analyse<{index}, {pointer}, {b}>" for b in (1, *BLOCKS)]
     names += [f"sell_fill<{value}, {value}, {index}, {pointer}, {b}>" for b in (1, *BLOCKS)]
@@ -55,7 +61,13 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
 
 
 def placing(index: str, pointer: str) -> tuple[str, ...]:
-    """Return the name expressions of kernels that know no values: small, they are compiled together."""
+    """Return the name expressions of the kernels that read no values: they are small and compiled together.
+
+    Parameters
+    ----------
+    index, pointer : str
+        C types of column indices and row offsets.
+    """
     names = (f"sell_{step}<{pointer}>" for step in ("part", "sort", "keys"))
     return f"sell_survey<{index}, {pointer}>", *names, "sell_cut", "sell_starts"
 

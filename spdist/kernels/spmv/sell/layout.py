@@ -96,7 +96,20 @@ def _slots(lengths: Any, height: int) -> int:
 
 
 def sort_by_length(lengths: Any, sigma: int) -> Any:
-    """Return the order that puts long rows first in each window of `sigma` rows, equal ones as they were."""
+    """Return the order that puts long rows first in each window of `sigma` rows, equal ones as they were.
+
+    Parameters
+    ----------
+    lengths : (n,) int
+        Entries of each row.
+    sigma : int
+        Rows of a window.
+
+    Returns
+    -------
+    (n,) int
+        Row at each position.
+    """
     xp = module_of(lengths)
     most = int(lengths.max()) if len(lengths) else 0
     key = most - lengths.astype(np.int64)
@@ -200,6 +213,14 @@ def cut_long_rows(counts: IndexArray, nnz: int) -> tuple[IndexArray, IndexArray,
 
 
 def no_long_rows(xp: Any, dtype: np.dtype[Any]) -> tuple[Any, ...]:
-    """Return the arrays of no rows that stay in CSR."""
+    """Return the arrays of `Sell` that hold rows in CSR, for a matrix without such rows.
+
+    Parameters
+    ----------
+    xp : module
+        NumPy or CuPy.
+    dtype : dtype
+        Dtype of the stored values.
+    """
     empty, zero = xp.empty(0, np.int32), xp.zeros(1, np.int64)
     return empty, zero, empty, xp.empty(0, dtype), zero, zero.view(np.int32)[:1]

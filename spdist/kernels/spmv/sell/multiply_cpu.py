@@ -149,7 +149,18 @@ def multiply_piece_columns(zero: Any, start: Any, stop: Any, pieces: Any, indice
 
 
 def multiply(a: Sell, x: ValueArray, out: Any, threads: int) -> ValueArray:
-    """Return ``a @ x``; see `sell.multiply`."""
+    """Return ``a @ x`` on the CPU.
+
+    Parameters
+    ----------
+    a : Sell
+    x : (ncols,) or (ncols, k)
+        C order, of the dtype in which products are summed.
+    out : (nrows,) or (nrows, k) or None
+        Takes the result.
+    threads : int
+        Most threads; small matrices take one.
+    """
     y = np.zeros((a.shape[0], *x.shape[1:]), x.dtype) if out is None else out
     threads = threads if a.nnz * (x.shape[1] if x.ndim == 2 else 1) >= PARALLEL_ENTRIES else 1
     zero = x.dtype.type(0)

@@ -69,7 +69,19 @@ def build(
 
 
 def long_rows(a: CSR, dtype: np.dtype[Any]) -> Sell:
-    """Return only the rows that stay in CSR, for products that write the others themselves."""
+    """Return only the rows that stay in CSR, for products that write the others themselves.
+
+    Parameters
+    ----------
+    a : CSR
+    dtype : dtype
+        Dtype of the stored values.
+
+    Returns
+    -------
+    Sell
+        Without SELL chunks.
+    """
     xp = module_of(a.data)
     none = (xp.empty((0, 4), np.int64), *(xp.empty(0, kind) for kind in (dtype, np.int32, np.uint16)))
     parts: tuple[Any, ...] = (*none, None, *_builder(a, LANES, 0, 1).long_rows(dtype))
