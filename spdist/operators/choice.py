@@ -258,7 +258,7 @@ def cpu_seconds(matrix: PreparedMatrix, m: CSR, dtype: np.dtype[Any], threads: i
 
 
 def gpu_seconds(matrix: PreparedMatrix, m: CSR, dtype: np.dtype[Any], threads: int) -> float:
-    """Return the mean seconds of several products on the GPU, without launch times if a CUDA graph can hold the products.
+    """Return the mean seconds of a product on the GPU, without launch times if a CUDA graph can hold the product.
 
     Parameters
     ----------

@@ -48,7 +48,14 @@ STRIDE = np.uintp(32)
 
 @part
 def sift_down(heap: Any, root: Any, n: Any, value: Any) -> None:
-    """Put `value` at `root` or below it, so that the first `n` values are a heap again, smallest first."""
+    """Put `value` at `root` or below it, so that the first `n` values are a heap again, smallest first.
+
+    Parameters
+    ----------
+    heap : (n,) array
+    root, n : int
+    value : number
+    """
     child = np.uintp(2) * root + np.uintp(1)
     while child < n:
         if child + np.uintp(1) < n and heap[child + np.uintp(1)] < heap[child]:
@@ -134,7 +141,15 @@ def finish_row(row: Any, n: Any, number: Any, rows: Any, columns: Any, function:
 
 @inlined
 def norm_of(values: Any, n: Any, norm: Any) -> Any:
-    """Return the norm of the first `n` values."""
+    """Return the norm of the first `n` values.
+
+    Parameters
+    ----------
+    values : array
+    n : int
+    norm : {1, 2, 3}
+        1 more than the position in `product_spec.NORMS`.
+    """
     size = 0.0
     for t in range(n):
         value = abs(values[t])
@@ -147,6 +162,17 @@ def keep_row(row: Any, n: Any, selection: Selection | None, c: RowsOut, at: Any)
     """Copy the entries to keep of the `n` entries of a row to C from place `at` on; return the next place.
 
     Places from the capacity on are counted, but all written to one spare entry.
+
+    Parameters
+    ----------
+    row : RowsOut
+        The finished row, from place 0 on.
+    n : int
+        Entries of the row.
+    selection : Selection or None
+        None keeps all entries.
+    c : RowsOut
+    at : int
     """
     if selection is None:
         fits = at + n <= c.capacity
@@ -186,6 +212,16 @@ def make_dense(
     """Make a row whose `columns` columns from `first` on fit the window; return how many values are at least `least`.
 
     Pre: `least` is above the semiring's zero; all totals are zero, before and after.
+
+    Parameters
+    ----------
+    a, b, row, forbidden, c, ring
+        As for `make_row`.
+    first, columns : int
+    least : number
+        Smallest value to keep.
+    totals : array
+        The totals of a `Window`.
     """
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
         k, value = np.uintp(a.indices[p]), a.data[p]
@@ -198,7 +234,21 @@ def make_dense(
 
 @inlined
 def scan(totals: Any, first: Any, columns: Any, least: Any, c: RowsOut, zero: Any) -> Any:
-    """Move the totals that are at least `least` to C from place 0 on, and clear all; return how many there are."""
+    """Move the totals that are at least `least` to C from place 0 on, and clear all; return how many there are.
+
+    Parameters
+    ----------
+    totals : array
+        Of `columns` columns, rounded up to `STRIDE`.
+    first : int
+        Column of ``totals[0]``.
+    columns : int
+    least : number
+        Smallest value to keep; above `zero`.
+    c : RowsOut
+    zero : number
+        The semiring's zero.
+    """
     at = np.uintp(0)
     for t in range(np.uintp(0), columns, STRIDE):
         reach = np.uint8(0)
@@ -230,6 +280,23 @@ def make_row(
     """Make one row of C from place 0 on, without its forbidden columns; return its entries.
 
     Values that `selection` leaves out anyway may be missing.
+
+    Parameters
+    ----------
+    a : CsrArrays
+    b : RowRanges
+    row : int
+        Row of A.
+    forbidden : ForbiddenMask or None
+        The mask that the row is kept out of.
+    selection : Selection or None
+    work : Workspace
+    c : RowsOut
+        Room for the whole row.
+    ring : Semiring or None
+        None for plus and times.
+    wide : None or True
+        None if C has at most `WINDOW` columns.
     """
     extent = row_extent(a, b, row)
     none = np.uintp(0)
@@ -265,6 +332,11 @@ def make_without_forbidden(
 
     Looking up a product in the mask costs more than adding it. If the mask's row is far shorter than the products, the
     row is made whole, and its forbidden entries are dropped afterwards.
+
+    Parameters
+    ----------
+    a, b, row, forbidden, selection, work, c, ring, wide
+        As for `make_row`; `forbidden` is a mask.
     """
     start, stop = np.uintp(forbidden.indptr[row]), np.uintp(forbidden.indptr[row + np.uintp(1)])
     if MASK_GAIN * (stop - start) > np.uintp(row_extent(a, b, row)[0]):

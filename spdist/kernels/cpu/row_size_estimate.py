@@ -23,7 +23,19 @@ SAMPLES = 8
 
 @compiled
 def least_of_rows(indptr: Any, indices: Any, start: int, least: Any, out: Any) -> None:
-    """Lower ``out[start + i]`` to the numbers ``least[k]`` of all columns k of row i; both of shape (n, SAMPLES)."""
+    """Lower the numbers of each row to the minima of the numbers of its columns.
+
+    Parameters
+    ----------
+    indptr, indices
+        CSR arrays of some rows.
+    start : int
+        Number of the first of these rows in `out`.
+    least : (ncols, SAMPLES) float32
+        Numbers of the columns.
+    out : (nrows, SAMPLES) float32
+        Numbers of the rows; changed.
+    """
     for row in range(len(indptr) - 1):
         at = np.uintp(start + row)
         for p in range(np.uintp(indptr[row]), np.uintp(indptr[row + 1])):
@@ -34,7 +46,19 @@ def least_of_rows(indptr: Any, indices: Any, start: int, least: Any, out: Any) -
 
 @compiled
 def least_of_columns(indptr: Any, indices: Any, start: int, least: Any, out: Any) -> None:
-    """Lower ``out[k]`` to the numbers ``least[start + i]`` of all rows i that have column k."""
+    """Lower the numbers of each column to the minima of the numbers of its rows.
+
+    Parameters
+    ----------
+    indptr, indices
+        CSR arrays of some rows.
+    start : int
+        Number of the first of these rows in `least`.
+    least : (nrows, SAMPLES) float32
+        Numbers of the rows.
+    out : (ncols, SAMPLES) float32
+        Numbers of the columns; changed.
+    """
     for row in range(len(indptr) - 1):
         at = np.uintp(start + row)
         for p in range(np.uintp(indptr[row]), np.uintp(indptr[row + 1])):

@@ -28,9 +28,9 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 def in_parallel(work: Callable[[int, int], None], ends: IndexArray, threads: int) -> None:
     """Call ``work(start, stop)`` for ranges of about equal weight, on several threads.
 
-    If ranges are not too small, there are more of them than threads, and threads take them one by one: on a machine with
-    other users one core may do twice the work of another. The caller takes part. It does not wait for a thread that has
-    not begun when no range is left.
+    If ranges are not too small, there are more of them than threads, and threads take them one by one: on a machine
+    with other users one core may do twice the work of another. The caller takes part. It does not wait for a thread
+    that has not begun when no range is left.
 
     Parameters
     ----------

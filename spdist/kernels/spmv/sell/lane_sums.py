@@ -95,7 +95,27 @@ def _sum_loop(context: Any, builder: Any, signature: Any, args: Any, products: A
 @instruction
 def sum_entries(typing: Any, groups: Any, sums: Any, y: Any, place: Any, slots: Any, values: Any, at: Any, index: Any,
                 to: Any, bases: Any, base_at: Any, based: Any, x: Any) -> Any:  # fmt: skip
-    """Write the sums of all lanes over slots without padding; each column is an offset where `based`."""
+    """Write the sums of all lanes over the first slots of a chunk, which hold no padding.
+
+    Parameters
+    ----------
+    groups : tuple
+        As long as the chunk has groups of `GROUP` lanes.
+    sums : (lanes,) float
+        Takes the sums if `place` is -1.
+    y : (nrows,) float
+        Takes the sums from `place` on otherwise.
+    place, slots : int
+    values, at
+        Values of all chunks, and the first of this chunk.
+    index, to
+        Columns or offsets of all chunks, and the first of this chunk.
+    bases, base_at
+        Base of each slot, and the first of this chunk.
+    based : bool
+        Whether `index` holds offsets from the bases.
+    x : (ncols,) float
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(64)
@@ -134,7 +154,17 @@ def sum_entries(typing: Any, groups: Any, sums: Any, y: Any, place: Any, slots: 
 @instruction
 def sum_diagonals(typing: Any, groups: Any, sums: Any, y: Any, place: Any, slots: Any, values: Any, at: Any, wide: Any,
                   to: Any, first: Any, x: Any) -> Any:  # fmt: skip
-    """Write the sums of all lanes over pieces of diagonals; lanes that have none are not read."""
+    """Write the sums of all lanes over a chunk of diagonals; elements of x for lanes without an entry are not read.
+
+    Parameters
+    ----------
+    groups, sums, y, place, slots, values, at, x
+        As for `sum_entries`.
+    wide, to
+        A diagonal and a mask of lanes for each slot of all chunks, and the first of this chunk.
+    first : int
+        The chunk's first row.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(64)
