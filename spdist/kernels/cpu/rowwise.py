@@ -179,14 +179,9 @@ def prefetch_rows(a: CsrArrays, b: RowRanges, row: Any, stop: Any) -> None:
 
 @inlined
 def accumulate(
-    a: CsrArrays,
-    b: RowRanges,
-    row: Any,
-    first: Any,
-    window: Window,
-    ring: Semiring | None,
+    a: CsrArrays, b: RowRanges, row: Any, first: Any, window: Window, ring: Semiring | None,
     forbidden: ForbiddenMask | None,
-) -> None:
+) -> None:  # fmt: skip
     """Add a row's products to the window, whose first column is `first`; all of them must fall into it."""
     totals, hits, hits64 = window
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
@@ -202,15 +197,9 @@ def accumulate(
 
 @part
 def accumulate_strip(
-    a: CsrArrays,
-    b: RowRanges,
-    row: Any,
-    first: Any,
-    end: Any,
-    window: Window,
-    ring: Semiring | None,
+    a: CsrArrays, b: RowRanges, row: Any, first: Any, end: Any, window: Window, ring: Semiring | None,
     forbidden: ForbiddenMask | None,
-) -> None:
+) -> None:  # fmt: skip
     """Add a row's products with columns in ``[first, end)`` to the window."""
     totals, hits, hits64 = window
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
@@ -231,6 +220,16 @@ def gather(window: Window, first: Any, columns: Any, c: RowsOut, at: Any, ring: 
     """Move the window's entries to C from place `at` on, in order of columns, and clear it; return the next place.
 
     Places from the capacity on are counted, but all written to one spare entry.
+
+    Parameters
+    ----------
+    window : Window
+    first, columns : int
+        The window's first column, and number of its columns.
+    c : RowsOut
+    at : int
+        First place in C.
+    ring : Semiring or None
     """
     totals, hits, hits64 = window
     for t in range(np.uintp(0), (columns + np.uintp(63)) >> np.uintp(6), np.uintp(64)):
@@ -281,19 +280,19 @@ def copy_row(
 
 @inlined
 def expand_small(
-    a: CsrArrays,
-    b: RowRanges,
-    row: Any,
-    extent: Any,
-    batch: Batch,
-    count: Any,
-    slot: Any,
-    ring: Semiring | None,
+    a: CsrArrays, b: RowRanges, row: Any, extent: Any, batch: Batch, count: Any, slot: Any, ring: Semiring | None,
     forbidden: ForbiddenMask | None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Expand a small row into the batch as its row number `count`, from `slot` on; return the next free slot.
 
     A key is column and place, so keys differ and equal columns keep their order.
+
+    Parameters
+    ----------
+    a, b, row, extent, ring, forbidden
+        As for `multiply_row`.
+    batch : Batch
+    count, slot : int
     """
     keys, values, sizes, firsts = batch.keys, batch.values, batch.sizes, batch.firsts
     first, n = np.uintp(extent[1]), np.uintp(extent[0])
@@ -341,6 +340,13 @@ def flush_batch(batch: Batch, rows: Any, c: RowsOut, row: Any, at: Any, ring: Se
     """Sort and sum a batch of `rows` rows into C, whose first is `row`, from place `at` on.
 
     Return the next place and how many rows fit; if not all fit, the place counts the first that did not fit as well.
+
+    Parameters
+    ----------
+    batch : Batch
+    rows, row, at : int
+    c : RowsOut
+    ring : Semiring or None
     """
     _, ordered, values, sizes, firsts, ends = batch
     n = sort_batch(batch, rows)
@@ -373,15 +379,9 @@ def flush_batch(batch: Batch, rows: Any, c: RowsOut, row: Any, at: Any, ring: Se
 
 @part
 def expand_strip(
-    a: CsrArrays,
-    b: RowRanges,
-    row: Any,
-    first: Any,
-    end: Any,
-    sorting: SortBuffers,
-    ring: Semiring | None,
+    a: CsrArrays, b: RowRanges, row: Any, first: Any, end: Any, sorting: SortBuffers, ring: Semiring | None,
     forbidden: ForbiddenMask | None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Expand a row's products with columns in ``[first, end)``; return how many, or more than fit if they do not."""
     keys, values = sorting.keys, sorting.values
     n = np.uintp(0)
@@ -484,7 +484,20 @@ def multiply_row(
     a: CsrArrays, b: RowRanges, row: Any, extent: Any, work: Workspace, c: RowsOut, at: Any, ring: Semiring | None,
     forbidden: ForbiddenMask | None, wide: bool | None,
 ) -> Any:  # fmt: skip
-    """Make one row, without the columns in `forbidden`, by the method that suits it; return the next place in C."""
+    """Make one row, without the columns in `forbidden`, by the method that suits it; return the next place in C.
+
+    Parameters
+    ----------
+    a, b, work, c, ring, wide
+        As for `multiply_rows`.
+    row : int
+        Row of A.
+    extent : tuple of int
+        As `row_extent` returns it.
+    at : int
+        First place in C.
+    forbidden : ForbiddenMask or None
+    """
     products, low, high, parts = extent
     if parts == 1:
         return copy_row(a, b, row, c, at, ring, forbidden)
@@ -572,9 +585,13 @@ def multiply_rows(
 
 @compiled
 def slice_stop(a_indptr: Any, a_indices: Any, b_indptr: Any, start: int, stop: int, most: int) -> Any:
-    """Return the end of the longest run of rows from `start` with at most `most` products (one row at least).
+    """Return the end of the longest run of rows with at most `most` products, at least one row, and its products.
 
-    Also return the run's products.
+    Parameters
+    ----------
+    a_indptr, a_indices, b_indptr
+        CSR arrays of A and of B.
+    start, stop, most : int
     """
     products = np.int64(0)
     for row in range(np.uintp(start), np.uintp(stop)):

@@ -135,7 +135,7 @@ def fused_workspace(
 
 
 def cast_bytes(nnz: int, itemsize: int, wanted_itemsize: int) -> int:
-    """Return the bytes of a copy of an operand's values or indices in another dtype; 0 if the items have that size already.
+    """Return the bytes of a copy of an operand's values or indices; 0 if the items have the wanted size.
 
     Parameters
     ----------

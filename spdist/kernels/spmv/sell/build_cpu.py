@@ -359,7 +359,7 @@ def fill_entries(lanes: Any, threads: Any, block: Any, chunk: Any, indices: Any,
 def fill(start: Any, stop: Any, lanes: Any, block: Any, indptr: Any, indices: Any, data: Any, rows: Any, owners: Any,
          shared: Any, chunks: Any, values: Any, wide: Any, narrow: Any, bases: Any, differ: Any, cursor: Any,
          end: Any) -> None:  # fmt: skip
-    """Write values and indices of those chunks in ``[start, stop)`` that own their indices, or of those that share them.
+    """Write values and indices of the chunks in ``[start, stop)`` that own their indices, or that share them.
 
     Parameters
     ----------
