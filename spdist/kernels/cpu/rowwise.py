@@ -286,13 +286,6 @@ def expand_small(
     """Expand a small row into the batch as its row number `count`, from `slot` on; return the next free slot.
 
     A key is column and place, so keys differ and equal columns keep their order.
-
-    Parameters
-    ----------
-    a, b, row, extent, ring, forbidden
-        As for `multiply_row`.
-    batch : Batch
-    count, slot : int
     """
     keys, values, sizes, firsts = batch.keys, batch.values, batch.sizes, batch.firsts
     first, n = np.uintp(extent[1]), np.uintp(extent[0])
