@@ -18,6 +18,7 @@ import scipy.sparse as sp
 from spdist.errors import InputError, MatrixError
 from spdist.inmemory import cupy_operands
 from spdist.kernels.cuda.cuda_graph import Steps
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.vector_updates import BEFORE, CHANGED, KEPT, PQ, RR, RZ, updates_of
 from spdist.matrices.dtypes import module_of
 from spdist.operators.operator import Operator
@@ -60,21 +61,21 @@ class Space(Protocol):
     xp: Any
     x: Any
 
-    def matvec(self, x: Any, out: Any = None) -> Any:
+    def matvec(self, x: DeviceArray, out: DeviceArray | None = None) -> Any:
         """Return ``A @ x``, in `out` where that is given."""
 
-    def total(self, values: Any) -> Any:
+    def total(self, values: DeviceArray) -> Any:
         """Set values to their sums over all parts; return them."""
 
 
 class _Whole:
     """The space of an operator that is not cut."""
 
-    def __init__(self, a: Operator, like: Any) -> None:
+    def __init__(self, a: Operator, like: DeviceArray) -> None:
         self.xp, self.matvec = module_of(like), a.matvec
         self.x = self.xp.zeros(a.shape[1], a.dtype)
 
-    def total(self, values: Any) -> Any:
+    def total(self, values: DeviceArray) -> Any:
         """Return the values: there is one part."""
         return values
 
@@ -205,7 +206,7 @@ def _followed(links: Any) -> Any:
     return library.csr_matrix((library.diags(shares.astype(m.dtype)) @ m).T)
 
 
-def _on(a: Operator | PartitionedOperator, loop: Any, *vectors: Any, **options: Any) -> Solution:
+def _on(a: Operator | PartitionedOperator, loop: Callable[..., Any], *vectors: Any, **options: Any) -> Solution:
     """Run a loop where the matrix is."""
     if not isinstance(a, PartitionedOperator):
         return Solution(*loop(_Whole(a, vectors[0]), *vectors, **options))
@@ -213,7 +214,7 @@ def _on(a: Operator | PartitionedOperator, loop: Any, *vectors: Any, **options: 
     return Solution(a.whole([end[0] for end in ends]), *ends[0][1:])
 
 
-def _back_on_host(part: Any, *vectors: Any, loop: Any, **options: Any) -> tuple[Any, ...]:
+def _back_on_host(part: Space, *vectors: Any, loop: Callable[..., Any], **options: Any) -> tuple[Any, ...]:
     """Run a loop on one of the workers; its vector goes to the driver."""
     x, *facts = loop(part, *vectors, **options)
     return on_host(x), *facts
@@ -241,8 +242,9 @@ def _iterate(
 
 
 def conjugate_gradient_loop(
-    space: Space, b: Any, x: Any, scale: Any = None, *, rtol: float, maxiter: int, cuda_graph: bool = True
-) -> tuple[Any, int, float, bool, float, str]:
+    space: Space, b: DeviceArray, x: DeviceArray, scale: DeviceArray | None = None, *, rtol: float, maxiter: int,
+    cuda_graph: bool = True,
+) -> tuple[Any, int, float, bool, float, str]:  # fmt: skip
     """Run conjugate gradients on one part of a system, or on the whole of it.
 
     Parameters
@@ -293,7 +295,7 @@ def conjugate_gradient_loop(
 
 
 def pagerank_loop(
-    space: Space, start: Any, *, damping: float, tolerance: float, maxiter: int, cuda_graph: bool = True
+    space: Space, start: DeviceArray, *, damping: float, tolerance: float, maxiter: int, cuda_graph: bool = True
 ) -> tuple[Any, int, float, bool, float, str]:
     """Run PageRank on one part of a graph, or on the whole of it.
 

@@ -10,6 +10,7 @@ were hit: the other columns hold zero, and the scan for values that reach the th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from spdist.kernels.cpu.rowwise import (
 )
 from spdist.kernels.cpu.workspace import WINDOW
 from spdist.kernels.semirings import Semiring
+from spdist.matrices.dtypes import ValueArray
 
 DENSE_SPAN = 8
 """Columns per product up to which scanning all columns of a row is quicker than marking those that were hit."""
@@ -47,7 +49,7 @@ STRIDE = np.uintp(32)
 
 
 @part
-def sift_down(heap: Any, root: Any, n: Any, value: Any) -> None:
+def sift_down(heap: ValueArray, root: np.uintp, n: np.uintp, value: Any) -> None:
     """Put `value` at `root` or below it, so that the first `n` values are a heap again, smallest first.
 
     Parameters
@@ -68,7 +70,7 @@ def sift_down(heap: Any, root: Any, n: Any, value: Any) -> None:
 
 
 @part
-def find_cut(values: Any, n: Any, least: Any, top: Any, heap: Any) -> Any:
+def find_cut(values: ValueArray, n: np.uintp, least: Any, top: int, heap: ValueArray) -> Any:
     """Return the smallest of the first `n` values to keep, and how many entries equal to it to keep.
 
     Parameters
@@ -104,7 +106,10 @@ def find_cut(values: Any, n: Any, least: Any, top: Any, heap: Any) -> Any:
 
 
 @part
-def finish_row(row: Any, n: Any, number: Any, rows: Any, columns: Any, function: Any, norm: Any, drop: Any) -> Any:
+def finish_row(
+    row: RowsOut, n: np.uintp, number: int, rows: ValueArray | None, columns: ValueArray | None,
+    function: Callable[[Any], Any] | None, norm: int, drop: bool,
+) -> Any:  # fmt: skip
     """Scale, map and normalise the `n` values of a row in place, and drop zeros; return how many entries are left.
 
     Parameters
@@ -140,7 +145,7 @@ def finish_row(row: Any, n: Any, number: Any, rows: Any, columns: Any, function:
 
 
 @inlined
-def norm_of(values: Any, n: Any, norm: Any) -> Any:
+def norm_of(values: ValueArray, n: np.uintp, norm: int) -> Any:
     """Return the norm of the first `n` values.
 
     Parameters
@@ -158,7 +163,7 @@ def norm_of(values: Any, n: Any, norm: Any) -> Any:
 
 
 @part
-def keep_row(row: Any, n: Any, selection: Selection | None, c: RowsOut, at: Any) -> Any:
+def keep_row(row: RowsOut, n: np.uintp, selection: Selection | None, c: RowsOut, at: np.uintp) -> Any:
     """Copy the entries to keep of the `n` entries of a row to C from place `at` on; return the next place.
 
     Places from the capacity on are counted, but all written to one spare entry.
@@ -198,17 +203,9 @@ def keep_row(row: Any, n: Any, selection: Selection | None, c: RowsOut, at: Any)
 
 @part
 def make_dense(
-    a: CsrArrays,
-    b: RowRanges,
-    row: Any,
-    first: Any,
-    columns: Any,
-    forbidden: ForbiddenMask | None,
-    least: Any,
-    totals: Any,
-    c: RowsOut,
-    ring: Semiring | None,
-) -> Any:
+    a: CsrArrays, b: RowRanges, row: int, first: np.uintp, columns: np.uintp, forbidden: ForbiddenMask | None,
+    least: Any, totals: ValueArray, c: RowsOut, ring: Semiring | None,
+) -> Any:  # fmt: skip
     """Make a row whose `columns` columns from `first` on fit the window; return how many values are at least `least`.
 
     Pre: `least` is above the semiring's zero; all totals are zero, before and after.
@@ -233,7 +230,7 @@ def make_dense(
 
 
 @inlined
-def scan(totals: Any, first: Any, columns: Any, least: Any, c: RowsOut, zero: Any) -> Any:
+def scan(totals: ValueArray, first: np.uintp, columns: np.uintp, least: Any, c: RowsOut, zero: Any) -> Any:
     """Move the totals that are at least `least` to C from place 0 on, and clear all; return how many there are.
 
     Parameters
@@ -267,16 +264,9 @@ def scan(totals: Any, first: Any, columns: Any, least: Any, c: RowsOut, zero: An
 
 @part
 def make_row(
-    a: CsrArrays,
-    b: RowRanges,
-    row: Any,
-    forbidden: ForbiddenMask | None,
-    selection: Selection | None,
-    work: Workspace,
-    c: RowsOut,
-    ring: Semiring | None,
-    wide: bool | None,
-) -> Any:
+    a: CsrArrays, b: RowRanges, row: int, forbidden: ForbiddenMask | None, selection: Selection | None, work: Workspace,
+    c: RowsOut, ring: Semiring | None, wide: bool | None,
+) -> Any:  # fmt: skip
     """Make one row of C from place 0 on, without its forbidden columns; return its entries.
 
     Values that `selection` leaves out anyway may be missing.
@@ -318,16 +308,9 @@ def make_row(
 
 @part
 def make_without_forbidden(
-    a: CsrArrays,
-    b: RowRanges,
-    row: Any,
-    forbidden: ForbiddenMask,
-    selection: Selection | None,
-    work: Workspace,
-    c: RowsOut,
-    ring: Semiring | None,
-    wide: bool | None,
-) -> Any:
+    a: CsrArrays, b: RowRanges, row: int, forbidden: ForbiddenMask, selection: Selection | None, work: Workspace,
+    c: RowsOut, ring: Semiring | None, wide: bool | None,
+) -> Any:  # fmt: skip
     """Make one row of C from place 0 on, without its forbidden columns; return its entries.
 
     Looking up a product in the mask costs more than adding it. If the mask's row is far shorter than the products, the

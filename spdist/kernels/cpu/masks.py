@@ -17,10 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from spdist.kernels.cpu.arrays import AllowedMask, CsrArrays, ForbiddenMask, RowRanges, RowsOut, Window, Workspace
+from spdist.kernels.cpu.arrays import (
+    AllowedMask,
+    Bytes,
+    CsrArrays,
+    ForbiddenMask,
+    RowRanges,
+    RowsOut,
+    Window,
+    Workspace,
+)
 from spdist.kernels.cpu.numba_compile import add_product, inlined, part, zero_of
 from spdist.kernels.cpu.workspace import TABLE_SLOTS, WINDOW
 from spdist.kernels.semirings import Semiring
+from spdist.matrices.dtypes import IndexArray, ValueArray
 
 EMPTY = -1
 ALLOWED = 1
@@ -32,7 +42,7 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @inlined
-def first_slot(column: Any, shift: Any) -> Any:
+def first_slot(column: np.uintp, shift: np.uint64) -> Any:
     """Return where the search for a column starts.
 
     Parameters
@@ -45,7 +55,7 @@ def first_slot(column: Any, shift: Any) -> Any:
 
 
 @part
-def fill_table(keys: Any, places: Any, columns: Any, start: Any, stop: Any) -> Any:
+def fill_table(keys: IndexArray, places: IndexArray, columns: IndexArray, start: np.uintp, stop: np.uintp) -> Any:
     """Enter a row of a mask into a hash table; return the shift of the hash.
 
     The table uses only as many slots as the row needs, at least `TABLE_SLOTS` for each column, so that clearing it
@@ -76,7 +86,7 @@ def fill_table(keys: Any, places: Any, columns: Any, start: Any, stop: Any) -> A
 
 
 @inlined
-def find_slot(keys: Any, column: Any, shift: Any) -> Any:
+def find_slot(keys: IndexArray, column: np.uintp, shift: np.uint64) -> Any:
     """Return the slot that holds a column, or an empty one if none does.
 
     Parameters
@@ -95,7 +105,7 @@ def find_slot(keys: Any, column: Any, shift: Any) -> Any:
 
 
 @inlined
-def is_forbidden(forbidden: ForbiddenMask | None, column: Any) -> Any:
+def is_forbidden(forbidden: ForbiddenMask | None, column: np.uintp) -> Any:
     """Whether the row of the mask that C is kept out of has a column.
 
     Parameters
@@ -111,7 +121,7 @@ def is_forbidden(forbidden: ForbiddenMask | None, column: Any) -> Any:
 
 
 @part
-def first_at_least(indices: Any, start: Any, stop: Any, column: Any) -> Any:
+def first_at_least(indices: IndexArray, start: np.uintp, stop: np.uintp, column: np.uintp) -> Any:
     """Return the first place in ``indices[start:stop]`` with a column of at least `column`; `stop` if there is none.
 
     Parameters
@@ -131,17 +141,9 @@ def first_at_least(indices: Any, start: Any, stop: Any, column: Any) -> Any:
 
 @inlined
 def search_row(
-    b: RowRanges,
-    k: Any,
-    value: Any,
-    columns: Any,
-    first: Any,
-    n: Any,
-    base: Any,
-    totals: Any,
-    hits: Any,
-    ring: Semiring | None,
-) -> None:
+    b: RowRanges, k: np.uintp, value: Any, columns: IndexArray, first: np.uintp, n: np.uintp, base: np.uintp | None,
+    totals: ValueArray, hits: Bytes, ring: Semiring | None,
+) -> None:  # fmt: skip
     """Add the products of a long row of B by searching it for each of the mask's `n` columns.
 
     Totals and hits are numbered by the column less `base`, or by the place in the mask's row if `base` is None.
@@ -176,15 +178,9 @@ def search_row(
 
 @part
 def inside_window(
-    a: CsrArrays,
-    b: RowRanges,
-    row: Any,
-    allowed: AllowedMask,
-    window: Window,
-    c: RowsOut,
-    ring: Semiring | None,
+    a: CsrArrays, b: RowRanges, row: int, allowed: AllowedMask, window: Window, c: RowsOut, ring: Semiring | None,
     wide: bool | None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Make one row of C inside a row of the mask that fits the window, from place 0 on; return its entries.
 
     A column's mark selects between two values, not between two branches: the processor would mispredict the branch for
@@ -237,7 +233,7 @@ def inside_window(
 
 
 @part
-def inside_table(a: CsrArrays, b: RowRanges, row: Any, allowed: AllowedMask, c: RowsOut, ring: Semiring | None) -> Any:
+def inside_table(a: CsrArrays, b: RowRanges, row: int, allowed: AllowedMask, c: RowsOut, ring: Semiring | None) -> Any:
     """Make one row of C inside a row of the mask, of any columns, from place 0 on; return its entries.
 
     Parameters
@@ -275,15 +271,9 @@ def inside_table(a: CsrArrays, b: RowRanges, row: Any, allowed: AllowedMask, c: 
 
 @inlined
 def multiply_inside(
-    a: CsrArrays,
-    b: RowRanges,
-    row: Any,
-    allowed: AllowedMask,
-    work: Workspace,
-    c: RowsOut,
-    ring: Semiring | None,
+    a: CsrArrays, b: RowRanges, row: int, allowed: AllowedMask, work: Workspace, c: RowsOut, ring: Semiring | None,
     wide: bool | None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Make one row of C inside a row of the mask, from place 0 on; return its entries.
 
     Parameters

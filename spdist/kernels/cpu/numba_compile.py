@@ -16,6 +16,7 @@ from numba.np.numpy_support import as_dtype, from_dtype
 
 from spdist.errors import InputError
 from spdist.kernels.semirings import Semiring
+from spdist.matrices.dtypes import ValueArray
 
 # No compiled function makes arrays, so that references need not be counted: threads would contend for the counters.
 OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "_nrt": False}
@@ -111,7 +112,7 @@ def _refusal(function: Callable[..., Any], arguments: str, dtype: np.dtype[Any])
     return None if real or (dtype.kind == "c" and result in types.complex_domain) else f"it returns {result}"
 
 
-def for_ring(function: Any, ring: Semiring | None) -> Any:
+def for_ring(function: Callable[..., Any], ring: Semiring | None) -> Any:
     """Return the kernel to call with a semiring: only kernels of named semirings are cached on disk.
 
     Parameters
@@ -154,7 +155,7 @@ def _unbox(kind: RingType, ring: Any, c: Any) -> Any:
     return NativeValue(c.context.get_dummy_value())
 
 
-def fold(total: Any, value: Any, ring: Any) -> Any:
+def fold(total: Any, value: Any, ring: Semiring | None) -> Any:
     """Return `total` with one product added.
 
     Parameters
@@ -166,7 +167,7 @@ def fold(total: Any, value: Any, ring: Any) -> Any:
     return total + value if ring is None else ring.add(total, value)
 
 
-def product(like: Any, x: Any, y: Any, ring: Any) -> Any:
+def product(like: Any, x: Any, y: Any, ring: Semiring | None) -> Any:
     """Return the product of x and y, in the type of `like`.
 
     Parameters
@@ -179,7 +180,7 @@ def product(like: Any, x: Any, y: Any, ring: Any) -> Any:
     return x * y if ring is None else type(like)(ring.multiply(x, y))
 
 
-def zero_of(values: Any, ring: Any) -> Any:
+def zero_of(values: ValueArray, ring: Semiring | None) -> Any:
     """Return the zero of a semiring in the dtype of an array.
 
     Parameters
@@ -217,7 +218,7 @@ def _zero_of(values: Any, ring: Any) -> Callable[..., Any]:
 
 
 @inlined
-def add_product(total: Any, x: Any, y: Any, ring: Any) -> Any:
+def add_product(total: Any, x: Any, y: Any, ring: Semiring | None) -> Any:
     """Return `total` with the product of x and y added.
 
     Parameters

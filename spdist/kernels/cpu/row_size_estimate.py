@@ -11,18 +11,17 @@ References
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from spdist.kernels.cpu.numba_compile import compiled
+from spdist.matrices.dtypes import IndexArray, ValueArray
 
 SAMPLES = 8
 """Random numbers for each row or column, stored side by side: a register of 8 floats."""
 
 
 @compiled
-def least_of_rows(indptr: Any, indices: Any, start: int, least: Any, out: Any) -> None:
+def least_of_rows(indptr: IndexArray, indices: IndexArray, start: int, least: ValueArray, out: ValueArray) -> None:
     """Lower the numbers of each row to the minima of the numbers of its columns.
 
     Parameters
@@ -45,7 +44,7 @@ def least_of_rows(indptr: Any, indices: Any, start: int, least: Any, out: Any) -
 
 
 @compiled
-def least_of_columns(indptr: Any, indices: Any, start: int, least: Any, out: Any) -> None:
+def least_of_columns(indptr: IndexArray, indices: IndexArray, start: int, least: ValueArray, out: ValueArray) -> None:
     """Lower the numbers of each column to the minima of the numbers of its rows.
 
     Parameters

@@ -24,6 +24,7 @@ import numpy as np
 
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.cuda.pinned import Bytes, array_at, pinned
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.prepared import PreparedMatrix
 from spdist.kernels.spmv.sell import multiply_gpu
 from spdist.matrices.csr import CSR
@@ -142,7 +143,7 @@ class PreparedSplit:
         """Elements of x that go to the host."""
         return self.high - self.low if self.columns is None else len(self.columns)
 
-    def multiply(self, x: Any, out: Any, threads: int) -> Any:
+    def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
         """Return ``a @ x``.
 
         Raises
@@ -229,7 +230,7 @@ class Cuts:
         return CSR(self.offsets[cut:] - first, indices, data, (a.nrows - cut, a.ncols))
 
 
-def _on_host(array: Any) -> Any:
+def _on_host(array: DeviceArray) -> Any:
     """Return an array as NumPy's."""
     return array.get() if hasattr(array, "get") else array
 

@@ -20,6 +20,7 @@ import numpy as np
 from spdist.errors import InputError
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.matrices.csr import CSR
 
 FILE = "spmv/csr.cu"
@@ -58,7 +59,7 @@ def row_width(nrows: int, nnz: int) -> int:
     return max((width for width in WIDTHS if 2.5 * width <= mean), default=1)
 
 
-def multiply(a: CSR, x: Any, out: Any = None, *, width: int | None = None) -> Any:
+def multiply(a: CSR, x: DeviceArray, out: DeviceArray | None = None, *, width: int | None = None) -> Any:
     """Return ``a @ x`` by CSR-scalar (`width` 1) or CSR-vector.
 
     Parameters

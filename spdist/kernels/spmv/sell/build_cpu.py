@@ -29,6 +29,7 @@ from spdist.kernels.spmv.sell.format import (
     FEW_LISTS,
     NARROW,
     WIDE,
+    Chunk,
     chunk_kinds,
     index_places,
     new_chunks,
@@ -36,6 +37,7 @@ from spdist.kernels.spmv.sell.format import (
 )
 from spdist.kernels.spmv.sell.layout import Placement, cut_long_rows, list_places, no_long_rows, sort_groups
 from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
 
 NO_DIAGONAL, MOST_FULL, DIAGONALS = constants.SELL_NO_DIAGONAL, constants.SELL_MOST_FULL, constants.SELL_DIAGONALS
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -45,7 +47,7 @@ MOST_LANES = 32
 
 
 @inlined
-def is_blocked(block: Any, row: Any, nrows: Any, indptr: Any, indices: Any) -> Any:
+def is_blocked(block: int, row: int, nrows: int, indptr: IndexArray, indices: IndexArray) -> Any:
     """Whether a row is one of `block` equal rows whose columns form aligned runs of `block`.
 
     Parameters
@@ -72,7 +74,7 @@ def is_blocked(block: Any, row: Any, nrows: Any, indptr: Any, indices: Any) -> A
 
 
 @inlined
-def next_diagonal(count: Any, first: Any, indices: Any, cursor: Any, end: Any) -> Any:
+def next_diagonal(count: int, first: int, indices: IndexArray, cursor: IndexArray, end: IndexArray) -> Any:
     """Return the least diagonal that has the next entry of a row; `NO_DIAGONAL` if all rows have ended.
 
     Parameters
@@ -93,7 +95,9 @@ def next_diagonal(count: Any, first: Any, indices: Any, cursor: Any, end: Any) -
 
 
 @inlined
-def start_rows(first: Any, count: Any, rows: Any, indptr: Any, cursor: Any, end: Any) -> None:
+def start_rows(
+    first: int, count: int, rows: IndexArray, indptr: IndexArray, cursor: IndexArray, end: IndexArray
+) -> None:
     """Set the cursor of each of a chunk's rows to its first entry.
 
     Parameters
@@ -112,7 +116,7 @@ def start_rows(first: Any, count: Any, rows: Any, indptr: Any, cursor: Any, end:
 
 
 @inlined
-def hashed(number: Any, diagonal: Any, mask: Any) -> Any:
+def hashed(number: np.uint64, diagonal: int, mask: int) -> Any:
     """Return the hash of a list of diagonals with one more pair.
 
     Parameters
@@ -130,7 +134,7 @@ def hashed(number: Any, diagonal: Any, mask: Any) -> Any:
 
 
 @inlined
-def count_diagonals(first: Any, count: Any, most: Any, indices: Any, cursor: Any, end: Any) -> Any:
+def count_diagonals(first: int, count: int, most: int, indices: IndexArray, cursor: IndexArray, end: IndexArray) -> Any:
     """Count the diagonals of a chunk's rows, up to a limit, and hash their list.
 
     Parameters
@@ -164,13 +168,15 @@ def count_diagonals(first: Any, count: Any, most: Any, indices: Any, cursor: Any
 
 
 @inlined
-def diagonal_room(width: Any) -> Any:
+def diagonal_room(width: int) -> Any:
     """Return the 32-bit numbers of a chunk's diagonals, padded."""
     return 2 * round_up(width, DIAGONALS)
 
 
 @inlined
-def slot_span(slot: Any, unit: Any, threads: Any, count: Any, indices: Any, cursor: Any, end: Any) -> Any:
+def slot_span(
+    slot: int, unit: int, threads: int, count: int, indices: IndexArray, cursor: IndexArray, end: IndexArray
+) -> Any:
     """Return the lowest and the highest block column of a slot; the lowest is `NO_DIAGONAL` if all rows have ended.
 
     Parameters
@@ -194,7 +200,9 @@ def slot_span(slot: Any, unit: Any, threads: Any, count: Any, indices: Any, curs
 
 
 @inlined
-def spans_fit(width: Any, unit: Any, threads: Any, count: Any, indices: Any, cursor: Any, end: Any) -> Any:
+def spans_fit(
+    width: int, unit: int, threads: int, count: int, indices: IndexArray, cursor: IndexArray, end: IndexArray
+) -> Any:
     """Whether 16-bit offsets from one base reach all columns of each slot.
 
     Parameters
@@ -212,8 +220,10 @@ def spans_fit(width: Any, unit: Any, threads: Any, count: Any, indices: Any, cur
 
 
 @compiled
-def analyse(start: Any, stop: Any, shape: Any, allowed: Any, indptr: Any, indices: Any, rows: Any, chunks: Any,
-            sizes: Any, cursor: Any, end: Any) -> None:  # fmt: skip
+def analyse(
+    start: int, stop: int, shape: tuple[int, int, int, int], allowed: int, indptr: IndexArray, indices: IndexArray,
+    rows: IndexArray, chunks: Int64Array, sizes: Int64Array, cursor: IndexArray, end: IndexArray,
+) -> None:  # fmt: skip
     """Find the width and the kind of chunks ``[start, stop)``.
 
     Parameters
@@ -264,8 +274,10 @@ def analyse(start: Any, stop: Any, shape: Any, allowed: Any, indptr: Any, indice
 
 
 @inlined
-def fill_diagonals(lanes: Any, chunk: Any, indices: Any, data: Any, values: Any, wide: Any, shared: Any, cursor: Any,
-                   end: Any) -> Any:  # fmt: skip
+def fill_diagonals(
+    lanes: int, chunk: Chunk, indices: IndexArray, data: ValueArray, values: ValueArray, wide: IndexArray, shared: bool,
+    cursor: IndexArray, end: IndexArray,
+) -> Any:  # fmt: skip
     """Write a chunk of diagonals; return False if its list differs from the shared list that stands at its place.
 
     Parameters
@@ -300,7 +312,9 @@ def fill_diagonals(lanes: Any, chunk: Any, indices: Any, data: Any, values: Any,
 
 
 @inlined
-def fill_bases(unit: Any, threads: Any, chunk: Any, indices: Any, bases: Any, cursor: Any, end: Any) -> None:
+def fill_bases(
+    unit: int, threads: int, chunk: Chunk, indices: IndexArray, bases: IndexArray, cursor: IndexArray, end: IndexArray
+) -> None:
     """Write the base of each of a chunk's slots: its lowest block column.
 
     Parameters
@@ -319,8 +333,10 @@ def fill_bases(unit: Any, threads: Any, chunk: Any, indices: Any, bases: Any, cu
 
 
 @inlined
-def fill_entries(lanes: Any, threads: Any, block: Any, chunk: Any, indices: Any, data: Any, values: Any, index: Any,
-                 bases: Any, padding: Any, cursor: Any, end: Any) -> None:  # fmt: skip
+def fill_entries(
+    lanes: int, threads: int, block: int, chunk: Chunk, indices: IndexArray, data: ValueArray, values: ValueArray,
+    index: IndexArray, bases: IndexArray, padding: int, cursor: IndexArray, end: IndexArray,
+) -> None:  # fmt: skip
     """Write a chunk of entries, or of dense blocks.
 
     Parameters
@@ -356,9 +372,11 @@ def fill_entries(lanes: Any, threads: Any, block: Any, chunk: Any, indices: Any,
 
 
 @compiled
-def fill(start: Any, stop: Any, lanes: Any, block: Any, indptr: Any, indices: Any, data: Any, rows: Any, owners: Any,
-         shared: Any, chunks: Any, values: Any, wide: Any, narrow: Any, bases: Any, differ: Any, cursor: Any,
-         end: Any) -> None:  # fmt: skip
+def fill(
+    start: int, stop: int, lanes: int, block: int, indptr: IndexArray, indices: IndexArray, data: ValueArray,
+    rows: IndexArray, owners: IndexArray, shared: bool, chunks: Int64Array, values: ValueArray, wide: IndexArray,
+    narrow: IndexArray, bases: IndexArray, differ: Int64Array, cursor: IndexArray, end: IndexArray,
+) -> None:  # fmt: skip
     """Write values and indices of the chunks in ``[start, stop)`` that own their indices, or that share them.
 
     Parameters
@@ -448,7 +466,9 @@ class Builder:
         filled: tuple[Any, ...] | None = self._fill(placed.chunks, placed.rows, block, dtype, kept, owners)
         return filled or self._fill(placed.chunks, placed.rows, block, dtype, sizes, None)  # two lists of one hash
 
-    def _analyse(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], allowed: int) -> Any:
+    def _analyse(
+        self, chunks: Int64Array, rows: IndexArray | None, block: int, dtype: np.dtype[Any], allowed: int
+    ) -> Any:
         """Set width and kind of each chunk; return the sizes of its arrays, and the hash of its diagonals."""
         sizes = np.empty((4, len(chunks)), np.int64)
         shape = self.lanes, block, self.a.nrows, dtype.itemsize
@@ -462,7 +482,10 @@ class Builder:
         in_parallel(work, np.arange(1, len(chunks) + 1), self.threads)
         return sizes
 
-    def _fill(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], sizes: Any, owners: Any) -> Any:
+    def _fill(
+        self, chunks: Int64Array, rows: IndexArray | None, block: int, dtype: np.dtype[Any], sizes: Int64Array,
+        owners: IndexArray | None,
+    ) -> Any:  # fmt: skip
         """Place each chunk's arrays behind those of the chunks before, and write them.
 
         None if a chunk's diagonals are not those of its owner.
@@ -487,7 +510,7 @@ class Builder:
         return None if differ[0] else filled
 
 
-def share_lists(sizes: Any) -> tuple[Any, Any]:
+def share_lists(sizes: Int64Array) -> tuple[Any, Any]:
     """Find chunks whose lists of diagonals are equal, as far as hashes tell: `fill` compares the lists.
 
     Parameters
@@ -517,6 +540,6 @@ def share_lists(sizes: Any) -> tuple[Any, Any]:
     return owners, kept
 
 
-def or_empty(array: Any) -> Any:
+def or_empty(array: IndexArray | None) -> Any:
     """Return an array, or an empty one for None: compiled code then has one type for both."""
     return np.empty(0, np.int32) if array is None else array

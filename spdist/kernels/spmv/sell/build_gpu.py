@@ -13,6 +13,7 @@ from spdist.errors import MatrixError
 from spdist.kernels.cuda.constants import SELL_WARPS
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.sell.format import (
     BLOCKED_SHARE,
     BLOCKS,
@@ -248,7 +249,7 @@ class Builder:
             ordered[n:] = rows[n:][xp.argsort(self._keys(rows[n:], len(rows) - n), kind="stable")]
         return ordered
 
-    def _keys(self, rows: Any, count: int) -> Any:
+    def _keys(self, rows: DeviceArray | None, count: int) -> Any:
         """Return what rows are sorted by: few bits, so that the sort passes over them few times."""
         keys = self.xp.empty(count, np.uint16)
         self._launch(f"sell_keys<{self.pointer}>", ceil_div(count, 256), (count, self.a.indptr, rows, keys))
@@ -308,8 +309,9 @@ class Builder:
         return apart
 
     def _fill(
-        self, placed: Placement, block: int, starts: Any, owners: Any, filled: tuple[Any, ...], differ: Any
-    ) -> None:
+        self, placed: Placement, block: int, starts: DeviceArray, owners: DeviceArray | None, filled: tuple[Any, ...],
+        differ: DeviceArray,
+    ) -> None:  # fmt: skip
         a, nchunks, chunks, rows = self.a, len(placed.chunks), placed.chunks, placed.rows
         name = f"sell_fill<{c_type(np.dtype(a.dtype))}, {c_type(filled[0].dtype)}, {self.types}, {block}>"
         for shared in () if not nchunks else (0,) if owners is None else (0, 1):

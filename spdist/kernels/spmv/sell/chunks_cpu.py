@@ -9,13 +9,14 @@ import numpy as np
 from spdist.kernels.cpu.numba_compile import compiled, inlined
 from spdist.kernels.cuda import constants
 from spdist.kernels.spmv.sell.format import BLOCK_NARROW, BLOCK_WIDE, DIAGONAL, WIDE, Chunk
+from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
 
 PADDING, NARROW_PADDING = constants.SELL_PADDING, constants.SELL_NARROW_PADDING
 BASES = constants.SELL_BASES
 
 
 @inlined
-def read_chunk(chunks: Any, at: Any) -> Any:
+def read_chunk(chunks: Int64Array, at: int) -> Any:
     """Return one row of `Sell.chunks` as a `Chunk`.
 
     Parameters
@@ -32,7 +33,7 @@ def read_chunk(chunks: Any, at: Any) -> Any:
 
 
 @inlined
-def block_rows(lanes: Any, block: Any) -> Any:
+def block_rows(lanes: int, block: int) -> Any:
     """Return how many block rows `lanes` rows meet at most.
 
     Parameters
@@ -46,7 +47,7 @@ def block_rows(lanes: Any, block: Any) -> Any:
 
 
 @inlined
-def row_at(position: Any, rows: Any) -> Any:
+def row_at(position: int, rows: IndexArray) -> Any:
     """Return the row at a position; `rows` is empty where positions are rows.
 
     Parameters
@@ -59,7 +60,7 @@ def row_at(position: Any, rows: Any) -> Any:
 
 
 @inlined
-def round_up(a: Any, b: Any) -> Any:
+def round_up(a: int, b: int) -> Any:
     """Return the least multiple of `b` that is at least `a`; a compiled twin of `rounding.round_up`.
 
     Parameters
@@ -72,14 +73,14 @@ def round_up(a: Any, b: Any) -> Any:
 
 
 @inlined
-def base_room(width: Any) -> Any:
+def base_room(width: int) -> Any:
     """Return the 16-bit numbers before the offsets of a chunk: its slots' bases, padded."""
     return 2 * round_up(width, BASES)
 
 
 @inlined
-def entry_of(block: Any, lanes: Any, lane: Any, slot: Any, chunk: Any, wide: Any, narrow: Any,
-             bases: Any) -> Any:  # fmt: skip
+def entry_of(block: int, lanes: int, lane: int, slot: int, chunk: Chunk, wide: IndexArray, narrow: IndexArray,
+             bases: IndexArray) -> Any:  # fmt: skip
     """Return the first column of a lane's slot; -1 if the slot is padding.
 
     Parameters
@@ -110,8 +111,10 @@ def entry_of(block: Any, lanes: Any, lane: Any, slot: Any, chunk: Any, wide: Any
 
 
 @compiled
-def list_entries(lanes: Any, block: Any, chunks: Any, values: Any, wide: Any, narrow: Any, bases: Any, rows: Any,
-                 out_rows: Any, out_columns: Any, out_values: Any) -> Any:  # fmt: skip
+def list_entries(
+    lanes: int, block: int, chunks: Int64Array, values: ValueArray, wide: IndexArray, narrow: IndexArray,
+    bases: IndexArray, rows: IndexArray, out_rows: IndexArray, out_columns: IndexArray, out_values: ValueArray,
+) -> Any:  # fmt: skip
     """Write all entries of all chunks as triples; return how many there are.
 
     Parameters

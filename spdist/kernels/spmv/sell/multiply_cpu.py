@@ -19,15 +19,17 @@ from spdist.kernels.spmv.sell.chunks_cpu import (
     read_chunk,
     row_at,
 )
-from spdist.kernels.spmv.sell.format import BLOCK_NARROW, BLOCK_WIDE, DIAGONAL, WIDE, Sell, value_places
+from spdist.kernels.spmv.sell.format import BLOCK_NARROW, BLOCK_WIDE, DIAGONAL, WIDE, Chunk, Sell, value_places
 from spdist.kernels.spmv.sell.lane_sums import GROUP, sum_diagonals, sum_entries
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import ValueArray, index_dtype
+from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray, index_dtype
 
 
 @inlined
-def add_slots(total: Any, slots: Any, step: Any, at: Any, to: Any, base_at: Any, bases: Any, padding: Any, values: Any,
-              index: Any, x: Any) -> Any:  # fmt: skip
+def add_slots(
+    total: Any, slots: int, step: np.uintp, at: np.uintp, to: np.uintp, base_at: np.uintp, bases: IndexArray,
+    padding: int, values: ValueArray, index: IndexArray, x: ValueArray,
+) -> Any:  # fmt: skip
     """Return `total` with the products of a lane's slots added, up to its first padding.
 
     Parameters
@@ -58,7 +60,7 @@ def add_slots(total: Any, slots: Any, step: Any, at: Any, to: Any, base_at: Any,
 
 
 @inlined
-def store(first: Any, count: Any, rows: Any, sums: Any, y: Any) -> None:
+def store(first: int, count: int, rows: IndexArray, sums: ValueArray, y: ValueArray) -> None:
     """Write the sums of a chunk's lanes to their rows of y.
 
     Parameters
@@ -75,8 +77,10 @@ def store(first: Any, count: Any, rows: Any, sums: Any, y: Any) -> None:
 
 
 @inlined
-def entry_chunk(groups: Any, chunk: Any, direct: Any, bases: Any, padding: Any, rows: Any, values: Any,
-                index: Any, x: Any, y: Any, sums: Any, bases_or_none: Any) -> None:  # fmt: skip
+def entry_chunk(
+    groups: tuple[int, ...], chunk: Chunk, direct: int, bases: IndexArray, padding: int, rows: IndexArray,
+    values: ValueArray, index: IndexArray, x: ValueArray, y: ValueArray, sums: ValueArray, bases_or_none: IndexArray,
+) -> None:  # fmt: skip
     """Multiply a chunk of entries, a lane a row.
 
     Parameters
@@ -114,8 +118,10 @@ def entry_chunk(groups: Any, chunk: Any, direct: Any, bases: Any, padding: Any, 
 
 
 @compiled
-def multiply_chunks(start: Any, stop: Any, groups: Any, chunks: Any, values: Any, wide: Any, narrow: Any, bases: Any,
-                    rows: Any, x: Any, y: Any, sums: Any) -> None:  # fmt: skip
+def multiply_chunks(
+    start: int, stop: int, groups: tuple[int, ...], chunks: Int64Array, values: ValueArray, wide: IndexArray,
+    narrow: IndexArray, bases: IndexArray, rows: IndexArray, x: ValueArray, y: ValueArray, sums: ValueArray,
+) -> None:  # fmt: skip
     """Multiply chunks ``[start, stop)`` of real numbers, a lane a row and without dense blocks, with one column of x.
 
     Parameters
@@ -146,8 +152,10 @@ def multiply_chunks(start: Any, stop: Any, groups: Any, chunks: Any, values: Any
 
 
 @compiled
-def multiply_columns(zero: Any, start: Any, stop: Any, lanes: Any, block: Any, chunks: Any, values: Any, wide: Any,
-                     narrow: Any, bases: Any, rows: Any, x: Any, y: Any) -> None:  # fmt: skip
+def multiply_columns(
+    zero: Any, start: int, stop: int, lanes: int, block: int, chunks: Int64Array, values: ValueArray, wide: IndexArray,
+    narrow: IndexArray, bases: IndexArray, rows: IndexArray, x: ValueArray, y: ValueArray,
+) -> None:  # fmt: skip
     """Add the products of chunks ``[start, stop)`` of any kind with all columns of x to y.
 
     Parameters
@@ -177,8 +185,10 @@ def multiply_columns(zero: Any, start: Any, stop: Any, lanes: Any, block: Any, c
 
 
 @compiled
-def multiply_pieces(start: Any, stop: Any, pieces: Any, indices: Any, data: Any, bases: Any, x: Any, partial: Any,
-                    sums: Any) -> None:  # fmt: skip
+def multiply_pieces(
+    start: int, stop: int, pieces: IndexArray, indices: IndexArray, data: ValueArray, bases: IndexArray, x: ValueArray,
+    partial: ValueArray, sums: ValueArray,
+) -> None:  # fmt: skip
     """Sum pieces ``[start:stop)`` of long rows of real numbers, `GROUP` entries at a time.
 
     Parameters
@@ -208,8 +218,10 @@ def multiply_pieces(start: Any, stop: Any, pieces: Any, indices: Any, data: Any,
 
 
 @compiled
-def multiply_piece_columns(zero: Any, start: Any, stop: Any, pieces: Any, indices: Any, data: Any, x: Any,
-                           partial: Any) -> None:  # fmt: skip
+def multiply_piece_columns(
+    zero: Any, start: int, stop: int, pieces: IndexArray, indices: IndexArray, data: ValueArray, x: ValueArray,
+    partial: ValueArray,
+) -> None:  # fmt: skip
     """Sum pieces ``[start:stop)`` of long rows into ``partial[piece, column]``.
 
     Parameters
@@ -236,7 +248,7 @@ def multiply_piece_columns(zero: Any, start: Any, stop: Any, pieces: Any, indice
             partial[piece, k] = (a + b) + (c + d)
 
 
-def multiply(a: Sell, x: ValueArray, out: Any, threads: int) -> ValueArray:
+def multiply(a: Sell, x: ValueArray, out: ValueArray | None, threads: int) -> ValueArray:
     """Return ``a @ x`` on the CPU.
 
     Parameters

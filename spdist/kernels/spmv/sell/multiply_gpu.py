@@ -11,6 +11,7 @@ from spdist.kernels.cuda.constants import SELL_WARPS
 from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.rounding import ceil_div
 from spdist.kernels.spmv.csr import VECTORS
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.sell.format import BLOCKS, Sell
 
 FILE = "spmv/sell/multiply.cu"
@@ -116,7 +117,7 @@ def _launches(device: int, value: str, vector: str, block: int, columns: int, al
     return launch
 
 
-def gather(x: Any, order: Any) -> Any:
+def gather(x: DeviceArray, order: DeviceArray) -> Any:
     """Return ``x[order]``.
 
     Parameters
@@ -138,5 +139,5 @@ def gather(x: Any, order: Any) -> Any:
     return out
 
 
-def _or_null(array: Any) -> Any:
+def _or_null(array: DeviceArray | None) -> Any:
     return NULL if array is None else array

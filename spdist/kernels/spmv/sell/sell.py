@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from spdist.errors import InputError, MatrixError
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.sell.format import LANES, WARPS_WANTED, Sell, to_host
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX, is_on_gpu, module_of
@@ -21,7 +23,7 @@ SPREAD_ROWS = WARPS_WANTED
 
 def build(
     a: CSR, *, height: int = 0, lanes: int = LANES, sigma: int | Literal["auto"] = "auto",
-    index: Index = "auto", block: int | Literal["auto"] = "auto", dtype: Any = None,
+    index: Index = "auto", block: int | Literal["auto"] = "auto", dtype: npt.DTypeLike | None = None,
     threads: int = 1,
 ) -> Sell:  # fmt: skip
     """Bring a matrix into SELL-C-sigma, where its arrays are.
@@ -99,7 +101,7 @@ def _builder(a: CSR, lanes: int, height: int, threads: int) -> Any:
     return Builder(a, lanes, height, threads)
 
 
-def multiply(a: Sell, x: Any, out: Any = None, *, threads: int = 1) -> Any:
+def multiply(a: Sell, x: DeviceArray, out: DeviceArray | None = None, *, threads: int = 1) -> Any:
     """Return ``a @ x``.
 
     Parameters
