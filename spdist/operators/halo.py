@@ -59,7 +59,7 @@ class Share:
     inner : CSR
         The rows without halo; n columns.
     outer : CSR
-        The other rows; n own columns, then those of the halo.
+        The other rows; n own columns, then the columns of the halo.
     sends : dict
         By needing part: places of the elements of x to send.
     receives : dict

@@ -65,7 +65,7 @@ class PartitionMember:
         self.x = self.buffer[: len(share.rows)]
 
     def matvec(self, x: DeviceArray, out: DeviceArray | None = None) -> Any:
-        """Return this part of A @ x, in `out` where that is given; a CUDA graph can capture it, unless cores take part.
+        """Return this part of A @ x, in `out` if given; a CUDA graph can capture it, unless cores take part.
 
         The halo is on its way while rows that need none of it are multiplied.
         """

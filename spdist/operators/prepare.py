@@ -42,7 +42,7 @@ def operator(
         blocks, on the CPU; "scipy" and "cusparse": their products; "levels" and "popular": SELL-C-sigma in another
         order of rows and columns, hidden from the caller; "ehyb": parts cut by METIS, x cached in shared
         memory, on the GPU; "hybrid": the first rows on the GPU, as "auto" has them, the others by cores of this
-        process, shared by the times of both, or the GPU alone where that is as quick; a CUDA graph does not hold it.
+        process, shared by the times of both, or the GPU alone if it is as quick; a CUDA graph does not hold it.
     uses : int
         Products that are to come. "auto" times its candidates if they are worth that, and reorders if the gain pays
         for it.

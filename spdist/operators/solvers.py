@@ -31,20 +31,20 @@ LOOKS = 8
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """Where an iteration came to.
+    """The result of an iteration.
 
     Attributes
     ----------
     x : (n,) array
     iterations : int
     residual : float
-        What the tolerance was asked of, at the end.
+        The value that was compared with the tolerance, after the last iteration.
     converged : bool
     seconds : float
-        Of the iterations.
+        Seconds that the iterations took.
     launched : str
-        How they were: "as a CUDA graph", or "one by one", and on a GPU why. The first `LOOKS`, and those that are fewer
-        than that at the end, are launched one by one always.
+        "as a CUDA graph", or "one by one", on a GPU with the reason. The first `LOOKS` iterations, and fewer than
+        `LOOKS` at the end, are always launched one by one.
     """
 
     x: Any
@@ -56,20 +56,20 @@ class Solution:
 
 
 class Space(Protocol):
-    """What a loop needs of a matrix; `spdist.operators.partitioned.PartitionMember` is one."""
+    """The interface that a loop needs of a matrix; `spdist.operators.partitioned.PartitionMember` is one."""
 
     xp: Any
     x: Any
 
     def matvec(self, x: DeviceArray, out: DeviceArray | None = None) -> Any:
-        """Return ``A @ x``, in `out` where that is given."""
+        """Return ``A @ x``; write it to `out` if it is given."""
 
     def total(self, values: DeviceArray) -> Any:
         """Set values to their sums over all parts; return them."""
 
 
 class _Whole:
-    """The space of an operator that is not cut."""
+    """The space of an operator that is not partitioned."""
 
     def __init__(self, a: Operator, like: DeviceArray) -> None:
         self.xp, self.matvec = module_of(like), a.matvec
@@ -94,11 +94,11 @@ def conjugate_gradient(
     a : Operator or PartitionedOperator, or a sparse matrix
         Symmetric (Hermitian) and positive definite.
     b : (n,) array or sequence
-        Where the operator is; of the host for a partitioned one.
+        On the device of the operator; in host memory for a partitioned one.
     x0 : (n,) array, optional
-        Where to begin; zero by default.
+        First guess; zero by default.
     diagonal : (n,) array, optional
-        Of A, positive: residuals are divided by it (Jacobi's preconditioner).
+        Diagonal of A, positive: residuals are divided by it (Jacobi's preconditioner).
     rtol : float
         Ends at ``|b - A x| <= rtol |b|``, as the recurrence has it.
     maxiter : int, optional
@@ -151,11 +151,11 @@ def pagerank(
     links : sparse matrix or array
         SciPy's or CuPy's, square: a link from i to j has its weight, not negative, in row i and column j.
     damping : float
-        Chance to follow a link; nodes without any are followed by all alike.
+        Chance to follow a link. A node without links passes its rank to all nodes in equal shares.
     tolerance : float
         Ends once ranks change by no more than that in total.
     workers, scheduler, on_gpu
-        As for `partitioned`, where one of them is given; else the graph is ranked where it is.
+        As for `partitioned`, if one of them is given; otherwise this process ranks the graph where it is.
     cuda_graph : bool
         As for `conjugate_gradient`.
 
@@ -207,7 +207,7 @@ def _followed(links: Any) -> Any:
 
 
 def _on(a: Operator | PartitionedOperator, loop: Callable[..., Any], *vectors: Any, **options: Any) -> Solution:
-    """Run a loop where the matrix is."""
+    """Run a loop in the processes that hold the matrix."""
     if not isinstance(a, PartitionedOperator):
         return Solution(*loop(_Whole(a, vectors[0]), *vectors, **options))
     ends = a.run(_back_on_host, *vectors, loop=loop, **options)
@@ -326,7 +326,7 @@ def pagerank_loop(
 
     def step() -> None:
         space.matvec(ranks, moved)
-        update.dot(moved, None, kept)  # what is lost at nodes without links goes to all alike
+        update.dot(moved, None, kept)  # the rank lost at nodes without links goes to all nodes in equal shares
         space.total(kept)
         update.settle(ranks, moved, damping, nodes, sums)
         space.total(changed)

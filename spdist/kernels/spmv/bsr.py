@@ -27,7 +27,7 @@ def multiply(a: BSR, x: ValueArray, out: ValueArray | None = None, *, threads: i
     out : (nrows,) or (nrows, k), optional
         Takes the result; C order, the dtype of x.
     threads : int
-        At most so many.
+        Most threads.
 
     Returns
     -------

@@ -75,7 +75,7 @@ class HostTransfers:
         return there
 
     def rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Wait for the download; return a staging buffer for rows of y, which the upload before has left by then."""
+        """Wait for the download; return a staging buffer for rows of y, whose previous upload has ended by then."""
         self._arrived.synchronize()
         return self._place("y", shape, dtype)
 
@@ -184,7 +184,7 @@ class PreparedSplit:
         )
 
 
-# -- rows of either ----------------------------------------------------------------------------------------------------
+# -- rows of both sides ------------------------------------------------------------------------------------------------
 
 
 class Cuts:
@@ -292,9 +292,9 @@ class Forms:
     alone : callable
         Returns the seconds of a product of the whole matrix on the GPU.
     dtype : dtype
-        Of vectors.
+        Dtype of vectors.
     threads : int
-        Of the host.
+        Threads of the host.
     """
 
     on_gpu: Callable[[CSR], PreparedMatrix]

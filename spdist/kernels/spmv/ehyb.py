@@ -53,7 +53,7 @@ class Ehyb:
     shape : (nrows, nrows)
     nnz : int
     order : (nrows,) int32 or None
-        Row at each position; None where x and y are in the order of the parts.
+        Row at each position; None if x and y are in the order of the parts.
     starts : (nparts + 1,) int32
         First position of each part.
     ends : (nparts,) int32
@@ -183,7 +183,7 @@ def build(a: CSR, *, part: DeviceArray | None = None, dtype: npt.DTypeLike | Non
     part : (nrows,) int, optional
         Part of each row, numbered from 0; by METIS unless given.
     dtype : dtype, optional
-        Of the stored values; that of `a` unless given.
+        Dtype of the stored values; by default the dtype of `a`.
 
     Raises
     ------

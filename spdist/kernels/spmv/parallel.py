@@ -60,7 +60,7 @@ def _share(number: int, work: Callable[[int, int], None], left: deque[tuple[int,
     """Call ``work(start, stop)`` for ranges until none is left, beginning on a core of this thread's own.
 
     Threads that sleep between products were seen to wake on one core and share it for milliseconds, the others idle.
-    The thread moves to its core and is free again at once, for the system to move where that is busy.
+    The thread moves to its core and is released at once, so that the system can move it if the core is busy.
     """
     if hasattr(os, "sched_setaffinity"):
         cores = os.sched_getaffinity(0)

@@ -33,7 +33,7 @@ class PreparedMatrix(Protocol):
         """Bytes that a product reads of the matrix."""
 
     def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
-        """Return ``a @ x``, in `out` where that is not None."""
+        """Return ``a @ x``; write it to `out` unless `out` is None."""
 
     def describe(self) -> str:
         """Describe the form, for people."""

@@ -26,7 +26,7 @@ BLOCKS = 512
 PQ, RZ, RR, BEFORE = map(int, ConjugateGradientSum)
 """Places of sums: (p, q), (r, z), (r, r), and (r, z) of the iteration before."""
 KEPT, CHANGED = map(int, PageRankSum)
-"""Places of sums: ranks that went along links, and what ranks changed."""
+"""Places of sums: the ranks that moved along links, and the total change of ranks."""
 
 
 class Updates(Protocol):
@@ -49,7 +49,7 @@ class Updates(Protocol):
         """Set p to the next direction, ``z + (RZ / BEFORE) p``."""
 
     def settle(self, ranks: DeviceArray, moved: DeviceArray, damping: float, nodes: float, sums: DeviceArray) -> None:
-        """Set ranks to ``damping moved`` and equal shares, of `nodes`, of what KEPT is short of; set CHANGED.
+        """Set ranks to ``damping moved`` plus an equal share for each of `nodes` of the rank lost to KEPT; set CHANGED.
 
         `moved` is overwritten.
         """
@@ -109,7 +109,7 @@ class OnHost:
 
 
 def _ratio(above: float, below: float) -> float:
-    """Return a ratio; 0 where r has become 0 between two looks."""
+    """Return a ratio; 0 if r has become 0 between two looks."""
     return float(above) / (float(below) or 1.0)
 
 

@@ -486,9 +486,9 @@ class Builder:
         self, chunks: Int64Array, rows: IndexArray | None, block: int, dtype: np.dtype[Any], sizes: Int64Array,
         owners: IndexArray | None,
     ) -> Any:  # fmt: skip
-        """Place each chunk's arrays behind those of the chunks before, and write them.
+        """Place each chunk's arrays behind the arrays of the chunk before it, and write them.
 
-        None if a chunk's diagonals are not those of its owner.
+        Return None if a chunk's diagonals are not the diagonals of its owner.
         """
         ends = np.cumsum(sizes[:3], axis=1)
         totals = ends[:, -1].tolist() if len(chunks) else (0, 0, 0)
@@ -521,10 +521,10 @@ def share_lists(sizes: Int64Array) -> tuple[Any, Any]:
     Returns
     -------
     owners : (nchunks,) int32 or None
-        The first chunk with the list of each; itself where it has none, or where another list's hash took its place.
-        None where few chunks have lists.
+        The first chunk with the same list; the chunk itself if it has none, or if another list's hash took its place.
+        None if few chunks have lists.
     sizes : (4, nchunks) int64
-        The same with nothing in `wide` for those whose list is another's.
+        The sizes, with nothing in `wide` for chunks that share the list of another chunk.
     """
     nchunks, hashes = sizes.shape[1], sizes[3]
     own, listed = np.arange(nchunks, dtype=np.int32), hashes >= 0

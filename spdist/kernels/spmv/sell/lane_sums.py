@@ -1,8 +1,8 @@
-"""Sums over the slots of a SELL chunk in vector registers: LLVM code that Numba's own would not become.
+"""Sums over the slots of a SELL chunk in vector registers: LLVM code that Numba does not generate from loops.
 
 The sums of a chunk stay in vector registers, eight lanes in each, while its slots pass from first to last: any C that
-is a multiple of eight is read in the order in which it lies, C = 32 too, which the GPU reads. Where columns have 32
-bits the elements of x are prefetched: a processor by itself has few loads under way where rows are short.
+is a multiple of eight is read in the order in which it lies, also C = 32, which the GPU reads. If columns have 32 bits,
+the elements of x are prefetched: with short rows a processor by itself has few loads in flight.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _prefetch(builder: ir.IRBuilder, array: Any, at: ir.Value) -> None:
 
 
 def _prefetch_stream(builder: ir.IRBuilder, array: Any, at: ir.Value) -> None:
-    """Build the prefetch of what is read later of an array that is read from its start to its end."""
+    """Build the prefetch of later elements of an array that is read from its start to its end."""
     _prefetch(builder, array, builder.add(at, ir.IntType(64)(STREAM_AHEAD)))
 
 
@@ -52,7 +52,7 @@ def _prefetch_x(builder: ir.IRBuilder, index: Any, place: ir.Value, x: Any) -> N
     """Build the prefetches of the elements of x that columns further on ask for, of this chunk or of the next.
 
     Columns of 32 bits lie anywhere, and x waits for memory: more loads are then under way at a time than the processor
-    finds by itself, which stops where a short chunk ends. All that `index` holds is taken for columns.
+    finds by itself, because it stops at the end of a short chunk. All elements of `index` are treated as columns.
     """
     word = ir.IntType(64)
     later, last = builder.add(place, word(COLUMNS_AHEAD)), builder.sub(index.nitems, word(GROUP))

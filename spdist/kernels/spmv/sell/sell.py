@@ -26,7 +26,7 @@ def build(
     index: Index = "auto", block: int | Literal["auto"] = "auto", dtype: npt.DTypeLike | None = None,
     threads: int = 1,
 ) -> Sell:  # fmt: skip
-    """Bring a matrix into SELL-C-sigma, where its arrays are.
+    """Bring a matrix into SELL-C-sigma, on the device that holds its arrays.
 
     Parameters
     ----------
@@ -35,15 +35,15 @@ def build(
     height : int
         C, rows of a chunk; divides `lanes`. 0 chooses.
     lanes : int
-        C times T; 32 where the GPU is to multiply.
+        C times T; must be 32 if the GPU is to multiply.
     sigma : int or "auto"
-        Rows of the windows that are sorted by length; "auto" takes what the model says moves fewest bytes.
+        Rows of the windows that are sorted by length; "auto" takes the value for which the model moves fewest bytes.
     index : {"auto", "narrow", "wide"}
         Forms of column indices that chunks may take: all, 16-bit offsets, or 32-bit columns only.
     block : int or "auto"
         Side of the dense blocks to look for; 1 for none, as "auto" has it on the CPU.
     dtype : dtype, optional
-        Of the stored values; that of `a` unless given.
+        Dtype of the stored values; by default the dtype of `a`.
     threads : int
         On the host.
 
@@ -91,7 +91,7 @@ def long_rows(a: CSR, dtype: np.dtype[Any]) -> Sell:
 
 
 def _builder(a: CSR, lanes: int, height: int, threads: int) -> Any:
-    """Return the steps of `build`, where the arrays are."""
+    """Return the steps of `build` for the device that holds the arrays."""
     if is_on_gpu(a.data):
         from spdist.kernels.spmv.sell.build_gpu import Builder as GpuBuilder
 
@@ -108,7 +108,7 @@ def multiply(a: Sell, x: DeviceArray, out: DeviceArray | None = None, *, threads
     ----------
     a : Sell
     x : (ncols,) or (ncols, k)
-        Where the arrays of `a` are; C order, of the dtype in which products are summed: that of `a`, or the wider one
+        On the device of `a`, in C order, of the dtype in which products are summed: the dtype of `a`, or the wider one
         of the same kind.
     out : array, optional
         Takes the result.
