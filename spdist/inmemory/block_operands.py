@@ -155,7 +155,7 @@ def _multiply_rows(a: CSR, b: CSR, threads: int | None) -> CSR:
     return cpu.multiply(a, b, engine="numba", threads=threads or os.cpu_count() or 1)
 
 
-def _canonical(matrix: object, name: str) -> BSR:
+def _canonical(matrix: BSR | sp.bsr_array | sp.bsr_matrix, name: str) -> BSR:
     """Return a block matrix as a `BSR`, canonical if it is on the host; kernels check one on the GPU."""
     if not isinstance(matrix, BSR):
         return from_scipy(matrix)

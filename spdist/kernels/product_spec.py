@@ -317,6 +317,13 @@ class ProductSpec:
 def is_by_columns(axis: int, top_n: int | None, epilogue: Epilogue | None) -> bool:
     """Whether a product needs whole columns of C: `top_n` or a norm with an axis of 0.
 
+    Parameters
+    ----------
+    axis : {0, 1}
+        1 for rows of C, 0 for columns.
+    top_n : int or None
+    epilogue : Epilogue or None
+
     Raises
     ------
     InputError

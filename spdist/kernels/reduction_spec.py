@@ -99,6 +99,12 @@ def reduction_of(name: str, bins: npt.ArrayLike | None = None) -> Reduction:
 def check_values(reduction: Reduction, dtype: np.dtype[Any]) -> None:
     """Check that values of a dtype can be reduced.
 
+    Parameters
+    ----------
+    reduction : Reduction
+    dtype : dtype
+        Dtype of the values of C.
+
     Raises
     ------
     MatrixError
@@ -109,7 +115,14 @@ def check_values(reduction: Reduction, dtype: np.dtype[Any]) -> None:
 
 
 def spec_for(reduction: Reduction, spec: ProductSpec) -> ProductSpec:
-    """Return the cheapest specification that gives the same reduction: counts need no values."""
+    """Return the cheapest specification that gives the same reduction: counts need no values.
+
+    Parameters
+    ----------
+    reduction : Reduction
+    spec : ProductSpec
+        The specification that the caller asked for.
+    """
     if reduction in ("nnz", "row_nnz") and not spec.finishes:
         return replace(spec, semiring=SEMIRINGS["any_pair"])
     return spec
@@ -119,6 +132,13 @@ def is_linear(reduction: Reduction, spec: ProductSpec, dtype: np.dtype[Any]) -> 
     """Whether the reduction needs no sparse product: row and column sums of A @ B are products with vectors of ones.
 
     Entries of short integers wrap before they are added up, and bools do not add: these need the product.
+
+    Parameters
+    ----------
+    reduction : Reduction
+    spec : ProductSpec
+    dtype : dtype
+        Dtype of the values of C.
     """
     exact = dtype.kind in "fc" or (dtype.kind in "iu" and dtype.itemsize == 8)
     return reduction in ("sum", "row_sums", "column_sums") and spec.plain and exact
@@ -186,6 +206,13 @@ def final_value(reduction: Reduction, partial: PartialReduction, ncols: int) -> 
 
 def diagonal_pattern(start: int, stop: int, ncols: int) -> CSR:
     """Return rows ``[start, stop)`` of the pattern of an identity of `ncols` columns: the mask of a trace.
+
+    Parameters
+    ----------
+    start, stop : int
+        Rows of the identity.
+    ncols : int
+        Rows from `ncols` on are empty.
 
     Examples
     --------

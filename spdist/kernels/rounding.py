@@ -6,6 +6,12 @@ from __future__ import annotations
 def ceil_div(a: int, b: int) -> int:
     """Return ``a / b``, rounded up.
 
+    Parameters
+    ----------
+    a : int
+    b : int
+        Above 0.
+
     Examples
     --------
     >>> ceil_div(7, 3), ceil_div(6, 3), ceil_div(0, 3)
@@ -16,6 +22,12 @@ def ceil_div(a: int, b: int) -> int:
 
 def round_up(a: int, b: int) -> int:
     """Return the least multiple of `b` that is at least `a`.
+
+    Parameters
+    ----------
+    a : int
+    b : int
+        Above 0.
 
     Examples
     --------

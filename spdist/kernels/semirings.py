@@ -184,7 +184,22 @@ def digest(content: bytes) -> str:
 
 
 def check_function(name: str, function: Any, arguments: str) -> None:
-    """Refuse values that are no function, and NumPy's functions of arrays, which Numba does not compile."""
+    """Refuse values that are no function, and NumPy's functions of arrays, which Numba does not compile.
+
+    Parameters
+    ----------
+    name : str
+        Name of the option, for the message.
+    function : object
+        The value to check; None passes.
+    arguments : str
+        Arguments of the function, for the message: ``"x, y"``.
+
+    Raises
+    ------
+    InputError
+        If `function` cannot be called, or is a NumPy ufunc.
+    """
     if function is not None and (isinstance(function, np.ufunc) or not callable(function)):
         raise InputError(f"{name}={function!r} is no function of numbers: write lambda {arguments}: ... around it")
 
@@ -205,47 +220,92 @@ def _constants(code: Any) -> Any:
 
 
 def plus(x: Any, y: Any) -> Any:
-    """Return the sum."""
+    """Return the sum.
+
+    Parameters
+    ----------
+    x, y : number
+    """
     return x + y
 
 
 def times(x: Any, y: Any) -> Any:
-    """Return the product."""
+    """Return the product.
+
+    Parameters
+    ----------
+    x, y : number
+    """
     return x * y
 
 
 def smaller(x: Any, y: Any) -> Any:
-    """Return the smaller; y never wins if it is NaN."""
+    """Return the smaller; y never wins if it is NaN.
+
+    Parameters
+    ----------
+    x, y : number
+    """
     return y if y < x else x
 
 
 def larger(x: Any, y: Any) -> Any:
-    """Return the larger; y never wins if it is NaN."""
+    """Return the larger; y never wins if it is NaN.
+
+    Parameters
+    ----------
+    x, y : number
+    """
     return y if y > x else x
 
 
 def either(x: Any, y: Any) -> Any:
-    """Return x or y, of bits."""
+    """Return the bitwise OR of x and y.
+
+    Parameters
+    ----------
+    x, y : bool or int
+    """
     return x | y
 
 
 def both(x: Any, y: Any) -> Any:
-    """Return x and y, of bits."""
+    """Return the bitwise AND of x and y.
+
+    Parameters
+    ----------
+    x, y : bool or int
+    """
     return x & y
 
 
 def pair(x: Any, y: Any) -> Any:
-    """Return 1: A and B both have an entry."""
+    """Return 1, whatever the values of the two entries.
+
+    Parameters
+    ----------
+    x, y : number
+    """
     return 1
 
 
 def first(x: Any, y: Any) -> Any:
-    """Return x."""
+    """Return x.
+
+    Parameters
+    ----------
+    x, y : number
+    """
     return x
 
 
 def second(x: Any, y: Any) -> Any:
-    """Return y."""
+    """Return y.
+
+    Parameters
+    ----------
+    x, y : number
+    """
     return y
 
 

@@ -7,7 +7,7 @@ A `BSR` is canonical if the block columns of each block row rise strictly. Block
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import scipy.sparse as sp
@@ -167,7 +167,7 @@ def from_scipy(matrix: sp.bsr_array | sp.bsr_matrix) -> BSR:
     return _arrays(copied)
 
 
-def is_scipy_bsr(matrix: Any) -> bool:
+def is_scipy_bsr(matrix: Any) -> TypeGuard[sp.bsr_array | sp.bsr_matrix]:
     """Whether a matrix is SciPy's `bsr_array` or `bsr_matrix`."""
     return bool(sp.issparse(matrix)) and matrix.format == "bsr"
 

@@ -81,7 +81,21 @@ def prepare_by(m: CSR, method: str, threads: int, makers: Makers) -> Choice:
 
 
 def makers_for(m: CSR, threads: int, stored: np.dtype[Any]) -> Makers:
-    """Return the methods that suit a matrix on the device that holds it; values are stored in dtype `stored`."""
+    """Return the methods that suit a matrix on the device that holds it.
+
+    Parameters
+    ----------
+    m : CSR
+    threads : int
+        Threads that convert the matrix on the CPU.
+    stored : dtype
+        Dtype in which values are stored.
+
+    Returns
+    -------
+    dict
+        By method: a function without arguments that prepares the matrix.
+    """
     gpu, square = is_on_gpu(m.data), m.nrows == m.ncols
     options: dict[str, Any] = {"lanes": LANES if gpu else CPU_LANES, "dtype": stored, "threads": threads}
     converted = m if stored == m.dtype else CSR(m.indptr, m.indices, m.data.astype(stored), m.shape)
@@ -221,7 +235,18 @@ def _try_on_gpu(trial: Trial, makers: Makers, uses: int) -> None:
 
 
 def cpu_seconds(matrix: PreparedMatrix, m: CSR, dtype: np.dtype[Any], threads: int) -> float:
-    """Return the least seconds of several products on the CPU."""
+    """Return the least seconds of several products on the CPU.
+
+    Parameters
+    ----------
+    matrix : PreparedMatrix
+        A prepared form of `m`, in host memory.
+    m : CSR
+        Only its shape is read.
+    dtype : dtype
+        Dtype of x.
+    threads : int
+    """
     x = np.ones(m.ncols, dtype)
     matrix.multiply(x, None, threads)
     times = []
@@ -233,7 +258,19 @@ def cpu_seconds(matrix: PreparedMatrix, m: CSR, dtype: np.dtype[Any], threads: i
 
 
 def gpu_seconds(matrix: PreparedMatrix, m: CSR, dtype: np.dtype[Any], threads: int) -> float:
-    """Return the seconds of one of several products on the GPU, without launch times if a CUDA graph can hold them."""
+    """Return the mean seconds of a product on the GPU, without launch times if a CUDA graph can hold the product.
+
+    Parameters
+    ----------
+    matrix : PreparedMatrix
+        A prepared form of `m`, on the GPU.
+    m : CSR
+        Only its shape is read.
+    dtype : dtype
+        Dtype of x and y.
+    threads : int
+        Threads of the host; forms that the GPU alone multiplies ignore it.
+    """
     import cupy
 
     x, y = cupy.ones(m.ncols, dtype), cupy.empty(m.nrows, dtype)

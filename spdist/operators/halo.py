@@ -59,7 +59,7 @@ class Share:
     inner : CSR
         The rows without halo; n columns.
     outer : CSR
-        The other rows; n own columns, then those of the halo.
+        The other rows; n own columns, then the columns of the halo.
     sends : dict
         By needing part: places of the elements of x to send.
     receives : dict
@@ -75,7 +75,23 @@ class Share:
 
 
 def even_rows(indptr: Integers, parts: int) -> Integers:
-    """Assign neighbouring rows to each part, about as many entries to each; return the part of each row."""
+    """Assign consecutive rows to each part, about as many entries to each.
+
+    Parameters
+    ----------
+    indptr : (nrows + 1,) int
+    parts : int
+
+    Returns
+    -------
+    (nrows,) int
+        Part of each row, ascending.
+
+    Examples
+    --------
+    >>> even_rows(np.array([0, 1, 2, 3, 4]), 2)
+    array([0, 0, 1, 1])
+    """
     ends = np.searchsorted(indptr[1:], indptr[-1] * np.arange(1, parts) / parts)
     return np.searchsorted(ends, np.arange(len(indptr) - 1))
 
@@ -121,7 +137,17 @@ def exchanges(needs: list[Integers], part: Integers) -> list[ExchangePlan]:
 
 
 def share(rank: int, rows: Rows, exchange: ExchangePlan) -> Share:
-    """Return a part's rows, reordered, with columns numbered by their places in the part's x."""
+    """Reorder a part's rows so that those without halo come first, and number their columns by places in the part's x.
+
+    Parameters
+    ----------
+    rank : int
+        Number of the part.
+    rows : Rows
+        The part's rows, with the columns of the whole matrix.
+    exchange : ExchangePlan
+        The part's entry in the result of `exchanges`.
+    """
     numbers, m, count = rows.numbers, rows.matrix, len(rows.numbers)
     whole = m.to_scipy()
     low, high = _span(rows)

@@ -12,13 +12,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.operators.halo import Share
 
 
 class HaloExchange(Protocol):
     """Sends and receives of one part; every part must make the same calls in the same order."""
 
-    def start(self, x: Any) -> None:
+    def start(self, x: DeviceArray) -> None:
         """Begin to send the elements of `x` that other parts need, and to receive this part's halo into `x`."""
 
     def finish(self) -> None:
@@ -63,7 +64,7 @@ class HostHaloExchange:
         self.targets = [rank for rank in steps if rank in share.sends]
         self.sources = [rank for rank in reversed(steps) if rank in share.receives]
 
-    def start(self, x: Any) -> None:
+    def start(self, x: DeviceArray) -> None:
         """Begin to exchange: one thread sends to the parts after this one, another receives from the parts before it.
 
         Parts cannot wait for each other in a circle, because a message k parts ahead is received k parts behind.
@@ -74,7 +75,7 @@ class HostHaloExchange:
         for rank in self.targets:
             self.links[rank].send_bytes(x[self.sends[rank]].view(np.uint8))
 
-    def _receive(self, x: Any) -> None:
+    def _receive(self, x: DeviceArray) -> None:
         for rank in self.sources:
             first, last = self.receives[rank]
             self.links[rank].recv_bytes_into(x[first:last].view(np.uint8))
@@ -139,7 +140,7 @@ class NcclHaloExchange:
         self.sent = {rank: (ends[i], ends[i + 1]) for i, rank in enumerate(sorted(share.sends))}
         self.packed = cupy.empty(len(self.places), dtype)
 
-    def start(self, x: Any) -> None:
+    def start(self, x: DeviceArray) -> None:
         """Pack and exchange on this object's stream, after the work on the current stream."""
         self.ready.record()
         self.stream.wait_event(self.ready)

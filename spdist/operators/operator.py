@@ -15,6 +15,7 @@ from spdist.errors import InputError, MatrixError
 from spdist.inmemory import cupy_operands
 from spdist.kernels.spmv import cpu_gpu_split, ehyb, prepared, reorder
 from spdist.kernels.spmv.cpu_gpu_split import PreparedSplit
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.prepared import (
     PreparedBsr,
     PreparedCsr,
@@ -82,7 +83,7 @@ class Operator:
         """Bytes that a product reads of the matrix."""
         return self.prepared.nbytes
 
-    def matvec(self, x: Any, out: Any = None) -> Any:
+    def matvec(self, x: DeviceArray, out: DeviceArray | None = None) -> Any:
         """Return ``A @ x``.
 
         Parameters
@@ -96,17 +97,17 @@ class Operator:
             raise MatrixError(f"A is {self.shape[0]:,} x {self.shape[1]:,}, x has shape {x.shape}")
         return self._multiply(x, out)
 
-    def matmat(self, x: Any, out: Any = None) -> Any:
+    def matmat(self, x: DeviceArray, out: DeviceArray | None = None) -> Any:
         """Return ``A @ X`` for a dense (ncols, k) matrix."""
         if x.ndim != 2 or x.shape[0] != self.shape[1]:
             raise MatrixError(f"A is {self.shape[0]:,} x {self.shape[1]:,}, X has shape {x.shape}")
         return self._multiply(x, out)
 
-    def rmatvec(self, x: Any) -> Any:
+    def rmatvec(self, x: DeviceArray) -> Any:
         """Return the adjoint's product with a vector; the adjoint is prepared at the first call."""
         return self.adjoint().matvec(x)
 
-    def rmatmat(self, x: Any) -> Any:
+    def rmatmat(self, x: DeviceArray) -> Any:
         """Return the adjoint's product with a dense matrix."""
         return self.adjoint().matmat(x)
 
@@ -164,11 +165,11 @@ class Operator:
         made = PreparedEhyb(ehyb.permuted(self._ehyb()))
         return Operator(Choice(made, self.method, "in the order of its parts", 1), self.shape, self.dtype)
 
-    def permute(self, x: Any) -> Any:
+    def permute(self, x: DeviceArray) -> Any:
         """Return the rows of x in the order of the parts."""
         return ehyb.permute(self._ehyb(), x)
 
-    def unpermute(self, x: Any) -> Any:
+    def unpermute(self, x: DeviceArray) -> Any:
         """Return the rows of x where they were before `permute`."""
         return ehyb.unpermute(self._ehyb(), x)
 
@@ -198,7 +199,7 @@ class Operator:
             groups.write_arrays(stage.url, arrays, {"encoding-type": ENCODING, "encoding-version": "0.1.0",
                                                      "shape": list(self.shape), "operator": facts})  # fmt: skip
 
-    def _multiply(self, x: Any, out: Any) -> Any:
+    def _multiply(self, x: DeviceArray, out: DeviceArray | None) -> Any:
         """Multiply: x in the dtype that its products are summed in, C order; complex x of a real A as two columns."""
         if not hasattr(x, "flags"):
             raise MatrixError(
@@ -217,7 +218,7 @@ class Operator:
             raise MatrixError(f"out must be a C-ordered {dtype} array of shape {shape}")
         return self.prepared.multiply(xp_x, out, self.threads)
 
-    def _multiply_parts(self, x: Any, out: Any, dtype: np.dtype[Any]) -> Any:
+    def _multiply_parts(self, x: DeviceArray, out: DeviceArray | None, dtype: np.dtype[Any]) -> Any:
         """Multiply a real matrix with a complex x: its real and imaginary parts are columns of their own."""
         columns = x.astype(dtype, order="C", copy=False).reshape(len(x), math.prod(x.shape[1:]))
         part = np.dtype(f"f{dtype.itemsize // 2}")

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable
 from multiprocessing.connection import Listener
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -23,9 +24,10 @@ from distributed import Client, as_completed, get_worker, wait
 from spdist.errors import InputError, MatrixError
 from spdist.inmemory import cupy_operands
 from spdist.kernels.spmv import ehyb
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.matrices.csr import CSR
 from spdist.operators import halo
-from spdist.operators.halo import Rows, Share
+from spdist.operators.halo import Integers, Rows, Share
 from spdist.operators.halo_exchange import HaloExchange, HostHaloExchange, NcclHaloExchange
 from spdist.operators.operator import Operator
 from spdist.operators.prepare import operator, read_matrix
@@ -53,15 +55,17 @@ class PartitionMember:
         A vector that `matvec` need not copy: solvers may keep the vector that they multiply in it.
     """
 
-    def __init__(self, share: Share, messages: HaloExchange, prepare: Callable[[CSR], Operator], xp: Any) -> None:
+    def __init__(
+        self, share: Share, messages: HaloExchange, prepare: Callable[[CSR], Operator], xp: ModuleType
+    ) -> None:
         self.rank, self.rows, self.xp, self.messages = share.rank, share.rows, xp, messages
         self.inner, self.outer = (prepare(m) if m.nrows else None for m in (share.inner, share.outer))
         self.dtype, self.first_outer = share.inner.dtype, share.inner.nrows
         self.buffer = xp.zeros(share.outer.ncols, self.dtype)
         self.x = self.buffer[: len(share.rows)]
 
-    def matvec(self, x: Any, out: Any = None) -> Any:
-        """Return this part of A @ x, in `out` where that is given; a CUDA graph can capture it, unless cores take part.
+    def matvec(self, x: DeviceArray, out: DeviceArray | None = None) -> Any:
+        """Return this part of A @ x, in `out` if given; a CUDA graph can capture it, unless cores take part.
 
         The halo is on its way while rows that need none of it are multiplied.
         """
@@ -76,7 +80,7 @@ class PartitionMember:
             self.outer.matvec(self.buffer, out=y[self.first_outer :])
         return y
 
-    def total(self, values: Any) -> Any:
+    def total(self, values: DeviceArray) -> Any:
         """Set real values to their sums over all parts; return them."""
         return self.messages.total(values)
 
@@ -101,7 +105,7 @@ class PartitionedOperator:
     """
 
     def __init__(
-        self, client: Client, rows: list[Any], part: Any, addresses: list[str], why: str, options: Any
+        self, client: Client, rows: list[Any], part: Integers, addresses: list[str], why: str, options: Any
     ) -> None:
         self.client, self.why, self.addresses = client, why, addresses
         self.closing, self.closed = contextlib.ExitStack(), False
@@ -192,7 +196,7 @@ class PartitionedOperator:
             out[rows] = piece
         return out
 
-    def matvec(self, x: Any) -> Any:
+    def matvec(self, x: DeviceArray) -> Any:
         """Return ``A @ x`` for an (nrows,) vector of the host, in the operator's dtype."""
         if sp.issparse(x):
             raise MatrixError(f"x is a {type(x).__name__}, and a partitioned operator multiplies vectors: give one")
@@ -294,7 +298,7 @@ def _parts_of(m: CSR | StoredMatrix, partition: Any, parts: int) -> tuple[Any, s
     return ehyb.partition(m, parts).astype(np.int64), "by METIS"
 
 
-def _place_rows(client: Client, m: CSR | StoredMatrix, numbers: Any, address: str) -> Any:
+def _place_rows(client: Client, m: CSR | StoredMatrix, numbers: Integers, address: str) -> Any:
     """Return the future of one worker's rows: sent to it, or read there from the stored matrix."""
     if isinstance(m, StoredMatrix):
         return client.submit(_read, m.url, _send(client, address, numbers), workers=[address], pure=False)
@@ -378,11 +382,11 @@ def _call(function: Callable[..., Any], part: PartitionMember, vectors: list[Any
         raise
 
 
-def _product(part: PartitionMember, x: Any) -> Any:
+def _product(part: PartitionMember, x: DeviceArray) -> Any:
     return on_host(part.matvec(x))
 
 
-def on_host(array: Any) -> Any:
+def on_host(array: DeviceArray) -> Any:
     """Return an array of the host's."""
     return array.get() if hasattr(array, "get") else array
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from spdist.errors import InputError, MatrixError
 from spdist.inmemory import cupy_operands
@@ -17,7 +18,7 @@ from spdist.kernels.spmv.sell.format import LANES
 from spdist.matrices.bsr import BSR, entries, is_scipy_bsr
 from spdist.matrices.bsr import from_scipy as bsr_from_scipy
 from spdist.matrices.csr import CSR, from_scipy
-from spdist.matrices.dtypes import is_on_gpu
+from spdist.matrices.dtypes import IndexArray, is_on_gpu
 from spdist.operators import choice
 from spdist.operators.choice import DEFAULT_USES, HYBRID, Choice
 from spdist.operators.operator import ENCODING, Operator
@@ -26,8 +27,9 @@ from spdist.units import check_count
 
 
 def operator(
-    a: Any, method: str = "auto", *, uses: int = DEFAULT_USES, dtype: Any = None, threads: int | None = None
-) -> Operator:
+    a: Any, method: str = "auto", *, uses: int = DEFAULT_USES, dtype: npt.DTypeLike | None = None,
+    threads: int | None = None,
+) -> Operator:  # fmt: skip
     """Prepare a sparse matrix for many products with vectors.
 
     Parameters
@@ -40,7 +42,7 @@ def operator(
         blocks, on the CPU; "scipy" and "cusparse": their products; "levels" and "popular": SELL-C-sigma in another
         order of rows and columns, hidden from the caller; "ehyb": parts cut by METIS, x cached in shared
         memory, on the GPU; "hybrid": the first rows on the GPU, as "auto" has them, the others by cores of this
-        process, shared by the times of both, or the GPU alone where that is as quick; a CUDA graph does not hold it.
+        process, shared by the times of both, or the GPU alone if it is as quick; a CUDA graph does not hold it.
     uses : int
         Products that are to come. "auto" times its candidates if they are worth that, and reorders if the gain pays
         for it.
@@ -89,7 +91,8 @@ def operator(
 
 def sell_operator(
     a: Any, C: int = LANES, sigma: int | Literal["auto"] = "auto", *, T: int | None = None,  # noqa: N803
-    index: sell.Index = "auto", block: int | Literal["auto"] = "auto", dtype: Any = None, threads: int | None = None,
+    index: sell.Index = "auto", block: int | Literal["auto"] = "auto", dtype: npt.DTypeLike | None = None,
+    threads: int | None = None,
 ) -> Operator:  # fmt: skip
     """Prepare a sparse matrix in SELL-C-sigma.
 
@@ -149,7 +152,7 @@ def _check_format(C: int, sigma: int | str, T: int | None, index: str, block: in
         raise InputError(f"index={index!r} is not one of {', '.join(sell.ALLOWED)}")
 
 
-def ehyb_operator(a: Any, *, part: Any = None, dtype: Any = None) -> Operator:
+def ehyb_operator(a: Any, *, part: IndexArray | None = None, dtype: npt.DTypeLike | None = None) -> Operator:
     """Prepare a square matrix of CuPy's in EHYB: parts whose share of x a thread block keeps in shared memory.
 
     Parameters
@@ -263,7 +266,7 @@ def _of_floats(m: CSR) -> tuple[CSR, np.dtype[Any]]:
     return m, np.dtype(m.dtype)
 
 
-def _stored_dtype(wanted: np.dtype[Any], dtype: Any) -> np.dtype[Any]:
+def _stored_dtype(wanted: np.dtype[Any], dtype: npt.DTypeLike | None) -> np.dtype[Any]:
     try:
         stored = wanted if dtype is None else np.dtype(dtype)
     except TypeError:

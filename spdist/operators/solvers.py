@@ -18,6 +18,7 @@ import scipy.sparse as sp
 from spdist.errors import InputError, MatrixError
 from spdist.inmemory import cupy_operands
 from spdist.kernels.cuda.cuda_graph import Steps
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.vector_updates import BEFORE, CHANGED, KEPT, PQ, RR, RZ, updates_of
 from spdist.matrices.dtypes import module_of
 from spdist.operators.operator import Operator
@@ -64,26 +65,26 @@ class Solution:
 
 
 class Space(Protocol):
-    """What a loop needs of a matrix; `spdist.operators.partitioned.PartitionMember` is one."""
+    """The interface that a loop needs of a matrix; `spdist.operators.partitioned.PartitionMember` is one."""
 
     xp: Any
     x: Any
 
-    def matvec(self, x: Any, out: Any = None) -> Any:
-        """Return ``A @ x``, in `out` where that is given."""
+    def matvec(self, x: DeviceArray, out: DeviceArray | None = None) -> Any:
+        """Return ``A @ x``; write it to `out` if it is given."""
 
-    def total(self, values: Any) -> Any:
+    def total(self, values: DeviceArray) -> Any:
         """Set values to their sums over all parts; return them."""
 
 
 class _Whole:
-    """The space of an operator that is not cut."""
+    """The space of an operator that is not partitioned."""
 
-    def __init__(self, a: Operator, like: Any) -> None:
+    def __init__(self, a: Operator, like: DeviceArray) -> None:
         self.xp, self.matvec = module_of(like), a.matvec
         self.x = self.xp.zeros(a.shape[1], a.dtype)
 
-    def total(self, values: Any) -> Any:
+    def total(self, values: DeviceArray) -> Any:
         """Return the values: there is one part."""
         return values
 
@@ -102,11 +103,11 @@ def conjugate_gradient(
     a : Operator or PartitionedOperator, or a sparse matrix
         Symmetric (Hermitian) and positive definite.
     b : (n,) array or sequence
-        Where the operator is; of the host for a partitioned one.
+        On the device of the operator; in host memory for a partitioned one.
     x0 : (n,) array, optional
-        Where to begin; zero by default.
+        First guess; zero by default.
     diagonal : (n,) array, optional
-        Of A, positive: residuals are divided by it (Jacobi's preconditioner).
+        Diagonal of A, positive: residuals are divided by it (Jacobi's preconditioner).
     rtol : float
         Ends at ``|b - A x| <= rtol |b|``, as the recurrence has it.
     maxiter : int, optional
@@ -168,11 +169,11 @@ def pagerank(
     links : sparse matrix or array
         SciPy's or CuPy's, square: a link from i to j has its weight, not negative, in row i and column j.
     damping : float
-        Chance to follow a link; nodes without any are followed by all alike.
+        Chance to follow a link. A node without links passes its rank to all nodes in equal shares.
     tolerance : float
         Ends once ranks change by no more than that in total.
     workers, scheduler, on_gpu
-        As for `partitioned`, where one of them is given; else the graph is ranked where it is.
+        As for `partitioned`, if one of them is given; otherwise this process ranks the graph where it is.
     cuda_graph : bool
         As for `conjugate_gradient`.
 
@@ -230,15 +231,15 @@ def _followed(links: Any) -> Any:
     return library.csr_matrix((library.diags(shares.astype(m.dtype)) @ m).T)
 
 
-def _on(a: Operator | PartitionedOperator, loop: Any, *vectors: Any, **options: Any) -> Solution:
-    """Run a loop where the matrix is."""
+def _on(a: Operator | PartitionedOperator, loop: Callable[..., Any], *vectors: Any, **options: Any) -> Solution:
+    """Run a loop in the processes that hold the matrix."""
     if not isinstance(a, PartitionedOperator):
         return Solution(*loop(_Whole(a, vectors[0]), *vectors, **options))
     ends = a.run(_back_on_host, *vectors, loop=loop, **options)
     return Solution(a.whole([end[0] for end in ends]), *ends[0][1:])
 
 
-def _back_on_host(part: Any, *vectors: Any, loop: Any, **options: Any) -> tuple[Any, ...]:
+def _back_on_host(part: Space, *vectors: Any, loop: Callable[..., Any], **options: Any) -> tuple[Any, ...]:
     """Run a loop on one of the workers; its vector goes to the driver."""
     x, *facts = loop(part, *vectors, **options)
     return on_host(x), *facts
@@ -266,9 +267,32 @@ def _iterate(
 
 
 def conjugate_gradient_loop(
-    space: Space, b: Any, x: Any, scale: Any = None, *, rtol: float, maxiter: int, cuda_graph: bool = True
-) -> tuple[Any, int, float, bool, float, str]:
-    """Return what a `Solution` holds; `scale` times r is the preconditioned r."""
+    space: Space, b: DeviceArray, x: DeviceArray, scale: DeviceArray | None = None, *, rtol: float, maxiter: int,
+    cuda_graph: bool = True,
+) -> tuple[Any, int, float, bool, float, str]:  # fmt: skip
+    """Run conjugate gradients on one part of a system, or on the whole of it.
+
+    Parameters
+    ----------
+    space : Space
+        The matrix, and sums over all parts.
+    b : (n,) array
+        This part's elements of the right-hand side.
+    x : (n,) array
+        This part's elements of the first guess; not changed.
+    scale : (n,) array, optional
+        ``scale * r`` is the preconditioned residual.
+    rtol : float
+        Ends once ``|r| <= rtol |b|``.
+    maxiter : int
+    cuda_graph : bool
+        Whether iterations on a GPU are captured as a CUDA graph.
+
+    Returns
+    -------
+    tuple
+        The fields of `Solution`, in order.
+    """
     begin, x, p, sums = time.perf_counter(), x.copy(), space.x, space.xp.zeros(4)
     update, q = updates_of(p), space.xp.empty_like(b)
     p[...] = x
@@ -296,9 +320,29 @@ def conjugate_gradient_loop(
 
 
 def pagerank_loop(
-    space: Space, start: Any, *, damping: float, tolerance: float, maxiter: int, cuda_graph: bool = True
+    space: Space, start: DeviceArray, *, damping: float, tolerance: float, maxiter: int, cuda_graph: bool = True
 ) -> tuple[Any, int, float, bool, float, str]:
-    """Return what a `Solution` holds."""
+    """Run PageRank on one part of a graph, or on the whole of it.
+
+    Parameters
+    ----------
+    space : Space
+        The matrix that moves ranks along links, and sums over all parts.
+    start : (n,) array
+        This part's first ranks; the ranks of all parts add up to 1.
+    damping : float
+        Chance to follow a link.
+    tolerance : float
+        Ends once ranks change by no more than this in total.
+    maxiter : int
+    cuda_graph : bool
+        Whether iterations on a GPU are captured as a CUDA graph.
+
+    Returns
+    -------
+    tuple
+        The fields of `Solution`, in order.
+    """
     begin, ranks, sums = time.perf_counter(), space.x, space.xp.zeros(2)
     update, moved = updates_of(ranks), space.xp.empty_like(start)
     ranks[...] = start
@@ -307,7 +351,7 @@ def pagerank_loop(
 
     def step() -> None:
         space.matvec(ranks, moved)
-        update.dot(moved, None, kept)  # what is lost at nodes without links goes to all alike
+        update.dot(moved, None, kept)  # the rank lost at nodes without links goes to all nodes in equal shares
         space.total(kept)
         update.settle(ranks, moved, damping, nodes, sums)
         space.total(changed)

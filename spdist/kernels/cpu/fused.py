@@ -10,6 +10,7 @@ were hit: the other columns hold zero, and the scan for values that reach the th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from spdist.kernels.cpu.rowwise import (
 )
 from spdist.kernels.cpu.workspace import WINDOW
 from spdist.kernels.semirings import Semiring
+from spdist.matrices.dtypes import ValueArray
 
 DENSE_SPAN = 8
 """Columns per product up to which scanning all columns of a row is quicker than marking those that were hit."""
@@ -47,8 +49,15 @@ STRIDE = np.uintp(32)
 
 
 @part
-def sift_down(heap: Any, root: Any, n: Any, value: Any) -> None:
-    """Put `value` at `root` or below it, so that the first `n` values are a heap again, smallest first."""
+def sift_down(heap: ValueArray, root: np.uintp, n: np.uintp, value: Any) -> None:
+    """Put `value` at `root` or below it, so that the first `n` values are a heap again, smallest first.
+
+    Parameters
+    ----------
+    heap : (n,) array
+    root, n : int
+    value : number
+    """
     child = np.uintp(2) * root + np.uintp(1)
     while child < n:
         if child + np.uintp(1) < n and heap[child + np.uintp(1)] < heap[child]:
@@ -61,7 +70,7 @@ def sift_down(heap: Any, root: Any, n: Any, value: Any) -> None:
 
 
 @part
-def find_cut(values: Any, n: Any, least: Any, top: Any, heap: Any) -> Any:
+def find_cut(values: ValueArray, n: np.uintp, least: Any, top: int, heap: ValueArray) -> Any:
     """Return the smallest of the first `n` values to keep, and how many entries equal to it to keep.
 
     Parameters
@@ -97,7 +106,10 @@ def find_cut(values: Any, n: Any, least: Any, top: Any, heap: Any) -> Any:
 
 
 @part
-def finish_row(row: Any, n: Any, number: Any, rows: Any, columns: Any, function: Any, norm: Any, drop: Any) -> Any:
+def finish_row(
+    row: RowsOut, n: np.uintp, number: int, rows: ValueArray | None, columns: ValueArray | None,
+    function: Callable[[Any], Any] | None, norm: int, drop: bool,
+) -> Any:  # fmt: skip
     """Scale, map and normalise the `n` values of a row in place, and drop zeros; return how many entries are left.
 
     Parameters
@@ -133,8 +145,16 @@ def finish_row(row: Any, n: Any, number: Any, rows: Any, columns: Any, function:
 
 
 @inlined
-def norm_of(values: Any, n: Any, norm: Any) -> Any:
-    """Return the norm of the first `n` values."""
+def norm_of(values: ValueArray, n: np.uintp, norm: int) -> Any:
+    """Return the norm of the first `n` values.
+
+    Parameters
+    ----------
+    values : array
+    n : int
+    norm : {1, 2, 3}
+        1 more than the position in `product_spec.NORMS`.
+    """
     size = 0.0
     for t in range(n):
         value = abs(values[t])
@@ -143,10 +163,21 @@ def norm_of(values: Any, n: Any, norm: Any) -> Any:
 
 
 @part
-def keep_row(row: Any, n: Any, selection: Selection | None, c: RowsOut, at: Any) -> Any:
+def keep_row(row: RowsOut, n: np.uintp, selection: Selection | None, c: RowsOut, at: np.uintp) -> Any:
     """Copy the entries to keep of the `n` entries of a row to C from place `at` on; return the next place.
 
     Places from the capacity on are counted, but all written to one spare entry.
+
+    Parameters
+    ----------
+    row : RowsOut
+        The finished row, from place 0 on.
+    n : int
+        Entries of the row.
+    selection : Selection or None
+        None keeps all entries.
+    c : RowsOut
+    at : int
     """
     if selection is None:
         fits = at + n <= c.capacity
@@ -172,20 +203,22 @@ def keep_row(row: Any, n: Any, selection: Selection | None, c: RowsOut, at: Any)
 
 @part
 def make_dense(
-    a: CsrArrays,
-    b: RowRanges,
-    row: Any,
-    first: Any,
-    columns: Any,
-    forbidden: ForbiddenMask | None,
-    least: Any,
-    totals: Any,
-    c: RowsOut,
-    ring: Semiring | None,
-) -> Any:
+    a: CsrArrays, b: RowRanges, row: int, first: np.uintp, columns: np.uintp, forbidden: ForbiddenMask | None,
+    least: Any, totals: ValueArray, c: RowsOut, ring: Semiring | None,
+) -> Any:  # fmt: skip
     """Make a row whose `columns` columns from `first` on fit the window; return how many values are at least `least`.
 
     Pre: `least` is above the semiring's zero; all totals are zero, before and after.
+
+    Parameters
+    ----------
+    a, b, row, forbidden, c, ring
+        As for `make_row`.
+    first, columns : int
+    least : number
+        Smallest value to keep.
+    totals : array
+        The totals of a `Window`.
     """
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
         k, value = np.uintp(a.indices[p]), a.data[p]
@@ -197,8 +230,22 @@ def make_dense(
 
 
 @inlined
-def scan(totals: Any, first: Any, columns: Any, least: Any, c: RowsOut, zero: Any) -> Any:
-    """Move the totals that are at least `least` to C from place 0 on, and clear all; return how many there are."""
+def scan(totals: ValueArray, first: np.uintp, columns: np.uintp, least: Any, c: RowsOut, zero: Any) -> Any:
+    """Move the totals that are at least `least` to C from place 0 on, and clear all; return how many there are.
+
+    Parameters
+    ----------
+    totals : array
+        Of `columns` columns, rounded up to `STRIDE`.
+    first : int
+        Column of ``totals[0]``.
+    columns : int
+    least : number
+        Smallest value to keep; above `zero`.
+    c : RowsOut
+    zero : number
+        The semiring's zero.
+    """
     at = np.uintp(0)
     for t in range(np.uintp(0), columns, STRIDE):
         reach = np.uint8(0)
@@ -217,19 +264,29 @@ def scan(totals: Any, first: Any, columns: Any, least: Any, c: RowsOut, zero: An
 
 @part
 def make_row(
-    a: CsrArrays,
-    b: RowRanges,
-    row: Any,
-    forbidden: ForbiddenMask | None,
-    selection: Selection | None,
-    work: Workspace,
-    c: RowsOut,
-    ring: Semiring | None,
-    wide: bool | None,
-) -> Any:
+    a: CsrArrays, b: RowRanges, row: int, forbidden: ForbiddenMask | None, selection: Selection | None, work: Workspace,
+    c: RowsOut, ring: Semiring | None, wide: bool | None,
+) -> Any:  # fmt: skip
     """Make one row of C from place 0 on, without its forbidden columns; return its entries.
 
     Values that `selection` leaves out anyway may be missing.
+
+    Parameters
+    ----------
+    a : CsrArrays
+    b : RowRanges
+    row : int
+        Row of A.
+    forbidden : ForbiddenMask or None
+        The mask that the row is kept out of.
+    selection : Selection or None
+    work : Workspace
+    c : RowsOut
+        Room for the whole row.
+    ring : Semiring or None
+        None for plus and times.
+    wide : None or True
+        None if C has at most `WINDOW` columns.
     """
     extent = row_extent(a, b, row)
     none = np.uintp(0)
@@ -251,20 +308,18 @@ def make_row(
 
 @part
 def make_without_forbidden(
-    a: CsrArrays,
-    b: RowRanges,
-    row: Any,
-    forbidden: ForbiddenMask,
-    selection: Selection | None,
-    work: Workspace,
-    c: RowsOut,
-    ring: Semiring | None,
-    wide: bool | None,
-) -> Any:
+    a: CsrArrays, b: RowRanges, row: int, forbidden: ForbiddenMask, selection: Selection | None, work: Workspace,
+    c: RowsOut, ring: Semiring | None, wide: bool | None,
+) -> Any:  # fmt: skip
     """Make one row of C from place 0 on, without its forbidden columns; return its entries.
 
     Looking up a product in the mask costs more than adding it. If the mask's row is far shorter than the products, the
     row is made whole, and its forbidden entries are dropped afterwards.
+
+    Parameters
+    ----------
+    a, b, row, forbidden, selection, work, c, ring, wide
+        As for `make_row`; `forbidden` is a mask.
     """
     start, stop = np.uintp(forbidden.indptr[row]), np.uintp(forbidden.indptr[row + np.uintp(1)])
     if MASK_GAIN * (stop - start) > np.uintp(row_extent(a, b, row)[0]):

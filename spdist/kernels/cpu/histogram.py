@@ -6,8 +6,6 @@ widths, a value is compared with one or two edges; for any other bins, with no m
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from spdist.kernels.cpu.numba_compile import compiled
@@ -46,7 +44,7 @@ def histogram(values: ValueArray, edges: ValueArray) -> Int64Array:
 
 
 @compiled
-def count_by_bins(values: Any, edges: Any, starts: Any, scale: float, counts: Any) -> None:
+def count_by_bins(values: ValueArray, edges: ValueArray, starts: Int64Array, scale: float, counts: Int64Array) -> None:
     """Add the number of values in each bin to its count.
 
     Parameters

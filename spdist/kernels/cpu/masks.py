@@ -17,10 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from spdist.kernels.cpu.arrays import AllowedMask, CsrArrays, ForbiddenMask, RowRanges, RowsOut, Window, Workspace
+from spdist.kernels.cpu.arrays import (
+    AllowedMask,
+    Bytes,
+    CsrArrays,
+    ForbiddenMask,
+    RowRanges,
+    RowsOut,
+    Window,
+    Workspace,
+)
 from spdist.kernels.cpu.numba_compile import add_product, inlined, part, zero_of
 from spdist.kernels.cpu.workspace import TABLE_SLOTS, WINDOW
 from spdist.kernels.semirings import Semiring
+from spdist.matrices.dtypes import IndexArray, ValueArray
 
 EMPTY = -1
 ALLOWED = 1
@@ -32,17 +42,33 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @inlined
-def first_slot(column: Any, shift: Any) -> Any:
-    """Return where the search for a column starts."""
+def first_slot(column: np.uintp, shift: np.uint64) -> Any:
+    """Return where the search for a column starts.
+
+    Parameters
+    ----------
+    column : int
+    shift : int
+        As `fill_table` returns it.
+    """
     return np.uintp((np.uint64(column) * MULTIPLIER) >> np.uint64(shift))
 
 
 @part
-def fill_table(keys: Any, places: Any, columns: Any, start: Any, stop: Any) -> Any:
-    """Enter ``columns[start:stop]`` into the table with their places, counted from `start`; return the hash's shift.
+def fill_table(keys: IndexArray, places: IndexArray, columns: IndexArray, start: np.uintp, stop: np.uintp) -> Any:
+    """Enter a row of a mask into a hash table; return the shift of the hash.
 
     The table uses only as many slots as the row needs, at least `TABLE_SLOTS` for each column, so that clearing it
     costs no more than the row.
+
+    Parameters
+    ----------
+    keys, places : (nslots,) int
+        Take each column, and its place in the row, counted from `start`.
+    columns : (nnz,) int
+        Columns of the mask.
+    start, stop : int
+        The row's entries.
     """
     bits = np.uint64(4)
     while (np.uintp(1) << bits) < np.uintp(TABLE_SLOTS) * (stop - start):
@@ -60,8 +86,17 @@ def fill_table(keys: Any, places: Any, columns: Any, start: Any, stop: Any) -> A
 
 
 @inlined
-def find_slot(keys: Any, column: Any, shift: Any) -> Any:
-    """Return the slot that holds a column, or an empty one if none does."""
+def find_slot(keys: IndexArray, column: np.uintp, shift: np.uint64) -> Any:
+    """Return the slot that holds a column, or an empty one if none does.
+
+    Parameters
+    ----------
+    keys : (nslots,) int
+        Columns, or `EMPTY`.
+    column : int
+    shift : int
+        As `fill_table` returns it.
+    """
     last = (np.uintp(1) << (np.uint64(64) - np.uint64(shift))) - np.uintp(1)
     slot = first_slot(column, shift)
     while keys[slot] != column and keys[slot] != EMPTY:
@@ -70,10 +105,14 @@ def find_slot(keys: Any, column: Any, shift: Any) -> Any:
 
 
 @inlined
-def is_forbidden(forbidden: ForbiddenMask | None, column: Any) -> Any:
-    """Whether a column is in the mask's row that C is kept out of, which its table holds.
+def is_forbidden(forbidden: ForbiddenMask | None, column: np.uintp) -> Any:
+    """Whether the row of the mask that C is kept out of has a column.
 
-    Never if `forbidden` is None: the compiled code then has no test.
+    Parameters
+    ----------
+    forbidden : ForbiddenMask or None
+        Its table holds the row. If None, the compiled code has no test.
+    column : int
     """
     if forbidden is None:
         return False
@@ -82,8 +121,15 @@ def is_forbidden(forbidden: ForbiddenMask | None, column: Any) -> Any:
 
 
 @part
-def first_at_least(indices: Any, start: Any, stop: Any, column: Any) -> Any:
-    """Return the first place in the sorted ``indices[start:stop]`` whose column is not below `column`, else `stop`."""
+def first_at_least(indices: IndexArray, start: np.uintp, stop: np.uintp, column: np.uintp) -> Any:
+    """Return the first place in ``indices[start:stop]`` with a column of at least `column`; `stop` if there is none.
+
+    Parameters
+    ----------
+    indices : (nnz,) int
+        Ascending from `start` to `stop`.
+    start, stop, column : int
+    """
     while start < stop:
         middle = (start + stop) >> np.uintp(1)
         if np.uintp(indices[middle]) < column:
@@ -95,20 +141,28 @@ def first_at_least(indices: Any, start: Any, stop: Any, column: Any) -> Any:
 
 @inlined
 def search_row(
-    b: RowRanges,
-    k: Any,
-    value: Any,
-    columns: Any,
-    first: Any,
-    n: Any,
-    base: Any,
-    totals: Any,
-    hits: Any,
-    ring: Semiring | None,
-) -> None:
+    b: RowRanges, k: np.uintp, value: Any, columns: IndexArray, first: np.uintp, n: np.uintp, base: np.uintp | None,
+    totals: ValueArray, hits: Bytes, ring: Semiring | None,
+) -> None:  # fmt: skip
     """Add the products of a long row of B by searching it for each of the mask's `n` columns.
 
     Totals and hits are numbered by the column less `base`, or by the place in the mask's row if `base` is None.
+
+    Parameters
+    ----------
+    b : RowRanges
+    k : int
+        Row of B.
+    value : number
+        Value of A to multiply with.
+    columns : (nnz,) int
+        Columns of the mask.
+    first, n : int
+        First entry of the mask's row, and number of its entries.
+    base : int or None
+    totals, hits : array
+        Take the sums, and a mark for each column that was hit.
+    ring : Semiring or None
     """
     start, stop = np.uintp(b.starts[k]), np.uintp(b.stops[k])
     for t in range(n):
@@ -124,19 +178,28 @@ def search_row(
 
 @part
 def inside_window(
-    a: CsrArrays,
-    b: RowRanges,
-    row: Any,
-    allowed: AllowedMask,
-    window: Window,
-    c: RowsOut,
-    ring: Semiring | None,
+    a: CsrArrays, b: RowRanges, row: int, allowed: AllowedMask, window: Window, c: RowsOut, ring: Semiring | None,
     wide: bool | None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Make one row of C inside a row of the mask that fits the window, from place 0 on; return its entries.
 
     A column's mark selects between two values, not between two branches: the processor would mispredict the branch for
     most marked columns, and a misprediction costs more than a product.
+
+    Parameters
+    ----------
+    a : CsrArrays
+    b : RowRanges
+    row : int
+        Row of A and of the mask.
+    allowed : AllowedMask
+    window : Window
+        Cleared before and after.
+    c : RowsOut
+        Room for the mask's row.
+    ring : Semiring or None
+    wide : None or True
+        None if C has at most `WINDOW` columns.
     """
     columns, (totals, hits, _) = allowed.indices, window
     first, last = np.uintp(allowed.indptr[row]), np.uintp(allowed.indptr[row + np.uintp(1)])
@@ -170,8 +233,14 @@ def inside_window(
 
 
 @part
-def inside_table(a: CsrArrays, b: RowRanges, row: Any, allowed: AllowedMask, c: RowsOut, ring: Semiring | None) -> Any:
-    """Make one row of C inside a row of the mask, of any columns, from place 0 on; return its entries."""
+def inside_table(a: CsrArrays, b: RowRanges, row: int, allowed: AllowedMask, c: RowsOut, ring: Semiring | None) -> Any:
+    """Make one row of C inside a row of the mask, of any columns, from place 0 on; return its entries.
+
+    Parameters
+    ----------
+    a, b, row, allowed, c, ring
+        As for `inside_window`.
+    """
     _, columns, keys, places, totals, hits = allowed
     first, last = np.uintp(allowed.indptr[row]), np.uintp(allowed.indptr[row + np.uintp(1)])
     n, shift = last - first, np.uint64(0)
@@ -202,15 +271,9 @@ def inside_table(a: CsrArrays, b: RowRanges, row: Any, allowed: AllowedMask, c: 
 
 @inlined
 def multiply_inside(
-    a: CsrArrays,
-    b: RowRanges,
-    row: Any,
-    allowed: AllowedMask,
-    work: Workspace,
-    c: RowsOut,
-    ring: Semiring | None,
+    a: CsrArrays, b: RowRanges, row: int, allowed: AllowedMask, work: Workspace, c: RowsOut, ring: Semiring | None,
     wide: bool | None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Make one row of C inside a row of the mask, from place 0 on; return its entries.
 
     Parameters

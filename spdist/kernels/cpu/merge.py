@@ -13,7 +13,17 @@ from spdist.matrices.csr import CSR
 
 @compiled
 def merge_rows(p: CsrArrays, q: CsrArrays, c: CsrArrays, ring: Semiring | None) -> None:
-    """Merge the rows of p and q, which have as many rows as c, into c."""
+    """Merge the rows of p and q into c.
+
+    Parameters
+    ----------
+    p, q : CsrArrays
+        Canonical, with as many rows as `c`.
+    c : CsrArrays
+        Room for the entries of both; ``c.indptr[0]`` is 0.
+    ring : Semiring or None
+        Adds values with equal columns; None for plus.
+    """
     at = np.uintp(0)
     i, j = np.uintp(p.indptr[0]), np.uintp(q.indptr[0])
     for row in range(len(c.indptr) - 1):

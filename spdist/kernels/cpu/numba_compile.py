@@ -16,6 +16,7 @@ from numba.np.numpy_support import as_dtype, from_dtype
 
 from spdist.errors import InputError
 from spdist.kernels.semirings import Semiring
+from spdist.matrices.dtypes import ValueArray
 
 # No compiled function makes arrays, so that references need not be counted: threads would contend for the counters.
 OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "_nrt": False}
@@ -72,6 +73,13 @@ def callable_part(function: Callable[..., Any]) -> Any:
 def check_functions(functions: dict[str, tuple[Callable[..., Any], str]], dtype: np.dtype[Any]) -> None:
     """Check that Numba compiles the user's functions, `ProductSpec.functions`, for a C of this dtype.
 
+    Parameters
+    ----------
+    functions : dict
+        By the name for the message: a function, and its arguments as text.
+    dtype : dtype
+        Dtype of C.
+
     Raises
     ------
     InputError
@@ -104,8 +112,14 @@ def _refusal(function: Callable[..., Any], arguments: str, dtype: np.dtype[Any])
     return None if real or (dtype.kind == "c" and result in types.complex_domain) else f"it returns {result}"
 
 
-def for_ring(function: Any, ring: Semiring | None) -> Any:
-    """Return the kernel to call with a semiring: only kernels of named semirings are cached on disk."""
+def for_ring(function: Callable[..., Any], ring: Semiring | None) -> Any:
+    """Return the kernel to call with a semiring: only kernels of named semirings are cached on disk.
+
+    Parameters
+    ----------
+    function : Numba dispatcher
+    ring : Semiring or None
+    """
     return function if ring is None or ring.named else unsaved(function)
 
 
@@ -141,18 +155,39 @@ def _unbox(kind: RingType, ring: Any, c: Any) -> Any:
     return NativeValue(c.context.get_dummy_value())
 
 
-def fold(total: Any, value: Any, ring: Any) -> Any:
-    """Return `total` with one product added."""
+def fold(total: Any, value: Any, ring: Semiring | None) -> Any:
+    """Return `total` with one product added.
+
+    Parameters
+    ----------
+    total, value : number
+    ring : Semiring or None
+        None for plus and times, here and below.
+    """
     return total + value if ring is None else ring.add(total, value)
 
 
-def product(like: Any, x: Any, y: Any, ring: Any) -> Any:
-    """Return the product of x and y, in the type of `like`."""
+def product(like: Any, x: Any, y: Any, ring: Semiring | None) -> Any:
+    """Return the product of x and y, in the type of `like`.
+
+    Parameters
+    ----------
+    like : number
+    x, y : number
+        Values of A and B.
+    ring : Semiring or None
+    """
     return x * y if ring is None else type(like)(ring.multiply(x, y))
 
 
-def zero_of(values: Any, ring: Any) -> Any:
-    """Return the zero of a semiring in the dtype of an array."""
+def zero_of(values: ValueArray, ring: Semiring | None) -> Any:
+    """Return the zero of a semiring in the dtype of an array.
+
+    Parameters
+    ----------
+    values : array
+    ring : Semiring or None
+    """
     return values.dtype.type(0) if ring is None else ring.zero_of(values.dtype)
 
 
@@ -183,8 +218,14 @@ def _zero_of(values: Any, ring: Any) -> Callable[..., Any]:
 
 
 @inlined
-def add_product(total: Any, x: Any, y: Any, ring: Any) -> Any:
-    """Return `total` with the product of x and y added."""
+def add_product(total: Any, x: Any, y: Any, ring: Semiring | None) -> Any:
+    """Return `total` with the product of x and y added.
+
+    Parameters
+    ----------
+    total, x, y : number
+    ring : Semiring or None
+    """
     return fold(total, product(total, x, y, ring), ring)
 
 

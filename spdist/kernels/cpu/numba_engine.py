@@ -89,7 +89,18 @@ def _fused_filler(product: PreparedProduct) -> FillRows:
 
 
 def slice_stop(product: PreparedProduct, start: int, stop: int) -> tuple[int, int]:
-    """Return the end of a slice of about `SLICE_PRODUCTS` products, one row at least, and its products."""
+    """Return the end of a slice of about `SLICE_PRODUCTS` products, one row at least, and its products.
+
+    Parameters
+    ----------
+    product : PreparedProduct
+    start, stop : int
+        Rows of C; the slice begins at `start` and ends at `stop` at the latest.
+
+    Returns
+    -------
+    stop, products : int
+    """
     a, b = product.a, product.b
     last, products = rowwise.slice_stop(a.indptr, a.indices, b.indptr, start, stop, cpu_sizes.SLICE_PRODUCTS)
     return int(last), int(products)

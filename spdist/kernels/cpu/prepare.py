@@ -87,7 +87,7 @@ class PreparedProduct:
 
     @property
     def kernel_dtype(self) -> np.dtype[Any]:
-        """The dtype that kernels compute in: unsigned where that gives the same bits, so that fewer are compiled."""
+        """The dtype that kernels compute in: unsigned if the bits are the same, so that fewer kernels are compiled."""
         named = self.ring is None or self.ring.named
         unsigned = (self.dtype.kind == "b" and named) or (self.dtype.kind == "i" and self.spec.plain)
         return np.dtype(f"u{self.dtype.itemsize}") if unsigned else self.dtype

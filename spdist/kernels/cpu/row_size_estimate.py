@@ -11,19 +11,30 @@ References
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from spdist.kernels.cpu.numba_compile import compiled
+from spdist.matrices.dtypes import IndexArray, ValueArray
 
 SAMPLES = 8
 """Random numbers for each row or column, stored side by side: a register of 8 floats."""
 
 
 @compiled
-def least_of_rows(indptr: Any, indices: Any, start: int, least: Any, out: Any) -> None:
-    """Lower ``out[start + i]`` to the numbers ``least[k]`` of all columns k of row i; both of shape (n, SAMPLES)."""
+def least_of_rows(indptr: IndexArray, indices: IndexArray, start: int, least: ValueArray, out: ValueArray) -> None:
+    """Lower the numbers of each row to the minima of the numbers of its columns.
+
+    Parameters
+    ----------
+    indptr, indices
+        CSR arrays of some rows.
+    start : int
+        Number of the first of these rows in `out`.
+    least : (ncols, SAMPLES) float32
+        Numbers of the columns.
+    out : (nrows, SAMPLES) float32
+        Numbers of the rows; changed.
+    """
     for row in range(len(indptr) - 1):
         at = np.uintp(start + row)
         for p in range(np.uintp(indptr[row]), np.uintp(indptr[row + 1])):
@@ -33,8 +44,20 @@ def least_of_rows(indptr: Any, indices: Any, start: int, least: Any, out: Any) -
 
 
 @compiled
-def least_of_columns(indptr: Any, indices: Any, start: int, least: Any, out: Any) -> None:
-    """Lower ``out[k]`` to the numbers ``least[start + i]`` of all rows i that have column k."""
+def least_of_columns(indptr: IndexArray, indices: IndexArray, start: int, least: ValueArray, out: ValueArray) -> None:
+    """Lower the numbers of each column to the minima of the numbers of its rows.
+
+    Parameters
+    ----------
+    indptr, indices
+        CSR arrays of some rows.
+    start : int
+        Number of the first of these rows in `least`.
+    least : (nrows, SAMPLES) float32
+        Numbers of the rows.
+    out : (ncols, SAMPLES) float32
+        Numbers of the columns; changed.
+    """
     for row in range(len(indptr) - 1):
         at = np.uintp(start + row)
         for p in range(np.uintp(indptr[row]), np.uintp(indptr[row + 1])):

@@ -31,6 +31,7 @@ References
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,7 @@ from spdist.kernels.cpu.masks import first_at_least, is_forbidden
 from spdist.kernels.cpu.numba_compile import add_product, compiled, fold, inlined, instruction, part, zero_of
 from spdist.kernels.cpu.workspace import BATCH_ROWS, BATCH_SLOTS, RANK_PRODUCTS, SORT_PRODUCTS, WINDOW
 from spdist.kernels.semirings import Semiring
+from spdist.matrices.dtypes import IndexArray
 
 LANES = 16
 """int32 keys that one vector instruction compares."""
@@ -73,10 +75,10 @@ MOST_PREFETCHES = np.uintp(32)
 
 
 @instruction
-def marks64(context: Any, marks: Any, at: Any) -> Any:
+def marks64(context: Any, marks: types.Type, at: types.Type) -> Any:
     """Return the 64 bytes ``marks[at:at + 64]`` as 64 bits, bit j set if byte j is not 0."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
         marks = context.make_array(signature.args[0])(context, builder, value=args[0])
         vector = ir.VectorType(ir.IntType(8), 64)
         start = builder.bitcast(builder.gep(marks.data, [args[1]]), vector.as_pointer())
@@ -87,10 +89,10 @@ def marks64(context: Any, marks: Any, at: Any) -> Any:
 
 
 @instruction
-def count_below(context: Any, keys: Any, at: Any, key: Any) -> Any:
+def count_below(context: Any, keys: types.Type, at: types.Type, key: types.Type) -> Any:
     """Return how many of the `LANES` int32 in ``keys[at:]`` are below `key`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
         keys = context.make_array(signature.args[0])(context, builder, value=args[0])
         vector = ir.VectorType(ir.IntType(32), LANES)
         start = builder.bitcast(builder.gep(keys.data, [args[1]]), vector.as_pointer())
@@ -105,20 +107,20 @@ def count_below(context: Any, keys: Any, at: Any, key: Any) -> Any:
 
 
 @instruction
-def lowest_bit(context: Any, bits: Any) -> Any:
+def lowest_bit(context: Any, bits: types.Type) -> Any:
     """Return the place of the lowest set bit of a number that is not 0."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
 
     return types.uint64(types.uint64), generate
 
 
 @instruction
-def prefetch(context: Any, array: Any, at: Any) -> Any:
+def prefetch(context: Any, array: types.Type, at: types.Type) -> Any:
     """Ask the processor to fetch ``array[at]``, and do not wait for it; any `at` is safe."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
         array = context.make_array(signature.args[0])(context, builder, value=args[0])
         byte = ir.IntType(8).as_pointer()
         number = ir.IntType(32)
@@ -132,7 +134,7 @@ def prefetch(context: Any, array: Any, at: Any) -> Any:
 
 
 @inlined
-def row_extent(a: CsrArrays, b: RowRanges, row: Any) -> Any:
+def row_extent(a: CsrArrays, b: RowRanges, row: int) -> Any:
     """Return how many products a row has, its first and last column of C, and how many rows of B take part."""
     products, first, last, parts = np.int64(0), np.int64(np.iinfo(np.int64).max), np.int64(-1), 0
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
@@ -147,7 +149,7 @@ def row_extent(a: CsrArrays, b: RowRanges, row: Any) -> Any:
 
 
 @part
-def enter_rows(a: CsrArrays, b: RowRanges, row: Any, diagonal: Any) -> None:
+def enter_rows(a: CsrArrays, b: RowRanges, row: int, diagonal: np.uintp) -> None:
     """Move the starts of the rows of B that a row of A uses to their first column from `diagonal` on.
 
     Rows of A come in rising order. In A @ A.T each entry of a row moves a start by one.
@@ -163,7 +165,7 @@ def enter_rows(a: CsrArrays, b: RowRanges, row: Any, diagonal: Any) -> None:
 
 
 @inlined
-def prefetch_rows(a: CsrArrays, b: RowRanges, row: Any, stop: Any) -> None:
+def prefetch_rows(a: CsrArrays, b: RowRanges, row: int, stop: np.uintp) -> None:
     """Prefetch the entries of B for row + 2 and the starts for row + 4: small random rows mostly wait for memory."""
     far = min(row + np.uintp(4), stop - np.uintp(1))
     begin, end = np.uintp(a.indptr[far]), np.uintp(a.indptr[far + np.uintp(1)])
@@ -179,14 +181,9 @@ def prefetch_rows(a: CsrArrays, b: RowRanges, row: Any, stop: Any) -> None:
 
 @inlined
 def accumulate(
-    a: CsrArrays,
-    b: RowRanges,
-    row: Any,
-    first: Any,
-    window: Window,
-    ring: Semiring | None,
+    a: CsrArrays, b: RowRanges, row: int, first: np.uintp, window: Window, ring: Semiring | None,
     forbidden: ForbiddenMask | None,
-) -> None:
+) -> None:  # fmt: skip
     """Add a row's products to the window, whose first column is `first`; all of them must fall into it."""
     totals, hits, hits64 = window
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
@@ -202,15 +199,9 @@ def accumulate(
 
 @part
 def accumulate_strip(
-    a: CsrArrays,
-    b: RowRanges,
-    row: Any,
-    first: Any,
-    end: Any,
-    window: Window,
-    ring: Semiring | None,
+    a: CsrArrays, b: RowRanges, row: int, first: np.uintp, end: np.uintp, window: Window, ring: Semiring | None,
     forbidden: ForbiddenMask | None,
-) -> None:
+) -> None:  # fmt: skip
     """Add a row's products with columns in ``[first, end)`` to the window."""
     totals, hits, hits64 = window
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
@@ -227,10 +218,20 @@ def accumulate_strip(
 
 
 @inlined
-def gather(window: Window, first: Any, columns: Any, c: RowsOut, at: Any, ring: Semiring | None) -> Any:
+def gather(window: Window, first: np.uintp, columns: np.uintp, c: RowsOut, at: np.uintp, ring: Semiring | None) -> Any:
     """Move the window's entries to C from place `at` on, in order of columns, and clear it; return the next place.
 
     Places from the capacity on are counted, but all written to one spare entry.
+
+    Parameters
+    ----------
+    window : Window
+    first, columns : int
+        The window's first column, and number of its columns.
+    c : RowsOut
+    at : int
+        First place in C.
+    ring : Semiring or None
     """
     totals, hits, hits64 = window
     for t in range(np.uintp(0), (columns + np.uintp(63)) >> np.uintp(6), np.uintp(64)):
@@ -256,8 +257,9 @@ def gather(window: Window, first: Any, columns: Any, c: RowsOut, at: Any, ring: 
 
 @inlined
 def copy_row(
-    a: CsrArrays, b: RowRanges, row: Any, c: RowsOut, at: Any, ring: Semiring | None, forbidden: ForbiddenMask | None
-) -> Any:
+    a: CsrArrays, b: RowRanges, row: int, c: RowsOut, at: np.uintp, ring: Semiring | None,
+    forbidden: ForbiddenMask | None,
+) -> Any:  # fmt: skip
     """Write a row of C that has products with only one row of B; return the next place."""
     zero = zero_of(c.data, ring)
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
@@ -281,16 +283,9 @@ def copy_row(
 
 @inlined
 def expand_small(
-    a: CsrArrays,
-    b: RowRanges,
-    row: Any,
-    extent: Any,
-    batch: Batch,
-    count: Any,
-    slot: Any,
-    ring: Semiring | None,
-    forbidden: ForbiddenMask | None,
-) -> Any:
+    a: CsrArrays, b: RowRanges, row: int, extent: tuple[int, int, int, int], batch: Batch, count: np.uintp,
+    slot: np.uintp, ring: Semiring | None, forbidden: ForbiddenMask | None,
+) -> Any:  # fmt: skip
     """Expand a small row into the batch as its row number `count`, from `slot` on; return the next free slot.
 
     A key is column and place, so keys differ and equal columns keep their order.
@@ -318,7 +313,7 @@ def expand_small(
 
 
 @part
-def sort_batch(batch: Batch, rows: Any) -> Any:
+def sort_batch(batch: Batch, rows: np.uintp) -> Any:
     """Sort the rows of a batch: an entry's place is the number of smaller keys; return how many there are."""
     keys, ordered, sizes = batch.keys, batch.ordered, batch.sizes
     slot, done = np.uintp(0), np.uintp(0)
@@ -337,7 +332,7 @@ def sort_batch(batch: Batch, rows: Any) -> Any:
 
 
 @part
-def flush_batch(batch: Batch, rows: Any, c: RowsOut, row: Any, at: Any, ring: Semiring | None) -> Any:
+def flush_batch(batch: Batch, rows: np.uintp, c: RowsOut, row: Any, at: np.uintp, ring: Semiring | None) -> Any:
     """Sort and sum a batch of `rows` rows into C, whose first is `row`, from place `at` on.
 
     Return the next place and how many rows fit; if not all fit, the place counts the first that did not fit as well.
@@ -373,15 +368,9 @@ def flush_batch(batch: Batch, rows: Any, c: RowsOut, row: Any, at: Any, ring: Se
 
 @part
 def expand_strip(
-    a: CsrArrays,
-    b: RowRanges,
-    row: Any,
-    first: Any,
-    end: Any,
-    sorting: SortBuffers,
-    ring: Semiring | None,
+    a: CsrArrays, b: RowRanges, row: int, first: np.uintp, end: np.uintp, sorting: SortBuffers, ring: Semiring | None,
     forbidden: ForbiddenMask | None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Expand a row's products with columns in ``[first, end)``; return how many, or more than fit if they do not."""
     keys, values = sorting.keys, sorting.values
     n = np.uintp(0)
@@ -402,7 +391,7 @@ def expand_strip(
 
 
 @part
-def radix_sort(sorting: SortBuffers, n: Any, columns: Any) -> Any:
+def radix_sort(sorting: SortBuffers, n: np.uintp, columns: np.uintp) -> Any:
     """Sort the first `n` keys by column, stably, least digit first; return which row of keys holds the result."""
     keys, bins = sorting.keys, sorting.bins
     most = np.uintp(8) if n < np.uintp(2048) else np.uintp(11)
@@ -431,7 +420,9 @@ def radix_sort(sorting: SortBuffers, n: Any, columns: Any) -> Any:
 
 
 @part
-def compress(sorting: SortBuffers, side: Any, n: Any, first: Any, c: RowsOut, at: Any, ring: Semiring | None) -> Any:
+def compress(
+    sorting: SortBuffers, side: np.uintp, n: np.uintp, first: np.uintp, c: RowsOut, at: np.uintp, ring: Semiring | None
+) -> Any:
     """Sum the sorted products of each column into C from place `at` on, without a branch; return the next place."""
     keys, values = sorting.keys, sorting.values
     zero = zero_of(values, ring)
@@ -453,8 +444,8 @@ def compress(sorting: SortBuffers, side: Any, n: Any, first: Any, c: RowsOut, at
 
 @part
 def multiply_strips(
-    a: CsrArrays, b: RowRanges, row: Any, first: Any, last: Any, products: Any, work: Workspace, c: RowsOut,
-    at: Any, ring: Semiring | None, forbidden: ForbiddenMask | None,
+    a: CsrArrays, b: RowRanges, row: int, first: np.uintp, last: np.uintp, products: int, work: Workspace, c: RowsOut,
+    at: np.uintp, ring: Semiring | None, forbidden: ForbiddenMask | None,
 ) -> Any:  # fmt: skip
     """Make a row strip by strip, each as wide as `SORT_PRODUCTS` products or `WINDOW` columns allow."""
     window, sorting = work.window, work.sorting
@@ -481,10 +472,23 @@ def multiply_strips(
 
 @inlined
 def multiply_row(
-    a: CsrArrays, b: RowRanges, row: Any, extent: Any, work: Workspace, c: RowsOut, at: Any, ring: Semiring | None,
-    forbidden: ForbiddenMask | None, wide: bool | None,
+    a: CsrArrays, b: RowRanges, row: int, extent: tuple[int, int, int, int], work: Workspace, c: RowsOut, at: np.uintp,
+    ring: Semiring | None, forbidden: ForbiddenMask | None, wide: bool | None,
 ) -> Any:  # fmt: skip
-    """Make one row, without the columns in `forbidden`, by the method that suits it; return the next place in C."""
+    """Make one row, without the columns in `forbidden`, by the method that suits it; return the next place in C.
+
+    Parameters
+    ----------
+    a, b, work, c, ring, wide
+        As for `multiply_rows`.
+    row : int
+        Row of A.
+    extent : tuple of int
+        As `row_extent` returns it.
+    at : int
+        First place in C.
+    forbidden : ForbiddenMask or None
+    """
     products, low, high, parts = extent
     if parts == 1:
         return copy_row(a, b, row, c, at, ring, forbidden)
@@ -500,7 +504,7 @@ def multiply_row(
 
 
 @inlined
-def is_small(extent: Any) -> Any:
+def is_small(extent: tuple[int, int, int, int]) -> Any:
     """Whether a row is better sorted in a batch of small rows."""
     products, first, last, _ = extent
     if products > RANK_PRODUCTS or last - first >= RANK_SPAN:
@@ -571,10 +575,16 @@ def multiply_rows(
 
 
 @compiled
-def slice_stop(a_indptr: Any, a_indices: Any, b_indptr: Any, start: int, stop: int, most: int) -> Any:
-    """Return the end of the longest run of rows from `start` with at most `most` products (one row at least).
+def slice_stop(
+    a_indptr: IndexArray, a_indices: IndexArray, b_indptr: IndexArray, start: int, stop: int, most: int
+) -> Any:
+    """Return the end of the longest run of rows with at most `most` products, at least one row, and its products.
 
-    Also return the run's products.
+    Parameters
+    ----------
+    a_indptr, a_indices, b_indptr
+        CSR arrays of A and of B.
+    start, stop, most : int
     """
     products = np.int64(0)
     for row in range(np.uintp(start), np.uintp(stop)):

@@ -56,7 +56,18 @@ def new_filler(product: PreparedProduct) -> FillRows:
 
 
 def slice_stop(product: PreparedProduct, start: int, stop: int) -> tuple[int, int]:
-    """Return the end of a slice of about `SLICE_PRODUCTS` products, one row at least, and its products."""
+    """Return the end of a slice of about `SLICE_PRODUCTS` products, one row at least, and its products.
+
+    Parameters
+    ----------
+    product : PreparedProduct
+    start, stop : int
+        Rows of C; the slice begins at `start` and ends at `stop` at the latest.
+
+    Returns
+    -------
+    stop, products : int
+    """
     a, b = product.a, product.b
     begin = int(a.indptr[start])
     last = int(np.searchsorted(a.indptr, begin + SLICE_PRODUCTS, side="right")) - 1

@@ -135,7 +135,19 @@ def fused_workspace(
 
 
 def cast_bytes(nnz: int, itemsize: int, wanted_itemsize: int) -> int:
-    """Return the bytes of a copy of an operand's values, or indices, in the wanted dtype; 0 if they have that size."""
+    """Return the bytes of a copy of an operand's values or indices; 0 if the items have the wanted size.
+
+    Parameters
+    ----------
+    nnz : int
+    itemsize, wanted_itemsize : int
+        Bytes of an item now, and in the copy.
+
+    Examples
+    --------
+    >>> cast_bytes(100, 4, 8), cast_bytes(100, 8, 8)
+    (800, 0)
+    """
     return 0 if itemsize == wanted_itemsize else nnz * wanted_itemsize
 
 

@@ -9,12 +9,13 @@ import numpy as np
 from spdist.errors import MatrixError
 from spdist.kernels.spmv.parallel import PARALLEL_ENTRIES, in_parallel
 from spdist.matrices.bsr import BSR
+from spdist.matrices.dtypes import ValueArray
 
 COLUMNS = 8
 """Columns of x that are multiplied at a time: a kernel is compiled for each number up to that."""
 
 
-def multiply(a: BSR, x: Any, out: Any = None, *, threads: int = 1) -> Any:
+def multiply(a: BSR, x: ValueArray, out: ValueArray | None = None, *, threads: int = 1) -> Any:
     """Return ``a @ x``.
 
     Parameters
@@ -26,7 +27,7 @@ def multiply(a: BSR, x: Any, out: Any = None, *, threads: int = 1) -> Any:
     out : (nrows,) or (nrows, k), optional
         Takes the result; C order, the dtype of x.
     threads : int
-        At most so many.
+        Most threads.
 
     Returns
     -------
@@ -53,7 +54,7 @@ def multiply(a: BSR, x: Any, out: Any = None, *, threads: int = 1) -> Any:
     return y
 
 
-def _multiply(a: BSR, x: Any, y: Any, threads: int) -> None:
+def _multiply(a: BSR, x: ValueArray, y: ValueArray, threads: int) -> None:
     """Write ``a @ x`` for few columns."""
     from spdist.kernels.bsr.numba_kernels import multiply_columns  # loads Numba
 

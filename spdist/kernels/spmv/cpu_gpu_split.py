@@ -24,6 +24,7 @@ import numpy as np
 
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.cuda.pinned import Bytes, array_at, pinned
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.prepared import PreparedMatrix
 from spdist.kernels.spmv.sell import multiply_gpu
 from spdist.matrices.csr import CSR
@@ -74,7 +75,7 @@ class HostTransfers:
         return there
 
     def rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Wait for the download; return a staging buffer for rows of y, which the upload before has left by then."""
+        """Wait for the download; return a staging buffer for rows of y, whose previous upload has ended by then."""
         self._arrived.synchronize()
         return self._place("y", shape, dtype)
 
@@ -142,7 +143,7 @@ class PreparedSplit:
         """Elements of x that go to the host."""
         return self.high - self.low if self.columns is None else len(self.columns)
 
-    def multiply(self, x: Any, out: Any, threads: int) -> Any:
+    def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
         """Return ``a @ x``.
 
         Raises
@@ -183,7 +184,7 @@ class PreparedSplit:
         )
 
 
-# -- rows of either ----------------------------------------------------------------------------------------------------
+# -- rows of both sides ------------------------------------------------------------------------------------------------
 
 
 class Cuts:
@@ -229,7 +230,7 @@ class Cuts:
         return CSR(self.offsets[cut:] - first, indices, data, (a.nrows - cut, a.ncols))
 
 
-def _on_host(array: Any) -> Any:
+def _on_host(array: DeviceArray) -> Any:
     """Return an array as NumPy's."""
     return array.get() if hasattr(array, "get") else array
 
@@ -253,7 +254,22 @@ def renumbered(a: CSR) -> tuple[CSR, int, int, Any]:
 
 
 def to_csr(before: CSR, after: CSR, product: PreparedSplit) -> CSR:
-    """Put the rows of both, canonical and in host memory, together."""
+    """Join the rows of the GPU and the rows of the host to one matrix.
+
+    Parameters
+    ----------
+    before : CSR
+        The rows before ``product.cut``, canonical and in host memory.
+    after : CSR
+        The other rows, canonical and in host memory; columns numbered as ``product.host`` numbers them.
+    product : PreparedSplit
+        Gives the columns of the rows on the host, and the shape.
+
+    Returns
+    -------
+    CSR
+        In host memory, with columns of the whole matrix.
+    """
     columns = product.low + np.arange(product.high - product.low) if product.columns is None else product.columns
     indices = _on_host(columns)[after.indices].astype(before.indices.dtype)
     return CSR(
@@ -276,9 +292,9 @@ class Forms:
     alone : callable
         Returns the seconds of a product of the whole matrix on the GPU.
     dtype : dtype
-        Of vectors.
+        Dtype of vectors.
     threads : int
-        Of the host.
+        Threads of the host.
     """
 
     on_gpu: Callable[[CSR], PreparedMatrix]
@@ -354,7 +370,18 @@ def balance(alone: float, fixed: float, chain: Callable[[float], float]) -> floa
 
 
 def wins(ours: list[float], theirs: list[float]) -> bool:
-    """Whether the upper quartile of our times is below the lower quartile of theirs."""
+    """Whether the upper quartile of our times is below the lower quartile of theirs.
+
+    Parameters
+    ----------
+    ours, theirs : list of float
+        Seconds, two values at least in each.
+
+    Examples
+    --------
+    >>> wins([1.0, 1.1, 1.2], [2.0, 2.1, 2.2])
+    True
+    """
     return statistics.quantiles(ours, n=4)[2] < statistics.quantiles(theirs, n=4)[0]
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from spdist.errors import InputError
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.matrices.csr import CSR
 
 FILE = "spmv/csr.cu"
@@ -31,7 +32,13 @@ Width = Literal[1, 2, 4, 8, 16, 32]
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Return the name expressions to compile from each .cu file.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
+    """
     vectors = VECTORS.get(value, (value,))
     return {FILE: tuple(_name(value, vector, index, pointer, width) for vector in vectors for width in WIDTHS)}
 
@@ -41,18 +48,18 @@ def _name(value: str, vector: str, index: str, pointer: str, width: int) -> str:
 
 
 def row_width(nrows: int, nnz: int) -> int:
-    """Return how many lanes share a row of this mean length: about four entries a lane, at most 32 lanes.
+    """Return how many lanes share a row: about four entries a lane, at most 32 lanes.
 
-    Examples
-    --------
-    >>> row_width(1000, 5000), row_width(1000, 10**6)
-    (2, 32)
+    Parameters
+    ----------
+    nrows, nnz : int
+        Rows and entries of the matrix, whose quotient is the mean length of a row.
     """
     mean = nnz / max(nrows, 1)
     return max((width for width in WIDTHS if 2.5 * width <= mean), default=1)
 
 
-def multiply(a: CSR, x: Any, out: Any = None, *, width: int | None = None) -> Any:
+def multiply(a: CSR, x: DeviceArray, out: DeviceArray | None = None, *, width: int | None = None) -> Any:
     """Return ``a @ x`` by CSR-scalar (`width` 1) or CSR-vector.
 
     Parameters

@@ -22,12 +22,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.cuda.constants import EHYB_NO_PLACE, EHYB_THREADS
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
 from spdist.kernels.spmv.csr import VECTORS
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.sell import build_gpu, multiply_gpu
 from spdist.kernels.spmv.sell.format import GPU_LONG, Sell, host
 from spdist.kernels.spmv.sell.sell import long_rows
@@ -51,7 +53,7 @@ class Ehyb:
     shape : (nrows, nrows)
     nnz : int
     order : (nrows,) int32 or None
-        Row at each position; None where x and y are in the order of the parts.
+        Row at each position; None if x and y are in the order of the parts.
     starts : (nparts + 1,) int32
         First position of each part.
     ends : (nparts,) int32
@@ -171,7 +173,7 @@ def partition(a: CSR, parts: int, side: int = 1) -> Any:
     return np.repeat(np.asarray(part, np.int32), side)
 
 
-def build(a: CSR, *, part: Any = None, dtype: Any = None) -> Ehyb:
+def build(a: CSR, *, part: DeviceArray | None = None, dtype: npt.DTypeLike | None = None) -> Ehyb:
     """Bring a square matrix into EHYB.
 
     Parameters
@@ -181,7 +183,7 @@ def build(a: CSR, *, part: Any = None, dtype: Any = None) -> Ehyb:
     part : (nrows,) int, optional
         Part of each row, numbered from 0; by METIS unless given.
     dtype : dtype, optional
-        Of the stored values; that of `a` unless given.
+        Dtype of the stored values; by default the dtype of `a`.
 
     Raises
     ------
@@ -226,7 +228,7 @@ def processors() -> int:
 class _Build:
     """The steps of `build` once the parts are known."""
 
-    def __init__(self, a: CSR, part: Any, sizes: Any, dtype: np.dtype[Any]) -> None:
+    def __init__(self, a: CSR, part: DeviceArray, sizes: DeviceArray, dtype: np.dtype[Any]) -> None:
         import cupy
 
         self.xp, self.a, self.part, self.sizes, self.dtype = cupy, a, part, sizes, dtype
@@ -271,19 +273,19 @@ class _Build:
             columns, most, long_rows(a, self.dtype),
         )  # fmt: skip
 
-    def _order(self, near: Any, far: Any, is_long: Any) -> Any:
+    def _order(self, near: DeviceArray, far: DeviceArray, is_long: DeviceArray) -> Any:
         """Return the rows part by part: rows wholly inside, longest first; other rows; rows in CSR."""
         kind = self.xp.where(is_long, 2, (far > 0).astype(np.int64))
         length = self.xp.where(far > 0, far, near)
         key = (self.part.astype(np.int64) * 3 + kind) << 32 | (INT32_MAX - length)
         return self.xp.argsort(key, kind="stable").astype(np.int32)
 
-    def _places(self, order: Any) -> Any:
+    def _places(self, order: DeviceArray) -> Any:
         place = self.xp.empty_like(order)
         place[order] = self.xp.arange(len(order), dtype=np.int32)
         return place
 
-    def _widths(self, lengths: Any, first: Any, ends: Any) -> Any:
+    def _widths(self, lengths: DeviceArray, first: DeviceArray, ends: DeviceArray) -> Any:
         """Return the longest of each slice's rows."""
         xp = self.xp
         lanes = xp.asarray(first.astype(np.int64))[:, None] + xp.arange(32)
@@ -294,7 +296,7 @@ class _Build:
         module(FILE, (name,))(name, ceil_div(warps, 8), 256, arguments)
 
 
-def _cut(starts: Any, ends: Any) -> tuple[Any, Any, Any]:
+def _cut(starts: DeviceArray, ends: DeviceArray) -> tuple[Any, Any, Any]:
     """Return first positions and parts of the slices, and the first slice of each part."""
     counts = -(-(ends - starts[:-1]) // 32)
     first_slices = np.append(0, np.cumsum(counts)).astype(np.int32)
@@ -304,7 +306,13 @@ def _cut(starts: Any, ends: Any) -> tuple[Any, Any, Any]:
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Return the name expressions to compile from each .cu file.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
+    """
     vectors = VECTORS.get(value, (value,))
     names = [f"ehyb_count<{index}, {pointer}>", f"ehyb_fill<{value}, {value}, {index}, {pointer}>"]
     products = (_multiply_name(value, vector, alone) for vector in vectors for alone in (True, False))
@@ -317,7 +325,16 @@ def _multiply_name(value: str, vector: str, alone: bool) -> str:
 
 
 def multiply(a: Ehyb, x: Any, out: Any = None) -> Any:
-    """Return ``a @ x``; x is (nrows,) or (nrows, k) in C order, on the GPU, columns multiplied one by one."""
+    """Return ``a @ x``.
+
+    Parameters
+    ----------
+    a : Ehyb
+    x : (nrows,) or (nrows, k)
+        On the GPU, in C order; columns are multiplied one by one.
+    out : (nrows,) or (nrows, k), optional
+        Takes the result.
+    """
     import cupy
 
     y = cupy.empty(x.shape, x.dtype) if out is None else out
@@ -349,13 +366,27 @@ def permuted(a: Ehyb) -> Ehyb:
     return replace(a, order=None, columns=columns, long=long)
 
 
-def permute(a: Ehyb, x: Any) -> Any:
-    """Return the rows of x in the order of the parts of `a`, which has its order still."""
+def permute(a: Ehyb, x: DeviceArray) -> Any:
+    """Return the rows of x in the order of the parts of `a`.
+
+    Parameters
+    ----------
+    a : Ehyb
+    x : (nrows,) or (nrows, k)
+        On the GPU, in the order of the caller.
+    """
     return x[a.order]
 
 
-def unpermute(a: Ehyb, x: Any) -> Any:
-    """Return the rows of x, which are in the order of the parts of `a`, where the caller has them."""
+def unpermute(a: Ehyb, x: DeviceArray) -> Any:
+    """Return the rows of x in the order of the caller; undoes `permute`.
+
+    Parameters
+    ----------
+    a : Ehyb
+    x : (nrows,) or (nrows, k)
+        On the GPU, in the order of the parts of `a`.
+    """
     import cupy
 
     out = cupy.empty_like(x)

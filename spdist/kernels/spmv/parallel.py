@@ -26,11 +26,20 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def in_parallel(work: Callable[[int, int], None], ends: IndexArray, threads: int) -> None:
-    """Call ``work(start, stop)`` for ranges of about equal weight; ``ends[i]`` is the weight of items up to i.
+    """Call ``work(start, stop)`` for ranges of about equal weight, on several threads.
 
-    There are more ranges than threads where they are not too small, and threads take them as they come: on a machine
-    that others use too one core may do twice the work of another. The caller takes part, and does not wait for a thread
-    that has not begun when nothing is left.
+    If ranges are not too small, there are more of them than threads, and threads take them one by one: on a machine
+    with other users one core may do twice the work of another. The caller takes part. It does not wait for a thread
+    that has not begun when no range is left.
+
+    Parameters
+    ----------
+    work : callable
+        Must be safe to call for several ranges at once.
+    ends : (n,) int
+        ``ends[i]`` is the weight of items 0 to i; ascending.
+    threads : int
+        Most threads, with the caller.
     """
     count = len(ends)
     if threads <= 1 or count < 2 * threads:
@@ -51,7 +60,7 @@ def _share(number: int, work: Callable[[int, int], None], left: deque[tuple[int,
     """Call ``work(start, stop)`` for ranges until none is left, beginning on a core of this thread's own.
 
     Threads that sleep between products were seen to wake on one core and share it for milliseconds, the others idle.
-    The thread moves to its core and is free again at once, for the system to move where that is busy.
+    The thread moves to its core and is released at once, so that the system can move it if the core is busy.
     """
     if hasattr(os, "sched_setaffinity"):
         cores = os.sched_getaffinity(0)

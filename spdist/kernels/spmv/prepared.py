@@ -16,6 +16,7 @@ from spdist.errors import MatrixError
 from spdist.kernels.spmv import bsr as bsr_spmv
 from spdist.kernels.spmv import csr as csr_spmv
 from spdist.kernels.spmv import ehyb, reorder
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.ehyb import Ehyb
 from spdist.kernels.spmv.sell import multiply_gpu, sell
 from spdist.kernels.spmv.sell.format import Sell
@@ -31,8 +32,8 @@ class PreparedMatrix(Protocol):
     def nbytes(self) -> int:
         """Bytes that a product reads of the matrix."""
 
-    def multiply(self, x: Any, out: Any, threads: int) -> Any:
-        """Return ``a @ x``, in `out` where that is not None."""
+    def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
+        """Return ``a @ x``; write it to `out` unless `out` is None."""
 
     def describe(self) -> str:
         """Describe the form, for people."""
@@ -50,7 +51,7 @@ class PreparedSell:
         """Bytes that a product reads of the matrix."""
         return self.matrix.nbytes + (0 if self.columns is None else int(self.columns.nbytes))
 
-    def multiply(self, x: Any, out: Any, threads: int) -> Any:
+    def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
         """Return ``a @ x``."""
         if self.columns is not None:
             x = multiply_gpu.gather(x, self.columns) if is_on_gpu(x) else x[self.columns]
@@ -76,7 +77,7 @@ class PreparedCsr:
         """Bytes that a product reads of the matrix."""
         return self.matrix.nbytes
 
-    def multiply(self, x: Any, out: Any, threads: int) -> Any:
+    def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
         """Return ``a @ x``."""
         if is_on_gpu(x):
             return csr_spmv.multiply(self.matrix, x, out, width=self.width or None)
@@ -109,7 +110,7 @@ class PreparedCusparse:
         """Bytes that a product reads of the matrix."""
         return self.matrix.nbytes
 
-    def multiply(self, x: Any, out: Any, threads: int) -> Any:
+    def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
         """Return ``a @ x``."""
         import cupy
         from cupyx import cusparse
@@ -148,7 +149,7 @@ class PreparedEhyb:
         """Bytes that a product reads of the matrix."""
         return self.matrix.nbytes
 
-    def multiply(self, x: Any, out: Any, threads: int) -> Any:
+    def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
         """Return ``a @ x``."""
         return ehyb.multiply(self.matrix, x, out)
 
@@ -169,7 +170,7 @@ class PreparedBsr:
         """Bytes that a product reads of the matrix."""
         return self.matrix.nbytes
 
-    def multiply(self, x: Any, out: Any, threads: int) -> Any:
+    def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
         """Return ``a @ x``."""
         return bsr_spmv.multiply(self.matrix, x, out, threads=threads)
 
@@ -202,7 +203,7 @@ def by_popularity(a: CSR, **options: Any) -> PreparedSell:
     return PreparedSell(sell.build(reorder.apply(a, None, order), **options), order)
 
 
-def _with_rows(m: Sell, order: Any) -> Sell:
+def _with_rows(m: Sell, order: DeviceArray) -> Sell:
     """Return a matrix whose rows are written where they were before they were put in this order."""
     rows = order if m.rows is None else order[m.rows]
     long = order[m.long_rows] if len(m.long_rows) else m.long_rows
@@ -210,7 +211,20 @@ def _with_rows(m: Sell, order: Any) -> Sell:
 
 
 def to_arrays(value: Any, prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a prepared matrix into its arrays and its other attributes, by dotted names."""
+    """Split a prepared matrix into its arrays and its other attributes, by dotted names.
+
+    Parameters
+    ----------
+    value : object
+        A prepared matrix, or a dataclass inside of one.
+    prefix : str
+        Put before each name.
+
+    Returns
+    -------
+    arrays, facts : dict, dict
+        By name: the arrays, and the other attributes, which JSON can hold.
+    """
     arrays: dict[str, Any] = {}
     facts: dict[str, Any] = {}
     for field in fields(value):
@@ -228,6 +242,15 @@ def to_arrays(value: Any, prefix: str = "") -> tuple[dict[str, Any], dict[str, A
 
 def from_arrays(kind: type[Any], arrays: dict[str, Any], facts: dict[str, Any], prefix: str = "") -> Any:
     """Put a prepared matrix together from the results of `to_arrays`.
+
+    Parameters
+    ----------
+    kind : type
+        The class to make.
+    arrays, facts : dict
+        As `to_arrays` returns them.
+    prefix : str
+        Stands before each name.
 
     Raises
     ------

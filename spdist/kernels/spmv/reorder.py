@@ -18,6 +18,7 @@ import numpy as np
 from spdist.kernels.cuda.constants import REORDER_UNSEEN as UNSEEN
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import is_on_gpu
 
@@ -28,7 +29,13 @@ NULL = np.intp(0)
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Return the name expressions to compile from each .cu file.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
+    """
     return {FILE: (*_level_names(index, pointer), f"reorder_rows<{value}, {index}, {pointer}>")}
 
 
@@ -123,7 +130,7 @@ def popular(a: CSR) -> Any:
     return xp.argsort(-counts, kind="stable").astype(np.int32)
 
 
-def inverse(order: Any) -> Any:
+def inverse(order: DeviceArray) -> Any:
     """Return the place of each number in an order."""
     xp = np
     if is_on_gpu(order):
@@ -133,7 +140,7 @@ def inverse(order: Any) -> Any:
     return place
 
 
-def apply(a: CSR, rows: Any, columns: Any) -> CSR:
+def apply(a: CSR, rows: DeviceArray | None, columns: DeviceArray | None) -> CSR:
     """Return a matrix with rows and columns in new orders.
 
     Parameters

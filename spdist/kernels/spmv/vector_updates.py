@@ -17,6 +17,7 @@ import numpy as np
 from spdist.kernels.cuda.constants import UPDATE_THREADS, ConjugateGradientSum, PageRankSum
 from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.rounding import ceil_div
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.matrices.dtypes import is_on_gpu
 
 FILE = "spmv/vector_updates.cu"
@@ -25,39 +26,50 @@ BLOCKS = 512
 PQ, RZ, RR, BEFORE = map(int, ConjugateGradientSum)
 """Places of sums: (p, q), (r, z), (r, r), and (r, z) of the iteration before."""
 KEPT, CHANGED = map(int, PageRankSum)
-"""Places of sums: ranks that went along links, and what ranks changed."""
+"""Places of sums: the ranks that moved along links, and the total change of ranks."""
 
 
 class Updates(Protocol):
     """The updates of vectors of one length and dtype; vectors of a call do not overlap."""
 
-    def dot(self, x: Any, y: Any, out: Any) -> None:
+    def dot(self, x: DeviceArray, y: DeviceArray | None, out: DeviceArray) -> None:
         """Set ``out[0]`` to the real part of ``(x, y)``, or of the sum of x if y is None."""
 
-    def advance(self, x: Any, r: Any, p: Any, q: Any, scale: Any, sums: Any) -> None:
+    def advance(
+        self, x: DeviceArray, r: DeviceArray, p: DeviceArray, q: DeviceArray, scale: DeviceArray | None,
+        sums: DeviceArray,
+    ) -> None:  # fmt: skip
         """Take a step of conjugate gradients along p, where q = A p.
 
         ``x += step p``, ``r -= step q`` with ``step = RZ / PQ``, or 0 once r is 0. Of `sums`, BEFORE is set to RZ, then
         RZ and RR to their new values. q is overwritten by ``z = scale r``, unless `scale` is None, when z is r.
         """
 
-    def turn(self, p: Any, z: Any, sums: Any) -> None:
+    def turn(self, p: DeviceArray, z: DeviceArray, sums: DeviceArray) -> None:
         """Set p to the next direction, ``z + (RZ / BEFORE) p``."""
 
-    def settle(self, ranks: Any, moved: Any, damping: float, nodes: float, sums: Any) -> None:
-        """Set ranks to ``damping moved`` and equal shares, of `nodes`, of what KEPT is short of; set CHANGED.
+    def settle(self, ranks: DeviceArray, moved: DeviceArray, damping: float, nodes: float, sums: DeviceArray) -> None:
+        """Set ranks to ``damping moved`` plus an equal share for each of `nodes` of the rank lost to KEPT; set CHANGED.
 
         `moved` is overwritten.
         """
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Return the name expressions to compile from each .cu file.
+
+    Parameters
+    ----------
+    value : str
+        C type of the vectors' elements: ``"double"``.
+    index, pointer : str
+        Not used: vectors have no indices.
+    """
     kernels = ("dot", "advance", "turn") if value.startswith("Complex") else ("dot", "advance", "turn", "settle")
     return {FILE: tuple(f"update_{kernel}<{value}>" for kernel in kernels)}
 
 
-def updates_of(x: Any) -> Updates:
+def updates_of(x: DeviceArray) -> Updates:
     """Return the updates for vectors like x, on the device that holds x."""
     return OnGpu(x) if is_on_gpu(x) else OnHost()
 
@@ -65,11 +77,14 @@ def updates_of(x: Any) -> Updates:
 class OnHost:
     """The updates by NumPy."""
 
-    def dot(self, x: Any, y: Any, out: Any) -> None:
+    def dot(self, x: DeviceArray, y: DeviceArray | None, out: DeviceArray) -> None:
         """See `Updates`."""
         out[0] = (x.sum() if y is None else np.vdot(x, y)).real
 
-    def advance(self, x: Any, r: Any, p: Any, q: Any, scale: Any, sums: Any) -> None:
+    def advance(
+        self, x: DeviceArray, r: DeviceArray, p: DeviceArray, q: DeviceArray, scale: DeviceArray | None,
+        sums: DeviceArray,
+    ) -> None:  # fmt: skip
         """See `Updates`."""
         step = _ratio(sums[RZ], sums[PQ])
         np.multiply(q, step, out=q)
@@ -79,12 +94,12 @@ class OnHost:
         sums[BEFORE], sums[RR] = sums[RZ], np.vdot(r, r).real
         sums[RZ] = sums[RR] if scale is None else np.vdot(r, np.multiply(scale, r, out=q)).real
 
-    def turn(self, p: Any, z: Any, sums: Any) -> None:
+    def turn(self, p: DeviceArray, z: DeviceArray, sums: DeviceArray) -> None:
         """See `Updates`."""
         p *= _ratio(sums[RZ], sums[BEFORE])
         p += z
 
-    def settle(self, ranks: Any, moved: Any, damping: float, nodes: float, sums: Any) -> None:
+    def settle(self, ranks: DeviceArray, moved: DeviceArray, damping: float, nodes: float, sums: DeviceArray) -> None:
         """See `Updates`."""
         moved *= damping
         moved += (1 - damping * float(sums[KEPT])) / nodes
@@ -93,15 +108,15 @@ class OnHost:
         ranks[...] = moved
 
 
-def _ratio(above: Any, below: Any) -> float:
-    """Return a ratio; 0 where r has become 0 between two looks."""
+def _ratio(above: float, below: float) -> float:
+    """Return a ratio; 0 if r has become 0 between two looks."""
     return float(above) / (float(below) or 1.0)
 
 
 class OnGpu:
     """The updates by the kernels of `vector_updates.cu`."""
 
-    def __init__(self, x: Any) -> None:
+    def __init__(self, x: DeviceArray) -> None:
         import cupy
 
         self.count, self.blocks = len(x), min(BLOCKS, max(1, ceil_div(len(x), UPDATE_THREADS)))
@@ -109,19 +124,22 @@ class OnGpu:
         self.kernels = module(FILE, sources(self.value, "", "")[FILE])
         self.partial, self.arrived = cupy.empty(2 * self.blocks), cupy.zeros(1, np.uint32)
 
-    def dot(self, x: Any, y: Any, out: Any) -> None:
+    def dot(self, x: DeviceArray, y: DeviceArray | None, out: DeviceArray) -> None:
         """See `Updates`."""
         self._launch("dot", x, y, out, self.partial, self.arrived)
 
-    def advance(self, x: Any, r: Any, p: Any, q: Any, scale: Any, sums: Any) -> None:
+    def advance(
+        self, x: DeviceArray, r: DeviceArray, p: DeviceArray, q: DeviceArray, scale: DeviceArray | None,
+        sums: DeviceArray,
+    ) -> None:  # fmt: skip
         """See `Updates`."""
         self._launch("advance", scale, p, q, x, r, sums, self.partial, self.arrived)
 
-    def turn(self, p: Any, z: Any, sums: Any) -> None:
+    def turn(self, p: DeviceArray, z: DeviceArray, sums: DeviceArray) -> None:
         """See `Updates`."""
         self._launch("turn", z, p, sums)
 
-    def settle(self, ranks: Any, moved: Any, damping: float, nodes: float, sums: Any) -> None:
+    def settle(self, ranks: DeviceArray, moved: DeviceArray, damping: float, nodes: float, sums: DeviceArray) -> None:
         """See `Updates`."""
         numbers = np.float64(damping), np.float64(nodes)
         self._launch("settle", *numbers, moved, ranks, sums, self.partial, self.arrived)

@@ -29,6 +29,7 @@ from spdist.kernels.spmv.sell.format import (
     FEW_LISTS,
     NARROW,
     WIDE,
+    Chunk,
     chunk_kinds,
     index_places,
     new_chunks,
@@ -36,6 +37,7 @@ from spdist.kernels.spmv.sell.format import (
 )
 from spdist.kernels.spmv.sell.layout import Placement, cut_long_rows, list_places, no_long_rows, sort_groups
 from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
 
 NO_DIAGONAL, MOST_FULL, DIAGONALS = constants.SELL_NO_DIAGONAL, constants.SELL_MOST_FULL, constants.SELL_DIAGONALS
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -45,8 +47,17 @@ MOST_LANES = 32
 
 
 @inlined
-def is_blocked(block: Any, row: Any, nrows: Any, indptr: Any, indices: Any) -> Any:
-    """Whether a row is one of `block` equal ones made of aligned runs of `block` columns."""
+def is_blocked(block: int, row: int, nrows: int, indptr: IndexArray, indices: IndexArray) -> Any:
+    """Whether a row is one of `block` equal rows whose columns form aligned runs of `block`.
+
+    Parameters
+    ----------
+    block : int
+        Side of a block.
+    row, nrows : int
+    indptr, indices
+        The arrays of a `CSR`.
+    """
     leader = row - row % block
     begin, lead = indptr[row], indptr[leader]
     length = indptr[row + 1] - begin
@@ -63,8 +74,19 @@ def is_blocked(block: Any, row: Any, nrows: Any, indptr: Any, indices: Any) -> A
 
 
 @inlined
-def next_diagonal(count: Any, first: Any, indices: Any, cursor: Any, end: Any) -> Any:
-    """Return the least diagonal among those that the lanes come to next."""
+def next_diagonal(count: int, first: int, indices: IndexArray, cursor: IndexArray, end: IndexArray) -> Any:
+    """Return the least diagonal that has the next entry of a row; `NO_DIAGONAL` if all rows have ended.
+
+    Parameters
+    ----------
+    count : int
+        Rows of the chunk.
+    first : int
+        Its first row.
+    indices : (nnz,) int
+    cursor, end : (lanes,) int64
+        Next entry and end of each row in `indices`.
+    """
     least = NO_DIAGONAL
     for r in range(count):
         if cursor[r] < end[r]:
@@ -73,24 +95,65 @@ def next_diagonal(count: Any, first: Any, indices: Any, cursor: Any, end: Any) -
 
 
 @inlined
-def start_rows(first: Any, count: Any, rows: Any, indptr: Any, cursor: Any, end: Any) -> None:
-    """Set the bounds of each of a chunk's rows."""
+def start_rows(
+    first: int, count: int, rows: IndexArray, indptr: IndexArray, cursor: IndexArray, end: IndexArray
+) -> None:
+    """Set the cursor of each of a chunk's rows to its first entry.
+
+    Parameters
+    ----------
+    first, count : int
+        Position of the first row, and number of rows.
+    rows : (npositions,) int32
+        Row at each position; empty if positions are rows.
+    indptr : (nrows + 1,) int
+    cursor, end : (lanes,) int64
+        Take the start and the end of each row.
+    """
     for r in range(count):
         row = row_at(first + r, rows)
         cursor[r], end[r] = indptr[row], indptr[row + 1]
 
 
 @inlined
-def hashed(number: Any, diagonal: Any, mask: Any) -> Any:
-    """Return the hash of a list of diagonals with one more pair."""
+def hashed(number: np.uint64, diagonal: int, mask: int) -> Any:
+    """Return the hash of a list of diagonals with one more pair.
+
+    Parameters
+    ----------
+    number : uint64
+        Hash of the list.
+    diagonal : int
+        Column less row.
+    mask : int
+        Bit r is set if row r of the chunk has an entry on the diagonal.
+    """
     pair = np.uint64(mask << 32 | diagonal & 0xFFFFFFFF)
     number = (number ^ pair) * HASH_FACTOR
     return number ^ number >> np.uint64(32)
 
 
 @inlined
-def count_diagonals(first: Any, count: Any, most: Any, indices: Any, cursor: Any, end: Any) -> Any:
-    """Return how many diagonals a chunk's rows have, more than `most` if that is so, and the hash of their list."""
+def count_diagonals(first: int, count: int, most: int, indices: IndexArray, cursor: IndexArray, end: IndexArray) -> Any:
+    """Count the diagonals of a chunk's rows, up to a limit, and hash their list.
+
+    Parameters
+    ----------
+    first, count : int
+        The chunk's rows.
+    most : int
+        Stop after so many diagonals.
+    indices : (nnz,) int
+    cursor, end : (lanes,) int64
+        As `start_rows` sets them; cursors move.
+
+    Returns
+    -------
+    found : int
+        ``most + 1`` if there are more than `most`.
+    number : int64
+        Hash of the list, not negative; -1 if there are more than `most`.
+    """
     number = np.uint64(0)
     for found in range(most + 1):
         diagonal, mask = next_diagonal(count, first, indices, cursor, end), 0
@@ -105,14 +168,30 @@ def count_diagonals(first: Any, count: Any, most: Any, indices: Any, cursor: Any
 
 
 @inlined
-def diagonal_room(width: Any) -> Any:
+def diagonal_room(width: int) -> Any:
     """Return the 32-bit numbers of a chunk's diagonals, padded."""
     return 2 * round_up(width, DIAGONALS)
 
 
 @inlined
-def slot_span(slot: Any, unit: Any, threads: Any, count: Any, indices: Any, cursor: Any, end: Any) -> Any:
-    """Return the lowest and highest block column of a slot; the lowest is `NO_DIAGONAL` where all rows have ended."""
+def slot_span(
+    slot: int, unit: int, threads: int, count: int, indices: IndexArray, cursor: IndexArray, end: IndexArray
+) -> Any:
+    """Return the lowest and the highest block column of a slot; the lowest is `NO_DIAGONAL` if all rows have ended.
+
+    Parameters
+    ----------
+    slot : int
+    unit : int
+        Side of a block; 1 for entries.
+    threads : int
+        Lanes of a row.
+    count : int
+        Rows of the chunk.
+    indices : (nnz,) int
+    cursor, end : (lanes,) int64
+        Start and end of each row in `indices`.
+    """
     low, high = NO_DIAGONAL, -1
     for r in range(count):
         for k in range(cursor[r] + slot * threads * unit, min(cursor[r] + (slot + 1) * threads * unit, end[r]), unit):
@@ -121,8 +200,18 @@ def slot_span(slot: Any, unit: Any, threads: Any, count: Any, indices: Any, curs
 
 
 @inlined
-def spans_fit(width: Any, unit: Any, threads: Any, count: Any, indices: Any, cursor: Any, end: Any) -> Any:
-    """Whether the columns of each slot lie within 16 bits."""
+def spans_fit(
+    width: int, unit: int, threads: int, count: int, indices: IndexArray, cursor: IndexArray, end: IndexArray
+) -> Any:
+    """Whether 16-bit offsets from one base reach all columns of each slot.
+
+    Parameters
+    ----------
+    width : int
+        Slots of the chunk.
+    unit, threads, count, indices, cursor, end
+        As for `slot_span`.
+    """
     for slot in range(width):
         low, high = slot_span(slot, unit, threads, count, indices, cursor, end)
         if high - low >= NARROW_PADDING:
@@ -131,9 +220,29 @@ def spans_fit(width: Any, unit: Any, threads: Any, count: Any, indices: Any, cur
 
 
 @compiled
-def analyse(start: Any, stop: Any, shape: Any, allowed: Any, indptr: Any, indices: Any, rows: Any, chunks: Any,
-            sizes: Any, cursor: Any, end: Any) -> None:  # fmt: skip
-    """Find width and kind of chunks ``[start:stop)``; `shape` is (lanes, block, nrows, bytes of a value)."""
+def analyse(
+    start: int, stop: int, shape: tuple[int, int, int, int], allowed: int, indptr: IndexArray, indices: IndexArray,
+    rows: IndexArray, chunks: Int64Array, sizes: Int64Array, cursor: IndexArray, end: IndexArray,
+) -> None:  # fmt: skip
+    """Find the width and the kind of chunks ``[start, stop)``.
+
+    Parameters
+    ----------
+    start, stop : int
+    shape : (lanes, block, nrows, value_bytes)
+    allowed : int
+        Bit 0 allows 16-bit offsets, bit 1 diagonals; see `sell.ALLOWED`.
+    indptr, indices
+        The arrays of the `CSR`.
+    rows : (npositions,) int32
+        Row at each position; empty if positions are rows.
+    chunks : (nchunks, 4) int64
+        Takes width and kind.
+    sizes : (4, nchunks) int64
+        Takes the elements of each chunk in `values`, `wide` and `narrow`, and the hash of its diagonals or -1.
+    cursor, end : (lanes,) int64
+        Scratch.
+    """
     lanes, block, nrows, value_bytes = shape
     for at in range(start, stop):
         chunk = read_chunk(chunks, at)
@@ -165,9 +274,25 @@ def analyse(start: Any, stop: Any, shape: Any, allowed: Any, indptr: Any, indice
 
 
 @inlined
-def fill_diagonals(lanes: Any, chunk: Any, indices: Any, data: Any, values: Any, wide: Any, shared: Any, cursor: Any,
-                   end: Any) -> Any:  # fmt: skip
-    """Write a chunk of pieces of diagonals; a list that is `shared` has been written: return whether it is the same."""
+def fill_diagonals(
+    lanes: int, chunk: Chunk, indices: IndexArray, data: ValueArray, values: ValueArray, wide: IndexArray, shared: bool,
+    cursor: IndexArray, end: IndexArray,
+) -> Any:  # fmt: skip
+    """Write a chunk of diagonals; return False if its list differs from the shared list that stands at its place.
+
+    Parameters
+    ----------
+    lanes : int
+    chunk : Chunk
+    indices, data
+        The arrays of the `CSR`.
+    values, wide : array
+        Take the values, and a diagonal and a mask of lanes for each slot.
+    shared : bool
+        Whether another chunk has written the list: it is then compared, not written.
+    cursor, end : (lanes,) int64
+        As `start_rows` sets them; cursors move.
+    """
     first, count = chunk.first, chunk.count
     same = True
     for slot in range(chunk.width):
@@ -187,16 +312,49 @@ def fill_diagonals(lanes: Any, chunk: Any, indices: Any, data: Any, values: Any,
 
 
 @inlined
-def fill_bases(unit: Any, threads: Any, chunk: Any, indices: Any, bases: Any, cursor: Any, end: Any) -> None:
-    """Write the bases of a chunk's slots; `bases` is `narrow` as 32-bit numbers."""
+def fill_bases(
+    unit: int, threads: int, chunk: Chunk, indices: IndexArray, bases: IndexArray, cursor: IndexArray, end: IndexArray
+) -> None:
+    """Write the base of each of a chunk's slots: its lowest block column.
+
+    Parameters
+    ----------
+    unit, threads : int
+        As for `slot_span`.
+    chunk : Chunk
+    indices : (nnz,) int
+    bases : (n,) int32
+        A view of `narrow`.
+    cursor, end : (lanes,) int64
+        Start and end of each row in `indices`.
+    """
     for slot in range(chunk.width):
         bases[chunk.index // 2 + slot] = slot_span(slot, unit, threads, chunk.count, indices, cursor, end)[0]
 
 
 @inlined
-def fill_entries(lanes: Any, threads: Any, block: Any, chunk: Any, indices: Any, data: Any, values: Any, index: Any,
-                 bases: Any, padding: Any, cursor: Any, end: Any) -> None:  # fmt: skip
-    """Write a chunk of entries, or of blocks; `bases` is empty where columns are not offsets."""
+def fill_entries(
+    lanes: int, threads: int, block: int, chunk: Chunk, indices: IndexArray, data: ValueArray, values: ValueArray,
+    index: IndexArray, bases: IndexArray, padding: int, cursor: IndexArray, end: IndexArray,
+) -> None:  # fmt: skip
+    """Write a chunk of entries, or of dense blocks.
+
+    Parameters
+    ----------
+    lanes, threads, block : int
+        Lanes of a chunk and of a row; side of a block, 1 for entries.
+    chunk : Chunk
+    indices, data
+        The arrays of the `CSR`.
+    values, index : array
+        Take values, and columns or offsets: `index` is `wide` or `narrow`.
+    bases : (n,) int32
+        Bases of the offsets; empty for `wide`.
+    padding : int
+        Index of an unused slot.
+    cursor, end : (lanes,) int64
+        Start and end of each row in `indices`.
+    """
     place, to, first, width, count = chunk.values, chunk.index, chunk.first, chunk.width, chunk.count
     places, offsets = lanes if block == 1 else block_rows(lanes, block), to + (base_room(width) if len(bases) else 0)
     for i in range(width * places):
@@ -214,13 +372,33 @@ def fill_entries(lanes: Any, threads: Any, block: Any, chunk: Any, indices: Any,
 
 
 @compiled
-def fill(start: Any, stop: Any, lanes: Any, block: Any, indptr: Any, indices: Any, data: Any, rows: Any, owners: Any,
-         shared: Any, chunks: Any, values: Any, wide: Any, narrow: Any, bases: Any, differ: Any, cursor: Any,
-         end: Any) -> None:  # fmt: skip
-    """Write values and indices of chunks ``[start:stop)``; `narrow` and `bases` share their memory.
+def fill(
+    start: int, stop: int, lanes: int, block: int, indptr: IndexArray, indices: IndexArray, data: ValueArray,
+    rows: IndexArray, owners: IndexArray, shared: bool, chunks: Int64Array, values: ValueArray, wide: IndexArray,
+    narrow: IndexArray, bases: IndexArray, differ: Int64Array, cursor: IndexArray, end: IndexArray,
+) -> None:  # fmt: skip
+    """Write values and indices of the chunks in ``[start, stop)`` that own their indices, or that share them.
 
-    Of those that own their indices, or of those that do not, `shared`; `owners` is empty where all do. ``differ[0]`` is
-    set if a list of diagonals is not that of its owner.
+    Parameters
+    ----------
+    start, stop, lanes, block : int
+    indptr, indices, data
+        The arrays of the `CSR`.
+    rows : (npositions,) int32
+        Row at each position; empty if positions are rows.
+    owners : (nchunks,) int32
+        Chunk that owns the indices of each chunk; empty if each owns its indices.
+    shared : bool
+        Whether to write the chunks that share indices; their owners must have been written.
+    chunks : (nchunks, 4) int64
+    values, wide, narrow : array
+        Written.
+    bases : (n,) int32
+        A view of `narrow`.
+    differ : (1,) int64
+        Set to 1 if the diagonals of a chunk are not the diagonals of its owner.
+    cursor, end : (lanes,) int64
+        Scratch.
     """
     none = bases[:0]
     for at in range(start, stop):
@@ -288,7 +466,9 @@ class Builder:
         filled: tuple[Any, ...] | None = self._fill(placed.chunks, placed.rows, block, dtype, kept, owners)
         return filled or self._fill(placed.chunks, placed.rows, block, dtype, sizes, None)  # two lists of one hash
 
-    def _analyse(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], allowed: int) -> Any:
+    def _analyse(
+        self, chunks: Int64Array, rows: IndexArray | None, block: int, dtype: np.dtype[Any], allowed: int
+    ) -> Any:
         """Set width and kind of each chunk; return the sizes of its arrays, and the hash of its diagonals."""
         sizes = np.empty((4, len(chunks)), np.int64)
         shape = self.lanes, block, self.a.nrows, dtype.itemsize
@@ -302,10 +482,13 @@ class Builder:
         in_parallel(work, np.arange(1, len(chunks) + 1), self.threads)
         return sizes
 
-    def _fill(self, chunks: Any, rows: Any, block: int, dtype: np.dtype[Any], sizes: Any, owners: Any) -> Any:
-        """Place each chunk's arrays behind those of the chunks before, and write them.
+    def _fill(
+        self, chunks: Int64Array, rows: IndexArray | None, block: int, dtype: np.dtype[Any], sizes: Int64Array,
+        owners: IndexArray | None,
+    ) -> Any:  # fmt: skip
+        """Place each chunk's arrays behind the arrays of the chunk before it, and write them.
 
-        None if a chunk's diagonals are not those of its owner.
+        Return None if a chunk's diagonals are not the diagonals of its owner.
         """
         ends = np.cumsum(sizes[:3], axis=1)
         totals = ends[:, -1].tolist() if len(chunks) else (0, 0, 0)
@@ -327,7 +510,7 @@ class Builder:
         return None if differ[0] else filled
 
 
-def share_lists(sizes: Any) -> tuple[Any, Any]:
+def share_lists(sizes: Int64Array) -> tuple[Any, Any]:
     """Find chunks whose lists of diagonals are equal, as far as hashes tell: `fill` compares the lists.
 
     Parameters
@@ -338,10 +521,10 @@ def share_lists(sizes: Any) -> tuple[Any, Any]:
     Returns
     -------
     owners : (nchunks,) int32 or None
-        The first chunk with the list of each; itself where it has none, or where another list's hash took its place.
-        None where few chunks have lists.
+        The first chunk with the same list; the chunk itself if it has none, or if another list's hash took its place.
+        None if few chunks have lists.
     sizes : (4, nchunks) int64
-        The same with nothing in `wide` for those whose list is another's.
+        The sizes, with nothing in `wide` for chunks that share the list of another chunk.
     """
     nchunks, hashes = sizes.shape[1], sizes[3]
     own, listed = np.arange(nchunks, dtype=np.int32), hashes >= 0
@@ -357,6 +540,6 @@ def share_lists(sizes: Any) -> tuple[Any, Any]:
     return owners, kept
 
 
-def or_empty(array: Any) -> Any:
+def or_empty(array: IndexArray | None) -> Any:
     """Return an array, or an empty one for None: compiled code then has one type for both."""
     return np.empty(0, np.int32) if array is None else array

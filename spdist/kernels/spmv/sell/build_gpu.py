@@ -13,6 +13,7 @@ from spdist.errors import MatrixError
 from spdist.kernels.cuda.constants import SELL_WARPS
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.sell.format import (
     BLOCKED_SHARE,
     BLOCKS,
@@ -47,7 +48,13 @@ LARGE = 1 << 23
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Return the name expressions to compile from each .cu file.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
+    """
     names = [*placing(index, pointer), f"sell_copy<{value}, {value}, {index}>"]
     names += [f"sell_analyse<{index}, {pointer}, {b}>" for b in (1, *BLOCKS)]
     names += [f"sell_fill<{value}, {value}, {index}, {pointer}, {b}>" for b in (1, *BLOCKS)]
@@ -55,7 +62,13 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
 
 
 def placing(index: str, pointer: str) -> tuple[str, ...]:
-    """Return the name expressions of kernels that know no values: small, they are compiled together."""
+    """Return the name expressions of the kernels that read no values: they are small and compiled together.
+
+    Parameters
+    ----------
+    index, pointer : str
+        C types of column indices and row offsets.
+    """
     names = (f"sell_{step}<{pointer}>" for step in ("part", "sort", "keys"))
     return f"sell_survey<{index}, {pointer}>", *names, "sell_cut", "sell_starts"
 
@@ -236,7 +249,7 @@ class Builder:
             ordered[n:] = rows[n:][xp.argsort(self._keys(rows[n:], len(rows) - n), kind="stable")]
         return ordered
 
-    def _keys(self, rows: Any, count: int) -> Any:
+    def _keys(self, rows: DeviceArray | None, count: int) -> Any:
         """Return what rows are sorted by: few bits, so that the sort passes over them few times."""
         keys = self.xp.empty(count, np.uint16)
         self._launch(f"sell_keys<{self.pointer}>", ceil_div(count, 256), (count, self.a.indptr, rows, keys))
@@ -296,8 +309,9 @@ class Builder:
         return apart
 
     def _fill(
-        self, placed: Placement, block: int, starts: Any, owners: Any, filled: tuple[Any, ...], differ: Any
-    ) -> None:
+        self, placed: Placement, block: int, starts: DeviceArray, owners: DeviceArray | None, filled: tuple[Any, ...],
+        differ: DeviceArray,
+    ) -> None:  # fmt: skip
         a, nchunks, chunks, rows = self.a, len(placed.chunks), placed.chunks, placed.rows
         name = f"sell_fill<{c_type(np.dtype(a.dtype))}, {c_type(filled[0].dtype)}, {self.types}, {block}>"
         for shared in () if not nchunks else (0,) if owners is None else (0, 1):

@@ -9,14 +9,22 @@ import numpy as np
 from spdist.kernels.cpu.numba_compile import compiled, inlined
 from spdist.kernels.cuda import constants
 from spdist.kernels.spmv.sell.format import BLOCK_NARROW, BLOCK_WIDE, DIAGONAL, WIDE, Chunk
+from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
 
 PADDING, NARROW_PADDING = constants.SELL_PADDING, constants.SELL_NARROW_PADDING
 BASES = constants.SELL_BASES
 
 
 @inlined
-def read_chunk(chunks: Any, at: Any) -> Any:
-    """Return one row of `Sell.chunks` as a `Chunk`."""
+def read_chunk(chunks: Int64Array, at: int) -> Any:
+    """Return one row of `Sell.chunks` as a `Chunk`.
+
+    Parameters
+    ----------
+    chunks : (nchunks, 4) int64
+    at : int
+        Number of the chunk.
+    """
     code = chunks[at, 3] >> 32
     return Chunk(
         chunks[at, 0], chunks[at, 1], chunks[at, 2] & 0xFFFFFFFF, chunks[at, 2] >> 32,
@@ -25,33 +33,68 @@ def read_chunk(chunks: Any, at: Any) -> Any:
 
 
 @inlined
-def block_rows(lanes: Any, block: Any) -> Any:
-    """Return how many block rows `lanes` rows meet at most."""
+def block_rows(lanes: int, block: int) -> Any:
+    """Return how many block rows `lanes` rows meet at most.
+
+    Parameters
+    ----------
+    lanes : int
+        Consecutive rows.
+    block : int
+        Rows of a block.
+    """
     return lanes // block if lanes % block == 0 else lanes // block + 2
 
 
 @inlined
-def row_at(position: Any, rows: Any) -> Any:
-    """Return the row at a position; `rows` is empty where positions are rows."""
+def row_at(position: int, rows: IndexArray) -> Any:
+    """Return the row at a position; `rows` is empty where positions are rows.
+
+    Parameters
+    ----------
+    position : int
+    rows : (npositions,) int32
+        Row at each position; empty if positions are rows.
+    """
     return np.int64(rows[position]) if len(rows) else position
 
 
 @inlined
-def round_up(a: Any, b: Any) -> Any:
-    """Return the least multiple of b that is not below a."""
+def round_up(a: int, b: int) -> Any:
+    """Return the least multiple of `b` that is at least `a`; a compiled twin of `rounding.round_up`.
+
+    Parameters
+    ----------
+    a : int
+    b : int
+        Above 0.
+    """
     return (a + b - 1) // b * b
 
 
 @inlined
-def base_room(width: Any) -> Any:
+def base_room(width: int) -> Any:
     """Return the 16-bit numbers before the offsets of a chunk: its slots' bases, padded."""
     return 2 * round_up(width, BASES)
 
 
 @inlined
-def entry_of(block: Any, lanes: Any, lane: Any, slot: Any, chunk: Any, wide: Any, narrow: Any,
-             bases: Any) -> Any:  # fmt: skip
-    """Return the first column of a lane's slot, -1 if it is padding."""
+def entry_of(block: int, lanes: int, lane: int, slot: int, chunk: Chunk, wide: IndexArray, narrow: IndexArray,
+             bases: IndexArray) -> Any:  # fmt: skip
+    """Return the first column of a lane's slot; -1 if the slot is padding.
+
+    Parameters
+    ----------
+    block, lanes : int
+        Side of the dense blocks and lanes of a chunk, as in `Sell`.
+    lane, slot : int
+        Place in the chunk.
+    chunk : Chunk
+    wide, narrow : (n,) int32, (n,) uint16
+        Column indices of all chunks.
+    bases : (n,) int32
+        A view of `narrow`.
+    """
     to, first, width = chunk.index, chunk.first, chunk.width
     kind = chunk.kind
     if kind == DIAGONAL:
@@ -68,9 +111,21 @@ def entry_of(block: Any, lanes: Any, lane: Any, slot: Any, chunk: Any, wide: Any
 
 
 @compiled
-def list_entries(lanes: Any, block: Any, chunks: Any, values: Any, wide: Any, narrow: Any, bases: Any, rows: Any,
-                 out_rows: Any, out_columns: Any, out_values: Any) -> Any:  # fmt: skip
-    """Write all entries of all chunks as (row, column, value); return how many there are."""
+def list_entries(
+    lanes: int, block: int, chunks: Int64Array, values: ValueArray, wide: IndexArray, narrow: IndexArray,
+    bases: IndexArray, rows: IndexArray, out_rows: IndexArray, out_columns: IndexArray, out_values: ValueArray,
+) -> Any:  # fmt: skip
+    """Write all entries of all chunks as triples; return how many there are.
+
+    Parameters
+    ----------
+    lanes, block, chunks, values, wide, narrow, rows
+        The fields of `Sell`; `rows` is empty if positions are rows.
+    bases : (n,) int32
+        A view of `narrow`.
+    out_rows, out_columns, out_values : (nvalues,) array
+        Take row, column and value of each entry.
+    """
     found = 0
     for at in range(len(chunks)):
         chunk = read_chunk(chunks, at)

@@ -1,12 +1,13 @@
-"""Sums over the slots of a SELL chunk in vector registers: LLVM code that Numba's own would not become.
+"""Sums over the slots of a SELL chunk in vector registers: LLVM code that Numba does not generate from loops.
 
 The sums of a chunk stay in vector registers, eight lanes in each, while its slots pass from first to last: any C that
-is a multiple of eight is read in the order in which it lies, C = 32 too, which the GPU reads. Where columns have 32
-bits the elements of x are prefetched: a processor by itself has few loads under way where rows are short.
+is a multiple of eight is read in the order in which it lies, also C = 32, which the GPU reads. If columns have 32 bits,
+the elements of x are prefetched: with short rows a processor by itself has few loads in flight.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -23,7 +24,7 @@ COLUMNS_AHEAD = 128
 """Entries by which the elements of x that 32-bit columns ask for are prefetched."""
 
 
-def _load(builder: Any, array: Any, at: Any, count: int) -> Any:
+def _load(builder: ir.IRBuilder, array: Any, at: ir.Value, count: int) -> Any:
     """Build the load of `count` elements of a Numba array from a place on."""
     element = array.data.type.pointee
     pointer = builder.gep(array.data, [at])
@@ -33,7 +34,7 @@ def _load(builder: Any, array: Any, at: Any, count: int) -> Any:
     return builder.load(wide, align=max(element.width // 8 if isinstance(element, ir.IntType) else 4, 1))
 
 
-def _prefetch(builder: Any, array: Any, at: Any) -> None:
+def _prefetch(builder: ir.IRBuilder, array: Any, at: ir.Value) -> None:
     """Build the prefetch of an element of a Numba array; a place outside of it does no harm."""
     byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
@@ -42,16 +43,16 @@ def _prefetch(builder: Any, array: Any, at: Any) -> None:
     builder.call(prefetch, [pointer, number(0), number(3), number(1)])  # to read, into all caches, data
 
 
-def _prefetch_stream(builder: Any, array: Any, at: Any) -> None:
-    """Build the prefetch of what is read later of an array that is read from its start to its end."""
+def _prefetch_stream(builder: ir.IRBuilder, array: Any, at: ir.Value) -> None:
+    """Build the prefetch of later elements of an array that is read from its start to its end."""
     _prefetch(builder, array, builder.add(at, ir.IntType(64)(STREAM_AHEAD)))
 
 
-def _prefetch_x(builder: Any, index: Any, place: Any, x: Any) -> None:
+def _prefetch_x(builder: ir.IRBuilder, index: Any, place: ir.Value, x: Any) -> None:
     """Build the prefetches of the elements of x that columns further on ask for, of this chunk or of the next.
 
     Columns of 32 bits lie anywhere, and x waits for memory: more loads are then under way at a time than the processor
-    finds by itself, which stops where a short chunk ends. All that `index` holds is taken for columns.
+    finds by itself, because it stops at the end of a short chunk. All elements of `index` are treated as columns.
     """
     word = ir.IntType(64)
     later, last = builder.add(place, word(COLUMNS_AHEAD)), builder.sub(index.nitems, word(GROUP))
@@ -61,13 +62,13 @@ def _prefetch_x(builder: Any, index: Any, place: Any, x: Any) -> None:
         _prefetch(builder, x, builder.zext(column, word))
 
 
-def _widened(builder: Any, vector: Any, element: Any) -> Any:
+def _widened(builder: ir.IRBuilder, vector: ir.Value, element: ir.Type) -> Any:
     """Build the conversion of a vector of floats to another kind of float."""
     wanted = ir.VectorType(element, GROUP)
     return vector if vector.type == wanted else builder.fpext(vector, wanted)
 
 
-def _sum_loop(context: Any, builder: Any, signature: Any, args: Any, products: Any) -> Any:
+def _sum_loop(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value], products: Any) -> Any:
     """Build the sums over slots of products(slot), of `GROUP` lanes each in a vector register, and write them.
 
     The first five arguments are a tuple as long as there are such groups, `sums`, `y`, a place in y or -1 for `sums`,
@@ -93,14 +94,37 @@ def _sum_loop(context: Any, builder: Any, signature: Any, args: Any, products: A
 
 
 @instruction
-def sum_entries(typing: Any, groups: Any, sums: Any, y: Any, place: Any, slots: Any, values: Any, at: Any, index: Any,
-                to: Any, bases: Any, base_at: Any, based: Any, x: Any) -> Any:  # fmt: skip
-    """Write the sums of all lanes over slots without padding; each column is an offset where `based`."""
+def sum_entries(
+    typing: Any, groups: types.Type, sums: types.Type, y: types.Type, place: types.Type, slots: types.Type,
+    values: types.Type, at: types.Type, index: types.Type, to: types.Type, bases: types.Type, base_at: types.Type,
+    based: types.Type, x: types.Type,
+) -> Any:  # fmt: skip
+    """Write the sums of all lanes over the first slots of a chunk, which hold no padding.
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    Parameters
+    ----------
+    groups : tuple
+        As long as the chunk has groups of `GROUP` lanes.
+    sums : (lanes,) float
+        Takes the sums if `place` is -1.
+    y : (nrows,) float
+        Takes the sums from `place` on otherwise.
+    place, slots : int
+    values, at
+        Values of all chunks, and the first of this chunk.
+    index, to
+        Columns or offsets of all chunks, and the first of this chunk.
+    bases, base_at
+        Base of each slot, and the first of this chunk.
+    based : bool
+        Whether `index` holds offsets from the bases.
+    x : (ncols,) float
+    """
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
         word = ir.IntType(64)
 
-        def gathered(index: Any, place: Any, low: Any, x: Any) -> Any:
+        def gathered(index: Any, place: ir.Value, low: ir.Value, x: Any) -> Any:
             factor = ir.Constant(ir.VectorType(x.data.type.pointee, GROUP), ir.Undefined)
             for lane in range(GROUP):
                 column = _load(builder, index, builder.add(place, word(lane)), 1)
@@ -132,14 +156,26 @@ def sum_entries(typing: Any, groups: Any, sums: Any, y: Any, place: Any, slots: 
 
 
 @instruction
-def sum_diagonals(typing: Any, groups: Any, sums: Any, y: Any, place: Any, slots: Any, values: Any, at: Any, wide: Any,
-                  to: Any, first: Any, x: Any) -> Any:  # fmt: skip
-    """Write the sums of all lanes over pieces of diagonals; lanes that have none are not read."""
+def sum_diagonals(
+    typing: Any, groups: types.Type, sums: types.Type, y: types.Type, place: types.Type, slots: types.Type,
+    values: types.Type, at: types.Type, wide: types.Type, to: types.Type, first: types.Type, x: types.Type,
+) -> Any:  # fmt: skip
+    """Write the sums of all lanes over a chunk of diagonals; elements of x for lanes without an entry are not read.
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    Parameters
+    ----------
+    groups, sums, y, place, slots, values, at, x
+        As for `sum_entries`.
+    wide, to
+        A diagonal and a mask of lanes for each slot of all chunks, and the first of this chunk.
+    first : int
+        The chunk's first row.
+    """
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
         word = ir.IntType(64)
 
-        def masked(array: Any, place: Any, mask: Any) -> Any:
+        def masked(array: Any, place: ir.Value, mask: Any) -> Any:
             vector = ir.VectorType(array.data.type.pointee, GROUP)
             byte = ir.IntType(8).as_pointer()
             kind = ir.FunctionType(vector, [byte, ir.IntType(32), mask.type, vector])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ PIECES = 256
 """Pieces that a whole matrix would be cut into: a long row takes no longer than the rest of the matrix."""
 
 
-def chunk_occupancy(lengths: Any, height: int, sigma: int = 1) -> float:
+def chunk_occupancy(lengths: DeviceArray, height: int, sigma: int = 1) -> float:
     """Return the beta that chunks of `height` rows have if rows are sorted by length in windows of `sigma`.
 
     Parameters
@@ -88,15 +89,28 @@ def code_balance(beta: float, alpha: float, row_nnz: float, *, value_bytes: int 
     return ((value_bytes + index_bytes) / beta + value_bytes * alpha + 2 * value_bytes / row_nnz) / 2
 
 
-def _slots(lengths: Any, height: int) -> int:
+def _slots(lengths: DeviceArray, height: int) -> int:
     """Return the sum of the widths of chunks of `height` rows."""
     whole = len(lengths) // height * height
     total = int(lengths[:whole].reshape(-1, height).max(axis=1).sum()) if whole else 0
     return total + (int(lengths[whole:].max()) if whole < len(lengths) else 0)
 
 
-def sort_by_length(lengths: Any, sigma: int) -> Any:
-    """Return the order that puts long rows first in each window of `sigma` rows, equal ones as they were."""
+def sort_by_length(lengths: DeviceArray, sigma: int) -> Any:
+    """Return the order that puts long rows first in each window of `sigma` rows, equal ones as they were.
+
+    Parameters
+    ----------
+    lengths : (n,) int
+        Entries of each row.
+    sigma : int
+        Rows of a window.
+
+    Returns
+    -------
+    (n,) int
+        Row at each position.
+    """
     xp = module_of(lengths)
     most = int(lengths.max()) if len(lengths) else 0
     key = most - lengths.astype(np.int64)
@@ -139,7 +153,7 @@ def choose_window(slots: Callable[[int], int], entries: int, nrows: int, height:
 
 
 def sort_groups(
-    lengths: Any, sigma: int | Literal["auto"], height: int, block: int, entry_bytes: int
+    lengths: DeviceArray, sigma: int | Literal["auto"], height: int, block: int, entry_bytes: int
 ) -> tuple[int, Any]:
     """Return sigma, chosen where it is "auto", and the order of the rows; groups of `block` rows stay together.
 
@@ -199,7 +213,15 @@ def cut_long_rows(counts: IndexArray, nnz: int) -> tuple[IndexArray, IndexArray,
     return indptr, np.append(starts, indptr[-1]), row_pieces.astype(np.int32)
 
 
-def no_long_rows(xp: Any, dtype: np.dtype[Any]) -> tuple[Any, ...]:
-    """Return the arrays of no rows that stay in CSR."""
+def no_long_rows(xp: ModuleType, dtype: np.dtype[Any]) -> tuple[Any, ...]:
+    """Return the arrays of `Sell` that hold rows in CSR, for a matrix without such rows.
+
+    Parameters
+    ----------
+    xp : module
+        NumPy or CuPy.
+    dtype : dtype
+        Dtype of the stored values.
+    """
     empty, zero = xp.empty(0, np.int32), xp.zeros(1, np.int64)
     return empty, zero, empty, xp.empty(0, dtype), zero, zero.view(np.int32)[:1]

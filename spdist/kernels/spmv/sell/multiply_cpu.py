@@ -19,16 +19,32 @@ from spdist.kernels.spmv.sell.chunks_cpu import (
     read_chunk,
     row_at,
 )
-from spdist.kernels.spmv.sell.format import BLOCK_NARROW, BLOCK_WIDE, DIAGONAL, WIDE, Sell, value_places
+from spdist.kernels.spmv.sell.format import BLOCK_NARROW, BLOCK_WIDE, DIAGONAL, WIDE, Chunk, Sell, value_places
 from spdist.kernels.spmv.sell.lane_sums import GROUP, sum_diagonals, sum_entries
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import ValueArray, index_dtype
+from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray, index_dtype
 
 
 @inlined
-def add_slots(total: Any, slots: Any, step: Any, at: Any, to: Any, base_at: Any, bases: Any, padding: Any, values: Any,
-              index: Any, x: Any) -> Any:  # fmt: skip
-    """Return `total` with a lane's slots added up to its padding; `bases` is empty where columns are no offsets."""
+def add_slots(
+    total: Any, slots: int, step: np.uintp, at: np.uintp, to: np.uintp, base_at: np.uintp, bases: IndexArray,
+    padding: int, values: ValueArray, index: IndexArray, x: ValueArray,
+) -> Any:  # fmt: skip
+    """Return `total` with the products of a lane's slots added, up to its first padding.
+
+    Parameters
+    ----------
+    total : number
+    slots, step : int
+        Most slots, and the elements from one to the next.
+    at, to, base_at : int
+        First element in `values`, in `index` and in `bases`.
+    bases : (n,) int32
+        Base of each slot; empty if `index` holds columns.
+    padding : int
+        Index of an unused slot.
+    values, index, x : array
+    """
     base = np.uintp(0)
     for _ in range(slots):
         column = index[to]
@@ -44,16 +60,45 @@ def add_slots(total: Any, slots: Any, step: Any, at: Any, to: Any, base_at: Any,
 
 
 @inlined
-def store(first: Any, count: Any, rows: Any, sums: Any, y: Any) -> None:
-    """Write the sums of a chunk's lanes, the first of which serves the row at position `first`."""
+def store(first: int, count: int, rows: IndexArray, sums: ValueArray, y: ValueArray) -> None:
+    """Write the sums of a chunk's lanes to their rows of y.
+
+    Parameters
+    ----------
+    first, count : int
+        Position of the first row, and number of rows.
+    rows : (npositions,) int32
+        Row at each position; empty if positions are rows.
+    sums : (lanes,) float
+    y : (nrows,) float
+    """
     for i in range(count):
         y[np.uintp(rows[np.uintp(first + i)]) if len(rows) else np.uintp(first + i)] = sums[i]
 
 
 @inlined
-def entry_chunk(groups: Any, chunk: Any, direct: Any, bases: Any, padding: Any, rows: Any, values: Any,
-                index: Any, x: Any, y: Any, sums: Any, bases_or_none: Any) -> None:  # fmt: skip
-    """Multiply a chunk of entries, a lane a row."""
+def entry_chunk(
+    groups: tuple[int, ...], chunk: Chunk, direct: int, bases: IndexArray, padding: int, rows: IndexArray,
+    values: ValueArray, index: IndexArray, x: ValueArray, y: ValueArray, sums: ValueArray, bases_or_none: IndexArray,
+) -> None:  # fmt: skip
+    """Multiply a chunk of entries, a lane a row.
+
+    Parameters
+    ----------
+    groups : tuple
+        As long as the chunk has groups of `GROUP` lanes.
+    chunk : Chunk
+    direct : int
+        First row in y if the chunk's rows are consecutive and fill all lanes, else -1.
+    bases, bases_or_none : (n,) int32
+        A view of `narrow`; the second is empty if `index` holds columns.
+    padding : int
+        Index of an unused slot.
+    rows, values, x, y, sums
+        As for `multiply_chunks`.
+    index : (n,) int32 or uint16
+        `wide` or `narrow`.
+    """
     place, to, width = chunk.values, chunk.index, chunk.width
     lanes, base_at = len(groups) * GROUP, np.uintp(to // 2)
     full = chunk.full
@@ -73,11 +118,24 @@ def entry_chunk(groups: Any, chunk: Any, direct: Any, bases: Any, padding: Any, 
 
 
 @compiled
-def multiply_chunks(start: Any, stop: Any, groups: Any, chunks: Any, values: Any, wide: Any, narrow: Any, bases: Any,
-                    rows: Any, x: Any, y: Any, sums: Any) -> None:  # fmt: skip
-    """Multiply chunks ``[start:stop)`` of real numbers, a lane a row, none in blocks, with one column of x.
+def multiply_chunks(
+    start: int, stop: int, groups: tuple[int, ...], chunks: Int64Array, values: ValueArray, wide: IndexArray,
+    narrow: IndexArray, bases: IndexArray, rows: IndexArray, x: ValueArray, y: ValueArray, sums: ValueArray,
+) -> None:  # fmt: skip
+    """Multiply chunks ``[start, stop)`` of real numbers, a lane a row and without dense blocks, with one column of x.
 
-    `groups` is a tuple as long as there are groups of lanes in a chunk, `sums` room for their sums.
+    Parameters
+    ----------
+    start, stop : int
+    groups : tuple
+        As long as a chunk has groups of `GROUP` lanes.
+    chunks, values, wide, narrow, rows
+        The fields of `Sell`; `rows` is empty if positions are rows.
+    bases : (n,) int32
+        A view of `narrow`.
+    x, y : (ncols,), (nrows,) float
+    sums : (lanes,) float
+        Scratch.
     """
     for at in range(start, stop):
         chunk = read_chunk(chunks, at)
@@ -94,9 +152,23 @@ def multiply_chunks(start: Any, stop: Any, groups: Any, chunks: Any, values: Any
 
 
 @compiled
-def multiply_columns(zero: Any, start: Any, stop: Any, lanes: Any, block: Any, chunks: Any, values: Any, wide: Any,
-                     narrow: Any, bases: Any, rows: Any, x: Any, y: Any) -> None:  # fmt: skip
-    """Multiply chunks ``[start:stop)`` of any kind with all columns of a two-dimensional x; y is zero."""
+def multiply_columns(
+    zero: Any, start: int, stop: int, lanes: int, block: int, chunks: Int64Array, values: ValueArray, wide: IndexArray,
+    narrow: IndexArray, bases: IndexArray, rows: IndexArray, x: ValueArray, y: ValueArray,
+) -> None:  # fmt: skip
+    """Add the products of chunks ``[start, stop)`` of any kind with all columns of x to y.
+
+    Parameters
+    ----------
+    zero : number
+        0 in the dtype of x.
+    start, stop : int
+    lanes, block, chunks, values, wide, narrow, rows
+        The fields of `Sell`; `rows` is empty if positions are rows.
+    bases : (n,) int32
+        A view of `narrow`.
+    x, y : (ncols, k), (nrows, k)
+    """
     for at in range(start, stop):
         chunk = read_chunk(chunks, at)
         unit = block if chunk.kind in (BLOCK_WIDE, BLOCK_NARROW) else 1
@@ -113,9 +185,25 @@ def multiply_columns(zero: Any, start: Any, stop: Any, lanes: Any, block: Any, c
 
 
 @compiled
-def multiply_pieces(start: Any, stop: Any, pieces: Any, indices: Any, data: Any, bases: Any, x: Any, partial: Any,
-                    sums: Any) -> None:  # fmt: skip
-    """Sum pieces ``[start:stop)`` of long rows of real numbers, `GROUP` entries at a time."""
+def multiply_pieces(
+    start: int, stop: int, pieces: IndexArray, indices: IndexArray, data: ValueArray, bases: IndexArray, x: ValueArray,
+    partial: ValueArray, sums: ValueArray,
+) -> None:  # fmt: skip
+    """Sum pieces ``[start:stop)`` of long rows of real numbers, `GROUP` entries at a time.
+
+    Parameters
+    ----------
+    start, stop : int
+    pieces, indices, data
+        The fields `pieces`, `long_indices` and `long_data` of `Sell`.
+    bases : (0,) int32
+        Not read.
+    x : (ncols,) float
+    partial : (npieces,) float
+        Takes the sum of each piece.
+    sums : (GROUP,) float
+        Scratch.
+    """
     for piece in range(start, stop):
         begin, end = pieces[piece], pieces[piece + 1]
         slots = (end - begin) // GROUP
@@ -130,9 +218,21 @@ def multiply_pieces(start: Any, stop: Any, pieces: Any, indices: Any, data: Any,
 
 
 @compiled
-def multiply_piece_columns(zero: Any, start: Any, stop: Any, pieces: Any, indices: Any, data: Any, x: Any,
-                           partial: Any) -> None:  # fmt: skip
-    """Sum pieces ``[start:stop)`` of long rows into ``partial[piece, column]``."""
+def multiply_piece_columns(
+    zero: Any, start: int, stop: int, pieces: IndexArray, indices: IndexArray, data: ValueArray, x: ValueArray,
+    partial: ValueArray,
+) -> None:  # fmt: skip
+    """Sum pieces ``[start:stop)`` of long rows into ``partial[piece, column]``.
+
+    Parameters
+    ----------
+    zero : number
+        0 in the dtype of x.
+    start, stop : int
+    pieces, indices, data
+        The fields `pieces`, `long_indices` and `long_data` of `Sell`.
+    x, partial : (ncols, k), (npieces, k)
+    """
     for piece in range(start, stop):
         begin, end = pieces[piece], pieces[piece + 1]
         for k in range(x.shape[1]):
@@ -148,8 +248,19 @@ def multiply_piece_columns(zero: Any, start: Any, stop: Any, pieces: Any, indice
             partial[piece, k] = (a + b) + (c + d)
 
 
-def multiply(a: Sell, x: ValueArray, out: Any, threads: int) -> ValueArray:
-    """Return ``a @ x``; see `sell.multiply`."""
+def multiply(a: Sell, x: ValueArray, out: ValueArray | None, threads: int) -> ValueArray:
+    """Return ``a @ x`` on the CPU.
+
+    Parameters
+    ----------
+    a : Sell
+    x : (ncols,) or (ncols, k)
+        C order, of the dtype in which products are summed.
+    out : (nrows,) or (nrows, k) or None
+        Takes the result.
+    threads : int
+        Most threads; small matrices take one.
+    """
     y = np.zeros((a.shape[0], *x.shape[1:]), x.dtype) if out is None else out
     threads = threads if a.nnz * (x.shape[1] if x.ndim == 2 else 1) >= PARALLEL_ENTRIES else 1
     zero = x.dtype.type(0)

@@ -11,6 +11,7 @@ from spdist.kernels.cuda.constants import SELL_WARPS
 from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.rounding import ceil_div
 from spdist.kernels.spmv.csr import VECTORS
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.sell.format import BLOCKS, Sell
 
 FILE = "spmv/sell/multiply.cu"
@@ -24,7 +25,13 @@ NULL = np.intp(0)
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions of each .cu file, for C types such as ``"double"``, ``"int"``, ``"int"``."""
+    """Return the name expressions to compile from each .cu file.
+
+    Parameters
+    ----------
+    value, index, pointer : str
+        C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
+    """
     vectors = VECTORS.get(value, (value,))
     columns = [(k, False) for k in COLUMNS] + [(1, True)]
     names = [multiply_name(value, vector, b, *k) for vector in vectors for b in (1, *BLOCKS) for k in columns]
@@ -33,12 +40,38 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
 
 
 def multiply_name(value: str, vector: str, block: int, columns: int, alone: bool) -> str:
-    """Return the name expression of a product's kernel; `alone` where x has no other columns."""
+    """Return the name expression of a product's kernel.
+
+    Parameters
+    ----------
+    value, vector : str
+        C types of stored values and of the elements of x.
+    block : int
+        Side of the dense blocks; 1 for none.
+    columns : int
+        Columns of x that a launch multiplies.
+    alone : bool
+        Whether x has no other columns.
+
+    Examples
+    --------
+    >>> multiply_name("float", "double", 1, 2, False)
+    'sell_multiply<float, double, 1, 2, false>'
+    """
     return f"sell_multiply<{value}, {vector}, {block}, {columns}, {str(alone).lower()}>"
 
 
 def multiply(a: Sell, x: Any, out: Any = None) -> Any:
-    """Return ``a @ x``; see `sell.multiply`."""
+    """Return ``a @ x`` on the GPU.
+
+    Parameters
+    ----------
+    a : Sell
+    x : (ncols,) or (ncols, k)
+        C order, of the dtype in which products are summed.
+    out : (nrows,) or (nrows, k), optional
+        Takes the result.
+    """
     import cupy
 
     y = cupy.empty((a.shape[0], *x.shape[1:]), x.dtype) if out is None else out
@@ -84,8 +117,16 @@ def _launches(device: int, value: str, vector: str, block: int, columns: int, al
     return launch
 
 
-def gather(x: Any, order: Any) -> Any:
-    """Return the rows of x in a new order."""
+def gather(x: DeviceArray, order: DeviceArray) -> Any:
+    """Return ``x[order]``.
+
+    Parameters
+    ----------
+    x : (n,) or (n, k)
+        On the GPU, C order.
+    order : (m,) int32
+        Row of x for each row of the result.
+    """
     import cupy
 
     out = cupy.empty((len(order), *x.shape[1:]), x.dtype)
@@ -98,5 +139,5 @@ def gather(x: Any, order: Any) -> Any:
     return out
 
 
-def _or_null(array: Any) -> Any:
+def _or_null(array: DeviceArray | None) -> Any:
     return NULL if array is None else array

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from spdist.errors import InputError, MatrixError
+from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.sell.format import LANES, WARPS_WANTED, Sell, to_host
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX, is_on_gpu, module_of
@@ -21,10 +23,10 @@ SPREAD_ROWS = WARPS_WANTED
 
 def build(
     a: CSR, *, height: int = 0, lanes: int = LANES, sigma: int | Literal["auto"] = "auto",
-    index: Index = "auto", block: int | Literal["auto"] = "auto", dtype: Any = None,
+    index: Index = "auto", block: int | Literal["auto"] = "auto", dtype: npt.DTypeLike | None = None,
     threads: int = 1,
 ) -> Sell:  # fmt: skip
-    """Bring a matrix into SELL-C-sigma, where its arrays are.
+    """Bring a matrix into SELL-C-sigma, on the device that holds its arrays.
 
     Parameters
     ----------
@@ -33,15 +35,15 @@ def build(
     height : int
         C, rows of a chunk; divides `lanes`. 0 chooses.
     lanes : int
-        C times T; 32 where the GPU is to multiply.
+        C times T; must be 32 if the GPU is to multiply.
     sigma : int or "auto"
-        Rows of the windows that are sorted by length; "auto" takes what the model says moves fewest bytes.
+        Rows of the windows that are sorted by length; "auto" takes the value for which the model moves fewest bytes.
     index : {"auto", "narrow", "wide"}
         Forms of column indices that chunks may take: all, 16-bit offsets, or 32-bit columns only.
     block : int or "auto"
         Side of the dense blocks to look for; 1 for none, as "auto" has it on the CPU.
     dtype : dtype, optional
-        Of the stored values; that of `a` unless given.
+        Dtype of the stored values; by default the dtype of `a`.
     threads : int
         On the host.
 
@@ -69,7 +71,19 @@ def build(
 
 
 def long_rows(a: CSR, dtype: np.dtype[Any]) -> Sell:
-    """Return only the rows that stay in CSR, for products that write the others themselves."""
+    """Return only the rows that stay in CSR, for products that write the others themselves.
+
+    Parameters
+    ----------
+    a : CSR
+    dtype : dtype
+        Dtype of the stored values.
+
+    Returns
+    -------
+    Sell
+        Without SELL chunks.
+    """
     xp = module_of(a.data)
     none = (xp.empty((0, 4), np.int64), *(xp.empty(0, kind) for kind in (dtype, np.int32, np.uint16)))
     parts: tuple[Any, ...] = (*none, None, *_builder(a, LANES, 0, 1).long_rows(dtype))
@@ -77,7 +91,7 @@ def long_rows(a: CSR, dtype: np.dtype[Any]) -> Sell:
 
 
 def _builder(a: CSR, lanes: int, height: int, threads: int) -> Any:
-    """Return the steps of `build`, where the arrays are."""
+    """Return the steps of `build` for the device that holds the arrays."""
     if is_on_gpu(a.data):
         from spdist.kernels.spmv.sell.build_gpu import Builder as GpuBuilder
 
@@ -87,14 +101,14 @@ def _builder(a: CSR, lanes: int, height: int, threads: int) -> Any:
     return Builder(a, lanes, height, threads)
 
 
-def multiply(a: Sell, x: Any, out: Any = None, *, threads: int = 1) -> Any:
+def multiply(a: Sell, x: DeviceArray, out: DeviceArray | None = None, *, threads: int = 1) -> Any:
     """Return ``a @ x``.
 
     Parameters
     ----------
     a : Sell
     x : (ncols,) or (ncols, k)
-        Where the arrays of `a` are; C order, of the dtype in which products are summed: that of `a`, or the wider one
+        On the device of `a`, in C order, of the dtype in which products are summed: the dtype of `a`, or the wider one
         of the same kind.
     out : array, optional
         Takes the result.
