@@ -146,7 +146,7 @@ class Operator:
         return csr_of(self.prepared)
 
     def _fetched(self) -> CSR:
-        """Return the matrix as a `CSR` where the operator is."""
+        """Return the matrix as a `CSR`, on the device of the operator."""
         m = self.to_csr()
         if not _multiplies_on_gpu(self.prepared):
             return m
@@ -170,7 +170,7 @@ class Operator:
         return ehyb.permute(self._ehyb(), x)
 
     def unpermute(self, x: DeviceArray) -> Any:
-        """Return the rows of x where they were before `permute`."""
+        """Return the rows of x in the order before `permute`."""
         return ehyb.unpermute(self._ehyb(), x)
 
     def _ehyb(self) -> ehyb.Ehyb:
@@ -255,7 +255,7 @@ def _multiplies_on_gpu(prepared_matrix: Any) -> bool:
 
 
 def _adjoint_of(a: CSR) -> CSR:
-    """Return the conjugate transpose, where the matrix is."""
+    """Return the conjugate transpose, on the device of the matrix."""
     if is_on_gpu(a.data):
         return cupy_operands.from_cupyx(cupy_operands.to_cupyx_any(a).conj().T.tocsr())
     return from_scipy(a.to_scipy().conj().T.tocsr())

@@ -235,7 +235,7 @@ def partitioned(
         Address of a running scheduler instead; all of its workers take a part.
     partition : {"auto", "metis", "rows"} or (nrows,) int
         "metis" cuts few connections between parts; "rows" puts neighbouring rows together, which suits grids in
-        natural order; "auto" is METIS where the matrix is in memory and pymetis is installed. Or the part of each row.
+        natural order; "auto" is METIS if the matrix is in memory and pymetis is installed. Or the part of each row.
     on_gpu : bool
         Whether each worker multiplies on a GPU of its own; parts then talk by NCCL.
     method, uses
@@ -331,7 +331,7 @@ def _rows_of(share: Share) -> Any:
 
 
 def _listen(key: bytes, size: int) -> Listener:
-    """Listen where Dask's worker does."""
+    """Listen on the address of Dask's worker."""
     url = urlsplit(get_worker().address)
     host = url.hostname if url.scheme in ("tcp", "tls") else None
     return Listener((host or "127.0.0.1", 0), backlog=size, authkey=key)
@@ -361,7 +361,7 @@ def _nccl_name() -> Any:
 
 
 def _join_gpus(share: Share, size: int, name: Any, on_this_host: int, options: dict[str, Any]) -> PartitionMember:
-    """Reach the other parts, then prepare this one; parts on one host share its cores, where cores multiply too."""
+    """Reach the other parts, then prepare this one; parts on one host share its cores if cores multiply too."""
     import cupy
 
     threads = max(1, len(os.sched_getaffinity(0)) // on_this_host)

@@ -107,7 +107,7 @@ def sell_operator(
     T : int, optional
         Lanes of a row, on the CPU too, so that a matrix can be prepared there for the GPU; a power of 2.
     index : {"auto", "narrow", "wide"}
-        Column indices: the shortest form for each chunk, 16-bit offsets where they fit, or 32-bit numbers.
+        Column indices: the shortest form for each chunk, 16-bit offsets if they fit, or 32-bit numbers.
     block : int or "auto"
         Side of the dense blocks to look for; 1 for none.
     dtype, threads
@@ -167,7 +167,7 @@ def ehyb_operator(a: Any, *, part: IndexArray | None = None, dtype: npt.DTypeLik
     Returns
     -------
     Operator
-        Its `permuted` stays in the order of the parts, where x and y need not be brought back and forth.
+        Its `permuted` stays in the order of the parts, so that x and y are not reordered for each product.
 
     Raises
     ------

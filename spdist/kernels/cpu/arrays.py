@@ -1,6 +1,6 @@
 """Operands, results and buffers of the Numba kernels, as named tuples: Numba takes their fields as it takes arrays.
 
-A field that is None has a type of its own. Branches that ask for it are left out of the compiled code only where it is
+A field that is None has a type of its own. Branches that ask for it are left out of the compiled code only if it is
 an argument of its own: kernels pass such fields on one by one.
 """
 

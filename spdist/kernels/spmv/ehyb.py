@@ -320,7 +320,7 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
 
 
 def _multiply_name(value: str, vector: str, alone: bool) -> str:
-    """Return the name expression of a product's kernel; `alone` where x has no other columns."""
+    """Return the name expression of a product's kernel; `alone` if x has no other columns."""
     return f"ehyb_multiply<{value}, {vector}, {str(alone).lower()}>"
 
 
@@ -395,7 +395,7 @@ def unpermute(a: Ehyb, x: DeviceArray) -> Any:
 
 
 def to_csr(a: Ehyb) -> CSR:
-    """Return the matrix on the host as canonical CSR, in the order of the parts where `a` is."""
+    """Return the matrix on the host as canonical CSR, in the order of the parts if `a` is."""
     import scipy.sparse as sp
 
     slices, starts = host(a.slices), host(a.starts).astype(np.int64)

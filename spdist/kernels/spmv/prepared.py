@@ -1,6 +1,6 @@
 """A matrix prepared for products with vectors, in each of the forms that `spdist.operator` chooses among.
 
-Every form multiplies ``(ncols,)`` and ``(ncols, k)`` arrays in C order that lie where its own arrays are.
+Every form multiplies ``(ncols,)`` and ``(ncols, k)`` arrays in C order on the device of its own arrays.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PreparedMatrix(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PreparedSell:
-    """SELL-C-sigma, its columns in an order of their own where `columns` is set."""
+    """SELL-C-sigma, its columns in an order of their own if `columns` is set."""
 
     matrix: Sell
     columns: Any = None
@@ -204,7 +204,7 @@ def by_popularity(a: CSR, **options: Any) -> PreparedSell:
 
 
 def _with_rows(m: Sell, order: DeviceArray) -> Sell:
-    """Return a matrix whose rows are written where they were before they were put in this order."""
+    """Return a matrix that writes its rows in their order before this reordering."""
     rows = order if m.rows is None else order[m.rows]
     long = order[m.long_rows] if len(m.long_rows) else m.long_rows
     return replace(m, rows=rows.astype(np.int32, copy=False), long_rows=long.astype(np.int32, copy=False))

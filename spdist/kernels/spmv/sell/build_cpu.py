@@ -438,7 +438,7 @@ class Builder:
         return bool((self.lengths > CPU_LONG).any())
 
     def place(self, sigma: int | Literal["auto"], block: int, entry_bytes: int) -> Placement:
-        """Choose sigma where it is "auto", sort the rows in groups of `block`, and cut them into chunks."""
+        """Choose sigma if it is "auto", sort the rows in groups of `block`, and cut them into chunks."""
         kept = np.flatnonzero(self.lengths <= CPU_LONG) if self.has_long_rows() else None
         rest = self.lengths if kept is None else self.lengths[kept]
         sigma, order = sort_groups(rest, sigma, self.height, block, entry_bytes)

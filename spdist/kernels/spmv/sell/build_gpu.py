@@ -82,7 +82,7 @@ class Survey:
     counts : (GPU_LONG + 2,) int64
         Rows of each number of entries; the last: of more than `GPU_LONG`.
     slots : int
-        Sum of the widths of chunks of `height` rows as they are, where no row is longer.
+        Sum of the widths of chunks of `height` rows, unsorted, if no row is longer.
     blocked : (len(BLOCKS),) int64
         Rows of the sample in blocks of each side.
     height : int
@@ -165,7 +165,7 @@ class Builder:
         return self.survey.long > 0
 
     def place(self, sigma: int | Literal["auto"], block: int, entry_bytes: int) -> Placement:
-        """Choose sigma where it is "auto", sort the rows in groups of `block`, and cut them into chunks.
+        """Choose sigma if it is "auto", sort the rows in groups of `block`, and cut them into chunks.
 
         Rows far longer than others, which several lanes take, have the last positions, sorted all together, and the
         first chunks.
@@ -189,7 +189,7 @@ class Builder:
 
     @functools.cached_property
     def _parted(self) -> tuple[Any, Any]:
-        """Rows of chunks, tall ones last, None where all rows are in order; and those that stay in CSR."""
+        """Rows of chunks, tall ones last, None if all rows are in order; and the rows that stay in CSR."""
         survey, nrows = self.survey, self.a.nrows
         long_rows = self.xp.empty(survey.long, np.int32)
         if survey.rest == nrows:
@@ -223,7 +223,7 @@ class Builder:
         return ordered
 
     def _slots(self, window: int) -> int:
-        """Return the sum of the widths of all chunks where rows that are not tall are sorted in such windows."""
+        """Return the sum of the widths of all chunks if rows that are not tall are sorted in such windows."""
         if window == 1 and self._parted[0] is None:
             return self.survey.slots
         if window == self.survey.rest or not self.survey.rest:
@@ -232,7 +232,7 @@ class Builder:
         return int(self._noted[0 if window == 1 else 1])
 
     def _ordered(self, sigma: int) -> Any:
-        """Return the row at each position, None where positions are rows."""
+        """Return the row at each position, None if positions are rows."""
         rows, n, xp = self._parted[0], self.survey.rest, self.xp
         ordered = rows
         if sigma == WINDOW and n:

@@ -48,7 +48,7 @@ def block_rows(lanes: int, block: int) -> Any:
 
 @inlined
 def row_at(position: int, rows: IndexArray) -> Any:
-    """Return the row at a position; `rows` is empty where positions are rows.
+    """Return the row at a position; `rows` is empty if positions are rows.
 
     Parameters
     ----------

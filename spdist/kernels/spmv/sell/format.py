@@ -142,11 +142,11 @@ class Sell:
     shape : (nrows, ncols)
     nnz : int
     lanes : int
-        Lanes of a chunk: C times T. 32 where the GPU is to multiply.
+        Lanes of a chunk: C times T; 32 if the GPU is to multiply.
     block : int
-        Rows and columns of dense blocks; 1 where there are none.
+        Rows and columns of dense blocks; 1 if there are none.
     sigma : int
-        Rows of the windows in which rows were sorted by length; 1 where they were not.
+        Rows of the windows in which rows were sorted by length; 1 if they were not.
     chunks : (nchunks, 4) int64
         As `new_chunks` has them; the chunks of the longest rows come first. Chunks of equal lists of diagonals share
         one list, at one place of `wide`.
@@ -154,7 +154,7 @@ class Sell:
     wide : int32
     narrow : uint16
     rows : (positions,) int32 or None
-        Row at each position; None where positions are rows.
+        Row at each position; None if positions are rows.
     long_rows, long_indptr, long_indices, long_data
         The rows that stay in CSR: their numbers (int32), offsets (int64), columns (int32), values.
     pieces : (npieces + 1,) int64

@@ -66,7 +66,7 @@ def code_balance(beta: float, alpha: float, row_nnz: float, *, value_bytes: int 
     beta : float
         Chunk occupancy.
     alpha : float
-        Loads of x from memory per entry: ``1 / row_nnz`` where x is perfectly cached, 1 where nothing is.
+        Loads of x from memory per entry: ``1 / row_nnz`` if x is perfectly cached, 1 if nothing is cached.
     row_nnz : float
         Mean entries of a row.
     value_bytes, index_bytes
@@ -136,7 +136,7 @@ def choose_window(slots: Callable[[int], int], entries: int, nrows: int, height:
     Parameters
     ----------
     slots : callable
-        Gives the sum of the widths of all chunks where rows are sorted in windows of so many.
+        Gives the sum of the widths of all chunks if rows are sorted in windows of so many rows.
     entries, nrows, height : int
         Of all rows; rows of a chunk.
     entry, row : int
@@ -155,7 +155,7 @@ def choose_window(slots: Callable[[int], int], entries: int, nrows: int, height:
 def sort_groups(
     lengths: DeviceArray, sigma: int | Literal["auto"], height: int, block: int, entry_bytes: int
 ) -> tuple[int, Any]:
-    """Return sigma, chosen where it is "auto", and the order of the rows; groups of `block` rows stay together.
+    """Return sigma, chosen if it is "auto", and the order of the rows; groups of `block` rows stay together.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def sort_groups(
     -------
     sigma : int
     order : (nrows,) int64 or None
-        None where rows are as they were.
+        None if rows keep their order.
     """
     xp, leaders, height = module_of(lengths), lengths[: len(lengths) // block * block : block], max(height // block, 1)
 
