@@ -83,7 +83,7 @@ def workers_and_plan(
     local = _is_local(request, target)
     if local and execution.scheduler is not None:
         raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
-    wanted: dict[str, Any] = {
+    cluster_options: dict[str, Any] = {
         "workers": execution.workers,
         "scheduler": execution.scheduler,
         "processes": not local,
@@ -93,10 +93,10 @@ def workers_and_plan(
     if count is None:
         plan = source.make()
         callbacks.planned(plan)
-        with connect(**wanted, blocks=len(plan.blocks), host_bytes=plan.projected_host_memory) as client:
+        with connect(**cluster_options, blocks=len(plan.blocks), host_bytes=plan.projected_host_memory) as client:
             yield Ready(client, plan, name)
         return
-    starting = connect(**wanted, blocks=max(count, 2))  # a single block would need no process of its own
+    starting = connect(**cluster_options, blocks=max(count, 2))  # a single block would need no process of its own
     planning = None if execution.scheduler else _plan_in_background(source, None)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(starting)
