@@ -97,3 +97,24 @@ class VerificationError(SpdistError):
     Traceback (most recent call last):
     VerificationError: C.zarr is not A @ B: ...
     """
+
+
+def one_line(text: object, most: int = 300) -> str:
+    r"""Return text for an error message: one line, characters that do not print escaped, the middle of long text cut.
+
+    Parameters
+    ----------
+    text : object
+        Text or an exception, perhaps with content of a damaged file in it.
+    most : int
+        Characters of the result at most.
+
+    Examples
+    --------
+    >>> one_line("two\nlines"), one_line("1" * 500 + "2" * 500, 20)
+    ('two\\nlines', '1111111111...2222222')
+    """
+    whole = str(text)
+    if len(whole) > most:
+        whole = f"{whole[: most // 2]}...{whole[len(whole) - most // 2 + 3 :]}"
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in whole)

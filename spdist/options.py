@@ -20,6 +20,8 @@ from spdist.errors import InputError
 from spdist.units import check_count
 
 if TYPE_CHECKING:
+    from distributed import Security
+
     from spdist.kernels.product_spec import Epilogue
     from spdist.kernels.semirings import Semiring
 
@@ -80,6 +82,8 @@ class ExecutionOptions:
     workers : int, optional
     scheduler : str, optional
         Address of a Dask scheduler.
+    security : distributed.Security, optional
+        Keys for that scheduler.
     """
 
     engine: Engine = "auto"
@@ -88,6 +92,7 @@ class ExecutionOptions:
     grid: tuple[int, int, int] | None = None
     workers: int | None = None
     scheduler: str | None = None
+    security: Security | None = None
 
     def check_engine(self) -> None:
         """Refuse an engine that does not exist.
@@ -107,6 +112,12 @@ class ExecutionOptions:
         InputError
         """
         check_count("workers", self.workers, "one a core or a GPU")
+        most = max(64, 8 * (os.cpu_count() or 1))
+        if self.workers is not None and self.workers > most:
+            raise InputError(
+                f"workers={self.workers}: so many processes would stop this machine, which has {os.cpu_count()} cores; "
+                f"name {most} at most, or leave it out"
+            )
         grid: object = self.grid
         if grid is not None and (not isinstance(grid, tuple | list) or len(grid) != 3):
             raise InputError(
@@ -123,12 +134,13 @@ class OutputOptions:
 
     Attributes
     ----------
-    resume, overwrite, check : bool
+    resume, overwrite, steal, check : bool
     record : str or Path, optional
     """
 
     resume: bool = False
     overwrite: bool = False
+    steal: bool = False
     check: bool = False
     record: str | Path | None = None
 
@@ -186,6 +198,7 @@ class WorkerKeywords(TypedDict, total=False):
 
     workers: int | None
     scheduler: str | None
+    security: Any
 
 
 class GridKeywords(TypedDict, total=False):
@@ -200,6 +213,7 @@ class TargetKeywords(TypedDict, total=False):
 
     resume: bool
     overwrite: bool
+    steal: bool
 
 
 class SpgemmKeywords(ProductKeywords, total=False):
@@ -287,7 +301,7 @@ def lists(keywords: type) -> Callable[[Function], Function]:
     >>> @lists(TargetKeywords)
     ... def store(url, **keywords): ...
     >>> print(inspect.signature(store))
-    (url, *, resume: 'bool' = False, overwrite: 'bool' = False)
+    (url, *, resume: 'bool' = False, overwrite: 'bool' = False, steal: 'bool' = False)
     """
 
     def decorate(function: Function) -> Function:
@@ -369,7 +383,7 @@ def options_of(function: Callable[..., Any], keywords: Mapping[str, object], /, 
     ... def store(url, **keywords):
     ...     return options_of(store, keywords, OutputOptions)
     >>> store("C.zarr", resume=True)
-    (OutputOptions(resume=True, overwrite=False, check=False, record=None),)
+    (OutputOptions(resume=True, overwrite=False, steal=False, check=False, record=None),)
     >>> store("C.zarr", again=True)
     Traceback (most recent call last):
         ...

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from spdist.errors import InputError, MatrixError
+from spdist.errors import InputError, MatrixError, one_line
 from spdist.kernels.semirings import OR_AND, PLUS_TIMES, Semiring, check_function, code_of, digest
 from spdist.matrices.checks import check_mask_shape
 from spdist.matrices.csr import CSR
@@ -113,14 +115,29 @@ class Epilogue:
 
 
 def _read_factors(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
+    """Return a vector that `numpy.save` wrote, mapped first, so that a header that lies allocates nothing."""
     try:
-        factors = np.load(path)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{path}: not readable as a vector of NumPy's ({error}): write one with numpy.save") from None
+        if not Path(path).is_file():
+            raise OSError("no such file")
+        with Path(path).open("rb") as file:
+            start = file.read(12)
+        if (
+            start[:6] == np.lib.format.MAGIC_PREFIX
+            and start[6:7] != b"\1"
+            and int.from_bytes(start[8:], "little") > 10_000
+        ):
+            raise ValueError("its header is too long")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            factors = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # NumPy raises nearly every type on a damaged header
+        raise InputError(
+            f"{one_line(path)}: not readable as a vector of NumPy's ({one_line(error)}): write one with numpy.save"
+        ) from None
     if not isinstance(factors, np.ndarray) or factors.ndim != 1 or factors.dtype.kind not in "biufc":
         what = f"{factors.dtype} of shape {factors.shape}" if isinstance(factors, np.ndarray) else "several arrays"
-        raise InputError(f"{path} holds {what}: factors for rows or columns are a vector of numbers")
-    return factors
+        raise InputError(f"{path} holds {one_line(what, 100)}: factors for rows or columns are a vector of numbers")
+    return np.array(factors)
 
 
 def _is_number(value: Any) -> bool:
@@ -330,7 +347,9 @@ def is_by_columns(axis: int, top_n: int | None, epilogue: Epilogue | None) -> bo
         If the axis is neither 0 nor 1.
     """
     if not isinstance(axis, int | np.integer) or isinstance(axis, bool) or axis not in (0, 1):
-        raise InputError(f"axis={axis!r} is neither 1, for the largest of each row, nor 0, for those of each column")
+        raise InputError(
+            f"axis={axis!r} is neither 1, for the largest of each row, nor 0, for the largest of each column"
+        )
     return axis == 0 and (top_n is not None or getattr(epilogue, "normalize", None) is not None)
 
 

@@ -137,7 +137,7 @@ class Semiring:
         if self.cuda is None:
             raise InputError(
                 f"semiring {self.name} has no C expressions, which the GPU needs: pass "
-                f"spdist.Semiring(..., cuda=('y < x ? y : x', 'x + y')) with those of your add and multiply"
+                f"spdist.Semiring(..., cuda=('y < x ? y : x', 'x + y')) with the expressions of your add and multiply"
             )
         return self.cuda
 

@@ -112,7 +112,7 @@ def multiply(a: BSR, b: BSR, *, ones: ValueArray | None = None, tf32: bool = Fal
     except cupy.cuda.memory.OutOfMemoryError as error:
         raise MemoryBoundError(
             f"C takes {format_bytes(blocks * r * t * dtype.itemsize)} in {blocks:,} blocks of {r} x {t}, more than the "
-            f"GPU has beside A and B ({error}): multiply ranges of A's block rows one after another"
+            f"GPU has left besides A and B ({error}): multiply ranges of A's block rows one after another"
         ) from None
     return c
 

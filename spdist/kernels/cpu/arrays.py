@@ -1,21 +1,24 @@
 """Operands, results and buffers of the Numba kernels, as named tuples: Numba takes their fields as it takes arrays.
 
-A field that is None has a type of its own. Branches that ask for it are left out of the compiled code only if it is
-an argument of its own: kernels pass such fields on one by one.
+A field that is None has a type of its own. Branches that test it are left out of the compiled code only if it is an
+argument of its own: kernels pass such a field on to the function that has the branch.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from spdist.kernels.semirings import Semiring
 from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
 Int32Array = npt.NDArray[np.int32]
+Integer: TypeAlias = int | np.int64
+"""An integer of a caller in Python, or of a compiled caller."""
 
 
 class CsrArrays(NamedTuple):
@@ -33,6 +36,34 @@ class RowRanges(NamedTuple):
     indices: IndexArray
     data: ValueArray
     stops: Int64Array
+
+
+class ProductArguments(NamedTuple):
+    """A product as the kernels take it."""
+
+    a: CsrArrays
+    b: RowRanges
+    """Its starts are moved if C is a triangle."""
+    ring: Semiring | None
+    """None for plus and times."""
+    wide: bool | None
+    """None if C has at most `WINDOW` columns: such a kernel takes half as long to compile. Else True."""
+    prefetches: bool
+    """Whether to prefetch rows of B."""
+
+
+class RowExtent(NamedTuple):
+    """What the products of a row come to."""
+
+    row: int
+    """Row of A."""
+    products: np.int64
+    first: np.int64
+    """First column of the row of C."""
+    last: np.int64
+    """Last column of the row of C; below `first` if there is none."""
+    parts: int
+    """Rows of B that take part."""
 
 
 class RowsOut(NamedTuple):
@@ -116,7 +147,7 @@ class ForbiddenMask(NamedTuple):
 
 
 class EpilogueArguments(NamedTuple):
-    """An epilogue as `fused.finish_row` takes it."""
+    """An epilogue as the kernels take it."""
 
     rows: ValueArray | None
     """Factor for each row."""
@@ -141,3 +172,27 @@ class Selection(NamedTuple):
     skips_below: bool
     """Whether values below `least` may be left out while a row is made: `least` is above the semiring's zero, and no
     epilogue changes values."""
+
+
+class RowCuts(NamedTuple):
+    """What fused kernels keep of each row. Fields that are None are left out of the compiled code."""
+
+    allowed: AllowedMask | None
+    """The mask that rows are confined to."""
+    forbidden: ForbiddenMask | None
+    """The mask that rows are kept out of; not together with `allowed`."""
+    epilogue: EpilogueArguments | None
+    selection: Selection | None
+    diagonal: int | None
+    """The first wanted column of row 0, one more for each row after it; None for whole rows."""
+
+
+class MaskRow(NamedTuple):
+    """A row of a mask."""
+
+    columns: IndexArray
+    """Columns of the whole mask."""
+    first: np.uintp
+    """First entry of the row."""
+    length: np.uintp
+    """Entries of the row."""

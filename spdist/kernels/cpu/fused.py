@@ -20,24 +20,18 @@ from spdist.kernels.cpu.arrays import (
     CsrArrays,
     EpilogueArguments,
     ForbiddenMask,
-    RowRanges,
+    ProductArguments,
+    RowCuts,
+    RowExtent,
     RowsOut,
     Selection,
     Workspace,
 )
 from spdist.kernels.cpu.masks import fill_table, is_forbidden, multiply_inside
 from spdist.kernels.cpu.numba_compile import add_product, compiled, inlined, part, zero_of
-from spdist.kernels.cpu.rowwise import (
-    enter_rows,
-    expand_small,
-    flush_batch,
-    is_small,
-    multiply_row,
-    prefetch_rows,
-    row_extent,
-)
+from spdist.kernels.cpu.rowwise.multiply import enter_rows, is_small, multiply_row, prefetch_rows, row_extent
+from spdist.kernels.cpu.rowwise.sorting import expand_small, flush_batch
 from spdist.kernels.cpu.workspace import WINDOW
-from spdist.kernels.semirings import Semiring
 from spdist.matrices.dtypes import ValueArray
 
 DENSE_SPAN = 8
@@ -106,10 +100,7 @@ def find_cut(values: ValueArray, n: np.uintp, least: Any, top: int, heap: ValueA
 
 
 @part
-def finish_row(
-    row: RowsOut, n: np.uintp, number: int, rows: ValueArray | None, columns: ValueArray | None,
-    function: Callable[[Any], Any] | None, norm: int, drop: bool,
-) -> Any:  # fmt: skip
+def finish_row(row: RowsOut, n: np.uintp, number: int, epilogue: EpilogueArguments | None) -> Any:
     """Scale, map and normalise the `n` values of a row in place, and drop zeros; return how many entries are left.
 
     Parameters
@@ -117,23 +108,21 @@ def finish_row(
     row : RowsOut
     n : int
     number : int
-        The row's place in `rows`.
-    rows, columns, function, norm, drop
-        The fields of `EpilogueArguments`: each is an argument of its own, so that None leaves its code out.
+        The row's place in the factors for rows.
+    epilogue : EpilogueArguments or None
     """
+    if epilogue is None:
+        return n
     for t in range(n):
-        if rows is not None:
-            row.data[t] *= rows[number]
-        if columns is not None:
-            row.data[t] *= columns[row.indices[t]]
-        if function is not None:
-            row.data[t] = function(row.data[t])
-    if norm > 0:
-        size = norm_of(row.data, n, norm)
+        scale(row.data, t, epilogue.rows, number)
+        scale(row.data, t, epilogue.columns, row.indices[t])
+        apply(row.data, t, epilogue.function)
+    if epilogue.norm > 0:
+        size = norm_of(row.data, n, epilogue.norm)
         if size > 0:
             for t in range(n):
                 row.data[t] /= size
-    if not drop:
+    if not epilogue.drop_zeros:
         return n
     left = np.uintp(0)
     for t in range(n):
@@ -142,6 +131,38 @@ def finish_row(
             row.data[left] = row.data[t]
             left += np.uintp(1)
     return left
+
+
+@inlined
+def scale(values: ValueArray, at: int, factors: ValueArray | None, number: int) -> None:
+    """Multiply a value by a factor, in place.
+
+    Parameters
+    ----------
+    values : array
+    at : int
+    factors : array or None
+        If None, the compiled code is empty.
+    number : int
+        The factor's place.
+    """
+    if factors is not None:
+        values[at] *= factors[number]
+
+
+@inlined
+def apply(values: ValueArray, at: int, function: Callable[[Any], Any] | None) -> None:
+    """Replace a value by a function of it.
+
+    Parameters
+    ----------
+    values : array
+    at : int
+    function : compiled function or None
+        If None, the compiled code is empty.
+    """
+    if function is not None:
+        values[at] = function(values[at])
 
 
 @inlined
@@ -203,30 +224,31 @@ def keep_row(row: RowsOut, n: np.uintp, selection: Selection | None, c: RowsOut,
 
 @part
 def make_dense(
-    a: CsrArrays, b: RowRanges, row: int, first: np.uintp, columns: np.uintp, forbidden: ForbiddenMask | None,
-    least: Any, totals: ValueArray, c: RowsOut, ring: Semiring | None,
+    product: ProductArguments, extent: RowExtent, forbidden: ForbiddenMask | None, least: Any, totals: ValueArray,
+    c: RowsOut,
 ) -> Any:  # fmt: skip
-    """Make a row whose `columns` columns from `first` on fit the window; return how many values are at least `least`.
+    """Make a row whose columns fit the window; return how many values are at least `least`.
 
     Pre: `least` is above the semiring's zero; all totals are zero, before and after.
 
     Parameters
     ----------
-    a, b, row, forbidden, c, ring
+    product, forbidden, c
         As for `make_row`.
-    first, columns : int
+    extent : RowExtent
     least : number
         Smallest value to keep.
     totals : array
         The totals of a `Window`.
     """
+    a, b, row, first, ring = product.a, product.b, extent.row, np.uintp(extent.first), product.ring
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
         k, value = np.uintp(a.indices[p]), a.data[p]
         for q in range(np.uintp(b.starts[k]), np.uintp(b.stops[k])):
             if not is_forbidden(forbidden, b.indices[q]):
                 j = np.uintp(b.indices[q]) - first
                 totals[j] = add_product(totals[j], value, b.data[q], ring)
-    return scan(totals, first, columns, least, c, zero_of(totals, ring))
+    return scan(totals, first, np.uintp(extent.last - extent.first + 1), least, c, zero_of(totals, ring))
 
 
 @inlined
@@ -264,8 +286,8 @@ def scan(totals: ValueArray, first: np.uintp, columns: np.uintp, least: Any, c: 
 
 @part
 def make_row(
-    a: CsrArrays, b: RowRanges, row: int, forbidden: ForbiddenMask | None, selection: Selection | None, work: Workspace,
-    c: RowsOut, ring: Semiring | None, wide: bool | None,
+    product: ProductArguments, row: int, forbidden: ForbiddenMask | None, selection: Selection | None, work: Workspace,
+    c: RowsOut,
 ) -> Any:  # fmt: skip
     """Make one row of C from place 0 on, without its forbidden columns; return its entries.
 
@@ -273,8 +295,7 @@ def make_row(
 
     Parameters
     ----------
-    a : CsrArrays
-    b : RowRanges
+    product : ProductArguments
     row : int
         Row of A.
     forbidden : ForbiddenMask or None
@@ -283,33 +304,28 @@ def make_row(
     work : Workspace
     c : RowsOut
         Room for the whole row.
-    ring : Semiring or None
-        None for plus and times.
-    wide : None or True
-        None if C has at most `WINDOW` columns.
     """
-    extent = row_extent(a, b, row)
+    extent = row_extent(product.a, product.b, row)
     none = np.uintp(0)
-    if extent[0] == 0:
+    if extent.products == 0:
         return none
     if forbidden is not None:
         start, stop = np.uintp(forbidden.indptr[row]), np.uintp(forbidden.indptr[row + np.uintp(1)])
         forbidden.shift[0] = fill_table(forbidden.keys, forbidden.places, forbidden.indices, start, stop)
     if is_small(extent):
-        expand_small(a, b, row, extent, work.batch, none, none, ring, forbidden)
-        return flush_batch(work.batch, np.uintp(1), c, none, none, ring)[0]
+        expand_small(product, extent, work.batch, none, none, forbidden)
+        return flush_batch(work.batch, np.uintp(1), c, none, none, product.ring)[0]
     if selection is not None:
-        span = extent[2] - extent[1] + 1
-        if selection.skips_below and span <= WINDOW and span <= DENSE_SPAN * extent[0]:
-            first = np.uintp(extent[1])
-            return make_dense(a, b, row, first, np.uintp(span), forbidden, selection.least, work.window.totals, c, ring)
-    return multiply_row(a, b, row, extent, work, c, none, ring, forbidden, wide)
+        span = extent.last - extent.first + 1
+        if selection.skips_below and span <= WINDOW and span <= DENSE_SPAN * extent.products:
+            return make_dense(product, extent, forbidden, selection.least, work.window.totals, c)
+    return multiply_row(product, extent, work, c, none, forbidden, product.wide)
 
 
 @part
 def make_without_forbidden(
-    a: CsrArrays, b: RowRanges, row: int, forbidden: ForbiddenMask, selection: Selection | None, work: Workspace,
-    c: RowsOut, ring: Semiring | None, wide: bool | None,
+    product: ProductArguments, row: int, forbidden: ForbiddenMask, selection: Selection | None, work: Workspace,
+    c: RowsOut,
 ) -> Any:  # fmt: skip
     """Make one row of C from place 0 on, without its forbidden columns; return its entries.
 
@@ -318,13 +334,13 @@ def make_without_forbidden(
 
     Parameters
     ----------
-    a, b, row, forbidden, selection, work, c, ring, wide
+    product, row, forbidden, selection, work, c
         As for `make_row`; `forbidden` is a mask.
     """
     start, stop = np.uintp(forbidden.indptr[row]), np.uintp(forbidden.indptr[row + np.uintp(1)])
-    if MASK_GAIN * (stop - start) > np.uintp(row_extent(a, b, row)[0]):
-        return make_row(a, b, row, forbidden, selection, work, c, ring, wide)
-    n = make_row(a, b, row, None, selection, work, c, ring, wide)
+    if MASK_GAIN * (stop - start) > np.uintp(row_extent(product.a, product.b, row).products):
+        return make_row(product, row, forbidden, selection, work, c)
+    n = make_row(product, row, None, selection, work, c)
     left = np.uintp(0)
     for t in range(n):
         while start < stop and forbidden.indices[start] < c.indices[t]:
@@ -336,24 +352,39 @@ def make_without_forbidden(
     return left
 
 
-@compiled
-def fused_rows(
-    a: CsrArrays, b: RowRanges, allowed: AllowedMask | None, forbidden: ForbiddenMask | None,
-    epilogue: EpilogueArguments | None, selection: Selection | None, start: int, stop: int, work: Workspace,
-    row_buffer: RowsOut, c: RowsOut, prefetches: bool, ring: Semiring | None, wide: bool | None, diagonal: int | None,
+@inlined
+def make_under_mask(
+    product: ProductArguments, row: int, cuts: RowCuts, allowed: AllowedMask | None, forbidden: ForbiddenMask | None,
+    work: Workspace, c: RowsOut,
 ) -> Any:  # fmt: skip
+    """Make one row of C under a mask, from place 0 on; return its entries.
+
+    Parameters
+    ----------
+    product, row, work, c
+        As for `make_row`.
+    cuts : RowCuts
+    allowed, forbidden
+        The fields of `cuts`, as arguments: None leaves code out.
+    """
+    if allowed is not None:
+        return multiply_inside(product, row, allowed, work, c, product.wide)
+    if forbidden is not None:
+        return make_without_forbidden(product, row, forbidden, cuts.selection, work, c)
+    return make_row(product, row, None, cuts.selection, work, c)
+
+
+@part
+def fused_rows(
+    product: ProductArguments, cuts: RowCuts, start: int, stop: int, work: Workspace, row_buffer: RowsOut, c: RowsOut
+) -> Any:
     """Make rows ``[start, stop)`` of C, under a mask and cut, until C is full.
 
     Parameters
     ----------
-    a, b, start, stop, work, c, prefetches, ring, wide, diagonal
+    product, start, stop, work, c
         As for `rowwise.multiply_rows`.
-    allowed : None or AllowedMask
-        The mask that rows are confined to. None is left out of the compiled code, here and below.
-    forbidden : None or ForbiddenMask
-        The mask that rows are kept out of; not together with `allowed`.
-    epilogue : None or EpilogueArguments
-    selection : None or Selection
+    cuts : RowCuts
     row_buffer : RowsOut
         Room for the longest row before it is cut, and for one end.
 
@@ -364,23 +395,12 @@ def fused_rows(
     """
     at, origin, last = np.uintp(0), np.uintp(start), np.uintp(stop)
     for row in range(origin, last):
-        if prefetches:
-            prefetch_rows(a, b, row, last)
-        if diagonal is not None:
-            enter_rows(a, b, row, np.uintp(diagonal) + row)
-        if allowed is None:
-            if forbidden is None:
-                n = make_row(a, b, row, None, selection, work, row_buffer, ring, wide)
-            else:
-                n = make_without_forbidden(a, b, row, forbidden, selection, work, row_buffer, ring, wide)
-        else:
-            n = multiply_inside(a, b, row, allowed, work, row_buffer, ring, wide)
-        if epilogue is not None:
-            n = finish_row(
-                row_buffer, n, row, epilogue.rows, epilogue.columns, epilogue.function, epilogue.norm,
-                epilogue.drop_zeros,
-            )  # fmt: skip
-        at = keep_row(row_buffer, n, selection, c, at)
+        if product.prefetches:
+            prefetch_rows(product.a, product.b, row, last)
+        enter_rows(product.a, product.b, row, cuts.diagonal)
+        n = make_under_mask(product, row, cuts, cuts.allowed, cuts.forbidden, work, row_buffer)
+        n = finish_row(row_buffer, n, row, cuts.epilogue)
+        at = keep_row(row_buffer, n, cuts.selection, c, at)
         if at > c.capacity:
             return np.int64(row - origin), np.int64(at)
         c.ends[row - origin] = at
@@ -398,7 +418,7 @@ def cut_rows(
     c : CsrArrays
         Entries that are kept move to the front.
     epilogue, selection
-        As for `fused_rows`.
+        The fields of `RowCuts`.
     row_buffer : RowsOut
         Room for the longest row.
     """
@@ -409,12 +429,7 @@ def cut_rows(
         for t in range(start, stop):
             row_buffer.indices[t - start] = c.indices[t]
             row_buffer.data[t - start] = c.data[t]
-        n = stop - start
-        if epilogue is not None:
-            n = finish_row(
-                row_buffer, n, row, epilogue.rows, epilogue.columns, epilogue.function, epilogue.norm,
-                epilogue.drop_zeros,
-            )  # fmt: skip
+        n = finish_row(row_buffer, stop - start, row, epilogue)
         at = keep_row(row_buffer, n, selection, out, at)
         c.indptr[row + 1] = at
         start = stop

@@ -20,16 +20,15 @@ import numpy as np
 from spdist.kernels.cpu.arrays import (
     AllowedMask,
     Bytes,
-    CsrArrays,
     ForbiddenMask,
-    RowRanges,
+    MaskRow,
+    ProductArguments,
     RowsOut,
     Window,
     Workspace,
 )
 from spdist.kernels.cpu.numba_compile import add_product, inlined, part, zero_of
 from spdist.kernels.cpu.workspace import TABLE_SLOTS, WINDOW
-from spdist.kernels.semirings import Semiring
 from spdist.matrices.dtypes import IndexArray, ValueArray
 
 EMPTY = -1
@@ -141,29 +140,26 @@ def first_at_least(indices: IndexArray, start: np.uintp, stop: np.uintp, column:
 
 @inlined
 def search_row(
-    b: RowRanges, k: np.uintp, value: Any, columns: IndexArray, first: np.uintp, n: np.uintp, base: np.uintp | None,
-    totals: ValueArray, hits: Bytes, ring: Semiring | None,
+    product: ProductArguments, k: np.uintp, value: Any, mask: MaskRow, base: np.uintp | None, totals: ValueArray,
+    hits: Bytes,
 ) -> None:  # fmt: skip
-    """Add the products of a long row of B by searching it for each of the mask's `n` columns.
+    """Add the products of a long row of B by searching it for each of the mask's columns.
 
     Totals and hits are numbered by the column less `base`, or by the place in the mask's row if `base` is None.
 
     Parameters
     ----------
-    b : RowRanges
+    product : ProductArguments
     k : int
         Row of B.
     value : number
         Value of A to multiply with.
-    columns : (nnz,) int
-        Columns of the mask.
-    first, n : int
-        First entry of the mask's row, and number of its entries.
+    mask : MaskRow
     base : int or None
     totals, hits : array
         Take the sums, and a mark for each column that was hit.
-    ring : Semiring or None
     """
+    b, (columns, first, n) = product.b, mask
     start, stop = np.uintp(b.starts[k]), np.uintp(b.stops[k])
     for t in range(n):
         column = np.uintp(columns[first + t])
@@ -172,15 +168,12 @@ def search_row(
             break
         if np.uintp(b.indices[start]) == column:
             j = t if base is None else column - base
-            totals[j] = add_product(totals[j], value, b.data[start], ring)
+            totals[j] = add_product(totals[j], value, b.data[start], product.ring)
             hits[j] = HIT
 
 
 @part
-def inside_window(
-    a: CsrArrays, b: RowRanges, row: int, allowed: AllowedMask, window: Window, c: RowsOut, ring: Semiring | None,
-    wide: bool | None,
-) -> Any:  # fmt: skip
+def inside_window(product: ProductArguments, row: int, allowed: AllowedMask, window: Window, c: RowsOut) -> Any:
     """Make one row of C inside a row of the mask that fits the window, from place 0 on; return its entries.
 
     A column's mark selects between two values, not between two branches: the processor would mispredict the branch for
@@ -188,8 +181,7 @@ def inside_window(
 
     Parameters
     ----------
-    a : CsrArrays
-    b : RowRanges
+    product : ProductArguments
     row : int
         Row of A and of the mask.
     allowed : AllowedMask
@@ -197,13 +189,10 @@ def inside_window(
         Cleared before and after.
     c : RowsOut
         Room for the mask's row.
-    ring : Semiring or None
-    wide : None or True
-        None if C has at most `WINDOW` columns.
     """
-    columns, (totals, hits, _) = allowed.indices, window
+    a, b, ring, columns, (totals, hits, _) = product.a, product.b, product.ring, allowed.indices, window
     first, last = np.uintp(allowed.indptr[row]), np.uintp(allowed.indptr[row + np.uintp(1)])
-    base = np.uintp(0) if wide is None else np.uintp(columns[first])
+    base = np.uintp(0) if product.wide is None else np.uintp(columns[first])
     span = np.uintp(columns[last - np.uintp(1)]) + np.uintp(1) - base
     for t in range(first, last):
         hits[np.uintp(columns[t]) - base] = ALLOWED
@@ -211,11 +200,11 @@ def inside_window(
         k, value = np.uintp(a.indices[p]), a.data[p]
         start, stop = np.uintp(b.starts[k]), np.uintp(b.stops[k])
         if stop - start > SEARCH_GAIN * (last - first):
-            search_row(b, k, value, columns, first, last - first, base, totals, hits, ring)
+            search_row(product, k, value, MaskRow(columns, first, last - first), base, totals, hits)
             continue
         for q in range(start, stop):
             j = np.uintp(b.indices[q]) - base
-            if wide is None or j < span:
+            if product.wide is None or j < span:
                 marked, before = hits[j] != 0, totals[j]
                 after = add_product(before, value, b.data[q], ring)
                 totals[j] = after if marked else before
@@ -233,14 +222,15 @@ def inside_window(
 
 
 @part
-def inside_table(a: CsrArrays, b: RowRanges, row: int, allowed: AllowedMask, c: RowsOut, ring: Semiring | None) -> Any:
+def inside_table(product: ProductArguments, row: int, allowed: AllowedMask, c: RowsOut) -> Any:
     """Make one row of C inside a row of the mask, of any columns, from place 0 on; return its entries.
 
     Parameters
     ----------
-    a, b, row, allowed, c, ring
+    product, row, allowed, c
         As for `inside_window`.
     """
+    a, b, ring = product.a, product.b, product.ring
     _, columns, keys, places, totals, hits = allowed
     first, last = np.uintp(allowed.indptr[row]), np.uintp(allowed.indptr[row + np.uintp(1)])
     n, shift = last - first, np.uint64(0)
@@ -248,7 +238,7 @@ def inside_table(a: CsrArrays, b: RowRanges, row: int, allowed: AllowedMask, c: 
         k, value = np.uintp(a.indices[p]), a.data[p]
         start, stop = np.uintp(b.starts[k]), np.uintp(b.stops[k])
         if stop - start > SEARCH_GAIN * n:
-            search_row(b, k, value, columns, first, n, None, totals, hits, ring)
+            search_row(product, k, value, MaskRow(columns, first, n), None, totals, hits)
             continue
         if shift == np.uint64(0):
             shift = fill_table(keys, places, columns, first, last)
@@ -271,23 +261,24 @@ def inside_table(a: CsrArrays, b: RowRanges, row: int, allowed: AllowedMask, c: 
 
 @inlined
 def multiply_inside(
-    a: CsrArrays, b: RowRanges, row: int, allowed: AllowedMask, work: Workspace, c: RowsOut, ring: Semiring | None,
-    wide: bool | None,
-) -> Any:  # fmt: skip
+    product: ProductArguments, row: int, allowed: AllowedMask, work: Workspace, c: RowsOut, wide: bool | None
+) -> Any:
     """Make one row of C inside a row of the mask, from place 0 on; return its entries.
 
     Parameters
     ----------
-    a, b, work, ring, wide
+    product, work
         As for `rowwise.multiply_rows`.
     row : int
     allowed : AllowedMask
     c : RowsOut
         Room for the row.
+    wide : None or True
+        The field of `product`, as an argument: None leaves code out.
     """
     first, last = np.uintp(allowed.indptr[row]), np.uintp(allowed.indptr[row + np.uintp(1)])
     if first == last:
         return first - last
     if wide is None or allowed.indices[last - np.uintp(1)] - allowed.indices[first] < WINDOW:
-        return inside_window(a, b, row, allowed, work.window, c, ring, wide)
-    return inside_table(a, b, row, allowed, c, ring)
+        return inside_window(product, row, allowed, work.window, c)
+    return inside_table(product, row, allowed, c)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
+import cloudpickle
 import numpy as np
 from numba import njit, types
 from numba.core.dispatcher import Dispatcher
@@ -19,14 +20,24 @@ from spdist.kernels.semirings import Semiring
 from spdist.matrices.dtypes import ValueArray
 
 # No compiled function makes arrays, so that references need not be counted: threads would contend for the counters.
-OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "_nrt": False}
+OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "_nrt": False, "no_cfunc_wrapper": True}
+PART: dict[str, Any] = {**OPTIONS, "no_cpython_wrapper": True}
+"""Options of functions that only kernels call. The code by which Python calls a function, which unpacks its arguments,
+takes as long to compile as many a function."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 log = logging.getLogger("spdist")
 
 
 def kept(function: Function, **options: Any) -> Function:
-    """Compile a function with these options, and cache it on disk if Numba finds a folder that can be written to."""
+    """Compile a function with these options, and cache it on disk if Numba finds a folder that can be written to.
+
+    Parameters
+    ----------
+    function : callable
+    **options
+        Options of `numba.njit`.
+    """
     try:
         return cast(Function, njit(cache=True, **options)(function))
     except RuntimeError as error:
@@ -39,7 +50,7 @@ def kept(function: Function, **options: Any) -> Function:
 @functools.cache
 def _warn_that_nothing_is_cached() -> None:
     log.warning(
-        "Numba may write neither to the folder of spdist nor to that of the user: each process compiles the kernels "
+        "Numba may write neither to spdist's folder nor to the user's cache folder: each process compiles the kernels "
         "again, which takes some seconds; set NUMBA_CACHE_DIR to a folder that can be written to"
     )
 
@@ -50,13 +61,23 @@ def compiled(function: Function) -> Function:
 
 
 def part(function: Function) -> Function:
-    """Compile a function that kernels call: the kernels' cache on disk contains it."""
-    return cast(Function, njit(**OPTIONS)(function))
+    """Compile a function that kernels call: the kernels' cache on disk contains it. Python cannot call it."""
+    return cast(Function, _closed_to_python(njit(**PART)(function)))
 
 
 def inlined(function: Function) -> Function:
     """Compile a function into its callers: passing the arrays to it would cost as much as a short row."""
-    return cast(Function, njit(forceinline=True, **OPTIONS)(function))
+    return cast(Function, _closed_to_python(njit(forceinline=True, **PART)(function)))
+
+
+def _closed_to_python(dispatcher: Any) -> Any:
+    """Let calls from Python raise an error: without this, Numba would call a null pointer."""
+
+    def refuse(*args: Any, **keywords: Any) -> None:
+        raise TypeError(f"{dispatcher.py_func.__name__} is compiled for kernels only: call a kernel, or its .py_func")
+
+    dispatcher._compile_for_args, dispatcher._insert = refuse, lambda *args, **keywords: None
+    return dispatcher
 
 
 def instruction(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,8 +87,33 @@ def instruction(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def callable_part(function: Callable[..., Any]) -> Any:
-    """Return a user's function as kernels call it, one object for each function: kernels are compiled once for each."""
-    return function if isinstance(function, Dispatcher) else njit(**INLINED)(function)
+    """Return a user's function as kernels call it, one object for equal functions: kernels are compiled once for each.
+
+    A worker gets a new copy of a lambda with every product, so that the object alone would not tell.
+    """
+    if isinstance(function, Dispatcher):
+        return function
+    return _PARTS.setdefault(content_of(function), njit(**INLINED)(function))
+
+
+_PARTS: dict[Hashable, Any] = {}
+"""Compiled functions of users, by `content_of`."""
+
+
+@functools.cache
+def content_of(function: Callable[..., Any]) -> Hashable:
+    """Return a value that is equal for copies of one function: its code with all that it refers to, pickled.
+
+    A function that lies in a module would be pickled as its name, which may come to mean another function: it stands
+    for itself, as does one that cannot be pickled.
+    """
+    is_named = "<" not in getattr(function, "__qualname__", "")  # as in <lambda> and f.<locals>.g
+    if is_named and getattr(function, "__module__", "") != "__main__":
+        return function
+    try:
+        return bytes(cloudpickle.dumps(function))  # type: ignore[no-untyped-call]
+    except Exception:  # whatever an object that the function refers to raises
+        return function
 
 
 def check_functions(functions: dict[str, tuple[Callable[..., Any], str]], dtype: np.dtype[Any]) -> None:
@@ -134,12 +180,16 @@ class RingType(types.Opaque):
 
     def __init__(self, ring: Semiring) -> None:
         self.ring = ring
-        super().__init__(name=f"Semiring({ring.name}, {id(ring.add)}, {id(ring.multiply)})")
+        super().__init__(name=f"Semiring({ring.name}, {hash(self.key)})")
 
     @property
-    def key(self) -> Semiring:
-        """Types of equal semirings are equal."""
-        return self.ring
+    def key(self) -> Hashable:
+        """Types of equal semirings are equal; of a user's own semiring, of any copy."""
+        ring = self.ring
+        if ring.named:
+            return ring
+        dtype = None if ring.dtype is None else np.dtype(ring.dtype).str
+        return ring.name, content_of(ring.add), content_of(ring.multiply), ring.zero, dtype, ring.reads
 
 
 register_model(RingType)(models.OpaqueModel)
@@ -191,7 +241,7 @@ def zero_of(values: ValueArray, ring: Semiring | None) -> Any:
     return values.dtype.type(0) if ring is None else ring.zero_of(values.dtype)
 
 
-INLINED: Any = {"forceinline": True, **OPTIONS}
+INLINED: Any = {"forceinline": True, **PART}
 
 
 @overload(fold, jit_options=INLINED, strict=False)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from spdist.kernels.cpu import fused, rowwise
+from spdist.kernels.cpu import fused, slices
 from spdist.kernels.cpu import workspace as cpu_sizes
 from spdist.kernels.cpu.arrays import (
     AllowedMask,
@@ -18,6 +18,8 @@ from spdist.kernels.cpu.arrays import (
     CsrArrays,
     EpilogueArguments,
     ForbiddenMask,
+    ProductArguments,
+    RowCuts,
     RowRanges,
     RowsOut,
     Selection,
@@ -26,90 +28,114 @@ from spdist.kernels.cpu.arrays import (
     Workspace,
 )
 from spdist.kernels.cpu.numba_compile import callable_part, for_ring, unsaved
-from spdist.kernels.cpu.prepare import FillRows, PreparedProduct, RowBuffers, mark_loaded
-from spdist.kernels.cpu.product_counts import row_products
+from spdist.kernels.cpu.prepare import PreparedProduct, RowBuffers, mark_loaded
+from spdist.kernels.cpu.threads import run_in_threads
 from spdist.kernels.product_spec import NORMS, ProductSpec, longest_row
 from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array
 
 CACHE_BYTES = 1 << 20
 """Bytes of B from which kernels prefetch its rows."""
+UNBOUNDED = 1 << 62
+"""Products of a slice that is not cut."""
 
 
-def new_filler(product: PreparedProduct) -> FillRows:
-    """Return a thread's function that makes rows by Numba, with a workspace of its own.
-
-    Parameters
-    ----------
-    product : PreparedProduct
-    """
-    fill = _fused_filler(product) if product.spec.fused else _plain_filler(product)
-    if product.spec.plain:
-        mark_loaded(product)
-    return fill
-
-
-def _plain_filler(product: PreparedProduct) -> FillRows:
-    """Return the function that makes whole rows."""
-    kernel = for_ring(rowwise.multiply_rows, product.ring)
-    a, b, work = _operands(product)
-    prefetches, wide, diagonal = product.b.nbytes > CACHE_BYTES, _wide(product), product.spec.diagonal
-
-    def fill(start: int, stop: int, out: RowBuffers) -> tuple[int, int]:
-        c = _rows_out(out, product.kernel_dtype)
-        rows, needed = kernel(a, b, start, stop, work, c, prefetches, product.ring, wide, diagonal)
-        return int(rows), int(needed)
-
-    return fill
-
-
-def _fused_filler(product: PreparedProduct) -> FillRows:
-    """Return the function that makes rows under a mask and cuts them."""
-    a, b, work = _operands(product)
-    prefetches, wide, diagonal = product.b.nbytes > CACHE_BYTES, _wide(product), product.spec.diagonal
-    spec, dtype = product.spec, product.kernel_dtype
-    kernel = for_ring(fused.fused_rows, product.ring)
-    if spec.epilogue is not None and spec.epilogue.apply is not None:
-        kernel = unsaved(fused.fused_rows)
-    entries, zero = _row_buffer_entries(product), work.window.totals[:1]
-    above = spec.selects and bool(spec.least(product.dtype).astype(dtype) > zero[0]) and spec.epilogue is None
-    selection = _selection(spec, product.dtype, dtype, min(entries, product.longest), skips_below=above)
-    epilogue = _epilogue_arguments(spec, dtype)
-    allowed, forbidden = _mask_arguments(product, zero)
-    row = np.empty(entries + 1, product.index_dtype), np.empty(entries + 1, dtype), np.empty(1, np.int64)
-    row_buffer = RowsOut(*row, np.uint64(entries))
-
-    def fill(start: int, stop: int, out: RowBuffers) -> tuple[int, int]:
-        c = _rows_out(out, dtype)
-        masks_and_cuts = allowed, forbidden, epilogue, selection
-        rest = work, row_buffer, c, prefetches, product.ring, wide, diagonal
-        rows, needed = kernel(a, b, *masks_and_cuts, start, stop, *rest)
-        return int(rows), int(needed)
-
-    return fill
-
-
-def slice_stop(product: PreparedProduct, start: int, stop: int) -> tuple[int, int]:
-    """Return the end of a slice of about `SLICE_PRODUCTS` products, one row at least, and its products.
+class NumbaRows:
+    """Rows ``[start, stop)`` of a product, cut into slices that threads make; the engine `numba`.
 
     Parameters
     ----------
     product : PreparedProduct
     start, stop : int
-        Rows of C; the slice begins at `start` and ends at `stop` at the latest.
+    threads : int
+        One thread makes all rows as one slice, in their place in C.
 
-    Returns
-    -------
-    stop, products : int
+    Attributes
+    ----------
+    bound : int
+        Products of all rows, which bound their entries from above.
     """
-    a, b = product.a, product.b
-    last, products = rowwise.slice_stop(a.indptr, a.indices, b.indptr, start, stop, cpu_sizes.SLICE_PRODUCTS)
-    return int(last), int(products)
+
+    def __init__(self, product: PreparedProduct, start: int, stop: int, threads: int) -> None:
+        self.product, self.threads = product, threads
+        most = cpu_sizes.SLICE_PRODUCTS if threads > 1 else UNBOUNDED
+        cuts, self._longest = _cut_rows(product, start, stop, most, threads)
+        rows, products = np.append(cuts[0], stop), cuts[1].copy()
+        self.bound = int(products.sum())
+        self._queue = slices.new_queue(rows, products, product.longest)
+        if product.spec.plain:
+            mark_loaded(product)
+
+    def make(self, out: RowBuffers) -> tuple[int, int]:
+        """Make the rows; return how many fit, and the entries of these rows and of the first that did not fit.
+
+        Parameters
+        ----------
+        out : RowBuffers
+        """
+        queue = self._queue._replace(counts=np.full(len(self._queue.products), -1, np.int64))
+        spec = self.product.spec
+        c, kernel = _rows_out(out, self.product.kernel_dtype), for_ring(slices.multiply_slices, self.product.ring)
+        if spec.epilogue is not None and spec.epilogue.apply is not None:
+            kernel = unsaved(slices.multiply_slices)
+
+        def work(thread: int) -> None:
+            arguments, cuts, buffers = self._thread_arguments()
+            while kernel(arguments, cuts, queue, buffers, c, spec.diagonal):
+                pass
+
+        try:
+            run_in_threads(self.threads, work)
+        except BaseException:
+            queue.counters[slices.FULL] = 1  # the other threads stop
+            raise
+        if queue.counters[slices.FULL]:
+            return int(queue.counters[slices.ROWS]), int(queue.counters[slices.NEEDED])
+        return int(queue.rows[-1] - queue.rows[0]), int(queue.offsets[-1])
+
+    def _thread_arguments(self) -> tuple[ProductArguments, RowCuts | None, slices.SliceBuffers]:
+        """Return the product, the cuts and the buffers of one thread as the kernel takes them."""
+        product, dtype = self.product, self.product.kernel_dtype
+        arguments, work = _arguments(product)
+        entries = self._row_entries() if product.spec.fused else 0
+        cuts = self._cuts(work.window.totals[:1], entries) if product.spec.fused else None
+        size = cpu_sizes.SCRATCH_ENTRIES if self.threads > 1 else 0
+        row, scratch = (
+            RowsOut(np.empty(n + 1, product.index_dtype), np.empty(n + 1, dtype), np.empty(1, np.int64), np.uint64(n))
+            for n in (entries, size)
+        )
+        waiting = np.empty((2, slices.MOST_WAITING), np.int64)
+        return arguments, cuts, slices.SliceBuffers(work, row, scratch, waiting, np.zeros(3, np.int64))
+
+    def _cuts(self, zero: npt.NDArray[Any], entries: int) -> RowCuts:
+        """Return the mask, the epilogue and the selection of a thread; `zero` is (1,)."""
+        product, spec, dtype = self.product, self.product.spec, self.product.kernel_dtype
+        above = spec.selects and bool(spec.least(product.dtype).astype(dtype) > zero[0]) and spec.epilogue is None
+        selection = _selection(spec, product.dtype, dtype, min(entries, product.longest), skips_below=above)
+        return RowCuts(*_mask_arguments(product, zero), _epilogue_arguments(spec, dtype), selection, spec.diagonal)
+
+    def _row_entries(self) -> int:
+        """Bound the entries of a row before it is cut."""
+        inside = self.product.spec.inside
+        return min(self.product.b.ncols, self._longest) if inside is None else longest_row(inside)
 
 
-def count_products(product: PreparedProduct) -> int:
-    """Count all products, which bounds nnz(C) from above."""
+def _cut_rows(product: PreparedProduct, start: int, stop: int, most: int, threads: int) -> tuple[Int64Array, int]:
+    """Cut rows ``[start, stop)`` into slices; return (2, slices) first rows and products, and the longest row's."""
     a, b = product.a, product.b
-    return int(rowwise.slice_stop(a.indptr, a.indices, b.indptr, 0, a.nrows, 1 << 62)[1])
+    goals = np.linspace(a.indptr[start], a.indptr[stop], threads + 1)[1:-1]
+    ends = [start, *np.searchsorted(a.indptr[start : stop + 1], goals).tolist(), stop]
+    ends = sorted(end if i in (0, threads) else start + end for i, end in enumerate(ends))
+    found: list[tuple[Int64Array, int]] = [(np.empty((2, 0), np.int64), 0)] * threads
+
+    def cut(thread: int) -> None:
+        first, last = ends[thread], ends[thread + 1]
+        cuts = np.empty((2, 1 if most == UNBOUNDED else max(last - first, 1)), np.int64)
+        n, longest = slices.cut_slices(a.indptr, a.indices, b.indptr, first, last, most, cuts)
+        found[thread] = cuts[:, :n], int(longest)
+
+    run_in_threads(threads, cut)
+    return np.concatenate([cuts for cuts, _ in found], axis=1), max(longest for _, longest in found)
 
 
 def cut_rows_in_place(c: CSR, spec: ProductSpec) -> None:
@@ -135,19 +161,19 @@ def _rows_out(out: RowBuffers, dtype: np.dtype[Any]) -> RowsOut:
     return RowsOut(out.indices, out.data.view(dtype), out.ends, np.uint64(out.capacity))
 
 
-def _wide(product: PreparedProduct) -> bool | None:
-    """Return True if C is wider than the window, else None: the compiled code then leaves the wide methods out."""
-    return True if product.b.ncols > cpu_sizes.WINDOW else None
-
-
-def _operands(product: PreparedProduct) -> tuple[CsrArrays, RowRanges, Workspace]:
-    """Return A, B and a thread's workspace as the kernels take them."""
+def _arguments(product: PreparedProduct) -> tuple[ProductArguments, Workspace]:
+    """Return a product and a thread's workspace as the kernels take them."""
     dtype = product.kernel_dtype
     zero = dtype.type(0) if product.ring is None else product.ring.zero_of(dtype)
     work = new_workspace(product.b.ncols, dtype, zero)
     a, b = _csr_arrays(product.a, dtype), _csr_arrays(product.b, dtype)
     starts = b.indptr[:-1] if product.spec.diagonal is None else b.indptr[:-1].copy()  # kernels move these starts
-    return a, RowRanges(starts, b.indices, b.data, b.indptr[1:]), work
+    rows, wide = (
+        RowRanges(starts, b.indices, b.data, b.indptr[1:]),
+        True if product.b.ncols > cpu_sizes.WINDOW else None,
+    )
+    prefetches = product.b.nbytes > CACHE_BYTES
+    return ProductArguments(a, rows, product.ring, wide, prefetches), work
 
 
 def _selection(
@@ -183,14 +209,6 @@ def _mask_arguments(
         return None, ForbiddenMask(*arrays, keys, places, np.empty(1, np.uint64))
     totals, hits = np.repeat(zero, longest + 1), np.zeros(longest + 1, np.uint8)
     return AllowedMask(*arrays, keys, places, totals, hits), None
-
-
-def _row_buffer_entries(product: PreparedProduct) -> int:
-    """Bound the entries of a row before it is cut."""
-    if product.spec.inside is not None:
-        return longest_row(product.spec.inside)
-    products = row_products(product.a, np.diff(product.b.indptr))
-    return min(product.b.ncols, int(products.max(initial=0)))
 
 
 def new_workspace(ncols: int, dtype: np.dtype[Any], zero: Any = 0) -> Workspace:

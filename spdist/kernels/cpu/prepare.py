@@ -5,9 +5,8 @@ Importing this module does not import Numba.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -42,11 +41,15 @@ class RowBuffers(NamedTuple):
     """Entries."""
 
 
-FillRows = Callable[[int, int, RowBuffers], tuple[int, int]]
-"""Makes rows ``[start, stop)`` of C in buffers; belongs to one thread.
+class RowsOfProduct(Protocol):
+    """Consecutive rows of a product, ready to be made by an engine."""
 
-Returns how many rows fit, and the entries of these rows and of the first row that did not fit.
-"""
+    bound: int
+    """Bound on their entries."""
+
+    def make(self, out: RowBuffers) -> tuple[int, int]:
+        """Make the rows; return how many fit, and the entries of these rows and of the first that did not fit."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

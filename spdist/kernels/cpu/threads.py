@@ -38,6 +38,46 @@ def _lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
+def run_in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Call ``work(i)`` for each i below `count`, each in a thread; ``work(0)`` runs in the calling thread.
+
+    Parameters
+    ----------
+    count : int
+    work : callable
+
+    Raises
+    ------
+    Exception
+        The first that a thread raised, after all threads have ended.
+
+    Examples
+    --------
+    >>> squares = [0] * 3
+    >>> def square(i):
+    ...     squares[i] = i * i
+    >>> run_in_threads(3, square)
+    >>> squares
+    [0, 1, 4]
+    """
+    errors: list[BaseException] = []
+
+    def run(i: int) -> None:
+        try:
+            work(i)
+        except BaseException as error:  # to the calling thread, whatever it is
+            errors.append(error)
+
+    helpers = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(1, count)]
+    for helper in helpers:
+        helper.start()
+    run(0)
+    for helper in helpers:
+        helper.join()
+    if errors:
+        raise errors[0]
+
+
 def core_count() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
@@ -45,6 +85,12 @@ def core_count() -> int:
 
 def run_now(function: Callable[..., T], *args: Any) -> Future[T]:
     """Call a function in the calling thread; a substitute for an executor's `submit`.
+
+    Parameters
+    ----------
+    function : callable
+    *args
+        Its arguments.
 
     Returns
     -------

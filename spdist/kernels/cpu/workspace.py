@@ -20,8 +20,10 @@ BATCH_ROWS = 128
 """Most rows of a batch of small rows."""
 BATCH_SLOTS = 1 << 11
 """Products of a batch of small rows, before its last row is added."""
-SLICE_PRODUCTS = 1 << 17
-"""Products of the slices of rows that threads take in turn."""
+SLICE_PRODUCTS = 1 << 15
+"""Products of the slices of rows that threads of the numba engine take in turn."""
+SCIPY_SLICE_PRODUCTS = 1 << 17
+"""Products of the slices of rows that threads of the scipy engine take in turn."""
 SCRATCH_ENTRIES = 1 << 18
 """Entries of C that a thread can make before it knows their place."""
 TABLE_SLOTS = 4
@@ -162,6 +164,6 @@ def _numba_bytes(ncols: int, value_itemsize: int) -> int:
 
 def _scipy_bytes(ncols: int, max_row_products: int, value_itemsize: int, index_itemsize: int) -> int:
     dense = ncols * (2 * index_itemsize + value_itemsize)
-    products = max(max_row_products, SLICE_PRODUCTS)
+    products = max(max_row_products, SCIPY_SLICE_PRODUCTS)
     entry = 2 * (value_itemsize + index_itemsize) + 4 * 8
     return dense + products * entry + OBJECTS

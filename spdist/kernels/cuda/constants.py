@@ -198,6 +198,19 @@ class PackedCount(IntEnum):
     DISTINCT = 2
 
 
+class EhybSlice(IntEnum):
+    """Words of a slice of EHYB.
+
+    The first three are places of its first slot: in the values, in the outer columns and in the inner places. The last
+    holds the position of its first row in 32 bits, then in 16 bits each its inner and its outer slots.
+    """
+
+    VALUES_AT = 0
+    OUTER_AT = 1
+    INNER_AT = 2
+    ROWS = 3
+
+
 class PackedPlace(IntEnum):
     """Where a packed unit starts: its first row mark, its first entry, its bytes of columns and of values."""
 
@@ -253,7 +266,7 @@ SHARED: Mapping[str, Mapping[str, int | type[IntEnum]]] = {
         "SELL_BASES": SELL_BASES,
         "SELL_PADDING": SELL_PADDING,
     },
-    "spmv/ehyb.cu": {"EHYB_NO_PLACE": EHYB_NO_PLACE, "EHYB_THREADS": EHYB_THREADS},
+    "spmv/ehyb.cu": {"EHYB_SLICE": EhybSlice, "EHYB_NO_PLACE": EHYB_NO_PLACE, "EHYB_THREADS": EHYB_THREADS},
     "spmv/reorder.cu": {"REORDER_UNSEEN": REORDER_UNSEEN},
     "spmv/vector_updates.cu": {
         "CONJUGATE_GRADIENT_SUM": ConjugateGradientSum,

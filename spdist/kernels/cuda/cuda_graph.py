@@ -48,7 +48,7 @@ class Steps:
         self, xp: ModuleType, step: Callable[[], None], batch: int, agree: Callable[[bool], bool], graph: bool = True
     ) -> None:
         self.step, self.batch, self.agree = step, batch, agree
-        self.launched = "one by one" if graph or xp is np else "one by one: as asked for"
+        self.launched = "one by one" if graph or xp is np else "one by one: cuda_graph=False"
         self._cuda = xp.cuda if graph and xp is not np else None
         self._stream: Any = None
         self._graph: Any = None

@@ -330,7 +330,7 @@ def choose(a: CSR, b: CSR) -> tuple[Variant, int, int]:
         Bytes of B that each variant sends for the samples. An entry of B takes a column and a value, a row an offset of
         4 bytes; the distinct variant adds a row number of 4 bytes for each entry of A.
     """
-    from spdist.kernels.hyspmm.prepare import mark_rows, number_rows
+    from spdist.kernels.hyspmm.rows_of_b import mark_rows, number_rows
 
     bits, places = np.zeros(b.nrows // 64 + 1, np.uint64), np.empty(b.nrows // 64 + 1, np.uint32)
     size = b.indices.itemsize + b.dtype.itemsize

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from spdist.kernels.cpu.arrays import CsrArrays
 from spdist.kernels.cuda.pinned import Bytes, pageable
 from spdist.kernels.hyspmm import workspace
 from spdist.kernels.hyspmm.plan import HyspmmPlan, threads_of
@@ -65,17 +66,17 @@ class BlockPreparation:
     Attributes
     ----------
     state, ready, reports : int64 arrays
-        Shared with the threads: see `prepare`.
+        Shared with the threads: see `ring.SharedState`.
     ring : (room,) uint8
         Memory of the prepared blocks.
     """
 
     def __init__(self, plan: HyspmmPlan, allocate: Callable[[int], Bytes] = pageable) -> None:
-        from spdist.kernels.hyspmm import prepare
+        from spdist.kernels.hyspmm import prepare, ring
 
-        self.plan, self.code = plan, prepare
+        self.plan, self.code, self.ring_code = plan, prepare, ring
         blocks = len(plan.cuts) - 1
-        self.state, self.ready = np.zeros(prepare.STATE, np.int64), np.zeros(blocks, np.int64)
+        self.state, self.ready = np.zeros(ring.STATE, np.int64), np.zeros(blocks, np.int64)
         self.reports = np.zeros((blocks, prepare.LENGTHS + LENGTH_GROUPS + 1), np.int64)
         self.room = plan.ring_bytes()
         self.ring = allocate(self.room)[: self.room]
@@ -89,13 +90,13 @@ class BlockPreparation:
 
     def _work(self) -> None:
         plan = self.plan
-        a, b = (plan.a.indptr, plan.a.indices, _bits(plan.a.data)), (plan.b.indptr, plan.b.indices, _bits(plan.b.data))
-        values = self.ring.view(b[2].dtype)
-        ring = values, self.ring.view(b[1].dtype), self.ring.view(plan.pointer), self.ring.view(np.uint32)
-        shared = group_table(), self.state, self.ready, self.reports, ring, self.room
-        sizes = plan.types[0], plan.types[1], plan.types[2]
+        a, b = (CsrArrays(m.indptr, m.indices, _bits(m.data)) for m in (plan.a, plan.b))
+        values, columns = self.ring.view(b.data.dtype), self.ring.view(b.indices.dtype)
+        ring = self.ring_code.Ring(values, columns, self.ring.view(plan.pointer), self.ring.view(np.uint32), self.room)
+        shared = self.ring_code.SharedState(self.state, self.ready, self.reports)
         distinct = plan.variant == "distinct"
-        self.code.prepare_blocks(a, b, tuple(plan.counted), plan.cuts, distinct, sizes, *shared, *plan.scratch())
+        cuts = self.code.BlockCuts(tuple(plan.counted), plan.cuts, distinct, plan.types, group_table())
+        self.code.prepare_blocks(a, b, cuts, shared, ring, *plan.scratch())
 
     def is_ready(self, number: int) -> bool:
         """Return whether block `number` can be taken without waiting."""
@@ -103,7 +104,7 @@ class BlockPreparation:
 
     def take(self, number: int) -> PreparedBlock:
         """Return block `number`; wait until it is ready."""
-        while not self.code.wait_ready(self.ready, number, TRIES):
+        while not self.ring_code.wait_ready(self.ready, number, TRIES):
             for future in self.futures:
                 if future.done():
                     future.result()
@@ -120,10 +121,10 @@ class BlockPreparation:
 
     def release(self, prepared: PreparedBlock) -> None:
         """Free the memory of a block and of all blocks before it."""
-        self.code.free_place(self.state, prepared.end)
+        self.ring_code.free_place(self.state, prepared.end)
 
     def close(self) -> None:
         """Stop the threads and wait for them."""
-        self.code.close(self.state)
+        self.ring_code.close(self.state)
         for future in self.futures:
             future.result()

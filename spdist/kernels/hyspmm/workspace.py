@@ -81,25 +81,22 @@ class BlockLayout(NamedTuple):
     end: int
 
 
-def sent_offsets(
-    rows: int, entries: int, b_rows: int, b_entries: int, distinct: int, value: int, index: int, pointer: int
-) -> tuple[int, int, int, int, int, int, int, int]:
+def sent_offsets(block: BlockSizes, types: ItemBytes) -> tuple[int, int, int, int, int, int, int, int]:
     """Place the arrays that are sent: the fields of `BlockLayout` up to ``sent``. Also compiled.
 
     Parameters
     ----------
-    rows, entries, b_rows, b_entries, distinct : int
-        Fields of `BlockSizes`.
-    value, index, pointer : int
-        Fields of `ItemBytes`.
+    block : BlockSizes
+    types : ItemBytes
     """
-    b_values = (entries * value + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    b_columns = b_values + (b_entries * value + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    b_starts = b_columns + (b_entries * index + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    row_entries = b_starts + ((b_rows + 1) * pointer + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    row_products = row_entries + ((rows + 1) * pointer + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    a_rows = row_products + ((rows + 1) * pointer + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    sent = a_rows + (distinct * entries * 4 + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    value, index, pointer = types
+    b_values = (block.entries * value + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    b_columns = b_values + (block.b_entries * value + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    b_starts = b_columns + (block.b_entries * index + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    row_entries = b_starts + ((block.b_rows + 1) * pointer + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    row_products = row_entries + ((block.rows + 1) * pointer + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    a_rows = row_products + ((block.rows + 1) * pointer + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    sent = a_rows + (block.distinct * block.entries * 4 + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
     return 0, b_values, b_columns, b_starts, row_entries, row_products, a_rows, sent
 
 
@@ -117,8 +114,7 @@ def block_layout(block: BlockSizes, types: ItemBytes) -> BlockLayout:
         ``sent`` bytes are transferred and ``end`` bytes of device memory taken. Between ``counts`` and ``end`` the
         device memory must be zero when the block starts.
     """
-    sizes = block.rows, block.entries, block.b_rows, block.b_entries, int(block.distinct)
-    places = list(sent_offsets(*sizes, *types))
+    places = list(sent_offsets(block, types))
     at = places[-1]
 
     def add(count: int, itemsize: int) -> None:

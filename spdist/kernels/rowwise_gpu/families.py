@@ -236,7 +236,7 @@ class NodeRows(RowFamily):
 
 
 def same_rows(x: AnalysedProduct, m: CSR) -> Any:
-    """Compare the columns of each row of a matrix with those of the row before.
+    """Compare the columns of each row of a matrix with the columns of the row before.
 
     Parameters
     ----------

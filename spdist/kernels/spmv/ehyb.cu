@@ -11,12 +11,17 @@
 constexpr u32 NO_PLACE = SPDIST_EHYB_NO_PLACE;
 constexpr int PADDING = -1, WARPS = SPDIST_EHYB_THREADS / 32, AT_ONCE = 8;
 
+enum SliceWord { SPDIST_EHYB_SLICE, SLICE_WORDS };
+
 struct __align__(16) Slice {
-    i64 values, outer;  // places of the first slot in `values`, and of the first column in `columns`
-    i64 inner;          // place of the first slot in `places`
-    int first;          // position of the first row
-    u16 near, far;      // slots of either kind
-    __device__ int rows(const int end) const { return min(32, end - first); }
+    i64 word[SLICE_WORDS];
+    __device__ i64 values() const { return word[VALUES_AT]; }  // place of the first slot in `values`
+    __device__ i64 outer() const { return word[OUTER_AT]; }    // place of the first column in `columns`
+    __device__ i64 inner() const { return word[INNER_AT]; }    // place of the first slot in `places`
+    __device__ int first() const { return (int)word[ROWS]; }   // position of the first row
+    __device__ int near() const { return (int)(word[ROWS] >> 32) & 0xFFFF; }  // slots of either kind
+    __device__ int far() const { return (int)((u64)word[ROWS] >> 48); }
+    __device__ int rows(const int end) const { return min(32, end - first()); }
 };
 
 // Count each row's entries in its own part.
@@ -53,23 +58,23 @@ ehyb_fill(const i64 nslices, const Pointer* __restrict__ indptr, const Index* __
     const Slice s = slices[at];
     const int mine = owner[at];
     const bool valid = lane < s.rows(ends[mine]);
-    const i64 row = valid ? order[s.first + lane] : 0;
+    const i64 row = valid ? order[s.first() + lane] : 0;
     int near = 0, far = 0;
     for (Pointer k = valid ? indptr[row] : 0; valid && k < indptr[row + 1]; ++k) {
         const Index column = indices[k];
         const bool inside = part[column] == mine;
-        const i64 slot = inside ? near++ : s.near + far++;
-        values[s.values + slot * 32 + lane] = Stored(data[k]);
-        if (inside) places[s.inner + slot * 32 + lane] = (u16)(place[column] - starts[mine]);
-        else columns[s.outer + (slot - s.near) * 32 + lane] = (int)column;
+        const i64 slot = inside ? near++ : s.near() + far++;
+        values[s.values() + slot * 32 + lane] = Stored(data[k]);
+        if (inside) places[s.inner() + slot * 32 + lane] = (u16)(place[column] - starts[mine]);
+        else columns[s.outer() + (slot - s.near()) * 32 + lane] = (int)column;
     }
-    for (; near < s.near; ++near) {
-        values[s.values + near * 32 + lane] = Stored(0);
-        places[s.inner + near * 32 + lane] = (u16)NO_PLACE;
+    for (; near < s.near(); ++near) {
+        values[s.values() + near * 32 + lane] = Stored(0);
+        places[s.inner() + near * 32 + lane] = (u16)NO_PLACE;
     }
-    for (; far < s.far; ++far) {
-        values[s.values + (s.near + far) * 32 + lane] = Stored(0);
-        columns[s.outer + far * 32 + lane] = PADDING;
+    for (; far < s.far(); ++far) {
+        values[s.values() + (s.near() + far) * 32 + lane] = Stored(0);
+        columns[s.outer() + far * 32 + lane] = PADDING;
     }
 }
 
@@ -119,8 +124,8 @@ ehyb_multiply(const i64 any_stride, const int* __restrict__ starts, const int* _
         at = __shfl_sync(FULL_WARP, at, 0);
         if (at >= first_slices[part + 1]) return;
         const Slice s = slices[at];
-        Vector sum = add_slots(Vector(0), s.near, values + s.values + lane, places + s.inner + lane, cached, 1);
-        sum = add_slots(sum, s.far, values + s.values + s.near * 32 + lane, columns + s.outer + lane, x, stride);
-        if (lane < s.rows(end)) y[(order ? order[s.first + lane] : s.first + lane) * stride] = sum;
+        Vector sum = add_slots(Vector(0), s.near(), values + s.values() + lane, places + s.inner() + lane, cached, 1);
+        sum = add_slots(sum, s.far(), values + s.values() + s.near() * 32 + lane, columns + s.outer() + lane, x, stride);
+        if (lane < s.rows(end)) y[(order ? order[s.first() + lane] : s.first() + lane) * stride] = sum;
     }
 }

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import InputError, MatrixError
-from spdist.kernels.cuda.constants import EHYB_NO_PLACE, EHYB_THREADS
+from spdist.kernels.cuda.constants import EHYB_NO_PLACE, EHYB_THREADS, EhybSlice
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
 from spdist.kernels.spmv.csr import VECTORS
@@ -60,8 +60,8 @@ class Ehyb:
         Position after the last row in slices of each part; the part's rows in `long` follow.
     first_slices : (nparts + 1,) int32
         First slice of each part.
-    slices : (nslices, 4) int64
-        Places of values, outer columns and inner places; ``first | near << 32 | far << 48``.
+    slices : (nslices, len(EhybSlice)) int64
+        The words of each slice, as `EhybSlice` names them.
     values : value dtype
     places : uint16
     columns : int32
@@ -251,13 +251,18 @@ class _Build:
         first, owner, first_slices = _cut(starts, ends)
         near_width = self._widths(near[order], first, ends[owner])
         far_width = self._widths(far[order], first, ends[owner])
-        slices = xp.empty((len(first), 4), np.int64)
+        slices = xp.empty((len(first), len(EhybSlice)), np.int64)
         totals = []
-        for k, width in enumerate((near_width + far_width, far_width, near_width)):
+        widths = {
+            EhybSlice.VALUES_AT: near_width + far_width,
+            EhybSlice.OUTER_AT: far_width,
+            EhybSlice.INNER_AT: near_width,
+        }
+        for word, width in widths.items():
             sums = xp.cumsum(32 * width)
-            slices[:, k] = sums - 32 * width
+            slices[:, int(word)] = sums - 32 * width
             totals.append(int(sums[-1]) if len(first) else 0)
-        slices[:, 3] = xp.asarray(first.astype(np.int64)) | near_width << 32 | far_width << 48
+        slices[:, int(EhybSlice.ROWS)] = xp.asarray(first.astype(np.int64)) | near_width << 32 | far_width << 48
         dtypes = (self.dtype, np.int32, np.uint16)
         values, columns, places = (xp.empty(total, dtype) for total, dtype in zip(totals, dtypes, strict=True))
         device = {"starts": xp.asarray(starts), "ends": xp.asarray(ends), "owner": xp.asarray(owner.astype(np.int32))}
@@ -401,8 +406,9 @@ def to_csr(a: Ehyb) -> CSR:
     slices, starts = host(a.slices), host(a.starts).astype(np.int64)
     order = np.arange(a.shape[0]) if a.order is None else host(a.order)
     owner = np.repeat(np.arange(len(host(a.ends))), np.diff(host(a.first_slices)))
-    near, far = slices[:, 3] >> 32 & 0xFFFF, slices[:, 3] >> 48
-    position = np.repeat(slices[:, 3] & 0xFFFFFFFF, 32 * (near + far)) + np.arange(len(a.values)) % 32
+    rows = slices[:, EhybSlice.ROWS]
+    near, far = rows >> 32 & 0xFFFF, rows >> 48
+    position = np.repeat(rows & 0xFFFFFFFF, 32 * (near + far)) + np.arange(len(a.values)) % 32
     runs = 32 * np.stack([near, far], axis=1).ravel()  # slots inside and outside, slice by slice
     inner = np.repeat(np.arange(len(runs)) % 2 == 0, runs)
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from spdist.errors import MatrixError
 from spdist.kernels.cpu import threads
+from spdist.kernels.cpu.arrays import CsrArrays
 from spdist.kernels.cuda.pinned import Bytes, array_at
 from spdist.kernels.streaming.layout import (
     DeviceDtypes,
@@ -340,7 +341,7 @@ class BlockPreparer(WindowPreparer):
 
     def _mark(self, start: int, stop: int) -> _Marks:
         """Mark the rows of B that rows of A ask for."""
-        from spdist.kernels.hyspmm.prepare import mark_rows, number_rows
+        from spdist.kernels.hyspmm.rows_of_b import mark_rows, number_rows
 
         a, b = self.a, self.b
         bits, places = self._scratch()
@@ -370,7 +371,7 @@ class BlockPreparer(WindowPreparer):
         self, first: int, last: int, marks: _Marks, memory: Bytes, layouts: tuple[MatrixLayout, MatrixLayout]
     ) -> None:
         """Renumber the columns of entries [first, last) of A, copy the marked rows of B, and clear the marks."""
-        from spdist.kernels.hyspmm.prepare import send_distinct
+        from spdist.kernels.hyspmm.rows_of_b import MarkedRows, RowCopies, send_distinct
 
         (a_layout, b_layout), dtypes, b = layouts, self.dtypes, self.b
         renumbered = array_at(memory, a_layout.indices, a_layout.nnz, dtypes.index)
@@ -379,10 +380,11 @@ class BlockPreparer(WindowPreparer):
         number = number_dtype(b_layout.value)  # of dense blocks, one after the other
         width = b_layout.value.itemsize // number.itemsize
         values = array_at(memory, b_layout.data, b_layout.nnz * width, number)
+        arrays = CsrArrays(b.indptr, b.indices, b.data.view(number))
+        marked = MarkedRows(marks.bits, marks.places, int(marks.first_word), int(marks.last_word))
         send_distinct(
-            self.a.indices, first, last, (b.indptr, b.indices, b.data.view(number)), marks.bits, marks.places,
-            marks.first_word, marks.last_word, renumbered, 0, offsets, 0, columns, 0, values, 0, width,
-        )  # fmt: skip
+            self.a.indices[first:last], arrays, marked, renumbered, RowCopies(offsets, columns, values, width)
+        )
 
 
 class BlockStager:

@@ -72,7 +72,7 @@ def test_large_blocks_and_threads(size, monkeypatch):
     assert_is_block_product(bsr_cpu.multiply(a, b, threads=3), a, b)
 
 
-def test_bits_are_those_of_the_entries():
+def test_results_equal_products_of_entries_bit_for_bit():
     a = block_matrix(60, 60, 5.0, (3, 3), 1)
     a = BSR(a.indptr, a.indices, np.random.default_rng(1).standard_normal(a.data.shape), a.shape)
     c = spdist.spgemm(a.to_scipy().tocsr(), a.to_scipy().tocsr())

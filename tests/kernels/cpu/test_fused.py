@@ -336,7 +336,7 @@ def test_thresholds_of_integers_round_up(threshold: float, kept: list[int]) -> N
     assert c.data.tolist() == kept
 
 
-def test_memory_is_that_of_what_is_kept() -> None:
+def test_memory_grows_with_the_entries_kept() -> None:
     import tracemalloc
 
     a, b = random_csr(20_000, 500, 12, 1), random_csr(500, 50_000, 60, 2)

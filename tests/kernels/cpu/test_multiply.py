@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -18,9 +20,11 @@ from numpy.testing import assert_array_equal
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.cpu import multiply as cpu
 from spdist.kernels.cpu import prepare
+from spdist.kernels.cpu import workspace as cpu_sizes
 from spdist.kernels.cpu.product_counts import estimate_products, row_products
 from spdist.kernels.cpu.workspace import cpu_workspace
 from spdist.kernels.product_spec import Epilogue, ProductSpec
+from spdist.kernels.semirings import Semiring
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.matrices.dtypes import index_dtype, result_dtype
@@ -226,13 +230,13 @@ def test_high_compression_and_integer_wrap_around() -> None:
 def test_read_only_operands_need_no_other_kernel() -> None:
     a = random_csr(50, 50, 3)
     cpu.multiply(a, a, engine="numba")
-    from spdist.kernels.cpu import rowwise
+    from spdist.kernels.cpu import slices
 
-    compiled = len(rowwise.multiply_rows.signatures)
+    compiled = len(slices.multiply_slices.signatures)
     for array in (a.indptr, a.indices, a.data):
         array.flags.writeable = False
     assert_same(cpu.multiply(a, a, engine="numba"), cpu.multiply(a, a, engine="scipy"))
-    assert len(rowwise.multiply_rows.signatures) == compiled
+    assert len(slices.multiply_slices.signatures) == compiled
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -312,9 +316,63 @@ def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch
     def broken(*_: Any) -> Any:
         raise MemoryError("no scratch")
 
-    monkeypatch.setattr("spdist.kernels.cpu.numba_engine.slice_stop", broken)
+    monkeypatch.setattr("spdist.kernels.cpu.numba_engine.new_workspace", broken)
     with pytest.raises(MemoryError, match="no scratch"):
         cpu.multiply(a, b, engine="numba", threads=2)
+
+
+@pytest.mark.parametrize("decorator", ["part", "inlined"])
+def test_python_cannot_call_parts_of_kernels(decorator) -> None:
+    """A part has no code for Python, and Numba would call a null pointer; whether a kernel has compiled it or not."""
+    from spdist.kernels.cpu import numba_compile
+
+    twice = getattr(numba_compile, decorator)(lambda x: 2 * x)
+    kernel = numba_compile.unsaved(numba_compile.part(lambda x: twice(x) + 1))
+    with pytest.raises(TypeError, match=r"compiled for kernels only: call a kernel, or its \.py_func"):
+        twice(3)
+    assert kernel(3) == 7
+    with pytest.raises(TypeError, match="compiled for kernels only"):
+        twice(3)
+
+
+def test_copies_of_a_function_are_compiled_once() -> None:
+    """A worker gets a new copy with every product; a kernel for each would take seconds and never leave memory."""
+    from spdist.kernels.cpu import slices
+    from spdist.kernels.cpu.numba_compile import RingType, unsaved
+
+    def power(exponent: float) -> Callable[[float], float]:
+        return lambda x: x**exponent
+
+    m = from_scipy(random_matrix(30, 30, 3, 1))
+    kernel = unsaved(slices.multiply_slices)
+    sizes, results = [], []
+    for exponent in (2.0, 2.0, 3.0):
+        spec = ProductSpec(epilogue=Epilogue(apply=power(exponent)))
+        results.append(cpu.multiply(m, m, engine="numba", spec=cloudpickle.loads(cloudpickle.dumps(spec))).data)
+        sizes.append(len(kernel.signatures))
+    assert (sizes[1] - sizes[0], sizes[2] - sizes[1]) == (0, 1)
+    np.testing.assert_array_equal(results[0], results[1])
+    assert not np.array_equal(results[1], results[2])
+    own = Semiring(lambda x, y: x + y, lambda x, y: 2 * x * y, 0.0)
+    assert RingType(own) == RingType(cloudpickle.loads(cloudpickle.dumps(own)))
+    assert RingType(own) != RingType(Semiring(own.add, lambda x, y: 3 * x * y, 0.0))
+
+
+@pytest.mark.parametrize("options", [{}, {"top_n": 3}, {"threshold": 2.0}, {"triangle": "upper"}], ids=str)
+def test_bits_do_not_depend_on_threads(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small slices and little scratch memory, so that slices wait, and are made in place."""
+    monkeypatch.setattr(cpu_sizes, "SLICE_PRODUCTS", 300)
+    monkeypatch.setattr(cpu_sizes, "SCRATCH_ENTRIES", 700)
+    monkeypatch.setattr(cpu, "PARALLEL_PRODUCTS", 1)
+    a = from_scipy(sp.vstack([random_matrix(900, 1000, 6, 1), random_matrix(100, 1000, 400, 2)], format="csr"))
+    spec = ProductSpec(**options)
+    one = cpu.multiply(a, a, engine="numba", threads=1, spec=spec)
+    for threads in (2, 5, 16):
+        assert_same(cpu.multiply(a, a, engine="numba", threads=threads, spec=spec), one)
+        for capacity in (0, 1, one.nnz // 2, one.nnz - 1):
+            some = cpu.multiply_rows(a, a, 0, capacity, engine="numba", threads=threads, spec=spec)
+            whole = cpu.multiply_rows(a, a, 0, capacity, engine="numba", threads=1, spec=spec)
+            assert_same(some, whole)
 
 
 def test_import_does_not_load_numba() -> None:
@@ -326,8 +384,9 @@ def test_works_where_nothing_can_be_kept_on_disk():
     """Numba finds no folder that can be written to, and refuses to keep a function while spdist's modules load."""
     program = (
         "from numba.core import caching; caching.CacheImpl._locator_classes = []; "
-        "import numpy as np; from spdist.matrices import csr; from spdist.kernels.cpu import merge, rowwise; "
-        "from spdist.storage import matrix_market; from spdist.scheduler.planner import cut_rows; "
+        "import numpy as np; from spdist.matrices import csr; from spdist.kernels.cpu import merge; "
+        "from spdist.kernels.cpu.rowwise import multiply; "
+        "from spdist.storage.formats import matrix_market; from spdist.scheduler.planner import cut_rows; "
         "m = csr.CSR(np.array([0, 1]), np.array([0], np.int32), np.ones(1), (1, 1)); "
         "print(merge.merge(m, m).data)"
     )

@@ -134,7 +134,7 @@ def test_distinct_rows_are_sent_once_and_in_order(a, data):
         assert_array_equal(wanted[sent["a_rows"]], a.indices[a.indptr[p.start] : a.indptr[p.stop]])
 
 
-def test_duplicated_order_is_that_of_the_entries():
+def test_duplicated_rows_come_in_the_order_of_the_entries():
     a = CSR(np.array([0, 1, 4, 5, 6]), np.array([0, 1, 2, 3, 3, 1], np.int32), np.arange(10.0, 70, 10), (4, 4))
     b = CSR(np.array([0, 1, 3, 5, 7]), np.array([0, 1, 3, 0, 1, 1, 3], np.int32), np.arange(1.0, 8), (4, 4))
     (prepared,) = blocks_of(plan_product(a, b, variant="duplicated", memory_limit=1 << 30, threads=1))

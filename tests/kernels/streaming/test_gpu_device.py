@@ -250,7 +250,7 @@ def test_blocks_go_through_slots(device, multiplies, kind, limit):
 
 @pytest.mark.parametrize("limit", [1 << 18, 1 << 20])
 def test_rows_that_lie_in_b(device, multiplies, limit):
-    """Under the larger limit B stays, and its columns become those of the rows on the device."""
+    """Under the larger limit B stays, and its columns are renumbered by the rows on the device."""
     device.memory_limit, n, row, low = limit, 900, 200, 7
     b = from_scipy(random_matrix(n, n, 9.0, 3))
     b = CSR(b.indptr, b.indices + low, b.data, (n, n + low))

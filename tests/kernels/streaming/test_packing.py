@@ -112,7 +112,7 @@ def check_twin(c: CSR) -> None:
 
 @pytest.fixture(params=[9, 12])
 def unit(request, monkeypatch):
-    """Set the size of units, a power of 2; the larger are those of large matrices."""
+    """Set the size of units, a power of 2; large matrices take the larger ones."""
     monkeypatch.setattr(workspace, "PACKED_UNIT", (request.param, request.param))
 
 

@@ -169,7 +169,7 @@ def test_a_long_row_gets_all_the_room():
 @pytest.mark.parametrize("staging", [1 << 30, 1 << 12])
 @pytest.mark.parametrize("row", [0, 1000, 2019])
 def test_a_long_row_gets_the_room_of_b(staging, row):
-    """B stays on the device until a row needs most of it, and more than what is left beside it."""
+    """B stays on the device until a row needs most of it, and more than the memory left."""
     lengths = np.repeat([1500, 5], [20, 2000])
     columns = np.concatenate([np.arange(length) + 1500 * (row % 20) for row, length in enumerate(lengths)])
     b = CSR(np.concatenate([[0], np.cumsum(lengths)]), columns.astype(np.int32), np.ones(40_000), (2020, 30_000))
@@ -253,7 +253,7 @@ def test_a_small_square_inside_a_resident_b_is_not_counted(monkeypatch, most):
 
 
 @pytest.mark.parametrize("limit", [1 << 15, 1 << 20])
-def test_rows_are_not_counted_where_those_of_b_are_alike(monkeypatch, limit):
+def test_rows_are_not_counted_if_rows_of_b_are_alike(monkeypatch, limit):
     of, count = [], partition.CountedProducts
     monkeypatch.setattr(pipeline, "CountedProducts", lambda a, *args: of.append(a.nrows) or count(a, *args))
     a = from_scipy(random_matrix(3000, 2000, 5.0, 4))
@@ -266,7 +266,7 @@ def test_rows_are_not_counted_where_those_of_b_are_alike(monkeypatch, limit):
     for b, counted in ((even, False), (uneven, True)):
         of.clear()
         assert_same(multiply(a, b, HostDevice(limit << 2 * counted)), oracle(a, b))
-        assert (a.nrows in of) == counted  # beside those of a sample
+        assert (a.nrows in of) == counted  # besides the rows of a sample
 
 
 def test_the_last_blocks_are_smaller():
@@ -382,7 +382,7 @@ def test_rows_without_products_are_halved():
 
 @pytest.mark.parametrize("limit", [1 << 15, 1 << 20])
 def test_arrays_that_a_and_b_share_have_offsets_of_their_own(limit):
-    """Entries of B's first half are those of A's second, and ask for B's second; B stays under the larger limit."""
+    """B's first half equals A's second half; its entries ask for B's second; B stays under the larger limit."""
     n = 640
     b = from_scipy(sp.csr_array((np.arange(2.0 * n), (np.arange(2 * n), n + np.arange(2 * n) % n)), (2 * n, 2 * n)))
     a = CSR(np.concatenate([np.zeros(n, np.int64), np.arange(n), [2 * n]]), b.indices, b.data, b.shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from spdist.kernels.spmv.sell.chunks_cpu import (
     BASES,
     NARROW_PADDING,
     PADDING,
+    ColumnArrays,
     base_room,
     block_rows,
     read_chunk,
@@ -30,6 +31,7 @@ from spdist.kernels.spmv.sell.format import (
     NARROW,
     WIDE,
     Chunk,
+    SellArrays,
     chunk_kinds,
     index_places,
     new_chunks,
@@ -73,8 +75,48 @@ def is_blocked(block: int, row: int, nrows: int, indptr: IndexArray, indices: In
     return True
 
 
+class SourceRows(NamedTuple):
+    """The pattern of the `CSR` that is stored, and the order of its rows."""
+
+    indptr: IndexArray
+    indices: IndexArray
+    rows: IndexArray
+    """(npositions,) int32: row at each position; empty if positions are rows."""
+
+
+class RowCursors(NamedTuple):
+    """Where reading the rows of a chunk has come to."""
+
+    next: Int64Array
+    """(lanes,): next entry of each row."""
+    end: Int64Array
+    """(lanes,): end of each row."""
+
+
+class ChunkShape(NamedTuple):
+    """How chunks may be stored."""
+
+    lanes: int
+    block: int
+    nrows: int
+    value_bytes: int
+    allowed: int
+    """Bit 0 allows 16-bit offsets, bit 1 diagonals; see `sell.ALLOWED`."""
+
+
+class SharedLists(NamedTuple):
+    """Which chunks share the list of their diagonals."""
+
+    owners: IndexArray
+    """(nchunks,) int32: chunk that owns the indices of each chunk; empty if each owns its indices."""
+    shared: bool
+    """Whether to write the chunks that share indices; their owners must have been written."""
+    differ: Int64Array
+    """(1,): set to 1 if the diagonals of a chunk are not the diagonals of its owner."""
+
+
 @inlined
-def next_diagonal(count: int, first: int, indices: IndexArray, cursor: IndexArray, end: IndexArray) -> Any:
+def next_diagonal(count: int, first: int, indices: IndexArray, cursors: RowCursors) -> Any:
     """Return the least diagonal that has the next entry of a row; `NO_DIAGONAL` if all rows have ended.
 
     Parameters
@@ -84,35 +126,30 @@ def next_diagonal(count: int, first: int, indices: IndexArray, cursor: IndexArra
     first : int
         Its first row.
     indices : (nnz,) int
-    cursor, end : (lanes,) int64
-        Next entry and end of each row in `indices`.
+    cursors : RowCursors
     """
     least = NO_DIAGONAL
     for r in range(count):
-        if cursor[r] < end[r]:
-            least = min(least, indices[cursor[r]] - (first + r))
+        if cursors.next[r] < cursors.end[r]:
+            least = min(least, indices[cursors.next[r]] - (first + r))
     return least
 
 
 @inlined
-def start_rows(
-    first: int, count: int, rows: IndexArray, indptr: IndexArray, cursor: IndexArray, end: IndexArray
-) -> None:
+def start_rows(first: int, count: int, source: SourceRows, cursors: RowCursors) -> None:
     """Set the cursor of each of a chunk's rows to its first entry.
 
     Parameters
     ----------
     first, count : int
         Position of the first row, and number of rows.
-    rows : (npositions,) int32
-        Row at each position; empty if positions are rows.
-    indptr : (nrows + 1,) int
-    cursor, end : (lanes,) int64
+    source : SourceRows
+    cursors : RowCursors
         Take the start and the end of each row.
     """
     for r in range(count):
-        row = row_at(first + r, rows)
-        cursor[r], end[r] = indptr[row], indptr[row + 1]
+        row = row_at(first + r, source.rows)
+        cursors.next[r], cursors.end[r] = source.indptr[row], source.indptr[row + 1]
 
 
 @inlined
@@ -134,7 +171,7 @@ def hashed(number: np.uint64, diagonal: int, mask: int) -> Any:
 
 
 @inlined
-def count_diagonals(first: int, count: int, most: int, indices: IndexArray, cursor: IndexArray, end: IndexArray) -> Any:
+def count_diagonals(first: int, count: int, most: int, indices: IndexArray, cursors: RowCursors) -> Any:
     """Count the diagonals of a chunk's rows, up to a limit, and hash their list.
 
     Parameters
@@ -144,8 +181,8 @@ def count_diagonals(first: int, count: int, most: int, indices: IndexArray, curs
     most : int
         Stop after so many diagonals.
     indices : (nnz,) int
-    cursor, end : (lanes,) int64
-        As `start_rows` sets them; cursors move.
+    cursors : RowCursors
+        As `start_rows` sets them; they move.
 
     Returns
     -------
@@ -156,13 +193,13 @@ def count_diagonals(first: int, count: int, most: int, indices: IndexArray, curs
     """
     number = np.uint64(0)
     for found in range(most + 1):
-        diagonal, mask = next_diagonal(count, first, indices, cursor, end), 0
+        diagonal, mask = next_diagonal(count, first, indices, cursors), 0
         if diagonal == NO_DIAGONAL:
             return found, np.int64(number >> np.uint64(1))
         for r in range(count):
-            if cursor[r] < end[r] and indices[cursor[r]] - (first + r) == diagonal:
+            if cursors.next[r] < cursors.end[r] and indices[cursors.next[r]] - (first + r) == diagonal:
                 mask |= 1 << r
-                cursor[r] += 1
+                cursors.next[r] += 1
         number = hashed(number, diagonal, mask)
     return most + 1, np.int64(-1)
 
@@ -174,9 +211,7 @@ def diagonal_room(width: int) -> Any:
 
 
 @inlined
-def slot_span(
-    slot: int, unit: int, threads: int, count: int, indices: IndexArray, cursor: IndexArray, end: IndexArray
-) -> Any:
+def slot_span(slot: int, unit: int, threads: int, count: int, indices: IndexArray, cursors: RowCursors) -> Any:
     """Return the lowest and the highest block column of a slot; the lowest is `NO_DIAGONAL` if all rows have ended.
 
     Parameters
@@ -189,31 +224,30 @@ def slot_span(
     count : int
         Rows of the chunk.
     indices : (nnz,) int
-    cursor, end : (lanes,) int64
+    cursors : RowCursors
         Start and end of each row in `indices`.
     """
-    low, high = NO_DIAGONAL, -1
+    low, high, step = NO_DIAGONAL, -1, threads * unit
     for r in range(count):
-        for k in range(cursor[r] + slot * threads * unit, min(cursor[r] + (slot + 1) * threads * unit, end[r]), unit):
+        begin = cursors.next[r] + slot * step
+        for k in range(begin, min(begin + step, cursors.end[r]), unit):
             low, high = min(low, indices[k] // unit), max(high, indices[k] // unit)
     return low, high
 
 
 @inlined
-def spans_fit(
-    width: int, unit: int, threads: int, count: int, indices: IndexArray, cursor: IndexArray, end: IndexArray
-) -> Any:
+def spans_fit(width: int, unit: int, threads: int, count: int, indices: IndexArray, cursors: RowCursors) -> Any:
     """Whether 16-bit offsets from one base reach all columns of each slot.
 
     Parameters
     ----------
     width : int
         Slots of the chunk.
-    unit, threads, count, indices, cursor, end
+    unit, threads, count, indices, cursors
         As for `slot_span`.
     """
     for slot in range(width):
-        low, high = slot_span(slot, unit, threads, count, indices, cursor, end)
+        low, high = slot_span(slot, unit, threads, count, indices, cursors)
         if high - low >= NARROW_PADDING:
             return False
     return True
@@ -221,48 +255,44 @@ def spans_fit(
 
 @compiled
 def analyse(
-    start: int, stop: int, shape: tuple[int, int, int, int], allowed: int, indptr: IndexArray, indices: IndexArray,
-    rows: IndexArray, chunks: Int64Array, sizes: Int64Array, cursor: IndexArray, end: IndexArray,
+    start: int, stop: int, shape: ChunkShape, source: SourceRows, chunks: Int64Array, sizes: Int64Array,
+    cursors: RowCursors,
 ) -> None:  # fmt: skip
     """Find the width and the kind of chunks ``[start, stop)``.
 
     Parameters
     ----------
     start, stop : int
-    shape : (lanes, block, nrows, value_bytes)
-    allowed : int
-        Bit 0 allows 16-bit offsets, bit 1 diagonals; see `sell.ALLOWED`.
-    indptr, indices
-        The arrays of the `CSR`.
-    rows : (npositions,) int32
-        Row at each position; empty if positions are rows.
+    shape : ChunkShape
+    source : SourceRows
     chunks : (nchunks, 4) int64
         Takes width and kind.
     sizes : (4, nchunks) int64
         Takes the elements of each chunk in `values`, `wide` and `narrow`, and the hash of its diagonals or -1.
-    cursor, end : (lanes,) int64
+    cursors : RowCursors
         Scratch.
     """
-    lanes, block, nrows, value_bytes = shape
+    lanes, block, nrows, value_bytes, allowed = shape
+    indptr, indices, rows = source
     for at in range(start, stop):
         chunk = read_chunk(chunks, at)
         first, threads, count = chunk.first, 1 << chunk.log_threads, chunk.count
         width, least, blocked = 0, NO_DIAGONAL, block > 1 and threads == 1
-        start_rows(first, count, rows, indptr, cursor, end)
+        start_rows(first, count, source, cursors)
         for r in range(count):
-            length = end[r] - cursor[r]
+            length = cursors.end[r] - cursors.next[r]
             width, least = max(width, -(-length // threads)), min(least, length // threads)
             if blocked:
                 row = row_at(first + r, rows)
                 blocked = (first + r) % block == row % block and is_blocked(block, row, nrows, indptr, indices)
         unit = block if blocked else 1
         width, least = width // unit, least // unit if count * threads == lanes else 0
-        near = allowed & 1 == 1 and spans_fit(width, unit, threads, count, indices, cursor, end)
+        near = allowed & 1 == 1 and spans_fit(width, unit, threads, count, indices, cursors)
         kind = (BLOCK_NARROW if near else BLOCK_WIDE) if blocked else NARROW if near else WIDE
         sizes[3, at] = -1
         if allowed & 2 and threads == 1 and not blocked:
             most = width * lanes * (value_bytes + (2 if near else 4)) // (lanes * value_bytes + 8)
-            found, number = count_diagonals(first, count, most, indices, cursor, end)
+            found, number = count_diagonals(first, count, most, indices, cursors)
             if found <= most:
                 kind, width, sizes[3, at] = DIAGONAL, found, number
         narrow, places = kind in (NARROW, BLOCK_NARROW), width * (block_rows(lanes, block) if blocked else lanes)
@@ -275,34 +305,33 @@ def analyse(
 
 @inlined
 def fill_diagonals(
-    lanes: int, chunk: Chunk, indices: IndexArray, data: ValueArray, values: ValueArray, wide: IndexArray, shared: bool,
-    cursor: IndexArray, end: IndexArray,
-) -> Any:  # fmt: skip
+    chunk: Chunk, indices: IndexArray, data: ValueArray, out: SellArrays, shared: bool, cursors: RowCursors
+) -> Any:
     """Write a chunk of diagonals; return False if its list differs from the shared list that stands at its place.
 
     Parameters
     ----------
-    lanes : int
     chunk : Chunk
     indices, data
         The arrays of the `CSR`.
-    values, wide : array
-        Take the values, and a diagonal and a mask of lanes for each slot.
+    out : SellArrays
+        Takes the values, and in `wide` a diagonal and a mask of lanes for each slot.
     shared : bool
         Whether another chunk has written the list: it is then compared, not written.
-    cursor, end : (lanes,) int64
-        As `start_rows` sets them; cursors move.
+    cursors : RowCursors
+        As `start_rows` sets them; they move.
     """
-    first, count = chunk.first, chunk.count
+    first, count, lanes, wide = chunk.first, chunk.count, out.lanes, out.wide
+    at, end = cursors
     same = True
     for slot in range(chunk.width):
-        diagonal, mask = next_diagonal(count, first, indices, cursor, end), 0
+        diagonal, mask = next_diagonal(count, first, indices, cursors), 0
         for r in range(lanes):
-            has = r < count and cursor[r] < end[r] and indices[cursor[r]] - (first + r) == diagonal
-            values[chunk.values + slot * lanes + r] = data[cursor[r]] if has else 0
+            has = r < count and at[r] < end[r] and indices[at[r]] - (first + r) == diagonal
+            out.values[chunk.values + slot * lanes + r] = data[at[r]] if has else 0
             if has:
                 mask |= 1 << r
-                cursor[r] += 1
+                at[r] += 1
         pair, bits = chunk.index + 2 * slot, np.int32(np.uint32(mask))
         if shared:
             same = same and wide[pair] == diagonal and wide[pair + 1] == bits
@@ -312,112 +341,100 @@ def fill_diagonals(
 
 
 @inlined
-def fill_bases(
-    unit: int, threads: int, chunk: Chunk, indices: IndexArray, bases: IndexArray, cursor: IndexArray, end: IndexArray
-) -> None:
+def fill_bases(unit: int, chunk: Chunk, indices: IndexArray, bases: IndexArray, cursors: RowCursors) -> None:
     """Write the base of each of a chunk's slots: its lowest block column.
 
     Parameters
     ----------
-    unit, threads : int
-        As for `slot_span`.
+    unit : int
+        Side of a block; 1 for entries.
     chunk : Chunk
     indices : (nnz,) int
     bases : (n,) int32
         A view of `narrow`.
-    cursor, end : (lanes,) int64
+    cursors : RowCursors
         Start and end of each row in `indices`.
     """
+    threads = 1 << chunk.log_threads
     for slot in range(chunk.width):
-        bases[chunk.index // 2 + slot] = slot_span(slot, unit, threads, chunk.count, indices, cursor, end)[0]
+        bases[chunk.index // 2 + slot] = slot_span(slot, unit, threads, chunk.count, indices, cursors)[0]
 
 
 @inlined
 def fill_entries(
-    lanes: int, threads: int, block: int, chunk: Chunk, indices: IndexArray, data: ValueArray, values: ValueArray,
-    index: IndexArray, bases: IndexArray, padding: int, cursor: IndexArray, end: IndexArray,
+    unit: int, chunk: Chunk, indices: IndexArray, data: ValueArray, out: SellArrays, columns: ColumnArrays,
+    cursors: RowCursors,
 ) -> None:  # fmt: skip
     """Write a chunk of entries, or of dense blocks.
 
     Parameters
     ----------
-    lanes, threads, block : int
-        Lanes of a chunk and of a row; side of a block, 1 for entries.
+    unit : int
+        Side of a block; 1 for entries.
     chunk : Chunk
     indices, data
         The arrays of the `CSR`.
-    values, index : array
-        Take values, and columns or offsets: `index` is `wide` or `narrow`.
-    bases : (n,) int32
-        Bases of the offsets; empty for `wide`.
-    padding : int
-        Index of an unused slot.
-    cursor, end : (lanes,) int64
+    out : SellArrays
+        Takes the values.
+    columns : ColumnArrays
+        Takes columns or offsets; has the bases of offsets.
+    cursors : RowCursors
         Start and end of each row in `indices`.
     """
     place, to, first, width, count = chunk.values, chunk.index, chunk.first, chunk.width, chunk.count
-    places, offsets = lanes if block == 1 else block_rows(lanes, block), to + (base_room(width) if len(bases) else 0)
+    (index, bases, padding), lanes, threads = columns, out.lanes, 1 << chunk.log_threads
+    places, offsets = lanes if unit == 1 else block_rows(lanes, unit), to + (base_room(width) if len(bases) else 0)
     for i in range(width * places):
         index[offsets + i] = padding
-    for i in range(width * lanes * block):
-        values[place + i] = 0
+    for i in range(width * lanes * unit):
+        out.values[place + i] = 0
     for r in range(count):
-        row_place = r * threads if block == 1 else (first % block + r) // block
-        for number in range((end[r] - cursor[r]) // block):
-            k, slot, lane = cursor[r] + number * block, number // threads, number % threads
+        row_place = r * threads if unit == 1 else (first % unit + r) // unit
+        for number in range((cursors.end[r] - cursors.next[r]) // unit):
+            k, slot, lane = cursors.next[r] + number * unit, number // threads, number % threads
             base = np.int64(bases[to // 2 + slot]) if len(bases) else 0
-            index[offsets + slot * places + row_place + lane] = indices[k] // block - base
-            for e in range(block):
-                values[place + (slot * block + e) * lanes + r * threads + lane] = data[k + e]
+            index[offsets + slot * places + row_place + lane] = indices[k] // unit - base
+            for e in range(unit):
+                out.values[place + (slot * unit + e) * lanes + r * threads + lane] = data[k + e]
 
 
 @compiled
 def fill(
-    start: int, stop: int, lanes: int, block: int, indptr: IndexArray, indices: IndexArray, data: ValueArray,
-    rows: IndexArray, owners: IndexArray, shared: bool, chunks: Int64Array, values: ValueArray, wide: IndexArray,
-    narrow: IndexArray, bases: IndexArray, differ: Int64Array, cursor: IndexArray, end: IndexArray,
+    start: int, stop: int, source: SourceRows, data: ValueArray, out: SellArrays, lists: SharedLists,
+    cursors: RowCursors,
 ) -> None:  # fmt: skip
     """Write values and indices of the chunks in ``[start, stop)`` that own their indices, or that share them.
 
     Parameters
     ----------
-    start, stop, lanes, block : int
-    indptr, indices, data
-        The arrays of the `CSR`.
-    rows : (npositions,) int32
-        Row at each position; empty if positions are rows.
-    owners : (nchunks,) int32
-        Chunk that owns the indices of each chunk; empty if each owns its indices.
-    shared : bool
-        Whether to write the chunks that share indices; their owners must have been written.
-    chunks : (nchunks, 4) int64
-    values, wide, narrow : array
-        Written.
-    bases : (n,) int32
-        A view of `narrow`.
-    differ : (1,) int64
-        Set to 1 if the diagonals of a chunk are not the diagonals of its owner.
-    cursor, end : (lanes,) int64
+    start, stop : int
+    source : SourceRows
+    data : (nnz,) array
+        Values of the `CSR`.
+    out : SellArrays
+        Its values, `wide` and `narrow` are written.
+    lists : SharedLists
+    cursors : RowCursors
         Scratch.
     """
-    none = bases[:0]
+    indices, chunks, owners = source.indices, out.chunks, lists.owners
+    wide, narrow = ColumnArrays(out.wide, out.bases[:0], PADDING), ColumnArrays(out.narrow, out.bases, NARROW_PADDING)
     for at in range(start, stop):
         owner = np.int64(owners[at]) if len(owners) else at
-        if (owner != at) != shared:
+        if (owner != at) != lists.shared:
             continue
         chunk = read_chunk(chunks, at)
-        kind, threads = chunk.kind, 1 << chunk.log_threads
-        start_rows(chunk.first, chunk.count, rows, indptr, cursor, end)
-        unit = block if kind in (BLOCK_WIDE, BLOCK_NARROW) else 1
-        if kind == DIAGONAL:
+        start_rows(chunk.first, chunk.count, source, cursors)
+        unit = out.block if chunk.kind in (BLOCK_WIDE, BLOCK_NARROW) else 1
+        if chunk.kind == DIAGONAL:
             as_wide = chunks[owner, 2] >> 32 == chunk.width
-            if not as_wide or not fill_diagonals(lanes, chunk, indices, data, values, wide, shared, cursor, end):
-                differ[0] = 1
-        elif kind in (WIDE, BLOCK_WIDE):
-            fill_entries(lanes, threads, unit, chunk, indices, data, values, wide, none, PADDING, cursor, end)
+            if not as_wide or not fill_diagonals(chunk, indices, data, out, lists.shared, cursors):
+                lists.differ[0] = 1
+        elif chunk.kind in (WIDE, BLOCK_WIDE):
+            fill_entries(unit, chunk, indices, data, out, wide, cursors)
         else:
-            fill_bases(unit, threads, chunk, indices, bases, cursor, end)
-            fill_entries(lanes, threads, unit, chunk, indices, data, values, narrow, bases, NARROW_PADDING, cursor, end)
+            fill_bases(unit, chunk, indices, out.bases, cursors)
+            fill_entries(unit, chunk, indices, data, out, narrow, cursors)
 
 
 class Builder:
@@ -471,13 +488,11 @@ class Builder:
     ) -> Any:
         """Set width and kind of each chunk; return the sizes of its arrays, and the hash of its diagonals."""
         sizes = np.empty((4, len(chunks)), np.int64)
-        shape = self.lanes, block, self.a.nrows, dtype.itemsize
+        shape = ChunkShape(self.lanes, block, self.a.nrows, dtype.itemsize, allowed)
+        source = SourceRows(self.a.indptr, self.a.indices, or_empty(rows))
 
         def work(start: int, stop: int) -> None:
-            cursor, end = np.empty((2, MOST_LANES), np.int64)
-            analyse(
-                start, stop, shape, allowed, self.a.indptr, self.a.indices, or_empty(rows), chunks, sizes, cursor, end
-            )
+            analyse(start, stop, shape, source, chunks, sizes, RowCursors(*np.empty((2, MOST_LANES), np.int64)))
 
         in_parallel(work, np.arange(1, len(chunks) + 1), self.threads)
         return sizes
@@ -497,13 +512,12 @@ class Builder:
         value_places(chunks)[:] = places[0]
         index_places(chunks)[:] = np.where(narrow, places[2], places[1] if owners is None else places[1, owners])
         filled = np.empty(totals[0], dtype), np.zeros(totals[1], np.int32), np.zeros(totals[2], np.uint16)
-        bases, differ = filled[2].view(np.int32), np.zeros(1, np.int64)
+        source, differ = SourceRows(self.a.indptr, self.a.indices, or_empty(rows)), np.zeros(1, np.int64)
+        out = SellArrays(self.lanes, block, chunks, *filled, filled[2].view(np.int32), source.rows)
 
         def work(shared: bool, start: int, stop: int) -> None:
-            cursor, end = np.empty((2, MOST_LANES), np.int64)
-            fill(start, stop, self.lanes, block, self.a.indptr, self.a.indices, self.a.data, or_empty(rows),
-                 or_empty(owners), shared, chunks, filled[0], filled[1], filled[2], bases, differ, cursor,
-                 end)  # fmt: skip
+            lists, cursors = SharedLists(or_empty(owners), shared, differ), np.empty((2, MOST_LANES), np.int64)
+            fill(start, stop, source, self.a.data, out, lists, RowCursors(*cursors))
 
         for shared in (False,) if owners is None else (False, True):
             in_parallel(functools.partial(work, shared), value_places(chunks) + 1, self.threads)

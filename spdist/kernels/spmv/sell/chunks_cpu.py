@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from spdist.kernels.cpu.numba_compile import compiled, inlined
 from spdist.kernels.cuda import constants
-from spdist.kernels.spmv.sell.format import BLOCK_NARROW, BLOCK_WIDE, DIAGONAL, WIDE, Chunk
+from spdist.kernels.spmv.sell.format import BLOCK_NARROW, BLOCK_WIDE, DIAGONAL, WIDE, Chunk, SellArrays
 from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
 
 PADDING, NARROW_PADDING = constants.SELL_PADDING, constants.SELL_NARROW_PADDING
 BASES = constants.SELL_BASES
+
+
+class ColumnArrays(NamedTuple):
+    """Columns of the chunks of one form."""
+
+    columns: IndexArray
+    """`Sell.wide` or `Sell.narrow`: columns, or their offsets from the bases."""
+    bases: IndexArray
+    """Base of each slot; empty if there are no offsets."""
+    padding: int
+    """Index of an unused slot."""
 
 
 @inlined
@@ -79,63 +90,50 @@ def base_room(width: int) -> Any:
 
 
 @inlined
-def entry_of(block: int, lanes: int, lane: int, slot: int, chunk: Chunk, wide: IndexArray, narrow: IndexArray,
-             bases: IndexArray) -> Any:  # fmt: skip
+def entry_of(a: SellArrays, chunk: Chunk, lane: int, slot: int) -> Any:
     """Return the first column of a lane's slot; -1 if the slot is padding.
 
     Parameters
     ----------
-    block, lanes : int
-        Side of the dense blocks and lanes of a chunk, as in `Sell`.
+    a : SellArrays
+    chunk : Chunk
     lane, slot : int
         Place in the chunk.
-    chunk : Chunk
-    wide, narrow : (n,) int32, (n,) uint16
-        Column indices of all chunks.
-    bases : (n,) int32
-        A view of `narrow`.
     """
-    to, first, width = chunk.index, chunk.first, chunk.width
-    kind = chunk.kind
+    to, first, kind, lanes, block = chunk.index, chunk.first, chunk.kind, a.lanes, a.block
     if kind == DIAGONAL:
-        has = np.uint32(wide[to + 2 * slot + 1]) >> np.uint32(lane) & np.uint32(1)
-        return first + lane + wide[to + 2 * slot] if has else np.int64(-1)
+        has = np.uint32(a.wide[to + 2 * slot + 1]) >> np.uint32(lane) & np.uint32(1)
+        return first + lane + a.wide[to + 2 * slot] if has else np.int64(-1)
     blocked = kind in (BLOCK_WIDE, BLOCK_NARROW)
     place = slot * block_rows(lanes, block) + (first % block + lane) // block if blocked else slot * lanes + lane
     unit = block if blocked else 1
     if kind in (WIDE, BLOCK_WIDE):
-        column = np.int64(wide[to + place])
+        column = np.int64(a.wide[to + place])
         return column * unit if column >= 0 else column
-    offset = np.int64(narrow[to + base_room(width) + place])
-    return np.int64(-1) if offset == NARROW_PADDING else (bases[to // 2 + slot] + offset) * unit
+    offset = np.int64(a.narrow[to + base_room(chunk.width) + place])
+    return np.int64(-1) if offset == NARROW_PADDING else (a.bases[to // 2 + slot] + offset) * unit
 
 
 @compiled
-def list_entries(
-    lanes: int, block: int, chunks: Int64Array, values: ValueArray, wide: IndexArray, narrow: IndexArray,
-    bases: IndexArray, rows: IndexArray, out_rows: IndexArray, out_columns: IndexArray, out_values: ValueArray,
-) -> Any:  # fmt: skip
+def list_entries(a: SellArrays, out_rows: IndexArray, out_columns: IndexArray, out_values: ValueArray) -> Any:
     """Write all entries of all chunks as triples; return how many there are.
 
     Parameters
     ----------
-    lanes, block, chunks, values, wide, narrow, rows
-        The fields of `Sell`; `rows` is empty if positions are rows.
-    bases : (n,) int32
-        A view of `narrow`.
+    a : SellArrays
     out_rows, out_columns, out_values : (nvalues,) array
         Take row, column and value of each entry.
     """
     found = 0
-    for at in range(len(chunks)):
-        chunk = read_chunk(chunks, at)
-        unit = block if chunk.kind in (BLOCK_WIDE, BLOCK_NARROW) else 1
+    for at in range(len(a.chunks)):
+        chunk = read_chunk(a.chunks, at)
+        unit = a.block if chunk.kind in (BLOCK_WIDE, BLOCK_NARROW) else 1
         for lane in range(chunk.count << chunk.log_threads):
             for slot in range(chunk.width):
-                column = entry_of(block, lanes, lane, slot, chunk, wide, narrow, bases)
+                column = entry_of(a, chunk, lane, slot)
                 for e in range(unit if column >= 0 else 0):
-                    out_rows[found] = row_at(chunk.first + (lane >> chunk.log_threads), rows)
+                    out_rows[found] = row_at(chunk.first + (lane >> chunk.log_threads), a.rows)
                     out_columns[found] = column + e
-                    out_values[found] = values[chunk.values + (slot * unit + e) * lanes + lane]
+                    out_values[found] = a.values[chunk.values + (slot * unit + e) * a.lanes + lane]
                     found += 1
     return found

@@ -76,6 +76,21 @@ class Chunk(NamedTuple):
     """Slots that no row leaves empty, up to `SELL_MOST_FULL`."""
 
 
+class SellArrays(NamedTuple):
+    """A `Sell` on the host without its long rows, as compiled code takes it."""
+
+    lanes: int
+    block: int
+    chunks: Any
+    values: Any
+    wide: Any
+    narrow: Any
+    bases: Any
+    """(n,) int32: a view of `narrow`, in which the bases of slots lie."""
+    rows: Any
+    """(npositions,) int32: row at each position; empty if positions are rows."""
+
+
 def new_chunks(first: Int64Array, counts: Int64Array, log_threads: int) -> Int64Array:
     """Return chunks whose first positions, rows and lanes of a row are set; the rest is zero.
 
@@ -214,6 +229,13 @@ class Sell:
     def shares_rows(self) -> bool:
         """Whether several lanes share a row anywhere."""
         return bool(row_lane_logs(self.chunks).any())
+
+    @functools.cached_property
+    def arrays(self) -> SellArrays:
+        """The arrays as compiled code of the host takes them."""
+        rows = np.empty(0, np.int32) if self.rows is None else self.rows
+        bases = self.narrow.view(np.int32)
+        return SellArrays(self.lanes, self.block, self.chunks, self.values, self.wide, self.narrow, bases, rows)
 
     def kind_counts(self) -> dict[str, int]:
         """Return how many chunks keep their columns in each form that occurs, by its name."""

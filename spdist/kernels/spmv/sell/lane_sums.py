@@ -8,13 +8,15 @@ the elements of x are prefetched: with short rows a processor by itself has few 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 
 from spdist.kernels.cpu.numba_compile import instruction
+from spdist.matrices.dtypes import IndexArray, ValueArray
 
 GROUP = 8
 """Lanes that are summed at a time."""
@@ -22,6 +24,48 @@ STREAM_AHEAD = 512
 """Entries by which values and indices are prefetched."""
 COLUMNS_AHEAD = 128
 """Entries by which the elements of x that 32-bit columns ask for are prefetched."""
+
+
+class SumsOut(NamedTuple):
+    """Where the sums of a chunk's lanes go."""
+
+    sums: ValueArray
+    """(lanes,): takes the sums if `place` is -1."""
+    y: ValueArray
+    """(nrows,): takes the sums otherwise, from `place` on."""
+    place: int
+
+
+class EntrySlots(NamedTuple):
+    """The slots of a chunk of entries."""
+
+    values: ValueArray
+    """Values of all chunks."""
+    at: np.uintp
+    """First value of this chunk."""
+    columns: IndexArray
+    """Columns of all chunks, or their offsets from the bases."""
+    to: np.uintp
+    """First column or offset of this chunk."""
+    bases: IndexArray
+    """Base of each slot; empty if there are no offsets."""
+    base_at: np.uintp
+    """First base of this chunk."""
+
+
+class DiagonalSlots(NamedTuple):
+    """The slots of a chunk of diagonals."""
+
+    values: ValueArray
+    """Values of all chunks."""
+    at: np.uintp
+    """First value of this chunk."""
+    wide: IndexArray
+    """A diagonal and a mask of lanes for each slot of all chunks."""
+    to: np.uintp
+    """First diagonal of this chunk."""
+    first: np.uintp
+    """The chunk's first row."""
 
 
 def _load(builder: ir.IRBuilder, array: Any, at: ir.Value, count: int) -> Any:
@@ -68,21 +112,26 @@ def _widened(builder: ir.IRBuilder, vector: ir.Value, element: ir.Type) -> Any:
     return vector if vector.type == wanted else builder.fpext(vector, wanted)
 
 
+def _opened(context: Any, builder: ir.IRBuilder, kind: Any, value: ir.Value) -> Any:
+    """Return an argument as its parts: the fields of a tuple, the members of an array, a number itself."""
+    if isinstance(kind, types.BaseTuple):
+        fields: Any = kind
+        parts = cgutils.unpack_tuple(builder, value)
+        return [_opened(context, builder, field, part) for field, part in zip(fields, parts, strict=True)]
+    return context.make_array(kind)(context, builder, value=value) if isinstance(kind, types.Array) else value
+
+
 def _sum_loop(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value], products: Any) -> Any:
     """Build the sums over slots of products(slot), of `GROUP` lanes each in a vector register, and write them.
 
-    The first five arguments are a tuple as long as there are such groups, `sums`, `y`, a place in y or -1 for `sums`,
-    and how many slots there are.
+    The first three arguments are a tuple as long as there are such groups, a `SumsOut`, and how many slots there are.
     """
-    arrays = [
-        context.make_array(kind)(context, builder, value=arg) if isinstance(kind, types.Array) else arg
-        for kind, arg in zip(signature.args, args, strict=True)
-    ]
-    sums, y, place, slots = arrays[1:5]
+    opened = [_opened(context, builder, kind, arg) for kind, arg in zip(signature.args, args, strict=True)]
+    (sums, y, place), slots = opened[1:3]
     vector = ir.VectorType(sums.data.type.pointee, GROUP)
     totals = [cgutils.alloca_once_value(builder, ir.Constant(vector, None)) for _ in range(len(signature.args[0]))]
     with cgutils.for_range(builder, slots) as loop:
-        for total, parts in zip(totals, products(arrays[5:], loop.index, len(totals)), strict=True):
+        for total, parts in zip(totals, products(opened[3:], loop.index, len(totals)), strict=True):
             value, factor = (_widened(builder, part, vector.element) for part in parts)
             builder.store(builder.fadd(builder.load(total), builder.fmul(value, factor)), total)
     elsewhere = builder.icmp_signed("<", place, ir.IntType(64)(0))
@@ -95,29 +144,17 @@ def _sum_loop(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequenc
 
 @instruction
 def sum_entries(
-    typing: Any, groups: types.Type, sums: types.Type, y: types.Type, place: types.Type, slots: types.Type,
-    values: types.Type, at: types.Type, index: types.Type, to: types.Type, bases: types.Type, base_at: types.Type,
-    based: types.Type, x: types.Type,
-) -> Any:  # fmt: skip
+    typing: Any, groups: types.Type, out: types.Type, slots: types.Type, entries: types.Type, x: types.Type
+) -> Any:
     """Write the sums of all lanes over the first slots of a chunk, which hold no padding.
 
     Parameters
     ----------
     groups : tuple
         As long as the chunk has groups of `GROUP` lanes.
-    sums : (lanes,) float
-        Takes the sums if `place` is -1.
-    y : (nrows,) float
-        Takes the sums from `place` on otherwise.
-    place, slots : int
-    values, at
-        Values of all chunks, and the first of this chunk.
-    index, to
-        Columns or offsets of all chunks, and the first of this chunk.
-    bases, base_at
-        Base of each slot, and the first of this chunk.
-    based : bool
-        Whether `index` holds offsets from the bases.
+    out : SumsOut
+    slots : uintp
+    entries : EntrySlots
     x : (ncols,) float
     """
 
@@ -133,9 +170,9 @@ def sum_entries(
             return factor
 
         def products(given: Any, slot: Any, count: int) -> Any:
-            values, at, index, to, bases, base_at, based, x = given
+            (values, at, index, to, bases, base_at), x = given
             base = cgutils.alloca_once_value(builder, word(0))
-            with builder.if_then(based):
+            with builder.if_then(builder.icmp_signed("!=", bases.nitems, word(0))):
                 low = _load(builder, bases, builder.add(base_at, slot), 1)
                 builder.store(builder.zext(low, word), base)
             low = builder.load(base)
@@ -150,26 +187,20 @@ def sum_entries(
 
         return _sum_loop(context, builder, signature, args, products)
 
-    number = types.uintp
-    given = groups, sums, y, types.intp, number, values, number, index, number, bases, number, types.boolean, x
-    return types.void(*given), generate
+    return types.void(groups, out, types.uintp, entries, x), generate
 
 
 @instruction
 def sum_diagonals(
-    typing: Any, groups: types.Type, sums: types.Type, y: types.Type, place: types.Type, slots: types.Type,
-    values: types.Type, at: types.Type, wide: types.Type, to: types.Type, first: types.Type, x: types.Type,
-) -> Any:  # fmt: skip
+    typing: Any, groups: types.Type, out: types.Type, slots: types.Type, diagonals: types.Type, x: types.Type
+) -> Any:
     """Write the sums of all lanes over a chunk of diagonals; elements of x for lanes without an entry are not read.
 
     Parameters
     ----------
-    groups, sums, y, place, slots, values, at, x
+    groups, out, slots, x
         As for `sum_entries`.
-    wide, to
-        A diagonal and a mask of lanes for each slot of all chunks, and the first of this chunk.
-    first : int
-        The chunk's first row.
+    diagonals : DiagonalSlots
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
@@ -185,7 +216,7 @@ def sum_diagonals(
             return builder.call(load, [pointer, ir.IntType(32)(4), mask, ir.Constant(vector, None)])
 
         def products(given: Any, slot: Any, count: int) -> Any:
-            values, at, wide, to, first, x = given
+            (values, at, wide, to, first), x = given
             pair = builder.add(to, builder.shl(slot, word(1)))
             column = builder.add(first, builder.sext(_load(builder, wide, pair, 1), word))
             lanes = _load(builder, wide, builder.add(pair, word(1)), 1)
@@ -199,5 +230,4 @@ def sum_diagonals(
 
         return _sum_loop(context, builder, signature, args, products)
 
-    number = types.uintp
-    return types.void(groups, sums, y, types.intp, number, values, number, wide, number, number, x), generate
+    return types.void(groups, out, types.uintp, diagonals, x), generate

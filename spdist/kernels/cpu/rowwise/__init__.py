@@ -1,0 +1,1 @@
+"""Row-by-row products on the CPU."""
