@@ -458,6 +458,23 @@ def suites(name: str) -> str:
     )
 
 
+def faults() -> str:
+    """Count what came of faults that were injected."""
+    name = max(path.stem for path in RESULTS.glob("*-faults.json"))
+    found = record(name)
+    lines = [
+        [part, f"{sum(row.values())}", f"{row.get('right', 0)}", f"{row.get('refused', 0)}",
+         ", ".join(f"{count} {verdict}" for verdict, count in row.items() if verdict not in ("right", "refused"))]
+        for part, row in found["counts"].items()
+    ]  # fmt: skip
+    return (
+        f"Of {found['trials']:,} faults {found['good']:,} ended as they should: the right product with nothing left behind, or\n"
+        f"one line that names the matter and a way out that leads to the product. Seed {found['seed']}; `tests/torture` says how.\n\n"
+        + table(["fault", "times", "right", "refused", "anything else"], lines)
+        + f"\n{source(name)}"
+    )
+
+
 # -- the two documents -------------------------------------------------------------------------------------------------
 
 SECTIONS: dict[str, list[Callable[[], str]]] = {
@@ -534,6 +551,8 @@ def measured() -> str:
     parts = [INTRODUCTION]
     for title, sections in SECTIONS.items():
         parts += [f"## {title}\n", *(section() for section in sections)]
+    if any(RESULTS.glob("*-faults.json")):
+        parts += ["## Faults\n", faults()]
     return "\n".join(parts)
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -30,11 +30,25 @@ from spdist.options import (
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage.matrix import StoredMatrix
 from spdist.verification.result import Verification
+from spdist.verification.stored_matrix import MatrixCheck
 
-__all__ = ["Callbacks", "MatrixLike", "Report", "info", "matmul", "multiply", "plan", "reduce", "save", "verify"]
+__all__ = [
+    "Callbacks",
+    "MatrixCheck",
+    "MatrixLike",
+    "Report",
+    "check",
+    "info",
+    "matmul",
+    "multiply",
+    "plan",
+    "reduce",
+    "save",
+    "verify",
+]
 
 
-def save(url: str | Path, matrix: Any, *, overwrite: bool = False) -> StoredMatrix:
+def save(url: str | Path, matrix: Any, *, overwrite: bool = False, steal: bool = False) -> StoredMatrix:
     """Store a SciPy sparse matrix or array as a matrix in Zarr.
 
     Parameters
@@ -45,6 +59,8 @@ def save(url: str | Path, matrix: Any, *, overwrite: bool = False) -> StoredMatr
         Rows are sorted and duplicates summed first. A `bsr_array` is stored in its blocks.
     overwrite : bool
         Replace an existing matrix, once the new one is whole.
+    steal : bool
+        As in `multiply`.
 
     Returns
     -------
@@ -64,7 +80,7 @@ def save(url: str | Path, matrix: Any, *, overwrite: bool = False) -> StoredMatr
     >>> a.shape, a.nnz
     ((3, 3), 3)
     """
-    return saving.save(url, matrix, overwrite=overwrite)
+    return saving.save(url, matrix, overwrite=overwrite, steal=steal)
 
 
 @lists(PlanKeywords)
@@ -116,7 +132,7 @@ def matmul(a: Any, b: Any, out: str | Path | None = None, **keywords: Unpack[Mat
         Both in memory, or both stored; the mask too.
     out : str or Path, optional
         Where to store C; required for stored operands.
-    engine, memory_limit, host_limit, grid, workers, scheduler, resume, overwrite
+    engine, memory_limit, host_limit, grid, workers, scheduler, security, resume, overwrite, steal
         As in `multiply`. For matrices in memory only `engine`, `overwrite` and, on GPUs, `memory_limit` count.
     semiring, mask, complement, triangle, epilogue, threshold, top_n, axis
         As in `spgemm`.
@@ -195,11 +211,17 @@ def multiply(
         Processes on this machine; by default one for each core or, with GPUs, for each GPU.
     scheduler : str, optional
         Address of a running Dask scheduler, whose workers are used. With "hybrid", workers that see no GPU are cores.
+    security : distributed.Security, optional
+        Keys for a scheduler at ``tls://``. By default those of Dask's configuration (``distributed.comm.tls``), or of
+        `workers` if it started the scheduler.
     resume : bool
         Continue an unfinished C by its stored plan. Starts afresh if there is no C; does nothing if C is finished. With
         GPUs, `memory_limit` may differ from the earlier run's.
     overwrite : bool
         Replace an existing C, once the new one is whole.
+    steal : bool
+        Take over from a run on another host that writes C and gave no sign of life for a minute. The run of a process
+        on this host that is dead is taken over without; a run that lives never is.
     semiring, mask, complement, triangle, epilogue, threshold, top_n
         Changes to each row while it is made, as in `spgemm`; the mask is stored. Not with engine "scipy". If the grid
         cuts the inner dimension, the semiring adds partial products before rows are cut.
@@ -267,9 +289,9 @@ def reduce(
         not counted. Values are compared as float64, to which integers beyond 2^53 are rounded; they are not complex.
     callbacks : Callbacks, optional
         Functions to call while the product runs.
-    engine, memory_limit, workers, scheduler
+    engine, memory_limit, workers, scheduler, security
         As in `multiply`. The engine is "auto", "numba", or "cuda" or "hybrid", with which C never leaves the GPU. In
-        memory, workers and scheduler do not count, and `memory_limit` counts on GPUs only.
+        memory, workers, scheduler and security do not count, and `memory_limit` counts on GPUs only.
     semiring, mask, complement, triangle, epilogue, threshold, top_n
         Changes to the product before it is reduced, as in `spgemm`.
 
@@ -379,3 +401,40 @@ def verify(a: MatrixLike, b: MatrixLike, c: MatrixLike, **keywords: Unpack[Verif
 
     (product,) = options_of(verify, keywords, ProductOptions)
     return check.verify((a, b, c), product, **select(keywords, CheckKeywords))
+
+
+def check(url: str | Path, *, progress: Callable[[int, int], None] | None = None) -> MatrixCheck:
+    """Read a stored matrix whole, in bounded memory, and name everything that is wrong with it.
+
+    Metadata, Zarr chunks that are missing, altered or in another's place, offsets, columns, the order of rows, and what
+    dead runs left in the matrix or beside it. Altered metadata and swapped Zarr chunks are told only of matrices that
+    spdist wrote.
+
+    Parameters
+    ----------
+    url : str or Path
+        A path or fsspec URL.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in Zarr chunks.
+
+    Returns
+    -------
+    MatrixCheck
+        `ok` says whether nothing is wrong, `problems` what is.
+
+    Raises
+    ------
+    MatrixError
+        If nothing is there, or it is no matrix.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp
+    >>> a = save("memory://A.zarr", sp.eye_array(3), overwrite=True)
+    >>> check("memory://A.zarr").ok
+    True
+    """
+    from spdist.storage.locations import normalise
+    from spdist.verification import stored_matrix
+
+    return stored_matrix.check(normalise(url), *([] if progress is None else [progress]))

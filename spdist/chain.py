@@ -16,7 +16,7 @@ from spdist.inmemory.host_operands import scipy_like
 from spdist.inmemory.spgemm import spgemm
 from spdist.jobs.chain_order import Chain, Order, first_of, last_of, parts_of, plan_chain
 from spdist.jobs.save import save
-from spdist.jobs.target import reserve_target
+from spdist.jobs.target import check_target, reserve_target
 from spdist.kernels.cpu import multiply as cpu
 from spdist.matrices.csr import from_scipy
 from spdist.matrices.dtypes import index_dtype, result_dtype
@@ -30,6 +30,7 @@ from spdist.options import (
     options_of,
 )
 from spdist.storage import locations
+from spdist.storage.lock import hold_target
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.units import parse_bytes
 
@@ -49,7 +50,7 @@ def multi_matmul(matrices: Sequence[Any], out: str | Path | None = None, **keywo
         At least two; all in memory, or all stored.
     out : str or Path, optional
         Where to store the product; required for stored matrices.
-    engine, memory_limit, workers, scheduler, resume, overwrite
+    engine, memory_limit, workers, scheduler, security, resume, overwrite, steal
         As in `multiply`.
 
     Returns
@@ -121,7 +122,7 @@ def multiply_chain(
         raise InputError("some matrices are in memory and others stored: store all with spdist.save, or open all")
     if in_memory == {True}:
         c = _multiply_scipy(matrices)
-        return c if out is None else save(out, c, overwrite=output.overwrite)
+        return c if out is None else save(out, c, overwrite=output.overwrite, steal=output.steal)
     if out is None:
         raise InputError("the product of stored matrices is stored too: say where, with out='C.zarr'")
     stored = [m if isinstance(m, StoredMatrix) else open_matrix(m) for m in matrices]
@@ -131,10 +132,16 @@ def multiply_chain(
     target = locations.normalise(out)
     if len(stored) > 2 and _estimate_bytes(stored, chain) <= in_memory_share * limit:
         replace_old = output.overwrite or output.resume
-        reserve_target(target, overwrite=replace_old)  # refuses before anything is computed
-        held = [m.rows(0, m.nrows).to_scipy() for m in stored]
-        return save(out, _multiply_in_memory(chain.order, held), overwrite=replace_old)
-    return _multiply_stored(chain.order, stored, target, execution, output)
+        check_target(target, overwrite=replace_old)  # refuses before anything is computed
+        with hold_target(target, steal=output.steal):
+            reserve_target(target, overwrite=replace_old)
+            held = [m.rows(0, m.nrows).to_scipy() for m in stored]
+            return save(out, _multiply_in_memory(chain.order, held), overwrite=replace_old)
+    check_target(target, overwrite=output.overwrite or output.resume)
+    with hold_target(target, steal=output.steal) as lock:
+        for first, last in list(parts_of(chain.order))[:-1]:
+            lock.adopt(_place_of_part(target, first, last))
+        return _multiply_stored(chain.order, stored, target, execution, output)
 
 
 def _multiply_scipy(matrices: Sequence[Any]) -> Any:
@@ -169,7 +176,7 @@ def _multiply_stored(
     def make(part: Order, place: str) -> StoredMatrix:
         if isinstance(part, int):
             return matrices[part]
-        left, right = (make(one, f"{out}.spdist-{first_of(one)}-{last_of(one)}") for one in part)
+        left, right = (make(one, _place_of_part(out, first_of(one), last_of(one))) for one in part)
         how = output if place == out else OutputOptions(resume=True)
         multiply((left, right), place, ProductOptions(), execution, how)
         if place != out:
@@ -180,6 +187,11 @@ def _multiply_stored(
     for place in partial:
         locations.remove(place)
     return made
+
+
+def _place_of_part(out: str, first: int, last: int) -> str:
+    """Return where the product of matrices `first` to `last` lies until the end."""
+    return f"{out}.spdist-{first}-{last}"
 
 
 def _estimate_bytes(matrices: Sequence[StoredMatrix], chain: Chain) -> int:

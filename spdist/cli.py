@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from spdist.errors import InputError, SpdistError
+from spdist.errors import InputError, SpdistError, one_line
 
 if TYPE_CHECKING:
+    from distributed import Security
+
     from spdist.options import ProductKeywords
     from spdist.storage.matrix import StoredMatrix
 
@@ -22,15 +25,20 @@ EXAMPLES = """examples:
   spdist multiply A.zarr A.zarr C.zarr --memory-limit 512MiB --verify
 """
 
+LINE = 2000
+"""Characters of an error message at most."""
+
 VECTORS = ("row_sums", "column_sums", "row_nnz")
 """Reductions to a value for each row or column of C."""
+
+STEAL = "take over from a run on another host that writes there and gave no sign of life for a minute"
 
 
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: {one_line(message)} (see {self.prog} --help)\n")
 
 
 def _grid(text: str) -> tuple[int, int, int]:
@@ -62,6 +70,23 @@ def _edges(text: str) -> list[float]:
         raise argparse.ArgumentTypeError(f"'{text}' are no edges: write numbers that rise, as in 0,0.5,1") from None
 
 
+class _Warnings(logging.Handler):
+    """Shows warnings of the package as lines on stderr, also while a progress bar is there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one line."""
+        from spdist import console
+
+        console.warning(record.getMessage())
+
+
+def _show_warnings() -> None:
+    """Show the package's warnings, and not Dask's: what matters of these is an error or a warning of the package."""
+    logger = logging.getLogger("spdist")
+    if not any(isinstance(handler, _Warnings) for handler in logger.handlers):
+        logger.addHandler(_Warnings(logging.WARNING))
+
+
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
@@ -71,7 +96,7 @@ def _import(args: argparse.Namespace) -> int:
 
     with console.transfer_bar(f"importing {args.source}", quiet=args.json) as bar:
         size = args.block_size
-        matrix = import_matrix(args.source, args.target, overwrite=args.overwrite, block_size=size, progress=bar)
+        matrix = import_matrix(args.source, args.target, **_mode(args), block_size=size, progress=bar)
     return _show_matrix(matrix, args)
 
 
@@ -80,7 +105,7 @@ def _export(args: argparse.Namespace) -> int:
     from spdist.storage.import_export import export_matrix
 
     with console.transfer_bar(f"exporting {args.source}", quiet=args.json) as bar:
-        export_matrix(args.source, args.target, format=args.format, overwrite=args.overwrite, progress=bar)
+        export_matrix(args.source, args.target, format=args.format, **_mode(args), progress=bar)
     if not args.json:
         console.line(f"wrote {args.target}")
     return _print_json({"target": args.target}, args)
@@ -94,7 +119,7 @@ def _generate(args: argparse.Namespace) -> int:
     given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
     with console.transfer_bar(f"generating {args.kind}", quiet=args.json) as bar:
         matrix = generate(
-            args.kind, args.target, overwrite=args.overwrite, progress=bar, dtype=args.dtype, seed=args.seed, **given
+            args.kind, args.target, **_mode(args), progress=bar, dtype=args.dtype, seed=args.seed, **given
         )
     return _show_matrix(matrix, args)
 
@@ -104,7 +129,7 @@ def _transpose(args: argparse.Namespace) -> int:
     from spdist.storage.transpose import transpose
 
     with console.transfer_bar(f"transposing {args.source}", quiet=args.json) as bar:
-        matrix = transpose(args.source, args.target, overwrite=args.overwrite, progress=bar)
+        matrix = transpose(args.source, args.target, overwrite=args.overwrite, steal=args.steal, progress=bar)
     return _show_matrix(matrix, args)
 
 
@@ -113,7 +138,7 @@ def _symmetrize(args: argparse.Namespace) -> int:
     from spdist.storage.transpose import symmetrize
 
     with console.transfer_bar(f"mirroring {args.source}", quiet=args.json) as bar:
-        matrix = symmetrize(args.source, args.target, conjugate=args.conjugate, overwrite=args.overwrite, progress=bar)
+        matrix = symmetrize(args.source, args.target, conjugate=args.conjugate, **_mode(args), progress=bar)
     return _show_matrix(matrix, args)
 
 
@@ -126,6 +151,17 @@ def _info(args: argparse.Namespace) -> int:
 
         console.matrix_table(facts)
     return _print_json(facts, args)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from spdist import api, console
+
+    with console.transfer_bar(f"checking {args.matrix}", quiet=args.json) as bar:
+        found = api.check(args.matrix, progress=bar)
+    if not args.json:
+        console.check_lines(found)
+    _print_json(found.to_json(), args)
+    return 0 if found.ok else 1
 
 
 def _show_matrix(matrix: StoredMatrix, args: argparse.Namespace) -> int:
@@ -166,8 +202,9 @@ def _multiply(args: argparse.Namespace) -> int:
             grid=args.grid,
             workers=args.workers,
             scheduler=args.scheduler,
+            security=_security(args),
             resume=args.resume,
-            overwrite=args.overwrite,
+            **_mode(args),
             check=args.verify,
             record=args.record,
             transpose_a=args.transpose_a,
@@ -180,6 +217,18 @@ def _multiply(args: argparse.Namespace) -> int:
         console.report_table(report, args.c)
     _print_json(report.to_json(), args)
     return 0
+
+
+def _cluster_keys(args: argparse.Namespace) -> int:
+    from spdist import console
+    from spdist.scheduler.clusters.security import write_keys
+
+    files = write_keys(args.folder)
+    if not args.json:
+        options = " ".join(f"--tls-{name} {files[name]}" for name in ("ca-file", "cert", "key"))
+        console.line(f"for dask scheduler, dask worker and spdist multiply: {options}")
+        console.line(f"or, in each shell that starts one of them: source {files['environment']}")
+    return _print_json({name: str(path) for name, path in files.items()}, args)
 
 
 def _reduce(args: argparse.Namespace) -> int:
@@ -203,6 +252,7 @@ def _reduce(args: argparse.Namespace) -> int:
             memory_limit=args.memory_limit,
             workers=args.workers,
             scheduler=args.scheduler,
+            security=_security(args),
             callbacks=shown.callbacks,
             **_product_keywords(args),
         )
@@ -229,6 +279,10 @@ def _verify(args: argparse.Namespace) -> int:
     return 0 if found.ok else 1
 
 
+def _mode(args: argparse.Namespace) -> dict[str, bool]:
+    return {"overwrite": args.overwrite, "steal": args.steal}
+
+
 def _product_keywords(args: argparse.Namespace) -> ProductKeywords:
     from spdist.kernels.product_spec import Epilogue
 
@@ -241,6 +295,15 @@ def _product_keywords(args: argparse.Namespace) -> ProductKeywords:
         "threshold": args.threshold,
         "top_n": args.top_n,
     }
+
+
+def _security(args: argparse.Namespace) -> Security | None:
+    """Return the keys that ``--tls-*`` name, if any."""
+    if not (args.tls_ca_file or args.tls_cert or args.tls_key):
+        return None
+    from spdist.scheduler.clusters.security import security_of_files
+
+    return security_of_files(args.tls_ca_file, args.tls_cert, args.tls_key)
 
 
 def _print_json(content: dict[str, Any], args: argparse.Namespace) -> int:
@@ -288,20 +351,21 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
 def _add_matrix_verbs(verbs: _Verbs, command: str | None) -> None:
     """Add the verbs that read and write single matrices."""
     sub = verbs.add("import", _import, "convert .mtx, .mtx.gz, .npz or .h5ad to a matrix in Zarr", "source", "target")
-    sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
+    _add_overwrite(sub)
     text = "store dense blocks of R rows and C columns; auto finds the size of fewest bytes"
     sub.add_argument("--block-size", type=_block_size, metavar="RxC", help=text)
     sub = verbs.add("export", _export, "convert a matrix in Zarr to .mtx, .npz or binsparse", "source", "target")
     sub.add_argument("--format", choices=("mtx", "npz", "binsparse"), help="by default from TARGET's ending")
-    sub.add_argument("--overwrite", action="store_true", help="replace TARGET")
+    _add_overwrite(sub)
     sub = verbs.add("transpose", _transpose, "write the transpose of a matrix", "source", "target")
-    sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
+    _add_overwrite(sub)
     sub = verbs.add(
         "symmetrize", _symmetrize, "write the whole of a symmetric matrix from its upper triangle", "source", "target"
     )
     sub.add_argument("--conjugate", action="store_true", help="of a Hermitian one")
-    sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
+    _add_overwrite(sub)
     verbs.add("info", _info, "shape, dtype, entries, row lengths, bytes and state of a matrix", "matrix")
+    verbs.add("check", _check, "read a matrix whole and name everything that is wrong with it", "matrix")
     _add_generate(
         verbs.add("generate", _generate, "write a matrix of a known kind, of any size"), command == "generate"
     )
@@ -317,12 +381,19 @@ def _add_product_verbs(verbs: _Verbs) -> None:
         verbs.add("reduce", _reduce, "a number or vector of A @ B, which is never whole", "what", "a", "b")
     )
     _add_product_options(verbs.add("verify", _verify, "check that C is A @ B", "a", "b", "c"))
+    text = "write keys into a new folder, for a Dask scheduler that takes connections from its own cluster alone (TLS)"
+    verbs.add("cluster-keys", _cluster_keys, text, "folder")
+
+
+def _add_overwrite(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new one is whole")
+    sub.add_argument("--steal", action="store_true", help=STEAL)
 
 
 def _add_multiply_options(sub: argparse.ArgumentParser) -> None:
     _add_plan_options(sub)
     sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core, or a GPU")
-    sub.add_argument("--scheduler", metavar="ADDRESS", help="use a running Dask scheduler")
+    _add_scheduler_options(sub)
     sub.add_argument("--verify", action="store_true", help="check C at the end")
     sub.add_argument("--record", metavar="FILE", help="write what each stage of each block took, a JSON object a line")
     for name in ("a", "b"):
@@ -334,6 +405,7 @@ def _add_multiply_options(sub: argparse.ArgumentParser) -> None:
     mode = sub.add_mutually_exclusive_group()
     mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
     mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
+    sub.add_argument("--steal", action="store_true", help=STEAL)
 
 
 def _add_reduce_options(sub: argparse.ArgumentParser) -> None:
@@ -344,8 +416,15 @@ def _add_reduce_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--out", metavar="FILE.npy", help=text)
     _add_engine_options(sub)
     sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core")
-    sub.add_argument("--scheduler", metavar="ADDRESS", help="use a running Dask scheduler")
+    _add_scheduler_options(sub)
     _add_product_options(sub)
+
+
+def _add_scheduler_options(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--scheduler", metavar="ADDRESS", help="use a running Dask scheduler")
+    texts = {"ca-file": "authority of its certificate", "cert": "certificate of this process", "key": "its private key"}
+    for name, text in texts.items():
+        sub.add_argument(f"--tls-{name}", metavar="FILE.pem", help=f"for a scheduler at tls://: {text}")
 
 
 def _add_engine_options(sub: argparse.ArgumentParser) -> None:
@@ -384,7 +463,7 @@ def _add_generate(sub: argparse.ArgumentParser, chosen: bool) -> None:
     sub.add_argument("target", metavar="TARGET")
     sub.add_argument("--dtype", default="float64")
     sub.add_argument("--seed", type=int, default=0)
-    sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new matrix is whole")
+    _add_overwrite(sub)
     if not chosen:
         return  # the kinds import Zarr, which --help does not need
     from spdist.storage.generators import KINDS
@@ -412,19 +491,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return 2
+    _show_warnings()
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
     )  # so that a batch system's SIGTERM leaves a C that can be resumed
     try:
         return int(args.run(args))
     except SpdistError as error:
-        print(f"spdist: {error}", file=sys.stderr)
+        print(f"spdist: {one_line(error, LINE)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         again = "; continue with --resume" if args.command == "multiply" else ""
         print(f"spdist: interrupted{again}", file=sys.stderr)
         return 1
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         again = "; continue with --resume" if args.command == "multiply" else ""
-        print(f"spdist: {error}{again}", file=sys.stderr)
+        text = str(error) or ("not enough memory" if isinstance(error, MemoryError) else type(error).__name__)
+        print(f"spdist: {one_line(text, LINE)}{again}", file=sys.stderr)
         return 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -15,6 +17,7 @@ from rich.table import Table
 from spdist.jobs.report import Callbacks, Report
 from spdist.scheduler.planner.plan import Operand, Plan
 from spdist.units import format_bytes
+from spdist.verification.stored_matrix import MatrixCheck
 
 if TYPE_CHECKING:
     from spdist.scheduler.execution.telemetry import Progress as RunProgress
@@ -36,9 +39,29 @@ GPU_STAGES = ("gpu prepare", "gpu upload", "gpu multiply", "gpu pack", "gpu down
 """Parts of the stage multiply; they overlap."""
 
 
+LEAK_FILTER = "ignore:resource_tracker:UserWarning"
+"""Filter of warnings that killed workers left semaphores; they are removed then."""
+
+
 def line(text: str) -> None:
     """Print one line."""
     _out.print(text, markup=False)
+
+
+def warning(text: str) -> None:
+    """Print one line to stderr, above a progress bar that is shown there."""
+    _err.print(f"spdist: warning: {' '.join(text.split())}", markup=False)
+
+
+def _silence_dask() -> None:
+    """Keep what Dask and Python log for themselves off the terminal: the package says what matters of it."""
+    import distributed  # sets the levels of its loggers when it is loaded
+
+    names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] == distributed.__name__]
+    for name in (*names, "asyncio", "tornado", "tornado.application"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    if LEAK_FILTER not in sys.warnoptions:
+        sys.warnoptions.append(LEAK_FILTER)  # for the process that cleans up after killed workers
 
 
 def _bar() -> Progress:
@@ -99,6 +122,7 @@ class RunDisplay:
             self.callbacks = Callbacks(self._resumed, self._planned, self._started, self._moved, self._verifying)
 
     def __enter__(self) -> RunDisplay:
+        _silence_dask()
         if not self.quiet:
             self.bar.start()
         return self
@@ -287,3 +311,15 @@ def report_table(report: Report, target: str) -> None:
 def verification_line(found: dict[str, Any]) -> None:
     """Print whether C is right, and why; `found` is the JSON form of a `Verification`."""
     _out.print(f"{'verified' if found['ok'] else 'FALSE'}: {found['reason']}", markup=False)
+
+
+def check_lines(found: MatrixCheck) -> None:
+    """Print what is wrong with a stored matrix, a line each, or that nothing is."""
+    for problem in found.problems:
+        _out.print(problem, markup=False, soft_wrap=True)
+    read = f"{found.nchunks:,} Zarr chunks read in {found.seconds:.2f} s"
+    if found.ok:
+        seal = "" if found.sealed else "; it has no seal, so altered values and swapped Zarr chunks may go unseen"
+        line(f"{found.matrix}: nothing is wrong, {found.nnz:,} entries, {read}{seal}")
+    else:
+        line(f"{found.matrix}: {found.count:,} {'problem' if found.count == 1 else 'problems'}, {read}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from spdist.errors import InputError
+from spdist.errors import InputError, one_line
 
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
@@ -44,10 +44,14 @@ def parse_bytes(text: str | int) -> int:
     (33554432, 1000000000)
     """
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([KMGT]?)(i?B?)\s*", str(text), re.IGNORECASE)
-    if not found or float(found[1]) <= 0:
-        raise InputError(f"memory limit {text!r} is not a size: write for instance 512MiB or 2GiB")
-    base = 1000 if found[3].lower() == "b" else 1024
-    return int(float(found[1]) * base ** _UNITS[found[2].upper()])
+    size = 0.0
+    if found:
+        base = 1000 if found[3].lower() == "b" else 1024
+        size = float(found[1]) * base ** _UNITS[found[2].upper()]
+    if not 1 <= size < 1 << 62:
+        shown = one_line(repr(text), 60)
+        raise InputError(f"memory limit {shown} is not a size: write for instance 512MiB or 2GiB")
+    return int(size)
 
 
 def check_count(name: str, value: Any, without: str) -> None:
@@ -75,5 +79,6 @@ def check_count(name: str, value: Any, without: str) -> None:
     """
     if value is None:
         return
-    if type(value) is bool or not hasattr(value, "__index__") or value < 1:
-        raise InputError(f"{name}={value!r} must be a whole number of at least 1; leave it out for {without}")
+    if type(value) is bool or not hasattr(value, "__index__") or not 1 <= value < 1 << 62:
+        value = one_line(repr(value), 60)
+        raise InputError(f"{name}={value} must be a whole number of at least 1; leave it out for {without}")

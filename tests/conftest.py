@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -38,6 +39,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if marked and not has_gpu():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device and CuPy: run make gpu where there is one"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_tests(tmp_path_factory):
+    """Keep what spdist remembers out of the user's cache folder, in subprocesses too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_signals():
+    """Undo what a test did to signals: a worker ignores Ctrl-C, and later processes would inherit that."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
 
 
 def random_matrix(nrows: int, ncols: int, per_row: float, seed: int, dtype: str = "float64") -> sp.csr_matrix:

@@ -24,7 +24,8 @@ LAYERS = {  # folder or file at the top -> what it may import, besides itself
     "options": GROUND | {"kernels"},
     "inmemory": ARRAYS | {"options", "kernels"},
     "scheduler.planner": ARRAYS | {"kernels", "storage"},
-    "scheduler.execution": ARRAYS | {"kernels", "storage", "scheduler.planner"},
+    "scheduler.clusters": GROUND,
+    "scheduler.execution": ARRAYS | {"kernels", "storage", "scheduler.planner", "scheduler.clusters"},
     "operators": ARRAYS | {"kernels", "storage", "inmemory", "scheduler.execution"},
     "jobs": ARRAYS
     | {"options", "kernels", "storage", "verification", "inmemory", "scheduler.planner", "scheduler.execution"},

@@ -73,7 +73,7 @@ def test_in_memory():
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_stored(stored, tmp_path, scheduler, share):
-    """In memory where the chain fits, else from storage to storage; nothing is left beside the product."""
+    """Multiply in memory if the chain fits, else from storage to storage; leave nothing but the product."""
     matrices = galerkin()
     for name, m in zip("RAP", matrices, strict=True):
         stored(name, m)

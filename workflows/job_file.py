@@ -74,11 +74,29 @@ class WholeJob(Job):
 
 
 class JobError(ValueError):
-    """The job file is wrong; the message says where and what to do."""
+    """The job file is wrong; the message says where and what to do, in one line."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        text = text if len(text) <= 1000 else f"{text[:500]}...{text[-497:]}"
+        return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+LONGEST = 1 << 16
+"""Characters of the longest job file that is read."""
+
+
+LONGEST_NAME = 255
+"""Bytes of the longest name of a file."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which YAML would silently take the last."""
+    """Refuses a key that is there twice, of which YAML would silently take the last, and aliases, which can explode."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise JobError("an alias (*name) stands for a value; write the value itself")
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -98,12 +116,18 @@ def read_mapping(path: Path) -> dict[Any, Any]:
         If the file cannot be read, or is not YAML of keys and values.
     """
     try:
-        content = yaml.load(path.read_text(), _Loader)
+        if path.exists() and not path.is_file():
+            raise JobError("is no ordinary file; name a job file, a copy of one in workflows")
+        with path.open() as file:
+            text = file.read(LONGEST + 1)
+        if len(text) > LONGEST:
+            raise JobError(f"has more than {LONGEST:,} characters; name a job file, a copy of one in workflows")
+        content = yaml.load(text, _Loader)
     except OSError as error:
         raise JobError(f"cannot be read: {error.strerror}; name a job file, a copy of one in workflows") from None
     except JobError:
         raise
-    except (yaml.YAMLError, ValueError) as error:  # of a text or a date that cannot be
+    except Exception as error:  # of a text, a date or a nesting that cannot be
         raise JobError(f"is not YAML: {' '.join(str(error).split())}; correct that line") from None
     if not isinstance(content, dict):
         raise JobError(f"holds {type(content).__name__} where `key: value` lines belong; see those in workflows")
@@ -128,7 +152,9 @@ def split_setting(text: str) -> tuple[str, Any]:
         raise JobError(f"--set {text!r} is not key=value; write for instance --set memory_limit=4GiB")
     try:
         return key.strip(), yaml.load(value, _Loader)
-    except (yaml.YAMLError, ValueError):
+    except JobError:
+        raise
+    except Exception:
         raise JobError(f"--set {text!r}: the value is not YAML; put it in quotes") from None
 
 
@@ -144,6 +170,8 @@ def text_of(value: object) -> str:
         raise ValueError(
             f"is {type(value).__name__}, not a text; write it in quotes" if value else "is empty; fill it in"
         )
+    if "\0" in value or max(len(part.encode()) for part in value.split("/")) > LONGEST_NAME:
+        raise ValueError("holds a zero byte, or is too long for a name; write another")
     return value
 
 

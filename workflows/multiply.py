@@ -34,6 +34,7 @@ class Job(job_file.Job):
     host_limit: int | str | None = None
     grid: tuple[int, int, int] | None = None
     verify: bool = True
+    steal: bool = False
     record: str | None = None
     semiring: str = "plus_times"
     mask: str | None = None
@@ -105,6 +106,7 @@ READERS = {
     "scheduler_file": job_file.text_of,
     "verify": job_file.flag,
     "resume": job_file.flag,
+    "steal": job_file.flag,
     "record": job_file.text_of,
     "report": job_file.text_of,
 }
@@ -135,6 +137,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
         grid=job.grid,
         **job.where(),
         resume=job.resume,
+        steal=job.steal,
         check=job.verify,
         record=job.record,
         callbacks=log.callbacks(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from dataclasses import replace
 
@@ -14,10 +15,12 @@ from spdist.jobs.target import Facts, check_target, replacement_path
 from spdist.kernels.semirings import transposed
 from spdist.storage import groups, locations
 from spdist.storage import transpose as transposition
-from spdist.storage.atomic_replace import is_ours
+from spdist.storage.lock import TargetLock, hold_target, remove_remains
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.product_spec import StoredProductSpec
 from spdist.storage.transpose import transposed_copy
+
+logger = logging.getLogger("spdist")
 
 
 def multiply_by_columns(request: Request) -> Report:
@@ -46,13 +49,18 @@ def multiply_by_columns(request: Request) -> Report:
     check_target(target, overwrite=request.may_replace)
     request.check_apart()
     request.check_fit()
-    place, replaces = _place_of_transpose(target, resume=output.resume, overwrite=output.overwrite)
     with contextlib.ExitStack() as stack:
+        held = stack.enter_context(hold_target(target, steal=output.steal))
+        check_target(target, overwrite=request.may_replace)  # another run may have written it in the meantime
+        place, replaces = _place_of_transpose(held, resume=output.resume, overwrite=output.overwrite)
         swapped = _transposed_request(request, place, stack)
         facts = product_facts(swapped.a, swapped.b, swapped.spec)
         facts["product"]["axis"] = 0
         if output.resume and not replaces and locations.exists(target):
             report = _finished(target, facts)
+            if locations.exists(place):
+                locations.remove(place)
+                logger.warning("%s: removed the transpose that a killed run had left at %s", target, place)
             if not output.check:
                 return report
             c = stack.enter_context(transposed_copy(open_matrix(target), f"{target}.spdist-transposed-c"))
@@ -60,7 +68,7 @@ def multiply_by_columns(request: Request) -> Report:
             return verified(report, matrices, swapped.spec, request.callbacks, target)
         report = multiply_by_rows(swapped, time.perf_counter())
         transposition.transpose(place, target, overwrite=output.overwrite or replaces, facts=facts)
-    locations.remove(place)
+        locations.remove(place)
     return replace(report, grid=dict(zip(report.grid, reversed(report.grid.values()), strict=True)))
 
 
@@ -98,13 +106,17 @@ def _transposed_spec(spec: StoredProductSpec) -> StoredProductSpec:
     return replace(spec, per_row=per_row)
 
 
-def _place_of_transpose(target: str, *, resume: bool, overwrite: bool) -> tuple[str, bool]:
-    """Return where the transpose of C is made, and whether C is to replace another matrix, which its name tells."""
+def _place_of_transpose(held: TargetLock, *, resume: bool, overwrite: bool) -> tuple[str, bool]:
+    """Return where the transpose of C is made, and whether C is to replace another matrix, which its name tells.
+
+    Removes what other runs left.
+    """
+    target = held.target
     own, other = (f"{at}.spdist-columns" for at in (target, replacement_path(target)))
     replaces = locations.exists(other) if resume else overwrite and locations.exists(target)
-    for place in () if resume else (own, other):  # left by runs that are not resumed
-        if is_ours(place):
-            locations.remove(place)
+    if resume:
+        held.adopt(other if replaces else own)
+    remove_remains(target)
     return (other if replaces else own), replaces
 
 

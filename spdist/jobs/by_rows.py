@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,27 +11,38 @@ from typing import Any
 from spdist.engines import GPU_ENGINES
 from spdist.errors import ResumeError
 from spdist.jobs.check import verified
-from spdist.jobs.describe import PLAN_NOTE, durable_part
+from spdist.jobs.describe import durable_part
 from spdist.jobs.planning import PlanSource, check_values, limits_of
 from spdist.jobs.report import Callbacks, Report, recorder
 from spdist.jobs.request import Request
 from spdist.jobs.startup import workers_and_plan
-from spdist.jobs.target import Facts, check_target, find_earlier_product, reserve_target
+from spdist.jobs.target import (
+    Facts,
+    check_parent,
+    check_target,
+    find_earlier_product,
+    remove_useless_remains,
+    reserve_target,
+)
 from spdist.matrices.dtypes import blocksize
 from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions
 from spdist.scheduler.execution import cluster
 from spdist.scheduler.execution.driver import Outcome, execute
-from spdist.scheduler.execution.journal import JOURNAL
+from spdist.scheduler.execution.journal import read_plan, write_plan
 from spdist.scheduler.execution.telemetry import RunCallbacks
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.plan import Plan
 from spdist.scheduler.planner.request import PlanRequest
-from spdist.storage import groups, locations
+from spdist.storage import groups, locations, notes
 from spdist.storage.atomic_replace import clear_of_full_disks, full_disk
+from spdist.storage.lock import check_held, hold_target
+from spdist.storage.lock import replace as replace_target
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.product_spec import StoredProductSpec
 from spdist.storage.writer import Layout, finish_matrix
 from spdist.units import format_bytes, parse_bytes
+
+logger = logging.getLogger("spdist")
 
 
 @dataclass(frozen=True)
@@ -70,16 +82,24 @@ class Job:
         (Plan, Outcome)
         """
         a, b, spec = self.planning.request.a, self.planning.request.b, self.planning.request.spec
-        with workers_and_plan(self.planning, execution, callbacks, self.target) as (client, plan, name):
+        with workers_and_plan(self.planning, execution, callbacks, self.target) as ready:
+            client, plan, name, supervisor = ready
             place = self.unfinished or self._begin(plan)
             layout = Layout(place, b.ncols, spec.dtype(a, b), plan.chunk)
-            reports = RunCallbacks(callbacks.started, callbacks.progress, callbacks.timed)
-            outcome, layout = execute(client, name, self.planning.draft(), plan, layout, reports)
-        finish_matrix(layout, a.nrows, outcome.nnz, self.facts)
-        for note in (PLAN_NOTE, JOURNAL):
-            groups.remove_note(place, note)
+            reports = RunCallbacks(
+                callbacks.started,
+                callbacks.progress,
+                callbacks.timed,
+                supervisor.handshake.admit,
+                supervisor.monitor.note,
+            )
+            outcome, layout, checksums = execute(client, name, self.planning.draft(), plan, layout, reports)
+        check_held(self.target)
+        finish_matrix(layout, a.nrows, outcome.nnz, self.facts, checksums)
+        notes.sync_metadata(place)  # before the notes go by which C is resumed
+        notes.remove_remains(place)
         if place != self.target:
-            locations.move(place, self.target)
+            put_in_place(place, self.target)
         return plan, outcome
 
     def _begin(self, plan: Plan) -> str:
@@ -94,8 +114,14 @@ class Job:
             if locations.exists(place):
                 locations.remove(place)
             raise
-        groups.write_note(place, PLAN_NOTE, plan.to_json().encode())
+        write_plan(place, plan, self.facts["product"])
         return place
+
+
+def put_in_place(place: str, target: str) -> None:
+    """Replace what lies at `target` by the finished C at `place`, which is on the disk before."""
+    notes.sync_disk(place)
+    replace_target(place, target)
 
 
 def multiply_by_rows(request: Request, begin: float) -> Report:
@@ -122,6 +148,14 @@ def multiply_by_rows(request: Request, begin: float) -> Report:
     """
     if request.transpose_a or request.transpose_b:
         request.check_fit()
+    check_parent(request.target)
+    with hold_target(request.target, steal=request.output.steal):
+        remove_useless_remains(request.target)
+        return _multiply_held(request, begin)
+
+
+def _multiply_held(request: Request, begin: float) -> Report:
+    """Make C by rows; the target is held."""
     with request.transposed() as ready:
         job = prepare(ready)
         report = job if isinstance(job, Report) else _run(job, ready, begin)
@@ -195,20 +229,30 @@ def _continue(request: Request, facts: Facts, place: str, earlier: Facts) -> Job
     if earlier.get("product") != facts["product"]:
         raise other_product(place)
     execution = request.execution
-    if earlier["state"] == "complete":
+    if earlier.get("state") == "complete":
+        _complete_replacement(place, request.target)
         m = open_matrix(request.target)
         limit = parse_bytes(execution.memory_limit or DEFAULT_MEMORY_LIMIT)  # nothing runs within it
         return Report(m.nnz, 0, 0.0, execution.engine, 0, limit, {}, "already finished", {}, block_size=m.blocksize)
-    content = groups.read_note(place, PLAN_NOTE)
-    if content is None:
+    plan = read_plan(place, facts["product"])
+    if plan is None:
+        logger.warning("%s: a run ended before it had stored its plan; what it left is removed", place)
         locations.remove(place)
         return None
-    plan = Plan.from_json(content)
     if plan.on_gpu and execution.memory_limit is not None:
         plan = plan.through_gpu(parse_bytes(execution.memory_limit))
     _check_still_fits(plan, place, execution)
     planning = PlanRequest(request.a, request.b, plan.engine, plan.memory_limit, plan.host_limit, spec=request.spec)
     return Job(PlanSource(planning, plan), request.target, place, False, facts)
+
+
+def _complete_replacement(place: str, target: str) -> None:
+    """Do what a run that was killed after C was whole left undone: remove its notes, put C in its place."""
+    if removed := notes.remove_remains(place):
+        logger.warning("%s: removed what a run left that was killed when C was whole: %s", place, ", ".join(removed))
+    if place != target:
+        put_in_place(place, target)
+        logger.warning("%s: replaced by the C that a killed run had finished at %s", target, place)
 
 
 def _check_still_fits(plan: Plan, place: str, execution: ExecutionOptions) -> None:

@@ -50,6 +50,8 @@ def verify(
             f"{c.url} was made by columns, with axis=0, and here rows are made again: verify it by the call that made "
             f"it, with --axis 0 --resume --verify (resume=True, check=True), which computes nothing anew"
         )
+    if c.ours:
+        c.fingerprint()  # a Zarr chunk that is damaged is named before any product is made
     return _verify((open_operand(matrices[0]), open_operand(matrices[1]), c), spec, **options)
 
 

@@ -6,14 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from spdist.errors import CorruptError
 from spdist.jobs.operands import MatrixLike, open_operand
 from spdist.matrices.dtypes import number_dtype
-from spdist.scheduler.planner.plan import Plan
 from spdist.storage import groups, locations
 from spdist.storage.matrix import StoredMatrix
-
-PLAN_NOTE = "plan"
-"""Name of the file in an unfinished C that holds its plan."""
 
 
 def info(matrix: MatrixLike) -> dict[str, Any]:
@@ -54,11 +51,13 @@ def _row_lengths(m: StoredMatrix) -> dict[str, float]:
 
 def durable_part(url: str) -> str:
     """Return in words how much of an unfinished C is durable: block rows or rows, and entries."""
-    from spdist.scheduler.execution.journal import read_journal
+    from spdist.scheduler.execution.journal import Checkpoint, read_journal, read_plan
 
-    front, _ = read_journal(url)
-    content = groups.read_note(url, PLAN_NOTE)
-    plan = None if content is None else Plan.from_json(content)
+    plan = read_plan(url)
+    try:
+        front = read_journal(url).checkpoint
+    except CorruptError:
+        front = Checkpoint()
     of = f" of {plan.a.shape[0]:,}" if plan else ""
     rows, entries = ("rows", "entries") if plan is None or plan.c.block == (1, 1) else ("block rows", "dense blocks")
     return f"{front.row:,}{of} {rows}, {front.nnz:,} {entries}"

@@ -53,7 +53,7 @@ def matmul(
     execution.check_engine()
     if are_in_memory(*operands, product.mask):
         c = _multiply_in_memory(*operands, product, execution)
-        return c if out is None else save(out, c, overwrite=output.overwrite)
+        return c if out is None else save(out, c, overwrite=output.overwrite, steal=output.steal)
     if out is None:
         raise InputError("the product of stored matrices is stored too: say where, with out='C.zarr'")
     from spdist.jobs.multiply import multiply  # imports Dask

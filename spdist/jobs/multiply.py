@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spdist.jobs.by_columns import multiply_by_columns
 from spdist.jobs.by_rows import multiply_by_rows
-from spdist.jobs.operands import MatrixLike, open_operand, stored_spec
+from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
 from spdist.jobs.report import Callbacks, Report
 from spdist.jobs.request import Request
 from spdist.kernels.product_spec import is_by_columns
@@ -54,8 +54,7 @@ def multiply(
     by_columns = is_by_columns(product.axis, product.top_n, product.epilogue)
     spec = stored_spec(product)
     request = Request(
-        open_operand(operands[0]),
-        open_operand(operands[1]),
+        *open_factors(*operands),
         locations.normalise(target),
         spec,
         execution,

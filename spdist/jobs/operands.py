@@ -17,6 +17,7 @@ from spdist.matrices.bsr import BSR, is_scipy_bsr
 from spdist.matrices.bsr import from_scipy as bsr_from_scipy
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.options import ProductOptions
+from spdist.storage.foreign.checked import checked
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.product_spec import StoredProductSpec
 from spdist.storage.transpose import transposed_copy
@@ -39,6 +40,21 @@ def open_operand(matrix: MatrixLike) -> StoredMatrix:
             f"stores it, and spdist.matmul multiplies matrices in memory"
         )
     return matrix if isinstance(matrix, StoredMatrix) else open_matrix(matrix)
+
+
+def open_factors(a: MatrixLike, b: MatrixLike) -> tuple[StoredMatrix, StoredMatrix]:
+    """Return two stored matrices that are canonical; one from elsewhere is checked whole, unless it was before.
+
+    Raises
+    ------
+    InputError
+        If a matrix is in memory, or not canonical.
+    CorruptError
+        If a Zarr chunk of a matrix from elsewhere is missing or altered.
+    """
+    left, right = open_operand(a), open_operand(b)
+    known = checked(left)
+    return known, known if right == left else checked(right)
 
 
 def are_in_memory(a: object, b: object, mask: object) -> bool:
@@ -140,5 +156,5 @@ def stored_spec(product: ProductOptions) -> StoredProductSpec:
         epilogue=None if getattr(product.epilogue, "idle", False) else product.epilogue,
         triangle=product.triangle,
     )
-    mask = None if product.mask is None else open_operand(product.mask)
+    mask = None if product.mask is None else checked(open_operand(product.mask))
     return StoredProductSpec(per_row, mask, product.complement)

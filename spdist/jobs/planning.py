@@ -9,7 +9,7 @@ import numpy as np
 
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
-from spdist.jobs.operands import MatrixLike, open_operand, stored_spec
+from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
 from spdist.matrices.dtypes import blocksize, number_dtype
 from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions, ProductOptions
 from spdist.scheduler.planner import planner
@@ -96,7 +96,7 @@ def plan(a: MatrixLike, b: MatrixLike, product: ProductOptions, execution: Execu
     """
     execution.check()
     spec = stored_spec(product)
-    left, right = open_operand(a), open_operand(b)
+    left, right = open_factors(a, b)
     check_fit(left, right, spec, execution)
     check_values(execution.engine, spec.dtype(left, right))
     limits = limits_of(execution)

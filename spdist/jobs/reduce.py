@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from spdist.jobs.operands import MatrixLike, open_operand, stored_spec
+from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
 from spdist.jobs.planning import PlanSource, check_values, limits_of
 from spdist.jobs.report import Callbacks
 from spdist.kernels.cpu.reduce import reduce_linear
@@ -51,7 +51,7 @@ def reduce(
     SpdistError
         If the run failed.
     """
-    a, b, spec = open_operand(operands[0]), open_operand(operands[1]), stored_spec(product)
+    (a, b), spec = open_factors(*operands), stored_spec(product)
     planner.check_operands(a, b, None)
     refuse_blocks("reductions", a, b, spec.mask)
     spec.check(a, b, execution.engine)
@@ -74,8 +74,9 @@ def _run(source: PlanSource, what: Reduction, execution: ExecutionOptions, callb
     from spdist.scheduler.execution.reduction import execute_reduction
     from spdist.scheduler.execution.telemetry import RunCallbacks
 
-    with workers_and_plan(source, execution, callbacks) as (client, plan, name):
-        reports = RunCallbacks(callbacks.started, callbacks.progress)
+    with workers_and_plan(source, execution, callbacks) as (client, plan, name, supervisor):
+        admit, note = supervisor.handshake.admit, supervisor.monitor.note
+        reports = RunCallbacks(callbacks.started, callbacks.progress, admit=admit, note=note)
         return execute_reduction(client, name, source.draft(), plan, what, reports)
 
 

@@ -10,7 +10,7 @@ from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
 
 
-def save(url: str | Path, matrix: object, *, overwrite: bool = False) -> StoredMatrix:
+def save(url: str | Path, matrix: object, *, overwrite: bool = False, steal: bool = False) -> StoredMatrix:
     """Store a matrix in memory as a matrix in Zarr; `spdist.save` describes it.
 
     Parameters
@@ -20,6 +20,8 @@ def save(url: str | Path, matrix: object, *, overwrite: bool = False) -> StoredM
     matrix : scipy.sparse matrix or array, BSR or CSR
     overwrite : bool
         Replace an existing matrix, once the new one is whole.
+    steal : bool
+        As in `multiply`.
 
     Returns
     -------
@@ -33,7 +35,7 @@ def save(url: str | Path, matrix: object, *, overwrite: bool = False) -> StoredM
         If `matrix` is not a matrix that spdist stores.
     """
     m = canonical_rows(matrix)
-    with staged_matrix(url, overwrite=overwrite) as stage:
+    with staged_matrix(url, overwrite=overwrite, steal=steal) as stage:
         writer = MatrixWriter(stage.url, m.ncols, m.dtype, {"provenance": {"command": "save"}})
         writer.append(m)
         writer.close()

@@ -22,6 +22,7 @@ from spdist.scheduler.execution import cluster
 from spdist.scheduler.execution.cluster import connect, remote_readers, shared_name
 from spdist.scheduler.execution.plugins import prefetch
 from spdist.scheduler.execution.shared_operand import SHARING
+from spdist.scheduler.execution.supervision.supervisor import Supervisor, supervised
 from spdist.scheduler.planner.plan import GPU_BLOCK_PRODUCTS, MAX_BLOCK_PRODUCTS, Plan
 from spdist.scheduler.planner.remote_readers import RemoteReaders
 from spdist.scheduler.planner.request import PlanRequest
@@ -38,11 +39,14 @@ class Ready(NamedTuple):
     plan : Plan
     name : str
         Name under which workers know the product.
+    supervisor : Supervisor
+        Looks after the workers; it has found that they fit the plan.
     """
 
     client: Client
     plan: Plan
     name: str
+    supervisor: Supervisor
 
 
 @contextlib.contextmanager
@@ -68,7 +72,8 @@ def workers_and_plan(
     Raises
     ------
     InputError
-        If there are no workers, or they do not see a matrix.
+        If there are no workers, or one does not fit: other software, too little memory, another view of a matrix or of
+        the place of C.
     MemoryBoundError
         If the smallest block does not fit.
 
@@ -86,6 +91,7 @@ def workers_and_plan(
     cluster_options: dict[str, Any] = {
         "workers": execution.workers,
         "scheduler": execution.scheduler,
+        "security": execution.security,
         "processes": not local,
         "engine": request.engine,
     }
@@ -93,19 +99,27 @@ def workers_and_plan(
     if count is None:
         plan = source.make()
         callbacks.planned(plan)
-        with connect(**cluster_options, blocks=len(plan.blocks), host_bytes=plan.projected_host_memory) as client:
-            yield Ready(client, plan, name)
+        with (
+            connect(**cluster_options, blocks=len(plan.blocks), host_bytes=plan.projected_host_memory) as client,
+            supervised(client, name) as supervisor,
+        ):
+            supervisor.check(request, plan, target)
+            yield Ready(client, plan, name, supervisor)
         return
     starting = connect(**cluster_options, blocks=max(count, 2))  # a single block would need no process of its own
     planning = None if execution.scheduler else _plan_in_background(source, None)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(starting)
+        supervisor = stack.enter_context(supervised(client, name))
+        supervisor.handshake.check_installation()
         planning = planning or _plan_in_background(source, remote_readers(client))
         job = replace(source.draft(), resident=source.will_be_resident(), shared_name=shared_name(client))
         stack.enter_context(prefetch(client, name, job))
-        plan = planning.result()
+        with supervisor.monitor.waiting_for("the plan"):
+            plan = planning.result()
         callbacks.planned(plan)
-        yield Ready(client, plan, name)
+        supervisor.check(request, plan, target)
+        yield Ready(client, plan, name, supervisor)
 
 
 def _is_local(request: PlanRequest, target: str) -> bool:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
 from spdist.errors import InputError
 from spdist.storage import groups, locations
 from spdist.storage.atomic_replace import is_ours
+from spdist.storage.lock import remove_remains
+from spdist.storage.targets.replacement import NEW
+
+logger = logging.getLogger("spdist")
 
 Facts = dict[str, Any]
 """The record that a stored matrix carries: its state, its provenance, and fingerprints of its factors."""
@@ -16,7 +21,7 @@ Facts = dict[str, Any]
 def reserve_target(target: str, *, overwrite: bool) -> str:
     """Return where to write a new matrix: `target`, or `replacement_path` if a whole matrix lies there.
 
-    Removes an unfinished matrix at `target`, and a replacement that an earlier run left.
+    Removes an unfinished matrix at `target`, and all that earlier runs left. The target must be held.
 
     Parameters
     ----------
@@ -36,20 +41,23 @@ def reserve_target(target: str, *, overwrite: bool) -> str:
         As `check_target`.
     """
     check_target(target, overwrite=overwrite)
+    remove_remains(target)
     if not locations.exists(target):
         return target
     if groups.read_facts(target).get("state") == "unfinished":
         locations.remove(target)
         return target
-    place = replacement_path(target)
-    if locations.exists(place):
-        locations.remove(place)
-    return place
+    return replacement_path(target)
 
 
 def replacement_path(target: str) -> str:
     """Return where a matrix is written that replaces the one at `target` once it is whole."""
-    return f"{target}.spdist-new"
+    return f"{target}{NEW}"
+
+
+def remove_useless_remains(target: str) -> None:
+    """Remove what dead runs left for a target and no run can resume; the target must be held."""
+    remove_remains(target, keep=(replacement_path(target), f"{target}.spdist-columns"))
 
 
 def check_target(target: str, *, overwrite: bool) -> None:
@@ -68,9 +76,9 @@ def check_target(target: str, *, overwrite: bool) -> None:
         If the target cannot be written, or may not be replaced.
     """
     if not locations.exists(target):
-        _check_parent(target)
+        check_parent(target)
     elif not overwrite:
-        if "product" in (facts := groups.read_facts(target)) and facts["state"] == "unfinished":
+        if "product" in (facts := groups.read_facts(target)) and facts.get("state") == "unfinished":
             raise InputError(
                 f"{target} is an unfinished product; continue it with --resume (resume=True), or begin anew with "
                 f"--overwrite (overwrite=True)"
@@ -80,7 +88,13 @@ def check_target(target: str, *, overwrite: bool) -> None:
         raise InputError(f"{target} exists and is not a matrix, so it is not replaced; remove it yourself")
 
 
-def _check_parent(target: str) -> None:
+def check_parent(target: str) -> None:
+    """Refuse a target whose folder is none, or may not be written to.
+
+    Raises
+    ------
+    InputError
+    """
     if locations.is_local(target):
         parent = locations.local_path(target).parent
         if not parent.is_dir() or not os.access(parent, os.W_OK):

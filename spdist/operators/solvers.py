@@ -147,7 +147,7 @@ def conjugate_gradient(
         if not module_of(v).isfinite(v).all():
             raise MatrixError(f"{name} holds NaN or infinite values, where finite ones are needed: correct it")
     if diagonal is not None and not (diagonal.real > 0).all():
-        raise MatrixError("the diagonal is not positive, as that of a positive definite matrix is: leave it out")
+        raise MatrixError("the diagonal is not positive, so the matrix is not positive definite: leave it out")
     if a.dtype.kind != "c" and any(v.dtype.kind == "c" for v in given.values()):
         raise MatrixError(
             f"A is {a.dtype}, but b, x0 or the diagonal is complex: prepare A as complex, A.astype(complex)"

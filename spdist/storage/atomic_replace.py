@@ -1,19 +1,20 @@
-"""Write next to a target and rename when all is written: a failure or Ctrl-C leaves the old target, or nothing."""
+"""Write next to a target, alone, and replace it when all is written: a failure or Ctrl-C leaves the old, or nothing."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 from spdist.errors import InputError, MatrixError, SpdistError
-from spdist.storage import groups, locations
+from spdist.storage import groups, locations, lock, notes
 from spdist.storage.matrix import open_matrix
 
 Progress = Callable[[int, int], None]
@@ -80,7 +81,7 @@ class Stage:
 
 
 @contextmanager
-def staged_matrix(target: str | Path, *, overwrite: bool) -> Iterator[Stage]:
+def staged_matrix(target: str | Path, *, overwrite: bool, steal: bool = False) -> Iterator[Stage]:
     """Yield where to write a matrix; move it to `target` on a normal exit, delete it on any other.
 
     Temporary files are next to a local target, because a disk with room for the matrix has room for them; for a URL
@@ -92,6 +93,8 @@ def staged_matrix(target: str | Path, *, overwrite: bool) -> Iterator[Stage]:
         A path or an fsspec URL.
     overwrite : bool
         Whether a matrix at `target` may be replaced.
+    steal : bool
+        As for `hold_target`.
 
     Yields
     ------
@@ -106,21 +109,22 @@ def staged_matrix(target: str | Path, *, overwrite: bool) -> Iterator[Stage]:
     """
     url = locations.normalise(target)
     _check_free(url, overwrite, is_matrix=True)
-    with _clear_errors(url), _scratch(url) as scratch:
+    with _clear_errors(url), _scratch(url, overwrite, steal=steal, is_matrix=True) as scratch:
         staged = str(scratch / "whole.zarr") if locations.is_local(url) else f"{url}.spdist-{uuid4().hex[:8]}"
         (scratch / "scratch").mkdir()
+        whole = False
         try:
             yield Stage(staged, scratch / "scratch")
-            _check_free(url, overwrite, is_matrix=True)  # another process may have written it in the meantime
-            locations.move(staged, url)
+            _check_free(url, overwrite, is_matrix=True)  # another program may have written it in the meantime
+            whole = True
+            lock.replace(staged, url)
         finally:
-            if not locations.is_local(url):
-                with suppress(FileNotFoundError):
-                    locations.remove(staged)
+            if not whole and not locations.is_local(url):
+                locations.discard(staged)
 
 
 @contextmanager
-def staged_file(target: str | Path, *, overwrite: bool) -> Iterator[Path]:
+def staged_file(target: str | Path, *, overwrite: bool, steal: bool = False) -> Iterator[Path]:
     """Yield a path to write a local file to; rename it to `target` on a normal exit, delete it on any other.
 
     Parameters
@@ -129,6 +133,8 @@ def staged_file(target: str | Path, *, overwrite: bool) -> Iterator[Path]:
         A local path.
     overwrite : bool
         Whether a file at `target` may be replaced.
+    steal : bool
+        As for `hold_target`.
 
     Yields
     ------
@@ -146,29 +152,47 @@ def staged_file(target: str | Path, *, overwrite: bool) -> Iterator[Path]:
         raise InputError(f"{url}: files are exported to local paths only; export there, then copy")
     path = locations.local_path(url)
     _check_free(url, overwrite, is_matrix=False)
-    with _clear_errors(url), _scratch(url) as scratch:
+    with _clear_errors(url), _scratch(url, overwrite, steal=steal, is_matrix=False) as scratch:
         yield scratch / path.name
         _check_free(url, overwrite, is_matrix=False)
+        lock.check_held(url)
         (scratch / path.name).replace(path)
 
 
 @contextmanager
-def _scratch(url: str) -> Iterator[Path]:
+def _scratch(url: str, overwrite: bool, *, steal: bool, is_matrix: bool) -> Iterator[Path]:
+    """Hold a target and yield an empty local folder; remove what dead runs left for the target."""
     parent = None
     if locations.is_local(url):
         parent = locations.local_path(url).parent
         parent.mkdir(parents=True, exist_ok=True)
-    try:
-        scratch = Path(tempfile.mkdtemp(prefix=".spdist-", dir=parent))
-    except OSError as error:
-        if is_full(error):
-            raise
-        where = parent or tempfile.gettempdir()
-        raise InputError(f"{url}: {where} may not be written to ({error.strerror}); choose another place") from error
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with lock.hold_target(url, steal=steal) as held:
+        _check_free(url, overwrite, is_matrix=is_matrix)
+        if held.depth == 1:
+            lock.remove_remains(url)
+        name = f"{locations.local_path(url).name}.spdist-scratch-" if parent else _temporary_name(url, held.depth)
+        try:
+            scratch = Path(tempfile.mkdtemp(prefix=name, dir=parent))
+        except OSError as error:
+            if is_full(error):
+                raise
+            where = parent or tempfile.gettempdir()
+            raise InputError(
+                f"{url}: {where} may not be written to ({error.strerror}); choose another place"
+            ) from error
+        try:
+            yield scratch
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _temporary_name(url: str, depth: int) -> str:
+    """Return how names of temporary folders for a remote target begin; remove those that dead runs left."""
+    name = f".spdist-{hashlib.blake2b(url.encode(), digest_size=8).hexdigest()}-"
+    if depth == 1:
+        for place in Path(tempfile.gettempdir()).glob(f"{name}*"):
+            locations.discard(str(place))
+    return name
 
 
 @contextmanager
@@ -225,8 +249,11 @@ def _check_free(url: str, overwrite: bool, *, is_matrix: bool) -> None:
 
 
 def is_ours(url: str) -> bool:
-    """Whether `url` holds a matrix, complete or unfinished: the only thing that --overwrite deletes."""
-    if groups.read_facts(url):
+    """Whether `url` holds a matrix, complete or unfinished: the only thing that --overwrite deletes.
+
+    An unfinished one counts however damaged it is, by its notes.
+    """
+    if groups.read_facts(url) or notes.has_notes(url):
         return True
     try:
         open_matrix(url)

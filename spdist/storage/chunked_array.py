@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
-import hashlib
 import json
 import math
 import os
@@ -17,13 +16,12 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal, Self, cast
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import numpy.typing as npt
 import zarr
-from zarr.abc.store import Store, SuffixByteRequest
 from zarr.codecs import BloscCodec, Crc32cCodec
 from zarr.core.array import AsyncArray
 from zarr.core.buffer import BufferPrototype, default_buffer_prototype
@@ -31,9 +29,11 @@ from zarr.core.buffer.cpu import NDBuffer
 from zarr.core.sync import sync
 from zarr.storage import StorePath
 
-from spdist.errors import CorruptError, MatrixError
+from spdist.errors import MatrixError
 from spdist.matrices.dtypes import ValueArray, block_dtype, blocksize, from_blocks, number_dtype
-from spdist.storage.locations import is_local, local_path, open_store, unreadable
+from spdist.storage.checksums import ChunkFiles, Table, read_table
+from spdist.storage.foreign.decoded_size import codecs_of
+from spdist.storage.locations import is_local, open_store, unreadable
 
 CHUNK_LENGTH = 1 << 17
 """Elements of a Zarr chunk unless a memory limit asks for shorter ones: 512 KiB of int32, 1 MiB of float64.
@@ -50,11 +50,11 @@ PROBE_BYTES = 1 << 20
 PROBE_RATIO = 1.3
 """Compression ratio, uncompressed over compressed bytes, above which values are worth compressing."""
 
+CHUNK_BYTES = 1 << 31
+"""Bytes of a decoded Zarr chunk at most: the most that Blosc compresses, and each is decoded whole."""
+
 UNBOUNDED = 1 << 60
 """Length, in elements, of an array whose length is not known yet."""
-
-CHECKSUM_BATCH = 256
-"""Zarr chunks whose checksums are read at a time; from a remote store at once."""
 
 _CONFIG: Any = {"order": "C", "write_empty_chunks": True}  # a chunk that is not written looks like a missing one
 _FAST_PIPELINE = "zarrs.ZarrsCodecPipeline"
@@ -81,6 +81,8 @@ class ChunkedArray:
         Whether the last codec is crc32c.
     dtype : dtype
         Of the elements; a `block_dtype` if they are blocks.
+    table : str
+        Digest of the table of checksums that spdist wrote; empty if there is none.
     """
 
     url: str
@@ -90,6 +92,7 @@ class ChunkedArray:
     metadata: str
     checked: bool
     dtype: np.dtype[Any] = field(compare=False)
+    table: str = ""
 
     @property
     def nchunks(self) -> int:
@@ -136,7 +139,9 @@ class ChunkedArray:
     def _decode(self, k0: int, k1: int, out: ValueArray | None = None) -> ValueArray:
         """Decode Zarr chunks ``[k0:k1)``, into `out` if it is given, and return their elements."""
         if k1 > self.nchunks:
-            raise self._missing(max(k0, self.nchunks))
+            raise self.files.error(max(k0, self.nchunks), "is missing")
+        if is_local(self.url):
+            self._look(k0, k1)
         array = _open_array(self.url, self.name, self.metadata)
         prototype = default_buffer_prototype() if out is None else _into(out)
         wanted = slice(k0 * self.chunk, k1 * self.chunk)
@@ -148,6 +153,14 @@ class ChunkedArray:
             out[:] = found
         self._require(k0, found, array.metadata.fill_value)
         return found
+
+    def _look(self, k0: int, k1: int) -> None:
+        """Check the files of Zarr chunks before zarrs decodes them: it would wait for a FIFO, and trusts all sizes."""
+        if self.table:
+            self.check_places(k0, k1)
+        else:
+            for k in range(k0, k1):
+                self.files.check_decoded_size(k, codecs_of(self.metadata, self.chunk_nbytes))
 
     def write_chunks(self, k: int, values: ValueArray) -> None:
         """Write Zarr chunks `k`, `k` + 1, ... from `values`; pad the last chunk with zeros."""
@@ -163,67 +176,78 @@ class ChunkedArray:
 
     def key(self, k: int) -> str:
         """Return Zarr's key of chunk `k`, relative to the matrix."""
-        metadata = _open_array(self.url, self.name, self.metadata).metadata
-        return f"{self.name}/{metadata.encode_chunk_key((k,) + (0,) * (len(metadata.shape) - 1))}"
+        return self.files.key(k)
 
-    def checksums(self) -> Iterator[bytes]:
-        """Yield for each Zarr chunk its stored crc32c, or a digest of its bytes if it has no crc32c.
+    @property
+    def files(self) -> ChunkFiles:
+        """The files that the Zarr chunks are in."""
+        return _chunk_files(self.url, self.name, self.metadata)
+
+    def stored_checksums(self, first: int, last: int) -> Table:
+        """Return the last four bytes of Zarr chunks ``[first:last)``, their crc32c, as numbers.
+
+        Only regular files are read, so that nothing waits for a writer.
 
         Raises
         ------
         CorruptError
-            At the first chunk that is missing.
+            If a Zarr chunk is missing, truncated, or no regular file; names array and Zarr chunk.
         """
-        store = open_store(self.url)
-        for k in range(0, self.nchunks, CHECKSUM_BATCH):
-            ids = range(k, min(k + CHECKSUM_BATCH, self.nchunks))
-            if is_local(self.url):
-                yield from map(self._local_checksum, ids)
-            else:
-                yield from sync(self._remote_checksums(store, ids))
+        return self.files.checksums(first, last)
 
-    def _local_checksum(self, k: int) -> bytes:
-        path = f"{local_path(self.url)}/{self.key(k)}"
-        try:
-            if not self.checked:
-                with Path(path).open("rb") as file:
-                    return hashlib.file_digest(file, "blake2b").digest()
-            descriptor = os.open(path, os.O_RDONLY)  # a file object takes several times as long
-        except FileNotFoundError as error:
-            raise self._missing(k) from error
-        except PermissionError as error:
-            raise unreadable(path) from error
-        try:
-            size = os.fstat(descriptor).st_size
-            return os.pread(descriptor, 4, max(size - 4, 0)) + size.to_bytes(8, "little")
-        finally:
-            os.close(descriptor)
+    def expected(self) -> Table:
+        """Return the array's table of checksums.
 
-    async def _remote_checksums(self, store: Store, ids: range) -> list[bytes]:
-        span = SuffixByteRequest(4) if self.checked else None
-        prototype = default_buffer_prototype()
-        found = await asyncio.gather(*(store.get(self.key(k), prototype, span) for k in ids))
-        for k, buffer in zip(ids, found, strict=True):
-            if buffer is None:
-                raise self._missing(k)
-        raw = [cast(Any, buffer).to_bytes() for buffer in found]
-        return raw if self.checked else [hashlib.blake2b(chunk).digest() for chunk in raw]
+        Raises
+        ------
+        CorruptError
+            If the table is missing or damaged.
+        """
+        return read_table(self.url, self.name, self.table, self.nchunks)
+
+    def check_places(self, first: int = 0, last: int | None = None) -> Table:
+        """Compare the checksums in which Zarr chunks ``[first:last)``, by default all, end with the array's table.
+
+        Returns
+        -------
+        (last - first,) uint32
+            The checksums.
+
+        Raises
+        ------
+        CorruptError
+            At the first Zarr chunk that is missing, altered or in another's place; or if the table is damaged.
+        """
+        last = self.nchunks if last is None else last
+        wanted = self.expected()
+        found = self.stored_checksums(first, last)
+        wrong = np.flatnonzero(found != wanted[first:last])
+        if len(wrong):
+            raise self.files.error(first + int(wrong[0]), _misplaced(int(found[wrong[0]]), wanted))
+        return found
+
+    def digests(self) -> Iterator[bytes]:
+        """Yield bytes that differ where Zarr chunks do: checksums, or digests of whole Zarr chunks without checksums.
+
+        Raises
+        ------
+        CorruptError
+            At the first Zarr chunk that is missing, or that is not the one in the array's table.
+        """
+        if self.table:
+            yield self.check_places().tobytes()
+        elif self.checked:
+            yield self.stored_checksums(0, self.nchunks).tobytes()
+        else:
+            yield from self.files.digests(0, self.nchunks, codecs_of(self.metadata, self.chunk_nbytes))
 
     def _require(self, k0: int, found: ValueArray, fill: object) -> None:
         """Check that the file of each Zarr chunk exists whose elements are all `fill`, as a missing one reads."""
-        if not is_local(self.url):
-            return
         glances = found.reshape(len(found) // self.chunk, self.chunk, -1)[:, :GLANCE]
         suspects = range(len(glances)) if fill else np.flatnonzero(~glances.any(axis=(1, 2)))
         for k in suspects:
-            if not os.access(local_path(self.url) / self.key(k0 + int(k)), os.F_OK):
-                raise self._missing(k0 + int(k))
-
-    def _missing(self, k: int) -> CorruptError:
-        return CorruptError(
-            f"{self.url}: chunk {k} of array '{self.name}' ({self.key(k)}) is missing; restore it from a copy or "
-            f"write the matrix again"
-        )
+            if not self.files.exists(k0 + int(k)):
+                raise self.files.error(k0 + int(k), "is missing")
 
     def _diagnose(self, k0: int, k1: int, error: Exception) -> Exception:
         """Return the error that names the chunk which made a read fail."""
@@ -234,10 +258,7 @@ class ChunkedArray:
             except Exception as cause:
                 if os.strerror(errno.EACCES) in str(cause):  # zarrs passes the system's error on as a RuntimeError
                     return unreadable(f"{self.url}/{self.key(k)}")
-                return CorruptError(
-                    f"{self.url}: chunk {k} of array '{self.name}' ({self.key(k)}) is truncated or altered "
-                    f"({cause}); restore it from a copy or write the matrix again"
-                )
+                return self.files.error(k, f"is truncated or altered ({cause})")
         return error
 
 
@@ -289,7 +310,8 @@ def _open_array(url: str, name: str, metadata: str, *, fast: bool = True) -> zar
     """Return a Zarr array with the given `metadata`, whatever the store holds; cached in the process."""
     document = json.loads(metadata)
     fast = fast and is_local(url) and document["zarr_format"] == 3
-    with zarr.config.set({"codec_pipeline.path": _FAST_PIPELINE if fast else _ZARR_PIPELINE}):
+    with zarr.config.set({"codec_pipeline.path": _FAST_PIPELINE if fast else _ZARR_PIPELINE}), catch_warnings():
+        simplefilter("ignore")  # zarrs says when it leaves codecs that it does not know to Zarr's own pipeline
         return zarr.Array(AsyncArray(metadata=document, store_path=StorePath(open_store(url), name), config=_CONFIG))
 
 
@@ -308,6 +330,23 @@ def _into(out: ValueArray) -> BufferPrototype:
             return cls(waiting.pop()) if fits else super().empty(shape, dtype, order)
 
     return BufferPrototype(buffer=default_buffer_prototype().buffer, nd_buffer=Into)
+
+
+@functools.lru_cache(maxsize=64)
+def _chunk_files(url: str, name: str, metadata: str) -> ChunkFiles:
+    array = _open_array(url, name, metadata).metadata
+    stand_in = 987_654_321  # for the number of a Zarr chunk
+    key = f"{name}/{array.encode_chunk_key((stand_in,) + (0,) * (len(array.shape) - 1))}"
+    prefix, _, suffix = key.rpartition(str(stand_in))
+    return ChunkFiles(url, name, prefix, suffix)
+
+
+def _misplaced(found: int, table: Table) -> str:
+    """Return what is wrong with a Zarr chunk that ends in the checksum `found`, which is another's or nobody's."""
+    owners = np.flatnonzero(table == found)
+    if len(owners):
+        return f"is in another's place: it is Zarr chunk {int(owners[0])} of this array"
+    return f"is not the one that was written: it ends in checksum {found:#010x}, which the array's table lacks"
 
 
 def _new_metadata(dtype: np.dtype[Any], chunk: int, compressed: bool) -> str:
@@ -360,7 +399,7 @@ def compresses(values: ValueArray) -> bool:
     return sample.nbytes > PROBE_RATIO * len(packed)
 
 
-def from_zarr(url: str, name: str, array: zarr.Array[Any], size: tuple[int, ...] = ()) -> ChunkedArray:
+def from_zarr(url: str, name: str, array: zarr.Array[Any], size: tuple[int, ...] = (), table: str = "") -> ChunkedArray:
     """Return a stored Zarr array as a `ChunkedArray`.
 
     Parameters
@@ -370,6 +409,8 @@ def from_zarr(url: str, name: str, array: zarr.Array[Any], size: tuple[int, ...]
     array : zarr.Array
     size : (r, s) or ()
         Rows and columns of the blocks that the array must hold; empty for an array of numbers.
+    table : str
+        Digest of the array's table of checksums; empty if there is none.
 
     Returns
     -------
@@ -381,7 +422,7 @@ def from_zarr(url: str, name: str, array: zarr.Array[Any], size: tuple[int, ...]
         If the array has other dimensions, or its Zarr chunks have unequal lengths or cut blocks.
     """
     metadata = array.metadata
-    if array.shape[1:] != size:
+    if array.ndim != 1 + len(size) or array.shape[1:] != size:
         raise MatrixError(f"{url}: array '{name}' has shape {array.shape}; it must be one of (length, {str(size)[1:]}")
     outer = getattr(metadata.chunk_grid, "chunk_shape", None) if metadata.zarr_format == 3 else metadata.chunks
     if outer is None:
@@ -389,10 +430,17 @@ def from_zarr(url: str, name: str, array: zarr.Array[Any], size: tuple[int, ...]
     if tuple(outer[1:]) != size:
         raise MatrixError(f"{url}: array '{name}' has Zarr chunks of {outer} that cut its blocks; write it again")
     chunk = int(outer[0])
+    if chunk < 1 or chunk * np.dtype(array.dtype).itemsize * math.prod(size) > CHUNK_BYTES:
+        raise MatrixError(
+            f"{url}: array '{name}' has Zarr chunks of {chunk:,} elements; they must hold one at least and "
+            f"{CHUNK_BYTES:,} bytes at most: write it again with others"
+        )
     document = replace(metadata, shape=(-(-max(array.shape[0], 1) // chunk) * chunk, *size)).to_dict()
     codecs = document.get("codecs") or [{}]
     checked = dict(cast(Any, codecs)[-1]).get("name") == "crc32c"
     dtype = np.dtype(array.dtype)
     if size:
         dtype = block_dtype(dtype, (size[0], size[1]))
-    return ChunkedArray(url, name, array.shape[0], chunk, json.dumps(document), checked, dtype)
+    found = ChunkedArray(url, name, array.shape[0], chunk, json.dumps(document), checked, dtype, table)
+    _open_array(url, name, found.metadata)  # codecs that cannot be are an error now, not in the middle of a product
+    return found

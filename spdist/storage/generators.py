@@ -92,6 +92,7 @@ def generate(
     target: str | Path,
     *,
     overwrite: bool = False,
+    steal: bool = False,
     progress: Progress | None = None,
     dtype: npt.DTypeLike = "float64",
     seed: int = 0,
@@ -107,6 +108,8 @@ def generate(
         A path or fsspec URL; gets the matrix when all is written.
     overwrite : bool
         Replace the matrix at `target`.
+    steal : bool
+        Take over from a run on another host that writes `target` and gave no sign of life for a minute.
     progress : callable, optional
         Called as ``progress(done, total)``, in entries; the total may be an estimate.
     dtype : dtype
@@ -139,7 +142,7 @@ def generate(
     note = {name: list(value) if isinstance(value, tuple) else value for name, value in arguments.items()}
     facts = {"provenance": {"command": "generate", "kind": kind, "seed": seed, **note}}
     report = progress or ignore_progress
-    with staged_matrix(target, overwrite=overwrite) as stage:
+    with staged_matrix(target, overwrite=overwrite, steal=steal) as stage:
         rows = KINDS[kind].function(Request(stage, values, seed), **arguments)
         writer = MatrixWriter(stage.url, rows.ncols, values, facts)
         for block in rows.blocks:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,18 +16,94 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.errors import GroupNotFoundError
 
-from spdist.errors import MatrixError
+from spdist.errors import CorruptError, InputError, MatrixError, SpdistError, one_line
 from spdist.matrices.dtypes import ValueArray
 from spdist.storage import locations
+from spdist.storage.checksums import Table, digest_of, read_small, write_table
 from spdist.storage.chunked_array import CHUNK_LENGTH, ChunkedArray, compresses, from_zarr, new_array
 from spdist.storage.locations import unreadable
+from spdist.storage.lock import readable_place
+from spdist.units import format_bytes
 
 ARRAYS = ("indptr", "indices", "data")
 """Names of the arrays of a matrix."""
 
+SEAL_VERSION = 1
+"""Version of the seal, which is one of spdist's facts: digests of metadata and of tables of checksums."""
+
+METADATA_FILES = ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata")
+"""Names of the files in which Zarr keeps metadata, of version 3 and 2."""
+
+METADATA_BYTES = 16 << 20
+"""Bytes of the longest metadata file that is read: parsed JSON takes twenty times as much memory."""
+
+
+@contextmanager
+def clear_zarr_errors(url: str, name: str = "") -> Iterator[None]:
+    """Turn whatever Zarr raises on damaged metadata into one line that names the file.
+
+    Wrap calls of Zarr's only, so that an error of spdist's own is not taken for a damaged file.
+
+    Parameters
+    ----------
+    url : str
+        The group.
+    name : str
+        The array in it whose metadata are read; empty for those of the group.
+
+    Raises
+    ------
+    MatrixError
+        In place of every error but spdist's own.
+    """
+    try:
+        yield
+    except SpdistError:
+        raise
+    except PermissionError as error:
+        raise unreadable(url) from error
+    except Exception as error:  # on bad JSON, wrong types, missing keys Zarr raises nearly every type that there is
+        file = "/".join(filter(None, (url, name, "zarr.json")))
+        raise MatrixError(
+            f"{file}: Zarr metadata that cannot be read ({type(error).__name__}: {one_line(error)}); restore it from a "
+            f"copy or write the matrix again"
+        ) from error
+
+
+def check_metadata_files(url: str, names: tuple[str, ...] = ARRAYS) -> None:
+    """Refuse local metadata files that would hang a reader or fill its memory: pipes, devices, gigabytes of JSON.
+
+    Parameters
+    ----------
+    url : str
+        The group.
+    names : tuple of str
+        Arrays in it.
+
+    Raises
+    ------
+    MatrixError
+        Names the file.
+    """
+    if not locations.is_local(url):
+        return
+    root = locations.local_path(url)
+    for path in (root / name / file for name in ("", *names) for file in METADATA_FILES):
+        try:
+            found = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise MatrixError(f"{path}: cannot be read ({error.strerror}); restore it from a copy") from error
+        if not stat.S_ISREG(found.st_mode):
+            raise MatrixError(f"{path}: is no ordinary file; restore it from a copy")
+        if found.st_size > METADATA_BYTES:
+            size = f"{format_bytes(found.st_size)}, more than {format_bytes(METADATA_BYTES)}"
+            raise MatrixError(f"{path}: Zarr metadata of {size}; restore it from a copy or write the matrix again")
+
 
 def begin(url: str, facts: dict[str, Any]) -> None:
-    """Create an unfinished group at `url`.
+    """Create an unfinished group at `url`; killed at any moment, a run leaves the whole group or nothing at `url`.
 
     Parameters
     ----------
@@ -31,7 +111,14 @@ def begin(url: str, facts: dict[str, Any]) -> None:
     facts : dict
         Kept under the attribute ``spdist``, with the state ``unfinished``.
     """
-    zarr.create_group(locations.open_store(url), attributes={"spdist": {**facts, "state": "unfinished"}})
+    attributes = {"spdist": {**facts, "state": "unfinished"}}
+    if not locations.is_local(url) or locations.exists(url):
+        zarr.create_group(locations.open_store(url), attributes=attributes)
+        return
+    place = f"{url}.spdist-begin"
+    locations.discard(place)
+    zarr.create_group(locations.open_store(place), attributes=attributes)
+    locations.local_path(place).rename(locations.local_path(url))
 
 
 def read_facts(url: str) -> dict[str, Any]:
@@ -42,57 +129,28 @@ def read_facts(url: str) -> dict[str, Any]:
     MatrixError
         If the system denies reading the group.
     """
+    return facts_of(read_attributes(url))
+
+
+def read_attributes(url: str) -> dict[str, Any]:
+    """Return the attributes of the group at `url`, unchecked; an empty dictionary if there is no group.
+
+    Raises
+    ------
+    MatrixError
+        If the system denies reading the group.
+    """
     try:
         if not locations.exists(url):
             return {}
-        attributes = zarr.open_group(locations.open_store(url), mode="r").attrs.asdict()
+        check_metadata_files(url, ())
+        return zarr.open_group(locations.open_store(url), mode="r", use_consolidated=False).attrs.asdict()
     except PermissionError as error:
         raise unreadable(url) from error
-    except (GroupNotFoundError, FileNotFoundError, NotADirectoryError, ValueError):
+    except Exception as error:  # nothing that Zarr can read is there
+        if isinstance(error, InputError) and not isinstance(error, MatrixError):
+            raise  # the storage does not answer
         return {}
-    return cast(dict[str, Any], attributes.get("spdist", {}))
-
-
-def write_note(url: str, name: str, content: bytes) -> None:
-    """Write the small file ``spdist-<name>`` into an unfinished group; an older one is replaced in one step.
-
-    Parameters
-    ----------
-    url : str
-        An unfinished group.
-    name : str
-        Of the note; the file is ``spdist-<name>``.
-    content : bytes
-    """
-    store = locations.open_store(url)
-    sync(store.set(f"spdist-{name}", default_buffer_prototype().buffer.from_bytes(content)))
-
-
-def read_note(url: str, name: str) -> bytes | None:
-    """Return the content that `write_note` wrote; None if there is no such file.
-
-    Parameters
-    ----------
-    url, name : str
-        As for `write_note`.
-
-    Returns
-    -------
-    bytes or None
-    """
-    found = sync(locations.open_store(url).get(f"spdist-{name}", default_buffer_prototype()))
-    return None if found is None else found.to_bytes()
-
-
-def remove_note(url: str, name: str) -> None:
-    """Delete the file that `write_note` wrote.
-
-    Parameters
-    ----------
-    url, name : str
-        As for `write_note`.
-    """
-    sync(locations.open_store(url).delete(f"spdist-{name}"))
 
 
 def read(url: str) -> tuple[dict[str, Any], dict[str, zarr.Array[Any]]]:
@@ -101,26 +159,117 @@ def read(url: str) -> tuple[dict[str, Any], dict[str, zarr.Array[Any]]]:
     Raises
     ------
     MatrixError
-        If there is no group, or the system denies reading it.
+        If there is no group, the system denies reading it, or its metadata are damaged.
+    CorruptError
+        If metadata are not what was written; names the file.
     """
-    try:
-        there = locations.exists(url)
-        group = zarr.open_group(locations.open_store(url), mode="r") if there else None
-    except PermissionError as error:
-        raise unreadable(url) from error
-    except (GroupNotFoundError, FileNotFoundError, NotADirectoryError, ValueError) as error:
-        raise MatrixError(f"{url}: not a Zarr group; convert files with `spdist import`") from error
-    if group is None:
-        raise MatrixError(f"{url}: there is no such matrix")
-    try:
-        members = {name: member for name in ARRAYS if isinstance(member := group.get(name), zarr.Array)}
-    except PermissionError as error:
-        raise unreadable(url) from error
-    return group.attrs.asdict(), members
+    group = _open_group(url)
+    with clear_zarr_errors(url):
+        attributes = group.attrs.asdict()
+    check_seal(url, attributes)
+    members = {}
+    for name in ARRAYS:
+        with clear_zarr_errors(url, name):
+            if isinstance(member := group.get(name), zarr.Array):
+                members[name] = member
+    return attributes, members
 
 
-def finish_group(url: str, arrays: list[tuple[ChunkedArray, int]], attributes: dict[str, Any]) -> None:
-    """Finish a group: write the metadata of its arrays, then replace its attributes.
+def _open_group(url: str) -> zarr.Group:
+    """Return the group at `url`; raise MatrixError if there is none, or its metadata are damaged."""
+    store = locations.open_store(url)
+    with clear_zarr_errors(url):
+        if not locations.exists(url):
+            raise MatrixError(f"{url}: there is no such matrix")
+        check_metadata_files(url)
+        try:
+            return zarr.open_group(store, mode="r", use_consolidated=False)
+        except (GroupNotFoundError, FileNotFoundError, NotADirectoryError) as error:
+            raise MatrixError(f"{url}: not a Zarr group; convert files with `spdist import`") from error
+
+
+def facts_of(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return the attribute ``spdist`` of a group; an empty dictionary if there is none."""
+    facts = attributes.get("spdist")
+    return facts if isinstance(facts, dict) else {}
+
+
+def check_seal(url: str, attributes: dict[str, Any]) -> None:
+    """Compare the metadata of a group, and those of its arrays, with the digests in its seal, if it has one.
+
+    Parameters
+    ----------
+    url : str
+    attributes : dict
+        Of the group.
+
+    Raises
+    ------
+    CorruptError
+        If metadata are not what was written; names the first such file.
+    MatrixError
+        If a later spdist wrote the seal.
+    """
+    for error in broken_seals(url, attributes):
+        raise error
+
+
+def broken_seals(url: str, attributes: dict[str, Any]) -> Iterator[SpdistError]:
+    """Yield an error for each file of metadata that is not what was written; `check_seal` describes them."""
+    seal = facts_of(attributes).get("seal")
+    if seal is None:
+        return
+    if not isinstance(seal, dict) or _attributes_digest(attributes) != seal.get("group"):
+        if isinstance(seal, dict) and isinstance(version := seal.get("version"), int) and version > SEAL_VERSION:
+            yield MatrixError(f"{url}: its seal has version {version}, not {SEAL_VERSION}: read it by a later spdist")
+            return
+        yield _edited(f"{url}/zarr.json", "attributes are not")
+        return
+    for name, digests in seal["arrays"].items():
+        path = f"{url}/{name}/zarr.json"
+        try:
+            document = json.loads(read_small(url, f"{name}/zarr.json"))
+            if _document_digest(document) != digests["metadata"]:
+                yield _edited(path, "metadata are not")
+        except PermissionError:
+            yield unreadable(path)
+        except (FileNotFoundError, NotADirectoryError):
+            yield CorruptError(f"{path}: is missing; restore it from a copy or write the matrix again")
+        except (OSError, ValueError, RecursionError):  # of JSON nested too deep
+            yield _edited(path, "metadata are not")
+
+
+def _edited(path: str, what: str) -> CorruptError:
+    return CorruptError(f"{path}: the {what} what spdist wrote; restore it from a copy or write the matrix again")
+
+
+def table_digest(attributes: dict[str, Any], name: str) -> str:
+    """Return the digest of the table of checksums of array `name`; empty if the group has no seal."""
+    seal = facts_of(attributes).get("seal")
+    return cast(str, seal["arrays"][name]["checksums"]) if seal else ""
+
+
+def _document_digest(document: Any) -> str:
+    """Return a digest of an array's metadata; of the attributes others may add, none counts."""
+    if isinstance(document, dict):
+        document = {key: value for key, value in document.items() if key != "attributes"}
+    return digest_of(json.dumps(document, sort_keys=True).encode())
+
+
+def _attributes_digest(attributes: dict[str, Any]) -> str:
+    """Return a digest of a group's attributes, the digests of its arrays included."""
+    facts = attributes["spdist"]
+    seal = {key: value for key, value in facts["seal"].items() if key != "group"}
+    return digest_of(json.dumps(attributes | {"spdist": facts | {"seal": seal}}, sort_keys=True).encode())
+
+
+def finish_group(
+    url: str,
+    arrays: list[tuple[ChunkedArray, int]],
+    attributes: dict[str, Any],
+    tables: dict[str, Table] | None = None,
+) -> None:
+    """Finish a group: write metadata and checksums of its arrays, then replace its attributes, which seal all.
 
     Parameters
     ----------
@@ -128,13 +277,28 @@ def finish_group(url: str, arrays: list[tuple[ChunkedArray, int]], attributes: d
     arrays : list of (ChunkedArray, int)
         The arrays written, and the length of each in elements.
     attributes : dict
+        With the attribute ``spdist``, which gets the seal.
+    tables : dict, optional
+        Checksums of the Zarr chunks of each array; by default they are read from storage.
+
+    Raises
+    ------
+    CorruptError
+        If a Zarr chunk is missing.
     """
-    group = zarr.open_group(locations.open_store(url), mode="r+")
+    group = zarr.open_group(locations.open_store(url), mode="r+", use_consolidated=False)
+    sealed = {}
     for array, length in arrays:
         document = json.loads(array.metadata)
         document["shape"] = [length, *document["shape"][1:]]
+        whole = replace(array, length=length)
+        table = whole.stored_checksums(0, whole.nchunks) if tables is None else tables[array.name]
+        sealed[array.name] = {"metadata": _document_digest(document), "checksums": write_table(url, array.name, table)}
         buffer = default_buffer_prototype().buffer.from_bytes(json.dumps(document, indent=2).encode())
         sync(locations.open_store(url).set(f"{array.name}/zarr.json", buffer))
+    seal = {"version": SEAL_VERSION, "arrays": sealed}
+    attributes = json.loads(json.dumps(attributes | {"spdist": {**attributes["spdist"], "seal": seal}}))
+    attributes["spdist"]["seal"]["group"] = _attributes_digest(attributes)
     group.attrs.put(attributes)
 
 
@@ -172,12 +336,17 @@ def read_arrays(url: str | Path) -> tuple[dict[str, ValueArray], dict[str, Any]]
     CorruptError
         If a Zarr chunk is missing, truncated or altered.
     """
-    location = locations.normalise(url)
+    location = readable_place(locations.normalise(url))
     attributes, _ = read(location)
-    shapes = attributes.get("spdist", {}).get("shapes", {})
-    group = zarr.open_group(locations.open_store(location), mode="r")
+    with clear_zarr_errors(location):
+        shapes: dict[str, list[int]] = dict(facts_of(attributes).get("shapes", {}))
+    check_metadata_files(location, tuple(shapes))
     arrays = {}
     for name, shape in shapes.items():
-        array = from_zarr(location, name, cast("zarr.Array[Any]", group[name]))
-        arrays[name] = np.array(array.read(0, array.length)).reshape(shape)
+        with clear_zarr_errors(location, name):
+            group = zarr.open_group(locations.open_store(location), mode="r", use_consolidated=False)
+            array = from_zarr(location, name, cast("zarr.Array[Any]", group[name]), (), table_digest(attributes, name))
+        values = np.array(array.read(0, array.length))
+        with clear_zarr_errors(location):
+            arrays[name] = values.reshape(shape)
     return arrays, attributes

@@ -1,17 +1,35 @@
-"""Locations of matrices, which are paths or fsspec URLs: open the store, look, move, remove."""
+"""Locations of matrices, which are paths or fsspec URLs: open the store, look, remove."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from zarr.abc.store import Store
+from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore
 
-from spdist.errors import InputError, MatrixError
+from spdist.errors import InputError, MatrixError, SpdistError, one_line
+
+REMOTE_SECONDS = 15.0
+"""Seconds within which a remote storage must answer a first question."""
+
+CONNECT_SECONDS = 8
+"""Seconds to connect to an S3 endpoint, three times at most."""
+
+OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
+"""Protocols of object stores."""
+
+FAMILY = ".spdist-"
+"""What follows a target's name in the names of all other places that belong to it."""
 
 
 def is_local(url: str) -> bool:
@@ -47,7 +65,7 @@ def normalise(url: str | Path) -> str:
     Raises
     ------
     InputError
-        If `url` is neither text nor a path.
+        If `url` is neither text nor a path, or no file can have that name.
 
     Examples
     --------
@@ -56,8 +74,41 @@ def normalise(url: str | Path) -> str:
     """
     if not isinstance(url, str | os.PathLike):
         raise InputError(f"{url!r} is no path and no URL: write for instance 'C.zarr'")
-    text = str(url).rstrip("/")
-    return str(local_path(text).resolve()) if is_local(text) else text
+    text = str(url).rstrip("/") or "/"
+    if not is_local(text):
+        return text
+    try:
+        text.encode()  # zarrs takes no other names
+        path = local_path(text).resolve()
+        path.exists()  # a name that is too long raises
+    except (OSError, RuntimeError, ValueError) as error:  # links that go round in a circle, a zero byte
+        problem = getattr(error, "strerror", None) or getattr(error, "reason", None) or str(error)
+        raise InputError(f"{one_line(text, 100)}: cannot be a path ({one_line(problem, 60)}); name another") from error
+    return str(path)
+
+
+def family_of(url: str) -> str:
+    """Return the target to which a place belongs: ``C.zarr`` for ``C.zarr.spdist-new``, and for itself.
+
+    Examples
+    --------
+    >>> family_of("/data/C.zarr.spdist-new.spdist-columns"), family_of("/data/C.zarr")
+    ('/data/C.zarr', '/data/C.zarr')
+    """
+    folder, slash, name = url.rpartition("/")
+    cut = name.find(FAMILY)
+    return url if cut < 1 else f"{folder}{slash}{name[:cut]}"
+
+
+def storage_options(url: str) -> dict[str, Any]:
+    """Return options of the file system of a URL: no listings from memory, and soon an error if S3 is away."""
+    from fsspec.config import conf
+
+    scheme = url.partition("://")[0]
+    fresh = {} if in_process(url) else {"use_listings_cache": False}  # other processes write there too
+    if scheme not in ("s3", "s3a") or "config_kwargs" in conf.get("s3", {}):
+        return fresh
+    return fresh | {"config_kwargs": {"connect_timeout": CONNECT_SECONDS, "retries": {"max_attempts": 3}}}
 
 
 def open_store(url: str) -> Store:
@@ -73,16 +124,87 @@ def open_store(url: str) -> Store:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # memory:// is not asynchronous; Zarr wraps it and says so each time
-            return FsspecStore.from_url(url)
+            return FsspecStore.from_url(url, storage_options=storage_options(url))
+    except Exception as error:  # each file system of fsspec checks its arguments in its own way
+        raise InputError(f"{one_line(url)}: no file system for this URL: {one_line(error)}") from error
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return the fsspec file system of a URL, and the path in it.
+
+    Raises
+    ------
+    InputError
+        If no file system is installed for the URL.
+    """
+    import fsspec
+
+    try:
+        fs, path = fsspec.core.url_to_fs(url, **storage_options(url))
     except (ImportError, ValueError) as error:
         raise InputError(f"{url}: no file system for this URL: {error}") from error
+    return fs, str(path)
+
+
+def is_object_store(fs: Any) -> bool:
+    """Whether an fsspec file system has no folders, and creates an object exclusively by one conditional request."""
+    names = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+    return not OBJECT_STORES.isdisjoint(names)
+
+
+@contextmanager
+def clear_of_remote_errors(url: str) -> Iterator[None]:
+    """Replace what libraries raise when a remote storage refuses or does not answer by one line.
+
+    Raises
+    ------
+    InputError
+        If there is no such bucket, access is denied, or nothing answers.
+    """
+    try:
+        yield
+    except SpdistError:
+        raise
+    except Exception as error:
+        if is_local(url) or in_process(url):
+            raise
+        problem = str(error).replace("\n", " ") or type(error).__name__
+        if isinstance(error, TimeoutError):
+            problem = f"no answer within {REMOTE_SECONDS:.0f} s"
+        raise InputError(
+            f"{url}: the storage cannot be used ({problem}); check the URL, the endpoint and the credentials"
+        ) from error
 
 
 def exists(url: str) -> bool:
-    """Whether anything exists at `url`."""
+    """Whether anything exists at `url`.
+
+    Raises
+    ------
+    InputError
+        If a remote storage refuses or does not answer.
+    """
     if is_local(url):
         return local_path(url).exists()
-    return not sync(open_store(url).is_empty(""))
+    with clear_of_remote_errors(url):
+        return not sync(open_store(url).is_empty(""), timeout=_patience(url))
+
+
+def read_object(url: str, key: str) -> bytes | None:
+    """Return an object of the Zarr store at a remote URL; None if there is none.
+
+    Raises
+    ------
+    InputError
+        If the storage refuses or does not answer.
+    """
+    with clear_of_remote_errors(url):
+        found = sync(open_store(url).get(key, default_buffer_prototype()), timeout=_patience(url))
+    return None if found is None else found.to_bytes()
+
+
+def _patience(url: str) -> float | None:
+    return None if in_process(url) else REMOTE_SECONDS
 
 
 def remove(url: str) -> None:
@@ -93,44 +215,51 @@ def remove(url: str) -> None:
         sync(open_store(url).delete_dir(""))
 
 
-def move(source: str, target: str) -> None:
-    """Move `source` to `target`, replacing anything at `target`.
+def discard(url: str) -> None:
+    """Delete a file or a folder, or as much of it as the system lets us; nothing may be there."""
+    if not is_local(url):
+        fs, path = file_system(url)
+        with suppress(FileNotFoundError):
+            fs.rm(path, recursive=True)
+        return
+    place = local_path(url)
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            place.unlink()
 
-    On a local file system this is one rename, and if it fails the old target is restored. A remote target is deleted
-    first.
+
+def any_there(url: str) -> bool:
+    """Whether anything is at a place, be it a link that leads nowhere."""
+    return os.path.lexists(local_path(url)) if is_local(url) else exists(url)
+
+
+def relatives(target: str) -> list[str]:
+    """Return all places that belong to a target, besides itself: what runs keep there, or left.
 
     Parameters
     ----------
-    source, target : str
-        Two paths on one file system, or two URLs of one fsspec file system.
+    target : str
+        Normalised.
 
-    Raises
-    ------
-    OSError
-        If the local rename fails.
+    Returns
+    -------
+    list of str
+        Sorted.
     """
+    name = target.rpartition("/")[2] + FAMILY
     if is_local(target):
-        old = local_path(target)
-        if old.exists():
-            backup = old.with_name(old.name + ".spdist-old")
-            if backup.exists():  # a process was killed between the two renames
-                shutil.rmtree(backup)
-            old.rename(backup)
-            try:
-                local_path(source).rename(old)
-            except BaseException:
-                backup.rename(old)
-                raise
-            shutil.rmtree(backup)
-        else:
-            local_path(source).rename(old)
-        return
-    import fsspec
-
-    fs, path = fsspec.core.url_to_fs(target)
-    if fs.exists(path):
-        fs.rm(path, recursive=True)
-    fs.mv(fsspec.core.url_to_fs(source)[1], path, recursive=True)
+        folder = local_path(target).parent
+        return sorted(str(folder / entry) for entry in os.listdir(folder) if entry.startswith(name))  # noqa: PTH208
+    fs, path = file_system(target)
+    try:
+        found = fs.ls(path.rpartition("/")[0], detail=False)
+    except FileNotFoundError:
+        return []
+    parent = target.rpartition("/")[0]
+    names = {str(entry).rstrip("/").rpartition("/")[2] for entry in found}
+    return sorted(f"{parent}/{entry}" for entry in names if entry.startswith(name))
 
 
 def stored_bytes(url: str) -> int:
@@ -143,3 +272,32 @@ def stored_bytes(url: str) -> int:
 def unreadable(url: str) -> MatrixError:
     """Return the error to raise when the system denies reading `url`."""
     return MatrixError(f"{url}: may not be read (permission denied): ask whoever owns it for access")
+
+
+def open_regular(path: str) -> tuple[int, int]:
+    """Open a regular file for reading; never wait, as opening a FIFO or a device may.
+
+    Parameters
+    ----------
+    path : str
+
+    Returns
+    -------
+    descriptor, size : int
+        The open file, to be closed by the caller, and its bytes.
+
+    Raises
+    ------
+    OSError
+        If there is no such file; a `NotRegularError` if it is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode):
+        os.close(descriptor)
+        raise NotRegularError(errno.EINVAL, "is no regular file", path)
+    return descriptor, facts.st_size
+
+
+class NotRegularError(OSError):
+    """Something else than a regular file, a FIFO for instance, is where a file is expected."""

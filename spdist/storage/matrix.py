@@ -5,11 +5,13 @@ and the attributes ``encoding-type``, ``encoding-version`` and ``shape``. Facts 
 in the one attribute ``spdist``. A block matrix is a group of SciPy's BSR arrays in spdist's own encoding
 ``bsr_matrix``: `data` has three dimensions, ``block-size`` is an attribute, ``shape`` counts rows and columns. Its
 values in memory are blocks (`dtypes.block_dtype`), and rows, columns and entries are block rows, block columns and
-blocks. Three rules keep wrong bytes out of a product:
+blocks. Four rules keep wrong bytes out of a product:
 
 * Every Zarr chunk ends in Zarr's own crc32c codec, and is always read **whole**: a pipeline that decodes part of a
   chunk does not check it. `ChunkedArray` therefore sees an array as if its length were a multiple of the chunk length.
 * A missing chunk reads as zeros in Zarr, so `fingerprint` looks for every chunk before work starts and `read` again.
+* A Zarr chunk in another's place has a sound checksum: each array has a table that says which checksum belongs where,
+  and the group's attributes hold digests of the tables and of all metadata (`groups.check_seal`).
 * The arrays' metadata and the encoding attributes are written last: an unfinished matrix is no matrix to any reader.
 """
 
@@ -24,13 +26,14 @@ from typing import Any
 
 import numpy as np
 
-from spdist.errors import InputError, MatrixError
+from spdist.errors import InputError, MatrixError, one_line
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, blocksize, check_dtype, index_dtype, number_dtype
 from spdist.storage import groups, locations
 from spdist.storage.chunked_array import ChunkedArray, from_zarr
 from spdist.storage.groups import ARRAYS
+from spdist.storage.lock import readable_place
 
 READ_CHUNKS = 2
 """Zarr chunks that one read of scattered rows decodes at a time, of each array."""
@@ -55,6 +58,8 @@ class MatrixHeader:
     indptr, indices, data : ChunkedArray
     facts : dict
         The attribute ``spdist``: state and provenance.
+    known : str
+        The fingerprint, if this matrix from elsewhere was checked whole before this call's work; empty otherwise.
     """
 
     url: str
@@ -63,6 +68,7 @@ class MatrixHeader:
     indices: ChunkedArray
     data: ChunkedArray
     facts: dict[str, Any] = field(compare=False)
+    known: str = field(default="", compare=False)
 
     def __repr__(self) -> str:
         size = f"{self.full_shape[0]:,} x {self.full_shape[1]:,}, {number_dtype(self.dtype)}"
@@ -113,8 +119,8 @@ class MatrixHeader:
 
     @property
     def ours(self) -> bool:
-        """Whether spdist wrote the matrix in canonical form; any other matrix is checked before it is multiplied."""
-        return bool(self.facts.get("canonical"))
+        """Whether the matrix is canonical: spdist wrote and sealed it so, or it was checked whole."""
+        return bool(self.known or (self.facts.get("canonical") and self.facts.get("seal")))
 
 
 @dataclass(frozen=True, repr=False)
@@ -267,7 +273,7 @@ class StoredMatrix(MatrixHeader):
         _check_stored(self)
 
     def fingerprint(self) -> str:
-        """Return a digest of the content, and raise if a Zarr chunk is missing.
+        """Return a digest of the content, and raise if a Zarr chunk is missing or not the one that was written.
 
         The digest is of the chunks' stored checksums, so that it costs one small read a chunk; a matrix without
         checksums is read whole.
@@ -275,13 +281,15 @@ class StoredMatrix(MatrixHeader):
         Raises
         ------
         CorruptError
-            Names the first Zarr chunk that is missing.
+            Names the first Zarr chunk that is missing, altered or in another's place.
         """
+        if self.known:
+            return self.known
         kind = self.dtype.str if blocksize(self.dtype) is None else str(self.dtype)
         digest = hashlib.blake2b(repr((self.shape, kind)).encode(), digest_size=16)
         for array in (self.indptr, self.indices, self.data):
-            for checksum in array.checksums():
-                digest.update(checksum)
+            for part in array.digests():
+                digest.update(part)
         return digest.hexdigest()
 
 
@@ -325,7 +333,9 @@ def _check_stored(m: StoredMatrix) -> None:
     for start, stop, offsets in m.row_blocks(4 * m.indices.chunk):
         first, last = int(offsets[0]), int(offsets[-1])
         if first != end or np.any(np.diff(offsets) < 0) or last > m.nnz:
-            raise MatrixError(f"{m.url}: indptr does not rise from 0 to {m.nnz:,} in rows {start:,}-{stop:,}")
+            raise MatrixError(
+                f"{m.url}: indptr does not rise from 0 to the {m.nnz:,} entries there are, in rows {start:,}-{stop:,}"
+            )
         end = last
         indices = m.read_indices(first, last)
         check_canonical(CSR(offsets - first, indices, indices, (stop - start, m.ncols)), m.url, start)
@@ -381,29 +391,57 @@ def open_matrix(url: str | Path) -> StoredMatrix:
     >>> open_matrix("memory://A.zarr").shape
     (3, 3)
     """
-    url = locations.normalise(url)
+    url = readable_place(locations.normalise(url))
     attributes, members = groups.read(url)
     facts = attributes.get("spdist", {})
+    if not isinstance(facts, dict):
+        raise _damaged(url, "the attribute 'spdist'", facts)
     if facts.get("state") == "unfinished":
         raise MatrixError(f"{url}: an unfinished product; finish it with `spdist multiply A B {url} --resume`")
-    kind = attributes.get("encoding-type")
+    kind = str(attributes.get("encoding-type"))
     if kind == "csc_matrix":
         raise MatrixError(f"{url}: stored by columns (csc_matrix); store it by rows, as csr_matrix")
-    needed = {"csr_matrix": {"shape"}, "bsr_matrix": {"shape", "block-size"}}.get(str(kind))
+    needed = {"csr_matrix": {"shape"}, "bsr_matrix": {"shape", "block-size"}}.get(kind)
     if needed is None or needed - set(attributes) or any(name not in members for name in ARRAYS):
         raise MatrixError(
-            f"{url}: not a sparse matrix: expected a Zarr group with encoding-type csr_matrix, got {kind}"
+            f"{url}: not a sparse matrix: expected a Zarr group with encoding-type csr_matrix, got {one_line(kind)}"
         )
-    shape = (int(attributes["shape"][0]), int(attributes["shape"][1]))
-    indptr, indices = (from_zarr(url, name, members[name]) for name in ARRAYS[:2])
-    size = tuple(map(int, attributes["block-size"])) if kind == "bsr_matrix" else ()
-    data = from_zarr(url, "data", members["data"], size)
+    shape = _two_numbers(url, attributes, "shape", 0)
+    size = _two_numbers(url, attributes, "block-size", 1) if kind == "bsr_matrix" else ()
+    arrays = {}
+    for name in ARRAYS:
+        table = groups.table_digest(attributes, name)
+        with groups.clear_zarr_errors(url, name):
+            arrays[name] = from_zarr(url, name, members[name], size if name == "data" else (), table)
     if size:
         shape = shape[0] // size[0], shape[1] // size[1]
-    check_dtype(data.dtype)
-    if indptr.length != shape[0] + 1 or indices.length != data.length or indices.dtype.kind not in "iu":
+    return _checked(StoredMatrix(url, shape, arrays["indptr"], arrays["indices"], arrays["data"], facts))
+
+
+def _checked(m: StoredMatrix) -> StoredMatrix:
+    """Check that the arrays of a matrix fit together, as far as their metadata say."""
+    check_dtype(m.data.dtype)
+    if m.indptr.length != m.nrows + 1 or m.indices.length != m.data.length:
         raise MatrixError(
-            f"{url}: shape {shape} does not fit arrays of {indptr.length:,} offsets, {indices.length:,} "
-            f"{indices.dtype} indices and {data.length:,} values"
+            f"{m.url}: shape {m.shape} does not fit arrays of {m.indptr.length:,} offsets, {m.indices.length:,} "
+            f"indices and {m.data.length:,} values"
         )
-    return StoredMatrix(url, shape, indptr, indices, data, facts)
+    for array in (m.indptr, m.indices):
+        if array.dtype.kind not in "iu":
+            raise MatrixError(f"{m.url}: array '{array.name}' holds {array.dtype}; it must hold whole numbers")
+    return m
+
+
+def _two_numbers(url: str, attributes: dict[str, Any], name: str, least: int) -> tuple[int, int]:
+    """Return an attribute that must be two whole numbers."""
+    value = attributes[name]
+    pair = isinstance(value, list) and len(value) == 2 and all(type(each) is int for each in value)
+    if not pair or min(value) < least or max(value) >= 1 << 63:
+        raise _damaged(url, f"the attribute '{name}'", value)
+    return value[0], value[1]
+
+
+def _damaged(url: str, what: str, value: object) -> MatrixError:
+    return MatrixError(
+        f"{url}: {what} is {one_line(repr(value), 60)}; restore it from a copy or write the matrix again"
+    )

@@ -23,7 +23,6 @@ class Diagonal:
 
     shape: tuple[int, int]
     url: str = "the diagonal"
-    ours: bool = True
 
     def rows_indices(self, start: int, stop: int) -> CSR:
         """Return rows ``[start:stop)``."""
@@ -137,8 +136,7 @@ class StoredProductSpec:
         if self.mask is None:
             return None
         rows = self.mask.rows_indices(start, stop)
-        if not self.mask.ours:
-            check_canonical(rows, self.mask.url, start)
+        check_canonical(rows, self.mask.url, start)  # kernels write to the places that a mask names
         return rows
 
     def of_rows(self, start: int, stop: int, mask: CSR | None, *, partial: bool = False) -> ProductSpec:

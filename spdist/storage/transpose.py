@@ -26,6 +26,7 @@ def transpose(
     out: str | Path,
     *,
     overwrite: bool = False,
+    steal: bool = False,
     progress: Callable[[int, int], None] = ignore_progress,
     facts: dict[str, Any] | None = None,
 ) -> StoredMatrix:
@@ -39,6 +40,8 @@ def transpose(
         of memory.
     overwrite : bool
         Replace the matrix that is there, once the new one is complete.
+    steal : bool
+        Take over from a run on another host that writes `out` and gave no sign of life for a minute.
     progress : callable, optional
         Called with entries read and entries in all.
     facts : dict, optional
@@ -68,7 +71,7 @@ def transpose(
         yield Entries(rows.indices, numbers, rows.data)
 
     result = _Result((matrix.ncols, matrix.nrows), matrix.nnz, facts or _origin("transpose"))
-    with staged_matrix(out, overwrite=overwrite) as stage:
+    with staged_matrix(out, overwrite=overwrite, steal=steal) as stage:
         _write(matrix, stage, transposed, result, progress)
     return open_matrix(out)
 
@@ -79,6 +82,7 @@ def symmetrize(
     *,
     conjugate: bool = False,
     overwrite: bool = False,
+    steal: bool = False,
     progress: Callable[[int, int], None] = ignore_progress,
 ) -> StoredMatrix:
     """Store a symmetric matrix, given its upper triangle, as ``multiply(..., triangle="upper")`` stores it.
@@ -91,7 +95,7 @@ def symmetrize(
         A path or an fsspec URL. Entries are sorted as by `transpose`, in temporary files of twice the size of C.
     conjugate : bool
         Whether to mirror complex values as their conjugates, for a Hermitian matrix.
-    overwrite, progress
+    overwrite, steal, progress
         As for `transpose`.
 
     Returns
@@ -130,7 +134,7 @@ def symmetrize(
         yield Entries(rows.indices[above], numbers[above], values)
 
     result = _Result(matrix.shape, 2 * matrix.nnz, _origin("symmetrize"))
-    with staged_matrix(out, overwrite=overwrite) as stage:
+    with staged_matrix(out, overwrite=overwrite, steal=steal) as stage:
         _write(matrix, stage, both, result, progress)
     return open_matrix(out)
 
@@ -192,8 +196,7 @@ def transposed_copy(m: StoredMatrix, place: str) -> Iterator[StoredMatrix]:
     StoredMatrix
         The transpose; deleted when the block is left.
     """
-    if locations.exists(place):  # left by a process that was killed
-        locations.remove(place)
+    locations.discard(place)
     try:
         yield transpose(m, place)
     finally:

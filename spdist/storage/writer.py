@@ -12,6 +12,7 @@ import numpy as np
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import ValueArray, blocksize, check_dtype, index_dtype
 from spdist.storage import groups, locations
+from spdist.storage.checksums import Checksums
 from spdist.storage.chunked_array import CHUNK_LENGTH, ChunkedArray, compresses, new_array
 from spdist.storage.groups import ARRAYS
 from spdist.storage.matrix import StoredMatrix, open_matrix
@@ -70,7 +71,9 @@ def _new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, compressed
     return new_array(url, name, dtype, chunk, compressed=compressed)
 
 
-def finish_matrix(layout: Layout, nrows: int, nnz: int, facts: dict[str, Any]) -> StoredMatrix:
+def finish_matrix(
+    layout: Layout, nrows: int, nnz: int, facts: dict[str, Any], checksums: Checksums | None = None
+) -> StoredMatrix:
     """Finish a matrix whose chunks are written: write the metadata of its arrays first, its encoding last.
 
     Parameters
@@ -79,6 +82,8 @@ def finish_matrix(layout: Layout, nrows: int, nnz: int, facts: dict[str, Any]) -
     nrows, nnz : int
     facts : dict
         Provenance, kept under the attribute ``spdist``.
+    checksums : Checksums, optional
+        Of the Zarr chunks; by default they are read from storage.
 
     Returns
     -------
@@ -94,7 +99,8 @@ def finish_matrix(layout: Layout, nrows: int, nnz: int, facts: dict[str, Any]) -
         **({} if size is None else {"block-size": [r, s]}),
         "spdist": {**facts, "state": "complete", "canonical": True},
     }
-    groups.finish_group(layout.url, [(layout.array(name), length) for name, length in lengths], attributes)
+    arrays = [(layout.array(name), length) for name, length in lengths]
+    groups.finish_group(layout.url, arrays, attributes, None if checksums is None else vars(checksums))
     return open_matrix(layout.url)
 
 

@@ -114,16 +114,14 @@ def _reason_to_accept(c: StoredMatrix, spec: StoredProductSpec, recomputed: int)
     ]
     kept = ", ".join(["sorted", *limits])
     unlike = "" if recomputed == c.nrows else "; values of the others were not"
-    return f"{rows} made again by {spec.per_row.semiring.name} equal C; all {c.nrows:,} are {kept}{unlike}"
+    return f"{rows} computed again by {spec.per_row.semiring.name} equal C; all {c.nrows:,} are {kept}{unlike}"
 
 
 def _check_form(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, dtype: np.dtype[Any]) -> None:
     if c.shape != (a.nrows, b.ncols):
         raise WrongProductError(f"C is {c.nrows:,} x {c.ncols:,}, but A times B is {a.nrows:,} x {b.ncols:,}")
     if c.dtype != dtype:
-        raise WrongProductError(
-            f"C holds {c.dtype}, but the product of {a.dtype} and {b.dtype} that was asked for is {dtype}"
-        )
+        raise WrongProductError(f"C holds {c.dtype}, but this product of {a.dtype} and {b.dtype} is {dtype}")
 
 
 # -- every row ---------------------------------------------------------------------------------------------------------
@@ -311,6 +309,6 @@ def _compare(values: ValueArray, expected: _Row, row: int) -> None:
     if not near.all():
         at = int(np.argmin(near))
         raise WrongProductError(
-            f"row {row:,}, column {int(expected.columns[at]):,}: C holds {values[at]}, made again it is "
+            f"row {row:,}, column {int(expected.columns[at]):,}: C holds {values[at]}, computed again it is "
             f"{expected.values[at]}"
         )

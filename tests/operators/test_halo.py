@@ -1,4 +1,4 @@
-"""A matrix cut by rows: shares are whole, and their products with exchanged halos are those of the matrix."""
+"""A matrix cut by rows: shares are whole, and their products with exchanged halos equal the whole matrix's."""
 
 from __future__ import annotations
 

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from spdist.errors import InputError, MatrixError, SpdistError
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR, from_scipy
-from spdist.storage import external_sort, import_export, locations, matrix_market
+from spdist.storage import external_sort, import_export, locations
 from spdist.storage.external_sort import Entries, RowSorter
+from spdist.storage.formats import compressed_rows, matrix_market, npz
 from spdist.storage.import_export import export_matrix, import_matrix
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
@@ -387,7 +388,8 @@ def test_npz_equals_scipy(tmp_path_factory, kind, dtype, shape, compressed, arra
 
 
 def test_npz_blocks_duplicates_and_fortran_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(import_export, "ENTRIES", 16)
+    monkeypatch.setattr(compressed_rows, "ENTRIES", 16)
+    monkeypatch.setattr(npz, "ENTRIES", 16)
     bsr = sp.random(12, 18, 0.3, random_state=np.random.default_rng(0)).tobsr((2, 3))
     dia = sp.dia_matrix((np.asfortranarray(np.arange(24.0).reshape(3, 8)), [-2, 0, 5]), shape=(7, 9))
     data, indices = np.arange(1.0, 41), np.arange(40)[::-1] % 6
@@ -467,7 +469,7 @@ def test_flipped_bit_in_npz(tmp_path):
 
 @pytest.mark.parametrize("kind", ["csr", "csc"])
 def test_h5ad(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(import_export, "ENTRIES", 50)
+    monkeypatch.setattr(compressed_rows, "ENTRIES", 50)
     a = sample(dtype="f4").asformat(kind)
     b = sample(dtype="i8", seed=1).asformat(kind)
     file = tmp_path / "cells.h5ad"

@@ -393,7 +393,7 @@ def test_sbatch_script_ends_when_its_workers_do(long_job, slurm, tmp_path):
 def test_an_answer_instead_of_the_product(run, capsys):
     options = {"semiring": "min_plus", "mask": "A.zarr", "complement": True, "top_n": 3, "threshold": -1}
     assert run(GOOD | options) == 0
-    assert "made again by min_plus" in capsys.readouterr().out
+    assert "computed again by min_plus" in capsys.readouterr().out
     assert np.diff(read("C.zarr").indptr).max() == 3
     for wrong in ("top_n=0", "threshold=high", "complement=maybe", "mask=none.zarr", "semiring=plus_plus"):
         assert run(GOOD | {"out": "D.zarr"}, wrong) == 2

@@ -16,11 +16,24 @@ from urllib.parse import urlsplit
 
 import dask
 import psutil
-from distributed import Client, Future, LocalCluster, Nanny, Scheduler, SchedulerPlugin
+from distributed import Client, Future, LocalCluster, Nanny, Scheduler, SchedulerPlugin, Security, Worker
 from distributed.scheduler import DEFAULT_EXTENSIONS, TaskState, WorkerState
 
 from spdist.engines import GPU_ENGINES
-from spdist.errors import InputError
+from spdist.errors import InputError, SpdistError
+from spdist.scheduler.clusters.addresses import check_address, wait_until_reachable
+from spdist.scheduler.clusters.client import RunClient, close_client, close_cluster, closed_if_interrupted
+from spdist.scheduler.clusters.security import remembered, security_for, temporary_keys
+from spdist.scheduler.clusters.system_limits import check_limits
+from spdist.scheduler.execution.supervision.calls import (
+    addresses,
+    describe,
+    first_cause,
+    kept_handlers,
+    persistent,
+    silenced_dask,
+    within,
+)
 from spdist.scheduler.execution.worker_process import NICE_VARIABLE, gpu_name
 from spdist.scheduler.planner.remote_readers import RemoteReaders
 from spdist.units import check_count
@@ -59,11 +72,14 @@ SHARERS = 3
 """Least number of workers on a host that share a resident B. Pages of shared memory are small, so that filling them
 takes longer than filling private memory; two workers lose more than they save."""
 START_SECONDS = 60
-"""Seconds in which the CPU workers of engine ``hybrid`` should start."""
-CLOSE_SECONDS = 10
-"""Seconds in which a cluster should close."""
-CONNECT_SECONDS = 20
+"""Seconds in which workers of this machine should start, and one second more for each of them; the run goes on without
+CPU workers of engine ``hybrid`` that do not."""
+CONNECT_SECONDS = 15
 """Seconds in which a running scheduler should answer."""
+OPEN = (
+    "the scheduler at %s has no keys: whoever reaches its port, or a worker's, runs code as its owner; see `spdist "
+    "cluster-keys --help`"
+)
 POLL_SECONDS = 0.1
 """Seconds between two looks for workers while there are none."""
 
@@ -86,6 +102,17 @@ class NoSpans:
 
     def heartbeat(self, worker: WorkerState, data: object) -> None:
         """Take no metrics."""
+
+
+class LoopbackWorker(Worker):
+    """A worker in this process, whose page of metrics is for this machine. Dask's own serves it on all networks."""
+
+    def start_http_server(
+        self, routes: Any, dashboard_address: str | None, default_port: int = 0, ssl_options: Any = None
+    ) -> None:
+        """Serve on the loopback address unless another was asked for."""
+        where = dashboard_address or "127.0.0.1:0"
+        super().start_http_server(routes, where, default_port, ssl_options)  # type: ignore[no-untyped-call]
 
 
 class ReleaseStrandedTasks(SchedulerPlugin):
@@ -115,8 +142,11 @@ def connect(
     blocks: int,
     engine: str = "auto",
     host_bytes: int = 1,
+    security: Security | None = None,
 ) -> Iterator[Client]:
     """Yield a client with workers; close what was started for it afterwards.
+
+    Connections between the processes of a cluster that is started here need keys, which are made for it.
 
     Parameters
     ----------
@@ -133,6 +163,8 @@ def connect(
     engine : str
     host_bytes : int
         Bytes of host memory that a worker may take.
+    security : distributed.Security, optional
+        Keys for the running scheduler; see `security_for`.
 
     Yields
     ------
@@ -141,11 +173,14 @@ def connect(
     Raises
     ------
     InputError
-        If no scheduler answers at the address, or there is no GPU for an engine that needs one.
+        If no scheduler answers at the address, it does not take the keys, there is no GPU for an engine that needs one,
+        or this machine's limits are too small for the workers.
+    SpdistError
+        If the workers do not start, or the connection to a running scheduler breaks.
     """
     on_gpu = engine in GPU_ENGINES
     if scheduler is not None:
-        with _remote(scheduler) as client:
+        with _remote(scheduler, security) as client:
             if on_gpu:
                 _check_gpus(client, engine)
             yield client
@@ -155,18 +190,42 @@ def connect(
     count = workers or max(1, min(most, blocks))
     processes = processes and (workers is not None or blocks > 1)
     count = count if processes else 1
-    with dask.config.set(SETTINGS), _without_main_module():
+    if processes:
+        check_limits(count)
+    with dask.config.set(SETTINGS), _without_main_module(), silenced_dask():
         threads = min(MOST_THREADS, max(2, (os.cpu_count() or 1) // count)) if on_gpu else 1
-        cluster = cuda_cluster(count, threads) if count > 1 and on_gpu else local_cluster(count, threads, processes)
+
+        def start() -> LocalCluster:
+            with kept_handlers():
+                if count > 1 and on_gpu:
+                    return cuda_cluster(count, threads)
+                return local_cluster(count, threads, processes)
+
+        what = f"{count} workers of this machine did not start"
+        with _starting(count), closed_if_interrupted():
+            cluster = persistent(lambda: within(START_SECONDS + count, start, what), what)
         client = _client_of(cluster)
         try:
             if engine == "hybrid" and processes:
-                add_cpu_workers(cluster, client, count_cpu_workers(count, host_bytes))
-            yield client
+                with kept_handlers():
+                    add_cpu_workers(cluster, client, count_cpu_workers(count, host_bytes))
+            with remembered(cluster.scheduler_address, cluster.security):
+                yield client
         finally:
-            with contextlib.suppress(Exception):  # a nanny that is restarting its worker can keep close() waiting
-                client.close(timeout=CLOSE_SECONDS)
-                cluster.close(timeout=CLOSE_SECONDS)
+            close_client(client)
+            close_cluster(cluster)
+
+
+@contextlib.contextmanager
+def _starting(count: int) -> Iterator[None]:
+    """Turn an error of the start of workers into one line, with its first cause."""
+    try:
+        yield
+    except (OSError, MemoryError, EOFError) as error:
+        raise SpdistError(
+            f"{count} workers did not start: {describe(first_cause(error))}; start fewer (workers=1), or raise the "
+            f"limits of processes and memory (ulimit -a)"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -226,8 +285,11 @@ def local_cluster(count: int, threads: int, processes: bool) -> LocalCluster:
         memory_limit=0,
         dashboard_address="127.0.0.1:0",
         silence_logs=logging.CRITICAL,
+        death_timeout=START_SECONDS if processes else None,
+        protocol="tls" if processes else "inproc",
+        security=temporary_keys() if processes else None,
         scheduler_kwargs=_scheduler_options(processes),
-        **({"preload": PRELOAD} if processes else {}),
+        **({"preload": PRELOAD} if processes else {"worker_class": LoopbackWorker}),
     )
 
 
@@ -262,6 +324,9 @@ def cuda_cluster(count: int, threads: int) -> LocalCluster:
         device_memory_limit=None,  # the plan bounds GPU memory; nothing is spilled
         dashboard_address="127.0.0.1:0",
         silence_logs=logging.CRITICAL,
+        death_timeout=START_SECONDS,
+        protocol="tls",
+        security=temporary_keys(),
         scheduler_kwargs=_scheduler_options(True),
         preload=PRELOAD,
     )
@@ -305,6 +370,7 @@ def add_cpu_workers(cluster: LocalCluster, client: Client, count: int) -> None:
         "memory_limit": 0,
         "env": {"CUDA_VISIBLE_DEVICES": "", NICE_VARIABLE: str(CORE_NICE)},
         "preload": PRELOAD,
+        "security": cluster.security,
         "silence_logs": logging.CRITICAL,
     }
     before = len(workers_of(client))
@@ -348,9 +414,9 @@ def _check_count(workers: int | None, gpus: int) -> int:
 
 def workers_of(client: Client) -> list[str]:
     """Return the addresses of the workers; waits until there is one."""
-    while not (workers := client.scheduler_info(n_workers=-1)["workers"]):
+    while not (workers := addresses(client)):
         time.sleep(POLL_SECONDS)
-    return list(workers)
+    return workers
 
 
 def share_hosts(client: Client) -> bool:
@@ -402,14 +468,14 @@ def _check_gpus(client: Client, engine: str) -> None:
 def _scheduler_options(processes: bool) -> dict[str, Any]:
     """Return the options of a scheduler that spdist starts: it also listens to this process without a socket."""
     extensions = {name: made for name, made in DEFAULT_EXTENSIONS.items() if name != "stealing"} | {"spans": NoSpans}
-    listens = {"protocol": ["tcp", "inproc"], "host": ["127.0.0.1", None]} if processes else {}
+    listens = {"protocol": ["tls", "inproc"], "host": ["127.0.0.1", None]} if processes else {}
     return {"extensions": extensions, "plugins": [ReleaseStrandedTasks()], **listens}
 
 
 def _client_of(cluster: LocalCluster) -> Client:
     """Return a client without a socket to the scheduler in this process: sockets were a fifth of a block's cost."""
     scheduler: Any = cluster.scheduler
-    client = Client(scheduler.listeners[-1].contact_address, loop=cluster.loop)
+    client = RunClient(scheduler.listeners[-1].contact_address, loop=cluster.loop, security=cluster.security)
     client.cluster = cluster
     return client
 
@@ -463,14 +529,43 @@ def dashboard_link(client: Client) -> str:
 
 
 @contextlib.contextmanager
-def _remote(scheduler: str) -> Iterator[Client]:
-    """Yield a client of a running scheduler."""
+def _remote(scheduler: str, given: Security | None) -> Iterator[Client]:
+    """Yield a client of a running scheduler; say in one line that it cannot be reached, or is gone."""
+    security = security_for(scheduler, given)
+    with silenced_dask():  # what matters is in the one line
+        client = _client_at(scheduler, security)
+        try:
+            if check_address(scheduler, security).scheme == "tcp":
+                logger.warning(OPEN, scheduler)
+            _release_stranded_tasks(client, scheduler)
+            yield client
+        except Exception as error:
+            if client.lost:
+                raise SpdistError(f"the connection to the scheduler at {scheduler} broke: see whether it still runs; "
+                                  f"what is durable stays, continue with --resume") from error  # fmt: skip
+            raise
+        finally:
+            close_client(client)
+
+
+def _client_at(scheduler: str, security: Security) -> RunClient:
+    """Connect to a running scheduler."""
+    wait_until_reachable(scheduler, security, CONNECT_SECONDS)
     try:
-        client = Client(scheduler, timeout=CONNECT_SECONDS)
-    except (OSError, ValueError) as error:
+        return RunClient(scheduler, timeout=CONNECT_SECONDS, security=security)
+    except TypeError:  # whoever answers knows no question that only schedulers are asked
         raise InputError(
-            f"no Dask scheduler answers at {scheduler}: {error}; start one with `dask scheduler`"
+            f"a Dask worker or nanny answers at {scheduler}, no scheduler: correct host and port"
+        ) from None
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(
+            f"no Dask scheduler answers at {scheduler}: {error or type(error).__name__}; start one with `dask "
+            f"scheduler`, or correct host and port"
         ) from error
+
+
+def _release_stranded_tasks(client: Client, scheduler: str) -> None:
+    """Have a running scheduler let tasks of dead workers run elsewhere."""
     try:
         client.register_plugin(ReleaseStrandedTasks())
     except (ImportError, ValueError) as error:  # no spdist there, or it takes no code from clients
@@ -478,7 +573,3 @@ def _remote(scheduler: str) -> Iterator[Client]:
             "the scheduler at %s takes no plugin (%s): should all workers die at once, the run will wait for ever; "
             "install spdist where the scheduler runs", scheduler, error,
         )  # fmt: skip
-    try:
-        yield client
-    finally:
-        client.close()

@@ -11,6 +11,7 @@ import functools
 import gc
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,14 +22,16 @@ from spdist.errors import SpdistError
 from spdist.scheduler.execution.assignment import BlockAssigner, BlockWork
 from spdist.scheduler.execution.cluster import POLL_SECONDS, dashboard_link, fetch, shared_name, with_gpu, workers_of
 from spdist.scheduler.execution.graph import TaskGraph
-from spdist.scheduler.execution.journal import Journal
+from spdist.scheduler.execution.journal import Journal, UnseenChunkError, is_seen
 from spdist.scheduler.execution.plugins import installed, peak_memory
 from spdist.scheduler.execution.records import JobSpec
-from spdist.scheduler.execution.telemetry import TOPIC, Progress, RunCallbacks, TimingSubscriber, add_totals
+from spdist.scheduler.execution.supervision.calls import is_connected, lost_scheduler
+from spdist.scheduler.execution.telemetry import TOPIC, InFlight, Progress, RunCallbacks, TimingSubscriber, add_totals
 from spdist.scheduler.execution.window import BlockInFlight, BlockWindow, SharedChunks
 from spdist.scheduler.execution.worker import stage_totals, unpublished_timings
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage.atomic_replace import full_disk, is_full
+from spdist.storage.checksums import Checksums
 from spdist.storage.writer import Layout
 
 
@@ -40,11 +43,14 @@ class DriverTuning:
     ----------
     checkpoint_seconds : float
         Least seconds between two writes of the journal.
+    checkpoint_share : float
+        Largest share of the time that writes of the journal take: it grows with C, and then it is written less often.
     worker_seconds : float
         Seconds between two looks for new workers.
     """
 
     checkpoint_seconds: float = 0.5
+    checkpoint_share: float = 0.01
     worker_seconds: float = 2.0
 
 
@@ -110,23 +116,25 @@ class Driver:
         self.window = BlockWindow(works, start.row)
         self.chunks = SharedChunks(layout.chunk, start.chunks)
         self.assigner = BlockAssigner(plan, plan.blocks_in_flight, functools.partial(with_gpu, client))
-        self.nnz, self.blocks_done = start.nnz, 0
+        self.nnz, self.blocks_done, self.tasks_done = start.nnz, 0, 0
         self.products_done = plan.expansion - sum(work.products for work in works)
         self._completed = as_completed()
         self._subjects: dict[Any, tuple[str, Any]] = {}
-        self._last_checkpoint = self._last_look = 0.0
+        self._next_checkpoint = self._last_look = 0.0
 
-    def run(self) -> None:
-        """Submit, commit and join blocks until everything is durable."""
+    def run(self) -> Checksums:
+        """Submit, commit and join blocks until everything is durable; return the checksums of C."""
         self._submit_blocks()
-        while self.window.in_flight:
+        while self._subjects:
+            self._note_in_flight()
             self._handle(self._completed.next_batch(block=True))
             self._commit_blocks()
             self._submit_blocks()
             self._checkpoint()
             self._report_progress()
         self._checkpoint(is_last=True)
-        self.journal.close()
+        assert not self.window.in_flight
+        return self.journal.close()
 
     # -- submission ----------------------------------------------------------------------------------------------------
 
@@ -154,7 +162,7 @@ class Driver:
             return
         self._last_look = now
         key_split.cache_clear()
-        update_workers(self.assigner, self.graph.client)
+        update_workers(self.assigner, self.graph.client, self.callbacks)
 
     def _watch(self, future: Future[Any], stage: str, subject: BlockInFlight | int) -> None:
         """Handle a future when it completes; its subject is a block or, of a join, a Zarr chunk."""
@@ -167,6 +175,7 @@ class Driver:
         """Take the results of completed tasks."""
         futures = completed_results(futures, self._completed)
         subjects = [self._subjects.pop(future.key) for future in futures]
+        self.tasks_done += len(subjects)
         multiplied = [i for i, (stage, _) in enumerate(subjects) if stage == "multiply"]
         results = fetch(self.graph.client, [futures[i] for i in multiplied])
         for i, counts in zip(multiplied, results, strict=True):
@@ -207,29 +216,41 @@ class Driver:
 
     def _checkpoint(self, *, is_last: bool = False) -> None:
         """Drop the blocks that are durable and, now and then, write the journal."""
-        chunks = self.chunks.count_durable(self.nnz)
+        try:
+            chunks = self.journal.chunks.advance(self.chunks.count_durable(self.nnz), wait=is_last)
+        except UnseenChunkError as error:
+            raise unseen_chunk(self.graph.client, error) from error
         while (block := self.window.first_committed()) is not None and block.counts is not None:
-            end = block.offset + block.nnz
-            if end > chunks * self.chunks.length and not (end == self.nnz and self.chunks.all_joined):
+            if block.offset + block.nnz > chunks * self.chunks.length:
                 break
             self.journal.add_rows(block.task.stop, block.offset, block.counts.row_nnz)
             self.window.drop_first()
         has_grown = self.journal.set_chunks(chunks)
-        now = time.monotonic()
-        if is_last or (has_grown and now - self._last_checkpoint > self.tuning.checkpoint_seconds):
-            self._last_checkpoint = now
+        begin = time.monotonic()
+        if is_last or (has_grown and begin > self._next_checkpoint):
             self.journal.write()
+            now = time.monotonic()
+            pause = (now - begin) / self.tuning.checkpoint_share
+            self._next_checkpoint = now + max(self.tuning.checkpoint_seconds, pause)
+
+    def _note_in_flight(self) -> None:
+        if not self.window.in_flight:
+            return
+        oldest = self.window.in_flight[0].task
+        blocks, rows = len(self.window.in_flight), (oldest.number, oldest.start, oldest.stop)
+        self.callbacks.note(InFlight(self.tasks_done, blocks, rows, dict(self.assigner.held)))
 
     def _report_progress(self) -> None:
         if self.callbacks.progress is not None:
-            total = self.blocks_done + len(self.window.in_flight) + len(self.window.remaining)
+            unwritten = sum(not block.committed for block in self.window.in_flight)
+            total = self.blocks_done + unwritten + len(self.window.remaining)
             self.callbacks.progress(
                 Progress(self.blocks_done, total, self.products_done, self.plan.expansion, self.nnz)
             )
 
 
-def update_workers(assigner: BlockAssigner, client: Client) -> None:
-    """Tell an assigner which workers there are; waits until one answers.
+def update_workers(assigner: BlockAssigner, client: Client, callbacks: RunCallbacks) -> None:
+    """Tell an assigner which workers there are; waits until one may be used.
 
     Parameters
     ----------
@@ -237,11 +258,13 @@ def update_workers(assigner: BlockAssigner, client: Client) -> None:
         Gets the addresses of the workers.
     client : distributed.Client
         Asked every `POLL_SECONDS` until it knows a worker.
+    callbacks : RunCallbacks
+        Its `admit` says which workers may be used.
     """
-    assigner.update_workers(workers_of(client))
+    assigner.update_workers(callbacks.admit(workers_of(client)))
     while not len(assigner):
         time.sleep(POLL_SECONDS)
-        assigner.update_workers(workers_of(client))
+        assigner.update_workers(callbacks.admit(workers_of(client)))
 
 
 def completed_results(futures: Iterable[Future[Any]], completed: as_completed) -> list[Future[Any]]:
@@ -276,8 +299,26 @@ def completed_results(futures: Iterable[Future[Any]], completed: as_completed) -
     return finished
 
 
+def unseen_chunk(client: Client, error: UnseenChunkError) -> SpdistError:
+    """Return the exception to raise if a Zarr chunk of C was written and this process does not see it."""
+    seen = client.run(is_seen, error.array, error.k, on_error="ignore")
+    who = ", ".join(address for address, sees in seen.items() if sees)
+    url = error.array.url
+    if not who:
+        return SpdistError(
+            f"{error} was written and is not there any more: nothing else may touch {url} while it is made; continue "
+            f"with --resume"
+        )
+    return SpdistError(
+        f"worker {who} wrote {error}, but it is not there for this process: the workers see another folder at {url}; "
+        f"put C where all of them see the same files, then continue with --resume"
+    )
+
+
 def failure(future: Future[Any]) -> Exception:
     """Return the exception to raise for a failed task."""
+    if not is_connected(future.client):
+        return lost_scheduler(future.client)
     if future.cancelled():
         return SpdistError(f"stage {future.key!s} was cancelled on the scheduler; continue with --resume")
     error = future.exception()
@@ -290,7 +331,7 @@ def failure(future: Future[Any]) -> Exception:
 
 def execute(
     client: Client, name: str, draft: JobSpec, plan: Plan, layout: Layout, callbacks: RunCallbacks
-) -> tuple[Outcome, Layout]:
+) -> tuple[Outcome, Layout, Checksums]:
     """Run a plan on the workers of a client, from where C's journal says.
 
     Parameters
@@ -310,44 +351,49 @@ def execute(
     Outcome
     Layout
         Of C as it was written: block 0 decides on compression.
+    Checksums
+        Of C's Zarr chunks.
 
     Raises
     ------
     SpdistError
         If a stage failed. Durable rows stay, and the journal says how many they are.
     """
-    with installed(client, name, draft.with_plan(plan, shared_name(client))):
+    with installed(client, name, draft.with_plan(plan, shared_name(client)), layout.url):
         timings = TimingSubscriber(name, callbacks.timed) if callbacks.timed is not None else None
         if timings is not None:
             client.subscribe_topic(TOPIC, timings.receive)
         try:
             callbacks.started(dashboard_link(client))
             driver = Driver(client, name, plan, layout, callbacks, TUNING)
-            _run(driver)
+            checksums = _run(driver)
             outcome = _outcome(client, name, driver)
             if timings is not None:
                 timings.finish(client.run(unpublished_timings, name, on_error="ignore"))
-            return outcome, driver.graph.layout
+            return outcome, driver.graph.layout, checksums
         finally:
             if timings is not None:
                 client.unsubscribe_topic(TOPIC)
 
 
-def _run(driver: Driver) -> None:
+def _run(driver: Driver) -> Checksums:
     """Run a driver without searches for garbage among old objects; the journal is written whatever happens."""
     gc.freeze()  # millions of tasks make garbage; the objects before them need not be searched each time
     try:
-        driver.run()
+        return driver.run()
     except BaseException:
-        driver.journal.write()
+        with suppress(OSError):  # an older journal is there, and the first error matters
+            driver.journal.write()
         raise
     finally:
+        driver.journal.chunks.close()
         gc.unfreeze()
 
 
 def _outcome(client: Client, name: str, driver: Driver) -> Outcome:
     """Ask the workers for peaks and stage totals; a worker may die at the last moment."""
-    peaks = client.run(peak_memory, name, on_error="ignore").values()
+    used = list(driver.assigner.held) or None
+    peaks = client.run(peak_memory, name, workers=used, on_error="ignore").values()
     stages = add_totals(client.run(stage_totals, name, on_error="ignore").values())
     host, device = (max((peak[i] for peak in peaks), default=0) for i in (0, 1))
     return Outcome(driver.nnz, driver.blocks_done, host, device, len(peaks), stages)

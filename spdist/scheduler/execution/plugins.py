@@ -12,7 +12,9 @@ from tornado.ioloop import PeriodicCallback
 
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.records import JobSpec
-from spdist.scheduler.execution.telemetry import TOPIC
+from spdist.scheduler.execution.supervision.calls import register, unregister
+from spdist.scheduler.execution.supervision.late_workers import JoinCheck, stay_out, take_part_again
+from spdist.scheduler.execution.telemetry import ANNOUNCEMENTS, TOPIC
 from spdist.scheduler.execution.worker import CONTEXTS, WorkerContext
 
 PUBLISH_SECONDS = 0.5
@@ -33,13 +35,21 @@ class InstallPlugin(WorkerPlugin):
     ----------
     name : str
     job : JobSpec
+    check : JoinCheck
+        What each worker checks first.
     """
 
-    def __init__(self, name: str, job: JobSpec) -> None:
-        self.name, self.job = name, job
+    def __init__(self, name: str, job: JobSpec, check: JoinCheck) -> None:
+        self.name, self.job, self.check = name, job, check
 
     def setup(self, worker: Worker) -> None:
-        """Make the job's context from the prefetched one, if there is one, and start to publish its timings."""
+        """Make the job's context from the prefetched one, if there is one, and start to publish its timings.
+
+        A worker that does not fit the job stays out of it.
+        """
+        if problem := self.check.problem():
+            stay_out(worker, self.name, problem)
+            return
         context = CONTEXTS[self.name] = WorkerContext(job_on(worker, self.job))
         prefetched = PREFETCHED.pop(self.name, None)
         if prefetched is not None:
@@ -59,13 +69,16 @@ class InstallPlugin(WorkerPlugin):
         if (context := CONTEXTS.pop(self.name, None)) is not None:
             context.release()
         for what in ("forget", "publish"):
-            worker.periodic_callbacks.pop(f"{what}-{self.name}").stop()
+            if (callback := worker.periodic_callbacks.pop(f"{what}-{self.name}", None)) is not None:
+                callback.stop()
+        take_part_again(worker, self.name)
 
     def _publish(self, worker: Worker) -> None:
-        """Send new timings to all subscribers of `TOPIC`."""
-        CONTEXTS[self.name].telemetry.publish(
-            lambda timings: worker.log_event(TOPIC, {"product": self.name, "timings": timings})
-        )
+        """Send new timings to all subscribers of `TOPIC`, and announcements to those of `ANNOUNCEMENTS`."""
+        telemetry = CONTEXTS[self.name].telemetry
+        telemetry.publish(lambda timings: worker.log_event(TOPIC, {"product": self.name, "timings": timings}))
+        for text in telemetry.take_announcements():
+            worker.log_event(ANNOUNCEMENTS, {"product": self.name, "text": f"worker {worker.address}: {text}"})
 
 
 class PrefetchPlugin(WorkerPlugin):
@@ -137,7 +150,7 @@ def warm_up(context: WorkerContext, worker: Worker) -> None:
 
 
 @contextlib.contextmanager
-def installed(client: Client, name: str, job: JobSpec) -> Iterator[None]:
+def installed(client: Client, name: str, job: JobSpec, place: str = "") -> Iterator[None]:
     """Install a job on all workers, and remove it at the end.
 
     Parameters
@@ -146,18 +159,19 @@ def installed(client: Client, name: str, job: JobSpec) -> Iterator[None]:
     name : str
         Of the job, unique among the jobs of these workers.
     job : JobSpec
+    place : str
+        Where the unfinished C lies; empty if C is not stored.
 
     Yields
     ------
     None
         While the job is installed.
     """
-    client.register_plugin(InstallPlugin(name, job), name=name)
     try:
+        register(client, InstallPlugin(name, job, JoinCheck.of(job, place)), name)
         yield
     finally:
-        with contextlib.suppress(OSError):  # of a worker that has just died
-            client.unregister_worker_plugin(name)
+        unregister(client, name)
 
 
 @contextlib.contextmanager
@@ -177,12 +191,11 @@ def prefetch(client: Client, name: str, job: JobSpec) -> Iterator[None]:
     None
         While workers may prefetch.
     """
-    client.register_plugin(PrefetchPlugin(name, job), name=f"{name}-prefetch")
     try:
+        register(client, PrefetchPlugin(name, job), f"{name}-prefetch")
         yield
     finally:
-        with contextlib.suppress(OSError):  # of a worker that has just died
-            client.unregister_worker_plugin(f"{name}-prefetch")
+        unregister(client, f"{name}-prefetch")
 
 
 def peak_memory(name: str, dask_worker: Worker) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from spdist.scheduler.execution.driver import completed_results, update_workers
 from spdist.scheduler.execution.plugins import installed
 from spdist.scheduler.execution.records import BlockNumber, JobSpec
 from spdist.scheduler.execution.stages import run_stage
-from spdist.scheduler.execution.telemetry import Progress, RunCallbacks
+from spdist.scheduler.execution.telemetry import InFlight, Progress, RunCallbacks
 from spdist.scheduler.planner.plan import Plan
 
 TASKS_IN_FLIGHT = 2
@@ -81,11 +81,12 @@ class _Reducer:
         """Reduce all blocks; return the reduction of all rows."""
         total = len(self.plan.blocks)
         while len(self.parts) < total:
-            update_workers(self.assigner, self.client)
+            update_workers(self.assigner, self.client, self.callbacks)
             while self.remaining and (chosen := self.assigner.choose(reversed(self.remaining))) is not None:
                 self._submit(chosen[0], self.remaining.pop(-1 - chosen[1]))
             if not self.remaining:
                 self._back_up_cpu_workers()
+            self._note_in_flight()
             self._take_results()
             if self.callbacks.progress is not None:
                 self.callbacks.progress(Progress(len(self.parts), total, self.products_done, self.plan.expansion, 0))
@@ -110,6 +111,12 @@ class _Reducer:
             once = [each for each in once if each[1] is not backup[1]]
             self.submitted_twice.add(backup[1].task.number)
             self._submit(*backup)
+
+    def _note_in_flight(self) -> None:
+        works = [work for _, work in self.submitted.values()]
+        oldest = min((work.task for work in works), key=lambda task: task.start)
+        rows = oldest.number, oldest.start, oldest.stop
+        self.callbacks.note(InFlight(len(self.parts), len(works), rows, dict(self.assigner.held)))
 
     def _take_results(self) -> None:
         """Wait for the next completed tasks, and keep the first result of each block."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from distributed import Reschedule
 
 from spdist.errors import SpdistError
 from spdist.kernels import reduction_spec
@@ -23,6 +24,7 @@ from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.matrices.csr import CSR
 from spdist.scheduler.execution.operands import read_operands
 from spdist.scheduler.execution.records import BlockCounts, BlockOperands, BlockTask, ChunkFragment
+from spdist.scheduler.execution.supervision.late_workers import STAYING_OUT
 from spdist.scheduler.execution.worker import CONTEXTS, PartialResult, WorkerContext, add_partial
 from spdist.storage.chunked_array import compresses
 from spdist.storage.writer import Layout
@@ -122,7 +124,8 @@ def merge(context: WorkerContext, task: BlockTask, piece: int) -> BlockCounts:
     """
     result, partial = context.results.get(task.number), context.partial_results.pop(task.number, None)
     if result is None or partial is None or (result.piece, partial.piece) != (piece - 1, piece):
-        return count(compute(context, task, piece + 1), task)  # a worker died in between
+        context.telemetry.announce(_computed_again(task))  # a worker died in between
+        return count(compute(context, task, piece + 1), task)
     with context.telemetry.measure("merge", task.start) as add_bytes:
         spec = context.job.product.of_rows(task.start, task.stop, None)
         c = add_partial(result.c, partial.c, spec, is_last=piece == len(context.job.pieces) - 1)
@@ -217,6 +220,7 @@ def recompute(context: WorkerContext, task: BlockTask, rows: int, digest: bytes)
     SpdistError
         If the rows have other numbers of entries than before.
     """
+    context.telemetry.announce(_computed_again(task))
     c = compute(context, task, context.job.pieces_of(task))
     c = c.rows(0, min(c.nrows, rows))
     if _digest(c) != digest:
@@ -225,6 +229,10 @@ def recompute(context: WorkerContext, task: BlockTask, rows: int, digest: bytes)
             f"they were multiplied"
         )
     return c
+
+
+def _computed_again(task: BlockTask) -> str:
+    return f"rows {task.start:,} to {task.stop:,} are computed again, because the worker that had them was lost"
 
 
 def join(context: WorkerContext, layout: Layout, k: int, *fragments: list[ChunkFragment]) -> None:
@@ -309,7 +317,14 @@ def run_stage(job: str, stage: str, *arguments: object) -> Any:
     -------
     object
         What the stage returns.
+
+    Raises
+    ------
+    Reschedule
+        If this worker does not fit the job: Dask runs the stage on another worker.
     """
+    if job in STAYING_OUT:
+        raise Reschedule
     return STAGES[stage](CONTEXTS[job], *arguments)
 
 

@@ -11,13 +11,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from spdist.scheduler.execution.records import StageTiming, StageTotal
 
 TOPIC = "spdist"
 """Dask topic under which workers publish timings."""
+ANNOUNCEMENTS = "spdist-announcements"
+"""Dask topic under which workers say what the user should know."""
 LATE_EVENT_SECONDS = 2.0
 """Seconds to wait at the end of a run for published timings that have not arrived."""
 
@@ -47,6 +49,28 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class InFlight:
+    """The blocks of a run that are not finished.
+
+    Attributes
+    ----------
+    finished : int
+        Tasks that were finished so far.
+    blocks : int
+        Blocks in flight.
+    oldest : (int, int, int)
+        Number, first row and last row + 1 of the first of them.
+    held : mapping
+        Number of blocks that each worker has, by address.
+    """
+
+    finished: int = 0
+    blocks: int = 0
+    oldest: tuple[int, int, int] = (-1, 0, 0)
+    held: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class RunCallbacks:
     """Functions that a run calls on the driver.
 
@@ -58,11 +82,17 @@ class RunCallbacks:
         Takes a `Progress` after each step.
     timed : callable, optional
         Takes a list of timings, each a dictionary with the fields of `StageTiming` and ``worker``.
+    admit : callable
+        Takes the addresses of all workers; returns those that the run may use.
+    note : callable
+        Takes what is `InFlight`, after each step.
     """
 
     started: Callable[[str], None] = lambda link: None
     progress: Callable[[Progress], None] | None = None
     timed: Callable[[list[TimingRecord]], None] | None = None
+    admit: Callable[[list[str]], list[str]] = lambda workers: workers
+    note: Callable[[InFlight], None] = lambda now: None
 
 
 class StageRecorder:
@@ -73,6 +103,7 @@ class StageRecorder:
         self.limits: dict[str, float] = {}
         self._totals: dict[str, StageTotal] = {}
         self._timings: list[StageTiming] = []
+        self._announcements: list[str] = []
         self._lock = threading.Lock()
 
     @contextmanager
@@ -114,6 +145,17 @@ class StageRecorder:
         with self._lock:
             taken, self._timings = self._timings, []
         return [asdict(timing) for timing in taken]
+
+    def announce(self, text: str) -> None:
+        """Say something that the user should know, soon after it happened."""
+        with self._lock:
+            self._announcements.append(text)
+
+    def take_announcements(self) -> list[str]:
+        """Return what was announced since the last call."""
+        with self._lock:
+            taken, self._announcements = self._announcements, []
+        return taken
 
     def publish(self, send: Callable[[list[TimingRecord]], None]) -> None:
         """Send the timings since the last call, if there are any."""

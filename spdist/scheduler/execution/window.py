@@ -136,16 +136,18 @@ class SharedChunks:
 
     def begin_commit(self, block: BlockInFlight, commit: Future[object]) -> None:
         """Note that a commit was submitted, and the Zarr chunks of which it returns fragments."""
+        if not block.nnz:
+            return
         self._committing[block.task.number] = block.offset
         end = block.offset + block.nnz
         shared = {position // self.length for position in (block.offset, end) if position % self.length}
         for k in shared:
-            if k >= self.done and block.nnz:
+            if k >= self.done:
                 self._fragments.setdefault(k, []).append(commit)
 
     def end_commit(self, number: BlockNumber) -> None:
         """Note that a block is committed."""
-        del self._committing[number]
+        self._committing.pop(number, None)
 
     def take_complete(self, nnz: int, *, is_last: bool) -> Iterator[tuple[int, Sequence[Future[object]]]]:
         """Yield each shared Zarr chunk whose fragments are all submitted, with their commits; it is being joined then.
@@ -165,11 +167,6 @@ class SharedChunks:
     def end_join(self, k: int) -> None:
         """Note that a shared Zarr chunk is written."""
         self._joining.discard(k)
-
-    @property
-    def all_joined(self) -> bool:
-        """Whether no shared Zarr chunk is left to write."""
-        return not self._joining and not self._fragments
 
     def count_durable(self, nnz: int) -> int:
         """Return how many Zarr chunks from the first one on are written; never fewer than before."""

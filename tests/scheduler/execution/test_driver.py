@@ -29,7 +29,7 @@ from spdist.scheduler.execution.cluster import connect, workers
 from spdist.scheduler.execution.driver import DriverTuning
 from spdist.scheduler.execution.journal import read_journal
 from spdist.scheduler.planner import planner
-from spdist.storage import groups
+from spdist.storage import groups, notes
 from tests.conftest import assert_is_product, random_matrix
 from tests.support.planning import SHORT_CHUNKS
 
@@ -118,7 +118,7 @@ def test_resume_gives_the_bytes_of_an_undisturbed_run(stored, tmp_path, schedule
     assert api.info(tmp_path / "C.zarr")["state"] == "unfinished"
     with pytest.raises(InputError, match="unfinished"):
         spdist.open(tmp_path / "C.zarr")
-    front, _ = read_journal(str(tmp_path / "C.zarr"))
+    front = read_journal(str(tmp_path / "C.zarr")).checkpoint
     report = api.multiply(a, a, tmp_path / "C.zarr", resume=True, **options)
     assert report.state == "resumed"
     assert front.row == 0 or report.blocks < grid[0]
@@ -135,7 +135,7 @@ def test_a_disk_that_the_driver_finds_full(stored, tmp_path, scheduler, monkeypa
         raise RuntimeError("No space left on device (os error 28)")  # as zarrs does
 
     with monkeypatch.context() as patch:
-        patch.setattr(groups, step, full)
+        patch.setattr(notes if step == "write_note" else groups, step, full)
         with pytest.raises(SpdistError, match=r"C\.zarr: the disk is full.*--resume"):
             api.multiply(a, a, c, scheduler=scheduler)
     assert c.exists() == (step != "begin")
@@ -161,9 +161,8 @@ def test_resume_goes_on_from_the_durable_part(stored, tmp_path, scheduler, monke
     monkeypatch.setitem(stages.STAGES, "preprocess", stop_late)
     with pytest.raises(SpdistError, match="the disk is gone"):
         api.multiply(a, a, tmp_path / "C.zarr", grid=(40, 1, 1), scheduler=scheduler)
-    front, offsets = read_journal(str(tmp_path / "C.zarr"))
+    front = read_journal(str(tmp_path / "C.zarr")).checkpoint
     assert 0 < front.row < 520
-    assert offsets[-1] == front.nnz
 
     def refuse_early(context, task, *rest):
         assert task.start >= front.row

@@ -1,40 +1,230 @@
-"""The journal of an unfinished C."""
+"""The journal of an unfinished C: what is written is read, and what lies there is compared with it."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from spdist.scheduler.execution.journal import Checkpoint, Journal, read_journal, write_journal
-from spdist.storage import groups
+from spdist import api
+from spdist.errors import CorruptError, ResumeError
+from spdist.scheduler.execution import journal as journals
+from spdist.scheduler.execution.journal import Checkpoint, DurablePart, Journal, read_journal, read_plan, write_plan
+from spdist.storage import groups, notes
 from spdist.storage.writer import Layout
+from tests.conftest import random_matrix
+
+LENGTH = 4  # elements of a Zarr chunk
 
 
-def test_journal_is_one_file(tmp_path):
-    url = str(tmp_path / "C.zarr")
-    groups.begin(url, {})
-    assert read_journal(url)[0] == Checkpoint()
-    write_journal(url, Checkpoint(5, 70, 2, True), np.array([3, 70]))
-    front, offsets = read_journal(url)
-    assert (front, offsets.tolist()) == (Checkpoint(5, 70, 2, True), [3, 70])
-    assert json.loads((tmp_path / "C.zarr" / "spdist-journal").read_bytes().split(b"\n")[0])["row"] == 5
+def layout_of(folder: Path) -> Layout:
+    layout = Layout(str(folder / "C.zarr"), 9, np.dtype(np.float64), LENGTH)
+    shutil.rmtree(layout.url, ignore_errors=True)
+    groups.begin(layout.url, {})
+    return layout
+
+
+def write_rows(layout: Layout, lengths: list[int]) -> Journal:
+    """Write rows as a run does, whole Zarr chunks only, and their journal."""
+    journal, nnz = Journal(layout), sum(lengths)
+    chunks = nnz // LENGTH
+    values = np.arange(1, chunks * LENGTH + 1)
+    if chunks:
+        layout.write_entries(0, values.astype(np.int32) % 9, values.astype(float))
+    journal.set_chunks(journal.chunks.advance(chunks, wait=True))
+    ends = np.cumsum([0, *lengths])
+    for row, (begin, end) in enumerate(itertools.pairwise(ends)):
+        if end <= chunks * LENGTH:
+            journal.add_rows(row + 1, int(begin), np.array([end - begin]))
+    journal.write()
+    journal.chunks.close()
+    return journal
 
 
 def test_rows_and_chunks_become_durable(tmp_path):
-    layout = Layout(str(tmp_path / "C.zarr"), 9, np.dtype(np.float64), 4)
-    groups.begin(layout.url, {})
+    layout = layout_of(tmp_path)
+    assert read_journal(layout.url).checkpoint == Checkpoint()
     journal = Journal(layout)
+    layout.write_entries(0, np.arange(8, dtype=np.int32), np.ones(8))
     journal.add_rows(3, 0, np.array([2, 0, 5], np.uint32))
-    assert journal.set_chunks(1)
-    assert not journal.set_chunks(1)
+    assert journal.set_chunks(journal.chunks.advance(2, wait=True))
+    assert not journal.set_chunks(2)
     journal.set_compressed()
     journal.write()
-    checkpoint, offsets = read_journal(layout.url)
-    assert checkpoint == Checkpoint(3, 7, 1, True)
-    assert offsets.tolist() == []  # offsets 0, 2, 2, 7 fill a Zarr chunk
+    part = read_journal(layout.url)
+    assert part.checkpoint == Checkpoint(3, 7, 2, True)
+    assert part.offsets.tolist() == []  # offsets 0, 2, 2, 7 fill a Zarr chunk
     assert layout.array("indptr").read(0, 4).tolist() == [0, 2, 2, 7]
+    for name in groups.ARRAYS:
+        stored = getattr(part.checksums, name)
+        assert stored.tolist() == layout.array(name).stored_checksums(0, len(stored)).tolist()
+    assert [len(part.checksums.indptr), len(part.checksums.data)] == [1, 2]
+
+
+def test_a_resumed_journal_goes_on(tmp_path, caplog):
+    layout = layout_of(tmp_path)
+    write_rows(layout, [2, 0, 5, 1])
     journal = Journal(layout)
-    journal.add_rows(5, 7, np.array([1, 1], np.uint32))
-    journal.close()
-    assert layout.array("indptr").read(4, 6).tolist() == [8, 9]
+    assert journal.checkpoint == Checkpoint(4, 8, 2)
+    journal.add_rows(6, 8, np.array([1, 1], np.uint32))
+    sums = journal.close()
+    assert layout.array("indptr").read(4, 7).tolist() == [8, 9, 10]
+    assert sums.indptr.tolist() == layout.array("indptr").stored_checksums(0, 2).tolist()
+    assert not caplog.records
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def damage(path: Path, how: str, other: Path) -> None:
+    """Delete, shorten or alter a file, in its middle or at its end, or exchange it with another."""
+    content = bytearray(path.read_bytes())
+    if how == "delete":
+        path.unlink()
+    elif how == "swap":
+        path.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+    else:
+        at = {"flip": len(content) // 2, "flip the checksum": -2}.get(how, 0)
+        content[at] ^= 16
+        path.write_bytes(content[: len(content) // 2] if how == "shorten" else content)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=40),
+    picked=st.integers(0, 10**6),
+    how=st.sampled_from(["delete", "shorten", "flip", "flip the checksum", "swap"]),
+)
+def test_work_goes_back_to_the_last_row_before_the_damage(tmp_path, lengths, picked, how):
+    layout = layout_of(tmp_path)
+    written = write_rows(layout, lengths)
+    files = sorted(Path(layout.url).glob("*/c/*"))
+    if not files:
+        return
+    path, other = files[picked % len(files)], files[picked // 7 % len(files)]
+    damage(path, how, other)
+    part, ends = journals.resume_from(layout), np.cumsum([0, *lengths])
+    front, array, k = part.checkpoint, path.parts[-3], int(path.name)
+    assert front.nnz == ends[front.row] <= front.chunks * LENGTH
+    at = front.row + 1 - len(part.offsets)
+    assert at == len(part.checksums.indptr) * LENGTH
+    assert part.offsets.tolist() == ends[at : front.row + 1].tolist()
+    if how == "swap":  # of equal files, or with a file of another array
+        assert front.row <= written.checkpoint.row
+    elif array == "indptr":
+        assert front.row == max(k * LENGTH - 1, 0)
+    else:
+        assert front.chunks == k
+        assert front.row == np.flatnonzero(ends <= k * LENGTH)[-1]
+    for name in groups.ARRAYS:
+        sums = getattr(part.checksums, name)
+        assert sums.tolist() == layout.array(name).stored_checksums(0, len(sums)).tolist()
+        assert len(list(Path(layout.url, name, "c").glob("*"))) == len(sums)
+
+
+def test_zarr_chunks_beyond_the_journal_are_deleted(tmp_path):
+    layout = layout_of(tmp_path)
+    write_rows(layout, [4, 4])
+    layout.write_entries(2, np.ones(4, np.int32), np.ones(4))
+    Path(layout.url, "data", "c", "9.0123.partial").write_text("half")
+    Journal(layout)
+    for name in ("indices", "data"):
+        assert sorted(path.name for path in Path(layout.url, name, "c").iterdir()) == ["0", "1"]
+
+
+def test_a_damaged_journal_is_begun_anew(tmp_path, caplog):
+    layout = layout_of(tmp_path)
+    write_rows(layout, [4, 4])
+    damage(Path(layout.url, "spdist-journal"), "flip", Path())
+    assert Journal(layout).checkpoint == Checkpoint()
+    (record,) = caplog.records
+    assert "spdist-journal is damaged" in record.getMessage()
+    assert "row 0" in record.getMessage()
+
+
+def test_a_journal_belongs_to_its_plan(stored, tmp_path):
+    a, layout = stored("A", random_matrix(40, 40, 3, 1)), layout_of(tmp_path)
+    write_plan(layout.url, api.plan(a, a), {"a": 1})
+    journals.write_journal(layout.url, DurablePart(), journals.plan_digest(layout.url))
+    read_journal(layout.url)
+    assert read_plan(layout.url, {"a": 1}) == api.plan(a, a)
+    with pytest.raises(CorruptError, match=r"spdist-plan is damaged .it is the plan of another product.*--overwrite"):
+        read_plan(layout.url, {"a": 2})
+    write_plan(layout.url, api.plan(a, a, grid=(2, 1, 1)), {"a": 1})
+    with pytest.raises(CorruptError, match=r"spdist-journal is damaged .it belongs to another plan.*--overwrite"):
+        read_journal(layout.url)
+
+
+# -- notes -------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_note_that_is_not_as_it_was_is_one_line(tmp_path, data):
+    url, path = str(tmp_path / "C.zarr"), tmp_path / "C.zarr" / "spdist-plan"
+    if not path.exists():
+        groups.begin(url, {})
+        notes.write_note(url, "plan", bytes(range(256)))
+    whole, content = path.read_bytes(), None
+    try:
+        content = bytearray(data.draw(st.one_of(st.binary(max_size=200), st.just(whole))))
+        at = data.draw(st.integers(0, max(len(content) - 1, 0)))
+        if content and data.draw(st.booleans()):
+            content[at] ^= data.draw(st.integers(1, 255))
+        else:
+            del content[at:]
+        path.write_bytes(content)
+        with pytest.raises((CorruptError, ResumeError), match=r"^[^\n]*spdist-plan [^\n]*--overwrite$"):
+            notes.read_note(url, "plan")
+    finally:
+        path.write_bytes(whole)
+    assert notes.read_note(url, "plan") == bytes(range(256))
+
+
+HOSTILE = [
+    b"", b"\n", b"{}", b"[]\n", b"null\nx", b"[" * 100_000, b'{"kind": "plan"}\n', b'{"format": {}, "kind": []}\n',
+    b'{"format": 1, "kind": "journal", "length": 0, "blake2b": ""}\n', b"\xff\xfe\n", b"9" * 5000, b'{"format": NaN}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("note", notes.UNFINISHED_NOTES)
+def test_any_content_is_one_line(tmp_path, note, content):
+    layout = layout_of(tmp_path)
+    read = {"plan": read_plan, "journal": read_journal}[note]
+    Path(layout.url, f"spdist-{note}").write_bytes(content)
+    with pytest.raises((CorruptError, ResumeError), match=rf"^[^\n]*spdist-{note} [^\n]*--overwrite$"):
+        read(layout.url)
+    notes.write_note(layout.url, note, content)  # as another version would, with the right checksum
+    with pytest.raises(ResumeError, match=rf"spdist-{note} was written by another version of spdist.*--overwrite"):
+        read(layout.url)
+
+
+@pytest.mark.parametrize("head", [{"format": 2}, {"format": 7, "kind": "plan"}, {"row": 5, "nnz": 3, "chunks": 1}])
+def test_a_note_of_another_version_is_one_line(tmp_path, head):
+    layout = layout_of(tmp_path)
+    Path(layout.url, "spdist-journal").write_bytes(json.dumps(head).encode() + b"\n\0\0")
+    with pytest.raises(ResumeError, match=r"spdist-journal was written by another version of spdist.*--overwrite"):
+        read_journal(layout.url)
+
+
+def test_a_note_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    url = str(tmp_path / "C.zarr")
+    groups.begin(url, {})
+    notes.write_note(url, "journal", b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        notes.write_note(url, "journal", b"new")
+    assert notes.read_note(url, "journal") == b"old"
+    assert sorted(path.name for path in Path(url).iterdir()) == ["spdist-journal", "zarr.json"]

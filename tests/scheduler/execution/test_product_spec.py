@@ -70,7 +70,7 @@ def test_any_grid_gives_what_memory_gives(tmp_path, scheduler, options, seed, gr
     )
     assert_same(read(place / "c"), spdist.spgemm(a, b, **wanted))
     assert found.verification["method"] == "sampled"
-    assert "all 40 rows made again" in found.verification["reason"]
+    assert "all 40 rows computed again" in found.verification["reason"]
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int32", "float32"])
@@ -222,7 +222,7 @@ def test_every_row_is_looked_at(stored, tmp_path, monkeypatch):
     wanted = {"semiring": "max_plus", "top_n": 5, "threshold": 4.0}
     found = api.verify(a, a, c, **wanted)
     assert found.ok
-    assert "4 of 300 rows, drawn at random, made again by max_plus" in found.reason
+    assert "4 of 300 rows, drawn at random, computed again by max_plus" in found.reason
     assert "values of the others were not" in found.reason
     assert "top_n is 4" in api.verify(a, a, c, **wanted | {"top_n": 4}).reason
     assert "below the threshold" in api.verify(a, a, c, **wanted | {"threshold": 9.0}).reason
@@ -320,7 +320,7 @@ def test_command_line(stored, tmp_path, monkeypatch, capsys):
     assert cli.main(["plan", "A.zarr", "A.zarr", "--json", *wanted]) == 0
     assert json.loads(capsys.readouterr().out)["nnz_estimate"] <= 120
     assert cli.main(["multiply", "A.zarr", "A.zarr", "C.zarr", "--verify", *wanted]) == 0
-    assert "made again by min_plus" in " ".join(capsys.readouterr().out.split())
+    assert "computed again by min_plus" in " ".join(capsys.readouterr().out.split())
     mask = open_matrix("M.zarr").rows(0, 60).to_scipy()
     expected = spdist.spgemm(m, m, semiring="min_plus", mask=mask, complement=True, threshold=3, top_n=2)
     assert_same(read("C.zarr"), expected)

@@ -29,6 +29,7 @@ from spdist import api
 from spdist.errors import CorruptError, MatrixError, MemoryBoundError
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
+from spdist.scheduler.clusters.security import security_for
 from spdist.scheduler.execution import shared_operand
 from spdist.scheduler.execution.cluster import share_hosts, workers
 from spdist.scheduler.execution.plugins import PREFETCHED
@@ -42,6 +43,7 @@ from spdist.storage.writer import MatrixWriter
 from spdist.units import parse_bytes
 from tests.conftest import random_matrix
 from tests.scheduler.execution.test_driver import workers_alive
+from tests.support.seals import without_seal
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="a system without such memory")
 
@@ -135,6 +137,8 @@ def test_offsets_that_do_not_fit(tmp_path, small, damage):
         offsets[450] = offsets[460] + 1
     else:
         offsets[-300:] = offsets[-300]
+    without_seal(b.url)
+    b = open_matrix(b.url)
     b.indptr.write_chunks(0, offsets)
     with pytest.raises(MatrixError, match=r"indptr falls after row|indptr ends at"):
         resident(b).get()
@@ -408,7 +412,7 @@ def test_workers_share_b_and_leave_nothing(large, tmp_path, monkeypatch, given):
     callbacks = api.Callbacks(progress=look)
     options = {"grid": (12, 1, 1), "callbacks": callbacks}
     if given:
-        with workers(2) as scheduler, Client(scheduler) as client:
+        with workers(2) as scheduler, Client(scheduler, security=security_for(scheduler, None)) as client:
             report = api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, **options)
             assert set(client.run(left_behind).values()) == {(0, 0)}
     else:
@@ -447,7 +451,7 @@ def test_a_refused_plan_leaves_nothing_on_workers(large, tmp_path, monkeypatch):
         raise refusal
 
     monkeypatch.setattr(planner, "make_plan", refuse)
-    with workers(2) as scheduler, Client(scheduler) as client:
+    with workers(2) as scheduler, Client(scheduler, security=security_for(scheduler, None)) as client:
         for run in (
             lambda: api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler),
             lambda: api.reduce(a, a, "nnz", scheduler=scheduler),

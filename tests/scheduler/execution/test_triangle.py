@@ -313,7 +313,7 @@ def test_verification_finds_what_is_wrong(stored, tmp_path, monkeypatch):
     low[at] = 0
     assert api.verify(a, b, api.save(tmp_path / "R.zarr", c), triangle="upper").ok
     for name, wrong, reason in (
-        ("value", CSR(c.indptr, c.indices, one, c.shape), "made again it is"),
+        ("value", CSR(c.indptr, c.indices, one, c.shape), "computed again it is"),
         ("missing", CSR(indptr, c.indices[missing], c.data[missing], c.shape), "is missing in C"),
         ("whole", from_scipy(m @ m.T), "of C is below the diagonal"),
         ("low", CSR(c.indptr, low, c.data, c.shape), "column 0 of C is below the diagonal"),

@@ -89,5 +89,19 @@ def test_each_shared_chunk_is_joined_once(sizes, length):
         chunks.end_commit(number)
     for k in joined:
         chunks.end_join(k)
-    assert chunks.all_joined
     assert chunks.count_durable(nnz) == -(-nnz // length)
+
+
+def test_blocks_without_entries_hold_nothing_back():
+    """Else a Zarr chunk that is written would be written again by a resumed run, from too few blocks."""
+    chunks = SharedChunks(10, 0)
+    for number, (offset, size) in enumerate([(0, 25), (25, 0)]):
+        block = BlockInFlight(BlockWork(BlockTask(number, number, number + 1, 0, False), 0, 0), "worker", None)
+        block.counts, block.offset = counts(size), offset
+        chunks.begin_commit(block, number)
+    assert [k for k, _ in chunks.take_complete(25, is_last=True)] == [2]
+    chunks.end_commit(0)
+    chunks.end_join(2)
+    assert chunks.count_durable(25) == 3
+    chunks.end_commit(1)
+    assert chunks.count_durable(25) == 3

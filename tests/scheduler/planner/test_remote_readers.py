@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zarr
 from distributed import Client
 
 import spdist
 from spdist import api
 from spdist.errors import CorruptError, MatrixError, SpdistError
 from spdist.kernels.product_spec import ProductSpec
+from spdist.scheduler.clusters.security import security_for
 from spdist.scheduler.planner import row_scan
 from spdist.scheduler.planner.plan import Plan
 from spdist.scheduler.planner.planner import make_plan
@@ -39,6 +39,7 @@ from spdist.scheduler.planner.tuning import (
 from spdist.storage.matrix import open_matrix
 from spdist.storage.product_spec import Diagonal, StoredProductSpec
 from tests.conftest import random_matrix
+from tests.support.seals import without_seal
 
 
 class Counting(Executor):
@@ -56,7 +57,7 @@ class Counting(Executor):
 @contextmanager
 def cluster(count: int):
     """Give an executor of Dask workers that are processes."""
-    with spdist.workers(count) as address, Client(address) as client:
+    with spdist.workers(count) as address, Client(address, security=security_for(address, None)) as client:
         yield client.get_executor(pure=False)
 
 
@@ -142,8 +143,7 @@ def test_of_several_errors_the_first_in_row_order_is_raised(stored, tmp_path, sm
     tuning = replace(small_parts, sample=replace(small_parts.sample, runs=1))  # of the first rows
     m = random_matrix(3_000, 3_000, 9, 1)
     good, bad, foreign = (stored(name, m) for name in ("good", "bad", "foreign"))
-    group = zarr.open_group(foreign.url, mode="r+")
-    group.attrs["spdist"] = dict(group.attrs["spdist"]) | {"canonical": False}
+    group = without_seal(foreign.url)
     rows = np.flatnonzero(np.diff(m.indptr) > 1)
     wrong = [int(rows[np.searchsorted(rows, row)]) for row in (900, 1_500, 2_100, 2_990)]
     columns = group["indices"][:]
@@ -157,7 +157,7 @@ def test_of_several_errors_the_first_in_row_order_is_raised(stored, tmp_path, sm
         readers = RemoteReaders(executor, 3, 1) if spread else None
         with pytest.raises(MatrixError, match=rf"foreign.zarr: row {wrong[0]} is not sorted"):
             make_plan(PlanRequest(open_matrix(foreign.url), good, "numba", 1 << 30), readers, tuning)
-        with pytest.raises(CorruptError, match=r"bad.zarr: chunk 11 of array 'indices'"):
+        with pytest.raises(CorruptError, match=r"bad.zarr: Zarr chunk 11 of array 'indices'"):
             make_plan(PlanRequest(bad, good, "numba", 1 << 30), readers, tuning)
 
 

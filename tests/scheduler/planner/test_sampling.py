@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import zarr
 
 from spdist import api
 from spdist.errors import MatrixError
@@ -22,6 +21,7 @@ from spdist.scheduler.planner.tuning import (
 )
 from spdist.storage.matrix import open_matrix
 from tests.conftest import random_matrix
+from tests.support.seals import without_seal
 
 
 def test_rows_of_the_sample_are_not_read_far_ahead():
@@ -49,8 +49,7 @@ def test_a_column_out_of_range_is_found_in_the_sample_too(stored, tmp_path, wron
     m = random_matrix(300, 300, 8, 1)
     a = stored("A", m)
     stored("F", m)
-    foreign = zarr.open_group(tmp_path / "F.zarr")
-    foreign.attrs.put({key: value for key, value in foreign.attrs.items() if key != "spdist"})
+    foreign = without_seal(tmp_path / "F.zarr")
     foreign["indices"][int(m.indptr[150])] = wrong
     for grid, runs in ((None, 256), ((5, 1, 1), 1)):  # one run is of the first rows
         request = PlanRequest(open_matrix(tmp_path / "F.zarr"), a, "numba", 1 << 31, grid=grid)

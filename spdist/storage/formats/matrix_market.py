@@ -8,27 +8,33 @@ that SciPy refuses are read again line by line in Python, which also states what
 
 from __future__ import annotations
 
+import bz2
 import functools
+import gzip
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
 import scipy.io
 import scipy.sparse as sp
 
-from spdist.errors import MatrixError
+from spdist.errors import MatrixError, one_line
 from spdist.kernels.cpu.numba_compile import kept
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import IndexArray, ValueArray
 from spdist.storage.external_sort import Entries
+from spdist.storage.formats.source import Import, Source, foreign
 
 TEXT_BYTES = 4 << 20
 """Bytes of text read at a time; its entries take about three times as much memory, at worst eleven times."""
 
 MAX_LINE = 1 << 20
 """Bytes of the longest line that is read; a longer one means that the file is no Matrix Market file."""
+
+MAX_IDLE_LINES = 1 << 20
+"""Comments and blank lines at most: they are read in Python, and a compressed file can hold billions of them."""
 
 FIELDS = {
     "real": np.dtype(np.float64),
@@ -39,6 +45,18 @@ FIELDS = {
     "pattern": np.dtype(np.float64),
 }
 SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
+
+
+class Text(Protocol):
+    """Text that is read in order, a binary file for instance."""
+
+    def read(self, count: int, /) -> bytes:
+        """Return the next bytes, at most `count`; none at the end."""
+        ...
+
+    def readline(self, count: int, /) -> bytes:
+        """Return the rest of the line, at most `count` bytes of it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -82,10 +100,70 @@ class Header:
         return MatrixError(f"{self.name}, line {line:,}: {what}")
 
 
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+class _BoundedText:
+    """The text of a file, decompressed if its name says so; refuses to inflate to many times the file's bytes."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.done = source, 0
+        self.compressed = source.path.endswith((".gz", ".bz2"))
+        self.file: Text = source.file
+        if source.path.endswith(".gz"):
+            self.file = gzip.GzipFile(fileobj=source.file)
+        elif source.path.endswith(".bz2"):
+            self.file = bz2.BZ2File(source.file)
+
+    def read(self, count: int) -> bytes:
+        """Return the next bytes, at most `count`; none at the end."""
+        with foreign(self.source.path):
+            found = self.file.read(count)
+        return self._counted(found)
+
+    def readline(self, count: int) -> bytes:
+        """Return the rest of the line, at most `count` bytes of it."""
+        with foreign(self.source.path):
+            found = self.file.readline(count)
+        return self._counted(found)
+
+    def _counted(self, found: bytes) -> bytes:
+        self.done += len(found)
+        if self.compressed:
+            self.source.check_inflated(self.done, "unpack it first if it is meant to")
+        return found
+
+
+def import_text(job: Import) -> None:
+    """Import Matrix Market text, compressed if the name ends in .gz or .bz2.
+
+    Parameters
+    ----------
+    job : Import
+
+    Raises
+    ------
+    MatrixError
+        If it is damaged, or claims more entries than a file of its size can hold; names the line.
+    """
+    text = _BoundedText(job.source)
+    header = read_header(text, job.path)
+    shape = job.shape(header.shape)
+    room = job.source.inflated if text.compressed else job.source.size
+    if header.count * 2 * header.numbers > room:  # a digit and a separator for each number
+        raise header.error(
+            header.lines,
+            f"{header.count:,} entries do not fit into a file of {job.source.size:,} bytes; correct their number, or "
+            f"get the file again",
+        )
+    expected = header.count if header.symmetry == "general" else 2 * header.count
+    job.sort(read_entries(text, header), shape, header.dtype, expected)
+
+
 # -- the header --------------------------------------------------------------------------------------------------------
 
 
-def read_header(file: BinaryIO, name: str) -> Header:
+def read_header(file: Text, name: str) -> Header:
     r"""Read the banner, the comments and the size line.
 
     Parameters
@@ -118,7 +196,7 @@ def read_header(file: BinaryIO, name: str) -> Header:
     _, _, layout, field, symmetry = words
     for word, known in ((layout, ("coordinate", "array")), (field, tuple(FIELDS)), (symmetry, SYMMETRIES)):
         if word not in known:
-            raise MatrixError(f"{name}, line 1: '{word}' is none of {', '.join(known)}")
+            raise MatrixError(f"{name}, line 1: '{one_line(word, 40)}' is none of {', '.join(known)}")
     if field == "pattern" and (layout == "array" or symmetry in ("skew-symmetric", "hermitian")):
         raise MatrixError(f"{name}, line 1: a pattern cannot be '{layout} {symmetry}'")
     line, text = 1, b"%"
@@ -126,6 +204,8 @@ def read_header(file: BinaryIO, name: str) -> Header:
         line, text = line + 1, file.readline(MAX_LINE)
         if not text:
             raise MatrixError(f"{name}, line {line:,}: the file ends before the line with the sizes")
+        if line > MAX_IDLE_LINES:
+            raise _too_idle(name)
     return _read_sizes(Header(name, layout == "array", field, symmetry, (0, 0), 0, line), text)
 
 
@@ -152,7 +232,7 @@ def _dense_count(nrows: int, ncols: int, symmetry: str) -> int:
 # -- the entries -------------------------------------------------------------------------------------------------------
 
 
-def read_entries(file: BinaryIO, header: Header, text_bytes: int = TEXT_BYTES) -> Iterator[Entries]:
+def read_entries(file: Text, header: Header, text_bytes: int = TEXT_BYTES) -> Iterator[Entries]:
     """Yield the entries after the header in file order, each followed by its mirror image if the matrix is symmetric.
 
     Zeros are kept in ``coordinate`` files and dropped from ``array`` files.
@@ -176,7 +256,7 @@ def read_entries(file: BinaryIO, header: Header, text_bytes: int = TEXT_BYTES) -
         If a word is no number, an index is out of range, or there are more or fewer entries than the header announces;
         names the file and the line.
     """
-    done, line = 0, header.lines + 1
+    done, line, idle = 0, header.lines + 1, header.lines
     for text in _pieces(file, header, text_bytes):
         piece = _parse(text, header, line)
         if done + len(piece.values) > header.count:
@@ -184,19 +264,27 @@ def read_entries(file: BinaryIO, header: Header, text_bytes: int = TEXT_BYTES) -
             raise header.error(
                 line + extra, f"more than the {header.count:,} entries that line {header.lines} announces"
             )
+        lines = text.count(b"\n")
+        idle += lines - len(piece.values)
+        if idle > MAX_IDLE_LINES:
+            raise _too_idle(header.name)
         if header.dense:
             piece = _locate(piece.values, done, header)
             done += len(piece.values)
             piece = piece.take(piece.values != 0)
         else:
             done += len(piece.values)
-        line += text.count(b"\n")
+        line += lines
         yield _mirror(piece, header.symmetry)
     if done < header.count:
         raise header.error(line - 1, f"the file ends after {done:,} of {header.count:,} entries; is it truncated?")
 
 
-def _pieces(file: BinaryIO, header: Header, text_bytes: int) -> Iterator[bytes]:
+def _too_idle(name: str) -> MatrixError:
+    return MatrixError(f"{name}: more than {MAX_IDLE_LINES:,} comments and blank lines; remove them")
+
+
+def _pieces(file: Text, header: Header, text_bytes: int) -> Iterator[bytes]:
     """Yield the rest of `file` in pieces of whole lines."""
     rest = b""
     while text := file.read(text_bytes):
@@ -325,8 +413,7 @@ def _is_whole(word: bytes) -> bool:
 
 
 def _excerpt(text: bytes) -> str:
-    shown = text.strip().decode("latin-1")
-    return shown if len(shown) <= 40 else shown[:40] + "..."
+    return one_line(text[:2000].strip().decode("latin-1"), 40)
 
 
 # -- the grammar of a number -------------------------------------------------------------------------------------------

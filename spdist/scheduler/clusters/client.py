@@ -1,0 +1,106 @@
+"""Clients that stop within seconds, whatever happened to the scheduler and the workers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from distributed import Client, Nanny, SpecCluster
+
+logger = logging.getLogger("spdist")
+
+STOP_SECONDS, RELEASE_SECONDS = 1.0, 30.0
+"""Seconds to wait for each step of a stop: workers let the job go, the client says goodbye, the workers end. After a
+run that went well, workers have longer to let the job go, because the next one needs their memory."""
+
+
+class RunClient(Client):
+    """A client that gives a lost scheduler up at once. Dask's own would look for it for as long as it took to connect.
+
+    Parameters
+    ----------
+    address : str
+        Of the scheduler.
+    **options
+        Of Dask's client.
+
+    Attributes
+    ----------
+    lost : bool
+        Whether the connection to the scheduler broke. All futures are gone then; a scheduler that comes back has no
+        task of this run.
+    """
+
+    def __init__(self, address: str, **options: Any) -> None:
+        self.lost = False
+        try:
+            super().__init__(address, **options)  # type: ignore[no-untyped-call]
+        except BaseException:
+            self.status = "closed"  # else it would try to say goodbye, and wait, when it is collected
+            raise
+
+    async def _reconnect(self) -> None:
+        self.lost, self._timeout = True, 0
+        await super()._reconnect()
+
+    def unregister_worker_plugin(self, name: str, nanny: bool | None = None) -> Any:
+        """Remove a plugin from all workers; raise TimeoutError if they take long, above all while an error is raised.
+
+        Workers that end with this client remove it themselves when they end.
+        """
+        stopping = sys.exc_info()[0] is not None
+        if stopping and self.cluster is not None:
+            return {}
+        seconds = STOP_SECONDS if stopping else RELEASE_SECONDS
+        sync: Any = self.sync
+        return sync(self._unregister_worker_plugin, name=name, nanny=nanny, callback_timeout=seconds)
+
+
+def close_client(client: Client) -> None:
+    """Close a client; leave it behind if that takes longer than `STOP_SECONDS`.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    """
+    with contextlib.suppress(Exception):  # the run is over; whatever Dask raises here changes nothing for the user
+        client.close(timeout=STOP_SECONDS)
+
+
+@contextlib.contextmanager
+def closed_if_interrupted() -> Iterator[None]:
+    """Close the clusters whose start is interrupted: nobody else has them yet."""
+    before = set(SpecCluster._instances)
+    try:
+        yield
+    except KeyboardInterrupt:
+        for cluster in set(SpecCluster._instances) - before:
+            close_cluster(cluster)
+        raise
+
+
+def close_cluster(cluster: SpecCluster) -> None:
+    """End a cluster of this machine; kill worker processes that take longer than two `STOP_SECONDS`.
+
+    Parameters
+    ----------
+    cluster : SpecCluster
+        Nothing on its workers is needed any more.
+    """
+    nannies = [nanny for nanny in cluster._created if isinstance(nanny, Nanny)]  # those that are starting too
+    loop: Any = cluster.loop
+    loop.asyncio_loop.set_exception_handler(lambda *_: None)  # nobody is left to read the errors of killed workers
+    try:
+        cluster.close(timeout=2 * STOP_SECONDS)
+    except Exception as error:  # a worker that is stuck, or a nanny that is restarting its worker
+        logger.debug("the cluster did not close: %s", error)
+    cluster.shutdown_on_close = False  # Dask would try again, and wait, when the interpreter ends
+    for nanny in nannies:
+        if nanny.pid:
+            with contextlib.suppress(OSError):
+                os.kill(nanny.pid, signal.SIGKILL)

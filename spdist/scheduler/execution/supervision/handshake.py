@@ -1,0 +1,349 @@
+"""The handshake with workers before anything is written: this client's spdist, enough memory, the same A, B and C.
+
+One call asks all workers at once. A worker that cannot do the job would otherwise show it late and badly: as an error
+from unpickling, as restarts without end, or as Zarr chunks of C in a folder that nobody else sees.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import platform
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from distributed import Client
+from distributed.protocol import pickle
+
+from spdist.errors import InputError, SpdistError
+from spdist.scheduler.execution.supervision import probe
+from spdist.scheduler.execution.supervision.calls import (
+    ATTEMPTS,
+    LOST,
+    PAUSE_SECONDS,
+    addresses,
+    describe,
+    is_connected,
+    lost_scheduler,
+)
+from spdist.scheduler.execution.supervision.nonce import VISIBLE_SECONDS, NonceFolder
+from spdist.storage.chunked_array import ChunkedArray
+from spdist.storage.locations import in_process
+from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.units import format_bytes
+
+logger = logging.getLogger("spdist")
+
+ANSWER_SECONDS = 60.0
+"""Seconds in which workers must answer: a busy worker answers between two tasks, a hung file system never."""
+POLL_SECONDS = 0.1
+"""Seconds between two looks for workers while there are none."""
+EXACT = "dask", "distributed"
+"""Packages whose versions must be equal."""
+MINOR = "python", "zarr"
+"""Packages whose versions must be equal up to the minor version."""
+_CALL = "(exec(source, scope), scope['answer'](expected, question))[1]"
+
+Sums = tuple[tuple[int, ...], ...]
+"""Checksums of some Zarr chunks of each array of a matrix."""
+
+
+class View(NamedTuple):
+    """What a worker sees of the job's storage.
+
+    Attributes
+    ----------
+    problem : str
+        What is wrong; empty if nothing is.
+    nonce : str
+        Name of the file that the worker wrote beside C; empty if there is no C.
+    """
+
+    problem: str
+    nonce: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a worker is asked about the job's storage.
+
+    Attributes
+    ----------
+    matrices : tuple of (str, StoredMatrix, Sums)
+        Operands and mask: what each is called, as the client sees it, and some of its checksums.
+    target : str
+        Where C goes; empty if C is not stored, or not yet known.
+    """
+
+    matrices: tuple[tuple[str, StoredMatrix, Sums], ...] = ()
+    target: str = ""
+
+    @staticmethod
+    def about(named: Iterable[tuple[str, StoredMatrix]]) -> Question:
+        """Return the question about some matrices; matrices in the memory of this process are left out."""
+        return Question(tuple((name, m, sums_of(m)) for name, m in named if not in_process(m.url)))
+
+
+def sums_of(m: StoredMatrix) -> Sums:
+    """Return the checksums of the first, the middle and the last Zarr chunk of each array."""
+
+    def sums(array: ChunkedArray) -> tuple[int, ...]:
+        ids = sorted({0, array.nchunks // 2, array.nchunks - 1}) if array.nchunks else []
+        return tuple(int(one) for k in ids for one in array.stored_checksums(k, k + 1))
+
+    return sums(m.indptr), sums(m.indices), sums(m.data)
+
+
+def look(question: Question) -> View:
+    """Compare what this process sees with what the client sees, and write a file beside C; for a worker."""
+    for name, expected, sums in question.matrices:
+        try:
+            found = open_matrix(expected.url)
+            is_same = found == expected and sums_of(found) == sums
+        except (SpdistError, OSError) as error:
+            return View(f"cannot read {name}: {error}", "")
+        if not is_same:
+            return View(f"sees another matrix than the client as {name} at {expected.url}", "")
+    if not question.target:
+        return View("", "")
+    try:
+        return View("", NonceFolder(question.target).write())
+    except (OSError, ValueError, ImportError) as error:
+        return View(f"cannot write beside C, to the folder of {question.target}: {describe(error)}", "")
+
+
+class Handshake:
+    """Knows which workers fit a job, and asks those that it does not know.
+
+    Parameters
+    ----------
+    client : distributed.Client
+
+    Attributes
+    ----------
+    accepted, refused : set of str
+        Addresses.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.accepted: set[str] = set()
+        self.refused: set[str] = set()
+        self._need = 0
+        self._question: Question | None = None
+
+    def check_installation(self) -> None:
+        """Refuse workers, and a scheduler, that have another spdist than this client; ask nothing of storage.
+
+        Raises
+        ------
+        InputError
+            Names a worker, and what to install.
+        """
+        self._refuse(self._check_scheduler() | self._ask(addresses(self.client)))
+
+    def check(self, need: int, question: Question) -> None:
+        """Refuse workers that do not fit the job; wait until there is a worker.
+
+        Parameters
+        ----------
+        need : int
+            Bytes of memory that the plan needs on a worker, besides what the idle worker takes.
+        question : Question
+
+        Raises
+        ------
+        InputError
+            Names a worker, what is wrong with it, and the remedy.
+        SpdistError
+            If no worker answers.
+        """
+        self._need, self._question = need, question
+        self.accepted.clear()
+        self._refuse(self._check_scheduler())
+        for _ in range(ATTEMPTS):
+            self._refuse(self._ask(self._wait_for_workers()))
+            if self.accepted:
+                return
+            time.sleep(PAUSE_SECONDS)
+        raise SpdistError("no worker answers: look at the workers' logs, and continue with --resume")
+
+    def admit(self, workers: Sequence[str]) -> list[str]:
+        """Return the workers that fit; ask those that joined, and warn of those that do not fit."""
+        self.accepted &= set(workers)
+        self.refused &= set(workers)
+        new = [address for address in workers if address not in self.accepted | self.refused]
+        for problem in (self._ask(new) if new else {}).values():
+            logger.warning("%s; it is not used", problem)
+        return [address for address in workers if address in self.accepted]
+
+    def _wait_for_workers(self) -> list[str]:
+        while not (found := addresses(self.client)):
+            time.sleep(POLL_SECONDS)
+        return found
+
+    def _refuse(self, problems: dict[str, str]) -> None:
+        if problems:
+            others = len(problems) - 1
+            first = problems[min(problems)]
+            raise InputError(first + (f" (and {others:,} more workers do not fit)" if others else ""))
+
+    def _ask(self, workers: list[str]) -> dict[str, str]:
+        """Ask workers and remember who fits; return what is wrong with the others, by address.
+
+        Workers that died meanwhile are in neither group.
+        """
+        question = b"" if self._question is None else pickle.dumps(functools.partial(look, self._question))
+        folder = NonceFolder(self._question.target) if self._question is not None and self._question.target else None
+        try:
+            if folder is not None:
+                folder.clear()  # what a killed run left
+            answers = ask(self.client, workers, question)
+            problems = self._judge(answers, folder)
+        finally:
+            if folder is not None:
+                folder.clear()
+        self.refused |= problems.keys()
+        self.accepted |= {one for one, answer in answers.items() if isinstance(answer, dict)} - problems.keys()
+        return problems
+
+    def _judge(self, answers: dict[str, Any], folder: NonceFolder | None) -> dict[str, str]:
+        """Return what is wrong with workers, by address, from their answers."""
+        infos = self.client.scheduler_info(n_workers=-1).get("workers", {})
+        deadline = time.monotonic() + VISIBLE_SECONDS
+        problems = {}
+        for address, answer in answers.items():
+            if isinstance(answer, (*LOST, OSError)):
+                continue  # it died
+            if isinstance(answer, Exception):
+                problem = f"does not answer as it should ({describe(answer)}): look at its log"
+            elif "error" in answer:
+                problem = f"on {answer['host']} cannot load spdist ({answer['error']}): install there what is missing"
+            else:
+                problem = (
+                    installation_problem(answer)
+                    or memory_problem(answer, infos.get(address, {}), self._need)
+                    or storage_problem(answer, folder, deadline)
+                )
+            if problem:
+                problems[address] = f"worker {address} {problem}"
+        return problems
+
+    def _check_scheduler(self) -> dict[str, str]:
+        """Return what is wrong with the scheduler, if it is a process of its own that has spdist."""
+        if getattr(self.client, "cluster", None) is not None:
+            return {}
+        try:
+            answer = self.client.run_on_scheduler(eval, _CALL, _names(b""))
+        except (*LOST, OSError) as error:
+            raise lost_scheduler(self.client) from error
+        if not answer["source"]:
+            return {}  # the client has said that it takes no plugin
+        problem = installation_problem(answer)
+        return {"": f"the scheduler {problem}"} if problem else {}
+
+
+def _names(question: bytes) -> dict[str, Any]:
+    """Return the names that `_CALL` uses."""
+    source = inspect.getsource(probe)
+    return {"source": source, "scope": {}, "expected": probe.source_digest(), "question": question}
+
+
+def ask(client: Client, workers: list[str], question: bytes) -> dict[str, Any]:
+    """Ask workers `probe.answer`, in one call.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    workers : list of str
+    question : bytes
+
+    Returns
+    -------
+    dict
+        By address: the answer, or an exception.
+
+    Raises
+    ------
+    SpdistError
+        If a worker does not answer in time, or the scheduler is gone.
+    """
+    run = {"workers": workers, "on_error": "return", "callback_timeout": ANSWER_SECONDS}
+    try:
+        return dict(client.sync(client._run, eval, _CALL, _names(question), **run))
+    except (*LOST, OSError) as error:
+        if not is_connected(client):
+            raise lost_scheduler(client) from error
+        infos = client.scheduler_info(n_workers=-1).get("workers", {})
+        silent = min(infos, key=lambda address: infos[address].get("last_seen", 0.0), default="")
+        raise SpdistError(
+            f"worker {silent} does not answer within {ANSWER_SECONDS:.0f} s ({describe(error)}): its storage may hang; "
+            f"stop it, and continue with --resume"
+        ) from error
+
+
+def installation_problem(answer: dict[str, Any]) -> str:
+    """Return how a process's spdist, Dask, Zarr and Python differ from this client's; empty if they fit."""
+    own, found = probe.versions(), answer["versions"]
+    if not answer["source"]:
+        return f"has no spdist (Python {found['python']} on {answer['host']}): install there what the client has"
+    if answer["source"] != probe.source_digest():
+        return (
+            f"has spdist {found.get('spdist', '')} of another source ({answer['source']}), the client has "
+            f"{own.get('spdist', '')} ({probe.source_digest()}): install the same on both, and start it anew"
+        )
+    for name in (*EXACT, *MINOR):
+        theirs, ours = found.get(name, "none"), own.get(name, "none")
+        length = None if name in EXACT else 2
+        if theirs.split(".")[:length] != ours.split(".")[:length]:
+            return f"has {name} {theirs}, the client has {ours}: install the same on both"
+    return ""
+
+
+def memory_problem(answer: dict[str, Any], info: dict[str, Any], need: int) -> str:
+    """Return why a worker has too little memory, or no threads; empty if it fits.
+
+    Parameters
+    ----------
+    answer : dict
+        From `probe.answer`.
+    info : dict
+        What the scheduler knows of the worker.
+    need : int
+        Bytes that the plan needs, besides what the idle worker takes.
+    """
+    if info.get("nthreads", 1) < 1:
+        return "has no threads: start it with --nthreads 1 or more"
+    if answer["pid"] == os.getpid() and answer["host"] == platform.node():
+        return ""  # a thread of this process
+    limit, of = answer["host_limit"], "of its host or control group"
+    share = int(answer["memory_share"] * (info.get("memory_limit") or 0))
+    if 0 < share < limit:
+        limit, of = share, f"({answer['memory_share']:.0%} of its --memory-limit, where Dask pauses it)"
+    if need + answer["resident"] <= limit:
+        return ""
+    room = max(limit - answer["resident"], 0)
+    return (
+        f"has {format_bytes(limit)} of memory {of}, {format_bytes(answer['resident'])} of it in use, and the plan "
+        f"needs {format_bytes(need)} more: start it with more memory, or plan with memory_limit={format_bytes(room)}"
+    )
+
+
+def storage_problem(answer: dict[str, Any], folder: NonceFolder | None, deadline: float) -> str:
+    """Return how a worker's view of A, B, the mask or C's folder differs from the client's; empty if it does not."""
+    view: View | None = answer.get("answer")
+    if view is None:
+        return ""
+    where = f"on {answer['host']}"
+    if view.problem:
+        return f"{where} {view.problem}: give it the same file systems and credentials as the client"
+    if folder is not None and not folder.is_there(view.nonce, deadline):
+        return (
+            f"{where} sees another folder than the client at the place of {folder.target}: mount the same file system "
+            f"on both"
+        )
+    return ""

@@ -1,0 +1,87 @@
+"""Workers that join during a run: each checks itself before its first task, and stays out of the run if it cannot help.
+
+The driver gives such a worker no block. Dask might, so the worker pauses: the scheduler gives no task to a paused
+worker, and a task that it has already goes back (`distributed.Reschedule`). It goes on when the run is over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from distributed import Worker
+from distributed.core import Status
+
+from spdist.errors import SpdistError
+from spdist.scheduler.execution.records import JobSpec
+from spdist.scheduler.execution.supervision import probe
+from spdist.scheduler.execution.supervision.handshake import Question, look
+from spdist.scheduler.execution.telemetry import ANNOUNCEMENTS
+from spdist.storage import groups
+from spdist.storage.matrix import StoredMatrix
+
+STAYING_OUT: dict[str, Any] = {}
+"""Jobs that this process stays out of: the share of memory at which Dask paused it before, by name of the job."""
+
+
+@dataclass(frozen=True)
+class JoinCheck:
+    """What a worker checks before it takes part in a job.
+
+    Attributes
+    ----------
+    source : str
+        The client's `probe.source_digest`.
+    question : Question
+        About the operands.
+    place : str
+        Where the unfinished C lies; empty if C is not stored.
+    product : str
+        What the client reads there: the record of the product.
+    """
+
+    source: str
+    question: Question
+    place: str
+    product: str
+
+    @staticmethod
+    def of(job: JobSpec, place: str) -> JoinCheck:
+        """Return the check for a job; `place` is that of its unfinished C, empty if there is none."""
+        matrices = {"A": job.a, "B": job.b}
+        if isinstance(job.product.mask, StoredMatrix):
+            matrices["the mask"] = job.product.mask
+        return JoinCheck(probe.source_digest(), Question.about(matrices.items()), place, _product_at(place))
+
+    def problem(self) -> str:
+        """Return why this process cannot take part; empty if it can."""
+        if self.source != probe.source_digest():
+            return "has spdist of another source than the client"
+        if problem := look(self.question).problem:
+            return problem
+        try:
+            return "" if _product_at(self.place) == self.product else f"sees another folder at {self.place}"
+        except (SpdistError, OSError) as error:
+            return f"cannot read {self.place}: {error}"
+
+
+def _product_at(place: str) -> str:
+    return repr(groups.read_facts(place).get("product")) if place else ""
+
+
+def stay_out(worker: Worker, job: str, problem: str) -> None:
+    """Let a worker take no tasks while a job runs, and tell the user."""
+    memory: Any = worker.memory_manager
+    STAYING_OUT[job] = memory.memory_pause_fraction
+    memory.memory_pause_fraction = False  # Dask would let the worker go on
+    worker.status = Status.paused
+    text = f"worker {worker.address} {problem}; it is not used"
+    worker.log_event(ANNOUNCEMENTS, {"product": job, "text": text})
+
+
+def take_part_again(worker: Worker, job: str) -> None:
+    """Undo `stay_out` when the job is over."""
+    if job in STAYING_OUT:
+        memory: Any = worker.memory_manager
+        memory.memory_pause_fraction = STAYING_OUT.pop(job)
+        worker.status = Status.running

@@ -1,0 +1,215 @@
+"""Says what a run waits for: a thread that writes a line when nothing has happened for a while.
+
+The thread owns no state of the run. The driver hands it frozen values (`Monitor.note`), and the scheduler's events tell
+it which workers come and go.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from distributed import Client
+
+from spdist.scheduler.execution.supervision.calls import LOST, is_connected
+from spdist.scheduler.execution.telemetry import ANNOUNCEMENTS, InFlight
+
+logger = logging.getLogger("spdist")
+
+WORKER_EVENTS = "all"
+"""Dask topic of workers that join and leave."""
+CALL_SECONDS = 2.0
+"""Seconds that the scheduler may take to say where a block is."""
+
+
+@dataclass(frozen=True)
+class MonitorTuning:
+    """When a monitor says that nothing happens.
+
+    Attributes
+    ----------
+    no_workers_seconds : float
+        Seconds without workers.
+    idle_seconds : float
+        Seconds in which nothing was finished.
+    growth : float
+        Each further line comes after so many times the time of the line before.
+    most_seconds : float
+        Longest time between two lines.
+    tick_seconds : float
+        Seconds between two looks.
+    """
+
+    no_workers_seconds: float = 10.0
+    idle_seconds: float = 60.0
+    growth: float = 2.0
+    most_seconds: float = 600.0
+    tick_seconds: float = 0.5
+
+
+TUNING = MonitorTuning()
+
+
+class _Clock:
+    """Tells when to say again that something has lasted for a while, at growing intervals.
+
+    Parameters
+    ----------
+    first : float
+        Seconds until the first line.
+    tuning : MonitorTuning
+    """
+
+    def __init__(self, first: float, tuning: MonitorTuning) -> None:
+        self.first, self.tuning = first, tuning
+        self.reset(0.0)
+
+    def reset(self, now: float) -> None:
+        """Begin anew: something happened."""
+        self.since, self.wait = now, self.first
+
+    def due(self, now: float) -> float:
+        """Return the seconds that it has lasted if a line is due; 0.0 if none is."""
+        lasted = now - self.since
+        if lasted < self.wait:
+            return 0.0
+        self.wait = lasted + min(self.wait * (self.tuning.growth - 1), self.tuning.most_seconds)
+        return lasted
+
+
+class Monitor:
+    """Watches a run from a daemon thread while its ``with`` block lasts.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    name : str
+        Name of the job on the workers.
+    tuning : MonitorTuning
+    """
+
+    def __init__(self, client: Client, name: str, tuning: MonitorTuning | None = None) -> None:
+        self.client, self.name, self.tuning = client, name, tuning or TUNING
+        self._phase = "the workers to answer"
+        self._noted = InFlight()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="spdist-monitor", daemon=True)
+
+    def __enter__(self) -> Monitor:
+        self.client.subscribe_topic(WORKER_EVENTS, self._worker_event)
+        self.client.subscribe_topic(ANNOUNCEMENTS, self._announcement)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if is_connected(self.client):
+            for topic in (WORKER_EVENTS, ANNOUNCEMENTS):
+                self.client.unsubscribe_topic(topic)
+
+    def note(self, now: InFlight) -> None:
+        """Take note of the blocks in flight; the driver calls this after each step."""
+        self._noted = now
+
+    @contextmanager
+    def waiting_for(self, phase: str) -> Iterator[None]:
+        """Name what the run waits for during a ``with`` block: "the plan"."""
+        before, self._phase = self._phase, phase
+        try:
+            yield
+        finally:
+            self._phase = before
+
+    # -- the thread ----------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Look at the run now and then until it ends or its scheduler is gone."""
+        start = time.monotonic()
+        no_workers = _Clock(self.tuning.no_workers_seconds, self.tuning)
+        idle = _Clock(self.tuning.idle_seconds, self.tuning)
+        no_workers.reset(start)
+        idle.reset(start)
+        before: tuple[str, int] = ("", -1)
+        while not self._stop.wait(self.tuning.tick_seconds) and is_connected(self.client):
+            now, noted = time.monotonic(), self._noted
+            if self._count_workers():
+                no_workers.reset(now)
+                if before != (self._phase, noted.finished):
+                    before = self._phase, noted.finished
+                    idle.reset(now)
+                elif lasted := idle.due(now):
+                    logger.warning("%s", self._idle_line(noted, lasted))
+            else:
+                idle.reset(now)
+                if lasted := no_workers.due(now):
+                    logger.warning("%s", self._no_workers_line(lasted))
+
+    def _count_workers(self) -> int:
+        """Return how many workers there are, as the client's last look at the scheduler found; at least 0."""
+        return int(self.client._scheduler_identity.get("n_workers", 0))
+
+    def _no_workers_line(self, lasted: float) -> str:
+        address = getattr(self.client.scheduler, "address", "the scheduler's address")
+        how = (
+            "they are being started" if self.client.cluster is not None else f"start some with `dask worker {address}`"
+        )
+        return (
+            f"no workers at {address} for {lasted:.0f} s: waiting; {how}, or stop with Ctrl-C; finished rows are kept"
+        )
+
+    def _idle_line(self, noted: InFlight, lasted: float) -> str:
+        if not noted.blocks:
+            return f"waiting for {self._phase} for {lasted:.0f} s"
+        number, start, stop = noted.oldest
+        in_flight = f"{noted.blocks:,} blocks are" if noted.blocks > 1 else "1 block is"
+        return (
+            f"nothing finished for {lasted:.0f} s: {in_flight} in flight; the oldest, rows {start:,} to {stop:,}, "
+            f"{self._find(number)}"
+        )
+
+    def _find(self, number: int) -> str:
+        """Return in words where a block is: its stage, and its worker."""
+        scheduler: Any = self.client.scheduler
+        try:
+            processing = self.client.sync(scheduler.processing, workers=None, callback_timeout=CALL_SECONDS)
+        except (*LOST, OSError):
+            return "is somewhere: the scheduler does not answer"
+        for worker, keys in processing.items():
+            for key in keys:
+                stage, of_job = _stage_of(key, self.name)
+                if of_job == number and stage != "join":
+                    return f"is in stage {stage} on worker {worker}"
+        return "waits for a worker"
+
+    # -- events of the scheduler, in the client's thread ---------------------------------------------------------------
+
+    def _worker_event(self, event: tuple[float, Any]) -> None:
+        """Say that a worker has joined or was lost."""
+        message = event[1]
+        action = message.get("action") if isinstance(message, dict) else None
+        if self._stop.is_set():
+            return
+        if action == "add-worker":
+            logger.warning("worker %s has joined", message["worker"])
+        elif action == "remove-worker":
+            held = self._noted.held.get(message["worker"], 0)
+            again = f"its {held:,} blocks are computed again" if held else "it held no block"
+            logger.warning("worker %s was lost: %s", message["worker"], again)
+
+    def _announcement(self, event: tuple[float, Any]) -> None:
+        """Say what a worker announced."""
+        message = event[1]
+        if message.get("product") == self.name:
+            logger.warning("%s", message["text"])
+
+
+def _stage_of(key: Any, name: str) -> tuple[str, int]:
+    """Return the stage and the block's number of a task; ("", -1) if it is of another job."""
+    if not isinstance(key, tuple | list) or len(key) < 2 or not str(key[0]).endswith(f"-{name}"):
+        return "", -1
+    return str(key[0]).removesuffix(f"-{name}"), int(key[1])

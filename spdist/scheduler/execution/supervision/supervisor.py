@@ -1,0 +1,74 @@
+"""What looks after the workers of one run: the handshake, and the monitor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+from distributed import Client
+
+from spdist.scheduler.execution.supervision.calls import clear_of_dask
+from spdist.scheduler.execution.supervision.handshake import Handshake, Question
+from spdist.scheduler.execution.supervision.monitor import Monitor
+from spdist.scheduler.planner.plan import Plan
+from spdist.scheduler.planner.request import PlanRequest
+from spdist.storage.matrix import StoredMatrix
+
+
+class Supervisor(NamedTuple):
+    """Looks after the workers of one run.
+
+    Attributes
+    ----------
+    handshake : Handshake
+    monitor : Monitor
+    """
+
+    handshake: Handshake
+    monitor: Monitor
+
+    def check(self, request: PlanRequest, plan: Plan, target: str) -> None:
+        """Refuse workers that do not fit a plan, or see other matrices or another folder at C's place.
+
+        Parameters
+        ----------
+        request : PlanRequest
+        plan : Plan
+        target : str
+            Where C goes; empty if C is not stored.
+
+        Raises
+        ------
+        InputError
+            Names a worker, what is wrong with it, and the remedy.
+        """
+        matrices = {"A": request.a, "B": request.b}
+        if isinstance(request.spec.mask, StoredMatrix):
+            matrices["the mask"] = request.spec.mask
+        question = replace(Question.about(matrices.items()), target=target)
+        self.handshake.check(plan.projected_host_memory, question)
+
+
+@contextmanager
+def supervised(client: Client, name: str) -> Iterator[Supervisor]:
+    """Look after a client's workers during a ``with`` block.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    name : str
+        Name of the job.
+
+    Yields
+    ------
+    Supervisor
+
+    Raises
+    ------
+    SpdistError
+        If workers, or the scheduler, were lost and the run could not go on.
+    """
+    with clear_of_dask(client), Monitor(client, name) as monitor:
+        yield Supervisor(Handshake(client), monitor)

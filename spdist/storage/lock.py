@@ -1,0 +1,504 @@
+"""One writer for each target: a lock beside it that names the run that holds it.
+
+The lock of ``C.zarr`` is the file ``C.zarr.spdist-lock``, on an object store the object of that name. It covers every
+place whose name begins with ``C.zarr.spdist-``: where a matrix is staged, transposed copies, partial products.
+
+Three rules decide about a lock that is there:
+
+* Its run is on this host and lives: it is refused. Process id and start time tell the run from another process.
+* Its run is on this host and is dead: it is taken over, with a warning.
+* Its run is elsewhere: its heartbeat decides, by the clock of the storage. Without a heartbeat for `STALE_SECONDS` the
+  lock is stale, and only ``--steal`` takes it.
+
+A lock ends once: whoever releases or takes it first creates ``C.zarr.spdist-lock.end-<digest of the lock>`` and looks
+again. A run whose lock was taken notices at its next heartbeat, or in `TargetLock.check`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import errno
+import getpass
+import hashlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from spdist.errors import InputError, SpdistError
+from spdist.storage import locations
+from spdist.storage.targets import replacement
+from spdist.storage.targets.lock_files import LockFiles, lock_files
+from spdist.storage.targets.processes import boot, namespace, process_start, writer_lives
+
+logger = logging.getLogger("spdist")
+
+HEARTBEAT_SECONDS = 5.0
+"""Seconds between two signs of life of a run that holds a lock."""
+
+STALE_SECONDS = 60.0
+"""Seconds without a sign of life after which a lock of another host counts as stale."""
+
+PATIENCE_SECONDS = 5.0
+"""Seconds to wait for another run that is just taking over, releasing, or replacing a matrix."""
+
+
+# -- who holds a lock --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The run that holds a lock, as the lock tells it.
+
+    Attributes
+    ----------
+    record : str
+        Unique for each lock file that is written.
+    run : str
+        The run's name.
+    host, user, command : str
+    boot, namespace : str
+        The boot of the host and the namespace of process ids, within which `pid` means one process.
+    pid : int
+    start : str
+        When the process started, on a clock that is not set.
+    begun : str
+        When the run began, UTC.
+    """
+
+    record: str
+    run: str
+    host: str
+    user: str
+    command: str
+    boot: str
+    namespace: str
+    pid: int
+    start: str
+    begun: str
+
+    def __str__(self) -> str:
+        return f"{self.run} (user {self.user} on {self.host}, process {self.pid}, since {self.begun} UTC)"
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the lock file."""
+        return json.dumps(asdict(self), indent=1).encode()
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the run's process is one of those that this process sees."""
+        return (self.boot, self.namespace) == (boot(), namespace())
+
+    @property
+    def lives(self) -> bool:
+        """Whether the run's process, which must be near, is alive."""
+        return process_start(self.pid) == self.start
+
+
+def owner_from(content: bytes) -> Owner | None:
+    """Return what a lock file tells; None if it is damaged."""
+    try:
+        found = json.loads(content)
+        texts = {field.name: str(found[field.name]) for field in dataclasses.fields(Owner)}
+        return Owner(**{**texts, "pid": int(found["pid"])})  # type: ignore[arg-type]
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def this_process(run: str) -> Owner:
+    """Return this process as the owner of locks of a run."""
+    return Owner(
+        record=uuid4().hex,
+        run=run,
+        host=socket.gethostname(),
+        user=_user(),
+        command=" ".join(sys.argv)[:200],
+        boot=boot(),
+        namespace=namespace(),
+        pid=os.getpid(),
+        start=process_start(os.getpid()),
+        begun=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
+    )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user id without a name, as in containers
+        return str(os.getuid()) if hasattr(os, "getuid") else "unknown"
+
+
+# -- the lock ----------------------------------------------------------------------------------------------------------
+
+
+class TargetLock:
+    """The right to write one target; `hold_target` makes it.
+
+    Parameters
+    ----------
+    target : str
+        Normalised.
+
+    Attributes
+    ----------
+    lost : bool
+        Whether another run has taken the lock.
+    depth : int
+        How many ``with`` blocks hold the target.
+    found : list of str
+        Places that belong to the target and were there before the lock was held: what dead runs left.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target, self.thread = target, threading.get_ident()
+        self.owner = this_process(uuid4().hex[:12])
+        self.content = self.owner.to_bytes()
+        self.path = f"{target}.spdist-lock"
+        self.files: LockFiles | None = None if locations.in_process(target) else lock_files(target)
+        self.lost, self.depth, self.found = False, 1, list[str]()
+        self._ended = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name=f"heartbeat of {self.path}", daemon=True)
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run that holds the lock."""
+        return self.owner.run
+
+    def check(self) -> None:
+        """Refuse to go on if another run has taken the lock.
+
+        Raises
+        ------
+        SpdistError
+        """
+        if self.files is not None and not self.lost:
+            self.lost = self.files.read(self.path) != self.content
+        if self.lost:
+            raise self.stolen()
+
+    def adopt(self, place: str) -> None:
+        """Take over what a dead run left at a place, with all that belongs to it, so that it is no longer removed."""
+        self.found = [p for p in self.found if p != place and not p.startswith(f"{place}{locations.FAMILY}")]
+
+    def stolen(self) -> SpdistError:
+        """Return the error of a run whose lock another run has taken."""
+        return SpdistError(
+            f"{self.target}: another run took the lock of this one ({self.run_id}), which stops here; what lies at "
+            f"{self.target} is the other's"
+        )
+
+    def acquire(self, *, steal: bool) -> None:
+        """Create the lock, or take that of a dead run.
+
+        Parameters
+        ----------
+        steal : bool
+            Take a lock that is stale too.
+
+        Raises
+        ------
+        InputError
+            If a live run holds the lock, or it is stale and `steal` is false.
+        """
+        if self.files is None:
+            return
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self._create():
+            content = self.files.read(self.path)
+            if content is not None:
+                self._judge(content, steal=steal)
+                if self._end(self.path, content, self.content):
+                    _warn_taken(self.target, owner_from(content))
+                    break
+            if time.monotonic() > deadline:
+                raise InputError(f"{self.target}: other runs are taking it; wait for them, or choose another name")
+            time.sleep(0.05)
+        self._heart.start()
+
+    def _create(self) -> bool:
+        assert self.files is not None
+        try:
+            return self.files.create(self.path, self.content)
+        except OSError as error:
+            raise _cannot_write(self.target, error) from error
+
+    def _judge(self, content: bytes, *, steal: bool) -> None:
+        """Refuse to take a lock of a live run, or a stale one that is not to be stolen."""
+        owner, age = owner_from(content), self._age(self.path)
+        if owner is not None and owner.is_near and not owner.lives:
+            return
+        if age is None or age < STALE_SECONDS or (owner is not None and owner.is_near):
+            held = f"run {owner}" if owner is not None else f"a run that {self.path} does not name"
+            seen = "" if age is None else f", last sign of life {age:.0f} s ago"
+            raise InputError(f"{self.target} is being written by {held}{seen}; wait for it, or choose another name")
+        if not steal:
+            held = f"run {owner}" if owner is not None else f"a run that {self.path} does not name"
+            raise InputError(
+                f"{self.target} was being written by {held}, which gave no sign of life for {age:,.0f} s; if it is "
+                f"dead, take over with --steal (steal=True), or remove {self.path}"
+            )
+
+    def _age(self, path: str) -> float | None:
+        """Return the seconds since the last sign of life, by the storage's clock; None if it tells no times."""
+        assert self.files is not None
+        return self.files.age(path)
+
+    def _end(self, path: str, content: bytes, new: bytes | None) -> bool:
+        """End a lock file: replace it by `new`, or delete it. Of all that try, one succeeds, whoever is killed when.
+
+        The right to end a file is a file of its own, created exclusively, which may in turn be that of a dead run.
+        """
+        assert self.files is not None
+        right = f"{self.path}.end-{hashlib.blake2b(content, digest_size=8).hexdigest()}"
+        mine = dataclasses.replace(self.owner, record=uuid4().hex).to_bytes()
+        if not self.files.create(right, mine):
+            other = self.files.read(right)
+            if other is None or self.is_live(right, other) or not self._end(right, other, mine):
+                return False
+        try:
+            if self.files.read(path) != content:
+                return False
+            if new is None:
+                self.files.delete(path)
+            else:
+                self.files.put(path, new)
+            return True
+        finally:
+            self.files.delete(right)
+
+    def is_live(self, path: str, content: bytes) -> bool:
+        """Whether the run that wrote the lock file at `path` is alive, as far as one can tell."""
+        owner = owner_from(content)
+        if owner is not None and owner.is_near:
+            return owner.lives
+        age = self._age(path)
+        return age is None or age < STALE_SECONDS
+
+    def _beat(self) -> None:
+        """Give a sign of life until the lock ends; stop the run if another has taken the lock."""
+        assert self.files is not None
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            try:
+                held = self.files.read(self.path) == self.content
+                if held:
+                    self.files.touch(self.path)
+            except Exception:  # the storage does not answer for now; each file system has errors of its own
+                continue
+            if not held:
+                self.lost = True
+                _interrupt(self.thread)
+                return
+
+    def release(self) -> None:
+        """End the lock, unless another run has taken it."""
+        self._ended.set()
+        if self.files is None or self.owner.pid != os.getpid():  # a process that was forked while the lock was held
+            return
+        if self._heart.ident is not None:
+            self._heart.join()
+        if self.lost:
+            with contextlib.suppress(KeyboardInterrupt):
+                time.sleep(0.01)  # lets the interrupt of the heartbeat come here, not later
+            return
+        try:
+            self._end(self.path, self.content, None)
+        except OSError as error:
+            logger.warning("%s could not be removed (%s): remove it", self.path, error.strerror or error)
+
+
+def _interrupt(thread: int) -> None:
+    """Raise KeyboardInterrupt in a thread: the main thread at once, others when their next call of the system ends."""
+    if thread == threading.main_thread().ident and callable(signal.getsignal(signal.SIGINT)):
+        signal.pthread_kill(thread, signal.SIGINT)
+    else:  # also where SIGINT is ignored, as in a job that a shell started in the background
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(KeyboardInterrupt))
+
+
+def _cannot_write(target: str, error: OSError) -> SpdistError:
+    """Return the error to raise if the lock of a target cannot be created."""
+    folder = target.rpartition("/")[0]
+    problem = str(error.strerror or error).replace("\n", " ")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return SpdistError(f"{target}: the disk is full ({problem}); nothing was written")
+    return InputError(f"{target}: {folder} may not be written to ({problem}); choose another place")
+
+
+def _warn_taken(target: str, dead: Owner | None) -> None:
+    who = f"run {dead}" if dead is not None else "a run that left a damaged lock"
+    logger.warning("%s: took over from %s, which ended before it was done", target, who)
+
+
+# -- holding a target --------------------------------------------------------------------------------------------------
+
+_held: dict[str, TargetLock] = {}
+_guard = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_held.clear)
+
+
+@contextlib.contextmanager
+def hold_target(url: str | Path, *, steal: bool = False) -> Iterator[TargetLock]:
+    """Hold the right to write a target; finish first what a dead run began to replace there.
+
+    The thread that holds a target may hold it again, and any place whose name begins with that of the target and
+    ``.spdist-``: it gets the same lock, which ends with the outermost ``with`` block. Other threads are other runs.
+
+    Parameters
+    ----------
+    url : str or Path
+        A path or an fsspec URL; the folder of a path must exist.
+    steal : bool
+        Take the lock of a run on another host that gave no sign of life for `STALE_SECONDS`.
+
+    Yields
+    ------
+    TargetLock
+
+    Raises
+    ------
+    InputError
+        If another run holds the target, or its folder may not be written to.
+    SpdistError
+        At the end of the block, if another run took the lock meanwhile.
+
+    Examples
+    --------
+    >>> with hold_target("memory://C.zarr") as outer, hold_target("memory://C.zarr.spdist-new") as inner:
+    ...     inner is outer
+    True
+    """
+    target = locations.family_of(locations.normalise(url))
+    with _guard:
+        outer = _held.get(target)
+        lock = outer or _held.setdefault(target, TargetLock(target))
+    if outer is not None:
+        if outer.thread != threading.get_ident():
+            raise InputError(
+                f"{target} is being written by run {outer.owner}, another thread of this process; wait for it, or "
+                f"choose another name"
+            )
+        outer.depth += 1
+        try:
+            yield outer
+        finally:
+            outer.depth -= 1
+        return
+    try:
+        with locations.clear_of_remote_errors(target):
+            lock.acquire(steal=steal)
+        try:
+            replacement.recover(target)
+            lock.found = locations.relatives(target)
+            yield lock
+        except (Exception, KeyboardInterrupt) as error:
+            if lock.lost:
+                raise lock.stolen() from error
+            raise
+        finally:
+            lock.release()
+    finally:
+        _held.pop(target, None)
+
+
+def check_held(url: str) -> None:
+    """Refuse to go on if another run has taken the lock of a target that this process holds.
+
+    Parameters
+    ----------
+    url : str
+        The target, normalised, or a place that its lock covers.
+
+    Raises
+    ------
+    SpdistError
+        If another run has the lock.
+    """
+    lock = _held.get(locations.family_of(url))
+    if lock is not None:
+        lock.check()
+
+
+def replace(source: str, target: str) -> None:
+    """Move a finished matrix to its target in one step, unless another run has taken the lock of the target.
+
+    Parameters
+    ----------
+    source, target : str
+        As for `replacement.replace`.
+
+    Raises
+    ------
+    SpdistError
+        If another run has the lock; nothing is replaced.
+    """
+    check_held(target)
+    replacement.replace(source, target)
+
+
+def remove_remains(target: str, keep: tuple[str, ...] = ()) -> None:
+    """Remove what dead runs left for a target, and say so; the lock of the target must be held.
+
+    Parameters
+    ----------
+    target : str
+        Normalised; or a place that belongs to the target, whose own remains are removed.
+    keep : tuple of str
+        Places to leave as they are, with all that belongs to them.
+    """
+    lock = _held[locations.family_of(target)]
+    removed = []
+    for place in [place for place in lock.found if place.startswith(f"{target}{locations.FAMILY}")]:
+        if not any(place == kept or place.startswith(f"{kept}{locations.FAMILY}") for kept in keep):
+            lock.found.remove(place)
+            if not _in_use(lock, place) and locations.any_there(place):
+                locations.discard(place)
+                removed.append(place)
+    if removed:
+        logger.warning("%s: removed what a run left that ended before it was done: %s", target, ", ".join(removed))
+
+
+def _in_use(lock: TargetLock, place: str) -> bool:
+    """Whether a place is a file of the lock that is held, or of a run that is about to ask for it."""
+    if not place.startswith(lock.path) or lock.files is None:
+        return False
+    content = None if place == lock.path else lock.files.read(place)
+    if content is None:
+        return True
+    lives = writer_lives(place)
+    return lock.is_live(place, content) if lives is None else lives
+
+
+def readable_place(url: str) -> str:
+    """Return where to read the matrix of a target that a dead run may have been replacing.
+
+    Parameters
+    ----------
+    url : str
+        Normalised.
+
+    Returns
+    -------
+    str
+        Usually `url`. If the run was killed between two steps, it is finished or undone first; if that is not allowed,
+        the place of the matrix that is whole.
+    """
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (place := replacement.whole_place(url)) != url and locations.is_local(url):
+        try:
+            with hold_target(url):
+                pass
+        except (InputError, OSError):  # a run that lives is replacing the matrix just now; or no right to write here
+            if time.monotonic() > deadline or not os.access(locations.local_path(url).parent, os.W_OK):
+                return place
+            time.sleep(0.05)
+    return place

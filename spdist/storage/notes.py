@@ -1,0 +1,258 @@
+"""Small files of spdist's own in a Zarr group, what reaches the disk when, and what a dead run left in a group.
+
+A note says in its first line what it is, and has a digest. A crash leaves its old content or its new one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+from zarr.abc.store import Store
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+
+from spdist.errors import CorruptError, ResumeError
+from spdist.storage import locations
+from spdist.storage.checksums import NOTE as TABLE
+from spdist.storage.checksums import digest_of, read_small
+from spdist.storage.chunked_array import ChunkedArray
+from spdist.storage.groups import ARRAYS
+from spdist.storage.locations import unreadable
+
+NOTE_FORMAT = 1
+"""Format of the notes that this spdist writes, and the only one that it reads."""
+
+UNFINISHED_NOTES = ("plan", "journal")
+"""Notes that only an unfinished group has."""
+
+PARTIAL = ".partial"
+"""End of the names of files that are being written, Zarr's and ours."""
+
+
+def write_note(url: str, name: str, content: bytes) -> None:
+    """Write the small file ``spdist-<name>`` into a group; a crash leaves the old content or the new.
+
+    One line of JSON comes first: what the note is, its format, and length and digest of its content. On a local file
+    system the content reaches the disk before the name does.
+
+    Parameters
+    ----------
+    url : str
+        A group.
+    name : str
+        Of the note; the file is ``spdist-<name>``.
+    content : bytes
+    """
+    write_durably(url, f"spdist-{name}", _first_line(name, content) + b"\n" + content)
+
+
+def read_note(url: str, name: str) -> bytes | None:
+    """Return the content that `write_note` wrote; None if there is no such file.
+
+    Parameters
+    ----------
+    url, name : str
+        As for `write_note`.
+
+    Returns
+    -------
+    bytes or None
+
+    Raises
+    ------
+    CorruptError
+        If the note is damaged.
+    ResumeError
+        If the note has another format.
+    """
+    try:
+        head, _, content = read_small(url, f"spdist-{name}").partition(b"\n")
+    except FileNotFoundError:
+        return None
+    except PermissionError as error:
+        raise unreadable(f"{url}/spdist-{name}") from error
+    except OSError as error:
+        raise damaged_note(url, name, error.strerror or str(error)) from error
+    if head == _first_line(name, content):
+        return content
+    try:
+        facts = json.loads(head)
+        written = facts.get("format", 0 if "blake2b" not in facts else None)
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise damaged_note(url, name, "its first line is not as it was written") from error
+    if isinstance(written, int) and written != NOTE_FORMAT:
+        raise foreign_note(url, name)
+    raise damaged_note(url, name, "its first line does not fit what follows")
+
+
+def _first_line(name: str, content: bytes) -> bytes:
+    """Return the line before the content of a note."""
+    facts = {"kind": name, "format": NOTE_FORMAT, "length": len(content), "blake2b": digest_of(content)}
+    return json.dumps(facts).encode()
+
+
+def damaged_note(url: str, name: str, why: str) -> CorruptError:
+    """Return the error to raise if the note `name` of the group at `url` is damaged."""
+    return CorruptError(f"{url}/spdist-{name} is damaged ({why}); write the matrix again, with --overwrite")
+
+
+def foreign_note(url: str, name: str) -> ResumeError:
+    """Return the error to raise if another version of spdist wrote the note `name` of the group at `url`."""
+    return ResumeError(
+        f"{url}/spdist-{name} was written by another version of spdist; go on with that version, or write the matrix "
+        f"again, with --overwrite"
+    )
+
+
+def remove_note(url: str, name: str) -> None:
+    """Delete the file that `write_note` wrote.
+
+    Parameters
+    ----------
+    url, name : str
+        As for `write_note`.
+    """
+    sync(locations.open_store(url).delete(f"spdist-{name}"))
+
+
+def write_durably(url: str, key: str, content: bytes) -> None:
+    """Write a small file of a group; after a crash or a power failure it has the old content or the new.
+
+    Parameters
+    ----------
+    url, key : str
+        The group, and the name of the file in it.
+    content : bytes
+    """
+    if not locations.is_local(url):
+        sync(locations.open_store(url).set(key, default_buffer_prototype().buffer.from_bytes(content)))
+        return
+    path = locations.local_path(url) / key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{uuid4().hex}{PARTIAL}")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems do not sync folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def has_notes(url: str) -> bool:
+    """Whether an unfinished group, or what is left of one, is at `url`."""
+    store = locations.open_store(url)
+    return any(sync(store.exists(f"spdist-{note}")) for note in UNFINISHED_NOTES)
+
+
+def remove_remains(url: str) -> list[str]:
+    """Delete what a dead run left in a group: the notes of its work, and files that were being written.
+
+    Parameters
+    ----------
+    url : str
+        A group that nobody writes.
+
+    Returns
+    -------
+    list of str
+        The names of what was deleted.
+    """
+    removed = []
+    for note in UNFINISHED_NOTES:
+        if sync(locations.open_store(url).exists(f"spdist-{note}")):
+            remove_note(url, note)
+            removed.append(f"spdist-{note}")
+    if locations.is_local(url):
+        root = locations.local_path(url)
+        for path in [path for path in root.rglob(f"*{PARTIAL}") if path.is_file()]:
+            path.unlink(missing_ok=True)
+            removed.append(str(path.relative_to(root)))
+    return removed
+
+
+def refresh(array: ChunkedArray) -> None:
+    """Let a network file system look again for Zarr chunks that it did not find, by listing their folder."""
+    if locations.is_local(array.url):
+        with suppress(OSError):
+            list((locations.local_path(array.url) / f"{array.name}/c").iterdir())
+
+
+def sync_metadata(url: str) -> None:
+    """Wait until metadata and tables of checksums of a local group are on the disk; its Zarr chunks may be late."""
+    if not locations.is_local(url):
+        return
+    root = locations.local_path(url)
+    for folder in (*(root / name for name in ARRAYS), root):
+        for path in (folder / "zarr.json", folder / TABLE):
+            if path.is_file():
+                _sync(path)
+        _sync(folder)
+
+
+def sync_disk(url: str) -> None:
+    """Wait until all files of the file system of a local `url` are on the disk, so that no power failure loses them."""
+    if not locations.is_local(url):
+        return
+    descriptor = os.open(locations.local_path(url), os.O_RDONLY)
+    try:
+        syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+        if syncfs is None:  # no Linux
+            os.sync()
+        elif syncfs(descriptor):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), url)
+    finally:
+        os.close(descriptor)
+
+
+def remove_chunks(array: ChunkedArray, kept: int) -> None:
+    """Delete the Zarr chunks of an array but the first `kept`; nobody may write them.
+
+    Parameters
+    ----------
+    array : ChunkedArray
+    kept : int
+    """
+    folder = f"{array.name}/c"
+    if not locations.is_local(array.url):
+        store = locations.open_store(array.url)
+        for name in sync(_names(store, folder)):
+            if not name.isdigit() or int(name) >= kept:
+                sync(store.delete_dir(f"{folder}/{name}"))
+                sync(store.delete(f"{folder}/{name}"))
+        return
+    path = locations.local_path(array.url) / folder
+    for entry in list(os.scandir(path)) if path.is_dir() else ():
+        if entry.name.isdigit() and int(entry.name) < kept:
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            Path(entry.path).unlink()
+
+
+async def _names(store: Store, folder: str) -> list[str]:
+    return [name async for name in store.list_dir(folder)]

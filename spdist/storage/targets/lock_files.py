@@ -1,0 +1,198 @@
+"""The small files of which a lock consists: created exclusively, read, replaced, and touched as a sign of life."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from spdist.storage import locations
+from spdist.storage.targets.processes import name_of_writer
+
+SETTLE_SECONDS = 1.0
+"""Seconds to wait before reading back what was written to a storage that cannot create a file exclusively."""
+
+NO_FILE = (FileNotFoundError, NotADirectoryError)
+
+
+class LockFiles(Protocol):
+    """What a lock needs of its storage; each `path` is one that the lock of a target begins."""
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Create a file with its whole content; return False if there is one."""
+
+    def read(self, path: str) -> bytes | None:
+        """Return the content of a file; None if there is none."""
+
+    def put(self, path: str, content: bytes) -> None:
+        """Replace a file in one step."""
+
+    def delete(self, path: str) -> None:
+        """Delete a file, if it is there."""
+
+    def touch(self, path: str) -> None:
+        """Give a sign of life."""
+
+    def age(self, path: str) -> float | None:
+        """Return the seconds since the last sign of life, by the clock of the storage; None if it tells no times."""
+
+
+def lock_files(target: str) -> LockFiles:
+    """Return the files of the lock of a target.
+
+    Parameters
+    ----------
+    target : str
+        Normalised.
+
+    Returns
+    -------
+    LockFiles
+    """
+    return LocalFiles() if locations.is_local(target) else RemoteFiles(target)
+
+
+class LocalFiles:
+    """Files on a file system; their heartbeat is their time of modification, which the file system sets."""
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Create a file with its whole content; return False if there is one."""
+        ready = _beside(path)
+        ready.write_bytes(content)
+        try:
+            os.link(ready, path)  # whole at once, unlike a file that is opened and then written
+        except FileExistsError:
+            return False
+        except FileNotFoundError:  # `ready` was taken for the remains of a dead run
+            return False
+        except OSError:  # a file system without hard links
+            return self._create_without_links(path, content)
+        finally:
+            ready.unlink(missing_ok=True)
+        return True
+
+    @staticmethod
+    def _create_without_links(path: str, content: bytes) -> bool:
+        try:
+            with Path(path).open("xb") as file:
+                file.write(content)
+        except FileExistsError:
+            return False
+        return True
+
+    def read(self, path: str) -> bytes | None:
+        """Return the content of a file; None if there is none."""
+        try:
+            return Path(path).read_bytes()
+        except NO_FILE:
+            return None
+
+    def put(self, path: str, content: bytes) -> None:
+        """Replace a file in one step."""
+        ready = _beside(path)
+        ready.write_bytes(content)
+        ready.replace(path)
+
+    def delete(self, path: str) -> None:
+        """Delete a file, if it is there."""
+        Path(path).unlink(missing_ok=True)
+
+    def touch(self, path: str) -> None:
+        """Give a sign of life."""
+        os.utime(path)
+
+    def age(self, path: str) -> float | None:
+        """Return the seconds since the last sign of life, by the clock of the storage."""
+        probe = _beside(path)
+        try:
+            with Path(path).open("rb") as file:  # opening asks a network file system for fresh attributes
+                last = os.fstat(file.fileno()).st_mtime
+            with probe.open("wb") as file:
+                now = os.fstat(file.fileno()).st_mtime
+        except NO_FILE:
+            return 0.0
+        finally:
+            probe.unlink(missing_ok=True)
+        return max(now - last, 0.0)
+
+
+def _beside(path: str) -> Path:
+    return Path(f"{path}.{name_of_writer()}")
+
+
+class RemoteFiles:
+    """Objects of an fsspec file system; the heartbeat is an object of its own, so that it never replaces a lock.
+
+    Parameters
+    ----------
+    target : str
+        URL of the target.
+    """
+
+    def __init__(self, target: str) -> None:
+        self._fs, _ = locations.file_system(target)
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Create an object with its whole content; return False if there is one."""
+        if self.read(path) is not None:
+            return False
+        try:
+            self._fs.pipe_file(self._key(path), content, mode="create")
+        except OSError:
+            if self.read(path) is None:
+                raise
+            return False
+        if not locations.is_object_store(self._fs):
+            time.sleep(SETTLE_SECONDS)
+        return self.read(path) == content  # some stores ignore the condition
+
+    def read(self, path: str) -> bytes | None:
+        """Return the content of an object; None if there is none."""
+        try:
+            return bytes(self._fs.cat_file(self._key(path)))
+        except NO_FILE:
+            return None
+
+    def put(self, path: str, content: bytes) -> None:
+        """Replace an object in one step."""
+        self._fs.pipe_file(self._key(path), content)
+
+    def delete(self, path: str) -> None:
+        """Delete an object, and its heartbeat, if they are there."""
+        for each in (path, _heartbeat(path)):
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(self._key(each))
+
+    def touch(self, path: str) -> None:
+        """Give a sign of life."""
+        self._fs.pipe_file(self._key(_heartbeat(path)), b"1")
+
+    def age(self, path: str) -> float | None:
+        """Return the seconds since the last sign of life, by the clock of the storage; None if it tells no times."""
+        probe = f"{path}.{name_of_writer()}"
+        try:
+            self._fs.pipe_file(self._key(probe), b"1")
+            now = self._modified(probe)
+            last = max(filter(None, (self._modified(path), self._modified(_heartbeat(path)))), default=now)
+        except NotImplementedError:
+            return None
+        finally:
+            self._fs.rm_file(self._key(probe))
+        return max(now - last, 0.0) if now is not None and last is not None else None
+
+    def _key(self, path: str) -> str:
+        return str(self._fs._strip_protocol(path))
+
+    def _modified(self, path: str) -> float | None:
+        try:
+            found: datetime = self._fs.modified(self._key(path))
+        except FileNotFoundError:
+            return None
+        return found.timestamp()
+
+
+def _heartbeat(path: str) -> str:
+    return f"{path}.heartbeat"

@@ -1,0 +1,73 @@
+"""Whether a process is alive that left a file: it is told by its boot, its namespace, its number and its start."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+from pathlib import Path
+from uuid import uuid4
+
+import psutil
+
+
+def process_start(pid: int) -> str:
+    """Return when a process started, in a form that only compares; empty if there is none, or only its exit status.
+
+    Examples
+    --------
+    >>> process_start(os.getpid()) == process_start(os.getpid()) != ""
+    True
+    """
+    try:  # ticks since boot: unlike psutil's time of day, they stay when the clock is set
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if state in "ZX" else rest[18]
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        process = psutil.Process(pid)
+        return "" if process.status() == psutil.STATUS_ZOMBIE else f"{process.create_time():.0f}"
+    except psutil.Error:
+        return ""
+
+
+def boot() -> str:
+    """Return an identity of this boot of this host."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return f"{platform.node()}-{psutil.boot_time():.0f}"
+
+
+def namespace() -> str:
+    """Return an identity of the namespace of this process, within which its number is its own."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+@functools.cache
+def _here() -> str:
+    return hashlib.blake2b(f"{boot()} {namespace()}".encode(), digest_size=4).hexdigest()
+
+
+def name_of_writer() -> str:
+    """Return the end of a name for a temporary file of this process: it differs on each call and names the process."""
+    pid = os.getpid()
+    return f"{_here()}-{pid}-{process_start(pid)}-{uuid4().hex[:8]}"
+
+
+def writer_lives(name: str) -> bool | None:
+    """Whether the process lives that gave a temporary file its name; None if it is not one of those seen from here.
+
+    Examples
+    --------
+    >>> writer_lives(f"C.zarr.spdist-lock.{name_of_writer()}"), writer_lives("C.zarr.spdist-lock")
+    (True, None)
+    """
+    parts = name.rpartition(".")[2].split("-")
+    if len(parts) != 4 or parts[0] != _here() or not parts[1].isdigit():
+        return None
+    return process_start(int(parts[1])) == parts[2]

@@ -1,0 +1,205 @@
+"""Check one stored matrix whole: metadata, Zarr chunks, structure, and what dead runs left."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from spdist.errors import MatrixError, SpdistError
+from spdist.storage import groups, locations
+from spdist.storage.checksums import NOTE
+from spdist.storage.chunked_array import ChunkedArray
+from spdist.storage.matrix import StoredMatrix, open_matrix
+
+LISTED = 30
+"""Problems of one kind that are named one by one; the others are counted."""
+
+READ_CHUNKS = 8
+"""Zarr chunks that are decoded at a time."""
+
+REMAINS = ("spdist-plan", "spdist-journal")
+"""Files of an unfinished matrix, which a finished one lacks."""
+
+
+@dataclass(frozen=True)
+class MatrixCheck:
+    """What `check` found in a stored matrix.
+
+    Attributes
+    ----------
+    matrix : str
+        An absolute path or an fsspec URL.
+    sealed : bool
+        Whether spdist wrote the matrix with a seal, which tells altered and swapped Zarr chunks from others.
+    problems : tuple of str
+        What is wrong, a line each; at most 30 Zarr chunks of an array are named.
+    count : int
+        How many things are wrong, those that are not named included.
+    nchunks : int
+        Zarr chunks that were read.
+    nnz : int
+        Entries, or dense blocks of a block matrix; 0 if its metadata are wrong.
+    seconds : float
+        Wall-clock time of the check.
+    """
+
+    matrix: str
+    sealed: bool
+    problems: tuple[str, ...]
+    count: int
+    nchunks: int
+    nnz: int
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.count
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields, and `ok`, as a dictionary that JSON can hold."""
+        return asdict(self) | {"problems": list(self.problems), "ok": self.ok}
+
+
+class _Problems:
+    """Collects what is wrong: names some of each kind, counts all."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.count = 0
+
+    def add(self, found: Iterator[str]) -> int:
+        """Add problems of one kind; return how many there are."""
+        number = 0
+        for number, line in enumerate(found, 1):
+            if number <= LISTED:
+                self.lines.append(line)
+        if number > LISTED:
+            self.lines.append(f"... and {number - LISTED:,} more like the last one")
+        self.count += number
+        return number
+
+
+def check(url: str, progress: Callable[[int, int], None] = lambda done, total: None) -> MatrixCheck:
+    """Read a stored matrix whole, in bounded memory, and name everything that is wrong; `spdist.check` describes it.
+
+    Parameters
+    ----------
+    url : str
+        A normalised path or URL.
+    progress : callable
+        Called as ``progress(done, total)``, in Zarr chunks.
+
+    Returns
+    -------
+    MatrixCheck
+
+    Raises
+    ------
+    MatrixError
+        If nothing is there, or it is no matrix.
+    """
+    begin, problems = time.perf_counter(), _Problems()
+    attributes = groups.read_attributes(url)
+    problems.add(_remains_beside(url))
+    facts, matrix = groups.facts_of(attributes), None
+    if facts.get("state") == "unfinished":
+        problems.add(iter([f"{url}: unfinished; finish it with `spdist multiply A B {url} --resume`"]))
+    elif not problems.add(str(error) for error in groups.broken_seals(url, attributes)):
+        matrix = _open(url, attributes, problems)
+    if matrix is not None:
+        _check_content(matrix, problems, progress)
+    arrays = [] if matrix is None else _arrays(matrix)
+    nchunks, nnz = sum(array.nchunks for array in arrays), 0 if matrix is None else matrix.nnz
+    seconds = time.perf_counter() - begin
+    return MatrixCheck(url, "seal" in facts, tuple(problems.lines), problems.count, nchunks, nnz, seconds)
+
+
+def _open(url: str, attributes: dict[str, Any], problems: _Problems) -> StoredMatrix | None:
+    """Open the matrix; if it says that it is one and cannot be opened, add why."""
+    try:
+        return open_matrix(url)
+    except SpdistError as error:
+        if isinstance(error, MatrixError) and attributes.get("encoding-type") not in ("csr_matrix", "bsr_matrix"):
+            raise
+        problems.add(iter([str(error)]))
+        return None
+
+
+def _arrays(matrix: StoredMatrix) -> list[ChunkedArray]:
+    return [matrix.indptr, matrix.indices, matrix.data]
+
+
+def _check_content(matrix: StoredMatrix, problems: _Problems, progress: Callable[[int, int], None]) -> None:
+    """Read all Zarr chunks, then the structure if no Zarr chunk that says it is damaged."""
+    total, done, damaged = sum(array.nchunks for array in _arrays(matrix)), 0, []
+    for array in _arrays(matrix):
+        start = done
+        damaged.append(problems.add(_damage(array, lambda k, start=start: progress(start + k, total))))  # type: ignore[misc]
+        done += array.nchunks
+        if array.table and locations.is_local(array.url):
+            problems.add(_strays(array))
+    if locations.is_local(matrix.url):
+        problems.add(_remains_inside(matrix.url))
+    if not any(damaged[:2]):
+        try:
+            matrix.check()
+        except SpdistError as error:
+            problems.add(iter([str(error)]))
+
+
+def _damage(array: ChunkedArray, progress: Callable[[int], None]) -> Iterator[str]:
+    """Yield a line for each Zarr chunk that cannot be read or is not the one that was written; or for the table."""
+    if array.table and array.nchunks:
+        try:
+            array.expected()
+        except SpdistError as error:
+            yield str(error)
+            return
+    for k in range(0, array.nchunks, READ_CHUNKS):
+        last = min(k + READ_CHUNKS, array.nchunks)
+        if _problem(array, k, last) is not None:
+            yield from (line for one in range(k, last) if (line := _problem(array, one, one + 1)) is not None)
+        progress(last)
+
+
+def _problem(array: ChunkedArray, k: int, last: int) -> str | None:
+    """Return what is wrong with some Zarr chunks, if anything is."""
+    try:
+        if array.table and not locations.is_local(array.url):
+            array.check_places(k, last)  # a local read does so by itself
+        array.read(k * array.chunk, min(last * array.chunk, array.length))
+    except SpdistError as error:
+        return str(error)
+    return None
+
+
+def _strays(array: ChunkedArray) -> Iterator[str]:
+    """Yield a line for each file in the folder of an array that is none of its own."""
+    folder = f"{locations.local_path(array.url)}"
+    for place, _, names in os.walk(f"{folder}/{array.name}"):
+        for name in sorted(names):
+            key = os.path.relpath(f"{place}/{name}", folder)
+            k = array.files.number(key)
+            if (k is None or k >= array.nchunks) and key not in (f"{array.name}/zarr.json", f"{array.name}/{NOTE}"):
+                yield f"{folder}/{key}: is no file of array '{array.name}'; remove it if no run needs it"
+
+
+def _remains_inside(url: str) -> Iterator[str]:
+    """Yield a line for each file that a run left in a finished matrix."""
+    for name in sorted(path.name for path in locations.local_path(url).iterdir()):
+        if name in REMAINS or name.endswith(".partial"):
+            yield f"{url}/{name}: left by a run that died; remove it if no run is at work"
+
+
+def _remains_beside(url: str) -> Iterator[str]:
+    """Yield a line for each file or folder that a run left beside the matrix."""
+    place = locations.local_path(url)
+    if not locations.is_local(url) or not place.parent.is_dir():
+        return
+    for name in sorted(path.name for path in place.parent.iterdir()):
+        if name.startswith(f"{place.name}.spdist-"):
+            yield f"{place.parent}/{name}: left by a run that died; remove it if no run is at work"

@@ -1,0 +1,120 @@
+"""What is said while a run waits: no workers, nothing finished, workers that come and go."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from distributed import LocalCluster
+
+from spdist import api
+from spdist.scheduler.execution import stages
+from spdist.scheduler.execution.supervision import monitor as monitors
+from spdist.scheduler.execution.supervision.monitor import Monitor, MonitorTuning
+from spdist.scheduler.execution.telemetry import InFlight
+from tests.conftest import assert_is_product, random_matrix
+from tests.scheduler.execution.test_driver import read
+
+QUICK = MonitorTuning(no_workers_seconds=0.2, idle_seconds=0.2, tick_seconds=0.02)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Let a monitor speak after a fraction of a second."""
+    monkeypatch.setattr(monitors, "TUNING", QUICK)
+
+
+def fake_client(workers: int = 1, processing: dict | None = None) -> SimpleNamespace:
+    """Return what a monitor uses of a client."""
+    return SimpleNamespace(
+        status="running",
+        cluster=None,
+        scheduler=SimpleNamespace(address="tcp://node:8786", processing=None),
+        sync=lambda call, **options: processing or {},
+        subscribe_topic=lambda topic, handler: None,
+        unsubscribe_topic=lambda topic: None,
+        _scheduler_identity={"n_workers": workers},
+    )
+
+
+def wait_for_lines(caplog, count: int) -> list[str]:
+    end = time.monotonic() + 20
+    while len(caplog.messages) < count and time.monotonic() < end:
+        time.sleep(0.01)
+    return caplog.messages
+
+
+def test_no_workers_is_said_at_growing_intervals(caplog):
+    with Monitor(fake_client(0), "job", QUICK):
+        lines = wait_for_lines(caplog, 3)
+    assert re.match(r"no workers at tcp://node:8786 for 0 s: waiting; start some with `dask worker", lines[0])
+    first, second, third = (record.created for record in caplog.records[:3])
+    assert third - second > 1.5 * (second - first)
+
+
+def test_nothing_is_said_while_blocks_finish(caplog):
+    with Monitor(fake_client(), "job", QUICK) as monitor:
+        for finished in range(30):
+            monitor.note(InFlight(finished, 2, (0, 0, 10)))
+            time.sleep(0.02)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(("processing", "where"), [
+    ({"tcp://w:1": [("preprocess-other", 4, 0), ("multiply-job", 4, 0)]}, "is in stage multiply on worker tcp://w:1"),
+    ({}, "waits for a worker"),
+])  # fmt: skip
+def test_what_is_in_flight_when_nothing_finishes(caplog, processing, where):
+    with Monitor(fake_client(1, processing), "job", QUICK) as monitor:
+        monitor.note(InFlight(7, 3, (4, 1000, 2500)))
+        line = wait_for_lines(caplog, 1)[0]
+    assert line == f"nothing finished for 0 s: 3 blocks are in flight; the oldest, rows 1,000 to 2,500, {where}"
+
+
+def test_what_is_waited_for_before_the_first_block(caplog):
+    with Monitor(fake_client(), "job", QUICK) as monitor, monitor.waiting_for("the plan"):
+        assert wait_for_lines(caplog, 1)[0] == "waiting for the plan for 0 s"
+
+
+def test_a_run_without_workers_says_so_and_goes_on_when_they_come(stored, tmp_path, caplog, quick):
+    m = random_matrix(300, 300, 5, 1)
+    a = stored("A", m)
+    options = {"n_workers": 0, "threads_per_worker": 1, "processes": False, "dashboard_address": ":0"}
+    with LocalCluster(**options) as cluster:
+
+        def start() -> None:
+            wait_for_lines(caplog, 1)
+            cluster.scale(1)
+
+        thread = threading.Thread(target=start)
+        thread.start()
+        started: list[int] = []
+        callbacks = api.Callbacks(started=lambda link: started.append(len(cluster.scheduler.workers)))
+        api.multiply(a, a, tmp_path / "C.zarr", scheduler=cluster.scheduler_address, callbacks=callbacks)
+        thread.join()
+    assert started == [1]
+    assert caplog.messages[0].startswith("no workers at inproc://")
+    assert any(re.fullmatch("worker inproc://.* has joined", line) for line in caplog.messages)
+    assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+
+
+@pytest.mark.parametrize("reduce", [False, True])
+def test_a_stage_that_hangs_is_named(stored, tmp_path, scheduler, caplog, monkeypatch, quick, reduce):
+    a = stored("A", random_matrix(300, 300, 5, 2))
+    preprocess = stages.preprocess
+
+    def hang(context, task, *rest):
+        wait_for_lines(caplog, 1)
+        return preprocess(context, task, *rest)
+
+    monkeypatch.setitem(stages.STAGES, "preprocess", hang)
+    monkeypatch.setattr(stages, "preprocess", hang)
+    if reduce:
+        api.reduce(a, a, "nnz", scheduler=scheduler)
+    else:
+        api.multiply(a, a, tmp_path / "C.zarr", grid=(4, 1, 1), scheduler=scheduler)
+    stage = "reduce" if reduce else "preprocess"
+    assert re.search(rf"the oldest, rows 0 to \d+, is in stage {stage} on worker inproc://", caplog.text)

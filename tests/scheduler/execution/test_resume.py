@@ -1,0 +1,314 @@
+"""What a killed run leaves, and what is done to it, is continued to the right C, or is one line."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import spdist
+from spdist import api
+from spdist.errors import CorruptError, ResumeError, SpdistError
+from spdist.scheduler.execution import stages
+from spdist.scheduler.execution.driver import DriverTuning
+from spdist.scheduler.execution.journal import Checkpoint, read_journal
+from spdist.storage import groups, locations, notes
+from tests.conftest import random_matrix
+from tests.scheduler.execution.test_driver import files
+from tests.support.planning import SHORT_CHUNKS
+
+KILL_AT = Path(__file__).parents[2] / "support" / "kill_at.py"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def killed(point: str, *words: str | Path) -> None:
+    """Run a command that kills itself at a point: function, number of the call, before or after it."""
+    command = [sys.executable, KILL_AT, *point.split(), *words]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.fixture(scope="module")
+def products(tmp_path_factory):
+    """Return a folder with A, B and their product R."""
+    folder = tmp_path_factory.mktemp("products")
+    for name, seed in (("A", 1), ("B", 2)):
+        api.save(folder / f"{name}.zarr", random_matrix(300, 300, 5, seed))
+    api.multiply(folder / "A.zarr", folder / "B.zarr", folder / "R.zarr")
+    return folder
+
+
+FINISH = [
+    "pathlib.Path.replace 1 before",  # not even begun
+    "spdist.storage.notes.write_note 1 before",
+    "spdist.storage.groups.finish_group 1 before",
+    "pathlib.Path.replace 4 before",  # a temporary file of Zarr's stays
+    "spdist.storage.groups.finish_group 1 after",
+    "spdist.storage.notes.remove_note 1 after",
+]
+
+
+@pytest.mark.parametrize("point", FINISH)
+def test_killed_while_it_finishes(products, tmp_path, scheduler, caplog, point):
+    a, b, c = products / "A.zarr", products / "B.zarr", tmp_path / "C.zarr"
+    killed(point, "multiply", a, b, c, "--workers", 1, "--engine", "scipy")
+    whole = groups.read_facts(str(c)).get("state") == "complete"
+    report = api.multiply(a, b, c, resume=True, scheduler=scheduler)
+    assert files(c) == files(products / "R.zarr")
+    assert names(tmp_path) == ["C.zarr"]
+    if whole:
+        assert report.state == "already finished"
+        assert "removed what a run left that was killed when C was whole: spdist-" in caplog.text
+
+
+@pytest.mark.parametrize("point", [
+    "spdist.storage.notes.sync_metadata 1 before", "spdist.jobs.by_rows.put_in_place 1 before",
+])  # fmt: skip
+def test_killed_before_the_new_c_is_in_place(products, tmp_path, scheduler, caplog, point):
+    """What is reported is the new C."""
+    a, b, c = products / "A.zarr", products / "B.zarr", tmp_path / "C.zarr"
+    api.multiply(a, a, c, scheduler=scheduler)
+    old = files(c)
+    killed(point, "multiply", a, b, c, "--workers", 1, "--engine", "scipy", "--overwrite")
+    assert files(c) == old
+    report = api.multiply(a, b, c, resume=True, scheduler=scheduler)
+    assert report.state == "already finished"
+    assert report.nnz == spdist.open(products / "R.zarr").nnz
+    assert files(c) == files(products / "R.zarr")
+    assert names(tmp_path) == ["C.zarr"]
+    assert "C.zarr: replaced by the C that a killed run had finished at" in caplog.text
+
+
+@pytest.mark.parametrize(("when", "replaces"), [("before", True), ("after", False)])
+def test_killed_when_the_transpose_is_whole(products, tmp_path, scheduler, when, replaces):
+    """Before or after C is written from it; A and B were transposed, too."""
+    a, b, c = products / "A.zarr", products / "B.zarr", tmp_path / "C.zarr"
+    options = {"axis": 0, "top_n": 2, "scheduler": scheduler}
+    api.multiply(a, b, tmp_path / "R.zarr", **options)
+    if replaces:
+        api.multiply(a, a, c, scheduler=scheduler)
+    words = ["multiply", a, b, c, *["--axis", "0", "--top-n", "2", "--workers", "1"], *["--overwrite"] * replaces]
+    killed(f"spdist.storage.transpose.transpose 3 {when}", *words)
+    report = api.multiply(a, b, c, resume=True, **options)
+    assert report.nnz == spdist.open(tmp_path / "R.zarr").nnz
+    kept, reference = files(c), files(tmp_path / "R.zarr")
+    assert {name for name in reference if kept[name] != reference[name]} == {"zarr.json"}  # names the places of copies
+    assert not list(tmp_path.glob("*columns"))
+
+
+# -- an unfinished C ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unfinished(stored, tmp_path, scheduler, monkeypatch):
+    """Return A, the options of a product, and its C: stopped in the middle, with an undisturbed one beside it."""
+    monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
+    monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
+    a, c = stored("A", random_matrix(900, 900, 12, 3)), tmp_path / "C.zarr"
+    options = {"grid": (30, 1, 1), "scheduler": scheduler}
+    api.multiply(a, a, tmp_path / "R.zarr", **options)
+    preprocess = stages.preprocess
+
+    def stop_late(context, task, *rest):
+        if task.start > 600:
+            raise OSError(5, "the disk is gone")
+        return preprocess(context, task, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setitem(stages.STAGES, "preprocess", stop_late)
+        with pytest.raises(SpdistError, match="the disk is gone"):
+            api.multiply(a, a, c, **options)
+    assert read_journal(str(c)).checkpoint.chunks > 2
+    return a, options, c
+
+
+def alter(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def exchange(one: Path, other: Path) -> None:
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+
+
+DAMAGE = {
+    "missing": lambda c: (c / "data/c/1").unlink(),
+    "flipped": lambda c: alter(c / "indices/c/2", 9),
+    "other": lambda c: (c / "data/c/0").replace(c / "data/c/1"),
+    "swapped": lambda c: exchange(c / "data/c/0", c / "data/c/1"),
+    "offsets": lambda c: alter(c / "indptr/c/0", 5) if (c / "indptr/c/0").exists() else None,
+    "journal": lambda c: alter(c / "spdist-journal", -1),
+    "no journal": lambda c: (c / "spdist-journal").unlink(),
+    "truncated journal": lambda c: os.truncate(c / "spdist-journal", 150),
+    "empty journal": lambda c: os.truncate(c / "spdist-journal", 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_damage_costs_work_and_no_more(unfinished, tmp_path, caplog, how):
+    a, options, c = unfinished
+    DAMAGE[how](c)
+    report = api.multiply(a, a, c, resume=True, **options)
+    assert report.state == "resumed"
+    assert files(c) == files(tmp_path / "R.zarr")
+    if how == "missing":
+        assert "Zarr chunks are missing or other than they were when they were written; work goes back" in caplog.text
+    if how in ("journal", "truncated journal", "empty journal"):
+        assert "the journal is damaged, so that work begins again at row 0" in caplog.text
+        assert report.blocks == 30
+
+
+def test_a_sound_c_is_continued_where_it_ended(unfinished, tmp_path, caplog):
+    a, options, c = unfinished
+    report = api.multiply(a, a, c, resume=True, **options)
+    assert report.blocks < 30
+    assert files(c) == files(tmp_path / "R.zarr")
+    assert not [record for record in caplog.records if record.name == "spdist"]
+
+
+def test_the_newest_contents_are_read(unfinished, tmp_path, monkeypatch):
+    """Of others only the checksums are, so that a resumed run begins soon."""
+    a, options, c = unfinished
+    newest = read_journal(str(c)).checkpoint.chunks - 1
+    monkeypatch.setattr("spdist.scheduler.execution.journal.CHECKED_WHOLE", 1)
+    alter(c / f"data/c/{newest}", 9)
+    alter(c / "data/c/0", 9)
+    api.multiply(a, a, c, resume=True, **options)
+    kept, reference = files(c), files(tmp_path / "R.zarr")
+    assert {name for name in reference if kept[name] != reference[name]} == {"data/c/0"}
+    with pytest.raises(CorruptError, match="chunk 0 of array 'data'"):
+        spdist.open(c).rows(0, 10)
+
+
+@pytest.mark.parametrize("how", ["plan", "another plan", "both", "metadata", "no metadata"])
+def test_what_cannot_be_continued_is_one_line_and_can_be_overwritten(unfinished, tmp_path, how):
+    a, options, c = unfinished
+    if how == "another plan":
+        notes.write_note(str(c), "plan", b'{"engine": "of tomorrow"}')
+    elif "metadata" in how:
+        (c / "zarr.json").write_text("{" * (how == "metadata"))
+    else:
+        alter(c / "spdist-plan", 200)
+    if how == "both":
+        os.truncate(c / "spdist-journal", 0)
+    with pytest.raises(SpdistError, match=r"^[^\n]*C\.zarr[^\n]*--overwrite[^\n]*$") as refused:
+        api.multiply(a, a, c, resume=True, **options)
+    assert refused.type is (CorruptError if how in ("plan", "both") else refused.type)
+    assert refused.type is (ResumeError if how == "another plan" else refused.type)
+    api.multiply(a, a, c, overwrite=True, **options)
+    assert files(c) == files(tmp_path / "R.zarr")
+
+
+# -- during a run ------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_writes_elsewhere_is_found(stored, tmp_path, scheduler, monkeypatch):
+    monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
+    monkeypatch.setattr("spdist.scheduler.execution.journal.LATE_FILE_SECONDS", 0.3)
+    a, c, commit = stored("A", random_matrix(900, 900, 12, 3)), tmp_path / "C.zarr", stages.commit
+    elsewhere: list[Path] = []
+
+    def lose(context, task, *rest):
+        fragments = commit(context, task, *rest)
+        if task.number == 20:
+            elsewhere.extend(path for path in c.glob("data/c/*") if int(path.name) >= 3)
+            for path in elsewhere:
+                path.unlink(missing_ok=True)
+        return fragments
+
+    monkeypatch.setitem(stages.STAGES, "commit", lose)
+    monkeypatch.setattr("spdist.scheduler.execution.driver.is_seen", lambda array, k: True)
+    with pytest.raises(SpdistError, match=r"^worker \S+, \S+ wrote \S+data/c/\d+, but it is not there for this"):
+        api.multiply(a, a, c, grid=(30, 1, 1), scheduler=scheduler)
+    assert groups.read_facts(str(c))["state"] == "unfinished"
+    monkeypatch.undo()
+    api.multiply(a, a, c, resume=True, check=True, scheduler=scheduler)
+
+
+def test_a_zarr_chunk_that_is_seen_late_is_waited_for(stored, tmp_path, scheduler, monkeypatch):
+    a, c, look = stored("A", random_matrix(300, 300, 5, 3)), tmp_path / "C.zarr", notes.refresh
+    api.multiply(a, a, tmp_path / "R.zarr", scheduler=scheduler)
+    commit, looks = stages.join, []
+
+    def hide(*args):
+        commit(*args)
+        (c / "data/c/0").rename(tmp_path / "hidden")
+
+    def refresh(array):
+        look(array)
+        looks.append(array.name)
+        if (tmp_path / "hidden").exists():
+            (tmp_path / "hidden").rename(c / "data/c/0")
+
+    monkeypatch.setitem(stages.STAGES, "join", hide)
+    monkeypatch.setattr(notes, "refresh", refresh)
+    api.multiply(a, a, c, scheduler=scheduler)
+    assert looks == ["data"]
+    assert files(c) == files(tmp_path / "R.zarr")
+
+
+@pytest.mark.parametrize("shrink", [1, 5])
+def test_progress_counts_each_block_once(stored, tmp_path, scheduler, monkeypatch, shrink):
+    """Also blocks that end before their last row, because their room is full."""
+    from dataclasses import replace
+
+    from spdist.scheduler.planner import planner
+
+    monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
+    a, seen = stored("A", random_matrix(900, 900, 12, 3)), []
+    plan = api.plan(a, a, grid=(20, 1, 1))
+    blocks = tuple(replace(block, capacity=block.capacity // shrink + 1) for block in plan.blocks)
+    monkeypatch.setattr(planner, "make_plan", lambda *_, **__: replace(plan, blocks=blocks))
+    callbacks = api.Callbacks(progress=seen.append)
+    report = api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, callbacks=callbacks)
+    assert len(seen) > 5
+    assert all(each.blocks <= each.blocks_total for each in seen)
+    for before, after in itertools.pairwise(seen):
+        assert before.blocks <= after.blocks
+        assert before.blocks_total <= after.blocks_total
+        assert before.products <= after.products
+    assert seen[-1].blocks == seen[-1].blocks_total == report.blocks
+    assert (report.blocks == 20) == (shrink == 1)
+    if shrink == 1:
+        assert {each.blocks_total for each in seen} == {20}
+
+
+def test_the_journal_is_written_less_often_when_it_takes_long(stored, tmp_path, scheduler, monkeypatch):
+    import time
+
+    from spdist.scheduler.execution import journal
+
+    monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
+    monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
+    a, write, writes = stored("A", random_matrix(900, 900, 12, 3)), journal.Journal.write, []
+
+    def slow(self):
+        write(self)
+        time.sleep(0.1)  # 10 seconds' share
+        writes.append(self.checkpoint.row)
+
+    monkeypatch.setattr(journal.Journal, "write", slow)
+    api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, grid=(30, 1, 1))
+    assert len(writes) == 2  # the first and the last
+    assert writes[-1] == 900
+
+
+def test_nothing_durable_before_the_first_block(stored, tmp_path, scheduler, monkeypatch):
+    """Not even rows without entries, unless the journal says so."""
+    a = stored("A", random_matrix(100, 100, 3, 3))
+    groups.begin(str(tmp_path / "C.zarr"), {})
+    assert read_journal(str(tmp_path / "C.zarr")).checkpoint == Checkpoint()
+    locations.remove(str(tmp_path / "C.zarr"))
+    assert api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, resume=True).state == "computed"

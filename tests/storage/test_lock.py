@@ -1,0 +1,309 @@
+"""One run writes a target, whoever is killed when; real processes where it is about kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import scipy.sparse as sp
+
+from spdist import api
+from spdist.errors import InputError, SpdistError
+from spdist.storage import lock
+from spdist.storage.atomic_replace import staged_file, staged_matrix
+from spdist.storage.lock import TargetLock, hold_target, owner_from
+from spdist.storage.matrix import open_matrix
+from spdist.storage.targets.lock_files import LocalFiles
+from spdist.storage.transpose import transpose
+
+EYE = sp.eye_array(3, format="csr")
+HOLD = """
+import sys, time
+from spdist.storage.lock import hold_target
+with hold_target(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Return a process that holds C.zarr."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "C.zarr")], stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def elsewhere(target: Path, age: float) -> bytes:
+    """Put a lock of a run on another host beside a target; its last sign of life is `age` seconds old."""
+    path = Path(f"{target}.spdist-lock")
+    found = json.loads(lock.this_process("abc123").to_bytes())
+    path.write_text(json.dumps(found | {"host": "node7", "boot": "another", "record": "1"}))
+    os.utime(path, (time.time() - age, time.time() - age))
+    return path.read_bytes()
+
+
+def test_a_live_run_is_named_and_its_death_is_known_at_once(tmp_path, holder, caplog):
+    target = tmp_path / "C.zarr"
+    with pytest.raises(InputError, match=rf"is being written by run \w+ \(user .*process {holder.pid}, since.*wait fo"):
+        api.save(target, EYE)
+    with pytest.raises(InputError, match="last sign of life 0 s ago"):
+        api.save(target, EYE, steal=True)  # only what is stale is stolen
+    assert names(tmp_path) == {"C.zarr.spdist-lock"}
+    holder.kill()  # it stays a zombie, as in a container without an init process
+    while lock.process_start(holder.pid):
+        time.sleep(0.01)
+    api.save(target, EYE)
+    assert names(tmp_path) == {"C.zarr"}
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert f"process {holder.pid}" in line
+    assert "took over" in line
+
+
+def test_sigterm_releases(tmp_path, monkeypatch):
+    monkeypatch.setattr(signal, "default_int_handler", signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), hold_target(tmp_path / "C.zarr"):  # noqa: PT012
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not names(tmp_path)
+
+
+def test_another_host_is_judged_by_its_heartbeat(tmp_path, caplog):
+    target = tmp_path / "C.zarr"
+    elsewhere(target, 20)
+    for steal in (False, True):
+        with pytest.raises(InputError, match=r"abc123 \(user .* on node7.*last sign of life 2\d s ago; wait"):
+            api.save(target, EYE, steal=steal)
+    elsewhere(target, 90)
+    with pytest.raises(InputError, match=r"no sign of life for 9\d s; if it is dead, take over with --steal"):
+        api.save(target, EYE)
+    api.save(target, EYE, steal=True)
+    assert "took over from run abc123" in caplog.text
+    assert names(tmp_path) == {"C.zarr"}
+
+
+def test_a_damaged_lock_is_refused_until_it_is_stale(tmp_path):
+    path = tmp_path / "C.zarr.spdist-lock"
+    path.write_bytes(b"")
+    with pytest.raises(InputError, match="does not name"):
+        api.save(tmp_path / "C.zarr", EYE, steal=True)
+    os.utime(path, (time.time() - 90, time.time() - 90))
+    with pytest.raises(InputError, match="--steal"):
+        api.save(tmp_path / "C.zarr", EYE)
+    api.save(tmp_path / "C.zarr", EYE, steal=True)
+    assert names(tmp_path) == {"C.zarr"}
+
+
+def test_a_run_whose_lock_was_stolen_replaces_nothing(tmp_path):
+    target = tmp_path / "C.zarr"
+    old = api.save(target, EYE)
+    lost = pytest.raises(SpdistError, match="another run took the lock")
+    with lost, staged_matrix(target, overwrite=True) as stage:
+        api.save(stage.url, 2 * EYE)
+        stolen = elsewhere(target, 0)
+    assert open_matrix(target).rows(0, 3).data.tolist() == [1, 1, 1] == old.rows(0, 3).data.tolist()
+    assert Path(f"{target}.spdist-lock").read_bytes() == stolen  # nor does it end the lock of the other
+    with pytest.raises(SpdistError, match="another run"), hold_target(tmp_path / "D.zarr") as held:  # noqa: PT012
+        elsewhere(tmp_path / "D.zarr", 0)
+        held.check()
+
+
+def test_the_heartbeat_stops_a_run_whose_lock_was_stolen(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.02)
+    begin = time.monotonic()
+    with pytest.raises(SpdistError, match="another run took the lock"), hold_target(tmp_path / "C.zarr"):  # noqa: PT012
+        elsewhere(tmp_path / "C.zarr", 0)
+        time.sleep(30)
+    assert time.monotonic() - begin < 5
+
+
+def test_the_heartbeat_stops_a_thread_and_a_process_that_ignores_signals(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.02)
+
+    def write(name: str) -> str:
+        with pytest.raises(SpdistError, match="another run took the lock"), hold_target(tmp_path / name):  # noqa: PT012
+            elsewhere(tmp_path / name, 0)
+            for _ in range(1000):
+                time.sleep(0.01)
+        return "stopped"
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(write, "C.zarr").result(9) == "stopped"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        write("D.zarr")
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_the_heartbeat_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.02)
+    with hold_target(tmp_path / "C.zarr") as held:
+        os.utime(held.path, (0, 0))
+        deadline = time.monotonic() + 10
+        while LocalFiles().age(held.path) > 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_a_thread_holds_again_what_it_holds_and_other_threads_are_other_runs(tmp_path):
+    target = tmp_path / "C.zarr"
+    with hold_target(target) as outer, hold_target(f"{target}.spdist-new.spdist-columns") as inner:
+        assert inner is outer
+        api.save(target, EYE)
+        assert Path(outer.path).exists()  # the inner block does not release it
+        with ThreadPoolExecutor(1) as pool, pytest.raises(InputError, match="another thread of this process"):
+            pool.submit(api.save, target, EYE, overwrite=True).result()
+        api.save(tmp_path / "D.zarr", EYE)  # another target
+    assert names(tmp_path) == {"C.zarr", "D.zarr"}
+
+
+def dead_lock(target: Path) -> bytes:
+    """Leave the lock of a process of this host that is dead."""
+    path = Path(f"{target}.spdist-lock")
+    found = json.loads(lock.this_process("dead").to_bytes())
+    path.write_text(json.dumps(found | {"start": "0"}))
+    return path.read_bytes()
+
+
+def test_of_several_that_take_over_one_wins(tmp_path):
+    for turn in range(20):
+        target = tmp_path / f"{turn}.zarr"
+        dead_lock(target)
+        start, locks = threading.Barrier(6), [TargetLock(str(target)) for _ in range(6)]
+
+        def take(one: TargetLock, start: threading.Barrier = start) -> bool:
+            start.wait()
+            try:
+                one.acquire(steal=False)
+            except InputError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(6) as pool:
+            won = list(pool.map(take, locks))
+        assert sum(won) == 1
+        owner = owner_from((tmp_path / f"{turn}.zarr.spdist-lock").read_bytes())
+        assert owner == locks[won.index(True)].owner
+        locks[won.index(True)].release()
+    assert not names(tmp_path)
+
+
+def killed_at(step: int, work) -> bool:
+    """Do some work in a process that is killed at its n-th call of the system for files; return whether it was."""
+    child = os.fork()
+    if not child:
+        seen = [0]
+
+        def count(event: str, args: tuple[object, ...]) -> None:
+            if event in ("open", "os.link", "os.rename", "os.remove", "os.rmdir", "os.utime", "os.mkdir", "os.listdir"):
+                seen[0] += 1
+                if seen[0] == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(count)
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("left", ["nothing", "a dead lock", "a dead lock that a dead run was taking"])
+def test_a_kill_at_any_moment_leaves_a_target_that_can_be_held(tmp_path, left):
+    target, step, killed = tmp_path / "C.zarr", 0, True
+
+    def hold() -> None:
+        with hold_target(target):
+            pass
+
+    while killed:
+        step += 1
+        content = b"" if left == "nothing" else dead_lock(target)
+        if left.endswith("taking"):
+            right = TargetLock(str(target))
+            right.files.delete = lambda path: None
+            right.files.put = lambda path, content: None
+            assert right._end(right.path, content, b"")
+            (file,) = (path for path in tmp_path.iterdir() if ".end-" in path.name)
+            file.write_text(json.dumps(json.loads(file.read_bytes()) | {"start": "0"}))
+        killed = killed_at(step, hold)
+        with hold_target(target):
+            lock.remove_remains(str(target))
+        assert not names(tmp_path), step
+    assert step > 5
+
+
+def test_remains_of_dead_runs_are_removed_in_a_line(tmp_path, caplog):
+    api.save(tmp_path / "C.zarr", EYE)
+    for name in ("new", "old", "columns", "transposed-a", "scratch-1"):
+        (tmp_path / f"C.zarr.spdist-{name}" / "deep").mkdir(parents=True)
+    (tmp_path / "C.zarr.spdist-lock.00000000").write_bytes(json.dumps({}).encode())  # of a run that is about to ask
+    (tmp_path / "CC.zarr.spdist-new").mkdir()  # of another target
+    api.save(tmp_path / "C.zarr", EYE, overwrite=True)
+    assert names(tmp_path) == {"C.zarr", "C.zarr.spdist-lock.00000000", "CC.zarr.spdist-new"}
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert all(f"spdist-{name}" in line for name in ("new", "old", "columns", "transposed-a", "scratch-1"))
+
+
+def test_a_killed_transpose_leaves_nothing_to_the_next(tmp_path, caplog):
+    a = api.save(tmp_path / "A.zarr", EYE)
+    work = (
+        "import os, sys; from spdist.storage import transpose as t\n"
+        "t._blocks = lambda m: os.kill(os.getpid(), 9)\n"
+        "t.transpose(sys.argv[1], sys.argv[2])"
+    )
+    call = [sys.executable, "-c", work, a.url, str(tmp_path / "T.zarr")]
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    assert subprocess.run(call, env=env, check=False).returncode == -signal.SIGKILL
+    assert any("T.zarr.spdist-scratch-" in name for name in names(tmp_path))
+    with hold_target(tmp_path / "A.zarr"):  # another target: what is the first's stays
+        lock.remove_remains(a.url)
+    assert any("T.zarr.spdist-scratch-" in name for name in names(tmp_path))
+    transpose(a, tmp_path / "T.zarr")
+    assert names(tmp_path) == {"A.zarr", "T.zarr"}
+    assert "removed what a run left" in caplog.text
+
+
+def test_an_exported_file_is_held_too(tmp_path):
+    with staged_file(tmp_path / "a.npz", overwrite=False) as path, ThreadPoolExecutor(1) as pool:
+        with pytest.raises(InputError, match="is being written by run"):
+            pool.submit(staged_file(tmp_path / "a.npz", overwrite=False).__enter__).result()
+        path.write_bytes(b"1")
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path):
+    a = api.save(tmp_path / "A.zarr", EYE)
+    with pytest.raises(InputError, match="is not a folder; create it"):
+        api.multiply(a, a, tmp_path / "none" / "C.zarr")
+
+
+def test_a_file_system_without_links_has_locks_too(tmp_path, monkeypatch):
+    def refuse(*names: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    test_of_several_that_take_over_one_wins(tmp_path)

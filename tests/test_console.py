@@ -1,0 +1,57 @@
+"""What the terminal shows of the package's log."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+
+import pytest
+from rich.console import Console
+
+from spdist import api, cli, console
+from tests.conftest import random_matrix
+
+
+@pytest.fixture(autouse=True)
+def without_handlers():
+    """Remove the handler of the command line afterwards."""
+    yield
+    logging.getLogger("spdist").handlers[:] = []
+
+
+def test_a_warning_is_one_line_on_stderr(capsys):
+    cli._show_warnings()
+    cli._show_warnings()
+    logging.getLogger("spdist").warning("worker %s has\njoined [red]", "tcp://w:1")
+    logging.getLogger("spdist").info("not shown")
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "spdist: warning: worker tcp://w:1 has joined [red]\n")
+
+
+def test_a_warning_goes_above_a_bar(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(console, "_err", Console(file=screen, force_terminal=True, soft_wrap=True, width=80))
+    cli._show_warnings()
+    with console.transfer_bar("multiplying") as bar:
+        bar(1, 2)
+        logging.getLogger("spdist").warning("said")
+        bar(2, 2)
+    lines = [line for line in screen.getvalue().replace("\r", "\n").splitlines() if "said" in line]
+    assert len(lines) == 1
+    assert lines[0].endswith("spdist: warning: said")
+
+
+def test_warnings_leave_json_alone(tmp_path, capsys, monkeypatch, scheduler):
+    a = api.save(tmp_path / "A.zarr", random_matrix(50, 50, 3, 1))
+
+    def check_values(*_) -> None:
+        logging.getLogger("spdist").warning("said")
+
+    monkeypatch.setattr("spdist.jobs.by_rows.check_values", check_values)
+    words = ["multiply", a.url, a.url, str(tmp_path / "C.zarr"), "--scheduler", scheduler, "--json"]
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert cli.main(words) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["blocks"] == 1
+    assert shown.err == "spdist: warning: said\n"
