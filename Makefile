@@ -1,4 +1,4 @@
-# make demo | test | check | docs | gpu | bench | clean. The first of them sets up .venv; nothing else is needed beforehand.
+# make demo | test | torture | check | docs | gpu | bench | clean. The first of them sets up .venv; nothing else is needed beforehand.
 
 BIN := .venv/bin
 # Two test files at a time: tests that measure memory or kill workers start processes of their own.
@@ -7,13 +7,17 @@ PROBE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.12 python3.11 python3.13 python3; do \
 	"$$name" -c '$(PROBE)' 2>/dev/null && { echo "$$name"; break; }; done)
 
-.PHONY: demo test check ruff mypy doctests figures docs gpu bench clean
+.PHONY: demo test torture check ruff mypy doctests figures docs gpu bench clean
 
 demo: .venv/installed
 	@$(BIN)/python workflows/demo.py
 
 test: .venv/installed
 	@$(PYTEST) -m "not gpu"
+
+# Faults injected for hours: make torture COUNT=1000 SEED=7
+torture: .venv/installed
+	@$(BIN)/python -m tests.torture --count $(or $(COUNT),1000) $(if $(SEED),--seed $(SEED))
 
 check: .venv/installed
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target ruff mypy doctests figures

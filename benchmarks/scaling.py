@@ -15,6 +15,7 @@ quick the same bytes are read and written there by threads of one process, one a
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -33,6 +34,7 @@ import record
 from distributed import Client
 
 import spdist
+from spdist.scheduler.clusters.security import remembered
 from spdist.scheduler.execution import cluster
 from spdist.storage import locations
 
@@ -59,20 +61,19 @@ def measure(workers: int, engine: str, stored: dict[str, Path]) -> dict[str, Any
     """Start workers; return the seconds of each job, and whether its result is right."""
     on_gpu = engine in GPU_ENGINES
     target, stages_file = stored["grid"].parent / "C.zarr", stored["grid"].parent / "run.jsonl"
-    with dask.config.set(cluster.SETTINGS):
+    with dask.config.set(cluster.SETTINGS), contextlib.ExitStack() as stack:
         made = cluster.cuda_cluster(workers, THREADS) if on_gpu else cluster.local_cluster(workers, 1, True)
+        stack.callback(made.close)
+        stack.enter_context(remembered(made.scheduler_address, made.security))
         where: dict[str, Any] = {"engine": engine, "scheduler": made.scheduler_address}
         grid, graph = stored["grid"], stored["graph"]
-        try:
-            if engine == "hybrid":
-                with Client(made) as client:
-                    cluster.add_cpu_workers(made, client, (os.cpu_count() or 1) // 2)
-            reduced, norm = seconds(lambda: spdist.reduce(graph, graph, "frobenius", **where))
-            weak = stored.get(f"rows-{workers}")
-            weak_s = None if weak is None else seconds(lambda: spdist.reduce(weak, graph, "frobenius", **where))[0]
-            written, report = seconds(lambda: spdist.multiply(grid, grid, target, record=stages_file, **where), target)
-        finally:
-            made.close()
+        if engine == "hybrid":
+            with Client(made) as client:
+                cluster.add_cpu_workers(made, client, (os.cpu_count() or 1) // 2)
+        reduced, norm = seconds(lambda: spdist.reduce(graph, graph, "frobenius", **where))
+        weak = stored.get(f"rows-{workers}")
+        weak_s = None if weak is None else seconds(lambda: spdist.reduce(weak, graph, "frobenius", **where))[0]
+        written, report = seconds(lambda: spdist.multiply(grid, grid, target, record=stages_file, **where), target)
     run = pipeline.run_seconds(stages_file)  # of the last
     right = spdist.verify(grid, grid, target).ok
     locations.remove(str(target))

@@ -1,0 +1,106 @@
+"""Small whole files of each format, from which malformed ones are made. Nothing is stored: all are written here."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import scipy.io
+import scipy.sparse as sp
+
+FORMATS = ("csr", "csc", "coo", "bsr", "dia")
+
+JOB = """
+a: A.zarr
+b: B.zarr  # a comment
+out: C.zarr
+memory_limit: 1GiB
+workers: 1
+grid: [2, 1, 1]
+threshold: 0.5
+"""
+
+
+def sample(dtype: str = "f8") -> sp.coo_matrix:
+    """Return a matrix of a few entries."""
+    return sp.random(12, 10, 0.2, format="coo", random_state=0).astype(dtype)
+
+
+def texts() -> dict[str, bytes]:
+    """Return Matrix Market files: several fields and symmetries, dense, compressed."""
+    found = {}
+    for field, dtype in (("real", "f8"), ("integer", "i8"), ("complex", "c16")):
+        text = io.BytesIO()
+        scipy.io.mmwrite(text, sample(dtype), comment="a seed", symmetry="general")
+        found[f"{field}.mtx"] = text.getvalue()
+    square = sp.tril(sp.random(8, 8, 0.3, random_state=1))
+    text = io.BytesIO()
+    scipy.io.mmwrite(text, square, symmetry="general")
+    found["symmetric.mtx"] = text.getvalue().replace(b"general", b"symmetric", 1)
+    found["pattern.mtx"] = b"%%MatrixMarket matrix coordinate pattern general\n3 3 2\n1 1\n3 2\n"
+    found["dense.mtx"] = b"%%MatrixMarket matrix array real general\n2 3\n1\n0\n2.5\n-3\n0\n1e5\n"
+    found["hermitian.mtx"] = b"%%MatrixMarket matrix array complex hermitian\n2 2\n1 0\n2 1\n3 0\n"
+    found["packed.mtx.gz"] = gzip.compress(found["real.mtx"], mtime=0)
+    found["packed.mtx.bz2"] = bz2.compress(found["real.mtx"])
+    return found
+
+
+def archives() -> dict[str, bytes]:
+    """Return files of ``scipy.sparse.save_npz`` in each format, stored and compressed."""
+    found = {}
+    for kind in FORMATS:
+        for packed in (False, True):
+            file = io.BytesIO()
+            matrix = sample("f4" if packed else "f8").asformat(kind)
+            sp.save_npz(file, matrix, compressed=packed)
+            found[f"{kind}{'-packed' if packed else ''}.npz"] = file.getvalue()
+    return found
+
+
+def cells() -> dict[str, bytes]:
+    """Return files of AnnData's layout, written by h5py alone: by rows and by columns, plain and compressed."""
+    import h5py
+
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, options in (("csr", {}), ("csc", {"compression": "gzip", "chunks": (8,), "shuffle": True})):
+            matrix = sample().asformat(kind)
+            with h5py.File(Path(folder) / "a.h5ad", "w") as file:
+                file.attrs["encoding-type"] = "anndata"
+                group = file.create_group("X")
+                group.attrs.update({"encoding-type": f"{kind}_matrix", "encoding-version": "0.1.0"})
+                group.attrs["shape"] = np.array(matrix.shape)
+                for name in ("indptr", "indices", "data"):
+                    group.create_dataset(name, data=getattr(matrix, name), **options)
+            found[f"{kind}.h5ad"] = (Path(folder) / "a.h5ad").read_bytes()
+    return found
+
+
+def vectors() -> dict[str, bytes]:
+    """Return factors for rows, as `numpy.save` writes them."""
+    found = {}
+    for name, values in (("floats.npy", np.linspace(1, 2, 12)), ("whole.npy", np.arange(12))):
+        file = io.BytesIO()
+        np.save(file, values)
+        found[name] = file.getvalue()
+    return found
+
+
+def seeds() -> dict[str, bytes]:
+    """Return all seeds by name."""
+    return {**texts(), **archives(), **cells(), **vectors(), "job.yaml": JOB.encode()}
+
+
+def store_matrices(folder: Path) -> None:
+    """Write the stored matrices A (12 x 10) and B (10 x 12), their product C, and a mask M of C."""
+    import spdist
+
+    a = sample().tocsr()
+    spdist.save(folder / "A.zarr", a)
+    spdist.save(folder / "B.zarr", a.T.tocsr())
+    spdist.save(folder / "C.zarr", (a @ a.T).tocsr())
+    spdist.save(folder / "M.zarr", sp.eye(12, format="csr"))
