@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from spdist.errors import InputError, SpdistError, one_line
+from spdist.interrupts import raise_dropped_interrupts
 
 if TYPE_CHECKING:
     from distributed import Security
@@ -492,9 +493,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     _show_warnings()
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # so that a batch system's SIGTERM leaves a C that can be resumed
+    raise_dropped_interrupts()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's leaves a C that can be resumed
     try:
         return int(args.run(args))
     except SpdistError as error:

@@ -30,7 +30,7 @@ LAYERS = {  # folder or file at the top -> what it may import, besides itself
     "jobs": ARRAYS
     | {"options", "kernels", "storage", "verification", "inmemory", "scheduler.planner", "scheduler.execution"},
 }
-PARTS = [*LAYERS, "api", "chain", "console", "cli", "__main__", "__init__"]
+PARTS = [*LAYERS, "api", "chain", "console", "cli", "interrupts", "__main__", "__init__"]
 FAMILIES = {  # folder of kernels -> the folders of kernels that it may import
     "cuda": set(),
     "cpu": set(),
