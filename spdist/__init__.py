@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from spdist.matrices import hooks
 
 if TYPE_CHECKING:
-    from spdist.api import check, matmul, multiply, plan, reduce, save, verify
+    from spdist.api import check, matmul, multiply, plan, reduce, save, status, verify
     from spdist.chain import multi_matmul
     from spdist.errors import (
         CorruptError,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOME = {
-    **dict.fromkeys(("check", "matmul", "multiply", "plan", "reduce", "save", "verify"), "spdist.api"),
+    **dict.fromkeys(("check", "matmul", "multiply", "plan", "reduce", "save", "status", "verify"), "spdist.api"),
     **dict.fromkeys(("Callbacks", "Report"), "spdist.jobs.report"),
     **dict.fromkeys(("numeric", "symbolic"), "spdist.inmemory.pattern"),
     "spgemm": "spdist.inmemory.spgemm",
@@ -122,6 +122,7 @@ __all__ = [
     "save",
     "sell",
     "spgemm",
+    "status",
     "symbolic",
     "symmetrize",
     "transpose",

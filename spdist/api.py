@@ -11,6 +11,7 @@ from typing import Any, Unpack
 
 from spdist.jobs import describe, dispatch
 from spdist.jobs import save as saving
+from spdist.jobs import status as target_status
 from spdist.jobs.operands import MatrixLike
 from spdist.jobs.report import Callbacks, Report
 from spdist.options import (
@@ -44,6 +45,7 @@ __all__ = [
     "plan",
     "reduce",
     "save",
+    "status",
     "verify",
 ]
 
@@ -354,6 +356,39 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
     {'min': 1, 'mean': 1.0, 'max': 1, 'empty': 0}
     """
     return describe.info(matrix)
+
+
+def status(target: str | Path) -> dict[str, Any]:
+    """Say how far a target is: of a run that goes on, of one that was stopped, or of a complete matrix.
+
+    Reads the lock beside the target, its plan and its journal. Writes nothing and starts nothing, so that it may be
+    asked at any time and from any host that sees the storage.
+
+    Parameters
+    ----------
+    target : path or URL
+        Where `multiply` writes, or wrote, C; any stored matrix.
+
+    Returns
+    -------
+    dict
+        ``state``: ``running``, ``stopped`` or ``complete``; ``remedy``: what to do next. If part of C is there,
+        ``blocks_done`` of ``blocks``, ``rows_done`` of ``rows``, ``entries_durable``, and ``last_write`` (UTC). If a
+        run holds the target, ``run`` names it and ``sign_of_life`` says when it last gave one. ``replaces`` is there if
+        a complete matrix lies at the target that the run is to replace.
+
+    Raises
+    ------
+    MatrixError
+        If nothing is there, or the system denies reading it.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp
+    >>> status(save("memory://A.zarr", sp.eye_array(3), overwrite=True).url)["state"]
+    'complete'
+    """
+    return target_status.status(target)
 
 
 @lists(VerifyKeywords)

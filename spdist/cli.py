@@ -154,6 +154,17 @@ def _info(args: argparse.Namespace) -> int:
     return _print_json(facts, args)
 
 
+def _status(args: argparse.Namespace) -> int:
+    from spdist import api
+
+    facts = api.status(args.target)
+    if not args.json:
+        from spdist import console
+
+        console.matrix_table(facts)
+    return _print_json(facts, args)
+
+
 def _check(args: argparse.Namespace) -> int:
     from spdist import api, console
 
@@ -366,6 +377,7 @@ def _add_matrix_verbs(verbs: _Verbs, command: str | None) -> None:
     sub.add_argument("--conjugate", action="store_true", help="of a Hermitian one")
     _add_overwrite(sub)
     verbs.add("info", _info, "shape, dtype, entries, row lengths, bytes and state of a matrix", "matrix")
+    verbs.add("status", _status, "how far a product is: running, stopped or complete, and what to do next", "target")
     verbs.add("check", _check, "read a matrix whole and name everything that is wrong with it", "matrix")
     _add_generate(
         verbs.add("generate", _generate, "write a matrix of a known kind, of any size"), command == "generate"

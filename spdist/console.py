@@ -164,7 +164,7 @@ def matrix_table(facts: dict[str, Any]) -> None:
     """Print the facts that `spdist.api.info` returns."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in facts.items():
-        if name == "rows":
+        if name == "rows" and isinstance(value, dict):
             what = _entries(facts.get("block_size"))
             text = f"{value['min']:,} to {value['max']:,} {what}, mean {value['mean']:.2f}; {value['empty']:,} empty"
         elif name == "bytes":

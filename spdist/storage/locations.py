@@ -269,6 +269,28 @@ def stored_bytes(url: str) -> int:
     return sync(open_store(url).getsize_prefix(""))
 
 
+def modified(path: str) -> float | None:
+    """Return when a file or object was last written, in seconds since 1970, by the clock of the storage.
+
+    Parameters
+    ----------
+    path : str
+        A path or URL of one file or object.
+
+    Returns
+    -------
+    float or None
+        None if there is no such file, or the storage tells no times.
+    """
+    try:
+        if is_local(path):
+            return local_path(path).stat().st_mtime
+        fs, key = file_system(path)
+        return float(fs.modified(key).timestamp())
+    except (FileNotFoundError, NotADirectoryError, NotImplementedError):
+        return None
+
+
 def unreadable(url: str) -> MatrixError:
     """Return the error to raise when the system denies reading `url`."""
     return MatrixError(f"{url}: may not be read (permission denied): ask whoever owns it for access")

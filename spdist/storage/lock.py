@@ -20,18 +20,13 @@ import contextlib
 import ctypes
 import dataclasses
 import errno
-import getpass
 import hashlib
-import json
 import logging
 import os
 import signal
-import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from uuid import uuid4
 
@@ -39,103 +34,16 @@ from spdist.errors import InputError, SpdistError
 from spdist.storage import locations
 from spdist.storage.targets import replacement
 from spdist.storage.targets.lock_files import LockFiles, lock_files
-from spdist.storage.targets.processes import boot, namespace, process_start, writer_lives
+from spdist.storage.targets.owner import STALE_SECONDS, Owner, owner_from, this_process
+from spdist.storage.targets.processes import writer_lives
 
 logger = logging.getLogger("spdist")
 
 HEARTBEAT_SECONDS = 5.0
 """Seconds between two signs of life of a run that holds a lock."""
 
-STALE_SECONDS = 60.0
-"""Seconds without a sign of life after which a lock of another host counts as stale."""
-
 PATIENCE_SECONDS = 5.0
 """Seconds to wait for another run that is just taking over, releasing, or replacing a matrix."""
-
-
-# -- who holds a lock --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Owner:
-    """The run that holds a lock, as the lock tells it.
-
-    Attributes
-    ----------
-    record : str
-        Unique for each lock file that is written.
-    run : str
-        The run's name.
-    host, user, command : str
-    boot, namespace : str
-        The boot of the host and the namespace of process ids, within which `pid` means one process.
-    pid : int
-    start : str
-        When the process started, on a clock that is not set.
-    begun : str
-        When the run began, UTC.
-    """
-
-    record: str
-    run: str
-    host: str
-    user: str
-    command: str
-    boot: str
-    namespace: str
-    pid: int
-    start: str
-    begun: str
-
-    def __str__(self) -> str:
-        return f"{self.run} (user {self.user} on {self.host}, process {self.pid}, since {self.begun} UTC)"
-
-    def to_bytes(self) -> bytes:
-        """Return the content of the lock file."""
-        return json.dumps(asdict(self), indent=1).encode()
-
-    @property
-    def is_near(self) -> bool:
-        """Whether the run's process is one of those that this process sees."""
-        return (self.boot, self.namespace) == (boot(), namespace())
-
-    @property
-    def lives(self) -> bool:
-        """Whether the run's process, which must be near, is alive."""
-        return process_start(self.pid) == self.start
-
-
-def owner_from(content: bytes) -> Owner | None:
-    """Return what a lock file tells; None if it is damaged."""
-    try:
-        found = json.loads(content)
-        texts = {field.name: str(found[field.name]) for field in dataclasses.fields(Owner)}
-        return Owner(**{**texts, "pid": int(found["pid"])})  # type: ignore[arg-type]
-    except (ValueError, TypeError, KeyError):
-        return None
-
-
-def this_process(run: str) -> Owner:
-    """Return this process as the owner of locks of a run."""
-    return Owner(
-        record=uuid4().hex,
-        run=run,
-        host=socket.gethostname(),
-        user=_user(),
-        command=" ".join(sys.argv)[:200],
-        boot=boot(),
-        namespace=namespace(),
-        pid=os.getpid(),
-        start=process_start(os.getpid()),
-        begun=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
-    )
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a user id without a name, as in containers
-        return str(os.getuid()) if hasattr(os, "getuid") else "unknown"
 
 
 # -- the lock ----------------------------------------------------------------------------------------------------------

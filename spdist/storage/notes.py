@@ -53,6 +53,11 @@ def write_note(url: str, name: str, content: bytes) -> None:
     write_durably(url, f"spdist-{name}", _first_line(name, content) + b"\n" + content)
 
 
+def note_path(url: str, name: str) -> str:
+    """Return the path or URL of the file of a note."""
+    return f"{url}/spdist-{name}"
+
+
 def read_note(url: str, name: str) -> bytes | None:
     """Return the content that `write_note` wrote; None if there is no such file.
 

@@ -19,9 +19,11 @@ from spdist import api
 from spdist.errors import InputError, SpdistError
 from spdist.storage import lock
 from spdist.storage.atomic_replace import staged_file, staged_matrix
-from spdist.storage.lock import TargetLock, hold_target, owner_from
+from spdist.storage.lock import TargetLock, hold_target
 from spdist.storage.matrix import open_matrix
 from spdist.storage.targets.lock_files import LocalFiles
+from spdist.storage.targets.owner import owner_from, this_process
+from spdist.storage.targets.processes import process_start
 from spdist.storage.transpose import transpose
 
 EYE = sp.eye_array(3, format="csr")
@@ -56,7 +58,7 @@ def holder(tmp_path):
 def elsewhere(target: Path, age: float) -> bytes:
     """Put a lock of a run on another host beside a target; its last sign of life is `age` seconds old."""
     path = Path(f"{target}.spdist-lock")
-    found = json.loads(lock.this_process("abc123").to_bytes())
+    found = json.loads(this_process("abc123").to_bytes())
     path.write_text(json.dumps(found | {"host": "node7", "boot": "another", "record": "1"}))
     os.utime(path, (time.time() - age, time.time() - age))
     return path.read_bytes()
@@ -70,7 +72,7 @@ def test_a_live_run_is_named_and_its_death_is_known_at_once(tmp_path, holder, ca
         api.save(target, EYE, steal=True)  # only what is stale is stolen
     assert names(tmp_path) == {"C.zarr.spdist-lock"}
     holder.kill()  # it stays a zombie, as in a container without an init process
-    while lock.process_start(holder.pid):
+    while process_start(holder.pid):
         time.sleep(0.01)
     api.save(target, EYE)
     assert names(tmp_path) == {"C.zarr"}
@@ -184,7 +186,7 @@ def test_a_thread_holds_again_what_it_holds_and_other_threads_are_other_runs(tmp
 def dead_lock(target: Path) -> bytes:
     """Leave the lock of a process of this host that is dead."""
     path = Path(f"{target}.spdist-lock")
-    found = json.loads(lock.this_process("dead").to_bytes())
+    found = json.loads(this_process("dead").to_bytes())
     path.write_text(json.dumps(found | {"start": "0"}))
     return path.read_bytes()
 

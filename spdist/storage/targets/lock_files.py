@@ -162,13 +162,13 @@ class RemoteFiles:
 
     def delete(self, path: str) -> None:
         """Delete an object, and its heartbeat, if they are there."""
-        for each in (path, _heartbeat(path)):
+        for each in (path, heartbeat_path(path)):
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(self._key(each))
 
     def touch(self, path: str) -> None:
         """Give a sign of life."""
-        self._fs.pipe_file(self._key(_heartbeat(path)), b"1")
+        self._fs.pipe_file(self._key(heartbeat_path(path)), b"1")
 
     def age(self, path: str) -> float | None:
         """Return the seconds since the last sign of life, by the clock of the storage; None if it tells no times."""
@@ -176,7 +176,7 @@ class RemoteFiles:
         try:
             self._fs.pipe_file(self._key(probe), b"1")
             now = self._modified(probe)
-            last = max(filter(None, (self._modified(path), self._modified(_heartbeat(path)))), default=now)
+            last = max(filter(None, (self._modified(path), self._modified(heartbeat_path(path)))), default=now)
         except NotImplementedError:
             return None
         finally:
@@ -194,5 +194,6 @@ class RemoteFiles:
         return found.timestamp()
 
 
-def _heartbeat(path: str) -> str:
+def heartbeat_path(path: str) -> str:
+    """Return where the heartbeat of a lock on an object store lies; on a file system it is the time of the lock."""
     return f"{path}.heartbeat"

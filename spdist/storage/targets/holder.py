@@ -1,0 +1,58 @@
+"""Who holds a target, for readers: nothing is written, and no lock is taken."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from spdist.storage import locations
+from spdist.storage.targets.lock_files import heartbeat_path, lock_files
+from spdist.storage.targets.owner import STALE_SECONDS, Owner, owner_from
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The run that holds a target, or held it when it died.
+
+    Attributes
+    ----------
+    owner : Owner or None
+        None if the lock is damaged.
+    age : float
+        Seconds since its last sign of life. The storage's clock gave the time of that, this host's the time of now.
+    """
+
+    owner: Owner | None
+    age: float
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the run is on this host, where its death is known for certain."""
+        return self.owner is not None and self.owner.is_near
+
+    @property
+    def lives(self) -> bool:
+        """Whether the run is alive, as far as one can tell."""
+        if self.owner is not None and self.owner.is_near:
+            return self.owner.lives
+        return self.age < STALE_SECONDS
+
+
+def holder_of(target: str) -> Holder | None:
+    """Return who holds a target by the lock beside it; None if there is no lock.
+
+    Parameters
+    ----------
+    target : str
+        Normalised. Targets in the memory of this process have no lock.
+    """
+    if locations.in_process(target):
+        return None
+    path = f"{target}.spdist-lock"
+    with locations.clear_of_remote_errors(target):
+        content = lock_files(target).read(path)
+        if content is None:
+            return None
+        signs = [locations.modified(one) for one in (path, heartbeat_path(path))]
+    now = time.time()
+    return Holder(owner_from(content), max(now - max((sign for sign in signs if sign is not None), default=now), 0.0))

@@ -1,0 +1,100 @@
+"""Which run holds a lock, as the lock tells it."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import json
+import os
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass
+from uuid import uuid4
+
+from spdist.storage.targets.processes import boot, namespace, process_start
+
+STALE_SECONDS = 60.0
+"""Seconds without a sign of life after which a lock of another host counts as stale."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The run that holds a lock, as the lock tells it.
+
+    Attributes
+    ----------
+    record : str
+        Unique for each lock file that is written.
+    run : str
+        The run's name.
+    host, user, command : str
+    boot, namespace : str
+        The boot of the host and the namespace of process ids, within which `pid` means one process.
+    pid : int
+    start : str
+        When the process started, on a clock that is not set.
+    begun : str
+        When the run began, UTC.
+    """
+
+    record: str
+    run: str
+    host: str
+    user: str
+    command: str
+    boot: str
+    namespace: str
+    pid: int
+    start: str
+    begun: str
+
+    def __str__(self) -> str:
+        return f"{self.run} (user {self.user} on {self.host}, process {self.pid}, since {self.begun} UTC)"
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the lock file."""
+        return json.dumps(asdict(self), indent=1).encode()
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the run's process is one of those that this process sees."""
+        return (self.boot, self.namespace) == (boot(), namespace())
+
+    @property
+    def lives(self) -> bool:
+        """Whether the run's process, which must be near, is alive."""
+        return process_start(self.pid) == self.start
+
+
+def owner_from(content: bytes) -> Owner | None:
+    """Return what a lock file tells; None if it is damaged."""
+    try:
+        found = json.loads(content)
+        texts = {field.name: str(found[field.name]) for field in dataclasses.fields(Owner)}
+        return Owner(**{**texts, "pid": int(found["pid"])})  # type: ignore[arg-type]
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def this_process(run: str) -> Owner:
+    """Return this process as the owner of locks of a run."""
+    return Owner(
+        record=uuid4().hex,
+        run=run,
+        host=socket.gethostname(),
+        user=_user(),
+        command=" ".join(sys.argv)[:200],
+        boot=boot(),
+        namespace=namespace(),
+        pid=os.getpid(),
+        start=process_start(os.getpid()),
+        begun=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
+    )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user id without a name, as in containers
+        return str(os.getuid()) if hasattr(os, "getuid") else "unknown"
