@@ -25,7 +25,9 @@ LAYERS = {  # folder or file at the top -> what it may import, besides itself
     "inmemory": ARRAYS | {"options", "kernels"},
     "scheduler.planner": ARRAYS | {"kernels", "storage"},
     "scheduler.clusters": GROUND,
-    "scheduler.execution": ARRAYS | {"kernels", "storage", "scheduler.planner", "scheduler.clusters"},
+    "scheduler.dashboard": GROUND,
+    "scheduler.execution": ARRAYS
+    | {"kernels", "storage", "scheduler.planner", "scheduler.clusters", "scheduler.dashboard"},
     "operators": ARRAYS | {"kernels", "storage", "inmemory", "scheduler.execution"},
     "jobs": ARRAYS
     | {"options", "kernels", "storage", "verification", "inmemory", "scheduler.planner", "scheduler.execution"},

@@ -19,6 +19,8 @@ from dask.utils import key_split
 from distributed import Client, Future, as_completed
 
 from spdist.errors import SpdistError
+from spdist.scheduler.dashboard.messages import TIMINGS
+from spdist.scheduler.execution.announcer import announced, run_start
 from spdist.scheduler.execution.assignment import BlockAssigner, BlockWork
 from spdist.scheduler.execution.cluster import POLL_SECONDS, dashboard_link, fetch, shared_name, with_gpu, workers_of
 from spdist.scheduler.execution.graph import TaskGraph
@@ -26,7 +28,7 @@ from spdist.scheduler.execution.journal import Journal, UnseenChunkError, is_see
 from spdist.scheduler.execution.plugins import installed, peak_memory
 from spdist.scheduler.execution.records import JobSpec
 from spdist.scheduler.execution.supervision.calls import is_connected, lost_scheduler
-from spdist.scheduler.execution.telemetry import TOPIC, InFlight, Progress, RunCallbacks, TimingSubscriber, add_totals
+from spdist.scheduler.execution.telemetry import InFlight, Progress, RunCallbacks, TimingSubscriber, add_totals
 from spdist.scheduler.execution.window import BlockInFlight, BlockWindow, SharedChunks
 from spdist.scheduler.execution.worker import stage_totals, unpublished_timings
 from spdist.scheduler.planner.plan import Plan
@@ -133,6 +135,7 @@ class Driver:
             self._checkpoint()
             self._report_progress()
         self._checkpoint(is_last=True)
+        self._report_progress()
         assert not self.window.in_flight
         return self.journal.close()
 
@@ -245,7 +248,15 @@ class Driver:
             unwritten = sum(not block.committed for block in self.window.in_flight)
             total = self.blocks_done + unwritten + len(self.window.remaining)
             self.callbacks.progress(
-                Progress(self.blocks_done, total, self.products_done, self.plan.expansion, self.nnz)
+                Progress(
+                    self.blocks_done,
+                    total,
+                    self.products_done,
+                    self.plan.expansion,
+                    self.nnz,
+                    self.journal.checkpoint.row,
+                    unwritten,
+                )
             )
 
 
@@ -362,18 +373,22 @@ def execute(
     with installed(client, name, draft.with_plan(plan, shared_name(client)), layout.url):
         timings = TimingSubscriber(name, callbacks.timed) if callbacks.timed is not None else None
         if timings is not None:
-            client.subscribe_topic(TOPIC, timings.receive)
+            client.subscribe_topic(TIMINGS, timings.receive)
         try:
             callbacks.started(dashboard_link(client))
             driver = Driver(client, name, plan, layout, callbacks, TUNING)
-            checksums = _run(driver)
-            outcome = _outcome(client, name, driver)
+            start = run_start(plan, draft, layout.url, driver.journal.checkpoint.row)
+            with announced(client, name, start) as announcer:
+                driver.callbacks = callbacks.also(announcer.progress)
+                checksums = _run(driver)
+                outcome = _outcome(client, name, driver)
+                announcer.stages = outcome.stages
             if timings is not None:
                 timings.finish(client.run(unpublished_timings, name, on_error="ignore"))
             return outcome, driver.graph.layout, checksums
         finally:
             if timings is not None:
-                client.unsubscribe_topic(TOPIC)
+                client.unsubscribe_topic(TIMINGS)
 
 
 def _run(driver: Driver) -> Checksums:

@@ -20,6 +20,10 @@ from spdist.storage.writer import Layout
 COMMIT_PRIORITY = 10
 """Dask priority of commits and joins. They run before the stages of later blocks, because they free memory."""
 
+TASK_NAMES = {"join": "assemble"}
+"""Names of tasks that are not those of their stages. Dask's page of groups takes ``dask.order`` for a topological sort,
+which it is for these tasks only if names descend along dependencies: preprocess, multiply, merge, commit, assemble."""
+
 
 class TaskGraph:
     """Submits the tasks of one job.
@@ -94,7 +98,7 @@ class TaskGraph:
         return self.client.submit(
             *call,
             *arguments,
-            key=(f"{stage}-{self.job}", *key),
+            key=(f"{TASK_NAMES.get(stage, stage)}-{self.job}", *key),
             workers=[worker] if worker else None,
             allow_other_workers=bool(worker),
             priority=COMMIT_PRIORITY if stage in ("commit", "join") else 0,

@@ -10,11 +10,11 @@ from dask.utils import key_split
 from distributed import Client, Worker, WorkerPlugin
 from tornado.ioloop import PeriodicCallback
 
+from spdist.scheduler.dashboard.messages import ANNOUNCEMENTS, TIMINGS
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.records import JobSpec
 from spdist.scheduler.execution.supervision.calls import register, unregister
 from spdist.scheduler.execution.supervision.late_workers import JoinCheck, stay_out, take_part_again
-from spdist.scheduler.execution.telemetry import ANNOUNCEMENTS, TOPIC
 from spdist.scheduler.execution.worker import CONTEXTS, WorkerContext
 
 PUBLISH_SECONDS = 0.5
@@ -74,9 +74,12 @@ class InstallPlugin(WorkerPlugin):
         take_part_again(worker, self.name)
 
     def _publish(self, worker: Worker) -> None:
-        """Send new timings to all subscribers of `TOPIC`, and announcements to those of `ANNOUNCEMENTS`."""
+        """Send new timings to all subscribers of `TIMINGS`, and announcements to those of `ANNOUNCEMENTS`."""
         telemetry = CONTEXTS[self.name].telemetry
-        telemetry.publish(lambda timings: worker.log_event(TOPIC, {"product": self.name, "timings": timings}))
+        limits = telemetry.limits
+        telemetry.publish(
+            lambda timings: worker.log_event(TIMINGS, {"product": self.name, "timings": timings, "limits": limits})
+        )
         for text in telemetry.take_announcements():
             worker.log_event(ANNOUNCEMENTS, {"product": self.name, "text": f"worker {worker.address}: {text}"})
 

@@ -15,6 +15,7 @@ from distributed import Client, as_completed
 
 from spdist.kernels import reduction_spec
 from spdist.kernels.cpu.reduce import reduce_rows
+from spdist.scheduler.execution.announcer import announced, run_start
 from spdist.scheduler.execution.assignment import BlockAssigner, BlockWork
 from spdist.scheduler.execution.cluster import dashboard_link, fetch, shared_name, with_gpu
 from spdist.scheduler.execution.driver import completed_results, update_workers
@@ -58,7 +59,9 @@ def execute_reduction(
     job = replace(draft.with_plan(plan, shared_name(client)), blocks_in_flight=1)
     with installed(client, name, job):
         callbacks.started(dashboard_link(client))
-        part = _Reducer(client, name, plan, what, callbacks).run()
+        title = f"{what if isinstance(what, str) else 'histogram'} of A @ B"
+        with announced(client, name, run_start(plan, draft, title, 0)) as announcer:
+            part = _Reducer(client, name, plan, what, callbacks.also(announcer.progress)).run()
     return reduction_spec.final_value(what, part, draft.b.ncols)
 
 
@@ -89,9 +92,13 @@ class _Reducer:
             self._note_in_flight()
             self._take_results()
             if self.callbacks.progress is not None:
-                self.callbacks.progress(Progress(len(self.parts), total, self.products_done, self.plan.expansion, 0))
+                self.callbacks.progress(self._progress())
         empty = reduce_rows(self.what, reduction_spec.diagonal_pattern(0, 0, 0), 0)
         return reduction_spec.combine(self.what, [self.parts[number] for number in range(total)] or [empty])
+
+    def _progress(self) -> Progress:
+        done, total = len(self.parts), len(self.plan.blocks)
+        return Progress(done, total, self.products_done, self.plan.expansion, 0, in_flight=len(self.submitted))
 
     def _submit(self, worker: str, work: BlockWork) -> None:
         key = f"reduce-{self.name}", work.task.number, len(self.submitted_twice)

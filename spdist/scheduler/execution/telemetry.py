@@ -11,15 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from spdist.scheduler.execution.records import StageTiming, StageTotal
 
-TOPIC = "spdist"
-"""Dask topic under which workers publish timings."""
-ANNOUNCEMENTS = "spdist-announcements"
-"""Dask topic under which workers say what the user should know."""
 LATE_EVENT_SECONDS = 2.0
 """Seconds to wait at the end of a run for published timings that have not arrived."""
 
@@ -39,6 +35,10 @@ class Progress:
         Products (multiply-adds) of the finished blocks, and of all.
     nnz : int
         Entries of C with a known position.
+    durable_row : int
+        Rows of C that are durable; 0 if C is not stored.
+    in_flight : int
+        Blocks that workers have.
     """
 
     blocks: int
@@ -46,6 +46,8 @@ class Progress:
     products: int
     products_total: int
     nnz: int
+    durable_row: int = 0
+    in_flight: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,17 @@ class RunCallbacks:
     timed: Callable[[list[TimingRecord]], None] | None = None
     admit: Callable[[list[str]], list[str]] = lambda workers: workers
     note: Callable[[InFlight], None] = lambda now: None
+
+    def also(self, progress: Callable[[Progress], None]) -> RunCallbacks:
+        """Return the callbacks with another function that takes the progress."""
+        mine = self.progress
+
+        def both(now: Progress) -> None:
+            if mine is not None:
+                mine(now)
+            progress(now)
+
+        return replace(self, progress=both)
 
 
 class StageRecorder:
@@ -185,7 +198,7 @@ class TimingSubscriber:
         self._received: Counter[str] = Counter()
 
     def receive(self, event: tuple[Any, dict[str, Any]]) -> None:
-        """Take an event of `TOPIC`; Dask calls this in the client's thread."""
+        """Take an event of `TIMINGS`; Dask calls this in the client's thread."""
         message = event[1]
         if message.get("product") == self.name:
             self._pass_on(message["worker"], message["timings"])

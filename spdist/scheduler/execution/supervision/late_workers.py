@@ -13,10 +13,10 @@ from distributed import Worker
 from distributed.core import Status
 
 from spdist.errors import SpdistError
+from spdist.scheduler.dashboard.messages import ANNOUNCEMENTS
 from spdist.scheduler.execution.records import JobSpec
 from spdist.scheduler.execution.supervision import probe
 from spdist.scheduler.execution.supervision.handshake import Question, look
-from spdist.scheduler.execution.telemetry import ANNOUNCEMENTS
 from spdist.storage import groups
 from spdist.storage.matrix import StoredMatrix
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from distributed import Client
 
+from spdist.scheduler.dashboard.messages import ANNOUNCEMENTS
 from spdist.scheduler.execution.supervision.calls import LOST, is_connected
-from spdist.scheduler.execution.telemetry import ANNOUNCEMENTS, InFlight
+from spdist.scheduler.execution.telemetry import InFlight
 
 logger = logging.getLogger("spdist")
 

@@ -1,0 +1,1 @@
+"""What the Dask scheduler knows of runs: messages in, state of bounded size, a page and metrics out."""

@@ -1,0 +1,239 @@
+"""The state of one run, folded from its messages: its size is bounded, however many blocks there are.
+
+No clock, no Dask: times come with the messages, so that a record that was written earlier folds to the same state.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from spdist.scheduler.dashboard.messages import SCHEMA, Message, RunEnd, RunProgress, RunStart
+from spdist.scheduler.dashboard.timeline import Timeline
+
+CELLS = 256
+"""Cells of the map of blocks."""
+RECENT = 1000
+"""Newest runs of stages that are kept one by one."""
+RECENT_SECONDS = 10.0
+"""Seconds that count as lately."""
+GANTT_SECONDS = 60.0
+"""Seconds of the Gantt chart."""
+EVENTS = 200
+"""Newest events that are kept."""
+SAMPLES = 240
+"""Samples of progress; when they are full, every second one is dropped."""
+WORKERS = 256
+"""Workers whose totals are kept one by one; those that join later are added up as one."""
+EARLIEST_SHARE = 0.01
+"""Share of the products from which on the time left is told."""
+
+WAITING, COMPUTED, WRITTEN, DURABLE = range(4)
+"""States of a cell of the map: nothing of it, its first products, its first written rows, all of its rows."""
+
+
+@dataclass
+class StageSums:
+    """What a stage took: seconds and bytes, how often it ran, and the best rate of the machine, in bytes/s."""
+
+    seconds: float = 0.0
+    nbytes: int = 0
+    tasks: int = 0
+    limit: float = 0.0
+
+    def add(self, seconds: float, nbytes: int) -> None:
+        """Add one run of the stage."""
+        self.seconds += seconds
+        self.nbytes += nbytes
+        self.tasks += 1
+
+
+@dataclass
+class RunState:
+    """What is known of one run.
+
+    Parameters
+    ----------
+    name : str
+        Name of the job.
+    start : RunStart
+    """
+
+    name: str
+    start: RunStart
+    progress: RunProgress | None = None
+    end: RunEnd | None = None
+    ended: float = 0.0
+    stages: dict[str, StageSums] = field(default_factory=dict)
+    workers: dict[str, StageSums] = field(default_factory=dict)
+    recent: deque[tuple[str, str, int, float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    events: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS))
+    samples: list[tuple[float, int]] = field(default_factory=list)
+    cells: bytearray = field(default_factory=bytearray)
+
+    def __post_init__(self) -> None:
+        self.timeline = Timeline(self.start["begun"])
+        self.cells = bytearray(len(self.start["block_starts"]))
+        if self.start["resumed_row"]:
+            self.add_event(self.start["begun"], f"resumed: {self.start['resumed_row']:,} rows were durable already")
+
+    # -- messages in ---------------------------------------------------------------------------------------------------
+
+    def add_timings(self, worker: str, timings: list[Message], limits: dict[str, float]) -> None:
+        """Add runs of stages on a worker.
+
+        Parameters
+        ----------
+        worker : str
+        timings : list of dict
+            With the fields of `StageTiming`.
+        limits : dict
+            The machine's best bytes/s of some stages.
+        """
+        if worker not in self.workers and len(self.workers) >= WORKERS:
+            worker = "other workers"
+        sums = self.workers.setdefault(worker, StageSums())
+        for timing in timings:
+            stage, row, begin, seconds = timing["stage"], timing["row"], timing["begin"], timing["seconds"]
+            self.stages.setdefault(stage, StageSums()).add(seconds, timing["nbytes"])
+            if not stage.startswith("gpu "):  # parts of the stage multiply
+                sums.add(seconds, timing["nbytes"])
+                self.timeline.add(stage, begin, seconds)
+                self.recent.append((worker, stage, row, begin, seconds))
+            self._mark(stage, row)
+        for stage, limit in limits.items():
+            if stage in self.stages:
+                self.stages[stage].limit = max(self.stages[stage].limit, limit)
+
+    def add_progress(self, now: float, progress: RunProgress) -> None:
+        """Take note of how far the run is."""
+        self.progress = RunProgress(**{name: int(progress[name]) for name in RunProgress.__annotations__})  # type: ignore
+        self.samples.append((now, progress["products"]))
+        if len(self.samples) > SAMPLES:
+            del self.samples[1:-1:2]
+        for cell, stop in enumerate([*self.start["block_starts"][1:], self.start["rows"]]):
+            if stop > progress["durable_row"]:
+                break
+            self.cells[cell] = DURABLE
+
+    def add_event(self, now: float, text: str) -> None:
+        """Add something that happened, in words."""
+        self.events.append((now, text))
+
+    def finish(self, now: float, end: RunEnd) -> None:
+        """Take note of the end, and of the exact totals of the stages."""
+        self.end, self.ended = end, now
+        for stage, total in end["stages"].items():
+            sums = total["seconds"], int(total["bytes"]), int(total["tasks"]), total["limit"]
+            self.stages[stage] = StageSums(*sums)
+        self.add_event(now, end["state"] + (f": {end['error']}" if end["error"] else ""))
+
+    def _mark(self, stage: str, row: int) -> None:
+        """Mark the cell of a row on the map."""
+        state = {"multiply": COMPUTED, "commit": WRITTEN}.get(stage)
+        if state is None or row < 0 or not self.cells:
+            return
+        cell = self._cell(row)
+        self.cells[cell] = max(self.cells[cell], state)
+
+    def _cell(self, row: int) -> int:
+        starts = self.start["block_starts"]
+        low, high = 0, len(starts)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if starts[middle] <= row else (low, middle)
+        return low
+
+    @property
+    def state(self) -> str:
+        """``running``, or how it ended."""
+        return self.end["state"] if self.end else "running"
+
+    # -- state out -----------------------------------------------------------------------------------------------------
+
+    def seconds_left(self, now: float) -> tuple[float, float, float] | None:
+        """Return the seconds that are left: likely, least and most; None if it is too early to tell.
+
+        The rate of the whole run and that of its second half bound the time. Products are what is counted.
+        """
+        progress = self.progress
+        if progress is None or self.end is not None or len(self.samples) < 3:
+            return None
+        done = progress["products"] - self.samples[0][1]
+        total = max(progress["products_total"], 1)
+        if done <= EARLIEST_SHARE * total:
+            return None
+        (first, before), (middle, half) = self.samples[0], self.samples[len(self.samples) // 2]
+        last, latest = self.samples[-1]
+        rates = [(latest - before) / max(last - first, 1e-9), (latest - half) / max(last - middle, 1e-9)]
+        if min(rates) <= 0:
+            return None
+        left = [(total - latest) / rate - (now - last) for rate in rates]
+        likely, least, most = left[0], 0.9 * min(left), 1.1 * max(left)
+        return max(likely, 0.0), max(least, 0.0), max(most, 0.0)
+
+    def bound_by(self, now: float) -> tuple[str, float] | None:
+        """Return the stage that takes most of the workers' time, and its share; None if nothing ran.
+
+        Lately, as long as the run goes on; of the whole run when it has ended.
+        """
+        return self.timeline.largest(now - RECENT_SECONDS if self.end is None else 0.0, now)
+
+    def to_json(self, now: float, *, short: bool = False) -> dict[str, Any]:
+        """Return the state as the page and the report read it.
+
+        Parameters
+        ----------
+        now : float
+            Seconds since 1970.
+        short : bool
+            Leave out what only a picture needs.
+
+        Returns
+        -------
+        dict
+            At most about 50 kB as text.
+        """
+        end = self.ended or now
+        facts = {
+            "schema": SCHEMA,
+            "product": self.name,
+            "start": self.start if not short else self.start | {"block_starts": []},
+            "progress": self.progress,
+            "state": self.state,
+            "error": self.end["error"] if self.end else "",
+            "seconds": round(end - self.start["begun"], 3),
+            "left": self.seconds_left(now),
+        }
+        return facts if short else facts | self._pictures(end)
+
+    def _pictures(self, end: float) -> dict[str, Any]:
+        """Return what is drawn: stages, workers, timelines, events and the map of blocks."""
+        begun = self.start["begun"]
+        return {
+            "bound_by": self.bound_by(end),
+            "stages": {name: vars(sums) for name, sums in self.stages.items()},
+            "workers": {name: vars(sums) for name, sums in self.workers.items()},
+            "gantt": self._last_minute(end),
+            "timeline": self.timeline.to_json(),
+            "events": [[round(at - begun, 1), text] for at, text in self.events],
+            "samples": [[round(at - begun, 2), products] for at, products in self.samples],
+            "cells": list(self.cells),
+        }
+
+    def _last_minute(self, end: float) -> list[list[float]]:
+        """Return worker, stage, row, begin and seconds of what ran in the last minute, the newest only."""
+        worker_numbers = {name: i for i, name in enumerate(self.workers)}
+        stage_numbers = {name: i for i, name in enumerate(self.stages)}
+        return [
+            [
+                worker_numbers[worker],
+                stage_numbers[stage],
+                row,
+                round(begin - self.start["begun"], 3),
+                round(seconds, 4),
+            ]
+            for worker, stage, row, begin, seconds in self.recent
+            if begin + seconds >= end - GANTT_SECONDS
+        ]

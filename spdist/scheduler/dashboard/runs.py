@@ -1,0 +1,115 @@
+"""The newest runs of one scheduler, by their messages."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import Any
+
+from distributed import Scheduler
+from distributed.scheduler import WorkerState
+
+from spdist.scheduler.dashboard.messages import ANNOUNCEMENTS, RUNS, TIMINGS, Message
+from spdist.scheduler.dashboard.run_state import RunState
+
+MOST_RUNS = 20
+"""Runs that stay readable after their end; the oldest goes first."""
+
+
+class Runs:
+    """Folds the messages of runs, and describes them.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+
+    Attributes
+    ----------
+    by_name : OrderedDict
+        `RunState` by name of the job, oldest first.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.by_name: OrderedDict[str, RunState] = OrderedDict()
+        self._planned = 0
+        self._idle: dict[str, int] = {}
+
+    def fold(self, topic: str, message: Message) -> None:
+        """Take one message; of a run that is not known it is ignored.
+
+        Raises
+        ------
+        KeyError, TypeError, AttributeError, ValueError
+            If another version sent it.
+        """
+        now = time.time()
+        if topic == RUNS and message["what"] == "start":
+            self._begin(message["product"], message["content"])
+            return
+        run = self.by_name.get(message["product"])
+        if run is None:
+            return
+        if topic == TIMINGS:
+            run.add_timings(message["worker"], message["timings"], message.get("limits", {}))
+        elif topic == ANNOUNCEMENTS:
+            run.add_event(now, message["text"])
+        elif message["what"] == "progress":
+            run.add_progress(now, message["content"])
+        elif message["what"] == "end":
+            run.finish(now, message["content"])
+
+    def _begin(self, name: str, content: Any) -> None:
+        self.by_name[name] = RunState(name, content)
+        while len(self.by_name) > MOST_RUNS:
+            self.by_name.popitem(last=False)
+        self._planned = int(content["projected_memory"])
+        self._idle = {address: _memory_of(worker) for address, worker in self.scheduler.workers.items()}
+
+    def tell(self, text: str) -> None:
+        """Add an event to the runs that go on."""
+        for run in self.by_name.values():
+            if run.end is None:
+                run.add_event(time.time(), text)
+
+    @property
+    def newest(self) -> RunState | None:
+        """The run that began last."""
+        return next(reversed(self.by_name.values()), None)
+
+    def to_json(self, chosen: str = "") -> dict[str, Any]:
+        """Return the state of all runs, newest first, and the memory of the workers.
+
+        Parameters
+        ----------
+        chosen : str
+            Name of the run to describe in detail; by default the newest. Of others the long lists are left out, so that
+            an update of the page stays small.
+
+        Returns
+        -------
+        dict
+        """
+        now = time.time()
+        detailed = chosen if chosen in self.by_name else next(reversed(self.by_name), "")
+        runs = [run.to_json(now, short=name != detailed) for name, run in reversed(self.by_name.items())]
+        return {"now": now, "runs": runs, "memory": self.memory()}
+
+    def memory(self) -> dict[str, dict[str, int]]:
+        """Return what each worker holds, by its last heartbeat: bytes of the host and, if there is one, of the GPU.
+
+        The limit of the host is what the plan of the newest run expects: the plan counts beyond the idle worker.
+        """
+        memory = {}
+        for address, worker in self.scheduler.workers.items():
+            idle = self._idle.setdefault(address, _memory_of(worker))
+            found = {"host": _memory_of(worker), "host_limit": idle + self._planned}
+            gpu = worker.metrics.get("gpu_memory_used"), worker.extra.get("gpu", {}).get("memory-total")
+            if isinstance(gpu[0], int) and isinstance(gpu[1], int):
+                found |= {"gpu": gpu[0], "gpu_limit": gpu[1]}
+            memory[address] = found
+        return memory
+
+
+def _memory_of(worker: WorkerState) -> int:
+    return int(worker.metrics.get("memory", 0))

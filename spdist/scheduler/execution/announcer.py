@@ -1,0 +1,168 @@
+"""Tells the scheduler of a run: what it will do, how far it is, how it ended. Nothing that fails here stops a run."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from distributed import Client
+
+from spdist.scheduler.dashboard.collector import RunCollector
+from spdist.scheduler.dashboard.messages import PROGRESS_SECONDS, RUNS, Message, RunEnd, RunStart
+from spdist.scheduler.dashboard.run_state import CELLS
+from spdist.scheduler.execution.records import JobSpec
+from spdist.scheduler.execution.supervision.calls import LOST, describe, is_connected
+from spdist.scheduler.execution.telemetry import Progress
+from spdist.scheduler.planner.plan import Operand, Plan
+
+PACKAGES = ("dask", "numba", "numpy", "scipy", "spdist", "zarr")
+"""Packages whose versions the page tells."""
+CALL_SECONDS = 5.0
+"""Seconds that the scheduler may take to hear that a run began, or ended."""
+
+logger = logging.getLogger("spdist")
+
+
+class Announcer:
+    """Sends the messages of one run.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    name : str
+        Of the job.
+
+    Attributes
+    ----------
+    stages : dict
+        Totals by stage, once they are known.
+    """
+
+    def __init__(self, client: Client, name: str) -> None:
+        self.client, self.name = client, name
+        self._next = 0.0
+        self._last: Progress | None = None
+        self.stages: dict[str, dict[str, float]] = {}
+
+    def begin(self, content: RunStart) -> None:
+        """Have the scheduler collect what is published, and tell it what the run is going to do."""
+        try:
+            self.client.sync(_register, self.client, callback_timeout=CALL_SECONDS)
+            self._send("start", content)
+        except (*LOST, OSError, ImportError, ValueError, TypeError) as error:  # no spdist there, or no answer
+            logger.info("the scheduler shows no page /spdist for this run: %s", describe(error))
+
+    def progress(self, now: Progress) -> None:
+        """Tell how far the run is, now and then, without waiting for the scheduler."""
+        self._last = now
+        if (clock := time.monotonic()) < self._next:
+            return
+        self._next = clock + PROGRESS_SECONDS
+        if self.client.loop is not None:
+            self.client.loop.add_callback(_log, self.client, self._message("progress", asdict(now)))
+
+    def end(self, error: BaseException | None) -> None:
+        """Tell how far the run came, and how it ended."""
+        interrupted = isinstance(error, KeyboardInterrupt)
+        state = "finished" if error is None else "interrupted" if interrupted else "failed"
+        with contextlib.suppress(*LOST, OSError):
+            if is_connected(self.client):
+                if self._last is not None:
+                    self._send("progress", asdict(self._last))
+                text = "" if error is None or interrupted else str(error)[:2000]
+                self._send("end", RunEnd(state=state, error=text, stages=self.stages))
+
+    def _message(self, what: str, content: Any) -> Message:
+        return {"product": self.name, "what": what, "content": content}
+
+    def _send(self, what: str, content: Any) -> None:
+        self.client.sync(_log, self.client, self._message(what, content), callback_timeout=CALL_SECONDS)
+
+
+async def _register(client: Client) -> None:
+    from distributed.protocol.pickle import dumps
+
+    scheduler: Any = client.scheduler
+    plugin = dumps(RunCollector())
+    await scheduler.register_scheduler_plugin(plugin=plugin, name=RunCollector.name, idempotent=True)
+
+
+async def _log(client: Client, message: Message) -> None:
+    """Publish a message; a scheduler that is gone is told of elsewhere."""
+    with contextlib.suppress(*LOST, OSError):
+        scheduler: Any = client.scheduler
+        await scheduler.log_event(topic=RUNS, msg=message)
+
+
+@contextlib.contextmanager
+def announced(client: Client, name: str, content: RunStart) -> Iterator[Announcer]:
+    """Announce a run for the time of a ``with`` block.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    name : str
+        Of the job.
+    content : RunStart
+
+    Yields
+    ------
+    Announcer
+    """
+    announcer = Announcer(client, name)
+    announcer.begin(content)
+    try:
+        yield announcer
+    except BaseException as error:
+        announcer.end(error)
+        raise
+    announcer.end(None)
+
+
+def run_start(plan: Plan, job: JobSpec, target: str, resumed_row: int) -> RunStart:
+    """Return what a run is going to do.
+
+    Parameters
+    ----------
+    plan : Plan
+    job : JobSpec
+    target : str
+        Where C goes, or what is made of it.
+    resumed_row : int
+        Rows that are durable already.
+
+    Returns
+    -------
+    RunStart
+    """
+    starts = [block.start for block in plan.blocks]
+    group = -(-len(starts) // CELLS) or 1
+    return RunStart(
+        target=target,
+        operands={
+            "A": _operand(job.a.url, plan.a),
+            "B": _operand(job.b.url, plan.b),
+            "C": _operand(target, plan.c),
+        },
+        engine=plan.engine,
+        grid=plan.grid,
+        block_starts=starts[::group],
+        rows=plan.a.shape[0],
+        products=plan.expansion,
+        memory_limit=plan.memory_limit,
+        host_limit=plan.host_limit,
+        projected_memory=plan.projected_host_memory,
+        seconds=plan.stage_seconds(),
+        resumed_row=resumed_row,
+        begun=time.time(),
+        versions={name: importlib.metadata.version(name) for name in PACKAGES},
+    )
+
+
+def _operand(url: str, operand: Operand) -> dict[str, Any]:
+    return {"url": url, "shape": list(operand.shape), "nnz": operand.nnz, "bytes": operand.nbytes}
