@@ -88,7 +88,8 @@ def clock(call: Callable[[], Any]) -> tuple[float, Any]:
 
 def loop(a: Any, b: Any, blocks: int) -> float:
     """Return the seconds of the loop that users of CuPy write."""
-    return pipeline.loop(CSR(a.indptr, a.indices, a.data, a.shape), CSR(b.indptr, b.indices, b.data, b.shape), blocks)
+    left, right = (CSR(np.asarray(m.indptr, np.int64), m.indices, m.data, m.shape) for m in (a, b))
+    return pipeline.loop(left, right, blocks)
 
 
 def measure(name: str, made: tuple[CSR, CSR], rates: dict[str, float] | None) -> Row:

@@ -189,10 +189,10 @@ class Product:
         blocks = (self.left.rows(i, min(self.nrows, i + step)) for i in range(0, self.nrows, step))
         return sum(int(lengths[block.indices].sum()) for block in blocks)
 
-    def rows_at_a_time(self) -> int:
-        """Return how many rows a script takes: blocks of C of at most `BLOCK_BYTES`, at least one for each thread."""
-        blocks = max(16, -(-self.products * 4 // BLOCK_BYTES))  # C has fewer bytes than 12 for each product
-        return max(1, self.nrows // blocks)
+    def rows_at_a_time(self, threads: int) -> int:
+        """Return how many rows a script takes: blocks of C of about `BLOCK_BYTES`, at least one for each thread."""
+        blocks = -(-self.products * 4 // BLOCK_BYTES)  # C has fewer bytes than 12 for each product
+        return max(1, -(-self.nrows // max(threads, blocks)))
 
     def command(self, program: Program) -> list[str]:
         """Return the words that multiply by a program."""
@@ -200,7 +200,8 @@ class Product:
         if program.engine:
             words = ["-m", "spdist", "multiply", *paths, "--json", "--record", str(self.stages)]
             return [sys.executable, *words, *program.words]
-        return [sys.executable, program.words[0], *paths, str(self.rows_at_a_time()), *program.words[1:]]
+        script, *threads = program.words
+        return [sys.executable, script, *paths, str(self.rows_at_a_time(int(threads[0]) if threads else 1)), *threads]
 
     def is_right(self, verify: bool) -> bool:
         """Whether C has as many entries as before, offsets that rise, and the right rows at places drawn at random.
