@@ -571,6 +571,8 @@ def measured() -> str:
     if waits.recorded():
         parts += ["## What a user waits for\n", *map(waits.section, waits.recorded())]
     parts += ["## Calls in one table\n", comparisons("../benchmarks/results")]
+    if waits.recorded("cores"):
+        parts += ["## Threads of the CPU engine\n", *map(waits.cores, waits.recorded("cores"))]
     for title, sections in SECTIONS.items():
         parts += [f"## {title}\n", *(section() for section in sections)]
     if any(RESULTS.glob("*-faults.json")):

@@ -1,4 +1,4 @@
-"""What a user waits for: tables of the records of `benchmarks/prompt.py`, for `docs/measured.py`."""
+"""Tables of the records of `benchmarks/prompt.py` and `benchmarks/cores.py`, for `docs/measured.py`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tables import RESULTS, device, record, source, summary, table
 Row = dict[str, Any]
 
 
-def recorded() -> list[str]:
-    """Return the names of the records, the newest first."""
-    names = [path.stem for path in RESULTS.glob("*-prompt*.json")]
+def recorded(benchmark: str = "prompt") -> list[str]:
+    """Return the names of the records of a benchmark, the newest first."""
+    names = [path.stem for path in RESULTS.glob(f"*-{benchmark}*.json")]
     return sorted(names, key=lambda name: str(record(name)["date"]), reverse=True)
 
 
@@ -88,6 +88,31 @@ def section(name: str) -> str:
         f"### {device(name)}\n\n"
         "Fresh processes from prompt to prompt, medians; matrices in the page cache, kernels compiled before. Storage:\n"
         f"{where}. Scripts: `benchmarks/peers`.\n\n{commands(name)}\n{cold(name)}{calls(name)}\n{source(name)}"
+    )
+
+
+def cores(name: str) -> str:
+    """Return the times of the CPU engine by number of threads, and the ratios of peers with as many as there are."""
+    rows = record(name)["rows"]
+    counts = list(rows[0]["seconds"])
+    most = counts[-1]
+    lines = [
+        [row["work"], *(1e3 * row["seconds"][n] for n in counts), row["speed_up"][most],
+         ", ".join(f"{peer} {ratio[most]:.2f}" for peer, ratio in row["ratio"].items() if most in ratio)]
+        for row in rows
+    ]  # fmt: skip
+    rates = ", ".join(f"{n}: {rate / 1e9:.1f}" for n, rate in record(name)["triad_bytes_s"].items())
+    means = "; ".join(
+        f"{what} {found['geometric_mean']:.2f}, least {found['least']:.2f}"
+        for what, found in record(name)["summary"].items()
+        if found.get("cases", 0) > 2
+    )
+    return (
+        f"### {device(name)}\n\n"
+        f"Public calls in a process that has loaded the kernels, ms by threads, medians. Ratios with {most} threads, SciPy with\n"
+        f"one; geometric means: {means}. STREAM's triad, GB/s by threads: {rates}.\n\n"
+        + table(["work", *(f"{n}" for n in counts), "speed-up", "ratios"], lines)
+        + f"\n{source(name)}"
     )
 
 

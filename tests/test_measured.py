@@ -1,4 +1,4 @@
-"""What README and docs/measured.md show of records of `benchmarks/prompt.py`."""
+"""What README and docs/measured.md show of records of `benchmarks/prompt.py` and `benchmarks/cores.py`."""
 
 from __future__ import annotations
 
@@ -80,3 +80,18 @@ def test_every_trial_of_a_record_is_in_the_document(waits, tmp_path):
     assert "| spdist cuda, 1 GPU | 3.0 s | 2.0 to 4.0, 2 | 1.2 s |" in shown
     assert "With empty caches of kernels, 27-point 16^3: spdist cuda, 1 GPU 9.0 s." in shown
     assert "`spdist info` 0.40 s" in shown
+
+
+def test_threads_and_peers_are_in_the_document(waits, tmp_path):
+    row = {"work": "27-point 90^3", "seconds": {"1": 1.5, "16": 0.1}, "speed_up": {"1": 1.0, "16": 15.0}}
+    row["ratio"] = {"sp_matmul": {"16": 1.25}, "GraphBLAS": {"1": 3.0}}
+    summary = {
+        "speed_up": {"27-point 90^3": 15.0},
+        "product, sp_matmul": {"geometric_mean": 1.3, "least": 1.1, "cases": 3},
+    }
+    more = {"rows": [row], "triad_bytes_s": {"1": 1.2e10, "16": 1e11}, "summary": summary}
+    (tmp_path / "2026-11-30-cores.json").write_text(json.dumps(content() | more))
+    shown = waits.cores(waits.recorded("cores")[0])
+    assert "| 27-point 90^3 | 1,500 | 100.0 | 15.0 | sp_matmul 1.25 |" in shown
+    assert "product, sp_matmul 1.30, least 1.10." in shown
+    assert "GB/s by threads: 1: 12.0, 16: 100.0." in shown
