@@ -55,6 +55,8 @@ VERIFY_ENTRIES = 100_000_000
 """Entries of C up to which `spdist verify` checks it too."""
 CEILING_BYTES = 64 << 20
 """Written at a time when the storage is timed alone."""
+CACHING = "cuda", "numba", "auto", "hybrid", "cupy_zarr"
+"""Engines, and scripts, that compile kernels and keep them."""
 INFO_RUNS = 5
 """Of commands that multiply nothing."""
 Stored = Callable[[Path, Path], Any]
@@ -297,7 +299,7 @@ def interleaved(first: list[Program], second: list[Program]) -> list[Program]:
 def environment(caches: Path, program: Program) -> dict[str, str]:
     """Return an environment with cache folders for spdist's kernels, or for those of the scripts."""
     folder = caches / ("spdist" if program.engine else "scripts")
-    names = {"NUMBA_CACHE_DIR": "numba", "CUPY_CACHE_DIR": "cupy", "CUDA_CACHE_PATH": "cuda"}
+    names = {"NUMBA_CACHE_DIR": "numba", "CUPY_CACHE_DIR": "cupy", "CUDA_CACHE_PATH": "cuda", "XDG_CACHE_HOME": "home"}
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path, **{name: str(folder / end) for name, end in names.items()}}
 
@@ -309,7 +311,7 @@ def warm_up(cases: list[Case], chosen: list[Program], folder: Path, caches: Path
         product, done = Product(case, folder), set()
         for program in chosen:
             kind = program.engine or Path(program.words[0]).stem
-            if kind in done:
+            if kind in done or kind not in CACHING:
                 continue
             done.add(kind)
             row = {"case": case.name, "program": program.name, "kind": kind}
@@ -400,6 +402,7 @@ def commands(a: Path, runs: int, surroundings: dict[str, str]) -> dict[str, list
     """Return the seconds of commands that multiply nothing, and of Python alone."""
     spoken = {
         "python -c pass": ["-c", "pass"],
+        "spdist --help": ["-m", "spdist", "--help"],
         "spdist info": ["-m", "spdist", "info", str(a)],
         "spdist plan": ["-m", "spdist", "plan", str(a), str(a)],
     }

@@ -149,7 +149,7 @@ def stored_cpu() -> str:
         [r["case"], million(r["nnz"]), f"{r['seconds']:.1f} s", f"{r['peak'] / 2**20:.0f} MiB"]
         for r in record(others)["rows"]
     ]
-    costs, start = record("2026-11-21-scheduling")["result"], record("2026-11-21-startup")["result"]
+    costs = record("2026-11-21-scheduling")["result"]
     return (
         "### From Zarr to Zarr\n\n"
         "Whole call with 2 workers, storage in RAM. *Parts*: the same blocks in memory, A and B read once, C written once.\n"
@@ -165,9 +165,8 @@ def stored_cpu() -> str:
         + table(["matrix", "nonzeros", "time", "peak memory"], plans)
         + f"\n{source(others)}"
         + f"\nA block costs the scheduler {costs['ms_per_block']:.1f} ms (10,000 blocks, empty kernel); over the second "
-        f"half the memory of\nscheduler and driver grows by {costs['memory_growth_mb_second_half']:.2f} MB. The smallest "
-        f"job, `multiply --verify` of `orsirr_1`, takes {start['multiply_verify_s']:.1f} s from\nprompt to prompt, `spdist "
-        f"--help` {start['help_s']:.2f} s.\n\n" + source("2026-11-21-scheduling", "2026-11-21-startup")
+        f"half the memory of\nscheduler and driver grows by {costs['memory_growth_mb_second_half']:.2f} MB.\n\n"
+        + source("2026-11-21-scheduling")
     )
 
 
