@@ -8,6 +8,7 @@ from typing import Any
 from tables import RESULTS, device, record, source, summary, table
 
 Row = dict[str, Any]
+SHARED = "Other jobs took most of the cores meanwhile: compare CPU seconds, not the time between prompts.\n"
 
 
 def recorded(benchmark: str = "prompt") -> list[str]:
@@ -87,7 +88,8 @@ def section(name: str) -> str:
     return (
         f"### {device(name)}\n\n"
         "Fresh processes from prompt to prompt, medians; matrices in the page cache, kernels compiled before. Storage:\n"
-        f"{where}. Scripts: `benchmarks/peers`.\n\n{commands(name)}\n{cold(name)}{calls(name)}\n{source(name)}"
+        f"{where}. The scripts (`benchmarks/peers`) neither compress nor check what they store, and SciPy leaves rows unsorted.\n"
+        f"{SHARED if record(name)['shared_machine'] else ''}\n{commands(name)}\n{cold(name)}{calls(name)}\n{source(name)}"
     )
 
 
