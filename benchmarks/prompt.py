@@ -7,9 +7,10 @@
 
 Each trial is a fresh process, timed from its start to its end as the shell times it: spdist's command line, or a script
 that multiplies the same stored matrices by CuPy, SciPy or `dask.array` with zarr-python, which is given the number of
-rows to take at a time, and does less: no compression, no checksums, no journal, rows as the product leaves them. Programs take turns, in the other order every second round. Between trials C is looked at and
-removed: its offsets, its number of entries, and rows at random places computed again; `spdist verify` checks the first
-C of each engine where C is small.
+rows to take at a time, and does less: no compression, no checksums, no journal, rows as the product leaves them.
+Programs take turns, in the other order every second round. Between trials C is looked at and removed: its offsets, its
+number of entries, and rows at random places computed again; `spdist verify` checks the first C of each engine where C
+is small.
 
 Kernels are cached in folders of the run's own, one for spdist and one for the others. The first trials start with empty
 ones (*cold*); small products of each kind then fill them before anything else is timed (*warm*). Files are in the page
