@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pipeline
 import record
 import suite
 import zarr
@@ -159,15 +160,6 @@ def trial(command: list[str], environment: dict[str, str]) -> Row:
         return found | {"stdout": out.read().decode()}
 
 
-def run_seconds(stages: Path) -> float | None:
-    """Return the seconds from the first block's read to the last write, from what ``--record`` wrote."""
-    lines = [json.loads(line) for line in stages.read_text().splitlines()]
-    blocks = [line for line in lines if line.get("stage") in ("preprocess", "multiply", "merge", "commit", "join")]
-    if not blocks:
-        return None
-    return max(line["begin"] + line["seconds"] for line in blocks) - min(line["begin"] for line in blocks)
-
-
 class Product:
     """Stored operands, and one place for C, at which every program stores it."""
 
@@ -247,8 +239,8 @@ class Product:
         found["nnz_c"] = self.nnz
         if text and program.engine:
             report = json.loads(text)
-            facts = {key: report.get(key) for key in ("seconds", "blocks", "workers", "peak_memory")}
-            found |= {"run_s": run_seconds(self.stages), **facts}
+            facts = {key: report.get(key) for key in ("seconds", "phases", "blocks", "workers", "peak_memory")}
+            found |= {"run_s": pipeline.run_seconds(self.stages), **facts}
         if self.c.exists():
             locations.remove(str(self.c))
         return found
@@ -367,6 +359,9 @@ def summarised(rows: list[Row]) -> list[Row]:
         if good:
             row["median_s"] = statistics.median(t["s"] for t in good)
             row["median_cpu_s"] = statistics.median(t["cpu_s"] for t in good)
+            phases = [t["phases"] for t in good if t.get("phases")]
+            names = dict.fromkeys(name for found in phases for name in found)
+            row["median_phases"] = {name: statistics.median(found.get(name, 0.0) for found in phases) for name in names}
             inside = [t["run_s"] for t in good if t.get("run_s")]
             row |= {"median_run_s": statistics.median(inside)} if inside else {}
     for row in rows:
@@ -393,6 +388,10 @@ def show(result: Row) -> None:
             f"{row['median_cpu_s']:7.1f} {f'{ratio:.2f}' if ratio else '':>17}  "
             + " ".join(f"{t['s']:.2f}" for t in row["trials"])
         )
+    for row in result["rows"]:
+        if row.get("median_phases"):
+            print(f"{row['case']:16} {row['program']:42} phases, s: "
+                  + ", ".join(f"{name} {seconds:.2f}" for name, seconds in row["median_phases"].items()))  # fmt: skip
     for name, times in result["commands"].items():
         print(f"{name:59} {statistics.median(times):8.2f}  " + " ".join(f"{t:.2f}" for t in times))
     for row in result.get("ceiling", []):

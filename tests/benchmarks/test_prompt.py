@@ -87,6 +87,13 @@ def test_spdist_is_compared_with_the_quickest_script(prompt):
     assert rows[0]["over"] == {"SciPy": 4.0, "CuPy": 3.0}
 
 
+def test_phases_are_medians(prompt):
+    phases = [{"start": 1.0, "run": 2.0}, {"start": 2.0, "run": 5.0}, {"start": 9.0}]
+    trials = [{"s": 1.0, "cpu_s": 1.0, "right": True, "phases": found} for found in phases]
+    (row,) = prompt.summarised([{"case": "one", "program": "spdist", "ours": True, "trials": trials}])
+    assert row["median_phases"] == {"start": 2.0, "run": 2.0}
+
+
 def test_trials_end_with_the_budget(prompt):
     done = []
 
