@@ -83,9 +83,9 @@ class Program(NamedTuple):
     """Whether it uses all the cores, or GPUs: large products are left to such."""
 
 
-def poisson(side: int) -> Stored:
-    """Return what stores a 27-point grid, which is A and B."""
-    return lambda a, _: spdist.generate("poisson", a, dims=(side,) * 3, points=27)
+def poisson(side: int, points: int = 27) -> Stored:
+    """Return what stores a grid, which is A and B."""
+    return lambda a, _: spdist.generate("poisson", a, dims=(side,) * 3, points=points)
 
 
 def rmat(scale: int, edge_factor: int) -> Stored:
@@ -104,8 +104,13 @@ def galerkin(side: int) -> Stored:
 
 
 TINY = Case("27-point 16^3", poisson(16))
-SMALL = [TINY, Case("R-MAT 11 x 8", rmat(11, 8)), Case("A @ P 24^3", galerkin(24))]
-"""To compile what the cases need: one of each kind."""
+SMALL = [
+    TINY,
+    Case("7-point 66^3", poisson(66, 7)),
+    Case("R-MAT 11 x 8", rmat(11, 8)),
+    Case("A @ P 24^3", galerkin(24)),
+]
+"""To compile what the cases need: one of each kind, and one with more columns than one accumulator takes."""
 CASES = {
     "quick": [TINY, Case("A @ P 24^3", galerkin(24), every=False)],
     "cpu": [
