@@ -17,8 +17,8 @@ canonical form, and C x against A (B x).
 The matrices of the thesis fit the GPU: A (which is B) is sent and C comes back each time, with no memory limit. Beside
 them CuPy by the book, and with A in page-locked memory and C brought back to such; spdist likewise, both ways.
 
-Zarr to Zarr: from the first block's read to the last write, the start of the workers not counted, beside what the same
-bytes take to be read, and to be written by as many threads, with nothing else going on.
+Zarr to Zarr: from the first block's read to the last write, the start of the workers not counted, beside what A takes
+to be read, and as many bytes as C has to be written, by threads with nothing else going on.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ GRID, SIDE = 64, 4
 """Points in each direction of a 27-point grid, and rows and columns of its blocks."""
 CHECKS = 256
 """Parts in which C is checked, by all cores."""
+STAGES = "preprocess", "multiply", "merge", "commit", "join"
+"""Of a block, from its read to its last write."""
 LOOP_BLOCKS = (8, 32)
 """Row blocks of the loop; the better is taken."""
 
@@ -244,8 +246,11 @@ def compression(a: CSR, b: CSR) -> float:
     return max(int(np.diff(b.indptr)[some.indices].sum()) / max((some.to_scipy() @ b.to_scipy()).nnz, 1), 1.0)
 
 
-def storage_seconds(url: str, scratch: str, threads: int) -> dict[str, float]:
-    """Return bytes a second, as they are in memory, with which a stored matrix is read and written again by threads."""
+def storage_rates(url: str, scratch: str, threads: int, nnz: int) -> dict[str, float]:
+    """Return bytes a second, as they are in memory, of a stored matrix read by threads, and of `nnz` entries written.
+
+    The matrix is written again and again until there are so many entries: writing slows down where caches are full.
+    """
     from spdist.storage import locations
     from spdist.storage.chunked_array import compresses
     from spdist.storage.matrix import open_matrix
@@ -262,24 +267,26 @@ def storage_seconds(url: str, scratch: str, threads: int) -> dict[str, float]:
         layout = Layout(scratch, m.ncols, m.dtype, chunk, compresses(blocks[0].data))
         pieces = [(b.indices[at : at + chunk], b.data[at : at + chunk])
                   for b in blocks for at in range(0, b.nnz - chunk + 1, chunk)]  # fmt: skip
+        count = -(-nnz // chunk)
         begin = time.perf_counter()
-        list(pool.map(lambda k: layout.write_entries(k, *pieces[k]), range(len(pieces))))
+        list(pool.map(lambda k: layout.write_entries(k, *pieces[k % len(pieces)]), range(count)))
         written = time.perf_counter() - begin
-    if pieces:
-        locations.remove(scratch)
-    return {"read": size / read, "write": sum(i.nbytes + v.nbytes for i, v in pieces) / max(written, 1e-9)}
+    locations.remove(scratch)
+    each = chunk * (blocks[0].indices.itemsize + blocks[0].data.itemsize)
+    return {"read": size / read, "write": count * each / max(written, 1e-9), "written_bytes": count * each}
 
 
 def run_seconds(stages: Path) -> float:
     """Return the seconds from the first block's read to the last write, from what ``record=`` wrote of a run."""
     lines = [json.loads(line) for line in stages.read_text().splitlines()]
-    first = min(line["begin"] for line in lines if line["stage"] == "preprocess")
-    return max(line["begin"] + line["seconds"] for line in lines) - first
+    blocks = [line for line in lines if line["stage"] in STAGES]  # others are phases of the whole call
+    return max(line["begin"] + line["seconds"] for line in blocks) - min(line["begin"] for line in blocks)
 
 
 def stored(name: str, a: CSR, b: CSR, memory_limit: int, store: Path, workers: int) -> dict[str, Any]:
     """Return the figures of a product from Zarr to Zarr under Dask."""
     from spdist import api
+    from spdist.storage import locations
     from spdist.storage.writer import MatrixWriter
 
     shutil.rmtree(store, ignore_errors=True)
@@ -291,12 +298,13 @@ def stored(name: str, a: CSR, b: CSR, memory_limit: int, store: Path, workers: i
             for start in range(0, m.nrows, 1 << 18):
                 writer.append(m.rows(start, min(m.nrows, start + (1 << 18))))
             writer.close()
-    speed = storage_seconds(str(paths[0]), str(store / "scratch.zarr"), 8)
     record_file = store / "run.jsonl"
     report = api.multiply(*paths, store / "C.zarr", engine="cuda", memory_limit=memory_limit, workers=workers,
                           record=record_file)  # fmt: skip
     seconds = run_seconds(record_file)
     checked = api.verify(*paths, store / "C.zarr").ok
+    locations.remove(str(store / "C.zarr"))
+    speed = storage_rates(str(paths[0]), str(store / "scratch.zarr"), 8, report.nnz)
     entry = a.indices.itemsize + a.dtype.itemsize
     read, written = (a.nnz + (0 if b is a else b.nnz)) * entry, report.nnz * entry
     limit = max(read / speed["read"], written / speed["write"])

@@ -13,6 +13,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+FIELDS = ("date", "commit", "dirty", "command", "host", "device", "driver", "versions", "load_before", "shared_machine")
+"""Of every record."""
+PACKAGES = "spdist", "numpy", "scipy", "numba", "zarr", "zarrs", "dask", "distributed"
+PEERS = "python-graphblas", "suitesparse-graphblas", "sparse-dot-topn"
+"""Recorded where they are installed."""
+LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+"""Of the minute before the benchmark started: what else ran on the machine."""
+
 
 def cpu_model() -> str:
     """Return the processor's name."""
@@ -31,29 +39,71 @@ def installed(package: str) -> str | None:
         return None
 
 
-def commit() -> str | None:
-    """Return the commit of the sources, with ``-dirty`` if files were changed since; None outside a checkout."""
+def sources() -> tuple[str, bool | None]:
+    """Return the commit of the sources, and whether files were changed since; ``SPDIST_COMMIT`` goes before git.
+
+    Returns
+    -------
+    (str, bool or None)
+        "unknown" and None outside a checkout. A ``-dirty`` at the end of ``SPDIST_COMMIT`` is the flag.
+    """
+    told = os.environ.get("SPDIST_COMMIT")
+    found = told or _git("describe", "--always", "--abbrev=12", "--dirty", "--exclude=*")
+    if not found:
+        return "unknown", None
+    return found.removesuffix("-dirty"), found.endswith("-dirty")
+
+
+def _git(*words: str) -> str:
+    """Return what git says of this checkout, nothing if there is no git or no checkout of this package."""
     folder = Path(__file__).resolve().parent
+    if not (folder.parent / ".git").exists():  # an exported tree may lie in the checkout of something else
+        return ""
     try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"],
-            cwd=folder, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    except FileNotFoundError:  # git is not installed
-        return None
-    return found.stdout.strip() or None
+        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:
+        return ""
+
+
+def host() -> dict[str, Any]:
+    """Return the processor, the cores that this process may use, and the memory of the machine."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {"cpu": cpu_model(), "cores": usable, "memory_gib": round(memory / 2**30, 1)}
+
+
+def gpus() -> list[dict[str, str]]:
+    """Return name and driver of each GPU, from ``nvidia-smi``; nothing if there is none."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return []
+    lines = found.stdout.splitlines() if found.returncode == 0 else []
+    return [{"name": name.strip(), "driver": driver.strip()} for name, driver in (line.split(",") for line in lines)]
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of Python and of packages; None for those of `PACKAGES` that are not installed."""
+    cupy = next((found for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy") if (found := installed(name))), None)
+    others = {name: found for name in PEERS if (found := installed(name))}
+    return {"python": platform.python_version(), **{name: installed(name) for name in PACKAGES}, "cupy": cupy, **others}
 
 
 def machine() -> dict[str, Any]:
-    """Return date, commit, device and versions."""
-    packages = ("spdist", "numpy", "scipy", "numba", "zarr", "zarrs", "dask", "distributed")
+    """Return date, sources, command, host, device, driver and versions: `FIELDS`."""
+    (commit, dirty), here, cards = sources(), host(), gpus()
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "device": f"{cpu_model()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "versions": {package: found for package in packages if (found := installed(package))},
+        "commit": commit,
+        "dirty": dirty,
         "command": " ".join(["python", *(Path(word).name if word[:1] == "/" else word for word in sys.argv)]),
+        "host": here,
+        "device": f"{len(cards)} x {cards[0]['name']}" if cards else f"{here['cpu']}, {here['cores']} cores",
+        "driver": cards[0]["driver"] if cards else None,
+        "versions": versions(),
+        "load_before": LOAD,
+        "shared_machine": "--shared-machine" in sys.argv,
     }
 
 
@@ -88,11 +138,13 @@ def parser(description: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--quick", action="store_true", help="sizes for a test of the benchmark itself")
     made.add_argument("--out", type=Path, help="write a JSON record")
+    made.add_argument("--shared-machine", action="store_true", help="mark the record: other jobs ran beside")
     return made
 
 
-def write(result: dict[str, Any], out: Path | None) -> None:
+def write(result: dict[str, Any], out: Path | None, quiet: bool = False) -> None:
     """Write the record of a run."""
     if out is not None:
         out.write_text(json.dumps({**machine(), **result}, indent=1) + "\n")
-        print(f"recorded in {out}")
+        if not quiet:
+            print(f"recorded in {out}")

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -131,12 +130,10 @@ def show(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="C = A @ A: spdist beside SciPy's sorted product.")
+    parser = record.parser("C = A @ A: spdist beside SciPy's sorted product.")
     parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of .npz matrices")
-    parser.add_argument("--quick", action="store_true", help="tiny matrices, few repeats")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="*", help="names of matrices")
-    parser.add_argument("--out", type=Path, help="write a JSON record")
     options = parser.parse_args(arguments)
     makers = generated(options.quick)
     if options.data.is_dir():
@@ -152,8 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{len(ratios)} matrices, {options.threads} threads over 1 of SciPy")
     print(f"medians: geometric mean {mean:.2f}, minimum {least:.2f}")
     print(f"minima:  geometric mean {statistics.geometric_mean(minima):.2f}, minimum {min(minima):.2f}")
-    if options.out:
-        record.write({"geometric_mean": mean, "minimum": least, "results": rows}, options.out)
+    record.write({"threads": options.threads, "geometric_mean": mean, "minimum": least, "results": rows}, options.out)
     return 0
 
 

@@ -10,6 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+ALL_FIELDS_SINCE = "2026-11-23T06"
+"""When records began to name host, driver and whether files were changed since the commit."""
+sys.path.insert(0, str(ROOT / "benchmarks"))
+try:
+    import record
+finally:
+    sys.path.remove(str(ROOT / "benchmarks"))
 SCRIPTS = sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text())
 
 
@@ -20,15 +27,36 @@ def test_benchmark_runs_and_records(tmp_path, script):
     command = [sys.executable, str(ROOT / "benchmarks" / script), "--quick", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=250)
     assert done.returncode == 0, done.stderr
-    record = json.loads(out.read_text())
-    assert record["date"]
-    assert "commit" in record
-    assert record["command"].startswith("python")
+    content = json.loads(out.read_text())
+    assert set(record.FIELDS) <= set(content)
+    assert content["command"].startswith("python")
 
 
-@pytest.mark.parametrize("record", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda path: path.stem)
-def test_records_name_the_machine_and_hold_no_path(record):
-    content = json.loads(record.read_text())
-    assert {"date", "command", "versions"} <= set(content)
-    assert "commit" in content or record.stem < "2026-11-23", "records name the commit of the sources"
-    assert "/tmp/" not in record.read_text()
+def test_a_record_names_sources_machine_and_versions(tmp_path):
+    out = tmp_path / "record.json"
+    record.write({"benchmark": "none"}, out)
+    content = json.loads(out.read_text())
+    assert tuple(content)[: len(record.FIELDS)] == record.FIELDS
+    assert content["host"]["cpu"]
+    assert content["host"]["cores"] >= 1
+    assert content["device"]
+    assert {"python", "numpy", "scipy", "numba", "cupy", "dask", "zarr"} <= set(content["versions"])
+    assert isinstance(content["dirty"], bool) or content["commit"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("told", "found"), [("abc123", ("abc123", False)), ("abc123-dirty", ("abc123", True)), ("", ("unknown", None))]
+)
+def test_an_exported_tree_is_told_its_commit(monkeypatch, tmp_path, told, found):
+    monkeypatch.setattr(record, "__file__", str(tmp_path / "benchmarks" / "record.py"))
+    monkeypatch.setenv("SPDIST_COMMIT", told)
+    assert record.sources() == found
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_records_name_the_machine_and_hold_no_path(path):
+    content = json.loads(path.read_text())
+    needed = record.FIELDS if content["date"] >= ALL_FIELDS_SINCE else ("date", "command", "versions")
+    assert set(needed) <= set(content)
+    assert "commit" in content or path.stem < "2026-11-23", "records name the commit of the sources"
+    assert "/tmp/" not in path.read_text()

@@ -1,0 +1,152 @@
+"""Tables of the records of `benchmarks/prompt.py` and `benchmarks/cores.py`, for `docs/measured.py`."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from tables import RESULTS, device, record, source, summary, table
+
+Row = dict[str, Any]
+SHARED = "Other jobs took most of the cores meanwhile: compare CPU seconds, not the time between prompts.\n"
+
+
+def recorded(benchmark: str = "prompt") -> list[str]:
+    """Return the names of the records of a benchmark, the newest first."""
+    names = [path.stem for path in RESULTS.glob(f"*-{benchmark}*.json")]
+    return sorted(names, key=lambda name: str(record(name)["date"]), reverse=True)
+
+
+def headlines() -> list[str]:
+    """Return the newest record of each kind of machine, of clean sources on a machine that ran nothing else."""
+    newest: dict[str, str] = {}
+    for name in recorded():
+        if not record(name)["shared_machine"] and record(name)["dirty"] is not True:
+            newest.setdefault(device(name), name)
+    return list(newest.values())
+
+
+def timed(rows: list[Row]) -> list[Row]:
+    """Return the rows that have a median."""
+    return [row for row in rows if "median_s" in row]
+
+
+def size(row: Row) -> str:
+    """Return the size of C."""
+    return f"{row['nnz_c'] * 12 / 1e9:.2g} GB"
+
+
+def seconds(value: float | None) -> str:
+    """Return seconds with a digit that means something."""
+    return "" if value is None else f"{value:.1f} s" if value >= 1 else f"{value:.2f} s"
+
+
+def commands(name: str) -> str:
+    """Return the table of all programs, from prompt to prompt."""
+    lines = []
+    for row in timed(record(name)["rows"]):
+        times = sorted(trial["s"] for trial in row["trials"] if trial.get("right"))
+        spread = f"{times[0]:.1f} to {times[-1]:.1f}, {len(times)}"
+        ratio = row.get("over_best_peer", "")
+        lines.append([row["case"], size(row), row["program"], seconds(row["median_s"]), spread,
+                      seconds(row.get("median_run_s")), row["median_cpu_s"], ratio])  # fmt: skip
+    head = ["product", "C", "program", "prompt to prompt", "from, to, trials", "first read to last write", "CPU s"]
+    return table([*head, "over the best script"], lines)
+
+
+def cold(name: str) -> str:
+    """Return a sentence on the first run ever, with empty caches of kernels."""
+    rows = [row for row in record(name)["warm_up"] if row["cold"] and row.get("right")]
+    parts = [f"{row['program']} {row['s']:.1f} s" for row in rows]
+    others = {what: statistics.median(times) for what, times in record(name)["commands"].items()}
+    small = ", ".join(f"`{what}` {value:.2f} s" for what, value in others.items())
+    return f"With empty caches of kernels, 27-point 16^3: {'; '.join(parts)}. Medians of others: {small}.\n"
+
+
+def calls(name: str) -> str:
+    """Return the table of calls, and their ratios once against once."""
+    content = record(name)
+    rows = content.get("calls", {}).get("rows", [])
+    if not rows:
+        return ""
+    lines = [
+        [row["case"], *(1e3 * statistics.median(row[key]) for key in ("once_s", "again_s", "peer_s")),
+         row["over_peer_once"], *(f"{row[key]:.0%}" if key in row else "" for key in ("bus_once", "bus_again"))]
+        for row in rows
+    ]  # fmt: skip
+    peer = "CuPy's loop" if "gpu" in content else "SciPy, 1 thread"
+    head = ["`spdist.matmul`, ms", "once", "again", peer, "once over once", "of the bus, once", "again"]
+    return (
+        "\nCalls on matrices in memory, call to return. *Once*: operands that no call has seen.\n"
+        f"{summary([row['over_peer_once'] for row in rows])}\n\n" + table(head, lines)
+    )
+
+
+def section(name: str) -> str:
+    """Return what one record says."""
+    where = record(name)["storage"]
+    return (
+        f"### {device(name)}\n\n"
+        "Fresh processes from prompt to prompt, medians; matrices in the page cache, kernels compiled before. Storage:\n"
+        f"{where}. The scripts (`benchmarks/peers`) neither compress nor check what they store, and SciPy leaves rows unsorted.\n"
+        f"{SHARED if record(name)['shared_machine'] else ''}\n{commands(name)}\n{cold(name)}{calls(name)}\n{source(name)}"
+    )
+
+
+def cores(name: str) -> str:
+    """Return the times of the CPU engine by number of threads, and the ratios of peers with as many as there are."""
+    rows = record(name)["rows"]
+    counts = list(rows[0]["seconds"])
+    most = counts[-1]
+    lines = [
+        [row["work"], *(1e3 * row["seconds"][n] for n in counts), row["speed_up"][most],
+         ", ".join(f"{peer} {ratio[most]:.2f}" for peer, ratio in row["ratio"].items() if most in ratio)]
+        for row in rows
+    ]  # fmt: skip
+    rates = ", ".join(f"{n}: {rate / 1e9:.1f}" for n, rate in record(name)["triad_bytes_s"].items())
+    means = "; ".join(
+        f"{what} {found['geometric_mean']:.2f}, least {found['least']:.2f}"
+        for what, found in record(name)["summary"].items()
+        if found.get("cases", 0) > 2
+    )
+    return (
+        f"### {device(name)}\n\n"
+        f"Public calls in a process that has loaded the kernels, ms by threads, medians. Ratios with {most} threads, SciPy with\n"
+        f"one; geometric means: {means}. STREAM's triad, GB/s by threads: {rates}.\n\n"
+        + table(["work", *(f"{n}" for n in counts), "speed-up", "ratios"], lines)
+        + f"\n{source(name)}"
+    )
+
+
+def readme(names: list[str]) -> str:
+    """Return README's tables: the quickest command of each product beside the quickest script, and calls."""
+    lines = []
+    for name in names:
+        rows = timed(record(name)["rows"])
+        for case in dict.fromkeys(row["case"] for row in rows):
+            ours = [row for row in rows if row["case"] == case and "over_best_peer" in row]
+            if ours:
+                best = min(ours, key=lambda row: float(row["median_s"]))
+                lines.append([case, size(best), device(name), best["program"], seconds(best["median_s"]),
+                              best["best_peer"], f"{best['over_best_peer']:.2f}", link(name)])  # fmt: skip
+    ratios = [
+        [f"`spdist.matmul` in memory, {len(rows)} products", device(name), f"{statistics.geometric_mean(rows):.2f}",
+         f"{min(rows):.2f}", link(name)]
+        for name in names
+        if (rows := [row["over_peer_once"] for row in record(name).get("calls", {}).get("rows", [])])
+    ]  # fmt: skip
+    if not lines:
+        return ""
+    head = ["from prompt to prompt", "C", "on", "quickest of spdist", "median", "quickest script", "ratio", ""]
+    return (
+        "Commands in fresh processes, from prompt to prompt, and the scripts that users write with zarr-python. A *ratio* is\n"
+        "their time over spdist's: above 1 spdist is faster. Calls: operands that no call has seen, beside CuPy's loop on a\n"
+        "GPU or SciPy.\n\n"
+        + table(head, lines)
+        + (f"\n{table(['call to return', 'on', 'ratio, mean', 'least', ''], ratios)}" if ratios else "")
+    )
+
+
+def link(name: str) -> str:
+    """Return a link to a record, from README."""
+    return f"[record](benchmarks/results/{name}.json)"
