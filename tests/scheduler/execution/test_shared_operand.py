@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 import weakref
+from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.scheduler.clusters.security import security_for
 from spdist.scheduler.execution import shared_operand
-from spdist.scheduler.execution.cluster import share_hosts, workers
+from spdist.scheduler.execution.cluster import share_hosts, shared_name, workers
 from spdist.scheduler.execution.plugins import PREFETCHED
 from spdist.scheduler.execution.shared_operand import ResidentMatrix, SharingTuning
 from spdist.scheduler.execution.worker import CONTEXTS, check_rows
@@ -375,6 +376,20 @@ def test_of_a_damaged_a_nothing_is_said(b):
 
 
 @pytest.fixture
+def job_files(monkeypatch) -> Callable[[], set[str]]:
+    """Return a function that returns the names of shared files of this test's jobs: other processes have some too."""
+    names: list[str] = []
+
+    def recorded(client: Client) -> str:
+        names.append(shared_name(client))
+        return names[-1]
+
+    monkeypatch.setattr("spdist.jobs.startup.shared_name", recorded)
+    monkeypatch.setattr("spdist.scheduler.execution.driver.shared_name", recorded)
+    return lambda: {name for name in files() if name.rpartition("-")[2] in names}
+
+
+@pytest.fixture
 def large(stored, monkeypatch):
     """Return a matrix of more than a piece, and itself; two workers share it, and begin ahead of the plan."""
     monkeypatch.setattr("spdist.scheduler.execution.cluster.SHARERS", 2)
@@ -391,17 +406,17 @@ def left_behind() -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_workers_share_b_and_leave_nothing(large, tmp_path, monkeypatch, given):
+def test_workers_share_b_and_leave_nothing(large, job_files, tmp_path, monkeypatch, given):
     """Read while the plan is made, or not; beyond what workers hold idle."""
     a, _ = large
-    before, maps, early = files(), [], []
+    maps, early = [], []
     make = planner.make_plan
 
     def slow(*arguments, **options):
         late = time.monotonic() + 20
-        while not files() - before and time.monotonic() < late:
+        while not job_files() and time.monotonic() < late:
             time.sleep(0.01)
-        early.extend(files() - before)
+        early.extend(job_files())
         return make(*arguments, **options)
 
     def look(_) -> None:
@@ -420,15 +435,15 @@ def test_workers_share_b_and_leave_nothing(large, tmp_path, monkeypatch, given):
     assert len(early) == 1
     assert len(maps) >= 2
     assert {Path(path).name.split()[0] for path in maps} == set(early)
-    assert files() <= before
+    assert not job_files()
     assert report.peak_memory > a.nbytes
     assert report.stages["multiply"]["tasks"] >= 12
     assert api.verify(a, a, tmp_path / "C.zarr").ok
 
 
-def test_a_worker_that_is_killed_finds_b_again(large, tmp_path):
+def test_a_worker_that_is_killed_finds_b_again(large, job_files, tmp_path):
     a, _ = large
-    before, victims = files(), []
+    victims: list[int] = []
 
     def kill_one(progress) -> None:
         if progress.blocks >= 2 and not victims:
@@ -438,12 +453,11 @@ def test_a_worker_that_is_killed_finds_b_again(large, tmp_path):
     api.multiply(a, a, tmp_path / "C.zarr", workers=2, grid=(12, 1, 1), callbacks=api.Callbacks(progress=kill_one))
     assert victims
     assert api.verify(a, a, tmp_path / "C.zarr").ok
-    assert files() <= before
+    assert not job_files()
 
 
-def test_a_refused_plan_leaves_nothing_on_workers(large, tmp_path, monkeypatch):
+def test_a_refused_plan_leaves_nothing_on_workers(large, job_files, tmp_path, monkeypatch):
     a, _ = large
-    before = files()
     refusal = MemoryBoundError("row 7 of A expands to too much")
 
     def refuse(*_, **__):
@@ -460,15 +474,15 @@ def test_a_refused_plan_leaves_nothing_on_workers(large, tmp_path, monkeypatch):
                 run()
             assert raised.value is refusal
             assert set(client.run(left_behind).values()) == {(0, 0)}
-            assert files() <= before
+            assert not job_files()
     assert not (tmp_path / "C.zarr").exists()
 
 
-def test_a_wrong_guess_is_dropped(large, tmp_path, monkeypatch):
+def test_a_wrong_guess_is_dropped(large, job_files, tmp_path, monkeypatch):
     """The plan cuts B: what was read of it is let go before blocks are made."""
     monkeypatch.setattr(planner, "will_be_resident", lambda *_, **__: True)
     a, _ = large
-    before, maps = files(), []
+    maps: list[str] = []
 
     def look(_) -> None:
         for worker in workers_alive():
@@ -476,7 +490,7 @@ def test_a_wrong_guess_is_dropped(large, tmp_path, monkeypatch):
 
     api.multiply(a, a, tmp_path / "C.zarr", workers=2, grid=(3, 2, 2), callbacks=api.Callbacks(progress=look))
     assert not maps
-    assert files() <= before
+    assert not job_files()
     assert api.verify(a, a, tmp_path / "C.zarr").ok
 
 
@@ -497,9 +511,8 @@ def test_a_reduction_begins_before_its_plan_too(large, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["altered", "not canonical"])
-def test_errors_arrive_from_workers_as_they_are(large, tmp_path, damage):
+def test_errors_arrive_from_workers_as_they_are(large, job_files, tmp_path, damage):
     a, m = large
-    before = files()
     if damage == "altered":
         b, chunk = api.save(tmp_path / "B.zarr", m), tmp_path / "B.zarr" / "data" / "c" / "3"
         content = bytearray(chunk.read_bytes())
@@ -512,7 +525,7 @@ def test_errors_arrive_from_workers_as_they_are(large, tmp_path, damage):
         b, expected = in_chunks(tmp_path / "B.zarr", m, 1 << 17), (MatrixError, f"row {row:,} holds a duplicate")
     with pytest.raises(expected[0], match=expected[1]):
         api.multiply(a, b, tmp_path / "C.zarr", workers=2)
-    assert files() <= before
+    assert not job_files()
     assert not workers_alive()
 
 
