@@ -79,6 +79,13 @@ def kernels_compiled_once(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def heard_interrupts():
+    """Hear Ctrl-C, in subprocesses too: jobs that a shell starts in the background ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(autouse=True)
 def own_signals():
     """Undo what a test did to signals: a worker ignores Ctrl-C, and later processes would inherit that."""
