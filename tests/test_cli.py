@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -40,10 +41,11 @@ def refused(*words: str | Path, code: int = 2) -> str:
 
 
 def test_help_is_quick_and_lists_every_command():
-    begin = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = spdist("--help")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0
-    assert time.perf_counter() - begin < 2.0  # 0.1 s on an idle machine: no numpy, zarr or dask is loaded
+    assert after.ru_utime - before.ru_utime < 0.8  # seconds of processor time; 0.1: no numpy, zarr or dask is loaded
     for command in ("import", "export", "info", "generate", "plan", "multiply", "verify"):
         assert f"    {command} " in done.stdout
 

@@ -366,7 +366,7 @@ def test_the_interpreter_runs_meanwhile() -> None:
     took = time.perf_counter() - start
     done.set()
     watcher.join()
-    assert longest < took / 2
+    assert longest < 0.8 * took  # all of it, if the interpreter stood still; a busy machine makes both longer
 
 
 def test_plus_times_is_found_by_name() -> None:

@@ -321,21 +321,28 @@ def test_without_such_memory_it_is_read_alone(b, monkeypatch, caplog, tmp_path, 
     assert why in ("another's", "a link") or not files()
 
 
-def test_who_drops_it_stops_reading(b, monkeypatch):
-    original, begun = StoredMatrix.read_entries, threading.Event()
+def test_who_drops_it_stops_reading(b, monkeypatch, small):
+    """Pieces that are being read are the last."""
+    original, begun, dropped, reads = StoredMatrix.read_entries, threading.Event(), threading.Event(), []
 
-    def slow(*arguments):
+    def waiting(*arguments):
         begun.set()
-        time.sleep(0.05)
+        dropped.wait(20)
+        reads.append(1)
         original(*arguments)
 
-    monkeypatch.setattr(StoredMatrix, "read_entries", slow)
+    monkeypatch.setattr(StoredMatrix, "read_entries", waiting)
     held = resident(b, "dropped")
     held.begin()
-    begun.wait(10)
-    begin = time.perf_counter()
-    held.drop()
-    assert time.perf_counter() - begin < 0.5
+    assert begun.wait(20)
+    thread = threading.Thread(target=held.drop)
+    thread.start()
+    while not held._is_dropped:
+        time.sleep(0.001)
+    dropped.set()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert 1 <= len(reads) <= small.readers
     assert not files()
     with pytest.raises(CancelledError):
         held.get()
@@ -413,7 +420,7 @@ def test_workers_share_b_and_leave_nothing(large, job_files, tmp_path, monkeypat
     make = planner.make_plan
 
     def slow(*arguments, **options):
-        late = time.monotonic() + 20
+        late = time.monotonic() + 90
         while not job_files() and time.monotonic() < late:
             time.sleep(0.01)
         early.extend(job_files())
@@ -499,7 +506,7 @@ def test_a_reduction_begins_before_its_plan_too(large, monkeypatch):
     begun, make = [], planner.make_plan
 
     def watched(*arguments, **options):
-        late = time.monotonic() + 20
+        late = time.monotonic() + 90
         while not workers_alive() and time.monotonic() < late:
             time.sleep(0.01)
         begun.append(len(workers_alive()))
