@@ -111,9 +111,10 @@ SHAPES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["min_plus", "plus_times"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_method_of_a_row_follows_semiring_and_mask(shape: str, name: str) -> None:
+def test_every_method_of_a_row_follows_semiring_and_mask(shape: str) -> None:
+    """Of one semiring: the methods take sums and products from it, and compile for half a minute for each."""
+    name = "min_plus"
     a, b = SHAPES[shape]()
     whole = cpu.multiply(a, b, spec=ProductSpec(SEMIRINGS[name]))
     same_but_index_dtype(whole, oracle(a, b, name))
@@ -182,7 +183,7 @@ def test_nan_is_never_kept_and_infinity_is_the_largest(pair: tuple[CSR, CSR], to
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("top_n", [1, 10, 1_000, None])
 def test_long_rows_are_cut_with_ties(threads: int, top_n: int | None) -> None:
-    a, b = random_csr(3_000, 400, 15, 1), random_csr(400, 20_000, 40, 2)
+    a, b = random_csr(800, 400, 15, 1), random_csr(400, 20_000, 40, 2)
     a, b = (CSR(m.indptr, m.indices, np.round(m.data * 2), m.shape) for m in (a, b))
     expected = cpu.multiply(a, b, engine="scipy")
     for threshold in (None, 3.0):
