@@ -21,6 +21,7 @@ from spdist.storage import groups
 from spdist.storage.matrix import open_matrix
 from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import files, read
+from tests.support.worker_processes import workers_below
 
 SPDIST = [sys.executable, "-m", "spdist"]
 
@@ -162,8 +163,7 @@ def start(*words: str | Path) -> subprocess.Popen[str]:
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    children = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in children if any("spawn_main" in word for word in child.cmdline())]
+    return workers_below(process.pid)
 
 
 def wait_for(condition, seconds: float = 90.0) -> None:

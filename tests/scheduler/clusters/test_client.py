@@ -17,7 +17,7 @@ import pytest
 
 from spdist import api
 from tests.conftest import random_matrix
-from tests.test_cli import wait_for
+from tests.test_cli import wait_for, workers_of
 
 MOST_SECONDS = 15
 """A stop takes 5 s at most on an idle machine; Dask alone would take 20 s or wait for ever."""
@@ -91,11 +91,6 @@ def test_ctrl_c_while_the_scheduler_does_not_answer(folder):
         scheduler.send_signal(signal.SIGSTOP)
         process.send_signal(signal.SIGINT)
         assert last_line(process) == "spdist: interrupted; continue with --resume"
-
-
-def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    children = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in children if any("spawn_main" in word for word in child.cmdline())]
 
 
 def is_gone(worker: psutil.Process) -> bool:

@@ -497,15 +497,8 @@ def test_a_wrong_guess_is_dropped(large, job_files, tmp_path, monkeypatch):
     monkeypatch.setattr(planner, "will_be_resident", lambda *_, **__: True)
     a, _ = large
     maps: list[str] = []
-
-    api.multiply(
-        a,
-        a,
-        tmp_path / "C.zarr",
-        workers=2,
-        grid=(3, 2, 2),
-        callbacks=api.Callbacks(progress=lambda _: maps.extend(mapped_files())),
-    )
+    callbacks = api.Callbacks(progress=lambda _: maps.extend(mapped_files()))
+    api.multiply(a, a, tmp_path / "C.zarr", workers=2, grid=(3, 2, 2), callbacks=callbacks)
     assert not maps
     assert not job_files()
     assert api.verify(a, a, tmp_path / "C.zarr").ok
