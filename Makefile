@@ -1,8 +1,8 @@
 # make demo | test | torture | check | docs | gpu | bench | clean. The first of them sets up .venv; nothing else is needed beforehand.
 
 BIN := .venv/bin
-# Two test files at a time: tests that measure memory or kill workers start processes of their own.
-PYTEST := $(BIN)/pytest -n 2 --dist loadfile
+# Three test files at a time, on two cores too: many tests wait for processes of their own.
+PYTEST := $(BIN)/pytest -n 3 --dist loadfile
 PROBE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.12 python3.11 python3.13 python3; do \
 	"$$name" -c '$(PROBE)' 2>/dev/null && { echo "$$name"; break; }; done)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import importlib.util
 import json
+import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import yaml
+from numba.core.caching import NullCache
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.dispatcher import Dispatcher
 
 from spdist import api
 from spdist.errors import SpdistError
@@ -47,6 +54,36 @@ def cache_of_tests(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels_compiled_once(tmp_path_factory):
+    """Let a process wait while another one compiles a kernel for the same types; Numba then finds it in its cache."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    folder, compile_for = tmp_path_factory.getbasetemp().parent / "compiled", Dispatcher.compile
+    folder.mkdir(exist_ok=True)
+
+    def compile_once(self: Dispatcher, signature: Any) -> Any:
+        if isinstance(self._cache, NullCache):
+            return compile_for(self, signature)
+        key = hashlib.sha256(f"{self.py_func.__module__} {self.py_func.__qualname__} {signature}".encode()).hexdigest()
+        # Numba's lock first: the thread that has it may call for this kernel from another one.
+        with global_compiler_lock, (folder / key).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return compile_for(self, signature)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Dispatcher, "compile", compile_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heard_interrupts():
+    """Hear Ctrl-C, in subprocesses too: jobs that a shell starts in the background ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -151,6 +151,7 @@ class Module:
         digest = hashlib.sha256(repr((source, defines)).encode()).hexdigest()[:16]
         place = self.folder / f"{digest}.cpp"
         if not place.with_suffix(".so").exists():
+            _precompile_header(self.folder)
             place.write_text(source)
             include = f"-I{HEADER.parent}", f"-I{module.FOLDER}", f"-I{module.FOLDER / 'cuda'}"
             command = ["g++", *FLAGS, *include, *defines, str(place), "-o", str(place)[:-3] + "so"]
@@ -187,6 +188,13 @@ class Module:
             assert self.library.launch_named(name.encode(), *sizes, words) == 0, name
 
         (launch if Stream.captured is None else functools.partial(Stream.captured.append, launch))()
+
+
+def _precompile_header(folder: Path) -> None:
+    """Compile what every source includes, once in a folder: g++ looks for it next to the source."""
+    made = folder / f"{HEADER.name}.gch"
+    if not made.exists():
+        subprocess.run(["g++", *FLAGS, "-x", "c++-header", HEADER, "-o", made], check=True)
 
 
 def fake_cupy() -> ModuleType:

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[2]
 
 NO_SPDIST = """
@@ -26,6 +28,16 @@ from spdist.scheduler.execution.supervision.nonce import NonceFolder
 own, elsewhere = NonceFolder._open, tempfile.mkdtemp()
 NonceFolder._open = lambda folder, own=own: (own(folder)[0], elsewhere)  # Dask loads this file twice
 """
+
+
+def workers_below(pid: int) -> list[psutil.Process]:
+    """Return the worker processes that a process has started, less those that are ending."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any("spawn_main" in word for word in child.cmdline()):
+                found.append(child)
+    return found
 
 
 def other_source(folder: Path) -> Path:

@@ -40,12 +40,11 @@ OPTIONS = [
 ]
 
 
-DTYPES = [  # of values, indices and offsets: kernels are compiled for 5 of the 16 choices
+DTYPES = [  # of values, indices and offsets: kernels are compiled for 4 of the 16 choices
     (np.float32, np.int32, np.int32),
     (np.float64, np.int32, np.int64),
     (np.complex64, np.int64, np.int32),
     (np.complex128, np.int64, np.int64),
-    (np.float64, np.int64, np.int64),
 ]
 
 

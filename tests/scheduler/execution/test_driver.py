@@ -32,6 +32,7 @@ from spdist.scheduler.planner import planner
 from spdist.storage import groups, notes
 from tests.conftest import assert_is_product, random_matrix
 from tests.support.planning import SHORT_CHUNKS
+from tests.support.worker_processes import workers_below
 
 
 def files(url: str | Path) -> dict[str, str]:
@@ -305,7 +306,7 @@ def test_what_dask_remembers_of_a_run_does_not_grow(stored, tmp_path, monkeypatc
 
 
 def workers_alive() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children(recursive=True) if any("spawn_main" in word for word in p.cmdline())]
+    return workers_below(os.getpid())
 
 
 @pytest.mark.slow

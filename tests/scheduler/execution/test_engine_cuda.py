@@ -174,8 +174,9 @@ def test_answers_through_a_device(host_gpu, name, grid):
     a, c = "memory://cuda/a.zarr", "memory://cuda/c.zarr"
     api.save(a, m, overwrite=True)
     options = {"engine": "cuda", "memory_limit": "1MiB", **wanted}
-    report = api.multiply(a, a, c, grid=grid, check=True, overwrite=True, **options | as_mask(wanted, a))
-    assert report.verification["ok"]
+    whole = grid is None  # once is enough: C is compared as well
+    report = api.multiply(a, a, c, grid=grid, check=whole, overwrite=True, **options | as_mask(wanted, a))
+    assert not whole or report.verification["ok"]
     found, expected = read(c), csr_from_scipy(spdist.spgemm(m, m, **wanted | as_mask(wanted, m)))
     assert found.dtype == expected.dtype
     np.testing.assert_array_equal(found.indptr, expected.indptr)

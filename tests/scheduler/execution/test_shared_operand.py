@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import logging
@@ -13,11 +14,13 @@ import threading
 import time
 import uuid
 import weakref
+from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import scipy.sparse as sp
 from distributed import Client
@@ -31,7 +34,7 @@ from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.scheduler.clusters.security import security_for
 from spdist.scheduler.execution import shared_operand
-from spdist.scheduler.execution.cluster import share_hosts, workers
+from spdist.scheduler.execution.cluster import share_hosts, shared_name, workers
 from spdist.scheduler.execution.plugins import PREFETCHED
 from spdist.scheduler.execution.shared_operand import ResidentMatrix, SharingTuning
 from spdist.scheduler.execution.worker import CONTEXTS, check_rows
@@ -320,21 +323,28 @@ def test_without_such_memory_it_is_read_alone(b, monkeypatch, caplog, tmp_path, 
     assert why in ("another's", "a link") or not files()
 
 
-def test_who_drops_it_stops_reading(b, monkeypatch):
-    original, begun = StoredMatrix.read_entries, threading.Event()
+def test_who_drops_it_stops_reading(b, monkeypatch, small):
+    """Pieces that are being read are the last."""
+    original, begun, dropped, reads = StoredMatrix.read_entries, threading.Event(), threading.Event(), []
 
-    def slow(*arguments):
+    def waiting(*arguments):
         begun.set()
-        time.sleep(0.05)
+        dropped.wait(20)
+        reads.append(1)
         original(*arguments)
 
-    monkeypatch.setattr(StoredMatrix, "read_entries", slow)
+    monkeypatch.setattr(StoredMatrix, "read_entries", waiting)
     held = resident(b, "dropped")
     held.begin()
-    begun.wait(10)
-    begin = time.perf_counter()
-    held.drop()
-    assert time.perf_counter() - begin < 0.5
+    assert begun.wait(20)
+    thread = threading.Thread(target=held.drop)
+    thread.start()
+    while not held._is_dropped:
+        time.sleep(0.001)
+    dropped.set()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert 1 <= len(reads) <= small.readers
     assert not files()
     with pytest.raises(CancelledError):
         held.get()
@@ -375,6 +385,20 @@ def test_of_a_damaged_a_nothing_is_said(b):
 
 
 @pytest.fixture
+def job_files(monkeypatch) -> Callable[[], set[str]]:
+    """Return a function that returns the names of shared files of this test's jobs: other processes have some too."""
+    names: list[str] = []
+
+    def recorded(client: Client) -> str:
+        names.append(shared_name(client))
+        return names[-1]
+
+    monkeypatch.setattr("spdist.jobs.startup.shared_name", recorded)
+    monkeypatch.setattr("spdist.scheduler.execution.driver.shared_name", recorded)
+    return lambda: {name for name in files() if name.rpartition("-")[2] in names}
+
+
+@pytest.fixture
 def large(stored, monkeypatch):
     """Return a matrix of more than a piece, and itself; two workers share it, and begin ahead of the plan."""
     monkeypatch.setattr("spdist.scheduler.execution.cluster.SHARERS", 2)
@@ -390,26 +414,31 @@ def left_behind() -> tuple[int, int]:
     return len(PREFETCHED), len(CONTEXTS)
 
 
+def mapped_files() -> list[str]:
+    """Return the paths of shared files that workers map; one that is ending maps none."""
+    paths: list[str] = []
+    for worker in workers_alive():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            paths += [each.path for each in worker.memory_maps() if "/spdist-" in each.path]
+    return paths
+
+
 @pytest.mark.parametrize("given", [False, True])
-def test_workers_share_b_and_leave_nothing(large, tmp_path, monkeypatch, given):
+def test_workers_share_b_and_leave_nothing(large, job_files, tmp_path, monkeypatch, given):
     """Read while the plan is made, or not; beyond what workers hold idle."""
     a, _ = large
-    before, maps, early = files(), [], []
+    maps, early = [], []
     make = planner.make_plan
 
     def slow(*arguments, **options):
-        late = time.monotonic() + 20
-        while not files() - before and time.monotonic() < late:
+        late = time.monotonic() + 90
+        while not job_files() and time.monotonic() < late:
             time.sleep(0.01)
-        early.extend(files() - before)
+        early.extend(job_files())
         return make(*arguments, **options)
 
-    def look(_) -> None:
-        for worker in workers_alive():
-            maps.extend(each.path for each in worker.memory_maps() if "/spdist-" in each.path)
-
     monkeypatch.setattr(planner, "make_plan", slow)
-    callbacks = api.Callbacks(progress=look)
+    callbacks = api.Callbacks(progress=lambda _: maps.extend(mapped_files()))
     options = {"grid": (12, 1, 1), "callbacks": callbacks}
     if given:
         with workers(2) as scheduler, Client(scheduler, security=security_for(scheduler, None)) as client:
@@ -420,15 +449,15 @@ def test_workers_share_b_and_leave_nothing(large, tmp_path, monkeypatch, given):
     assert len(early) == 1
     assert len(maps) >= 2
     assert {Path(path).name.split()[0] for path in maps} == set(early)
-    assert files() <= before
+    assert not job_files()
     assert report.peak_memory > a.nbytes
     assert report.stages["multiply"]["tasks"] >= 12
     assert api.verify(a, a, tmp_path / "C.zarr").ok
 
 
-def test_a_worker_that_is_killed_finds_b_again(large, tmp_path):
+def test_a_worker_that_is_killed_finds_b_again(large, job_files, tmp_path):
     a, _ = large
-    before, victims = files(), []
+    victims: list[int] = []
 
     def kill_one(progress) -> None:
         if progress.blocks >= 2 and not victims:
@@ -438,12 +467,11 @@ def test_a_worker_that_is_killed_finds_b_again(large, tmp_path):
     api.multiply(a, a, tmp_path / "C.zarr", workers=2, grid=(12, 1, 1), callbacks=api.Callbacks(progress=kill_one))
     assert victims
     assert api.verify(a, a, tmp_path / "C.zarr").ok
-    assert files() <= before
+    assert not job_files()
 
 
-def test_a_refused_plan_leaves_nothing_on_workers(large, tmp_path, monkeypatch):
+def test_a_refused_plan_leaves_nothing_on_workers(large, job_files, tmp_path, monkeypatch):
     a, _ = large
-    before = files()
     refusal = MemoryBoundError("row 7 of A expands to too much")
 
     def refuse(*_, **__):
@@ -460,23 +488,19 @@ def test_a_refused_plan_leaves_nothing_on_workers(large, tmp_path, monkeypatch):
                 run()
             assert raised.value is refusal
             assert set(client.run(left_behind).values()) == {(0, 0)}
-            assert files() <= before
+            assert not job_files()
     assert not (tmp_path / "C.zarr").exists()
 
 
-def test_a_wrong_guess_is_dropped(large, tmp_path, monkeypatch):
+def test_a_wrong_guess_is_dropped(large, job_files, tmp_path, monkeypatch):
     """The plan cuts B: what was read of it is let go before blocks are made."""
     monkeypatch.setattr(planner, "will_be_resident", lambda *_, **__: True)
     a, _ = large
-    before, maps = files(), []
-
-    def look(_) -> None:
-        for worker in workers_alive():
-            maps.extend(each.path for each in worker.memory_maps() if "/spdist-" in each.path)
-
-    api.multiply(a, a, tmp_path / "C.zarr", workers=2, grid=(3, 2, 2), callbacks=api.Callbacks(progress=look))
+    maps: list[str] = []
+    callbacks = api.Callbacks(progress=lambda _: maps.extend(mapped_files()))
+    api.multiply(a, a, tmp_path / "C.zarr", workers=2, grid=(3, 2, 2), callbacks=callbacks)
     assert not maps
-    assert files() <= before
+    assert not job_files()
     assert api.verify(a, a, tmp_path / "C.zarr").ok
 
 
@@ -485,7 +509,7 @@ def test_a_reduction_begins_before_its_plan_too(large, monkeypatch):
     begun, make = [], planner.make_plan
 
     def watched(*arguments, **options):
-        late = time.monotonic() + 20
+        late = time.monotonic() + 90
         while not workers_alive() and time.monotonic() < late:
             time.sleep(0.01)
         begun.append(len(workers_alive()))
@@ -497,9 +521,8 @@ def test_a_reduction_begins_before_its_plan_too(large, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["altered", "not canonical"])
-def test_errors_arrive_from_workers_as_they_are(large, tmp_path, damage):
+def test_errors_arrive_from_workers_as_they_are(large, job_files, tmp_path, damage):
     a, m = large
-    before = files()
     if damage == "altered":
         b, chunk = api.save(tmp_path / "B.zarr", m), tmp_path / "B.zarr" / "data" / "c" / "3"
         content = bytearray(chunk.read_bytes())
@@ -512,7 +535,7 @@ def test_errors_arrive_from_workers_as_they_are(large, tmp_path, damage):
         b, expected = in_chunks(tmp_path / "B.zarr", m, 1 << 17), (MatrixError, f"row {row:,} holds a duplicate")
     with pytest.raises(expected[0], match=expected[1]):
         api.multiply(a, b, tmp_path / "C.zarr", workers=2)
-    assert files() <= before
+    assert not job_files()
     assert not workers_alive()
 
 
