@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import logging
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from spdist import phases
 from spdist.errors import InputError, SpdistError, one_line
 
 if TYPE_CHECKING:
@@ -77,7 +82,8 @@ class _Warnings(logging.Handler):
         """Print one line."""
         from spdist import console
 
-        console.warning(record.getMessage())
+        show = console.notice if getattr(record, "notice", False) else console.warning
+        show(record.getMessage())
 
 
 def _show_warnings() -> None:
@@ -191,7 +197,7 @@ def _plan(args: argparse.Namespace) -> int:
 def _multiply(args: argparse.Namespace) -> int:
     from spdist import api, console
 
-    with console.RunDisplay(quiet=args.json) as shown:
+    with phases.clocked() as clock, console.RunDisplay(quiet=args.json) as shown:
         report = api.multiply(
             args.a,
             args.b,
@@ -213,6 +219,7 @@ def _multiply(args: argparse.Namespace) -> int:
             callbacks=shown.callbacks,
             **_product_keywords(args),
         )
+    report = replace(report, phases=clock.seconds())
     if not args.json:
         console.report_table(report, args.c)
     _print_json(report.to_json(), args)
@@ -242,7 +249,7 @@ def _reduce(args: argparse.Namespace) -> int:
     out = (
         nullcontext() if args.out is None else staged_file(args.out, overwrite=True)
     )  # refuses before anything is computed
-    with out as place, console.RunDisplay(quiet=args.json) as shown:
+    with phases.clocked() as clock, out as place, console.RunDisplay(quiet=args.json) as shown:
         found = api.reduce(
             args.a,
             args.b,
@@ -265,7 +272,8 @@ def _reduce(args: argparse.Namespace) -> int:
         console.line(f"{args.what}: {value}" + (f", in {args.out}" if args.out is not None else ""))
         if args.what == "histogram":
             console.histogram_table(args.bins, found.tolist())
-    return _print_json({args.what: value}, args)
+        console.phase_table(clock.seconds())
+    return _print_json({args.what: value, "phases": clock.seconds()}, args)
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -479,8 +487,41 @@ def _add_generate(sub: argparse.ArgumentParser, chosen: bool) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return 0 if it is done, 1 if the job failed, 2 if the input is wrong."""
-    argv = list(sys.argv[1:] if argv is None else argv)
+    """Run one command; return 0 if it is done, 1 if the job failed, 2 if the input is wrong.
+
+    Without arguments, those of the process: its phases then count from the start of the process.
+    """
+    with phases.clocked(phases.process_begin() if argv is None else None):
+        return _main(list(sys.argv[1:] if argv is None else argv))
+
+
+def command() -> NoReturn:
+    """Run the command of this process, and end the process: `main` as the ``spdist`` command calls it."""
+    end_process(main())
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process at once; to take the interpreter apart takes a second once Dask and Numba are loaded.
+
+    Parameters
+    ----------
+    code : int
+        Exit code.
+    """
+    others = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
+    if others:  # Python waits for them
+        sys.exit(code)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:  # nobody reads: Python's own end says so
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    os._exit(code)
+
+
+def _main(argv: list[str]) -> int:
+    """Run one command."""
     parser = _parser(next((word for word in argv if not word.startswith("-")), None))
     args = parser.parse_args(argv)
     if args.version:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from distributed import Client
 
+from spdist import phases
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
 from spdist.jobs.planning import PlanSource
@@ -97,7 +98,8 @@ def workers_and_plan(
     }
     count = None if source.stored_plan is not None else _count_early_workers(request, execution, local=local)
     if count is None:
-        plan = source.make()
+        with phases.during("plan"):
+            plan = source.make()
         callbacks.planned(plan)
         with (
             connect(**cluster_options, blocks=len(plan.blocks), host_bytes=plan.projected_host_memory) as client,
@@ -115,7 +117,7 @@ def workers_and_plan(
         planning = planning or _plan_in_background(source, remote_readers(client))
         job = replace(source.draft(), resident=source.will_be_resident(), shared_name=shared_name(client))
         stack.enter_context(prefetch(client, name, job))
-        with supervisor.monitor.waiting_for("the plan"):
+        with supervisor.monitor.waiting_for("the plan"), phases.during("plan"):
             plan = planning.result()
         callbacks.planned(plan)
         supervisor.check(request, plan, target)

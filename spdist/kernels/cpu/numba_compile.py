@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Hashable
@@ -10,6 +11,7 @@ from typing import Any, TypeVar, cast
 import cloudpickle
 import numpy as np
 from numba import njit, types
+from numba.core import event
 from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaError
 from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
@@ -18,6 +20,7 @@ from numba.np.numpy_support import as_dtype, from_dtype
 from spdist.errors import InputError
 from spdist.kernels.semirings import Semiring
 from spdist.matrices.dtypes import ValueArray
+from spdist.phases import COMPILATIONS
 
 # No compiled function makes arrays, so that references need not be counted: threads would contend for the counters.
 OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "_nrt": False, "no_cfunc_wrapper": True}
@@ -27,6 +30,29 @@ takes as long to compile as many a function."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 log = logging.getLogger("spdist")
+
+
+class _CompileListener(event.Listener):
+    """Notes when Numba compiles a kernel, which it does under a lock; the kernel's parts are compiled meanwhile."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._kernel = contextlib.ExitStack()
+
+    def on_start(self, compiled: Any) -> None:
+        """Note that a function is compiled."""
+        if self._depth == 0:
+            self._kernel.enter_context(COMPILATIONS.around(compiled.data["dispatcher"].py_func.__name__))
+        self._depth += 1
+
+    def on_end(self, compiled: Any) -> None:
+        """Note that it is compiled, or refused."""
+        self._depth -= 1
+        if self._depth == 0:
+            self._kernel.close()
+
+
+event.register("numba:compile", _CompileListener())
 
 
 def kept(function: Function, **options: Any) -> Function:

@@ -13,12 +13,13 @@ from typing import Any
 
 from distributed import Client, as_completed
 
+from spdist import phases
 from spdist.kernels import reduction_spec
 from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.scheduler.execution.assignment import BlockAssigner, BlockWork
 from spdist.scheduler.execution.cluster import dashboard_link, fetch, shared_name, with_gpu
 from spdist.scheduler.execution.driver import completed_results, update_workers
-from spdist.scheduler.execution.plugins import installed
+from spdist.scheduler.execution.plugins import compilations, installed
 from spdist.scheduler.execution.records import BlockNumber, JobSpec
 from spdist.scheduler.execution.stages import run_stage
 from spdist.scheduler.execution.telemetry import InFlight, Progress, RunCallbacks
@@ -58,7 +59,10 @@ def execute_reduction(
     job = replace(draft.with_plan(plan, shared_name(client)), blocks_in_flight=1)
     with installed(client, name, job):
         callbacks.started(dashboard_link(client))
-        part = _Reducer(client, name, plan, what, callbacks).run()
+        with phases.during("run"):
+            part = _Reducer(client, name, plan, what, callbacks).run()
+        phases.enter("close")
+        phases.add_compiled(compilations(client))
     return reduction_spec.final_value(what, part, draft.b.ncols)
 
 
