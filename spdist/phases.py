@@ -48,14 +48,15 @@ class Compilations:
         self._last_said = -QUIET_SECONDS
 
     @contextlib.contextmanager
-    def around(self, what: str, least: float = 0.0) -> Iterator[None]:
+    def around(self, what: str, least: float = 0.0, *, is_kept: bool = True) -> Iterator[None]:
         """Note the time of a ``with`` block in which `what` is compiled, unless it took less than `least` seconds.
 
-        If compilation takes longer than `SAY_SECONDS`, those before it included, the log says so while it lasts.
+        If compilation takes longer than `SAY_SECONDS`, those before it included, the log says so while it lasts; also
+        whether the code `is_kept` for later processes.
         """
         begin = time.time()
         recent = sum(end - start for start, end in list(self.spans) if end > begin - QUIET_SECONDS)
-        line = threading.Timer(max(SAY_SECONDS - recent, least), self._say, (what,))
+        line = threading.Timer(max(SAY_SECONDS - recent, least), self._say, (what, is_kept))
         line.daemon = True
         line.start()
         try:
@@ -72,13 +73,13 @@ class Compilations:
         with self._lock:
             return [span for span in self.spans if span[1] > begin]
 
-    def _say(self, what: str) -> None:
+    def _say(self, what: str, is_kept: bool) -> None:
         now = time.monotonic()
         with self._lock:
             is_due, self._last_said = now - self._last_said > QUIET_SECONDS, now
         if is_due:
-            logger.warning("compiling kernels once for this machine, %s first; `spdist warm-up` does it ahead", what,
-                           extra={"notice": True})  # fmt: skip
+            how = "once for this machine; `spdist warm-up` does it ahead" if is_kept else "in this process alone"
+            logger.warning("compiling kernels (first %s), %s", what, how, extra={"notice": True})
 
 
 COMPILATIONS = Compilations()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import logging
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import cloudpickle
 import numpy as np
 from numba import njit, types
 from numba.core import event
+from numba.core.caching import FunctionCache, NullCache
 from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaError
 from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
@@ -42,7 +45,9 @@ class _CompileListener(event.Listener):
     def on_start(self, compiled: Any) -> None:
         """Note that a function is compiled."""
         if self._depth == 0:
-            self._kernel.enter_context(COMPILATIONS.around(compiled.data["dispatcher"].py_func.__name__))
+            kernel = compiled.data["dispatcher"]
+            is_kept = not isinstance(kernel._cache, NullCache)
+            self._kernel.enter_context(COMPILATIONS.around(kernel.py_func.__name__, is_kept=is_kept))
         self._depth += 1
 
     def on_end(self, compiled: Any) -> None:
@@ -55,6 +60,22 @@ class _CompileListener(event.Listener):
 event.register("numba:compile", _CompileListener())
 
 
+class _LockedCache(FunctionCache):
+    """A kernel's cache on disk to which one process writes at a time.
+
+    Two processes that wrote at once would take one file name for the code of two types, and Numba would later run the
+    code of one with arrays of the other.
+    """
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Write the code for one signature."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # a file system without locks
+                lock = stack.enter_context((Path(self.cache_path) / f"{self._py_func.__name__}.lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+
+
 def kept(function: Function, **options: Any) -> Function:
     """Compile a function with these options, and cache it on disk if Numba finds a folder that can be written to.
 
@@ -65,12 +86,15 @@ def kept(function: Function, **options: Any) -> Function:
         Options of `numba.njit`.
     """
     try:
-        return cast(Function, njit(cache=True, **options)(function))
+        cache: Any = _LockedCache(function)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         if "cannot cache function" not in str(error):
             raise
         _warn_that_nothing_is_cached()
-        return cast(Function, njit(**options)(function))
+        cache = NullCache()
+    dispatcher = njit(**options)(function)
+    dispatcher._cache = cache  # what cache=True sets, with a lock
+    return cast(Function, dispatcher)
 
 
 @functools.cache
