@@ -226,6 +226,18 @@ def _multiply(args: argparse.Namespace) -> int:
     return 0
 
 
+def _warm_up(args: argparse.Namespace) -> int:
+    from spdist import console
+    from spdist.jobs.warm_up import DTYPES, warm_up
+
+    dtypes = DTYPES if args.dtype is None else args.dtype.split(",")
+    with console.transfer_bar("compiling", quiet=args.json) as bar:
+        done = warm_up(args.engine, dtypes, args.processes, bar)
+    if not args.json:
+        console.line(f"kernels of {done['products']} kinds of products are there, after {done['seconds']:.1f} s")
+    return _print_json(done, args)
+
+
 def _cluster_keys(args: argparse.Namespace) -> int:
     from spdist import console
     from spdist.scheduler.clusters.security import write_keys
@@ -389,6 +401,7 @@ def _add_product_verbs(verbs: _Verbs) -> None:
         verbs.add("reduce", _reduce, "a number or vector of A @ B, which is never whole", "what", "a", "b")
     )
     _add_product_options(verbs.add("verify", _verify, "check that C is A @ B", "a", "b", "c"))
+    _add_warm_up_options(verbs.add("warm-up", _warm_up, "compile kernels for this machine before products need them"))
     text = "write keys into a new folder, for a Dask scheduler that takes connections from its own cluster alone (TLS)"
     verbs.add("cluster-keys", _cluster_keys, text, "folder")
 
@@ -414,6 +427,13 @@ def _add_multiply_options(sub: argparse.ArgumentParser) -> None:
     mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
     mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
     sub.add_argument("--steal", action="store_true", help=STEAL)
+
+
+def _add_warm_up_options(sub: argparse.ArgumentParser) -> None:
+    text = "auto (default) for CPUs; cuda: for the GPU here too"
+    sub.add_argument("--engine", default="auto", help=text)
+    sub.add_argument("--dtype", metavar="NAME,NAME", help="of values; by default float32,float64")
+    sub.add_argument("--processes", type=_count, help="that compile side by side; by default one a core")
 
 
 def _add_reduce_options(sub: argparse.ArgumentParser) -> None:
