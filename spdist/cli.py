@@ -228,7 +228,7 @@ def _multiply(args: argparse.Namespace) -> int:
 
 def _warm_up(args: argparse.Namespace) -> int:
     from spdist import console
-    from spdist.jobs.warm_up import DTYPES, warm_up
+    from spdist.jobs.compiling.warm_up import DTYPES, warm_up
 
     dtypes = DTYPES if args.dtype is None else args.dtype.split(",")
     with console.transfer_bar("compiling", quiet=args.json) as bar:

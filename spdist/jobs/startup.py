@@ -16,7 +16,7 @@ from distributed import Client
 from spdist import phases
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
-from spdist.jobs.kernels import compile_ahead
+from spdist.jobs.compiling.ahead import compile_ahead
 from spdist.jobs.planning import PlanSource
 from spdist.jobs.report import Callbacks
 from spdist.options import ExecutionOptions

@@ -17,8 +17,8 @@ from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
 
-import spdist.kernels
 from spdist.engines import GPU_ENGINES
+from spdist.kernels import product_spec
 from spdist.kernels.cpu.workspace import WINDOW
 from spdist.kernels.product_spec import ProductSpec
 from spdist.matrices.csr import CSR
@@ -94,7 +94,7 @@ def is_noted(note: Path) -> bool:
 def note_of(a: CSR, b: CSR, spec: ProductSpec, *, merges: bool) -> Path:
     """Return the file that says whether the kernels of a product were compiled on this host.
 
-    Its name is a digest of the host, of Numba and of the kernels' sources, and of all types for which kernels differ.
+    Its name is a digest of the processor, of Numba and of the kernels' sources, and of all types for which kernels differ.
     """
     epilogue = spec.epilogue
     types = [
@@ -107,11 +107,20 @@ def note_of(a: CSR, b: CSR, spec: ProductSpec, *, merges: bool) -> Path:
         spec.diagonal is not None,
         epilogue is not None and (epilogue.rows is None, epilogue.columns is None),
     ]
-    text = json.dumps([platform.node(), os.environ.get("NUMBA_CACHE_DIR"), version("numba"), _sources(), types])
+    text = json.dumps([_processor(), os.environ.get("NUMBA_CACHE_DIR"), version("numba"), _sources(), types])
     return cache_folder().parent / "compiled" / hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _processor() -> list[str]:
+    """Return model and instructions of the processor, for which Numba compiles; without Linux, the name of the host."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    except OSError:
+        return [platform.node()]
+    return [line for line in first if line.startswith(("model", "flags", "Features", "CPU"))]
 
 
 def _sources() -> list[tuple[str, int, int]]:
     """Return name, time and size of each file of kernels for the CPU."""
-    folder = Path(spdist.kernels.__path__[0])
+    folder = Path(product_spec.__file__).parent
     return [(path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(folder.rglob("*.py"))]

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from spdist import cli
-from spdist.jobs import kernels, warm_up
+from spdist.jobs.compiling import ahead as kernels
+from spdist.jobs.compiling import warm_up
 from spdist.kernels.cpu import numba_compile
 from spdist.kernels.product_spec import PLAIN, Epilogue, ProductSpec
 from spdist.matrices.csr import CSR

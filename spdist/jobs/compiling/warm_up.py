@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from spdist.engines import ENGINES, GPU_ENGINES
 from spdist.errors import InputError
 from spdist.jobs import dispatch, planning, save
-from spdist.jobs.kernels import compile_kernels
+from spdist.jobs.compiling.ahead import compile_kernels
 from spdist.kernels.cpu.workspace import WINDOW
 from spdist.kernels.product_spec import ProductSpec
 from spdist.matrices.csr import CSR
