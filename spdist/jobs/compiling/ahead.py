@@ -94,7 +94,7 @@ def is_noted(note: Path) -> bool:
 def note_of(a: CSR, b: CSR, spec: ProductSpec, *, merges: bool) -> Path:
     """Return the file that says whether the kernels of a product were compiled on this host.
 
-    Its name is a digest of the processor, of Numba and of the kernels' sources, and of all types for which kernels differ.
+    Its name is a digest of processor, Numba and sources of kernels, and of all types for which kernels differ.
     """
     epilogue = spec.epilogue
     types = [
