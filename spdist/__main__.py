@@ -1,8 +1,6 @@
 """``python -m spdist``: the command line, where the ``spdist`` command is not on the path."""
 
-import sys
-
-from spdist.cli import main
+from spdist.cli import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

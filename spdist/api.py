@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from spdist import phases
 from spdist.jobs import describe, dispatch
 from spdist.jobs import save as saving
 from spdist.jobs import status as target_status
@@ -260,10 +261,11 @@ def multiply(
     >>> report.nnz, report.state, report.verification["ok"]
     (3, 'computed', True)
     """
-    from spdist.jobs import multiply as jobs
+    with phases.clocked():
+        from spdist.jobs import multiply as jobs  # imports Dask, which the report counts
 
-    product, execution, output = options_of(multiply, keywords, ProductOptions, ExecutionOptions, OutputOptions)
-    return jobs.multiply((a, b), c, product, execution, output, callbacks)
+        product, execution, output = options_of(multiply, keywords, ProductOptions, ExecutionOptions, OutputOptions)
+        return jobs.multiply((a, b), c, product, execution, output, callbacks)
 
 
 @lists(ReduceKeywords)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import logging
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from spdist import phases
 from spdist.errors import InputError, SpdistError, one_line
 from spdist.interrupts import raise_dropped_interrupts
 
@@ -78,7 +83,8 @@ class _Warnings(logging.Handler):
         """Print one line."""
         from spdist import console
 
-        console.warning(record.getMessage())
+        show = console.notice if getattr(record, "notice", False) else console.warning
+        show(record.getMessage())
 
 
 def _show_warnings() -> None:
@@ -203,7 +209,7 @@ def _plan(args: argparse.Namespace) -> int:
 def _multiply(args: argparse.Namespace) -> int:
     from spdist import api, console
 
-    with console.RunDisplay(quiet=args.json) as shown:
+    with phases.clocked() as clock, console.RunDisplay(quiet=args.json) as shown:
         report = api.multiply(
             args.a,
             args.b,
@@ -225,10 +231,23 @@ def _multiply(args: argparse.Namespace) -> int:
             callbacks=shown.callbacks,
             **_product_keywords(args),
         )
+    report = replace(report, phases=clock.seconds())
     if not args.json:
         console.report_table(report, args.c)
     _print_json(report.to_json(), args)
     return 0
+
+
+def _warm_up(args: argparse.Namespace) -> int:
+    from spdist import console
+    from spdist.jobs.compiling.warm_up import DTYPES, warm_up
+
+    dtypes = DTYPES if args.dtype is None else args.dtype.split(",")
+    with console.transfer_bar("compiling", quiet=args.json) as bar:
+        done = warm_up(args.engine, dtypes, args.processes, bar)
+    if not args.json:
+        console.line(f"kernels of {done['products']} kinds of products are there, after {done['seconds']:.1f} s")
+    return _print_json(done, args)
 
 
 def _cluster_keys(args: argparse.Namespace) -> int:
@@ -254,7 +273,7 @@ def _reduce(args: argparse.Namespace) -> int:
     out = (
         nullcontext() if args.out is None else staged_file(args.out, overwrite=True)
     )  # refuses before anything is computed
-    with out as place, console.RunDisplay(quiet=args.json) as shown:
+    with phases.clocked() as clock, out as place, console.RunDisplay(quiet=args.json) as shown:
         found = api.reduce(
             args.a,
             args.b,
@@ -277,7 +296,8 @@ def _reduce(args: argparse.Namespace) -> int:
         console.line(f"{args.what}: {value}" + (f", in {args.out}" if args.out is not None else ""))
         if args.what == "histogram":
             console.histogram_table(args.bins, found.tolist())
-    return _print_json({args.what: value}, args)
+        console.phase_table(clock.seconds())
+    return _print_json({args.what: value, "phases": clock.seconds()}, args)
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -394,6 +414,7 @@ def _add_product_verbs(verbs: _Verbs) -> None:
         verbs.add("reduce", _reduce, "a number or vector of A @ B, which is never whole", "what", "a", "b")
     )
     _add_product_options(verbs.add("verify", _verify, "check that C is A @ B", "a", "b", "c"))
+    _add_warm_up_options(verbs.add("warm-up", _warm_up, "compile kernels for this machine before products need them"))
     text = "write keys into a new folder, for a Dask scheduler that takes connections from its own cluster alone (TLS)"
     verbs.add("cluster-keys", _cluster_keys, text, "folder")
 
@@ -419,6 +440,13 @@ def _add_multiply_options(sub: argparse.ArgumentParser) -> None:
     mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
     mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
     sub.add_argument("--steal", action="store_true", help=STEAL)
+
+
+def _add_warm_up_options(sub: argparse.ArgumentParser) -> None:
+    text = "auto (default) for CPUs; cuda: for the GPU here too"
+    sub.add_argument("--engine", default="auto", help=text)
+    sub.add_argument("--dtype", metavar="NAME,NAME", help="of values; by default float32,float64")
+    sub.add_argument("--processes", type=_count, help="that compile side by side; by default one a core")
 
 
 def _add_reduce_options(sub: argparse.ArgumentParser) -> None:
@@ -492,8 +520,41 @@ def _add_generate(sub: argparse.ArgumentParser, chosen: bool) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return 0 if it is done, 1 if the job failed, 2 if the input is wrong."""
-    argv = list(sys.argv[1:] if argv is None else argv)
+    """Run one command; return 0 if it is done, 1 if the job failed, 2 if the input is wrong.
+
+    Without arguments, those of the process: its phases then count from the start of the process.
+    """
+    with phases.clocked(phases.process_begin() if argv is None else None):
+        return _main(list(sys.argv[1:] if argv is None else argv))
+
+
+def command() -> NoReturn:
+    """Run the command of this process, and end the process: `main` as the ``spdist`` command calls it."""
+    end_process(main())
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process at once; to take the interpreter apart takes a second once Dask and Numba are loaded.
+
+    Parameters
+    ----------
+    code : int
+        Exit code.
+    """
+    others = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
+    if others:  # Python waits for them
+        sys.exit(code)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:  # nobody reads: Python's own end says so
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    os._exit(code)
+
+
+def _main(argv: list[str]) -> int:
+    """Run one command."""
     parser = _parser(next((word for word in argv if not word.startswith("-")), None))
     args = parser.parse_args(argv)
     if args.version:

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from spdist.jobs.report import Callbacks, Report
+from spdist.phases import WHAT_PHASES_DO
 from spdist.scheduler.planner.plan import Operand, Plan
 from spdist.units import format_bytes
 from spdist.verification.stored_matrix import MatrixCheck
@@ -51,6 +52,11 @@ def line(text: str) -> None:
 def warning(text: str) -> None:
     """Print one line to stderr, above a progress bar that is shown there."""
     _err.print(f"spdist: warning: {' '.join(text.split())}", markup=False)
+
+
+def notice(text: str) -> None:
+    """Print one line to stderr that is no warning, above a progress bar that is shown there."""
+    _err.print(f"spdist: {' '.join(text.split())}", markup=False)
 
 
 def _silence_dask() -> None:
@@ -263,11 +269,29 @@ def _memory_table(plan: Plan) -> Table:
     return table
 
 
+def phase_table(seconds: dict[str, float]) -> None:
+    """Print where the wall time went.
+
+    Parameters
+    ----------
+    seconds : dict
+        Wall seconds of consecutive phases, of `PhaseClock.seconds`.
+    """
+    table = Table(title=None)
+    for name in ("phase", "wall seconds", "share", "what it is"):
+        table.add_column(name, justify="right" if name in ("wall seconds", "share") else "left")
+    total = sum(seconds.values())
+    for phase, each in seconds.items():
+        table.add_row(phase, f"{each:.2f}", f"{each / total:.0%}", WHAT_PHASES_DO[phase])
+    table.add_row("all", f"{total:.2f}", "", "", end_section=True)
+    _out.print(table)
+
+
 def _stage_table(report: Report) -> Table:
     """Return a table of the time and bytes of each stage; stages of the GPU are parts of multiply and overlap."""
     table = Table(title=None)
-    for name in ("stage", "tasks", "seconds", "share", "moved", "GB/s", "of limit"):
-        table.add_column(name, justify="left" if name == "stage" else "right")
+    for name in ("stage of run", "tasks", "worker seconds", "share", "moved", "GB/s", "of limit"):
+        table.add_column(name, justify="left" if name == "stage of run" else "right")
     total = sum(stage["seconds"] for name, stage in report.stages.items() if name not in GPU_STAGES) or 1.0
     for name, stage in sorted(report.stages.items(), key=lambda item: (item[0] in GPU_STAGES, -item[1]["seconds"])):
         rate = stage["bytes"] / stage["seconds"] / 1e9 if stage["seconds"] else 0.0
@@ -297,10 +321,11 @@ def report_table(report: Report, target: str) -> None:
     if report.state == "already finished":
         _out.print(f"{target} is finished already: {entries}", markup=False)
     else:
+        phase_table(report.phases)
         _out.print(_stage_table(report))
         memory = f"{format_bytes(report.peak_memory)} of {format_bytes(report.memory_limit)}"
         _out.print(
-            f"{target}: {entries} in {report.seconds:.2f} s, {report.blocks:,} blocks, "
+            f"{target}: {entries} in {sum(report.phases.values()):.2f} s, {report.blocks:,} blocks, "
             f"engine {report.engine}; worst worker used {memory}; bounded by {_bound_by(report)}",
             markup=False,
         )

@@ -11,12 +11,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "spdist"
-GROUND = {"errors", "units", "engines"}
+GROUND = {"errors", "units", "engines", "phases"}
 ARRAYS = GROUND | {"matrices"}
 LAYERS = {  # folder or file at the top -> what it may import, besides itself
     "errors": set(),
     "engines": set(),
     "units": {"errors"},
+    "phases": set(),
     "matrices": GROUND,
     "kernels": ARRAYS,
     "storage": ARRAYS | {"kernels"},

@@ -7,6 +7,7 @@ import logging
 import time
 from dataclasses import replace
 
+from spdist import phases
 from spdist.jobs.by_rows import multiply_by_rows, other_product, product_facts
 from spdist.jobs.check import verified
 from spdist.jobs.report import Report
@@ -67,7 +68,8 @@ def multiply_by_columns(request: Request) -> Report:
             matrices = swapped.a, swapped.b, c
             return verified(report, matrices, swapped.spec, request.callbacks, target)
         report = multiply_by_rows(swapped, time.perf_counter())
-        transposition.transpose(place, target, overwrite=output.overwrite or replaces, facts=facts)
+        with phases.during("transpose"):
+            transposition.transpose(place, target, overwrite=output.overwrite or replaces, facts=facts)
         locations.remove(place)
     return replace(report, grid=dict(zip(report.grid, reversed(report.grid.values()), strict=True)))
 

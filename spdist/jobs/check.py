@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Unpack
 
+from spdist import phases
 from spdist.errors import InputError, VerificationError
 from spdist.jobs.operands import MatrixLike, open_operand, stored_spec
 from spdist.jobs.report import Callbacks, Report
@@ -87,7 +88,8 @@ def verified(
     VerificationError
         If C is false.
     """
-    found = _verify(matrices, spec, progress=callbacks.verifying)
+    with phases.during("verify"):
+        found = _verify(matrices, spec, progress=callbacks.verifying)
     if not found.ok:
         raise VerificationError(f"{name or matrices[2].url} is not A @ B: {found.reason}; it is kept for inspection")
     return replace(report, verification=found.to_json())

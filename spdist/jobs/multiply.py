@@ -6,10 +6,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from spdist import phases
 from spdist.jobs.by_columns import multiply_by_columns
 from spdist.jobs.by_rows import multiply_by_rows
 from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
-from spdist.jobs.report import Callbacks, Report
+from spdist.jobs.report import Callbacks, Report, record_phases
 from spdist.jobs.request import Request
 from spdist.kernels.product_spec import is_by_columns
 from spdist.options import ExecutionOptions, OutputOptions, ProductOptions
@@ -49,6 +50,22 @@ def multiply(
     VerificationError
         If C was verified and found false.
     """
+    with phases.clocked() as clock:
+        report = _multiply(operands, target, product, execution, output, callbacks or Callbacks())
+        if output.record is not None and report.blocks:
+            record_phases(output.record, clock)
+        return replace(report, phases=clock.seconds())
+
+
+def _multiply(
+    operands: tuple[MatrixLike, MatrixLike],
+    target: str | Path,
+    product: ProductOptions,
+    execution: ExecutionOptions,
+    output: OutputOptions,
+    callbacks: Callbacks,
+) -> Report:
+    """Multiply, by rows or by columns."""
     begin = time.perf_counter()
     execution.check()
     by_columns = is_by_columns(product.axis, product.top_n, product.epilogue)
@@ -59,7 +76,7 @@ def multiply(
         spec,
         execution,
         output,
-        callbacks or Callbacks(),
+        callbacks,
         product.transpose_a,
         product.transpose_b,
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import scipy.sparse as sp
 
+from spdist import phases
 from spdist.errors import InputError
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import find
@@ -134,8 +135,11 @@ def transposed_copies(
     with contextlib.ExitStack() as stack:
         made = []
         for name, (matrix, transpose) in (("a", a), ("b", b)):
-            copy = transposed_copy(matrix, f"{target}.spdist-transposed-{name}") if transpose else None
-            made.append(matrix if copy is None else stack.enter_context(copy))
+            if not transpose:
+                made.append(matrix)
+                continue
+            with phases.during("transpose"):
+                made.append(stack.enter_context(transposed_copy(matrix, f"{target}.spdist-transposed-{name}")))
         yield made[0], made[1]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from spdist import phases
 from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
 from spdist.jobs.planning import PlanSource, check_values, limits_of
 from spdist.jobs.report import Callbacks
@@ -58,7 +59,8 @@ def reduce(
     dtype = spec.dtype(a, b)
     check_reducible(what, dtype)
     if is_linear(what, spec.per_row, dtype) and spec.mask is None:
-        return reduce_linear(what, _row_blocks(a), _row_blocks(b), (a.shape, b.shape), dtype)
+        with phases.during("run"):
+            return reduce_linear(what, _row_blocks(a), _row_blocks(b), (a.shape, b.shape), dtype)
     check_values(execution.engine, dtype)
     if what == "trace" and not spec.fused:
         spec = replace(spec, mask=Diagonal((a.nrows, b.ncols)))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spdist.errors import InputError
+from spdist.phases import PhaseClock
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage.locations import normalise
 
@@ -48,6 +49,10 @@ class Report:
         The JSON form of a `Verification`; None without `check`.
     block_size : (int, int) or None
         Rows and columns of C's dense blocks.
+    phases : dict
+        Wall seconds of consecutive phases: "start", "plan", "compile", "transpose", "run", "verify" and "close", those
+        that took any time. They add up to the wall time of the call; of the command line, from the start of the
+        process. Stages are parts of "run", and overlap.
 
     Examples
     --------
@@ -69,6 +74,7 @@ class Report:
     workers: int = 0
     verification: dict[str, Any] | None = None
     block_size: tuple[int, int] | None = None
+    phases: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as ``spdist multiply --json`` prints it."""
@@ -145,3 +151,28 @@ def recorder(record: str | Path | None, target: str) -> Iterator[Callable[[Timin
             file.writelines(json.dumps(timing) + "\n" for timing in timings)
 
         yield write
+
+
+def record_phases(record: str | Path, clock: PhaseClock) -> None:
+    """Append the phases of a call to a file of timings, a line each; ``worker`` is empty, as of no stage.
+
+    Parameters
+    ----------
+    record : str or Path
+        That `recorder` wrote.
+    clock : PhaseClock
+    """
+    begins = {phase: begin for begin, phase in reversed(clock.marks)}
+    lines = [
+        {
+            "stage": phase,
+            "row": -1,
+            "begin": begins.get(phase, clock.begin),
+            "seconds": seconds,
+            "nbytes": 0,
+            "worker": "",
+        }
+        for phase, seconds in clock.seconds().items()
+    ]
+    with Path(record).open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)

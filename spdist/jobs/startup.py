@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 from distributed import Client
 
+from spdist import phases
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
+from spdist.jobs.compiling.ahead import compile_ahead
 from spdist.jobs.planning import PlanSource
 from spdist.jobs.report import Callbacks
 from spdist.options import ExecutionOptions
@@ -97,29 +99,42 @@ def workers_and_plan(
     }
     count = None if source.stored_plan is not None else _count_early_workers(request, execution, local=local)
     if count is None:
-        plan = source.make()
+        with phases.during("plan"):
+            plan = source.make()
         callbacks.planned(plan)
+        spawns = execution.scheduler is None and not local and (execution.workers is not None or len(plan.blocks) > 1)
+        kernels = compile_ahead(source.draft().with_plan(plan, "")) if spawns else None
         with (
             connect(**cluster_options, blocks=len(plan.blocks), host_bytes=plan.projected_host_memory) as client,
             supervised(client, name) as supervisor,
         ):
+            _wait_for(kernels, supervisor)
             supervisor.check(request, plan, target)
             yield Ready(client, plan, name, supervisor)
         return
+    kernels = None if execution.scheduler else compile_ahead(source.draft())
     starting = connect(**cluster_options, blocks=max(count, 2))  # a single block would need no process of its own
     planning = None if execution.scheduler else _plan_in_background(source, None)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(starting)
         supervisor = stack.enter_context(supervised(client, name))
         supervisor.handshake.check_installation()
+        _wait_for(kernels, supervisor)
         planning = planning or _plan_in_background(source, remote_readers(client))
         job = replace(source.draft(), resident=source.will_be_resident(), shared_name=shared_name(client))
         stack.enter_context(prefetch(client, name, job))
-        with supervisor.monitor.waiting_for("the plan"):
+        with supervisor.monitor.waiting_for("the plan"), phases.during("plan"):
             plan = planning.result()
         callbacks.planned(plan)
         supervisor.check(request, plan, target)
         yield Ready(client, plan, name, supervisor)
+
+
+def _wait_for(kernels: Future[None] | None, supervisor: Supervisor) -> None:
+    """Wait until the kernels are compiled; workers meet an error again, and say it."""
+    if kernels is not None:
+        with supervisor.monitor.waiting_for("the kernels to be compiled"):
+            kernels.exception()
 
 
 def _is_local(request: PlanRequest, target: str) -> bool:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import logging
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import cloudpickle
 import numpy as np
 from numba import njit, types
+from numba.core import event
+from numba.core.caching import FunctionCache, NullCache
 from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaError
 from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
@@ -18,6 +23,7 @@ from numba.np.numpy_support import as_dtype, from_dtype
 from spdist.errors import InputError
 from spdist.kernels.semirings import Semiring
 from spdist.matrices.dtypes import ValueArray
+from spdist.phases import COMPILATIONS
 
 # No compiled function makes arrays, so that references need not be counted: threads would contend for the counters.
 OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "_nrt": False, "no_cfunc_wrapper": True}
@@ -27,6 +33,47 @@ takes as long to compile as many a function."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 log = logging.getLogger("spdist")
+
+
+class _CompileListener(event.Listener):
+    """Notes when Numba compiles a kernel, which it does under a lock; the kernel's parts are compiled meanwhile."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._kernel = contextlib.ExitStack()
+
+    def on_start(self, compiled: Any) -> None:
+        """Note that a function is compiled."""
+        if self._depth == 0:
+            kernel = compiled.data["dispatcher"]
+            is_kept = not isinstance(kernel._cache, NullCache)
+            self._kernel.enter_context(COMPILATIONS.around(kernel.py_func.__name__, is_kept=is_kept))
+        self._depth += 1
+
+    def on_end(self, compiled: Any) -> None:
+        """Note that it is compiled, or refused."""
+        self._depth -= 1
+        if self._depth == 0:
+            self._kernel.close()
+
+
+event.register("numba:compile", _CompileListener())
+
+
+class _LockedCache(FunctionCache):
+    """A kernel's cache on disk to which one process writes at a time.
+
+    Two processes that wrote at once would take one file name for the code of two types, and Numba would later run the
+    code of one with arrays of the other.
+    """
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Write the code for one signature."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # a file system without locks
+                lock = stack.enter_context((Path(self.cache_path) / f"{self._py_func.__name__}.lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
 
 
 def kept(function: Function, **options: Any) -> Function:
@@ -39,12 +86,15 @@ def kept(function: Function, **options: Any) -> Function:
         Options of `numba.njit`.
     """
     try:
-        return cast(Function, njit(cache=True, **options)(function))
+        cache: Any = _LockedCache(function)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         if "cannot cache function" not in str(error):
             raise
         _warn_that_nothing_is_cached()
-        return cast(Function, njit(**options)(function))
+        cache = NullCache()
+    dispatcher = njit(**options)(function)
+    dispatcher._cache = cache  # what cache=True sets, with a lock
+    return cast(Function, dispatcher)
 
 
 @functools.cache

@@ -18,6 +18,7 @@ import numpy as np
 
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.cuda import constants
+from spdist.phases import COMPILATIONS, NOTED_SECONDS
 
 FOLDER = Path(__file__).parent.parent
 """The folder of all kernels; sources are named by their path from here, such as ``"esc/long_rows.cu"``."""
@@ -147,7 +148,8 @@ class Module:
             code=(FOLDER / file).read_text(), options=(*options(file), *defines), backend="nvrtc",
             name_expressions=tuple(names),
         )  # fmt: skip
-        self._defines, self._failed = defines, cupy.cuda.compiler.CompileException
+        self._file, self._defines = file, defines
+        self._failed = cupy.cuda.compiler.CompileException
         self._kernels: dict[str, Any] = {}
         self._launch = cupy.cuda.driver.launchKernel
         self._stream = cupy.cuda.get_current_stream
@@ -161,7 +163,8 @@ class Module:
             If a C expression of the caller does not compile.
         """
         try:
-            self._module.compile()
+            with COMPILATIONS.around(self._file, NOTED_SECONDS):
+                self._module.compile()
         except self._failed as error:
             if not self._defines:
                 raise

@@ -18,6 +18,7 @@ from typing import Any
 from dask.utils import key_split
 from distributed import Client, Future, as_completed
 
+from spdist import phases
 from spdist.errors import SpdistError
 from spdist.scheduler.dashboard.messages import TIMINGS
 from spdist.scheduler.execution.announcer import announced, run_start
@@ -25,7 +26,7 @@ from spdist.scheduler.execution.assignment import BlockAssigner, BlockWork
 from spdist.scheduler.execution.cluster import POLL_SECONDS, dashboard_link, fetch, shared_name, with_gpu, workers_of
 from spdist.scheduler.execution.graph import TaskGraph
 from spdist.scheduler.execution.journal import Journal, UnseenChunkError, is_seen
-from spdist.scheduler.execution.plugins import installed, peak_memory
+from spdist.scheduler.execution.plugins import compilations, installed, peak_memory
 from spdist.scheduler.execution.records import JobSpec
 from spdist.scheduler.execution.supervision.calls import is_connected, lost_scheduler
 from spdist.scheduler.execution.telemetry import InFlight, Progress, RunCallbacks, TimingSubscriber, add_totals
@@ -380,9 +381,12 @@ def execute(
             start = run_start(plan, draft, layout.url, driver.journal.checkpoint.row)
             with announced(client, name, start) as announcer:
                 driver.callbacks = callbacks.also(announcer.progress)
-                checksums = _run(driver)
+                with phases.during("run"):
+                    checksums = _run(driver)
+                phases.enter("close")
                 outcome = _outcome(client, name, driver)
                 announcer.stages = outcome.stages
+            phases.add_compiled(compilations(client))
             if timings is not None:
                 timings.finish(client.run(unpublished_timings, name, on_error="ignore"))
             return outcome, driver.graph.layout, checksums

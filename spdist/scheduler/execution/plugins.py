@@ -10,6 +10,7 @@ from dask.utils import key_split
 from distributed import Client, Worker, WorkerPlugin
 from tornado.ioloop import PeriodicCallback
 
+from spdist import phases
 from spdist.scheduler.dashboard.messages import ANNOUNCEMENTS, TIMINGS
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.records import JobSpec
@@ -218,3 +219,23 @@ def peak_memory(name: str, dask_worker: Worker) -> tuple[int, int]:
     """
     peak = worker_process.peak_memory() - IDLE_MEMORY[dask_worker.address]
     return max(peak, 0), CONTEXTS[name].gpu_peak() if name in CONTEXTS else 0
+
+
+def compilations(client: Client) -> list[phases.Span]:
+    """Return when the workers of a client compiled kernels, since the call began whose clock runs.
+
+    Parameters
+    ----------
+    client : distributed.Client
+
+    Returns
+    -------
+    list of (float, float)
+        Begin and end in seconds since 1970, as the workers' clocks tell them.
+    """
+    found = client.run(_compilations, phases.call_begin(), on_error="ignore")
+    return [span for spans in found.values() for span in spans]
+
+
+def _compilations(begin: float) -> list[phases.Span]:
+    return phases.COMPILATIONS.since(begin)

@@ -13,13 +13,14 @@ from typing import Any
 
 from distributed import Client, as_completed
 
+from spdist import phases
 from spdist.kernels import reduction_spec
 from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.scheduler.execution.announcer import announced, run_start
 from spdist.scheduler.execution.assignment import BlockAssigner, BlockWork
 from spdist.scheduler.execution.cluster import dashboard_link, fetch, shared_name, with_gpu
 from spdist.scheduler.execution.driver import completed_results, update_workers
-from spdist.scheduler.execution.plugins import installed
+from spdist.scheduler.execution.plugins import compilations, installed
 from spdist.scheduler.execution.records import BlockNumber, JobSpec
 from spdist.scheduler.execution.stages import run_stage
 from spdist.scheduler.execution.telemetry import InFlight, Progress, RunCallbacks
@@ -60,8 +61,10 @@ def execute_reduction(
     with installed(client, name, job):
         callbacks.started(dashboard_link(client))
         title = f"{what if isinstance(what, str) else 'histogram'} of A @ B"
-        with announced(client, name, run_start(plan, draft, title, 0)) as announcer:
+        with announced(client, name, run_start(plan, draft, title, 0)) as announcer, phases.during("run"):
             part = _Reducer(client, name, plan, what, callbacks.also(announcer.progress)).run()
+        phases.enter("close")
+        phases.add_compiled(compilations(client))
     return reduction_spec.final_value(what, part, draft.b.ncols)
 
 

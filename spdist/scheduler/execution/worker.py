@@ -148,7 +148,7 @@ class WorkerContext:
     ) -> CSR:
         """Return as many rows of ``a @ b`` as fit in `capacity` entries; messages call the first one `row`."""
         if not self.on_gpu:
-            return multiply_on_cpu(a, b, capacity, self._cpu_engine, spec)
+            return multiply_on_cpu(a, b, capacity, cpu_engine(self.job), spec)
         rows = pipeline.RowSlice(0, capacity, row, offset_in_b, self._history)
         with self._gpu_lock:
             report = functools.partial(self._record_gpu_stage, row)
@@ -170,29 +170,20 @@ class WorkerContext:
         timing = StageTiming(f"gpu {stage.name}", row + stage.start, stage.begin, stage.seconds, stage.nbytes)
         self.telemetry.record(timing)
 
-    @property
-    def _cpu_engine(self) -> Any:
-        return "auto" if self.job.engine == "hybrid" else self.job.engine
-
     # -- before the first block ----------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
         """Load and compile everything that the stages need, with a product of one entry."""
         job = self.job
         worker_process.keep_small_arrays(job.host_limit or job.memory_limit)
-        a, b = (
-            CSR(np.array([0, n]), np.zeros(n, index_dtype(m.ncols)), np.ones(n, m.dtype), (1, m.ncols))
-            for m in (job.a, job.b)
-            for n in [min(1, m.ncols)]
-        )
-        one = CSR(a.indptr, a.indices, a.data, (1, 1))
-        spec = job.product.of_rows(0, 1, None if job.product.mask is None else b)
-        c = self._warm_up_gpu(one, b, spec) if self.on_gpu else self._warm_up_cpu(one, b, spec)
-        if len(job.pieces) > 1:
-            add_partial(c, c, spec, is_last=False)
-        for m, row in ((job.a, a), (job.b, b)):
+        a, b, spec = tiny_product(job)
+        if self.on_gpu:
+            c = self._warm_up_gpu(a, b, spec)
+            load_row_kernels(a, b, spec, c if len(job.pieces) > 1 else None)
+        else:
+            load_cpu_kernels(a, b, spec, cpu_engine(job), merges=len(job.pieces) > 1)
+        for m in (job.a, job.b):
             m.rows(0, min(m.nrows, 1))
-            check_rows(job.engine, row, m.url)
         self.telemetry.set_limits(dict.fromkeys(("preprocess", "merge", "commit", "join"), worker_process.copy_rate()))
 
     def _warm_up_gpu(self, a: CSR, b: CSR, spec: ProductSpec) -> CSR:
@@ -206,11 +197,48 @@ class WorkerContext:
         self.telemetry.clear()  # these timings belong to no block
         return c
 
-    def _warm_up_cpu(self, a: CSR, b: CSR, spec: ProductSpec) -> CSR:
-        engines: tuple[EngineOrAuto, ...] = (self._cpu_engine,)
-        if self._cpu_engine == "auto":
-            engines = ("numba", "scipy") if self.job.product.plain else ("numba",)
-        return [multiply_on_cpu(a, b, 1, engine, spec) for engine in engines][-1]
+
+def cpu_engine(job: JobSpec) -> Any:
+    """Return the engine of a job on a worker without a GPU."""
+    return "auto" if job.engine == "hybrid" else job.engine
+
+
+def tiny_product(job: JobSpec) -> tuple[CSR, CSR, ProductSpec]:
+    """Return a product of one entry for which all kernels of a job are compiled: A, B and the options."""
+    a, b = (
+        CSR(np.array([0, n]), np.zeros(n, index_dtype(m.ncols)), np.ones(n, m.dtype), (1, m.ncols))
+        for m in (job.a, job.b)
+        for n in [min(1, m.ncols)]
+    )
+    spec = job.product.of_rows(0, 1, None if job.product.mask is None else b)
+    return CSR(a.indptr, a.indices, a.data, (1, 1)), b, spec
+
+
+def load_cpu_kernels(a: CSR, b: CSR, spec: ProductSpec, engine: EngineOrAuto, *, merges: bool = False) -> None:
+    """Load the kernels of the CPU, or compile those that no cache has.
+
+    Parameters
+    ----------
+    a, b : CSR
+        Of one row: types and sizes as `tiny_product` returns them.
+    spec : ProductSpec
+    engine : {"auto", "numba", "scipy"}
+    merges : bool
+        Whether partial products are merged.
+    """
+    engines: tuple[EngineOrAuto, ...] = (engine,)
+    if engine == "auto":
+        engines = ("numba", "scipy") if spec.plain else ("numba",)
+    c = [multiply_on_cpu(a, b, 1, each, spec) for each in engines][-1]
+    load_row_kernels(a, b, spec, c if merges else None, engine)
+
+
+def load_row_kernels(a: CSR, b: CSR, spec: ProductSpec, partial: CSR | None, engine: str = "") -> None:
+    """Load the kernels that check rows and, if there is a partial product, those that merge."""
+    if partial is not None:
+        add_partial(partial, partial, spec, is_last=False)
+    for row in (a, b):
+        check_rows(engine, row, "a row of one entry")
 
 
 CONTEXTS: dict[str, WorkerContext] = {}

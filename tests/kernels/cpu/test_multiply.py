@@ -393,7 +393,7 @@ def test_works_where_nothing_can_be_kept_on_disk():
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CACHE")}
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert (found.returncode, found.stdout) == (0, "[2.]\n")
-    assert found.stderr.count("\n") == 1
+    assert len([line for line in found.stderr.splitlines() if "compiling kernels" not in line]) == 1
     assert "set NUMBA_CACHE_DIR to a folder that can be written to" in found.stderr
 
 
