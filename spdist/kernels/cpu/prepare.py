@@ -5,6 +5,7 @@ Importing this module does not import Numba.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -26,6 +27,8 @@ SMALL_PRODUCTS = 1 << 24
 
 _loaded: set[tuple[Any, ...]] = set()
 """Specialisations whose plain kernels this process has loaded; `mark_loaded` adds to them."""
+_left_to_scipy: Counter[tuple[Any, ...]] = Counter()
+"""Estimated products that ``engine="auto"`` has left to SciPy in this process, by specialisation."""
 
 
 class RowBuffers(NamedTuple):
@@ -131,6 +134,8 @@ def prepare(
     chosen: Engine = "numba" if not spec.plain or engine == "numba" else "scipy"
     if spec.plain and engine == "auto":
         chosen = choose(a, b, threads=threads, workspace_limit=workspace_limit)[0]
+        if chosen == "scipy":
+            _left_to_scipy[_specialisation(a, b)] += estimate_products(a, b)
     reads, longest = spec.semiring.reads, spec.row_entries(b.ncols)
     left, right = _convert(a, dtype, "a" in reads), _convert(b, dtype, "b" in reads)
     return PreparedProduct(left, right, dtype, threads, chosen, spec, longest)
@@ -149,6 +154,8 @@ def _convert(m: CSR, dtype: np.dtype[Any], read: bool) -> CSR:
 def choose(a: CSR, b: CSR, *, threads: int = 1, workspace_limit: int | None = None) -> tuple[Engine, str]:
     """Choose the engine for ``a @ b`` by time and memory; both engines give the same bits.
 
+    Products that this process has left to SciPy count too: a caller of many small ones gets the quicker kernels.
+
     Parameters
     ----------
     a, b : CSR
@@ -165,8 +172,10 @@ def choose(a: CSR, b: CSR, *, threads: int = 1, workspace_limit: int | None = No
     if _specialisation(a, b) in _loaded:
         return "numba", "its kernels are loaded, and quicker than SciPy for every shape measured"
     products = estimate_products(a, b)
-    if products > SMALL_PRODUCTS:
-        return "numba", f"about {products:,} products repay loading its kernels"
+    earlier = _left_to_scipy[_specialisation(a, b)]
+    if products + earlier > SMALL_PRODUCTS:
+        more = f", and {earlier:,} before them," if earlier else ""
+        return "numba", f"about {products:,} products{more} repay loading its kernels"
     if b.ncols > max(4 * products, SAMPLE):
         return "numba", f"SciPy would clear {b.ncols:,} columns for about {products:,} products"
     if b.nnz > INT32_MAX or a.nnz > INT32_MAX:

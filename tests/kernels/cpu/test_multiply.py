@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -264,6 +265,7 @@ def test_workspace_does_not_grow_with_columns_for_numba() -> None:
 
 def test_choose_is_deterministic_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "_loaded", set())
+    monkeypatch.setattr(prepare, "_left_to_scipy", Counter())
     a = random_csr(100, 100, 3)
     wide = CSR(a.indptr, a.indices, a.data, (100, 10**8))
     assert prepare.choose(a, a)[0] == "scipy"
@@ -274,6 +276,19 @@ def test_choose_is_deterministic_and_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert prepare.choose(heavy, heavy)[0] == "numba"
     cpu.multiply(a, a, engine="numba")
     assert prepare.choose(a, a)[0] == "numba"
+
+
+def test_many_small_products_get_the_quicker_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "_loaded", set())
+    monkeypatch.setattr(prepare, "_left_to_scipy", Counter())
+    a = random_csr(1000, 1000, 5)
+    products = prepare.estimate_products(a, a)
+    monkeypatch.setattr(prepare, "SMALL_PRODUCTS", 3 * products)
+    engines = []
+    for _ in range(5):
+        engines.append(prepare.choose(a, a)[0])
+        cpu.multiply(a, a)
+    assert engines == ["scipy", "scipy", "scipy", "numba", "numba"]
 
 
 @given(pair=csr_pairs())
