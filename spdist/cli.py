@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import resource
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -27,6 +28,9 @@ EXAMPLES = """examples:
 
 LINE = 2000
 """Characters of an error message at most."""
+
+ADDRESS_SPACE = 2 << 30
+"""Bytes of address space for the libraries and their threads; a product with 1.1 GB ended without a line, or hung."""
 
 VECTORS = ("row_sums", "column_sums", "row_nnz")
 """Reductions to a value for each row or column of C."""
@@ -478,6 +482,16 @@ def _add_generate(sub: argparse.ArgumentParser, chosen: bool) -> None:
         sub.add_argument(f"--{name.replace('_', '-')}", dest=name, help=argparse.SUPPRESS)
 
 
+def _check_address_space() -> None:
+    """Refuse less address space than the libraries need: some of them end the process when they get no more."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < ADDRESS_SPACE:
+        raise InputError(
+            f"the limit of address space is {limit:,} bytes, and spdist's libraries need {ADDRESS_SPACE:,}: raise it "
+            f"(ulimit -v unlimited) and bound memory by --memory-limit"
+        )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0 if it is done, 1 if the job failed, 2 if the input is wrong."""
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -496,6 +510,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.SIGTERM, signal.default_int_handler
     )  # so that a batch system's SIGTERM leaves a C that can be resumed
     try:
+        _check_address_space()
         return int(args.run(args))
     except SpdistError as error:
         print(f"spdist: {one_line(error, LINE)}", file=sys.stderr)

@@ -231,6 +231,37 @@ def security_for(address: str, given: Security | None = None) -> Security:
     return found
 
 
+def cluster_security(address: str) -> Security:
+    """Return the keys of workers that this process started, for a client of one's own.
+
+    Parameters
+    ----------
+    address : str
+        From `spdist.workers`.
+
+    Returns
+    -------
+    distributed.Security
+        Whoever has it can run code on the workers: keep it in this process.
+
+    Raises
+    ------
+    InputError
+        If this process runs no workers with this address.
+
+    Examples
+    --------
+    >>> with spdist.workers(2) as address:  # doctest: +SKIP
+    ...     client = distributed.Client(address, security=spdist.cluster_security(address))
+    """
+    if address not in KNOWN:
+        raise InputError(
+            f"this process started no workers at {address}: give the address that spdist.workers() yields, within its "
+            f"`with` block"
+        )
+    return KNOWN[address]
+
+
 def has_keys(security: Security) -> bool:
     """Return whether a client can prove with these keys who it is."""
     mine = security.get_tls_config_for_role("client")
