@@ -110,7 +110,7 @@ def test_another_host_is_judged_by_its_heartbeat(tmp_path, caplog):
 def test_a_lock_that_a_power_loss_emptied_is_taken_once_it_is_stale(tmp_path, caplog, content):
     path = tmp_path / "C.zarr.spdist-lock"
     path.write_bytes(content)
-    with pytest.raises(InputError, match="does not name.*wait for it"):
+    with pytest.raises(InputError, match=r"does not name.*wait for it"):
         api.save(tmp_path / "C.zarr", EYE)
     os.utime(path, (time.time() - 90, time.time() - 90))
     api.save(tmp_path / "C.zarr", EYE)

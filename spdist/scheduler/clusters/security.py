@@ -44,7 +44,7 @@ class RunSecurity(Security):
 
     def get_listen_args(self, role: str) -> dict[str, Any]:
         """Return the arguments with which a process of this role listens."""
-        arguments: dict[str, Any] = super().get_listen_args(role)
+        arguments: dict[str, Any] = super().get_listen_args(role)  # type: ignore[no-untyped-call]
         if (context := arguments.get("ssl_context")) is not None:
             context.num_tickets = 0
         return arguments
@@ -113,7 +113,7 @@ def security_of(certificate: str, key: str, ca_file: str | None = None) -> Secur
     """
     roles = ("client", "scheduler", "worker")
     files = {f"tls_{role}_cert": certificate for role in roles} | {f"tls_{role}_key": key for role in roles}
-    return RunSecurity(require_encryption=True, tls_ca_file=ca_file or certificate, **files)
+    return RunSecurity(require_encryption=True, tls_ca_file=ca_file or certificate, **files)  # type: ignore[no-untyped-call]
 
 
 def security_of_files(ca_file: str | None, certificate: str | None, key: str | None) -> Security | None:

@@ -26,7 +26,7 @@ HARMLESS = 64 << 20
 """Bytes that a Zarr chunk may decode to whatever it declares; no machine suffers from them."""
 
 LARGE = 256 << 20
-"""Declared bytes above which a Zarr chunk must take more than a thousandth of them in storage; it may be copied once."""
+"""Declared bytes above which a Zarr chunk must take more than a thousandth of them in storage: it is copied once."""
 
 STEP = 1 << 20
 """Bytes that are decoded at a time to measure a stream."""
