@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from spdist.operators.prepare import open_operator, operator
     from spdist.operators.prepare import sell_operator as sell
     from spdist.operators.solvers import Solution, conjugate_gradient, pagerank
+    from spdist.scheduler.clusters.security import cluster_security
     from spdist.scheduler.execution.cluster import workers
     from spdist.storage.generators import generate
     from spdist.storage.import_export import export_matrix, import_matrix
@@ -77,6 +78,7 @@ _HOME = {
     **dict.fromkeys(("symmetrize", "transpose"), "spdist.storage.transpose"),
     "VBR": "spdist.matrices.vbr",
     "open_vbr": "spdist.storage.vbr",
+    "cluster_security": "spdist.scheduler.clusters.security",
     "workers": "spdist.scheduler.execution.cluster",
 }
 
@@ -102,6 +104,7 @@ __all__ = [
     "SpdistError",
     "VerificationError",
     "check",
+    "cluster_security",
     "conjugate_gradient",
     "ehyb",
     "export_matrix",

@@ -7,6 +7,7 @@ import atexit
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -33,6 +34,9 @@ EXAMPLES = """examples:
 
 LINE = 2000
 """Characters of an error message at most."""
+
+ADDRESS_SPACE = 2 << 30
+"""Bytes of address space for the libraries and their threads; a product with 1.1 GB ended without a line, or hung."""
 
 VECTORS = ("row_sums", "column_sums", "row_nnz")
 """Reductions to a value for each row or column of C."""
@@ -519,6 +523,16 @@ def _add_generate(sub: argparse.ArgumentParser, chosen: bool) -> None:
         sub.add_argument(f"--{name.replace('_', '-')}", dest=name, help=argparse.SUPPRESS)
 
 
+def _check_address_space() -> None:
+    """Refuse less address space than the libraries need: some of them end the process when they get no more."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < ADDRESS_SPACE:
+        raise InputError(
+            f"the limit of address space is {limit:,} bytes, and spdist's libraries need {ADDRESS_SPACE:,}: raise it "
+            f"(ulimit -v unlimited) and bound memory by --memory-limit"
+        )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0 if it is done, 1 if the job failed, 2 if the input is wrong.
 
@@ -569,6 +583,8 @@ def _main(argv: list[str]) -> int:
     raise_dropped_interrupts()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's leaves a C that can be resumed
     try:
+        if args.command in ("multiply", "reduce"):
+            _check_address_space()
         return int(args.run(args))
     except SpdistError as error:
         print(f"spdist: {one_line(error, LINE)}", file=sys.stderr)

@@ -28,7 +28,7 @@ from spdist.matrices.dtypes import blocksize
 from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions
 from spdist.scheduler.execution import cluster
 from spdist.scheduler.execution.driver import Outcome, execute
-from spdist.scheduler.execution.journal import read_plan, write_plan
+from spdist.scheduler.execution.journal import PLAN, read_plan, write_plan
 from spdist.scheduler.execution.telemetry import RunCallbacks
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.plan import Plan
@@ -171,7 +171,7 @@ def _run(job: Job, request: Request, begin: float) -> Report:
     if job.unfinished:
         request.callbacks.resumed(durable_part(job.unfinished))
     full = functools.partial(full_disk, job.target)  # for this process; workers say it for themselves
-    with recorder(request.output.record, request.target) as timed, clear_of_full_disks(full):
+    with recorder(request.output.record) as timed, clear_of_full_disks(full):
         plan, outcome = job.run(request.execution, replace(request.callbacks, timed=timed))
     return Report(
         nnz=outcome.nnz,
@@ -224,7 +224,7 @@ def prepare(request: Request) -> Job | Report:
 def _continue(request: Request, facts: Facts, place: str, earlier: Facts) -> Job | Report | None:
     """Return the job that continues an earlier product, or the report of a finished one.
 
-    None if the earlier run ended before it stored a plan; its remains are removed.
+    None if the earlier run ended before it stored a plan, and there is no older C; its remains are removed.
     """
     if earlier.get("product") != facts["product"]:
         raise other_product(place)
@@ -235,6 +235,11 @@ def _continue(request: Request, facts: Facts, place: str, earlier: Facts) -> Job
         limit = parse_bytes(execution.memory_limit or DEFAULT_MEMORY_LIMIT)  # nothing runs within it
         return Report(m.nnz, 0, 0.0, execution.engine, 0, limit, {}, "already finished", {}, block_size=m.blocksize)
     plan = read_plan(place, facts["product"])
+    if plan is None and place != request.target:
+        raise ResumeError(
+            f"{place}, which was to replace {request.target}, has lost its plan ({place}/{PLAN}) or never had one, and "
+            f"cannot be resumed: begin anew with --overwrite (overwrite=True); {request.target} is as it was before"
+        )
     if plan is None:
         logger.warning("%s: a run ended before it had stored its plan; what it left is removed", place)
         locations.remove(place)

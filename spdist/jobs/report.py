@@ -12,7 +12,6 @@ from typing import Any
 from spdist.errors import InputError
 from spdist.phases import PhaseClock
 from spdist.scheduler.planner.plan import Plan
-from spdist.storage.locations import normalise
 
 Timings = list[dict[str, Any]]
 """Seconds and bytes of stages of blocks, each a JSON object."""
@@ -116,15 +115,13 @@ class Callbacks:
 
 
 @contextlib.contextmanager
-def recorder(record: str | Path | None, target: str) -> Iterator[Callable[[Timings], None] | None]:
+def recorder(record: str | Path | None) -> Iterator[Callable[[Timings], None] | None]:
     """Open a file for the timings of a run, one JSON object a line.
 
     Parameters
     ----------
     record : str or Path or None
         The file; None to record nothing.
-    target : str
-        Where C goes, normalised.
 
     Yields
     ------
@@ -134,13 +131,11 @@ def recorder(record: str | Path | None, target: str) -> Iterator[Callable[[Timin
     Raises
     ------
     InputError
-        If the file cannot be written, or C goes there.
+        If the file cannot be written.
     """
     if record is None:
         yield None
         return
-    if normalise(record) == target:
-        raise InputError(f"record={record} is where C goes: choose another name")
     try:
         Path(record).write_text("")
     except OSError as error:

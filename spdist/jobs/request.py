@@ -11,7 +11,7 @@ from spdist.errors import InputError
 from spdist.jobs.operands import transposed_copies, with_transposed_shape
 from spdist.jobs.planning import check_fit, limits_of
 from spdist.jobs.report import Callbacks
-from spdist.jobs.target import check_apart, check_target
+from spdist.jobs.target import check_apart, check_record, check_target
 from spdist.options import ExecutionOptions, OutputOptions
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import StoredProductSpec
@@ -61,7 +61,7 @@ class Request:
             raise InputError("--resume continues C and --overwrite replaces it: choose one")
 
     def check_apart(self) -> None:
-        """Refuse a target that is an operand or the mask, or lies in one.
+        """Refuse a target that is an operand or the mask, or lies in one, and a record that lies in any of them.
 
         Raises
         ------
@@ -69,6 +69,7 @@ class Request:
         """
         masks = [] if self.spec.mask is None else [self.spec.mask.url]
         check_apart(self.target, self.a.url, self.b.url, *masks)
+        check_record(self.output.record, self.target, self.a.url, self.b.url, *masks)
 
     def check_fit(self) -> None:
         """Refuse operands that do not fit, before they are transposed, by the names and shapes they were given with.
@@ -87,6 +88,7 @@ class Request:
     def transposed(self) -> Iterator[Request]:
         """Yield the request with operands transposed as asked; remove the transposed copies afterwards."""
         if self.transpose_a or self.transpose_b:
+            self.check_apart()
             check_target(self.target, overwrite=self.may_replace)  # before the copies are made
         with transposed_copies(self.target, (self.a, self.transpose_a), (self.b, self.transpose_b)) as (a, b):
             yield replace(self, a=a, b=b, transpose_a=False, transpose_b=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 from spdist.errors import InputError
@@ -123,6 +124,28 @@ def check_apart(target: str, *operands: str) -> None:
     for operand in operands:
         if f"{target}/".startswith(f"{operand}/") or f"{operand}/".startswith(f"{target}/"):
             raise InputError(f"C may not be A or B, or the mask, nor lie in one or around one: {target} and {operand}")
+
+
+def check_record(record: str | Path | None, *matrices: str) -> None:
+    """Refuse a file for timings that is one of some matrices, or lies in one.
+
+    Parameters
+    ----------
+    record : str or Path or None
+        The file; None if there is none.
+    *matrices : str
+        URLs of the operands, the mask and C, normalised.
+
+    Raises
+    ------
+    InputError
+    """
+    if record is None:
+        return
+    place = locations.normalise(record)
+    for url in matrices:
+        if f"{place}/".startswith(f"{url}/"):
+            raise InputError(f"record={record} lies in the matrix {url}: choose a place outside the matrices")
 
 
 def find_earlier_product(target: str) -> tuple[str, Facts] | None:

@@ -146,9 +146,9 @@ class VBR:
         indices[layout.positions], data[layout.positions] = layout.columns, self.data
         return CSR(layout.indptr, indices, data, self.shape)
 
-    def save(self, url: str | Path, *, overwrite: bool = False) -> None:
-        """Store the matrix in Zarr, for `open_vbr`; `url` is a path or an fsspec URL."""
-        hooks.load("save_vbr")(self, url, overwrite=overwrite)
+    def save(self, url: str | Path, *, overwrite: bool = False, steal: bool = False) -> None:
+        """Store the matrix in Zarr, for `open_vbr`; `url` is a path or an fsspec URL, `steal` as in `multiply`."""
+        hooks.load("save_vbr")(self, url, overwrite=overwrite, steal=steal)
 
     def entry_layout(self) -> EntryLayout:
         """Return where each value lies when the entries are in CSR."""

@@ -178,7 +178,7 @@ class Operator:
             raise InputError("only an operator made by spdist.ehyb, and not yet permuted, has an order of its own")
         return self.prepared.matrix
 
-    def save(self, url: str | Path, *, overwrite: bool = False) -> None:
+    def save(self, url: str | Path, *, overwrite: bool = False, steal: bool = False) -> None:
         """Store the prepared operator in Zarr, for `open_operator`.
 
         Of "hybrid" the matrix is stored, and shared anew by the machine that opens it.
@@ -189,13 +189,15 @@ class Operator:
             A path or fsspec URL.
         overwrite : bool
             Replace an operator or a matrix that is there, once the new one is whole.
+        steal : bool
+            As in `multiply`.
         """
         shared = self.method == HYBRID  # by times of this machine
         arrays, facts = prepared.to_arrays(PreparedCsr(self.to_csr()) if shared else self.prepared)
         arrays = {name: array.get() if is_on_gpu(array) else array for name, array in arrays.items()}
         form = HYBRID if shared else next(name for name, kind in prepared.FORMS.items() if type(self.prepared) is kind)
         facts |= {"form": form, "method": self.method, "why": self.why, "dtype": self.dtype.name}
-        with atomic_replace.staged_matrix(url, overwrite=overwrite) as stage:
+        with atomic_replace.staged_matrix(url, overwrite=overwrite, steal=steal) as stage:
             groups.write_arrays(stage.url, arrays, {"encoding-type": ENCODING, "encoding-version": "0.1.0",
                                                      "shape": list(self.shape), "operator": facts})  # fmt: skip
 

@@ -9,6 +9,7 @@ Three rules decide about a lock that is there:
 * Its run is on this host and is dead: it is taken over, with a warning.
 * Its run is elsewhere: its heartbeat decides, by the clock of the storage. Without a heartbeat for `STALE_SECONDS` the
   lock is stale, and only ``--steal`` takes it.
+* It has no content, or only zeros, as a power loss leaves it: once it is as old as a stale lock, it is taken over.
 
 A lock ends once: whoever releases or takes it first creates ``C.zarr.spdist-lock.end-<digest of the lock>`` and looks
 again. A run whose lock was taken notices at its next heartbeat, or in `TargetLock.check`.
@@ -34,7 +35,7 @@ from spdist.errors import InputError, SpdistError
 from spdist.storage import locations
 from spdist.storage.targets import replacement
 from spdist.storage.targets.lock_files import LockFiles, lock_files
-from spdist.storage.targets.owner import STALE_SECONDS, Owner, owner_from, this_process
+from spdist.storage.targets.owner import STALE_SECONDS, owner_from, this_process
 from spdist.storage.targets.processes import writer_lives
 
 logger = logging.getLogger("spdist")
@@ -126,7 +127,7 @@ class TargetLock:
             if content is not None:
                 self._judge(content, steal=steal)
                 if self._end(self.path, content, self.content):
-                    _warn_taken(self.target, owner_from(content))
+                    _warn_taken(self.target, content)
                     break
             if time.monotonic() > deadline:
                 raise InputError(f"{self.target}: other runs are taking it; wait for them, or choose another name")
@@ -144,6 +145,8 @@ class TargetLock:
         """Refuse to take a lock of a live run, or a stale one that is not to be stolen."""
         owner, age = owner_from(content), self._age(self.path)
         if owner is not None and owner.is_near and not owner.lives:
+            return
+        if _is_empty(content) and age is not None and age >= STALE_SECONDS:
             return
         if age is None or age < STALE_SECONDS or (owner is not None and owner.is_near):
             held = f"run {owner}" if owner is not None else f"a run that {self.path} does not name"
@@ -241,8 +244,14 @@ def _cannot_write(target: str, error: OSError) -> SpdistError:
     return InputError(f"{target}: {folder} may not be written to ({problem}); choose another place")
 
 
-def _warn_taken(target: str, dead: Owner | None) -> None:
-    who = f"run {dead}" if dead is not None else "a run that left a damaged lock"
+def _is_empty(content: bytes) -> bool:
+    """Whether a lock file lost what it said, as a power loss leaves a file that was not synchronised."""
+    return not content.strip(b"\0")
+
+
+def _warn_taken(target: str, content: bytes) -> None:
+    dead, what = owner_from(content), "an empty" if _is_empty(content) else "a damaged"
+    who = f"run {dead}" if dead is not None else f"a run that left {what} lock"
     logger.warning("%s: took over from %s, which ended before it was done", target, who)
 
 

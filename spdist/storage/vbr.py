@@ -15,7 +15,7 @@ ENCODING = "vbr_matrix"
 """The group's ``encoding-type``."""
 
 
-def save_vbr(matrix: VBR, url: str | Path, *, overwrite: bool = False) -> None:
+def save_vbr(matrix: VBR, url: str | Path, *, overwrite: bool = False, steal: bool = False) -> None:
     """Store a matrix in Zarr, for `open_vbr`; `VBR.save` calls this.
 
     Parameters
@@ -26,6 +26,8 @@ def save_vbr(matrix: VBR, url: str | Path, *, overwrite: bool = False) -> None:
         A path or an fsspec URL.
     overwrite : bool
         Replace the matrix that is there, once the new one is complete.
+    steal : bool
+        As in `multiply`.
 
     Raises
     ------
@@ -34,7 +36,7 @@ def save_vbr(matrix: VBR, url: str | Path, *, overwrite: bool = False) -> None:
     """
     arrays = {field.name: getattr(matrix, field.name) for field in fields(matrix)}
     arrays = {name: array.get() if is_on_gpu(array) else array for name, array in arrays.items()}
-    with staged_matrix(url, overwrite=overwrite) as stage:
+    with staged_matrix(url, overwrite=overwrite, steal=steal) as stage:
         facts = {"encoding-type": ENCODING, "encoding-version": "0.1.0", "shape": list(matrix.shape)}
         groups.write_arrays(stage.url, arrays, facts)
 

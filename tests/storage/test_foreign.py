@@ -19,7 +19,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 from spdist import api
 from spdist.errors import CorruptError, MatrixError
 from spdist.storage.foreign import checked as remembered
-from spdist.storage.foreign.decoded_size import HARMLESS, check_decoded_size, codecs_of
+from spdist.storage.foreign.decoded_size import HARMLESS, Codecs, check_decoded_size, codecs_of
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from tests.conftest import random_matrix
 
@@ -150,6 +150,12 @@ BOMBS = {
     "bz2": [bz2.compress(BOMB), bz2.compress(b"x") + bz2.compress(BOMB)],
     "lz4": [numcodecs.LZ4().encode(BOMB)],
 }
+
+
+def test_a_bomb_that_declares_much_is_not_decoded():
+    codecs = Codecs((("bytes", {}), ("zstd", {})), 40 << 20, 320 << 20)
+    with pytest.raises(ValueError, match="it takes 30,000 bytes and claims to decode to 335,544,320"):
+        check_decoded_size(lambda at, nbytes: bytes(nbytes), 30_000, codecs)
 
 
 @pytest.mark.parametrize("name", ["zstd", "gzip", "blosc"])

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import scipy.sparse as sp
 
+import spdist
 from spdist import api
 from spdist.errors import InputError, SpdistError
 from spdist.storage import lock
@@ -107,15 +108,38 @@ def test_another_host_is_judged_by_its_heartbeat(tmp_path, caplog):
     assert names(tmp_path) == {"C.zarr"}
 
 
+@pytest.mark.parametrize("content", [b"", bytes(300)])
+def test_a_lock_that_a_power_loss_emptied_is_taken_once_it_is_stale(tmp_path, caplog, content):
+    path = tmp_path / "C.zarr.spdist-lock"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"does not name.*wait for it"):
+        api.save(tmp_path / "C.zarr", EYE)
+    os.utime(path, (time.time() - 90, time.time() - 90))
+    api.save(tmp_path / "C.zarr", EYE)
+    assert "took over from a run that left an empty lock" in caplog.text
+    assert names(tmp_path) == {"C.zarr"}
+
+
 def test_a_damaged_lock_is_refused_until_it_is_stale(tmp_path):
     path = tmp_path / "C.zarr.spdist-lock"
-    path.write_bytes(b"")
+    path.write_bytes(b"{")
     with pytest.raises(InputError, match="does not name"):
         api.save(tmp_path / "C.zarr", EYE, steal=True)
     os.utime(path, (time.time() - 90, time.time() - 90))
     with pytest.raises(InputError, match="--steal"):
         api.save(tmp_path / "C.zarr", EYE)
     api.save(tmp_path / "C.zarr", EYE, steal=True)
+    assert names(tmp_path) == {"C.zarr"}
+
+
+@pytest.mark.parametrize(
+    "matrix", [spdist.vbr.from_scipy(EYE), spdist.sell(EYE, C=8, sigma=1)], ids=["vbr", "operator"]
+)
+def test_whatever_is_saved_steals(tmp_path, matrix):
+    elsewhere(tmp_path / "C.zarr", 90)
+    with pytest.raises(InputError, match="--steal"):
+        matrix.save(tmp_path / "C.zarr")
+    matrix.save(tmp_path / "C.zarr", steal=True)
     assert names(tmp_path) == {"C.zarr"}
 
 

@@ -17,6 +17,7 @@ from spdist.storage import locations, lock
 from spdist.storage.lock import hold_target
 from spdist.storage.matrix import open_matrix
 from spdist.storage.targets import replacement
+from spdist.storage.targets.owner import Owner
 from tests.storage.test_lock import killed_at, names
 
 OLD, NEW = sp.eye_array(3, format="csr"), 2 * sp.eye_array(3, format="csr")
@@ -239,7 +240,7 @@ def test_a_lock_in_s3(bucket, monkeypatch):
         assert not other.files.create(held.path, b"")
         held.files.touch(held.path)
         assert held.files.age(held.path) < 5
-        monkeypatch.setattr(lock.Owner, "is_near", False)
+        monkeypatch.setattr(Owner, "is_near", False)
         monkeypatch.setattr(lock, "STALE_SECONDS", -1)
         with pytest.raises(InputError, match="--steal"):
             other.acquire(steal=False)

@@ -24,6 +24,7 @@ PARTS: dict[str, tuple[Part, float]] = {
     "damage": (damage.random_damage, 1.0),
     "pairs": (pairs.random_pair, 0.5),
     "calls": (calls.random_failure, 1.0),
+    "memory": (calls.random_allocation, 0.2),
     "network": (proxy.random_network_fault, 0.1),
     "histories": (machine.random_history, 0.1),
     "power": (calls.random_power_loss, 0.2),

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Container
 from pathlib import Path
 
 from tests.torture.kills import Bench
@@ -73,11 +74,11 @@ def _operations(trial: Trial) -> list[tuple[str, int, str]]:
     return [(role, pid, what.split(" ")[0][5:]) for role, pid, what in trial.hits() if what.startswith("call.")]
 
 
-def random_failure(bench: Bench, rng: random.Random) -> Outcome:
-    """Let one system call fail, be short, or kill its process; then resume."""
+def random_failure(bench: Bench, rng: random.Random, operations: Container[str] = ERRORS) -> Outcome:
+    """Let one system call of some operations fail, be short, or kill its process; then resume."""
     product = rng.choice([p for p in PRODUCTS if p.name in ("plain", "replaced", "inner", "by_columns")])
     found = sites(bench, product)
-    operation = rng.choice(sorted({operation for _, operation in found if operation in ERRORS}))
+    operation = rng.choice(sorted({operation for _, operation in found if operation in operations}))
     role = rng.choice(sorted(role for role, name in found if name == operation))
     most = found[role, operation]
     number = rng.choice([1, most, rng.randint(1, most)])
@@ -104,6 +105,11 @@ def random_failure(bench: Bench, rng: random.Random) -> Outcome:
         return "right" if dies else "refused"
 
     return bench.judge(f"call {operation}", what, trial, act)
+
+
+def random_allocation(bench: Bench, rng: random.Random) -> Outcome:
+    """Let the n-th allocation of more than a MiB fail, or all from then on; then resume."""
+    return random_failure(bench, rng, ("alloc",))
 
 
 # -- power loss --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,17 @@ from tests.torture.products import PRODUCTS, Stock
 from tests.torture.runs import Launcher
 
 SEED = 22
-TRIALS = {"kills": 4, "damage": 4, "pairs": 1, "calls": 3, "power": 1, "cluster": 1, "network": 1, "histories": 1}
+TRIALS = {
+    "kills": 4,
+    "damage": 4,
+    "pairs": 1,
+    "calls": 3,
+    "memory": 1,
+    "power": 1,
+    "cluster": 1,
+    "network": 1,
+    "histories": 1,
+}
 """Trials of each part."""
 
 
@@ -29,7 +39,7 @@ def bench(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", TRIALS)
 def test_every_fault_has_an_answer(bench, part):
-    if part in ("calls", "power") and not bench.launcher.preload:
+    if part in ("calls", "memory", "power") and not bench.launcher.preload:
         pytest.skip("needs a C compiler, for system calls that fail")
     outcomes = [PARTS[part][0](bench, random.Random(f"{SEED}/{part}/{i}")) for i in range(TRIALS[part])]
     assert not [f"{outcome.verdict}: {outcome.what}: {outcome.detail}" for outcome in outcomes if not outcome.good]

@@ -11,7 +11,7 @@ import datetime
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from distributed import Security
 from distributed.client import _maybe_call_security_loader
@@ -37,6 +37,17 @@ class KeyPair(NamedTuple):
 
     certificate: str
     key: str
+
+
+class RunSecurity(Security):
+    """Keys for connections that are never taken up again: tickets for that took half of a server's handshake."""
+
+    def get_listen_args(self, role: str) -> dict[str, Any]:
+        """Return the arguments with which a process of this role listens."""
+        arguments: dict[str, Any] = super().get_listen_args(role)  # type: ignore[no-untyped-call]
+        if (context := arguments.get("ssl_context")) is not None:
+            context.num_tickets = 0
+        return arguments
 
 
 def make_key_pair() -> KeyPair:
@@ -102,7 +113,7 @@ def security_of(certificate: str, key: str, ca_file: str | None = None) -> Secur
     """
     roles = ("client", "scheduler", "worker")
     files = {f"tls_{role}_cert": certificate for role in roles} | {f"tls_{role}_key": key for role in roles}
-    return Security(require_encryption=True, tls_ca_file=ca_file or certificate, **files)
+    return RunSecurity(require_encryption=True, tls_ca_file=ca_file or certificate, **files)  # type: ignore[no-untyped-call]
 
 
 def security_of_files(ca_file: str | None, certificate: str | None, key: str | None) -> Security | None:
@@ -218,6 +229,37 @@ def security_for(address: str, given: Security | None = None) -> Security:
     """
     found: Security = given or KNOWN.get(address) or _maybe_call_security_loader(address) or Security()
     return found
+
+
+def cluster_security(address: str) -> Security:
+    """Return the keys of workers that this process started, for a client of one's own.
+
+    Parameters
+    ----------
+    address : str
+        From `spdist.workers`.
+
+    Returns
+    -------
+    distributed.Security
+        Whoever has it can run code on the workers: keep it in this process.
+
+    Raises
+    ------
+    InputError
+        If this process runs no workers with this address.
+
+    Examples
+    --------
+    >>> with spdist.workers(2) as address:  # doctest: +SKIP
+    ...     client = distributed.Client(address, security=spdist.cluster_security(address))
+    """
+    if address not in KNOWN:
+        raise InputError(
+            f"this process started no workers at {address}: give the address that spdist.workers() yields, within its "
+            f"`with` block"
+        )
+    return KNOWN[address]
 
 
 def has_keys(security: Security) -> bool:

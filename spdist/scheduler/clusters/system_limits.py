@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import resource
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -35,6 +36,11 @@ def check_limits(workers: int) -> None:
     try:
         with _quiet_tracker():
             multiprocessing.get_context("spawn").Lock()
+    except BrokenPipeError:  # the process that counts locks did not start, or ended at once
+        raise InputError(
+            f"worker processes cannot start: {sys.executable} does not run as a new process of this user; see what "
+            f"`{sys.executable} -c pass` says, and whether HOME is set"
+        ) from None
     except OSError as error:
         raise InputError(
             f"worker processes need locks in /dev/shm, and none can be made ({error}): mount a tmpfs there that you "

@@ -172,7 +172,7 @@ def installed(client: Client, name: str, job: JobSpec, place: str = "") -> Itera
         While the job is installed.
     """
     try:
-        register(client, InstallPlugin(name, job, JoinCheck.of(job, place)), name)
+        register(client, InstallPlugin(name, job, JoinCheck.of(client, job, place)), name)
         yield
     finally:
         unregister(client, name)

@@ -25,8 +25,8 @@ SLACK = 1 << 16
 HARMLESS = 64 << 20
 """Bytes that a Zarr chunk may decode to whatever it declares; no machine suffers from them."""
 
-LARGE = 512 << 20
-"""Declared bytes above which a Zarr chunk must take more than a thousandth of them in storage."""
+LARGE = 256 << 20
+"""Declared bytes above which a Zarr chunk must take more than a thousandth of them in storage: it is copied once."""
 
 STEP = 1 << 20
 """Bytes that are decoded at a time to measure a stream."""

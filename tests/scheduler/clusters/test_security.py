@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import stat
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from distributed import LocalCluster, rpc
 import spdist
 from spdist import api, cli
 from spdist.errors import InputError
-from spdist.scheduler.clusters.security import security_of_files, temporary_keys, write_keys
+from spdist.scheduler.clusters.security import remembered, security_of_files, temporary_keys, write_keys
 from spdist.scheduler.execution.cluster import connect
 from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import read
@@ -101,6 +102,19 @@ def test_calls_in_the_process_of_workers_find_their_keys(stored, tmp_path):
     assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
     with pytest.raises(InputError, match="needs keys, and there are none: name the files"):
         api.multiply(a, a, tmp_path / "D.zarr", scheduler=scheduler)
+
+
+def test_keys_for_a_client_of_ones_own():
+    keys = temporary_keys()
+    with remembered("tls://127.0.0.1:1", keys):
+        assert spdist.cluster_security("tls://127.0.0.1:1") is keys
+    with pytest.raises(InputError, match=r"this process started no workers at tls://127\.0\.0\.1:1"):
+        spdist.cluster_security("tls://127.0.0.1:1")
+
+
+def test_no_tickets_are_given():
+    keys = pickle.loads(pickle.dumps(temporary_keys()))
+    assert {keys.get_listen_args(role)["ssl_context"].num_tickets for role in ("scheduler", "worker")} == {0}
 
 
 def test_key_files_are_for_their_owner_alone(tmp_path):

@@ -74,3 +74,20 @@ def test_the_limit_is_never_lowered(monkeypatch):
     monkeypatch.setattr(resource, "setrlimit", lambda *limits: calls.append(limits))
     system_limits.check_limits(2)
     assert not calls
+
+
+def test_the_cause_is_named_if_no_process_starts(monkeypatch):
+    def broken(self):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(multiprocessing.context.SpawnContext, "Lock", broken)
+    with pytest.raises(InputError, match="does not run as a new process of this user"):
+        system_limits.check_limits(2)
+
+
+def test_little_address_space_is_one_line(tmp_path):
+    words = f"ulimit -v 1100000; exec {sys.executable} -m spdist multiply A.zarr A.zarr C.zarr"
+    done = subprocess.run(["bash", "-c", words], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("spdist: the limit of address space is 1,126,400,000 bytes")
+    assert done.stderr.count("\n") == 1

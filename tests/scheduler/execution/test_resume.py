@@ -13,7 +13,7 @@ import pytest
 
 import spdist
 from spdist import api
-from spdist.errors import CorruptError, ResumeError, SpdistError
+from spdist.errors import CorruptError, InputError, ResumeError, SpdistError
 from spdist.scheduler.execution import stages
 from spdist.scheduler.execution.driver import DriverTuning
 from spdist.scheduler.execution.journal import Checkpoint, read_journal
@@ -209,6 +209,24 @@ def test_what_cannot_be_continued_is_one_line_and_can_be_overwritten(unfinished,
     assert refused.type is (ResumeError if how == "another plan" else refused.type)
     api.multiply(a, a, c, overwrite=True, **options)
     assert files(c) == files(tmp_path / "R.zarr")
+
+
+def test_a_replacement_without_its_plan_says_so(unfinished, tmp_path):
+    a, options, c = unfinished
+    c.rename(f"{c}.spdist-new")
+    (tmp_path / "R.zarr").rename(c)
+    (Path(f"{c}.spdist-new") / "spdist-plan").unlink()
+    with pytest.raises(ResumeError, match=r"C\.zarr\.spdist-new, which was to replace .*lost its plan.*--overwrite"):
+        api.multiply(a, a, c, resume=True, **options)
+    assert spdist.open(c).facts["state"] == "complete"
+
+
+@pytest.mark.parametrize("place", ["A.zarr/x", "A.zarr", "C.zarr", "C.zarr/x"])
+def test_a_record_lies_in_no_matrix(stored, tmp_path, place):
+    a = stored("A", random_matrix(30, 30, 3, 1))
+    with pytest.raises(InputError, match=r"lies in the matrix .*choose a place outside"):
+        api.multiply(a, a, tmp_path / "C.zarr", record=tmp_path / place)
+    assert not (tmp_path / "A.zarr" / "x").exists()
 
 
 # -- during a run ------------------------------------------------------------------------------------------------------

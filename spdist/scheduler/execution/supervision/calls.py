@@ -57,6 +57,11 @@ def is_connected(client: Client) -> bool:
     return bool(client.status == "running")
 
 
+def started_here(client: Client) -> bool:
+    """Whether this process started the client's workers, on this host and with its own interpreter."""
+    return getattr(client, "cluster", None) is not None
+
+
 def lost_scheduler(client: Client) -> SpdistError:
     """Return the error to raise when the scheduler is gone."""
     address = getattr(client.scheduler, "address", None) or client._start_arg or "its address"

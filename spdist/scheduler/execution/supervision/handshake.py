@@ -1,6 +1,7 @@
 """The handshake with workers before anything is written: this client's spdist, enough memory, the same A, B and C.
 
-One call asks all workers at once. A worker that cannot do the job would otherwise show it late and badly: as an error
+One call asks all workers at once; workers that this process started are only asked for their memory, because they have
+its software and its file systems. A worker that cannot do the job would otherwise show it late and badly: as an error
 from unpickling, as restarts without end, or as Zarr chunks of C in a folder that nobody else sees.
 """
 
@@ -29,6 +30,7 @@ from spdist.scheduler.execution.supervision.calls import (
     describe,
     is_connected,
     lost_scheduler,
+    started_here,
 )
 from spdist.scheduler.execution.supervision.nonce import VISIBLE_SECONDS, NonceFolder
 from spdist.storage.chunked_array import ChunkedArray
@@ -144,7 +146,8 @@ class Handshake:
         InputError
             Names a worker, and what to install.
         """
-        self._refuse(self._check_scheduler() | self._ask(addresses(self.client)))
+        if not started_here(self.client):
+            self._refuse(self._check_scheduler() | self._ask(addresses(self.client)))
 
     def check(self, need: int, question: Question) -> None:
         """Refuse workers that do not fit the job; wait until there is a worker.
@@ -162,7 +165,7 @@ class Handshake:
         SpdistError
             If no worker answers.
         """
-        self._need, self._question = need, question
+        self._need, self._question = need, None if started_here(self.client) else question
         self.accepted.clear()
         self._refuse(self._check_scheduler())
         for _ in range(ATTEMPTS):
@@ -225,7 +228,7 @@ class Handshake:
                 problem = f"on {answer['host']} cannot load spdist ({answer['error']}): install there what is missing"
             else:
                 problem = (
-                    installation_problem(answer)
+                    ("" if started_here(self.client) else installation_problem(answer))
                     or memory_problem(answer, infos.get(address, {}), self._need)
                     or storage_problem(answer, folder, deadline)
                 )
@@ -235,10 +238,10 @@ class Handshake:
 
     def _check_scheduler(self) -> dict[str, str]:
         """Return what is wrong with the scheduler, if it is a process of its own that has spdist."""
-        if getattr(self.client, "cluster", None) is not None:
+        if started_here(self.client):
             return {}
         try:
-            answer = self.client.run_on_scheduler(eval, _CALL, _names(b""))
+            answer = self.client.run_on_scheduler(eval, _CALL, _names(b"", probe.source_digest()))
         except (*LOST, OSError) as error:
             raise lost_scheduler(self.client) from error
         if not answer["source"]:
@@ -247,10 +250,9 @@ class Handshake:
         return {"": f"the scheduler {problem}"} if problem else {}
 
 
-def _names(question: bytes) -> dict[str, Any]:
+def _names(question: bytes, expected: str) -> dict[str, Any]:
     """Return the names that `_CALL` uses."""
-    source = inspect.getsource(probe)
-    return {"source": source, "scope": {}, "expected": probe.source_digest(), "question": question}
+    return {"source": inspect.getsource(probe), "scope": {}, "expected": expected, "question": question}
 
 
 def ask(client: Client, workers: list[str], question: bytes) -> dict[str, Any]:
@@ -272,9 +274,10 @@ def ask(client: Client, workers: list[str], question: bytes) -> dict[str, Any]:
     SpdistError
         If a worker does not answer in time, or the scheduler is gone.
     """
+    expected = "" if started_here(client) else probe.source_digest()
     run = {"workers": workers, "on_error": "return", "callback_timeout": ANSWER_SECONDS}
     try:
-        return dict(client.sync(client._run, eval, _CALL, _names(question), **run))
+        return dict(client.sync(client._run, eval, _CALL, _names(question, expected), **run))
     except (*LOST, OSError) as error:
         if not is_connected(client):
             raise lost_scheduler(client) from error

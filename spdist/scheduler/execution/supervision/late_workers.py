@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from distributed import Worker
+from distributed import Client, Worker
 from distributed.core import Status
 
 from spdist.errors import SpdistError
 from spdist.scheduler.dashboard.messages import ANNOUNCEMENTS
 from spdist.scheduler.execution.records import JobSpec
 from spdist.scheduler.execution.supervision import probe
+from spdist.scheduler.execution.supervision.calls import started_here
 from spdist.scheduler.execution.supervision.handshake import Question, look
 from spdist.storage import groups
 from spdist.storage.matrix import StoredMatrix
@@ -31,7 +32,7 @@ class JoinCheck:
     Attributes
     ----------
     source : str
-        The client's `probe.source_digest`.
+        The client's `probe.source_digest`; empty for workers that the client's process started, which it knows.
     question : Question
         About the operands.
     place : str
@@ -46,8 +47,10 @@ class JoinCheck:
     product: str
 
     @staticmethod
-    def of(job: JobSpec, place: str) -> JoinCheck:
+    def of(client: Client, job: JobSpec, place: str) -> JoinCheck:
         """Return the check for a job; `place` is that of its unfinished C, empty if there is none."""
+        if started_here(client):
+            return JoinCheck("", Question(), "", "")
         matrices = {"A": job.a, "B": job.b}
         if isinstance(job.product.mask, StoredMatrix):
             matrices["the mask"] = job.product.mask
@@ -55,6 +58,8 @@ class JoinCheck:
 
     def problem(self) -> str:
         """Return why this process cannot take part; empty if it can."""
+        if not self.source:
+            return ""
         if self.source != probe.source_digest():
             return "has spdist of another source than the client"
         if problem := look(self.question).problem:

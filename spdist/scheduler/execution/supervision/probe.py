@@ -104,7 +104,7 @@ def answer(expected: str, question: bytes) -> dict[str, object]:
     Parameters
     ----------
     expected : str
-        The `source_digest` of the client.
+        The `source_digest` of the client; empty to compare no software, and to ask nothing more.
     question : bytes
         A pickled function without arguments; empty to ask nothing more.
 
@@ -112,17 +112,18 @@ def answer(expected: str, question: bytes) -> dict[str, object]:
     -------
     dict
     """
-    imported = sys.modules.get(PROBE)
-    own = source_digest() if imported is None else imported.source_digest()
-    found = {
-        "source": own,
-        "versions": versions(),
+    found: dict[str, object] = {
         "host": platform.node(),
         "pid": os.getpid(),
         "host_limit": host_limit(),
         "resident": resident(),
         "memory_share": memory_share(),
     }
+    if not expected:
+        return found
+    imported = sys.modules.get(PROBE)
+    own = source_digest() if imported is None else imported.source_digest()
+    found |= {"source": own, "versions": versions()}
     if question and own == expected:
         try:
             ask = pickle.loads(question)

@@ -11,6 +11,7 @@ from distributed import Client, LocalCluster
 
 from spdist import api
 from spdist.errors import InputError
+from spdist.scheduler.execution.cluster import connect
 from spdist.scheduler.execution.supervision import probe
 from spdist.scheduler.execution.supervision.handshake import (
     Handshake,
@@ -129,7 +130,7 @@ def test_object_stores_have_nonces_too(monkeypatch):
 
 
 def test_versions_are_compared():
-    answer = probe.answer("", b"")
+    answer = probe.answer(probe.source_digest(), b"")
     assert installation_problem(answer) == ""
     for name, version in (("dask", "2020.1.0"), ("distributed", "2020.1.0"), ("python", "2.7.1"), ("zarr", "2.1.0")):
         other = answer | {"versions": answer["versions"] | {name: version}}
@@ -165,3 +166,13 @@ def test_a_handshake_is_one_call(stored, scheduler, monkeypatch):
         assert len(handshake.accepted) == 2
         assert handshake.admit(sorted(handshake.accepted)) == sorted(handshake.accepted)
     assert len(asked) == 1
+
+
+def test_own_workers_are_asked_for_their_memory_alone(stored, tmp_path, monkeypatch):
+    a = stored("A", random_matrix(100, 100, 5, 6))
+    with connect(workers=1, scheduler=None, processes=False, blocks=1) as client:
+        monkeypatch.setattr(probe, "source_digest", lambda: pytest.fail("the digest of the source was taken"))
+        handshake = Handshake(client)
+        handshake.check_installation()
+        handshake.check(0, Question.about([("A", a)]))
+        assert len(handshake.accepted) == 1
