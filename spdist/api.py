@@ -12,7 +12,6 @@ from typing import Any, Unpack
 from spdist import phases
 from spdist.jobs import describe, dispatch
 from spdist.jobs import save as saving
-from spdist.jobs import status as target_status
 from spdist.jobs.operands import MatrixLike
 from spdist.jobs.report import Callbacks, Report
 from spdist.options import (
@@ -238,7 +237,10 @@ def multiply(
         Verify C at the end. With options that change rows, all rows are checked against the options, and some rows
         are made again: `Report.verification` says how many.
     record : str or Path, optional
-        File for the seconds and bytes of each stage of each block, one JSON object a line.
+        File for the seconds and bytes of each stage of each block, one JSON object a line. Lines with ``what`` tell how
+        the run began, went on and ended; `spdist report` reads them.
+    report : str or Path, optional
+        HTML file for the report of the run, also of one that fails: the page of the dashboard with its data inside.
 
     Returns
     -------
@@ -390,7 +392,7 @@ def status(target: str | Path) -> dict[str, Any]:
     >>> status(save("memory://A.zarr", sp.eye_array(3), overwrite=True).url)["state"]
     'complete'
     """
-    return target_status.status(target)
+    return describe.status(target)
 
 
 @lists(VerifyKeywords)

@@ -17,6 +17,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from spdist import phases
+from spdist.cli_options import (
+    Parser,
+    add_generate,
+    add_multiply_options,
+    add_overwrite,
+    add_plan_options,
+    add_product_options,
+    add_reduce_options,
+    add_warm_up_options,
+    block_size,
+)
 from spdist.errors import InputError, SpdistError, one_line
 from spdist.interrupts import raise_dropped_interrupts
 
@@ -40,44 +51,6 @@ ADDRESS_SPACE = 2 << 30
 
 VECTORS = ("row_sums", "column_sums", "row_nnz")
 """Reductions to a value for each row or column of C."""
-
-STEAL = "take over from a run on another host that writes there and gave no sign of life for a minute"
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {one_line(message)} (see {self.prog} --help)\n")
-
-
-def _grid(text: str) -> tuple[int, int, int]:
-    parts = text.split(",")
-    if len(parts) != 3 or not all(part.strip().isdigit() for part in parts):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a grid: write row,inner,column blocks, for instance 8,1,1")
-    return int(parts[0]), int(parts[1]), int(parts[2])
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of at least 1")
-    return int(text)
-
-
-def _block_size(text: str) -> tuple[int, int] | str:
-    sides = text.split("x")
-    if text == "auto":
-        return text
-    if len(sides) != 2 or not all(side.isdigit() and int(side) for side in sides):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a size of blocks: write rows x columns, as in 3x3, or auto")
-    return int(sides[0]), int(sides[1])
-
-
-def _edges(text: str) -> list[float]:
-    try:
-        return [float(edge) for edge in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' are no edges: write numbers that rise, as in 0,0.5,1") from None
 
 
 class _Warnings(logging.Handler):
@@ -175,6 +148,13 @@ def _status(args: argparse.Namespace) -> int:
     return _print_json(facts, args)
 
 
+def _report(args: argparse.Namespace) -> int:
+    from spdist.jobs.run_report import write_report
+
+    write_report(args.records, args.file)
+    return _print_json({"report": args.file, "runs": len(args.records)}, args)
+
+
 def _check(args: argparse.Namespace) -> int:
     from spdist import api, console
 
@@ -229,6 +209,7 @@ def _multiply(args: argparse.Namespace) -> int:
             **_mode(args),
             check=args.verify,
             record=args.record,
+            report=args.report,
             transpose_a=args.transpose_a,
             transpose_b=args.transpose_b,
             axis=args.axis,
@@ -355,7 +336,7 @@ class _Verbs:
     """Adds verbs to the parser of the command line."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self.commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+        self.commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
 
     def add(
         self, name: str, run: Callable[[argparse.Namespace], int], help: str, *operands: str
@@ -371,7 +352,7 @@ class _Verbs:
 
 def _parser(command: str | None) -> argparse.ArgumentParser:
     """Return the parser of the command line; `command` is the verb that was given, if any."""
-    parser = _Parser(
+    parser = Parser(
         prog="spdist",
         description="Multiply sparse matrices larger than memory: planned, distributed, resumable, verified.",
         epilog=EXAMPLES,
@@ -387,140 +368,39 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
 def _add_matrix_verbs(verbs: _Verbs, command: str | None) -> None:
     """Add the verbs that read and write single matrices."""
     sub = verbs.add("import", _import, "convert .mtx, .mtx.gz, .npz or .h5ad to a matrix in Zarr", "source", "target")
-    _add_overwrite(sub)
+    add_overwrite(sub)
     text = "store dense blocks of R rows and C columns; auto finds the size of fewest bytes"
-    sub.add_argument("--block-size", type=_block_size, metavar="RxC", help=text)
+    sub.add_argument("--block-size", type=block_size, metavar="RxC", help=text)
     sub = verbs.add("export", _export, "convert a matrix in Zarr to .mtx, .npz or binsparse", "source", "target")
     sub.add_argument("--format", choices=("mtx", "npz", "binsparse"), help="by default from TARGET's ending")
-    _add_overwrite(sub)
+    add_overwrite(sub)
     sub = verbs.add("transpose", _transpose, "write the transpose of a matrix", "source", "target")
-    _add_overwrite(sub)
+    add_overwrite(sub)
     sub = verbs.add(
         "symmetrize", _symmetrize, "write the whole of a symmetric matrix from its upper triangle", "source", "target"
     )
     sub.add_argument("--conjugate", action="store_true", help="of a Hermitian one")
-    _add_overwrite(sub)
+    add_overwrite(sub)
     verbs.add("info", _info, "shape, dtype, entries, row lengths, bytes and state of a matrix", "matrix")
     verbs.add("status", _status, "how far a product is: running, stopped or complete, and what to do next", "target")
+    sub = verbs.add("report", _report, "make one HTML file of what multiply --record wrote of one or more runs")
+    sub.add_argument("records", metavar="RUN.jsonl", nargs="+")
+    sub.add_argument("file", metavar="FILE.html")
     verbs.add("check", _check, "read a matrix whole and name everything that is wrong with it", "matrix")
-    _add_generate(
-        verbs.add("generate", _generate, "write a matrix of a known kind, of any size"), command == "generate"
-    )
+    add_generate(verbs.add("generate", _generate, "write a matrix of a known kind, of any size"), command == "generate")
 
 
 def _add_product_verbs(verbs: _Verbs) -> None:
     """Add the verbs that plan, compute and verify ``A @ B``."""
-    _add_plan_options(
-        verbs.add("plan", _plan, "show how A @ B would be cut, and what it takes; runs nothing", "a", "b")
-    )
-    _add_multiply_options(verbs.add("multiply", _multiply, "compute C = A @ B", "a", "b", "c"))
-    _add_reduce_options(
+    add_plan_options(verbs.add("plan", _plan, "show how A @ B would be cut, and what it takes; runs nothing", "a", "b"))
+    add_multiply_options(verbs.add("multiply", _multiply, "compute C = A @ B", "a", "b", "c"))
+    add_reduce_options(
         verbs.add("reduce", _reduce, "a number or vector of A @ B, which is never whole", "what", "a", "b")
     )
-    _add_product_options(verbs.add("verify", _verify, "check that C is A @ B", "a", "b", "c"))
-    _add_warm_up_options(verbs.add("warm-up", _warm_up, "compile kernels for this machine before products need them"))
+    add_product_options(verbs.add("verify", _verify, "check that C is A @ B", "a", "b", "c"))
+    add_warm_up_options(verbs.add("warm-up", _warm_up, "compile kernels for this machine before products need them"))
     text = "write keys into a new folder, for a Dask scheduler that takes connections from its own cluster alone (TLS)"
     verbs.add("cluster-keys", _cluster_keys, text, "folder")
-
-
-def _add_overwrite(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new one is whole")
-    sub.add_argument("--steal", action="store_true", help=STEAL)
-
-
-def _add_multiply_options(sub: argparse.ArgumentParser) -> None:
-    _add_plan_options(sub)
-    sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core, or a GPU")
-    _add_scheduler_options(sub)
-    sub.add_argument("--verify", action="store_true", help="check C at the end")
-    sub.add_argument("--record", metavar="FILE", help="write what each stage of each block took, a JSON object a line")
-    for name in ("a", "b"):
-        sub.add_argument(
-            f"--transpose-{name}", action="store_true", help=f"multiply by the transpose of {name.upper()}"
-        )
-    text = "0: --top-n and --normalize look at columns, not rows; the transposes are multiplied"
-    sub.add_argument("--axis", type=int, choices=(0, 1), default=1, help=text)
-    mode = sub.add_mutually_exclusive_group()
-    mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
-    mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
-    sub.add_argument("--steal", action="store_true", help=STEAL)
-
-
-def _add_warm_up_options(sub: argparse.ArgumentParser) -> None:
-    text = "auto (default) for CPUs; cuda: for the GPU here too"
-    sub.add_argument("--engine", default="auto", help=text)
-    sub.add_argument("--dtype", metavar="NAME,NAME", help="of values; by default float32,float64")
-    sub.add_argument("--processes", type=_count, help="that compile side by side; by default one a core")
-
-
-def _add_reduce_options(sub: argparse.ArgumentParser) -> None:
-    sub.epilog = "WHAT: sum, row_sums, column_sums, trace, nnz, row_nnz, frobenius, histogram"
-    text = "edges of a histogram's bins, rising: --bins=-1,0,0.5,1"
-    sub.add_argument("--bins", type=_edges, metavar="X,X,...", help=text)
-    text = "where to write it; a value for each row or column goes there, or is printed with --json"
-    sub.add_argument("--out", metavar="FILE.npy", help=text)
-    _add_engine_options(sub)
-    sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core")
-    _add_scheduler_options(sub)
-    _add_product_options(sub)
-
-
-def _add_scheduler_options(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--scheduler", metavar="ADDRESS", help="use a running Dask scheduler")
-    texts = {"ca-file": "authority of its certificate", "cert": "certificate of this process", "key": "its private key"}
-    for name, text in texts.items():
-        sub.add_argument(f"--tls-{name}", metavar="FILE.pem", help=f"for a scheduler at tls://: {text}")
-
-
-def _add_engine_options(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument(
-        "--engine", default="auto", help="auto (default), scipy, numba; cuda: GPUs; hybrid: GPUs and cores"
-    )
-    sub.add_argument(
-        "--memory-limit", metavar="BYTES",
-        help="of each worker, by default 2GiB; with GPUs, of each GPU, by default 0.9 of what is free",
-    )  # fmt: skip
-
-
-def _add_plan_options(sub: argparse.ArgumentParser) -> None:
-    _add_engine_options(sub)
-    sub.add_argument("--host-limit", metavar="BYTES", help="of the host's memory for each GPU, by default 8GiB")
-    sub.add_argument("--grid", type=_grid, metavar="I,K,J", help="force the number of row, inner and column blocks")
-    _add_product_options(sub)
-
-
-def _add_product_options(sub: argparse.ArgumentParser) -> None:
-    sub = sub.add_argument_group("what becomes of each row, in this order")  # type: ignore[assignment]
-    sub.add_argument("--semiring", default="plus_times", help="plus_times (default), min_plus, plus_pair, or_and, ...")
-    sub.add_argument("--mask", metavar="M", help="a matrix: C has entries only where it stores one")
-    sub.add_argument("--complement", action="store_true", help="only where the mask stores none")
-    sub.add_argument("--triangle", metavar="upper", help="of a symmetric C, only what is on and above the diagonal")
-    for name in ("rows", "columns"):
-        sub.add_argument(f"--scale-{name}", metavar="F.npy", help=f"multiply {name} of C by these factors")
-    sub.add_argument("--normalize", metavar="NORM", help="divide rows by their norm: l1, l2 or max")
-    sub.add_argument("--drop-zeros", action="store_true", help="leave out entries that are zero")
-    sub.add_argument("--threshold", type=float, metavar="X", help="keep values from X up")
-    sub.add_argument("--top-n", type=_count, metavar="N", help="keep the N largest of each row")
-
-
-def _add_generate(sub: argparse.ArgumentParser, chosen: bool) -> None:
-    sub.add_argument("kind", metavar="KIND")
-    sub.add_argument("target", metavar="TARGET")
-    sub.add_argument("--dtype", default="float64")
-    sub.add_argument("--seed", type=int, default=0)
-    _add_overwrite(sub)
-    if not chosen:
-        return  # the kinds import Zarr, which --help does not need
-    from spdist.storage.generators import KINDS
-
-    sub.formatter_class = argparse.RawDescriptionHelpFormatter
-    sub.epilog = "kinds:\n" + "\n".join(
-        f"  {name:12} {kind.help}\n" + "".join(f"{'':15}--{p.replace('_', '-'):13} {parameter.help}\n"
-        for p, parameter in kind.parameters.items())
-        for name, kind in KINDS.items()
-    )  # fmt: skip
-    for name in sorted({name for kind in KINDS.values() for name in kind.parameters}):
-        sub.add_argument(f"--{name.replace('_', '-')}", dest=name, help=argparse.SUPPRESS)
 
 
 def _check_address_space() -> None:

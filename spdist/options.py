@@ -128,14 +128,14 @@ class ExecutionOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Treatment of an existing C, verification, and the file for timings.
+    """Treatment of an existing C, verification, and the files for timings and the report.
 
     `spdist.multiply` explains each field.
 
     Attributes
     ----------
     resume, overwrite, steal, check : bool
-    record : str or Path, optional
+    record, report : str or Path, optional
     """
 
     resume: bool = False
@@ -143,6 +143,7 @@ class OutputOptions:
     steal: bool = False
     check: bool = False
     record: str | Path | None = None
+    report: str | Path | None = None
 
 
 @dataclass(frozen=True)
@@ -242,6 +243,7 @@ class MultiplyKeywords(MatmulKeywords, total=False):
 
     check: bool
     record: str | Path | None
+    report: str | Path | None
 
 
 class ReduceKeywords(EngineKeywords, WorkerKeywords, ProductKeywords, total=False):
@@ -383,7 +385,7 @@ def options_of(function: Callable[..., Any], keywords: Mapping[str, object], /, 
     ... def store(url, **keywords):
     ...     return options_of(store, keywords, OutputOptions)
     >>> store("C.zarr", resume=True)
-    (OutputOptions(resume=True, overwrite=False, steal=False, check=False, record=None),)
+    (OutputOptions(resume=True, overwrite=False, steal=False, check=False, record=None, report=None),)
     >>> store("C.zarr", again=True)
     Traceback (most recent call last):
         ...

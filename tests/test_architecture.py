@@ -31,9 +31,18 @@ LAYERS = {  # folder or file at the top -> what it may import, besides itself
     | {"kernels", "storage", "scheduler.planner", "scheduler.clusters", "scheduler.dashboard"},
     "operators": ARRAYS | {"kernels", "storage", "inmemory", "scheduler.execution"},
     "jobs": ARRAYS
-    | {"options", "kernels", "storage", "verification", "inmemory", "scheduler.planner", "scheduler.execution"},
+    | {
+        "options",
+        "kernels",
+        "storage",
+        "verification",
+        "inmemory",
+        "scheduler.planner",
+        "scheduler.execution",
+        "scheduler.dashboard",
+    },
 }
-PARTS = [*LAYERS, "api", "chain", "console", "cli", "interrupts", "__main__", "__init__"]
+PARTS = [*LAYERS, "api", "chain", "console", "cli", "cli_options", "interrupts", "__main__", "__init__"]
 FAMILIES = {  # folder of kernels -> the folders of kernels that it may import
     "cuda": set(),
     "cpu": set(),

@@ -49,9 +49,17 @@ def main() -> int:
     spdist.save("terms.zarr", sp.load_npz(DATA / "human_gene_GO.npz").T)
     spdist_command("info", "terms.zarr")
     spdist_command("plan", "terms.zarr", "genes.zarr", "--memory-limit", MEMORY_LIMIT)
-    print(f"$ spdist multiply terms.zarr genes.zarr shared.zarr --memory-limit {MEMORY_LIMIT} --verify")
+    print(
+        f"$ spdist multiply terms.zarr genes.zarr shared.zarr --memory-limit {MEMORY_LIMIT} --verify --report run.html"
+    )
     report = spdist.multiply(
-        "terms.zarr", "genes.zarr", "shared.zarr", memory_limit=MEMORY_LIMIT, check=True, callbacks=callbacks()
+        "terms.zarr",
+        "genes.zarr",
+        "shared.zarr",
+        memory_limit=MEMORY_LIMIT,
+        check=True,
+        report="run.html",
+        callbacks=callbacks(),
     )
     product = spdist.open("shared.zarr")
     spdist_command("info", "shared.zarr")
@@ -63,7 +71,8 @@ def main() -> int:
     if not (within and verified(report) and all(one.right for one in found)):
         print("The demonstration FAILED: see the report above.", file=sys.stderr)
         return 1
-    print(f"Written to {(OUT / 'report.md').relative_to(ROOT)}.\n\n{NEXT}")
+    folder = OUT.relative_to(ROOT)
+    print(f"Written to {folder}/report.md; {folder}/run.html shows the large product: open it in a browser.\n\n{NEXT}")
     return 0
 
 

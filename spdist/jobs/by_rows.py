@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from spdist.engines import GPU_ENGINES
@@ -92,6 +92,7 @@ class Job:
                 callbacks.timed,
                 supervisor.handshake.admit,
                 supervisor.monitor.note,
+                callbacks.heard,
             )
             outcome, layout, checksums = execute(client, name, self.planning.draft(), plan, layout, reports)
         check_held(self.target)
@@ -171,8 +172,8 @@ def _run(job: Job, request: Request, begin: float) -> Report:
     if job.unfinished:
         request.callbacks.resumed(durable_part(job.unfinished))
     full = functools.partial(full_disk, job.target)  # for this process; workers say it for themselves
-    with recorder(request.output.record) as timed, clear_of_full_disks(full):
-        plan, outcome = job.run(request.execution, replace(request.callbacks, timed=timed))
+    with recorder(request.output.record, request.callbacks) as callbacks, clear_of_full_disks(full):
+        plan, outcome = job.run(request.execution, callbacks)
     return Report(
         nnz=outcome.nnz,
         blocks=outcome.blocks,

@@ -12,6 +12,7 @@ from spdist.jobs.by_rows import multiply_by_rows
 from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
 from spdist.jobs.report import Callbacks, Report, record_phases
 from spdist.jobs.request import Request
+from spdist.jobs.run_report import reported
 from spdist.kernels.product_spec import is_by_columns
 from spdist.options import ExecutionOptions, OutputOptions, ProductOptions
 from spdist.storage import locations
@@ -50,10 +51,10 @@ def multiply(
     VerificationError
         If C was verified and found false.
     """
-    with phases.clocked() as clock:
-        report = _multiply(operands, target, product, execution, output, callbacks or Callbacks())
-        if output.record is not None and report.blocks:
-            record_phases(output.record, clock)
+    with phases.clocked() as clock, reported(output) as written:
+        report = _multiply(operands, target, product, execution, written, callbacks or Callbacks())
+        if written.record is not None and report.blocks:
+            record_phases(written.record, clock)
         return replace(report, phases=clock.seconds())
 
 

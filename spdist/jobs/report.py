@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from spdist.scheduler.planner.plan import Plan
 
 Timings = list[dict[str, Any]]
 """Seconds and bytes of stages of blocks, each a JSON object."""
+
+_NO_STAGE = {"stage": "", "row": -1, "begin": 0.0, "seconds": 0.0, "nbytes": 0, "worker": ""}
+"""Fields that every line of a record has."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,8 @@ class Callbacks:
         Called as ``verifying(done, total)``.
     timed : callable, optional
         Called with a list of dictionaries, one for each stage of each block.
+    heard : callable, optional
+        Called with a dictionary when a run begins, now and then on its way, and when it ends.
 
     Examples
     --------
@@ -112,21 +117,23 @@ class Callbacks:
     progress: Callable[[Any], None] | None = None
     verifying: Callable[[int, int], None] | None = None
     timed: Callable[[Timings], None] | None = None
+    heard: Callable[[dict[str, Any]], None] = lambda message: None
 
 
 @contextlib.contextmanager
-def recorder(record: str | Path | None) -> Iterator[Callable[[Timings], None] | None]:
-    """Open a file for the timings of a run, one JSON object a line.
+def recorder(record: str | Path | None, callbacks: Callbacks) -> Iterator[Callbacks]:
+    """Open a file for the timings and messages of a run, one JSON object a line.
 
     Parameters
     ----------
     record : str or Path or None
         The file; None to record nothing.
+    callbacks : Callbacks
 
     Yields
     ------
-    callable or None
-        Writes a list of timings; None if `record` is None.
+    Callbacks
+        They write to the file as well.
 
     Raises
     ------
@@ -134,7 +141,7 @@ def recorder(record: str | Path | None) -> Iterator[Callable[[Timings], None] | 
         If the file cannot be written.
     """
     if record is None:
-        yield None
+        yield callbacks
         return
     try:
         Path(record).write_text("")
@@ -142,10 +149,26 @@ def recorder(record: str | Path | None) -> Iterator[Callable[[Timings], None] | 
         raise InputError(f"record={record} cannot be written ({error.strerror}): choose another name") from None
     with Path(record).open("w") as file:
 
-        def write(timings: Timings) -> None:
-            file.writelines(json.dumps(timing) + "\n" for timing in timings)
+        def write(lines: Timings) -> None:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
 
-        yield write
+        yield replace(
+            callbacks,
+            timed=_both(write, callbacks.timed),
+            heard=_both(lambda message: write([_NO_STAGE | message]), callbacks.heard),
+        )
+
+
+def _both(one: Callable[[Any], None], other: Callable[[Any], None] | None) -> Callable[[Any], None]:
+    """Return a function that calls two functions, if there are two."""
+    if other is None:
+        return one
+
+    def call(argument: Any) -> None:
+        one(argument)
+        other(argument)
+
+    return call
 
 
 def record_phases(record: str | Path, clock: PhaseClock) -> None:

@@ -11,7 +11,7 @@ from spdist.errors import InputError
 from spdist.jobs.operands import transposed_copies, with_transposed_shape
 from spdist.jobs.planning import check_fit, limits_of
 from spdist.jobs.report import Callbacks
-from spdist.jobs.target import check_apart, check_record, check_target
+from spdist.jobs.target import check_apart, check_file, check_target
 from spdist.options import ExecutionOptions, OutputOptions
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import StoredProductSpec
@@ -69,7 +69,8 @@ class Request:
         """
         masks = [] if self.spec.mask is None else [self.spec.mask.url]
         check_apart(self.target, self.a.url, self.b.url, *masks)
-        check_record(self.output.record, self.target, self.a.url, self.b.url, *masks)
+        for name, file in (("record", self.output.record), ("report", self.output.report)):
+            check_file(name, file, self.target, self.a.url, self.b.url, *masks)
 
     def check_fit(self) -> None:
         """Refuse operands that do not fit, before they are transposed, by the names and shapes they were given with.

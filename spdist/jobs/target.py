@@ -126,13 +126,15 @@ def check_apart(target: str, *operands: str) -> None:
             raise InputError(f"C may not be A or B, or the mask, nor lie in one or around one: {target} and {operand}")
 
 
-def check_record(record: str | Path | None, *matrices: str) -> None:
-    """Refuse a file for timings that is one of some matrices, or lies in one.
+def check_file(name: str, file: str | Path | None, *matrices: str) -> None:
+    """Refuse a file for timings or a report that is one of some matrices, or lies in one.
 
     Parameters
     ----------
-    record : str or Path or None
-        The file; None if there is none.
+    name : str
+        Of the option, for the error.
+    file : str or Path or None
+        None if there is none.
     *matrices : str
         URLs of the operands, the mask and C, normalised.
 
@@ -140,12 +142,12 @@ def check_record(record: str | Path | None, *matrices: str) -> None:
     ------
     InputError
     """
-    if record is None:
+    if file is None:
         return
-    place = locations.normalise(record)
+    place = locations.normalise(file)
     for url in matrices:
         if f"{place}/".startswith(f"{url}/"):
-            raise InputError(f"record={record} lies in the matrix {url}: choose a place outside the matrices")
+            raise InputError(f"{name}={file} lies in the matrix {url}: choose a place outside the matrices")
 
 
 def find_earlier_product(target: str) -> tuple[str, Facts] | None:

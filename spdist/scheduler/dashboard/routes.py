@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from distributed import Scheduler
 from tornado.web import RequestHandler
 
+from spdist.scheduler.dashboard.page import PAGE
 from spdist.scheduler.dashboard.runs import Runs
-
-PAGE = Path(__file__).with_name("page.html")
 
 
 class PageHandler(RequestHandler):

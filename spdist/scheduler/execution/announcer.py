@@ -6,7 +6,7 @@ import contextlib
 import importlib.metadata
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -36,6 +36,8 @@ class Announcer:
     client : distributed.Client
     name : str
         Of the job.
+    heard : callable
+        Takes each message in this process, too.
 
     Attributes
     ----------
@@ -43,17 +45,18 @@ class Announcer:
         Totals by stage, once they are known.
     """
 
-    def __init__(self, client: Client, name: str) -> None:
-        self.client, self.name = client, name
+    def __init__(self, client: Client, name: str, heard: Callable[[Message], None]) -> None:
+        self.client, self.name, self.heard = client, name, heard
         self._next = 0.0
         self._last: Progress | None = None
         self.stages: dict[str, dict[str, float]] = {}
 
     def begin(self, content: RunStart) -> None:
         """Have the scheduler collect what is published, and tell it what the run is going to do."""
+        message = self._message("start", content)
         try:
             self.client.sync(_register, self.client, callback_timeout=CALL_SECONDS)
-            self._send("start", content)
+            self._send(message)
         except (*LOST, OSError, ImportError, ValueError, TypeError) as error:  # no spdist there, or no answer
             logger.info("the scheduler shows no page /spdist for this run: %s", describe(error))
 
@@ -63,25 +66,28 @@ class Announcer:
         if (clock := time.monotonic()) < self._next:
             return
         self._next = clock + PROGRESS_SECONDS
+        message = self._message("progress", asdict(now))
         if self.client.loop is not None:
-            self.client.loop.add_callback(_log, self.client, self._message("progress", asdict(now)))
+            self.client.loop.add_callback(_log, self.client, message)
 
     def end(self, error: BaseException | None) -> None:
         """Tell how far the run came, and how it ended."""
         interrupted = isinstance(error, KeyboardInterrupt)
         state = "finished" if error is None else "interrupted" if interrupted else "failed"
+        text = "" if error is None or interrupted else str(error)[:2000]
+        messages = [self._message("progress", asdict(self._last))] if self._last is not None else []
+        messages.append(self._message("end", RunEnd(state=state, error=text, stages=self.stages)))
         with contextlib.suppress(*LOST, OSError):
-            if is_connected(self.client):
-                if self._last is not None:
-                    self._send("progress", asdict(self._last))
-                text = "" if error is None or interrupted else str(error)[:2000]
-                self._send("end", RunEnd(state=state, error=text, stages=self.stages))
+            for message in messages if is_connected(self.client) else ():
+                self._send(message)
 
     def _message(self, what: str, content: Any) -> Message:
-        return {"product": self.name, "what": what, "content": content}
+        message = {"product": self.name, "what": what, "at": time.time(), "content": content}
+        self.heard(message)
+        return message
 
-    def _send(self, what: str, content: Any) -> None:
-        self.client.sync(_log, self.client, self._message(what, content), callback_timeout=CALL_SECONDS)
+    def _send(self, message: Message) -> None:
+        self.client.sync(_log, self.client, message, callback_timeout=CALL_SECONDS)
 
 
 async def _register(client: Client) -> None:
@@ -100,7 +106,7 @@ async def _log(client: Client, message: Message) -> None:
 
 
 @contextlib.contextmanager
-def announced(client: Client, name: str, content: RunStart) -> Iterator[Announcer]:
+def announced(client: Client, name: str, content: RunStart, heard: Callable[[Message], None]) -> Iterator[Announcer]:
     """Announce a run for the time of a ``with`` block.
 
     Parameters
@@ -109,12 +115,14 @@ def announced(client: Client, name: str, content: RunStart) -> Iterator[Announce
     name : str
         Of the job.
     content : RunStart
+    heard : callable
+        Takes each message in this process, too.
 
     Yields
     ------
     Announcer
     """
-    announcer = Announcer(client, name)
+    announcer = Announcer(client, name, heard)
     announcer.begin(content)
     try:
         yield announcer

@@ -379,7 +379,7 @@ def execute(
             callbacks.started(dashboard_link(client))
             driver = Driver(client, name, plan, layout, callbacks, TUNING)
             start = run_start(plan, draft, layout.url, driver.journal.checkpoint.row)
-            with announced(client, name, start) as announcer:
+            with announced(client, name, start, callbacks.heard) as announcer:
                 driver.callbacks = callbacks.also(announcer.progress)
                 with phases.during("run"):
                     checksums = _run(driver)

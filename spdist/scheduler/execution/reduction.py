@@ -61,7 +61,8 @@ def execute_reduction(
     with installed(client, name, job):
         callbacks.started(dashboard_link(client))
         title = f"{what if isinstance(what, str) else 'histogram'} of A @ B"
-        with announced(client, name, run_start(plan, draft, title, 0)) as announcer, phases.during("run"):
+        start = run_start(plan, draft, title, 0)
+        with announced(client, name, start, callbacks.heard) as announcer, phases.during("run"):
             part = _Reducer(client, name, plan, what, callbacks.also(announcer.progress)).run()
         phases.enter("close")
         phases.add_compiled(compilations(client))

@@ -88,6 +88,8 @@ class RunCallbacks:
         Takes the addresses of all workers; returns those that the run may use.
     note : callable
         Takes what is `InFlight`, after each step.
+    heard : callable
+        Takes each message that the scheduler gets about the run; see `dashboard.messages`.
     """
 
     started: Callable[[str], None] = lambda link: None
@@ -95,6 +97,7 @@ class RunCallbacks:
     timed: Callable[[list[TimingRecord]], None] | None = None
     admit: Callable[[list[str]], list[str]] = lambda workers: workers
     note: Callable[[InFlight], None] = lambda now: None
+    heard: Callable[[dict[str, Any]], None] = lambda message: None
 
     def also(self, progress: Callable[[Progress], None]) -> RunCallbacks:
         """Return the callbacks with another function that takes the progress."""

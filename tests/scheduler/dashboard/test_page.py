@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from spdist import api
 from spdist.errors import SpdistError
-from spdist.scheduler.dashboard import routes
 from spdist.scheduler.dashboard.messages import RUNS, TIMINGS
+from spdist.scheduler.dashboard.page import PAGE
 from spdist.scheduler.execution import stages
 from spdist.scheduler.execution.cluster import SETTINGS
 from tests.conftest import random_matrix
@@ -99,7 +99,7 @@ def test_page_menu_and_data(cluster, a):
     multiply(cluster, a, "P.zarr")
     for page in ("spdist", "spdist/"):
         status, text = get(cluster, page)
-        assert (status, text) == (200, routes.PAGE.read_text())
+        assert (status, text) == (200, PAGE.read_text())
     assert 'href="spdist"' in get(cluster, "status")[1]
     first = json.loads(get(cluster, "spdist/data.json")[1])
     assert len(json.dumps(first)) < 50_000
@@ -112,7 +112,7 @@ def test_page_menu_and_data(cluster, a):
 
 
 def test_the_page_asks_nobody_else():
-    text = routes.PAGE.read_text()
+    text = PAGE.read_text()
     assert not re.search(r"(src|href)=\"(?!data:,)", text)
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "innerHTML" not in text, "names of matrices are text, not markup"

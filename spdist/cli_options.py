@@ -1,0 +1,158 @@
+"""The options of the command line, by what they are about."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from spdist.errors import one_line
+
+STEAL = "take over from a run on another host that writes there and gave no sign of life for a minute"
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit code 2."""
+        self.exit(2, f"{self.prog}: {one_line(message)} (see {self.prog} --help)\n")
+
+
+def _grid(text: str) -> tuple[int, int, int]:
+    parts = text.split(",")
+    if len(parts) != 3 or not all(part.strip().isdigit() for part in parts):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a grid: write row,inner,column blocks, for instance 8,1,1")
+    return int(parts[0]), int(parts[1]), int(parts[2])
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of at least 1")
+    return int(text)
+
+
+def block_size(text: str) -> tuple[int, int] | str:
+    """Return the rows and columns that a text like ``2x3`` says; "auto" stays."""
+    sides = text.split("x")
+    if text == "auto":
+        return text
+    if len(sides) != 2 or not all(side.isdigit() and int(side) for side in sides):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a size of blocks: write rows x columns, as in 3x3, or auto")
+    return int(sides[0]), int(sides[1])
+
+
+def _edges(text: str) -> list[float]:
+    try:
+        return [float(edge) for edge in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' are no edges: write numbers that rise, as in 0,0.5,1") from None
+
+
+def add_overwrite(sub: argparse.ArgumentParser) -> None:
+    """Add ``--overwrite`` and ``--steal``."""
+    sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new one is whole")
+    sub.add_argument("--steal", action="store_true", help=STEAL)
+
+
+def add_multiply_options(sub: argparse.ArgumentParser) -> None:
+    """Add the options of ``multiply``."""
+    add_plan_options(sub)
+    sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core, or a GPU")
+    add_scheduler_options(sub)
+    sub.add_argument("--verify", action="store_true", help="check C at the end")
+    sub.add_argument("--record", metavar="FILE", help="write what each stage of each block took, a JSON object a line")
+    sub.add_argument("--report", metavar="FILE.html", help="write a report of the run to read in a browser")
+    for name in ("a", "b"):
+        sub.add_argument(
+            f"--transpose-{name}", action="store_true", help=f"multiply by the transpose of {name.upper()}"
+        )
+    text = "0: --top-n and --normalize look at columns, not rows; the transposes are multiplied"
+    sub.add_argument("--axis", type=int, choices=(0, 1), default=1, help=text)
+    mode = sub.add_mutually_exclusive_group()
+    mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
+    mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
+    sub.add_argument("--steal", action="store_true", help=STEAL)
+
+
+def add_warm_up_options(sub: argparse.ArgumentParser) -> None:
+    """Add the options of ``warm-up``."""
+    text = "auto (default) for CPUs; cuda: for the GPU here too"
+    sub.add_argument("--engine", default="auto", help=text)
+    sub.add_argument("--dtype", metavar="NAME,NAME", help="of values; by default float32,float64")
+    sub.add_argument("--processes", type=_count, help="that compile side by side; by default one a core")
+
+
+def add_reduce_options(sub: argparse.ArgumentParser) -> None:
+    """Add the options of ``reduce``."""
+    sub.epilog = "WHAT: sum, row_sums, column_sums, trace, nnz, row_nnz, frobenius, histogram"
+    text = "edges of a histogram's bins, rising: --bins=-1,0,0.5,1"
+    sub.add_argument("--bins", type=_edges, metavar="X,X,...", help=text)
+    text = "where to write it; a value for each row or column goes there, or is printed with --json"
+    sub.add_argument("--out", metavar="FILE.npy", help=text)
+    add_engine_options(sub)
+    sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core")
+    add_scheduler_options(sub)
+    add_product_options(sub)
+
+
+def add_scheduler_options(sub: argparse.ArgumentParser) -> None:
+    """Add the options that choose workers and how to reach them."""
+    sub.add_argument("--scheduler", metavar="ADDRESS", help="use a running Dask scheduler")
+    texts = {"ca-file": "authority of its certificate", "cert": "certificate of this process", "key": "its private key"}
+    for name, text in texts.items():
+        sub.add_argument(f"--tls-{name}", metavar="FILE.pem", help=f"for a scheduler at tls://: {text}")
+
+
+def add_engine_options(sub: argparse.ArgumentParser) -> None:
+    """Add engine and memory limit."""
+    sub.add_argument(
+        "--engine", default="auto", help="auto (default), scipy, numba; cuda: GPUs; hybrid: GPUs and cores"
+    )
+    sub.add_argument(
+        "--memory-limit", metavar="BYTES",
+        help="of each worker, by default 2GiB; with GPUs, of each GPU, by default 0.9 of what is free",
+    )  # fmt: skip
+
+
+def add_plan_options(sub: argparse.ArgumentParser) -> None:
+    """Add what a plan depends on."""
+    add_engine_options(sub)
+    sub.add_argument("--host-limit", metavar="BYTES", help="of the host's memory for each GPU, by default 8GiB")
+    sub.add_argument("--grid", type=_grid, metavar="I,K,J", help="force the number of row, inner and column blocks")
+    add_product_options(sub)
+
+
+def add_product_options(sub: argparse.ArgumentParser) -> None:
+    """Add the options that change rows of the product."""
+    sub = sub.add_argument_group("what becomes of each row, in this order")  # type: ignore[assignment]
+    sub.add_argument("--semiring", default="plus_times", help="plus_times (default), min_plus, plus_pair, or_and, ...")
+    sub.add_argument("--mask", metavar="M", help="a matrix: C has entries only where it stores one")
+    sub.add_argument("--complement", action="store_true", help="only where the mask stores none")
+    sub.add_argument("--triangle", metavar="upper", help="of a symmetric C, only what is on and above the diagonal")
+    for name in ("rows", "columns"):
+        sub.add_argument(f"--scale-{name}", metavar="F.npy", help=f"multiply {name} of C by these factors")
+    sub.add_argument("--normalize", metavar="NORM", help="divide rows by their norm: l1, l2 or max")
+    sub.add_argument("--drop-zeros", action="store_true", help="leave out entries that are zero")
+    sub.add_argument("--threshold", type=float, metavar="X", help="keep values from X up")
+    sub.add_argument("--top-n", type=_count, metavar="N", help="keep the N largest of each row")
+
+
+def add_generate(sub: argparse.ArgumentParser, chosen: bool) -> None:
+    """Add the options of ``generate``; those of the kinds only if that verb was chosen."""
+    sub.add_argument("kind", metavar="KIND")
+    sub.add_argument("target", metavar="TARGET")
+    sub.add_argument("--dtype", default="float64")
+    sub.add_argument("--seed", type=int, default=0)
+    add_overwrite(sub)
+    if not chosen:
+        return  # the kinds import Zarr, which --help does not need
+    from spdist.storage.generators import KINDS
+
+    sub.formatter_class = argparse.RawDescriptionHelpFormatter
+    sub.epilog = "kinds:\n" + "\n".join(
+        f"  {name:12} {kind.help}\n" + "".join(f"{'':15}--{p.replace('_', '-'):13} {parameter.help}\n"
+        for p, parameter in kind.parameters.items())
+        for name, kind in KINDS.items()
+    )  # fmt: skip
+    for name in sorted({name for kind in KINDS.values() for name in kind.parameters}):
+        sub.add_argument(f"--{name.replace('_', '-')}", dest=name, help=argparse.SUPPRESS)

@@ -1,0 +1,29 @@
+"""The page as a file: for a scheduler, which it asks for data, or with the data inside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).with_name("page.html")
+_NO_DATA = '<script type="application/json" id="report">null</script>'
+
+
+def page_with(data: dict[str, Any]) -> str:
+    """Return the page with its data inside; it asks nobody.
+
+    Parameters
+    ----------
+    data : dict
+        As `Runs.to_json` returns it.
+
+    Returns
+    -------
+    str
+        HTML.
+    """
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # no name may end the script
+    page = PAGE.read_text()
+    assert page.count(_NO_DATA) == 1
+    return page.replace(_NO_DATA, _NO_DATA.replace("null", text))
