@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import statistics
 import sys
 import time
@@ -25,6 +24,7 @@ import numpy as np
 import record
 import suite
 
+from spdist.cpus import count_cpus
 from spdist.kernels.streaming import packing, workspace
 from spdist.matrices.csr import CSR
 
@@ -281,7 +281,7 @@ def main() -> int:
         print(f"no GPU here (or no CuPy), nothing is measured: {error}")
         record.write(result, args.out)
         return 0
-    threads = [count for count in map(int, args.threads.split(",")) if count <= (os.cpu_count() or 1)]
+    threads = [count for count in map(int, args.threads.split(",")) if count <= count_cpus()]
     for name in args.products.split(","):
         result["rows"].append(run(name, args, threads))
     record.write(result, args.out)

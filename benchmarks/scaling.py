@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import os
 import statistics
 import sys
 import tempfile
@@ -35,6 +34,7 @@ import record
 from distributed import Client
 
 import spdist
+from spdist.cpus import count_cpus
 from spdist.scheduler.clusters.security import remembered
 from spdist.scheduler.execution import cluster
 from spdist.storage import locations
@@ -70,7 +70,7 @@ def measure(workers: int, engine: str, stored: dict[str, Path]) -> dict[str, Any
         grid, graph = stored["grid"], stored["graph"]
         if engine == "hybrid":
             with Client(made) as client:
-                cluster.add_cpu_workers(made, client, (os.cpu_count() or 1) // 2)
+                cluster.add_cpu_workers(made, client, count_cpus() // 2)
         reduced, norm = seconds(lambda: spdist.reduce(graph, graph, "frobenius", **where))
         weak = stored.get(f"rows-{workers}")
         weak_s = None if weak is None else seconds(lambda: spdist.reduce(weak, graph, "frobenius", **where))[0]
@@ -144,9 +144,7 @@ def main() -> int:
         speed: dict[str, float] = {}
         for count, engine in itertools.product(counts, engines):
             rows.append(measure(count, engine, stored))
-            speed = speed or pipeline.storage_rates(
-                str(stored["grid"]), scratch_matrix, os.cpu_count() or 1, rows[0]["nnz_c"]
-            )
+            speed = speed or pipeline.storage_rates(str(stored["grid"]), scratch_matrix, count_cpus(), rows[0]["nnz_c"])
             least = stored_s(stored["grid"], rows[-1]["nnz_c"], speed)
             rows[-1] |= {"share_of_storage": least / rows[-1]["product_s"], "run_share": least / rows[-1]["run_s"]}
             agree = all(math.isclose(row["norm"], rows[0]["norm"], rel_tol=1e-12) for row in rows)

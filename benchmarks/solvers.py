@@ -12,7 +12,6 @@ the same without CUDA graphs tells what launching one by one costs.
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import record
 import scipy.sparse.linalg as sla
 
 import spdist
+from spdist.cpus import count_cpus
 from spdist.operators import solvers
 
 ROUNDS = 3
@@ -99,7 +99,7 @@ def main() -> int:
     args = parser.parse_args()
     side = args.side or (12 if args.quick else 100)
     iterations = args.iterations or (400 if args.gpu else 50)
-    counts = [int(n) for n in args.workers.split(",")] if args.workers else sorted({1, os.cpu_count() or 1})
+    counts = [int(n) for n in args.workers.split(",")] if args.workers else sorted({1, count_cpus()})
     with tempfile.TemporaryDirectory() as scratch:
         place = (args.folder or Path(scratch)) / f"poisson-{side}.zarr"
         kept = place.exists()

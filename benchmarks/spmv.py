@@ -16,7 +16,6 @@ given in products of its own operator.
 from __future__ import annotations
 
 import functools
-import os
 import statistics
 import sys
 import tempfile
@@ -33,6 +32,7 @@ import record  # noqa: E402
 import scipy.sparse as sp  # noqa: E402
 import spmv_suite as suite  # noqa: E402
 
+from spdist.cpus import count_cpus  # noqa: E402
 from spdist.errors import InputError  # noqa: E402
 from spdist.kernels.spmv.cpu_gpu_split import PreparedSplit  # noqa: E402
 from spdist.matrices.csr import CSR, from_scipy  # noqa: E402
@@ -405,7 +405,7 @@ def main() -> int:
         if cpu and not args.cpu:
             print("no GPU: the products on the CPU only")
         if cpu and args.threads is None:
-            args.threads = min(2, os.cpu_count() or 1)
+            args.threads = min(2, count_cpus())
         result = (on_cpu if cpu else shared if args.hybrid else on_gpu)(args, folder)
     record.write(result, args.out)
     rights = [f["right"] for row in result["results"] for f in row.get("methods", {"": row}).values()]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import multiprocessing
-import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from spdist.cpus import count_cpus
 from spdist.matrices.csr import CSR
 
 Integers = npt.NDArray[np.integer]
@@ -194,7 +194,7 @@ def prepare(names: Iterable[str], folder: Path, tiny: bool = False) -> None:
         for name in missing:
             _store(folder, tiny, name)
         return
-    with ProcessPoolExecutor(min(len(missing), os.cpu_count() or 1), multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(min(len(missing), count_cpus()), multiprocessing.get_context("spawn")) as pool:
         list(pool.map(functools.partial(_store, folder, tiny), missing))
 
 

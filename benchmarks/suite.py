@@ -11,7 +11,6 @@ import functools
 import itertools
 import math
 import multiprocessing
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -20,6 +19,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from spdist.cpus import count_cpus
 from spdist.matrices.csr import CSR
 
 Integers = npt.NDArray[np.int64]
@@ -316,7 +316,7 @@ def prepare(names: Iterable[str], folder: Path, tiny: bool = False) -> None:
         for name in missing:
             _store(folder, tiny, name)
     elif missing:
-        processes = min(len(missing), os.cpu_count() or 1)
+        processes = min(len(missing), count_cpus())
         with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
             list(pool.map(functools.partial(_store, folder, tiny), missing))
 

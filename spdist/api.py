@@ -210,7 +210,8 @@ def multiply(
     grid : (int, int, int), optional
         Numbers of row, inner and column blocks; by default the plan finds the quickest.
     workers : int, optional
-        Processes on this machine; by default one for each core or, with GPUs, for each GPU.
+        Processes on this machine; by default one for each CPU or, with GPUs, for each GPU. CPUs are those that this
+        process is bound to, within the quota of its control groups.
     scheduler : str, optional
         Address of a running Dask scheduler, whose workers are used. With "hybrid", workers that see no GPU are cores.
     security : distributed.Security, optional

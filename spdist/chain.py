@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
 import scipy.sparse as sp
 
+from spdist.cpus import count_cpus
 from spdist.errors import InputError
 from spdist.inmemory.host_operands import scipy_like
 from spdist.inmemory.spgemm import spgemm
@@ -149,7 +149,7 @@ def _multiply_scipy(matrices: Sequence[Any]) -> Any:
     canonical = [from_scipy(m) for m in matrices]
     chain = plan_chain(canonical, sizes=False)
     if all(m.format == "csr" for m in matrices):  # partial products are canonical: they need no check
-        multiply = functools.partial(cpu.multiply, threads=os.cpu_count() or 1)
+        multiply = functools.partial(cpu.multiply, threads=count_cpus())
         return scipy_like(matrices[0], _multiply_in_memory(chain.order, canonical, multiply))
     return _multiply_in_memory(chain.order, matrices)
 

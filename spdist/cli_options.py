@@ -57,7 +57,7 @@ def add_overwrite(sub: argparse.ArgumentParser) -> None:
 def add_multiply_options(sub: argparse.ArgumentParser) -> None:
     """Add the options of ``multiply``."""
     add_plan_options(sub)
-    sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core, or a GPU")
+    sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a CPU, or a GPU")
     add_scheduler_options(sub)
     sub.add_argument("--verify", action="store_true", help="check C at the end")
     sub.add_argument("--record", metavar="FILE", help="write what each stage of each block took, a JSON object a line")
@@ -79,7 +79,7 @@ def add_warm_up_options(sub: argparse.ArgumentParser) -> None:
     text = "auto (default) for CPUs; cuda: for the GPU here too"
     sub.add_argument("--engine", default="auto", help=text)
     sub.add_argument("--dtype", metavar="NAME,NAME", help="of values; by default float32,float64")
-    sub.add_argument("--processes", type=_count, help="that compile side by side; by default one a core")
+    sub.add_argument("--processes", type=_count, help="that compile side by side; by default one a CPU")
 
 
 def add_reduce_options(sub: argparse.ArgumentParser) -> None:
@@ -90,7 +90,7 @@ def add_reduce_options(sub: argparse.ArgumentParser) -> None:
     text = "where to write it; a value for each row or column goes there, or is printed with --json"
     sub.add_argument("--out", metavar="FILE.npy", help=text)
     add_engine_options(sub)
-    sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a core")
+    sub.add_argument("--workers", type=_count, help="worker processes on this machine; by default one a CPU")
     add_scheduler_options(sub)
     add_product_options(sub)
 

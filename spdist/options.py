@@ -8,13 +8,13 @@ is a line in its ``TypedDict``, a field of its value and a paragraph in one docs
 from __future__ import annotations
 
 import inspect
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
+from spdist.cpus import count_cpus
 from spdist.engines import ENGINES, Engine
 from spdist.errors import InputError
 from spdist.units import check_count
@@ -112,10 +112,10 @@ class ExecutionOptions:
         InputError
         """
         check_count("workers", self.workers, "one a core or a GPU")
-        most = max(64, 8 * (os.cpu_count() or 1))
+        most = max(64, 8 * count_cpus())
         if self.workers is not None and self.workers > most:
             raise InputError(
-                f"workers={self.workers}: so many processes would stop this machine, which has {os.cpu_count()} cores; "
+                f"workers={self.workers}: so many processes would stop this machine: {count_cpus()} CPUs may be used; "
                 f"name {most} at most, or leave it out"
             )
         grid: object = self.grid
@@ -169,7 +169,7 @@ class InMemoryOptions:
     @property
     def thread_count(self) -> int:
         """Threads on the CPU; by default one for each core."""
-        return self.threads or os.cpu_count() or 1
+        return self.threads or count_cpus()
 
 
 # -- the keywords ------------------------------------------------------------------------------------------------------

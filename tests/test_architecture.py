@@ -11,11 +11,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "spdist"
-GROUND = {"errors", "units", "engines", "phases"}
+GROUND = {"errors", "units", "engines", "phases", "cpus"}
 ARRAYS = GROUND | {"matrices"}
 LAYERS = {  # folder or file at the top -> what it may import, besides itself
     "errors": set(),
     "engines": set(),
+    "cpus": set(),
     "units": {"errors"},
     "phases": set(),
     "matrices": GROUND,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from spdist.cpus import count_cpus
 from spdist.errors import InputError, MatrixError
 from spdist.inmemory import cupy_operands, through_gpu
 from spdist.kernels.bsr import multiply_cpu as bsr_cpu
@@ -152,7 +152,7 @@ def multiply_vbr(a: VBR, b: VBR, threads: int | None = None) -> VBR:
 def _multiply_rows(a: CSR, b: CSR, threads: int | None) -> CSR:
     if is_on_gpu(a.data):
         return rowwise_gpu.multiply(a, b)
-    return cpu.multiply(a, b, engine="numba", threads=threads or os.cpu_count() or 1)
+    return cpu.multiply(a, b, engine="numba", threads=threads or count_cpus())
 
 
 def _canonical(matrix: BSR | sp.bsr_array | sp.bsr_matrix, name: str) -> BSR:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from spdist.cpus import count_cpus
 from spdist.errors import MatrixError
 from spdist.inmemory import cupy_operands
 from spdist.inmemory.host_operands import scipy_like
@@ -72,7 +72,7 @@ def symbolic(a: Any, b: Any, *, deterministic: bool = False) -> Pattern | HostPa
     from spdist.kernels.cpu import multiply as cpu
 
     left, right = from_scipy(a), from_scipy(b)
-    c = cpu.multiply(_with_ones(left), _with_ones(right), threads=os.cpu_count() or 1)
+    c = cpu.multiply(_with_ones(left), _with_ones(right), threads=count_cpus())
     return HostPattern(c.indptr, c.indices, c.shape)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import uuid
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from distributed import Client
 
 from spdist import phases
+from spdist.cpus import count_cpus
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
 from spdist.jobs.compiling.ahead import compile_ahead
@@ -151,7 +151,7 @@ def _count_early_workers(request: PlanRequest, execution: ExecutionOptions, *, l
     if local or request.engine == "hybrid":
         return None
     on_gpu = request.engine in GPU_ENGINES
-    most = execution.workers or (cluster.count_gpus() if on_gpu else os.cpu_count() or 1)
+    most = execution.workers or (cluster.count_gpus() if on_gpu else count_cpus())
     products = a.nnz * b.nnz // max(b.nrows, 1)  # as if all rows of B had one length
     return most if products >= most * (GPU_BLOCK_PRODUCTS if on_gpu else MAX_BLOCK_PRODUCTS) else None
 

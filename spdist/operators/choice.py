@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from spdist.cpus import count_cpus
 from spdist.errors import InputError
 from spdist.kernels.spmv import cpu_gpu_split, ehyb, prepared
 from spdist.kernels.spmv import csr as csr_spmv
@@ -191,7 +191,7 @@ def split(m: CSR, dtype: np.dtype[Any], stored: np.dtype[Any], uses: int, thread
     threads : int, optional
         By default one per core that this process may use.
     """
-    count = threads or len(os.sched_getaffinity(0))
+    count = threads or count_cpus()
 
     def on_gpu(rows: CSR) -> PreparedMatrix:
         return choose(rows, dtype, makers_for(rows, count, stored), uses, count).prepared

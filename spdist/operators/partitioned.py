@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 from collections.abc import Callable
 from multiprocessing.connection import Listener
@@ -21,6 +20,7 @@ import numpy as np
 import scipy.sparse as sp
 from distributed import Client, as_completed, get_worker, wait
 
+from spdist.cpus import count_cpus
 from spdist.errors import InputError, MatrixError
 from spdist.inmemory import cupy_operands
 from spdist.kernels.spmv import ehyb
@@ -364,7 +364,7 @@ def _join_gpus(share: Share, size: int, name: Any, on_this_host: int, options: d
     """Reach the other parts, then prepare this one; parts on one host share its cores if cores multiply too."""
     import cupy
 
-    threads = max(1, len(os.sched_getaffinity(0)) // on_this_host)
+    threads = max(1, count_cpus() // on_this_host)
     messages = NcclHaloExchange(share, size, name, share.inner.dtype)
 
     def prepare(m: CSR) -> Operator:

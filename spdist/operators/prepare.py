@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from spdist.cpus import count_cpus
 from spdist.errors import InputError, MatrixError
 from spdist.inmemory import cupy_operands
 from spdist.kernels.spmv import ehyb, prepared
@@ -80,7 +80,7 @@ def operator(
     stored = _stored_dtype(wanted, dtype)
     if method == HYBRID and is_on_gpu(m.data):
         return Operator(choice.split(m, wanted, stored, uses, threads), m.shape, wanted, m)
-    count = threads or os.cpu_count() or 1
+    count = threads or count_cpus()
     makers = choice.makers_for(m, count, stored)
     if (isinstance(a, BSR) or is_scipy_bsr(a)) and not is_on_gpu(m.data):
         makers["bsr"] = lambda: PreparedBsr(_blocks_of(a, stored))
@@ -137,7 +137,7 @@ def sell_operator(
     _check_format(C, sigma, T, index, block)
     m, wanted = read_matrix(a)
     lanes = C * T if T is not None else LANES if is_on_gpu(m.data) else C
-    count = threads or os.cpu_count() or 1
+    count = threads or count_cpus()
     made = sell.build(m, height=int(C), lanes=int(lanes), sigma=sigma, index=index, block=block,
                       dtype=_stored_dtype(wanted, dtype), threads=count)  # fmt: skip
     return Operator(Choice(PreparedSell(made), "sell", "asked for", count), m.shape, wanted, m)
@@ -236,7 +236,7 @@ def open_operator(url: str | Path, *, on_gpu: bool = False, threads: int | None 
         return _split_again(url, arrays, facts, on_gpu, threads)
     made = prepared.from_arrays(prepared.FORMS[facts["form"]], arrays, facts)
     shape = (int(attributes["shape"][0]), int(attributes["shape"][1]))
-    count = threads or os.cpu_count() or 1
+    count = threads or count_cpus()
     return Operator(Choice(made, facts["method"], facts["why"], count), shape, np.dtype(facts["dtype"]))
 
 

@@ -18,7 +18,6 @@ References
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import scipy.sparse as sp
 
+from spdist.cpus import count_cpus
 from spdist.errors import InputError
 from spdist.matrices.checks import check_product_shapes
 from spdist.matrices.csr import CSR
@@ -110,7 +110,7 @@ def verify(
     try:
         _check_form(a, b, c, dtype)
         check = _Check(operands_of(a, b, c, method, LIMITS), tally.vectors, seed)
-        _run(check, threads or _cpus(), tally, progress or (lambda done, total: None))
+        _run(check, threads or count_cpus(), tally, progress or (lambda done, total: None))
         ok, reason = True, _reason_to_accept(c, method, tally)
     except WrongProductError as error:
         ok, reason = False, str(error)
@@ -123,10 +123,6 @@ def _check_form(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, dtype: np.dty
         raise WrongProductError(f"C is {c.nrows:,} x {c.ncols:,}, but A @ B is {a.nrows:,} x {b.ncols:,}")
     if c.dtype != dtype:
         raise WrongProductError(f"C holds {c.dtype}, but {a.dtype} times {b.dtype} is {dtype}")
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from spdist.cpus import count_cpus
 from spdist.engines import ENGINES, GPU_ENGINES
 from spdist.errors import InputError
 from spdist.jobs import dispatch, planning, save
@@ -75,7 +75,7 @@ def warm_up(
     for dtype, options in on_gpu:
         _compile_for_gpu(dtype, options)
         progress(done := done + 1, total)
-    count = processes or len(os.sched_getaffinity(0))
+    count = processes or count_cpus()
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(count, len(cases)), mp_context=spawn, initializer=_be_quiet) as pool:
         for task in as_completed([pool.submit(_compile_case, *case) for case in cases]):

@@ -78,11 +78,6 @@ def run_in_threads(count: int, work: Callable[[int], None]) -> None:
         raise errors[0]
 
 
-def core_count() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def run_now(function: Callable[..., T], *args: Any) -> Future[T]:
     """Call a function in the calling thread; a substitute for an executor's `submit`.
 

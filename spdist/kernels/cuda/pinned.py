@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from spdist.cpus import count_cpus
 from spdist.errors import MemoryBoundError
 from spdist.units import format_bytes
 
@@ -142,7 +143,7 @@ def _lock(size: int) -> Bytes:
 
 @functools.cache
 def _touchers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), "spdist-touch")
+    return ThreadPoolExecutor(count_cpus(), "spdist-touch")
 
 
 @functools.cache

@@ -6,7 +6,6 @@ import functools
 import itertools
 import logging
 import math
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -14,6 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
+from spdist.cpus import count_cpus
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.cuda import constants
 from spdist.kernels.hyspmm import workspace
@@ -229,7 +229,7 @@ def plan_product(
     a, b = _checked(a, b)
     if variant not in get_args(VariantOrAuto):
         raise InputError(f"variant={variant!r} is not one of auto, duplicated, distinct")
-    threads = len(os.sched_getaffinity(0)) if threads is None else threads
+    threads = count_cpus() if threads is None else threads
     if pairs < 1 or threads < 1 or memory_limit < 1:
         raise InputError(f"pairs={pairs}, threads={threads} and memory_limit={memory_limit:,} must be at least 1")
     threads = max(1, min(threads, tuning.scratch_bytes // workspace.host_bytes(b.nrows, 1)))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from spdist.cpus import count_cpus
 from spdist.kernels.cpu import threads
 from spdist.kernels.cuda.constants import ALLOCATION
 from spdist.kernels.cuda.pinned import Bytes, array_at, pinned
@@ -202,11 +203,11 @@ class Uploader:
                 Upload(array[first : first + step], dtype, address + first * dtype.itemsize)
                 for first in range(0, len(array), step)
             )
-        count = min(len(pieces), threads.core_count())
+        count = min(len(pieces), count_cpus())
         if count < 2:
             self._send_pieces(pieces)
             return
-        submit = threads.thread_pool(threads.core_count(), "send").submit
+        submit = threads.thread_pool(count_cpus(), "send").submit
         tasks = [submit(self._send_pieces, pieces[first::count]) for first in range(count)]
         wait(tasks)
         for task in tasks:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from spdist.cpus import count_cpus
 from spdist.kernels.bsr import multiply_gpu as bsr_gpu
-from spdist.kernels.cpu import threads
 from spdist.kernels.cuda.constants import ALLOCATION
 from spdist.kernels.cuda.pinned import Bytes, array_at, pinned
 from spdist.kernels.product_spec import PLAIN
@@ -32,7 +32,7 @@ STEPS = "upload", "multiply", "reduce", "pack", "download"
 
 def unpacking_threads() -> int:
     """Return the number of threads that unpack C; other cores prepare blocks meanwhile."""
-    return max(1, threads.core_count() // 2)
+    return max(1, count_cpus() // 2)
 
 
 class PackingPolicy:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
+from spdist.cpus import count_cpus
 from spdist.kernels.cpu import threads
 from spdist.kernels.streaming.layout import StagedBlock, lay_out_resident
 from spdist.kernels.streaming.multiplication import Multiplication
@@ -196,7 +197,7 @@ class DownloadQueue:
                 self.start_download()
             if calls := block.complete(self.report):
                 submit = threads.run_now if self._in_caller else threads.thread_pool(
-                    threads.core_count(), "finish"
+                    count_cpus(), "finish"
                 ).submit  # fmt: skip
                 self._host_work.append([submit(call) for call in calls])
                 self.finish_host_work(BLOCKS_IN_FLIGHT)  # else blocks would come back faster than they are unpacked

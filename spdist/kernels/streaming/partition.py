@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from spdist.cpus import count_cpus
 from spdist.errors import MatrixError
 from spdist.kernels.cpu import threads
 from spdist.kernels.streaming.history import BlockHistory
@@ -83,7 +84,7 @@ class CountedProducts:
         ends = np.cumsum(np.minimum(doubling, tuning.task_entries))
         cuts = np.searchsorted(a.indptr, ends[ends < a.nnz].astype(np.int64))
         starts = np.unique(np.concatenate([[0], cuts, [a.nrows]]))
-        count = max(1, int(tuning.threads_per_core * threads.core_count()))
+        count = max(1, int(tuning.threads_per_core * count_cpus()))
         submit = threads.thread_pool(count, "count").submit if a.nnz > tuning.caller_entries else threads.run_now
         self._tasks = collections.deque(
             (start, stop, submit(count_products, left, b.indptr, start, stop, 0, 0, self.before))

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from spdist.cpus import count_cpus
 from spdist.errors import MatrixError
 from spdist.kernels.cpu import threads
 from spdist.kernels.cpu.arrays import CsrArrays
@@ -400,7 +401,7 @@ class BlockStager:
 
     def __init__(self, preparer: BlockPreparer, cutter: BlockCutter, first: int) -> None:
         self.preparer, self.cutter, self.next_row = preparer, cutter, first
-        self._thread_count = max(1, int(preparer.tuning.threads_per_core * threads.core_count()))
+        self._thread_count = max(1, int(preparer.tuning.threads_per_core * count_cpus()))
         self._queue: collections.deque[Future[StagedBlock]] = collections.deque()
         self._recent_bytes = 0
 

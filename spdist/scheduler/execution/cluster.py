@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import sys
 import time
 import uuid
@@ -19,6 +18,7 @@ import psutil
 from distributed import Client, Future, LocalCluster, Nanny, Scheduler, SchedulerPlugin, Security, Worker
 from distributed.scheduler import DEFAULT_EXTENSIONS, TaskState, WorkerState
 
+from spdist.cpus import count_cpus
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError, SpdistError
 from spdist.scheduler.clusters.addresses import check_address, wait_until_reachable
@@ -186,14 +186,14 @@ def connect(
             yield client
         return
     gpus = count_gpus() if on_gpu else 0
-    most = _check_count(workers, gpus) if on_gpu else os.cpu_count() or 1
+    most = _check_count(workers, gpus) if on_gpu else count_cpus()
     count = workers or max(1, min(most, blocks))
     processes = processes and (workers is not None or blocks > 1)
     count = count if processes else 1
     if processes:
         check_limits(count)
     with dask.config.set(SETTINGS), _without_main_module(), silenced_dask():
-        threads = min(MOST_THREADS, max(2, (os.cpu_count() or 1) // count)) if on_gpu else 1
+        threads = min(MOST_THREADS, max(2, count_cpus() // count)) if on_gpu else 1
 
         def start() -> LocalCluster:
             with kept_handlers():
@@ -259,7 +259,7 @@ def workers(count: int | None = None, *, engine: str = "auto") -> Iterator[str]:
     if engine not in ENGINES_THAT_START:
         known = ", ".join(ENGINES_THAT_START)
         raise InputError(f"engine={engine!r} starts no workers for several products; write one of {known}")
-    most = count or max(2, os.cpu_count() or 1)
+    most = count or max(2, count_cpus())
     with connect(workers=count, scheduler=None, processes=True, blocks=most, engine=engine) as client:
         yield str(client.scheduler_info(n_workers=0)["address"])
 
@@ -349,7 +349,7 @@ def count_cpu_workers(gpus: int, host_bytes: int) -> int:
         From 0 to half of the cores.
     """
     room = int(HOST_SHARE * psutil.virtual_memory().available) // max(host_bytes, 1)
-    cores = max(0, min((os.cpu_count() or 1) // 2, room - gpus))
+    cores = max(0, min(count_cpus() // 2, room - gpus))
     logger.info("hybrid: %d GPUs, and %d cores beside them", gpus, cores)
     return cores
 

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from spdist.cpus import count_cpus
 from spdist.errors import MatrixError
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, index_dtype
@@ -339,7 +340,7 @@ class ResidentMatrix:
         All offsets come before the entries, whose check needs them.
         """
         marks, indptr, indices, data = self.memory.arrays
-        with ThreadPoolExecutor(min(self.tuning.readers, os.cpu_count() or 1)) as threads:
+        with ThreadPoolExecutor(min(self.tuning.readers, count_cpus())) as threads:
             for read, pieces in ((self._read_offsets, offsets), (self._read_entries, entries)):
                 left = pieces
                 for wait in (False, True):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from spdist.cpus import count_cpus
 from spdist.errors import SpdistError
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, index_dtype
@@ -232,7 +232,7 @@ class RowScan:
         task = ScanTask(self.a, self.b, self.mask, costs, estimate, forced, check_canonical, self.tuning)
         parts = list(itertools.pairwise(self.bounds))
         if self.readers is None or len(parts) == 1:
-            found = scan_parts(task, parts, os.cpu_count() or 1, (self.b_lengths, self.mask_lengths))
+            found = scan_parts(task, parts, count_cpus(), (self.b_lengths, self.mask_lengths))
         else:
             found = self.readers.map(functools.partial(scan_parts, task), parts)
         return np.concatenate([block_table(), *raise_first_error(found)])

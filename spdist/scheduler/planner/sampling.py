@@ -6,7 +6,6 @@ Of an upper triangle the sample also says which share of the rows, from the firs
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from spdist.cpus import count_cpus
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, index_dtype
 from spdist.scheduler.planner.estimate import Estimate
@@ -166,7 +166,7 @@ def _patterns(b: StoredMatrix, rows: Int64Array, readers: RemoteReaders | None, 
 
 
 def _threads(tuning: SampleTuning) -> int:
-    return min(tuning.threads, os.cpu_count() or 1)
+    return min(tuning.threads, count_cpus())
 
 
 def _count_upper(rows: Int64Array, columns: Lengths, nrows: int, ranges: int) -> Int64Array:

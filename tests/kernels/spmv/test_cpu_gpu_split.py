@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +21,7 @@ from spdist.operators.operator import csr_of
 from tests.conftest import random_matrix
 from tests.kernels.spmv.test_sell import stencil
 from tests.support import late_cupy
+from tests.support.cpus import pretend_cpus
 from tests.support.late_cupy import Late, Stream, array, on_gpu
 
 
@@ -310,7 +310,7 @@ def test_parts_of_one_host_share_its_cores(monkeypatch, cupy):
     monkeypatch.setattr(partitioned, "NcclHaloExchange", lambda *arguments: None)
     monkeypatch.setattr(partitioned.cupy_operands, "to_cupyx_any", lambda matrix: matrix)
     monkeypatch.setattr(partitioned, "operator", lambda *given, **options: asked.append((given[1], options)))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(13)))
+    pretend_cpus(monkeypatch, 13)
     for on_this_host in (1, 4, 20):
         partitioned._join_gpus(share, 20, None, on_this_host, {"method": "hybrid", "uses": 7})
     assert asked == [("hybrid", {"uses": 7, "threads": threads}) for threads in (13, 3, 1)]

@@ -19,6 +19,7 @@ from spdist.scheduler.planner import planner
 from tests.conftest import assert_is_product, has_gpu, random_matrix
 from tests.scheduler.execution.test_driver import read
 from tests.support import fake_gpu
+from tests.support.cpus import pretend_cpus
 from tests.support.planning import SMALL_GPU_BLOCKS
 
 
@@ -50,7 +51,7 @@ def test_a_worker_with_a_gpu_starts_while_a_large_product_is_planned(stored, tmp
 
 @pytest.mark.slow
 def test_cores_multiply_beside_a_gpu(stored, tmp_path, one_gpu, monkeypatch, caplog):
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    pretend_cpus(monkeypatch, 4)
     m = random_matrix(6000, 6000, 4.0, 4)
     a, file = stored("A", m), tmp_path / "run.jsonl"
     options = {"engine": "hybrid", "memory_limit": "4MiB", "check": True, "record": file}
@@ -66,7 +67,7 @@ def test_cores_multiply_beside_a_gpu(stored, tmp_path, one_gpu, monkeypatch, cap
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     rows = {
         worker: {line["row"] for line in lines if line["stage"] == "multiply" and line["worker"] == worker}
-        for worker in {line["worker"] for line in lines}
+        for worker in {line["worker"] for line in lines if line["worker"]}
     }
     on_gpu = {line["worker"] for line in lines if line["stage"] == "gpu multiply"}
     assert len(on_gpu) == 1
@@ -79,7 +80,7 @@ def test_cores_multiply_beside_a_gpu(stored, tmp_path, one_gpu, monkeypatch, cap
 @pytest.mark.slow
 def test_a_core_that_is_late_and_has_too_little_room_ends_no_run(stored, tmp_path, one_gpu, monkeypatch):
     """The rest of its rows comes first, when all hands are full of blocks that wait for it."""
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    pretend_cpus(monkeypatch, 4)
     monkeypatch.setenv(fake_gpu.LATE, "3")
     m = random_matrix(3000, 3000, 4.0, 4)
     a = stored("A", m)
@@ -89,7 +90,7 @@ def test_a_core_that_is_late_and_has_too_little_room_ends_no_run(stored, tmp_pat
 
 @pytest.mark.slow
 def test_reductions_too(stored, one_gpu, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    pretend_cpus(monkeypatch, 4)
     monkeypatch.setattr(planner, "DEFAULT_TUNING", SMALL_GPU_BLOCKS)
     m = random_matrix(3000, 3000, 4.0, 5)
     a, sent, assign = stored("A", m), [], BlockAssigner.assign
@@ -104,7 +105,7 @@ def test_reductions_too(stored, one_gpu, monkeypatch):
 @pytest.mark.slow
 def test_no_reduction_waits_for_a_late_core(stored, one_gpu, monkeypatch):
     """The GPU makes its block, too."""
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    pretend_cpus(monkeypatch, 2)
     monkeypatch.setattr(planner, "DEFAULT_TUNING", SMALL_GPU_BLOCKS)
     monkeypatch.setenv(fake_gpu.LATE, "60")
     m = random_matrix(3000, 3000, 4.0, 5)
@@ -127,7 +128,7 @@ def test_no_reduction_waits_for_a_late_core(stored, one_gpu, monkeypatch):
 @pytest.mark.slow
 def test_cores_step_back_for_good(one_gpu, monkeypatch):
     """Also when they start again."""
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    pretend_cpus(monkeypatch, 2)
     with cluster.connect(workers=1, scheduler=None, processes=True, blocks=9, engine="hybrid") as client:
         for again in (False, True):
             nice = client.run(os.nice, 0)
@@ -142,7 +143,7 @@ def test_cores_step_back_for_good(one_gpu, monkeypatch):
 
 
 def test_the_host_is_not_overbooked(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 32)
+    pretend_cpus(monkeypatch, 32)
     monkeypatch.setattr(cluster.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 100 << 30}))
     assert cluster.count_cpu_workers(2, 1 << 30) == 16
     assert cluster.count_cpu_workers(2, 8 << 30) == 4

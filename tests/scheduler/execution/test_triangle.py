@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +33,7 @@ from tests.kernels.cpu.test_multiply import assert_same, random_csr
 from tests.scheduler.execution.test_driver import files, read
 from tests.scheduler.execution.test_product_spec import whole_numbers
 from tests.scheduler.execution.test_reduction import by_hand
+from tests.support.cpus import pretend_cpus
 from tests.support.host_device import HostDevice
 from tests.support.planning import SHORT_CHUNKS, in_grid
 from tests.support.strategies import csr_matrices
@@ -201,7 +201,7 @@ def test_blocks_of_a_device(limit, within):
 def test_a_gpu_and_cores_from_storage(stored, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "count_gpus", lambda: 1)
     monkeypatch.setattr(cluster, "PRELOAD", [*cluster.PRELOAD, "tests.support.fake_gpu"])
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    pretend_cpus(monkeypatch, 4)
     m = random_matrix(3000, 3000, 4.0, 4)
     a, sent, assign = stored("A", m), [], BlockAssigner.assign
     monkeypatch.setattr(

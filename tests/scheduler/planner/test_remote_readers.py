@@ -39,6 +39,7 @@ from spdist.scheduler.planner.tuning import (
 from spdist.storage.matrix import open_matrix
 from spdist.storage.product_spec import Diagonal, StoredProductSpec
 from tests.conftest import random_matrix
+from tests.support.cpus import pretend_cpus
 from tests.support.seals import without_seal
 
 
@@ -189,7 +190,7 @@ def test_scans_of_a_process_keep_their_bound(stored, monkeypatch, small_parts, s
     """Of 4 bytes a row of B for each scan that is under way; one thread always scans."""
     a = stored("A", random_matrix(4_000, 4_000, 9, 1))
     tuning = replace(small_parts, scan=replace(small_parts.scan, stamp_bytes=4 * 4_000 * rows_held))
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    pretend_cpus(monkeypatch, 4)
     scan_rows, lock, under_way, seen = row_scan.scan_rows, threading.Lock(), [0], []
 
     def noted(*args, **kwargs):

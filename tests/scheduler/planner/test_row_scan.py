@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 
@@ -19,6 +17,7 @@ from spdist.scheduler.planner.tuning import (
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.matrix import open_matrix
 from tests.conftest import random_matrix
+from tests.support.cpus import pretend_cpus
 
 
 def test_parts_that_are_scanned_side_by_side(stored, monkeypatch):
@@ -26,7 +25,7 @@ def test_parts_that_are_scanned_side_by_side(stored, monkeypatch):
     a, b = stored("A", random_matrix(20_000, 3_000, 20, 1)), stored("B", random_matrix(3_000, 40_000, 20, 2))
     request, parts = PlanRequest(a, b, "numba", 64 << 20), PlannerTuning(scan=ScanTuning(part_entries=1 << 17))
     whole, plan = make_plan(request), make_plan(request, tuning=parts)
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    pretend_cpus(monkeypatch, 64)
     assert make_plan(request, tuning=parts) == plan
     starts = [block.start for block in plan.blocks]
     assert starts == [0, *(block.stop for block in plan.blocks[:-1])]

@@ -1,0 +1,68 @@
+"""How many CPUs this process may use: those it is bound to, within the quota of its control groups."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+SYSTEM = Path("/")
+
+
+def count_cpus() -> int:
+    """Return how many CPUs this process may keep busy, at least 1.
+
+    It is the lesser of the CPUs that the process is bound to (``taskset``, SLURM, cpusets) and of the CPU quota of its
+    control groups (containers, Kubernetes, systemd), rounded down. `os.cpu_count` knows neither.
+
+    Examples
+    --------
+    >>> 1 <= count_cpus() <= os.cpu_count()
+    True
+    """
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(max(1, min(bound, cpu_quota(SYSTEM))))
+
+
+@functools.cache
+def cpu_quota(system: Path) -> float:
+    """Return the least CPU quota of this process's control groups and all above them; infinity if there is none.
+
+    Parameters
+    ----------
+    system : Path
+        The root directory.
+    """
+    try:
+        lines = (system / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # another system than Linux
+        return float("inf")
+    found = [float("inf")]
+    for line in lines:
+        number, names, path = line.split(":", 2)
+        is_second = number == "0" and not names  # version 2 has one hierarchy
+        if is_second or "cpu" in names.split(","):
+            mount = system / "sys/fs/cgroup" / names
+            group = mount / path.lstrip("/")
+            above = [group, *group.parents]
+            folders = above[: above.index(mount) + 1]
+            found.extend(_second_quota(folder) if is_second else _first_quota(folder) for folder in folders)
+    return min(found)
+
+
+def _second_quota(folder: Path) -> float:
+    """Return the quota by ``cpu.max`` of version 2: microseconds, or max, of a period."""
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+        return float("inf") if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):  # the outermost group has no such file
+        return float("inf")
+
+
+def _first_quota(folder: Path) -> float:
+    """Return the quota by the files of version 1; -1 means none."""
+    try:
+        quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+        return quota / period if quota > 0 else float("inf")
+    except (OSError, ValueError, ZeroDivisionError):
+        return float("inf")
