@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from spdist.errors import InputError
+from spdist.errors import InputError, ResumeError
 from spdist.storage import groups, locations
 from spdist.storage.atomic_replace import is_ours
 from spdist.storage.lock import remove_remains
@@ -162,11 +162,19 @@ def find_earlier_product(target: str) -> tuple[str, Facts] | None:
     ------
     InputError
         If something else than a product lies at `target`.
+    ResumeError
+        If an unfinished replacement has lost its metadata.
     """
-    for place in (replacement_path(target), target):
+    replacement = replacement_path(target)
+    for place in (replacement, target):
         facts = groups.read_facts(place)
         if "product" in facts:
             return place, facts
+        if place == replacement and locations.exists(place):
+            raise ResumeError(
+                f"{place}, which was to replace {target}, has lost its metadata ({place}/zarr.json), and cannot be "
+                f"resumed: begin anew with --overwrite (overwrite=True); {target} is as it was before"
+            )
     if locations.exists(target):
         raise InputError(f"{target} exists and is no product of spdist: choose another name or pass --overwrite")
     return None

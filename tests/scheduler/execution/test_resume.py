@@ -211,12 +211,13 @@ def test_what_cannot_be_continued_is_one_line_and_can_be_overwritten(unfinished,
     assert files(c) == files(tmp_path / "R.zarr")
 
 
-def test_a_replacement_without_its_plan_says_so(unfinished, tmp_path):
+@pytest.mark.parametrize(("file", "lost"), [("spdist-plan", "plan"), ("zarr.json", "metadata")])
+def test_a_replacement_without_its_plan_or_metadata_says_so(unfinished, tmp_path, file, lost):
     a, options, c = unfinished
     c.rename(f"{c}.spdist-new")
     (tmp_path / "R.zarr").rename(c)
-    (Path(f"{c}.spdist-new") / "spdist-plan").unlink()
-    with pytest.raises(ResumeError, match=r"C\.zarr\.spdist-new, which was to replace .*lost its plan.*--overwrite"):
+    (Path(f"{c}.spdist-new") / file).unlink()
+    with pytest.raises(ResumeError, match=rf"C\.zarr\.spdist-new, which was to replace .*lost its {lost}.*--overwrite"):
         api.multiply(a, a, c, resume=True, **options)
     assert spdist.open(c).facts["state"] == "complete"
 
