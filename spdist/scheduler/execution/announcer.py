@@ -168,8 +168,15 @@ def run_start(plan: Plan, job: JobSpec, target: str, resumed_row: int) -> RunSta
         seconds=plan.stage_seconds(),
         resumed_row=resumed_row,
         begun=time.time(),
-        versions={name: importlib.metadata.version(name) for name in PACKAGES},
+        versions={name: _version(name) for name in PACKAGES},
     )
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:  # its source is on the path, and nothing is installed
+        return "unknown"
 
 
 def _operand(url: str, operand: Operand) -> dict[str, Any]:

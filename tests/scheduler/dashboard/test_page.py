@@ -20,7 +20,7 @@ from spdist import api
 from spdist.errors import SpdistError
 from spdist.scheduler.dashboard.messages import RUNS, TIMINGS
 from spdist.scheduler.dashboard.page import PAGE
-from spdist.scheduler.execution import stages
+from spdist.scheduler.execution import announcer, stages
 from spdist.scheduler.execution.cluster import SETTINGS
 from tests.conftest import random_matrix
 from tests.support.worker_processes import ROOT
@@ -200,3 +200,10 @@ def test_chromium_draws_the_page(cluster, a):
     assert "&lt;b&gt;D &amp; E.zarr" in drawn.stdout
     for text in ("Stages by worker", "rows durable", "Map of blocks", "Memory of the workers", "finished"):
         assert text in drawn.stdout
+
+
+def test_a_package_that_is_not_installed_stops_no_run(cluster, a, monkeypatch):
+    """Its source may be on the path alone, as on a cluster's shared file system."""
+    monkeypatch.setattr(announcer, "PACKAGES", ("spdist", "no-such-package"))
+    multiply(cluster, a, "V.zarr")
+    assert newest(cluster)["start"]["versions"]["no-such-package"] == "unknown"
