@@ -80,7 +80,7 @@ def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any
         )
     by_columns = getattr(a, "format", "") == getattr(b, "format", "") == "csc"
     swapped = by_columns and spec.plain  # with options the rows of C matter, and the order of the factors
-    left, right = (from_scipy(b.T), from_scipy(a.T)) if swapped else (from_scipy(a), from_scipy(b))
+    left, right = _converted(a, b, swapped=swapped)
     if method is None:
         raise InputError(
             f"method {options.method!r} is not one of {', '.join(METHODS)}, which matrices of SciPy's have"
@@ -91,6 +91,13 @@ def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any
     if swapped:
         return out.T
     return out.tocsc() if by_columns else out
+
+
+def _converted(a: Any, b: Any, *, swapped: bool) -> tuple[CSR, CSR]:
+    """Return A and B, or the transposes of B and A; an object that is given twice is converted and checked once."""
+    first = from_scipy(a.T if swapped else a)
+    second = first if b is a else from_scipy(b.T if swapped else b)
+    return (second, first) if swapped else (first, second)
 
 
 def reduce(a: Any, b: Any, what: Reduction, spec: ProductSpec, options: InMemoryOptions) -> Any:
@@ -116,7 +123,7 @@ def reduce(a: Any, b: Any, what: Reduction, spec: ProductSpec, options: InMemory
     InputError
         If an option does not fit, or the GPU has no kernel for it.
     """
-    left, right = from_scipy(a), from_scipy(b)
+    left, right = _converted(a, b, swapped=False)
     check_product_shapes(a.shape, b.shape)
     spec.check_square((left.nrows, right.ncols))
     dtype = spec.semiring.result_dtype(left.dtype, right.dtype)

@@ -10,6 +10,8 @@ import scipy.sparse as sp
 
 import spdist
 from spdist.errors import InputError, MatrixError
+from spdist.inmemory import host_operands
+from spdist.matrices.csr import from_scipy
 from tests.conftest import pattern_product, random_matrix
 
 
@@ -73,3 +75,19 @@ def test_arrays_stay_arrays():
     a = sp.csr_array(random_matrix(10, 10, 3.0, 1))
     assert isinstance(spdist.spgemm(a, a), sp.csr_array)
     assert isinstance(spdist.numeric(spdist.symbolic(a, a), a, a), sp.csr_array)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc"])
+def test_an_object_that_is_given_twice_is_checked_once(monkeypatch, form):
+    a = sp.random_array((60, 60), density=0.1, format=form, rng=1)
+    calls = []
+
+    def counted(matrix):
+        calls.append(matrix)
+        return from_scipy(matrix)
+
+    monkeypatch.setattr(host_operands, "from_scipy", counted)
+    assert abs(spdist.spgemm(a, a) - a @ a).max() < 1e-12
+    assert len(calls) == 1
+    assert abs(spdist.spgemm(a, a.copy()) - a @ a).max() < 1e-12
+    assert len(calls) == 3
