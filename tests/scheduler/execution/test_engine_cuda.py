@@ -118,7 +118,7 @@ def test_every_stage_of_every_block_is_on_record(stored, tmp_path):
 @pytest.mark.parametrize("name", ["nowhere/run.jsonl", ".", "C.zarr"])
 def test_a_record_that_cannot_be_written_is_refused_first(stored, tmp_path, name):
     a = stored("A", random_matrix(50, 50, 3, 4))
-    with pytest.raises(InputError, match="choose (another name|a place outside)"):
+    with pytest.raises(InputError, match=r"choose (another name|a place outside)"):
         api.multiply(a, a, tmp_path / "C.zarr", record=tmp_path / name)
     assert not (tmp_path / "C.zarr").exists()
 
