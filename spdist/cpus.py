@@ -24,6 +24,22 @@ def count_cpus() -> int:
     return int(max(1, min(bound, cpu_quota(SYSTEM))))
 
 
+def cpus_per_worker(workers: int | None) -> int:
+    """Return the CPUs that each of some workers of this machine may keep busy, at least 1.
+
+    Parameters
+    ----------
+    workers : int, optional
+        Worker processes; None means one worker, in this process.
+
+    Examples
+    --------
+    >>> cpus_per_worker(None) == cpus_per_worker(1) == count_cpus()
+    True
+    """
+    return max(1, count_cpus() // (workers or 1))
+
+
 @functools.cache
 def cpu_quota(system: Path) -> float:
     """Return the least CPU quota of this process's control groups and all above them; infinity if there is none.

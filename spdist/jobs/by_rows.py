@@ -12,7 +12,7 @@ from spdist.engines import GPU_ENGINES
 from spdist.errors import ResumeError
 from spdist.jobs.check import verified
 from spdist.jobs.describe import durable_part
-from spdist.jobs.planning import PlanSource, check_values, limits_of
+from spdist.jobs.planning import PlanSource, check_values, request_of
 from spdist.jobs.report import Callbacks, Report, recorder
 from spdist.jobs.request import Request
 from spdist.jobs.startup import workers_and_plan
@@ -216,9 +216,8 @@ def prepare(request: Request) -> Job | Report:
             return continued
     planner.check_operands(a, b, execution.grid)
     check_values(execution.engine, spec.dtype(a, b))
-    limits = limits_of(execution)
+    planning = request_of(a, b, spec, execution)
     check_target(request.target, overwrite=request.output.overwrite)
-    planning = PlanRequest(a, b, execution.engine, limits.memory, limits.host, execution.grid, spec)
     return Job(PlanSource(planning), request.target, "", request.output.overwrite, facts)
 
 

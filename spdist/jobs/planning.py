@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from spdist.cpus import cpus_per_worker
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
 from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
@@ -22,6 +23,10 @@ from spdist.units import parse_bytes
 if TYPE_CHECKING:
     from spdist.scheduler.execution.records import JobSpec
     from spdist.scheduler.planner.remote_readers import RemoteReaders
+
+
+MOST_THREADS = 64
+"""Most threads of a worker that multiplies on its cores."""
 
 
 class Limits(NamedTuple):
@@ -57,6 +62,11 @@ class PlanSource:
     def make(self, readers: RemoteReaders | None = None) -> Plan:
         """Return the stored plan, or make one; `readers` are processes that help to read A."""
         return planner.make_plan(self.request, readers) if self.stored_plan is None else self.stored_plan
+
+    def for_threads(self, threads: int) -> PlanSource:
+        """Return the source of plans for workers with so many threads, if they multiply on their cores."""
+        one = self.request
+        return self if one.on_gpu else replace(self, request=replace(one, threads=min(threads, MOST_THREADS)))
 
     def will_be_resident(self) -> bool:
         """Whether the plan will almost surely keep all of B in each worker's memory."""
@@ -99,9 +109,31 @@ def plan(a: MatrixLike, b: MatrixLike, product: ProductOptions, execution: Execu
     left, right = open_factors(a, b)
     check_fit(left, right, spec, execution)
     check_values(execution.engine, spec.dtype(left, right))
+    return planner.make_plan(request_of(left, right, spec, execution))
+
+
+def request_of(
+    a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec, execution: ExecutionOptions, *, writes_c: bool = True
+) -> PlanRequest:
+    """Return the request for a plan, with the limits and threads of workers on this machine.
+
+    Parameters
+    ----------
+    a, b : StoredMatrix
+    spec : StoredProductSpec
+    execution : ExecutionOptions
+    writes_c : bool
+        As of `PlanRequest`.
+
+    Raises
+    ------
+    InputError
+        As `limits_of`.
+    """
     limits = limits_of(execution)
-    request = PlanRequest(left, right, execution.engine, limits.memory, limits.host, execution.grid, spec)
-    return planner.make_plan(request)
+    threads = 1 if execution.engine in GPU_ENGINES else min(cpus_per_worker(execution.workers), MOST_THREADS)
+    grid = execution.grid
+    return PlanRequest(a, b, execution.engine, limits.memory, limits.host, grid, spec, writes_c, threads)
 
 
 def check_fit(a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec, execution: ExecutionOptions) -> None:

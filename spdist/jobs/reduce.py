@@ -8,7 +8,7 @@ from typing import Any
 
 from spdist import phases
 from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
-from spdist.jobs.planning import PlanSource, check_values, limits_of
+from spdist.jobs.planning import PlanSource, check_values, request_of
 from spdist.jobs.report import Callbacks
 from spdist.kernels.cpu.reduce import reduce_linear
 from spdist.kernels.reduction_spec import Reduction, is_linear, spec_for
@@ -16,7 +16,6 @@ from spdist.kernels.reduction_spec import check_values as check_reducible
 from spdist.matrices.csr import CSR
 from spdist.options import ExecutionOptions, ProductOptions
 from spdist.scheduler.planner import planner
-from spdist.scheduler.planner.request import PlanRequest
 from spdist.storage.matrix import StoredMatrix, refuse_blocks
 from spdist.storage.product_spec import Diagonal
 
@@ -65,8 +64,7 @@ def reduce(
     if what == "trace" and not spec.fused:
         spec = replace(spec, mask=Diagonal((a.nrows, b.ncols)))
     spec = replace(spec, per_row=spec_for(what, spec.per_row))
-    limits = limits_of(execution)
-    request = PlanRequest(a, b, execution.engine, limits.memory, limits.host, spec=spec, writes_c=False)
+    request = request_of(a, b, spec, execution, writes_c=False)
     return _run(PlanSource(request), what, execution, callbacks or Callbacks())
 
 

@@ -1,4 +1,4 @@
-"""Workers and plan of a product: for large products the workers start, and begin to read B, while the plan is made."""
+"""Workers and plan of a product: processes and GPUs start, and begin to read B, while a large product is planned."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import replace
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from distributed import Client
 
 from spdist import phases
-from spdist.cpus import count_cpus
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
 from spdist.jobs.compiling.ahead import compile_ahead
@@ -21,7 +21,7 @@ from spdist.jobs.planning import PlanSource
 from spdist.jobs.report import Callbacks
 from spdist.options import ExecutionOptions
 from spdist.scheduler.execution import cluster
-from spdist.scheduler.execution.cluster import connect, remote_readers, shared_name
+from spdist.scheduler.execution.cluster import connect, least_threads, remote_readers, shared_name
 from spdist.scheduler.execution.plugins import prefetch
 from spdist.scheduler.execution.shared_operand import SHARING
 from spdist.scheduler.execution.supervision.supervisor import Supervisor, supervised
@@ -81,53 +81,93 @@ def workers_and_plan(
 
     Notes
     -----
-    Workers start while the plan is made if there is surely a block for each. Workers of a running scheduler are used
-    at once if B is not small. Early workers load libraries, help to plan, and begin to read B if all of B will stay in
-    memory. With a stored plan no worker starts early.
+    Workers that take long to start do so while the plan is made, if there is surely a block for each: processes, and
+    all that use GPUs. Early workers load libraries, help to plan, and begin to read B if all of B will stay in memory.
+    A plan for the workers of a running scheduler depends on their threads. With a stored plan no worker starts early.
     """
-    request = source.request
-    name = uuid.uuid4().hex[:8]
-    local = _is_local(request, target)
+    local = _is_local(source.request, target)
     if local and execution.scheduler is not None:
         raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
-    cluster_options: dict[str, Any] = {
-        "workers": execution.workers,
-        "scheduler": execution.scheduler,
-        "security": execution.security,
-        "processes": not local,
-        "engine": request.engine,
-    }
-    count = None if source.stored_plan is not None else _count_early_workers(request, execution, local=local)
-    if count is None:
+    start = _Start(source, execution, callbacks, target, local)
+    is_early = source.stored_plan is None and (execution.scheduler is not None or start.count_early_workers() > 0)
+    with start.workers_first() if is_early else start.plan_first() as ready:
+        yield ready
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What both orders of a start need."""
+
+    source: PlanSource
+    execution: ExecutionOptions
+    callbacks: Callbacks
+    target: str
+    local: bool
+    name: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+
+    def connect(self, blocks: int, host_bytes: int = 1) -> AbstractContextManager[Client]:
+        """Start workers for so many blocks, or connect to those of the running scheduler."""
+        return connect(
+            workers=self.execution.workers,
+            scheduler=self.execution.scheduler,
+            security=self.execution.security,
+            processes=not self.local,
+            engine=self.source.request.engine,
+            blocks=blocks,
+            host_bytes=host_bytes,
+        )
+
+    @contextlib.contextmanager
+    def plan_first(self) -> Iterator[Ready]:
+        """Make the plan, then start as many workers as it can use."""
         with phases.during("plan"):
-            plan = source.make()
-        callbacks.planned(plan)
-        spawns = execution.scheduler is None and not local and (execution.workers is not None or len(plan.blocks) > 1)
-        kernels = compile_ahead(source.draft().with_plan(plan, "")) if spawns else None
+            plan = self.source.make()
+        self.callbacks.planned(plan)
+        one = self.execution.workers is None and len(plan.blocks) <= 1
+        spares = self.execution.scheduler is not None or one
+        kernels = None if spares else compile_ahead(self.source.draft().with_plan(plan, ""))
         with (
-            connect(**cluster_options, blocks=len(plan.blocks), host_bytes=plan.projected_host_memory) as client,
-            supervised(client, name) as supervisor,
+            self.connect(len(plan.blocks), plan.projected_host_memory) as client,
+            supervised(client, self.name) as supervisor,
         ):
             _wait_for(kernels, supervisor)
-            supervisor.check(request, plan, target)
-            yield Ready(client, plan, name, supervisor)
-        return
-    kernels = None if execution.scheduler else compile_ahead(source.draft())
-    starting = connect(**cluster_options, blocks=max(count, 2))  # a single block would need no process of its own
-    planning = None if execution.scheduler else _plan_in_background(source, None)
-    with contextlib.ExitStack() as stack:
-        client = stack.enter_context(starting)
-        supervisor = stack.enter_context(supervised(client, name))
-        supervisor.handshake.check_installation()
-        _wait_for(kernels, supervisor)
-        planning = planning or _plan_in_background(source, remote_readers(client))
-        job = replace(source.draft(), resident=source.will_be_resident(), shared_name=shared_name(client))
-        stack.enter_context(prefetch(client, name, job))
-        with supervisor.monitor.waiting_for("the plan"), phases.during("plan"):
-            plan = planning.result()
-        callbacks.planned(plan)
-        supervisor.check(request, plan, target)
-        yield Ready(client, plan, name, supervisor)
+            supervisor.check(self.source.request, plan, self.target)
+            yield Ready(client, plan, self.name, supervisor)
+
+    @contextlib.contextmanager
+    def workers_first(self) -> Iterator[Ready]:
+        """Start or find workers; make the plan while they start, or for the threads that they have."""
+        runs = self.execution.scheduler is not None
+        kernels = None if runs else compile_ahead(self.source.draft())
+        starting = self.connect(max(self.count_early_workers(), 2))  # a single block would need no process of its own
+        planning = None if runs else _plan_in_background(self.source, None)
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(starting)
+            supervisor = stack.enter_context(supervised(client, self.name))
+            supervisor.handshake.check_installation()
+            _wait_for(kernels, supervisor)
+            source = self.source.for_threads(least_threads(client)) if runs else self.source
+            helps = not runs or source.request.b.nbytes >= SHARING.least_bytes
+            planning = planning or _plan_in_background(source, remote_readers(client) if helps else None)
+            if helps:
+                job = replace(source.draft(), resident=source.will_be_resident(), shared_name=shared_name(client))
+                stack.enter_context(prefetch(client, self.name, job))
+            with supervisor.monitor.waiting_for("the plan"), phases.during("plan"):
+                plan = planning.result()
+            self.callbacks.planned(plan)
+            supervisor.check(source.request, plan, self.target)
+            yield Ready(client, plan, self.name, supervisor)
+
+    def count_early_workers(self) -> int:
+        """Return the number of workers to start before there is a plan: 0 to plan first."""
+        request, execution = self.source.request, self.execution
+        on_gpu = request.engine in GPU_ENGINES
+        if self.local or request.engine == "hybrid" or execution.scheduler is not None:
+            return 0
+        most = execution.workers or (cluster.count_gpus() if on_gpu else 0)
+        a, b = request.a, request.b
+        products = a.nnz * b.nnz // max(b.nrows, 1)  # as if all rows of B had one length
+        return most if products >= most * (GPU_BLOCK_PRODUCTS if on_gpu else MAX_BLOCK_PRODUCTS) else 0
 
 
 def _wait_for(kernels: Future[None] | None, supervisor: Supervisor) -> None:
@@ -141,19 +181,6 @@ def _is_local(request: PlanRequest, target: str) -> bool:
     """Whether only this process sees an operand, the mask or C."""
     mask = request.spec.mask
     return any(in_process(url) for url in (request.a.url, request.b.url, target, "" if mask is None else mask.url))
-
-
-def _count_early_workers(request: PlanRequest, execution: ExecutionOptions, *, local: bool) -> int | None:
-    """Return the number of workers to start before there is a plan, 0 if workers run already; None to plan first."""
-    a, b = request.a, request.b
-    if execution.scheduler is not None:
-        return 0 if b.nbytes >= SHARING.least_bytes else None
-    if local or request.engine == "hybrid":
-        return None
-    on_gpu = request.engine in GPU_ENGINES
-    most = execution.workers or (cluster.count_gpus() if on_gpu else count_cpus())
-    products = a.nnz * b.nnz // max(b.nrows, 1)  # as if all rows of B had one length
-    return most if products >= most * (GPU_BLOCK_PRODUCTS if on_gpu else MAX_BLOCK_PRODUCTS) else None
 
 
 def _plan_in_background(source: PlanSource, readers: RemoteReaders | None) -> Future[Plan]:

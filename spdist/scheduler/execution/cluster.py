@@ -18,7 +18,7 @@ import psutil
 from distributed import Client, Future, LocalCluster, Nanny, Scheduler, SchedulerPlugin, Security, Worker
 from distributed.scheduler import DEFAULT_EXTENSIONS, TaskState, WorkerState
 
-from spdist.cpus import count_cpus
+from spdist.cpus import count_cpus, cpus_per_worker
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError, SpdistError
 from spdist.scheduler.clusters.addresses import check_address, wait_until_reachable
@@ -151,15 +151,16 @@ def connect(
     Parameters
     ----------
     workers : int, optional
-        Worker processes on this machine. CPU engines: one core each; by default one for each core, but no more than
-        there are blocks. GPU engines: one GPU and its share of the cores each; by default one for each GPU, but no more
-        than there are blocks. Engine ``hybrid`` adds workers of one core each.
+        Worker processes on this machine. CPU engines: each has its share of the cores; by default one worker is in this
+        process, with a thread for each core. GPU engines: one GPU and its share of the cores each; by default one for
+        each GPU, but no more than there are blocks; a single one is in this process. Engine ``hybrid`` adds processes
+        of one core each.
     scheduler : str, optional
         Address of a running scheduler to use; nothing is started.
     processes : bool
-        Whether workers are processes. Otherwise they are threads of this process, for matrices in its memory.
+        Whether workers may be processes. Matrices in this process's memory need a worker in this process.
     blocks : int
-        Row blocks of the plan. A single block runs in a thread of this process, unless `workers` is given.
+        Row blocks of the plan. A single block runs in this process, unless `workers` is given.
     engine : str
     host_bytes : int
         Bytes of host memory that a worker may take.
@@ -186,14 +187,14 @@ def connect(
             yield client
         return
     gpus = count_gpus() if on_gpu else 0
-    most = _check_count(workers, gpus) if on_gpu else count_cpus()
+    most = _check_count(workers, gpus) if on_gpu else 1
     count = workers or max(1, min(most, blocks))
-    processes = processes and (workers is not None or blocks > 1)
+    processes = processes and (workers is not None or count > 1 or (engine == "hybrid" and blocks > 1))
     count = count if processes else 1
     if processes:
         check_limits(count)
     with dask.config.set(SETTINGS), _without_main_module(), silenced_dask():
-        threads = min(MOST_THREADS, max(2, count_cpus() // count)) if on_gpu else 1
+        threads = min(MOST_THREADS, max(2, count_cpus() // count)) if on_gpu else cpus_per_worker(count)
 
         def start() -> LocalCluster:
             with kept_handlers():
@@ -235,7 +236,7 @@ def workers(count: int | None = None, *, engine: str = "auto") -> Iterator[str]:
     Parameters
     ----------
     count : int, optional
-        Number of processes; by default one for each core or, with a GPU engine, one for each GPU.
+        Number of processes, which share the cores; by default one or, with a GPU engine, one for each GPU.
     engine : {"auto", "scipy", "numba", "cuda"}
         Engine of the products. "hybrid" is refused: it needs a plan to know how many CPU workers there is room for.
 
@@ -255,12 +256,12 @@ def workers(count: int | None = None, *, engine: str = "auto") -> Iterator[str]:
     ...     for a, c in jobs:
     ...         spdist.multiply(a, a, c, scheduler=scheduler)
     """
-    check_count("count", count, "one a core or a GPU")
+    check_count("count", count, "one, or one a GPU")
     if engine not in ENGINES_THAT_START:
         known = ", ".join(ENGINES_THAT_START)
         raise InputError(f"engine={engine!r} starts no workers for several products; write one of {known}")
-    most = count or max(2, count_cpus())
-    with connect(workers=count, scheduler=None, processes=True, blocks=most, engine=engine) as client:
+    count = count or (count_gpus() if engine in GPU_ENGINES else 1)
+    with connect(workers=count, scheduler=None, processes=True, blocks=count, engine=engine) as client:
         yield str(client.scheduler_info(n_workers=0)["address"])
 
 
@@ -434,6 +435,11 @@ def remote_readers(client: Client) -> RemoteReaders | None:
     """Return the workers as readers for the planner; None if none has started yet."""
     threads = client.nthreads()
     return RemoteReaders(client.get_executor(pure=False), len(threads), min(threads.values())) if threads else None
+
+
+def least_threads(client: Client) -> int:
+    """Return the threads of the worker that has fewest; 1 if none has started yet."""
+    return max(1, min(client.nthreads().values(), default=1))
 
 
 def with_gpu(client: Client, workers: list[str]) -> dict[str, bool]:

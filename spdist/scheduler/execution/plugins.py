@@ -99,9 +99,7 @@ class PrefetchPlugin(WorkerPlugin):
         self.name, self.job = name, job
 
     def setup(self, worker: Worker) -> None:
-        """Prefetch if the worker is a process. An error is ignored: it comes back when the job is installed."""
-        if not worker.nanny:
-            return
+        """Prefetch; an error is ignored: it comes back when the job is installed."""
         context = WorkerContext(self.job)
         try:
             warm_up(context, worker)
@@ -119,7 +117,7 @@ class PrefetchPlugin(WorkerPlugin):
 
 
 def job_on(worker: Worker, job: JobSpec) -> JobSpec:
-    """Return the job for one worker: a worker that is a thread of this process shares no memory with others.
+    """Return the job for one worker: a worker in the client's process shares no memory with others.
 
     Parameters
     ----------
@@ -137,7 +135,7 @@ def job_on(worker: Worker, job: JobSpec) -> JobSpec:
 def warm_up(context: WorkerContext, worker: Worker) -> None:
     """Load what the stages need, then measure the idle worker's memory.
 
-    A worker that is a thread of this process loads and compiles when it must.
+    A worker in the client's process loads and compiles for a single block when it must.
 
     Parameters
     ----------
@@ -148,6 +146,7 @@ def warm_up(context: WorkerContext, worker: Worker) -> None:
     """
     if worker.nanny:
         worker_process.dask_setup(worker)
+    if worker.nanny or not context.job.is_one_block:
         context.warm_up()
     worker_process.reset_peak()
     IDLE_MEMORY[worker.address] = worker_process.resident_memory()

@@ -34,6 +34,10 @@ class JobSpec:
         Cuts of the inner dimension and of B's columns; only split blocks use them.
     blocks_in_flight : int
         Blocks that a worker holds at once, at most.
+    threads : int
+        Stages that a worker runs at once, at most; 0 for no bound but Dask's.
+    is_one_block : bool
+        Whether the plan has one block: a worker in the client's process then loads only what it turns out to need.
     memory_limit, host_limit : int
         Bytes of the limited memory, and of the host's memory. They differ only when a GPU multiplies.
     product : StoredProductSpec
@@ -49,6 +53,8 @@ class JobSpec:
     inner_bounds: tuple[int, ...]
     column_bounds: tuple[int, ...]
     blocks_in_flight: int = 1
+    threads: int = 0
+    is_one_block: bool = False
     memory_limit: int = 0
     host_limit: int = 0
     product: StoredProductSpec = WHOLE
@@ -63,6 +69,8 @@ class JobSpec:
             inner_bounds=plan.inner_bounds,
             column_bounds=plan.column_bounds,
             blocks_in_flight=plan.blocks_in_flight,
+            threads=0 if plan.on_gpu else plan.threads,
+            is_one_block=len(plan.blocks) <= 1,
             memory_limit=plan.memory_limit,
             host_limit=plan.host_limit,
             shared_name=shared_name,

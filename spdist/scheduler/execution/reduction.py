@@ -1,6 +1,6 @@
 """Run a plan for a reduction of the product: compute each block, reduce it on its worker, and throw it away.
 
-A task is a whole block, from reading to its small result, so that a worker has one block in memory at a time. Results
+A task is a whole block, from reading to its small result, so that a worker has one block a thread in memory. Results
 are put together in the order of rows, so that every run of a plan gives the same bits, unless GPUs and CPU workers
 share it. Nothing is stored, and there is nothing to resume.
 """
@@ -27,7 +27,7 @@ from spdist.scheduler.execution.telemetry import InFlight, Progress, RunCallback
 from spdist.scheduler.planner.plan import Plan
 
 TASKS_IN_FLIGHT = 2
-"""Tasks that a worker has: one runs, the other one is there when the first is done."""
+"""Tasks that a worker has for each thread: one runs, the other one is there when the first is done."""
 
 
 def execute_reduction(
@@ -57,7 +57,7 @@ def execute_reduction(
     SpdistError
         If a task failed.
     """
-    job = replace(draft.with_plan(plan, shared_name(client)), blocks_in_flight=1)
+    job = replace(draft.with_plan(plan, shared_name(client)), blocks_in_flight=plan.threads)
     with installed(client, name, job):
         callbacks.started(dashboard_link(client))
         title = f"{what if isinstance(what, str) else 'histogram'} of A @ B"
@@ -77,7 +77,7 @@ class _Reducer:
     ) -> None:
         self.client, self.name, self.plan, self.what, self.callbacks = client, name, plan, what, callbacks
         self.remaining = [BlockWork.of(block, number) for number, block in enumerate(plan.blocks)][::-1]
-        self.assigner = BlockAssigner(plan, TASKS_IN_FLIGHT, functools.partial(with_gpu, client))
+        self.assigner = BlockAssigner(plan, TASKS_IN_FLIGHT * plan.threads, functools.partial(with_gpu, client))
         self.completed = as_completed()
         self.parts: dict[BlockNumber, reduction_spec.PartialReduction] = {}
         self.products_done = 0

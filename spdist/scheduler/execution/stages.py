@@ -325,7 +325,9 @@ def run_stage(job: str, stage: str, *arguments: object) -> Any:
     """
     if job in STAYING_OUT:
         raise Reschedule
-    return STAGES[stage](CONTEXTS[job], *arguments)
+    context = CONTEXTS[job]
+    with context.room:
+        return STAGES[stage](context, *arguments)
 
 
 def count(c: CSR, task: BlockTask) -> BlockCounts:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -52,6 +54,8 @@ class WorkerContext:
         By block number: the sum of partial products so far. A complete one waits for its commit.
     partial_results : dict
         By block number: the partial product of one more piece, which waits for its merge.
+    room : context manager
+        Entered by each stage; it waits while as many stages run as the plan has room for.
     last_band : (int, CSR) or None
         Consecutive rows of B that the last block read, and the position of their first entry in B.
     """
@@ -66,6 +70,10 @@ class WorkerContext:
         self._b: ResidentMatrix | None = None
         self._gpu: Gpu | None = None
         self._lock, self._gpu_lock = threading.Lock(), threading.Lock()
+        # Dask may give a worker more threads than the plan has room for.
+        self.room: AbstractContextManager[Any] = (
+            threading.BoundedSemaphore(job.threads) if job.threads else contextlib.nullcontext()
+        )
 
     @property
     def on_gpu(self) -> bool:

@@ -105,7 +105,7 @@ class Assembler:
         return Plan(
             memory.a, memory.b, c, request.engine, memory.limit, room.reserved, room.blocks_in_flight, room.b_resident,
             memory.chunk_length, sizes.inner, sizes.columns, blocks, sum(block.products for block in blocks),
-            memory.limit, counted=not memory.row_limits.upper,
+            memory.limit, counted=not memory.row_limits.upper, threads=room.threads,
         )  # fmt: skip
 
     def _blocks(self, table: BlockTable, sizes: BlockSizes, budget: int) -> tuple[Block, ...]:
@@ -217,7 +217,7 @@ def with_more_in_flight(memory: WorkerMemory, plan: Plan) -> Plan:
         return plan
     worst = max(block.needed for block in plan.blocks)
     for count in range(plan.blocks_in_flight + 1, memory.tuning.blocks.most_in_flight + 1):
-        reserved = memory.reserved(plan.resident, count)
+        reserved = memory.reserved(plan.resident, plan.threads, count)
         if reserved + count * worst > block_budget(memory.limit, 0, 1):
             break
         plan = replace(plan, blocks_in_flight=count, reserved_memory=reserved)
@@ -225,7 +225,7 @@ def with_more_in_flight(memory: WorkerMemory, plan: Plan) -> Plan:
 
 
 def with_fewer_reads(assembler: Assembler, plan: Plan, table: BlockTable) -> Plan:
-    """Put one block in flight, twice as large, if most of the time goes into reading B again and again.
+    """Put half as many blocks in flight, twice as large, if most of the time goes into reading B again and again.
 
     Parameters
     ----------
@@ -240,11 +240,12 @@ def with_fewer_reads(assembler: Assembler, plan: Plan, table: BlockTable) -> Pla
         The plan of less predicted time: `plan`, or the plan of joined blocks.
     """
     memory = assembler.memory
-    if memory.request.grid is not None or plan.blocks_in_flight != memory.tuning.blocks.in_flight or not plan.rereads:
+    usual = plan.threads * memory.tuning.blocks.in_flight
+    if memory.request.grid is not None or plan.blocks_in_flight != usual or not plan.rereads:
         return plan
-    room = memory.room(plan.resident, 1)
-    single = assembler.plan(join_blocks(memory, table, room.budget), room)
-    return min(plan, single, key=predicted_seconds)
+    room = memory.room(plan.resident, plan.threads, plan.threads)
+    joined = assembler.plan(join_blocks(memory, table, room.budget), room)
+    return min(plan, joined, key=predicted_seconds)
 
 
 def with_own_rows_of_b(assembler: Assembler, b_reads: BlockTable) -> Plan | None:
@@ -270,7 +271,7 @@ def with_own_rows_of_b(assembler: Assembler, b_reads: BlockTable) -> Plan | None
     few = len(b_reads) < tuning.least_blocks * joins
     if not memory.request.on_gpu or few or joins > tuning.most_joined or reread <= -1:
         return None
-    room = memory.room(False, memory.tuning.blocks.in_flight)
+    room = memory.room(False, 1, memory.tuning.blocks.in_flight)
     table = join_blocks(memory, b_reads, room.budget, joins)
     table["b_chunks"] = table["b_chunks"] * (1 + reread * len(table) / len(b_reads)) / (1 + reread)
     sizes = assembler.sizes(table, room.budget)

@@ -173,6 +173,8 @@ class Plan:
         Bytes of the GPU's memory that a worker takes; 0 without a GPU.
     counted : bool
         Whether `expansion` was counted; the products of a triangle are estimated.
+    threads : int
+        Blocks of which the cores of a worker read, multiply or write one each at the same time.
     """
 
     a: Operand
@@ -191,6 +193,7 @@ class Plan:
     host_limit: int = 0
     device_memory: int = 0
     counted: bool = True
+    threads: int = 1
 
     @property
     def on_gpu(self) -> bool:
@@ -294,7 +297,7 @@ class Plan:
         stages = self.stage_seconds()
         schedule = stages.pop("schedule")
         start = RATES["start"] if len(self.blocks) > 1 else 0.0
-        return start + max(sum(stages.values()) / max(1, min(workers, len(self.blocks))), schedule)
+        return start + max(sum(stages.values()) / max(1, min(workers * self.threads, len(self.blocks))), schedule)
 
     def to_json(self) -> str:
         """Return the plan as JSON; equal plans give equal text."""
@@ -329,6 +332,7 @@ class Plan:
             "host_limit": self.host_limit,
             "projected_host_memory": self.projected_host_memory,
             "pairs": self.blocks_in_flight,
+            "threads": self.threads,
             "b_resident": self.resident,
             "chunk": self.chunk,
             "stage_bytes": self.stage_bytes(),

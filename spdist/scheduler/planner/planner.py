@@ -224,8 +224,8 @@ class Attempt(NamedTuple):
 class PlanSearch:
     """Search for the plan of least predicted time among candidates that fit.
 
-    In a candidate B is resident or read block by block, and two blocks are in flight or, if these do not fit, one. If
-    even one row needs too much of B, the inner dimension is cut.
+    In a candidate B is resident or read block by block, and each thread has two blocks in flight; if these do not fit,
+    there is one thread with two blocks or one. If even one row needs too much of B, the inner dimension is cut.
 
     Parameters
     ----------
@@ -263,8 +263,7 @@ class PlanSearch:
         """Return the candidate with as many blocks in flight as fit, and its variants that should take less time."""
         assembler = Assembler(memory, self.scan.b_lengths)
         b_reads = block_table()
-        for count in (memory.tuning.blocks.in_flight, 1):
-            room = memory.room(b_resident, count)
+        for room in memory.rooms(b_resident):
             cut = self._cut(memory, room)
             b_reads = b_reads if cut.b_reads is None else cut.b_reads
             needed = assembler.sizes(cut.table, room.budget).needed(cut.table)

@@ -46,6 +46,8 @@ class PlanRequest:
         not known.
     writes_c : bool
         Whether C is written; otherwise it is reduced where it is made.
+    threads : int
+        Most blocks that the cores of a worker may multiply at once; GPUs multiply one at a time.
     """
 
     a: StoredMatrix
@@ -56,6 +58,7 @@ class PlanRequest:
     grid: tuple[int, int, int] | None = None
     spec: StoredProductSpec = WHOLE
     writes_c: bool = True
+    threads: int = 1
 
     @property
     def on_gpu(self) -> bool:

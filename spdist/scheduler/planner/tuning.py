@@ -74,6 +74,8 @@ class BlockTuning:
     ----------
     cpu_products : int
         Most products of a block.
+    per_thread, least_products : int
+        With several threads, blocks for each of them, and the least bound on a block's products that this may lead to.
     gpu_products : int
         Most products of a block if GPUs multiply.
     gpu_reduced_products : int
@@ -94,6 +96,8 @@ class BlockTuning:
     """
 
     cpu_products: int = MAX_BLOCK_PRODUCTS
+    per_thread: int = 4
+    least_products: int = 1 << 22
     gpu_products: int = GPU_BLOCK_PRODUCTS
     gpu_reduced_products: int = 1 << 30
     gpu_bytes: int = 1 << 28

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -55,6 +56,8 @@ class Room(NamedTuple):
     ----------
     b_resident : bool
         Whether all of B is resident.
+    threads : int
+        Blocks that are multiplied at once.
     blocks_in_flight : int
     reserved : int
         Bytes that the worker holds throughout.
@@ -63,6 +66,7 @@ class Room(NamedTuple):
     """
 
     b_resident: bool
+    threads: int
     blocks_in_flight: int
     reserved: int
     budget: int
@@ -153,9 +157,17 @@ class WorkerMemory:
 
     @property
     def block_products(self) -> int:
-        """Most products of a block."""
-        blocks = self.tuning.blocks
-        return blocks.gpu_products if self.request.on_gpu else blocks.cpu_products
+        """Most products of a block; several threads share the product in some blocks each, if these are not tiny."""
+        blocks, threads = self.tuning.blocks, self.request.threads
+        if self.request.on_gpu or threads == 1:
+            return blocks.gpu_products if self.request.on_gpu else blocks.cpu_products
+        share = int(self._rough_products()) // (blocks.per_thread * threads)
+        return max(min(share, blocks.cpu_products), blocks.least_products)
+
+    def _rough_products(self) -> float:
+        """Estimate the products before they are counted, as if the rows of B were equally long."""
+        a, b = self.request.a, self.request.b
+        return a.nnz * b.nnz / max(b.nrows, 1)
 
     @functools.cached_property
     def chunk_length(self) -> int:
@@ -168,33 +180,55 @@ class WorkerMemory:
 
     def _rough_nnz(self) -> float:
         """Estimate nnz(C) before products are counted, as if rows were equally long."""
-        a, b = self.request.a, self.request.b
-        products = a.nnz * b.nnz / max(b.nrows, 1)
+        a, b, products = self.request.a, self.request.b, self._rough_products()
         row_products = products / max(a.nrows, 1)
         ratio = self.estimate.ratio[int(math.log2(max(row_products, 1)))]
         return float(min(products * ratio, a.nrows * min(self.row_limits.top_n, b.ncols)))
 
-    def room(self, b_resident: bool, blocks_in_flight: int) -> Room:
+    def room(self, b_resident: bool, threads: int, blocks_in_flight: int) -> Room:
         """Divide the memory into bytes held throughout and equal parts for blocks (hySpMM equation 5)."""
-        reserved = self.reserved(b_resident, blocks_in_flight)
-        return Room(b_resident, blocks_in_flight, reserved, block_budget(self.limit, reserved, blocks_in_flight))
+        reserved = self.reserved(b_resident, threads, blocks_in_flight)
+        budget = block_budget(self.limit, reserved, blocks_in_flight)
+        return Room(b_resident, threads, blocks_in_flight, reserved, budget)
 
-    def reserved(self, b_resident: bool, blocks_in_flight: int) -> int:
+    def rooms(self, b_resident: bool) -> Iterator[Room]:
+        """Yield divisions of the memory into fewer and fewer parts, which are larger and larger.
+
+        The first has as many threads as leave half of the memory besides B to blocks; the others have one.
+        """
+        in_flight = self.tuning.blocks.in_flight
+        threads = self.request.threads
+        while threads > 1 and 2 * self._overhead(b_resident, threads) > self._room_beside_b(b_resident):
+            threads //= 2
+        for count in (threads, 1) if threads > 1 else (1,):
+            yield self.room(b_resident, count, in_flight * count)
+        yield self.room(b_resident, 1, 1)
+
+    def _room_beside_b(self, b_resident: bool) -> int:
+        return self.usable - (self.resident_bytes if b_resident else 0)
+
+    def _overhead(self, b_resident: bool, threads: int) -> int:
+        """Return the bytes held throughout, without B."""
+        held = self.reserved(b_resident, threads, self.tuning.blocks.in_flight * threads)
+        return held - (self.resident_bytes if b_resident else 0)
+
+    def reserved(self, b_resident: bool, threads: int, blocks_in_flight: int) -> int:
         """Return the bytes held throughout: resident B, kernels' workspace, read buffers, parts of C's Zarr chunks."""
         engine = self.request.engine
         reading = READ_COPIES * (self.a.read_bytes + (0 if b_resident else READ_CHUNKS * self.b.read_bytes))
         writing = 2 * blocks_in_flight * self.chunk_length * self.c_entry
         resident = self.resident_bytes if b_resident else 0
-        allocator = min(self.limit // ALLOCATOR_SHARE, ALLOCATOR_BYTES)
+        allocator = min(self.limit // ALLOCATOR_SHARE, threads * ALLOCATOR_BYTES)
         kernels = [gpu_staging(self.limit)] if engine in GPU_ENGINES else []
-        kernels += [self._cpu_workspace(b_resident)] if engine != "cuda" else []
-        return allocator + resident + max(kernels) + reading + writing
+        kernels += [self._cpu_workspace(b_resident, threads)] if engine != "cuda" else []
+        return allocator + resident + max(kernels) + threads * reading + writing
 
-    def _cpu_workspace(self, b_resident: bool) -> int:
-        """Return the bytes that a kernel of the CPU takes besides its operands and C."""
+    def _cpu_workspace(self, b_resident: bool, threads: int) -> int:
+        """Return the bytes that kernels of the CPU, one a thread, take besides their operands and C."""
         a, b, limits = self.request.a, self.request.b, self.row_limits
         if a.blocksize is not None:
-            return block_workspace(b.ncols, self.limit // min(a.entry_nbytes, b.entry_nbytes, self.c_entry))
+            entries = self.limit // min(a.entry_nbytes, b.entry_nbytes, self.c_entry)
+            return threads * block_workspace(b.ncols, entries // threads)
         sizes = self.dtype.itemsize, self.index_bytes
         kernel = cpu_workspace(
             "scipy" if self.request.engine == "scipy" else "numba", b.ncols, min(b.nnz, b.ncols), *sizes
@@ -202,7 +236,7 @@ class WorkerMemory:
         if limits.longest:
             top = min(limits.top_n, limits.longest)
             kernel += fused_workspace(limits.longest, limits.longest_mask_row, top, *sizes)
-        return kernel + (B_START_BYTES * b.nrows if limits.upper and b_resident else 0)
+        return threads * kernel + (B_START_BYTES * b.nrows if limits.upper and b_resident else 0)
 
     def c_bytes(self, table: BlockTable, entries: str) -> Int64Array:
         """Return the bytes of each block's C, from one of the fields that count its entries."""
