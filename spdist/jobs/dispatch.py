@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from spdist.errors import InputError
-from spdist.inmemory import host_operands
-from spdist.inmemory import spgemm as inmemory
 from spdist.jobs.operands import are_in_memory, transposed
 from spdist.jobs.report import Callbacks
 from spdist.jobs.save import save
@@ -63,6 +61,8 @@ def matmul(
 
 
 def _multiply_in_memory(a: Any, b: Any, product: ProductOptions, execution: ExecutionOptions) -> Any:
+    from spdist.inmemory import spgemm as inmemory  # loads Numba
+
     left, right = transposed(a) if product.transpose_a else a, transposed(b) if product.transpose_b else b
     return inmemory.multiply(left, right, product, _in_memory_options(execution))
 
@@ -111,6 +111,9 @@ def reduce(
     if execution.engine == "scipy":
         raise InputError("engine='scipy' has no reductions: choose engine='auto', 'numba', 'cuda' or 'hybrid'")
     if are_in_memory(*operands, product.mask):
+        from spdist.inmemory import host_operands
+        from spdist.inmemory import spgemm as inmemory
+
         options = _in_memory_options(execution)
         return host_operands.reduce(*operands, reduction, inmemory.spec_of(product), options)
     from spdist.jobs import reduce as stored

@@ -53,12 +53,18 @@ def add_page(scheduler: Scheduler, runs: Runs) -> None:
             (rf"{prefix}/spdist/data\.json", DataHandler, {"runs": runs}),
         ],
     )
-    if application.applications:
-        _add_to_menu(scheduler)
+    if any(hasattr(app, "prefix") for app in application.applications):
+        add_to_menu(scheduler)
 
 
-def _add_to_menu(scheduler: Scheduler) -> None:
-    """Add a link to the menu of Dask's pages, which all read one list."""
+def add_to_menu(scheduler: Scheduler) -> None:
+    """Add a link to the menu of Dask's pages, which all read one list.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+        Its dashboard is there.
+    """
     try:
         from distributed.dashboard.scheduler import template_variables
 

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import dask
@@ -25,6 +25,8 @@ from spdist.scheduler.clusters.addresses import check_address, wait_until_reacha
 from spdist.scheduler.clusters.client import RunClient, close_client, close_cluster, closed_if_interrupted
 from spdist.scheduler.clusters.security import remembered, security_for, temporary_keys
 from spdist.scheduler.clusters.system_limits import check_limits
+from spdist.scheduler.dashboard.late_pages import load_pages_late
+from spdist.scheduler.dashboard.routes import add_to_menu
 from spdist.scheduler.execution.supervision.calls import (
     addresses,
     describe,
@@ -205,6 +207,7 @@ def connect(
         what = f"{count} workers of this machine did not start"
         with _starting(count), closed_if_interrupted():
             cluster = persistent(lambda: within(START_SECONDS + count, start, what), what)
+        load_pages_late(cast(Scheduler, cluster.scheduler), add_to_menu)
         client = _client_of(cluster)
         try:
             if engine == "hybrid" and processes:
@@ -475,7 +478,7 @@ def _scheduler_options(processes: bool) -> dict[str, Any]:
     """Return the options of a scheduler that spdist starts: it also listens to this process without a socket."""
     extensions = {name: made for name, made in DEFAULT_EXTENSIONS.items() if name != "stealing"} | {"spans": NoSpans}
     listens = {"protocol": ["tls", "inproc"], "host": ["127.0.0.1", None]} if processes else {}
-    return {"extensions": extensions, "plugins": [ReleaseStrandedTasks()], **listens}
+    return {"extensions": extensions, "plugins": [ReleaseStrandedTasks()], "dashboard": False, **listens}
 
 
 def _client_of(cluster: LocalCluster) -> Client:

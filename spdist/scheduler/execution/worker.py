@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +17,6 @@ from spdist.kernels.cpu import multiply as cpu
 from spdist.kernels.cpu.prepare import EngineOrAuto
 from spdist.kernels.cuda.pinned import array_at
 from spdist.kernels.product_spec import ProductSpec
-from spdist.kernels.streaming import pipeline
 from spdist.kernels.streaming.history import BlockHistory
 from spdist.kernels.streaming.layout import SubmatrixOffset
 from spdist.matrices.checks import check_canonical
@@ -29,8 +29,14 @@ from spdist.scheduler.execution.telemetry import StageRecorder, TimingRecord
 from spdist.scheduler.planner.plan import gpu_staging
 from spdist.storage.matrix import Allocate, Held
 
-if TYPE_CHECKING:  # the module loads CuPy
+if TYPE_CHECKING:  # CPUs need neither
+    from spdist.kernels.streaming import pipeline
     from spdist.kernels.streaming.gpu_device import Gpu
+
+
+FEW_ENTRIES = 1 << 17
+"""Entries of rows for which NumPy's check is quicker than loading Numba."""
+_SURVEY = "spdist.kernels.hyspmm.prepare"
 
 
 class PartialResult(NamedTuple):
@@ -157,6 +163,8 @@ class WorkerContext:
         """Return as many rows of ``a @ b`` as fit in `capacity` entries; messages call the first one `row`."""
         if not self.on_gpu:
             return multiply_on_cpu(a, b, capacity, cpu_engine(self.job), spec)
+        from spdist.kernels.streaming import pipeline
+
         rows = pipeline.RowSlice(0, capacity, row, offset_in_b, self._history)
         with self._gpu_lock:
             report = functools.partial(self._record_gpu_stage, row)
@@ -166,6 +174,8 @@ class WorkerContext:
         self, task: BlockTask, operands: BlockOperands, what: reduction_spec.Reduction
     ) -> reduction_spec.PartialReduction:
         """Multiply a block on the GPU and return its reduction; its rows of C stay there."""
+        from spdist.kernels.streaming import pipeline
+
         b = self.resident_b().get() if operands.b is None else operands.b
         spec = self.job.product.of_rows(task.start, task.stop, operands.mask)
         rows = pipeline.RowSlice(0, None, task.start, operands.offset_in_b, self._history)
@@ -327,7 +337,7 @@ def check_rows(engine: str, m: CSR, name: str, first_row: int = 0) -> tuple[int,
     MatrixError
         If rows are not canonical.
     """
-    if engine == "scipy" or not m.nnz:
+    if engine == "scipy" or not m.nnz or (m.nnz <= FEW_ENTRIES and _SURVEY not in sys.modules):
         check_canonical(m, name, first_row)
         return (int(m.indices.min()), int(m.indices.max()) + 1) if m.nnz else (0, 0)
     from spdist.kernels.hyspmm.prepare import survey

@@ -24,10 +24,13 @@ class Estimate:
     share : (2, n) float64
         Share of the products that are made, and share of the entries that C keeps, for n ranges of equally many rows;
         less than 1 only for an upper triangle.
+    row_products : float, optional
+        Mean products of a row of the whole product; None if no row was sampled.
     """
 
     ratio: npt.NDArray[np.float64]
     share: npt.NDArray[np.float64]
+    row_products: float | None = None
 
     def shares(self, nrows: int) -> npt.NDArray[np.float64]:
         """Return the shares of each of all rows, (2, nrows)."""

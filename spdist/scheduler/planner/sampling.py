@@ -35,11 +35,14 @@ class SampledRows(NamedTuple):
         Column of the entry: a row of B.
     rows : (samples,) int64
         Row of A of each sample.
+    row_products : float
+        Mean products of all rows from which the samples were chosen.
     """
 
     sample: Int64Array
     columns: Lengths
     rows: Int64Array
+    row_products: float
 
 
 class ExpandedRows(NamedTuple):
@@ -109,7 +112,7 @@ def sample_rows(
         count = functools.partial(_count_samples, expanded, ranges)
         nnz, in_triangle = zip(*threads.map(count, bounds[:-1], bounds[1:]), strict=True)
     share = np.stack([_upper_share(*both) for both in sum(in_triangle)]) if triangle else np.ones((2, 1))
-    return Estimate(_pooled_ratio(np.concatenate(nnz), products), share)
+    return Estimate(_pooled_ratio(np.concatenate(nnz), products), share, sampled.row_products)
 
 
 def _count_samples(expanded: ExpandedRows, ranges: int, low: int, high: int) -> tuple[Int64Array, Int64Array]:
@@ -121,7 +124,7 @@ def _count_samples(expanded: ExpandedRows, ranges: int, low: int, high: int) -> 
     in_triangle : (2, 2, ranges) int64
         Of products and of entries, in each range of rows: all, and those on and above the diagonal.
     """
-    (sample, _, rows), (nrows, ncols) = expanded.sampled, expanded.shape
+    (sample, _, rows, _), (nrows, ncols) = expanded.sampled, expanded.shape
     part = slice(*np.searchsorted(sample, (low, high)).tolist())
     own, lengths = sample[part] - low, expanded.lengths[part]
     entries = np.repeat(expanded.starts[part] - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
@@ -192,8 +195,10 @@ def _sampled_rows(
     budget = [tuning.products // 16] * 64
     sample, columns = [np.empty(0, np.int64)], [np.empty(0, index_dtype(a.ncols))]
     rows: list[int] = []
+    seen = total = 0
     for start, block in candidate_runs(a, readers, tuning):
         places = np.append(0, np.cumsum(b_lengths[block.indices], dtype=np.int64))
+        seen, total = seen + block.nrows, total + int(places[-1])
         for row, count in enumerate(np.diff(places[block.indptr]).tolist()):
             bin_ = count.bit_length() - 1
             if 0 < count <= tuning.products and budget[bin_] > 0:
@@ -202,7 +207,8 @@ def _sampled_rows(
                 sample.append(np.full(len(found), len(rows)))
                 columns.append(found.copy())  # a view would keep all that was read with it in memory
                 rows.append(start + row)
-    return SampledRows(np.concatenate(sample), np.concatenate(columns), np.array(rows, np.int64))
+    row_products = total / seen if seen else 0.0
+    return SampledRows(np.concatenate(sample), np.concatenate(columns), np.array(rows, np.int64), row_products)
 
 
 def candidate_runs(

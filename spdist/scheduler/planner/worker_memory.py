@@ -161,8 +161,14 @@ class WorkerMemory:
         blocks, threads = self.tuning.blocks, self.request.threads
         if self.request.on_gpu or threads == 1:
             return blocks.gpu_products if self.request.on_gpu else blocks.cpu_products
-        share = int(self._rough_products()) // (blocks.per_thread * threads)
+        share = self._estimated_products() // (blocks.per_thread * threads)
         return max(min(share, blocks.cpu_products), blocks.least_products)
+
+    def _estimated_products(self) -> int:
+        """Estimate the products that are made, before they are counted."""
+        mean = self.estimate.row_products
+        whole = self._rough_products() if mean is None else mean * self.request.a.nrows
+        return int(whole * self.estimate.share[0].mean())
 
     def _rough_products(self) -> float:
         """Estimate the products before they are counted, as if the rows of B were equally long."""

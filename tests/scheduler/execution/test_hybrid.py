@@ -43,7 +43,8 @@ def test_a_worker_with_a_gpu_starts_while_a_large_product_is_planned(stored, tmp
     monkeypatch.setattr("spdist.jobs.startup.GPU_BLOCK_PRODUCTS", 1)
     m, found = random_matrix(3000, 3000, 4.0, 4), []
     a = stored("A", m)
-    report = api.multiply(a, a, tmp_path / "C.zarr", engine="cuda", memory_limit="4MiB", grid=(9, 1, 1), check=True)
+    limits = {"engine": "cuda", "memory_limit": "4MiB", "workers": 1, "grid": (9, 1, 1)}
+    report = api.multiply(a, a, tmp_path / "C.zarr", check=True, **limits)
     assert found == [True]
     assert (report.engine, report.workers) == ("cuda", 1)
     assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)

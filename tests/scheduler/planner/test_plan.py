@@ -46,10 +46,10 @@ def test_keys_of_a_stored_plan_are_kept(stored):
     plan = api.plan(a, a)
     assert set(json.loads(plan.to_json())) == {
         "a", "b", "blocks", "c", "chunk", "column_bounds", "counted", "device_memory", "engine", "expansion",
-        "host_limit", "inner_bounds", "memory_limit", "pairs", "reserved_memory", "resident",
+        "host_limit", "inner_bounds", "memory_limit", "pairs", "reserved_memory", "resident", "threads",
     }  # fmt: skip
     assert set(plan.summary()) == {
         "b_resident", "bound_by", "chunk", "compression", "engine", "expansion", "grid", "host_limit", "memory_limit",
         "nnz_estimate", "pairs", "projected_host_memory", "projected_memory", "reserved_memory", "shape", "stage_bytes",
-        "stage_seconds",
+        "stage_seconds", "threads",
     }  # fmt: skip
