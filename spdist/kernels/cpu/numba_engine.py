@@ -29,6 +29,7 @@ from spdist.kernels.cpu.arrays import (
 )
 from spdist.kernels.cpu.numba_compile import callable_part, for_ring, unsaved
 from spdist.kernels.cpu.prepare import PreparedProduct, RowBuffers, mark_loaded
+from spdist.kernels.cpu.product_counts import estimate_products
 from spdist.kernels.cpu.threads import run_in_threads
 from spdist.kernels.product_spec import NORMS, ProductSpec, longest_row
 from spdist.matrices.csr import CSR
@@ -58,7 +59,7 @@ class NumbaRows:
 
     def __init__(self, product: PreparedProduct, start: int, stop: int, threads: int) -> None:
         self.product, self.threads = product, threads
-        most = cpu_sizes.SLICE_PRODUCTS if threads > 1 else UNBOUNDED
+        most = UNBOUNDED if threads == 1 else cpu_sizes.slice_products(_estimate(product, start, stop), threads)
         cuts, self._longest = _cut_rows(product, start, stop, most, threads)
         rows, products = np.append(cuts[0], stop), cuts[1].copy()
         self.bound = int(products.sum())
@@ -118,6 +119,12 @@ class NumbaRows:
         """Bound the entries of a row before it is cut."""
         inside = self.product.spec.inside
         return min(self.product.b.ncols, self._longest) if inside is None else longest_row(inside)
+
+
+def _estimate(product: PreparedProduct, start: int, stop: int) -> int:
+    """Estimate the products of some rows by their entries."""
+    a = product.a
+    return estimate_products(a, product.b) * int(a.indptr[stop] - a.indptr[start]) // max(a.nnz, 1)
 
 
 def _cut_rows(product: PreparedProduct, start: int, stop: int, most: int, threads: int) -> tuple[Int64Array, int]:

@@ -32,8 +32,8 @@ FIRST, LAST, AT = range(3)
 """State of a thread: its waiting slices are ``waiting[:, FIRST:LAST]``, its scratch memory is free from AT on."""
 MOST_WAITING = 256
 """Most slices of a thread that wait to be placed."""
-TURNS = 64
-"""Slices after which a kernel returns to Python, where Ctrl-C is noticed."""
+TURNS = 512
+"""Slices after which a kernel returns to Python, where Ctrl-C is noticed and threads wait for each other."""
 
 
 class SliceQueue(NamedTuple):

@@ -20,12 +20,17 @@ BATCH_ROWS = 128
 """Most rows of a batch of small rows."""
 BATCH_SLOTS = 1 << 11
 """Products of a batch of small rows, before its last row is added."""
-SLICE_PRODUCTS = 1 << 15
-"""Products of the slices of rows that threads of the numba engine take in turn."""
+SLICE_PRODUCTS = 1 << 17
+"""Most products of the slices of rows that threads of the numba engine take in turn."""
+SLICES_PER_THREAD = 16
+"""Slices that each thread should have, if they are not too small: the threads end at about the same time."""
+LEAST_SLICE_PRODUCTS = 1 << 13
+"""Products of slices below which they are not cut for more threads."""
 SCIPY_SLICE_PRODUCTS = 1 << 17
 """Products of the slices of rows that threads of the scipy engine take in turn."""
-SCRATCH_ENTRIES = 1 << 18
-"""Entries of C that a thread can make before it knows their place."""
+SCRATCH_ENTRIES = 1 << 20
+"""Most entries of C that a thread can make before it knows their place: some slices, so that no thread waits for one
+that makes a longer slice."""
 TABLE_SLOTS = 4
 """Least slots of a hash table for each column of a mask's row: most searches end at the first slot."""
 PADDING = 64
@@ -134,6 +139,23 @@ def fused_workspace(
     row = (row_entries + 1) * (value_itemsize + index_itemsize) + 8
     table = table_slots(mask_row) * 2 * index_itemsize + (mask_row + 1) * (value_itemsize + 1)
     return threads * (row + table + (min(top_n, row_entries) + 1) * value_itemsize)
+
+
+def slice_products(products: int, threads: int) -> int:
+    """Return the most products of a slice of rows that threads take in turn.
+
+    Parameters
+    ----------
+    products : int
+        Of all rows, estimated.
+    threads : int
+
+    Examples
+    --------
+    >>> slice_products(1 << 30, 4) == SLICE_PRODUCTS
+    True
+    """
+    return min(max(products // (threads * SLICES_PER_THREAD), LEAST_SLICE_PRODUCTS), SLICE_PRODUCTS)
 
 
 def cast_bytes(nnz: int, itemsize: int, wanted_itemsize: int) -> int:

@@ -35,7 +35,9 @@ class JobSpec:
     blocks_in_flight : int
         Blocks that a worker holds at once, at most.
     threads : int
-        Stages that a worker runs at once, at most; 0 for no bound but Dask's.
+        Cores of a worker that multiply.
+    threads_share_blocks : bool
+        Whether they multiply one block at a time, or a block each.
     is_one_block : bool
         Whether the plan has one block: a worker in the client's process then loads only what it turns out to need.
     memory_limit, host_limit : int
@@ -53,7 +55,8 @@ class JobSpec:
     inner_bounds: tuple[int, ...]
     column_bounds: tuple[int, ...]
     blocks_in_flight: int = 1
-    threads: int = 0
+    threads: int = 1
+    threads_share_blocks: bool = False
     is_one_block: bool = False
     memory_limit: int = 0
     host_limit: int = 0
@@ -69,7 +72,8 @@ class JobSpec:
             inner_bounds=plan.inner_bounds,
             column_bounds=plan.column_bounds,
             blocks_in_flight=plan.blocks_in_flight,
-            threads=0 if plan.on_gpu else plan.threads,
+            threads=plan.threads,
+            threads_share_blocks=plan.threads_share_blocks,
             is_one_block=len(plan.blocks) <= 1,
             memory_limit=plan.memory_limit,
             host_limit=plan.host_limit,

@@ -325,9 +325,7 @@ def run_stage(job: str, stage: str, *arguments: object) -> Any:
     """
     if job in STAYING_OUT:
         raise Reschedule
-    context = CONTEXTS[job]
-    with context.room:
-        return STAGES[stage](context, *arguments)
+    return STAGES[stage](CONTEXTS[job], *arguments)
 
 
 def count(c: CSR, task: BlockTask) -> BlockCounts:

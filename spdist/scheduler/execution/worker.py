@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import threading
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -60,8 +58,6 @@ class WorkerContext:
         By block number: the sum of partial products so far. A complete one waits for its commit.
     partial_results : dict
         By block number: the partial product of one more piece, which waits for its merge.
-    room : context manager
-        Entered by each stage; it waits while as many stages run as the plan has room for.
     last_band : (int, CSR) or None
         Consecutive rows of B that the last block read, and the position of their first entry in B.
     """
@@ -76,10 +72,8 @@ class WorkerContext:
         self._b: ResidentMatrix | None = None
         self._gpu: Gpu | None = None
         self._lock, self._gpu_lock = threading.Lock(), threading.Lock()
-        # Dask may give a worker more threads than the plan has room for.
-        self.room: AbstractContextManager[Any] = (
-            threading.BoundedSemaphore(job.threads) if job.threads else contextlib.nullcontext()
-        )
+        # Dask may give a worker more threads than the plan has workspace for.
+        self._kernels = threading.BoundedSemaphore(1 if job.threads_share_blocks else job.threads)
 
     @property
     def on_gpu(self) -> bool:
@@ -162,7 +156,9 @@ class WorkerContext:
     ) -> CSR:
         """Return as many rows of ``a @ b`` as fit in `capacity` entries; messages call the first one `row`."""
         if not self.on_gpu:
-            return multiply_on_cpu(a, b, capacity, cpu_engine(self.job), spec)
+            threads = self.job.threads if self.job.threads_share_blocks else 1
+            with self._kernels:
+                return multiply_on_cpu(a, b, capacity, cpu_engine(self.job), spec, threads)
         from spdist.kernels.streaming import pipeline
 
         rows = pipeline.RowSlice(0, capacity, row, offset_in_b, self._history)
@@ -263,7 +259,7 @@ CONTEXTS: dict[str, WorkerContext] = {}
 """Installed jobs of this process, by name."""
 
 
-def multiply_on_cpu(a: CSR, b: CSR, capacity: int, engine: EngineOrAuto, spec: ProductSpec) -> CSR:
+def multiply_on_cpu(a: CSR, b: CSR, capacity: int, engine: EngineOrAuto, spec: ProductSpec, threads: int = 1) -> CSR:
     """Return as many rows of ``a @ b`` as fit in `capacity` entries; dense blocks have one kernel for all engines.
 
     Parameters
@@ -276,6 +272,8 @@ def multiply_on_cpu(a: CSR, b: CSR, capacity: int, engine: EngineOrAuto, spec: P
     engine : {"auto", "numba", "scipy"}
     spec : ProductSpec
         Ignored for blocks, which have the ordinary product only.
+    threads : int
+        Ignored for blocks.
 
     Returns
     -------
@@ -283,7 +281,7 @@ def multiply_on_cpu(a: CSR, b: CSR, capacity: int, engine: EngineOrAuto, spec: P
         The first rows of the product.
     """
     if blocksize(a.dtype) is None:
-        return cpu.multiply_rows(a, b, 0, capacity, engine=engine, spec=spec)
+        return cpu.multiply_rows(a, b, 0, capacity, engine=engine, spec=spec, threads=threads)
     from spdist.kernels.bsr import multiply_cpu as bsr_cpu  # loads Numba
 
     return bsr_cpu.multiply_rows(a, b, 0, capacity)

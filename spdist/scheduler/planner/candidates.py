@@ -106,6 +106,7 @@ class Assembler:
             memory.a, memory.b, c, request.engine, memory.limit, room.reserved, room.blocks_in_flight, room.b_resident,
             memory.chunk_length, sizes.inner, sizes.columns, blocks, sum(block.products for block in blocks),
             memory.limit, counted=not memory.row_limits.upper, threads=room.threads,
+            threads_share_blocks=room.threads > 1 and request.threads_share_blocks,
         )  # fmt: skip
 
     def _blocks(self, table: BlockTable, sizes: BlockSizes, budget: int) -> tuple[Block, ...]:
@@ -240,10 +241,11 @@ def with_fewer_reads(assembler: Assembler, plan: Plan, table: BlockTable) -> Pla
         The plan of less predicted time: `plan`, or the plan of joined blocks.
     """
     memory = assembler.memory
-    usual = plan.threads * memory.tuning.blocks.in_flight
-    if memory.request.grid is not None or plan.blocks_in_flight != usual or not plan.rereads:
+    if memory.request.grid is not None or not plan.rereads:
         return plan
-    room = memory.room(plan.resident, plan.threads, plan.threads)
+    if plan.blocks_in_flight != memory.usual_in_flight(plan.threads):
+        return plan
+    room = memory.room(plan.resident, plan.threads, max(1, plan.blocks_in_flight // 2))
     joined = assembler.plan(join_blocks(memory, table, room.budget), room)
     return min(plan, joined, key=predicted_seconds)
 

@@ -174,7 +174,9 @@ class Plan:
     counted : bool
         Whether `expansion` was counted; the products of a triangle are estimated.
     threads : int
-        Blocks of which the cores of a worker read, multiply or write one each at the same time.
+        Cores of a worker that multiply, each a block of its own or, if `threads_share_blocks`, all the same block.
+    threads_share_blocks : bool
+        Whether a worker multiplies one block at a time.
     """
 
     a: Operand
@@ -194,6 +196,7 @@ class Plan:
     device_memory: int = 0
     counted: bool = True
     threads: int = 1
+    threads_share_blocks: bool = False
 
     @property
     def on_gpu(self) -> bool:
@@ -297,7 +300,9 @@ class Plan:
         stages = self.stage_seconds()
         schedule = stages.pop("schedule")
         start = RATES["start"] if len(self.blocks) > 1 else 0.0
-        return start + max(sum(stages.values()) / max(1, min(workers * self.threads, len(self.blocks))), schedule)
+        most = workers * self.threads
+        at_once = most if self.threads_share_blocks else min(most, len(self.blocks))
+        return start + max(sum(stages.values()) / max(1, at_once), schedule)
 
     def to_json(self) -> str:
         """Return the plan as JSON; equal plans give equal text."""
@@ -333,6 +338,7 @@ class Plan:
             "projected_host_memory": self.projected_host_memory,
             "pairs": self.blocks_in_flight,
             "threads": self.threads,
+            "threads_share_blocks": self.threads_share_blocks,
             "b_resident": self.resident,
             "chunk": self.chunk,
             "stage_bytes": self.stage_bytes(),

@@ -47,7 +47,7 @@ class PlanRequest:
     writes_c : bool
         Whether C is written; otherwise it is reduced where it is made.
     threads : int
-        Most blocks that the cores of a worker may multiply at once; GPUs multiply one at a time.
+        Most cores of a worker that multiply; 1 if GPUs multiply.
     """
 
     a: StoredMatrix
@@ -64,6 +64,11 @@ class PlanRequest:
     def on_gpu(self) -> bool:
         """Whether GPUs multiply."""
         return self.engine in GPU_ENGINES
+
+    @property
+    def threads_share_blocks(self) -> bool:
+        """Whether all threads of a worker multiply one block; only blocks that are reduced, or BSR, have one each."""
+        return self.threads > 1 and self.writes_c and self.a.blocksize is None
 
     @property
     def host_bytes(self) -> int:

@@ -75,7 +75,8 @@ class BlockTuning:
     cpu_products : int
         Most products of a block.
     per_thread, least_products : int
-        With several threads, blocks for each of them, and the least bound on a block's products that this may lead to.
+        With several threads, the blocks for each of them, or for all that share blocks, and the least bound on a
+        thread's products of a block that this may lead to.
     gpu_products : int
         Most products of a block if GPUs multiply.
     gpu_reduced_products : int
@@ -89,14 +90,15 @@ class BlockTuning:
         Factor on the estimated nnz(C) of a block, so that few blocks turn out longer than planned.
     taper : int
         A joined block has at most this part of the products that are left: some blocks for each of many GPUs.
-    in_flight : int
-        Blocks in flight on a worker: one is multiplied while the other waits for its place in C or is written.
+    in_flight, shared_in_flight : int
+        Blocks in flight on a worker, for each thread or for all that share blocks: one is multiplied while the other
+        waits for its place in C or is written. If threads share blocks, another one is read.
     most_in_flight : int
         Blocks in flight on a worker if blocks are small.
     """
 
     cpu_products: int = MAX_BLOCK_PRODUCTS
-    per_thread: int = 4
+    per_thread: int = 8
     least_products: int = 1 << 22
     gpu_products: int = GPU_BLOCK_PRODUCTS
     gpu_reduced_products: int = 1 << 30
@@ -106,6 +108,7 @@ class BlockTuning:
     margin: float = 1.08
     taper: int = 32
     in_flight: int = 2
+    shared_in_flight: int = 3
     most_in_flight: int = 8
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spdist.engines import GPU_ENGINES
-from spdist.kernels.cpu.workspace import block_workspace, cpu_workspace, fused_workspace
+from spdist.kernels.cpu.workspace import Engine, block_workspace, cpu_workspace, fused_workspace
 from spdist.matrices.dtypes import Int64Array, index_dtype
 from spdist.scheduler.planner.block_table import BlockTable
 from spdist.scheduler.planner.estimate import Estimate, RowLimits
@@ -162,7 +162,8 @@ class WorkerMemory:
         if self.request.on_gpu or threads == 1:
             return blocks.gpu_products if self.request.on_gpu else blocks.cpu_products
         share = self._estimated_products() // (blocks.per_thread * threads)
-        return max(min(share, blocks.cpu_products), blocks.least_products)
+        own = max(min(share, blocks.cpu_products), blocks.least_products)
+        return own * threads if self.request.threads_share_blocks else own
 
     def _estimated_products(self) -> int:
         """Estimate the products that are made, before they are counted."""
@@ -200,23 +201,24 @@ class WorkerMemory:
     def rooms(self, b_resident: bool) -> Iterator[Room]:
         """Yield divisions of the memory into fewer and fewer parts, which are larger and larger.
 
-        The first has as many threads as leave half of the memory besides B to blocks; the others have one.
+        The first has as many threads as leave half of the memory besides B to blocks; the last one has one.
         """
-        in_flight = self.tuning.blocks.in_flight
+        b_bytes = self.resident_bytes if b_resident else 0
         threads = self.request.threads
-        while threads > 1 and 2 * self._overhead(b_resident, threads) > self._room_beside_b(b_resident):
+        while threads > 1:
+            room = self.room(b_resident, threads, self.usual_in_flight(threads))
+            if 2 * (room.reserved - b_bytes) <= self.usable - b_bytes:
+                yield room
+                break
             threads //= 2
-        for count in (threads, 1) if threads > 1 else (1,):
-            yield self.room(b_resident, count, in_flight * count)
+        yield self.room(b_resident, 1, self.tuning.blocks.in_flight)
         yield self.room(b_resident, 1, 1)
 
-    def _room_beside_b(self, b_resident: bool) -> int:
-        return self.usable - (self.resident_bytes if b_resident else 0)
-
-    def _overhead(self, b_resident: bool, threads: int) -> int:
-        """Return the bytes held throughout, without B."""
-        held = self.reserved(b_resident, threads, self.tuning.blocks.in_flight * threads)
-        return held - (self.resident_bytes if b_resident else 0)
+    def usual_in_flight(self, threads: int) -> int:
+        """Return the blocks in flight on a worker of so many threads, unless the memory or small blocks change it."""
+        blocks = self.tuning.blocks
+        shared = threads > 1 and self.request.threads_share_blocks
+        return blocks.shared_in_flight if shared else blocks.in_flight * threads
 
     def reserved(self, b_resident: bool, threads: int, blocks_in_flight: int) -> int:
         """Return the bytes held throughout: resident B, kernels' workspace, read buffers, parts of C's Zarr chunks."""
@@ -230,19 +232,20 @@ class WorkerMemory:
         return allocator + resident + max(kernels) + threads * reading + writing
 
     def _cpu_workspace(self, b_resident: bool, threads: int) -> int:
-        """Return the bytes that kernels of the CPU, one a thread, take besides their operands and C."""
+        """Return the bytes that kernels of the CPU take besides their operands and C, in so many threads."""
         a, b, limits = self.request.a, self.request.b, self.row_limits
         if a.blocksize is not None:
             entries = self.limit // min(a.entry_nbytes, b.entry_nbytes, self.c_entry)
             return threads * block_workspace(b.ncols, entries // threads)
         sizes = self.dtype.itemsize, self.index_bytes
-        kernel = cpu_workspace(
-            "scipy" if self.request.engine == "scipy" else "numba", b.ncols, min(b.nnz, b.ncols), *sizes
-        )
+        # One kernel in several threads has scratch memory; kernels of a block each have none.
+        kernels, threads_each = (1, threads) if self.request.threads_share_blocks else (threads, 1)
+        engine: Engine = "scipy" if self.request.engine == "scipy" else "numba"
+        kernel = cpu_workspace(engine, b.ncols, min(b.nnz, b.ncols), *sizes, threads_each)
         if limits.longest:
             top = min(limits.top_n, limits.longest)
-            kernel += fused_workspace(limits.longest, limits.longest_mask_row, top, *sizes)
-        return threads * kernel + (B_START_BYTES * b.nrows if limits.upper and b_resident else 0)
+            kernel += fused_workspace(limits.longest, limits.longest_mask_row, top, *sizes, threads_each)
+        return kernels * kernel + (B_START_BYTES * b.nrows if limits.upper and b_resident else 0)
 
     def c_bytes(self, table: BlockTable, entries: str) -> Int64Array:
         """Return the bytes of each block's C, from one of the fields that count its entries."""

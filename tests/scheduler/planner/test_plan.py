@@ -47,9 +47,10 @@ def test_keys_of_a_stored_plan_are_kept(stored):
     assert set(json.loads(plan.to_json())) == {
         "a", "b", "blocks", "c", "chunk", "column_bounds", "counted", "device_memory", "engine", "expansion",
         "host_limit", "inner_bounds", "memory_limit", "pairs", "reserved_memory", "resident", "threads",
+        "threads_share_blocks",
     }  # fmt: skip
     assert set(plan.summary()) == {
         "b_resident", "bound_by", "chunk", "compression", "engine", "expansion", "grid", "host_limit", "memory_limit",
         "nnz_estimate", "pairs", "projected_host_memory", "projected_memory", "reserved_memory", "shape", "stage_bytes",
-        "stage_seconds", "threads",
+        "stage_seconds", "threads", "threads_share_blocks",
     }  # fmt: skip
