@@ -123,12 +123,12 @@ class RunDisplay:
         self.bar = _bar()
         self.task: Any = None
         self.entries = "entries"
-        self.callbacks = Callbacks()
+        self.callbacks = Callbacks(connecting=_silence_dask)
         if not quiet:
-            self.callbacks = Callbacks(self._resumed, self._planned, self._started, self._moved, self._verifying)
+            shown = self._resumed, self._planned, self._started, self._moved, self._verifying
+            self.callbacks = Callbacks(*shown, connecting=_silence_dask)
 
     def __enter__(self) -> RunDisplay:
-        _silence_dask()
         if not self.quiet:
             self.bar.start()
         return self
@@ -152,9 +152,10 @@ class RunDisplay:
 
     def _started(self, link: str) -> None:
         self.bar.console.print(f"dashboard: {link}", markup=False)
-        self.task = self.bar.add_task("multiplying", total=None, rate="")
 
     def _moved(self, now: RunProgress) -> None:
+        if self.task is None:
+            self.task = self.bar.add_task("multiplying", total=None, rate="")
         elapsed = self.bar.tasks[0].elapsed or 0
         rate = f"{now.nnz / elapsed / 1e6:.1f} M/s" if elapsed > 0 else ""
         text = f"{now.blocks:,}/{now.blocks_total:,} blocks, {now.nnz:.2e} {self.entries}, {rate}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,9 @@ from spdist.errors import ResumeError
 from spdist.jobs.check import verified
 from spdist.jobs.describe import durable_part
 from spdist.jobs.planning import PlanSource, check_values, request_of
-from spdist.jobs.report import Callbacks, Report, recorder
+from spdist.jobs.report import Callbacks, Report, recorder, run_callbacks
 from spdist.jobs.request import Request
-from spdist.jobs.startup import workers_and_plan
+from spdist.jobs.starting.alone import alone, plan_if_small
 from spdist.jobs.target import (
     Facts,
     check_parent,
@@ -26,10 +27,10 @@ from spdist.jobs.target import (
 )
 from spdist.matrices.dtypes import blocksize
 from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions
-from spdist.scheduler.execution import cluster
-from spdist.scheduler.execution.driver import Outcome, execute
+from spdist.scheduler.execution import worker_process
+from spdist.scheduler.execution.alone import execute_alone
 from spdist.scheduler.execution.journal import PLAN, read_plan, write_plan
-from spdist.scheduler.execution.telemetry import RunCallbacks
+from spdist.scheduler.execution.records import Outcome
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.plan import Plan
 from spdist.scheduler.planner.request import PlanRequest
@@ -81,27 +82,35 @@ class Job:
         -------
         (Plan, Outcome)
         """
-        a, b, spec = self.planning.request.a, self.planning.request.b, self.planning.request.spec
-        with workers_and_plan(self.planning, execution, callbacks, self.target) as ready:
-            client, plan, name, supervisor = ready
-            place = self.unfinished or self._begin(plan)
-            layout = Layout(place, b.ncols, spec.dtype(a, b), plan.chunk)
-            reports = RunCallbacks(
-                callbacks.started,
-                callbacks.progress,
-                callbacks.timed,
-                supervisor.handshake.admit,
-                supervisor.monitor.note,
-                callbacks.heard,
+        source = plan_if_small(self.planning, execution)
+        plan = alone(source, execution)
+        if plan is not None:
+            callbacks.planned(plan)
+            outcome, layout, checksums = execute_alone(
+                uuid.uuid4().hex[:8], source.draft(), plan, self._layout(plan), run_callbacks(callbacks)
             )
-            outcome, layout, checksums = execute(client, name, self.planning.draft(), plan, layout, reports)
+        else:
+            from spdist.jobs.starting.workers import workers_and_plan  # loads Dask
+            from spdist.scheduler.execution.driver import execute
+
+            with workers_and_plan(source, execution, callbacks, self.target) as ready:
+                plan, reports = ready.plan, run_callbacks(callbacks, ready.supervisor)
+                run = ready.client, ready.name, source.draft(), plan, self._layout(plan), reports
+                outcome, layout, checksums = execute(*run)
+        place = layout.url
         check_held(self.target)
-        finish_matrix(layout, a.nrows, outcome.nnz, self.facts, checksums)
+        finish_matrix(layout, self.planning.request.a.nrows, outcome.nnz, self.facts, checksums)
         notes.sync_metadata(place)  # before the notes go by which C is resumed
         notes.remove_remains(place)
         if place != self.target:
             put_in_place(place, self.target)
         return plan, outcome
+
+    def _layout(self, plan: Plan) -> Layout:
+        """Begin C, unless it was begun before; return its layout."""
+        request = self.planning.request
+        place = self.unfinished or self._begin(plan)
+        return Layout(place, request.b.ncols, request.spec.dtype(request.a, request.b), plan.chunk)
 
     def _begin(self, plan: Plan) -> str:
         """Create an unfinished C with its plan; return its place.
@@ -168,7 +177,7 @@ def _multiply_held(request: Request, begin: float) -> Report:
 def _run(job: Job, request: Request, begin: float) -> Report:
     """Run a job and report on it."""
     if job.planning.request.engine in GPU_ENGINES and request.execution.scheduler is None:
-        cluster.count_gpus()  # refuses before a plan is made
+        worker_process.count_gpus()  # refuses before a plan is made
     if job.unfinished:
         request.callbacks.resumed(durable_part(job.unfinished))
     full = functools.partial(full_disk, job.target)  # for this process; workers say it for themselves

@@ -223,10 +223,10 @@ def free_gpu_memory() -> int:
         If there is no GPU.
     """
     from spdist.kernels.streaming.gpu_device import free_memory
-    from spdist.scheduler.execution import cluster
+    from spdist.scheduler.execution import worker_process
 
     try:
-        cluster.count_gpus()
+        worker_process.count_gpus()
     except InputError as error:
         raise InputError(
             f"{error}; where the GPUs are on other machines, say what each may take with memory_limit"

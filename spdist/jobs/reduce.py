@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 from spdist import phases
 from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
 from spdist.jobs.planning import PlanSource, check_values, request_of
-from spdist.jobs.report import Callbacks
+from spdist.jobs.report import Callbacks, run_callbacks
+from spdist.jobs.starting.alone import alone, plan_if_small
 from spdist.kernels.cpu.reduce import reduce_linear
 from spdist.kernels.reduction_spec import Reduction, is_linear, spec_for
 from spdist.kernels.reduction_spec import check_values as check_reducible
 from spdist.matrices.csr import CSR
 from spdist.options import ExecutionOptions, ProductOptions
+from spdist.scheduler.execution.alone import reduce_alone
 from spdist.scheduler.planner import planner
 from spdist.storage.matrix import StoredMatrix, refuse_blocks
 from spdist.storage.product_spec import Diagonal
@@ -70,14 +73,16 @@ def reduce(
 
 def _run(source: PlanSource, what: Reduction, execution: ExecutionOptions, callbacks: Callbacks) -> Any:
     """Plan and run a reduction on workers."""
-    from spdist.jobs.startup import workers_and_plan
+    source = plan_if_small(source, execution)
+    if (plan := alone(source, execution)) is not None:
+        callbacks.planned(plan)
+        return reduce_alone(uuid.uuid4().hex[:8], source.draft(), plan, what, run_callbacks(callbacks))
+    from spdist.jobs.starting.workers import workers_and_plan  # loads Dask
     from spdist.scheduler.execution.reduction import execute_reduction
-    from spdist.scheduler.execution.telemetry import RunCallbacks
 
-    with workers_and_plan(source, execution, callbacks) as (client, plan, name, supervisor):
-        admit, note = supervisor.handshake.admit, supervisor.monitor.note
-        reports = RunCallbacks(callbacks.started, callbacks.progress, admit=admit, note=note)
-        return execute_reduction(client, name, source.draft(), plan, what, reports)
+    with workers_and_plan(source, execution, callbacks) as ready:
+        reports = replace(run_callbacks(callbacks, ready.supervisor), timed=None)
+        return execute_reduction(ready.client, ready.name, source.draft(), ready.plan, what, reports)
 
 
 def _row_blocks(m: StoredMatrix) -> Iterator[CSR]:

@@ -7,11 +7,15 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spdist.errors import InputError
 from spdist.phases import PhaseClock
+from spdist.scheduler.execution.telemetry import RunCallbacks
 from spdist.scheduler.planner.plan import Plan
+
+if TYPE_CHECKING:  # loads Dask
+    from spdist.scheduler.execution.supervision.supervisor import Supervisor
 
 Timings = list[dict[str, Any]]
 """Seconds and bytes of stages of blocks, each a JSON object."""
@@ -93,8 +97,10 @@ class Callbacks:
         Called with a text that says how much of an unfinished C is durable.
     planned : callable, optional
         Called with the `Plan`.
+    connecting : callable, optional
+        Called before workers are started or found; not for a small product, which needs none.
     started : callable, optional
-        Called with the link to the Dask dashboard.
+        Called with the link to the Dask dashboard; not for a small product.
     progress : callable, optional
         Called with a `Progress`: blocks, products and entries so far, and their totals.
     verifying : callable, optional
@@ -118,6 +124,7 @@ class Callbacks:
     verifying: Callable[[int, int], None] | None = None
     timed: Callable[[Timings], None] | None = None
     heard: Callable[[dict[str, Any]], None] = lambda message: None
+    connecting: Callable[[], None] = lambda: None
 
 
 @contextlib.contextmanager
@@ -157,6 +164,21 @@ def recorder(record: str | Path | None, callbacks: Callbacks) -> Iterator[Callba
             timed=_both(write, callbacks.timed),
             heard=_both(lambda message: write([_NO_STAGE | message]), callbacks.heard),
         )
+
+
+def run_callbacks(callbacks: Callbacks, supervisor: Supervisor | None = None) -> RunCallbacks:
+    """Return what a run calls on the driver.
+
+    Parameters
+    ----------
+    callbacks : Callbacks
+    supervisor : Supervisor, optional
+        Of the run's workers, if it has any.
+    """
+    reports = RunCallbacks(callbacks.started, callbacks.progress, callbacks.timed, heard=callbacks.heard)
+    if supervisor is None:
+        return reports
+    return replace(reports, admit=supervisor.handshake.admit, note=supervisor.monitor.note)
 
 
 def _both(one: Callable[[Any], None], other: Callable[[Any], None] | None) -> Callable[[Any], None]:

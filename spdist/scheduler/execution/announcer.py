@@ -8,17 +8,16 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from distributed import Client
-
-from spdist.scheduler.dashboard.collector import RunCollector
 from spdist.scheduler.dashboard.messages import PROGRESS_SECONDS, RUNS, Message, RunEnd, RunStart
 from spdist.scheduler.dashboard.run_state import CELLS
 from spdist.scheduler.execution.records import JobSpec
-from spdist.scheduler.execution.supervision.calls import LOST, describe, is_connected
 from spdist.scheduler.execution.telemetry import Progress
 from spdist.scheduler.planner.plan import Operand, Plan
+
+if TYPE_CHECKING:  # a run without a scheduler loads no Dask
+    from distributed import Client
 
 PACKAGES = ("dask", "numba", "numpy", "scipy", "spdist", "zarr")
 """Packages whose versions the page tells."""
@@ -33,7 +32,8 @@ class Announcer:
 
     Parameters
     ----------
-    client : distributed.Client
+    client : distributed.Client, optional
+        None if there is no scheduler.
     name : str
         Of the job.
     heard : callable
@@ -45,7 +45,7 @@ class Announcer:
         Totals by stage, once they are known.
     """
 
-    def __init__(self, client: Client, name: str, heard: Callable[[Message], None]) -> None:
+    def __init__(self, client: Client | None, name: str, heard: Callable[[Message], None]) -> None:
         self.client, self.name, self.heard = client, name, heard
         self._next = 0.0
         self._last: Progress | None = None
@@ -54,6 +54,10 @@ class Announcer:
     def begin(self, content: RunStart) -> None:
         """Have the scheduler collect what is published, and tell it what the run is going to do."""
         message = self._message("start", content)
+        if self.client is None:
+            return
+        from spdist.scheduler.execution.supervision.calls import LOST, describe
+
         try:
             self.client.sync(_register, self.client, callback_timeout=CALL_SECONDS)
             self._send(message)
@@ -67,7 +71,7 @@ class Announcer:
             return
         self._next = clock + PROGRESS_SECONDS
         message = self._message("progress", asdict(now))
-        if self.client.loop is not None:
+        if self.client is not None and self.client.loop is not None:
             self.client.loop.add_callback(_log, self.client, message)
 
     def end(self, error: BaseException | None) -> None:
@@ -77,6 +81,10 @@ class Announcer:
         text = "" if error is None or interrupted else str(error)[:2000]
         messages = [self._message("progress", asdict(self._last))] if self._last is not None else []
         messages.append(self._message("end", RunEnd(state=state, error=text, stages=self.stages)))
+        if self.client is None:
+            return
+        from spdist.scheduler.execution.supervision.calls import LOST, is_connected
+
         with contextlib.suppress(*LOST, OSError):
             for message in messages if is_connected(self.client) else ():
                 self._send(message)
@@ -87,11 +95,14 @@ class Announcer:
         return message
 
     def _send(self, message: Message) -> None:
+        assert self.client is not None
         self.client.sync(_log, self.client, message, callback_timeout=CALL_SECONDS)
 
 
 async def _register(client: Client) -> None:
     from distributed.protocol.pickle import dumps
+
+    from spdist.scheduler.dashboard.collector import RunCollector
 
     scheduler: Any = client.scheduler
     plugin = dumps(RunCollector())
@@ -100,18 +111,23 @@ async def _register(client: Client) -> None:
 
 async def _log(client: Client, message: Message) -> None:
     """Publish a message; a scheduler that is gone is told of elsewhere."""
+    from spdist.scheduler.execution.supervision.calls import LOST
+
     with contextlib.suppress(*LOST, OSError):
         scheduler: Any = client.scheduler
         await scheduler.log_event(topic=RUNS, msg=message)
 
 
 @contextlib.contextmanager
-def announced(client: Client, name: str, content: RunStart, heard: Callable[[Message], None]) -> Iterator[Announcer]:
+def announced(
+    client: Client | None, name: str, content: RunStart, heard: Callable[[Message], None]
+) -> Iterator[Announcer]:
     """Announce a run for the time of a ``with`` block.
 
     Parameters
     ----------
-    client : distributed.Client
+    client : distributed.Client, optional
+        None if there is no scheduler.
     name : str
         Of the job.
     content : RunStart

@@ -27,6 +27,7 @@ from spdist.scheduler.clusters.security import remembered, security_for, tempora
 from spdist.scheduler.clusters.system_limits import check_limits
 from spdist.scheduler.dashboard.late_pages import load_pages_late
 from spdist.scheduler.dashboard.routes import add_to_menu
+from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.supervision.calls import (
     addresses,
     describe,
@@ -188,7 +189,7 @@ def connect(
                 _check_gpus(client, engine)
             yield client
         return
-    gpus = count_gpus() if on_gpu else 0
+    gpus = worker_process.count_gpus() if on_gpu else 0
     most = _check_count(workers, gpus) if on_gpu else 1
     count = workers or max(1, min(most, blocks))
     processes = processes and (workers is not None or count > 1 or (engine == "hybrid" and blocks > 1))
@@ -263,7 +264,7 @@ def workers(count: int | None = None, *, engine: str = "auto") -> Iterator[str]:
     if engine not in ENGINES_THAT_START:
         known = ", ".join(ENGINES_THAT_START)
         raise InputError(f"engine={engine!r} starts no workers for several products; write one of {known}")
-    count = count or (count_gpus() if engine in GPU_ENGINES else 1)
+    count = count or (worker_process.count_gpus() if engine in GPU_ENGINES else 1)
     with connect(workers=count, scheduler=None, processes=True, blocks=count, engine=engine) as client:
         yield str(client.scheduler_info(n_workers=0)["address"])
 
@@ -386,25 +387,6 @@ def add_cpu_workers(cluster: LocalCluster, client: Client, count: int) -> None:
     except TimeoutError:
         logger.warning("%d of %d cores have not started yet: the run goes on without them",
                        before + count - len(workers_of(client)), count)  # fmt: skip
-
-
-def count_gpus() -> int:
-    """Return how many GPUs this process sees.
-
-    Raises
-    ------
-    InputError
-        If there is none, or CuPy is missing.
-    """
-    try:
-        import cupy
-
-        return int(cupy.cuda.runtime.getDeviceCount())
-    except Exception as error:  # no CuPy, no driver, no device: each has an error of its own
-        raise InputError(
-            f"the engine needs a CUDA device and CuPy ({error}): install 'spdist[cu13]' on a machine with a GPU, or "
-            f"choose engine='auto'"
-        ) from None
 
 
 def _check_count(workers: int | None, gpus: int) -> int:

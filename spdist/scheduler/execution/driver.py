@@ -12,7 +12,7 @@ import gc
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dask.utils import key_split
@@ -27,13 +27,13 @@ from spdist.scheduler.execution.cluster import POLL_SECONDS, dashboard_link, fet
 from spdist.scheduler.execution.graph import TaskGraph
 from spdist.scheduler.execution.journal import Journal, UnseenChunkError, is_seen
 from spdist.scheduler.execution.plugins import compilations, installed, peak_memory
-from spdist.scheduler.execution.records import JobSpec
+from spdist.scheduler.execution.records import JobSpec, Outcome
+from spdist.scheduler.execution.stages import stage_failure
 from spdist.scheduler.execution.supervision.calls import is_connected, lost_scheduler
 from spdist.scheduler.execution.telemetry import InFlight, Progress, RunCallbacks, TimingSubscriber, add_totals
 from spdist.scheduler.execution.window import BlockInFlight, BlockWindow, SharedChunks
 from spdist.scheduler.execution.worker import stage_totals, unpublished_timings
 from spdist.scheduler.planner.plan import Plan
-from spdist.storage.atomic_replace import full_disk, is_full
 from spdist.storage.checksums import Checksums
 from spdist.storage.writer import Layout
 
@@ -58,31 +58,6 @@ class DriverTuning:
 
 
 TUNING = DriverTuning()
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Result and costs of a run.
-
-    Attributes
-    ----------
-    nnz : int
-        Entries of C.
-    blocks : int
-        Blocks that this run computed; a resumed run does not count earlier blocks.
-    peak_host_memory, peak_device_memory : int
-        Peak bytes of the worst worker beyond its idle memory.
-    workers : int
-    stages : dict
-        See `telemetry.add_totals`.
-    """
-
-    nnz: int
-    blocks: int
-    peak_host_memory: int
-    peak_device_memory: int
-    workers: int
-    stages: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 class Driver:
@@ -334,11 +309,8 @@ def failure(future: Future[Any]) -> Exception:
     if future.cancelled():
         return SpdistError(f"stage {future.key!s} was cancelled on the scheduler; continue with --resume")
     error = future.exception()
-    if isinstance(error, SpdistError):
-        return error
-    if is_full(error):
-        return full_disk("C", error)
-    return SpdistError(f"stage {future.key!s} failed: {type(error).__name__}: {error}; continue with --resume")
+    assert error is not None
+    return stage_failure(str(future.key), error)
 
 
 def execute(

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from distributed import Client, Future
+from distributed import Client, Future, Reschedule
 
 from spdist.scheduler.execution.records import BlockCounts, BlockTask
-from spdist.scheduler.execution.stages import CommitTarget, run_stage
+from spdist.scheduler.execution.stages import STAGES, CommitTarget
+from spdist.scheduler.execution.supervision.late_workers import STAYING_OUT
+from spdist.scheduler.execution.worker import CONTEXTS
 from spdist.storage.writer import Layout
 
 COMMIT_PRIORITY = 10
@@ -109,3 +111,30 @@ class TaskGraph:
 def _run_stage_after(_: object, job: str, stage: str, *arguments: object) -> Any:
     """Run a stage once another task is done; its result is not needed."""
     return run_stage(job, stage, *arguments)
+
+
+def run_stage(job: str, stage: str, *arguments: object) -> Any:
+    """Run one stage of a job on this worker: the function of every Dask task.
+
+    Parameters
+    ----------
+    job : str
+        Name of an installed job (`worker.CONTEXTS`).
+    stage : str
+        One of `STAGES`.
+    *arguments
+        Passed to the stage after its context.
+
+    Returns
+    -------
+    object
+        What the stage returns.
+
+    Raises
+    ------
+    Reschedule
+        If this worker does not fit the job: Dask runs the stage on another worker.
+    """
+    if job in STAYING_OUT:
+        raise Reschedule
+    return STAGES[stage](CONTEXTS[job], *arguments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -227,3 +227,28 @@ class StageTotal:
         return replace(
             self, seconds=self.seconds + timing.seconds, nbytes=self.nbytes + timing.nbytes, tasks=self.tasks + 1
         )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result and costs of a run.
+
+    Attributes
+    ----------
+    nnz : int
+        Entries of C.
+    blocks : int
+        Blocks that this run computed; a resumed run does not count earlier blocks.
+    peak_host_memory, peak_device_memory : int
+        Peak bytes of the worst worker beyond its idle memory.
+    workers : int
+    stages : dict
+        See `telemetry.add_totals`.
+    """
+
+    nnz: int
+    blocks: int
+    peak_host_memory: int
+    peak_device_memory: int
+    workers: int
+    stages: dict[str, dict[str, float]] = field(default_factory=dict)

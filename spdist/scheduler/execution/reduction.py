@@ -20,9 +20,9 @@ from spdist.scheduler.execution.announcer import announced, run_start
 from spdist.scheduler.execution.assignment import BlockAssigner, BlockWork
 from spdist.scheduler.execution.cluster import dashboard_link, fetch, shared_name, with_gpu
 from spdist.scheduler.execution.driver import completed_results, update_workers
+from spdist.scheduler.execution.graph import run_stage
 from spdist.scheduler.execution.plugins import compilations, installed
 from spdist.scheduler.execution.records import BlockNumber, JobSpec
-from spdist.scheduler.execution.stages import run_stage
 from spdist.scheduler.execution.telemetry import InFlight, Progress, RunCallbacks
 from spdist.scheduler.planner.plan import Plan
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from distributed import Reschedule
 
 from spdist.errors import SpdistError
 from spdist.kernels import reduction_spec
@@ -24,8 +23,8 @@ from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.matrices.csr import CSR
 from spdist.scheduler.execution.operands import read_operands
 from spdist.scheduler.execution.records import BlockCounts, BlockOperands, BlockTask, ChunkFragment
-from spdist.scheduler.execution.supervision.late_workers import STAYING_OUT
-from spdist.scheduler.execution.worker import CONTEXTS, PartialResult, WorkerContext, add_partial
+from spdist.scheduler.execution.worker import PartialResult, WorkerContext, add_partial
+from spdist.storage.atomic_replace import full_disk, is_full
 from spdist.storage.chunked_array import compresses
 from spdist.storage.writer import Layout
 
@@ -301,31 +300,21 @@ STAGES: dict[str, Callable[..., Any]] = {
 """Stages by name, as tasks call them."""
 
 
-def run_stage(job: str, stage: str, *arguments: object) -> Any:
-    """Run one stage of a job on this worker: the function of every Dask task.
+def stage_failure(what: str, error: BaseException) -> Exception:
+    """Return the exception to raise if a stage failed.
 
     Parameters
     ----------
-    job : str
-        Name of an installed job (`worker.CONTEXTS`).
-    stage : str
-        One of `STAGES`.
-    *arguments
-        Passed to the stage after its context.
-
-    Returns
-    -------
-    object
-        What the stage returns.
-
-    Raises
-    ------
-    Reschedule
-        If this worker does not fit the job: Dask runs the stage on another worker.
+    what : str
+        Names the stage.
+    error : Exception
+        What the stage raised.
     """
-    if job in STAYING_OUT:
-        raise Reschedule
-    return STAGES[stage](CONTEXTS[job], *arguments)
+    if isinstance(error, SpdistError):
+        return error
+    if is_full(error):
+        return full_disk("C", error)
+    return SpdistError(f"stage {what} failed: {type(error).__name__}: {error}; continue with --resume")
 
 
 def count(c: CSR, task: BlockTask) -> BlockCounts:

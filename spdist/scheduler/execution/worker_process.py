@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import psutil
 
+from spdist.errors import InputError
+
 if TYPE_CHECKING:
     from distributed import Worker
 
@@ -88,6 +90,25 @@ def gpu_name() -> str | None:
         return str(runtime.getDeviceProperties(runtime.getDevice())["name"].decode())
     except Exception:  # no CuPy, no driver, no device: each has an error of its own
         return None
+
+
+def count_gpus() -> int:
+    """Return how many GPUs this process sees.
+
+    Raises
+    ------
+    InputError
+        If there is none, or CuPy is missing.
+    """
+    try:
+        import cupy
+
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except Exception as error:  # no CuPy, no driver, no device: each has an error of its own
+        raise InputError(
+            f"the engine needs a CUDA device and CuPy ({error}): install 'spdist[cu13]' on a machine with a GPU, or "
+            f"choose engine='auto'"
+        ) from None
 
 
 def dask_setup(worker: Worker) -> None:

@@ -427,7 +427,7 @@ def test_a_scheduler_that_takes_no_plugin_is_named(scheduler, caplog, monkeypatc
 @pytest.fixture
 def at_once(monkeypatch):
     """Let workers start while the plan is made, however small the product."""
-    monkeypatch.setattr("spdist.jobs.startup.MAX_BLOCK_PRODUCTS", 0)
+    monkeypatch.setattr("spdist.jobs.starting.workers.MAX_BLOCK_PRODUCTS", 0)
 
 
 def test_workers_start_while_the_plan_is_made(stored, tmp_path, monkeypatch, at_once):
@@ -479,7 +479,7 @@ def test_workers_for_several_products(stored, tmp_path):
     ({"count": 0}, "count=0"), ({"engine": "hybrid"}, "engine='hybrid' starts no workers"), ({"engine": "cuda"}, "GPU"),
 ])  # fmt: skip
 def test_workers_that_there_are_not(monkeypatch, asked, said):
-    monkeypatch.setattr("spdist.scheduler.execution.cluster.count_gpus", lambda: 0)
+    monkeypatch.setattr("spdist.scheduler.execution.worker_process.count_gpus", lambda: 0)
     with pytest.raises(InputError, match=said), workers(**{"count": 1} | asked):
         pass
 

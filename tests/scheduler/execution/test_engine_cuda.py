@@ -23,7 +23,7 @@ from spdist.errors import InputError, MemoryBoundError
 from spdist.kernels.bsr import multiply_cpu as bsr_cpu
 from spdist.matrices.bsr import BSR, from_rows, from_scipy
 from spdist.matrices.csr import from_scipy as csr_from_scipy
-from spdist.scheduler.execution import cluster
+from spdist.scheduler.execution import cluster, worker_process
 from spdist.scheduler.execution.records import JobSpec
 from spdist.scheduler.execution.worker import WorkerContext
 from spdist.scheduler.planner import planner
@@ -76,7 +76,7 @@ def test_a_plan_for_gpus_elsewhere_says_what_to_give(stored):
 
 
 def test_workers_are_as_many_as_gpus_have_blocks(monkeypatch):
-    monkeypatch.setattr(cluster, "count_gpus", lambda: 4)
+    monkeypatch.setattr(worker_process, "count_gpus", lambda: 4)
     started = []
     monkeypatch.setattr(cluster, "cuda_cluster", lambda count, threads: started.append(count) or 1 / 0)
     for blocks, workers in ((3, None), (9, None), (2, 4)):
@@ -126,7 +126,7 @@ def test_a_record_that_cannot_be_written_is_refused_first(stored, tmp_path, name
 @pytest.fixture
 def host_gpu(monkeypatch):
     """Let a worker in this process multiply through a device whose memory is the host's."""
-    monkeypatch.setattr(cluster, "count_gpus", lambda: 1)
+    monkeypatch.setattr(worker_process, "count_gpus", lambda: 1)
     monkeypatch.setattr("spdist.kernels.streaming.gpu_device.Gpu", HostDevice)
     monkeypatch.setattr("spdist.kernels.rowwise_gpu.multiply.compile_kernels", lambda dtype, ncols, semiring: None)
 

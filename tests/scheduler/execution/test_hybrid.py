@@ -13,7 +13,7 @@ import pytest
 
 from spdist import api
 from spdist.errors import InputError
-from spdist.scheduler.execution import cluster
+from spdist.scheduler.execution import cluster, worker_process
 from spdist.scheduler.execution.assignment import BlockAssigner
 from spdist.scheduler.planner import planner
 from tests.conftest import assert_is_product, has_gpu, random_matrix
@@ -26,7 +26,7 @@ from tests.support.planning import SMALL_GPU_BLOCKS
 @pytest.fixture
 def one_gpu(monkeypatch):
     """Let the first worker of a cluster have a GPU, of a sort."""
-    monkeypatch.setattr(cluster, "count_gpus", lambda: 1)
+    monkeypatch.setattr(worker_process, "count_gpus", lambda: 1)
     monkeypatch.setattr(cluster, "PRELOAD", [*cluster.PRELOAD, "tests.support.fake_gpu"])
 
 
@@ -40,7 +40,7 @@ def test_a_worker_with_a_gpu_starts_while_a_large_product_is_planned(stored, tmp
         return plan(*args, **options)
 
     monkeypatch.setattr(planner, "make_plan", planned)
-    monkeypatch.setattr("spdist.jobs.startup.GPU_BLOCK_PRODUCTS", 1)
+    monkeypatch.setattr("spdist.jobs.starting.workers.GPU_BLOCK_PRODUCTS", 1)
     m, found = random_matrix(3000, 3000, 4.0, 4), []
     a = stored("A", m)
     limits = {"engine": "cuda", "memory_limit": "4MiB", "workers": 1, "grid": (9, 1, 1)}

@@ -393,7 +393,7 @@ def job_files(monkeypatch) -> Callable[[], set[str]]:
         names.append(shared_name(client))
         return names[-1]
 
-    monkeypatch.setattr("spdist.jobs.startup.shared_name", recorded)
+    monkeypatch.setattr("spdist.jobs.starting.workers.shared_name", recorded)
     monkeypatch.setattr("spdist.scheduler.execution.driver.shared_name", recorded)
     return lambda: {name for name in files() if name.rpartition("-")[2] in names}
 
@@ -402,7 +402,7 @@ def job_files(monkeypatch) -> Callable[[], set[str]]:
 def large(stored, monkeypatch):
     """Return a matrix of more than a piece, and itself; two workers share it, and begin ahead of the plan."""
     monkeypatch.setattr("spdist.scheduler.execution.cluster.SHARERS", 2)
-    monkeypatch.setattr("spdist.jobs.startup.MAX_BLOCK_PRODUCTS", 0)
+    monkeypatch.setattr("spdist.jobs.starting.workers.MAX_BLOCK_PRODUCTS", 0)
     m = random_matrix(40_000, 40_000, 19, 3)
     a = stored("A", m)
     assert a.nbytes > shared_operand.SHARING.least_bytes

@@ -23,7 +23,7 @@ from spdist.kernels.streaming.multiplication import RowSlice
 from spdist.kernels.streaming.pipeline import multiply_rows, reduce
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR, from_scipy
-from spdist.scheduler.execution import cluster, stages
+from spdist.scheduler.execution import cluster, stages, worker_process
 from spdist.scheduler.execution.assignment import BlockAssigner
 from spdist.scheduler.execution.driver import DriverTuning
 from spdist.scheduler.planner import planner
@@ -199,7 +199,7 @@ def test_blocks_of_a_device(limit, within):
 
 @pytest.mark.slow
 def test_a_gpu_and_cores_from_storage(stored, tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "count_gpus", lambda: 1)
+    monkeypatch.setattr(worker_process, "count_gpus", lambda: 1)
     monkeypatch.setattr(cluster, "PRELOAD", [*cluster.PRELOAD, "tests.support.fake_gpu"])
     pretend_cpus(monkeypatch, 4)
     m = random_matrix(3000, 3000, 4.0, 4)

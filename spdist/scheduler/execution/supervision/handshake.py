@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import os
-import platform
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -321,8 +319,6 @@ def memory_problem(answer: dict[str, Any], info: dict[str, Any], need: int) -> s
     """
     if info.get("nthreads", 1) < 1:
         return "has no threads: start it with --nthreads 1 or more"
-    if answer["pid"] == os.getpid() and answer["host"] == platform.node():
-        return ""  # a thread of this process
     limit, of = answer["host_limit"], "of its host or control group"
     share = int(answer["memory_share"] * (info.get("memory_limit") or 0))
     if 0 < share < limit:

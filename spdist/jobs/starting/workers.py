@@ -20,7 +20,7 @@ from spdist.jobs.compiling.ahead import compile_ahead
 from spdist.jobs.planning import PlanSource
 from spdist.jobs.report import Callbacks
 from spdist.options import ExecutionOptions
-from spdist.scheduler.execution import cluster
+from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.cluster import connect, least_threads, remote_readers, shared_name
 from spdist.scheduler.execution.plugins import prefetch
 from spdist.scheduler.execution.shared_operand import SHARING
@@ -88,6 +88,7 @@ def workers_and_plan(
     local = _is_local(source.request, target)
     if local and execution.scheduler is not None:
         raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
+    callbacks.connecting()
     start = _Start(source, execution, callbacks, target, local)
     is_early = source.stored_plan is None and (execution.scheduler is not None or start.count_early_workers() > 0)
     with start.workers_first() if is_early else start.plan_first() as ready:
@@ -164,7 +165,7 @@ class _Start:
         on_gpu = request.engine in GPU_ENGINES
         if self.local or request.engine == "hybrid" or execution.scheduler is not None:
             return 0
-        most = execution.workers or (cluster.count_gpus() if on_gpu else 0)
+        most = execution.workers or (worker_process.count_gpus() if on_gpu else 0)
         a, b = request.a, request.b
         products = a.nnz * b.nnz // max(b.nrows, 1)  # as if all rows of B had one length
         return most if products >= most * (GPU_BLOCK_PRODUCTS if on_gpu else MAX_BLOCK_PRODUCTS) else 0

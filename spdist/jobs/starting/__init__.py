@@ -1,0 +1,1 @@
+"""How a product starts: in this process alone, or with workers that start while it is planned."""

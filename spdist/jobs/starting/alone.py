@@ -1,0 +1,66 @@
+"""Products so small that this process makes them itself, before workers would have started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spdist import phases
+from spdist.errors import InputError
+from spdist.jobs.planning import PlanSource
+from spdist.options import ExecutionOptions
+from spdist.scheduler.execution.supervision import probe
+from spdist.scheduler.planner.plan import Plan
+from spdist.scheduler.planner.tuning import BlockTuning
+from spdist.units import format_bytes
+
+SMALL_NNZ = BlockTuning().small_nnz
+"""Entries of A up to which a product may be one block of some milliseconds."""
+
+
+def plan_if_small(source: PlanSource, execution: ExecutionOptions) -> PlanSource:
+    """Make the plan at once if the product may be so small that it needs no workers.
+
+    Parameters
+    ----------
+    source : PlanSource
+    execution : ExecutionOptions
+
+    Returns
+    -------
+    PlanSource
+        With the plan, or `source` itself.
+    """
+    if source.stored_plan is not None or _has_workers(execution) or source.request.a.nnz > SMALL_NNZ:
+        return source
+    with phases.during("plan"):
+        return replace(source, stored_plan=source.make())
+
+
+def alone(source: PlanSource, execution: ExecutionOptions) -> Plan | None:
+    """Return the plan if this process shall make the product itself; None if it needs workers.
+
+    Parameters
+    ----------
+    source : PlanSource
+        From `plan_if_small`.
+    execution : ExecutionOptions
+
+    Raises
+    ------
+    InputError
+        If this process cannot take as much memory as the plan needs.
+    """
+    plan = source.stored_plan
+    if plan is None or _has_workers(execution) or source.request.a.nnz > SMALL_NNZ or len(plan.blocks) > 1:
+        return None
+    room = max(probe.host_limit() - probe.resident(), 0)
+    if plan.projected_host_memory > room:
+        raise InputError(
+            f"the plan needs {format_bytes(plan.projected_host_memory)}, and this host or its control group leaves "
+            f"{format_bytes(room)}: plan with memory_limit={format_bytes(room)}"
+        )
+    return plan
+
+
+def _has_workers(execution: ExecutionOptions) -> bool:
+    return execution.workers is not None or execution.scheduler is not None or execution.engine == "hybrid"
