@@ -22,8 +22,8 @@ from spdist.jobs.report import Callbacks
 from spdist.options import ExecutionOptions
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.cluster import connect, least_threads, remote_readers, shared_name
+from spdist.scheduler.execution.operands.resident import SHARING
 from spdist.scheduler.execution.plugins import prefetch
-from spdist.scheduler.execution.shared_operand import SHARING
 from spdist.scheduler.execution.supervision.supervisor import Supervisor, supervised
 from spdist.scheduler.planner.plan import GPU_BLOCK_PRODUCTS, MAX_BLOCK_PRODUCTS, Plan
 from spdist.scheduler.planner.remote_readers import RemoteReaders

@@ -21,7 +21,7 @@ from spdist.errors import SpdistError
 from spdist.kernels import reduction_spec
 from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.matrices.csr import CSR
-from spdist.scheduler.execution.operands import read_operands
+from spdist.scheduler.execution.operands.of_block import read_operands
 from spdist.scheduler.execution.records import BlockCounts, BlockOperands, BlockTask, ChunkFragment
 from spdist.scheduler.execution.worker import PartialResult, WorkerContext, add_partial
 from spdist.storage.atomic_replace import full_disk, is_full

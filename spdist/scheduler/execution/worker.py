@@ -21,8 +21,8 @@ from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import ValueArray, blocksize, index_dtype, number_dtype
 from spdist.scheduler.execution import worker_process
+from spdist.scheduler.execution.operands.resident import ResidentMatrix
 from spdist.scheduler.execution.records import BlockNumber, BlockOperands, BlockTask, JobSpec, StageTiming
-from spdist.scheduler.execution.shared_operand import ResidentMatrix
 from spdist.scheduler.execution.telemetry import StageRecorder, TimingRecord
 from spdist.scheduler.planner.plan import gpu_staging
 from spdist.storage.matrix import Allocate, Held

@@ -13,7 +13,7 @@ import spdist
 from spdist import api
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.matrices.csr import from_scipy
-from spdist.scheduler.execution.operands import renumber
+from spdist.scheduler.execution.operands.of_block import renumber
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.plan import Plan
 from spdist.scheduler.planner.planner import make_plan

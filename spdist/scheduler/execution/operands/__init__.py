@@ -1,0 +1,1 @@
+"""What a block multiplies: its rows of A, B and the mask, and a B that stays in memory."""
