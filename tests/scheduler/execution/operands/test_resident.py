@@ -34,7 +34,7 @@ from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.scheduler.clusters.security import security_for
 from spdist.scheduler.execution.cluster import share_hosts, shared_name, workers
-from spdist.scheduler.execution.operands import resident
+from spdist.scheduler.execution.operands import resident as sharing
 from spdist.scheduler.execution.operands.resident import ResidentMatrix, SharingTuning
 from spdist.scheduler.execution.plugins import PREFETCHED
 from spdist.scheduler.execution.worker import CONTEXTS, check_rows
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="a system 
 
 def files() -> set[str]:
     """Return the names of shared files of this user."""
-    return {path.name for path in resident.SHARING.folder.glob(f"{resident.file_prefix()}*")}
+    return {path.name for path in sharing.SHARING.folder.glob(f"{sharing.file_prefix()}*")}
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def small(monkeypatch, tmp_path):
     """Cut pieces of a few Zarr chunks; files lie in a folder of the test's."""
     tuning = SharingTuning(folder=tmp_path / "shm", piece_bytes=1 << 12, least_bytes=1 << 12)
     tuning.folder.mkdir()
-    monkeypatch.setattr(shared_operand, "SHARING", tuning)
+    monkeypatch.setattr(sharing, "SHARING", tuning)
     return tuning
 
 
@@ -164,7 +164,7 @@ def test_two_read_each_piece_once(b, monkeypatch):
     assert sum(lengths) == b.nnz
     monkeypatch.undo()
     for held, m in zip(both, found, strict=True):
-        assert isinstance(held.memory, resident.SharedMemory)
+        assert isinstance(held.memory, sharing.SharedMemory)
         assert m.data.base is not None
         assert not m.data.flags.owndata  # so that `in_place` leaves it alone
     assert_same(found[0], b)
@@ -197,9 +197,9 @@ def test_all_leave_at_once(b):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from spdist.scheduler.execution.operands import resident
+from spdist.scheduler.execution.operands import resident as sharing
 from spdist.storage.matrix import StoredMatrix, open_matrix
-tuning = resident.SharingTuning(folder=Path(sys.argv[2]), piece_bytes=1 << 12, least_bytes=1 << 12)
+tuning = sharing.SharingTuning(folder=Path(sys.argv[2]), piece_bytes=1 << 12, least_bytes=1 << 12)
 read, seen = StoredMatrix.read_entries, []
 
 def stuck(self, indices, data, origin, first, last):
@@ -211,7 +211,7 @@ def stuck(self, indices, data, origin, first, last):
     read(self, indices, data, origin, first, last)
 
 StoredMatrix.read_entries = stuck
-resident.ResidentMatrix(open_matrix(sys.argv[1]), lambda m: None, sys.argv[3], tuning=tuning).get()
+sharing.ResidentMatrix(open_matrix(sys.argv[1]), lambda m: None, sys.argv[3], tuning=tuning).get()
 print("has all", flush=True)
 time.sleep(600)
 """
@@ -220,7 +220,7 @@ time.sleep(600)
 def holder(b: StoredMatrix, name: str, how: str) -> subprocess.Popen:
     """Start a process that reads; return it when it has all pieces, or holds some that it does not finish."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, b.url, str(resident.SHARING.folder), name, how],
+        [sys.executable, "-c", HOLDER, b.url, str(sharing.SHARING.folder), name, how],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -291,8 +291,8 @@ def test_damage_is_named_to_all_and_nobody_hangs(b):
 
 @pytest.mark.parametrize("why", ["no folder", "no room", "full", "another's", "a link", "no locks"])
 def test_without_such_memory_it_is_read_alone(b, monkeypatch, caplog, tmp_path, why):
-    tuning = resident.SHARING
-    path = tuning.folder / f"{resident.file_prefix()}alone"
+    tuning = sharing.SHARING
+    path = tuning.folder / f"{sharing.file_prefix()}alone"
     if why == "no folder":
         tuning = replace(tuning, folder=tmp_path / "nowhere")
     elif why == "no room":
@@ -308,7 +308,7 @@ def test_without_such_memory_it_is_read_alone(b, monkeypatch, caplog, tmp_path, 
 
         monkeypatch.setattr(os, "posix_fallocate", full)
     elif why == "another's":
-        resident._lock(os.open(path, os.O_CREAT | os.O_RDWR, 0o644), fcntl.F_RDLCK, resident.USERS_BYTE)
+        sharing._lock(os.open(path, os.O_CREAT | os.O_RDWR, 0o644), fcntl.F_RDLCK, sharing.USERS_BYTE)
     elif why == "a link":
         path.symlink_to(tmp_path / "elsewhere")
     else:
@@ -317,8 +317,8 @@ def test_without_such_memory_it_is_read_alone(b, monkeypatch, caplog, tmp_path, 
         held = resident(b, "alone", tuning=tuning)
         assert_same(held.get(), b)
         held.get()
-    assert isinstance(held.memory, resident.PrivateMemory)
-    assert not isinstance(held.memory, resident.SharedMemory)
+    assert isinstance(held.memory, sharing.PrivateMemory)
+    assert not isinstance(held.memory, sharing.SharedMemory)
     assert caplog.text.count("B is not shared") == 1
     assert why in ("another's", "a link") or not files()
 
@@ -405,7 +405,7 @@ def large(stored, monkeypatch):
     monkeypatch.setattr("spdist.jobs.starting.workers.MAX_BLOCK_PRODUCTS", 0)
     m = random_matrix(40_000, 40_000, 19, 3)
     a = stored("A", m)
-    assert a.nbytes > resident.SHARING.least_bytes
+    assert a.nbytes > sharing.SHARING.least_bytes
     return a, m
 
 
