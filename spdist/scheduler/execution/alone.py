@@ -19,7 +19,7 @@ from spdist.scheduler.execution.announcer import announced, run_start
 from spdist.scheduler.execution.assignment import BlockWork
 from spdist.scheduler.execution.journal import Journal
 from spdist.scheduler.execution.records import BlockTask, ChunkFragment, JobSpec, Outcome
-from spdist.scheduler.execution.stages import CommitTarget, commit, compute, count, join, reduce, stage_failure
+from spdist.scheduler.execution.stages import STAGES, CommitTarget, compute, count, stage_failure
 from spdist.scheduler.execution.telemetry import Progress, RunCallbacks, add_totals
 from spdist.scheduler.execution.worker import WorkerContext
 from spdist.scheduler.planner.plan import Plan
@@ -102,11 +102,12 @@ def _write_rows(context: WorkerContext, plan: Plan, layout: Layout, journal: Jou
                 journal.set_compressed()
                 layout = replace(layout, compressed=True)
             offset, rows = journal.checkpoint.nnz, len(counts.row_nnz)
-            fragments += commit(context, task, rows, counts.digest, CommitTarget(layout, offset, start.chunks))
+            target = CommitTarget(layout, offset, start.chunks)
+            fragments += STAGES["commit"](context, task, rows, counts.digest, target)
             journal.add_rows(task.start + rows, offset, counts.row_nnz)
             task, number = replace(task, start=task.start + rows), number + 1
     for k in sorted({fragment.offset // layout.chunk for fragment in fragments}):
-        join(context, layout, k, fragments)
+        STAGES["join"](context, layout, k, fragments)
     return layout, number - first
 
 
@@ -139,7 +140,7 @@ def reduce_alone(name: str, draft: JobSpec, plan: Plan, what: reduction_spec.Red
         announced(None, name, run_start(plan, draft, title, 0), callbacks.heard),
         phases.during("run"),
     ):
-        parts = [reduce(context, task, what) for task in _tasks(plan, 0)]
+        parts = [STAGES["reduce"](context, task, what) for task in _tasks(plan, 0)]
         empty = reduce_rows(what, reduction_spec.diagonal_pattern(0, 0, 0), 0)
         part = reduction_spec.combine(what, parts or [empty])
     phases.enter("close")

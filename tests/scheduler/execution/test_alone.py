@@ -1,0 +1,157 @@
+"""Products that the caller's process makes without Dask: the same files as with workers, and what is not loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import spdist
+from spdist import api
+from spdist.errors import InputError, SpdistError
+from spdist.jobs.starting import alone as small
+from spdist.scheduler.execution import stages
+from spdist.scheduler.execution.alone import WORKER
+from spdist.scheduler.execution.supervision import probe
+from spdist.scheduler.planner import planner
+from tests.conftest import assert_is_product, random_matrix
+from tests.scheduler.execution.test_driver import files, read
+from tests.support.planning import SHORT_CHUNKS
+
+OPTIONS: list[dict[str, Any]] = [
+    {}, {"top_n": 2}, {"threshold": 0.5}, {"semiring": "min_plus"}, {"triangle": "upper"},
+{"engine": "scipy"}, {"engine": "numba"}, {"grid": (1, 2, 2)},
+]  # fmt: skip
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 10**6), n=st.integers(2, 60), part=st.integers(1, 9), options=st.sampled_from(OPTIONS),
+    dtype=st.sampled_from(["float64", "int16"]),
+)  # fmt: skip
+def test_the_files_are_those_of_a_worker(tmp_path, scheduler, seed, n, part, options, dtype):
+    """Short Zarr chunks and small capacities: the block is cut, and its pieces share chunks."""
+    a, b = random_matrix(n, n, 4, seed, dtype), random_matrix(n, n, 4, seed + 1, dtype)
+    place = tmp_path / f"{seed}-{part}"
+    place.mkdir(exist_ok=True)
+    for name, matrix in (("a", a), ("b", b)):
+        spdist.save(place / name, matrix, overwrite=True)
+
+    def cut_short(*args, **keywords):
+        plan = made(*args, **keywords)
+        return replace(plan, blocks=tuple(replace(one, capacity=one.capacity // part + 1) for one in plan.blocks))
+
+    made = planner.make_plan
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
+        patch.setattr(planner, "make_plan", cut_short)
+        report = api.multiply(place / "a", place / "b", place / "C", overwrite=True, **options)
+        api.multiply(place / "a", place / "b", place / "W", overwrite=True, scheduler=scheduler, **options)
+    found, expected = files(place / "C"), files(place / "W")
+    assert found == expected
+    assert (report.workers, report.nnz) == (1, spdist.open(place / "C").nnz)
+    if not options:
+        assert_is_product(read(place / "C"), a, b, 1e-5)
+
+
+@pytest.mark.parametrize("what", ["nnz", "frobenius", "row_sums", "trace"])
+def test_reductions(stored, scheduler, what):
+    m = random_matrix(300, 300, 5, 1)
+    a = stored("A", m)
+    np.testing.assert_array_equal(api.reduce(a, a, what), api.reduce(a, a, what, scheduler=scheduler))
+
+
+LOADED = """
+import sys, spdist, spdist.cli
+code = spdist.cli.main(sys.argv[1:])
+heavy = "distributed", "dask", "bokeh", "numba", "cupy", "pandas"
+print([name for name in heavy if name in sys.modules], code, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "loaded"),
+    [
+        (["info", "A.zarr"], []),
+        (["multiply", "A.zarr", "A.zarr", "C.zarr"], []),
+        (["multiply", "A.zarr", "A.zarr", "C.zarr", "--engine", "numba"], ["numba"]),
+        (["reduce", "nnz", "A.zarr", "A.zarr"], ["numba"]),
+        (["plan", "A.zarr", "A.zarr"], []),
+        (["check", "A.zarr"], []),
+        (["multiply", "A.zarr", "A.zarr", "C.zarr", "--grid", "4,1,1"], ["distributed", "dask", "numba"]),
+    ],
+    ids=lambda words: " ".join(words[:1] + words[4:]) if words else "",
+)
+def test_what_a_command_loads(stored, tmp_path, words, loaded):
+    """In a fresh process; a product of many blocks needs Dask, and the dashboard's pages come last of all."""
+    stored("A", sp.csr_matrix(random_matrix(50, 50, 3, 1)))
+    run = subprocess.run(
+        [sys.executable, "-c", LOADED, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert run.stderr.splitlines()[-1] == f"{loaded} 0", run.stderr
+
+
+def test_records_and_messages(stored, tmp_path):
+    a, file, heard = stored("A", random_matrix(200, 200, 5, 1)), tmp_path / "run.jsonl", []
+    links: list[str] = []
+    callbacks = spdist.Callbacks(heard=heard.append, started=links.append)
+    report = api.multiply(a, a, tmp_path / "C.zarr", record=file, callbacks=callbacks)
+    assert [message["what"] for message in heard] == ["start", "progress", "progress", "end"]
+    assert heard[-1]["content"]["state"] == "finished"
+    assert links == []
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    stages_seen = {line["stage"] for line in lines if line["worker"] == WORKER}
+    assert stages_seen == {"preprocess", "multiply", "commit", "join"} == set(report.stages)
+    assert {"run", "close"} <= report.phases.keys()
+
+
+def test_a_failure_is_one_line_and_the_message_says_so(stored, tmp_path, monkeypatch):
+    a, heard = stored("A", random_matrix(200, 200, 5, 1)), []
+
+    def failing(*args):
+        raise ZeroDivisionError("of no use")
+
+    monkeypatch.setitem(stages.STAGES, "commit", failing)
+    with pytest.raises(SpdistError, match="ZeroDivisionError: of no use; continue with --resume"):
+        api.multiply(a, a, tmp_path / "C.zarr", callbacks=spdist.Callbacks(heard=heard.append))
+    assert heard[-1]["content"]["state"] == "failed"
+    monkeypatch.undo()
+    assert api.multiply(a, a, tmp_path / "C.zarr", resume=True, check=True).verification["ok"]
+
+
+def test_a_full_disk_is_named(stored, tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    a = stored("A", random_matrix(200, 200, 5, 1))
+    monkeypatch.setitem(stages.STAGES, "commit", full)
+    with pytest.raises(SpdistError, match="disk is full"):
+        api.multiply(a, a, tmp_path / "C.zarr")
+
+
+def test_memory_that_is_not_there_is_refused_before_anything_is_written(stored, tmp_path, monkeypatch):
+    a = stored("A", random_matrix(200, 200, 5, 1))
+    monkeypatch.setattr(probe, "host_limit", lambda: probe.resident() + (1 << 20))
+    with pytest.raises(InputError, match=r"the plan needs .* leaves 1.00 MiB"):
+        api.multiply(a, a, tmp_path / "C.zarr")
+    assert not Path(tmp_path / "C.zarr").exists()
+
+
+def test_only_small_products_without_workers(stored, tmp_path, monkeypatch):
+    a, links = stored("A", random_matrix(200, 200, 5, 1)), []
+    callbacks = spdist.Callbacks(started=links.append)
+    api.multiply(a, a, tmp_path / "C.zarr", callbacks=callbacks)
+    assert not links
+    monkeypatch.setattr(small, "SMALL_NNZ", 100)
+    api.multiply(a, a, tmp_path / "D.zarr", callbacks=callbacks)
+    assert len(links) == 1
+    assert files(tmp_path / "C.zarr") == files(tmp_path / "D.zarr")
