@@ -210,8 +210,9 @@ def multiply(
     grid : (int, int, int), optional
         Numbers of row, inner and column blocks; by default the plan finds the quickest.
     workers : int, optional
-        Processes on this machine; by default one for each CPU or, with GPUs, for each GPU. CPUs are those that this
-        process is bound to, within the quota of its control groups.
+        Processes on this machine, which share its CPUs. By default this process does the work, with a thread for each
+        CPU; with several GPUs, one process for each. A small product is made without Dask, and has no dashboard. CPUs
+        are those that this process is bound to, within the quota of its control groups.
     scheduler : str, optional
         Address of a running Dask scheduler, whose workers are used. With "hybrid", workers that see no GPU are cores.
     security : distributed.Security, optional
