@@ -257,6 +257,7 @@ def programs(args: Any) -> list[Program]:
     ours = []
     for engine in args.engines:
         on_gpu = engine == "cuda"
+        ours.append(Program(f"spdist {engine}", engine, ["--engine", engine], True))  # as users write it
         kind, counts = ("GPU", gpu_counts(args)) if on_gpu else ("worker", workers(args, cores))
         for n in counts:
             name = f"spdist {engine}, {plural(n, kind)}"
@@ -277,15 +278,15 @@ def plural(count: int, noun: str) -> str:
 
 
 def gpu_counts(args: Any) -> list[int]:
-    """Return numbers of GPUs: those asked for, at most as many as there are."""
+    """Return numbers of GPUs: those asked for that there are."""
     import cupy
 
-    return sorted({min(int(word), cupy.cuda.runtime.getDeviceCount()) for word in args.gpus.split(",")})
+    return sorted({n for n in map(int, args.gpus.split(",")) if n <= cupy.cuda.runtime.getDeviceCount()})
 
 
 def workers(args: Any, cores: int) -> list[int]:
     """Return numbers of CPU workers: those asked for, at most one for each core."""
-    return sorted({cores if word == "all" else min(int(word), cores) for word in args.workers.split(",")})
+    return sorted({cores if word == "all" else min(int(word), cores) for word in args.workers.split(",") if word})
 
 
 def interleaved(first: list[Program], second: list[Program]) -> list[Program]:
@@ -465,14 +466,14 @@ def parse() -> Any:
     parser.add_argument("--cases", nargs="*", help="parts of their names")
     parser.add_argument("--programs", nargs="*", help="parts of their names")
     parser.add_argument("--engines", nargs="*", default=["cuda", "numba"] if on_gpu else ["numba"])
-    parser.add_argument("--workers", default="1,2,all", help="of CPU engines")
-    parser.add_argument("--gpus", default="1,2", help="at most those that are there")
+    parser.add_argument("--workers", default="2", help="of CPU engines, besides spdist's own choice")
+    parser.add_argument("--gpus", default="2", help="those that there are, besides spdist's own choice")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget", type=float, default=500.0, help="seconds")
     parser.add_argument("--no-calls", action="store_true")
     args = parser.parse_args()
     if args.quick:
-        args.size, args.rounds, args.workers = "quick", 1, "all"
+        args.size, args.rounds, args.workers = "quick", 1, ""
     return args
 
 

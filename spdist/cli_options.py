@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from spdist.errors import one_line
 
+WORKERS = "processes on this machine, which share its CPUs; by default this one, or one a GPU"
 STEAL = "take over from a run on another host that writes there and gave no sign of life for a minute"
 
 
@@ -57,7 +58,7 @@ def add_overwrite(sub: argparse.ArgumentParser) -> None:
 def add_multiply_options(sub: argparse.ArgumentParser) -> None:
     """Add the options of ``multiply``."""
     add_plan_options(sub)
-    sub.add_argument("--workers", type=_count, help="worker processes on this machine, which share its CPUs; by default this process, or one a GPU")
+    sub.add_argument("--workers", type=_count, help=WORKERS)
     add_scheduler_options(sub)
     sub.add_argument("--verify", action="store_true", help="check C at the end")
     sub.add_argument("--record", metavar="FILE", help="write what each stage of each block took, a JSON object a line")
@@ -90,7 +91,7 @@ def add_reduce_options(sub: argparse.ArgumentParser) -> None:
     text = "where to write it; a value for each row or column goes there, or is printed with --json"
     sub.add_argument("--out", metavar="FILE.npy", help=text)
     add_engine_options(sub)
-    sub.add_argument("--workers", type=_count, help="worker processes on this machine, which share its CPUs; by default this process")
+    sub.add_argument("--workers", type=_count, help=WORKERS)
     add_scheduler_options(sub)
     add_product_options(sub)
 

@@ -244,8 +244,10 @@ def plan_table(plan: Plan) -> None:
         )  # fmt: skip
     _out.print(table)
     _out.print(_memory_table(plan))
+    cores = "" if plan.on_gpu else f" of {plan.threads} {'thread' if plan.threads == 1 else 'threads'}"
     _out.print(
-        f"about {plan.seconds(2):.1f} s with 2 workers, {plan.seconds(16):.1f} s with 16; bounded by {plan.bound_by}"
+        f"about {plan.seconds(1):.1f} s with one worker{cores}, {plan.seconds(4):.1f} s with 4 of them; bounded by "
+        f"{plan.bound_by}"
     )
 
 

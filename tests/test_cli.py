@@ -85,7 +85,7 @@ def test_tables_for_people(tmp_path):
     text = spdist("plan", tmp_path / "A.zarr", tmp_path / "A.zarr").stdout
     for word in ("preprocess", "multiply", "commit", "the run", "projected", "row x"):
         assert word in text
-    done = spdist("multiply", tmp_path / "A.zarr", tmp_path / "A.zarr", tmp_path / "C.zarr")
+    done = spdist("multiply", tmp_path / "A.zarr", tmp_path / "A.zarr", tmp_path / "C.zarr", "--grid", "4,1,1")
     assert "dashboard: http" in done.stderr
     assert "entries in" in done.stdout
 

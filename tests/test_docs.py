@@ -16,6 +16,7 @@ import pytest
 
 import spdist
 from spdist import cli
+from tests.support.cpus import pretend_cpus
 
 ROOT = Path(__file__).resolve().parent.parent
 TOP = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")]
@@ -120,6 +121,7 @@ def test_plan_prints_what_readme_shows(tmp_path, monkeypatch, capsys):
     shown = next(fence.text for fence in fences(ROOT / "README.md") if "$ spdist plan" in fence.text).splitlines()
     generate = next(command for command in commands(ROOT / "README.md") if command.startswith("spdist generate"))
     monkeypatch.chdir(tmp_path)
+    pretend_cpus(monkeypatch, 2)
     assert cli.main(shlex.split(generate)[1:]) == 0
     capsys.readouterr()
     assert cli.main(shlex.split(shown[0])[2:]) == 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import scipy.sparse as sp
+import scipy  # loads scipy.sparse when it is first used
 
 from spdist import phases
 from spdist.errors import InputError
@@ -78,17 +78,18 @@ def are_in_memory(a: object, b: object, mask: object) -> bool:
 
     Examples
     --------
+    >>> import scipy.sparse as sp
     >>> a = sp.eye_array(3)
     >>> are_in_memory(a, a, None), are_in_memory("A.zarr", "B.zarr", None)
     (True, False)
     """
     for m in (a, b, mask):
-        if not (m is None or sp.issparse(m) or isinstance(m, BSR | StoredMatrix | str | Path)):
+        if not (m is None or isinstance(m, BSR | StoredMatrix | str | Path) or scipy.sparse.issparse(m)):
             raise InputError(
                 f"a {type(m).__name__} where a matrix is expected: SciPy's, or the path of a stored one; CuPy's are "
                 f"for spdist.spgemm"
             )
-    in_memory = [sp.issparse(m) or isinstance(m, BSR) for m in (a, b, mask) if m is not None]
+    in_memory = [scipy.sparse.issparse(m) or isinstance(m, BSR) for m in (a, b, mask) if m is not None]
     if any(in_memory) and not all(in_memory):
         what = "the operands" if mask is None else "the operands and the mask"
         raise InputError(f"some of {what} are in memory and others stored: store all with spdist.save, or open all")
@@ -151,7 +152,7 @@ def stored_spec(product: ProductOptions) -> StoredProductSpec:
     InputError
         If the mask is in memory, or an option is wrong in itself.
     """
-    if sp.issparse(product.mask):
+    if scipy.sparse.issparse(product.mask):
         raise InputError("the mask of a stored product is stored too: spdist.save('M.zarr', mask)")
     per_row = ProductSpec(
         find(product.semiring),

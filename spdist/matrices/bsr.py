@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
-import scipy.sparse as sp
+import scipy  # loads scipy.sparse when it is first used
 
 from spdist.errors import MatrixError
 from spdist.matrices.checks import check_structure, is_canonical
@@ -143,7 +143,7 @@ def entries(m: BSR) -> CSR:
     return CSR(indptr, indices, data, m.shape)
 
 
-def from_scipy(matrix: sp.bsr_array | sp.bsr_matrix) -> BSR:
+def from_scipy(matrix: scipy.sparse.bsr_array | scipy.sparse.bsr_matrix) -> BSR:
     """Convert SciPy's `bsr_array` or `bsr_matrix` to a canonical `BSR`; canonical input is not copied.
 
     Parameters
@@ -167,12 +167,12 @@ def from_scipy(matrix: sp.bsr_array | sp.bsr_matrix) -> BSR:
     return _arrays(copied)
 
 
-def is_scipy_bsr(matrix: Any) -> TypeGuard[sp.bsr_array | sp.bsr_matrix]:
+def is_scipy_bsr(matrix: Any) -> TypeGuard[scipy.sparse.bsr_array | scipy.sparse.bsr_matrix]:
     """Whether a matrix is SciPy's `bsr_array` or `bsr_matrix`."""
-    return bool(sp.issparse(matrix)) and matrix.format == "bsr"
+    return bool(scipy.sparse.issparse(matrix)) and matrix.format == "bsr"
 
 
-def _arrays(m: sp.bsr_array | sp.bsr_matrix) -> BSR:
+def _arrays(m: scipy.sparse.bsr_array | scipy.sparse.bsr_matrix) -> BSR:
     """Return a `BSR` on the arrays of SciPy's block matrix, without the unused elements at their ends."""
     shape, blocks = (int(m.shape[0]), int(m.shape[1])), int(m.indptr[-1])
     indices = m.indices[:blocks].astype(index_dtype(shape[1] // m.blocksize[1]), copy=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
-import scipy.sparse as sp
+import scipy  # loads scipy.sparse when it is first used
 
 from spdist.errors import MatrixError
 from spdist.matrices.dtypes import INT32_MAX, IndexArray, Int64Array, ValueArray
@@ -136,7 +136,7 @@ def is_canonical(m: RowArrays) -> bool:
     >>> is_canonical(CSR(np.array([0, 2]), np.array([3, 1]), np.ones(2), (1, 4)))
     False
     """
-    pattern: Any = sp.csr_matrix(m.shape, dtype=m.indices.dtype)
+    pattern: Any = scipy.sparse.csr_matrix(m.shape, dtype=m.indices.dtype)
     dtype = np.int64 if len(m.indices) > INT32_MAX else m.indices.dtype
     pattern.indptr, pattern.indices = m.indptr.astype(dtype, copy=False), m.indices.astype(dtype, copy=False)
     return bool(pattern.has_canonical_format)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse as sp
+import scipy  # loads scipy.sparse when it is first used
 
 from spdist.errors import MatrixError
 from spdist.matrices.checks import check_structure, is_canonical
@@ -85,10 +85,10 @@ class CSR:
         """
         size = blocksize(self.dtype)
         if size is None:
-            out: Any = sp.csr_matrix(self.shape, dtype=self.dtype)
+            out: Any = scipy.sparse.csr_matrix(self.shape, dtype=self.dtype)
         else:
             shape = self.nrows * size[0], self.ncols * size[1]
-            out = sp.bsr_array(shape, blocksize=size, dtype=number_dtype(self.dtype))
+            out = scipy.sparse.bsr_array(shape, blocksize=size, dtype=number_dtype(self.dtype))
         dtype = np.int64 if self.nnz > INT32_MAX else self.indices.dtype
         out.indptr = self.indptr.astype(dtype, copy=False)
         out.indices = self.indices.astype(dtype, copy=False)
@@ -134,10 +134,11 @@ def from_scipy(matrix: Any) -> CSR:
 
     Examples
     --------
+    >>> import scipy.sparse as sp
     >>> from_scipy(sp.coo_array(([1, 2], ([0, 0], [1, 1])), shape=(1, 2))).data
     array([3])
     """
-    kind, sparse = type(matrix).__name__, bool(sp.issparse(matrix))
+    kind, sparse = type(matrix).__name__, bool(scipy.sparse.issparse(matrix))
     if not sparse or matrix.ndim != 2:
         raise MatrixError(f"expected a two-dimensional scipy.sparse matrix or array, got {kind}")
     check_dtype(matrix.dtype)

@@ -100,7 +100,8 @@ class NumbaRows:
         arguments, work = _arguments(product)
         entries = self._row_entries() if product.spec.fused else 0
         cuts = self._cuts(work.window.totals[:1], entries) if product.spec.fused else None
-        size = cpu_sizes.SCRATCH_ENTRIES if self.threads > 1 else 0
+        entry = product.index_dtype.itemsize + dtype.itemsize
+        size = cpu_sizes.SCRATCH_BYTES // entry if self.threads > 1 else 0
         row, scratch = (
             RowsOut(np.empty(n + 1, product.index_dtype), np.empty(n + 1, dtype), np.empty(1, np.int64), np.uint64(n))
             for n in (entries, size)

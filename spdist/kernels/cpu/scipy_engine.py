@@ -12,7 +12,7 @@ from scipy.sparse import _sparsetools
 
 from spdist.kernels.cpu.prepare import PreparedProduct, RowBuffers
 from spdist.kernels.cpu.product_counts import row_products
-from spdist.kernels.cpu.workspace import SCIPY_SLICE_PRODUCTS, SCRATCH_ENTRIES
+from spdist.kernels.cpu.workspace import SCIPY_SCRATCH_ENTRIES, SCIPY_SLICE_PRODUCTS
 from spdist.matrices.dtypes import INT32_MAX, IndexArray, Int64Array, ValueArray
 
 
@@ -177,7 +177,7 @@ class RowSlices:
 
     def _work(self) -> None:
         try:
-            size = min(SCRATCH_ENTRIES, self.out.capacity)
+            size = min(SCIPY_SCRATCH_ENTRIES, self.out.capacity)
             scratch = np.empty(size + 1, self.out.indices.dtype), np.empty(size + 1, self.out.data.dtype)
             while (taken := self._take()) is not None:
                 self._make(*taken, *scratch)

@@ -28,9 +28,11 @@ LEAST_SLICE_PRODUCTS = 1 << 13
 """Products of slices below which they are not cut for more threads."""
 SCIPY_SLICE_PRODUCTS = 1 << 17
 """Products of the slices of rows that threads of the scipy engine take in turn."""
-SCRATCH_ENTRIES = 1 << 20
-"""Most entries of C that a thread can make before it knows their place: some slices, so that no thread waits for one
-that makes a longer slice."""
+SCRATCH_BYTES = 8 << 20
+"""Bytes of the entries of C that a thread can make before it knows their place: some slices, so that no thread waits
+for one that makes a longer slice."""
+SCIPY_SCRATCH_ENTRIES = 1 << 18
+"""The same for the scipy engine, in entries."""
 TABLE_SLOTS = 4
 """Least slots of a hash table for each column of a mask's row: most searches end at the first slot."""
 PADDING = 64
@@ -87,8 +89,7 @@ def cpu_workspace(
     """
     if engine == "scipy":
         return threads * _scipy_bytes(ncols, max_row_products, value_itemsize, index_itemsize)
-    scratch = SCRATCH_ENTRIES * (value_itemsize + index_itemsize) if threads > 1 else 0
-    return threads * (_numba_bytes(ncols, value_itemsize) + scratch)
+    return threads * (_numba_bytes(ncols, value_itemsize) + (SCRATCH_BYTES if threads > 1 else 0))
 
 
 def block_workspace(ncols: int, entries: int) -> int:

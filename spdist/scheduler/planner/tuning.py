@@ -90,9 +90,12 @@ class BlockTuning:
         Factor on the estimated nnz(C) of a block, so that few blocks turn out longer than planned.
     taper : int
         A joined block has at most this part of the products that are left: some blocks for each of many GPUs.
-    in_flight, shared_in_flight : int
-        Blocks in flight on a worker, for each thread or for all that share blocks: one is multiplied while the other
-        waits for its place in C or is written. If threads share blocks, another one is read.
+    in_flight : int
+        Blocks in flight on a worker for each thread: one is multiplied while the other waits for its place in C or is
+        written.
+    shared_in_flight, many_in_flight : int
+        Blocks in flight for all threads that share blocks: one is read meanwhile and, if they are `many_threads` that
+        multiply quicker than one reads, two.
     most_in_flight : int
         Blocks in flight on a worker if blocks are small.
     """
@@ -109,6 +112,8 @@ class BlockTuning:
     taper: int = 32
     in_flight: int = 2
     shared_in_flight: int = 3
+    many_in_flight: int = 4
+    many_threads: int = 4
     most_in_flight: int = 8
 
 

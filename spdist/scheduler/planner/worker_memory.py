@@ -217,8 +217,9 @@ class WorkerMemory:
     def usual_in_flight(self, threads: int) -> int:
         """Return the blocks in flight on a worker of so many threads, unless the memory or small blocks change it."""
         blocks = self.tuning.blocks
-        shared = threads > 1 and self.request.threads_share_blocks
-        return blocks.shared_in_flight if shared else blocks.in_flight * threads
+        if threads == 1 or not self.request.threads_share_blocks:
+            return blocks.in_flight * threads
+        return blocks.shared_in_flight if threads < blocks.many_threads else blocks.many_in_flight
 
     def reserved(self, b_resident: bool, threads: int, blocks_in_flight: int) -> int:
         """Return the bytes held throughout: resident B, kernels' workspace, read buffers, parts of C's Zarr chunks."""
@@ -229,7 +230,7 @@ class WorkerMemory:
         allocator = min(self.limit // ALLOCATOR_SHARE, threads * ALLOCATOR_BYTES)
         kernels = [gpu_staging(self.limit)] if engine in GPU_ENGINES else []
         kernels += [self._cpu_workspace(b_resident, threads)] if engine != "cuda" else []
-        return allocator + resident + max(kernels) + threads * reading + writing
+        return allocator + resident + max(kernels) + min(threads, blocks_in_flight) * reading + writing
 
     def _cpu_workspace(self, b_resident: bool, threads: int) -> int:
         """Return the bytes that kernels of the CPU take besides their operands and C, in so many threads."""

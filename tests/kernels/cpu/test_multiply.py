@@ -377,7 +377,7 @@ def test_copies_of_a_function_are_compiled_once() -> None:
 def test_bits_do_not_depend_on_threads(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Small slices and little scratch memory, so that slices wait, and are made in place."""
     monkeypatch.setattr(cpu_sizes, "SLICE_PRODUCTS", 300)
-    monkeypatch.setattr(cpu_sizes, "SCRATCH_ENTRIES", 700)
+    monkeypatch.setattr(cpu_sizes, "SCRATCH_BYTES", 700 * 12)
     monkeypatch.setattr(cpu, "PARALLEL_PRODUCTS", 1)
     a = from_scipy(sp.vstack([random_matrix(900, 1000, 6, 1), random_matrix(100, 1000, 400, 2)], format="csr"))
     spec = ProductSpec(**options)
