@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import functools
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import scipy  # loads scipy.sparse when it is first used
 
+from spdist.cpus import count_cpus
 from spdist.errors import MatrixError
-from spdist.matrices.dtypes import INT32_MAX, IndexArray, Int64Array, ValueArray
+from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
 
 Shape = tuple[int, int]
+Found = TypeVar("Found")
+PART = 1 << 16
+"""Elements that are looked at together: they stay in a core's cache for some passes of NumPy."""
+PARTS_PER_THREAD = 32
+"""Parts for which another thread is worth its start."""
 
 
 class RowArrays(Protocol):
@@ -82,7 +91,7 @@ def check_mask_shape(mask: Shape, c: Shape) -> None:
         raise MatrixError(f"the mask is {mask[0]:,} x {mask[1]:,}, but C is {c[0]:,} x {c[1]:,}")
 
 
-def check_structure(m: RowArrays, name: str = "the matrix", first_row: int = 0) -> None:
+def check_structure(m: RowArrays, name: str = "the matrix", first_row: int = 0) -> PatternFacts:
     """Check that the arrays fit together and that every column is in range.
 
     Parameters
@@ -94,6 +103,10 @@ def check_structure(m: RowArrays, name: str = "the matrix", first_row: int = 0) 
     first_row : int
         Number of the first row in messages.
 
+    Returns
+    -------
+    PatternFacts
+
     Raises
     ------
     MatrixError
@@ -102,7 +115,7 @@ def check_structure(m: RowArrays, name: str = "the matrix", first_row: int = 0) 
     Examples
     --------
     >>> from spdist.matrices.csr import CSR
-    >>> check_structure(CSR(np.array([0, 1]), np.array([7]), np.ones(1), (1, 4)), "A")
+    >>> _ = check_structure(CSR(np.array([0, 1]), np.array([7]), np.ones(1), (1, 4)), "A")
     Traceback (most recent call last):
     spdist.errors.MatrixError: A: column 7 in row 0 is outside [0, 4); rebuild the matrix or correct its shape
     """
@@ -114,17 +127,18 @@ def check_structure(m: RowArrays, name: str = "the matrix", first_row: int = 0) 
             f"{name}: indptr ends at {int(m.indptr[-1]):,}, but there are {len(m.indices):,} indices and "
             f"{len(m.data):,} values"
         )
-    steps = np.diff(m.indptr)
-    if len(steps) and steps.min() < 0:
-        row = int(np.argmax(steps < 0))
+    facts = pattern_facts(m)
+    if not facts.offsets_rise:
+        row = int(np.argmax(np.diff(m.indptr) < 0))
         raise MatrixError(f"{name}: indptr falls after row {first_row + row:,}; offsets must not decrease")
-    if len(m.indices) and (int(m.indices.min()) < 0 or int(m.indices.max()) >= ncols):
+    if facts.low < 0 or facts.high >= ncols:
         at = int(np.argmax((m.indices < 0) | (m.indices >= ncols)))
         row = int(np.searchsorted(m.indptr, at, side="right")) - 1
         raise MatrixError(
             f"{name}: column {int(m.indices[at]):,} in row {first_row + row:,} is outside [0, {ncols:,}); "
             f"rebuild the matrix or correct its shape"
         )
+    return facts
 
 
 def is_canonical(m: RowArrays) -> bool:
@@ -136,10 +150,91 @@ def is_canonical(m: RowArrays) -> bool:
     >>> is_canonical(CSR(np.array([0, 2]), np.array([3, 1]), np.ones(2), (1, 4)))
     False
     """
-    pattern: Any = scipy.sparse.csr_matrix(m.shape, dtype=m.indices.dtype)
-    dtype = np.int64 if len(m.indices) > INT32_MAX else m.indices.dtype
-    pattern.indptr, pattern.indices = m.indptr.astype(dtype, copy=False), m.indices.astype(dtype, copy=False)
-    return bool(pattern.has_canonical_format)
+    return pattern_facts(m).is_canonical
+
+
+class PatternFacts(NamedTuple):
+    """What one pass over offsets and columns finds.
+
+    Attributes
+    ----------
+    offsets_rise : bool
+        Whether offsets begin at 0, do not fall, and end at the number of columns.
+    low, high : int
+        The least and the greatest column; 0 and -1 without entries.
+    is_canonical : bool
+        Whether offsets rise, and columns rise strictly in each row.
+    """
+
+    offsets_rise: bool
+    low: int
+    high: int
+    is_canonical: bool
+
+
+def pattern_facts(m: RowArrays) -> PatternFacts:
+    """Look once at offsets and columns, in threads and without a copy if there are many.
+
+    In canonical rows, columns fail to rise only where a row begins. Such places are counted among all entries and among
+    the first entries of rows: the counts must be equal.
+
+    Parameters
+    ----------
+    m : CSR
+
+    Returns
+    -------
+    PatternFacts
+
+    Examples
+    --------
+    >>> from spdist.matrices.csr import CSR
+    >>> pattern_facts(CSR(np.array([0, 2, 3]), np.array([1, 3, 0]), np.ones(3), (2, 4)))
+    PatternFacts(offsets_rise=True, low=0, high=3, is_canonical=True)
+    """
+    indptr, indices = m.indptr, m.indices
+    nnz = len(indices)
+    is_whole = len(indptr) > 0 and int(indptr[0]) == 0 and int(indptr[-1]) == nnz
+    if not is_whole or not all(_in_parts(functools.partial(_offsets_rise, indptr), len(indptr))):
+        low, high = (int(indices.min()), int(indices.max())) if nnz else (0, -1)
+        return PatternFacts(False, low, high, False)
+    if not nnz:
+        return PatternFacts(True, 0, -1, True)
+    ends, falls = zip(*_in_parts(functools.partial(_columns, indices), nnz), strict=True)
+    at_starts = _in_parts(functools.partial(_falls_at_starts, indptr, indices), len(indptr))
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    return PatternFacts(True, low, high, sum(falls) == sum(at_starts))
+
+
+def _in_parts(work: Callable[[int, int], Found], length: int) -> list[Found]:
+    """Call a function for each part of a range that fits the caches, in threads if there are many parts."""
+    bounds = list(itertools.pairwise([*range(0, length, PART), length]))
+    threads = min(count_cpus(), len(bounds) // PARTS_PER_THREAD)
+    if threads < 2:
+        return [work(first, last) for first, last in bounds]
+    with ThreadPoolExecutor(threads) as pool:
+        shares = np.array_split(np.array(bounds), threads)
+        done = pool.map(lambda share: [work(int(first), int(last)) for first, last in share], shares)
+        return [found for part in done for found in part]
+
+
+def _offsets_rise(indptr: Int64Array, first: int, last: int) -> bool:
+    part = indptr[max(first - 1, 0) : last]
+    return bool(np.all(part[1:] >= part[:-1]))
+
+
+def _columns(indices: IndexArray, first: int, last: int) -> tuple[tuple[int, int], int]:
+    """Return the least and the greatest of some columns, and how many do not rise."""
+    part = indices[first:last]
+    before = indices[max(first - 1, 0) : last]
+    return (int(part.min()), int(part.max())), int(np.count_nonzero(before[1:] <= before[:-1]))
+
+
+def _falls_at_starts(indptr: Int64Array, indices: IndexArray, first: int, last: int) -> int:
+    """Return how many rows begin with a column that does not rise, the first row and empty ones left out."""
+    starts, before = indptr[max(first, 1) : last], indptr[max(first, 1) - 1 : last - 1]
+    starts = starts[(starts > before) & (starts < len(indices))] if len(starts) else starts
+    return int(np.count_nonzero(indices[starts] <= indices[starts - 1]))
 
 
 def check_canonical(m: RowArrays, name: str = "the matrix", first_row: int = 0) -> None:
@@ -155,8 +250,7 @@ def check_canonical(m: RowArrays, name: str = "the matrix", first_row: int = 0) 
     MatrixError
         Names the first row that is not sorted or holds a duplicate.
     """
-    check_structure(m, name, first_row)
-    if is_canonical(m):
+    if check_structure(m, name, first_row).is_canonical:
         return
     falls = np.diff(m.indices) <= 0
     starts = m.indptr[1:-1]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import scipy  # loads scipy.sparse when it is first used
 
 from spdist.errors import MatrixError
-from spdist.matrices.checks import check_structure, is_canonical
+from spdist.matrices.checks import check_structure
 from spdist.matrices.dtypes import (
     INT32_MAX,
     IndexArray,
@@ -145,8 +145,7 @@ def from_scipy(matrix: Any) -> CSR:
     m = matrix.tocsr()
     shape = (int(m.shape[0]), int(m.shape[1]))
     out = CSR(m.indptr.astype(np.int64, copy=False), m.indices.astype(index_dtype(shape[1]), copy=False), m.data, shape)
-    check_structure(out)
-    if is_canonical(out):
+    if check_structure(out).is_canonical:
         return out
     m = m.copy() if m is matrix else m
     m.sum_duplicates()
