@@ -176,7 +176,9 @@ def test_resume_goes_on_from_the_durable_part(stored, tmp_path, scheduler, monke
 
 def test_resume_refuses_another_product(stored, tmp_path, scheduler, monkeypatch):
     a, other = stored("A", random_matrix(50, 50, 3, 5)), stored("B", random_matrix(50, 50, 3, 6))
-    monkeypatch.setattr("spdist.jobs.by_rows.execute", lambda *_: (_ for _ in ()).throw(SpdistError("stopped")))
+    monkeypatch.setattr(
+        "spdist.scheduler.execution.driver.execute", lambda *_: (_ for _ in ()).throw(SpdistError("stopped"))
+    )
     with pytest.raises(SpdistError, match="stopped"):
         api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
     with pytest.raises(ResumeError, match="A or B changed"):

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spdist.errors import SpdistError
+from spdist.scheduler.execution.graph import run_stage
 from spdist.scheduler.execution.records import BlockTask, JobSpec
 from spdist.scheduler.execution.stages import (
     CommitTarget,
     commit,
     compute,
     count,
-    run_stage,
     shared_slices,
 )
 from spdist.scheduler.execution.worker import CONTEXTS, WorkerContext
