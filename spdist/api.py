@@ -14,6 +14,7 @@ from spdist.jobs import describe, dispatch
 from spdist.jobs import save as saving
 from spdist.jobs.operands import MatrixLike
 from spdist.jobs.report import Callbacks, Report
+from spdist.notebook import shown
 from spdist.options import (
     CheckKeywords,
     ExecutionOptions,
@@ -190,7 +191,7 @@ def multiply(
     c : str or Path
         Where C goes; not A or B.
     callbacks : Callbacks, optional
-        Functions to call while the product runs.
+        Functions to call while the product runs. By default a Jupyter notebook shows a progress bar.
     engine : {"auto", "scipy", "numba", "cuda", "hybrid"}
         What multiplies a block:
 
@@ -265,11 +266,11 @@ def multiply(
     >>> report.nnz, report.state, report.verification["ok"]
     (3, 'computed', True)
     """
-    with phases.clocked():
+    with phases.clocked(), shown(callbacks) as calls:
         from spdist.jobs import multiply as jobs  # imports Dask, which the report counts
 
         product, execution, output = options_of(multiply, keywords, ProductOptions, ExecutionOptions, OutputOptions)
-        return jobs.multiply((a, b), c, product, execution, output, callbacks)
+        return jobs.multiply((a, b), c, product, execution, output, calls)
 
 
 @lists(ReduceKeywords)
@@ -296,7 +297,7 @@ def reduce(
         with ``edge <= value < next edge``, in the last bin also if it equals the last edge. Other values and NaN are
         not counted. Values are compared as float64, to which integers beyond 2^53 are rounded; they are not complex.
     callbacks : Callbacks, optional
-        Functions to call while the product runs.
+        Functions to call while the product runs. By default a Jupyter notebook shows a progress bar.
     engine, memory_limit, workers, scheduler, security
         As in `multiply`. The engine is "auto", "numba", or "cuda" or "hybrid", with which C never leaves the GPU. In
         memory, workers, scheduler and security do not count, and `memory_limit` counts on GPUs only.
@@ -333,7 +334,8 @@ def reduce(
     2
     """
     product, execution = options_of(reduce, keywords, ProductOptions, ExecutionOptions)
-    return dispatch.reduce((a, b), (what, bins), product, execution, callbacks)
+    with shown(callbacks) as calls:
+        return dispatch.reduce((a, b), (what, bins), product, execution, calls)
 
 
 def info(matrix: MatrixLike) -> dict[str, Any]:

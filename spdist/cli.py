@@ -189,7 +189,7 @@ def _plan(args: argparse.Namespace) -> int:
     if not args.json:
         from spdist import console
 
-        console.plan_table(plan)
+        console.show(*plan.description())
     return _print_json(plan.summary(), args)
 
 
@@ -221,7 +221,7 @@ def _multiply(args: argparse.Namespace) -> int:
         )
     report = replace(report, phases=clock.seconds())
     if not args.json:
-        console.report_table(report, args.c)
+        console.show(*report.description(args.c))
     _print_json(report.to_json(), args)
     return 0
 
@@ -254,6 +254,7 @@ def _reduce(args: argparse.Namespace) -> int:
     import numpy as np
 
     from spdist import api, console
+    from spdist.jobs.report import phase_table
     from spdist.storage.atomic_replace import staged_file
 
     if args.what in VECTORS and args.out is None and not args.json:
@@ -284,17 +285,18 @@ def _reduce(args: argparse.Namespace) -> int:
         console.line(f"{args.what}: {value}" + (f", in {args.out}" if args.out is not None else ""))
         if args.what == "histogram":
             console.histogram_table(args.bins, found.tolist())
-        console.phase_table(clock.seconds())
+        console.show(phase_table(clock.seconds()))
     return _print_json({args.what: value, "phases": clock.seconds()}, args)
 
 
 def _verify(args: argparse.Namespace) -> int:
     from spdist import api, console
+    from spdist.jobs.report import verification_line
 
     with console.transfer_bar("verifying", quiet=args.json) as bar:
         found = api.verify(args.a, args.b, args.c, progress=bar, **_product_keywords(args))
     if not args.json:
-        console.verification_line(found.to_json())
+        console.show(verification_line(found.to_json()))
     _print_json(found.to_json(), args)
     return 0 if found.ok else 1
 

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "spdist"
-GROUND = {"errors", "units", "engines", "phases", "cpus"}
+GROUND = {"errors", "units", "engines", "phases", "cpus", "display"}
 ARRAYS = GROUND | {"matrices"}
 LAYERS = {  # folder or file at the top -> what it may import, besides itself
     "errors": set(),
@@ -19,6 +19,7 @@ LAYERS = {  # folder or file at the top -> what it may import, besides itself
     "cpus": set(),
     "units": {"errors"},
     "phases": set(),
+    "display": set(),
     "matrices": GROUND,
     "kernels": ARRAYS,
     "storage": ARRAYS | {"kernels"},
@@ -43,7 +44,7 @@ LAYERS = {  # folder or file at the top -> what it may import, besides itself
         "scheduler.dashboard",
     },
 }
-PARTS = [*LAYERS, "api", "chain", "console", "cli", "cli_options", "interrupts", "__main__", "__init__"]
+PARTS = [*LAYERS, "api", "chain", "console", "notebook", "cli", "cli_options", "interrupts", "__main__", "__init__"]
 FAMILIES = {  # folder of kernels -> the folders of kernels that it may import
     "cuda": set(),
     "cpu": set(),

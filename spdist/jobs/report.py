@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spdist.display import Displayed, Part, Table, as_text
 from spdist.errors import InputError
-from spdist.phases import PhaseClock
+from spdist.phases import WHAT_PHASES_DO, PhaseClock
 from spdist.scheduler.execution.telemetry import RunCallbacks
 from spdist.scheduler.planner.plan import Plan
+from spdist.units import format_bytes
 
 if TYPE_CHECKING:  # loads Dask
     from spdist.scheduler.execution.supervision.supervisor import Supervisor
@@ -20,12 +22,15 @@ if TYPE_CHECKING:  # loads Dask
 Timings = list[dict[str, Any]]
 """Seconds and bytes of stages of blocks, each a JSON object."""
 
+GPU_STAGES = ("gpu prepare", "gpu upload", "gpu multiply", "gpu pack", "gpu download")
+"""Parts of the stage multiply; they overlap."""
+
 _NO_STAGE = {"stage": "", "row": -1, "begin": 0.0, "seconds": 0.0, "nbytes": 0, "worker": ""}
 """Fields that every line of a record has."""
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Displayed):
     """What a multiplication did.
 
     Attributes
@@ -85,6 +90,73 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the report as ``spdist multiply --json`` prints it."""
         return asdict(self)
+
+    def __repr__(self) -> str:
+        return f"<Report: C has {self.entries}, {self.state} in {self.seconds:.2f} s, engine {self.engine}>"
+
+    def __str__(self) -> str:
+        return as_text(self.description())
+
+    @property
+    def entries(self) -> str:
+        """What C stores, in words."""
+        what = "entries" if self.block_size in (None, (1, 1)) else "dense blocks"
+        return f"{self.nnz:,} {what}"
+
+    @property
+    def bound_by(self) -> str:
+        """The stage that took the workers longest."""
+        seconds = {name: stage["seconds"] for name, stage in self.stages.items() if name not in GPU_STAGES}
+        return max(seconds, key=lambda name: seconds[name], default="nothing")
+
+    def description(self, target: str = "C") -> list[Part]:
+        """Return the report in words: where the time went, what C holds, whether it is right."""
+        if self.state == "already finished":
+            parts: list[Part] = [f"{target} is finished already: {self.entries}"]
+        else:
+            memory = f"{format_bytes(self.peak_memory)} of {format_bytes(self.memory_limit)}"
+            line = (
+                f"{target}: {self.entries} in {sum(self.phases.values()):.2f} s, {self.blocks:,} blocks, "
+                f"engine {self.engine}; worst worker used {memory}; bounded by {self.bound_by}"
+            )
+            parts = [phase_table(self.phases), self._stage_table(), line]
+        if self.verification is not None:
+            parts.append(verification_line(self.verification))
+        return parts
+
+    def _stage_table(self) -> Table:
+        """Return the time and bytes of each stage; stages of the GPU are parts of multiply and overlap."""
+        total = sum(stage["seconds"] for name, stage in self.stages.items() if name not in GPU_STAGES) or 1.0
+        rows = []
+        for name, stage in sorted(self.stages.items(), key=lambda item: (item[0] in GPU_STAGES, -item[1]["seconds"])):
+            rate = stage["bytes"] / stage["seconds"] if stage["seconds"] else 0.0
+            share = "" if name in GPU_STAGES else f"{stage['seconds'] / total:.0%}"
+            of_limit = f"{rate / stage['limit']:.0%}" if stage["limit"] else ""
+            figures = f"{stage['tasks']:,.0f}", f"{stage['seconds']:.2f}", share, format_bytes(stage["bytes"])
+            rows.append((name, *figures, f"{rate / 1e9:.2f}", of_limit))
+        numbers = ("tasks", "worker seconds", "share", "moved", "GB/s", "of limit")
+        return Table(("stage of run", *numbers), tuple(rows), right=numbers)
+
+
+def phase_table(seconds: dict[str, float]) -> Table:
+    """Return where the wall time went.
+
+    Parameters
+    ----------
+    seconds : dict
+        Wall seconds of consecutive phases, of `PhaseClock.seconds`.
+    """
+    total = sum(seconds.values())
+    rows = tuple(
+        (phase, f"{each:.2f}", f"{each / total:.0%}", WHAT_PHASES_DO[phase]) for phase, each in seconds.items()
+    )
+    columns = ("phase", "wall seconds", "share", "what it is")
+    return Table(columns, rows, right=columns[1:3], last=("all", f"{total:.2f}", "", ""))
+
+
+def verification_line(found: dict[str, Any]) -> str:
+    """Return whether C is right, and why; `found` is the JSON form of a `Verification`."""
+    return f"{'verified' if found['ok'] else 'FALSE'}: {found['reason']}"
 
 
 @dataclass(frozen=True)

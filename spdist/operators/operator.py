@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from spdist.display import Displayed, Part, Table
 from spdist.errors import InputError, MatrixError
 from spdist.inmemory import cupy_operands
 from spdist.kernels.spmv import cpu_gpu_split, ehyb, prepared, reorder
@@ -31,12 +32,13 @@ from spdist.matrices.dtypes import is_on_gpu
 from spdist.operators import choice
 from spdist.operators.choice import HYBRID, Choice
 from spdist.storage import atomic_replace, groups
+from spdist.units import format_bytes
 
 ENCODING = "spdist-operator"
 """``encoding-type`` of a stored operator."""
 
 
-class Operator:
+class Operator(Displayed):
     """A matrix prepared for products with vectors and tall, skinny dense matrices.
 
     Takes part in ``@``, and SciPy's and CuPy's iterative solvers take it as it is (they look for `shape`, `dtype`,
@@ -72,6 +74,15 @@ class Operator:
 
     def __repr__(self) -> str:
         return f"<Operator {self.shape[0]:,} x {self.shape[1]:,}, {self.dtype}: {self.prepared.describe()}; {self.why}>"
+
+    def description(self) -> list[Part]:
+        """Return what the operator holds, how it multiplies and why."""
+        facts = {
+            "operator": f"{self.shape[0]:,} x {self.shape[1]:,}", "dtype": str(self.dtype),
+            "form": self.prepared.describe(), "reads": f"{format_bytes(self.nbytes)} a product",
+            "threads": str(self.threads), "chosen": self.why,
+        }  # fmt: skip
+        return [Table((), tuple(facts.items()))]
 
     @property
     def ndim(self) -> int:

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from spdist.display import Displayed, Part, Table
 from spdist.errors import InputError, MatrixError, one_line
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
@@ -34,6 +35,7 @@ from spdist.storage import groups, locations
 from spdist.storage.chunked_array import ChunkedArray, from_zarr
 from spdist.storage.groups import ARRAYS
 from spdist.storage.lock import readable_place
+from spdist.units import format_bytes
 
 READ_CHUNKS = 2
 """Zarr chunks that one read of scattered rows decodes at a time, of each array."""
@@ -46,7 +48,7 @@ Held = tuple[int, CSR]
 
 
 @dataclass(frozen=True)
-class MatrixHeader:
+class MatrixHeader(Displayed):
     """What the metadata of a stored matrix say; no Zarr chunk is read.
 
     Attributes
@@ -75,6 +77,17 @@ class MatrixHeader:
         of = self.blocksize
         stored = f"{self.nnz:,} entries" if of is None else f"{self.nnz:,} blocks of {of[0]} x {of[1]}"
         return f"<StoredMatrix {size}: {stored} at {self.url}>"
+
+    def description(self) -> list[Part]:
+        """Return the facts that need no Zarr chunk."""
+        size, of = " x ".join(f"{n:,}" for n in self.full_shape), self.blocksize
+        mean = self.nnz / max(self.nrows, 1)
+        entries = f"{self.nnz:,}, {mean:.2f} a row" if of is None else f"{self.nnz:,} blocks of {of[0]} x {of[1]}"
+        facts = {
+            "stored matrix": self.url, "shape": size, "dtype": str(number_dtype(self.dtype)), "entries": entries,
+            "in memory": format_bytes(self.nbytes), "Zarr chunks": f"{self.indices.chunk:,} entries",
+        }  # fmt: skip
+        return [Table((), tuple(facts.items()))]
 
     @property
     def nrows(self) -> int:

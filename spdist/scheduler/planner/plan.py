@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from spdist.display import Displayed, Part, Table, as_text
 from spdist.engines import GPU_ENGINES
 from spdist.kernels.streaming.workspace import PAIR_BYTES, device_shares
 from spdist.matrices.dtypes import INT32_MAX
+from spdist.scheduler.planner.drawing import cut_drawing, memory_drawing
+from spdist.units import format_bytes
 
 MAX_BLOCK_PRODUCTS = 1 << 26
 """Most products of a row block if cores multiply: about a quarter of a second, so that workers stay balanced."""
@@ -43,6 +46,15 @@ RATES = {
 
 GPU_RATES = {"read": 6.0e9, "decode": 8.0e9, "write": 6.0e9, "product": 3.0e10, "entry": 4.0e9}
 """Rates that differ from `RATES` for a GPU with its share of the cores: rough guesses, not measured."""
+
+WHAT_STAGES_DO = {
+    "preprocess": "read A, and the rows of B each block needs",
+    "multiply": "products, sorted and summed",
+    "merge": "sums of partial products",
+    "commit": "write C",
+    "schedule": "submit the blocks",
+}
+"""Text for each stage in the table of a plan."""
 
 JSON_KEYS = {"blocks_in_flight": "pairs"}
 """Keys of a serialised `Plan` that are not its attributes' names: plans of unfinished products must stay readable."""
@@ -98,6 +110,17 @@ class Operand:
         """Bytes of the matrix in memory."""
         return self.nnz * self.entry_bytes + 8 * (self.shape[0] + 1)
 
+    @property
+    def size(self) -> str:
+        """Rows and columns in words."""
+        blocks = "" if self.block == (1, 1) else f" blocks of {self.block[0]} x {self.block[1]}"
+        return f"{self.shape[0]:,} x {self.shape[1]:,}{blocks}"
+
+    @property
+    def entries(self) -> str:
+        """What it stores, in words."""
+        return f"{self.nnz:,} {'entries' if self.block == (1, 1) else 'dense blocks'}"
+
 
 @dataclass(frozen=True)
 class Block:
@@ -141,8 +164,8 @@ class Block:
         return self.a_bytes + self.b_bytes + self.c_bytes
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Displayed):
     """How A @ B is cut, and the bytes that each part takes.
 
     Attributes
@@ -197,6 +220,14 @@ class Plan:
     counted: bool = True
     threads: int = 1
     threads_share_blocks: bool = False
+
+    def __repr__(self) -> str:
+        pieces = " x ".join(f"{count:,}" for count in self.grid.values())
+        memory = f"{format_bytes(self.projected_memory)} of {format_bytes(self.memory_limit)} a worker"
+        return f"<Plan {self.a.size} times {self.b.size}: {pieces} blocks, engine {self.engine}, up to {memory}>"
+
+    def __str__(self) -> str:
+        return as_text(self.description())
 
     @property
     def on_gpu(self) -> bool:
@@ -345,6 +376,64 @@ class Plan:
             "stage_seconds": {stage: round(s, 4) for stage, s in self.stage_seconds().items()},
             "bound_by": self.bound_by,
         }
+
+    # -- in words ------------------------------------------------------------------------------------------------------
+
+    @property
+    def products(self) -> str:
+        """The number of products in words."""
+        return f"{'' if self.counted else 'about '}{self.expansion:,} products"
+
+    def description(self) -> list[Part]:
+        """Return the plan in words: grid, bytes and seconds of each stage, memory of a worker, what takes longest."""
+        grid = self.grid
+        threads = "" if self.on_gpu else f" of {self.threads} {'thread' if self.threads == 1 else 'threads'}"
+        blocks = [(block.start, block.stop, block.products) for block in self.blocks]
+        return [
+            f"A {self.a.size} with {self.a.entries}, B {self.b.size} with {self.b.nnz:,}",
+            f"{self.products}, about {self.c.entries} in C ({format_bytes(self.c.nbytes)}), "
+            f"compression {self.compression:.1f}",
+            f"grid: {grid['row_blocks']:,} row x {grid['inner_blocks']} inner x {grid['column_blocks']} column blocks, "
+            f"{self.blocks_in_flight} in flight on each worker; "
+            f"B {'stays in memory' if self.resident else 'is read block by block'}",
+            cut_drawing(self.c.shape, blocks, self.column_bounds),
+            memory_drawing(self.memory_parts(), self.host_limit or self.memory_limit),
+            self._stage_table(),
+            self._memory_table(),
+            f"about {self.seconds(1):.1f} s with one worker{threads}, {self.seconds(4):.1f} s with 4 of them; "
+            f"bounded by {self.bound_by}",
+        ]
+
+    def memory_parts(self) -> list[tuple[str, int]]:
+        """Return what takes the host's memory of a worker at most, and its bytes."""
+        parts = [("held throughout: buffers, workspace" + (", B" if self.resident else ""), self.reserved_memory)]
+        largest = max(self.blocks, key=lambda block: block.needed, default=None)
+        if largest is not None:
+            count = self.blocks_in_flight
+            for what, size in (("A", largest.a_bytes), ("B", largest.b_bytes), ("C", largest.c_bytes)):
+                parts.append((f"largest block's {what}, times {count}", count * size))
+        return parts
+
+    def _stage_table(self) -> Table:
+        moved = self.stage_bytes()
+        rows = tuple(
+            (stage, format_bytes(moved[stage]) if stage in moved else "", f"{seconds:.2f}",
+             "the run" if stage == self.bound_by else "", WHAT_STAGES_DO[stage])
+            for stage, seconds in self.stage_seconds().items()
+        )  # fmt: skip
+        columns = ("stage", "moves", "core seconds", "bounds", "what it does")
+        return Table(columns, rows, right=("moves", "core seconds"))
+
+    def _memory_table(self) -> Table:
+        rows = [
+            *self.memory_parts(),
+            ("projected", self.projected_host_memory),
+            ("limit", self.host_limit or self.memory_limit),
+        ]
+        if self.on_gpu:
+            rows += [("on the GPU, projected", self.device_memory), ("on the GPU, limit", self.memory_limit)]
+        cells = tuple((name, format_bytes(size)) for name, size in rows)
+        return Table(("memory of a worker", "bytes"), cells, right=("bytes",))
 
 
 def even_bounds(weights: np.ndarray[Any, np.dtype[Any]], parts: int) -> tuple[int, ...]:

@@ -1,0 +1,106 @@
+"""A progress bar below the cell of a Jupyter notebook, while a call of the API multiplies."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from spdist.jobs.report import Callbacks
+
+if TYPE_CHECKING:
+    from spdist.scheduler.execution.telemetry import Progress
+    from spdist.scheduler.planner.plan import Plan
+
+SECONDS_BETWEEN = 0.2
+"""Seconds between two updates of the bar at least."""
+
+
+def in_notebook() -> bool:
+    """Whether this process runs the cells of a notebook: Jupyter's kernel has loaded IPython and set up a shell."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
+
+
+@contextlib.contextmanager
+def shown(callbacks: Callbacks | None) -> Iterator[Callbacks]:
+    """Show a product's progress in a notebook, unless the caller has callbacks of his own.
+
+    Parameters
+    ----------
+    callbacks : Callbacks, optional
+        The caller's.
+
+    Yields
+    ------
+    Callbacks
+        The caller's, or those of a progress bar, or none outside of notebooks.
+    """
+    if callbacks is not None or not in_notebook():
+        yield callbacks or Callbacks()
+        return
+    bar = NotebookBar()
+    try:
+        yield Callbacks(
+            resumed=bar.resumed, planned=bar.planned, started=bar.started, progress=bar.moved, verifying=bar.verifying
+        )
+    finally:
+        bar.close()
+
+
+class NotebookBar:
+    """A line about the plan, a link to the dashboard and a progress bar; gone at the end."""
+
+    def __init__(self) -> None:
+        from IPython.display import HTML, display
+
+        self._html = HTML
+        self._begin = self._updated = time.monotonic()
+        self._above: list[str] = []
+        self._handle: Any = display(HTML(""), display_id=True)
+
+    def resumed(self, durable: str) -> None:
+        """Say how much is durable already."""
+        self._add(escape(f"resuming by the stored plan: {durable} are there already"))
+
+    def planned(self, plan: Plan) -> None:
+        """Show the plan's line."""
+        self._add(escape(repr(plan).strip("<>")))
+
+    def started(self, link: str) -> None:
+        """Show the link to the dashboard."""
+        self._add(f'<a href="{escape(link)}" target="_blank">dashboard</a>')
+
+    def moved(self, now: Progress) -> None:
+        """Move the bar to the products that are done."""
+        text = f"{now.blocks:,}/{now.blocks_total:,} blocks, {now.nnz:.2e} entries"
+        self._move(now.products, now.products_total, text)
+
+    def verifying(self, done: int, total: int) -> None:
+        """Move the bar of the verification."""
+        self._move(done, total, "verifying")
+
+    def close(self) -> None:
+        """Remove the bar: the report says what came of it."""
+        self._handle.update(self._html(""))
+
+    def _add(self, line: str) -> None:
+        self._above.append(line)
+        self._show("")
+
+    def _move(self, done: int, total: int, text: str) -> None:
+        now = time.monotonic()
+        if now - self._updated < SECONDS_BETWEEN:
+            return
+        self._updated = now
+        share = done / max(total, 1)
+        left = f", about {(now - self._begin) * (1 - share) / share:,.0f} s left" if share > 0.01 else ""
+        self._show(f'<progress value="{done}" max="{max(total, 1)}"></progress> {escape(text + left)}')
+
+    def _show(self, bar: str) -> None:
+        lines = "<br>".join([*self._above, bar] if bar else self._above)
+        self._handle.update(self._html(f'<div style="margin: 0.3em 0">{lines}</div>'))
