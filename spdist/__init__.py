@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from spdist.matrices import hooks
 
 if TYPE_CHECKING:
-    from spdist.api import check, matmul, multiply, plan, reduce, save, status, verify
+    from spdist.api import check, matmul, multiply, plan, reduce, save, spy, status, verify
     from spdist.chain import multi_matmul
     from spdist.errors import (
         CorruptError,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOME = {
-    **dict.fromkeys(("check", "matmul", "multiply", "plan", "reduce", "save", "status", "verify"), "spdist.api"),
+    **dict.fromkeys(("check", "matmul", "multiply", "plan", "reduce", "save", "spy", "status", "verify"), "spdist.api"),
     **dict.fromkeys(("Callbacks", "Report"), "spdist.jobs.report"),
     **dict.fromkeys(("numeric", "symbolic"), "spdist.inmemory.pattern"),
     "spgemm": "spdist.inmemory.spgemm",
@@ -125,6 +125,7 @@ __all__ = [
     "save",
     "sell",
     "spgemm",
+    "spy",
     "status",
     "symbolic",
     "symmetrize",

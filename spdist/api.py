@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from spdist import phases
 from spdist.jobs import describe, dispatch
@@ -34,6 +34,9 @@ from spdist.storage.matrix import StoredMatrix
 from spdist.verification.result import Verification
 from spdist.verification.stored_matrix import MatrixCheck
 
+if TYPE_CHECKING:
+    from spdist.jobs.reports.density import DensityMap
+
 __all__ = [
     "Callbacks",
     "MatrixCheck",
@@ -46,6 +49,7 @@ __all__ = [
     "plan",
     "reduce",
     "save",
+    "spy",
     "status",
     "verify",
 ]
@@ -364,6 +368,37 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
     {'min': 1, 'mean': 1.0, 'max': 1, 'empty': 0}
     """
     return describe.info(matrix)
+
+
+def spy(matrix: MatrixLike) -> DensityMap:
+    """Draw where the entries of a stored matrix lie, in at most 256 x 256 cells. Notebooks show the picture.
+
+    Parameters
+    ----------
+    matrix : path, URL or StoredMatrix
+        Of at most 2^25 entries all are counted; of larger ones samples from each row of cells.
+
+    Returns
+    -------
+    DensityMap
+        `counts` of the cells; `to_svg` and `to_png` give files.
+
+    Raises
+    ------
+    MatrixError
+        If it is not a matrix, or unfinished.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp
+    >>> spy(save("memory://A.zarr", sp.eye_array(3), overwrite=True)).counts
+    array([[1., 0., 0.],
+           [0., 1., 0.],
+           [0., 0., 1.]])
+    """
+    from spdist.jobs.reports.density import density_map
+
+    return density_map(matrix)
 
 
 def status(target: str | Path) -> dict[str, Any]:

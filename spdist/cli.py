@@ -133,6 +133,12 @@ def _info(args: argparse.Namespace) -> int:
     from spdist import api
 
     facts = api.info(args.matrix)
+    if getattr(args, "spy", None) is not None:
+        from spdist.storage.atomic_replace import staged_file
+
+        with staged_file(args.spy, overwrite=True) as place:
+            place.write_text(api.spy(args.matrix).to_svg())
+        facts["picture"] = args.spy
     if not args.json:
         from spdist import console
 
@@ -152,7 +158,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from spdist.jobs.run_report import write_report
+    from spdist.jobs.reports.run_report import write_report
 
     write_report(args.records, args.file)
     return _print_json({"report": args.file, "runs": len(args.records)}, args)
@@ -386,7 +392,8 @@ def _add_matrix_verbs(verbs: _Verbs, command: str | None) -> None:
     )
     sub.add_argument("--conjugate", action="store_true", help="of a Hermitian one")
     add_overwrite(sub)
-    verbs.add("info", _info, "shape, dtype, entries, row lengths, bytes and state of a matrix", "matrix")
+    sub = verbs.add("info", _info, "shape, dtype, entries, row lengths, bytes and state of a matrix", "matrix")
+    sub.add_argument("--spy", metavar="FILE.svg", help="also draw where the entries lie")
     verbs.add("status", _status, "how far a product is: running, stopped or complete, and what to do next", "target")
     sub = verbs.add("report", _report, "make one HTML file of what multiply --record wrote of one or more runs")
     sub.add_argument("records", metavar="RUN.jsonl", nargs="+")

@@ -78,9 +78,11 @@ def print_parts(parts: Sequence[Part], console: Console) -> None:
             if part.columns:
                 shown = rich_table.Table(title=None)
                 for name in part.columns:
-                    shown.add_column(name, justify="right" if name in part.right else "left")
+                    shown.add_column(name, justify="right" if name in part.right else "left", overflow="fold")
             else:
                 shown = rich_table.Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+                for _ in part.rows[0] if part.rows else ():
+                    shown.add_column(overflow="fold")  # paths whole
             for row in part.rows:
                 shown.add_row(*map(Text, row))
             if part.last:

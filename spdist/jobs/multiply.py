@@ -10,9 +10,10 @@ from spdist import phases
 from spdist.jobs.by_columns import multiply_by_columns
 from spdist.jobs.by_rows import multiply_by_rows
 from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
-from spdist.jobs.report import Callbacks, Report, record_phases
+from spdist.jobs.report import Callbacks, Report, record_density, record_phases
+from spdist.jobs.reports.density import density_maps
+from spdist.jobs.reports.run_report import reported
 from spdist.jobs.request import Request
-from spdist.jobs.run_report import reported
 from spdist.kernels.product_spec import is_by_columns
 from spdist.options import ExecutionOptions, OutputOptions, ProductOptions
 from spdist.storage import locations
@@ -54,6 +55,7 @@ def multiply(
     with phases.clocked() as clock, reported(output) as written:
         report = _multiply(operands, target, product, execution, written, callbacks or Callbacks())
         if written.record is not None and report.blocks:
+            record_density(written.record, density_maps(*operands, target))
             record_phases(written.record, clock)
         return replace(report, phases=clock.seconds())
 

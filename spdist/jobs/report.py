@@ -286,5 +286,22 @@ def record_phases(record: str | Path, clock: PhaseClock) -> None:
         }
         for phase, seconds in clock.seconds().items()
     ]
+    _append(record, lines)
+
+
+def record_density(record: str | Path, maps: dict[str, dict[str, str]]) -> None:
+    """Append pictures of the matrices to a file of timings.
+
+    Parameters
+    ----------
+    record : str or Path
+        That `recorder` wrote.
+    maps : dict
+        Of `density_maps`.
+    """
+    _append(record, [_NO_STAGE | {"what": "density", "content": maps}])
+
+
+def _append(record: str | Path, lines: Timings) -> None:
     with Path(record).open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)

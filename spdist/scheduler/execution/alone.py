@@ -23,6 +23,7 @@ from spdist.scheduler.execution.stages import STAGES, CommitTarget, compute, cou
 from spdist.scheduler.execution.telemetry import Progress, RunCallbacks, add_totals
 from spdist.scheduler.execution.worker import WorkerContext
 from spdist.scheduler.planner.plan import Plan
+from spdist.storage import locations
 from spdist.storage.checksums import Checksums
 from spdist.storage.writer import Layout
 
@@ -62,7 +63,7 @@ def execute_alone(
         If a stage failed.
     """
     journal = Journal(layout)
-    start = run_start(plan, draft, layout.url, journal.checkpoint.row)
+    start = run_start(plan, draft, locations.family_of(layout.url), journal.checkpoint.row)
     with (
         _context(draft.with_plan(plan, "")) as (context, idle),
         announced(None, name, start, callbacks.heard) as announcer,

@@ -34,6 +34,7 @@ from spdist.scheduler.execution.telemetry import InFlight, Progress, RunCallback
 from spdist.scheduler.execution.window import BlockInFlight, BlockWindow, SharedChunks
 from spdist.scheduler.execution.worker import stage_totals, unpublished_timings
 from spdist.scheduler.planner.plan import Plan
+from spdist.storage import locations
 from spdist.storage.checksums import Checksums
 from spdist.storage.writer import Layout
 
@@ -350,7 +351,7 @@ def execute(
         try:
             callbacks.started(dashboard_link(client))
             driver = Driver(client, name, plan, layout, callbacks, TUNING)
-            start = run_start(plan, draft, layout.url, driver.journal.checkpoint.row)
+            start = run_start(plan, draft, locations.family_of(layout.url), driver.journal.checkpoint.row)
             with announced(client, name, start, callbacks.heard) as announcer:
                 driver.callbacks = callbacks.also(announcer.progress)
                 with phases.during("run"):

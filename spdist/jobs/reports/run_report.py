@@ -62,6 +62,7 @@ def _folded(lines: list[Message]) -> dict[str, Any]:
         raise ValueError("no line says what began")
     run = RunState(begin["product"], begin["content"])
     phases: dict[str, float] = {}
+    density: dict[str, Any] = {}
     last = run.start["begun"]
     for line in lines:
         if "what" not in line and not line["worker"]:
@@ -71,10 +72,12 @@ def _folded(lines: list[Message]) -> dict[str, Any]:
             last = max(last, line["begin"] + line["seconds"])
         elif line["what"] == "progress":
             run.add_progress(line["at"], line["content"])
+        elif line["what"] == "density":
+            density = {str(name): dict(one) for name, one in line["content"].items()}
     for line in messages:  # its totals hold the timings that came late
         if line["what"] == "end":
             run.finish(line["at"], line["content"])
-    return run.to_json(run.ended or last) | {"phases": phases}
+    return run.to_json(run.ended or last) | {"phases": phases, "density": density}
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import pytest
 from spdist import api
 from spdist.cli import main
 from spdist.errors import InputError, SpdistError
-from spdist.jobs.run_report import write_report
+from spdist.jobs.reports.run_report import write_report
 from spdist.scheduler.execution import stages
 from tests.conftest import random_matrix
 
@@ -37,18 +37,29 @@ def data_of(report) -> dict:
 def test_a_report_says_what_was_planned_and_what_happened(a, tmp_path, scheduler):
     file = tmp_path / "run.html"
     seen = []
+    api.save(tmp_path / "C.zarr", random_matrix(5, 5, 2, 1))
     callbacks = api.Callbacks(timed=seen.extend)
     report = api.multiply(
-        a, a, tmp_path / "C.zarr", grid=(12, 1, 1), scheduler=scheduler, report=file, callbacks=callbacks
+        a,
+        a,
+        tmp_path / "C.zarr",
+        grid=(12, 1, 1),
+        scheduler=scheduler,
+        report=file,
+        callbacks=callbacks,
+        overwrite=True,
     )
     (run,) = data_of(file)["runs"]
     assert (run["state"], run["progress"]["blocks"]) == ("finished", 12)
+    assert run["start"]["target"] == str(tmp_path / "C.zarr")
     assert run["stages"]["multiply"]["tasks"] == report.stages["multiply"]["tasks"]
     assert run["stages"]["multiply"]["seconds"] == pytest.approx(report.stages["multiply"]["seconds"])
     assert run["start"]["seconds"].keys() >= {"multiply", "commit"}
     assert set(run["cells"]) == {3}
     assert len(run["gantt"]) >= 24
     assert "run" in run["phases"]
+    assert set(run["density"]) == {"A", "B", "C"}
+    assert all(one["image"].startswith("data:image/png;base64,") for one in run["density"].values())
     assert seen, "a caller's own callback hears the timings too"
     assert [path.name for path in tmp_path.iterdir() if "jsonl" in path.name] == []
 
