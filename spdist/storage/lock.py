@@ -221,10 +221,15 @@ class TargetLock:
             with contextlib.suppress(KeyboardInterrupt):
                 time.sleep(0.01)  # lets the interrupt of the heartbeat come here, not later
             return
-        try:
-            self._end(self.path, self.content, None)
-        except OSError as error:
-            logger.warning("%s could not be removed (%s): remove it", self.path, error.strerror or error)
+        problem = None
+        for _ in range(2):  # an error may pass
+            try:
+                if self._end(self.path, self.content, None) or problem is None:
+                    return
+            except OSError as error:
+                problem = error
+        assert problem is not None
+        logger.warning("%s could not be removed (%s): remove it", self.path, problem.strerror or problem)
 
 
 def _interrupt(thread: int) -> None:

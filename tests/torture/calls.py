@@ -76,9 +76,10 @@ def _operations(trial: Trial) -> list[tuple[str, int, str]]:
 
 def random_failure(bench: Bench, rng: random.Random, operations: Container[str] = ERRORS) -> Outcome:
     """Let one system call of some operations fail, be short, or kill its process; then resume."""
-    product = rng.choice([p for p in PRODUCTS if p.name in ("plain", "replaced", "inner", "by_columns")])
+    product = rng.choice([p for p in PRODUCTS if p.name not in ("masked", "min_plus")])
     found = sites(bench, product)
-    operation = rng.choice(sorted({operation for _, operation in found if operation in operations}))
+    possible = {operation for _, operation in found if operation in operations}
+    operation = rng.choice(sorted(possible - (set() if product.workers else {"send", "recv"})))  # a loop wakes itself
     role = rng.choice(sorted(role for role, name in found if name == operation))
     most = found[role, operation]
     number = rng.choice([1, most, rng.randint(1, most)])
@@ -92,7 +93,7 @@ def random_failure(bench: Bench, rng: random.Random, operations: Container[str] 
         calls = f"{operation} {number} {way} {code} {bench.folder}/"
         run = bench.multiply(trial, product, "run", trial.arm(calls=calls, call_roles=[role]))
         dies = way in ("before", "after")
-        done = ended(run, killed=dies and role == "client")
+        done = ended(run, killed=role == "client" and (dies or operation == "alloc"))  # zarrs ends a process for memory
         if stayed := bench.launcher.left(run):
             raise VerdictError("left", f"processes: {'; '.join(stayed)}")
         if done and operation != "unlink":  # what cannot be removed stays until the next run
@@ -150,7 +151,7 @@ def lose_power(trial: Trial, rng: random.Random) -> list[str]:
 
 def random_power_loss(bench: Bench, rng: random.Random) -> Outcome:
     """Kill a run, lose what was not synchronised, and resume."""
-    product = rng.choice([p for p in PRODUCTS if p.name in ("plain", "replaced", "inner")])
+    product = rng.choice([p for p in PRODUCTS if p.name not in ("masked", "min_plus", "by_columns")])
     points = bench.discover(product)
     late = sorted(key for key in points if key[0] == "client" and key[1].startswith(WRITERS))
     role, point = rng.choice(late)

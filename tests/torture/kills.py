@@ -199,7 +199,8 @@ def random_kill(bench: Bench, rng: random.Random) -> Kill:
     again, fresh = rng.random() < 0.2, rng.random() < 0.02
     if rng.random() < 0.4:
         seconds = rng.uniform(0.0, (3.0 if fresh else 1.05) * bench.stock.seconds[product.name])
-        victim = rng.choice(["client", "worker", "workers", "all", "interrupt", "terminate"])
+        workers = ["worker", "workers"] if product.workers else []
+        victim = rng.choice(["client", *workers, "all", "interrupt", "terminate"])
         return Kill(product, victim, seconds, again=again, fresh=fresh)
     points = bench.discover(product)
     modules = sorted({point.rpartition(":")[0].rpartition(".")[0] for _, point in points})

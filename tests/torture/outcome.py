@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -63,6 +64,12 @@ class VerdictError(Exception):
         self.verdict, self.detail = verdict, detail
 
 
+OF_LIBRARIES = re.compile(
+    r"Error allocating memory!|memory allocation of \d+ bytes failed\n((stack backtrace:|note: .*|\s.*)\n)*"
+)
+"""What Blosc and zarrs print of themselves if there is no memory."""
+
+
 def ended(run: Run, *, seconds: float = 0.0, killed: bool = False) -> bool:
     """Wait for a command; return whether it is done, False if it refused or was killed as it should be.
 
@@ -84,7 +91,7 @@ def ended(run: Run, *, seconds: float = 0.0, killed: bool = False) -> bool:
         if killed:
             return False
         raise VerdictError("crash", f"{command(run)}: signal {-run.code}: {err[-500:]}")
-    lines = [line for line in err.splitlines() if line.strip()]
+    lines = [line for line in OF_LIBRARIES.sub("", err).splitlines() if line.strip()]
     foreign = [line for line in lines if not line.startswith("spdist")]
     if foreign:
         raise VerdictError("chatter", f"{command(run)}: {foreign[0][:300]}")
@@ -109,7 +116,7 @@ def command(run: Run) -> str:
 
 def _middle_of(err: str) -> str:
     """Return the last lines of a traceback."""
-    lines = [line for line in err.splitlines() if line.strip()]
+    lines = [line for line in OF_LIBRARIES.sub("", err).splitlines() if line.strip()]
     return " | ".join(line.strip()[:160] for line in lines[-4:])
 
 

@@ -29,11 +29,17 @@ class Product:
         After ``multiply A B C``; ``{mask}`` stands for the mask.
     replaces : bool
         Whether C replaces an old one.
+    workers : int
+        Processes that multiply; 0 for threads of the one that was started.
+    limited : bool
+        Whether the memory limit makes several blocks and Zarr chunks of it.
     """
 
     name: str
     options: tuple[str, ...]
     replaces: bool = False
+    workers: int = 2
+    limited: bool = True
 
 
 PRODUCTS = (
@@ -42,7 +48,11 @@ PRODUCTS = (
     Product("inner", ("--grid", "4,2,2")),
     Product("masked", ("--grid", "6,1,1", "--mask", "{mask}")),
     Product("min_plus", ("--grid", "5,1,1", "--semiring", "min_plus")),
-    Product("by_columns", ("--top-n", "5", "--axis", "0")),
+    Product("by_columns", ("--top-n", "5", "--axis", "0"), limited=False),
+    Product("threads", ("--grid", "8,1,1"), workers=0),
+    Product("threads_replaced", ("--grid", "4,2,2"), replaces=True, workers=0),
+    Product("alone", ("--grid", "1,1,1"), workers=0, limited=False),
+    Product("alone_replaced", ("--grid", "1,1,1"), replaces=True, workers=0, limited=False),
 )
 
 
@@ -141,18 +151,10 @@ class Stock:
         """Return the arguments after ``multiply``; the operands lie in `operands`, by default in the stock."""
         at = operands or self.folder
         options = [option.format(mask=at / "M.zarr") for option in product.options]
-        limit = [] if product.name == "by_columns" else LIMIT
-        return [
-            str(at / "A.zarr"),
-            str(at / "B.zarr"),
-            str(target),
-            *options,
-            *limit,
-            "--workers",
-            "2",
-            "--engine",
-            "numba",
-        ]
+        limit = LIMIT if product.limited else ()
+        workers = ("--workers", str(product.workers)) if product.workers else ()
+        matrices = str(at / "A.zarr"), str(at / "B.zarr"), str(target)
+        return [*matrices, *options, *limit, *workers, "--engine", "numba"]
 
     def difference(self, product: Product, target: Path, *, notes: bool = True) -> str:
         """Return how C differs from what it must be; empty if it does not.
