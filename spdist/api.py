@@ -218,11 +218,13 @@ def multiply(
         Processes on this machine, which share its CPUs. By default this process does the work, with a thread for each
         CPU; with several GPUs, one process for each. A small product is made without Dask, and has no dashboard. CPUs
         are those that this process is bound to, within the quota of its control groups.
-    scheduler : str, optional
-        Address of a running Dask scheduler, whose workers are used. With "hybrid", workers that see no GPU are cores.
+    scheduler : str, distributed.Client or cluster, optional
+        A running Dask scheduler, whose workers are used: its address, or a client or cluster of your own
+        (`LocalCluster`, `SLURMCluster`, `KubeCluster`, `GatewayCluster`, ...), with its keys. With "hybrid", workers
+        that see no GPU are cores.
     security : distributed.Security, optional
-        Keys for a scheduler at ``tls://``. By default those of Dask's configuration (``distributed.comm.tls``), or of
-        `workers` if it started the scheduler.
+        Keys for a scheduler at ``tls://``. By default those of the client or cluster, of Dask's configuration
+        (``distributed.comm.tls``), or of `workers` if it started the scheduler.
     resume : bool
         Continue an unfinished C by its stored plan. Starts afresh if there is no C; does nothing if C is finished. With
         GPUs, `memory_limit` may differ from the earlier run's.

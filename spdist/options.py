@@ -20,7 +20,8 @@ from spdist.errors import InputError
 from spdist.units import check_count
 
 if TYPE_CHECKING:
-    from distributed import Security
+    from distributed import Client, Security
+    from distributed.deploy.cluster import Cluster
 
     from spdist.kernels.product_spec import Epilogue
     from spdist.kernels.semirings import Semiring
@@ -80,8 +81,8 @@ class ExecutionOptions:
     grid : (int, int, int), optional
         Numbers of row, inner and column blocks.
     workers : int, optional
-    scheduler : str, optional
-        Address of a Dask scheduler.
+    scheduler : str, distributed.Client or cluster, optional
+        A running Dask scheduler.
     security : distributed.Security, optional
         Keys for that scheduler.
     """
@@ -91,7 +92,7 @@ class ExecutionOptions:
     host_limit: Bytes | None = None
     grid: tuple[int, int, int] | None = None
     workers: int | None = None
-    scheduler: str | None = None
+    scheduler: str | Client | Cluster | None = None
     security: Security | None = None
 
     def check_engine(self) -> None:
@@ -198,7 +199,7 @@ class WorkerKeywords(TypedDict, total=False):
     """Which processes multiply."""
 
     workers: int | None
-    scheduler: str | None
+    scheduler: Any
     security: Any
 
 

@@ -220,8 +220,8 @@ class PartitionedOperator:
 
 
 def partitioned(
-    a: Any, workers: int | None = None, *, scheduler: str | None = None, partition: Partition | Any = "auto",
-    on_gpu: bool = False, method: str = "auto", uses: int = 1000,
+    a: Any, workers: int | None = None, *, scheduler: Any = None, security: Any = None,
+    partition: Partition | Any = "auto", on_gpu: bool = False, method: str = "auto", uses: int = 1000,
 ) -> PartitionedOperator:  # fmt: skip
     """Cut a square sparse matrix by rows, and prepare each part on a Dask worker for many products with vectors.
 
@@ -231,8 +231,10 @@ def partitioned(
         SciPy's; or a stored matrix, of which each worker reads its own rows, so that no process holds all of it.
     workers : int, optional
         Processes to start on this machine; by default one a core or a GPU.
-    scheduler : str, optional
-        Address of a running scheduler instead; all of its workers take a part.
+    scheduler : str, distributed.Client or cluster, optional
+        A running scheduler instead, as for `multiply`; all of its workers take a part.
+    security : distributed.Security, optional
+        Keys for that scheduler, as for `multiply`.
     partition : {"auto", "metis", "rows"} or (nrows,) int
         "metis" cuts few connections between parts; "rows" puts neighbouring rows together, which suits grids in
         natural order; "auto" is METIS if the matrix is in memory and pymetis is installed. Or the part of each row.
@@ -267,8 +269,11 @@ def partitioned(
     with contextlib.ExitStack() as stack:
         engine = "cuda" if on_gpu else "auto"
         client = stack.enter_context(
-            cluster.connect(workers=workers, scheduler=scheduler, processes=True, blocks=m.shape[0], engine=engine)
-        )
+            cluster.connect(
+                workers=workers, scheduler=scheduler, security=security, processes=True, blocks=m.shape[0],
+                engine=engine,
+            )
+        )  # fmt: skip
         addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
         part, why = _parts_of(m, partition, len(addresses))
         numbers = [np.flatnonzero(part == rank) for rank in range(len(addresses))]

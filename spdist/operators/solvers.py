@@ -160,7 +160,8 @@ def conjugate_gradient(
 
 def pagerank(
     links: Any, *, damping: float = 0.85, tolerance: float = 1e-10, maxiter: int = 1000,
-    workers: int | None = None, scheduler: str | None = None, on_gpu: bool = False, cuda_graph: bool = True,
+    workers: int | None = None, scheduler: Any = None, security: Any = None, on_gpu: bool = False,
+    cuda_graph: bool = True,
 ) -> Solution:  # fmt: skip
     """Rank the nodes of a graph by PageRank.
 
@@ -172,7 +173,7 @@ def pagerank(
         Chance to follow a link. A node without links passes its rank to all nodes in equal shares.
     tolerance : float
         Ends once ranks change by no more than that in total.
-    workers, scheduler, on_gpu
+    workers, scheduler, security, on_gpu
         As for `partitioned`, if one of them is given; otherwise this process ranks the graph where it is.
     cuda_graph : bool
         As for `conjugate_gradient`.
@@ -209,7 +210,7 @@ def pagerank(
         return _on(operator(m), pagerank_loop, start, **options)
     from spdist.operators.partitioned import partitioned
 
-    with partitioned(m, workers, scheduler=scheduler, on_gpu=on_gpu) as a:
+    with partitioned(m, workers, scheduler=scheduler, security=security, on_gpu=on_gpu) as a:
         return _on(a, pagerank_loop, start, **options)
 
 

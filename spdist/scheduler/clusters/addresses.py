@@ -6,10 +6,12 @@ import socket
 import ssl
 import struct
 import time
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from distributed import Security
+from distributed import Client, Security
 from distributed.comm.registry import get_backend
+from distributed.deploy.cluster import Cluster
 
 from spdist.errors import InputError
 from spdist.scheduler.clusters.security import has_keys
@@ -28,6 +30,50 @@ KEYS_WANTED = (
 
 class RefusedError(Exception):
     """Something other than a Dask scheduler answers, or it refuses these keys; says what, and what to do."""
+
+
+def of_scheduler(scheduler: Any, given: Security | None) -> tuple[str, Security | None]:
+    """Return the address and the keys of the scheduler that the caller names, or has a client or a cluster of.
+
+    Parameters
+    ----------
+    scheduler : str, distributed.Client or distributed.deploy.Cluster
+        A cluster is any of Dask's: `LocalCluster`, `SLURMCluster`, `KubeCluster`, `GatewayCluster`, ...
+    given : distributed.Security, optional
+        The caller's keys, which win over those of the client or cluster.
+
+    Returns
+    -------
+    (str, Security or None)
+
+    Raises
+    ------
+    InputError
+        If it is something else, closed, or asynchronous.
+
+    Examples
+    --------
+    >>> of_scheduler("tcp://node1:8786", None)
+    ('tcp://node1:8786', None)
+    """
+    if isinstance(scheduler, str):
+        return scheduler, given
+    kind = type(scheduler).__name__
+    if isinstance(scheduler, Cluster):
+        address = scheduler.scheduler_address
+    elif isinstance(scheduler, Client):
+        address = getattr(scheduler.scheduler, "address", "")
+    else:
+        raise InputError(f"scheduler={scheduler!r:.80} is a {kind}: give a Dask client, a cluster, or an address")
+    status = getattr(scheduler.status, "name", scheduler.status)
+    if scheduler.asynchronous:
+        raise InputError(
+            f"scheduler is an asynchronous {kind}, whose event loop a product would block: give a synchronous one, or "
+            f"call in a thread of its own (asyncio.to_thread) with scheduler={address!r}"
+        )
+    if status != "running" or not address:
+        raise InputError(f"scheduler is a {kind} that is {status}, not running: give one that is connected")
+    return address, given or scheduler.security
 
 
 def check_address(address: str, security: Security) -> SplitResult:

@@ -16,12 +16,13 @@ from urllib.parse import urlsplit
 import dask
 import psutil
 from distributed import Client, Future, LocalCluster, Nanny, Scheduler, SchedulerPlugin, Security, Worker
+from distributed.deploy.cluster import Cluster
 from distributed.scheduler import DEFAULT_EXTENSIONS, TaskState, WorkerState
 
 from spdist.cpus import count_cpus, cpus_per_worker
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError, SpdistError
-from spdist.scheduler.clusters.addresses import check_address, wait_until_reachable
+from spdist.scheduler.clusters.addresses import check_address, of_scheduler, wait_until_reachable
 from spdist.scheduler.clusters.client import RunClient, close_client, close_cluster, closed_if_interrupted
 from spdist.scheduler.clusters.security import remembered, security_for, temporary_keys
 from spdist.scheduler.clusters.system_limits import check_limits
@@ -123,10 +124,21 @@ class ReleaseStrandedTasks(SchedulerPlugin):
 
     A task of a dead worker runs on another worker, if there is one. If there is none, Dask would wait for the dead
     worker for ever.
+
+    Parameters
+    ----------
+    client : str
+        Of which client; the plugin goes when the client has gone. Empty to stay.
     """
 
-    name = "spdist-stranded"
-    idempotent = True  # one for all clients of a scheduler
+    def __init__(self, client: str = "") -> None:
+        self.client = client
+        self.name = f"spdist-stranded-{client}"
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Go with the client."""
+        if client == self.client:
+            scheduler.remove_plugin(self.name)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Remove the restriction to workers that have died."""
@@ -140,7 +152,7 @@ class ReleaseStrandedTasks(SchedulerPlugin):
 def connect(
     *,
     workers: int | None,
-    scheduler: str | None,
+    scheduler: str | Client | Cluster | None,
     processes: bool,
     blocks: int,
     engine: str = "auto",
@@ -158,8 +170,8 @@ def connect(
         process, with a thread for each core. GPU engines: one GPU and its share of the cores each; by default one for
         each GPU, but no more than there are blocks; a single one is in this process. Engine ``hybrid`` adds processes
         of one core each.
-    scheduler : str, optional
-        Address of a running scheduler to use; nothing is started.
+    scheduler : str, distributed.Client or cluster, optional
+        A running scheduler to use, by its address or by a client or cluster of the caller; nothing is started.
     processes : bool
         Whether workers may be processes. Matrices in this process's memory need a worker in this process.
     blocks : int
@@ -184,7 +196,7 @@ def connect(
     """
     on_gpu = engine in GPU_ENGINES
     if scheduler is not None:
-        with _remote(scheduler, security) as client:
+        with _remote(*of_scheduler(scheduler, security)) as client:
             if on_gpu:
                 _check_gpus(client, engine)
             yield client
@@ -558,7 +570,7 @@ def _client_at(scheduler: str, security: Security) -> RunClient:
 def _release_stranded_tasks(client: Client, scheduler: str) -> None:
     """Have a running scheduler let tasks of dead workers run elsewhere."""
     try:
-        client.register_plugin(ReleaseStrandedTasks())
+        client.register_plugin(ReleaseStrandedTasks(client.id))
     except (ImportError, ValueError) as error:  # no spdist there, or it takes no code from clients
         logger.warning(
             "the scheduler at %s takes no plugin (%s): should all workers die at once, the run will wait for ever; "

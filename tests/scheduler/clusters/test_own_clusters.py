@@ -1,0 +1,112 @@
+"""A client or a cluster of the caller's in place of an address: used with its keys, and left as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, Security
+
+import spdist
+from tests.conftest import assert_is_product, random_matrix
+from tests.scheduler.execution.test_driver import read
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Return a cluster of processes with keys, as a user starts it."""
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
+    with LocalCluster(security=Security.temporary(), protocol="tls", **options) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def client(cluster):
+    with Client(cluster) as client:
+        yield client
+
+
+@pytest.fixture
+def squared(stored):
+    m = random_matrix(400, 400, 6, 1)
+    return m, stored("A", m)
+
+
+def state_of(client: Client) -> dict:
+    """Return what a product could leave behind; the page of runs stays until the scheduler ends."""
+
+    def on_scheduler(dask_scheduler):
+        return sorted(set(dask_scheduler.plugins) - {"spdist-runs"}), len(dask_scheduler.tasks)
+
+    return {
+        "scheduler": client.run_on_scheduler(on_scheduler),
+        "workers": client.run(lambda dask_worker: (sorted(dask_worker.plugins), len(dask_worker.data))),
+        "clients": client.run_on_scheduler(lambda dask_scheduler: sorted(dask_scheduler.clients)),
+    }
+
+
+def test_the_same_bytes_by_address_client_and_cluster(squared, tmp_path, cluster, client):
+    m, a = squared
+    ways = {"address": cluster.scheduler_address, "client": client, "cluster": cluster}
+    for name, scheduler in ways.items():
+        keys = {"security": cluster.security} if name == "address" else {}
+        spdist.multiply(a, a, tmp_path / name, scheduler=scheduler, grid=(4, 1, 1), **keys)
+    found = {name: read(tmp_path / name) for name in ways}
+    assert_is_product(found["client"], m, m)
+    chunks = [
+        {str(path.relative_to(tmp_path / name)): path.read_bytes() for path in (tmp_path / name).rglob("c/*")}
+        for name in ways
+    ]
+    assert chunks[0] == chunks[1] == chunks[2] != {}
+
+
+def test_nothing_is_left_on_it(squared, tmp_path, client):
+    _, a = squared
+    before = state_of(client)
+    spdist.multiply(a, a, tmp_path / "C.zarr", scheduler=client, grid=(4, 1, 1))
+    assert spdist.reduce(a, a, "nnz", scheduler=client) > 0
+    end = time.monotonic() + 10
+    while (after := state_of(client)) != before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert after == before
+    assert client.submit(sum, [1, 2]).result() == 3
+
+
+def test_solvers_and_operators_take_it(cluster, client):
+    m = random_matrix(60, 60, 3, 2)
+    with spdist.partitioned(m, scheduler=client) as a:
+        x = np.ones(60)
+        assert np.allclose(a @ x, m @ x)
+    ranks = spdist.pagerank(abs(m), scheduler=cluster).x
+    assert np.allclose(ranks, spdist.pagerank(abs(m)).x)
+
+
+def test_a_cluster_of_threads(squared, tmp_path):
+    m, a = squared
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster, Client(cluster) as client:
+        spdist.multiply(a, a, tmp_path / "C.zarr", scheduler=client)
+    assert_is_product(read(tmp_path / "C.zarr"), m, m)
+
+
+def test_what_is_no_scheduler_is_refused(squared, tmp_path, cluster):
+    _, a = squared
+    closed = Client(cluster)
+    closed.close()
+    for wrong, says in ((8786, "is a int"), (closed, "Client that is closed"), (Security(), "is a Security")):
+        with pytest.raises(spdist.InputError, match=says):
+            spdist.multiply(a, a, tmp_path / "C.zarr", scheduler=wrong)
+    assert not (tmp_path / "C.zarr").exists()
+
+
+def test_an_asynchronous_client_is_refused(squared, tmp_path, cluster):
+    _, a = squared
+
+    async def attempt() -> None:
+        async with Client(cluster.scheduler_address, security=cluster.security, asynchronous=True) as client:
+            with pytest.raises(spdist.InputError, match=re.escape(cluster.scheduler_address)):
+                spdist.multiply(a, a, tmp_path / "C.zarr", scheduler=client)
+
+    asyncio.run(attempt())
