@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from spdist.inmemory.pattern import numeric, symbolic
     from spdist.inmemory.spgemm import spgemm
+    from spdist.interop.dask_arrays import from_dask, to_dask
     from spdist.jobs.report import Callbacks, Report
     from spdist.kernels.product_spec import Epilogue
     from spdist.kernels.semirings import Semiring
@@ -71,6 +72,7 @@ _HOME = {
     **dict.fromkeys(("ehyb", "open_operator", "operator", "sell"), "spdist.operators.prepare"),
     **dict.fromkeys(("PartitionedOperator", "partitioned"), "spdist.operators.partitioned"),
     **dict.fromkeys(("Solution", "conjugate_gradient", "pagerank"), "spdist.operators.solvers"),
+    **dict.fromkeys(("from_dask", "to_dask"), "spdist.interop.dask_arrays"),
     "generate": "spdist.storage.generators",
     "export_matrix": "spdist.storage.import_export",
     "import_matrix": "spdist.storage.import_export",
@@ -83,6 +85,9 @@ _HOME = {
 }
 
 hooks.register("save_vbr", "spdist.storage.vbr")
+for _name in ("to_scipy", "select", "multiply", "multiply_transposed"):
+    hooks.register(_name, "spdist.interop.rows")
+hooks.register("to_dask", "spdist.interop.dask_arrays")
 
 _NAME_AT_HOME = {"ehyb": "ehyb_operator", "open": "open_matrix", "sell": "sell_operator"}
 
@@ -108,6 +113,7 @@ __all__ = [
     "conjugate_gradient",
     "ehyb",
     "export_matrix",
+    "from_dask",
     "generate",
     "import_matrix",
     "matmul",
@@ -129,6 +135,7 @@ __all__ = [
     "status",
     "symbolic",
     "symmetrize",
+    "to_dask",
     "transpose",
     "vbr",
     "verify",

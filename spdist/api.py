@@ -136,9 +136,10 @@ def matmul(a: Any, b: Any, out: str | Path | None = None, **keywords: Unpack[Mat
     Parameters
     ----------
     a, b : scipy.sparse matrix or array; or path, URL or StoredMatrix
-        Both in memory, or both stored; the mask too.
+        Both in memory, or both stored; the mask too. A stored matrix may also be given as ``a.T``, as a `zarr.Group`,
+        or as the sparse dataset of a backed AnnData. A Dask array is stored next to `out` while the product runs.
     out : str or Path, optional
-        Where to store C; required for stored operands.
+        Where to store C; required for stored operands and Dask arrays.
     engine, memory_limit, host_limit, grid, workers, scheduler, security, resume, overwrite, steal
         As in `multiply`. For matrices in memory only `engine`, `overwrite` and, on GPUs, `memory_limit` count.
     semiring, mask, complement, triangle, epilogue, threshold, top_n, axis
@@ -192,8 +193,10 @@ def multiply(
     Parameters
     ----------
     a, b : path, URL or StoredMatrix
+        Also ``a.T``, a `zarr.Group`, or the sparse dataset of a backed AnnData.
     c : str or Path
-        Where C goes; not A or B.
+        Where C goes; not A or B. In an AnnData of version 3 of Zarr's format, as in ``cells.zarr/obsp/similarity``,
+        AnnData finds it.
     callbacks : Callbacks, optional
         Functions to call while the product runs. By default a Jupyter notebook shows a progress bar.
     engine : {"auto", "scipy", "numba", "cuda", "hybrid"}

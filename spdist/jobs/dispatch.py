@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
 
 from spdist.errors import InputError
-from spdist.jobs.operands import are_in_memory, transposed
+from spdist.interop.dask_arrays import from_dask, is_dask_array
+from spdist.jobs.operands import are_in_memory, resolved, transposed
 from spdist.jobs.report import Callbacks
 from spdist.jobs.save import save
+from spdist.jobs.target import check_target
 from spdist.kernels.reduction_spec import reduction_of
 from spdist.options import ExecutionOptions, InMemoryOptions, OutputOptions, ProductOptions
+from spdist.storage import locations
+from spdist.storage.lock import hold_target
 from spdist.storage.matrix import open_matrix
 from spdist.units import parse_bytes
 
@@ -49,6 +54,9 @@ def matmul(
         If the run failed.
     """
     execution.check_engine()
+    if any(map(is_dask_array, operands)):
+        return _multiply_dask_arrays(operands, out, product, execution, output)
+    operands, product = resolved(operands, product)
     if are_in_memory(*operands, product.mask):
         c = _multiply_in_memory(*operands, product, execution)
         return c if out is None else save(out, c, overwrite=output.overwrite, steal=output.steal)
@@ -58,6 +66,29 @@ def matmul(
 
     multiply(operands, out, product, execution, output)
     return open_matrix(out)
+
+
+def _multiply_dask_arrays(
+    operands: tuple[Any, Any],
+    out: str | Path | None,
+    product: ProductOptions,
+    execution: ExecutionOptions,
+    output: OutputOptions,
+) -> Any:
+    """Multiply operands of which some are Dask arrays: these are stored next to `out` while the product runs."""
+    if out is None:
+        raise InputError("the product of Dask arrays is stored: say where, with out='C.zarr'")
+    target = locations.normalise(out)
+    check_target(target, overwrite=output.overwrite or output.resume)
+    with hold_target(target, steal=output.steal), contextlib.ExitStack() as stack:
+        stored: dict[int, Any] = {}  # of each array, so that A @ A stores it once
+        for name, operand in zip("ab", operands, strict=True):
+            if is_dask_array(operand) and id(operand) not in stored:
+                place = f"{target}.spdist-operand-{name}"
+                stack.callback(locations.discard, place)
+                stored[id(operand)] = from_dask(operand, place, overwrite=True)
+        a, b = (stored.get(id(operand), operand) for operand in operands)
+        return matmul((a, b), out, product, execution, output)
 
 
 def _multiply_in_memory(a: Any, b: Any, product: ProductOptions, execution: ExecutionOptions) -> Any:

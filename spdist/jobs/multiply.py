@@ -9,7 +9,7 @@ from pathlib import Path
 from spdist import phases
 from spdist.jobs.by_columns import multiply_by_columns
 from spdist.jobs.by_rows import multiply_by_rows
-from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
+from spdist.jobs.operands import MatrixLike, open_factors, resolved, stored_spec
 from spdist.jobs.report import Callbacks, Report, record_density, record_phases
 from spdist.jobs.reports.density import density_maps
 from spdist.jobs.reports.run_report import reported
@@ -17,6 +17,7 @@ from spdist.jobs.request import Request
 from spdist.kernels.product_spec import is_by_columns
 from spdist.options import ExecutionOptions, OutputOptions, ProductOptions
 from spdist.storage import locations
+from spdist.storage.foreign.parents import tell_parents
 
 
 def multiply(
@@ -55,7 +56,7 @@ def multiply(
     with phases.clocked() as clock, reported(output) as written:
         report = _multiply(operands, target, product, execution, written, callbacks or Callbacks())
         if written.record is not None and report.blocks:
-            record_density(written.record, density_maps(*operands, target))
+            record_density(written.record, density_maps(*resolved(operands, product)[0], target))
             record_phases(written.record, clock)
         return replace(report, phases=clock.seconds())
 
@@ -70,6 +71,7 @@ def _multiply(
 ) -> Report:
     """Multiply, by rows or by columns."""
     begin = time.perf_counter()
+    operands, product = resolved(operands, product)
     execution.check()
     by_columns = is_by_columns(product.axis, product.top_n, product.epilogue)
     spec = stored_spec(product)
@@ -83,7 +85,6 @@ def _multiply(
         product.transpose_a,
         product.transpose_b,
     )
-    if not by_columns:
-        return multiply_by_rows(request, begin)
-    report = multiply_by_columns(request)
-    return replace(report, seconds=time.perf_counter() - begin) if report.blocks else report
+    report = multiply_by_columns(request) if by_columns else multiply_by_rows(request, begin)
+    tell_parents(request.target)
+    return replace(report, seconds=time.perf_counter() - begin) if by_columns and report.blocks else report

@@ -19,12 +19,12 @@ from spdist.matrices.bsr import from_scipy as bsr_from_scipy
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.options import ProductOptions
 from spdist.storage.foreign.checked import checked
-from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.matrix import StoredMatrix, Transposed, open_matrix
 from spdist.storage.product_spec import StoredProductSpec
 from spdist.storage.transpose import transposed_copy
 
-MatrixLike = str | Path | StoredMatrix
-"""A stored matrix: its path, its URL, or the opened matrix."""
+MatrixLike = Any
+"""A stored matrix: its path, its URL, the opened matrix; a `zarr.Group`, or the sparse dataset of a backed AnnData."""
 
 
 def open_operand(matrix: MatrixLike) -> StoredMatrix:
@@ -35,12 +35,49 @@ def open_operand(matrix: MatrixLike) -> StoredMatrix:
     InputError
         If the matrix is in memory.
     """
+    if isinstance(matrix, Transposed):
+        raise InputError(
+            f"the transpose of {matrix.matrix.url} is not stored: multiply and matmul take it, or store it with "
+            f"spdist.transpose(a, 'AT.zarr')"
+        )
+    matrix = place_of(matrix)
     if not isinstance(matrix, StoredMatrix | str | Path):
         raise InputError(
             f"a matrix in memory ({type(matrix).__name__}) where a stored one is expected: spdist.save('A.zarr', m) "
             f"stores it, and spdist.matmul multiplies matrices in memory"
         )
     return matrix if isinstance(matrix, StoredMatrix) else open_matrix(matrix)
+
+
+def place_of(matrix: Any) -> Any:
+    """Return the path or URL of a Zarr group, or of what AnnData keeps in one; anything else as it is.
+
+    Raises
+    ------
+    InputError
+        If it is kept in HDF5, or in a store that other processes cannot open.
+    """
+    group = getattr(matrix, "group", matrix)  # AnnData's sparse dataset has one
+    kind = type(group)
+    if kind.__module__.split(".")[0] == "h5py":
+        raise InputError(
+            f"a matrix in HDF5 ({group.file.filename}) is imported first: spdist import {group.file.filename} A.zarr"
+        )
+    if not (kind.__module__.startswith("zarr.") and kind.__name__ == "Group"):
+        return matrix
+    place = str(group.store_path)
+    if place.startswith("memory:"):
+        raise InputError(f"{place} is a Zarr group in memory, which cannot be opened by its name: store it in a folder")
+    return place.removeprefix("file://")
+
+
+def resolved(operands: tuple[Any, Any], product: ProductOptions) -> tuple[tuple[Any, Any], ProductOptions]:
+    """Return operands without views of transposes, and options that say the same."""
+    a, b = operands
+    flags = {"transpose_a": isinstance(a, Transposed), "transpose_b": isinstance(b, Transposed)}
+    plain = tuple(m.matrix if isinstance(m, Transposed) else m for m in operands)
+    changed = {name: getattr(product, name) != flag for name, flag in flags.items()}
+    return (plain[0], plain[1]), replace(product, **changed)
 
 
 def open_factors(a: MatrixLike, b: MatrixLike) -> tuple[StoredMatrix, StoredMatrix]:
@@ -83,6 +120,7 @@ def are_in_memory(a: object, b: object, mask: object) -> bool:
     >>> are_in_memory(a, a, None), are_in_memory("A.zarr", "B.zarr", None)
     (True, False)
     """
+    a, b, mask = (place_of(m.matrix if isinstance(m, Transposed) else m) for m in (a, b, mask))
     for m in (a, b, mask):
         if not (m is None or isinstance(m, BSR | StoredMatrix | str | Path) or scipy.sparse.issparse(m)):
             raise InputError(

@@ -10,6 +10,7 @@ from typing import Any
 from spdist.errors import InputError, ResumeError
 from spdist.storage import groups, locations
 from spdist.storage.atomic_replace import is_ours
+from spdist.storage.foreign.parents import check_parents
 from spdist.storage.lock import remove_remains
 from spdist.storage.targets.replacement import NEW
 
@@ -76,6 +77,7 @@ def check_target(target: str, *, overwrite: bool) -> None:
     InputError
         If the target cannot be written, or may not be replaced.
     """
+    check_parents(target)
     if not locations.exists(target):
         check_parent(target)
     elif not overwrite:

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from spdist.errors import InputError, MatrixError, SpdistError
 from spdist.storage import groups, locations, lock, notes
+from spdist.storage.foreign.parents import check_parents, tell_parents
 from spdist.storage.matrix import open_matrix
 
 Progress = Callable[[int, int], None]
@@ -108,6 +109,7 @@ def staged_matrix(target: str | Path, *, overwrite: bool, steal: bool = False) -
         If the disk is full.
     """
     url = locations.normalise(target)
+    check_parents(url)
     _check_free(url, overwrite, is_matrix=True)
     with _clear_errors(url), _scratch(url, overwrite, steal=steal, is_matrix=True) as scratch:
         staged = str(scratch / "whole.zarr") if locations.is_local(url) else f"{url}.spdist-{uuid4().hex[:8]}"
@@ -121,6 +123,7 @@ def staged_matrix(target: str | Path, *, overwrite: bool, steal: bool = False) -
         finally:
             if not whole and not locations.is_local(url):
                 locations.discard(staged)
+    tell_parents(url)
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from spdist.storage.atomic_replace import Progress, ignore_progress, staged_file
 from spdist.storage.block_layout import BlockSize, as_numbers, natural_size, store_blocks
 from spdist.storage.chunked_array import CHUNK_LENGTH, new_array
 from spdist.storage.external_sort import BUCKET_BYTES, canonical
+from spdist.storage.foreign.parents import members_of
 from spdist.storage.formats import matrix_market
 from spdist.storage.formats.h5ad import import_h5ad
 from spdist.storage.formats.matrix_market import import_text
@@ -130,6 +131,12 @@ def _reader_of(path: str, source: str) -> Callable[[Import], None]:
     for suffix, reader in _READERS.items():
         if path.endswith(suffix):
             return reader
+    if locations.is_local(path) and locations.local_path(path).is_dir():
+        held = ", ".join(f"{path}/{name}" for name in members_of(path))
+        found = (
+            f"it holds {held}, each of which spdist takes as it is" if held else "give spdist plan or multiply its path"
+        )
+        raise InputError(f"{source} is a folder of Zarr, which needs no import: {found}")
     raise InputError(f"{source}: cannot tell the format from the name; known are {', '.join(_READERS)}")
 
 

@@ -22,7 +22,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from spdist.errors import InputError, MatrixError, one_line
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, blocksize, check_dtype, index_dtype, number_dtype
+from spdist.matrices.hooks import load
 from spdist.storage import groups, locations
 from spdist.storage.chunked_array import ChunkedArray, from_zarr
 from spdist.storage.groups import ARRAYS
@@ -136,8 +137,53 @@ class MatrixHeader(Displayed):
         return bool(self.known or (self.facts.get("canonical") and self.facts.get("seal")))
 
 
+class Conversions:
+    """What users call to get at the entries of a stored matrix; the functions lie in a higher layer."""
+
+    def to_scipy(self) -> Any:
+        """Return the matrix in memory: a `csr_array`, or a `bsr_array` if it is stored in dense blocks.
+
+        Raises
+        ------
+        MatrixError
+            If there is not enough free memory.
+        """
+        return load("to_scipy")(self)
+
+    def to_dask(self, rows: int | None = None) -> Any:
+        """Return the matrix as a Dask array of CSR blocks, as `spdist.to_dask`."""
+        return load("to_dask")(self, rows)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return rows, or rows and columns, as SciPy's `csr_array` does; only rows that are asked for are read.
+
+        Examples
+        --------
+        >>> import scipy.sparse as sp, spdist
+        >>> a = spdist.save("memory://A.zarr", sp.eye_array(3), overwrite=True)
+        >>> a[0:2, 1].toarray(), (a @ [1, 2, 3]).tolist(), (a.T @ [1, 2, 3]).tolist()
+        (array([0., 1.]), [1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+        """
+        return load("select")(self, key)
+
+    def __matmul__(self, x: Any) -> Any:
+        """Return the product with a dense vector or matrix; the matrix is read once, some rows at a time."""
+        return load("multiply")(self, x)
+
+    @property
+    def T(self) -> Transposed:  # noqa: N802 (the name that SciPy gives it)
+        """The transpose, for ``a.T @ x``, `spdist.matmul` and `spdist.multiply`; nothing is read."""
+        return Transposed(cast(StoredMatrix, self))
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise InputError("a stored matrix is no dense array: to_scipy() reads it, a[0:100].toarray() some rows")
+
+    def __iter__(self) -> Any:
+        raise InputError("a stored matrix is not read row by row: a[0:100] reads some rows, to_scipy() all")
+
+
 @dataclass(frozen=True, repr=False)
-class StoredMatrix(MatrixHeader):
+class StoredMatrix(Conversions, MatrixHeader):
     """A finished matrix in Zarr; each process opens the arrays itself, so that it pickles to a few hundred bytes."""
 
     def read_indptr(self, start: int, stop: int) -> Int64Array:
@@ -304,6 +350,32 @@ class StoredMatrix(MatrixHeader):
             for part in array.digests():
                 digest.update(part)
         return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """The transpose of a stored matrix, of which nothing was read.
+
+    Attributes
+    ----------
+    matrix : StoredMatrix
+    """
+
+    matrix: StoredMatrix
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.matrix.full_shape[::-1]
+
+    @property
+    def T(self) -> StoredMatrix:  # noqa: N802 (the name that SciPy gives it)
+        """The stored matrix."""
+        return self.matrix
+
+    def __matmul__(self, x: Any) -> Any:
+        """Return the product with a dense vector or matrix."""
+        return load("multiply_transposed")(self.matrix, x)
 
 
 def _runs(keys: Int64Array) -> Iterator[tuple[int, int]]:

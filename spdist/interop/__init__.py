@@ -1,0 +1,1 @@
+"""Stored matrices as what other libraries know, and back: SciPy's matrices, NumPy's vectors, Dask's arrays."""

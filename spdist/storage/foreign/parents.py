@@ -1,0 +1,117 @@
+"""Groups of others around a matrix, such as an AnnData's: what they must be, and what they keep about their members."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from typing import Any
+
+import zarr
+
+from spdist.errors import InputError, MatrixError, one_line
+from spdist.storage import groups, locations
+from spdist.storage.checksums import read_small
+
+logger = logging.getLogger("spdist")
+
+MOST_PARENTS = 8
+"""Groups above a matrix that are looked at."""
+
+MATRICES = "csr_matrix", "csc_matrix", "bsr_matrix"
+"""Encodings of sparse matrices."""
+
+
+def check_parents(url: str) -> None:
+    """Refuse to write a matrix into a group whose readers would not find it: spdist writes version 3 of Zarr's format.
+
+    Parameters
+    ----------
+    url : str
+        Where the matrix goes; a normalised path or URL.
+
+    Raises
+    ------
+    InputError
+        If it lies in a group of version 2.
+
+    Examples
+    --------
+    >>> check_parents("/data/C.zarr")
+    """
+    parent = _above(url)
+    if parent and locations.exists(f"{parent}/.zgroup"):
+        raise InputError(
+            f"{url} would lie in {parent}, a group of version 2 of Zarr's format, whose readers cannot see a matrix of "
+            f"version 3: write it elsewhere, or the group anew in version 3 (anndata.settings.zarr_write_format = 3)"
+        )
+
+
+def tell_parents(url: str) -> None:
+    """Let the groups around a new matrix know of it, if they keep a copy of their members' metadata.
+
+    Parameters
+    ----------
+    url : str
+        The matrix; a normalised path or URL. Of a copy that lies beside a target for a while, groups are not told.
+    """
+    if locations.family_of(url) != url:
+        return
+    for parent in _parents(url):
+        if _consolidated(parent):
+            _consolidate(parent)
+
+
+def _consolidate(parent: str) -> None:
+    """Have a group copy its members' metadata anew; a warning if that fails, since the matrix itself is there."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Zarr's, that this is no part of the standard yet
+            zarr.consolidate_metadata(locations.open_store(parent))
+    except Exception as error:  # of other members, which may be anything
+        logger.warning(
+            "%s keeps a copy of its members' metadata, which could not be renewed (%s: %s): readers that use it do not "
+            "see the new matrix; zarr.consolidate_metadata renews it", parent, type(error).__name__, one_line(error),
+        )  # fmt: skip
+
+
+def members_of(url: str) -> list[str]:
+    """Return the sparse matrices that lie in a local group, by their paths in it.
+
+    Parameters
+    ----------
+    url : str
+        A local path.
+
+    Returns
+    -------
+    list of str
+        At most a few, sorted.
+    """
+    root = locations.local_path(url)
+    folders = [path for pattern in ("*", "*/*") for path in root.glob(pattern) if path.is_dir()]
+    found = [path for path in folders if groups.read_attributes(str(path)).get("encoding-type") in MATRICES]
+    return sorted(str(path.relative_to(root)) for path in found)[:10]
+
+
+def _above(url: str) -> str:
+    """Return the folder of a place; empty if there is none."""
+    parent, slash, _ = url.rstrip("/").rpartition("/")
+    return "" if not slash or parent.endswith((":", "/")) else parent
+
+
+def _parents(url: str) -> list[str]:
+    """Return the groups of version 3 around a place, the nearest first."""
+    found: list[str] = []
+    while len(found) < MOST_PARENTS and (url := _above(url)) and locations.exists(f"{url}/zarr.json"):
+        found.append(url)
+    return found
+
+
+def _consolidated(url: str) -> bool:
+    """Whether a group keeps a copy of its members' metadata."""
+    try:
+        document: Any = json.loads(read_small(url, "zarr.json"))
+    except (ValueError, MatrixError):
+        return False
+    return isinstance(document, dict) and bool(document.get("consolidated_metadata"))

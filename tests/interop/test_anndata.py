@@ -1,0 +1,97 @@
+"""Matrices inside an AnnData: as operands where they lie, and as products that AnnData finds."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+
+import spdist
+from spdist import cli
+from tests.conftest import random_matrix
+
+anndata = pytest.importorskip("anndata")
+
+
+def written(place, version: int, consolidated: bool = True, sharded: bool = False):
+    """Write cells x genes as AnnData does."""
+    x = sp.csr_matrix(random_matrix(40, 25, 4, 1))
+    with warnings.catch_warnings(), anndata.settings.override(zarr_write_format=version, auto_shard_zarr_v3=sharded):
+        warnings.simplefilter("ignore")
+        cells = anndata.AnnData(x, layers={"counts": x * 2})
+        cells.write_zarr(place)
+        if consolidated:
+            zarr.consolidate_metadata(place)
+    return x
+
+
+@pytest.fixture
+def cells(tmp_path):
+    return written(tmp_path / "cells.zarr", 3)
+
+
+@pytest.mark.parametrize(("version", "sharded"), [(2, False), (3, False), (3, True)])
+def test_members_are_operands_where_they_lie(tmp_path, version, sharded):
+    x = written(tmp_path / "cells.zarr", version, sharded=sharded)
+    c = spdist.matmul(tmp_path / "cells.zarr/X", tmp_path / "cells.zarr/layers/counts", tmp_path / "C.zarr",
+                      transpose_b=True)  # fmt: skip
+    assert abs(c.to_scipy() - 2 * x @ x.T).max() < 1e-9
+
+
+def test_groups_and_backed_matrices_are_operands(tmp_path, cells):
+    group = zarr.open_group(tmp_path / "cells.zarr", mode="r")
+    backed = anndata.io.sparse_dataset(group["X"])
+    c = spdist.matmul(group["X"], backed, tmp_path / "C.zarr", transpose_b=True)
+    assert abs(c.to_scipy() - cells @ cells.T).max() < 1e-12
+    spdist.multiply(c, backed, tmp_path / "D.zarr", mask=None)
+    with pytest.raises(spdist.InputError, match="in memory"):
+        spdist.plan(zarr.create_group(zarr.storage.MemoryStore()), c)
+
+
+@pytest.mark.parametrize("consolidated", [True, False])
+def test_anndata_finds_a_product(tmp_path, consolidated):
+    x = written(tmp_path / "cells.zarr", 3, consolidated)
+    a, target = tmp_path / "cells.zarr/X", tmp_path / "cells.zarr/obsp/similarity"
+    spdist.multiply(a, a, target, transpose_b=True)
+    found = anndata.read_zarr(tmp_path / "cells.zarr")
+    assert abs(found.obsp["similarity"] - x @ x.T).max() < 1e-12
+    spdist.multiply(a, a, target, transpose_b=True, top_n=2, overwrite=True)
+    again = anndata.read_zarr(tmp_path / "cells.zarr").obsp["similarity"]
+    assert np.diff(again.indptr).max() == 2
+    assert not [path for path in target.parent.iterdir() if path.name not in ("similarity", "zarr.json")]
+
+
+def test_lazily_read_anndata_holds_a_stored_matrix(tmp_path, cells):
+    group = zarr.open_group(tmp_path / "cells.zarr", mode="r")
+    lazy = anndata.experimental.read_elem_lazy(group["X"])
+    stored = spdist.from_dask(lazy, tmp_path / "X.zarr")
+    assert abs(stored.to_scipy() - cells).max() == 0
+    again = anndata.AnnData(stored.to_dask(10))
+    assert abs(again[3:12].X.compute() - cells[3:12]).max() == 0
+
+
+def test_a_group_of_version_2_is_refused_before_work(tmp_path, capsys):
+    written(tmp_path / "cells.zarr", 2)
+    a, target = str(tmp_path / "cells.zarr/X"), str(tmp_path / "cells.zarr/obsp/similarity")
+    assert cli.main(["multiply", a, a, target, "--transpose-b", "--json"]) == 2
+    assert "version 2" in capsys.readouterr().err
+    with pytest.raises(spdist.InputError, match="version 2"):
+        spdist.save(target, sp.eye_array(3))
+    assert [path.name for path in (tmp_path / "cells.zarr/obsp").iterdir() if "similarity" in path.name] == []
+
+
+def test_import_names_the_matrices(tmp_path, cells, capsys):
+    assert cli.main(["import", str(tmp_path / "cells.zarr"), str(tmp_path / "A.zarr")]) == 2
+    said = capsys.readouterr().err
+    assert "cells.zarr/X" in said
+    assert "cells.zarr/layers/counts" in said
+
+
+def test_hdf5_is_imported_first(tmp_path, cells):
+    anndata.AnnData(cells).write_h5ad(tmp_path / "cells.h5ad")
+    backed = anndata.read_h5ad(tmp_path / "cells.h5ad", backed="r")
+    with pytest.raises(spdist.InputError, match="spdist import"):
+        spdist.multiply(backed.X, backed.X, tmp_path / "C.zarr", transpose_b=True)
