@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spdist.engines import GPU_ENGINES
-from spdist.errors import ResumeError
+from spdist.errors import CorruptError, ResumeError
 from spdist.jobs.check import verified
 from spdist.jobs.describe import durable_part
 from spdist.jobs.planning import PlanSource, check_values, request_of
@@ -29,7 +29,7 @@ from spdist.matrices.dtypes import blocksize
 from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.alone import execute_alone
-from spdist.scheduler.execution.journal import PLAN, read_plan, write_plan
+from spdist.scheduler.execution.journal import PLAN, has_plan_of, read_plan, write_plan
 from spdist.scheduler.execution.records import Outcome
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.plan import Plan
@@ -236,6 +236,8 @@ def _continue(request: Request, facts: Facts, place: str, earlier: Facts) -> Job
     None if the earlier run ended before it stored a plan, and there is no older C; its remains are removed.
     """
     if earlier.get("product") != facts["product"]:
+        if has_plan_of(place, facts["product"]):
+            raise CorruptError(f"{place}/zarr.json: what it says of the product was altered; use --overwrite")
         raise other_product(place)
     execution = request.execution
     if earlier.get("state") == "complete":

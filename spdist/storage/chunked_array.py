@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
@@ -298,11 +299,14 @@ def _run(url: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
         inline = False  # a notebook's thread has a loop that is running already
     except RuntimeError:
         inline = is_local(url)
-    if not inline:
-        return sync(coroutine)
-    if not hasattr(_loops, "kept"):
+    if inline and not hasattr(_loops, "kept"):
         _loops.kept = _Loop()
-    return _loops.kept.loop.run_until_complete(coroutine)
+    try:
+        return _loops.kept.loop.run_until_complete(coroutine) if inline else sync(coroutine)
+    except RuntimeError as error:  # of zarrs, which passes on so what the system said
+        if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), url) from error
 
 
 @functools.lru_cache(maxsize=64)

@@ -120,9 +120,13 @@ OPEN(open64, AT_FDCWD, const char *path, path)
 OPEN(openat, at, int at COMMA const char *path, at COMMA path)
 OPEN(openat64, at, int at COMMA const char *path, at COMMA path)
 
+/* Whether it leads to another process: an event loop wakes itself through a pair of Unix sockets, which never fails. */
 static int is_socket(int fd) {
     struct stat found;
-    return !fstat(fd, &found) && S_ISSOCK(found.st_mode);
+    struct sockaddr_storage name;
+    socklen_t size = sizeof name;
+    return !fstat(fd, &found) && S_ISSOCK(found.st_mode) &&
+        !getsockname(fd, (struct sockaddr *)&name, &size) && name.ss_family != AF_UNIX;
 }
 
 /* Reading and writing: of files under the prefix, or of sockets. */

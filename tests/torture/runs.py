@@ -98,6 +98,11 @@ class Launcher:
     def __init__(self, library: Path | None = None) -> None:
         """Start the server; `library` is loaded into all processes (`faults.c`)."""
         self.preload = {} if library is None else {"LD_PRELOAD": str(library)}
+        self.fresh: dict[int, subprocess.Popen[bytes]] = {}
+        self.seconds = TIME_LIMIT
+        self._start_server()
+
+    def _start_server(self) -> None:
         environment = {**os.environ, **self.preload, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
         self.server = subprocess.Popen(
             [sys.executable, "-m", "tests.torture.server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -105,8 +110,12 @@ class Launcher:
         )  # fmt: skip
         ready = self._answer()
         self.forkserver = psutil.Process(ready["forkserver"])
-        self.fresh: dict[int, subprocess.Popen[bytes]] = {}
-        self.seconds = TIME_LIMIT
+
+    def _revive(self) -> None:
+        """Start the servers again if a client that was killed in mid-sentence took multiprocessing's with it."""
+        if not self.forkserver.is_running() or self.forkserver.status() == psutil.STATUS_ZOMBIE:
+            self.close()
+            self._start_server()
 
     def _answer(self, **command: Any) -> dict[str, Any]:
         assert self.server.stdin is not None
@@ -155,7 +164,9 @@ class Launcher:
             run.pid = process.pid
             return run
         command = {"call": ENTRIES[role], "argv": argv, "role": role, "environment": environment}
+        self._revive()
         run.pid = self._answer(**command, stdout=str(out), stderr=str(err))["pid"]
+        self.fresh.pop(run.pid, None)  # an earlier process of this number
         return run
 
     def poll(self, run: Run) -> int | None:

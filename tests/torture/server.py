@@ -138,6 +138,7 @@ def main() -> None:
         if pid == 0:
             _become(command)
         started.add(pid)
+        ended.pop(pid, None)  # of an earlier process of this number
         print(json.dumps({"pid": pid}), flush=True)
     for pid in started - ended.keys():  # nobody asks for them any more
         with suppress(ProcessLookupError):

@@ -115,6 +115,12 @@ def write_plan(url: str, plan: Plan, product: object) -> None:
     notes.write_note(url, PLAN, f"{digest_of(_json(product))}\n{plan.to_json()}".encode())
 
 
+def has_plan_of(url: str, product: object) -> bool:
+    """Whether the plan of an unfinished C is there and was written for this product; `product` as for `write_plan`."""
+    content = notes.read_note(url, PLAN)
+    return content is not None and content.partition(b"\n")[0] == digest_of(_json(product)).encode()
+
+
 def read_plan(url: str, product: object = None) -> Plan | None:
     """Read the plan of an unfinished C; None if there is none.
 

@@ -61,17 +61,22 @@ class LocalFiles:
     def create(self, path: str, content: bytes) -> bool:
         """Create a file with its whole content; return False if there is one."""
         ready = _beside(path)
-        ready.write_bytes(content)
         try:
-            os.link(ready, path)  # whole at once, unlike a file that is opened and then written
+            ready.write_bytes(content)
+            return self._link(ready, path, content)
+        finally:
+            ready.unlink(missing_ok=True)
+
+    def _link(self, ready: Path, path: str, content: bytes) -> bool:
+        """Give a file that is ready its name: whole at once, unlike a file that is opened and then written."""
+        try:
+            os.link(ready, path)
         except FileExistsError:
             return False
         except FileNotFoundError:  # `ready` was taken for the remains of a dead run
             return False
         except OSError:  # a file system without hard links
             return self._create_without_links(path, content)
-        finally:
-            ready.unlink(missing_ok=True)
         return True
 
     @staticmethod
@@ -93,8 +98,11 @@ class LocalFiles:
     def put(self, path: str, content: bytes) -> None:
         """Replace a file in one step."""
         ready = _beside(path)
-        ready.write_bytes(content)
-        ready.replace(path)
+        try:
+            ready.write_bytes(content)
+            ready.replace(path)
+        finally:
+            ready.unlink(missing_ok=True)
 
     def delete(self, path: str) -> None:
         """Delete a file, if it is there."""
