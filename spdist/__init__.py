@@ -146,6 +146,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "vbr":  # a module: Python itself keeps it among the names of the package
         return importlib.import_module("spdist.matrices.vbr")
+    if name == "neighbors":  # asks for scikit-learn
+        return importlib.import_module("spdist.neighbors")
     if name == "__version__":
         return _version()
     if name not in _HOME:

@@ -46,7 +46,8 @@ LAYERS = {  # folder or file at the top -> what it may import, besides itself
         "scheduler.dashboard",
     },
 }
-PARTS = [*LAYERS, "api", "chain", "console", "notebook", "cli", "cli_options", "interrupts", "__main__", "__init__"]
+TOP = ["api", "chain", "console", "notebook", "neighbors", "cli", "cli_options", "interrupts", "__main__", "__init__"]
+PARTS = [*LAYERS, *TOP]
 FAMILIES = {  # folder of kernels -> the folders of kernels that it may import
     "cuda": set(),
     "cpu": set(),

@@ -241,7 +241,7 @@ def _killed_run(bench: Bench, trial: Trial, kill: Kill, name: str, *more: str) -
         while time.monotonic() < end and run.poll() is None:
             time.sleep(0.005)
         _send(trial, run, kill.victim)
-    done = ended(run, killed=kill.victim in ("client", "all"))
+    done = ended(run, killed=kill.victim in ("client", "all", "terminate"))  # the last before Python listens for it
     if stayed := bench.launcher.left(run):
         raise VerdictError("left", f"processes after the kill: {'; '.join(stayed)}")
     if done:

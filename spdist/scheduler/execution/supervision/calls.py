@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
@@ -220,11 +221,16 @@ def kept_handlers() -> Iterator[None]:
             handler.setLevel(level)
 
 
+SLOW_FOLDER = "Creating scratch directories is taking"
+"""How a warning of Dask's begins, about folders that workers make and never use."""
+
+
 @contextmanager
 def silenced_dask() -> Iterator[None]:
     """Let Dask log nothing in this process during a ``with`` block, besides what is critical."""
     loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client", "distributed.gc")]
     levels = [logger.level for logger in loggers]
+    warnings.filterwarnings("ignore", SLOW_FOLDER)
     for one in loggers:
         one.setLevel(logging.CRITICAL)
     try:

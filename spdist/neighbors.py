@@ -1,0 +1,339 @@
+"""Nearest neighbours of sparse rows, with the interface of scikit-learn's `KNeighborsTransformer`; exact.
+
+Needs scikit-learn. Nothing else of spdist imports this module.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from spdist import api
+from spdist.errors import InputError, MatrixError
+from spdist.interop.dask_arrays import from_dask, is_dask_array
+from spdist.jobs.operands import open_operand, place_of
+from spdist.kernels.product_spec import Epilogue
+from spdist.storage.matrix import StoredMatrix
+
+MODES = "distance", "connectivity", "similarity"
+METRICS = "cosine", "inner_product"
+
+PART_ENTRIES = 1 << 22
+"""Entries of a stored matrix that are read at a time."""
+DENSE_ENTRIES = 1 << 24
+"""Similarities that are kept at a time for rows that have fewer neighbours than asked for."""
+
+
+class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Find the nearest neighbours of sparse rows by cosine similarity or inner product.
+
+    The similarities of all pairs are computed block by block and cut to the largest of each row at once; the matrix of
+    all of them is never whole. It stands in for `sklearn.neighbors.KNeighborsTransformer`, for instance before a
+    classifier with ``metric="precomputed"``, and in ``scanpy.pp.neighbors(transformer=...)``.
+
+    Parameters
+    ----------
+    n_neighbors : int
+        Neighbours of each row. With mode "distance" there is one more, as each row is its own nearest neighbour when it
+        is transformed with the rows it was fitted on.
+    mode : {"distance", "connectivity", "similarity"}
+        Whether entries are 1 minus the similarity (cosine only), ones, or similarities.
+    metric : {"cosine", "inner_product"}
+    threshold : float, optional
+        Least similarity. Rows then have as many neighbours as reach it, up to the number asked for. Without, each row
+        has that number: where fewer rows have something in common with it, others follow with similarity 0.
+    engine, memory_limit
+        As in `spdist.multiply`.
+    folder : str or Path, optional
+        Where the graph of stored rows lies while it is made; by default the folder for temporary files.
+
+    Attributes
+    ----------
+    n_features_in_, n_samples_fit_ : int
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp
+    >>> from spdist.neighbors import TopNTransformer
+    >>> rows = sp.csr_array([[1.0, 0.0], [2.0, 0.1], [0.0, 3.0]])
+    >>> TopNTransformer(1).fit_transform(rows).toarray().round(2)
+    array([[0.  , 0.  , 0.  ],
+           [0.  , 0.  , 0.  ],
+           [0.  , 0.95, 0.  ]])
+    """
+
+    def __init__(
+        self, n_neighbors: int = 5, *, mode: str = "distance", metric: str = "cosine", threshold: float | None = None,
+        engine: str = "auto", memory_limit: int | str | None = None, folder: str | Path | None = None,
+    ) -> None:  # fmt: skip
+        self.n_neighbors, self.mode, self.metric = n_neighbors, mode, metric
+        self.threshold, self.engine, self.memory_limit, self.folder = threshold, engine, memory_limit, folder
+
+    def fit(self, X: Any, y: Any = None) -> Self:  # noqa: N803 (scikit-learn's name)
+        """Take the rows among which neighbours are looked for.
+
+        Parameters
+        ----------
+        X : (n_samples, n_features) sparse or dense matrix, path, URL, StoredMatrix or Dask array
+            Stored matrices and Dask arrays may be larger than memory.
+        y : ignored
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InputError
+            If a parameter is none of those it may be.
+        """
+        self._check_parameters()
+        self._rows = self._taken(X, reset=True)
+        self.n_samples_fit_ = self._rows.shape[0]
+        return self
+
+    def transform(self, X: Any) -> sp.csr_matrix:  # noqa: N803
+        """Find the neighbours of rows among those of `fit`.
+
+        Parameters
+        ----------
+        X : (n_samples, n_features)
+            As for `fit`.
+
+        Returns
+        -------
+        (n_samples, n_samples_fit) csr_matrix
+            The entries of a row lie from the nearest on.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer rows than neighbours asked for.
+        """
+        check_is_fitted(self)
+        return self._graph(self._taken(X, reset=False), is_fit=False)
+
+    def fit_transform(self, X: Any, y: Any = None) -> sp.csr_matrix:  # type: ignore[override]  # noqa: N803
+        """Fit, and find the neighbours of the same rows; by cosine each row is its own nearest neighbour.
+
+        Parameters
+        ----------
+        X : (n_samples, n_features)
+            As for `fit`.
+        y : ignored
+
+        Returns
+        -------
+        (n_samples, n_samples) csr_matrix
+        """
+        self.fit(X)
+        return self._graph(self._rows, is_fit=True)
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.n_samples_fit_)
+
+    def __sklearn_tags__(self) -> Any:
+        tags: Any = super().__sklearn_tags__()  # type: ignore[no-untyped-call]
+        tags.input_tags.sparse = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    def _check_parameters(self) -> None:
+        for name, known in (("mode", MODES), ("metric", METRICS)):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name}={getattr(self, name)!r} is not one of {', '.join(known)}")
+        if self.mode == "distance" and self.metric != "cosine":
+            raise InputError("mode='distance' is 1 minus the cosine: with an inner product choose mode='similarity'")
+        if type(self.n_neighbors) is bool or not hasattr(self.n_neighbors, "__index__") or self.n_neighbors < 1:
+            raise InputError(f"n_neighbors={self.n_neighbors!r} must be a whole number of at least 1")
+
+    def _taken(self, x: Any, *, reset: bool) -> Any:
+        """Return rows as CSR in memory, or as they are stored."""
+        place = place_of(x)
+        if is_dask_array(place) or isinstance(place, str | Path | StoredMatrix):
+            found = place if is_dask_array(place) else open_operand(place)
+            if found.dtype.kind != "f":
+                raise MatrixError(f"similarities of stored rows need values of float32 or float64, not {found.dtype}")
+            if reset:
+                self.n_features_in_ = found.shape[1]
+            elif found.shape[1] != self.n_features_in_:
+                raise ValueError(f"X has {found.shape[1]} features, but {self.n_features_in_} were fitted")
+            return found
+        checked = validate_data(self, x, reset=reset, accept_sparse="csr", dtype=[np.float64, np.float32])
+        return sp.csr_array(checked)
+
+    def _graph(self, rows: Any, *, is_fit: bool) -> sp.csr_matrix:
+        """Return the neighbours of some rows."""
+        asked = int(self.n_neighbors) + (self.mode == "distance")
+        if asked > self.n_samples_fit_:
+            raise ValueError(
+                f"Expected n_neighbors <= n_samples_fit, but n_neighbors = {asked}, n_samples_fit = "
+                f"{self.n_samples_fit_}, n_samples = {rows.shape[0]}"
+            )
+        with ExitStack() as stack:
+            a, b, folder = self._operands(rows, stack)
+            found = _Similarities(a, b, is_fit and self.metric == "cosine", self.metric == "cosine", folder)
+            columns, values = found.nearest(asked, self.threshold, {"engine": self.engine}, self.memory_limit)
+        return self._as_mode(columns, values, rows)
+
+    def _operands(self, rows: Any, stack: ExitStack) -> tuple[Any, Any, str]:
+        """Return both operands in memory, or both stored, and a folder that goes at the end."""
+        pair = (rows, self._rows)
+        if not any(isinstance(m, StoredMatrix) or is_dask_array(m) for m in pair):
+            return *pair, ""
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="spdist-neighbors-", dir=self.folder))
+        made: dict[int, StoredMatrix] = {}
+        for i, m in enumerate(pair):
+            if isinstance(m, StoredMatrix):
+                made[id(m)] = m
+            elif id(m) not in made:
+                place = f"{folder}/{i}.zarr"
+                made[id(m)] = from_dask(m, place) if is_dask_array(m) else api.save(place, m)
+        return made[id(rows)], made[id(self._rows)], folder
+
+    def _as_mode(self, columns: Any, values: Any, rows: Any) -> sp.csr_matrix:
+        """Return the graph; columns of -1 are none."""
+        if self.mode == "distance":
+            values = np.maximum(1 - values, 0)
+        elif self.mode == "connectivity":
+            values = np.ones_like(values)
+        there = columns >= 0
+        indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
+        parts = values[there].astype(rows.dtype, copy=False), columns[there], indptr
+        return sp.csr_matrix(parts, shape=(rows.shape[0], self.n_samples_fit_))
+
+
+class _Similarities:
+    """The similarities of rows of A and rows of B, as far as they are among the largest of a row.
+
+    Parameters
+    ----------
+    a, b : csr_array or StoredMatrix
+        Both in memory or both stored.
+    is_self : bool
+        Whether row i of A is row i of B, and its own nearest neighbour.
+    is_cosine : bool
+        Whether rows count by their directions alone.
+    folder : str
+        Where the graph of stored rows is written.
+    """
+
+    def __init__(self, a: Any, b: Any, is_self: bool, is_cosine: bool, folder: str) -> None:
+        self.a, self.b, self.is_self, self.folder = a, b, is_self, folder
+        facts = {id(m): _facts_of(m) for m in (a, b)}
+        (left, self.left_least), (right, self.right_least) = facts[id(a)], facts[id(b)]
+        self.epilogue = Epilogue(rows=left, columns=right) if is_cosine else None
+
+    def nearest(
+        self, count: int, threshold: float | None, engine: dict[str, Any], limit: int | str | None
+    ) -> tuple[Any, Any]:
+        """Return the columns of the largest similarities of each row, from the largest on, and the similarities.
+
+        Returns
+        -------
+        columns, values : (nrows, count)
+            Columns are -1 where there are fewer.
+        """
+        least = threshold if threshold is not None else float(np.finfo(self.a.dtype).tiny)
+        options = {"epilogue": self.epilogue, "top_n": count, "threshold": least, **engine}
+        columns, values = _by_size(self._product(options, limit), count)
+        if threshold is None:
+            self._complete(columns, values)
+        if self.is_self:
+            _put_first(columns, values)
+        return columns, values
+
+    def _product(self, options: dict[str, Any], limit: int | str | None) -> Any:
+        if not isinstance(self.a, StoredMatrix):
+            return api.matmul(self.a, self.b.T.tocsr(), **options)
+        place = f"{self.folder}/graph.zarr"
+        api.multiply(self.a, self.b, place, transpose_b=True, memory_limit=limit, **options)
+        return open_operand(place).to_scipy()
+
+    def _complete(self, columns: Any, values: Any) -> None:
+        """Give rows that have too few positive similarities others: zeros, and negative ones if there are any."""
+        short = np.flatnonzero(columns[:, -1] < 0)
+        if not len(short):
+            return
+        if min(self.left_least, self.right_least) >= 0:
+            _add_zeros(columns, values, short, self.b.shape[0])
+            return
+        if isinstance(self.a, StoredMatrix):
+            raise InputError(
+                f"row {short[0]:,} has fewer neighbours of positive similarity than asked for, and negative values are "
+                f"among the stored ones: ask for fewer n_neighbors, or pass threshold"
+            )
+        right, count = self.b.T.tocsr(), columns.shape[1]
+        step = max(1, DENSE_ENTRIES // self.b.shape[0])
+        for part in (short[i : i + step] for i in range(0, len(short), step)):
+            all_of = (self.a[part] @ right).toarray()
+            if self.epilogue is not None:
+                all_of = all_of * self.epilogue.rows[part][:, None] * self.epilogue.columns
+            columns[part] = np.argsort(-all_of, axis=1, kind="stable")[:, :count]
+            values[part] = np.take_along_axis(all_of, columns[part], axis=1)
+
+
+def _facts_of(m: Any) -> tuple[Any, float]:
+    """Return what each row is multiplied with to have length 1, and the least value."""
+    squares, least = np.zeros(m.shape[0]), math.inf
+    parts: Iterator[tuple[int, Any]]
+    if isinstance(m, StoredMatrix):
+        parts = ((start, m.rows(start, stop)) for start, stop, _ in m.row_blocks(PART_ENTRIES))
+    else:
+        parts = iter([(0, m)])
+    for start, rows in parts:
+        values = rows.data.astype(np.float64)
+        lengths = np.diff(rows.indptr)
+        of_row = np.repeat(np.arange(len(lengths)), lengths)
+        squares[start : start + len(lengths)] = np.bincount(of_row, values * values, minlength=len(lengths))
+        least = min(least, float(values.min(initial=math.inf)))
+    return np.where(squares > 0, 1 / np.sqrt(np.where(squares > 0, squares, 1)), 1.0), least
+
+
+def _by_size(found: Any, count: int) -> tuple[Any, Any]:
+    """Return columns and values of each row from the largest value on, filled up with columns of -1."""
+    rows = sp.csr_array(found)
+    lengths = np.diff(rows.indptr)
+    of_row = np.repeat(np.arange(len(lengths)), lengths)
+    order = np.lexsort((rows.indices, -rows.data, of_row))
+    place = np.arange(rows.nnz) - np.repeat(rows.indptr[:-1], lengths)
+    columns = np.full((len(lengths), count), -1, np.int64)
+    values = np.zeros((len(lengths), count), rows.dtype)
+    columns[of_row, place], values[of_row, place] = rows.indices[order], rows.data[order]
+    return columns, values
+
+
+def _add_zeros(columns: Any, values: Any, short: Any, ncols: int) -> None:
+    """Fill rows up with the first columns that they do not have; their similarity is 0."""
+    count = columns.shape[1]
+    candidates = min(2 * count, ncols)
+    mine = columns[short]
+    taken = np.zeros((len(short), candidates), bool)
+    low = (mine >= 0) & (mine < candidates)
+    taken[np.nonzero(low)[0], mine[low]] = True
+    free = np.argsort(taken, axis=1, kind="stable")  # columns that are not taken come first, in their order
+    missing = mine < 0
+    rank = np.cumsum(missing, axis=1) - 1
+    mine[missing] = np.take_along_axis(free, np.maximum(rank, 0), axis=1)[missing]
+    columns[short] = mine
+
+
+def _put_first(columns: Any, values: Any) -> None:
+    """Make each row its own nearest neighbour, with similarity 1; among equals it may have been left out."""
+    own = np.arange(len(columns))
+    found = columns == own[:, None]
+    place = np.where(found.any(axis=1), found.argmax(axis=1), columns.shape[1] - 1)
+    keep = np.arange(columns.shape[1])[None, :] != place[:, None]
+    columns[:, 1:] = columns[keep].reshape(len(columns), -1)
+    values[:, 1:] = values[keep].reshape(len(columns), -1)
+    columns[:, 0], values[:, 0] = own, 1

@@ -1,0 +1,141 @@
+"""Nearest neighbours beside scikit-learn's brute force, in its pipelines, of stored and lazy rows."""
+
+from __future__ import annotations
+
+import dask.array as da
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import spdist
+from tests.conftest import random_matrix
+
+sklearn = pytest.importorskip("sklearn")
+
+from sklearn.metrics.pairwise import cosine_distances, cosine_similarity  # noqa: E402
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsTransformer  # noqa: E402
+from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
+
+from spdist.neighbors import TopNTransformer  # noqa: E402
+
+
+@parametrize_with_checks([TopNTransformer(2), TopNTransformer(2, mode="similarity", metric="inner_product")])
+def test_estimator(estimator, check):
+    check(estimator)
+
+
+def rows_of(nrows: int, ncols: int, each: int, seed: int, *, negative: bool = False) -> sp.csr_array:
+    m = abs(sp.csr_array(random_matrix(nrows, ncols, each, seed)))
+    if negative:
+        m.data[::3] *= -1
+    return m
+
+
+def distances(graph: sp.csr_matrix, n: int) -> np.ndarray:
+    """Return the distances of each row, which must rise, and check that its columns differ."""
+    assert (np.diff(graph.indptr) == n).all()
+    columns, values = graph.indices.reshape(-1, n), graph.data.reshape(-1, n)
+    assert (np.diff(values, axis=1) >= 0).all()
+    assert all(len(set(row)) == n for row in columns.tolist())
+    return values
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    nrows=st.integers(3, 60), ncols=st.integers(1, 40), each=st.integers(0, 5), count=st.integers(1, 20),
+    seed=st.integers(0, 99), negative=st.booleans(),
+)  # fmt: skip
+def test_distances_are_those_of_brute_force(nrows, ncols, each, count, seed, negative):
+    count = min(count, nrows - 1)
+    m = rows_of(nrows, ncols, min(each, ncols), seed, negative=negative)
+    graph = TopNTransformer(count).fit_transform(m)
+    every = cosine_distances(m)
+    found = distances(graph, count + 1)
+    assert np.allclose(found, np.sort(every, axis=1)[:, : count + 1], atol=1e-7)
+    columns = graph.indices.reshape(-1, count + 1)
+    assert (columns[:, 0] == np.arange(nrows)).all()
+    assert np.allclose(np.take_along_axis(every, columns, axis=1), found, atol=1e-7)
+
+
+def test_as_scikit_learn():
+    m = rows_of(80, 30, 6, 1)
+    other = rows_of(20, 30, 6, 2)
+    ours, theirs = TopNTransformer(7).fit(m), KNeighborsTransformer(n_neighbors=7, metric="cosine").fit(m)
+    for x in (m, other):
+        assert np.allclose(distances(ours.transform(x), 8), distances(theirs.transform(x), 8), atol=1e-7)
+    assert isinstance(ours.transform(other), sp.csr_matrix)
+    assert ours.transform(other).shape == (20, 80)
+    assert ours.get_feature_names_out()[0] == "topntransformer0"
+
+
+@pytest.mark.parametrize("negative", [False, True])
+def test_similarities_and_connectivity(negative):
+    m, other = rows_of(50, 20, 4, 1, negative=negative), rows_of(9, 20, 4, 2)
+    for metric, every in (("cosine", cosine_similarity(other, m)), ("inner_product", (other @ m.T).toarray())):
+        found = TopNTransformer(6, mode="similarity", metric=metric).fit(m).transform(other)
+        assert np.allclose(-distances(-found, 6), -np.sort(-every, axis=1)[:, :6])
+    edges = TopNTransformer(6, mode="connectivity").fit(m).transform(other)
+    assert set(edges.data) == {1.0}
+    assert (edges.getnnz(axis=1) == 6).all()
+
+
+def test_a_threshold_leaves_rows_short():
+    m = rows_of(60, 20, 3, 1)
+    every = cosine_similarity(m)
+    found = TopNTransformer(60, mode="similarity", threshold=0.5).fit_transform(m)
+    assert np.array_equal(found.getnnz(axis=1), np.maximum((every >= 0.5).sum(axis=1), 1))
+    assert np.allclose(found.toarray()[every >= 0.5], every[every >= 0.5])
+
+
+def test_rows_of_zeros_and_equal_rows():
+    m = sp.csr_array(np.array([[0, 0], [1, 1], [1, 1], [1, 1], [0, 0]], float))
+    found = TopNTransformer(2).fit_transform(m)
+    assert np.allclose(distances(found, 3), [[0, 1, 1], [0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 1, 1]])
+    assert (found.indices.reshape(-1, 3)[:, 0] == np.arange(5)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_stored_and_lazy_rows(stored, tmp_path, dtype):
+    m, other = rows_of(90, 30, 5, 1).astype(dtype), rows_of(20, 30, 5, 2).astype(dtype)
+    a, lazy = stored("A", m), da.from_array(m.toarray(), chunks=(25, 30)).map_blocks(sp.csr_array)
+    expected = TopNTransformer(4).fit(m)
+    for x in (a, a.url, lazy):
+        model = TopNTransformer(4, memory_limit="64MiB", folder=tmp_path)
+        found = model.fit_transform(x)
+        assert found.dtype == dtype
+        assert np.allclose(distances(found, 5), distances(expected.fit_transform(m), 5), atol=1e-6)
+        assert np.allclose(distances(model.transform(other), 5), distances(expected.transform(other), 5), atol=1e-6)
+    assert [path.name for path in tmp_path.iterdir()] == ["A.zarr"]
+
+
+def test_in_a_pipeline():
+    rng = np.random.default_rng(0)
+    centres = rng.random((3, 40)) * (rng.random((3, 40)) < 0.3)
+    labels = rng.integers(0, 3, 120)
+    x = sp.csr_array(centres[labels] + 0.05 * (rng.random((120, 40)) < 0.1))
+    classify = make_pipeline(TopNTransformer(5), KNeighborsClassifier(5, metric="precomputed"))
+    assert classify.fit(x[:90], labels[:90]).score(x[90:], labels[90:]) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [({"mode": "near"}, "mode='near'"), ({"metric": "l2"}, "metric='l2'"), ({"n_neighbors": 0}, "n_neighbors=0"),
+     ({"n_neighbors": 2.5}, "n_neighbors=2.5"), ({"metric": "inner_product"}, "similarity")],
+)  # fmt: skip
+def test_parameters_that_are_none(wrong, says):
+    with pytest.raises(spdist.InputError, match=says):
+        TopNTransformer(**wrong).fit(sp.eye_array(5, format="csr"))
+
+
+def test_input_that_does_not_fit(stored):
+    m = rows_of(10, 20, 3, 1)
+    model = TopNTransformer(4).fit(m)
+    with pytest.raises(ValueError, match="features"):
+        model.transform(stored("B", rows_of(5, 19, 3, 1)))
+    with pytest.raises(ValueError, match="n_samples_fit"):
+        TopNTransformer(10).fit_transform(m)
+    with pytest.raises(spdist.MatrixError, match="int64"):
+        TopNTransformer(4).fit(stored("I", m.astype(np.int64)))
