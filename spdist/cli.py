@@ -30,7 +30,7 @@ from spdist.cli_options import (
     block_size,
 )
 from spdist.errors import InputError, SpdistError, one_line
-from spdist.interrupts import raise_dropped_interrupts
+from spdist.interrupts import raise_dropped_interrupts, say_that_it_stops
 
 if TYPE_CHECKING:
     from distributed import Security
@@ -413,6 +413,18 @@ def _add_product_verbs(verbs: _Verbs) -> None:
     add_warm_up_options(verbs.add("warm-up", _warm_up, "compile kernels for this machine before products need them"))
     text = "write keys into a new folder, for a Dask scheduler that takes connections from its own cluster alone (TLS)"
     verbs.add("cluster-keys", _cluster_keys, text, "folder")
+    text = 'print what completes commands and options in a shell: eval "$(spdist completion bash)"'
+    sub = verbs.add("completion", _completion, text)
+    sub.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "tcsh"), help="bash, zsh or tcsh")
+
+
+def _completion(args: argparse.Namespace) -> int:
+    try:
+        import shtab
+    except ImportError:
+        raise InputError("completion in shells needs the package shtab: pip install 'spdist[completion]'") from None
+    print(shtab.complete(_parser(None), args.shell))
+    return 0
 
 
 def _check_address_space() -> None:
@@ -462,7 +474,21 @@ def end_process(code: int) -> NoReturn:
 
 def _main(argv: list[str]) -> int:
     """Run one command."""
-    parser = _parser(next((word for word in argv if not word.startswith("-")), None))
+    command = next((word for word in argv if not word.startswith("-")), None)
+    again = "; continue with --resume" if command == "multiply" else ""
+    try:
+        return _run(_parser(command), argv)
+    except SpdistError as error:
+        return _failed(argv, error, one_line(error, LINE), error.exit_code)
+    except KeyboardInterrupt as error:
+        return _failed(argv, error, f"interrupted{again}", 1)
+    except (OSError, MemoryError) as error:
+        text = str(error) or ("not enough memory" if isinstance(error, MemoryError) else type(error).__name__)
+        return _failed(argv, error, f"{one_line(text, LINE)}{again}", 1)
+
+
+def _run(parser: argparse.ArgumentParser, argv: list[str]) -> int:
+    """Read the arguments and do what they say."""
     args = parser.parse_args(argv)
     if args.version:
         from spdist import __version__
@@ -475,19 +501,16 @@ def _main(argv: list[str]) -> int:
     _show_warnings()
     raise_dropped_interrupts()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's leaves a C that can be resumed
-    try:
-        if args.command in ("multiply", "reduce"):
-            _check_address_space()
-        return int(args.run(args))
-    except SpdistError as error:
-        print(f"spdist: {one_line(error, LINE)}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        again = "; continue with --resume" if args.command == "multiply" else ""
-        print(f"spdist: interrupted{again}", file=sys.stderr)
-        return 1
-    except (OSError, MemoryError) as error:
-        again = "; continue with --resume" if args.command == "multiply" else ""
-        text = str(error) or ("not enough memory" if isinstance(error, MemoryError) else type(error).__name__)
-        print(f"spdist: {one_line(text, LINE)}{again}", file=sys.stderr)
-        return 1
+    if threading.current_thread() is threading.main_thread() and sys.stderr.isatty():
+        signal.signal(signal.SIGINT, say_that_it_stops)
+    if args.command in ("multiply", "reduce"):
+        _check_address_space()
+    return int(args.run(args))
+
+
+def _failed(argv: list[str], error: BaseException, text: str, code: int) -> int:
+    """Say why a command failed: a line on stderr, and with ``--json`` an object on stdout."""
+    print(f"spdist: {text}", file=sys.stderr)
+    if "--json" in argv:
+        print(json.dumps({"error": text, "kind": type(error).__name__, "exit_code": code}))
+    return code

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+import difflib
+import re
+from typing import Any, NoReturn
 
-from spdist.errors import one_line
+from spdist.errors import InputError, one_line
 
 WORKERS = "processes on this machine, which share its CPUs; by default this one, or one a GPU"
 STEAL = "take over from a run on another host that writes there and gave no sign of life for a minute"
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Takes no abbreviated options, which would change their meaning when others come; names the nearest one."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options | {"allow_abbrev": False})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse options that there are not, as the command that they were given to."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            words = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+            near = difflib.get_close_matches(words[0], self._option_string_actions, 1) if words else []
+            self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; did you mean {near[0]}?" if near else ""))
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        """End with exit code 2."""
-        self.exit(2, f"{self.prog}: {one_line(message)} (see {self.prog} --help)\n")
+        """Refuse the arguments."""
+        if (wrong := re.match(r"argument COMMAND: invalid choice: '([^']*)'", message)) is not None:
+            commands = [
+                name for action in self._actions if action.metavar == "COMMAND" for name in action.choices or ()
+            ]
+            near = difflib.get_close_matches(wrong[1], commands, 1)
+            message = f"no command {wrong[1]!r}" + (f"; did you mean {near[0]}?" if near else "")
+        raise InputError(f"{one_line(message)} (see {self.prog} --help)")
 
 
 def _grid(text: str) -> tuple[int, int, int]:

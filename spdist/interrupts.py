@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 import threading
+from types import FrameType
+from typing import NoReturn
+
+_said = False
 
 RETRY_SECONDS = 0.05
 """Seconds until an interrupt that was dropped is raised again; what dropped it has ended by then."""
@@ -31,6 +37,28 @@ def raise_dropped_interrupts() -> None:
         timer.start()
 
     sys.unraisablehook = hook
+
+
+def say_that_it_stops(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise KeyboardInterrupt as Python's own handler does, and say at once on the terminal that it was heard.
+
+    Parameters
+    ----------
+    number : int
+        Of the signal.
+    frame : frame or None
+
+    Raises
+    ------
+    KeyboardInterrupt
+        Always.
+    """
+    global _said
+    if not _said:
+        _said = True
+        with contextlib.suppress(OSError):
+            os.write(2, b"\r\x1b[Kspdist: stopping ...\n")  # in one piece, whatever the main thread writes
+    raise KeyboardInterrupt
 
 
 def _interrupt() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import random
 import resource
 import signal
@@ -16,7 +18,7 @@ import psutil
 import pytest
 import scipy.sparse as sp
 
-from spdist import api
+from spdist import api, cli
 from spdist.storage import groups
 from spdist.storage.matrix import open_matrix
 from tests.conftest import assert_is_product, random_matrix
@@ -114,7 +116,7 @@ def test_generate_and_verify_commands(tmp_path):
         (("multiply", "{t}/A.zarr", "{t}/A.zarr", "{t}/C.zarr", "--workers", "0"), "not a number of at least 1"),
         (("multiply", "{t}/A.zarr", "{t}/U.zarr", "{t}/C.zarr"), "an unfinished product"),
         (("multiply", "{t}/A.zarr", "{t}/A.zarr"), "required: C"),
-        (("frobnicate",), "invalid choice"),
+        (("frobnicate",), "no command 'frobnicate'"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_2(tmp_path, words, message):
@@ -225,3 +227,63 @@ def test_running_scheduler_from_the_command_line(tmp_path):
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["blocks"] == 6
     assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["mulitply", "A", "B", "C"], "no command 'mulitply'; did you mean multiply?"),
+        (["multiply", "A", "B", "C", "--memry-limit", "1"], "did you mean --memory-limit?"),
+        (["multiply", "A", "B", "C", "--memory", "1GiB"], "unrecognized arguments: --memory 1GiB"),  # no abbreviations
+        (["multiply", "A", "B"], "required: C (see spdist multiply --help)"),
+        (["plan", "A", "B", "--zzz"], "unrecognized arguments: --zzz (see"),
+        (["completion", "fish"], "'fish'"),
+    ],
+)
+def test_the_nearest_command_or_option_is_named(words, says, capsys):
+    assert cli.main(words) == 2
+    out, err = capsys.readouterr()
+    assert says in err
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+@pytest.mark.parametrize("words", [["info", "nowhere.zarr"], ["multiply", "a.zarr"], ["plan", "a", "b", "--grid", "1"]])
+def test_json_says_why_a_command_failed(words, capsys):
+    assert cli.main([*words, "--json"]) == 2
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found["exit_code"] == 2
+    assert err == f"spdist: {found['error']}\n"
+
+
+def test_shells_complete_commands_and_options(capsys):
+    assert cli.main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    check = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
+    assert (check.returncode, check.stderr) == (0, "")
+    assert "--memory-limit" in script
+    assert "cluster-keys" in script
+
+
+def test_an_interrupt_is_answered_at_once_on_a_terminal(tmp_path):
+    api.save(tmp_path / "A.zarr", random_matrix(3000, 3000, 40, 1))
+    words = [*SPDIST, "multiply", "A.zarr", "A.zarr", "C.zarr", "--engine", "scipy", "--grid", "200,1,1"]
+    master, terminal = pty.openpty()
+    with subprocess.Popen(words, cwd=tmp_path, stderr=terminal, stdout=terminal, start_new_session=True) as process:
+        os.close(terminal)
+        seen = b""
+        while b"dashboard" not in seen:
+            seen += os.read(master, 1000)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        while b"stopping ..." not in seen:
+            seen += os.read(master, 1000)
+        assert time.monotonic() - begin < 1
+        with contextlib.suppress(OSError):  # the terminal is closed at the end
+            while True:
+                seen += os.read(master, 1000)
+    os.close(master)
+    assert process.returncode == 1
+    assert seen.count(b"stopping ...") == 1
+    assert b"interrupted; continue with --resume" in seen
