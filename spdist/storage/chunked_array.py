@@ -144,12 +144,18 @@ class ChunkedArray:
         if is_local(self.url):
             self._look(k0, k1)
         array = _open_array(self.url, self.name, self.metadata)
-        prototype = default_buffer_prototype() if out is None else _into(out)
         wanted = slice(k0 * self.chunk, k1 * self.chunk)
+
+        def get() -> ValueArray:
+            prototype = default_buffer_prototype() if out is None else _into(out)
+            return cast(ValueArray, _run(self.url, array.async_array.getitem(wanted, prototype=prototype)))
+
         try:
-            found = cast(ValueArray, _run(self.url, array.async_array.getitem(wanted, prototype=prototype)))
+            found = get()
         except Exception as error:  # zarrs, numcodecs and the store each raise their own
-            raise self._diagnose(k0, k1, error) from error
+            if (problem := self._diagnose(k0, k1)) is not None:
+                raise problem from error
+            found = get()  # whatever it was has passed
         if out is not None and not np.shares_memory(found, out):  # a Zarr that allocates its memory in another way
             out[:] = found
         self._require(k0, found, array.metadata.fill_value)
@@ -250,8 +256,8 @@ class ChunkedArray:
             if not self.files.exists(k0 + int(k)):
                 raise self.files.error(k0 + int(k), "is missing")
 
-    def _diagnose(self, k0: int, k1: int, error: Exception) -> Exception:
-        """Return the error that names the chunk which made a read fail."""
+    def _diagnose(self, k0: int, k1: int) -> Exception | None:
+        """Return the error that names the chunk which made a read fail; None if all can be read now."""
         array = _open_array(self.url, self.name, self.metadata)
         for k in range(k0, k1):
             try:
@@ -260,7 +266,7 @@ class ChunkedArray:
                 if os.strerror(errno.EACCES) in str(cause):  # zarrs passes the system's error on as a RuntimeError
                     return unreadable(f"{self.url}/{self.key(k)}")
                 return self.files.error(k, f"is truncated or altered ({cause})")
-        return error
+        return None
 
 
 class _Inline(ThreadPoolExecutor):

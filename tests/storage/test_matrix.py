@@ -1,5 +1,6 @@
 """Storage: what is written reads back, AnnData reads it too, and no damaged chunk goes unseen."""
 
+import errno
 import itertools
 import json
 import os
@@ -241,6 +242,33 @@ def test_damage_names_array_and_chunk(tmp_path, damage, name, place, values):
     for allocate in (None, np.empty):
         with pytest.raises(CorruptError, match=rf"chunk {k} of array '{name}'"):
             stored.rows(0, stored.nrows, allocate)
+
+
+@pytest.mark.parametrize("allocate", [None, np.empty])
+def test_an_error_of_the_system_that_passes_ends_no_read(tmp_path, allocate, monkeypatch):
+    matrix = random_csr(200, 100, 1500)
+    stored = write(tmp_path / "a.zarr", matrix)
+    failures = iter([RuntimeError("Input/output error (os error 5)")])
+    run = chunked_array._run
+
+    def run_or_fail(url, coroutine):
+        for failure in failures:
+            coroutine.close()
+            raise failure
+        return run(url, coroutine)
+
+    monkeypatch.setattr(chunked_array, "_run", run_or_fail)
+    assert_same(stored.rows(0, 200, allocate), matrix)
+    assert next(failures, None) is None
+
+
+def test_what_zarrs_says_of_the_system_is_an_error_of_the_system(tmp_path):
+    async def fail():
+        raise RuntimeError("Input/output error (os error 5)")
+
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        chunked_array._run(str(tmp_path), fail())
+    assert caught.value.errno == errno.EIO
 
 
 @pytest.mark.parametrize("allocate", [None, np.empty])

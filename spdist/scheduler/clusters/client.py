@@ -93,8 +93,9 @@ def close_cluster(cluster: SpecCluster) -> None:
         Nothing on its workers is needed any more.
     """
     nannies = [nanny for nanny in cluster._created if isinstance(nanny, Nanny)]  # those that are starting too
-    loop: Any = cluster.loop
-    loop.asyncio_loop.set_exception_handler(lambda *_: None)  # nobody is left to read the errors of killed workers
+    with contextlib.suppress(RuntimeError):  # the loop has not begun to run
+        loop: Any = cluster.loop
+        loop.asyncio_loop.set_exception_handler(lambda *_: None)  # nobody is left to read the errors of killed workers
     try:
         cluster.close(timeout=2 * STOP_SECONDS)
     except Exception as error:  # a worker that is stuck, or a nanny that is restarting its worker
