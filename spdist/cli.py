@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -500,6 +501,7 @@ def _run(parser: argparse.ArgumentParser, argv: list[str]) -> int:
         return 2
     _show_warnings()
     raise_dropped_interrupts()
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)  # Zarr's, after an interrupt
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's leaves a C that can be resumed
     if threading.current_thread() is threading.main_thread() and sys.stderr.isatty():
         signal.signal(signal.SIGINT, say_that_it_stops)

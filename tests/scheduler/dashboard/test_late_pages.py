@@ -30,9 +30,9 @@ def test_pages_come_with_the_first_request(link, monkeypatch):
     loaded = []
     load = importlib.import_module
 
-    def note(name):
+    def note(name, *package):
         loaded.append(name)
-        return load(name)
+        return load(name, *package)
 
     monkeypatch.setattr(late_pages.importlib, "import_module", note)
     assert "Workers" in get(urljoin(link, "/info/main/workers.html"))[1]
@@ -42,7 +42,7 @@ def test_pages_come_with_the_first_request(link, monkeypatch):
     assert "bokeh" in page
     assert "spdist" in page  # in the menu
     assert get(urljoin(link, "/"))[0] == link
-    assert loaded == [late_pages.PAGES]
+    assert loaded.count(late_pages.PAGES) == 1
 
 
 def test_many_first_requests_at_once(link):
@@ -52,7 +52,7 @@ def test_many_first_requests_at_once(link):
 
 
 def test_without_bokeh_the_answer_says_what_is_missing(link, monkeypatch):
-    def missing(name):
+    def missing(name, *package):
         raise ImportError(f"no {name}")
 
     monkeypatch.setattr(late_pages.importlib, "import_module", missing)
