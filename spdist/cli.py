@@ -84,7 +84,9 @@ def _import(args: argparse.Namespace) -> int:
 
     with console.transfer_bar(f"importing {args.source}", quiet=args.json) as bar:
         size = args.block_size
-        matrix = import_matrix(args.source, args.target, **_mode(args), block_size=size, progress=bar)
+        matrix = import_matrix(
+            args.source, args.target, **_mode(args), block_size=size, labels=args.labels, progress=bar
+        )
     return _show_matrix(matrix, args)
 
 
@@ -379,10 +381,14 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
 
 def _add_matrix_verbs(verbs: _Verbs, command: str | None) -> None:
     """Add the verbs that read and write single matrices."""
-    sub = verbs.add("import", _import, "convert .mtx, .mtx.gz, .npz or .h5ad to a matrix in Zarr", "source", "target")
+    sub = verbs.add(
+        "import", _import, "convert .mtx, .npz, .h5ad, .abc, .tsv or .csv to a matrix in Zarr", "source", "target"
+    )
     add_overwrite(sub)
     text = "store dense blocks of R rows and C columns; auto finds the size of fewest bytes"
     sub.add_argument("--block-size", type=block_size, metavar="RxC", help=text)
+    text = "vertices of .abc, .tsv or .csv have names; list them in FILE, one a line in the order of rows"
+    sub.add_argument("--labels", metavar="FILE", help=text)
     sub = verbs.add("export", _export, "convert a matrix in Zarr to .mtx, .npz or binsparse", "source", "target")
     sub.add_argument("--format", choices=("mtx", "npz", "binsparse"), help="by default from TARGET's ending")
     add_overwrite(sub)

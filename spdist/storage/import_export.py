@@ -5,6 +5,7 @@ Format       import  export  What it is
 ===========  ======  ======  =======================================================================
 .mtx         yes     yes     Matrix Market text, also .mtx.gz and .mtx.bz2
 .npz         yes     yes     ``scipy.sparse.save_npz``: CSR, CSC, COO, BSR, DIA
+.abc         yes             edges of a graph, two vertices and perhaps a weight a line; also .tsv, .csv, .gz, .bz2
 .h5ad        yes             AnnData on HDF5, ``X`` or the path after ``::``, as in ``cells.h5ad::layers/counts``
 binsparse            yes     a Zarr group as GraphBLAS' Binsparse specification 0.1 lays it out
 ===========  ======  ======  =======================================================================
@@ -21,7 +22,7 @@ import gzip
 import importlib
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
@@ -39,6 +40,7 @@ from spdist.storage.chunked_array import CHUNK_LENGTH, new_array
 from spdist.storage.external_sort import BUCKET_BYTES, canonical
 from spdist.storage.foreign.parents import members_of
 from spdist.storage.formats import matrix_market
+from spdist.storage.formats.edge_list import import_edges
 from spdist.storage.formats.h5ad import import_h5ad
 from spdist.storage.formats.matrix_market import import_text
 from spdist.storage.formats.npz import import_npz
@@ -66,6 +68,7 @@ def import_matrix(
     overwrite: bool = False,
     steal: bool = False,
     block_size: BlockSize | Literal["auto"] | None = None,
+    labels: str | Path | None = None,
     progress: Progress | None = None,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> StoredMatrix:
@@ -78,8 +81,8 @@ def import_matrix(
     Parameters
     ----------
     source : str or Path
-        A path or fsspec URL that ends in .mtx, .mtx.gz, .mtx.bz2, .npz or .h5ad; an .h5ad may be followed by ``::``
-        and the path of a sparse matrix inside it; by default ``X``.
+        A path or fsspec URL that ends in .mtx, .npz, .h5ad, .abc, .tsv or .csv, of text also .gz or .bz2; an .h5ad may
+        be followed by ``::`` and the path of a sparse matrix inside it; by default ``X``.
     target : str or Path
         A path or fsspec URL; gets the matrix when all is written.
     overwrite, steal : bool
@@ -87,6 +90,9 @@ def import_matrix(
     block_size : (int, int) or "auto", optional
         Store dense blocks of so many rows and columns; "auto" takes the size of fewest bytes, up to 16 x 16. During the
         import the matrix is on disk twice.
+    labels : str or Path, optional
+        Vertices of a list of edges have names. They are numbered in the order in which they come, and their names are
+        written to this file, one a line. Without, vertices are numbers from 0 on.
     progress : callable, optional
         Called as ``progress(done, total)``; reading the file and sorting its entries each count for one half.
     bucket_bytes : int
@@ -113,13 +119,18 @@ def import_matrix(
     _check_file(path)
     facts = {"provenance": {"command": "import", "source": str(source)}}
     staged = staged_matrix(target, overwrite=overwrite, steal=steal)
-    with staged as stage, _open(path) as file:
+    names = nullcontext() if labels is None else staged_file(labels, overwrite=overwrite, steal=steal)
+    if labels is not None and reader is not import_edges:
+        raise InputError(
+            f"labels={str(labels)!r}: {source} has no names of vertices, as lists of edges may; leave it out"
+        )
+    with names as listed, staged as stage, _open(path) as file:
         with foreign(path):
             size = max(file.seek(0, 2), 1)
             file.seek(0)
         first = stage if block_size is None else replace(stage, url=str(stage.scratch / "numbers.zarr"))
         source_file = Source(path, file, size, inner or "X")
-        reader(Import(source_file, first, facts, progress or ignore_progress, bucket_bytes))
+        reader(Import(source_file, first, facts, progress or ignore_progress, bucket_bytes, listed))
         if block_size is not None:
             numbers = open_matrix(first.url)
             wanted = natural_size(numbers, str(source)) if block_size == "auto" else block_size
@@ -181,6 +192,7 @@ _READERS: dict[str, Callable[[Import], None]] = {
     ".mtx.bz2": import_text,
     ".npz": import_npz,
     ".h5ad": import_h5ad,
+    **{f"{kind}{packed}": import_edges for kind in (".abc", ".tsv", ".csv") for packed in ("", ".gz", ".bz2")},
 }
 
 

@@ -8,9 +8,7 @@ that SciPy refuses are read again line by line in Python, which also states what
 
 from __future__ import annotations
 
-import bz2
 import functools
-import gzip
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from spdist.kernels.cpu.numba_compile import kept
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import IndexArray, ValueArray
 from spdist.storage.external_sort import Entries
-from spdist.storage.formats.source import Import, Source, foreign
+from spdist.storage.formats.source import BoundedText, Import
 
 TEXT_BYTES = 4 << 20
 """Bytes of text read at a time; its entries take about three times as much memory, at worst eleven times."""
@@ -103,37 +101,6 @@ class Header:
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-class _BoundedText:
-    """The text of a file, decompressed if its name says so; refuses to inflate to many times the file's bytes."""
-
-    def __init__(self, source: Source) -> None:
-        self.source, self.done = source, 0
-        self.compressed = source.path.endswith((".gz", ".bz2"))
-        self.file: Text = source.file
-        if source.path.endswith(".gz"):
-            self.file = gzip.GzipFile(fileobj=source.file)
-        elif source.path.endswith(".bz2"):
-            self.file = bz2.BZ2File(source.file)
-
-    def read(self, count: int) -> bytes:
-        """Return the next bytes, at most `count`; none at the end."""
-        with foreign(self.source.path):
-            found = self.file.read(count)
-        return self._counted(found)
-
-    def readline(self, count: int) -> bytes:
-        """Return the rest of the line, at most `count` bytes of it."""
-        with foreign(self.source.path):
-            found = self.file.readline(count)
-        return self._counted(found)
-
-    def _counted(self, found: bytes) -> bytes:
-        self.done += len(found)
-        if self.compressed:
-            self.source.check_inflated(self.done, "unpack it first if it is meant to")
-        return found
-
-
 def import_text(job: Import) -> None:
     """Import Matrix Market text, compressed if the name ends in .gz or .bz2.
 
@@ -146,7 +113,7 @@ def import_text(job: Import) -> None:
     MatrixError
         If it is damaged, or claims more entries than a file of its size can hold; names the line.
     """
-    text = _BoundedText(job.source)
+    text = BoundedText(job.source)
     header = read_header(text, job.path)
     shape = job.shape(header.shape)
     room = job.source.inflated if text.compressed else job.source.size

@@ -6,11 +6,14 @@ is therefore held against its own size, and against the free disk, before anythi
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -135,6 +138,8 @@ class Import:
     progress : callable
     bucket_bytes : int
         Bytes of entries sorted at a time.
+    labels : Path, optional
+        Where to write the names of vertices; None if the file has numbers.
     """
 
     source: Source
@@ -142,6 +147,7 @@ class Import:
     facts: dict[str, Any]
     progress: Progress
     bucket_bytes: int
+    labels: Path | None = None
 
     @property
     def path(self) -> str:
@@ -214,6 +220,37 @@ class Import:
             done += len(entries.rows)
             self.report_read(done, expected)
         self.write(sorter.blocks(), shape[1], dtype, expected)
+
+
+class BoundedText:
+    """The text of a file, decompressed if its name says so; refuses to inflate to many times the file's bytes."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.done = source, 0
+        self.compressed = source.path.endswith((".gz", ".bz2"))
+        self.file: Any = source.file
+        if source.path.endswith(".gz"):
+            self.file = gzip.GzipFile(fileobj=source.file)
+        elif source.path.endswith(".bz2"):
+            self.file = bz2.BZ2File(source.file)
+
+    def read(self, count: int) -> bytes:
+        """Return the next bytes, at most `count`; none at the end."""
+        with foreign(self.source.path):
+            found: bytes = self.file.read(count)
+        return self._counted(found)
+
+    def readline(self, count: int) -> bytes:
+        """Return the rest of the line, at most `count` bytes of it."""
+        with foreign(self.source.path):
+            found: bytes = self.file.readline(count)
+        return self._counted(found)
+
+    def _counted(self, found: bytes) -> bytes:
+        self.done += len(found)
+        if self.compressed:
+            self.source.check_inflated(self.done, "unpack it first if it is meant to")
+        return found
 
 
 def check_numbers(dtype: np.dtype[Any], path: str, name: str, kinds: str) -> np.dtype[Any]:

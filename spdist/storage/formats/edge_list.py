@@ -1,0 +1,162 @@
+"""Read a graph as a list of edges: two vertices and perhaps a weight a line, by number or by name.
+
+Whitespace separates the fields of .abc and .tsv, a comma those of .csv. Lines that begin with ``#`` or ``%`` are
+comments, as is the first line of a .tsv or .csv whose weight is no number. The file is read once: edges wait in a file
+of numbers until all vertices are known.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from spdist.errors import MatrixError, one_line
+from spdist.storage.external_sort import Entries
+from spdist.storage.formats.source import BoundedText, Import
+
+TEXT_BYTES = 1 << 20
+"""Bytes of text that are read at a time, and most bytes of a line."""
+ENTRIES = 1 << 20
+"""Edges that are sorted at a time."""
+EDGE = np.dtype([("row", np.int64), ("column", np.int64), ("weight", np.float64)])
+
+
+def import_edges(job: Import) -> None:
+    """Import a list of edges as a square matrix of float64; edges in one place are added up.
+
+    Parameters
+    ----------
+    job : Import
+        With `labels`, vertices are names, and numbered in the order in which they come; their names are written there,
+        one a line. Without, vertices are numbers from 0 on.
+
+    Raises
+    ------
+    MatrixError
+        If a line is no edge; names it.
+    """
+    vertices = Names() if job.labels is not None else Numbers()
+    place = job.stage.scratch / "edges"
+    with place.open("wb") as file:
+        count = _read(job, vertices, file)
+    shape = job.shape((vertices.count, vertices.count))
+    job.sort(_batches(place), shape, np.dtype(np.float64), count)
+    place.unlink()
+    if job.labels is not None:
+        job.labels.write_bytes(b"".join(name + b"\n" for name in vertices.names()))
+
+
+@dataclass
+class Numbers:
+    """Vertices that are numbers from 0 on."""
+
+    count: int = 0
+
+    def number(self, word: bytes) -> int:
+        """Return the number of a vertex; raise ValueError if it is none."""
+        found = int(word)
+        if not 0 <= found < (1 << 63) - 1:
+            raise ValueError
+        self.count = max(self.count, found + 1)
+        return found
+
+    def names(self) -> Iterator[bytes]:
+        """Yield nothing: there are no names."""
+        yield from ()
+
+
+@dataclass
+class Names:
+    """Vertices that have names, numbered in the order in which they come."""
+
+    known: dict[bytes, int] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Number of vertices."""
+        return len(self.known)
+
+    def number(self, word: bytes) -> int:
+        """Return the number of a vertex."""
+        return self.known.setdefault(word, len(self.known))
+
+    def names(self) -> Iterator[bytes]:
+        """Yield the names in the order of their numbers."""
+        yield from self.known
+
+
+def _read(job: Import, vertices: Numbers | Names, file: BinaryIO) -> int:
+    """Write the edges of the text to a file of numbers; return how many there are."""
+    split = _by_commas if ".csv" in Path(job.path).suffixes else bytes.split
+    text, count, line = BoundedText(job.source), 0, 0
+    for lines in _pieces(text, job.path):
+        edges = []
+        for raw in lines:
+            line += 1
+            words = split(raw)
+            if words and words[0][:1] not in (b"#", b"%"):
+                edge = _edge(words, vertices, job, line)
+                if edge is not None:
+                    edges.append(edge)
+        file.write(np.array(edges, EDGE).tobytes())
+        count += len(edges)
+        job.report_read(min(text.done, job.source.size), 2 * job.source.size)
+    return count
+
+
+def _edge(words: list[bytes], vertices: Numbers | Names, job: Import, line: int) -> tuple[int, int, float] | None:
+    """Return the edge of a line; None of a first line that names the columns."""
+    if len(words) not in (2, 3):
+        raise _error(job, line, f"{len(words)} fields where two vertices and perhaps a weight are expected")
+    try:
+        weight = 1.0 if len(words) == 2 else float(words[2])
+    except ValueError:
+        if line == 1 and not job.path.endswith(".abc"):
+            return None
+        raise _error(job, line, f"the weight {_shown(words[2])} is no number") from None
+    try:
+        return vertices.number(words[0]), vertices.number(words[1]), weight
+    except ValueError:
+        wrong = words[0] if not words[0].isdigit() else words[1]
+        raise _error(
+            job, line, f"the vertex {_shown(wrong)} is no number from 0 on; for names, say where to list them: --labels"
+        ) from None
+
+
+def _pieces(text: BoundedText, path: str) -> Iterator[list[bytes]]:
+    """Yield the lines of a text, some at a time."""
+    rest = b""
+    while found := text.read(TEXT_BYTES):
+        *lines, rest = (rest + found).split(b"\n")
+        if len(rest) > TEXT_BYTES:
+            raise MatrixError(f"{path}: a line of more than {TEXT_BYTES:,} bytes; this is no list of edges")
+        yield lines
+    if rest:
+        yield [rest]
+
+
+def _by_commas(line: bytes) -> list[bytes]:
+    """Return the fields of a line of CSV."""
+    fields = next(csv.reader([line.decode("utf-8", "surrogateescape")]), [])
+    return [each.strip().encode("utf-8", "surrogateescape") for each in fields]
+
+
+def _batches(place: Path) -> Iterator[Entries]:
+    """Yield the edges of a file of numbers."""
+    with place.open("rb") as file:
+        while raw := file.read(ENTRIES * EDGE.itemsize):
+            edges: Any = np.frombuffer(raw, EDGE)
+            yield Entries(*(np.ascontiguousarray(edges[name]) for name in EDGE.names or ()))
+
+
+def _shown(word: bytes) -> str:
+    return one_line(repr(word.decode("utf-8", "replace")), 40)
+
+
+def _error(job: Import, line: int, what: str) -> MatrixError:
+    return MatrixError(f"{job.path}, line {line:,}: {what}")
