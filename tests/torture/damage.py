@@ -167,7 +167,7 @@ def finished(bench: Bench, rng: random.Random, kind: str) -> Outcome:
     product = rng.choice([p for p in PRODUCTS if p.name in ("plain", "masked", "min_plus")])
     trial = bench.trial()
     target = trial.data / "C.zarr"
-    shutil.copytree(bench.stock.folder / "expected" / f"{product.name}-1.zarr", target)
+    shutil.copytree(bench.stock.whole(product), target)
     done = damage(target, rng)
     verb = rng.choice(["verify", "export", "multiply"])
 
@@ -208,8 +208,7 @@ def _check_reading(bench: Bench, product: Product, trial: Trial, verb: str, done
 
         expected = bench.stock.folder / "expected" / f"{product.name}.npz"
         if not expected.exists():
-            run = bench.launcher.start(trial.folder, "whole", ["export", bench.stock.folder / "expected" /
-                                                               f"{product.name}-1.zarr", expected])  # fmt: skip
+            run = bench.launcher.start(trial.folder, "whole", ["export", bench.stock.whole(product), expected])
             assert ended(run), run.err
         one, other = np.load(expected), np.load(trial.folder / "C.npz")
         assert isinstance(one, NpzFile)
@@ -218,7 +217,7 @@ def _check_reading(bench: Bench, product: Product, trial: Trial, verb: str, done
         return
     undamaged = bench.stock.folder / "expected" / f"{product.name}-E.zarr"
     if not undamaged.exists():
-        words = ["multiply", bench.stock.folder / "expected" / f"{product.name}-1.zarr", bench.stock.folder / "D.zarr",
+        words = ["multiply", bench.stock.whole(product), bench.stock.folder / "D.zarr",
                  undamaged, "--workers", "1", "--grid", "3,1,1"]  # fmt: skip
         run = bench.launcher.start(trial.folder, "whole", [*words, "--json"])
         assert ended(run), run.err

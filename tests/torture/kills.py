@@ -198,7 +198,7 @@ def random_kill(bench: Bench, rng: random.Random) -> Kill:
     product = rng.choice(PRODUCTS)
     again, fresh = rng.random() < 0.2, rng.random() < 0.02
     if rng.random() < 0.4:
-        seconds = rng.uniform(0.0, (3.0 if fresh else 1.05) * bench.stock.seconds[product.name])
+        seconds = rng.uniform(0.0, (3.0 if fresh else 1.05) * bench.stock.seconds_of(product))
         workers = ["worker", "workers"] if product.workers else []
         victim = rng.choice(["client", *workers, "all", "interrupt", "terminate"])
         return Kill(product, victim, seconds, again=again, fresh=fresh)
@@ -317,7 +317,7 @@ def random_cluster_kill(bench: Bench, rng: random.Random) -> Outcome:
     """Kill the scheduler, workers with their nannies, or all of a cluster that spdist did not start."""
     product = rng.choice([product for product in PRODUCTS if product.name in ("plain", "replaced", "masked")])
     victim = rng.choice(["scheduler", "one worker", "all workers", "all"])
-    seconds = rng.uniform(0.0, 1.05 * bench.stock.seconds[product.name])
+    seconds = rng.uniform(0.0, 1.05 * bench.stock.seconds_of(product))
     what = f"{product.name}: kill {victim} of a running cluster after {seconds:.3f} s"
     trial = bench.trial()
     clusters: list[Cluster] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.torture.kills import Bench, names_in
 from tests.torture.outcome import Outcome, VerdictError, ended, last_line
-from tests.torture.products import Product, digests
+from tests.torture.products import PRODUCTS, Product, digests
 
 PLAIN = Product("plain", ("--grid", "8,1,1"))
 BACK = Product("back", ("--grid", "8,1,1"))
@@ -63,7 +63,7 @@ def random_pair(bench: Bench, rng: random.Random) -> Outcome:
         first, second = second, first
     kinds = [what.split()[0] for what in (first, second)]
     wanted = {kind: expected(bench, kind) for kind in kinds}
-    distance = rng.uniform(0.0, 1.1 * bench.stock.seconds["plain"]) * rng.choice([0.1, 1.0])
+    distance = rng.uniform(0.0, 1.1 * bench.stock.seconds_of(PRODUCTS[0])) * rng.choice([0.1, 1.0])
     trial = bench.trial()
     target = trial.data / "C.zarr"
     what = f"{first}, and after {distance:.3f} s {second}"

@@ -50,7 +50,7 @@ def test_a_wrong_product_is_seen(bench):
     """The harness itself: what it must notice, it notices."""
     product, trial = PRODUCTS[0], bench.trial()
     target = trial.data / "C.zarr"
-    shutil.copytree(bench.stock.folder / "expected" / "plain-1.zarr", target)
+    shutil.copytree(bench.stock.whole(product), target)
     assert not bench.stock.difference(product, target)
     (target / "spdist-journal").write_bytes(b"")
     assert "has too much" in bench.stock.difference(product, target)
