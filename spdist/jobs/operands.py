@@ -12,6 +12,7 @@ import scipy  # loads scipy.sparse when it is first used
 
 from spdist import phases
 from spdist.errors import InputError
+from spdist.interop.dask_arrays import is_dask_array
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import find
 from spdist.matrices.bsr import BSR, is_scipy_bsr
@@ -40,6 +41,8 @@ def open_operand(matrix: MatrixLike) -> StoredMatrix:
             f"the transpose of {matrix.matrix.url} is not stored: multiply and matmul take it, or store it with "
             f"spdist.transpose(a, 'AT.zarr')"
         )
+    if is_dask_array(matrix):
+        raise InputError("a Dask array where a stored matrix is expected: spdist.from_dask(x, 'A.zarr') stores it")
     matrix = place_of(matrix)
     if not isinstance(matrix, StoredMatrix | str | Path):
         raise InputError(

@@ -91,6 +91,8 @@ def test_products_of_dask_arrays(stored, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["A.zarr", "B.zarr", "C.zarr", "D.zarr"]
     with pytest.raises(spdist.InputError, match="out="):
         spdist.matmul(x, y)
+    with pytest.raises(spdist.InputError, match=r"spdist\.from_dask"):
+        spdist.plan(x, y)
 
 
 def test_a_failure_leaves_the_old_matrix(tmp_path):
