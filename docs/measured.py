@@ -441,9 +441,8 @@ def suites(name: str) -> str:
     )
 
 
-def faults() -> str:
+def faults(name: str) -> str:
     """Count what came of faults that were injected."""
-    name = max(path.stem for path in RESULTS.glob("*-faults.json"))
     found = record(name)
     lines = [
         [part, f"{sum(row.values())}", f"{row.get('right', 0)}", f"{row.get('refused', 0)}",
@@ -574,8 +573,8 @@ def measured() -> str:
         parts += ["## Threads of the CPU engine\n", *map(waits.cores, waits.recorded("cores"))]
     for title, sections in SECTIONS.items():
         parts += [f"## {title}\n", *(section() for section in sections)]
-    if any(RESULTS.glob("*-faults.json")):
-        parts += ["## Faults\n", faults()]
+    if waits.recorded("faults"):
+        parts += ["## Faults\n", *map(faults, waits.recorded("faults"))]
     return "\n".join(parts)
 
 
