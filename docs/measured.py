@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import waits
 from tables import (
-    RESULTS,
     ROOT,
     device,
     geometric_mean,
