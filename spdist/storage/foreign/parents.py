@@ -40,7 +40,11 @@ def check_parents(url: str) -> None:
     >>> check_parents("/data/C.zarr")
     """
     parent = _above(url)
-    if parent and locations.exists(f"{parent}/.zgroup"):
+    try:
+        is_older = bool(parent) and locations.exists(f"{parent}/.zgroup")
+    except InputError:  # the storage does not answer, as the next look at it says
+        return
+    if is_older:
         raise InputError(
             f"{url} would lie in {parent}, a group of version 2 of Zarr's format, whose readers cannot see a matrix of "
             f"version 3: write it elsewhere, or the group anew in version 3 (anndata.settings.zarr_write_format = 3)"
@@ -95,9 +99,10 @@ def members_of(url: str) -> list[str]:
 
 
 def _above(url: str) -> str:
-    """Return the folder of a place; empty if there is none."""
-    parent, slash, _ = url.rstrip("/").rpartition("/")
-    return "" if not slash or parent.endswith((":", "/")) else parent
+    """Return the folder of a place; empty if there is none, or it is a bucket, which is no group."""
+    scheme, remote, path = url.rstrip("/").rpartition("://")
+    parent = path.rpartition("/")[0]
+    return f"{scheme}{remote}{parent}" if parent and (not remote or "/" in parent) else ""
 
 
 def _parents(url: str) -> list[str]:
