@@ -508,8 +508,8 @@ def _run(parser: argparse.ArgumentParser, argv: list[str]) -> int:
     _show_warnings()
     raise_dropped_interrupts()
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)  # Zarr's, after an interrupt
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's leaves a C that can be resumed
-    if threading.current_thread() is threading.main_thread() and sys.stderr.isatty():
+    signal.signal(signal.SIGTERM, say_that_it_stops)  # a batch system's leaves a C that can be resumed
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
         signal.signal(signal.SIGINT, say_that_it_stops)
     if args.command in ("multiply", "reduce"):
         _check_address_space()

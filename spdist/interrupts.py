@@ -10,7 +10,8 @@ import threading
 from types import FrameType
 from typing import NoReturn
 
-_said = False
+_stopping = False
+"""Whether this process was told to stop: what was half made then may fail when it is taken apart."""
 
 RETRY_SECONDS = 0.05
 """Seconds until an interrupt that was dropped is raised again; what dropped it has ended by then."""
@@ -30,7 +31,8 @@ def raise_dropped_interrupts() -> None:
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-            report(unraisable)
+            if not _stopping:
+                report(unraisable)
             return
         timer = threading.Timer(RETRY_SECONDS, _interrupt)
         timer.daemon = True
@@ -53,9 +55,9 @@ def say_that_it_stops(number: int, frame: FrameType | None) -> NoReturn:
     KeyboardInterrupt
         Always.
     """
-    global _said
-    if not _said:
-        _said = True
+    global _stopping
+    is_first, _stopping = not _stopping, True
+    if is_first and sys.stderr.isatty():
         with contextlib.suppress(OSError):
             os.write(2, b"\r\x1b[Kspdist: stopping ...\n")  # in one piece, whatever the main thread writes
     raise KeyboardInterrupt

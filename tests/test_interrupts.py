@@ -41,3 +41,23 @@ def test_python_drops_it_otherwise():
     out, errors = output("", 0.2)
     assert out == "slept\n"
     assert "KeyboardInterrupt" in errors
+
+
+def test_what_was_half_made_is_silent_once_the_process_stops():
+    code = """
+import contextlib, sys
+from spdist import interrupts
+
+class HalfMade:
+    def __del__(self):
+        raise AttributeError(f"has no part {len(sys.argv)}")
+
+interrupts.raise_dropped_interrupts()
+HalfMade()
+with contextlib.suppress(KeyboardInterrupt):
+    interrupts.say_that_it_stops(2, None)
+HalfMade()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.count("has no part") == 1
+    assert "stopping" not in done.stderr  # it is no terminal
