@@ -8,18 +8,14 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics.pairwise import cosine_distances, cosine_similarity
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsTransformer
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import spdist
+from spdist.neighbors import TopNTransformer
 from tests.conftest import random_matrix
-
-sklearn = pytest.importorskip("sklearn")
-
-from sklearn.metrics.pairwise import cosine_distances, cosine_similarity  # noqa: E402
-from sklearn.neighbors import KNeighborsClassifier, KNeighborsTransformer  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
-
-from spdist.neighbors import TopNTransformer  # noqa: E402
 
 
 @parametrize_with_checks([TopNTransformer(2), TopNTransformer(2, mode="similarity", metric="inner_product")])

@@ -157,12 +157,9 @@ def multiply(matrix: StoredMatrix, x: Any) -> Any:
     MatrixError
         If the shapes do not fit.
     """
-    vector = _dense(x, matrix.full_shape[1], matrix)
-    nrows, dtype = matrix.full_shape[0], np.result_type(number_dtype(matrix.dtype), vector.dtype)
-    out = np.zeros((nrows, *vector.shape[1:]), dtype)
-    height = (matrix.blocksize or (1, 1))[0]
-    for start, stop in _parts(matrix, 0, matrix.nrows):
-        out[start * height : stop * height] = _as_array(matrix, start, stop) @ vector
+    vector, out = _dense(x, matrix, axis=1)
+    for rows, part in _row_parts(matrix):
+        out[rows] = part @ vector
     return out
 
 
@@ -185,21 +182,27 @@ def multiply_transposed(matrix: StoredMatrix, x: Any) -> Any:
     MatrixError
         If the shapes do not fit.
     """
-    vector = _dense(x, matrix.full_shape[0], matrix)
-    dtype = np.result_type(number_dtype(matrix.dtype), vector.dtype)
-    out = np.zeros((matrix.full_shape[1], *vector.shape[1:]), dtype)
-    height = (matrix.blocksize or (1, 1))[0]
-    for start, stop in _parts(matrix, 0, matrix.nrows):
-        out += _as_array(matrix, start, stop).T @ vector[start * height : stop * height]
+    vector, out = _dense(x, matrix, axis=0)
+    for rows, part in _row_parts(matrix):
+        out += part.T @ vector[rows]
     return out
 
 
-def _dense(x: Any, length: int, matrix: StoredMatrix) -> Any:
-    """Return a dense operand that fits, as NumPy's."""
+def _row_parts(matrix: StoredMatrix) -> Iterator[tuple[slice, Any]]:
+    """Yield the rows of a matrix in parts, and where they are; block rows count as the rows that they have."""
+    height = (matrix.blocksize or (1, 1))[0]
+    for start, stop in _parts(matrix, 0, matrix.nrows):
+        yield slice(start * height, stop * height), _as_array(matrix, start, stop)
+
+
+def _dense(x: Any, matrix: StoredMatrix, axis: int) -> tuple[Any, Any]:
+    """Return a dense operand that fits this axis, as NumPy's, and zeros for the product."""
+    length = matrix.full_shape[axis]
     if scipy.sparse.issparse(x) or isinstance(x, StoredMatrix):
         raise InputError("the product of stored and sparse matrices is stored too: spdist.matmul(a, b, out='C.zarr'), "
                          "after spdist.save('B.zarr', b) of one in memory")  # fmt: skip
     vector = np.asarray(x)
     if vector.ndim not in (1, 2) or vector.shape[0] != length:
         raise MatrixError(f"{matrix.url} or its transpose has {length:,} columns, x has shape {vector.shape}")
-    return vector
+    dtype = np.result_type(number_dtype(matrix.dtype), vector.dtype)
+    return vector, np.zeros((matrix.full_shape[1 - axis], *vector.shape[1:]), dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import anndata
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -12,8 +13,6 @@ import zarr
 import spdist
 from spdist import cli
 from tests.conftest import random_matrix
-
-anndata = pytest.importorskip("anndata")
 
 
 def written(place, version: int, consolidated: bool = True, sharded: bool = False):
