@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import scipy.sparse as sp
-from distributed import Client, as_completed, get_worker, wait
+from distributed import Client, as_completed, get_worker
 
 from spdist.cpus import count_cpus
 from spdist.errors import InputError, MatrixError
@@ -135,7 +135,7 @@ class PartitionedOperator:
                 self._submit(i, _join_hosts, mine, listener, where, key, options)
                 for i, (mine, listener) in enumerate(zip(shares, listeners, strict=True))
             ]
-        for part in as_completed(parts):
+        for part in as_completed(parts, loop=self.client.loop):
             if part.status == "error":
                 part.result()  # raises what went wrong there; else it would bring the part here
         return parts
@@ -146,7 +146,9 @@ class PartitionedOperator:
     def leave(self) -> None:
         """Have the parts end their connections; workers that are gone have none."""
         try:
-            wait([self._submit(rank, _close, part) for rank, part in enumerate(self.parts)], timeout=CLOSE_SECONDS)
+            ends = [self._submit(rank, _close, part) for rank, part in enumerate(self.parts)]
+            for _ in as_completed(ends, loop=self.client.loop, timeout=CLOSE_SECONDS):
+                pass
         except Exception as error:  # whatever it was, the workers are let go next
             logger.info("not all parts ended their connections: %s", error)
 

@@ -22,6 +22,9 @@ run that went well, workers have longer to let the job go, because the next one 
 class RunClient(Client):
     """A client that gives a lost scheduler up at once. Dask's own would look for it for as long as it took to connect.
 
+    It is not the default client of this process: what a user computes with Dask meanwhile stays where it was, and a
+    failed connection leaves no setting behind.
+
     Parameters
     ----------
     address : str
@@ -39,7 +42,7 @@ class RunClient(Client):
     def __init__(self, address: str, **options: Any) -> None:
         self.lost = False
         try:
-            super().__init__(address, **options)  # type: ignore[no-untyped-call]
+            super().__init__(address, set_as_default=False, **options)  # type: ignore[no-untyped-call]
         except BaseException:
             self.status = "closed"  # else it would try to say goodbye, and wait, when it is collected
             raise

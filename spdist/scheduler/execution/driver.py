@@ -97,7 +97,7 @@ class Driver:
         self.assigner = BlockAssigner(plan, plan.blocks_in_flight, functools.partial(with_gpu, client))
         self.nnz, self.blocks_done, self.tasks_done = start.nnz, 0, 0
         self.products_done = plan.expansion - sum(work.products for work in works)
-        self._completed = as_completed()
+        self._completed = as_completed(loop=client.loop)
         self._subjects: dict[Any, tuple[str, Any]] = {}
         self._next_checkpoint = self._last_look = 0.0
 

@@ -78,7 +78,7 @@ class _Reducer:
         self.client, self.name, self.plan, self.what, self.callbacks = client, name, plan, what, callbacks
         self.remaining = [BlockWork.of(block, number) for number, block in enumerate(plan.blocks)][::-1]
         self.assigner = BlockAssigner(plan, TASKS_IN_FLIGHT * plan.threads, functools.partial(with_gpu, client))
-        self.completed = as_completed()
+        self.completed = as_completed(loop=client.loop)
         self.parts: dict[BlockNumber, reduction_spec.PartialReduction] = {}
         self.products_done = 0
         self.submitted: dict[Any, tuple[str, BlockWork]] = {}

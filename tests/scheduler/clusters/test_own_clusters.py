@@ -6,9 +6,11 @@ import asyncio
 import re
 import time
 
+import dask.config
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster, Security
+from distributed.client import _get_global_client
 
 import spdist
 from tests.conftest import assert_is_product, random_matrix
@@ -110,3 +112,28 @@ def test_an_asynchronous_client_is_refused(squared, tmp_path, cluster):
                 spdist.multiply(a, a, tmp_path / "C.zarr", scheduler=client)
 
     asyncio.run(attempt())
+
+
+def test_a_client_that_is_not_the_default_one(squared, tmp_path, cluster):
+    m, a = squared
+    with Client(cluster, set_as_default=False) as client:
+        spdist.multiply(a, a, tmp_path / "C.zarr", scheduler=client)
+        assert spdist.reduce(a, a, "sum", scheduler=client) == pytest.approx((m @ m).sum())
+    assert_is_product(read(tmp_path / "C.zarr"), m, m)
+
+
+def test_the_default_client_stays_the_users(squared, tmp_path, cluster):
+    _, a = squared
+    seen = []
+
+    def look(*_):
+        seen.append((dask.config.get("scheduler"), _get_global_client()))
+
+    keys = {"scheduler": cluster.scheduler_address, "security": cluster.security}
+    with Client(cluster) as mine, dask.config.set(scheduler="threads"):
+        spdist.multiply(a, a, tmp_path / "C.zarr", callbacks=spdist.Callbacks(progress=look), **keys)
+        with pytest.raises(spdist.InputError, match="no scheduler"):
+            spdist.multiply(a, a, tmp_path / "D.zarr", **keys | {"scheduler": cluster.workers[0].worker_address})
+        look()
+    assert len(seen) > 1
+    assert set(seen) == {("threads", mine)}
