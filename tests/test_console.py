@@ -9,7 +9,9 @@ import logging
 import pytest
 from rich.console import Console
 
-from spdist import api, cli, console
+from spdist import api, cli
+from spdist.cli import console
+from spdist.cli.entry import show_warnings
 from tests.conftest import random_matrix
 
 
@@ -21,8 +23,8 @@ def without_handlers():
 
 
 def test_a_warning_is_one_line_on_stderr(capsys):
-    cli._show_warnings()
-    cli._show_warnings()
+    show_warnings()
+    show_warnings()
     logging.getLogger("spdist").warning("worker %s has\njoined [red]", "tcp://w:1")
     logging.getLogger("spdist").info("not shown")
     shown = capsys.readouterr()
@@ -32,7 +34,7 @@ def test_a_warning_is_one_line_on_stderr(capsys):
 def test_a_warning_goes_above_a_bar(monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr(console, "_err", Console(file=screen, force_terminal=True, soft_wrap=True, width=80))
-    cli._show_warnings()
+    show_warnings()
     with console.transfer_bar("multiplying") as bar:
         bar(1, 2)
         logging.getLogger("spdist").warning("said")

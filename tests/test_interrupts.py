@@ -24,7 +24,7 @@ try:
 except KeyboardInterrupt:
     print("interrupted")
 """
-INSTALL = "from spdist.interrupts import raise_dropped_interrupts; raise_dropped_interrupts()"
+INSTALL = "from spdist.cli.interrupts import raise_dropped_interrupts; raise_dropped_interrupts()"
 
 
 def output(before: str, seconds: float) -> tuple[str, str]:
@@ -46,7 +46,7 @@ def test_python_drops_it_otherwise():
 def test_what_was_half_made_is_silent_once_the_process_stops():
     code = """
 import contextlib, sys
-from spdist import interrupts
+from spdist.cli import interrupts
 
 class HalfMade:
     def __del__(self):

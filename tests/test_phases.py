@@ -12,6 +12,7 @@ import time
 import pytest
 
 from spdist import api, cli, phases
+from spdist.cli.entry import show_warnings
 from spdist.phases import Compilations, PhaseClock
 from tests.conftest import random_matrix
 
@@ -72,7 +73,7 @@ def test_a_long_compilation_is_said_once_while_it_lasts(is_kept, words, monkeypa
 
 def test_a_compilation_is_a_line_on_stderr_that_is_no_warning(capsys, monkeypatch):
     monkeypatch.setattr(logging.getLogger("spdist"), "handlers", [])
-    cli._show_warnings()
+    show_warnings()
     Compilations()._say("multiply_slices", True)
     assert capsys.readouterr().err.startswith("spdist: compiling kernels (first multiply_slices), once")
 

@@ -129,7 +129,7 @@ def warm_up() -> None:
 
     import spdist.api
     import spdist.cli
-    import spdist.console
+    import spdist.cli.console
     import spdist.storage.import_export
     import spdist.storage.transpose  # noqa: F401
 

@@ -20,7 +20,7 @@ from tests.torture.products import PRODUCTS, Product, Stock, claims_to_be_whole,
 from tests.torture.runs import Launcher, Run, Trial
 
 SHARED_MEMORY = Path("/dev/shm")
-DULL = ("spdist.cli", "spdist.console", "spdist.options")
+DULL = ("spdist.cli", "spdist.options")
 """Modules in which nothing is at stake: no kill is aimed there."""
 SCHEDULER_SECONDS = 45.0
 """Seconds in which a client must notice that its scheduler is gone."""

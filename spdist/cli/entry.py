@@ -1,0 +1,174 @@
+"""The command of a process: read its arguments, run one command, say what went wrong, end."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import gc
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import NoReturn
+
+from spdist import phases
+from spdist.cli.interrupts import raise_dropped_interrupts, say_that_it_stops
+from spdist.cli.matrices import add_matrix_verbs
+from spdist.cli.options import Parser
+from spdist.cli.products import add_product_verbs
+from spdist.cli.verbs import Verbs
+from spdist.errors import InputError, SpdistError, one_line
+
+EXAMPLES = """examples:
+  spdist import A.mtx A.zarr
+  spdist plan A.zarr A.zarr --memory-limit 512MiB
+  spdist multiply A.zarr A.zarr C.zarr --memory-limit 512MiB --verify
+"""
+
+LINE = 2000
+"""Characters of an error message at most."""
+
+GARBAGE = 100_000
+"""New objects after which the process of a command searches for garbage."""
+ADDRESS_SPACE = 2 << 30
+"""Bytes of address space for the libraries and their threads; a product with 1.1 GB ended without a line, or hung."""
+
+
+class _Warnings(logging.Handler):
+    """Shows warnings of the package as lines on stderr, also while a progress bar is there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one line."""
+        from spdist.cli import console
+
+        show = console.notice if getattr(record, "notice", False) else console.warning
+        show(record.getMessage())
+
+
+def show_warnings() -> None:
+    """Show the package's warnings, and not Dask's: what matters of these is an error or a warning of the package."""
+    logger = logging.getLogger("spdist")
+    if not any(isinstance(handler, _Warnings) for handler in logger.handlers):
+        logger.addHandler(_Warnings(logging.WARNING))
+
+
+def _parser(command: str | None) -> argparse.ArgumentParser:
+    """Return the parser of the command line; `command` is the verb that was given, if any."""
+    parser = Parser(
+        prog="spdist",
+        description="Multiply sparse matrices larger than memory: planned, distributed, resumable, verified.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    verbs = Verbs(parser)
+    add_matrix_verbs(verbs, command)
+    add_product_verbs(verbs)
+    text = 'print what completes commands and options in a shell: eval "$(spdist completion bash)"'
+    sub = verbs.add("completion", _completion, text)
+    sub.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "tcsh"), help="bash, zsh or tcsh")
+    return parser
+
+
+def _completion(args: argparse.Namespace) -> int:
+    try:
+        import shtab
+    except ImportError:
+        raise InputError("completion in shells needs the package shtab: pip install 'spdist[completion]'") from None
+    print(shtab.complete(_parser(None), args.shell))
+    return 0
+
+
+def _check_address_space() -> None:
+    """Refuse less address space than the libraries need: some of them end the process when they get no more."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < ADDRESS_SPACE:
+        raise InputError(
+            f"the limit of address space is {limit:,} bytes, and spdist's libraries need {ADDRESS_SPACE:,}: raise it "
+            f"(ulimit -v unlimited) and bound memory by --memory-limit"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return 0 if it is done, 1 if the job failed, 2 if the input is wrong.
+
+    Without arguments, those of the process: its phases then count from the start of the process.
+    """
+    with phases.clocked(phases.process_begin() if argv is None else None):
+        return _main(list(sys.argv[1:] if argv is None else argv))
+
+
+def command() -> NoReturn:
+    """Run the command of this process, and end the process: `main` as the ``spdist`` command calls it."""
+    gc.set_threshold(GARBAGE)  # what is loaded stays: to search it again and again took a tenth of a small command
+    end_process(main())
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process at once; to take the interpreter apart takes a second once Dask and Numba are loaded.
+
+    Parameters
+    ----------
+    code : int
+        Exit code.
+    """
+    others = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
+    if others:  # Python waits for them
+        sys.exit(code)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:  # nobody reads: Python's own end says so
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    os._exit(code)
+
+
+def _main(argv: list[str]) -> int:
+    """Run one command."""
+    command = next((word for word in argv if not word.startswith("-")), None)
+    again = "; continue with --resume" if command == "multiply" else ""
+    try:
+        return _run(_parser(command), argv)
+    except SpdistError as error:
+        return _failed(argv, error, one_line(error, LINE), error.exit_code)
+    except KeyboardInterrupt as error:
+        return _failed(argv, error, f"interrupted{again}", 1)
+    except (OSError, MemoryError) as error:
+        text = str(error) or ("not enough memory" if isinstance(error, MemoryError) else type(error).__name__)
+        return _failed(argv, error, f"{one_line(text, LINE)}{again}", 1)
+
+
+def _run(parser: argparse.ArgumentParser, argv: list[str]) -> int:
+    """Read the arguments and do what they say."""
+    args = parser.parse_args(argv)
+    if args.version:
+        from spdist import __version__
+
+        print(__version__)
+        return 0
+    if args.command is None:
+        parser.print_help()
+        return 2
+    show_warnings()
+    raise_dropped_interrupts()
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)  # Zarr's, after an interrupt
+    signal.signal(signal.SIGTERM, say_that_it_stops)  # a batch system's leaves a C that can be resumed
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
+        signal.signal(signal.SIGINT, say_that_it_stops)
+    if args.command in ("multiply", "reduce"):
+        _check_address_space()
+    return int(args.run(args))
+
+
+def _failed(argv: list[str], error: BaseException, text: str, code: int) -> int:
+    """Say why a command failed: a line on stderr, and with ``--json`` an object on stdout."""
+    print(f"spdist: {text}", file=sys.stderr)
+    if "--json" in argv:
+        print(json.dumps({"error": text, "kind": type(error).__name__, "exit_code": code}))
+    return code

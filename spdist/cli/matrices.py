@@ -1,0 +1,148 @@
+"""Commands that read and write single matrices."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from spdist.cli.options import add_generate, add_overwrite, block_size
+from spdist.cli.verbs import Verbs, mode_of, print_json
+
+if TYPE_CHECKING:
+    from spdist.storage.matrix import StoredMatrix
+
+
+def add_matrix_verbs(verbs: Verbs, command: str | None) -> None:
+    """Add the verbs that read and write single matrices."""
+    sub = verbs.add(
+        "import", _import, "convert .mtx, .npz, .h5ad, .abc, .tsv or .csv to a matrix in Zarr", "source", "target"
+    )
+    add_overwrite(sub)
+    text = "store dense blocks of R rows and C columns; auto finds the size of fewest bytes"
+    sub.add_argument("--block-size", type=block_size, metavar="RxC", help=text)
+    text = "vertices of .abc, .tsv or .csv have names; list them in FILE, one a line in the order of rows"
+    sub.add_argument("--labels", metavar="FILE", help=text)
+    sub = verbs.add("export", _export, "convert a matrix in Zarr to .mtx, .npz or binsparse", "source", "target")
+    sub.add_argument("--format", choices=("mtx", "npz", "binsparse"), help="by default from TARGET's ending")
+    add_overwrite(sub)
+    sub = verbs.add("transpose", _transpose, "write the transpose of a matrix", "source", "target")
+    add_overwrite(sub)
+    sub = verbs.add(
+        "symmetrize", _symmetrize, "write the whole of a symmetric matrix from its upper triangle", "source", "target"
+    )
+    sub.add_argument("--conjugate", action="store_true", help="of a Hermitian one")
+    add_overwrite(sub)
+    sub = verbs.add("info", _info, "shape, dtype, entries, row lengths, bytes and state of a matrix", "matrix")
+    sub.add_argument("--spy", metavar="FILE.svg", help="also draw where the entries lie")
+    verbs.add("status", _status, "how far a product is: running, stopped or complete, and what to do next", "target")
+    sub = verbs.add("report", _report, "make one HTML file of what multiply --record wrote of one or more runs")
+    sub.add_argument("records", metavar="RUN.jsonl", nargs="+")
+    sub.add_argument("file", metavar="FILE.html")
+    verbs.add("check", _check, "read a matrix whole and name everything that is wrong with it", "matrix")
+    add_generate(verbs.add("generate", _generate, "write a matrix of a known kind, of any size"), command == "generate")
+
+
+def _import(args: argparse.Namespace) -> int:
+    from spdist.cli import console
+    from spdist.storage.import_export import import_matrix
+
+    with console.transfer_bar(f"importing {args.source}", quiet=args.json) as bar:
+        size = args.block_size
+        matrix = import_matrix(
+            args.source, args.target, **mode_of(args), block_size=size, labels=args.labels, progress=bar
+        )
+    return _show_matrix(matrix, args)
+
+
+def _export(args: argparse.Namespace) -> int:
+    from spdist.cli import console
+    from spdist.storage.import_export import export_matrix
+
+    with console.transfer_bar(f"exporting {args.source}", quiet=args.json) as bar:
+        export_matrix(args.source, args.target, format=args.format, **mode_of(args), progress=bar)
+    if not args.json:
+        console.line(f"wrote {args.target}")
+    return print_json({"target": args.target}, args)
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from spdist.cli import console
+    from spdist.storage.generators import KINDS, generate
+
+    names = {name for kind in KINDS.values() for name in kind.parameters}
+    given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    with console.transfer_bar(f"generating {args.kind}", quiet=args.json) as bar:
+        matrix = generate(
+            args.kind, args.target, **mode_of(args), progress=bar, dtype=args.dtype, seed=args.seed, **given
+        )
+    return _show_matrix(matrix, args)
+
+
+def _transpose(args: argparse.Namespace) -> int:
+    from spdist.cli import console
+    from spdist.storage.transpose import transpose
+
+    with console.transfer_bar(f"transposing {args.source}", quiet=args.json) as bar:
+        matrix = transpose(args.source, args.target, overwrite=args.overwrite, steal=args.steal, progress=bar)
+    return _show_matrix(matrix, args)
+
+
+def _symmetrize(args: argparse.Namespace) -> int:
+    from spdist.cli import console
+    from spdist.storage.transpose import symmetrize
+
+    with console.transfer_bar(f"mirroring {args.source}", quiet=args.json) as bar:
+        matrix = symmetrize(args.source, args.target, conjugate=args.conjugate, **mode_of(args), progress=bar)
+    return _show_matrix(matrix, args)
+
+
+def _info(args: argparse.Namespace) -> int:
+    from spdist import api
+
+    facts = api.info(args.matrix)
+    if getattr(args, "spy", None) is not None:
+        from spdist.storage.atomic_replace import staged_file
+
+        with staged_file(args.spy, overwrite=True) as place:
+            place.write_text(api.spy(args.matrix).to_svg())
+        facts["picture"] = args.spy
+    if not args.json:
+        from spdist.cli import console
+
+        console.matrix_table(facts)
+    return print_json(facts, args)
+
+
+def _status(args: argparse.Namespace) -> int:
+    from spdist import api
+
+    facts = api.status(args.target)
+    if not args.json:
+        from spdist.cli import console
+
+        console.matrix_table(facts)
+    return print_json(facts, args)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from spdist.jobs.reports.run_report import write_report
+
+    write_report(args.records, args.file)
+    return print_json({"report": args.file, "runs": len(args.records)}, args)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from spdist import api
+    from spdist.cli import console
+
+    with console.transfer_bar(f"checking {args.matrix}", quiet=args.json) as bar:
+        found = api.check(args.matrix, progress=bar)
+    if not args.json:
+        console.check_lines(found)
+    print_json(found.to_json(), args)
+    return 0 if found.ok else 1
+
+
+def _show_matrix(matrix: StoredMatrix, args: argparse.Namespace) -> int:
+    args.matrix = matrix.url
+    return _info(args)

@@ -1,0 +1,182 @@
+"""Commands that plan, compute and verify products of two matrices."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from spdist import phases
+from spdist.cli.options import (
+    add_multiply_options,
+    add_plan_options,
+    add_product_options,
+    add_reduce_options,
+    add_warm_up_options,
+)
+from spdist.cli.verbs import Verbs, mode_of, print_json, security_of
+from spdist.errors import InputError
+
+if TYPE_CHECKING:
+    from spdist.options import ProductKeywords
+
+VECTORS = ("row_sums", "column_sums", "row_nnz")
+"""Reductions to a value for each row or column of C."""
+
+
+def add_product_verbs(verbs: Verbs) -> None:
+    """Add the verbs that plan, compute and verify ``A @ B``."""
+    add_plan_options(verbs.add("plan", _plan, "show how A @ B would be cut, and what it takes; runs nothing", "a", "b"))
+    add_multiply_options(verbs.add("multiply", _multiply, "compute C = A @ B", "a", "b", "c"))
+    add_reduce_options(
+        verbs.add("reduce", _reduce, "a number or vector of A @ B, which is never whole", "what", "a", "b")
+    )
+    add_product_options(verbs.add("verify", _verify, "check that C is A @ B", "a", "b", "c"))
+    add_warm_up_options(verbs.add("warm-up", _warm_up, "compile kernels for this machine before products need them"))
+    text = "write keys into a new folder, for a Dask scheduler that takes connections from its own cluster alone (TLS)"
+    verbs.add("cluster-keys", _cluster_keys, text, "folder")
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from spdist import api
+
+    plan = api.plan(
+        args.a,
+        args.b,
+        engine=args.engine,
+        memory_limit=args.memory_limit,
+        host_limit=args.host_limit,
+        grid=args.grid,
+        **_product_keywords(args),
+    )
+    if not args.json:
+        from spdist.cli import console
+
+        console.show(*plan.description())
+    return print_json(plan.summary(), args)
+
+
+def _multiply(args: argparse.Namespace) -> int:
+    from spdist import api
+    from spdist.cli import console
+
+    with phases.clocked() as clock, console.RunDisplay(quiet=args.json) as shown:
+        report = api.multiply(
+            args.a,
+            args.b,
+            args.c,
+            engine=args.engine,
+            memory_limit=args.memory_limit,
+            host_limit=args.host_limit,
+            grid=args.grid,
+            workers=args.workers,
+            scheduler=args.scheduler,
+            security=security_of(args),
+            resume=args.resume,
+            **mode_of(args),
+            check=args.verify,
+            record=args.record,
+            report=args.report,
+            transpose_a=args.transpose_a,
+            transpose_b=args.transpose_b,
+            axis=args.axis,
+            callbacks=shown.callbacks,
+            **_product_keywords(args),
+        )
+    report = replace(report, phases=clock.seconds())
+    if not args.json:
+        console.show(*report.description(args.c))
+    print_json(report.to_json(), args)
+    return 0
+
+
+def _warm_up(args: argparse.Namespace) -> int:
+    from spdist.cli import console
+    from spdist.jobs.compiling.warm_up import DTYPES, warm_up
+
+    dtypes = DTYPES if args.dtype is None else args.dtype.split(",")
+    with console.transfer_bar("compiling", quiet=args.json) as bar:
+        done = warm_up(args.engine, dtypes, args.processes, bar)
+    if not args.json:
+        console.line(f"kernels of {done['products']} kinds of products are there, after {done['seconds']:.1f} s")
+    return print_json(done, args)
+
+
+def _cluster_keys(args: argparse.Namespace) -> int:
+    from spdist.cli import console
+    from spdist.scheduler.clusters.security import write_keys
+
+    files = write_keys(args.folder)
+    if not args.json:
+        options = " ".join(f"--tls-{name} {files[name]}" for name in ("ca-file", "cert", "key"))
+        console.line(f"for dask scheduler, dask worker and spdist multiply: {options}")
+        console.line(f"or, in each shell that starts one of them: source {files['environment']}")
+    return print_json({name: str(path) for name, path in files.items()}, args)
+
+
+def _reduce(args: argparse.Namespace) -> int:
+    import numpy as np
+
+    from spdist import api
+    from spdist.cli import console
+    from spdist.jobs.report import phase_table
+    from spdist.storage.atomic_replace import staged_file
+
+    if args.what in VECTORS and args.out is None and not args.json:
+        raise InputError(f"{args.what} is a vector: say where it goes with --out FILE.npy, or print it with --json")
+    out = (
+        nullcontext() if args.out is None else staged_file(args.out, overwrite=True)
+    )  # refuses before anything is computed
+    with phases.clocked() as clock, out as place, console.RunDisplay(quiet=args.json) as shown:
+        found = api.reduce(
+            args.a,
+            args.b,
+            args.what,
+            bins=args.bins,
+            engine=args.engine,
+            memory_limit=args.memory_limit,
+            workers=args.workers,
+            scheduler=args.scheduler,
+            security=security_of(args),
+            callbacks=shown.callbacks,
+            **_product_keywords(args),
+        )
+        if place is not None:
+            with place.open("wb") as file:  # of a name np.save would add .npy to
+                np.save(file, found)
+    several = "values" if args.what in VECTORS else "bins"
+    value = found.tolist() if np.ndim(found) == 0 or args.json else f"{len(found):,} {several}"
+    if not args.json:
+        console.line(f"{args.what}: {value}" + (f", in {args.out}" if args.out is not None else ""))
+        if args.what == "histogram":
+            console.histogram_table(args.bins, found.tolist())
+        console.show(phase_table(clock.seconds()))
+    return print_json({args.what: value, "phases": clock.seconds()}, args)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from spdist import api
+    from spdist.cli import console
+    from spdist.jobs.report import verification_line
+
+    with console.transfer_bar("verifying", quiet=args.json) as bar:
+        found = api.verify(args.a, args.b, args.c, progress=bar, **_product_keywords(args))
+    if not args.json:
+        console.show(verification_line(found.to_json()))
+    print_json(found.to_json(), args)
+    return 0 if found.ok else 1
+
+
+def _product_keywords(args: argparse.Namespace) -> ProductKeywords:
+    from spdist.kernels.product_spec import Epilogue
+
+    return {
+        "semiring": args.semiring,
+        "mask": args.mask,
+        "complement": args.complement,
+        "triangle": args.triangle,
+        "epilogue": Epilogue(args.scale_rows, args.scale_columns, None, args.normalize, args.drop_zeros),
+        "threshold": args.threshold,
+        "top_n": args.top_n,
+    }

@@ -1,0 +1,52 @@
+"""What the commands share: how they are added, their JSON, options that several have."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from spdist.cli.options import Parser
+
+if TYPE_CHECKING:
+    from distributed import Security
+
+
+class Verbs:
+    """Adds verbs to the parser of the command line."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+
+    def add(
+        self, name: str, run: Callable[[argparse.Namespace], int], help: str, *operands: str
+    ) -> argparse.ArgumentParser:
+        """Add a verb that `run` does, with its operands in order and ``--json``; return its parser."""
+        sub: argparse.ArgumentParser = self.commands.add_parser(name, help=help, description=help)
+        for operand in operands:
+            sub.add_argument(operand, metavar=operand.upper())
+        sub.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+        sub.set_defaults(run=run)
+        return sub
+
+
+def mode_of(args: argparse.Namespace) -> dict[str, bool]:
+    """Return what ``--overwrite`` and ``--steal`` say, as the API takes it."""
+    return {"overwrite": args.overwrite, "steal": args.steal}
+
+
+def security_of(args: argparse.Namespace) -> Security | None:
+    """Return the keys that ``--tls-*`` name, if any."""
+    if not (args.tls_ca_file or args.tls_cert or args.tls_key):
+        return None
+    from spdist.scheduler.clusters.security import security_of_files
+
+    return security_of_files(args.tls_ca_file, args.tls_cert, args.tls_key)
+
+
+def print_json(content: dict[str, Any], args: argparse.Namespace) -> int:
+    """Print a JSON object if ``--json`` asks for it; return the exit code of what is done."""
+    if args.json:
+        print(json.dumps(content, default=str))  # complex numbers become text
+    return 0
