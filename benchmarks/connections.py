@@ -6,6 +6,7 @@ milliseconds a block of a product with an empty kernel, and the processor time o
 
 from __future__ import annotations
 
+import collections
 import logging
 import os
 import statistics
@@ -15,7 +16,7 @@ from typing import Any
 
 import record
 import scheduling
-from distributed import LocalCluster, wait
+from distributed import LocalCluster, as_completed
 
 from spdist.scheduler.execution import cluster
 
@@ -50,7 +51,7 @@ def measure(kind: str, workers: int, blocks: int) -> dict[str, float]:
         start = time.perf_counter() - begin
         tasks = client.map(abs, range(TASKS), pure=False)
         begin = time.perf_counter()
-        wait(tasks)
+        collections.deque(as_completed(tasks, loop=client.loop), maxlen=0)
         per_task = (time.perf_counter() - begin) / TASKS
         del tasks
     start_used, used = processor_seconds() - used, processor_seconds()

@@ -227,6 +227,16 @@ class SpgemmKeywords(ProductKeywords, total=False):
     memory_limit: int | None
 
 
+class WhereKeywords(EngineKeywords, WorkerKeywords, total=False):
+    """Where the products of an application run."""
+
+    host_limit: Bytes | None
+
+
+class ApplicationKeywords(WhereKeywords, TargetKeywords, total=False):
+    """Keywords of applications that store their result."""
+
+
 class PlanKeywords(EngineKeywords, GridKeywords, ProductKeywords, total=False):
     """Keywords of `spdist.plan`."""
 

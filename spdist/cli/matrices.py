@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spdist.cli.options import add_generate, add_overwrite, block_size
 from spdist.cli.verbs import Verbs, mode_of, print_json
@@ -22,6 +22,8 @@ def add_matrix_verbs(verbs: Verbs, command: str | None) -> None:
     sub.add_argument("--block-size", type=block_size, metavar="RxC", help=text)
     text = "vertices of .abc, .tsv or .csv have names; list them in FILE, one a line in the order of rows"
     sub.add_argument("--labels", metavar="FILE", help=text)
+    text = "edges of .abc, .tsv or .csv in one place: their sum (default), the largest (max) or the first"
+    sub.add_argument("--duplicates", choices=("sum", "max", "first"), default="sum", help=text)
     sub = verbs.add("export", _export, "convert a matrix in Zarr to .mtx, .npz or binsparse", "source", "target")
     sub.add_argument("--format", choices=("mtx", "npz", "binsparse"), help="by default from TARGET's ending")
     add_overwrite(sub)
@@ -47,10 +49,8 @@ def _import(args: argparse.Namespace) -> int:
     from spdist.storage.import_export import import_matrix
 
     with console.transfer_bar(f"importing {args.source}", quiet=args.json) as bar:
-        size = args.block_size
-        matrix = import_matrix(
-            args.source, args.target, **mode_of(args), block_size=size, labels=args.labels, progress=bar
-        )
+        given: dict[str, Any] = {"block_size": args.block_size, "labels": args.labels, "duplicates": args.duplicates}
+        matrix = import_matrix(args.source, args.target, progress=bar, **(given | mode_of(args)))
     return _show_matrix(matrix, args)
 
 

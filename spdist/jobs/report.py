@@ -226,10 +226,14 @@ def recorder(record: str | Path | None, callbacks: Callbacks) -> Iterator[Callba
         Path(record).write_text("")
     except OSError as error:
         raise InputError(f"record={record} cannot be written ({error.strerror}): choose another name") from None
-    with Path(record).open("w") as file:
+    with Path(record).open("ab", buffering=0) as file:
 
         def write(lines: Timings) -> None:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+            # Timings come in the thread of the call, messages in that of the connection: without a buffer, each call
+            # appends whole lines in one step of the system, and waits for no other.
+            rest = memoryview("".join(json.dumps(line) + "\n" for line in lines).encode())
+            while rest:
+                rest = rest[file.write(rest) or 0 :]
 
         yield replace(
             callbacks,

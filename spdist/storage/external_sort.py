@@ -29,7 +29,7 @@ MIN_SPLIT = 16
 BLOCK_ROWS = 1 << 20
 """Most rows of a CSR that `RowSorter.blocks` yields; bounds the offsets if most rows are empty."""
 
-Duplicates = Literal["sum", "first"]
+Duplicates = Literal["sum", "max", "first"]
 
 
 class Entries(NamedTuple):
@@ -60,8 +60,8 @@ class RowSorter:
         Estimated number of entries; a wrong estimate costs time, not correctness.
     bucket_bytes : int
         Bytes of the entries of one bucket.
-    duplicates : {"sum", "first"}
-        Whether to sum entries in one position, in the order in which they were added, or to keep the first.
+    duplicates : {"sum", "max", "first"}
+        Of entries in one position, their sum in the order in which they were added, the largest, or the first.
     cuts : array of int, optional
         First rows of the buckets, rising from 0; by default all buckets have as many rows.
     """
@@ -199,8 +199,8 @@ def sort_entries(entries: Entries, ncols: int, duplicates: Duplicates = "sum") -
     entries : Entries
     ncols : int
         Columns of the matrix.
-    duplicates : {"sum", "first"}
-        Whether to sum entries in one position or to keep the first.
+    duplicates : {"sum", "max", "first"}
+        Of entries in one position, their sum, the largest, or the first.
 
     Returns
     -------
@@ -223,10 +223,11 @@ def sort_entries(entries: Entries, ncols: int, duplicates: Duplicates = "sum") -
     if new.all():
         return entries
     out = entries.take(new)
-    if duplicates == "sum":
+    if duplicates != "first":
         again = np.flatnonzero(~new)
         place = np.cumsum(new)[again] - 1
-        np.add.at(out.values, place, entries.values[again])  # one by one: reduceat would sum long runs pairwise
+        combine = np.add if duplicates == "sum" else np.maximum
+        combine.at(out.values, place, entries.values[again])  # one by one: reduceat would sum long runs pairwise
     return out
 
 
@@ -236,8 +237,8 @@ def canonical(block: CSR, duplicates: Duplicates = "sum") -> CSR:
     Parameters
     ----------
     block : CSR
-    duplicates : {"sum", "first"}
-        Whether to sum entries in one position, in their order in the row, or to keep the first.
+    duplicates : {"sum", "max", "first"}
+        Of entries in one position, their sum in the order of the row, the largest, or the first.
 
     Returns
     -------

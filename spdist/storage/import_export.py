@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, cast, get_args
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from spdist.storage import groups, locations
 from spdist.storage.atomic_replace import Progress, ignore_progress, staged_file, staged_matrix
 from spdist.storage.block_layout import BlockSize, as_numbers, natural_size, store_blocks
 from spdist.storage.chunked_array import CHUNK_LENGTH, new_array
-from spdist.storage.external_sort import BUCKET_BYTES, canonical
+from spdist.storage.external_sort import BUCKET_BYTES, Duplicates, canonical
 from spdist.storage.foreign.parents import members_of
 from spdist.storage.formats import matrix_market
 from spdist.storage.formats.edge_list import import_edges
@@ -69,6 +69,7 @@ def import_matrix(
     steal: bool = False,
     block_size: BlockSize | Literal["auto"] | None = None,
     labels: str | Path | None = None,
+    duplicates: Duplicates = "sum",
     progress: Progress | None = None,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> StoredMatrix:
@@ -93,6 +94,8 @@ def import_matrix(
     labels : str or Path, optional
         Vertices of a list of edges have names. They are numbered in the order in which they come, and their names are
         written to this file, one a line. Without, vertices are numbers from 0 on.
+    duplicates : {"sum", "max", "first"}
+        What becomes of several edges from one vertex to another in a list of edges; other formats are summed.
     progress : callable, optional
         Called as ``progress(done, total)``; reading the file and sorting its entries each count for one half.
     bucket_bytes : int
@@ -124,13 +127,15 @@ def import_matrix(
         raise InputError(
             f"labels={str(labels)!r}: {source} has no names of vertices, as lists of edges may; leave it out"
         )
+    if duplicates not in get_args(Duplicates) or (duplicates != "sum" and reader is not import_edges):
+        raise InputError(f"duplicates={duplicates!r}: of lists of edges sum, max or first; of other files sum alone")
     with names as listed, staged as stage, _open(path) as file:
         with foreign(path):
             size = max(file.seek(0, 2), 1)
             file.seek(0)
         first = stage if block_size is None else replace(stage, url=str(stage.scratch / "numbers.zarr"))
         source_file = Source(path, file, size, inner or "X")
-        reader(Import(source_file, first, facts, progress or ignore_progress, bucket_bytes, listed))
+        reader(Import(source_file, first, facts, progress or ignore_progress, bucket_bytes, listed, duplicates))
         if block_size is not None:
             numbers = open_matrix(first.url)
             wanted = natural_size(numbers, str(source)) if block_size == "auto" else block_size

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from spdist.errors import MatrixError, one_line
+from spdist.matrices.dtypes import Int64Array
 from spdist.storage.external_sort import Entries
 from spdist.storage.formats.source import BoundedText, Import
 
@@ -27,7 +28,7 @@ EDGE = np.dtype([("row", np.int64), ("column", np.int64), ("weight", np.float64)
 
 
 def import_edges(job: Import) -> None:
-    """Import a list of edges as a square matrix of float64; edges in one place are added up.
+    """Import a list of edges as a square matrix of float64.
 
     Parameters
     ----------
@@ -59,10 +60,14 @@ class Numbers:
 
     def number(self, word: bytes) -> int:
         """Return the number of a vertex; raise ValueError if it is none."""
-        found = int(word)
-        if not 0 <= found < (1 << 63) - 1:
+        return int(self.numbers([word])[0])
+
+    def numbers(self, words: list[bytes]) -> Int64Array:
+        """Return the numbers of some vertices; raise ValueError if one is none."""
+        found = np.array([int(word) for word in words], np.int64) if words else np.empty(0, np.int64)
+        if len(found) and not (int(found.min()) >= 0 and int(found.max()) < (1 << 63) - 1):
             raise ValueError
-        self.count = max(self.count, found + 1)
+        self.count = max(self.count, int(found.max(initial=-1)) + 1)
         return found
 
     def names(self) -> Iterator[bytes]:
@@ -85,6 +90,11 @@ class Names:
         """Return the number of a vertex."""
         return self.known.setdefault(word, len(self.known))
 
+    def numbers(self, words: list[bytes]) -> Int64Array:
+        """Return the numbers of some vertices."""
+        known = self.known
+        return np.fromiter((known.setdefault(word, len(known)) for word in words), np.int64, len(words))
+
     def names(self) -> Iterator[bytes]:
         """Yield the names in the order of their numbers."""
         yield from self.known
@@ -95,18 +105,46 @@ def _read(job: Import, vertices: Numbers | Names, file: BinaryIO) -> int:
     split = _by_commas if ".csv" in Path(job.path).suffixes else bytes.split
     text, count, line = BoundedText(job.source), 0, 0
     for lines in _pieces(text, job.path):
-        edges = []
-        for raw in lines:
-            line += 1
-            words = split(raw)
-            if words and words[0][:1] not in (b"#", b"%"):
-                edge = _edge(words, vertices, job, line)
-                if edge is not None:
-                    edges.append(edge)
-        file.write(np.array(edges, EDGE).tobytes())
-        count += len(edges)
+        edges = _alike(lines, vertices) if split is bytes.split else None
+        if edges is None:
+            found = [_line(split(raw), vertices, job, number) for number, raw in enumerate(lines, line + 1)]
+            edges = np.array([edge for edge in found if edge is not None], EDGE)
+        file.write(edges.tobytes())
+        line, count = line + len(lines), count + len(edges)
         job.report_read(min(text.done, job.source.size), 2 * job.source.size)
     return count
+
+
+def _alike(lines: list[bytes], vertices: Numbers | Names) -> Any:
+    """Return the edges of lines that all have as many fields and no comment; None of others, which are read singly."""
+    text = b"\n".join(lines)
+    words = text.split()
+    fields = len(words) // max(len(lines), 1)
+    if fields not in (2, 3) or len(words) != fields * len(lines) or b"#" in text or b"%" in text:
+        return None
+    letters: Any = np.frombuffer(text + b"\n", np.uint8)
+    space = (letters == 32) | ((letters >= 9) & (letters <= 13))
+    begins = ~space
+    begins[1:] &= space[:-1]
+    until = np.cumsum(begins)[letters == 10]
+    if (np.diff(until, prepend=0) != fields).any():
+        return None
+    edges = np.empty(len(lines), EDGE)
+    try:
+        edges["weight"] = np.array(words[2::3]).astype(np.float64) if fields == 3 else 1.0
+        del words[2::fields]
+        numbers = vertices.numbers(words)
+    except (ValueError, OverflowError):
+        return None
+    edges["row"], edges["column"] = numbers[::2], numbers[1::2]
+    return edges
+
+
+def _line(words: list[bytes], vertices: Numbers | Names, job: Import, line: int) -> tuple[int, int, float] | None:
+    """Return the edge of a line; None of one that is empty, a comment or a header."""
+    if not words or words[0][:1] in (b"#", b"%"):
+        return None
+    return _edge(words, vertices, job, line)
 
 
 def _edge(words: list[bytes], vertices: Numbers | Names, job: Import, line: int) -> tuple[int, int, float] | None:

@@ -23,7 +23,7 @@ from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import check_dtype
 from spdist.storage import locations
 from spdist.storage.atomic_replace import Progress, Stage
-from spdist.storage.external_sort import Entries, RowSorter
+from spdist.storage.external_sort import Duplicates, Entries, RowSorter
 from spdist.storage.writer import MatrixWriter
 from spdist.units import format_bytes
 
@@ -140,6 +140,8 @@ class Import:
         Bytes of entries sorted at a time.
     labels : Path, optional
         Where to write the names of vertices; None if the file has numbers.
+    duplicates : {"sum", "max", "first"}
+        What becomes of edges in one place.
     """
 
     source: Source
@@ -148,6 +150,7 @@ class Import:
     progress: Progress
     bucket_bytes: int
     labels: Path | None = None
+    duplicates: Duplicates = "sum"
 
     @property
     def path(self) -> str:
@@ -213,7 +216,8 @@ class Import:
 
     def sort(self, batches: Iterable[Entries], shape: tuple[int, int], dtype: np.dtype[Any], expected: int) -> None:
         """Sort entries into rows and write them."""
-        sorter = RowSorter(self.stage.scratch, shape, dtype, expected=expected, bucket_bytes=self.bucket_bytes)
+        sizes: dict[str, Any] = {"expected": expected, "bucket_bytes": self.bucket_bytes}
+        sorter = RowSorter(self.stage.scratch, shape, dtype, duplicates=self.duplicates, **sizes)
         done = 0
         for entries in batches:
             sorter.add(entries)

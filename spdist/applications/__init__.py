@@ -1,0 +1,1 @@
+"""What products of sparse matrices are for: neighbours, co-occurrence, triangles, paths, clusters."""

@@ -1,0 +1,181 @@
+"""Matrices of applications, in memory or stored: checks before work starts, copies on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from spdist.errors import InputError, MatrixError
+from spdist.jobs.operands import are_in_memory, open_operand
+from spdist.jobs.target import remove_useless_remains
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.options import ApplicationKeywords
+from spdist.storage import locations
+from spdist.storage.foreign.checked import checked
+from spdist.storage.matrix import StoredMatrix, refuse_blocks
+from spdist.storage.writer import MatrixWriter
+
+PART_ENTRIES = 1 << 20
+"""Entries of a stored matrix that are read at a time."""
+
+
+def opened(matrix: Any, what: str) -> Any:
+    """Return a matrix as SciPy's `csr_array` if it is in memory, opened and known to be sound if it is stored.
+
+    Parameters
+    ----------
+    matrix : scipy.sparse matrix or array; or path, URL or StoredMatrix
+    what : str
+        What reads it, for messages.
+
+    Returns
+    -------
+    csr_array or StoredMatrix
+
+    Raises
+    ------
+    InputError
+        If it is no matrix, or stored in dense blocks.
+    """
+    if are_in_memory(matrix, matrix, None):
+        return from_scipy(sp.csr_array(matrix)).to_scipy()
+    stored = checked(open_operand(matrix))
+    refuse_blocks(what, stored)
+    return stored
+
+
+def parts(m: Any) -> Iterator[tuple[int, CSR]]:
+    """Yield the first row and the rows of parts of a matrix, in order.
+
+    Parameters
+    ----------
+    m : csr_array or StoredMatrix
+    """
+    if not isinstance(m, StoredMatrix):
+        yield 0, from_scipy(m)
+        return
+    for start, stop, _ in m.row_blocks(PART_ENTRIES):
+        yield start, m.rows(start, stop)
+
+
+def name_of(m: Any) -> str:
+    """Return what messages call a matrix."""
+    return m.url if isinstance(m, StoredMatrix) else "the matrix"
+
+
+def check_square(m: Any) -> None:
+    """Refuse a matrix that is not square, or empty.
+
+    Raises
+    ------
+    MatrixError
+    """
+    nrows, ncols = m.shape
+    if nrows != ncols or not nrows:
+        raise MatrixError(
+            f"{name_of(m)} is {nrows:,} x {ncols:,}; a square matrix is needed, with a row and a column for each "
+            f"vertex: name another"
+        )
+
+
+def check_values(m: Any, fit: Callable[[Any], Any], needed: str) -> None:
+    """Refuse a matrix that holds a value that does not fit; rows are read some at a time.
+
+    Parameters
+    ----------
+    m : csr_array or StoredMatrix
+    fit : callable
+        Takes an array of values; returns a bool for each.
+    needed : str
+        The values that fit, in words.
+
+    Raises
+    ------
+    MatrixError
+        If a value does not fit, or values are complex.
+    """
+    if m.dtype.kind == "c":
+        raise MatrixError(f"{name_of(m)} holds {m.dtype}; {needed} are needed: convert it")
+    for start, rows in parts(m):
+        if not (fits := fit(rows.data)).all():
+            at = int(fits.argmin())
+            row = start + int(np.searchsorted(rows.indptr, at, side="right")) - 1
+            raise MatrixError(
+                f"{name_of(m)} holds {rows.data[at]} in row {row:,}, column {rows.indices[at]:,}; {needed} are needed: "
+                f"correct it"
+            )
+
+
+def place_of_result(out: str | Path | None, m: Any, what: str) -> str:
+    """Return where a result goes, normalised; empty if it stays in memory.
+
+    Raises
+    ------
+    InputError
+        If the result of a stored matrix has no place.
+    """
+    if out is not None:
+        return locations.normalise(out)
+    if isinstance(m, StoredMatrix):
+        raise InputError(f"the {what} of a stored matrix are stored too: say where, with out='C.zarr'")
+    return ""
+
+
+def mode_of(keywords: ApplicationKeywords) -> dict[str, bool]:
+    """Return how `spdist.save` treats what is at its place."""
+    return {"overwrite": keywords.get("overwrite", False), "steal": keywords.get("steal", False)}
+
+
+def copy_of(
+    m: StoredMatrix, place: str, change: Callable[[int, CSR], CSR], dtype: np.dtype[Any], **facts: str
+) -> StoredMatrix:
+    """Store a matrix with each of its rows changed, some rows at a time.
+
+    Parameters
+    ----------
+    m : StoredMatrix
+    place : str
+        Where; nothing may be there.
+    change : callable
+        Takes the number of the first row, and rows; returns as many rows, canonical, of `dtype`.
+    dtype : dtype
+    **facts : str
+        Kept with the copy.
+
+    Returns
+    -------
+    StoredMatrix
+    """
+    writer = MatrixWriter(place, m.ncols, dtype, dict(facts))
+    for start, rows in parts(m):
+        writer.append(change(start, rows))
+    return writer.close()
+
+
+@contextmanager
+def scratch(target: str, *names: str) -> Iterator[list[str]]:
+    """Give places beside a result for matrices on the way to it, and remove these matrices in the end.
+
+    Parameters
+    ----------
+    target : str
+        Normalised and held. What dead runs left there is removed, but for an unfinished result.
+    *names : str
+
+    Yields
+    ------
+    list of str
+        A place for each name.
+    """
+    remove_useless_remains(target)
+    places = [f"{target}.spdist-{name}" for name in names]
+    try:
+        yield places
+    finally:
+        for place in places:
+            locations.discard(place)

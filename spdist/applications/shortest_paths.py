@@ -1,0 +1,217 @@
+"""Lengths of shortest paths: of at most some hops from some vertices, or between all pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import scipy.sparse as sp
+
+from spdist import api
+from spdist.applications.operands import check_square, check_values, copy_of, mode_of, opened, parts, place_of_result
+from spdist.applications.steps import Steps, held, kept_workers
+from spdist.errors import InputError
+from spdist.jobs.by_rows import put_in_place
+from spdist.jobs.report import Callbacks
+from spdist.matrices.csr import CSR, from_scipy
+from spdist.options import ApplicationKeywords, EngineKeywords, ExecutionOptions, lists, options_of, select
+from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.units import check_count
+
+ROUNDINGS = 1000
+"""Number of roundings by which a path may become shorter without counting as changed."""
+
+OnStep = Callable[[int, dict[str, Any]], None]
+
+
+def _ignore_step(step: int, facts: dict[str, Any]) -> None:
+    """Do nothing."""
+
+
+@lists(ApplicationKeywords)
+def shortest_paths(
+    graph: Any,
+    out: str | Path | None = None,
+    *,
+    sources: Sequence[int] | None = None,
+    hops: int | None = None,
+    on_step: OnStep = _ignore_step,
+    callbacks: Callbacks | None = None,
+    **keywords: Unpack[ApplicationKeywords],
+) -> Any:
+    """Find the lengths of shortest paths, by products over min_plus.
+
+    Parameters
+    ----------
+    graph : (n, n) scipy.sparse matrix or array; or path, URL or StoredMatrix
+        The length of an edge from i to j in row i and column j: real, 0 or more.
+    out : str or Path, optional
+        Where to store D; required for a stored graph. Matrices of the steps lie beside it while they are made.
+    sources : sequence of int, optional
+        Vertices, counted from 0, from which paths start; by default all.
+    hops : int, optional
+        Most edges of a path; by default any number.
+    on_step : callable, optional
+        Called after each step as ``on_step(step, facts)``, with ``hops`` and ``pairs``.
+    callbacks, engine, memory_limit, host_limit, workers, scheduler, security, overwrite, steal
+        As in `multiply`. The engine is not "scipy".
+    resume : bool
+        Go on with the steps that an earlier call left that was stopped.
+
+    Returns
+    -------
+    (n, n) or (len(sources), n) csr_array, or StoredMatrix
+        In memory if the graph is and there is no `out`. Pairs without a path have no entry.
+
+    Raises
+    ------
+    InputError
+        If an argument is wrong, or a source is not a vertex.
+    MatrixError
+        If the matrix is not square, or a length is negative or not a number.
+    SpdistError
+        If the run failed.
+
+    Notes
+    -----
+    From sources, D <- min(D, D A) goes on for `hops` steps or until nothing changes. For all pairs D <- min(D, D D)
+    doubles the hops in each step [1]_.
+
+    References
+    ----------
+    .. [1] A. Aho, J. Hopcroft, J. Ullman, "The Design and Analysis of Computer Algorithms", section 5.9, 1974.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp
+    >>> shortest_paths(sp.csr_array([[0.0, 2.0, 9.0], [0.0, 0.0, 3.0], [0.0, 0.0, 0.0]])).toarray()
+    array([[0., 2., 5.],
+           [0., 0., 3.],
+           [0., 0., 0.]])
+    """
+    (execution,) = options_of(shortest_paths, keywords, ExecutionOptions)
+    execution.check()
+    check_count("hops", hops, "any number")
+    matrix = opened(graph, "paths")
+    place = place_of_result(out, matrix, "paths")
+    check_square(matrix)
+    _check_sources(sources, matrix.shape[0])
+    check_values(matrix, lambda x: x >= 0, "lengths of 0 and more")  # NaN is neither
+    if not isinstance(matrix, StoredMatrix):
+        found = _in_memory(matrix, sources, hops, on_step, keywords)
+        return found if out is None else api.save(place, found, **mode_of(keywords))
+    identity = f"shortest_paths {matrix.fingerprint()} {None if sources is None else list(sources)} {hops}"
+    with held(place, keywords) as target, kept_workers(keywords) as where:
+        steps = Steps(target, identity)
+        last = _stored(
+            matrix, sources, hops, steps, keywords.get("resume", False), on_step, {**where, "callbacks": callbacks}
+        )
+        put_in_place(steps.place(last), target)
+        steps.remove()
+    return open_matrix(target)
+
+
+def _check_sources(sources: Sequence[int] | None, n: int) -> None:
+    if sources is None:
+        return
+    if not len(sources) or not all(isinstance(one, int | np.integer) for one in sources):
+        raise InputError(f"sources={sources!r} are no vertices: name some, counted from 0, for instance [0, 17]")
+    if wrong := [one for one in sources if not 0 <= one < n]:
+        raise InputError(f"sources: vertex {wrong[0]} of a graph of {n:,} vertices, which are counted from 0")
+
+
+def _schedule(sources: Sequence[int] | None, hops: int | None) -> Iterator[tuple[int, bool]]:
+    """Yield of each step the hops after it, and whether D is multiplied with itself, not with the edges."""
+    done = 1 if sources is None else 0
+    while hops is None or done < hops:
+        doubles = sources is None and (hops is None or 2 * done <= hops)
+        done += done if doubles else 1
+        yield done, doubles
+
+
+def _in_memory(
+    matrix: Any, sources: Sequence[int] | None, hops: int | None, on_step: OnStep, keywords: ApplicationKeywords
+) -> Any:
+    edges = _with_loops(0, from_scipy(matrix)).to_scipy()
+    before = edges if sources is None else _first_rows(edges.shape[0], sources, edges.dtype)
+    for step, (done, doubles) in enumerate(_schedule(sources, hops), 1):
+        after = sp.csr_array(
+            api.matmul(before, before if doubles else edges, semiring="min_plus", **select(keywords, EngineKeywords))
+        )
+        on_step(step, {"hops": done, "pairs": after.nnz})
+        if _are_same(before, after):
+            break
+        before = after
+    return before
+
+
+def _stored(
+    matrix: StoredMatrix,
+    sources: Sequence[int] | None,
+    hops: int | None,
+    steps: Steps,
+    resume: bool,
+    on_step: OnStep,
+    options: dict[str, Any],
+) -> int:
+    """Take the steps that are missing; return the number of the one whose matrix is D.
+
+    The edges, with loops, are the matrix of step 0; from sources the first D is that of step 1.
+    """
+
+    def write(place: str, facts: dict[str, str]) -> None:
+        copy_of(matrix, place, _with_loops, matrix.dtype, **facts)
+
+    first = 0 if sources is None else 1
+    last = steps.begin(write, resume=resume)
+    if last < first:
+        api.save(steps.place(1), _first_rows(matrix.nrows, sources or (), matrix.dtype))
+        last = 1
+    for step, (done, doubles) in enumerate(_schedule(sources, hops), first + 1):
+        if step <= last:
+            continue
+        before, after = steps.place(step - 1), steps.place(step)
+        right = before if doubles else steps.place(0)
+        api.multiply(before, right, after, semiring="min_plus", resume=True, **options)
+        on_step(step - first, {"hops": done, "pairs": open_matrix(after).nnz})
+        last = step
+        if _are_same(open_matrix(before), open_matrix(after)):
+            break
+        steps.remove(keep=(0, step))
+    return last
+
+
+def _with_loops(start: int, rows: CSR) -> CSR:
+    """Return rows of edges with a loop of length 0 at each vertex, so that shorter paths stay."""
+    number = np.repeat(np.arange(rows.nrows), np.diff(rows.indptr))
+    other = rows.indices != number + start
+    loops = np.arange(rows.nrows)
+    data = np.concatenate([rows.data[other], np.zeros(rows.nrows, rows.dtype)])
+    places = np.concatenate([number[other], loops]), np.concatenate([rows.indices[other], loops + start])
+    return from_scipy(sp.csr_array((data, places), shape=rows.shape))
+
+
+def _first_rows(n: int, sources: Sequence[int], dtype: np.dtype[Any]) -> Any:
+    """Return a row for each source, with length 0 at itself."""
+    places = np.arange(len(sources)), np.asarray(sources)
+    return sp.csr_array((np.zeros(len(sources), dtype), places), shape=(len(sources), n))
+
+
+def _are_same(p: Any, q: Any) -> bool:
+    """Whether two matrices are equal but for rounding errors, which may shorten a path for many steps.
+
+    Parameters
+    ----------
+    p, q : csr_array or StoredMatrix
+        Of one shape; paths in `q` are no longer than in `p`.
+    """
+    if p.nnz != q.nnz:
+        return False
+    slack = ROUNDINGS * np.finfo(p.dtype).eps if p.dtype.kind == "f" else 0.0
+    for start, rows in parts(p):
+        other = q.rows(start, start + rows.nrows) if isinstance(q, StoredMatrix) else from_scipy(q)
+        if not np.array_equal(rows.indices, other.indices) or (rows.data - other.data > slack * rows.data).any():
+            return False
+    return True

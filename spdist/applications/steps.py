@@ -1,0 +1,107 @@
+"""Iterations of products: matrices of each step beside the result, workers that stay from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from spdist.engines import GPU_ENGINES
+from spdist.errors import SpdistError
+from spdist.jobs.target import check_target
+from spdist.options import ApplicationKeywords, WhereKeywords, select
+from spdist.storage import groups, locations
+from spdist.storage.lock import hold_target
+from spdist.storage.matrix import StoredMatrix, open_matrix
+
+
+@contextmanager
+def held(out: str | Path, keywords: ApplicationKeywords) -> Iterator[str]:
+    """Hold the place of a result while it is worked on; refuse one that may not be written.
+
+    Yields
+    ------
+    str
+        The place, normalised.
+    """
+    target = locations.normalise(out)
+    check_target(target, overwrite=keywords.get("overwrite", False))
+    with hold_target(target, steal=keywords.get("steal", False)):
+        yield target
+
+
+@contextmanager
+def kept_workers(keywords: ApplicationKeywords) -> Iterator[WhereKeywords]:
+    """Yield where all products of an iteration run; worker processes that are needed start once."""
+    where = select(keywords, WhereKeywords)
+    engine, count = where.get("engine", "auto"), where.get("workers")
+    if where.get("scheduler") is None and engine in GPU_ENGINES and count is None:
+        from spdist.scheduler.execution.worker_process import count_gpus
+
+        count = count_gpus() if count_gpus() > 1 else None  # one works in this process
+    if count is None or engine == "hybrid":
+        yield where
+        return
+    from spdist.scheduler.execution.cluster import workers
+
+    with workers(count, engine=engine) as scheduler:
+        kept: WhereKeywords = {**where, "workers": None, "scheduler": scheduler}
+        yield kept
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The matrices of the steps of an iteration, so that one that was stopped goes on where it was.
+
+    Attributes
+    ----------
+    target : str
+        The result, normalised; the matrices lie beside it.
+    identity : str
+        What the iteration depends on. Steps of another iteration are removed.
+    """
+
+    target: str
+    identity: str
+
+    def place(self, step: int, suffix: str = "") -> str:
+        """Return where the matrix of a step lies; of the first, 0, what the iteration begins with."""
+        return f"{self.target}.spdist-step-{step}{suffix}"
+
+    def begin(self, write: Callable[[str, dict[str, str]], object], *, resume: bool) -> int:
+        """Make sure that the first matrix is there; return the last step that is.
+
+        Parameters
+        ----------
+        write : callable
+            Called as ``write(place, facts)``: stores the first matrix with these facts.
+        resume : bool
+            Whether to go on with the steps that are there.
+        """
+        first = self.place(0)
+        facts = groups.read_facts(first) if resume and locations.exists(first) else {}
+        if facts.get("steps_of") == self.identity and self.matrix(0) is not None:
+            return max((step for step in self._numbers() if self.matrix(step) is not None), default=0)
+        self.remove()
+        write(first, {"steps_of": self.identity})
+        return 0
+
+    def matrix(self, step: int) -> StoredMatrix | None:
+        """Return the matrix of a step, if it is there and whole."""
+        with suppress(SpdistError, OSError):
+            return open_matrix(self.place(step))
+        return None
+
+    def remove(self, *, keep: tuple[int, ...] = ()) -> None:
+        """Remove the matrices of all steps but some."""
+        kept = {self.place(step) for step in keep}
+        for place in locations.relatives(self.target):
+            if place.startswith(f"{self.target}.spdist-step-") and place not in kept:
+                locations.discard(place)
+
+    def _numbers(self) -> Iterator[int]:
+        for place in locations.relatives(self.target):
+            number = place.removeprefix(f"{self.target}.spdist-step-")
+            if number.isdigit():
+                yield int(number)
