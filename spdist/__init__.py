@@ -12,6 +12,12 @@ from spdist.matrices import hooks
 
 if TYPE_CHECKING:
     from spdist.api import check, matmul, multiply, plan, reduce, save, spy, status, verify
+    from spdist.applications.clusters import Clustering
+    from spdist.applications.cooccurrence import cooccurrence
+    from spdist.applications.markov_clustering import markov_clustering
+    from spdist.applications.shortest_paths import shortest_paths
+    from spdist.applications.similarity import similarity
+    from spdist.applications.triangles import TriangleCount, triangles
     from spdist.chain import multi_matmul
     from spdist.errors import (
         CorruptError,
@@ -49,6 +55,12 @@ if TYPE_CHECKING:
 
 _HOME = {
     **dict.fromkeys(("check", "matmul", "multiply", "plan", "reduce", "save", "spy", "status", "verify"), "spdist.api"),
+    "Clustering": "spdist.applications.clusters",
+    "cooccurrence": "spdist.applications.cooccurrence",
+    "markov_clustering": "spdist.applications.markov_clustering",
+    "shortest_paths": "spdist.applications.shortest_paths",
+    "similarity": "spdist.applications.similarity",
+    **dict.fromkeys(("TriangleCount", "triangles"), "spdist.applications.triangles"),
     **dict.fromkeys(("Callbacks", "Report"), "spdist.jobs.report"),
     **dict.fromkeys(("numeric", "symbolic"), "spdist.inmemory.pattern"),
     "spgemm": "spdist.inmemory.spgemm",
@@ -95,6 +107,7 @@ __all__ = [
     "BSR",
     "VBR",
     "Callbacks",
+    "Clustering",
     "CorruptError",
     "Epilogue",
     "InputError",
@@ -107,15 +120,18 @@ __all__ = [
     "Semiring",
     "Solution",
     "SpdistError",
+    "TriangleCount",
     "VerificationError",
     "check",
     "cluster_security",
     "conjugate_gradient",
+    "cooccurrence",
     "ehyb",
     "export_matrix",
     "from_dask",
     "generate",
     "import_matrix",
+    "markov_clustering",
     "matmul",
     "multi_matmul",
     "multiply",
@@ -130,6 +146,8 @@ __all__ = [
     "reduce",
     "save",
     "sell",
+    "shortest_paths",
+    "similarity",
     "spgemm",
     "spy",
     "status",
@@ -137,6 +155,7 @@ __all__ = [
     "symmetrize",
     "to_dask",
     "transpose",
+    "triangles",
     "vbr",
     "verify",
     "workers",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -11,7 +11,7 @@ import scipy.sparse as sp
 
 from spdist import api
 from spdist.applications.operands import check_square, check_values, copy_of, mode_of, opened, parts, place_of_result
-from spdist.applications.steps import Steps, held, kept_workers
+from spdist.applications.steps import OnStep, Steps, held, ignore_step, kept_workers
 from spdist.errors import InputError
 from spdist.jobs.by_rows import put_in_place
 from spdist.jobs.report import Callbacks
@@ -23,12 +23,6 @@ from spdist.units import check_count
 ROUNDINGS = 1000
 """Number of roundings by which a path may become shorter without counting as changed."""
 
-OnStep = Callable[[int, dict[str, Any]], None]
-
-
-def _ignore_step(step: int, facts: dict[str, Any]) -> None:
-    """Do nothing."""
-
 
 @lists(ApplicationKeywords)
 def shortest_paths(
@@ -37,7 +31,7 @@ def shortest_paths(
     *,
     sources: Sequence[int] | None = None,
     hops: int | None = None,
-    on_step: OnStep = _ignore_step,
+    on_step: OnStep = ignore_step,
     callbacks: Callbacks | None = None,
     **keywords: Unpack[ApplicationKeywords],
 ) -> Any:

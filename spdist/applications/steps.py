@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spdist.engines import GPU_ENGINES
 from spdist.errors import SpdistError
@@ -14,6 +15,13 @@ from spdist.options import ApplicationKeywords, WhereKeywords, select
 from spdist.storage import groups, locations
 from spdist.storage.lock import hold_target
 from spdist.storage.matrix import StoredMatrix, open_matrix
+
+OnStep = Callable[[int, dict[str, Any]], None]
+"""Called after each step with its number and facts about it."""
+
+
+def ignore_step(step: int, facts: dict[str, Any]) -> None:
+    """Do nothing."""
 
 
 @contextmanager
@@ -92,6 +100,10 @@ class Steps:
         with suppress(SpdistError, OSError):
             return open_matrix(self.place(step))
         return None
+
+    def fact(self, step: int, name: str, default: Any) -> Any:
+        """Return a fact that was stored with the matrix of a step."""
+        return groups.read_facts(self.place(step)).get(name, default)
 
     def remove(self, *, keep: tuple[int, ...] = ()) -> None:
         """Remove the matrices of all steps but some."""

@@ -24,6 +24,7 @@ def test_threads_write_whole_lines(tmp_path):
         for each in threads:
             each.join()
     found = [json.loads(line) for line in file.read_text().splitlines()]
+    every = [(t, n) for t in range(8) for n in range(lines)]
     assert sorted((line["thread"], line["number"]) for line in found) == [
         (t, n) for t in range(8) for n in range(lines)
     ]

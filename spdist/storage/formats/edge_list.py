@@ -8,6 +8,8 @@ of numbers until all vertices are known.
 from __future__ import annotations
 
 import csv
+import itertools
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +81,7 @@ class Numbers:
 class Names:
     """Vertices that have names, numbered in the order in which they come."""
 
-    known: dict[bytes, int] = field(default_factory=dict)
+    known: defaultdict[bytes, int] = field(default_factory=lambda: defaultdict(itertools.count().__next__))
 
     @property
     def count(self) -> int:
@@ -88,12 +90,11 @@ class Names:
 
     def number(self, word: bytes) -> int:
         """Return the number of a vertex."""
-        return self.known.setdefault(word, len(self.known))
+        return self.known[word]
 
     def numbers(self, words: list[bytes]) -> Int64Array:
         """Return the numbers of some vertices."""
-        known = self.known
-        return np.fromiter((known.setdefault(word, len(known)) for word in words), np.int64, len(words))
+        return np.fromiter(map(self.known.__getitem__, words), np.int64, len(words))
 
     def names(self) -> Iterator[bytes]:
         """Yield the names in the order of their numbers."""

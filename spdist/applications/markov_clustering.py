@@ -1,0 +1,292 @@
+"""Markov clustering: random walks on a graph are spread, sharpened and pruned until they stay in clusters."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import scipy.sparse as sp
+
+from spdist import api
+from spdist.applications.clusters import Clustering, joined, labels_of, strongest
+from spdist.applications.operands import check_square, check_values, name_of, opened, parts
+from spdist.applications.steps import OnStep, Steps, ignore_step, kept_workers
+from spdist.applications.walks import DTYPE, Pruning, finished, first_walks, numbers_of, replaced, stochastic
+from spdist.errors import InputError
+from spdist.jobs.report import Callbacks
+from spdist.matrices.csr import from_scipy
+from spdist.matrices.dtypes import Int64Array
+from spdist.options import (
+    DEFAULT_MEMORY_LIMIT,
+    ApplicationKeywords,
+    EngineKeywords,
+    ExecutionOptions,
+    lists,
+    options_of,
+)
+from spdist.options import (
+    select as selected,
+)
+from spdist.storage import locations
+from spdist.storage.atomic_replace import staged_file, staged_matrix
+from spdist.storage.external_sort import Entries, RowSorter
+from spdist.storage.import_export import import_matrix
+from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.writer import MatrixWriter
+from spdist.units import check_count, parse_bytes
+
+STILL = 1e-4
+"""Chaos below which walks stand still."""
+STUBBORN, PRESSED = 40, 1.001
+"""Steps after which each further one raises the inflation by a factor: some graphs go round in a circle for ever."""
+COPIES = 3
+"""Matrices of the size of the walks that a step in memory has at a time."""
+EDGE_LISTS = (".abc", ".tsv", ".csv")
+
+
+@lists(ApplicationKeywords)
+def markov_clustering(
+    graph: Any,
+    out: str | Path | None = None,
+    *,
+    inflation: float = 2.0,
+    pre_inflation: float | None = None,
+    prune: int = 10_000,
+    select: int = 1_100,
+    recover: int = 1_400,
+    recover_percent: float = 90.0,
+    maxiter: int = 10_000,
+    labels: str | Path | None = None,
+    on_step: OnStep = ignore_step,
+    callbacks: Callbacks | None = None,
+    **keywords: Unpack[ApplicationKeywords],
+) -> Clustering:
+    """Cluster a graph by Markov clustering [1]_, with the rules and the constants of the program mcl.
+
+    Parameters
+    ----------
+    graph : (n, n) scipy.sparse matrix or array; path, URL or StoredMatrix; or path of a list of edges
+        Weights of 0 and more. Of the two directions of an edge, and of several edges in a list, the heaviest counts;
+        loops do not. Lists end in .abc, .tsv or .csv, perhaps followed by .gz or .bz2; their vertices have names.
+    out : str or Path, optional
+        Text file for the clusters: one a line, from the largest on, vertices with tabs between. The walks of a graph
+        that memory does not hold lie beside it meanwhile; without `out`, in the folder for temporary files.
+    inflation : float
+        Power above 1 that sharpens walks; more of it gives smaller clusters. mcl's ``-I``.
+    pre_inflation : float, optional
+        Power to which weights are raised first. mcl's ``-pi``.
+    prune, select, recover, recover_percent
+        What each step keeps of a walk: values from 1 / `prune` up, of these the `select` largest, and if that is less
+        than `recover_percent` of the walk, the `recover` largest. 0 switches a rule off. mcl's ``-P``, ``-S``, ``-R``
+        and ``-pct``.
+    maxiter : int
+        Most steps.
+    labels : str or Path, optional
+        File with the name of each vertex of a stored graph, one a line, as `import_matrix` writes it.
+    on_step : callable, optional
+        Called after each step as ``on_step(step, facts)``, with ``entries`` and ``chaos``.
+    callbacks, engine, memory_limit, host_limit, workers, scheduler, security, steal
+        As in `multiply`. Walks stay in memory if they cannot outgrow `memory_limit` of a worker; those of SciPy's
+        matrices always do.
+    resume : bool
+        Go on with the step that an earlier call left that was stopped.
+    overwrite : bool
+        Replace `out`.
+
+    Returns
+    -------
+    Clustering
+
+    Raises
+    ------
+    InputError
+        If an argument is wrong; nothing has been written.
+    MatrixError
+        If the matrix is not square, or a weight is negative, infinite or not a number.
+    SpdistError
+        If the run failed.
+
+    References
+    ----------
+    .. [1] S. van Dongen, "Graph clustering via a discrete uncoupling process", SIAM Journal on Matrix Analysis and
+       Applications 30(1), 2008.
+
+    Examples
+    --------
+    Two triangles with an edge between them:
+
+    >>> import scipy.sparse as sp
+    >>> edges = [0, 0, 1, 2, 3, 3, 4], [1, 2, 2, 3, 4, 5, 5]
+    >>> found = markov_clustering(sp.csr_array(([1.0] * 7, edges), shape=(6, 6)))
+    >>> found.labels, found.converged
+    (array([0, 0, 0, 1, 1, 1]), True)
+    """
+    (execution,) = options_of(markov_clustering, keywords, ExecutionOptions)
+    execution.check()
+    check_count("maxiter", maxiter, "any number")
+    rules = _Rules(inflation, pre_inflation, Pruning(prune, select, recover, recover_percent), maxiter, on_step)
+    with contextlib.ExitStack() as stack:
+        place = None
+        if out is not None:
+            mode = {"overwrite": keywords.get("overwrite", False), "steal": keywords.get("steal", False)}
+            place = stack.enter_context(staged_file(out, **mode))
+        if isinstance(graph, str | Path) and (edges := _list_of_edges(graph)):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spdist-edges-")))
+            labels = folder / "labels"
+            graph = import_matrix(edges, folder / "graph.zarr", labels=labels, duplicates="max")
+        matrix = opened(graph, "clusters")
+        check_square(matrix)
+        check_values(matrix, lambda x: np.isfinite(x) & (x >= 0), "finite weights of 0 and more")
+        names = None if labels is None else _names(labels, matrix)
+        limit = parse_bytes(keywords.get("memory_limit") or DEFAULT_MEMORY_LIMIT)
+        room = COPIES * rules.pruning.most_entries(matrix.shape[0]) * (DTYPE.itemsize + matrix.indices.dtype.itemsize)
+        if not isinstance(matrix, StoredMatrix) or max(room, COPIES * matrix.nbytes) <= limit:
+            whole = matrix.to_scipy() if isinstance(matrix, StoredMatrix) else matrix
+            found = _in_memory(sp.csr_array(whole), rules, selected(keywords, EngineKeywords))
+        else:
+            if out is None:
+                out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spdist-walks-"))) / "clusters"
+            steps = Steps(locations.normalise(out), f"markov_clustering {matrix.fingerprint()} {rules.identity()}")
+            where = stack.enter_context(kept_workers(keywords))
+            stored = _StoredWalks(steps, rules, {**where, "callbacks": callbacks})
+            found = stored.cluster(matrix, resume=keywords.get("resume", False))
+        clustering = Clustering(found.labels, names, found.steps, found.chaos, found.converged)
+        if place is not None:
+            clustering.write_lines(place)
+        return clustering
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """How walks change from step to step."""
+
+    inflation: float
+    pre_inflation: float | None
+    pruning: Pruning
+    maxiter: int
+    on_step: OnStep
+
+    def __post_init__(self) -> None:
+        if not self.inflation > 1:
+            raise InputError(f"inflation={self.inflation!r} sharpens nothing: write a number above 1, for instance 2")
+        if self.pre_inflation is not None and not self.pre_inflation > 0:
+            raise InputError(f"pre_inflation={self.pre_inflation!r} must be a number above 0")
+
+    def power(self, step: int) -> float:
+        """Return the inflation of a step."""
+        return self.inflation * PRESSED ** max(step - STUBBORN, 0)
+
+    def identity(self) -> str:
+        """Return what walks depend on besides the graph."""
+        return repr((self.inflation, self.pre_inflation, self.pruning))
+
+
+def _list_of_edges(graph: str | Path) -> str:
+    """Return the path of a list of edges; empty if it is none."""
+    plain = str(graph).removesuffix(".gz").removesuffix(".bz2")
+    return str(graph) if plain.endswith(EDGE_LISTS) else ""
+
+
+def _names(labels: str | Path, matrix: Any) -> Sequence[str]:
+    try:
+        text = Path(labels).read_bytes().decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise InputError(f"labels={str(labels)!r} cannot be read: {error.strerror}; name another file") from None
+    names = text.removesuffix("\n").split("\n") if text else []
+    if len(names) != matrix.shape[0]:
+        raise InputError(
+            f"labels={str(labels)!r} has {len(names):,} lines, and {name_of(matrix)} {matrix.shape[0]:,} vertices"
+        )
+    return names
+
+
+def _in_memory(graph: Any, rules: _Rules, engine: EngineKeywords) -> Clustering:
+    """Cluster a graph in memory."""
+    walks, chaos, step = first_walks(graph, rules.pre_inflation), np.inf, 0
+    pruning = rules.pruning
+    while step < rules.maxiter and chaos >= STILL:
+        step += 1
+        rows = from_scipy(api.matmul(walks, walks, **pruning.of_expansion(), **engine))
+        poor = pruning.poor(rows)
+        if len(poor):
+            again = from_scipy(api.matmul(sp.csr_array(walks[poor]), walks, **pruning.of_recovery(), **engine))
+            rows = replaced(rows, poor, pruning.recovered(again))
+        rows, chaos = finished(0, rows, rules.power(step))
+        walks = rows.to_scipy()
+        rules.on_step(step, {"entries": rows.nnz, "chaos": chaos})
+    labels = labels_of(joined([strongest(0, from_scipy(walks))], walks.shape[0]))
+    return Clustering(labels, None, step, chaos, chaos < STILL)
+
+
+@dataclass(frozen=True)
+class _StoredWalks:
+    """Walks that memory does not hold: the matrix of each step is stored, and read some rows at a time."""
+
+    steps: Steps
+    rules: _Rules
+    options: dict[str, Any]
+
+    def cluster(self, graph: StoredMatrix, *, resume: bool) -> Clustering:
+        """Take steps until walks stand still; return the clusters and remove the walks."""
+        step = self.steps.begin(lambda place, facts: self._write_first(graph, place, facts), resume=resume)
+        chaos = self.steps.fact(step, "chaos", np.inf)
+        while step < self.rules.maxiter and chaos >= STILL:
+            step += 1
+            chaos = self._take(step)
+            self.rules.on_step(step, {"entries": open_matrix(self.steps.place(step)).nnz, "chaos": chaos})
+            self.steps.remove(keep=(0, step))
+        walks = open_matrix(self.steps.place(step))
+        labels = labels_of(joined((strongest(start, rows) for start, rows in parts(walks)), walks.nrows))
+        self.steps.remove()
+        return Clustering(labels, None, step, chaos, chaos < STILL)
+
+    def _write_first(self, graph: StoredMatrix, place: str, facts: dict[str, Any]) -> None:
+        """Store one step of a walk."""
+        with staged_matrix(place, overwrite=True) as stage:
+            sorter = RowSorter(stage.scratch, graph.shape, graph.dtype, expected=2 * graph.nnz, duplicates="max")
+            for start, rows in parts(graph):
+                number = numbers_of(rows) + start
+                sorter.add(Entries(number, rows.indices, rows.data))
+                sorter.add(Entries(rows.indices, number, rows.data))
+            writer, start = MatrixWriter(stage.url, graph.ncols, DTYPE, facts), 0
+            for rows in sorter.blocks():
+                writer.append(stochastic(start, rows, self.rules.pre_inflation))
+                start += rows.nrows
+            writer.close()
+
+    def _take(self, step: int) -> float:
+        """Store the walks after a step; return their chaos."""
+        before, expanded = open_matrix(self.steps.place(step - 1)), self.steps.place(step, "-expanded")
+        pruning = self.rules.pruning
+        api.multiply(before, before, expanded, resume=True, **pruning.of_expansion(), **self.options)
+        rows_of_all = open_matrix(expanded)
+        poor = [start + pruning.poor(rows) for start, rows in parts(rows_of_all)]
+        again = self._expand_again(step, before, np.concatenate(poor)) if sum(map(len, poor)) else None
+        facts: dict[str, Any] = {"chaos": 0.0}
+        writer, done = MatrixWriter(self.steps.place(step), before.ncols, DTYPE, facts), 0
+        for (start, rows), numbers in zip(parts(rows_of_all), poor, strict=True):
+            if again is not None and len(numbers):
+                others = pruning.recovered(again.rows(done, done + len(numbers)))
+                rows, done = replaced(rows, numbers - start, others), done + len(numbers)
+            rows, chaos = finished(start, rows, self.rules.power(step))
+            facts["chaos"] = max(facts["chaos"], chaos)
+            writer.append(rows)
+        writer.close()
+        return float(facts["chaos"])
+
+    def _expand_again(self, step: int, before: StoredMatrix, numbers: Int64Array) -> StoredMatrix:
+        """Store rows of the expansion of which too little was left, with all that may be taken in again."""
+        some, again = (self.steps.place(step, suffix) for suffix in ("-poor", "-recovered"))
+        for place in (some, again):
+            locations.discard(place)
+        writer = MatrixWriter(some, before.ncols, DTYPE, {})
+        for at in range(0, len(numbers), 1 << 14):
+            writer.append(before.take(numbers[at : at + (1 << 14)]))
+        rows = writer.close()
+        api.multiply(rows, before, again, **self.rules.pruning.of_recovery(), **self.options)
+        return open_matrix(again)
