@@ -16,10 +16,19 @@ from spdist import api
 from spdist.applications.clusters import Clustering, joined, labels_of, strongest
 from spdist.applications.operands import check_square, check_values, name_of, opened, parts
 from spdist.applications.steps import OnStep, Steps, ignore_step, kept_workers
-from spdist.applications.walks import DTYPE, Pruning, finished, first_walks, numbers_of, replaced, stochastic
+from spdist.applications.walks import (
+    DTYPE,
+    Pruning,
+    finished,
+    first_walks,
+    in_threads,
+    numbers_of,
+    replaced,
+    stochastic,
+)
 from spdist.errors import InputError
 from spdist.jobs.report import Callbacks
-from spdist.matrices.csr import from_scipy
+from spdist.matrices.csr import CSR, from_scipy
 from spdist.matrices.dtypes import Int64Array
 from spdist.options import (
     DEFAULT_MEMORY_LIMIT,
@@ -46,6 +55,9 @@ STUBBORN, PRESSED = 40, 1.001
 """Steps after which each further one raises the inflation by a factor: some graphs go round in a circle for ever."""
 COPIES = 3
 """Matrices of the size of the walks that a step in memory has at a time."""
+SAMPLE, MANY = 100, 0.3
+"""Rows of a sample of an expansion, and the share of them with too little left from which all rows are expanded at once
+with all that both rules may keep."""
 EDGE_LISTS = (".abc", ".tsv", ".csv")
 
 
@@ -208,19 +220,35 @@ def _names(labels: str | Path, matrix: Any) -> Sequence[str]:
 def _in_memory(graph: Any, rules: _Rules, engine: EngineKeywords) -> Clustering:
     """Cluster a graph in memory."""
     walks, chaos, step = first_walks(graph, rules.pre_inflation), np.inf, 0
-    pruning = rules.pruning
     while step < rules.maxiter and chaos >= STILL:
         step += 1
-        rows = from_scipy(api.matmul(walks, walks, **pruning.of_expansion(), **engine))
-        poor = pruning.poor(rows)
-        if len(poor):
-            again = from_scipy(api.matmul(sp.csr_array(walks[poor]), walks, **pruning.of_recovery(), **engine))
-            rows = replaced(rows, poor, pruning.recovered(again))
-        rows, chaos = finished(0, rows, rules.power(step))
+        rows, chaos = finished(0, _expanded(walks, rules.pruning, engine), rules.power(step))
         walks = rows.to_scipy()
         rules.on_step(step, {"entries": rows.nnz, "chaos": chaos})
     labels = labels_of(joined([strongest(0, from_scipy(walks))], walks.shape[0]))
     return Clustering(labels, None, step, chaos, chaos < STILL)
+
+
+def _expanded(walks: Any, pruning: Pruning, engine: EngineKeywords) -> CSR:
+    """Return the expansion of walks in memory, cut.
+
+    Usually rows of which too little is left are expanded again. Where a sample says that these are many, all rows are
+    expanded once, with all that may be taken in again.
+    """
+
+    def expand(rows: Any, options: dict[str, Any]) -> CSR:
+        return from_scipy(api.matmul(rows, walks, **options, **engine))
+
+    if len(pruning.poor(expand(_sample(walks), pruning.of_expansion()))) > MANY * SAMPLE:
+        return in_threads(expand(walks, pruning.of_all()), pruning.kept)
+    rows = expand(walks, pruning.of_expansion())
+    poor = pruning.poor(rows)
+    return replaced(rows, poor, pruning.recovered(expand(walks[poor], pruning.of_recovery()))) if len(poor) else rows
+
+
+def _sample(walks: Any) -> Any:
+    """Return some rows of walks."""
+    return walks[np.linspace(0, walks.shape[0] - 1, min(SAMPLE, walks.shape[0])).astype(np.int64)]
 
 
 @dataclass(frozen=True)

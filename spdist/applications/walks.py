@@ -6,6 +6,7 @@ columns of the matrices in the thesis of van Dongen.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from spdist.errors import InputError
+from spdist.kernels.cpu.inflate import inflate, thread_bounds
+from spdist.kernels.cpu.multiply import cut
+from spdist.kernels.cpu.threads import run_in_threads
+from spdist.kernels.product_spec import ProductSpec
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.matrices.dtypes import Int64Array
 
@@ -62,6 +67,17 @@ class Pruning:
     def of_recovery(self) -> dict[str, Any]:
         """Return the options of the product that expands rows of which too little was left."""
         return {"top_n": self.recover}
+
+    def of_all(self) -> dict[str, Any]:
+        """Return the options of a product that has all that both rules may keep."""
+        return {"top_n": max(self.select, self.recover)}
+
+    def kept(self, rows: CSR) -> CSR:
+        """Return what both rules keep of rows that have all that they may keep."""
+        copy = CSR(rows.indptr.copy(), rows.indices.copy(), rows.data.copy(), rows.shape)
+        first = cut(copy, ProductSpec(**self.of_expansion()))
+        poor = self.poor(first)
+        return replaced(first, poor, self.recovered(from_scipy(rows.to_scipy()[poor]))) if len(poor) else first
 
     def most_entries(self, n: int) -> int:
         """Return the most entries of `n` rows after a step."""
@@ -120,21 +136,9 @@ def stochastic(start: int, rows: CSR, pre_inflation: float | None) -> CSR:
     loops = np.arange(rows.nrows)
     data = np.concatenate([rows.data[edges].astype(np.float64), np.where(heaviest > 0, heaviest, 1.0)])
     places = np.concatenate([number[edges], loops]), np.concatenate([rows.indices[edges], loops + start])
-    with_loops = from_scipy(sp.csr_array((data, places), shape=rows.shape))
-    return inflated(with_loops, 1.0 if pre_inflation is None else pre_inflation)
-
-
-def inflated(rows: CSR, power: float) -> CSR:
-    """Return rows raised to a power and scaled to sum 1."""
-    largest = np.zeros(rows.nrows)
-    number = numbers_of(rows)
-    if len(rows.data):
-        filled = np.flatnonzero(np.diff(rows.indptr))
-        largest[filled] = np.maximum.reduceat(rows.data, rows.indptr[filled])
-    values = rows.data / np.where(largest > 0, largest, 1.0)[number]  # else a high power would leave nothing of a row
-    values = values * values if power == 2 else values**power
-    sums = np.bincount(number, values, minlength=rows.nrows)
-    return CSR(rows.indptr, rows.indices, (values / np.where(sums > 0, sums, 1.0)[number]).astype(DTYPE), rows.shape)
+    whole = from_scipy(sp.csr_array((data, places), shape=rows.shape))
+    inflate(whole, 1.0 if pre_inflation is None else pre_inflation)
+    return CSR(whole.indptr, whole.indices, whole.data.astype(DTYPE), whole.shape)
 
 
 def finished(start: int, rows: CSR, power: float) -> tuple[CSR, float]:
@@ -145,7 +149,7 @@ def finished(start: int, rows: CSR, power: float) -> tuple[CSR, float]:
     start : int
         Number of the first row.
     rows : CSR
-        Rows of an expansion, cut.
+        Rows of an expansion, cut; their values are overwritten.
     power : float
         The inflation.
 
@@ -162,12 +166,8 @@ def finished(start: int, rows: CSR, power: float) -> tuple[CSR, float]:
         places = np.concatenate([numbers_of(rows), missing]), np.concatenate([rows.indices, missing + start])
         data = np.concatenate([rows.data, np.ones(len(missing), rows.dtype)])
         rows = from_scipy(sp.csr_array((data, places), shape=rows.shape))
-        lengths = np.diff(rows.indptr)
-    if not rows.nrows:
-        return rows, 0.0
-    squares = np.bincount(numbers_of(rows), rows.data.astype(np.float64) ** 2, minlength=rows.nrows)
-    chaos = (np.maximum.reduceat(rows.data, rows.indptr[:-1]) - squares) * lengths
-    return inflated(rows, power), float(chaos.max())
+    chaos = inflate(rows, power)
+    return rows, chaos
 
 
 def replaced(rows: CSR, numbers: Int64Array, others: CSR) -> CSR:
@@ -192,6 +192,20 @@ def replaced(rows: CSR, numbers: Int64Array, others: CSR) -> CSR:
     indices[new], data[new] = others.indices, others.data
     indices[~new], data[~new] = kept.indices, kept.data
     return CSR(indptr, indices, data, rows.shape)
+
+
+def in_threads(rows: CSR, work: Callable[[CSR], CSR]) -> CSR:
+    """Return rows that a function makes of ranges of rows, each range in a thread of its own."""
+    bounds = thread_bounds(rows)
+    parts: list[CSR] = [rows] * (len(bounds) - 1)
+
+    def run(i: int) -> None:
+        parts[i] = work(rows.rows(bounds[i], bounds[i + 1]))
+
+    run_in_threads(len(parts), run)
+    lengths = np.concatenate([np.diff(part.indptr) for part in parts])
+    indices, data = (np.concatenate([getattr(part, name) for part in parts]) for name in ("indices", "data"))
+    return CSR(np.concatenate([[0], np.cumsum(lengths)]), indices, data, (len(lengths), rows.ncols))
 
 
 def numbers_of(rows: CSR) -> Int64Array:

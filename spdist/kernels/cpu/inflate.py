@@ -1,0 +1,87 @@
+"""Inflation of stochastic rows (CPU, Numba): values raised to a power, rows scaled to sum 1 again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spdist.cpus import count_cpus
+from spdist.kernels.cpu.numba_compile import compiled
+from spdist.kernels.cpu.threads import run_in_threads
+from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import Int64Array, ValueArray
+
+THREAD_ENTRIES = 1 << 18
+"""Entries of a thread: fewer are done before another has started."""
+
+
+def inflate(rows: CSR, power: float) -> float:
+    """Raise the values of each row to a power and scale the row to sum 1, in place.
+
+    Parameters
+    ----------
+    rows : CSR
+        Not negative; rows need not sum to 1 before. Rows without a positive value stay.
+    power : float
+
+    Returns
+    -------
+    float
+        The largest ``(max - sum of squares) * entries`` of a row as it was; 0 if there are no rows.
+
+    Examples
+    --------
+    >>> rows = CSR(np.array([0, 2]), np.array([0, 1], np.int32), np.array([0.25, 0.75]), (1, 2))
+    >>> inflate(rows, 2.0), rows.data
+    (0.25, array([0.1, 0.9]))
+    """
+    bounds = thread_bounds(rows)
+    found = np.zeros(len(bounds) - 1)
+
+    def work(i: int) -> None:
+        found[i] = inflate_rows(rows.indptr, rows.data, bounds[i], bounds[i + 1], float(power))
+
+    run_in_threads(len(found), work)
+    return float(found.max())
+
+
+def thread_bounds(rows: CSR) -> list[int]:
+    """Return the bounds of row ranges with about equal numbers of entries, one range for each thread."""
+    threads = max(1, min(count_cpus(), rows.nnz // THREAD_ENTRIES))
+    ends = np.searchsorted(rows.indptr, np.linspace(0, rows.nnz, threads + 1)[1:-1])
+    return [0, *ends.tolist(), rows.nrows]
+
+
+@compiled
+def inflate_rows(indptr: Int64Array, data: ValueArray, start: int, stop: int, power: float) -> Any:
+    """Inflate rows ``[start, stop)`` in place; return the largest ``(max - sum of squares) * entries`` of a row.
+
+    Parameters
+    ----------
+    indptr : (nrows + 1,) int64
+    data : (nnz,) array
+    start, stop : int
+    power : float
+    """
+    most = 0.0
+    for row in range(start, stop):
+        first, last = indptr[row], indptr[row + 1]
+        largest, squares = 0.0, 0.0
+        for t in range(first, last):
+            value = float(data[t])
+            largest = max(largest, value)
+            squares += value * value
+        if largest == 0.0:
+            continue
+        most = max(most, (largest - squares) * (last - first))
+        total, scale = 0.0, 1.0 / largest  # else a high power would leave nothing of a row of small values
+        for t in range(first, last):
+            value = float(data[t]) * scale
+            value = value * value if power == 2.0 else value**power
+            total += value
+            data[t] = value
+        scale = 1.0 / total
+        for t in range(first, last):
+            data[t] = data[t] * scale
+    return most
