@@ -50,7 +50,7 @@ def multi_matmul(matrices: Sequence[Any], out: str | Path | None = None, **keywo
         At least two; all in memory, or all stored.
     out : str or Path, optional
         Where to store the product; required for stored matrices.
-    engine, memory_limit, workers, scheduler, security, resume, overwrite, steal
+    engine, memory_limit, host_limit, workers, scheduler, security, resume, overwrite, steal
         As in `multiply`.
 
     Returns

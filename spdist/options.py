@@ -261,7 +261,7 @@ class ReduceKeywords(EngineKeywords, WorkerKeywords, ProductKeywords, total=Fals
     """Keywords of `spdist.reduce`."""
 
 
-class ChainKeywords(EngineKeywords, WorkerKeywords, TargetKeywords, total=False):
+class ChainKeywords(WhereKeywords, TargetKeywords, total=False):
     """Keywords of `spdist.multi_matmul`."""
 
 

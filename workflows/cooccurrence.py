@@ -7,6 +7,7 @@
 A has a row for each text, basket or gene, and an entry where it holds an item. C is A.T A over plus_pair: the rows that
 items i and j share. With ``measure: pmi`` it is log(shared * rows / (rows of i * rows of j)) [1]_, of which a
 `threshold` of 0 keeps what occurs together more often than by chance. An item is not counted with itself.
+`spdist.cooccurrence` does the work.
 workflows/cooccurrence.yaml explains the keys.
 
 References
@@ -17,7 +18,6 @@ References
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,13 +25,10 @@ from typing import Any
 
 import job as jobs
 import job_file
-import job_matrices
-import numpy as np
-import scipy.sparse as sp
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(job_file.Job):
+class Job(job_file.ProductJob):
     """What a job file says; `cooccurrence.yaml` explains the keys."""
 
     a: str
@@ -63,12 +60,12 @@ READERS = {
     "top_n": job_file.count,
     "triangle": job_file.text_of,
     "verify": job_file.flag,
-    **job_file.COMMON,
+    **job_file.PRODUCT,
 }
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
-    """Multiply A.T with A, and make of the counts what was asked for.
+    """Count what occurs together.
 
     Parameters
     ----------
@@ -83,54 +80,9 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """
     import spdist
 
-    a = spdist.open(job.a)
-    options: dict[str, Any] = {"semiring": "plus_pair"}
-    if job.measure == "pmi":
-        rows = np.maximum(column_counts(a), 1)
-        options["semiring"] = spdist.Semiring(add, pair, dtype=np.float64, reads="", name="plus_pair as float64")
-        options["epilogue"] = spdist.Epilogue(rows=1 / rows, columns=a.nrows / rows, apply=logarithm)
-    with job_matrices.scratch(job.out, "itself") as (itself,):
-        spdist.save(itself, sp.eye_array(a.ncols, dtype=bool).tocsr())
-        report = spdist.multiply(
-            a,
-            a,
-            job.out,
-            transpose_a=True,
-            mask=itself,
-            complement=True,
-            threshold=job.threshold,
-            top_n=job.top_n,
-            triangle=job.triangle,
-            check=job.verify,
-            resume=job.resume,
-            **job.where(),
-            **options,
-            callbacks=log.callbacks(),
-        )
-    return report.to_json()
-
-
-def add(x: Any, y: Any) -> Any:
-    """Return the sum of two numbers; the plus of the semiring."""
-    return x + y
-
-
-def pair(x: Any, y: Any) -> Any:
-    """Return 1 for two entries that are stored; the times of the semiring."""
-    return 1.0
-
-
-def logarithm(x: Any) -> Any:
-    """Return the natural logarithm."""
-    return math.log(x)
-
-
-def column_counts(a: Any) -> Any:
-    """Return the number of entries of each column of a stored matrix."""
-    out = np.zeros(a.ncols)
-    for start, stop, _ in a.row_blocks(1 << 20):
-        out += np.bincount(a.rows_indices(start, stop).indices, minlength=a.ncols)
-    return out
+    options = {"measure": job.measure, "threshold": job.threshold, "top_n": job.top_n, "triangle": job.triangle}
+    options |= {"check": job.verify, "resume": job.resume, "callbacks": log.callbacks()}
+    return spdist.cooccurrence(job.a, job.out, **options, **job.where()).to_json()
 
 
 def summary(result: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ import job_matrices
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(job_file.Job):
+class Job(job_file.ProductJob):
     """What a job file says; `galerkin.yaml` explains the keys."""
 
     a: str
@@ -34,7 +34,7 @@ READERS = {
     "p": job_file.text_of,
     "r": job_file.text_of,
     "out": job_file.text_of,
-    **job_file.COMMON,
+    **job_file.PRODUCT,
 }
 
 

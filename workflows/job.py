@@ -194,10 +194,14 @@ class Log:
             f"products, {now.nnz:,} entries of C"
         )
 
-    def tell(self, text: str) -> None:
-        """Write a line, unless the last one is recent; raise `Stopped` if a signal came that could not raise it."""
+    def stop_if_asked(self) -> None:
+        """Raise `Stopped` if a signal came that could not raise it."""
         if ASKED:
             raise Stopped(ASKED[0])
+
+    def tell(self, text: str) -> None:
+        """Write a line, unless the last one is recent; raise `Stopped` if a signal came that could not raise it."""
+        self.stop_if_asked()
         if time.monotonic() - self.written >= self.every:
             self.written = time.monotonic()
             say(text)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,17 +48,25 @@ class Job:
         scheduler = scheduler_address(file) if file is not None else self.scheduler
         return {"memory_limit": self.memory_limit, "workers": self.workers, "scheduler": scheduler}
 
-    @contextmanager
-    def where_for_all(self) -> Iterator[dict[str, Any]]:
-        """Yield the same keywords for several products; workers that the job asks for start once."""
-        import spdist
 
-        where = self.where()
-        if self.workers is None:
-            yield where
-            return
-        with spdist.workers(self.workers) as scheduler:
-            yield where | {"workers": None, "scheduler": scheduler}
+@dataclass(frozen=True, kw_only=True)
+class ProductJob(Job):
+    """The keys of a job that multiplies stored matrices.
+
+    Attributes
+    ----------
+    engine : str
+        Of the engines that `engine_of` knows.
+    host_limit : int or str or None
+        Bytes of host memory for each GPU.
+    """
+
+    engine: Any = "auto"
+    host_limit: int | str | None = None
+
+    def where(self) -> dict[str, Any]:
+        """Return engine, limits and workers as spdist's calls take them."""
+        return super().where() | {"engine": self.engine, "host_limit": self.host_limit}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +80,11 @@ class WholeJob(Job):
     """
 
     overwrite: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeProductJob(ProductJob, WholeJob):
+    """The keys of a job that multiplies stored matrices, and replaces `out` at the end with its whole result."""
 
 
 class JobError(ValueError):
@@ -255,6 +269,22 @@ def grid_of(value: Any) -> tuple[int, int, int]:
     return row, inner, column
 
 
+def engine_of(value: object) -> str:
+    """Accept the engines that spdist has.
+
+    Raises
+    ------
+    ValueError
+        If it is another value; the message follows the key's name.
+    """
+    import spdist
+
+    engines = typing.get_args(inspect.signature(spdist.multiply, eval_str=True).parameters["engine"].annotation)
+    if value not in engines:
+        raise ValueError(f"is no engine; write one of {', '.join(engines)}")
+    return str(value)
+
+
 COMMON: dict[str, Callable[[Any], Any]] = {
     "memory_limit": size,
     "workers": count,
@@ -268,6 +298,14 @@ COMMON: dict[str, Callable[[Any], Any]] = {
 
 WHOLE: dict[str, Callable[[Any], Any]] = {"out": text_of, "overwrite": flag, **COMMON}
 """Readers of the keys of a `WholeJob`."""
+
+
+PRODUCT: dict[str, Callable[[Any], Any]] = {"engine": engine_of, "host_limit": size, **COMMON}
+"""Readers of the keys of a `ProductJob`, except `out`."""
+
+
+WHOLE_PRODUCT: dict[str, Callable[[Any], Any]] = {**WHOLE, **PRODUCT}
+"""Readers of the keys of a `WholeProductJob`."""
 
 
 def local(place: str) -> Path | None:

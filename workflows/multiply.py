@@ -13,9 +13,7 @@ stopped by a signal before the end: run it again. workflows/multiply.yaml explai
 
 from __future__ import annotations
 
-import inspect
 import sys
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,13 +23,11 @@ import job_file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(job_file.Job):
+class Job(job_file.ProductJob):
     """What a job file says; `multiply.yaml` explains the keys."""
 
     a: str
     b: str
-    engine: Any = "auto"  # of the engines that `engine_of` knows
-    host_limit: int | str | None = None
     grid: tuple[int, int, int] | None = None
     verify: bool = True
     steal: bool = False
@@ -51,22 +47,6 @@ class Job(job_file.Job):
     transpose_b: bool = False
 
 
-def engine_of(value: object) -> str:
-    """Accept the engines that spdist has.
-
-    Raises
-    ------
-    ValueError
-        If it is another value; the message follows the key's name.
-    """
-    import spdist
-
-    engines = typing.get_args(inspect.signature(spdist.multiply, eval_str=True).parameters["engine"].annotation)
-    if value not in engines:
-        raise ValueError(f"is no engine; write one of {', '.join(engines)}")
-    return str(value)
-
-
 def axis_of(value: object) -> int:
     """Accept 0 and 1.
 
@@ -84,7 +64,7 @@ READERS = {
     "a": job_file.text_of,
     "b": job_file.text_of,
     "out": job_file.text_of,
-    "engine": engine_of,
+    "engine": job_file.engine_of,
     "memory_limit": job_file.size,
     "host_limit": job_file.size,
     "grid": job_file.grid_of,
@@ -132,8 +112,6 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
         job.a,
         job.b,
         job.out,
-        engine=job.engine,
-        host_limit=job.host_limit,
         grid=job.grid,
         **job.where(),
         resume=job.resume,

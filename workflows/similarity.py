@@ -5,8 +5,8 @@
     python workflows/similarity.py JOB.yaml [--set key=value ...]
 
 C has the cosine of rows i and j of A, where it is among the `top_n` largest of row i and `threshold` or more; a row is
-not compared with itself. Rows are scaled to length 1 first (a product with a diagonal matrix); the rest of A A.T is
-never stored. workflows/similarity.yaml explains the keys.
+not compared with itself, and the rest of A A.T is never stored. `spdist.similarity` does the work.
+workflows/similarity.yaml explains the keys.
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ from typing import Any
 
 import job as jobs
 import job_file
-import job_matrices
-import numpy as np
-import scipy.sparse as sp
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(job_file.Job):
+class Job(job_file.ProductJob):
     """What a job file says; `similarity.yaml` explains the keys."""
 
     a: str
@@ -39,12 +36,12 @@ READERS = {
     "top_n": job_file.count,
     "threshold": job_file.number,
     "verify": job_file.flag,
-    **job_file.COMMON,
+    **job_file.PRODUCT,
 }
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
-    """Scale the rows of A and multiply them with one another.
+    """Compare the rows of A.
 
     Parameters
     ----------
@@ -59,41 +56,9 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """
     import spdist
 
-    a = job_matrices.with_values("a", spdist.open(job.a), np.isfinite, "finite real values")
-    with (
-        job_matrices.scratch(job.out, "unit", "diagonal", "itself") as (unit, diagonal, itself),
-        job.where_for_all() as where,
-    ):
-        spdist.save(diagonal, sp.diags_array(1 / row_lengths(a)).tocsr())
-        spdist.save(itself, sp.eye_array(a.nrows, dtype=bool).tocsr())
-        jobs.say("scaling rows to length 1")
-        spdist.multiply(diagonal, a, unit, **where, callbacks=log.callbacks())
-        jobs.say("comparing rows")
-        report = spdist.multiply(
-            unit,
-            unit,
-            job.out,
-            transpose_b=True,
-            mask=itself,
-            complement=True,
-            threshold=max(job.threshold, np.finfo(np.float64).tiny),  # what shares nothing is no neighbour
-            top_n=job.top_n,
-            check=job.verify,
-            resume=job.resume,
-            **where,
-            callbacks=log.callbacks(),
-        )
+    options = {"top_n": job.top_n, "threshold": job.threshold, "check": job.verify, "resume": job.resume}
+    report = spdist.similarity(job.a, job.out, **options, **job.where(), callbacks=log.callbacks())
     return report.to_json()
-
-
-def row_lengths(a: Any) -> Any:
-    """Return the Euclidean norm of each row of a stored matrix; 1 for rows of zeros."""
-    out = np.ones(a.nrows)
-    for start, stop, _ in a.row_blocks(1 << 20):
-        rows = a.rows(start, stop).to_scipy()
-        squares = np.asarray(abs(rows).power(2).sum(axis=1), np.float64).ravel()
-        out[start:stop] = np.where(squares > 0, np.sqrt(squares), 1)
-    return out
 
 
 def summary(result: dict[str, Any]) -> str:

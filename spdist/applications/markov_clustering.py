@@ -74,6 +74,7 @@ def markov_clustering(
     recover_percent: float = 90.0,
     maxiter: int = 10_000,
     labels: str | Path | None = None,
+    edges: bool | None = None,
     on_step: OnStep = ignore_step,
     callbacks: Callbacks | None = None,
     **keywords: Unpack[ApplicationKeywords],
@@ -100,11 +101,13 @@ def markov_clustering(
         Most steps.
     labels : str or Path, optional
         File with the name of each vertex of a stored graph, one a line, as `import_matrix` writes it.
+    edges : bool, optional
+        Whether `graph` is a list of edges; by default its name says so.
     on_step : callable, optional
         Called after each step as ``on_step(step, facts)``, with ``entries`` and ``chaos``.
     callbacks, engine, memory_limit, host_limit, workers, scheduler, security, steal
-        As in `multiply`. Walks stay in memory if they cannot outgrow `memory_limit` of a worker; those of SciPy's
-        matrices always do.
+        As in `multiply`. Walks stay in memory if they cannot outgrow `memory_limit`, unless workers or a scheduler are
+        named; those of SciPy's matrices always do.
     resume : bool
         Go on with the step that an earlier call left that was stopped.
     overwrite : bool
@@ -147,17 +150,20 @@ def markov_clustering(
         if out is not None:
             mode = {"overwrite": keywords.get("overwrite", False), "steal": keywords.get("steal", False)}
             place = stack.enter_context(staged_file(out, **mode))
-        if isinstance(graph, str | Path) and (edges := _list_of_edges(graph)):
+        if _is_list_of_edges(graph, edges):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spdist-edges-")))
             labels = folder / "labels"
-            graph = import_matrix(edges, folder / "graph.zarr", labels=labels, duplicates="max")
+            graph = import_matrix(
+                graph, folder / "graph.zarr", labels=labels, duplicates="max", format="abc" if edges else None
+            )
         matrix = opened(graph, "clusters")
         check_square(matrix)
         check_values(matrix, lambda x: np.isfinite(x) & (x >= 0), "finite weights of 0 and more")
         names = None if labels is None else _names(labels, matrix)
         limit = parse_bytes(keywords.get("memory_limit") or DEFAULT_MEMORY_LIMIT)
         room = COPIES * rules.pruning.most_entries(matrix.shape[0]) * (DTYPE.itemsize + matrix.indices.dtype.itemsize)
-        if not isinstance(matrix, StoredMatrix) or max(room, COPIES * matrix.nbytes) <= limit:
+        asked = keywords.get("workers") is not None or keywords.get("scheduler") is not None
+        if not isinstance(matrix, StoredMatrix) or (max(room, COPIES * matrix.nbytes) <= limit and not asked):
             whole = matrix.to_scipy() if isinstance(matrix, StoredMatrix) else matrix
             found = _in_memory(sp.csr_array(whole), rules, selected(keywords, EngineKeywords))
         else:
@@ -198,10 +204,10 @@ class _Rules:
         return repr((self.inflation, self.pre_inflation, self.pruning))
 
 
-def _list_of_edges(graph: str | Path) -> str:
-    """Return the path of a list of edges; empty if it is none."""
-    plain = str(graph).removesuffix(".gz").removesuffix(".bz2")
-    return str(graph) if plain.endswith(EDGE_LISTS) else ""
+def _is_list_of_edges(graph: Any, edges: bool | None) -> bool:
+    if edges is not None or not isinstance(graph, str | Path):
+        return bool(edges)
+    return str(graph).removesuffix(".gz").removesuffix(".bz2").endswith(EDGE_LISTS)
 
 
 def _names(labels: str | Path, matrix: Any) -> Sequence[str]:

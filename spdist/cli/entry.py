@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from spdist import phases
+from spdist.cli.applications import add_application_verbs
 from spdist.cli.interrupts import raise_dropped_interrupts, say_that_it_stops
 from spdist.cli.matrices import add_matrix_verbs
 from spdist.cli.options import Parser
@@ -69,6 +70,7 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     verbs = Verbs(parser)
     add_matrix_verbs(verbs, command)
     add_product_verbs(verbs)
+    add_application_verbs(verbs)
     text = 'print what completes commands and options in a shell: eval "$(spdist completion bash)"'
     sub = verbs.add("completion", _completion, text)
     sub.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "tcsh"), help="bash, zsh or tcsh")

@@ -46,7 +46,8 @@ def _grid(text: str) -> tuple[int, int, int]:
     return int(parts[0]), int(parts[1]), int(parts[2])
 
 
-def _count(text: str) -> int:
+def count_of(text: str) -> int:
+    """Return a number of at least 1."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of at least 1")
     return int(text)
@@ -78,7 +79,7 @@ def add_overwrite(sub: argparse.ArgumentParser) -> None:
 def add_multiply_options(sub: argparse.ArgumentParser) -> None:
     """Add the options of ``multiply``."""
     add_plan_options(sub)
-    sub.add_argument("--workers", type=_count, help=WORKERS)
+    add_workers(sub)
     add_scheduler_options(sub)
     sub.add_argument("--verify", action="store_true", help="check C at the end")
     sub.add_argument("--record", metavar="FILE", help="write what each stage of each block took, a JSON object a line")
@@ -100,7 +101,7 @@ def add_warm_up_options(sub: argparse.ArgumentParser) -> None:
     text = "auto (default) for CPUs; cuda: for the GPU here too"
     sub.add_argument("--engine", default="auto", help=text)
     sub.add_argument("--dtype", metavar="NAME,NAME", help="of values; by default float32,float64")
-    sub.add_argument("--processes", type=_count, help="that compile side by side; by default one a CPU")
+    sub.add_argument("--processes", type=count_of, help="that compile side by side; by default one a CPU")
 
 
 def add_reduce_options(sub: argparse.ArgumentParser) -> None:
@@ -111,9 +112,14 @@ def add_reduce_options(sub: argparse.ArgumentParser) -> None:
     text = "where to write it; a value for each row or column goes there, or is printed with --json"
     sub.add_argument("--out", metavar="FILE.npy", help=text)
     add_engine_options(sub)
-    sub.add_argument("--workers", type=_count, help=WORKERS)
+    add_workers(sub)
     add_scheduler_options(sub)
     add_product_options(sub)
+
+
+def add_workers(sub: argparse.ArgumentParser) -> None:
+    """Add ``--workers``."""
+    sub.add_argument("--workers", type=count_of, help=WORKERS)
 
 
 def add_scheduler_options(sub: argparse.ArgumentParser) -> None:
@@ -155,7 +161,7 @@ def add_product_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--normalize", metavar="NORM", help="divide rows by their norm: l1, l2 or max")
     sub.add_argument("--drop-zeros", action="store_true", help="leave out entries that are zero")
     sub.add_argument("--threshold", type=float, metavar="X", help="keep values from X up")
-    sub.add_argument("--top-n", type=_count, metavar="N", help="keep the N largest of each row")
+    sub.add_argument("--top-n", type=count_of, metavar="N", help="keep the N largest of each row")
 
 
 def add_generate(sub: argparse.ArgumentParser, chosen: bool) -> None:

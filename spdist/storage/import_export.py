@@ -70,6 +70,7 @@ def import_matrix(
     block_size: BlockSize | Literal["auto"] | None = None,
     labels: str | Path | None = None,
     duplicates: Duplicates = "sum",
+    format: str | None = None,
     progress: Progress | None = None,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> StoredMatrix:
@@ -96,6 +97,8 @@ def import_matrix(
         written to this file, one a line. Without, vertices are numbers from 0 on.
     duplicates : {"sum", "max", "first"}
         What becomes of several edges from one vertex to another in a list of edges; other formats are summed.
+    format : str, optional
+        Ending that says what `source` is, whatever its name: "mtx", "abc.gz", ...
     progress : callable, optional
         Called as ``progress(done, total)``; reading the file and sorting its entries each count for one half.
     bucket_bytes : int
@@ -118,7 +121,7 @@ def import_matrix(
     """
     path, _, inner = str(source).partition(".h5ad::")
     path = locations.normalise(path + (".h5ad" if inner else ""))
-    reader = _reader_of(path, str(source))
+    reader = _reader_of(path if format is None else f"{path}.{format}", str(source))
     _check_file(path)
     facts = {"provenance": {"command": "import", "source": str(source)}}
     staged = staged_matrix(target, overwrite=overwrite, steal=steal)

@@ -1,0 +1,226 @@
+"""Commands of what products are for: neighbours, co-occurrence, triangles, paths, clusters, ranks."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import asdict, replace
+from typing import Any
+
+from spdist import phases
+from spdist.cli.options import STEAL, add_engine_options, add_scheduler_options, add_workers, count_of
+from spdist.cli.verbs import Verbs, print_json, security_of
+from spdist.errors import InputError
+
+SCHEMES = {
+    1: (3_000, 400, 500), 2: (4_000, 500, 600), 3: (5_000, 600, 700), 4: (6_000, 700, 800),
+    5: (7_000, 800, 900), 6: (10_000, 1_100, 1_400), 7: (10_000, 1_200, 1_600),
+}  # fmt: skip
+"""Prune, select and recover numbers of mcl's schemes."""
+
+
+def add_application_verbs(verbs: Verbs) -> None:
+    """Add the verbs of applications."""
+    sub = verbs.add("similarity", _similarity, "the most similar rows of each row, by the cosine", "a", "c")
+    sub.add_argument("--top-n", type=count_of, default=10, metavar="N", help="rows kept for each row, by default 10")
+    sub.add_argument("--threshold", type=float, default=0.0, metavar="X", help="keep similarities from X up")
+    sub.add_argument("--metric", default="cosine", help="cosine (default) or inner_product")
+    _add_stored(sub)
+    sub = verbs.add("cooccurrence", _cooccurrence, "the rows that columns share: A.T @ A, counted", "a", "c")
+    sub.add_argument("--measure", default="count", help="count (default), or pmi: pointwise mutual information")
+    sub.add_argument("--threshold", type=float, metavar="X", help="keep values from X up")
+    sub.add_argument("--top-n", type=count_of, metavar="N", help="keep the N largest of each column")
+    sub.add_argument("--triangle", metavar="upper", help="each pair once, above the diagonal")
+    _add_stored(sub)
+    sub = verbs.add("triangles", _triangles, "count the triangles of a graph", "graph")
+    sub.add_argument("--folder", help="for a copy of the edges; all workers must see it")
+    _add_where(sub)
+    sub = verbs.add("shortest-paths", _shortest_paths, "lengths of shortest paths of a graph", "graph", "d")
+    sub.add_argument("--sources", type=_vertices, metavar="I,J,...", help="vertices to start from, by default all")
+    sub.add_argument("--hops", type=count_of, metavar="N", help="most edges of a path")
+    _add_steps(sub, "D")
+    _add_where(sub)
+    sub = verbs.add("pagerank", _pagerank, "rank the nodes of a graph; ranks go to a .npy file", "graph", "ranks")
+    sub.add_argument("--damping", type=float, default=0.85, help="chance to follow a link, by default 0.85")
+    sub.add_argument("--tolerance", type=float, default=1e-10, help="total change of ranks that ends it")
+    sub.add_argument("--maxiter", type=count_of, default=1000, metavar="N", help="most iterations")
+    sub.add_argument("--gpu", action="store_true", help="multiply on GPUs")
+    sub.add_argument("--overwrite", action="store_true", help="replace RANKS")
+    add_workers(sub)
+    add_scheduler_options(sub)
+    _add_clustering(verbs)
+
+
+def _add_clustering(verbs: Verbs) -> None:
+    text = "clusters of a graph by Markov clustering, as mcl: GRAPH is a list of edges (.abc) or a matrix"
+    sub = verbs.add("markov-clustering", _markov_clustering, text, "graph")
+    sub.add_argument("-o", dest="out", metavar="CLUSTERS", required=True, help="text, one cluster a line")
+    sub.add_argument("-I", dest="inflation", type=float, default=2.0, metavar="X", help="inflation, by default 2.0")
+    sub.add_argument("-pi", dest="pre_inflation", type=float, metavar="X", help="raise weights to this power first")
+    sub.add_argument("-scheme", type=int, choices=SCHEMES, default=6, help="sets -P, -S and -R together, by default 6")
+    sub.add_argument("-P", dest="prune", type=int, metavar="N", help="drop values below 1/N")
+    sub.add_argument("-S", dest="select", type=int, metavar="N", help="keep the N largest values of a walk")
+    sub.add_argument("-R", dest="recover", type=int, metavar="N", help="keep up to N values where too little is left")
+    sub.add_argument(
+        "-pct", dest="recover_percent", type=float, default=90.0, metavar="X", help="that is too little, by default 90"
+    )
+    sub.add_argument("-te", dest="threads", type=count_of, metavar="N", help="CPUs to use, by default all")
+    sub.add_argument("--abc", action="store_true", help="GRAPH is a list of edges, whatever its name")
+    sub.add_argument("--labels", metavar="FILE", help="names of the vertices of a matrix, one a line")
+    sub.add_argument("--maxiter", type=count_of, default=10_000, metavar="N", help="most steps")
+    _add_steps(sub, "CLUSTERS")
+    _add_where(sub)
+
+
+def _add_where(sub: argparse.ArgumentParser) -> None:
+    add_engine_options(sub)
+    sub.add_argument("--host-limit", metavar="BYTES", help="of the host's memory for each GPU, by default 8GiB")
+    add_workers(sub)
+    add_scheduler_options(sub)
+
+
+def _add_steps(sub: argparse.ArgumentParser, target: str) -> None:
+    mode = sub.add_mutually_exclusive_group()
+    mode.add_argument("--resume", action="store_true", help="go on with the step where an earlier run was stopped")
+    mode.add_argument("--overwrite", action="store_true", help=f"replace {target} once the new one is whole")
+    sub.add_argument("--steal", action="store_true", help=STEAL)
+
+
+def _add_stored(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--verify", action="store_true", help="check C at the end")
+    mode = sub.add_mutually_exclusive_group()
+    mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
+    mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
+    sub.add_argument("--steal", action="store_true", help=STEAL)
+    _add_where(sub)
+
+
+def _vertices(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' are no vertices: write numbers, as in 0,17") from None
+
+
+def _where(args: argparse.Namespace) -> dict[str, Any]:
+    """Return where products run, as the API takes it."""
+    names = ("engine", "memory_limit", "host_limit", "workers", "scheduler")
+    return {name: getattr(args, name) for name in names} | {"security": security_of(args)}
+
+
+def _target(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in ("resume", "overwrite", "steal")}
+
+
+def _stored(function: Any, args: argparse.Namespace, *names: str) -> int:
+    """Run an application whose result is a product, and show its report."""
+    from spdist.cli import console
+
+    given = {name: getattr(args, name) for name in names} | _where(args) | _target(args)
+    with phases.clocked() as clock, console.RunDisplay(quiet=args.json) as shown:
+        report = function(args.a, args.c, check=args.verify, callbacks=shown.callbacks, **given)
+    report = replace(report, phases=clock.seconds())
+    if not args.json:
+        console.show(*report.description(args.c))
+    return print_json(report.to_json(), args)
+
+
+def _similarity(args: argparse.Namespace) -> int:
+    from spdist.applications.similarity import similarity
+
+    return _stored(similarity, args, "top_n", "threshold", "metric")
+
+
+def _cooccurrence(args: argparse.Namespace) -> int:
+    from spdist.applications.cooccurrence import cooccurrence
+
+    return _stored(cooccurrence, args, "measure", "threshold", "top_n", "triangle")
+
+
+def _triangles(args: argparse.Namespace) -> int:
+    from spdist.applications.triangles import triangles
+    from spdist.cli import console
+
+    where = _where(args)
+    del where["host_limit"]
+    with console.RunDisplay(quiet=args.json) as shown:
+        found = triangles(args.graph, folder=args.folder, callbacks=shown.callbacks, **where)
+    if not args.json:
+        console.line(f"{found.triangles:,} triangles of {found.vertices:,} vertices and {found.edges:,} edges")
+    return print_json(asdict(found), args)
+
+
+def _shortest_paths(args: argparse.Namespace) -> int:
+    from spdist.applications.shortest_paths import shortest_paths
+    from spdist.cli import console
+
+    steps = []
+
+    def on_step(step: int, facts: dict[str, Any]) -> None:
+        steps.append(step)
+        if not args.json:
+            console.line(f"step {step}: paths of at most {facts['hops']:,} hops, {facts['pairs']:,} pairs")
+
+    given = {"sources": args.sources, "hops": args.hops, "on_step": on_step}
+    found = shortest_paths(args.graph, args.d, **given, **_where(args), **_target(args))
+    if not args.json:
+        console.line(f"{found.nnz:,} pairs have a path, of {found.ncols:,} vertices; their lengths are in {args.d}")
+    return print_json({"steps": len(steps), "pairs": found.nnz, "vertices": found.ncols}, args)
+
+
+def _markov_clustering(args: argparse.Namespace) -> int:
+    from spdist.applications.markov_clustering import markov_clustering
+    from spdist.cli import console
+
+    if args.threads is not None:
+        if not hasattr(os, "sched_setaffinity"):
+            raise InputError("-te binds this process to CPUs, which this system does not do: leave it out")
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
+
+    def on_step(step: int, facts: dict[str, Any]) -> None:
+        if not args.json:
+            console.line(f"step {step}: {facts['entries']:,} entries, chaos {facts['chaos']:.2g}")
+
+    numbers: dict[str, Any] = dict(zip(("prune", "select", "recover"), SCHEMES[args.scheme], strict=True))
+    numbers |= {name: value for name in numbers if (value := getattr(args, name)) is not None}
+    names = ("inflation", "pre_inflation", "recover_percent", "maxiter", "labels")
+    given = {name: getattr(args, name) for name in names} | {"on_step": on_step, "edges": True if args.abc else None}
+    with phases.clocked() as clock:
+        found = markov_clustering(args.graph, args.out, **given, **numbers, **_where(args), **_target(args))
+    facts = found.summary()
+    if not args.json:
+        console.line(
+            f"{facts['clusters']:,} clusters after {facts['steps']} steps, in {args.out}: the largest has "
+            f"{facts['largest']:,} vertices, {facts['alone']:,} have one"
+        )
+        if not found.converged:
+            console.warning(f"walks still change, chaos {found.chaos:.2g}: raise --maxiter")
+    print_json(facts | {"phases": clock.seconds()}, args)
+    return 0 if found.converged else 1
+
+
+def _pagerank(args: argparse.Namespace) -> int:
+    import numpy as np
+
+    from spdist.cli import console
+    from spdist.interop.rows import to_scipy
+    from spdist.jobs.operands import open_operand
+    from spdist.operators.solvers import pagerank
+    from spdist.storage.atomic_replace import staged_file
+
+    with staged_file(args.ranks, overwrite=args.overwrite) as place:
+        links = to_scipy(open_operand(args.graph))
+        where = {"workers": args.workers, "scheduler": args.scheduler, "security": security_of(args)}
+        options = {"damping": args.damping, "tolerance": args.tolerance, "maxiter": args.maxiter, "on_gpu": args.gpu}
+        found = pagerank(links, **options, **where)
+        with place.open("wb") as file:  # of a name np.save would add .npy to
+            np.save(file, found.x)
+    facts = {name: getattr(found, name) for name in ("iterations", "residual", "converged", "seconds")}
+    best = np.argsort(-found.x, kind="stable")[:10]
+    facts["top"] = [{"node": int(node), "rank": float(found.x[node])} for node in best]
+    if not args.json:
+        console.line(f"{found.iterations:,} iterations in {found.seconds:.2f} s; ranks are in {args.ranks}; the first:")
+        for one in facts["top"]:
+            console.line(f"  {one['node']:>12,}  {one['rank']:.3e}")
+    print_json(facts, args)
+    return 0 if found.converged else 1
