@@ -14,7 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from spdist.errors import InputError
-from spdist.kernels.cpu.inflate import inflate, thread_bounds
+from spdist.kernels.cpu.finished.inflate import inflate, thread_bounds
 from spdist.kernels.cpu.multiply import cut
 from spdist.kernels.cpu.threads import run_in_threads
 from spdist.kernels.product_spec import ProductSpec

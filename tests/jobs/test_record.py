@@ -25,6 +25,4 @@ def test_threads_write_whole_lines(tmp_path):
             each.join()
     found = [json.loads(line) for line in file.read_text().splitlines()]
     every = [(t, n) for t in range(8) for n in range(lines)]
-    assert sorted((line["thread"], line["number"]) for line in found) == [
-        (t, n) for t in range(8) for n in range(lines)
-    ]
+    assert sorted((line["thread"], line["number"]) for line in found) == every

@@ -11,7 +11,7 @@ import numpy as np
 
 from spdist.errors import MatrixError
 from spdist.kernels.cpu import multiply as cpu
-from spdist.kernels.cpu.merge import merge as merge_values
+from spdist.kernels.cpu.finished.merge import merge as merge_values
 from spdist.kernels.cpu.product_counts import row_products
 from spdist.matrices.bsr import BSR, from_rows
 from spdist.matrices.csr import CSR

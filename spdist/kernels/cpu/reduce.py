@@ -60,7 +60,7 @@ def reduce_rows(reduction: Reduction, c: CSR, first_row: int) -> PartialReductio
     """
     dtype = sum_dtype(c.dtype)
     if isinstance(reduction, Histogram):
-        from spdist.kernels.cpu.histogram import histogram  # loads Numba
+        from spdist.kernels.cpu.finished.histogram import histogram  # loads Numba
 
         return PartialReduction(histogram(c.data, np.array(reduction.edges)))
     if reduction == "row_sums":

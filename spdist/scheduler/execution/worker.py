@@ -304,7 +304,7 @@ def add_partial(c: CSR, partial: CSR, spec: ProductSpec, *, is_last: bool) -> CS
     CSR
     """
     from spdist.kernels.bsr import multiply_cpu as bsr_cpu  # both load Numba
-    from spdist.kernels.cpu.merge import merge
+    from spdist.kernels.cpu.finished.merge import merge
 
     if blocksize(c.dtype) is not None:
         return bsr_cpu.merge(c, partial)

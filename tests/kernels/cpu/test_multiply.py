@@ -399,7 +399,7 @@ def test_works_where_nothing_can_be_kept_on_disk():
     """Numba finds no folder that can be written to, and refuses to keep a function while spdist's modules load."""
     program = (
         "from numba.core import caching; caching.CacheImpl._locator_classes = []; "
-        "import numpy as np; from spdist.matrices import csr; from spdist.kernels.cpu import merge; "
+        "import numpy as np; from spdist.matrices import csr; from spdist.kernels.cpu.finished import merge; "
         "from spdist.kernels.cpu.rowwise import multiply; "
         "from spdist.storage.formats import matrix_market; from spdist.scheduler.planner import cut_rows; "
         "m = csr.CSR(np.array([0, 1]), np.array([0], np.int32), np.ones(1), (1, 1)); "

@@ -143,7 +143,7 @@ EXTREME = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-3, 3).
 @settings(max_examples=300, deadline=None)
 @given(st.lists(EXTREME, min_size=2, max_size=20, unique=True), st.lists(EXTREME | st.just(np.nan), max_size=20))
 def test_bins_of_any_width(edges, values):
-    from spdist.kernels.cpu.histogram import histogram
+    from spdist.kernels.cpu.finished.histogram import histogram
 
     edges = np.unique(edges)
     assume(len(edges) > 1)
