@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from spdist import api
 from spdist.applications.clusters import Clustering, joined, labels_of, strongest
 from spdist.applications.operands import check_square, check_values, name_of, opened, parts
-from spdist.applications.steps import OnStep, Steps, ignore_step, kept_workers
+from spdist.applications.steps import OnStep, Steps, held_file, ignore_step, kept_workers
 from spdist.applications.walks import (
     DTYPE,
     Pruning,
@@ -42,7 +42,7 @@ from spdist.options import (
     select as selected,
 )
 from spdist.storage import locations
-from spdist.storage.atomic_replace import staged_file, staged_matrix
+from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
 from spdist.storage.import_export import import_matrix
 from spdist.storage.matrix import StoredMatrix, open_matrix
@@ -148,8 +148,7 @@ def markov_clustering(
     with contextlib.ExitStack() as stack:
         place = None
         if out is not None:
-            mode = {"overwrite": keywords.get("overwrite", False), "steal": keywords.get("steal", False)}
-            place = stack.enter_context(staged_file(out, **mode))
+            place = stack.enter_context(held_file(out, keywords))
         if _is_list_of_edges(graph, edges):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spdist-edges-")))
             labels = folder / "labels"

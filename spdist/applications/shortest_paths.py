@@ -135,9 +135,9 @@ def _in_memory(
             api.matmul(before, before if doubles else edges, semiring="min_plus", **select(keywords, EngineKeywords))
         )
         on_step(step, {"hops": done, "pairs": after.nnz})
-        if _are_same(before, after):
+        done_with, before = _are_same(before, after), after
+        if done_with:
             break
-        before = after
     return before
 
 

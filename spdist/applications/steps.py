@@ -13,9 +13,12 @@ from spdist.errors import SpdistError
 from spdist.jobs.target import check_target
 from spdist.options import ApplicationKeywords, WhereKeywords, select
 from spdist.storage import groups, locations
-from spdist.storage.lock import hold_target
+from spdist.storage.atomic_replace import staged_file
+from spdist.storage.lock import hold_target, remove_remains
 from spdist.storage.matrix import StoredMatrix, open_matrix
 
+STEP = ".spdist-step-"
+"""Begins the end of a step's name."""
 OnStep = Callable[[int, dict[str, Any]], None]
 """Called after each step with its number and facts about it."""
 
@@ -35,8 +38,25 @@ def held(out: str | Path, keywords: ApplicationKeywords) -> Iterator[str]:
     """
     target = locations.normalise(out)
     check_target(target, overwrite=keywords.get("overwrite", False))
-    with hold_target(target, steal=keywords.get("steal", False)):
+    with _held_with_steps(target, keywords):
         yield target
+
+
+@contextmanager
+def held_file(out: str | Path, keywords: ApplicationKeywords) -> Iterator[Path]:
+    """Hold the place of a file; yield where to write it, from where it is moved to its place at the end."""
+    target, overwrite = locations.normalise(out), keywords.get("overwrite", False)
+    with _held_with_steps(target, keywords), staged_file(target, overwrite=overwrite) as place:
+        yield place
+
+
+@contextmanager
+def _held_with_steps(target: str, keywords: ApplicationKeywords) -> Iterator[None]:
+    """Hold a target; remove what dead runs left there, except the steps that are to be resumed."""
+    with hold_target(target, steal=keywords.get("steal", False)):
+        places = [place for place in locations.relatives(target) if place.startswith(f"{target}{STEP}")]
+        remove_remains(target, keep=tuple(places) if keywords.get("resume", False) else ())
+        yield
 
 
 @contextmanager
@@ -75,7 +95,7 @@ class Steps:
 
     def place(self, step: int, suffix: str = "") -> str:
         """Return where the matrix of a step lies; of the first, 0, what the iteration begins with."""
-        return f"{self.target}.spdist-step-{step}{suffix}"
+        return f"{self.target}{STEP}{step}{suffix}"
 
     def begin(self, write: Callable[[str, dict[str, str]], object], *, resume: bool) -> int:
         """Make sure that the first matrix is there; return the last step that is.
@@ -109,11 +129,11 @@ class Steps:
         """Remove the matrices of all steps but some."""
         kept = {self.place(step) for step in keep}
         for place in locations.relatives(self.target):
-            if place.startswith(f"{self.target}.spdist-step-") and place not in kept:
+            if place.startswith(f"{self.target}{STEP}") and place not in kept:
                 locations.discard(place)
 
     def _numbers(self) -> Iterator[int]:
         for place in locations.relatives(self.target):
-            number = place.removeprefix(f"{self.target}.spdist-step-")
+            number = place.removeprefix(f"{self.target}{STEP}")
             if number.isdigit():
                 yield int(number)

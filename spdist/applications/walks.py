@@ -77,7 +77,10 @@ class Pruning:
         copy = CSR(rows.indptr.copy(), rows.indices.copy(), rows.data.copy(), rows.shape)
         first = cut(copy, ProductSpec(**self.of_expansion()))
         poor = self.poor(first)
-        return replaced(first, poor, self.recovered(from_scipy(rows.to_scipy()[poor]))) if len(poor) else first
+        if not len(poor):
+            return first
+        again = cut(from_scipy(rows.to_scipy()[poor]), ProductSpec(**self.of_recovery()))
+        return replaced(first, poor, self.recovered(again))
 
     def most_entries(self, n: int) -> int:
         """Return the most entries of `n` rows after a step."""

@@ -1,0 +1,1 @@
+"""Rows that are made already: merged, inflated, counted by bins."""
