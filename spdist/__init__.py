@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from spdist.applications.similarity import similarity
     from spdist.applications.triangles import TriangleCount, triangles
     from spdist.chain import multi_matmul
+    from spdist.elementwise import apply, ewise_add, ewise_mult
     from spdist.errors import (
         CorruptError,
         InputError,
@@ -60,6 +61,7 @@ _HOME = {
     "markov_clustering": "spdist.applications.markov_clustering",
     "shortest_paths": "spdist.applications.shortest_paths",
     "similarity": "spdist.applications.similarity",
+    **dict.fromkeys(("apply", "ewise_add", "ewise_mult"), "spdist.elementwise"),
     **dict.fromkeys(("TriangleCount", "triangles"), "spdist.applications.triangles"),
     **dict.fromkeys(("Callbacks", "Report"), "spdist.jobs.report"),
     **dict.fromkeys(("numeric", "symbolic"), "spdist.inmemory.pattern"),
@@ -122,11 +124,14 @@ __all__ = [
     "SpdistError",
     "TriangleCount",
     "VerificationError",
+    "apply",
     "check",
     "cluster_security",
     "conjugate_gradient",
     "cooccurrence",
     "ehyb",
+    "ewise_add",
+    "ewise_mult",
     "export_matrix",
     "from_dask",
     "generate",
