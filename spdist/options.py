@@ -359,6 +359,8 @@ def select(keywords: Mapping[str, object], kind: type[One]) -> One:
 
 
 @overload
+def options_of(function: Callable[..., Any], keywords: Mapping[str, object], /) -> tuple[()]: ...
+@overload
 def options_of(function: Callable[..., Any], keywords: Mapping[str, object], one: type[One], /) -> tuple[One]: ...
 @overload
 def options_of(

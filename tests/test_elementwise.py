@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 import spdist
 from spdist import elementwise
 from tests.conftest import random_matrix
-from tests.support.strategies import DTYPES, csr_matrices
+from tests.support.strategies import csr_matrices
+
+DTYPES = [np.dtype(name) for name in ("?", "i1", "f4", "f8", "c16")]
 
 
 @st.composite
