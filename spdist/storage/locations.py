@@ -18,6 +18,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore
 
 from spdist.errors import InputError, MatrixError, SpdistError, one_line
+from spdist.storage.targets import s3
 
 REMOTE_SECONDS = 15.0
 """Seconds within which a remote storage must answer a first question."""
@@ -122,6 +123,8 @@ def open_store(url: str) -> Store:
     if is_local(url):
         return LocalStore(local_path(url))
     try:
+        if url.partition("://")[0] in s3.SCHEMES and s3.is_installed():
+            return s3.open_s3(url)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # memory:// is not asynchronous; Zarr wraps it and says so each time
             return FsspecStore.from_url(url, storage_options=storage_options(url))

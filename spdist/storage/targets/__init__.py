@@ -1,1 +1,1 @@
-"""Targets of commands: the files of their locks, and how what lies at a target is replaced."""
+"""Targets of commands: the files of their locks, how what lies at a target is replaced, and S3."""

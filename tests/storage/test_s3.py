@@ -1,0 +1,101 @@
+"""Matrices in S3 through a server that fails: what passes is asked again, what stays is one line, nothing is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+import s3fs
+import scipy.sparse as sp
+from moto.server import ThreadedMotoServer
+
+import spdist
+from spdist.storage import locations
+from spdist.storage.targets import s3
+from tests.conftest import assert_is_product, random_matrix
+from tests.scheduler.execution.test_driver import read
+from tests.support.failing_proxy import FailingProxy
+
+
+@pytest.fixture(scope="module")
+def proxy():
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    proxy = FailingProxy(*server.get_host_and_port())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "testing")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        s3fs.S3FileSystem.clear_instance_cache()
+        s3fs.S3FileSystem(use_listings_cache=False).mkdir("failing")
+        yield proxy
+        s3fs.S3FileSystem.clear_instance_cache()
+    proxy.stop()
+    server.stop()
+
+
+def is_of_zarr(path: str) -> bool:
+    return "/c/" in path or "zarr.json" in path
+
+
+@pytest.mark.parametrize("what", ["busy", "reset", "slow"])
+def test_what_passes_is_asked_again(proxy, what):
+    m = random_matrix(200, 200, 4, 1)
+    drawn = random.Random(7)
+    proxy.failed.clear()
+    proxy.fault = lambda number, method, path: what if is_of_zarr(path) and drawn.random() < 0.15 else ""
+    a = spdist.save("s3://failing/A.zarr", m, overwrite=True)
+    spdist.multiply(a, a, "s3://failing/C.zarr", overwrite=True, check=True)
+    assert_is_product(read("s3://failing/C.zarr"), m, m, 1e-12)
+    assert proxy.failed
+    proxy.fault = lambda number, method, path: ""
+    assert spdist.check("s3://failing/C.zarr").ok
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_answers_that_are_cut_off_make_nothing_wrong(proxy, seed):
+    m, drawn = random_matrix(200, 200, 4, 1), random.Random(seed)
+    proxy.fault = lambda number, method, path: ""
+    a = spdist.save("s3://failing/A.zarr", m, overwrite=True)
+    spdist.multiply(a, a, "s3://failing/C.zarr", overwrite=True)
+    proxy.fault = lambda number, method, path: "cut" if method == "GET" and drawn.random() < 0.1 else ""
+    with contextlib.suppress(spdist.SpdistError, OSError):
+        spdist.multiply(a, a, "s3://failing/C.zarr", overwrite=True)
+    proxy.fault = lambda number, method, path: ""
+    assert_is_product(read("s3://failing/C.zarr"), m, m, 1e-12)
+
+
+def test_a_server_that_stays_busy_ends_in_a_line(proxy, monkeypatch):
+    proxy.fault = lambda number, method, path: ""
+    a = spdist.save("s3://failing/A.zarr", random_matrix(50, 50, 4, 1), overwrite=True)
+    proxy.fault = lambda number, method, path: "busy" if is_of_zarr(path) else ""
+    monkeypatch.setattr(s3, "RETRIES", 1)
+    try:
+        with pytest.raises(spdist.InputError, match=r"A\.zarr: the storage cannot be used"):
+            spdist.open("s3://failing/A.zarr")
+    finally:
+        proxy.fault = lambda number, method, path: ""
+    assert spdist.open(a.url).nnz == a.nnz
+
+
+def test_keys_of_fsspec_and_of_the_machine(monkeypatch):
+    from fsspec.config import conf
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://one:1")
+    assert s3._options()["endpoint"] == "http://one:1"
+    assert s3._options()["credential_provider"]()["access_key_id"]
+    monkeypatch.setitem(conf, "s3", {"anon": True, "endpoint_url": "http://two:2"})
+    assert s3._options()["skip_signature"]
+    assert s3._options()["endpoint"] == "http://two:2"
+    monkeypatch.setitem(conf, "s3", {"key": "k", "secret": "s", "token": "t", "client_kwargs": {"region_name": "mars"}})
+    found = s3._options()
+    assert (found["access_key_id"], found["secret_access_key"], found["session_token"]) == ("k", "s", "t")
+    assert found["region"] == "mars"
+
+
+def test_without_obstore_fsspec_serves(proxy, monkeypatch):
+    monkeypatch.setattr(s3, "is_installed", lambda: False)
+    assert type(locations.open_store("s3://failing/A.zarr")).__name__ == "FsspecStore"
+    assert spdist.save("s3://failing/B.zarr", sp.eye_array(3), overwrite=True).nnz == 3
