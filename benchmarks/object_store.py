@@ -1,0 +1,112 @@
+"""C in an S3 server: what spdist writes and reads a second, beside what obstore alone moves in the same run.
+
+::
+
+    AWS_ENDPOINT_URL=http://127.0.0.1:8333 AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... \\
+        python benchmarks/object_store.py [--rounds N] [--out FILE]
+
+With --quick a simulated server of this process serves. The bucket ``spdist-benchmark`` is made and emptied. C is written
+by a product whose factors are local, to a fresh place each time, and read whole afterwards; the same with fsspec's file
+system in place of obstore; and objects of 8 MiB by obstore alone, eight at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import record
+
+import spdist
+from spdist.storage import locations
+from spdist.storage.targets import s3
+
+BUCKET = "spdist-benchmark"
+OBJECT, AT_ONCE = 8 << 20, 8
+
+
+def start_simulation() -> Any:
+    """Start a simulated S3 in this process."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    os.environ.update(AWS_ENDPOINT_URL=f"http://{host}:{port}", AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="x")
+    return server
+
+
+def raw(nbytes: int) -> dict[str, float]:
+    """Return MB/s that obstore alone writes and reads."""
+    import obstore
+
+    store, content = s3.open_s3(f"s3://{BUCKET}/raw").store, os.urandom(OBJECT)
+    names = [f"{i}" for i in range(max(1, nbytes // OBJECT))]
+    found = {}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for what, call in (
+            ("write", lambda name: obstore.put(store, name, content, use_multipart=False)),
+            ("read", lambda name: len(obstore.get(store, name).bytes())),
+        ):
+            begin = time.perf_counter()
+            list(pool.map(call, names))
+            found[what] = len(names) * OBJECT / (time.perf_counter() - begin) / 1e6
+    return found
+
+
+def product(a: Any, url: str) -> dict[str, float]:
+    """Return the seconds of a product to a URL, and MB/s of its blocks and of reading C."""
+    locations.discard(url)
+    begin = time.perf_counter()
+    report = spdist.multiply(a, a, url)
+    seconds = time.perf_counter() - begin
+    c = spdist.open(url)
+    begin = time.perf_counter()
+    c.to_scipy()
+    read = c.nbytes / (time.perf_counter() - begin) / 1e6
+    locations.discard(url)
+    return {"seconds": seconds, "write": c.nbytes / report.phases["run"] / 1e6, "read": read, "bytes": c.nbytes}
+
+
+def main() -> None:
+    """Measure, print, record."""
+    parser = record.parser(__doc__ or "")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dims", default="90x90x90")
+    args = parser.parse_args()
+    server = start_simulation() if args.quick else None
+    rounds, dims = (1, "12x12x12") if args.quick else (args.rounds, args.dims)
+    import s3fs
+
+    s3fs.S3FileSystem(use_listings_cache=False).mkdirs(BUCKET, exist_ok=True)
+    results: dict[str, list[dict[str, float]]] = {}
+    installed = s3.is_installed
+    with tempfile.TemporaryDirectory() as folder:
+        a = spdist.generate("poisson", f"{folder}/A.zarr", dims=dims, points=27)
+        for turn in range(rounds):
+            results.setdefault("obstore alone", []).append(raw(1 << 20 if args.quick else 1 << 29))
+            ways = [("local", f"{folder}/C.zarr", True), ("obstore", f"s3://{BUCKET}/C.zarr", True),
+                    ("fsspec", f"s3://{BUCKET}/C.zarr", False)]  # fmt: skip
+            for name, url, with_obstore in ways[:: 1 - 2 * (turn % 2)]:
+                s3.is_installed = installed if with_obstore else lambda: False  # type: ignore[assignment]
+                results.setdefault(name, []).append(product(a, url))
+        s3.is_installed = installed
+    locations.discard(f"s3://{BUCKET}/raw")
+    medians = {
+        name: {key: round(statistics.median(run[key] for run in runs), 2) for key in runs[0]}
+        for name, runs in results.items()
+    }
+    for name, found in medians.items():
+        print(f"{name:14} " + ", ".join(f"{key} {value:,.1f}" for key, value in found.items()))
+    content = {"benchmark": "object_store", "server": "moto" if args.quick else os.environ.get("S3_SERVER", "")}
+    record.write(content | {"rounds": rounds, "dims": dims, "results": medians}, args.out)
+    if server is not None:
+        server.stop()
+
+
+if __name__ == "__main__":
+    main()
