@@ -1,13 +1,13 @@
-"""C in an S3 server: what spdist writes and reads a second, beside what obstore alone moves in the same run.
+r"""C in an S3 server: what spdist writes and reads a second, beside what obstore alone moves in the same run.
 
 ::
 
-    AWS_ENDPOINT_URL=http://127.0.0.1:8333 AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... \\
+    AWS_ENDPOINT_URL=http://127.0.0.1:8333 AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... \
         python benchmarks/object_store.py [--rounds N] [--out FILE]
 
-With --quick a simulated server of this process serves. The bucket ``spdist-benchmark`` is made and emptied. C is written
-by a product whose factors are local, to a fresh place each time, and read whole afterwards; the same with fsspec's file
-system in place of obstore; and objects of 8 MiB by obstore alone, eight at a time.
+With --quick a simulated server of this process serves. The bucket ``spdist-benchmark`` is made if it is not there. C is
+written by a product whose factors are local, to a new place each time, and read whole afterwards; the same with fsspec's
+file system in place of obstore; and objects of 8 MiB by obstore alone, eight at a time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from uuid import uuid4
 
 import record
 
@@ -60,7 +61,7 @@ def raw(nbytes: int) -> dict[str, float]:
 
 def product(a: Any, url: str) -> dict[str, float]:
     """Return the seconds of a product to a URL, and MB/s of its blocks and of reading C."""
-    locations.discard(url)
+    url = f"{url}-{uuid4().hex[:8]}.zarr"
     begin = time.perf_counter()
     report = spdist.multiply(a, a, url)
     seconds = time.perf_counter() - begin
@@ -89,8 +90,8 @@ def main() -> None:
         a = spdist.generate("poisson", f"{folder}/A.zarr", dims=dims, points=27)
         for turn in range(rounds):
             results.setdefault("obstore alone", []).append(raw(1 << 20 if args.quick else 1 << 29))
-            ways = [("local", f"{folder}/C.zarr", True), ("obstore", f"s3://{BUCKET}/C.zarr", True),
-                    ("fsspec", f"s3://{BUCKET}/C.zarr", False)]  # fmt: skip
+            ways = [("local", f"{folder}/C", True), ("obstore", f"s3://{BUCKET}/C", True),
+                    ("fsspec", f"s3://{BUCKET}/C", False)]  # fmt: skip
             for name, url, with_obstore in ways[:: 1 - 2 * (turn % 2)]:
                 s3.is_installed = installed if with_obstore else lambda: False  # type: ignore[assignment]
                 results.setdefault(name, []).append(product(a, url))
