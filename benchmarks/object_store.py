@@ -6,7 +6,7 @@ r"""C in an S3 server: what spdist writes and reads a second, beside what obstor
         python benchmarks/object_store.py [--rounds N] [--out FILE]
 
 With --quick a simulated server of this process serves. The bucket ``spdist-benchmark`` is made if it is not there. C is
-written by a product whose factors are local, to a new place each time, and read whole afterwards; the same with fsspec in
+written by a product of local factors, to a new place each time, and read whole afterwards; the same with fsspec in
 place of obstore; and objects of 8 MiB by obstore alone, eight at a time. Rates are of stored bytes.
 """
 

@@ -29,7 +29,7 @@ from spdist.scheduler.execution.journal import Journal, UnseenChunkError, is_see
 from spdist.scheduler.execution.plugins import compilations, installed, peak_memory
 from spdist.scheduler.execution.records import JobSpec, Outcome
 from spdist.scheduler.execution.stages import stage_failure
-from spdist.scheduler.execution.supervision.calls import is_connected, lost_scheduler
+from spdist.scheduler.execution.supervision.calls import addresses, is_connected, lost_scheduler
 from spdist.scheduler.execution.telemetry import InFlight, Progress, RunCallbacks, TimingSubscriber, add_totals
 from spdist.scheduler.execution.window import BlockInFlight, BlockWindow, SharedChunks
 from spdist.scheduler.execution.worker import stage_totals, unpublished_timings
@@ -384,7 +384,8 @@ def _run(driver: Driver) -> Checksums:
 
 def _outcome(client: Client, name: str, driver: Driver) -> Outcome:
     """Ask the workers for peaks and stage totals; a worker may die at the last moment."""
-    used = list(driver.assigner.held) or None
+    alive = set(addresses(client))  # Dask would try to reach one that died for half a minute
+    used = [address for address in driver.assigner.held if address in alive] or None
     peaks = client.run(peak_memory, name, workers=used, on_error="ignore").values()
     stages = add_totals(client.run(stage_totals, name, on_error="ignore").values())
     host, device = (max((peak[i] for peak in peaks), default=0) for i in (0, 1))
