@@ -456,6 +456,46 @@ def faults(name: str) -> str:
     )
 
 
+def clustering(name: str) -> str:
+    """Compare Markov clustering with mcl."""
+    found = record(name)
+    lines = [
+        [graph, row["edges"], row["seconds"]["mcl"], row["seconds"]["spdist"],
+         row["seconds"]["mcl"] / row["seconds"]["spdist"], f"{row['clusters'][0]:,} and {row['clusters'][1]:,}",
+         f"{100 * row['variation_share']:.3f} %", f"{row['alone_in_one']}"]
+        for graph, row in found["results"].items()
+    ]  # fmt: skip
+    ratios = [line[4] for line in lines]
+    return (
+        f"### Markov clustering, {found['threads']} threads\n\n"
+        f"`spdist markov-clustering graph.abc -I 2.0` and `mcl graph.abc --abc -I 2.0` ({found['mcl']}), file to file. Whole\n"
+        f"commands in seconds, medians of {found['rounds']}. {summary(ratios)} Variation of information as a share of the\n"
+        f"larger entropy: 0 if the clusterings are equal. Last: vertices that are alone in one of them only.\n\n"
+        + table(["graph", "edges", "mcl", "spdist", "ratio", "clusters", "variation", "alone in one"], lines)
+        + f"\n{source(name)}"
+    )
+
+
+def object_store(name: str) -> str:
+    """Compare what spdist moves to and from an S3 server with what obstore alone moves."""
+    found = record(name)
+    rows = found["results"]
+    raw = rows["obstore alone"]
+    lines = [
+        [way, row["write"], f"{100 * row['write'] / raw['write']:.0f} %", row["read"], f"{100 * row['read'] / raw['read']:.0f} %"]
+        for way, row in rows.items() if way != "local"
+    ]  # fmt: skip
+    return (
+        f"### C in an S3 server\n\n"
+        f"{found['server']}. A product of {found['rows']:,} rows whose C takes {rows['obstore']['bytes'] / 1e6:,.0f} MB as stored: MB/s\n"
+        f"from the first read of its factors, which are local, to the last write of C, and of reading C whole; and objects of\n"
+        f"8 MiB by obstore alone, eight at a time. The server, the product and the peer share the {found['host']['cores']} cores. Medians of\n"
+        f"{found['rounds']}.\n\n"
+        + table(["by", "write", "of obstore alone", "read", "of obstore alone"], lines)
+        + f"\n{source(name)}"
+    )
+
+
 # -- the two documents -------------------------------------------------------------------------------------------------
 
 SECTIONS: dict[str, list[Callable[[], str]]] = {
@@ -570,6 +610,10 @@ def measured() -> str:
     parts += ["## Calls in one table\n", comparisons("../benchmarks/results")]
     if waits.recorded("cores"):
         parts += ["## Threads of the CPU engine\n", *map(waits.cores, waits.recorded("cores"))]
+    if waits.recorded("clustering"):
+        parts += ["## What products are for\n", *map(clustering, waits.recorded("clustering"))]
+    if waits.recorded("object_store"):
+        parts += ["## Object stores\n", *map(object_store, waits.recorded("object_store"))]
     for title, sections in SECTIONS.items():
         parts += [f"## {title}\n", *(section() for section in sections)]
     if waits.recorded("faults"):
