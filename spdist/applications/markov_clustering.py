@@ -26,6 +26,7 @@ from spdist.applications.walks import (
     replaced,
     stochastic,
 )
+from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
 from spdist.jobs.report import Callbacks
 from spdist.matrices.csr import CSR, from_scipy
@@ -41,6 +42,7 @@ from spdist.options import (
 from spdist.options import (
     select as selected,
 )
+from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT
 from spdist.storage import locations
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
@@ -106,8 +108,8 @@ def markov_clustering(
     on_step : callable, optional
         Called after each step as ``on_step(step, facts)``, with ``entries`` and ``chaos``.
     callbacks, engine, memory_limit, host_limit, workers, scheduler, security, steal
-        As in `multiply`. Walks stay in memory if they cannot outgrow `memory_limit`, unless workers or a scheduler are
-        named; those of SciPy's matrices always do.
+        As in `multiply`. Walks stay in memory if they cannot outgrow `memory_limit`, with GPUs `host_limit`, unless
+        workers or a scheduler are named; those of SciPy's matrices always do.
     resume : bool
         Go on with the step that an earlier call left that was stopped.
     overwrite : bool
@@ -159,10 +161,7 @@ def markov_clustering(
         check_square(matrix)
         check_values(matrix, lambda x: np.isfinite(x) & (x >= 0), "finite weights of 0 and more")
         names = None if labels is None else _names(labels, matrix)
-        limit = parse_bytes(keywords.get("memory_limit") or DEFAULT_MEMORY_LIMIT)
-        room = COPIES * rules.pruning.most_entries(matrix.shape[0]) * (DTYPE.itemsize + matrix.indices.dtype.itemsize)
-        asked = keywords.get("workers") is not None or keywords.get("scheduler") is not None
-        if not isinstance(matrix, StoredMatrix) or (max(room, COPIES * matrix.nbytes) <= limit and not asked):
+        if _stay_in_memory(matrix, rules.pruning, execution):
             whole = matrix.to_scipy() if isinstance(matrix, StoredMatrix) else matrix
             found = _in_memory(sp.csr_array(whole), rules, selected(keywords, EngineKeywords))
         else:
@@ -201,6 +200,18 @@ class _Rules:
     def identity(self) -> str:
         """Return what walks depend on besides the graph."""
         return repr((self.inflation, self.pre_inflation, self.pruning))
+
+
+def _stay_in_memory(matrix: Any, pruning: Pruning, execution: ExecutionOptions) -> bool:
+    """Whether the walks of a graph are kept in memory: those of a stored one if they cannot outgrow the limit."""
+    if not isinstance(matrix, StoredMatrix):
+        return True
+    if execution.workers is not None or execution.scheduler is not None:
+        return False
+    on_gpu = execution.engine in GPU_ENGINES
+    limit = execution.host_limit or DEFAULT_HOST_LIMIT if on_gpu else execution.memory_limit or DEFAULT_MEMORY_LIMIT
+    room = pruning.most_entries(matrix.nrows) * (DTYPE.itemsize + matrix.indices.dtype.itemsize)
+    return COPIES * max(room, matrix.nbytes) <= parse_bytes(limit)
 
 
 def _is_list_of_edges(graph: Any, edges: bool | None) -> bool:

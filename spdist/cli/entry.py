@@ -36,6 +36,8 @@ LINE = 2000
 
 GARBAGE = 100_000
 """New objects after which the process of a command searches for garbage."""
+RESUMABLE = ("multiply", "similarity", "cooccurrence", "shortest-paths", "markov-clustering")
+"""Commands that go on where they were stopped."""
 ADDRESS_SPACE = 2 << 30
 """Bytes of address space for the libraries and their threads; a product with 1.1 GB ended without a line, or hung."""
 
@@ -134,7 +136,7 @@ def end_process(code: int) -> NoReturn:
 def _main(argv: list[str]) -> int:
     """Run one command."""
     command = next((word for word in argv if not word.startswith("-")), None)
-    again = "; continue with --resume" if command == "multiply" else ""
+    again = "; continue with --resume" if command in RESUMABLE else ""
     try:
         return _run(_parser(command), argv)
     except SpdistError as error:
@@ -163,7 +165,7 @@ def _run(parser: argparse.ArgumentParser, argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, say_that_it_stops)  # a batch system's leaves a C that can be resumed
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
         signal.signal(signal.SIGINT, say_that_it_stops)
-    if args.command in ("multiply", "reduce"):
+    if args.command in (*RESUMABLE, "reduce", "triangles"):
         _check_address_space()
     return int(args.run(args))
 

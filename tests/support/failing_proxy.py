@@ -1,11 +1,10 @@
-"""A server in front of another that fails some requests: busy answers, slow ones, answers that are cut off."""
+"""A server in front of another that fails some requests: busy answers, lost connections, answers that are cut off."""
 
 from __future__ import annotations
 
 import http.client
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,7 +24,7 @@ class FailingProxy:
     Attributes
     ----------
     fault : callable
-        Returns "busy" (503), "reset" (the connection ends), "cut" (half of the body comes), "slow" or "".
+        Returns "busy" (503), "reset" (the connection ends), "cut" (half of the body comes) or "".
     failed : list of str
         What happened to requests that failed.
     """
@@ -51,8 +50,6 @@ class FailingProxy:
                 if what == "busy":
                     self.answer(503, [("Content-Length", "0")], b"")
                     return
-                if what == "slow":
-                    time.sleep(0.3)
                 onward = http.client.HTTPConnection(host, port, timeout=30)
                 onward.request(self.command, self.path, body, dict(self.headers) | {"Connection": "close"})
                 found = onward.getresponse()

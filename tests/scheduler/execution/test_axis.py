@@ -54,7 +54,6 @@ def test_ties_go_to_smaller_rows(operands, kind, top_n):
 
 @pytest.mark.parametrize(("semiring", "masked"), [
     ("plus_times", {}), ("plus_first", {"mask": True}), ("plus_second", {"mask": True, "complement": True}),
-    ("min_plus", {"mask": True, "complement": True}), ("plus_pair", {"mask": True}),
 ])  # fmt: skip
 def test_other_options_stay_as_they_are(operands, semiring, masked):
     """The mask and factors of rows are those of C; the first operand is A's."""
