@@ -19,7 +19,7 @@ DTYPES = [np.dtype(t) for t in ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "
 def csr_matrices(
     draw: Any, shape: tuple[int, int], values: st.SearchStrategy[Any] = SMALL_INTS, dtype: Any = np.float64
 ) -> CSR:
-    """Draw a canonical CSR with empty rows, short rows, full rows, explicit zeros, and int32 or int64 indices."""
+    """Draw a canonical CSR with empty rows, short rows, full rows, explicit zeros; of float64 int32 or int64 indices."""
     nrows, ncols = shape
     columns = st.integers(0, max(ncols - 1, 0))
     row = st.just([])
@@ -29,7 +29,9 @@ def csr_matrices(
         row |= st.just(list(range(ncols)))
     rows = draw(st.lists(row, min_size=nrows, max_size=nrows))
     indptr = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    index_dtype = np.int64 if ncols > np.iinfo(np.int32).max else draw(INDEX_DTYPES)
+    wide = ncols > np.iinfo(np.int32).max
+    both = np.dtype(dtype) == np.float64  # each pair of index dtypes is a kernel to compile: of other values, one
+    index_dtype = np.int64 if wide else draw(INDEX_DTYPES) if both else np.int32
     indices = np.array([j for r in rows for j in r], dtype=index_dtype)
     drawn = draw(st.lists(values, min_size=len(indices), max_size=len(indices)))
     return CSR(indptr, indices, np.array(drawn, dtype=np.int64 if values is SMALL_INTS else None).astype(dtype), shape)
