@@ -19,7 +19,7 @@ DTYPES = [np.dtype(t) for t in ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "
 def csr_matrices(
     draw: Any, shape: tuple[int, int], values: st.SearchStrategy[Any] = SMALL_INTS, dtype: Any = np.float64
 ) -> CSR:
-    """Draw a canonical CSR with empty rows, short rows, full rows, explicit zeros; of float64 int32 or int64 indices."""
+    """Draw a canonical CSR: empty, short and full rows, explicit zeros; of float64 int32 or int64 indices."""
     nrows, ncols = shape
     columns = st.integers(0, max(ncols - 1, 0))
     row = st.just([])
