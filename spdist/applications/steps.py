@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spdist.engines import GPU_ENGINES
-from spdist.errors import SpdistError
+from spdist.errors import MatrixError
 from spdist.jobs.target import check_target
 from spdist.options import ApplicationKeywords, WhereKeywords, select
 from spdist.storage import groups, locations
@@ -117,7 +117,7 @@ class Steps:
 
     def matrix(self, step: int) -> StoredMatrix | None:
         """Return the matrix of a step, if it is there and whole."""
-        with suppress(SpdistError, OSError):
+        with suppress(MatrixError):  # not there, or unfinished; one that cannot be read is no reason to begin anew
             return open_matrix(self.place(step))
         return None
 

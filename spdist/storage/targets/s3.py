@@ -1,4 +1,4 @@
-"""S3 by obstore, which moves objects at twice the speed of fsspec's file system and asks again when a server fails.
+"""S3 by obstore, which moves objects more quickly than fsspec's file system and asks again when a server fails.
 
 Keys, region and endpoint come from where boto and s3fs take them: the environment, ``~/.aws``, roles of machines, and
 fsspec's configuration. Only Zarr's objects go this way; locks and replacements are single small requests of fsspec.
