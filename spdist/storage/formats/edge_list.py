@@ -13,17 +13,22 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
+from spdist.cpus import count_cpus
 from spdist.errors import MatrixError, one_line
+from spdist.kernels.cpu.threads import run_in_threads
 from spdist.matrices.dtypes import Int64Array
 from spdist.storage.external_sort import Entries
-from spdist.storage.formats.source import BoundedText, Import
+from spdist.storage.formats.edge_words import ManyNames, Words, words_of
+from spdist.storage.formats.source import BoundedText, Import, Source
 
 TEXT_BYTES = 1 << 20
-"""Bytes of text that are read at a time, and most bytes of a line."""
+"""Bytes of text that a thread reads at a time, and most bytes of a line."""
+COMPILED_BYTES = 1 << 20
+"""Bytes of a file from which its words are found by compiled code: compiling that takes as long as some megabytes."""
 ENTRIES = 1 << 20
 """Edges that are sorted at a time."""
 EDGE = np.dtype([("row", np.int64), ("column", np.int64), ("weight", np.float64)])
@@ -43,146 +48,18 @@ def import_edges(job: Import) -> None:
     MatrixError
         If a line is no edge; names it.
     """
-    vertices = Names() if job.labels is not None else Numbers()
-    place = job.stage.scratch / "edges"
+    text = EdgeText(job.source, names=job.labels is not None)
+    place, count = job.stage.scratch / "edges", 0
     with place.open("wb") as file:
-        count = _read(job, vertices, file)
-    shape = job.shape((vertices.count, vertices.count))
+        for edges in text.edges():
+            file.write(edges.tobytes())
+            count += len(edges)
+            job.report_read(min(text.done, job.source.size), 2 * job.source.size)
+    shape = job.shape((text.vertices.count, text.vertices.count))
     job.sort(_batches(place), shape, np.dtype(np.float64), count)
     place.unlink()
     if job.labels is not None:
-        job.labels.write_bytes(b"".join(name + b"\n" for name in vertices.names()))
-
-
-@dataclass
-class Numbers:
-    """Vertices that are numbers from 0 on."""
-
-    count: int = 0
-
-    def number(self, word: bytes) -> int:
-        """Return the number of a vertex; raise ValueError if it is none."""
-        return int(self.numbers([word])[0])
-
-    def numbers(self, words: list[bytes]) -> Int64Array:
-        """Return the numbers of some vertices; raise ValueError if one is none."""
-        found = np.array([int(word) for word in words], np.int64) if words else np.empty(0, np.int64)
-        if len(found) and not (int(found.min()) >= 0 and int(found.max()) < (1 << 63) - 1):
-            raise ValueError
-        self.count = max(self.count, int(found.max(initial=-1)) + 1)
-        return found
-
-    def names(self) -> Iterator[bytes]:
-        """Yield nothing: there are no names."""
-        yield from ()
-
-
-@dataclass
-class Names:
-    """Vertices that have names, numbered in the order in which they come."""
-
-    known: defaultdict[bytes, int] = field(default_factory=lambda: defaultdict(itertools.count().__next__))
-
-    @property
-    def count(self) -> int:
-        """Number of vertices."""
-        return len(self.known)
-
-    def number(self, word: bytes) -> int:
-        """Return the number of a vertex."""
-        return self.known[word]
-
-    def numbers(self, words: list[bytes]) -> Int64Array:
-        """Return the numbers of some vertices."""
-        return np.fromiter(map(self.known.__getitem__, words), np.int64, len(words))
-
-    def names(self) -> Iterator[bytes]:
-        """Yield the names in the order of their numbers."""
-        yield from self.known
-
-
-def _read(job: Import, vertices: Numbers | Names, file: BinaryIO) -> int:
-    """Write the edges of the text to a file of numbers; return how many there are."""
-    split = _by_commas if ".csv" in Path(job.path).suffixes else bytes.split
-    text, count, line = BoundedText(job.source), 0, 0
-    for lines in _pieces(text, job.path):
-        edges = _alike(lines, vertices) if split is bytes.split else None
-        if edges is None:
-            found = [_line(split(raw), vertices, job, number) for number, raw in enumerate(lines, line + 1)]
-            edges = np.array([edge for edge in found if edge is not None], EDGE)
-        file.write(edges.tobytes())
-        line, count = line + len(lines), count + len(edges)
-        job.report_read(min(text.done, job.source.size), 2 * job.source.size)
-    return count
-
-
-def _alike(lines: list[bytes], vertices: Numbers | Names) -> Any:
-    """Return the edges of lines that all have as many fields and no comment; None of others, which are read singly."""
-    text = b"\n".join(lines)
-    words = text.split()
-    fields = len(words) // max(len(lines), 1)
-    if fields not in (2, 3) or len(words) != fields * len(lines) or b"#" in text or b"%" in text:
-        return None
-    letters: Any = np.frombuffer(text + b"\n", np.uint8)
-    space = (letters == 32) | ((letters >= 9) & (letters <= 13))
-    begins = ~space
-    begins[1:] &= space[:-1]
-    until = np.cumsum(begins)[letters == 10]
-    if (np.diff(until, prepend=0) != fields).any():
-        return None
-    edges = np.empty(len(lines), EDGE)
-    try:
-        edges["weight"] = np.array(words[2::3]).astype(np.float64) if fields == 3 else 1.0
-        del words[2::fields]
-        numbers = vertices.numbers(words)
-    except (ValueError, OverflowError):
-        return None
-    edges["row"], edges["column"] = numbers[::2], numbers[1::2]
-    return edges
-
-
-def _line(words: list[bytes], vertices: Numbers | Names, job: Import, line: int) -> tuple[int, int, float] | None:
-    """Return the edge of a line; None of one that is empty, a comment or a header."""
-    if not words or words[0][:1] in (b"#", b"%"):
-        return None
-    return _edge(words, vertices, job, line)
-
-
-def _edge(words: list[bytes], vertices: Numbers | Names, job: Import, line: int) -> tuple[int, int, float] | None:
-    """Return the edge of a line; None of a first line that names the columns."""
-    if len(words) not in (2, 3):
-        raise _error(job, line, f"{len(words)} fields where two vertices and perhaps a weight are expected")
-    try:
-        weight = 1.0 if len(words) == 2 else float(words[2])
-    except ValueError:
-        if line == 1 and not job.path.endswith(".abc"):
-            return None
-        raise _error(job, line, f"the weight {_shown(words[2])} is no number") from None
-    try:
-        return vertices.number(words[0]), vertices.number(words[1]), weight
-    except ValueError:
-        wrong = words[0] if not words[0].isdigit() else words[1]
-        raise _error(
-            job, line, f"the vertex {_shown(wrong)} is no number from 0 on; for names, say where to list them: --labels"
-        ) from None
-
-
-def _pieces(text: BoundedText, path: str) -> Iterator[list[bytes]]:
-    """Yield the lines of a text, some at a time."""
-    rest = b""
-    while found := text.read(TEXT_BYTES):
-        *lines, rest = (rest + found).split(b"\n")
-        if len(rest) > TEXT_BYTES:
-            raise MatrixError(f"{path}: a line of more than {TEXT_BYTES:,} bytes; this is no list of edges")
-        yield lines
-    if rest:
-        yield [rest]
-
-
-def _by_commas(line: bytes) -> list[bytes]:
-    """Return the fields of a line of CSV."""
-    fields = next(csv.reader([line.decode("utf-8", "surrogateescape")]), [])
-    return [each.strip().encode("utf-8", "surrogateescape") for each in fields]
+        job.labels.write_bytes(b"".join(name + b"\n" for name in text.vertices.names()))
 
 
 def _batches(place: Path) -> Iterator[Entries]:
@@ -193,9 +70,173 @@ def _batches(place: Path) -> Iterator[Entries]:
             yield Entries(*(np.ascontiguousarray(edges[name]) for name in EDGE.names or ()))
 
 
+# -- vertices ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Numbers:
+    """Vertices that are numbers from 0 on."""
+
+    count: int = 0
+
+    def numbers(self, words: list[bytes]) -> Int64Array:
+        """Return the numbers of some vertices; raise ValueError if one is none."""
+        found = np.array([int(word) for word in words], np.int64) if words else np.empty(0, np.int64)
+        if len(found) and not (int(found.min()) >= 0 and int(found.max()) < (1 << 63) - 1):
+            raise ValueError
+        return self._counted(found)
+
+    def number_all(self, words: Words) -> Int64Array:
+        """Return the numbers of the vertices of edges."""
+        return self._counted(words.keys.view(np.int64))
+
+    def names(self) -> Iterator[bytes]:
+        """Yield nothing: there are no names."""
+        yield from ()
+
+    def _counted(self, found: Int64Array) -> Int64Array:
+        self.count = max(self.count, int(found.max(initial=-1)) + 1)
+        return found
+
+
+@dataclass
+class Names:
+    """Vertices that have names, numbered in the order in which they come: those of a small file."""
+
+    known: defaultdict[bytes, int] = field(default_factory=lambda: defaultdict(itertools.count().__next__))
+
+    @property
+    def count(self) -> int:
+        """Number of vertices."""
+        return len(self.known)
+
+    def numbers(self, words: list[bytes]) -> Int64Array:
+        """Return the numbers of some vertices."""
+        return np.fromiter(map(self.known.__getitem__, words), np.int64, len(words))
+
+    def number_all(self, words: Words) -> Int64Array:
+        """Return the numbers of the vertices of edges."""
+        places = zip(words.begins.tolist(), words.lengths.tolist(), strict=True)
+        return self.numbers([words.text[begin : begin + length] for begin, length in places])
+
+    def names(self) -> Iterator[bytes]:
+        """Yield the names in the order of their numbers."""
+        yield from self.known
+
+
+# -- edges -------------------------------------------------------------------------------------------------------------
+
+
+class EdgeText:
+    """The edges of a text, and the vertices that were met so far.
+
+    Parameters
+    ----------
+    source : Source
+    names : bool
+        Whether vertices have names.
+    """
+
+    def __init__(self, source: Source, *, names: bool) -> None:
+        self.path, self.text = source.path, BoundedText(source)
+        self.commas = ".csv" in Path(source.path).suffixes
+        self.large = source.size > COMPILED_BYTES
+        self.vertices: Numbers | Names | ManyNames = Numbers() if not names else ManyNames() if self.large else Names()
+
+    @property
+    def done(self) -> int:
+        """Bytes of text that were read."""
+        return self.text.done
+
+    def edges(self) -> Iterator[Any]:
+        """Yield arrays of `EDGE`, in order."""
+        line, texts = 1, _pieces(self.text, self.path)
+        while pieces := list(itertools.islice(texts, count_cpus() if self.large else 1)):
+            for piece, words in zip(pieces, self._words(pieces), strict=True):
+                if words is None:
+                    yield self._read_lines(piece, line)
+                else:
+                    yield _array(self.vertices.number_all(words), words.weights)
+                line += piece.count(b"\n")
+
+    def _words(self, pieces: list[bytes]) -> list[Words | None]:
+        """Return the words of pieces; None of one that has to be read line by line."""
+        found: list[Words | None] = [None] * len(pieces)
+
+        def find(i: int) -> None:
+            found[i] = words_of(pieces[i], commas=self.commas, numbers=isinstance(self.vertices, Numbers))
+
+        if self.large:
+            run_in_threads(len(pieces), find)
+        return found
+
+    def _read_lines(self, text: bytes, first: int) -> Any:
+        """Return the edges of lines, read one by one; the first has number `first`."""
+        words: list[bytes] = []
+        weights, lines = [], []
+        for line, raw in enumerate(text.split(b"\n"), first):
+            fields = _by_commas(raw) if self.commas else raw.split()
+            weight = _weight(fields, self.path, line)
+            if weight is not None:
+                words += fields[:2]
+                weights.append(weight)
+                lines.append(line)
+        try:
+            return _array(self.vertices.numbers(words), np.array(weights, np.float64))
+        except (ValueError, OverflowError):
+            wrong = next(i for i, word in enumerate(words) if not word.isdigit() or int(word) >= (1 << 63) - 1)
+            raise _error(
+                self.path,
+                lines[wrong // 2],
+                f"the vertex {_shown(words[wrong])} is no number from 0 on; for names, say where to list them: "
+                f"--labels",
+            ) from None
+
+
+def _array(numbers: Int64Array, weights: Any) -> Any:
+    """Return edges, given the numbers of the two vertices of each, one after the other."""
+    edges = np.empty(len(weights), EDGE)
+    edges["row"], edges["column"], edges["weight"] = numbers[::2], numbers[1::2], weights
+    return edges
+
+
+def _weight(words: list[bytes], path: str, line: int) -> float | None:
+    """Return the weight of an edge; None of a line that is empty, a comment, or first and names the columns."""
+    if not words or words[0][:1] in (b"#", b"%"):
+        return None
+    if len(words) not in (2, 3):
+        raise _error(path, line, f"{len(words)} fields where two vertices and perhaps a weight are expected")
+    try:
+        return 1.0 if len(words) == 2 else float(words[2])
+    except ValueError:
+        if line == 1 and not path.endswith(".abc"):
+            return None
+        raise _error(path, line, f"the weight {_shown(words[2])} is no number") from None
+
+
+def _pieces(text: BoundedText, path: str) -> Iterator[bytes]:
+    """Yield the lines of a text, some at a time, each with its end."""
+    rest = b""
+    while found := text.read(TEXT_BYTES):
+        cut = found.rfind(b"\n") + 1
+        if cut:
+            yield rest + found[:cut]
+        rest = found[cut:] if cut else rest + found
+        if len(rest) > TEXT_BYTES:
+            raise MatrixError(f"{path}: a line of more than {TEXT_BYTES:,} bytes; this is no list of edges")
+    if rest:
+        yield rest + b"\n"
+
+
+def _by_commas(line: bytes) -> list[bytes]:
+    """Return the fields of a line of CSV."""
+    fields = next(csv.reader([line.decode("utf-8", "surrogateescape")]), []) if line.strip() else []
+    return [each.strip().encode("utf-8", "surrogateescape") for each in fields]
+
+
 def _shown(word: bytes) -> str:
     return one_line(repr(word.decode("utf-8", "replace")), 40)
 
 
-def _error(job: Import, line: int, what: str) -> MatrixError:
-    return MatrixError(f"{job.path}, line {line:,}: {what}")
+def _error(path: str, line: int, what: str) -> MatrixError:
+    return MatrixError(f"{path}, line {line:,}: {what}")
