@@ -64,7 +64,8 @@ def graphs(args: Any) -> Iterator[tuple[str, Any]]:
             if folder is not None and (file := folder / f"{name}.npz").exists():
                 yield name, sp.coo_array(sp.load_npz(file))
                 break
-    yield "planted 100,000", planted(100_000, 30, 12, 2)
+    for n in args.planted:
+        yield f"planted {n:,}", planted(n, 30, 12, 2)
     for scale in args.rmat:
         yield f"R-MAT {scale} x 16", rmat(scale, 16)
 
@@ -148,6 +149,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds after which a command is stopped")
     parser.add_argument("--rmat", type=int, nargs="*", default=[14], help="scales of R-MAT graphs")
+    parser.add_argument("--planted", type=int, nargs="*", default=[100_000], help="vertices of graphs of families")
     parser.add_argument("--only", nargs="*", help="names of graphs")
     parser.add_argument("--options", nargs="*", default=["--memory-limit", "8GiB"], help="more options of spdist")
     args = parser.parse_args()

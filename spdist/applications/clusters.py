@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
-from spdist.applications.walks import filtered, numbers_of
+from spdist.applications.rows import filtered, numbers_of, sums_of
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array
 from spdist.storage.atomic_replace import staged_file
@@ -100,10 +100,8 @@ def strongest(start: int, rows: CSR) -> CSR:
     largest = np.maximum.reduceat(rows.data, rows.indptr[:-1]).astype(np.float64)
     bar = np.where(own < largest, SELF_SHARE * own + (1 - SELF_SHARE) * largest, own / (1 + SLACK))
     first = filtered(rows, rows.data >= bar[number])
-    number = numbers_of(first)
-    sums = np.bincount(number, first.data, minlength=rows.nrows)
-    counts = np.diff(first.indptr)
-    return filtered(first, first.data * (counts + 1)[number] >= sums[number])
+    number, counts = numbers_of(first), np.diff(first.indptr)
+    return filtered(first, first.data * (counts + 1)[number] >= sums_of(first)[number])
 
 
 def labels_of(m: Any) -> Int64Array:

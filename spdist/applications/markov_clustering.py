@@ -4,63 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
-import scipy.sparse as sp
 
 from spdist import api
 from spdist.applications.clusters import Clustering, joined, labels_of, strongest
-from spdist.applications.operands import check_square, check_values, name_of, opened, parts
+from spdist.applications.graphs import Graph, load_graph
+from spdist.applications.operands import parts
+from spdist.applications.rows import numbers_of
 from spdist.applications.steps import OnStep, Steps, held_file, ignore_step, kept_workers
-from spdist.applications.walks import (
-    DTYPE,
-    Pruning,
-    finished,
-    first_walks,
-    in_threads,
-    numbers_of,
-    replaced,
-    stochastic,
-)
-from spdist.engines import GPU_ENGINES
+from spdist.applications.walks import DTYPE, Pruning, finished, stochastic
+from spdist.applications.walks_in_memory import walks_of
 from spdist.errors import InputError
 from spdist.jobs.report import Callbacks
-from spdist.matrices.csr import CSR, from_scipy
 from spdist.matrices.dtypes import Int64Array
-from spdist.options import (
-    DEFAULT_MEMORY_LIMIT,
-    ApplicationKeywords,
-    EngineKeywords,
-    ExecutionOptions,
-    lists,
-    options_of,
-)
-from spdist.options import (
-    select as selected,
-)
-from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT
+from spdist.options import ApplicationKeywords, EngineKeywords, ExecutionOptions, lists, options_of
+from spdist.options import select as selected
 from spdist.storage import locations
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
-from spdist.storage.import_export import import_matrix
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
-from spdist.units import check_count, parse_bytes
+from spdist.units import check_count
 
 STILL = 1e-4
 """Chaos below which walks stand still."""
 STUBBORN, PRESSED = 40, 1.001
 """Steps after which each further one raises the inflation by a factor: some graphs go round in a circle for ever."""
-COPIES = 3
-"""Matrices of the size of the walks that a step in memory has at a time."""
-SAMPLE, MANY = 100, 0.3
-"""Rows of a sample of an expansion, and the share of them with too little left from which all rows are expanded at once
-with all that both rules may keep."""
-EDGE_LISTS = (".abc", ".tsv", ".csv")
 
 
 @lists(ApplicationKeywords)
@@ -151,27 +124,17 @@ def markov_clustering(
         place = None
         if out is not None:
             place = stack.enter_context(held_file(out, keywords))
-        if _is_list_of_edges(graph, edges):
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spdist-edges-")))
-            labels = folder / "labels"
-            graph = import_matrix(
-                graph, folder / "graph.zarr", labels=labels, duplicates="max", format="abc" if edges else None
-            )
-        matrix = opened(graph, "clusters")
-        check_square(matrix)
-        check_values(matrix, lambda x: np.isfinite(x) & (x >= 0), "finite weights of 0 and more")
-        names = None if labels is None else _names(labels, matrix)
-        if _stay_in_memory(matrix, rules.pruning, execution):
-            whole = matrix.to_scipy() if isinstance(matrix, StoredMatrix) else matrix
-            found = _in_memory(sp.csr_array(whole), rules, selected(keywords, EngineKeywords))
+        loaded = load_graph(graph, labels, edges, rules.pruning, execution, stack)
+        if loaded.matrix is None:
+            found = _in_memory(loaded, rules, selected(keywords, EngineKeywords))
         else:
             if out is None:
                 out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spdist-walks-"))) / "clusters"
-            steps = Steps(locations.normalise(out), f"markov_clustering {matrix.fingerprint()} {rules.identity()}")
+            identity = f"markov_clustering {loaded.matrix.fingerprint()} {rules.identity()}"
             where = stack.enter_context(kept_workers(keywords))
-            stored = _StoredWalks(steps, rules, {**where, "callbacks": callbacks})
-            found = stored.cluster(matrix, resume=keywords.get("resume", False))
-        clustering = Clustering(found.labels, names, found.steps, found.chaos, found.converged)
+            stored = _StoredWalks(Steps(locations.normalise(out), identity), rules, {**where, "callbacks": callbacks})
+            found = stored.cluster(loaded.matrix, resume=keywords.get("resume", False))
+        clustering = Clustering(found.labels, loaded.names, found.steps, found.chaos, found.converged)
         if place is not None:
             clustering.write_lines(place)
         return clustering
@@ -202,69 +165,17 @@ class _Rules:
         return repr((self.inflation, self.pre_inflation, self.pruning))
 
 
-def _stay_in_memory(matrix: Any, pruning: Pruning, execution: ExecutionOptions) -> bool:
-    """Whether the walks of a graph are kept in memory: those of a stored one if they cannot outgrow the limit."""
-    if not isinstance(matrix, StoredMatrix):
-        return True
-    if execution.workers is not None or execution.scheduler is not None:
-        return False
-    on_gpu = execution.engine in GPU_ENGINES
-    limit = execution.host_limit or DEFAULT_HOST_LIMIT if on_gpu else execution.memory_limit or DEFAULT_MEMORY_LIMIT
-    room = pruning.most_entries(matrix.nrows) * (DTYPE.itemsize + matrix.indices.dtype.itemsize)
-    return COPIES * max(room, matrix.nbytes) <= parse_bytes(limit)
-
-
-def _is_list_of_edges(graph: Any, edges: bool | None) -> bool:
-    if edges is not None or not isinstance(graph, str | Path):
-        return bool(edges)
-    return str(graph).removesuffix(".gz").removesuffix(".bz2").endswith(EDGE_LISTS)
-
-
-def _names(labels: str | Path, matrix: Any) -> Sequence[str]:
-    try:
-        text = Path(labels).read_bytes().decode("utf-8", "surrogateescape")
-    except OSError as error:
-        raise InputError(f"labels={str(labels)!r} cannot be read: {error.strerror}; name another file") from None
-    names = text.removesuffix("\n").split("\n") if text else []
-    if len(names) != matrix.shape[0]:
-        raise InputError(
-            f"labels={str(labels)!r} has {len(names):,} lines, and {name_of(matrix)} {matrix.shape[0]:,} vertices"
-        )
-    return names
-
-
-def _in_memory(graph: Any, rules: _Rules, engine: EngineKeywords) -> Clustering:
+def _in_memory(graph: Graph, rules: _Rules, engine: EngineKeywords) -> Clustering:
     """Cluster a graph in memory."""
-    walks, chaos, step = first_walks(graph, rules.pre_inflation), np.inf, 0
+    assert graph.edges is not None
+    walks = walks_of(graph.edges, graph.vertices, rules.pre_inflation, rules.pruning, engine)
+    step, chaos = 0, np.inf
     while step < rules.maxiter and chaos >= STILL:
         step += 1
-        rows, chaos = finished(0, _expanded(walks, rules.pruning, engine), rules.power(step))
-        walks = rows.to_scipy()
-        rules.on_step(step, {"entries": rows.nnz, "chaos": chaos})
-    labels = labels_of(joined([strongest(0, from_scipy(walks))], walks.shape[0]))
+        chaos = walks.take(rules.power(step))
+        rules.on_step(step, {"entries": walks.nnz, "chaos": chaos})
+    labels = labels_of(joined([strongest(0, walks.on_host())], graph.vertices))
     return Clustering(labels, None, step, chaos, chaos < STILL)
-
-
-def _expanded(walks: Any, pruning: Pruning, engine: EngineKeywords) -> CSR:
-    """Return the expansion of walks in memory, cut.
-
-    Usually rows of which too little is left are expanded again. Where a sample says that these are many, all rows are
-    expanded once, with all that may be taken in again.
-    """
-
-    def expand(rows: Any, options: dict[str, Any]) -> CSR:
-        return from_scipy(api.matmul(rows, walks, **options, **engine))
-
-    if len(pruning.poor(expand(_sample(walks), pruning.of_expansion()))) > MANY * SAMPLE:
-        return in_threads(expand(walks, pruning.of_all()), pruning.kept)
-    rows = expand(walks, pruning.of_expansion())
-    poor = pruning.poor(rows)
-    return replaced(rows, poor, pruning.recovered(expand(walks[poor], pruning.of_recovery()))) if len(poor) else rows
-
-
-def _sample(walks: Any) -> Any:
-    """Return some rows of walks."""
-    return walks[np.linspace(0, walks.shape[0] - 1, min(SAMPLE, walks.shape[0])).astype(np.int64)]
 
 
 @dataclass(frozen=True)
@@ -315,8 +226,8 @@ class _StoredWalks:
         writer, done = MatrixWriter(self.steps.place(step), before.ncols, DTYPE, facts), 0
         for (start, rows), numbers in zip(parts(rows_of_all), poor, strict=True):
             if again is not None and len(numbers):
-                others = pruning.recovered(again.rows(done, done + len(numbers)))
-                rows, done = replaced(rows, numbers - start, others), done + len(numbers)
+                others = again.rows(done, done + len(numbers))
+                rows, done = pruning.replaced(rows, numbers - start, others), done + len(numbers)
             rows, chaos = finished(start, rows, self.rules.power(step))
             facts["chaos"] = max(facts["chaos"], chaos)
             writer.append(rows)

@@ -6,20 +6,16 @@ columns of the matrices in the thesis of van Dongen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
+from spdist.applications.rows import cut_rows, filtered, inflate, module_of, numbers_of, replaced, sums_of, taken
 from spdist.errors import InputError
-from spdist.kernels.cpu.finished.inflate import inflate, thread_bounds
-from spdist.kernels.cpu.multiply import cut
-from spdist.kernels.cpu.threads import run_in_threads
 from spdist.kernels.product_spec import ProductSpec
 from spdist.matrices.csr import CSR, from_scipy
-from spdist.matrices.dtypes import Int64Array
 
 DTYPE = np.dtype(np.float32)
 NEARLY_ONE = 0.99999
@@ -73,53 +69,36 @@ class Pruning:
         return {"top_n": max(self.select, self.recover)}
 
     def kept(self, rows: CSR) -> CSR:
-        """Return what both rules keep of rows that have all that they may keep."""
-        copy = CSR(rows.indptr.copy(), rows.indices.copy(), rows.data.copy(), rows.shape)
-        first = cut(copy, ProductSpec(**self.of_expansion()))
+        """Return what both rules keep of rows that have all that they may keep; these rows stay."""
+        first = cut_rows(rows, ProductSpec(**self.of_expansion()))
         poor = self.poor(first)
         if not len(poor):
             return first
-        again = cut(from_scipy(rows.to_scipy()[poor]), ProductSpec(**self.of_recovery()))
-        return replaced(first, poor, self.recovered(again))
+        return self.replaced(first, poor, cut_rows(taken(rows, poor), ProductSpec(**self.of_recovery())))
 
     def most_entries(self, n: int) -> int:
         """Return the most entries of `n` rows after a step."""
         return n * min(n, max(self.select, self.recover) or n)
 
-    def poor(self, rows: CSR) -> Int64Array:
+    def poor(self, rows: CSR) -> Any:
         """Return which rows of an expansion have too little left, counted from the first of these rows."""
+        xp = module_of(rows)
         if not self.recover:
-            return np.empty(0, np.int64)
-        left = sums_of(rows) < self.recover_percent / 100
-        return np.flatnonzero(left & (np.diff(rows.indptr) < self.recover))
+            return xp.zeros(0, np.int64)
+        few = rows.indptr[1:] - rows.indptr[:-1] < self.recover
+        return xp.flatnonzero((sums_of(rows) < self.recover_percent / 100) & few)
+
+    def replaced(self, rows: CSR, poor: Any, again: CSR) -> CSR:
+        """Return rows, those of which too little was left as they are after they were expanded again."""
+        return replaced(rows, poor, self.recovered(again))
 
     def recovered(self, rows: CSR) -> CSR:
         """Return rows that were expanded again: of one that has enough values of the least size only these."""
         large = rows.data >= DTYPE.type(self.least)
-        of_row = numbers_of(rows)
-        counts = np.bincount(of_row[large], minlength=rows.nrows)
-        mass = np.bincount(of_row[large], rows.data[large], minlength=rows.nrows)
+        only = filtered(rows, large)
+        counts, mass = only.indptr[1:] - only.indptr[:-1], sums_of(only)
         enough = (counts >= self.recover) | (mass >= self.recover_percent / 100)
-        return filtered(rows, large | ~enough[of_row])
-
-
-def first_walks(m: Any, pre_inflation: float | None) -> Any:
-    """Return one step of a walk in memory.
-
-    Parameters
-    ----------
-    m : csr_array
-        Weights of edges, none negative.
-    pre_inflation : float or None
-        Power to which weights are raised first.
-
-    Returns
-    -------
-    csr_array
-        The graph made symmetric by the larger weight, with a loop at each vertex as heavy as its heaviest edge; rows
-        sum to 1.
-    """
-    return stochastic(0, from_scipy(sp.csr_array(m).maximum(sp.csr_array(m.T))), pre_inflation).to_scipy()
+        return filtered(rows, large | ~enough[numbers_of(rows)])
 
 
 def stochastic(start: int, rows: CSR, pre_inflation: float | None) -> CSR:
@@ -163,65 +142,9 @@ def finished(start: int, rows: CSR, power: float) -> tuple[CSR, float]:
         The largest ``(max - sum of squares) * entries`` of a row, which mcl calls chaos; 0 where each row has one
         value, or equal ones.
     """
-    lengths = np.diff(rows.indptr)
-    if not lengths.all():  # nothing is left of a row: its walk stays where it is
-        missing = np.flatnonzero(lengths == 0)
-        places = np.concatenate([numbers_of(rows), missing]), np.concatenate([rows.indices, missing + start])
-        data = np.concatenate([rows.data, np.ones(len(missing), rows.dtype)])
-        rows = from_scipy(sp.csr_array((data, places), shape=rows.shape))
-    chaos = inflate(rows, power)
-    return rows, chaos
-
-
-def replaced(rows: CSR, numbers: Int64Array, others: CSR) -> CSR:
-    """Return rows, some of them replaced.
-
-    Parameters
-    ----------
-    rows : CSR
-    numbers : (k,) int64
-        Which, rising.
-    others : CSR
-        The `k` rows in place of these.
-    """
-    stays = np.ones(rows.nrows, np.bool_)
-    stays[numbers] = False
-    kept = filtered(rows, stays[numbers_of(rows)])
-    lengths = np.diff(kept.indptr)
-    lengths[numbers] = np.diff(others.indptr)
-    indptr = np.concatenate([[0], np.cumsum(lengths)])
-    new = np.repeat(~stays, lengths)
-    indices, data = np.empty(indptr[-1], rows.indices.dtype), np.empty(indptr[-1], rows.dtype)
-    indices[new], data[new] = others.indices, others.data
-    indices[~new], data[~new] = kept.indices, kept.data
-    return CSR(indptr, indices, data, rows.shape)
-
-
-def in_threads(rows: CSR, work: Callable[[CSR], CSR]) -> CSR:
-    """Return rows that a function makes of ranges of rows, each range in a thread of its own."""
-    bounds = thread_bounds(rows)
-    parts: list[CSR] = [rows] * (len(bounds) - 1)
-
-    def run(i: int) -> None:
-        parts[i] = work(rows.rows(bounds[i], bounds[i + 1]))
-
-    run_in_threads(len(parts), run)
-    lengths = np.concatenate([np.diff(part.indptr) for part in parts])
-    indices, data = (np.concatenate([getattr(part, name) for part in parts]) for name in ("indices", "data"))
-    return CSR(np.concatenate([[0], np.cumsum(lengths)]), indices, data, (len(lengths), rows.ncols))
-
-
-def numbers_of(rows: CSR) -> Int64Array:
-    """Return the row of each entry."""
-    return np.repeat(np.arange(rows.nrows), np.diff(rows.indptr))
-
-
-def sums_of(rows: CSR) -> Any:
-    """Return the sum of each row."""
-    return np.bincount(numbers_of(rows), rows.data, minlength=rows.nrows)
-
-
-def filtered(rows: CSR, keep: Any) -> CSR:
-    """Return rows with some of their entries."""
-    lengths = np.bincount(numbers_of(rows)[keep], minlength=rows.nrows)
-    return CSR(np.concatenate([[0], np.cumsum(lengths)]), rows.indices[keep], rows.data[keep], rows.shape)
+    xp = module_of(rows)
+    missing = xp.flatnonzero(rows.indptr[1:] == rows.indptr[:-1])
+    if len(missing):  # nothing is left of a row: its walk stays where it is
+        loops = xp.arange(len(missing) + 1, dtype=rows.indptr.dtype), (missing + start).astype(rows.indices.dtype)
+        rows = replaced(rows, missing, CSR(*loops, xp.ones(len(missing), rows.dtype), (len(missing), rows.ncols)))
+    return rows, inflate(rows, power)

@@ -37,10 +37,10 @@ from spdist.storage import groups, locations
 from spdist.storage.atomic_replace import Progress, ignore_progress, staged_file, staged_matrix
 from spdist.storage.block_layout import BlockSize, as_numbers, natural_size, store_blocks
 from spdist.storage.chunked_array import CHUNK_LENGTH, new_array
-from spdist.storage.external_sort import BUCKET_BYTES, Duplicates, canonical
+from spdist.storage.external_sort import BUCKET_BYTES, Duplicates, Entries, canonical
 from spdist.storage.foreign.parents import members_of
 from spdist.storage.formats import matrix_market
-from spdist.storage.formats.edge_list import import_edges
+from spdist.storage.formats.edge_list import EDGE, EdgeText, import_edges
 from spdist.storage.formats.h5ad import import_h5ad
 from spdist.storage.formats.matrix_market import import_text
 from spdist.storage.formats.npz import import_npz
@@ -56,6 +56,9 @@ READ_SECONDS = 8
 
 ENTRIES = 1 << 20
 """Entries of a stored matrix written at a time."""
+
+EDGE_MEMORY = 3 * EDGE.itemsize // len(b"a b\n")
+"""Bytes of memory for each byte of a list of edges, while its edges are collected."""
 
 
 # -- import ------------------------------------------------------------------------------------------------------------
@@ -144,6 +147,47 @@ def import_matrix(
             wanted = natural_size(numbers, str(source)) if block_size == "auto" else block_size
             store_blocks(numbers, stage.url, wanted, facts, str(source))
     return open_matrix(target)
+
+
+def read_edges(source: str | Path, *, most_bytes: int, format: str | None = None) -> tuple[Entries, list[str]] | None:
+    """Read a list of edges whose vertices have names into memory.
+
+    Parameters
+    ----------
+    source : str or Path
+        As for `import_matrix`.
+    most_bytes : int
+        Memory to use at the most.
+    format : str, optional
+        As for `import_matrix`.
+
+    Returns
+    -------
+    edges : Entries
+        In the order of the file: numbers of vertices, as int64, and weights.
+    names : list of str
+        Of the vertices, in the order in which they come.
+
+    Or None, if the file is compressed or so long that its edges may take more memory.
+
+    Raises
+    ------
+    InputError, MatrixError
+        As `import_matrix`.
+    """
+    path = locations.normalise(str(source))
+    _reader_of(path if format is None else f"{path}.{format}", str(source))
+    _check_file(path)
+    with _open(path) as file:
+        with foreign(path):
+            size = file.seek(0, 2)
+            file.seek(0)
+        if path.endswith((".gz", ".bz2")) or EDGE_MEMORY * size > most_bytes:
+            return None
+        text = EdgeText(Source(path, file, max(size, 1), ""), names=True)
+        edges = np.concatenate([np.empty(0, EDGE), *text.edges()])
+    names = [name.decode("utf-8", "surrogateescape") for name in text.vertices.names()]
+    return Entries(*(np.ascontiguousarray(edges[field]) for field in ("row", "column", "weight"))), names
 
 
 def _reader_of(path: str, source: str) -> Callable[[Import], None]:

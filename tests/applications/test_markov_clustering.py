@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 import spdist
 from spdist import cli
-from spdist.applications import markov_clustering as module
+from spdist.applications import graphs, walks_in_memory
 from spdist.applications.walks import Pruning
+from spdist.storage.external_sort import Entries
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 EXPECTED = json.loads((Path(__file__).parent / "clusters_of_mcl.json").read_text())
@@ -57,11 +58,16 @@ def test_clusters_are_those_of_mcl(genes, tmp_path, options):
 
 @pytest.mark.parametrize("options", ["-I 2", "-I 2 -P 60 -S 8 -R 14 -pct 90"])
 def test_stored_walks_make_the_same_clusters(genes, tmp_path, options, monkeypatch):
-    monkeypatch.setattr(module, "COPIES", 1 << 40)  # nothing fits in memory
+    monkeypatch.setattr(graphs, "COPIES", 1 << 40)  # nothing fits in memory
     out = tmp_path / "clusters"
     assert cli.main(["markov-clustering", str(genes), "-o", str(out), *options.split(), "--json"]) == 0
     assert out.read_text().splitlines() == EXPECTED[options]
     assert [path.name for path in tmp_path.iterdir()] == ["clusters"]
+
+
+def edges_of(graph: sp.csr_array) -> Entries:
+    coo = graph.tocoo()
+    return Entries(coo.row, coo.col, coo.data)
 
 
 def pruned(row: np.ndarray, rules: Pruning) -> np.ndarray:
@@ -89,7 +95,7 @@ def test_a_step_keeps_what_the_rules_say(seed, n, density, prune, select, recove
     rules = Pruning(prune, select, recover, 90.0)
     numbers = {"prune": prune, "select": select, "recover": recover}
     spdist.markov_clustering(graph, maxiter=1, on_step=lambda step, facts: seen.append(facts), **numbers)
-    first = module.first_walks(graph, None).toarray().astype(float)
+    first = walks_in_memory.first_walks(edges_of(graph), n, None).to_scipy().toarray().astype(float)
     rows = [pruned(row, rules) for row in first @ first]
     expected = sum(max(int((row > 0).sum()), 1) for row in rows)
     assert abs(seen[0]["entries"] - expected) <= 0.02 * expected + 1  # ties and rounding
@@ -98,7 +104,7 @@ def test_a_step_keeps_what_the_rules_say(seed, n, density, prune, select, recove
 def test_samples_do_not_change_clusters(genes, monkeypatch):
     found = []
     for share in (0.0, 1.0):
-        monkeypatch.setattr(module, "MANY", share)
+        monkeypatch.setattr(walks_in_memory, "MANY", share)
         found.append(spdist.markov_clustering(genes, prune=60, select=8, recover=14).labels)
     np.testing.assert_array_equal(*found)
 
@@ -150,8 +156,8 @@ def test_what_cannot_be_is_refused_before_work(tmp_path, options, says):
 
 KILLED = """
 import os, signal, sys, spdist
-from spdist.applications import markov_clustering as module
-module.COPIES = 1 << 40
+from spdist.applications import graphs
+graphs.COPIES = 1 << 40
 def on_step(step, facts):
     if step == 4:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -164,7 +170,7 @@ def test_a_killed_run_goes_on_with_its_step(tmp_path, genes, monkeypatch):
     killed = [sys.executable, "-c", KILLED, str(tmp_path / "G.zarr"), str(tmp_path / "out")]
     assert subprocess.run(killed, check=False).returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(module, "COPIES", 1 << 40)
+    monkeypatch.setattr(graphs, "COPIES", 1 << 40)
     steps: list[int] = []
     again = {"labels": tmp_path / "names", "on_step": lambda step, facts: steps.append(step)}
     spdist.markov_clustering(tmp_path / "G.zarr", tmp_path / "out", resume=True, **again)

@@ -29,6 +29,19 @@ __device__ __forceinline__ void for_rows(const i64 nrows, const Pointer* __restr
         if (indptr[r + 1] - indptr[r] > longest) visit(Group<ROWS>(), r, indptr[r], indptr[r + 1]);
 }
 
+// Greatest value over the group, in every thread.
+template <int WARPS>
+__device__ __forceinline__ double block_max(double value, double* scratch) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) value = fmax(value, __shfl_xor_sync(FULL_WARP, value, step));
+    if (WARPS == 1) return value;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+    __syncthreads();
+    for (int warp = 0; warp < WARPS; ++warp) value = fmax(value, scratch[warp]);
+    return value;
+}
+
 // Turn a thread's sum over the threads before it in its warp, whose total is `own`, into one over its group; `total`: over all.
 template <int WARPS, typename T>
 __device__ __forceinline__ T across_warps(T before, const T own, T* scratch, T& total) {

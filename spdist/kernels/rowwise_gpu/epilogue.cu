@@ -25,19 +25,6 @@ __device__ __forceinline__ Complex<T> block_sum(const Complex<T> value, T* scrat
     return Complex<T>(block_sum<WARPS>(value.re, scratch), block_sum<WARPS>(value.im, scratch));
 }
 
-// Greatest value over the group, in every thread.
-template <int WARPS>
-__device__ __forceinline__ double block_max(double value, double* scratch) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) value = fmax(value, __shfl_xor_sync(FULL_WARP, value, step));
-    if (WARPS == 1) return value;
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
-    __syncthreads();
-    for (int warp = 0; warp < WARPS; ++warp) value = fmax(value, scratch[warp]);
-    return value;
-}
-
 template <typename T> __device__ __forceinline__ double magnitude(const T x) { return fabs((double)x); }
 template <typename T> __device__ __forceinline__ double magnitude(const Complex<T> x) { return hypot((double)x.re, (double)x.im); }
 

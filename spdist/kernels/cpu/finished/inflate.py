@@ -1,4 +1,4 @@
-"""Inflation of stochastic rows (CPU, Numba): values raised to a power, rows scaled to sum 1 again."""
+"""Stochastic rows (CPU, Numba): their sums, and inflation, values raised to a power and rows scaled to sum 1 again."""
 
 from __future__ import annotations
 
@@ -46,6 +46,28 @@ def inflate(rows: CSR, power: float) -> float:
     return float(found.max())
 
 
+def sums_of_rows(rows: CSR) -> ValueArray:
+    """Return the sum of each row.
+
+    Parameters
+    ----------
+    rows : CSR
+        Real.
+
+    Returns
+    -------
+    (nrows,) float64
+
+    Examples
+    --------
+    >>> sums_of_rows(CSR(np.array([0, 2]), np.array([0, 1], np.int32), np.array([0.25, 0.5]), (1, 2)))
+    array([0.75])
+    """
+    bounds, sums = thread_bounds(rows), np.empty(rows.nrows)
+    run_in_threads(len(bounds) - 1, lambda i: sum_rows(rows.indptr, rows.data, bounds[i], bounds[i + 1], sums))
+    return sums
+
+
 def thread_bounds(rows: CSR) -> list[int]:
     """Return the bounds of row ranges with about equal numbers of entries, one range for each thread."""
     threads = max(1, min(count_cpus(), rows.nnz // THREAD_ENTRIES))
@@ -85,3 +107,21 @@ def inflate_rows(indptr: Int64Array, data: ValueArray, start: int, stop: int, po
         for t in range(first, last):
             data[t] = data[t] * scale
     return most
+
+
+@compiled
+def sum_rows(indptr: Int64Array, data: ValueArray, start: int, stop: int, sums: ValueArray) -> None:
+    """Write the sums of rows ``[start, stop)``.
+
+    Parameters
+    ----------
+    indptr : (nrows + 1,) int64
+    data : (nnz,) array
+    start, stop : int
+    sums : (nrows,) float64
+    """
+    for row in range(start, stop):
+        total = 0.0
+        for t in range(indptr[row], indptr[row + 1]):
+            total += data[t]
+        sums[row] = total

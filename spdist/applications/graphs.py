@@ -1,0 +1,141 @@
+"""Graphs to be clustered: matrices and lists of edges, in memory if walks on them can stay there."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spdist.applications.operands import check_square, check_values, name_of, opened
+from spdist.applications.rows import numbers_of
+from spdist.applications.walks import DTYPE, Pruning
+from spdist.applications.walks_in_memory import COPIES
+from spdist.engines import GPU_ENGINES
+from spdist.errors import InputError, MatrixError
+from spdist.matrices.csr import from_scipy
+from spdist.matrices.dtypes import index_dtype
+from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions
+from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT
+from spdist.storage.external_sort import Entries
+from spdist.storage.import_export import import_matrix, read_edges
+from spdist.storage.matrix import StoredMatrix
+from spdist.units import parse_bytes
+
+EDGE_LISTS = (".abc", ".tsv", ".csv")
+NEEDED = "finite weights of 0 and more"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph whose weights are known to be sound.
+
+    Attributes
+    ----------
+    vertices : int
+    names : list of str or None
+        Of the vertices, if they have any.
+    edges : Entries or None
+        In memory; several of one place are not summed: the heaviest counts.
+    matrix : StoredMatrix or None
+        If edges are not in memory.
+    """
+
+    vertices: int
+    names: Sequence[str] | None
+    edges: Entries | None = None
+    matrix: StoredMatrix | None = None
+
+
+def load_graph(
+    graph: Any, labels: str | Path | None, is_list: bool | None, pruning: Pruning, execution: ExecutionOptions,
+    stack: ExitStack,
+) -> Graph:  # fmt: skip
+    """Return a graph, in memory if walks on it cannot outgrow the limit, or if it was there.
+
+    Parameters
+    ----------
+    graph : matrix, or path of a list of edges
+    labels : str or Path, optional
+        File of the names of a matrix' vertices.
+    is_list : bool, optional
+        Whether `graph` is a list of edges; by default its name says so.
+    pruning : Pruning
+    execution : ExecutionOptions
+    stack : ExitStack
+        Removes the matrix of a list that memory does not hold.
+
+    Raises
+    ------
+    InputError, MatrixError
+        If it is no graph; names what is wrong.
+    """
+    if _is_list_of_edges(graph, is_list):
+        kind = "abc" if is_list else None
+        read = read_edges(graph, format=kind, most_bytes=_memory(execution))
+        if read is not None and _walks_fit(len(read[1]), pruning, execution):
+            return _checked(str(graph), *read)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spdist-edges-")))
+        labels = folder / "labels"
+        graph = import_matrix(graph, folder / "graph.zarr", labels=labels, duplicates="max", format=kind)
+    matrix = opened(graph, "clusters")
+    check_square(matrix)
+    check_values(matrix, lambda x: np.isfinite(x) & (x >= 0), NEEDED)
+    names = None if labels is None else _names(labels, matrix)
+    if isinstance(matrix, StoredMatrix):
+        if not _walks_fit(matrix.nrows, pruning, execution) or COPIES * matrix.nbytes > _memory(execution):
+            return Graph(matrix.nrows, names, matrix=matrix)
+        matrix = matrix.to_scipy()
+    rows = from_scipy(matrix)
+    return Graph(rows.nrows, names, Entries(numbers_of(rows), rows.indices, rows.data))
+
+
+def _is_list_of_edges(graph: Any, is_list: bool | None) -> bool:
+    if is_list is not None or not isinstance(graph, str | Path):
+        return bool(is_list)
+    return str(graph).removesuffix(".gz").removesuffix(".bz2").endswith(EDGE_LISTS)
+
+
+def _memory(execution: ExecutionOptions) -> int:
+    """Return the bytes of the host that a graph and its walks may take."""
+    if execution.engine in GPU_ENGINES:
+        return parse_bytes(execution.host_limit or DEFAULT_HOST_LIMIT)
+    return parse_bytes(execution.memory_limit or DEFAULT_MEMORY_LIMIT)
+
+
+def _walks_fit(n: int, pruning: Pruning, execution: ExecutionOptions) -> bool:
+    """Whether walks cannot outgrow the limit; those of worker processes are stored."""
+    if execution.workers is not None or execution.scheduler is not None:
+        return False
+    return COPIES * pruning.most_entries(n) * (DTYPE.itemsize + index_dtype(n).itemsize) <= _memory(execution)
+
+
+def _checked(path: str, edges: Entries, names: Sequence[str]) -> Graph:
+    """Return the graph of a list of edges; refuse weights that none can have."""
+    if not names:
+        raise MatrixError(f"{path} has no edges; name another list")
+    fits = np.isfinite(edges.values) & (edges.values >= 0)
+    if not fits.all():
+        at = int(fits.argmin())
+        ends = " and ".join(repr(names[int(each[at])]) for each in (edges.rows, edges.columns))
+        raise MatrixError(
+            f"{path} has an edge of weight {edges.values[at]} between {ends}; {NEEDED} are needed: correct it"
+        )
+    return Graph(len(names), names, edges)
+
+
+def _names(labels: str | Path, matrix: Any) -> Sequence[str]:
+    try:
+        text = Path(labels).read_bytes().decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise InputError(f"labels={str(labels)!r} cannot be read: {error.strerror}; name another file") from None
+    names = text.removesuffix("\n").split("\n") if text else []
+    if len(names) != matrix.shape[0]:
+        raise InputError(
+            f"labels={str(labels)!r} has {len(names):,} lines, and {name_of(matrix)} {matrix.shape[0]:,} vertices"
+        )
+    return names
