@@ -122,7 +122,7 @@ def measure(m: Any, folder: Path, args: Any) -> dict[str, Any]:
     edges, ours, theirs = folder / "graph.abc", folder / "ours", folder / "theirs"
     write_edges(m, edges)
     threads = ["-te", str(args.threads)]
-    ends = ["--engine", args.engine, "--overwrite", *args.options]
+    ends = ["--engine", args.engine, "--overwrite", *args.options.split()]
     spdist = [sys.executable, "-m", "spdist", "markov-clustering", str(edges), "-I", "2.0", "-o", str(ours)]
     commands = {"spdist": [*spdist, *threads, *ends]}
     if args.mcl is not None:
@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--rmat", type=int, nargs="*", default=[14], help="scales of R-MAT graphs")
     parser.add_argument("--planted", type=int, nargs="*", default=[100_000], help="vertices of graphs of families")
     parser.add_argument("--only", nargs="*", help="names of graphs")
-    parser.add_argument("--options", nargs="*", default=["--memory-limit", "8GiB"], help="more options of spdist")
+    parser.add_argument("--options", default="--memory-limit 8GiB", help="more options of spdist, in quotes")
     args = parser.parse_args()
     args.rounds = 1 if args.quick else args.rounds
     results = {}

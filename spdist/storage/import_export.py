@@ -186,7 +186,7 @@ def read_edges(source: str | Path, *, most_bytes: int, format: str | None = None
             return None
         text = EdgeText(Source(path, file, max(size, 1), ""), names=True)
         edges = np.concatenate([np.empty(0, EDGE), *text.edges()])
-    names = [name.decode("utf-8", "surrogateescape") for name in text.vertices.names()]
+    names = text.vertices.listed().decode("utf-8", "surrogateescape").split("\n")[:-1]
     return Entries(*(np.ascontiguousarray(edges[field]) for field in ("row", "column", "weight"))), names
 
 

@@ -59,7 +59,7 @@ def import_edges(job: Import) -> None:
     job.sort(_batches(place), shape, np.dtype(np.float64), count)
     place.unlink()
     if job.labels is not None:
-        job.labels.write_bytes(b"".join(name + b"\n" for name in text.vertices.names()))
+        job.labels.write_bytes(text.vertices.listed())
 
 
 def _batches(place: Path) -> Iterator[Entries]:
@@ -86,13 +86,13 @@ class Numbers:
             raise ValueError
         return self._counted(found)
 
-    def number_all(self, words: Words) -> Int64Array:
+    def number_all(self, words: Words, known: Int64Array | None = None) -> Int64Array:
         """Return the numbers of the vertices of edges."""
         return self._counted(words.keys.view(np.int64))
 
-    def names(self) -> Iterator[bytes]:
-        """Yield nothing: there are no names."""
-        yield from ()
+    def listed(self) -> bytes:
+        """Return nothing: there are no names."""
+        return b""
 
     def _counted(self, found: Int64Array) -> Int64Array:
         self.count = max(self.count, int(found.max(initial=-1)) + 1)
@@ -114,14 +114,14 @@ class Names:
         """Return the numbers of some vertices."""
         return np.fromiter(map(self.known.__getitem__, words), np.int64, len(words))
 
-    def number_all(self, words: Words) -> Int64Array:
+    def number_all(self, words: Words, known: Int64Array | None = None) -> Int64Array:
         """Return the numbers of the vertices of edges."""
         places = zip(words.begins.tolist(), words.lengths.tolist(), strict=True)
         return self.numbers([words.text[begin : begin + length] for begin, length in places])
 
-    def names(self) -> Iterator[bytes]:
-        """Yield the names in the order of their numbers."""
-        yield from self.known
+    def listed(self) -> bytes:
+        """Return the names in the order of their numbers, each with the end of a line."""
+        return b"".join(name + b"\n" for name in self.known)
 
 
 # -- edges -------------------------------------------------------------------------------------------------------------
@@ -155,16 +155,19 @@ class EdgeText:
             for piece, words in zip(pieces, self._words(pieces), strict=True):
                 if words is None:
                     yield self._read_lines(piece, line)
+                    line += piece.count(b"\n")
                 else:
-                    yield _array(self.vertices.number_all(words), words.weights)
-                line += piece.count(b"\n")
+                    yield _array(self.vertices.number_all(*words), words[0].weights)
+                    line += words[0].lines
 
-    def _words(self, pieces: list[bytes]) -> list[Words | None]:
-        """Return the words of pieces; None of one that has to be read line by line."""
-        found: list[Words | None] = [None] * len(pieces)
+    def _words(self, pieces: list[bytes]) -> list[tuple[Words, Int64Array | None] | None]:
+        """Return the words of pieces, with the vertices that are known; None of one to be read line by line."""
+        found: list[tuple[Words, Int64Array | None] | None] = [None] * len(pieces)
 
         def find(i: int) -> None:
-            found[i] = words_of(pieces[i], commas=self.commas, numbers=isinstance(self.vertices, Numbers))
+            words = words_of(pieces[i], commas=self.commas, numbers=isinstance(self.vertices, Numbers))
+            if words is not None:
+                found[i] = words, self.vertices.look_up(words) if isinstance(self.vertices, ManyNames) else None
 
         if self.large:
             run_in_threads(len(pieces), find)

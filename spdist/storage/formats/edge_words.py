@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +13,7 @@ from spdist.matrices.dtypes import Int64Array, ValueArray
 
 COMMA, NEWLINE, QUOTE, MINUS, PLUS, DOT = b',\n"-+.'
 COMMENTS = b"#%"
+SHORTEST_LINE = len(b"a b\n")
 POWERS = 10.0 ** np.arange(23)
 """Powers of ten that float64 holds exactly."""
 EXACT_DIGITS = 15
@@ -42,6 +41,7 @@ class Words:
     keys : (2 k,) uint64
         The hash of each vertex' name; or the vertex, if these are numbers.
     weights : (k,) float64
+    lines : int
     """
 
     text: bytes
@@ -49,6 +49,7 @@ class Words:
     lengths: Int64Array
     keys: Hashes
     weights: ValueArray
+    lines: int
 
 
 def words_of(text: bytes, *, commas: bool, numbers: bool) -> Words | None:
@@ -73,12 +74,14 @@ def words_of(text: bytes, *, commas: bool, numbers: bool) -> Words | None:
     >>> words_of(b"7 12 0.5\n", commas=False, numbers=True).keys
     array([ 7, 12], dtype=uint64)
     """
-    most = text.count(b"\n")
+    most = len(text) // SHORTEST_LINE + 1
     begins, lengths, keys = np.empty(2 * most, np.int64), np.empty(2 * most, np.int64), np.empty(2 * most, np.uint64)
     weights, odd = np.empty(most), np.empty((most, 3), np.int64)
     letters = np.frombuffer(text, np.uint8)
     places = np.empty(8, np.int64)
-    count, nodd = find_words(letters, commas, numbers, BASIS, POWERS, places, begins, lengths, keys, weights, odd)
+    count, nodd, lines = find_words(
+        letters, commas, numbers, BASIS, POWERS, places, begins, lengths, keys, weights, odd
+    )
     if count < 0:
         return None
     for edge, begin, end in odd[:nodd].tolist():
@@ -86,7 +89,7 @@ def words_of(text: bytes, *, commas: bool, numbers: bool) -> Words | None:
             weights[edge] = float(text[begin:end])
         except ValueError:
             return None
-    return Words(text, begins[: 2 * count], lengths[: 2 * count], keys[: 2 * count], weights[:count])
+    return Words(text, begins[: 2 * count], lengths[: 2 * count], keys[: 2 * count], weights[:count], lines)
 
 
 @compiled
@@ -94,7 +97,7 @@ def find_words(
     text: Letters, commas: bool, numbers: bool, basis: int, powers: ValueArray, places: Int64Array,
     begins: Int64Array, lengths: Int64Array, keys: Hashes, weights: ValueArray, odd: Int64Array,
 ) -> Any:  # fmt: skip
-    """Find the words of lines; return the number of edges, or -1, and how many weights are left to Python.
+    """Find the words of lines; return the number of edges, or -1, of weights that are left to Python, and of lines.
 
     Parameters
     ----------
@@ -112,29 +115,30 @@ def find_words(
     odd : (lines, 3) int64
         Gets the edge, the begin and the end of each weight that is not exact as a number of few digits.
     """
-    at, count, nodd = 0, 0, 0
+    at, count, nodd, lines = 0, 0, 0, 0
     while at < len(text):
         stop = at
         while text[stop] != NEWLINE:
             stop += 1
         found = split_line(text, at, stop, commas, places)
         at = stop + 1
+        lines += 1
         if found == 0:
             continue
         if found == 1 or found > 3:
-            return -1, 0
+            return -1, 0, 0
         for word in range(2):
             begin, end = places[2 * word], places[2 * word + 1]
             key = number_at(text, begin, end) if numbers else hash_of(text, begin, end, basis)
             if numbers and key == NO_NUMBER:
-                return -1, 0
+                return -1, 0, 0
             begins[2 * count + word], lengths[2 * count + word], keys[2 * count + word] = begin, end - begin, key
         weights[count] = 1.0 if found == 2 else weight_at(text, places[4], places[5], powers)
         if weights[count] != weights[count]:
             odd[nodd, 0], odd[nodd, 1], odd[nodd, 2] = count, places[4], places[5]
             nodd += 1
         count += 1
-    return count, nodd
+    return count, nodd, lines
 
 
 @part
@@ -229,21 +233,32 @@ def weight_at(text: Letters, begin: int, end: int, powers: ValueArray) -> Any:
 
 
 class ManyNames:
-    """Vertices that have names, numbered in the order in which they come: a table of hashes, and the names in a row."""
+    """Vertices that have names, numbered in the order in which they come.
+
+    A slot of the table has a name's hash, where it begins among the names, its length, and 1 more than its vertex.
+    """
 
     def __init__(self) -> None:
         self.count = 0
-        self._slots: Int64Array = np.zeros(1 << 16, np.int64)  # 1 more than the vertex; 0 where there is none
-        self._hashes: Hashes = np.empty(1 << 15, np.uint64)
-        self._ends: Int64Array = np.zeros((1 << 15) + 1, np.int64)
+        self._slots: Int64Array = np.zeros((1 << 16, 4), np.int64)
         self._letters: Letters = np.empty(1 << 18, np.uint8)
+        self._end = 0
 
-    def number_all(self, words: Words) -> Int64Array:
-        """Return the numbers of the vertices of edges."""
-        self._grow(len(words.keys), len(words.text))
+    def look_up(self, words: Words) -> Int64Array:
+        """Return the numbers of the vertices of edges, -1 of those that are new; threads may do so at a time."""
         text, out = np.frombuffer(words.text, np.uint8), np.empty(len(words.keys), np.int64)
-        table = self._slots, self._hashes, self._ends, self._letters
-        self.count = number_names(text, words.begins, words.lengths, words.keys, *table, self.count, out)
+        find_names(text, words.begins, words.lengths, words.keys, self._slots, self._letters, out)
+        return out
+
+    def number_all(self, words: Words, known: Int64Array | None = None) -> Int64Array:
+        """Return the numbers of the vertices of edges; `known` are those that `look_up` found."""
+        out = np.full(len(words.keys), -1) if known is None else known
+        new = np.flatnonzero(out < 0)
+        self._grow(len(new), len(words.text) + len(new))
+        text, table = np.frombuffer(words.text, np.uint8), (self._slots, self._letters)
+        self.count, self._end = add_names(
+            text, words.begins, words.lengths, words.keys, new, *table, self.count, self._end, out
+        )
         return out
 
     def numbers(self, words: list[bytes]) -> Int64Array:
@@ -252,34 +267,24 @@ class ManyNames:
         text, begins = b"".join(words), np.cumsum(lengths) - lengths
         keys = np.empty(len(words), np.uint64)
         hash_words(np.frombuffer(text, np.uint8), begins, lengths, BASIS, keys)
-        return self.number_all(Words(text, begins, lengths, keys, np.empty(0)))
+        return self.number_all(Words(text, begins, lengths, keys, np.empty(0), 0))
 
-    def names(self) -> Iterator[bytes]:
-        """Yield the names in the order of their numbers."""
-        ends, letters = self._ends[: self.count + 1].tolist(), self._letters.tobytes()
-        for begin, end in itertools.pairwise(ends):
-            yield letters[begin:end]
+    def listed(self) -> bytes:
+        """Return the names in the order of their numbers, each with the end of a line."""
+        return self._letters[: self._end].tobytes()
 
-    def _grow(self, words: int, letters: int) -> None:
+    def _grow(self, names: int, letters: int) -> None:
         """Make room for so many more names."""
-        self._letters = _longer(self._letters, int(self._ends[self.count]) + letters)
-        self._hashes = _longer(self._hashes, self.count + words)
-        self._ends = _longer(self._ends, self.count + words + 1)
+        if self._end + letters > len(self._letters):
+            longer = np.empty(max(self._end + letters, 2 * len(self._letters)), np.uint8)
+            longer[: self._end] = self._letters[: self._end]
+            self._letters = longer
         size = len(self._slots)
-        while size < 2 * (self.count + words):
+        while size < 2 * (self.count + names):
             size *= 2
         if size > len(self._slots):
-            self._slots = np.zeros(size, np.int64)
-            fill_slots(self._slots, self._hashes, self.count)
-
-
-def _longer(array: Any, length: int) -> Any:
-    """Return an array with room for `length`, twice as long if it has to grow."""
-    if length <= len(array):
-        return array
-    out = np.empty(max(length, 2 * len(array)), array.dtype)
-    out[: len(array)] = array
-    return out
+            old, self._slots = self._slots, np.zeros((size, 4), np.int64)
+            move_slots(old, self._slots)
 
 
 @compiled
@@ -290,22 +295,40 @@ def hash_words(text: Letters, begins: Int64Array, lengths: Int64Array, basis: in
 
 
 @compiled
-def fill_slots(slots: Int64Array, hashes: Hashes, count: int) -> None:
-    """Enter all names into an empty table."""
+def move_slots(old: Int64Array, slots: Int64Array) -> None:
+    """Enter all names of a table into a larger one, which is empty."""
     last = np.uint64(len(slots) - 1)
-    for vertex in range(count):
-        place = hashes[vertex] & last
-        while slots[place] != 0:
-            place = (place + np.uint64(1)) & last
-        slots[place] = vertex + 1
+    for i in range(len(old)):
+        if old[i, 3] != 0:
+            place = np.uint64(old[i, 0]) & last
+            while slots[place, 3] != 0:
+                place = (place + np.uint64(1)) & last
+            for part_of_slot in range(4):
+                slots[place, part_of_slot] = old[i, part_of_slot]
+
+
+@part
+def slot_of(text: Letters, begin: int, length: int, key: int, slots: Int64Array, letters: Letters) -> Any:
+    """Return the slot of a word, or the free one that it would take."""
+    last = np.uint64(len(slots) - 1)
+    place = key & last
+    while slots[place, 3] != 0:
+        if np.uint64(slots[place, 0]) == key and slots[place, 2] == length:
+            first, t = slots[place, 1], 0
+            while t < length and text[begin + t] == letters[first + t]:
+                t += 1
+            if t == length:
+                break
+        place = (place + np.uint64(1)) & last
+    return place
 
 
 @compiled
-def number_names(
-    text: Letters, begins: Int64Array, lengths: Int64Array, keys: Hashes, slots: Int64Array, hashes: Hashes,
-    ends: Int64Array, letters: Letters, count: int, out: Int64Array,
-) -> int:  # fmt: skip
-    """Write the number of each word, of new ones from `count` on; return how many are known then.
+def find_names(
+    text: Letters, begins: Int64Array, lengths: Int64Array, keys: Hashes, slots: Int64Array, letters: Letters,
+    out: Int64Array,
+) -> None:  # fmt: skip
+    """Write the number of each word, -1 of one that is not known.
 
     Parameters
     ----------
@@ -313,40 +336,46 @@ def number_names(
     begins, lengths : (k,) int64
     keys : (k,) uint64
         Hashes.
-    slots, hashes, ends, letters : arrays
-        The table, with room for all words.
-    count : int
-        Names that are known.
+    slots, letters : arrays
+        The table.
     out : (k,) int64
         Gets the numbers.
     """
-    last = np.uint64(len(slots) - 1)
     for i in range(len(begins)):
-        place = keys[i] & last
-        while slots[place] != 0:
-            vertex = slots[place] - 1
-            if hashes[vertex] == keys[i] and is_name(
-                text, begins[i], lengths[i], letters, ends[vertex], ends[vertex + 1]
-            ):
-                break
-            place = (place + np.uint64(1)) & last
-        if slots[place] == 0:
-            slots[place] = count + 1
-            hashes[count] = keys[i]
+        out[i] = slots[slot_of(text, begins[i], lengths[i], keys[i], slots, letters), 3] - 1
+
+
+@compiled
+def add_names(
+    text: Letters, begins: Int64Array, lengths: Int64Array, keys: Hashes, words: Int64Array, slots: Int64Array,
+    letters: Letters, count: int, end: int, out: Int64Array,
+) -> Any:  # fmt: skip
+    """Write the numbers of some words, of new names from `count` on; return how many are known, and their letters' end.
+
+    Parameters
+    ----------
+    text : (n,) uint8
+    begins, lengths : (k,) int64
+    keys : (k,) uint64
+        Hashes.
+    words : (l,) int64
+        Which words, in order.
+    slots, letters : arrays
+        The table, with room for all words.
+    count, end : int
+        Names that are known, and where their letters end.
+    out : (k,) int64
+        Gets the numbers.
+    """
+    for i in words:
+        place = slot_of(text, begins[i], lengths[i], keys[i], slots, letters)
+        if slots[place, 3] == 0:
+            slots[place, 0], slots[place, 1] = np.int64(keys[i]), end
+            slots[place, 2], slots[place, 3] = lengths[i], count + 1
             for t in range(lengths[i]):
-                letters[ends[count] + t] = text[begins[i] + t]
-            ends[count + 1] = ends[count] + lengths[i]
+                letters[end + t] = text[begins[i] + t]
+            end += lengths[i] + 1
+            letters[end - 1] = NEWLINE
             count += 1
-        out[i] = slots[place] - 1
-    return count
-
-
-@part
-def is_name(text: Letters, begin: int, length: int, letters: Letters, first: int, end: int) -> bool:
-    """Whether a word is a name that is known."""
-    same = end - first == length
-    t = 0
-    while same and t < length:
-        same = text[begin + t] == letters[first + t]
-        t += 1
-    return same
+        out[i] = slots[place, 3] - 1
+    return count, end
