@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/clustering.py --mcl PATH [--data FOLDER] [--engine cuda] [--threads N] [--rounds N] [--out FILE]
+    python benchmarks/clustering.py --mcl PATH [--data FOLDER] [--engine numba cuda] [--threads N] [--rounds N] [--out FILE]
 
 Both read the same file and write clusters of names. Commands run in turns; each time is a median. The variation of
 information of the two clusterings is given as a share of the larger entropy: 0 if they are equal. Without mcl on the
@@ -121,12 +121,12 @@ def measure(m: Any, folder: Path, args: Any) -> dict[str, Any]:
     """Cluster one graph by both commands, in turns."""
     edges, ours, theirs = folder / "graph.abc", folder / "ours", folder / "theirs"
     write_edges(m, edges)
-    threads = ["-te", str(args.threads)]
-    ends = ["--engine", args.engine, "--overwrite", *args.options.split()]
+    threads = ["-te", str(args.threads), *args.options.split()]
     spdist = [sys.executable, "-m", "spdist", "markov-clustering", str(edges), "-I", "2.0", "-o", str(ours)]
-    commands = {"spdist": [*spdist, *threads, *ends]}
+    commands = {f"spdist {each}": [*spdist, *threads, "--engine", each, "--overwrite"] for each in args.engine}
     if args.mcl is not None:
-        commands["mcl"] = [args.mcl, str(edges), "--abc", "-I", "2.0", *threads, "-o", str(theirs)]
+        te = ["-te", str(args.threads)]
+        commands["mcl"] = [args.mcl, str(edges), "--abc", "-I", "2.0", *te, "-o", str(theirs)]
     found: dict[str, list[float]] = {name: [] for name in commands}
     for turn in range(args.rounds):
         for name in sorted(commands, reverse=bool(turn % 2)):
@@ -144,7 +144,7 @@ def main() -> None:
     parser = record.parser(__doc__ or "")
     parser.add_argument("--mcl", default=shutil.which("mcl"), help="the program mcl, by default the one on PATH")
     parser.add_argument("--data", type=Path, help="more real graphs, as .npz of SciPy")
-    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--engine", nargs="+", default=["auto"], help="of spdist, one or several")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds after which a command is stopped")
