@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/clustering.py --mcl PATH [--data FOLDER] [--engine numba cuda] [--threads N] [--rounds N] [--out FILE]
+    python benchmarks/clustering.py --mcl PATH [--data FOLDER] [--engine numba cuda] [--threads N] [--out FILE]
 
 Both read the same file and write clusters of names. Commands run in turns; each time is a median. The variation of
 information of the two clusterings is given as a share of the larger entropy: 0 if they are equal. Without mcl on the
@@ -133,7 +133,10 @@ def measure(m: Any, folder: Path, args: Any) -> dict[str, Any]:
             if float("inf") not in found[name]:
                 found[name].append(seconds_of(commands[name], args.limit))
     result: dict[str, Any] = {"vertices": m.shape[0], "edges": m.nnz}
-    result["seconds"] = {name: round(statistics.median(times), 3) for name, times in found.items()}
+    medians = {name: statistics.median(times) for name, times in found.items()}
+    result["seconds"] = {
+        name: None if seconds == float("inf") else round(seconds, 3) for name, seconds in medians.items()
+    }
     if args.mcl is not None and theirs.exists():
         result |= agreement(ours, theirs)
     return result
@@ -162,7 +165,7 @@ def main() -> None:
             results[name] = measure(m, Path(folder), args)
         print(f"{name:24} " + ", ".join(f"{key} {value}" for key, value in results[name].items()), flush=True)
     peer = None if args.mcl is None else subprocess.run([args.mcl, "--version"], capture_output=True, text=True).stdout
-    content = {"benchmark": "clustering", "threads": args.threads, "engine": args.engine, "rounds": args.rounds}
+    content = {"benchmark": "clustering", "threads": args.threads, "limit": args.limit, "rounds": args.rounds}
     mcl = None if peer is None else peer.split("\n")[0]
     record.write(content | {"mcl": mcl, "options": args.options, "results": results}, args.out)
 
