@@ -460,20 +460,40 @@ def clustering(name: str) -> str:
     """Compare Markov clustering with mcl."""
     found = record(name)
     lines = [
-        [graph, row["edges"], row["seconds"]["mcl"], row["seconds"]["spdist"],
-         row["seconds"]["mcl"] / row["seconds"]["spdist"], f"{row['clusters'][0]:,} and {row['clusters'][1]:,}",
-         f"{100 * row['variation_share']:.3f} %", f"{row['alone_in_one']}"]
-        for graph, row in found["results"].items()
+        [graph, row["edges"], engine.removeprefix("spdist").strip() or found["engine"], seconds,
+         *_beside_mcl(row["seconds"]["mcl"], seconds, found), *_agreement(row)]
+        for graph, row in found["results"].items() for engine, seconds in row["seconds"].items() if engine != "mcl"
     ]  # fmt: skip
-    ratios = [line[4] for line in lines]
+    on_gpu = any("cuda" in engine for row in found["results"].values() for engine in row["seconds"])
+    gpu = f", {found['device']}" if on_gpu else ""
+    options = found["options"] if isinstance(found["options"], str) else " ".join(found["options"])
+    times = "medians of " + str(found["rounds"]) if found["rounds"] > 1 else "one run each"
     return (
-        f"### Markov clustering, {found['threads']} threads\n\n"
-        f"`spdist markov-clustering graph.abc -I 2.0` and `mcl graph.abc --abc -I 2.0` ({found['mcl']}), file to file. Whole\n"
-        f"commands in seconds, medians of {found['rounds']}. {summary(ratios)} Variation of information as a share of the\n"
-        f"larger entropy: 0 if the clusterings are equal. Last: vertices that are alone in one of them only.\n\n"
-        + table(["graph", "edges", "mcl", "spdist", "ratio", "clusters", "variation", "alone in one"], lines)
+        f"### Markov clustering, {found['threads']} threads, {device(name)}{gpu}\n\n"
+        f"`spdist markov-clustering graph.abc -I 2.0 {options}`\n"
+        f"and `mcl graph.abc --abc -I 2.0` ({found['mcl']}), file to file. Whole commands in seconds, {times}. Variation of\n"
+        f"information as a share of the larger entropy: 0 if the clusterings are equal. Last: vertices that are alone in one of\n"
+        f"them only.\n\n"
+        + table(["graph", "edges", "engine", "spdist", "mcl", "ratio", "clusters", "variation", "alone in one"], lines)
         + f"\n{source(name)}"
     )
+
+
+def _beside_mcl(theirs: float | None, mine: float, found: Any) -> tuple[Any, Any]:
+    """Return mcl's seconds and the ratio; bounds of both where it was stopped."""
+    if theirs is None:
+        return f"over {found['limit']:.0f}", f"over {found['limit'] / mine:.1f}"
+    return theirs, theirs / mine
+
+
+def _agreement(row: Any) -> list[str]:
+    if "clusters" not in row:
+        return ["", "", ""]
+    return [
+        f"{row['clusters'][0]:,} and {row['clusters'][1]:,}",
+        f"{100 * row['variation_share']:.3f} %",
+        f"{row['alone_in_one']}",
+    ]
 
 
 def object_store(name: str) -> str:

@@ -103,19 +103,26 @@ def cores(name: str) -> str:
          ", ".join(f"{peer} {ratio[most]:.2f}" for peer, ratio in row["ratio"].items() if most in ratio)]
         for row in rows
     ]  # fmt: skip
-    rates = ", ".join(f"{n}: {rate / 1e9:.1f}" for n, rate in record(name)["triad_bytes_s"].items())
-    means = "; ".join(
-        f"{what} {found['geometric_mean']:.2f}, least {found['least']:.2f}"
-        for what, found in record(name)["summary"].items()
-        if found.get("cases", 0) > 2
-    )
     return (
         f"### {device(name)}\n\n"
         f"Public calls in a process that has loaded the kernels, ms by threads, medians. Ratios with {most} threads, SciPy with\n"
-        f"one; geometric means: {means}. STREAM's triad, GB/s by threads: {rates}.\n\n"
+        f"one{_means_and_rates(record(name))}\n\n"
         + table(["work", *(f"{n}" for n in counts), "speed-up", "ratios"], lines)
         + f"\n{source(name)}"
     )
+
+
+def _means_and_rates(found: Any) -> str:
+    """Return the end of a sentence: means of ratios and STREAM's triad; of a run that was ended early, that it was."""
+    if "summary" not in found:
+        return ". The run ended before the operators and STREAM's triad."
+    rates = ", ".join(f"{n}: {rate / 1e9:.1f}" for n, rate in found["triad_bytes_s"].items())
+    means = "; ".join(
+        f"{what} {ratios['geometric_mean']:.2f}, least {ratios['least']:.2f}"
+        for what, ratios in found["summary"].items()
+        if ratios.get("cases", 0) > 2
+    )
+    return f"; geometric means: {means}. STREAM's triad, GB/s by threads: {rates}."
 
 
 def readme(names: list[str]) -> str:

@@ -13,13 +13,12 @@ import numpy as np
 
 from spdist.applications.operands import check_square, check_values, name_of, opened
 from spdist.applications.rows import numbers_of
-from spdist.applications.walks import DTYPE, Pruning
-from spdist.applications.walks_in_memory import COPIES
+from spdist.applications.walks import Pruning
+from spdist.applications.walks_in_memory import COPIES, fit_on_gpu, most_bytes
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError, MatrixError
 from spdist.matrices.csr import from_scipy
-from spdist.matrices.dtypes import index_dtype
-from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions
+from spdist.options import DEFAULT_MEMORY_LIMIT, EngineKeywords, ExecutionOptions
 from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT
 from spdist.storage.external_sort import Entries
 from spdist.storage.import_export import import_matrix, read_edges
@@ -77,7 +76,7 @@ def load_graph(
     if _is_list_of_edges(graph, is_list):
         kind = "abc" if is_list else None
         read = read_edges(graph, format=kind, most_bytes=_memory(execution))
-        if read is not None and _walks_fit(len(read[1]), pruning, execution):
+        if read is not None and _walks_fit(len(read[1]), len(read[0].rows), pruning, execution):
             return _checked(str(graph), *read)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spdist-edges-")))
         labels = folder / "labels"
@@ -87,7 +86,8 @@ def load_graph(
     check_values(matrix, lambda x: np.isfinite(x) & (x >= 0), NEEDED)
     names = None if labels is None else _names(labels, matrix)
     if isinstance(matrix, StoredMatrix):
-        if not _walks_fit(matrix.nrows, pruning, execution) or COPIES * matrix.nbytes > _memory(execution):
+        fit = _walks_fit(matrix.nrows, matrix.nnz, pruning, execution)
+        if not fit or COPIES * matrix.nbytes > _memory(execution):
             return Graph(matrix.nrows, names, matrix=matrix)
         matrix = matrix.to_scipy()
     rows = from_scipy(matrix)
@@ -107,11 +107,12 @@ def _memory(execution: ExecutionOptions) -> int:
     return parse_bytes(execution.memory_limit or DEFAULT_MEMORY_LIMIT)
 
 
-def _walks_fit(n: int, pruning: Pruning, execution: ExecutionOptions) -> bool:
-    """Whether walks cannot outgrow the limit; those of worker processes are stored."""
+def _walks_fit(n: int, edges: int, pruning: Pruning, execution: ExecutionOptions) -> bool:
+    """Whether walks cannot outgrow the limit of a GPU, or the host's; those of worker processes are stored."""
     if execution.workers is not None or execution.scheduler is not None:
         return False
-    return COPIES * pruning.most_entries(n) * (DTYPE.itemsize + index_dtype(n).itemsize) <= _memory(execution)
+    engine: EngineKeywords = {"engine": execution.engine, "memory_limit": execution.memory_limit}
+    return fit_on_gpu(n, edges, pruning, engine) or most_bytes(pruning, n) <= _memory(execution)
 
 
 def _checked(path: str, edges: Entries, names: Sequence[str]) -> Graph:

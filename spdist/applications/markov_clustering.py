@@ -81,8 +81,9 @@ def markov_clustering(
     on_step : callable, optional
         Called after each step as ``on_step(step, facts)``, with ``entries`` and ``chaos``.
     callbacks, engine, memory_limit, host_limit, workers, scheduler, security, steal
-        As in `multiply`. Walks stay in memory if they cannot outgrow `memory_limit`, with GPUs `host_limit`, unless
-        workers or a scheduler are named; those of SciPy's matrices always do.
+        As in `multiply`. Walks stay in memory if they cannot outgrow `memory_limit`, unless workers or a scheduler are
+        named; with "cuda" on the GPU if they cannot outgrow half of its limit, else on the host within `host_limit`.
+        Those of SciPy's matrices always stay in memory.
     resume : bool
         Go on with the step that an earlier call left that was stopped.
     overwrite : bool

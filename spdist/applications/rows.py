@@ -121,7 +121,7 @@ def inflate(rows: CSR, power: float) -> float:
     """Raise the values of each row to a power and scale the row to sum 1, in place; see either implementation."""
     if not is_on_gpu(rows):
         return on_host.inflate(rows, power)
-    from spdist.kernels.rowwise_gpu import inflate as on_gpu
+    from spdist.kernels.rowwise_gpu.finished import inflate as on_gpu
 
     return on_gpu.inflate(rows, power)
 

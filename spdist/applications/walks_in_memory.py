@@ -11,7 +11,6 @@ import scipy.sparse as sp
 from spdist import api
 from spdist.applications.rows import inflate, stacked
 from spdist.applications.walks import DTYPE, Pruning, finished, stochastic
-from spdist.engines import GPU_ENGINES
 from spdist.kernels.cpu.finished.inflate import thread_bounds
 from spdist.kernels.cpu.threads import run_in_threads
 from spdist.matrices.csr import CSR, from_scipy
@@ -25,6 +24,8 @@ SAMPLE, MANY = 100, 0.3
 with all that both rules may keep."""
 COPIES = 3
 """Matrices of the size of the walks that a step has at a time."""
+SORT_BYTES = 200
+"""Bytes of GPU memory for each edge while both directions are sorted."""
 BLOCK_ENTRY_BYTES = 32
 """Bytes of GPU memory for each entry that an expansion may have, with what the product needs besides."""
 BLOCK_ENTRIES = 1 << 30
@@ -67,25 +68,31 @@ def walks_of(edges: Entries, n: int, pre_inflation: float | None, pruning: Pruni
     Walks
         On a GPU if the engine is "cuda" and its memory holds them whatever they become.
     """
-    if engine.get("engine") in GPU_ENGINES:
-        limit = _gpu_limit(engine)
-        if 2 * _most_bytes(pruning, n) <= limit and COPIES * 2 * 24 * len(edges.rows) <= limit:
-            return GpuWalks(first_walks_on_gpu(edges, n, pre_inflation), pruning, limit)
+    if fit_on_gpu(n, len(edges.rows), pruning, engine):
+        return GpuWalks(first_walks_on_gpu(edges, n, pre_inflation), pruning, _gpu_limit(engine))
     return HostWalks(first_walks(edges, n, pre_inflation), pruning, engine)
 
 
-def _most_bytes(pruning: Pruning, n: int) -> int:
-    return COPIES * pruning.most_entries(n) * (DTYPE.itemsize + index_dtype(n).itemsize)
-
-
-def _gpu_limit(engine: EngineKeywords) -> int:
-    """Return the bytes of GPU memory that may be used.
+def fit_on_gpu(n: int, edges: int, pruning: Pruning, engine: EngineKeywords) -> bool:
+    """Whether the engine is one of GPUs, and walks cannot outgrow half of the current one's memory.
 
     Raises
     ------
     InputError
         If there is no GPU.
     """
+    if engine.get("engine") != "cuda":
+        return False
+    return max(2 * most_bytes(pruning, n), SORT_BYTES * edges) <= _gpu_limit(engine)
+
+
+def most_bytes(pruning: Pruning, n: int) -> int:
+    """Return the bytes of the walks from `n` vertices that a step has at a time, at the most."""
+    return COPIES * pruning.most_entries(n) * (DTYPE.itemsize + index_dtype(n).itemsize)
+
+
+def _gpu_limit(engine: EngineKeywords) -> int:
+    """Return the bytes of GPU memory that may be used."""
     from spdist.inmemory.through_gpu import check_gpu
 
     check_gpu("cuda")
@@ -265,7 +272,7 @@ class GpuWalks:
         cupy.cumsum(lengths[rows.indices], out=products[1:])
         at_rows = products[rows.indptr].get()
         most = np.minimum(np.diff(at_rows), rows.ncols)
-        free = self._limit - COPIES * rows.nbytes - _most_bytes(self.pruning, rows.nrows) // COPIES
+        free = self._limit - COPIES * rows.nbytes - most_bytes(self.pruning, rows.nrows) // COPIES
         return blocks_of(most, min(max(free, 0) // BLOCK_ENTRY_BYTES, BLOCK_ENTRIES))
 
 

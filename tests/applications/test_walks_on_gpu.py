@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from spdist.applications import walks_in_memory
 from spdist.applications.rows import is_on_gpu
 from spdist.applications.walks import Pruning
-from spdist.kernels.rowwise_gpu.inflate import inflate
+from spdist.kernels.rowwise_gpu.finished.inflate import inflate
 from spdist.matrices.csr import CSR
 from spdist.storage.external_sort import Entries
 from tests.conftest import random_matrix

@@ -238,7 +238,7 @@ SHARED: Mapping[str, Mapping[str, int | type[IntEnum]]] = {
         "SHARED_FACTOR": SHARED_FACTOR,
         "GROUP_ROWS": GROUP_ROWS,
     },
-    "rowwise_gpu/inflate.cu": {"GROUP_ROWS": GROUP_ROWS},
+    "rowwise_gpu/finished/inflate.cu": {"GROUP_ROWS": GROUP_ROWS},
     "rowwise_gpu/epilogue.cu": {"ROW_NORM": RowNorm, "ALL_TIES": ALL_TIES, "GROUP_ROWS": GROUP_ROWS},
     "esc/count_products.cu": {"ESC_FACT": EscFact, "ROW_CLASSES": ROW_CLASSES},
     "esc/long_rows.cu": {"LONG_ROW_FIELD": LongRowField, "SPLITTER_SAMPLES": SPLITTER_SAMPLES},

@@ -26,10 +26,10 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     Examples
     --------
     >>> sources("float", "int", "int")
-    {'rowwise_gpu/inflate.cu': ('inflate_rows<float,int>',)}
+    {'rowwise_gpu/finished/inflate.cu': ('inflate_rows<float,int>',)}
     """
     names = () if value.startswith("Complex") else (f"inflate_rows<{value},{pointer}>",)
-    return {"rowwise_gpu/inflate.cu": names}
+    return {"rowwise_gpu/finished/inflate.cu": names}
 
 
 def inflate(rows: CSR, power: float) -> float:

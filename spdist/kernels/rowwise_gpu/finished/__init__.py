@@ -1,0 +1,1 @@
+"""What becomes of rows of C that are made, on the GPU."""
