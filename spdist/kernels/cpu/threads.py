@@ -6,9 +6,10 @@ import contextlib
 import functools
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
 
@@ -38,6 +39,44 @@ def _lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
+class _Helper:
+    """A thread that works when it is asked to, and otherwise waits, with its memory at hand."""
+
+    idle: ClassVar[deque[_Helper]] = deque()
+    """Those that wait: a deque, because its ends may be used by several threads at once."""
+
+    def __init__(self) -> None:
+        self._work: Callable[[], None] | None = None
+        self._asked = threading.Lock()
+        self._asked.acquire()
+        threading.Thread(target=self._serve, name="spdist-helper", daemon=True).start()
+
+    @classmethod
+    def take(cls) -> _Helper:
+        """Return a helper that waits, or a new one."""
+        try:
+            return cls.idle.pop()
+        except IndexError:
+            return cls()
+
+    def ask(self, work: Callable[[], None]) -> None:
+        """Let the helper work; it raises nothing, and waits again afterwards."""
+        self._work = work
+        self._asked.release()
+
+    def _serve(self) -> None:
+        while True:
+            self._asked.acquire()
+            work, self._work = self._work, None
+            if work is not None:
+                work()
+            del work  # what it refers to is free
+            self.idle.append(self)
+
+
+os.register_at_fork(after_in_child=_Helper.idle.clear)
+
+
 def run_in_threads(count: int, work: Callable[[int], None]) -> None:
     """Call ``work(i)`` for each i below `count`, each in a thread; ``work(0)`` runs in the calling thread.
 
@@ -61,19 +100,21 @@ def run_in_threads(count: int, work: Callable[[int], None]) -> None:
     [0, 1, 4]
     """
     errors: list[BaseException] = []
+    ended = threading.Semaphore(0)
 
     def run(i: int) -> None:
         try:
             work(i)
         except BaseException as error:  # to the calling thread, whatever it is
             errors.append(error)
+        finally:
+            ended.release()
 
-    helpers = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(1, count)]
-    for helper in helpers:
-        helper.start()
+    for i in range(1, count):
+        _Helper.take().ask(functools.partial(run, i))
     run(0)
-    for helper in helpers:
-        helper.join()
+    for _ in range(count):
+        ended.acquire()
     if errors:
         raise errors[0]
 
