@@ -1,7 +1,8 @@
 """Products in memory: SciPy matrices in and out, on the CPU; CuPy matrices in and out, on the GPU.
 
 Each kind of operands has its module, whose ``METHODS`` say what implements each method: `host_operands` (SciPy's),
-`cupy_operands` (CuPy's) and `block_operands` (block matrices on the host or the GPU). This module finds the kind.
+`cupy_operands` (CuPy's) and `block_operands` (block matrices on the host or the GPU). `torch_tensors` takes PyTorch's
+for one of these. This module finds the kind.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from spdist.errors import InputError
-from spdist.inmemory import block_operands, cupy_operands, host_operands
+from spdist.inmemory import block_operands, cupy_operands, host_operands, torch_tensors
 from spdist.kernels.product_spec import ProductSpec, is_by_columns
 from spdist.kernels.semirings import Semiring, find, transposed
 from spdist.matrices.checks import check_mask_shape, check_product_shapes
@@ -25,7 +26,7 @@ from spdist.units import check_count
 
 @lists(SpgemmKeywords)
 def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywords]) -> Any:
-    """Multiply two sparse matrices in memory: SciPy in, SciPy out; CuPy in, CuPy out.
+    """Multiply two sparse matrices in memory: SciPy in, SciPy out; CuPy in, CuPy out; tensors in, tensors out.
 
     Options change the rows of C while they are made, so that the whole product never exists. They apply in this order:
     semiring, mask and triangle, epilogue, threshold, top-n. On the GPU, the C of CuPy operands is made before its rows
@@ -38,6 +39,8 @@ def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywor
 
         - SciPy's: bool, integers, float32/64, complex64/128; through the GPU no integers of 8 or 16 bits.
         - `cupyx.scipy.sparse`: bool, float32/64, complex64/128.
+        - Sparse tensors of PyTorch, on the CPU as SciPy's, on a GPU as CuPy's; without gradients. The mask may be one
+          too, and C is one of layout `torch.sparse_csr`.
         - Block matrices, SciPy's `bsr_array` or `spdist.BSR` on the host or the GPU, with blocks of r x s and s x t.
           They are multiplied block by block. If only one is in blocks, or the blocks do not fit, entries are
           multiplied, which is logged.
@@ -160,6 +163,8 @@ def multiply(a: Any, b: Any, product: ProductOptions, options: InMemoryOptions) 
         As `spgemm`.
     """
     check_count("threads", options.threads, "one a core")
+    if torch_tensors.is_tensor(a) or torch_tensors.is_tensor(b):
+        return torch_tensors.multiply(a, b, product, lambda a, b, product: multiply(a, b, product, options))
     if is_by_columns(product.axis, product.top_n, product.epilogue):
         return _multiply_by_columns(a, b, product, options)
     spec = spec_of(product, on_gpu=cupy_operands.is_cupyx(a) and cupy_operands.is_cupyx(b))
