@@ -7,25 +7,14 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import numpy as np
-import scipy.sparse as sp
 
-from spdist import api
-from spdist.applications.operands import mode_of, opened, parts, place_of_result, scratch
+from spdist.applications.operands import opened, parts, place_of_result
+from spdist.applications.pairs import multiply_pairs
 from spdist.errors import InputError
 from spdist.jobs.report import Callbacks
 from spdist.kernels.product_spec import Epilogue, ProductSpec
 from spdist.kernels.semirings import Semiring
-from spdist.options import (
-    ApplicationKeywords,
-    ExecutionOptions,
-    TargetKeywords,
-    WhereKeywords,
-    lists,
-    options_of,
-    select,
-)
-from spdist.storage.lock import hold_target
-from spdist.storage.matrix import StoredMatrix
+from spdist.options import ApplicationKeywords, ExecutionOptions, lists, options_of
 
 MEASURES = ("count", "pmi")
 
@@ -98,16 +87,9 @@ def cooccurrence(
     ProductSpec(top_n=top_n, threshold=threshold, triangle=triangle)  # refuses what they cannot be
     matrix = opened(a, "counts")
     place = place_of_result(out, matrix, "counts")
-    options: dict[str, Any] = {"threshold": threshold, "top_n": top_n, "triangle": triangle, "complement": True}
+    options = {"threshold": threshold, "top_n": top_n, "triangle": triangle}
     options |= {"semiring": "plus_pair"} if measure == "count" else _mutual_information(matrix)
-    options |= {"transpose_a": True, **select(keywords, WhereKeywords)}
-    itself = sp.eye_array(matrix.shape[1], dtype=bool).tocsr()
-    if not isinstance(matrix, StoredMatrix):
-        c = sp.csr_array(api.matmul(matrix, matrix, mask=itself, **options))
-        return c if out is None else api.save(out, c, **mode_of(keywords))
-    options |= {"check": check, "callbacks": callbacks, **select(keywords, TargetKeywords)}
-    with hold_target(place, steal=keywords.get("steal", False)), scratch(place, "itself") as (mask,):
-        return api.multiply(matrix, matrix, place, mask=api.save(mask, itself), **options)
+    return multiply_pairs(matrix, place, options, keywords, by_columns=True, check=check, callbacks=callbacks)
 
 
 def _mutual_information(matrix: Any) -> dict[str, Any]:

@@ -6,25 +6,14 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
-import scipy.sparse as sp
 
-from spdist import api
-from spdist.applications.operands import check_values, copy_of, mode_of, opened, parts, place_of_result, scratch
+from spdist.applications.operands import check_values, opened, place_of_result
+from spdist.applications.pairs import multiply_pairs
 from spdist.errors import InputError
 from spdist.jobs.report import Callbacks
 from spdist.kernels.product_spec import ProductSpec
 from spdist.matrices.csr import CSR
-from spdist.options import (
-    ApplicationKeywords,
-    ExecutionOptions,
-    TargetKeywords,
-    WhereKeywords,
-    lists,
-    options_of,
-    select,
-)
-from spdist.storage.lock import hold_target
-from spdist.storage.matrix import StoredMatrix
+from spdist.options import ApplicationKeywords, ExecutionOptions, lists, options_of
 
 METRICS = ("cosine", "inner_product")
 
@@ -92,17 +81,9 @@ def similarity(
     check_values(matrix, np.isfinite, "finite real values")
     dtype = matrix.dtype if matrix.dtype.kind == "f" or metric != "cosine" else np.dtype(np.float64)
     least = np.finfo(dtype).tiny if dtype.kind == "f" else 1  # what shares nothing is not similar
-    options: dict[str, Any] = {"top_n": top_n, "threshold": max(threshold, float(least)), "complement": True}
-    options |= {"transpose_b": True, **select(keywords, WhereKeywords)}
-    itself = sp.eye_array(matrix.shape[0], dtype=bool).tocsr()
-    if not isinstance(matrix, StoredMatrix):
-        rows = matrix if metric != "cosine" else _unit_rows(next(parts(matrix))[1], dtype).to_scipy()
-        c = api.matmul(rows, rows, mask=itself, **options)
-        return c if out is None else api.save(out, c, **mode_of(keywords))
-    options |= {"check": check, "callbacks": callbacks, **select(keywords, TargetKeywords)}
-    with hold_target(place, steal=keywords.get("steal", False)), scratch(place, "unit", "itself") as (unit, mask):
-        rows = matrix if metric != "cosine" else copy_of(matrix, unit, lambda _, m: _unit_rows(m, dtype), dtype)
-        return api.multiply(rows, rows, place, mask=api.save(mask, itself), **options)
+    options = {"top_n": top_n, "threshold": max(threshold, float(least))}
+    change = None if metric != "cosine" else (lambda rows: _unit_rows(rows, dtype), dtype)
+    return multiply_pairs(matrix, place, options, keywords, change=change, check=check, callbacks=callbacks)
 
 
 def _unit_rows(rows: CSR, dtype: np.dtype[Any]) -> CSR:

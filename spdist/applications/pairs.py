@@ -1,0 +1,61 @@
+"""Products of a matrix with itself that leave the diagonal out: what pairs of rows, or of columns, have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from spdist import api
+from spdist.applications.operands import copy_of, mode_of, parts, scratch
+from spdist.jobs.report import Callbacks
+from spdist.matrices.csr import CSR
+from spdist.options import ApplicationKeywords, TargetKeywords, WhereKeywords, select
+from spdist.storage.lock import hold_target
+from spdist.storage.matrix import StoredMatrix
+
+Change = Callable[[CSR], CSR]
+
+
+def multiply_pairs(
+    matrix: Any, place: str, options: dict[str, Any], keywords: ApplicationKeywords, *, by_columns: bool = False,
+    change: tuple[Change, np.dtype[Any]] | None = None, check: bool = False, callbacks: Callbacks | None = None,
+) -> Any:  # fmt: skip
+    """Multiply a matrix by its transpose, except for the diagonal.
+
+    Parameters
+    ----------
+    matrix : csr_array or StoredMatrix
+    place : str
+        Where C goes, normalised; empty if it stays in memory.
+    options : dict
+        Of the product: semiring, epilogue, threshold, top-n, triangle.
+    keywords : ApplicationKeywords
+    by_columns : bool
+        Whether pairs are of columns, ``A.T @ A``, and not of rows, ``A @ A.T``.
+    change : (callable, dtype), optional
+        Changes rows before they are multiplied, to values of this dtype.
+    check, callbacks
+        As in `multiply`.
+
+    Returns
+    -------
+    csr_array or Report
+        In memory if the matrix is; the report of a stored C.
+    """
+    itself = sp.eye_array(matrix.shape[1 if by_columns else 0], dtype=bool).tocsr()
+    side = {"transpose_a" if by_columns else "transpose_b": True}
+    every = {**options, **side, "complement": True, **select(keywords, WhereKeywords)}
+    if not isinstance(matrix, StoredMatrix):
+        rows = matrix if change is None else change[0](next(parts(matrix))[1]).to_scipy()
+        c = sp.csr_array(api.matmul(rows, rows, mask=itself, **every))
+        return api.save(place, c, **mode_of(keywords)) if place else c
+    every |= {"check": check, "callbacks": callbacks, **select(keywords, TargetKeywords)}
+    with hold_target(place, steal=keywords.get("steal", False)), scratch(place, "changed", "itself") as (copy, mask):
+        rows = matrix
+        if change is not None:
+            changed, dtype = change
+            rows = copy_of(matrix, copy, lambda _, m: changed(m), dtype)
+        return api.multiply(rows, rows, place, mask=api.save(mask, itself), **every)
