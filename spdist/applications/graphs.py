@@ -13,8 +13,8 @@ import numpy as np
 
 from spdist.applications.operands import check_square, check_values, name_of, opened
 from spdist.applications.rows import numbers_of
-from spdist.applications.walks import Pruning
-from spdist.applications.walks_in_memory import COPIES, fit_on_gpu, most_bytes
+from spdist.applications.walks import COPIES, Pruning, most_bytes
+from spdist.applications.walks_in_memory import fit_on_gpu
 from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError, MatrixError
 from spdist.matrices.csr import from_scipy

@@ -16,8 +16,11 @@ from spdist.applications.rows import cut_rows, filtered, inflate, module_of, num
 from spdist.errors import InputError
 from spdist.kernels.product_spec import ProductSpec
 from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.dtypes import index_dtype
 
 DTYPE = np.dtype(np.float32)
+COPIES = 3
+"""Matrices of the size of the walks that a step has at a time."""
 NEARLY_ONE = 0.99999
 """Share of 1 / `prune` from which values are kept: a row of equal values keeps all of them in spite of rounding."""
 
@@ -99,6 +102,11 @@ class Pruning:
         counts, mass = only.indptr[1:] - only.indptr[:-1], sums_of(only)
         enough = (counts >= self.recover) | (mass >= self.recover_percent / 100)
         return filtered(rows, large | ~enough[numbers_of(rows)])
+
+
+def most_bytes(pruning: Pruning, n: int) -> int:
+    """Return the bytes of the walks from `n` vertices that a step has at a time, at the most."""
+    return COPIES * pruning.most_entries(n) * (DTYPE.itemsize + index_dtype(n).itemsize)
 
 
 def stochastic(start: int, rows: CSR, pre_inflation: float | None) -> CSR:

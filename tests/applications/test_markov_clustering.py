@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import spdist
 from spdist import cli
-from spdist.applications import walks_in_memory
+from spdist.applications import walks, walks_in_memory
 from spdist.applications.walks import Pruning
 from spdist.storage.external_sort import Entries
 
@@ -58,7 +58,7 @@ def test_clusters_are_those_of_mcl(genes, tmp_path, options):
 
 @pytest.mark.parametrize("options", ["-I 2", "-I 2 -P 60 -S 8 -R 14 -pct 90"])
 def test_stored_walks_make_the_same_clusters(genes, tmp_path, options, monkeypatch):
-    monkeypatch.setattr(walks_in_memory, "COPIES", 1 << 40)  # nothing fits in memory
+    monkeypatch.setattr(walks, "COPIES", 1 << 40)  # nothing fits in memory
     out = tmp_path / "clusters"
     assert cli.main(["markov-clustering", str(genes), "-o", str(out), *options.split(), "--json"]) == 0
     assert out.read_text().splitlines() == EXPECTED[options]
@@ -156,8 +156,8 @@ def test_what_cannot_be_is_refused_before_work(tmp_path, options, says):
 
 KILLED = """
 import os, signal, sys, spdist
-from spdist.applications import walks_in_memory
-walks_in_memory.COPIES = 1 << 40
+from spdist.applications import walks, walks_in_memory
+walks.COPIES = 1 << 40
 def on_step(step, facts):
     if step == 4:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -170,7 +170,7 @@ def test_a_killed_run_goes_on_with_its_step(tmp_path, genes, monkeypatch):
     killed = [sys.executable, "-c", KILLED, str(tmp_path / "G.zarr"), str(tmp_path / "out")]
     assert subprocess.run(killed, check=False).returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(walks_in_memory, "COPIES", 1 << 40)
+    monkeypatch.setattr(walks, "COPIES", 1 << 40)
     steps: list[int] = []
     again = {"labels": tmp_path / "names", "on_step": lambda step, facts: steps.append(step)}
     spdist.markov_clustering(tmp_path / "G.zarr", tmp_path / "out", resume=True, **again)

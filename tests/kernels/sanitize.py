@@ -17,7 +17,7 @@ import numpy as np
 import scipy.sparse as sp
 
 import spdist
-from spdist.applications import walks_in_memory
+from spdist.applications import walks_in_memory, walks_on_gpu
 from spdist.applications.walks import Pruning
 from spdist.kernels import reduction_spec
 from spdist.kernels.bsr import multiply_gpu as bsr_gpu
@@ -128,8 +128,8 @@ def walks() -> None:
         rows = np.repeat(np.arange(m.shape[0]), np.diff(m.indptr))
         edges = Entries(rows, m.indices, m.data)
         for pruning in (Pruning(0, 0, 0), Pruning(30, 4, 9), Pruning(5, 0, 12, 99.0)):
-            first = walks_in_memory.first_walks_on_gpu(edges, m.shape[0], 1.5)
-            on_gpu = walks_in_memory.GpuWalks(first, pruning, 1 << 30)
+            first = walks_on_gpu.first_walks_on_gpu(edges, m.shape[0], 1.5)
+            on_gpu = walks_on_gpu.GpuWalks(first, pruning, 1 << 30)
             on_host = walks_in_memory.HostWalks(on_gpu.on_host(), pruning, {"engine": "numba"})
             assert np.isclose(on_gpu.take(2.0), on_host.take(2.0), rtol=1e-3)
             if m.shape[0] < 1000:  # ties of larger ones are cut in any order
