@@ -133,9 +133,10 @@ def test_a_damaged_lock_is_refused_until_it_is_stale(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "matrix", [spdist.vbr.from_scipy(EYE), spdist.sell(EYE, C=8, sigma=1)], ids=["vbr", "operator"]
+    "make", [spdist.vbr.from_scipy, lambda m: spdist.sell(m, C=8, sigma=1)], ids=["vbr", "operator"]
 )
-def test_whatever_is_saved_steals(tmp_path, matrix):
+def test_whatever_is_saved_steals(tmp_path, make):
+    matrix = make(EYE)
     elsewhere(tmp_path / "C.zarr", 90)
     with pytest.raises(InputError, match="--steal"):
         matrix.save(tmp_path / "C.zarr")
