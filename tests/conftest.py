@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import hashlib
 import importlib.util
 import json
@@ -46,6 +47,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if marked and not has_gpu():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device and CuPy: run make gpu where there is one"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep modules and tests, which stay, out of garbage collections: Numba, which makes much garbage, starts many."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
