@@ -32,10 +32,18 @@ struct Thread {
     Wait waits;
 };
 
+// What the threads of a warp tell each other, in turn here and there: a thread has read the words of one turn before it
+// waits in the next, and none writes over them before all wait there.
+struct Warp {
+    uint64_t words[2][32];
+    unsigned turn;
+    unsigned present;  // lanes that had not ended when the warp last went on
+};
+
 inline constexpr size_t STACK = 256 << 10;
 inline Dim blockIdx, gridDim, blockDim;
 inline std::vector<Thread> threads;
-inline std::vector<uint64_t> words;  // what threads of a warp tell each other
+inline std::vector<Warp> warps;
 inline Thread* current;
 inline void* scheduler;
 inline std::function<void()> kernel_call;
@@ -91,9 +99,17 @@ inline bool pass(const unsigned first, const unsigned last, const Wait what) {
     return some;
 }
 
+inline bool pass_warp(const unsigned first, const unsigned last) {
+    if (!pass(first, last, WARP)) return false;
+    Warp& warp = warps[first / 32];
+    warp.turn ^= 1, warp.present = 0;
+    for (unsigned i = first; i < last; ++i) warp.present |= unsigned(!threads[i].done) << (i - first);
+    return true;
+}
+
 inline void start_threads(const unsigned count) {
     if (threads.size() < count) threads.resize(count);
-    words.assign(count, 0);
+    warps.assign((count + 31) / 32, Warp());
     for (unsigned i = 0; i < count; ++i) {
         Thread& thread = threads[i];
         if (thread.stack == nullptr) thread.stack = static_cast<char*>(aligned_alloc(64, STACK));
@@ -126,7 +142,7 @@ inline void run_block(const unsigned count) {
             host_cuda_switch(&scheduler, thread.stack_pointer);
             goes_on = true;
         }
-        for (unsigned first = 0; first < count; first += 32) goes_on |= pass(first, std::min(first + 32, count), WARP);
+        for (unsigned first = 0; first < count; first += 32) goes_on |= pass_warp(first, std::min(first + 32, count));
         if (pass(0, count, BLOCK)) goes_on = true, any_before = any_of_block, any_of_block = false;
         if (left && !goes_on) {
             fprintf(stderr, "block %u: threads wait for different barriers\n", blockIdx.x);
@@ -141,19 +157,25 @@ inline void __threadfence() {}
 inline int __syncthreads_or(const int holds) {
     any_of_block |= holds != 0;
     wait_for(BLOCK);
-    const bool any = any_before;
-    wait_for(BLOCK);
-    return any;
+    return any_before;
+}
+
+// Tell the warp a word, and return the words of all its lanes, which stay as they are until this thread waits again.
+inline const uint64_t* tell_warp(const uint64_t word) {
+    Warp& warp = warps[current->index.x / 32];
+    uint64_t* const words = warp.words[warp.turn];
+    words[current->index.x % 32] = word;
+    wait_for(WARP);
+    return words;
 }
 
 // What lane `source` of the warp passes.
 template <typename T> T exchange(T value, const int source) {
     static_assert(sizeof(T) <= 8);
-    const unsigned me = current->index.x;
-    memcpy(&words[me], &value, sizeof(T));
-    wait_for(WARP);
-    memcpy(&value, &words[(me & ~31u) + source], sizeof(T));
-    wait_for(WARP);
+    uint64_t word = 0;
+    memcpy(&word, &value, sizeof(T));
+    const uint64_t* const words = tell_warp(word);
+    memcpy(&value, &words[source], sizeof(T));
     return value;
 }
 
@@ -169,14 +191,12 @@ template <typename T> T __shfl_up_sync(unsigned, const T value, const int step, 
     return exchange(value, (lane() & (width - 1)) >= step ? lane() - step : lane());
 }
 
+inline bool is_present(const int of) { return warps[current->index.x / 32].present >> of & 1; }
 template <typename Fold> unsigned over_warp(const unsigned value, const unsigned start, const Fold fold) {
-    const unsigned me = current->index.x, first = me & ~31u;
-    words[me] = value;
-    wait_for(WARP);
+    const uint64_t* const words = tell_warp(value);
     unsigned result = start;
-    for (unsigned i = first; i < std::min<size_t>(first + 32, words.size()); ++i)
-        if (!threads[i].done) result = fold(result, (unsigned)words[i]);
-    wait_for(WARP);
+    for (int i = 0; i < 32; ++i)
+        if (is_present(i)) result = fold(result, (unsigned)words[i]);
     return result;
 }
 inline unsigned __reduce_or_sync(unsigned, const unsigned x) { return over_warp(x, 0, [](unsigned a, unsigned b) { return a | b; }); }
@@ -185,8 +205,9 @@ inline int __reduce_min_sync(unsigned, const int x) { return over_warp(x, INT32_
 inline int __reduce_max_sync(unsigned, const int x) { return over_warp(x, INT32_MIN, [](int a, int b) { return a > b ? a : b; }); }
 inline unsigned __ballot_sync(const unsigned mask, const int holds) { return __reduce_or_sync(mask, holds ? 1u << lane() : 0u); }
 inline unsigned __match_any_sync(unsigned, const int value) {
+    const uint64_t* const words = tell_warp((unsigned)value);
     unsigned same = 0;
-    for (int source = 0; source < 32; ++source) same |= unsigned(exchange(value, source) == value) << source;
+    for (int i = 0; i < 32; ++i) same |= unsigned(is_present(i) && words[i] == (unsigned)value) << i;
     return same;
 }
 inline int __any_sync(const unsigned mask, const int holds) { return __ballot_sync(mask, holds) != 0; }
@@ -235,12 +256,16 @@ inline double factor_of(const double x) { return x; }
 inline float factor_of(const unsigned x) { return bits_of<float>(x); }
 template <typename T, int OF_C, typename Factor, int OF_A, int OF_B>
 void host_mma(T (&c)[OF_C], const Factor (&a)[OF_A], const Factor (&b)[OF_B]) {
+    struct Factors { const Factor *a, *b; } mine = {a, b};
+    const uint64_t* const words = tell_warp(reinterpret_cast<uint64_t>(&mine));
+    const auto of = [=](const int source) { return reinterpret_cast<const Factors*>(words[source]); };
     for (int h = 0; h < OF_C; ++h)
         for (int k = 0; k < 4 * OF_B; ++k) {
-            const Factor left = exchange(a[h / 2 + k / 4 * 2], lane() / 4 * 4 + k % 4);
-            const Factor right = exchange(b[k / 4], (2 * (lane() % 4) + h % 2) * 4 + k % 4);
+            const Factor left = of(lane() / 4 * 4 + k % 4)->a[h / 2 + k / 4 * 2];
+            const Factor right = of((2 * (lane() % 4) + h % 2) * 4 + k % 4)->b[k / 4];
             c[h] += factor_of(left) * factor_of(right);
         }
+    wait_for(WARP);  // others read what lies on this thread's stack
 }
 inline unsigned host_tf32(const float x) { return (bits_of<unsigned>(x) + (1u << 12)) & ~((1u << 13) - 1); }
 template <typename T> T __ldca(const T* at) { return *at; }
