@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -108,14 +109,17 @@ def test_killed_when_the_transpose_is_whole(products, tmp_path, scheduler, when,
 # -- an unfinished C ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def unfinished(stored, tmp_path, scheduler, monkeypatch):
-    """Return A, the options of a product, and its C: stopped in the middle, with an undisturbed one beside it."""
-    monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
-    monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
-    a, c = stored("A", random_matrix(900, 900, 12, 3)), tmp_path / "C.zarr"
-    options = {"grid": (30, 1, 1), "scheduler": scheduler}
-    api.multiply(a, a, tmp_path / "R.zarr", **options)
+def tune(patch: pytest.MonkeyPatch) -> None:
+    """Let C have several Zarr chunks, and say after each block what of it is durable."""
+    patch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
+    patch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, scheduler):
+    """Return A, the options of a product, and a folder with its C, stopped in the middle, and an undisturbed one."""
+    folder, options = tmp_path_factory.mktemp("stopped"), {"grid": (30, 1, 1), "scheduler": scheduler}
+    a = api.save(tmp_path_factory.mktemp("operand") / "A.zarr", random_matrix(900, 900, 12, 3))
     preprocess = stages.preprocess
 
     def stop_late(context, task, *rest):
@@ -123,10 +127,22 @@ def unfinished(stored, tmp_path, scheduler, monkeypatch):
             raise OSError(5, "the disk is gone")
         return preprocess(context, task, *rest)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
+        tune(patch)
+        api.multiply(a, a, folder / "R.zarr", **options)
         patch.setitem(stages.STAGES, "preprocess", stop_late)
         with pytest.raises(SpdistError, match="the disk is gone"):
-            api.multiply(a, a, c, **options)
+            api.multiply(a, a, folder / "C.zarr", **options)
+    return a, options, folder
+
+
+@pytest.fixture
+def unfinished(stopped, tmp_path, monkeypatch):
+    """Return A, the options of a product, and a C of one's own that was stopped, with an undisturbed one beside it."""
+    tune(monkeypatch)
+    a, options, folder = stopped
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    c = tmp_path / "C.zarr"
     assert read_journal(str(c)).checkpoint.chunks > 2
     return a, options, c
 
