@@ -30,9 +30,9 @@ from tests.support.strategies import FLOATS, csr_matrices, csr_pairs
 MANY = settings(max_examples=50, deadline=None)
 FEW = settings(max_examples=15, deadline=None)
 GRAPHBLAS = {"or_and": "lor_land"}
-NUMBERS = [*((name, "f8") for name in sorted(SEMIRINGS)), ("min_plus", "i8"), ("max_plus", "i8"), ("plus_pair", "i8"),
-           ("any_pair", "i8"), ("or_and", "i8"), ("plus_times", "i8"), ("min_plus", "f4"), ("max_times", "i1"),
-           ("min_plus", "u2"), ("plus_first", "u2"), ("max_times", "?")]  # fmt: skip
+NUMBERS = [*((name, "f8") for name in sorted(SEMIRINGS) if name != "max_plus"), ("min_plus", "i8"), ("max_plus", "i8"),
+           ("plus_pair", "i8"), ("any_pair", "i8"), ("or_and", "i8"), ("plus_times", "i8"), ("min_plus", "f4"),
+           ("max_times", "i1"), ("min_plus", "u2"), ("max_times", "?")]  # fmt: skip
 """Every semiring, every kind of number, and each way to add and to multiply it; all pairs would compile for minutes."""
 
 
@@ -159,7 +159,7 @@ def test_a_mask_of_very_wide_columns_in_a_pattern() -> None:
         assert_array_equal(c.data, expected.data)
 
 
-@pytest.mark.parametrize("dtype", ["f8", "i8", "u1", "?"])
+@pytest.mark.parametrize("dtype", ["f8", "i1", "u1", "?"])
 @given(data=st.data(), top_n=st.none() | st.integers(1, 25), threshold=st.none() | st.integers(-30, 60))
 @MANY
 def test_rows_are_cut(dtype: Any, data: Any, top_n: int | None, threshold: int | None) -> None:
