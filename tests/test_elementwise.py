@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import spdist
@@ -28,13 +28,13 @@ def pattern(m) -> np.ndarray:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs())
-def test_any_two(pair):
+def test_any_two(tmp_path, pair):
     p, q = (m.to_scipy() for m in pair)
-    a, b = (spdist.save(f"memory://{name}.zarr", m, overwrite=True) for name, m in (("A", p), ("B", q)))
-    total = spdist.ewise_add(a, b, "memory://sum.zarr", overwrite=True).to_scipy()
-    product = spdist.ewise_mult(a, b, "memory://product.zarr", overwrite=True).to_scipy()
+    a, b = (spdist.save(tmp_path / f"{name}.zarr", m, overwrite=True) for name, m in (("A", p), ("B", q)))
+    total = spdist.ewise_add(a, b, tmp_path / "sum.zarr", overwrite=True).to_scipy()
+    product = spdist.ewise_mult(a, b, tmp_path / "product.zarr", overwrite=True).to_scipy()
     assert total.dtype == product.dtype == np.result_type(p.dtype, q.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         np.testing.assert_array_equal(total.toarray(), np.add(p.toarray(), q.toarray(), dtype=total.dtype))
@@ -63,8 +63,10 @@ def test_parts_of_any_size(stored, tmp_path, monkeypatch, part, offsets):
 
 def test_the_larger_of_two(stored, tmp_path):
     p, q = abs(random_matrix(40, 40, 5, 1)), abs(random_matrix(40, 40, 5, 2))
-    found = spdist.ewise_add(stored("A", p), stored("B", q), tmp_path / "C", semiring="max_plus")
-    assert abs(found.to_scipy() - p.maximum(q)).max() == 0
+    a, b = stored("A", p), stored("B", q)
+    for place in (tmp_path / "C", "memory://elementwise/C.zarr"):
+        found = spdist.ewise_add(a, b, place, semiring="max_plus", overwrite=True)
+        assert abs(found.to_scipy() - p.maximum(q)).max() == 0
 
 
 def test_a_matrix_replaced_by_its_change(stored):

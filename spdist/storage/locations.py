@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import shutil
 import stat
@@ -127,9 +128,20 @@ def open_store(url: str) -> Store:
             return s3.open_s3(url)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # memory:// is not asynchronous; Zarr wraps it and says so each time
+            if in_process(url):
+                return FsspecStore(_memory(), path=_memory()._strip_protocol(url))
             return FsspecStore.from_url(url, storage_options=storage_options(url))
     except Exception as error:  # each file system of fsspec checks its arguments in its own way
         raise InputError(f"{one_line(url)}: no file system for this URL: {one_line(error)}") from error
+
+
+@functools.cache
+def _memory() -> Any:
+    """Return the file system of memory:// as Zarr asks for it: to wrap it takes as long as to read from it."""
+    import fsspec
+    from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+
+    return AsyncFileSystemWrapper(fsspec.filesystem("memory"), asynchronous=True)
 
 
 def file_system(url: str) -> tuple[Any, str]:
