@@ -36,6 +36,8 @@ class Clustering:
     chaos : float
         How far from standing still the walks were in the last step.
     converged : bool
+    place : {"host", "gpu", "storage"}
+        Where the walks were.
     """
 
     labels: Int64Array
@@ -43,6 +45,7 @@ class Clustering:
     steps: int
     chaos: float
     converged: bool
+    place: str = "host"
 
     @property
     def sizes(self) -> Int64Array:
@@ -78,6 +81,7 @@ class Clustering:
         return {
             "clusters": len(sizes), "largest": int(sizes.max(initial=0)), "alone": int((sizes == 1).sum()),
             "steps": self.steps, "chaos": self.chaos, "converged": self.converged,
+            "place": self.place,
         }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -135,7 +135,7 @@ def markov_clustering(
             where = stack.enter_context(kept_workers(keywords))
             stored = _StoredWalks(Steps(locations.normalise(out), identity), rules, {**where, "callbacks": callbacks})
             found = stored.cluster(loaded.matrix, resume=keywords.get("resume", False))
-        clustering = Clustering(found.labels, loaded.names, found.steps, found.chaos, found.converged)
+        clustering = replace(found, names=loaded.names)
         if place is not None:
             clustering.write_lines(place)
         return clustering
@@ -176,7 +176,7 @@ def _in_memory(graph: Graph, rules: _Rules, engine: EngineKeywords) -> Clusterin
         chaos = walks.take(rules.power(step))
         rules.on_step(step, {"entries": walks.nnz, "chaos": chaos})
     labels = labels_of(joined([strongest(0, walks.on_host())], graph.vertices))
-    return Clustering(labels, None, step, chaos, chaos < STILL)
+    return Clustering(labels, None, step, chaos, chaos < STILL, walks.place)
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class _StoredWalks:
         walks = open_matrix(self.steps.place(step))
         labels = labels_of(joined((strongest(start, rows) for start, rows in parts(walks)), walks.nrows))
         self.steps.remove()
-        return Clustering(labels, None, step, chaos, chaos < STILL)
+        return Clustering(labels, None, step, chaos, chaos < STILL, "storage")
 
     def _write_first(self, graph: StoredMatrix, place: str, facts: dict[str, Any]) -> None:
         """Store one step of a walk."""

@@ -26,7 +26,9 @@ SORT_BYTES = 200
 
 
 class Walks(Protocol):
-    """Walks in memory."""
+    """Walks in memory, of the host or of a GPU: `place` says which."""
+
+    place: str
 
     def take(self, power: float) -> float:
         """Take a step, inflated by `power`; return the chaos."""
@@ -115,6 +117,8 @@ def first_walks(edges: Entries, n: int, pre_inflation: float | None) -> CSR:
 
 class HostWalks:
     """Walks whose products `spdist.matmul` makes, on the CPU or through a GPU that need not hold them."""
+
+    place = "host"
 
     def __init__(self, rows: CSR, pruning: Pruning, engine: EngineKeywords) -> None:
         self.rows, self.pruning, self._engine = rows, pruning, engine

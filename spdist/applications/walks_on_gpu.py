@@ -66,6 +66,8 @@ class GpuWalks:
         Bytes of GPU memory.
     """
 
+    place = "gpu"
+
     def __init__(self, rows: CSR, pruning: Pruning, limit: int) -> None:
         self.rows, self.pruning, self._limit = rows, pruning, limit
 

@@ -12,6 +12,8 @@ from spdist.cli.options import STEAL, add_engine_options, add_scheduler_options,
 from spdist.cli.verbs import Verbs, print_json, security_of
 from spdist.errors import InputError
 
+WALKS = {"host": "in memory", "gpu": "on the GPU", "storage": "in storage"}
+"""Where walks of Markov clustering were, in words."""
 SCHEMES = {
     1: (3_000, 400, 500), 2: (4_000, 500, 600), 3: (5_000, 600, 700), 4: (6_000, 700, 800),
     5: (7_000, 800, 900), 6: (10_000, 1_100, 1_400), 7: (10_000, 1_200, 1_600),
@@ -190,8 +192,8 @@ def _markov_clustering(args: argparse.Namespace) -> int:
     facts = found.summary()
     if not args.json:
         console.line(
-            f"{facts['clusters']:,} clusters after {facts['steps']} steps, in {args.out}: the largest has "
-            f"{facts['largest']:,} vertices, {facts['alone']:,} have one"
+            f"{facts['clusters']:,} clusters after {facts['steps']} steps {WALKS[found.place]}, in {args.out}: the "
+            f"largest has {facts['largest']:,} vertices, {facts['alone']:,} have one"
         )
         if not found.converged:
             console.warning(f"walks still change, chaos {found.chaos:.2g}: raise --maxiter")

@@ -57,11 +57,12 @@ def test_clusters_are_those_of_mcl(genes, tmp_path, options):
 
 
 @pytest.mark.parametrize("options", ["-I 2", "-I 2 -P 60 -S 8 -R 14 -pct 90"])
-def test_stored_walks_make_the_same_clusters(genes, tmp_path, options, monkeypatch):
+def test_stored_walks_make_the_same_clusters(genes, tmp_path, options, monkeypatch, capsys):
     monkeypatch.setattr(walks, "COPIES", 1 << 40)  # nothing fits in memory
     out = tmp_path / "clusters"
     assert cli.main(["markov-clustering", str(genes), "-o", str(out), *options.split(), "--json"]) == 0
     assert out.read_text().splitlines() == EXPECTED[options]
+    assert json.loads(capsys.readouterr().out)["place"] == "storage"
     assert [path.name for path in tmp_path.iterdir()] == ["clusters"]
 
 
@@ -191,3 +192,4 @@ def test_one_cpu(tmp_path, genes):
     command = [sys.executable, "-m", "spdist", "markov-clustering", str(genes), "-o", str(tmp_path / "out"), "-te", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONHASHSEED": "1"})
     assert f"{len(EXPECTED['-I 2'])} clusters after" in done.stdout
+    assert "steps in memory, in " in done.stdout

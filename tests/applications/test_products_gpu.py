@@ -63,3 +63,4 @@ def test_markov_clustering(tmp_path, workers):
     expected = spdist.markov_clustering(edges, engine="numba")
     found = spdist.markov_clustering(edges, tmp_path / "clusters", engine="cuda", workers=workers)
     np.testing.assert_array_equal(found.labels, expected.labels)
+    assert (expected.place, found.place) == ("host", "gpu" if workers is None else "storage")

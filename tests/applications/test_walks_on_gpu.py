@@ -66,6 +66,7 @@ def test_steps(pruning, blocks, monkeypatch):
     theirs = walks_in_memory.HostWalks(walks_in_memory.first_walks(edges(n, 1), n, None), pruning, {})
     if blocks > 1:
         monkeypatch.setattr(walks_on_gpu, "BLOCK_ENTRIES", n * n // blocks)
+    assert (mine.place, theirs.place) == ("gpu", "host")
     for _ in range(4):
         assert mine.take(1.6) == pytest.approx(theirs.take(1.6), rel=1e-5)
         assert same(mine.on_host(), theirs.on_host())
