@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
@@ -40,24 +40,31 @@ def _lower_priority() -> None:
 
 
 class _Helper:
-    """A thread that works when it is asked to, and otherwise waits, with its memory at hand."""
+    """A thread that works when it is asked to, and otherwise waits, with its memory at hand.
 
-    idle: ClassVar[deque[_Helper]] = deque()
-    """Those that wait: a deque, because its ends may be used by several threads at once."""
+    Parameters
+    ----------
+    niceness : int
+        Of the thread that starts it, and so its own: threads of another priority do not ask it.
+    """
 
-    def __init__(self) -> None:
-        self._work: Callable[[], None] | None = None
+    idle: ClassVar[defaultdict[int, deque[_Helper]]] = defaultdict(deque)
+    """Those that wait, by niceness: in deques, because several threads may use the ends of one at once."""
+
+    def __init__(self, niceness: int) -> None:
+        self._niceness, self._work = niceness, _nothing
         self._asked = threading.Lock()
         self._asked.acquire()
         threading.Thread(target=self._serve, name="spdist-helper", daemon=True).start()
 
     @classmethod
     def take(cls) -> _Helper:
-        """Return a helper that waits, or a new one."""
+        """Return a helper of the caller's priority that waits, or a new one."""
+        niceness = os.getpriority(os.PRIO_PROCESS, 0)
         try:
-            return cls.idle.pop()
+            return cls.idle[niceness].pop()
         except IndexError:
-            return cls()
+            return cls(niceness)
 
     def ask(self, work: Callable[[], None]) -> None:
         """Let the helper work; it raises nothing, and waits again afterwards."""
@@ -67,11 +74,13 @@ class _Helper:
     def _serve(self) -> None:
         while True:
             self._asked.acquire()
-            work, self._work = self._work, None
-            if work is not None:
-                work()
-            del work  # what it refers to is free
-            self.idle.append(self)
+            self._work()
+            self._work = _nothing  # what it referred to is free
+            self.idle[self._niceness].append(self)
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 os.register_at_fork(after_in_child=_Helper.idle.clear)

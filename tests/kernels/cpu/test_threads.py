@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from spdist.kernels.cpu.threads import run_in_threads
+from spdist.kernels.cpu.threads import NICENESS, run_in_threads, thread_pool
 
 
 def test_each_part_has_its_thread():
@@ -82,6 +82,22 @@ def test_what_was_done_is_not_held():
     while held() is not None and time.monotonic() < end:
         time.sleep(0.01)
     assert held() is None
+
+
+def test_helpers_have_the_priority_of_the_caller():
+    def niceness() -> list[int]:
+        found = [0] * 3
+
+        def note(i: int) -> None:
+            found[i] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+        run_in_threads(3, note)
+        return found
+
+    polite = thread_pool(1, "test of priorities").submit(niceness).result()
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert polite == [max(NICENESS, own)] * 3
+    assert niceness() == [own] * 3
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python's: a process of several threads forks
