@@ -16,10 +16,11 @@ from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
 
 Shape = tuple[int, int]
 Found = TypeVar("Found")
-PART = 1 << 16
-"""Elements that are looked at together: they stay in a core's cache for some passes of NumPy."""
-PARTS_PER_THREAD = 32
-"""Parts for which another thread is worth its start."""
+LEAST_PART, MOST_PART = 1 << 16, 1 << 19
+"""Elements that are looked at together: enough that threads seldom wait for each other's Python, and few enough that
+they stay in the caches for some passes of NumPy."""
+THREAD_PART = 1 << 20
+"""Elements for which another thread is worth its start."""
 
 
 class RowArrays(Protocol):
@@ -175,8 +176,7 @@ class PatternFacts(NamedTuple):
 def pattern_facts(m: RowArrays) -> PatternFacts:
     """Look once at offsets and columns, in threads and without a copy if there are many.
 
-    In canonical rows, columns fail to rise only where a row begins. Such places are counted among all entries and among
-    the first entries of rows: the counts must be equal.
+    In canonical rows, columns fail to rise only where a row begins.
 
     Parameters
     ----------
@@ -200,22 +200,19 @@ def pattern_facts(m: RowArrays) -> PatternFacts:
         return PatternFacts(False, low, high, False)
     if not nnz:
         return PatternFacts(True, 0, -1, True)
-    ends, falls = zip(*_in_parts(functools.partial(_columns, indices), nnz), strict=True)
-    at_starts = _in_parts(functools.partial(_falls_at_starts, indptr, indices), len(indptr))
-    low, high = min(low for low, _ in ends), max(high for _, high in ends)
-    return PatternFacts(True, low, high, sum(falls) == sum(at_starts))
+    lows, highs, rises = zip(*_in_parts(functools.partial(_columns, indptr, indices), nnz), strict=True)
+    return PatternFacts(True, min(lows), max(highs), all(rises))
 
 
 def _in_parts(work: Callable[[int, int], Found], length: int) -> list[Found]:
-    """Call a function for each part of a range that fits the caches, in threads if there are many parts."""
-    bounds = list(itertools.pairwise([*range(0, length, PART), length]))
-    threads = min(count_cpus(), len(bounds) // PARTS_PER_THREAD)
-    if threads < 2:
+    """Call a function for each part of a range, in threads if the range is long."""
+    threads = max(1, min(count_cpus(), length // THREAD_PART))
+    part = min(max(-(-length // threads), LEAST_PART), MOST_PART) if threads > 1 else LEAST_PART
+    bounds = list(itertools.pairwise([*range(0, length, part), length]))
+    if threads == 1:
         return [work(first, last) for first, last in bounds]
     with ThreadPoolExecutor(threads) as pool:
-        shares = np.array_split(np.array(bounds), threads)
-        done = pool.map(lambda share: [work(int(first), int(last)) for first, last in share], shares)
-        return [found for part in done for found in part]
+        return list(pool.map(lambda ends: work(*ends), bounds))
 
 
 def _offsets_rise(indptr: Int64Array, first: int, last: int) -> bool:
@@ -223,18 +220,13 @@ def _offsets_rise(indptr: Int64Array, first: int, last: int) -> bool:
     return bool(np.all(part[1:] >= part[:-1]))
 
 
-def _columns(indices: IndexArray, first: int, last: int) -> tuple[tuple[int, int], int]:
-    """Return the least and the greatest of some columns, and how many do not rise."""
-    part = indices[first:last]
-    before = indices[max(first - 1, 0) : last]
-    return (int(part.min()), int(part.max())), int(np.count_nonzero(before[1:] <= before[:-1]))
-
-
-def _falls_at_starts(indptr: Int64Array, indices: IndexArray, first: int, last: int) -> int:
-    """Return how many rows begin with a column that does not rise, the first row and empty ones left out."""
-    starts, before = indptr[max(first, 1) : last], indptr[max(first, 1) - 1 : last - 1]
-    starts = starts[(starts > before) & (starts < len(indices))] if len(starts) else starts
-    return int(np.count_nonzero(indices[starts] <= indices[starts - 1]))
+def _columns(indptr: Int64Array, indices: IndexArray, first: int, last: int) -> tuple[int, int, bool]:
+    """Return the least and the greatest of some columns, and whether they rise in each row; offsets rise."""
+    part, begin = indices[first:last], max(first, 1)
+    falls = indices[begin:last] <= indices[begin - 1 : last - 1]
+    rows = np.searchsorted(indptr, np.array((begin, last), indptr.dtype))
+    falls[indptr[rows[0] : rows[1]] - begin] = False
+    return int(part.min()), int(part.max()), not falls.any()
 
 
 def check_canonical(m: RowArrays, name: str = "the matrix", first_row: int = 0) -> None:

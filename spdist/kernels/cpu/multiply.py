@@ -16,11 +16,13 @@ from spdist.errors import InputError
 from spdist.kernels.cpu import scipy_engine
 from spdist.kernels.cpu.prepare import EngineOrAuto, PreparedProduct, RowBuffers, RowsOfProduct, prepare
 from spdist.kernels.cpu.product_counts import estimate_products
-from spdist.kernels.product_spec import PLAIN, ProductSpec, longest_row
+from spdist.kernels.product_spec import PLAIN, ProductSpec
 from spdist.matrices.csr import CSR, empty
 
 PARALLEL_PRODUCTS = 1 << 19
 """Products for each thread after the first: with fewer, another thread costs more than it gains."""
+SIZE_SAMPLE = 1 << 12
+"""Entries of A that say how many threads a product is worth."""
 
 
 def multiply(
@@ -133,15 +135,6 @@ def cut(c: CSR, spec: ProductSpec) -> CSR:
     return CSR(c.indptr, c.indices[:nnz].copy(), c.data[:nnz].copy(), c.shape)
 
 
-def _loose_bound(product: PreparedProduct) -> int:
-    """Bound nnz(C) by the longest rows."""
-    a, b = product.a, product.b
-    if a.nnz == 0 or b.nnz == 0:
-        return 0
-    loose = min(a.nnz * longest_row(b), a.nrows * product.longest)
-    return loose if product.spec.inside is None else min(loose, product.spec.inside.nnz)
-
-
 def _make_rows(product: PreparedProduct, capacity: int | None, start: int) -> CSR:
     """Make rows from `start` on until `capacity` is full, one row at least; None makes all rows."""
     nrows, ncols = product.a.nrows, product.b.ncols
@@ -160,12 +153,15 @@ def _make_rows(product: PreparedProduct, capacity: int | None, start: int) -> CS
 
 def _fill_buffers(product: PreparedProduct, capacity: int | None, start: int, stop: int) -> tuple[int, int, CSR]:
     """Return how many rows fit, the entries of these rows and of the first that did not fit, and the buffers."""
-    loose = _loose_bound(product) if capacity is None else capacity
-    size = estimate_products(product.a, product.b) if product.spec.fused else loose
+    size = capacity
+    if size is None or product.spec.fused:
+        size = estimate_products(product.a, product.b, SIZE_SAMPLE)
     threads = min(product.threads, size // PARALLEL_PRODUCTS + 1, stop - start)
     rows_of_c = _rows_of(product, start, stop, threads)
     # Memory that is never written to is never taken.
-    entries = min(loose, rows_of_c.bound, (stop - start) * product.longest)
+    entries = min(rows_of_c.bound, (stop - start) * product.longest)
+    limits = capacity, None if product.spec.inside is None else product.spec.inside.nnz
+    entries = min([entries, *(limit for limit in limits if limit is not None)])
     indptr = np.empty(stop - start + 1, np.int64)
     indptr[0] = 0
     indices, data = np.empty(entries + 1, product.index_dtype), np.empty(entries + 1, product.dtype)

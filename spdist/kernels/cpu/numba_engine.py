@@ -5,7 +5,8 @@ Importing this module imports Numba.
 
 from __future__ import annotations
 
-from typing import Any
+from collections import deque
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +33,51 @@ from spdist.kernels.cpu.prepare import PreparedProduct, RowBuffers, mark_loaded
 from spdist.kernels.cpu.product_counts import estimate_products
 from spdist.kernels.cpu.threads import run_in_threads
 from spdist.kernels.product_spec import NORMS, ProductSpec, longest_row
+from spdist.kernels.semirings import Semiring
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array
 
 CACHE_BYTES = 1 << 20
 """Bytes of B from which kernels prefetch its rows."""
+SLICE_SAMPLE = 1 << 12
+"""Entries of A that say how long slices should be."""
 UNBOUNDED = 1 << 62
 """Products of a slice that is not cut."""
+
+
+BuffersKey: TypeAlias = tuple[np.dtype[Any], np.dtype[Any], int, Semiring | None]
+"""Dtypes of indices and values, columns of the accumulator, and the semiring, whose zero the accumulator holds."""
+
+
+class IdleBuffers:
+    """Buffers of threads that have made their rows, for the next product of the same kind.
+
+    To map and to clear them takes longer than the rows of a small product. Those of one kind are kept: no more than
+    products of this process had at a time, and about 10 MiB a thread.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[BuffersKey, deque[slices.SliceBuffers]] = {}
+
+    def take(self, key: BuffersKey) -> slices.SliceBuffers | None:
+        """Return buffers of a kind, or None; those of other kinds are freed."""
+        kept = self._kept.get(key)
+        if kept is None:
+            self._kept = {key: deque()}
+            return None
+        try:
+            return kept.pop()
+        except IndexError:
+            return None
+
+    def give(self, key: BuffersKey, buffers: slices.SliceBuffers) -> None:
+        """Keep buffers, unless another kind is in use by now; their accumulator holds zeros, and no slice waits."""
+        kept = self._kept.get(key)
+        if kept is not None:
+            kept.append(buffers)
+
+
+_idle_buffers = IdleBuffers()
 
 
 class NumbaRows:
@@ -84,6 +123,8 @@ class NumbaRows:
             arguments, cuts, buffers = self._thread_arguments()
             while kernel(arguments, cuts, queue, buffers, c, spec.diagonal):
                 pass
+            if not queue.counters[slices.FULL]:
+                self._give_back(buffers)
 
         try:
             run_in_threads(self.threads, work)
@@ -97,17 +138,34 @@ class NumbaRows:
     def _thread_arguments(self) -> tuple[ProductArguments, RowCuts | None, slices.SliceBuffers]:
         """Return the product, the cuts and the buffers of one thread as the kernel takes them."""
         product, dtype = self.product, self.product.kernel_dtype
-        arguments, work = _arguments(product)
+        buffers = _idle_buffers.take(self._buffers_key) if self.threads > 1 else None
+        buffers = self._new_buffers() if buffers is None else buffers
         entries = self._row_entries() if product.spec.fused else 0
-        cuts = self._cuts(work.window.totals[:1], entries) if product.spec.fused else None
+        buffers = buffers._replace(row=_new_rows(entries, product.index_dtype, dtype))
+        cuts = self._cuts(buffers.work.window.totals[:1], entries) if product.spec.fused else None
+        return _arguments(product), cuts, buffers
+
+    @property
+    def _buffers_key(self) -> BuffersKey:
+        product = self.product
+        return product.index_dtype, product.kernel_dtype, cpu_sizes.window_columns(product.b.ncols), product.ring
+
+    def _new_buffers(self) -> slices.SliceBuffers:
+        """Return what one thread needs beside the room for a row."""
+        product, dtype = self.product, self.product.kernel_dtype
+        zero = dtype.type(0) if product.ring is None else product.ring.zero_of(dtype)
+        work = new_workspace(product.b.ncols, dtype, zero)
         entry = product.index_dtype.itemsize + dtype.itemsize
         size = cpu_sizes.SCRATCH_BYTES // entry if self.threads > 1 else 0
-        row, scratch = (
-            RowsOut(np.empty(n + 1, product.index_dtype), np.empty(n + 1, dtype), np.empty(1, np.int64), np.uint64(n))
-            for n in (entries, size)
-        )
+        row, scratch = (_new_rows(n, product.index_dtype, dtype) for n in (0, size))
         waiting = np.empty((2, slices.MOST_WAITING), np.int64)
-        return arguments, cuts, slices.SliceBuffers(work, row, scratch, waiting, np.zeros(3, np.int64))
+        return slices.SliceBuffers(work, row, scratch, waiting, np.zeros(3, np.int64))
+
+    def _give_back(self, buffers: slices.SliceBuffers) -> None:
+        """Keep a thread's buffers for the next product, without the room for a row, which may be long."""
+        if self.threads > 1:
+            row = _new_rows(0, self.product.index_dtype, self.product.kernel_dtype)
+            _idle_buffers.give(self._buffers_key, buffers._replace(row=row))
 
     def _cuts(self, zero: npt.NDArray[Any], entries: int) -> RowCuts:
         """Return the mask, the epilogue and the selection of a thread; `zero` is (1,)."""
@@ -125,7 +183,7 @@ class NumbaRows:
 def _estimate(product: PreparedProduct, start: int, stop: int) -> int:
     """Estimate the products of some rows by their entries."""
     a = product.a
-    return estimate_products(a, product.b) * int(a.indptr[stop] - a.indptr[start]) // max(a.nnz, 1)
+    return estimate_products(a, product.b, SLICE_SAMPLE) * int(a.indptr[stop] - a.indptr[start]) // max(a.nnz, 1)
 
 
 def _cut_rows(product: PreparedProduct, start: int, stop: int, most: int, threads: int) -> tuple[Int64Array, int]:
@@ -169,11 +227,15 @@ def _rows_out(out: RowBuffers, dtype: np.dtype[Any]) -> RowsOut:
     return RowsOut(out.indices, out.data.view(dtype), out.ends, np.uint64(out.capacity))
 
 
-def _arguments(product: PreparedProduct) -> tuple[ProductArguments, Workspace]:
-    """Return a product and a thread's workspace as the kernels take them."""
+def _new_rows(entries: int, index_dtype: np.dtype[Any], dtype: np.dtype[Any]) -> RowsOut:
+    """Return room for some entries, and one to spare."""
+    indices, data = np.empty(entries + 1, index_dtype), np.empty(entries + 1, dtype)
+    return RowsOut(indices, data, np.empty(1, np.int64), np.uint64(entries))
+
+
+def _arguments(product: PreparedProduct) -> ProductArguments:
+    """Return a product as the kernels take it, for one thread."""
     dtype = product.kernel_dtype
-    zero = dtype.type(0) if product.ring is None else product.ring.zero_of(dtype)
-    work = new_workspace(product.b.ncols, dtype, zero)
     a, b = _csr_arrays(product.a, dtype), _csr_arrays(product.b, dtype)
     starts = b.indptr[:-1] if product.spec.diagonal is None else b.indptr[:-1].copy()  # kernels move these starts
     rows, wide = (
@@ -181,7 +243,7 @@ def _arguments(product: PreparedProduct) -> tuple[ProductArguments, Workspace]:
         True if product.b.ncols > cpu_sizes.WINDOW else None,
     )
     prefetches = product.b.nbytes > CACHE_BYTES
-    return ProductArguments(a, rows, product.ring, wide, prefetches), work
+    return ProductArguments(a, rows, product.ring, wide, prefetches)
 
 
 def _selection(

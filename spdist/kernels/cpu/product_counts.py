@@ -50,18 +50,19 @@ def row_products(a: CSR, b_row_nnz: npt.NDArray[np.integer[Any]]) -> Int64Array:
     return out
 
 
-def estimate_products(a: CSR, b: CSR) -> int:
-    """Estimate the products of ``a @ b`` from at most `SAMPLE` evenly spaced entries of A.
+def estimate_products(a: CSR, b: CSR, sample: int = SAMPLE) -> int:
+    """Estimate the products of ``a @ b`` from at most `sample` evenly spaced entries of A.
 
     Parameters
     ----------
     a, b : CSR
         ``a.ncols == b.nrows``.
+    sample : int
 
     Returns
     -------
     int
-        Exact if A has no more than `SAMPLE` entries.
+        Exact if A has no more than `sample` entries.
 
     Examples
     --------
@@ -69,6 +70,6 @@ def estimate_products(a: CSR, b: CSR) -> int:
     >>> estimate_products(a, a)
     2
     """
-    step = max(1, -(-a.nnz // SAMPLE))
+    step = max(1, -(-a.nnz // sample))
     k = a.indices[::step]
     return int((b.indptr[k + 1] - b.indptr[k]).sum(dtype=np.int64)) * a.nnz // max(len(k), 1)

@@ -331,9 +331,36 @@ def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch
     def broken(*_: Any) -> Any:
         raise MemoryError("no scratch")
 
+    monkeypatch.setattr("spdist.kernels.cpu.numba_engine._idle_buffers.take", lambda kind: None)
     monkeypatch.setattr("spdist.kernels.cpu.numba_engine.new_workspace", broken)
     with pytest.raises(MemoryError, match="no scratch"):
         cpu.multiply(a, b, engine="numba", threads=2)
+
+
+def test_buffers_of_threads_serve_the_next_product_of_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    from spdist.kernels.cpu import numba_engine
+
+    made: list[int] = []
+
+    def counted(ncols: int, *rest: Any) -> Any:
+        made.append(ncols)
+        return new_workspace(ncols, *rest)
+
+    new_workspace = numba_engine.new_workspace
+    monkeypatch.setattr(numba_engine, "_idle_buffers", numba_engine.IdleBuffers())
+    monkeypatch.setattr(numba_engine, "new_workspace", counted)
+    a = random_csr(6_000, 3_000, 15)
+    b, wider = random_csr(3_000, 40_000, 12), random_csr(3_000, 50_000, 12)
+    expected = cpu.multiply(a, b, engine="scipy")
+    for _ in range(3):
+        assert_same(cpu.multiply(a, b, engine="numba", threads=2), expected)
+    assert 1 <= len(made) <= 2
+    assert cpu.multiply_rows(a, b, 0, expected.nnz // 2, engine="numba", threads=2).nnz <= expected.nnz // 2
+    assert not any(numba_engine._idle_buffers._kept.values())  # those of a product that was stopped are not kept
+    cpu.multiply(a, b, engine="numba", threads=2)
+    assert_same(cpu.multiply(a, wider, engine="numba", threads=2), cpu.multiply(a, wider, engine="scipy"))
+    assert len(numba_engine._idle_buffers._kept) == 1
+    assert 50_000 in made
 
 
 @pytest.mark.parametrize("decorator", ["part", "inlined"])
