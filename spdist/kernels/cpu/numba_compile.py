@@ -225,6 +225,19 @@ def unsaved(function: Any) -> Any:
     return njit(**OPTIONS)(function.py_func)
 
 
+def entry_point(kernel: Any, *arguments: Any) -> Callable[..., Any]:
+    """Return the compiled code of a kernel for arguments of these types; it does not look at types again.
+
+    Parameters
+    ----------
+    kernel : Numba dispatcher
+    *arguments
+        Of one call; those of others must have the same types.
+    """
+    code: Callable[..., Any] = kernel.compile(tuple(kernel.typeof_pyval(one) for one in arguments))
+    return code
+
+
 class RingType(types.Opaque):
     """The Numba type of one semiring: kernels are compiled for it as for a dtype; values of it hold nothing."""
 

@@ -28,7 +28,7 @@ from spdist.kernels.cpu.arrays import (
     Window,
     Workspace,
 )
-from spdist.kernels.cpu.numba_compile import callable_part, for_ring, unsaved
+from spdist.kernels.cpu.numba_compile import callable_part, entry_point, for_ring, unsaved
 from spdist.kernels.cpu.prepare import PreparedProduct, RowBuffers, mark_loaded
 from spdist.kernels.cpu.product_counts import estimate_products
 from spdist.kernels.cpu.threads import run_in_threads
@@ -100,6 +100,7 @@ class NumbaRows:
         self.product, self.threads = product, threads
         most = UNBOUNDED if threads == 1 else cpu_sizes.slice_products(_estimate(product, start, stop), threads)
         cuts, self._longest = _cut_rows(product, start, stop, most, threads)
+        self._mask_row = 0 if product.spec.mask is None else longest_row(product.spec.mask)
         rows, products = np.append(cuts[0], stop), cuts[1].copy()
         self.bound = int(products.sum())
         self._queue = slices.new_queue(rows, products, product.longest)
@@ -119,8 +120,12 @@ class NumbaRows:
         if spec.epilogue is not None and spec.epilogue.apply is not None:
             kernel = unsaved(slices.multiply_slices)
 
+        first = self._thread_arguments()
+        if self.threads > 1:  # the types are the same in all threads, which would look them up one after the other
+            kernel = entry_point(kernel, *first[:2], queue, first[2], c, spec.diagonal)
+
         def work(thread: int) -> None:
-            arguments, cuts, buffers = self._thread_arguments()
+            arguments, cuts, buffers = self._thread_arguments() if thread else first
             while kernel(arguments, cuts, queue, buffers, c, spec.diagonal):
                 pass
             if not queue.counters[slices.FULL]:
@@ -172,12 +177,13 @@ class NumbaRows:
         product, spec, dtype = self.product, self.product.spec, self.product.kernel_dtype
         above = spec.selects and bool(spec.least(product.dtype).astype(dtype) > zero[0]) and spec.epilogue is None
         selection = _selection(spec, product.dtype, dtype, min(entries, product.longest), skips_below=above)
-        return RowCuts(*_mask_arguments(product, zero), _epilogue_arguments(spec, dtype), selection, spec.diagonal)
+        return RowCuts(
+            *_mask_arguments(product, self._mask_row, zero), _epilogue_arguments(spec, dtype), selection, spec.diagonal
+        )
 
     def _row_entries(self) -> int:
         """Bound the entries of a row before it is cut."""
-        inside = self.product.spec.inside
-        return min(self.product.b.ncols, self._longest) if inside is None else longest_row(inside)
+        return min(self.product.b.ncols, self._longest) if self.product.spec.inside is None else self._mask_row
 
 
 def _estimate(product: PreparedProduct, start: int, stop: int) -> int:
@@ -266,14 +272,16 @@ def _epilogue_arguments(spec: ProductSpec, dtype: np.dtype[Any]) -> EpilogueArgu
 
 
 def _mask_arguments(
-    product: PreparedProduct, zero: npt.NDArray[Any]
+    product: PreparedProduct, longest: int, zero: npt.NDArray[Any]
 ) -> tuple[AllowedMask | None, ForbiddenMask | None]:
-    """Return the mask that rows are confined to, or kept out of, with one thread's hash table; `zero` is (1,)."""
+    """Return the mask that rows are confined to, or kept out of, with one thread's hash table.
+
+    `longest` is the number of entries of the mask's longest row, and `zero` is (1,).
+    """
     mask = product.spec.mask
     if mask is None:
         return None, None
     arrays = _writable(mask.indptr), _writable(mask.indices.astype(product.index_dtype, copy=False))
-    longest = longest_row(mask)
     keys, places = np.empty((2, cpu_sizes.table_slots(longest)), product.index_dtype)
     if product.spec.complement:
         return None, ForbiddenMask(*arrays, keys, places, np.empty(1, np.uint64))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
@@ -325,11 +326,17 @@ def test_wrong_input_is_refused() -> None:
 
 
 def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    from spdist.kernels.cpu.numba_engine import new_workspace
+
     a = random_csr(6_000, 3_000, 15)
     b = random_csr(3_000, 50_000, 12)
 
-    def broken(*_: Any) -> Any:
-        raise MemoryError("no scratch")
+    caller = threading.get_ident()
+
+    def broken(*arguments: Any) -> Any:
+        if threading.get_ident() != caller:
+            raise MemoryError("no scratch")
+        return new_workspace(*arguments)
 
     monkeypatch.setattr("spdist.kernels.cpu.numba_engine._idle_buffers.take", lambda kind: None)
     monkeypatch.setattr("spdist.kernels.cpu.numba_engine.new_workspace", broken)
