@@ -86,6 +86,24 @@ def _nothing() -> None:
 os.register_at_fork(after_in_child=_Helper.idle.clear)
 
 
+def begin_in_thread(work: Callable[[], None]) -> None:
+    """Let a thread begin ``work()`` and return at once; the thread has the caller's priority.
+
+    Parameters
+    ----------
+    work : callable
+        Raises nothing, and says itself when it has ended.
+
+    Examples
+    --------
+    >>> ended = threading.Event()
+    >>> begin_in_thread(ended.set)
+    >>> ended.wait()
+    True
+    """
+    _Helper.take().ask(work)
+
+
 def run_in_threads(count: int, work: Callable[[int], None]) -> None:
     """Call ``work(i)`` for each i below `count`, each in a thread; ``work(0)`` runs in the calling thread.
 
@@ -120,7 +138,7 @@ def run_in_threads(count: int, work: Callable[[int], None]) -> None:
             ended.release()
 
     for i in range(1, count):
-        _Helper.take().ask(functools.partial(run, i))
+        begin_in_thread(functools.partial(run, i))
     run(0)
     for _ in range(count):
         ended.acquire()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from spdist.errors import MatrixError
-from spdist.kernels.spmv.parallel import PARALLEL_ENTRIES, in_parallel
+from spdist.kernels.spmv.parallel import in_parallel, threads_for
 from spdist.matrices.bsr import BSR
 from spdist.matrices.dtypes import ValueArray
 
@@ -68,4 +68,4 @@ def _multiply(a: BSR, x: ValueArray, y: ValueArray, threads: int) -> None:
     def work(start: int, stop: int) -> None:
         multiply_columns(rows, start, stop, flat, target, sizes)
 
-    in_parallel(work, a.indptr[1:], threads if a.nnz >= PARALLEL_ENTRIES else 1)
+    in_parallel(work, a.indptr[1:], threads_for(a.nnz, threads))

@@ -1,36 +1,42 @@
-"""Ranges of rows shared out to a pool of threads, each range of about equal weight."""
+"""Ranges of rows shared out to threads, each range of about equal weight."""
 
 from __future__ import annotations
 
-import bisect
-import functools
 import itertools
-import os
+import threading
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 
+import numpy as np
+
+from spdist.kernels.cpu.threads import begin_in_thread
 from spdist.matrices.dtypes import IndexArray
 
-PARALLEL_ENTRIES = 1 << 19
-"""Entries below which a second thread costs more than it gains."""
+THREAD_ENTRIES = 1 << 18
+"""Least entries for each thread: with fewer, to wake it costs more than it gains."""
 RANGE_WEIGHT = 1 << 18
 """Least weight of a range that a thread takes at a time."""
 MOST_RANGES = 16
-"""Most ranges, unless there are more threads."""
+"""Most ranges, or twice the number of threads if that is more."""
 
 
-@functools.cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="spdist-sell")
+def threads_for(entries: int, threads: int) -> int:
+    """Return how many threads, of at most `threads`, a product with so many entries keeps busy.
+
+    Examples
+    --------
+    >>> threads_for(1_000, 16), threads_for(2_000_000, 16), threads_for(2_000_000_000, 16)
+    (1, 7, 16)
+    """
+    return max(1, min(threads, entries // THREAD_ENTRIES))
 
 
 def in_parallel(work: Callable[[int, int], None], ends: IndexArray, threads: int) -> None:
     """Call ``work(start, stop)`` for ranges of about equal weight, on several threads.
 
     If ranges are not too small, there are more of them than threads, and threads take them one by one: on a machine
-    with other users one core may do twice the work of another. The caller takes part. It does not wait for a thread
-    that has not begun when no range is left.
+    with other users one core may do twice the work of another. The caller takes part, and waits for ranges, not for
+    threads: one that begins when no range is left keeps nobody.
 
     Parameters
     ----------
@@ -40,36 +46,59 @@ def in_parallel(work: Callable[[int, int], None], ends: IndexArray, threads: int
         ``ends[i]`` is the weight of items 0 to i; ascending.
     threads : int
         Most threads, with the caller.
+
+    Raises
+    ------
+    Exception
+        The first that `work` raised, after all ranges have ended.
     """
     count = len(ends)
     if threads <= 1 or count < 2 * threads:
         if count:
             work(0, count)
         return
-    ranges = max(threads, min(MOST_RANGES, int(ends[-1]) // RANGE_WEIGHT, count))
-    cuts = (bisect.bisect_left(ends, ends[-1] * number / ranges) for number in range(1, ranges))
-    left = deque(itertools.pairwise((0, *cuts, count)))
-    others = [_pool(threads).submit(_share, i, work, left) for i in range(1, threads)]
-    _share(0, work, left)
-    for other in others:
-        if not other.cancel():
-            other.result()
+    most = max(MOST_RANGES, 2 * threads)
+    ranges = max(threads, min(most, int(ends[-1]) // RANGE_WEIGHT, count))
+    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, ranges) / ranges).tolist()
+    shared = _Ranges(work, itertools.pairwise((0, *cuts, count)))
+    for _ in range(1, threads):
+        begin_in_thread(shared.take)
+    shared.take()
+    shared.wait()
 
 
-def _share(number: int, work: Callable[[int, int], None], left: deque[tuple[int, int]]) -> None:
-    """Call ``work(start, stop)`` for ranges until none is left, beginning on a core of this thread's own.
+class _Ranges:
+    """Ranges that several threads take, until none is left.
 
-    Threads that sleep between products were seen to wake on one core and share it for milliseconds, the others idle.
-    The thread moves to its core and is released at once, so that the system can move it if the core is busy.
+    Parameters
+    ----------
+    work : callable
+    ranges : iterable of (start, stop)
     """
-    if hasattr(os, "sched_setaffinity"):
-        cores = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {sorted(cores)[(os.getpid() + number) % len(cores)]})
-        os.sched_setaffinity(0, cores)
-    while left:
-        try:
-            start, stop = left.popleft()
-        except IndexError:  # another thread was quicker
-            return
-        if start < stop:
-            work(start, stop)
+
+    def __init__(self, work: Callable[[int, int], None], ranges: Iterable[tuple[int, int]]) -> None:
+        self._work, self._left = work, deque(ranges)
+        self._count, self._ended = len(self._left), threading.Semaphore(0)
+        self._errors: list[BaseException] = []
+
+    def take(self) -> None:
+        """Work on ranges until none is left; errors are kept for the thread that waits."""
+        while True:
+            try:
+                start, stop = self._left.popleft()
+            except IndexError:
+                return
+            try:
+                if start < stop:
+                    self._work(start, stop)
+            except BaseException as error:  # to the waiting thread, whatever it is
+                self._errors.append(error)
+            finally:
+                self._ended.release()
+
+    def wait(self) -> None:
+        """Wait until all ranges have ended, and raise the first error."""
+        for _ in range(self._count):
+            self._ended.acquire()
+        if self._errors:
+            raise self._errors[0]

@@ -7,6 +7,7 @@ import pytest
 
 from spdist.errors import MatrixError
 from spdist.kernels.spmv import bsr as bsr_spmv
+from spdist.kernels.spmv import parallel
 from spdist.matrices.bsr import BSR
 from tests.kernels.bsr.test_multiply_cpu import block_matrix
 
@@ -40,7 +41,7 @@ def test_equals_scipy(size, columns, types):
 
 @pytest.mark.parametrize("threads", [2, 5])
 def test_threads_change_no_bit(threads, monkeypatch):
-    monkeypatch.setattr(bsr_spmv, "PARALLEL_ENTRIES", 0)
+    monkeypatch.setattr(parallel, "THREAD_ENTRIES", 1)
     a = block_matrix(300, 300, 9.0, (3, 3), 1)
     a = BSR(a.indptr, a.indices, np.random.default_rng(1).standard_normal(a.data.shape), a.shape)
     x = np.random.default_rng(2).standard_normal((900, 2))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -390,18 +389,18 @@ def test_orders_are_permutations_and_keep_the_product(order):
 @given(
     st.lists(st.integers(0, 1 << 20), max_size=60),
     st.integers(1, 20),
-    st.sampled_from(["runs", "waits"]),
+    st.sampled_from(["begin at once", "begin late"]),
 )
 def test_ranges_for_threads_cover_all(weights, threads, others):
     """Each item belongs to one range, also if no other thread begins before all is done."""
-    seen, busy = [], threading.Event()
-    pool = ThreadPoolExecutor(1)
-    if others == "waits":
-        pool.submit(busy.wait)
-    with pytest.MonkeyPatch.context() as patch, pool:
-        patch.setattr(parallel, "_pool", lambda threads: pool)
+    seen: list[int] = []
+    late: list[Callable[[], None]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        if others == "begin late":
+            patch.setattr(parallel, "begin_in_thread", late.append)
         parallel.in_parallel(lambda start, stop: seen.extend(range(start, stop)), np.cumsum([1, *weights]), threads)
-        busy.set()
+    for begin in late:
+        begin()
     assert sorted(seen) == list(range(len(weights) + 1))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from spdist.kernels.cpu.numba_compile import compiled, inlined
-from spdist.kernels.spmv.parallel import PARALLEL_ENTRIES, in_parallel
+from spdist.kernels.spmv.parallel import in_parallel, threads_for
 from spdist.kernels.spmv.sell.chunks_cpu import (
     NARROW_PADDING,
     PADDING,
@@ -261,7 +261,7 @@ def multiply(a: Sell, x: ValueArray, out: ValueArray | None, threads: int) -> Va
         Most threads; small matrices take one.
     """
     y = np.zeros((a.shape[0], *x.shape[1:]), x.dtype) if out is None else out
-    threads = threads if a.nnz * (x.shape[1] if x.ndim == 2 else 1) >= PARALLEL_ENTRIES else 1
+    threads = threads_for(a.nnz * (x.shape[1] if x.ndim == 2 else 1), threads)
     plain = x.ndim == 1 and x.dtype.kind == "f" and a.lanes % GROUP == 0 and a.block == 1 and y.flags.c_contiguous
     if plain and not a.shares_rows:
 
