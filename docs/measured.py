@@ -461,7 +461,7 @@ def clustering(name: str) -> str:
     found = record(name)
     lines = [
         [graph, row["edges"], engine.removeprefix("spdist").strip() or found["engine"], seconds,
-         *_beside_mcl(row["seconds"]["mcl"], seconds, found), *_agreement(row)]
+         *_beside_mcl(row["seconds"], seconds, found), *_agreement(row)]
         for graph, row in found["results"].items() for engine, seconds in row["seconds"].items() if engine != "mcl"
     ]  # fmt: skip
     on_gpu = any("cuda" in engine for row in found["results"].values() for engine in row["seconds"])
@@ -471,7 +471,7 @@ def clustering(name: str) -> str:
     return (
         f"### Markov clustering, {found['threads']} threads, {device(name)}{gpu}\n\n"
         f"`spdist markov-clustering graph.abc -I 2.0 {options}`\n"
-        f"and `mcl graph.abc --abc -I 2.0` ({found['mcl']}), file to file. Whole commands in seconds, {times}. Variation of\n"
+        f"and `mcl graph.abc --abc -I 2.0` ({found['mcl'] or 'not run'}), file to file. Whole commands in seconds, {times}. Variation of\n"
         f"information as a share of the larger entropy: 0 if the clusterings are equal. Last: vertices that are alone in one of\n"
         f"them only.\n\n"
         + table(["graph", "edges", "engine", "spdist", "mcl", "ratio", "clusters", "variation", "alone in one"], lines)
@@ -479,8 +479,11 @@ def clustering(name: str) -> str:
     )
 
 
-def _beside_mcl(theirs: float | None, mine: float, found: Any) -> tuple[Any, Any]:
-    """Return mcl's seconds and the ratio; bounds of both where it was stopped."""
+def _beside_mcl(measured: dict[str, float | None], mine: float, found: Any) -> tuple[Any, Any]:
+    """Return mcl's seconds and the ratio; bounds of both where it was stopped, nothing where it did not run."""
+    if "mcl" not in measured:
+        return "", ""
+    theirs = measured["mcl"]
     if theirs is None:
         return f"over {found['limit']:.0f}", f"over {found['limit'] / mine:.1f}"
     return theirs, theirs / mine
