@@ -14,7 +14,8 @@ is small.
 
 Kernels are cached in folders of the run's own, one for spdist and one for the others. The first trials start with empty
 ones (*cold*); small products of each kind then fill them before anything else is timed (*warm*). Files are in the page
-cache, because they were just written, and Python's bytecode is compiled; nothing is done about either.
+cache, because they were just written, and Python's bytecode is compiled; nothing is done about either. What earlier
+trials wrote is on the disk before a trial begins, so that none waits for what another wrote.
 
 Trials go on, round by round, while `--budget` lasts, so that the whole stays within nine minutes; what was left out is
 recorded. All times are kept; medians are shown. The calls are those of `benchmarks/calls.py`.
@@ -230,11 +231,13 @@ class Product:
         for matrix in (wanted, found):
             matrix.sort_indices()
         same = np.array_equal(found.indptr, wanted.indptr) and np.array_equal(found.indices, wanted.indices)
-        return same and bool(np.allclose(found.data, wanted.data, rtol=1e-10, atol=1e-12 * abs(wanted.data).max()))
+        largest = abs(wanted.data).max(initial=0.0)
+        return same and bool(np.allclose(found.data, wanted.data, rtol=1e-10, atol=1e-12 * largest))
 
     def measure(self, program: Program, environment: dict[str, str], verify: bool = False) -> Row:
         """Run a program once; look at C, and remove it."""
         self.stages.unlink(missing_ok=True)
+        os.sync()
         found = trial(self.command(program), environment) | {"products": self.products}
         text = found.pop("stdout", "")
         if "failed" in found:
