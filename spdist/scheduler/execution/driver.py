@@ -344,11 +344,11 @@ def execute(
     SpdistError
         If a stage failed. Durable rows stay, and the journal says how many they are.
     """
-    with installed(client, name, draft.with_plan(plan, shared_name(client)), layout.url):
-        timings = TimingSubscriber(name, callbacks.timed) if callbacks.timed is not None else None
-        if timings is not None:
-            client.subscribe_topic(TIMINGS, timings.receive)
-        try:
+    timings = TimingSubscriber(name, callbacks.timed) if callbacks.timed is not None else None
+    if timings is not None:  # before workers have the job: they begin to publish as soon as they have it
+        client.subscribe_topic(TIMINGS, timings.receive)
+    try:
+        with installed(client, name, draft.with_plan(plan, shared_name(client)), layout.url):
             callbacks.started(dashboard_link(client))
             driver = Driver(client, name, plan, layout, callbacks, TUNING)
             start = run_start(plan, draft, locations.family_of(layout.url), driver.journal.checkpoint.row)
@@ -363,9 +363,9 @@ def execute(
             if timings is not None:
                 timings.finish(client.run(unpublished_timings, name, on_error="ignore"))
             return outcome, driver.graph.layout, checksums
-        finally:
-            if timings is not None:
-                client.unsubscribe_topic(TIMINGS)
+    finally:
+        if timings is not None:
+            client.unsubscribe_topic(TIMINGS)
 
 
 def _run(driver: Driver) -> Checksums:

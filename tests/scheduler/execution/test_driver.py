@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import signal
@@ -24,10 +25,12 @@ import spdist
 from spdist import api
 from spdist.errors import CorruptError, InputError, MemoryBoundError, ResumeError, SpdistError
 from spdist.matrices.csr import CSR
-from spdist.scheduler.execution import stages
+from spdist.scheduler.execution import plugins, stages
 from spdist.scheduler.execution.cluster import connect, workers
 from spdist.scheduler.execution.driver import DriverTuning
 from spdist.scheduler.execution.journal import read_journal
+from spdist.scheduler.execution.records import StageTiming
+from spdist.scheduler.execution.worker import CONTEXTS
 from spdist.scheduler.planner import planner
 from spdist.storage import groups, notes
 from tests.conftest import assert_is_product, random_matrix
@@ -506,3 +509,25 @@ def test_blocks_of_many_rows(tmp_path):
         tmp_path / "A.zarr", tmp_path / "A.zarr", tmp_path / "C.zarr", memory_limit="3GiB", workers=1
     )
     assert (report.nnz, report.blocks) == (1000, 1)
+
+
+def test_a_record_has_what_workers_publish_before_the_first_block(stored, tmp_path, monkeypatch):
+    """Workers publish as soon as they have the job; a record that missed it would wait for it at the end."""
+
+    def slow_register(client, plugin, name):
+        register(client, plugin, name)
+        telemetry = CONTEXTS[plugin.name].telemetry
+        telemetry.record(StageTiming("preprocess", 0, time.time(), 0.0, 0))
+        while not telemetry.published:
+            time.sleep(0.01)
+
+    register = plugins.register
+    monkeypatch.setattr(plugins, "PUBLISH_SECONDS", 0.01)
+    monkeypatch.setattr(plugins, "register", slow_register)
+    a = stored("A", sp.random_array((60, 60), density=0.1, format="csr", random_state=0))
+    record = tmp_path / "run.jsonl"
+    with connect(workers=1, scheduler=None, security=None, processes=False, engine="numba", blocks=7) as client:
+        report = api.multiply(a, a, tmp_path / "C.zarr", grid=(7, 1, 1), scheduler=client, record=record)
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    written = sum(line.get("stage") in report.stages for line in lines)
+    assert written == sum(total["tasks"] for total in report.stages.values())
