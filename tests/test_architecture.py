@@ -11,12 +11,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "spdist"
-GROUND = {"errors", "units", "engines", "phases", "cpus", "display"}
+GROUND = {"errors", "units", "engines", "phases", "cpus", "threads", "display"}
 ARRAYS = GROUND | {"matrices"}
 LAYERS = {  # folder or file at the top -> what it may import, besides itself
     "errors": set(),
     "engines": set(),
     "cpus": set(),
+    "threads": set(),
     "units": {"errors"},
     "phases": set(),
     "display": set(),

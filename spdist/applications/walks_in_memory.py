@@ -12,10 +12,10 @@ from spdist.applications.rows import stacked
 from spdist.applications.walks import Pruning, finished, most_bytes, stochastic
 from spdist.applications.walks_on_gpu import GpuWalks, first_walks_on_gpu
 from spdist.kernels.cpu.finished.inflate import thread_bounds
-from spdist.kernels.cpu.threads import run_in_threads
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.options import EngineKeywords
 from spdist.storage.external_sort import Entries, sort_entries
+from spdist.threads import run_in_threads
 from spdist.units import parse_bytes
 
 SAMPLE, MANY = 100, 0.3

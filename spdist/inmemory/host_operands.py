@@ -80,7 +80,7 @@ def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any
         )
     by_columns = getattr(a, "format", "") == getattr(b, "format", "") == "csc"
     swapped = by_columns and spec.plain  # with options the rows of C matter, and the order of the factors
-    left, right = _converted(a, b, swapped=swapped)
+    left, right = _converted(a, b, options.thread_count, swapped=swapped)
     if method is None:
         raise InputError(
             f"method {options.method!r} is not one of {', '.join(METHODS)}, which matrices of SciPy's have"
@@ -93,10 +93,10 @@ def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any
     return out.tocsc() if by_columns else out
 
 
-def _converted(a: Any, b: Any, *, swapped: bool) -> tuple[CSR, CSR]:
+def _converted(a: Any, b: Any, threads: int, *, swapped: bool) -> tuple[CSR, CSR]:
     """Return A and B, or the transposes of B and A; an object that is given twice is converted and checked once."""
-    first = from_scipy(a.T if swapped else a)
-    second = first if b is a else from_scipy(b.T if swapped else b)
+    first = from_scipy(a.T if swapped else a, threads)
+    second = first if b is a else from_scipy(b.T if swapped else b, threads)
     return (second, first) if swapped else (first, second)
 
 
@@ -123,7 +123,7 @@ def reduce(a: Any, b: Any, what: Reduction, spec: ProductSpec, options: InMemory
     InputError
         If an option does not fit, or the GPU has no kernel for it.
     """
-    left, right = _converted(a, b, swapped=False)
+    left, right = _converted(a, b, options.thread_count, swapped=False)
     check_product_shapes(a.shape, b.shape)
     spec.check_square((left.nrows, right.ncols))
     dtype = spec.semiring.result_dtype(left.dtype, right.dtype)

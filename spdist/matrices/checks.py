@@ -2,45 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Protocol, TypeVar
-
 import numpy as np
 
-from spdist.cpus import count_cpus
 from spdist.errors import MatrixError
-from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
-
-Shape = tuple[int, int]
-Found = TypeVar("Found")
-LEAST_PART, MOST_PART = 1 << 16, 1 << 19
-"""Elements that are looked at together: enough that threads seldom wait for each other's Python, and few enough that
-they stay in the caches for some passes of NumPy."""
-THREAD_PART = 1 << 20
-"""Elements for which another thread is worth its start."""
-
-
-class RowArrays(Protocol):
-    """The arrays of a matrix in compressed sparse row form, a `CSR` for instance."""
-
-    @property
-    def indptr(self) -> Int64Array:
-        """Offsets, (nrows + 1,)."""
-
-    @property
-    def indices(self) -> IndexArray:
-        """Columns, (nnz,)."""
-
-    @property
-    def data(self) -> ValueArray:
-        """Values, (nnz,)."""
-
-    @property
-    def shape(self) -> Shape:
-        """Rows and columns."""
+from spdist.matrices.pattern import PatternFacts, RowArrays, Shape, pattern_facts
 
 
 def check_product_shapes(a: Shape, b: Shape, names: tuple[str, str] = ("A", "B")) -> None:
@@ -92,7 +57,9 @@ def check_mask_shape(mask: Shape, c: Shape) -> None:
         raise MatrixError(f"the mask is {mask[0]:,} x {mask[1]:,}, but C is {c[0]:,} x {c[1]:,}")
 
 
-def check_structure(m: RowArrays, name: str = "the matrix", first_row: int = 0) -> PatternFacts:
+def check_structure(
+    m: RowArrays, name: str = "the matrix", first_row: int = 0, threads: int | None = None
+) -> PatternFacts:
     """Check that the arrays fit together and that every column is in range.
 
     Parameters
@@ -103,6 +70,8 @@ def check_structure(m: RowArrays, name: str = "the matrix", first_row: int = 0) 
         What messages call the matrix.
     first_row : int
         Number of the first row in messages.
+    threads : int, optional
+        Most threads that look at a large matrix; by default one a CPU.
 
     Returns
     -------
@@ -128,7 +97,7 @@ def check_structure(m: RowArrays, name: str = "the matrix", first_row: int = 0) 
             f"{name}: indptr ends at {int(m.indptr[-1]):,}, but there are {len(m.indices):,} indices and "
             f"{len(m.data):,} values"
         )
-    facts = pattern_facts(m)
+    facts = pattern_facts(m, threads)
     if not facts.offsets_rise:
         row = int(np.argmax(np.diff(m.indptr) < 0))
         raise MatrixError(f"{name}: indptr falls after row {first_row + row:,}; offsets must not decrease")
@@ -154,96 +123,28 @@ def is_canonical(m: RowArrays) -> bool:
     return pattern_facts(m).is_canonical
 
 
-class PatternFacts(NamedTuple):
-    """What one pass over offsets and columns finds.
-
-    Attributes
-    ----------
-    offsets_rise : bool
-        Whether offsets begin at 0, do not fall, and end at the number of columns.
-    low, high : int
-        The least and the greatest column; 0 and -1 without entries.
-    is_canonical : bool
-        Whether offsets rise, and columns rise strictly in each row.
-    """
-
-    offsets_rise: bool
-    low: int
-    high: int
-    is_canonical: bool
-
-
-def pattern_facts(m: RowArrays) -> PatternFacts:
-    """Look once at offsets and columns, in threads and without a copy if there are many.
-
-    In canonical rows, columns fail to rise only where a row begins.
-
-    Parameters
-    ----------
-    m : CSR
-
-    Returns
-    -------
-    PatternFacts
-
-    Examples
-    --------
-    >>> from spdist.matrices.csr import CSR
-    >>> pattern_facts(CSR(np.array([0, 2, 3]), np.array([1, 3, 0]), np.ones(3), (2, 4)))
-    PatternFacts(offsets_rise=True, low=0, high=3, is_canonical=True)
-    """
-    indptr, indices = m.indptr, m.indices
-    nnz = len(indices)
-    is_whole = len(indptr) > 0 and int(indptr[0]) == 0 and int(indptr[-1]) == nnz
-    if not is_whole or not all(_in_parts(functools.partial(_offsets_rise, indptr), len(indptr))):
-        low, high = (int(indices.min()), int(indices.max())) if nnz else (0, -1)
-        return PatternFacts(False, low, high, False)
-    if not nnz:
-        return PatternFacts(True, 0, -1, True)
-    lows, highs, rises = zip(*_in_parts(functools.partial(_columns, indptr, indices), nnz), strict=True)
-    return PatternFacts(True, min(lows), max(highs), all(rises))
-
-
-def _in_parts(work: Callable[[int, int], Found], length: int) -> list[Found]:
-    """Call a function for each part of a range, in threads if the range is long."""
-    threads = max(1, min(count_cpus(), length // THREAD_PART))
-    part = min(max(-(-length // threads), LEAST_PART), MOST_PART) if threads > 1 else LEAST_PART
-    bounds = list(itertools.pairwise([*range(0, length, part), length]))
-    if threads == 1:
-        return [work(first, last) for first, last in bounds]
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(lambda ends: work(*ends), bounds))
-
-
-def _offsets_rise(indptr: Int64Array, first: int, last: int) -> bool:
-    part = indptr[max(first - 1, 0) : last]
-    return bool(np.all(part[1:] >= part[:-1]))
-
-
-def _columns(indptr: Int64Array, indices: IndexArray, first: int, last: int) -> tuple[int, int, bool]:
-    """Return the least and the greatest of some columns, and whether they rise in each row; offsets rise."""
-    part, begin = indices[first:last], max(first, 1)
-    falls = indices[begin:last] <= indices[begin - 1 : last - 1]
-    rows = np.searchsorted(indptr, np.array((begin, last), indptr.dtype))
-    falls[indptr[rows[0] : rows[1]] - begin] = False
-    return int(part.min()), int(part.max()), not falls.any()
-
-
-def check_canonical(m: RowArrays, name: str = "the matrix", first_row: int = 0) -> None:
+def check_canonical(
+    m: RowArrays, name: str = "the matrix", first_row: int = 0, threads: int | None = None
+) -> PatternFacts:
     """Check structure and canonical form.
 
     Parameters
     ----------
-    m, name, first_row
+    m, name, first_row, threads
         As for `check_structure`.
+
+    Returns
+    -------
+    PatternFacts
 
     Raises
     ------
     MatrixError
         Names the first row that is not sorted or holds a duplicate.
     """
-    if check_structure(m, name, first_row).is_canonical:
-        return
+    facts = check_structure(m, name, first_row, threads)
+    if facts.is_canonical:
+        return facts
     falls = np.diff(m.indices) <= 0
     starts = m.indptr[1:-1]
     falls[starts[(starts > 0) & (starts < len(m.indices))] - 1] = False

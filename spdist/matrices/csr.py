@@ -119,13 +119,15 @@ def empty(shape: tuple[int, int], dtype: npt.DTypeLike) -> CSR:
     return CSR(np.zeros(shape[0] + 1, np.int64), indices, np.empty(0, dtype), shape)
 
 
-def from_scipy(matrix: Any) -> CSR:
+def from_scipy(matrix: Any, threads: int | None = None) -> CSR:
     """Convert any SciPy sparse matrix or array to a canonical `CSR`; canonical input is not copied.
 
     Parameters
     ----------
     matrix : sparse matrix or array
         Two-dimensional, any format. Duplicates are summed and rows sorted in a copy; the input is not changed.
+    threads : int, optional
+        Most threads that check a large matrix; by default one a CPU.
 
     Raises
     ------
@@ -145,7 +147,7 @@ def from_scipy(matrix: Any) -> CSR:
     m = matrix.tocsr()
     shape = (int(m.shape[0]), int(m.shape[1]))
     out = CSR(m.indptr.astype(np.int64, copy=False), m.indices.astype(index_dtype(shape[1]), copy=False), m.data, shape)
-    if check_structure(out).is_canonical:
+    if check_structure(out, threads=threads).is_canonical:
         return out
     m = m.copy() if m is matrix else m
     m.sum_duplicates()

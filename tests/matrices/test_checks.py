@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import tracemalloc
-
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spdist.errors import InputError, MatrixError
-from spdist.matrices import checks
 from spdist.matrices.checks import (
     check_canonical,
     check_mask_shape,
@@ -20,7 +16,6 @@ from spdist.matrices.checks import (
     is_canonical,
 )
 from spdist.matrices.csr import CSR
-from tests.support.cpus import pretend_cpus
 
 
 @given(st.lists(st.lists(st.integers(0, 4), max_size=4), max_size=4))
@@ -62,46 +57,3 @@ def test_shapes_that_do_not_fit():
     check_mask_shape((2, 3), (2, 3))
     with pytest.raises(MatrixError, match="the mask is 3 x 2, but C is 2 x 3"):
         check_mask_shape((3, 2), (2, 3))
-
-
-def brute_force(indptr: list[int], indices: list[int]) -> tuple[bool, bool]:
-    """Return whether offsets rise and rows are canonical, entry by entry."""
-    rise = indptr[0] == 0 and indptr[-1] == len(indices) and all(a <= b for a, b in itertools.pairwise(indptr))
-    rows = [indices[a:b] for a, b in itertools.pairwise(indptr)] if rise else []
-    return rise, rise and all(a < b for row in rows for a, b in itertools.pairwise(row))
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    lengths=st.lists(st.integers(0, 9), max_size=12),
-    columns=st.lists(st.integers(-2, 12), min_size=108, max_size=108),
-    change=st.tuples(st.integers(0, 12), st.integers(-3, 30)) | st.none(),
-    canonical=st.booleans(),
-    part=st.sampled_from([1, 2, 3, 7, 1 << 16]),
-    dtype=st.sampled_from([np.int32, np.int64]),
-)
-def test_one_look_finds_what_every_entry_says(lengths, columns, change, canonical, part, dtype, monkeypatch):
-    """Parts of a few elements in several threads; empty rows, duplicates, offsets that fall or leave the range."""
-    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    indices = np.array(columns[: int(indptr[-1])], dtype)
-    if canonical:
-        indices = np.concatenate([np.arange(n) for n in lengths] or [[]]).astype(dtype)
-    if change is not None and change[0] < len(indptr):
-        indptr[change[0]] = change[1]
-    for name, value in (("LEAST_PART", part), ("MOST_PART", part), ("THREAD_PART", 1)):
-        monkeypatch.setattr(checks, name, value)
-    pretend_cpus(monkeypatch, 3)
-    found = checks.pattern_facts(CSR(indptr, indices, np.ones(len(indices)), (len(lengths), 13)))
-    assert (found.offsets_rise, found.is_canonical) == brute_force(indptr.tolist(), indices.tolist())
-    expected = (int(indices.min()), int(indices.max())) if len(indices) else (0, -1)
-    assert (found.low, found.high) == expected
-
-
-def test_a_check_takes_no_copy_of_the_columns():
-    n = 1 << 21
-    m = CSR(np.array([0, n]), np.arange(n, dtype=np.int32), np.ones(n), (1, n))
-    checks.pattern_facts(m)
-    tracemalloc.start()
-    assert checks.pattern_facts(m).is_canonical
-    assert tracemalloc.get_traced_memory()[1] < m.indices.nbytes / 3
-    tracemalloc.stop()

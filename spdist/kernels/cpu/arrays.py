@@ -196,3 +196,20 @@ class MaskRow(NamedTuple):
     """First entry of the row."""
     length: np.uintp
     """Entries of the row."""
+
+
+class _WritableAlias:
+    """The memory of a read-only array, for a second array that Numba takes for a writable one."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self.array = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the array, or one of the same memory, contiguous and not marked read-only.
+
+    Numba compiles once more for read-only arrays. No kernel writes to its operands.
+    """
+    array = np.ascontiguousarray(array)
+    return array if array.flags.writeable else np.asarray(_WritableAlias(array))

@@ -27,15 +27,18 @@ from spdist.kernels.cpu.arrays import (
     SortBuffers,
     Window,
     Workspace,
+    writable,
 )
 from spdist.kernels.cpu.numba_compile import callable_part, entry_point, for_ring, unsaved
+from spdist.kernels.cpu.pattern_scan import COMPILED
 from spdist.kernels.cpu.prepare import PreparedProduct, RowBuffers, mark_loaded
 from spdist.kernels.cpu.product_counts import estimate_products
-from spdist.kernels.cpu.threads import run_in_threads
 from spdist.kernels.product_spec import NORMS, ProductSpec, longest_row
 from spdist.kernels.semirings import Semiring
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array
+from spdist.matrices.pattern import use_compiled
+from spdist.threads import run_in_threads
 
 CACHE_BYTES = 1 << 20
 """Bytes of B from which kernels prefetch its rows."""
@@ -43,6 +46,7 @@ SLICE_SAMPLE = 1 << 12
 """Entries of A that say how long slices should be."""
 UNBOUNDED = 1 << 62
 """Products of a slice that is not cut."""
+use_compiled(COMPILED)
 
 
 BuffersKey: TypeAlias = tuple[np.dtype[Any], np.dtype[Any], int, Semiring | None]
@@ -281,7 +285,7 @@ def _mask_arguments(
     mask = product.spec.mask
     if mask is None:
         return None, None
-    arrays = _writable(mask.indptr), _writable(mask.indices.astype(product.index_dtype, copy=False))
+    arrays = writable(mask.indptr), writable(mask.indices.astype(product.index_dtype, copy=False))
     keys, places = np.empty((2, cpu_sizes.table_slots(longest)), product.index_dtype)
     if product.spec.complement:
         return None, ForbiddenMask(*arrays, keys, places, np.empty(1, np.uint64))
@@ -314,22 +318,5 @@ def new_workspace(ncols: int, dtype: np.dtype[Any], zero: Any = 0) -> Workspace:
 
 def _csr_arrays(m: CSR, dtype: np.dtype[Any]) -> CsrArrays:
     """Return a matrix's arrays as the kernels take them."""
-    indptr = _writable(m.indptr.astype(np.int64, copy=False))
-    return CsrArrays(indptr, _writable(m.indices), _writable(m.data).view(dtype))
-
-
-class _WritableAlias:
-    """The memory of a read-only array, for a second array that Numba takes for a writable one."""
-
-    def __init__(self, array: npt.NDArray[Any]) -> None:
-        self.array = array
-        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
-
-
-def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the array, or one of the same memory, contiguous and not marked read-only.
-
-    Numba compiles once more for read-only arrays. No kernel writes to its operands.
-    """
-    array = np.ascontiguousarray(array)
-    return array if array.flags.writeable else np.asarray(_WritableAlias(array))
+    indptr = writable(m.indptr.astype(np.int64, copy=False))
+    return CsrArrays(indptr, writable(m.indices), writable(m.data).view(dtype))

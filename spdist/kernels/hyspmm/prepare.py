@@ -83,36 +83,6 @@ class BlockOfA(NamedTuple):
 
 
 @compiled
-def survey(indptr: IndexArray, indices: IndexArray) -> Any:
-    """Return the least and the greatest column, and whether rows are canonical, in one pass over one entry at least.
-
-    In canonical rows, columns fail to rise only where a row begins. The pass counts such places among all entries, and
-    among the first entries of rows: the counts must be equal.
-
-    Parameters
-    ----------
-    indptr, indices : arrays of int
-        If offsets do not start at 0, fall, or do not end at the entries, the result is 0, -1 and False.
-    """
-    entries, falls = len(indices), np.int64(0)
-    if indptr[0] != 0 or indptr[-1] != entries:
-        return np.int64(0), np.int64(-1), False
-    low = high = indices[0]
-    for at in range(1, entries):
-        low, high = min(low, indices[at]), max(high, indices[at])
-        falls += indices[at] <= indices[at - 1]
-    before = indptr[0]
-    for row in range(1, len(indptr) - 1):
-        start = indptr[row]
-        if start < before or start > entries:
-            return np.int64(0), np.int64(-1), False
-        if before < start < entries:
-            falls -= indices[start] <= indices[start - 1]
-        before = start
-    return np.int64(low), np.int64(high), falls == 0
-
-
-@compiled
 def count_products(
     a: tuple[IndexArray, IndexArray],
     b_indptr: IndexArray,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +19,7 @@ from spdist.kernels.streaming.layout import SubmatrixOffset
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import ValueArray, blocksize, index_dtype, number_dtype
+from spdist.matrices.pattern import FEW_ENTRIES, use_compiled
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.operands.resident import ResidentMatrix
 from spdist.scheduler.execution.records import BlockNumber, BlockOperands, BlockTask, JobSpec, StageTiming
@@ -30,11 +30,6 @@ from spdist.storage.matrix import Allocate, Held
 if TYPE_CHECKING:  # CPUs need neither
     from spdist.kernels.streaming import pipeline
     from spdist.kernels.streaming.gpu_device import Gpu
-
-
-FEW_ENTRIES = 1 << 17
-"""Entries of rows for which NumPy's check is quicker than loading Numba."""
-_SURVEY = "spdist.kernels.hyspmm.prepare"
 
 
 class PartialResult(NamedTuple):
@@ -335,15 +330,12 @@ def check_rows(engine: str, m: CSR, name: str, first_row: int = 0) -> tuple[int,
     MatrixError
         If rows are not canonical.
     """
-    if engine == "scipy" or not m.nnz or (m.nnz <= FEW_ENTRIES and _SURVEY not in sys.modules):
-        check_canonical(m, name, first_row)
-        return (int(m.indices.min()), int(m.indices.max()) + 1) if m.nnz else (0, 0)
-    from spdist.kernels.hyspmm.prepare import survey
+    if engine != "scipy" and m.nnz > FEW_ENTRIES:
+        from spdist.kernels.cpu.pattern_scan import COMPILED  # loads Numba
 
-    low, high, is_canonical = survey(m.indptr, m.indices)
-    if not is_canonical or low < 0 or high >= m.ncols:
-        check_canonical(m, name, first_row)  # raises, with the reason
-    return low, high + 1
+        use_compiled(COMPILED)
+    facts = check_canonical(m, name, first_row, threads=1)
+    return facts.low, facts.high + 1
 
 
 def unpublished_timings(name: str) -> tuple[int, list[TimingRecord]]:

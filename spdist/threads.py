@@ -1,4 +1,4 @@
-"""Threads of the host that work for a pipeline: pools at low priority, one for each task."""
+"""Threads of this process: helpers that wait for the next call, and pools at low priority for the tasks of a pipeline."""
 
 from __future__ import annotations
 
