@@ -82,9 +82,9 @@ def test_an_object_that_is_given_twice_is_checked_once(monkeypatch, form):
     a = sp.random_array((60, 60), density=0.1, format=form, rng=1)
     calls = []
 
-    def counted(matrix):
+    def counted(matrix, threads):
         calls.append(matrix)
-        return from_scipy(matrix)
+        return from_scipy(matrix, threads)
 
     monkeypatch.setattr(host_operands, "from_scipy", counted)
     assert abs(spdist.spgemm(a, a) - a @ a).max() < 1e-12

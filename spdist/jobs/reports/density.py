@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from spdist.cpus import count_cpus
 from spdist.display import Displayed, Drawing, Part
 from spdist.jobs.operands import MatrixLike, open_operand
 from spdist.storage.matrix import StoredMatrix
@@ -20,6 +21,8 @@ CELLS = 256
 """Cells in each direction at most."""
 MOST_ENTRIES = 1 << 25
 """Entries that are read at most: a larger matrix is drawn by samples from each row of cells."""
+RECORD_ENTRIES = 1 << 21
+"""The same of each picture in the record of a run, for which the user waits."""
 
 PART_ENTRIES = 1 << 20
 """Entries that are counted at a time."""
@@ -106,20 +109,22 @@ class DensityMap(Displayed):
         )
 
 
-def density_map(matrix: MatrixLike) -> DensityMap:
+def density_map(matrix: MatrixLike, most: int | None = None) -> DensityMap:
     """Count the entries of a stored matrix in the cells of a grid; `spdist.spy` describes it.
 
     Parameters
     ----------
     matrix : path, URL or StoredMatrix
+    most : int, optional
+        Entries to read at most; `MOST_ENTRIES` by default.
 
     Returns
     -------
     DensityMap
     """
-    m = open_operand(matrix)
+    m, most = open_operand(matrix), MOST_ENTRIES if most is None else most
     counts = np.zeros((min(CELLS, m.nrows), min(CELLS, m.ncols)))
-    read = (_count if m.nnz <= MOST_ENTRIES else _sample)(m, counts)
+    read = _count(m, counts) if m.nnz <= most else _sample(m, counts, most)
     return DensityMap(m.url, m.full_shape, counts, m.nnz, read)
 
 
@@ -133,19 +138,23 @@ def _count(m: StoredMatrix, counts: Counts) -> int:
     return m.nnz
 
 
-def _sample(m: StoredMatrix, counts: Counts) -> int:
+def _sample(m: StoredMatrix, counts: Counts, most: int) -> int:
     """Estimate the counts of each row of cells from entries in its middle; return how many were read."""
-    (height, width), read = counts.shape, 0
+    height, width = counts.shape
     bounds = [-(-i * m.nrows // height) for i in range(height + 1)]
-    ends = [int(m.read_indptr(row, row)[0]) for row in bounds]
-    for i, (first, last) in enumerate(pairwise(ends)):
-        begin = first + max(last - first - MOST_ENTRIES // height, 0) // 2
-        end = min(last, begin + MOST_ENTRIES // height)
+
+    def sample(i: int) -> int:
+        first, last = ends[i : i + 2]
+        begin = first + max(last - first - most // height, 0) // 2
+        end = min(last, begin + most // height)
         if begin < end:
             columns = m.read_indices(begin, end).astype(np.int64, copy=False)
             counts[i] = np.bincount(columns * width // m.ncols, minlength=width) * ((last - first) / (end - begin))
-            read += end - begin
-    return read
+        return max(end - begin, 0)
+
+    with ThreadPoolExecutor(count_cpus()) as pool:  # to read an offset or a sample is to decode its Zarr chunks
+        ends = list(pool.map(lambda row: int(m.read_indptr(row, row)[0]), bounds))
+        return sum(pool.map(sample, range(height)))
 
 
 def density_maps(a: MatrixLike, b: MatrixLike, c: MatrixLike) -> dict[str, dict[str, str]]:
@@ -161,7 +170,7 @@ def density_maps(a: MatrixLike, b: MatrixLike, c: MatrixLike) -> dict[str, dict[
         For each matrix its picture and what it shows.
     """
     opened = {name: open_operand(matrix) for name, matrix in zip("ABC", (a, b, c), strict=True)}
-    maps = {m.url: density_map(m) for m in opened.values()}
+    maps = {m.url: density_map(m, RECORD_ENTRIES) for m in {m.url: m for m in opened.values()}.values()}
     return {name: {"image": maps[m.url].to_uri(), "caption": maps[m.url].caption} for name, m in opened.items()}
 
 
