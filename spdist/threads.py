@@ -1,4 +1,4 @@
-"""Threads of this process: helpers that wait for the next call, and pools at low priority for the tasks of a pipeline."""
+"""Threads of this process: helpers that wait for the next call, and pools at low priority for pipelines."""
 
 from __future__ import annotations
 

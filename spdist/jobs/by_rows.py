@@ -16,7 +16,7 @@ from spdist.jobs.describe import durable_part
 from spdist.jobs.planning import PlanSource, check_values, request_of
 from spdist.jobs.report import Callbacks, Report, recorder, run_callbacks
 from spdist.jobs.request import Request
-from spdist.jobs.starting.alone import alone, plan_if_small
+from spdist.jobs.starting.alone import alone, plan_if_short
 from spdist.jobs.target import (
     Facts,
     check_parent,
@@ -82,7 +82,7 @@ class Job:
         -------
         (Plan, Outcome)
         """
-        source = plan_if_small(self.planning, execution)
+        source = plan_if_short(self.planning, execution)
         plan = alone(source, execution)
         if plan is not None:
             callbacks.planned(plan)

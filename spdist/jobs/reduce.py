@@ -11,7 +11,7 @@ from spdist import phases
 from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
 from spdist.jobs.planning import PlanSource, check_values, request_of
 from spdist.jobs.report import Callbacks, run_callbacks
-from spdist.jobs.starting.alone import alone, plan_if_small
+from spdist.jobs.starting.alone import alone, plan_if_short
 from spdist.kernels.cpu.reduce import reduce_linear
 from spdist.kernels.reduction_spec import Reduction, is_linear, spec_for
 from spdist.kernels.reduction_spec import check_values as check_reducible
@@ -73,7 +73,7 @@ def reduce(
 
 def _run(source: PlanSource, what: Reduction, execution: ExecutionOptions, callbacks: Callbacks) -> Any:
     """Plan and run a reduction on workers."""
-    source = plan_if_small(source, execution)
+    source = plan_if_short(source, execution)
     if (plan := alone(source, execution)) is not None:
         callbacks.planned(plan)
         return reduce_alone(uuid.uuid4().hex[:8], source.draft(), plan, what, run_callbacks(callbacks))

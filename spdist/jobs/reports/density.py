@@ -150,7 +150,7 @@ def _sample(m: StoredMatrix, counts: Counts, most: int) -> int:
         if begin < end:
             columns = m.read_indices(begin, end).astype(np.int64, copy=False)
             counts[i] = np.bincount(columns * width // m.ncols, minlength=width) * ((last - first) / (end - begin))
-        return max(end - begin, 0)
+        return int(max(end - begin, 0))
 
     with ThreadPoolExecutor(count_cpus()) as pool:  # to read an offset or a sample is to decode its Zarr chunks
         ends = list(pool.map(lambda row: int(m.read_indptr(row, row)[0]), bounds))

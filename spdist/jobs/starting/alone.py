@@ -1,4 +1,4 @@
-"""Products so small that this process makes them itself, before workers would have started."""
+"""Products so short that this process makes them itself, before workers would have started."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ from spdist.errors import InputError
 from spdist.jobs.planning import PlanSource
 from spdist.options import ExecutionOptions
 from spdist.scheduler.execution.supervision import probe
-from spdist.scheduler.planner.plan import Plan
+from spdist.scheduler.planner.plan import RATES, Plan
+from spdist.scheduler.planner.request import PlanRequest
 from spdist.scheduler.planner.tuning import BlockTuning
 from spdist.units import format_bytes
 
 SMALL_NNZ = BlockTuning().small_nnz
-"""Entries of A up to which a product may be one block of some milliseconds."""
+"""Entries of A up to which a product with an engine of GPUs may be one block of some milliseconds."""
+SHORT_SECONDS = RATES["start"]
+"""Predicted seconds of a product's stages on all cores up to which this process makes it: those that workers take to
+start."""
 
 
-def plan_if_small(source: PlanSource, execution: ExecutionOptions) -> PlanSource:
-    """Make the plan at once if the product may be so small that it needs no workers.
+def plan_if_short(source: PlanSource, execution: ExecutionOptions) -> PlanSource:
+    """Make the plan at once if the product may be so short that it needs no workers.
+
+    With the engines of CPUs, workers would start after the plan anyway.
 
     Parameters
     ----------
@@ -30,7 +36,9 @@ def plan_if_small(source: PlanSource, execution: ExecutionOptions) -> PlanSource
     PlanSource
         With the plan, or `source` itself.
     """
-    if source.stored_plan is not None or _has_workers(execution) or source.request.a.nnz > SMALL_NNZ:
+    if source.stored_plan is not None or _has_workers(execution):
+        return source
+    if source.request.on_gpu and source.request.a.nnz > SMALL_NNZ:
         return source
     with phases.during("plan"):
         return replace(source, stored_plan=source.make())
@@ -42,7 +50,7 @@ def alone(source: PlanSource, execution: ExecutionOptions) -> Plan | None:
     Parameters
     ----------
     source : PlanSource
-        From `plan_if_small`.
+        From `plan_if_short`.
     execution : ExecutionOptions
 
     Raises
@@ -51,7 +59,7 @@ def alone(source: PlanSource, execution: ExecutionOptions) -> Plan | None:
         If this process cannot take as much memory as the plan needs.
     """
     plan = source.stored_plan
-    if plan is None or _has_workers(execution) or source.request.a.nnz > SMALL_NNZ or len(plan.blocks) > 1:
+    if plan is None or _has_workers(execution) or not _is_short(source.request, plan):
         return None
     room = max(probe.host_limit() - probe.resident(), 0)
     if plan.projected_host_memory > room:
@@ -60,6 +68,16 @@ def alone(source: PlanSource, execution: ExecutionOptions) -> Plan | None:
             f"{format_bytes(room)}: plan with memory_limit={format_bytes(room)}"
         )
     return plan
+
+
+def _is_short(request: PlanRequest, plan: Plan) -> bool:
+    """Whether workers would take longer to start than this process takes for the whole product."""
+    if plan.on_gpu:
+        return request.a.nnz <= SMALL_NNZ and len(plan.blocks) <= 1
+    stages = plan.stage_seconds()
+    del stages["schedule"]
+    at_once = plan.threads if plan.threads_share_blocks else 1  # otherwise each block has one core
+    return len(plan.blocks) <= 1 or sum(stages.values()) <= SHORT_SECONDS * at_once
 
 
 def _has_workers(execution: ExecutionOptions) -> bool:

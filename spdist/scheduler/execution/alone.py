@@ -1,14 +1,18 @@
-"""Run a plan of one block in the calling thread: no scheduler and no workers, and Dask is not loaded.
+"""Run a plan in this process, block by block: no scheduler and no workers, and Dask is not loaded.
 
-Such a product is done before workers would have started. The stages are those that workers run.
+Such a product is done before workers would have started. The stages are those that workers run; each has all cores, and
+a block is written while the next one is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from spdist import phases
 from spdist.errors import SpdistError
@@ -18,7 +22,7 @@ from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.announcer import announced, run_start
 from spdist.scheduler.execution.assignment import BlockWork
 from spdist.scheduler.execution.journal import Journal
-from spdist.scheduler.execution.records import BlockTask, ChunkFragment, JobSpec, Outcome
+from spdist.scheduler.execution.records import BlockCounts, BlockTask, ChunkFragment, JobSpec, Outcome
 from spdist.scheduler.execution.stages import STAGES, CommitTarget, compute, count, stage_failure
 from spdist.scheduler.execution.telemetry import Progress, RunCallbacks, add_totals
 from spdist.scheduler.execution.worker import WorkerContext
@@ -26,6 +30,7 @@ from spdist.scheduler.planner.plan import Plan
 from spdist.storage import locations
 from spdist.storage.checksums import Checksums
 from spdist.storage.writer import Layout
+from spdist.threads import run_now
 
 WORKER = "this process"
 """What records call the worker."""
@@ -34,7 +39,7 @@ WORKER = "this process"
 def execute_alone(
     name: str, draft: JobSpec, plan: Plan, layout: Layout, callbacks: RunCallbacks
 ) -> tuple[Outcome, Layout, Checksums]:
-    """Run a plan of one block, from where C's journal says; as `driver.execute`, without workers.
+    """Run a plan, from where C's journal says; as `driver.execute`, without workers.
 
     Parameters
     ----------
@@ -43,7 +48,6 @@ def execute_alone(
     draft : JobSpec
         Operands and options; the plan decides the rest.
     plan : Plan
-        Of one block, or of none.
     layout : Layout
         Of C, which was begun (`storage.matrix.begin`).
     callbacks : RunCallbacks
@@ -68,9 +72,11 @@ def execute_alone(
         _context(draft.with_plan(plan, "")) as (context, idle),
         announced(None, name, start, callbacks.heard) as announcer,
     ):
+        told = callbacks.also(announcer.progress).progress
+        assert told is not None
         try:
             with phases.during("run"):
-                layout, blocks = _write_rows(context, plan, layout, journal)
+                writer = _write_rows(context, plan, layout, journal, told)
                 written = -(-journal.checkpoint.nnz // layout.chunk)
                 journal.set_chunks(journal.chunks.advance(written, wait=True))
                 checksums = journal.close()
@@ -78,42 +84,81 @@ def execute_alone(
             journal.chunks.close()
         phases.enter("close")
         phases.add_compiled(phases.COMPILATIONS.since(phases.call_begin()))
-        done = callbacks.also(announcer.progress).progress
-        assert done is not None
-        nnz = journal.checkpoint.nnz
-        done(Progress(blocks, blocks, plan.expansion, plan.expansion, nnz, journal.checkpoint.row))
+        nnz, blocks = journal.checkpoint.nnz, writer.blocks
+        told(Progress(blocks, blocks, plan.expansion, plan.expansion, nnz, journal.checkpoint.row))
         if callbacks.timed is not None:
             callbacks.timed([timing | {"worker": WORKER} for timing in context.telemetry.take_timings()])
         announcer.stages = add_totals([context.telemetry.totals])
         peak = max(worker_process.peak_memory() - idle, 0)
-        return Outcome(nnz, blocks, peak, context.gpu_peak(), 1, announcer.stages), layout, checksums
+        outcome = Outcome(nnz, blocks, peak, context.gpu_peak(), 1, announcer.stages)
+        return outcome, writer.layout, checksums
 
 
-def _write_rows(context: WorkerContext, plan: Plan, layout: Layout, journal: Journal) -> tuple[Layout, int]:
-    """Make and write the rows that are not durable yet; return the layout and the number of blocks they took."""
+class _Writer:
+    """Writes blocks to C one after the other, and the Zarr chunks that they share as soon as all of one is there.
+
+    Attributes
+    ----------
+    layout : Layout
+        Of C; block 0 decides on compression.
+    blocks : int
+        Blocks that are written.
+    """
+
+    def __init__(self, context: WorkerContext, layout: Layout, done_chunks: int) -> None:
+        self.layout, self.blocks = layout, 0
+        self._context, self._done_chunks = context, done_chunks
+        self._fragments: list[ChunkFragment] = []
+
+    def write(self, task: BlockTask, counts: BlockCounts, offset: int) -> int:
+        """Write a block whose entries begin at `offset`; return how many Zarr chunks of C are whole."""
+        target = CommitTarget(self.layout, offset, self._done_chunks)
+        self._fragments += STAGES["commit"](self._context, task, len(counts.row_nnz), counts.digest, target)
+        self.blocks += 1
+        whole = (offset + int(counts.row_nnz.sum(dtype=np.int64))) // self.layout.chunk
+        self.join_before(whole)
+        return whole
+
+    def join_before(self, stop: int | None = None) -> None:
+        """Write the shared Zarr chunks before a number, or all."""
+        numbers = {fragment.offset // self.layout.chunk for fragment in self._fragments}
+        for k in sorted(k for k in numbers if stop is None or k < stop):
+            STAGES["join"](self._context, self.layout, k, self._fragments)
+        self._fragments = [f for f in self._fragments if stop is not None and f.offset // self.layout.chunk >= stop]
+
+
+def _write_rows(
+    context: WorkerContext, plan: Plan, layout: Layout, journal: Journal, told: Callable[[Progress], None]
+) -> _Writer:
+    """Make and write the rows that are not durable yet; return what wrote them."""
     start = journal.checkpoint
-    layout, number = replace(layout, compressed=start.compressed), int(start.row > 0)
-    fragments: list[ChunkFragment] = []
-    first = number
-    for task in _tasks(plan, start.row):
-        while task.start < task.stop:
-            task = replace(task, number=number)
-            counts = count(compute(context, task, context.job.pieces_of(task)), task)
-            if number == 0 and counts.compresses:
-                journal.set_compressed()
-                layout = replace(layout, compressed=True)
-            offset, rows = journal.checkpoint.nnz, len(counts.row_nnz)
-            target = CommitTarget(layout, offset, start.chunks)
-            fragments += STAGES["commit"](context, task, rows, counts.digest, target)
-            journal.add_rows(task.start + rows, offset, counts.row_nnz)
-            task, number = replace(task, start=task.start + rows), number + 1
-    for k in sorted({fragment.offset // layout.chunk for fragment in fragments}):
-        STAGES["join"](context, layout, k, fragments)
-    return layout, number - first
+    writer = _Writer(context, replace(layout, compressed=start.compressed), start.chunks)
+    number, products, before = int(start.row > 0), 0, run_now(lambda: start.chunks)
+    overlaps = plan.blocks_in_flight > 1
+    with ThreadPoolExecutor(1, "spdist-commit") as pool:
+        for work in _works(plan, start.row):
+            task = work.task
+            while task.start < task.stop:
+                task = replace(task, number=number)
+                counts = count(compute(context, task, context.job.pieces_of(task)), task)
+                journal.chunks.advance(before.result())  # one block at a time is written
+                if number == 0 and counts.compresses:
+                    journal.set_compressed()
+                    writer.layout = replace(writer.layout, compressed=True)
+                offset, end = journal.checkpoint.nnz, task.start + len(counts.row_nnz)
+                submit = pool.submit if overlaps and end < plan.blocks[-1].stop else run_now
+                before = submit(writer.write, task, counts, offset)
+                journal.add_rows(end, offset, counts.row_nnz)
+                task, number = replace(task, start=end), number + 1
+            products += work.products
+            if len(plan.blocks) > 1:
+                told(Progress(writer.blocks, len(plan.blocks), products, plan.expansion, journal.checkpoint.nnz))
+    writer.join_before()
+    return writer
 
 
 def reduce_alone(name: str, draft: JobSpec, plan: Plan, what: reduction_spec.Reduction, callbacks: RunCallbacks) -> Any:
-    """Return a reduction of a product of one block; as `reduction.execute_reduction`, without workers.
+    """Return a reduction of a product; as `reduction.execute_reduction`, without workers.
 
     Parameters
     ----------
@@ -121,7 +166,6 @@ def reduce_alone(name: str, draft: JobSpec, plan: Plan, what: reduction_spec.Red
         Of the job.
     draft : JobSpec
     plan : Plan
-        Of one block, or of none.
     what : Reduction
     callbacks : RunCallbacks
 
@@ -141,7 +185,7 @@ def reduce_alone(name: str, draft: JobSpec, plan: Plan, what: reduction_spec.Red
         announced(None, name, run_start(plan, draft, title, 0), callbacks.heard),
         phases.during("run"),
     ):
-        parts = [STAGES["reduce"](context, task, what) for task in _tasks(plan, 0)]
+        parts = [STAGES["reduce"](context, work.task, what) for work in _works(plan, 0)]
         empty = reduce_rows(what, reduction_spec.diagonal_pattern(0, 0, 0), 0)
         part = reduction_spec.combine(what, parts or [empty])
     phases.enter("close")
@@ -149,9 +193,9 @@ def reduce_alone(name: str, draft: JobSpec, plan: Plan, what: reduction_spec.Red
     return reduction_spec.final_value(what, part, draft.b.ncols)
 
 
-def _tasks(plan: Plan, row: int) -> list[BlockTask]:
+def _works(plan: Plan, row: int) -> list[BlockWork]:
     """Return the blocks of a plan from a row on."""
-    return [BlockWork.of(block, start=row).task for block in plan.blocks if block.stop > row]
+    return [BlockWork.of(block, start=row) for block in plan.blocks if block.stop > row]
 
 
 @contextmanager
@@ -164,6 +208,6 @@ def _context(job: JobSpec) -> Iterator[tuple[WorkerContext, int]]:
     except SpdistError:
         raise
     except Exception as error:
-        raise stage_failure("of the only block", error) from error
+        raise stage_failure("in this process", error) from error
     finally:
         context.release()

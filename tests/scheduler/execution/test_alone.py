@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import spdist
 from spdist import api
 from spdist.errors import InputError, SpdistError
-from spdist.jobs.starting import alone as small
+from spdist.jobs.starting import alone as short
 from spdist.scheduler.execution import stages
 from spdist.scheduler.execution.alone import WORKER
 from spdist.scheduler.execution.supervision import probe
@@ -29,7 +29,7 @@ from tests.support.planning import SHORT_CHUNKS
 
 OPTIONS: list[dict[str, Any]] = [
     {}, {"top_n": 2}, {"threshold": 0.5}, {"semiring": "min_plus"}, {"triangle": "upper"},
-{"engine": "scipy"}, {"engine": "numba"}, {"grid": (1, 2, 2)},
+{"engine": "scipy"}, {"engine": "numba"}, {"grid": (1, 2, 2)}, {"grid": (5, 1, 1)}, {"grid": (3, 2, 1)},
 ]  # fmt: skip
 
 
@@ -39,7 +39,7 @@ OPTIONS: list[dict[str, Any]] = [
     dtype=st.sampled_from(["float64", "int16"]),
 )  # fmt: skip
 def test_the_files_are_those_of_a_worker(tmp_path, scheduler, seed, n, part, options, dtype):
-    """Short Zarr chunks and small capacities: the block is cut, and its pieces share chunks."""
+    """Short Zarr chunks and small capacities: blocks are cut, and their pieces share chunks."""
     a, b = random_matrix(n, n, 4, seed, dtype), random_matrix(n, n, 4, seed + 1, dtype)
     place = tmp_path / f"{seed}-{part}"
     place.mkdir(exist_ok=True)
@@ -72,6 +72,9 @@ def test_reductions(stored, scheduler, what):
 
 LOADED = """
 import sys, spdist, spdist.cli
+if sys.argv[1] == "long":
+    import spdist.jobs.starting.alone
+    sys.argv[1], spdist.jobs.starting.alone.SHORT_SECONDS = "multiply", -1.0
 code = spdist.cli.main(sys.argv[1:])
 heavy = "distributed", "dask", "bokeh", "numba", "cupy", "pandas"
 print([name for name in heavy if name in sys.modules], code, file=sys.stderr)
@@ -87,12 +90,13 @@ print([name for name in heavy if name in sys.modules], code, file=sys.stderr)
         (["reduce", "nnz", "A.zarr", "A.zarr"], ["numba"]),
         (["plan", "A.zarr", "A.zarr"], []),
         (["check", "A.zarr"], []),
-        (["multiply", "A.zarr", "A.zarr", "C.zarr", "--grid", "4,1,1"], ["distributed", "dask", "numba"]),
+        (["multiply", "A.zarr", "A.zarr", "C.zarr", "--grid", "4,1,1"], ["numba"]),
+        (["long", "A.zarr", "A.zarr", "C.zarr", "--grid", "4,1,1"], ["distributed", "dask", "numba"]),
     ],
     ids=lambda words: " ".join(words[:1] + words[4:]) if words else "",
 )
 def test_what_a_command_loads(stored, tmp_path, words, loaded):
-    """In a fresh process; a product of many blocks needs Dask, and the dashboard's pages come last of all."""
+    """In a fresh process; a long product needs Dask, and the dashboard's pages come last of all."""
     stored("A", sp.csr_matrix(random_matrix(50, 50, 3, 1)))
     run = subprocess.run(
         [sys.executable, "-c", LOADED, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
@@ -114,7 +118,8 @@ def test_records_and_messages(stored, tmp_path):
     assert {"run", "close"} <= report.phases.keys()
 
 
-def test_a_failure_is_one_line_and_the_message_says_so(stored, tmp_path, monkeypatch):
+@pytest.mark.parametrize("grid", [(1, 1, 1), (4, 1, 1)])
+def test_a_failure_is_one_line_and_the_message_says_so(stored, tmp_path, monkeypatch, grid):
     a, heard = stored("A", random_matrix(200, 200, 5, 1)), []
 
     def failing(*args):
@@ -122,7 +127,7 @@ def test_a_failure_is_one_line_and_the_message_says_so(stored, tmp_path, monkeyp
 
     monkeypatch.setitem(stages.STAGES, "commit", failing)
     with pytest.raises(SpdistError, match="ZeroDivisionError: of no use; continue with --resume"):
-        api.multiply(a, a, tmp_path / "C.zarr", callbacks=spdist.Callbacks(heard=heard.append))
+        api.multiply(a, a, tmp_path / "C.zarr", grid=grid, callbacks=spdist.Callbacks(heard=heard.append))
     assert heard[-1]["content"]["state"] == "failed"
     monkeypatch.undo()
     assert api.multiply(a, a, tmp_path / "C.zarr", resume=True, check=True).verification["ok"]
@@ -146,12 +151,21 @@ def test_memory_that_is_not_there_is_refused_before_anything_is_written(stored, 
     assert not Path(tmp_path / "C.zarr").exists()
 
 
-def test_only_small_products_without_workers(stored, tmp_path, monkeypatch):
+def test_only_short_products_without_workers(stored, tmp_path, monkeypatch):
     a, links = stored("A", random_matrix(200, 200, 5, 1)), []
     callbacks = spdist.Callbacks(started=links.append)
-    api.multiply(a, a, tmp_path / "C.zarr", callbacks=callbacks)
+    api.multiply(a, a, tmp_path / "C.zarr", grid=(3, 1, 1), callbacks=callbacks)
     assert not links
-    monkeypatch.setattr(small, "SMALL_NNZ", 100)
-    api.multiply(a, a, tmp_path / "D.zarr", callbacks=callbacks)
+    monkeypatch.setattr(short, "SHORT_SECONDS", 0.0)
+    api.multiply(a, a, tmp_path / "D.zarr", grid=(3, 1, 1), callbacks=callbacks)
     assert len(links) == 1
     assert files(tmp_path / "C.zarr") == files(tmp_path / "D.zarr")
+
+
+def test_progress_counts_the_blocks(stored, tmp_path):
+    a, seen = stored("A", random_matrix(300, 300, 5, 1)), []
+    report = api.multiply(a, a, tmp_path / "C.zarr", grid=(4, 1, 1), callbacks=spdist.Callbacks(progress=seen.append))
+    assert [now.blocks_total for now in seen] == [4] * 5
+    assert [now.products for now in seen] == sorted(now.products for now in seen)
+    assert (seen[-1].blocks, seen[-1].products, seen[-1].durable_row) == (4, seen[-1].products_total, 300)
+    assert report.blocks == 4
