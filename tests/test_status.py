@@ -11,9 +11,8 @@ import scipy.sparse as sp
 from spdist import api
 from spdist.cli import main
 from spdist.errors import MatrixError
-from spdist.scheduler.execution import driver
-from spdist.scheduler.execution.driver import DriverTuning
-from spdist.scheduler.execution.journal import read_plan
+from spdist.scheduler.execution import journal
+from spdist.scheduler.execution.journal import JournalTuning, read_plan
 from spdist.storage import lock
 from spdist.storage.targets.owner import this_process
 from tests.conftest import random_matrix
@@ -29,7 +28,7 @@ class StopError(Exception):
 @pytest.fixture
 def stopped_run(tmp_path, scheduler, monkeypatch):
     """Return a function that stops a product once rows are durable; it returns C and its status before the stop."""
-    monkeypatch.setattr(driver, "TUNING", DriverTuning(checkpoint_seconds=0.0, checkpoint_share=1.0))
+    monkeypatch.setattr(journal, "TUNING", JournalTuning(seconds=0.0, share=1.0))
     monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
     a, c = tmp_path / "A.zarr", tmp_path / "C.zarr"
     api.save(a, random_matrix(400, 400, 5, 1))

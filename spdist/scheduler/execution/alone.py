@@ -1,15 +1,17 @@
 """Run a plan in this process, block by block: no scheduler and no workers, and Dask is not loaded.
 
-Such a product is done before workers would have started. The stages are those that workers run; each has all cores, and
-a block is written while the next one is made.
+Such a product is done before workers would have started. The stages are those that workers run. One block is made at a
+time, by all cores, while the next one is read and the last one is written.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.announcer import announced, run_start
 from spdist.scheduler.execution.assignment import BlockWork
 from spdist.scheduler.execution.journal import Journal
-from spdist.scheduler.execution.records import BlockCounts, BlockTask, ChunkFragment, JobSpec, Outcome
+from spdist.scheduler.execution.records import BlockCounts, BlockOperands, BlockTask, ChunkFragment, JobSpec, Outcome
 from spdist.scheduler.execution.stages import STAGES, CommitTarget, compute, count, stage_failure
 from spdist.scheduler.execution.telemetry import Progress, RunCallbacks, add_totals
 from spdist.scheduler.execution.worker import WorkerContext
@@ -72,26 +74,20 @@ def execute_alone(
         _context(draft.with_plan(plan, "")) as (context, idle),
         announced(None, name, start, callbacks.heard) as announcer,
     ):
-        told = callbacks.also(announcer.progress).progress
-        assert told is not None
-        try:
-            with phases.during("run"):
-                writer = _write_rows(context, plan, layout, journal, told)
-                written = -(-journal.checkpoint.nnz // layout.chunk)
-                journal.set_chunks(journal.chunks.advance(written, wait=True))
-                checksums = journal.close()
-        finally:
-            journal.chunks.close()
+        report = callbacks.also(announcer.progress).progress
+        assert report is not None
+        with phases.during("run"):
+            pipeline = _Pipeline(context, plan, layout, journal, report)
+            checksums = pipeline.run()
         phases.enter("close")
         phases.add_compiled(phases.COMPILATIONS.since(phases.call_begin()))
-        nnz, blocks = journal.checkpoint.nnz, writer.blocks
-        told(Progress(blocks, blocks, plan.expansion, plan.expansion, nnz, journal.checkpoint.row))
+        pipeline.report_progress()
         if callbacks.timed is not None:
             callbacks.timed([timing | {"worker": WORKER} for timing in context.telemetry.take_timings()])
         announcer.stages = add_totals([context.telemetry.totals])
         peak = max(worker_process.peak_memory() - idle, 0)
-        outcome = Outcome(nnz, blocks, peak, context.gpu_peak(), 1, announcer.stages)
-        return outcome, writer.layout, checksums
+        outcome = Outcome(pipeline.nnz, pipeline.writer.blocks, peak, context.gpu_peak(), 1, announcer.stages)
+        return outcome, pipeline.writer.layout, checksums
 
 
 class _Writer:
@@ -115,46 +111,130 @@ class _Writer:
         target = CommitTarget(self.layout, offset, self._done_chunks)
         self._fragments += STAGES["commit"](self._context, task, len(counts.row_nnz), counts.digest, target)
         self.blocks += 1
-        whole = (offset + int(counts.row_nnz.sum(dtype=np.int64))) // self.layout.chunk
+        whole = (offset + _entries(counts)) // self.layout.chunk
         self.join_before(whole)
         return whole
 
-    def join_before(self, stop: int | None = None) -> None:
-        """Write the shared Zarr chunks before a number, or all."""
-        numbers = {fragment.offset // self.layout.chunk for fragment in self._fragments}
-        for k in sorted(k for k in numbers if stop is None or k < stop):
+    def join_before(self, stop: int) -> None:
+        """Write the shared Zarr chunks before a number."""
+        chunk = self.layout.chunk
+        numbers = {fragment.offset // chunk for fragment in self._fragments}
+        for k in sorted(k for k in numbers if k < stop):
             STAGES["join"](self._context, self.layout, k, self._fragments)
-        self._fragments = [f for f in self._fragments if stop is not None and f.offset // self.layout.chunk >= stop]
+        self._fragments = [fragment for fragment in self._fragments if fragment.offset // chunk >= stop]
 
 
-def _write_rows(
-    context: WorkerContext, plan: Plan, layout: Layout, journal: Journal, told: Callable[[Progress], None]
-) -> _Writer:
-    """Make and write the rows that are not durable yet; return what wrote them."""
-    start = journal.checkpoint
-    writer = _Writer(context, replace(layout, compressed=start.compressed), start.chunks)
-    number, products, before = int(start.row > 0), 0, run_now(lambda: start.chunks)
-    overlaps = plan.blocks_in_flight > 1
-    with ThreadPoolExecutor(1, "spdist-commit") as pool:
-        for work in _works(plan, start.row):
+class _Pipeline:
+    """Makes the blocks of a plan in the calling thread; another thread reads the next block, a third writes the last.
+
+    Parameters
+    ----------
+    context : WorkerContext
+    plan : Plan
+        Allows for a block to read and a block to write beside the one that is made, or they take turns.
+    layout : Layout
+        Of C.
+    journal : Journal
+        Of C; says which rows are durable already.
+    report : callable
+        Takes the progress.
+
+    Attributes
+    ----------
+    nnz : int
+        Entries of C with a known position.
+    """
+
+    def __init__(
+        self, context: WorkerContext, plan: Plan, layout: Layout, journal: Journal, report: Callable[[Progress], None]
+    ) -> None:
+        self._context, self._plan, self._journal, self._report = context, plan, journal, report
+        start = journal.checkpoint
+        self.writer = _Writer(context, replace(layout, compressed=start.compressed), start.chunks)
+        self.nnz, self._number = start.nnz, int(start.row > 0)
+        self._products = plan.expansion
+        self._written, self._writing = start.chunks, run_now(lambda: start.chunks)
+        self._made: deque[tuple[int, int, BlockCounts]] = deque()
+
+    def run(self) -> Checksums:
+        """Make and write the rows that are not durable yet; return the checksums of C."""
+        try:
+            with ThreadPoolExecutor(1, "spdist-read") as reader, ThreadPoolExecutor(1, "spdist-commit") as writer:
+                self._run(reader, writer)
+            last = -(-self.nnz // self.writer.layout.chunk)
+            self.writer.join_before(last)
+            self._checkpoint(last, wait=True)
+            return self._journal.close()
+        except BaseException:
+            with suppress(OSError, SpdistError):  # an older journal is there, and the first error matters
+                self._checkpoint(self._written, wait=True)
+                self._journal.write()
+            raise
+        finally:
+            self._journal.chunks.close()
+
+    def _run(self, reader: ThreadPoolExecutor, writer: ThreadPoolExecutor) -> None:
+        works = _works(self._plan, self._journal.checkpoint.row)
+        self._products -= sum(work.products for work in works)
+        room = self._plan.blocks_in_flight
+        operands: Future[BlockOperands] | None = None
+        for work, after in zip_longest(works, works[1:]):
+            ahead = None
+            if after is not None and room > 2 and self._context.job.pieces_of(after.task) == 1:
+                ahead = reader.submit(STAGES["preprocess"], self._context, after.task)
             task = work.task
             while task.start < task.stop:
-                task = replace(task, number=number)
-                counts = count(compute(context, task, context.job.pieces_of(task)), task)
-                journal.chunks.advance(before.result())  # one block at a time is written
-                if number == 0 and counts.compresses:
-                    journal.set_compressed()
-                    writer.layout = replace(writer.layout, compressed=True)
-                offset, end = journal.checkpoint.nnz, task.start + len(counts.row_nnz)
-                submit = pool.submit if overlaps and end < plan.blocks[-1].stop else run_now
-                before = submit(writer.write, task, counts, offset)
-                journal.add_rows(end, offset, counts.row_nnz)
-                task, number = replace(task, start=end), number + 1
-            products += work.products
-            if len(plan.blocks) > 1:
-                told(Progress(writer.blocks, len(plan.blocks), products, plan.expansion, journal.checkpoint.nnz))
-    writer.join_before()
-    return writer
+                counts = self._make(replace(task, number=self._number), operands)
+                end, operands = task.start + len(counts.row_nnz), None
+                is_last = after is None and end == task.stop
+                self._write(
+                    replace(task, number=self._number), counts, run_now if room == 1 or is_last else writer.submit
+                )
+                task, self._number = replace(task, start=end), self._number + 1
+            self._products += work.products
+            operands = ahead
+            if after is not None:
+                self.report_progress()
+        self._checkpoint(self._writing.result())
+
+    def _make(self, task: BlockTask, operands: Future[BlockOperands] | None) -> BlockCounts:
+        """Make a block, of operands that were read ahead if there are any."""
+        if operands is None:
+            return count(compute(self._context, task, self._context.job.pieces_of(task)), task)
+        counts: BlockCounts = STAGES["multiply"](self._context, task, operands.result())
+        return counts
+
+    def _write(self, task: BlockTask, counts: BlockCounts, submit: Callable[..., Future[int]]) -> None:
+        """Begin to write a block, once the block before it is written."""
+        self._checkpoint(self._writing.result())
+        if task.number == 0 and counts.compresses:
+            self._journal.set_compressed()
+            self.writer.layout = replace(self.writer.layout, compressed=True)
+        self._made.append((task.start + len(counts.row_nnz), self.nnz, counts))
+        self._writing = submit(self.writer.write, task, counts, self.nnz)
+        self.nnz += _entries(counts)
+
+    def _checkpoint(self, written: int, *, wait: bool = False) -> None:
+        """Add to the journal the rows that are durable when so many Zarr chunks are written."""
+        self._written = written
+        chunks = self._journal.chunks.advance(written, wait=wait)
+        while self._made:
+            end, offset, counts = self._made[0]
+            if offset + _entries(counts) > chunks * self.writer.layout.chunk:
+                break
+            self._journal.add_rows(end, offset, counts.row_nnz)
+            self._made.popleft()
+        self._journal.keep(chunks)
+
+    def report_progress(self) -> None:
+        """Say how far the run is."""
+        done, known = self.writer.blocks, max(len(self._plan.blocks), self.writer.blocks)
+        row = self._journal.checkpoint.row
+        self._report(Progress(done, known, self._products, self._plan.expansion, self.nnz, row))
+
+
+def _entries(counts: BlockCounts) -> int:
+    return int(counts.row_nnz.sum(dtype=np.int64))
 
 
 def reduce_alone(name: str, draft: JobSpec, plan: Plan, what: reduction_spec.Reduction, callbacks: RunCallbacks) -> Any:

@@ -45,16 +45,10 @@ class DriverTuning:
 
     Attributes
     ----------
-    checkpoint_seconds : float
-        Least seconds between two writes of the journal.
-    checkpoint_share : float
-        Largest share of the time that writes of the journal take: it grows with C, and then it is written less often.
     worker_seconds : float
         Seconds between two looks for new workers.
     """
 
-    checkpoint_seconds: float = 0.5
-    checkpoint_share: float = 0.01
     worker_seconds: float = 2.0
 
 
@@ -99,7 +93,7 @@ class Driver:
         self.products_done = plan.expansion - sum(work.products for work in works)
         self._completed = as_completed(loop=client.loop)
         self._subjects: dict[Any, tuple[str, Any]] = {}
-        self._next_checkpoint = self._last_look = 0.0
+        self._last_look = 0.0
 
     def run(self) -> Checksums:
         """Submit, commit and join blocks until everything is durable; return the checksums of C."""
@@ -205,13 +199,7 @@ class Driver:
                 break
             self.journal.add_rows(block.task.stop, block.offset, block.counts.row_nnz)
             self.window.drop_first()
-        has_grown = self.journal.set_chunks(chunks)
-        begin = time.monotonic()
-        if is_last or (has_grown and begin > self._next_checkpoint):
-            self.journal.write()
-            now = time.monotonic()
-            pause = (now - begin) / self.tuning.checkpoint_share
-            self._next_checkpoint = now + max(self.tuning.checkpoint_seconds, pause)
+        self.journal.keep(chunks, is_last=is_last)
 
     def _note_in_flight(self) -> None:
         if not self.window.in_flight:

@@ -445,6 +445,25 @@ class WrittenChunks:
         self._readers.shutdown(wait=False, cancel_futures=True)
 
 
+@dataclass(frozen=True)
+class JournalTuning:
+    """When the journal is written.
+
+    Attributes
+    ----------
+    seconds : float
+        Least seconds between two writes.
+    share : float
+        Largest share of the time that writes take: the journal grows with C, and then it is written less often.
+    """
+
+    seconds: float = 0.5
+    share: float = 0.01
+
+
+TUNING = JournalTuning()
+
+
 class Journal:
     """The durable part of C during a run: the only writer of C's row offsets and of its journal.
 
@@ -452,10 +471,11 @@ class Journal:
     ----------
     layout : Layout
         Of C; what lies there is continued, see `resume_from`.
+    tuning : JournalTuning, optional
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self.url = layout.url
+    def __init__(self, layout: Layout, tuning: JournalTuning | None = None) -> None:
+        self.url, self._tuning = layout.url, tuning or TUNING
         part = resume_from(layout)
         self.checkpoint = part.checkpoint
         self._plan = plan_digest(layout.url)
@@ -463,6 +483,7 @@ class Journal:
         self._offset_checksums = part.checksums.indptr
         self._offsets = ChunkBuffer(layout.array("indptr"), (part.checkpoint.row + 1) - len(part.offsets))
         self._offsets.append(part.offsets)
+        self._next_write = time.monotonic() + self._tuning.seconds
 
     def add_rows(self, stop: int, offset: int, row_nnz: Int64Array) -> None:
         """Add rows up to `stop` to the durable part; their entries begin at `offset`."""
@@ -471,11 +492,21 @@ class Journal:
         self._note_offsets()
         self.checkpoint = replace(self.checkpoint, row=stop, nnz=int(ends[-1]) if len(ends) else offset)
 
-    def set_chunks(self, chunks: int) -> bool:
-        """Set how many Zarr chunks are durable; return whether there are more than before."""
-        before = self.checkpoint.chunks
+    def keep(self, chunks: int, *, is_last: bool = False) -> None:
+        """Set how many Zarr chunks are durable, and write the journal now and then, or if it is the last time.
+
+        Parameters
+        ----------
+        chunks : int
+        is_last : bool
+        """
+        has_grown = chunks != self.checkpoint.chunks
         self.checkpoint = replace(self.checkpoint, chunks=chunks)
-        return chunks != before
+        begin = time.monotonic()
+        if is_last or (has_grown and begin > self._next_write):
+            self.write()
+            now = time.monotonic()
+            self._next_write = now + max(self._tuning.seconds, (now - begin) / self._tuning.share)
 
     def set_compressed(self) -> None:
         """Note that C's values are compressed."""

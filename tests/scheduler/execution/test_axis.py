@@ -15,7 +15,7 @@ from spdist.errors import InputError, ResumeError, SpdistError
 from spdist.matrices.bsr import from_scipy as from_scipy_blocks
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import from_scipy
-from spdist.scheduler.execution.driver import DriverTuning
+from spdist.scheduler.execution.journal import JournalTuning
 from spdist.storage import transpose as transposition
 from tests.conftest import out_of_space, random_matrix
 from tests.scheduler.execution.test_driver import read
@@ -133,7 +133,7 @@ def test_what_was_made_by_columns_is_not_called_false(operands, stored, tmp_path
 
 def test_resume_and_overwrite(stored, tmp_path, scheduler, monkeypatch):
     monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
-    monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
+    monkeypatch.setattr("spdist.scheduler.execution.journal.TUNING", JournalTuning(seconds=0.0))
     m = whole_numbers(900, 900, 12, 3)
     a, wanted = stored("A", m), {"top_n": 5, "axis": 0, "scheduler": scheduler}
     with out_of_space():

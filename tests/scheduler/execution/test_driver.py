@@ -28,7 +28,7 @@ from spdist.matrices.csr import CSR
 from spdist.scheduler.execution import plugins, stages
 from spdist.scheduler.execution.cluster import connect, workers
 from spdist.scheduler.execution.driver import DriverTuning
-from spdist.scheduler.execution.journal import read_journal
+from spdist.scheduler.execution.journal import JournalTuning, read_journal
 from spdist.scheduler.execution.records import StageTiming
 from spdist.scheduler.execution.worker import CONTEXTS
 from spdist.scheduler.planner import planner
@@ -102,7 +102,7 @@ def test_rows_that_do_not_fit_their_room_become_blocks_of_their_own(stored, tmp_
 @pytest.mark.parametrize(("grid", "stop_after"), [((30, 1, 1), 1), ((30, 1, 1), 17), ((6, 3, 2), 1), ((6, 3, 2), 4)])
 def test_resume_gives_the_bytes_of_an_undisturbed_run(stored, tmp_path, scheduler, monkeypatch, grid, stop_after):
     monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
-    monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
+    monkeypatch.setattr("spdist.scheduler.execution.journal.TUNING", JournalTuning(seconds=0.0))
     a = stored("A", random_matrix(900, 900, 12, 3))
     options = {"grid": grid, "scheduler": scheduler}
     api.multiply(a, a, tmp_path / "R.zarr", **options)
@@ -152,7 +152,7 @@ def test_a_disk_that_the_driver_finds_full(stored, tmp_path, scheduler, monkeypa
 def test_resume_goes_on_from_the_durable_part(stored, tmp_path, scheduler, monkeypatch):
     """Rows before the front are not computed again: a trap on them is never sprung."""
     monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
-    monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
+    monkeypatch.setattr("spdist.scheduler.execution.journal.TUNING", JournalTuning(seconds=0.0))
     a = stored("A", random_matrix(900, 900, 12, 4))
     preprocess = stages.preprocess
 

@@ -37,7 +37,7 @@ def write_rows(layout: Layout, lengths: list[int]) -> Journal:
     values = np.arange(1, chunks * LENGTH + 1)
     if chunks:
         layout.write_entries(0, values.astype(np.int32) % 9, values.astype(float))
-    journal.set_chunks(journal.chunks.advance(chunks, wait=True))
+    journal.keep(journal.chunks.advance(chunks, wait=True))
     ends = np.cumsum([0, *lengths])
     for row, (begin, end) in enumerate(itertools.pairwise(ends)):
         if end <= chunks * LENGTH:
@@ -53,8 +53,8 @@ def test_rows_and_chunks_become_durable(tmp_path):
     journal = Journal(layout)
     layout.write_entries(0, np.arange(8, dtype=np.int32), np.ones(8))
     journal.add_rows(3, 0, np.array([2, 0, 5], np.uint32))
-    assert journal.set_chunks(journal.chunks.advance(2, wait=True))
-    assert not journal.set_chunks(2)
+    journal.keep(journal.chunks.advance(2, wait=True))
+    assert journal.checkpoint.chunks == 2
     journal.set_compressed()
     journal.write()
     part = read_journal(layout.url)

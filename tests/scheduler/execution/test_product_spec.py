@@ -16,7 +16,7 @@ from spdist import api, cli
 from spdist.errors import InputError, ResumeError
 from spdist.kernels.semirings import SEMIRINGS
 from spdist.matrices.csr import CSR, from_scipy
-from spdist.scheduler.execution.driver import DriverTuning
+from spdist.scheduler.execution.journal import JournalTuning
 from spdist.storage import locations
 from spdist.storage.external_sort import RowSorter
 from spdist.storage.matrix import open_matrix
@@ -154,7 +154,7 @@ def test_a_product_many_times_the_memory_limit_keeps_it(stored, tmp_path):
 
 def test_resume_with_the_same_options_only(stored, tmp_path, scheduler, monkeypatch):
     monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
-    monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
+    monkeypatch.setattr("spdist.scheduler.execution.journal.TUNING", JournalTuning(seconds=0.0))
     a, mask = stored("A", whole_numbers(900, 900, 12, 3)), stored("M", whole_numbers(900, 900, 90, 7))
     wanted = {"semiring": "min_plus", "mask": mask, "top_n": 7, "scheduler": scheduler}
     api.multiply(a, a, tmp_path / "R.zarr", grid=(20, 2, 1), **wanted)

@@ -16,8 +16,7 @@ import spdist
 from spdist import api
 from spdist.errors import CorruptError, InputError, ResumeError, SpdistError
 from spdist.scheduler.execution import stages
-from spdist.scheduler.execution.driver import DriverTuning
-from spdist.scheduler.execution.journal import Checkpoint, read_journal
+from spdist.scheduler.execution.journal import Checkpoint, JournalTuning, read_journal
 from spdist.storage import groups, locations, notes
 from tests.conftest import random_matrix
 from tests.scheduler.execution.test_driver import files
@@ -112,7 +111,7 @@ def test_killed_when_the_transpose_is_whole(products, tmp_path, scheduler, when,
 def tune(patch: pytest.MonkeyPatch) -> None:
     """Let C have several Zarr chunks, and say after each block what of it is durable."""
     patch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
-    patch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
+    patch.setattr("spdist.scheduler.execution.journal.TUNING", JournalTuning(seconds=0.0))
 
 
 @pytest.fixture(scope="module")
@@ -326,7 +325,7 @@ def test_the_journal_is_written_less_often_when_it_takes_long(stored, tmp_path, 
     from spdist.scheduler.execution import journal
 
     monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
-    monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
+    monkeypatch.setattr("spdist.scheduler.execution.journal.TUNING", JournalTuning(seconds=0.0))
     a, write, writes = stored("A", random_matrix(900, 900, 12, 3)), journal.Journal.write, []
 
     def slow(self):

@@ -25,7 +25,7 @@ from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.scheduler.execution import cluster, stages, worker_process
 from spdist.scheduler.execution.assignment import BlockAssigner
-from spdist.scheduler.execution.driver import DriverTuning
+from spdist.scheduler.execution.journal import JournalTuning
 from spdist.scheduler.planner import planner
 from spdist.storage.external_sort import RowSorter
 from tests.conftest import random_matrix, upper
@@ -275,7 +275,7 @@ def test_rows_that_do_not_fit_their_room(stored, tmp_path, scheduler, monkeypatc
 def test_lost_blocks_and_resume(stored, tmp_path, scheduler, monkeypatch):
     """Blocks whose worker is gone are computed again, as triangles; and a run goes on as a triangle only."""
     monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
-    monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(checkpoint_seconds=0.0))
+    monkeypatch.setattr("spdist.scheduler.execution.journal.TUNING", JournalTuning(seconds=0.0))
     a = stored("A", whole_numbers(900, 900, 12, 3))
     whole = {"threshold": 2.0, "scheduler": scheduler}
     wanted = whole | {"triangle": "upper"}
