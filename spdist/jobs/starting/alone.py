@@ -8,14 +8,15 @@ from spdist import phases
 from spdist.errors import InputError
 from spdist.jobs.planning import PlanSource
 from spdist.options import ExecutionOptions
+from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.supervision import probe
 from spdist.scheduler.planner.plan import RATES, Plan
-from spdist.scheduler.planner.request import PlanRequest
-from spdist.scheduler.planner.tuning import BlockTuning
 from spdist.units import format_bytes
 
-SMALL_NNZ = BlockTuning().small_nnz
-"""Entries of A up to which a product with an engine of GPUs may be one block of some milliseconds."""
+GPU_PRODUCTS = 1 << 31
+"""Products, as if all rows of B had one length, up to which a product on a GPU is planned before anything starts.
+
+Workers start while a longer one is planned."""
 SHORT_SECONDS = RATES["start"]
 """Predicted seconds of a product's stages on all cores up to which this process makes it: those that workers take to
 start."""
@@ -38,7 +39,8 @@ def plan_if_short(source: PlanSource, execution: ExecutionOptions) -> PlanSource
     """
     if source.stored_plan is not None or _has_workers(execution):
         return source
-    if source.request.on_gpu and source.request.a.nnz > SMALL_NNZ:
+    a, b = source.request.a, source.request.b
+    if source.request.on_gpu and a.nnz * b.nnz // max(b.nrows, 1) > GPU_PRODUCTS:
         return source
     with phases.during("plan"):
         return replace(source, stored_plan=source.make())
@@ -59,7 +61,7 @@ def alone(source: PlanSource, execution: ExecutionOptions) -> Plan | None:
         If this process cannot take as much memory as the plan needs.
     """
     plan = source.stored_plan
-    if plan is None or _has_workers(execution) or not _is_short(source.request, plan):
+    if plan is None or _has_workers(execution) or not _is_short(plan):
         return None
     room = max(probe.host_limit() - probe.resident(), 0)
     if plan.projected_host_memory > room:
@@ -70,14 +72,16 @@ def alone(source: PlanSource, execution: ExecutionOptions) -> Plan | None:
     return plan
 
 
-def _is_short(request: PlanRequest, plan: Plan) -> bool:
+def _is_short(plan: Plan) -> bool:
     """Whether workers would take longer to start than this process takes for the whole product."""
-    if plan.on_gpu:
-        return request.a.nnz <= SMALL_NNZ and len(plan.blocks) <= 1
+    if len(plan.blocks) <= 1:
+        return True
     stages = plan.stage_seconds()
     del stages["schedule"]
+    if plan.on_gpu:
+        return sum(stages.values()) <= SHORT_SECONDS and worker_process.count_gpus() == 1
     at_once = plan.threads if plan.threads_share_blocks else 1  # otherwise each block has one core
-    return len(plan.blocks) <= 1 or sum(stages.values()) <= SHORT_SECONDS * at_once
+    return sum(stages.values()) <= SHORT_SECONDS * at_once
 
 
 def _has_workers(execution: ExecutionOptions) -> bool:
