@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from distributed import Client, Security
     from distributed.deploy.cluster import Cluster
 
-    from spdist.kernels.product_spec import Epilogue
+    from spdist.kernels.product_spec import Epilogue, ProductSpec
     from spdist.kernels.semirings import Semiring
 
 DEFAULT_MEMORY_LIMIT = "2GiB"
@@ -65,6 +65,25 @@ class ProductOptions:
     axis: int = 1
     transpose_a: bool = False
     transpose_b: bool = False
+
+    def row_spec(self) -> ProductSpec:
+        """Return what kernels do to each row, without the mask, which the caller opens or converts.
+
+        Raises
+        ------
+        InputError
+            If an option is wrong in itself.
+        """
+        from spdist.kernels.product_spec import ProductSpec
+        from spdist.kernels.semirings import find
+
+        return ProductSpec(
+            find(self.semiring),
+            top_n=self.top_n,
+            threshold=self.threshold,
+            epilogue=self.epilogue,
+            triangle=self.triangle,
+        )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from spdist.errors import InputError
 from spdist.inmemory import block_operands, cupy_operands, host_operands, torch_tensors
 from spdist.kernels.product_spec import ProductSpec, is_by_columns
-from spdist.kernels.semirings import Semiring, find, transposed
+from spdist.kernels.semirings import find, transposed
 from spdist.matrices.checks import check_mask_shape, check_product_shapes
 from spdist.matrices.csr import from_scipy
 from spdist.matrices.vbr import VBR
@@ -201,16 +201,14 @@ def spec_of(product: ProductOptions, *, on_gpu: bool = False) -> ProductSpec:
     InputError
         If the mask is no sparse matrix, or an option is wrong in itself.
     """
-    semiring, mask = find(product.semiring), product.mask
+    mask = product.mask
     if cupy_operands.is_cupyx(mask):
         mask = cupy_operands.from_cupyx(mask) if on_gpu else from_scipy(mask.get().astype(np.bool_))
     elif mask is not None:
         if not hasattr(mask, "tocsr"):
             raise InputError(f"mask={mask!r} is no sparse matrix: where operands are in memory it is SciPy's or CuPy's")
         mask = from_scipy(mask.astype(np.bool_))
-    return ProductSpec(
-        semiring, mask, product.complement, product.top_n, product.threshold, product.epilogue, product.triangle
-    )
+    return replace(product.row_spec(), mask=mask, complement=product.complement)
 
 
 def _multiply_vbr(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> VBR:
@@ -227,7 +225,7 @@ def _multiply_by_columns(a: Any, b: Any, product: ProductOptions, options: InMem
     semiring, mask, epilogue = find(product.semiring), product.mask, product.epilogue
     if not all(one is None or sp.issparse(one) or cupy_operands.is_cupyx(one) for one in (a, b, mask)):
         raise InputError("axis=0 is for SciPy's and CuPy's matrices")
-    _check_columns(a, b, semiring, product)
+    _check_columns(a, b, product)
     swapped = replace(
         product,
         semiring=transposed(semiring),
@@ -242,20 +240,14 @@ def _multiply_by_columns(a: Any, b: Any, product: ProductOptions, options: InMem
     return c.T.asformat("csc" if a.format == b.format == "csc" else "csr")
 
 
-def _check_columns(a: Any, b: Any, semiring: Semiring, product: ProductOptions) -> None:
-    """Refuse what does not fit by the names and shapes it was given with, which the transposes no longer have."""
+def _check_columns(a: Any, b: Any, product: ProductOptions) -> None:
+    """Check shapes and options before the operands are transposed, so that errors name A, B and C as given."""
     mask = product.mask
     if any(len(m.shape) != 2 for m in (a, b, mask) if m is not None):
-        return  # refused as by rows
+        return  # the product of the transposes refuses it
     check_product_shapes(a.shape, b.shape)
     shape = a.shape[0], b.shape[1]
     if mask is not None:
         check_mask_shape(mask.shape, shape)
-    spec = ProductSpec(
-        semiring,
-        epilogue=product.epilogue,
-        triangle=product.triangle,
-        threshold=product.threshold,
-        top_n=product.top_n,
-    )
-    spec.check(shape, semiring.result_dtype(a.dtype, b.dtype))
+    spec = product.row_spec()
+    spec.check(shape, spec.semiring.result_dtype(a.dtype, b.dtype))

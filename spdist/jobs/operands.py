@@ -13,8 +13,6 @@ import scipy  # loads scipy.sparse when it is first used
 from spdist import phases
 from spdist.errors import InputError
 from spdist.interop.dask_arrays import is_dask_array
-from spdist.kernels.product_spec import ProductSpec
-from spdist.kernels.semirings import find
 from spdist.matrices.bsr import BSR, is_scipy_bsr
 from spdist.matrices.bsr import from_scipy as bsr_from_scipy
 from spdist.matrices.csr import CSR, from_scipy
@@ -75,7 +73,14 @@ def place_of(matrix: Any) -> Any:
 
 
 def resolved(operands: tuple[Any, Any], product: ProductOptions) -> tuple[tuple[Any, Any], ProductOptions]:
-    """Return operands without views of transposes, and options that say the same."""
+    """Replace views of transposes by their matrices, and set the options that transpose them instead.
+
+    Parameters
+    ----------
+    operands : (object, object)
+        A and B as given.
+    product : ProductOptions
+    """
     a, b = operands
     flags = {"transpose_a": isinstance(a, Transposed), "transpose_b": isinstance(b, Transposed)}
     plain = tuple(m.matrix if isinstance(m, Transposed) else m for m in operands)
@@ -84,7 +89,11 @@ def resolved(operands: tuple[Any, Any], product: ProductOptions) -> tuple[tuple[
 
 
 def open_factors(a: MatrixLike, b: MatrixLike) -> tuple[StoredMatrix, StoredMatrix]:
-    """Return two stored matrices that are canonical; one from elsewhere is checked whole, unless it was before.
+    """Open two stored matrices; check a matrix that spdist did not write whole, unless it passed the check before.
+
+    Parameters
+    ----------
+    a, b : path, URL or StoredMatrix
 
     Raises
     ------
@@ -195,12 +204,8 @@ def stored_spec(product: ProductOptions) -> StoredProductSpec:
     """
     if scipy.sparse.issparse(product.mask):
         raise InputError("the mask of a stored product is stored too: spdist.save('M.zarr', mask)")
-    per_row = ProductSpec(
-        find(product.semiring),
-        top_n=product.top_n,
-        threshold=product.threshold,
-        epilogue=None if getattr(product.epilogue, "idle", False) else product.epilogue,
-        triangle=product.triangle,
-    )
+    per_row = product.row_spec()
+    if per_row.epilogue is not None and per_row.epilogue.idle:
+        per_row = replace(per_row, epilogue=None)
     mask = None if product.mask is None else checked(open_operand(product.mask))
     return StoredProductSpec(per_row, mask, product.complement)

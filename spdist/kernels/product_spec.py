@@ -246,6 +246,17 @@ class ProductSpec:
             found["epilogue: apply"] = self.epilogue.apply, "x"
         return found
 
+    def facts(self) -> dict[str, Any]:
+        """Return what identifies the specification besides its mask, as JSON can hold it; resuming compares it."""
+        epilogue, triangle = self.epilogue, self.triangle
+        return {
+            "semiring": self.semiring.identity(),
+            "top_n": self.top_n,
+            "threshold": self.threshold,
+            **({} if epilogue is None else {"epilogue": epilogue.identity()}),
+            **({} if triangle is None else {"triangle": triangle}),
+        }
+
     @property
     def unfinished(self) -> ProductSpec:
         """The specification of a partial product: without epilogue and cuts."""

@@ -112,24 +112,10 @@ class StoredProductSpec:
         if self.mask is not None:
             check_mask_shape(self.mask.shape, shape)
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the specification as keyword arguments of the public functions."""
-        own = ("semiring", "triangle", "epilogue", "threshold", "top_n")
-        spec = {name: getattr(self.per_row, name) for name in own}
-        return {**spec, "mask": self.mask, "complement": self.complement}
-
     def facts(self) -> dict[str, Any]:
         """Return what identifies the specification, as JSON can hold it: a product resumes only with equal facts."""
-        epilogue, triangle = self.per_row.epilogue, self.per_row.triangle
-        return {
-            "semiring": self.per_row.semiring.identity(),
-            "mask": None if self.mask is None else self.mask.fingerprint(),
-            "complement": self.complement,
-            "top_n": self.per_row.top_n,
-            "threshold": self.per_row.threshold,
-            **({} if epilogue is None else {"epilogue": epilogue.identity()}),
-            **({} if triangle is None else {"triangle": triangle}),
-        }
+        mask = None if self.mask is None else self.mask.fingerprint()
+        return {**self.per_row.facts(), "mask": mask, "complement": self.complement}
 
     def read_mask(self, start: int, stop: int) -> CSR | None:
         """Read rows ``[start:stop)`` of the mask; None without a mask."""
