@@ -4,7 +4,7 @@
 //
 // L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015, sorts segments by merging. Compressed
 // buckets go to a pool, packed, and to C once its size is known (`copy_buckets`). Buckets that the pool cannot hold are only
-// counted, and made again then.
+// counted, and computed a second time then.
 //
 // The table of long rows, [5][rows + 1], holds for each the row of C, and the entries of A, the products, the tiles and the
 // buckets before it. `first` and `last` name the rows of a slice; tiles are numbered within the slice.

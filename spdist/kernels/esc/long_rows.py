@@ -17,7 +17,7 @@ from spdist.matrices.dtypes import Int64Array
 
 FILE = "esc/long_rows.cu"
 TILE_BYTES = 6
-"""Shared memory that `merge_buckets` needs for each tile of a row: where its piece ends and starts."""
+"""Bytes of shared memory that `merge_buckets` needs for each tile of a row: the end and the start of its piece."""
 
 
 class LongRowKernels(NamedTuple):
@@ -126,7 +126,7 @@ def describe(x: EscProduct, counted: CountedRows, first: int, rows: int) -> Int6
     ----------
     x : EscProduct
     counted : CountedRows
-        `places` gets -1 for each long row.
+        `places` is set to -1 for each long row.
     first, rows : int
         Place of the first long row in ``counted.listed``, and number of long rows.
 
@@ -217,7 +217,14 @@ class LongRows:
         self.module(self.kernels.products, int(self.rows), 256, arguments)
 
     def make_slice(self, number: int, c: CSR | None = None) -> None:
-        """Queue a slice: expand and sort its tiles, then merge them into the pool, or into C if it is given."""
+        """Queue a slice: expand and sort its tiles, then merge them into the pool or C.
+
+        Parameters
+        ----------
+        number : int
+        c : CSR, optional
+            Allocated; without it, entries are merged into the pool.
+        """
         first, last = self.slices[number]
         cut = self.host_table[:, last] - self.host_table[:, first]
         rows = self.rows, np.int64(first), np.int64(last)
@@ -254,7 +261,7 @@ class LongRows:
         self.module(self.kernels.copy, buckets, 128, (*arguments, c.indices, c.data))
 
     def repeat_missing(self, c: CSR) -> None:
-        """Make the slices again of which the pool does not hold all buckets, into C; waits for the device."""
+        """Compute the slices whose buckets did not all fit in the pool a second time, into C; waits for the device."""
         for number, is_missing in enumerate(self.missing.get()):
             if is_missing:
                 self.make_slice(number, c)

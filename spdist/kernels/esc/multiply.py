@@ -3,19 +3,19 @@
 L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015. The paper's steps:
 
 1. Count the products of each segment, and so the size of the expansion.
-2. Expansion: every thread makes the same number of products; interpolation search in the prefix of products finds the
-   first.
+2. Expansion: every thread computes the same number of products; it finds its first product by interpolation search in
+   the prefix sums of product counts.
 3. Sorting: sort the products of each segment by index, by merging.
 4. Compression: a segmented reduction adds the products of one index; entries are packed.
 
-Where this code departs from the paper:
+This code departs from the paper in four ways:
 
 - Segments are rows of C, not columns.
-- A row whose products fit in shared memory goes through steps 2 to 4 in one kernel (`short_rows.cu`); a row of more
-  products is sorted in tiles, which are merged by ranges of columns, the buckets (`long_rows.cu`).
-- The expansion is cut into slices that fit a memory limit. Compressed entries go to a pool; entries for which it has no
-  room are only counted, and computed again once C is allocated.
-- Sums are in the order of A's entries, so the bits are the same on every run and for every limit.
+- One kernel does steps 2 to 4 for a row whose products fit in shared memory (`short_rows.cu`). A row of more products
+  is sorted in tiles, which are merged by ranges of columns, the buckets (`long_rows.cu`).
+- The expansion is cut into slices that fit a memory limit. Compressed entries are stored in a pool. Entries for which
+  it has no room are only counted, and computed a second time once C is allocated.
+- Products are added in the order of A's entries, so every run and every limit gives equal bits.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def multiply(a: CSR, b: CSR, *, workspace_limit: int | None = None) -> CSR:
         Values float32, float64, complex64 or complex128; indices and indptr int32 or int64. Rows may be unsorted and
         hold duplicates.
     workspace_limit : int, optional
-        Bytes of device memory to take beyond operands and result. If not given, `ESC_LIMIT`, or what the longest row
-        needs if that is more. With less memory more is computed twice.
+        Bytes of device memory to take beyond operands and result. By default `ESC_LIMIT`, or more if the longest row
+        needs more. With less memory, more entries are computed twice.
 
     Returns
     -------
     CSR
         Canonical: columns rise strictly in each row, entries that are or cancel to zero are kept. The products of an
-        entry are added in the order of A's entries: the same bits on every run, whatever the limit. Indices and indptr
+        entry are added in the order of A's entries, so every run and every limit gives equal bits. Indices and indptr
         have the operands' dtypes, indptr int64 if nnz needs it.
 
     Raises
@@ -99,7 +99,7 @@ def multiply(a: CSR, b: CSR, *, workspace_limit: int | None = None) -> CSR:
     facts = counted.read()
     c = _result(x, counted, int(facts[EscFact.NNZ_C]))
     _copy_pool(x, counted, pool, long_rows, c)
-    if int(facts[EscFact.POOL_TAKEN]) > work.pool_entries:  # compute the rest again, into its place in C
+    if int(facts[EscFact.POOL_TAKEN]) > work.pool_entries:  # the pool was full: compute the rest into C
         if long_rows is not None:
             long_rows.repeat_missing(c)
         for share in reversed(shares):

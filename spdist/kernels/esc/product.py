@@ -141,7 +141,7 @@ def product_of(a: CSR, b: CSR) -> EscProduct:
 
 
 class CountedRows(NamedTuple):
-    """What is known about the rows of C once their products are counted.
+    """Counts of the rows of C, known once their products are counted.
 
     Attributes
     ----------
@@ -152,7 +152,7 @@ class CountedRows(NamedTuple):
     listed : (nrows,) uint32
         Rows by rising class.
     places : (nrows,) int64
-        Where each row lies in the pool; -1 if it does not.
+        Place of each row in the pool; -1 if the pool does not hold the row.
     offsets : (nrows + 1,) int64
         Row offsets of C, once its entries are counted.
     class_rows : list of int
@@ -179,7 +179,7 @@ class CountedRows(NamedTuple):
         return self.state[:ESC_STATE].get()
 
     def turn_lengths_into_offsets(self) -> None:
-        """Queue the sums of the rows' entries; nnz(C) goes to the facts."""
+        """Queue the scan of the rows' entries that gives their offsets; it writes nnz(C) to the facts."""
         nrows = np.int64(len(self.lengths))
         module(LIST_FILE, LIST_KERNELS)(
             "offsets<long long>", ceil_div(int(nrows), SCAN_ROWS), 256,

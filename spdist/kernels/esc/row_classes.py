@@ -1,4 +1,4 @@
-"""Classes of rows of C in ESC by their products, and the kernel that takes each class. No GPU is needed here."""
+"""Classes of rows of C in ESC by their products, and the launch shape for each class. Runs without a GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,13 @@ class EscClass(NamedTuple):
         return 4 if self.key_type(ncols) == "u32" else 8
 
     def shared_bytes(self, value: int, pointer: int, key: int) -> int:
-        """Return a thread block's shared memory, for items of these bytes: a ``Slots`` of `slots.cuh` for each row."""
+        """Return the bytes of a thread block's shared memory: a ``Slots`` of `slots.cuh` for each row.
+
+        Parameters
+        ----------
+        value, pointer, key : int
+            Bytes of a value, of a row offset and of a sort key.
+        """
         entries = self.group * (4 + pointer + value)
         return self.rows_per_block * (self.max_products * (value + key) + max(2 * self.max_products, entries))
 
@@ -49,11 +55,11 @@ ESC_CLASSES = tuple(
 )  # fmt: skip
 """Classes by rising products; the device numbers them from 1 on: class 0 holds the rows without products."""
 FEW_ROWS = 2048
-"""Rows below which a class of a warp or less joins the next one, as a separate launch would take longer."""
+"""Rows below which a class of a warp or less joins the next class, as a separate launch would take longer."""
 
 
 class RowShare(NamedTuple):
-    """Rows that one launch takes: places ``[first:first + rows)`` in the list of rows by rising class."""
+    """Rows of one launch: places ``[first:first + rows)`` in the list of rows by rising class."""
 
     row_class: EscClass
     first: int
@@ -63,7 +69,7 @@ class RowShare(NamedTuple):
 def classes_that_fit(shared: int, value: int, pointer: int, key: int = 8) -> tuple[EscClass, ...]:
     """Return the classes whose rows fit in shared memory.
 
-    The last class is also the shape of a tile of a long row, the last but one the shape of a bucket.
+    The last class is also the shape of a tile of a long row, the second last the shape of a bucket.
 
     Parameters
     ----------
@@ -85,7 +91,7 @@ def classes_that_fit(shared: int, value: int, pointer: int, key: int = 8) -> tup
 
 
 def share_rows(counts: list[int], classes: tuple[EscClass, ...]) -> list[RowShare]:
-    """Share the listed rows out to launches; small classes of a warp or less join the next class.
+    """Distribute the listed rows over launches; small classes of a warp or less join the next class.
 
     Parameters
     ----------
@@ -96,7 +102,7 @@ def share_rows(counts: list[int], classes: tuple[EscClass, ...]) -> list[RowShar
     Returns
     -------
     list of RowShare
-        None of them without rows.
+        Each with one row at least.
     """
     out, start = [], counts[0]
     first = start

@@ -1,7 +1,7 @@
 // short_rows.cu: rows of C whose products fit in shared memory: expanded, sorted and compressed without leaving the chip.
 //
 // L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015. Compressed entries go to a pool, packed,
-// and to C once its size is known (`copy_rows`). Rows that the pool cannot hold are only counted, and made again then.
+// and to C once its size is known (`copy_rows`). Rows that the pool cannot hold are only counted, and computed a second time.
 #include "esc/slots.cuh"
 
 // Multiply the listed rows, each of at most GROUP * ITEMS products.

@@ -1,4 +1,4 @@
-// slots.cuh: what a group of lanes does with the products of a row that fit in shared memory: expand, sort, compress.
+// slots.cuh: expand, sort and compress the products of a row in shared memory, by a group of lanes.
 //
 // L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015: every lane expands the same number of
 // products, found by interpolation search in the prefix of products; the segments, which are rows of C here, are sorted; a

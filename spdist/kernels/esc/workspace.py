@@ -1,4 +1,4 @@
-"""Device memory that ESC needs beyond its operands and its result. No GPU is needed to ask.
+"""Device memory that ESC needs beyond its operands and its result. Runs without a GPU.
 
 The planner and the kernels call the same functions, so they cannot disagree.
 """
@@ -54,15 +54,15 @@ class EscWorkspace(NamedTuple):
     Attributes
     ----------
     setup : dict
-        Bytes of each array that is made before the expansion size is known.
+        Bytes of each array that is allocated before the expansion size is known.
     arrays : dict
-        Bytes of each array that is made once it is known.
+        Bytes of each array that is allocated once it is known.
     slice_tiles : int
         Tiles of long rows that are expanded at once.
     pool_entries : int
         Entries of C that the pool holds until nnz(C) is known; further entries are computed twice.
     needed : int
-        The least limit, in bytes, that would do.
+        The smallest sufficient limit, in bytes.
     """
 
     setup: dict[str, int]

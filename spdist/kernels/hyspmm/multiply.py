@@ -4,22 +4,23 @@ X. Wu, "Optimizing Sparse Matrix-Matrix Multiplication on a Heterogeneous CPU-GP
 University, 2015. The thesis' steps:
 
 1. The CPU cuts A into blocks of rows whose operands, triples and result fit in device memory (equations 3 and 5).
-2. For each entry of the block of A, in order, the CPU copies the row of B that it asks for to the block of B
+2. For each entry of the block of A, in order, the CPU copies the row of B that the entry multiplies to the block of B
    (algorithm 2).
 3. The GPU multiplies each entry with its row of B, reading the block of B from end to end.
 4. The GPU sorts the products of each row of C by column: the rows need no sort, as the CPU has put A's rows in order.
 5. The GPU adds the products of equal columns, and the block of C is copied back.
-6. Two pairs of blocks take turns, so that one is prepared and copied while the other is multiplied.
+6. Two pairs of blocks alternate: the CPU prepares and copies one while the GPU multiplies the other.
 
-Where this code departs from the thesis:
+This code departs from the thesis in four ways:
 
-- Step 2 has two variants. *duplicated* is the thesis' own: B's rows are sent as often as they are asked for. *distinct*
-  sends each row once, and the GPU finds it by number; ``variant="auto"`` takes the one that sends fewer bytes.
+- Step 2 has two variants. *duplicated*, as in the thesis, sends a row of B for each entry that multiplies it.
+  *distinct* sends each row once, and the GPU finds it by number. ``variant="auto"`` chooses the variant that sends
+  fewer bytes.
 - Steps 3 to 5 are one kernel for each group of rows (`hyspmm.cu`): rows are sorted in registers, in shared memory or in
   device memory, by their products and the span of their columns.
 - Several threads prepare blocks ahead, in a ring of page-locked memory (`preparation`), and the number of pairs of
   blocks on the device is an option (`pipeline`).
-- The first block is small and blocks grow from there, so that the GPU begins soon.
+- The first block is small, so that the GPU starts soon; later blocks grow.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ def multiply(
         On the host, float32, float64 or complex, int32 or int64 indices. Rows of A need not be sorted and may hold
         duplicates; rows of B are canonical.
     variant : {"auto", "duplicated", "distinct"}
-        How rows of B are sent; "auto" takes the variant that sends fewer bytes. The result has the same bits with each.
+        How rows of B are sent; "auto" chooses the variant that sends fewer bytes. Each gives a result of equal bits.
     memory_limit : int, optional
-        Bytes of device memory; all that is free by default.
+        Bytes of device memory; by default all free memory.
     pairs : int
         Pairs of blocks on the device at once.
     threads : int, optional
@@ -65,8 +66,8 @@ def multiply(
     Returns
     -------
     CSR
-        Canonical, with the structural pattern, ``index_dtype(b.ncols)`` and ``result_dtype``; in page-locked memory,
-        which is used again when the arrays are gone.
+        Canonical, with the structural pattern, ``index_dtype(b.ncols)`` and ``result_dtype``. Its arrays are
+        page-locked; once they are deleted, later products reuse their memory.
 
     Raises
     ------

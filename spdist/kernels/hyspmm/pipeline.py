@@ -47,7 +47,7 @@ class HostResult:
         from spdist.kernels.hyspmm import prepare
 
         self.code = prepare
-        self.plan, self.slots = plan, slots  # no cycle of references, so that pinned memory is freed at once
+        self.plan, self.slots = plan, slots  # without a reference cycle, pinned memory is freed at once
         self.index, self.dtype = plan.b.indices.dtype, plan.dtype
         self.indptr = array_at(pinned(8 * (plan.a.nrows + 1)), 0, plan.a.nrows + 1, np.int64)
         self.indptr[0] = 0
@@ -70,7 +70,13 @@ class HostResult:
         self.capacity, self.indices, self.data = capacity, indices, data
 
     def add(self, entries: int, products: int) -> int:
-        """Reserve room for a block of `entries`, made of `products`; return its first place."""
+        """Reserve room for a block and return the place of its first entry in C.
+
+        Parameters
+        ----------
+        entries, products : int
+            Entries of the block, and the products that were added up to them.
+        """
         place = self.nnz
         self.products += products
         if place + entries > self.capacity:
@@ -80,7 +86,14 @@ class HostResult:
         return place
 
     def shift(self, start: int, stop: int, place: int) -> None:
-        """Turn the offsets of rows [start, stop) inside their block into offsets of C."""
+        """Turn the offsets of rows [start, stop) inside their block into offsets of C.
+
+        Parameters
+        ----------
+        start, stop : int
+        place : int
+            Place of the block's first entry in C.
+        """
         self.code.shift(self.local, start, stop, place, self.indptr)
 
     def matrix(self) -> CSR:
@@ -106,9 +119,9 @@ class BlockPipeline:
     Attributes
     ----------
     in_flight : deque of (BlockSlot, PreparedBlock)
-        Blocks launched whose number of entries the host does not know yet, oldest first.
+        Launched blocks whose number of entries the host does not know yet, oldest first.
     downloading : deque of (start, stop, place)
-        Rows, and first place in C, of blocks whose entries are on their way back.
+        Rows, and first place in C, of blocks that are being downloaded.
     """
 
     def __init__(self, plan: HyspmmPlan) -> None:
@@ -161,7 +174,14 @@ class BlockPipeline:
         return self.result.matrix()
 
     def start(self, slot: BlockSlot, prepared: PreparedBlock) -> None:
-        """Upload a block and launch its kernels."""
+        """Upload a block and launch its kernels.
+
+        Parameters
+        ----------
+        slot : BlockSlot
+            Its memory is free.
+        prepared : PreparedBlock
+        """
         runtime, stream, layout = self.cuda.runtime, slot.stream, prepared.layout
         base = int(slot.memory.ptr)
         runtime.memcpyAsync(base, prepared.sent.ctypes.data, layout.sent, runtime.memcpyHostToDevice, stream.ptr)
@@ -177,7 +197,16 @@ class BlockPipeline:
         self.in_flight.append((slot, prepared))
 
     def download(self, slot: BlockSlot, offset: int, target: npt.NDArray[Any]) -> None:
-        """Start a copy from the slot's memory to the host."""
+        """Start a copy from the slot's memory to the host.
+
+        Parameters
+        ----------
+        slot : BlockSlot
+        offset : int
+            Bytes from the start of the slot's memory.
+        target : array
+            Page-locked; its length says how much is copied.
+        """
         runtime = self.cuda.runtime
         source = int(slot.memory.ptr) + offset
         runtime.memcpyAsync(target.ctypes.data, source, target.nbytes, runtime.memcpyDeviceToHost, slot.stream.ptr)
@@ -189,7 +218,7 @@ class BlockPipeline:
         entries, not_canonical = slot.status.tolist()
         if not_canonical:
             raise MatrixError(
-                f"B: a row that rows {prepared.start:,} to {prepared.stop - 1:,} of A ask for is not sorted, holds a "
+                f"B: a row that rows {prepared.start:,} to {prepared.stop - 1:,} of A refer to is not sorted, holds a "
                 f"duplicate, or has a column outside [0, {self.plan.b.ncols:,}): pass B in canonical form"
             )
         result, layout = self.result, prepared.layout
@@ -197,7 +226,7 @@ class BlockPipeline:
         if entries:
             self.download(slot, layout.c_columns, result.indices[place : place + entries])
             self.download(slot, layout.c_values, result.data[place : place + entries])
-        if len(self.downloading) >= self.plan.pairs:  # the block before on this stream has come back whole
+        if len(self.downloading) >= self.plan.pairs:  # this stream has copied all of its block before this one
             result.shift(*self.downloading.popleft())
         self.downloading.append((prepared.start, prepared.stop, place))
         return prepared

@@ -82,7 +82,7 @@ SAMPLE = 1 << 14
 
 @functools.cache
 def threads_of(count: int) -> ThreadPoolExecutor:
-    """Return a pool of `count` threads; the same one on every call."""
+    """Return a pool of `count` threads; later calls return the same pool."""
     return ThreadPoolExecutor(count, "spdist-prepare")
 
 

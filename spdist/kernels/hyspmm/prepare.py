@@ -1,8 +1,8 @@
 """The CPU stage of hySpMM, compiled by Numba: imported when it is first needed.
 
-A prepared block holds rows of A and the rows of B that their entries ask for: one for each entry, in the order of the
-entries (duplicated), or each of them once (distinct). Threads take block after block without the interpreter's lock.
-They write prepared blocks to a ring of memory, in the order of the blocks; the caller frees the memory in that order.
+A prepared block holds rows of A and the rows of B that their entries refer to: one for each entry, in the order of the
+entries (duplicated), or each row once (distinct). Threads prepare one block after the other without the interpreter's
+lock. They write blocks to a ring of memory in the order of block numbers; the caller frees the memory in that order.
 
 References
 ----------
@@ -51,8 +51,8 @@ PLACE, B_ROWS, B_ENTRIES, LENGTHS = range(4)
 TABLE = 1026
 """Length of the table from products to groups; rows of more products are in the last group."""
 RISE = 6
-"""Each block may be larger than the one before by one part in this many, up to the budget: all threads begin at once,
-and a thread takes several times as long to prepare a block as the GPU to multiply it."""
+"""Each block may be larger than the one before by 1 / `RISE`, up to the budget: all threads start at the same time, and
+preparing a block takes a thread several times as long as multiplying it takes the GPU."""
 
 sent_offsets = compiled(workspace.sent_offsets)
 
@@ -71,7 +71,7 @@ class BlockCuts(NamedTuple):
 
 
 class BlockOfA(NamedTuple):
-    """Where a block of A goes, each array from its first place on."""
+    """The arrays to which a block of A is written; each starts at the block's first element."""
 
     values: ValueArray
     entries: IndexArray

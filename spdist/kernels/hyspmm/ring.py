@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from numba.core.base import BaseContext
 
 TAKEN, NEXT, RESERVED, FREED, CLOSED = range(0, 40, 8)
-"""Words of the state that threads share, each on a cache line of its own: number of blocks taken, number of the block
-that reserves its room next, bytes of the ring reserved and freed since the start, and whether to stop."""
+"""Words of the state that threads share, each on its own cache line: number of blocks taken, number of the block that
+reserves its room next, bytes of the ring reserved and freed since the start, and whether to stop."""
 STATE = 48
 """64-bit words of the state."""
 NAP = 20
@@ -27,7 +27,7 @@ sched_yield: Any = types.ExternalFunction("sched_yield", types.int32())
 
 
 class Ring(NamedTuple):
-    """The ring's memory, four times: as arrays of each dtype in it."""
+    """The ring's memory, seen as arrays of four dtypes."""
 
     values: ValueArray
     columns: IndexArray
@@ -39,7 +39,7 @@ class Ring(NamedTuple):
 
 
 class SharedState(NamedTuple):
-    """What the threads write for each other and for the caller."""
+    """Arrays that the threads write and that other threads and the caller read."""
 
     words: Int64Array
     """(STATE,): see `TAKEN`."""
@@ -56,7 +56,16 @@ def _word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @instruction
 def atomic_add(context: BaseContext, words: types.Type, at: types.Type, value: types.Type) -> Any:
-    """Add `value` to the word at place `at`, and return its old value."""
+    """Add `value` to the word at place `at`, and return its old value.
+
+    Parameters
+    ----------
+    context : numba.core.base.BaseContext
+    words : int64 array
+    at : int
+        Place of the word.
+    value : int64
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", _word(context, builder, signature, args), args[2], "seq_cst")
@@ -89,7 +98,7 @@ def atomic_store(context: BaseContext, words: types.Type, at: types.Type, value:
 def reserve_room(state: Int64Array, number: Integer, size: Integer, room: Integer) -> Any:
     """Reserve bytes of the ring after all earlier blocks have; return their place, or -1 if the ring is closed.
 
-    Places are counted on without wrapping around; a block that does not fit before the ring's end starts at its
+    Places are counted without wrapping around. A block that does not fit before the end of the ring starts at its
     beginning.
 
     Parameters
@@ -108,7 +117,7 @@ def reserve_room(state: Int64Array, number: Integer, size: Integer, room: Intege
         begin += room - begin % room
     while True:
         freed = atomic_load(state, FREED)
-        if begin + size - freed <= room or freed == used:  # or all is free, with the bytes skipped at the ring's end
+        if begin + size - freed <= room or freed == used:  # or the whole ring is free, skipped bytes included
             break
         if atomic_load(state, CLOSED):
             return np.int64(-1)
@@ -136,7 +145,13 @@ def wait_ready(ready: Int64Array, number: Integer, tries: Integer) -> bool:
 
 @compiled
 def free_place(state: Int64Array, end: Integer) -> None:
-    """Free the ring's bytes before place `end`, counted on without wrapping around."""
+    """Free the ring's bytes before place `end`, counted without wrapping around.
+
+    Parameters
+    ----------
+    state : (STATE,) int64
+    end : int
+    """
     atomic_store(state, FREED, end)
 
 

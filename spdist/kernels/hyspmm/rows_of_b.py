@@ -1,4 +1,4 @@
-"""Rows of B that a block of A asks for: marked, numbered, and copied side by side; compiled by Numba."""
+"""Rows of B that a block of A refers to: marked, numbered and copied next to each other; compiled by Numba."""
 
 from __future__ import annotations
 
@@ -49,7 +49,13 @@ class RowCopies(NamedTuple):
 
 @instruction
 def ones(context: BaseContext, bits: types.Type) -> Any:
-    """Count the set bits of a number."""
+    """Count the set bits of a number.
+
+    Parameters
+    ----------
+    context : numba.core.base.BaseContext
+    bits : uint64
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ctpop(args[0])
@@ -59,7 +65,7 @@ def ones(context: BaseContext, bits: types.Type) -> Any:
 
 @compiled
 def mark_rows(a_indices: IndexArray, first: Integer, last: Integer, nrows: Integer, bits: Bits) -> Any:
-    """Set the bit of each row of B that the entries [first, last) of A ask for; return the range of words touched.
+    """Set the bit of each row of B that entries [first, last) of A refer to; return the range of words with such bits.
 
     If the column of an entry is out of range, return -1 and that entry.
 

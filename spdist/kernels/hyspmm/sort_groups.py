@@ -15,7 +15,7 @@ from spdist.kernels.rounding import ceil_div
 
 FILE, OFFSETS_FILE = "hyspmm/hyspmm.cu", "rowwise_gpu/rows.cu"
 MOST_BLOCKS = 1 << 13
-"""Thread blocks of a launch at most; the sorts take row after row."""
+"""Thread blocks of a launch at most; each sorts one row after the other."""
 MOST_BLOCKS_UNKNOWN = 528
 """Thread blocks at most for a list that may be empty, as only the GPU knows its length: 4 on each multiprocessor."""
 SHARED_WARPS, GLOBAL_WARPS = 4, 8
@@ -46,7 +46,7 @@ REGISTER_CLASSES = (
 """By the number of their `SortGroup`."""
 SHARED_COLUMNS = {SortGroup.NARROW: SHARED_NARROW, SortGroup.WIDE: SHARED_WIDE}
 LENGTH_GROUPS = len(REGISTER_CLASSES) + 1
-"""Groups that the CPU tells apart by products alone; the GPU splits the last two further, by their columns."""
+"""Groups that the CPU distinguishes by products alone; the GPU splits the last two further, by their columns."""
 
 
 class KernelNames:
@@ -74,7 +74,7 @@ class KernelNames:
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return every kernel of this method for a choice of types: what may be compiled on first use.
+    """Return every kernel of this method for a choice of types; tests compile them all.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Layout of a block's arrays in device memory for hySpMM, and the memory that a block needs. No GPU is needed to ask.
+"""Layout of a block's arrays in device memory for hySpMM, and the memory that a block needs. Runs without a GPU.
 
 The planner and the kernels call the same functions, so they cannot disagree.
 """
@@ -111,8 +111,8 @@ def block_layout(block: BlockSizes, types: ItemBytes) -> BlockLayout:
     Returns
     -------
     BlockLayout
-        ``sent`` bytes are transferred and ``end`` bytes of device memory taken. Between ``counts`` and ``end`` the
-        device memory must be zero when the block starts.
+        ``sent`` bytes are transferred, and the block takes ``end`` bytes of device memory. The bytes from ``counts`` to
+        ``end`` must be zero when the block starts.
     """
     places = list(sent_offsets(block, types))
     at = places[-1]
@@ -139,7 +139,7 @@ def block_layout(block: BlockSizes, types: ItemBytes) -> BlockLayout:
 
 
 class BlockCost(NamedTuple):
-    """Bytes of device memory that a block takes at most: per row, per entry of A, per product, and in any case."""
+    """Upper bounds on the device bytes of a block: per row, per entry of A, per product, and for any block."""
 
     row: int
     entry: int
@@ -147,7 +147,13 @@ class BlockCost(NamedTuple):
     fixed: int
 
     def bytes(self, rows: int, entries: int, products: int) -> int:
-        """Return the bound for a block."""
+        """Return the bound for a block.
+
+        Parameters
+        ----------
+        rows, entries, products : int
+            Rows and entries of the block of A, and the products they expand to.
+        """
         return self.fixed + rows * self.row + entries * self.entry + products * self.product
 
 
