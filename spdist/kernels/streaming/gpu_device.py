@@ -47,12 +47,12 @@ class Gpu:
     deterministic : bool
         Whether products are added in the order of A's entries.
     staging_bytes : int
-        Bytes of page-locked host memory for blocks on their way to the GPU.
+        Bytes of page-locked host memory for blocks that are being uploaded.
     pack : bool
-        Whether C's columns may come back packed, if `packing` expects that to be quicker.
+        Whether C's columns may be packed for the download, if `packing` expects that to be faster.
     malloc : callable, optional
-        Takes bytes, returns device memory, as a memory pool of CuPy does; by default memory that goes back to the
-        system.
+        Takes bytes, returns device memory, as a memory pool of CuPy does; by default memory that is returned to the
+        system when freed.
     tuning : GpuTuning
 
     Attributes
@@ -148,7 +148,13 @@ class Gpu:
     def keep(self, b: CSR | None, dtypes: DeviceDtypes) -> bool:
         """Make B resident, or drop it if `b` is None; return whether B is resident.
 
-        A B of the same arrays is not sent again: the caller must not change these between multiplications.
+        A B of the same arrays is not uploaded again: the caller must not change them between multiplications.
+
+        Parameters
+        ----------
+        b : CSR, optional
+            On the host.
+        dtypes : DeviceDtypes
         """
         is_resident = self.context.keep(b, dtypes)
         self._note_peak()
@@ -159,7 +165,13 @@ class Gpu:
     def slots(self, count: int, size: int, kept: int) -> list[GpuSlot]:
         """Return slots for blocks; slots returned earlier lose their memory first.
 
-        They get less than `size` bytes if another program has taken the GPU's memory. `kept` bytes stay free for B.
+        Parameters
+        ----------
+        count : int
+        size : int
+            Bytes of each slot. They are smaller if another program has taken the GPU's memory.
+        kept : int
+            Bytes that stay free for B.
         """
         size = size // ALLOCATION * ALLOCATION
         resident = self.context.resident
@@ -205,7 +217,7 @@ class Gpu:
         return pinned(size)
 
     def note_operands(self, arrays: Iterable[Any], /) -> None:
-        """Note that a multiplication reads arrays: large ones are page-locked when they are read again."""
+        """Note that a multiplication reads arrays: large arrays are page-locked when a later one reads them too."""
         host_registration.note_operands(arrays)
 
     def is_locked(self, array: ValueArray, /) -> bool:

@@ -272,7 +272,7 @@ class ResidentB:
     def keep(self, b: CSR | None, dtypes: DeviceDtypes) -> bool:
         """Make B resident, or drop it if `b` is None; return whether B is resident.
 
-        A B of the same arrays is not sent again: the caller must not change these between multiplications.
+        A B of the same arrays is not uploaded again: the caller must not change them between multiplications.
         """
         import cupy
 

@@ -36,7 +36,7 @@ def unpacking_threads() -> int:
 
 
 class PackingPolicy:
-    """Decides for which blocks the columns of C come back packed.
+    """Decides for which blocks the columns of C are packed.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class PackingPolicy:
         return size
 
     def pays(self, packed: packing.Packed) -> bool:
-        """Wait until C is packed; return whether to download it packed. If not, do not pack the next blocks."""
+        """Wait until C is packed; return whether to download the packed form. If not, do not pack the next blocks."""
         if packed.wait().choose(unpacking_threads(), self._tuning.packing).columns:
             return True
         self._plain_blocks = self._tuning.plain_blocks
@@ -78,15 +78,15 @@ class PackingPolicy:
 class GpuContext:
     """State that the slots of a GPU share: streams for copies, the resident B, and the options applied to each block.
 
-    Copies go through two streams, one each way. If streams copied both ways, an upload would wait for all downloads
-    that were asked for before it.
+    One stream copies to the GPU and another to the host. On a stream that copied both ways, an upload would wait for
+    all earlier downloads.
 
     Parameters
     ----------
     deterministic : bool
         Whether products are added in the order of A's entries.
     pack : bool
-        Whether C's columns may come back packed.
+        Whether C's columns may be packed for the download.
     tuning : GpuTuning
     malloc : callable
         Takes bytes, returns device memory.
@@ -117,19 +117,33 @@ class GpuContext:
         self.work = work
 
     def keep(self, b: CSR | None, dtypes: DeviceDtypes) -> bool:
-        """Multiply in these dtypes from here on, with a resident B or without; return whether B is resident."""
+        """Set the dtypes and the resident B of later blocks; return whether B is resident.
+
+        Parameters
+        ----------
+        b : CSR, optional
+            On the host; None drops the resident B.
+        dtypes : DeviceDtypes
+        """
         self.dtypes = dtypes
         return self.resident.keep(b, dtypes)
 
     def download(self, target: ValueArray, address: int, nbytes: int) -> None:
-        """Start the copy from a device address to an array."""
+        """Start the copy from a device address to an array.
+
+        Parameters
+        ----------
+        target : array
+            Page-locked.
+        address, nbytes : int
+        """
         if nbytes:
             to_host = self._runtime.memcpyDeviceToHost
             self._runtime.memcpyAsync(target.ctypes.data, address, nbytes, to_host, self.download_stream.ptr)
 
 
 class StepTimer:
-    """When the steps of a slot begin and end on the GPU."""
+    """Records when the steps of a slot begin and end on the GPU."""
 
     def __init__(self) -> None:
         import cupy
@@ -140,11 +154,20 @@ class StepTimer:
         self._is_idle = True
 
     def reset(self) -> None:
-        """Forget the steps of the block before."""
+        """Forget the steps of the previous block."""
         self._steps = []
 
     def begin(self, name: str, stream: Any, after: str | None = None) -> float:
-        """Begin a step on a stream, which waits for the step `after`; return the time, in seconds since 1970."""
+        """Begin a step; return the time, in seconds since 1970.
+
+        Parameters
+        ----------
+        name : str
+            One of `STEPS`.
+        stream : cupy.cuda.Stream
+        after : str, optional
+            Step of the slot for which the stream waits first.
+        """
         self._is_idle = False
         if after is not None:
             stream.wait_event(self._ended[after])
@@ -152,7 +175,18 @@ class StepTimer:
         return time.time()
 
     def end(self, name: str, stream: Any, nbytes: int, begin: float) -> None:
-        """End a step on a stream."""
+        """End a step.
+
+        Parameters
+        ----------
+        name : str
+        stream : cupy.cuda.Stream
+            As for `begin`.
+        nbytes : int
+            Bytes that the step reads or writes.
+        begin : float
+            From `begin`.
+        """
         self._ended[name].record(stream)
         self._steps.append((name, nbytes, begin))
 
@@ -193,12 +227,12 @@ class GpuSlot:
         self.held = 0
         self._c: Any = None
         self._reduced: Any = None  # on the device
-        self._found: Any = None  # the same on the host
+        self._found: Any = None  # the reduction on the host
         self._packed: packing.Packed | None = None
         self._unpack_calls: list[Callable[[], None]] = []
 
     def release(self) -> None:
-        """Let go of the memory, even if others still hold the slot: a traceback may."""
+        """Release the memory, even if something still refers to the slot, such as a traceback."""
         self._arena.release()
         self.staged, self._c, self._reduced, self._packed = None, None, None, None
 
@@ -228,7 +262,7 @@ class GpuSlot:
         except ArenaFullError:
             if not expected:
                 raise
-            # C had more entries than expected, and memory was taken twice: let the kernels estimate them.
+            # C has more entries than expected, so memory was allocated twice: let the kernels estimate the entries.
             self._arena.reset(self.staged.nbytes)
             self._multiply_in_arena(0, None)
         self._timer.end("multiply", self._stream, self._c.nbytes, begin)
@@ -263,7 +297,7 @@ class GpuSlot:
             a, b, staged.start, context.deterministic, sound_b=is_resident and resident.is_sound, expected=expected,
             meanwhile=while_busy,
         )  # fmt: skip
-        if is_resident and a.nnz > 0:  # else no kernel has looked at B
+        if is_resident and a.nnz > 0:  # else no kernel has checked B
             resident.trust()
         self._reduced = None if work.reduction is None else work.room(self._c)
 
@@ -273,7 +307,7 @@ class GpuSlot:
         return matrix_at(self._arena.memory, layout, self.context.dtypes)
 
     def _rows_of_a(self, b: CSR) -> CSR:
-        """Return the block's rows of A, as they were uploaded or out of B."""
+        """Return the block's rows of A: the uploaded rows, or rows of B."""
         staged, cupy = self.staged, self._cupy
         assert staged is not None
         if staged.row_in_b is not None:
@@ -312,11 +346,11 @@ class GpuSlot:
 
     @property
     def is_packing(self) -> bool:
-        """Whether C's columns are packed now, so that `download` would wait."""
+        """Whether C's columns are being packed, so that `download` would wait."""
         return self._packed is not None
 
     def _start_packing(self) -> packing.Packed | None:
-        """Start to pack the columns of C into the free rest of the slot; None if packing would not pay."""
+        """Start to pack the columns of C into the free memory of the slot; None if packing would not pay."""
         c, arena = self._c, self._arena
         size = self.context.packing.room_for(c, arena.free)
         if not size:
@@ -328,7 +362,7 @@ class GpuSlot:
         return packed
 
     def download(self, target: DownloadTarget) -> None:
-        """Start the download of the first rows of C; return at once, or when C is packed."""
+        """Start the download of the first rows of C; return at once, or once C is packed."""
         c, context = self._c, self.context
         rows, nnz, offsets, indices, data = target
         packed, self._packed = self._packed, None

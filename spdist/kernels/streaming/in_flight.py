@@ -47,7 +47,15 @@ class DeviceMemory:
         self._turns: Iterator[Slot] = iter(())
 
     def take_slots(self, count: int, *, beside_b: bool) -> None:
-        """Take `count` slots, and leave room for B if `beside_b`; a single slot gets all the room."""
+        """Allocate slots.
+
+        Parameters
+        ----------
+        count : int
+            One slot gets all the memory.
+        beside_b : bool
+            Whether to leave memory for B.
+        """
         shares = device_shares(self._b_bytes if beside_b else 0, self.memory_limit, count)
         self.slots = self.device.slots(count, shares.slot, shares.kept)
         self._turns = itertools.cycle(self.slots)
@@ -57,7 +65,7 @@ class DeviceMemory:
         return next(self._turns)
 
     def make_resident(self, b: CSR) -> bool:
-        """Make B resident; return False if another program has taken the room."""
+        """Make B resident; return False if another program has taken the memory."""
         self.b_resident = self.device.keep(b, self._dtypes)
         return self.b_resident
 
@@ -72,7 +80,7 @@ class DeviceMemory:
         return [work.a] if self.b_resident else [work.a, work.b]
 
     def wait(self) -> list[Exception]:
-        """Wait for all slots, whatever fails; return the errors."""
+        """Wait for all slots, even if some fail; return the errors."""
         errors = []
         for slot in self.slots:
             try:
@@ -82,7 +90,7 @@ class DeviceMemory:
         return errors
 
     def drop_b(self) -> None:
-        """Keep no B on the device."""
+        """Drop the resident B."""
         self.b_resident = False
         self.device.keep(None, self._dtypes)
 
@@ -134,9 +142,14 @@ class InFlightBlock:
         return nnz
 
     def set_target(self, target: DownloadTarget | None, receive: Callable[[InFlightBlock], HostWork]) -> None:
-        """Set the target of C, or None, and the function that `complete` calls to get the host's remaining work.
+        """Set where C is downloaded to, and the function that `complete` calls to get the host's remaining work.
 
-        `receive` must not refer to the block: a cycle of references would keep page-locked memory.
+        Parameters
+        ----------
+        target : DownloadTarget, optional
+            None if C is not downloaded.
+        receive : callable
+            Must not refer to the block: a reference cycle would keep page-locked memory.
         """
         self._target, self._receive = target, receive
 
@@ -146,7 +159,7 @@ class InFlightBlock:
         self.slot.download(self._target)
 
     def complete(self, report: Report) -> HostWork:
-        """Wait until the block is back on the host and report its stages; return the host's remaining work."""
+        """Wait until the block is downloaded and report its stages; return the host's remaining work."""
         for stage in self.slot.wait():
             report(stage)
         staged = self.staged
@@ -155,14 +168,14 @@ class InFlightBlock:
 
 
 class DownloadQueue:
-    """Blocks on their way back to the host, in order.
+    """Blocks that are being downloaded, in order.
 
     Parameters
     ----------
     report : callable
         Called with each stage of each block.
     in_caller : bool
-        Do the host's work in the calling thread, and wake no other.
+        Do the host's work in the calling thread, without waking another.
     """
 
     def __init__(self, report: Report, *, in_caller: bool = False) -> None:
@@ -172,11 +185,11 @@ class DownloadQueue:
         self._host_work: collections.deque[list[Future[None]]] = collections.deque()
 
     def add(self, block: InFlightBlock) -> None:
-        """Add a block that downloads nothing, or whose download has started."""
+        """Add a block that has nothing to download, or whose download has started."""
         self._blocks.append(block)
 
     def add_packing(self, block: InFlightBlock) -> None:
-        """Add a block and start its download; if its C is being packed, only when the next block was computed."""
+        """Add a block and start its download; if its C is being packed, wait until the next block is computed."""
         self.start_download()
         self._blocks.append(block)
         self._packing = block
@@ -190,7 +203,7 @@ class DownloadQueue:
             block.start_download()
 
     def complete(self, slot: Slot) -> None:
-        """Wait until a slot's block is back, and all blocks that were added before it."""
+        """Wait until a slot's block, and all blocks that were added before it, are downloaded."""
         while any(block.slot is slot for block in self._blocks):
             block = self._blocks.popleft()
             if block is self._packing:
@@ -200,10 +213,10 @@ class DownloadQueue:
                     count_cpus(), "finish"
                 ).submit  # fmt: skip
                 self._host_work.append([submit(call) for call in calls])
-                self.finish_host_work(BLOCKS_IN_FLIGHT)  # else blocks would come back faster than they are unpacked
+                self.finish_host_work(BLOCKS_IN_FLIGHT)  # else blocks would arrive faster than they are unpacked
 
     def complete_all(self) -> None:
-        """Wait until all blocks are back."""
+        """Wait until all blocks are downloaded."""
         while self._blocks:
             self.complete(self._blocks[0].slot)
 
@@ -215,7 +228,7 @@ class DownloadQueue:
                 future.result()
 
     def close(self) -> list[Exception]:
-        """Wait for the host's work, whatever fails; return the errors."""
+        """Wait for the host's work, even if some of it fails; return the errors."""
         futures = [future for group in self._host_work for future in group]
         wait(futures)
         errors = [future.exception() for future in futures]
@@ -223,14 +236,14 @@ class DownloadQueue:
 
 
 class UploadQueue:
-    """Blocks on their way to the device, in order.
+    """Blocks that are being uploaded, in order.
 
     Parameters
     ----------
     memory : DeviceMemory
     stager : BlockStager
     downloads : DownloadQueue
-        A slot's block must be back before the next one is uploaded to it.
+        A slot's block must be downloaded before the next block is uploaded to the slot.
     most : int
         Blocks that are uploaded before they are multiplied, if there are slots for them.
     """

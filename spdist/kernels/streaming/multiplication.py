@@ -125,7 +125,7 @@ class Multiplication:
         return rows[step // 2 :: step] if step < len(rows) else rows[:1]
 
     def with_b_as_uploaded(self) -> Multiplication:
-        """Return the multiplication with B in the device's dtypes, so that its rows can be copied as they are."""
+        """Return the multiplication with B in the device's dtypes, so that copying its rows converts nothing."""
         b, dtypes = self.b, self.dtypes
         indices, data = b.indices.astype(dtypes.index, copy=False), b.data.astype(dtypes.b, copy=False)
         return replace(self, b=CSR(b.indptr, indices, data, b.shape))
@@ -134,7 +134,7 @@ class Multiplication:
 def plan_multiplication(
     a: CSR, b: CSR, spec: ProductSpec, reduction: Reduction | None, rows: RowSlice
 ) -> Multiplication:
-    """Check the arguments of a multiplication and find out whether A can be taken from B.
+    """Check the arguments of a multiplication and determine whether A is a view of B.
 
     Parameters
     ----------

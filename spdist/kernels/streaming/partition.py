@@ -1,4 +1,4 @@
-"""How A is cut into blocks of rows: products are counted or estimated; earlier blocks predict the size of later ones.
+"""Cut A into blocks of rows: products are counted or estimated; earlier blocks predict the sizes of later blocks.
 
 Blocks are cut one by one while the products of later rows are still counted.
 """
@@ -44,7 +44,7 @@ class CountTuning:
     task_entries : int
         Entries of A in the largest task.
     caller_entries : int
-        Up to this many entries of A, the caller counts all: waking threads would take longer.
+        Up to this many entries of A, the calling thread counts all products: waking threads would take longer.
     """
 
     threads_per_core: float = 0.5
@@ -66,12 +66,12 @@ class CountedProducts:
     a, b : CSR
     tuning : CountTuning
     rows : (nrows,) int64, optional
-        Numbers by which error messages call the rows of A; by default their positions.
+        Numbers of the rows of A in error messages; by default their positions.
 
     Attributes
     ----------
     before : (nrows + 1,) int64
-        Products of the rows before each row; valid up to the last row that `wait_for` was called for.
+        Products of the rows before each row; valid up to the last row for which `wait_for` was called.
     """
 
     def __init__(self, a: CSR, b: CSR, tuning: CountTuning = COUNT_TUNING, rows: Int64Array | None = None) -> None:
@@ -104,7 +104,7 @@ class CountedProducts:
             self._finish_task()
 
     def so_far(self) -> tuple[int, int]:
-        """Return the number of rows that are counted by now, and their products."""
+        """Return the number of rows counted so far, and their products."""
         while self._tasks and self._tasks[0][2].done():
             self._finish_task()
         return self._counted_rows, int(self.before[self._counted_rows])
@@ -120,7 +120,7 @@ class CountedProducts:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all rows are counted by now."""
+        """Whether all rows have been counted."""
         return self.so_far()[0] == len(self.before) - 1
 
     def between(self, start: int, stop: int) -> int:
@@ -137,7 +137,7 @@ class CountedProducts:
         return self.between(start, len(self.before) - 1)
 
     def cancel(self) -> None:
-        """Cancel tasks and wait for those that run: they write to `before`."""
+        """Cancel tasks, and wait for running tasks, which write to `before`."""
         for _, _, future in self._tasks:
             future.cancel()
         wait(future for _, _, future in self._tasks)
@@ -163,12 +163,12 @@ class ExpectedProducts:
         return bool(lengths.max() <= tuning.even * self._mean)
 
     def so_far(self) -> tuple[int, int]:
-        """Return the number of all rows, and the products expected of them."""
+        """Return the number of rows, and their expected products."""
         nrows = len(self._indptr) - 1
         return nrows, self.between(0, nrows)
 
     def between(self, start: int, stop: int) -> int:
-        """Return the products expected of rows [start, stop)."""
+        """Return the expected products of rows [start, stop)."""
         return int(float(self._indptr[stop] - self._indptr[start]) * self._mean)
 
     def middle(self, start: int, stop: int) -> int:
@@ -182,7 +182,7 @@ class ExpectedProducts:
         return int(self._indptr[-1] - self._indptr[start]) * int(longest_row(self._b_indptr))
 
     def cancel(self) -> None:
-        """Do nothing: no thread is at work."""
+        """Do nothing: no thread is running."""
 
 
 def _middle(before: Int64Array, start: int, stop: int) -> int:
@@ -195,7 +195,7 @@ def _middle(before: Int64Array, start: int, stop: int) -> int:
 
 
 def bad_row_error(row: int, ncols: int) -> MatrixError:
-    """Return the error of a row of A whose offsets or columns are out of range.
+    """Return the error to raise if offsets or columns of a row of A are out of range.
 
     Parameters
     ----------
@@ -207,7 +207,6 @@ def bad_row_error(row: int, ncols: int) -> MatrixError:
     Returns
     -------
     MatrixError
-        Not raised here.
 
     Examples
     --------
@@ -218,7 +217,7 @@ def bad_row_error(row: int, ncols: int) -> MatrixError:
 
 
 def bad_b_error() -> MatrixError:
-    """Return the error of a B whose offsets fall, or pass its entries."""
+    """Return the error to raise if offsets of B fall or exceed its number of entries."""
     return MatrixError("offsets of B are out of range: rebuild it, for instance with scipy.sparse.csr_array(B)")
 
 

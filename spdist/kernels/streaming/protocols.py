@@ -24,7 +24,7 @@ class ArenaFullError(Exception):
     Parameters
     ----------
     needed : int
-        Bytes that the block had asked for when it failed; an attribute too.
+        Bytes that the block would have held when its allocation failed; also an attribute.
     """
 
     def __init__(self, needed: int) -> None:
@@ -88,7 +88,7 @@ class Slot(Protocol):
     size : int
         Bytes.
     held : int
-        Entries of C that took memory in the last multiply, whether they were kept or not.
+        Entries of C that took memory in the last multiply, including entries that were cut away.
     """
 
     size: int
@@ -151,21 +151,21 @@ class HostMemory(Protocol):
         """Return host memory from which the device copies at full speed."""
 
     def note_operands(self, arrays: Iterable[Any], /) -> None:
-        """Note that a multiplication reads arrays; those that are read again may be page-locked."""
+        """Note that a multiplication reads arrays; arrays that a later one reads too may be page-locked."""
 
     def is_locked(self, array: npt.NDArray[Any], /) -> bool:
-        """Return whether an array is page-locked, so that the device copies from it as it is."""
+        """Return whether an array is page-locked, so that the device can copy from it in place."""
 
 
 class Device(HostMemory, Protocol):
-    """A device with memory for slots, and perhaps for B.
+    """A device with memory for slots and for a resident B.
 
     Attributes
     ----------
     memory_limit : int
-        Bytes of device memory for all that follows.
+        Bytes of device memory for slots, B and everything else.
     staging_bytes : int
-        Bytes of the host's memory for blocks that are staged or on their way to the device.
+        Bytes of host memory for blocks that are staged or being uploaded.
     """
 
     memory_limit: int
@@ -174,7 +174,16 @@ class Device(HostMemory, Protocol):
     def begin(
         self, spec: ProductSpec, reduction: Reduction | None, shape: tuple[int, int], dtype: np.dtype[Any]
     ) -> int:
-        """Begin a multiplication; return the bytes that it reserves besides B and slots."""
+        """Begin a multiplication; return the bytes that it reserves besides B and slots.
+
+        Parameters
+        ----------
+        spec : ProductSpec
+            Options that are applied to each block.
+        reduction : Reduction, optional
+        shape, dtype
+            Of C.
+        """
 
     def slots(self, count: int, size: int, kept: int) -> Sequence[Slot]:
         """Return slots for blocks; slots returned earlier lose their memory first.
@@ -189,7 +198,15 @@ class Device(HostMemory, Protocol):
         """
 
     def keep(self, b: CSR | None, dtypes: DeviceDtypes) -> bool:
-        """Make B resident for the blocks to come, or drop it if `b` is None; return whether B is resident."""
+        """Make B resident for later blocks, or drop it if `b` is None; return whether B is resident.
+
+        Parameters
+        ----------
+        b : CSR, optional
+            On the host.
+        dtypes : DeviceDtypes
+            Dtypes in which the device multiplies.
+        """
 
     def take_sums(self) -> PartialReduction:
         """Return the column sums of all blocks."""

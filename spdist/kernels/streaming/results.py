@@ -143,7 +143,7 @@ class EntryEstimate:
         return min(expected, self._products.upper_bound(start)) if self._products.is_complete else expected
 
     def _expected_products(self) -> int:
-        """Return about how many products there are, without waiting until all are counted."""
+        """Estimate the number of products without waiting until all are counted."""
         indptr, start = self._work.a.indptr, self._work.rows.start
         counted_rows, counted = self._products.so_far()
         row = max(counted_rows, start)
@@ -152,7 +152,14 @@ class EntryEstimate:
         return counted - self._products.between(0, start) + int(after * per_entry)
 
     def grown_capacity(self, nnz: int, stop: int) -> int:
-        """Return the entries of C to make room for, given that the rows before `stop` have `nnz`."""
+        """Return the entries of C to make room for.
+
+        Parameters
+        ----------
+        nnz : int
+            Entries of the rows before `stop`.
+        stop : int
+        """
         work, start = self._work, self._work.rows.start
         done = self._products.between(start, stop)
         shares = work.triangle_share(start, work.a.nrows) / work.triangle_share(start, stop)
@@ -166,20 +173,36 @@ class EntryEstimate:
 
 
 class Collector(Protocol):
-    """Gathers the results of blocks."""
+    """Collects the results of blocks."""
 
     def collect_only(self, block: InFlightBlock, nnz: int, downloads: DownloadQueue) -> None:
-        """Send for the result of the only block, of which `nnz` entries are kept."""
+        """Start the download of the result of the only block.
+
+        Parameters
+        ----------
+        block : InFlightBlock
+        nnz : int
+            Entries of C that are kept.
+        downloads : DownloadQueue
+        """
 
     def collect(self, block: InFlightBlock, nnz: int, downloads: DownloadQueue, estimate: EntryEstimate) -> bool:
-        """Send for the result of a block; return whether there is room for more."""
+        """Start the download of the result of a block; return whether there is room for more blocks.
+
+        Parameters
+        ----------
+        block, nnz, downloads
+            As for `collect_only`.
+        estimate : EntryEstimate
+            Says how much room C needs.
+        """
 
     def result(self) -> Any:
-        """Return C, or its reduction, when all blocks are back."""
+        """Return C, or its reduction, once all blocks are downloaded."""
 
 
 class MatrixCollector:
-    """Gathers C on the host.
+    """Collects C on the host.
 
     Parameters
     ----------
@@ -193,12 +216,12 @@ class MatrixCollector:
         self._buffer: ResultBuffer | None = None
 
     def collect_only(self, block: InFlightBlock, nnz: int, downloads: DownloadQueue) -> None:
-        """Send for the C of the only block."""
+        """Start the download of the C of the only block."""
         self._buffer = self._make_buffer(nnz)
         self._download(block, block.staged.rows, nnz, downloads)
 
     def collect(self, block: InFlightBlock, nnz: int, downloads: DownloadQueue, estimate: EntryEstimate) -> bool:
-        """Send for the C of a block, or for the rows that there is room for; return whether there is room for more."""
+        """Start the download of a block's C, or of the rows that fit; return whether there is room for more blocks."""
         if self._buffer is None:
             self._buffer = self._make_buffer(estimate.first_capacity())
         needed = self._buffer.nnz + nnz
@@ -216,7 +239,7 @@ class MatrixCollector:
         return ResultBuffer((self._work.nrows, self._work.b.ncols), capacity, self._work.dtypes, self._allocate)
 
     def _download(self, block: InFlightBlock, rows: int, nnz: int, downloads: DownloadQueue) -> None:
-        """Send for the first rows of a block."""
+        """Start the download of the first rows of a block."""
         buffer = self._buffer
         assert buffer is not None
         shift = functools.partial(buffer.shift_offsets, buffer.rows, rows, buffer.nnz)
@@ -224,13 +247,13 @@ class MatrixCollector:
         downloads.add_packing(block)
 
     def _collect_fitting(self, block: InFlightBlock, downloads: DownloadQueue, most: int) -> None:
-        """Send for the rows of a block that fit in `most` entries of C: the multiplication ends there."""
+        """Start the download of the rows of a block that fit in `most` entries of C; they are the last rows."""
         buffer, rows = self._buffer, block.staged.rows
         assert buffer is not None
         ends = np.empty(rows, self._work.dtypes.pointer)
         block.slot.download(DownloadTarget(rows, 0, ends, buffer.indices[:0], buffer.data[:0]))
         for stage in block.slot.wait():
-            if stage.name != "download":  # the entries are still to be downloaded
+            if stage.name != "download":  # reported when the entries are downloaded
                 downloads.report(stage)
         fitting = int(np.searchsorted(ends, most - buffer.nnz, side="right"))
         if fitting == 0 and buffer.rows == 0:
@@ -247,7 +270,7 @@ class MatrixCollector:
 
 
 class PartCollector:
-    """Gathers the reductions of the blocks of C.
+    """Collects the reductions of the blocks of C.
 
     Parameters
     ----------
@@ -271,7 +294,7 @@ class PartCollector:
         return True
 
     def _receive(self, block: InFlightBlock) -> HostWork:
-        """Take the reduction of a block that is back; the device itself adds column sums."""
+        """Take the downloaded reduction of a block; the device itself adds column sums."""
         if self._work.reduction != "column_sums":
             self._parts.append(block.slot.take_part())
         return []

@@ -1,7 +1,7 @@
-"""How the host prepares blocks: rows of A, and the rows of B that they ask for, in page-locked memory.
+"""Prepare blocks on the host: rows of A, and the rows of B that they refer to, in page-locked memory.
 
-Unless B is resident, a block brings its rows of B: all from the first to the last if few of these are not needed,
-else each needed row once. Everything here is arrays of the host.
+Unless B is resident, a block includes its rows of B: all rows from the first to the last if few of these are not
+needed, else each needed row once. Everything here is arrays of the host.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class StagingTuning:
     Attributes
     ----------
     window_share : float
-        Rows of B are sent from the first to the last if they take at most this many times the bytes of the rows asked
-        for.
+        All rows of B from the first needed to the last are uploaded if they take at most this many times the bytes of
+        the needed rows.
     threads_per_core : float
         Threads that prepare blocks.
     cut_at_once : int
-        Blocks that are cut before the next prepared one is handed out.
+        Blocks that are cut before the next prepared block is handed out.
     """
 
     window_share: float = 1.3
@@ -60,7 +60,7 @@ STAGING_TUNING = StagingTuning()
 
 
 class MatrixCopier:
-    """Makes rows of one operand ready for upload: copied to page-locked memory, or in place if they are there already.
+    """Prepares rows of one operand for upload: copies them to page-locked memory, unless they are there already.
 
     Parameters
     ----------
@@ -84,33 +84,61 @@ class MatrixCopier:
         self.in_place = fits and all(map(host.is_locked, (matrix.data, matrix.indices)))
 
     def entries(self, start: int, stop: int) -> tuple[int, int]:
-        """Return where the entries of rows [start, stop) begin and end."""
+        """Return the offsets at which the entries of rows [start, stop) begin and end."""
         return int(self.matrix.indptr[start]), int(self.matrix.indptr[stop])
 
     def upload_in_place(self, start: int, stop: int, layout: MatrixLayout) -> list[HostCopy]:
-        """Return the copies of rows [start, stop) from where they are; only offsets are made anew."""
+        """Return copies that upload rows [start, stop) from the matrix itself; only offsets are computed.
+
+        Parameters
+        ----------
+        start, stop : int
+        layout : MatrixLayout
+            Of these rows on the device.
+        """
         first, last = self.entries(start, stop)
         data, indices = self.matrix.data[first:last], self.matrix.indices[first:last]
         return [HostCopy(data, layout.data), HostCopy(indices, layout.indices), self.offsets(start, stop, layout)]
 
     def offsets(self, start: int, stop: int, layout: MatrixLayout) -> HostCopy:
-        """Return the copy of the offsets of rows [start, stop) alone."""
+        """Return the copy that uploads the offsets of rows [start, stop) alone.
+
+        Parameters
+        ----------
+        start, stop, layout
+            As for `upload_in_place`.
+        """
         memory = self.allocate(layout.end - layout.indptr)
         self._copy_offsets(start, array_at(memory, 0, stop - start + 1, self.dtypes.pointer))
         return HostCopy(memory, layout.indptr)
 
     def copy_values_and_offsets(self, start: int, stop: int, memory: Bytes, layout: MatrixLayout) -> None:
-        """Copy values and offsets of rows [start, stop) to memory that begins where the matrix's values do."""
+        """Copy values and offsets of rows [start, stop) to host memory.
+
+        Parameters
+        ----------
+        start, stop : int
+        memory : Bytes
+            Begins at the values of `layout`.
+        layout : MatrixLayout
+        """
         first, last = self.entries(start, stop)
         array_at(memory, 0, last - first, layout.value)[:] = self.matrix.data[first:last]
         self._copy_offsets(start, array_at(memory, layout.indptr - layout.data, stop - start + 1, self.dtypes.pointer))
 
     def columns_in(self, memory: Bytes, layout: MatrixLayout) -> npt.NDArray[Any]:
-        """Return the columns of a matrix in memory that begins where its values do."""
+        """Return the columns of a matrix in host memory.
+
+        Parameters
+        ----------
+        memory : Bytes
+            Begins at the values of `layout`.
+        layout : MatrixLayout
+        """
         return array_at(memory, layout.indices - layout.data, layout.nnz, self.dtypes.index)
 
     def _copy_offsets(self, start: int, offsets: npt.NDArray[Any]) -> None:
-        """Copy the offsets of rows from `start` on, counted from the first."""
+        """Copy the offsets of rows from `start` on, less the first of them."""
         from spdist.kernels.hyspmm.prepare import copy_offsets
 
         copy_offsets(self.matrix.indptr, start, offsets)
@@ -129,7 +157,7 @@ class WindowPreparer:
     Parameters
     ----------
     work : Multiplication
-        If A lies in B, entries of A that are in the range are not uploaded again.
+        If A is a view of B, entries of A inside the range are not uploaded a second time.
     host : HostMemory
     """
 
@@ -149,7 +177,17 @@ class WindowPreparer:
         return timed(lambda begin: self.with_window((0, self.a.nrows), _Window(0, self.b.nrows), 0, begin))
 
     def with_window(self, rows: tuple[int, int], window: tuple[int, int], products: int, begin: float) -> StagedBlock:
-        """Prepare rows of A with rows of B; if A lies in B, do not upload entries twice."""
+        """Prepare rows of A with a range of rows of B; if A is a view of B, upload no entry twice.
+
+        Parameters
+        ----------
+        rows, window : (int, int)
+            First row and end, of A and of B.
+        products : int
+            Products of the rows, for the history.
+        begin : float
+            Seconds since 1970 at which the preparation began.
+        """
         b, dtypes, (start, stop), (low, high) = self.b, self.dtypes, rows, window
         b_first, b_last = int(b.indptr[low]), int(b.indptr[high])
         if not 0 <= b_first <= b_last <= b.nnz:
@@ -166,7 +204,7 @@ class WindowPreparer:
     def _inside_window(
         self, rows: tuple[int, int], window: tuple[int, int], products: int, begin: float
     ) -> StagedBlock:
-        """Prepare rows of A that lie inside the window of B: they are a view of it."""
+        """Prepare rows of A that are a view of the window of B."""
         assert self.offset is not None
         b, dtypes, offset, (start, stop), (low, high) = self.b, self.dtypes, self.offset, rows, window
         b_first, b_last = int(b.indptr[low]), int(b.indptr[high])
@@ -195,7 +233,15 @@ class WindowPreparer:
         return bool(first <= b_indptr[row + start] and b_indptr[row + stop] <= last)
 
     def rows_of_a(self, start: int, stop: int, low: int, layout: MatrixLayout) -> list[HostCopy]:
-        """Prepare rows of A; columns that are copied count from row `low` of B."""
+        """Prepare rows of A.
+
+        Parameters
+        ----------
+        start, stop : int
+        low : int
+            Row of B from which copied columns count; columns that are uploaded in place are not changed.
+        layout : MatrixLayout
+        """
         copier, (first, last) = self.a_copier, self.a_copier.entries(start, stop)
         if copier.in_place:  # the device checks columns of numbers, but not of dense blocks
             if self.dtypes.blocked:
@@ -225,7 +271,7 @@ class WindowPreparer:
             self._check_range(first, source, *copy_columns(source, source.dtype.type(low), columns))
 
     def _check_columns(self, first: int, last: int) -> None:
-        """Raise the error of the first entry of A whose column is out of range."""
+        """Check the columns of entries of A; the error names the first that is out of range."""
         source = self.a.indices[first:last]
         if len(source):
             self._check_range(first, source, source.min(), source.max())
@@ -235,11 +281,17 @@ class WindowPreparer:
             raise self.bad_entry_error(first + int(np.argmax((source < 0) | (source >= self.b.nrows))))
 
     def bad_entry_error(self, entry: int) -> MatrixError:
-        """Return the error of an entry of A whose column is out of range."""
+        """Return the error to raise if the column of an entry of A is out of range."""
         return bad_row_error(int(np.searchsorted(self.a.indptr, entry, side="right")) - 1, self.a.ncols)
 
     def check_offsets(self, start: int, stop: int) -> None:
-        """Raise the error of the first of A's rows [start, stop) whose offsets are out of range."""
+        """Check the offsets of A's rows [start, stop).
+
+        Raises
+        ------
+        MatrixError
+            If offsets are out of range; names the first such row.
+        """
         from spdist.kernels.hyspmm.prepare import first_bad_row
 
         bad = first_bad_row(self.a.indptr, start, stop, self.a.nnz)
@@ -255,14 +307,14 @@ def timed(prepare: Callable[[float], StagedBlock]) -> StagedBlock:
 
 
 class _Marks(NamedTuple):
-    """Rows of B that rows of A ask for, as bits, one for each row of B.
+    """Marks of the rows of B that rows of A refer to, a bit for each row of B.
 
     Attributes
     ----------
     bits : uint64 array
         Marks; zero outside of words [first_word, last_word).
     places : uint32 array
-        Number that the first marked row of each word gets.
+        Number of the first marked row of each word.
     first_word, last_word : int
     rows, entries : int
         Number of marked rows, and their entries.
@@ -288,7 +340,7 @@ class BlockPreparer(WindowPreparer):
     work : Multiplication
     host : HostMemory
     b_resident : bool
-        Whether B is on the device, so that blocks come without B.
+        Whether B is on the device, so that blocks include no rows of B.
     tuning : StagingTuning
     """
 
@@ -323,7 +375,7 @@ class BlockPreparer(WindowPreparer):
         return StagedBlock(start, stop, products, self.rows_of_a(start, stop, 0, layout), layout, None, begin)
 
     def _with_b(self, start: int, stop: int, products: int, begin: float) -> StagedBlock:
-        """Prepare rows of A with the rows of B that they ask for."""
+        """Prepare rows of A with the rows of B that they refer to."""
         b, dtypes = self.b, self.dtypes
         first, last = self.a_copier.entries(start, stop)
         marks = self._mark(start, stop)
@@ -341,7 +393,7 @@ class BlockPreparer(WindowPreparer):
         return StagedBlock(start, stop, products, [HostCopy(memory, 0)], a_layout, b_layout, begin)
 
     def _mark(self, start: int, stop: int) -> _Marks:
-        """Mark the rows of B that rows of A ask for."""
+        """Mark the rows of B that rows of A refer to."""
         from spdist.kernels.hyspmm.rows_of_b import mark_rows, number_rows
 
         a, b = self.a, self.b
@@ -355,7 +407,7 @@ class BlockPreparer(WindowPreparer):
         return _Marks(bits, places, first_word, last_word, rows, entries)
 
     def entries_of_b(self, start: int, stop: int) -> int:
-        """Return the number of entries in the rows of B that rows of A ask for."""
+        """Return the number of entries in the rows of B that rows of A refer to."""
         self.check_offsets(start, stop)
         marks = self._mark(start, stop)
         marks.clear()
@@ -407,11 +459,11 @@ class BlockStager:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` need not wait for the next block."""
+        """Whether `take` would return the next block without waiting."""
         return bool(self._queue) and self._queue[0].done()
 
     def use_cutter(self, cutter: BlockCutter) -> None:
-        """Cut later blocks by another cutter."""
+        """Use another cutter for later blocks."""
         self.cutter = cutter
 
     def take(self) -> StagedBlock | None:
@@ -437,10 +489,10 @@ class BlockStager:
             self.next_row, new = stop, new + 1
 
     def _may_cut(self, new: int) -> bool:
-        """Return whether to cut one block more after `new` blocks.
+        """Return whether to cut one more block after `new` blocks.
 
-        While the first block in the queue is prepared, the caller may as well wait for counts; afterwards the device
-        would wait.
+        While the first block in the queue is being prepared, waiting for counts costs nothing; once it is ready, the
+        device would wait too.
         """
         if not self.is_ready:
             return True
@@ -457,7 +509,7 @@ class BlockStager:
         return blocks
 
     def close(self) -> None:
-        """Drop all blocks; wait for threads that prepare one."""
+        """Drop all blocks; wait for threads that are preparing one."""
         for future in self._queue:
             future.cancel()
         for future in self._queue:
