@@ -150,6 +150,13 @@ def _by_size(labels: Int64Array) -> Int64Array:
 
 
 def joined(blocks: Iterable[CSR], n: int) -> Any:
-    """Return blocks of rows as one csr_array."""
+    """Return blocks of rows as one csr_array.
+
+    Parameters
+    ----------
+    blocks : iterable of CSR
+    n : int
+        Rows and columns of the result if there are no blocks.
+    """
     parts = [block.to_scipy() for block in blocks]
     return sp.csr_array(sp.vstack(parts, format="csr")) if parts else sp.csr_array((n, n), dtype=np.float32)

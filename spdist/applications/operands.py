@@ -114,6 +114,14 @@ def check_values(m: Any, fit: Callable[[Any], Any], needed: str) -> None:
 def place_of_result(out: str | Path | None, m: Any, what: str) -> str:
     """Return where a result goes, normalised; empty if it stays in memory.
 
+    Parameters
+    ----------
+    out : str, Path or None
+    m : matrix
+        The operand.
+    what : str
+        The result, as the message names it.
+
     Raises
     ------
     InputError

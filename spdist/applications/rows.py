@@ -109,7 +109,13 @@ def replaced(rows: CSR, numbers: Any, others: CSR) -> CSR:
 
 
 def cut_rows(rows: CSR, spec: ProductSpec) -> CSR:
-    """Return rows cut by threshold and top-n, as those of a product; these rows stay."""
+    """Return rows cut by threshold and top-n, as rows of a product are; the given rows are not changed.
+
+    Parameters
+    ----------
+    rows : CSR
+    spec : ProductSpec
+    """
     if not is_on_gpu(rows):
         return cut(CSR(rows.indptr.copy(), rows.indices.copy(), rows.data.copy(), rows.shape), spec)
     from spdist.kernels.rowwise_gpu.epilogue import finish
@@ -118,7 +124,14 @@ def cut_rows(rows: CSR, spec: ProductSpec) -> CSR:
 
 
 def inflate(rows: CSR, power: float) -> float:
-    """Raise the values of each row to a power and scale the row to sum 1, in place; see either implementation."""
+    """Raise the values of each row to a power and scale the row to sum 1, in place; see either implementation.
+
+    Parameters
+    ----------
+    rows : CSR
+        On the host or the GPU.
+    power : float
+    """
     if not is_on_gpu(rows):
         return on_host.inflate(rows, power)
     from spdist.kernels.rowwise_gpu.finished import inflate as on_gpu

@@ -29,7 +29,12 @@ def ignore_step(step: int, facts: dict[str, Any]) -> None:
 
 @contextmanager
 def held(out: str | Path, keywords: ApplicationKeywords) -> Iterator[str]:
-    """Hold the place of a result while it is worked on; refuse one that may not be written.
+    """Hold the lock of a result's place; refuse a place that may not be written.
+
+    Parameters
+    ----------
+    out : str or Path
+    keywords : ApplicationKeywords
 
     Yields
     ------
@@ -44,7 +49,13 @@ def held(out: str | Path, keywords: ApplicationKeywords) -> Iterator[str]:
 
 @contextmanager
 def held_file(out: str | Path, keywords: ApplicationKeywords) -> Iterator[Path]:
-    """Hold the place of a file; yield where to write it, from where it is moved to its place at the end."""
+    """Hold the lock of a file's place; yield a temporary path, whose file replaces the old one at the end.
+
+    Parameters
+    ----------
+    out : str or Path
+    keywords : ApplicationKeywords
+    """
     target, overwrite = locations.normalise(out), keywords.get("overwrite", False)
     with _held_with_steps(target, keywords), staged_file(target, overwrite=overwrite) as place:
         yield place

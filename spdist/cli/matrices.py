@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 
 
 def add_matrix_verbs(verbs: Verbs, command: str | None) -> None:
-    """Add the verbs that read and write single matrices."""
+    """Add the verbs that read and write single matrices.
+
+    Parameters
+    ----------
+    verbs : Verbs
+    command : str, optional
+        The verb that was chosen.
+    """
     sub = verbs.add(
         "import", _import, "convert .mtx, .npz, .h5ad, .abc, .tsv or .csv to a matrix in Zarr", "source", "target"
     )

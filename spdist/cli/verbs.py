@@ -46,7 +46,13 @@ def security_of(args: argparse.Namespace) -> Security | None:
 
 
 def print_json(content: dict[str, Any], args: argparse.Namespace) -> int:
-    """Print a JSON object if ``--json`` asks for it; return the exit code of what is done."""
+    """Print a JSON object if ``--json`` was given; return the exit code of a command that is done.
+
+    Parameters
+    ----------
+    content : dict
+    args : argparse.Namespace
+    """
     if args.json:
         print(json.dumps(content, default=str))  # complex numbers become text
     return 0

@@ -129,7 +129,13 @@ class Job:
 
 
 def put_in_place(place: str, target: str) -> None:
-    """Replace what lies at `target` by the finished C at `place`, which is on the disk before."""
+    """Replace the matrix at `target` by the finished C at `place`, after syncing C to the disk.
+
+    Parameters
+    ----------
+    place, target : str
+        Normalised paths or URLs.
+    """
     notes.sync_disk(place)
     replace_target(place, target)
 

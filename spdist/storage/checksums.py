@@ -292,7 +292,15 @@ def digest_of(raw: bytes) -> str:
 
 
 def write_table(url: str, name: str, table: Table) -> str:
-    """Write the table of array `name`; return its digest."""
+    """Write the table of array `name`; return its digest.
+
+    Parameters
+    ----------
+    url : str
+        The matrix.
+    name : str
+    table : Table
+    """
     raw = pack([table])
     sync(open_store(url).set(f"{name}/{NOTE}", default_buffer_prototype().buffer.from_bytes(raw)))
     return digest_of(raw)
@@ -338,7 +346,15 @@ def read_table(url: str, name: str, digest: str, length: int) -> Table:
 
 
 def read_small(url: str, key: str) -> bytes:
-    """Return the bytes of a small file; on a local file system of a regular one."""
+    """Return the bytes of a small file; a local one must be a regular file.
+
+    Parameters
+    ----------
+    url : str
+        The matrix.
+    key : str
+        Path of the file, relative to the matrix.
+    """
     if is_local(url):
         descriptor, _ = open_regular(f"{local_path(url)}/{key}")
         with os.fdopen(descriptor, "rb") as file:

@@ -215,7 +215,15 @@ def check_seal(url: str, attributes: dict[str, Any]) -> None:
 
 
 def broken_seals(url: str, attributes: dict[str, Any]) -> Iterator[SpdistError]:
-    """Yield an error for each file of metadata that is not what was written; `check_seal` describes them."""
+    """Yield an error for each file of metadata that is not what was written; `check_seal` describes them.
+
+    Parameters
+    ----------
+    url : str
+        The group.
+    attributes : dict
+        Attributes of the group.
+    """
     seal = facts_of(attributes).get("seal")
     if seal is None:
         return
@@ -244,7 +252,14 @@ def _edited(path: str, what: str) -> CorruptError:
 
 
 def table_digest(attributes: dict[str, Any], name: str) -> str:
-    """Return the digest of the table of checksums of array `name`; empty if the group has no seal."""
+    """Return the digest of the table of checksums of array `name`; empty if the group has no seal.
+
+    Parameters
+    ----------
+    attributes : dict
+        Attributes of the group.
+    name : str
+    """
     seal = facts_of(attributes).get("seal")
     return cast(str, seal["arrays"][name]["checksums"]) if seal else ""
 

@@ -208,6 +208,11 @@ def exists(url: str) -> bool:
 def read_object(url: str, key: str) -> bytes | None:
     """Return an object of the Zarr store at a remote URL; None if there is none.
 
+    Parameters
+    ----------
+    url, key : str
+        The store, and the key of the object in it.
+
     Raises
     ------
     InputError

@@ -54,7 +54,15 @@ def write_note(url: str, name: str, content: bytes) -> None:
 
 
 def note_path(url: str, name: str) -> str:
-    """Return the path or URL of the file of a note."""
+    """Return the path or URL of the file of a note.
+
+    Parameters
+    ----------
+    url : str
+        The group.
+    name : str
+        "plan" or "journal", for instance.
+    """
     return f"{url}/spdist-{name}"
 
 
@@ -104,12 +112,24 @@ def _first_line(name: str, content: bytes) -> bytes:
 
 
 def damaged_note(url: str, name: str, why: str) -> CorruptError:
-    """Return the error to raise if the note `name` of the group at `url` is damaged."""
+    """Return the error to raise if the note `name` of the group at `url` is damaged.
+
+    Parameters
+    ----------
+    url, name : str
+    why : str
+        What is wrong with it, for the message.
+    """
     return CorruptError(f"{url}/spdist-{name} is damaged ({why}); write the matrix again, with --overwrite")
 
 
 def foreign_note(url: str, name: str) -> ResumeError:
-    """Return the error to raise if another version of spdist wrote the note `name` of the group at `url`."""
+    """Return the error to raise if another version of spdist wrote the note `name` of the group at `url`.
+
+    Parameters
+    ----------
+    url, name : str
+    """
     return ResumeError(
         f"{url}/spdist-{name} was written by another version of spdist; go on with that version, or write the matrix "
         f"again, with --overwrite"

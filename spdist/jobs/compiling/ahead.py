@@ -95,6 +95,14 @@ def note_of(a: CSR, b: CSR, spec: ProductSpec, *, merges: bool) -> Path:
     """Return the file that says whether the kernels of a product were compiled on this host.
 
     Its name is a digest of processor, Numba and sources of kernels, and of all types for which kernels differ.
+
+    Parameters
+    ----------
+    a, b : CSR
+        Their types and sizes choose the kernels.
+    spec : ProductSpec
+    merges : bool
+        Whether partial products are merged.
     """
     epilogue = spec.epilogue
     types = [

@@ -21,7 +21,14 @@ MOST_RANGES = 16
 
 
 def threads_for(entries: int, threads: int) -> int:
-    """Return how many threads, of at most `threads`, a product with so many entries keeps busy.
+    """Return how many threads a product keeps busy.
+
+    Parameters
+    ----------
+    entries : int
+        Entries of the matrix, times the columns of x.
+    threads : int
+        Threads at most.
 
     Examples
     --------

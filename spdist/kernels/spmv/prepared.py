@@ -191,14 +191,29 @@ HOLDERS: dict[str, type[Any]] = {"Sell": Sell, "CSR": CSR, "Ehyb": Ehyb, "BSR": 
 
 
 def by_levels(a: CSR, **options: Any) -> PreparedSell:
-    """Return a square matrix in SELL, rows and columns in the order of `reorder.levels`."""
+    """Return a square matrix in SELL, rows and columns in the order of `reorder.levels`.
+
+    Parameters
+    ----------
+    a : CSR
+        Square.
+    **options
+        Keyword arguments of `sell.build`.
+    """
     order = reorder.levels(a)
     made = sell.build(reorder.apply(a, order, order), **options)
     return PreparedSell(_with_rows(made, order), order)
 
 
 def by_popularity(a: CSR, **options: Any) -> PreparedSell:
-    """Return a matrix in SELL, columns in the order of `reorder.popular`."""
+    """Return a matrix in SELL, columns in the order of `reorder.popular`.
+
+    Parameters
+    ----------
+    a : CSR
+    **options
+        Keyword arguments of `sell.build`.
+    """
     order = reorder.popular(a)
     return PreparedSell(sell.build(reorder.apply(a, None, order), **options), order)
 

@@ -276,7 +276,13 @@ def completed_results(futures: Iterable[Future[Any]], completed: as_completed) -
 
 
 def unseen_chunk(client: Client, error: UnseenChunkError) -> SpdistError:
-    """Return the exception to raise if a Zarr chunk of C was written and this process does not see it."""
+    """Return the exception to raise if a Zarr chunk of C was written and this process does not see it.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    error : UnseenChunkError
+    """
     seen = client.run(is_seen, error.array, error.k, on_error="ignore")
     who = ", ".join(address for address, sees in seen.items() if sees)
     url = error.array.url

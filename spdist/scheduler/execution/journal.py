@@ -116,7 +116,15 @@ def write_plan(url: str, plan: Plan, product: object) -> None:
 
 
 def has_plan_of(url: str, product: object) -> bool:
-    """Whether the plan of an unfinished C is there and was written for this product; `product` as for `write_plan`."""
+    """Whether an unfinished C has a plan that was written for this product.
+
+    Parameters
+    ----------
+    url : str
+        Path or URL of C.
+    product : object
+        As for `write_plan`.
+    """
     content = notes.read_note(url, PLAN)
     return content is not None and content.partition(b"\n")[0] == digest_of(_json(product)).encode()
 
@@ -366,7 +374,14 @@ class UnseenChunkError(Exception):
 
 
 def is_seen(array: ChunkedArray, k: int) -> bool:
-    """Whether this process sees a Zarr chunk; for `Client.run`."""
+    """Whether this process sees a Zarr chunk; for `Client.run`.
+
+    Parameters
+    ----------
+    array : ChunkedArray
+    k : int
+        Number of the Zarr chunk.
+    """
     try:
         array.stored_checksums(k, k + 1)
     except CorruptError:

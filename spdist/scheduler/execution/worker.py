@@ -243,7 +243,18 @@ def load_cpu_kernels(a: CSR, b: CSR, spec: ProductSpec, engine: EngineOrAuto, *,
 
 
 def load_row_kernels(a: CSR, b: CSR, spec: ProductSpec, partial: CSR | None, engine: str = "") -> None:
-    """Load the kernels that check rows and, if there is a partial product, those that merge."""
+    """Load the kernels that check rows and, if there is a partial product, those that merge.
+
+    Parameters
+    ----------
+    a, b : CSR
+        Of one row.
+    spec : ProductSpec
+    partial : CSR or None
+        A partial product.
+    engine : str
+        Engine whose check of rows is loaded.
+    """
     if partial is not None:
         add_partial(partial, partial, spec, is_last=False)
     for row in (a, b):

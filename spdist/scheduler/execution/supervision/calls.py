@@ -152,7 +152,14 @@ def _add_plugin(client: Client, plugin: WorkerPlugin, name: str, workers: Iterab
 
 
 def unregister(client: Client, name: str) -> None:
-    """Remove a plugin from all workers; what goes wrong is no reason to fail, as the workers forget it anyway."""
+    """Remove a plugin from all workers; ignore failures, as workers that end drop the plugin anyway.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    name : str
+        Name under which the plugin was registered.
+    """
     if not is_connected(client):
         return
     try:

@@ -333,7 +333,17 @@ def memory_problem(answer: dict[str, Any], info: dict[str, Any], need: int) -> s
 
 
 def storage_problem(answer: dict[str, Any], folder: NonceFolder | None, deadline: float) -> str:
-    """Return how a worker's view of A, B, the mask or C's folder differs from the client's; empty if it does not."""
+    """Return how a worker's view of A, B, the mask or C's folder differs from the client's; empty if it does not.
+
+    Parameters
+    ----------
+    answer : dict
+        The worker's answer.
+    folder : NonceFolder, optional
+        The folder next to C in which the worker wrote a file; None if C is not stored.
+    deadline : float
+        Time, by `time.monotonic`, until which to look for the file.
+    """
     view: View | None = answer.get("answer")
     if view is None:
         return ""

@@ -75,7 +75,16 @@ def _product_at(place: str) -> str:
 
 
 def stay_out(worker: Worker, job: str, problem: str) -> None:
-    """Let a worker take no tasks while a job runs, and tell the user."""
+    """Let a worker take no tasks while a job runs, and tell the user.
+
+    Parameters
+    ----------
+    worker : distributed.Worker
+    job : str
+        Name of the job.
+    problem : str
+        Why the worker does not fit, for the message.
+    """
     memory: Any = worker.memory_manager
     STAYING_OUT[job] = memory.memory_pause_fraction
     memory.memory_pause_fraction = False  # Dask would let the worker go on
@@ -85,7 +94,14 @@ def stay_out(worker: Worker, job: str, problem: str) -> None:
 
 
 def take_part_again(worker: Worker, job: str) -> None:
-    """Undo `stay_out` when the job is over."""
+    """Undo `stay_out` when the job is over.
+
+    Parameters
+    ----------
+    worker : distributed.Worker
+    job : str
+        Name of the job.
+    """
     if job in STAYING_OUT:
         memory: Any = worker.memory_manager
         memory.memory_pause_fraction = STAYING_OUT.pop(job)
