@@ -234,7 +234,7 @@ def multiply(
     overwrite : bool
         Replace an existing C, once the new one is whole.
     steal : bool
-        Take over from a run on another host that writes C and gave no sign of life for a minute. The run of a process
+        Take over from a run on another host that writes C and had no heartbeat for a minute. The run of a process
         on this host that is dead is taken over without; a run that lives never is.
     semiring, mask, complement, triangle, epilogue, threshold, top_n
         Changes to each row while it is made, as in `spgemm`; the mask is stored. Not with engine "scipy". If the grid

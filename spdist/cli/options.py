@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from spdist.errors import InputError, one_line
 
 WORKERS = "processes on this machine, which share its CPUs; by default this one, or one a GPU"
-STEAL = "take over from a run on another host that writes there and gave no sign of life for a minute"
+STEAL = "take over from a run on another host that writes there and had no heartbeat for a minute"
 
 
 class Parser(argparse.ArgumentParser):

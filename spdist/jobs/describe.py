@@ -122,11 +122,11 @@ def _progress(url: str) -> dict[str, Any]:
 def _remedy(state: str, holder: Holder | None, is_unfinished: bool) -> str:
     """Return what to do next."""
     if state == "running":
-        return "wait for it, or stop it with Ctrl-C or SIGTERM: --resume goes on from there"
+        return "wait for it, or stop it with Ctrl-C or SIGTERM; --resume continues it"
     if holder is not None and not holder.is_near:
         return (
-            "its run is on another host and gave no sign of life for a while: if it is dead, --resume --steal goes on"
+            "its run is on another host and had no heartbeat for a while: if it is dead, --resume --steal continues it"
         )
     if is_unfinished:
-        return "the command that began it, with --resume, goes on from there"
+        return "run the command that began it again, with --resume: it continues"
     return "none"

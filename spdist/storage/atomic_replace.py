@@ -1,4 +1,4 @@
-"""Write next to a target, alone, and replace it when all is written: a failure or Ctrl-C leaves the old, or nothing."""
+"""Write next to a locked target and replace it at the end: after a failure or Ctrl-C the old target is still there."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Progress = Callable[[int, int], None]
 """Called as ``progress(done, total)``."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Error numbers of a file system that has no room."""
+"""Error numbers of a full file system."""
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that there is no room to write; zarrs raises the system's error as a RuntimeError.
+    """Whether an error says that the disk is full; zarrs raises the system's error as a RuntimeError.
 
     Examples
     --------
@@ -37,21 +37,21 @@ def is_full(error: BaseException) -> bool:
 
 
 def full_disk(what: str, error: BaseException) -> SpdistError:
-    """Return the exception to raise when there is no room for C.
+    """Return the exception to raise when the disk has no room for C.
 
     Parameters
     ----------
     what : str
         C, as the message calls it.
     error : Exception
-        What the system said.
+        The system's error.
 
     Returns
     -------
     SpdistError
     """
     return SpdistError(
-        f"{what}: the disk is full ({error}); what was written is kept. Free space and continue with --resume"
+        f"{what}: the disk is full ({error}); finished rows are kept. Free space and continue with --resume"
     )
 
 
@@ -67,12 +67,12 @@ def ignore_progress(done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Stage:
-    """Where a target is written until it is complete.
+    """Place to which a target is written until it is complete.
 
     Attributes
     ----------
     url : str
-        Write the target here. It is on the target's file system, so that one rename moves it to the target.
+        Path or URL to write to. It is on the target's file system, so that one rename moves it to the target.
     scratch : Path
         An empty local directory for temporary files.
     """
@@ -83,7 +83,7 @@ class Stage:
 
 @contextmanager
 def staged_matrix(target: str | Path, *, overwrite: bool, steal: bool = False) -> Iterator[Stage]:
-    """Yield where to write a matrix; move it to `target` on a normal exit, delete it on any other.
+    """Yield a place to write a matrix to; move it to `target` on a normal exit, delete it on any other.
 
     Temporary files are next to a local target, because a disk with room for the matrix has room for them; for a URL
     they are in ``$TMPDIR``.
@@ -164,7 +164,7 @@ def staged_file(target: str | Path, *, overwrite: bool, steal: bool = False) -> 
 
 @contextmanager
 def _scratch(url: str, overwrite: bool, *, steal: bool, is_matrix: bool) -> Iterator[Path]:
-    """Hold a target and yield an empty local folder; remove what dead runs left for the target."""
+    """Hold a target and yield an empty local folder; remove files of dead runs for the target."""
     parent = None
     if locations.is_local(url):
         parent = locations.local_path(url).parent
@@ -190,7 +190,7 @@ def _scratch(url: str, overwrite: bool, *, steal: bool, is_matrix: bool) -> Iter
 
 
 def _temporary_name(url: str, depth: int) -> str:
-    """Return how names of temporary folders for a remote target begin; remove those that dead runs left."""
+    """Return the prefix of temporary folders for a remote target; remove the folders of dead runs."""
     name = f".spdist-{hashlib.blake2b(url.encode(), digest_size=8).hexdigest()}-"
     if depth == 1:
         for place in Path(tempfile.gettempdir()).glob(f"{name}*"):

@@ -1,7 +1,7 @@
-"""Checksums of Zarr chunks: read where the chunks end, and kept in a table beside them.
+"""Checksums of Zarr chunks: read from the ends of the Zarr chunks, and kept in a table next to them.
 
-The crc32c in which a Zarr chunk ends says that the chunk is whole, not that it is in its place: two chunks that were
-swapped pass. The table of an array says which checksum belongs where.
+A Zarr chunk ends with its crc32c, which shows that the Zarr chunk is whole, but not that it is in the right place: two
+swapped Zarr chunks pass. The table of an array lists the checksums of its Zarr chunks by number.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ VERSION = 1
 """Version of the format of tables."""
 
 NOTE = "spdist-checksums"
-"""File of a table, in the folder of its array, where Zarr lists nothing and so misses no metadata."""
+"""File name of a table, in the folder of its array: Zarr does not list that folder, so it warns of no stray file."""
 
 BATCH = 256
-"""Zarr chunks whose checksums one thread reads at a time, or that are asked of a remote store at once."""
+"""Zarr chunks whose checksums one thread reads at a time, or that one batch requests from a remote store."""
 
 THREADS = 8
-"""Threads that read checksums; on a network file system they wait for answers at the same time."""
+"""Threads that read checksums; on a network file system their waits for answers overlap."""
 
 _HEAD = struct.Struct("<16sII")  # magic, version, number of tables
 _DIGEST = 32  # bytes of the digest at the end
@@ -70,7 +70,7 @@ def pack(tables: Sequence[Table]) -> bytes:
 
 
 def unpack(raw: bytes) -> list[Table]:
-    """Return the tables that `pack` made bytes of.
+    """Return the tables that `pack` turned into bytes.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def unpack(raw: bytes) -> list[Table]:
 
 @dataclass(frozen=True)
 class Checksums:
-    """The crc32c that ends each Zarr chunk of each array of a matrix.
+    """The crc32c at the end of each Zarr chunk of each array of a matrix.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ class Checksums:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:
-        """Return the tables that `to_bytes` made bytes of.
+        """Return the tables that `to_bytes` turned into bytes.
 
         Raises
         ------
@@ -136,14 +136,14 @@ class Checksums:
 
 @dataclass(frozen=True)
 class ChunkFiles:
-    """The files that the Zarr chunks of one array are in.
+    """The files of the Zarr chunks of one array.
 
     Attributes
     ----------
     url, name : str
         The matrix and the array in it.
     prefix, suffix : str
-        What the number of a Zarr chunk stands between in its key, relative to the matrix.
+        The parts of a Zarr chunk's key before and after its number, relative to the matrix.
     """
 
     url: str
@@ -165,14 +165,22 @@ class ChunkFiles:
         return f"{self.url.removeprefix('file://')}/{self.prefix}{k}{self.suffix}"
 
     def error(self, k: int, what: str) -> CorruptError:
-        """Return the error that names array and Zarr chunk, and says what is wrong with it."""
+        """Return the error to raise for a Zarr chunk.
+
+        Parameters
+        ----------
+        k : int
+            Number of the Zarr chunk.
+        what : str
+            The problem, such as "is missing".
+        """
         return CorruptError(
             f"{self.url}: Zarr chunk {k} of array '{self.name}' ({self.key(k)}) {what}; restore it from a copy or "
             f"write the matrix again"
         )
 
     def exists(self, k: int) -> bool:
-        """Whether Zarr chunk `k` is there."""
+        """Whether Zarr chunk `k` exists."""
         if is_local(self.url):
             return os.access(self.path(k), os.F_OK)
         return sync(open_store(self.url).exists(self.key(k)))
@@ -287,7 +295,7 @@ class ChunkFiles:
 
 
 def digest_of(raw: bytes) -> str:
-    """Return the digest by which other files name these bytes."""
+    """Return the digest by which other files refer to these bytes."""
     return hashlib.blake2b(raw, digest_size=16).hexdigest()
 
 

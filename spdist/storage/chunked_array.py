@@ -37,13 +37,13 @@ from spdist.storage.foreign.decoded_size import codecs_of
 from spdist.storage.locations import is_local, open_store, unreadable
 
 CHUNK_LENGTH = 1 << 17
-"""Elements of a Zarr chunk unless a memory limit asks for shorter ones: 512 KiB of int32, 1 MiB of float64.
+"""Elements of a Zarr chunk unless a memory limit requires fewer: 512 KiB of int32, 1 MiB of float64.
 
 Measured: 64k to 256k elements read and write fastest through zarrs; 1M elements are a third slower, 16k half as fast.
 """
 
 GLANCE = 64
-"""Elements at the start of a Zarr chunk that are tested for zero before the whole chunk is."""
+"""Elements at the start of a Zarr chunk that are tested for zero first, before all of it."""
 
 PROBE_BYTES = 1 << 20
 """Bytes of values that `compresses` compresses to decide."""
@@ -106,7 +106,7 @@ class ChunkedArray:
         return self.chunk * self.dtype.itemsize
 
     def read(self, first: int, last: int) -> ValueArray:
-        """Read elements ``[first:last)``: a view of the decoded Zarr chunks that hold them, each chunk checked.
+        """Read elements ``[first:last)``: a view of the decoded Zarr chunks that hold them, each of them checked.
 
         Raises
         ------
@@ -120,7 +120,7 @@ class ChunkedArray:
         return wanted if blocksize(self.dtype) is None else from_blocks(wanted)
 
     def read_into(self, out: ValueArray, first: int) -> None:
-        """Fill `out` with the elements from `first` on; Zarr chunks that fit whole are decoded into it without a copy.
+        """Fill `out` with the elements from `first` on; whole Zarr chunks are decoded into it without a copy.
 
         Raises
         ------

@@ -109,7 +109,7 @@ def generate(
     overwrite : bool
         Replace the matrix at `target`.
     steal : bool
-        Take over from a run on another host that writes `target` and gave no sign of life for a minute.
+        Take over from a run on another host that writes `target` and had no heartbeat for a minute.
     progress : callable, optional
         Called as ``progress(done, total)``, in entries; the total may be an estimate.
     dtype : dtype

@@ -29,7 +29,7 @@ ARRAYS = ("indptr", "indices", "data")
 """Names of the arrays of a matrix."""
 
 SEAL_VERSION = 1
-"""Version of the seal, which is one of spdist's facts: digests of metadata and of tables of checksums."""
+"""Version of the seal, the digests of metadata and of tables of checksums in the attribute ``spdist``."""
 
 METADATA_FILES = ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata")
 """Names of the files in which Zarr keeps metadata, of version 3 and 2."""
@@ -40,16 +40,16 @@ METADATA_BYTES = 16 << 20
 
 @contextmanager
 def clear_zarr_errors(url: str, name: str = "") -> Iterator[None]:
-    """Turn whatever Zarr raises on damaged metadata into one line that names the file.
+    """Turn every error that Zarr raises on damaged metadata into one line that names the file.
 
-    Wrap calls of Zarr's only, so that an error of spdist's own is not taken for a damaged file.
+    Wrap only calls of Zarr, so that a mistake in spdist is not reported as a damaged file.
 
     Parameters
     ----------
     url : str
         The group.
     name : str
-        The array in it whose metadata are read; empty for those of the group.
+        The array whose metadata are read; empty for the metadata of the group.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def clear_zarr_errors(url: str, name: str = "") -> Iterator[None]:
         raise
     except PermissionError as error:
         raise unreadable(url) from error
-    except Exception as error:  # on bad JSON, wrong types, missing keys Zarr raises nearly every type that there is
+    except Exception as error:  # Zarr raises nearly every type on bad JSON, wrong types and missing keys
         file = "/".join(filter(None, (url, name, "zarr.json")))
         raise MatrixError(
             f"{file}: Zarr metadata that cannot be read ({type(error).__name__}: {one_line(error)}); restore it from a "
@@ -71,7 +71,7 @@ def clear_zarr_errors(url: str, name: str = "") -> Iterator[None]:
 
 
 def check_metadata_files(url: str, names: tuple[str, ...] = ARRAYS) -> None:
-    """Refuse local metadata files that would hang a reader or fill its memory: pipes, devices, gigabytes of JSON.
+    """Refuse local metadata files that would block a reader or fill its memory: pipes, devices, gigabytes of JSON.
 
     Parameters
     ----------
@@ -103,13 +103,13 @@ def check_metadata_files(url: str, names: tuple[str, ...] = ARRAYS) -> None:
 
 
 def begin(url: str, facts: dict[str, Any]) -> None:
-    """Create an unfinished group at `url`; killed at any moment, a run leaves the whole group or nothing at `url`.
+    """Create an unfinished group; a run that is killed leaves the whole group or nothing.
 
     Parameters
     ----------
     url : str
     facts : dict
-        Kept under the attribute ``spdist``, with the state ``unfinished``.
+        Stored in the attribute ``spdist``, with the state ``unfinished``.
     """
     attributes = {"spdist": {**facts, "state": "unfinished"}}
     if not locations.is_local(url) or locations.exists(url):
@@ -133,7 +133,7 @@ def read_facts(url: str) -> dict[str, Any]:
 
 
 def read_attributes(url: str) -> dict[str, Any]:
-    """Return the attributes of the group at `url`, unchecked; an empty dictionary if there is no group.
+    """Return the attributes of the group at `url` without checking them; an empty dictionary if there is no group.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def read_attributes(url: str) -> dict[str, Any]:
         return zarr.open_group(locations.open_store(url), mode="r", use_consolidated=False).attrs.asdict()
     except PermissionError as error:
         raise unreadable(url) from error
-    except Exception as error:  # nothing that Zarr can read is there
+    except Exception as error:  # Zarr cannot read anything there
         if isinstance(error, InputError) and not isinstance(error, MatrixError):
             raise  # the storage does not answer
         return {}
@@ -161,7 +161,7 @@ def read(url: str) -> tuple[dict[str, Any], dict[str, zarr.Array[Any]]]:
     MatrixError
         If there is no group, the system denies reading it, or its metadata are damaged.
     CorruptError
-        If metadata are not what was written; names the file.
+        If metadata were changed since spdist wrote them; names the file.
     """
     group = _open_group(url)
     with clear_zarr_errors(url):
@@ -195,7 +195,7 @@ def facts_of(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_seal(url: str, attributes: dict[str, Any]) -> None:
-    """Compare the metadata of a group, and those of its arrays, with the digests in its seal, if it has one.
+    """Compare the metadata of a group and its arrays with the digests in its seal, if it has one.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def check_seal(url: str, attributes: dict[str, Any]) -> None:
     Raises
     ------
     CorruptError
-        If metadata are not what was written; names the first such file.
+        If metadata were changed since spdist wrote them; names the first such file.
     MatrixError
         If a later spdist wrote the seal.
     """
@@ -215,7 +215,7 @@ def check_seal(url: str, attributes: dict[str, Any]) -> None:
 
 
 def broken_seals(url: str, attributes: dict[str, Any]) -> Iterator[SpdistError]:
-    """Yield an error for each file of metadata that is not what was written; `check_seal` describes them.
+    """Yield an error for each metadata file that was changed since spdist wrote it; `check_seal` describes them.
 
     Parameters
     ----------
@@ -265,7 +265,7 @@ def table_digest(attributes: dict[str, Any], name: str) -> str:
 
 
 def _document_digest(document: Any) -> str:
-    """Return a digest of an array's metadata; of the attributes others may add, none counts."""
+    """Return a digest of an array's metadata without attributes, which other programs may add."""
     if isinstance(document, dict):
         document = {key: value for key, value in document.items() if key != "attributes"}
     return digest_of(json.dumps(document, sort_keys=True).encode())
@@ -284,7 +284,7 @@ def finish_group(
     attributes: dict[str, Any],
     tables: dict[str, Table] | None = None,
 ) -> None:
-    """Finish a group: write metadata and checksums of its arrays, then replace its attributes, which seal all.
+    """Finish a group: write metadata and checksums of its arrays, then its attributes with the seal.
 
     Parameters
     ----------
@@ -292,7 +292,7 @@ def finish_group(
     arrays : list of (ChunkedArray, int)
         The arrays written, and the length of each in elements.
     attributes : dict
-        With the attribute ``spdist``, which gets the seal.
+        With the attribute ``spdist``, to which the seal is added.
     tables : dict, optional
         Checksums of the Zarr chunks of each array; by default they are read from storage.
 

@@ -91,7 +91,7 @@ def import_matrix(
     target : str or Path
         A path or fsspec URL; gets the matrix when all is written.
     overwrite, steal : bool
-        Replace the matrix at `target`; take over from a run on another host that gave no sign of life for a minute.
+        Replace the matrix at `target`; take over from a run on another host that had no heartbeat for a minute.
     block_size : (int, int) or "auto", optional
         Store dense blocks of so many rows and columns; "auto" takes the size of fewest bytes, up to 16 x 16. During the
         import the matrix is on disk twice.

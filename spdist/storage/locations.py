@@ -1,4 +1,4 @@
-"""Locations of matrices, which are paths or fsspec URLs: open the store, look, remove."""
+"""Locations of matrices, which are paths or fsspec URLs: normalise them, open their stores, list and remove."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spdist.errors import InputError, MatrixError, SpdistError, one_line
 from spdist.storage.targets import s3
 
 REMOTE_SECONDS = 15.0
-"""Seconds within which a remote storage must answer a first question."""
+"""Seconds within which a remote storage must answer a first request."""
 
 CONNECT_SECONDS = 8
 """Seconds to connect to an S3 endpoint, three times at most."""
@@ -31,7 +31,7 @@ OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "mem
 """Protocols of object stores."""
 
 FAMILY = ".spdist-"
-"""What follows a target's name in the names of all other places that belong to it."""
+"""Text after a target's name in all other paths that belong to the target."""
 
 
 def is_local(url: str) -> bool:
@@ -62,7 +62,7 @@ def in_process(url: str) -> bool:
 
 
 def normalise(url: str | Path) -> str:
-    """Return `url` as workers in other directories understand it: an absolute path with links followed, or a URL.
+    """Return `url` in a form that holds in every directory: an absolute path with links followed, or a URL.
 
     Raises
     ------
@@ -83,14 +83,14 @@ def normalise(url: str | Path) -> str:
         text.encode()  # zarrs takes no other names
         path = local_path(text).resolve()
         path.exists()  # a name that is too long raises
-    except (OSError, RuntimeError, ValueError) as error:  # links that go round in a circle, a zero byte
+    except (OSError, RuntimeError, ValueError) as error:  # a cycle of links, a zero byte
         problem = getattr(error, "strerror", None) or getattr(error, "reason", None) or str(error)
         raise InputError(f"{one_line(text, 100)}: cannot be a path ({one_line(problem, 60)}); name another") from error
     return str(path)
 
 
 def family_of(url: str) -> str:
-    """Return the target to which a place belongs: ``C.zarr`` for ``C.zarr.spdist-new``, and for itself.
+    """Return the target to which a path belongs: ``C.zarr`` for ``C.zarr.spdist-new`` and for ``C.zarr``.
 
     Examples
     --------
@@ -103,7 +103,7 @@ def family_of(url: str) -> str:
 
 
 def storage_options(url: str) -> dict[str, Any]:
-    """Return options of the file system of a URL: no listings from memory, and soon an error if S3 is away."""
+    """Return fsspec's options for a URL: do not cache listings, and fail soon if S3 cannot be reached."""
     from fsspec.config import conf
 
     scheme = url.partition("://")[0]
@@ -127,7 +127,7 @@ def open_store(url: str) -> Store:
         if url.partition("://")[0] in s3.SCHEMES and s3.is_installed():
             return s3.open_s3(url)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # memory:// is not asynchronous; Zarr wraps it and says so each time
+            warnings.simplefilter("ignore")  # memory:// is not asynchronous; Zarr wraps it and warns each time
             if in_process(url):
                 return FsspecStore(_memory(), path=_memory()._strip_protocol(url))
             return FsspecStore.from_url(url, storage_options=storage_options(url))
@@ -137,7 +137,7 @@ def open_store(url: str) -> Store:
 
 @functools.cache
 def _memory() -> Any:
-    """Return the file system of memory:// as Zarr asks for it: to wrap it takes as long as to read from it."""
+    """Return the file system of memory:// in Zarr's wrapper, made once: wrapping takes as long as a read."""
     import fsspec
     from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 
@@ -169,7 +169,7 @@ def is_object_store(fs: Any) -> bool:
 
 @contextmanager
 def clear_of_remote_errors(url: str) -> Iterator[None]:
-    """Replace what libraries raise when a remote storage refuses or does not answer by one line.
+    """Replace errors of libraries when a remote storage refuses or does not answer by one line.
 
     Raises
     ------
@@ -236,7 +236,7 @@ def remove(url: str) -> None:
 
 
 def discard(url: str) -> None:
-    """Delete a file or a folder, or as much of it as the system lets us; nothing may be there."""
+    """Delete a file or a folder, as far as the system allows; it need not exist."""
     if not is_local(url):
         fs, path = file_system(url)
         with suppress(FileNotFoundError):
@@ -251,12 +251,12 @@ def discard(url: str) -> None:
 
 
 def any_there(url: str) -> bool:
-    """Whether anything is at a place, be it a link that leads nowhere."""
+    """Whether anything is at a path, even a broken link."""
     return os.path.lexists(local_path(url)) if is_local(url) else exists(url)
 
 
 def relatives(target: str) -> list[str]:
-    """Return all places that belong to a target, besides itself: what runs keep there, or left.
+    """Return all other paths that belong to a target: temporary files of live and dead runs.
 
     Parameters
     ----------
@@ -300,7 +300,7 @@ def modified(path: str) -> float | None:
     Returns
     -------
     float or None
-        None if there is no such file, or the storage tells no times.
+        None if there is no such file, or the storage has no times.
     """
     try:
         if is_local(path):
@@ -313,7 +313,7 @@ def modified(path: str) -> float | None:
 
 def unreadable(url: str) -> MatrixError:
     """Return the error to raise when the system denies reading `url`."""
-    return MatrixError(f"{url}: may not be read (permission denied): ask whoever owns it for access")
+    return MatrixError(f"{url}: may not be read (permission denied): ask its owner for access")
 
 
 def open_regular(path: str) -> tuple[int, int]:
@@ -342,4 +342,4 @@ def open_regular(path: str) -> tuple[int, int]:
 
 
 class NotRegularError(OSError):
-    """Something else than a regular file, a FIFO for instance, is where a file is expected."""
+    """A path that should be a regular file is something else, such as a FIFO."""

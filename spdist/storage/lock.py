@@ -1,18 +1,18 @@
-"""One writer for each target: a lock beside it that names the run that holds it.
+"""One writer for each target: a lock next to the target names the run that holds it.
 
 The lock of ``C.zarr`` is the file ``C.zarr.spdist-lock``, on an object store the object of that name. It covers every
-place whose name begins with ``C.zarr.spdist-``: where a matrix is staged, transposed copies, partial products.
+path that begins with ``C.zarr.spdist-``: staged matrices, transposed copies, partial products.
 
-Three rules decide about a lock that is there:
+If a lock exists, four rules decide what a new run does:
 
-* Its run is on this host and lives: it is refused. Process id and start time tell the run from another process.
-* Its run is on this host and is dead: it is taken over, with a warning.
-* Its run is elsewhere: its heartbeat decides, by the clock of the storage. Without a heartbeat for `STALE_SECONDS` the
-  lock is stale, and only ``--steal`` takes it.
-* It has no content, or only zeros, as a power loss leaves it: once it is as old as a stale lock, it is taken over.
+* The lock's run is alive on this host: the new run is refused. Process id and start time identify the run's process.
+* The lock's run was on this host and is dead: the new run takes the lock over, with a warning.
+* The lock's run is on another host: its heartbeat decides, by the clock of the storage. Without a heartbeat for
+  `STALE_SECONDS` the lock is stale, and only ``--steal`` takes it.
+* The lock is empty or all zeros, as after a power loss: once it is as old as a stale lock, the new run takes it over.
 
-A lock ends once: whoever releases or takes it first creates ``C.zarr.spdist-lock.end-<digest of the lock>`` and looks
-again. A run whose lock was taken notices at its next heartbeat, or in `TargetLock.check`.
+A lock ends only once: a run that releases or takes it first creates ``C.zarr.spdist-lock.end-<digest of the lock>``,
+then reads the lock again. A run whose lock was taken notices at its next heartbeat, or in `TargetLock.check`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from spdist.storage.targets.processes import writer_lives
 logger = logging.getLogger("spdist")
 
 HEARTBEAT_SECONDS = 5.0
-"""Seconds between two signs of life of a run that holds a lock."""
+"""Seconds between two heartbeats of a run that holds a lock."""
 
 PATIENCE_SECONDS = 5.0
-"""Seconds to wait for another run that is just taking over, releasing, or replacing a matrix."""
+"""Seconds to wait for another run that is taking over or releasing a lock, or replacing a matrix."""
 
 
 # -- the lock ----------------------------------------------------------------------------------------------------------
 
 
 class TargetLock:
-    """The right to write one target; `hold_target` makes it.
+    """The right to write one target; `hold_target` returns it.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class TargetLock:
     depth : int
         How many ``with`` blocks hold the target.
     found : list of str
-        Places that belong to the target and were there before the lock was held: what dead runs left.
+        Paths of the target that existed before the lock was held: files of dead runs.
     """
 
     def __init__(self, target: str) -> None:
@@ -84,7 +84,7 @@ class TargetLock:
         return self.owner.run
 
     def check(self) -> None:
-        """Refuse to go on if another run has taken the lock.
+        """Raise if another run has taken the lock.
 
         Raises
         ------
@@ -96,23 +96,23 @@ class TargetLock:
             raise self.stolen()
 
     def adopt(self, place: str) -> None:
-        """Take over what a dead run left at a place, with all that belongs to it, so that it is no longer removed."""
+        """Keep the files of a dead run at a path, and all paths that belong to it: they are no longer removed."""
         self.found = [p for p in self.found if p != place and not p.startswith(f"{place}{locations.FAMILY}")]
 
     def stolen(self) -> SpdistError:
-        """Return the error of a run whose lock another run has taken."""
+        """Return the error to raise if another run has taken the lock."""
         return SpdistError(
-            f"{self.target}: another run took the lock of this one ({self.run_id}), which stops here; what lies at "
-            f"{self.target} is the other's"
+            f"{self.target}: another run took the lock of this run ({self.run_id}), which stops here; the matrix at "
+            f"{self.target} belongs to the other run"
         )
 
     def acquire(self, *, steal: bool) -> None:
-        """Create the lock, or take that of a dead run.
+        """Create the lock, or take over the lock of a dead run.
 
         Parameters
         ----------
         steal : bool
-            Take a lock that is stale too.
+            Whether to take a stale lock.
 
         Raises
         ------
@@ -130,7 +130,7 @@ class TargetLock:
                     _warn_taken(self.target, content)
                     break
             if time.monotonic() > deadline:
-                raise InputError(f"{self.target}: other runs are taking it; wait for them, or choose another name")
+                raise InputError(f"{self.target}: other runs are locking it; wait for them, or choose another name")
             time.sleep(0.05)
         self._heart.start()
 
@@ -142,7 +142,7 @@ class TargetLock:
             raise _cannot_write(self.target, error) from error
 
     def _judge(self, content: bytes, *, steal: bool) -> None:
-        """Refuse to take a lock of a live run, or a stale one that is not to be stolen."""
+        """Refuse to take the lock of a live run, or a stale lock unless it is to be stolen."""
         owner, age = owner_from(content), self._age(self.path)
         if owner is not None and owner.is_near and not owner.lives:
             return
@@ -150,24 +150,24 @@ class TargetLock:
             return
         if age is None or age < STALE_SECONDS or (owner is not None and owner.is_near):
             held = f"run {owner}" if owner is not None else f"a run that {self.path} does not name"
-            seen = "" if age is None else f", last sign of life {age:.0f} s ago"
+            seen = "" if age is None else f", last heartbeat {age:.0f} s ago"
             raise InputError(f"{self.target} is being written by {held}{seen}; wait for it, or choose another name")
         if not steal:
             held = f"run {owner}" if owner is not None else f"a run that {self.path} does not name"
             raise InputError(
-                f"{self.target} was being written by {held}, which gave no sign of life for {age:,.0f} s; if it is "
+                f"{self.target} was being written by {held}, which had no heartbeat for {age:,.0f} s; if it is "
                 f"dead, take over with --steal (steal=True), or remove {self.path}"
             )
 
     def _age(self, path: str) -> float | None:
-        """Return the seconds since the last sign of life, by the storage's clock; None if it tells no times."""
+        """Return the seconds since the last heartbeat, by the storage's clock; None if the storage has no times."""
         assert self.files is not None
         return self.files.age(path)
 
     def _end(self, path: str, content: bytes, new: bytes | None) -> bool:
-        """End a lock file: replace it by `new`, or delete it. Of all that try, one succeeds, whoever is killed when.
+        """End a lock file: replace it by `new`, or delete it. Of all runs that try, one succeeds, even if some die.
 
-        The right to end a file is a file of its own, created exclusively, which may in turn be that of a dead run.
+        The right to end a lock file is another file, created exclusively; it may in turn belong to a dead run.
         """
         assert self.files is not None
         right = f"{self.path}.end-{hashlib.blake2b(content, digest_size=8).hexdigest()}"
@@ -188,7 +188,15 @@ class TargetLock:
             self.files.delete(right)
 
     def is_live(self, path: str, content: bytes) -> bool:
-        """Whether the run that wrote the lock file at `path` is alive, as far as one can tell."""
+        """Whether the run that wrote a lock file is alive, or may be.
+
+        Parameters
+        ----------
+        path : str
+            The lock file.
+        content : bytes
+            Its content.
+        """
         owner = owner_from(content)
         if owner is not None and owner.is_near:
             return owner.lives
@@ -196,7 +204,7 @@ class TargetLock:
         return age is None or age < STALE_SECONDS
 
     def _beat(self) -> None:
-        """Give a sign of life until the lock ends; stop the run if another has taken the lock."""
+        """Renew the heartbeat until the lock ends; stop the run if another run has taken the lock."""
         assert self.files is not None
         while not self._ended.wait(HEARTBEAT_SECONDS):
             try:
@@ -219,10 +227,10 @@ class TargetLock:
             self._heart.join()
         if self.lost:
             with contextlib.suppress(KeyboardInterrupt):
-                time.sleep(0.01)  # lets the interrupt of the heartbeat come here, not later
+                time.sleep(0.01)  # so that the interrupt of the heartbeat thread arrives here, not later
             return
         problem = None
-        for _ in range(2):  # an error may pass
+        for _ in range(2):  # an error may be temporary
             try:
                 if self._end(self.path, self.content, None) or problem is None:
                     return
@@ -250,7 +258,7 @@ def _cannot_write(target: str, error: OSError) -> SpdistError:
 
 
 def _is_empty(content: bytes) -> bool:
-    """Whether a lock file lost what it said, as a power loss leaves a file that was not synchronised."""
+    """Whether a lock file has lost its content, as an unsynchronised file may after a power loss."""
     return not content.strip(b"\0")
 
 
@@ -270,17 +278,17 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def hold_target(url: str | Path, *, steal: bool = False) -> Iterator[TargetLock]:
-    """Hold the right to write a target; finish first what a dead run began to replace there.
+    """Hold the right to write a target; first complete a replacement that a dead run began.
 
-    The thread that holds a target may hold it again, and any place whose name begins with that of the target and
-    ``.spdist-``: it gets the same lock, which ends with the outermost ``with`` block. Other threads are other runs.
+    The thread that holds a target may hold it again, and any path that begins with the target's and ``.spdist-``: the
+    lock is shared and ends with the outermost ``with`` block. Other threads count as other runs.
 
     Parameters
     ----------
     url : str or Path
         A path or an fsspec URL; the folder of a path must exist.
     steal : bool
-        Take the lock of a run on another host that gave no sign of life for `STALE_SECONDS`.
+        Whether to take the lock of a run on another host that had no heartbeat for `STALE_SECONDS`.
 
     Yields
     ------
@@ -333,12 +341,12 @@ def hold_target(url: str | Path, *, steal: bool = False) -> Iterator[TargetLock]
 
 
 def check_held(url: str) -> None:
-    """Refuse to go on if another run has taken the lock of a target that this process holds.
+    """Raise if another run has taken the lock of a target that this process holds.
 
     Parameters
     ----------
     url : str
-        The target, normalised, or a place that its lock covers.
+        The target, normalised, or a path that its lock covers.
 
     Raises
     ------
@@ -368,14 +376,14 @@ def replace(source: str, target: str) -> None:
 
 
 def remove_remains(target: str, keep: tuple[str, ...] = ()) -> None:
-    """Remove what dead runs left for a target, and say so; the lock of the target must be held.
+    """Remove files that dead runs left next to a target, with a warning; the lock of the target must be held.
 
     Parameters
     ----------
     target : str
-        Normalised; or a place that belongs to the target, whose own remains are removed.
+        Normalised; or a path that belongs to the target, to remove only paths that begin with it.
     keep : tuple of str
-        Places to leave as they are, with all that belongs to them.
+        Paths to keep, with all paths that belong to them.
     """
     lock = _held[locations.family_of(target)]
     removed = []

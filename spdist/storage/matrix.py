@@ -1,18 +1,19 @@
 """Finished matrices in Zarr, read by rows.
 
 A matrix is one Zarr v3 group in AnnData's ``csr_matrix`` encoding: one-dimensional arrays `indptr`, `indices`, `data`
-and the attributes ``encoding-type``, ``encoding-version`` and ``shape``. Facts of spdist's own (state, provenance) are
-in the one attribute ``spdist``. A block matrix is a group of SciPy's BSR arrays in spdist's own encoding
+and the attributes ``encoding-type``, ``encoding-version`` and ``shape``. The attribute ``spdist`` has everything that
+spdist adds (state, provenance). A block matrix is a group of SciPy's BSR arrays in spdist's own encoding
 ``bsr_matrix``: `data` has three dimensions, ``block-size`` is an attribute, ``shape`` counts rows and columns. Its
 values in memory are blocks (`dtypes.block_dtype`), and rows, columns and entries are block rows, block columns and
 blocks. Four rules keep wrong bytes out of a product:
 
-* Every Zarr chunk ends in Zarr's own crc32c codec, and is always read **whole**: a pipeline that decodes part of a
-  chunk does not check it. `ChunkedArray` therefore sees an array as if its length were a multiple of the chunk length.
-* A missing chunk reads as zeros in Zarr, so `fingerprint` looks for every chunk before work starts and `read` again.
-* A Zarr chunk in another's place has a sound checksum: each array has a table that says which checksum belongs where,
-  and the group's attributes hold digests of the tables and of all metadata (`groups.check_seal`).
-* The arrays' metadata and the encoding attributes are written last: an unfinished matrix is no matrix to any reader.
+* Every Zarr chunk ends with a checksum by Zarr's crc32c codec, and is always read **whole**: a pipeline that decodes
+  part of a Zarr chunk does not check it. `ChunkedArray` therefore rounds the length of an array up to whole ones.
+* A missing Zarr chunk reads as zeros in Zarr, so `fingerprint` looks for every Zarr chunk before work starts, and
+  `read` looks again.
+* A Zarr chunk in the place of another has a sound checksum: the table of each array lists checksums by Zarr chunk, and
+  the group's attributes hold digests of the tables and of all metadata (`groups.check_seal`).
+* The arrays' metadata and the encoding attributes are written last: no reader accepts an unfinished matrix.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from spdist.storage.lock import readable_place
 from spdist.units import format_bytes
 
 READ_CHUNKS = 2
-"""Zarr chunks that one read of scattered rows decodes at a time, of each array."""
+"""Zarr chunks of each array that one read of scattered rows decodes at a time."""
 
 Allocate = Callable[[int, np.dtype[Any]], ValueArray]
 """Function that takes a number of elements and their dtype and returns an array to fill."""
@@ -50,14 +51,14 @@ Held = tuple[int, CSR]
 
 @dataclass(frozen=True)
 class MatrixHeader(Displayed):
-    """What the metadata of a stored matrix say; no Zarr chunk is read.
+    """The metadata of a stored matrix; no Zarr chunk is read.
 
     Attributes
     ----------
     url : str
         An absolute path or an fsspec URL.
     shape : (nrows, ncols)
-        In a block matrix rows, columns and entries are counted in blocks; `full_shape` is not.
+        In blocks, if the matrix is stored in blocks; `full_shape` counts single rows and columns.
     indptr, indices, data : ChunkedArray
     facts : dict
         The attribute ``spdist``: state and provenance.
@@ -80,7 +81,7 @@ class MatrixHeader(Displayed):
         return f"<StoredMatrix {size}: {stored} at {self.url}>"
 
     def description(self) -> list[Part]:
-        """Return the facts that need no Zarr chunk."""
+        """Return a table of what the metadata say."""
         size, of = " x ".join(f"{n:,}" for n in self.full_shape), self.blocksize
         mean = self.nnz / max(self.nrows, 1)
         entries = f"{self.nnz:,}, {mean:.2f} a row" if of is None else f"{self.nnz:,} blocks of {of[0]} x {of[1]}"
@@ -117,7 +118,7 @@ class MatrixHeader(Displayed):
 
     @property
     def full_shape(self) -> tuple[int, int]:
-        """Rows and columns, counted singly in a block matrix too."""
+        """Single rows and columns, in a block matrix too."""
         r, s = self.blocksize or (1, 1)
         return self.nrows * r, self.ncols * s
 
@@ -133,12 +134,12 @@ class MatrixHeader(Displayed):
 
     @property
     def ours(self) -> bool:
-        """Whether the matrix is canonical: spdist wrote and sealed it so, or it was checked whole."""
+        """Whether the matrix is known to be canonical: spdist wrote and sealed it, or it was checked whole."""
         return bool(self.known or (self.facts.get("canonical") and self.facts.get("seal")))
 
 
 class Conversions:
-    """What users call to get at the entries of a stored matrix; the functions lie in a higher layer."""
+    """Methods that read entries of a stored matrix; they call functions of the higher layer `interop`."""
 
     def to_scipy(self) -> Any:
         """Return the matrix in memory: a `csr_array`, or a `bsr_array` if it is stored in dense blocks.
@@ -155,7 +156,7 @@ class Conversions:
         return load("to_dask")(self, rows)
 
     def __getitem__(self, key: Any) -> Any:
-        """Return rows, or rows and columns, as SciPy's `csr_array` does; only rows that are asked for are read.
+        """Return rows, or rows and columns, as SciPy's `csr_array` does; only the selected rows are read.
 
         Examples
         --------
@@ -239,7 +240,16 @@ class StoredMatrix(Conversions, MatrixHeader):
     def entries(
         self, first: int, last: int, held: Sequence[Held] = (), allocate: Allocate = np.empty
     ) -> tuple[ValueArray, ValueArray]:
-        """Return columns and values of entries ``[first:last)``: copy the entries that are held, read the others."""
+        """Return columns and values of entries ``[first:last)``: copy those that are held, read the others.
+
+        Parameters
+        ----------
+        first, last : int
+        held : sequence of Held
+            Entries that are in memory.
+        allocate : Allocate
+            Returns the arrays to fill.
+        """
         indices, data = allocate(last - first, index_dtype(self.ncols)), allocate(last - first, self.dtype)
         done = first
         for position, rows in sorted(held, key=lambda one: one[0]):
@@ -253,7 +263,15 @@ class StoredMatrix(Conversions, MatrixHeader):
         return indices, data
 
     def read_entries(self, indices: ValueArray, data: ValueArray, origin: int, first: int, last: int) -> None:
-        """Read entries ``[first:last)`` into arrays whose first element is entry `origin`."""
+        """Read entries ``[first:last)`` into arrays.
+
+        Parameters
+        ----------
+        indices, data : array
+        origin : int
+            Entry that goes to the first element of the arrays.
+        first, last : int
+        """
         part = slice(first - origin, last - origin)
         self.data.read_into(data[part], first)
         if indices.dtype == self.indices.dtype:
@@ -300,9 +318,14 @@ class StoredMatrix(Conversions, MatrixHeader):
     def row_blocks(
         self, entries: int, first: int = 0, last: int | None = None
     ) -> Iterator[tuple[int, int, Int64Array]]:
-        """Cut rows ``[first:last)``, by default all, into blocks of about `entries` entries, streaming.
+        """Cut rows into blocks of about `entries` entries, streaming.
 
-        A block has at least as many entries as a Zarr chunk, which each smaller block would decode again.
+        Parameters
+        ----------
+        entries : int
+            At least the entries of a Zarr chunk are taken, because smaller blocks would decode it several times.
+        first, last : int
+            Rows ``[first:last)`` to cut; by default all.
 
         Yields
         ------

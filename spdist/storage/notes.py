@@ -1,6 +1,6 @@
-"""Small files of spdist's own in a Zarr group, what reaches the disk when, and what a dead run left in a group.
+"""Notes, which are small files of spdist in a Zarr group; syncing to the disk; removing files of a dead run.
 
-A note says in its first line what it is, and has a digest. A crash leaves its old content or its new one.
+The first line of a note names its kind and has a digest of its content. A crash leaves the old or the new content.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from spdist.storage.groups import ARRAYS
 from spdist.storage.locations import unreadable
 
 NOTE_FORMAT = 1
-"""Format of the notes that this spdist writes, and the only one that it reads."""
+"""Format of notes, written and read by this version of spdist."""
 
 UNFINISHED_NOTES = ("plan", "journal")
 """Notes that only an unfinished group has."""
 
 PARTIAL = ".partial"
-"""End of the names of files that are being written, Zarr's and ours."""
+"""Suffix of the names of files that are being written, by Zarr or spdist."""
 
 
 def write_note(url: str, name: str, content: bytes) -> None:
-    """Write the small file ``spdist-<name>`` into a group; a crash leaves the old content or the new.
+    """Write the small file ``spdist-<name>`` into a group; a crash leaves the old or the new content.
 
-    One line of JSON comes first: what the note is, its format, and length and digest of its content. On a local file
-    system the content reaches the disk before the name does.
+    The first line is JSON: kind and format of the note, length and digest of its content. On a local file system the
+    content reaches the disk before the name does.
 
     Parameters
     ----------
     url : str
         A group.
     name : str
-        Of the note; the file is ``spdist-<name>``.
+        Kind of the note.
     content : bytes
     """
     write_durably(url, f"spdist-{name}", _first_line(name, content) + b"\n" + content)
@@ -99,10 +99,10 @@ def read_note(url: str, name: str) -> bytes | None:
         facts = json.loads(head)
         written = facts.get("format", 0 if "blake2b" not in facts else None)
     except (ValueError, RecursionError, AttributeError) as error:
-        raise damaged_note(url, name, "its first line is not as it was written") from error
+        raise damaged_note(url, name, "its first line was changed") from error
     if isinstance(written, int) and written != NOTE_FORMAT:
         raise foreign_note(url, name)
-    raise damaged_note(url, name, "its first line does not fit what follows")
+    raise damaged_note(url, name, "its first line does not fit the rest")
 
 
 def _first_line(name: str, content: bytes) -> bytes:
@@ -131,8 +131,8 @@ def foreign_note(url: str, name: str) -> ResumeError:
     url, name : str
     """
     return ResumeError(
-        f"{url}/spdist-{name} was written by another version of spdist; go on with that version, or write the matrix "
-        f"again, with --overwrite"
+        f"{url}/spdist-{name} was written by another version of spdist; continue with that version, or write the "
+        f"matrix again, with --overwrite"
     )
 
 
@@ -148,7 +148,7 @@ def remove_note(url: str, name: str) -> None:
 
 
 def write_durably(url: str, key: str, content: bytes) -> None:
-    """Write a small file of a group; after a crash or a power failure it has the old content or the new.
+    """Write a small file of a group; after a crash or a power failure it has the old or the new content.
 
     Parameters
     ----------
@@ -187,13 +187,13 @@ def _sync(path: Path) -> None:
 
 
 def has_notes(url: str) -> bool:
-    """Whether an unfinished group, or what is left of one, is at `url`."""
+    """Whether `url` is an unfinished group, or holds notes of one."""
     store = locations.open_store(url)
     return any(sync(store.exists(f"spdist-{note}")) for note in UNFINISHED_NOTES)
 
 
 def remove_remains(url: str) -> list[str]:
-    """Delete what a dead run left in a group: the notes of its work, and files that were being written.
+    """Delete files of a dead run in a group: plan, journal, and files that were being written.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ def remove_remains(url: str) -> list[str]:
     Returns
     -------
     list of str
-        The names of what was deleted.
+        Names of the deleted files.
     """
     removed = []
     for note in UNFINISHED_NOTES:
@@ -219,7 +219,7 @@ def remove_remains(url: str) -> list[str]:
 
 
 def refresh(array: ChunkedArray) -> None:
-    """Let a network file system look again for Zarr chunks that it did not find, by listing their folder."""
+    """List the folder of the Zarr chunks, so that a network file system forgets which ones it did not find."""
     if locations.is_local(array.url):
         with suppress(OSError):
             list((locations.local_path(array.url) / f"{array.name}/c").iterdir())
@@ -238,7 +238,7 @@ def sync_metadata(url: str) -> None:
 
 
 def sync_disk(url: str) -> None:
-    """Wait until all files of the file system of a local `url` are on the disk, so that no power failure loses them."""
+    """Sync the whole file system of a local `url` to the disk, so that no power failure loses its files."""
     if not locations.is_local(url):
         return
     descriptor = os.open(locations.local_path(url), os.O_RDONLY)
@@ -254,7 +254,7 @@ def sync_disk(url: str) -> None:
 
 
 def remove_chunks(array: ChunkedArray, kept: int) -> None:
-    """Delete the Zarr chunks of an array but the first `kept`; nobody may write them.
+    """Delete all Zarr chunks of an array except the first `kept`; nobody may be writing them.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ def transpose(
     overwrite : bool
         Replace the matrix that is there, once the new one is complete.
     steal : bool
-        Take over from a run on another host that writes `out` and gave no sign of life for a minute.
+        Take over from a run on another host that writes `out` and had no heartbeat for a minute.
     progress : callable, optional
         Called with entries read and entries in all.
     facts : dict, optional

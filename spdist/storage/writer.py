@@ -19,7 +19,7 @@ from spdist.storage.matrix import StoredMatrix, open_matrix
 
 
 def chunk_of(dtype: np.dtype[Any]) -> int:
-    """Return the elements of a Zarr chunk unless a memory limit asks for fewer.
+    """Return the elements of a Zarr chunk unless a memory limit requires fewer.
 
     These are `CHUNK_LENGTH` numbers, or a power of two of blocks that hold about as many.
 
@@ -74,7 +74,7 @@ def _new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, compressed
 def finish_matrix(
     layout: Layout, nrows: int, nnz: int, facts: dict[str, Any], checksums: Checksums | None = None
 ) -> StoredMatrix:
-    """Finish a matrix whose chunks are written: write the metadata of its arrays first, its encoding last.
+    """Finish a matrix whose Zarr chunks are written: write the metadata of its arrays first, its encoding last.
 
     Parameters
     ----------
@@ -105,13 +105,13 @@ def finish_matrix(
 
 
 class ChunkBuffer:
-    """Collects elements of one array and writes each Zarr chunk when it is full; between calls holds less than one.
+    """Collects elements of one array and writes each full Zarr chunk; between calls it holds less than one.
 
     Parameters
     ----------
     array : ChunkedArray
     start : int
-        Where the first element goes; a multiple of the chunk length.
+        Position of the first element; a multiple of the Zarr chunk length.
     """
 
     def __init__(self, array: ChunkedArray, start: int = 0) -> None:
@@ -124,7 +124,7 @@ class ChunkBuffer:
             self._flush(final=False)
 
     def close(self) -> None:
-        """Write the remaining elements as the last chunk."""
+        """Write the remaining elements as the last Zarr chunk."""
         self._flush(final=True)
 
     def _flush(self, *, final: bool) -> None:

@@ -57,7 +57,7 @@ def holder(tmp_path):
 
 
 def elsewhere(target: Path, age: float) -> bytes:
-    """Put a lock of a run on another host beside a target; its last sign of life is `age` seconds old."""
+    """Put a lock of a run on another host beside a target; its last heartbeat is `age` seconds old."""
     path = Path(f"{target}.spdist-lock")
     found = json.loads(this_process("abc123").to_bytes())
     path.write_text(json.dumps(found | {"host": "node7", "boot": "another", "record": "1"}))
@@ -69,7 +69,7 @@ def test_a_live_run_is_named_and_its_death_is_known_at_once(tmp_path, holder, ca
     target = tmp_path / "C.zarr"
     with pytest.raises(InputError, match=rf"is being written by run \w+ \(user .*process {holder.pid}, since.*wait fo"):
         api.save(target, EYE)
-    with pytest.raises(InputError, match="last sign of life 0 s ago"):
+    with pytest.raises(InputError, match="last heartbeat 0 s ago"):
         api.save(target, EYE, steal=True)  # only what is stale is stolen
     assert names(tmp_path) == {"C.zarr.spdist-lock"}
     holder.kill()  # it stays a zombie, as in a container without an init process
@@ -98,10 +98,10 @@ def test_another_host_is_judged_by_its_heartbeat(tmp_path, caplog):
     target = tmp_path / "C.zarr"
     elsewhere(target, 20)
     for steal in (False, True):
-        with pytest.raises(InputError, match=r"abc123 \(user .* on node7.*last sign of life 2\d s ago; wait"):
+        with pytest.raises(InputError, match=r"abc123 \(user .* on node7.*last heartbeat 2\d s ago; wait"):
             api.save(target, EYE, steal=steal)
     elsewhere(target, 90)
-    with pytest.raises(InputError, match=r"no sign of life for 9\d s; if it is dead, take over with --steal"):
+    with pytest.raises(InputError, match=r"no heartbeat for 9\d s; if it is dead, take over with --steal"):
         api.save(target, EYE)
     api.save(target, EYE, steal=True)
     assert "took over from run abc123" in caplog.text

@@ -386,7 +386,7 @@ def test_what_may_not_be_read_is_named_with_what_to_do(stored, monkeypatch):
     for where, name, refuse, attempt in attempts:
         with monkeypatch.context() as patch:
             patch.setattr(where, name, refuse)
-            with pytest.raises(MatrixError, match=r"may not be read.*ask whoever owns"):
+            with pytest.raises(MatrixError, match=r"may not be read.*ask its owner"):
                 attempt()
 
 

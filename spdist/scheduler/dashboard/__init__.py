@@ -1,1 +1,1 @@
-"""What the Dask scheduler knows of runs: messages in, state of bounded size, a page and metrics out."""
+"""Runs on the Dask scheduler: messages are folded into a state of bounded size, which a page and metrics show."""

@@ -1,4 +1,4 @@
-"""The scheduler's plugin that collects what runs publish, and adds the page and the metrics to its HTTP server."""
+"""The scheduler plugin that collects the messages of runs, and adds the page and the metrics to the HTTP server."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ logger = logging.getLogger("spdist")
 
 
 class RunCollector(SchedulerPlugin):
-    """Knows the newest runs of one scheduler; keeps Dask's page of groups working while they run."""
+    """Collects the newest runs of one scheduler; keeps Dask's page of groups working while they run."""
 
     name = "spdist-runs"
     idempotent = True  # one for all clients of a scheduler
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Begin to serve the page ``/spdist``, and metrics if prometheus-client is there."""
+        """Serve the page ``/spdist``, and metrics if prometheus-client is installed."""
         self.runs = Runs(scheduler)
         add_page(scheduler, self.runs)
         if importlib.util.find_spec("prometheus_client") is not None:
@@ -34,31 +34,31 @@ class RunCollector(SchedulerPlugin):
             serve_metrics(self.runs)
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Take one event. An event of another version must not disturb the scheduler."""
+        """Fold one event; Dask calls this. An event of another version must not disturb the scheduler."""
         if topic in (RUNS, TIMINGS, ANNOUNCEMENTS):
             try:
                 self.runs.fold(topic, msg)
             except (KeyError, TypeError, AttributeError, ValueError) as error:
-                logger.debug("an event of topic %s was not understood: %r", topic, error)
+                logger.debug("ignored an event of topic %s in an unknown format: %r", topic, error)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Tell the runs that go on of a worker that joined."""
-        self.runs.tell(f"worker {worker} joined")
+        """Add the event that a worker joined to the active runs; Dask calls this."""
+        self.runs.add_event(f"worker {worker} joined")
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        """Tell the runs that go on of a worker that left or was lost."""
-        self.runs.tell(f"worker {worker} is gone")
+        """Add the event that a worker left or was lost to the active runs; Dask calls this."""
+        self.runs.add_event(f"worker {worker} is gone")
 
     def update_graph(self, scheduler: Scheduler, *, keys: set[Any], **kwargs: Any) -> None:
-        """Cut the circle of groups that the pieces of split blocks make; Dask's page of groups fails on it."""
+        """Cut the cycle of task groups that parts of split blocks form: Dask's page of groups fails on cycles."""
         for name in {str(key[0]) for key in keys if isinstance(key, tuple)}:
             if name.startswith("preprocess-") and name in scheduler.task_groups:
                 scheduler.task_groups[name].dependencies.clear()
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """Drop a group that others depend on before Dask removes it, whose page of groups fails otherwise.
+        """Remove a task group from the dependencies of others before Dask removes the group, which breaks its page.
 
-        Groups are removed early here, because only the blocks in flight are tasks.
+        Dask removes groups early here, because only blocks in flight are tasks.
         """
         if finish != "forgotten" or not isinstance(key, tuple):
             return

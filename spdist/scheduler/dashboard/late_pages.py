@@ -1,6 +1,6 @@
-"""Dask's own pages on a scheduler of this process, loaded when somebody first asks for one of them.
+"""Dask's own pages on a scheduler of this process, loaded on the first request for one of them.
 
-Bokeh, which draws them, takes as long to load as everything else that a small product needs.
+Loading Bokeh, which draws them, takes as long as loading everything else that a small product needs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ PAGES = "distributed.dashboard.scheduler"
 
 
 class LoadingHandler(web.RequestHandler):
-    """Loads the pages, and lets the browser ask again."""
+    """Loads the pages, then redirects the browser to the requested page."""
 
     def initialize(self, load: Callable[[], Any]) -> None:
         """Take what Tornado passes to each handler."""
         self.load = load
 
     async def get(self) -> None:
-        """Answer once the pages are there, or say what is missing."""
+        """Answer once the pages are loaded; if Bokeh is missing, say how to install it."""
         try:
             await self.load()
         except ImportError as error:
@@ -37,14 +37,14 @@ class LoadingHandler(web.RequestHandler):
 
 
 class LatePages(web.Application):
-    """Takes every request that nobody else answers, until Dask's pages are there.
+    """Answers every request that no other application answers, until Dask's pages are loaded.
 
     Parameters
     ----------
     scheduler : distributed.Scheduler
         Started without a dashboard.
     loaded : callable
-        Called with the scheduler once the pages are there.
+        Called with the scheduler once the pages are loaded.
     """
 
     def __init__(self, scheduler: Scheduler, loaded: Callable[[Scheduler], None]) -> None:
@@ -53,7 +53,7 @@ class LatePages(web.Application):
         super().__init__([(r".*", LoadingHandler, {"load": self.load})])
 
     async def load(self) -> None:
-        """Load the pages in a thread, and put them in the place of this application."""
+        """Load the pages in a thread, and replace this application by them."""
         applications = self.scheduler.http_application.applications
         async with self._loading:
             if self not in applications:
@@ -73,6 +73,6 @@ def load_pages_late(scheduler: Scheduler, loaded: Callable[[Scheduler], None]) -
     scheduler : distributed.Scheduler
         Of this process.
     loaded : callable
-        Called with the scheduler once the pages are there.
+        Called with the scheduler once the pages are loaded.
     """
     scheduler.http_application.add_application(LatePages(scheduler, loaded))

@@ -1,6 +1,6 @@
-"""Messages of a run to the scheduler: what they are called, and what they hold.
+"""Messages of a run to the scheduler: their topics and their fields.
 
-They travel as Dask events, so that a scheduler without `RunCollector` keeps the newest and ignores the rest:
+They are Dask events; a scheduler without `RunCollector` keeps the newest and ignores the rest:
 
 * Workers publish under `TIMINGS` ``{"product": name, "timings": [...], "limits": {stage: bytes/s}}``, and under
   `ANNOUNCEMENTS` ``{"product": name, "text": ...}``.
@@ -18,23 +18,23 @@ SCHEMA = 1
 TIMINGS = "spdist"
 """Dask topic of timings."""
 ANNOUNCEMENTS = "spdist-announcements"
-"""Dask topic of what workers want the user to know."""
+"""Dask topic of lines of text from workers to the user."""
 RUNS = "spdist-runs"
 """Dask topic of the driver's messages."""
 
 PROGRESS_SECONDS = 0.5
-"""Least seconds between two messages about progress."""
+"""Shortest time between two messages about progress, in seconds."""
 
 Message = dict[str, Any]
 
 
 class RunStart(TypedDict):
-    """What a run is going to do.
+    """The plan of a run.
 
     Attributes
     ----------
     target : str
-        Where C goes; what is made of A @ B if C is not stored.
+        Path or URL of C; the name of the reduction if C is not stored.
     operands : dict
         For A, B and C: ``url``, ``shape``, ``nnz``, ``bytes``; the entries of C are estimated.
     engine : str
@@ -72,12 +72,12 @@ class RunStart(TypedDict):
 
 
 class RunProgress(TypedDict):
-    """How far a run is.
+    """The progress of a run.
 
     Attributes
     ----------
     blocks, blocks_total : int
-        Finished blocks, and blocks known so far; blocks that are split count again.
+        Finished blocks, and blocks known so far; splitting a block adds one.
     products, products_total : int
         Of finished blocks, and of all.
     nnz : int

@@ -19,14 +19,14 @@ class RunMetrics(Collector):
     Attributes
     ----------
     runs : Runs or None
-        None as long as no scheduler of this process collects runs.
+        None until a scheduler of this process collects runs.
     """
 
     def __init__(self) -> None:
         self.runs: Runs | None = None
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics; none as long as nothing ran."""
+        """Yield all metrics; none before the first run."""
         if self.runs is None or (run := self.runs.newest) is None:
             return
         yield from _stages(run)
@@ -78,7 +78,7 @@ METRICS = RunMetrics()
 
 
 def serve_metrics(runs: Runs) -> None:
-    """Let this process's metrics tell of a scheduler's runs.
+    """Let this process's metrics describe the runs of a scheduler.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The page as a file: for a scheduler, which it asks for data, or with the data inside."""
+"""The page as a file: one that requests its data from a scheduler, or one that contains its data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NO_DATA = '<script type="application/json" id="report">null</script>'
 
 
 def page_with(data: dict[str, Any]) -> str:
-    """Return the page with its data inside; it asks nobody.
+    """Return the page with its data inside, so that it needs no scheduler.
 
     Parameters
     ----------

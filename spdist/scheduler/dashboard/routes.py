@@ -30,7 +30,7 @@ class DataHandler(RequestHandler):
         self.runs = runs
 
     def get(self) -> None:
-        """Answer with the state of all runs; ``?run=NAME`` asks for the details of one."""
+        """Answer with the state of all runs; ``?run=NAME`` selects one run and adds its details."""
         self.set_header("Content-Type", "application/json")
         self.set_header("Cache-Control", "no-store")
         self.write(json.dumps(self.runs.to_json(self.get_query_argument("run", "")), separators=(",", ":")))

@@ -17,7 +17,7 @@ CELLS = 256
 RECENT = 1000
 """Newest runs of stages that are kept one by one."""
 RECENT_SECONDS = 10.0
-"""Seconds that count as lately."""
+"""Seconds over which the stage that takes most time now is determined."""
 GANTT_SECONDS = 60.0
 """Seconds of the Gantt chart."""
 EVENTS = 200
@@ -25,17 +25,17 @@ EVENTS = 200
 SAMPLES = 240
 """Samples of progress; when they are full, every second one is dropped."""
 WORKERS = 256
-"""Workers whose totals are kept one by one; those that join later are added up as one."""
+"""Workers with totals of their own; workers that join later share one total."""
 EARLIEST_SHARE = 0.01
-"""Share of the products from which on the time left is told."""
+"""Share of products that must be done before the remaining time is estimated."""
 
 WAITING, COMPUTED, WRITTEN, DURABLE = range(4)
-"""States of a cell of the map: nothing of it, its first products, its first written rows, all of its rows."""
+"""States of a cell of the map: nothing done, products done, rows written, all rows durable."""
 
 
 @dataclass
 class StageSums:
-    """What a stage took: seconds and bytes, how often it ran, and the best rate of the machine, in bytes/s."""
+    """Totals of a stage: seconds, bytes, number of runs, and the best rate of the machine in bytes/s."""
 
     seconds: float = 0.0
     nbytes: int = 0
@@ -51,7 +51,7 @@ class StageSums:
 
 @dataclass
 class RunState:
-    """What is known of one run.
+    """The state of one run.
 
     Parameters
     ----------
@@ -107,7 +107,14 @@ class RunState:
                 self.stages[stage].limit = max(self.stages[stage].limit, limit)
 
     def add_progress(self, now: float, progress: RunProgress) -> None:
-        """Take note of how far the run is."""
+        """Record the progress of the run.
+
+        Parameters
+        ----------
+        now : float
+            Seconds since 1970.
+        progress : RunProgress
+        """
         self.progress = RunProgress(**{name: int(progress[name]) for name in RunProgress.__annotations__})  # type: ignore
         self.samples.append((now, progress["products"]))
         if len(self.samples) > SAMPLES:
@@ -118,11 +125,26 @@ class RunState:
             self.cells[cell] = DURABLE
 
     def add_event(self, now: float, text: str) -> None:
-        """Add something that happened, in words."""
+        """Add an event.
+
+        Parameters
+        ----------
+        now : float
+            Seconds since 1970.
+        text : str
+            What happened, for the user.
+        """
         self.events.append((now, text))
 
     def finish(self, now: float, end: RunEnd) -> None:
-        """Take note of the end, and of the exact totals of the stages."""
+        """Record the end of the run, and the exact totals of the stages.
+
+        Parameters
+        ----------
+        now : float
+            Seconds since 1970.
+        end : RunEnd
+        """
         self.end, self.ended = end, now
         for stage, total in end["stages"].items():
             sums = total["seconds"], int(total["bytes"]), int(total["tasks"]), total["limit"]
@@ -153,9 +175,9 @@ class RunState:
     # -- state out -----------------------------------------------------------------------------------------------------
 
     def seconds_left(self, now: float) -> tuple[float, float, float] | None:
-        """Return the seconds that are left: likely, least and most; None if it is too early to tell.
+        """Return the remaining seconds: likely, least and most; None if it is too early for an estimate.
 
-        The rate of the whole run and that of its second half bound the time. Products are what is counted.
+        Computed from rates in products per second: the mean rate of the run, and the rate of its second half.
         """
         progress = self.progress
         if progress is None or self.end is not None or len(self.samples) < 3:
@@ -176,7 +198,7 @@ class RunState:
     def bound_by(self, now: float) -> tuple[str, float] | None:
         """Return the stage that takes most of the workers' time, and its share; None if nothing ran.
 
-        Lately, as long as the run goes on; of the whole run when it has ended.
+        For an active run, in the last `RECENT_SECONDS`; for a run that has ended, over the whole run.
         """
         return self.timeline.largest(now - RECENT_SECONDS if self.end is None else 0.0, now)
 
@@ -188,7 +210,7 @@ class RunState:
         now : float
             Seconds since 1970.
         short : bool
-            Leave out what only a picture needs.
+            Whether to leave out data that only pictures need.
 
         Returns
         -------
@@ -209,7 +231,7 @@ class RunState:
         return facts if short else facts | self._pictures(end)
 
     def _pictures(self, end: float) -> dict[str, Any]:
-        """Return what is drawn: stages, workers, timelines, events and the map of blocks."""
+        """Return the data of pictures: stages, workers, timelines, events and the map of blocks."""
         begun = self.start["begun"]
         return {
             "bound_by": self.bound_by(end),
@@ -223,7 +245,7 @@ class RunState:
         }
 
     def _last_minute(self, end: float) -> list[list[float]]:
-        """Return worker, stage, row, begin and seconds of what ran in the last minute, the newest only."""
+        """Return worker, stage, row, begin and seconds of the newest runs of stages in the last minute."""
         worker_numbers = {name: i for i, name in enumerate(self.workers)}
         stage_numbers = {name: i for i, name in enumerate(self.stages)}
         return [

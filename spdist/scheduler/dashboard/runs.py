@@ -1,4 +1,4 @@
-"""The newest runs of one scheduler, by their messages."""
+"""The newest runs of one scheduler, folded from their messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spdist.scheduler.dashboard.messages import ANNOUNCEMENTS, RUNS, TIMINGS, Me
 from spdist.scheduler.dashboard.run_state import RunState
 
 MOST_RUNS = 20
-"""Runs that stay readable after their end; the oldest goes first."""
+"""Runs that stay readable after their end; the oldest is dropped first."""
 
 
 class Runs:
@@ -36,7 +36,13 @@ class Runs:
         self._idle: dict[str, int] = {}
 
     def fold(self, topic: str, message: Message) -> None:
-        """Take one message; of a run that is not known it is ignored.
+        """Fold one message into the state of its run; ignore messages of unknown runs.
+
+        Parameters
+        ----------
+        topic : str
+            Dask topic of the message.
+        message : dict
 
         Raises
         ------
@@ -66,8 +72,8 @@ class Runs:
         self._planned = int(content["projected_memory"])
         self._idle = {address: _memory_of(worker) for address, worker in self.scheduler.workers.items()}
 
-    def tell(self, text: str) -> None:
-        """Add an event to the runs that go on."""
+    def add_event(self, text: str) -> None:
+        """Add an event to the active runs."""
         for run in self.by_name.values():
             if run.end is None:
                 run.add_event(time.time(), text)
@@ -83,8 +89,8 @@ class Runs:
         Parameters
         ----------
         chosen : str
-            Name of the run to describe in detail; by default the newest. Of others the long lists are left out, so that
-            an update of the page stays small.
+            Name of the run to describe in detail; by default the newest. Other runs have no long lists, so that an
+            update of the page stays small.
 
         Returns
         -------
@@ -96,9 +102,9 @@ class Runs:
         return {"now": now, "runs": runs, "memory": self.memory()}
 
     def memory(self) -> dict[str, dict[str, int]]:
-        """Return what each worker holds, by its last heartbeat: bytes of the host and, if there is one, of the GPU.
+        """Return each worker's bytes of host memory and of GPU memory, at its last heartbeat.
 
-        The limit of the host is what the plan of the newest run expects: the plan counts beyond the idle worker.
+        The limit on host memory is the memory of the idle worker plus the memory that the newest run's plan expects.
         """
         memory = {}
         for address, worker in self.scheduler.workers.items():

@@ -10,12 +10,12 @@ FIRST_WIDTH = 0.25
 
 
 class Timeline:
-    """Adds up how long stages were busy in each bin of time.
+    """Adds up the busy seconds of stages in each bin of time.
 
     Parameters
     ----------
     begin : float
-        Where the first bin begins, in seconds since 1970.
+        Start of the first bin, in seconds since 1970.
 
     Attributes
     ----------
@@ -37,7 +37,15 @@ class Timeline:
         self.busy: dict[str, list[float]] = {}
 
     def add(self, stage: str, begin: float, seconds: float) -> None:
-        """Add one run of a stage; what lies before the first bin counts in it."""
+        """Add one run of a stage; time before the first bin counts in the first bin.
+
+        Parameters
+        ----------
+        stage : str
+        begin : float
+            Seconds since 1970.
+        seconds : float
+        """
         begin = max(begin - self.begin, 0.0)
         end = begin + seconds
         while end > BINS * self.width:

@@ -1,1 +1,1 @@
-"""Matrices that spdist did not write: bounds on what their Zarr chunks decode to, and which were checked before."""
+"""Matrices that other programs wrote: bounds on decoded Zarr chunks, a check of each matrix, groups around them."""

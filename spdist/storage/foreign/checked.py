@@ -1,4 +1,4 @@
-"""Check a matrix from elsewhere once: a digest of each matrix found sound is kept in the user's cache folder."""
+"""Check a matrix from elsewhere once: the user's cache folder keeps a digest of each matrix that passed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from spdist.storage.checksums import digest_of
 from spdist.storage.matrix import StoredMatrix
 
 VERSION = 1
-"""Version of the check; a later one would check matrices again."""
+"""Version of the check; after a new version every matrix is checked again."""
 
 
 def cache_folder() -> Path:
-    """Return the folder whose file names are the digests of sound matrices."""
+    """Return the folder whose file names are the digests of matrices that passed the check."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "spdist" / "checked"
 
 
 def checked(matrix: StoredMatrix) -> StoredMatrix:
-    """Return the matrix, known to be canonical: one that spdist did not write is read whole, unless it was before.
+    """Return the matrix, known to be canonical; read and check one that spdist did not write, unless it passed before.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def checked(matrix: StoredMatrix) -> StoredMatrix:
     Returns
     -------
     StoredMatrix
-        Whose `ours` is true.
+        Its `ours` is true.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def _is_remembered(digest: str) -> bool:
 
 
 def _remember(digest: str, url: str) -> None:
-    """Keep the digest; where nothing can be written, the matrix is checked again next time."""
+    """Keep the digest; if the folder cannot be written, the matrix is checked again next time."""
     with contextlib.suppress(OSError, RuntimeError):
         cache_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
         (cache_folder() / digest).write_text(f"{url}\n")

@@ -1,6 +1,7 @@
 """Bounds on the bytes that a Zarr chunk from elsewhere decodes to, found without decoding it.
 
-A few bytes of zstd or gzip can claim gigabytes. Headers, and a walk over zstd's blocks, tell before memory is taken.
+A few bytes of zstd or gzip can claim gigabytes. Headers, and a walk over zstd's blocks, show the size before memory is
+allocated.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SLACK = 1 << 16
 """Bytes beyond the declared ones that are allowed: headers and checksums of codecs."""
 
 HARMLESS = 64 << 20
-"""Bytes that a Zarr chunk may decode to whatever it declares; no machine suffers from them."""
+"""Bytes that any Zarr chunk may decode to, whatever its array declares: every machine can hold them."""
 
 LARGE = 256 << 20
 """Declared bytes above which a Zarr chunk must take more than a thousandth of them in storage: it is copied once."""
@@ -52,7 +53,7 @@ CHECKSUM_BYTES = 4
 """Bytes of such a checksum."""
 
 FILTER_RATIO = 8
-"""Bytes that a codec in `SAME_SIZE` makes of one, or that it takes for one, at most."""
+"""A codec in `SAME_SIZE` changes the number of bytes by this factor at most."""
 
 
 class Codecs(NamedTuple):

@@ -1,4 +1,4 @@
-"""Groups of others around a matrix, such as an AnnData's: what they must be, and what they keep about their members."""
+"""Groups of other programs around a matrix, such as an AnnData: check their version, update their metadata."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spdist.storage.checksums import read_small
 logger = logging.getLogger("spdist")
 
 MOST_PARENTS = 8
-"""Groups above a matrix that are looked at."""
+"""Groups above a matrix that are checked at most."""
 
 MATRICES = "csr_matrix", "csc_matrix", "bsr_matrix"
 """Encodings of sparse matrices."""
@@ -28,12 +28,12 @@ def check_parents(url: str) -> None:
     Parameters
     ----------
     url : str
-        Where the matrix goes; a normalised path or URL.
+        Target of the matrix; a normalised path or URL.
 
     Raises
     ------
     InputError
-        If it lies in a group of version 2.
+        If the target is in a group of version 2.
 
     Examples
     --------
@@ -42,22 +42,23 @@ def check_parents(url: str) -> None:
     parent = _above(url)
     try:
         is_older = bool(parent) and locations.exists(f"{parent}/.zgroup")
-    except InputError:  # the storage does not answer, as the next look at it says
+    except InputError:  # the storage does not answer; the next access reports it
         return
     if is_older:
         raise InputError(
-            f"{url} would lie in {parent}, a group of version 2 of Zarr's format, whose readers cannot see a matrix of "
-            f"version 3: write it elsewhere, or the group anew in version 3 (anndata.settings.zarr_write_format = 3)"
+            f"{url} would be in {parent}, a group of version 2 of Zarr's format, whose readers cannot see a matrix of "
+            f"version 3: write it elsewhere, or rewrite the group in version 3 "
+            f"(anndata.settings.zarr_write_format = 3)"
         )
 
 
 def tell_parents(url: str) -> None:
-    """Let the groups around a new matrix know of it, if they keep a copy of their members' metadata.
+    """Update the groups around a new matrix that keep a copy of their members' metadata.
 
     Parameters
     ----------
     url : str
-        The matrix; a normalised path or URL. Of a copy that lies beside a target for a while, groups are not told.
+        The matrix; a normalised path or URL. For a temporary copy next to a target, nothing is updated.
     """
     if locations.family_of(url) != url:
         return
@@ -67,20 +68,20 @@ def tell_parents(url: str) -> None:
 
 
 def _consolidate(parent: str) -> None:
-    """Have a group copy its members' metadata anew; a warning if that fails, since the matrix itself is there."""
+    """Update a group's copy of its members' metadata; only warn if that fails, since the matrix itself is whole."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Zarr's, that this is no part of the standard yet
             zarr.consolidate_metadata(locations.open_store(parent))
     except Exception as error:  # of other members, which may be anything
         logger.warning(
-            "%s keeps a copy of its members' metadata, which could not be renewed (%s: %s): readers that use it do not "
-            "see the new matrix; zarr.consolidate_metadata renews it", parent, type(error).__name__, one_line(error),
+            "%s keeps a copy of its members' metadata, which could not be updated (%s: %s): readers that use it do not "
+            "see the new matrix; zarr.consolidate_metadata updates it", parent, type(error).__name__, one_line(error),
         )  # fmt: skip
 
 
 def members_of(url: str) -> list[str]:
-    """Return the sparse matrices that lie in a local group, by their paths in it.
+    """Return the paths of the sparse matrices in a local group.
 
     Parameters
     ----------
@@ -99,14 +100,14 @@ def members_of(url: str) -> list[str]:
 
 
 def _above(url: str) -> str:
-    """Return the folder of a place; empty if there is none, or it is a bucket, which is no group."""
+    """Return the folder of a path; empty if there is none, or it is a bucket, which is no group."""
     scheme, remote, path = url.rstrip("/").rpartition("://")
     parent = path.rpartition("/")[0]
     return f"{scheme}{remote}{parent}" if parent and (not remote or "/" in parent) else ""
 
 
 def _parents(url: str) -> list[str]:
-    """Return the groups of version 3 around a place, the nearest first."""
+    """Return the groups of version 3 around a path, the nearest first."""
     found: list[str] = []
     while len(found) < MOST_PARENTS and (url := _above(url)) and locations.exists(f"{url}/zarr.json"):
         found.append(url)

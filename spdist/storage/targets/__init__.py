@@ -1,1 +1,1 @@
-"""Targets of commands: the files of their locks, how what lies at a target is replaced, and S3."""
+"""Targets of commands: lock files, replacing the matrix at a target in one step, and S3."""

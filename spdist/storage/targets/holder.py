@@ -1,4 +1,4 @@
-"""Who holds a target, for readers: nothing is written, and no lock is taken."""
+"""The holder of a target, for readers: nothing is written, and no lock is taken."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Holder:
     owner : Owner or None
         None if the lock is damaged.
     age : float
-        Seconds since its last sign of life. The storage's clock gave the time of that, this host's the time of now.
+        Seconds since its last heartbeat: this host's time less the storage's time of the heartbeat.
     """
 
     owner: Owner | None
@@ -32,14 +32,14 @@ class Holder:
 
     @property
     def lives(self) -> bool:
-        """Whether the run is alive, as far as one can tell."""
+        """Whether the run is alive, or may be."""
         if self.owner is not None and self.owner.is_near:
             return self.owner.lives
         return self.age < STALE_SECONDS
 
 
 def holder_of(target: str) -> Holder | None:
-    """Return who holds a target by the lock beside it; None if there is no lock.
+    """Return the holder that a target's lock names; None if there is no lock.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The small files of which a lock consists: created exclusively, read, replaced, and touched as a sign of life."""
+"""The small files that form a lock: created exclusively, read, replaced, and touched as a heartbeat."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from spdist.storage import locations
 from spdist.storage.targets.processes import name_of_writer
 
 SETTLE_SECONDS = 1.0
-"""Seconds to wait before reading back what was written to a storage that cannot create a file exclusively."""
+"""Seconds to wait before reading a file back from a storage that cannot create files exclusively."""
 
 NO_FILE = (FileNotFoundError, NotADirectoryError)
 
 
 class LockFiles(Protocol):
-    """What a lock needs of its storage; each `path` is one that the lock of a target begins."""
+    """Operations on the files of a lock; each `path` begins with the path of the lock."""
 
     def create(self, path: str, content: bytes) -> bool:
-        """Create a file with its whole content; return False if there is one."""
+        """Create a file with its whole content; return False if it exists."""
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a file; None if there is none."""
@@ -34,10 +34,10 @@ class LockFiles(Protocol):
         """Delete a file, if it is there."""
 
     def touch(self, path: str) -> None:
-        """Give a sign of life."""
+        """Renew the heartbeat."""
 
     def age(self, path: str) -> float | None:
-        """Return the seconds since the last sign of life, by the clock of the storage; None if it tells no times."""
+        """Return the seconds since the last heartbeat, by the storage's clock; None if it has no times."""
 
 
 def lock_files(target: str) -> LockFiles:
@@ -59,8 +59,8 @@ class LocalFiles:
     """Files on a file system; their heartbeat is their time of modification, which the file system sets."""
 
     def create(self, path: str, content: bytes) -> bool:
-        """Create a file with its whole content; return False if there is one."""
-        ready = _beside(path)
+        """Create a file with its whole content; return False if it exists."""
+        ready = _temporary(path)
         try:
             ready.write_bytes(content)
             return self._link(ready, path, content)
@@ -68,12 +68,12 @@ class LocalFiles:
             ready.unlink(missing_ok=True)
 
     def _link(self, ready: Path, path: str, content: bytes) -> bool:
-        """Give a file that is ready its name: whole at once, unlike a file that is opened and then written."""
+        """Link a written file to its path, so that nobody sees half of it."""
         try:
             os.link(ready, path)
         except FileExistsError:
             return False
-        except FileNotFoundError:  # `ready` was taken for the remains of a dead run
+        except FileNotFoundError:  # another run removed `ready` as a file of a dead run
             return False
         except OSError:  # a file system without hard links
             return self._create_without_links(path, content)
@@ -97,7 +97,7 @@ class LocalFiles:
 
     def put(self, path: str, content: bytes) -> None:
         """Replace a file in one step."""
-        ready = _beside(path)
+        ready = _temporary(path)
         try:
             ready.write_bytes(content)
             ready.replace(path)
@@ -109,14 +109,14 @@ class LocalFiles:
         Path(path).unlink(missing_ok=True)
 
     def touch(self, path: str) -> None:
-        """Give a sign of life."""
+        """Renew the heartbeat."""
         os.utime(path)
 
     def age(self, path: str) -> float | None:
-        """Return the seconds since the last sign of life, by the clock of the storage."""
-        probe = _beside(path)
+        """Return the seconds since the last heartbeat, by the clock of the storage."""
+        probe = _temporary(path)
         try:
-            with Path(path).open("rb") as file:  # opening asks a network file system for fresh attributes
+            with Path(path).open("rb") as file:  # a network file system refreshes attributes when a file is opened
                 last = os.fstat(file.fileno()).st_mtime
             with probe.open("wb") as file:
                 now = os.fstat(file.fileno()).st_mtime
@@ -127,12 +127,12 @@ class LocalFiles:
         return max(now - last, 0.0)
 
 
-def _beside(path: str) -> Path:
+def _temporary(path: str) -> Path:
     return Path(f"{path}.{name_of_writer()}")
 
 
 class RemoteFiles:
-    """Objects of an fsspec file system; the heartbeat is an object of its own, so that it never replaces a lock.
+    """Objects of an fsspec file system; the heartbeat is a separate object, so that it never replaces a lock.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ class RemoteFiles:
         self._fs, _ = locations.file_system(target)
 
     def create(self, path: str, content: bytes) -> bool:
-        """Create an object with its whole content; return False if there is one."""
+        """Create an object with its whole content; return False if it exists."""
         if self.read(path) is not None:
             return False
         try:
@@ -175,11 +175,11 @@ class RemoteFiles:
                 self._fs.rm_file(self._key(each))
 
     def touch(self, path: str) -> None:
-        """Give a sign of life."""
+        """Renew the heartbeat."""
         self._fs.pipe_file(self._key(heartbeat_path(path)), b"1")
 
     def age(self, path: str) -> float | None:
-        """Return the seconds since the last sign of life, by the clock of the storage; None if it tells no times."""
+        """Return the seconds since the last heartbeat, by the storage's clock; None if it has no times."""
         probe = f"{path}.{name_of_writer()}"
         try:
             self._fs.pipe_file(self._key(probe), b"1")
@@ -203,5 +203,5 @@ class RemoteFiles:
 
 
 def heartbeat_path(path: str) -> str:
-    """Return where the heartbeat of a lock on an object store lies; on a file system it is the time of the lock."""
+    """Return the path of a lock's heartbeat on an object store; on a file system the lock's own time serves."""
     return f"{path}.heartbeat"

@@ -1,4 +1,4 @@
-"""Which run holds a lock, as the lock tells it."""
+"""The owner of a lock: the run that its file names."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from uuid import uuid4
 from spdist.storage.targets.processes import boot, namespace, process_start
 
 STALE_SECONDS = 60.0
-"""Seconds without a sign of life after which a lock of another host counts as stale."""
+"""Seconds without a heartbeat after which a lock of another host counts as stale."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The run that holds a lock, as the lock tells it.
+    """The run that holds a lock; the content of the lock file.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Owner:
         The boot of the host and the namespace of process ids, within which `pid` means one process.
     pid : int
     start : str
-        When the process started, on a clock that is not set.
+        When the process started, on a clock that nobody sets.
     begun : str
         When the run began, UTC.
     """
@@ -58,7 +58,7 @@ class Owner:
 
     @property
     def is_near(self) -> bool:
-        """Whether the run's process is one of those that this process sees."""
+        """Whether this process can see the run's process: on the same boot, in the same namespace."""
         return (self.boot, self.namespace) == (boot(), namespace())
 
     @property
@@ -68,7 +68,7 @@ class Owner:
 
 
 def owner_from(content: bytes) -> Owner | None:
-    """Return what a lock file tells; None if it is damaged."""
+    """Return the owner that a lock file names; None if the file is damaged."""
     try:
         found = json.loads(content)
         texts = {field.name: str(found[field.name]) for field in dataclasses.fields(Owner)}

@@ -1,4 +1,4 @@
-"""Whether a process is alive that left a file: it is told by its boot, its namespace, its number and its start."""
+"""Identify the process that wrote a file, by boot, namespace, process id and start time, and see if it is alive."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import psutil
 
 
 def process_start(pid: int) -> str:
-    """Return when a process started, in a form that only compares; empty if there is none, or only its exit status.
+    """Return the start of a process, as text to compare; empty if the process has ended.
 
     Examples
     --------
     >>> process_start(os.getpid()) == process_start(os.getpid()) != ""
     True
     """
-    try:  # ticks since boot: unlike psutil's time of day, they stay when the clock is set
+    try:  # ticks since boot: unlike psutil's time of day, they do not change when the clock is set
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if state in "ZX" else rest[18]
     except (OSError, ValueError, IndexError):
@@ -33,7 +33,7 @@ def process_start(pid: int) -> str:
 
 
 def boot() -> str:
-    """Return an identity of this boot of this host."""
+    """Return text that identifies this boot of this host."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -41,7 +41,7 @@ def boot() -> str:
 
 
 def namespace() -> str:
-    """Return an identity of the namespace of this process, within which its number is its own."""
+    """Return text that identifies the namespace of process ids of this process."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -54,13 +54,13 @@ def _here() -> str:
 
 
 def name_of_writer() -> str:
-    """Return the end of a name for a temporary file of this process: it differs on each call and names the process."""
+    """Return a suffix for the name of a temporary file: it identifies this process and differs on each call."""
     pid = os.getpid()
     return f"{_here()}-{pid}-{process_start(pid)}-{uuid4().hex[:8]}"
 
 
 def writer_lives(name: str) -> bool | None:
-    """Whether the process lives that gave a temporary file its name; None if it is not one of those seen from here.
+    """Whether the process that named a temporary file is alive; None if this process cannot see that process.
 
     Examples
     --------

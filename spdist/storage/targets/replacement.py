@@ -1,11 +1,11 @@
-"""Replace what lies at a target, in one step for every reader; finish or undo what a killed run began.
+"""Replace the matrix at a target in one step for every reader; finish or undo a replacement of a killed run.
 
 On a file system the step is an exchange of two folders (Linux), else two renames by way of ``C.zarr.spdist-old``. The
-new folder carries a note while it is moved, so that afterwards one can tell which of two folders is the new one.
+new folder holds a note while it is moved, which identifies it after a crash.
 
-An object store cannot rename. There the step is one PUT: ``C.zarr/zarr.json`` comes to say that the matrix is moving
-from where it was staged, where readers then look. After it the old arrays are deleted, the new ones copied, and the
-final ``zarr.json`` is written.
+An object store cannot rename. There the step is one PUT: it writes a ``C.zarr/zarr.json`` that says from where the
+matrix is moving, and readers read it from there. After it the old arrays are deleted, the new arrays are copied, and
+the final ``zarr.json`` is written.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from spdist.storage import locations
 logger = logging.getLogger("spdist")
 
 OLD, NEW = ".spdist-old", ".spdist-new"
-"""What follows the target's name in that of the old matrix, between two renames, and of one that is to replace it."""
+"""Suffixes to the target's name: for the old matrix between two renames, and for the matrix that will replace it."""
 
 NOTE = "spdist-replaces"
-"""File in a new matrix that is on its way to the target; it holds the name that it had before."""
+"""File in a new matrix that is being moved to the target; its content is the name of the folder before the move."""
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _METADATA = "zarr.json"
@@ -36,19 +36,19 @@ _METADATA = "zarr.json"
 def replace(source: str, target: str) -> None:
     """Move a finished matrix to its target, replacing the matrix there.
 
-    Killed at any moment, the target holds the old matrix or the new one, whole; or, on an object store and on a file
-    system that cannot exchange folders, `recover` makes that so.
+    If the run is killed at any moment, the target holds the whole old matrix or the whole new one. On an object store,
+    and on a file system that cannot exchange folders, `recover` may have to complete the step first.
 
     Parameters
     ----------
     source, target : str
-        Two paths on one file system, or two URLs of one fsspec file system. The name of `source`, or of the folder in
-        which it lies, begins with that of `target` and ``.spdist-``.
+        Two paths on one file system, or two URLs of one fsspec file system. The name of `source`, or of its parent
+        folder, begins with the name of `target` and ``.spdist-``.
 
     Raises
     ------
     OSError
-        If the system refuses; the old matrix is in its place.
+        If the system refuses; the old matrix is still at the target.
     """
     if locations.is_local(target):
         _replace_folder(locations.local_path(source), locations.local_path(target))
@@ -79,7 +79,7 @@ def recover(target: str) -> None:
 
 
 def whole_place(target: str) -> str:
-    """Return where the whole matrix of a target lies now: at the target, unless a replacement was interrupted.
+    """Return the path of the whole matrix of a target: the target, unless a replacement was interrupted.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def _renameat2() -> Any:
 
 
 def _clean_up(target: Path) -> None:
-    """Remove the old matrix, which lies where the new one was; then the note."""
+    """Remove the old matrix, which is where the new one was before, then the note."""
     before = (target / NOTE).read_text()
     places = [_named(target, OLD)]
     if before.startswith(f"{target.name}{locations.FAMILY}") and ".." not in Path(before).parts:
@@ -183,7 +183,7 @@ def _replace_objects(source: str, target: str) -> None:
 
 
 def _move_objects(source: str, target: str) -> None:
-    """Copy a matrix to a target whose metadata say that it moves, then its metadata; remove the source."""
+    """Copy the arrays of a matrix to a target whose metadata say that it moves; then its metadata; remove `source`."""
     fs, place = locations.file_system(target)
     origin = locations.file_system(source)[1]
     final = fs.cat_file(f"{origin}/{_METADATA}")
@@ -207,7 +207,7 @@ def _copy(fs: Any, sources: list[str], targets: list[str]) -> None:
             fs.makedirs(folder, exist_ok=True)
     try:
         fs.copy(sources, targets)
-    except NotImplementedError:  # a file system that copies by way of this host alone
+    except NotImplementedError:  # a file system without a copy of its own
         for one, other in zip(sources, targets, strict=True):
             fs.pipe_file(other, fs.cat_file(one))
 

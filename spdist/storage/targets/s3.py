@@ -1,7 +1,7 @@
-"""S3 by obstore, which moves objects more quickly than fsspec's file system and asks again when a server fails.
+"""S3 by obstore, which transfers objects faster than fsspec's file system and repeats requests when a server fails.
 
-Keys, region and endpoint come from where boto and s3fs take them: the environment, ``~/.aws``, roles of machines, and
-fsspec's configuration. Only Zarr's objects go this way; locks and replacements are single small requests of fsspec.
+Keys, region and endpoint are read where boto and s3fs read them: the environment, ``~/.aws``, roles of machines, and
+fsspec's configuration. Only Zarr's objects use obstore; locks and replacements are single small requests of fsspec.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SCHEMES = ("s3", "s3a")
 CONNECT_SECONDS, REQUEST_SECONDS = 8, 180
 """Seconds to connect, and for a request with all of its data: a shard of 64 MiB at 3 Mbit/s."""
 RETRIES, RETRY_SECONDS = 8, 120
-"""Times to ask again after an answer that a server is busy or broken, waiting longer each time, and seconds in all."""
+"""Retries after a server answers that it is busy or broken, with growing pauses, and their seconds in all."""
 
 
 @functools.cache
 def is_installed() -> bool:
-    """Whether obstore and botocore are there, which the extra ``s3`` installs."""
+    """Whether obstore and botocore are installed; the extra ``s3`` installs them."""
     return all(importlib.util.find_spec(name) is not None for name in ("obstore", "botocore"))
 
 
@@ -48,7 +48,7 @@ def open_s3(url: str) -> Store:
 
 @functools.cache
 def _store_class() -> Any:
-    """Return Zarr's store for obstore, which raises OSError where obstore has errors of its own that name no base."""
+    """Return a subclass of Zarr's store for obstore that raises OSError instead of obstore's own errors."""
     from zarr.storage import ObjectStore
 
     class S3(ObjectStore):  # type: ignore[type-arg]
@@ -93,7 +93,7 @@ def _in_a_line() -> Iterator[None]:
 
 
 def _options() -> dict[str, Any]:
-    """Return how to reach S3, as botocore and fsspec are told."""
+    """Return obstore's options for S3, from the configuration of botocore and fsspec."""
     from fsspec.config import conf
 
     given = conf.get("s3", {})
@@ -123,7 +123,7 @@ def _endpoint() -> str | None:
 
 
 def _credentials_of(session: Any) -> Callable[[], dict[str, Any]]:
-    """Return a function that obstore calls for keys, again whenever those that it has expire."""
+    """Return a function that obstore calls for keys, first and whenever its keys expire."""
 
     def credentials() -> dict[str, Any]:
         found = session.get_credentials()
