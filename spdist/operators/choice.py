@@ -1,4 +1,4 @@
-"""Choose the form that multiplies a matrix fastest: candidates by the machine, by trial, and by the uses to come."""
+"""Choose the form that multiplies a matrix fastest on this machine, by a model or by timing candidates."""
 
 from __future__ import annotations
 
@@ -22,28 +22,31 @@ from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import is_on_gpu
 
 CPU_LANES = 16
-"""Lanes of a SELL chunk on the CPU: their sums fill two vector registers, so that no addition waits."""
+"""Lanes of a SELL chunk on the CPU: their sums fill two vector registers, so that no addition waits for another."""
 DEFAULT_USES = 1000
-"""Products that a matrix is prepared for if the caller gives no number."""
+"""Products for which a matrix is prepared if the caller gives no number."""
 TRIAL_USES = 50
-"""Uses from which candidates are timed."""
+"""Candidates are timed from this number of uses on."""
 TRIALS = 6
-"""Products of a trial, after one that is not timed; an even number, because some forms alternate their direction."""
+"""Timed products of a candidate, after an untimed one; even, because some forms alternate their direction."""
 GOOD_SHARE = 0.7
-"""Share of the memory's bandwidth from which no other order is tried."""
+"""A form that reaches this share of the memory's bandwidth is not reordered."""
 REORDERING = 200
-"""Products that take about as long as a reordering, which must be won back."""
+"""Products that take about as long as a reordering; later products must save that time."""
 HYBRID = "hybrid"
 """The method that shares rows between the GPU and the cores; a choice for a matrix and a machine, not a form."""
 
 Makers = dict[str, Callable[[], PreparedMatrix]]
-"""By method: prepares the matrix."""
+"""By method: a function that prepares the matrix."""
 
 log = logging.getLogger("spdist")
 
+BY_CALLER = "the caller's choice"
+"""Reason for a method that the caller named."""
+
 
 class Choice(NamedTuple):
-    """A prepared matrix and how it came to be chosen."""
+    """A prepared matrix, and why its form was chosen."""
 
     prepared: PreparedMatrix
     method: str
@@ -51,11 +54,11 @@ class Choice(NamedTuple):
     why: str
     """How the method was chosen, for people."""
     threads: int
-    """On the CPU, or of "hybrid" the threads that multiply while the GPU does."""
+    """Threads on the CPU; for "hybrid", threads that multiply next to the GPU."""
 
 
 def prepare_by(m: CSR, method: str, threads: int, makers: Makers) -> Choice:
-    """Prepare a matrix by the method that the caller asked for.
+    """Prepare a matrix by a given method.
 
     Parameters
     ----------
@@ -75,9 +78,9 @@ def prepare_by(m: CSR, method: str, threads: int, makers: Makers) -> Choice:
         gpu = is_on_gpu(m.data)
         where, suited = "GPU" if gpu else "CPU", ", ".join(["auto", *makers, *([HYBRID] if gpu else [])])
         if method == HYBRID:
-            suited += "; or give a matrix of CuPy's, whose rows a GPU and the cores can share"
+            suited += "; or pass a matrix of CuPy's, whose rows a GPU and the cores can share"
         raise InputError(f"method {method!r} is not for this matrix on the {where}: choose one of {suited}")
-    return Choice(make(), method, "asked for", threads)
+    return Choice(make(), method, BY_CALLER, threads)
 
 
 def makers_for(m: CSR, threads: int, stored: np.dtype[Any]) -> Makers:
@@ -134,25 +137,32 @@ class Trial:
     found: dict[str, tuple[float, PreparedMatrix]] = field(default_factory=dict)
 
     def add(self, name: str, make: Callable[[], PreparedMatrix]) -> float:
-        """Prepare and time a candidate; return its seconds."""
+        """Prepare and time a candidate; return the seconds of a product.
+
+        Parameters
+        ----------
+        name : str
+        make : callable
+            Prepares the matrix.
+        """
         matrix = make()
         seconds = (gpu_seconds if is_on_gpu(self.m.data) else cpu_seconds)(matrix, self.m, self.dtype, self.threads)
         self.found[name] = seconds, matrix
         return seconds
 
     def best(self) -> tuple[str, PreparedMatrix]:
-        """Return the quickest."""
+        """Return the fastest candidate, and its name."""
         name = min(self.found, key=lambda key: self.found[key][0])
         return name, self.found[name][1]
 
     def report(self) -> str:
-        """List all times, quickest first, for people."""
+        """List all times, fastest first, for people."""
         ordered = sorted(self.found.items(), key=lambda item: item[1][0])
         return ", ".join(f"{name} {1e6 * seconds:,.1f} us" for name, (seconds, _) in ordered)
 
 
 def choose(m: CSR, dtype: np.dtype[Any], makers: Makers, uses: int, threads: int) -> Choice:
-    """Prepare the form that suits a matrix: SELL by the model, or the quickest of a trial if there are uses enough.
+    """Prepare a matrix by "auto": in SELL for few uses, in the fastest form of a trial for many.
 
     Parameters
     ----------
@@ -162,7 +172,7 @@ def choose(m: CSR, dtype: np.dtype[Any], makers: Makers, uses: int, threads: int
     makers : dict
         As `makers_for` returns them.
     uses : int
-        Products to come.
+        Expected products.
     threads : int
     """
     if uses < TRIAL_USES or not m.nnz:
@@ -172,22 +182,22 @@ def choose(m: CSR, dtype: np.dtype[Any], makers: Makers, uses: int, threads: int
         trial = Trial(m, dtype, threads)
         (_try_on_gpu if is_on_gpu(m.data) else _try_on_cpu)(trial, makers, uses)
         name, matrix = trial.best()
-        why = f"auto: quickest of {trial.report()}"
+        why = f"auto: fastest of {trial.report()}"
     log.debug("%s: %s", name, why)
     return Choice(matrix, name, why, threads)
 
 
 def split(m: CSR, dtype: np.dtype[Any], stored: np.dtype[Any], uses: int, threads: int | None) -> Choice:
-    """Prepare a matrix for the GPU and the cores together, or for the GPU alone if that is as quick.
+    """Prepare a matrix for the GPU and the cores together, or for the GPU alone if that is as fast.
 
     Parameters
     ----------
     m : CSR
         On the GPU.
     dtype, stored : dtype
-        In which products are summed, and values are stored.
+        Dtypes of sums, and of stored values.
     uses : int
-        Products to come.
+        Expected products.
     threads : int, optional
         By default one per core that this process may use.
     """
@@ -216,7 +226,7 @@ def _try_on_cpu(trial: Trial, makers: Makers, uses: int) -> None:
 
 
 def _try_on_gpu(trial: Trial, makers: Makers, uses: int) -> None:
-    """Time the forms that keep the order; then try a reordering if x is read so badly that it may pay."""
+    """Time the forms that keep the order of rows; then a reordering, if reads of x are so slow that it may pay."""
     m = trial.m
     seconds = trial.add("sell", makers["sell"])
     if m.nrows < LANES * sell.SPREAD_ROWS:
@@ -229,7 +239,7 @@ def _try_on_gpu(trial: Trial, makers: Makers, uses: int) -> None:
     moved = made.nbytes + trial.dtype.itemsize * sum(m.shape)
     floor = moved / _bandwidth(_device())
     worth = uses * (seconds - floor) > REORDERING * seconds
-    name = "popular" if len(made.matrix.long_rows) else "levels"  # a few rows that reach everywhere leave no levels
+    name = "popular" if len(made.matrix.long_rows) else "levels"  # with a few very long rows there are no levels
     if worth and seconds * GOOD_SHARE > floor and moved > _cache(_device()) and name in makers:
         trial.add(name, makers[name])
 

@@ -1,7 +1,7 @@
-"""A square matrix cut by rows among workers: each worker's rows, and its halo, the elements of x that others own.
+"""A square matrix cut by rows among workers: each worker's rows, and its halo, the elements of x on other workers.
 
-Each worker finds its halo (`needed`), the driver plans who sends which elements to whom (`exchanges`), and each worker
-orders its rows so that those without halo come first (`share`).
+Each worker finds its halo (`needed`), the driver plans which elements each worker sends to which (`exchanges`), and
+each worker orders its rows so that rows without halo come first (`share`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class ExchangePlan:
-    """The columns of the matrix whose elements of x a part sends and receives.
+    """The columns whose elements of x a part sends and receives.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Share:
 
 
 def even_rows(indptr: Integers, parts: int) -> Integers:
-    """Assign consecutive rows to each part, about as many entries to each.
+    """Assign consecutive rows to parts, with about equal numbers of entries.
 
     Parameters
     ----------
@@ -99,14 +99,14 @@ def even_rows(indptr: Integers, parts: int) -> Integers:
 def needed(rows: Rows) -> Integers:
     """Return the columns of other parts in which these rows have entries, ascending."""
     low, high = _span(rows)
-    asked = np.zeros(high - low, bool)
-    asked[rows.matrix.indices - low] = True
-    asked[rows.numbers - low] = False
-    return np.flatnonzero(asked) + low
+    is_needed = np.zeros(high - low, bool)
+    is_needed[rows.matrix.indices - low] = True
+    is_needed[rows.numbers - low] = False
+    return np.flatnonzero(is_needed) + low
 
 
 def _span(rows: Rows) -> tuple[int, int]:
-    """Return the range that holds the rows' columns and their numbers; for neighbouring rows far less than all."""
+    """Return the range of the rows' columns and numbers; for neighbouring rows it is far shorter than the matrix."""
     arrays = [array for array in (rows.numbers, rows.matrix.indices) if len(array)]
     if not arrays:
         return 0, 0

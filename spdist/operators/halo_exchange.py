@@ -65,9 +65,9 @@ class HostHaloExchange:
         self.sources = [rank for rank in reversed(steps) if rank in share.receives]
 
     def start(self, x: DeviceArray) -> None:
-        """Begin to exchange: one thread sends to the parts after this one, another receives from the parts before it.
+        """Start to exchange: one thread sends to the parts after this one, another receives from the parts before it.
 
-        Parts cannot wait for each other in a circle, because a message k parts ahead is received k parts behind.
+        Parts cannot wait for each other in a cycle: all send to the part k ranks ahead while it receives from k behind.
         """
         self.pending = [self.pool.submit(self._send, x), self.pool.submit(self._receive, x)]
 
@@ -103,7 +103,7 @@ class HostHaloExchange:
         self.abort()
 
     def abort(self) -> None:
-        """Close the connections: parts that wait for a message get an error."""
+        """Close the connections, so that parts that wait for a message raise an error."""
         self.pool.shutdown(wait=False, cancel_futures=True)
         for link in self.links.values():
             link.close()
@@ -111,9 +111,9 @@ class HostHaloExchange:
 
 
 class NcclHaloExchange:
-    """HaloExchange by NCCL, on a stream of their own.
+    """HaloExchange by NCCL, on a separate stream.
 
-    Nothing here waits on the host, and the streams wait for each other by events alone: a CUDA graph can capture both.
+    The host waits for nothing, and the streams wait for each other by events alone, so a CUDA graph can capture both.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class NcclHaloExchange:
     size : int
         Number of parts.
     name : tuple
-        Identifier of the communicator, which part 0 made.
+        Identifier of the communicator, from part 0.
     dtype : dtype
         Dtype of x.
     """
@@ -174,5 +174,5 @@ class NcclHaloExchange:
         self.link.destroy()
 
     def abort(self) -> None:
-        """Leave the communicator; NCCL does not notify the other parts, which wait until their workers are closed."""
+        """Leave the communicator; NCCL does not notify other parts, which wait until their workers are closed."""
         self.link.abort()

@@ -1,6 +1,6 @@
-"""A matrix prepared once and multiplied with vectors many times; iterative solvers take it as it is.
+"""A matrix prepared once and multiplied with vectors many times, which iterative solvers accept.
 
-SciPy's matrices are multiplied on the CPU, CuPy's on the GPU; nothing here imports CuPy before one of them is at hand.
+SciPy's matrices are multiplied on the CPU, CuPy's on the GPU; CuPy is imported only for a matrix of CuPy's.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ ENCODING = "spdist-operator"
 class Operator(Displayed):
     """A matrix prepared for products with vectors and tall, skinny dense matrices.
 
-    Takes part in ``@``, and SciPy's and CuPy's iterative solvers take it as it is (they look for `shape`, `dtype`,
-    `matvec` and `rmatvec`). Made by the functions of `prepare`.
+    It supports ``@``. SciPy's and CuPy's iterative solvers accept it, because it has `shape`, `dtype`, `matvec` and
+    `rmatvec`. The functions of `prepare` return it.
 
     Attributes
     ----------
     shape : (nrows, ncols)
     dtype : dtype
-        Of the operator: of the matrix it was made from, whatever its values are stored in.
+        Dtype of the original matrix; stored values may have another.
     method : str
-        How it multiplies, as the argument of `operator`.
+        As the argument of `operator`.
     why : str
-        How that came to be chosen.
+        Why the method was chosen.
     threads : int
-        On the CPU, or of "hybrid" the threads that multiply while the GPU does.
+        Threads on the CPU; for "hybrid", threads that multiply next to the GPU.
     prepared : PreparedMatrix
         The form that multiplies.
 
@@ -76,7 +76,7 @@ class Operator(Displayed):
         return f"<Operator {self.shape[0]:,} x {self.shape[1]:,}, {self.dtype}: {self.prepared.describe()}; {self.why}>"
 
     def description(self) -> list[Part]:
-        """Return what the operator holds, how it multiplies and why."""
+        """Return a table of the operator's shape, form and the reason for its choice."""
         facts = {
             "operator": f"{self.shape[0]:,} x {self.shape[1]:,}", "dtype": str(self.dtype),
             "form": self.prepared.describe(), "reads": f"{format_bytes(self.nbytes)} a product",
@@ -86,7 +86,7 @@ class Operator(Displayed):
 
     @property
     def ndim(self) -> int:
-        """2, as of a matrix."""
+        """2, as for a matrix."""
         return 2
 
     @property
@@ -100,16 +100,23 @@ class Operator(Displayed):
         Parameters
         ----------
         x : (ncols,) or (ncols, 1)
-            Where the operator is: NumPy's on the CPU, CuPy's on the GPU.
+            An array of NumPy for an operator on the CPU, of CuPy for one on the GPU.
         out : (nrows,) or (nrows, 1), optional
-            Takes the result; of the result's dtype, C order, no part of x.
+            Array for the result: of the result's dtype, in C order, not overlapping x.
         """
         if x.shape not in ((self.shape[1],), (self.shape[1], 1)):
             raise MatrixError(f"A is {self.shape[0]:,} x {self.shape[1]:,}, x has shape {x.shape}")
         return self._multiply(x, out)
 
     def matmat(self, x: DeviceArray, out: DeviceArray | None = None) -> Any:
-        """Return ``A @ X`` for a dense (ncols, k) matrix."""
+        """Return ``A @ X`` for a dense matrix.
+
+        Parameters
+        ----------
+        x : (ncols, k)
+        out : (nrows, k), optional
+            As for `matvec`.
+        """
         if x.ndim != 2 or x.shape[0] != self.shape[1]:
             raise MatrixError(f"A is {self.shape[0]:,} x {self.shape[1]:,}, X has shape {x.shape}")
         return self._multiply(x, out)
@@ -128,7 +135,7 @@ class Operator(Displayed):
         return self.matvec(x) if x.ndim == 1 else self.matmat(x)
 
     def adjoint(self) -> Operator:
-        """Return the operator of the conjugate transpose; made once, by the method of this one."""
+        """Return the operator of the conjugate transpose; prepared once, by this operator's method."""
         if self._adjoint is None:
             self._adjoint = self._prepare_adjoint()
         return self._adjoint
@@ -138,7 +145,7 @@ class Operator(Displayed):
         if isinstance(self.prepared, PreparedBsr):
             blocks = PreparedBsr(bsr_from_scipy(self.prepared.matrix.to_scipy().conj().T))
             shape = self.shape[1], self.shape[0]
-            return Operator(Choice(blocks, self.method, "asked for", self.threads), shape, self.dtype)
+            return Operator(Choice(blocks, self.method, choice.BY_CALLER, self.threads), shape, self.dtype)
         m = _adjoint_of(self._source if self._source is not None else self._fetched())
         if self.method == HYBRID:
             found = choice.split(m, self.dtype, self.dtype, choice.DEFAULT_USES, self.threads)
@@ -153,7 +160,7 @@ class Operator(Displayed):
         return self.adjoint()
 
     def to_csr(self) -> CSR:
-        """Return the matrix as a canonical `CSR` in host memory; of the dtype that its values are stored in."""
+        """Return the matrix as a canonical `CSR` in host memory, with the dtype of the stored values."""
         return csr_of(self.prepared)
 
     def _fetched(self) -> CSR:
@@ -166,7 +173,7 @@ class Operator(Displayed):
         return CSR(cupy.asarray(m.indptr), cupy.asarray(m.indices), cupy.asarray(m.data), m.shape)
 
     def permuted(self) -> Operator:
-        """Return an operator for vectors in the order that EHYB keeps rows in; `permute` brings a vector there.
+        """Return an operator for vectors in EHYB's order of rows, which `permute` brings vectors to.
 
         Raises
         ------
@@ -192,14 +199,14 @@ class Operator(Displayed):
     def save(self, url: str | Path, *, overwrite: bool = False, steal: bool = False) -> None:
         """Store the prepared operator in Zarr, for `open_operator`.
 
-        Of "hybrid" the matrix is stored, and shared anew by the machine that opens it.
+        For "hybrid", the matrix is stored, and the machine that opens it splits it by its own timings.
 
         Parameters
         ----------
         url : str or Path
             A path or fsspec URL.
         overwrite : bool
-            Replace an operator or a matrix that is there, once the new one is whole.
+            Whether to replace an operator or a matrix at `url` once the new one is whole.
         steal : bool
             As in `multiply`.
         """
@@ -213,7 +220,7 @@ class Operator(Displayed):
                                                      "shape": list(self.shape), "operator": facts})  # fmt: skip
 
     def _multiply(self, x: DeviceArray, out: DeviceArray | None) -> Any:
-        """Multiply: x in the dtype that its products are summed in, C order; complex x of a real A as two columns."""
+        """Convert x to the dtype of sums and C order, and multiply; a complex x and a real A as two real columns."""
         if not hasattr(x, "flags"):
             raise MatrixError(
                 f"x is a {type(x).__name__}, and operators multiply dense arrays: give x.toarray(), or multiply two "

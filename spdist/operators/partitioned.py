@@ -1,7 +1,7 @@
 """A matrix cut by rows over Dask workers, for solvers that run there: each has its rows of the matrix and of vectors.
 
-The driver starts the same function on all workers at once (SPMD) and hands each its part; parts talk to each other
-without it. Workers are processes on CPUs, or have a GPU each.
+The driver starts one function on all workers at once (SPMD) and passes each worker its part; parts exchange messages
+without the driver. Workers are processes on CPUs, or have a GPU each.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ CLOSE_SECONDS = 10
 
 
 class PartitionMember:
-    """The rows of one worker of a partitioned matrix, and its way to exchange data with the other workers.
+    """The rows of a partitioned matrix on one worker, and the worker's connections to the others.
 
-    Functions that run on all workers get it as their first argument.
+    It is the first argument of functions that run on all workers.
 
     Attributes
     ----------
     rows : (n,) int
         The rows of the matrix on this worker, in the order of its vectors.
     x : (n,) array
-        A vector that `matvec` need not copy: solvers may keep the vector that they multiply in it.
+        A vector that `matvec` does not copy: solvers may keep the vector that they multiply here.
     """
 
     def __init__(
@@ -65,9 +65,15 @@ class PartitionMember:
         self.x = self.buffer[: len(share.rows)]
 
     def matvec(self, x: DeviceArray, out: DeviceArray | None = None) -> Any:
-        """Return this part of A @ x, in `out` if given; a CUDA graph can capture it, unless cores take part.
+        """Return this part of A @ x, in `out` if given; a CUDA graph can capture it, except with method "hybrid".
 
-        The halo is on its way while rows that need none of it are multiplied.
+        Rows that need no halo are multiplied while the halo is exchanged.
+
+        Parameters
+        ----------
+        x : (n,) array
+            This part of the vector.
+        out : (n,) array, optional
         """
         if x is not self.x:
             self.x[...] = x
@@ -86,9 +92,9 @@ class PartitionMember:
 
 
 class PartitionedOperator:
-    """A square matrix whose rows lie on Dask workers. Made by `partitioned`; close it, or use it in a ``with``.
+    """A square matrix whose rows are on Dask workers; `partitioned` returns it. Close it, or use it in a ``with``.
 
-    SciPy's solvers take it, at the price of a vector sent back and forth for each product; `conjugate_gradient` and
+    SciPy's solvers accept it, but each product then sends a vector to the workers and back; `conjugate_gradient` and
     `pagerank` keep their vectors on the workers.
 
     Attributes
@@ -96,7 +102,7 @@ class PartitionedOperator:
     shape : (nrows, nrows)
     dtype : dtype
     why : str
-        How it is cut.
+        How the matrix was cut, for people.
 
     Examples
     --------
@@ -118,7 +124,7 @@ class PartitionedOperator:
         self.parts = self._joined(shares, options)
 
     def _joined(self, shares: list[Any], options: dict[str, Any]) -> list[Any]:
-        """Return the futures of the parts, once each has reached the others."""
+        """Return the futures of the parts, once all are connected to each other."""
         key, size = secrets.token_bytes(16), len(shares)
         if options["on_gpu"]:
             name = self._submit(0, _nccl_name).result()
@@ -137,19 +143,19 @@ class PartitionedOperator:
             ]
         for part in as_completed(parts, loop=self.client.loop):
             if part.status == "error":
-                part.result()  # raises what went wrong there; else it would bring the part here
+                part.result()  # raises the worker's error; of a good part it would copy the rows here
         return parts
 
     def _submit(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
         return self.client.submit(function, *arguments, workers=[self.addresses[rank]], pure=False)
 
     def leave(self) -> None:
-        """Have the parts end their connections; workers that are gone have none."""
+        """Close the connections of the parts; ignore lost workers, which have none."""
         try:
             ends = [self._submit(rank, _close, part) for rank, part in enumerate(self.parts)]
             for _ in as_completed(ends, loop=self.client.loop, timeout=CLOSE_SECONDS):
                 pass
-        except Exception as error:  # whatever it was, the workers are let go next
+        except Exception as error:  # any error: the workers are released next
             logger.info("not all parts ended their connections: %s", error)
 
     def run(self, function: Callable[..., Any], *vectors: Any, **options: Any) -> list[Any]:
@@ -165,7 +171,7 @@ class PartitionedOperator:
         Returns
         -------
         list
-            What it returned, by rank.
+            Results of the function, by rank.
 
         Raises
         ------
@@ -176,7 +182,7 @@ class PartitionedOperator:
         """
         if self.closed:
             raise InputError(
-                "the operator is closed: use it inside of its `with`, or make another by spdist.partitioned"
+                "the operator is closed: use it inside its `with` block, or make another with spdist.partitioned"
             )
         for vector in vectors:
             if np.shape(vector) != self.shape[:1]:
@@ -192,7 +198,13 @@ class PartitionedOperator:
         return list(cluster.fetch(self.client, tasks))
 
     def whole(self, pieces: list[Any]) -> Any:
-        """Return a vector of the host whose rows are on the workers, as `run` returned them."""
+        """Return a whole vector in host memory.
+
+        Parameters
+        ----------
+        pieces : list of array
+            Rows of the vector by rank, as `run` returns them.
+        """
         out = np.empty(self.shape[0], pieces[0].dtype)
         for rows, piece in zip(self.rows, pieces, strict=True):
             out[rows] = piece
@@ -210,7 +222,7 @@ class PartitionedOperator:
         return self.matvec(x)
 
     def close(self) -> None:
-        """Give the workers' memory back, and end those that were started for it."""
+        """Release the memory of the workers, and end workers that were started for this operator."""
         self.closed = True
         self.closing.close()
 
@@ -230,20 +242,20 @@ def partitioned(
     Parameters
     ----------
     a : sparse matrix or array, StoredMatrix, str or Path
-        SciPy's; or a stored matrix, of which each worker reads its own rows, so that no process holds all of it.
+        SciPy's; or a stored matrix: each worker reads its own rows, so that no process holds the whole matrix.
     workers : int, optional
         Processes to start on this machine; by default one a core or a GPU.
     scheduler : str, distributed.Client or cluster, optional
-        A running scheduler instead, as for `multiply`; all of its workers take a part.
+        A running scheduler instead, as for `multiply`; each of its workers gets a part.
     security : distributed.Security, optional
         Keys for that scheduler, as for `multiply`.
     partition : {"auto", "metis", "rows"} or (nrows,) int
         "metis" cuts few connections between parts; "rows" puts neighbouring rows together, which suits grids in
         natural order; "auto" is METIS if the matrix is in memory and pymetis is installed. Or the part of each row.
     on_gpu : bool
-        Whether each worker multiplies on a GPU of its own; parts then talk by NCCL.
+        Whether each worker multiplies on a GPU of its own; parts then exchange messages by NCCL.
     method, uses
-        As for `operator`, for each part's rows; of "hybrid", parts on one host have as many of its cores each.
+        As for `operator`, for each part's rows; with "hybrid", parts on one host share its cores equally.
 
     Returns
     -------
@@ -254,7 +266,7 @@ def partitioned(
     MatrixError
         If the matrix is not square.
     InputError
-        If there are no workers, no GPUs where they are asked for, or no pymetis.
+        If there are no workers, `on_gpu` is set and a worker has no GPU, or "metis" is given without pymetis.
 
     Examples
     --------

@@ -35,19 +35,19 @@ def operator(
     Parameters
     ----------
     a : sparse matrix or array
-        SciPy's: multiplied on the CPU; CuPy's: on the GPU; or a `spdist.BSR` of either. Booleans and integers are taken
-        as float64.
+        SciPy's, to multiply on the CPU; CuPy's, to multiply on the GPU; or a `spdist.BSR` of either. Booleans and
+        integers are converted to float64.
     method : str
         "auto"; "sell": SELL-C-sigma; "csr": CSR-scalar or CSR-vector, on the GPU; "bsr": block matrices by their
-        blocks, on the CPU; "scipy" and "cusparse": their products; "levels" and "popular": SELL-C-sigma in another
-        order of rows and columns, hidden from the caller; "ehyb": parts cut by METIS, x cached in shared
-        memory, on the GPU; "hybrid": the first rows on the GPU, as "auto" has them, the others by cores of this
-        process, shared by the times of both, or the GPU alone if it is as quick; a CUDA graph does not hold it.
+        blocks, on the CPU; "scipy" and "cusparse": the products of these libraries; "levels" and "popular":
+        SELL-C-sigma in another order of rows and columns, which the caller does not see; "ehyb": parts cut by METIS, x
+        cached in shared memory, on the GPU; "hybrid": the first rows on the GPU, in the form that "auto" chooses, the
+        others on cores of this process, split by measured times, or the GPU alone if that is as fast. A CUDA graph
+        cannot capture "hybrid".
     uses : int
-        Products that are to come. "auto" times its candidates if they are worth that, and reorders if the gain pays
-        for it.
+        Expected products. "auto" times its candidates, and tries a reordering, if so many products repay it.
     dtype : dtype, optional
-        In which values are stored: float32 halves their bytes, and products are still summed in the dtype of `a`.
+        Dtype of stored values: float32 halves their bytes; products are still summed in the dtype of `a`.
     threads : int, optional
         On the CPU; by default one per core. For "hybrid", one per core that this process may use.
 
@@ -58,7 +58,7 @@ def operator(
     Raises
     ------
     MatrixError
-        If `a` is no matrix spdist multiplies, or has 2**31 rows or columns and the method none for so many.
+        If `a` is no matrix that spdist multiplies, or has 2**31 rows or columns, which the method does not support.
     InputError
         If there is no such method for this matrix.
 
@@ -101,15 +101,15 @@ def sell_operator(
     a : sparse matrix or array
         SciPy's or CuPy's.
     C : int
-        Rows of a chunk. On the GPU, a divisor of 32: T = 32 / C lanes share a row.
+        Rows of a SELL chunk. On the GPU, a divisor of 32: T = 32 / C lanes share a row.
     sigma : int or "auto"
-        Rows of the windows that are sorted by length; "auto" takes what moves fewest bytes.
+        Rows of the windows that are sorted by length; "auto" chooses the value that moves fewest bytes.
     T : int, optional
-        Lanes of a row, on the CPU too, so that a matrix can be prepared there for the GPU; a power of 2.
+        Lanes of a row, a power of 2. On the CPU too, so that a matrix can be prepared there for the GPU.
     index : {"auto", "narrow", "wide"}
-        Column indices: the shortest form for each chunk, 16-bit offsets if they fit, or 32-bit numbers.
+        Column indices: the shortest form for each SELL chunk, 16-bit offsets if they fit, or 32-bit numbers.
     block : int or "auto"
-        Side of the dense blocks to look for; 1 for none.
+        Side of the dense blocks to detect; 1 for none.
     dtype, threads
         As for `operator`.
 
@@ -120,9 +120,9 @@ def sell_operator(
     Raises
     ------
     MatrixError
-        If `a` is no matrix spdist multiplies, or a chunk would have more lanes than there are.
+        If `a` is no matrix that spdist multiplies, or a SELL chunk would have more than 32 lanes on the GPU.
     InputError
-        If a parameter is none of those.
+        If a parameter has none of the values above.
 
     References
     ----------
@@ -140,11 +140,11 @@ def sell_operator(
     count = threads or count_cpus()
     made = sell.build(m, height=int(C), lanes=int(lanes), sigma=sigma, index=index, block=block,
                       dtype=_stored_dtype(wanted, dtype), threads=count)  # fmt: skip
-    return Operator(Choice(PreparedSell(made), "sell", "asked for", count), m.shape, wanted, m)
+    return Operator(Choice(PreparedSell(made), "sell", choice.BY_CALLER, count), m.shape, wanted, m)
 
 
 def _check_format(C: int, sigma: int | str, T: int | None, index: str, block: int | str) -> None:  # noqa: N803
-    """Refuse what are no parameters of SELL-C-sigma."""
+    """Refuse values that are no parameters of SELL-C-sigma."""
     for name, value in (("C", C), ("T", T), ("sigma", sigma), ("block", block)):
         if name in ("C", "T") or value != "auto":
             check_count(name, value, "the default")
@@ -160,14 +160,14 @@ def ehyb_operator(a: Any, *, part: IndexArray | None = None, dtype: npt.DTypeLik
     a : cupyx.scipy.sparse matrix
         Square.
     part : (nrows,) int, optional
-        Part of each row; by METIS unless given, which needs pymetis.
+        Part of each row; by default METIS chooses, which needs pymetis.
     dtype : dtype, optional
         As for `operator`.
 
     Returns
     -------
     Operator
-        Its `permuted` stays in the order of the parts, so that x and y are not reordered for each product.
+        Its `permuted` works in the order of the parts, so that x and y are not reordered for each product.
 
     Raises
     ------
@@ -187,7 +187,7 @@ def ehyb_operator(a: Any, *, part: IndexArray | None = None, dtype: npt.DTypeLik
     """
     m, wanted = read_matrix(a)
     made = PreparedEhyb(ehyb.build(m, part=part, dtype=_stored_dtype(wanted, dtype)))
-    return Operator(Choice(made, "ehyb", "asked for", 1), m.shape, wanted, m)
+    return Operator(Choice(made, "ehyb", choice.BY_CALLER, 1), m.shape, wanted, m)
 
 
 def open_operator(url: str | Path, *, on_gpu: bool = False, threads: int | None = None) -> Operator:
@@ -198,7 +198,7 @@ def open_operator(url: str | Path, *, on_gpu: bool = False, threads: int | None 
     url : str or Path
         A path or fsspec URL.
     on_gpu : bool
-        Bring it to the current CUDA device.
+        Whether to copy it to the current CUDA device.
     threads : int, optional
         On the CPU.
 
@@ -211,7 +211,7 @@ def open_operator(url: str | Path, *, on_gpu: bool = False, threads: int | None 
     MatrixError
         If there is no operator.
     InputError
-        If it is for the CPU only, and asked for on the GPU; or shared by both, and not asked for there.
+        If the operator is for the CPU only and `on_gpu` is set, or needs a GPU and `on_gpu` is not set.
     CorruptError
         If a Zarr chunk is missing, truncated or altered.
 
@@ -253,7 +253,7 @@ def _split_again(
 
 
 def read_matrix(a: Any) -> tuple[CSR, np.dtype[Any]]:
-    """Return a matrix of SciPy's or CuPy's, or in blocks, as a `CSR` of floats or complex numbers, and its dtype."""
+    """Return a matrix of SciPy's or CuPy's, or a block matrix, as a `CSR` of floats or complex numbers; its dtype."""
     if isinstance(a, BSR):
         return _of_floats(entries(a))
     return _of_floats(cupy_operands.from_cupyx(a) if cupy_operands.is_cupyx(a) else from_scipy(a))
@@ -282,6 +282,6 @@ def _stored_dtype(wanted: np.dtype[Any], dtype: npt.DTypeLike | None) -> np.dtyp
 
 
 def _blocks_of(a: Any, stored: np.dtype[Any]) -> BSR:
-    """Return a block matrix of the host, values as they are to be stored."""
+    """Return a block matrix of the host, with values in the dtype to store."""
     m = a if isinstance(a, BSR) else bsr_from_scipy(a)
     return BSR(m.indptr, m.indices, m.data.astype(stored, copy=False), m.shape)

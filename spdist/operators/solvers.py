@@ -1,7 +1,7 @@
 """Iterations around products with vectors: conjugate gradients and PageRank, in one process or on all workers at once.
 
-Each is one loop over a space: something that multiplies a vector, and sums over all of its parts. An iteration works in
-place and reads no number on the host, so that on GPUs a CUDA graph of `LOOKS` of them is launched again and again.
+Each solver is one loop over a `Space`, which multiplies a vector and sums over all parts. An iteration works in place
+and reads no number on the host, so that on GPUs a CUDA graph of `LOOKS` iterations is launched repeatedly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from spdist.operators.partitioned import PartitionedOperator, on_host
 from spdist.operators.prepare import operator
 
 LOOKS = 8
-"""Iterations between looks at the residual on a GPU: each look waits for it. A CUDA graph holds as many."""
+"""Iterations between two checks of the residual on a GPU, for which the host waits; a CUDA graph holds as many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Solution:
     Attributes
     ----------
     x : (n,) array
-        The vector that was found; on the GPU if the operator is.
+        The solution; on the GPU if the operator is.
     iterations : int
     residual : float
         The quantity that the tolerance bounds, after the last iteration: ``|b - A x|`` of conjugate gradients, the
@@ -65,13 +65,20 @@ class Solution:
 
 
 class Space(Protocol):
-    """The interface that a loop needs of a matrix; `spdist.operators.partitioned.PartitionMember` is one."""
+    """A matrix as a loop uses it; `spdist.operators.partitioned.PartitionMember` is one."""
 
     xp: Any
     x: Any
 
     def matvec(self, x: DeviceArray, out: DeviceArray | None = None) -> Any:
-        """Return ``A @ x``; write it to `out` if it is given."""
+        """Return ``A @ x``; write it to `out` if it is given.
+
+        Parameters
+        ----------
+        x : (n,) array
+            This part of the vector.
+        out : (n,) array, optional
+        """
 
     def total(self, values: DeviceArray) -> Any:
         """Set values to their sums over all parts; return them."""
@@ -109,11 +116,11 @@ def conjugate_gradient(
     diagonal : (n,) array, optional
         Diagonal of A, positive: residuals are divided by it (Jacobi's preconditioner).
     rtol : float
-        Ends at ``|b - A x| <= rtol |b|``, as the recurrence has it.
+        Iterations end once ``|b - A x| <= rtol |b|``, by the recurrence for the residual.
     maxiter : int, optional
         10 n by default.
     cuda_graph : bool
-        Whether iterations on a GPU are captured as a CUDA graph; results are the same.
+        Whether iterations on a GPU are captured as a CUDA graph; it does not change results.
 
     Returns
     -------
@@ -122,7 +129,7 @@ def conjugate_gradient(
     Raises
     ------
     MatrixError
-        If A is not square, a vector does not fit or is not of finite numbers, or the diagonal is not positive.
+        If A is not square, a vector does not fit or holds NaN or infinity, or the diagonal is not positive.
 
     References
     ----------
@@ -172,9 +179,10 @@ def pagerank(
     damping : float
         Chance to follow a link. A node without links passes its rank to all nodes in equal shares.
     tolerance : float
-        Ends once ranks change by no more than that in total.
+        Iterations end once ranks change by no more than this in total.
     workers, scheduler, security, on_gpu
-        As for `partitioned`, if one of them is given; otherwise this process ranks the graph where it is.
+        As for `partitioned`, if one of them is given; otherwise this process ranks the graph on the device that holds
+        it.
     cuda_graph : bool
         As for `conjugate_gradient`.
 
@@ -203,7 +211,7 @@ def pagerank(
         raise MatrixError(f"a graph's matrix is square and not empty, this is {links.shape[0]:,} x {links.shape[1]:,}")
     if not 0 <= damping < 1:
         raise InputError(f"damping={damping} must be at least 0 and below 1")
-    m = _followed(links)
+    m = _transition_matrix(links)
     start = module_of(m.data).full(m.shape[0], 1 / m.shape[0], m.dtype)
     options = {"damping": damping, "tolerance": tolerance, "maxiter": maxiter, "cuda_graph": cuda_graph}
     if workers is None and scheduler is None and not on_gpu:
@@ -214,7 +222,7 @@ def pagerank(
         return _on(a, pagerank_loop, start, **options)
 
 
-def _followed(links: Any) -> Any:
+def _transition_matrix(links: Any) -> Any:
     """Return the matrix that moves ranks along links: transposed, each column with a sum of 1 or empty."""
     library: Any = sp
     if cupy_operands.is_cupyx(links):
@@ -225,7 +233,7 @@ def _followed(links: Any) -> Any:
     m = m.astype(m.dtype if m.dtype.kind == "f" else np.float64)
     if not ((m.data >= 0) & (m.data < math.inf)).all():  # NaN is neither
         raise MatrixError(
-            "links have weights below zero, infinite ones, or that are no numbers: PageRank follows links by chance"
+            "links have weights that are negative, infinite or NaN: PageRank follows links by chance, give weights >= 0"
         )
     out = module_of(m.data).asarray(m.sum(axis=1)).ravel()
     shares = (out > 0) / out.clip(np.finfo(m.dtype).tiny)
@@ -241,19 +249,19 @@ def _on(a: Operator | PartitionedOperator, loop: Callable[..., Any], *vectors: A
 
 
 def _back_on_host(part: Space, *vectors: Any, loop: Callable[..., Any], **options: Any) -> tuple[Any, ...]:
-    """Run a loop on one of the workers; its vector goes to the driver."""
+    """Run a loop on one of the workers; return its vector in host memory, for the driver."""
     x, *facts = loop(part, *vectors, **options)
     return on_host(x), *facts
 
 
-# -- the loops, on each part alike -------------------------------------------------------------------------------------
+# -- the loops, which every part runs ----------------------------------------------------------------------------------
 
 
 def _iterate(
     space: Space, step: Callable[[], None], look: Callable[[], float], value: float, limit: float, maxiter: int,
     cuda_graph: bool,
 ) -> tuple[int, float, str]:  # fmt: skip
-    """Take steps until a value is within its limit or no number; return how many, the value, how they were launched."""
+    """Iterate until a value is within its limit or NaN; return the iterations, the value, how they were launched."""
 
     def agree(captured: bool) -> bool:
         return float(space.total(space.xp.full(1, float(not captured)))[0]) == 0
@@ -284,7 +292,7 @@ def conjugate_gradient_loop(
     scale : (n,) array, optional
         ``scale * r`` is the preconditioned residual.
     rtol : float
-        Ends once ``|r| <= rtol |b|``.
+        Iterations end once ``|r| <= rtol |b|``.
     maxiter : int
     cuda_graph : bool
         Whether iterations on a GPU are captured as a CUDA graph.
@@ -310,7 +318,7 @@ def conjugate_gradient_loop(
         space.total(curved)
         update.advance(x, r, p, q, scale, sums)
         space.total(reduced)
-        update.turn(p, z, sums)
+        update.set_direction(p, z, sums)
 
     def look() -> float:
         return math.sqrt(float(sums[RR]))
@@ -334,7 +342,7 @@ def pagerank_loop(
     damping : float
         Chance to follow a link.
     tolerance : float
-        Ends once ranks change by no more than this in total.
+        Iterations end once ranks change by no more than this in total.
     maxiter : int
     cuda_graph : bool
         Whether iterations on a GPU are captured as a CUDA graph.
@@ -352,9 +360,9 @@ def pagerank_loop(
 
     def step() -> None:
         space.matvec(ranks, moved)
-        update.dot(moved, None, kept)  # the rank lost at nodes without links goes to all nodes in equal shares
+        update.dot(moved, None, kept)  # nodes without links pass their rank to all nodes in equal shares
         space.total(kept)
-        update.settle(ranks, moved, damping, nodes, sums)
+        update.set_ranks(ranks, moved, damping, nodes, sums)
         space.total(changed)
 
     def look() -> float:

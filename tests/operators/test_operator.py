@@ -126,7 +126,7 @@ def test_opening_checks(tmp_path):
 def test_it_says_what_it_chose_and_why():
     m = stencil(8)
     tried = spdist.operator(m)
-    assert tried.why.startswith("auto: quickest of ")
+    assert tried.why.startswith("auto: fastest of ")
     assert all(name in tried.why for name in ("sell", "scipy"))
     once = spdist.operator(m, uses=1)
     assert once.why == "auto: the model's choice for 1 uses"

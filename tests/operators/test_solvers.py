@@ -266,7 +266,7 @@ def test_captured_gradients_are_those_launched_one_by_one(on_host, scaled, itera
         )
         found[graph] = x
         assert (done, converged) == (iterations, False)
-        one = ["spmv_csr", "update_dot", "update_advance", "update_turn"]
+        one = ["spmv_csr", "update_dot", "update_advance", "update_direction"]
         names = [name.partition("<")[0] for name in host_cupy.Module.launched]
         assert names == ["spmv_csr", *["update_dot"] * 3, *one * iterations]
         np.testing.assert_allclose(x, expected.x, atol=1e-7)
@@ -279,7 +279,7 @@ def test_captured_gradients_are_those_launched_one_by_one(on_host, scaled, itera
 
 def test_captured_ranks_are_those_launched_one_by_one(on_host):
     m = abs(random_matrix(200, 200, 3, 4))
-    moves = solvers._followed(m)
+    moves = solvers._transition_matrix(m)
     start = host_cupy.filled(np.full(200, 1 / 200))
     expected = spdist.pagerank(m, maxiter=3 * LOOKS, tolerance=0)
     found = {}
@@ -291,7 +291,7 @@ def test_captured_ranks_are_those_launched_one_by_one(on_host):
         )
         assert not np.shares_memory(found[graph], space.x)  # the next products are multiplied there
         names = [name.partition("<")[0] for name in host_cupy.Module.launched]
-        assert names == ["spmv_csr", "update_dot", "update_settle"] * 3 * LOOKS
+        assert names == ["spmv_csr", "update_dot", "update_ranks"] * 3 * LOOKS
         assert done == 3 * LOOKS
         np.testing.assert_allclose(found[graph], expected.x, rtol=1e-12)
         np.testing.assert_allclose(change, expected.residual, rtol=1e-6)

@@ -1,11 +1,11 @@
 """Rows of a matrix split between a GPU and this process's cores, for products with vectors.
 
-The GPU has the first rows, the host the others. While the GPU's rows are launched, the elements of x that the host's
-rows use are downloaded to page-locked memory; the host's rows of y are uploaded while the GPU multiplies. The caller's
-stream waits for the upload, the host only for the download.
+The GPU multiplies the first rows, the host the others. While the GPU's rows are launched, the elements of x that the
+host's rows use are downloaded to page-locked memory; the host's rows of y are uploaded while the GPU multiplies. The
+caller's stream waits for the upload, the host only for the download.
 
-The split is fixed when the matrix is prepared: both sides are timed, and each gets so many rows that both take equally
-long. It is used only if the product is then quicker than the GPU alone, by more than repeated times differ.
+The split is fixed when the matrix is prepared: both sides are timed, and the rows are split so that both take equally
+long. The split is used only if its product is faster than the GPU alone, by more than repeated timings differ.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX
 
 FIRST_SHARE = 1 / 32
-"""Share of the matrix that the host is timed with first."""
+"""Share of the matrix for which the host is timed first."""
 ROUNDS = 3
-"""Most shares that the host is timed with."""
+"""Most shares for which the host is timed."""
 CLOSE = 0.1
 """Relative change of the share below which the host is not timed again."""
-TURNS = 9
+ALTERNATIONS = 9
 """Final timings of the split product and of the GPU alone, alternating."""
 PRODUCTS = 5
 """Products that one timing averages."""
 TRIES = 3
-"""Timings of the host with a share; the least one counts."""
+"""Timings of the host for a share; the least counts."""
 WIDER = 1.25
-"""A range of x is copied whole, not gathered, if it is at most so many times as long as the elements used of it."""
+"""A range of x is copied whole, not gathered, if it has at most this many times the elements that are used."""
 
 
 class HostTransfers:
-    """Downloads of x and uploads of y for the host's rows, on a stream of their own.
+    """Downloads of x and uploads of y for the host's rows, on a separate stream.
 
     Attributes
     ----------
@@ -63,31 +63,47 @@ class HostTransfers:
         self._ready, self._arrived, self._returned = (cupy.cuda.Event(disable_timing=True) for _ in range(3))
         self._memory: dict[str, Bytes] = {}
 
-    def fetch(self, asked: Any, caller: Any) -> Any:
-        """Begin to download an array once the stream `caller` has made it; return its staging buffer."""
-        there = self._place("x", asked.shape, asked.dtype)
+    def download(self, used: Any, caller: Any) -> Any:
+        """Start the download of elements of x; return the staging buffer that they go to.
+
+        Parameters
+        ----------
+        used : cupy.ndarray
+        caller : cupy.cuda.Stream
+            The download waits for earlier work on this stream.
+        """
+        staged = self._buffer("x", used.shape, used.dtype)
         self._ready.record(caller)
         self.stream.wait_event(self._ready)
-        if asked.size:
+        if used.size:
             down = self._runtime.memcpyDeviceToHost
-            self._runtime.memcpyAsync(there.ctypes.data, asked.data.ptr, asked.nbytes, down, self.stream.ptr)
+            self._runtime.memcpyAsync(staged.ctypes.data, used.data.ptr, used.nbytes, down, self.stream.ptr)
         self._arrived.record(self.stream)
-        return there
+        return staged
 
     def rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Wait for the download; return a staging buffer for rows of y, whose previous upload has ended by then."""
         self._arrived.synchronize()
-        return self._place("y", shape, dtype)
+        return self._buffer("y", shape, dtype)
 
-    def give_back(self, rows: Any, out: Any, caller: Any) -> None:
-        """Begin to upload rows of y; later work on the stream `caller` waits for it."""
+    def upload(self, rows: Any, out: Any, caller: Any) -> None:
+        """Start the upload of rows of y.
+
+        Parameters
+        ----------
+        rows : array
+            From `rows`.
+        out : cupy.ndarray
+        caller : cupy.cuda.Stream
+            Later work on this stream waits for the upload.
+        """
         if rows.size:
             up = self._runtime.memcpyHostToDevice
             self._runtime.memcpyAsync(out.data.ptr, rows.ctypes.data, rows.nbytes, up, self.stream.ptr)
         self._returned.record(self.stream)
         caller.wait_event(self._returned)
 
-    def _place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def _buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return page-locked memory as an array."""
         count = math.prod(shape)
         if name not in self._memory or len(self._memory[name]) < count * dtype.itemsize:
@@ -107,16 +123,16 @@ class PreparedSplit:
     Attributes
     ----------
     device : PreparedMatrix or None
-        The rows before `cut`; None leaves them out.
+        The rows before `cut`; None to time the host's rows alone.
     host : PreparedMatrix
-        The other rows; their columns are numbered by the elements of x that they use.
+        The other rows; their columns count only the elements of x that they use.
     shape : (nrows, ncols)
     cut : int
         The first row on the host.
     low, high : int
         The host's rows use columns of ``[low, high)`` only.
     columns : (n,) int32 or None
-        The columns that they use, on the GPU; None for all of ``[low, high)``.
+        The columns that the host's rows use, on the GPU; None if they use all of ``[low, high)``.
     """
 
     device: PreparedMatrix | None
@@ -139,8 +155,8 @@ class PreparedSplit:
         return self.host.nbytes + order + (0 if self.device is None else self.device.nbytes)
 
     @property
-    def asked(self) -> int:
-        """Elements of x that go to the host."""
+    def host_elements(self) -> int:
+        """Elements of x that are downloaded to the host."""
         return self.high - self.low if self.columns is None else len(self.columns)
 
     def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
@@ -156,19 +172,19 @@ class PreparedSplit:
         caller = cupy.cuda.get_current_stream()
         if caller.is_capturing():
             raise InputError(
-                f"rows from {self.cut:,} on are multiplied by cores of the host, which a CUDA graph does not hold: "
-                f"take products one by one, or prepare the operator by another method than 'hybrid'"
+                f"rows from {self.cut:,} on are multiplied by cores of the host, which a CUDA graph cannot capture: "
+                f"call products one by one, or prepare the operator by another method than 'hybrid'"
             )
         y = cupy.empty((self.shape[0], *x.shape[1:]), x.dtype) if out is None else out
         transfers = self._transfers
         with transfers.lock:
-            asked = x[self.low : self.high] if self.columns is None else multiply_gpu.gather(x, self.columns)
-            there = transfers.fetch(asked, caller)
+            used = x[self.low : self.high] if self.columns is None else multiply_gpu.gather(x, self.columns)
+            staged = transfers.download(used, caller)
             if self.device is not None:
                 self.device.multiply(x, y[: self.cut], threads)
             rows = transfers.rows((self.shape[0] - self.cut, *x.shape[1:]), x.dtype)
-            self.host.multiply(there, rows, threads)
-            transfers.give_back(rows, y[self.cut :], caller)
+            self.host.multiply(staged, rows, threads)
+            transfers.upload(rows, y[self.cut :], caller)
         return y
 
     @functools.cached_property
@@ -176,11 +192,11 @@ class PreparedSplit:
         return HostTransfers()
 
     def describe(self) -> str:
-        """Say in what form the matrix is, for people."""
+        """Describe the form, for people."""
         form = "none" if self.device is None else self.device.describe()
         return (
             f"{self.cut:,} rows on the GPU ({form}), {self.shape[0] - self.cut:,} on the host "
-            f"({self.host.describe()}), which asks for {self.asked:,} elements of x"
+            f"({self.host.describe()}), which reads {self.host_elements:,} elements of x"
         )
 
 
@@ -210,12 +226,12 @@ class Cuts:
         self.weights = self.offsets + np.arange(len(self.offsets))  # an entry, and a row to write
 
     def row(self, share: float) -> int:
-        """Return the row from which on the given share of the matrix lies: not the first, nor after the last."""
+        """Return the first row of the last `share` of the matrix; never row 0, so that the GPU has a row."""
         at = int(np.searchsorted(self.weights, (1 - share) * self.weights[-1]))
         return min(max(at, 1), self.a.nrows - 1)
 
     def share(self, cut: int) -> float:
-        """Return the share of the matrix that lies from a row on."""
+        """Return the share of the matrix in the rows from `cut` on."""
         return 1 - float(self.weights[cut] / self.weights[-1])
 
     def before(self, cut: int) -> CSR:
@@ -236,20 +252,20 @@ def _on_host(array: DeviceArray) -> Any:
 
 
 def renumbered(a: CSR) -> tuple[CSR, int, int, Any]:
-    """Return the host's rows with columns numbered by the elements of x that they use.
+    """Return the host's rows with columns that count only the elements of x that they use.
 
     Returns
     -------
     CSR, int, int, (n,) int32 or None
-        The rows, the range ``[low, high)`` of columns that they use, and these columns; None if all of the range.
+        The rows, the range ``[low, high)`` of columns that they use, and these columns; None if they use all of it.
     """
-    asks = np.zeros(a.ncols, bool)
-    asks[a.indices] = True
-    columns = np.flatnonzero(asks).astype(np.int32)
+    uses = np.zeros(a.ncols, bool)
+    uses[a.indices] = True
+    columns = np.flatnonzero(uses).astype(np.int32)
     low, high = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, 0)
     if high - low <= WIDER * len(columns):
         return CSR(a.indptr, (a.indices - low).astype(np.int32), a.data, (a.nrows, high - low)), low, high, None
-    place = np.cumsum(asks, dtype=np.int32) - 1
+    place = np.cumsum(uses, dtype=np.int32) - 1
     return CSR(a.indptr, place[a.indices].astype(np.int32), a.data, (a.nrows, len(columns))), low, high, columns
 
 
@@ -283,12 +299,12 @@ def to_csr(before: CSR, after: CSR, product: PreparedSplit) -> CSR:
 
 @dataclass(frozen=True)
 class Forms:
-    """How to prepare rows on either side, and how long the GPU takes alone.
+    """Functions that prepare rows on either side, and that time the GPU alone.
 
     Attributes
     ----------
     on_gpu, on_host : callable
-        Each prepares rows that lie there.
+        Prepare rows that are in the memory of the GPU, or of the host.
     alone : callable
         Returns the seconds of a product of the whole matrix on the GPU.
     dtype : dtype
@@ -305,9 +321,9 @@ class Forms:
 
 
 def prepare(a: CSR, forms: Forms) -> tuple[PreparedSplit | None, str]:
-    """Split a matrix between the GPU and the host if that pays.
+    """Split a matrix between the GPU and the host if the split product is faster.
 
-    While this is tried, the GPU holds its rows of the split product as well as the whole matrix.
+    During the timings the GPU holds its rows of the split product as well as the whole matrix.
 
     Parameters
     ----------
@@ -318,7 +334,7 @@ def prepare(a: CSR, forms: Forms) -> tuple[PreparedSplit | None, str]:
     Returns
     -------
     PreparedSplit or None, str
-        The split matrix, or None if the GPU alone is as quick; and why, for people.
+        The split matrix, or None if the GPU alone is as fast; and the reason, for people.
 
     Raises
     ------
@@ -331,16 +347,16 @@ def prepare(a: CSR, forms: Forms) -> tuple[PreparedSplit | None, str]:
     vectors = _vectors(a, forms.dtype)
     alone = forms.alone()
 
-    def chain(share: float) -> float:
+    def host_seconds(share: float) -> float:
         product = _cut(cuts, cuts.row(share), forms, gpu=False)
         return min(_seconds(product, vectors, forms.threads) for _ in range(TRIES))
 
-    fixed = chain(0.0)
+    fixed = host_seconds(0.0)
     if alone <= fixed:
-        return None, f"the GPU alone, {_us(alone)}: a row's way to the host and back takes {_us(fixed)}"
-    share = balance(alone, fixed, chain)
+        return None, f"the GPU alone, {_us(alone)}: copies to the host and back take {_us(fixed)} for a single row"
+    share = balance(alone, fixed, host_seconds)
     product = _cut(cuts, cuts.row(share), forms, gpu=True)
-    ours, theirs = _turns(lambda: _seconds(product, vectors, forms.threads), forms.alone)
+    ours, theirs = _alternating(lambda: _seconds(product, vectors, forms.threads), forms.alone)
     split = f"{cuts.share(product.cut):.1%} of the matrix on the host, threads={forms.threads}"
     both, one = _us(statistics.median(ours)), _us(statistics.median(theirs))
     if wins(ours, theirs):
@@ -348,21 +364,21 @@ def prepare(a: CSR, forms: Forms) -> tuple[PreparedSplit | None, str]:
     return None, f"the GPU alone, {one}: with {split}, {both}, no gain beyond the noise"
 
 
-def balance(alone: float, fixed: float, chain: Callable[[float], float]) -> float:
-    """Return the share of the matrix with which the host takes as long as the GPU.
+def balance(alone: float, fixed: float, host_seconds: Callable[[float], float]) -> float:
+    """Return the share of the matrix for which the host takes as long as the GPU takes for the rest.
 
     Parameters
     ----------
     alone : float
-        Seconds of the GPU with the whole matrix; with a part, proportionally less.
+        Seconds of the GPU for the whole matrix; a part is assumed to take proportionally less.
     fixed : float
-        Seconds of the host with a single row.
-    chain : callable
-        Returns the seconds of the host with a share, with download and upload.
+        Seconds of the host for a single row.
+    host_seconds : callable
+        Returns the seconds of the host for a share, including download and upload.
     """
     share = FIRST_SHARE
     for _ in range(ROUNDS):
-        slope = max(chain(share) - fixed, 0.0) / share
+        slope = max(host_seconds(share) - fixed, 0.0) / share
         before, share = share, (alone - fixed) / (alone + slope)
         if abs(share - before) <= CLOSE * before:
             break
@@ -370,7 +386,7 @@ def balance(alone: float, fixed: float, chain: Callable[[float], float]) -> floa
 
 
 def wins(ours: list[float], theirs: list[float]) -> bool:
-    """Whether the upper quartile of our times is below the lower quartile of theirs.
+    """Whether the upper quartile of `ours` is below the lower quartile of `theirs`.
 
     Parameters
     ----------
@@ -386,7 +402,7 @@ def wins(ours: list[float], theirs: list[float]) -> bool:
 
 
 def _cut(cuts: Cuts, cut: int, forms: Forms, gpu: bool) -> PreparedSplit:
-    """Prepare a cut matrix; its rows of the GPU only if asked for."""
+    """Prepare a matrix cut at a row; the GPU's rows only if `gpu` is set."""
     rows, low, high, columns = renumbered(cuts.after(cut))
     if columns is not None:
         import cupy
@@ -404,7 +420,7 @@ def _vectors(a: CSR, dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
 
 def _seconds(product: PreparedSplit, vectors: tuple[Any, Any], threads: int) -> float:
-    """Return the seconds of one of several products, by the clock of the host, which takes part."""
+    """Return the mean seconds of several products, by the clock of the host, which takes part in them."""
     import cupy
 
     stream = cupy.cuda.get_current_stream()
@@ -417,9 +433,9 @@ def _seconds(product: PreparedSplit, vectors: tuple[Any, Any], threads: int) -> 
     return (time.perf_counter() - begin) / PRODUCTS
 
 
-def _turns(ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[list[float], list[float]]:
-    """Time two products alternately: a disturbance then hits both."""
-    pairs = [(ours(), theirs()) for _ in range(TURNS)]
+def _alternating(ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[list[float], list[float]]:
+    """Time two products alternately, so that a disturbance affects both."""
+    pairs = [(ours(), theirs()) for _ in range(ALTERNATIONS)]
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
 

@@ -1,4 +1,4 @@
-// updates.cu: what an iteration of a solver does to its vectors, each step with the sums it needs in one launch.
+// vector_updates.cu: in-place updates of a solver's vectors, each with the sums it needs in one launch.
 //
 // Conjugate gradients: M. R. Hestenes, E. Stiefel, "Methods of Conjugate Gradients for Solving Linear Systems", J. Res.
 // NBS 49(6), 1952. PageRank: L. Page, S. Brin, R. Motwani, T. Winograd, "The PageRank Citation Ranking: Bringing Order to
@@ -6,10 +6,10 @@
 // Launch  block 256, a grid of any size; each thread takes elements that lie a grid apart.
 // Shared  a double for each warp, static.
 // Pre     vectors of n elements that do not overlap; partial: [2 * gridDim.x]; *arrived is 0; no other launch with these
-//         runs meanwhile.
-// Post    every element written once. Sums are written by the thread block that ends last, which adds up those of all
-//         blocks in order: the same bits on every run with the same grid. *arrived is 0 again.
-// Launched early: what is read may be what the launch before writes, so that it is no `__restrict__`.
+//         arrays runs at the same time.
+// Post    every element written once. The thread block that ends last adds up the sums of all thread blocks in order and
+//         writes them: equal bits on every run with an equal grid. *arrived is 0 again.
+// Launched early: inputs may be outputs of the previous launch, so they are not `__restrict__`.
 #include "common.cuh"
 
 constexpr int THREADS = SPDIST_UPDATE_THREADS, WARPS = THREADS / 32;
@@ -99,17 +99,17 @@ update_advance(const i64 n, const Value* scale, const Value* p, Value* __restric
 // p = z + (RZ / BEFORE) p.
 template <typename Value>
 __global__ void __launch_bounds__(THREADS)
-update_turn(const i64 n, const Value* z, Value* __restrict__ p, const double* sums) {
+update_direction(const i64 n, const Value* z, Value* __restrict__ p, const double* sums) {
     take_turn();
     const Value factor = Value(typename Real<Value>::Type(ratio(sums[RZ], sums[BEFORE])));
 #pragma unroll 4
     for (i64 i = first_element(); i < n; i += elements_apart()) p[i] = z[i] + factor * p[i];
 }
 
-// ranks = damping moved + what is left of 1, in equal shares for all nodes; CHANGED = what ranks of these elements changed.
+// ranks = damping moved + equal shares of the remaining rank; CHANGED = sum of the changes of ranks.
 template <typename Value>
 __global__ void __launch_bounds__(THREADS)
-update_settle(const i64 n, const double damping, const double nodes, const Value* moved,
+update_ranks(const i64 n, const double damping, const double nodes, const Value* moved,
               Value* __restrict__ ranks, double* sums, double* partial, u32* arrived) {
     take_turn();
     const double share = (1 - damping * sums[KEPT]) / nodes;

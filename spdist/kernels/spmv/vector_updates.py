@@ -1,6 +1,6 @@
 """In-place updates of a solver's vectors, with the sums that they need.
 
-On the GPU each update is one launch, and sums stay in device memory; on the host NumPy does it. Sums are doubles.
+On the GPU each update is one launch, and sums stay in device memory; on the host NumPy computes them. Sums are doubles.
 
 References
 ----------
@@ -24,7 +24,7 @@ FILE = "spmv/vector_updates.cu"
 BLOCKS = 512
 """Most thread blocks: few enough for a large GPU to run all of them at a time."""
 PQ, RZ, RR, BEFORE = map(int, ConjugateGradientSum)
-"""Places of sums: (p, q), (r, z), (r, r), and (r, z) of the iteration before."""
+"""Places of sums: (p, q), (r, z), (r, r), and (r, z) of the previous iteration."""
 KEPT, CHANGED = map(int, PageRankSum)
 """Places of sums: the ranks that moved along links, and the total change of ranks."""
 
@@ -33,25 +33,54 @@ class Updates(Protocol):
     """The updates of vectors of one length and dtype; vectors of a call do not overlap."""
 
     def dot(self, x: DeviceArray, y: DeviceArray | None, out: DeviceArray) -> None:
-        """Set ``out[0]`` to the real part of ``(x, y)``, or of the sum of x if y is None."""
+        """Set ``out[0]`` to the real part of ``(x, y)``, or of the sum of x if y is None.
+
+        Parameters
+        ----------
+        x, y : (n,) array
+        out : (1,) float64
+        """
 
     def advance(
         self, x: DeviceArray, r: DeviceArray, p: DeviceArray, q: DeviceArray, scale: DeviceArray | None,
         sums: DeviceArray,
     ) -> None:  # fmt: skip
-        """Take a step of conjugate gradients along p, where q = A p.
+        """Take a step of conjugate gradients along p: ``x += step p``, ``r -= step q`` with ``step = RZ / PQ``.
 
-        ``x += step p``, ``r -= step q`` with ``step = RZ / PQ``, or 0 once r is 0. Of `sums`, BEFORE is set to RZ, then
-        RZ and RR to their new values. q is overwritten by ``z = scale r``, unless `scale` is None, when z is r.
+        The step is 0 once r is 0. Of `sums`, BEFORE is set to RZ, then RZ and RR to their new values. With a `scale`, q
+        is overwritten by ``z = scale r``; without one, z is r.
+
+        Parameters
+        ----------
+        x, r, p, q : (n,) array
+            Solution, residual, direction, and ``q = A p``.
+        scale : (n,) array, optional
+            The preconditioner.
+        sums : (4,) float64
         """
 
-    def turn(self, p: DeviceArray, z: DeviceArray, sums: DeviceArray) -> None:
-        """Set p to the next direction, ``z + (RZ / BEFORE) p``."""
+    def set_direction(self, p: DeviceArray, z: DeviceArray, sums: DeviceArray) -> None:
+        """Set p to the next direction, ``z + (RZ / BEFORE) p``.
 
-    def settle(self, ranks: DeviceArray, moved: DeviceArray, damping: float, nodes: float, sums: DeviceArray) -> None:
-        """Set ranks to ``damping moved`` plus an equal share for each of `nodes` of the rank lost to KEPT; set CHANGED.
+        Parameters
+        ----------
+        p, z : (n,) array
+        sums : (4,) float64
+        """
 
-        `moved` is overwritten.
+    def set_ranks(
+        self, ranks: DeviceArray, moved: DeviceArray, damping: float, nodes: float, sums: DeviceArray
+    ) -> None:
+        """Set ranks to ``damping moved`` plus equal shares of the remaining rank; set CHANGED.
+
+        Parameters
+        ----------
+        ranks : (n,) array
+        moved : (n,) array
+            Ranks that moved along links; overwritten.
+        damping, nodes : float
+            Chance to follow a link, and nodes of all parts.
+        sums : (2,) float64
         """
 
 
@@ -65,7 +94,9 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     index, pointer : str
         Not used: vectors have no indices.
     """
-    kernels = ("dot", "advance", "turn") if value.startswith("Complex") else ("dot", "advance", "turn", "settle")
+    kernels = (
+        ("dot", "advance", "direction") if value.startswith("Complex") else ("dot", "advance", "direction", "ranks")
+    )
     return {FILE: tuple(f"update_{kernel}<{value}>" for kernel in kernels)}
 
 
@@ -94,12 +125,14 @@ class OnHost:
         sums[BEFORE], sums[RR] = sums[RZ], np.vdot(r, r).real
         sums[RZ] = sums[RR] if scale is None else np.vdot(r, np.multiply(scale, r, out=q)).real
 
-    def turn(self, p: DeviceArray, z: DeviceArray, sums: DeviceArray) -> None:
+    def set_direction(self, p: DeviceArray, z: DeviceArray, sums: DeviceArray) -> None:
         """See `Updates`."""
         p *= _ratio(sums[RZ], sums[BEFORE])
         p += z
 
-    def settle(self, ranks: DeviceArray, moved: DeviceArray, damping: float, nodes: float, sums: DeviceArray) -> None:
+    def set_ranks(
+        self, ranks: DeviceArray, moved: DeviceArray, damping: float, nodes: float, sums: DeviceArray
+    ) -> None:
         """See `Updates`."""
         moved *= damping
         moved += (1 - damping * float(sums[KEPT])) / nodes
@@ -109,7 +142,7 @@ class OnHost:
 
 
 def _ratio(above: float, below: float) -> float:
-    """Return a ratio; 0 if r has become 0 between two looks."""
+    """Return a ratio; 0 if r has become 0 between two checks of the residual."""
     return float(above) / (float(below) or 1.0)
 
 
@@ -135,14 +168,16 @@ class OnGpu:
         """See `Updates`."""
         self._launch("advance", scale, p, q, x, r, sums, self.partial, self.arrived)
 
-    def turn(self, p: DeviceArray, z: DeviceArray, sums: DeviceArray) -> None:
+    def set_direction(self, p: DeviceArray, z: DeviceArray, sums: DeviceArray) -> None:
         """See `Updates`."""
-        self._launch("turn", z, p, sums)
+        self._launch("direction", z, p, sums)
 
-    def settle(self, ranks: DeviceArray, moved: DeviceArray, damping: float, nodes: float, sums: DeviceArray) -> None:
+    def set_ranks(
+        self, ranks: DeviceArray, moved: DeviceArray, damping: float, nodes: float, sums: DeviceArray
+    ) -> None:
         """See `Updates`."""
         numbers = np.float64(damping), np.float64(nodes)
-        self._launch("settle", *numbers, moved, ranks, sums, self.partial, self.arrived)
+        self._launch("ranks", *numbers, moved, ranks, sums, self.partial, self.arrived)
 
     def _launch(self, kernel: str, *arguments: Any) -> None:
         self.kernels(

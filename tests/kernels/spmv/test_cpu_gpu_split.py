@@ -85,7 +85,7 @@ def test_only_what_is_asked_for_goes_to_the_host():
     assert (near.low, near.high) == (384, 512)
     asked = np.unique(random_matrix(300, 3000, 4.0, 1)[290:].indices)
     np.testing.assert_array_equal(np.asarray(far.columns), asked)
-    assert f"asks for {len(asked):,} elements of x" in far.describe()
+    assert f"reads {len(asked):,} elements of x" in far.describe()
     assert "448 rows on the GPU (CSR), 64 on the host (SELL-16" in near.describe()
 
 
@@ -168,7 +168,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(("fixed", "gain", "said"), [
-    (1.5, 0.5, "the GPU alone, 1,000,000.0 us: a row's way to the host and back takes 1,500,000.0 us"),
+    (1.5, 0.5, "the GPU alone, 1,000,000.0 us: copies to the host and back take 1,500,000.0 us for a single row"),
     (0.1, 0.0, "the GPU alone, 1,000,000.0 us: with 8.3% of the matrix on the host, threads=2, 1,000,000.0 us, no g"),
     (0.1, 0.1, "8.3% of the matrix on the host, threads=2: 900,000.0 us, the GPU alone 1,000,000.0 us"),
 ])  # fmt: skip

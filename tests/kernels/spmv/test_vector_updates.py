@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(params=["numpy", "on host", pytest.param("gpu", marks=pytest.mark.gpu)])
 def place(request, monkeypatch, folder):
-    """Return what makes an array, and what makes the updates of vectors like it."""
+    """Return a function that makes an array, and one that makes the updates of vectors like it."""
     if request.param == "numpy":
         yield np.array, lambda x: vector_updates.OnHost()
     elif request.param == "gpu":
@@ -69,7 +69,7 @@ def test_dots(place, n, dtype):
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", LENGTHS)
-def test_a_step_and_a_turn(place, n, dtype, scaled):
+def test_a_step_and_a_direction(place, n, dtype, scaled):
     make, updates_of = place
     x, r, p, q, scale = vectors(n, dtype, 5)
     step, rz = 0.75, 1.5
@@ -84,7 +84,7 @@ def test_a_step_and_a_turn(place, n, dtype, scaled):
     if scaled:
         close(given[3], z, dtype)
     close(sums, [rz / step, np.vdot(r.astype("c16"), z).real, np.vdot(r.astype("c16"), r).real, rz], dtype)
-    update.turn(given[2], given[3] if scaled else given[1], sums)
+    update.set_direction(given[2], given[3] if scaled else given[1], sums)
     ratio = host(sums)[RZ] / rz
     close(given[2], z + ratio * p, dtype)
 
@@ -94,7 +94,7 @@ def test_nothing_is_left_of_r(place):
     x, r, p, q = (make(v) for v in (np.arange(4.0), np.zeros(4), np.zeros(4), np.zeros(4)))
     update, sums = updates_of(x), make(np.zeros(4))
     update.advance(x, r, p, q, None, sums)
-    update.turn(p, r, sums)
+    update.set_direction(p, r, sums)
     np.testing.assert_array_equal(host(x), np.arange(4))
     np.testing.assert_array_equal(host(p), 0)
     np.testing.assert_array_equal(host(sums), 0)
@@ -102,11 +102,11 @@ def test_nothing_is_left_of_r(place):
 
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 @pytest.mark.parametrize("n", LENGTHS)
-def test_settled(place, n, dtype):
+def test_ranks(place, n, dtype):
     make, updates_of = place
     ranks, moved = (abs(v) for v in vectors(n, dtype, 2))
     here, sums = make(ranks), make(np.array([0.25, np.nan]))
-    updates_of(here).settle(here, make(moved), 0.85, 2.0 * n + 1, sums)
+    updates_of(here).set_ranks(here, make(moved), 0.85, 2.0 * n + 1, sums)
     expected = 0.85 * moved + (1 - 0.85 * 0.25) / (2 * n + 1)
     close(here, expected, dtype)
     assert host(sums)[KEPT] == 0.25
