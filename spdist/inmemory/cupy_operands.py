@@ -34,7 +34,7 @@ class Method:
     multiply : callable
         Multiplies two `CSR` of CuPy's arrays by plus and times; its third argument is `InMemoryOptions.deterministic`.
     takes_options : bool
-        Whether the method takes semirings, masks, triangles, epilogues, threshold and top-n.
+        Whether the method supports semirings, masks, triangles, epilogues, threshold and top-n.
     """
 
     multiply: Callable[[CSR, CSR, bool], CSR]
@@ -87,7 +87,7 @@ def are_on_gpu(a: object, b: object) -> bool:
     on_gpu = is_cupyx(a), is_cupyx(b)
     if on_gpu[0] != on_gpu[1]:
         names = [f"{type(m).__module__}.{type(m).__name__}" for m in (a, b)]
-        raise MatrixError(f"A is a {names[0]}, B a {names[1]}: bring both to the GPU, or both to the host")
+        raise MatrixError(f"A is a {names[0]}, B a {names[1]}: copy both to the GPU, or both to the host")
     return on_gpu[0]
 
 
@@ -119,7 +119,7 @@ def to_cupyx(m: CSR) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _empty_cupyx(shape: tuple[int, int], dtype: np.dtype[Any]) -> Any:
-    """Return an empty matrix for `to_cupyx` to copy: given arrays, CuPy's constructor reads them and waits."""
+    """Return an empty matrix for `to_cupyx` to copy: CuPy's constructor reads given arrays and waits for the GPU."""
     import cupyx.scipy.sparse as csp
 
     out = csp.csr_matrix(shape, dtype=dtype)
@@ -153,7 +153,7 @@ def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any
     Raises
     ------
     InputError
-        If there is no such method, or it does not take the options.
+        If there is no such method, or it does not support the options.
     MatrixError
         If the shapes do not fit.
     """
@@ -208,7 +208,7 @@ def _multiply_with_options(a: Any, b: Any, spec: ProductSpec, options: InMemoryO
 
 
 def _canonical_mask(mask: CSR) -> CSR:
-    """Return a mask on the GPU whose rows are sorted and free of duplicates; a copy if it is not so already."""
+    """Return a mask on the GPU with sorted rows without duplicates; a copy unless the mask has such rows."""
     import cupy
 
     try:
@@ -258,14 +258,14 @@ def symbolic(a: Any, b: Any, deterministic: bool) -> Pattern:
 
 
 def numeric(pattern: Pattern, a: Any, b: Any) -> Any:
-    """Fill a structure with the values of ``a @ b``; see `spdist.numeric`.
+    """Compute the values of ``a @ b`` for a known structure; see `spdist.numeric`.
 
     Parameters
     ----------
     pattern : Pattern
         The structure that `symbolic` returned.
     a, b : cupyx.scipy.sparse matrix
-        Of the structure and dtypes that `symbolic` saw.
+        With the structure and dtypes that were passed to `symbolic`.
 
     Returns
     -------

@@ -27,7 +27,7 @@ class Method:
     multiply : callable
         Multiplies two canonical `CSR`.
     takes_options : bool
-        Whether it takes semirings, masks, triangles, epilogues, threshold and top-n.
+        Whether it supports semirings, masks, triangles, epilogues, threshold and top-n.
     """
 
     multiply: Callable[[CSR, CSR, ProductSpec, InMemoryOptions], CSR]
@@ -67,7 +67,7 @@ def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any
     Raises
     ------
     InputError
-        If there is no such method, or it does not take the options.
+        If there is no such method, or it does not support the options.
     MatrixError
         If the shapes do not fit.
     """
@@ -83,7 +83,7 @@ def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any
     left, right = _converted(a, b, options.thread_count, swapped=swapped)
     if method is None:
         raise InputError(
-            f"method {options.method!r} is not one of {', '.join(METHODS)}, which matrices of SciPy's have"
+            f"method {options.method!r} is not one of {', '.join(METHODS)}, the methods for matrices of SciPy's"
         )
     check_product_shapes(a.shape, b.shape)
     spec.check_square((left.nrows, right.ncols))
@@ -94,7 +94,7 @@ def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any
 
 
 def _converted(a: Any, b: Any, threads: int, *, swapped: bool) -> tuple[CSR, CSR]:
-    """Return A and B, or the transposes of B and A; an object that is given twice is converted and checked once."""
+    """Return A and B, or the transposes of B and A; if A and B are one object, convert and check it once."""
     first = from_scipy(a.T if swapped else a, threads)
     second = first if b is a else from_scipy(b.T if swapped else b, threads)
     return (second, first) if swapped else (first, second)
@@ -109,7 +109,7 @@ def reduce(a: Any, b: Any, what: Reduction, spec: ProductSpec, options: InMemory
     what : Reduction
     spec : ProductSpec
     options : InMemoryOptions
-        With method "cuda" C is made, and stays, on the GPU.
+        With method "cuda", C is computed on the GPU and not copied to the host.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Products of many values on one structure: `symbolic` finds the structure, `numeric` fills it."""
+"""Many products with one structure: `symbolic` finds the structure, `numeric` computes values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def symbolic(a: Any, b: Any, *, deterministic: bool = False) -> Pattern | HostPa
     a, b : sparse matrix or array
         As for `spgemm`; on the GPU, rows of B are sorted and free of duplicates.
     deterministic : bool
-        As for `spgemm`; holds for every `numeric` with this pattern.
+        As for `spgemm`; applies to every `numeric` with this pattern.
 
     Returns
     -------
@@ -77,14 +77,14 @@ def symbolic(a: Any, b: Any, *, deterministic: bool = False) -> Pattern | HostPa
 
 
 def numeric(pattern: Pattern | HostPattern, a: Any, b: Any) -> Any:
-    """Multiply operands of the structure that `symbolic` saw.
+    """Multiply operands with the structure that was passed to `symbolic`.
 
     Parameters
     ----------
     pattern : Pattern or HostPattern
         The structure that `symbolic` returned.
     a, b : sparse matrix or array
-        Of the structure and dtypes that `symbolic` saw.
+        With the structure and dtypes that were passed to `symbolic`.
 
     Returns
     -------
@@ -110,8 +110,7 @@ def numeric(pattern: Pattern | HostPattern, a: Any, b: Any) -> Any:
     if not same or not np.array_equal(c.indptr, pattern.indptr):
         raise MatrixError(
             f"the product is {c.nrows:,} x {c.ncols:,} with {c.nnz:,} entries, not the pattern's "
-            f"{pattern.shape[0]:,} x {pattern.shape[1]:,} with {pattern.nnz:,}, or they lie elsewhere: call symbolic "
-            f"again"
+            f"{pattern.shape[0]:,} x {pattern.shape[1]:,} with {pattern.nnz:,}, or in other places: call symbolic again"
         )
     return scipy_like(a, CSR(pattern.indptr, pattern.indices, c.data, pattern.shape))
 

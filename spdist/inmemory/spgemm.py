@@ -28,9 +28,9 @@ from spdist.units import check_count
 def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywords]) -> Any:
     """Multiply two sparse matrices in memory: SciPy in, SciPy out; CuPy in, CuPy out; tensors in, tensors out.
 
-    Options change the rows of C while they are made, so that the whole product never exists. They apply in this order:
-    semiring, mask and triangle, epilogue, threshold, top-n. On the GPU, the C of CuPy operands is made before its rows
-    are cut by value, and functions of your own also need expressions in C.
+    Options change the rows of C while they are computed, so that the whole product never exists. They apply in this
+    order: semiring, mask and triangle, epilogue, threshold, top-n. On the GPU, the C of CuPy operands is computed whole
+    before its rows are cut by value, and functions of your own also need expressions in C.
 
     Parameters
     ----------
@@ -39,16 +39,16 @@ def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywor
 
         - SciPy's: bool, integers, float32/64, complex64/128; through the GPU no integers of 8 or 16 bits.
         - `cupyx.scipy.sparse`: bool, float32/64, complex64/128.
-        - Sparse tensors of PyTorch, on the CPU as SciPy's, on a GPU as CuPy's; without gradients. The mask may be one
-          too, and C is one of layout `torch.sparse_csr`.
+        - Sparse tensors of PyTorch without gradients: on the CPU with the dtypes of SciPy's, on a GPU with those of
+          CuPy's. The mask may be a tensor too, and C is a tensor of layout `torch.sparse_csr`.
         - Block matrices, SciPy's `bsr_array` or `spdist.BSR` on the host or the GPU, with blocks of r x s and s x t.
-          They are multiplied block by block. If only one is in blocks, or the blocks do not fit, entries are
-          multiplied, which is logged.
+          They are multiplied block by block. If only one has blocks, or the blocks do not fit, they are multiplied
+          entry by entry, and a line is logged.
         - `spdist.VBR`, blocks of many sizes: entries are multiplied.
     method : str
-        - SciPy's matrices: "auto", "scipy" or "numba" multiply on the CPU; "auto" picks one from a cheap look at the
-          operands. "cuda" sends row blocks through the GPU, which need not hold any of the three matrices. "hyspmm" is
-          the hybrid of CPU and GPU of [2]_.
+        - SciPy's matrices: "auto", "scipy" or "numba" multiply on the CPU; "auto" chooses by the estimated number of
+          products. "cuda" streams row blocks through the GPU, which need not hold any of the three matrices. "hyspmm"
+          is the hybrid of CPU and GPU of [2]_.
         - CuPy's matrices: "auto" and "rowwise" multiply each row by the kernel that suits it; "esc" is expansion,
           sorting, compression [1]_.
         - Blocks on the host: "auto", "numba" or "cuda".
@@ -57,8 +57,8 @@ def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywor
     threads : int, optional
         Threads on the CPU; by default one for each core.
     deterministic : bool
-        On the GPU, give the same bits on every run: products are added in the order of A's entries. Otherwise long rows
-        are summed in any order. The CPU and "esc" always give the same bits.
+        Whether the GPU gives equal bits on every run: products are added in the order of A's entries. Otherwise long
+        rows are summed in any order. The CPU and "esc" always give equal bits.
     memory_limit : int, optional
         Bytes of GPU memory that "cuda" may take; by default 0.9 of the free memory.
     semiring : str or Semiring
@@ -69,33 +69,33 @@ def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywor
         "plus_pair" int64; "plus_times" keeps bool. NaN is neither smaller nor larger than any value: "min" and "max"
         skip it.
     mask : sparse matrix or array, optional
-        C has entries only where the mask stores one, whatever its value; other products are not made. It has the shape
-        of C, and is on the host or the GPU.
+        C has entries only where the mask stores one, whatever its value; other products are not computed. The mask has
+        the shape of C, and is on the host or the GPU.
     complement : bool
         C has entries only where the mask stores none.
     triangle : {"upper"}, optional
-        Make only the entries on and above the diagonal. Meant for a C that is symmetric or Hermitian, as ``a @ a.T``
-        and ``a.conj().T @ a`` are; this is not checked, and products below the diagonal are not made. Excludes options
-        that need whole rows: `top_n`, and an epilogue that normalises. ``c + scipy.sparse.triu(c, 1).T`` is the whole
-        C, of a Hermitian one with ``.conj()``; `symmetrize` writes the whole of a stored C.
+        Compute only the entries on and above the diagonal. Meant for a symmetric or Hermitian C, as ``a @ a.T`` and
+        ``a.conj().T @ a`` are; symmetry is not checked. Excludes options that need whole rows: `top_n`, and an epilogue
+        that normalises. ``c + scipy.sparse.triu(c, 1).T`` is the whole C, with ``.conj()`` for a Hermitian C;
+        `symmetrize` writes the whole of a stored C.
     epilogue : Epilogue, optional
         Operations on the values of a finished row: scaling, a function of your own, normalisation, dropping zeros.
     threshold : float, optional
         Keep entries ``>= threshold``, compared in the dtype of C after the last product is added. Drops NaN.
     top_n : int, optional
-        Keep the `top_n` largest entries of each row, of equal ones those in smaller columns. Rows stay sorted by
+        Keep the `top_n` largest entries of each row; of equal entries, those in smaller columns. Rows stay sorted by
         column. Drops NaN.
     axis : {1, 0}
-        Whether `top_n` and an epilogue's norm apply to rows (1) or columns (0). By columns, the transpose of
-        ``b.T @ a.T`` is made: of equal values those in smaller rows stay. Not with a semiring of your own.
+        Whether `top_n` and an epilogue's norm apply to rows (1) or columns (0). For columns, the transpose of
+        ``b.T @ a.T`` is computed: of equal values, those in smaller rows are kept. Not with a semiring of your own.
 
     Returns
     -------
     sparse matrix or array
-        Of the kind of `a`: by columns if both are `csc`, in blocks of r x t if both are block matrices that fit, else
-        by rows. Rows are sorted and free of duplicates. Entries that cancel to zero are kept: C has the pattern of the
-        structural product, unless options cut it. CuPy has no sparse matrices of integers: it gets such values, which
-        "plus_pair" makes for example, as float64.
+        Of the kind of `a`: `csc` if both are `csc`, in blocks of r x t if both are block matrices that fit, else `csr`.
+        Rows are sorted and free of duplicates. Entries that cancel to zero are kept: C has the pattern of the
+        structural product, unless options cut it. CuPy has no sparse matrices of integers: integer results, for
+        instance of "plus_pair", are float64 there.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """Matrices of the host multiplied on the GPU by row blocks; the GPU need not hold any of them whole.
 
-Nothing here imports CuPy before a GPU is asked for.
+CuPy is imported only when a product runs on a GPU.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def reduce(a: CSR, b: CSR, what: Reduction, spec: ProductSpec, options: InMemory
 
 
 def check_gpu(method: str) -> None:
-    """Refuse a method if there is no GPU, or no CuPy to reach it; `method` is its name in the message.
+    """Refuse a method if there is no GPU, or CuPy is not installed; `method` is its name in the message.
 
     Raises
     ------

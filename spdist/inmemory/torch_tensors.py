@@ -29,7 +29,7 @@ def multiply(a: Any, b: Any, product: ProductOptions, made_by: Callable[[Any, An
     Parameters
     ----------
     a, b : torch.Tensor
-        Sparse, of two dimensions, on one device. Gradients are not followed.
+        Sparse, of two dimensions, on one device. Gradients are not tracked.
     product : ProductOptions
         The mask may be a tensor too.
     made_by : callable
@@ -51,7 +51,7 @@ def multiply(a: Any, b: Any, product: ProductOptions, made_by: Callable[[Any, An
                 f"{name} is a {type(one).__name__}, and not a tensor of PyTorch as the other: convert one"
             )
     if a.device != b.device:
-        raise MatrixError(f"A is on {a.device}, B on {b.device}: bring both to one device")
+        raise MatrixError(f"A is on {a.device}, B on {b.device}: move both to one device")
     tensors = [_by_rows(one, name) for one, name in ((a, "A"), (b, "B"))]
     with _on_device(a):
         left = _matrix_of(tensors[0])
@@ -68,10 +68,10 @@ def _by_rows(tensor: Any, name: str) -> Any:
     if tensor.layout == torch.strided or tensor.dim() != 2:
         raise MatrixError(
             f"{name} is a tensor of layout {tensor.layout} and shape {tuple(tensor.shape)}: spdist multiplies sparse "
-            f"ones of two dimensions; convert it with .to_sparse_csr()"
+            f"tensors of two dimensions; convert it with .to_sparse_csr()"
         )
     if tensor.requires_grad:
-        raise MatrixError(f"{name} needs a gradient, which spdist's products do not have: give it as {name}.detach()")
+        raise MatrixError(f"{name} needs a gradient, which spdist's products do not have: pass {name}.detach()")
     return tensor if tensor.layout == torch.sparse_csr else tensor.to_sparse_csr()
 
 
@@ -102,7 +102,7 @@ def _matrix_of(tensor: Any) -> Any:
 
 
 def _tensor_of(matrix: Any, like: Any) -> Any:
-    """Return a tensor on the memory of a matrix in CSR, with columns of the dtype that another's have."""
+    """Return a tensor on the memory of a matrix in CSR, with columns in the dtype of another tensor's columns."""
     import torch
 
     c = matrix.tocsr()

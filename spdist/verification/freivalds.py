@@ -1,9 +1,9 @@
-"""Verify a stored product: does C hold A @ B? Out of core, in the time of a few reads of the three matrices.
+"""Verify that a stored C is A @ B, out of core, in the time of a few reads of the three matrices.
 
-Freivalds' check: for a random vector x, ``C x = A (B x)`` holds for the right C and almost surely for no other. Each
-row is compared against its own bound on the rounding errors, so that one wrong value among 10^8 shows. Products of
-bools, and rows with NaN, Inf or overflow, cannot be checked through vectors; `recompute_rows` computes them again and
-compares entry by entry.
+Freivalds' check: for a random vector x, ``C x = A (B x)`` holds for the right C, and for a wrong C almost never. Each
+row is compared with its own bound on the rounding errors, so that one wrong value among 10^8 shows. Products of bools,
+and rows with NaN, Inf or overflow, cannot be checked by vectors; `recompute_rows` computes them again and compares
+entry by entry.
 
 Memory: `Limits.entries` entries of the matrices for each thread. The only whole-length arrays are the random vectors
 (``ncols(B)`` each), their products with B and the sizes of these products (``nrows(B)`` each), and the offsets of B's
@@ -67,26 +67,26 @@ def verify(
     compared modulo 2^w, exactly, by odd and uniform x. Bools, and rows with NaN, Inf or overflow, are recomputed.
 
     Products summed in any order pass; `rounding_bounds.vector_error_factor` bounds their rounding errors. The check
-    does not see a value that is wrong by less than `Verification.smallest_error`, nor a missing or additional entry of
-    such a value (zero, for instance).
+    does not find a value that is wrong by less than `Verification.smallest_error`, nor a missing or additional entry
+    with a value below that (zero, for instance).
 
     Parameters
     ----------
     a, b, c : StoredMatrix
     vectors : int
-        Random vectors. One catches any single error above the bound; several errors of one row could cancel with a
-        probability near 0 for floats, and of at most one half for each further vector for integers.
+        Random vectors. One finds any single error above the bound. Several errors in one row may cancel: with a
+        probability near 0 for floats; for integers, of at most one half for each vector after the first.
     seed : int
         Of the random vectors.
     threads : int, optional
-        Default: the CPUs this process may use.
+        By default the CPUs that this process may use.
     progress : callable, optional
-        Called with entries done and entries in all.
+        Called with the entries done, and all entries.
 
     Returns
     -------
     Verification
-        A wrong C is a result, no exception.
+        Also for a wrong C, which raises nothing.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def _check_form(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, dtype: np.dty
 
 @dataclass
 class _Tally:
-    """What the rows checked so far add up to; `verify` returns it."""
+    """Totals over the rows checked so far, for the result of `verify`."""
 
     vectors: int
     smallest_error: float = 0.0
@@ -198,7 +198,15 @@ class _Check:
         return bx, size
 
     def add_rows_of_b(self, block: RowRange, bx: ValueArray, size: FloatArray) -> None:
-        """Keep B x of some rows."""
+        """Keep the products of some rows of B.
+
+        Parameters
+        ----------
+        block : RowRange
+        bx : (vectors, block.nrows) array
+        size : (block.nrows,) float64
+            |B||x|.
+        """
         rows = slice(block.start, block.stop)
         self.bx[:, rows] = bx
         self.operands.note_offsets(block)
@@ -208,8 +216,8 @@ class _Check:
     def guard_tiny_rows(self) -> None:
         """Keep a second size if values of B are so small that B x is not accurate to a unit roundoff.
 
-        A product that falls below 2^-1022 errs by up to 2^-1075 instead of in proportion. To count a row of B at no
-        less than 2^-1000 per entry covers that, and changes nothing for larger values.
+        The rounding error of a product below 2^-1022 is up to 2^-1075, not proportional. A size of at least 2^-1000 for
+        each entry of a row of B covers this error, and does not change rows of larger values.
         """
         floor = np.diff(self.operands.b_offsets) * TINY_SIZE
         if self.is_rounded and np.any(self.size < floor):
@@ -219,8 +227,8 @@ class _Check:
 def _draw(work: np.dtype[Any], vectors: int, n: int, seed: int) -> tuple[ValueArray, FloatArray]:
     """Return random vectors, one a row, and the absolute values that they share if they are floating.
 
-    The first vector of integers is odd: it has an inverse modulo 2^w, so no single error is lost. The others are
-    uniform: odd vectors only would lose two errors of 2^(w-1) in one row for certain.
+    The first vector of integers is odd, and so has an inverse modulo 2^w: every single error shows. The others are
+    uniform: with odd vectors only, two errors of 2^(w-1) in one row would always cancel.
     """
     rng = np.random.default_rng(seed)
     if work.kind == "u":
@@ -272,7 +280,7 @@ def _run(check: _Check, threads: int, tally: _Tally, progress: Progress) -> None
 
 
 def _in_order(threads: int, task: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
-    """Run `task` on all items, a few in advance, and yield results in order, so that the first error is the first."""
+    """Run `task` on all items, a few in advance, and yield results in order, so that the first wrong row raises."""
     waiting: deque[tuple[Item, Future[Result]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
@@ -293,7 +301,7 @@ def _in_order(threads: int, task: Callable[[Item], Result], items: Iterable[Item
 
 @dataclass(frozen=True)
 class _RangeResult:
-    """What the check of a range of rows found; an empty message if all of them are right."""
+    """Result of the check of a range of rows; an empty message if all rows are right."""
 
     message: str = ""
     smallest_error: float = 0.0
@@ -301,7 +309,7 @@ class _RangeResult:
 
 
 class _Comparison(NamedTuple):
-    """Which rows are wrong, which cannot be checked through vectors, and the smallest error that would be caught."""
+    """Rows that are wrong, rows that cannot be checked by vectors, and the smallest error that would be found."""
 
     wrong: BoolArray
     not_finite: BoolArray
@@ -336,7 +344,7 @@ def _check_range(check: _Check, block: RowRange) -> _RangeResult:
 
 @dataclass(frozen=True)
 class _RowSums:
-    """A (B x) of some rows, and per row what bounds its error and its pattern.
+    """A (B x) of some rows, and the bounds on the error and the length of each row.
 
     Attributes
     ----------

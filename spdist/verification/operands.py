@@ -1,4 +1,4 @@
-"""The matrices of a check, read a bounded number of entries at a time and checked as they are read."""
+"""The matrices of a check, read and checked a bounded number of entries at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spdist.verification.result import WrongProductError
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a check holds at a time.
+    """Limits on what a check holds in memory at a time.
 
     Attributes
     ----------
@@ -31,9 +31,9 @@ class Limits:
         Products that one thread expands at a time to recompute float and integer rows; by default about 35 MB.
     bool_products : int
         Products of bools that one thread recomputes at a time, which SciPy multiplies unexpanded; about 30 MB. At most
-        2^20, so that sums of `recompute_rows` tell True from False.
+        2^20, so that sums of `recompute_rows` distinguish True from False.
     named_products : int
-        Products up to which a wrong row is recomputed to name the entry.
+        A wrong row of at most this many products is recomputed to name the wrong entry.
     """
 
     entries: int = 1 << 21
@@ -73,7 +73,7 @@ class RowRange:
 
 @dataclass(frozen=True)
 class Operands:
-    """The three matrices, how they are checked, and the offsets of B's rows once B has been read.
+    """The three matrices, the method of the check, and the offsets of B's rows once B has been read.
 
     Attributes
     ----------
@@ -110,14 +110,22 @@ class Operands:
 
     @cached_property
     def b_held(self) -> CSR | None:
-        """B in memory if it has few entries, to recompute rows of C from."""
+        """B in memory if it has few entries, for recomputing rows of C; else None."""
         b = self.b.matrix
         if b.nnz > self.limits.entries:
             return None
         return _read(self.b, self.b_offsets, 0, b.nnz, 0, self.work)
 
     def read(self, operand: Operand, block: RowRange, number: int) -> Iterator[CSR]:
-        """Read the rows of a range of one operand, the one with this number among the range's offsets."""
+        """Read rows of one operand.
+
+        Parameters
+        ----------
+        operand : Operand
+        block : RowRange
+        number : int
+            Place of the operand among the matrices of the range.
+        """
         return read_rows(operand, block.offsets[number], block.start, self.work, self.limits.entries)
 
     def note_offsets(self, block: RowRange) -> None:

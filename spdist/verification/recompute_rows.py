@@ -1,4 +1,4 @@
-"""Recompute rows of C that vectors cannot check, entry by entry, a bounded number of products at a time."""
+"""Recompute rows of C that vectors cannot check, and compare entry by entry, a bounded number of products at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spdist.verification.rounding_bounds import BoolArray, product_facts, wrong_
 TRUE = 1 << 21
 """Weight of a True in sums of bool products; a stored False weighs 1.
 
-`Limits.bool_products` terms, 2^20, that contain a False stay below ``TRUE * TRUE``.
+A sum of `Limits.bool_products`, 2^20, products that each contain a False is below ``TRUE * TRUE``.
 """
 
 
@@ -38,7 +38,7 @@ class _Terms:
 
 
 def first_wrong_entry(operands: Operands, block: RowRange, rows: Int64Array) -> str | None:
-    """Compute rows of C again and compare them entry by entry.
+    """Recompute rows of C and compare them entry by entry.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def first_wrong_entry(operands: Operands, block: RowRange, rows: Int64Array) -> 
     Returns
     -------
     str or None
-        Where the first wrong entry is, and what is wrong with it.
+        Position of the first wrong entry, and what is wrong; None if all entries are right.
     """
     pieces = list(read_rows(operands.c, block.offsets[1], block.start, operands.dtype, operands.limits.entries))
     indices, data = (np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("indices", "data"))
@@ -120,7 +120,7 @@ def sum_before(lengths: Int64Array) -> Int64Array:
 
 
 def _positions_of(starts: Int64Array, lengths: Int64Array) -> Int64Array:
-    """Return the ranges ``start, start + 1, ...`` of the given lengths, one after the other."""
+    """Return the numbers ``start, start + 1, ...`` of each range, one range after the other."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     out: Int64Array = np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
@@ -164,10 +164,10 @@ def _gather_array(array: ChunkedArray, at: Int64Array) -> ValueArray:
 
 
 def _bool_terms(operands: Operands, a: CSR) -> _Terms:
-    """Return 2 for each entry of the OR of ANDs that is True, and 1 for each that is False.
+    """Return the OR of ANDs: 2 for each True entry, 1 for each stored False.
 
-    One integer product decides both: True weighs 2^21 and a stored False 1, so that a sum of up to 2^20 products
-    reaches 2^42 only with a True AND True, and no sum is zero, which SciPy would drop.
+    One product of integers computes it: True weighs 2^21 and a stored False 1, so that a sum of up to 2^20 products
+    reaches 2^42 only with a True AND True. No sum is zero, so SciPy drops none.
     """
     touched, columns = np.unique(a.indices, return_inverse=True)
     b = _gather(operands, touched)
@@ -188,7 +188,7 @@ def _weigh(values: BoolArray) -> Int64Array:
 
 
 def _expand(operands: Operands, a: CSR) -> _Terms:
-    """Multiply: expand all products, sort them and add them up, so that entries whose sum is zero are kept."""
+    """Expand all products, sort them and add them up, so that entries whose sum is zero are kept."""
     touched, which = np.unique(a.indices, return_inverse=True)
     b = _gather(operands, touched)
     lengths = np.diff(b.indptr)[which]

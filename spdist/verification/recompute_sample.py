@@ -4,7 +4,7 @@ Freivalds' check is for whole sums of products. Other products are checked in tw
 have at most top-n entries, no value below the threshold, and no entry outside the mask (inside its complement) or below
 the diagonal. A random sample of rows, the first and the last among them, is recomputed with NumPy, which adds the
 products of each entry in the order of k, and compared entry by entry: exactly, except floating sums, whose partial sums
-the product may have added in another order. The result says what was checked.
+the product may have added in another order. The result states how many rows were recomputed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROWS = 200
 """Most rows that are recomputed."""
 
 PRODUCTS = 1 << 26
-"""Products of the recomputed rows after which no further row is recomputed."""
+"""No further row is recomputed once the recomputed rows have this many products."""
 
 SLACK = 4.0
 """Rounding errors, in units of the dtype's epsilon, allowed for each product of a floating sum."""

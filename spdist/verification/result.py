@@ -1,4 +1,4 @@
-"""What a verification returns, and the error with which a check ends it early."""
+"""The result of a verification, and the error that ends a check at the first wrong row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Verification:
     Attributes
     ----------
     ok : bool
-        Whether C is A @ B, as far as the check can tell.
+        Whether C passed the check.
     reason : str
         One line: what is wrong, with row, column and figures, or why C is accepted.
     rows, nnz : int
@@ -23,9 +23,9 @@ class Verification:
     method : str
         ``freivalds`` (float, complex), ``modular`` (integers), ``recompute`` (bool) or ``sampled``.
     smallest_error : float
-        Any larger error in one value of C is caught. The unit is the sum of ``|A||B|`` over the value's row. Rows
-        differ; this is the largest of their bounds. 0 means that every error is caught. If C is wrong, only rows that
-        were checked count.
+        The check finds every larger error in one value of C. The unit is the sum of ``|A||B|`` over the value's row;
+        this is the largest bound of all rows. 0 means that every error is found. If C is wrong, only rows that were
+        checked count.
     seconds : float
         Wall-clock time of the check.
     """

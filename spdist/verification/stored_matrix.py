@@ -1,4 +1,4 @@
-"""Check one stored matrix whole: metadata, Zarr chunks, structure, and what dead runs left."""
+"""Check one whole stored matrix: metadata, Zarr chunks, structure, and files of dead runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.matrix import StoredMatrix, open_matrix
 
 LISTED = 30
-"""Problems of one kind that are named one by one; the others are counted."""
+"""Problems of one kind that are named at most; further ones are counted."""
 
 READ_CHUNKS = 8
 """Zarr chunks that are decoded at a time."""
@@ -33,11 +33,11 @@ class MatrixCheck:
     matrix : str
         An absolute path or an fsspec URL.
     sealed : bool
-        Whether spdist wrote the matrix with a seal, which tells altered and swapped Zarr chunks from others.
+        Whether spdist wrote the matrix with a seal, which reveals altered and swapped Zarr chunks.
     problems : tuple of str
-        What is wrong, a line each; at most 30 Zarr chunks of an array are named.
+        One line for each problem; at most 30 Zarr chunks of an array are named.
     count : int
-        How many things are wrong, those that are not named included.
+        Number of problems, named or not.
     nchunks : int
         Zarr chunks that were read.
     nnz : int
@@ -65,7 +65,7 @@ class MatrixCheck:
 
 
 class _Problems:
-    """Collects what is wrong: names some of each kind, counts all."""
+    """Collects problems: names some of each kind, counts all."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -84,7 +84,7 @@ class _Problems:
 
 
 def check(url: str, progress: Callable[[int, int], None] = lambda done, total: None) -> MatrixCheck:
-    """Read a stored matrix whole, in bounded memory, and name everything that is wrong; `spdist.check` describes it.
+    """Read a whole stored matrix in bounded memory and list every problem; `spdist.check` describes it.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def check(url: str, progress: Callable[[int, int], None] = lambda done, total: N
     """
     begin, problems = time.perf_counter(), _Problems()
     attributes = groups.read_attributes(url)
-    problems.add(_remains_beside(url))
+    problems.add(_remains_next_to(url))
     facts, matrix = groups.facts_of(attributes), None
     if facts.get("state") == "unfinished":
         problems.add(iter([f"{url}: unfinished; finish it with `spdist multiply A B {url} --resume`"]))
@@ -195,8 +195,8 @@ def _remains_inside(url: str) -> Iterator[str]:
             yield f"{url}/{name}: left by a run that died; remove it if no run is at work"
 
 
-def _remains_beside(url: str) -> Iterator[str]:
-    """Yield a line for each file or folder that a run left beside the matrix."""
+def _remains_next_to(url: str) -> Iterator[str]:
+    """Yield a line for each file or folder of a dead run next to the matrix."""
     place = locations.local_path(url)
     if not locations.is_local(url) or not place.parent.is_dir():
         return

@@ -23,7 +23,7 @@ class FakeGpuMatrix:
 
 
 def test_operands_of_both_kinds_are_refused():
-    with pytest.raises(MatrixError, match=r"A is a .*csr_matrix, B a cupyx\.scipy\.sparse\.FakeGpuMatrix: bring both"):
+    with pytest.raises(MatrixError, match=r"A is a .*csr_matrix, B a cupyx\.scipy\.sparse\.FakeGpuMatrix: copy both"):
         spdist.spgemm(random_matrix(4, 4, 2.0, 1), FakeGpuMatrix())
 
 

@@ -406,7 +406,7 @@ def test_graphs_of_a_partitioned_matrix():
 
 @pytest.mark.parametrize("weight", [-1.0, np.inf, np.nan])
 def test_links_have_weights_above_zero(weight):
-    with pytest.raises(MatrixError, match="below zero, infinite ones, or that are no numbers"):
+    with pytest.raises(MatrixError, match="negative, infinite or NaN"):
         spdist.pagerank(sp.csr_array([[0.0, weight], [1.0, 0.0]]))
 
 

@@ -304,7 +304,7 @@ __device__ __forceinline__ void group_pairs(Shared& x, const int pairs, const in
     __syncthreads();
 }
 
-// Look up an entry of A: where the row of B starts that it asks for, cut to the task's blocks of C, and its pairs.
+// Look up an entry of A: the start of the row of B that it multiplies, cut to the task's blocks of C, and its pairs.
 template <typename Index, typename Pointer, typename Shared>
 __device__ __forceinline__ u32 look_up(Shared& x, const i64 p, const i64 row, const i64 first, const int blocks,
                                        const Index* __restrict__ a_indices, const Pointer* __restrict__ b_indptr,

@@ -18,7 +18,7 @@ from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, result_dtype
 
 SLICES = 16
-"""Slices of block rows for each thread, so that slices of many products do not hold one thread up."""
+"""Slices of block rows for each thread, so that a slice of many products does not delay one thread."""
 PARALLEL_VALUES = 1 << 19
 """Products of scalar values below which a second thread costs more than it gains."""
 

@@ -5,8 +5,8 @@ than products; here the pointers are pairs of blocks, and the expansion of a tas
 
 1. The product of two matrices of ones, an entry for each block, gives C's pattern and the number of pairs of blocks
    that meet in each block of C.
-2. Thread blocks take tasks of about equal numbers of pairs, multiply the pairs and add them up in registers. Each
-   block of C is written once. float64 blocks of 6 x 6 and more are multiplied on the tensor cores.
+2. Each thread block takes a task; tasks have about equal numbers of pairs. It multiplies the pairs, adds them up in
+   registers, and writes each block of C once. Float64 blocks of 6 x 6 and more are multiplied on the tensor cores.
 3. If blocks are up to 3 x 3 and rows are short, whole rows of C are added up in shared memory instead of step 2.
 """
 
@@ -39,15 +39,15 @@ LONGEST_SIDE = 16
 TILE_SIDES = (1, 2, 3, 4)
 """Rows, and columns, of the tile of a block of C that a lane may take."""
 LEAST_SHARE = 0.4
-"""Least share of useful multiplications on tensor cores, which pad blocks with zeros: met at 6 x 6, not at 4 x 4."""
+"""Least share of useful multiplications on tensor cores, which pad blocks with zeros: 6 x 6 reaches it, 4 x 4 not."""
 MOST_OF_LANE = 6
-"""Values of a block of C that a lane takes at most, if a warp has lanes enough."""
+"""Values of a block of C that a lane computes at most, if a warp has enough lanes."""
 ROW_SIDE = 3
 """Longest side of blocks whose short rows are multiplied whole: faster at 3 x 3, not at 4 x 4."""
 ROW_PAIRS = 8
-"""Pairs of blocks, for each block of C that a row has room for, up to which rows are short."""
+"""Rows are short up to this many pairs of blocks for each block of C that a row has room for."""
 ROW_ROOM = 1.1
-"""Blocks of C for which a row has room, over their mean."""
+"""Blocks of C that a row has room for, as a multiple of their mean."""
 ROW_SHARED = 48 << 10
 """Bytes of shared memory of a thread block that multiplies whole rows, at most."""
 EXACT = 1 << 24
@@ -69,14 +69,14 @@ def multiply(a: BSR, b: BSR, *, ones: ValueArray | None = None, tf32: bool = Fal
     ones : (b.blocks,) float32, optional
         Ones, from a caller that multiplies by B more than once.
     tf32 : bool
-        Multiply float32 blocks that fill the tensor cores there: their values are rounded to 11 significant bits first,
-        so that each product has a relative error of 2^-10 at most. Other blocks are multiplied in full.
+        Whether to multiply float32 blocks that fill tensor cores on these: their values are first rounded to 11
+        significant bits, so that each product has a relative error of 2^-10 at most. Other blocks keep full precision.
 
     Returns
     -------
     BSR
-        Canonical, with a block wherever blocks of A and B meet; the same bits on every run. Workspace beyond C: some 20
-        bytes a block, and what the pattern's product takes (`workspace.rowwise_workspace`).
+        Canonical, with a block wherever blocks of A and B meet; equal bits on every run. Workspace beyond C: some 20
+        bytes for each block, and the workspace of the pattern's product (`workspace.rowwise_workspace`).
 
     Raises
     ------
@@ -347,7 +347,7 @@ def best_tile(r: int, t: int) -> tuple[int, int] | None:
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return every kernel of block products for a choice of types: what the tests compile.
+    """Return every kernel of block products for a choice of types; tests compile them all.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Block-sparse multiply on the CPU, compiled by Numba for each block size; imported when it is needed.
 
-The pattern of C is given. For each block row of C, a table says where in C each block column lies, and every product of
-two blocks is added there. Block sizes are the lengths of tuples: these are part of Numba's types, so that the product
-of two blocks compiles to straight code on vectors.
+The pattern of C is given. For each block row of C, a table has the place in C of each block column, and every product
+of two blocks is added there. Block sizes are lengths of tuples, which are part of Numba's types, so that the product of
+two blocks compiles to straight code on vectors.
 """
 
 from __future__ import annotations

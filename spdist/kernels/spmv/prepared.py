@@ -1,4 +1,4 @@
-"""A matrix prepared for products with vectors, in each of the forms that `spdist.operator` chooses among.
+"""The forms of a matrix for products with vectors, among which `spdist.operator` chooses.
 
 Every form multiplies ``(ncols,)`` and ``(ncols, k)`` arrays in C order on the device of its own arrays.
 """
@@ -33,7 +33,16 @@ class PreparedMatrix(Protocol):
         """Bytes that a product reads of the matrix."""
 
     def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
-        """Return ``a @ x``; write it to `out` unless `out` is None."""
+        """Return ``a @ x``.
+
+        Parameters
+        ----------
+        x : (ncols,) or (ncols, k) array
+        out : array, optional
+            Array for the result.
+        threads : int
+            Threads of the host.
+        """
 
     def describe(self) -> str:
         """Describe the form, for people."""
@@ -41,7 +50,7 @@ class PreparedMatrix(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PreparedSell:
-    """SELL-C-sigma, its columns in an order of their own if `columns` is set."""
+    """SELL-C-sigma; if `columns` is set, its columns are those of the matrix in that order."""
 
     matrix: Sell
     columns: Any = None
@@ -67,7 +76,7 @@ class PreparedSell:
 
 @dataclass(frozen=True, eq=False)
 class PreparedCsr:
-    """CSR as it came: CSR-scalar or CSR-vector on the GPU, SciPy's product on the host."""
+    """The given CSR: CSR-scalar or CSR-vector on the GPU, SciPy's product on the host."""
 
     matrix: CSR
     width: int = 0
@@ -101,7 +110,7 @@ class PreparedCsr:
 
 @dataclass(frozen=True, eq=False)
 class PreparedCusparse:
-    """CSR as it came, multiplied by cuSPARSE through CuPy."""
+    """The given CSR, multiplied by cuSPARSE through CuPy."""
 
     matrix: CSR
 
@@ -161,7 +170,7 @@ class PreparedEhyb:
 
 @dataclass(frozen=True, eq=False)
 class PreparedBsr:
-    """Dense blocks as they came, on the host."""
+    """The given dense blocks, on the host."""
 
     matrix: BSR
 

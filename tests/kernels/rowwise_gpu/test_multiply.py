@@ -336,7 +336,7 @@ def test_cupy_in_cupy_out():
     assert spgemm(left.tocsc(), right.tocsc()).format == "csc"
     np.testing.assert_allclose(spgemm(left.tocsc(), right.tocsc()).get().toarray(), (a @ b).toarray())
     np.testing.assert_allclose(numeric(symbolic(left, right), 2 * left, right).get().toarray(), 2 * (a @ b).toarray())
-    with pytest.raises(MatrixError, match="bring both"):
+    with pytest.raises(MatrixError, match="copy both"):
         spgemm(left, b)
 
 

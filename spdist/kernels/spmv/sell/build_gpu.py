@@ -62,7 +62,7 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
 
 
 def placing(index: str, pointer: str) -> tuple[str, ...]:
-    """Return the name expressions of the kernels that read no values: they are small and compiled together.
+    """Return the name expressions of the kernels that read no values, which are small and compiled together.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def placing(index: str, pointer: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Survey:
-    """How long the rows of a matrix are.
+    """Lengths of the rows of a matrix.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class Survey:
     height : int
         Rows of a chunk.
     limit : int
-        Entries above which a row is tall: it has more lanes than others.
+        Entries above which a row is tall: several lanes share it.
     """
 
     counts: IndexArray
@@ -108,7 +108,7 @@ class Survey:
         return int(self.counts[-1])
 
     def tall(self, entries: int) -> int:
-        """Return the tall rows of more than so many entries."""
+        """Return the number of tall rows with more than `entries` entries."""
         return int(self.counts[max(entries, self.limit) + 1 : -1].sum())
 
     def entries(self) -> int:
@@ -124,7 +124,7 @@ class Survey:
 class Builder:
     """The steps of `sell.build` for a matrix on the GPU.
 
-    To wait for the GPU takes as long as some launches: at each step the host asks once for all that it has to know.
+    Waiting for the GPU takes as long as some launches, so each step reads all its numbers back at once.
     """
 
     def __init__(self, a: CSR, lanes: int, height: int) -> None:
@@ -138,7 +138,7 @@ class Builder:
 
     @functools.cached_property
     def survey(self) -> Survey:
-        """How long the rows are, and how many of a sample are blocked."""
+        """Lengths of the rows, and how many rows of a sample are blocked."""
         nrows, nnz = self.a.nrows, self.a.nnz
         stride = max(1, nrows // SAMPLES)
         samples = ceil_div(nrows, stride)
@@ -208,7 +208,7 @@ class Builder:
 
     @functools.cached_property
     def _noted(self) -> IndexArray:
-        """The same on the host, of what has been launched."""
+        """The notes, copied to the host after the kernels launched so far."""
         noted: IndexArray = self._notes.get()
         return noted
 

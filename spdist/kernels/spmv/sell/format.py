@@ -1,7 +1,8 @@
 """SELL-C-sigma: one storage format for products with vectors on the CPU and on the GPU.
 
-C rows make a SELL chunk, stored column by column and padded to its longest row. Rows of similar length come together
-because rows are sorted by length within windows of sigma rows; T lanes may share a row.
+C rows form a SELL chunk, stored column by column and padded to its longest row. Rows are sorted by length within
+windows of sigma rows, so that rows of similar length share a SELL chunk; T lanes may share a row. In this folder, a
+chunk is a SELL chunk.
 
 The algorithm, with the module of each step:
 
@@ -36,7 +37,7 @@ from spdist.matrices.dtypes import Int64Array, is_on_gpu
 
 WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW = map(int, ChunkKind)
 KINDS = ("wide", "narrow", "diagonal", "block_wide", "block_narrow")
-"""Names of the forms in which a chunk keeps its columns, by `ChunkKind`."""
+"""Names of the forms of a chunk's columns, by `ChunkKind`."""
 LANES = 32
 """Lanes of a chunk on the GPU: a warp."""
 BLOCKS = (2, 3, 4, 6)
@@ -163,7 +164,7 @@ class Sell:
     sigma : int
         Rows of the windows in which rows were sorted by length; 1 if they were not.
     chunks : (nchunks, 4) int64
-        As `new_chunks` has them; the chunks of the longest rows come first. Chunks of equal lists of diagonals share
+        As `new_chunks` returns them, the chunks of the longest rows first. Chunks with equal lists of diagonals share
         one list, at one place of `wide`.
     values : (slots * lanes,) value dtype
     wide : int32
@@ -202,7 +203,7 @@ class Sell:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one product reads, x aside."""
+        """Bytes that one product reads of the matrix."""
         rows = 0 if self.rows is None else self.rows.nbytes
         long = self.long_indices.nbytes + self.long_data.nbytes + self.long_rows.nbytes
         return int(self.chunks.nbytes + self.values.nbytes + self.wide.nbytes + self.narrow.nbytes + rows + long)
@@ -218,9 +219,9 @@ class Sell:
         return [1]
 
     def next_direction(self) -> int:
-        """Return 0 (forwards) and 1 (backwards) by turns.
+        """Return 0 (forwards) and 1 (backwards) alternately.
 
-        A product on the GPU so begins with the chunks that the product before left in the cache.
+        A product on the GPU then begins with the chunks that the previous product left in the cache.
         """
         self._direction[0] ^= 1
         return self._direction[0]
@@ -232,7 +233,7 @@ class Sell:
 
     @functools.cached_property
     def arrays(self) -> SellArrays:
-        """The arrays as compiled code of the host takes them."""
+        """The arrays as a NamedTuple for compiled code of the host."""
         rows = np.empty(0, np.int32) if self.rows is None else self.rows
         bases = self.narrow.view(np.int32)
         return SellArrays(self.lanes, self.block, self.chunks, self.values, self.wide, self.narrow, bases, rows)

@@ -1,4 +1,4 @@
-"""Which rows go to which SELL chunk: the model that chooses the sorting window, the order of rows, and long rows.
+"""Assign rows to SELL chunks: the model that chooses the sorting window, the order of rows, and long rows.
 
 References
 ----------
@@ -24,11 +24,11 @@ from spdist.matrices.dtypes import module_of as module_of
 PIECE = 2048
 """Least entries of a piece of a long row."""
 PIECES = 256
-"""Pieces that a whole matrix would be cut into: a long row takes no longer than the rest of the matrix."""
+"""Pieces into which a whole matrix would be cut, so that a long row takes no longer than the rest of the matrix."""
 
 
 def chunk_occupancy(lengths: DeviceArray, height: int, sigma: int = 1) -> float:
-    """Return the beta that chunks of `height` rows have if rows are sorted by length in windows of `sigma`.
+    """Return beta, the share of places that hold entries, of chunks whose rows are sorted in windows of `sigma` rows.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def _slots(lengths: DeviceArray, height: int) -> int:
 
 
 def sort_by_length(lengths: DeviceArray, sigma: int) -> Any:
-    """Return the order that puts long rows first in each window of `sigma` rows, equal ones as they were.
+    """Return the order with longer rows first in each window of `sigma` rows; rows of equal length keep their order.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def sort_by_length(lengths: DeviceArray, sigma: int) -> Any:
 
 
 class Placement(NamedTuple):
-    """Which rows go to which chunks."""
+    """The rows of each chunk."""
 
     chunks: DeviceArray
     """As `format.new_chunks` returns them."""
@@ -131,12 +131,12 @@ class Placement(NamedTuple):
 
 
 def choose_window(slots: Callable[[int], int], entries: int, nrows: int, height: int, entry: int, row: int) -> int:
-    """Return the window in which to sort rows for fewest bytes; a wider one must save enough beyond the narrower.
+    """Return the rows of the sorting window that moves fewest bytes; a wider window must save clearly more.
 
     Parameters
     ----------
     slots : callable
-        Gives the sum of the widths of all chunks if rows are sorted in windows of so many rows.
+        Takes the rows of a window, returns the sum of the widths of all chunks if rows are sorted in such windows.
     entries, nrows, height : int
         Of all rows; rows of a chunk.
     entry, row : int
@@ -192,12 +192,12 @@ def sort_groups(
 
 
 def list_places(nchunks: int) -> int:
-    """Return the places for hashes of lists, a power of two: so many that few lists meet another in theirs."""
+    """Return the size of the hash table for lists of diagonals, a power of two, so large that few lists collide."""
     return 1 << (8 * nchunks).bit_length()
 
 
 def cut_long_rows(counts: IndexArray, nnz: int) -> tuple[IndexArray, IndexArray, IndexArray]:
-    """Return offsets of the rows that stay in CSR, where their pieces start, and the first piece of each row.
+    """Return the offsets of the rows that stay in CSR, the starts of their pieces, and the first piece of each row.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Matrices in SELL-C-sigma: bring one there, multiply it with vectors, bring it back; on the host or on the GPU."""
+"""Matrices in SELL-C-sigma: convert from CSR, multiply with vectors, convert back; on the host or on the GPU."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from spdist.matrices.dtypes import INT32_MAX, is_on_gpu, module_of
 Index = Literal["auto", "wide", "narrow"]
 
 ALLOWED = {"wide": 0, "narrow": 1, "auto": 3}
-"""Forms that a chunk may take, as the kernels number them."""
+"""Forms of columns that a SELL chunk may have, as the kernels number them."""
 SPREAD_ROWS = WARPS_WANTED
-"""Times 32: rows below which several lanes of a GPU take a row."""
+"""Several lanes of a GPU share a row if a matrix has fewer than 32 times this many rows."""
 
 
 def build(
@@ -26,22 +26,22 @@ def build(
     index: Index = "auto", block: int | Literal["auto"] = "auto", dtype: npt.DTypeLike | None = None,
     threads: int = 1,
 ) -> Sell:  # fmt: skip
-    """Bring a matrix into SELL-C-sigma, on the device that holds its arrays.
+    """Convert a matrix to SELL-C-sigma, on the device that holds its arrays.
 
     Parameters
     ----------
     a : CSR
         On the host or on the GPU; any order of entries, duplicates count twice.
     height : int
-        C, rows of a chunk; divides `lanes`. 0 chooses.
+        C, rows of a SELL chunk; divides `lanes`. 0 lets spdist choose.
     lanes : int
-        C times T; must be 32 if the GPU is to multiply.
+        C times T; must be 32 for products on the GPU.
     sigma : int or "auto"
-        Rows of the windows that are sorted by length; "auto" takes the value for which the model moves fewest bytes.
+        Rows of the windows that are sorted by length; "auto" chooses the value that moves fewest bytes by the model.
     index : {"auto", "narrow", "wide"}
-        Forms of column indices that chunks may take: all, 16-bit offsets, or 32-bit columns only.
+        Forms of column indices that SELL chunks may have: all, 16-bit offsets, or 32-bit columns only.
     block : int or "auto"
-        Side of the dense blocks to look for; 1 for none, as "auto" has it on the CPU.
+        Side of the dense blocks to detect; 1 for none, which "auto" means on the CPU.
     dtype : dtype, optional
         Dtype of the stored values; by default the dtype of `a`.
     threads : int
@@ -71,7 +71,7 @@ def build(
 
 
 def long_rows(a: CSR, dtype: np.dtype[Any]) -> Sell:
-    """Return only the rows that stay in CSR, for products that write the others themselves.
+    """Return only the rows that stay in CSR, for formats that multiply the other rows themselves.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def multiply(a: Sell, x: DeviceArray, out: DeviceArray | None = None, *, threads
         On the device of `a`, in C order, of the dtype in which products are summed: the dtype of `a`, or the wider one
         of the same kind.
     out : array, optional
-        Takes the result.
+        Array for the result.
     threads : int
         On the host.
     """
