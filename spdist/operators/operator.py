@@ -146,7 +146,7 @@ class Operator(Displayed):
             blocks = PreparedBsr(bsr_from_scipy(self.prepared.matrix.to_scipy().conj().T))
             shape = self.shape[1], self.shape[0]
             return Operator(Choice(blocks, self.method, choice.BY_CALLER, self.threads), shape, self.dtype)
-        m = _adjoint_of(self._source if self._source is not None else self._fetched())
+        m = _adjoint_of(self._source if self._source is not None else _on_device(self.prepared))
         if self.method == HYBRID:
             found = choice.split(m, self.dtype, self.dtype, choice.DEFAULT_USES, self.threads)
         else:
@@ -163,15 +163,6 @@ class Operator(Displayed):
         """Return the matrix as a canonical `CSR` in host memory, with the dtype of the stored values."""
         return csr_of(self.prepared)
 
-    def _fetched(self) -> CSR:
-        """Return the matrix as a `CSR`, on the device of the operator."""
-        m = self.to_csr()
-        if not _multiplies_on_gpu(self.prepared):
-            return m
-        import cupy
-
-        return CSR(cupy.asarray(m.indptr), cupy.asarray(m.indices), cupy.asarray(m.data), m.shape)
-
     def permuted(self) -> Operator:
         """Return an operator for vectors in EHYB's order of rows, which `permute` brings vectors to.
 
@@ -180,21 +171,16 @@ class Operator(Displayed):
         InputError
             If the operator is not in EHYB.
         """
-        made = PreparedEhyb(ehyb.permuted(self._ehyb()))
+        made = PreparedEhyb(ehyb.permuted(_ehyb_of(self.prepared)))
         return Operator(Choice(made, self.method, "in the order of its parts", 1), self.shape, self.dtype)
 
     def permute(self, x: DeviceArray) -> Any:
         """Return the rows of x in the order of the parts."""
-        return ehyb.permute(self._ehyb(), x)
+        return ehyb.permute(_ehyb_of(self.prepared), x)
 
     def unpermute(self, x: DeviceArray) -> Any:
         """Return the rows of x in the order before `permute`."""
-        return ehyb.unpermute(self._ehyb(), x)
-
-    def _ehyb(self) -> ehyb.Ehyb:
-        if not isinstance(self.prepared, PreparedEhyb) or self.prepared.matrix.order is None:
-            raise InputError("only an operator made by spdist.ehyb, and not yet permuted, has an order of its own")
-        return self.prepared.matrix
+        return ehyb.unpermute(_ehyb_of(self.prepared), x)
 
     def save(self, url: str | Path, *, overwrite: bool = False, steal: bool = False) -> None:
         """Store the prepared operator in Zarr, for `open_operator`.
@@ -279,3 +265,20 @@ def _adjoint_of(a: CSR) -> CSR:
     if is_on_gpu(a.data):
         return cupy_operands.from_cupyx(cupy_operands.to_cupyx_any(a).conj().T.tocsr())
     return from_scipy(a.to_scipy().conj().T.tocsr())
+
+
+def _on_device(matrix: PreparedMatrix) -> CSR:
+    """Return a prepared matrix as a `CSR`, on the device that multiplies it."""
+    m = csr_of(matrix)
+    if not _multiplies_on_gpu(matrix):
+        return m
+    import cupy
+
+    return CSR(cupy.asarray(m.indptr), cupy.asarray(m.indices), cupy.asarray(m.data), m.shape)
+
+
+def _ehyb_of(matrix: PreparedMatrix) -> ehyb.Ehyb:
+    """Return the matrix in EHYB; refuse other forms, and one that is permuted already."""
+    if not isinstance(matrix, PreparedEhyb) or matrix.matrix.order is None:
+        raise InputError("only an operator made by spdist.ehyb, and not yet permuted, has an order of its own")
+    return matrix.matrix

@@ -111,7 +111,7 @@ class ChunkedArray:
         Raises
         ------
         CorruptError
-            If a Zarr chunk is missing, truncated or altered; names the chunk.
+            If a Zarr chunk is missing, truncated or altered; names it.
         """
         if first >= last:
             return np.empty(0, self.dtype)
@@ -153,16 +153,16 @@ class ChunkedArray:
         try:
             found = get()
         except Exception as error:  # zarrs, numcodecs and the store each raise their own
-            if (problem := self._diagnose(k0, k1)) is not None:
+            if (problem := _read_error(self, k0, k1)) is not None:
                 raise problem from error
-            found = get()  # whatever it was has passed
+            found = get()  # the error was temporary
         if out is not None and not np.shares_memory(found, out):  # a Zarr that allocates its memory in another way
             out[:] = found
         self._require(k0, found, array.metadata.fill_value)
         return found
 
     def _look(self, k0: int, k1: int) -> None:
-        """Check the files of Zarr chunks before zarrs decodes them: it would wait for a FIFO, and trusts all sizes."""
+        """Check the files of Zarr chunks before zarrs decodes them, which would wait for a FIFO and trust any size."""
         if self.table:
             self.check_places(k0, k1)
         else:
@@ -187,7 +187,7 @@ class ChunkedArray:
 
     @property
     def files(self) -> ChunkFiles:
-        """The files that the Zarr chunks are in."""
+        """The files of the Zarr chunks."""
         return _chunk_files(self.url, self.name, self.metadata)
 
     def stored_checksums(self, first: int, last: int) -> Table:
@@ -213,7 +213,12 @@ class ChunkedArray:
         return read_table(self.url, self.name, self.table, self.nchunks)
 
     def check_places(self, first: int = 0, last: int | None = None) -> Table:
-        """Compare the checksums in which Zarr chunks ``[first:last)``, by default all, end with the array's table.
+        """Compare the checksums at the ends of Zarr chunks with the array's table.
+
+        Parameters
+        ----------
+        first, last : int
+            Zarr chunks ``[first:last)``; by default all.
 
         Returns
         -------
@@ -223,7 +228,7 @@ class ChunkedArray:
         Raises
         ------
         CorruptError
-            At the first Zarr chunk that is missing, altered or in another's place; or if the table is damaged.
+            At the first Zarr chunk that is missing, altered or in the wrong place; or if the table is damaged.
         """
         last = self.nchunks if last is None else last
         wanted = self.expected()
@@ -234,12 +239,12 @@ class ChunkedArray:
         return found
 
     def digests(self) -> Iterator[bytes]:
-        """Yield bytes that differ where Zarr chunks do: checksums, or digests of whole Zarr chunks without checksums.
+        """Yield checksums of Zarr chunks, or digests of whole Zarr chunks if these have no checksums.
 
         Raises
         ------
         CorruptError
-            At the first Zarr chunk that is missing, or that is not the one in the array's table.
+            At the first Zarr chunk that is missing, or differs from the array's table.
         """
         if self.table:
             yield self.check_places().tobytes()
@@ -249,24 +254,25 @@ class ChunkedArray:
             yield from self.files.digests(0, self.nchunks, codecs_of(self.metadata, self.chunk_nbytes))
 
     def _require(self, k0: int, found: ValueArray, fill: object) -> None:
-        """Check that the file of each Zarr chunk exists whose elements are all `fill`, as a missing one reads."""
+        """Check that Zarr chunks that hold only `fill` exist, because missing ones read as `fill` too."""
         glances = found.reshape(len(found) // self.chunk, self.chunk, -1)[:, :GLANCE]
         suspects = range(len(glances)) if fill else np.flatnonzero(~glances.any(axis=(1, 2)))
         for k in suspects:
             if not self.files.exists(k0 + int(k)):
                 raise self.files.error(k0 + int(k), "is missing")
 
-    def _diagnose(self, k0: int, k1: int) -> Exception | None:
-        """Return the error that names the chunk which made a read fail; None if all can be read now."""
-        array = _open_array(self.url, self.name, self.metadata)
-        for k in range(k0, k1):
-            try:
-                _run(self.url, array.async_array.getitem(slice(k * self.chunk, (k + 1) * self.chunk)))
-            except Exception as cause:
-                if os.strerror(errno.EACCES) in str(cause):  # zarrs passes the system's error on as a RuntimeError
-                    return unreadable(f"{self.url}/{self.key(k)}")
-                return self.files.error(k, f"is truncated or altered ({cause})")
-        return None
+
+def _read_error(array: ChunkedArray, k0: int, k1: int) -> Exception | None:
+    """Return the error that names the Zarr chunk which made a read fail; None if all can be read now."""
+    opened = _open_array(array.url, array.name, array.metadata)
+    for k in range(k0, k1):
+        try:
+            _run(array.url, opened.async_array.getitem(slice(k * array.chunk, (k + 1) * array.chunk)))
+        except Exception as cause:
+            if os.strerror(errno.EACCES) in str(cause):  # zarrs passes the system's error on as a RuntimeError
+                return unreadable(f"{array.url}/{array.key(k)}")
+            return array.files.error(k, f"is truncated or altered ({cause})")
+    return None
 
 
 class _Inline(ThreadPoolExecutor):

@@ -187,7 +187,7 @@ class Gpu:
                 self._slots = [GpuSlot(self.context, self._malloc(size), size) for _ in range(count)]
             except self._cupy.cuda.memory.OutOfMemoryError:
                 self._slots = []
-                self._check_shrinkable(size)
+                _check_shrinkable(size, self._tuning.least_slot)
                 size = size // 2 // ALLOCATION * ALLOCATION
         self._note_peak()
         return self._slots
@@ -196,19 +196,6 @@ class Gpu:
         for slot in self._slots:
             slot.release()
         self._slots, self._slot_bytes = [], 0
-
-    def _check_shrinkable(self, size: int) -> None:
-        """Log that the GPU has no room for slots of `size` bytes; raise if smaller ones would be too small."""
-        free = self._cupy.cuda.runtime.memGetInfo()[0]
-        if size < 2 * self._tuning.least_slot:
-            raise MemoryBoundError(
-                f"the GPU has {format_bytes(free)} free, too little for a block: end what else uses it, or choose "
-                f"another GPU with CUDA_VISIBLE_DEVICES"
-            )
-        logger.warning(
-            "the GPU has no room for blocks of %s, though memory_limit allows them: another program uses it; blocks "
-            "of half the size from here on", format_bytes(size)
-        )  # fmt: skip
 
     # -- the host's memory ---------------------------------------------------------------------------------------------
 
@@ -253,3 +240,19 @@ def _seconds_of(copy: Callable[[], None], stream: Any) -> float:
     copy()
     stream.synchronize()
     return time.perf_counter() - begin
+
+
+def _check_shrinkable(size: int, least: int) -> None:
+    """Log that the GPU has no room for slots of `size` bytes; raise if half of it is below `least`."""
+    import cupy
+
+    free = cupy.cuda.runtime.memGetInfo()[0]
+    if size < 2 * least:
+        raise MemoryBoundError(
+            f"the GPU has {format_bytes(free)} free, too little for a block: end what else uses it, or choose "
+            f"another GPU with CUDA_VISIBLE_DEVICES"
+        )
+    logger.warning(
+        "the GPU has no room for blocks of %s, though memory_limit allows them: another program uses it; blocks "
+        "of half the size from here on", format_bytes(size)
+    )  # fmt: skip

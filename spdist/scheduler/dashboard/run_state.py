@@ -5,6 +5,7 @@ No clock, no Dask: times come with the messages, so that a record that was writt
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -156,16 +157,8 @@ class RunState:
         state = {"multiply": COMPUTED, "commit": WRITTEN}.get(stage)
         if state is None or row < 0 or not self.cells:
             return
-        cell = self._cell(row)
+        cell = max(bisect.bisect_right(self.start["block_starts"], row) - 1, 0)
         self.cells[cell] = max(self.cells[cell], state)
-
-    def _cell(self, row: int) -> int:
-        starts = self.start["block_starts"]
-        low, high = 0, len(starts)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if starts[middle] <= row else (low, middle)
-        return low
 
     @property
     def state(self) -> str:
@@ -246,16 +239,10 @@ class RunState:
 
     def _last_minute(self, end: float) -> list[list[float]]:
         """Return worker, stage, row, begin and seconds of the newest runs of stages in the last minute."""
-        worker_numbers = {name: i for i, name in enumerate(self.workers)}
-        stage_numbers = {name: i for i, name in enumerate(self.stages)}
+        workers = {name: i for i, name in enumerate(self.workers)}
+        stages, begun = {name: i for i, name in enumerate(self.stages)}, self.start["begun"]
         return [
-            [
-                worker_numbers[worker],
-                stage_numbers[stage],
-                row,
-                round(begin - self.start["begun"], 3),
-                round(seconds, 4),
-            ]
+            [workers[worker], stages[stage], row, round(begin - begun, 3), round(seconds, 4)]
             for worker, stage, row, begin, seconds in self.recent
             if begin + seconds >= end - GANTT_SECONDS
         ]

@@ -55,6 +55,26 @@ class DriverTuning:
 TUNING = DriverTuning()
 
 
+@dataclass
+class Done:
+    """Finished work of a run.
+
+    Attributes
+    ----------
+    nnz : int
+        Entries of C with a known position.
+    tasks, blocks : int
+        Of this run.
+    products : int
+        Products of finished blocks, blocks of earlier runs included.
+    """
+
+    nnz: int
+    tasks: int = 0
+    blocks: int = 0
+    products: int = 0
+
+
 class Driver:
     """Runs one plan from C's journal on; `run` returns when C's entries and row offsets are all written.
 
@@ -89,8 +109,7 @@ class Driver:
         self.window = BlockWindow(works, start.row)
         self.chunks = SharedChunks(layout.chunk, start.chunks)
         self.assigner = BlockAssigner(plan, plan.blocks_in_flight, functools.partial(with_gpu, client))
-        self.nnz, self.blocks_done, self.tasks_done = start.nnz, 0, 0
-        self.products_done = plan.expansion - sum(work.products for work in works)
+        self.done = Done(start.nnz, products=plan.expansion - sum(work.products for work in works))
         self._completed = as_completed(loop=client.loop)
         self._subjects: dict[Any, tuple[str, Any]] = {}
         self._last_look = 0.0
@@ -149,7 +168,7 @@ class Driver:
         """Take the results of completed tasks."""
         futures = completed_results(futures, self._completed)
         subjects = [self._subjects.pop(future.key) for future in futures]
-        self.tasks_done += len(subjects)
+        self.done.tasks += len(subjects)
         multiplied = [i for i, (stage, _) in enumerate(subjects) if stage == "multiply"]
         results = fetch(self.graph.client, [futures[i] for i in multiplied])
         for i, counts in zip(multiplied, results, strict=True):
@@ -169,21 +188,21 @@ class Driver:
         block.committed = True
         self.chunks.end_commit(block.task.number)
         self.assigner.note_written(block.worker)
-        self.blocks_done += 1
-        self.products_done += block.work.products
+        self.done.blocks += 1
+        self.done.products += block.work.products
 
     def _commit_blocks(self) -> None:
         """Submit the commit of each block whose predecessors are all counted, and the joins that are complete then."""
-        for block in self.window.set_offsets(self.nnz):
+        for block in self.window.set_offsets(self.done.nnz):
             assert block.counts is not None
-            self.nnz = block.offset + block.nnz
+            self.done.nnz = block.offset + block.nnz
             commit = self.graph.commit(
                 block.task, block.counts, block.offset, self.journal.checkpoint.chunks, block.worker, block.multiplied
             )
             self._watch(commit, "commit", block)
             self.chunks.begin_commit(block, commit)
             is_last = block.task.stop == self.plan.a.shape[0]
-            for k, commits in self.chunks.take_complete(self.nnz, is_last=is_last):
+            for k, commits in self.chunks.take_complete(self.done.nnz, is_last=is_last):
                 self._watch(self.graph.join(k, commits), "join", k)
 
     # -- durable rows --------------------------------------------------------------------------------------------------
@@ -191,7 +210,7 @@ class Driver:
     def _checkpoint(self, *, is_last: bool = False) -> None:
         """Drop the blocks that are durable and, now and then, write the journal."""
         try:
-            chunks = self.journal.chunks.advance(self.chunks.count_durable(self.nnz), wait=is_last)
+            chunks = self.journal.chunks.advance(self.chunks.count_durable(self.done.nnz), wait=is_last)
         except UnseenChunkError as error:
             raise unseen_chunk(self.graph.client, error) from error
         while (block := self.window.first_committed()) is not None and block.counts is not None:
@@ -206,19 +225,19 @@ class Driver:
             return
         oldest = self.window.in_flight[0].task
         blocks, rows = len(self.window.in_flight), (oldest.number, oldest.start, oldest.stop)
-        self.callbacks.note(InFlight(self.tasks_done, blocks, rows, dict(self.assigner.held)))
+        self.callbacks.note(InFlight(self.done.tasks, blocks, rows, dict(self.assigner.held)))
 
     def _report_progress(self) -> None:
         if self.callbacks.progress is not None:
             unwritten = sum(not block.committed for block in self.window.in_flight)
-            total = self.blocks_done + unwritten + len(self.window.remaining)
+            total = self.done.blocks + unwritten + len(self.window.remaining)
             self.callbacks.progress(
                 Progress(
-                    self.blocks_done,
+                    self.done.blocks,
                     total,
-                    self.products_done,
+                    self.done.products,
                     self.plan.expansion,
-                    self.nnz,
+                    self.done.nnz,
                     self.journal.checkpoint.row,
                     unwritten,
                 )
@@ -383,4 +402,4 @@ def _outcome(client: Client, name: str, driver: Driver) -> Outcome:
     peaks = client.run(peak_memory, name, workers=used, on_error="ignore").values()
     stages = add_totals(client.run(stage_totals, name, on_error="ignore").values())
     host, device = (max((peak[i] for peak in peaks), default=0) for i in (0, 1))
-    return Outcome(driver.nnz, driver.blocks_done, host, device, len(peaks), stages)
+    return Outcome(driver.done.nnz, driver.done.blocks, host, device, len(peaks), stages)
