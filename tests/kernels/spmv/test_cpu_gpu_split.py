@@ -295,7 +295,7 @@ def test_an_operator_saved_and_opened(monkeypatch, tmp_path, gpu_forms, gain, st
 
 
 def test_matrices_of_the_host_are_refused():
-    with pytest.raises(InputError, match=r"'hybrid' is not for this matrix on the CPU: .*give a matrix of CuPy's"):
+    with pytest.raises(InputError, match=r"'hybrid' is not for this matrix on the CPU: .*pass a matrix of CuPy's"):
         spdist.operator(stencil(3), "hybrid")
     with pytest.raises(InputError) as refused:
         spdist.operator(stencil(3), "csr")
