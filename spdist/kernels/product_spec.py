@@ -1,4 +1,4 @@
-"""What to make of a product, row by row, so that the whole C is never in memory: semiring, mask, epilogue, cuts."""
+"""Options that change each row of a product, so that the whole C is never in memory: semiring, mask, epilogue, cuts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Epilogue:
     def __post_init__(self) -> None:
         check_function("apply", self.apply, "x")
         if self.cuda is not None and self.apply is None:
-            raise InputError(f"cuda={self.cuda!r} says again what a function does: pass it as apply")
+            raise InputError(f"cuda={self.cuda!r} is the C expression of a function: pass the function as apply too")
         if self.normalize is not None and self.normalize not in NORMS:
             raise InputError(f"normalize={self.normalize!r} is not one of {', '.join(NORMS)}")
         for name in ("rows", "columns"):
@@ -108,14 +108,14 @@ class Epilogue:
         return replace(self, rows=self.columns, columns=self.rows)
 
     def identity(self) -> list[Any]:
-        """Return what tells it from others, in this process and in another."""
+        """Return facts that identify the epilogue, equal in every process."""
         factors = [None if one is None else digest(np.asarray(one).tobytes()) for one in (self.rows, self.columns)]
         code = None if self.apply is None else digest(repr(code_of(self.apply)).encode())
         return [*factors, code, self.normalize, self.drop_zeros, *([] if self.cuda is None else [self.cuda])]
 
 
 def _read_factors(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
-    """Return a vector that `numpy.save` wrote, mapped first, so that a header that lies allocates nothing."""
+    """Return a vector that `numpy.save` wrote; map it first, so that a false header allocates nothing."""
     try:
         if not Path(path).is_file():
             raise OSError("no such file")
@@ -149,7 +149,7 @@ def _is_number(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProductSpec:
-    """What to make of a product: semiring, mask and triangle, epilogue, threshold, top-n, applied in this order.
+    """Options of the rows of a product, applied in this order: semiring, mask and triangle, epilogue, threshold, top-n.
 
     Attributes
     ----------
@@ -161,13 +161,13 @@ class ProductSpec:
     complement : bool
         Whether C has entries only where the mask has none.
     top_n : int, optional
-        Keep so many entries of each row: the largest; of equal entries those in the smaller columns.
+        Keep this many entries of each row: the largest; of equal entries, those in smaller columns.
     threshold : float, optional
         Keep entries ``>= threshold``, compared in the dtype of C.
     epilogue : Epilogue, optional
         Applied to finished rows before they are cut.
     triangle : {"upper"}, optional
-        C has entries only on and above the diagonal; products below it are not made.
+        C has entries only on and above the diagonal; products below it are not computed.
     first_row : int
         The number, in the whole C, of the first row of this product; the triangle counts from it.
 
@@ -190,9 +190,9 @@ class ProductSpec:
     def __post_init__(self) -> None:
         check_count("top_n", self.top_n, "all entries")
         if self.threshold is not None and not _is_number(self.threshold):
-            raise InputError(f"threshold={self.threshold!r} must be a number, which NaN is not")
+            raise InputError(f"threshold={self.threshold!r} must be a number other than NaN")
         if type(self.epilogue) not in (type(None), Epilogue):
-            raise InputError(f"epilogue={self.epilogue!r} is none: pass spdist.Epilogue(normalize='l1'), for instance")
+            raise InputError(f"epilogue={self.epilogue!r} is none: pass for instance spdist.Epilogue(normalize='l1')")
         if self.complement and self.mask is None:
             raise InputError("complement=True needs a mask")
         self._check_triangle()
@@ -200,8 +200,8 @@ class ProductSpec:
     def _check_triangle(self) -> None:
         if self.triangle not in (None, "upper"):
             raise InputError(
-                f"triangle={self.triangle!r} is not 'upper', the one there is: the lower one of a symmetric C is its "
-                f"transpose"
+                f"triangle={self.triangle!r} is not 'upper': the lower triangle of a symmetric C is the transpose of "
+                f"the upper one"
             )
         normalize = None if self.epilogue is None else self.epilogue.normalize
         for name, value in (("top_n", self.top_n), ("epilogue: normalize", normalize)):
@@ -308,7 +308,7 @@ class ProductSpec:
         """
         if self.triangle is not None and shape[0] != shape[1]:
             raise MatrixError(
-                f"triangle={self.triangle!r} is for a symmetric C, which A @ A.T and A.T @ A are: this one is "
+                f"triangle={self.triangle!r} is for a symmetric C, as of A @ A.T and A.T @ A, but this C is "
                 f"{shape[0]:,} x {shape[1]:,}"
             )
 
@@ -323,8 +323,8 @@ class ProductSpec:
             self.semiring.check_device()
         if self.epilogue is not None and self.epilogue.apply is not None and self.epilogue.cuda is None:
             raise InputError(
-                "epilogue: apply is a function of Python's, which the GPU does not call: give it as an expression of x "
-                "in C as well, spdist.Epilogue(apply=lambda x: x * x, cuda='x * x')"
+                "epilogue: apply is a Python function, which the GPU cannot call: pass it as a C expression of x too, "
+                "spdist.Epilogue(apply=lambda x: x * x, cuda='x * x')"
             )
 
     def least(self, dtype: np.dtype[Any]) -> Any:

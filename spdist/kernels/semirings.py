@@ -340,8 +340,9 @@ def transposed(semiring: Semiring) -> Semiring:
     """
     if not semiring.named:
         raise InputError(
-            f"axis=0 multiplies B.T by A.T, for which semiring {semiring.name} would have to take B's value first: "
-            f"multiply these by one that does, with axis=1, and take the transpose"
+            f"axis=0 multiplies B.T by A.T, and semiring {semiring.name} may not allow its operands to change places: "
+            f"multiply the transposes with axis=1 by a semiring whose first operand is B's value, and transpose the "
+            f"result"
         )
     others = {"plus_first": "plus_second", "plus_second": "plus_first"}
     return SEMIRINGS[others.get(semiring.name, semiring.name)]

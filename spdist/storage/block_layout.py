@@ -1,4 +1,4 @@
-"""Convert stored matrices of numbers to blocks and back; choose the block size that takes fewest bytes.
+"""Convert stored matrices of numbers to blocks and back; choose the block size with the fewest bytes.
 
 A block stores all of its numbers, zeros included. Blocks save bytes if one column index for each block instead of one
 for each entry outweighs the zeros.
@@ -172,13 +172,13 @@ def _check(cost: Cost, name: str) -> None:
 
 
 def store_blocks(matrix: StoredMatrix, url: str, size: BlockSize, facts: dict[str, Any], name: str) -> None:
-    """Write a stored matrix of numbers again, in blocks.
+    """Write a stored matrix of numbers as blocks.
 
     Parameters
     ----------
     matrix : StoredMatrix
     url : str
-        Where to write; must not exist.
+        Target; must not exist.
     size : (r, s)
     facts : dict
         Provenance, kept under the attribute ``spdist``.
@@ -221,7 +221,7 @@ def _ranges(matrix: StoredMatrix, r: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """An array of a block matrix that reads like the `ChunkedArray` of a matrix of numbers."""
+    """An array of a block matrix, read like the `ChunkedArray` of a matrix of numbers."""
 
     blocks: StoredMatrix
     name: str

@@ -52,7 +52,7 @@ class RowSorter:
     Parameters
     ----------
     directory : Path
-        Where to spill: an existing directory that nothing else uses. Takes 12 to 32 bytes an entry, freed by bucket.
+        Existing directory for spilled entries, used by nothing else; an entry takes 12 to 32 bytes there.
     shape : (nrows, ncols)
     dtype : dtype
         Of the values.
@@ -134,7 +134,7 @@ class RowSorter:
                 yield Entries(rows, columns, values)
 
     def _split(self, k: int, start: int, nrows: int) -> Iterator[CSR]:
-        """Sort a bucket that is too large with a sorter of its own."""
+        """Sort a bucket that is too large with another sorter."""
         directory = self.directory / str(k)
         directory.mkdir()
         inner = RowSorter(
@@ -163,7 +163,7 @@ class RowSorter:
         return cuts[cuts < nrows]
 
     def _collect(self, k: int) -> Entries | None:
-        """Load bucket `k`; combine duplicates on the way, so that many in one position take little memory."""
+        """Load bucket `k`; combine duplicates while loading, so that many in one position take little memory."""
         parts: list[Entries] = []
         held, limit = 0, 2 * self.bucket_bytes // self.entry_bytes
         for entries in self._load(k):

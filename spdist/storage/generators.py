@@ -35,10 +35,10 @@ RANGE_ENTRIES = 1 << 16
 """Expected entries that one random generator of ``erdos-renyi`` draws; another number gives other matrices."""
 
 LARGEST = 1 << 62
-"""Rows that a matrix has to stay below: 64-bit indices reach them."""
+"""Exclusive upper bound on the rows of a matrix, for 64-bit indices."""
 
 WIDEST = 1 << 56
-"""Most positions that one generator of ``erdos-renyi`` picks from, so that 64-bit sums do not overflow."""
+"""Most positions from which one generator of ``erdos-renyi`` picks, so that 64-bit sums do not overflow."""
 
 
 @dataclass(frozen=True)
@@ -369,7 +369,7 @@ def _generator(seed: int, number: int) -> np.random.Generator:
 
 
 def _erdos_renyi(request: Request, nrows: int, ncols: int, per_row: float) -> Rows:
-    """Each position has an entry with probability ``per_row / ncols``, independently of all others."""
+    """Each position has an entry with probability ``per_row / ncols``, independently of the others."""
     if not 0 < per_row <= ncols:
         raise InputError(f"erdos-renyi: per_row={per_row} must be above 0 and at most ncols={ncols:,}")
     if ncols > WIDEST:

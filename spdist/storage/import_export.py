@@ -52,7 +52,7 @@ CONNECT_SECONDS = 8
 """Seconds within which the server of a URL must be reached."""
 
 READ_SECONDS = 8
-"""Seconds within which it must send something."""
+"""Longest pause of the server of a URL, in seconds."""
 
 ENTRIES = 1 << 20
 """Entries of a stored matrix written at a time."""
@@ -99,9 +99,9 @@ def import_matrix(
         Vertices of a list of edges have names. They are numbered in the order in which they come, and their names are
         written to this file, one a line. Without, vertices are numbers from 0 on.
     duplicates : {"sum", "max", "first"}
-        What becomes of several edges from one vertex to another in a list of edges; other formats are summed.
+        How to combine several edges from one vertex to another in a list of edges; other formats sum duplicates.
     format : str, optional
-        Ending that says what `source` is, whatever its name: "mtx", "abc.gz", ...
+        Ending of the format of `source`, whatever its name: "mtx", "abc.gz", ...
     progress : callable, optional
         Called as ``progress(done, total)``; reading the file and sorting its entries each count for one half.
     bucket_bytes : int
@@ -166,7 +166,7 @@ def read_edges(source: str | Path, *, most_bytes: int, format: str | None = None
     edges : Entries
         In the order of the file: numbers of vertices, as int64, and weights.
     names : list of str
-        Of the vertices, in the order in which they come.
+        Of the vertices, in order of appearance.
 
     Or None, if the file is compressed or so long that its edges may take more memory.
 
@@ -204,7 +204,7 @@ def _reader_of(path: str, source: str) -> Callable[[Import], None]:
 
 
 def _check_file(path: str) -> None:
-    """Refuse a local path that is no file: a pipe would hang, a device never end."""
+    """Refuse a local path that is no file: reading a pipe may wait for ever, and a device never ends."""
     if locations.is_local(path) and not locations.local_path(path).is_file():
         problem = "is no ordinary file" if locations.exists(path) else "there is no such file"
         raise InputError(f"{path}: {problem}; name a file, which may end in {', '.join(_READERS)}")
@@ -229,7 +229,7 @@ def _open(path: str) -> Iterator[BinaryIO]:
 
 
 def _patience(path: str) -> dict[str, Any]:
-    """Return options with which fsspec's file systems notice soon that nobody answers."""
+    """Return options with which fsspec's file systems soon fail if a server does not answer."""
     scheme = path.partition("://")[0]
     if scheme in ("http", "https"):
         aiohttp: Any = importlib.import_module("aiohttp")

@@ -145,7 +145,7 @@ def _origin(command: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Result:
-    """The matrix to write: its shape, about how many entries it has, and its provenance."""
+    """The matrix to write: its shape, its estimated number of entries, and its provenance."""
 
     shape: tuple[int, int]
     expected: int
@@ -159,7 +159,7 @@ def _write(
     result: _Result,
     progress: Callable[[int, int], None],
 ) -> None:
-    """Write the entries that a function makes of rows of `m` and of the row of each of their entries, sorted."""
+    """Sort and write the entries that a function returns for rows of `m` and the row number of each entry."""
     sorter = RowSorter(stage.scratch, result.shape, m.dtype, expected=result.expected)
     done = 0
     for start, rows in _blocks(m):

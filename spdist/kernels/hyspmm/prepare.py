@@ -79,7 +79,7 @@ class BlockOfA(NamedTuple):
     products: IndexArray
     """First product of each row."""
     lengths: Int64Array
-    """Gets the rows of each group added."""
+    """Number of rows of each group, to be increased."""
 
 
 @compiled
@@ -171,7 +171,7 @@ def cut(
     costs : (int, int, int)
         Bytes of a row, an entry and a product.
     cuts : (nrows + 1,) int64
-        Gets the first row of each block, then the number of rows.
+        Receives the first row of each block, then the number of rows.
     """
     nrows = np.int64(len(a_indptr) - 1)
     start, number = np.int64(0), np.int64(0)
@@ -230,7 +230,7 @@ def copy_offsets(indptr: IndexArray, start: Integer, offsets: IndexArray) -> Non
     start : int
         First row.
     offsets : (n,) int
-        Takes the offsets of `n` rows.
+        Receives the offsets of `n` rows.
     """
     first = np.uintp(start)
     for row in range(np.uintp(len(offsets))):
@@ -246,7 +246,7 @@ def copy_columns(source: IndexArray, low: Integer, columns: IndexArray) -> Any:
     source : (n,) int
     low : int
     columns : (n,) int
-        Takes the differences.
+        Receives the differences.
     """
     least = greatest = source[0]
     for at in range(np.uintp(len(source))):
@@ -315,7 +315,7 @@ def block_at(ring: Ring, at: Integer, offsets: tuple[int, ...], types: ItemBytes
     ring, at, offsets, types
         As for `copies_at`.
     lengths : int64
-        Gets the rows of each group added.
+        Receives the rows of each group, added to it.
     """
     entries, products = (at + offsets[4]) // types.pointer_bytes, (at + offsets[5]) // types.pointer_bytes
     values = ring.values[at // types.value_bytes :]
@@ -381,7 +381,7 @@ def shift(local: IndexArray, start: Integer, stop: Integer, place: Integer, indp
     place : int
         Offset of the block in C.
     indptr : (nrows + 1,) int64
-        Takes the offsets.
+        Receives the offsets.
     """
     for row in range(np.uintp(start), np.uintp(stop)):
         indptr[row + np.uintp(1)] = place + local[row]

@@ -114,7 +114,7 @@ def number_rows(bits: Bits, places: Places, low: Integer, high: Integer, b_indpt
     ----------
     bits : Bits
     places : Places
-        Gets the first number of each word of `bits`.
+        Receives the first number of each word of `bits`.
     low, high : int
         Words ``[low:high)`` of `bits` that have marks.
     b_indptr : (nrows of B + 1,) int
@@ -165,7 +165,7 @@ def send_distinct(a_indices: IndexArray, b: CsrArrays, marks: MarkedRows, number
     marks : MarkedRows
         Rows of B are copied in order.
     numbers : (entries,) int
-        Takes the row numbers.
+        Receives the row numbers.
     out : RowCopies
     """
     bits = marks.bits

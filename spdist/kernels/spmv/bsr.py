@@ -25,7 +25,7 @@ def multiply(a: BSR, x: ValueArray, out: ValueArray | None = None, *, threads: i
     x : (ncols,) or (ncols, k)
         C order, of the kind of A's values, real or complex, and at least as precise.
     out : (nrows,) or (nrows, k), optional
-        Takes the result; C order, the dtype of x.
+        Array for the result; C order, the dtype of x.
     threads : int
         Most threads.
 

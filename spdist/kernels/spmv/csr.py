@@ -48,12 +48,12 @@ def _name(value: str, vector: str, index: str, pointer: str, width: int) -> str:
 
 
 def row_width(nrows: int, nnz: int) -> int:
-    """Return how many lanes share a row: about four entries a lane, at most 32 lanes.
+    """Return how many lanes share a row: one for about four entries, at most 32.
 
     Parameters
     ----------
     nrows, nnz : int
-        Rows and entries of the matrix, whose quotient is the mean length of a row.
+        Rows and entries of the matrix.
     """
     mean = nnz / max(nrows, 1)
     return max((width for width in WIDTHS if 2.5 * width <= mean), default=1)
@@ -67,11 +67,11 @@ def multiply(a: CSR, x: DeviceArray, out: DeviceArray | None = None, *, width: i
     a : CSR
         On the GPU; any order of entries, duplicates count twice.
     x : (ncols,) or (ncols, k)
-        On the GPU, C order; of the dtype of `a` or the wider one of its kind.
+        On the GPU, C order; of the dtype of `a` or the wider dtype of its kind.
     out : array, optional
-        Takes the result.
+        Array for the result.
     width : {1, 2, 4, 8, 16, 32}, optional
-        Lanes of a row; by default what suits the mean length.
+        Lanes of a row; by default chosen by the mean length.
 
     References
     ----------

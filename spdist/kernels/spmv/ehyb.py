@@ -41,7 +41,7 @@ FILE = "spmv/ehyb.cu"
 SHARED_SHARE = 0.45
 """Share of a multiprocessor's shared memory that a part of x may fill, so that two thread blocks fit."""
 SLACK = 0.95
-"""Share of that room that a mean part fills: METIS makes parts of unequal size."""
+"""Share of that memory that a mean part fills: METIS makes parts of unequal size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class Ehyb:
     most : int
         Rows of the largest part.
     long : Sell
-        The rows too long for a lane.
+        Rows that are too long for a lane.
     """
 
     shape: tuple[int, int]
@@ -91,7 +91,7 @@ class Ehyb:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a product reads, x aside."""
+        """Bytes that a product reads of the matrix."""
         order = 0 if self.order is None else 2 * self.order.nbytes  # for x and for y
         parts = self.slices.nbytes + self.values.nbytes + self.places.nbytes + self.columns.nbytes
         return int(parts + order + self.long.nbytes)
@@ -131,7 +131,7 @@ def part_count(nrows: int, itemsize: int, processors: int, shared: int) -> tuple
 
 
 def has_metis() -> bool:
-    """Whether `partition` finds METIS."""
+    """Whether pymetis, which `partition` needs, is installed."""
     return importlib.util.find_spec("pymetis") is not None
 
 
@@ -174,14 +174,14 @@ def partition(a: CSR, parts: int, side: int = 1) -> Any:
 
 
 def build(a: CSR, *, part: DeviceArray | None = None, dtype: npt.DTypeLike | None = None) -> Ehyb:
-    """Bring a square matrix into EHYB.
+    """Convert a square matrix to EHYB.
 
     Parameters
     ----------
     a : CSR
         On the GPU; any order of entries, duplicates count twice.
     part : (nrows,) int, optional
-        Part of each row, numbered from 0; by METIS unless given.
+        Part of each row, numbered from 0; by default METIS chooses.
     dtype : dtype, optional
         Dtype of the stored values; by default the dtype of `a`.
 
@@ -338,7 +338,7 @@ def multiply(a: Ehyb, x: Any, out: Any = None) -> Any:
     x : (nrows,) or (nrows, k)
         On the GPU, in C order; columns are multiplied one by one.
     out : (nrows,) or (nrows, k), optional
-        Takes the result.
+        Array for the result.
     """
     import cupy
 
@@ -359,7 +359,7 @@ def multiply(a: Ehyb, x: Any, out: Any = None) -> Any:
 
 
 def permuted(a: Ehyb) -> Ehyb:
-    """Return the matrix for x and y in the order of the parts: `permute` brings a vector there, `unpermute` back."""
+    """Return the matrix for x and y in the order of the parts, which `permute` and `unpermute` convert to and from."""
     if a.order is None:
         return a
     import cupy

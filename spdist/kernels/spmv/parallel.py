@@ -1,4 +1,4 @@
-"""Ranges of rows shared out to threads, each range of about equal weight."""
+"""Ranges of rows of about equal weight, distributed over threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spdist.matrices.dtypes import IndexArray
 from spdist.threads import begin_in_thread
 
 THREAD_ENTRIES = 1 << 18
-"""Least entries for each thread: with fewer, to wake it costs more than it gains."""
+"""Least entries for each thread: with fewer, waking the thread costs more than it gains."""
 RANGE_WEIGHT = 1 << 18
 """Least weight of a range that a thread takes at a time."""
 MOST_RANGES = 16

@@ -1,4 +1,4 @@
-"""Orders of rows and columns in which products with vectors find more of x in the caches.
+"""Orders of rows and columns with which more of x is in the caches during products with vectors.
 
 ``levels`` numbers the rows of a graph level by level from a row of few neighbours, as Cuthill and McKee do: neighbours
 get nearby numbers. ``popular`` numbers columns by how often they are used: if a few columns have most of the entries,
@@ -24,7 +24,7 @@ from spdist.matrices.dtypes import is_on_gpu
 
 FILE = "spmv/reorder.cu"
 MOST_LEVELS = 4096
-"""Levels of all components, after which the remaining rows keep their order: the host waits once a level."""
+"""Most levels, of all components together; later rows keep their order, as the host waits for each level."""
 NULL = np.intp(0)
 
 
@@ -53,7 +53,7 @@ def levels(a: CSR) -> Any:
     Parameters
     ----------
     a : CSR
-        Square; its pattern should be symmetric. On the host SciPy's reverse Cuthill-McKee does it.
+        Square; its pattern should be symmetric. On the host, SciPy's reverse Cuthill-McKee gives the order.
 
     Returns
     -------
@@ -103,7 +103,7 @@ class _Levels:
         return self.number < MOST_LEVELS
 
     def _level(self, first: int, last: int) -> int:
-        """Place the level after places ``[first:last)``; return where it ends."""
+        """Place the level after places ``[first:last)``; return its end."""
         self.found.fill(0)
         search, keys_of, number = self.names
         self.kernels(search, min(ceil_div(last - first, 8), 4096), 256, (
@@ -131,7 +131,7 @@ def popular(a: CSR) -> Any:
 
 
 def inverse(order: DeviceArray) -> Any:
-    """Return the place of each number in an order."""
+    """Return the inverse of an order: the place of each number."""
     xp = np
     if is_on_gpu(order):
         import cupy as xp  # type: ignore[no-redef]
@@ -147,12 +147,12 @@ def apply(a: CSR, rows: DeviceArray | None, columns: DeviceArray | None) -> CSR:
     ----------
     a : CSR
     rows, columns : int32 arrays or None
-        Row, column at each place; None leaves them.
+        Row, and column, at each place; None keeps their order.
 
     Returns
     -------
     CSR
-        Rows sorted by their new columns, on the GPU only those short enough for that to pay.
+        Its rows are sorted by new columns; on the GPU only rows short enough for sorting to pay.
     """
     place = None if columns is None else inverse(columns)
     if not is_on_gpu(a.data):

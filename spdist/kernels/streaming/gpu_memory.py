@@ -33,12 +33,12 @@ Malloc = Callable[[int], Any]
 
 @dataclass(frozen=True)
 class GpuTuning:
-    """How a GPU's memory is filled and C is packed.
+    """Sizes for uploads, slots and the packing of C.
 
     Attributes
     ----------
     piece_bytes : int
-        Bytes that a thread copies to page-locked memory at a time on the way to the GPU; more or fewer take longer.
+        Bytes that a thread copies to page-locked memory at a time before an upload; more or fewer take longer.
     least_packed : int
         Least entries of C that are packed: for fewer, the launches and the wait take as long as packing saves.
     plain_blocks : int
@@ -66,7 +66,7 @@ GPU_TUNING = GpuTuning()
 
 
 def system_malloc(size: int) -> Any:
-    """Return device memory that goes back to the system, from no pool.
+    """Allocate device memory without a pool, so that it returns to the system when it is freed.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def system_malloc(size: int) -> Any:
 
 
 class Arena:
-    """Device memory that is handed out from its start on, and taken back all at once.
+    """Device memory that is handed out from its start on, and freed all at once.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class Arena:
         return self.size - self.used
 
     def reset(self, used: int = 0) -> None:
-        """Take all back but the first `used` bytes."""
+        """Free all but the first `used` bytes."""
         self.used = round_up(used, ALLOCATION)
 
     def malloc(self, size: int) -> Any:
@@ -120,12 +120,12 @@ class Arena:
         return self.memory + begin
 
     def release(self) -> None:
-        """Let go of the memory, even if others still hold the arena: a traceback may."""
+        """Release the memory, even if something still refers to the arena, such as a traceback."""
         self.memory = None
 
 
 def matrix_at(memory: Any, layout: MatrixLayout, dtypes: DeviceDtypes) -> CSR:
-    """Return the matrix that lies in device memory, without a copy.
+    """Return a matrix in device memory, without a copy.
 
     Parameters
     ----------
@@ -182,7 +182,14 @@ class Uploader:
         self._in_use: list[tuple[Any, Bytes]] = []  # events, and page-locked memory that copies read until then
 
     def copy(self, address: int, array: npt.NDArray[Any]) -> None:
-        """Start the copy of a page-locked array to a device address."""
+        """Start the copy of a page-locked array.
+
+        Parameters
+        ----------
+        target : int
+            Device address.
+        array : array
+        """
         if array.nbytes:
             to_device = self._runtime.memcpyHostToDevice
             self._runtime.memcpyAsync(address, array.ctypes.data, array.nbytes, to_device, self.stream.ptr)
@@ -214,7 +221,7 @@ class Uploader:
             task.result()
 
     def _send_pieces(self, pieces: list[Upload]) -> None:
-        """Copy pieces by way of page-locked memory: one is filled while the one before is on its way."""
+        """Copy pieces by way of page-locked memory: one is filled while the previous one is uploaded."""
         self._device.use()
         on_the_way: collections.deque[tuple[Any, Bytes]] = collections.deque()
         for values, dtype, address in pieces:
@@ -230,18 +237,18 @@ class Uploader:
         self._in_use.extend(on_the_way)
 
     def release_sent(self) -> None:
-        """Let go of the page-locked memory that copies have read."""
+        """Release page-locked memory whose copies are done."""
         self._in_use = [each for each in self._in_use if not each[0].done]
 
     def is_locked(self, array: npt.NDArray[Any]) -> bool:
-        """Return whether the GPU copies from all of an array as it is."""
+        """Return whether a whole array is page-locked, so that the GPU can copy it in place."""
         size = array.nbytes
         ends = (array.ctypes.data, array.ctypes.data + size - 1) if size and array.flags.c_contiguous else ()
         return bool(ends) and all(self._runtime.pointerGetAttributes(end).type == HOST_MEMORY for end in ends)
 
 
 class ResidentB:
-    """B on the GPU, for all blocks of a multiplication; and for the next one with the same B.
+    """B on the GPU, for all blocks of a multiplication, and for later multiplications with the same B.
 
     Parameters
     ----------
@@ -299,7 +306,7 @@ class ResidentB:
         return True
 
     def _take_memory(self, size: int) -> bool:
-        """Hold `size` bytes; return False if the GPU has fewer free."""
+        """Allocate `size` bytes; return False if the GPU has fewer free."""
         import cupy
 
         if size == self.nbytes:
@@ -314,14 +321,14 @@ class ResidentB:
         return True
 
     def forget(self) -> None:
-        """Forget B; its memory stays, for another B of the same size."""
+        """Drop B; keep its memory for another B of the same size."""
         if self._source is not None:
             self._uploader.stream.synchronize()  # B's arrays may be on their way
             self._uploader.release_sent()
         self.matrix, self.ones, self._source, self.is_sound = None, None, None, False
 
     def free(self) -> None:
-        """Give the memory back; B must be forgotten."""
+        """Free the memory; call `forget` first."""
         self._memory, self.nbytes = None, 0
 
     def trust(self) -> None:
@@ -329,7 +336,7 @@ class ResidentB:
         self.is_sound = True
 
     def entries(self, start: int, stop: int) -> tuple[int, int]:
-        """Return where the entries of rows [start, stop) of B begin and end."""
+        """Return the offsets at which the entries of rows [start, stop) of B begin and end."""
         assert self._source is not None
         indptr = self._source[0].indptr
         return int(indptr[start]), int(indptr[stop])

@@ -15,7 +15,7 @@ class BlockHistory:
     held_ratio : float
         Entries of C that the device had to hold, per product. 1.0 if unknown: no compression.
     kept_ratio : float
-        Entries of C that were kept, per product. If only a triangle is kept: estimated for whole rows.
+        Entries of C that were kept, per product; with a triangle, estimated for whole rows.
     b_ratio : float
         Entries of B that were uploaded, per product; 0.0 if unknown.
     """
@@ -26,7 +26,7 @@ class BlockHistory:
         self._is_exact = False  # whether `held_ratio` was measured on the last block of this call
 
     def begin(self) -> None:
-        """Begin a call; ratios stay if a block was recorded and it held entries."""
+        """Begin a call; keep ratios if a block with entries was recorded."""
         self._is_exact = False
         if not self.is_known:
             self.held_ratio, self.kept_ratio, self.b_ratio = 1.0, 1.0, 0.0
@@ -59,7 +59,7 @@ class BlockHistory:
         self.b_ratio = ratio
 
     def distrust(self) -> None:
-        """Predict no exact number of entries until the next block is recorded: the last prediction was too low."""
+        """Stop predicting exact numbers of entries until the next block is recorded: the last one was too low."""
         self._is_exact = False
 
     def entries_of_c(self, products: int) -> float:
@@ -71,5 +71,5 @@ class BlockHistory:
         return (self.b_ratio or 1.0) * products
 
     def exact_entries(self, products: int) -> int:
-        """Predict a block's entries of C from the block before it; 0 if there is no ratio to rely on."""
+        """Predict a block's entries of C from the previous block; 0 if there is no reliable ratio."""
         return int(self.held_ratio * products) if self._is_exact else 0

@@ -1,4 +1,4 @@
-"""Blocks as the device sees them: dtypes, where arrays lie in a block's memory, and which arrays the host uploads."""
+"""Blocks on the device: dtypes, places of arrays in a block's memory, and the arrays that the host uploads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spdist.matrices.dtypes import INT32_MAX, block_dtype, blocksize, index_dtyp
 
 
 class SubmatrixOffset(NamedTuple):
-    """Where A lies inside B, entry by entry.
+    """Position of A inside B, if A is a view of B.
 
     Attributes
     ----------
@@ -109,7 +109,7 @@ def device_dtypes(a: CSR, b: CSR, value: np.dtype[Any] | None = None) -> DeviceD
 
 
 class MatrixLayout(NamedTuple):
-    """Where a CSR matrix lies in a block's memory.
+    """Places of the arrays of a CSR matrix in a block's memory.
 
     Attributes
     ----------
@@ -201,15 +201,15 @@ class StagedBlock:
     products : int
         Number of products that they expand to.
     copies : list of HostCopy
-        Page-locked arrays. Empty if the device has all of the block.
+        Page-locked arrays. Empty if the whole block is on the device.
     a : MatrixLayout
-        Where A comes to lie in the block's device memory.
+        Places of A in the block's device memory.
     b : MatrixLayout or None
-        Where B comes to lie; None if B is resident.
+        Places of B; None if B is resident.
     begin : float
-        When preparation began, in seconds since 1970.
+        Start of the preparation, in seconds since 1970.
     seconds : float
-        How long preparation took.
+        Seconds of the preparation.
     column_offset : int
         Offset that the device subtracts from A's column indices when A is a view of B; else 0.
     row_in_b : int or None

@@ -1,4 +1,4 @@
-"""C packed on the GPU, so that fewer bytes cross the bus, and unpacked on the host by several threads.
+"""Pack C on the GPU, so that fewer bytes cross the bus, and unpack it on the host with several threads.
 
 ::
 
@@ -56,7 +56,7 @@ WORDS = constants.PACKED_WORDS
 TABLE = DICTIONARY + 8 * WORDS
 """Byte at which the hash table of the dictionary starts."""
 SAMPLE = constants.PACKED_SAMPLE
-"""Words of the values that are looked at to find the dictionary; and threads that do so."""
+"""Words of the values that are sampled to find the dictionary, and threads that sample them."""
 UNITS_PER_BLOCK = 8
 """Units that a thread block packs, a warp each."""
 Way = Literal["plain", "columns", "both"]
@@ -80,7 +80,7 @@ class PackingCosts:
     entry_seconds : float
         Seconds of a thread for an entry that does not repeat the row before.
     entry_bits : int
-        Least bits of such an entry: how many there are is not counted.
+        Least bits of such an entry; the packed sizes give an upper bound on their number.
     row_seconds : float
         Seconds of a thread for a row.
     block_seconds : float
@@ -156,7 +156,7 @@ class Sizes(NamedTuple):
 
 
 def seconds(c: Sizes, packed: int, apart: int, threads: int, costs: PackingCosts = PACKING_COSTS) -> float:
-    """Predict how many seconds a packed matrix takes to the host's memory; bus and threads work at the same time.
+    """Predict the seconds until a packed matrix is in the host's memory; bus and threads work at the same time.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def seconds(c: Sizes, packed: int, apart: int, threads: int, costs: PackingCosts
     packed : int
         Bytes that cross the bus and are unpacked.
     apart : int
-        Bytes that cross the bus and are copied as they are.
+        Bytes that cross the bus without unpacking.
     threads : int
         Threads of the host that unpack.
     costs : PackingCosts
@@ -187,7 +187,7 @@ def seconds(c: Sizes, packed: int, apart: int, threads: int, costs: PackingCosts
 
 
 def choose(c: Sizes, columns: int, both: int, threads: int, costs: PackingCosts = PACKING_COSTS) -> Way:
-    """Choose which arrays of a matrix to pack so that it is on the host soonest.
+    """Choose the arrays to pack for the shortest time until the matrix is on the host.
 
     Parameters
     ----------
@@ -229,9 +229,9 @@ class Packed:
     Attributes
     ----------
     columns : bool
-        Whether the columns are packed. If not, `out` was too small for them: copy the matrix as it is.
+        Whether the columns are packed. If not, `out` was too small for them: copy the matrix unpacked.
     values : bool
-        Whether the values are packed too. If not, copy ``c.data`` as it is.
+        Whether the values are packed too. If not, copy ``c.data``.
     nbytes : int
         Bytes that `copy` copies; 0 if nothing is packed.
     why : str
@@ -277,7 +277,7 @@ class Packed:
         self.columns = columns <= room
         self.values = self.columns and distinct > 0 and used <= room and 2 * (used - columns) <= self._sizes.values
         if not self.columns:
-            self.why = f"columns take {columns:,} bytes, more than the {room:,} there are"
+            self.why = f"packed columns take {columns:,} bytes, more than the {room:,} available"
         elif not self.values:
             self.why = "values hardly repeat" if distinct else f"values have more than {WORDS} different words"
         self._with_columns, self._with_values = (self._start + bytes_ + PACKED_PADDING for bytes_ in (columns, used))
@@ -290,10 +290,10 @@ class Packed:
         way = choose(self._sizes, columns, both, threads, costs)
         if way == "plain" and self.columns:
             self.columns, self.values, self.nbytes = False, False, 0
-            self.why = f"{threads} threads unpack no quicker than the wire copies all"
+            self.why = f"{threads} threads unpack no faster than the bus copies all"
         elif way == "columns" and self.values:
             self.values, self.nbytes = False, columns
-            self.why = f"{threads} threads write values no quicker than the wire"
+            self.why = f"{threads} threads write values no faster than the bus copies them"
         return self
 
     def copy(self, host: Bytes) -> None:

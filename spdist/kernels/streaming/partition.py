@@ -236,7 +236,7 @@ class BlockTuning:
     first_share : int
         The first block is this many times smaller than the largest: the device does not wait long for it.
     first_bytes : int
-        Least bytes of the first block: the launches for a smaller one take longer than its copies.
+        Least bytes of the first block: for a smaller block, launches take longer than copies.
     last_bytes : int
         Least bytes of the last blocks, each of which is at most half of the rest.
     growth : float
@@ -252,9 +252,9 @@ class BlockTuning:
     dense_block_bytes : int
         Device bytes that the kernels take for an entry of C that is a dense block, besides the entry.
     staged_blocks : int
-        Blocks that the device's `staging_bytes` must hold: one prepared, one waiting, two on their way.
+        Blocks that the device's `staging_bytes` must hold: one being prepared, one waiting, two being uploaded.
     resolution : int
-        A block's end is found to one in this many of its rows.
+        The end of a block is found to within 1 / this share of its rows.
     """
 
     resident_bytes: int = 320 << 20
@@ -290,7 +290,7 @@ class BlockCutter:
         Bytes of the host's memory for staged blocks.
     history : BlockHistory
     b_resident : bool
-        Whether blocks come without B.
+        Whether blocks are uploaded without rows of B.
     growth : float
         Each block is this many times as large as the block before it.
     tuning : BlockTuning
@@ -323,7 +323,7 @@ class BlockCutter:
         return min(room, self.tuning.margin * self.tuning.resident_bytes) if self.b_resident else room
 
     def cut_large(self) -> None:
-        """Make neither the first nor the last blocks small: launches cost more while other threads are busy too."""
+        """Do not shrink the first and the last blocks: launches cost more while other threads are busy."""
         self._next_bytes, self._last_bytes = self._most_bytes, self._most_bytes / 2
 
     def device_bytes(self, start: int, stop: int) -> float:
@@ -346,11 +346,11 @@ class BlockCutter:
         return self.device_bytes(start, stop) <= room and staged <= self.staging_bytes
 
     def is_ready(self, start: int) -> bool:
-        """Return whether the block from `start` on can be cut without waiting for products to be counted."""
+        """Return whether the block at `start` can be cut without waiting for products to be counted."""
         return self.products.so_far()[0] >= min(start + 4 * self._recent_rows, len(self.indptr) - 1)
 
     def next_stop(self, start: int) -> int:
-        """Return where the next block, which begins at `start`, ends.
+        """Return the end of the block that begins at row `start`.
 
         A block has at least one row. If it has more, 31 bits count its products and its entries of A.
         """
@@ -366,7 +366,7 @@ class BlockCutter:
         return max(start + 1, stop)
 
     def last_fitting(self, start: int, room: float) -> int:
-        """Return about the last row up to which a block takes at most `room` bytes; `start` if one row takes more."""
+        """Return an end of the block with at most about `room` bytes; `start` if one row takes more."""
         left = len(self.indptr) - 1 - start
         step = min(self._recent_rows, left)
         while step > 1 and not self._fits(start, start + step, room):

@@ -86,7 +86,7 @@ class PipelineTuning:
     sample_rows : int
         Rows of A in the sample that predicts nnz(C), evenly spaced.
     sample_entries_resident, sample_entries : int
-        Entries of A in the sample if B is resident, and if the sample brings its rows of B.
+        Entries of A in the sample: if B is resident, and if its rows of B are uploaded with the sample.
     blocks : BlockTuning
     counts : CountTuning
     staging : StagingTuning
@@ -121,7 +121,7 @@ class _RowTooLongError(Exception):
     staged : StagedBlock
         The block of that row.
     needed : int
-        Bytes that it had asked for when it failed.
+        Bytes that the block would have held when its allocation failed.
     """
 
     def __init__(self, staged: StagedBlock, needed: int) -> None:
@@ -130,7 +130,7 @@ class _RowTooLongError(Exception):
 
 
 class StreamingPipeline:
-    """Takes the rows of one multiplication through a device, in one block or in several. Use it once.
+    """Streams the rows of one multiplication through a device, in one block or in several. Use it once.
 
     Parameters
     ----------
@@ -181,20 +181,20 @@ class StreamingPipeline:
             raise error
 
     def _close(self) -> list[Exception]:
-        """Wait for all that is under way, whatever fails; return the errors."""
+        """Wait for all uploads, kernels and downloads, even if some fail; return the errors."""
         if self._loop is not None:
             self._loop.close()
         return self.memory.wait() + self.downloads.close()
 
     @property
     def _is_small(self) -> bool:
-        """Whether all rows are wanted, and one block for all of them takes the least time."""
+        """Whether all rows are multiplied, and a single block takes the least time."""
         work, tuning = self.work, self.tuning
         few = max(work.a.nnz, work.b.nnz) <= tuning.small_entries and work.expects_at_most(tuning.small_products)
         return few and not work.dtypes.blocked and work.is_whole
 
     def _run_as_one(self) -> bool:
-        """Multiply all rows as one block; return False if a slot might have no room for their C."""
+        """Multiply all rows as one block; return False if C might not fit in a slot."""
         work, memory, preparer = self.work, self.memory, WindowPreparer(self.work, self.memory.device)
         memory.take_slots(self.tuning.blocks_in_flight, beside_b=False)
         slot, most = memory.slots[0], ExpectedProducts(work.a, work.b).upper_bound(0)
@@ -226,7 +226,7 @@ class StreamingPipeline:
 
 
 class BlockLoop:
-    """Multiplies rows in blocks: keeps one on its way to the device, one multiplied, and others on their way back.
+    """Multiplies rows in blocks: while one block is multiplied, one is uploaded and others are downloaded.
 
     Parameters
     ----------
@@ -253,7 +253,7 @@ class BlockLoop:
         self.estimate = EntryEstimate(self.work, products, sample, tuning.blocks.margin)
 
     def _take_memory(self) -> None:
-        """Take the device's memory: slots, and B if it is to be resident."""
+        """Allocate the device's memory: slots, and B if it will be resident."""
         memory, tuning = self.memory, self.tuning
         few = min(tuning.blocks_in_flight, tuning.blocks_without_upload)
         memory.take_slots(few if memory.has_all_of(self.work) else tuning.blocks_in_flight, beside_b=memory.b_resident)
@@ -264,12 +264,12 @@ class BlockLoop:
         self._upload_b_with_blocks()
 
     def _upload_b_with_blocks(self) -> None:
-        """Let blocks bring their rows of B."""
+        """Upload the rows of B with each block from here on."""
         self.memory.drop_b()
         self.work = self.work.with_b_as_uploaded()
 
     def run(self, collector: Collector) -> None:
-        """Multiply all blocks, and wait until they are back."""
+        """Multiply all blocks, and wait until they are downloaded."""
         more = True
         while more:
             self.uploads.fill()
@@ -284,11 +284,11 @@ class BlockLoop:
         self.downloads.complete_all()
 
     def close(self) -> None:
-        """Drop prepared blocks; wait for threads that prepare one."""
+        """Drop prepared blocks; wait for threads that are preparing one."""
         self.uploads.stager.close()
 
     def _compute(self, block: InFlightBlock, collector: Collector) -> bool:
-        """Multiply a block and send for its result; return whether there is room for more."""
+        """Multiply a block and start the download of its result; return whether there is room for more."""
         needed = 0
         try:
             nnz = block.multiply(self.work, self.uploads.fill_while_busy)
@@ -299,7 +299,7 @@ class BlockLoop:
         return collector.collect(block, nnz, self.downloads, self.estimate)
 
     def _split(self, block: InFlightBlock, needed: int, collector: Collector) -> bool:
-        """Multiply the halves of a block whose C has no room in its slot."""
+        """Multiply the halves of a block whose C does not fit in its slot."""
         start, stop, slot = block.staged.start, block.staged.stop, block.slot
         if stop - start == 1:
             raise _RowTooLongError(block.staged, needed)
@@ -309,7 +309,7 @@ class BlockLoop:
         return all(self._compute(self.uploads.upload_rows(slot, *half), collector) for half in halves)
 
     def _make_room(self, error: _RowTooLongError) -> Sequence[tuple[int, int]]:
-        """Make room for a long row: go on with a single slot, then without a resident B.
+        """Make room for a long row: continue with a single slot, then without a resident B.
 
         Returns
         -------
@@ -338,7 +338,7 @@ class BlockLoop:
         return [(staged.start, staged.stop) for staged in recalled]
 
     def _check_room(self, error: _RowTooLongError) -> None:
-        """Refuse a long row if there is no room left to make."""
+        """Refuse a long row if no more room can be made."""
         if len(self.memory.slots) > 1 or self.memory.b_resident:
             return
         work, start, slot = self.work, error.staged.start, self.memory.slots[0]
@@ -359,7 +359,7 @@ def _reserve(device: Device, work: Multiplication) -> int:
     if 2 * reserved > limit:
         raise MemoryBoundError(
             f"factors of rows and columns, edges, and sums of columns, take {format_bytes(reserved)} of the GPU's "
-            f"{format_bytes(limit)}, and no more than half may go to them: raise memory_limit"
+            f"{format_bytes(limit)}, of which they may take half: raise memory_limit"
         )
     return reserved
 
@@ -394,7 +394,7 @@ def _make_stager(
 
 
 def _learn(work: Multiplication, memory: DeviceMemory, stager: BlockStager, tuning: PipelineTuning) -> SampleEstimate:
-    """Learn how large C will be: from blocks of an earlier call, else from a sample, else from the first block."""
+    """Predict the size of C: from blocks of an earlier call, else from a sample, else from the first block."""
     if work.rows.history.is_known:
         if stager.preparer.is_brief:
             stager.cutter.cut_large()
@@ -407,7 +407,7 @@ def _learn(work: Multiplication, memory: DeviceMemory, stager: BlockStager, tuni
 def _learn_from_sample(
     work: Multiplication, memory: DeviceMemory, stager: BlockStager, tuning: PipelineTuning
 ) -> SampleEstimate:
-    """Multiply a sample of the rows, so that the first blocks, and C, get about the room that they need."""
+    """Multiply a sample of the rows, to predict the room that the first blocks and C need."""
     slot, history = memory.slots[0], work.rows.history
     limit = tuning.sample_entries_resident if memory.b_resident else tuning.sample_entries
     rows = work.sampled_rows(tuning.sample_rows, limit)
@@ -418,14 +418,14 @@ def _learn_from_sample(
     stop = cutter.last_fitting(0, cutter.room / 2)
     if not counted.between(0, stop):
         return SampleEstimate(per_entry)
-    sampled = replace(work, a=sample, rows=RowSlice(history=history))  # sampled rows do not lie in B side by side
+    sampled = replace(work, a=sample, rows=RowSlice(history=history))  # sampled rows are not neighbours in B
     preparer = BlockPreparer(sampled, memory.device, memory.b_resident, tuning.staging)
     block = InFlightBlock(slot, preparer.prepare(0, stop, counted.between(0, stop)))
     slot.upload(block.staged)
     try:
         block.multiply(sampled)
     except ArenaFullError:
-        history.assume(1 / tuning.blocks.first_share)  # little is known: C grows as blocks come back
+        history.assume(1 / tuning.blocks.first_share)  # C grows as blocks arrive
     slot.wait()
     estimate = SampleEstimate(per_entry, history.kept_ratio)
     if not memory.b_resident:
@@ -457,7 +457,7 @@ def multiply(
         On the host. Rows of A need not be sorted and may hold duplicates; rows of B are canonical. Values may be dense
         blocks that fit (`csr.block_dtype`); rows, columns and entries are then of blocks.
     device : gpu_device.Gpu
-        Its memory limit holds whatever the sizes of A, B and C.
+        Its memory limit holds for any sizes of A, B and C.
     spec : ProductSpec
         Options for C. Entries that they drop are not downloaded.
     report : callable, optional

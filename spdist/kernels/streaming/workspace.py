@@ -18,18 +18,18 @@ RESIDENT_SHARE = 0.7
 ROOM_BYTES = 2 << 30
 """A larger B is resident too if it leaves this many bytes for blocks."""
 SLOT_BYTES = 768 << 20
-"""Most bytes of a slot unless a single row needs more: larger blocks gain nothing, and the first and last wait."""
+"""Most bytes of a slot unless a single row needs more: larger blocks gain nothing and delay the first and the last."""
 PAIR_BYTES = 4
 """Bytes for each entry of a resident B of dense blocks: they count the pairs of blocks of a product."""
 
 
 class DeviceShares(NamedTuple):
-    """How the memory limit of a GPU is shared out.
+    """Shares of the memory limit of a GPU.
 
     Attributes
     ----------
     kept : int
-        Bytes for a resident B; 0 if its rows come block by block.
+        Bytes for a resident B; 0 if its rows are uploaded with each block.
     slots : int
         Number of slots.
     slot : int
@@ -47,7 +47,7 @@ class DeviceShares(NamedTuple):
 
 
 def device_shares(b_bytes: int, memory_limit: int, slots: int = BLOCKS_IN_FLIGHT) -> DeviceShares:
-    """Share out the memory limit of a GPU.
+    """Divide the memory limit of a GPU among B and slots.
 
     Parameters
     ----------

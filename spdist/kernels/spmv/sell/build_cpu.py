@@ -1,4 +1,4 @@
-"""Bring a matrix into SELL-C-sigma on the CPU, by the steps that `build.cu` takes on the GPU; compiled by Numba."""
+"""Convert a matrix to SELL-C-sigma on the CPU, by the steps of `build.cu` on the GPU; compiled by Numba."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class SourceRows(NamedTuple):
 
 
 class RowCursors(NamedTuple):
-    """Where reading the rows of a chunk has come to."""
+    """Positions of a reader in the rows of a chunk."""
 
     next: Int64Array
     """(lanes,): next entry of each row."""
@@ -94,7 +94,7 @@ class RowCursors(NamedTuple):
 
 
 class ChunkShape(NamedTuple):
-    """How chunks may be stored."""
+    """Forms in which chunks may be stored."""
 
     lanes: int
     block: int
@@ -105,7 +105,7 @@ class ChunkShape(NamedTuple):
 
 
 class SharedLists(NamedTuple):
-    """Which chunks share the list of their diagonals."""
+    """Chunks that share the list of their diagonals."""
 
     owners: IndexArray
     """(nchunks,) int32: chunk that owns the indices of each chunk; empty if each owns its indices."""
@@ -145,7 +145,7 @@ def start_rows(first: int, count: int, source: SourceRows, cursors: RowCursors) 
         Position of the first row, and number of rows.
     source : SourceRows
     cursors : RowCursors
-        Take the start and the end of each row.
+        Receive the start and the end of each row.
     """
     for r in range(count):
         row = row_at(first + r, source.rows)
@@ -179,7 +179,7 @@ def count_diagonals(first: int, count: int, most: int, indices: IndexArray, curs
     first, count : int
         The chunk's rows.
     most : int
-        Stop after so many diagonals.
+        Stop after this many diagonals.
     indices : (nnz,) int
     cursors : RowCursors
         As `start_rows` sets them; they move.
@@ -266,9 +266,9 @@ def analyse(
     shape : ChunkShape
     source : SourceRows
     chunks : (nchunks, 4) int64
-        Takes width and kind.
+        Receives width and kind.
     sizes : (4, nchunks) int64
-        Takes the elements of each chunk in `values`, `wide` and `narrow`, and the hash of its diagonals or -1.
+        Receives the elements of each chunk in `values`, `wide` and `narrow`, and the hash of its diagonals or -1.
     cursors : RowCursors
         Scratch.
     """
@@ -307,7 +307,7 @@ def analyse(
 def fill_diagonals(
     chunk: Chunk, indices: IndexArray, data: ValueArray, out: SellArrays, shared: bool, cursors: RowCursors
 ) -> Any:
-    """Write a chunk of diagonals; return False if its list differs from the shared list that stands at its place.
+    """Write a chunk of diagonals; return False if its list differs from the shared list at its place.
 
     Parameters
     ----------
@@ -315,7 +315,7 @@ def fill_diagonals(
     indices, data
         The arrays of the `CSR`.
     out : SellArrays
-        Takes the values, and in `wide` a diagonal and a mask of lanes for each slot.
+        Receives the values, and in `wide` a diagonal and a mask of lanes for each slot.
     shared : bool
         Whether another chunk has written the list: it is then compared, not written.
     cursors : RowCursors
@@ -375,9 +375,9 @@ def fill_entries(
     indices, data
         The arrays of the `CSR`.
     out : SellArrays
-        Takes the values.
+        Receives the values.
     columns : ColumnArrays
-        Takes columns or offsets; has the bases of offsets.
+        Receives columns or offsets; holds the bases of offsets.
     cursors : RowCursors
         Start and end of each row in `indices`.
     """
@@ -447,7 +447,7 @@ class Builder:
         self.lengths = np.diff(a.indptr)
 
     def find_block(self) -> int:
-        """Return 1: the CPU gains nothing by dense blocks."""
+        """Return 1: the CPU gains nothing from dense blocks."""
         return 1
 
     def has_long_rows(self) -> bool:
@@ -525,7 +525,7 @@ class Builder:
 
 
 def share_lists(sizes: Int64Array) -> tuple[Any, Any]:
-    """Find chunks whose lists of diagonals are equal, as far as hashes tell: `fill` compares the lists.
+    """Find chunks whose lists of diagonals have equal hashes; `fill` compares the lists.
 
     Parameters
     ----------

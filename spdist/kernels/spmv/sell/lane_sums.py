@@ -21,13 +21,13 @@ from spdist.matrices.dtypes import IndexArray, ValueArray
 GROUP = 8
 """Lanes that are summed at a time."""
 STREAM_AHEAD = 512
-"""Entries by which values and indices are prefetched."""
+"""Entries in advance at which values and indices are prefetched."""
 COLUMNS_AHEAD = 128
-"""Entries by which the elements of x that 32-bit columns ask for are prefetched."""
+"""Entries in advance at which the elements of x at 32-bit columns are prefetched."""
 
 
 class SumsOut(NamedTuple):
-    """Where the sums of a chunk's lanes go."""
+    """Places to which the sums of a chunk's lanes are written."""
 
     sums: ValueArray
     """(lanes,): takes the sums if `place` is -1."""
@@ -79,7 +79,7 @@ def _load(builder: ir.IRBuilder, array: Any, at: ir.Value, count: int) -> Any:
 
 
 def _prefetch(builder: ir.IRBuilder, array: Any, at: ir.Value) -> None:
-    """Build the prefetch of an element of a Numba array; a place outside of it does no harm."""
+    """Build the prefetch of an element of a Numba array; a place outside the array is harmless."""
     byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -93,7 +93,7 @@ def _prefetch_stream(builder: ir.IRBuilder, array: Any, at: ir.Value) -> None:
 
 
 def _prefetch_x(builder: ir.IRBuilder, index: Any, place: ir.Value, x: Any) -> None:
-    """Build the prefetches of the elements of x that columns further on ask for, of this chunk or of the next.
+    """Build the prefetches of elements of x for later columns, of this chunk or the next.
 
     Columns of 32 bits lie anywhere, and x waits for memory: more loads are then under way at a time than the processor
     finds by itself, because it stops at the end of a short chunk. All elements of `index` are treated as columns.

@@ -198,7 +198,7 @@ def multiply_pieces(
     long : LongRows
     x : (ncols,) float
     partial : (npieces,) float
-        Takes the sum of each piece.
+        Receives the sum of each piece.
     sums : (GROUP,) float
         Scratch.
     """
@@ -256,7 +256,7 @@ def multiply(a: Sell, x: ValueArray, out: ValueArray | None, threads: int) -> Va
     x : (ncols,) or (ncols, k)
         C order, of the dtype in which products are summed.
     out : (nrows,) or (nrows, k) or None
-        Takes the result.
+        Array for the result.
     threads : int
         Most threads; small matrices take one.
     """

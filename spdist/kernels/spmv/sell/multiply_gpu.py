@@ -70,7 +70,7 @@ def multiply(a: Sell, x: Any, out: Any = None) -> Any:
     x : (ncols,) or (ncols, k)
         C order, of the dtype in which products are summed.
     out : (nrows,) or (nrows, k), optional
-        Takes the result.
+        Array for the result.
     """
     import cupy
 
