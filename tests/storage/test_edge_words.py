@@ -27,7 +27,7 @@ LINES = st.one_of(
 
 
 def edges_of(text: bytes, commas: bool, names: bool, large: bool):
-    """Return the edges and names of a text, or what is wrong with it."""
+    """Return the edges and names of a text, or the error message."""
     source = Source("g.csv" if commas else "g.abc", io.BytesIO(text), len(text), "")
     with mock.patch.object(edge_list, "COMPILED_BYTES", -1 if large else 1 << 40):
         reader = edge_list.EdgeText(source, names=names)

@@ -709,7 +709,7 @@ print(peak() - before, matrix.nbytes // 1024)
 
 
 def test_import_is_bounded_in_memory(tmp_path):
-    """60 MB of text, 73 MB as arrays; what it takes beyond an import of one entry stays well below."""
+    """60 MB of text are 73 MB as arrays; the import takes far less memory beyond an import of one entry."""
     text_file(tmp_path, TOP + "1 1 1\n1 1 1\n", "small.mtx")
     rng, n = np.random.default_rng(0), 3_400_000
     with (tmp_path / "large.mtx").open("wb") as file:

@@ -57,7 +57,7 @@ def holder(tmp_path):
 
 
 def elsewhere(target: Path, age: float) -> bytes:
-    """Put a lock of a run on another host beside a target; its last heartbeat is `age` seconds old."""
+    """Put the lock of a run on another host next to a target; its last heartbeat is `age` seconds old."""
     path = Path(f"{target}.spdist-lock")
     found = json.loads(this_process("abc123").to_bytes())
     path.write_text(json.dumps(found | {"host": "node7", "boot": "another", "record": "1"}))

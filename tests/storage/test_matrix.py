@@ -152,7 +152,7 @@ def test_any_range_of_rows(tmp_path_factory, data):
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), dtype=st.sampled_from(DTYPES), chunk=st.sampled_from([1, 7, 64]))
 def test_entries_are_decoded_where_they_belong(tmp_path_factory, data, dtype, chunk):
-    """Whole Zarr chunks at once, in memory that is given, beside what is held; nothing around it is written to."""
+    """Whole Zarr chunks are read into given memory, next to held entries; memory around them is not written."""
     url = tmp_path_factory.getbasetemp() / f"into-{dtype.replace('?', 'bool')}-{chunk}.zarr"
     matrix = random_csr(50, 100, 700, dtype)
     stored = open_matrix(url) if url.exists() else write(url, matrix, chunk)
@@ -273,7 +273,7 @@ def test_what_zarrs_says_of_the_system_is_an_error_of_the_system(tmp_path):
 
 @pytest.mark.parametrize("allocate", [None, np.empty])
 def test_chunks_of_zeros_are_there(tmp_path, allocate):
-    """A chunk of nothing but zeros is no missing one, nor is one whose only value comes late."""
+    """A Zarr chunk of zeros does not count as missing, nor does one whose only value is near its end."""
     matrix = random_csr(200, 100, 1500)
     values = np.zeros(matrix.nnz)
     values[5 * 256 - 1] = 1.0

@@ -65,7 +65,7 @@ def swap(path: Path, rng: random.Random) -> None:
 
 
 def block(path: Path, rng: random.Random) -> None:
-    """Put what is no file there, or a FIFO, which nobody ever writes to."""
+    """Replace the file by a folder, or by a FIFO that nobody writes to."""
     path.unlink()
     path.mkdir() if rng.random() < 0.5 else os.mkfifo(path)
 

@@ -6,7 +6,7 @@ from spdist.kernels.cuda.module import FOLDER, options
 
 
 def compile_log(file: str, names: list[str], arch: str, defines: tuple[str, ...] = ()) -> tuple[bool, str]:
-    """Return whether `file` compiles for `arch` with these name expressions, and what the compiler says.
+    """Return whether `file` compiles for `arch` with these name expressions, and the compiler's messages.
 
     For ``sm_90`` machine code is made, which finds too much shared memory and instructions that do not exist as well.
     It is not optimised: that would take twenty times as long. For ``compute_90`` templates are instantiated and

@@ -33,7 +33,7 @@ FLAGS = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off",
 
 
 class HostArray(np.ndarray):
-    """An array of NumPy's that says where it lies as CuPy's do."""
+    """An array of NumPy's with the pointer attributes of CuPy's."""
 
     @property
     def data(self) -> SimpleNamespace:
@@ -198,7 +198,7 @@ def _precompile_header(folder: Path) -> None:
 
 
 def fake_cupy() -> ModuleType:
-    """Return what the kernels' modules import as CuPy."""
+    """Return the module that the kernels' modules import as CuPy."""
     runtime = SimpleNamespace(
         getDevice=lambda: 0,
         memGetInfo=lambda: (1 << 30, 1 << 30),

@@ -45,7 +45,7 @@ class Room:
 
 
 class HostSlot:
-    """Multiplies on the CPU what was sent; holds C until the next block."""
+    """Multiplies uploaded blocks on the CPU; holds C until the next block."""
 
     def __init__(self, device: HostDevice, size: int) -> None:
         self.device, self.size = device, size
@@ -134,7 +134,7 @@ class HostSlot:
 
 
 class HostDevice:
-    """Checks what is asked of it, and notes the most bytes a block took."""
+    """Checks its calls, and records the most bytes of a block."""
 
     def __init__(self, memory_limit: int, staging_bytes: int = 1 << 30, pack: bool = True) -> None:
         self.memory_limit, self.staging_bytes, self.most = memory_limit, staging_bytes, 0

@@ -24,7 +24,7 @@ Array = type("ndarray", (HostArray,), {"__module__": "cupy"})
 
 
 class Stream:
-    """Does what it is given when something waits for it."""
+    """Runs its queued work when something waits for it."""
 
     current: Stream
     capturing: Stream | None = None
@@ -79,7 +79,7 @@ class Stream:
 
 
 class Event:
-    """Where a stream was."""
+    """A position in a stream."""
 
     def __init__(self, **options: bool) -> None:
         self.place: tuple[Stream, int] | None = None
@@ -115,7 +115,7 @@ def copy(target: int, source: int, size: int, kind: int, stream: Stream) -> None
 
 
 class Late(PreparedCsr):
-    """Rows on the GPU: multiplied by SciPy when the stream comes to it."""
+    """Rows on the GPU: SciPy multiplies them when the stream reaches the call."""
 
     def multiply(self, x: Any, out: Any, threads: int) -> Any:
         y = empty((self.matrix.nrows, *x.shape[1:]), x.dtype) if out is None else out

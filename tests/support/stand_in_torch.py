@@ -64,7 +64,7 @@ class Sparse(Dense):
 
 
 def module() -> Any:
-    """Return what is imported as `torch`."""
+    """Return the module that is imported as `torch`."""
     torch: Any = ModuleType("torch")
     torch.strided, torch.sparse_csr, torch.sparse_csc = "torch.strided", "torch.sparse_csr", "torch.sparse_csc"
     torch.int32, torch.int64 = "torch.int32", "torch.int64"

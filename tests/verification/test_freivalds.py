@@ -39,7 +39,7 @@ def short_blocks(monkeypatch):
 
 
 def store(folder, m, chunk=None):
-    """Write a CSR as it stands, canonical or not."""
+    """Write a CSR unchanged, canonical or not."""
     writer = MatrixWriter(folder / f"m{next(NAMES)}.zarr", m.ncols, m.dtype, {})
     writer.layout = dataclasses.replace(writer.layout, chunk=chunk or 1 << 12)
     writer.append(m)
@@ -248,7 +248,7 @@ def test_cancelled_and_stored_zeros_are_entries(folder):
 
 
 class Product:
-    """A product of about 1e5 entries, and what is needed to spoil it."""
+    """A product of about 1e5 entries, and a function that damages it."""
 
     def __init__(self, folder, dtype="float64"):
         self.rng, self.folder = np.random.default_rng(5), folder

@@ -51,7 +51,7 @@ def assert_multiplies(a: BSR, b: BSR, index=np.int32, pointer=np.int32) -> BSR:
 
 @pytest.fixture(autouse=True)
 def poisoned():
-    """Allocate from a pool of its own, whose bytes are all 0xa5 before they are written."""
+    """Allocate from a separate pool, whose bytes are all 0xa5 before they are written."""
     with poisoned_pool() as pool:
         yield pool
 

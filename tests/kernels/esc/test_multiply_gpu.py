@@ -28,7 +28,7 @@ QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), max_exa
 
 @contextlib.contextmanager
 def poisoned(pool: Any = None) -> Any:
-    """Allocate from a pool of its own; every byte is 0xa5 before it is written."""
+    """Allocate from a separate pool, whose bytes are all 0xa5 before they are written."""
     import cupy
 
     pool = pool or cupy.cuda.MemoryPool()

@@ -125,7 +125,7 @@ def collide_on_gpu(patch, folder, hashes="5") -> None:
 
 
 def lists_of(a) -> list[tuple[int, bytes]]:
-    """Return where each chunk's list of diagonals lies, and the list."""
+    """Return the place of each chunk's list of diagonals, and the list."""
     width, places = chunk_widths(a.chunks), index_places(a.chunks)
     listed = np.flatnonzero(chunk_kinds(a.chunks) == DIAGONAL)
     return [(int(places[i]), a.wide[places[i] : places[i] + 2 * width[i]].tobytes()) for i in listed]

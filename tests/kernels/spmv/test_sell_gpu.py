@@ -324,7 +324,7 @@ def test_levels_narrow_the_band():
 @pytest.mark.parametrize("make", ["sell", "csr", "popular", "ehyb"])
 @pytest.mark.parametrize("n", [40, 3000, 60_000])
 def test_products_that_follow_each_other_wait_for_each_other(monkeypatch, make, n):
-    """Launched early, each reads what the one before wrote, over what the one before that read: the same bits."""
+    """Launches that start early read the previous output and write over the previous input: the bits are equal."""
     import cupy
     import cupyx.scipy.sparse as cupyx_sparse
 
@@ -346,7 +346,7 @@ def test_products_that_follow_each_other_wait_for_each_other(monkeypatch, make, 
 
 
 def test_early_products_wait_for_other_streams_in_a_graph_too():
-    """As those of a matrix that is cut by rows do: one beside an exchange, the next after it."""
+    """Two products as on a partitioned matrix: one during an exchange, the next after it."""
     import cupy
 
     m = stencil(20)

@@ -166,7 +166,7 @@ def device(monkeypatch, allocator):
 
 @pytest.fixture
 def multiplies(monkeypatch, allocator):
-    """Multiply on the CPU what lies on this GPU, and pack it in plain Python."""
+    """Multiply matrices of this GPU on the CPU, and pack C in plain Python."""
 
     def on_host(m):
         return CSR(m.indptr.astype(np.int64), np.asarray(m.indices), np.asarray(m.data), m.shape)
@@ -266,7 +266,7 @@ def test_rows_that_lie_in_b(device, multiplies, limit):
 
 
 def test_b_is_looked_at_until_a_block_has_entries(device, multiplies, monkeypatch):
-    """Nothing is asked of B for rows without any."""
+    """Rows without entries read nothing of B."""
     m = random_matrix(3000, 3000, 6.0, 3).tolil()
     m[:1500] = 0
     a, trusted, kernel = from_scipy(m.tocsr()), [], rowwise_gpu.multiply
@@ -498,7 +498,7 @@ def test_few_sizes_are_kept(monkeypatch):
 
 
 def test_as_much_memory_as_was_asked_for(monkeypatch):
-    """Whole arrays are sent to the GPU: longer ones would run over what lies behind their target."""
+    """Whole arrays are uploaded: a longer array would overwrite memory behind its target."""
     monkeypatch.setattr(pinned, "_lock", lambda size: np.empty(size, np.uint8))
     monkeypatch.setattr(pinned, "_pool", functools.cache(pinned.Pool))
     assert [len(pinned.pinned(size)) for size in (0, 1, 1_000_000)] == [0, 1, 1_000_000]
@@ -521,7 +521,7 @@ def test_what_is_idle_longest_goes_first(monkeypatch):
 
 @pytest.mark.parametrize("most", [None, 6 << 20, 1 << 20])
 def test_what_is_locked_in_all_is_bounded(monkeypatch, most):
-    """Sizes that fit none that is kept: what nobody uses goes where both would pass the bound, what is in use stays."""
+    """If no kept buffer fits, unused buffers are freed to stay within the bound, and used ones stay."""
     monkeypatch.setattr(pinned, "_lock", lambda size: np.empty(size, np.uint8))
     monkeypatch.setattr(pinned, "_unlock", lambda memory: None)
     pool, rng = pinned.Pool(most_idle=1 << 30), np.random.default_rng(3)

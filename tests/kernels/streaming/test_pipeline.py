@@ -365,7 +365,7 @@ def test_a_block_has_entries_that_31_bits_count(monkeypatch):
 
 
 def test_rows_of_b_without_entries_are_not_sent():
-    """A block asks for the first and the last of 200,000 rows, between which there is nothing."""
+    """A block uses the first and the last of 200,000 rows of B; all rows between are empty."""
     far = sp.csr_array((np.ones(400), (np.repeat(np.arange(200), 2), np.tile([0, 199_999], 200))), (200, 200_000))
     b = sp.csr_array((np.ones(40), (np.repeat([0, 199_999], 20), np.tile(np.arange(20), 2))), (200_000, 20))
     assert_same(multiply(from_scipy(far), from_scipy(b), HostDevice(1 << 16)),
@@ -382,7 +382,7 @@ def test_rows_without_products_are_halved():
 
 @pytest.mark.parametrize("limit", [1 << 15, 1 << 20])
 def test_arrays_that_a_and_b_share_have_offsets_of_their_own(limit):
-    """B's first half equals A's second half; its entries ask for B's second; B stays under the larger limit."""
+    """A's second half is B's first half and refers to B's second half; under the larger limit B is resident."""
     n = 640
     b = from_scipy(sp.csr_array((np.arange(2.0 * n), (np.arange(2 * n), n + np.arange(2 * n) % n)), (2 * n, 2 * n)))
     a = CSR(np.concatenate([np.zeros(n, np.int64), np.arange(n), [2 * n]]), b.indices, b.data, b.shape)
@@ -409,7 +409,7 @@ def rows_inside(seed: int) -> tuple[CSR, CSR, SubmatrixOffset]:
     semiring=st.sampled_from(["plus_times", "plus_first", "plus_second", "plus_pair", "max_times"]),
 )  # fmt: skip
 def test_rows_of_b_that_are_a(seed, limit, small, semiring):
-    """Whole, then the later half, with what the blocks before came to."""
+    """Multiply all rows, then the later half with the history of the earlier blocks."""
     a, b, offset = rows_inside(seed)
     spec, history, cut = ProductSpec(SEMIRINGS[semiring]), BlockHistory(), a.nrows // 2
     expected, device = cpu.multiply(a, b, engine="numba", spec=spec), HostDevice(limit)

@@ -163,7 +163,7 @@ def test_block_matrices_from_host_to_host():
 
 @pytest.mark.parametrize("megabytes", [128, 1024])
 def test_operands_of_a_second_product_are_locked_where_they_are(monkeypatch, megabytes):
-    """And copied as any other array by whoever else does, and unlocked when they go."""
+    """Other code copies locked arrays like any array, and they are unlocked when they are deleted."""
     import cupy
 
     from spdist.kernels.cuda import host_registration

@@ -93,7 +93,7 @@ def test_time_left_has_bounds_when_the_rate_changes():
 
 
 def test_the_size_does_not_grow():
-    """10^5 blocks: the state and the JSON stay as small as those of 2,000."""
+    """With 10^5 blocks, the state and the JSON are as small as with 2,000."""
     sizes = []
     generator = random.Random(1)
     run = RunState("p", start(block_starts=list(range(0, ROWS, ROWS // 256))[:256], rows=ROWS))

@@ -1,4 +1,4 @@
-"""What is said while a run waits: no workers, nothing finished, workers that come and go."""
+"""Messages while a run waits: no workers, nothing finished, workers that join and leave."""
 
 from __future__ import annotations
 
