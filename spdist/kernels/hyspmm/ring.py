@@ -75,7 +75,15 @@ def atomic_add(context: BaseContext, words: types.Type, at: types.Type, value: t
 
 @instruction
 def atomic_load(context: BaseContext, words: types.Type, at: types.Type) -> Any:
-    """Read the word at place `at`, which another thread writes."""
+    """Read the word at place `at`, which another thread writes.
+
+    Parameters
+    ----------
+    context : numba.core.base.BaseContext
+    words : int64 array
+    at : int
+        Place of the word.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_word(context, builder, signature, args), "seq_cst", 8)
@@ -85,7 +93,16 @@ def atomic_load(context: BaseContext, words: types.Type, at: types.Type) -> Any:
 
 @instruction
 def atomic_store(context: BaseContext, words: types.Type, at: types.Type, value: types.Type) -> Any:
-    """Write the word at place `at`, which another thread reads; it sees earlier writes of this thread then."""
+    """Write the word at place `at`, which another thread reads; it sees earlier writes of this thread then.
+
+    Parameters
+    ----------
+    context : numba.core.base.BaseContext
+    words : int64 array
+    at : int
+        Place of the word.
+    value : int64
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[2], _word(context, builder, signature, args), "seq_cst", 8)
