@@ -407,9 +407,9 @@ def spy(matrix: MatrixLike) -> DensityMap:
 
 
 def status(target: str | Path) -> dict[str, Any]:
-    """Say how far a target is: of a run that goes on, of one that was stopped, or of a complete matrix.
+    """Return the state of a target: of an active run, a stopped run, or a complete matrix.
 
-    Reads the lock beside the target, its plan and its journal. Writes nothing and starts nothing, so that it may be
+    Reads the lock next to the target, its plan and its journal. Writes nothing and starts nothing, so that it may be
     asked at any time and from any host that sees the storage.
 
     Parameters
@@ -423,7 +423,7 @@ def status(target: str | Path) -> dict[str, Any]:
         ``state``: ``running``, ``stopped`` or ``complete``; ``remedy``: what to do next. If part of C is there,
         ``blocks_done`` of ``blocks``, ``rows_done`` of ``rows``, ``entries_durable``, and ``last_write`` (UTC). If a
         run holds the target, ``run`` names it and ``sign_of_life`` says when it last gave one. ``replaces`` is there if
-        a complete matrix lies at the target that the run is to replace.
+        the target is a complete matrix that the run will replace.
 
     Raises
     ------
@@ -443,7 +443,7 @@ def status(target: str | Path) -> dict[str, Any]:
 def verify(a: MatrixLike, b: MatrixLike, c: MatrixLike, **keywords: Unpack[VerifyKeywords]) -> Verification:
     """Verify out of core that C is ``A @ B``, or ``A @ B`` changed by options.
 
-    A plain product passes Freivalds' check, row by row. If options changed it, rows drawn at random are made again, and
+    A plain product passes Freivalds' check, row by row. If options changed it, rows drawn at random are recomputed, and
     all rows are checked against mask, threshold and top-n.
 
     Parameters
@@ -503,7 +503,7 @@ def check(url: str | Path, *, progress: Callable[[int, int], None] | None = None
     Returns
     -------
     MatrixCheck
-        `ok` says whether nothing is wrong, `problems` what is.
+        `ok` is true if nothing is wrong; `problems` lists the problems.
 
     Raises
     ------

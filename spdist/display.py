@@ -1,4 +1,4 @@
-"""What an object says of itself, as lines, tables and drawings: for terminals, plain text and notebooks."""
+"""Descriptions of objects as lines, tables and drawings, for terminals, plain text and notebooks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Displayed:
     """Base of objects that notebooks show by their `description`."""
 
     def description(self) -> Sequence[Part]:
-        """Return what the object says of itself."""
+        """Return the description of the object."""
         raise NotImplementedError
 
     def _repr_html_(self) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dask.array import Array
 
 BLOCK_BYTES = 64 << 20
-"""Bytes of a block in memory, on average, unless the caller asks for a number of rows."""
+"""Mean bytes of a block in memory, unless the caller gives a number of rows."""
 
 
 def is_dask_array(x: object) -> bool:

@@ -1,4 +1,4 @@
-"""Rows of a stored matrix as SciPy's, and its products with vectors; what is not asked for is not read."""
+"""Rows of a stored matrix as SciPy's, and its products with vectors; only selected rows are read."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _positions(rows: Any, nrows: int) -> Int64Array:
 
 
 def _rows_between(matrix: StoredMatrix, start: int, stop: int, columns: Any) -> Any:
-    """Return neighbouring rows, read in parts so that columns that are not asked for are not kept."""
+    """Return neighbouring rows, read in parts so that columns that are not selected are not kept."""
     if isinstance(columns, slice) and columns == slice(None):
         return _as_array(matrix, start, stop)
     parts = [_as_array(matrix, *part)[:, columns] for part in _parts(matrix, start, stop)]
@@ -189,7 +189,7 @@ def multiply_transposed(matrix: StoredMatrix, x: Any) -> Any:
 
 
 def _row_parts(matrix: StoredMatrix) -> Iterator[tuple[slice, Any]]:
-    """Yield the rows of a matrix in parts, and where they are; block rows count as the rows that they have."""
+    """Yield parts of a matrix, each with its range of rows; a block row counts as its single rows."""
     height = (matrix.blocksize or (1, 1))[0]
     for start, stop in _parts(matrix, 0, matrix.nrows):
         yield slice(start * height, stop * height), _as_array(matrix, start, stop)

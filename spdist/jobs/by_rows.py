@@ -57,9 +57,9 @@ class Job:
     target : str
         Where C is to be.
     unfinished : str
-        Where the unfinished C lies that is continued; empty for a new C.
+        Path or URL of the unfinished C to continue; empty for a new C.
     overwrite : bool
-        Whether a new C may replace what lies at `target`.
+        Whether a new C may replace the matrix at `target`.
     facts : dict
         The record that C carries.
     """
@@ -243,7 +243,7 @@ def _continue(request: Request, facts: Facts, place: str, earlier: Facts) -> Job
     """
     if earlier.get("product") != facts["product"]:
         if has_plan_of(place, facts["product"]):
-            raise CorruptError(f"{place}/zarr.json: what it says of the product was altered; use --overwrite")
+            raise CorruptError(f"{place}/zarr.json: its facts about the product were altered; use --overwrite")
         raise other_product(place)
     execution = request.execution
     if earlier.get("state") == "complete":
@@ -255,10 +255,10 @@ def _continue(request: Request, facts: Facts, place: str, earlier: Facts) -> Job
     if plan is None and place != request.target:
         raise ResumeError(
             f"{place}, which was to replace {request.target}, has lost its plan ({place}/{PLAN}) or never had one, and "
-            f"cannot be resumed: begin anew with --overwrite (overwrite=True); {request.target} is as it was before"
+            f"cannot be resumed: start again with --overwrite (overwrite=True); {request.target} is unchanged"
         )
     if plan is None:
-        logger.warning("%s: a run ended before it had stored its plan; what it left is removed", place)
+        logger.warning("%s: a run ended before it had stored its plan; its files are removed", place)
         locations.remove(place)
         return None
     if plan.on_gpu and execution.memory_limit is not None:
@@ -284,7 +284,7 @@ def _check_still_fits(plan: Plan, place: str, execution: ExecutionOptions) -> No
     if limit is not None and parse_bytes(limit) < plan.projected_host_memory:
         raise ResumeError(
             f"{place} was begun with blocks that take up to {format_bytes(plan.projected_host_memory)} on a worker, "
-            f"more than {name}={limit}: resume with as much, or begin anew with --overwrite"
+            f"more than {name}={limit}: resume with as much, or start again with --overwrite"
         )
 
 
@@ -316,6 +316,5 @@ def product_facts(a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec) -> 
 def other_product(place: str) -> ResumeError:
     """Return the error to raise if the product at `place` has other operands or options."""
     return ResumeError(
-        f"{place} is a product of other matrices or options: A or B changed, or the mask, or what was asked for; use "
-        f"--overwrite"
+        f"{place} is a product of other matrices or options: A, B, the mask or an option changed; use --overwrite"
     )

@@ -48,8 +48,8 @@ def verify(
     c = open_operand(matrices[2])
     if c.facts.get("product", {}).get("axis") == 0:
         raise InputError(
-            f"{c.url} was made by columns, with axis=0, and here rows are made again: verify it by the call that made "
-            f"it, with --axis 0 --resume --verify (resume=True, check=True), which computes nothing anew"
+            f"{c.url} was computed by columns, with axis=0, but this check recomputes rows: verify it by the call that "
+            f"computed it, with --axis 0 --resume --verify (resume=True, check=True), which computes nothing again"
         )
     if c.ours:
         c.fingerprint()  # a Zarr chunk that is damaged is named before any product is made

@@ -99,7 +99,7 @@ def _multiply_in_memory(a: Any, b: Any, product: ProductOptions, execution: Exec
 
 
 def _in_memory_options(execution: ExecutionOptions) -> InMemoryOptions:
-    """Return how an engine multiplies matrices in memory."""
+    """Return the options with which an engine multiplies matrices in memory."""
     if execution.engine == "hybrid":
         logger.info("engine hybrid: matrices in memory are multiplied by the GPU alone")
     limit = None if execution.memory_limit is None else parse_bytes(execution.memory_limit)

@@ -83,7 +83,7 @@ def check_target(target: str, *, overwrite: bool) -> None:
     elif not overwrite:
         if "product" in (facts := groups.read_facts(target)) and facts.get("state") == "unfinished":
             raise InputError(
-                f"{target} is an unfinished product; continue it with --resume (resume=True), or begin anew with "
+                f"{target} is an unfinished product; continue it with --resume (resume=True), or start again with "
                 f"--overwrite (overwrite=True)"
             )
         raise InputError(f"{target} exists; choose another name or pass --overwrite (overwrite=True)")
@@ -129,7 +129,7 @@ def check_apart(target: str, *operands: str) -> None:
 
 
 def check_file(name: str, file: str | Path | None, *matrices: str) -> None:
-    """Refuse a file for timings or a report that is one of some matrices, or lies in one.
+    """Refuse a file for timings or a report that is one of some matrices, or is inside one.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def check_file(name: str, file: str | Path | None, *matrices: str) -> None:
     place = locations.normalise(file)
     for url in matrices:
         if f"{place}/".startswith(f"{url}/"):
-            raise InputError(f"{name}={file} lies in the matrix {url}: choose a place outside the matrices")
+            raise InputError(f"{name}={file} is inside the matrix {url}: choose a place outside the matrices")
 
 
 def find_earlier_product(target: str) -> tuple[str, Facts] | None:
@@ -158,12 +158,12 @@ def find_earlier_product(target: str) -> tuple[str, Facts] | None:
     Returns
     -------
     (str, dict) or None
-        None if nothing lies at `target`.
+        None if nothing is at `target`.
 
     Raises
     ------
     InputError
-        If something else than a product lies at `target`.
+        If something other than a product is at `target`.
     ResumeError
         If an unfinished replacement has lost its metadata.
     """
@@ -175,7 +175,7 @@ def find_earlier_product(target: str) -> tuple[str, Facts] | None:
         if place == replacement and locations.exists(place):
             raise ResumeError(
                 f"{place}, which was to replace {target}, has lost its metadata ({place}/zarr.json), and cannot be "
-                f"resumed: begin anew with --overwrite (overwrite=True); {target} is as it was before"
+                f"resumed: start again with --overwrite (overwrite=True); {target} is unchanged"
             )
     if locations.exists(target):
         raise InputError(f"{target} exists and is no product of spdist: choose another name or pass --overwrite")

@@ -121,7 +121,7 @@ def spec_for(reduction: Reduction, spec: ProductSpec) -> ProductSpec:
     ----------
     reduction : Reduction
     spec : ProductSpec
-        The specification that the caller asked for.
+        The caller's specification.
     """
     if reduction in ("nnz", "row_nnz") and not spec.finishes:
         return replace(spec, semiring=SEMIRINGS["any_pair"])

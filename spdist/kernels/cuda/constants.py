@@ -1,4 +1,4 @@
-"""Constants that Python and the CUDA kernels share. Each stands here once; `defines` hands it to the compiler.
+"""Constants that Python and the CUDA kernels share. Each is defined here once; `defines` passes it to the compiler.
 
 A .cu file names a shared constant ``SPDIST_<NAME>`` and gives it a C type; one macro lists the members of an enum::
 

@@ -1,4 +1,4 @@
-"""Operands of the caller, page-locked where they lie: a GPU copies from them at full speed, and no core copies them.
+"""Page-lock operands of the caller in place: a GPU copies from them at full speed, and no core copies them.
 
 Locking memory takes about as long as copying it to locked memory. So an array is locked when a second multiplication
 reads it, and unlocked when it is freed. Only large arrays whose memory NumPy owns are locked: a weak reference reports

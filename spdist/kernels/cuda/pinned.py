@@ -1,4 +1,4 @@
-"""Page-locked host memory, to and from which a GPU copies at full speed and while the CPU goes on.
+"""Page-locked host memory, to and from which a GPU copies at full speed while the CPU works on.
 
 A pool keeps idle locked memory, up to a share of the machine's memory, and lends it again. New memory is touched by all
 cores, then registered with the driver: ten times as fast as an allocation by the driver.

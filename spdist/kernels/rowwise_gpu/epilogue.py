@@ -127,7 +127,7 @@ class BlockEpilogue:
 
     @property
     def sums_of_columns(self) -> Any:
-        """Zeros for the sums of columns, on the host; None if they are not asked for."""
+        """Zeros for the sums of columns, on the host; None for other reductions."""
         return np.zeros(self.shape[1], wide_dtype(self.dtype)) if self.reduction == "column_sums" else None
 
     def take(self, arrays: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Tells the scheduler of a run: what it will do, how far it is, how it ended. Nothing that fails here stops a run."""
+"""Publishes plan, progress and end of a run to the scheduler. A failure here never stops a run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Announcer:
         self.stages: dict[str, dict[str, float]] = {}
 
     def begin(self, content: RunStart) -> None:
-        """Have the scheduler collect what is published, and tell it what the run is going to do."""
+        """Let the scheduler collect messages, and publish the plan of the run."""
         message = self._message("start", content)
         if self.client is None:
             return
@@ -110,7 +110,7 @@ async def _register(client: Client) -> None:
 
 
 async def _log(client: Client, message: Message) -> None:
-    """Publish a message; a scheduler that is gone is told of elsewhere."""
+    """Publish a message; ignore a lost scheduler, which the driver reports."""
     from spdist.scheduler.execution.supervision.calls import LOST
 
     with contextlib.suppress(*LOST, OSError):
@@ -156,7 +156,7 @@ def run_start(plan: Plan, job: JobSpec, target: str, resumed_row: int) -> RunSta
     plan : Plan
     job : JobSpec
     target : str
-        Where C goes, or what is made of it.
+        Path or URL of C, or the name of the reduction.
     resumed_row : int
         Rows that are durable already.
 

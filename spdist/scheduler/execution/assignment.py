@@ -23,7 +23,7 @@ class AssignmentTuning:
     Attributes
     ----------
     safety_factor : float
-        The GPUs must need so many times as long to reach the block as the CPU worker needs to multiply it.
+        The GPUs must need this many times as long to reach the block as the CPU worker needs to multiply it.
     first_slowdown : float
         Expected duration of the first block of a CPU worker, as a multiple of the estimate: other cores, and the GPUs'
         threads, are busy.

@@ -114,7 +114,7 @@ class LoopbackWorker(Worker):
     def start_http_server(
         self, routes: Any, dashboard_address: str | None, default_port: int = 0, ssl_options: Any = None
     ) -> None:
-        """Serve on the loopback address unless another was asked for."""
+        """Serve on the loopback address unless the configuration names another."""
         where = dashboard_address or "127.0.0.1:0"
         super().start_http_server(routes, where, default_port, ssl_options)  # type: ignore[no-untyped-call]
 
@@ -545,7 +545,7 @@ def _remote(scheduler: str, given: Security | None) -> Iterator[Client]:
         except Exception as error:
             if client.lost:
                 raise SpdistError(f"the connection to the scheduler at {scheduler} broke: see whether it still runs; "
-                                  f"what is durable stays, continue with --resume") from error  # fmt: skip
+                                  f"durable rows stay, continue with --resume") from error  # fmt: skip
             raise
         finally:
             close_client(client)
@@ -556,7 +556,7 @@ def _client_at(scheduler: str, security: Security) -> RunClient:
     wait_until_reachable(scheduler, security, CONNECT_SECONDS)
     try:
         return RunClient(scheduler, timeout=CONNECT_SECONDS, security=security)
-    except TypeError:  # whoever answers knows no question that only schedulers are asked
+    except TypeError:  # the process that answers is no scheduler: it does not know the call
         raise InputError(
             f"a Dask worker or nanny answers at {scheduler}, no scheduler: correct host and port"
         ) from None

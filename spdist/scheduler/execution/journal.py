@@ -146,7 +146,7 @@ def read_plan(url: str, product: object = None) -> Plan | None:
     Raises
     ------
     CorruptError
-        If the plan is damaged, or that of another C.
+        If the plan is damaged, or belongs to another C.
     ResumeError
         If another version of spdist wrote it.
     """
@@ -190,7 +190,7 @@ def read_journal(url: str) -> DurablePart:
     Returns
     -------
     DurablePart
-        Without a journal that of an empty C, with its one offset.
+        Without a journal, the checkpoint of an empty C, with its single offset.
 
     Raises
     ------
@@ -226,7 +226,7 @@ def plan_digest(url: str) -> str:
     return digest_of(notes.read_note(url, PLAN) or b"")
 
 
-# -- what lies there against the journal -------------------------------------------------------------------------------
+# -- Zarr chunks in storage compared with the journal ------------------------------------------------------------------
 
 
 def resume_from(layout: Layout) -> DurablePart:
@@ -485,7 +485,7 @@ class Journal:
     Parameters
     ----------
     layout : Layout
-        Of C; what lies there is continued, see `resume_from`.
+        Of C, which is continued from its journal; see `resume_from`.
     tuning : JournalTuning, optional
     """
 

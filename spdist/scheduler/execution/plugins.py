@@ -37,7 +37,7 @@ class InstallPlugin(WorkerPlugin):
     name : str
     job : JobSpec
     check : JoinCheck
-        What each worker checks first.
+        Check that each worker runs first.
     """
 
     def __init__(self, name: str, job: JobSpec, check: JoinCheck) -> None:
@@ -99,7 +99,7 @@ class PrefetchPlugin(WorkerPlugin):
         self.name, self.job = name, job
 
     def setup(self, worker: Worker) -> None:
-        """Prefetch; an error is ignored: it comes back when the job is installed."""
+        """Prefetch; ignore an error, which appears again when the job is installed."""
         context = WorkerContext(self.job)
         try:
             warm_up(context, worker)
@@ -142,7 +142,7 @@ def warm_up(context: WorkerContext, worker: Worker) -> None:
     context : WorkerContext
         Loads and compiles for its job.
     worker : distributed.Worker
-        Its idle memory goes to `IDLE_MEMORY`.
+        Its idle memory is stored in `IDLE_MEMORY`.
     """
     if worker.nanny:
         worker_process.dask_setup(worker)
@@ -163,7 +163,7 @@ def installed(client: Client, name: str, job: JobSpec, place: str = "") -> Itera
         Of the job, unique among the jobs of these workers.
     job : JobSpec
     place : str
-        Where the unfinished C lies; empty if C is not stored.
+        Path or URL of the unfinished C; empty if C is not stored.
 
     Yields
     ------
@@ -179,7 +179,7 @@ def installed(client: Client, name: str, job: JobSpec, place: str = "") -> Itera
 
 @contextlib.contextmanager
 def prefetch(client: Client, name: str, job: JobSpec) -> Iterator[None]:
-    """Let workers prefetch for a job until its run is over; a run that installs the job takes over what they have.
+    """Let workers prefetch for a job until its run is over; a run that installs the job takes over the prefetched data.
 
     Parameters
     ----------

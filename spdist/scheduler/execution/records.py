@@ -39,7 +39,7 @@ class JobSpec:
     threads_share_blocks : bool
         Whether they multiply one block at a time, or a block each.
     is_one_block : bool
-        Whether the plan has one block: a worker in the client's process then loads only what it turns out to need.
+        Whether the plan has one block: a worker in the client's process then loads only modules that it needs.
     memory_limit, host_limit : int
         Bytes of the limited memory, and of the host's memory. They differ only when a GPU multiplies.
     product : StoredProductSpec
@@ -166,7 +166,7 @@ class BlockCounts:
 
 @dataclass(frozen=True)
 class ChunkFragment:
-    """The part of a block that lies in a Zarr chunk shared with other blocks.
+    """The part of a block in a Zarr chunk shared with other blocks.
 
     Attributes
     ----------
@@ -205,7 +205,7 @@ class StageTiming:
 
 @dataclass(frozen=True)
 class StageTotal:
-    """What one stage took on one worker.
+    """Time and bytes of one stage on one worker.
 
     Attributes
     ----------

@@ -87,7 +87,7 @@ class RunCallbacks:
     admit : callable
         Takes the addresses of all workers; returns those that the run may use.
     note : callable
-        Takes what is `InFlight`, after each step.
+        Called with the `InFlight` after each step.
     heard : callable
         Takes each message that the scheduler gets about the run; see `dashboard.messages`.
     """
@@ -168,7 +168,7 @@ class StageRecorder:
             self._announcements.append(text)
 
     def take_announcements(self) -> list[str]:
-        """Return what was announced since the last call."""
+        """Return the announcements since the last call."""
         with self._lock:
             taken, self._announcements = self._announcements, []
         return taken

@@ -1,4 +1,4 @@
-"""What one worker holds for one job: its GPU, a resident B, and the results that wait to be written."""
+"""The state of one job on one worker: its GPU, a resident B, and the results that wait to be written."""
 
 from __future__ import annotations
 

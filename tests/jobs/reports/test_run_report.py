@@ -108,7 +108,7 @@ def test_a_file_that_is_no_record(tmp_path, content):
 def test_a_record_that_is_missing_and_a_report_that_cannot_be_written(a, tmp_path, scheduler):
     with pytest.raises(InputError, match="cannot be read"):
         write_report([tmp_path / "no.jsonl"], tmp_path / "run.html")
-    with pytest.raises(InputError, match="lies in the matrix"):
+    with pytest.raises(InputError, match="is inside the matrix"):
         api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, report=a / "run.html")
     with pytest.raises(InputError, match="cannot be written"):
         api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, report=tmp_path / "no" / "run.html")

@@ -125,7 +125,7 @@ def test_what_was_made_by_columns_is_not_called_false(operands, stored, tmp_path
     a, b = (stored(name, m) for name, m in zip("AB", operands, strict=True))
     c, wanted = tmp_path / "C.zarr", {"top_n": 3, "axis": 0, "scheduler": scheduler}
     api.multiply(a, b, c, **wanted)
-    with pytest.raises(InputError, match=r"C\.zarr was made by columns, with axis=0.*--axis 0 --resume --verify"):
+    with pytest.raises(InputError, match=r"C\.zarr was computed by columns, with axis=0.*--axis 0 --resume --verify"):
         api.verify(a, b, c, top_n=3)
     report = api.multiply(a, b, c, **wanted, resume=True, check=True)  # as it says
     assert (report.state, report.verification["ok"]) == ("already finished", True)

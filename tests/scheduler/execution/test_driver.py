@@ -184,7 +184,7 @@ def test_resume_refuses_another_product(stored, tmp_path, scheduler, monkeypatch
     )
     with pytest.raises(SpdistError, match="stopped"):
         api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
-    with pytest.raises(ResumeError, match="A or B changed"):
+    with pytest.raises(ResumeError, match="A, B, the mask or an option changed"):
         api.multiply(a, other, tmp_path / "C.zarr", scheduler=scheduler, resume=True)
 
 

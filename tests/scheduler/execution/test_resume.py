@@ -240,7 +240,7 @@ def test_a_replacement_without_its_plan_or_metadata_says_so(unfinished, tmp_path
 @pytest.mark.parametrize("place", ["A.zarr/x", "A.zarr", "C.zarr", "C.zarr/x"])
 def test_a_record_lies_in_no_matrix(stored, tmp_path, place):
     a = stored("A", random_matrix(30, 30, 3, 1))
-    with pytest.raises(InputError, match=r"lies in the matrix .*choose a place outside"):
+    with pytest.raises(InputError, match=r"is inside the matrix .*choose a place outside"):
         api.multiply(a, a, tmp_path / "C.zarr", record=tmp_path / place)
     assert not (tmp_path / "A.zarr" / "x").exists()
 

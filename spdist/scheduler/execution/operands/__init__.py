@@ -1,1 +1,1 @@
-"""What a block multiplies: its rows of A, B and the mask, and a B that stays in memory."""
+"""Operands of a block: its rows of A, B and the mask, and a resident B."""

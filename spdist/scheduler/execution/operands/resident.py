@@ -247,7 +247,7 @@ class ResidentMatrix:
     check : callable
         Takes rows; raises a `MatrixError` if they are not canonical.
     name : str
-        Name under which other processes of this host ask for this matrix. If it is empty, this process reads alone.
+        Name under which other processes of this host share this matrix. If it is empty, this process reads alone.
     dtype : dtype, optional
         Dtype of the values in memory.
     tuning : SharingTuning

@@ -1,1 +1,1 @@
-"""Look after the workers of a run: ask them before work starts, outlive their deaths, say what is waited for."""
+"""Supervise the workers of a run: compare them before work starts, survive lost ones, report what a run waits for."""

@@ -35,7 +35,7 @@ LOST = CommClosedError, CancelledError, KilledWorker, ClosedClientError
 
 
 def describe(error: BaseException) -> str:
-    """Return what an exception says, never nothing.
+    """Return the message of an exception, or its type if it has none.
 
     Examples
     --------
@@ -67,7 +67,7 @@ def lost_scheduler(client: Client) -> SpdistError:
     """Return the error to raise when the scheduler is gone."""
     address = getattr(client.scheduler, "address", None) or client._start_arg or "its address"
     return SpdistError(
-        f"the scheduler at {address} is gone, or was started anew: finished rows are kept; start a scheduler and "
+        f"the scheduler at {address} ended, or was restarted: finished rows are kept; start a scheduler and "
         f"workers, and continue with --resume"
     )
 
@@ -234,7 +234,7 @@ SLOW_FOLDER = "Creating scratch directories is taking"
 
 @contextmanager
 def silenced_dask() -> Iterator[None]:
-    """Let Dask log nothing in this process during a ``with`` block, besides what is critical."""
+    """Let Dask log only critical messages in this process during a ``with`` block."""
     loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client", "distributed.gc")]
     levels = [logger.level for logger in loggers]
     warnings.filterwarnings("ignore", SLOW_FOLDER)

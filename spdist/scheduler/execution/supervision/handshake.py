@@ -1,4 +1,4 @@
-"""The handshake with workers before anything is written: this client's spdist, enough memory, the same A, B and C.
+"""The handshake with workers before anything is written: equal spdist, enough memory, equal A, B and C.
 
 One call asks all workers at once; workers that this process started are only asked for their memory, because they have
 its software and its file systems. A worker that cannot do the job would otherwise show it late and badly: as an error
@@ -58,9 +58,9 @@ class View(NamedTuple):
     Attributes
     ----------
     problem : str
-        What is wrong; empty if nothing is.
+        The problem; empty if there is none.
     nonce : str
-        Name of the file that the worker wrote beside C; empty if there is no C.
+        Name of the file that the worker wrote next to C; empty if there is no C.
     """
 
     problem: str
@@ -99,7 +99,7 @@ def sums_of(m: StoredMatrix) -> Sums:
 
 
 def look(question: Question) -> View:
-    """Compare what this process sees with what the client sees, and write a file beside C; for a worker."""
+    """Compare the operands that this worker sees with the client's, and write a file next to C."""
     for name, expected, sums in question.matrices:
         try:
             found = open_matrix(expected.url)
@@ -113,7 +113,7 @@ def look(question: Question) -> View:
     try:
         return View("", NonceFolder(question.target).write())
     except (OSError, ValueError, ImportError) as error:
-        return View(f"cannot write beside C, to the folder of {question.target}: {describe(error)}", "")
+        return View(f"cannot write next to C, to the folder of {question.target}: {describe(error)}", "")
 
 
 class Handshake:
@@ -194,7 +194,7 @@ class Handshake:
             raise InputError(first + (f" (and {others:,} more workers do not fit)" if others else ""))
 
     def _ask(self, workers: list[str]) -> dict[str, str]:
-        """Ask workers and remember who fits; return what is wrong with the others, by address.
+        """Ask workers and remember which fit; return the problems of the others, by address.
 
         Workers that died meanwhile are in neither group.
         """
@@ -213,7 +213,7 @@ class Handshake:
         return problems
 
     def _judge(self, answers: dict[str, Any], folder: NonceFolder | None) -> dict[str, str]:
-        """Return what is wrong with workers, by address, from their answers."""
+        """Return the problems of workers, by address, from their answers."""
         infos = self.client.scheduler_info(n_workers=-1).get("workers", {})
         deadline = time.monotonic() + VISIBLE_SECONDS
         problems = {}
@@ -235,7 +235,7 @@ class Handshake:
         return problems
 
     def _check_scheduler(self) -> dict[str, str]:
-        """Return what is wrong with the scheduler, if it is a process of its own that has spdist."""
+        """Return the problem of the scheduler, if it is another process that has spdist."""
         if started_here(self.client):
             return {}
         try:
@@ -295,7 +295,7 @@ def installation_problem(answer: dict[str, Any]) -> str:
     if answer["source"] != probe.source_digest():
         return (
             f"has spdist {found.get('spdist', '')} of another source ({answer['source']}), the client has "
-            f"{own.get('spdist', '')} ({probe.source_digest()}): install the same on both, and start it anew"
+            f"{own.get('spdist', '')} ({probe.source_digest()}): install the same on both, and restart it"
         )
     for name in (*EXACT, *MINOR):
         theirs, ours = found.get(name, "none"), own.get(name, "none")

@@ -1,7 +1,7 @@
 """Workers that join during a run: each checks itself before its first task, and stays out of the run if it cannot help.
 
 The driver gives such a worker no block. Dask might, so the worker pauses: the scheduler gives no task to a paused
-worker, and a task that it has already goes back (`distributed.Reschedule`). It goes on when the run is over.
+worker, and a task that it already has is rescheduled (`distributed.Reschedule`). It resumes when the run is over.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class JoinCheck:
     question : Question
         About the operands.
     place : str
-        Where the unfinished C lies; empty if C is not stored.
+        Path or URL of the unfinished C; empty if C is not stored.
     product : str
         What the client reads there: the record of the product.
     """
@@ -87,7 +87,7 @@ def stay_out(worker: Worker, job: str, problem: str) -> None:
     """
     memory: Any = worker.memory_manager
     STAYING_OUT[job] = memory.memory_pause_fraction
-    memory.memory_pause_fraction = False  # Dask would let the worker go on
+    memory.memory_pause_fraction = False  # else Dask would resume the worker
     worker.status = Status.paused
     text = f"worker {worker.address} {problem}; it is not used"
     worker.log_event(ANNOUNCEMENTS, {"product": job, "text": text})

@@ -25,7 +25,7 @@ logger = logging.getLogger("spdist")
 WORKER_EVENTS = "all"
 """Dask topic of workers that join and leave."""
 CALL_SECONDS = 2.0
-"""Seconds that the scheduler may take to say where a block is."""
+"""Seconds within which the scheduler must say on which worker a block is."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class MonitorTuning:
     idle_seconds : float
         Seconds in which nothing was finished.
     growth : float
-        Each further line comes after so many times the time of the line before.
+        The wait before each further line grows by this factor.
     most_seconds : float
         Longest time between two lines.
     tick_seconds : float
@@ -71,7 +71,7 @@ class _Clock:
         self.reset(0.0)
 
     def reset(self, now: float) -> None:
-        """Begin anew: something happened."""
+        """Restart all timers, because something happened."""
         self.since, self.wait = now, self.first
 
     def due(self, now: float) -> float:

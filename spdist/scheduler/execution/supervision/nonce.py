@@ -1,4 +1,4 @@
-"""Small files beside C that show whether a worker and the client see the same folder there."""
+"""Small files next to C that show whether a worker and the client see one folder there."""
 
 from __future__ import annotations
 
@@ -85,4 +85,4 @@ class NonceFolder:
                 if name.startswith(self.prefix):
                     system.rm_file(f"{folder}/{name}")
         except OSError as error:
-            logger.warning("files %s* beside %s were not removed (%s): remove them", self.prefix, self.target, error)
+            logger.warning("files %s* next to %s were not removed (%s): remove them", self.prefix, self.target, error)

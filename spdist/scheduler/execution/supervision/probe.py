@@ -99,7 +99,7 @@ def memory_share() -> float:
 
 
 def answer(expected: str, question: bytes) -> dict[str, object]:
-    """Return what this process says of itself and, if it has the client's source, what it says to a question.
+    """Return facts about this process and, if it has the client's source, its answer to a question.
 
     Parameters
     ----------

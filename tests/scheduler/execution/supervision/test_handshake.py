@@ -116,7 +116,8 @@ def test_another_matrix_at_the_same_place_is_seen(stored, tmp_path):
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    assert re.search("cannot write beside C.*FileNotFoundError", look(Question(target=f"{tmp_path}/no/C.zarr")).problem)
+    problem = look(Question(target=f"{tmp_path}/no/C.zarr")).problem
+    assert re.search("cannot write next to C.*FileNotFoundError", problem)
 
 
 def test_object_stores_have_nonces_too(monkeypatch):
