@@ -36,9 +36,9 @@ whether files were changed since, driver and host. `make bench` runs the benchma
 
 How to read it:
 
-- **Ratio** is the peer's time over spdist's: above 1 spdist is faster. Summaries give the geometric mean and the least.
+- **Ratio** is the peer's time over spdist's: above 1, spdist is faster. Summaries give the geometric mean and the least.
 - **Inner call**: a timed function call in a warm process, with kernels compiled. **Whole call**: one public call from
-  entry to return, with planning and the start of workers. **Whole command**: from prompt to prompt.
+  entry to return, with planning and the start of workers. **Whole command**: from the shell's prompt to the next.
 - The machines were shared with other jobs. Times of one product varied by up to a third between recordings.
 - Matrices named after the SuiteSparse collection are generated after them (`benchmarks/suite.py`), except in `data/`.
 """
@@ -634,7 +634,7 @@ def measured() -> str:
     if waits.recorded("cores"):
         parts += ["## Threads of the CPU engine\n", *map(waits.cores, waits.recorded("cores"))]
     if waits.recorded("clustering"):
-        parts += ["## What products are for\n", *map(clustering, waits.recorded("clustering"))]
+        parts += ["## Tasks built from products\n", *map(clustering, waits.recorded("clustering"))]
     if waits.recorded("object_store"):
         parts += ["## Object stores\n", *map(object_store, waits.recorded("object_store"))]
     for title, sections in SECTIONS.items():

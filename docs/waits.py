@@ -77,7 +77,7 @@ def calls(name: str) -> str:
     peer = "CuPy's loop" if "gpu" in content else "SciPy, 1 thread"
     head = ["`spdist.matmul`, ms", "once", "again", peer, "once over once", "of the bus, once", "again"]
     return (
-        "\nCalls on matrices in memory, call to return. *Once*: operands that no call has seen.\n"
+        "\nCalls on matrices in memory, call to return. *Once*: the first call with its operands.\n"
         f"{summary([row['over_peer_once'] for row in rows])}\n\n" + table(head, lines)
     )
 
@@ -129,7 +129,7 @@ def _means_and_rates(found: Any) -> str:
 
 
 def readme(names: list[str]) -> str:
-    """Return README's tables: the quickest command of each product beside the quickest script, and calls."""
+    """Return README's tables: the fastest command of each product compared with the fastest script, and calls."""
     lines = []
     for name in names:
         rows = timed(record(name)["rows"])
@@ -147,11 +147,11 @@ def readme(names: list[str]) -> str:
     ]  # fmt: skip
     if not lines:
         return ""
-    head = ["from prompt to prompt", "C", "on", "quickest of spdist", "median", "quickest script", "ratio", ""]
+    head = ["whole command", "C", "on", "fastest engine", "median", "fastest script", "ratio", ""]
     return (
-        "Commands in fresh processes, from prompt to prompt, and the scripts that users write with zarr-python. A *ratio* is\n"
-        "their time over spdist's: above 1 spdist is faster. Calls: operands that no call has seen, beside CuPy's loop on a\n"
-        "GPU or SciPy.\n\n"
+        "Whole commands in fresh processes, from prompt to prompt, compared with scripts that users write with zarr-python.\n"
+        "The *ratio* is the script's time over spdist's: above 1, spdist is faster. Calls in memory are the first with their\n"
+        "operands, compared with CuPy in a loop on a GPU, or with SciPy.\n\n"
         + table(head, lines)
         + (f"\n{table(['call to return', 'on', 'ratio, mean', 'least', ''], ratios)}" if ratios else "")
     )
