@@ -1,9 +1,9 @@
-// long_rows.cu: rows of C with more products than a tile, which is what a thread block sorts in shared memory. Their products
-// go to memory as sorted tiles (`sort_tiles`), which are merged by ranges of columns, the buckets (`split_columns`,
+// long_rows.cu: rows of C with more products than a tile. A tile is as many products as a thread block sorts in shared memory.
+// Sorted tiles are written to device memory (`sort_tiles`) and merged by ranges of columns, the buckets (`split_columns`,
 // `merge_buckets`).
 //
 // L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015, sorts segments by merging. Compressed
-// buckets go to a pool, packed, and to C once its size is known (`copy_buckets`). Buckets that the pool cannot hold are only
+// buckets are stored in a pool, and copied to C once its size is known (`copy_buckets`). Buckets that do not fit are only
 // counted, and computed a second time then.
 //
 // The table of long rows, [5][rows + 1], holds for each the row of C, and the entries of A, the products, the tiles and the

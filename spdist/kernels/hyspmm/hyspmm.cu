@@ -2,7 +2,7 @@
 //
 // X. Wu, "Optimizing Sparse Matrix-Matrix Multiplication on a Heterogeneous CPU-GPU Platform", thesis, Georgia State
 // University, 2015, section 3. The products of a row of C are neighbours, because the CPU has put the rows of A in order,
-// so only columns are sorted, one row at a time, with a sort of its own for each group of rows:
+// so only columns are sorted, one row at a time, with one sort for each group of rows:
 //   sort_registers  up to 1024 products: a sorting network in the registers of 4 to 32 lanes;
 //   sort_shared     more products in a narrow span of columns: a distribution sort, one bit a column in shared memory;
 //   sort_global     the rest: a radix sort in device memory by a thread block.
@@ -10,9 +10,9 @@
 //
 // A prepared block: entries of row r at [row_entries[r], row_entries[r + 1]), its products numbered from row_products[r].
 // Entry t takes row a_rows[t] of the block of B, or row t if a_rows is null (B duplicated: products and entries of B have
-// the same numbers, and the products overwrite B's columns and values). Row k of B lies at b_starts[k].
-// The products of an entry of C are added in the order of A's entries to a zero, one rounding each: the same bits for
-// every variant and every cut into blocks.
+// equal numbers, and the products overwrite B's columns and values). Row k of B starts at b_starts[k].
+// The products of an entry of C are added in the order of A's entries to a zero, with one rounding each, so every variant
+// and every cut into blocks gives equal bits.
 #include "sort.cuh"
 
 enum Group { SPDIST_SORT_GROUP, GROUPS };

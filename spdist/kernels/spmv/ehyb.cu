@@ -1,11 +1,11 @@
-// ehyb.cu: y = A x with each part's share of x cached in shared memory (EHYB): how a matrix is brought there, its products.
+// ehyb.cu: EHYB, y = A x with each part's share of x cached in shared memory: conversion of a matrix, and its products.
 //
 // C. Chen, "Explicit caching HYB: a new high-performance SpMV framework on GPGPU", arXiv 2204.06666. In the paper a second
 // pass adds the entries outside of the parts (ER) to y; here they follow the others in the same slice, and y is written once.
 //
-// A slice is 32 rows of one part, a lane each. Its slots hold first the entries whose column is in the part, as 16-bit places
-// there, then the others, as 32-bit columns. In each part rows without such others come first, longest first, then the rest,
-// those with most others first.
+// A slice is 32 rows of one part, a lane each. Its slots hold first the inner entries, whose column is in the part, as 16-bit
+// places there, then the outer entries, as 32-bit columns. In each part, rows without outer entries come first, longest
+// first, then the other rows, by falling number of outer entries.
 #include "common.cuh"
 
 constexpr u32 NO_PLACE = SPDIST_EHYB_NO_PLACE;

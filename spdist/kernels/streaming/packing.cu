@@ -1,32 +1,35 @@
-// packing.cu: C made small for the way to the host: columns as differences of few bits, values as numbers of a dictionary.
+// packing.cu: pack C for the download: columns as differences of few bits, values as indices into a dictionary.
 //
 // Groups of differences in as many bits as the largest needs: D. Lemire, L. Boytsov, "Decoding billions of integers per
 // second through vectorization", Software: Practice and Experience 45(1), 2015.
 // Rows and entries cut into equal shares: D. Merrill, M. Garland, "Merge-Based Parallel Sparse Matrix-Vector
 // Multiplication", SC 2016.
 //
-// Items   The mark of row r is item indptr[r] + r, entry e of row r item e + r + 1. A unit is so many items, at most 4096,
-//         its start moved on to the next mark if there is one among them: only rows longer than that are cut. What a unit
-//         holds of a row is a piece. Each unit is packed by one warp and unpacked by itself.
-// Columns Of each piece: a byte, head; if not SAME its length, in 0 to 2 bytes; its first column less that of the piece
-//         before that has any (0 at the start of the unit), signed, in 0 to 8 bytes. Head: bits 0 to 3 the bytes of the
-//         difference, 4 and 5 those of the length, then SAME and CONTINUES. If not SAME, groups of 32 follow, the last
-//         shorter: a byte, the width, and each column less the one before it less 1, in so many bits, the lowest first;
-//         each group starts at a byte. Widths above 56 are 64, so that the 8 bytes from its first on hold any difference.
-// Values  Of each piece that is not empty: a byte; 0: those of the piece before; up to 9: their numbers in the dictionary,
-//         in one bit less; else they themselves, in so many bits. Words of 4 or 8 bytes, one or two a value.
+// Items   Each row has a mark, then its entries: the mark of row r is item indptr[r] + r, entry e of row r is item e + r + 1.
+//         A unit has an equal number of items, at most 4096. If there is a mark among them, the unit starts at the first
+//         mark, so only longer rows are cut. The part of a row in a unit is a piece. One warp packs a unit, and units
+//         are unpacked independently.
+// Columns Each piece has a head of one byte: bits 0 to 3 count the bytes of the difference, bits 4 and 5 the bytes of the
+//         length, then come SAME and CONTINUES. Without SAME, the length of the piece follows, in 0 to 2 bytes. Then
+//         follows the difference, signed, in 0 to 8 bytes: the piece's first column less the first column of the last
+//         piece that has entries (0 at the start of the unit). Without SAME, groups of 32 columns follow, the last group
+//         shorter: a byte with the width in bits, then each column less the previous column less 1, lowest bits first.
+//         Each group starts at a byte. Widths above 56 are 64, so that 8 bytes from the first byte hold any difference.
+// Values  Each piece with entries has a byte. 0: the values are those of the previous piece. 1 to 9: the values are indices
+//         into the dictionary, of one bit less than this number. Else the values themselves, of this many bits. Values
+//         are words of 4 or 8 bytes, one or two for each value.
 #include "common.cuh"
 
-constexpr int SAME = SPDIST_PACKED_SAME;            // the piece has the pattern of the one before, moved
+constexpr int SAME = SPDIST_PACKED_SAME;            // the piece has the pattern of the previous piece, shifted
 constexpr int CONTINUES = SPDIST_PACKED_CONTINUES;  // the piece starts inside its row
-constexpr int AT_ONCE = 4;          // groups whose loads are on their way together
+constexpr int AT_ONCE = 4;          // groups that are loaded at the same time
 constexpr int WORDS = SPDIST_PACKED_WORDS;          // most words of the dictionary
 constexpr int SLOTS = 1024;         // of its hash table, each number + 1, or 0 if free
-constexpr int SAMPLE = SPDIST_PACKED_SAMPLE;        // words looked at
+constexpr int SAMPLE = SPDIST_PACKED_SAMPLE;        // words that are sampled
 
 typedef unsigned char u8;
-enum Number { SPDIST_PACKED_COUNT };  // bytes of the stream taken, those of columns; words of the dictionary
-enum Place { SPDIST_PACKED_PLACE, PLACES };  // of a unit: first mark and entry, and where its bytes are
+enum Number { SPDIST_PACKED_COUNT };  // bytes of the stream, bytes of its columns, words of the dictionary
+enum Place { SPDIST_PACKED_PLACE, PLACES };  // of a unit: first mark and entry, and the places of its bytes
 
 struct Unit { i64 row, entry, last_row, last_entry; };
 
@@ -80,7 +83,7 @@ __device__ __forceinline__ void for_each_piece(const Unit unit, const Pointer* _
     }
 }
 
-// Whether words[first, last) are those of `back` before, each plus `shift`.
+// Whether words[first, last) equal the words `back` places before, plus `shift`.
 template <typename Word>
 __device__ __forceinline__ bool repeats(const Word* __restrict__ words, const int first, const int last, const int back,
                                         const Word shift) {
@@ -294,7 +297,7 @@ __device__ u32 put_values(const Unit unit, const int parts, const int width, con
 // Shared  the dictionary and its hash table.
 // Pre     words[nnz * parts]: the values, each one word or two.
 // Post    if head[DISTINCT] is not 0: head[USED] bytes of the stream are taken, and all written if they are no more than
-//         `capacity`; directory[.., VALUES_AT] is where those of each unit are. Else nothing is written.
+//         `capacity`; directory[.., VALUES_AT] has the place of each unit's values. Else nothing is written.
 template <typename Word, typename Pointer>
 __global__ void __launch_bounds__(256)
 pack_values(const i64 units, const int unit_items, const i64 nrows, const u64 capacity, const int parts,

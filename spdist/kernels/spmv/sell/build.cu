@@ -1,4 +1,4 @@
-// build.cu: bring a matrix into SELL-C-sigma (`sell.cuh` has the format): survey and sort rows, cut chunks, fill them.
+// build.cu: convert a matrix to SELL-C-sigma (`sell.cuh` has the format): survey and sort rows, cut chunks, fill them.
 #include "sort.cuh"
 #include "spmv/sell/sell.cuh"
 
@@ -27,7 +27,7 @@ struct Served {
     }
 };
 
-// The least diagonal among those that the lanes come to next; NO_DIAGONAL once all rows have ended.
+// The least diagonal among the next entries of all lanes; NO_DIAGONAL once all rows have ended.
 template <typename Index>
 __device__ __forceinline__ int next_diagonal(const bool more, const Index* __restrict__ at, const i64 position, int& mine) {
     mine = more ? (int)(*at - position) : NO_DIAGONAL;
@@ -148,18 +148,18 @@ __device__ __forceinline__ i64 take_tile(u64* state) {
     return tile;
 }
 
-// Part the rows: those of up to `limit` entries; those of more; those of more than LONG, which stay in CSR.
+// Divide the rows: rows of up to `limit` entries, tall rows of more, and long rows of more than LONG, which stay in CSR.
 //
 // Launch  block 1024, a thread a row.
 // Shared  a sum for each warp.
-// Pre     state zero: a word, and one for each thread block; nrest and nlong: rows of the first kind and of the last.
-// Post    rows: those of the first kind, then of the second; long_rows; bounds: where each long row starts, then entries of
-//         each; all in ascending order.
+// Pre     state zero: a word, and one for each thread block; nrest and nlong: numbers of the first rows and of long rows.
+// Post    rows: rows of up to `limit` entries, then tall rows; long_rows; bounds: the start of each long row, then its
+//         number of entries; all in ascending order.
 template <typename Pointer>
 __global__ void __launch_bounds__(1024)
 sell_part(const i64 nrows, const int limit, const i64 nrest, const i64 nlong, const Pointer* __restrict__ indptr, u64* state,
           int* __restrict__ rows, int* __restrict__ long_rows, i64* __restrict__ bounds) {
-    constexpr int HALF = 31;  // two sums in a word: rows of the first kind, and of the second
+    constexpr int HALF = 31;  // two sums in a word: rows of up to `limit` entries, and tall rows
     const i64 tile = take_tile(state), row = tile * 1024 + threadIdx.x;
     const bool valid = row < nrows;
     const i64 begin = valid ? indptr[row] : 0, length = valid ? indptr[row + 1] - begin : 0;
@@ -170,12 +170,12 @@ sell_part(const i64 nrows, const int limit, const i64 nrest, const i64 nlong, co
     else rows[length > limit ? nrest + tall : rest] = (int)row;
 }
 
-// Sort rows by length in windows, longest first, equal ones as they were.
+// Sort rows by length in windows, longest first; rows of equal length keep their order.
 //
 // Launch  block 256, a window each.
 // Shared  a key for each row of the window.
 // Pre     rows of up to LONG entries, null where positions are rows; height a power of two, up to 32.
-// Post    ordered: the row at each position; slots += those of chunks of `height` rows as they were, and as they are now.
+// Post    ordered: the row at each position; slots[0] += widths of chunks of `height` rows before sorting, slots[1] after.
 template <typename Pointer>
 __global__ void __launch_bounds__(256)
 sell_sort(const i64 nrows, const int height, const Pointer* __restrict__ indptr, const int* __restrict__ rows,
@@ -329,7 +329,7 @@ sell_analyse(const i64 nchunks, const i64 nrows, const int value_bytes, const in
     }
 }
 
-// Find where each chunk's arrays start, and the chunks whose lists of diagonals are equal, as far as hashes tell.
+// Compute the start of each chunk's arrays, and find chunks whose lists of diagonals have equal hashes.
 //
 // Launch  block 256, grid (ceil_div(nchunks, 256), 4): a row of starts each.
 // Shared  a sum for each warp.
@@ -412,7 +412,7 @@ __device__ __forceinline__ void fill_entries(const Chunk& c, const Served<Pointe
 //
 // Launch  block 256, a warp a chunk.
 // Pre     chunks as sell_analyse leaves them; starts and owners as sell_starts does; owners null where all have their own.
-// Post    places of the first slots in chunks; *differ set if a list is not that of its owner.
+// Post    places of the first slots in chunks; *differ set if a list differs from its owner's.
 template <typename Value, typename Stored, typename Index, typename Pointer, int BLOCK>
 __global__ void __launch_bounds__(256)
 sell_fill(const i64 nchunks, const Pointer* __restrict__ indptr, const Index* __restrict__ indices,

@@ -3,8 +3,8 @@
 // M. Kreutzer, G. Hager, G. Wellein, "A Unified Sparse Matrix Storage Format for Heterogeneous Systems", poster, and
 // SIAM J. Sci. Comput. 36(5), 2014. Sharing a row among T threads is the poster's outlook. The kinds of chunk are ours.
 //
-// A SELL chunk is 32 lanes wide. Lane l serves the row at position first + l / T, where T = 1, 2, ..., 32; the entries of
-// a row go to its T lanes in turn. Slot s of a chunk holds one value for each lane (BLOCK values in a chunk of blocks):
+// A SELL chunk is 32 lanes wide. Lane l serves the row at position first + l / T, where T = 1, 2, ..., 32; the T lanes of a
+// row take its entries alternately. Slot s of a chunk holds one value for each lane (BLOCK values in a chunk of blocks):
 //   WIDE          columns as 32-bit numbers, PADDING where a row has ended
 //   NARROW        columns as 16-bit offsets from the slot's base, 0xffff where a row has ended
 //   DIAGONAL      a slot is a piece of a diagonal: one offset (column less position) and a bit for each lane that has it;
@@ -27,7 +27,7 @@ struct __align__(16) Chunk {
     __device__ int rows() const { return code >> 8 & 255; }  // above: slots that no row leaves empty, up to MOST_FULL
 };
 
-// Most block columns of a slot: 32 rows meet at most so many block rows.
+// Most block columns of a slot: 32 rows are in at most this many block rows.
 template <int BLOCK>
 __device__ constexpr int block_rows() { return 32 % BLOCK == 0 ? 32 / BLOCK : 32 / BLOCK + 2; }
 
