@@ -367,7 +367,7 @@ def test_what_the_gpu_does_not_do_is_refused(device):
     own = Semiring(lambda x, y: x + y, lambda x, y: x, 0)
     for options, message in (
         (ProductSpec(own), "no C expressions"),
-        (ProductSpec(epilogue=Epilogue(apply=abs)), "expression of x in C"),
+        (ProductSpec(epilogue=Epilogue(apply=abs)), "C expression of x"),
     ):
         with pytest.raises(InputError, match=message):
             multiply(a, a, device, spec=options)
