@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import gc
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -21,6 +22,7 @@ from numba.extending import NativeValue, intrinsic, models, overload, register_m
 from numba.np.numpy_support import as_dtype, from_dtype
 
 from spdist.errors import InputError
+from spdist.kernels.cpu.part_compiler import PartCompiler
 from spdist.kernels.semirings import Semiring
 from spdist.matrices.dtypes import ValueArray
 from spdist.phases import COMPILATIONS
@@ -30,6 +32,9 @@ OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "_nrt": False, "
 PART: dict[str, Any] = {**OPTIONS, "no_cpython_wrapper": True}
 """Options of functions that only kernels call. The code by which Python calls a function, which unpacks its arguments,
 takes as long to compile as many a function."""
+INLINED: Any = {"forceinline": True, **PART}
+COMPILE_OBJECTS = 100_000
+"""New objects, about 10 MB, after which Python looks for garbage while a kernel is compiled; it takes a tenth less."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 log = logging.getLogger("spdist")
@@ -48,6 +53,7 @@ class _CompileListener(event.Listener):
             kernel = compiled.data["dispatcher"]
             is_kept = not isinstance(kernel._cache, NullCache)
             self._kernel.enter_context(COMPILATIONS.around(kernel.py_func.__name__, is_kept=is_kept))
+            self._kernel.enter_context(_rare_collections())
         self._depth += 1
 
     def on_end(self, compiled: Any) -> None:
@@ -55,6 +61,18 @@ class _CompileListener(event.Listener):
         self._depth -= 1
         if self._depth == 0:
             self._kernel.close()
+
+
+@contextlib.contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let Python look for garbage rarely in a ``with`` block: most of the many objects that Numba makes stay."""
+    before = gc.get_threshold()
+    if before[0] > 0:  # collections are on
+        gc.set_threshold(max(before[0], COMPILE_OBJECTS), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 event.register("numba:compile", _CompileListener())
@@ -112,12 +130,12 @@ def compiled(function: Function) -> Function:
 
 def part(function: Function) -> Function:
     """Compile a function that kernels call: the kernels' cache on disk contains it. Python cannot call it."""
-    return cast(Function, _closed_to_python(njit(**PART)(function)))
+    return cast(Function, _closed_to_python(njit(pipeline_class=PartCompiler, **PART)(function)))
 
 
 def inlined(function: Function) -> Function:
     """Compile a function into its callers: passing the arrays to it would cost as much as a short row."""
-    return cast(Function, _closed_to_python(njit(forceinline=True, **PART)(function)))
+    return cast(Function, _closed_to_python(njit(pipeline_class=PartCompiler, **INLINED)(function)))
 
 
 def _closed_to_python(dispatcher: Any) -> Any:
@@ -302,9 +320,6 @@ def zero_of(values: ValueArray, ring: Semiring | None) -> Any:
     ring : Semiring or None
     """
     return values.dtype.type(0) if ring is None else ring.zero_of(values.dtype)
-
-
-INLINED: Any = {"forceinline": True, **PART}
 
 
 @overload(fold, jit_options=INLINED, strict=False)
