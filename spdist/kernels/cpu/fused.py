@@ -28,7 +28,7 @@ from spdist.kernels.cpu.arrays import (
     Workspace,
 )
 from spdist.kernels.cpu.masks import fill_table, is_forbidden, multiply_inside
-from spdist.kernels.cpu.numba_compile import add_product, compiled, inlined, part, zero_of
+from spdist.kernels.cpu.numba_compile import add_product, compiled, inlined, part, tight, zero_of
 from spdist.kernels.cpu.rowwise.multiply import enter_rows, is_small, multiply_row, prefetch_rows, row_extent
 from spdist.kernels.cpu.rowwise.sorting import expand_small, flush_batch
 from spdist.kernels.cpu.workspace import WINDOW
@@ -42,7 +42,7 @@ STRIDE = np.uintp(32)
 """Columns that the scan tests together; at most `workspace.PADDING`."""
 
 
-@part
+@tight
 def sift_down(heap: ValueArray, root: np.uintp, n: np.uintp, value: Any) -> None:
     """Put `value` at `root` or below it, so that the first `n` values are a heap again, smallest first.
 
@@ -63,7 +63,7 @@ def sift_down(heap: ValueArray, root: np.uintp, n: np.uintp, value: Any) -> None
     heap[root] = value
 
 
-@part
+@tight
 def find_cut(values: ValueArray, n: np.uintp, least: Any, top: int, heap: ValueArray) -> Any:
     """Return the smallest of the first `n` values to keep, and how many entries equal to it to keep.
 

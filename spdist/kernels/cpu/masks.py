@@ -27,7 +27,7 @@ from spdist.kernels.cpu.arrays import (
     Window,
     Workspace,
 )
-from spdist.kernels.cpu.numba_compile import add_product, inlined, part, zero_of
+from spdist.kernels.cpu.numba_compile import add_product, inlined, part, tight, zero_of
 from spdist.kernels.cpu.workspace import TABLE_SLOTS, WINDOW
 from spdist.matrices.dtypes import IndexArray, ValueArray
 
@@ -53,7 +53,7 @@ def first_slot(column: np.uintp, shift: np.uint64) -> Any:
     return np.uintp((np.uint64(column) * MULTIPLIER) >> np.uint64(shift))
 
 
-@part
+@tight
 def fill_table(keys: IndexArray, places: IndexArray, columns: IndexArray, start: np.uintp, stop: np.uintp) -> Any:
     """Enter a row of a mask into a hash table; return the shift of the hash.
 
@@ -119,7 +119,7 @@ def is_forbidden(forbidden: ForbiddenMask | None, column: np.uintp) -> Any:
     return keys[find_slot(keys, column, forbidden.shift[0])] != EMPTY
 
 
-@part
+@tight
 def first_at_least(indices: IndexArray, start: np.uintp, stop: np.uintp, column: np.uintp) -> Any:
     """Return the first place in ``indices[start:stop]`` with a column of at least `column`; `stop` if there is none.
 

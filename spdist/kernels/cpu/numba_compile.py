@@ -133,6 +133,11 @@ def part(function: Function) -> Function:
     return cast(Function, _closed_to_python(njit(pipeline_class=PartCompiler, **PART)(function)))
 
 
+def tight(function: Function) -> Function:
+    """Compile a part whose loops take most of the time: it is also optimised by itself, which leaves quicker loops."""
+    return cast(Function, _closed_to_python(njit(**PART)(function)))
+
+
 def inlined(function: Function) -> Function:
     """Compile a function into its callers: passing the arrays to it would cost as much as a short row."""
     return cast(Function, _closed_to_python(njit(pipeline_class=PartCompiler, **INLINED)(function)))

@@ -8,7 +8,7 @@ import numpy as np
 
 from spdist.kernels.cpu.arrays import Batch, ForbiddenMask, ProductArguments, RowExtent, RowsOut, SortBuffers
 from spdist.kernels.cpu.masks import first_at_least, is_forbidden
-from spdist.kernels.cpu.numba_compile import add_product, fold, inlined, part, zero_of
+from spdist.kernels.cpu.numba_compile import add_product, fold, inlined, tight, zero_of
 from spdist.kernels.cpu.rowwise.instructions import LANES, count_below
 from spdist.kernels.cpu.workspace import RANK_PRODUCTS, SORT_PRODUCTS
 from spdist.kernels.semirings import Semiring
@@ -69,7 +69,7 @@ def expand_small(
     return slot + ((n + np.uintp(LANES - 1)) & ~np.uintp(LANES - 1))
 
 
-@part
+@tight
 def sort_batch(batch: Batch, rows: np.uintp) -> Any:
     """Sort the rows of a batch: a product's place is the number of smaller keys; return how many products there are.
 
@@ -95,7 +95,7 @@ def sort_batch(batch: Batch, rows: np.uintp) -> Any:
     return done
 
 
-@part
+@tight
 def flush_batch(batch: Batch, rows: np.uintp, c: RowsOut, row: Any, at: np.uintp, ring: Semiring | None) -> Any:
     """Sort and sum the rows of a batch into C.
 
@@ -147,7 +147,7 @@ def flush_batch(batch: Batch, rows: np.uintp, c: RowsOut, row: Any, at: np.uintp
     return end, rows
 
 
-@part
+@tight
 def expand_strip(
     product: ProductArguments, row: int, first: np.uintp, end: np.uintp, sorting: SortBuffers,
     forbidden: ForbiddenMask | None,
@@ -183,7 +183,7 @@ def expand_strip(
     return n
 
 
-@part
+@tight
 def radix_sort(sorting: SortBuffers, n: np.uintp, columns: np.uintp) -> Any:
     """Sort keys by column, stably, least digit first; return which row of keys holds the result.
 
@@ -221,7 +221,7 @@ def radix_sort(sorting: SortBuffers, n: np.uintp, columns: np.uintp) -> Any:
     return side
 
 
-@part
+@tight
 def compress(
     sorting: SortBuffers, side: np.uintp, n: np.uintp, first: np.uintp, c: RowsOut, at: np.uintp, ring: Semiring | None
 ) -> Any:

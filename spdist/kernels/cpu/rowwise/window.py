@@ -8,7 +8,7 @@ import numpy as np
 
 from spdist.kernels.cpu.arrays import ForbiddenMask, ProductArguments, RowsOut, Window
 from spdist.kernels.cpu.masks import first_at_least, is_forbidden
-from spdist.kernels.cpu.numba_compile import add_product, inlined, part, zero_of
+from spdist.kernels.cpu.numba_compile import add_product, inlined, tight, zero_of
 from spdist.kernels.cpu.rowwise.instructions import lowest_bit, marks64
 from spdist.kernels.semirings import Semiring
 
@@ -42,7 +42,7 @@ def accumulate(
             hits64[j >> np.uintp(6)] = 1
 
 
-@part
+@tight
 def accumulate_strip(
     product: ProductArguments, row: int, first: np.uintp, end: np.uintp, window: Window,
     forbidden: ForbiddenMask | None,
