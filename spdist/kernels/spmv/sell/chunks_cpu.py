@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spdist.kernels.cpu.numba_compile import compiled, inlined
+from spdist.kernels.cpu.numba_compile import compiled, inlined, tight
 from spdist.kernels.cuda import constants
 from spdist.kernels.spmv.sell.format import BLOCK_NARROW, BLOCK_WIDE, DIAGONAL, WIDE, Chunk, SellArrays
 from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
@@ -89,7 +89,7 @@ def base_room(width: int) -> Any:
     return 2 * round_up(width, BASES)
 
 
-@inlined
+@tight
 def entry_of(a: SellArrays, chunk: Chunk, lane: int, slot: int) -> Any:
     """Return the first column of a lane's slot; -1 if the slot is padding.
 
