@@ -94,6 +94,19 @@ class _LockedCache(FunctionCache):
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
 
 
+class _QuickCache(_LockedCache):
+    """The cache of a kernel that counts no references: its code runs with less of Numba than compiling needs."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the code for one signature, or None.
+
+        Numba would first refresh the context: load half of its modules, with SciPy's linear algebra, and compile what
+        counts references. All of that takes longer than a small product, and is done anyway before Numba compiles.
+        """
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+
+
 def kept(function: Function, **options: Any) -> Function:
     """Compile a function with these options, and cache it on disk if Numba finds a folder that can be written to.
 
@@ -104,7 +117,7 @@ def kept(function: Function, **options: Any) -> Function:
         Options of `numba.njit`.
     """
     try:
-        cache: Any = _LockedCache(function)  # type: ignore[no-untyped-call]
+        cache: Any = (_LockedCache if options.get("_nrt", True) else _QuickCache)(function)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         if "cannot cache function" not in str(error):
             raise

@@ -65,6 +65,8 @@ SPARSE_SMALL = 1024
 """Columns per product from which a row of up to `RANK_PRODUCTS` is sorted in a batch."""
 MOST_PREFETCHES = np.uintp(32)
 """Entries of a row of A for which B is prefetched."""
+LARGEST = (1 << 63) - 1
+"""Of int64; code that asks NumPy for it inside a kernel is loaded with all of Numba's linear algebra."""
 
 
 @inlined
@@ -82,7 +84,7 @@ def row_extent(a: CsrArrays, b: RowRanges, row: int) -> Any:
     -------
     RowExtent
     """
-    products, first, last, parts = np.int64(0), np.int64(np.iinfo(np.int64).max), np.int64(-1), 0
+    products, first, last, parts = np.int64(0), np.int64(LARGEST), np.int64(-1), 0
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
         k = np.uintp(a.indices[p])
         start, stop = np.uintp(b.starts[k]), np.uintp(b.stops[k])
