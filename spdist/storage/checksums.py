@@ -6,7 +6,6 @@ swapped Zarr chunks pass. The table of an array lists the checksums of its Zarr 
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import hashlib
 import os
@@ -14,17 +13,18 @@ import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
-from zarr.abc.store import SuffixByteRequest
-from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
 
 from spdist.errors import CorruptError, SpdistError
+from spdist.storage import locations
 from spdist.storage.foreign.decoded_size import Codecs, check_decoded_size
 from spdist.storage.locations import NotRegularError, is_local, local_path, open_regular, open_store, unreadable
+
+if TYPE_CHECKING:
+    from zarr.abc.store import SuffixByteRequest
 
 Table = npt.NDArray[np.uint32]
 """The checksums of one array, by the number of the Zarr chunk."""
@@ -181,9 +181,7 @@ class ChunkFiles:
 
     def exists(self, k: int) -> bool:
         """Whether Zarr chunk `k` exists."""
-        if is_local(self.url):
-            return os.access(self.path(k), os.F_OK)
-        return sync(open_store(self.url).exists(self.key(k)))
+        return os.access(self.path(k), os.F_OK) if is_local(self.url) else locations.has(self.url, self.key(k))
 
     def open(self, k: int) -> tuple[int, int]:
         """Open the local file of Zarr chunk `k`; return its descriptor and its bytes.
@@ -253,6 +251,8 @@ class ChunkFiles:
         return found
 
     def _remote(self, first: int, last: int) -> bytes:
+        from zarr.abc.store import SuffixByteRequest
+
         found = self._fetch(first, last, SuffixByteRequest(4))
         for k, trailer in enumerate(found, first):
             if len(trailer) != 4:
@@ -261,12 +261,16 @@ class ChunkFiles:
 
     def _fetch(self, first: int, last: int, span: SuffixByteRequest | None) -> list[bytes]:
         """Return Zarr chunks ``[first:last)`` of a remote store, or the end of each."""
+        import asyncio
+
+        from zarr.core.buffer import default_buffer_prototype
+
         store, prototype = open_store(self.url), default_buffer_prototype()
 
         async def fetch() -> list[Any]:
             return await asyncio.gather(*(store.get(self.key(k), prototype, span) for k in range(first, last)))
 
-        found = sync(fetch())
+        found = locations.wait(fetch())
         for k, buffer in enumerate(found, first):
             if buffer is None:
                 raise self.error(k, "is missing")
@@ -310,7 +314,7 @@ def write_table(url: str, name: str, table: Table) -> str:
     table : Table
     """
     raw = pack([table])
-    sync(open_store(url).set(f"{name}/{NOTE}", default_buffer_prototype().buffer.from_bytes(raw)))
+    locations.put(url, f"{name}/{NOTE}", raw)
     return digest_of(raw)
 
 
@@ -367,7 +371,7 @@ def read_small(url: str, key: str) -> bytes:
         descriptor, _ = open_regular(f"{local_path(url)}/{key}")
         with os.fdopen(descriptor, "rb") as file:
             return file.read()
-    found = sync(open_store(url).get(key, default_buffer_prototype()))
+    found = locations.get(url, key)
     if found is None:
         raise FileNotFoundError(key)
-    return found.to_bytes()
+    return found

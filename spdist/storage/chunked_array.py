@@ -1,40 +1,40 @@
 """Zarr arrays, read and written by whole Zarr chunks: codecs, checksums, and chunks that are missing.
 
-A local array is decoded by zarrs, which is written in Rust and several times faster than Zarr's own pipeline.
+A local array is decoded by zarrs, which is written in Rust and several times faster than Zarr's own pipeline. Until
+something needs Zarr, a few Zarr chunks of spdist's own are read and written without it (`direct`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import functools
 import json
 import math
 import os
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import numpy.typing as npt
-import zarr
-from zarr.codecs import BloscCodec, Crc32cCodec
-from zarr.core.array import AsyncArray
-from zarr.core.buffer import BufferPrototype, default_buffer_prototype
-from zarr.core.buffer.cpu import NDBuffer
-from zarr.core.sync import sync
-from zarr.storage import StorePath
 
 from spdist.errors import MatrixError
 from spdist.matrices.dtypes import ValueArray, block_dtype, blocksize, from_blocks, number_dtype
 from spdist.storage.checksums import ChunkFiles, Table, read_table
+from spdist.storage.direct.chunks import ChunkCodec, array_document, codec_of
 from spdist.storage.foreign.decoded_size import codecs_of
-from spdist.storage.locations import is_local, open_store, unreadable
+from spdist.storage.locations import is_local, open_store, unreadable, wait
+
+if TYPE_CHECKING:
+    import zarr
+    from zarr.core.buffer import BufferPrototype
 
 CHUNK_LENGTH = 1 << 17
 """Elements of a Zarr chunk unless a memory limit requires fewer: 512 KiB of int32, 1 MiB of float64.
@@ -44,6 +44,9 @@ Measured: 64k to 256k elements read and write fastest through zarrs; 1M elements
 
 GLANCE = 64
 """Elements at the start of a Zarr chunk that are tested for zero first, before all of it."""
+
+FEW = 8
+"""Zarr chunks up to which they are read or written without Zarr, one after the other, while nothing has loaded it."""
 
 PROBE_BYTES = 1 << 20
 """Bytes of values that `compresses` compresses to decide."""
@@ -143,10 +146,14 @@ class ChunkedArray:
             raise self.files.error(max(k0, self.nchunks), "is missing")
         if is_local(self.url):
             self._look(k0, k1)
+        if self.table and (codec := self._direct_codec(k1 - k0)):
+            return self._decode_directly(codec, k0, k1, out)
         array = _open_array(self.url, self.name, self.metadata)
         wanted = slice(k0 * self.chunk, k1 * self.chunk)
 
         def get() -> ValueArray:
+            from zarr.core.buffer import default_buffer_prototype
+
             prototype = default_buffer_prototype() if out is None else _into(out)
             return cast(ValueArray, _run(self.url, array.async_array.getitem(wanted, prototype=prototype)))
 
@@ -160,6 +167,26 @@ class ChunkedArray:
             out[:] = found
         self._require(k0, found, array.metadata.fill_value)
         return found
+
+    def _direct_codec(self, count: int) -> ChunkCodec | None:
+        """Return what reads and writes so many Zarr chunks without Zarr; None if Zarr is to do it."""
+        is_quicker = count <= FEW and is_local(self.url) and not _has_zarr()
+        return codec_of(self.metadata) if is_quicker else None
+
+    def _decode_directly(self, codec: ChunkCodec, k0: int, k1: int, out: ValueArray | None) -> ValueArray:
+        """Decode Zarr chunks of a local array as `_decode`, without Zarr."""
+        parts = []
+        for k in range(k0, k1):
+            descriptor, _ = self.files.open(k)
+            with os.fdopen(descriptor, "rb") as file:
+                raw = file.read()
+            try:
+                parts.append(codec.decode(raw))
+            except (ValueError, RuntimeError) as error:  # the latter of Blosc
+                raise self.files.error(k, f"is truncated or altered ({error})") from error
+        if out is None:
+            return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return np.concatenate(parts, out=out)
 
     def _look(self, k0: int, k1: int) -> None:
         """Check the files of Zarr chunks before zarrs decodes them, which would wait for a FIFO and trust any size."""
@@ -175,6 +202,12 @@ class ChunkedArray:
         if pad:
             values = np.concatenate([values, np.zeros(pad, self.dtype)])
         numbers = values if blocksize(self.dtype) is None else values["block"]
+        if codec := self._direct_codec(len(values) // self.chunk):
+            for i in range(len(values) // self.chunk):
+                path = Path(self.files.path(k + i))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(codec.encode(numbers[i * self.chunk : (i + 1) * self.chunk]))
+            return
         # zarrs never writes a chunk of zeros, whatever the configuration says; Zarr's own pipeline does.
         chunks = numbers.reshape(-1, self.chunk * math.prod(numbers.shape[1:]))
         fast = all(chunk[:GLANCE].any() or chunk.any() for chunk in chunks)
@@ -275,6 +308,11 @@ def _read_error(array: ChunkedArray, k0: int, k1: int) -> Exception | None:
     return None
 
 
+def _has_zarr() -> bool:
+    """Whether Zarr is loaded, so that it costs nothing more to use it."""
+    return "zarr" in sys.modules
+
+
 class _Inline(ThreadPoolExecutor):
     """An executor that calls each function at once, in the calling thread."""
 
@@ -292,6 +330,8 @@ class _Loop:
     """The event loop of one thread; closed when the thread ends, before the interpreter tears down its modules."""
 
     def __init__(self) -> None:
+        import asyncio
+
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(_Inline())
         weakref.finalize(self, self.loop.close)
@@ -306,6 +346,8 @@ def _run(url: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
     Zarr's own `sync` hands over to two other threads, which made reads of a small block a third slower. zarrs decodes
     in threads of its own in either case.
     """
+    import asyncio
+
     try:
         asyncio.get_running_loop()
         inline = False  # a notebook's thread has a loop that is running already
@@ -314,7 +356,7 @@ def _run(url: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
     if inline and not hasattr(_loops, "kept"):
         _loops.kept = _Loop()
     try:
-        return _loops.kept.loop.run_until_complete(coroutine) if inline else sync(coroutine)
+        return _loops.kept.loop.run_until_complete(coroutine) if inline else wait(coroutine)
     except RuntimeError as error:  # of zarrs, which passes on so what the system said
         if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
             raise
@@ -324,6 +366,10 @@ def _run(url: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
 @functools.lru_cache(maxsize=64)
 def _open_array(url: str, name: str, metadata: str, *, fast: bool = True) -> zarr.Array[Any]:
     """Return a Zarr array with the given `metadata`, whatever the store holds; cached in the process."""
+    import zarr
+    from zarr.core.array import AsyncArray
+    from zarr.storage import StorePath
+
     document = json.loads(metadata)
     fast = fast and is_local(url) and document["zarr_format"] == 3
     with zarr.config.set({"codec_pipeline.path": _FAST_PIPELINE if fast else _ZARR_PIPELINE}), catch_warnings():
@@ -336,6 +382,9 @@ def _into(out: ValueArray) -> BufferPrototype:
 
     Only a garbage collection frees the class defined here, so the class must not keep `out` alive.
     """
+    from zarr.core.buffer import BufferPrototype, default_buffer_prototype
+    from zarr.core.buffer.cpu import NDBuffer
+
     waiting: list[Any] = [out]
     expected = out.shape, out.dtype
 
@@ -350,6 +399,8 @@ def _into(out: ValueArray) -> BufferPrototype:
 
 @functools.lru_cache(maxsize=64)
 def _chunk_files(url: str, name: str, metadata: str) -> ChunkFiles:
+    if (codec := codec_of(metadata)) is not None:
+        return ChunkFiles(url, name, f"{name}/c/", "/0" * (len(codec.shape) - 1))
     array = _open_array(url, name, metadata).metadata
     stand_in = 987_654_321  # for the number of a Zarr chunk
     key = f"{name}/{array.encode_chunk_key((stand_in,) + (0,) * (len(array.shape) - 1))}"
@@ -363,17 +414,6 @@ def _misplaced(found: int, table: Table) -> str:
     if len(owners):
         return f"is in another's place: it is Zarr chunk {int(owners[0])} of this array"
     return f"is not the one that was written: it ends in checksum {found:#010x}, which the array's table lacks"
-
-
-def _new_metadata(dtype: np.dtype[Any], chunk: int, compressed: bool) -> str:
-    """Return the metadata document, as JSON, of a new array of unbounded length."""
-    number, size = number_dtype(dtype), blocksize(dtype) or ()
-    blosc = [BloscCodec(cname="lz4", clevel=5, shuffle="shuffle", typesize=number.itemsize)] if compressed else []
-    array = zarr.create_array(
-        {}, shape=(UNBOUNDED, *size), dtype=number, chunks=(chunk, *size), compressors=[*blosc, Crc32cCodec()],
-        fill_value=0, zarr_format=3, config={"write_empty_chunks": True},
-    )  # fmt: skip
-    return json.dumps(array.metadata.to_dict())
 
 
 def new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, *, compressed: bool) -> ChunkedArray:
@@ -394,7 +434,9 @@ def new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, *, compress
     ChunkedArray
         Of length `UNBOUNDED`.
     """
-    return ChunkedArray(url, name, UNBOUNDED, chunk, _new_metadata(dtype, chunk, compressed), True, dtype)
+    shape = UNBOUNDED, *(blocksize(dtype) or ())
+    metadata = json.dumps(array_document(number_dtype(dtype), shape, chunk, packed=compressed))
+    return ChunkedArray(url, name, UNBOUNDED, chunk, metadata, True, dtype)
 
 
 def compresses(values: ValueArray) -> bool:
@@ -413,6 +455,28 @@ def compresses(values: ValueArray) -> bool:
 
     packed = Blosc(cname="lz4", clevel=5, shuffle=SHUFFLE).encode(sample)
     return sample.nbytes > PROBE_RATIO * len(packed)
+
+
+def from_document(url: str, name: str, document: dict[str, Any], size: tuple[int, ...], table: str) -> ChunkedArray:
+    """Return an array of spdist's own, whose metadata are what was written, as a `ChunkedArray`.
+
+    Parameters
+    ----------
+    url, name : str
+        The matrix and the array in it.
+    document : dict
+        Zarr's metadata, of which `codec_of` is not None.
+    size : (r, s) or ()
+        Rows and columns of the blocks that the array holds; empty for an array of numbers.
+    table : str
+        Digest of the array's table of checksums.
+    """
+    length, chunk = document["shape"][0], document["chunk_grid"]["configuration"]["chunk_shape"][0]
+    codec = codec_of(json.dumps(document))
+    assert codec is not None
+    dtype = block_dtype(codec.dtype, (size[0], size[1])) if size else codec.dtype
+    metadata = json.dumps(document | {"shape": [-(-max(length, 1) // chunk) * chunk, *size]})
+    return ChunkedArray(url, name, length, chunk, metadata, True, dtype, table)
 
 
 def from_zarr(url: str, name: str, array: zarr.Array[Any], size: tuple[int, ...] = (), table: str = "") -> ChunkedArray:

@@ -8,22 +8,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
-import zarr
-from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
-from zarr.errors import GroupNotFoundError
 
 from spdist.errors import CorruptError, InputError, MatrixError, SpdistError, one_line
 from spdist.matrices.dtypes import ValueArray
 from spdist.storage import locations
 from spdist.storage.checksums import Table, digest_of, read_small, write_table
-from spdist.storage.chunked_array import CHUNK_LENGTH, ChunkedArray, compresses, from_zarr, new_array
+from spdist.storage.chunked_array import CHUNK_LENGTH, ChunkedArray, compresses, from_document, from_zarr, new_array
+from spdist.storage.direct.chunks import codec_of, group_document
 from spdist.storage.locations import unreadable
 from spdist.storage.lock import readable_place
 from spdist.units import format_bytes
+
+if TYPE_CHECKING:
+    import zarr
 
 ARRAYS = ("indptr", "indices", "data")
 """Names of the arrays of a matrix."""
@@ -33,6 +33,9 @@ SEAL_VERSION = 1
 
 METADATA_FILES = ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata")
 """Names of the files in which Zarr keeps metadata, of version 3 and 2."""
+
+Member: TypeAlias = "zarr.Array[Any] | dict[str, Any]"
+"""An array of a group: Zarr's, or its document if it is as spdist writes it."""
 
 METADATA_BYTES = 16 << 20
 """Bytes of the longest metadata file that is read: parsed JSON takes twenty times as much memory."""
@@ -113,11 +116,13 @@ def begin(url: str, facts: dict[str, Any]) -> None:
     """
     attributes = {"spdist": {**facts, "state": "unfinished"}}
     if not locations.is_local(url) or locations.exists(url):
+        import zarr
+
         zarr.create_group(locations.open_store(url), attributes=attributes)
         return
     place = f"{url}.spdist-begin"
     locations.discard(place)
-    zarr.create_group(locations.open_store(place), attributes=attributes)
+    _put_document(place, "zarr.json", group_document(attributes))
     locations.local_path(place).rename(locations.local_path(url))
 
 
@@ -144,6 +149,10 @@ def read_attributes(url: str) -> dict[str, Any]:
         if not locations.exists(url):
             return {}
         check_metadata_files(url, ())
+        if (attributes := _attributes_of_file(url)) is not None:
+            return attributes
+        import zarr
+
         return zarr.open_group(locations.open_store(url), mode="r", use_consolidated=False).attrs.asdict()
     except PermissionError as error:
         raise unreadable(url) from error
@@ -153,8 +162,26 @@ def read_attributes(url: str) -> dict[str, Any]:
         return {}
 
 
-def read(url: str) -> tuple[dict[str, Any], dict[str, zarr.Array[Any]]]:
+def _attributes_of_file(url: str) -> dict[str, Any] | None:
+    """Return the attributes of a local group of version 3; None if Zarr is to say what is there."""
+    if not locations.is_local(url):
+        return None
+    try:
+        document = json.loads(read_small(url, "zarr.json"))
+    except PermissionError:
+        raise
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict) or document.get("zarr_format") != 3 or document.get("node_type") != "group":
+        return None
+    attributes = document.get("attributes")
+    return attributes if isinstance(attributes, dict) else None
+
+
+def read(url: str) -> tuple[dict[str, Any], dict[str, Member]]:
     """Return the attributes of the group at `url`, and its arrays named in `ARRAYS`.
+
+    Those of a local group that has a seal and is written as spdist writes are documents: Zarr is not loaded for them.
 
     Raises
     ------
@@ -163,11 +190,27 @@ def read(url: str) -> tuple[dict[str, Any], dict[str, zarr.Array[Any]]]:
     CorruptError
         If metadata were changed since spdist wrote them; names the file.
     """
+    _check_is_there(url)
+    with clear_zarr_errors(url):
+        attributes = _attributes_of_file(url)
+    if attributes is not None and "seal" in facts_of(attributes):
+        check_seal(url, attributes)
+        sealed = [name for name in ARRAYS if name in facts_of(attributes)["seal"]["arrays"]]
+        documents = {name: json.loads(read_small(url, f"{name}/zarr.json")) for name in sealed}
+        if all(codec_of(json.dumps(document)) for document in documents.values()):
+            return attributes, documents
+    return _read_by_zarr(url)
+
+
+def _read_by_zarr(url: str) -> tuple[dict[str, Any], dict[str, Member]]:
+    """Read a group as `read`, by Zarr."""
+    import zarr
+
     group = _open_group(url)
     with clear_zarr_errors(url):
         attributes = group.attrs.asdict()
     check_seal(url, attributes)
-    members = {}
+    members: dict[str, Member] = {}
     for name in ARRAYS:
         with clear_zarr_errors(url, name):
             if isinstance(member := group.get(name), zarr.Array):
@@ -175,13 +218,28 @@ def read(url: str) -> tuple[dict[str, Any], dict[str, zarr.Array[Any]]]:
     return attributes, members
 
 
-def _open_group(url: str) -> zarr.Group:
-    """Return the group at `url`; raise MatrixError if there is none, or its metadata are damaged."""
-    store = locations.open_store(url)
+def array_of(url: str, name: str, member: Member, size: tuple[int, ...], table: str) -> ChunkedArray:
+    """Return an array that `read` found; parameters are those of `from_zarr`."""
+    if isinstance(member, dict):
+        return from_document(url, name, member, size, table)
+    return from_zarr(url, name, member, size, table)
+
+
+def _check_is_there(url: str) -> None:
+    """Refuse a place where nothing is, and metadata files that are none."""
     with clear_zarr_errors(url):
         if not locations.exists(url):
             raise MatrixError(f"{url}: there is no such matrix")
         check_metadata_files(url)
+
+
+def _open_group(url: str) -> zarr.Group:
+    """Return the group at `url`; raise MatrixError if there is none, or its metadata are damaged."""
+    import zarr
+    from zarr.errors import GroupNotFoundError
+
+    store = locations.open_store(url)
+    with clear_zarr_errors(url):
         try:
             return zarr.open_group(store, mode="r", use_consolidated=False)
         except (GroupNotFoundError, FileNotFoundError, NotADirectoryError) as error:
@@ -301,7 +359,6 @@ def finish_group(
     CorruptError
         If a Zarr chunk is missing.
     """
-    group = zarr.open_group(locations.open_store(url), mode="r+", use_consolidated=False)
     sealed = {}
     for array, length in arrays:
         document = json.loads(array.metadata)
@@ -309,12 +366,16 @@ def finish_group(
         whole = replace(array, length=length)
         table = whole.stored_checksums(0, whole.nchunks) if tables is None else tables[array.name]
         sealed[array.name] = {"metadata": _document_digest(document), "checksums": write_table(url, array.name, table)}
-        buffer = default_buffer_prototype().buffer.from_bytes(json.dumps(document, indent=2).encode())
-        sync(locations.open_store(url).set(f"{array.name}/zarr.json", buffer))
+        _put_document(url, f"{array.name}/zarr.json", document)
     seal = {"version": SEAL_VERSION, "arrays": sealed}
     attributes = json.loads(json.dumps(attributes | {"spdist": {**attributes["spdist"], "seal": seal}}))
     attributes["spdist"]["seal"]["group"] = _attributes_digest(attributes)
-    group.attrs.put(attributes)
+    _put_document(url, "zarr.json", group_document(attributes))
+
+
+def _put_document(url: str, key: str, document: dict[str, Any]) -> None:
+    """Write a file of metadata as Zarr does."""
+    locations.put(url, key, json.dumps(document, indent=2).encode())
 
 
 def write_arrays(url: str | Path, arrays: dict[str, ValueArray], attributes: dict[str, Any]) -> None:
@@ -351,6 +412,8 @@ def read_arrays(url: str | Path) -> tuple[dict[str, ValueArray], dict[str, Any]]
     CorruptError
         If a Zarr chunk is missing, truncated or altered.
     """
+    import zarr
+
     location = readable_place(locations.normalise(url))
     attributes, _ = read(location)
     with clear_zarr_errors(location):

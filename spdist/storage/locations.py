@@ -1,4 +1,7 @@
-"""Locations of matrices, which are paths or fsspec URLs: normalise them, open their stores, list and remove."""
+"""Locations of matrices, which are paths or fsspec URLs: normalise them, open their stores, list and remove.
+
+Zarr takes longer to load than a small command to run. Nothing here loads it for a local path but `open_store`.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,17 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-from zarr.abc.store import Store
-from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
-from zarr.storage import FsspecStore, LocalStore
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
 
 from spdist.errors import InputError, MatrixError, SpdistError, one_line
-from spdist.storage.targets import s3
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from zarr.abc.store import Store
+
+T = TypeVar("T")
 
 REMOTE_SECONDS = 15.0
 """Seconds within which a remote storage must answer a first request."""
@@ -29,6 +34,9 @@ CONNECT_SECONDS = 8
 
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
 """Protocols of object stores."""
+
+PARTIAL = ".partial"
+"""Suffix of the names of files that are being written, by Zarr or spdist."""
 
 FAMILY = ".spdist-"
 """Text after a target's name in all other paths that belong to the target."""
@@ -121,8 +129,12 @@ def open_store(url: str) -> Store:
     InputError
         If no file system is installed for the URL.
     """
+    from zarr.storage import FsspecStore, LocalStore
+
     if is_local(url):
         return LocalStore(local_path(url))
+    from spdist.storage.targets import s3
+
     try:
         if url.partition("://")[0] in s3.SCHEMES and s3.is_installed():
             return s3.open_s3(url)
@@ -133,6 +145,52 @@ def open_store(url: str) -> Store:
             return FsspecStore.from_url(url, storage_options=storage_options(url))
     except Exception as error:  # each file system of fsspec checks its arguments in its own way
         raise InputError(f"{one_line(url)}: no file system for this URL: {one_line(error)}") from error
+
+
+def wait(answer: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+    """Return what a Zarr store answers."""
+    from zarr.core.sync import sync
+
+    return sync(answer, timeout=timeout)
+
+
+def get(url: str, key: str, timeout: float | None = None) -> bytes | None:
+    """Return an object of the Zarr store at a URL; None if there is none."""
+    from zarr.core.buffer import default_buffer_prototype
+
+    found = wait(open_store(url).get(key, default_buffer_prototype()), timeout)
+    return None if found is None else found.to_bytes()
+
+
+def put(url: str, key: str, content: bytes) -> None:
+    """Write an object of the Zarr store at a path or URL; a killed process leaves it whole, or as it was."""
+    if is_local(url):
+        path = local_path(url) / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{uuid4().hex}{PARTIAL}")
+        try:
+            partial.write_bytes(content)
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        return
+    from zarr.core.buffer import default_buffer_prototype
+
+    wait(open_store(url).set(key, default_buffer_prototype().buffer.from_bytes(content)))
+
+
+def has(url: str, key: str) -> bool:
+    """Whether there is an object in the Zarr store at a path or URL."""
+    return (local_path(url) / key).is_file() if is_local(url) else wait(open_store(url).exists(key))
+
+
+def delete(url: str, key: str) -> None:
+    """Delete an object of the Zarr store at a path or URL, if it is there."""
+    if is_local(url):
+        (local_path(url) / key).unlink(missing_ok=True)
+    else:
+        wait(open_store(url).delete(key))
 
 
 @functools.cache
@@ -202,7 +260,7 @@ def exists(url: str) -> bool:
     if is_local(url):
         return local_path(url).exists()
     with clear_of_remote_errors(url):
-        return not sync(open_store(url).is_empty(""), timeout=_patience(url))
+        return not wait(open_store(url).is_empty(""), _patience(url))
 
 
 def read_object(url: str, key: str) -> bytes | None:
@@ -219,8 +277,7 @@ def read_object(url: str, key: str) -> bytes | None:
         If the storage refuses or does not answer.
     """
     with clear_of_remote_errors(url):
-        found = sync(open_store(url).get(key, default_buffer_prototype()), timeout=_patience(url))
-    return None if found is None else found.to_bytes()
+        return get(url, key, _patience(url))
 
 
 def _patience(url: str) -> float | None:
@@ -232,7 +289,7 @@ def remove(url: str) -> None:
     if is_local(url):
         shutil.rmtree(local_path(url))
     else:
-        sync(open_store(url).delete_dir(""))
+        wait(open_store(url).delete_dir(""))
 
 
 def discard(url: str) -> None:
@@ -286,7 +343,7 @@ def stored_bytes(url: str) -> int:
     """Return the bytes that the files at `url` take."""
     if is_local(url):
         return sum(path.stat().st_size for path in local_path(url).rglob("*") if path.is_file())
-    return sync(open_store(url).getsize_prefix(""))
+    return wait(open_store(url).getsize_prefix(""))
 
 
 def modified(path: str) -> float | None:

@@ -34,7 +34,7 @@ from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, blocksize, check_dtype, index_dtype, number_dtype
 from spdist.matrices.hooks import load
 from spdist.storage import groups, locations
-from spdist.storage.chunked_array import ChunkedArray, from_zarr
+from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.groups import ARRAYS
 from spdist.storage.lock import readable_place
 from spdist.units import format_bytes
@@ -520,7 +520,7 @@ def open_matrix(url: str | Path) -> StoredMatrix:
     for name in ARRAYS:
         table = groups.table_digest(attributes, name)
         with groups.clear_zarr_errors(url, name):
-            arrays[name] = from_zarr(url, name, members[name], size if name == "data" else (), table)
+            arrays[name] = groups.array_of(url, name, members[name], size if name == "data" else (), table)
     if size:
         shape = shape[0] // size[0], shape[1] // size[1]
     return _checked(StoredMatrix(url, shape, arrays["indptr"], arrays["indices"], arrays["data"], facts))

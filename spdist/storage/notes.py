@@ -12,11 +12,8 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
-
-from zarr.abc.store import Store
-from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
 
 from spdist.errors import CorruptError, ResumeError
 from spdist.storage import locations
@@ -24,16 +21,16 @@ from spdist.storage.checksums import NOTE as TABLE
 from spdist.storage.checksums import digest_of, read_small
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.groups import ARRAYS
-from spdist.storage.locations import unreadable
+from spdist.storage.locations import PARTIAL, unreadable, wait
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store
 
 NOTE_FORMAT = 1
 """Format of notes, written and read by this version of spdist."""
 
 UNFINISHED_NOTES = ("plan", "journal")
 """Notes that only an unfinished group has."""
-
-PARTIAL = ".partial"
-"""Suffix of the names of files that are being written, by Zarr or spdist."""
 
 
 def write_note(url: str, name: str, content: bytes) -> None:
@@ -144,7 +141,7 @@ def remove_note(url: str, name: str) -> None:
     url, name : str
         As for `write_note`.
     """
-    sync(locations.open_store(url).delete(f"spdist-{name}"))
+    locations.delete(url, f"spdist-{name}")
 
 
 def write_durably(url: str, key: str, content: bytes) -> None:
@@ -157,7 +154,7 @@ def write_durably(url: str, key: str, content: bytes) -> None:
     content : bytes
     """
     if not locations.is_local(url):
-        sync(locations.open_store(url).set(key, default_buffer_prototype().buffer.from_bytes(content)))
+        locations.put(url, key, content)
         return
     path = locations.local_path(url) / key
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,8 +185,7 @@ def _sync(path: Path) -> None:
 
 def has_notes(url: str) -> bool:
     """Whether `url` is an unfinished group, or holds notes of one."""
-    store = locations.open_store(url)
-    return any(sync(store.exists(f"spdist-{note}")) for note in UNFINISHED_NOTES)
+    return any(locations.has(url, f"spdist-{note}") for note in UNFINISHED_NOTES)
 
 
 def remove_remains(url: str) -> list[str]:
@@ -207,7 +203,7 @@ def remove_remains(url: str) -> list[str]:
     """
     removed = []
     for note in UNFINISHED_NOTES:
-        if sync(locations.open_store(url).exists(f"spdist-{note}")):
+        if locations.has(url, f"spdist-{note}"):
             remove_note(url, note)
             removed.append(f"spdist-{note}")
     if locations.is_local(url):
@@ -264,10 +260,10 @@ def remove_chunks(array: ChunkedArray, kept: int) -> None:
     folder = f"{array.name}/c"
     if not locations.is_local(array.url):
         store = locations.open_store(array.url)
-        for name in sync(_names(store, folder)):
+        for name in wait(_names(store, folder)):
             if not name.isdigit() or int(name) >= kept:
-                sync(store.delete_dir(f"{folder}/{name}"))
-                sync(store.delete(f"{folder}/{name}"))
+                wait(store.delete_dir(f"{folder}/{name}"))
+                wait(store.delete(f"{folder}/{name}"))
         return
     path = locations.local_path(array.url) / folder
     for entry in list(os.scandir(path)) if path.is_dir() else ():

@@ -15,6 +15,7 @@ import scipy.sparse as sp
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zarr.core.buffer import default_buffer_prototype
 
 from spdist import api
 from spdist.errors import CorruptError, InputError, MatrixError
@@ -185,7 +186,7 @@ def test_zarr_decodes_to_memory_that_is_given(stored, monkeypatch):
 
 
 def test_zarr_that_decodes_elsewhere_is_copied_from(stored, monkeypatch):
-    monkeypatch.setattr(chunked_array, "_into", lambda out: chunked_array.default_buffer_prototype())
+    monkeypatch.setattr(chunked_array, "_into", lambda out: default_buffer_prototype())
     assert_same(stored.rows(0, 200, np.empty), random_csr(200, 100, 1500))
 
 
@@ -349,7 +350,7 @@ def test_fingerprint_finds_missing_and_changed_chunks(stored, name, place):
 def test_missing_chunk_in_memory_store(name):
     url = "memory://storage-test/gone.zarr"
     stored = write(url, random_csr(200, 100, 1500))
-    locations.sync(locations.open_store(url).delete(getattr(stored, name).key(1)))
+    locations.delete(url, getattr(stored, name).key(1))
     with pytest.raises(CorruptError, match=rf"chunk 1 of array '{name}'"):
         stored.fingerprint()
     locations.remove(url)
@@ -376,12 +377,16 @@ def test_what_may_not_be_read_is_named_with_what_to_do(stored, monkeypatch):
         coroutine.close()
         raise RuntimeError("failed to read: Permission denied (os error 13)")
 
+    other = f"{stored.url}-of-others"
+    shutil.copytree(stored.url, other)
+    without_seal(other)
     attempts = [
         (os, "open", denied, stored.fingerprint),
         (chunked_array, "_run", denied_by_zarrs, lambda: stored.rows(0, 10)),
-        (zarr, "open_group", denied, lambda: open_matrix(stored.url)),
-        (zarr, "open_group", denied, lambda: groups.read_facts(stored.url)),
-        (zarr.Group, "get", denied, lambda: open_matrix(stored.url)),
+        (os, "open", denied, lambda: open_matrix(stored.url)),
+        (os, "open", denied, lambda: groups.read_facts(stored.url)),
+        (zarr, "open_group", denied, lambda: open_matrix(other)),
+        (zarr.Group, "get", denied, lambda: open_matrix(other)),
     ]
     for where, name, refuse, attempt in attempts:
         with monkeypatch.context() as patch:

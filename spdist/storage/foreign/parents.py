@@ -7,8 +7,6 @@ import logging
 import warnings
 from typing import Any
 
-import zarr
-
 from spdist.errors import InputError, MatrixError, one_line
 from spdist.storage import groups, locations
 from spdist.storage.checksums import read_small
@@ -69,6 +67,8 @@ def tell_parents(url: str) -> None:
 
 def _consolidate(parent: str) -> None:
     """Update a group's copy of its members' metadata; only warn if that fails, since the matrix itself is whole."""
+    import zarr
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Zarr's, that this is no part of the standard yet

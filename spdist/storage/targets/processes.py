@@ -9,8 +9,6 @@ import platform
 from pathlib import Path
 from uuid import uuid4
 
-import psutil
-
 
 def process_start(pid: int) -> str:
     """Return the start of a process, as text to compare; empty if the process has ended.
@@ -25,6 +23,8 @@ def process_start(pid: int) -> str:
         return "" if state in "ZX" else rest[18]
     except (OSError, ValueError, IndexError):
         pass
+    import psutil  # where there is no /proc
+
     try:
         process = psutil.Process(pid)
         return "" if process.status() == psutil.STATUS_ZOMBIE else f"{process.create_time():.0f}"
@@ -37,6 +37,8 @@ def boot() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
+        import psutil
+
         return f"{platform.node()}-{psutil.boot_time():.0f}"
 
 

@@ -1,0 +1,156 @@
+"""Zarr chunks of spdist's own matrices: numbers, or what Blosc makes of them, and a crc32c behind them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from spdist.matrices.dtypes import ValueArray
+
+CHECKSUM_BYTES = 4
+COMPRESSOR, LEVEL = "lz4", 5
+"""Blosc's, with byte shuffle: of what spdist writes."""
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+BYTES = {"name": "bytes"}
+"""How Zarr writes numbers of one byte."""
+CRC32C = {"name": "crc32c"}
+KEYS = {"name": "default", "configuration": {"separator": "/"}}
+
+
+class ChunkCodec(NamedTuple):
+    """How the Zarr chunks of an array are encoded.
+
+    Attributes
+    ----------
+    dtype : dtype
+        Of the numbers.
+    shape : tuple of int
+        Of a chunk.
+    packed : bool
+        Whether Blosc compresses it.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    packed: bool
+
+    def decode(self, raw: bytes) -> ValueArray:
+        """Return the numbers in the bytes of a Zarr chunk.
+
+        Parameters
+        ----------
+        raw : bytes
+
+        Returns
+        -------
+        array of `dtype` and `shape`
+            In memory of its own.
+
+        Raises
+        ------
+        ValueError
+            If the bytes are truncated or altered; says how.
+        """
+        stored = np.frombuffer(raw, np.uint8)
+        body, checksum = stored[:-CHECKSUM_BYTES], int.from_bytes(raw[-CHECKSUM_BYTES:], "little")
+        if len(raw) < CHECKSUM_BYTES or google_crc32c.value(body) != checksum:
+            raise ValueError("its checksum is not that of its bytes")
+        found = np.empty(math.prod(self.shape), self.dtype)
+        if self.packed:
+            from numcodecs.blosc import decompress
+
+            if (size := int.from_bytes(raw[4:8], "little")) != found.nbytes:  # in Blosc's header
+                raise ValueError(f"it decodes to {size:,} bytes, not {found.nbytes:,}")
+            decompress(body, found)
+        elif len(body) == found.nbytes:
+            found.view(np.uint8)[:] = body
+        else:
+            raise ValueError(f"it has {len(body):,} bytes, not {found.nbytes:,}")
+        return found.reshape(self.shape)
+
+    def encode(self, values: ValueArray) -> bytes:
+        """Return the bytes of a Zarr chunk, the same that Zarr's codecs make.
+
+        Parameters
+        ----------
+        values : array of `dtype` and `shape`
+        """
+        numbers = np.ascontiguousarray(values, self.dtype.newbyteorder("<"))
+        if self.packed:
+            from numcodecs.blosc import SHUFFLE, compress
+
+            body = bytes(compress(numbers, COMPRESSOR.encode(), LEVEL, SHUFFLE, 0, self.dtype.itemsize))
+        else:
+            body = numbers.tobytes()
+        return body + int(google_crc32c.value(body)).to_bytes(CHECKSUM_BYTES, "little")
+
+
+def array_document(dtype: np.dtype[Any], shape: tuple[int, ...], chunk: int, *, packed: bool) -> dict[str, Any]:
+    """Return Zarr's metadata of an array.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of the numbers.
+    shape : tuple of int
+    chunk : int
+        Elements of a Zarr chunk; a block is one element.
+    packed : bool
+        Whether Blosc compresses Zarr chunks.
+    """
+    zero: Any = [0.0, 0.0] if dtype.kind == "c" else dtype.type(0).item()
+    options = {"typesize": dtype.itemsize, "cname": COMPRESSOR, "clevel": LEVEL, "shuffle": "shuffle", "blocksize": 0}
+    blosc = [{"name": "blosc", "configuration": options}] if packed else []
+    return {
+        "shape": list(shape),
+        "data_type": str(dtype.newbyteorder("=")),
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [chunk, *shape[1:]]}},
+        "chunk_key_encoding": KEYS,
+        "fill_value": zero,
+        "codecs": [BYTES if dtype.itemsize == 1 else LITTLE, *blosc, CRC32C],
+        "attributes": {},
+        "zarr_format": 3,
+        "node_type": "array",
+        "storage_transformers": [],
+    }
+
+
+def group_document(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return Zarr's metadata of a group with these attributes."""
+    return {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
+
+
+@functools.lru_cache(maxsize=64)
+def codec_of(metadata: str) -> ChunkCodec | None:
+    """Return how the Zarr chunks of an array are encoded; None if they are to be left to Zarr.
+
+    Parameters
+    ----------
+    metadata : str
+        Zarr's document of the array, as JSON.
+
+    Examples
+    --------
+    >>> codec_of('{"zarr_format": 2}') is None
+    True
+    """
+    document = json.loads(metadata)
+    try:
+        names = document["node_type"], document["chunk_grid"]["name"], document["chunk_key_encoding"]
+        if names != ("array", "regular", KEYS):
+            return None
+        dtype = np.dtype(str(document["data_type"])).newbyteorder("<")
+        first, *packers, last = document["codecs"]
+        shape = tuple(map(int, document["chunk_grid"]["configuration"]["chunk_shape"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+    plain = first in ([BYTES, LITTLE] if dtype.itemsize == 1 else [LITTLE]) and dtype.kind in "biufc"
+    packed = [codec["name"] for codec in packers]
+    if not plain or last != CRC32C or packed not in ([], ["blosc"]) or document.get("storage_transformers"):
+        return None
+    return ChunkCodec(dtype.newbyteorder("="), shape, bool(packed))
