@@ -139,7 +139,7 @@ def measure(name: str, kind: str, parameters: dict[str, Any], folder: Path, runs
             begin = time.perf_counter()
             report = api.multiply(
                 a, a, folder / "C.zarr", memory_limit=limit, workers=WORKERS,
-                callbacks=api.Callbacks(started=scale.weigh_idle),
+                callbacks=spdist.Callbacks(started=scale.weigh_idle),
             )  # fmt: skip
             walls.append(time.perf_counter() - begin)
         memory.append(max(scale.peaks[pid] - scale.idle[pid] for pid in scale.idle if pid in scale.peaks))

@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from spdist import phases
-from spdist.jobs import describe, dispatch
-from spdist.jobs import save as saving
-from spdist.jobs.operands import MatrixLike
-from spdist.jobs.report import Callbacks, Report
 from spdist.notebook import shown
 from spdist.options import (
     CheckKeywords,
@@ -29,19 +25,17 @@ from spdist.options import (
     options_of,
     select,
 )
-from spdist.scheduler.planner.plan import Plan
-from spdist.storage.matrix import StoredMatrix
-from spdist.verification.result import Verification
-from spdist.verification.stored_matrix import MatrixCheck
 
 if TYPE_CHECKING:
+    from spdist.jobs.operands import MatrixLike
+    from spdist.jobs.report import Callbacks, Report
     from spdist.jobs.reports.density import DensityMap
+    from spdist.scheduler.planner.plan import Plan
+    from spdist.storage.matrix import StoredMatrix
+    from spdist.verification.result import Verification
+    from spdist.verification.stored_matrix import MatrixCheck
 
 __all__ = [
-    "Callbacks",
-    "MatrixCheck",
-    "MatrixLike",
-    "Report",
     "check",
     "info",
     "matmul",
@@ -87,6 +81,8 @@ def save(url: str | Path, matrix: Any, *, overwrite: bool = False, steal: bool =
     >>> a.shape, a.nnz
     ((3, 3), 3)
     """
+    from spdist.jobs import save as saving
+
     return saving.save(url, matrix, overwrite=overwrite, steal=steal)
 
 
@@ -175,6 +171,8 @@ def matmul(a: Any, b: Any, out: str | Path | None = None, **keywords: Unpack[Mat
     >>> matmul(stored, stored, "memory://C.zarr", transpose_b=True, overwrite=True).nnz
     4
     """
+    from spdist.jobs import dispatch
+
     product, execution, output = options_of(matmul, keywords, ProductOptions, ExecutionOptions, OutputOptions)
     return dispatch.matmul((a, b), out, product, execution, output)
 
@@ -342,6 +340,8 @@ def reduce(
     >>> int(reduce(a, a, "sum", semiring="plus_pair", mask=a)) // 6
     2
     """
+    from spdist.jobs import dispatch
+
     product, execution = options_of(reduce, keywords, ProductOptions, ExecutionOptions)
     with shown(callbacks) as calls:
         return dispatch.reduce((a, b), (what, bins), product, execution, calls)
@@ -372,7 +372,9 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
     >>> info(save("memory://A.zarr", sp.eye_array(3), overwrite=True))["rows"]
     {'min': 1, 'mean': 1.0, 'max': 1, 'empty': 0}
     """
-    return describe.info(matrix)
+    from spdist.jobs.describe import info as described
+
+    return described(matrix)
 
 
 def spy(matrix: MatrixLike) -> DensityMap:
@@ -436,7 +438,9 @@ def status(target: str | Path) -> dict[str, Any]:
     >>> status(save("memory://A.zarr", sp.eye_array(3), overwrite=True).url)["state"]
     'complete'
     """
-    return describe.status(target)
+    from spdist.jobs.status import status as status_of
+
+    return status_of(target)
 
 
 @lists(VerifyKeywords)

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from spdist.jobs.report import Callbacks
-
 if TYPE_CHECKING:
+    from spdist.jobs.report import Callbacks
     from spdist.scheduler.execution.telemetry import Progress
     from spdist.scheduler.planner.plan import Plan
 
@@ -40,6 +39,8 @@ def shown(callbacks: Callbacks | None) -> Iterator[Callbacks]:
     Callbacks
         The caller's, or those of a progress bar, or none outside of notebooks.
     """
+    from spdist.jobs.report import Callbacks
+
     if callbacks is not None or not in_notebook():
         yield callbacks or Callbacks()
         return

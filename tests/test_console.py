@@ -12,6 +12,7 @@ from rich.console import Console
 from spdist import api, cli
 from spdist.cli import console
 from spdist.cli.entry import show_warnings
+from spdist.cli.facts import show_facts
 from tests.conftest import random_matrix
 
 
@@ -33,7 +34,8 @@ def test_a_warning_is_one_line_on_stderr(capsys):
 
 def test_a_warning_goes_above_a_bar(monkeypatch):
     screen = io.StringIO()
-    monkeypatch.setattr(console, "_err", Console(file=screen, force_terminal=True, soft_wrap=True, width=80))
+    shown = Console(file=screen, force_terminal=True, soft_wrap=True, width=80)
+    monkeypatch.setattr(console, "_console", lambda stderr: shown)
     show_warnings()
     with console.transfer_bar("multiplying") as bar:
         bar(1, 2)
@@ -57,3 +59,18 @@ def test_warnings_leave_json_alone(tmp_path, capsys, monkeypatch, scheduler):
     shown = capsys.readouterr()
     assert json.loads(shown.out)["blocks"] == 1
     assert "spdist: warning: said" in shown.err.splitlines()
+
+
+def test_facts_go_on_below_their_values(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    rows = {"min": 1, "mean": 2.5, "max": 4, "empty": 0}
+    show_facts({"matrix": "/data/" + "x" * 40, "shape": [2000, 3], "nnz": 5000, "rows": rows, "block_size": [2, 3]})
+    assert capsys.readouterr().out.splitlines() == [
+        "matrix      /data/xxxxxxxxxxxxxxxxxxxxxx",
+        "            xxxxxxxxxxxxxxxxxx",
+        "shape       2,000 x 3",
+        "nnz         5,000",
+        "rows        1 to 4 dense blocks, mean",
+        "            2.50; 0 empty",
+        "block size  2 x 3",
+    ]

@@ -8,6 +8,7 @@ import os
 import pytest
 import scipy.sparse as sp
 
+import spdist
 from spdist import api
 from spdist.cli import main
 from spdist.errors import MatrixError
@@ -41,7 +42,7 @@ def stopped_run(tmp_path, scheduler, monkeypatch):
             if seen[-1].get("rows_done"):
                 raise StopError
 
-        callbacks = api.Callbacks(progress=progress)
+        callbacks = spdist.Callbacks(progress=progress)
         with pytest.raises(StopError):
             api.multiply(a, a, c, grid=(20, 1, 1), scheduler=scheduler, callbacks=callbacks, **options)
         return c, seen[-1]

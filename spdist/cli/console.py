@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
+from spdist.cli.facts import entries_in_words
 from spdist.display import Part, Table, print_parts
 from spdist.jobs.report import Callbacks
 from spdist.scheduler.planner.plan import Plan
@@ -20,28 +19,36 @@ from spdist.units import format_bytes
 from spdist.verification.stored_matrix import MatrixCheck
 
 if TYPE_CHECKING:
-    from spdist.scheduler.execution.telemetry import Progress as RunProgress
+    from rich.console import Console
+    from rich.progress import Progress
 
-_out = Console(highlight=False, soft_wrap=True)
-_err = Console(stderr=True, highlight=False, soft_wrap=True)
+    from spdist.scheduler.execution.telemetry import Progress as RunProgress
 
 LEAK_FILTER = "ignore:resource_tracker:UserWarning"
 """Filter of warnings that killed workers left semaphores; they are removed then."""
 
 
+@functools.cache
+def _console(*, stderr: bool = False) -> Console:
+    """Return what prints; rich is loaded when there is something to print."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+
+
 def line(text: str) -> None:
     """Print one line."""
-    _out.print(text, markup=False)
+    _console().print(text, markup=False)
 
 
 def warning(text: str) -> None:
     """Print one line to stderr, above a progress bar that is shown there."""
-    _err.print(f"spdist: warning: {' '.join(text.split())}", markup=False)
+    _console(stderr=True).print(f"spdist: warning: {' '.join(text.split())}", markup=False)
 
 
 def notice(text: str) -> None:
     """Print one line to stderr that is no warning, above a progress bar that is shown there."""
-    _err.print(f"spdist: {' '.join(text.split())}", markup=False)
+    _console(stderr=True).print(f"spdist: {' '.join(text.split())}", markup=False)
 
 
 def _silence_dask() -> None:
@@ -56,15 +63,18 @@ def _silence_dask() -> None:
 
 
 def _bar() -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    err = _console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=12),
         TextColumn("{task.percentage:>3.0f}%"),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(compact=True),
-        console=_err,
+        console=err,
         transient=True,
-        disable=not _err.is_terminal,
+        disable=not err.is_terminal,
     )
 
 
@@ -105,11 +115,11 @@ class RunDisplay:
 
     def __init__(self, *, quiet: bool) -> None:
         self.quiet = quiet
-        self.bar = _bar()
         self.task: Any = None
         self.entries = "entries"
         self.callbacks = Callbacks(connecting=_silence_dask)
         if not quiet:
+            self.bar = _bar()
             shown = self._resumed, self._planned, self._started, self._moved, self._verifying
             self.callbacks = Callbacks(*shown, connecting=_silence_dask)
 
@@ -127,7 +137,7 @@ class RunDisplay:
 
     def _planned(self, plan: Plan) -> None:
         grid = plan.grid
-        self.entries = _entries(plan.c.block)
+        self.entries = entries_in_words(plan.c.block)
         self.bar.console.print(
             f"{plan.a.size} times {plan.b.size}: "
             f"{plan.products} in {grid['row_blocks']:,} x {grid['inner_blocks']} x {grid['column_blocks']} "
@@ -152,25 +162,6 @@ class RunDisplay:
         self.bar.update(self.task, description="verifying", completed=done, total=max(total, 1), rate="")
 
 
-def matrix_table(facts: dict[str, Any]) -> None:
-    """Print the facts that `spdist.api.info` returns."""
-    rows = []
-    for name, value in facts.items():
-        if name == "rows" and isinstance(value, dict):
-            what = _entries(facts.get("block_size"))
-            text = f"{value['min']:,} to {value['max']:,} {what}, mean {value['mean']:.2f}; {value['empty']:,} empty"
-        elif name == "bytes":
-            text = f"{format_bytes(value['memory'])} in memory, {format_bytes(value['stored'])} stored"
-        elif name == "shape":
-            text = " x ".join(f"{size:,}" for size in value)
-        elif name == "block_size":
-            name, text = "block size", f"{value[0]} x {value[1]}"
-        else:
-            text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-        rows.append((name, text))
-    show(Table((), tuple(rows)))
-
-
 def histogram_table(edges: list[float], counts: list[int]) -> None:
     """Print how many values lie in each bin.
 
@@ -186,20 +177,15 @@ def histogram_table(edges: list[float], counts: list[int]) -> None:
     show(Table(("values", "entries"), rows, right=("values", "entries")))
 
 
-def _entries(block_size: Sequence[int] | None) -> str:
-    """Return the name of the items that a matrix with blocks of this size stores."""
-    return "entries" if block_size is None or tuple(block_size) == (1, 1) else "dense blocks"
-
-
 def show(*parts: Part) -> None:
     """Print lines and tables."""
-    print_parts(parts, _out)
+    print_parts(parts, _console())
 
 
 def check_lines(found: MatrixCheck) -> None:
     """Print what is wrong with a stored matrix, a line each, or that nothing is."""
     for problem in found.problems:
-        _out.print(problem, markup=False, soft_wrap=True)
+        _console().print(problem, markup=False, soft_wrap=True)
     read = f"{found.nchunks:,} Zarr chunks read in {found.seconds:.2f} s"
     if found.ok:
         seal = "" if found.sealed else "; it has no seal, so altered values and swapped Zarr chunks may go unseen"

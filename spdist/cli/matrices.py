@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from spdist.cli.facts import show_facts
 from spdist.cli.options import add_generate, add_overwrite, block_size
 from spdist.cli.verbs import Verbs, mode_of, print_json
 
@@ -114,9 +115,7 @@ def _info(args: argparse.Namespace) -> int:
             place.write_text(api.spy(args.matrix).to_svg())
         facts["picture"] = args.spy
     if not args.json:
-        from spdist.cli import console
-
-        console.matrix_table(facts)
+        show_facts(facts)
     return print_json(facts, args)
 
 
@@ -125,9 +124,7 @@ def _status(args: argparse.Namespace) -> int:
 
     facts = api.status(args.target)
     if not args.json:
-        from spdist.cli import console
-
-        console.matrix_table(facts)
+        show_facts(facts)
     return print_json(facts, args)
 
 

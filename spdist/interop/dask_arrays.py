@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy  # loads scipy.sparse when it is first used
 
 from spdist.cpus import count_cpus
 from spdist.errors import InputError, MatrixError
@@ -64,6 +63,7 @@ def to_dask(matrix: str | Path | StoredMatrix, rows: int | None = None) -> Array
     (((4, 4, 2), (10,)), 3)
     """
     import dask.array as da
+    import scipy.sparse
 
     check_count("rows", rows, "blocks of 64 MiB")
     m = matrix if isinstance(matrix, StoredMatrix) else open_matrix(matrix)
@@ -85,6 +85,8 @@ def to_dask(matrix: str | Path | StoredMatrix, rows: int | None = None) -> Array
 
 def _read_rows(matrix: StoredMatrix, step: int, block_id: tuple[int, int]) -> Any:
     """Return block `block_id` of a matrix."""
+    import scipy.sparse
+
     start = block_id[0] * step
     return scipy.sparse.csr_array(matrix.rows(start, start + step).to_scipy())
 
@@ -153,6 +155,8 @@ def _computed(x: Array) -> Iterator[list[Any]]:
 
 def _side_by_side(blocks: list[Any], widths: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     """Return one row of blocks as a CSR matrix of SciPy's."""
+    import scipy.sparse
+
     made = [_csr(block).astype(dtype, copy=False) for block in blocks]
     for block, width in zip(made, widths, strict=True):
         if block.shape[1] != width:
@@ -162,6 +166,8 @@ def _side_by_side(blocks: list[Any], widths: tuple[int, ...], dtype: np.dtype[An
 
 def _csr(block: Any) -> Any:
     """Return a block as a CSR matrix of SciPy's."""
+    import scipy.sparse
+
     if hasattr(block, "to_scipy_sparse"):  # of the package sparse
         block = block.to_scipy_sparse()
     elif hasattr(block, "get"):  # CuPy's

@@ -12,11 +12,11 @@ from typing import Any
 from spdist.engines import GPU_ENGINES
 from spdist.errors import CorruptError, ResumeError
 from spdist.jobs.check import verified
-from spdist.jobs.describe import durable_part
 from spdist.jobs.planning import PlanSource, check_values, request_of
 from spdist.jobs.report import Callbacks, Report, recorder, run_callbacks
 from spdist.jobs.request import Request
 from spdist.jobs.starting.alone import alone, plan_if_short
+from spdist.jobs.status import durable_part
 from spdist.jobs.target import (
     Facts,
     check_parent,

@@ -12,8 +12,6 @@ from spdist.jobs.report import Callbacks, Report
 from spdist.options import CheckKeywords, ProductOptions
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import StoredProductSpec
-from spdist.verification.freivalds import verify as verify_plain
-from spdist.verification.recompute_sample import verify_by_recomputing
 from spdist.verification.result import Verification
 
 Matrices = tuple[StoredMatrix, StoredMatrix, StoredMatrix]
@@ -57,6 +55,9 @@ def verify(
 
 
 def _verify(matrices: Matrices, spec: StoredProductSpec, **options: Any) -> Verification:
+    from spdist.verification.freivalds import verify as verify_plain  # loads scipy.sparse
+    from spdist.verification.recompute_sample import verify_by_recomputing
+
     if spec.plain:
         return verify_plain(*matrices, **options)
     return verify_by_recomputing(*matrices, spec, **options)

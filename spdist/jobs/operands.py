@@ -8,14 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import scipy  # loads scipy.sparse when it is first used
-
 from spdist import phases
 from spdist.errors import InputError
 from spdist.interop.dask_arrays import is_dask_array
 from spdist.matrices.bsr import BSR, is_scipy_bsr
 from spdist.matrices.bsr import from_scipy as bsr_from_scipy
-from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.csr import CSR, from_scipy, is_scipy
 from spdist.options import ProductOptions
 from spdist.storage.foreign.checked import checked
 from spdist.storage.matrix import StoredMatrix, Transposed, open_matrix
@@ -134,12 +132,12 @@ def are_in_memory(a: object, b: object, mask: object) -> bool:
     """
     a, b, mask = (place_of(m.matrix if isinstance(m, Transposed) else m) for m in (a, b, mask))
     for m in (a, b, mask):
-        if not (m is None or isinstance(m, BSR | StoredMatrix | str | Path) or scipy.sparse.issparse(m)):
+        if not (m is None or isinstance(m, BSR | StoredMatrix | str | Path) or is_scipy(m)):
             raise InputError(
                 f"a {type(m).__name__} where a matrix is expected: SciPy's, or the path of a stored one; CuPy's are "
                 f"for spdist.spgemm"
             )
-    in_memory = [scipy.sparse.issparse(m) or isinstance(m, BSR) for m in (a, b, mask) if m is not None]
+    in_memory = [is_scipy(m) or isinstance(m, BSR) for m in (a, b, mask) if m is not None]
     if any(in_memory) and not all(in_memory):
         what = "the operands" if mask is None else "the operands and the mask"
         raise InputError(f"some of {what} are in memory and others stored: store all with spdist.save, or open all")
@@ -202,7 +200,7 @@ def stored_spec(product: ProductOptions) -> StoredProductSpec:
     InputError
         If the mask is in memory, or an option is wrong in itself.
     """
-    if scipy.sparse.issparse(product.mask):
+    if is_scipy(product.mask):
         raise InputError("the mask of a stored product is stored too: spdist.save('M.zarr', mask)")
     per_row = product.row_spec()
     if per_row.epilogue is not None and per_row.epilogue.idle:

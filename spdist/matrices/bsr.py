@@ -7,14 +7,13 @@ A `BSR` is canonical if the block columns of each block row rise strictly. Block
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
-import scipy  # loads scipy.sparse when it is first used
 
 from spdist.errors import MatrixError
 from spdist.matrices.checks import check_structure, is_canonical
-from spdist.matrices.csr import CSR
+from spdist.matrices.csr import CSR, is_scipy
 from spdist.matrices.dtypes import (
     IndexArray,
     Int64Array,
@@ -25,6 +24,9 @@ from spdist.matrices.dtypes import (
     index_dtype,
     module_of,
 )
+
+if TYPE_CHECKING:
+    import scipy.sparse
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ def from_scipy(matrix: scipy.sparse.bsr_array | scipy.sparse.bsr_matrix) -> BSR:
 
 def is_scipy_bsr(matrix: Any) -> TypeGuard[scipy.sparse.bsr_array | scipy.sparse.bsr_matrix]:
     """Whether a matrix is SciPy's `bsr_array` or `bsr_matrix`."""
-    return bool(scipy.sparse.issparse(matrix)) and matrix.format == "bsr"
+    return is_scipy(matrix) and matrix.format == "bsr"
 
 
 def _arrays(m: scipy.sparse.bsr_array | scipy.sparse.bsr_matrix) -> BSR:

@@ -6,12 +6,12 @@ Entries that are zero are kept: the pattern of a product is structural and the s
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy  # loads scipy.sparse when it is first used
 
 from spdist.errors import MatrixError
 from spdist.matrices.checks import check_structure
@@ -83,6 +83,8 @@ class CSR:
 
         If values are blocks, return a `bsr_array`.
         """
+        import scipy.sparse
+
         size = blocksize(self.dtype)
         if size is None:
             out: Any = scipy.sparse.csr_matrix(self.shape, dtype=self.dtype)
@@ -119,6 +121,19 @@ def empty(shape: tuple[int, int], dtype: npt.DTypeLike) -> CSR:
     return CSR(np.zeros(shape[0] + 1, np.int64), indices, np.empty(0, dtype), shape)
 
 
+def is_scipy(matrix: Any) -> bool:
+    """Whether something is a sparse matrix or array of SciPy, which is not loaded for it: then nothing is one.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp
+    >>> is_scipy(sp.eye_array(2)), is_scipy("A.zarr")
+    (True, False)
+    """
+    module = sys.modules.get("scipy.sparse")
+    return module is not None and bool(module.issparse(matrix))
+
+
 def from_scipy(matrix: Any, threads: int | None = None) -> CSR:
     """Convert any SciPy sparse matrix or array to a canonical `CSR`; canonical input is not copied.
 
@@ -140,8 +155,8 @@ def from_scipy(matrix: Any, threads: int | None = None) -> CSR:
     >>> from_scipy(sp.coo_array(([1, 2], ([0, 0], [1, 1])), shape=(1, 2))).data
     array([3])
     """
-    kind, sparse = type(matrix).__name__, bool(scipy.sparse.issparse(matrix))
-    if not sparse or matrix.ndim != 2:
+    kind = type(matrix).__name__
+    if not is_scipy(matrix) or matrix.ndim != 2:
         raise MatrixError(f"expected a two-dimensional scipy.sparse matrix or array, got {kind}")
     check_dtype(matrix.dtype)
     m = matrix.tocsr()

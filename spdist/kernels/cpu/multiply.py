@@ -5,7 +5,7 @@ sorted, and the products of an entry are added to a zero in the order of k. Semi
 (`product_spec.ProductSpec`) need Numba. Kernels cut rows as they make them, so that no more of C is in memory than is
 kept.
 
-Importing this module does not import Numba; the first product that uses it does.
+Importing this module imports neither Numba nor scipy.sparse; the first product that uses one does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import numpy as np
 
 from spdist.errors import InputError
-from spdist.kernels.cpu import scipy_engine
 from spdist.kernels.cpu.prepare import EngineOrAuto, PreparedProduct, RowBuffers, RowsOfProduct, prepare
 from spdist.kernels.cpu.product_counts import estimate_products
 from spdist.kernels.product_spec import PLAIN, ProductSpec
@@ -172,6 +171,8 @@ def _fill_buffers(product: PreparedProduct, capacity: int | None, start: int, st
 def _rows_of(product: PreparedProduct, start: int, stop: int, threads: int) -> RowsOfProduct:
     """Return rows of a product, ready to be made; "numba" is imported by this."""
     if product.engine == "scipy":
+        from spdist.kernels.cpu import scipy_engine
+
         return scipy_engine.ScipyRows(product, start, stop, threads)
     from spdist.kernels.cpu import numba_engine
 

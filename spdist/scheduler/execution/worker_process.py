@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import psutil
 
 from spdist.errors import InputError
 
@@ -36,6 +35,8 @@ _STATUS = Path("/proc/self/status")
 
 def resident_memory() -> int:
     """Return the resident bytes of this process."""
+    import psutil
+
     return int(psutil.Process().memory_info().rss)
 
 

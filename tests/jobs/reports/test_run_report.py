@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+import spdist
 from spdist import api
 from spdist.cli import main
 from spdist.errors import InputError, SpdistError
@@ -38,7 +39,7 @@ def test_a_report_says_what_was_planned_and_what_happened(a, tmp_path, scheduler
     file = tmp_path / "run.html"
     seen = []
     api.save(tmp_path / "C.zarr", random_matrix(5, 5, 2, 1))
-    callbacks = api.Callbacks(timed=seen.extend)
+    callbacks = spdist.Callbacks(timed=seen.extend)
     report = api.multiply(
         a,
         a,

@@ -334,7 +334,7 @@ def test_all_workers_killed_at_once(stored, tmp_path, foreign):
         if foreign:
             cluster = stack.enter_context(LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0"))
             options = {"scheduler": cluster.scheduler_address}
-        callbacks = api.Callbacks(progress=kill)
+        callbacks = spdist.Callbacks(progress=kill)
         api.multiply(a, a, tmp_path / "C.zarr", grid=(40, 1, 1), callbacks=callbacks, **options)
     assert len(victims) == 1 + foreign
     assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)

@@ -363,7 +363,7 @@ def test_a_killed_worker_costs_its_blocks(stored, tmp_path):
             victims.append(workers_alive()[0].pid)
             os.kill(victims[0], signal.SIGKILL)
 
-    callbacks = api.Callbacks(progress=kill)
+    callbacks = spdist.Callbacks(progress=kill)
     grid = (40, 1, 1)
     api.multiply(
         a, a, tmp_path / "C.zarr", engine="cuda", memory_limit="256MiB", workers=1, grid=grid, callbacks=callbacks
@@ -390,7 +390,7 @@ def test_an_interrupted_run_resumes(stored, tmp_path):
 
     options = {"engine": "cuda", "memory_limit": "256MiB", "grid": (20, 1, 1)}
     with pytest.raises(StopError):
-        api.multiply(a, a, tmp_path / "C.zarr", callbacks=api.Callbacks(progress=stop), **options)
+        api.multiply(a, a, tmp_path / "C.zarr", callbacks=spdist.Callbacks(progress=stop), **options)
     report = api.multiply(a, a, tmp_path / "C.zarr", resume=True, check=True, **options)
     assert report.state == "resumed"
     assert report.verification["ok"]

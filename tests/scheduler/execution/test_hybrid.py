@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+import spdist
 from spdist import api
 from spdist.errors import InputError
 from spdist.scheduler.execution import cluster, worker_process
@@ -117,7 +118,7 @@ def test_no_reduction_waits_for_a_late_core(stored, one_gpu, monkeypatch):
         lambda assigner, worker, work: (sent.append(work.task.number), assign(assigner, worker, work)),
     )
     begin, seconds = time.monotonic(), []
-    callbacks = api.Callbacks(progress=lambda told: seconds.append(time.monotonic() - begin))
+    callbacks = spdist.Callbacks(progress=lambda told: seconds.append(time.monotonic() - begin))
     assert (
         api.reduce(a, a, "nnz", engine="hybrid", memory_limit="4MiB", callbacks=callbacks)
         == np.diff((m @ m).indptr).sum()

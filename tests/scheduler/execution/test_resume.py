@@ -305,7 +305,7 @@ def test_progress_counts_each_block_once(stored, tmp_path, scheduler, monkeypatc
     plan = api.plan(a, a, grid=(20, 1, 1))
     blocks = tuple(replace(block, capacity=block.capacity // shrink + 1) for block in plan.blocks)
     monkeypatch.setattr(planner, "make_plan", lambda *_, **__: replace(plan, blocks=blocks))
-    callbacks = api.Callbacks(progress=seen.append)
+    callbacks = spdist.Callbacks(progress=seen.append)
     report = api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, callbacks=callbacks)
     assert len(seen) > 5
     assert all(each.blocks <= each.blocks_total for each in seen)

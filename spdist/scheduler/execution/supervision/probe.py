@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
 import pickle
@@ -52,6 +51,8 @@ def _digest_of(folder: Path) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of `PACKAGES`; a package that is missing is left out."""
+    import importlib.metadata  # loads much that a product in this process does not need
+
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -438,7 +438,7 @@ def test_workers_share_b_and_leave_nothing(large, job_files, tmp_path, monkeypat
         return make(*arguments, **options)
 
     monkeypatch.setattr(planner, "make_plan", slow)
-    callbacks = api.Callbacks(progress=lambda _: maps.extend(mapped_files()))
+    callbacks = spdist.Callbacks(progress=lambda _: maps.extend(mapped_files()))
     options = {"grid": (12, 1, 1), "callbacks": callbacks}
     if given:
         with workers(2) as scheduler, Client(scheduler, security=security_for(scheduler, None)) as client:
@@ -464,7 +464,7 @@ def test_a_worker_that_is_killed_finds_b_again(large, job_files, tmp_path):
             victims.append(workers_alive()[0].pid)
             os.kill(victims[0], signal.SIGKILL)
 
-    calls = api.Callbacks(progress=kill_one)
+    calls = spdist.Callbacks(progress=kill_one)
     report = api.multiply(a, a, tmp_path / "C.zarr", workers=2, grid=(12, 1, 1), callbacks=calls)
     assert victims
     assert report.phases["close"] < 15  # nobody waits for the one that died
@@ -499,7 +499,7 @@ def test_a_wrong_guess_is_dropped(large, job_files, tmp_path, monkeypatch):
     monkeypatch.setattr(planner, "will_be_resident", lambda *_, **__: True)
     a, _ = large
     maps: list[str] = []
-    callbacks = api.Callbacks(progress=lambda _: maps.extend(mapped_files()))
+    callbacks = spdist.Callbacks(progress=lambda _: maps.extend(mapped_files()))
     api.multiply(a, a, tmp_path / "C.zarr", workers=2, grid=(3, 2, 2), callbacks=callbacks)
     assert not maps
     assert not job_files()

@@ -14,6 +14,7 @@ import pytest
 from distributed import Client, LocalCluster, WorkerPlugin
 from distributed.comm.core import CommClosedError
 
+import spdist
 from spdist import api
 from spdist.errors import SpdistError
 from spdist.scheduler.execution.cluster import connect
@@ -79,7 +80,7 @@ def test_a_worker_that_is_killed_while_a_product_starts(stored, tmp_path, caplog
     thread = threading.Thread(target=kill, daemon=True)
     if when == "starting":
         thread.start()
-    callbacks = api.Callbacks(**({} if when == "starting" else {when: lambda _: thread.start()}))
+    callbacks = spdist.Callbacks(**({} if when == "starting" else {when: lambda _: thread.start()}))
     api.multiply(a, a, tmp_path / "C.zarr", grid=(10, 1, 1), workers=1, callbacks=callbacks)
     thread.join(10)
     assert victims

@@ -9,6 +9,7 @@ import time
 import pytest
 from distributed import Client, LocalCluster
 
+import spdist
 from spdist import api
 from spdist.errors import InputError
 from spdist.scheduler.execution.cluster import connect
@@ -83,7 +84,7 @@ def test_a_worker_that_joins_and_does_not_fit_is_not_used(stored, tmp_path, capl
                 wait_for(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 3)
             time.sleep(0.05)
 
-        callbacks = api.Callbacks(progress=join)
+        callbacks = spdist.Callbacks(progress=join)
         report = api.multiply(
             a, a, tmp_path / "C.zarr", grid=(60, 1, 1), scheduler=cluster.scheduler_address, callbacks=callbacks
         )

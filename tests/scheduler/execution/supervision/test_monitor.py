@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from distributed import LocalCluster
 
+import spdist
 from spdist import api
 from spdist.scheduler.execution import stages
 from spdist.scheduler.execution.supervision import monitor as monitors
@@ -97,7 +98,7 @@ def test_a_run_without_workers_says_so_and_goes_on_when_they_come(stored, tmp_pa
         thread = threading.Thread(target=start)
         thread.start()
         started: list[int] = []
-        callbacks = api.Callbacks(started=lambda link: started.append(len(cluster.scheduler.workers)))
+        callbacks = spdist.Callbacks(started=lambda link: started.append(len(cluster.scheduler.workers)))
         api.multiply(a, a, tmp_path / "C.zarr", scheduler=cluster.scheduler_address, callbacks=callbacks)
         thread.join()
     assert started == [1]
