@@ -58,6 +58,10 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _multiply(args: argparse.Namespace) -> int:
+    if args.scheduler is None and args.workers is None:
+        from spdist.jobs.starting.libraries import load_early
+
+        load_early(args.engine, args.memory_limit)
     from spdist import api
     from spdist.cli import console
 

@@ -1,0 +1,54 @@
+"""Libraries that multiply, loaded in threads while the product is checked and planned.
+
+To load a library is to wait for files for a part of the time, on some hosts for most of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+from collections.abc import Callable
+
+KERNELS = {"numba": "spdist.kernels.cpu.numba_engine", "cuda": "spdist.kernels.streaming.pipeline"}
+"""What an engine loads when its first block is multiplied: Numba, and the modules that use it."""
+
+
+def load_early(engine: str, memory_limit: str | None) -> None:
+    """Begin to load what an engine needs; whoever uses it waits until it is there.
+
+    Parameters
+    ----------
+    engine : str
+        Of a product that this process makes. Nothing is loaded for "auto", which may need none of it.
+    memory_limit : str, optional
+        As the user gave it. Without one, planning asks the GPU for its free memory.
+    """
+    if engine not in KERNELS:
+        return
+    import numpy  # noqa: F401 (whole, before threads load what imports parts of it)
+
+    _in_thread(lambda: importlib.import_module(KERNELS[engine]))
+    if engine == "cuda":
+        _in_thread(_load_cupy if memory_limit is not None else _make_context)
+
+
+def _in_thread(load: Callable[[], object]) -> None:
+    """Call a function in a daemon thread; the product meets its error again, and says it."""
+
+    def work() -> None:
+        with contextlib.suppress(Exception):
+            load()
+
+    threading.Thread(target=work, name="spdist-load", daemon=True).start()
+
+
+def _load_cupy() -> None:
+    import cupy  # noqa: F401
+
+
+def _make_context() -> None:
+    """Make the context of the GPU, as asking for its free memory does."""
+    import cupy
+
+    cupy.cuda.runtime.memGetInfo()

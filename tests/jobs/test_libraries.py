@@ -1,0 +1,45 @@
+"""Libraries are loaded in threads while a product is planned; what is wrong with them is said by whoever uses them."""
+
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from spdist.jobs.starting import libraries
+
+
+def wait_for_threads():
+    for thread in threading.enumerate():
+        if thread.name == "spdist-load":
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("engine", "memory_limit", "asked"),
+    [("cuda", None, ["pipeline", "context"]), ("cuda", "1GiB", ["pipeline"]), ("numba", None, ["numba_engine"]),
+     ("auto", None, []), ("hybrid", None, [])],
+)  # fmt: skip
+def test_what_is_loaded(monkeypatch, engine, memory_limit, asked):
+    found: list[str] = []
+    runtime = SimpleNamespace(memGetInfo=lambda: found.append("context"))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    load = lambda name: found.append(name.rpartition(".")[2])  # noqa: E731
+    monkeypatch.setattr(libraries, "importlib", SimpleNamespace(import_module=load))
+    libraries.load_early(engine, memory_limit)
+    wait_for_threads()
+    assert sorted(found) == sorted(asked)
+
+
+def test_an_error_is_left_to_the_product(monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "cupy", None)  # importing it raises
+    monkeypatch.setattr(libraries, "KERNELS", {"cuda": "spdist.no_such_module"})
+    libraries.load_early("cuda", None)
+    wait_for_threads()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_modules_are_there():
+    for name in libraries.KERNELS.values():
+        assert libraries.importlib.import_module(name)
