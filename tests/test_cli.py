@@ -87,7 +87,7 @@ def test_tables_for_people(tmp_path):
     text = spdist("plan", tmp_path / "A.zarr", tmp_path / "A.zarr").stdout
     for word in ("preprocess", "multiply", "commit", "the run", "projected", "row x"):
         assert word in text
-    done = spdist("multiply", tmp_path / "A.zarr", tmp_path / "A.zarr", tmp_path / "C.zarr", "--grid", "4,1,1")
+    done = spdist("multiply", tmp_path / "A.zarr", tmp_path / "A.zarr", tmp_path / "C.zarr", "--workers", "1")
     assert "dashboard: http" in done.stderr
     assert "entries in" in done.stdout
 
@@ -268,7 +268,19 @@ def test_shells_complete_commands_and_options(capsys):
 
 def test_an_interrupt_is_answered_at_once_on_a_terminal(tmp_path):
     api.save(tmp_path / "A.zarr", random_matrix(3000, 3000, 40, 1))
-    words = [*SPDIST, "multiply", "A.zarr", "A.zarr", "C.zarr", "--engine", "scipy", "--grid", "200,1,1"]
+    words = [
+        *SPDIST,
+        "multiply",
+        "A.zarr",
+        "A.zarr",
+        "C.zarr",
+        "--engine",
+        "scipy",
+        "--grid",
+        "200,1,1",
+        "--workers",
+        "1",
+    ]
     master, terminal = pty.openpty()
     with subprocess.Popen(words, cwd=tmp_path, stderr=terminal, stdout=terminal, start_new_session=True) as process:
         os.close(terminal)

@@ -104,6 +104,18 @@ def test_one_process_at_a_time_writes_to_the_cache_of_a_kernel(tmp_path, monkeyp
     assert len(list(folder.glob("*.nbc"))) == 2
 
 
+def test_a_change_of_any_source_makes_the_cache_of_a_kernel_invalid(tmp_path, monkeypatch):
+    """A part of the kernel may lie in another file than the kernel."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "numba"))
+    hits = []
+    for sources in ((1, 10, 100), (1, 10, 100), (1, 10, 101)):
+        monkeypatch.setattr(numba_compile, "_sources", lambda sources=sources: sources)
+        kernel = numba_compile.compiled(twice)
+        assert kernel(3) == 6
+        hits.append(sum(kernel.stats.cache_hits.values()))
+    assert hits == [0, 1, 0]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

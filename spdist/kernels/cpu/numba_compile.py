@@ -15,7 +15,7 @@ import cloudpickle
 import numpy as np
 from numba import njit, types
 from numba.core import event
-from numba.core.caching import FunctionCache, NullCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
 from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaError
 from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
@@ -82,8 +82,14 @@ class _LockedCache(FunctionCache):
     """A kernel's cache on disk to which one process writes at a time.
 
     Two processes that wrote at once would take one file name for the code of two types, and Numba would later run the
-    code of one with arrays of the other.
+    code of one with arrays of the other. What is cached is valid as long as no source of the kernels changes: Numba
+    itself looks at the kernel's own file, not at those of its parts.
     """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)  # type: ignore[no-untyped-call]
+        path, name = self._cache_path, self._impl.filename_base
+        self._cache_file = IndexDataCacheFile(path, name, _sources())
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Write the code for one signature."""
@@ -92,6 +98,13 @@ class _LockedCache(FunctionCache):
                 lock = stack.enter_context((Path(self.cache_path) / f"{self._py_func.__name__}.lock").open("w"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def _sources() -> tuple[int, int, int]:
+    """Return the number of the kernels' source files, their bytes, and when the newest was written, in ns."""
+    found = [path.stat() for path in Path(__file__).parent.parent.rglob("*.py")]
+    return len(found), sum(one.st_size for one in found), max(one.st_mtime_ns for one in found)
 
 
 class _QuickCache(_LockedCache):
@@ -117,7 +130,7 @@ def kept(function: Function, **options: Any) -> Function:
         Options of `numba.njit`.
     """
     try:
-        cache: Any = (_LockedCache if options.get("_nrt", True) else _QuickCache)(function)  # type: ignore[no-untyped-call]
+        cache: Any = (_LockedCache if options.get("_nrt", True) else _QuickCache)(function)
     except RuntimeError as error:
         if "cannot cache function" not in str(error):
             raise

@@ -162,7 +162,8 @@ class _Pipeline:
             with ThreadPoolExecutor(1, "spdist-read") as reader, ThreadPoolExecutor(1, "spdist-commit") as writer:
                 self._run(reader, writer)
             last = -(-self.nnz // self.writer.layout.chunk)
-            self.writer.join_before(last)
+            with _clear_errors():
+                self.writer.join_before(last)
             self._checkpoint(last, wait=True)
             return self._journal.close()
         except BaseException:
@@ -195,24 +196,31 @@ class _Pipeline:
             operands = ahead
             if after is not None:
                 self.report_progress()
-        self._checkpoint(self._writing.result())
+        self._checkpoint(self._wait_for_writer())
 
     def _make(self, task: BlockTask, operands: Future[BlockOperands] | None) -> BlockCounts:
         """Make a block, of operands that were read ahead if there are any."""
-        if operands is None:
-            return count(compute(self._context, task, self._context.job.pieces_of(task)), task)
-        counts: BlockCounts = STAGES["multiply"](self._context, task, operands.result())
-        return counts
+        with _clear_errors():
+            if operands is None:
+                return count(compute(self._context, task, self._context.job.pieces_of(task)), task)
+            counts: BlockCounts = STAGES["multiply"](self._context, task, operands.result())
+            return counts
 
     def _write(self, task: BlockTask, counts: BlockCounts, submit: Callable[..., Future[int]]) -> None:
         """Begin to write a block, once the block before it is written."""
-        self._checkpoint(self._writing.result())
+        self._checkpoint(self._wait_for_writer())
         if task.number == 0 and counts.compresses:
             self._journal.set_compressed()
             self.writer.layout = replace(self.writer.layout, compressed=True)
         self._made.append((task.start + len(counts.row_nnz), self.nnz, counts))
-        self._writing = submit(self.writer.write, task, counts, self.nnz)
+        with _clear_errors():
+            self._writing = submit(self.writer.write, task, counts, self.nnz)
         self.nnz += _entries(counts)
+
+    def _wait_for_writer(self) -> int:
+        """Wait until the last block is written; return how many Zarr chunks of C are whole."""
+        with _clear_errors():
+            return self._writing.result()
 
     def _checkpoint(self, written: int, *, wait: bool = False) -> None:
         """Add to the journal the rows that are durable when so many Zarr chunks are written."""
@@ -264,6 +272,7 @@ def reduce_alone(name: str, draft: JobSpec, plan: Plan, what: reduction_spec.Red
         _context(draft.with_plan(plan, "")) as (context, _),
         announced(None, name, run_start(plan, draft, title, 0), callbacks.heard),
         phases.during("run"),
+        _clear_errors(),
     ):
         parts = [STAGES["reduce"](context, work.task, what) for work in _works(plan, 0)]
         empty = reduce_rows(what, reduction_spec.diagonal_pattern(0, 0, 0), 0)
@@ -285,9 +294,16 @@ def _context(job: JobSpec) -> Iterator[tuple[WorkerContext, int]]:
     idle, context = worker_process.resident_memory(), WorkerContext(job)
     try:
         yield context, idle
+    finally:
+        context.release()
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    """Raise errors of stages as workers do; those of the caller's own functions stay as they are."""
+    try:
+        yield
     except SpdistError:
         raise
     except Exception as error:
         raise stage_failure("in this process", error) from error
-    finally:
-        context.release()
