@@ -293,7 +293,10 @@ def remove(url: str) -> None:
 
 
 def discard(url: str) -> None:
-    """Delete a file or a folder, as far as the system allows; it need not exist."""
+    """Delete a file or a folder, as far as the system allows; it need not exist.
+
+    What an error left of a folder is tried once more, since most errors of a disk or of a network pass.
+    """
     if not is_local(url):
         fs, path = file_system(url)
         with suppress(FileNotFoundError):
@@ -301,7 +304,8 @@ def discard(url: str) -> None:
         return
     place = local_path(url)
     if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place, ignore_errors=True)
+        for _ in range(2):
+            shutil.rmtree(place, ignore_errors=True)
     else:
         with suppress(OSError):
             place.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -50,6 +51,25 @@ def test_the_exchange_is_used_here(tmp_path):
         (tmp_path / name / name).mkdir(parents=True)
     assert replacement._exchange(tmp_path / "a", tmp_path / "b")
     assert names(tmp_path / "a") == {"b"}
+
+
+def test_an_error_that_passes_leaves_no_old_matrix(tmp_path, way, monkeypatch, caplog):
+    target, list_folder, failed = tmp_path / "C.zarr", os.scandir, list[int]()
+
+    def fail_once(place):
+        if not failed and isinstance(place, int):  # an open folder, which is being emptied
+            failed.append(place)
+            raise OSError(errno.EIO, "Input/output error")
+        return list_folder(place)
+
+    api.save(target, OLD)
+    new = api.save(tmp_path / "C.zarr.spdist-new", NEW)
+    monkeypatch.setattr(os, "scandir", fail_once)
+    replacement.replace(new.url, str(target))
+    assert failed
+    assert value(target) == 2
+    assert names(tmp_path) == {"C.zarr"}
+    assert not caplog.messages
 
 
 def test_a_replacement_that_fails_leaves_the_old_matrix(tmp_path, way, monkeypatch):

@@ -146,7 +146,7 @@ class Bench:
         before = names_in(SHARED_MEMORY)
         try:
             verdict = act() or "right"
-            if more := abandoned({name for name in names_in(SHARED_MEMORY) - before if "spdist" in name}):
+            if more := abandoned({name for name in names_in(SHARED_MEMORY) - before if name.startswith("spdist-")}):
                 raise VerdictError("left", f"in shared memory: {', '.join(more)}")
         except VerdictError as bad:
             self.launcher.left()
