@@ -16,9 +16,10 @@ demo: .venv/installed
 test: .venv/installed
 	@$(PYTEST) -m "not gpu"
 
-# Faults injected for hours: make torture COUNT=1000 SEED=7
+# Faults injected for hours: make torture COUNT=1000 SEED=7 JOBS=8 BUDGET=3600 (seconds)
 torture: .venv/installed
-	@$(BIN)/python -m tests.torture --count $(or $(COUNT),1000) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.torture --count $(or $(COUNT),1000) $(if $(SEED),--seed $(SEED)) \
+		--jobs $(or $(JOBS),1) $(if $(BUDGET),--budget $(BUDGET))
 
 check: .venv/installed
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target ruff mypy doctests figures

@@ -1,7 +1,8 @@
 """Inject faults by the thousand and count what came of them: right products, one-line refusals, and anything else.
 
 ``--count`` is the number of kills and of damaged files; the other parts are in proportion (`tests/torture`). ``--part``
-picks parts. The record has the seed: the same seed on the same commit makes the same trials, though a kill at a random
+picks parts, ``--jobs`` makes trials side by side, and ``--budget`` ends it after so many seconds: the record says how
+many were done. It has the seed: the same seed on the same commit makes the same trials, though a kill at a random
 moment may find the run elsewhere.
 """
 
@@ -15,7 +16,8 @@ from pathlib import Path
 import record
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests.torture.__main__ import PARTS, torture
+from tests.torture.__main__ import add_arguments
+from tests.torture.jobs import PARTS, Orders, torture
 from tests.torture.outcome import GOOD
 from tests.torture.runs import ROOT
 
@@ -30,23 +32,23 @@ def without(text: str, places: tuple[str, ...]) -> str:
 def main() -> None:
     """Torture, print, record."""
     parser = record.parser(__doc__ or "")
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=20261123)
-    parser.add_argument("--part", choices=PARTS, action="append")
+    add_arguments(parser, 1000, 20261123)
     args = parser.parse_args()
     count, parts = (2, ["kills", "damage"]) if args.quick else (args.count, args.part or list(PARTS))
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="spdist-faults-") as folder:
-        table = torture(parts, count, args.seed, Path(folder))
+    with tempfile.TemporaryDirectory(prefix="spdist-faults-", ignore_cleanup_errors=True) as folder:
+        trials = Orders.numbered(parts, count)
+        done = torture(Orders(trials, args.seed, Path(folder), args.jobs, args.budget))
         places = folder, str(ROOT)
-        bad = [{**vars(outcome), "detail": without(outcome.detail, places)} for outcome in table.bad]
-    print("\n".join(table.lines()))
-    trials = len(table.outcomes)
-    good = sum(outcome.verdict in GOOD for outcome in table.outcomes)
-    print(f"{good} of {trials} ended as they should")
+        bad = [{**vars(outcome), "detail": without(outcome.detail, places)} for outcome in done.table.bad]
+    print("\n".join(done.table.lines()))
+    outcomes = done.table.outcomes
+    good = sum(outcome.verdict in GOOD for outcome in outcomes)
+    print(f"{good} of {len(outcomes)} ended as they should, of {len(trials)} that were asked for")
     result = {
-        "benchmark": "faults", "seed": args.seed, "trials": trials, "good": good, "seconds": time.monotonic() - begin,
-        "counts": table.counts(), "bad": bad,
+        "benchmark": "faults", "seed": args.seed, "jobs": args.jobs, "asked": len(trials), "trials": len(outcomes),
+        "good": good, "seconds": time.monotonic() - begin, "counts": done.table.counts(), "bad": bad,
+        "cut_off": done.cut_off,
     }  # fmt: skip
     record.write(result, args.out)
 

@@ -5,6 +5,7 @@
     make torture COUNT=1000 SEED=7                        # hours; without SEED another one each time
     python -m tests.torture --part kills --count 50       # one part
     python -m tests.torture --part kills --seed 7 --only 12   # one trial again; a bad one says how
+    python -m tests.torture --jobs 8 --budget 540     # trials side by side, until time is up
 
 ``make test`` runs a minute of it with a fixed seed (`test_torture.py`); ``benchmarks/faults.py`` writes the record.
 

@@ -23,6 +23,7 @@ ERRORS = {
     "openread": (errno.EMFILE, errno.EIO),
     "write": (errno.ENOSPC, errno.EIO),
     "fsync": (errno.EIO,),
+    "syncfs": (errno.EIO, errno.ENOSPC),
     "rename": (errno.EIO, errno.ENOSPC),
     "unlink": (errno.EIO,),
     "mkdir": (errno.ENOSPC, errno.EIO),
@@ -42,7 +43,8 @@ LOST = "keep", "empty", "zeros", "half", "delete"
 
 def compile_library(folder: Path) -> Path | None:
     """Compile `faults.c`; return None if there is no compiler."""
-    compiler = shutil.which("cc")
+    compilers = os.environ.get("CC"), "cc", "gcc", "clang"
+    compiler = next((found for name in compilers if name and (found := shutil.which(name))), None)
     if compiler is None:
         return None
     library = folder / "faults.so"
@@ -124,6 +126,8 @@ def not_durable(trial: Trial) -> list[Path]:
             pending.add(path)
         elif operation == "fsync":
             pending.discard(path)
+        elif operation == "syncfs":
+            pending.clear()
         elif operation == "rename":
             old, _, new = path.partition("\t")
             pending = {

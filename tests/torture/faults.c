@@ -4,7 +4,7 @@
  *
  *     OPERATION NUMBER ACTION ERRNO PREFIX
  *
- * OPERATION  open write fsync rename unlink mkdir read send recv alloc any; `log` only writes calls down
+ * OPERATION  open write fsync syncfs rename unlink mkdir read send recv alloc any; `log` only writes calls down
  * NUMBER     which call of this process, from 1 on
  * ACTION     fail: return -1 with ERRNO; short: write or read half; before, after: kill this process there;
  *            forever: fail from this call on
@@ -160,6 +160,7 @@ TRANSFER(int, ftruncate, "write", "send", (int fd, off_t size), (fd, size), (fd,
 TRANSFER(int, ftruncate64, "write", "send", (int fd, off64_t size), (fd, size), (fd, size))
 TRANSFER(int, fsync, "fsync", "send", (int fd), (fd), (fd))
 TRANSFER(int, fdatasync, "fsync", "send", (int fd), (fd), (fd))
+TRANSFER(int, syncfs, "syncfs", "send", (int fd), (fd), (fd))
 
 #define RENAMES(name, a, b, parameters, arguments)                                                                     \
     int name parameters {                                                                                             \

@@ -146,7 +146,8 @@ class Bench:
         before = names_in(SHARED_MEMORY)
         try:
             verdict = act() or "right"
-            if more := abandoned({name for name in names_in(SHARED_MEMORY) - before if name.startswith("spdist-")}):
+            added = {name for name in names_in(SHARED_MEMORY) - before if name.startswith(f"spdist-{os.getuid()}-")}
+            if more := abandoned(added):
                 raise VerdictError("left", f"in shared memory: {', '.join(more)}")
         except VerdictError as bad:
             self.launcher.left()

@@ -23,6 +23,7 @@ VERDICTS = {
     "vague": "one line that does not name array and Zarr chunk, or the file",
     "hang": "did not end in time",
     "left": "processes, files or shared memory left behind",
+    "broken": "torture itself failed",
 }
 """Every verdict, and what it means; the first two are good."""
 GOOD = {"right", "refused"}

@@ -20,7 +20,7 @@ from tests.torture.runs import Run, Trial
 
 FAULTS = ("cut", "truncate", "delay", "swallow")
 DELAY_SECONDS = 3.0
-BOUND_SECONDS = 120.0
+BOUND_SECONDS = 200.0
 """Seconds in which a product is done or has failed, whatever the network did."""
 BYTES = 1 << 21
 """About what passes in one run."""

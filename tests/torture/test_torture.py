@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tests.torture import calls
-from tests.torture.__main__ import PARTS
+from tests.torture.jobs import PARTS
 from tests.torture.kills import Bench
 from tests.torture.outcome import VERDICTS
 from tests.torture.products import PRODUCTS, Stock
