@@ -298,6 +298,25 @@ class ChunkFiles:
             yield hashlib.blake2b(raw).digest()
 
 
+def misplaced(found: int, table: Table) -> str:
+    """Return what is wrong with a Zarr chunk that ends in the checksum `found`, which is another's or nobody's.
+
+    Parameters
+    ----------
+    found : int
+    table : (n,) uint32
+
+    Examples
+    --------
+    >>> misplaced(8, np.array([7, 8], np.uint32))
+    "is in another's place: it is Zarr chunk 1 of this array"
+    """
+    owners = np.flatnonzero(table == found)
+    if len(owners):
+        return f"is in another's place: it is Zarr chunk {int(owners[0])} of this array"
+    return f"is not the one that was written: it ends in checksum {found:#010x}, which the array's table lacks"
+
+
 def digest_of(raw: bytes) -> str:
     """Return the digest by which other files refer to these bytes."""
     return hashlib.blake2b(raw, digest_size=16).hexdigest()

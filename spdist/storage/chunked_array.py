@@ -25,9 +25,9 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 import numpy.typing as npt
 
-from spdist.errors import MatrixError
+from spdist.errors import CorruptError, MatrixError
 from spdist.matrices.dtypes import ValueArray, block_dtype, blocksize, from_blocks, number_dtype
-from spdist.storage.checksums import ChunkFiles, Table, read_table
+from spdist.storage.checksums import ChunkFiles, Table, misplaced, read_table
 from spdist.storage.direct.chunks import ChunkCodec, array_document, codec_of
 from spdist.storage.foreign.decoded_size import codecs_of
 from spdist.storage.locations import is_local, open_store, unreadable, wait
@@ -148,7 +148,7 @@ class ChunkedArray:
             self._look(k0, k1)
         if self.table and (codec := self._direct_codec(k1 - k0)):
             return self._decode_directly(codec, k0, k1, out)
-        array = _open_array(self.url, self.name, self.metadata)
+        array = _open_for_reading(self)
         wanted = slice(k0 * self.chunk, k1 * self.chunk)
 
         def get() -> ValueArray:
@@ -159,6 +159,8 @@ class ChunkedArray:
 
         try:
             found = get()
+        except CorruptError:  # of a remote Zarr chunk, compared as it arrived
+            raise
         except Exception as error:  # zarrs, numcodecs and the store each raise their own
             if (problem := _read_error(self, k0, k1)) is not None:
                 raise problem from error
@@ -268,7 +270,7 @@ class ChunkedArray:
         found = self.stored_checksums(first, last)
         wrong = np.flatnonzero(found != wanted[first:last])
         if len(wrong):
-            raise self.files.error(first + int(wrong[0]), _misplaced(int(found[wrong[0]]), wanted))
+            raise self.files.error(first + int(wrong[0]), misplaced(int(found[wrong[0]]), wanted))
         return found
 
     def digests(self) -> Iterator[bytes]:
@@ -377,6 +379,23 @@ def _open_array(url: str, name: str, metadata: str, *, fast: bool = True) -> zar
         return zarr.Array(AsyncArray(metadata=document, store_path=StorePath(open_store(url), name), config=_CONFIG))
 
 
+@functools.lru_cache(maxsize=64)
+def _open_for_reading(array: ChunkedArray) -> zarr.Array[Any]:
+    """Return the Zarr array to read from; Zarr chunks of a remote one are compared with its table as they arrive."""
+    opened = _open_array(array.url, array.name, array.metadata)
+    if is_local(array.url) or not array.table:
+        return opened
+    import zarr
+    from zarr.core.array import AsyncArray
+    from zarr.storage import StorePath
+
+    from spdist.storage.targets.places import PlacedStore
+
+    store = PlacedStore(open_store(array.url), array.files, array.expected())
+    with zarr.config.set({"codec_pipeline.path": _ZARR_PIPELINE}):
+        return zarr.Array(AsyncArray(metadata=opened.metadata, store_path=StorePath(store, array.name), config=_CONFIG))
+
+
 def _into(out: ValueArray) -> BufferPrototype:
     """Return a buffer prototype that makes Zarr decode into `out`: the first buffer of its shape that Zarr asks for.
 
@@ -406,14 +425,6 @@ def _chunk_files(url: str, name: str, metadata: str) -> ChunkFiles:
     key = f"{name}/{array.encode_chunk_key((stand_in,) + (0,) * (len(array.shape) - 1))}"
     prefix, _, suffix = key.rpartition(str(stand_in))
     return ChunkFiles(url, name, prefix, suffix)
-
-
-def _misplaced(found: int, table: Table) -> str:
-    """Return what is wrong with a Zarr chunk that ends in the checksum `found`, which is another's or nobody's."""
-    owners = np.flatnonzero(table == found)
-    if len(owners):
-        return f"is in another's place: it is Zarr chunk {int(owners[0])} of this array"
-    return f"is not the one that was written: it ends in checksum {found:#010x}, which the array's table lacks"
 
 
 def new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, *, compressed: bool) -> ChunkedArray:

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 
 import spdist
 from spdist import api
-from spdist.errors import InputError, MatrixError
+from spdist.errors import CorruptError, InputError, MatrixError
 from spdist.storage import locations, lock
 from spdist.storage.lock import hold_target
 from spdist.storage.matrix import open_matrix
@@ -234,15 +234,17 @@ def bucket():
 
 
 def test_matrices_in_s3_are_saved_and_overwritten(bucket, tmp_path, scheduler):
-    a = api.save(f"{bucket}/A.zarr", OLD)
-    api.save(a.url, NEW, overwrite=True)
+    old = api.save(f"{bucket}/A.zarr", OLD)
+    a = api.save(old.url, NEW, overwrite=True)
     assert value(a.url) == 2
+    with pytest.raises(CorruptError, match="of another matrix"):
+        old.rows(0, 3)
     spdist.transpose(a, f"{bucket}/T.zarr")
     sp.save_npz(tmp_path / "a.npz", OLD)
     spdist.import_matrix(tmp_path / "a.npz", a.url, overwrite=True)
     assert value(a.url) == 1
     for _ in range(2):
-        api.multiply(a, a, f"{bucket}/C.zarr", overwrite=True, scheduler=scheduler)
+        api.multiply(a.url, a.url, f"{bucket}/C.zarr", overwrite=True, scheduler=scheduler)
     assert value(f"{bucket}/C.zarr") == 1
     assert locations.relatives(a.url) == []
 

@@ -279,3 +279,19 @@ def test_remote_chunks_are_compared_too():
     locations.put(url, "data/c/0", raw[:-1] + bytes([raw[-1] ^ 1]))
     with pytest.raises(CorruptError, match="Zarr chunk 0 of array 'data'"):
         stored.fingerprint()
+
+
+@pytest.mark.parametrize("changed", ["swapped", "old"])
+def test_remote_chunks_are_compared_as_they_are_read(changed):
+    url = f"memory://seal-test/{changed}.zarr"
+    stored = write(url, random_matrix(200, 150, 6, 1))
+    keys = [stored.data.key(k) for k in (0, 1)]
+    raw = [checksums.read_small(url, key) for key in keys]
+    if changed == "old":
+        other = write("memory://seal-test/other.zarr", random_matrix(200, 150, 6, 2))
+        raw = [checksums.read_small(other.url, key) for key in reversed(keys)]
+    for key, content in zip(keys, reversed(raw), strict=True):
+        locations.put(url, key, content)
+    said = "is in another's place: it is Zarr chunk 1" if changed == "swapped" else "is not the one that was written"
+    with pytest.raises(CorruptError, match=rf"Zarr chunk 0 of array 'data' .* {said}"):
+        open_matrix(url).rows(0, 200)
