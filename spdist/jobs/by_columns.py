@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 from spdist import phases
-from spdist.jobs.by_rows import multiply_by_rows, other_product, product_facts
+from spdist.jobs.by_rows import multiply_by_rows, open_finished, other_product, product_facts
 from spdist.jobs.check import verified
 from spdist.jobs.report import Report
 from spdist.jobs.request import Request
@@ -126,4 +126,4 @@ def _finished(target: str, facts: Facts) -> Report:
     """Return the report of a product that is finished already; refuse another product."""
     if groups.read_facts(target).get("product") != facts["product"]:
         raise other_product(target)
-    return Report(open_matrix(target).nnz, 0, 0.0, "auto", 0, 0, {}, "already finished", {})
+    return Report(open_finished(target).nnz, 0, 0.0, "auto", 0, 0, {}, "already finished", {})

@@ -42,6 +42,7 @@ from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.product_spec import StoredProductSpec
 from spdist.storage.writer import Layout, finish_matrix
 from spdist.units import format_bytes, parse_bytes
+from spdist.verification.stored_matrix import check
 
 logger = logging.getLogger("spdist")
 
@@ -248,7 +249,7 @@ def _continue(request: Request, facts: Facts, place: str, earlier: Facts) -> Job
     execution = request.execution
     if earlier.get("state") == "complete":
         _complete_replacement(place, request.target)
-        m = open_matrix(request.target)
+        m = open_finished(request.target)
         limit = parse_bytes(execution.memory_limit or DEFAULT_MEMORY_LIMIT)  # nothing runs within it
         return Report(m.nnz, 0, 0.0, execution.engine, 0, limit, {}, "already finished", {}, block_size=m.blocksize)
     plan = read_plan(place, facts["product"])
@@ -273,8 +274,35 @@ def _complete_replacement(place: str, target: str) -> None:
     if removed := notes.remove_remains(place):
         logger.warning("%s: removed what a run left that was killed when C was whole: %s", place, ", ".join(removed))
     if place != target:
+        _check_whole(place, target)
         put_in_place(place, target)
         logger.warning("%s: replaced by the C that a killed run had finished at %s", target, place)
+
+
+def _check_whole(place: str, target: str) -> None:
+    """Read a finished C whole before it replaces another matrix: power may have failed before it was on the disk."""
+    if not locations.is_local(place):
+        return
+    found = check(place)
+    if not found.ok:
+        raise ResumeError(
+            f"{place}, which was to replace {target}, was finished and is damaged: {found.problems[0]}. Begin anew "
+            f"with --overwrite (overwrite=True); {target} is as it was before"
+        )
+
+
+def open_finished(target: str) -> StoredMatrix:
+    """Open a C that is finished already; on a file system see that all its Zarr chunks reached the disk.
+
+    Raises
+    ------
+    CorruptError
+        Names a Zarr chunk that was lost, as when power fails.
+    """
+    m = open_matrix(target)
+    if locations.is_local(target):
+        m.fingerprint()
+    return m
 
 
 def _check_still_fits(plan: Plan, place: str, execution: ExecutionOptions) -> None:

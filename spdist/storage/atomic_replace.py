@@ -119,6 +119,8 @@ def staged_matrix(target: str | Path, *, overwrite: bool, steal: bool = False) -
             yield Stage(staged, scratch / "scratch")
             _check_free(url, overwrite, is_matrix=True)  # another program may have written it in the meantime
             whole = True
+            if locations.exists(url):
+                notes.sync_disk(staged)  # the old matrix goes
             lock.replace(staged, url)
         finally:
             if not whole and not locations.is_local(url):

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 import spdist
 from spdist import api
 from spdist.errors import CorruptError, InputError, MatrixError
-from spdist.storage import locations, lock
+from spdist.storage import locations, lock, notes
 from spdist.storage.lock import hold_target
 from spdist.storage.matrix import open_matrix
 from spdist.storage.targets import replacement
@@ -51,6 +51,15 @@ def test_the_exchange_is_used_here(tmp_path):
         (tmp_path / name / name).mkdir(parents=True)
     assert replacement._exchange(tmp_path / "a", tmp_path / "b")
     assert names(tmp_path / "a") == {"b"}
+
+
+def test_a_matrix_is_on_the_disk_before_it_replaces_another(tmp_path, monkeypatch):
+    target, synced = tmp_path / "C.zarr", list[float]()
+    monkeypatch.setattr(notes, "sync_disk", lambda staged: synced.append(value(staged)))
+    api.save(target, OLD)
+    assert not synced
+    api.save(target, NEW, overwrite=True)
+    assert synced == [2.0]
 
 
 def test_an_error_that_passes_leaves_no_old_matrix(tmp_path, way, monkeypatch, caplog):

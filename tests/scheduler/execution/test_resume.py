@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -74,11 +75,17 @@ def test_killed_while_it_finishes(products, tmp_path, scheduler, caplog, point):
     "spdist.storage.notes.sync_metadata 1 before", "spdist.jobs.by_rows.put_in_place 1 before",
 ])  # fmt: skip
 def test_killed_before_the_new_c_is_in_place(products, tmp_path, scheduler, caplog, point):
-    """What is reported is the new C."""
+    """What is reported is the new C, unless power failed before all of it was on the disk."""
     a, b, c = products / "A.zarr", products / "B.zarr", tmp_path / "C.zarr"
     api.multiply(a, a, c, scheduler=scheduler)
     old = files(c)
     killed(point, "multiply", a, b, c, "--workers", 1, "--engine", "scipy", "--overwrite")
+    assert files(c) == old
+    with (
+        lost(Path(f"{c}.spdist-new")),
+        pytest.raises(ResumeError, match=r"was finished and is damaged: .*Zarr chunk 0"),
+    ):
+        api.multiply(a, b, c, resume=True, scheduler=scheduler)
     assert files(c) == old
     report = api.multiply(a, b, c, resume=True, scheduler=scheduler)
     assert report.state == "already finished"
@@ -86,6 +93,18 @@ def test_killed_before_the_new_c_is_in_place(products, tmp_path, scheduler, capl
     assert files(c) == files(products / "R.zarr")
     assert names(tmp_path) == ["C.zarr"]
     assert "C.zarr: replaced by the C that a killed run had finished at" in caplog.text
+    with lost(c), pytest.raises(CorruptError, match="Zarr chunk 0 of array 'data'"):
+        api.multiply(a, b, c, resume=True, scheduler=scheduler)
+
+
+@contextlib.contextmanager
+def lost(matrix):
+    """Let the first Zarr chunk of the values be zeros, as a power failure leaves it."""
+    chunk = matrix / "data/c/0"
+    content = chunk.read_bytes()
+    chunk.write_bytes(bytes(len(content)))
+    yield
+    chunk.write_bytes(content)
 
 
 @pytest.mark.parametrize(("when", "replaces"), [("before", True), ("after", False)])
