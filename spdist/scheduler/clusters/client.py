@@ -19,6 +19,15 @@ STOP_SECONDS, RELEASE_SECONDS = 1.0, 30.0
 run that went well, workers have longer to let the job go, because the next one needs their memory."""
 
 
+QUESTIONS = frozenset({
+    "_run", "_run_on_scheduler", "_register_worker_plugin", "_register_scheduler_plugin", "_update_scheduler_info",
+    "send_recv_from_rpc",
+})  # fmt: skip
+"""Coroutines of Dask that ask a scheduler, or workers through it, and may be called again."""
+ANSWER_SECONDS = 75.0
+"""Seconds to wait for an answer from a cluster that others started, before the question is asked once more."""
+
+
 class RunClient(Client):
     """A client that gives a lost scheduler up at once. Dask's own would look for it for as long as it took to connect.
 
@@ -46,6 +55,22 @@ class RunClient(Client):
         except BaseException:
             self.status = "closed"  # else it would try to say goodbye, and wait, when it is collected
             raise
+
+    def sync(self, func: Any, *args: Any, **options: Any) -> Any:
+        """Wait for a coroutine; ask a question again, over another connection, if there is no answer to it.
+
+        Raises
+        ------
+        TimeoutError
+            If there is no answer the second time either.
+        """
+        is_question = getattr(func, "__name__", "") in QUESTIONS and options.get("callback_timeout") is None
+        if not is_question or self.cluster is not None or self.asynchronous:
+            return super().sync(func, *args, **options)  # type: ignore[no-untyped-call]
+        for _ in range(2):
+            with contextlib.suppress(TimeoutError):
+                return super().sync(func, *args, **{**options, "callback_timeout": ANSWER_SECONDS})  # type: ignore[no-untyped-call]
+        raise TimeoutError(f"the scheduler, or a worker, gave no answer for {2 * ANSWER_SECONDS:.0f} s")
 
     async def _reconnect(self) -> None:
         self.lost, self._timeout = True, 0

@@ -39,7 +39,8 @@ from spdist.units import format_bytes
 logger = logging.getLogger("spdist")
 
 ANSWER_SECONDS = 60.0
-"""Seconds in which workers must answer: a busy worker answers between two tasks, a hung file system never."""
+"""Seconds in which workers that this process started must answer: a busy worker answers between two tasks, a hung file
+system never. For others `clusters.client` says how long."""
 POLL_SECONDS = 0.1
 """Seconds between two looks for workers while there are none."""
 EXACT = "dask", "distributed"
@@ -273,7 +274,8 @@ def ask(client: Client, workers: list[str], question: bytes) -> dict[str, Any]:
         If a worker does not answer in time, or the scheduler is gone.
     """
     expected = "" if started_here(client) else probe.source_digest()
-    run = {"workers": workers, "on_error": "return", "callback_timeout": ANSWER_SECONDS}
+    seconds = ANSWER_SECONDS if started_here(client) else None  # of other clusters the client knows how long it waits
+    run = {"workers": workers, "on_error": "return", "callback_timeout": seconds}
     try:
         return dict(client.sync(client._run, eval, _CALL, _names(question, expected), **run))
     except (*LOST, OSError) as error:
@@ -282,8 +284,8 @@ def ask(client: Client, workers: list[str], question: bytes) -> dict[str, Any]:
         infos = client.scheduler_info(n_workers=-1).get("workers", {})
         silent = min(infos, key=lambda address: infos[address].get("last_seen", 0.0), default="")
         raise SpdistError(
-            f"worker {silent} does not answer within {ANSWER_SECONDS:.0f} s ({describe(error)}): its storage may hang; "
-            f"stop it, and continue with --resume"
+            f"worker {silent} does not answer in time ({describe(error)}): its storage may hang; stop it, and continue "
+            f"with --resume"
         ) from error
 
 

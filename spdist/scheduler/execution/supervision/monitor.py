@@ -1,4 +1,4 @@
-"""Says what a run waits for: a thread that writes a line when nothing has happened for a while.
+"""Says what a run waits for: a thread that writes a line when nothing has happened for a while, and tries connections.
 
 The thread owns no state of the run. The driver hands it frozen values (`Monitor.note`), and the scheduler's events tell
 it which workers come and go.
@@ -18,6 +18,7 @@ from distributed import Client
 
 from spdist.scheduler.dashboard.messages import ANNOUNCEMENTS
 from spdist.scheduler.execution.supervision.calls import LOST, is_connected
+from spdist.scheduler.execution.supervision.streams import Fetches, repair_streams
 from spdist.scheduler.execution.telemetry import InFlight
 
 logger = logging.getLogger("spdist")
@@ -38,6 +39,8 @@ class MonitorTuning:
         Seconds without workers.
     idle_seconds : float
         Seconds in which nothing was finished.
+    repair_seconds : float
+        Seconds in which nothing was finished, after which connections are tried.
     growth : float
         The wait before each further line grows by this factor.
     most_seconds : float
@@ -48,6 +51,7 @@ class MonitorTuning:
 
     no_workers_seconds: float = 10.0
     idle_seconds: float = 60.0
+    repair_seconds: float = 60.0
     growth: float = 2.0
     most_seconds: float = 600.0
     tick_seconds: float = 0.5
@@ -136,6 +140,7 @@ class Monitor:
         no_workers.reset(start)
         idle.reset(start)
         before: tuple[str, int] = ("", -1)
+        fetching: Fetches | None = None
         while not self._stop.wait(self.tuning.tick_seconds) and is_connected(self.client):
             now, noted = time.monotonic(), self._noted
             if self._count_workers():
@@ -143,8 +148,11 @@ class Monitor:
                 if before != (self._phase, noted.finished):
                     before = self._phase, noted.finished
                     idle.reset(now)
+                    fetching = None
                 elif lasted := idle.due(now):
                     logger.warning("%s", self._idle_line(noted, lasted))
+                    if lasted >= self.tuning.repair_seconds:
+                        fetching = repair_streams(self.client, fetching)
             else:
                 idle.reset(now)
                 if lasted := no_workers.due(now):
