@@ -34,7 +34,7 @@ from uuid import uuid4
 from spdist.errors import InputError, SpdistError
 from spdist.storage import locations
 from spdist.storage.targets import replacement
-from spdist.storage.targets.lock_files import LockFiles, lock_files
+from spdist.storage.targets.lock_files import LocalFiles, LockFiles, lock_files
 from spdist.storage.targets.owner import STALE_SECONDS, owner_from, this_process
 from spdist.storage.targets.processes import writer_lives
 
@@ -42,6 +42,12 @@ logger = logging.getLogger("spdist")
 
 HEARTBEAT_SECONDS = 5.0
 """Seconds between two heartbeats of a run that holds a lock."""
+
+NAME_BYTES = 255 - 85
+"""Bytes of the longest name of a local target: those of a file's name, less what names of files beside it add."""
+
+CLOCK_SECONDS = 60.0
+"""Seconds that a heartbeat may lie in the future; beyond that somebody set the clock of the storage."""
 
 PATIENCE_SECONDS = 5.0
 """Seconds to wait for another run that is taking over or releasing a lock, or replacing a matrix."""
@@ -106,6 +112,15 @@ class TargetLock:
             f"{self.target} belongs to the other run"
         )
 
+    def _check_name(self) -> None:
+        """Refuse a name that leaves no room for those of the files beside it."""
+        size = len(os.fsencode(self.target.rpartition("/")[2]))
+        if locations.is_local(self.target) and size > NAME_BYTES:
+            raise InputError(
+                f"{self.target}: its name has {size} bytes, and files beside it have longer ones: choose a name of at "
+                f"most {NAME_BYTES} bytes"
+            )
+
     def acquire(self, *, steal: bool) -> None:
         """Create the lock, or take over the lock of a dead run.
 
@@ -117,10 +132,11 @@ class TargetLock:
         Raises
         ------
         InputError
-            If a live run holds the lock, or it is stale and `steal` is false.
+            If a live run holds the lock, or it is stale and `steal` is false; or the target's name is too long.
         """
         if self.files is None:
             return
+        self._check_name()
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self._create():
             content = self.files.read(self.path)
@@ -148,12 +164,16 @@ class TargetLock:
             return
         if _is_empty(content) and age is not None and age >= STALE_SECONDS:
             return
+        held = f"run {owner}" if owner is not None else f"a run that {self.path} does not name"
+        if age is not None and age < -CLOCK_SECONDS and (owner is None or not owner.is_near):
+            raise InputError(
+                f"{self.target} is or was being written by {held}; its last heartbeat lies {-age:,.0f} s in the "
+                f"future, as a clock was set: wait for it or, if it is dead, remove {self.path}"
+            )
         if age is None or age < STALE_SECONDS or (owner is not None and owner.is_near):
-            held = f"run {owner}" if owner is not None else f"a run that {self.path} does not name"
-            seen = "" if age is None else f", last heartbeat {age:.0f} s ago"
+            seen = "" if age is None else f", last heartbeat {max(age, 0.0):.0f} s ago"
             raise InputError(f"{self.target} is being written by {held}{seen}; wait for it, or choose another name")
         if not steal:
-            held = f"run {owner}" if owner is not None else f"a run that {self.path} does not name"
             raise InputError(
                 f"{self.target} was being written by {held}, which had no heartbeat for {age:,.0f} s; if it is "
                 f"dead, take over with --steal (steal=True), or remove {self.path}"
@@ -236,6 +256,10 @@ class TargetLock:
                     return
             except OSError as error:
                 problem = error
+        if isinstance(self.files, LocalFiles):
+            with contextlib.suppress(OSError):
+                self.files.delete_own(self.path, self.content)
+                return
         assert problem is not None
         logger.warning("%s could not be removed (%s): remove it", self.path, problem.strerror or problem)
 

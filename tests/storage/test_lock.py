@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -106,6 +107,40 @@ def test_another_host_is_judged_by_its_heartbeat(tmp_path, caplog):
     api.save(target, EYE, steal=True)
     assert "took over from run abc123" in caplog.text
     assert names(tmp_path) == {"C.zarr"}
+
+
+def test_a_heartbeat_in_the_future_is_told(tmp_path):
+    """A clock was set back: the lock would not become stale for as long."""
+    elsewhere(str(tmp_path / "C.zarr"), -3600.0)
+    with pytest.raises(InputError, match=r"lies 3,\d+ s in the future, as a clock was set: .* remove /"):
+        api.save(tmp_path / "C.zarr", EYE, steal=True)
+
+
+def test_the_longest_name_leaves_nothing_behind(tmp_path):
+    target = tmp_path / ("ü" * (lock.NAME_BYTES // 2))
+    api.save(target, EYE)
+    api.save(target, EYE, overwrite=True)
+    assert names(tmp_path) == {target.name}
+    with pytest.raises(InputError, match=r"its name has 171 bytes, .* at most 170 bytes"):
+        api.save(tmp_path / ("x" * (lock.NAME_BYTES + 1)), EYE)
+    assert names(tmp_path) == {target.name}
+
+
+@pytest.mark.parametrize("stolen", [False, True])
+def test_a_full_disk_keeps_no_lock(tmp_path, monkeypatch, caplog, stolen):
+    """Nothing can be created; a lock that another run took meanwhile stays."""
+    target = str(tmp_path / "C.zarr")
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with hold_target(target):
+        if stolen:
+            other = elsewhere(target, 0.0)
+        monkeypatch.setattr(LocalFiles, "create", full)
+    assert not caplog.messages
+    assert names(tmp_path) == ({"C.zarr.spdist-lock"} if stolen else set())
+    assert not stolen or Path(f"{target}.spdist-lock").read_bytes() == other
 
 
 @pytest.mark.parametrize("content", [b"", bytes(300)])

@@ -108,12 +108,29 @@ class LocalFiles:
         """Delete a file, if it is there."""
         Path(path).unlink(missing_ok=True)
 
+    def delete_own(self, path: str, content: bytes) -> bool:
+        """Delete a file that has this content without making another, for which there may be no room on the disk.
+
+        It gets another name first, so that what is read is what is deleted.
+        """
+        aside = _temporary(path)
+        try:
+            Path(path).rename(aside)
+        except NO_FILE:
+            return False
+        is_own = aside.read_bytes() == content
+        if not is_own:
+            with contextlib.suppress(FileExistsError):
+                os.link(aside, path)
+        aside.unlink()
+        return is_own
+
     def touch(self, path: str) -> None:
         """Renew the heartbeat."""
         os.utime(path)
 
     def age(self, path: str) -> float | None:
-        """Return the seconds since the last heartbeat, by the clock of the storage."""
+        """Return the seconds since the last heartbeat, by the clock of the storage; negative if that clock was set."""
         probe = _temporary(path)
         try:
             with Path(path).open("rb") as file:  # a network file system refreshes attributes when a file is opened
@@ -124,7 +141,7 @@ class LocalFiles:
             return 0.0
         finally:
             probe.unlink(missing_ok=True)
-        return max(now - last, 0.0)
+        return now - last
 
 
 def _temporary(path: str) -> Path:
@@ -189,7 +206,7 @@ class RemoteFiles:
             return None
         finally:
             self._fs.rm_file(self._key(probe))
-        return max(now - last, 0.0) if now is not None and last is not None else None
+        return now - last if now is not None and last is not None else None
 
     def _key(self, path: str) -> str:
         return str(self._fs._strip_protocol(path))
