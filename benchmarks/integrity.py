@@ -2,8 +2,8 @@
 
 Products run in this process, and each piece is timed where it runs, by the CPU time of its thread: other work on the
 machine delays it and is not counted. A piece within another one counts for the outer one alone. The crc32c of Zarr
-chunks is computed by zarrs, within its decoding and encoding; its seconds are the bytes that were decoded and encoded
-times the seconds that it takes a byte here. These are more bytes than it sees, because it comes after compression.
+chunks is computed by zarrs, within its decoding and encoding: its seconds are the stored bytes that were read and
+written times the seconds that it takes a byte here.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ CRC = "crc32c of Zarr chunks"
 
 @dataclass
 class Tally:
-    """CPU seconds and calls of each piece, and the bytes that zarrs decoded and encoded."""
+    """CPU seconds and calls of each piece, and the bytes that zarrs decoded and encoded, by array."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
-    nbytes: int = 0
+    decoded: dict[tuple[str, str], int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _inside: threading.local = field(default_factory=threading.local)
 
@@ -82,17 +82,27 @@ class Tally:
         return call
 
     def counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method of `ChunkedArray` that does the same, and adds the bytes of its arrays."""
+        """Return a method of `ChunkedArray` that does the same, and adds the bytes of its values."""
 
         @functools.wraps(function)
         def call(array: Any, *args: Any) -> Any:
             found = function(array, *args)
             values = args[1] if found is None else found
+            place = array.url.partition(".spdist-")[0], array.name
             with self._lock:
-                self.nbytes += values.nbytes
+                self.decoded[place] = self.decoded.get(place, 0) + values.nbytes
             return found
 
         return call
+
+    def stored_bytes(self) -> int:
+        """Return the stored bytes of what was decoded and encoded."""
+        total = 0.0
+        for (url, name), nbytes in self.decoded.items():
+            array = getattr(spdist.open(url), name)
+            stored = sum(path.stat().st_size for path in Path(url, name, "c").iterdir())
+            total += nbytes * stored / (array.nchunks * array.chunk_nbytes)
+        return int(total)
 
 
 @contextlib.contextmanager
@@ -138,8 +148,9 @@ def product(a: Path, c: Path, crc: float) -> dict[str, Any]:
         begin, wall = cpu_seconds(), time.perf_counter()
         report = spdist.multiply(a, a, c, overwrite=True)
         seconds, wall = cpu_seconds() - begin, time.perf_counter() - wall
-    pieces = {**tally.seconds, CRC: crc * tally.nbytes}
-    return {"cpu_s": seconds, "wall_s": wall, "nnz": report.nnz, "blocks": report.blocks, "bytes": tally.nbytes,
+    nbytes = tally.stored_bytes()
+    pieces = {**tally.seconds, CRC: crc * nbytes}
+    return {"cpu_s": seconds, "wall_s": wall, "nnz": report.nnz, "blocks": report.blocks, "bytes": nbytes,
             "pieces_s": pieces, "calls": tally.calls, "share": sum(pieces.values()) / seconds}  # fmt: skip
 
 
