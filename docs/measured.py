@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -456,6 +457,27 @@ def faults(name: str) -> str:
     )
 
 
+def integrity(name: str) -> str:
+    """Show what integrity costs stored products."""
+    found = record(name)
+    cases = list(found["rows"])
+    pieces = {piece: None for rounds in found["rows"].values() for one in rounds for piece in one["pieces_s"]}
+    lines = [
+        [piece, *(f"{statistics.median(100 * one['pieces_s'].get(piece, 0) / one['cpu_s'] for one in rounds):.2f} %"
+                  for rounds in found["rows"].values())]
+        for piece in pieces
+    ]  # fmt: skip
+    shares = [statistics.median(100 * one["share"] for one in rounds) for rounds in found["rows"].values()]
+    seconds = [statistics.median(one["cpu_s"] for one in rounds) for rounds in found["rows"].values()]
+    lines.append(["all", *(f"{share:.1f} %" for share in shares)])
+    lines.append(["CPU seconds of the product", *(f"{one:.2f}" for one in seconds)])
+    return (
+        f"Shares of the CPU seconds of a whole call of `multiply` from Zarr to Zarr, {device(name)}; medians of "
+        f"{len(found['rows'][cases[0]])} products.\nEach piece is timed by the CPU time of its thread, so that other jobs "
+        f"on the machine count little.\n\n" + table(["piece", *cases], lines) + f"\n{source(name)}"
+    )
+
+
 def clustering(name: str) -> str:
     """Compare Markov clustering with mcl."""
     found = record(name)
@@ -641,6 +663,8 @@ def measured() -> str:
         parts += [f"## {title}\n", *(section() for section in sections)]
     if waits.recorded("faults"):
         parts += ["## Faults\n", *map(faults, waits.recorded("faults"))]
+    if waits.recorded("integrity"):
+        parts += ["## What integrity costs\n", *map(integrity, waits.recorded("integrity"))]
     return "\n".join(parts)
 
 
