@@ -299,3 +299,11 @@ def test_an_interrupt_is_answered_at_once_on_a_terminal(tmp_path):
     assert process.returncode == 1
     assert seen.count(b"stopping ...") == 1
     assert b"interrupted; continue with --resume" in seen
+
+
+def test_closed_standard_files_take_no_file_of_a_matrix(tmp_path):
+    """Without them the files that are opened next would be stdin, stdout and stderr."""
+    words = f"exec {sys.executable} -m spdist generate banded A.zarr --n 9 --bandwidth 0 0<&- 1>&- 2>&-"
+    done = subprocess.run(["sh", "-c", words], cwd=tmp_path, timeout=100, check=False)
+    assert done.returncode == 0
+    assert open_matrix(tmp_path / "A.zarr").nnz == 9

@@ -107,8 +107,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _main(list(sys.argv[1:] if argv is None else argv))
 
 
+def _open_standard_files() -> None:
+    """Open the null device in place of stdin, stdout and stderr that are closed, as in jobs of some schedulers.
+
+    The next file to be opened, one of a matrix perhaps, would take the place of stderr and what is written there.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def command() -> NoReturn:
     """Run the command of this process, and end the process: `main` as the ``spdist`` command calls it."""
+    _open_standard_files()
     gc.set_threshold(GARBAGE)  # what is loaded stays: to search it again and again took a tenth of a small command
     # No product calls BLAS, whose threads spin for a while once NumPy and SciPy are loaded: 2 CPU seconds on 16 cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -108,8 +108,8 @@ class TargetLock:
     def stolen(self) -> SpdistError:
         """Return the error to raise if another run has taken the lock."""
         return SpdistError(
-            f"{self.target}: another run took the lock of this run ({self.run_id}), which stops here; the matrix at "
-            f"{self.target} belongs to the other run"
+            f"{self.target}: another run took the lock of this run ({self.run_id}), or the lock was deleted: this run "
+            f"stops here and leaves what is at {self.target}"
         )
 
     def _check_name(self) -> None:
