@@ -94,6 +94,11 @@ class PhaseClock:
     begin : float, optional
         When the phase ``start`` began, in seconds since 1970; by default now.
 
+    Attributes
+    ----------
+    is_of_process : bool
+        Whether a begin was given: that of the process, whose whole time the clock then tells.
+
     Examples
     --------
     >>> clock = PhaseClock(time.time() - 2)
@@ -103,6 +108,7 @@ class PhaseClock:
     """
 
     def __init__(self, begin: float | None = None) -> None:
+        self.is_of_process = begin is not None
         self.marks = [(time.time() if begin is None else begin, "start")]
         self._compiled: list[Span] = []
 

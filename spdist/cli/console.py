@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from spdist.cli.facts import entries_in_words
 from spdist.display import Part, Table, print_parts
 from spdist.jobs.report import Callbacks
+from spdist.scheduler.dashboard.pace import Pace, TimeLeft
 from spdist.scheduler.planner.plan import Plan
 from spdist.units import format_bytes
 from spdist.verification.stored_matrix import MatrixCheck
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+    from spdist.jobs.predicting.machine import Machine
     from spdist.scheduler.execution.telemetry import Progress as RunProgress
 
 LEAK_FILTER = "ignore:resource_tracker:UserWarning"
@@ -62,7 +65,7 @@ def _silence_dask() -> None:
         sys.warnoptions.append(LEAK_FILTER)  # for the process that cleans up after killed workers
 
 
-def _bar() -> Progress:
+def _bar(*, tells_left: bool = False) -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     err = _console(stderr=True)
@@ -71,7 +74,7 @@ def _bar() -> Progress:
         BarColumn(bar_width=12),
         TextColumn("{task.percentage:>3.0f}%"),
         TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[left]}") if tells_left else TimeRemainingColumn(compact=True),
         console=err,
         transient=True,
         disable=not err.is_terminal,
@@ -115,11 +118,12 @@ class RunDisplay:
 
     def __init__(self, *, quiet: bool) -> None:
         self.quiet = quiet
+        self.pace = Pace(0.0)
         self.task: Any = None
         self.entries = "entries"
         self.callbacks = Callbacks(connecting=_silence_dask)
         if not quiet:
-            self.bar = _bar()
+            self.bar = _bar(tells_left=True)
             shown = self._resumed, self._planned, self._started, self._moved, self._verifying
             self.callbacks = Callbacks(*shown, connecting=_silence_dask)
 
@@ -136,7 +140,7 @@ class RunDisplay:
         self.bar.console.print(f"resuming by the stored plan: {durable} are there already", markup=False)
 
     def _planned(self, plan: Plan) -> None:
-        grid = plan.grid
+        grid, self.pace = plan.grid, Pace(time.monotonic())
         self.entries = entries_in_words(plan.c.block)
         self.bar.console.print(
             f"{plan.a.size} times {plan.b.size}: "
@@ -146,20 +150,54 @@ class RunDisplay:
         )
 
     def _started(self, link: str) -> None:
+        self.pace = Pace(time.monotonic())
         self.bar.console.print(f"dashboard: {link}", markup=False)
 
     def _moved(self, now: RunProgress) -> None:
+        clock = time.monotonic()
         if self.task is None:
-            self.task = self.bar.add_task("multiplying", total=None, rate="")
-        elapsed = self.bar.tasks[0].elapsed or 0
+            self.task = self.bar.add_task("multiplying", total=None, rate="", left="")
+        self.pace.add(clock, now.multiplied, now.written, now.work)
+        elapsed = clock - self.pace.begun
         rate = f"{now.nnz / elapsed / 1e6:.1f} M/s" if elapsed > 0 else ""
         text = f"{now.blocks:,}/{now.blocks_total:,} blocks, {now.nnz:.2e} {self.entries}, {rate}"
-        self.bar.update(self.task, completed=now.products, total=max(now.products_total, 1), rate=text)
+        left = left_text(self.pace.left(clock))
+        self.bar.update(self.task, completed=now.products, total=max(now.products_total, 1), rate=text, left=left)
 
     def _verifying(self, done: int, total: int) -> None:
         if self.task is None:
-            self.task = self.bar.add_task("verifying", total=None, rate="")
-        self.bar.update(self.task, description="verifying", completed=done, total=max(total, 1), rate="")
+            self.task = self.bar.add_task("verifying", total=None, rate="", left="")
+        self.bar.update(self.task, description="verifying", completed=done, total=max(total, 1), rate="", left="")
+
+
+def left_text(left: TimeLeft | None) -> str:
+    """Return the time left in words; nothing if it is too early to tell.
+
+    Examples
+    --------
+    >>> left_text(TimeLeft(12.2, 10.9, 14.0))
+    '12 s left (11 to 14)'
+    """
+    return "" if left is None else f"{left.likely:.0f} s left ({left.least:.0f} to {left.most:.0f})"
+
+
+def measured_machine(folder: str | None, *, quiet: bool = False) -> Machine:
+    """Measure this machine, with a progress bar, and print what was found.
+
+    Parameters
+    ----------
+    folder : str, optional
+        Where matrices are written meanwhile.
+    quiet : bool
+        Print nothing.
+    """
+    from spdist.jobs.predicting.measure import measure_machine
+
+    with transfer_bar("measuring this machine", quiet=quiet) as bar:
+        machine = measure_machine(folder, bar)
+    if not quiet:
+        show(*machine.description())
+    return machine
 
 
 def histogram_table(edges: list[float], counts: list[int]) -> None:

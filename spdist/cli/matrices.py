@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from spdist.cli.facts import show_facts
 from spdist.cli.options import add_generate, add_overwrite, block_size
 from spdist.cli.verbs import Verbs, mode_of, print_json
+from spdist.errors import InputError
 
 if TYPE_CHECKING:
     from spdist.storage.matrix import StoredMatrix
@@ -42,7 +43,11 @@ def add_matrix_verbs(verbs: Verbs, command: str | None) -> None:
     )
     sub.add_argument("--conjugate", action="store_true", help="of a Hermitian one")
     add_overwrite(sub)
-    sub = verbs.add("info", _info, "shape, dtype, entries, row lengths, bytes and state of a matrix", "matrix")
+    text = "shape, dtype, entries, row lengths, bytes and state of a matrix; or, with --machine, rates of this machine"
+    sub = verbs.add("info", _info, text)
+    sub.add_argument("matrix", metavar="MATRIX", nargs="?")
+    sub.add_argument("--machine", action="store_true", help="measure this machine, for predictions; some seconds")
+    sub.add_argument("--folder", help="with --machine: write there meanwhile; by default where temporary files go")
     sub.add_argument("--spy", metavar="FILE.svg", help="also draw where the entries lie")
     verbs.add("status", _status, "how far a product is: running, stopped or complete, and what to do next", "target")
     sub = verbs.add("report", _report, "make one HTML file of what multiply --record wrote of one or more runs")
@@ -105,6 +110,8 @@ def _symmetrize(args: argparse.Namespace) -> int:
 
 
 def _info(args: argparse.Namespace) -> int:
+    if args.matrix is None or args.machine:
+        return _info_of_machine(args)
     from spdist import api
 
     facts = api.info(args.matrix)
@@ -117,6 +124,14 @@ def _info(args: argparse.Namespace) -> int:
     if not args.json:
         show_facts(facts)
     return print_json(facts, args)
+
+
+def _info_of_machine(args: argparse.Namespace) -> int:
+    if not args.machine or args.matrix is not None:
+        raise InputError("spdist info needs a MATRIX, or --machine without one")
+    from spdist.cli import console
+
+    return print_json(console.measured_machine(args.folder, quiet=args.json).to_json(), args)
 
 
 def _status(args: argparse.Namespace) -> int:
@@ -148,5 +163,5 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _show_matrix(matrix: StoredMatrix, args: argparse.Namespace) -> int:
-    args.matrix = matrix.url
+    args.matrix, args.machine = matrix.url, False
     return _info(args)

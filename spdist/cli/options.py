@@ -107,14 +107,19 @@ def add_warm_up_options(sub: argparse.ArgumentParser) -> None:
 def add_reduce_options(sub: argparse.ArgumentParser) -> None:
     """Add the options of ``reduce``."""
     sub.epilog = "WHAT: sum, row_sums, column_sums, trace, nnz, row_nnz, frobenius, histogram"
-    text = "edges of a histogram's bins, rising: --bins=-1,0,0.5,1"
-    sub.add_argument("--bins", type=_edges, metavar="X,X,...", help=text)
+    add_bins(sub)
     text = "where to write it; a value for each row or column goes there, or is printed with --json"
     sub.add_argument("--out", metavar="FILE.npy", help=text)
     add_engine_options(sub)
     add_workers(sub)
     add_scheduler_options(sub)
     add_product_options(sub)
+
+
+def add_bins(sub: argparse.ArgumentParser) -> None:
+    """Add the bins of a histogram."""
+    text = "edges of a histogram's bins, rising: --bins=-1,0,0.5,1"
+    sub.add_argument("--bins", type=_edges, metavar="X,X,...", help=text)
 
 
 def add_workers(sub: argparse.ArgumentParser) -> None:

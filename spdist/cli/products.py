@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from spdist import phases
 from spdist.cli.options import (
+    add_bins,
     add_multiply_options,
     add_plan_options,
     add_product_options,
@@ -27,7 +28,10 @@ VECTORS = ("row_sums", "column_sums", "row_nnz")
 
 def add_product_verbs(verbs: Verbs) -> None:
     """Add the verbs that plan, compute and verify ``A @ B``."""
-    add_plan_options(verbs.add("plan", _plan, "show how A @ B would be cut, and what it takes; runs nothing", "a", "b"))
+    sub = verbs.add("plan", _plan, "show how A @ B would be cut, and what it takes here; writes nothing", "a", "b")
+    sub.add_argument("--reduce", metavar="WHAT", help="plan spdist reduce WHAT")
+    add_bins(sub)
+    add_plan_options(sub)
     add_multiply_options(verbs.add("multiply", _multiply, "compute C = A @ B", "a", "b", "c"))
     add_reduce_options(
         verbs.add("reduce", _reduce, "a number or vector of A @ B, which is never whole", "what", "a", "b")
@@ -39,22 +43,20 @@ def add_product_verbs(verbs: Verbs) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from spdist import api
+    from spdist.jobs.predicting.predict import plan_and_predict
+    from spdist.kernels.reduction_spec import reduction_of
+    from spdist.options import ExecutionOptions, ProductOptions
 
-    plan = api.plan(
-        args.a,
-        args.b,
-        engine=args.engine,
-        memory_limit=args.memory_limit,
-        host_limit=args.host_limit,
-        grid=args.grid,
-        **_product_keywords(args),
-    )
+    names = ("engine", "memory_limit", "host_limit", "grid")
+    execution = ExecutionOptions(**{name: getattr(args, name) for name in names})
+    what = None if args.reduce is None else reduction_of(args.reduce, args.bins)
+    product = ProductOptions(**_product_keywords(args))
+    plan, prediction = plan_and_predict((args.a, args.b), product, execution, what)
     if not args.json:
         from spdist.cli import console
 
-        console.show(*plan.description())
-    return print_json(plan.summary(), args)
+        console.show(*plan.description(prediction.core_seconds), *prediction.lines())
+    return print_json(plan.summary() | prediction.to_json(), args)
 
 
 def _multiply(args: argparse.Namespace) -> int:
@@ -104,6 +106,7 @@ def _warm_up(args: argparse.Namespace) -> int:
         done = warm_up(args.engine, dtypes, args.processes, bar)
     if not args.json:
         console.line(f"kernels of {done['products']} kinds of products are there, after {done['seconds']:.1f} s")
+    console.measured_machine(None, quiet=args.json)
     return print_json(done, args)
 
 

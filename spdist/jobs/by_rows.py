@@ -90,6 +90,9 @@ class Job:
             outcome, layout, checksums = execute_alone(
                 uuid.uuid4().hex[:8], source.draft(), plan, self._layout(plan), run_callbacks(callbacks)
             )
+            from spdist.jobs.compiling.ahead import note_compiled
+
+            note_compiled(source.draft().with_plan(plan, ""))
         else:
             from spdist.jobs.starting.workers import workers_and_plan  # loads Dask
             from spdist.scheduler.execution.driver import execute

@@ -10,12 +10,14 @@ from spdist import phases
 from spdist.jobs.by_columns import multiply_by_columns
 from spdist.jobs.by_rows import multiply_by_rows
 from spdist.jobs.operands import MatrixLike, open_factors, resolved, stored_spec
+from spdist.jobs.predicting.machine import learn
 from spdist.jobs.report import Callbacks, Report, record_density, record_phases
 from spdist.jobs.reports.density import density_maps
 from spdist.jobs.reports.run_report import reported
 from spdist.jobs.request import Request
 from spdist.kernels.product_spec import is_by_columns
 from spdist.options import ExecutionOptions, OutputOptions, ProductOptions
+from spdist.scheduler.planner.plan import Plan
 from spdist.storage import locations
 from spdist.storage.foreign.parents import tell_parents
 
@@ -53,12 +55,17 @@ def multiply(
     VerificationError
         If C was verified and found false.
     """
+    plans: list[Plan] = []
+    callbacks = (callbacks or Callbacks()).also_planned(plans.append)
     with phases.clocked() as clock, reported(output) as written:
-        report = _multiply(operands, target, product, execution, written, callbacks or Callbacks())
+        report = _multiply(operands, target, product, execution, written, callbacks)
         if written.record is not None and report.blocks:
             record_density(written.record, density_maps(*resolved(operands, product)[0], target))
             record_phases(written.record, clock)
-        return replace(report, phases=clock.seconds())
+        report = replace(report, phases=clock.seconds())
+    if clock.is_of_process and plans and execution.workers is None and execution.scheduler is None:
+        learn(report, plans[-1])
+    return report
 
 
 def _multiply(

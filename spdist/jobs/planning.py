@@ -104,12 +104,17 @@ def plan(a: MatrixLike, b: MatrixLike, product: ProductOptions, execution: Execu
     MemoryBoundError
         If the smallest block does not fit.
     """
+    return planner.make_plan(planned_request(a, b, product, execution))
+
+
+def planned_request(a: MatrixLike, b: MatrixLike, product: ProductOptions, execution: ExecutionOptions) -> PlanRequest:
+    """Check a product, and return the request for its plan; for parameters and errors see `plan`."""
     execution.check()
     spec = stored_spec(product)
     left, right = open_factors(a, b)
     check_fit(left, right, spec, execution)
     check_values(execution.engine, spec.dtype(left, right))
-    return planner.make_plan(request_of(left, right, spec, execution))
+    return request_of(left, right, spec, execution)
 
 
 def request_of(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from spdist import phases
+from spdist.jobs.compiling.ahead import note_compiled
 from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
 from spdist.jobs.planning import PlanSource, check_values, request_of
 from spdist.jobs.report import Callbacks, run_callbacks
@@ -19,6 +20,7 @@ from spdist.matrices.csr import CSR
 from spdist.options import ExecutionOptions, ProductOptions
 from spdist.scheduler.execution.alone import reduce_alone
 from spdist.scheduler.planner import planner
+from spdist.scheduler.planner.request import PlanRequest
 from spdist.storage.matrix import StoredMatrix, refuse_blocks
 from spdist.storage.product_spec import Diagonal
 
@@ -54,21 +56,35 @@ def reduce(
     SpdistError
         If the run failed.
     """
+    request = request_to_reduce(operands, what, product, execution)
+    if is_by_vectors(request, what):
+        a, b = request.a, request.b
+        with phases.during("run"):
+            return reduce_linear(what, _row_blocks(a), _row_blocks(b), (a.shape, b.shape), request.spec.dtype(a, b))
+    return _run(PlanSource(request), what, execution, callbacks or Callbacks())
+
+
+def is_by_vectors(request: PlanRequest, what: Reduction) -> bool:
+    """Whether a reduction comes from products with vectors: it needs no product of matrices, and no plan."""
+    spec = request.spec
+    return is_linear(what, spec.per_row, spec.dtype(request.a, request.b)) and spec.mask is None
+
+
+def request_to_reduce(
+    operands: tuple[MatrixLike, MatrixLike], what: Reduction, product: ProductOptions, execution: ExecutionOptions
+) -> PlanRequest:
+    """Check a reduction, and return the request for its plan; for parameters and errors see `reduce`."""
     (a, b), spec = open_factors(*operands), stored_spec(product)
     planner.check_operands(a, b, None)
     refuse_blocks("reductions", a, b, spec.mask)
     spec.check(a, b, execution.engine)
     dtype = spec.dtype(a, b)
     check_reducible(what, dtype)
-    if is_linear(what, spec.per_row, dtype) and spec.mask is None:
-        with phases.during("run"):
-            return reduce_linear(what, _row_blocks(a), _row_blocks(b), (a.shape, b.shape), dtype)
     check_values(execution.engine, dtype)
     if what == "trace" and not spec.fused:
         spec = replace(spec, mask=Diagonal((a.nrows, b.ncols)))
     spec = replace(spec, per_row=spec_for(what, spec.per_row))
-    request = request_of(a, b, spec, execution, writes_c=False)
-    return _run(PlanSource(request), what, execution, callbacks or Callbacks())
+    return request_of(a, b, spec, execution, writes_c=False)
 
 
 def _run(source: PlanSource, what: Reduction, execution: ExecutionOptions, callbacks: Callbacks) -> Any:
@@ -76,7 +92,9 @@ def _run(source: PlanSource, what: Reduction, execution: ExecutionOptions, callb
     source = plan_if_short(source, execution)
     if (plan := alone(source, execution)) is not None:
         callbacks.planned(plan)
-        return reduce_alone(uuid.uuid4().hex[:8], source.draft(), plan, what, run_callbacks(callbacks))
+        found = reduce_alone(uuid.uuid4().hex[:8], source.draft(), plan, what, run_callbacks(callbacks))
+        note_compiled(source.draft().with_plan(plan, ""))
+        return found
     from spdist.jobs.starting.workers import workers_and_plan  # loads Dask
     from spdist.scheduler.execution.reduction import execute_reduction
 

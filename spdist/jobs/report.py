@@ -198,6 +198,10 @@ class Callbacks:
     heard: Callable[[dict[str, Any]], None] = lambda message: None
     connecting: Callable[[], None] = lambda: None
 
+    def also_planned(self, planned: Callable[[Plan], Any]) -> Callbacks:
+        """Return the callbacks with another function that takes the plan."""
+        return replace(self, planned=_both(planned, self.planned))
+
 
 @contextlib.contextmanager
 def recorder(record: str | Path | None, callbacks: Callbacks) -> Iterator[Callbacks]:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import sys
 import threading
 from concurrent.futures import Future
 from importlib.metadata import version
@@ -25,6 +26,9 @@ from spdist.matrices.csr import CSR
 from spdist.scheduler.execution.records import JobSpec
 from spdist.scheduler.execution.worker import cpu_engine, load_cpu_kernels, tiny_product
 from spdist.storage.foreign.checked import cache_folder
+
+SLICES = "spdist.kernels.cpu.slices"
+"""Module of the kernels that multiply slices of rows; it is loaded with the first of them."""
 
 
 def compile_ahead(job: JobSpec) -> Future[None]:
@@ -73,6 +77,17 @@ def compile_kernels(a: CSR, b: CSR, spec: ProductSpec, *, merges: bool = False, 
     engine : {"auto", "numba"}
     """
     load_cpu_kernels(a, b, spec, "auto" if engine == "auto" else "numba", merges=merges)
+    _note(a, b, spec, merges=merges)
+
+
+def note_compiled(job: JobSpec) -> None:
+    """Note that the kernels of a job, which this process has made, are in the cache."""
+    if job.engine not in GPU_ENGINES and not job.product.per_row.functions and SLICES in sys.modules:
+        a, b, spec = tiny_product(job)
+        _note(a, b, spec, merges=len(job.pieces) > 1)
+
+
+def _note(a: CSR, b: CSR, spec: ProductSpec, *, merges: bool) -> None:
     from spdist.kernels.cpu.slices import multiply_slices  # loads Numba
 
     place = getattr(getattr(multiply_slices, "stats", None), "cache_path", None)

@@ -10,14 +10,14 @@ from spdist.jobs.planning import PlanSource
 from spdist.options import ExecutionOptions
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.supervision import probe
-from spdist.scheduler.planner.plan import RATES, Plan
+from spdist.scheduler.planner.plan import START_SECONDS, Plan
 from spdist.units import format_bytes
 
 GPU_PRODUCTS = 1 << 31
 """Products, as if all rows of B had one length, up to which a product on a GPU is planned before anything starts.
 
 Workers start while a longer one is planned."""
-SHORT_SECONDS = RATES["start"]
+SHORT_SECONDS = START_SECONDS
 """Predicted seconds of a product's stages on all cores up to which this process makes it: those that workers take to
 start."""
 
@@ -61,7 +61,7 @@ def alone(source: PlanSource, execution: ExecutionOptions) -> Plan | None:
         If this process cannot take as much memory as the plan needs.
     """
     plan = source.stored_plan
-    if plan is None or _has_workers(execution) or not _is_short(plan):
+    if plan is None or _has_workers(execution) or not is_short(plan):
         return None
     room = max(probe.host_limit() - probe.resident(), 0)
     if plan.projected_host_memory > room:
@@ -72,8 +72,11 @@ def alone(source: PlanSource, execution: ExecutionOptions) -> Plan | None:
     return plan
 
 
-def _is_short(plan: Plan) -> bool:
-    """Whether workers would take longer to start than this process takes for the whole product."""
+def is_short(plan: Plan) -> bool:
+    """Whether workers would take longer to start than this process takes for the whole product.
+
+    It depends on no measured rates: the way that a product is made is the same on every machine of as many cores.
+    """
     if len(plan.blocks) <= 1:
         return True
     stages = plan.stage_seconds()

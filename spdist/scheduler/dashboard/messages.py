@@ -86,6 +86,9 @@ class RunProgress(TypedDict):
         Rows of C that are durable.
     in_flight : int
         Blocks in flight.
+    multiplied, written, work : int
+        Of blocks that this run has multiplied, and written, and of all, by the time that they should take: see
+        `Progress`.
     """
 
     blocks: int
@@ -95,6 +98,9 @@ class RunProgress(TypedDict):
     nnz: int
     durable_row: int
     in_flight: int
+    multiplied: int
+    written: int
+    work: int
 
 
 class RunEnd(TypedDict):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spdist.scheduler.dashboard.messages import SCHEMA, Message, RunEnd, RunProgress, RunStart
+from spdist.scheduler.dashboard.pace import Pace
 from spdist.scheduler.dashboard.timeline import Timeline
 
 CELLS = 256
@@ -27,8 +28,6 @@ SAMPLES = 240
 """Samples of progress; when they are full, every second one is dropped."""
 WORKERS = 256
 """Workers with totals of their own; workers that join later share one total."""
-EARLIEST_SHARE = 0.01
-"""Share of products that must be done before the remaining time is estimated."""
 
 WAITING, COMPUTED, WRITTEN, DURABLE = range(4)
 """States of a cell of the map: nothing done, products done, rows written, all rows durable."""
@@ -75,6 +74,7 @@ class RunState:
 
     def __post_init__(self) -> None:
         self.timeline = Timeline(self.start["begun"])
+        self.pace = Pace(self.start["begun"])
         self.cells = bytearray(len(self.start["block_starts"]))
         if self.start["resumed_row"]:
             self.add_event(self.start["begun"], f"resumed: {self.start['resumed_row']:,} rows were durable already")
@@ -116,7 +116,11 @@ class RunState:
             Seconds since 1970.
         progress : RunProgress
         """
-        self.progress = RunProgress(**{name: int(progress[name]) for name in RunProgress.__annotations__})  # type: ignore
+        given: dict[str, Any] = {"multiplied": 0, "written": 0, "work": 0, **progress}  # not in older records
+        known = {name: int(given[name]) for name in RunProgress.__annotations__}
+        self.progress = RunProgress(**known)  # type: ignore[typeddict-item]
+        if known["work"]:
+            self.pace.add(now, known["multiplied"], known["written"], known["work"])
         self.samples.append((now, progress["products"]))
         if len(self.samples) > SAMPLES:
             del self.samples[1:-1:2]
@@ -168,25 +172,8 @@ class RunState:
     # -- state out -----------------------------------------------------------------------------------------------------
 
     def seconds_left(self, now: float) -> tuple[float, float, float] | None:
-        """Return the remaining seconds: likely, least and most; None if it is too early for an estimate.
-
-        Computed from rates in products per second: the mean rate of the run, and the rate of its second half.
-        """
-        progress = self.progress
-        if progress is None or self.end is not None or len(self.samples) < 3:
-            return None
-        done = progress["products"] - self.samples[0][1]
-        total = max(progress["products_total"], 1)
-        if done <= EARLIEST_SHARE * total:
-            return None
-        (first, before), (middle, half) = self.samples[0], self.samples[len(self.samples) // 2]
-        last, latest = self.samples[-1]
-        rates = [(latest - before) / max(last - first, 1e-9), (latest - half) / max(last - middle, 1e-9)]
-        if min(rates) <= 0:
-            return None
-        left = [(total - latest) / rate - (now - last) for rate in rates]
-        likely, least, most = left[0], 0.9 * min(left), 1.1 * max(left)
-        return max(likely, 0.0), max(least, 0.0), max(most, 0.0)
+        """Return the seconds that are left: likely, least and most; None if it is too early to tell."""
+        return self.pace.left(now) if self.end is None else None
 
     def bound_by(self, now: float) -> tuple[str, float] | None:
         """Return the stage that takes most of the workers' time, and its share; None if nothing ran.

@@ -153,6 +153,7 @@ class _Pipeline:
         self.writer = _Writer(context, replace(layout, compressed=start.compressed), start.chunks)
         self.nnz, self._number = start.nnz, int(start.row > 0)
         self._products = plan.expansion
+        self._multiplied = self._written_before = self._work = 0
         self._written, self._writing = start.chunks, run_now(lambda: start.chunks)
         self._made: deque[tuple[int, int, BlockCounts]] = deque()
 
@@ -165,6 +166,7 @@ class _Pipeline:
             with _clear_errors():
                 self.writer.join_before(last)
             self._checkpoint(last, wait=True)
+            self._written_before = self._multiplied
             return self._journal.close()
         except BaseException:
             with suppress(OSError, SpdistError):  # an older journal is there, and the first error matters
@@ -177,6 +179,7 @@ class _Pipeline:
     def _run(self, reader: ThreadPoolExecutor, writer: ThreadPoolExecutor) -> None:
         works = _works(self._plan, self._journal.checkpoint.row)
         self._products -= sum(work.products for work in works)
+        self._work = sum(map(self._microseconds, works))
         room = self._plan.blocks_in_flight
         operands: Future[BlockOperands] | None = None
         for work, after in zip_longest(works, works[1:]):
@@ -193,6 +196,8 @@ class _Pipeline:
                 )
                 task, self._number = replace(task, start=end), self._number + 1
             self._products += work.products
+            # The block before is written by now, this one perhaps not.
+            self._written_before, self._multiplied = self._multiplied, self._multiplied + self._microseconds(work)
             operands = ahead
             if after is not None:
                 self.report_progress()
@@ -238,7 +243,12 @@ class _Pipeline:
         """Say how far the run is."""
         done, known = self.writer.blocks, max(len(self._plan.blocks), self.writer.blocks)
         row = self._journal.checkpoint.row
-        self._report(Progress(done, known, self._products, self._plan.expansion, self.nnz, row))
+        left = self._multiplied, self._written_before, self._work
+        self._report(Progress(done, known, self._products, self._plan.expansion, self.nnz, row, 0, *left))
+
+    def _microseconds(self, work: BlockWork) -> int:
+        """Return what a block should take a typical worker."""
+        return work.microseconds(self._plan.c.entry_bytes, on_gpu=self._plan.on_gpu)
 
 
 def _entries(counts: BlockCounts) -> int:

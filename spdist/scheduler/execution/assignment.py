@@ -68,6 +68,22 @@ class BlockWork(NamedTuple):
         work = BlockWork(task, block.products, block.nnz)
         return work if start <= block.start else work.cut(start)[1]
 
+    def seconds(self, entry_bytes: int, *, on_gpu: bool) -> float:
+        """Return the seconds that the block should take a typical worker, to multiply and to write.
+
+        Parameters
+        ----------
+        entry_bytes : int
+            Bytes of an entry of C; 0 if C is not written.
+        on_gpu : bool
+        """
+        rates = GPU_RATES if on_gpu else RATES
+        return (self.products + 1) / rates.product + self.nnz / rates.entry + entry_bytes * self.nnz / rates.write
+
+    def microseconds(self, entry_bytes: int, *, on_gpu: bool) -> int:
+        """Return the microseconds that the block should take, at least 1."""
+        return max(1, round(1e6 * self.seconds(entry_bytes, on_gpu=on_gpu)))
+
     def cut(self, row: int) -> tuple[BlockWork, BlockWork]:
         """Return the rows before `row` and the rows from `row` on, as if all rows were alike."""
         task = self.task
@@ -195,20 +211,14 @@ class BlockAssigner:
         candidates: list[tuple[float, int]] = []
         lead = 0.0  # seconds until the GPUs reach the block
         for position, work in enumerate(itertools.islice(remaining, tuning.lookahead)):
-            gpu = gpu_pace * self._expected_seconds(work, on_gpu=True)
-            cpu = cpu_pace * self._expected_seconds(work, on_gpu=False)
+            gpu = gpu_pace * work.seconds(self.entry_bytes, on_gpu=True)
+            cpu = cpu_pace * work.seconds(self.entry_bytes, on_gpu=False)
             if lead >= tuning.safety_factor * cpu:
                 candidates.append((cpu / gpu, position))
             if len(candidates) == tuning.candidates:
                 break
             lead += gpu
         return min(candidates)[1] if candidates else None
-
-    def _expected_seconds(self, work: BlockWork, *, on_gpu: bool) -> float:
-        """Return the estimated seconds of a block, at the planner's rates."""
-        rates = RATES | GPU_RATES if on_gpu else RATES
-        writing = self.entry_bytes * work.nnz / rates["write"]
-        return (work.products + 1) / rates["product"] + work.nnz / rates["entry"] + writing
 
     def assign(self, worker: str, work: BlockWork) -> None:
         """Note that a worker has taken a block."""
@@ -228,7 +238,7 @@ class BlockAssigner:
         now, on_gpu = self.clock(), worker not in self.cpu_workers
         took = max(now - self._busy_since[worker], LEAST_SECONDS)
         pace = self.gpu_pace if on_gpu else self.cpu_pace
-        pace.blocks.append((took, self._expected_seconds(work, on_gpu=on_gpu)))
+        pace.blocks.append((took, work.seconds(self.entry_bytes, on_gpu=on_gpu)))
         self._busy_since[worker] = now
 
     def note_written(self, worker: str) -> None:

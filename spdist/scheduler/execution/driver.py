@@ -110,6 +110,8 @@ class Driver:
         self.chunks = SharedChunks(layout.chunk, start.chunks)
         self.assigner = BlockAssigner(plan, plan.blocks_in_flight, functools.partial(with_gpu, client))
         self.done = Done(start.nnz, products=plan.expansion - sum(work.products for work in works))
+        self.work_multiplied = self.work_written = 0
+        self.work = sum(map(self._microseconds, works))
         self._completed = as_completed(loop=client.loop)
         self._subjects: dict[Any, tuple[str, Any]] = {}
         self._last_look = 0.0
@@ -177,6 +179,7 @@ class Driver:
                 self.journal.set_compressed()
                 self.graph.compress()
             self.window.set_counts(block, counts)
+            self.work_multiplied += self._microseconds(block.work)
             self.assigner.note_multiplied(block.worker, block.work)
         for stage, subject in subjects:
             if stage == "commit":
@@ -190,6 +193,11 @@ class Driver:
         self.assigner.note_written(block.worker)
         self.done.blocks += 1
         self.done.products += block.work.products
+        self.work_written += self._microseconds(block.work)
+
+    def _microseconds(self, work: BlockWork) -> int:
+        """Return what a block should take a typical worker."""
+        return work.microseconds(self.plan.c.entry_bytes, on_gpu=self.plan.on_gpu)
 
     def _commit_blocks(self) -> None:
         """Submit the commit of each block whose predecessors are all counted, and the joins that are complete then."""
@@ -240,6 +248,9 @@ class Driver:
                     self.done.nnz,
                     self.journal.checkpoint.row,
                     unwritten,
+                    self.work_multiplied,
+                    self.work_written,
+                    self.work,
                 )
             )
 

@@ -80,7 +80,8 @@ class _Reducer:
         self.assigner = BlockAssigner(plan, TASKS_IN_FLIGHT * plan.threads, functools.partial(with_gpu, client))
         self.completed = as_completed(loop=client.loop)
         self.parts: dict[BlockNumber, reduction_spec.PartialReduction] = {}
-        self.products_done = 0
+        self.products_done = self.work_done = 0
+        self.work = sum(map(self._microseconds, self.remaining))
         self.submitted: dict[Any, tuple[str, BlockWork]] = {}
         self.submitted_twice: set[BlockNumber] = set()
 
@@ -102,7 +103,14 @@ class _Reducer:
 
     def _progress(self) -> Progress:
         done, total = len(self.parts), len(self.plan.blocks)
-        return Progress(done, total, self.products_done, self.plan.expansion, 0, in_flight=len(self.submitted))
+        in_flight, reduced = len(self.submitted), self.work_done
+        return Progress(
+            done, total, self.products_done, self.plan.expansion, 0, 0, in_flight, reduced, reduced, self.work
+        )
+
+    def _microseconds(self, work: BlockWork) -> int:
+        """Return what a block should take a typical worker."""
+        return work.microseconds(0, on_gpu=self.plan.on_gpu)
 
     def _submit(self, worker: str, work: BlockWork) -> None:
         key = f"reduce-{self.name}", work.task.number, len(self.submitted_twice)
@@ -138,3 +146,4 @@ class _Reducer:
             if work.task.number not in self.parts:
                 self.parts[work.task.number] = fetch(self.client, future)
                 self.products_done += work.products
+                self.work_done += self._microseconds(work)

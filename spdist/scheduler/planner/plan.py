@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -30,22 +31,48 @@ GPU_BLOCK_PRODUCTS = 1 << 28
 DEFAULT_HOST_LIMIT = 8 << 30
 """Bytes of the host's memory for a worker with a GPU."""
 
-RATES = {
-    "read": 0.7e9,  # bytes/s
-    "decode": 1.2e9,  # bytes/s of Zarr chunks that are decoded for a few rows each
-    "write": 1.5e9,  # bytes/s
-    "product": 6.0e8,  # products/s
-    "dense": 5.0e9,  # multiply-adds/s inside the products of dense blocks
-    "entry": 2.5e8,  # entries of C/s
-    "merge": 2.0e8,  # merged entries/s
-    "call": 4.0e-3,  # s that the reads of one block take besides their bytes
-    "block": 6.0e-3,  # s that a block takes the scheduler
-    "start": 2.0,  # s that the workers take to start
-}
-"""Measured rates of one core; the units are in the comments."""
+START_SECONDS = 2.0
+"""Seconds that workers take to start: part of the score by which candidates are compared."""
 
-GPU_RATES = {"read": 6.0e9, "decode": 8.0e9, "write": 6.0e9, "product": 3.0e10, "entry": 4.0e9}
-"""Rates that differ from `RATES` for a GPU with its share of the cores: rough guesses, not measured."""
+
+@dataclass(frozen=True)
+class Rates:
+    """What one core does in a second, or with `GPU_RATES` a GPU with its share of the cores.
+
+    Attributes
+    ----------
+    read, write : float
+        Bytes/s of Zarr chunks that are read, and of C that is written.
+    decode : float
+        Bytes/s of Zarr chunks that are decoded for a few rows each.
+    product : float
+        Products/s.
+    dense : float
+        Multiply-adds/s inside the products of dense blocks.
+    entry : float
+        Entries of C/s, besides their products.
+    merge : float
+        Merged entries/s.
+    call, block : float
+        Seconds that the reads of a block take besides their bytes, and that a block takes the scheduler.
+    """
+
+    read: float = 0.7e9
+    write: float = 1.5e9
+    decode: float = 1.2e9
+    product: float = 6.0e8
+    dense: float = 5.0e9
+    entry: float = 2.5e8
+    merge: float = 2.0e8
+    call: float = 4.0e-3
+    block: float = 6.0e-3
+
+
+RATES = Rates()
+"""Of a typical core. Candidates are compared at these rates, so that a plan is the same on every machine."""
+
+GPU_RATES = Rates(read=6.0e9, decode=8.0e9, write=6.0e9, product=3.0e10, entry=4.0e9)
+"""Of a GPU with its share of the cores: rough guesses, not measured."""
 
 WHAT_STAGES_DO = {
     "preprocess": "read A, and the rows of B each block needs",
@@ -243,9 +270,9 @@ class Plan(Displayed):
         return replace(self, memory_limit=memory_limit, device_memory=device_shares(b_bytes, memory_limit).total)
 
     @property
-    def rates(self) -> dict[str, float]:
-        """Rates of a worker; see `RATES` for the units."""
-        return RATES | (GPU_RATES if self.on_gpu else {})
+    def typical_rates(self) -> Rates:
+        """Rates of a typical worker, by which plans are compared."""
+        return GPU_RATES if self.on_gpu else RATES
 
     @property
     def inner_blocks(self) -> int:
@@ -297,22 +324,25 @@ class Plan(Displayed):
             "commit": c_bytes,
         }
 
-    def stage_seconds(self) -> dict[str, float]:
-        """Return the seconds of one core that each stage should take, at `rates`."""
-        moved, rates = self.stage_bytes(), self.rates
-        reading = max(moved["preprocess"] / rates["read"], sum(block.b_read for block in self.blocks) / rates["decode"])
-        return {
-            "preprocess": reading + len(self.blocks) * self._pieces * rates["call"],
-            "multiply": self.expansion * self._product_seconds() + self.c.nnz / rates["entry"],
-            "merge": moved["merge"] / self.c.entry_bytes / rates["merge"],
-            "commit": moved["commit"] / rates["write"],
-            "schedule": len(self.blocks) * rates["block"],
-        }
+    def stage_seconds(self, rates: Rates | None = None) -> dict[str, float]:
+        """Return the seconds of one core that each stage should take.
 
-    def _product_seconds(self) -> float:
-        """Return the seconds of one product, of numbers or of dense blocks."""
+        Parameters
+        ----------
+        rates : Rates, optional
+            Of a core of the machine; by default of a typical one, with which the seconds are the same everywhere.
+        """
+        moved, rates = self.stage_bytes(), rates or self.typical_rates
+        reading = max(moved["preprocess"] / rates.read, sum(block.b_read for block in self.blocks) / rates.decode)
         inside = self.a.block[0] * self.a.block[1] * self.b.block[1]
-        return 1 / self.rates["product"] + (inside / self.rates["dense"] if inside > 1 else 0.0)
+        product = 1 / rates.product + (inside / rates.dense if inside > 1 else 0.0)
+        return {
+            "preprocess": reading + len(self.blocks) * self._pieces * rates.call,
+            "multiply": self.expansion * product + self.c.nnz / rates.entry,
+            "merge": moved["merge"] / self.c.entry_bytes / rates.merge,
+            "commit": moved["commit"] / rates.write,
+            "schedule": len(self.blocks) * rates.block,
+        }
 
     @property
     def rereads(self) -> bool:
@@ -327,10 +357,10 @@ class Plan(Displayed):
         return max(seconds, key=lambda stage: seconds[stage])
 
     def seconds(self, workers: int) -> float:
-        """Return the wall time that `workers` workers should need, in seconds; one process schedules the blocks."""
+        """Return the wall time of `workers` typical workers, in seconds; one process schedules the blocks."""
         stages = self.stage_seconds()
         schedule = stages.pop("schedule")
-        start = RATES["start"] if len(self.blocks) > 1 else 0.0
+        start = START_SECONDS if len(self.blocks) > 1 else 0.0
         most = workers * self.threads
         at_once = most if self.threads_share_blocks else min(most, len(self.blocks))
         return start + max(sum(stages.values()) / max(1, at_once), schedule)
@@ -384,10 +414,15 @@ class Plan(Displayed):
         """The number of products in words."""
         return f"{'' if self.counted else 'about '}{self.expansion:,} products"
 
-    def description(self) -> list[Part]:
-        """Return the plan in words: grid, bytes and seconds of each stage, memory of a worker, what takes longest."""
+    def description(self, core_seconds: Mapping[str, float] | None = None) -> list[Part]:
+        """Return the plan in words: grid, bytes and seconds of each stage, memory of a worker.
+
+        Parameters
+        ----------
+        core_seconds : mapping of str to float, optional
+            CPU seconds of each stage on the machine that will run the plan; by default those of typical cores.
+        """
         grid = self.grid
-        threads = "" if self.on_gpu else f" of {self.threads} {'thread' if self.threads == 1 else 'threads'}"
         blocks = [(block.start, block.stop, block.products) for block in self.blocks]
         return [
             f"A {self.a.size} with {self.a.entries}, B {self.b.size} with {self.b.nnz:,}",
@@ -398,10 +433,8 @@ class Plan(Displayed):
             f"B {'stays in memory' if self.resident else 'is read block by block'}",
             cut_drawing(self.c.shape, blocks, self.column_bounds),
             memory_drawing(self.memory_parts(), self.host_limit or self.memory_limit),
-            self._stage_table(),
+            self._stage_table(self.stage_seconds() if core_seconds is None else core_seconds),
             self._memory_table(),
-            f"about {self.seconds(1):.1f} s with one worker{threads}, {self.seconds(4):.1f} s with 4 of them; "
-            f"bounded by {self.bound_by}",
         ]
 
     def memory_parts(self) -> list[tuple[str, int]]:
@@ -414,12 +447,12 @@ class Plan(Displayed):
                 parts.append((f"largest block's {what}, times {count}", count * size))
         return parts
 
-    def _stage_table(self) -> Table:
-        moved = self.stage_bytes()
+    def _stage_table(self, core_seconds: Mapping[str, float]) -> Table:
+        moved, bounds = self.stage_bytes(), max(core_seconds, key=lambda stage: core_seconds[stage])
         rows = tuple(
             (stage, format_bytes(moved[stage]) if stage in moved else "", f"{seconds:.2f}",
-             "the run" if stage == self.bound_by else "", WHAT_STAGES_DO[stage])
-            for stage, seconds in self.stage_seconds().items()
+             "the run" if stage == bounds else "", WHAT_STAGES_DO[stage])
+            for stage, seconds in core_seconds.items()
         )  # fmt: skip
         columns = ("stage", "moves", "core seconds", "bounds", "what it does")
         return Table(columns, rows, right=("moves", "core seconds"))

@@ -28,7 +28,7 @@ def start(**changed) -> RunStart:
 def progress(products: int = 0, durable_row: int = 0, blocks: int = 0) -> RunProgress:
     return RunProgress(
         blocks=blocks, blocks_total=4, products=products, products_total=1000, nnz=0, durable_row=durable_row,
-        in_flight=1,
+        in_flight=1, multiplied=products, written=products, work=1000,
     )  # fmt: skip
 
 

@@ -89,10 +89,10 @@ def test_cores_never_make_the_gpus_late(seed, count, gpus, cores, gpu, core, noi
     """
     rng = np.random.default_rng(seed)
     works, factors = made_of(rng, count), rng.uniform(1 / noise, noise, count)
-    estimate = Simulation(works, 1, 0, None).assigner._expected_seconds
+    entry_bytes = Simulation(works, 1, 0, None).assigner.entry_bytes
 
     def seconds(work, on_gpu):
-        return estimate(work, on_gpu=on_gpu) * (gpu * factors[work.task.start] if on_gpu else core)
+        return work.seconds(entry_bytes, on_gpu=on_gpu) * (gpu * factors[work.task.start] if on_gpu else core)
 
     alone = Simulation(works, gpus, 0, seconds).run()
     together = Simulation(works, gpus, cores, seconds).run()

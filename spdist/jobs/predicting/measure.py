@@ -1,0 +1,214 @@
+"""Measure this machine: products, reading and writing in this process, and whole commands of a small product."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spdist.cpus import count_cpus
+from spdist.engines import Engine
+from spdist.errors import InputError, SpdistError
+from spdist.jobs.planning import PlanSource, planned_request
+from spdist.jobs.predicting.machine import (
+    TYPICAL_CORE,
+    TYPICAL_GPU,
+    Machine,
+    remember,
+    this_machine,
+    waits_of,
+)
+from spdist.jobs.predicting.predict import predict
+from spdist.jobs.report import Report
+from spdist.kernels.cpu.multiply import multiply
+from spdist.matrices.csr import CSR
+from spdist.options import ExecutionOptions, ProductOptions
+from spdist.scheduler.execution import worker_process
+from spdist.scheduler.planner.plan import Plan
+from spdist.storage import groups
+from spdist.storage.generators import generate
+from spdist.storage.matrix import StoredMatrix
+from spdist.storage.writer import Layout, finish_matrix
+
+SIDE = 44
+"""Of the grid whose 27-point operator is multiplied: 85,184 rows, 58 M products, 10 M entries of C."""
+SCATTERED_ROWS, SCATTERED_LENGTH = 1 << 17, 7
+"""Rows of a matrix whose entries are anywhere, and entries of each: 6 M products, of which none share an entry."""
+STORED_ENTRIES = 1 << 23
+"""Entries, 100 MB, that are written and read."""
+PATIENCE = 120.0
+"""Seconds that a command may take."""
+LEAST_PACE = 0.5
+"""A run that is quicker than this part of what was predicted was timed badly."""
+BUSY = 1.3
+"""Seconds by the clock for a CPU second of one thread, from which on other programs have the CPUs."""
+
+
+@dataclass
+class Spent:
+    """Seconds of a ``with`` block: of all CPUs together, and by the clock."""
+
+    cpu: float = 0.0
+    wall: float = 0.0
+
+    @property
+    def gain(self) -> float:
+        """How many CPUs were busy; those that other programs had are no loss of this one's."""
+        return min(max(self.cpu / self.wall, 1.0), float(count_cpus()))
+
+
+@contextmanager
+def _spent() -> Iterator[Spent]:
+    found, cpu, wall = Spent(), time.process_time(), time.perf_counter()
+    yield found
+    found.cpu, found.wall = time.process_time() - cpu, time.perf_counter() - wall
+
+
+def measure_machine(
+    folder: str | Path | None = None, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Machine:
+    """Measure this machine and keep what was found for predictions.
+
+    Parameters
+    ----------
+    folder : str or Path, optional
+        Where matrices of some 200 MB are written meanwhile: choose the kind of storage that products use. By default
+        the folder for temporary files.
+    progress : callable, optional
+        Called as ``progress(done, total)``.
+
+    Returns
+    -------
+    Machine
+
+    Raises
+    ------
+    InputError
+        If nothing can be written there.
+    SpdistError
+        If a command fails.
+    """
+    steps, done = 4 if worker_process.gpu_name() is not None else 3, 0
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="spdist-machine-", dir=folder)
+    except OSError as error:
+        raise InputError(f"folder={folder} cannot be written to ({error.strerror}): choose another one") from None
+    with temporary as place:
+        a = generate("poisson", Path(place) / "A.zarr", dims=(SIDE,) * 3, points=27)
+        before = this_machine()
+        found = replace(before, core=TYPICAL_CORE, measured=datetime.datetime.now(datetime.UTC).date().isoformat())
+        found = _with_products(found, a.rows(0, a.nrows))
+        progress(done := done + 1, steps)
+        found = _with_storage(found, Path(place) / "B.zarr")
+        progress(done := done + 1, steps)
+        engines: list[Engine] = ["numba", "cuda"]
+        for engine in engines[: steps - 2]:
+            found = _with_command(found, a, Path(place), engine)
+            progress(done := done + 1, steps)
+    if found.is_busy:
+        found = replace(found, gains=before.gains, strain=before.strain, paces=before.paces, seen=before.seen)
+    remember(found)
+    return found
+
+
+def _with_products(machine: Machine, a: CSR) -> Machine:
+    """Add the rates of products and of entries of C: of two matrices, of which one shares most entries."""
+    rng = np.random.default_rng(0)
+    n, length = SCATTERED_ROWS, SCATTERED_LENGTH
+    columns = np.sort(rng.integers(0, n // length, (n, length)) * length + np.arange(length), axis=1).astype(np.int32)
+    scattered = CSR(np.arange(n + 1) * length, columns.ravel(), rng.random(n * length), (n, n))
+    slowness, gain, strain, is_busy = 1.0, 1.0, 1.0, False
+    for m in (a, scattered):
+        multiply(m, m, engine="numba", threads=machine.cpus)  # loads the kernels
+        with _spent() as one:
+            c = multiply(m, m, engine="numba")
+        with _spent() as all_cpus:
+            multiply(m, m, engine="numba", threads=machine.cpus)
+        expected = float(np.diff(m.indptr)[m.indices].sum()) / machine.core.product + c.nnz / machine.core.entry
+        slowness *= one.cpu / expected
+        gain *= max(1.0, one.cpu / all_cpus.wall)
+        strain *= max(1.0, all_cpus.cpu / one.cpu)
+        is_busy |= one.wall > BUSY * one.cpu
+    core, slowness = machine.core, slowness**0.5
+    core = replace(core, product=core.product / slowness, entry=core.entry / slowness)
+    gains = {**machine.gains, "multiply": gain**0.5}
+    return replace(machine, core=core, gains=gains, strain=strain**0.5, is_busy=is_busy)
+
+
+def _with_storage(machine: Machine, place: Path) -> Machine:
+    """Add the rates of reading and writing, through the codecs that C has, of values that do not compress."""
+    rng, count = np.random.default_rng(0), STORED_ENTRIES
+    indices = np.cumsum(rng.integers(1, 200, count), dtype=np.int64)
+    indices, values = (indices % (1 << 20)).astype(np.int32), rng.random(count)
+    layout = Layout(str(place), 1 << 20, values.dtype)
+    groups.begin(layout.url, {})
+    layout.write_entries(0, indices[: layout.chunk], values[: layout.chunk])  # the first write loads libraries
+    with _spent() as writing:
+        layout.write_entries(0, indices, values)
+    layout.array("indptr").write_chunks(0, np.array([0, count], np.int64))
+    stored = finish_matrix(layout, 1, count, {})
+    nbytes = indices.nbytes + values.nbytes
+    with _spent() as reading:
+        stored.rows(0, 1)
+    core = replace(machine.core, read=nbytes / reading.cpu, decode=nbytes / reading.cpu, write=nbytes / writing.cpu)
+    return replace(machine, core=core, gains={**machine.gains, "read": reading.gain, "write": writing.gain})
+
+
+def _with_command(machine: Machine, a: StoredMatrix, folder: Path, engine: Engine) -> Machine:
+    """Add the waits of a command, and how long its run takes compared with what is predicted."""
+    target = folder / f"{engine}.zarr"
+    report = _run(a, target, engine)
+    if report.phases.get("compile"):
+        report = _run(a, target, engine)
+    execution = ExecutionOptions(engine=engine)
+    source = PlanSource(planned_request(a, a, ProductOptions(), execution))
+    made = source.make()
+    machine, name = machine.with_waits(waits_of(report, made)), "gpu" if made.on_gpu else "cpu"
+    if made.on_gpu:
+        machine = replace(machine, **_gpu_of(report.stages, made))
+    plain = replace(machine, paces={**machine.paces, name: 1.0})
+    predicted = predict(source, made, 0.0, plain).phases["run"]
+    return replace(plain, paces={**machine.paces, name: max(report.phases["run"] / predicted, LEAST_PACE)})
+
+
+def _run(a: StoredMatrix, target: Path, engine: str) -> Report:
+    """Square a matrix by a command in a fresh process; return its report."""
+    words = [sys.executable, "-m", "spdist", "multiply", a.url, a.url, str(target)]
+    words += ["--engine", engine, "--overwrite", "--json"]
+    package = str(Path(__file__).resolve().parents[3])
+    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path}, timeout=PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        raise SpdistError(f"a small product with engine={engine!r} took longer than {PATIENCE:.0f} s") from None
+    if done.returncode:
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise SpdistError(f"a small product with engine={engine!r} failed: {last.removeprefix('spdist: ')}")
+    return Report(**json.loads(done.stdout))
+
+
+def _gpu_of(stages: dict[str, dict[str, float]], plan: Plan) -> dict[str, Any]:
+    """Return the fields of a `Machine` that the stages of a product on the GPU show."""
+    gpu = TYPICAL_GPU
+    typical = plan.expansion / gpu.product + plan.c.nnz / gpu.entry
+    took = stages.get("gpu multiply", {}).get("seconds") or typical
+    bus = {
+        field: stages[stage]["limit"]
+        for field, stage in (("read", "gpu upload"), ("write", "gpu download"))
+        if stages.get(stage, {}).get("limit")
+    }
+    kernels = {"product": gpu.product * typical / took, "entry": gpu.entry * typical / took}
+    return {"gpu": replace(gpu, **bus, **kernels), "gpu_name": worker_process.gpu_name() or ""}

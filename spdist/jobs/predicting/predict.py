@@ -1,0 +1,285 @@
+"""How long a product will take here, from prompt to prompt: its plan, the rates of this machine, and a pilot.
+
+The command is start + plan + compilation + run + close. The stages of a run overlap: it takes as long as the CPUs are
+busy, or as the slowest stage, with a share of the others before the first block and after the last. B is read before
+anything else if it stays in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from spdist import phases
+from spdist.engines import GPU_ENGINES
+from spdist.errors import InputError
+from spdist.jobs.compiling.ahead import is_noted, note_of
+from spdist.jobs.operands import MatrixLike
+from spdist.jobs.planning import PlanSource, planned_request
+from spdist.jobs.predicting.machine import Machine, is_short_here, start_of, this_machine
+from spdist.jobs.predicting.pilot import Pilot, pilot
+from spdist.jobs.reduce import is_by_vectors, request_to_reduce
+from spdist.kernels.reduction_spec import Reduction
+from spdist.options import ExecutionOptions, ProductOptions
+from spdist.scheduler.execution.records import JobSpec
+from spdist.scheduler.execution.worker import tiny_product
+from spdist.scheduler.planner import planner
+from spdist.scheduler.planner.plan import Plan, Rates
+from spdist.scheduler.planner.request import PlanRequest
+
+COMPRESSED_GAIN = 2.0
+"""How many times as quick values are stored that compress: fewer bytes are checked and copied."""
+SURE, UNSURE = 0.2, 0.5
+"""Share of the run by which it may differ from its prediction: with measured rates and a pilot, and without."""
+WAIT_SHARE = 0.1
+"""Share of the other phases by which they may differ."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What ``spdist multiply`` of a plan should take here.
+
+    Attributes
+    ----------
+    phases : mapping of str to float
+        Wall seconds of each phase of the command.
+    verify : float
+        Wall seconds that ``--verify`` takes besides; 0.0 for a reduction, which has no C to verify.
+    core_seconds : mapping of str to float
+        CPU seconds of each stage of the run; on a GPU also "gpu".
+    cpus : int
+    doubt : float
+        Share of the run by which it may be longer or shorter.
+    measured : str
+        Day on which this machine was measured; empty for typical rates.
+
+    Examples
+    --------
+    >>> found = Prediction({"start": 1.0, "run": 2.0}, 0.5, {"multiply": 4.0}, 2, 0.2, "2026-01-31")
+    >>> found.seconds, [round(x, 2) for x in found.bounds]
+    (3.0, [2.5, 3.5])
+    """
+
+    phases: Mapping[str, float]
+    verify: float
+    core_seconds: Mapping[str, float]
+    cpus: int
+    doubt: float
+    measured: str
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds from prompt to prompt."""
+        return sum(self.phases.values())
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Least and most of them that would not surprise."""
+        run = self.phases.get("run", 0.0)
+        doubt = self.doubt * run + WAIT_SHARE * (self.seconds - run)
+        return self.seconds - doubt, self.seconds + doubt
+
+    @property
+    def bound_by(self) -> str:
+        """The stage that should take longest."""
+        return max(self.core_seconds, key=lambda stage: self.core_seconds[stage])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``spdist plan --json`` adds to the plan, and replaces in it."""
+        return {
+            "seconds": round(self.seconds, 3),
+            "seconds_range": [round(bound, 3) for bound in self.bounds],
+            "phases": {phase: round(seconds, 4) for phase, seconds in self.phases.items()},
+            "verify_seconds": round(self.verify, 3),
+            "stage_seconds": {stage: round(seconds, 4) for stage, seconds in self.core_seconds.items()},
+            "bound_by": self.bound_by,
+            "cpus": self.cpus,
+            "rates": f"measured on {self.measured}" if self.measured else "typical",
+        }
+
+    def lines(self) -> list[str]:
+        """Return the prediction in words."""
+        low, high = self.bounds
+        parts = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in self.phases.items())
+        verify = f"; --verify {self.verify:.1f} s more" if self.verify else ""
+        found = [
+            f"spdist {'multiply' if self.verify else 'reduce'} should take about {self.seconds:.1f} s here "
+            f"({low:.1f} to {high:.1f}): {parts}{verify}; bounded by {self.bound_by}"
+        ]
+        if not self.measured:
+            found.append("at the rates of a typical core; `spdist info --machine` measures this machine")
+        return found
+
+
+def plan_and_predict(
+    operands: tuple[MatrixLike, MatrixLike],
+    product: ProductOptions,
+    execution: ExecutionOptions,
+    what: Reduction | None = None,
+) -> tuple[Plan, Prediction]:
+    """Plan ``A @ B`` as `planning.plan`, or a reduction of it, and predict what it takes here.
+
+    Parameters
+    ----------
+    operands : (A, B), each a path, URL or StoredMatrix
+    product : ProductOptions
+    execution : ExecutionOptions
+    what : Reduction, optional
+        That is made of the product, which is not stored then.
+
+    Returns
+    -------
+    (Plan, Prediction)
+
+    Raises
+    ------
+    InputError, MatrixError, MemoryBoundError
+        As `planning.plan`; InputError also if the reduction needs no plan.
+    """
+    with phases.clocked() as clock:
+        with phases.during("plan"):
+            request = (
+                planned_request(*operands, product, execution)
+                if what is None
+                else _reducing(operands, what, product, execution)
+            )
+            made = planner.make_plan(request)
+        planning = clock.seconds()["plan"]
+    return made, predict(PlanSource(request, made), made, planning, this_machine())
+
+
+def _reducing(
+    operands: tuple[MatrixLike, MatrixLike], what: Reduction, product: ProductOptions, execution: ExecutionOptions
+) -> PlanRequest:
+    request = request_to_reduce(operands, what, product, execution)
+    if is_by_vectors(request, what):
+        raise InputError(
+            f"{what} of A @ B comes from products with vectors and needs no plan: ask spdist reduce for it"
+        )
+    return request
+
+
+def predict(source: PlanSource, made: Plan, planning: float, machine: Machine) -> Prediction:
+    """Predict what a product takes.
+
+    Parameters
+    ----------
+    source : PlanSource
+    made : Plan
+        Its plan.
+    planning : float
+        Seconds that it took to make.
+    machine : Machine
+
+    Returns
+    -------
+    Prediction
+    """
+    job, request = source.draft().with_plan(made, ""), source.request
+    short, on_gpu = is_short_here(made), " on GPUs" if made.on_gpu else ""
+    one_block = short and len(made.blocks) <= 1
+    compiling = 0.0 if are_compiled(job, one_block) else machine.wait("compile")
+    tried = None if made.on_gpu or compiling or one_block else pilot(job, made, machine.core)
+    is_sure = made.on_gpu or one_block or tried is not None
+    core, wall = stage_seconds(request, made, machine, tried)
+    if one_block:
+        run = machine.wait(f"one block{on_gpu}")
+    else:
+        run = machine.paces["gpu" if made.on_gpu else "cpu"] * run_seconds(made, machine, core, wall)
+    start = machine.wait(start_of(made))
+    if made.on_gpu and not short:
+        planning = max(0.0, planning - start)  # it is planned while the GPUs start
+    waits = {"start": start, "plan": planning, "compile": compiling, "run": run, "close": machine.wait("close")}
+    entries = (made.a.nnz + made.b.nnz + made.c.nnz) / 1e6
+    return Prediction(
+        {phase: seconds for phase, seconds in waits.items() if seconds},
+        entries * machine.wait("verify a million entries") if request.writes_c else 0.0,
+        core,
+        machine.cpus,
+        SURE if machine.measured and is_sure else UNSURE,
+        machine.measured,
+    )
+
+
+def are_compiled(job: JobSpec, one_block: bool) -> bool:
+    """Whether the kernels of a job are there: in the cache of those for CPUs, or none are needed."""
+    by_scipy = job.engine == "scipy" or (job.engine == "auto" and job.product.plain and one_block)
+    if job.engine in GPU_ENGINES or by_scipy:
+        return True
+    a, b, spec = tiny_product(job)
+    return is_noted(note_of(a, b, spec, merges=len(job.pieces) > 1))
+
+
+def stage_seconds(
+    request: PlanRequest, made: Plan, machine: Machine, tried: Pilot | None
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return what each stage takes in all.
+
+    Parameters
+    ----------
+    request : PlanRequest
+    made : Plan
+    machine : Machine
+    tried : Pilot, optional
+        Without one, products and entries of C take what those of other matrices took.
+
+    Returns
+    -------
+    core : dict
+        CPU seconds of each stage.
+    wall : dict
+        Wall seconds of each stage if it has the machine for itself; on a GPU also of bus and kernels.
+    """
+    rates, gains = machine.core, machine.gains
+    if tried is not None:
+        write = rates.write * (COMPRESSED_GAIN if tried.compresses else 1.0)
+        slow = max(tried.slowness, 1e-3)
+        rates = replace(rates, product=rates.product / slow, entry=rates.entry / slow, write=write)
+    core = made.stage_seconds(rates)
+    if made.resident and request.a == request.b:  # A is a part of B that is in memory
+        core["preprocess"] -= made.a.nbytes / rates.read
+    if not request.writes_c:
+        core["commit"] = 0.0
+    if made.on_gpu:
+        core["multiply"] = 0.0
+    apart = 1 if is_short_here(made) else min(made.threads, max(len(made.blocks), 1))
+    at_once = made.threads if made.threads_share_blocks else apart
+    gain = {
+        "preprocess": gains["read"],
+        "multiply": max(1.0, gains["multiply"] * at_once / machine.cpus),
+        "merge": gains["multiply"],
+        "commit": gains["write"],
+    }
+    wall = {stage: seconds / gain.get(stage, 1.0) for stage, seconds in core.items()}
+    return core, wall | (_gpu_seconds(made, machine.gpu, request.writes_c) if made.on_gpu else {})
+
+
+def _gpu_seconds(made: Plan, gpu: Rates, writes_c: bool) -> dict[str, float]:
+    """Return the seconds of the bus, each way, and of the kernels."""
+    moved = made.stage_bytes()
+    return {
+        "gpu upload": moved["preprocess"] / gpu.read,
+        "gpu multiply": made.expansion / gpu.product + made.c.nnz / gpu.entry,
+        "gpu download": moved["commit"] / gpu.write if writes_c else 0.0,
+    }
+
+
+def run_seconds(made: Plan, machine: Machine, core: Mapping[str, float], wall: Mapping[str, float]) -> float:
+    """Return the wall seconds of a run, from the first read to the last write.
+
+    Parameters
+    ----------
+    made : Plan
+    machine : Machine
+    core, wall : mapping of str to float
+        Of `stage_seconds`.
+    """
+    stages, head = dict(wall), 0.0
+    if made.resident:  # B is read before all else
+        head = min(wall["preprocess"], made.b.nbytes / machine.core.read / machine.gains["read"])
+        stages["preprocess"] -= head
+    longest, total = max(stages.values()), sum(stages.values())
+    overlapped = longest + (total - longest) / max(len(made.blocks), 1)
+    busy = (sum(core.values()) + (machine.strain - 1.0) * core["multiply"]) / machine.cpus
+    return max(busy, head + overlapped)

@@ -1,0 +1,99 @@
+"""What is known of this machine: kept for each host, read again, never a reason to fail."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from spdist import api, cli
+from spdist.jobs.predicting import machine as machines
+from spdist.jobs.predicting import measure
+from spdist.jobs.predicting.machine import Machine, remember, this_machine, typical_machine
+from spdist.scheduler.planner.plan import Rates
+from tests.conftest import random_matrix
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path, monkeypatch):
+    """Begin with a machine that was not measured."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_a_measured_machine_is_kept_for_its_host_and_cpus(monkeypatch):
+    assert this_machine() == typical_machine()
+    found = replace(typical_machine(), measured="2026-01-31", core=Rates(read=1.5), gains={"read": 2.5})
+    remember(found)
+    assert this_machine() == found
+    monkeypatch.setattr(machines, "count_cpus", lambda: 77)
+    assert this_machine().measured == "", "with other CPUs it is another machine"
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"version": 0}', '{"version": 1, "host": 3}', "[1]"])
+def test_a_file_that_is_not_understood_is_as_none(text):
+    remember(typical_machine())
+    machines._file().write_text(text)
+    assert this_machine() == typical_machine()
+
+
+def test_where_nothing_can_be_kept_nothing_fails(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    remember(typical_machine())
+    assert this_machine() == typical_machine()
+
+
+def test_waits_are_medians_of_the_newest():
+    found = typical_machine()
+    for seconds in (90.0, 80.0, *range(1, machines.NEWEST + 1)):
+        found = found.with_waits({"start": float(seconds)})
+    assert found.wait("start") == 5.0, "of 1 to 9"
+    assert len(found.seen["start"]) == machines.NEWEST
+    assert Machine.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_a_finished_command_is_learnt_from(tmp_path, stored, monkeypatch):
+    a = stored("A", random_matrix(300, 300, 5, 8))
+    api.multiply(a, a, tmp_path / "C.zarr")
+    assert not this_machine().seen, "of a call, which is a part of a process"
+    monkeypatch.setattr(
+        "sys.argv", ["spdist", "multiply", a.url, a.url, str(tmp_path / "D.zarr"), "--verify", "--json"]
+    )
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert cli.main() == 0
+    assert set(this_machine().seen) == {
+        "start of a short product", "one block", "close", "verify a million entries"
+    }  # fmt: skip
+
+
+@pytest.fixture
+def small_measurement(monkeypatch):
+    """Measure with small matrices, and multiply in this process."""
+    monkeypatch.setattr(measure, "SIDE", 14)
+    monkeypatch.setattr(measure, "SCATTERED_ROWS", 1 << 10)
+    monkeypatch.setattr(measure, "STORED_ENTRIES", 1 << 18)
+    monkeypatch.setattr(measure, "_run", lambda a, target, engine: api.multiply(a, a, target, overwrite=True))
+
+
+@pytest.mark.parametrize("busy", [0.0, 1e9])
+def test_info_measures_this_machine(small_measurement, tmp_path, capsys, monkeypatch, busy):
+    monkeypatch.setattr(measure, "BUSY", busy)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert cli.main(["info", "--machine", "--folder", str(tmp_path), "--json"]) == 0
+    found = Machine.from_json(json.loads(capsys.readouterr().out))
+    assert found == this_machine()
+    assert found.measured
+    assert all(rate > 0 for rate in (found.core.read, found.core.write, found.core.product, found.core.entry))
+    assert all(1 <= gain <= found.cpus for gain in found.gains.values())
+    assert found.is_busy == (busy == 0.0)
+    assert bool(found.seen) == (not found.is_busy), "what others' programs delayed is not kept"
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"], "nothing is left behind"
+
+
+def test_measuring_needs_a_folder(tmp_path, capsys):
+    missing = tmp_path / "missing"
+    assert cli.main(["info", "--machine", "--folder", str(missing)]) == 2
+    assert f"folder={missing} cannot be written to" in capsys.readouterr().err
+    assert cli.main(["info"]) == 2
+    assert "needs a MATRIX, or --machine" in capsys.readouterr().err
