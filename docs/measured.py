@@ -653,6 +653,8 @@ def measured() -> str:
     if waits.recorded():
         parts += ["## What a user waits for\n", *map(waits.section, waits.recorded())]
     parts += ["## Calls in one table\n", comparisons("../benchmarks/results")]
+    if waits.recorded("predictions"):
+        parts += ["## Predictions\n", *map(waits.predictions, waits.recorded("predictions"))]
     if waits.recorded("cores"):
         parts += ["## Threads of the CPU engine\n", *map(waits.cores, waits.recorded("cores"))]
     if waits.recorded("clustering"):

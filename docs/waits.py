@@ -1,4 +1,4 @@
-"""Tables of the records of `benchmarks/prompt.py` and `benchmarks/cores.py`, for `docs/measured.py`."""
+"""Tables of the records of `prompt.py`, `cores.py` and `predictions.py` in benchmarks, for `docs/measured.py`."""
 
 from __future__ import annotations
 
@@ -126,6 +126,33 @@ def _means_and_rates(found: Any) -> str:
         f" A loop in registers gains {gain:.1f} with {n}." for n, gain in [*found.get("loop_speed_up", {}).items()][-1:]
     )
     return f"; geometric means: {means}. STREAM's triad, GB/s by threads: {rates}.{loop}"
+
+
+def predictions(name: str) -> str:
+    """Return what commands took beside what `spdist plan` had said."""
+    found = record(name)
+    lines = [
+        [row["job"], row["engine"], seconds(row["predicted_s"]), seconds(row["wall_s"]), f"{row['ratio']:.2f}",
+         f"{row['left_ratio']:.2f}" if row["left_ratio"] else "", len(row["trials"])]
+        for row in found["rows"]
+        if "ratio" in row
+    ]  # fmt: skip
+    near = sum(abs(row["ratio"] - 1) <= 0.25 for row in found["rows"] if "ratio" in row)
+    head = [
+        "command",
+        "engine",
+        "predicted",
+        "prompt to prompt",
+        "predicted / true",
+        "time left, said / true",
+        "trials",
+    ]
+    return (
+        f"### {device(name)}\n\n"
+        "`spdist plan`, then the command in a fresh process, kernels compiled before; medians. The time left is what the run\n"
+        f"itself says after a tenth of its work. {near} of {len(lines)} are predicted within 25 %. Storage: {found['storage']}.\n"
+        f"{SHARED if found['shared_machine'] else ''}\n" + table(head, lines) + f"\n{source(name)}"
+    )
 
 
 def readme(names: list[str]) -> str:

@@ -82,6 +82,18 @@ def test_every_trial_of_a_record_is_in_the_document(waits, tmp_path):
     assert "`spdist info` 0.40 s" in shown
 
 
+def test_predictions_are_in_the_document(waits, tmp_path):
+    rows = [
+        {"job": "R-MAT", "engine": "numba", "predicted_s": 4.0, "wall_s": 5.0, "ratio": 0.8, "left_ratio": 1.1},
+        {"job": "A @ P", "engine": "numba", "predicted_s": 4.0, "wall_s": 2.0, "ratio": 2.0, "left_ratio": None},
+    ]
+    rows = [row | {"trials": [{}, {}]} for row in rows] + [{"job": "failed", "engine": "cuda", "trials": [{}]}]
+    (tmp_path / "2026-11-30-predictions.json").write_text(json.dumps(content(rows=rows)))
+    shown = waits.predictions(waits.recorded("predictions")[0])
+    assert "1 of 2 are predicted within 25 %" in shown
+    assert "| R-MAT | numba | 4.0 s | 5.0 s | 0.80 | 1.10 | 2 |" in shown
+
+
 def test_threads_and_peers_are_in_the_document(waits, tmp_path):
     row = {"work": "27-point 90^3", "seconds": {"1": 1.5, "16": 0.1}, "speed_up": {"1": 1.0, "16": 15.0}}
     row["ratio"] = {"sp_matmul": {"16": 1.25}, "GraphBLAS": {"1": 3.0}}
