@@ -1,6 +1,7 @@
 """Zarr arrays, read and written by whole Zarr chunks: codecs, checksums, and chunks that are missing.
 
-A local array is decoded by zarrs, which is written in Rust and several times faster than Zarr's own pipeline.
+A local array is decoded by zarrs, which is written in Rust and several times faster than Zarr's own pipeline; one in an
+object store by `spdist.storage.object_chunks`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from spdist.matrices.dtypes import ValueArray, block_dtype, blocksize, from_bloc
 from spdist.storage.checksums import ChunkFiles, Table, read_table
 from spdist.storage.foreign.decoded_size import codecs_of
 from spdist.storage.locations import is_local, open_store, unreadable
+from spdist.storage.object_chunks import ObjectChunks, of_array
 
 CHUNK_LENGTH = 1 << 17
 """Elements of a Zarr chunk unless a memory limit requires fewer: 512 KiB of int32, 1 MiB of float64.
@@ -143,10 +145,12 @@ class ChunkedArray:
             raise self.files.error(max(k0, self.nchunks), "is missing")
         if is_local(self.url):
             self._look(k0, k1)
-        array = _open_array(self.url, self.name, self.metadata)
+        array, objects = _open_array(self.url, self.name, self.metadata), _objects(self.url, self.name, self.metadata)
         wanted = slice(k0 * self.chunk, k1 * self.chunk)
 
         def get() -> ValueArray:
+            if objects is not None:
+                return objects.read([self.key(k) for k in range(k0, k1)], out)
             prototype = default_buffer_prototype() if out is None else _into(out)
             return cast(ValueArray, _run(self.url, array.async_array.getitem(wanted, prototype=prototype)))
 
@@ -175,8 +179,11 @@ class ChunkedArray:
         if pad:
             values = np.concatenate([values, np.zeros(pad, self.dtype)])
         numbers = values if blocksize(self.dtype) is None else values["block"]
-        # zarrs never writes a chunk of zeros, whatever the configuration says; Zarr's own pipeline does.
         chunks = numbers.reshape(-1, self.chunk * math.prod(numbers.shape[1:]))
+        if (objects := _objects(self.url, self.name, self.metadata)) is not None:
+            objects.write([self.key(k + i) for i in range(len(chunks))], np.ascontiguousarray(chunks, objects.dtype))
+            return
+        # zarrs never writes a chunk of zeros, whatever the configuration says; Zarr's own pipeline does.
         fast = all(chunk[:GLANCE].any() or chunk.any() for chunk in chunks)
         array = _open_array(self.url, self.name, self.metadata, fast=fast)
         _run(self.url, array.async_array.setitem(slice(k * self.chunk, k * self.chunk + len(values)), numbers))
@@ -266,6 +273,8 @@ def _read_error(array: ChunkedArray, k0: int, k1: int) -> Exception | None:
     """Return the error that names the Zarr chunk which made a read fail; None if all can be read now."""
     opened = _open_array(array.url, array.name, array.metadata)
     for k in range(k0, k1):
+        if not array.files.exists(k):
+            return array.files.error(k, "is missing")
         try:
             _run(array.url, opened.async_array.getitem(slice(k * array.chunk, (k + 1) * array.chunk)))
         except Exception as cause:
@@ -329,6 +338,12 @@ def _open_array(url: str, name: str, metadata: str, *, fast: bool = True) -> zar
     with zarr.config.set({"codec_pipeline.path": _FAST_PIPELINE if fast else _ZARR_PIPELINE}), catch_warnings():
         simplefilter("ignore")  # zarrs says when it leaves codecs that it does not know to Zarr's own pipeline
         return zarr.Array(AsyncArray(metadata=document, store_path=StorePath(open_store(url), name), config=_CONFIG))
+
+
+@functools.lru_cache(maxsize=64)
+def _objects(url: str, name: str, metadata: str) -> ObjectChunks | None:
+    """Return the Zarr chunks of an array that obstore moves; None if Zarr does."""
+    return None if is_local(url) else of_array(_open_array(url, name, metadata))
 
 
 def _into(out: ValueArray) -> BufferPrototype:

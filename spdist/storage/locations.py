@@ -19,7 +19,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore
 
 from spdist.errors import InputError, MatrixError, SpdistError, one_line
-from spdist.storage.targets import s3
+from spdist.storage.targets import objects
 
 REMOTE_SECONDS = 15.0
 """Seconds within which a remote storage must answer a first request."""
@@ -59,6 +59,17 @@ def in_process(url: str) -> bool:
     True
     """
     return url.startswith("memory://")
+
+
+def in_object_store(url: str) -> bool:
+    """Whether `url` is in an object store whose objects obstore can move.
+
+    Examples
+    --------
+    >>> in_object_store("s3://bucket/A.zarr"), in_object_store("memory://A.zarr"), in_object_store("/data/A.zarr")
+    (True, False, False)
+    """
+    return url.partition("://")[0] in objects.SERVICES
 
 
 def normalise(url: str | Path) -> str:
@@ -124,8 +135,8 @@ def open_store(url: str) -> Store:
     if is_local(url):
         return LocalStore(local_path(url))
     try:
-        if url.partition("://")[0] in s3.SCHEMES and s3.is_installed():
-            return s3.open_s3(url)
+        if objects.opens(url):
+            return objects.open_objects(url)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # memory:// is not asynchronous; Zarr wraps it and warns each time
             if in_process(url):
