@@ -130,13 +130,16 @@ def open_store(url: str) -> Store:
     Raises
     ------
     InputError
-        If no file system is installed for the URL.
+        If no file system is installed for the URL, or there are no credentials.
     """
     if is_local(url):
         return LocalStore(local_path(url))
-    try:
-        if objects.opens(url):
+    if objects.opens(url):
+        try:
             return objects.open_objects(url)
+        except Exception as error:  # obstore's own are subclasses of Exception alone
+            raise InputError(f"{one_line(url)}: cannot be reached: {one_line(error)}") from error
+    try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # memory:// is not asynchronous; Zarr wraps it and warns each time
             if in_process(url):

@@ -1,4 +1,4 @@
-"""Zarr chunks that obstore moves: Zarr reads what is written and the other way round; damage is found; memory bounded."""
+"""Zarr chunks that obstore moves: Zarr reads what is written and the other way round, damage is found."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from spdist.storage.targets import objects
 
 CHUNK, COUNT = 1000, 5
 BLOSC = BloscCodec(cname="lz4", clevel=5, shuffle="shuffle", typesize=8)
+CODECS = (BLOSC, Crc32cCodec())
 
 
-def new_array(dtype="f8", inner=(), compressors=(BLOSC, Crc32cCodec()), **kwargs) -> zarr.Array:
+def new_array(dtype="f8", inner=(), compressors=CODECS, **kwargs) -> zarr.Array:
     return zarr.create_array(
         ObjectStore(MemoryStore()), name="data", shape=(CHUNK * COUNT, *inner), chunks=(CHUNK, *inner), dtype=dtype,
         compressors=compressors and list(compressors), fill_value=0, config={"write_empty_chunks": True}, **kwargs,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import random
 
+import numpy as np
 import pytest
 import s3fs
 import scipy.sparse as sp
+import zarr
 from moto.server import ThreadedMotoServer
 
 import spdist
@@ -76,7 +78,7 @@ def test_damaged_and_missing_objects_are_named(proxy):
     with pytest.raises(spdist.CorruptError, match=r"Zarr chunk 0 of array 'data' .*truncated or altered"):
         a.data.read(0, 10)
     files.rm("failing/E.zarr/indices/c/0")
-    with pytest.raises(spdist.CorruptError, match="Zarr chunk 0 of array 'indices' .* is missing"):
+    with pytest.raises(spdist.CorruptError, match=r"Zarr chunk 0 of array 'indices' .* is missing"):
         a.indices.read(0, 10)
 
 
@@ -108,6 +110,19 @@ def test_keys_of_fsspec_and_of_the_machine(monkeypatch):
     found = credentials.s3_options()
     assert (found["access_key_id"], found["secret_access_key"], found["session_token"]) == ("k", "s", "t")
     assert found["region"] == "mars"
+
+
+def test_objects_of_google(proxy, monkeypatch):
+    """Google's XML interface is that of S3, which is what the simulated server speaks."""
+    from fsspec.config import conf
+
+    proxy.fault = lambda number, method, path: ""
+    monkeypatch.setitem(conf, "gs", {"endpoint_url": proxy.url})
+    store = objects.open_objects("gs://failing/G.zarr")
+    array = zarr.create_array(store, name="data", shape=1000, chunks=100, dtype="f8", fill_value=0)
+    array[:] = np.arange(1000)
+    kept = zarr.open_array(objects.open_objects("gs://failing/G.zarr"), path="data", mode="r")
+    np.testing.assert_array_equal(kept[:], np.arange(1000))
 
 
 def test_without_obstore_fsspec_serves(proxy, monkeypatch):

@@ -77,7 +77,7 @@ def google(bucket: str, common: Options) -> Any:
     """Return obstore's store of a bucket of Google Cloud Storage.
 
     Keys are the application default credentials of google-auth: GOOGLE_APPLICATION_CREDENTIALS, gcloud's, the
-    machine's. The endpoint may be STORAGE_EMULATOR_HOST, as of Google's own client; it is asked without keys.
+    machine's. An ``endpoint_url`` of fsspec's configuration is asked without keys unless a token is configured too.
 
     Parameters
     ----------
@@ -102,14 +102,19 @@ def google(bucket: str, common: Options) -> Any:
 def google_options() -> Options:
     """Return how to reach Google Cloud Storage, as google-auth and fsspec are told."""
     given = _configured("gs", "gcs")
-    endpoint = given.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
-    options = {"base_url": endpoint if "://" in endpoint else f"http://{endpoint}"} if endpoint else {}
-    token = given.get("token")
-    if token == "anon" or (endpoint and not token):
+    endpoint, token = given.get("endpoint_url"), given.get("token")
+    options = {"base_url": endpoint} if endpoint else {}
+    if token == "anon":
         return options | {"skip_signature": True}
+    if endpoint and not token:
+        return options | {"credential_provider": _no_credentials}
     if isinstance(token, str) and token.endswith(".json"):
         return options | {"application_credentials": token}
     return options | {"credential_provider": _google_credentials()}
+
+
+def _no_credentials() -> Options:
+    return {"token": "none", "expires_at": None}  # obstore leaves out the signature of what it reads alone
 
 
 def _google_credentials() -> Callable[[], Options]:

@@ -10,6 +10,7 @@ import errno
 import functools
 import importlib.util
 import inspect
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -43,6 +44,8 @@ def opens(url: str) -> bool:
     url : str
     """
     scheme = url.partition("://")[0]
+    if scheme in ("gs", "gcs") and "STORAGE_EMULATOR_HOST" in os.environ:
+        return False  # emulators speak the protocol of Google's own client alone
     return scheme in SERVICES and _are_installed(("obstore", PACKAGES.get(scheme, "adlfs")))
 
 
