@@ -26,7 +26,7 @@ import record
 
 import spdist
 from spdist.storage import locations
-from spdist.storage.targets import objects
+from spdist.storage.objects import service
 
 BUCKET = "spdist-benchmark"
 OBJECT, AT_ONCE = 8 << 20, 8
@@ -69,7 +69,7 @@ def raw(nbytes: int) -> dict[str, float]:
     """Return MB/s that obstore alone writes and reads, and CPU seconds."""
     import obstore
 
-    store, content = objects.open_objects(f"s3://{BUCKET}/raw").store, os.urandom(OBJECT)
+    store, content = service.open_objects(f"s3://{BUCKET}/raw").store, os.urandom(OBJECT)
     names = [f"{i}" for i in range(max(1, nbytes // OBJECT))]
     found = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -108,7 +108,7 @@ def main() -> None:
 
     s3fs.S3FileSystem(use_listings_cache=False).mkdirs(BUCKET, exist_ok=True)
     results: dict[str, list[dict[str, float]]] = {}
-    opens = objects.opens
+    opens = service.opens
     with tempfile.TemporaryDirectory() as folder:
         a = spdist.generate("erdos-renyi", f"{folder}/A.zarr", nrows=rows, ncols=rows, per_row=8)
         spdist.multiply(a, a, f"{folder}/warm.zarr", memory_limit=LIMIT)  # kernels are compiled once for a machine
@@ -117,9 +117,9 @@ def main() -> None:
             ways = [("local", f"{folder}/C", True), ("obstore", f"s3://{BUCKET}/C", True),
                     ("fsspec", f"s3://{BUCKET}/C", False)]  # fmt: skip
             for name, url, with_obstore in ways[:: 1 - 2 * (turn % 2)]:
-                objects.opens = opens if with_obstore else lambda url: False  # type: ignore[assignment]
+                service.opens = opens if with_obstore else lambda url: False  # type: ignore[assignment]
                 results.setdefault(name, []).append(product(a, url))
-        objects.opens = opens
+        service.opens = opens
     locations.discard(f"s3://{BUCKET}/raw")
     medians = {
         name: {key: round(statistics.median(run[key] for run in runs), 2) for key in runs[0]}

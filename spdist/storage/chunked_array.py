@@ -1,7 +1,7 @@
 """Zarr arrays, read and written by whole Zarr chunks: codecs, checksums, and chunks that are missing.
 
 A local array is decoded by zarrs, which is written in Rust and several times faster than Zarr's own pipeline; one in an
-object store by `spdist.storage.object_chunks`.
+object store by `spdist.storage.objects.chunks`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from spdist.matrices.dtypes import ValueArray, block_dtype, blocksize, from_bloc
 from spdist.storage.checksums import ChunkFiles, Table, read_table
 from spdist.storage.foreign.decoded_size import codecs_of
 from spdist.storage.locations import is_local, open_store, unreadable
-from spdist.storage.object_chunks import ObjectChunks, of_array
+from spdist.storage.objects.chunks import ObjectChunks, of_array
 
 CHUNK_LENGTH = 1 << 17
 """Elements of a Zarr chunk unless a memory limit requires fewer: 512 KiB of int32, 1 MiB of float64.

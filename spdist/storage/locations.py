@@ -19,7 +19,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore
 
 from spdist.errors import InputError, MatrixError, SpdistError, one_line
-from spdist.storage.targets import objects
+from spdist.storage.objects import service
 
 REMOTE_SECONDS = 15.0
 """Seconds within which a remote storage must answer a first request."""
@@ -69,7 +69,7 @@ def in_object_store(url: str) -> bool:
     >>> in_object_store("s3://bucket/A.zarr"), in_object_store("memory://A.zarr"), in_object_store("/data/A.zarr")
     (True, False, False)
     """
-    return url.partition("://")[0] in objects.SERVICES
+    return url.partition("://")[0] in service.SERVICES
 
 
 def normalise(url: str | Path) -> str:
@@ -134,9 +134,9 @@ def open_store(url: str) -> Store:
     """
     if is_local(url):
         return LocalStore(local_path(url))
-    if objects.opens(url):
+    if service.opens(url):
         try:
-            return objects.open_objects(url)
+            return service.open_objects(url)
         except Exception as error:  # obstore's own are subclasses of Exception alone
             raise InputError(f"{one_line(url)}: cannot be reached: {one_line(error)}") from error
     try:

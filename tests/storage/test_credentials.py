@@ -10,14 +10,14 @@ from fsspec.config import conf
 
 from spdist.errors import InputError
 from spdist.storage import locations
-from spdist.storage.targets import credentials, objects
+from spdist.storage.objects import credentials, service
 
 KEY = "a2V5"
 
 
 @pytest.fixture(autouse=True)
 def nothing_configured(monkeypatch):
-    for scheme in objects.SERVICES:
+    for scheme in service.SERVICES:
         monkeypatch.delitem(conf, scheme, raising=False)
     for name in ("ACCOUNT_NAME", "ACCOUNT_KEY", "SAS_TOKEN", "CONNECTION_STRING", "ANON"):
         monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
@@ -70,27 +70,27 @@ def test_azure(monkeypatch, environment, url, expected):
 def test_stores_are_built_from_urls(monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
     monkeypatch.setitem(conf, "gs", {"token": "anon"})
-    store = objects.open_objects("abfs://box@account.dfs.core.windows.net/deep/A.zarr").store
+    store = service.open_objects("abfs://box@account.dfs.core.windows.net/deep/A.zarr").store
     assert (store.config["container_name"], store.config["account_name"], store.prefix) == (
         "box",
         "account",
         "deep/A.zarr",
     )
-    store = objects.open_objects("gs://bucket/deep/A.zarr").store
+    store = service.open_objects("gs://bucket/deep/A.zarr").store
     assert (store.config["bucket"], store.prefix) == ("bucket", "deep/A.zarr")
 
 
 @pytest.mark.parametrize(("url", "remedy"), [("gs://b/A.zarr", "gcloud auth"), ("az://c/A.zarr", "AZURE_STORAGE_")])
 def test_without_credentials_there_is_one_line(monkeypatch, without_google_credentials, url, remedy):
-    monkeypatch.setattr(objects, "opens", lambda url: True)
+    monkeypatch.setattr(service, "opens", lambda url: True)
     with pytest.raises(InputError, match=f"^{url}: cannot be reached: no .*{remedy}") as caught:
         locations.open_store(url)
     assert "\n" not in str(caught.value)
 
 
 def test_emulators_of_google_are_left_to_fsspec(monkeypatch):
-    monkeypatch.setattr(objects, "_are_installed", lambda names: True)
-    assert objects.opens("gs://bucket/A.zarr")
+    monkeypatch.setattr(service, "_are_installed", lambda names: True)
+    assert service.opens("gs://bucket/A.zarr")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://here:1")
-    assert not objects.opens("gs://bucket/A.zarr")
-    assert not objects.opens("memory://A.zarr")
+    assert not service.opens("gs://bucket/A.zarr")
+    assert not service.opens("memory://A.zarr")

@@ -11,9 +11,9 @@ from obstore.store import MemoryStore
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ZstdCodec
 from zarr.storage import ObjectStore
 
-from spdist.storage import object_chunks
-from spdist.storage.object_chunks import of_array
-from spdist.storage.targets import objects
+from spdist.storage.objects import chunks as object_chunks
+from spdist.storage.objects import service
+from spdist.storage.objects.chunks import of_array
 
 CHUNK, COUNT = 1000, 5
 BLOSC = BloscCodec(cname="lz4", clevel=5, shuffle="shuffle", typesize=8)
@@ -65,9 +65,9 @@ def test_damage_is_found():
     array = new_array()
     chunks, store = of_array(array), array.store_path.store.store
     array[:] = np.arange(CHUNK * COUNT)
-    whole = bytes(objects.get(store, "data/c/2"))
+    whole = bytes(service.get(store, "data/c/2"))
     for damaged in (whole[:-1], whole[:100] + bytes([whole[100] ^ 1]) + whole[101:], b"", b"abc"):
-        objects.put(store, "data/c/2", damaged)
+        service.put(store, "data/c/2", damaged)
         with pytest.raises(ValueError, match="checksum"):
             chunks.read(keys())
     store.delete("data/c/2")
@@ -79,7 +79,7 @@ def test_damage_is_found():
 def test_whole_chunks_of_another_length_are_found(compressors):
     chunks, half = (of_array(new_array(dtype, (), compressors)) for dtype in ("f8", "f4"))
     half._put("data/c/0", np.ones(CHUNK, "f4"))
-    objects.put(chunks.store, "data/c/0", bytes(objects.get(half.store, "data/c/0")))
+    service.put(chunks.store, "data/c/0", bytes(service.get(half.store, "data/c/0")))
     with pytest.raises(ValueError, match="another length"):
         chunks.read(["data/c/0"])
 
@@ -102,8 +102,8 @@ def test_bytes_at_once_are_bounded(monkeypatch):
     array = new_array()
     chunks, values = of_array(array), np.arange(CHUNK, dtype="f8")
     chunks._put("data/c/0", values)
-    stored = bytes(objects.get(chunks.store, "data/c/0"))
+    stored = bytes(service.get(chunks.store, "data/c/0"))
     monkeypatch.setattr(object_chunks, "_room", object_chunks._Room(3 * chunks.nbytes + 1))
-    monkeypatch.setattr(objects, "get", get)
+    monkeypatch.setattr(service, "get", get)
     np.testing.assert_array_equal(chunks.read(["data/c/0"] * 12), np.tile(values, 12))
     assert most[0] == 3

@@ -14,7 +14,7 @@ from moto.server import ThreadedMotoServer
 
 import spdist
 from spdist.storage import locations, notes
-from spdist.storage.targets import credentials, objects
+from spdist.storage.objects import credentials, service
 from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import read
 from tests.support.failing_proxy import FailingProxy
@@ -86,7 +86,7 @@ def test_a_server_that_stays_busy_ends_in_a_line(proxy, monkeypatch):
     proxy.fault = lambda number, method, path: ""
     a = spdist.save("s3://failing/A.zarr", random_matrix(50, 50, 4, 1), overwrite=True)
     proxy.fault = lambda number, method, path: "busy" if is_of_zarr(path) else ""
-    monkeypatch.setattr(objects, "RETRIES", 1)
+    monkeypatch.setattr(service, "RETRIES", 1)
     try:
         with pytest.raises(spdist.InputError, match=r"A\.zarr: the storage cannot be used"):
             spdist.open("s3://failing/A.zarr")
@@ -118,15 +118,15 @@ def test_objects_of_google(proxy, monkeypatch):
 
     proxy.fault = lambda number, method, path: ""
     monkeypatch.setitem(conf, "gs", {"endpoint_url": proxy.url})
-    store = objects.open_objects("gs://failing/G.zarr")
+    store = service.open_objects("gs://failing/G.zarr")
     array = zarr.create_array(store, name="data", shape=1000, chunks=100, dtype="f8", fill_value=0)
     array[:] = np.arange(1000)
-    kept = zarr.open_array(objects.open_objects("gs://failing/G.zarr"), path="data", mode="r")
+    kept = zarr.open_array(service.open_objects("gs://failing/G.zarr"), path="data", mode="r")
     np.testing.assert_array_equal(kept[:], np.arange(1000))
 
 
 def test_without_obstore_fsspec_serves(proxy, monkeypatch):
-    monkeypatch.setattr(objects, "opens", lambda url: False)
+    monkeypatch.setattr(service, "opens", lambda url: False)
     assert type(locations.open_store("s3://failing/A.zarr")).__name__ == "FsspecStore"
     assert spdist.save("s3://failing/B.zarr", sp.eye_array(3), overwrite=True).nnz == 3
 

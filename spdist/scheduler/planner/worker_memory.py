@@ -21,7 +21,7 @@ from spdist.scheduler.planner.request import PlanRequest, operand
 from spdist.scheduler.planner.tuning import PlannerTuning
 from spdist.storage.locations import in_object_store
 from spdist.storage.matrix import READ_CHUNKS
-from spdist.storage.object_chunks import BYTES_AT_ONCE, most_moving
+from spdist.storage.objects.chunks import BYTES_AT_ONCE, most_moving
 
 READ_COPIES = 3
 """Copies of a Zarr chunk in memory while it is read: encoded, decoded, and in the array that takes its entries."""

@@ -25,7 +25,7 @@ from spdist.scheduler.planner.tuning import (
     ResidencyTuning,
 )
 from spdist.storage.matrix import open_matrix
-from spdist.storage.object_chunks import most_moving
+from spdist.storage.objects.chunks import most_moving
 from spdist.storage.writer import MatrixWriter
 from spdist.units import parse_bytes
 from tests.conftest import random_matrix

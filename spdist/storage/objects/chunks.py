@@ -21,7 +21,7 @@ import numpy as np
 import zarr
 
 from spdist.matrices.dtypes import ValueArray
-from spdist.storage.targets import objects
+from spdist.storage.objects import service
 
 AT_ONCE = 16
 """Zarr chunks that a process encodes and writes, or reads and decodes, at once at most."""
@@ -83,7 +83,7 @@ class ObjectChunks:
         whole = np.empty(len(body) + CHECKSUM_BYTES, np.uint8)
         whole[:-CHECKSUM_BYTES] = body
         whole[-CHECKSUM_BYTES:] = _checksum(whole[:-CHECKSUM_BYTES])
-        objects.put(self.store, key, whole)
+        service.put(self.store, key, whole)
 
     def read(self, keys: list[str], out: ValueArray | None = None) -> ValueArray:
         """Read Zarr chunks.
@@ -116,7 +116,7 @@ class ObjectChunks:
         return out
 
     def _get(self, key: str, out: ValueArray) -> None:
-        whole = np.frombuffer(objects.get(self.store, key), np.uint8)
+        whole = np.frombuffer(service.get(self.store, key), np.uint8)
         body = whole[:-CHECKSUM_BYTES]
         if len(whole) < CHECKSUM_BYTES or not np.array_equal(_checksum(body), whole[-CHECKSUM_BYTES:]):
             raise ValueError("its checksum does not match")

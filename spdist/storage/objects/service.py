@@ -18,7 +18,7 @@ from typing import Any
 
 from zarr.abc.store import Store
 
-from spdist.storage.targets import credentials
+from spdist.storage.objects import credentials
 
 CONNECT_SECONDS, REQUEST_SECONDS = 8, 180
 """Seconds to connect, and for a request with all of its data: an object of 64 MiB at 3 Mbit/s."""
