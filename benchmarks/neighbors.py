@@ -6,8 +6,9 @@
 
 Each call begins with sparse rows that are not normalised and ends with the graph of the 15 nearest by the cosine, and
 each row itself: `KNeighborsTransformer` with ``algorithm="brute"``, and `sp_matmul_topn` between rows made of length 1.
-As many threads as the process may use cores; the engine `cuda` too where CuPy sees a GPU. Calls take turns after one that is not timed; medians. The
-similarities in each row of the graphs are compared. Peers that are missing are named.
+Each has as many threads as the process may use cores; the engine `cuda` takes part where CuPy sees a GPU. Calls take
+turns after one that is not timed; medians. The similarities in each row of the graphs are compared. Peers that are
+missing are named.
 """
 
 from __future__ import annotations
