@@ -133,6 +133,7 @@ def main() -> None:
         results.append({"case": name, "nrows": x.shape[0], "nnz": x.nnz, "dtype": x.dtype.name, "seconds": seconds})
         print(f"{name:18} " + ", ".join(f"{way} {value:.3g} s" for way, value in seconds.items()), flush=True)
         content = {"benchmark": "neighbors", "neighbors": NEIGHBORS, "threads": threads, "repeats": args.repeats}
+        content |= {"gpu": record.gpu()} if record.has_gpu() else {}
         record.write({**content, "results": results}, args.out, quiet=True)
     if not find_spec("sparse_dot_topn"):
         print("not installed: sparse_dot_topn")

@@ -304,12 +304,13 @@ def _by_size(found: Any, count: int) -> tuple[Any, Any]:
     """Return columns and values of each row from the largest value on, filled up with columns of -1."""
     rows = sp.csr_array(found)
     lengths = np.diff(rows.indptr)
-    of_row = np.repeat(np.arange(len(lengths)), lengths)
-    order = np.lexsort((rows.indices, -rows.data, of_row))
-    place = np.arange(rows.nnz) - np.repeat(rows.indptr[:-1], lengths)
-    columns = np.full((len(lengths), count), -1, np.int64)
-    values = np.zeros((len(lengths), count), rows.dtype)
-    columns[of_row, place], values[of_row, place] = rows.indices[order], rows.data[order]
+    there = np.arange(count) < lengths[:, None]
+    columns = np.full(there.shape, -1, np.int64)
+    values = np.full(there.shape, -np.inf, rows.dtype)
+    columns[there], values[there] = rows.indices, rows.data
+    order = np.argsort(-values, axis=1, kind="stable")  # equal values stay in the order of their columns
+    columns, values = (np.take_along_axis(each, order, axis=1) for each in (columns, values))
+    values[columns < 0] = 0
     return columns, values
 
 
