@@ -58,9 +58,8 @@ def cells(nrows: int, genes: int, per_row: int, kinds: int) -> sp.csr_matrix:
 
 CASES: dict[str, Callable[[], sp.csr_matrix]] = {
     "20,000 documents": lambda: documents(20_000, 30_000, 20),
-    "60,000 documents": lambda: documents(60_000, 50_000, 20),
+    "40,000 documents": lambda: documents(40_000, 50_000, 20),
     "20,000 cells": lambda: cells(20_000, 2_000, 300, 20),
-    "50,000 cells": lambda: cells(50_000, 2_000, 300, 20),
 }
 QUICK: dict[str, Callable[[], sp.csr_matrix]] = {"300 documents": lambda: documents(300, 500, 20)}
 

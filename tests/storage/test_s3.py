@@ -13,6 +13,7 @@ import zarr
 from moto.server import ThreadedMotoServer
 
 import spdist
+from spdist.scheduler.planner import planner
 from spdist.storage import locations, notes
 from spdist.storage.objects import credentials, service
 from tests.conftest import assert_is_product, random_matrix
@@ -139,3 +140,15 @@ def test_objects_that_stand_for_folders_are_no_chunks(proxy):
     notes.remove_chunks(a.data, 0)
     assert not a.data.files.exists(0)
     assert a.indices.files.exists(0)
+
+
+def test_the_plan_knows_that_c_goes_to_objects(proxy, stored, monkeypatch, tmp_path):
+    proxy.fault = lambda number, method, path: ""
+    seen, make_plan = [], planner.make_plan
+    monkeypatch.setattr(
+        planner, "make_plan", lambda asked, *more: (seen.append(asked.to_objects), make_plan(asked, *more))[1]
+    )
+    a = stored("A", random_matrix(50, 50, 4, 1))
+    for url in ("s3://failing/F.zarr", str(tmp_path / "F.zarr")):
+        spdist.multiply(a, a, url)
+    assert seen == [True, False]
