@@ -161,7 +161,7 @@ class ChunkTuning:
     many : int
         Number of chunks.
     objects_share : int
-        The part of the memory that the buffers of requests may take for C's chunks to be long: one in so many.
+        Zarr chunks in an object store are long if the memory is at least so many times the buffers of all requests.
     """
 
     length: int = CHUNK_LENGTH

@@ -237,7 +237,7 @@ class WorkerMemory:
         return allocator + resident + max(kernels) + min(threads, blocks_in_flight) * reading + writing + moving
 
     def _moving_objects(self) -> int:
-        """Return the bytes of encoded Zarr chunks that are on their way from and to object stores at once."""
+        """Return the most bytes of encoded Zarr chunks that are transferred from and to object stores at once."""
         operands = [m for m in (self.request.a, self.request.b) if in_object_store(m.url)]
         longest = [max(m.indices.chunk_nbytes, m.data.chunk_nbytes) for m in operands]
         longest += [self.chunk_length * max(self.dtype.itemsize, self.index_bytes)] if self.request.to_objects else []

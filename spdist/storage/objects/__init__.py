@@ -1,1 +1,1 @@
-"""Object stores by obstore: how they are reached, Zarr's store, and Zarr chunks moved in threads."""
+"""Object stores by obstore: credentials, Zarr's store, and Zarr chunks that threads code and transfer."""

@@ -1,7 +1,7 @@
-"""Zarr chunks in an object store: coded in threads of their own, and moved by obstore, several at once.
+"""Zarr chunks in an object store: several threads encode or decode them, and obstore transfers them.
 
-Zarr codes the chunks of an object store in the thread of its event loop, which also waits for the answers: that thread
-was busy while requests waited. Only the codecs that spdist writes are known here; Zarr reads all others.
+Zarr's own pipeline runs the codecs in the thread of its event loop, so that requests wait for codecs. This module knows
+only the codecs that spdist writes; Zarr reads and writes all others.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from spdist.matrices.dtypes import ValueArray
 from spdist.storage.objects import service
 
 AT_ONCE = 16
-"""Zarr chunks that a process encodes and writes, or reads and decodes, at once at most."""
+"""Most Zarr chunks that a process transfers at once."""
 
 BYTES_AT_ONCE = 32 << 20
-"""Bytes of all these Zarr chunks at most, unless a single one has more."""
+"""Most bytes of these Zarr chunks together, unless a single one has more."""
 
 CHECKSUM_BYTES = 4
 """Bytes of the crc32c that ends each Zarr chunk."""
 
 BLOSC_HEADER_BYTES = 16
-"""Bytes before the data that Blosc compressed; from the fifth on, four say how many bytes are decoded."""
+"""Bytes of Blosc's header; bytes 4 to 7 hold the length of the decoded data."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ObjectChunks:
     shape : tuple of int
         Of one Zarr chunk.
     codec : numcodecs.blosc.Blosc or None
-        What compresses a Zarr chunk before its checksum is added; None if nothing does.
+        Compresses a Zarr chunk before its checksum is added; None if Zarr chunks are not compressed.
     """
 
     store: Any
@@ -93,7 +93,7 @@ class ObjectChunks:
         keys : list of str
             Their keys in the store.
         out : array, optional
-            What they are decoded into: of all their elements, contiguous.
+            Gets the decoded elements; contiguous.
 
         Returns
         -------
@@ -129,7 +129,7 @@ class ObjectChunks:
 
 
 def of_array(array: zarr.Array[Any]) -> ObjectChunks | None:
-    """Return the Zarr chunks of an array whose store is obstore's, and whose codecs are those that spdist writes.
+    """Return the Zarr chunks of an array if obstore holds it and spdist writes these codecs.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def _blosc(configuration: dict[str, Any]) -> Any:
 
 
 def _decoded_bytes(body: ValueArray) -> int:
-    """Return the bytes that Blosc's header promises; -1 if there is no header."""
+    """Return the decoded length in Blosc's header; -1 if there is no header."""
     return int.from_bytes(body[4:8].tobytes(), "little") if len(body) >= BLOSC_HEADER_BYTES else -1
 
 
@@ -174,7 +174,7 @@ def _checksum(body: ValueArray) -> ValueArray:
 
 
 def most_moving(nbytes: int) -> int:
-    """Return the bytes of encoded Zarr chunks that a process holds at once at most.
+    """Return the most bytes of encoded Zarr chunks that a process holds at once.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def most_moving(nbytes: int) -> int:
 
 
 class _Room:
-    """Lets threads hold a number of bytes together; one that needs more waits until it is alone."""
+    """Limits the bytes that threads hold together; a thread that needs more than the limit waits until it is alone."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes, self.taken, self.changed = nbytes, 0, threading.Condition()

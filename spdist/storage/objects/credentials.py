@@ -1,7 +1,7 @@
-"""How obstore reaches S3, Google Cloud Storage and Azure: keys and endpoints from where fsspec takes them.
+"""Credentials and endpoints of S3, Google Cloud Storage and Azure for obstore, read where fsspec reads them.
 
-Each service has a function that takes a bucket and options common to all, and returns obstore's store. The options are
-those of fsspec's configuration (``fsspec.config.conf``) first, then of the environment and the machine.
+Each service has a function that takes a bucket and the options that all services share, and returns obstore's store.
+fsspec's configuration (``fsspec.config.conf``) comes first, then the environment, then the machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def s3(bucket: str, common: Options) -> Any:
 
 
 def s3_options() -> Options:
-    """Return how to reach S3, as botocore and fsspec are told."""
+    """Return obstore's options for S3, from the configuration of botocore and fsspec."""
     given = _configured("s3")
     botocore: Any = importlib.import_module("botocore.session")
     session = botocore.get_session()
@@ -58,7 +58,7 @@ def _s3_endpoint() -> str | None:
 
 
 def _boto_credentials(session: Any) -> Callable[[], Options]:
-    """Return a function that obstore calls for keys, again whenever those that it has expire."""
+    """Return a function that obstore calls for keys, first and whenever its keys expire."""
 
     def credentials() -> Options:
         found = session.get_credentials()
@@ -100,7 +100,7 @@ def google(bucket: str, common: Options) -> Any:
 
 
 def google_options() -> Options:
-    """Return how to reach Google Cloud Storage, as google-auth and fsspec are told."""
+    """Return obstore's options for Google Cloud Storage, from the configuration of google-auth and fsspec."""
     given = _configured("gs", "gcs")
     endpoint, token = given.get("endpoint_url"), given.get("token")
     options = {"base_url": endpoint} if endpoint else {}
@@ -114,7 +114,7 @@ def google_options() -> Options:
 
 
 def _no_credentials() -> Options:
-    return {"token": "none", "expires_at": None}  # obstore leaves out the signature of what it reads alone
+    return {"token": "none", "expires_at": None}  # with skip_signature obstore would sign its writes all the same
 
 
 def _google_credentials() -> Callable[[], Options]:
@@ -160,7 +160,7 @@ def azure(container: str, common: Options) -> Any:
 
 
 def azure_options(account: str = "") -> Options:
-    """Return how to reach Azure, as adlfs is told; `account` comes first, and is from the URL."""
+    """Return obstore's options for Azure, from adlfs' configuration; an `account` in the URL comes first."""
     given = _configured("az", "abfs", "abfss")
 
     def find(option: str) -> str | None:
@@ -187,7 +187,7 @@ def azure_options(account: str = "") -> Options:
 
 
 def _configured(*schemes: str) -> Options:
-    """Return what fsspec's configuration says of a service, by the first of its schemes that is configured."""
+    """Return fsspec's configuration of the first of some schemes that has one."""
     from fsspec.config import conf
 
     return next((dict(conf[scheme]) for scheme in schemes if conf.get(scheme)), {})

@@ -1,7 +1,7 @@
 """Objects of S3, Google Cloud Storage and Azure by obstore.
 
-It moves objects more quickly than fsspec's file systems, and asks again when a server fails. Only Zarr's objects go
-this way; locks and replacements are single small requests of fsspec.
+obstore transfers objects faster than fsspec's file systems and repeats requests when a server fails. Only Zarr's
+objects use obstore; locks and replacements are single small requests of fsspec.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ CONNECT_SECONDS, REQUEST_SECONDS = 8, 180
 """Seconds to connect, and for a request with all of its data: an object of 64 MiB at 3 Mbit/s."""
 
 RETRIES, RETRY_SECONDS = 8, 120
-"""Times to ask again after an answer that a server is busy or broken, waiting longer each time, and seconds in all."""
+"""Retries after a server answers that it is busy or broken, with growing pauses, and their seconds in all."""
 
 SERVICES = {
     "s3": credentials.s3, "s3a": credentials.s3, "gs": credentials.google, "gcs": credentials.google,
     "az": credentials.azure, "abfs": credentials.azure, "abfss": credentials.azure,
 }  # fmt: skip
-"""What reaches the service of each scheme."""
+"""The function that opens obstore's store, by the scheme of the URL."""
 
 PACKAGES = {"s3": "botocore", "gs": "gcsfs", "gcs": "gcsfs", "s3a": "botocore"}
-"""The package besides obstore that a scheme needs; adlfs if it is not listed."""
+"""The package that a scheme needs besides obstore: adlfs unless the scheme is listed."""
 
 
 def opens(url: str) -> bool:
-    """Whether a URL is of a service that obstore serves, and the packages are there that its extra installs.
+    """Whether obstore opens a URL: it knows the scheme, and the packages of the extra are installed.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def get(store: Any, key: str) -> Any:
 
 @functools.cache
 def _store_class() -> Any:
-    """Return Zarr's store for obstore, which raises OSError where obstore has errors of its own that name no base."""
+    """Return a subclass of Zarr's store for obstore that raises OSError instead of obstore's own errors."""
     from zarr.storage import ObjectStore
 
     class Objects(ObjectStore):  # type: ignore[type-arg]
