@@ -530,6 +530,10 @@ def object_store(name: str) -> str:
         [way, row["write"], f"{100 * row['write'] / raw['write']:.0f} %", row["read"], f"{100 * row['read'] / raw['read']:.0f} %"]
         for way, row in rows.items() if way != "local"
     ]  # fmt: skip
+    cpu = [
+        [way, *(row[f"{what}_{side}"] for what in ("write", "read") for side in ("client", "server"))]
+        for way, row in rows.items() if "write_client" in row
+    ]  # fmt: skip
     return (
         f"### C in an S3 server\n\n"
         f"{found['server']}. A product of {found['rows']:,} rows whose C takes {rows['obstore']['bytes'] / 1e6:,.0f} MB as stored: MB/s\n"
@@ -537,6 +541,41 @@ def object_store(name: str) -> str:
         f"8 MiB by obstore alone, eight at a time. The server, the product and the peer share the {found['host']['cores']} cores. Medians of\n"
         f"{found['rounds']}.\n\n"
         + table(["by", "write", "of obstore alone", "read", "of obstore alone"], lines)
+        + (f"\nCPU seconds per GB of C as stored, product included:\n\n{table(CPU_OF, cpu)}" if cpu else "")
+        + f"\n{source(name)}"
+    )
+
+
+CPU_OF = "by", "client writes", "server writes", "client reads", "server reads"
+
+
+def from_dask(name: str) -> str:
+    """Say what a Dask array larger than memory takes to be stored."""
+    found = record(name)
+    took = found["results"]
+    return (
+        f"### A Dask array larger than memory\n\n"
+        f"`from_dask` of {found['entries']:,} entries, {found['nbytes'] / 1e9:.1f} GB in memory, made block by block: resident memory of the\n"
+        f"process, as another one saw it, at most {took['peak_rss'] / 2**20:,.0f} MiB, imports included; {took['seconds']:.0f} s, {took['cpu_seconds']:.0f} CPU s.\n\n"
+        f"{source(name)}"
+    )
+
+
+def neighbors(name: str) -> str:
+    """Compare TopNTransformer with scikit-learn and sparse_dot_topn."""
+    found = record(name)
+    peers = "scikit-learn", "sparse_dot_topn"
+    lines = []
+    for row in found["results"]:
+        seconds = row["seconds"]
+        for way in (way for way in seconds if way.startswith("spdist")):
+            ratios = [seconds[peer] / seconds[way] if peer in seconds else "" for peer in peers]
+            lines.append([row["case"], row["nnz"], way.removeprefix("spdist "), seconds[way], *ratios])
+    return (
+        f"### Nearest neighbours, {found['threads']} threads, {device(name)}\n\n"
+        f"`TopNTransformer({found['neighbors']}).fit_transform`, and the ratios of scikit-learn's brute force and of sparse_dot_topn, normalising\n"
+        f"included. Whole calls in seconds, medians of {found['repeats']}; all graphs are equal.\n\n"
+        + table(["rows", "entries", "engine", "spdist", *peers], lines)
         + f"\n{source(name)}"
     )
 
@@ -659,6 +698,7 @@ def measured() -> str:
         parts += ["## Threads of the CPU engine\n", *map(waits.cores, waits.recorded("cores"))]
     if waits.recorded("clustering"):
         parts += ["## Tasks built from products\n", *map(clustering, waits.recorded("clustering"))]
+        parts += [*map(neighbors, waits.recorded("neighbors")), *map(from_dask, waits.recorded("from_dask"))]
     if waits.recorded("object_store"):
         parts += ["## Object stores\n", *map(object_store, waits.recorded("object_store"))]
     for title, sections in SECTIONS.items():

@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from spdist import api
 from spdist.errors import InputError, MatrixError
-from spdist.interop.dask_arrays import from_dask, is_dask_array
+from spdist.interop.dask_arrays import from_dask, from_hdf5, is_dask_array
 from spdist.jobs.operands import open_operand, place_of
 from spdist.kernels.product_spec import Epilogue
 from spdist.storage.matrix import StoredMatrix
@@ -83,8 +83,8 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
 
         Parameters
         ----------
-        X : (n_samples, n_features) sparse or dense matrix, path, URL, StoredMatrix or Dask array
-            Stored matrices and Dask arrays may be larger than memory.
+        X : (n_samples, n_features) sparse or dense matrix, path, URL, StoredMatrix, Dask array, X of a backed AnnData
+            Stored matrices, Dask arrays and matrices of backed AnnData may be larger than memory.
         y : ignored
 
         Returns
@@ -159,7 +159,7 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
 
     def _taken(self, x: Any, *, reset: bool) -> Any:
         """Return rows as CSR in memory, or as they are stored."""
-        place = place_of(x)
+        place = place_of(from_hdf5(x))
         if is_dask_array(place) or isinstance(place, str | Path | StoredMatrix):
             found = place if is_dask_array(place) else open_operand(place)
             if found.dtype.kind != "f":
@@ -304,12 +304,13 @@ def _by_size(found: Any, count: int) -> tuple[Any, Any]:
     """Return columns and values of each row from the largest value on, filled up with columns of -1."""
     rows = sp.csr_array(found)
     lengths = np.diff(rows.indptr)
-    of_row = np.repeat(np.arange(len(lengths)), lengths)
-    order = np.lexsort((rows.indices, -rows.data, of_row))
-    place = np.arange(rows.nnz) - np.repeat(rows.indptr[:-1], lengths)
-    columns = np.full((len(lengths), count), -1, np.int64)
-    values = np.zeros((len(lengths), count), rows.dtype)
-    columns[of_row, place], values[of_row, place] = rows.indices[order], rows.data[order]
+    there = np.arange(count) < lengths[:, None]
+    columns = np.full(there.shape, -1, np.int64)
+    values = np.full(there.shape, -np.inf, rows.dtype)
+    columns[there], values[there] = rows.indices, rows.data
+    order = np.argsort(-values, axis=1, kind="stable")  # equal values stay in the order of their columns
+    columns, values = (np.take_along_axis(each, order, axis=1) for each in (columns, values))
+    values[columns < 0] = 0
     return columns, values
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import anndata as ad
 import dask.array as da
 import numpy as np
 import pytest
@@ -105,6 +106,28 @@ def test_stored_and_lazy_rows(stored, tmp_path, dtype):
         assert np.allclose(distances(found, 5), distances(expected.fit_transform(m), 5), atol=1e-6)
         assert np.allclose(distances(model.transform(other), 5), distances(expected.transform(other), 5), atol=1e-6)
     assert [path.name for path in tmp_path.iterdir()] == ["A.zarr"]
+
+
+def test_as_scanpy_asks(tmp_path):
+    """`sc.pp.neighbors` calls `fit_transform` with X of any AnnData, and takes indices and data by rows of one length.
+
+    The row itself comes first, at distance 0: scanpy's weights begin at the least distance above 0, and some rounding
+    in its place would change them all.
+    """
+    m = rows_of(90, 30, 5, 1)
+    cells = ad.AnnData(sp.csr_matrix(m))
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    backed = ad.read_h5ad(tmp_path / "cells.h5ad", backed="r")
+    for x in (cells.X, backed.X):
+        found = TopNTransformer(4, folder=tmp_path).fit_transform(x)
+        assert (np.diff(found.indptr) == 5).all()
+        indices, values = found.indices.reshape(90, 5), found.data.reshape(90, 5)
+        np.testing.assert_array_equal(indices[:, 0], np.arange(90))
+        assert (values[:, 0] == 0).all()
+        assert (np.diff(values, axis=1) >= 0).all()
+        assert np.allclose(values, np.sort(cosine_distances(m), axis=1)[:, :5])
+    assert [path.name for path in tmp_path.iterdir()] == ["cells.h5ad"]
+    backed.file.close()
 
 
 def test_in_a_pipeline():

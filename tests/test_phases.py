@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+import numba
 import pytest
 
 from spdist import api, cli, phases
@@ -84,7 +85,14 @@ def test_numba_says_when_it_compiles(monkeypatch):
     own = Compilations()
     monkeypatch.setattr(numba_compile, "COMPILATIONS", own)
     part = numba_compile.part(lambda x: 2 * x)
-    kernel = numba_compile.unsaved(numba_compile.part(lambda x: part(x) + 1))
+
+    def add(x):
+        return part(x) + 1
+
+    assert numba.njit(lambda x: 2 * x)(3) == 6  # another package's function
+    assert own.spans == []
+    monkeypatch.setattr(add, "__module__", "spdist.kernels")
+    kernel = numba_compile.unsaved(numba_compile.part(add))
     begin = time.time()
     assert kernel(3) == 7
     assert kernel(4) == 9

@@ -32,6 +32,27 @@ def is_dask_array(x: object) -> bool:
     return module is not None and isinstance(x, module.Array)
 
 
+def from_hdf5(x: Any) -> Any:
+    """Return what a backed AnnData keeps in HDF5 as a Dask array that reads it lazily; anything else as it is.
+
+    Parameters
+    ----------
+    x : object
+        For instance ``anndata.read_h5ad(..., backed="r").X``.
+
+    Returns
+    -------
+    dask.array.Array or `x`
+        The file stays open as long as AnnData holds it.
+    """
+    group = getattr(x, "group", None)
+    if type(group).__module__.split(".")[0] != "h5py":
+        return x
+    from anndata.experimental import read_elem_lazy
+
+    return read_elem_lazy(group)
+
+
 def to_dask(matrix: str | Path | StoredMatrix, rows: int | None = None) -> Array:
     """Return a stored matrix as a Dask array, of which each block is some rows as SciPy's `csr_array`.
 

@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spdist.engines import GPU_ENGINES
@@ -235,7 +235,7 @@ def prepare(request: Request) -> Job | Report:
             return continued
     planner.check_operands(a, b, execution.grid)
     check_values(execution.engine, spec.dtype(a, b))
-    planning = request_of(a, b, spec, execution)
+    planning = replace(request_of(a, b, spec, execution), to_objects=locations.in_object_store(request.target))
     check_target(request.target, overwrite=request.output.overwrite)
     return Job(PlanSource(planning), request.target, "", request.output.overwrite, facts)
 

@@ -1,7 +1,8 @@
 """Zarr arrays, read and written by whole Zarr chunks: codecs, checksums, and chunks that are missing.
 
-A local array is decoded by zarrs, which is written in Rust and several times faster than Zarr's own pipeline. Until
-something needs Zarr, a few Zarr chunks of spdist's own are read and written without it (`direct`).
+A local array is decoded by zarrs, which is written in Rust and several times faster than Zarr's own pipeline; one in an
+object store by `objects`. Until something needs Zarr, a few Zarr chunks of spdist's own are read and written without it
+(`direct`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from spdist.storage.locations import is_local, open_store, unreadable, wait
 if TYPE_CHECKING:
     import zarr
     from zarr.core.buffer import BufferPrototype
+
+    from spdist.storage.objects.chunks import ObjectChunks
 
 CHUNK_LENGTH = 1 << 17
 """Elements of a Zarr chunk unless a memory limit requires fewer: 512 KiB of int32, 1 MiB of float64.
@@ -148,12 +151,14 @@ class ChunkedArray:
             self._look(k0, k1)
         if self.table and (codec := self._direct_codec(k1 - k0)):
             return self._decode_directly(codec, k0, k1, out)
-        array = _open_for_reading(self)
+        array, objects = _open_for_reading(self), _objects(self.url, self.name, self.metadata)
         wanted = slice(k0 * self.chunk, k1 * self.chunk)
 
         def get() -> ValueArray:
             from zarr.core.buffer import default_buffer_prototype
 
+            if objects is not None:
+                return objects.read([self.key(k) for k in range(k0, k1)], out, _place_check(self, k0))
             prototype = default_buffer_prototype() if out is None else _into(out)
             return cast(ValueArray, _run(self.url, array.async_array.getitem(wanted, prototype=prototype)))
 
@@ -208,10 +213,13 @@ class ChunkedArray:
             for i in range(len(values) // self.chunk):
                 path = Path(self.files.path(k + i))
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(codec.encode(numbers[i * self.chunk : (i + 1) * self.chunk]))
+                path.write_bytes(codec.encode(numbers[i * self.chunk : (i + 1) * self.chunk]).data)
+            return
+        chunks = numbers.reshape(-1, self.chunk * math.prod(numbers.shape[1:]))
+        if (objects := _objects(self.url, self.name, self.metadata)) is not None:
+            objects.write([self.key(k + i) for i in range(len(chunks))], chunks)
             return
         # zarrs never writes a chunk of zeros, whatever the configuration says; Zarr's own pipeline does.
-        chunks = numbers.reshape(-1, self.chunk * math.prod(numbers.shape[1:]))
         fast = all(chunk[:GLANCE].any() or chunk.any() for chunk in chunks)
         array = _open_array(self.url, self.name, self.metadata, fast=fast)
         _run(self.url, array.async_array.setitem(slice(k * self.chunk, k * self.chunk + len(values)), numbers))
@@ -303,6 +311,8 @@ def _read_error(array: ChunkedArray, k0: int, k1: int) -> Exception | None:
     """Return the error that names the Zarr chunk which made a read fail; None if all can be read now."""
     opened = _open_array(array.url, array.name, array.metadata)
     for k in range(k0, k1):
+        if not array.files.exists(k):
+            return array.files.error(k, "is missing")
         try:
             _run(array.url, opened.async_array.getitem(slice(k * array.chunk, (k + 1) * array.chunk)))
         except Exception as cause:
@@ -396,6 +406,26 @@ def _open_for_reading(array: ChunkedArray) -> zarr.Array[Any]:
     store = PlacedStore(open_store(array.url), array.files, array.expected())
     with zarr.config.set({"codec_pipeline.path": _ZARR_PIPELINE}):
         return zarr.Array(AsyncArray(metadata=opened.metadata, store_path=StorePath(store, array.name), config=_CONFIG))
+
+
+def _place_check(array: ChunkedArray, k0: int) -> Callable[[int, bytes], None] | None:
+    """Return what compares the end of Zarr chunk `k0` + i with the array's table; None if it has none."""
+    if not array.table:
+        return None
+    from spdist.storage.targets.places import check_place
+
+    table = array.expected()
+    return lambda i, end: check_place(array.files, table, k0 + i, end)
+
+
+@functools.lru_cache(maxsize=64)
+def _objects(url: str, name: str, metadata: str) -> ObjectChunks | None:
+    """Return the Zarr chunks of an array that obstore moves; None if Zarr does."""
+    if is_local(url):
+        return None
+    from spdist.storage.objects.chunks import of_array  # loads Zarr
+
+    return of_array(_open_array(url, name, metadata))
 
 
 def _into(out: ValueArray) -> BufferPrototype:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from spdist.errors import InputError, MatrixError, SpdistError, one_line
+from spdist.storage.objects import service
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -67,6 +68,17 @@ def in_process(url: str) -> bool:
     True
     """
     return url.startswith("memory://")
+
+
+def in_object_store(url: str) -> bool:
+    """Whether `url` is in an object store whose objects obstore can move.
+
+    Examples
+    --------
+    >>> in_object_store("s3://bucket/A.zarr"), in_object_store("memory://A.zarr"), in_object_store("/data/A.zarr")
+    (True, False, False)
+    """
+    return url.partition("://")[0] in service.SERVICES
 
 
 def normalise(url: str | Path) -> str:
@@ -127,17 +139,18 @@ def open_store(url: str) -> Store:
     Raises
     ------
     InputError
-        If no file system is installed for the URL.
+        If no file system is installed for the URL, or there are no credentials.
     """
     from zarr.storage import FsspecStore, LocalStore
 
     if is_local(url):
         return LocalStore(local_path(url))
-    from spdist.storage.targets import s3
-
+    if service.opens(url):
+        try:
+            return service.open_objects(url)
+        except Exception as error:  # obstore's own are subclasses of Exception alone
+            raise InputError(f"{one_line(url)}: cannot be reached: {one_line(error)}") from error
     try:
-        if url.partition("://")[0] in s3.SCHEMES and s3.is_installed():
-            return s3.open_s3(url)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # memory:// is not asynchronous; Zarr wraps it and warns each time
             if in_process(url):

@@ -275,5 +275,7 @@ def remove_chunks(array: ChunkedArray, kept: int) -> None:
             Path(entry.path).unlink()
 
 
-async def _names(store: Store, folder: str) -> list[str]:
-    return [name async for name in store.list_dir(folder)]
+async def _names(store: Store, folder: str) -> set[str]:
+    """Return the names in a folder; an empty object that stands for the folder, as some servers keep, is none."""
+    keys = [key async for key in store.list_prefix(f"{folder}/")]
+    return {key.removeprefix(f"{folder}/").partition("/")[0] for key in keys if key.startswith(f"{folder}/")}

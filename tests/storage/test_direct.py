@@ -55,8 +55,8 @@ def test_chunks_are_those_of_zarr(tmp_path, monkeypatch, dtype, packed):
 @pytest.mark.parametrize("packed", [True, False])
 def test_damaged_chunks(packed):
     codec = codec_of(json.dumps(array_document(np.dtype(np.float64), (8,), 8, packed=packed)))
-    raw = codec.encode(np.arange(8.0))
-    shorter = codec._replace(shape=(7,)).encode(np.arange(7.0))
+    raw = codec.encode(np.arange(8.0)).tobytes()
+    shorter = codec._replace(shape=(7,)).encode(np.arange(7.0)).tobytes()
     for wrong, why in ((raw[:-1], "checksum"), (bytes([raw[0] ^ 1]) + raw[1:], "checksum"), (b"", "checksum")):
         with pytest.raises(ValueError, match=why):
             codec.decode(wrong)

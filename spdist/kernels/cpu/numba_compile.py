@@ -41,7 +41,10 @@ log = logging.getLogger("spdist")
 
 
 class _CompileListener(event.Listener):
-    """Notes when Numba compiles a kernel, which it does under a lock; the kernel's parts are compiled meanwhile."""
+    """Notes when Numba compiles a kernel, which it does under a lock; the kernel's parts are compiled meanwhile.
+
+    Functions of other packages in the process are none of spdist's.
+    """
 
     def __init__(self) -> None:
         self._depth = 0
@@ -49,8 +52,8 @@ class _CompileListener(event.Listener):
 
     def on_start(self, compiled: Any) -> None:
         """Note that a function is compiled."""
-        if self._depth == 0:
-            kernel = compiled.data["dispatcher"]
+        kernel = compiled.data["dispatcher"]
+        if self._depth == 0 and kernel.py_func.__module__.startswith("spdist."):
             is_kept = not isinstance(kernel._cache, NullCache)
             self._kernel.enter_context(COMPILATIONS.around(kernel.py_func.__name__, is_kept=is_kept))
             self._kernel.enter_context(_rare_collections())

@@ -48,6 +48,8 @@ class PlanRequest:
         Whether C is written; otherwise it is reduced where it is made.
     threads : int
         Most cores of a worker that multiply; 1 if GPUs multiply.
+    to_objects : bool
+        Whether C goes to an object store.
     """
 
     a: StoredMatrix
@@ -59,6 +61,7 @@ class PlanRequest:
     spec: StoredProductSpec = WHOLE
     writes_c: bool = True
     threads: int = 1
+    to_objects: bool = False
 
     @property
     def on_gpu(self) -> bool:

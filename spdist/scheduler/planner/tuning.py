@@ -153,17 +153,21 @@ class ChunkTuning:
     ----------
     length : int
         Greatest length.
-    gpu_length : int
-        Greatest length if GPUs multiply and C has at least `many` chunks of this length. Each chunk takes the
-        interpreter some 50 us, which was most of a run. A program that reads such a C block by block holds some MiB
-        more.
+    long_length : int
+        Greatest length if C has at least `many` chunks of this length, and GPUs multiply, or C goes to an object store
+        and the buffers of its requests take little of the memory. Each chunk takes the interpreter some 50 us, which
+        was most of a run on a GPU; an object takes a request. A program that reads such a C block by block holds some
+        MiB more.
     many : int
         Number of chunks.
+    objects_share : int
+        Zarr chunks in an object store are long if the memory is at least so many times the buffers of all requests.
     """
 
     length: int = CHUNK_LENGTH
-    gpu_length: int = 1 << 19
+    long_length: int = 1 << 19
     many: int = 64
+    objects_share: int = 8
 
 
 @dataclass(frozen=True)

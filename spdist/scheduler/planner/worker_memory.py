@@ -19,7 +19,9 @@ from spdist.scheduler.planner.memory import block_budget
 from spdist.scheduler.planner.plan import Operand, gpu_staging
 from spdist.scheduler.planner.request import PlanRequest, operand
 from spdist.scheduler.planner.tuning import PlannerTuning
+from spdist.storage.locations import in_object_store
 from spdist.storage.matrix import READ_CHUNKS
+from spdist.storage.objects.chunks import BYTES_AT_ONCE, most_moving
 
 READ_COPIES = 3
 """Copies of a Zarr chunk in memory while it is read: encoded, decoded, and in the array that takes its entries."""
@@ -181,8 +183,9 @@ class WorkerMemory:
         """Elements of C's Zarr chunks: a power of two, less if the limit is small."""
         chunks = self.tuning.chunks
         most = max(self.usable // (16 * self.tuning.blocks.in_flight) // self.c_entry, 1)
-        many = self.request.on_gpu and self._rough_nnz() >= chunks.many * chunks.gpu_length
-        longest = chunks.gpu_length if many else chunks.length
+        many = self._rough_nnz() >= chunks.many * chunks.long_length
+        roomy = self.request.to_objects and chunks.objects_share * BYTES_AT_ONCE <= self.usable
+        longest = chunks.long_length if many and (self.request.on_gpu or roomy) else chunks.length
         return int(min(longest, max(1 << (most.bit_length() - 1), LEAST_CHUNK_LENGTH)))
 
     def _rough_nnz(self) -> float:
@@ -227,10 +230,18 @@ class WorkerMemory:
         reading = READ_COPIES * (self.a.read_bytes + (0 if b_resident else READ_CHUNKS * self.b.read_bytes))
         writing = 2 * blocks_in_flight * self.chunk_length * self.c_entry
         resident = self.resident_bytes if b_resident else 0
+        moving = self._moving_objects()
         allocator = min(self.limit // ALLOCATOR_SHARE, threads * ALLOCATOR_BYTES)
         kernels = [gpu_staging(self.limit)] if engine in GPU_ENGINES else []
         kernels += [self._cpu_workspace(b_resident, threads)] if engine != "cuda" else []
-        return allocator + resident + max(kernels) + min(threads, blocks_in_flight) * reading + writing
+        return allocator + resident + max(kernels) + min(threads, blocks_in_flight) * reading + writing + moving
+
+    def _moving_objects(self) -> int:
+        """Return the most bytes of encoded Zarr chunks that are transferred from and to object stores at once."""
+        operands = [m for m in (self.request.a, self.request.b) if in_object_store(m.url)]
+        longest = [max(m.indices.chunk_nbytes, m.data.chunk_nbytes) for m in operands]
+        longest += [self.chunk_length * max(self.dtype.itemsize, self.index_bytes)] if self.request.to_objects else []
+        return most_moving(max(longest)) if longest else 0
 
     def _cpu_workspace(self, b_resident: bool, threads: int) -> int:
         """Return the bytes that kernels of the CPU take besides their operands and C, in so many threads."""

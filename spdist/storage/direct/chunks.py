@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
+import numpy.typing as npt
 
 from spdist.matrices.dtypes import ValueArray
 
@@ -39,6 +40,11 @@ class ChunkCodec(NamedTuple):
     shape: tuple[int, ...]
     packed: bool
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a decoded Zarr chunk."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
     def decode(self, raw: bytes) -> ValueArray:
         """Return the numbers in the bytes of a Zarr chunk.
 
@@ -56,38 +62,60 @@ class ChunkCodec(NamedTuple):
         ValueError
             If the bytes are truncated or altered; says how.
         """
-        stored = np.frombuffer(raw, np.uint8)
-        body, checksum = stored[:-CHECKSUM_BYTES], int.from_bytes(raw[-CHECKSUM_BYTES:], "little")
-        if len(raw) < CHECKSUM_BYTES or google_crc32c.value(body) != checksum:
-            raise ValueError("its checksum is not that of its bytes")
         found = np.empty(math.prod(self.shape), self.dtype)
-        if self.packed:
-            from numcodecs.blosc import decompress
-
-            if (size := int.from_bytes(raw[4:8], "little")) != found.nbytes:  # in Blosc's header
-                raise ValueError(f"it decodes to {size:,} bytes, not {found.nbytes:,}")
-            decompress(body, found)
-        elif len(body) == found.nbytes:
-            found.view(np.uint8)[:] = body
-        else:
-            raise ValueError(f"it has {len(body):,} bytes, not {found.nbytes:,}")
+        self.decode_into(raw, found)
         return found.reshape(self.shape)
 
-    def encode(self, values: ValueArray) -> bytes:
+    def decode_into(self, raw: bytes, out: ValueArray) -> None:
+        """Decode the bytes of a Zarr chunk.
+
+        Parameters
+        ----------
+        raw : bytes
+        out : (n,) array of `dtype`
+            Gets the numbers; contiguous.
+
+        Raises
+        ------
+        ValueError
+            As `decode`.
+        """
+        stored = np.frombuffer(raw, np.uint8)
+        body = stored[:-CHECKSUM_BYTES]
+        checksum = int.from_bytes(stored[-CHECKSUM_BYTES:].tobytes(), "little")
+        if len(stored) < CHECKSUM_BYTES or google_crc32c.value(body) != checksum:
+            raise ValueError("its checksum is not that of its bytes")
+        if not self.packed:
+            if len(body) != out.nbytes:
+                raise ValueError(f"it has {len(body):,} bytes, not {out.nbytes:,}")
+            out.view(np.uint8)[:] = body
+            return
+        from numcodecs.blosc import decompress
+
+        if (size := int.from_bytes(body[4:8].tobytes(), "little")) != out.nbytes:  # in Blosc's header
+            raise ValueError(f"it decodes to {size:,} bytes, not {out.nbytes:,}")
+        decompress(body, out)
+
+    def encode(self, values: ValueArray) -> npt.NDArray[np.uint8]:
         """Return the bytes of a Zarr chunk, the same that Zarr's codecs make.
 
         Parameters
         ----------
-        values : array of `dtype` and `shape`
+        values : array of `dtype`
+            The numbers of one Zarr chunk.
         """
-        numbers = np.ascontiguousarray(values, self.dtype.newbyteorder("<"))
+        numbers = np.ascontiguousarray(values, self.dtype.newbyteorder("<")).reshape(-1)
+        body = numbers.view(np.uint8)
         if self.packed:
             from numcodecs.blosc import SHUFFLE, compress
 
-            body = bytes(compress(numbers, COMPRESSOR.encode(), LEVEL, SHUFFLE, 0, self.dtype.itemsize))
-        else:
-            body = numbers.tobytes()
-        return body + int(google_crc32c.value(body)).to_bytes(CHECKSUM_BYTES, "little")
+            packed = compress(numbers, COMPRESSOR.encode(), LEVEL, SHUFFLE, 0, self.dtype.itemsize)
+            body = np.frombuffer(packed, np.uint8)
+        whole = np.empty(len(body) + CHECKSUM_BYTES, np.uint8)
+        whole[:-CHECKSUM_BYTES] = body
+        checksum = int(google_crc32c.value(whole[:-CHECKSUM_BYTES]))
+        whole[-CHECKSUM_BYTES:] = np.frombuffer(checksum.to_bytes(CHECKSUM_BYTES, "little"), np.uint8)
+        return whole
 
 
 def array_document(dtype: np.dtype[Any], shape: tuple[int, ...], chunk: int, *, packed: bool) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Targets of commands: lock files, replacing the matrix at a target in one step, and S3."""
+"""Targets of commands: lock files, and replacing the matrix at a target in one step."""

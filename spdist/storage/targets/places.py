@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
@@ -43,13 +43,30 @@ class PlacedStore(WrapperStore[Store]):
         found = await super().get(key, prototype, byte_range)
         k = self.files.number(key)
         if found is not None and k is not None and byte_range is None:
-            self._check(k, found)
+            check_place(self.files, self.table, k, found[-4:].to_bytes() if len(found) >= 4 else b"")
         return found
 
-    def _check(self, k: int, content: Buffer) -> None:
-        trailer: Any = content[-4:].to_bytes() if len(content) >= 4 else b""
-        if len(trailer) < 4:
-            raise self.files.error(k, "is truncated")
-        checksum = int.from_bytes(trailer, "little")
-        if checksum != self.table[k]:
-            raise self.files.error(k, misplaced(checksum, self.table))
+
+def check_place(files: ChunkFiles, table: Table, k: int, end: bytes) -> None:
+    """Compare the end of a Zarr chunk with the array's table.
+
+    Parameters
+    ----------
+    files : ChunkFiles
+    table : Table
+        The array's checksums.
+    k : int
+        Number of the Zarr chunk.
+    end : bytes
+        Its last four bytes.
+
+    Raises
+    ------
+    CorruptError
+        If another checksum belongs there; names array and Zarr chunk.
+    """
+    if len(end) < 4:
+        raise files.error(k, "is truncated")
+    checksum = int.from_bytes(end, "little")
+    if checksum != table[k]:
+        raise files.error(k, misplaced(checksum, table))

@@ -25,6 +25,7 @@ from spdist.scheduler.planner.tuning import (
     ResidencyTuning,
 )
 from spdist.storage.matrix import open_matrix
+from spdist.storage.objects.chunks import most_moving
 from spdist.storage.writer import MatrixWriter
 from spdist.units import parse_bytes
 from tests.conftest import random_matrix
@@ -249,6 +250,20 @@ def test_chunks_of_c_are_long_where_gpus_write_many(stored):
     assert {chunk(engine, PlannerTuning()) for engine in ("numba", "cuda")} == {1 << 17}
     assert [chunk(engine, many) for engine in ("numba", "cuda")] == [1 << 17, 1 << 19]
     assert chunk("cuda", many, 64 << 20) <= 1 << 17
+
+
+def test_zarr_chunks_for_object_stores_are_long_if_the_memory_bears_their_requests(stored):
+    a = stored("A", random_matrix(300, 300, 5, 8))
+    many = PlannerTuning(chunks=ChunkTuning(many=0))
+
+    def plan(limit: str, to_objects: bool, tuning: PlannerTuning = many) -> Plan:
+        return make_plan(PlanRequest(a, a, "numba", parse_bytes(limit), to_objects=to_objects), tuning=tuning)
+
+    assert plan("1GiB", True, PlannerTuning()).chunk == 1 << 17
+    assert [plan("1GiB", to_objects).chunk for to_objects in (False, True)] == [1 << 17, 1 << 19]
+    local, remote = (plan("256MiB", to_objects) for to_objects in (False, True))
+    assert remote.chunk == local.chunk
+    assert remote.projected_memory - local.projected_memory == most_moving(8 * remote.chunk)
 
 
 @pytest.mark.parametrize("engine", ["numba", "cuda"])
