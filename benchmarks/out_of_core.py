@@ -19,7 +19,7 @@ import psutil
 import record
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.kernels.cpu import multiply as cpu
 from spdist.scheduler.execution.records import JobSpec
 from spdist.scheduler.execution.worker import WorkerContext

@@ -24,7 +24,7 @@ import numpy as np
 import record
 import suite
 
-from spdist.cpus import count_cpus
+from spdist.foundation.cpus import count_cpus
 from spdist.kernels.streaming import packing, workspace
 from spdist.matrices.csr import CSR
 

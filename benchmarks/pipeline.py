@@ -285,7 +285,7 @@ def run_seconds(stages: Path) -> float:
 
 def stored(name: str, a: CSR, b: CSR, memory_limit: int, store: Path, workers: int) -> dict[str, Any]:
     """Return the figures of a product from Zarr to Zarr under Dask."""
-    from spdist import api
+    from spdist.api import products as api
     from spdist.storage import locations
     from spdist.storage.writer import MatrixWriter
 

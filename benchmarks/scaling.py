@@ -34,7 +34,7 @@ import record
 from distributed import Client
 
 import spdist
-from spdist.cpus import count_cpus
+from spdist.foundation.cpus import count_cpus
 from spdist.scheduler.clusters.security import remembered
 from spdist.scheduler.execution import cluster
 from spdist.storage import locations

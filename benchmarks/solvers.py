@@ -24,7 +24,7 @@ import record
 import scipy.sparse.linalg as sla
 
 import spdist
-from spdist.cpus import count_cpus
+from spdist.foundation.cpus import count_cpus
 from spdist.operators import solvers
 
 ROUNDS = 3

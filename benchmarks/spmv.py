@@ -32,8 +32,8 @@ import record  # noqa: E402
 import scipy.sparse as sp  # noqa: E402
 import spmv_suite as suite  # noqa: E402
 
-from spdist.cpus import count_cpus  # noqa: E402
 from spdist.errors import InputError  # noqa: E402
+from spdist.foundation.cpus import count_cpus  # noqa: E402
 from spdist.kernels.spmv.cpu_gpu_split import PreparedSplit  # noqa: E402
 from spdist.matrices.csr import CSR, from_scipy  # noqa: E402
 from spdist.operators import prepare  # noqa: E402

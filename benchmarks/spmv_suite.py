@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from spdist.cpus import count_cpus
+from spdist.foundation.cpus import count_cpus
 from spdist.matrices.csr import CSR
 
 Integers = npt.NDArray[np.integer]

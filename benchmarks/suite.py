@@ -19,7 +19,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from spdist.cpus import count_cpus
+from spdist.foundation.cpus import count_cpus
 from spdist.matrices.csr import CSR
 
 Integers = npt.NDArray[np.int64]

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from spdist.matrices import hooks
 
 if TYPE_CHECKING:
-    from spdist.api import check, matmul, multiply, plan, reduce, save, spy, status, verify
+    from spdist.api.chain import multi_matmul
+    from spdist.api.elementwise import apply, ewise_add, ewise_mult
+    from spdist.api.products import check, matmul, multiply, plan, reduce, save, spy, status, verify
     from spdist.applications.clusters import Clustering
     from spdist.applications.cooccurrence import cooccurrence
     from spdist.applications.markov_clustering import markov_clustering
     from spdist.applications.shortest_paths import shortest_paths
     from spdist.applications.similarity import similarity
     from spdist.applications.triangles import TriangleCount, triangles
-    from spdist.chain import multi_matmul
-    from spdist.elementwise import apply, ewise_add, ewise_mult
     from spdist.errors import (
         CorruptError,
         InputError,
@@ -55,13 +55,15 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOME = {
-    **dict.fromkeys(("check", "matmul", "multiply", "plan", "reduce", "save", "spy", "status", "verify"), "spdist.api"),
+    **dict.fromkeys(
+        ("check", "matmul", "multiply", "plan", "reduce", "save", "spy", "status", "verify"), "spdist.api.products"
+    ),
     "Clustering": "spdist.applications.clusters",
     "cooccurrence": "spdist.applications.cooccurrence",
     "markov_clustering": "spdist.applications.markov_clustering",
     "shortest_paths": "spdist.applications.shortest_paths",
     "similarity": "spdist.applications.similarity",
-    **dict.fromkeys(("apply", "ewise_add", "ewise_mult"), "spdist.elementwise"),
+    **dict.fromkeys(("apply", "ewise_add", "ewise_mult"), "spdist.api.elementwise"),
     **dict.fromkeys(("TriangleCount", "triangles"), "spdist.applications.triangles"),
     **dict.fromkeys(("Callbacks", "Report"), "spdist.jobs.report"),
     **dict.fromkeys(("numeric", "symbolic"), "spdist.inmemory.pattern"),
@@ -80,7 +82,7 @@ _HOME = {
     ),
     "BSR": "spdist.matrices.bsr",
     "Epilogue": "spdist.kernels.product_spec",
-    "multi_matmul": "spdist.chain",
+    "multi_matmul": "spdist.api.chain",
     "Semiring": "spdist.kernels.semirings",
     "Operator": "spdist.operators.operator",
     **dict.fromkeys(("ehyb", "open_operator", "operator", "sell"), "spdist.operators.prepare"),

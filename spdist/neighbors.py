@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import InputError, MatrixError
 from spdist.interop.dask_arrays import from_dask, from_hdf5, is_dask_array
 from spdist.jobs.operands import open_operand, place_of

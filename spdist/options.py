@@ -14,10 +14,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
-from spdist.cpus import count_cpus
-from spdist.engines import ENGINES, Engine
 from spdist.errors import InputError
-from spdist.units import check_count
+from spdist.foundation.cpus import count_cpus
+from spdist.foundation.engines import ENGINES, Engine
+from spdist.foundation.units import check_count
 
 if TYPE_CHECKING:
     from distributed import Client, Security

@@ -22,7 +22,7 @@ from numba.core.caching import NullCache
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import SpdistError
 from spdist.matrices.csr import CSR
 from spdist.scheduler.execution import stages

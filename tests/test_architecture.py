@@ -11,16 +11,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "spdist"
-GROUND = {"errors", "units", "engines", "phases", "cpus", "threads", "display"}
+GROUND = {"errors", "foundation"}
 ARRAYS = GROUND | {"matrices"}
 LAYERS = {  # folder or file at the top -> what it may import, besides itself
     "errors": set(),
-    "engines": set(),
-    "cpus": set(),
-    "threads": set(),
-    "units": {"errors"},
-    "phases": set(),
-    "display": set(),
+    "foundation": {"errors"},
     "matrices": GROUND,
     "kernels": ARRAYS,
     "storage": ARRAYS | {"kernels"},
@@ -47,7 +42,7 @@ LAYERS = {  # folder or file at the top -> what it may import, besides itself
         "scheduler.dashboard",
     },
 }
-TOP = ["api", "chain", "elementwise", "applications", "notebook", "neighbors", "cli", "__main__", "__init__"]
+TOP = ["api", "applications", "notebook", "neighbors", "cli", "__main__", "__init__"]
 PARTS = [*LAYERS, *TOP]
 FAMILIES = {  # folder of kernels -> the folders of kernels that it may import
     "cuda": set(),

@@ -18,7 +18,8 @@ import psutil
 import pytest
 import scipy.sparse as sp
 
-from spdist import api, cli
+from spdist import cli
+from spdist.api import products as api
 from spdist.storage import groups
 from spdist.storage.matrix import open_matrix
 from tests.conftest import assert_is_product, random_matrix

@@ -9,7 +9,8 @@ import logging
 import pytest
 from rich.console import Console
 
-from spdist import api, cli
+from spdist import cli
+from spdist.api import products as api
 from spdist.cli import console
 from spdist.cli.entry import show_warnings
 from spdist.cli.facts import show_facts

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.cli import main
 from spdist.errors import InputError
 from spdist.storage import lock

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.cli import main
 from spdist.errors import MatrixError
 from spdist.scheduler.execution import journal

@@ -15,15 +15,15 @@ from spdist.applications.operands import check_square, check_values, name_of, op
 from spdist.applications.rows import numbers_of
 from spdist.applications.walks import COPIES, Pruning, most_bytes
 from spdist.applications.walks_in_memory import fit_on_gpu
-from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError, MatrixError
+from spdist.foundation.engines import GPU_ENGINES
+from spdist.foundation.units import parse_bytes
 from spdist.matrices.csr import from_scipy
 from spdist.options import DEFAULT_MEMORY_LIMIT, EngineKeywords, ExecutionOptions
 from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT
 from spdist.storage.external_sort import Entries
 from spdist.storage.import_export import import_matrix, read_edges
 from spdist.storage.matrix import StoredMatrix
-from spdist.units import parse_bytes
 
 EDGE_LISTS = (".abc", ".tsv", ".csv")
 NEEDED = "finite weights of 0 and more"

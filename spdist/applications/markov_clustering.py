@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from spdist import api
+from spdist.api import products as api
 from spdist.applications.clusters import Clustering, joined, labels_of, strongest
 from spdist.applications.graphs import Graph, load_graph
 from spdist.applications.operands import parts
@@ -19,6 +19,7 @@ from spdist.applications.steps import OnStep, Steps, held_file, ignore_step, kep
 from spdist.applications.walks import DTYPE, Pruning, finished, stochastic
 from spdist.applications.walks_in_memory import walks_of
 from spdist.errors import InputError
+from spdist.foundation.units import check_count
 from spdist.jobs.report import Callbacks
 from spdist.matrices.dtypes import Int64Array
 from spdist.options import ApplicationKeywords, EngineKeywords, ExecutionOptions, lists, options_of
@@ -28,7 +29,6 @@ from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
-from spdist.units import check_count
 
 STILL = 1e-4
 """Chaos below which walks stand still."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from spdist import api
+from spdist.api import products as api
 from spdist.applications.operands import copy_of, mode_of, parts, scratch
 from spdist.jobs.report import Callbacks
 from spdist.matrices.csr import CSR

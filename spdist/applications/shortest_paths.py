@@ -9,16 +9,16 @@ from typing import Any, Unpack
 import numpy as np
 import scipy.sparse as sp
 
-from spdist import api
+from spdist.api import products as api
 from spdist.applications.operands import check_square, check_values, copy_of, mode_of, opened, parts, place_of_result
 from spdist.applications.steps import OnStep, Steps, held, ignore_step, kept_workers
 from spdist.errors import InputError
+from spdist.foundation.units import check_count
 from spdist.jobs.by_rows import put_in_place
 from spdist.jobs.report import Callbacks
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.options import ApplicationKeywords, EngineKeywords, ExecutionOptions, lists, options_of, select
 from spdist.storage.matrix import StoredMatrix, open_matrix
-from spdist.units import check_count
 
 ROUNDINGS = 1000
 """Number of roundings by which a path may become shorter without counting as changed."""

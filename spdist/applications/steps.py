@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spdist.engines import GPU_ENGINES
 from spdist.errors import MatrixError
+from spdist.foundation.engines import GPU_ENGINES
 from spdist.jobs.target import check_target
 from spdist.options import ApplicationKeywords, WhereKeywords, select
 from spdist.storage import groups, locations

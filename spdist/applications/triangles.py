@@ -12,7 +12,7 @@ from uuid import uuid4
 import numpy as np
 import scipy.sparse as sp
 
-from spdist import api
+from spdist.api import products as api
 from spdist.applications.operands import check_square, opened, parts
 from spdist.jobs.report import Callbacks
 from spdist.matrices.dtypes import Int64Array

@@ -7,16 +7,16 @@ from typing import Any, Protocol
 import numpy as np
 import scipy.sparse as sp
 
-from spdist import api
+from spdist.api import products as api
 from spdist.applications.rows import stacked
 from spdist.applications.walks import Pruning, finished, most_bytes, stochastic
 from spdist.applications.walks_on_gpu import GpuWalks, first_walks_on_gpu
+from spdist.foundation.threads import run_in_threads
+from spdist.foundation.units import parse_bytes
 from spdist.kernels.cpu.finished.inflate import thread_bounds
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.options import EngineKeywords
 from spdist.storage.external_sort import Entries, sort_entries
-from spdist.threads import run_in_threads
-from spdist.units import parse_bytes
 
 SAMPLE, MANY = 100, 0.3
 """Rows of a sample of an expansion, and the share of them with too little left from which all rows are expanded at once

@@ -7,10 +7,10 @@ import os
 from dataclasses import asdict, replace
 from typing import Any
 
-from spdist import phases
 from spdist.cli.options import STEAL, add_engine_options, add_scheduler_options, add_workers, count_of
 from spdist.cli.verbs import Verbs, print_json, security_of
 from spdist.errors import InputError
+from spdist.foundation import phases
 
 WALKS = {"host": "in memory", "gpu": "on the GPU", "storage": "in storage"}
 """Where walks of Markov clustering were, in words."""

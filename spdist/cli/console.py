@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from spdist.cli.facts import entries_in_words
-from spdist.display import Part, Table, print_parts
+from spdist.foundation.display import Part, Table, print_parts
+from spdist.foundation.units import format_bytes
 from spdist.jobs.report import Callbacks
 from spdist.scheduler.dashboard.pace import Pace, TimeLeft
 from spdist.scheduler.planner.plan import Plan
-from spdist.units import format_bytes
 from spdist.verification.stored_matrix import MatrixCheck
 
 if TYPE_CHECKING:

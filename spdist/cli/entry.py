@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
-from spdist import phases
 from spdist.cli.applications import add_application_verbs
 from spdist.cli.interrupts import raise_dropped_interrupts, say_that_it_stops
 from spdist.cli.matrices import add_matrix_verbs
@@ -24,6 +23,7 @@ from spdist.cli.options import Parser
 from spdist.cli.products import add_product_verbs
 from spdist.cli.verbs import Verbs
 from spdist.errors import InputError, SpdistError, one_line
+from spdist.foundation import phases
 
 EXAMPLES = """examples:
   spdist import A.mtx A.zarr

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from spdist.units import format_bytes
+from spdist.foundation.units import format_bytes
 
 LEAST_WIDTH = 20
 """Characters of a value in a line at least, however narrow the terminal is."""
@@ -19,7 +19,7 @@ def entries_in_words(block_size: Sequence[int] | None) -> str:
 
 
 def show_facts(facts: dict[str, Any]) -> None:
-    """Print the facts that `spdist.api.info` or `spdist.api.status` returns, a line each; long values go on below."""
+    """Print the facts that `info`, `check` or `status` returns, a line each; long values go on below."""
     rows = [_row(name, value, facts) for name, value in facts.items()]
     indent = max(len(name) for name, _ in rows) + 2
     width = max(shutil.get_terminal_size().columns - indent, LEAST_WIDTH)

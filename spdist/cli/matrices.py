@@ -112,7 +112,7 @@ def _symmetrize(args: argparse.Namespace) -> int:
 def _info(args: argparse.Namespace) -> int:
     if args.matrix is None or args.machine:
         return _info_of_machine(args)
-    from spdist import api
+    from spdist.api import products as api
 
     facts = api.info(args.matrix)
     if getattr(args, "spy", None) is not None:
@@ -135,7 +135,7 @@ def _info_of_machine(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from spdist import api
+    from spdist.api import products as api
 
     facts = api.status(args.target)
     if not args.json:
@@ -151,7 +151,7 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from spdist import api
+    from spdist.api import products as api
     from spdist.cli import console
 
     with console.transfer_bar(f"checking {args.matrix}", quiet=args.json) as bar:

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from spdist import phases
 from spdist.cli.options import (
     add_bins,
     add_multiply_options,
@@ -18,6 +17,7 @@ from spdist.cli.options import (
 )
 from spdist.cli.verbs import Verbs, mode_of, print_json, security_of
 from spdist.errors import InputError
+from spdist.foundation import phases
 
 if TYPE_CHECKING:
     from spdist.options import ProductKeywords
@@ -64,7 +64,7 @@ def _multiply(args: argparse.Namespace) -> int:
         from spdist.jobs.starting.libraries import load_early
 
         load_early(args.engine, args.memory_limit)
-    from spdist import api
+    from spdist.api import products as api
     from spdist.cli import console
 
     with phases.clocked() as clock, console.RunDisplay(quiet=args.json) as shown:
@@ -125,7 +125,7 @@ def _cluster_keys(args: argparse.Namespace) -> int:
 def _reduce(args: argparse.Namespace) -> int:
     import numpy as np
 
-    from spdist import api
+    from spdist.api import products as api
     from spdist.cli import console
     from spdist.jobs.report import phase_table
     from spdist.storage.atomic_replace import staged_file
@@ -163,7 +163,7 @@ def _reduce(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from spdist import api
+    from spdist.api import products as api
     from spdist.cli import console
     from spdist.jobs.report import verification_line
 

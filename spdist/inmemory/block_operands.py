@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from spdist.cpus import count_cpus
 from spdist.errors import InputError, MatrixError
+from spdist.foundation.cpus import count_cpus
 from spdist.inmemory import cupy_operands, through_gpu
 from spdist.kernels.bsr import multiply_cpu as bsr_cpu
 from spdist.kernels.bsr import multiply_gpu as bsr_gpu

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from spdist.cpus import count_cpus
 from spdist.errors import MatrixError
+from spdist.foundation.cpus import count_cpus
 from spdist.inmemory import cupy_operands
 from spdist.inmemory.host_operands import scipy_like
 from spdist.inmemory.spgemm import spgemm

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spdist.cpus import count_cpus
 from spdist.errors import InputError, MatrixError
+from spdist.foundation.cpus import count_cpus
+from spdist.foundation.units import check_count
 from spdist.matrices.csr import from_scipy
 from spdist.matrices.dtypes import check_dtype
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
-from spdist.units import check_count
 
 if TYPE_CHECKING:
     from dask.array import Array

@@ -10,9 +10,9 @@ import psutil
 import scipy  # loads scipy.sparse when it is first used
 
 from spdist.errors import InputError, MatrixError
+from spdist.foundation.units import format_bytes
 from spdist.matrices.dtypes import Int64Array, number_dtype
 from spdist.storage.matrix import StoredMatrix
-from spdist.units import format_bytes
 
 PART_ENTRIES = 1 << 22
 """Entries that are read at a time."""

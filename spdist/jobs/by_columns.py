@@ -7,7 +7,7 @@ import logging
 import time
 from dataclasses import replace
 
-from spdist import phases
+from spdist.foundation import phases
 from spdist.jobs.by_rows import multiply_by_rows, open_finished, other_product, product_facts
 from spdist.jobs.check import verified
 from spdist.jobs.report import Report

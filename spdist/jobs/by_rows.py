@@ -9,8 +9,9 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spdist.engines import GPU_ENGINES
 from spdist.errors import CorruptError, ResumeError
+from spdist.foundation.engines import GPU_ENGINES
+from spdist.foundation.units import format_bytes, parse_bytes
 from spdist.jobs.check import verified
 from spdist.jobs.planning import PlanSource, check_values, request_of
 from spdist.jobs.report import Callbacks, Report, recorder, run_callbacks
@@ -41,7 +42,6 @@ from spdist.storage.lock import replace as replace_target
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.product_spec import StoredProductSpec
 from spdist.storage.writer import Layout, finish_matrix
-from spdist.units import format_bytes, parse_bytes
 from spdist.verification.stored_matrix import check
 
 logger = logging.getLogger("spdist")

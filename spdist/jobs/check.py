@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Unpack
 
-from spdist import phases
 from spdist.errors import InputError, VerificationError
+from spdist.foundation import phases
 from spdist.jobs.operands import MatrixLike, open_operand, stored_spec
 from spdist.jobs.report import Callbacks, Report
 from spdist.options import CheckKeywords, ProductOptions

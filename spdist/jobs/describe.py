@@ -1,4 +1,4 @@
-"""Describe a stored matrix: the facts of `spdist.api.info`."""
+"""Describe a stored matrix: the facts of `spdist.api.products.info`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def info(matrix: MatrixLike) -> dict[str, Any]:
-    """Describe a stored matrix; `spdist.api.info` lists the facts."""
+    """Describe a stored matrix; `spdist.api.products.info` lists the facts."""
     url = matrix.url if isinstance(matrix, StoredMatrix) else locations.normalise(matrix)
     facts = groups.read_facts(url)
     if facts.get("state") == "unfinished":

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spdist.errors import InputError
+from spdist.foundation.units import parse_bytes
 from spdist.interop.dask_arrays import from_dask, is_dask_array
 from spdist.jobs.operands import are_in_memory, resolved, transposed
 from spdist.jobs.report import Callbacks
@@ -18,7 +19,6 @@ from spdist.options import ExecutionOptions, InMemoryOptions, OutputOptions, Pro
 from spdist.storage import locations
 from spdist.storage.lock import hold_target
 from spdist.storage.matrix import open_matrix
-from spdist.units import parse_bytes
 
 logger = logging.getLogger("spdist")
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spdist import phases
 from spdist.errors import InputError
+from spdist.foundation import phases
 from spdist.interop.dask_arrays import is_dask_array
 from spdist.matrices.bsr import BSR, is_scipy_bsr
 from spdist.matrices.bsr import from_scipy as bsr_from_scipy

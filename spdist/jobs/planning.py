@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from spdist.cpus import cpus_per_worker
-from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
+from spdist.foundation.cpus import cpus_per_worker
+from spdist.foundation.engines import GPU_ENGINES
+from spdist.foundation.units import parse_bytes
 from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
 from spdist.matrices.dtypes import blocksize, number_dtype
 from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions, ProductOptions
@@ -18,7 +19,6 @@ from spdist.scheduler.planner.plan import Plan
 from spdist.scheduler.planner.request import PlanRequest
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import StoredProductSpec
-from spdist.units import parse_bytes
 
 if TYPE_CHECKING:
     from spdist.scheduler.execution.records import JobSpec

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from spdist import phases
+from spdist.foundation import phases
 from spdist.jobs.compiling.ahead import note_compiled
 from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
 from spdist.jobs.planning import PlanSource, check_values, request_of

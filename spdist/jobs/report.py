@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spdist.display import Displayed, Part, Table, as_text
 from spdist.errors import InputError
-from spdist.phases import WHAT_PHASES_DO, PhaseClock
+from spdist.foundation.display import Displayed, Part, Table, as_text
+from spdist.foundation.phases import WHAT_PHASES_DO, PhaseClock
+from spdist.foundation.units import format_bytes
 from spdist.scheduler.execution.telemetry import RunCallbacks
 from spdist.scheduler.planner.plan import Plan
-from spdist.units import format_bytes
 
 if TYPE_CHECKING:  # loads Dask
     from spdist.scheduler.execution.supervision.supervisor import Supervisor

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
+from spdist.foundation.engines import GPU_ENGINES
 from spdist.jobs.operands import transposed_copies, with_transposed_shape
 from spdist.jobs.planning import check_fit, limits_of
 from spdist.jobs.report import Callbacks

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import InputError, MatrixError, one_line
+from spdist.foundation.units import check_count
 from spdist.kernels.semirings import OR_AND, PLUS_TIMES, Semiring, check_function, code_of, digest
 from spdist.matrices.checks import check_mask_shape
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array
-from spdist.units import check_count
 
 NORMS = ("l1", "l2", "max")
 """Norms that rows can be divided by."""

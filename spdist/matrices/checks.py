@@ -24,9 +24,9 @@ def check_product_shapes(a: Shape, b: Shape, names: tuple[str, str] = ("A", "B")
 
     Examples
     --------
-    >>> check_product_shapes((2, 3), (4, 5))
+    >>> check_product_shapes((2, 3), (4, 5))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    spdist.errors.MatrixError: shapes do not fit: A is 2 x 3 and B is 4 x 5; A must have as many columns as B has rows
+    spdist.errors.MatrixError: shapes do not fit: A is 2 x 3 and B is 4 x 5; A must have as many columns ...
     """
     if a[1] != b[0]:
         raise MatrixError(
@@ -85,9 +85,9 @@ def check_structure(
     Examples
     --------
     >>> from spdist.matrices.csr import CSR
-    >>> _ = check_structure(CSR(np.array([0, 1]), np.array([7]), np.ones(1), (1, 4)), "A")
+    >>> _ = check_structure(CSR(np.array([0, 1]), np.array([7]), np.ones(1), (1, 4)), "A")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    spdist.errors.MatrixError: A: column 7 in row 0 is outside [0, 4); rebuild the matrix or correct its shape
+    spdist.errors.MatrixError: A: column 7 in row 0 is outside [0, 4); rebuild the matrix ...
     """
     nrows, ncols = m.shape
     if m.indptr.shape != (nrows + 1,) or m.indptr[0] != 0:

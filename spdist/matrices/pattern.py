@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from spdist.cpus import count_cpus
+from spdist.foundation.cpus import count_cpus
+from spdist.foundation.threads import run_in_threads
 from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
-from spdist.threads import run_in_threads
 
 Shape = tuple[int, int]
 Found = TypeVar("Found")

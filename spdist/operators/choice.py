@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from spdist.cpus import count_cpus
 from spdist.errors import InputError
+from spdist.foundation.cpus import count_cpus
 from spdist.kernels.spmv import cpu_gpu_split, ehyb, prepared
 from spdist.kernels.spmv import csr as csr_spmv
 from spdist.kernels.spmv.prepared import PreparedCsr, PreparedCusparse, PreparedEhyb, PreparedMatrix, PreparedSell

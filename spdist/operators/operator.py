@@ -11,8 +11,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from spdist.display import Displayed, Part, Table
 from spdist.errors import InputError, MatrixError
+from spdist.foundation.display import Displayed, Part, Table
+from spdist.foundation.units import format_bytes
 from spdist.inmemory import cupy_operands
 from spdist.kernels.spmv import cpu_gpu_split, ehyb, prepared, reorder
 from spdist.kernels.spmv.cpu_gpu_split import PreparedSplit
@@ -32,7 +33,6 @@ from spdist.matrices.dtypes import is_on_gpu
 from spdist.operators import choice
 from spdist.operators.choice import HYBRID, Choice
 from spdist.storage import atomic_replace, groups
-from spdist.units import format_bytes
 
 ENCODING = "spdist-operator"
 """``encoding-type`` of a stored operator."""

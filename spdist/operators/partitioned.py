@@ -20,8 +20,9 @@ import numpy as np
 import scipy.sparse as sp
 from distributed import Client, as_completed, get_worker
 
-from spdist.cpus import count_cpus
 from spdist.errors import InputError, MatrixError
+from spdist.foundation.cpus import count_cpus
+from spdist.foundation.units import check_count
 from spdist.inmemory import cupy_operands
 from spdist.kernels.spmv import ehyb
 from spdist.kernels.spmv.device_array import DeviceArray
@@ -33,7 +34,6 @@ from spdist.operators.operator import Operator
 from spdist.operators.prepare import operator, read_matrix
 from spdist.scheduler.execution import cluster
 from spdist.storage.matrix import StoredMatrix, open_matrix
-from spdist.units import check_count
 
 logger = logging.getLogger("spdist")
 

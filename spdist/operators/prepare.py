@@ -8,8 +8,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from spdist.cpus import count_cpus
 from spdist.errors import InputError, MatrixError
+from spdist.foundation.cpus import count_cpus
+from spdist.foundation.units import check_count
 from spdist.inmemory import cupy_operands
 from spdist.kernels.spmv import ehyb, prepared
 from spdist.kernels.spmv.prepared import PreparedBsr, PreparedCsr, PreparedEhyb, PreparedSell
@@ -23,7 +24,6 @@ from spdist.operators import choice
 from spdist.operators.choice import DEFAULT_USES, HYBRID, Choice
 from spdist.operators.operator import ENCODING, Operator
 from spdist.storage.groups import read_arrays
-from spdist.units import check_count
 
 
 def operator(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 
 from spdist.errors import CorruptError, InputError, MatrixError, SpdistError, one_line
+from spdist.foundation.units import format_bytes
 from spdist.matrices.dtypes import ValueArray
 from spdist.storage import locations
 from spdist.storage.checksums import Table, digest_of, read_small, write_table
@@ -20,7 +21,6 @@ from spdist.storage.chunked_array import CHUNK_LENGTH, ChunkedArray, compresses,
 from spdist.storage.direct.chunks import codec_of, group_document
 from spdist.storage.locations import unreadable
 from spdist.storage.lock import readable_place
-from spdist.units import format_bytes
 
 if TYPE_CHECKING:
     import zarr

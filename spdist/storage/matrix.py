@@ -27,8 +27,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from spdist.display import Displayed, Part, Table
 from spdist.errors import InputError, MatrixError, one_line
+from spdist.foundation.display import Displayed, Part, Table
+from spdist.foundation.units import format_bytes
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, blocksize, check_dtype, index_dtype, number_dtype
@@ -37,7 +38,6 @@ from spdist.storage import groups, locations
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.groups import ARRAYS
 from spdist.storage.lock import readable_place
-from spdist.units import format_bytes
 
 READ_CHUNKS = 2
 """Zarr chunks of each array that one read of scattered rows decodes at a time."""

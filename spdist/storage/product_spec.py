@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
+from spdist.foundation.engines import GPU_ENGINES
 from spdist.kernels.product_spec import PLAIN, ProductSpec
 from spdist.kernels.reduction_spec import diagonal_pattern
 from spdist.matrices.checks import check_canonical, check_mask_shape

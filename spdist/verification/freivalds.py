@@ -28,8 +28,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import scipy.sparse as sp
 
-from spdist.cpus import count_cpus
 from spdist.errors import InputError
+from spdist.foundation.cpus import count_cpus
 from spdist.matrices.checks import check_product_shapes
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import ValueArray, result_dtype

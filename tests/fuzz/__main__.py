@@ -127,7 +127,7 @@ def warm_up() -> None:
     import zarr  # noqa: F401
     import zarrs  # noqa: F401
 
-    import spdist.api
+    import spdist.api.products
     import spdist.cli
     import spdist.cli.console
     import spdist.storage.import_export

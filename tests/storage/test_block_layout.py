@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.cli import main
 from spdist.errors import InputError
 from spdist.matrices.bsr import from_rows

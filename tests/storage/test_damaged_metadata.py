@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from zarr.codecs import GzipCodec
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import CorruptError, MatrixError, SpdistError
 from spdist.storage import groups
 from spdist.storage.matrix import open_matrix

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import CorruptError, MatrixError
 from spdist.storage.foreign import checked as remembered
 from spdist.storage.foreign.decoded_size import HARMLESS, Codecs, check_decoded_size, codecs_of

@@ -17,7 +17,7 @@ import pytest
 import scipy.sparse as sp
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import InputError, SpdistError
 from spdist.storage import lock
 from spdist.storage.atomic_replace import staged_file, staged_matrix

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import default_buffer_prototype
 
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import CorruptError, InputError, MatrixError
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.matrices.dtypes import index_dtype

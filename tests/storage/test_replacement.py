@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import CorruptError, InputError, MatrixError
 from spdist.storage import locations, lock, notes
 from spdist.storage.lock import hold_target

@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse as sp
 import zarr
 
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import CorruptError, MatrixError, SpdistError
 from spdist.matrices.csr import from_scipy
 from spdist.storage import checksums, groups, locations

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from spdist import cpus
+from spdist.foundation import cpus
 
 
 def pretend_cpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:

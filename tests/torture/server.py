@@ -26,8 +26,9 @@ from tests.torture import inject
 
 MODULES = (
     "numba", "distributed", "distributed.cli.dask_scheduler", "distributed.cli.dask_worker", "bokeh.server.server",
-    "distributed.dashboard.scheduler", "zarrs", "scipy.sparse", "spdist.cli", "spdist.api", "spdist.cli.console",
-    "spdist.jobs.multiply", "spdist.storage.transpose", "spdist.storage.import_export", "spdist.verification.freivalds",
+    "distributed.dashboard.scheduler", "zarrs", "scipy.sparse", "spdist.cli", "spdist.api.products",
+    "spdist.cli.console", "spdist.jobs.multiply", "spdist.storage.transpose", "spdist.storage.import_export",
+    "spdist.verification.freivalds",
     "spdist.scheduler.execution.worker_process", "spdist.kernels.cpu.numba_engine", "spdist.kernels.cpu.rowwise",
 )  # fmt: skip
 """Modules that every command imports sooner or later."""

@@ -12,7 +12,8 @@ import pytest
 import scipy.sparse as sp
 import zarr
 
-from spdist import api, cli
+from spdist import cli
+from spdist.api import products as api
 from spdist.errors import MatrixError
 from spdist.matrices.csr import from_scipy
 from spdist.storage import groups

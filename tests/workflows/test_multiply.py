@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import yaml
 
-from spdist import api
+from spdist.api import products as api
 from spdist.scheduler.execution.cluster import SETTINGS
 from tests.conftest import assert_is_product, load_workflow, random_matrix
 from tests.scheduler.execution.test_driver import files, read

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
 
-from spdist.engines import GPU_ENGINES
+from spdist.foundation.engines import GPU_ENGINES
 from spdist.kernels import product_spec
 from spdist.kernels.cpu.workspace import WINDOW
 from spdist.kernels.product_spec import ProductSpec

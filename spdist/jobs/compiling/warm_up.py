@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from spdist.cpus import count_cpus
-from spdist.engines import ENGINES, GPU_ENGINES
 from spdist.errors import InputError
+from spdist.foundation.cpus import count_cpus
+from spdist.foundation.engines import ENGINES, GPU_ENGINES
 from spdist.jobs import dispatch, planning, save
 from spdist.jobs.compiling.ahead import compile_kernels
 from spdist.kernels.cpu.workspace import WINDOW

@@ -17,14 +17,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from spdist.cpus import count_cpus
-from spdist.display import Displayed, Part, Table
 from spdist.errors import InputError
+from spdist.foundation.cpus import count_cpus
+from spdist.foundation.display import Displayed, Part, Table
+from spdist.foundation.units import format_bytes
 from spdist.jobs.report import Report
 from spdist.jobs.starting.alone import is_short
 from spdist.scheduler.planner.plan import GPU_RATES, Plan, Rates
 from spdist.storage.foreign.checked import cache_folder
-from spdist.units import format_bytes
 
 VERSION = 1
 """Version of the rates; files of others are not read."""

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from spdist.cpus import count_cpus
-from spdist.engines import Engine
 from spdist.errors import InputError, SpdistError
+from spdist.foundation.cpus import count_cpus
+from spdist.foundation.engines import Engine
 from spdist.jobs.planning import PlanSource, planned_request
 from spdist.jobs.predicting.machine import (
     TYPICAL_CORE,

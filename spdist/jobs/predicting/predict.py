@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spdist import phases
-from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
+from spdist.foundation import phases
+from spdist.foundation.engines import GPU_ENGINES
 from spdist.jobs.compiling.ahead import is_noted, note_of
 from spdist.jobs.operands import MatrixLike
 from spdist.jobs.planning import PlanSource, planned_request

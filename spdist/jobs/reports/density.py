@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from spdist.cpus import count_cpus
-from spdist.display import Displayed, Drawing, Part
+from spdist.foundation.cpus import count_cpus
+from spdist.foundation.display import Displayed, Drawing, Part
 from spdist.jobs.operands import MatrixLike, open_operand
 from spdist.storage.matrix import StoredMatrix
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spdist import phases
 from spdist.errors import InputError
+from spdist.foundation import phases
+from spdist.foundation.units import format_bytes
 from spdist.jobs.planning import PlanSource
 from spdist.options import ExecutionOptions
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.supervision import probe
 from spdist.scheduler.planner.plan import START_SECONDS, Plan
-from spdist.units import format_bytes
 
 GPU_PRODUCTS = 1 << 31
 """Products, as if all rows of B had one length, up to which a product on a GPU is planned before anything starts.

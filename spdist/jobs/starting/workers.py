@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from distributed import Client
 
-from spdist import phases
-from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError
+from spdist.foundation import phases
+from spdist.foundation.engines import GPU_ENGINES
 from spdist.jobs.compiling.ahead import compile_ahead
 from spdist.jobs.planning import PlanSource
 from spdist.jobs.report import Callbacks

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import InputError, MatrixError, MemoryBoundError
+from spdist.foundation.units import format_bytes
 from spdist.kernels.bsr.multiply_cpu import check_fit
 from spdist.kernels.cuda.constants import ROW_THREADS, TASK_PAIRS
 from spdist.kernels.cuda.module import c_type, module
@@ -28,7 +29,6 @@ from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.matrices.bsr import BSR
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import ValueArray, result_dtype
-from spdist.units import format_bytes
 
 logger = logging.getLogger("spdist")
 

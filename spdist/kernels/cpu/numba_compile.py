@@ -22,10 +22,10 @@ from numba.extending import NativeValue, intrinsic, models, overload, register_m
 from numba.np.numpy_support import as_dtype, from_dtype
 
 from spdist.errors import InputError
+from spdist.foundation.phases import COMPILATIONS
 from spdist.kernels.cpu.part_compiler import PartCompiler
 from spdist.kernels.semirings import Semiring
 from spdist.matrices.dtypes import ValueArray
-from spdist.phases import COMPILATIONS
 
 # No compiled function makes arrays, so that references need not be counted: threads would contend for the counters.
 OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "_nrt": False, "no_cfunc_wrapper": True}

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from spdist.foundation.threads import run_in_threads
 from spdist.kernels.cpu import fused, slices
 from spdist.kernels.cpu import workspace as cpu_sizes
 from spdist.kernels.cpu.arrays import (
@@ -38,7 +39,6 @@ from spdist.kernels.semirings import Semiring
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array
 from spdist.matrices.pattern import use_compiled
-from spdist.threads import run_in_threads
 
 CACHE_BYTES = 1 << 20
 """Bytes of B from which kernels prefetch its rows."""

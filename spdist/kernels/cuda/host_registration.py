@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from spdist.foundation.units import format_bytes
 from spdist.kernels.cuda.pinned import PORTABLE
-from spdist.units import format_bytes
 
 logger = logging.getLogger("spdist")
 

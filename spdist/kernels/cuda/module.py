@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from spdist.errors import InputError, MatrixError
+from spdist.foundation.phases import COMPILATIONS, NOTED_SECONDS
 from spdist.kernels.cuda import constants
-from spdist.phases import COMPILATIONS, NOTED_SECONDS
 
 FOLDER = Path(__file__).parent.parent
 """The folder of all kernels; sources are named by their path from here, such as ``"esc/long_rows.cu"``."""

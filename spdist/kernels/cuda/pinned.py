@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from spdist.cpus import count_cpus
 from spdist.errors import MemoryBoundError
-from spdist.units import format_bytes
+from spdist.foundation.cpus import count_cpus
+from spdist.foundation.units import format_bytes
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from spdist.cpus import count_cpus
 from spdist.errors import InputError, MatrixError, MemoryBoundError
+from spdist.foundation.cpus import count_cpus
 from spdist.kernels.cuda import constants
 from spdist.kernels.hyspmm import workspace
 from spdist.kernels.hyspmm.workspace import BlockCost, BlockLayout, ItemBytes

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spdist.errors import MatrixError, MemoryBoundError
+from spdist.foundation.units import format_bytes
 from spdist.kernels.cuda.constants import RowFact
 from spdist.kernels.cuda.module import c_type, value_type
 from spdist.kernels.rowwise_gpu import families, row_classes, row_kernels, workspace
@@ -35,7 +36,6 @@ from spdist.kernels.rowwise_gpu.row_classes import single_pass_class
 from spdist.kernels.semirings import PLUS_TIMES, Semiring
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX, IndexArray, index_dtype, result_dtype
-from spdist.units import format_bytes
 
 TUNING = row_classes.TUNING
 """Thresholds of every row-by-row product."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from spdist.foundation.threads import begin_in_thread
 from spdist.matrices.dtypes import IndexArray
-from spdist.threads import begin_in_thread
 
 THREAD_ENTRIES = 1 << 18
 """Least entries for each thread: with fewer, waking the thread costs more than it gains."""

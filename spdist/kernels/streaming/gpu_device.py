@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from spdist.errors import MatrixError, MemoryBoundError
+from spdist.foundation.units import format_bytes
 from spdist.kernels.cuda import host_registration
 from spdist.kernels.cuda.constants import ALLOCATION
 from spdist.kernels.cuda.module import value_type
@@ -22,7 +23,6 @@ from spdist.kernels.streaming.layout import DeviceDtypes
 from spdist.kernels.streaming.protocols import logger
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import ValueArray, blocksize, number_dtype
-from spdist.units import format_bytes
 
 FREE_SHARE = 0.9
 """Share of the GPU's free memory that is the limit if none is given."""

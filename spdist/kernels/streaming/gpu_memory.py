@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from spdist import threads
-from spdist.cpus import count_cpus
+from spdist.foundation import threads
+from spdist.foundation.cpus import count_cpus
 from spdist.kernels.cuda.constants import ALLOCATION
 from spdist.kernels.cuda.pinned import Bytes, array_at, pinned
 from spdist.kernels.rounding import round_up

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from spdist.cpus import count_cpus
+from spdist.foundation.cpus import count_cpus
 from spdist.kernels.bsr import multiply_gpu as bsr_gpu
 from spdist.kernels.cuda.constants import ALLOCATION
 from spdist.kernels.cuda.pinned import Bytes, array_at, pinned

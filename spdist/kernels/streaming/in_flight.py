@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
-from spdist import threads
-from spdist.cpus import count_cpus
+from spdist.foundation import threads
+from spdist.foundation.cpus import count_cpus
 from spdist.kernels.streaming.layout import StagedBlock, lay_out_resident
 from spdist.kernels.streaming.multiplication import Multiplication
 from spdist.kernels.streaming.protocols import ArenaFullError, Device, DownloadTarget, Report, Slot, Stage

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from spdist import threads
-from spdist.cpus import count_cpus
 from spdist.errors import MatrixError
+from spdist.foundation import threads
+from spdist.foundation.cpus import count_cpus
 from spdist.kernels.streaming.history import BlockHistory
 from spdist.kernels.streaming.layout import DeviceDtypes, lay_out
 from spdist.matrices.csr import CSR

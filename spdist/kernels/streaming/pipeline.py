@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spdist.errors import InputError, MatrixError, MemoryBoundError
+from spdist.foundation.units import format_bytes
 from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.kernels.product_spec import PLAIN, ProductSpec
 from spdist.kernels.reduction_spec import PartialReduction, Reduction
@@ -60,7 +61,6 @@ from spdist.kernels.streaming.staging import (
 from spdist.kernels.streaming.workspace import BLOCKS_IN_FLIGHT
 from spdist.matrices.csr import CSR, empty
 from spdist.matrices.dtypes import INT32_MAX
-from spdist.units import format_bytes
 
 __all__ = ["PipelineTuning", "RowSlice", "Stage", "StreamingPipeline", "multiply", "multiply_rows", "reduce"]
 

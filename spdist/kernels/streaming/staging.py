@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from spdist import threads
-from spdist.cpus import count_cpus
 from spdist.errors import MatrixError
+from spdist.foundation import threads
+from spdist.foundation.cpus import count_cpus
 from spdist.kernels.cpu.arrays import CsrArrays
 from spdist.kernels.cuda.pinned import Bytes, array_at
 from spdist.kernels.streaming.layout import (

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from spdist import phases
 from spdist.errors import SpdistError
+from spdist.foundation import phases
+from spdist.foundation.threads import run_now
 from spdist.kernels import reduction_spec
 from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.scheduler.execution import worker_process
@@ -32,7 +33,6 @@ from spdist.scheduler.planner.plan import Plan
 from spdist.storage import locations
 from spdist.storage.checksums import Checksums
 from spdist.storage.writer import Layout
-from spdist.threads import run_now
 
 WORKER = "this process"
 """What records call the worker."""

@@ -19,9 +19,10 @@ from distributed import Client, Future, LocalCluster, Nanny, Scheduler, Schedule
 from distributed.deploy.cluster import Cluster
 from distributed.scheduler import DEFAULT_EXTENSIONS, TaskState, WorkerState
 
-from spdist.cpus import count_cpus, cpus_per_worker
-from spdist.engines import GPU_ENGINES
 from spdist.errors import InputError, SpdistError
+from spdist.foundation.cpus import count_cpus, cpus_per_worker
+from spdist.foundation.engines import GPU_ENGINES
+from spdist.foundation.units import check_count
 from spdist.scheduler.clusters.addresses import check_address, of_scheduler, wait_until_reachable
 from spdist.scheduler.clusters.client import RunClient, close_client, close_cluster, closed_if_interrupted
 from spdist.scheduler.clusters.security import remembered, security_for, temporary_keys
@@ -40,7 +41,6 @@ from spdist.scheduler.execution.supervision.calls import (
 )
 from spdist.scheduler.execution.worker_process import NICE_VARIABLE, gpu_name
 from spdist.scheduler.planner.remote_readers import RemoteReaders
-from spdist.units import check_count
 
 logger = logging.getLogger("spdist")
 

@@ -18,8 +18,8 @@ from typing import Any
 from dask.utils import key_split
 from distributed import Client, Future, as_completed
 
-from spdist import phases
 from spdist.errors import SpdistError
+from spdist.foundation import phases
 from spdist.scheduler.dashboard.messages import TIMINGS
 from spdist.scheduler.execution.announcer import announced, run_start
 from spdist.scheduler.execution.assignment import BlockAssigner, BlockWork

@@ -10,7 +10,7 @@ from dask.utils import key_split
 from distributed import Client, Worker, WorkerPlugin
 from tornado.ioloop import PeriodicCallback
 
-from spdist import phases
+from spdist.foundation import phases
 from spdist.scheduler.dashboard.messages import ANNOUNCEMENTS, TIMINGS
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.records import JobSpec

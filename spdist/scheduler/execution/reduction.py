@@ -13,7 +13,7 @@ from typing import Any
 
 from distributed import Client, as_completed
 
-from spdist import phases
+from spdist.foundation import phases
 from spdist.kernels import reduction_spec
 from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.scheduler.execution.announcer import announced, run_start

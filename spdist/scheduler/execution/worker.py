@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from spdist.engines import GPU_ENGINES
+from spdist.foundation.engines import GPU_ENGINES
 from spdist.kernels import reduction_spec
 from spdist.kernels.cpu import multiply as cpu
 from spdist.kernels.cpu.prepare import EngineOrAuto

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from spdist.display import Drawing
-from spdist.units import format_bytes
+from spdist.foundation.display import Drawing
+from spdist.foundation.units import format_bytes
 
 SIDE = 180.0
 """Height of the picture of C, and width of a square one."""

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from spdist.display import Displayed, Part, Table, as_text
-from spdist.engines import GPU_ENGINES
+from spdist.foundation.display import Displayed, Part, Table, as_text
+from spdist.foundation.engines import GPU_ENGINES
+from spdist.foundation.units import format_bytes
 from spdist.kernels.streaming.workspace import PAIR_BYTES, device_shares
 from spdist.matrices.dtypes import INT32_MAX
 from spdist.scheduler.planner.drawing import cut_drawing, memory_drawing
-from spdist.units import format_bytes
 
 MAX_BLOCK_PRODUCTS = 1 << 26
 """Most products of a row block if cores multiply: about a quarter of a second, so that workers stay balanced."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spdist.errors import InputError, MemoryBoundError, SpdistError
+from spdist.foundation.units import format_bytes
 from spdist.matrices.checks import check_canonical, check_product_shapes
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, blocksize, result_dtype
@@ -43,7 +44,6 @@ from spdist.scheduler.planner.worker_memory import (
     WorkerMemory,
 )
 from spdist.storage.matrix import StoredMatrix
-from spdist.units import format_bytes
 
 DEFAULT_TUNING = PlannerTuning()
 """Tuning that `make_plan` and `will_be_resident` use by default."""

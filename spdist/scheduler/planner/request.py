@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spdist.engines import GPU_ENGINES
+from spdist.foundation.engines import GPU_ENGINES
 from spdist.matrices.dtypes import number_dtype
 from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT, Operand
 from spdist.storage.locations import in_process

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from spdist.cpus import count_cpus
 from spdist.errors import SpdistError
+from spdist.foundation.cpus import count_cpus
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, index_dtype
 from spdist.scheduler.planner.block_table import BlockTable, block_table

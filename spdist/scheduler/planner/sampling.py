@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from spdist.cpus import count_cpus
+from spdist.foundation.cpus import count_cpus
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, index_dtype
 from spdist.scheduler.planner.estimate import Estimate

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spdist.engines import GPU_ENGINES
+from spdist.foundation.engines import GPU_ENGINES
 from spdist.kernels.cpu.workspace import Engine, block_workspace, cpu_workspace, fused_workspace
 from spdist.matrices.dtypes import Int64Array, index_dtype
 from spdist.scheduler.planner.block_table import BlockTable

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from spdist.cpus import count_cpus
 from spdist.errors import MatrixError, one_line
+from spdist.foundation.cpus import count_cpus
+from spdist.foundation.threads import run_in_threads
 from spdist.matrices.dtypes import Int64Array
 from spdist.storage.external_sort import Entries
 from spdist.storage.formats.edge_words import ManyNames, Words, words_of
 from spdist.storage.formats.source import BoundedText, Import, Source
-from spdist.threads import run_in_threads
 
 TEXT_BYTES = 1 << 20
 """Bytes of text that a thread reads at a time, and most bytes of a line."""

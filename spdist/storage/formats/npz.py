@@ -14,11 +14,11 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from spdist.errors import MatrixError, one_line
+from spdist.foundation.units import format_bytes
 from spdist.matrices.dtypes import IndexArray, ValueArray
 from spdist.storage.external_sort import Entries
 from spdist.storage.formats.compressed_rows import ENTRIES, Arrays, import_by_columns, import_by_rows
 from spdist.storage.formats.source import Import, check_numbers, foreign
-from spdist.units import format_bytes
 
 Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
 """Shape of an array, whether it is stored in Fortran's order, and its dtype."""

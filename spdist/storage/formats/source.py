@@ -19,13 +19,13 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from spdist.errors import MatrixError, SpdistError, one_line
+from spdist.foundation.units import format_bytes
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import check_dtype
 from spdist.storage import locations
 from spdist.storage.atomic_replace import Progress, Stage
 from spdist.storage.external_sort import Duplicates, Entries, RowSorter
 from spdist.storage.writer import MatrixWriter
-from spdist.units import format_bytes
 
 INFLATED_BYTES = 1 << 30
 """Bytes to which any compressed file may inflate."""

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from spdist import api, cli
+from spdist import cli
+from spdist.api import products as api
 from spdist.jobs.predicting import machine as machines
 from spdist.jobs.predicting import measure
 from spdist.jobs.predicting.machine import Machine, remember, this_machine, typical_machine

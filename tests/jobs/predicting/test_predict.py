@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from spdist import api, cli
+from spdist import cli
+from spdist.api import products as api
 from spdist.errors import InputError
 from spdist.jobs.planning import PlanSource, planned_request
 from spdist.jobs.predicting import machine as machines

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.cli import main
 from spdist.errors import InputError, SpdistError
 from spdist.jobs.reports.run_report import write_report

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from spdist import api
+from spdist.api import products as api
 from tests.conftest import random_matrix
 from tests.test_cli import wait_for, workers_of
 

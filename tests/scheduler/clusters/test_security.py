@@ -14,7 +14,8 @@ import pytest
 from distributed import LocalCluster, rpc
 
 import spdist
-from spdist import api, cli
+from spdist import cli
+from spdist.api import products as api
 from spdist.errors import InputError
 from spdist.scheduler.clusters.security import remembered, security_of_files, temporary_keys, write_keys
 from spdist.scheduler.execution.cluster import connect

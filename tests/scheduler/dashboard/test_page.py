@@ -16,7 +16,7 @@ import pytest
 from distributed import Client, LocalCluster
 from prometheus_client.parser import text_string_to_metric_families
 
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import SpdistError
 from spdist.scheduler.dashboard.messages import RUNS, TIMINGS
 from spdist.scheduler.dashboard.page import PAGE

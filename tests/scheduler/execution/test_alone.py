@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import InputError, SpdistError
 from spdist.jobs.starting import alone as short
 from spdist.scheduler.execution import stages

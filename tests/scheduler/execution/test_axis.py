@@ -10,7 +10,8 @@ import pytest
 import scipy.sparse as sp
 
 import spdist
-from spdist import api, cli
+from spdist import cli
+from spdist.api import products as api
 from spdist.errors import InputError, ResumeError, SpdistError
 from spdist.matrices.bsr import from_scipy as from_scipy_blocks
 from spdist.matrices.checks import check_canonical

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import CorruptError, InputError, MemoryBoundError, ResumeError, SpdistError
 from spdist.matrices.csr import CSR
 from spdist.scheduler.execution import plugins, stages

@@ -18,7 +18,8 @@ import pytest
 import scipy.sparse as sp
 
 import spdist
-from spdist import Epilogue, Semiring, api
+from spdist import Epilogue, Semiring
+from spdist.api import products as api
 from spdist.errors import InputError, MemoryBoundError
 from spdist.kernels.bsr import multiply_cpu as bsr_cpu
 from spdist.matrices.bsr import BSR, from_rows, from_scipy

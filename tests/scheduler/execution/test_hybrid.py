@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import InputError
 from spdist.scheduler.execution import cluster, worker_process
 from spdist.scheduler.execution.assignment import BlockAssigner

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import CorruptError, ResumeError
 from spdist.scheduler.execution import journal as journals
 from spdist.scheduler.execution.journal import Checkpoint, DurablePart, Journal, read_journal, read_plan, write_plan

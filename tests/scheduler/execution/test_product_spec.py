@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import spdist
-from spdist import api, cli
+from spdist import cli
+from spdist.api import products as api
 from spdist.errors import InputError, ResumeError
 from spdist.kernels.semirings import SEMIRINGS
 from spdist.matrices.csr import CSR, from_scipy

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from spdist import api
+from spdist.api import products as api
 from spdist.scheduler.execution.records import BlockTask, JobSpec
 from tests.conftest import random_matrix
 

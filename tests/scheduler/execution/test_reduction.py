@@ -12,7 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import spdist
-from spdist import api, cli
+from spdist import cli
+from spdist.api import products as api
 from spdist.errors import InputError, MatrixError, SpdistError
 from spdist.kernels import reduction_spec
 from spdist.kernels.cpu import reduce

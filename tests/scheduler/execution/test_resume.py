@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import CorruptError, InputError, ResumeError, SpdistError
 from spdist.scheduler.execution import stages
 from spdist.scheduler.execution.journal import Checkpoint, JournalTuning, read_journal

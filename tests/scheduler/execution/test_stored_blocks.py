@@ -11,7 +11,7 @@ import scipy.sparse as sp
 import zarr
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.cli import main
 from spdist.errors import CorruptError, InputError, MatrixError
 from spdist.matrices.bsr import from_rows

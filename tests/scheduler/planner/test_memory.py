@@ -57,7 +57,7 @@ def test_fits_is_equation_5():
 
 @pytest.mark.parametrize(("text", "size"), [("32MiB", 2**25), ("1.5G", 3 * 2**29), ("2GB", 2 * 10**9), (77, 77)])
 def test_parse_bytes(text, size):
-    from spdist.units import parse_bytes
+    from spdist.foundation.units import parse_bytes
 
     assert parse_bytes(text) == size
 
@@ -65,7 +65,7 @@ def test_parse_bytes(text, size):
 @pytest.mark.parametrize("text", ["", "0", "-1", "2 furlongs", "GiB", -5])
 def test_parse_bytes_refuses(text):
     from spdist.errors import InputError
-    from spdist.units import parse_bytes
+    from spdist.foundation.units import parse_bytes
 
     with pytest.raises(InputError, match="is not a size"):
         parse_bytes(text)

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spdist import api
+from spdist.api import products as api
 from spdist.scheduler.planner.plan import Plan, even_bounds
 from tests.conftest import random_matrix
 

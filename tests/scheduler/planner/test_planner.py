@@ -10,8 +10,9 @@ import pytest
 import scipy.sparse as sp
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import InputError, MatrixError, MemoryBoundError
+from spdist.foundation.units import parse_bytes
 from spdist.matrices.csr import from_scipy
 from spdist.scheduler.execution.operands.of_block import renumber
 from spdist.scheduler.planner import planner
@@ -27,7 +28,6 @@ from spdist.scheduler.planner.tuning import (
 from spdist.storage.matrix import open_matrix
 from spdist.storage.objects.chunks import most_moving
 from spdist.storage.writer import MatrixWriter
-from spdist.units import parse_bytes
 from tests.conftest import random_matrix
 from tests.support.seals import without_seal
 

@@ -20,7 +20,7 @@ import pytest
 from distributed import Client
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import CorruptError, MatrixError, SpdistError
 from spdist.kernels.product_spec import ProductSpec
 from spdist.scheduler.clusters.security import security_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spdist import api
+from spdist.api import products as api
 from spdist.scheduler.planner.planner import make_plan
 from spdist.scheduler.planner.request import PlanRequest
 from spdist.scheduler.planner.row_scan import read_ranges

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import MatrixError
 from spdist.scheduler.planner.planner import make_plan
 from spdist.scheduler.planner.request import PlanRequest

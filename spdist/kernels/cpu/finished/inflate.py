@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from spdist.cpus import count_cpus
+from spdist.foundation.cpus import count_cpus
+from spdist.foundation.threads import run_in_threads
 from spdist.kernels.cpu.numba_compile import compiled
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray
-from spdist.threads import run_in_threads
 
 THREAD_ENTRIES = 1 << 18
 """Entries of a thread: fewer are done before another has started."""

@@ -28,13 +28,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from spdist.cpus import count_cpus
 from spdist.errors import MatrixError
+from spdist.foundation.cpus import count_cpus
+from spdist.foundation.units import format_bytes
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, index_dtype
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.matrix import StoredMatrix
-from spdist.units import format_bytes
 
 logger = logging.getLogger("spdist")
 

@@ -19,6 +19,7 @@ from distributed import Client
 from distributed.protocol import pickle
 
 from spdist.errors import InputError, SpdistError
+from spdist.foundation.units import format_bytes
 from spdist.scheduler.execution.supervision import probe
 from spdist.scheduler.execution.supervision.calls import (
     ATTEMPTS,
@@ -34,7 +35,6 @@ from spdist.scheduler.execution.supervision.nonce import VISIBLE_SECONDS, NonceF
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.locations import in_process
 from spdist.storage.matrix import StoredMatrix, open_matrix
-from spdist.units import format_bytes
 
 logger = logging.getLogger("spdist")
 

@@ -28,8 +28,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import CorruptError, MatrixError, MemoryBoundError
+from spdist.foundation.units import parse_bytes
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.scheduler.clusters.security import security_for
@@ -43,7 +44,6 @@ from spdist.scheduler.planner.request import PlanRequest
 from spdist.scheduler.planner.tuning import BlockTuning, PlannerTuning
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
-from spdist.units import parse_bytes
 from tests.conftest import random_matrix
 from tests.scheduler.execution.test_driver import workers_alive
 from tests.support.seals import without_seal

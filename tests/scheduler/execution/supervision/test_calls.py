@@ -15,7 +15,7 @@ from distributed import Client, LocalCluster, WorkerPlugin
 from distributed.comm.core import CommClosedError
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import SpdistError
 from spdist.scheduler.execution.cluster import connect
 from spdist.scheduler.execution.supervision import calls

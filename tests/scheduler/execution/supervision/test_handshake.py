@@ -10,7 +10,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.errors import InputError
 from spdist.scheduler.execution.cluster import connect
 from spdist.scheduler.execution.supervision import probe

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from spdist import api
+from spdist.api import products as api
 from tests.conftest import random_matrix
 from tests.support.worker_processes import ROOT, worker_process
 from tests.test_cli import SPDIST, wait_for

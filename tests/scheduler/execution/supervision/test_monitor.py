@@ -11,7 +11,7 @@ import pytest
 from distributed import LocalCluster
 
 import spdist
-from spdist import api
+from spdist.api import products as api
 from spdist.scheduler.execution import stages
 from spdist.scheduler.execution.supervision import monitor as monitors
 from spdist.scheduler.execution.supervision.monitor import Monitor, MonitorTuning

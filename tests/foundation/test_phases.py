@@ -12,9 +12,11 @@ import time
 import numba
 import pytest
 
-from spdist import api, cli, phases
+from spdist import cli
+from spdist.api import products as api
 from spdist.cli.entry import show_warnings
-from spdist.phases import Compilations, PhaseClock
+from spdist.foundation import phases
+from spdist.foundation.phases import Compilations, PhaseClock
 from tests.conftest import random_matrix
 
 SPDIST = [sys.executable, "-m", "spdist"]
@@ -48,7 +50,7 @@ def test_phases_of_a_call_inside_a_call_are_its_own():
 
 def test_a_process_knows_when_it_began():
     before = time.time()
-    program = "import time; time.sleep(1); from spdist import phases; print(phases.process_begin())"
+    program = "import time; time.sleep(1); from spdist.foundation import phases; print(phases.process_begin())"
     told = float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
     assert before - 0.02 < told < before + 0.9  # ticks of 0.01 s
     assert phases.process_begin(fields=["not", "linux"]) == pytest.approx(time.time(), abs=0.1)

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 import spdist
-from spdist.chain import multiply_chain
+from spdist.api.chain import multiply_chain
 from spdist.errors import InputError, SpdistError
 from spdist.jobs.chain_order import plan_chain
 from spdist.matrices.csr import from_scipy

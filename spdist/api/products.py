@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from spdist import phases
+from spdist.foundation import phases
 from spdist.notebook import shown
 from spdist.options import (
     CheckKeywords,

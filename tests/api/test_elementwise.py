@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import spdist
-from spdist import elementwise
+from spdist.api import elementwise
 from tests.conftest import random_matrix
 from tests.support.strategies import csr_matrices
 

@@ -10,8 +10,9 @@ from typing import Any, Unpack
 
 import scipy.sparse as sp
 
-from spdist.cpus import count_cpus
 from spdist.errors import InputError
+from spdist.foundation.cpus import count_cpus
+from spdist.foundation.units import parse_bytes
 from spdist.inmemory.host_operands import scipy_like
 from spdist.inmemory.spgemm import spgemm
 from spdist.jobs.chain_order import Chain, Order, first_of, last_of, parts_of, plan_chain
@@ -32,7 +33,6 @@ from spdist.options import (
 from spdist.storage import locations
 from spdist.storage.lock import hold_target
 from spdist.storage.matrix import StoredMatrix, open_matrix
-from spdist.units import parse_bytes
 
 logger = logging.getLogger("spdist")
 

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from spdist import api, cpus
-from spdist.cpus import count_cpus, cpu_quota
+from spdist.api import products as api
+from spdist.foundation import cpus
+from spdist.foundation.cpus import count_cpus, cpu_quota
 from tests.conftest import random_matrix
 from tests.support.worker_processes import ROOT
 

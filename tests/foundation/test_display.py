@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 import spdist
-from spdist.display import Drawing, Table, as_html, as_text
+from spdist.foundation.display import Drawing, Table, as_html, as_text
 from tests.conftest import random_matrix
 
 

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from spdist.threads import NICENESS, run_in_threads, thread_pool
+from spdist.foundation.threads import NICENESS, run_in_threads, thread_pool
 
 
 def test_each_part_has_its_thread():

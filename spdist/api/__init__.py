@@ -1,0 +1,1 @@
+"""Public calls: products, chains of products, and stored matrices by entries, without a product."""
