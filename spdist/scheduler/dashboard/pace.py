@@ -40,10 +40,10 @@ class Pace:
     Examples
     --------
     >>> pace = Pace(0.0)
-    >>> for now, work in [(2, 10), (3, 20), (4, 30), (5, 40), (6, 50)]:
+    >>> for now, work in [(2, 10), (3, 20), (4, 30), (5, 40), (6, 50), (7, 60)]:
     ...     pace.add(now, work, work - 10, 100)
-    >>> round(pace.left(7.0).likely, 1)
-    5.0
+    >>> round(pace.left(8.0).likely, 1)
+    4.0
     """
 
     def __init__(self, begun: float) -> None:
