@@ -24,6 +24,8 @@ MOST_ENTRIES = 1 << 25
 RECORD_ENTRIES = 1 << 21
 """The same of each picture in the record of a run, for which the user waits."""
 
+WHOLE_OFFSETS = 1 << 22
+"""Rows up to which all offsets are read at once: each of 257 single reads takes the interpreter a millisecond."""
 PART_ENTRIES = 1 << 20
 """Entries that are counted at a time."""
 
@@ -153,7 +155,10 @@ def _sample(m: StoredMatrix, counts: Counts, most: int) -> int:
         return int(max(end - begin, 0))
 
     with ThreadPoolExecutor(count_cpus()) as pool:  # to read an offset or a sample is to decode its Zarr chunks
-        ends = list(pool.map(lambda row: int(m.read_indptr(row, row)[0]), bounds))
+        if m.nrows <= WHOLE_OFFSETS:
+            ends = m.read_indptr(0, m.nrows)[bounds].tolist()
+        else:
+            ends = list(pool.map(lambda row: int(m.read_indptr(row, row)[0]), bounds))
         return sum(pool.map(sample, range(height)))
 
 

@@ -70,6 +70,8 @@ def test_a_large_matrix_is_drawn_from_samples(stored, monkeypatch):
     assert found.counts.sum() == pytest.approx(m.nnz)
     assert np.allclose(found.counts.sum(axis=1), whole.counts.sum(axis=1))
     assert "drawn from" in found.caption
+    monkeypatch.setattr(density, "WHOLE_OFFSETS", 0)  # each offset that is needed by itself
+    assert np.array_equal(spdist.spy(a).counts, found.counts)
 
 
 def test_darker_is_more_and_clear_is_none(stored):
