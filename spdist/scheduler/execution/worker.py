@@ -257,8 +257,14 @@ def load_row_kernels(a: CSR, b: CSR, spec: ProductSpec, partial: CSR | None, eng
     """
     if partial is not None:
         add_partial(partial, partial, spec, is_last=False)
+    if engine == "scipy":
+        return
+    from spdist.kernels.cpu.pattern_scan import COMPILED  # loads Numba
+
     for row in (a, b):
-        check_rows(engine, row, "a row of one entry")
+        COMPILED.offsets_rise(row.indptr, 0, 2)
+        if row.nnz:
+            COMPILED.columns(row.indptr, row.indices, 0, row.nnz)
 
 
 CONTEXTS: dict[str, WorkerContext] = {}
