@@ -206,7 +206,7 @@ def stuck(self, indices, data, origin, first, last):
     seen.append(first)
     if len(seen) > 5 and sys.argv[4] == "stuck":
         data[:] = -1
-        print("holds", flush=True)
+        print("holds\\n", end="", flush=True)  # several threads may be here: a line in one piece
         time.sleep(600)
     read(self, indices, data, origin, first, last)
 
