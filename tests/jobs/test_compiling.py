@@ -108,8 +108,8 @@ def test_a_change_of_any_source_makes_the_cache_of_a_kernel_invalid(tmp_path, mo
     """A part of the kernel may lie in another file than the kernel."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "numba"))
     hits = []
-    for sources in ((1, 10, 100), (1, 10, 100), (1, 10, 101)):
-        monkeypatch.setattr(numba_compile, "_sources", lambda sources=sources: sources)
+    for sources in ((("a.py", 1, 9),), (("a.py", 1, 9),), (("a.py", 2, 9),)):
+        monkeypatch.setattr(numba_compile, "kernel_sources", lambda sources=sources: sources)
         kernel = numba_compile.compiled(twice)
         assert kernel(3) == 6
         hits.append(sum(kernel.stats.cache_hits.values()))

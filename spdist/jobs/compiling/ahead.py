@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from spdist.foundation.engines import GPU_ENGINES
-from spdist.kernels import product_spec
+from spdist.kernels.cpu.sources import kernel_sources
 from spdist.kernels.cpu.workspace import WINDOW
 from spdist.kernels.product_spec import ProductSpec
 from spdist.matrices.csr import CSR
@@ -130,7 +130,7 @@ def note_of(a: CSR, b: CSR, spec: ProductSpec, *, merges: bool) -> Path:
         spec.diagonal is not None,
         epilogue is not None and (epilogue.rows is None, epilogue.columns is None),
     ]
-    text = json.dumps([_processor(), os.environ.get("NUMBA_CACHE_DIR"), version("numba"), _sources(), types])
+    text = json.dumps([_processor(), os.environ.get("NUMBA_CACHE_DIR"), version("numba"), kernel_sources(), types])
     return cache_folder().parent / "compiled" / hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -141,9 +141,3 @@ def _processor() -> list[str]:
     except OSError:
         return [platform.node()]
     return [line for line in first if line.startswith(("model", "flags", "Features", "CPU"))]
-
-
-def _sources() -> list[tuple[str, int, int]]:
-    """Return name, time and size of each file of kernels for the CPU."""
-    folder = Path(product_spec.__file__).parent
-    return [(path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(folder.rglob("*.py"))]

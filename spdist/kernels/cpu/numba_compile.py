@@ -24,6 +24,7 @@ from numba.np.numpy_support import as_dtype, from_dtype
 from spdist.errors import InputError
 from spdist.foundation.phases import COMPILATIONS
 from spdist.kernels.cpu.part_compiler import PartCompiler
+from spdist.kernels.cpu.sources import kernel_sources
 from spdist.kernels.semirings import Semiring
 from spdist.matrices.dtypes import ValueArray
 
@@ -92,7 +93,7 @@ class _LockedCache(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]
         path, name = self._cache_path, self._impl.filename_base
-        self._cache_file = IndexDataCacheFile(path, name, _sources())
+        self._cache_file = IndexDataCacheFile(path, name, kernel_sources())
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Write the code for one signature."""
@@ -101,13 +102,6 @@ class _LockedCache(FunctionCache):
                 lock = stack.enter_context((Path(self.cache_path) / f"{self._py_func.__name__}.lock").open("w"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
-
-
-@functools.cache
-def _sources() -> tuple[int, int, int]:
-    """Return the number of the kernels' source files, their bytes, and when the newest was written, in ns."""
-    found = [path.stat() for path in Path(__file__).parent.parent.rglob("*.py")]
-    return len(found), sum(one.st_size for one in found), max(one.st_mtime_ns for one in found)
 
 
 class _QuickCache(_LockedCache):
