@@ -104,6 +104,7 @@ hooks.register("save_vbr", "spdist.storage.vbr")
 for _name in ("to_scipy", "select", "multiply", "multiply_transposed"):
     hooks.register(_name, "spdist.interop.rows")
 hooks.register("to_dask", "spdist.interop.dask_arrays")
+hooks.register("compiled_scan", "spdist.kernels.cpu.pattern_scan")
 
 _NAME_AT_HOME = {"ehyb": "ehyb_operator", "open": "open_matrix", "sell": "sell_operator"}
 

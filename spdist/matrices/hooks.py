@@ -1,4 +1,4 @@
-"""Functions of higher layers that methods of matrices call.
+"""Functions of higher layers that matrices call.
 
 The package's `__init__` registers each function by name; the first call imports its module.
 

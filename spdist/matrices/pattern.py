@@ -1,13 +1,14 @@
 """Scan the pattern of a matrix once: the range of its columns, and whether its rows are canonical.
 
-NumPy scans until the kernels of the CPU are loaded in this process. From then on compiled code scans large matrices, at
-the speed of memory (`kernels.cpu.pattern_scan`).
+Compiled code (`kernels.cpu.pattern_scan`) scans large matrices at the speed of memory, if this process has loaded
+kernels of the CPU or if it is sooner to load them. NumPy scans the others.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from spdist.foundation.cpus import count_cpus
 from spdist.foundation.threads import run_in_threads
+from spdist.matrices import hooks
 from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
 
 Shape = tuple[int, int]
@@ -22,7 +24,11 @@ Found = TypeVar("Found")
 THREAD_PART = 1 << 20
 """Elements for which another thread is worth its start."""
 FEW_ENTRIES = 1 << 17
-"""Entries up to which NumPy scans a pattern: sooner than compiled code would be loaded."""
+"""Entries up to which NumPy always scans a pattern: it takes less time than reading compiled code does."""
+MANY_ENTRIES = 1 << 26
+"""Entries from which on loading compiled code takes less time than NumPy does."""
+KERNELS = "spdist.kernels.cpu.numba_compile"
+"""The module that is loaded if any kernel of the CPU is."""
 
 
 class RowArrays(Protocol):
@@ -100,18 +106,20 @@ def _columns(indptr: Int64Array, indices: IndexArray, first: int, last: int) -> 
 
 NUMPY = PatternScan(_offsets_rise, _columns, 1 << 16)
 """Parts stay in the caches for some passes of NumPy."""
-_compiled: list[PatternScan] = []
-"""The compiled scan, once it is loaded."""
 
 
-def use_compiled(scan: PatternScan) -> None:
-    """Scan large matrices with compiled code from now on, in this process.
+def choose_scan(length: int) -> PatternScan:
+    """Return the scan that takes the least time.
 
     Parameters
     ----------
-    scan : PatternScan
+    length : int
+        Offsets or columns, whichever are more.
     """
-    _compiled[:] = [scan]
+    if length > MANY_ENTRIES or (length > FEW_ENTRIES and KERNELS in sys.modules):
+        compiled: PatternScan = hooks.load("compiled_scan")()
+        return compiled
+    return NUMPY
 
 
 def pattern_facts(m: RowArrays, threads: int | None = None) -> PatternFacts:
@@ -135,7 +143,7 @@ def pattern_facts(m: RowArrays, threads: int | None = None) -> PatternFacts:
     """
     indptr, indices = m.indptr, m.indices
     nnz = len(indices)
-    scan = _compiled[0] if _compiled and max(nnz, len(indptr)) > FEW_ENTRIES else NUMPY
+    scan = choose_scan(max(nnz, len(indptr)))
     is_whole = len(indptr) > 0 and int(indptr[0]) == 0 and int(indptr[-1]) == nnz
     rise = functools.partial(scan.offsets_rise, indptr)
     if not is_whole or not all(_in_parts(rise, len(indptr), scan.part, threads)):

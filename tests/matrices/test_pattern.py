@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
@@ -41,8 +43,9 @@ def test_a_scan_finds_what_every_entry_says(lengths, columns, change, canonical,
         indices = np.concatenate([np.arange(n) for n in lengths] or [[]]).astype(dtype)
     if change is not None and change[0] < len(indptr):
         indptr[change[0]] = change[1]
-    for name, value in (("FEW_ENTRIES", -1), ("THREAD_PART", 1), ("_compiled", [scan._replace(part=part)])):
+    for name, value in (("FEW_ENTRIES", -1), ("THREAD_PART", 1)):
         monkeypatch.setattr(pattern, name, value)
+    monkeypatch.setattr(pattern, "choose_scan", lambda length: scan._replace(part=part))
     pretend_cpus(monkeypatch, 3)
     found = pattern.pattern_facts(CSR(indptr, indices, np.ones(len(indices)), (len(lengths), 13)))
     assert (found.offsets_rise, found.is_canonical) == brute_force(indptr.tolist(), indices.tolist())
@@ -52,7 +55,7 @@ def test_a_scan_finds_what_every_entry_says(lengths, columns, change, canonical,
 
 @pytest.mark.parametrize("scan", [pattern.NUMPY, COMPILED])
 def test_a_scan_takes_no_copy_of_the_columns(scan, monkeypatch):
-    monkeypatch.setattr(pattern, "_compiled", [scan])
+    monkeypatch.setattr(pattern, "choose_scan", lambda length: scan)
     n = 1 << 21
     m = CSR(np.array([0, n]), np.arange(n, dtype=np.int32), np.ones(n), (1, n))
     pattern.pattern_facts(m)
@@ -63,8 +66,31 @@ def test_a_scan_takes_no_copy_of_the_columns(scan, monkeypatch):
 
 
 def test_read_only_arrays_are_scanned(monkeypatch):
-    monkeypatch.setattr(pattern, "_compiled", [COMPILED])
     monkeypatch.setattr(pattern, "FEW_ENTRIES", -1)
+    assert pattern.choose_scan(2) is COMPILED
     m = CSR(np.array([0, 1, 2]), np.array([1, 0], np.int32), np.ones(2), (2, 2))
     m.indptr.flags.writeable = m.indices.flags.writeable = False
     assert pattern.pattern_facts(m) == (True, 0, 1, True)
+
+
+CHOICE = """
+import sys
+from spdist.matrices import pattern
+
+assert pattern.choose_scan(pattern.FEW_ENTRIES + 1) is pattern.NUMPY
+assert "numba" not in sys.modules
+if sys.argv[1] == "many":
+    pattern.choose_scan(pattern.MANY_ENTRIES + 1)
+else:
+    import spdist.kernels.hyspmm.prepare
+from spdist.kernels.cpu.pattern_scan import COMPILED
+
+assert pattern.choose_scan(pattern.FEW_ENTRIES + 1) is COMPILED
+assert pattern.choose_scan(pattern.FEW_ENTRIES) is pattern.NUMPY
+"""
+
+
+@pytest.mark.parametrize("load", ["many", "kernels"])
+def test_compiled_code_scans_once_any_kernel_is_loaded_or_entries_are_many(load):
+    """The engine `cuda` loads kernels of the CPU that prepare its blocks, and no engine of the CPU."""
+    subprocess.run([sys.executable, "-c", CHOICE, load], check=True)

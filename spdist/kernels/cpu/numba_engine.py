@@ -31,14 +31,12 @@ from spdist.kernels.cpu.arrays import (
     writable,
 )
 from spdist.kernels.cpu.numba_compile import callable_part, entry_point, for_ring, unsaved
-from spdist.kernels.cpu.pattern_scan import COMPILED
 from spdist.kernels.cpu.prepare import PreparedProduct, RowBuffers, mark_loaded
 from spdist.kernels.cpu.product_counts import estimate_products
 from spdist.kernels.product_spec import NORMS, ProductSpec, longest_row
 from spdist.kernels.semirings import Semiring
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array
-from spdist.matrices.pattern import use_compiled
 
 CACHE_BYTES = 1 << 20
 """Bytes of B from which kernels prefetch its rows."""
@@ -46,7 +44,6 @@ SLICE_SAMPLE = 1 << 12
 """Entries of A that say how long slices should be."""
 UNBOUNDED = 1 << 62
 """Products of a slice that is not cut."""
-use_compiled(COMPILED)
 
 
 BuffersKey: TypeAlias = tuple[np.dtype[Any], np.dtype[Any], int, Semiring | None]

@@ -88,3 +88,8 @@ def offsets_rise(indptr: Int64Array, first: int, last: int) -> bool:
 
 COMPILED = PatternScan(offsets_rise, columns, 1 << 62)
 """One call scans all that a thread has to."""
+
+
+def compiled_scan() -> PatternScan:
+    """Return the compiled scan, for modules that load none of this until they need it."""
+    return COMPILED

@@ -19,7 +19,6 @@ from spdist.kernels.streaming.layout import SubmatrixOffset
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import ValueArray, blocksize, index_dtype, number_dtype
-from spdist.matrices.pattern import FEW_ENTRIES, use_compiled
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.operands.resident import ResidentMatrix
 from spdist.scheduler.execution.records import BlockNumber, BlockOperands, BlockTask, JobSpec, StageTiming
@@ -118,7 +117,7 @@ class WorkerContext:
                 dtype = job.product.dtype(job.a, job.b)
                 is_read = "b" in job.product.per_row.semiring.reads and blocksize(dtype) is None
                 casts = is_read and not self.on_gpu and dtype != job.b.dtype
-                check = functools.partial(check_rows, job.engine, name=job.b.url)
+                check = functools.partial(check_rows, name=job.b.url)
                 self._b = ResidentMatrix(job.b, check, "" if casts else job.shared_name, dtype if casts else None)
             return self._b
 
@@ -324,13 +323,11 @@ def add_partial(c: CSR, partial: CSR, spec: ProductSpec, *, is_last: bool) -> CS
     return cpu.cut(c, spec) if is_last else c
 
 
-def check_rows(engine: str, m: CSR, name: str, first_row: int = 0) -> tuple[int, int]:
+def check_rows(m: CSR, name: str, first_row: int = 0) -> tuple[int, int]:
     """Check that rows are canonical: columns in range and strictly rising.
 
     Parameters
     ----------
-    engine : str
-        With ``scipy`` the check does not load Numba.
     m : CSR
     name : str
         The matrix, for the error message.
@@ -347,10 +344,6 @@ def check_rows(engine: str, m: CSR, name: str, first_row: int = 0) -> tuple[int,
     MatrixError
         If rows are not canonical.
     """
-    if engine != "scipy" and m.nnz > FEW_ENTRIES:
-        from spdist.kernels.cpu.pattern_scan import COMPILED  # loads Numba
-
-        use_compiled(COMPILED)
     facts = check_canonical(m, name, first_row, threads=1)
     return facts.low, facts.high + 1
 

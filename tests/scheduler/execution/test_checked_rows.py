@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spdist.errors import MatrixError
+from spdist.kernels.cpu.pattern_scan import COMPILED
 from spdist.matrices import pattern
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR, empty
-from spdist.scheduler.execution import worker
 from spdist.scheduler.execution.worker import check_rows
 from tests.support.strategies import csr_matrices
 
@@ -36,19 +36,17 @@ def is_sound(m: CSR) -> bool:
     return True
 
 
-@pytest.mark.parametrize("engine", ["scipy", "numba"])
+@pytest.mark.parametrize("scan", [pattern.NUMPY, COMPILED])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(m=spoilt())
-def test_rows_of_a_block_are_refused_by_name(engine, m, monkeypatch):
-    monkeypatch.setattr(pattern, "FEW_ENTRIES", -1)
-    monkeypatch.setattr(worker, "FEW_ENTRIES", -1)
-    monkeypatch.setattr(pattern, "_compiled", [])
+def test_rows_of_a_block_are_refused_by_name(scan, m, monkeypatch):
+    monkeypatch.setattr(pattern, "choose_scan", lambda length: scan)
     if is_sound(m):
-        assert check_rows(engine, m, "A.zarr") == (m.indices.min(), m.indices.max() + 1)
+        assert check_rows(m, "A.zarr") == (m.indices.min(), m.indices.max() + 1)
         return
     with pytest.raises(MatrixError, match=r"A\.zarr"):
-        check_rows(engine, m, "A.zarr", 7)
+        check_rows(m, "A.zarr", 7)
 
 
 def test_no_entries():
-    assert check_rows("numba", empty((3, 5), np.float64), "A.zarr") == (0, 0)
+    assert check_rows(empty((3, 5), np.float64), "A.zarr") == (0, 0)

@@ -56,7 +56,7 @@ def read_operands(context: WorkerContext, task: BlockTask, piece: int, add_bytes
     if job.resident and not task.split:
         return _with_resident_b(context, task, add_bytes)
     a = job.a.rows(task.start, task.stop, context.allocate)
-    low, high = check_rows(job.engine, a, job.a.url, task.start)
+    low, high = check_rows(a, job.a.url, task.start)
     if not task.split and (operands := _read_band(context, task, a, low, high)) is not None:
         add_bytes(operands.a.nbytes + (operands.b.nbytes if operands.b is not None else 0))
         return operands
@@ -65,7 +65,7 @@ def read_operands(context: WorkerContext, task: BlockTask, piece: int, add_bytes
         a = columns_between(a, k0, k1)
     a, needed = renumber(a)
     b = job.b.take(needed)
-    check_rows(job.engine, b, job.b.url)
+    check_rows(b, job.b.url)
     if j1 - j0 < job.b.ncols:
         b = columns_between(b, j0, j1)
     add_bytes(a.nbytes + b.nbytes)
@@ -80,7 +80,7 @@ def _with_resident_b(context: WorkerContext, task: BlockTask, add_bytes: AddByte
         if b.dtype == job.a.dtype:
             return BlockOperands(b.rows(task.start, task.stop), None, offset_in_b=SubmatrixOffset(task.start))
     a = job.a.rows(task.start, task.stop, context.allocate)
-    check_rows(job.engine, a, job.a.url, task.start)
+    check_rows(a, job.a.url, task.start)
     context.resident_b().get(add_bytes)
     add_bytes(a.nbytes)
     return BlockOperands(a, None)
@@ -108,7 +108,7 @@ def _read_band(context: WorkerContext, task: BlockTask, a: CSR, low: int, high: 
         held.append((a_first, a))
     allocate = context.allocate or np.empty
     b = CSR(offsets - first, *job.b.entries(first, last, held, allocate), (high - low, job.b.ncols))
-    check_rows(job.engine, b, job.b.url, low)
+    check_rows(b, job.b.url, low)
     context.keep_band(first, b)
     is_inside = first <= a_first and a_first + a.nnz <= last
     data = b.data[a_first - first : a_first - first + a.nnz] if is_inside else a.data

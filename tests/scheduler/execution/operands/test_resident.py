@@ -80,8 +80,8 @@ def b(tmp_path, small):
     return in_chunks(tmp_path / "B.zarr", random_matrix(900, 700, 9, 1))
 
 
-def resident(b: StoredMatrix, name: str = "", engine: str = "numba", **options) -> ResidentMatrix:
-    return ResidentMatrix(b, lambda m: check_rows(engine, m, "B"), name, **options)
+def resident(b: StoredMatrix, name: str = "", **options) -> ResidentMatrix:
+    return ResidentMatrix(b, lambda m: check_rows(m, "B"), name, **options)
 
 
 def assert_same(found: CSR, b: StoredMatrix) -> None:
@@ -110,9 +110,9 @@ def test_pieces_give_the_whole(tmp_path, small, seed, shape, per_row, chunk, pie
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     at=st.integers(1, 3_000) | st.integers(1, 10).map(lambda k: 300 * k),
-    engine=st.sampled_from(["numba", "scipy"]), shares=st.booleans(),
+    shares=st.booleans(),
 )  # fmt: skip
-def test_what_is_not_canonical_is_said_as_of_the_whole(tmp_path, small, at, engine, shares):
+def test_what_is_not_canonical_is_said_as_of_the_whole(tmp_path, small, at, shares):
     """Within a piece and from one to the next."""
     m = random_matrix(900, 700, 9, 1)
     row = int(np.searchsorted(m.indptr, at, side="right")) - 1
@@ -120,7 +120,7 @@ def test_what_is_not_canonical_is_said_as_of_the_whole(tmp_path, small, at, engi
     m.indices[at] = m.indices[at - 1]
     name = uuid.uuid4().hex
     b = in_chunks(tmp_path / name, m)
-    held = resident(b, name if shares else "", engine)
+    held = resident(b, name if shares else "")
     with pytest.raises(MatrixError, match=f"row {row:,} holds a duplicate") as expected:
         check_canonical(b.rows(0, b.nrows), "B")
     for _ in range(2):  # and again, for who asks again
