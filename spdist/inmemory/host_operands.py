@@ -8,13 +8,14 @@ from typing import Any
 
 import scipy.sparse as sp
 
-from spdist.errors import InputError
+from spdist.errors import InputError, MatrixError
 from spdist.inmemory import through_gpu
 from spdist.kernels.cpu.reduce import reduce_product
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.reduction_spec import Reduction, check_values, diagonal_pattern, is_linear
-from spdist.matrices.checks import check_product_shapes
-from spdist.matrices.csr import CSR, from_scipy
+from spdist.matrices.checks import check_product_shapes, check_structure
+from spdist.matrices.csr import CSR, arrays_of, from_scipy
+from spdist.matrices.dtypes import index_dtype
 from spdist.options import InMemoryOptions
 
 
@@ -28,10 +29,13 @@ class Method:
         Multiplies two canonical `CSR`.
     takes_options : bool
         Whether it supports semirings, masks, triangles, epilogues, threshold and top-n.
+    checks_a : bool
+        Whether it finds bad offsets and columns of A itself, and takes rows of A that are not canonical.
     """
 
     multiply: Callable[[CSR, CSR, ProductSpec, InMemoryOptions], CSR]
     takes_options: bool = True
+    checks_a: bool = False
 
 
 def _on_cpu(a: CSR, b: CSR, spec: ProductSpec, options: InMemoryOptions) -> CSR:
@@ -44,7 +48,7 @@ METHODS = {
     "auto": Method(_on_cpu),
     "scipy": Method(_on_cpu, takes_options=False),
     "numba": Method(_on_cpu),
-    "cuda": Method(through_gpu.multiply),
+    "cuda": Method(through_gpu.multiply, checks_a=True),
     "hyspmm": Method(through_gpu.multiply_hyspmm, takes_options=False),
 }
 """Methods for matrices of SciPy's."""
@@ -80,24 +84,38 @@ def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any
         )
     by_columns = getattr(a, "format", "") == getattr(b, "format", "") == "csc"
     swapped = by_columns and spec.plain  # with options the rows of C matter, and the order of the factors
-    left, right = _converted(a, b, options.thread_count, swapped=swapped)
+    unchecked = method is not None and method.checks_a and spec.plain
+    left, right = _converted(a, b, options.thread_count, swapped=swapped, unchecked=unchecked)
     if method is None:
         raise InputError(
             f"method {options.method!r} is not one of {', '.join(METHODS)}, the methods for matrices of SciPy's"
         )
     check_product_shapes(a.shape, b.shape)
     spec.check_square((left.nrows, right.ncols))
-    out = scipy_like(a, method.multiply(left, right, spec, options))
+    try:
+        out = scipy_like(a, method.multiply(left, right, spec, options))
+    except MatrixError:
+        check_structure(left, threads=options.thread_count)  # its error names the row and the column
+        raise
     if swapped:
         return out.T
     return out.tocsc() if by_columns else out
 
 
-def _converted(a: Any, b: Any, threads: int, *, swapped: bool) -> tuple[CSR, CSR]:
-    """Return A and B, or the transposes of B and A; if A and B are one object, convert and check it once."""
-    first = from_scipy(a.T if swapped else a, threads)
-    second = first if b is a else from_scipy(b.T if swapped else b, threads)
-    return (second, first) if swapped else (first, second)
+def _converted(a: Any, b: Any, threads: int, *, swapped: bool, unchecked: bool = False) -> tuple[CSR, CSR]:
+    """Return A and B, or the transposes of B and A; if they are one object, convert and check it once.
+
+    The first may be unchecked, if its offsets end where its entries do, and its columns need no other dtype.
+    """
+    left, right = (b.T, a.T) if swapped else (a, b)
+    if b is a:
+        both = from_scipy(left, threads)
+        return both, both
+    first = arrays_of(left, threads)
+    ends = len(first.indptr) == first.nrows + 1, first.indptr[0] == 0, first.indptr[-1] == first.nnz == len(first.data)
+    if not (unchecked and all(ends) and first.indices.dtype == index_dtype(first.ncols)):
+        first = from_scipy(left, threads)
+    return first, from_scipy(right, threads)
 
 
 def reduce(a: Any, b: Any, what: Reduction, spec: ProductSpec, options: InMemoryOptions) -> Any:

@@ -7,7 +7,7 @@ Entries that are zero are kept: the pattern of a product is structural and the s
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from spdist.matrices.dtypes import (
     ValueArray,
     blocksize,
     check_dtype,
+    converted,
     index_dtype,
     number_dtype,
 )
@@ -91,9 +92,8 @@ class CSR:
         else:
             shape = self.nrows * size[0], self.ncols * size[1]
             out = scipy.sparse.bsr_array(shape, blocksize=size, dtype=number_dtype(self.dtype))
-        dtype = np.int64 if self.nnz > INT32_MAX else self.indices.dtype
-        out.indptr = self.indptr.astype(dtype, copy=False)
-        out.indices = self.indices.astype(dtype, copy=False)
+        dtype = np.dtype(np.int64) if self.nnz > INT32_MAX else self.indices.dtype
+        out.indptr, out.indices = converted(self.indptr, dtype), converted(self.indices, dtype)
         out.data = self.data if size is None else self.data["block"]
         return out
 
@@ -155,17 +155,42 @@ def from_scipy(matrix: Any, threads: int | None = None) -> CSR:
     >>> from_scipy(sp.coo_array(([1, 2], ([0, 0], [1, 1])), shape=(1, 2))).data
     array([3])
     """
-    kind = type(matrix).__name__
+    out = arrays_of(matrix, threads)
+    if not check_structure(out, threads=threads).is_canonical:
+        m = matrix.tocsr()
+        m = m.copy() if m is matrix else m
+        m.sum_duplicates()
+        out = arrays_of(m, threads)
+    return replace(out, indices=converted(out.indices, index_dtype(out.ncols), threads))
+
+
+def arrays_of(matrix: Any, threads: int | None = None) -> CSR:
+    """Return a SciPy sparse matrix or array as a `CSR` without a look at its entries.
+
+    Parameters
+    ----------
+    matrix, threads
+        As for `from_scipy`.
+
+    Returns
+    -------
+    CSR
+        Columns may be out of range, have the other index dtype, not rise, or be there twice.
+
+    Raises
+    ------
+    MatrixError
+        If it is not a two-dimensional sparse matrix, or has a dtype spdist does not multiply.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp
+    >>> arrays_of(sp.csr_array(([1, 2], [1, 1], [0, 2]), shape=(1, 2))).indices
+    array([1, 1], dtype=int32)
+    """
     if not is_scipy(matrix) or matrix.ndim != 2:
+        kind = type(matrix).__name__
         raise MatrixError(f"expected a two-dimensional scipy.sparse matrix or array, got {kind}")
     check_dtype(matrix.dtype)
     m = matrix.tocsr()
-    shape = (int(m.shape[0]), int(m.shape[1]))
-    out = CSR(m.indptr.astype(np.int64, copy=False), m.indices.astype(index_dtype(shape[1]), copy=False), m.data, shape)
-    if check_structure(out, threads=threads).is_canonical:
-        return out
-    m = m.copy() if m is matrix else m
-    m.sum_duplicates()
-    return CSR(
-        m.indptr.astype(np.int64, copy=False), m.indices.astype(index_dtype(shape[1]), copy=False), m.data, shape
-    )
+    return CSR(converted(m.indptr, np.dtype(np.int64), threads), m.indices, m.data, (int(m.shape[0]), int(m.shape[1])))

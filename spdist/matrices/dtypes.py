@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import MatrixError
+from spdist.foundation.cpus import count_cpus
+from spdist.foundation.threads import run_in_threads
 
 IndexArray = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
@@ -15,6 +17,8 @@ ValueArray = npt.NDArray[Any]
 
 INT32_MAX = np.iinfo(np.int32).max
 """Largest column index, and largest number of entries, that int32 arrays hold."""
+CONVERTED_PART = 1 << 20
+"""Elements for which another thread is worth its start."""
 
 
 def index_dtype(ncols: int) -> np.dtype[Any]:
@@ -26,6 +30,35 @@ def index_dtype(ncols: int) -> np.dtype[Any]:
     dtype('int64')
     """
     return np.dtype(np.int32 if ncols <= INT32_MAX else np.int64)
+
+
+def converted(array: npt.NDArray[Any], dtype: np.dtype[Any], threads: int | None = None) -> npt.NDArray[Any]:
+    """Return an array in a dtype: itself if it has it, else a copy, which several threads make if it is long.
+
+    Parameters
+    ----------
+    array : (n,) array
+    dtype : dtype
+    threads : int, optional
+        Most threads; by default one a CPU.
+
+    Examples
+    --------
+    >>> converted(np.array([1, 2], np.int32), np.dtype(np.int64))
+    array([1, 2])
+    """
+    if array.dtype == dtype:
+        return array
+    out = np.empty(len(array), dtype)
+    count = max(1, min(threads or count_cpus(), len(array) // CONVERTED_PART))
+    cuts = np.linspace(0, len(array), count + 1).astype(np.int64)
+
+    def convert(part: int) -> None:
+        """Convert a part; its thread is the first to touch the memory."""
+        out[cuts[part] : cuts[part + 1]] = array[cuts[part] : cuts[part + 1]]
+
+    run_in_threads(count, convert)
+    return out
 
 
 def block_dtype(dtype: np.dtype[Any], size: tuple[int, int]) -> np.dtype[Any]:

@@ -10,9 +10,11 @@ import scipy.sparse as sp
 
 import spdist
 from spdist.errors import InputError, MatrixError
-from spdist.inmemory import host_operands
+from spdist.inmemory import host_operands, through_gpu
+from spdist.matrices import csr
 from spdist.matrices.csr import from_scipy
 from tests.conftest import pattern_product, random_matrix
+from tests.support.host_device import HostDevice
 
 
 class FakeGpuMatrix:
@@ -91,3 +93,55 @@ def test_an_object_that_is_given_twice_is_checked_once(monkeypatch, form):
     assert len(calls) == 1
     assert abs(spdist.spgemm(a, a.copy()) - a @ a).max() < 1e-12
     assert len(calls) == 3
+
+
+@pytest.fixture
+def gpu_on_the_host(monkeypatch):
+    """Let the engine `cuda` stream blocks through a device that the host plays."""
+    monkeypatch.setattr(through_gpu, "check_gpu", lambda method: None)
+    monkeypatch.setattr(through_gpu, "_gpu", lambda limit, deterministic=False: HostDevice(limit))
+
+
+def unsorted(rows: int, columns: int) -> sp.csr_array:
+    """Return a matrix whose rows are not sorted and hold duplicates."""
+    rng = np.random.default_rng(5)
+    indptr = np.arange(0, 4 * rows + 1, 4)
+    m = sp.csr_array((rng.random(4 * rows), rng.integers(0, columns, 4 * rows), indptr), shape=(rows, columns))
+    assert not m.has_sorted_indices
+    return m
+
+
+@pytest.mark.parametrize("limit", [1 << 16, 1 << 20])
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_the_device_takes_an_a_that_no_scan_has_seen(gpu_on_the_host, monkeypatch, limit, index):
+    scanned, scan = [], csr.check_structure
+    monkeypatch.setattr(
+        csr, "check_structure", lambda m, *args, **keys: scanned.append(m.shape) or scan(m, *args, **keys)
+    )
+    a, b = unsorted(700, 500), random_matrix(500, 400, 4.0, 2)
+    a.indptr, a.indices = a.indptr.astype(index), a.indices.astype(index)
+    c = spdist.spgemm(a, b, "cuda", memory_limit=limit)
+    np.testing.assert_allclose(c.toarray(), (a @ b).toarray())
+    assert ((700, 500) in scanned) == (index is np.int64)
+    spdist.spgemm(a, b, "cuda", memory_limit=limit, top_n=3)
+    assert (700, 500) in scanned  # where duplicates would count, they are summed first
+
+
+@pytest.mark.parametrize("bad", [-1, 500, 2**31 - 1])
+@pytest.mark.parametrize("limit", [1 << 16, 1 << 20])
+def test_a_bad_column_of_an_a_that_no_scan_has_seen_is_named(gpu_on_the_host, bad, limit):
+    a = random_matrix(700, 500, 4.0, 1)
+    row = int(np.flatnonzero(np.diff(a.indptr))[500])
+    a.indices[a.indptr[row]] = bad
+    with pytest.raises(MatrixError, match=rf"column {bad:,} in row {row:,} is outside \[0, 500\)"):
+        spdist.spgemm(a, random_matrix(500, 400, 4.0, 2), "cuda", memory_limit=limit)
+
+
+def test_offsets_of_an_a_that_no_scan_has_seen_are_checked(gpu_on_the_host):
+    a = random_matrix(700, 500, 4.0, 1)
+    a.indptr[300] = a.indptr[302] + 1
+    with pytest.raises(MatrixError, match="offsets must not decrease"):
+        spdist.spgemm(a, random_matrix(500, 400, 4.0, 2), "cuda", memory_limit=1 << 20)
+    a.indptr[300], a.indptr[-1] = a.indptr[301], a.nnz + 5
+    with pytest.raises(MatrixError, match="indptr ends at"):
+        spdist.spgemm(a, random_matrix(500, 400, 4.0, 2), "cuda", memory_limit=1 << 20)

@@ -80,9 +80,9 @@ class PipelineTuning:
     small_entries, small_products : int
         Up to this many entries of A and of B, and this many expected products, a multiplication is one block that
         brings all of A and B, and no thread is woken; if its slot has room for the largest C there can be.
-    uncounted_products : int
-        Up to this many expected products, and if A lies in a resident B, neither are products counted nor is a sample
-        multiplied: the first block, which is small, says how large C will be.
+    unsampled_products : int
+        Up to this many expected products, and if A lies in a resident B, no sample is multiplied: the first block,
+        which is small, says how large C will be.
     sample_rows : int
         Rows of A in the sample that predicts nnz(C), evenly spaced.
     sample_entries_resident, sample_entries : int
@@ -97,7 +97,7 @@ class PipelineTuning:
     uploaded_ahead: int = 2
     small_entries: int = 1 << 20
     small_products: int = 1 << 24
-    uncounted_products: int = 1 << 30
+    unsampled_products: int = 1 << 30
     sample_rows: int = 2048
     sample_entries_resident: int = 1 << 16
     sample_entries: int = 1 << 15
@@ -217,7 +217,7 @@ class StreamingPipeline:
 
     def _run_in_blocks(self) -> None:
         """Multiply the rows in several blocks."""
-        products = _count_products(self.work, self.memory, self.tuning)
+        products = _count_products(self.work, self.tuning)
         try:
             self._loop = BlockLoop(self.work, self.memory, self.tuning, products, self.downloads)
             self._loop.run(self.collector)
@@ -366,17 +366,13 @@ def _reserve(device: Device, work: Multiplication) -> int:
 
 def _learns_from_first_block(work: Multiplication, memory: DeviceMemory, tuning: PipelineTuning) -> bool:
     """Return whether the first block predicts the sizes of later ones, because C is too small to be sampled first."""
-    return memory.has_all_of(work) and work.is_whole and work.expects_at_most(tuning.uncounted_products)
+    return memory.has_all_of(work) and work.is_whole and work.expects_at_most(tuning.unsampled_products)
 
 
-def _count_products(
-    work: Multiplication, memory: DeviceMemory, tuning: PipelineTuning
-) -> CountedProducts | ExpectedProducts:
+def _count_products(work: Multiplication, tuning: PipelineTuning) -> CountedProducts | ExpectedProducts:
     """Start to count the products of A's rows unless the entries of A predict them."""
     expected = ExpectedProducts(work.a, work.b)
-    if _learns_from_first_block(work, memory, tuning) or expected.is_even(tuning.counts):
-        return expected
-    return CountedProducts(work.a, work.b, tuning.counts)
+    return expected if expected.is_even(tuning.counts) else CountedProducts(work.a, work.b, tuning.counts)
 
 
 def _make_stager(
