@@ -13,13 +13,16 @@ from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.supervision import probe
 from spdist.scheduler.planner.plan import START_SECONDS, Plan
 
-GPU_PRODUCTS = 1 << 31
+GPU_PRODUCTS = 1 << 35
 """Products, as if all rows of B had one length, up to which a product on a GPU is planned before anything starts.
 
 Workers start while a longer one is planned."""
 SHORT_SECONDS = START_SECONDS
 """Predicted seconds of a product's stages on all cores up to which this process makes it: those that workers take to
 start."""
+GPU_SHORT_SECONDS = 10.0
+"""The same for a product on a GPU: to start a worker takes longer there, and one process reads, multiplies and writes
+blocks at the same time as a worker does."""
 
 
 def plan_if_short(source: PlanSource, execution: ExecutionOptions) -> PlanSource:
@@ -82,7 +85,7 @@ def is_short(plan: Plan) -> bool:
     stages = plan.stage_seconds()
     del stages["schedule"]
     if plan.on_gpu:
-        return sum(stages.values()) <= SHORT_SECONDS and worker_process.count_gpus() == 1
+        return sum(stages.values()) <= GPU_SHORT_SECONDS and worker_process.count_gpus() == 1
     at_once = plan.threads if plan.threads_share_blocks else 1  # otherwise each block has one core
     return sum(stages.values()) <= SHORT_SECONDS * at_once
 

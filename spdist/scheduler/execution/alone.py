@@ -1,7 +1,7 @@
 """Run a plan in this process, block by block: no scheduler and no workers, and Dask is not loaded.
 
 Such a product is done before workers would have started. The stages are those that workers run. One block is made at a
-time, by all cores, while the next one is read and the last one is written.
+time, by all cores or by a GPU, while the next ones are read and the last one is written.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -34,8 +33,12 @@ from spdist.storage import locations
 from spdist.storage.checksums import Checksums
 from spdist.storage.writer import Layout
 
+Submit = Callable[..., Future[int]]
+"""Calls a function that writes a block, at once or in a thread."""
 WORKER = "this process"
 """What records call the worker."""
+GPU_READERS = 6
+"""Threads that read blocks ahead for a GPU, which makes a block sooner than one thread reads it."""
 
 
 def execute_alone(
@@ -124,14 +127,46 @@ class _Writer:
         self._fragments = [fragment for fragment in self._fragments if fragment.offset // chunk >= stop]
 
 
+class _ReadAhead:
+    """Reads blocks in threads while those before them are made.
+
+    Parameters
+    ----------
+    context : WorkerContext
+    works : list of BlockWork
+        All blocks, in order.
+    most : int
+        Blocks that are read ahead.
+    """
+
+    def __init__(self, context: WorkerContext, works: list[BlockWork], most: int) -> None:
+        self._context, self._works, self._most = context, works, most
+        self._threads = ThreadPoolExecutor(max(most, 1), "spdist-read")
+        self._reads: dict[int, Future[BlockOperands]] = {}
+        self._begun = 1  # the first block is read when it is made
+
+    def take(self, number: int) -> Future[BlockOperands] | None:
+        """Begin to read the blocks after a number; return the operands of this one, or None if nobody reads them."""
+        for later in range(max(self._begun, number + 1), min(number + self._most + 1, len(self._works))):
+            task = self._works[later].task
+            if self._context.job.pieces_of(task) == 1:
+                self._reads[later] = self._threads.submit(STAGES["preprocess"], self._context, task)
+            self._begun = later + 1
+        return self._reads.pop(number, None)
+
+    def close(self) -> None:
+        """Wait for blocks that are being read; no more are."""
+        self._threads.shutdown(cancel_futures=True)
+
+
 class _Pipeline:
-    """Makes the blocks of a plan in the calling thread; another thread reads the next block, a third writes the last.
+    """Makes the blocks of a plan in the calling thread; other threads read the next blocks, and one writes the last.
 
     Parameters
     ----------
     context : WorkerContext
     plan : Plan
-        Allows for a block to read and a block to write beside the one that is made, or they take turns.
+        Allows for blocks to read and a block to write beside the one that is made, or they take turns.
     layout : Layout
         Of C.
     journal : Journal
@@ -160,8 +195,8 @@ class _Pipeline:
     def run(self) -> Checksums:
         """Make and write the rows that are not durable yet; return the checksums of C."""
         try:
-            with ThreadPoolExecutor(1, "spdist-read") as reader, ThreadPoolExecutor(1, "spdist-commit") as writer:
-                self._run(reader, writer)
+            with ThreadPoolExecutor(1, "spdist-commit") as writer:
+                self._run(writer)
             last = -(-self.nnz // self.writer.layout.chunk)
             with _clear_errors():
                 self.writer.join_before(last)
@@ -176,32 +211,34 @@ class _Pipeline:
         finally:
             self._journal.chunks.close()
 
-    def _run(self, reader: ThreadPoolExecutor, writer: ThreadPoolExecutor) -> None:
+    def _run(self, writer: ThreadPoolExecutor) -> None:
         works = _works(self._plan, self._journal.checkpoint.row)
         self._products -= sum(work.products for work in works)
         self._work = sum(map(self._microseconds, works))
-        room = self._plan.blocks_in_flight
-        operands: Future[BlockOperands] | None = None
-        for work, after in zip_longest(works, works[1:]):
-            ahead = None
-            if after is not None and room > 2 and self._context.job.pieces_of(after.task) == 1:
-                ahead = reader.submit(STAGES["preprocess"], self._context, after.task)
-            task = work.task
-            while task.start < task.stop:
-                counts = self._make(replace(task, number=self._number), operands)
-                end, operands = task.start + len(counts.row_nnz), None
-                is_last = after is None and end == task.stop
-                self._write(
-                    replace(task, number=self._number), counts, run_now if room == 1 or is_last else writer.submit
-                )
-                task, self._number = replace(task, start=end), self._number + 1
-            self._products += work.products
-            # The block before is written by now, this one perhaps not.
-            self._written_before, self._multiplied = self._multiplied, self._multiplied + self._microseconds(work)
-            operands = ahead
-            if after is not None:
-                self.report_progress()
+        room, readers = self._plan.blocks_in_flight, GPU_READERS if self._plan.on_gpu else 1
+        reads = _ReadAhead(self._context, works, min(max(room - 2, 0), readers))
+        with closing(reads):
+            for number, work in enumerate(works):
+                is_last = number == len(works) - 1
+                submit = run_now if room == 1 else writer.submit
+                self._make_rows(work.task, reads.take(number), submit, run_now if is_last else submit)
+                self._products += work.products
+                # The block before is written by now, this one perhaps not.
+                self._written_before, self._multiplied = self._multiplied, self._multiplied + self._microseconds(work)
+                if not is_last:
+                    self.report_progress()
         self._checkpoint(self._wait_for_writer())
+
+    def _make_rows(
+        self, task: BlockTask, operands: Future[BlockOperands] | None, submit: Submit, submit_last: Submit
+    ) -> None:
+        """Make and write all rows of a task, in as many blocks as C needs."""
+        while task.start < task.stop:
+            numbered = replace(task, number=self._number)
+            counts = self._make(numbered, operands)
+            end, operands = task.start + len(counts.row_nnz), None
+            self._write(numbered, counts, submit_last if end == task.stop else submit)
+            task, self._number = replace(task, start=end), self._number + 1
 
     def _make(self, task: BlockTask, operands: Future[BlockOperands] | None) -> BlockCounts:
         """Make a block, of operands that were read ahead if there are any."""
@@ -211,7 +248,7 @@ class _Pipeline:
             counts: BlockCounts = STAGES["multiply"](self._context, task, operands.result())
             return counts
 
-    def _write(self, task: BlockTask, counts: BlockCounts, submit: Callable[..., Future[int]]) -> None:
+    def _write(self, task: BlockTask, counts: BlockCounts, submit: Submit) -> None:
         """Begin to write a block, once the block before it is written."""
         self._checkpoint(self._wait_for_writer())
         if task.number == 0 and counts.compresses:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ import spdist
 from spdist.api import products as api
 from spdist.errors import InputError, SpdistError
 from spdist.jobs.starting import alone as short
-from spdist.scheduler.execution import stages
-from spdist.scheduler.execution.alone import WORKER
+from spdist.scheduler.execution import stages, worker_process
+from spdist.scheduler.execution.alone import WORKER, _ReadAhead
+from spdist.scheduler.execution.records import BlockTask
 from spdist.scheduler.execution.supervision import probe
 from spdist.scheduler.planner import planner
 from tests.conftest import assert_is_product, random_matrix
@@ -174,6 +176,36 @@ def test_only_short_products_without_workers(stored, tmp_path, monkeypatch):
     api.multiply(a, a, tmp_path / "D.zarr", grid=(3, 1, 1), callbacks=callbacks)
     assert len(links) == 1
     assert files(tmp_path / "C.zarr") == files(tmp_path / "D.zarr")
+
+
+@pytest.mark.parametrize(("gpus", "seconds", "alone"), [(1, 10.0, True), (2, 10.0, False), (1, 0.0, False)])
+def test_short_products_of_a_single_gpu_need_no_worker(stored, monkeypatch, gpus, seconds, alone):
+    a = stored("A", random_matrix(200, 200, 5, 1))
+    plan = api.plan(a, a, engine="cuda", memory_limit=1 << 30, host_limit=1 << 30, grid=(3, 1, 1))
+    monkeypatch.setattr(worker_process, "count_gpus", lambda: gpus)
+    monkeypatch.setattr(short, "GPU_SHORT_SECONDS", seconds)
+    monkeypatch.setattr(short, "SHORT_SECONDS", 0.0)  # of CPUs
+    assert short.is_short(plan) == alone
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_blocks_are_read_ahead(monkeypatch, most):
+    """As many as there is room for; none of several pieces, and the first by whoever makes it."""
+    tasks = [BlockTask(k, 10 * k, 10 * k + 10, 100, False) for k in range(6)]
+    job = SimpleNamespace(pieces_of=lambda task: 2 if task.number == 4 else 1)
+    begun: list[int] = []
+    monkeypatch.setitem(stages.STAGES, "preprocess", lambda context, task: begun.append(task.number) or task.number)
+    reads = _ReadAhead(SimpleNamespace(job=job), [SimpleNamespace(task=task) for task in tasks], most)
+    for number in range(6):
+        operands = reads.take(number)
+        assert (operands is None) == (number in (0, 4) or most == 0)
+        assert operands is None or operands.result() == number
+    reads.close()
+    assert sorted(begun) == ([1, 2, 3, 5] if most else [])
+    later = _ReadAhead(SimpleNamespace(job=job), [SimpleNamespace(task=task) for task in tasks], most)
+    later.take(0)
+    later.close()
+    assert len(begun) <= 4 * bool(most) + most
 
 
 def test_progress_counts_the_blocks(stored, tmp_path):
