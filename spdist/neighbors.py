@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +19,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from spdist.api import products as api
 from spdist.errors import InputError, MatrixError
+from spdist.foundation.cpus import count_cpus
+from spdist.foundation.threads import run_in_threads
 from spdist.interop.dask_arrays import from_dask, from_hdf5, is_dask_array
 from spdist.jobs.operands import open_operand, place_of
 from spdist.kernels.product_spec import Epilogue
@@ -29,6 +31,8 @@ METRICS = "cosine", "inner_product"
 
 PART_ENTRIES = 1 << 22
 """Entries of a stored matrix that are read at a time."""
+PART_ROWS = 1 << 11
+"""Rows for which another thread is worth its start."""
 DENSE_ENTRIES = 1 << 24
 """Similarities that are kept at a time for rows that have fewer neighbours than asked for."""
 
@@ -209,7 +213,8 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             values = np.ones_like(values)
         there = columns >= 0
         indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
-        parts = values[there].astype(rows.dtype, copy=False), columns[there], indptr
+        chosen = slice(None) if there.all() else there  # to choose all by a mask would copy them
+        parts = values[chosen].ravel().astype(rows.dtype, copy=False), columns[chosen].ravel(), indptr
         return sp.csr_matrix(parts, shape=(rows.shape[0], self.n_samples_fit_))
 
 
@@ -230,7 +235,7 @@ class _Similarities:
 
     def __init__(self, a: Any, b: Any, is_self: bool, is_cosine: bool, folder: str) -> None:
         self.a, self.b, self.is_self, self.folder = a, b, is_self, folder
-        facts = {id(m): _facts_of(m) for m in (a, b)}
+        facts = {number: _facts_of(m) for number, m in {id(a): a, id(b): b}.items()}
         (left, self.left_least), (right, self.right_least) = facts[id(a)], facts[id(b)]
         self.epilogue = Epilogue(rows=left, columns=right) if is_cosine else None
 
@@ -250,7 +255,7 @@ class _Similarities:
         if threshold is None:
             self._complete(columns, values)
         if self.is_self:
-            _put_first(columns, values)
+            _over_rows(lambda first, last: _put_first(columns[first:last], values[first:last], first), len(columns))
         return columns, values
 
     def _product(self, options: dict[str, Any], limit: int | str | None) -> Any:
@@ -292,26 +297,49 @@ def _facts_of(m: Any) -> tuple[Any, float]:
     else:
         parts = iter([(0, m)])
     for start, rows in parts:
-        values = rows.data.astype(np.float64)
-        lengths = np.diff(rows.indptr)
-        of_row = np.repeat(np.arange(len(lengths)), lengths)
-        squares[start : start + len(lengths)] = np.bincount(of_row, values * values, minlength=len(lengths))
-        least = min(least, float(values.min(initial=math.inf)))
+        _add_squares(rows, squares[start : start + rows.shape[0]])
+        least = min(least, float(rows.data.min(initial=math.inf)))
     return np.where(squares > 0, 1 / np.sqrt(np.where(squares > 0, squares, 1)), 1.0), least
+
+
+def _add_squares(rows: Any, squares: Any) -> None:
+    """Write the sum of squares of each row that has entries."""
+
+    def add(first: int, last: int) -> None:
+        """Write those of some rows."""
+        starts = rows.indptr[first:last]
+        there = np.flatnonzero(starts < rows.indptr[first + 1 : last + 1])
+        if len(there):
+            values = rows.data[starts[0] : rows.indptr[last]].astype(np.float64)
+            squares[first + there] = np.add.reduceat(values * values, starts[there] - starts[0])
+
+    _over_rows(add, len(squares))
 
 
 def _by_size(found: Any, count: int) -> tuple[Any, Any]:
     """Return columns and values of each row from the largest value on, filled up with columns of -1."""
     rows = sp.csr_array(found)
-    lengths = np.diff(rows.indptr)
-    there = np.arange(count) < lengths[:, None]
-    columns = np.full(there.shape, -1, np.int64)
-    values = np.full(there.shape, -np.inf, rows.dtype)
-    columns[there], values[there] = rows.indices, rows.data
-    order = np.argsort(-values, axis=1, kind="stable")  # equal values stay in the order of their columns
-    columns, values = (np.take_along_axis(each, order, axis=1) for each in (columns, values))
-    values[columns < 0] = 0
+    columns, values = np.empty((rows.shape[0], count), np.int64), np.empty((rows.shape[0], count), rows.dtype)
+
+    def sort(first: int, last: int) -> None:
+        """Sort some rows."""
+        there = np.arange(count) < np.diff(rows.indptr[first : last + 1])[:, None]
+        entries = slice(rows.indptr[first], rows.indptr[last])
+        mine, sizes = np.full(there.shape, -1, np.int64), np.full(there.shape, -np.inf, rows.dtype)
+        mine[there], sizes[there] = rows.indices[entries], rows.data[entries]
+        order = np.argsort(-sizes, axis=1, kind="stable")  # equal values stay in the order of their columns
+        columns[first:last], values[first:last] = (np.take_along_axis(each, order, axis=1) for each in (mine, sizes))
+        values[first:last][columns[first:last] < 0] = 0
+
+    _over_rows(sort, rows.shape[0])
     return columns, values
+
+
+def _over_rows(work: Callable[[int, int], None], nrows: int) -> None:
+    """Call ``work(first, last)`` for ranges of rows, in threads if they are many."""
+    count = max(1, min(count_cpus(), nrows // PART_ROWS))
+    cuts = np.linspace(0, nrows, count + 1).astype(np.int64).tolist()
+    run_in_threads(count, lambda part: work(cuts[part], cuts[part + 1]))
 
 
 def _add_zeros(columns: Any, values: Any, short: Any, ncols: int) -> None:
@@ -329,9 +357,9 @@ def _add_zeros(columns: Any, values: Any, short: Any, ncols: int) -> None:
     columns[short] = mine
 
 
-def _put_first(columns: Any, values: Any) -> None:
-    """Make each row its own nearest neighbour, with similarity 1; among equals it may have been left out."""
-    own = np.arange(len(columns))
+def _put_first(columns: Any, values: Any, first: int) -> None:
+    """Make each row from `first` on its own nearest neighbour, with similarity 1; it may be left out among equals."""
+    own = np.arange(first, first + len(columns))
     found = columns == own[:, None]
     place = np.where(found.any(axis=1), found.argmax(axis=1), columns.shape[1] - 1)
     keep = np.arange(columns.shape[1])[None, :] != place[:, None]
