@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pipeline
 import record
 import suite
 import zarr
@@ -178,7 +177,7 @@ class Product:
             case.store(self.a, self.b)
         if not self.b.exists():
             self.b = self.a
-        self.c, self.stages = folder / "C.zarr", folder / "run.jsonl"
+        self.c = folder / "C.zarr"
         left, right = spdist.open(self.a), spdist.open(self.b)
         self.nrows, self.right = left.nrows, right.rows(0, right.nrows).to_scipy()
         self.left = left
@@ -199,7 +198,7 @@ class Product:
         """Return the words that multiply by a program."""
         paths = [str(self.a), str(self.b), str(self.c)]
         if program.engine:
-            words = ["-m", "spdist", "multiply", *paths, "--json", "--record", str(self.stages)]
+            words = ["-m", "spdist", "multiply", *paths, "--json"]
             return [sys.executable, *words, *program.words]
         script, *threads = program.words
         return [sys.executable, script, *paths, str(self.rows_at_a_time(int(threads[0]) if threads else 1)), *threads]
@@ -236,7 +235,6 @@ class Product:
 
     def measure(self, program: Program, environment: dict[str, str], verify: bool = False) -> Row:
         """Run a program once; look at C, and remove it."""
-        self.stages.unlink(missing_ok=True)
         os.sync()
         found = trial(self.command(program), environment) | {"products": self.products}
         text = found.pop("stdout", "")
@@ -248,7 +246,7 @@ class Product:
         if text and program.engine:
             report = json.loads(text)
             facts = {key: report.get(key) for key in ("seconds", "phases", "blocks", "workers", "peak_memory")}
-            found |= {"run_s": pipeline.run_seconds(self.stages), **facts}
+            found |= {"run_s": (report.get("phases") or {}).get("run"), **facts}
         if self.c.exists():
             locations.remove(str(self.c))
         return found
