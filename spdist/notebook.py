@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from spdist.scheduler.dashboard.pace import Pace
+
 if TYPE_CHECKING:
     from spdist.jobs.report import Callbacks
     from spdist.scheduler.execution.telemetry import Progress
@@ -47,8 +49,9 @@ def shown(callbacks: Callbacks | None) -> Iterator[Callbacks]:
     bar = NotebookBar()
     try:
         yield Callbacks(
-            resumed=bar.resumed, planned=bar.planned, started=bar.started, progress=bar.moved, verifying=bar.verifying
-        )
+            resumed=bar.resumed, planned=bar.planned, started=bar.started, progress=bar.moved, verifying=bar.verifying,
+            heard=bar.heard,
+        )  # fmt: skip
     finally:
         bar.close()
 
@@ -60,7 +63,8 @@ class NotebookBar:
         from IPython.display import HTML, display
 
         self._html = HTML
-        self._begin = self._updated = time.monotonic()
+        self._updated = time.monotonic()
+        self._pace = Pace(self._updated)
         self._above: list[str] = []
         self._handle: Any = display(HTML(""), display_id=True)
 
@@ -76,10 +80,18 @@ class NotebookBar:
         """Show the link to the dashboard."""
         self._add(f'<a href="{escape(link)}" target="_blank">dashboard</a>')
 
+    def heard(self, message: dict[str, Any]) -> None:
+        """Take note of how long the run should take."""
+        if message["what"] == "start":
+            self._pace = Pace(time.monotonic(), message["content"]["expected"])
+
     def moved(self, now: Progress) -> None:
         """Move the bar to the products that are done."""
+        clock = time.monotonic()
+        self._pace.add(clock, now.multiplied, now.written, now.work)
+        left = self._pace.left(clock)
         text = f"{now.blocks:,}/{now.blocks_total:,} blocks, {now.nnz:.2e} entries"
-        self._move(now.products, now.products_total, text)
+        self._move(now.products, now.products_total, text + (f", {left.in_words}" if left else ""))
 
     def verifying(self, done: int, total: int) -> None:
         """Move the bar of the verification."""
@@ -98,9 +110,7 @@ class NotebookBar:
         if now - self._updated < SECONDS_BETWEEN:
             return
         self._updated = now
-        share = done / max(total, 1)
-        left = f", about {(now - self._begin) * (1 - share) / share:,.0f} s left" if share > 0.01 else ""
-        self._show(f'<progress value="{done}" max="{max(total, 1)}"></progress> {escape(text + left)}')
+        self._show(f'<progress value="{done}" max="{max(total, 1)}"></progress> {escape(text)}')
 
     def _show(self, bar: str) -> None:
         lines = "<br>".join([*self._above, bar] if bar else self._above)

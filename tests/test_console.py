@@ -14,6 +14,7 @@ from spdist.api import products as api
 from spdist.cli import console
 from spdist.cli.entry import show_warnings
 from spdist.cli.facts import show_facts
+from spdist.scheduler.execution.telemetry import Progress
 from tests.conftest import random_matrix
 
 
@@ -45,6 +46,18 @@ def test_a_warning_goes_above_a_bar(monkeypatch):
     lines = [line for line in screen.getvalue().replace("\r", "\n").splitlines() if "said" in line]
     assert len(lines) == 1
     assert lines[0].endswith("spdist: warning: said")
+
+
+def test_the_time_left_begins_with_what_was_expected(monkeypatch):
+    screen = io.StringIO()
+    shown = Console(file=screen, force_terminal=True, soft_wrap=True, width=200)
+    monkeypatch.setattr(console, "_console", lambda stderr: shown)
+    monkeypatch.setattr(console.time, "monotonic", iter([50.0, 60.0]).__next__)
+    with console.RunDisplay(quiet=False) as display:
+        display.callbacks.heard({"what": "start", "content": {"expected": 100.0}})
+        display.callbacks.progress(Progress(1, 8, 10, 80, 99, multiplied=10, work=80))
+        display.callbacks.heard({"what": "progress", "content": {}})
+    assert "90 s left (" in screen.getvalue()
 
 
 def test_warnings_leave_json_alone(tmp_path, capsys, monkeypatch, scheduler):

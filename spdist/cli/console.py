@@ -16,7 +16,7 @@ from spdist.cli.facts import entries_in_words
 from spdist.foundation.display import Part, Table, print_parts
 from spdist.foundation.units import format_bytes
 from spdist.jobs.report import Callbacks
-from spdist.scheduler.dashboard.pace import Pace, TimeLeft
+from spdist.scheduler.dashboard.pace import Pace
 from spdist.scheduler.planner.plan import Plan
 from spdist.verification.stored_matrix import MatrixCheck
 
@@ -125,7 +125,7 @@ class RunDisplay:
         if not quiet:
             self.bar = _bar(tells_left=True)
             shown = self._resumed, self._planned, self._started, self._moved, self._verifying
-            self.callbacks = Callbacks(*shown, connecting=_silence_dask)
+            self.callbacks = Callbacks(*shown, heard=self._heard, connecting=_silence_dask)
 
     def __enter__(self) -> RunDisplay:
         if not self.quiet:
@@ -140,7 +140,7 @@ class RunDisplay:
         self.bar.console.print(f"resuming by the stored plan: {durable} are there already", markup=False)
 
     def _planned(self, plan: Plan) -> None:
-        grid, self.pace = plan.grid, Pace(time.monotonic())
+        grid = plan.grid
         self.entries = entries_in_words(plan.c.block)
         self.bar.console.print(
             f"{plan.a.size} times {plan.b.size}: "
@@ -150,8 +150,11 @@ class RunDisplay:
         )
 
     def _started(self, link: str) -> None:
-        self.pace = Pace(time.monotonic())
         self.bar.console.print(f"dashboard: {link}", markup=False)
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        if message["what"] == "start":
+            self.pace = Pace(time.monotonic(), message["content"]["expected"])
 
     def _moved(self, now: RunProgress) -> None:
         clock = time.monotonic()
@@ -161,24 +164,14 @@ class RunDisplay:
         elapsed = clock - self.pace.begun
         rate = f"{now.nnz / elapsed / 1e6:.1f} M/s" if elapsed > 0 else ""
         text = f"{now.blocks:,}/{now.blocks_total:,} blocks, {now.nnz:.2e} {self.entries}, {rate}"
-        left = left_text(self.pace.left(clock))
-        self.bar.update(self.task, completed=now.products, total=max(now.products_total, 1), rate=text, left=left)
+        left = self.pace.left(clock)
+        said, total = "" if left is None else left.in_words, max(now.products_total, 1)
+        self.bar.update(self.task, completed=now.products, total=total, rate=text, left=said)
 
     def _verifying(self, done: int, total: int) -> None:
         if self.task is None:
             self.task = self.bar.add_task("verifying", total=None, rate="", left="")
         self.bar.update(self.task, description="verifying", completed=done, total=max(total, 1), rate="", left="")
-
-
-def left_text(left: TimeLeft | None) -> str:
-    """Return the time left in words; nothing if it is too early to tell.
-
-    Examples
-    --------
-    >>> left_text(TimeLeft(12.2, 10.9, 14.0))
-    '12 s left (11 to 14)'
-    """
-    return "" if left is None else f"{left.likely:.0f} s left ({left.least:.0f} to {left.most:.0f})"
 
 
 def measured_machine(folder: str | None, *, quiet: bool = False) -> Machine:

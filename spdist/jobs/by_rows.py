@@ -14,6 +14,7 @@ from spdist.foundation.engines import GPU_ENGINES
 from spdist.foundation.units import format_bytes, parse_bytes
 from spdist.jobs.check import verified
 from spdist.jobs.planning import PlanSource, check_values, request_of
+from spdist.jobs.predicting.run_time import expectation
 from spdist.jobs.report import Callbacks, Report, recorder, run_callbacks
 from spdist.jobs.request import Request
 from spdist.jobs.starting.alone import alone, plan_if_short
@@ -83,12 +84,12 @@ class Job:
         -------
         (Plan, Outcome)
         """
-        source = plan_if_short(self.planning, execution)
+        source, expects = plan_if_short(self.planning, execution), expectation(self.planning.request, execution)
         plan = alone(source, execution)
         if plan is not None:
             callbacks.planned(plan)
             outcome, layout, checksums = execute_alone(
-                uuid.uuid4().hex[:8], source.draft(), plan, self._layout(plan), run_callbacks(callbacks)
+                uuid.uuid4().hex[:8], source.draft(), plan, self._layout(plan), run_callbacks(callbacks, expects)
             )
             from spdist.jobs.compiling.ahead import note_compiled
 
@@ -98,7 +99,7 @@ class Job:
             from spdist.scheduler.execution.driver import execute
 
             with workers_and_plan(source, execution, callbacks, self.target) as ready:
-                plan, reports = ready.plan, run_callbacks(callbacks, ready.supervisor)
+                plan, reports = ready.plan, run_callbacks(callbacks, expects, ready.supervisor)
                 run = ready.client, ready.name, source.draft(), plan, self._layout(plan), reports
                 outcome, layout, checksums = execute(*run)
         place = layout.url

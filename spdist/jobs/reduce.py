@@ -11,6 +11,7 @@ from spdist.foundation import phases
 from spdist.jobs.compiling.ahead import note_compiled
 from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
 from spdist.jobs.planning import PlanSource, check_values, request_of
+from spdist.jobs.predicting.run_time import expectation
 from spdist.jobs.report import Callbacks, run_callbacks
 from spdist.jobs.starting.alone import alone, plan_if_short
 from spdist.kernels.cpu.reduce import reduce_linear
@@ -89,17 +90,17 @@ def request_to_reduce(
 
 def _run(source: PlanSource, what: Reduction, execution: ExecutionOptions, callbacks: Callbacks) -> Any:
     """Plan and run a reduction on workers."""
-    source = plan_if_short(source, execution)
+    source, expects = plan_if_short(source, execution), expectation(source.request, execution)
     if (plan := alone(source, execution)) is not None:
         callbacks.planned(plan)
-        found = reduce_alone(uuid.uuid4().hex[:8], source.draft(), plan, what, run_callbacks(callbacks))
+        found = reduce_alone(uuid.uuid4().hex[:8], source.draft(), plan, what, run_callbacks(callbacks, expects))
         note_compiled(source.draft().with_plan(plan, ""))
         return found
     from spdist.jobs.starting.workers import workers_and_plan  # loads Dask
     from spdist.scheduler.execution.reduction import execute_reduction
 
     with workers_and_plan(source, execution, callbacks) as ready:
-        reports = replace(run_callbacks(callbacks, ready.supervisor), timed=None)
+        reports = replace(run_callbacks(callbacks, expects, ready.supervisor), timed=None)
         return execute_reduction(ready.client, ready.name, source.draft(), ready.plan, what, reports)
 
 

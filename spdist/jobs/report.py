@@ -246,16 +246,21 @@ def recorder(record: str | Path | None, callbacks: Callbacks) -> Iterator[Callba
         )
 
 
-def run_callbacks(callbacks: Callbacks, supervisor: Supervisor | None = None) -> RunCallbacks:
+def run_callbacks(
+    callbacks: Callbacks, expects: Callable[[Plan], float], supervisor: Supervisor | None = None
+) -> RunCallbacks:
     """Return what a run calls on the driver.
 
     Parameters
     ----------
     callbacks : Callbacks
+    expects : callable
+        See `RunCallbacks`.
     supervisor : Supervisor, optional
         Of the run's workers, if it has any.
     """
-    reports = RunCallbacks(callbacks.started, callbacks.progress, callbacks.timed, heard=callbacks.heard)
+    told = callbacks.started, callbacks.progress, callbacks.timed
+    reports = RunCallbacks(*told, heard=callbacks.heard, expects=expects)
     if supervisor is None:
         return reports
     return replace(reports, admit=supervisor.handshake.admit, note=supervisor.monitor.note)

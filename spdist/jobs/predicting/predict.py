@@ -1,14 +1,12 @@
 """How long a product will take here, from prompt to prompt: its plan, the rates of this machine, and a pilot.
 
-The command is start + plan + compilation + run + close. The stages of a run overlap: it takes as long as the CPUs are
-busy, or as the slowest stage, with a share of the others before the first block and after the last. B is read before
-anything else if it stays in memory.
+The command is start + plan + compilation + run + close; `run_time` has the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from spdist.errors import InputError
@@ -18,18 +16,17 @@ from spdist.jobs.compiling.ahead import is_noted, note_of
 from spdist.jobs.operands import MatrixLike
 from spdist.jobs.planning import PlanSource, planned_request
 from spdist.jobs.predicting.machine import Machine, is_short_here, start_of, this_machine
-from spdist.jobs.predicting.pilot import Pilot, pilot
+from spdist.jobs.predicting.pilot import pilot
+from spdist.jobs.predicting.run_time import paced_seconds, stage_seconds
 from spdist.jobs.reduce import is_by_vectors, request_to_reduce
 from spdist.kernels.reduction_spec import Reduction
 from spdist.options import ExecutionOptions, ProductOptions
 from spdist.scheduler.execution.records import JobSpec
 from spdist.scheduler.execution.worker import tiny_product
 from spdist.scheduler.planner import planner
-from spdist.scheduler.planner.plan import Plan, Rates
+from spdist.scheduler.planner.plan import Plan
 from spdist.scheduler.planner.request import PlanRequest
 
-COMPRESSED_GAIN = 2.0
-"""How many times as quick values are stored that compress: fewer bytes are checked and copied."""
 SURE, UNSURE = 0.2, 0.5
 """Share of the run by which it may differ from its prediction: with measured rates and a pilot, and without."""
 WAIT_SHARE = 0.1
@@ -177,16 +174,13 @@ def predict(source: PlanSource, made: Plan, planning: float, machine: Machine) -
     Prediction
     """
     job, request = source.draft().with_plan(made, ""), source.request
-    short, on_gpu = is_short_here(made), " on GPUs" if made.on_gpu else ""
+    short = is_short_here(made)
     one_block = short and len(made.blocks) <= 1
     compiling = 0.0 if are_compiled(job, one_block) else machine.wait("compile")
     tried = None if made.on_gpu or compiling or one_block else pilot(job, made, machine.core)
     is_sure = made.on_gpu or one_block or tried is not None
     core, wall = stage_seconds(request, made, machine, tried)
-    if one_block:
-        run = machine.wait(f"one block{on_gpu}")
-    else:
-        run = machine.paces["gpu" if made.on_gpu else "cpu"] * run_seconds(made, machine, core, wall)
+    run = paced_seconds(made, machine, core, wall)
     start = machine.wait(start_of(made))
     if made.on_gpu and not short:
         planning = max(0.0, planning - start)  # it is planned while the GPUs start
@@ -209,77 +203,3 @@ def are_compiled(job: JobSpec, one_block: bool) -> bool:
         return True
     a, b, spec = tiny_product(job)
     return is_noted(note_of(a, b, spec, merges=len(job.pieces) > 1))
-
-
-def stage_seconds(
-    request: PlanRequest, made: Plan, machine: Machine, tried: Pilot | None
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return what each stage takes in all.
-
-    Parameters
-    ----------
-    request : PlanRequest
-    made : Plan
-    machine : Machine
-    tried : Pilot, optional
-        Without one, products and entries of C take what those of other matrices took.
-
-    Returns
-    -------
-    core : dict
-        CPU seconds of each stage.
-    wall : dict
-        Wall seconds of each stage if it has the machine for itself; on a GPU also of bus and kernels.
-    """
-    rates, gains = machine.core, machine.gains
-    if tried is not None:
-        write = rates.write * (COMPRESSED_GAIN if tried.compresses else 1.0)
-        slow = max(tried.slowness, 1e-3)
-        rates = replace(rates, product=rates.product / slow, entry=rates.entry / slow, write=write)
-    core = made.stage_seconds(rates)
-    if made.resident and request.a == request.b:  # A is a part of B that is in memory
-        core["preprocess"] -= made.a.nbytes / rates.read
-    if not request.writes_c:
-        core["commit"] = 0.0
-    if made.on_gpu:
-        core["multiply"] = 0.0
-    apart = 1 if is_short_here(made) else min(made.threads, max(len(made.blocks), 1))
-    at_once = made.threads if made.threads_share_blocks else apart
-    gain = {
-        "preprocess": gains["read"],
-        "multiply": max(1.0, gains["multiply"] * at_once / machine.cpus),
-        "merge": gains["multiply"],
-        "commit": gains["write"],
-    }
-    wall = {stage: seconds / gain.get(stage, 1.0) for stage, seconds in core.items()}
-    return core, wall | (_gpu_seconds(made, machine.gpu, request.writes_c) if made.on_gpu else {})
-
-
-def _gpu_seconds(made: Plan, gpu: Rates, writes_c: bool) -> dict[str, float]:
-    """Return the seconds of the bus, each way, and of the kernels."""
-    moved = made.stage_bytes()
-    return {
-        "gpu upload": moved["preprocess"] / gpu.read,
-        "gpu multiply": made.expansion / gpu.product + made.c.nnz / gpu.entry,
-        "gpu download": moved["commit"] / gpu.write if writes_c else 0.0,
-    }
-
-
-def run_seconds(made: Plan, machine: Machine, core: Mapping[str, float], wall: Mapping[str, float]) -> float:
-    """Return the wall seconds of a run, from the first read to the last write.
-
-    Parameters
-    ----------
-    made : Plan
-    machine : Machine
-    core, wall : mapping of str to float
-        Of `stage_seconds`.
-    """
-    stages, head = dict(wall), 0.0
-    if made.resident:  # B is read before all else
-        head = min(wall["preprocess"], made.b.nbytes / machine.core.read / machine.gains["read"])
-        stages["preprocess"] -= head
-    longest, total = max(stages.values()), sum(stages.values())
-    overlapped = longest + (total - longest) / max(len(made.blocks), 1)
-    busy = (sum(core.values()) + (machine.strain - 1.0) * core["multiply"]) / machine.cpus
-    return max(busy, head + overlapped)

@@ -48,6 +48,8 @@ class RunStart(TypedDict):
         Bytes of a worker.
     seconds : dict
         Predicted core seconds by stage.
+    expected : float
+        Predicted wall seconds of the run; 0.0 if nobody knows. Older records have none.
     resumed_row : int
         Rows that were durable when the run began.
     begun : float
@@ -66,6 +68,7 @@ class RunStart(TypedDict):
     host_limit: int
     projected_memory: int
     seconds: dict[str, float]
+    expected: float
     resumed_row: int
     begun: float
     versions: dict[str, str]

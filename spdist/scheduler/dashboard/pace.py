@@ -9,19 +9,34 @@ SAMPLES = 240
 EARLIEST_SHARE = 0.01
 """Share of the work from which on the time left is told."""
 FEW = 4
-"""Samples after the first finished work that make a rate of their own; with fewer, the whole run counts too."""
+"""Samples after the first finished work that make a rate of their own, or weigh as much as an expected one."""
 OVERLAP = 1.5
 """How many times as quick as the mean so far a run is guessed to go on after its first finished work."""
 MARGIN = 0.1
 """Share by which bounds are wider than the slowest and the quickest rate seen."""
+LATE = 0.7
+"""Share of the expected seconds of the rest that it is guessed to take at least, however late a run is."""
+DOUBT = 1.6
+"""How many times as quick as expected a run may go on."""
 
 
 class TimeLeft(NamedTuple):
-    """Seconds that are left: likely, least and most."""
+    """Seconds that are left: likely, least and most.
+
+    Examples
+    --------
+    >>> TimeLeft(12.2, 10.9, 14.0).in_words
+    '12 s left (11 to 14)'
+    """
 
     likely: float
     least: float
     most: float
+
+    @property
+    def in_words(self) -> str:
+        """The seconds as a user reads them."""
+        return f"{self.likely:.0f} s left ({self.least:.0f} to {self.most:.0f})"
 
 
 class Pace:
@@ -30,12 +45,15 @@ class Pace:
     Nothing is done until the first block has gone through, while later blocks already follow: to divide the work by the
     time since the beginning would count that wait again and again. A stage's rate is therefore counted from its first
     finished work on. The slower of the two stages says what is left: at first blocks are multiplied one after the
-    other, even if they will have to wait for others to be written.
+    other, even if they will have to wait for others to be written. While few blocks are done, how long the run was
+    expected to take says more than they do.
 
     Parameters
     ----------
     begun : float
         When the run began, in seconds of any clock.
+    expected : float
+        Seconds that the run should take; 0.0 if nobody knows. Counts as much as the first few samples.
 
     Examples
     --------
@@ -46,9 +64,9 @@ class Pace:
     4.0
     """
 
-    def __init__(self, begun: float) -> None:
+    def __init__(self, begun: float, expected: float = 0.0) -> None:
         self.begun = begun
-        self._stages = _Stage(begun), _Stage(begun)
+        self._stages = _Stage(begun, expected), _Stage(begun, expected)
 
     def add(self, now: float, multiplied: float, written: float, total: float) -> None:
         """Take note of the work of blocks that were multiplied, and written, in any unit, and of all work."""
@@ -66,8 +84,8 @@ class Pace:
 class _Stage:
     """Work that one stage has done, by time."""
 
-    def __init__(self, begun: float) -> None:
-        self.total = 0.0
+    def __init__(self, begun: float, expected: float) -> None:
+        self.total, self.expected = 0.0, expected
         self.samples = [(begun, 0.0)]
 
     @property
@@ -89,14 +107,23 @@ class _Stage:
         if last[1] <= EARLIEST_SHARE * self.total:
             return None
         whole, later = _rate(begin, last), len(self.samples) - 2
-        likely, rates = OVERLAP * whole, [whole, 2 * OVERLAP * whole]
+        guess, doubt, weight = self._expected_rate(), DOUBT, later / (later + FEW)
+        if not guess:
+            guess, doubt, weight = OVERLAP * whole, 2.0, min(later / FEW, 1.0)
+        likely, rates = guess, [] if self.is_steady else [whole, doubt * guess]
         if later:
-            share, steady = min(later / FEW, 1.0), _rate(self.samples[1], last)
-            likely = share * steady + (1 - share) * likely
-            rates = [steady, _rate(self.samples[1 + later // 2], last)] + [whole] * (not self.is_steady)
+            steady, half = _rate(self.samples[1], last), self.samples[1 + later // 2]
+            likely, rates = steady**weight * guess ** (1 - weight), [*rates[:1], steady, _rate(half, last)]
         rest, since = max(self.total - last[1], 0.0), now - last[0]
         each = rest / likely, rest / max(*rates, likely) * (1 - MARGIN), rest / min(*rates, likely) * (1 + MARGIN)
         return TimeLeft(*(max(seconds - since, 0.0) for seconds in each))
+
+    def _expected_rate(self) -> float:
+        """Return the rate at which the rest is done when the run should end; 0.0 if nobody knows."""
+        begin, last = self.samples[0], self.samples[-1]
+        spent, rest = last[0] - begin[0], self.total - last[1]
+        seconds = max(self.expected - spent, LATE * max(self.expected, spent) * rest / self.total)
+        return rest / seconds if self.expected and rest else 0.0
 
 
 def _rate(first: tuple[float, float], last: tuple[float, float]) -> float:

@@ -74,7 +74,7 @@ class RunState:
 
     def __post_init__(self) -> None:
         self.timeline = Timeline(self.start["begun"])
-        self.pace = Pace(self.start["begun"])
+        self.pace = Pace(self.start["begun"], self.start.get("expected", 0.0))
         self.cells = bytearray(len(self.start["block_starts"]))
         if self.start["resumed_row"]:
             self.add_event(self.start["begun"], f"resumed: {self.start['resumed_row']:,} rows were durable already")

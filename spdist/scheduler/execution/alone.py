@@ -72,7 +72,8 @@ def execute_alone(
         If a stage failed.
     """
     journal = Journal(layout)
-    start = run_start(plan, draft, locations.family_of(layout.url), journal.checkpoint.row)
+    title, durable = locations.family_of(layout.url), journal.checkpoint.row
+    start = run_start(plan, draft, title, durable, callbacks.expects(plan))
     with (
         _context(draft.with_plan(plan, "")) as (context, idle),
         announced(None, name, start, callbacks.heard) as announcer,
@@ -317,7 +318,7 @@ def reduce_alone(name: str, draft: JobSpec, plan: Plan, what: reduction_spec.Red
     title = f"{what if isinstance(what, str) else 'histogram'} of A @ B"
     with (
         _context(draft.with_plan(plan, "")) as (context, _),
-        announced(None, name, run_start(plan, draft, title, 0), callbacks.heard),
+        announced(None, name, run_start(plan, draft, title, 0, callbacks.expects(plan)), callbacks.heard),
         phases.during("run"),
         _clear_errors(),
     ):

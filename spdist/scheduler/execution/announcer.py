@@ -148,7 +148,7 @@ def announced(
     announcer.end(None)
 
 
-def run_start(plan: Plan, job: JobSpec, target: str, resumed_row: int) -> RunStart:
+def run_start(plan: Plan, job: JobSpec, target: str, resumed_row: int, expected: float) -> RunStart:
     """Return what a run is going to do.
 
     Parameters
@@ -159,11 +159,14 @@ def run_start(plan: Plan, job: JobSpec, target: str, resumed_row: int) -> RunSta
         Path or URL of C, or the name of the reduction.
     resumed_row : int
         Rows that are durable already.
+    expected : float
+        Predicted wall seconds of all rows.
 
     Returns
     -------
     RunStart
     """
+    rows = plan.a.shape[0]
     starts = [block.start for block in plan.blocks]
     group = -(-len(starts) // CELLS) or 1
     return RunStart(
@@ -176,12 +179,13 @@ def run_start(plan: Plan, job: JobSpec, target: str, resumed_row: int) -> RunSta
         engine=plan.engine,
         grid=plan.grid,
         block_starts=starts[::group],
-        rows=plan.a.shape[0],
+        rows=rows,
         products=plan.expansion,
         memory_limit=plan.memory_limit,
         host_limit=plan.host_limit,
         projected_memory=plan.projected_host_memory,
         seconds=plan.stage_seconds(),
+        expected=expected * (1 - resumed_row / max(rows, 1)),
         resumed_row=resumed_row,
         begun=time.time(),
         versions={name: _version(name) for name in PACKAGES},

@@ -375,7 +375,8 @@ def execute(
         with installed(client, name, draft.with_plan(plan, shared_name(client)), layout.url):
             callbacks.started(dashboard_link(client))
             driver = Driver(client, name, plan, layout, callbacks, TUNING)
-            start = run_start(plan, draft, locations.family_of(layout.url), driver.journal.checkpoint.row)
+            durable, expected = driver.journal.checkpoint.row, callbacks.expects(plan)
+            start = run_start(plan, draft, locations.family_of(layout.url), durable, expected)
             with announced(client, name, start, callbacks.heard) as announcer:
                 driver.callbacks = callbacks.also(announcer.progress)
                 with phases.during("run"):

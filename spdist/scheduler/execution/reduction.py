@@ -61,7 +61,7 @@ def execute_reduction(
     with installed(client, name, job):
         callbacks.started(dashboard_link(client))
         title = f"{what if isinstance(what, str) else 'histogram'} of A @ B"
-        start = run_start(plan, draft, title, 0)
+        start = run_start(plan, draft, title, 0, callbacks.expects(plan))
         with announced(client, name, start, callbacks.heard) as announcer, phases.during("run"):
             part = _Reducer(client, name, plan, what, callbacks.also(announcer.progress)).run()
         phases.enter("close")

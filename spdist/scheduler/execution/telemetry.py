@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from spdist.scheduler.execution.records import StageTiming, StageTotal
+from spdist.scheduler.planner.plan import Plan
 
 LATE_EVENT_SECONDS = 2.0
 """Seconds to wait at the end of a run for published timings that have not arrived."""
@@ -96,6 +97,8 @@ class RunCallbacks:
         Called with the `InFlight` after each step.
     heard : callable
         Takes each message that the scheduler gets about the run; see `dashboard.messages`.
+    expects : callable
+        Takes the plan; returns the wall seconds that its run should take here, 0.0 if nobody knows.
     """
 
     started: Callable[[str], None] = lambda link: None
@@ -104,6 +107,7 @@ class RunCallbacks:
     admit: Callable[[list[str]], list[str]] = lambda workers: workers
     note: Callable[[InFlight], None] = lambda now: None
     heard: Callable[[dict[str, Any]], None] = lambda message: None
+    expects: Callable[[Plan], float] = lambda plan: 0.0
 
     def also(self, progress: Callable[[Progress], None]) -> RunCallbacks:
         """Return the callbacks with another function that takes the progress."""

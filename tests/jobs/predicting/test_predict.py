@@ -18,7 +18,8 @@ from spdist.jobs.predicting import pilot as piloting
 from spdist.jobs.predicting import predict as predicting
 from spdist.jobs.predicting.machine import remember, typical_machine
 from spdist.jobs.predicting.pilot import PilotTuning, _sampled_rows, pilot
-from spdist.jobs.predicting.predict import plan_and_predict, predict, run_seconds
+from spdist.jobs.predicting.predict import plan_and_predict, predict
+from spdist.jobs.predicting.run_time import expectation, run_seconds
 from spdist.kernels.product_spec import Epilogue
 from spdist.options import ExecutionOptions, ProductOptions
 from spdist.scheduler.planner.plan import Rates
@@ -59,6 +60,14 @@ def test_twice_the_cores_halve_the_run(stored):
     walls = [{stage: seconds / cpus for stage, seconds in core.items()} for cpus in (2, 4)]
     times = [run_seconds(source.stored_plan, m, core, wall) for m, wall in zip((two, four), walls, strict=True)]
     assert times == pytest.approx([6.0, 3.0])
+
+
+def test_what_a_run_expects_is_its_prediction_without_a_pilot(stored, monkeypatch):
+    remember(KNOWN)
+    source = source_of(stored("A", random_matrix(2_000, 2_000, 10, 5)))
+    monkeypatch.setattr(predicting, "pilot", lambda *_: None)
+    assert expectation(source.request, MANY)(source.stored_plan) == pytest.approx(predicted(source).phases["run"])
+    assert expectation(source.request, replace(MANY, scheduler="tcp://127.0.0.1:1"))(source.stored_plan) == 0.0
 
 
 def test_kernels_that_are_not_compiled_take_their_time(stored, monkeypatch):

@@ -64,3 +64,30 @@ def test_it_keeps_few_samples():
         pace.add(float(i), float(i), float(i), 10_000.0)
     assert max(len(stage.samples) for stage in pace._stages) <= SAMPLES + 1
     assert pace.left(4999.0).likely == pytest.approx(5001.0, rel=0.01)
+
+
+def test_few_blocks_say_less_than_what_was_expected():
+    """All that is read before the first block would count again and again, or not at all."""
+    told, asked = Pace(0.0, expected=10.0), Pace(0.0)
+    for pace in (told, asked):
+        pace.add(4.0, 10.0, 0.0, 100.0)
+    left = told.left(4.0)
+    assert left.likely == pytest.approx(6.3, rel=0.05)
+    assert left.least < 4.5 < 36.0 < left.most, "with doubt, and if blocks do not overlap"
+    assert told.left(5.0).likely == pytest.approx(left.likely - 1.0)
+    assert asked.left(4.0).likely == pytest.approx(24.0)
+
+
+def test_an_expectation_gives_way_to_what_is_measured():
+    pace = Pace(0.0, expected=10.0)
+    for i in range(1, 61):
+        pace.add(float(i), float(i), float(i), 100.0)
+    assert pace.left(60.0).likely == pytest.approx(40.0, rel=0.15)
+
+
+def test_a_late_run_does_not_end_at_once():
+    pace = Pace(0.0, expected=10.0)
+    pace.add(20.0, 50.0, 0.0, 100.0)
+    left = pace.left(20.0)
+    assert 3.0 < left.likely < 20.0
+    assert left.most >= 20.0

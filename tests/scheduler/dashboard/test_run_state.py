@@ -20,7 +20,7 @@ def start(**changed) -> RunStart:
         target="/C.zarr", operands={"A": OPERAND, "B": OPERAND, "C": OPERAND}, engine="numba",
         grid={"row_blocks": 4, "inner_blocks": 1, "column_blocks": 1}, block_starts=[0, 10, 20, 30], rows=40,
         products=1000, memory_limit=1 << 30, host_limit=1 << 30, projected_memory=1 << 20, seconds={"multiply": 1.0},
-        resumed_row=0, begun=100.0, versions={"dask": "1"},
+        expected=0.0, resumed_row=0, begun=100.0, versions={"dask": "1"},
     )  # fmt: skip
     return RunStart(**{**content, **changed})
 
@@ -80,6 +80,16 @@ def test_time_left_of_a_steady_run(rate):
     assert run.seconds_left(106.0)[0] == pytest.approx(true - 1, rel=0.05), "it goes down between two messages"
     run.finish(106.0, RunEnd(state="finished", error="", stages={}))
     assert run.seconds_left(106.0) is None
+
+
+def test_time_left_begins_with_what_was_expected():
+    run = RunState("p", start(expected=8.0))
+    run.add_progress(102.0, progress(100))
+    assert run.seconds_left(102.0)[0] == pytest.approx(6.3, rel=0.05)
+    without = {name: value for name, value in start().items() if name != "expected"}
+    old = RunState("p", without)
+    old.add_progress(102.0, progress(100))
+    assert old.seconds_left(102.0)[0] == pytest.approx(12.0), "a record that was written earlier"
 
 
 def test_time_left_has_bounds_when_the_rate_changes():

@@ -126,6 +126,7 @@ def test_records_and_messages(stored, tmp_path):
     callbacks = spdist.Callbacks(heard=heard.append, started=links.append)
     report = api.multiply(a, a, tmp_path / "C.zarr", record=file, callbacks=callbacks)
     assert [message["what"] for message in heard] == ["start", "progress", "progress", "end"]
+    assert heard[0]["content"]["expected"] > 0.0
     assert heard[-1]["content"]["state"] == "finished"
     assert links == []
     lines = [json.loads(line) for line in file.read_text().splitlines()]
