@@ -694,6 +694,8 @@ def measured() -> str:
     parts += ["## Calls in one table\n", comparisons("../benchmarks/results")]
     if waits.recorded("predictions"):
         parts += ["## Predictions\n", *map(waits.predictions, waits.recorded("predictions"))]
+    if waits.recorded("watching"):
+        parts += ["## What watching costs\n", *map(waits.watching, waits.recorded("watching"))]
     if waits.recorded("cores"):
         parts += ["## Threads of the CPU engine\n", *map(waits.cores, waits.recorded("cores"))]
     if waits.recorded("clustering"):

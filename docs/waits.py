@@ -155,6 +155,22 @@ def predictions(name: str) -> str:
     )
 
 
+def watching(name: str) -> str:
+    """Return what open pages cost the scheduler of a run."""
+    found = record(name)
+    lines = [
+        [run["pages"], seconds(run["wall_s"]), f"{run['cpu_s'] / run['wall_s']:.0%}", run["grown_bytes"] / 1e6,
+         *([run["answers"], run["answer_bytes"] / 1e3, 1e3 * run["answer_s"]] if run["answers"] else ["", "", ""])]
+        for run in found["runs"]
+    ]  # fmt: skip
+    head = ["pages", "run", "scheduler's share of a core", "it grew by, MB", "answers", "longest, kB", "median, ms"]
+    return (
+        f"### {device(name)}\n\n"
+        f"A product of {found['blocks']:,} blocks on two workers and a scheduler of their own. Threads ask for the data of the page\n"
+        f"`/spdist` once a second, each as an open page does.\n\n" + table(head, lines) + f"\n{source(name)}"
+    )
+
+
 def readme(names: list[str]) -> str:
     """Return README's tables: the fastest command of each product compared with the fastest script, and calls."""
     lines = []
