@@ -260,7 +260,7 @@ class _Similarities:
 
     def _product(self, options: dict[str, Any], limit: int | str | None) -> Any:
         if not isinstance(self.a, StoredMatrix):
-            return api.matmul(self.a, self.b.T.tocsr(), **options)
+            return api.matmul(self.a, self.b.T.tocsr(), memory_limit=limit, **options)
         place = f"{self.folder}/graph.zarr"
         api.multiply(self.a, self.b, place, transpose_b=True, memory_limit=limit, **options)
         return open_operand(place).to_scipy()

@@ -306,6 +306,20 @@ def _early_launch_of(device: int) -> _EarlyLaunch | None:
     return _EarlyLaunch(ctypes.CDLL("libcuda.so.1"))
 
 
+def shared_memory() -> int:
+    """Return the bytes of shared memory that a thread block may use on the current GPU."""
+    import cupy
+
+    return _shared_memory_of(cupy.cuda.runtime.getDevice())
+
+
+@functools.cache
+def _shared_memory_of(device: int) -> int:
+    import cupy
+
+    return int(cupy.cuda.runtime.deviceGetAttribute(97, device))  # cudaDevAttrMaxSharedMemoryPerBlockOptin
+
+
 @functools.cache
 def _module(device: int, file: str, names: tuple[str, ...], defines: tuple[str, ...]) -> Module:
     return Module(file, names, defines)

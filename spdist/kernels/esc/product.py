@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from spdist.errors import MatrixError
 from spdist.kernels.cuda.constants import ROW_CLASSES, SCAN_ROWS, EscFact
-from spdist.kernels.cuda.module import c_type, module
+from spdist.kernels.cuda.module import c_type, module, shared_memory
 from spdist.kernels.esc.row_classes import EscClass, classes_that_fit
 from spdist.kernels.esc.workspace import ESC_STATE, FACT_WORDS, esc_setup
 from spdist.kernels.rounding import ceil_div
@@ -123,8 +123,6 @@ def product_of(a: CSR, b: CSR) -> EscProduct:
     -------
     EscProduct
     """
-    import cupy
-
     dtype = result_dtype(a.dtype, b.dtype)
     index = np.promote_types(a.indices.dtype, b.indices.dtype)
     pointer = np.promote_types(a.indptr.dtype, b.indptr.dtype)
@@ -135,7 +133,7 @@ def product_of(a: CSR, b: CSR) -> EscProduct:
         indptr, indices = m.indptr.astype(pointer, copy=False), m.indices.astype(index, copy=False)
         return CSR(indptr, indices, m.data.astype(dtype, copy=False), m.shape)
 
-    shared = _shared_memory(cupy.cuda.runtime.getDevice())
+    shared = shared_memory() - SHARED_RESERVED
     classes = classes_that_fit(shared, dtype.itemsize, pointer.itemsize)
     return EscProduct(cast(a), cast(b), copied, shared, classes)
 
@@ -256,12 +254,3 @@ def _class_limits(device: int, classes: tuple[EscClass, ...]) -> Any:
 
     most = [0, *(row_class.max_products for row_class in classes)]
     return cupy.asarray(np.array([*most, *[2**64 - 1] * (ROW_CLASSES - len(most))], np.uint64))
-
-
-@functools.cache
-def _shared_memory(device: int) -> int:
-    """Return the bytes of shared memory that a thread block may use."""
-    import cupy
-
-    most = cupy.cuda.runtime.deviceGetAttribute(97, device)  # cudaDevAttrMaxSharedMemoryPerBlockOptin
-    return int(most) - SHARED_RESERVED

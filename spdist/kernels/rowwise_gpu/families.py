@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.kernels.cuda.constants import LONG_SHARE, NodeFact, RowFact
+from spdist.kernels.cuda.module import shared_memory
 from spdist.kernels.rounding import ceil_div
 from spdist.kernels.rowwise_gpu import row_kernels, workspace
 from spdist.kernels.rowwise_gpu.analysis import AnalysedProduct
@@ -224,8 +225,8 @@ class NodeRows(RowFamily):
 
     def fill(self, x: AnalysedProduct, c: CSR) -> None:
         """Write the rows of C."""
-        words, rows = ceil_div(self.width, 32), self.max_rows
-        *held, stride = workspace.node_fill_shared(words, rows, self.max_entries, c.dtype.itemsize)
+        words, rows, itemsize = ceil_div(self.width, 32), self.max_rows, c.dtype.itemsize
+        *held, stride = workspace.node_fill_shared(words, rows, self.max_entries, itemsize, shared_memory())
         sizes = words, rows, *held, stride
         args = self.count, self.nodes, self.starts, *sizes, x.same_b, *x.arrays, c.indptr, c.indices, c.data
         self._launch(x, "fill single" if rows == 1 else "fill", args, stride)
@@ -309,7 +310,7 @@ class RankRows(RowFamily):
 
     def count_entries(self, x: AnalysedProduct) -> None:
         """Write the lengths of the rows of C."""
-        window = workspace.rank_count_window(self.width)
+        window = workspace.rank_count_window(self.width, shared_memory())
         spans, tasks, counts = self._tasks()
         args = tasks, window, spans, *x.pattern, counts, x.lengths
         self._launch(x, f"count {self.row_class.warps}", args, window // 8)
@@ -317,7 +318,7 @@ class RankRows(RowFamily):
     def fill(self, x: AnalysedProduct, c: CSR) -> None:
         """Write the rows of C."""
         window, capacity, shared = workspace.rank_fill_shared(
-            self.width, self.row_class.max_products, c.dtype.itemsize, x.deterministic
+            self.width, self.row_class.max_products, c.dtype.itemsize, x.deterministic, shared_memory()
         )
         sizes = self.parts, window, capacity
         spans, tasks, counts = self._tasks()

@@ -43,8 +43,10 @@ SCRATCH_BYTES = 1 << 16
 """Bytes for facts, and for rounding up of allocations."""
 TASK_BYTES = 64 << 20
 """Device bytes for the tasks of one class at most."""
-SHARED_BYTES = 160 << 10
-"""Bytes of dynamic shared memory that a thread block may use on every GPU from sm_80 on."""
+MASK_BITS = 20
+"""Columns that are marked at once are at most two to this."""
+VALUE_BYTES = 32 << 10
+"""Bytes of shared memory for values of a part of a row."""
 
 
 def long_fits(rows: int, ncols: int) -> bool:
@@ -152,12 +154,27 @@ def rank_width(ncols: int, parts: int, columns: int = PART_COLUMNS) -> int:
     return width if width <= columns else 0
 
 
-def rank_count_window(width: int) -> int:
-    """Return the columns that `rank_count` marks at once, in ``window // 8`` bytes of shared memory."""
-    return min(round_up(width, 256), 1 << 20)
+def rank_count_window(width: int, shared_bytes: int) -> int:
+    """Return the columns that `rank_count` marks at once, in ``window // 8`` bytes of shared memory.
+
+    Parameters
+    ----------
+    width : int
+        Columns of the widest part.
+    shared_bytes : int
+        Shared memory that a thread block may use.
+
+    Examples
+    --------
+    >>> rank_count_window(1000, 99 << 10), rank_count_window(10**7, 99 << 10), rank_count_window(10**7, 227 << 10)
+    (1024, 524288, 1048576)
+    """
+    return min(round_up(width, 256), 1 << MASK_BITS, 1 << (8 * shared_bytes).bit_length() - 1)
 
 
-def rank_fill_shared(width: int, most_products: int, value_itemsize: int, ordered: bool) -> tuple[int, int, int]:
+def rank_fill_shared(
+    width: int, most_products: int, value_itemsize: int, ordered: bool, shared_bytes: int
+) -> tuple[int, int, int]:
     """Return how `rank_fill` uses shared memory.
 
     Parameters
@@ -170,6 +187,8 @@ def rank_fill_shared(width: int, most_products: int, value_itemsize: int, ordere
         Bytes of a value.
     ordered : bool
         Whether values are held in shared memory and added in the order of A's entries; if not, none are held.
+    shared_bytes : int
+        Shared memory that a thread block may use.
 
     Returns
     -------
@@ -180,11 +199,12 @@ def rank_fill_shared(width: int, most_products: int, value_itemsize: int, ordere
     shared : int
         Bytes of a thread block.
     """
-    window = min(round_up(width, 256), 1 << 19)
+    left = shared_bytes - VALUE_BYTES - 64 * 16  # at least 64 values of a row are held
+    window = min(round_up(width, 256), 1 << MASK_BITS - 1, 1 << (16 * left // 3).bit_length() - 1)
     masks = window // 8 + window // 16 + 16
     if not ordered:
         return window, 0, masks
-    room = min(32 << 10, SHARED_BYTES - masks) // value_itemsize
+    room = VALUE_BYTES // value_itemsize
     capacity = max(min(most_products, width, room), 64)
     return window, capacity, masks + round_up(capacity * value_itemsize, 4)  # atomics of bytes take whole words
 
@@ -194,7 +214,9 @@ def node_count_shared(words: int) -> int:
     return 4 * words
 
 
-def node_fill_shared(words: int, rows: int, most_entries: int, value_itemsize: int) -> tuple[int, int, int]:
+def node_fill_shared(
+    words: int, rows: int, most_entries: int, value_itemsize: int, shared_bytes: int
+) -> tuple[int, int, int]:
     """Return how a warp of `node_fill` uses shared memory.
 
     Parameters
@@ -207,6 +229,8 @@ def node_fill_shared(words: int, rows: int, most_entries: int, value_itemsize: i
         Entries of the longest row of C.
     value_itemsize : int
         Bytes of a value.
+    shared_bytes : int
+        Shared memory that the two warps of a thread block may use.
 
     Returns
     -------
@@ -215,7 +239,7 @@ def node_fill_shared(words: int, rows: int, most_entries: int, value_itemsize: i
     shared : int
         Bytes of a warp.
     """
-    room = max(64, (24 << 10) // (value_itemsize * rows))
+    room = max(64, min(24 << 10, shared_bytes // 7) // (value_itemsize * rows))
     unit = max(4, 8 // value_itemsize)  # keeps the arrays after the values aligned
     capacity = round_up(min(most_entries, room), unit)
     values = round_up(value_itemsize * (32 + capacity) * rows, 16)
