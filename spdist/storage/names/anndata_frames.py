@@ -1,0 +1,82 @@
+"""Names of observations and variables in the AnnData around a matrix: the indices of its data frames."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from spdist.errors import MatrixError
+from spdist.storage import groups, locations
+from spdist.storage.foreign.parents import above
+from spdist.storage.names.names import AxisNames, Names, text_of
+
+FRAMES = {
+    "X": ("obs", "var"),
+    "layers": ("obs", "var"),
+    "obsp": ("obs", "obs"),
+    "varp": ("var", "var"),
+    "obsm": ("obs", ""),
+    "varm": ("var", ""),
+}
+"""Data frames that name the rows and the columns of X, and of the matrices in each folder of an AnnData."""
+
+READ_NAMES = 1 << 16
+"""Names that are read at a time, if a Zarr chunk does not hold more."""
+
+
+def frames_around(url: str) -> tuple[str, str] | None:
+    """Return where the data frames of rows and columns lie; None if the matrix is not one of an AnnData.
+
+    Parameters
+    ----------
+    url : str
+        The matrix; a normalised path or URL. Nothing is read unless its path looks like one in an AnnData.
+
+    Returns
+    -------
+    (str, str) or None
+        Empty for an axis without a data frame.
+
+    Examples
+    --------
+    >>> frames_around("/data/C.zarr") is None
+    True
+    """
+    folder, name = above(url), url.rpartition("/")[2]
+    kind = folder.rpartition("/")[2]
+    for root, key in ((folder, name if name == "X" else ""), (above(folder), kind if kind != "X" else "")):
+        if root and key in FRAMES and groups.read_attributes(root).get("encoding-type") == "anndata":
+            rows, columns = (frame and f"{root}/{frame}" for frame in FRAMES[key])
+            return rows, columns
+    return None
+
+
+def frame_names(frames: tuple[str, str], shape: tuple[int, int]) -> AxisNames:
+    """Return the names that data frames give to the rows and columns of a matrix of this shape."""
+    return AxisNames(*(_index_of(frame, count) for frame, count in zip(frames, shape, strict=True)))
+
+
+def _index_of(frame: str, count: int) -> Names | None:
+    index = groups.read_attributes(frame).get("_index") if frame else None
+    if not isinstance(index, str) or not index or "/" in index:
+        return None
+    place = f"{frame}/{index}"
+    return Names(place, count, functools.partial(_pieces, place))
+
+
+def _pieces(place: str) -> Iterator[bytes]:
+    """Yield the text of an array of strings."""
+    import zarr
+
+    groups.check_metadata_files(place, ("values",))
+    if groups.read_attributes(place).get("encoding-type") == "nullable-string-array":
+        place = f"{place}/values"
+    with groups.clear_zarr_errors(place):
+        array = zarr.open_array(locations.open_store(place), mode="r")
+        length, step = array.shape[0], max((array.shards or array.chunks)[0], READ_NAMES)
+    if array.ndim != 1:
+        raise MatrixError(f"{place}: an array of {array.ndim} dimensions where names are expected; write it again")
+    for first in range(0, length, step):
+        with groups.clear_zarr_errors(place):
+            names = array[first : first + step].tolist()  # type: ignore[union-attr]
+        yield text_of(names, place)
