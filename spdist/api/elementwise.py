@@ -17,7 +17,6 @@ from spdist.kernels.semirings import PLUS_TIMES, Semiring, find
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import index_dtype, result_dtype
 from spdist.options import lists, options_of
-from spdist.storage import locations
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.foreign.checked import checked
 from spdist.storage.matrix import StoredMatrix, open_matrix, refuse_blocks
@@ -184,9 +183,9 @@ def _stored(
     keywords: ElementwiseKeywords, other: AxisNames = NO_NAMES,
 ) -> StoredMatrix:  # fmt: skip
     """Store rows as a matrix that has the columns of another and its names, or other names where it has none."""
-    names = names_for(locations.normalise(out), like.names.filled(other))
     overwrite, steal = keywords.get("overwrite", False), keywords.get("steal", False)
     with staged_matrix(out, overwrite=overwrite, steal=steal) as stage:
+        names = names_for(stage.target, like.names.filled(other))
         writer = MatrixWriter(stage.url, like.ncols, dtype, {"provenance": {"command": command}}, names)
         for rows in parts:
             writer.append(rows)

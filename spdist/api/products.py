@@ -370,8 +370,9 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
     -------
     dict
         ``shape``, ``dtype``, ``nnz``; of a block matrix ``blocks`` and ``block_size``; ``rows`` with min, mean and max
-        entries of a row and the number of empty rows, of a block matrix in blocks; ``bytes`` in memory and as stored;
-        ``state``: ``complete``, or ``unfinished`` with its durable part; ``provenance``.
+        entries of a row and the number of empty rows, of a block matrix in blocks; ``row_names`` and ``column_names``:
+        whether they have names; ``bytes`` in memory and as stored; ``state``: ``complete``, or ``unfinished`` with its
+        durable part; ``provenance``.
 
     Raises
     ------

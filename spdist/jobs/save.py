@@ -7,7 +7,6 @@ from pathlib import Path
 
 from spdist.jobs.operands import canonical_rows
 from spdist.matrices.dtypes import blocksize
-from spdist.storage import locations
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.names.names import AxisNames, given_names
@@ -54,10 +53,11 @@ def save(
         given_names(row_names, "row_names", m.nrows * r),
         given_names(column_names, "column_names", m.ncols * s),
     )
-    names = names_for(locations.normalise(url), AxisNames(rows, columns))
+    names = AxisNames(rows, columns)
     names.check()
+    facts = {"provenance": {"command": "save"}}
     with staged_matrix(url, overwrite=overwrite, steal=steal) as stage:
-        writer = MatrixWriter(stage.url, m.ncols, m.dtype, {"provenance": {"command": "save"}}, names)
+        writer = MatrixWriter(stage.url, m.ncols, m.dtype, facts, names_for(stage.target, names))
         writer.append(m)
         writer.close()
     return open_matrix(url)

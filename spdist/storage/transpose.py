@@ -72,8 +72,8 @@ def transpose(
     def transposed(rows: CSR, numbers: Int64Array) -> Iterator[Entries]:
         yield Entries(rows.indices, numbers, rows.data)
 
-    names = names_for(locations.normalise(out), matrix.names.T)
-    result = _Result((matrix.ncols, matrix.nrows), matrix.nnz, facts or _origin("transpose"), names)
+    shape, names = (matrix.ncols, matrix.nrows), matrix.names.T
+    result = _Result(shape, matrix.nnz, facts or _origin("transpose"), names)
     with staged_matrix(out, overwrite=overwrite, steal=steal) as stage:
         _write(matrix, stage, transposed, result, progress)
     return open_matrix(out)
@@ -136,8 +136,7 @@ def symmetrize(
         values = rows.data[above].conj() if conjugate else rows.data[above]
         yield Entries(rows.indices[above], numbers[above], values)
 
-    names = names_for(locations.normalise(out), matrix.names)
-    result = _Result(matrix.shape, 2 * matrix.nnz, _origin("symmetrize"), names)
+    result = _Result(matrix.shape, 2 * matrix.nnz, _origin("symmetrize"), matrix.names)
     with staged_matrix(out, overwrite=overwrite, steal=steal) as stage:
         _write(matrix, stage, both, result, progress)
     return open_matrix(out)
@@ -173,7 +172,8 @@ def _write(
             sorter.add(some)
         done += rows.nnz
         progress(done, m.nnz)
-    writer = MatrixWriter(stage.url, result.shape[1], m.dtype, result.facts, result.names)
+    names = names_for(stage.target, result.names)
+    writer = MatrixWriter(stage.url, result.shape[1], m.dtype, result.facts, names)
     for block in sorter.blocks():
         writer.append(block)
     writer.close()

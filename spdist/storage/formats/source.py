@@ -25,6 +25,8 @@ from spdist.matrices.dtypes import check_dtype
 from spdist.storage import locations
 from spdist.storage.atomic_replace import Progress, Stage
 from spdist.storage.external_sort import Duplicates, Entries, RowSorter
+from spdist.storage.names.names import NO_NAMES, AxisNames
+from spdist.storage.names.of_matrix import names_for
 from spdist.storage.writer import MatrixWriter
 
 INFLATED_BYTES = 1 << 30
@@ -139,9 +141,11 @@ class Import:
     bucket_bytes : int
         Bytes of entries sorted at a time.
     labels : Path, optional
-        Where to write the names of vertices; None if the file has numbers.
+        Where to write the names of vertices.
     duplicates : {"sum", "max", "first"}
         What becomes of edges in one place.
+    names : bool
+        Whether vertices have names.
     """
 
     source: Source
@@ -151,6 +155,7 @@ class Import:
     bucket_bytes: int
     labels: Path | None = None
     duplicates: Duplicates = "sum"
+    names: bool = False
 
     @property
     def path(self) -> str:
@@ -205,16 +210,25 @@ class Import:
         size = self.source.size
         self.progress(size + size * min(done, total) // max(total, 1), 2 * size)
 
-    def write(self, blocks: Iterable[CSR], ncols: int, dtype: np.dtype[Any], nnz: int) -> None:
+    def write(
+        self, blocks: Iterable[CSR], ncols: int, dtype: np.dtype[Any], nnz: int, names: AxisNames = NO_NAMES
+    ) -> None:
         """Write row blocks that are in order and canonical."""
-        writer = MatrixWriter(self.stage.url, ncols, dtype, self.facts)
+        writer = MatrixWriter(self.stage.url, ncols, dtype, self.facts, names_for(self.stage.target, names))
         for block in blocks:
             writer.append(block)
             self.report_written(writer.nnz, nnz)
         writer.close()
         self.report_written(1, 1)
 
-    def sort(self, batches: Iterable[Entries], shape: tuple[int, int], dtype: np.dtype[Any], expected: int) -> None:
+    def sort(
+        self,
+        batches: Iterable[Entries],
+        shape: tuple[int, int],
+        dtype: np.dtype[Any],
+        expected: int,
+        names: AxisNames = NO_NAMES,
+    ) -> None:
         """Sort entries into rows and write them."""
         sizes: dict[str, Any] = {"expected": expected, "bucket_bytes": self.bucket_bytes}
         sorter = RowSorter(self.stage.scratch, shape, dtype, duplicates=self.duplicates, **sizes)
@@ -223,7 +237,7 @@ class Import:
             sorter.add(entries)
             done += len(entries.rows)
             self.report_read(done, expected)
-        self.write(sorter.blocks(), shape[1], dtype, expected)
+        self.write(sorter.blocks(), shape[1], dtype, expected, names)
 
 
 class BoundedText:

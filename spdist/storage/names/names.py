@@ -122,7 +122,11 @@ def given_names(names: Iterable[Any] | None, place: str, count: int) -> Names | 
     """
     if names is None:
         return None
-    text = text_of(list(names), place)
+    return names_in(text_of(list(names), place), place, count)
+
+
+def names_in(text: bytes, place: str, count: int) -> Names:
+    """Return the names in a text; other parameters are those of `given_names`."""
     return Names(place, count, lambda: iter([text]))
 
 
