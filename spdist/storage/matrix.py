@@ -14,6 +14,8 @@ blocks. Four rules keep wrong bytes out of a product:
 * A Zarr chunk in the place of another has a sound checksum: the table of each array lists checksums by Zarr chunk, and
   the group's attributes hold digests of the tables and of all metadata (`groups.check_seal`).
 * The arrays' metadata and the encoding attributes are written last: no reader accepts an unfinished matrix.
+
+Rows and columns may have names, in arrays of bytes beside the others or in an AnnData around the matrix (`names`).
 """
 
 from __future__ import annotations
