@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 
 import anndata
@@ -180,3 +181,41 @@ def test_a_folder_that_is_no_anndata(tmp_path):
     (tmp_path / "layers").mkdir()
     m = spdist.save(tmp_path / "layers/X", sp.eye_array(2), row_names=["a", "b"])
     assert names(m) == (["a", "b"], None)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_names_of_a_hostile_file_are_refused(tmp_path, version):
+    named(tmp_path / "cells.zarr", version)
+    chunk = tmp_path / "cells.zarr/obs/_index" / ("0" if version == 2 else "c/0")
+    x = spdist.open(tmp_path / "cells.zarr/X")
+    chunk.unlink()
+    os.mkfifo(chunk)
+    with pytest.raises(spdist.CorruptError, match="no regular file"):
+        _ = x.row_names
+    chunk.unlink()
+    assert x.row_names.tolist() == [""] * 6  # as Zarr leaves empty ones out
+    chunk.write_bytes(b"no names")
+    with pytest.raises(spdist.CorruptError, match="array '_index'"):
+        _ = x.row_names
+
+
+def test_names_that_inflate_are_refused(tmp_path):
+    named(tmp_path / "cells.zarr")
+    long = np.array(["x" * (100 << 20)], dtype=object)
+    zarr.create_array(tmp_path / "cells.zarr/obs/long", shape=(1,), dtype=str, chunks=(1,))[:] = long
+    document = json.loads((tmp_path / "cells.zarr/obs/zarr.json").read_text())
+    document["attributes"]["_index"] = "long"
+    (tmp_path / "cells.zarr/obs/zarr.json").write_text(json.dumps(document))
+    with pytest.raises(spdist.CorruptError, match="decodes to 104,857,6"):
+        _ = spdist.open(tmp_path / "cells.zarr/X").row_names
+
+
+def test_names_with_missing_values_type(tmp_path):
+    named(tmp_path / "cells.zarr")
+    place = tmp_path / "cells.zarr/obs/strings"
+    group = zarr.create_group(place, attributes={"encoding-type": "nullable-string-array"})
+    group.create_array("values", shape=(6,), dtype=str)[:] = np.array(list("abcdef"), dtype=object)
+    document = json.loads((tmp_path / "cells.zarr/obs/zarr.json").read_text())
+    document["attributes"]["_index"] = "strings"
+    (tmp_path / "cells.zarr/obs/zarr.json").write_text(json.dumps(document))
+    assert spdist.open(tmp_path / "cells.zarr/X").row_names.tolist() == list("abcdef")

@@ -40,7 +40,7 @@ ZSTD_BLOCK = 128 << 10
 
 SAME_SIZE = {
     "bytes", "transpose", "crc32c", "crc32", "adler32", "fletcher32", "jenkins_lookup3", "shuffle", "delta",
-    "fixedscaleoffset", "astype", "quantize", "bitround", "packbits",
+    "fixedscaleoffset", "astype", "quantize", "bitround", "packbits", "vlen-utf8",
 }  # fmt: skip
 """Codecs that change the number of bytes by less than `FILTER_RATIO`."""
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from spdist.errors import MatrixError
 from spdist.storage import groups, locations
+from spdist.storage.checksums import ChunkFiles
+from spdist.storage.foreign.decoded_size import codecs_of
 from spdist.storage.foreign.parents import above
 from spdist.storage.names.names import AxisNames, Names, text_of
+
+if TYPE_CHECKING:
+    import zarr
 
 FRAMES = {
     "X": ("obs", "var"),
@@ -22,6 +29,9 @@ FRAMES = {
 
 READ_NAMES = 1 << 16
 """Names that are read at a time, if a Zarr chunk does not hold more."""
+
+NAME_BYTES = 256
+"""Bytes of a name, on average over a large Zarr chunk, above which the Zarr chunk is not decoded."""
 
 
 def frames_around(url: str) -> tuple[str, str] | None:
@@ -73,10 +83,29 @@ def _pieces(place: str) -> Iterator[bytes]:
         place = f"{place}/values"
     with groups.clear_zarr_errors(place):
         array = zarr.open_array(locations.open_store(place), mode="r")
-        length, step = array.shape[0], max((array.shards or array.chunks)[0], READ_NAMES)
     if array.ndim != 1:
         raise MatrixError(f"{place}: an array of {array.ndim} dimensions where names are expected; write it again")
-    for first in range(0, length, step):
+    with groups.clear_zarr_errors(place):
+        chunk = (array.shards or array.chunks)[0]
+        _check_chunks(place, array, chunk)
+    step = max(chunk, READ_NAMES)
+    for first in range(0, array.shape[0], step):
         with groups.clear_zarr_errors(place):
             names = array[first : first + step].tolist()  # type: ignore[union-attr]
         yield text_of(names, place)
+
+
+def _check_chunks(place: str, array: zarr.Array[Any], chunk: int) -> None:
+    """Refuse local Zarr chunks that are no files, or decode to far more bytes than names take.
+
+    A Zarr chunk that is not there holds empty names.
+    """
+    if not locations.is_local(place):
+        return
+    frame, _, index = place.rpartition("/")
+    prefix = array.metadata.encode_chunk_key((0,)).removesuffix("0")
+    files = ChunkFiles(frame, index, f"{index}/{prefix}", "")
+    codecs = codecs_of(json.dumps(array.metadata.to_dict()), chunk * NAME_BYTES)
+    for k in range(-(-array.shape[0] // chunk)):
+        if files.exists(k):
+            files.check_decoded_size(k, codecs)
