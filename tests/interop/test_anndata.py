@@ -7,6 +7,7 @@ import os
 import warnings
 
 import anndata
+import numcodecs
 import numpy as np
 import pandas as pd
 import pytest
@@ -194,6 +195,14 @@ def test_names_of_a_hostile_file_are_refused(tmp_path, version):
         _ = x.row_names
     chunk.unlink()
     assert x.row_names.tolist() == [""] * 6  # as Zarr leaves empty ones out
+    raw = (4_000_000_000).to_bytes(4, "little") + bytes(100)
+    codec = numcodecs.Blosc() if version == 2 else numcodecs.Zstd()
+    chunk.write_bytes(codec.encode(raw))
+    with pytest.raises(spdist.CorruptError, match="4,000,000,000 strings"):
+        _ = x.row_names
+    chunk.write_bytes(codec.encode(raw)[:-3])
+    with pytest.raises(spdist.CorruptError, match="truncated"):
+        _ = x.row_names
     chunk.write_bytes(b"no names")
     with pytest.raises(spdist.CorruptError, match="array '_index'"):
         _ = x.row_names
@@ -201,8 +210,8 @@ def test_names_of_a_hostile_file_are_refused(tmp_path, version):
 
 def test_names_that_inflate_are_refused(tmp_path):
     named(tmp_path / "cells.zarr")
-    long = np.array(["x" * (100 << 20)], dtype=object)
-    zarr.create_array(tmp_path / "cells.zarr/obs/long", shape=(1,), dtype=str, chunks=(1,))[:] = long
+    long = np.array(["x" * (100 << 20)] + [""] * 5, dtype=object)
+    zarr.create_array(tmp_path / "cells.zarr/obs/long", shape=(6,), dtype=str, chunks=(6,))[:] = long
     document = json.loads((tmp_path / "cells.zarr/obs/zarr.json").read_text())
     document["attributes"]["_index"] = "long"
     (tmp_path / "cells.zarr/obs/zarr.json").write_text(json.dumps(document))
@@ -210,7 +219,7 @@ def test_names_that_inflate_are_refused(tmp_path):
         _ = spdist.open(tmp_path / "cells.zarr/X").row_names
 
 
-def test_names_with_missing_values_type(tmp_path):
+def test_names_of_an_array_with_missing_values(tmp_path):
     named(tmp_path / "cells.zarr")
     place = tmp_path / "cells.zarr/obs/strings"
     group = zarr.create_group(place, attributes={"encoding-type": "nullable-string-array"})

@@ -12,7 +12,7 @@ from spdist.storage import groups, locations
 from spdist.storage.checksums import ChunkFiles
 from spdist.storage.foreign.decoded_size import codecs_of
 from spdist.storage.foreign.parents import above
-from spdist.storage.names.names import AxisNames, Names, text_of
+from spdist.storage.names.names import AxisNames, Names, text_of, wrong_number
 
 if TYPE_CHECKING:
     import zarr
@@ -71,10 +71,10 @@ def _index_of(frame: str, count: int) -> Names | None:
     if not isinstance(index, str) or not index or "/" in index:
         return None
     place = f"{frame}/{index}"
-    return Names(place, count, functools.partial(_pieces, place))
+    return Names(place, count, functools.partial(_pieces, place, count))
 
 
-def _pieces(place: str) -> Iterator[bytes]:
+def _pieces(place: str, count: int) -> Iterator[bytes]:
     """Yield the text of an array of strings."""
     import zarr
 
@@ -85,6 +85,8 @@ def _pieces(place: str) -> Iterator[bytes]:
         array = zarr.open_array(locations.open_store(place), mode="r")
     if array.ndim != 1:
         raise MatrixError(f"{place}: an array of {array.ndim} dimensions where names are expected; write it again")
+    if array.shape[0] != count:
+        raise wrong_number(place, array.shape[0], count)
     with groups.clear_zarr_errors(place):
         chunk = (array.shards or array.chunks)[0]
         _check_chunks(place, array, chunk)

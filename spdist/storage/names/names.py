@@ -57,7 +57,7 @@ class Names:
             found += piece.count(b"\n")
             yield piece
         if found != self.count:
-            raise MatrixError(f"{self.place}: {found:,} names where {self.count:,} are needed; correct them")
+            raise wrong_number(self.place, found, self.count)
 
     def to_array(self) -> NameArray:
         """Return the names as an array of str; bytes that are not UTF-8 become surrogates, as in paths of Python."""
@@ -97,6 +97,11 @@ class AxisNames(NamedTuple):
 
 NO_NAMES = AxisNames()
 """Names of a matrix whose rows and columns have none."""
+
+
+def wrong_number(place: str, found: int, count: int) -> MatrixError:
+    """Return the error to raise for more or fewer names than rows or columns."""
+    return MatrixError(f"{place}: {found:,} names where {count:,} are needed; correct them")
 
 
 def given_names(names: Iterable[Any] | None, place: str, count: int) -> Names | None:
