@@ -76,6 +76,9 @@ def cells() -> dict[str, bytes]:
                 group.attrs["shape"] = np.array(matrix.shape)
                 for name in ("indptr", "indices", "data"):
                     group.create_dataset(name, data=getattr(matrix, name), **options)
+                for frame, length in zip(("obs", "var"), matrix.shape, strict=True):
+                    file.create_group(frame).attrs["_index"] = "_index"
+                    file[f"{frame}/_index"] = [f"{frame} {i}" for i in range(length)]
             found[f"{kind}.h5ad"] = (Path(folder) / "a.h5ad").read_bytes()
     return found
 

@@ -7,6 +7,7 @@ import os
 import warnings
 
 import anndata
+import h5py
 import numcodecs
 import numpy as np
 import pandas as pd
@@ -104,7 +105,7 @@ def test_hdf5_is_imported_first(tmp_path, cells):
 
 
 def named(place, version: int = 3):
-    """Write cells x genes with names that are no numbers, and matrices of pairs."""
+    """Write cells x genes with names that are no numbers, and matrices of pairs; an .h5ad if the name says so."""
     rng = np.random.default_rng(0)
     x = sp.csr_matrix(random_matrix(6, 4, 2, 1))
     obs = pd.DataFrame(index=[f"cell {i} é" for i in range(6)])
@@ -114,7 +115,7 @@ def named(place, version: int = 3):
         warnings.simplefilter("ignore")
         cells = anndata.AnnData(x, obs, var, layers={"X": x * 2}, obsp={"near": pairs[6]}, varp={"like": pairs[4]},
                                 obsm={"part": sp.csr_matrix(x[:, :2])})  # fmt: skip
-        cells.write_zarr(place)
+        cells.write_h5ad(place) if place.suffix == ".h5ad" else cells.write_zarr(place)
     return obs.index.tolist(), var.index.tolist()
 
 
@@ -228,3 +229,38 @@ def test_names_of_an_array_with_missing_values(tmp_path):
     document["attributes"]["_index"] = "strings"
     (tmp_path / "cells.zarr/obs/zarr.json").write_text(json.dumps(document))
     assert spdist.open(tmp_path / "cells.zarr/X").row_names.tolist() == list("abcdef")
+
+
+def test_an_import_of_an_h5ad_keeps_names(tmp_path):
+    obs, var = named(tmp_path / "cells.h5ad")
+    members = {"": (obs, var), "::layers/X": (obs, var), "::obsp/near": (obs, obs), "::varp/like": (var, var),
+               "::obsm/part": (obs, None)}  # fmt: skip
+    for inner, expected in members.items():
+        m = spdist.import_matrix(f"{tmp_path}/cells.h5ad{inner}", tmp_path / "A.zarr", overwrite=True)
+        assert names(m) == expected, inner
+    written(tmp_path / "other.zarr", 3)
+    m = spdist.import_matrix(f"{tmp_path}/cells.h5ad", tmp_path / "other.zarr/layers/more")
+    assert not list((tmp_path / "other.zarr/layers/more").glob("spdist-*"))
+
+
+def test_names_of_a_damaged_h5ad(tmp_path):
+    named(tmp_path / "cells.h5ad")
+    with h5py.File(tmp_path / "cells.h5ad", "a") as file:
+        del file["obs/_index"]
+        file["obs/_index"] = ["a", "b"]
+    with pytest.raises(spdist.MatrixError, match="names of rows: 2 names where 6 are needed"):
+        spdist.import_matrix(tmp_path / "cells.h5ad", tmp_path / "A.zarr")
+    with h5py.File(tmp_path / "cells.h5ad", "a") as file:
+        del file["obs/_index"]
+        file["obs/_index"] = ["a", "b\nc", *"defg"]
+    with pytest.raises(spdist.MatrixError, match="line break"):
+        spdist.import_matrix(tmp_path / "cells.h5ad", tmp_path / "A.zarr")
+    with h5py.File(tmp_path / "cells.h5ad", "a") as file:
+        del file["obs/_index"]
+        file["obs/_index"] = h5py.ExternalLink("other.h5", "/x")
+    with pytest.raises(spdist.MatrixError, match="link to another place"):
+        spdist.import_matrix(tmp_path / "cells.h5ad", tmp_path / "A.zarr")
+    with h5py.File(tmp_path / "cells.h5ad", "a") as file:
+        del file["obs"]
+        file["obs"] = np.arange(6)
+    assert names(spdist.import_matrix(tmp_path / "cells.h5ad", tmp_path / "A.zarr"))[0] is None

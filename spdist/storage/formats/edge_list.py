@@ -11,7 +11,7 @@ import csv
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def import_edges(job: Import) -> None:
     Parameters
     ----------
     job : Import
-        With `names`, vertices have names, and are numbered in the order in which they come; their names are stored
+        With `has_names`, vertices have names, and are numbered in the order in which they come; their names are stored
         with the matrix, and written to `labels`, one a line. Without, vertices are numbers from 0 on.
 
     Raises
@@ -49,7 +49,7 @@ def import_edges(job: Import) -> None:
     MatrixError
         If a line is no edge; names it.
     """
-    text = EdgeText(job.source, names=job.names)
+    text = EdgeText(job.source, names=job.has_names)
     place, count = job.stage.scratch / "edges", 0
     with place.open("wb") as file:
         for edges in text.edges():
@@ -58,8 +58,9 @@ def import_edges(job: Import) -> None:
             job.report_read(min(text.done, job.source.size), 2 * job.source.size)
     shape = job.shape((text.vertices.count, text.vertices.count))
     listed = text.vertices.listed()
-    names = names_in(listed, job.path, shape[0]) if job.names else None
-    job.sort(_batches(place), shape, np.dtype(np.float64), count, AxisNames(names, names))
+    names = names_in(listed, job.path, shape[0]) if job.has_names else None
+    named = replace(job, names=AxisNames(names, names))
+    named.sort(_batches(place), shape, np.dtype(np.float64), count)
     place.unlink()
     if job.labels is not None:
         job.labels.write_bytes(listed)

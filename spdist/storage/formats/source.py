@@ -144,8 +144,10 @@ class Import:
         Where to write the names of vertices.
     duplicates : {"sum", "max", "first"}
         What becomes of edges in one place.
-    names : bool
+    has_names : bool
         Whether vertices have names.
+    names : AxisNames
+        Of the matrix, once a reader has found them.
     """
 
     source: Source
@@ -155,7 +157,8 @@ class Import:
     bucket_bytes: int
     labels: Path | None = None
     duplicates: Duplicates = "sum"
-    names: bool = False
+    has_names: bool = False
+    names: AxisNames = NO_NAMES
 
     @property
     def path(self) -> str:
@@ -210,25 +213,16 @@ class Import:
         size = self.source.size
         self.progress(size + size * min(done, total) // max(total, 1), 2 * size)
 
-    def write(
-        self, blocks: Iterable[CSR], ncols: int, dtype: np.dtype[Any], nnz: int, names: AxisNames = NO_NAMES
-    ) -> None:
+    def write(self, blocks: Iterable[CSR], ncols: int, dtype: np.dtype[Any], nnz: int) -> None:
         """Write row blocks that are in order and canonical."""
-        writer = MatrixWriter(self.stage.url, ncols, dtype, self.facts, names_for(self.stage.target, names))
+        writer = MatrixWriter(self.stage.url, ncols, dtype, self.facts, names_for(self.stage.target, self.names))
         for block in blocks:
             writer.append(block)
             self.report_written(writer.nnz, nnz)
         writer.close()
         self.report_written(1, 1)
 
-    def sort(
-        self,
-        batches: Iterable[Entries],
-        shape: tuple[int, int],
-        dtype: np.dtype[Any],
-        expected: int,
-        names: AxisNames = NO_NAMES,
-    ) -> None:
+    def sort(self, batches: Iterable[Entries], shape: tuple[int, int], dtype: np.dtype[Any], expected: int) -> None:
         """Sort entries into rows and write them."""
         sizes: dict[str, Any] = {"expected": expected, "bucket_bytes": self.bucket_bytes}
         sorter = RowSorter(self.stage.scratch, shape, dtype, duplicates=self.duplicates, **sizes)
@@ -237,7 +231,7 @@ class Import:
             sorter.add(entries)
             done += len(entries.rows)
             self.report_read(done, expected)
-        self.write(sorter.blocks(), shape[1], dtype, expected, names)
+        self.write(sorter.blocks(), shape[1], dtype, expected)
 
 
 class BoundedText:
